@@ -1,0 +1,68 @@
+package dlock
+
+import (
+	"context"
+	"time"
+)
+
+// Backend is a driver: the few operations in which lock services differ. Users call [Locker], which does once what
+// every lock shares: validation, owners, the loss timer, renewal, re-entry, clean-up and metrics.
+//
+// An implementation must keep these rules; package dlocktest checks each under the name in brackets:
+//
+//  1. A key has at most one live grant; a TTL that has not run out on the server's clock keeps others out [Exclusive].
+//  2. A grant's Fence is at least 1 and strictly greater than that of every earlier grant of the key, however those
+//     ended; it is minted in the same atomic step as the grant [TokensIncrease, TokensSurviveExpiry].
+//  3. A grant's Start is not later than the moment at which the server began to count its TTL. In practice: the time
+//     read just before the request that won was sent, never the time at which the reply came [StartBeforeRequest].
+//  4. TryAcquire of a held key returns [ErrHeld] and leaves nothing behind [TryHeld].
+//  5. Acquire returns once granted: after a release [WaiterWakes] and after an expiry [WaiterOutlivesHolder]. When ctx
+//     ends first, it returns an error that wraps ctx's cause, and the waiter no longer stands in anyone's way
+//     [WaiterCancelled]. It waits in the backend's own best way: never by a bare poll where the server can tell.
+//  6. A request repeated with the same Owner, as a client library does when a reply is lost, is the same acquisition:
+//     same grant, same Fence, no waiting for itself [RetrySameOwner].
+//  7. Renew makes the lease run for its TTL from now, if Owner still holds it [RenewExtends]; otherwise it changes
+//     nothing and returns [ErrLost] [RenewByNonOwner].
+//  8. Release frees the key, if Owner still holds it; otherwise it changes nothing and returns [ErrLost]
+//     [ReleaseByNonOwner]. Check and effect are one atomic step.
+//  9. An error that doesn't wrap [ErrHeld], [ErrLost], [ErrInvalid] or [ErrClosed] leaves open whether the request took
+//     effect. The Locker then calls Release with the request's Key and Owner, which must undo it [ReplyLost, RequestLost].
+//  10. A server that cannot be reached yields an error, never a grant [Unreachable].
+//  11. Keys are independent [KeysIndependent]; every key that [CheckKey] lets pass works or is refused with [ErrInvalid]
+//     [AwkwardKeys].
+//  12. A TTL that the server cannot represent exactly is refused with [ErrInvalid], not rounded [TTLNotRounded].
+//  13. Methods may be called from any number of goroutines, and return soon after ctx ends; a grant outlives the ctx it
+//     was asked with [GrantOutlivesContext]. After Close they return [ErrClosed]; Close leaves the client library's client to its owner and may be called again [Closed].
+type Backend interface {
+	Acquire(ctx context.Context, r Request) (Grant, error)
+	TryAcquire(ctx context.Context, r Request) (Grant, error)
+	Renew(ctx context.Context, g Grant) error
+	Release(ctx context.Context, g Grant) error
+	Close() error
+}
+
+// Request asks a [Backend] for a lease.
+type Request struct {
+	Key   string
+	Owner string        // a random UUID, used for this acquisition only
+	TTL   time.Duration // how long the lease lasts unless it is renewed
+}
+
+// Grant is a lease that a [Backend] has given.
+type Grant struct {
+	Key   string
+	Owner string
+	Fence uint64        // the fencing token
+	TTL   time.Duration // the lease as granted; a server may have raised what was asked for
+	Start time.Time     // not later than the moment at which the server began to count TTL; see rule 3
+
+	// Lost, if not nil, is closed when the backend learns that the lease is gone, for example because its session
+	// has expired. The Locker doesn't rely on it: its own timer ends the lease in time, whatever the backend learns.
+	Lost <-chan struct{}
+	// State is the backend's own, handed back to Renew and Release. It is nil in a Release that undoes a request
+	// whose grant never arrived.
+	State any
+}
+
+// grant is what is known of the grant of a request whose answer never came.
+func (r Request) grant() Grant { return Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL} }

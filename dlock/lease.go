@@ -1,0 +1,428 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// recheck is the longest time between two looks at the wall clock. Go's timers don't run while a machine is suspended;
+// the wall clock does.
+const recheck = time.Second
+
+// Handle is one acquisition of a lock. It is never reused and its token never changes.
+type Handle struct {
+	ls     *lease
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu      sync.Mutex // serialises Release
+	dropped bool       // no longer counted in the lease's holds
+	last    bool       // was the last to be dropped: it is the one that asks the lock service
+	done    bool
+	err     error // what Release returns once done
+}
+
+// Key is what is locked.
+func (h *Handle) Key() string { return h.ls.g.Key }
+
+// Owner is a random UUID that names this lease in the lock service.
+func (h *Handle) Owner() string { return h.ls.g.Owner }
+
+// Fence is the fencing token: greater than that of every earlier grant of the key. Send it with every write.
+func (h *Handle) Fence() uint64 { return h.ls.g.Fence }
+
+// TTL is how long the lease lasts, from the grant and from each renewal.
+func (h *Handle) TTL() time.Duration { return h.ls.g.TTL }
+
+// AcquiredAt is when the lease began, on this process's clock: just before the request that was granted left.
+func (h *Handle) AcquiredAt() time.Time { return h.ls.g.Start }
+
+// Until is when the lease must be presumed lost unless it is renewed: its last start, plus the TTL, minus a margin for
+// clock drift (1 % and 2 ms).
+func (h *Handle) Until() time.Time {
+	h.ls.mu.Lock()
+	defer h.ls.mu.Unlock()
+	return h.ls.start.Add(h.ls.limit)
+}
+
+// Context ends when the lease must be presumed lost, with a cause that wraps [ErrLost], or is released, with the cause
+// [ErrReleased]. A local timer ends it, whatever the network does: a context that ended only when a renewal fails would
+// outlive the lease by the length of a timeout. Its Err method looks at the clock by itself, so that a process that
+// has just been woken from a long freeze sees the end at once; contexts derived from it learn of it from the timer.
+//
+// It has the values of the context given to Acquire, but not its end.
+func (h *Handle) Context() context.Context { return h.ctx }
+
+// Renew makes the lease run for its TTL from now. It returns an error that wraps [ErrLost] if the lease is gone, and
+// [ErrMaxHold] if it has been held for the longest time allowed. After any other error the old lease goes on as it was.
+func (h *Handle) Renew(ctx context.Context) error {
+	err := context.Cause(h.ctx)
+	if err == nil {
+		err = h.ls.renew(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("renew %q: %w", h.Key(), err)
+	}
+	return nil
+}
+
+// Release frees the lock and ends the handle's context first. Calling it again returns the same answer.
+//
+// If the lock was no longer this handle's, the store is left untouched, release_by_non_owner_total counts it, and the
+// error wraps [ErrLost]: the work done under the handle may have overlapped with another holder's. After any other
+// error the lock is freed in the background or runs out by its TTL; Release may be called again.
+//
+// If ctx has already ended, as in a deferred call, Release still tries for a second.
+//
+// While other handles of a re-entered lease are held, nothing is sent; an error that wraps [ErrLost] tells if it is lost.
+func (h *Handle) Release(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.done {
+		return h.err
+	}
+	if !h.dropped {
+		h.dropped = true
+		h.last, h.err = h.ls.drop()
+		h.cancel(ErrReleased)
+	}
+	h.done = true
+	if h.last {
+		h.done, h.err = h.ls.release(ctx)
+	}
+	if h.err != nil {
+		h.err = fmt.Errorf("release %q: %w", h.Key(), h.err)
+	}
+	return h.err
+}
+
+// lease is what the backend has granted; re-entered handles share one.
+type lease struct {
+	l     *Locker
+	g     Grant
+	limit time.Duration // the age at which the lease is presumed lost
+	born  time.Time     // when the grant was known; MaxHold counts from here
+
+	ctx    context.Context // ends with the lease
+	cancel context.CancelCauseFunc
+
+	mu     sync.Mutex
+	start  time.Time // of the current period: when its request left
+	wall   time.Time // start on the wall clock alone
+	holds  int
+	over   bool // lost or released: ctx has ended, start and timer don't change any more
+	good   bool // over by the last release, and not lost before
+	capped bool // MaxHold has stopped the renewals
+	timer  *time.Timer
+
+	unsure bool // a release was sent whose outcome isn't known; belongs to the last handle's Release
+}
+
+// newLease takes over a grant. The lease's age counts from g.Start, before the request left, so that a slow reply
+// shortens it.
+func newLease(ctx context.Context, l *Locker, g Grant) *lease {
+	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), born: time.Now(), holds: 1}
+	ls.ctx, ls.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	ls.begin(g.Start)
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.timer = time.AfterFunc(ls.untilCheck(), func() {
+		if ls.ended() {
+			return
+		}
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		if !ls.over {
+			ls.timer.Reset(ls.untilCheck())
+		}
+	})
+	return ls
+}
+
+// watch starts what a lease needs in the background.
+func (ls *lease) watch() {
+	if ls.l.o.Renew.Every > 0 {
+		ls.l.busy.Go(ls.keepAlive)
+	}
+	if ls.g.Lost != nil {
+		ls.l.busy.Go(func() {
+			select {
+			case <-ls.g.Lost:
+				ls.lose(errors.New("the lock service ended it"))
+			case <-ls.ctx.Done():
+			case <-ls.l.open.Done():
+			}
+		})
+	}
+}
+
+// handle returns a handle for an Acquire with ctx.
+func (ls *lease) handle(ctx context.Context) *Handle {
+	end, cancel := ls.ctx, ls.cancel
+	if ls.l.o.Reentrant { // a handle's context ends with its own release, the lease's with the last one
+		end, cancel = context.WithCancelCause(ls.ctx)
+	}
+	return &Handle{ls: ls, ctx: &leaseContext{end, context.WithoutCancel(ctx), ls}, cancel: cancel}
+}
+
+// reenter returns another handle of a lease that the caller's context holds, or nil if the lease has ended.
+func (ls *lease) reenter(ctx context.Context) *Handle {
+	if ls.ended() {
+		return nil
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.over {
+		return nil
+	}
+	ls.holds++
+	return ls.handle(ctx)
+}
+
+// drop takes away one hold and reports whether it was the last, with which the lease ends. If the lease was lost before,
+// it returns why.
+func (ls *lease) drop() (last bool, lost error) {
+	ls.mu.Lock()
+	news := ls.expire()
+	if ls.over {
+		lost = context.Cause(ls.ctx)
+	}
+	ls.holds--
+	last = ls.holds == 0
+	if last {
+		ls.good = ls.end(ErrReleased)
+	}
+	ls.mu.Unlock()
+	ls.report(news)
+	return last, lost
+}
+
+func (ls *lease) begin(start time.Time) {
+	ls.start, ls.wall = start, start.Round(0)
+}
+
+// age is how long ago the current period began: the larger of what the monotonic clock says, which stops while the
+// machine is suspended, and what the wall clock says, which may be set back.
+func (ls *lease) age() time.Duration {
+	now := time.Now()
+	return max(now.Sub(ls.start), now.Round(0).Sub(ls.wall))
+}
+
+func (ls *lease) untilCheck() time.Duration {
+	return max(min(ls.limit-ls.age(), recheck), 0)
+}
+
+// ended reports whether the lease is lost or released. If its time has come, it ends it.
+func (ls *lease) ended() bool {
+	ls.mu.Lock()
+	lost := ls.expire()
+	over := ls.over
+	ls.mu.Unlock()
+	ls.report(lost)
+	return over
+}
+
+// lose ends the lease as lost.
+func (ls *lease) lose(why error) {
+	err := fmt.Errorf("%w: %w", ErrLost, why)
+	ls.mu.Lock()
+	first := ls.end(err)
+	ls.mu.Unlock()
+	if first {
+		ls.report(err)
+	}
+}
+
+// expire ends the lease as lost if its time has come, and then returns what to report. ls.mu is held.
+func (ls *lease) expire() (lost error) {
+	if ls.over || ls.age() < ls.limit {
+		return nil
+	}
+	lost = ErrLost
+	if ls.capped {
+		lost = fmt.Errorf("%w: %w", ErrLost, ErrMaxHold)
+	}
+	ls.end(lost)
+	return lost
+}
+
+// report counts and logs that the lease was lost, unless lost is nil. ls.mu is not held: the logger is the user's.
+func (ls *lease) report(lost error) {
+	if lost == nil {
+		return
+	}
+	ls.l.m.lost.Inc()
+	ls.l.log.Warn("dlock: lease lost", "key", ls.g.Key, "fence", ls.g.Fence, "ttl", ls.g.TTL, "err", lost)
+}
+
+// end ends the lease's context, timer and renewals, and reports whether it was the first to do so. ls.mu is held, so
+// that whoever sees that the lease is over sees an ended context too.
+func (ls *lease) end(why error) bool {
+	if ls.over {
+		return false
+	}
+	ls.over = true
+	ls.timer.Stop()
+	ls.cancel(why)
+	ls.l.m.heldSeconds.Observe(time.Since(ls.born).Seconds())
+	return true
+}
+
+func (ls *lease) renew(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return cause(ctx)
+	}
+	if ls.ended() {
+		return context.Cause(ls.ctx)
+	}
+	if most := ls.l.o.Renew.MaxHold; most > 0 && time.Since(ls.born) >= most {
+		ls.mu.Lock()
+		ls.capped = true
+		ls.mu.Unlock()
+		return fmt.Errorf("%w (%v)", ErrMaxHold, most)
+	}
+	if !ls.l.enter() {
+		return ErrClosed
+	}
+	defer ls.l.busy.Done()
+	start := time.Now() // before the request leaves, as for the grant
+	err := ls.l.await(ctx, func() error { return ls.l.b.Renew(ctx, ls.g) })
+	if errors.Is(err, ErrLost) && !unknown(ctx, err) {
+		ls.lose(errors.New("the lock service gave it to another owner or let it run out"))
+	}
+	if err != nil {
+		return err
+	}
+	ls.mu.Lock()
+	lost := ls.expire() // an answer that comes too late renews nothing: an ended context cannot be taken back
+	over := ls.over
+	if !over && start.After(ls.start) {
+		ls.begin(start)
+	}
+	ls.mu.Unlock()
+	ls.report(lost)
+	if over {
+		return context.Cause(ls.ctx)
+	}
+	ls.l.m.renewals.Inc()
+	return nil
+}
+
+// keepAlive renews the lease until it ends.
+func (ls *lease) keepAlive() {
+	ctx, cancel := context.WithCancelCause(ls.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(ls.l.open, func() { cancel(ErrClosed) })()
+	tick := time.NewTicker(ls.l.o.Renew.Every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		// One try must not wait for a lost reply while there is time for another.
+		try, done := context.WithTimeout(ctx, ls.l.o.Renew.Every)
+		err := ls.renew(try)
+		done()
+		switch {
+		case err == nil, ctx.Err() != nil:
+		case errors.Is(err, ErrMaxHold):
+			ls.l.log.Warn("dlock: no more renewals; the lease ends within its TTL", "key", ls.g.Key, "fence", ls.g.Fence, "err", err)
+			return
+		default:
+			ls.l.log.Warn("dlock: renewal failed; trying again until the lease runs out", "key", ls.g.Key, "fence", ls.g.Fence, "err", err)
+		}
+	}
+}
+
+// release gives the lease back to the lock service. It reports whether the outcome is known.
+func (ls *lease) release(ctx context.Context) (known bool, err error) {
+	if !ls.l.enter() {
+		return false, ErrClosed
+	}
+	defer ls.l.busy.Done()
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), undoTry)
+		defer cancel()
+	}
+	try := func() error {
+		err := ls.l.await(ctx, func() error { return ls.l.b.Release(ctx, ls.g) })
+		if unknown(ctx, err) {
+			ls.unsure = true
+		}
+		return err
+	}
+	err = try()
+	if unknown(ctx, err) && ctx.Err() == nil {
+		err = try()
+	}
+	switch {
+	case err == nil:
+	case unknown(ctx, err):
+		ls.l.busy.Go(func() { ls.l.undo(ctx, ls.g) })
+		return false, err
+	case errors.Is(err, ErrForeignRelease):
+		ls.l.m.nonOwner.Inc()
+		ls.l.m.nonOwnerApplied.Inc()
+		err = fmt.Errorf("%w: %w", ErrLost, err)
+	case errors.Is(err, ErrLost) && ls.unsure && ls.good:
+		err = nil // the lease was good when the first request left; that request took it, or it ran out since
+	case errors.Is(err, ErrLost):
+		ls.l.m.nonOwner.Inc()
+	}
+	return true, err
+}
+
+// await returns when f does or when ctx ends, whichever is first.
+func (l *Locker) await(ctx context.Context, f func() error) error {
+	if ctx.Done() == nil {
+		return f()
+	}
+	replied := make(chan error, 1)
+	l.busy.Go(func() { replied <- f() })
+	select {
+	case err := <-replied:
+		return err
+	case <-ctx.Done():
+		return cause(ctx)
+	}
+}
+
+// heldKey finds the lease that a context holds.
+type heldKey struct {
+	l   *Locker
+	key string
+}
+
+// leaseContext is a context that looks at the clocks whenever it is asked: after a freeze, the question may come before
+// the timer's turn.
+type leaseContext struct {
+	context.Context                 // ends with the handle
+	values          context.Context // has the values, and no end
+	ls              *lease
+}
+
+func (c *leaseContext) Err() error {
+	c.ls.ended()
+	return c.Context.Err()
+}
+
+func (c *leaseContext) Done() <-chan struct{} {
+	c.ls.ended()
+	return c.Context.Done()
+}
+
+func (c *leaseContext) Value(key any) any {
+	if key == (heldKey{c.ls.l, c.ls.g.Key}) {
+		return c.ls
+	}
+	if v := c.values.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key) // the standard library's own
+}

@@ -1,0 +1,334 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// DefaultTTL is the lease of a Locker made with nil Options.
+const DefaultTTL = 10 * time.Second
+
+// Options configure a [Locker].
+type Options struct {
+	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required,
+	// at least 1 ms. With fencing it is a choice about liveness alone.
+	TTL time.Duration
+	// Renew, if Every is set, renews leases in the background.
+	Renew Renew
+	// Reentrant lets a context that descends from a handle's context acquire that handle's key again. The inner handle
+	// has the same token; the lock is freed when every handle has been released.
+	Reentrant bool
+	// Registerer, if not nil, gets the Locker's metrics.
+	Registerer prometheus.Registerer
+	// Logger gets leases that are lost and clean-ups that fail. Nil: no logs.
+	Logger *slog.Logger
+}
+
+// Renew says how leases are renewed in the background. Renewal makes it rarer that a live holder loses its lease. It
+// never closes the window: what freezes the holder freezes its renewals too.
+type Renew struct {
+	// Every is the time between renewals; a third of the TTL is usual. 0: leases aren't renewed in the background.
+	Every time.Duration
+	// MaxHold is the longest time for which a lease is renewed, from its grant, so that a wedged holder doesn't hold for
+	// ever; the lease then ends within one more TTL. Required with Every. It binds [Handle.Renew] too; 0: no limit.
+	MaxHold time.Duration
+}
+
+// Locker hands out leases on keys. Its methods may be called from any number of goroutines.
+type Locker struct {
+	b   Backend
+	o   Options
+	m   *metrics
+	log *slog.Logger
+
+	open  context.Context // ends with ErrClosed
+	close context.CancelCauseFunc
+
+	mu      sync.Mutex
+	busy    sync.WaitGroup // calls and background work under way
+	undoing atomic.Int32   // clean-ups under way
+}
+
+// New returns a Locker on b. It returns an error for options that cannot work. Nil options mean a TTL of [DefaultTTL]
+// and no renewal.
+func New(b Backend, opts *Options) (*Locker, error) {
+	if b == nil {
+		return nil, fmt.Errorf("%w: backend is nil", ErrInvalid)
+	}
+	if opts == nil {
+		opts = &Options{TTL: DefaultTTL}
+	}
+	o := *opts
+	switch r := o.Renew; {
+	case o.TTL < time.Millisecond:
+		return nil, fmt.Errorf("%w: Options.TTL is %v; set it to at least 1ms", ErrInvalid, o.TTL)
+	case r.Every < 0 || r.MaxHold < 0:
+		return nil, fmt.Errorf("%w: Options.Renew has a negative duration: Every %v, MaxHold %v", ErrInvalid, r.Every, r.MaxHold)
+	case r.Every > 0 && r.Every >= o.TTL-margin(o.TTL):
+		return nil, fmt.Errorf("%w: Options.Renew.Every is %v, too long for a TTL of %v; a third of the TTL is usual",
+			ErrInvalid, r.Every, o.TTL)
+	case r.Every > 0 && r.MaxHold == 0:
+		return nil, fmt.Errorf("%w: Options.Renew.MaxHold is not set; say for how long a wedged holder may go on renewing", ErrInvalid)
+	}
+	m, err := newMetrics(o.Registerer)
+	if err != nil {
+		return nil, err
+	}
+	log := o.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	l := &Locker{b: b, o: o, m: m, log: log}
+	l.open, l.close = context.WithCancelCause(context.Background())
+	return l, nil
+}
+
+// margin is how much earlier than the server a holder takes its lease for expired: the holder's clock may run slower
+// than the server's. 1 % and 2 ms are Redlock's figures for drift and for the server's resolution
+// (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/); never more than a quarter of the TTL.
+func margin(ttl time.Duration) time.Duration {
+	return min(ttl/100+2*time.Millisecond, ttl/4)
+}
+
+// Acquire waits until key is granted or ctx ends, and returns a handle that the caller must Release.
+//
+// It returns an error that wraps ctx's cause when ctx ends, [ErrClosed], [ErrNotReentrant], or the backend's error: it
+// fails closed when the lock service cannot be reached. When it returns an error, nothing stays locked for longer than
+// one TTL: a request whose outcome is unknown is undone in the background.
+//
+// The end of ctx after Acquire has returned doesn't touch the lease; see [Handle.Context].
+func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
+	return l.acquire(ctx, "acquire", key, l.b.Acquire)
+}
+
+// TryAcquire is [Locker.Acquire] without the wait: it returns [ErrHeld] when another holder has the lock.
+func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
+	return l.acquire(ctx, "try acquire", key, l.b.TryAcquire)
+}
+
+// Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns f's
+// error, joined with that of [Handle.Release]: [ErrLost] says that what f did may overlap with another holder's work,
+// and only the fencing token at the resource has kept them apart.
+func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {
+	h, err := l.Acquire(ctx, key)
+	if err != nil {
+		return err
+	}
+	fctx, cancel := context.WithCancelCause(h.Context())
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	defer func() { // also when f panics
+		stop()
+		rerr := h.Release(ctx)
+		cancel(ErrReleased)
+		err = errors.Join(err, rerr)
+	}()
+	return f(&leaseContext{fctx, context.WithoutCancel(h.Context()), h.ls}, h)
+}
+
+// Close ends what the Locker does in the background, waits for it, and closes the backend. Calls that wait return
+// [ErrClosed]. Leases that are still held are not released; they are renewed no more and run out. Close may be called again.
+func (l *Locker) Close() error {
+	l.mu.Lock()
+	l.close(ErrClosed)
+	l.mu.Unlock()
+	l.busy.Wait()
+	return l.b.Close()
+}
+
+// enter registers a call or a background task that Close waits for. It reports false on a closed Locker.
+// Work that is registered may register more work, closed or not, through l.busy itself.
+func (l *Locker) enter() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open.Err() != nil {
+		return false
+	}
+	l.busy.Add(1)
+	return true
+}
+
+type acquireFunc func(context.Context, Request) (Grant, error)
+
+func (l *Locker) acquire(ctx context.Context, op, key string, f acquireFunc) (h *Handle, err error) {
+	defer func() {
+		if err != nil && !errors.Is(err, ErrHeld) {
+			err = fmt.Errorf("%s %q: %w", op, key, err)
+		}
+	}()
+	if err := CheckKey(key); err != nil {
+		return nil, err
+	}
+	if !l.enter() {
+		return nil, ErrClosed
+	}
+	defer l.busy.Done()
+	began := time.Now()
+	l.m.attempts.Inc()
+	h, err = l.take(ctx, key, f)
+	switch {
+	case err == nil:
+		l.m.successes.Inc()
+		l.m.acquireSeconds.Observe(time.Since(began).Seconds())
+	case ctx.Err() != nil:
+		l.m.timeouts.Inc()
+	}
+	return h, err
+}
+
+// take enters the lease on key that ctx holds, or asks the backend for one.
+func (l *Locker) take(ctx context.Context, key string, f acquireFunc) (*Handle, error) {
+	if ctx.Err() != nil {
+		return nil, cause(ctx)
+	}
+	if outer, ok := ctx.Value(heldKey{l, key}).(*lease); ok {
+		if !l.o.Reentrant && !outer.ended() {
+			return nil, ErrNotReentrant
+		}
+		if h := outer.reenter(ctx); h != nil {
+			return h, nil
+		}
+	}
+	return l.grant(ctx, key, f)
+}
+
+// arrivals is how often an acquisition is tried when its grants arrive too late to be of use.
+const arrivals = 3
+
+// grant asks the backend for a lease that is still good when the answer arrives.
+func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle, error) {
+	for range arrivals {
+		if ctx.Err() != nil {
+			return nil, cause(ctx)
+		}
+		g, err := l.request(ctx, Request{Key: key, Owner: uuid.NewString(), TTL: l.o.TTL}, f)
+		if err != nil {
+			return nil, err
+		}
+		ls := newLease(ctx, l, g)
+		if !ls.ended() {
+			ls.watch()
+			return ls.handle(ctx), nil
+		}
+		l.busy.Go(func() { l.undo(ctx, g) }) // it may already be somebody else's; the backend can tell
+	}
+	return nil, fmt.Errorf("%w: its grant took longer to arrive than it lasts (TTL %v); set a longer TTL", ErrLost, l.o.TTL)
+}
+
+// request calls f and returns when f does, when ctx ends or when the Locker is closed, whichever is first: a client
+// library may not look at the context while it waits for a reply. A request without a known outcome is undone.
+func (l *Locker) request(ctx context.Context, r Request, f acquireFunc) (Grant, error) {
+	type reply struct {
+		g   Grant
+		err error
+	}
+	call, cancel := context.WithCancel(ctx)
+	replied := make(chan reply, 1)
+	l.busy.Go(func() {
+		g, err := f(call, r)
+		if err == nil && g.Fence == 0 {
+			err = errors.New("the backend granted a lease without a fencing token")
+		}
+		replied <- reply{g, err}
+	})
+	select {
+	case rep := <-replied:
+		doubt := unknown(call, rep.err)
+		cancel()
+		if doubt {
+			l.busy.Go(func() { l.undo(ctx, r.grant()) })
+		}
+		if rep.err != nil && ctx.Err() != nil {
+			return Grant{}, withCause(ctx, rep.err)
+		}
+		return rep.g, rep.err
+	case <-ctx.Done():
+	case <-l.open.Done():
+	}
+	cancel()
+	l.busy.Go(func() {
+		late := <-replied // the undo must not overtake the request
+		if late.err != nil {
+			late.g = r.grant()
+		}
+		l.undo(ctx, late.g)
+	})
+	if ctx.Err() != nil {
+		return Grant{}, cause(ctx)
+	}
+	return Grant{}, ErrClosed
+}
+
+// unknown reports whether err, a backend's answer to a call with ctx, leaves open whether the call took effect. After
+// ctx's end it may be no more than ctx's cause, and that can be any error: another lock's ErrLost, for one.
+func unknown(ctx context.Context, err error) bool {
+	if err == nil {
+		return false
+	}
+	for _, known := range []error{ErrHeld, ErrLost, ErrInvalid, ErrClosed, ErrForeignRelease} {
+		if errors.Is(err, known) {
+			return ctx.Err() != nil
+		}
+	}
+	return true
+}
+
+const (
+	undoTry      = time.Second            // one try's timeout
+	undoPause    = 100 * time.Millisecond // after the first try; doubles with each
+	undoMaxPause = 5 * time.Second
+	undoMost     = 256 // at once; beyond that the TTL alone cleans up
+)
+
+// undo releases what a request may have left behind. It tries until the lease, if there was one, has run out by itself.
+// It doesn't use ctx's end, which is often the very reason for it.
+func (l *Locker) undo(ctx context.Context, g Grant) {
+	if l.undoing.Add(1) > undoMost {
+		l.undoing.Add(-1)
+		return
+	}
+	defer l.undoing.Add(-1)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.TTL)
+	defer cancel()
+	for pause := undoPause; ; pause = min(2*pause, undoMaxPause) {
+		try, done := context.WithTimeout(ctx, undoTry)
+		err := l.b.Release(try, g)
+		done()
+		if !unknown(ctx, err) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-l.open.Done(): // a closed Locker tries once, and doesn't stay for the rest of the lease
+		case <-time.After(pause):
+			continue
+		}
+		l.log.WarnContext(ctx, "dlock: could not undo a request; its lease, if there is one, runs out by itself",
+			"key", g.Key, "ttl", g.TTL, "err", err)
+		return
+	}
+}
+
+// cause is why ctx ended: both ctx.Err, which callers compare with, and the cause that somebody gave.
+func cause(ctx context.Context) error {
+	err, why := ctx.Err(), context.Cause(ctx)
+	if errors.Is(why, err) {
+		return why
+	}
+	return fmt.Errorf("%w: %w", err, why)
+}
+
+// withCause adds ctx's cause to an error that came after its end, unless the error tells it already.
+func withCause(ctx context.Context, err error) error {
+	if errors.Is(err, ctx.Err()) && errors.Is(err, context.Cause(ctx)) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", cause(ctx), err)
+}

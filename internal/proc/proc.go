@@ -1,0 +1,66 @@
+// Package proc starts child processes that do not outlive their parent.
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"syscall"
+)
+
+// Child is a running process, the leader of a process group of its own: out of reach of the terminal's Ctrl-C, so that
+// its parent decides when it ends. On Linux the kernel kills it when the parent is killed.
+type Child struct {
+	PID    int
+	exited chan struct{}
+	err    error
+}
+
+// Start starts cmd.
+func Start(cmd *exec.Cmd) (*Child, error) {
+	cmd.SysProcAttr = sysProcAttr()
+	c := &Child{exited: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// Linux sends the parent-death signal when the *thread* that forked ends, so this one stays until the child
+		// has exited.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			c.err = cmd.Wait()
+			close(c.exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("proc: %w", err)
+	}
+	c.PID = cmd.Process.Pid
+	return c, nil
+}
+
+// Exited is closed when the process is gone and reaped, and its output has been read to the end.
+func (c *Child) Exited() <-chan struct{} { return c.exited }
+
+// Wait waits until the process is gone, and returns how it ended as [exec.Cmd.Wait] does.
+func (c *Child) Wait() error {
+	<-c.exited
+	return c.err
+}
+
+// Kill kills the process and all that it has started, also while they are stopped, and waits until the process is gone.
+// It may be called again.
+func (c *Child) Kill() error {
+	select {
+	case <-c.exited:
+		return nil
+	default:
+	}
+	if err := syscall.Kill(-c.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("proc: kill process group %d: %w", c.PID, err)
+	}
+	<-c.exited
+	return nil
+}

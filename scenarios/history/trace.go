@@ -1,0 +1,77 @@
+package history
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Trace is what a history says without its times, names of keys and values of tokens: one line an event, the same run
+// after run. A token is written as its rank among the tokens granted, "#1" being the smallest.
+func Trace(events []Event) []string {
+	var granted []uint64
+	for _, e := range events {
+		if e.Kind == KindReport && e.Name == Acquired {
+			granted = append(granted, e.Token)
+		}
+	}
+	slices.Sort(granted)
+	granted = slices.Compact(granted)
+	rank := func(token uint64) string {
+		if i, ok := slices.BinarySearch(granted, token); ok {
+			return fmt.Sprintf("#%d", i+1)
+		}
+		if token == 0 {
+			return "none"
+		}
+		return "#?"
+	}
+	lines := make([]string, 0, len(events))
+	for i := range events {
+		if line := traceLine(&events[i], rank); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func traceLine(e *Event, rank func(uint64) string) string {
+	ledger := "[" + strings.Join(Entries(e.Value), " ") + "]"
+	switch e.Kind {
+	case KindRun:
+		return fmt.Sprintf("run %s, fencing %s", e.Run.Scenario, e.Run.Fencing)
+	case KindReport:
+		switch e.Name {
+		case Acquired:
+			return fmt.Sprintf("%s acquired %s", e.Actor, rank(e.Token))
+		case Read, BeforeWrite:
+			return fmt.Sprintf("%s %s %s", e.Actor, e.Name, ledger)
+		case Failed:
+			return fmt.Sprintf("%s failed: %s", e.Actor, e.Error)
+		}
+		return e.Actor + " " + e.Name
+	case KindFault:
+		return e.Name + " " + e.Target
+	case KindDecision:
+		verb := "refuses"
+		if e.Accepted {
+			verb = "accepts"
+		}
+		line := fmt.Sprintf("  resource %s %s %s", verb, e.Op, rank(e.Token))
+		if e.Op == "write" {
+			line += " " + ledger
+		}
+		if seen := (fence{e.Seen, e.SeenSeq}); e.Token != 0 && e.Token < e.Seen || !e.Accepted {
+			line += ", seen " + rank(seen.token)
+			if seen.seq == 0 {
+				line += " by a read"
+			}
+		}
+		return line
+	case KindFinal:
+		return fmt.Sprintf("final %s, %d refused", ledger, e.Stale)
+	case KindEnd:
+		return ""
+	}
+	return fmt.Sprintf("%s %s %s", e.Kind, e.Actor, e.Name)
+}
