@@ -1,0 +1,181 @@
+// Command demo shows the product's argument: a frozen holder corrupts data without fencing and is refused with it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/reports"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+var command = cli.Command{
+	Name: "demo",
+	About: `
+Plays one hazard with fencing off and with fencing on, on a real lock server and
+with real processes, prints what happened side by side, and draws it to scale.
+
+Redis comes from a container where a Docker engine answers, else from a local
+redis-server, else from an embedded one that needs nothing but this program.`,
+	Examples: `
+  demo                                        # TTL 2 s, frozen for 5 s
+  demo -scenario LateWriteBeforeSuccessorWrites -ttl 300ms -pause 0
+  FENCELAB_REDIS_ADDR=localhost:6379 demo -testbed external`,
+}
+
+func main() {
+	scenarios.Child(scenarios.OpenRedis)
+	cli.Main(run)
+}
+
+func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	var fs flag.FlagSet
+	name := fs.String("scenario", "PauseExceedsTTL", "the `hazard` to play: "+strings.Join(names(), ", "))
+	ttl := fs.Duration("ttl", 2*time.Second, "the lease of the worker that the fault hits")
+	pause := fs.Duration("pause", 5*time.Second, "the shortest freeze; 0: until the successor has got in")
+	provider := cli.Choice(&fs, "testbed", "where Redis comes from: `provider` auto, containers, local, external or embedded",
+		string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
+	out := fs.String("o", "fencelab-demo.html", "the `file` to draw the timeline in")
+	record := fs.String("record", "", "a `directory` for the histories, as JSON lines; none by default")
+	if err := command.Parse(&fs, args, stdout); err != nil {
+		return err
+	}
+	s, ok := scenarios.Hazard(*name)
+	if !ok {
+		return fmt.Errorf("demo: there is no hazard %q; there are %s", *name, strings.Join(names(), ", "))
+	}
+
+	redis, err := testbed.StartRedis(ctx, &testbed.Options{
+		Provider: testbed.Provider(*provider), AllowEmbedded: true, Progress: stdout,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, redis.Close()) }()
+	fmt.Fprintf(stdout, "%s\nThe lock: %s. The resource: a process of its own, durable. TTL %v, frozen for at least %v.\n",
+		s.Hazard, redis, *ttl, *pause)
+
+	var runs []reports.Run
+	var unexpected []string
+	for _, f := range []history.Fencing{history.FencingOff, history.FencingOn} {
+		r := scenarios.OnRedis(redis)
+		r.TTL, r.Pause = *ttl, *pause
+		r.Command = func(s scenarios.Scenario, _ history.Fencing) string {
+			return fmt.Sprintf("go run ./cmd/demo -scenario %s -ttl %v -pause %v -testbed %s", s.Name, *ttl, *pause, redis.Provider)
+		}
+		fmt.Fprintf(stdout, "\nFencing %s\n", f)
+		r.OnEvent = progress(stdout)
+		o, err := r.Run(ctx, s, f)
+		if err != nil {
+			return err
+		}
+		runs = append(runs, reports.Run{Events: o.Events, Result: o.Result})
+		if o.Verdict != s.Expect[f] {
+			unexpected = append(unexpected, fmt.Sprintf("fencing %s is %v, expected %v: %s", f, o.Verdict, s.Expect[f], strings.Join(o.Findings, "; ")))
+		}
+		if *record != "" {
+			if err := save(filepath.Join(*record, s.Name+"_"+string(f)+".jsonl"), o.Events); err != nil {
+				return err
+			}
+		}
+	}
+	fmt.Fprintf(stdout, "\n%s", sideBySide(runs[0], runs[1]))
+	if err := draw(*out, runs); err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "\nThe timeline, to scale: %s\n", *out)
+	if unexpected != nil {
+		return fmt.Errorf("demo: not what the product promises: %s", strings.Join(unexpected, "; "))
+	}
+	return nil
+}
+
+// names are the hazards that show something both with fencing off and on.
+func names() []string {
+	var names []string
+	for _, s := range scenarios.Hazards() {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// progress prints events as they happen, with the time since the first.
+func progress(w io.Writer) func(history.Event) {
+	var events []history.Event
+	return func(e history.Event) {
+		events = append(events, e)
+		lines := history.Trace(events) // a token's rank can only be told from all that were granted
+		if e.Kind == history.KindRun || e.Kind == history.KindEnd {
+			return
+		}
+		fmt.Fprintf(w, "%7.3fs  %s\n", e.Time.Sub(events[0].Time).Seconds(), lines[len(lines)-1])
+	}
+}
+
+// sideBySide prints two runs' traces beside each other, marks where they differ, and ends with the verdicts.
+func sideBySide(left, right reports.Run) string {
+	l, r := column(left), column(right)
+	width := 0
+	for _, line := range l {
+		width = max(width, utf8.RuneCountInString(line))
+	}
+	var b strings.Builder
+	for i := range max(len(l), len(r)) {
+		var x, y string
+		if i < len(l) {
+			x = l[i]
+		}
+		if i < len(r) {
+			y = r[i]
+		}
+		mark := " "
+		if x != y {
+			mark = "≠"
+		}
+		fmt.Fprintf(&b, "%-*s  %s  %s\n", width, x, mark, y)
+	}
+	return b.String()
+}
+
+func column(r reports.Run) []string {
+	lines := slices.Clone(history.Trace(r.Events))
+	lines = append(lines, "", "verdict: "+strings.ToUpper(r.Result.Verdict.String()))
+	for _, f := range r.Result.Findings {
+		lines = append(lines, "  "+f)
+	}
+	if r.Result.Verdict == history.Safe {
+		lines = append(lines, fmt.Sprintf("  %d stale writes accepted, %d refused, no entry lost", r.Result.Stale, r.Result.Refused))
+	}
+	return lines
+}
+
+func draw(path string, runs []reports.Run) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("demo: %w; choose another file with -o", err)
+	}
+	return errors.Join(reports.Timeline(f, runs...), f.Close())
+}
+
+func save(path string, events []history.Event) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("demo: %w; choose another directory with -record", err)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("demo: %w; choose another directory with -record", err)
+	}
+	return errors.Join(history.Encode(f, events), f.Close())
+}

@@ -1,0 +1,17 @@
+package faults
+
+import "context"
+
+// HoldRequests keeps what the clients send, like a network that delivers late. In force means that no byte leaves the
+// link for the server any more: all that a client sends from now on is held, and so is what it sent before and the
+// link had not read yet. Replies pass, as does a client's connecting. The clients notice nothing, however much they
+// send; they may close the connection, or die, and what they sent is still held.
+//
+// The heal, deliver, hands what is held to the server, in the order in which it was sent on each connection, after
+// which connections go on as if nothing had been. It returns when all that the link held has been written to the
+// server's socket: the server may not have read it yet. What a client sent a moment before deliver may still be on its
+// way to the link, and follows by itself. A server that takes nothing, being paused or gone, makes deliver wait until
+// its ctx ends.
+func (l *Link) HoldRequests(ctx context.Context) (deliver Heal, err error) {
+	return l.place(ctx, "hold requests", l.requests, hold)
+}

@@ -1,0 +1,100 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/faults"
+)
+
+func TestPause(t *testing.T) {
+	paused, control := startTicker(t), startTicker(t)
+	resume, err := faults.Pause(t.Context(), paused.pid())
+	require.NoError(t, err)
+	before := paused.count()
+	control.awaitTicks(t, 100) // long enough for a process that runs to tick
+	require.Equal(t, before, paused.count(), "ticks under a pause")
+
+	_, err = faults.Pause(t.Context(), paused.pid())
+	require.ErrorContains(t, err, "stopped already")
+
+	require.NoError(t, resume(t.Context()))
+	paused.awaitTicks(t, 1)
+	require.NoError(t, resume(t.Context()))
+
+	again, err := faults.Pause(t.Context(), paused.pid())
+	require.NoError(t, err)
+	require.NoError(t, resume(t.Context()), "the first pause's heal")
+	before = paused.count()
+	control.awaitTicks(t, 100)
+	require.Equal(t, before, paused.count(), "ticks after a heal of an earlier pause")
+	require.NoError(t, again(t.Context()))
+	paused.awaitTicks(t, 1)
+}
+
+func TestPauseContextEnded(t *testing.T) {
+	tk := startTicker(t)
+	cause := errors.New("enough")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	_, err := faults.Pause(ended, tk.pid())
+	require.ErrorIs(t, err, cause)
+	require.ErrorIs(t, faults.Kill(ended, tk.pid()), cause)
+	tk.awaitTicks(t, 1)
+
+	resume, err := faults.Pause(t.Context(), tk.pid())
+	require.NoError(t, err)
+	require.NoError(t, resume(t.Context()))
+}
+
+func TestKill(t *testing.T) {
+	for _, paused := range []bool{false, true} {
+		tk := startTicker(t)
+		var resume faults.Heal
+		if paused {
+			var err error
+			resume, err = faults.Pause(t.Context(), tk.pid())
+			require.NoError(t, err)
+		}
+		require.NoError(t, faults.Kill(t.Context(), tk.pid()))
+		before := tk.count()
+		startTicker(t)
+		require.Equal(t, before, tk.count(), "ticks after a kill")
+
+		check := func(state string) {
+			_, err := faults.Pause(t.Context(), tk.pid())
+			require.ErrorIs(t, err, os.ErrProcessDone, state)
+			require.ErrorIs(t, faults.Kill(t.Context(), tk.pid()), os.ErrProcessDone, state)
+			if paused {
+				require.ErrorIs(t, resume(t.Context()), os.ErrProcessDone, state)
+			}
+		}
+		check("not collected by its parent")
+		err := tk.cmd.Wait()
+		require.Error(t, err)
+		status, ok := tk.cmd.ProcessState.Sys().(syscall.WaitStatus)
+		require.True(t, ok)
+		require.Equal(t, syscall.SIGKILL, status.Signal())
+		check("gone")
+	}
+}
+
+func TestPidsRefused(t *testing.T) {
+	const noGroup = -1 << 30
+	for pid, reason := range map[int]string{
+		noGroup:     "group of processes",
+		-1:          "group of processes",
+		0:           "group of processes",
+		1:           "init",
+		os.Getpid(): "the calling process",
+	} {
+		_, err := faults.Pause(t.Context(), pid)
+		require.ErrorContains(t, err, reason)
+		require.ErrorContains(t, faults.Kill(t.Context(), pid), reason)
+	}
+}

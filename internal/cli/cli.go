@@ -1,0 +1,152 @@
+// Package cli is what the commands share: flags that are also environment variables, help, logs, signals and listening.
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/peterbourgon/ff/v3"
+)
+
+// envPrefix starts the environment variable of every flag.
+const envPrefix = "FENCELAB"
+
+// Main calls run with the command's arguments and exits: 0 after success and -h, else 1. run's ctx ends at the first
+// SIGINT or SIGTERM; the second one kills.
+func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// Command is what -h tells besides the flags.
+type Command struct {
+	Name     string
+	About    string // what the command is for, in lines of text
+	Examples string // command lines
+}
+
+// Parse sets the flags of fs from args, and those that args don't name from the environment. Asked for help, it writes
+// help to stdout and returns [flag.ErrHelp]. Every other error says what to do.
+func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error {
+	fs.Init(c.Name, flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // errors are returned, not printed as well
+	fs.Usage = func() {}
+	err := ff.Parse(fs, args, ff.WithEnvVarPrefix(envPrefix))
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return errors.Join(c.help(fs, stdout), flag.ErrHelp)
+	case err != nil:
+		return fmt.Errorf("%s: %w (%s -h lists the flags)", c.Name, cmp.Or(errors.Unwrap(err), err), c.Name)
+	case fs.NArg() > 0:
+		return fmt.Errorf("%s: unexpected argument %q: flags start with a dash (%s -h lists them)", c.Name, fs.Arg(0), c.Name)
+	}
+	return nil
+}
+
+func (c Command) help(fs *flag.FlagSet, w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Usage: %s [flags]\n\n%s\n\n", c.Name, strings.TrimSpace(c.About))
+	b.WriteString("Flags, each also an environment variable; the flag wins:\n")
+	fs.VisitAll(func(f *flag.Flag) {
+		arg, usage := flag.UnquoteUsage(f)
+		fmt.Fprintf(&b, "\n  -%s", f.Name)
+		if arg != "" {
+			b.WriteString(" " + arg)
+		}
+		fmt.Fprintf(&b, "  (%s", EnvName(f.Name))
+		if f.DefValue != "" {
+			b.WriteString(", default " + f.DefValue)
+		}
+		fmt.Fprintf(&b, ")\n        %s\n", strings.ReplaceAll(usage, "\n", "\n        "))
+	})
+	fmt.Fprintf(&b, "\nExamples:\n\n%s\n", strings.Trim(c.Examples, "\n"))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// EnvName returns the environment variable of the flag with the given name.
+func EnvName(name string) string {
+	return envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+}
+
+// Choice defines a flag that takes one of the given values, the first of which is its default.
+func Choice(fs *flag.FlagSet, name, usage string, values ...string) *string {
+	v := &choice{value: values[0], values: values}
+	fs.Var(v, name, "`"+strings.Join(values, "|")+"`: "+usage)
+	return &v.value
+}
+
+type choice struct {
+	value  string
+	values []string
+}
+
+func (c *choice) String() string { return c.value }
+
+func (c *choice) Set(s string) error {
+	if !slices.Contains(c.values, s) {
+		return fmt.Errorf("want %s", strings.Join(c.values, " or "))
+	}
+	c.value = s
+	return nil
+}
+
+// LogLevel defines -log-level.
+func LogLevel(fs *flag.FlagSet) *slog.Level {
+	var l slog.Level
+	fs.TextVar(&l, "log-level", slog.LevelInfo, "`debug|info|warn|error`: the least important messages to log on standard error")
+	return &l
+}
+
+// NewLogger returns a logger that writes lines of text to w.
+func NewLogger(w io.Writer, level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+}
+
+// Listen listens on addr, the value of -addr: host:port, or fd:N for a listening socket that the parent process hands
+// over as file descriptor N.
+func Listen(ctx context.Context, addr string) (net.Listener, error) {
+	if s, ok := strings.CutPrefix(addr, "fd:"); ok {
+		return inherited(s)
+	}
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("address %s is in use: stop what listens there, or choose another with -addr (port 0 takes a free one): %w",
+			addr, err)
+	case err != nil:
+		return nil, fmt.Errorf("can't listen on -addr %s: %w", addr, err)
+	}
+	return ln, nil
+}
+
+func inherited(fd string) (net.Listener, error) {
+	n, err := strconv.ParseUint(fd, 10, 16)
+	if err != nil || n < 3 {
+		return nil, fmt.Errorf("-addr fd:%s: want the number of an inherited file descriptor, 3 or more", fd)
+	}
+	f := os.NewFile(uintptr(n), "listener")
+	ln, err := net.FileListener(f) // on a duplicate
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("-addr fd:%s is not a listening socket: %w", fd, err)
+	}
+	return ln, nil
+}

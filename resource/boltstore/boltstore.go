@@ -1,0 +1,195 @@
+// Package boltstore is the durable [resource.Store]: one bbolt file, and no answer before what it says is on disk.
+//
+// Writes are committed in groups. One goroutine takes all operations that wait, decides them in order in one
+// transaction, syncs the file and then answers them all. There is no timer: a single writer waits for nothing but the
+// disk, and a hundred writers share its syncs.
+package boltstore
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// bucket holds a record a key. The name carries the version of the encoding.
+var bucket = []byte("records.v1")
+
+// Options are the optional settings of [Open]. The zero value is ready for use.
+type Options struct {
+	// LockTimeout is how long Open waits for another process that has the file open; 1 s if zero.
+	LockTimeout time.Duration
+}
+
+// Store is a [resource.Store] in a file. Its methods may be called concurrently.
+type Store struct {
+	db     *bolt.DB
+	path   string
+	ops    chan *op
+	done   chan struct{} // closed when the committer has ended
+	closer func() error
+
+	mu         sync.RWMutex
+	closed     bool
+	failed     error          // the commit that failed; no call is answered from the file after it
+	committing *batch         // what is being made durable right now, nil between commits
+	calls      sync.WaitGroup // calls in flight
+}
+
+var _ resource.Overwriter = (*Store)(nil)
+
+// Open opens the file at path, and creates it if there is none. The file belongs to one process at a time.
+// A nil opts is the zero Options.
+func Open(path string, opts *Options) (*Store, error) {
+	if opts == nil {
+		opts = &Options{}
+	}
+	timeout := cmp.Or(opts.LockTimeout, time.Second)
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: timeout, FreelistType: bolt.FreelistMapType})
+	switch {
+	case errors.Is(err, berrors.ErrTimeout):
+		return nil, fmt.Errorf("boltstore: %s is locked by another process (waited %v): stop that process, or choose another file: %w",
+			path, timeout, err)
+	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, berrors.ErrChecksum):
+		return nil, fmt.Errorf("boltstore: %s is not a store's file, or is damaged: restore it, or choose another file: %w", path, err)
+	case err != nil:
+		return nil, fmt.Errorf("boltstore: %w", err)
+	}
+	if err := prepare(db); err != nil {
+		return nil, errors.Join(fmt.Errorf("boltstore: %s: %w", path, err), db.Close())
+	}
+	s := &Store{db: db, path: path, ops: make(chan *op), done: make(chan struct{})}
+	s.closer = sync.OnceValue(s.close)
+	go s.commitLoop()
+	return s, nil
+}
+
+// prepare makes all that the file holds durable. After a crash of its last owner the page cache may show a commit that
+// never reached the disk, and of a new file the directory entry may be missing there.
+func prepare(db *bolt.DB) error {
+	if err := db.Update(func(tx *bolt.Tx) error {
+		_, err := tx.CreateBucketIfNotExists(bucket)
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := db.Sync(); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(db.Path()))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// Write is [resource.Store.Write]. If ctx ends while the write waits for the disk, Write returns ctx's cause and the
+// write may still take effect.
+func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f)); err != nil {
+		return err
+	}
+	_, err := s.do(ctx, &op{kind: write, key: key, fence: f, value: append([]byte{}, value...)})
+	return err
+}
+
+// Overwrite is [resource.Overwriter.Overwrite].
+func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckOffered(f)); err != nil {
+		return err
+	}
+	_, err := s.do(ctx, &op{kind: overwrite, key: key, fence: f, value: append([]byte{}, value...)})
+	return err
+}
+
+// ReadFenced is [resource.Store.ReadFenced]. It waits for the disk like a write, because what it raises must survive.
+func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return resource.Record{}, err
+	}
+	return s.do(ctx, &op{kind: readFenced, key: key, fence: resource.Fence{Token: token}})
+}
+
+// Read is [resource.Store.Read]. It waits for the disk only if the key is being changed.
+func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key)); err != nil {
+		return resource.Record{}, err
+	}
+	s.mu.RLock()
+	if err := s.enter(); err != nil {
+		s.mu.RUnlock()
+		return resource.Record{}, err
+	}
+	defer s.calls.Done()
+	if b := s.committing; b != nil && b.changes(key) {
+		s.mu.RUnlock()
+		return b.wait(ctx, key)
+	}
+	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit of key runs,
+	// and a commit that begins later can't get into it.
+	tx, err := s.db.Begin(false)
+	s.mu.RUnlock()
+	if err != nil {
+		return resource.Record{}, fmt.Errorf("boltstore: %s: %w", s.path, err)
+	}
+	defer func() { _ = tx.Rollback() }() // ends a read transaction, and cannot fail
+	rec, found, err := s.load(tx, key)
+	if err != nil {
+		return resource.Record{}, err
+	}
+	if !found {
+		return resource.Record{}, resource.ErrNotFound
+	}
+	rec.Value = bytes.Clone(rec.Value)
+	return rec, nil
+}
+
+// Close is [resource.Store.Close].
+func (s *Store) Close() error { return s.closer() }
+
+func (s *Store) close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.calls.Wait()
+	close(s.ops)
+	<-s.done
+	if err := s.db.Close(); err != nil {
+		return fmt.Errorf("boltstore: %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// enter counts a call in, or says why it can't be served. It is called under s.mu.
+func (s *Store) enter() error {
+	if s.closed {
+		return resource.ErrClosed
+	}
+	if s.failed != nil {
+		return s.failed
+	}
+	s.calls.Add(1)
+	return nil
+}
+
+// load returns key's record; its Value is valid until tx ends.
+func (s *Store) load(tx *bolt.Tx, key string) (rec resource.Record, found bool, err error) {
+	b := tx.Bucket(bucket).Get([]byte(key))
+	if b == nil {
+		return resource.Record{}, false, nil
+	}
+	if rec, err = decode(b); err != nil {
+		return resource.Record{}, false, fmt.Errorf("boltstore: %s: the record of %q is damaged: %w", s.path, key, err)
+	}
+	return rec, true, nil
+}

@@ -1,0 +1,197 @@
+package resource
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+)
+
+// ClientOptions are the optional settings of [NewClient].
+type ClientOptions struct {
+	// Token is sent as "Authorization: Bearer TOKEN"; empty: none is.
+	Token string
+	// MaxBody is the largest value in bytes that a read takes, at least 4096; [DefaultMaxBody] if zero.
+	MaxBody int64
+	// HTTPClient is for TLS settings, proxies and the like; nil: a client with a connection pool of its own.
+	// Its CheckRedirect isn't used.
+	HTTPClient *http.Client
+}
+
+// Client is a [Store] over HTTP: what [NewHandler] serves.
+//
+// It never sends a write twice on its own. Redirects are errors. Go's HTTP transport repeats a request on a fresh
+// connection only if the reused one broke before any byte of the request was written to it, or before any byte of the
+// answer to a GET; a fenced GET is such a read, and repeating it does no harm because its own grant may read again.
+// A write's error other than [*StaleTokenError] leaves open whether the write took effect; repeating the call tells.
+type Client struct {
+	http    *http.Client
+	base    string
+	token   string
+	maxBody int64
+	closed  atomic.Bool
+}
+
+var _ Store = (*Client)(nil)
+
+// NewClient returns a client of the resource at baseURL, e.g. "http://127.0.0.1:8080". A nil opts is the zero
+// ClientOptions.
+func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
+	u, err := url.Parse(baseURL)
+	if err != nil {
+		return nil, fmt.Errorf("resource: base URL: %w", err)
+	}
+	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("resource: base URL %q is not of the form http://host:port or https://host:port", baseURL)
+	}
+	var o ClientOptions
+	if opts != nil {
+		o = *opts
+	}
+	if o.MaxBody < 0 {
+		return nil, fmt.Errorf("resource: ClientOptions.MaxBody is %d; it must not be negative", o.MaxBody)
+	}
+	c := &Client{base: strings.TrimSuffix(baseURL, "/"), token: o.Token, maxBody: cmp.Or(o.MaxBody, DefaultMaxBody)}
+	if o.HTTPClient != nil {
+		c.http = new(*o.HTTPClient)
+	} else {
+		t := http.DefaultTransport.(*http.Transport).Clone()
+		t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
+		c.http = &http.Client{Transport: t}
+	}
+	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return c, nil
+}
+
+// Write is [Store.Write].
+func (c *Client) Write(ctx context.Context, key string, f Fence, value []byte) error {
+	if err := CheckFence(f); err != nil {
+		return err
+	}
+	_, err := c.do(ctx, http.MethodPut, key, f, value)
+	return err
+}
+
+// WriteUnfenced writes without a token. A resource that enforces fencing refuses it; one with fencing off, the unsafe
+// baseline, takes it from anyone. The latter ignores the token of [Client.Write] as well.
+func (c *Client) WriteUnfenced(ctx context.Context, key string, value []byte) error {
+	_, err := c.do(ctx, http.MethodPut, key, Fence{}, value)
+	return err
+}
+
+// Read is [Store.Read].
+func (c *Client) Read(ctx context.Context, key string) (Record, error) {
+	return c.do(ctx, http.MethodGet, key, Fence{}, nil)
+}
+
+// ReadFenced is [Store.ReadFenced].
+func (c *Client) ReadFenced(ctx context.Context, key string, token uint64) (Record, error) {
+	if err := CheckToken(token); err != nil {
+		return Record{}, err
+	}
+	return c.do(ctx, http.MethodGet, key, Fence{Token: token}, nil)
+}
+
+// Close closes idle connections. The resource and its records stay, and calls in flight go on.
+func (c *Client) Close() error {
+	if !c.closed.Swap(true) {
+		c.http.CloseIdleConnections()
+	}
+	return nil
+}
+
+// do sends one request and reads its answer.
+func (c *Client) do(ctx context.Context, method, key string, f Fence, value []byte) (Record, error) {
+	if c.closed.Load() {
+		return Record{}, ErrClosed
+	}
+	if err := cmp.Or(CheckContext(ctx), CheckKey(key)); err != nil {
+		return Record{}, err
+	}
+	rec, err := c.send(ctx, method, key, f, value)
+	if err == nil || errors.Is(err, ErrNotFound) {
+		return rec, err
+	}
+	if _, stale := errors.AsType[*StaleTokenError](err); stale {
+		return Record{}, err
+	}
+	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
+		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
+	return Record{}, fmt.Errorf("resource: %s %q: %w", method, key, err)
+}
+
+func (c *Client) send(ctx context.Context, method, key string, f Fence, value []byte) (Record, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+pathPrefix+escape(key), bytes.NewReader(value))
+	if err != nil {
+		return Record{}, err
+	}
+	req.Header.Set("Accept", rawType)
+	if f.Token > 0 {
+		req.Header.Set(HeaderToken, strconv.FormatUint(f.Token, 10))
+	}
+	if f.Seq > 0 {
+		req.Header.Set(HeaderSeq, strconv.FormatUint(f.Seq, 10))
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return Record{}, err
+	}
+	body, err := c.read(resp)
+	if err != nil {
+		return Record{}, fmt.Errorf("answer %s: %w", resp.Status, err)
+	}
+	// Only a resource sets these headers. Without them an answer comes from something else on the way, and even
+	// a 200 proves nothing.
+	maxFence, errMax := ParseFence(resp.Header.Get(HeaderMax))
+	seen, errSeen := ParseFence(resp.Header.Get(HeaderSeen))
+	switch {
+	case resp.StatusCode == http.StatusOK && errMax == nil:
+		rec := Record{MaxFence: maxFence}
+		if method == http.MethodGet && resp.Header.Get(HeaderWritten) == "true" {
+			rec.Value = body
+		}
+		return rec, nil
+	case resp.StatusCode == http.StatusNotFound && errMax == nil:
+		return Record{}, ErrNotFound
+	case resp.StatusCode == http.StatusConflict && errSeen == nil:
+		applied := resp.Header.Get(HeaderApplied) == "true"
+		return Record{}, &StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied}
+	case resp.StatusCode == http.StatusOK:
+		return Record{}, fmt.Errorf("the answer has no valid %s header: is there a resource at %s?", HeaderMax, c.base)
+	}
+	var p problem
+	if json.Unmarshal(body, &p) != nil || p.Error == "" {
+		return Record{}, errors.New(resp.Status)
+	}
+	return Record{}, fmt.Errorf("%s: %s", resp.Status, p.Error)
+}
+
+// read reads resp's body to its end, so that the connection can be used again, and closes it. The result isn't nil.
+func (c *Client) read(resp *http.Response) ([]byte, error) {
+	limit := max(c.maxBody, 4096) // an answer that is no value has its own small size
+	b, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, limit))
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		err = fmt.Errorf("it is larger than the limit of %d bytes (ClientOptions.MaxBody)", limit)
+	}
+	return b, errors.Join(err, resp.Body.Close())
+}
+
+// escape makes key one segment of a path, so that nothing on the way takes it for "..", or "//" for "/".
+func escape(key string) string {
+	if key == "." || key == ".." {
+		return strings.ReplaceAll(key, ".", "%2E")
+	}
+	return url.PathEscape(key)
+}

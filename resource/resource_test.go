@@ -1,0 +1,114 @@
+package resource_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+func TestFenceOrder(t *testing.T) {
+	ascending := []resource.Fence{{}, {0, 1}, {1, 0}, {1, 1}, {1, 2}, {1, math.MaxUint64}, {2, 0}, {2, 1}, {1 << 63, 1}, {math.MaxUint64, 1}}
+	for i, f := range ascending {
+		for j, g := range ascending {
+			want := min(max(i-j, -1), 1)
+			require.Equal(t, want, f.Compare(g), "%v to %v", f, g)
+			require.Equal(t, ascending[max(i, j)], f.Max(g), "%v and %v", f, g)
+			require.Equal(t, i > j, resource.AdmitsWrite(g, f), "write at %v after %v", f, g)
+			require.Equal(t, f.Token >= g.Token, resource.AdmitsRead(g, f), "read at %v after %v", f, g)
+		}
+	}
+}
+
+func TestParseFence(t *testing.T) {
+	for s, want := range map[string]resource.Fence{
+		"7": {7, 1}, "7.0": {7, 0}, "7.2": {7, 2}, "0.0": {}, "18446744073709551615.18446744073709551615": {math.MaxUint64, math.MaxUint64},
+	} {
+		f, err := resource.ParseFence(s)
+		require.NoError(t, err, s)
+		require.Equal(t, want, f, s)
+		require.Equal(t, s, f.String())
+	}
+	for _, s := range []string{"", ".", "7.", ".7", "-1", "+1", "7.-1", " 7", "7 ", "1_0", "0x7", "7.1.2", "18446744073709551616", "7e1", "٧"} {
+		_, err := resource.ParseFence(s)
+		require.Error(t, err, s)
+	}
+}
+
+func FuzzParseFence(f *testing.F) {
+	for _, s := range []string{"7", "7.0", "007.01", "18446744073709551615.1", "-1", "7.", "1.2.3"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := resource.ParseFence(s)
+		if err != nil {
+			return
+		}
+		if strings.Trim(s, "0123456789.") != "" {
+			t.Errorf("ParseFence(%q) took it for %v", s, got)
+		}
+		if again, err := resource.ParseFence(got.String()); err != nil || again != got {
+			t.Errorf("ParseFence(%q): got %v, %v, want %v", got, again, err, got)
+		}
+	})
+}
+
+func TestCheckKey(t *testing.T) {
+	for key, want := range map[string]string{
+		"":                       "empty",
+		strings.Repeat("k", 513): "513 bytes",
+		"a\xff":                  "UTF-8",
+		"a\x00":                  "control",
+		"a\x7f":                  "control",
+		"a\u0085b":               "control",
+	} {
+		require.ErrorContains(t, resource.CheckKey(key), want, "%.20q", key)
+	}
+	for _, key := range []string{"a", "a/b", "..", " ", "ключ", strings.Repeat("k", 512)} {
+		require.NoError(t, resource.CheckKey(key), "%.20q", key)
+	}
+}
+
+func TestStaleTokenError(t *testing.T) {
+	err := &resource.StaleTokenError{Key: "k", Seen: resource.Fence{Token: 9, Seq: 2}, Got: resource.Fence{Token: 7, Seq: 1}}
+	require.EqualError(t, err, `resource: stale fencing token for "k": seen 9.2, got 7`)
+	require.NotErrorIs(t, err, resource.ErrApplied)
+	err.Applied = true
+	require.EqualError(t, err, `resource: stale fencing token for "k": seen 9.2, got 7 (already applied)`)
+	require.ErrorIs(t, err, resource.ErrApplied)
+}
+
+func TestCheckContext(t *testing.T) {
+	require.NoError(t, resource.CheckContext(t.Context()))
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	require.ErrorIs(t, resource.CheckContext(ctx), cause)
+}
+
+// TestOverwrite is the unsafe baseline: everything is accepted, and the greatest fence offered is still known.
+func TestOverwrite(t *testing.T) {
+	m := resource.NewMemory()
+	ctx := t.Context()
+	for _, c := range []struct{ f, max resource.Fence }{
+		{resource.Fence{}, resource.Fence{}},
+		{resource.Fence{Token: 5, Seq: 1}, resource.Fence{Token: 5, Seq: 1}},
+		{resource.Fence{Token: 3, Seq: 1}, resource.Fence{Token: 5, Seq: 1}},
+		{resource.Fence{}, resource.Fence{Token: 5, Seq: 1}},
+	} {
+		require.NoError(t, m.Overwrite(ctx, "k", c.f, []byte(c.f.String())))
+		rec, err := m.Read(ctx, "k")
+		require.NoError(t, err)
+		require.Equal(t, resource.Record{Value: []byte(c.f.String()), MaxFence: c.max}, rec)
+	}
+	require.Error(t, m.Overwrite(ctx, "k", resource.Fence{Token: 1}, nil), "sequence number 0")
+	require.Error(t, m.Overwrite(ctx, "k", resource.Fence{Seq: 1}, nil), "token 0")
+	require.Error(t, m.Overwrite(ctx, "", resource.Fence{}, nil))
+	require.NoError(t, m.Close())
+	require.ErrorIs(t, m.Overwrite(ctx, "k", resource.Fence{}, nil), resource.ErrClosed)
+}

@@ -1,0 +1,501 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// The rules, as the comment of resource.Store numbers them.
+var rules = [...]string{
+	1: "Write takes effect exactly if AdmitsWrite says so, over the whole range of uint64; otherwise it changes nothing " +
+		"and returns a *StaleTokenError.",
+	2: "A refused Write that repeats the accepted one (equal fence, equal value) is reported as Applied, and no other is, " +
+		"so that a caller whose answer was lost learns by repeating the call whether it took effect.",
+	3: "ReadFenced raises the fence to (token, 0) in the same step as it reads, so that a write of an earlier grant that " +
+		"arrives later is refused; it returns a *StaleTokenError if a later grant has touched the key, and leaves the " +
+		"fence alone if its own grant has.",
+	4: "Of any number of concurrent calls on a key, accepted fences strictly increase and the greatest wins.",
+	5: "Keys are independent and may be anything that CheckKey lets pass; a value is any bytes, none included, and is " +
+		"copied in and out.",
+	6: "A zero token, a zero sequence number and an invalid key are refused before anything is changed, and not with a " +
+		"*StaleTokenError.",
+	7: "A durable store answers only what a crash cannot undo: value and fence survive reopening.",
+	8: "A call whose ctx has ended before it starts changes nothing and returns ctx's cause.",
+	9: "After Close every call returns ErrClosed; Close may be called again.",
+}
+
+var cases = []Case{
+	{Name: "StrictlyGreater", Rule: rules[1], check: strictlyGreater},
+	{Name: "EqualRefused", Rule: rules[1], check: equalRefused},
+	{Name: "LowerRefused", Rule: rules[1], check: lowerRefused},
+	{Name: "SeqOrders", Rule: rules[1], check: seqOrders},
+	{Name: "FullRange", Rule: rules[1], check: fullRange},
+	{Name: "RetryRecognised", Rule: rules[2], check: retryRecognised},
+	{Name: "OtherValueRefused", Rule: rules[2], check: otherValueRefused},
+	{Name: "RepeatTells", Rule: rules[2], check: repeatTells},
+	{Name: "FencedReadRaises", Rule: rules[3], check: fencedReadRaises},
+	{Name: "FencedReadRefused", Rule: rules[3], check: fencedReadRefused},
+	{Name: "FencedReadOwnGrant", Rule: rules[3], check: fencedReadOwnGrant},
+	{Name: "Concurrent", Rule: rules[4], check: concurrent},
+	{Name: "KeysIndependent", Rule: rules[5], check: keysIndependent},
+	{Name: "AnyKey", Rule: rules[5], check: anyKey},
+	{Name: "AnyValue", Rule: rules[5], check: anyValue},
+	{Name: "ValuesCopied", Rule: rules[5], check: valuesCopied},
+	{Name: "ZeroTokenRefused", Rule: rules[6], check: zeroTokenRefused},
+	{Name: "BadKeyRefused", Rule: rules[6], check: badKeyRefused},
+	{Name: "Durable", Rule: rules[7], NeedsReopen: true, check: durable},
+	{Name: "ContextEnded", Rule: rules[8], check: contextEnded},
+	{Name: "Closed", Rule: rules[9], check: closed},
+}
+
+const key = "k"
+
+func strictlyGreater(ctx context.Context, s *store) error {
+	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
+		return fmt.Errorf("Read of a new key: got %v, want %w", err, resource.ErrNotFound)
+	}
+	for _, f := range []resource.Fence{at(1, 1), at(2, 1), at(3, 1), at(1000, 1)} { // gaps are no matter
+		if err := errors.Join(s.writes(ctx, key, f), s.holds(ctx, key, written(f))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// equalRefused is about two holders that were handed the same token.
+func equalRefused(ctx context.Context, s *store) error {
+	if err := s.writes(ctx, key, at(5, 1)); err != nil {
+		return err
+	}
+	for _, value := range []string{"another holder's", at(5, 1).String()} {
+		err := s.Write(ctx, key, at(5, 1), []byte(value))
+		if _, stale := errors.AsType[*resource.StaleTokenError](err); !stale {
+			return fmt.Errorf("second Write at 5: got %v, want a *StaleTokenError", err)
+		}
+		if err := s.holds(ctx, key, written(at(5, 1))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func lowerRefused(ctx context.Context, s *store) error {
+	if err := s.writes(ctx, key, at(2, 1), at(9, 1)); err != nil {
+		return err
+	}
+	for _, token := range []uint64{8, 2, 1, 3} {
+		if err := s.refused(ctx, key, at(token, 1), []byte("late"), false); err != nil {
+			return err
+		}
+	}
+	return s.writes(ctx, key, at(10, 1))
+}
+
+func seqOrders(ctx context.Context, s *store) error {
+	if err := s.writes(ctx, key, at(3, 1), at(3, 2), at(3, 5)); err != nil {
+		return err
+	}
+	if err := errors.Join(
+		s.refused(ctx, key, at(3, 4), []byte("late"), false),
+		s.refused(ctx, key, at(2, 9), []byte("late"), false),
+	); err != nil {
+		return err
+	}
+	if err := s.writes(ctx, key, at(4, 1)); err != nil {
+		return err
+	}
+	return s.refused(ctx, key, at(3, 6), []byte("late"), false)
+}
+
+func fullRange(ctx context.Context, s *store) error {
+	const top = math.MaxUint64
+	ladder := []resource.Fence{
+		at(1, 1), at(1, 1<<63), at(1, top), at(2, 1), at(1<<53, 1), at(1<<53+1, 1), at(1<<63-1, 1), at(1<<63, 1),
+		at(top-1, top), at(top, 1), at(top, top-1), at(top, top),
+	}
+	for i, f := range ladder {
+		if err := errors.Join(s.writes(ctx, key, f), s.holds(ctx, key, written(f))); err != nil {
+			return err
+		}
+		for _, lower := range ladder[:i] {
+			if err := s.refused(ctx, key, lower, []byte("late"), false); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := s.ReadFenced(ctx, "read", top); err != nil {
+		return fmt.Errorf("ReadFenced by %d: %w", uint64(top), err)
+	}
+	if err := s.refused(ctx, "read", at(top-1, top), []byte("late"), false); err != nil {
+		return err
+	}
+	return s.writes(ctx, "read", at(top, 1))
+}
+
+func retryRecognised(ctx context.Context, s *store) error {
+	for _, f := range []resource.Fence{at(5, 1), at(5, 2), at(6, 1)} {
+		if err := s.writes(ctx, key, f); err != nil {
+			return err
+		}
+		for range 2 {
+			if err := s.refused(ctx, key, f, valueOf(f), true); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.Write(ctx, "empty", at(1, 1), nil); err != nil {
+		return fmt.Errorf("Write of no value: %w", err)
+	}
+	return s.refused(ctx, "empty", at(1, 1), nil, true)
+}
+
+// otherValueRefused is about two holders that were handed the same token: only one may believe that it wrote.
+func otherValueRefused(ctx context.Context, s *store) error {
+	f := at(12, 1)
+	if err := s.writes(ctx, key, f); err != nil {
+		return err
+	}
+	for _, value := range []string{"another", "", "1", "123", "12\x00"} {
+		if err := s.refused(ctx, key, f, []byte(value), false); err != nil {
+			return err
+		}
+	}
+	if err := s.refused(ctx, key, at(11, 1), valueOf(f), false); err != nil { // equal value, earlier fence
+		return err
+	}
+	// A later fenced read hides the write from its retry: whether it was accepted can't be told any more.
+	if _, err := s.ReadFenced(ctx, key, 13); err != nil {
+		return fmt.Errorf("ReadFenced by 13: %w", err)
+	}
+	return s.refused(ctx, key, f, valueOf(f), false)
+}
+
+// repeatTells has writes whose answers are lost, applied and not, and writes that are given up while they run.
+func repeatTells(ctx context.Context, s *store) error {
+	under := s.Store
+	defer func() { s.Store = under }()
+	for _, applied := range []bool{true, false} {
+		s.Store = &answerLost{Store: under, applied: applied}
+		f := at(map[bool]uint64{true: 1, false: 2}[applied], 1)
+		if err := s.Write(ctx, key, f, valueOf(f)); !errors.Is(err, errLost) {
+			return fmt.Errorf("Write at %v whose answer is lost: %w", f, err)
+		}
+		s.Store = under
+		if err := s.Write(ctx, key, f, valueOf(f)); errors.Is(err, resource.ErrApplied) != applied || (err == nil) == applied {
+			return fmt.Errorf("repeated Write at %v, first one applied: %t: got %w", f, applied, err)
+		}
+		if err := s.holds(ctx, key, written(f)); err != nil {
+			return err
+		}
+	}
+	for token := uint64(3); token < 50; token++ {
+		f := at(token, 1)
+		givenUp, giveUp := context.WithCancel(ctx)
+		go giveUp()
+		first := s.Write(givenUp, key, f, valueOf(f))
+		giveUp()
+		if _, stale := errors.AsType[*resource.StaleTokenError](first); stale {
+			return fmt.Errorf("Write at %v with a ctx that ends: %w", f, first)
+		}
+		again := s.Write(ctx, key, f, valueOf(f))
+		if !errors.Is(again, resource.ErrApplied) && (again != nil || first == nil) {
+			return fmt.Errorf("Write at %v: first got %v, then %w; want ErrApplied if the first took effect, else nil", f, first, again)
+		}
+		if err := s.holds(ctx, key, written(f)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errLost = errors.New("the answer was lost")
+
+// answerLost is a store whose answers to writes are lost, of writes that were applied or that never arrived.
+type answerLost struct {
+	resource.Store
+	applied bool
+}
+
+func (s *answerLost) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	if s.applied {
+		if err := s.Store.Write(ctx, key, f, value); err != nil {
+			return err
+		}
+	}
+	return errLost
+}
+
+func fencedReadRaises(ctx context.Context, s *store) error {
+	if err := s.writes(ctx, key, at(1, 1)); err != nil {
+		return err
+	}
+	for key, value := range map[string][]byte{key: valueOf(at(1, 1)), "never written": nil} {
+		want := resource.Record{Value: value, MaxFence: at(2, 0)}
+		got, err := s.ReadFenced(ctx, key, 2)
+		if err == nil {
+			err = same(got, want)
+		}
+		if err != nil {
+			return fmt.Errorf("ReadFenced of %q by 2: %w", key, err)
+		}
+		if err := errors.Join(
+			s.holds(ctx, key, want),
+			s.refused(ctx, key, at(1, 2), []byte("late"), false),
+			s.writes(ctx, key, at(2, 1)),
+		); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func fencedReadRefused(ctx context.Context, s *store) error {
+	if err := errors.Join(s.writes(ctx, key, at(5, 1)), s.readRefused(ctx, key, 4), s.writes(ctx, key, at(6, 1))); err != nil {
+		return err
+	}
+	if _, err := s.ReadFenced(ctx, key, 8); err != nil {
+		return fmt.Errorf("ReadFenced by 8: %w", err)
+	}
+	return errors.Join(s.readRefused(ctx, key, 7), s.readRefused(ctx, key, 1), s.writes(ctx, key, at(8, 1)))
+}
+
+func fencedReadOwnGrant(ctx context.Context, s *store) error {
+	for _, f := range []resource.Fence{at(5, 1), at(5, 2), at(6, 1)} {
+		if err := s.writes(ctx, key, f); err != nil {
+			return err
+		}
+		for range 2 {
+			got, err := s.ReadFenced(ctx, key, f.Token)
+			if err == nil {
+				err = same(got, written(f))
+			}
+			if err != nil {
+				return fmt.Errorf("ReadFenced by %d after its own Write at %v: %w", f.Token, f, err)
+			}
+			if err := s.holds(ctx, key, written(f)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func keysIndependent(ctx context.Context, s *store) error {
+	keys := []string{"a", "A", "b", "ab", "a/b", "a b"}
+	for i, k := range keys {
+		if err := s.writes(ctx, k, at(uint64(100-i), 1)); err != nil { // lower than the fences of all earlier keys
+			return err
+		}
+	}
+	if _, err := s.ReadFenced(ctx, "c", 1000); err != nil {
+		return fmt.Errorf("ReadFenced by 1000: %w", err)
+	}
+	for i, k := range keys {
+		if err := s.holds(ctx, k, written(at(uint64(100-i), 1))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func anyKey(ctx context.Context, s *store) error {
+	keys := []string{
+		"/", "//", "a/", "/a", "a//b", "a/b", ".", "..", "../a", "a/..", "a/./b", "a/../b", "%", "%2F", "%2e%2e", "%zz",
+		" ", " a", "a ", "a+b", "?", "a?b=c", "#", "&", ";", ":", "@", "\\", `"`, "'", "<", "*", "$", "{a}", "\u00a0",
+		"\ufeff", "é", "e\u0301", "ключ", "🔒", "\u2028", strings.Repeat("k", resource.MaxKeyLen), strings.Repeat("я", resource.MaxKeyLen/2),
+	}
+	for i, k := range keys {
+		if err := s.writes(ctx, k, at(uint64(i+1), 1)); err != nil {
+			return fmt.Errorf("key %.40q: %w", k, err)
+		}
+	}
+	for i, k := range keys {
+		if err := s.holds(ctx, k, written(at(uint64(i+1), 1))); err != nil {
+			return err
+		}
+		if _, err := s.ReadFenced(ctx, k, uint64(i+1)); err != nil {
+			return fmt.Errorf("ReadFenced of %.40q: %w", k, err)
+		}
+	}
+	return nil
+}
+
+func anyValue(ctx context.Context, s *store) error {
+	all := make([]byte, 1<<16)
+	for i := range all {
+		all[i] = byte(i)
+	}
+	for i, value := range []string{"", "\x00", "null", `{"value":""}`, "\xff\xfe", "a\r\n\r\nb", " ", string(all)} {
+		f := at(uint64(i+1), 1)
+		if err := s.Write(ctx, key, f, []byte(value)); err != nil {
+			return fmt.Errorf("Write of %.40q: %w", value, err)
+		}
+		want := resource.Record{Value: []byte(value), MaxFence: f}
+		if err := s.holds(ctx, key, want); err != nil {
+			return err
+		}
+		got, err := s.ReadFenced(ctx, key, f.Token)
+		if err == nil {
+			err = same(got, want)
+		}
+		if err != nil {
+			return fmt.Errorf("ReadFenced after Write of %.40q: %w", value, err)
+		}
+	}
+	return nil
+}
+
+func valuesCopied(ctx context.Context, s *store) error {
+	want := written(at(1, 1))
+	mine := valueOf(at(1, 1))
+	if err := s.Write(ctx, key, at(1, 1), mine); err != nil {
+		return fmt.Errorf("Write at 1: %w", err)
+	}
+	mine[0] = 'X'
+	if err := s.holds(ctx, key, want); err != nil {
+		return fmt.Errorf("after the caller changed what it wrote: %w", err)
+	}
+	rec, err := s.Read(ctx, key)
+	if err != nil {
+		return fmt.Errorf("Read: %w", err)
+	}
+	rec.Value[0] = 'Y'
+	if err := s.holds(ctx, key, want); err != nil {
+		return fmt.Errorf("after the caller changed what it read: %w", err)
+	}
+	for range 2 { // one raises the fence, one doesn't
+		if rec, err = s.ReadFenced(ctx, key, 2); err != nil {
+			return fmt.Errorf("ReadFenced by 2: %w", err)
+		}
+		rec.Value[0] = 'Z'
+		want.MaxFence = at(2, 0)
+		if err := s.holds(ctx, key, want); err != nil {
+			return fmt.Errorf("after the caller changed what it read fenced: %w", err)
+		}
+	}
+	return nil
+}
+
+func zeroTokenRefused(ctx context.Context, s *store) error {
+	for _, f := range []resource.Fence{at(0, 0), at(0, 1), at(1, 0)} {
+		if err := s.invalid(ctx, key, s.Write(ctx, key, f, []byte("v"))); err != nil {
+			return fmt.Errorf("Write at (%d, %d): %w", f.Token, f.Seq, err)
+		}
+	}
+	_, err := s.ReadFenced(ctx, key, 0)
+	if err := s.invalid(ctx, key, err); err != nil {
+		return fmt.Errorf("ReadFenced by 0: %w", err)
+	}
+	return s.writes(ctx, key, at(1, 1))
+}
+
+func badKeyRefused(ctx context.Context, s *store) error {
+	for _, k := range []string{"", strings.Repeat("k", resource.MaxKeyLen+1), "\xff", "a\x00b", "a\nb", "\x7f", "\u0085"} {
+		if err := s.invalid(ctx, "", s.Write(ctx, k, at(1, 1), []byte("v"))); err != nil {
+			return fmt.Errorf("Write of key %.40q: %w", k, err)
+		}
+		if _, err := s.Read(ctx, k); err == nil || errors.Is(err, resource.ErrNotFound) {
+			return fmt.Errorf("Read of key %.40q: got %w, want an error that says what is wrong with the key", k, err)
+		}
+		_, err := s.ReadFenced(ctx, k, 1)
+		if err := s.invalid(ctx, "", err); err != nil {
+			return fmt.Errorf("ReadFenced of key %.40q: %w", k, err)
+		}
+	}
+	return nil
+}
+
+// invalid checks that err refuses an invalid call, and that key, if there is one, still doesn't exist.
+func (s *store) invalid(ctx context.Context, key string, err error) error {
+	if err == nil {
+		return errors.New("it was accepted")
+	}
+	if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
+		return fmt.Errorf("got %w, want an error that says what is wrong with the call", err)
+	}
+	if key == "" {
+		return nil
+	}
+	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
+		return fmt.Errorf("Read afterwards: got %v, want %w", err, resource.ErrNotFound)
+	}
+	return nil
+}
+
+func durable(ctx context.Context, s *store) error {
+	if err := s.writes(ctx, key, at(5, 1), at(5, 2)); err != nil {
+		return err
+	}
+	if err := s.Write(ctx, "empty", at(4, 1), nil); err != nil {
+		return fmt.Errorf("Write of no value: %w", err)
+	}
+	for _, k := range []string{"only read", "empty"} {
+		if _, err := s.ReadFenced(ctx, k, 7); err != nil {
+			return fmt.Errorf("ReadFenced by 7: %w", err)
+		}
+	}
+	for range 2 {
+		if err := s.reopen(); err != nil {
+			return err
+		}
+		if err := errors.Join(
+			s.holds(ctx, key, written(at(5, 2))),
+			s.holds(ctx, "empty", resource.Record{Value: []byte{}, MaxFence: at(7, 0)}),
+			s.holds(ctx, "only read", resource.Record{MaxFence: at(7, 0)}),
+			s.refused(ctx, key, at(5, 1), []byte("late"), false),
+			s.refused(ctx, key, at(5, 2), valueOf(at(5, 2)), true),
+			s.refused(ctx, "only read", at(6, 1), []byte("late"), false),
+			s.readRefused(ctx, "only read", 6),
+		); err != nil {
+			return fmt.Errorf("after reopening: %w", err)
+		}
+	}
+	return s.writes(ctx, key, at(5, 3))
+}
+
+func contextEnded(ctx context.Context, s *store) error {
+	if err := s.writes(ctx, key, at(1, 1)); err != nil {
+		return err
+	}
+	cause := errors.New("the cause")
+	ended, end := context.WithCancelCause(ctx)
+	end(cause)
+	_, errRead := s.Read(ended, key)
+	_, errReadFenced := s.ReadFenced(ended, key, 2)
+	for _, call := range []struct {
+		name string
+		err  error
+	}{{"Write", s.Write(ended, key, at(2, 1), []byte("v"))}, {"Read", errRead}, {"ReadFenced", errReadFenced}} {
+		if !errors.Is(call.err, cause) {
+			return fmt.Errorf("%s with a ctx that has ended: got %v, want ctx's cause wrapped", call.name, call.err)
+		}
+	}
+	return s.holds(ctx, key, written(at(1, 1)))
+}
+
+func closed(ctx context.Context, s *store) error {
+	if err := s.writes(ctx, key, at(1, 1)); err != nil {
+		return err
+	}
+	for range 2 {
+		if err := s.Close(); err != nil {
+			return fmt.Errorf("Close: %w", err)
+		}
+		_, errRead := s.Read(ctx, key)
+		_, errReadFenced := s.ReadFenced(ctx, key, 2)
+		for _, call := range []struct {
+			name string
+			err  error
+		}{{"Write", s.Write(ctx, key, at(2, 1), []byte("v"))}, {"Read", errRead}, {"ReadFenced", errReadFenced}} {
+			if !errors.Is(call.err, resource.ErrClosed) {
+				return fmt.Errorf("%s after Close: got %v, want %w", call.name, call.err, resource.ErrClosed)
+			}
+		}
+	}
+	return nil
+}

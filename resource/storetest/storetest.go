@@ -1,0 +1,177 @@
+// Package storetest checks that a [resource.Store] keeps the rules in its comment.
+//
+//	func TestStore(t *testing.T) {
+//		storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) { return mystore.New(t.TempDir()) }})
+//	}
+//
+// What the kit can't see: whether an answer waits for the disk (a reopened file may come from the page cache; that takes
+// a trace of system calls, or pulling the plug), and an order of concurrent calls that leaves no trace in any answer.
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// Harness tells the kit how to get at a store.
+type Harness struct {
+	// New returns an empty store. It's called once a case; the kit closes what it returns.
+	New func() (resource.Store, error)
+	// Reopen takes the store of the last New, ends it (by Close, or more rudely) and returns a store on what it left.
+	// A nil Reopen skips the cases that need it: such a store isn't durable.
+	Reopen func(resource.Store) (resource.Store, error)
+}
+
+// Case checks one rule. Its name is in the comment of [resource.Store], next to the rule.
+type Case struct {
+	Name        string
+	Rule        string // the rule, in a sentence
+	NeedsReopen bool
+	check       func(ctx context.Context, s *store) error
+}
+
+// Cases returns all cases, in the order of the rules.
+func Cases() []Case { return slices.Clone(cases) }
+
+// Run runs all cases as subtests of t. A failure prints the rule that is broken.
+func Run(t *testing.T, h Harness) {
+	t.Helper()
+	for _, c := range cases {
+		t.Run(c.Name, func(t *testing.T) {
+			if c.NeedsReopen && h.Reopen == nil {
+				t.Skip("Harness.Reopen is nil: the store is not said to be durable")
+			}
+			if err := c.Check(t.Context(), h); err != nil {
+				t.Errorf("%v\nThe rule: %s", err, c.Rule)
+			}
+		})
+	}
+}
+
+// Check runs the case on a new store of h, and returns what is wrong with it.
+func (c Case) Check(ctx context.Context, h Harness) (err error) {
+	s, err := h.New()
+	if err != nil {
+		return fmt.Errorf("Harness.New: %w", err)
+	}
+	st := &store{Store: s, harness: h}
+	defer func() { err = errors.Join(err, st.Close()) }()
+	return c.check(ctx, st)
+}
+
+// store is the store under test, with the checks that many cases share.
+type store struct {
+	resource.Store
+	harness Harness
+}
+
+func (s *store) reopen() error {
+	reopened, err := s.harness.Reopen(s.Store)
+	if err != nil {
+		return fmt.Errorf("Harness.Reopen: %w", err)
+	}
+	s.Store = reopened
+	return nil
+}
+
+// writes makes writes to key, each of which must be accepted. A fence's own text is its value.
+func (s *store) writes(ctx context.Context, key string, fences ...resource.Fence) error {
+	for _, f := range fences {
+		if err := s.Write(ctx, key, f, valueOf(f)); err != nil {
+			return fmt.Errorf("Write at %v: got %w, want it accepted", f, err)
+		}
+	}
+	return nil
+}
+
+// refused checks that a write of value is refused as stale, with all that the error must tell, and changes nothing.
+func (s *store) refused(ctx context.Context, key string, got resource.Fence, value []byte, applied bool) error {
+	before, err := s.record(ctx, key)
+	if err != nil {
+		return err
+	}
+	err = s.Write(ctx, key, got, value)
+	want := resource.StaleTokenError{Key: key, Seen: before.MaxFence, Got: got, Applied: applied}
+	if err := isStale(err, want); err != nil {
+		return fmt.Errorf("Write at %v: %w", got, err)
+	}
+	return s.holds(ctx, key, before)
+}
+
+// readRefused checks the same for a fenced read.
+func (s *store) readRefused(ctx context.Context, key string, token uint64) error {
+	before, err := s.record(ctx, key)
+	if err != nil {
+		return err
+	}
+	_, err = s.ReadFenced(ctx, key, token)
+	want := resource.StaleTokenError{Key: key, Seen: before.MaxFence, Got: resource.Fence{Token: token}}
+	if err := isStale(err, want); err != nil {
+		return fmt.Errorf("ReadFenced by %d: %w", token, err)
+	}
+	return s.holds(ctx, key, before)
+}
+
+// holds checks key's record.
+func (s *store) holds(ctx context.Context, key string, want resource.Record) error {
+	got, err := s.record(ctx, key)
+	if err != nil {
+		return err
+	}
+	if err := same(got, want); err != nil {
+		return fmt.Errorf("Read of %.40q: %w", key, err)
+	}
+	return nil
+}
+
+// record is Read with the zero record for a key that doesn't exist.
+func (s *store) record(ctx context.Context, key string) (resource.Record, error) {
+	rec, err := s.Read(ctx, key)
+	switch {
+	case errors.Is(err, resource.ErrNotFound):
+		return resource.Record{}, nil
+	case err != nil:
+		return resource.Record{}, fmt.Errorf("Read of %.40q: %w", key, err)
+	case rec.Value == nil && rec.MaxFence == resource.Fence{}:
+		return resource.Record{}, fmt.Errorf("Read of %.40q: got an empty record, want %w", key, resource.ErrNotFound)
+	}
+	return rec, nil
+}
+
+func isStale(err error, want resource.StaleTokenError) error {
+	stale, ok := errors.AsType[*resource.StaleTokenError](err)
+	switch {
+	case !ok:
+		return fmt.Errorf("got %v, want %w", err, &want)
+	case *stale != want:
+		return fmt.Errorf("got %+v, want %+v", *stale, want)
+	case errors.Is(err, resource.ErrApplied) != want.Applied:
+		return fmt.Errorf("errors.Is(err, ErrApplied) is %t, want %t", !want.Applied, want.Applied)
+	}
+	return nil
+}
+
+func same(got, want resource.Record) error {
+	switch {
+	case got.MaxFence != want.MaxFence:
+		return fmt.Errorf("got fence %v, want %v", got.MaxFence, want.MaxFence)
+	case string(got.Value) != string(want.Value):
+		return fmt.Errorf("got value %.80q, want %.80q", got.Value, want.Value)
+	case (got.Value == nil) != (want.Value == nil):
+		return fmt.Errorf("got a nil value: %t, want %t (nil is for a key that was never written)", got.Value == nil, want.Value == nil)
+	}
+	return nil
+}
+
+func at(token, seq uint64) resource.Fence { return resource.Fence{Token: token, Seq: seq} }
+
+func valueOf(f resource.Fence) []byte { return []byte(f.String()) }
+
+func written(f resource.Fence) resource.Record {
+	return resource.Record{Value: valueOf(f), MaxFence: f}
+}

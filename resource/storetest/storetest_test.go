@@ -1,0 +1,402 @@
+package storetest_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/storetest"
+)
+
+// TestRulesInStep compares the rules in the comment of resource.Store with those that the kit prints, and the names in
+// brackets with the names of the cases.
+func TestRulesInStep(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "../resource.go", nil, parser.ParseComments)
+	require.NoError(t, err)
+	var doc string
+	ast.Inspect(file, func(n ast.Node) bool {
+		if d, ok := n.(*ast.GenDecl); ok && d.Tok == token.TYPE && d.Specs[0].(*ast.TypeSpec).Name.Name == "Store" {
+			doc = d.Doc.Text()
+		}
+		return true
+	})
+	links := strings.NewReplacer("[*StaleTokenError]", "*StaleTokenError", "[AdmitsWrite]", "AdmitsWrite",
+		"[CheckKey]", "CheckKey", "[ErrClosed]", "ErrClosed")
+	var want, got []string
+	for _, m := range regexp.MustCompile(`(?s)\d+\.(.*?)\[([\w, \n]+)\]\n`).FindAllStringSubmatch(links.Replace(doc), -1) {
+		rule := strings.Join(strings.Fields(m[1]), " ")
+		for name := range strings.SplitSeq(m[2], ",") {
+			want = append(want, strings.TrimSpace(name)+": "+rule)
+		}
+	}
+	for _, c := range storetest.Cases() {
+		got = append(got, c.Name+": "+c.Rule)
+	}
+	require.Equal(t, want, got)
+}
+
+// flaw is a way to get a store wrong. The store embeds it, and asks it at the places where it may go wrong.
+type flaw struct {
+	admits      func(seen, got resource.Fence) bool // nil: the rule
+	key         func(string) string                 // what a key becomes
+	value       func([]byte) []byte                 // what a value becomes
+	applied     func(rec resource.Record, f resource.Fence, value []byte) bool
+	retryIsNil  bool // a repeat is accepted once more
+	setsValue   bool // a refused write sets the value
+	raises      bool // a refused write raises the fence to its token's last
+	dirtyRead   bool // a fenced read doesn't raise
+	meekRead    bool // a fenced read doesn't raise the fence of a key that was never written
+	boldRead    bool // a fenced read is never refused
+	shyRead     bool // a fenced read of a grant that has touched the key is refused
+	lowersFence bool // a fenced read lowers its own grant's fence
+	shares      bool // values are not copied in
+	lends       bool // values are not copied out
+	oneFence    bool // all keys have one fence
+	forgets     bool // the fence is kept in memory only
+	loses       bool // nothing survives
+	unchecked   bool // a zero token and a bad key are accepted
+	staleIsZero bool // a zero token is refused as stale
+	deaf        bool // ctx is ignored
+	dull        bool // ctx's cause is replaced
+	openEnded   bool // Close does nothing
+	vague       bool // a refusal doesn't tell the fence seen
+	gathers     int  // this many calls are all checked before the first takes effect
+	splitsRead  bool // with gathers: fenced reads only, which read before and raise after
+}
+
+// store is a small store with a flaw.
+type store struct {
+	flaw
+	mu      sync.Mutex
+	records map[string]resource.Record
+	closed  bool
+
+	waiting  int
+	gathered chan struct{} // closed when gathers calls wait
+	wrote    chan struct{} // closed after the first write
+}
+
+func newStore(f flaw) *store {
+	return &store{flaw: f, records: map[string]resource.Record{}, gathered: make(chan struct{}), wrote: make(chan struct{})}
+}
+
+var errPlain = errors.New("plain")
+
+func (s *store) check(ctx context.Context, key string, err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed && !s.openEnded:
+		return resource.ErrClosed
+	case ctx.Err() != nil && s.dull:
+		return errPlain
+	case ctx.Err() != nil && !s.deaf:
+		return resource.CheckContext(ctx)
+	case err != nil && s.staleIsZero:
+		return &resource.StaleTokenError{Key: key}
+	case s.unchecked:
+		return nil
+	}
+	return cmp.Or(resource.CheckKey(key), err)
+}
+
+// gather blocks until the last of gathers calls waits, so that all of them see what was before any took effect.
+func (s *store) gather() {
+	if s.gathers == 0 {
+		return
+	}
+	s.mu.Lock()
+	if s.waiting++; s.waiting == s.gathers {
+		close(s.gathered)
+	}
+	s.mu.Unlock()
+	<-s.gathered
+}
+
+func (s *store) get(key string) (resource.Record, bool) {
+	if s.key != nil {
+		key = s.key(key)
+	}
+	rec, ok := s.records[key]
+	if s.oneFence {
+		for _, r := range s.records {
+			rec.MaxFence = rec.MaxFence.Max(r.MaxFence)
+		}
+	}
+	return rec, ok
+}
+
+func (s *store) set(key string, rec resource.Record) {
+	if s.key != nil {
+		key = s.key(key)
+	}
+	s.records[key] = rec
+}
+
+func (s *store) out(rec resource.Record) resource.Record {
+	if !s.lends {
+		rec.Value = bytes.Clone(rec.Value)
+	}
+	return rec
+}
+
+func (s *store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	if err := s.check(ctx, key, resource.CheckFence(f)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	rec, _ := s.get(key)
+	s.mu.Unlock()
+	s.gather()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gathers == 0 || s.splitsRead {
+		rec, _ = s.get(key)
+	}
+	admits := resource.AdmitsWrite
+	if s.admits != nil {
+		admits = s.admits
+	}
+	if !admits(rec.MaxFence, f) {
+		refusal := rec.CheckWrite(key, rec.MaxFence, value).(*resource.StaleTokenError)
+		refusal.Got, refusal.Applied = f, refusal.Applied && f == rec.MaxFence
+		switch {
+		case s.applied != nil:
+			refusal.Applied = s.applied(rec, f, value)
+		case s.retryIsNil && refusal.Applied:
+			return nil
+		case s.setsValue:
+			s.set(key, resource.Record{Value: value, MaxFence: rec.MaxFence})
+		case s.raises:
+			s.set(key, resource.Record{Value: rec.Value, MaxFence: resource.Fence{Token: rec.MaxFence.Token, Seq: 1000}})
+		case s.vague:
+			refusal.Seen = resource.Fence{}
+		}
+		return refusal
+	}
+	if !s.shares || value == nil {
+		value = append([]byte{}, value...)
+	}
+	if s.value != nil {
+		value = s.value(value)
+	}
+	s.set(key, resource.Record{Value: value, MaxFence: f})
+	if s.gathers > 0 {
+		select {
+		case <-s.wrote:
+		default:
+			close(s.wrote)
+		}
+	}
+	return nil
+}
+
+func (s *store) Read(ctx context.Context, key string) (resource.Record, error) {
+	if err := s.check(ctx, key, nil); err != nil {
+		return resource.Record{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, ok := s.get(key)
+	if !ok {
+		return resource.Record{}, resource.ErrNotFound
+	}
+	return s.out(rec), nil
+}
+
+func (s *store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
+	if err := s.check(ctx, key, resource.CheckToken(token)); err != nil {
+		return resource.Record{}, err
+	}
+	s.mu.Lock()
+	rec, ok := s.get(key)
+	s.mu.Unlock()
+	early := rec.Value
+	s.gather()
+	if s.splitsRead {
+		<-s.wrote
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gathers == 0 || s.splitsRead {
+		rec, ok = s.get(key)
+	}
+	f := resource.Fence{Token: token}
+	if err := rec.CheckRead(key, token); err != nil && !s.boldRead {
+		return resource.Record{}, err
+	}
+	if s.shyRead && token == rec.MaxFence.Token {
+		return resource.Record{}, &resource.StaleTokenError{Key: key, Seen: rec.MaxFence, Got: f}
+	}
+	rec.MaxFence = rec.MaxFence.Max(f)
+	if s.lowersFence {
+		rec.MaxFence = f
+	}
+	if !s.dirtyRead && (!s.meekRead || ok) {
+		s.set(key, rec)
+	}
+	if s.splitsRead {
+		rec.Value = early
+	}
+	return s.out(rec), nil
+}
+
+func (s *store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	return nil
+}
+
+func (s *store) reopen() *store {
+	next := newStore(s.flaw)
+	for key, rec := range s.records {
+		if s.forgets {
+			rec.MaxFence = resource.Fence{}
+		}
+		if !s.loses {
+			next.records[key] = rec
+		}
+	}
+	return next
+}
+
+// TestFlaws runs the kit on stores that are wrong in one way each. It must find exactly the rules that are broken.
+func TestFlaws(t *testing.T) {
+	byToken := func(seen, got resource.Fence) bool { return got.Token > seen.Token }
+	for _, c := range []struct {
+		name string
+		flaw flaw
+		want string // the cases that fail
+	}{
+		{name: "none"},
+		{
+			name: "< for <=", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }},
+			want: "EqualRefused RetryRecognised OtherValueRefused RepeatTells Durable",
+		},
+		{
+			name: "fence not looked at", flaw: flaw{admits: func(_, _ resource.Fence) bool { return true }},
+			want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises Durable",
+		},
+		{
+			name: "sequence number ignored", flaw: flaw{admits: byToken},
+			want: "SeqOrders FullRange RetryRecognised FencedReadRaises FencedReadRefused FencedReadOwnGrant Durable",
+		},
+		{
+			name: "sequence number alone", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Seq > seen.Seq }},
+			want: "StrictlyGreater LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells " +
+				"FencedReadRaises FencedReadRefused FencedReadOwnGrant AnyValue Durable",
+		},
+		{
+			name: "signed tokens", want: "FullRange",
+			flaw: flaw{admits: func(seen, got resource.Fence) bool {
+				return cmp.Or(cmp.Compare(int64(got.Token), int64(seen.Token)), cmp.Compare(got.Seq, seen.Seq)) > 0
+			}},
+		},
+		{
+			name: "tokens in floating point", want: "FullRange",
+			flaw: flaw{admits: func(seen, got resource.Fence) bool {
+				return cmp.Or(cmp.Compare(float64(got.Token), float64(seen.Token)), cmp.Compare(got.Seq, seen.Seq)) > 0
+			}},
+		},
+		{
+			name: "next token only", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Token == seen.Token+1 }},
+			want: "StrictlyGreater EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused " +
+				"FencedReadRaises FencedReadRefused FencedReadOwnGrant KeysIndependent AnyKey Durable",
+		},
+		{
+			name: "refused write sets the value", flaw: flaw{setsValue: true},
+			want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises Durable",
+		},
+		{
+			name: "refused write raises the fence", flaw: flaw{raises: true},
+			want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises Durable",
+		},
+		{
+			name: "refusal without the fence seen", flaw: flaw{vague: true},
+			want: "LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises Durable",
+		},
+		{
+			name: "retry not recognised", flaw: flaw{applied: func(resource.Record, resource.Fence, []byte) bool { return false }},
+			want: "RetryRecognised RepeatTells Durable",
+		},
+		{
+			name: "retry recognised by its fence alone", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, _ []byte) bool { return f == rec.MaxFence }},
+		},
+		{
+			name: "retry recognised by its value alone", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, _ resource.Fence, v []byte) bool { return bytes.Equal(v, rec.Value) }},
+		},
+		{name: "retry accepted again", flaw: flaw{retryIsNil: true}, want: "EqualRefused RetryRecognised RepeatTells Durable"},
+		{
+			name: "fenced read doesn't raise", flaw: flaw{dirtyRead: true},
+			want: "FullRange OtherValueRefused FencedReadRaises FencedReadRefused ValuesCopied Durable",
+		},
+		{name: "fenced read doesn't raise a new key", flaw: flaw{meekRead: true}, want: "FullRange FencedReadRaises Durable"},
+		{name: "fenced read never refused", flaw: flaw{boldRead: true}, want: "FencedReadRefused Durable"},
+		{
+			name: "fenced read refused to its own grant", flaw: flaw{shyRead: true},
+			want: "FencedReadOwnGrant AnyKey AnyValue ValuesCopied",
+		},
+		{name: "fenced read lowers the fence", flaw: flaw{lowersFence: true}, want: "FencedReadOwnGrant AnyValue"},
+		{name: "check and write not atomic", flaw: flaw{gathers: 100}, want: "Concurrent"},
+		{name: "read and raise not atomic", flaw: flaw{gathers: 100, splitsRead: true}, want: "Concurrent"},
+		{
+			name: "one fence for all keys", flaw: flaw{oneFence: true},
+			want: "FullRange RetryRecognised FencedReadRaises KeysIndependent AnyKey Durable",
+		},
+		{name: "keys cleaned like paths", flaw: flaw{key: path.Clean}, want: "AnyKey"},
+		{name: "keys folded", flaw: flaw{key: strings.ToLower}, want: "KeysIndependent"},
+		{
+			name: "empty value is none", want: "RetryRecognised AnyValue Durable",
+			flaw: flaw{value: func(v []byte) []byte {
+				if len(v) == 0 {
+					return nil
+				}
+				return v
+			}},
+		},
+		{name: "values are text", flaw: flaw{value: func(v []byte) []byte { return bytes.ToValidUTF8(v, []byte("?")) }}, want: "AnyValue"},
+		{name: "values not copied in", flaw: flaw{shares: true}, want: "ValuesCopied"},
+		{name: "values not copied out", flaw: flaw{lends: true}, want: "ValuesCopied"},
+		{name: "fence in memory only", flaw: flaw{forgets: true}, want: "Durable"},
+		{name: "nothing survives", flaw: flaw{loses: true}, want: "Durable"},
+		{name: "zero token and bad key accepted", flaw: flaw{unchecked: true}, want: "ZeroTokenRefused BadKeyRefused"},
+		{name: "zero token refused as stale", flaw: flaw{staleIsZero: true}, want: "ZeroTokenRefused"},
+		{name: "ctx ignored", flaw: flaw{deaf: true}, want: "ContextEnded"},
+		{name: "ctx's cause replaced", flaw: flaw{dull: true}, want: "ContextEnded"},
+		{name: "Close ignored", flaw: flaw{openEnded: true}, want: "Closed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var failed []string
+			for _, k := range storetest.Cases() {
+				// Whether Concurrent meets a flaw is up to the scheduler, except for those that are made for it.
+				if (k.Name == "Concurrent") != (c.flaw.gathers > 0) {
+					continue
+				}
+				err := k.Check(t.Context(), storetest.Harness{
+					New:    func() (resource.Store, error) { return newStore(c.flaw), nil },
+					Reopen: func(s resource.Store) (resource.Store, error) { return s.(*store).reopen(), nil },
+				})
+				if err != nil {
+					failed = append(failed, k.Name)
+					t.Logf("%s: %v", k.Name, err)
+				}
+			}
+			require.Equal(t, c.want, strings.Join(failed, " "))
+		})
+	}
+}

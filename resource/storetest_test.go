@@ -1,0 +1,47 @@
+package resource_test
+
+import (
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/storetest"
+)
+
+func TestMemory(t *testing.T) {
+	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) { return resource.NewMemory(), nil }})
+}
+
+// TestHTTP runs the kit through the client, a server and the handler, which must not weaken any rule.
+func TestHTTP(t *testing.T) {
+	for name, opts := range map[string]*resource.HandlerOptions{
+		"Plain":    nil,
+		"Observed": {Observer: func(resource.Decision) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
+				return newClient(t, serve(t, resource.NewMemory(), opts), nil), nil
+			}})
+		})
+	}
+}
+
+// serve serves store until the test ends and returns its address.
+func serve(t *testing.T, store resource.Store, opts *resource.HandlerOptions) string {
+	t.Helper()
+	h, err := resource.NewHandler(store, opts)
+	require.NoError(t, err)
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	return srv.URL
+}
+
+func newClient(t *testing.T, url string, opts *resource.ClientOptions) *resource.Client {
+	t.Helper()
+	c, err := resource.NewClient(url, opts)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}

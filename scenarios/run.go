@@ -1,0 +1,572 @@
+package scenarios
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/proc"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+const (
+	// DefaultTTL is the victim's lease where a Runner doesn't say.
+	DefaultTTL = 250 * time.Millisecond
+	// DefaultStepTimeout is how long a step may take beyond the TTL and the pause, where a Runner doesn't say.
+	DefaultStepTimeout = 30 * time.Second
+	// longTTL is the lease of workers that are no victims. No machine is so slow that it ends during a run.
+	longTTL = 10 * time.Minute
+)
+
+// Runner plays scenarios.
+type Runner struct {
+	// Addr is handed to the Open function in the workers; for a Redis, its URL.
+	Addr string
+	// Lock and Server describe what is under test in histories, as in history.Run.
+	Lock, Server string
+	// TTL is the victim's lease, DefaultTTL if 0.
+	TTL time.Duration
+	// Pause is the shortest freeze. 0: until the schedule goes on, which is as soon as the successor has got in.
+	Pause time.Duration
+	// StepTimeout is how long a step may take beyond TTL and Pause, DefaultStepTimeout if 0.
+	StepTimeout time.Duration
+	// Command, if not nil, returns the command line that repeats a run.
+	Command func(s Scenario, f history.Fencing) string
+	// OnEvent, if not nil, is told of each event as it enters the history.
+	OnEvent func(e history.Event)
+	// Forget, if not nil, removes from the lock's server what the lock of key has left there.
+	Forget func(ctx context.Context, key string) error
+}
+
+// Outcome is a run's history and what the judge says of it.
+type Outcome struct {
+	Events []history.Event
+	history.Result
+}
+
+// Run plays s. An error says that the schedule could not be carried out; the outcome then holds what has happened until
+// then and is never safe. All processes are gone when Run returns.
+func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outcome, error) {
+	if err := s.Check(); err != nil {
+		return nil, err
+	}
+	ttl, step := r.TTL, r.StepTimeout
+	if ttl == 0 {
+		ttl = DefaultTTL
+	}
+	ttl = max(ttl, time.Duration(s.MinTTL))
+	if step == 0 {
+		step = DefaultStepTimeout
+	}
+	if r.Pause != 0 && r.Pause <= ttl {
+		return nil, fmt.Errorf("scenarios: a pause of %v doesn't exceed the TTL of %v; make it longer, or the TTL shorter", r.Pause, ttl)
+	}
+	p := &play{
+		r: r, s: &s, fencing: f, ttl: ttl, step: step + ttl + r.Pause,
+		key: s.Name + "/" + string(f) + "/" + uuid.NewString(), workers: map[string]*worker{},
+	}
+	err := p.run(ctx)
+	if r.Forget != nil {
+		err = errors.Join(err, r.Forget(context.WithoutCancel(ctx), p.key))
+	}
+	if err != nil {
+		err = fmt.Errorf("scenarios: %s, fencing %s: %w", s.Name, f, err)
+	}
+	return &Outcome{p.events, history.Judge(p.events)}, err
+}
+
+// play is one run under way.
+type play struct {
+	r       *Runner
+	s       *Scenario
+	fencing history.Fencing
+	ttl     time.Duration
+	step    time.Duration
+	key     string
+
+	dir      string
+	listener *net.TCPListener
+	url      string
+
+	resource *process // nil while it is dead
+	syncs    int
+	workers  map[string]*worker
+	events   []history.Event
+}
+
+// worker is a worker's process and the faults that it is under.
+type worker struct {
+	*process
+	stopped bool // it waits for a line from us
+	link    *faults.Link
+	deliver faults.Heal
+	resume  faults.Heal
+	paused  time.Time
+}
+
+func (p *play) run(ctx context.Context) (err error) {
+	p.dir, err = os.MkdirTemp("", "fencelab-scenario-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	if err := p.listen(ctx); err != nil {
+		return err
+	}
+	run := history.Run{
+		Scenario: p.s.Name, Hazard: p.s.Hazard, Fencing: p.fencing, Lock: p.r.Lock, Server: p.r.Server, Store: "bolt",
+		TTL: history.Duration(p.ttl), Pause: history.Duration(p.r.Pause), Workers: p.s.workers(),
+	}
+	if p.r.Command != nil {
+		run.Command = p.r.Command(*p.s, p.fencing)
+	}
+	p.add(history.Event{Kind: history.KindRun, Run: &run})
+	if err := p.startResource(); err != nil {
+		return err
+	}
+	for i, st := range p.s.Steps {
+		if err := p.do(ctx, st); err != nil {
+			return fmt.Errorf("step %d, %s: %w", i+1, st, err)
+		}
+	}
+	return p.finish(ctx)
+}
+
+// String is the step as in "run A until read".
+func (st Step) String() string {
+	s := string(st.Op) + " " + st.Target
+	if st.Until != "" {
+		s += " until " + st.Until
+	}
+	return s
+}
+
+func (p *play) do(ctx context.Context, st Step) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.step, fmt.Errorf("it has not happened within %v", p.step))
+	defer cancel()
+	w := p.workers[st.Target]
+	switch st.Op {
+	case OpRun:
+		return p.runUntil(ctx, st.Target, st.Until)
+	case OpPause:
+		heal, err := faults.Pause(ctx, w.PID)
+		if err != nil {
+			return err
+		}
+		w.resume, w.paused = heal, time.Now()
+		return p.fault(ctx, history.FaultPause, st.Target)
+	case OpResume:
+		if err := sleepUntil(ctx, w.paused.Add(p.r.Pause)); err != nil {
+			return err
+		}
+		if err := p.fault(ctx, history.FaultResume, st.Target); err != nil { // first: what it does next comes after
+			return err
+		}
+		return w.resume(ctx)
+	case OpHold:
+		w, err := p.worker(st.Target)
+		if err != nil {
+			return err
+		}
+		heal, err := w.link.HoldRequests(ctx)
+		if err != nil {
+			return err
+		}
+		w.deliver = heal
+		return p.fault(ctx, history.FaultHold, st.Target)
+	case OpDeliver:
+		if err := p.fault(ctx, history.FaultDeliver, st.Target); err != nil {
+			return err
+		}
+		return w.deliver(ctx)
+	case OpKill:
+		if err := faults.Kill(ctx, p.resource.PID); err != nil {
+			return err
+		}
+		if err := p.drainResource(); err != nil {
+			return err
+		}
+		return p.fault(ctx, history.FaultKill, Resource)
+	case OpRestart:
+		if err := p.startResource(); err != nil {
+			return err
+		}
+		return p.fault(ctx, history.FaultRestart, Resource)
+	}
+	return fmt.Errorf("there is no operation %q", st.Op)
+}
+
+func sleepUntil(ctx context.Context, t time.Time) error {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// runUntil lets a worker go on until it reports until.
+func (p *play) runUntil(ctx context.Context, name, until string) error {
+	w, err := p.worker(name)
+	if err != nil {
+		return err
+	}
+	switch {
+	case w.process == nil:
+		if err := p.startWorker(name, w); err != nil {
+			return err
+		}
+	case w.stopped:
+		if err := w.goOn(); err != nil {
+			return err
+		}
+	}
+	for {
+		m, err := w.next(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if m.Event == nil {
+			return fmt.Errorf("%s sent a message without an event", name)
+		}
+		m.Event.Actor = name
+		w.stopped = m.Stops
+		if err := p.record(ctx, *m.Event); err != nil {
+			return err
+		}
+		ended := m.Event.Name == history.Done || m.Event.Name == history.Failed
+		switch {
+		case ended && m.Event.Name == until:
+			return w.exit(ctx)
+		case ended && m.Event.Name == history.Failed:
+			return fmt.Errorf("%s failed: %s", name, m.Event.Error)
+		case ended:
+			return fmt.Errorf("%s was done without reporting %q", name, until)
+		case m.Event.Name == until:
+			return nil
+		case m.Stops:
+			if err := w.goOn(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// worker returns the worker of that name, with a link of its own to the resource if the schedule holds what it sends.
+func (p *play) worker(name string) (*worker, error) {
+	if w := p.workers[name]; w != nil {
+		return w, nil
+	}
+	w := &worker{}
+	if slices.Contains(p.s.Steps, Hold(name)) {
+		link, err := faults.NewLink(p.listener.Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		w.link = link
+	}
+	p.workers[name] = w
+	return w, nil
+}
+
+func (p *play) startWorker(name string, w *worker) error {
+	how := p.s.Workers[name]
+	spec := childSpec{
+		Name: name, Fencing: p.fencing, Key: p.key, Addr: p.r.Addr, TTL: longTTL, Worker: how,
+		URL: "http://" + p.listener.Addr().String(), Sent: slices.Contains(p.s.Steps, Run(name, history.Sent)),
+	}
+	if how.Victim {
+		spec.TTL = p.ttl
+	}
+	if w.link != nil {
+		spec.URL = "http://" + w.link.Addr()
+	}
+	var err error
+	w.process, err = start(spec)
+	return err
+}
+
+// listen makes the resource's listener. It belongs to us and not to the resource's process, so that the address stays
+// the resource's when the process is killed; who connects meanwhile waits for its successor.
+func (p *play) listen(ctx context.Context) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	p.listener = l.(*net.TCPListener)
+	return nil
+}
+
+func (p *play) startResource() error {
+	f, err := p.listener.File()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // the child has its own
+	spec := childSpec{Name: Resource, Fencing: p.fencing, File: filepath.Join(p.dir, "resource.db")}
+	p.resource, err = start(spec, f)
+	return err
+}
+
+// add appends an event of ours.
+func (p *play) add(e history.Event) {
+	e.Time, e.Actor = time.Now(), "controller"
+	p.append(e)
+}
+
+func (p *play) append(e history.Event) {
+	p.events = append(p.events, e)
+	if p.r.OnEvent != nil {
+		p.r.OnEvent(e)
+	}
+}
+
+func (p *play) fault(ctx context.Context, name, target string) error {
+	if err := p.sync(ctx); err != nil {
+		return err
+	}
+	p.add(history.Event{Kind: history.KindFault, Name: name, Target: target})
+	return nil
+}
+
+// record appends an event of a worker's, after the decisions of the resource that came before it.
+func (p *play) record(ctx context.Context, e history.Event) error {
+	if err := p.sync(ctx); err != nil {
+		return err
+	}
+	p.append(e)
+	return nil
+}
+
+// sync appends the decisions that the resource has made until now. Workers and the resource report to us side by side;
+// this puts what the resource decided before what a worker tells of it.
+func (p *play) sync(ctx context.Context) error {
+	if p.resource == nil {
+		return nil
+	}
+	p.syncs++
+	if err := p.resource.tell(fmt.Sprintf("sync %d", p.syncs)); err != nil {
+		return err
+	}
+	for {
+		m, err := p.resource.next(ctx)
+		if err != nil {
+			return fmt.Errorf("resource: %w", err)
+		}
+		if m.Synced == p.syncs {
+			return nil
+		}
+		p.decided(m)
+	}
+}
+
+func (p *play) decided(m message) {
+	if m.Event != nil {
+		m.Event.Actor = Resource
+		p.append(*m.Event)
+	}
+}
+
+// drainResource appends the last decisions of a resource that has been killed.
+func (p *play) drainResource() error {
+	err := p.resource.Kill() // reaps it
+	for m := range p.resource.messages {
+		p.decided(m)
+	}
+	p.resource.close()
+	p.resource = nil
+	return err
+}
+
+// finish reads what the resource holds at the end, and ends it.
+func (p *play) finish(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.step, fmt.Errorf("the resource did not end within %v", p.step))
+	defer cancel()
+	if err := p.sync(ctx); err != nil {
+		return err
+	}
+	client, err := resource.NewClient("http://"+p.listener.Addr().String(), nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+	rec, err := client.Read(ctx, p.key)
+	if err != nil && !errors.Is(err, resource.ErrNotFound) {
+		return err
+	}
+	refused, err := refusals(ctx, "http://"+p.listener.Addr().String()+"/metrics")
+	if err != nil {
+		return err
+	}
+	// The final read is ours and no part of the history, so its decision isn't recorded.
+	p.add(history.Event{
+		Kind: history.KindFinal, Key: p.key, Value: string(rec.Value),
+		Seen: rec.MaxFence.Token, SeenSeq: rec.MaxFence.Seq, Stale: refused,
+	})
+	if err := client.Close(); err != nil {
+		return err
+	}
+	if err := p.resource.exit(ctx); err != nil {
+		return fmt.Errorf("resource: %w", err)
+	}
+	p.add(history.Event{Kind: history.KindEnd})
+	return nil
+}
+
+// close ends all that is left of the run.
+func (p *play) close() error {
+	var errs []error
+	for _, w := range p.workers {
+		if w.process != nil {
+			errs = append(errs, w.end())
+		}
+		if w.link != nil {
+			errs = append(errs, w.link.Close())
+		}
+	}
+	if p.resource != nil {
+		errs = append(errs, p.resource.end())
+	}
+	if p.listener != nil {
+		errs = append(errs, p.listener.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
+}
+
+// process is a child and our ends of its pipes.
+type process struct {
+	*proc.Child
+	messages chan message // closed when the child has closed its end
+	control  *os.File
+	output   *output
+}
+
+// backlog is how many messages a child can be ahead of us. A child of ours sends a few dozen in its life.
+const backlog = 1024
+
+// start starts this binary as a child. The files are the child's from descriptor listenFile on.
+func start(spec childSpec, files ...*os.File) (*process, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	eventsR, eventsW, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = eventsW.Close() }()
+	controlR, controlW, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, eventsR.Close())
+	}
+	defer func() { _ = controlR.Close() }()
+
+	p := &process{messages: make(chan message, backlog), control: controlW, output: &output{}}
+	cmd := exec.Command(exe) //nolint:noctx // ended by close, also when it is stopped
+	// A program built with the race detector sleeps for a second when it exits, unless it is told not to.
+	cmd.Env = append(os.Environ(), childEnv+"="+string(text), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Stdout, cmd.Stderr = p.output, p.output
+	cmd.ExtraFiles = append([]*os.File{eventsW, controlR}, files...)
+	p.Child, err = proc.Start(cmd)
+	if err != nil {
+		return nil, errors.Join(err, eventsR.Close(), controlW.Close())
+	}
+	go func() {
+		defer func() { _ = eventsR.Close() }()
+		readMessages(eventsR, p.messages)
+	}()
+	return p, nil
+}
+
+// tell sends a line.
+func (p *process) tell(line string) error {
+	if _, err := fmt.Fprintln(p.control, line); err != nil {
+		return fmt.Errorf("tell it %q: %w%s", line, err, p.output)
+	}
+	return nil
+}
+
+func (w *worker) goOn() error {
+	w.stopped = false
+	return w.tell("go on")
+}
+
+// next returns the child's next message.
+func (p *process) next(ctx context.Context) (message, error) {
+	select {
+	case m, ok := <-p.messages:
+		if !ok {
+			return m, fmt.Errorf("its process has ended%s", p.output)
+		}
+		return m, nil
+	case <-ctx.Done():
+		return message{}, fmt.Errorf("waiting for its next report: %w%s", context.Cause(ctx), p.output)
+	}
+}
+
+// exit lets the child end by itself, and returns an error if it didn't end well; a data race that it found, for example.
+func (p *process) exit(ctx context.Context) error {
+	p.close()
+	select {
+	case <-p.Exited():
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for its end: %w", context.Cause(ctx))
+	}
+	if err := p.Wait(); err != nil {
+		return fmt.Errorf("its process ended with %w%s", err, p.output)
+	}
+	return nil
+}
+
+// end kills the child, if it is still there.
+func (p *process) end() error {
+	err := p.Kill()
+	for range p.messages { // its reader ends
+	}
+	p.close()
+	return err
+}
+
+// close closes the control pipe, which tells the child that nothing more will come.
+func (p *process) close() { _ = p.control.Close() }
+
+// output is what a child has printed, for error messages.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(b)
+}
+
+// String is empty, or begins with a line break.
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.buf.Len() == 0 {
+		return ""
+	}
+	return "\n--- it printed:\n" + o.buf.String()
+}
