@@ -1,6 +1,9 @@
 package faults
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // HoldRequests keeps what the clients send, like a network that delivers late. In force means that no byte leaves the
 // link for the server any more: all that a client sends from now on is held, and so is what it sent before and the
@@ -14,4 +17,13 @@ import "context"
 // its ctx ends.
 func (l *Link) HoldRequests(ctx context.Context) (deliver Heal, err error) {
 	return l.place(ctx, "hold requests", l.requests, hold)
+}
+
+// AwaitHeld waits until the link holds something that a client has sent, and so until that is on its way and late. It
+// returns an error if [Link.HoldRequests] isn't in force, or ends.
+func (l *Link) AwaitHeld(ctx context.Context) error {
+	if err := l.requests.held(ctx); err != nil {
+		return fmt.Errorf("faults: await held requests on link %s: %w", l.Addr(), err)
+	}
+	return nil
 }

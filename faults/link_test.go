@@ -318,6 +318,11 @@ func TestFaultsOfOneLink(t *testing.T) {
 	require.Empty(t, s.log("x"))
 	require.NoError(t, deliver(t.Context()))
 	await(t, "delivery", func() bool { return len(s.log("x")) == 1 })
+	_, err = link.Cut(t.Context())
+	require.ErrorContains(t, err, "another fault")
+	fresh := dial(t, link.Addr())
+	fresh.send(t, "a cut that failed loses no request")
+	await(t, "effect", func() bool { return len(s.log("a cut")) == 1 })
 	require.NoError(t, heal(t.Context()))
 	c.wantNoReply(t)
 
@@ -436,4 +441,35 @@ func TestLinkClose(t *testing.T) {
 			require.Empty(t, s.log("y"))
 		})
 	}
+}
+
+func TestAwaitHeld(t *testing.T) {
+	s := startServer(t)
+	link := startLink(t, s.addr())
+	require.Error(t, link.AwaitHeld(t.Context()), "nothing can be held without a hold")
+	c := dial(t, link.Addr())
+	c.ask(t, "before")
+
+	deliver, err := link.HoldRequests(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, link.AwaitHeld(ctx), context.DeadlineExceeded, "what came before the hold is not held")
+
+	c.send(t, "held")
+	require.NoError(t, link.AwaitHeld(t.Context()))
+	require.Empty(t, s.log("held"))
+	require.NoError(t, link.AwaitHeld(t.Context()), "it is held still")
+
+	waiting := make(chan error, 1)
+	second := startLink(t, s.addr())
+	deliver2, err := second.HoldRequests(t.Context())
+	require.NoError(t, err)
+	go func() { waiting <- second.AwaitHeld(t.Context()) }()
+	require.NoError(t, deliver2(t.Context()))
+	require.Error(t, <-waiting, "the hold has ended")
+
+	require.NoError(t, deliver(t.Context()))
+	c.wantReply(t, "held")
+	require.Error(t, link.AwaitHeld(t.Context()))
 }

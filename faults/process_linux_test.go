@@ -47,6 +47,15 @@ func TestPauseStopsEveryThread(t *testing.T) {
 	}
 }
 
+func TestKillEndsEveryThread(t *testing.T) {
+	for i := range 10 {
+		tk := startTicker(t)
+		require.NoError(t, faults.Kill(t.Context(), tk.pid()))
+		states := threadStates(t, tk.pid())
+		require.Empty(t, strings.Trim(states, "ZX"), "round %d: states %s", i, states)
+	}
+}
+
 // A thread that is locked and has given up root is how a test that runs as root meets EPERM: to the kernel,
 // credentials are a thread's. The thread ends with its goroutine.
 func TestNotPermitted(t *testing.T) {

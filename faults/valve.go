@@ -31,6 +31,7 @@ type valve struct {
 	flow    flow
 	epoch   int                // counts the changes of flow
 	fault   int                // the epoch in which the present fault began; 0: there is none
+	holding bool               // a pipe has kept a piece since the flow last changed
 	pipes   map[*pipe]struct{} // those that run
 	changed chan struct{}      // closed and replaced when anything above or a pipe's epoch changes
 }
@@ -152,6 +153,7 @@ func (v *valve) wait(ctx context.Context, ok func() (bool, error)) error {
 // set changes the flow, with v locked.
 func (v *valve) set(f flow) {
 	v.flow = f
+	v.holding = false
 	v.epoch++
 	v.notify()
 }
@@ -187,6 +189,7 @@ func (v *valve) Pipe(stub *toxics.ToxicStub) {
 				p.source = nil
 			} else {
 				p.queue = append(p.queue, piece)
+				v.kept(p)
 			}
 		case output <- head:
 			p.queue = p.queue[1:]
@@ -223,6 +226,7 @@ func (v *valve) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 			p.queue = append(p.queue, barrier())
 		default:
 			p.flow = v.flow
+			v.holding = v.holding || p.flow == hold && len(p.queue) > 0
 		}
 	}
 	if p.flow == drop || p.flow == shut {
@@ -236,6 +240,29 @@ func (v *valve) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 		v.notify()
 	}
 	return v.changed
+}
+
+// kept notes that p keeps what it has just taken, if it does.
+func (v *valve) kept(p *pipe) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if p.flow == hold && v.flow == hold && !v.holding {
+		v.holding = true
+		v.notify()
+	}
+}
+
+// errNotHeld is returned to who waits for something to be held where nothing can be.
+var errNotHeld = errors.New("no hold is in force")
+
+// held waits until a pipe keeps a piece.
+func (v *valve) held(ctx context.Context) error {
+	return v.wait(ctx, func() (bool, error) {
+		if v.flow != hold {
+			return false, errNotHeld
+		}
+		return v.holding, nil
+	})
 }
 
 // barrier returns an empty piece. The proxy takes a piece only when it has written the one before to the socket, so

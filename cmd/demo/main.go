@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -41,13 +42,15 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	out := &printer{w: stdout}
+	defer func() { err = errors.Join(err, out.err) }()
 	var fs flag.FlagSet
 	name := fs.String("scenario", "PauseExceedsTTL", "the `hazard` to play: "+strings.Join(names(), ", "))
 	ttl := fs.Duration("ttl", 2*time.Second, "the lease of the worker that the fault hits")
-	pause := fs.Duration("pause", 5*time.Second, "the shortest freeze; 0: until the successor has got in")
-	provider := cli.Choice(&fs, "testbed", "where Redis comes from: `provider` auto, containers, local, external or embedded",
+	pause := fs.Duration("pause", 5*time.Second, "how long the freeze, or the delay in the network, lasts at least; 0: until the successor has got in")
+	provider := cli.Choice(&fs, "testbed", "where Redis comes from",
 		string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
-	out := fs.String("o", "fencelab-demo.html", "the `file` to draw the timeline in")
+	page := fs.String("o", "fencelab-demo.html", "the `file` to draw the timeline in")
 	record := fs.String("record", "", "a `directory` for the histories, as JSON lines; none by default")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
@@ -58,13 +61,13 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 
 	redis, err := testbed.StartRedis(ctx, &testbed.Options{
-		Provider: testbed.Provider(*provider), AllowEmbedded: true, Progress: stdout,
+		Provider: testbed.Provider(*provider), AllowEmbedded: true, Progress: out,
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, redis.Close()) }()
-	fmt.Fprintf(stdout, "%s\nThe lock: %s. The resource: a process of its own, durable. TTL %v, frozen for at least %v.\n",
+	out.printf("%s\nThe lock: %s. The resource: a process of its own, durable. TTL %v, frozen for at least %v.\n",
 		s.Hazard, redis, *ttl, *pause)
 
 	var runs []reports.Run
@@ -75,8 +78,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		r.Command = func(s scenarios.Scenario, _ history.Fencing) string {
 			return fmt.Sprintf("go run ./cmd/demo -scenario %s -ttl %v -pause %v -testbed %s", s.Name, *ttl, *pause, redis.Provider)
 		}
-		fmt.Fprintf(stdout, "\nFencing %s\n", f)
-		r.OnEvent = progress(stdout)
+		out.printf("\nFencing %s\n", f)
+		r.OnEvent = progress(out)
 		o, err := r.Run(ctx, s, f)
 		if err != nil {
 			return err
@@ -91,15 +94,33 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			}
 		}
 	}
-	fmt.Fprintf(stdout, "\n%s", sideBySide(runs[0], runs[1]))
-	if err := draw(*out, runs); err != nil {
+	out.printf("\n%s", sideBySide(runs[0], runs[1]))
+	if err := draw(*page, runs); err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "\nThe timeline, to scale: %s\n", *out)
+	out.printf("\nThe timeline, to scale: %s\n", *page)
 	if unexpected != nil {
 		return fmt.Errorf("demo: not what the product promises: %s", strings.Join(unexpected, "; "))
 	}
 	return nil
+}
+
+// printer prints until the first error, and keeps it.
+type printer struct {
+	w   io.Writer
+	err error
+}
+
+func (p *printer) Write(b []byte) (int, error) {
+	n, err := p.w.Write(b)
+	p.err = cmp.Or(p.err, err)
+	return n, err
+}
+
+func (p *printer) printf(format string, args ...any) {
+	if p.err == nil {
+		_, _ = fmt.Fprintf(p, format, args...) // Write keeps the error
+	}
 }
 
 // names are the hazards that show something both with fencing off and on.
@@ -112,7 +133,7 @@ func names() []string {
 }
 
 // progress prints events as they happen, with the time since the first.
-func progress(w io.Writer) func(history.Event) {
+func progress(out *printer) func(history.Event) {
 	var events []history.Event
 	return func(e history.Event) {
 		events = append(events, e)
@@ -120,7 +141,7 @@ func progress(w io.Writer) func(history.Event) {
 		if e.Kind == history.KindRun || e.Kind == history.KindEnd {
 			return
 		}
-		fmt.Fprintf(w, "%7.3fs  %s\n", e.Time.Sub(events[0].Time).Seconds(), lines[len(lines)-1])
+		out.printf("%7.3fs  %s\n", e.Time.Sub(events[0].Time).Seconds(), lines[len(lines)-1])
 	}
 }
 

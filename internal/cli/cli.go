@@ -26,10 +26,13 @@ const envPrefix = "FENCELAB"
 // Main calls run with the command's arguments and exits: 0 after success and -h, else 1. run's ctx ends at the first
 // SIGINT or SIGTERM; the second one kills.
 func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
+	signals, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	context.AfterFunc(signals, func() {
+		stop() // first, so that whoever sees ctx end knows that the next signal kills
+		cancel(context.Cause(signals))
+	})
 	err := run(ctx, os.Args[1:], os.Stdout)
-	stop()
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -2,6 +2,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -20,8 +21,7 @@ import (
 
 // Limits that keep a slow or stuck client from holding a connection for ever.
 const (
-	headerTimeout   = 10 * time.Second // from accepting a connection to the end of the request's header
-	requestTimeout  = 30 * time.Second // for the whole request, and as much again for its answer
+	requestTimeout  = 30 * time.Second // for the whole request, and as much again for its answer; a third of it for its header
 	idleTimeout     = 2 * time.Minute  // between requests
 	maxHeaderBytes  = 16 << 10
 	healthTimeout   = 2 * time.Second
@@ -32,6 +32,8 @@ const (
 type Options struct {
 	// Handler are the handler's settings. Serve sets Registerer and Logger.
 	Handler resource.HandlerOptions
+	// RequestTimeout is how long a connection may take to bring its request; 0: 30 s.
+	RequestTimeout time.Duration
 	// TLS has the certificate to serve with; nil: plain HTTP.
 	TLS *tls.Config
 	// Logger is told what an operator wants to know; nil: nobody is.
@@ -43,35 +45,54 @@ type Options struct {
 // Serve closes ln and store.
 func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Options) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
-	log := opts.Logger
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	opts.Handler.Registerer, opts.Handler.Logger = reg, log
+	opts.Handler.Registerer, opts.Handler.Logger = reg, opts.Logger
 	handler, err := resource.NewHandler(store, &opts.Handler)
 	if err != nil {
 		return errors.Join(err, ln.Close())
 	}
-	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg})
+	health := func(ctx context.Context) error {
+		_, err := store.Read(ctx, "healthz")
+		if errors.Is(err, resource.ErrNotFound) {
+			return nil
+		}
+		return err
+	}
+	return run(ctx, ln, opts, mux(reg, health, handler))
+}
 
+// ServeMetrics serves /metrics and /healthz on ln until ctx ends, for a command that has nothing else to serve. health
+// returns why the command can't work, or nil. It closes ln.
+func ServeMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error) error {
+	return run(ctx, ln, Options{}, mux(reg, health, http.NotFoundHandler()))
+}
+
+// mux serves /metrics, /healthz and the rest. It is not a ServeMux, which would redirect keys with "//" or ".." in them.
+func mux(reg *prometheus.Registry, health func(context.Context) error, rest http.Handler) http.Handler {
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/metrics":
+			metrics.ServeHTTP(w, r)
+		case "/healthz":
+			healthz(w, r, health)
+		default:
+			rest.ServeHTTP(w, r)
+		}
+	})
+}
+
+// run serves until ctx ends, and then until the requests in flight have finished.
+func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) error {
+	log := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
+	timeout := cmp.Or(opts.RequestTimeout, requestTimeout)
 	srv := &http.Server{
-		TLSConfig: opts.TLS,
-		// Not a ServeMux, which would redirect keys with "//" or ".." in them.
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch r.URL.Path {
-			case "/metrics":
-				metrics.ServeHTTP(w, r)
-			case "/healthz":
-				health(w, r, store)
-			default:
-				handler.ServeHTTP(w, r)
-			}
-		}),
-		ReadHeaderTimeout: headerTimeout,
-		ReadTimeout:       requestTimeout,
-		WriteTimeout:      2 * requestTimeout, // counts from the end of the header, so it includes reading the body
+		Handler:           h,
+		TLSConfig:         opts.TLS,
+		ReadHeaderTimeout: timeout / 3,
+		ReadTimeout:       timeout,
+		WriteTimeout:      2 * timeout, // counts from the end of the header, so it includes reading the body
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
@@ -80,9 +101,9 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 	go func() {
 		if opts.TLS != nil {
 			served <- srv.ServeTLS(ln, "", "")
-		} else {
-			served <- srv.Serve(ln)
+			return
 		}
+		served <- srv.Serve(ln)
 	}()
 	select {
 	case err := <-served:
@@ -92,7 +113,7 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 	log.Info("shutting down", "cause", context.Cause(ctx))
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	err = srv.Shutdown(grace)
+	err := srv.Shutdown(grace)
 	if err != nil {
 		err = fmt.Errorf("server: requests did not finish within %v: %w", shutdownTimeout, errors.Join(err, srv.Close()))
 	}
@@ -100,11 +121,11 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 	return err
 }
 
-// health answers whether the store answers.
-func health(w http.ResponseWriter, r *http.Request, store resource.Store) {
+// healthz answers 200 if health returns nil.
+func healthz(w http.ResponseWriter, r *http.Request, health func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(r.Context(), healthTimeout)
 	defer cancel()
-	if _, err := store.Read(ctx, "healthz"); err != nil && !errors.Is(err, resource.ErrNotFound) {
+	if err := health(ctx); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}

@@ -1,0 +1,144 @@
+// Command report judges recorded histories and draws them as one HTML page.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode"
+
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/reports"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+const usage = `Usage: report [-o timeline.html] history.jsonl...
+
+Judges each history, prints the verdicts, and writes one HTML page that draws them to scale. Runs of the same scenario
+stand beside each other. "-" reads a history from standard input. No server is needed.
+
+The exit code is 1 if a history with fencing on is violated, if any history is inconclusive, if one can't be read, or if
+the page can't be written. Else it is 0: what goes wrong without fencing, or with fencing on writes alone, is what such
+runs are there to show. The page is written whatever the verdicts are.
+
+Flags:
+
+  -o file  (default timeline.html)
+        the file to write the page to
+
+Examples:
+
+  report run.jsonl
+  report -o pause.html pause-off.jsonl pause-on.jsonl
+`
+
+func main() { cli.Main(run) }
+
+func run(ctx context.Context, args []string, stdout io.Writer) error {
+	fs := flag.NewFlagSet("report", flag.ContinueOnError)
+	out := fs.String("o", "timeline.html", "")
+	fs.SetOutput(io.Discard) // errors are returned, not printed as well
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		_, werr := io.WriteString(stdout, usage)
+		return errors.Join(werr, err)
+	case err != nil:
+		return fmt.Errorf("report: %w (report -h lists the flags)", err)
+	case fs.NArg() == 0:
+		return errors.New("report: no history to read: name one or more files of events (report -h tells more)")
+	}
+
+	var (
+		runs []reports.Run
+		bad  []string
+	)
+	for _, name := range fs.Args() {
+		if ctx.Err() != nil {
+			return fmt.Errorf("report: %w", context.Cause(ctx))
+		}
+		events, err := read(name)
+		if err != nil {
+			return fmt.Errorf("report: %s: %w", name, err)
+		}
+		r := reports.Run{Events: events, Result: history.Judge(events)}
+		runs = append(runs, r)
+		if _, err := io.WriteString(stdout, summary(name, r)); err != nil {
+			return fmt.Errorf("report: %w", err)
+		}
+		if !expected(r) {
+			bad = append(bad, fmt.Sprintf("%s is %s", name, r.Result.Verdict))
+		}
+	}
+
+	var page bytes.Buffer
+	if err := reports.Timeline(&page, runs...); err != nil {
+		return err
+	}
+	if err := os.WriteFile(*out, page.Bytes(), 0o644); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	if _, err := io.WriteString(stdout, "wrote "+*out+"\n"); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	if len(bad) > 0 {
+		return fmt.Errorf("report: %s", strings.Join(bad, "; "))
+	}
+	return nil
+}
+
+func read(name string) ([]history.Event, error) {
+	if name == "-" {
+		return history.Decode(os.Stdin)
+	}
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return history.Decode(bytes.NewReader(b))
+}
+
+// summary is a verdict and what it rests on.
+func summary(name string, r reports.Run) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-12s %s (%s)\n", r.Result.Verdict, name, describe(r.Events))
+	for _, f := range r.Result.Findings {
+		fmt.Fprintf(&b, "%-12s %s\n", "", f)
+	}
+	return printable(b.String())
+}
+
+// printable replaces what a terminal would act on instead of printing it: histories come from anywhere.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
+}
+
+func describe(events []history.Event) string {
+	if len(events) == 0 || events[0].Run == nil {
+		return "an unknown run"
+	}
+	return fmt.Sprintf("%s, fencing %s", events[0].Run.Scenario, events[0].Run.Fencing)
+}
+
+// expected tells whether a run ended as a run with its fencing may end. A run that doesn't say how it was fenced
+// counts as fenced.
+func expected(r reports.Run) bool {
+	switch r.Result.Verdict {
+	case history.Safe:
+		return true
+	case history.Violated:
+		run := r.Events[0].Run
+		return run != nil && (run.Fencing == history.FencingOff || run.Fencing == history.FencingWrites)
+	default:
+		return false
+	}
+}

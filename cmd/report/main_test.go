@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const histories = "../../reports/testdata/"
+
+// What a CI job sees of each kind of history.
+func TestExit(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, from string, change func(string) string) string {
+		b, err := os.ReadFile(histories + from)
+		require.NoError(t, err)
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(change(string(b))), 0o644))
+		return path
+	}
+	violatedOn := write("violated-on", "pause-off.jsonl", func(s string) string {
+		return strings.Replace(s, `"fencing": "off"`, `"fencing": "on"`, 1)
+	})
+	violatedUnknown := write("violated-unknown", "pause-off.jsonl", func(s string) string {
+		_, rest, _ := strings.Cut(s, "\n") // without the run event
+		return rest
+	})
+	cut := write("cut", "pause-on.jsonl", func(s string) string { return s[:strings.LastIndex(s[:len(s)-1], "\n")+1] })
+	garbage := write("garbage", "pause-on.jsonl", func(s string) string { return s + "{\"time\": 3}\n" })
+	empty := write("empty", "pause-on.jsonl", func(string) string { return "" })
+
+	for name, c := range map[string]struct {
+		args   []string
+		stdout string
+		err    string // "": success
+		page   bool
+	}{
+		"safe and, unfenced, violated": {
+			[]string{histories + "pause-off.jsonl", histories + "pause-on.jsonl"}, "violated     " + histories + "pause-off.jsonl", "", true,
+		},
+		"violated with fencing on writes": {[]string{histories + "late-writes.jsonl"}, "fencing writes", "", true},
+		"violated with fencing on":        {[]string{violatedOn, histories + "pause-on.jsonl"}, "violated", "is violated", true},
+		"violated, fencing unknown":       {[]string{violatedUnknown}, "an unknown run", "is violated", true},
+		"inconclusive":                    {[]string{cut}, "inconclusive", "is inconclusive", true},
+		"empty":                           {[]string{empty}, "inconclusive", "is inconclusive", true},
+		"not a history":                   {[]string{garbage}, "", "history: line ", false},
+		"no such file":                    {[]string{filepath.Join(dir, "absent")}, "", "no such file", false},
+		"no file":                         {nil, "", "name one or more files", false},
+		"unknown flag":                    {[]string{"-x"}, "", "report -h", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			page := filepath.Join(t.TempDir(), "timeline.html")
+			var stdout bytes.Buffer
+			err := run(context.Background(), append([]string{"-o", page}, c.args...), &stdout)
+			if c.err == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, c.err)
+			}
+			require.Contains(t, stdout.String(), c.stdout)
+			_, err = os.Stat(page)
+			require.Equal(t, c.page, err == nil, "page written: %v", err)
+		})
+	}
+}
+
+func TestHelp(t *testing.T) {
+	var stdout bytes.Buffer
+	err := run(context.Background(), []string{"-h"}, &stdout)
+	require.ErrorIs(t, err, flag.ErrHelp)
+	require.Contains(t, stdout.String(), "exit code")
+}
+
+// A history cannot make the terminal act.
+func TestTerminal(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "h")
+	event := `{"time":"2026-11-20T09:30:00Z","actor":"\u001b[31mA\u202e","kind":"report","name":"failed","error":"\u0007"}` + "\n"
+	require.NoError(t, os.WriteFile(name, []byte(event), 0o644))
+	var stdout bytes.Buffer
+	err := run(context.Background(), []string{"-o", filepath.Join(t.TempDir(), "t.html"), name}, &stdout)
+	require.ErrorContains(t, err, "inconclusive")
+	require.Contains(t, stdout.String(), "failed")
+	require.NotContains(t, stdout.String(), "\x1b")
+	require.NotContains(t, stdout.String(), "\u202e")
+}
+
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	stop := errors.New("stop")
+	cancel(stop)
+	err := run(ctx, []string{"-o", filepath.Join(t.TempDir(), "t.html"), histories + "crash-on.jsonl"}, &bytes.Buffer{})
+	require.ErrorIs(t, err, stop)
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// strace returns a wrapper for start that writes the command's writes, syncs and answers to file.
+func strace(t *testing.T, file string, more ...string) []string {
+	t.Helper()
+	if _, err := exec.LookPath("strace"); err != nil {
+		if os.Getenv("FENCELAB_STRICT") == "1" {
+			t.Fatal("strace is missing, and FENCELAB_STRICT=1 forbids to go without it: apt-get install strace")
+		}
+		t.Skip("needs strace to see when the answer leaves: apt-get install strace")
+	}
+	return append([]string{"strace", "-f", "-y", "-s", "400", "-e", "trace=write,pwrite64,fsync,fdatasync", "-o", file}, more...)
+}
+
+// step is what matters in a trace.
+type step struct {
+	what   string // "write" to the store's file, "sync" of it, or "answer"
+	answer string // of an answer: its status line and headers
+}
+
+var (
+	syncDone  = regexp.MustCompile(`^\d+ +(?:f(?:data)?sync\(\d+<.*resource\.db>\)|<\.\.\. f(?:data)?sync resumed>\)) += 0`)
+	fileWrite = regexp.MustCompile(`^\d+ +pwrite64\(\d+<.*resource\.db>`)
+	answer    = regexp.MustCompile(`^\d+ +write\(\d+<.*>, "(HTTP/1\.1 \d.*)`)
+)
+
+// steps reads a trace: writes and answers count when they begin, a sync when it has succeeded.
+func steps(t *testing.T, file string) []step {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var out []step
+	for line := range strings.Lines(string(b)) {
+		switch {
+		case fileWrite.MatchString(line):
+			out = append(out, step{what: "write"})
+		case syncDone.MatchString(line):
+			out = append(out, step{what: "sync"})
+		case answer.MatchString(line):
+			out = append(out, step{what: "answer", answer: answer.FindStringSubmatch(line)[1]})
+		}
+	}
+	return out
+}
+
+// stop ends a traced child. strace passes the signal on.
+func (c *child) stop(t *testing.T) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(-c.Process.Pid, syscall.SIGTERM))
+	<-c.exited
+}
+
+// TestAnswerLeavesAfterSync looks at the system calls: an accepted write or fenced read is written and synced before
+// its answer is sent; a refusal, a plain read and a fenced read that changes nothing cost no sync.
+func TestAnswerLeavesAfterSync(t *testing.T) {
+	ln, dir, ctx := listen(t), t.TempDir(), t.Context()
+	trace := filepath.Join(dir, "trace")
+	p := start(t, ln, strace(t, trace), "-file", filepath.Join(dir, "resource.db"))
+	c := client(t, ln)
+	read := func(token uint64) error {
+		_, err := c.ReadFenced(ctx, "k", token)
+		return err
+	}
+	calls := []struct {
+		call  func() error
+		syncs bool
+		stale bool
+	}{
+		{call: func() error { return c.Write(ctx, "k", at(5), []byte("v")) }, syncs: true},
+		{call: func() error { return c.Write(ctx, "k", at(4), []byte("v")) }, stale: true},
+		{call: func() error { return read(7) }, syncs: true},
+		{call: func() error { return read(7) }},
+		{call: func() error { return read(6) }, stale: true},
+		{call: func() error { return c.Write(ctx, "k", at(7), []byte("v")) }, syncs: true},
+		{call: func() error { _, err := c.Read(ctx, "k"); return err }},
+		{call: func() error { return c.Write(ctx, "l", at(1), make([]byte, 1<<20)) }, syncs: true},
+	}
+	for i, call := range calls {
+		err := call.call()
+		_, stale := errors.AsType[*resource.StaleTokenError](err)
+		require.Equal(t, call.stale, stale, "call %d: %v", i, err)
+		require.Equal(t, !call.stale, err == nil, "call %d: %v", i, err)
+	}
+	p.stop(t)
+
+	i, syncs, dirty := 0, 0, false
+	for _, s := range steps(t, trace) {
+		switch s.what {
+		case "write":
+			dirty = true
+		case "sync":
+			syncs++
+			dirty = false
+		case "answer":
+			require.False(t, dirty, "the answer to call %d left before what it rests on was synced", i)
+			if i == 0 {
+				syncs = min(syncs, 1) // the first ones are from opening the file
+			}
+			require.Equal(t, calls[i].syncs, syncs > 0, "call %d: %d syncs", i, syncs)
+			i, syncs = i+1, 0
+		}
+	}
+	require.Equal(t, len(calls), i, "answers in the trace")
+}
+
+// TestNothingSeenBeforeSync makes every sync slow, and asks for a key while a write of it waits for the disk. bbolt
+// shows a commit to readers before it has synced it; the store must not. Refusals must not rest on it either. Other keys
+// don't wait.
+func TestNothingSeenBeforeSync(t *testing.T) {
+	ln, dir, ctx := listen(t), t.TempDir(), t.Context()
+	trace := filepath.Join(dir, "trace")
+	p := start(t, ln, strace(t, trace, "-e", "inject=fdatasync:delay_enter=100000"), "-file", filepath.Join(dir, "resource.db"))
+	c := client(t, ln)
+	require.NoError(t, c.Write(ctx, "other", at(1000), nil))
+
+	written := make(chan struct{})
+	var calls sync.WaitGroup
+	for _, call := range []func(){
+		func() { _, _ = c.Read(ctx, "k") },
+		func() { _, _ = c.Read(ctx, "other") },
+		func() { _ = c.Write(ctx, "k", at(3), []byte("late")) },
+		func() { _, _ = c.ReadFenced(ctx, "k", 4) },
+	} {
+		calls.Go(func() {
+			for {
+				call()
+				select {
+				case <-written:
+					call() // at least once afterwards
+					return
+				default:
+				}
+			}
+		})
+	}
+	require.NoError(t, c.Write(ctx, "k", at(5), []byte("v")))
+	close(written)
+	calls.Wait()
+	p.stop(t)
+
+	dirty, resting, meanwhile := false, 0, 0
+	for _, s := range steps(t, trace) {
+		switch s.what {
+		case "write":
+			dirty = true
+		case "sync":
+			dirty = false
+		case "answer":
+			if strings.Contains(s.answer, `X-Fence-Max: 5\r\n`) || strings.Contains(s.answer, `X-Fence-Seen: 5\r\n`) {
+				require.False(t, dirty, "an answer rests on a write that is not synced: %s", s.answer)
+				resting++
+			}
+			if dirty && strings.Contains(s.answer, `X-Fence-Max: 1000\r\n`) {
+				meanwhile++
+			}
+		}
+	}
+	require.GreaterOrEqual(t, resting, 4, "answers that rest on the write")
+	require.Positive(t, meanwhile, "answers about another key during a commit")
+}

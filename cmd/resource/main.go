@@ -1,0 +1,97 @@
+// Command resource serves a store that refuses writes with stale fencing tokens.
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/server"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/boltstore"
+)
+
+var command = cli.Command{
+	Name: "resource",
+	About: `
+The resource that locks protect. It accepts a write only if its fencing token is
+greater than every token it has accepted for the key, and answers 409 otherwise.
+So a holder that was frozen past its lease can't overwrite its successor's work.
+What it has accepted survives a crash: it is on disk before the answer leaves.
+
+  PUT /r/{key}   with X-Fence-Token: N writes the body; X-Fence-Seq: 2, 3, ...
+                 for the same holder's second and later writes
+  GET /r/{key}   reads; with X-Fence-Token: N it also keeps earlier holders from
+                 writing from now on, which a read-modify-write needs
+  GET /metrics   resource_stale_token_rejections_total and others
+  GET /healthz   200 if the store answers`,
+	Examples: `
+  resource                               # on 127.0.0.1:8080, records in resource.db
+  resource -addr 127.0.0.1:0 -store memory
+  FENCELAB_TOKEN=secret resource -addr :8443 -tls-cert cert.pem -tls-key key.pem
+
+  curl -X PUT -H 'X-Fence-Token: 7' -d paid http://127.0.0.1:8080/r/order-1
+  curl -X PUT -H 'X-Fence-Token: 6' -d late http://127.0.0.1:8080/r/order-1   # 409
+  curl http://127.0.0.1:8080/r/order-1`,
+}
+
+func main() { cli.Main(run) }
+
+func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	var fs flag.FlagSet
+	var opts server.Options
+	addr := fs.String("addr", "127.0.0.1:8080",
+		"`host:port` to listen on; port 0 takes a free one, which is printed;\nfd:N takes a listening socket that the parent process hands over")
+	storeKind := cli.Choice(&fs, "store", "records are in a file, or in memory and gone with the process", "bolt", "memory")
+	file := fs.String("file", "resource.db", "`path` of the file for -store bolt; created if there is none")
+	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing", "on", "off")
+	fs.Int64Var(&opts.Handler.MaxBody, "max-body", resource.DefaultMaxBody, "largest value in `bytes`")
+	fs.StringVar(&opts.Handler.Token, "token", "",
+		"bearer `token` that requests for /r/ must present; the environment hides it from ps")
+	certFile := fs.String("tls-cert", "", "`path` of the TLS certificate in PEM; needs -tls-key")
+	keyFile := fs.String("tls-key", "", "`path` of the TLS certificate's key in PEM; needs -tls-cert")
+	level := cli.LogLevel(&fs)
+	if err := command.Parse(&fs, args, stdout); err != nil {
+		return err
+	}
+	if opts.Handler.MaxBody < 1 {
+		return fmt.Errorf("resource: -max-body is %d; it must be at least 1", opts.Handler.MaxBody)
+	}
+	scheme := "http"
+	if *certFile != "" || *keyFile != "" {
+		cert, err := tls.LoadX509KeyPair(*certFile, *keyFile)
+		if err != nil {
+			return fmt.Errorf("resource: -tls-cert and -tls-key: %w", err)
+		}
+		scheme, opts.TLS = "https", &tls.Config{Certificates: []tls.Certificate{cert}}
+	}
+	opts.Handler.Unfenced = *fence == "off"
+	opts.Logger = cli.NewLogger(os.Stderr, *level)
+
+	ln, err := cli.Listen(ctx, *addr)
+	if err != nil {
+		return fmt.Errorf("resource: %w", err)
+	}
+	var store resource.Store = resource.NewMemory()
+	if *storeKind == "bolt" {
+		if store, err = boltstore.Open(*file, nil); err != nil {
+			return errors.Join(err, ln.Close())
+		}
+	}
+	if opts.Handler.Unfenced {
+		opts.Logger.Warn("FENCING IS OFF: stale writes are accepted and will corrupt data (-fence off)")
+	}
+	if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() && opts.Handler.Token == "" {
+		opts.Logger.Warn("anyone who reaches this address may write: set -token, or bind to 127.0.0.1", "addr", a)
+	}
+	if _, err := fmt.Fprintf(stdout, "listening on %s://%s\n", scheme, ln.Addr()); err != nil {
+		return errors.Join(err, ln.Close(), store.Close())
+	}
+	return server.Serve(ctx, ln, store, opts)
+}

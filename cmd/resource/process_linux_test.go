@@ -1,0 +1,311 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// asMain in the environment makes the test binary the command itself.
+const asMain = "RESOURCE_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asMain) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// child is the command in a process of its own, and in a process group of its own with what it runs under.
+type child struct {
+	*exec.Cmd
+	stderr *logBuffer
+	exited chan struct{}
+	err    error // of Wait, valid once exited is closed
+}
+
+// start runs the command on the listening socket ln, under the program in wrapper if there is one. The socket stays
+// open here: nobody else can take its port while the child is down, and clients may connect before it is up.
+func start(t *testing.T, ln *net.TCPListener, wrapper []string, args ...string) *child {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	argv := append(append([]string{}, wrapper...), exe, "-addr", "fd:3")
+	argv = append(argv, args...)
+	c := &child{Cmd: exec.CommandContext(t.Context(), argv[0], argv[1:]...), stderr: &logBuffer{}, exited: make(chan struct{})}
+	socket, err := ln.File()
+	require.NoError(t, err)
+	c.Env = append(os.Environ(), asMain+"=1", "GORACE=atexit_sleep_ms=0")
+	c.ExtraFiles = []*os.File{socket}
+	c.Stderr = c.stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	require.NoError(t, c.Start())
+	require.NoError(t, socket.Close())
+	go func() {
+		c.err = c.Wait()
+		close(c.exited)
+	}()
+	t.Cleanup(func() {
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // an error means that all of it is gone
+		<-c.exited
+		if t.Failed() {
+			t.Logf("the child's log:\n%s", c.stderr)
+		}
+	})
+	return c
+}
+
+func (c *child) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	require.NoError(t, c.Process.Signal(sig))
+}
+
+// logBuffer is a log that can be waited on.
+type logBuffer struct {
+	mu      sync.Mutex
+	buf     bytes.Buffer
+	changed chan struct{}
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.changed != nil {
+		close(b.changed)
+		b.changed = nil
+	}
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// waitFor blocks until the log has s in it.
+func (b *logBuffer) waitFor(t *testing.T, s string) {
+	t.Helper()
+	deadline := time.After(time.Minute)
+	for {
+		b.mu.Lock()
+		if strings.Contains(b.buf.String(), s) {
+			b.mu.Unlock()
+			return
+		}
+		if b.changed == nil {
+			b.changed = make(chan struct{})
+		}
+		changed := b.changed
+		b.mu.Unlock()
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("the log never says %q:\n%s", s, b)
+		}
+	}
+}
+
+func client(t *testing.T, ln net.Listener) *resource.Client {
+	t.Helper()
+	c, err := resource.NewClient("http://"+ln.Addr().String(), nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+// TestKill kills the resource and starts it again: what it has accepted is still accepted, and what it refused is still
+// refused.
+func TestKill(t *testing.T) {
+	ln, file, ctx := listen(t), filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	c := client(t, ln)
+	first := start(t, ln, nil, "-file", file)
+	require.NoError(t, c.Write(ctx, "written", at(5), []byte("v")))
+	_, err := c.ReadFenced(ctx, "read", 7)
+	require.NoError(t, err)
+	first.signal(t, syscall.SIGKILL)
+	<-first.exited
+
+	start(t, ln, nil, "-file", file)
+	rec, err := c.Read(ctx, "written")
+	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: at(5)}, rec)
+	requireStale(t, c.Write(ctx, "written", at(4), []byte("late")), at(5), false)
+	requireStale(t, c.Write(ctx, "written", at(5), []byte("v")), at(5), true)
+	requireStale(t, c.Write(ctx, "read", at(6), []byte("late")), resource.Fence{Token: 7}, false)
+}
+
+// TestKillUnderLoad kills the resource again and again while eight writers count up. Each repeats a write whose answer
+// it lost, and must learn whether it took effect; none may lose an accepted write.
+func TestKillUnderLoad(t *testing.T) {
+	ln, file, ctx := listen(t), filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	c := client(t, ln)
+	const writers, kills, writesPerLife = 8, 4, 100
+	var accepted atomic.Int64
+	reached := make(chan struct{}, 1)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			key := "k" + strconv.Itoa(w)
+			for token := uint64(1); ; {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				err := c.Write(ctx, key, at(token), []byte(strconv.FormatUint(token, 10)))
+				stale, isStale := errors.AsType[*resource.StaleTokenError](err)
+				switch {
+				case err == nil, isStale && stale.Applied:
+				case isStale:
+					t.Errorf("%s: %v", key, err)
+					return
+				default:
+					continue // the answer was lost; a repeat tells
+				}
+				rec, err := c.Read(ctx, key)
+				if err == nil && (rec.MaxFence != at(token) || string(rec.Value) != strconv.FormatUint(token, 10)) {
+					t.Errorf("%s after the write at %d: got %q at %v", key, token, rec.Value, rec.MaxFence)
+					return
+				}
+				token++
+				if accepted.Add(1)%writesPerLife == 0 {
+					select {
+					case reached <- struct{}{}:
+					default:
+					}
+				}
+			}
+		})
+	}
+	for range kills {
+		life := start(t, ln, nil, "-file", file)
+		<-reached
+		life.signal(t, syscall.SIGKILL)
+		<-life.exited
+	}
+	start(t, ln, nil, "-file", file)
+	<-reached
+	close(stop)
+	wg.Wait()
+}
+
+// TestGracefulStop has a request in flight when SIGTERM comes: it's answered, and the command succeeds.
+func TestGracefulStop(t *testing.T) {
+	ln, file := listen(t), filepath.Join(t.TempDir(), "resource.db")
+	c := start(t, ln, nil, "-file", file)
+	conn := halfRequest(t, ln)
+	c.signal(t, syscall.SIGTERM)
+	c.stderr.waitFor(t, "shutting down")
+	_, err := io.WriteString(conn, "v")
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, 200, resp.StatusCode)
+	<-c.exited
+	require.NoError(t, c.err)
+	require.Contains(t, c.stderr.String(), "terminated signal received")
+}
+
+// TestSecondSignalKills has a request that never ends.
+func TestSecondSignalKills(t *testing.T) {
+	ln := listen(t)
+	c := start(t, ln, nil, "-store", "memory")
+	halfRequest(t, ln)
+	c.signal(t, syscall.SIGTERM)
+	c.stderr.waitFor(t, "shutting down")
+	c.signal(t, syscall.SIGTERM)
+	<-c.exited
+	require.Equal(t, syscall.SIGTERM, c.ProcessState.Sys().(syscall.WaitStatus).Signal())
+}
+
+// halfRequest sends a write up to the last byte of its body, and returns once the server reads the body.
+func halfRequest(t *testing.T, ln net.Listener) net.Conn {
+	t.Helper()
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", ln.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() }) // the server may have closed it already
+	_, err = io.WriteString(conn, "PUT /r/k HTTP/1.1\r\nHost: h\r\nX-Fence-Token: 1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+	require.NoError(t, err)
+	const goOn = "HTTP/1.1 100 Continue\r\n\r\n"
+	got := make([]byte, len(goOn))
+	_, err = io.ReadFull(conn, got)
+	require.NoError(t, err)
+	require.Equal(t, goOn, string(got))
+	_, err = io.WriteString(conn, "v")
+	require.NoError(t, err)
+	return conn
+}
+
+// TestWarnings starts what is worth a warning.
+func TestWarnings(t *testing.T) {
+	for _, c := range []struct {
+		ip   string
+		args []string
+		want string // part of the log; empty: no warning
+	}{
+		{"127.0.0.1", nil, ""},
+		{"127.0.0.1", []string{"-fence", "off"}, "FENCING IS OFF"},
+		{"0.0.0.0", nil, "anyone who reaches this address may write"},
+		{"0.0.0.0", []string{"-token", "secret"}, ""},
+	} {
+		ln, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.ParseIP(c.ip)})
+		require.NoError(t, err)
+		p := start(t, ln, nil, append(c.args, "-store", "memory")...)
+		require.Equal(t, "ok\n", get(t, "http://"+ln.Addr().String()+"/healthz"))
+		p.signal(t, syscall.SIGTERM)
+		<-p.exited
+		require.NoError(t, p.err)
+		require.NoError(t, ln.Close())
+		if c.want == "" {
+			require.NotContains(t, p.stderr.String(), "level=WARN")
+		} else {
+			require.Contains(t, p.stderr.String(), c.want)
+		}
+	}
+}
+
+// TestUnfenced is the unsafe baseline: a late write destroys what came after it.
+func TestUnfenced(t *testing.T) {
+	ln, ctx := listen(t), t.Context()
+	start(t, ln, nil, "-store", "memory", "-fence", "off")
+	c := client(t, ln)
+	require.NoError(t, c.Write(ctx, "k", at(2), []byte("successor")))
+	require.NoError(t, c.Write(ctx, "k", at(1), []byte("late")))
+	rec, err := c.Read(ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: []byte("late"), MaxFence: at(2)}, rec)
+}
+
+func TestMetrics(t *testing.T) {
+	ln, ctx := listen(t), t.Context()
+	start(t, ln, nil, "-store", "memory", "-token", "secret")
+	c, err := resource.NewClient("http://"+ln.Addr().String(), &resource.ClientOptions{Token: "secret"})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	require.NoError(t, c.Write(ctx, "k", at(2), nil))
+	require.Error(t, c.Write(ctx, "k", at(1), nil))
+	page := get(t, "http://"+ln.Addr().String()+"/metrics")
+	require.Contains(t, page, "\nresource_stale_token_rejections_total 1\n")
+	require.Contains(t, page, "\nprocess_start_time_seconds ")
+}

@@ -1,0 +1,218 @@
+// Command worker does a job under a lock: it takes the lock, works, writes with the fencing token and releases.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/job"
+	"github.com/fencelab/fencelab/internal/server"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+var command = cli.Command{
+	Name: "worker",
+	About: `
+Takes the lock of a key, reads the key's ledger from a resource (cmd/resource),
+works, appends an entry of its own, writes the ledger back with the fencing token
+and releases the lock. It prints each point that it reaches.
+
+Run two of them on one key, freeze the first one for longer than its TTL, and see
+what its late write does: -pause holds it up between read and write; kill -STOP and
+kill -CONT freeze it for real, renewals and all.`,
+	Examples: `
+  worker -name A -ttl 2s -pause 5s &       # holds the lock, and is late
+  sleep 1; worker -name B                  # its successor
+  curl http://127.0.0.1:8080/r/demo        # who is in the ledger?
+
+  worker -n 0 -work 50ms -renew 1s -metrics 127.0.0.1:9100   # on and on, with metrics`,
+}
+
+func main() { cli.Main(run) }
+
+func run(ctx context.Context, args []string, stdout io.Writer) error {
+	w := worker{stdout: stdout}
+	var fs flag.FlagSet
+	host, _ := os.Hostname()
+	fs.StringVar(&w.name, "name", fmt.Sprintf("%s-%d", host, os.Getpid()), "`name` of this worker: its entry in the ledger")
+	fs.StringVar(&w.key, "key", "demo", "`key` of the lock and of the ledger")
+	cli.Choice(&fs, "backend", "the lock service", "redis")
+	fs.StringVar(&w.redis, "redis-addr", "127.0.0.1:6379", "`host:port` or redis:// URL of the lock's Redis")
+	fs.StringVar(&w.resource, "resource", "http://127.0.0.1:8080", "`URL` of the resource")
+	fs.StringVar(&w.token, "token", "", "bearer `token` that the resource asks for")
+	fs.DurationVar(&w.lock.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts unless it is renewed")
+	fs.DurationVar(&w.lock.Renew.Every, "renew", 0, "time between renewals in the background; 0: none")
+	fs.DurationVar(&w.lock.Renew.MaxHold, "max-hold", time.Minute, "with -renew: the longest time for which a lease is renewed")
+	fs.DurationVar(&w.work, "work", 0, "how long the work takes, between read and write")
+	fs.DurationVar(&w.pause, "pause", 0, "a hold-up between read and write, after the work; renewals go on")
+	fs.DurationVar(&w.wait, "wait", 0, "how long to wait for the lock at most; 0: until interrupted")
+	fence := cli.Choice(&fs, "fence", "read and write with the token, write with it only,\nor send none (for a resource with -fence off)", "on", "writes", "off")
+	check := cli.Choice(&fs, "check", "look at the lease right before the write, and give up if it is lost", "off", "on")
+	fs.IntVar(&w.n, "n", 1, "how many times to do the job; 0: until interrupted")
+	fs.StringVar(&w.metrics, "metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
+	level := cli.LogLevel(&fs)
+	if err := command.Parse(&fs, args, stdout); err != nil {
+		return err
+	}
+	if w.n < 0 || w.work < 0 || w.pause < 0 || w.wait < 0 {
+		return errors.New("worker: -n, -work, -pause and -wait must not be negative")
+	}
+	if w.lock.Renew.Every == 0 {
+		w.lock.Renew.MaxHold = 0 // it is for renewals
+	}
+	w.fence, w.check = history.Fencing(*fence), *check == "on"
+	w.lock.Logger = cli.NewLogger(os.Stderr, *level)
+	return w.run(ctx)
+}
+
+// worker is what the flags say.
+type worker struct {
+	stdout io.Writer
+
+	name, key, redis, resource, token, metrics string
+
+	lock              dlock.Options
+	work, pause, wait time.Duration
+	fence             history.Fencing
+	check             bool
+	n                 int
+}
+
+func (w *worker) run(ctx context.Context) (err error) {
+	reg := prometheus.NewRegistry()
+	w.lock.Registerer = reg
+	client := dial(w.redis)
+	defer func() { err = errors.Join(err, client.Close()) }()
+	backend, err := redislock.New(client, nil)
+	if err != nil {
+		return err
+	}
+	locker, err := dlock.New(backend, &w.lock)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, locker.Close()) }()
+	store, err := resource.NewClient(w.resource, &resource.ClientOptions{Token: w.token})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+
+	if w.metrics != "" {
+		ln, err := cli.Listen(ctx, w.metrics)
+		if err != nil {
+			return fmt.Errorf("worker: -metrics: %w", err)
+		}
+		if _, err := fmt.Fprintf(w.stdout, "metrics on http://%s/metrics\n", ln.Addr()); err != nil {
+			return errors.Join(err, ln.Close())
+		}
+		mctx, stop := context.WithCancel(ctx)
+		served := make(chan error, 1)
+		go func() {
+			served <- server.ServeMetrics(mctx, ln, reg, func(ctx context.Context) error { return client.Ping(ctx).Err() })
+		}()
+		defer func() {
+			stop()
+			err = errors.Join(err, <-served)
+		}()
+	}
+	for i := 1; (w.n == 0 || i <= w.n) && ctx.Err() == nil; i++ {
+		err := w.once(ctx, locker, store, i)
+		_, stale := errors.AsType[*resource.StaleTokenError](err)
+		switch {
+		case err == nil:
+		case w.n != 1 && (stale || errors.Is(err, job.ErrGaveUp)): // that is what fencing is for; it has been printed
+		case w.n == 0 && ctx.Err() != nil:
+			return nil
+		default:
+			return fmt.Errorf("worker: %w", err)
+		}
+	}
+	return nil
+}
+
+// dial returns a client that gives up when its context ends.
+func dial(addr string) *redis.Client {
+	o := &redis.Options{Addr: addr}
+	if u, err := redis.ParseURL(addr); err == nil {
+		o = u
+	}
+	o.ContextTimeoutEnabled = true
+	return redis.NewClient(o)
+}
+
+// once does the job for the i-th time.
+func (w *worker) once(ctx context.Context, l *dlock.Locker, client *resource.Client, i int) error {
+	entry := w.name
+	if w.n != 1 {
+		entry = fmt.Sprintf("%s.%d", w.name, i)
+	}
+	j := job.Job{
+		Lock: patient{job.FromLocker(l), w.wait}, Store: client, Key: w.key, Entry: entry,
+		FencedRead: w.fence == history.FencingOn, Check: w.check,
+		At: func(e history.Event) error { return w.at(ctx, entry, e) },
+	}
+	if w.fence == history.FencingOff {
+		j.Store = unfenced{client}
+	}
+	return j.Run(ctx)
+}
+
+// at prints where the job is, and spends the time that it takes between read and write.
+func (w *worker) at(ctx context.Context, entry string, e history.Event) error {
+	e.Actor = entry
+	line := history.Trace([]history.Event{e})[0]
+	if e.Name == history.Acquired {
+		line = fmt.Sprintf("%s acquired token %d, lease %v until %s", entry, e.Token, time.Duration(e.TTL), clock(e.Until))
+	}
+	if _, err := fmt.Fprintln(w.stdout, clock(e.Time), line); err != nil {
+		return err
+	}
+	if e.Name != history.Read {
+		return nil
+	}
+	timer := time.NewTimer(w.work + w.pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func clock(t time.Time) string { return t.Format("15:04:05.000") }
+
+// patient waits for the lock for so long at most; 0 is without end.
+type patient struct {
+	job.Lock
+	wait time.Duration
+}
+
+func (p patient) Acquire(ctx context.Context, key string) (job.Lease, error) {
+	if p.wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, p.wait, fmt.Errorf("the lock was not to be had within %v (-wait)", p.wait))
+		defer cancel()
+	}
+	return p.Lock.Acquire(ctx, key)
+}
+
+// unfenced writes without a token.
+type unfenced struct{ *resource.Client }
+
+func (u unfenced) Write(ctx context.Context, key string, _ resource.Fence, value []byte) error {
+	return u.WriteUnfenced(ctx, key, value)
+}

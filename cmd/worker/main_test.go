@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fencelab/fencelab/internal/server"
+	"github.com/fencelab/fencelab/resource"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bench is a Redis and a resource in this process.
+type bench struct {
+	redis *miniredis.Miniredis
+	store *resource.Memory
+	args  []string
+}
+
+func newBench(t *testing.T, o resource.HandlerOptions) *bench {
+	t.Helper()
+	b := &bench{redis: miniredis.RunT(t), store: resource.NewMemory()}
+	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ctx, ln, b.store, server.Options{Handler: o}) }()
+	t.Cleanup(func() {
+		stop()
+		require.NoError(t, <-served)
+	})
+	b.args = []string{"-redis-addr", b.redis.Addr(), "-resource", "http://" + ln.Addr().String(), "-log-level", "error"}
+	return b
+}
+
+func (b *bench) work(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	err := run(t.Context(), append(b.args, args...), &out)
+	return out.String(), err
+}
+
+func (b *bench) ledger(t *testing.T, key string) string {
+	t.Helper()
+	rec, err := b.store.Read(t.Context(), key)
+	require.NoError(t, err)
+	return string(rec.Value)
+}
+
+func TestJob(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	out, err := b.work(t, "-name", "A")
+	require.NoError(t, err)
+	require.Contains(t, out, "A acquired token 1, lease 10s until ")
+	require.Contains(t, out, "A wrote\n")
+	require.Contains(t, out, "A released\n")
+	_, err = b.work(t, "-name", "B", "-n", "2", "-check", "on", "-renew", "1s")
+	require.NoError(t, err)
+	require.Equal(t, "A\nB.1\nB.2\n", b.ledger(t, "demo"))
+	require.False(t, b.redis.Exists("lock:{demo}"), "the lock is free again")
+}
+
+func TestFlagsFromTheEnvironment(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{Token: "secret"})
+	t.Setenv("FENCELAB_KEY", "billing/acme")
+	t.Setenv("FENCELAB_TOKEN", "secret")
+	_, err := b.work(t, "-name", "A")
+	require.NoError(t, err)
+	require.Equal(t, "A\n", b.ledger(t, "billing/acme"))
+}
+
+func TestStaleWriteIsRefused(t *testing.T) {
+	for fence, late := range map[string]string{"on": "A read-stale", "writes": "A write-stale"} {
+		t.Run(fence, func(t *testing.T) {
+			b := newBench(t, resource.HandlerOptions{})
+			require.NoError(t, b.store.Write(t.Context(), "demo", resource.Fence{Token: 7, Seq: 1}, []byte("B\n")))
+			out, err := b.work(t, "-name", "A", "-fence", fence)
+			var stale *resource.StaleTokenError
+			require.ErrorAs(t, err, &stale)
+			require.Contains(t, out, late)
+			require.Contains(t, out, "A released", "a refused worker gives the lock back")
+			require.Equal(t, "B\n", b.ledger(t, "demo"))
+
+			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "2")
+			require.NoError(t, err, "one refusal doesn't end a series")
+		})
+	}
+}
+
+func TestUnfenced(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{Unfenced: true})
+	_, err := b.work(t, "-name", "A", "-fence", "off")
+	require.NoError(t, err)
+	require.Equal(t, "A\n", b.ledger(t, "demo"))
+
+	fenced := newBench(t, resource.HandlerOptions{})
+	_, err = fenced.work(t, "-name", "A", "-fence", "off")
+	require.ErrorContains(t, err, "X-Fence-Token")
+}
+
+func TestLockNotToBeHad(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	require.NoError(t, b.redis.Set("lock:{demo}", "somebody"))
+	_, err := b.work(t, "-wait", "20ms")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "the lock was not to be had within 20ms (-wait)")
+	owner, err := b.redis.Get("lock:{demo}")
+	require.NoError(t, err)
+	require.Equal(t, "somebody", owner)
+}
+
+// TestInterrupted ends a worker between its read and its write: it writes nothing and gives the lock back.
+func TestInterrupted(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	for _, n := range []string{"0", "1"} {
+		ctx, interrupt := context.WithCancelCause(t.Context())
+		out := &onLine{then: func(line string) {
+			if strings.HasSuffix(line, "read []\n") {
+				interrupt(errors.New("interrupted"))
+			}
+		}}
+		err := run(ctx, append(b.args, "-name", "A", "-pause", "1h", "-n", n), out)
+		if n == "0" {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, "interrupted")
+		}
+		require.False(t, b.redis.Exists("lock:{demo}"))
+		require.Empty(t, b.ledger(t, "demo"))
+	}
+}
+
+// onLine calls then with each line written.
+type onLine struct {
+	then func(line string)
+}
+
+func (o *onLine) Write(b []byte) (int, error) {
+	o.then(string(b))
+	return len(b), nil
+}
+
+func TestMetrics(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	get := func(url string) string {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		require.NoError(t, err)
+		resp, err := client.Do(req)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, resp.Body.Close()) }()
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return fmt.Sprint(resp.StatusCode, " ", string(body))
+	}
+	var metrics, health string
+	var once sync.Once
+	var url string
+	out := &onLine{then: func(line string) {
+		if u, ok := strings.CutPrefix(strings.TrimSpace(line), "metrics on "); ok {
+			url = u
+		}
+		if strings.HasSuffix(line, "read []\n") {
+			once.Do(func() {
+				metrics, health = get(url), get(strings.TrimSuffix(url, "/metrics")+"/healthz")
+			})
+		}
+	}}
+	require.NoError(t, run(t.Context(), append(b.args, "-metrics", "127.0.0.1:0"), out))
+	require.Contains(t, metrics, "dlock_acquire_successes_total 1\n")
+	require.Contains(t, metrics, "release_by_non_owner_applied_total 0\n")
+	require.Equal(t, "200 ok\n", health)
+}
+
+func TestBadFlags(t *testing.T) {
+	for want, args := range map[string][]string{
+		"must not be negative": {"-n", "-1"},
+		"-backend":             {"-backend", "paper"},
+		"at least 1ms":         {"-ttl", "0"},
+		"too long for a TTL":   {"-ttl", "1s", "-renew", "2s"},
+		"unexpected argument":  {"A"},
+	} {
+		err := run(t.Context(), args, io.Discard)
+		require.ErrorContains(t, err, want)
+	}
+}
