@@ -1,0 +1,557 @@
+package reports
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// A scene is what a history says, put in order for drawing: who was there, which intervals there were, and every
+// event with its number and its time. It knows nothing of coordinates.
+type scene struct {
+	run     history.Run
+	items   []item // by time; what happened at the same instant stays as recorded
+	workers []string
+	leases  []lease
+	frozen  []span // a worker's, SIGSTOP to SIGCONT
+	down    []span // a worker's or the resource's, SIGKILL to restart
+	held    []span // what a worker sends is held in the network
+	writes  []write
+	final   *history.Event
+
+	start    time.Time // the wall clock at t = 0
+	granted  bool      // t = 0 is the first grant; otherwise the first event
+	from, to time.Duration
+	moved    int // events that their clocks put elsewhere than where they were recorded
+	complete bool
+}
+
+// item is an event with its place in the list.
+type item struct {
+	*history.Event
+	n     int           // its number in list and drawing, from 1
+	at    time.Duration // since t = 0
+	timed bool          // false: the event has no time, and at is its predecessor's
+	stale bool          // an accepted write that the fencing rule refuses
+	lost  string        // the entry of an accepted write that is gone at the end
+}
+
+// lease is one grant as the lock's lane shows it and as its holder believes it to last.
+type lease struct {
+	worker string
+	token  uint64
+	n      int // the number of its acquired report
+	from   time.Duration
+	until  time.Duration // the end that the grant promised
+	solid  time.Duration // held for certain until here
+	end    time.Duration // free for certain from here
+	belief time.Duration // the holder knows that it is over
+	how    ending
+}
+
+// ending is how a lease came to its end.
+type ending int
+
+const (
+	open       ending = iota // the history ends first
+	released                 // by its owner
+	expired                  // its time was up
+	superseded               // another was granted, or freed it, while it had time left
+)
+
+// span is an interval in which a fault was in force.
+type span struct {
+	target   string
+	from, to time.Duration
+	open     bool // never healed within the history
+}
+
+// write ties a resource's decision to the worker that asked for it.
+type write struct {
+	worker   string
+	sent     time.Duration
+	decision item
+}
+
+// resourceName is the resource's name as actor and as the target of faults.
+const resourceName = "resource"
+
+func newScene(events []history.Event, lost []string) *scene {
+	s := &scene{}
+	s.number(events)
+	s.mark(events, lost)
+	s.roster()
+	s.domain()
+	s.faults()
+	s.grants()
+	s.match()
+	return s
+}
+
+// number puts the events in order of time and gives each its number.
+func (s *scene) number(events []history.Event) {
+	described := false
+	type stamped struct {
+		e     *history.Event
+		t     time.Time
+		timed bool
+		i     int
+	}
+	var (
+		all  []stamped
+		last time.Time
+	)
+	for i := range events {
+		e := &events[i]
+		switch e.Kind {
+		case history.KindRun:
+			if e.Run != nil && !described {
+				s.run, described = *e.Run, true
+				continue
+			}
+		case history.KindEnd:
+			s.complete = true
+		case history.KindFinal:
+			s.final = e
+		default:
+		}
+		if !e.Time.IsZero() {
+			last = e.Time
+		}
+		all = append(all, stamped{e, last, !e.Time.IsZero(), i})
+	}
+	slices.SortStableFunc(all, func(a, b stamped) int { return a.t.Compare(b.t) })
+
+	for _, a := range all {
+		if !a.timed {
+			continue
+		}
+		grant := a.e.Kind == history.KindReport && a.e.Name == history.Acquired
+		if s.start.IsZero() || grant {
+			s.start, s.granted = a.t, grant
+		}
+		if grant {
+			break
+		}
+	}
+	recorded := -1
+	for i, a := range all {
+		if a.i < recorded {
+			s.moved++
+		}
+		recorded = max(recorded, a.i)
+		at := since(a.t, s.start)
+		if a.t.IsZero() { // nothing before it has a time either
+			at = 0
+		}
+		s.items = append(s.items, item{Event: a.e, n: i + 1, at: at, timed: a.timed})
+	}
+}
+
+// since is t-start, kept so far from overflow that differences of two results are right too.
+func since(t, start time.Time) time.Duration {
+	const most = time.Duration(1) << 61 // 73 years
+	return min(max(t.Sub(start), -most), most)
+}
+
+// mark finds the writes that matter most: accepted though stale, and accepted but gone at the end. Tokens are
+// compared in the order of recording, which for one resource is the order in which its decisions took effect, and by
+// the same rule as the judge does.
+func (s *scene) mark(events []history.Event, lost []string) {
+	type fence struct{ token, seq uint64 }
+	greatest := make(map[string]fence)
+	stale := make(map[*history.Event]bool)
+	for i := range events {
+		e := &events[i]
+		write := e.Op == "write"
+		if e.Kind != history.KindDecision || !e.Accepted || e.Token == 0 || !write && !e.Enforced {
+			continue
+		}
+		top := greatest[e.Key]
+		switch {
+		case e.Token > top.token || e.Token == top.token && e.Seq > top.seq:
+			greatest[e.Key] = fence{e.Token, e.Seq}
+		case write:
+			stale[e] = true
+		}
+	}
+	for i := range s.items {
+		it := &s.items[i]
+		it.stale = stale[it.Event]
+		if it.isWrite() && it.Accepted {
+			if own := history.Entries(it.Value); len(own) > 0 && slices.Contains(lost, own[len(own)-1]) {
+				it.lost = own[len(own)-1]
+			}
+		}
+	}
+}
+
+func (it item) isWrite() bool { return it.Kind == history.KindDecision && it.Op == "write" }
+
+func (it item) is(k history.Kind, name string) bool { return it.Kind == k && it.Name == name }
+
+// roster lists the workers: as the run declares them, then whoever else turns up.
+func (s *scene) roster() {
+	known := map[string]bool{"": true, resourceName: true}
+	add := func(name string) {
+		if !known[name] {
+			known[name] = true
+			s.workers = append(s.workers, name)
+		}
+	}
+	for _, w := range s.run.Workers {
+		add(w)
+	}
+	for _, it := range s.items {
+		switch it.Kind {
+		case history.KindReport:
+			add(it.Actor)
+		case history.KindFault:
+			add(it.Target)
+		default:
+		}
+	}
+}
+
+// domain is the time from the first event to the last, without the controller's epilogue: final and end tell what
+// was found after the run, not when.
+func (s *scene) domain() {
+	first := true
+	for _, it := range s.items {
+		if !it.timed || it.Kind == history.KindFinal || it.Kind == history.KindEnd {
+			continue
+		}
+		if first {
+			s.from, s.to, first = it.at, it.at, false
+		}
+		s.from, s.to = min(s.from, it.at), max(s.to, it.at)
+	}
+}
+
+func (s *scene) faults() {
+	s.frozen = s.between(history.FaultPause, history.FaultResume)
+	s.down = s.between(history.FaultKill, history.FaultRestart)
+	s.held = s.between(history.FaultHold, history.FaultDeliver)
+}
+
+// between pairs faults with their heals, per target.
+func (s *scene) between(inject, heal string) []span {
+	var spans []span
+	current := make(map[string]int)
+	for _, it := range s.items {
+		i, on := current[it.Target]
+		switch {
+		case !on && it.is(history.KindFault, inject):
+			current[it.Target] = len(spans)
+			spans = append(spans, span{target: it.Target, from: it.at, to: s.to, open: true})
+		case on && it.is(history.KindFault, heal):
+			spans[i].to, spans[i].open = it.at, false
+			delete(current, it.Target)
+		}
+	}
+	return spans
+}
+
+// grants derives each lease's end. Renewals aren't reported, so a lease counts as held until its owner released it;
+// one that was never released ended at the latest when the next was granted, and at the earliest when its promised
+// time was up or, if its holder was frozen, when the holder was last able to renew.
+func (s *scene) grants() {
+	for _, it := range s.items {
+		if !it.is(history.KindReport, history.Acquired) {
+			continue
+		}
+		l := lease{worker: it.Actor, token: it.Token, n: it.n, from: it.at, until: it.at + time.Duration(it.TTL), belief: s.to}
+		if !it.Until.IsZero() {
+			l.until = since(it.Until, s.start)
+		}
+		s.leases = append(s.leases, l)
+	}
+	for i := range s.leases {
+		l := &s.leases[i]
+		next, hasNext := s.to, i+1 < len(s.leases)
+		if hasNext {
+			next = s.leases[i+1].from
+		}
+		gone, ok := s.leaves(l, i)
+
+		l.solid = l.until
+		for _, f := range s.frozen {
+			if f.target == l.worker && f.from >= l.from && f.from <= next {
+				l.solid = max(l.solid, f.from)
+			}
+		}
+		switch {
+		case ok && gone <= next:
+			l.solid, l.end, l.how = gone, gone, released
+		case ok && hasNext && l.until > next: // the two reports crossed
+			l.solid, l.end, l.how = next, next, released
+		case hasNext && l.until <= next:
+			l.solid, l.end, l.how = min(l.solid, next), next, expired
+		case hasNext:
+			l.solid, l.end, l.how = next, next, superseded
+		case l.until < s.to && s.stopped(l):
+			l.solid, l.end, l.how = min(l.solid, s.to), s.to, expired
+		default:
+			l.solid, l.end, l.how = s.to, s.to, open
+		}
+	}
+	for _, it := range s.items {
+		if it.is(history.KindReport, history.ReleaseForeign) {
+			s.deleted(it)
+		}
+	}
+}
+
+// deleted ends the lease that another worker's release freed.
+func (s *scene) deleted(by item) {
+	for i := range s.leases {
+		if l := &s.leases[i]; l.worker != by.Actor && l.from <= by.at && by.at < l.end {
+			l.solid, l.end, l.how = by.at, by.at, superseded
+		}
+	}
+}
+
+// leaves finds when the holder of l learned that its grant is over, sets belief, and tells whether and when it
+// released the lock itself.
+func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
+	limit := time.Duration(1<<63 - 1)
+	for _, later := range s.leases[i+1:] {
+		if later.worker == l.worker {
+			limit = later.from
+			break
+		}
+	}
+	for _, it := range s.items[l.n:] {
+		if it.at > limit {
+			break
+		}
+		if !it.concerns(l.worker) {
+			continue
+		}
+		switch it.Name {
+		case history.Released:
+			l.belief = min(l.belief, it.at)
+			return it.at, true
+		case history.ReleaseLost, history.ReleaseForeign, history.LostLease, history.WriteStale, history.ReadStale, history.Failed, history.Done, history.FaultKill:
+			l.belief = min(l.belief, it.at)
+		default:
+		}
+	}
+	l.belief = min(l.belief, limit)
+	return 0, false
+}
+
+// stopped tells whether the holder of l was frozen, killed or done, so that it could not renew to the end.
+func (s *scene) stopped(l *lease) bool {
+	if l.belief < s.to {
+		return true
+	}
+	for _, f := range slices.Concat(s.frozen, s.down) {
+		if f.target == l.worker && f.from >= l.from {
+			return true
+		}
+	}
+	return false
+}
+
+// match ties each write that reached the resource to the worker that sent it: the last one granted its token, and
+// that worker's sends in their order.
+func (s *scene) match() {
+	sent := make(map[string][]time.Duration)
+	for _, it := range s.items {
+		if it.is(history.KindReport, history.Sent) {
+			sent[it.Actor] = append(sent[it.Actor], it.at)
+		}
+	}
+	for _, it := range s.items {
+		if !it.isWrite() {
+			continue
+		}
+		w := write{decision: it, sent: it.at}
+		for _, l := range s.leases {
+			if l.token == it.Token && (l.from <= it.at || w.worker == "") {
+				w.worker = l.worker
+			}
+		}
+		if w.worker == "" {
+			continue
+		}
+		if q := sent[w.worker]; len(q) > 0 {
+			w.sent, sent[w.worker] = min(q[0], it.at), q[1:] // a decision can overtake the report of the send
+		}
+		s.writes = append(s.writes, w)
+	}
+	slices.SortStableFunc(s.writes, func(a, b write) int { return cmp.Compare(a.sent, b.sent) })
+}
+
+// label is an item's text in the drawing, in as few words as tell it.
+func (it item) label() string {
+	switch it.Kind {
+	case history.KindReport:
+		switch it.Name {
+		case history.Acquired:
+			return fmt.Sprintf("acquired, token %d", it.Token)
+		case history.Held:
+			return "found it held"
+		case history.ReadStale:
+			return "read refused"
+		case history.WriteStale:
+			return "write refused"
+		case history.ReleaseLost:
+			return "release: not owner"
+		case history.ReleaseForeign:
+			return "freed another’s lock"
+		case history.LostLease:
+			return "lease lost"
+		default:
+			return short(it.Name, 22)
+		}
+	case history.KindFault:
+		switch it.Name {
+		case history.FaultPause:
+			return "frozen"
+		case history.FaultResume:
+			return "resumed"
+		case history.FaultHold:
+			return "link held"
+		case history.FaultDeliver:
+			return "link delivers"
+		case history.FaultKill:
+			return "killed"
+		case history.FaultRestart:
+			return "restarted"
+		default:
+			return short(it.Name, 22)
+		}
+	case history.KindDecision:
+		what := short(it.Op, 12)
+		if it.Token != 0 {
+			what = fmt.Sprintf("%s, token %d", what, it.Token)
+		}
+		switch {
+		case !it.Accepted:
+			return what + ": 409"
+		case it.stale:
+			return what + ": stale"
+		case it.lost != "":
+			return what + ": lost"
+		default:
+			return what
+		}
+	default:
+		return short(string(it.Kind), 22)
+	}
+}
+
+// sentence is an item's text in the list.
+func (it item) sentence() string {
+	switch it.Kind {
+	case history.KindReport:
+		return it.reportSentence()
+	case history.KindFault:
+		return it.faultSentence()
+	case history.KindDecision:
+		return it.decisionSentence()
+	case history.KindFinal:
+		return "read the final value; " + plural(it.Stale, "refusal") + " counted by the resource"
+	case history.KindEnd:
+		return "closed the history"
+	case history.KindRun:
+		return "described a run, though not as the first event"
+	default:
+		return "recorded an event of a kind that this report does not know: " + clean(string(it.Kind)+" "+it.Name, 80)
+	}
+}
+
+func (it item) reportSentence() string {
+	switch it.Name {
+	case history.Held:
+		return "found the lock held by another"
+	case history.Acquired:
+		return fmt.Sprintf("was granted the lock: token %d, lease %s", it.Token, human(time.Duration(it.TTL)))
+	case history.Read:
+		return "read the ledger"
+	case history.ReadStale:
+		return "learned that its read was refused (409)"
+	case history.Checked:
+		return "checked its lease and found it held"
+	case history.BeforeWrite:
+		return "computed the value to write"
+	case history.Sent:
+		return "sent its write"
+	case history.Wrote:
+		return "learned that its write was accepted"
+	case history.WriteStale:
+		return "learned that its write was refused (409)"
+	case history.ReleaseGap:
+		return "stood between the check and the delete of its release"
+	case history.Released:
+		return "released the lock"
+	case history.ReleaseLost:
+		return "found that the lock was no longer its own to release"
+	case history.ReleaseForeign:
+		return "freed another owner’s lock with its release"
+	case history.LostLease:
+		return "looked at its lease, found it lost and gave up"
+	case history.Failed:
+		return "failed: " + clean(it.Error, 400)
+	case history.Done:
+		return "ended"
+	default:
+		return "reported " + clean(it.Name, 80)
+	}
+}
+
+func (it item) faultSentence() string {
+	target := clean(it.Target, 60)
+	switch it.Name {
+	case history.FaultPause:
+		return "froze " + target + " (SIGSTOP)"
+	case history.FaultResume:
+		return "resumed " + target + " (SIGCONT)"
+	case history.FaultHold:
+		return "began to hold in the network what " + target + " sends to the resource"
+	case history.FaultDeliver:
+		return "delivered what " + target + " had sent"
+	case history.FaultKill:
+		return "killed " + target + " (SIGKILL)"
+	case history.FaultRestart:
+		return "restarted " + target
+	default:
+		return "injected " + clean(it.Name, 80) + " at " + target
+	}
+}
+
+func (it item) decisionSentence() string {
+	s := "accepted a " + clean(it.Op, 40)
+	if !it.Accepted {
+		s = "refused (409) a " + clean(it.Op, 40)
+	}
+	if it.Token == 0 {
+		return s + " without a token"
+	}
+	s += fmt.Sprintf(" with token %d", it.Token)
+	if it.Seq > 1 {
+		s += fmt.Sprintf(" (number %d under this grant)", it.Seq)
+	}
+	switch {
+	case !it.Enforced:
+		s += " without looking at the fence"
+	case it.Seen == 0:
+		s += "; no token seen before"
+	case it.SeenSeq == 0:
+		s += fmt.Sprintf("; seen before: %d, by a read", it.Seen)
+	default:
+		s += fmt.Sprintf("; seen before: %d", it.Seen)
+	}
+	if it.stale {
+		s += ". The write is stale"
+	}
+	if it.lost != "" {
+		s += ". Its entry is gone at the end"
+	}
+	return s
+}

@@ -1,0 +1,162 @@
+package reports
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// clean makes s, which may come from anyone, safe to look at: at most limit runes, a note of what was cut, and every
+// rune that has no picture (controls, direction overrides, broken UTF-8) spelled out instead of acted on.
+// Escaping for HTML is the template's work.
+func clean(s string, limit int) string {
+	var b strings.Builder
+	n := 0
+	for i := 0; i < len(s); n++ {
+		if n == limit {
+			fmt.Fprintf(&b, "… (cut; %s bytes in all)", grouped(len(s)))
+			break
+		}
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case unicode.IsGraphic(r):
+			b.WriteRune(r)
+		default:
+			q := strconv.QuoteRuneToASCII(r)
+			b.WriteString(q[1 : len(q)-1])
+		}
+		i += size
+	}
+	return b.String()
+}
+
+// short is clean for the drawing, where there is no room for a note.
+func short(s string, limit int) string {
+	r := []rune(clean(s, 4*limit))
+	if len(r) > limit {
+		return string(r[:limit-1]) + "…"
+	}
+	return string(r)
+}
+
+// grouped writes n with a comma after every three digits.
+func grouped(n int) string {
+	s := strconv.Itoa(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// plural is "1 write", "2 writes".
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return grouped(n) + " " + noun + "s"
+}
+
+// bold is how much wider bold text is.
+const bold = 1.16
+
+// ems is an upper bound for the width of s, in units of the font size: the advance widths of DejaVu Sans, the widest
+// of the common interface fonts, rounded up by class.
+func ems(s string) float64 {
+	var w float64
+	for _, r := range s {
+		switch {
+		case strings.ContainsRune("ijl'", r):
+			w += 0.28
+		case strings.ContainsRune(` ,.:;/|\I`, r):
+			w += 0.34
+		case strings.ContainsRune("frtJ-()[]!", r):
+			w += 0.42
+		case strings.ContainsRune(`sckvxyz*?_"`, r):
+			w += 0.6
+		case strings.ContainsRune("mMW@%&…", r):
+			w++
+		case strings.ContainsRune("+<=>~#^w", r):
+			w += 0.84
+		case r > unicode.MaxLatin1:
+			w += 1.2
+		case r > unicode.MaxASCII:
+			w += 1.05
+		case unicode.IsUpper(r):
+			w += 0.79
+		default:
+			w += 0.64
+		}
+	}
+	return w
+}
+
+// unit is what a time axis counts in.
+type unit struct {
+	name     string
+	size     time.Duration
+	decimals int // for exact times in the list
+}
+
+// unitFor picks the greatest unit of which the span has at least one.
+func unitFor(span time.Duration) unit {
+	switch {
+	case span >= time.Second:
+		return unit{"s", time.Second, 6}
+	case span >= time.Millisecond:
+		return unit{"ms", time.Millisecond, 3}
+	default:
+		return unit{"µs", time.Microsecond, 3}
+	}
+}
+
+// exact writes d in u to the last decimal that is kept.
+func (u unit) exact(d time.Duration) string {
+	return minus(strconv.FormatFloat(float64(d)/float64(u.size), 'f', u.decimals, 64))
+}
+
+// minus writes a negative number with the minus sign, which is as wide as the plus.
+func minus(s string) string {
+	if rest, ok := strings.CutPrefix(s, "-"); ok {
+		return "−" + rest
+	}
+	return s
+}
+
+// human writes a duration with three significant digits in its own best unit: "4.98 s", "300 ms", "10 min".
+func human(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "0 s"
+	case d >= 2*time.Minute && d%time.Minute == 0:
+		return grouped(int(d/time.Minute)) + " min"
+	}
+	u := unitFor(max(d, -d))
+	v := float64(d) / float64(u.size)
+	digits := max(0, 2-int(math.Floor(math.Log10(math.Abs(v)))))
+	s := strconv.FormatFloat(v, 'f', digits, 64)
+	if strings.Contains(s, ".") {
+		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	}
+	return minus(s) + " " + u.name
+}
+
+// fit shortens s to a width in the drawing's units.
+func fit(s string, w float64) string {
+	r := []rune(clean(s, 40))
+	for n := len(r); n > 0; n-- {
+		t := string(r[:n])
+		if n < len(r) {
+			t += "…"
+		}
+		if ems(t)*fontSize <= w {
+			return t
+		}
+	}
+	return ""
+}

@@ -1,0 +1,686 @@
+package reports_test
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/reports"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+var update = flag.Bool("update", false, "write the golden pages instead of comparing with them")
+
+// recorded are the hand-made histories with what the judge must say of them. Findings are its own words and no part of
+// the comparison.
+var recorded = map[string]history.Result{
+	"pause-off": {
+		Verdict: history.Violated, Stale: 1, Lost: []string{"B2"},
+		Findings: []string{"a stale write was accepted: fence 1 after 2", "entry B2 was accepted and is lost"},
+	},
+	"pause-on": {Verdict: history.Safe, Refused: 1},
+	"network-off": {
+		Verdict: history.Violated, Stale: 1, Lost: []string{"B12"},
+		Findings: []string{"a stale write was accepted: fence 11 after 12", "entry B12 was accepted and is lost"},
+	},
+	"network-on":  {Verdict: history.Safe, Refused: 1},
+	"late-writes": {Verdict: history.Violated, Lost: []string{"A7"}, Findings: []string{"entry A7 was accepted and is lost"}},
+	"late-on":     {Verdict: history.Safe, Refused: 1},
+	"crash-on":    {Verdict: history.Safe, Refused: 1},
+	"toctou-on":   {Verdict: history.Safe, Refused: 1, Notes: []string{"A released another owner's lock"}},
+}
+
+// pages are the golden pages and the histories that they show.
+var pages = map[string][]string{
+	"pause":   {"pause-off", "pause-on"},
+	"network": {"network-off", "network-on"},
+	"late":    {"late-writes", "late-on"},
+	"crash":   {"crash-on"},
+	"toctou":  {"toctou-on"},
+}
+
+func load(t *testing.T, names ...string) []reports.Run {
+	t.Helper()
+	var runs []reports.Run
+	for _, name := range names {
+		b, err := os.ReadFile(filepath.Join("testdata", name+".jsonl"))
+		require.NoError(t, err)
+		events, err := history.Decode(bytes.NewReader(b))
+		require.NoError(t, err)
+		runs = append(runs, reports.Run{Events: events, Result: recorded[name]})
+	}
+	return runs
+}
+
+func render(t *testing.T, runs ...reports.Run) string {
+	t.Helper()
+	var b bytes.Buffer
+	require.NoError(t, reports.Timeline(&b, runs...))
+	return b.String()
+}
+
+func TestGoldenPages(t *testing.T) {
+	for name, histories := range pages {
+		t.Run(name, func(t *testing.T) {
+			got := render(t, load(t, histories...)...)
+			file := filepath.Join("testdata", name+".html")
+			if *update {
+				require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
+			}
+			want, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, string(want), got, "the page has changed; look at it, then run the test with -update")
+			inspect(t, got)
+		})
+	}
+}
+
+// The results that the golden pages show are the ones that the judge gives.
+func TestRecordedResultsAreTheJudges(t *testing.T) {
+	for name, want := range recorded {
+		got := history.Judge(load(t, name)[0].Events)
+		require.Equal(t, want.Verdict, got.Verdict, "%s: %v", name, got.Findings)
+		require.Equal(t, want.Stale, got.Stale, name)
+		require.Equal(t, want.Refused, got.Refused, name)
+		require.Equal(t, want.Lost, got.Lost, name)
+	}
+}
+
+// The alarm marks are where the judge's counts say, and nowhere else.
+func TestMarksAgreeWithResult(t *testing.T) {
+	for name, res := range recorded {
+		got := render(t, load(t, name)...)
+		rows := func(suffix string) int {
+			return len(regexp.MustCompile(`write, token \d+: `+suffix+`</text>`).FindAllString(got, -1))
+		}
+		require.Equal(t, res.Stale, rows("stale"), "%s: stale writes", name)
+		require.Equal(t, len(res.Lost), rows("lost"), "%s: lost writes", name)
+		require.Equal(t, res.Refused, rows("409"), "%s: refusals", name)
+		require.Equal(t, len(res.Lost), strings.Count(got, "<del>"), "%s: entries struck through", name)
+	}
+}
+
+func decision(op string, token, seq uint64, enforced bool) history.Event {
+	return history.Event{
+		Actor: "resource", Kind: history.KindDecision, Op: op, Key: "k", Token: token, Seq: seq, Accepted: true, Enforced: enforced,
+		Value: fmt.Sprintf("e%d.%d\n", token, seq),
+	}
+}
+
+// The drawing calls stale what the judge counts as stale.
+func TestStale(t *testing.T) {
+	for name, c := range map[string]struct {
+		events []history.Event
+		want   int
+	}{
+		"token goes back":          {[]history.Event{decision("write", 2, 1, false), decision("write", 1, 1, false)}, 1},
+		"equal fence":              {[]history.Event{decision("write", 2, 1, false), decision("write", 2, 1, false)}, 1},
+		"second write of a grant":  {[]history.Event{decision("write", 2, 1, false), decision("write", 2, 2, false)}, 0},
+		"after a fenced read":      {[]history.Event{decision("read", 2, 0, true), decision("write", 1, 1, false)}, 1},
+		"after an unfenced read":   {[]history.Event{decision("read", 2, 0, false), decision("write", 1, 1, false)}, 0},
+		"own write after own read": {[]history.Event{decision("read", 2, 0, true), decision("write", 2, 1, true)}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			events := build(c.events...)
+			events[0].Run.Fencing = history.FencingOff
+			require.Equal(t, c.want, history.Judge(events).Stale)
+			html := render(t, reports.Run{Events: events})
+			require.Equal(t, c.want, strings.Count(html, ": stale</text>"))
+		})
+	}
+}
+
+// A stale write is labelled even where there is no room for the others.
+func TestAlarmInFullStack(t *testing.T) {
+	var events []history.Event
+	for i := range uint64(30) {
+		events = append(events, decision("write", i+2, 1, false))
+	}
+	all := build(append(events, decision("write", 1, 1, false), report("A", history.Done))...)
+	for i := len(all) - 2; i < len(all); i++ {
+		all[i].Time = all[i].Time.Add(time.Minute)
+	}
+	got := render(t, reports.Run{Events: all})
+	inspect(t, got)
+	has(t, got, "write, token 1: stale</text>")
+	has(t, got, "and 22 more</text>")
+}
+
+// The drawing is to scale: distances between marks are as the times between decisions.
+func TestToScale(t *testing.T) {
+	d := parse(t, render(t, load(t, "network-on")...)).svgs[0]
+	var x []float64
+	for _, p := range d.paths {
+		// The lane's marks; those before labels stand lower.
+		if strings.HasPrefix(p.class, "m ") && p.y == d.texts["resource"].y-1 {
+			x = append(x, p.x)
+		}
+	}
+	require.Len(t, x, 3, "the successor's read and write share a mark")
+	got := (x[2] - x[1]) / (x[1] - x[0])
+	want := (2.864 - 2.111) / (2.111 - 0.0021)
+	require.InDelta(t, want, got, 0.002)
+}
+
+// Runs of one scenario share the axis; a run that is much longer than the other would hide it and doesn't.
+func TestSharedAxis(t *testing.T) {
+	runs := load(t, "pause-off", "pause-on")
+	// The run with fencing on ends a second early.
+	for i := range runs[1].Events {
+		if e := &runs[1].Events[i]; e.Time.Sub(runs[1].Events[1].Time) > 5*time.Second {
+			e.Time = e.Time.Add(-time.Second)
+		}
+	}
+	page := parse(t, render(t, runs...))
+	require.Equal(t, page.svgs[0].texts["1 s"].x, page.svgs[1].texts["1 s"].x)
+	require.Equal(t, page.svgs[0].height, page.svgs[1].height)
+
+	short := load(t, "pause-on")[0]
+	for i := range short.Events {
+		e := &short.Events[i]
+		e.Time = short.Events[1].Time.Add(e.Time.Sub(short.Events[1].Time) / 100)
+		e.Until = time.Time{}
+	}
+	html := render(t, runs[0], short)
+	has(t, html, "a scale of its own")
+	require.Contains(t, parse(t, html).svgs[1].texts, "40 ms")
+}
+
+// build makes a history from the first two fields of the events that matter, one millisecond apart.
+func build(events ...history.Event) []history.Event {
+	t0 := time.Date(2026, 11, 20, 9, 30, 0, 0, time.UTC)
+	all := []history.Event{{Time: t0, Actor: "controller", Kind: history.KindRun, Run: &history.Run{
+		Scenario: "Test", Hazard: "a test", Fencing: history.FencingOn, Workers: []string{"A", "B"},
+	}}}
+	for i, e := range events {
+		e.Time = t0.Add(time.Duration(i) * time.Millisecond)
+		if e.TTL > 0 {
+			e.Until = e.Time.Add(time.Duration(e.TTL))
+		}
+		all = append(all, e)
+	}
+	end := history.Event{Time: t0.Add(time.Duration(len(events)) * time.Millisecond), Actor: "controller", Kind: history.KindEnd}
+	return append(all, end)
+}
+
+func report(actor, name string) history.Event {
+	return history.Event{Actor: actor, Kind: history.KindReport, Name: name}
+}
+
+func acquired(actor string, token uint64, ttl time.Duration) history.Event {
+	return history.Event{Actor: actor, Kind: history.KindReport, Name: history.Acquired, Token: token, TTL: history.Duration(ttl)}
+}
+
+func fault(name, target string) history.Event {
+	return history.Event{Actor: "controller", Kind: history.KindFault, Name: name, Target: target}
+}
+
+// How each lease ends, as the text alternative tells it.
+func TestLeaseEndings(t *testing.T) {
+	const ms = time.Millisecond
+	for name, c := range map[string]struct {
+		events []history.Event
+		want   string
+	}{
+		"released": {
+			[]history.Event{acquired("A", 1, 9*ms), report("A", history.Read), report("A", history.Released), acquired("B", 2, 9*ms)},
+			"A is granted token 1 at 0 s; released at 2 ms.",
+		},
+		"released, reports crossed": {
+			[]history.Event{acquired("A", 1, 9*ms), acquired("B", 2, 9*ms), report("A", history.Released), report("B", history.Released)},
+			"A is granted token 1 at 0 s; released at 1 ms.",
+		},
+		"renewed beyond its first end": {
+			[]history.Event{acquired("A", 1, ms), report("A", history.Read), report("A", history.Read), report("A", history.Released)},
+			"A is granted token 1 at 0 s; released at 3 ms.",
+		},
+		"expired in a freeze": {
+			[]history.Event{
+				acquired("A", 1, 2*ms), fault(history.FaultPause, "A"), report("B", history.Held), acquired("B", 2, 9*ms),
+				fault(history.FaultResume, "A"), report("A", history.ReleaseLost),
+			},
+			"A is granted token 1 at 0 s; expired by 3 ms.",
+		},
+		"stale release frees the successor": {
+			[]history.Event{
+				acquired("A", 1, ms), report("B", history.Held), acquired("B", 2, 9*ms), report("A", history.ReleaseForeign),
+				report("A", history.Done),
+			},
+			"B is granted token 2 at 2 ms; ended early at 3 ms.",
+		},
+		"a second holder while the first has time left": {
+			[]history.Event{acquired("A", 1, 9*ms), acquired("B", 2, 9*ms), report("A", history.ReleaseLost)},
+			"A is granted token 1 at 0 s; ended early at 1 ms.",
+		},
+		"killed": {
+			[]history.Event{acquired("A", 1, ms), fault(history.FaultKill, "A"), report("B", history.Held), report("B", history.Held)},
+			"A is granted token 1 at 0 s; expired by 3 ms.",
+		},
+		"still held": {
+			[]history.Event{acquired("A", 1, ms), report("A", history.Read), report("A", history.Read)},
+			"A is granted token 1 at 0 s; still held at the end of the history.",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			has(t, render(t, reports.Run{Events: build(c.events...)}), c.want)
+		})
+	}
+}
+
+// A history that isn't whole is shown as far as it goes, and the page says what is missing.
+func TestIncompleteHistories(t *testing.T) {
+	timeless := build(report("A", history.Held), report("A", history.Done))
+	for i := range timeless {
+		timeless[i].Time = time.Time{}
+	}
+	swapped := build(acquired("A", 1, time.Second), report("A", history.Read), report("A", history.Released))
+	swapped[1], swapped[2] = swapped[2], swapped[1]
+	instant := build(acquired("A", 1, time.Second), report("A", history.Read), report("A", history.Released))
+	for i := range instant {
+		instant[i].Time = instant[0].Time
+	}
+	cut := build(acquired("A", 1, time.Second), report("A", history.Read))
+	cut = cut[:len(cut)-1]
+
+	for name, c := range map[string]struct {
+		events []history.Event
+		want   []string
+	}{
+		"empty":             {nil, []string{"The history is empty", "no final value", "inconclusive"}},
+		"only the run":      {build()[:1], []string{"no event beyond the description"}},
+		"no times":          {timeless, []string{"No event has a time", "found the lock held by another"}},
+		"never acquired":    {build(report("A", history.Held), report("A", history.Done)), []string{"Nobody was granted the lock", "found it held"}},
+		"broken off":        {cut, []string{"The history is incomplete"}},
+		"out of order":      {swapped, []string{"1 was recorded in another order"}},
+		"zero duration":     {instant, []string{"released", "<svg"}},
+		"no run":            {build(acquired("A", 1, time.Second))[1:], []string{"A history without a name", "Fencing unknown"}},
+		"unknown kind":      {build(history.Event{Actor: "C", Kind: "comet", Name: "seen"}), []string{"does not know: comet seen"}},
+		"unknown report":    {build(report("C", "yawned")), []string{"reported yawned", "yawned</text>"}},
+		"unknown fault":     {build(fault("bribe", "resource")), []string{"injected bribe at resource"}},
+		"resume alone":      {build(fault(history.FaultResume, "A")), []string{"resumed A (SIGCONT)"}},
+		"frozen to the end": {build(fault(history.FaultPause, "A"), report("B", history.Held)), []string{"froze A (SIGSTOP)", "to the end"}},
+		"second run event":  {append(build(), build()[0]), []string{"described a run, though not as the first event"}},
+		"unowned write": {
+			build(history.Event{Actor: "resource", Kind: history.KindDecision, Op: "write", Token: 9, Seq: 1, Accepted: true, Value: "x\n"}),
+			[]string{"accepted a write with token 9"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := render(t, reports.Run{Events: c.events, Result: history.Judge(c.events)})
+			for _, want := range c.want {
+				has(t, got, want)
+			}
+			inspect(t, got)
+		})
+	}
+	require.Error(t, reports.Timeline(io.Discard), "no runs at all")
+}
+
+// Nothing that a history says can become markup, or reach out, or flood the page.
+func TestHostileHistory(t *testing.T) {
+	const attack = `<script>alert(1)</script>"'><img src=x onerror=alert(1)>]]>-->{{.}}&amp;</style></title></svg>`
+	bad := attack + "\x00\x1b[31m\u202eevil\u2066\xff\ufeff" + strings.Repeat("long ", 400_000)
+	events := build(
+		acquired(bad, 1, time.Millisecond), report(bad, bad), fault(history.FaultPause, bad), fault(bad, bad),
+		history.Event{Actor: bad, Kind: history.Kind(bad), Name: bad},
+		history.Event{Actor: "B", Kind: history.KindReport, Name: history.Failed, Error: bad},
+		history.Event{Actor: bad, Kind: history.KindDecision, Op: bad, Key: bad, Token: math.MaxUint64, Seq: math.MaxUint64, Value: bad},
+		history.Event{Actor: "resource", Kind: history.KindDecision, Op: "write", Token: 1, Seq: 1, Accepted: true, Value: bad + "\n" + bad},
+		history.Event{Actor: "controller", Kind: history.KindFinal, Value: bad + "\n" + strings.Repeat("e\n", 5000)},
+	)
+	events[0].Run = &history.Run{
+		Scenario: bad, Hazard: bad, Fencing: history.Fencing(bad), Lock: bad, Server: bad, Store: bad,
+		TTL: math.MaxInt64, Pause: math.MinInt64, Workers: []string{bad, bad + "2", "lock", "resource", ""}, Command: bad,
+	}
+	res := history.Result{Verdict: history.Verdict(77), Findings: []string{bad}, Notes: []string{bad}, Lost: []string{bad, "e"}}
+	got := render(t, reports.Run{Events: events, Result: res})
+	inspect(t, got)
+	lacks(t, got, "\u202e") // direction overrides are spelled out
+	has(t, got, `\u202e`)
+	has(t, got, "bytes in all)")      // what is cut is noted
+	has(t, got, "4,901 more entries") // what is left out is counted
+	require.Less(t, len(got), 200_000)
+}
+
+// Ten thousand events stay a page that opens, and the alarm among them is still drawn.
+func TestManyEvents(t *testing.T) {
+	var events []history.Event
+	for i := range uint64(2500) {
+		w := fmt.Sprintf("worker-%d", i%40)
+		events = append(
+			events, acquired(w, i+1, time.Millisecond), report(w, history.Sent),
+			history.Event{Actor: "resource", Kind: history.KindDecision, Op: "write", Token: i + 1, Seq: 1, Accepted: true, Value: fmt.Sprint("e", i)},
+			report(w, history.Released),
+		)
+	}
+	stale := events[2]
+	stale.Value = "late"
+	events = append(events, report("worker-0", history.Sent), stale)
+	got := render(t, reports.Run{Events: build(events...)})
+	inspect(t, got)
+	has(t, got, "write, token 1: stale</text>")
+	has(t, got, "18 workers are without a lane")
+	has(t, got, "2,100 later grants are without a bar")
+	has(t, got, "9,603 events left out here")
+	require.Less(t, len(got), 2_000_000)
+}
+
+// Whatever a history holds, the page is well-formed, self-contained, the same each time, and its labels don't touch.
+func TestRandomHistories(t *testing.T) {
+	names := []string{
+		history.Held, history.Acquired, history.Read, history.Checked, history.BeforeWrite, history.Sent, history.Wrote, history.WriteStale,
+		history.Released, history.ReleaseLost, history.ReleaseForeign, history.Failed, history.Done, "other",
+	}
+	faults := []string{
+		history.FaultPause, history.FaultResume, history.FaultHold, history.FaultDeliver, history.FaultKill, history.FaultRestart,
+	}
+	actors := []string{"A", "B", "a-worker-with-a-long-name", "W&W", "世界世界世界世界世界世界", "resource"}
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		pick := func(from []string) string { return from[r.IntN(len(from))] }
+		at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		events := build()[:1]
+		scale := time.Duration(math.Pow(10, r.Float64()*16))
+		for range r.IntN(80) {
+			if r.IntN(3) > 0 {
+				at = at.Add(time.Duration(r.Float64()*float64(scale)) - scale/10)
+			}
+			e := history.Event{Time: at, Actor: pick(actors), Token: r.Uint64N(4), Seq: r.Uint64N(3)}
+			switch r.IntN(6) {
+			case 0:
+				e.Kind, e.Name, e.Target = history.KindFault, pick(faults), pick(actors)
+			case 1:
+				e.Kind, e.Op, e.Accepted, e.Value = history.KindDecision, []string{"read", "write", "wave"}[r.IntN(3)], r.IntN(2) == 0, "x\ny"
+			default:
+				e.Kind, e.Name = history.KindReport, pick(names)
+				if e.Name == history.Acquired {
+					e.TTL, e.Until = history.Duration(scale), at.Add(scale)
+				}
+			}
+			if r.IntN(30) == 0 {
+				e.Time = time.Time{}
+			}
+			events = append(events, e)
+		}
+		runs := []reports.Run{{Events: events, Result: history.Judge(events)}, {Events: events}}
+		got := render(t, runs...)
+		require.Equal(t, got, render(t, runs...), "seed %d", seed)
+		if !t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { inspect(t, got) }) {
+			return
+		}
+	}
+}
+
+func TestWriterError(t *testing.T) {
+	full := errors.New("disk full")
+	err := reports.Timeline(failing{full}, load(t, "crash-on")...)
+	require.ErrorIs(t, err, full)
+}
+
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+// Text has a contrast of at least 4.5 on its ground, in both schemes (WCAG 2.2, 1.4.3).
+func TestContrast(t *testing.T) {
+	b, err := os.ReadFile("style.css")
+	require.NoError(t, err)
+	schemes := regexp.MustCompile(`:root \{([^}]*)\}`).FindAllStringSubmatch(string(b), -1)
+	require.Len(t, schemes, 2)
+	for _, s := range schemes {
+		colour := make(map[string]float64)
+		for _, m := range regexp.MustCompile(`--([a-z0-9]+): #([0-9a-f]{6});`).FindAllStringSubmatch(s[1], -1) {
+			colour[m[1]] = luminance(t, m[2])
+		}
+		for _, ground := range []string{"paper", "soft"} {
+			for _, ink := range []string{"ink", "quiet", "alarm", "good", "doubt"} {
+				hi, lo := max(colour[ink], colour[ground]), min(colour[ink], colour[ground])
+				require.GreaterOrEqual(t, (hi+0.05)/(lo+0.05), 4.5, "%s on %s", ink, ground)
+			}
+		}
+	}
+}
+
+func luminance(t *testing.T, hex string) float64 {
+	t.Helper()
+	var sum float64
+	for i, weight := range []float64{0.2126, 0.7152, 0.0722} {
+		v, err := strconv.ParseUint(hex[2*i:2*i+2], 16, 8)
+		require.NoError(t, err)
+		c := float64(v) / 255
+		if c <= 0.04045 {
+			c /= 12.92
+		} else {
+			c = math.Pow((c+0.055)/1.055, 2.4)
+		}
+		sum += weight * c
+	}
+	return sum
+}
+
+// A page as the tests read it back.
+type (
+	document struct{ svgs []*svg }
+	svg      struct {
+		width, height float64
+		labels        []label
+		texts         map[string]label // by their words
+		paths         []path
+	}
+	label struct {
+		words          string
+		x, y           float64
+		x0, y0, x1, y1 float64
+	}
+	path struct {
+		class string
+		x, y  float64
+	}
+)
+
+// has and lacks fail without printing the page.
+func has(t *testing.T, html, want string) {
+	t.Helper()
+	if !strings.Contains(html, want) {
+		t.Errorf("the page lacks %q", want)
+	}
+}
+
+func lacks(t *testing.T, html, banned string) {
+	t.Helper()
+	if i := strings.Index(html, banned); i >= 0 {
+		t.Errorf("the page has %q: …%q…", banned, html[max(0, i-60):min(len(html), i+60)])
+	}
+}
+
+// elements are all that a page is made of: none of them loads or runs anything.
+var elements = func() map[string]bool {
+	m := make(map[string]bool)
+	for e := range strings.FieldsSeq(`html head meta title style body main section header div article h1 h2 h3 p strong span figure
+		figcaption ul ol li code pre del em dl dt dd table thead tbody tr th td br a
+		svg desc defs pattern linearGradient stop path rect circle text tspan`) {
+		m[e] = true
+	}
+	return m
+}()
+
+// inspect checks what must be so on every page.
+func inspect(t *testing.T, html string) {
+	t.Helper()
+	for _, banned := range []string{"<script", "<link", "<img", "@import", "@font-face", "ZgotmplZ", "NaN", "+Inf", "-Inf", "%!"} {
+		lacks(t, html, banned)
+	}
+	for _, u := range regexp.MustCompile(`url\([^)]*\)|https?://[^"]*"`).FindAllString(html, -1) {
+		if !strings.HasPrefix(u, "url(#") && !strings.HasPrefix(u, "http://www.w3.org/") {
+			t.Errorf("the page refers to %s", u)
+		}
+	}
+	for _, s := range parse(t, html).svgs {
+		for i, a := range s.labels {
+			if a.x0 < -0.5 || a.y0 < -0.5 || a.x1 > s.width+0.5 || a.y1 > s.height+0.5 {
+				t.Errorf("label %q [%.0f %.0f %.0f %.0f] is outside the drawing (%.0f × %.0f)", a.words, a.x0, a.y0, a.x1, a.y1, s.width, s.height)
+			}
+			for _, b := range s.labels[:i] {
+				if a.x0 < b.x1 && b.x0 < a.x1 && a.y0 < b.y1 && b.y0 < a.y1 {
+					t.Errorf("labels %q and %q overlap", a.words, b.words)
+				}
+			}
+		}
+	}
+}
+
+// parse reads the page as XML, which is stricter than HTML, and collects the drawings. It checks that ids are unique
+// and that references have a target.
+func parse(t *testing.T, html string) document {
+	t.Helper()
+	var (
+		doc   document
+		cur   *svg
+		words strings.Builder
+		text  xml.StartElement
+		depth int // of svg elements; the key's are small ones of their own
+	)
+	ids, refs := make(map[string]bool), make(map[string]bool)
+	dec := xml.NewDecoder(strings.NewReader(html))
+	for {
+		tok, err := dec.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err, "the page is well-formed")
+		switch e := tok.(type) {
+		case xml.StartElement:
+			if id := attr(e, "id"); id != "" {
+				require.False(t, ids[id], "id %s is used twice", id)
+				ids[id] = true
+			}
+			for _, a := range e.Attr {
+				require.False(t, strings.HasPrefix(a.Name.Local, "on") || a.Name.Local == "src" || a.Name.Local == "style", "attribute %s", a.Name.Local)
+				require.False(t, a.Name.Local == "href" && !strings.HasPrefix(a.Value, "#"), "a link to %s", a.Value)
+				if a.Name.Local == "href" {
+					refs[strings.TrimPrefix(a.Value, "#")] = true
+				}
+				if id, ok := strings.CutPrefix(a.Value, "url(#"); ok {
+					refs[strings.TrimSuffix(id, ")")] = true
+				}
+				if a.Name.Local == "aria-labelledby" {
+					for id := range strings.FieldsSeq(a.Value) {
+						refs[id] = true
+					}
+				}
+			}
+			require.True(t, elements[e.Name.Local], "the page has an element %s", e.Name.Local)
+			switch e.Name.Local {
+			case "svg":
+				depth++
+				box := strings.Fields(attr(e, "viewBox"))
+				if attr(e, "role") == "img" {
+					cur = &svg{width: num(t, box[2]), height: num(t, box[3]), texts: make(map[string]label)}
+					doc.svgs = append(doc.svgs, cur)
+				} else {
+					cur = nil
+				}
+			case "text":
+				text = e
+				words.Reset()
+			case "path":
+				if cur != nil {
+					var p path
+					p.class = attr(e, "class")
+					if tr := attr(e, "transform"); tr != "" {
+						_, err := fmt.Sscanf(tr, "translate(%g %g)", &p.x, &p.y)
+						require.NoError(t, err)
+					}
+					cur.paths = append(cur.paths, p)
+				}
+			}
+		case xml.CharData:
+			words.Write(e)
+		case xml.EndElement:
+			if e.Name.Local == "text" {
+				l := measure(t, text, words.String())
+				cur.labels = append(cur.labels, l)
+				cur.texts[l.words] = l
+			}
+		}
+	}
+	for ref := range refs {
+		if !strings.Contains(ref, "-e") || strings.Contains(ref, "-fade") { // rows may be among those left out
+			require.True(t, ids[ref], "%s has no target", ref)
+		}
+	}
+	return doc
+}
+
+func attr(e xml.StartElement, name string) string {
+	for _, a := range e.Attr {
+		if a.Name.Local == name {
+			return a.Value
+		}
+	}
+	return ""
+}
+
+func num(t *testing.T, s string) float64 {
+	t.Helper()
+	v, err := strconv.ParseFloat(s, 64)
+	require.NoError(t, err)
+	return v
+}
+
+// advance is the width of the characters from space to tilde in DejaVu Sans, in thousandths of the font size.
+var advance = [...]float64{
+	318, 401, 460, 838, 637, 951, 780, 275, 391, 391, 500, 838, 318, 361, 318, 337, 637, 637, 637, 637, 637, 637, 637, 637,
+	637, 637, 337, 337, 838, 838, 838, 531, 1000, 685, 687, 699, 771, 632, 576, 775, 752, 295, 295, 656, 558, 863, 749, 788,
+	604, 788, 695, 635, 611, 732, 685, 989, 686, 611, 686, 391, 337, 391, 838, 500, 500, 613, 635, 550, 635, 616, 353, 635,
+	634, 278, 278, 580, 278, 975, 634, 612, 635, 635, 412, 521, 393, 634, 592, 818, 592, 592, 525, 637, 337, 637, 838,
+}
+
+// measure computes a label's box, without the package's own estimate.
+func measure(t *testing.T, e xml.StartElement, words string) label {
+	t.Helper()
+	size, weight := 11.0, 1.0
+	class := attr(e, "class")
+	if class == "lane" {
+		size = 12
+	}
+	if class == "lane" || strings.Contains(class, "alarm") {
+		weight = 1.13
+	}
+	var w float64
+	for _, r := range words {
+		switch {
+		case r >= ' ' && r <= '~':
+			w += advance[r-' ']
+		case r == '…' || r > 0x2e80:
+			w += 1000
+		default:
+			w += 838
+		}
+	}
+	w *= size * weight / 1000
+	l := label{words: words, x: num(t, attr(e, "x")), y: num(t, attr(e, "y"))}
+	l.x0 = l.x
+	switch attr(e, "text-anchor") {
+	case "middle":
+		l.x0 -= w / 2
+	case "end":
+		l.x0 -= w
+	}
+	l.x1, l.y0, l.y1 = l.x0+w, l.y-0.76*size, l.y+0.24*size
+	return l
+}
