@@ -12,7 +12,8 @@ import (
 //
 //  1. A key has at most one live grant; a TTL that has not run out on the server's clock keeps others out [Exclusive].
 //  2. A grant's Fence is at least 1 and strictly greater than that of every earlier grant of the key, however those
-//     ended; it is minted in the same atomic step as the grant [TokensIncrease, TokensSurviveExpiry].
+//     ended [TokensIncrease, TokensSurviveExpiry]; it is minted in the same atomic step as the grant
+//     [TokenMintedWithGrant].
 //  3. A grant's Start is not later than the moment at which the server began to count its TTL. In practice: the time
 //     read just before the request that won was sent, never the time at which the reply came [StartBeforeRequest].
 //  4. TryAcquire of a held key returns [ErrHeld] and leaves nothing behind [TryHeld].
@@ -20,19 +21,25 @@ import (
 //     ends first, it returns an error that wraps ctx's cause, and the waiter no longer stands in anyone's way
 //     [WaiterCancelled]. It waits in the backend's own best way: never by a bare poll where the server can tell.
 //  6. A request repeated with the same Owner, as a client library does when a reply is lost, is the same acquisition:
-//     same grant, same Fence, no waiting for itself [RetrySameOwner].
+//     same Fence, a lease that starts anew, no waiting for itself [RetrySameOwner].
 //  7. Renew makes the lease run for its TTL from now, if Owner still holds it [RenewExtends]; otherwise it changes
-//     nothing and returns [ErrLost] [RenewByNonOwner].
+//     nothing and returns [ErrLost] [RenewByNonOwner]. Check and effect are one atomic step [RenewAtomic].
 //  8. Release frees the key, if Owner still holds it; otherwise it changes nothing and returns [ErrLost]
-//     [ReleaseByNonOwner]. Check and effect are one atomic step.
-//  9. An error that doesn't wrap [ErrHeld], [ErrLost], [ErrInvalid] or [ErrClosed] leaves open whether the request took
-//     effect. The Locker then calls Release with the request's Key and Owner, which must undo it [ReplyLost, RequestLost].
+//     [ReleaseByNonOwner]. Check and effect are one atomic step [ReleaseAtomic].
+//  9. An error that doesn't wrap [ErrHeld], [ErrLost], [ErrInvalid] or [ErrClosed], and any error after ctx's end, leaves
+//     open whether the call took effect. After an acquire the Locker then calls Release with the request's Key and
+//     Owner, which must undo it [AcquireReplyLost, AcquireRequestLost]; a lease whose renewal or release came to such
+//     an error is not known to be lost [RenewReplyLost, RenewRequestLost, ReleaseReplyLost, ReleaseRequestLost].
 //  10. A server that cannot be reached yields an error, never a grant [Unreachable].
 //  11. Keys are independent [KeysIndependent]; every key that [CheckKey] lets pass works or is refused with [ErrInvalid]
 //     [AwkwardKeys].
-//  12. A TTL that the server cannot represent exactly is refused with [ErrInvalid], not rounded [TTLNotRounded].
-//  13. Methods may be called from any number of goroutines, and return soon after ctx ends; a grant outlives the ctx it
-//     was asked with [GrantOutlivesContext]. After Close they return [ErrClosed]; Close leaves the client library's client to its owner and may be called again [Closed].
+//  12. A TTL that is not positive, or that the server cannot represent exactly, is refused with [ErrInvalid], not rounded
+//     [TTLNotRounded].
+//  13. A grant outlives the ctx it was asked with [GrantOutlivesContext]. After Close every method returns [ErrClosed],
+//     and leases stay; Close leaves the client library's client to its owner and may be called again [Closed].
+//
+// Methods may be called from any number of goroutines. A call that has to wait for another holder returns soon after
+// ctx ends; one that waits for a reply may take until the client library's own timeout, for which the Locker doesn't wait.
 type Backend interface {
 	Acquire(ctx context.Context, r Request) (Grant, error)
 	TryAcquire(ctx context.Context, r Request) (Grant, error)

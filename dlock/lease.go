@@ -59,7 +59,7 @@ func (h *Handle) Context() context.Context { return h.ctx }
 // Renew makes the lease run for its TTL from now. It returns an error that wraps [ErrLost] if the lease is gone, and
 // [ErrMaxHold] if it has been held for the longest time allowed. After any other error the old lease goes on as it was.
 func (h *Handle) Renew(ctx context.Context) error {
-	err := context.Cause(h.ctx)
+	err := h.ended()
 	if err == nil {
 		err = h.ls.renew(ctx)
 	}
@@ -68,6 +68,9 @@ func (h *Handle) Renew(ctx context.Context) error {
 	}
 	return nil
 }
+
+// ended is why the handle's context has ended, or nil.
+func (h *Handle) ended() error { return context.Cause(h.ctx) }
 
 // Release frees the lock and ends the handle's context first. Calling it again returns the same answer.
 //
@@ -113,9 +116,9 @@ type lease struct {
 	start  time.Time // of the current period: when its request left
 	wall   time.Time // start on the wall clock alone
 	holds  int
-	over   bool // lost or released: ctx has ended, start and timer don't change any more
-	good   bool // over by the last release, and not lost before
-	capped bool // MaxHold has stopped the renewals
+	over   error // why it was lost or released: ctx has ended, start and timer don't change any more
+	good   bool  // over by the last release, and not lost before
+	capped bool  // MaxHold has stopped the renewals
 	timer  *time.Timer
 
 	unsure bool // a release was sent whose outcome isn't known; belongs to the last handle's Release
@@ -130,12 +133,12 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.timer = time.AfterFunc(ls.untilCheck(), func() {
-		if ls.ended() {
+		if ls.ended() != nil {
 			return
 		}
 		ls.mu.Lock()
 		defer ls.mu.Unlock()
-		if !ls.over {
+		if ls.over == nil {
 			ls.timer.Reset(ls.untilCheck())
 		}
 	})
@@ -170,12 +173,12 @@ func (ls *lease) handle(ctx context.Context) *Handle {
 
 // reenter returns another handle of a lease that the caller's context holds, or nil if the lease has ended.
 func (ls *lease) reenter(ctx context.Context) *Handle {
-	if ls.ended() {
+	if ls.ended() != nil {
 		return nil
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if ls.over {
+	if ls.over != nil {
 		return nil
 	}
 	ls.holds++
@@ -187,9 +190,7 @@ func (ls *lease) reenter(ctx context.Context) *Handle {
 func (ls *lease) drop() (last bool, lost error) {
 	ls.mu.Lock()
 	news := ls.expire()
-	if ls.over {
-		lost = context.Cause(ls.ctx)
-	}
+	lost = ls.over
 	ls.holds--
 	last = ls.holds == 0
 	if last {
@@ -215,8 +216,8 @@ func (ls *lease) untilCheck() time.Duration {
 	return max(min(ls.limit-ls.age(), recheck), 0)
 }
 
-// ended reports whether the lease is lost or released. If its time has come, it ends it.
-func (ls *lease) ended() bool {
+// ended is why the lease is lost or released, or nil. If its time has come, it ends it.
+func (ls *lease) ended() error {
 	ls.mu.Lock()
 	lost := ls.expire()
 	over := ls.over
@@ -238,14 +239,13 @@ func (ls *lease) lose(why error) {
 
 // expire ends the lease as lost if its time has come, and then returns what to report. ls.mu is held.
 func (ls *lease) expire() (lost error) {
-	if ls.over || ls.age() < ls.limit {
-		return nil
+	if ls.over == nil && ls.age() >= ls.limit {
+		lost = ErrLost
+		if ls.capped {
+			lost = fmt.Errorf("%w: %w", ErrLost, ErrMaxHold)
+		}
+		ls.end(lost)
 	}
-	lost = ErrLost
-	if ls.capped {
-		lost = fmt.Errorf("%w: %w", ErrLost, ErrMaxHold)
-	}
-	ls.end(lost)
 	return lost
 }
 
@@ -261,10 +261,10 @@ func (ls *lease) report(lost error) {
 // end ends the lease's context, timer and renewals, and reports whether it was the first to do so. ls.mu is held, so
 // that whoever sees that the lease is over sees an ended context too.
 func (ls *lease) end(why error) bool {
-	if ls.over {
+	if ls.over != nil {
 		return false
 	}
-	ls.over = true
+	ls.over = why
 	ls.timer.Stop()
 	ls.cancel(why)
 	ls.l.m.heldSeconds.Observe(time.Since(ls.born).Seconds())
@@ -275,8 +275,8 @@ func (ls *lease) renew(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return cause(ctx)
 	}
-	if ls.ended() {
-		return context.Cause(ls.ctx)
+	if err := ls.ended(); err != nil {
+		return err
 	}
 	if most := ls.l.o.Renew.MaxHold; most > 0 && time.Since(ls.born) >= most {
 		ls.mu.Lock()
@@ -299,13 +299,13 @@ func (ls *lease) renew(ctx context.Context) error {
 	ls.mu.Lock()
 	lost := ls.expire() // an answer that comes too late renews nothing: an ended context cannot be taken back
 	over := ls.over
-	if !over && start.After(ls.start) {
+	if over == nil && start.After(ls.start) {
 		ls.begin(start)
 	}
 	ls.mu.Unlock()
 	ls.report(lost)
-	if over {
-		return context.Cause(ls.ctx)
+	if over != nil {
+		return over
 	}
 	ls.l.m.renewals.Inc()
 	return nil
@@ -408,12 +408,12 @@ type leaseContext struct {
 }
 
 func (c *leaseContext) Err() error {
-	c.ls.ended()
+	_ = c.ls.ended()
 	return c.Context.Err()
 }
 
 func (c *leaseContext) Done() <-chan struct{} {
-	c.ls.ended()
+	_ = c.ls.ended()
 	return c.Context.Done()
 }
 

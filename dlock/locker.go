@@ -130,7 +130,7 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 		cancel(ErrReleased)
 		err = errors.Join(err, rerr)
 	}()
-	return f(&leaseContext{fctx, context.WithoutCancel(h.Context()), h.ls}, h)
+	return f(&leaseContext{fctx, context.WithoutCancel(h.Context()), h.ls}, h) //nolint:contextcheck // it has ctx's end and values
 }
 
 // Close ends what the Locker does in the background, waits for it, and closes the backend. Calls that wait return
@@ -189,7 +189,7 @@ func (l *Locker) take(ctx context.Context, key string, f acquireFunc) (*Handle, 
 		return nil, cause(ctx)
 	}
 	if outer, ok := ctx.Value(heldKey{l, key}).(*lease); ok {
-		if !l.o.Reentrant && !outer.ended() {
+		if !l.o.Reentrant && outer.ended() == nil {
 			return nil, ErrNotReentrant
 		}
 		if h := outer.reenter(ctx); h != nil {
@@ -213,7 +213,7 @@ func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle,
 			return nil, err
 		}
 		ls := newLease(ctx, l, g)
-		if !ls.ended() {
+		if ls.ended() == nil {
 			ls.watch()
 			return ls.handle(ctx), nil
 		}
@@ -225,32 +225,30 @@ func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle,
 // request calls f and returns when f does, when ctx ends or when the Locker is closed, whichever is first: a client
 // library may not look at the context while it waits for a reply. A request without a known outcome is undone.
 func (l *Locker) request(ctx context.Context, r Request, f acquireFunc) (Grant, error) {
+	if ctx.Done() == nil { // then nobody waits but Close, and it waits for the answer anyway
+		call := &callContext{l.open, ctx}
+		g, err := f(call, r) //nolint:contextcheck // call has all that ctx has: its values
+		return l.answer(ctx, call, r, g, err)
+	}
 	type reply struct {
 		g   Grant
 		err error
 	}
 	call, cancel := context.WithCancel(ctx)
+	defer cancel()
 	replied := make(chan reply, 1)
 	l.busy.Go(func() {
 		g, err := f(call, r)
-		if err == nil && g.Fence == 0 {
-			err = errors.New("the backend granted a lease without a fencing token")
-		}
 		replied <- reply{g, err}
 	})
+	var err error
 	select {
 	case rep := <-replied:
-		doubt := unknown(call, rep.err)
-		cancel()
-		if doubt {
-			l.busy.Go(func() { l.undo(ctx, r.grant()) })
-		}
-		if rep.err != nil && ctx.Err() != nil {
-			return Grant{}, withCause(ctx, rep.err)
-		}
-		return rep.g, rep.err
+		return l.answer(ctx, call, r, rep.g, rep.err)
 	case <-ctx.Done():
+		err = cause(ctx)
 	case <-l.open.Done():
+		err = ErrClosed
 	}
 	cancel()
 	l.busy.Go(func() {
@@ -260,10 +258,37 @@ func (l *Locker) request(ctx context.Context, r Request, f acquireFunc) (Grant, 
 		}
 		l.undo(ctx, late.g)
 	})
-	if ctx.Err() != nil {
-		return Grant{}, cause(ctx)
+	return Grant{}, err
+}
+
+// answer is what a Backend's answer to a call with the context call is worth.
+func (l *Locker) answer(ctx, call context.Context, r Request, g Grant, err error) (Grant, error) {
+	if err == nil && g.Fence == 0 {
+		err = errors.New("the backend granted a lease without a fencing token")
 	}
-	return Grant{}, ErrClosed
+	if err == nil {
+		return g, nil
+	}
+	if unknown(call, err) {
+		l.busy.Go(func() { l.undo(ctx, r.grant()) })
+	}
+	if ctx.Err() != nil {
+		err = withCause(ctx, err)
+	}
+	return Grant{}, err
+}
+
+// callContext ends with the Locker and has the values of a context that doesn't end.
+type callContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c *callContext) Value(key any) any {
+	if v := c.values.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
 }
 
 // unknown reports whether err, a backend's answer to a call with ctx, leaves open whether the call took effect. After

@@ -23,8 +23,8 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// ask sends one request; header lines are "Name: value". It returns the answer and its body.
-func ask(t *testing.T, h http.Handler, method, target, body string, header ...string) (*http.Response, string) {
+// ask sends one request; header lines are "Name: value".
+func ask(t *testing.T, h http.Handler, method, target, body string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
 	for _, line := range header {
@@ -33,9 +33,7 @@ func ask(t *testing.T, h http.Handler, method, target, body string, header ...st
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	resp := w.Result()
-	require.NoError(t, resp.Body.Close())
-	return resp, w.Body.String()
+	return w
 }
 
 func newHandler(t *testing.T, store resource.Store, opts *resource.HandlerOptions) http.Handler {
@@ -80,15 +78,15 @@ func TestHandler(t *testing.T) {
 		{"GET", "/", "", nil, 404, `{"error":"no such page; keys are under /r/"}`, "X-Fence-Max: "},
 		{"GET", "/r", "", nil, 404, `{"error":"no such page; keys are under /r/"}`, ""},
 	} {
-		resp, body := ask(t, h, c.method, c.target, c.body, c.header...)
+		got := ask(t, h, c.method, c.target, c.body, c.header...)
 		what := fmt.Sprintf("request %d: %s %s %q %v", i, c.method, c.target, c.body, c.header)
-		require.Equal(t, c.status, resp.StatusCode, what)
-		require.Equal(t, c.want, body, what)
+		require.Equal(t, c.status, got.Code, what)
+		require.Equal(t, c.want, got.Body.String(), what)
 		if c.wantHeader != "" {
 			name, value, _ := strings.Cut(c.wantHeader, ": ")
-			require.Equal(t, value, resp.Header.Get(name), what)
+			require.Equal(t, value, got.Header().Get(name), what)
 		}
-		require.Equal(t, "no-store", resp.Header.Get("Cache-Control"), what)
+		require.Equal(t, "no-store", got.Header().Get("Cache-Control"), what)
 	}
 }
 
@@ -132,15 +130,15 @@ func TestHandlerBadInput(t *testing.T) {
 		{"PUT", "/r/k?v=2", "v", []string{ok}, 400, "escape a ? in the key as %3F"},
 		{"PUT", "/r/k", "01234567890", []string{ok}, 413, "the value is larger than the limit of 10 bytes"},
 	} {
-		resp, body := ask(t, h, c.method, c.target, c.body, c.header...)
+		got := ask(t, h, c.method, c.target, c.body, c.header...)
 		what := fmt.Sprintf("%s %.40s %.80q", c.method, c.target, c.header)
-		require.Equal(t, c.status, resp.StatusCode, "%s: %s", what, body)
-		require.Contains(t, body, c.want, what)
+		require.Equal(t, c.status, got.Code, "%s: %s", what, got.Body)
+		require.Contains(t, got.Body.String(), c.want, what)
 	}
 	_, err := store.Read(t.Context(), "k")
 	require.ErrorIs(t, err, resource.ErrNotFound, "no bad request may change anything")
-	resp, _ := ask(t, h, "PUT", "/r/k", "0123456789", ok)
-	require.Equal(t, 200, resp.StatusCode, "a value of exactly the limit")
+	got := ask(t, h, "PUT", "/r/k", "0123456789", ok)
+	require.Equal(t, 200, got.Code, "a value of exactly the limit")
 }
 
 // TestHandlerBody has bodies that don't say their length, or that end before it.
@@ -171,14 +169,16 @@ func TestHandlerBody(t *testing.T) {
 func TestHandlerKeys(t *testing.T) {
 	store := resource.NewMemory()
 	addr := strings.TrimPrefix(serve(t, store, nil), "http://")
+	token := 0
 	for target, key := range map[string]string{
 		"/r/a/b": "a/b", "/r/a%2Fb": "a/b", "/r/a//b": "a//b", "/r//": "/", "/r/..": "..", "/r/%2e%2E": "..", "/r/a/../b": "a/../b",
 		"/r/./": "./", "/r/%25": "%", "/r/%3F": "?", "/r/a+b": "a+b", "/r/a%20b": "a b", "/r/%D0%BA": "к", "/r/a;b=c,d": "a;b=c,d",
 	} {
+		token++
 		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
 		require.NoError(t, err)
-		_, err = fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX-Fence-Token: 7\r\nContent-Length: %d\r\n\r\n%s",
-			target, len(target), target)
+		_, err = fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX-Fence-Token: %d\r\nContent-Length: %d\r\n\r\n%s",
+			target, token, len(target), target)
 		require.NoError(t, err)
 		answer, err := io.ReadAll(conn)
 		require.NoError(t, err)
@@ -187,7 +187,7 @@ func TestHandlerKeys(t *testing.T) {
 		require.Contains(t, string(answer), `"key":`+strconv.Quote(key), target)
 		rec, err := store.Read(t.Context(), key)
 		require.NoError(t, err, target)
-		require.NotEmpty(t, rec.Value, target)
+		require.Equal(t, target, string(rec.Value))
 	}
 }
 
@@ -195,20 +195,18 @@ func TestHandlerHead(t *testing.T) {
 	url := serve(t, resource.NewMemory(), nil)
 	c := newClient(t, url, nil)
 	require.NoError(t, c.Write(t.Context(), "k", resource.Fence{Token: 5, Seq: 1}, []byte("value")))
-	for header, want := range map[string]string{"": "5", "7": "7.0"} { // a fenced HEAD raises like a fenced GET
+	for _, c := range []struct{ token, want string }{{"", "5"}, {"7", "7.0"}} { // a fenced HEAD raises like a fenced GET
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodHead, url+"/r/k", nil)
 		require.NoError(t, err)
-		if header != "" {
-			req.Header.Set(resource.HeaderToken, header)
+		if c.token != "" {
+			req.Header.Set(resource.HeaderToken, c.token)
 		}
 		resp, err := http.DefaultClient.Do(req)
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 		require.Equal(t, 200, resp.StatusCode)
 		require.Positive(t, resp.ContentLength)
-		if header != "" || resp.Header.Get(resource.HeaderMax) != "7.0" {
-			require.Equal(t, want, resp.Header.Get(resource.HeaderMax))
-		}
+		require.Equal(t, c.want, resp.Header.Get(resource.HeaderMax))
 	}
 }
 
@@ -228,8 +226,8 @@ func TestHandlerBearerToken(t *testing.T) {
 
 	h := newHandler(t, store, &resource.HandlerOptions{Token: "secret"})
 	for header, want := range map[string]int{"Authorization: bearer secret": 200, "Authorization: Basic secret": 401, "Authorization: secret": 401} {
-		resp, _ := ask(t, h, "GET", "/r/k", "", header)
-		require.Equal(t, want, resp.StatusCode, header)
+		got := ask(t, h, "GET", "/r/k", "", header)
+		require.Equal(t, want, got.Code, header)
 	}
 }
 
@@ -250,9 +248,9 @@ func TestHandlerUnfenced(t *testing.T) {
 		{"GET", "", []string{"X-Fence-Token: 1"}, 200, `{"key":"k","value":"plain","max_fence":5}`},
 		{"PUT", "b", []string{"X-Fence-Token: x"}, 400, `{"error":"X-Fence-Token is \"x\": send an integer from 1, decimal digits only"}`},
 	} {
-		resp, body := ask(t, h, c.method, "/r/k", c.body, c.header...)
-		require.Equal(t, c.status, resp.StatusCode, "request %d", i)
-		require.Equal(t, c.want, body, "request %d", i)
+		got := ask(t, h, c.method, "/r/k", c.body, c.header...)
+		require.Equal(t, c.status, got.Code, "request %d", i)
+		require.Equal(t, c.want, got.Body.String(), "request %d", i)
 	}
 	_, err := resource.NewHandler(onlyStore{resource.NewMemory()}, &resource.HandlerOptions{Unfenced: true})
 	require.ErrorContains(t, err, "has no Overwrite")
@@ -279,7 +277,7 @@ func TestHandlerMetrics(t *testing.T) {
 	ask(t, h, "GET", "/r/k", "", "X-Fence-Token: 1")
 	ask(t, h, "GET", "/r/k", "")
 	ask(t, h, "GET", "/r/unknown", "")
-	_, page := ask(t, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), "GET", "/metrics", "")
+	page := ask(t, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), "GET", "/metrics", "").Body.String()
 	for _, want := range []string{
 		"resource_stale_token_rejections_total 3",
 		"resource_writes_accepted_total 2",
@@ -305,16 +303,16 @@ func TestHandlerStoreFails(t *testing.T) {
 		Logger:   slog.New(slog.NewTextHandler(&log, nil)),
 		Observer: func(resource.Decision) { decisions++ },
 	})
-	resp, body := ask(t, h, "PUT", "/r/k", "v", "X-Fence-Token: 5")
-	require.Equal(t, 500, resp.StatusCode)
-	require.Equal(t, `{"error":"the store failed; a write may have taken effect: repeat it to find out"}`, body)
+	got := ask(t, h, "PUT", "/r/k", "v", "X-Fence-Token: 5")
+	require.Equal(t, 500, got.Code)
+	require.Equal(t, `{"error":"the store failed; a write may have taken effect: repeat it to find out"}`, got.Body.String())
 	require.Contains(t, log.String(), "disk /dev/sda1 on fire")
 	require.Zero(t, decisions, "an unknown outcome is no decision")
 
 	closed := resource.NewMemory()
 	require.NoError(t, closed.Close())
-	resp, _ = ask(t, newHandler(t, closed, nil), "PUT", "/r/k", "v", "X-Fence-Token: 5")
-	require.Equal(t, 503, resp.StatusCode)
+	got = ask(t, newHandler(t, closed, nil), "PUT", "/r/k", "v", "X-Fence-Token: 5")
+	require.Equal(t, 503, got.Code)
 }
 
 // answered is a ResponseWriter that notes when the answer leaves.

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/job"
 	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/resource"
@@ -21,14 +22,14 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Lock and Lease are what a scenario needs of a lock. FromLocker makes a Lock of a *dlock.Locker.
-type (
-	Lock  = job.Lock
-	Lease = job.Lease
-)
+// Lock is what a scenario needs of a lock; [FromLocker] makes one of a *dlock.Locker.
+type Lock = job.Lock
 
-// FromLocker makes a [Lock] of a *dlock.Locker.
-var FromLocker = job.FromLocker
+// Lease is what a scenario needs of a grant; a *dlock.Handle is one.
+type Lease = job.Lease
+
+// FromLocker makes a [Lock] of a Locker.
+func FromLocker(l *dlock.Locker) Lock { return job.FromLocker(l) }
 
 // Open opens the lock that a worker uses, in the worker's process.
 type Open func(ctx context.Context, s LockSpec) (Lock, error)
@@ -189,10 +190,13 @@ func resourceChild(spec *childSpec, l *line) error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() { cancel(answerSyncs(l)) }()
-	err = server.Serve(ctx, listener, store, server.Options{Handler: resource.HandlerOptions{
-		Unfenced: spec.Fencing == history.FencingOff,
-		Observer: func(d resource.Decision) { _ = l.send(message{Event: decided(d)}) }, // a dead controller ends us anyway
-	}})
+	err = server.Serve(ctx, listener, store, server.Options{
+		RequestTimeout: 24 * time.Hour, // a request that is held in the network is the point of some scenarios
+		Handler: resource.HandlerOptions{
+			Unfenced: spec.Fencing == history.FencingOff,
+			Observer: func(d resource.Decision) { _ = l.send(message{Event: decided(d)}) }, // a dead controller ends us anyway
+		},
+	})
 	return errors.Join(err, quiet(context.Cause(ctx)))
 }
 

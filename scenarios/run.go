@@ -39,7 +39,8 @@ type Runner struct {
 	Lock, Server string
 	// TTL is the victim's lease, DefaultTTL if 0.
 	TTL time.Duration
-	// Pause is the shortest freeze. 0: until the schedule goes on, which is as soon as the successor has got in.
+	// Pause is how long a freeze or a delay in the network lasts at least. 0: until the schedule goes on, which is as
+	// soon as the successor has got in.
 	Pause time.Duration
 	// StepTimeout is how long a step may take beyond TTL and Pause, DefaultStepTimeout if 0.
 	StepTimeout time.Duration
@@ -61,7 +62,10 @@ type Outcome struct {
 // then and is never safe. All processes are gone when Run returns.
 func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outcome, error) {
 	if err := s.Check(); err != nil {
-		return nil, err
+		return &Outcome{}, err
+	}
+	if !slices.Contains(modes, f) {
+		return &Outcome{}, fmt.Errorf("scenarios: there is no fencing mode %q; there are %v", f, modes)
 	}
 	ttl, step := r.TTL, r.StepTimeout
 	if ttl == 0 {
@@ -72,7 +76,7 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 		step = DefaultStepTimeout
 	}
 	if r.Pause != 0 && r.Pause <= ttl {
-		return nil, fmt.Errorf("scenarios: a pause of %v doesn't exceed the TTL of %v; make it longer, or the TTL shorter", r.Pause, ttl)
+		return &Outcome{}, fmt.Errorf("scenarios: a pause of %v doesn't exceed the TTL of %v; make it longer, or the TTL shorter", r.Pause, ttl)
 	}
 	p := &play{
 		r: r, s: &s, fencing: f, ttl: ttl, step: step + ttl + r.Pause,
@@ -82,10 +86,14 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	if r.Forget != nil {
 		err = errors.Join(err, r.Forget(context.WithoutCancel(ctx), p.key))
 	}
+	o := &Outcome{p.events, history.Judge(p.events)}
 	if err != nil {
 		err = fmt.Errorf("scenarios: %s, fencing %s: %w", s.Name, f, err)
+		if o.Verdict == history.Safe {
+			o.Verdict, o.Findings = history.Inconclusive, []string{err.Error()}
+		}
 	}
-	return &Outcome{p.events, history.Judge(p.events)}, err
+	return o, err
 }
 
 // play is one run under way.
@@ -99,7 +107,6 @@ type play struct {
 
 	dir      string
 	listener *net.TCPListener
-	url      string
 
 	resource *process // nil while it is dead
 	syncs    int
@@ -114,7 +121,7 @@ type worker struct {
 	link    *faults.Link
 	deliver faults.Heal
 	resume  faults.Heal
-	paused  time.Time
+	since   time.Time // when the fault that it is under began
 }
 
 func (p *play) run(ctx context.Context) (err error) {
@@ -166,10 +173,10 @@ func (p *play) do(ctx context.Context, st Step) error {
 		if err != nil {
 			return err
 		}
-		w.resume, w.paused = heal, time.Now()
+		w.resume, w.since = heal, time.Now()
 		return p.fault(ctx, history.FaultPause, st.Target)
 	case OpResume:
-		if err := sleepUntil(ctx, w.paused.Add(p.r.Pause)); err != nil {
+		if err := sleepUntil(ctx, w.since.Add(p.r.Pause)); err != nil {
 			return err
 		}
 		if err := p.fault(ctx, history.FaultResume, st.Target); err != nil { // first: what it does next comes after
@@ -185,9 +192,12 @@ func (p *play) do(ctx context.Context, st Step) error {
 		if err != nil {
 			return err
 		}
-		w.deliver = heal
+		w.deliver, w.since = heal, time.Now()
 		return p.fault(ctx, history.FaultHold, st.Target)
 	case OpDeliver:
+		if err := sleepUntil(ctx, w.since.Add(p.r.Pause)); err != nil {
+			return err
+		}
 		if err := p.fault(ctx, history.FaultDeliver, st.Target); err != nil {
 			return err
 		}
@@ -257,6 +267,8 @@ func (p *play) runUntil(ctx context.Context, name, until string) error {
 			return fmt.Errorf("%s failed: %s", name, m.Event.Error)
 		case ended:
 			return fmt.Errorf("%s was done without reporting %q", name, until)
+		case m.Event.Name == until && until == history.Sent && w.deliver != nil:
+			return w.link.AwaitHeld(ctx) // now it is in the network, and not merely about to be
 		case m.Event.Name == until:
 			return nil
 		case m.Stops:
@@ -325,7 +337,7 @@ func (p *play) startResource() error {
 
 // add appends an event of ours.
 func (p *play) add(e history.Event) {
-	e.Time, e.Actor = time.Now(), "controller"
+	e.Time, e.Actor = time.Now(), controller
 	p.append(e)
 }
 
@@ -361,7 +373,7 @@ func (p *play) sync(ctx context.Context) error {
 	}
 	p.syncs++
 	if err := p.resource.tell(fmt.Sprintf("sync %d", p.syncs)); err != nil {
-		return err
+		return fmt.Errorf("resource: %w", err)
 	}
 	for {
 		m, err := p.resource.next(ctx)
@@ -515,6 +527,9 @@ func (p *process) next(ctx context.Context) (message, error) {
 	select {
 	case m, ok := <-p.messages:
 		if !ok {
+			if err := p.exit(ctx); err != nil {
+				return m, err
+			}
 			return m, fmt.Errorf("its process has ended%s", p.output)
 		}
 		return m, nil
@@ -540,7 +555,8 @@ func (p *process) exit(ctx context.Context) error {
 // end kills the child, if it is still there.
 func (p *process) end() error {
 	err := p.Kill()
-	for range p.messages { // its reader ends
+	for range p.messages {
+		continue // until its reader has ended
 	}
 	p.close()
 	return err

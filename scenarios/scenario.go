@@ -15,12 +15,18 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
+	"time"
+	"unicode"
 
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
 // Resource is the target of steps that act on the resource's process.
 const Resource = "resource"
+
+// controller is the actor of what the Runner does.
+const controller = "controller"
 
 // Scenario is one way in which a lock fails.
 type Scenario struct {
@@ -63,7 +69,7 @@ const (
 	OpPause   Op = "pause"   // freeze Target with SIGSTOP
 	OpResume  Op = "resume"  // end that, at the earliest after the Runner's Pause
 	OpHold    Op = "hold"    // hold in the network what Target sends to the resource
-	OpDeliver Op = "deliver" // deliver it
+	OpDeliver Op = "deliver" // deliver it, at the earliest after the Runner's Pause
 	OpKill    Op = "kill"    // kill the resource with SIGKILL
 	OpRestart Op = "restart" // start it again on the same data
 )
@@ -105,6 +111,9 @@ func Decode(r io.Reader) (Scenario, error) {
 	if err := dec.Decode(&s); err != nil {
 		return s, fmt.Errorf("scenarios: %w", err)
 	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return s, errors.New("scenarios: something follows the scenario; put each scenario in a file of its own")
+	}
 	return s, s.Check()
 }
 
@@ -123,16 +132,33 @@ func (s *Scenario) workers() []string {
 func (s *Scenario) Check() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if s.Name == "" {
-		bad("it has no name")
+	if err := checkName(s.Name); err != nil {
+		bad("its name %w", err)
+	}
+	if len(s.Steps) == 0 {
+		bad("it has no steps")
+	}
+	if s.MinTTL < 0 {
+		bad("min_ttl is %v; it must not be negative", time.Duration(s.MinTTL))
+	}
+	for f, v := range s.Expect {
+		if !slices.Contains(modes, f) {
+			bad("it expects something of fencing mode %q; there are %v", f, modes)
+		}
+		if v == history.Inconclusive {
+			bad("it expects fencing %s to be inconclusive, which never passes; leave that mode out", f)
+		}
 	}
 	names := s.workers()
 	for name := range s.Workers {
 		if !slices.Contains(names, name) {
-			bad("worker %q has no step", name)
+			bad("worker %q has no step; add one, or remove the worker", name)
 		}
 	}
-	c := checker{paused: map[string]bool{}, held: map[string]bool{}, started: map[string]bool{}, done: map[string]bool{}}
+	c := checker{
+		paused: map[string]bool{}, held: map[string]bool{}, killed: map[string]bool{},
+		started: map[string]bool{}, done: map[string]bool{},
+	}
 	for i, st := range s.Steps {
 		if err := c.step(st); err != nil {
 			bad("step %d, %s %s: %w", i+1, st.Op, st.Target, err)
@@ -148,7 +174,7 @@ func (s *Scenario) Check() error {
 			bad("%s doesn't finish; add a run until %q", name, history.Done)
 		}
 	}
-	if c.killed {
+	if c.killed[Resource] {
 		bad("the resource is still dead at the end; add a restart")
 	}
 	if len(errs) > 0 {
@@ -157,10 +183,22 @@ func (s *Scenario) Check() error {
 	return nil
 }
 
+// modes are the fencing modes.
+var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
+
+// checkName returns what is wrong with the name of a scenario or a worker, or nil. Names become parts of keys, and entries
+// of ledgers, which are lines.
+func checkName(name string) error {
+	plain := func(r rune) bool { return r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) }
+	if name == "" || len(name) > 100 || strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
+		return fmt.Errorf("is %.120q; choose up to 100 letters, digits, - and _", name)
+	}
+	return nil
+}
+
 // checker walks a schedule without running it.
 type checker struct {
-	paused, held, started, done map[string]bool
-	killed                      bool
+	paused, held, killed, started, done map[string]bool
 }
 
 // reports are the reports up to which a worker can be run.
@@ -172,17 +210,19 @@ var reports = []string{
 
 func (c *checker) step(st Step) error {
 	if resource := st.Target == Resource; resource != (st.Op == OpKill || st.Op == OpRestart) {
-		return errors.New("kill and restart are for the resource, everything else is for workers")
+		return errors.New("kill and restart are for the resource, all other operations are for workers")
 	}
 	switch {
-	case st.Target == "":
-		return errors.New("it has no target")
+	case checkName(st.Target) != nil:
+		return fmt.Errorf("its target %w", checkName(st.Target))
+	case st.Target == controller:
+		return fmt.Errorf("%s is what a history calls the runner; choose another name", controller)
 	case st.Op != OpRun && st.Until != "":
-		return errors.New("only run has an until")
+		return errors.New("only a run has an until; remove it")
 	case c.done[st.Target]:
-		return errors.New("the worker is done by then")
+		return errors.New("the worker is done by then; remove the step, or put it before")
 	case st.Op != OpRun && st.Op != OpHold && st.Target != Resource && !c.started[st.Target]:
-		return errors.New("the worker isn't started by then")
+		return errors.New("the worker isn't started by then; add a run before")
 	}
 	switch st.Op {
 	case OpRun:
@@ -190,29 +230,31 @@ func (c *checker) step(st Step) error {
 			return fmt.Errorf("until %q is no report; there are %v", st.Until, reports)
 		}
 		if c.paused[st.Target] {
-			return errors.New("the worker is paused; add a resume")
+			return errors.New("the worker is paused; add a resume before")
 		}
 		c.started[st.Target] = true
 		c.done[st.Target] = st.Until == history.Done
+		return nil
 	case OpPause, OpResume:
-		return toggle(c.paused, st.Target, st.Op == OpPause)
+		return toggle(c.paused, st, OpPause, OpResume)
 	case OpHold, OpDeliver:
-		return toggle(c.held, st.Target, st.Op == OpHold)
+		return toggle(c.held, st, OpHold, OpDeliver)
 	case OpKill, OpRestart:
-		if c.killed == (st.Op == OpKill) {
-			return errors.New("it is so already")
-		}
-		c.killed = st.Op == OpKill
-	default:
-		return fmt.Errorf("there is no such operation")
+		return toggle(c.killed, st, OpKill, OpRestart)
 	}
-	return nil
+	return fmt.Errorf("there is no operation %q; there are %v", st.Op,
+		[]Op{OpRun, OpPause, OpResume, OpHold, OpDeliver, OpKill, OpRestart})
 }
 
-func toggle(m map[string]bool, name string, on bool) error {
-	if m[name] == on {
-		return errors.New("it is so already")
+// toggle is a step that is on or off, which must take turns.
+func toggle(m map[string]bool, st Step, on, off Op) error {
+	if m[st.Target] == (st.Op == on) {
+		other := on
+		if st.Op == on {
+			other = off
+		}
+		return fmt.Errorf("there is no %s of %s before; add one, or remove the step", other, st.Target)
 	}
-	m[name] = on
+	m[st.Target] = st.Op == on
 	return nil
 }

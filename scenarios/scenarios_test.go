@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -23,13 +24,13 @@ import (
 var (
 	provider = flag.String("testbed", "", "where Redis comes from: auto, containers, local, external or embedded (default: $FENCELAB_TESTBED, then auto)")
 	ttl      = flag.Duration("ttl", scenarios.DefaultTTL, "the lease of the worker that the fault hits")
-	pause    = flag.Duration("pause", 0, "the shortest freeze; 0: until the successor has got in")
+	pause    = flag.Duration("pause", 0, "how long the freeze, or the delay in the network, lasts at least; 0: until the successor has got in")
 	record   = flag.String("record", "", "a directory in which to leave the histories, for cmd/report")
 	update   = flag.Bool("update", false, "rewrite the golden traces")
 )
 
 func TestMain(m *testing.M) {
-	scenarios.Child(scenarios.OpenRedis)
+	scenarios.Child(open)
 	flag.Parse()
 	code := m.Run()
 	if started {
@@ -38,6 +39,12 @@ func TestMain(m *testing.M) {
 				fmt.Fprintln(os.Stderr, err)
 				code = max(code, 1)
 			}
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
 		}
 	}
 	os.Exit(code)

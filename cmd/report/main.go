@@ -17,39 +17,32 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-const usage = `Usage: report [-o timeline.html] history.jsonl...
+var command = cli.Command{
+	Name: "report",
+	Args: "history.jsonl...",
+	About: `
+Judges each history, prints the verdicts, and writes one HTML page that draws them
+to scale. Runs of the same scenario stand beside each other. "-" reads a history
+from standard input. No server is needed.
 
-Judges each history, prints the verdicts, and writes one HTML page that draws them to scale. Runs of the same scenario
-stand beside each other. "-" reads a history from standard input. No server is needed.
-
-The exit code is 1 if a history with fencing on is violated, if any history is inconclusive, if one can't be read, or if
-the page can't be written. Else it is 0: what goes wrong without fencing, or with fencing on writes alone, is what such
-runs are there to show. The page is written whatever the verdicts are.
-
-Flags:
-
-  -o file  (default timeline.html)
-        the file to write the page to
-
-Examples:
-
+The exit code is 1 if a history with fencing on is violated, if any history is
+inconclusive, if one can't be read, or if the page can't be written. Else it is 0:
+what goes wrong without fencing, or with fencing on writes alone, is what such runs
+are there to show. The page is written whatever the verdicts are.`,
+	Examples: `
   report run.jsonl
-  report -o pause.html pause-off.jsonl pause-on.jsonl
-`
+  report -o pause.html pause-off.jsonl pause-on.jsonl`,
+}
 
 func main() { cli.Main(run) }
 
 func run(ctx context.Context, args []string, stdout io.Writer) error {
-	fs := flag.NewFlagSet("report", flag.ContinueOnError)
-	out := fs.String("o", "timeline.html", "")
-	fs.SetOutput(io.Discard) // errors are returned, not printed as well
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
-		_, werr := io.WriteString(stdout, usage)
-		return errors.Join(werr, err)
-	case err != nil:
-		return fmt.Errorf("report: %w (report -h lists the flags)", err)
-	case fs.NArg() == 0:
+	var fs flag.FlagSet
+	out := fs.String("o", "timeline.html", "the `file` to write the page to")
+	if err := command.Parse(&fs, args, stdout); err != nil {
+		return err
+	}
+	if fs.NArg() == 0 {
 		return errors.New("report: no history to read: name one or more files of events (report -h tells more)")
 	}
 

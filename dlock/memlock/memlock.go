@@ -22,14 +22,19 @@ type Options struct {
 
 // Backend implements dlock.Backend.
 type Backend struct {
-	clock  Clock
-	closed chan struct{}
-
-	mu    sync.Mutex // guards what follows, and the closing of closed
-	locks map[string]*lock
+	m         *memory
+	closed    chan struct{}
+	closeOnce sync.Once
 }
 
 var _ dlock.Backend = (*Backend)(nil)
+
+// memory is the lock service; Backends are its clients.
+type memory struct {
+	clock Clock
+	mu    sync.Mutex
+	locks map[string]*lock
+}
 
 // lock is one key. It is never removed, since its counter must only grow.
 type lock struct {
@@ -45,14 +50,17 @@ type waiter struct {
 	granted chan dlock.Grant // has room for the grant
 }
 
-// New returns an empty Backend. It cannot fail.
+// New returns a Backend with a memory of its own. It cannot fail.
 func New(opts *Options) *Backend {
-	b := &Backend{clock: realClock{}, closed: make(chan struct{}), locks: map[string]*lock{}}
+	m := &memory{clock: realClock{}, locks: map[string]*lock{}}
 	if opts != nil && opts.Clock != nil {
-		b.clock = opts.Clock
+		m.clock = opts.Clock
 	}
-	return b
+	return &Backend{m: m, closed: make(chan struct{})}
 }
+
+// Client returns another Backend on the same memory, as another process would have. Each is closed by itself.
+func (b *Backend) Client() *Backend { return &Backend{m: b.m, closed: make(chan struct{})} }
 
 // Acquire implements dlock.Backend.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
@@ -60,10 +68,10 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	if err := b.enter(ctx, r.TTL); err != nil {
 		return dlock.Grant{}, err
 	}
-	l := b.lock(r.Key)
+	l := b.m.lock(r.Key)
 	l.waiters = append(l.waiters, w)
-	b.settle(l)
-	b.mu.Unlock()
+	b.m.settle(l)
+	b.m.mu.Unlock()
 
 	var err error
 	select {
@@ -74,8 +82,8 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	case <-b.closed:
 		err = dlock.ErrClosed
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.m.mu.Lock()
+	defer b.m.mu.Unlock()
 	select {
 	case g := <-w.granted: // just now
 		return g, nil
@@ -90,13 +98,13 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	if err := b.enter(ctx, r.TTL); err != nil {
 		return dlock.Grant{}, err
 	}
-	defer b.mu.Unlock()
-	l := b.lock(r.Key)
-	b.settle(l)
-	if b.held(l) && l.owner != r.Owner {
+	defer b.m.mu.Unlock()
+	l := b.m.lock(r.Key)
+	b.m.settle(l)
+	if b.m.held(l) && l.owner != r.Owner {
 		return dlock.Grant{}, dlock.ErrHeld
 	}
-	return b.grant(l, r), nil
+	return b.m.grant(l, r), nil
 }
 
 // Renew implements dlock.Backend.
@@ -104,12 +112,12 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if err := b.enter(ctx, g.TTL); err != nil {
 		return err
 	}
-	defer b.mu.Unlock()
-	l := b.lock(g.Key)
-	if !b.held(l) || l.owner != g.Owner {
+	defer b.m.mu.Unlock()
+	l := b.m.lock(g.Key)
+	if !b.m.held(l) || l.owner != g.Owner {
 		return dlock.ErrLost
 	}
-	l.until = b.clock.Now().Add(g.TTL)
+	l.until = b.m.clock.Now().Add(g.TTL)
 	return nil
 }
 
@@ -118,27 +126,23 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if err := b.enter(ctx, time.Nanosecond); err != nil { // an undo has no TTL
 		return err
 	}
-	defer b.mu.Unlock()
-	l := b.lock(g.Key)
-	if !b.held(l) || l.owner != g.Owner {
+	defer b.m.mu.Unlock()
+	l := b.m.lock(g.Key)
+	if !b.m.held(l) || l.owner != g.Owner {
 		return dlock.ErrLost
 	}
 	l.owner = ""
-	b.settle(l)
+	b.m.settle(l)
 	return nil
 }
 
 // Close implements dlock.Backend.
 func (b *Backend) Close() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.isClosed() {
-		close(b.closed)
-	}
+	b.closeOnce.Do(func() { close(b.closed) })
 	return nil
 }
 
-// enter locks b.mu, unless the call must be refused.
+// enter locks the memory, unless the call must be refused.
 func (b *Backend) enter(ctx context.Context, ttl time.Duration) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("memlock: %w", context.Cause(ctx))
@@ -146,69 +150,59 @@ func (b *Backend) enter(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("%w: memlock: TTL %v is not positive", dlock.ErrInvalid, ttl)
 	}
-	b.mu.Lock()
-	if b.isClosed() {
-		b.mu.Unlock()
+	select {
+	case <-b.closed:
 		return dlock.ErrClosed
+	default:
 	}
+	b.m.mu.Lock()
 	return nil
 }
 
-func (b *Backend) isClosed() bool {
-	select {
-	case <-b.closed:
-		return true
-	default:
-		return false
-	}
-}
-
-func (b *Backend) lock(key string) *lock {
-	l := b.locks[key]
+func (m *memory) lock(key string) *lock {
+	l := m.locks[key]
 	if l == nil {
 		l = &lock{}
-		b.locks[key] = l
+		m.locks[key] = l
 	}
 	return l
 }
 
-func (b *Backend) held(l *lock) bool { return l.owner != "" && b.clock.Now().Before(l.until) }
+func (m *memory) held(l *lock) bool { return l.owner != "" && m.clock.Now().Before(l.until) }
 
 // settle gives the lock, if it is free, to whoever has waited longest, and looks again when the lease runs out.
-func (b *Backend) settle(l *lock) {
+func (m *memory) settle(l *lock) {
 	if len(l.waiters) == 0 {
 		return
 	}
-	if !b.held(l) {
-		b.grant(l, l.waiters[0].r)
+	if !m.held(l) {
+		m.grant(l, l.waiters[0].r)
 	}
 	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
 		if w.r.Owner != l.owner { // a request may have been repeated while it waited
 			return false
 		}
-		w.granted <- b.grant(l, w.r)
+		w.granted <- m.grant(l, w.r)
 		return true
 	})
 	if len(l.waiters) > 0 && !l.alarm {
 		l.alarm = true
-		b.clock.AfterFunc(l.until.Sub(b.clock.Now()), func() {
-			b.mu.Lock()
-			defer b.mu.Unlock()
+		m.clock.AfterFunc(l.until.Sub(m.clock.Now()), func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
 			l.alarm = false
-			if !b.isClosed() {
-				b.settle(l)
-			}
+			m.settle(l)
 		})
 	}
 }
 
 // grant gives the lock to r, or again to r with the same token if it has it.
-func (b *Backend) grant(l *lock, r dlock.Request) dlock.Grant {
+func (m *memory) grant(l *lock, r dlock.Request) dlock.Grant {
 	start := time.Now() // the holder's clock, read before the server's
-	if !b.held(l) || l.owner != r.Owner {
+	if !m.held(l) || l.owner != r.Owner {
 		l.fence++
 		l.owner = r.Owner
 	}
-	l.until = b.clock.Now().Add(r.TTL)
+	l.until = m.clock.Now().Add(r.TTL)
 	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: l.fence, TTL: r.TTL, Start: start}
 }

@@ -144,7 +144,7 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 	reply, err := acquireScript.Run(ctx, b.c, []string{lock, fence}, r.Owner, ms).Int64Slice()
 	switch {
 	case err != nil:
-		return g, 0, fmt.Errorf("redislock: %w", err)
+		return g, 0, failed(ctx, err)
 	case len(reply) == 2:
 		return g, time.Duration(reply[1]) * time.Millisecond, dlock.ErrHeld
 	case len(reply) != 1 || reply[0] < 1:
@@ -166,7 +166,8 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if b.isClosed() {
 		return dlock.ErrClosed
 	}
-	return owned(renewScript.Run(ctx, b.c, []string{lock}, g.Owner, ms).Int64())
+	n, err := renewScript.Run(ctx, b.c, []string{lock}, g.Owner, ms).Int64()
+	return owned(ctx, n, err)
 }
 
 // Release implements dlock.Backend.
@@ -178,18 +179,27 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if b.isClosed() {
 		return dlock.ErrClosed
 	}
-	return owned(releaseScript.Run(ctx, once{b.c}, []string{lock}, g.Owner).Int64())
+	n, err := releaseScript.Run(ctx, once{b.c}, []string{lock}, g.Owner).Int64()
+	return owned(ctx, n, err)
 }
 
 // owned turns a script's answer into an error: 0 means that the owner was another.
-func owned(n int64, err error) error {
+func owned(ctx context.Context, n int64, err error) error {
 	switch {
 	case err != nil:
-		return fmt.Errorf("redislock: %w", err)
+		return failed(ctx, err)
 	case n == 0:
 		return dlock.ErrLost
 	}
 	return nil
+}
+
+// failed wraps a client's error. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
+func failed(ctx context.Context, err error) error {
+	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
+		return fmt.Errorf("redislock: %w: %w", context.Cause(ctx), err)
+	}
+	return fmt.Errorf("redislock: %w", err)
 }
 
 // Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. The client stays open.

@@ -42,6 +42,7 @@ func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) 
 // Command is what -h tells besides the flags.
 type Command struct {
 	Name     string
+	Args     string // the arguments after the flags, as in "FILE..."; empty: it takes none
 	About    string // what the command is for, in lines of text
 	Examples string // command lines
 }
@@ -58,7 +59,7 @@ func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error 
 		return errors.Join(c.help(fs, stdout), flag.ErrHelp)
 	case err != nil:
 		return fmt.Errorf("%s: %w (%s -h lists the flags)", c.Name, cmp.Or(errors.Unwrap(err), err), c.Name)
-	case fs.NArg() > 0:
+	case c.Args == "" && fs.NArg() > 0:
 		return fmt.Errorf("%s: unexpected argument %q: flags start with a dash (%s -h lists them)", c.Name, fs.Arg(0), c.Name)
 	}
 	return nil
@@ -66,7 +67,7 @@ func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error 
 
 func (c Command) help(fs *flag.FlagSet, w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Usage: %s [flags]\n\n%s\n\n", c.Name, strings.TrimSpace(c.About))
+	fmt.Fprintf(&b, "Usage: %s\n\n%s\n\n", strings.TrimSpace(c.Name+" [flags] "+c.Args), strings.TrimSpace(c.About))
 	b.WriteString("Flags, each also an environment variable; the flag wins:\n")
 	fs.VisitAll(func(f *flag.Flag) {
 		arg, usage := flag.UnquoteUsage(f)

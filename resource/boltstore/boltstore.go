@@ -68,7 +68,7 @@ func Open(path string, opts *Options) (*Store, error) {
 	if err := prepare(db); err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: %s: %w", path, err), db.Close())
 	}
-	s := &Store{db: db, path: path, ops: make(chan *op), done: make(chan struct{})}
+	s := &Store{db: db, path: path, ops: make(chan *op, maxBatchOps), done: make(chan struct{})}
 	s.closer = sync.OnceValue(s.close)
 	go s.commitLoop()
 	return s, nil

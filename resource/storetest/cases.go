@@ -57,7 +57,7 @@ const key = "k"
 
 func strictlyGreater(ctx context.Context, s *store) error {
 	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
-		return fmt.Errorf("Read of a new key: got %v, want %w", err, resource.ErrNotFound)
+		return fmt.Errorf("Read of a new key: got %s, want %w", text(err), resource.ErrNotFound)
 	}
 	for _, f := range []resource.Fence{at(1, 1), at(2, 1), at(3, 1), at(1000, 1)} { // gaps are no matter
 		if err := errors.Join(s.writes(ctx, key, f), s.holds(ctx, key, written(f))); err != nil {
@@ -75,7 +75,7 @@ func equalRefused(ctx context.Context, s *store) error {
 	for _, value := range []string{"another holder's", at(5, 1).String()} {
 		err := s.Write(ctx, key, at(5, 1), []byte(value))
 		if _, stale := errors.AsType[*resource.StaleTokenError](err); !stale {
-			return fmt.Errorf("second Write at 5: got %v, want a *StaleTokenError", err)
+			return fmt.Errorf("second Write at 5: got %s, want a *StaleTokenError", text(err))
 		}
 		if err := s.holds(ctx, key, written(at(5, 1))); err != nil {
 			return err
@@ -187,7 +187,7 @@ func repeatTells(ctx context.Context, s *store) error {
 		}
 		s.Store = under
 		if err := s.Write(ctx, key, f, valueOf(f)); errors.Is(err, resource.ErrApplied) != applied || (err == nil) == applied {
-			return fmt.Errorf("repeated Write at %v, first one applied: %t: got %w", f, applied, err)
+			return fmt.Errorf("repeated Write at %v, first one applied: %t: got %s", f, applied, text(err))
 		}
 		if err := s.holds(ctx, key, written(f)); err != nil {
 			return err
@@ -204,7 +204,8 @@ func repeatTells(ctx context.Context, s *store) error {
 		}
 		again := s.Write(ctx, key, f, valueOf(f))
 		if !errors.Is(again, resource.ErrApplied) && (again != nil || first == nil) {
-			return fmt.Errorf("Write at %v: first got %v, then %w; want ErrApplied if the first took effect, else nil", f, first, again)
+			return fmt.Errorf("Write at %v: first got %s, then %s; want ErrApplied if the first took effect, else no error",
+				f, text(first), text(again))
 		}
 		if err := s.holds(ctx, key, written(f)); err != nil {
 			return err
@@ -362,7 +363,7 @@ func valuesCopied(ctx context.Context, s *store) error {
 	}
 	rec, err := s.Read(ctx, key)
 	if err != nil {
-		return fmt.Errorf("Read: %w", err)
+		return fmt.Errorf("Read of %q: %w", key, err)
 	}
 	rec.Value[0] = 'Y'
 	if err := s.holds(ctx, key, want); err != nil {
@@ -400,7 +401,7 @@ func badKeyRefused(ctx context.Context, s *store) error {
 			return fmt.Errorf("Write of key %.40q: %w", k, err)
 		}
 		if _, err := s.Read(ctx, k); err == nil || errors.Is(err, resource.ErrNotFound) {
-			return fmt.Errorf("Read of key %.40q: got %w, want an error that says what is wrong with the key", k, err)
+			return fmt.Errorf("key %.40q: Read got %s, want an error that says what is wrong with the key", k, text(err))
 		}
 		_, err := s.ReadFenced(ctx, k, 1)
 		if err := s.invalid(ctx, "", err); err != nil {
@@ -416,13 +417,13 @@ func (s *store) invalid(ctx context.Context, key string, err error) error {
 		return errors.New("it was accepted")
 	}
 	if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
-		return fmt.Errorf("got %w, want an error that says what is wrong with the call", err)
+		return fmt.Errorf("got %w, which is about fences; want what is wrong with the call", err)
 	}
 	if key == "" {
 		return nil
 	}
 	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
-		return fmt.Errorf("Read afterwards: got %v, want %w", err, resource.ErrNotFound)
+		return fmt.Errorf("Read afterwards: got %s, want %w", text(err), resource.ErrNotFound)
 	}
 	return nil
 }
@@ -472,7 +473,7 @@ func contextEnded(ctx context.Context, s *store) error {
 		err  error
 	}{{"Write", s.Write(ended, key, at(2, 1), []byte("v"))}, {"Read", errRead}, {"ReadFenced", errReadFenced}} {
 		if !errors.Is(call.err, cause) {
-			return fmt.Errorf("%s with a ctx that has ended: got %v, want ctx's cause wrapped", call.name, call.err)
+			return fmt.Errorf("%s with a ctx that has ended: got %s, want ctx's cause wrapped", call.name, text(call.err))
 		}
 	}
 	return s.holds(ctx, key, written(at(1, 1)))
@@ -482,9 +483,9 @@ func closed(ctx context.Context, s *store) error {
 	if err := s.writes(ctx, key, at(1, 1)); err != nil {
 		return err
 	}
-	for range 2 {
+	for i := range 2 {
 		if err := s.Close(); err != nil {
-			return fmt.Errorf("Close: %w", err)
+			return fmt.Errorf("call %d of Close: %w", i+1, err)
 		}
 		_, errRead := s.Read(ctx, key)
 		_, errReadFenced := s.ReadFenced(ctx, key, 2)
@@ -493,7 +494,7 @@ func closed(ctx context.Context, s *store) error {
 			err  error
 		}{{"Write", s.Write(ctx, key, at(2, 1), []byte("v"))}, {"Read", errRead}, {"ReadFenced", errReadFenced}} {
 			if !errors.Is(call.err, resource.ErrClosed) {
-				return fmt.Errorf("%s after Close: got %v, want %w", call.name, call.err, resource.ErrClosed)
+				return fmt.Errorf("%s after Close: got %s, want %w", call.name, text(call.err), resource.ErrClosed)
 			}
 		}
 	}

@@ -147,7 +147,7 @@ func isStale(err error, want resource.StaleTokenError) error {
 	stale, ok := errors.AsType[*resource.StaleTokenError](err)
 	switch {
 	case !ok:
-		return fmt.Errorf("got %v, want %w", err, &want)
+		return fmt.Errorf("got %s, want %w", text(err), &want)
 	case *stale != want:
 		return fmt.Errorf("got %+v, want %+v", *stale, want)
 	case errors.Is(err, resource.ErrApplied) != want.Applied:
@@ -166,6 +166,14 @@ func same(got, want resource.Record) error {
 		return fmt.Errorf("got a nil value: %t, want %t (nil is for a key that was never written)", got.Value == nil, want.Value == nil)
 	}
 	return nil
+}
+
+// text is err's message, or says that there is none.
+func text(err error) string {
+	if err == nil {
+		return "no error"
+	}
+	return err.Error()
 }
 
 func at(token, seq uint64) resource.Fence { return resource.Fence{Token: token, Seq: seq} }

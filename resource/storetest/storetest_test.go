@@ -170,8 +170,8 @@ func (s *store) Write(ctx context.Context, key string, f resource.Fence, value [
 		admits = s.admits
 	}
 	if !admits(rec.MaxFence, f) {
-		refusal := rec.CheckWrite(key, rec.MaxFence, value).(*resource.StaleTokenError)
-		refusal.Got, refusal.Applied = f, refusal.Applied && f == rec.MaxFence
+		repeat := f == rec.MaxFence && rec.Value != nil && bytes.Equal(value, rec.Value)
+		refusal := &resource.StaleTokenError{Key: key, Seen: rec.MaxFence, Got: f, Applied: repeat}
 		switch {
 		case s.applied != nil:
 			refusal.Applied = s.applied(rec, f, value)

@@ -8,6 +8,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -136,12 +137,14 @@ func Encode(w io.Writer, events []Event) error {
 // maxLine bounds a line of a history: no honest event comes near it.
 const maxLine = 8 << 20
 
-// Decode reads JSON lines. A line that is not an event is an error that names the line; nothing is skipped.
+// Decode reads JSON lines. A line that is not an event is an error that names the line; nothing but blank lines is
+// skipped.
 func Decode(r io.Reader) ([]Event, error) {
 	var events []Event
 	sc := bufio.NewScanner(r)
 	sc.Buffer(nil, maxLine)
-	for n := 1; sc.Scan(); n++ {
+	n := 1
+	for ; sc.Scan(); n++ {
 		line := bytes.TrimSpace(sc.Bytes())
 		if len(line) == 0 {
 			continue
@@ -152,10 +155,13 @@ func Decode(r io.Reader) ([]Event, error) {
 		if err := dec.Decode(&e); err != nil {
 			return nil, fmt.Errorf("history: line %d: %w", n, err)
 		}
+		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("history: line %d: it goes on after the event", n)
+		}
 		events = append(events, e)
 	}
 	if err := sc.Err(); err != nil {
-		return nil, fmt.Errorf("history: %w", err)
+		return nil, fmt.Errorf("history: line %d: %w", n, err)
 	}
 	return events, nil
 }

@@ -2,6 +2,7 @@ package history
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -14,6 +15,13 @@ func Entries(ledger string) []string {
 // Append returns ledger with entry as its last line.
 func Append(ledger, entry string) string { return ledger + entry + "\n" }
 
+// cutLast undoes Append. It reports whether there is an entry to cut.
+func cutLast(ledger string) (rest, entry string, ok bool) {
+	lines, ok := strings.CutSuffix(ledger, "\n")
+	i := strings.LastIndexByte(lines, '\n') + 1
+	return lines[:i], lines[i:], ok && lines[i:] != ""
+}
+
 // fence is a decision's place in the order of fences.
 type fence struct{ token, seq uint64 }
 
@@ -22,29 +30,39 @@ func (f fence) after(g fence) bool {
 }
 
 func (f fence) String() string {
-	if f.seq == 1 {
+	switch {
+	case f == fence{}:
+		return "none"
+	case f.seq == 1:
 		return fmt.Sprint(f.token)
 	}
 	return fmt.Sprintf("%d.%d", f.token, f.seq)
 }
 
 // Judge says what a history shows. It trusts nobody's opinion: it keeps its own account of the greatest fence and of the
-// entries that must be there, from the resource's decisions in their order.
+// ledger that must be there, from the resource's decisions in their order. Times mean nothing to it.
 //
 // Violated:
-//   - a write was accepted whose fence was not greater than that of every write and fenced read accepted before it;
-//   - an entry that was in an accepted write is missing from a later accepted write, or at the end;
+//   - a write was accepted whose fence was not greater than that of every write and fenced read accepted before it, or
+//     that had no token although fencing was on;
+//   - a fenced read was accepted after one of a greater token, or after such a token's write;
+//   - an entry that was in an accepted write is missing from a later accepted write, from a read, or at the end;
 //   - an entry is there twice, or is there although its write was refused;
 //   - the resource forgot a fence that it had accepted.
 //
 // Inconclusive, if nothing is violated:
-//   - the history is incomplete, or has events that the judge doesn't know;
+//   - the history is incomplete, is about several runs or several keys, or has events that the judge doesn't know;
+//   - a worker has not ended, or has failed;
 //   - fewer than two grants, or no accepted write;
 //   - no holder did anything after its successor's grant, so that the hazard never came about;
-//   - a worker failed, or believes to have written what the resource didn't decide;
-//   - the resource refused what the rule admits.
+//   - the lock's tokens do not grow, or a token is used that nobody was granted;
+//   - the resource looked at the fence where the run says that it doesn't, or the other way round;
+//   - the resource refused what the rule admits;
+//   - an accepted write is not the ledger that was there with one entry added, or a ledger is not what it must be;
+//   - decisions are missing: a worker tells of one, the resource knows a fence, or counts refusals, that the history
+//     doesn't have.
 func Judge(events []Event) Result {
-	j := judge{keys: map[string]*keyState{}, wrote: map[uint64]bool{}, accepted: map[uint64]bool{}}
+	j := judge{keys: map[string]*keyState{}, ended: map[string]bool{}, answers: map[answer]int{}}
 	j.structure(events)
 	for i := range events {
 		j.event(&events[i])
@@ -65,17 +83,29 @@ type judge struct {
 	Result
 	violations, doubts []string
 
-	keys     map[string]*keyState
-	grants   []uint64        // tokens, in the order of the grants
-	wrote    map[uint64]bool // tokens under which a worker believes to have written
-	accepted map[uint64]bool // tokens under which the resource accepted a write
-	late     bool            // a holder acted after its successor's grant
+	fencing Fencing // "" if the history doesn't say
+	keys    map[string]*keyState
+	ended   map[string]bool // by worker
+	grants  []uint64        // tokens, in the order of the grants
+	answers map[answer]int  // what the resource decided and no worker has told of yet
+	refused int             // refusals since the resource was last started
+	late    bool            // a holder acted after its successor's grant
+}
+
+// answer is a decision as the worker that asked for it sees it.
+type answer struct {
+	op       string
+	token    uint64
+	accepted bool
+	ledger   string // of what was accepted
 }
 
 type keyState struct {
 	max     fence
-	entries []string // of the last accepted write
-	known   bool     // there was one
+	ledger  string          // of the last accepted write
+	written bool            // there was one
+	refused map[string]bool // entries whose write was refused, and not accepted since
+	gap     bool            // an accepted decision is missing
 	final   bool
 }
 
@@ -96,25 +126,46 @@ func (j *judge) structure(events []Event) {
 		j.doubt("the history is empty")
 		return
 	}
-	if events[0].Kind != KindRun || events[0].Run == nil {
+	if run := events[0].Run; events[0].Kind != KindRun || run == nil {
 		j.doubt("the history doesn't begin with what was run")
+	} else {
+		j.begin(run)
 	}
 	if events[len(events)-1].Kind != KindEnd {
 		j.doubt("the history doesn't end: the run was cut off")
 	}
-	for _, e := range events[:len(events)-1] {
-		if e.Kind == KindEnd {
-			j.doubt("events follow the end of the history")
-			break
+	for i, e := range events {
+		if e.Kind == KindRun && i > 0 {
+			j.doubt("event %d is another run's beginning", i+1)
+		}
+		if e.Kind == KindEnd && i < len(events)-1 {
+			j.doubt("events follow the end of the history, event %d", i+1)
 		}
 	}
 }
 
+func (j *judge) begin(run *Run) {
+	switch run.Fencing {
+	case FencingOff, FencingWrites, FencingOn:
+		j.fencing = run.Fencing
+	default:
+		j.doubt("there is no fencing mode %q", run.Fencing)
+	}
+	for _, name := range run.Workers {
+		j.ended[name] = false
+	}
+}
+
+// fenced reports whether the resource has promised to look at the fences of writes.
+func (j *judge) fenced() bool { return j.fencing == FencingWrites || j.fencing == FencingOn }
+
 func (j *judge) event(e *Event) {
 	switch e.Kind {
-	case KindRun, KindFault, KindEnd:
+	case KindRun, KindEnd:
 	case KindReport:
 		j.report(e)
+	case KindFault:
+		j.fault(e)
 	case KindDecision:
 		j.decision(e)
 	case KindFinal:
@@ -124,38 +175,82 @@ func (j *judge) event(e *Event) {
 	}
 }
 
-func (j *judge) report(e *Event) {
+func (j *judge) fault(e *Event) {
 	switch e.Name {
-	case Acquired:
-		if e.Token == 0 {
-			j.doubt("%s was granted the lock without a fencing token", e.Actor)
-			return
+	case FaultKill:
+		if e.Target == "resource" {
+			j.refused = 0 // its metrics die with it
 		}
-		if n := len(j.grants); n > 0 && e.Token <= j.grants[n-1] {
-			j.note("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
-		}
-		j.grants = append(j.grants, e.Token)
-	case Wrote:
-		j.wrote[e.Token] = true
-	case ReleaseLost:
-		j.late = j.late || j.superseded(e.Token)
-	case ReleaseForeign:
-		j.late = true
-		j.note("%s released another owner's lock", e.Actor)
-	case Failed:
-		j.doubt("%s failed: %s", e.Actor, e.Error)
+	case FaultPause, FaultResume, FaultHold, FaultDeliver, FaultRestart:
+	default:
+		j.doubt("unknown fault %q", e.Name)
 	}
 }
 
-// superseded reports whether a greater token than token has been granted.
+func (j *judge) report(e *Event) {
+	if j.ended[e.Actor] {
+		j.doubt("%s reports %s after its end", e.Actor, e.Name)
+	}
+	j.ended[e.Actor] = e.Name == Done || e.Name == Failed
+	if e.Token != 0 && e.Name != Acquired && !slices.Contains(j.grants, e.Token) {
+		j.doubt("%s reports %s under token %d, which nobody was granted", e.Actor, e.Name, e.Token)
+	}
+	switch e.Name {
+	case Acquired:
+		j.granted(e)
+	case Read:
+		j.told(e, answer{"read", e.Token, true, e.Value})
+	case ReadStale:
+		j.told(e, answer{op: "read", token: e.Token})
+	case Wrote:
+		j.told(e, answer{"write", e.Token, true, e.Value})
+	case WriteStale:
+		j.told(e, answer{op: "write", token: e.Token})
+	case ReleaseLost:
+		j.late = j.late || j.superseded(e.Token)
+	case ReleaseForeign:
+		j.late = j.late || j.superseded(e.Token)
+		j.note("%s released another owner's lock", e.Actor)
+	case Failed:
+		j.doubt("%s failed: %s", e.Actor, e.Error)
+	case Held, Checked, BeforeWrite, Sent, ReleaseGap, Released, LostLease, Done:
+	default:
+		j.doubt("unknown report %q", e.Name)
+	}
+}
+
+func (j *judge) granted(e *Event) {
+	if e.Token == 0 {
+		j.doubt("%s was granted the lock without a fencing token", e.Actor)
+		return
+	}
+	if n := len(j.grants); n > 0 && e.Token <= j.grants[n-1] {
+		j.doubt("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
+	}
+	j.grants = append(j.grants, e.Token)
+}
+
+// told holds a worker's report of a decision against the decisions: the resource decides before the worker knows.
+func (j *judge) told(e *Event, a answer) {
+	if a.op == "read" && j.answers[a] == 0 {
+		a.token = 0 // reads that aren't fenced carry none
+	}
+	if j.answers[a] == 0 {
+		j.doubt("%s reports %s with token %d, but the resource's decision is missing", e.Actor, e.Name, e.Token)
+		return
+	}
+	j.answers[a]--
+}
+
+// superseded reports whether token was granted, and a greater one too.
 func (j *judge) superseded(token uint64) bool {
-	return slices.ContainsFunc(j.grants, func(t uint64) bool { return t > token })
+	return slices.Contains(j.grants, token) && slices.Max(j.grants) > token
 }
 
 func (j *judge) key(name string) *keyState {
 	k := j.keys[name]
 	if k == nil {
-		k = &keyState{}
+		k = &keyState{refused: map[string]bool{}}
 		j.keys[name] = k
 	}
 	return k
@@ -163,118 +258,163 @@ func (j *judge) key(name string) *keyState {
 
 func (j *judge) decision(e *Event) {
 	k := j.key(e.Key)
-	got := fence{e.Token, e.Seq}
-	if !e.Accepted {
+	if k.final {
+		j.doubt("the resource decided about %q after its final value was read", e.Key)
+	}
+	if e.Token != 0 && !slices.Contains(j.grants, e.Token) {
+		j.doubt("the resource decided about token %d, which nobody was granted", e.Token)
+	}
+	switch fenced := j.fencing == FencingOn || j.fencing == FencingWrites && e.Op == "write"; {
+	case fenced && !e.Enforced:
+		j.doubt("the resource did not look at a %s's fence, with fencing %s", e.Op, j.fencing)
+	case !fenced && e.Enforced && j.fencing != "":
+		j.doubt("the resource looked at a %s's fence, with fencing %s", e.Op, j.fencing)
+	}
+	j.knows(k, fence{e.Seen, e.SeenSeq})
+	j.late = j.late || j.superseded(e.Token)
+	a := answer{op: e.Op, token: e.Token, accepted: e.Accepted}
+	if e.Accepted {
+		a.ledger = e.Value
+	} else {
 		j.Refused++
+		j.refused++
 	}
-	if e.Enforced {
-		if said := (fence{e.Seen, e.SeenSeq}); said != k.max {
-			if k.max.after(said) {
-				j.violate("the resource forgot a fence: it had accepted %v, and later knew of %v only", k.max, said)
-			} else {
-				j.doubt("the resource knows fence %v, of which the history has nothing", said)
-			}
-		}
-	}
-	switch e.Op {
-	case "read":
-		if e.Enforced && !e.Accepted && got.token >= k.max.token {
-			j.doubt("the resource refused a fenced read with token %d, although it had accepted nothing above %v", got.token, k.max)
-		}
-		if e.Enforced && e.Accepted {
-			if got.token < k.max.token {
-				j.violate("a fenced read with token %d was accepted after %v", got.token, k.max)
-			}
-			if got.after(k.max) {
-				k.max = got
-			}
-		}
-	case "write":
-		j.late = j.late || j.superseded(e.Token)
-		if !e.Accepted {
-			if e.Enforced && got.after(k.max) {
-				j.doubt("the resource refused a write with fence %v, although it had accepted nothing above %v", got, k.max)
-			}
-			return
-		}
-		j.accept(e, k, got)
-	default:
+	j.answers[a]++
+	got := fence{e.Token, e.Seq}
+	switch {
+	case e.Op != "read" && e.Op != "write":
 		j.doubt("decision about an unknown operation %q", e.Op)
+	case e.Accepted && e.Op == "read":
+		j.acceptRead(e, k, got)
+	case e.Accepted:
+		j.acceptWrite(e, k, got)
+	default:
+		j.refuse(e, k, got)
 	}
 }
 
-// accept accounts for an accepted write.
-func (j *judge) accept(e *Event, k *keyState, got fence) {
-	j.accepted[e.Token] = true
+// knows compares the greatest fence that the resource says it has accepted with our own account.
+func (j *judge) knows(k *keyState, said fence) {
 	switch {
-	case e.Token == 0: // a writer without a lock; its entries tell
+	case said == k.max:
+	case said.after(k.max):
+		k.gap = true
+		j.doubt("the resource knows fence %v, of which the history has nothing", said)
+	case !j.fenced(): // it didn't promise to keep them
+		j.doubt("the resource had accepted fence %v, and later knew of %v only", k.max, said)
+	default:
+		j.violate("the resource forgot a fence: it had accepted %v, and later knew of %v only", k.max, said)
+	}
+}
+
+func (j *judge) acceptRead(e *Event, k *keyState, got fence) {
+	if e.Enforced {
+		if got.token < k.max.token {
+			j.violate("a fenced read with token %d was accepted after %v", got.token, k.max)
+		}
+		if got.after(k.max) {
+			k.max = got
+		}
+	}
+	j.compare(k, "a read", e.Value, e.Value)
+}
+
+func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
+	switch {
+	case e.Token == 0 && !j.fenced(): // a writer without a lock; its entry tells
+	case e.Token == 0:
+		j.violate("a write without a token was accepted, with fencing %s", j.fencing)
 	case !got.after(k.max):
 		j.Stale++
 		j.violate("a stale write was accepted: fence %v after %v", got, k.max)
 	default:
 		k.max = got
 	}
-	entries := Entries(e.Value)
-	if d := duplicate(entries); d != "" {
-		j.violate("entry %s was written twice", d)
+	base, entry, ok := cutLast(e.Value)
+	if !ok {
+		j.doubt("the write with fence %v adds no entry: %q", got, e.Value)
 	}
-	if k.known {
-		j.lose(k.entries, entries)
+	j.compare(k, fmt.Sprintf("the write with fence %v", got), base, e.Value)
+	if ok && !slices.Contains(Entries(k.ledger), entry) {
+		j.Writers = append(j.Writers, entry)
 	}
-	for _, w := range entries {
-		if !slices.Contains(k.entries, w) {
-			j.Writers = append(j.Writers, w)
-		}
-	}
-	k.entries, k.known = entries, true
+	delete(k.refused, entry)
+	k.ledger, k.written = e.Value, true
 }
 
-// lose records what is in before and no longer in after.
-func (j *judge) lose(before, after []string) {
-	for _, w := range before {
-		if !slices.Contains(after, w) && !slices.Contains(j.Lost, w) {
-			j.Lost = append(j.Lost, w)
-			j.violate("entry %s was accepted and is lost", w)
-		}
+func (j *judge) refuse(e *Event, k *keyState, got fence) {
+	admitted := got.after(k.max)
+	if e.Op == "read" {
+		admitted = got.token >= k.max.token
+	}
+	switch {
+	case !e.Enforced:
+		j.doubt("the resource refused a %s without a look at its fence", e.Op)
+	case admitted:
+		j.doubt("the resource refused a %s with fence %v, although it had accepted nothing above %v", e.Op, got, k.max)
+	}
+	// A repeat of an accepted write is refused too, and its entry is there by right.
+	if _, entry, ok := cutLast(e.Value); ok && e.Op == "write" && !slices.Contains(Entries(k.ledger), entry) {
+		k.refused[entry] = true
 	}
 }
 
-func duplicate(entries []string) string {
-	for i, w := range entries {
-		if slices.Contains(entries[:i], w) {
-			return w
+// compare holds a ledger, whole, against the last accepted one. The part of it that was there before, base, must be that.
+func (j *judge) compare(k *keyState, where, base, whole string) {
+	held, there := Entries(k.ledger), Entries(whole)
+	for _, w := range held {
+		if !slices.Contains(there, w) {
+			j.violate("entry %s was accepted and is lost: %s doesn't have it", w, where)
+			if !slices.Contains(j.Lost, w) {
+				j.Lost = append(j.Lost, w)
+			}
 		}
 	}
-	return ""
+	for _, w := range Entries(base) {
+		if k.refused[w] && !k.gap { // else the missing decision may have been its acceptance
+			j.violate("entry %s is in %s, although its write was refused", w, where)
+		}
+	}
+	for i, w := range there {
+		if slices.Contains(there[:i], w) {
+			j.violate("entry %s is twice in %s", w, where)
+		}
+	}
+	if base != k.ledger {
+		j.doubt("%s has %q where the last accepted write has left %q", where, base, k.ledger)
+	}
 }
 
 func (j *judge) final(e *Event) {
 	k := j.key(e.Key)
-	k.final = true
-	entries := Entries(e.Value)
-	if !k.known {
-		if len(entries) > 0 {
-			j.violate("the resource ends with %v, although no write was accepted", entries)
-		}
-		return
+	if k.final {
+		j.doubt("%q has several final values", e.Key)
 	}
-	j.lose(k.entries, entries)
-	for _, w := range entries {
-		if !slices.Contains(k.entries, w) {
-			j.violate("entry %s is there at the end, although no accepted write had it", w)
-		}
+	k.final = true
+	j.knows(k, fence{e.Seen, e.SeenSeq})
+	j.compare(k, "the final value", e.Value, e.Value)
+	if e.Stale != j.refused {
+		j.doubt("the resource counts %d refusals since it was started, the history has %d", e.Stale, j.refused)
 	}
 }
 
 func (j *judge) end() {
-	writes := false
-	for name, k := range j.keys {
-		writes = writes || k.known
-		if k.known && !k.final {
+	written := false
+	for _, name := range slices.Sorted(maps.Keys(j.keys)) {
+		written = written || j.keys[name].written
+		if !j.keys[name].final {
 			j.doubt("what %q holds at the end is not known", name)
 		}
 	}
-	if !writes {
+	if len(j.keys) > 1 {
+		j.doubt("the history is about %d keys, and a grant doesn't say of which it is", len(j.keys))
+	}
+	for _, name := range slices.Sorted(maps.Keys(j.ended)) {
+		if !j.ended[name] {
+			j.doubt("%s has not ended: what it does later is not known", name)
+		}
+	}
+	if !written {
 		j.doubt("no write was accepted")
 	}
 	if len(j.grants) < 2 {
@@ -282,10 +422,5 @@ func (j *judge) end() {
 	}
 	if !j.late {
 		j.doubt("no holder acted after its successor's grant: the hazard did not come about")
-	}
-	for _, t := range j.grants {
-		if j.wrote[t] && !j.accepted[t] {
-			j.doubt("the holder of token %d believes to have written, but the resource's decision is missing", t)
-		}
 	}
 }

@@ -3,6 +3,7 @@ package history
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -36,9 +37,12 @@ func Trace(events []Event) []string {
 }
 
 func traceLine(e *Event, rank func(uint64) string) string {
-	ledger := "[" + strings.Join(Entries(e.Value), " ") + "]"
+	ledger := bracketed(Entries(e.Value))
 	switch e.Kind {
 	case KindRun:
+		if e.Run == nil {
+			break
+		}
 		return fmt.Sprintf("run %s, fencing %s", e.Run.Scenario, e.Run.Fencing)
 	case KindReport:
 		switch e.Name {
@@ -47,7 +51,7 @@ func traceLine(e *Event, rank func(uint64) string) string {
 		case Read, BeforeWrite:
 			return fmt.Sprintf("%s %s %s", e.Actor, e.Name, ledger)
 		case Failed:
-			return fmt.Sprintf("%s failed: %s", e.Actor, e.Error)
+			return fmt.Sprintf("%s failed: %q", e.Actor, e.Error)
 		}
 		return e.Actor + " " + e.Name
 	case KindFault:
@@ -58,13 +62,16 @@ func traceLine(e *Event, rank func(uint64) string) string {
 			verb = "accepts"
 		}
 		line := fmt.Sprintf("  resource %s %s %s", verb, e.Op, rank(e.Token))
+		if e.Token == 0 {
+			line = fmt.Sprintf("  resource %s unfenced %s", verb, e.Op)
+		}
 		if e.Op == "write" {
 			line += " " + ledger
 		}
-		if seen := (fence{e.Seen, e.SeenSeq}); e.Token != 0 && e.Token < e.Seen || !e.Accepted {
-			line += ", seen " + rank(seen.token)
-			if seen.seq == 0 {
-				line += " by a read"
+		if e.Token != 0 && e.Token < e.Seen || !e.Accepted {
+			line += " after " + rank(e.Seen)
+			if e.SeenSeq == 0 {
+				line += " has read"
 			}
 		}
 		return line
@@ -74,4 +81,15 @@ func traceLine(e *Event, rank func(uint64) string) string {
 		return ""
 	}
 	return fmt.Sprintf("%s %s %s", e.Kind, e.Actor, e.Name)
+}
+
+// bracketed writes entries as "[A B]", and those that would be misread in quotes.
+func bracketed(entries []string) string {
+	words := slices.Clone(entries)
+	for i, w := range words {
+		if q := strconv.Quote(w); strings.ContainsAny(w, " []") || q != `"`+w+`"` {
+			words[i] = q
+		}
+	}
+	return "[" + strings.Join(words, " ") + "]"
 }
