@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -145,7 +144,7 @@ func progress(out *printer) func(history.Event) {
 	}
 }
 
-// sideBySide prints two runs' traces beside each other, marks where they differ, and ends with the verdicts.
+// sideBySide prints two runs' traces and verdicts beside each other, marks where they differ, and ends with the findings.
 func sideBySide(left, right reports.Run) string {
 	l, r := column(left), column(right)
 	width := 0
@@ -165,21 +164,23 @@ func sideBySide(left, right reports.Run) string {
 		if x != y {
 			mark = "≠"
 		}
-		fmt.Fprintf(&b, "%-*s  %s  %s\n", width, x, mark, y)
+		b.WriteString(strings.TrimRight(fmt.Sprintf("%-*s  %s  %s", width, x, mark, y), " ") + "\n")
+	}
+	for _, run := range []reports.Run{left, right} {
+		fmt.Fprintf(&b, "\nfencing %s: %s\n", run.Events[0].Run.Fencing, strings.Join(findings(run.Result), "\n"+strings.Repeat(" ", 13)))
 	}
 	return b.String()
 }
 
 func column(r reports.Run) []string {
-	lines := slices.Clone(history.Trace(r.Events))
-	lines = append(lines, "", "verdict: "+strings.ToUpper(r.Result.Verdict.String()))
-	for _, f := range r.Result.Findings {
-		lines = append(lines, "  "+f)
+	return append(history.Trace(r.Events), "verdict: "+strings.ToUpper(r.Result.Verdict.String()))
+}
+
+func findings(r history.Result) []string {
+	if r.Verdict == history.Safe {
+		return []string{fmt.Sprintf("%d stale writes accepted, %d refused, no accepted entry lost", r.Stale, r.Refused)}
 	}
-	if r.Result.Verdict == history.Safe {
-		lines = append(lines, fmt.Sprintf("  %d stale writes accepted, %d refused, no entry lost", r.Result.Stale, r.Result.Refused))
-	}
-	return lines
+	return r.Findings
 }
 
 func draw(path string, runs []reports.Run) error {
