@@ -384,7 +384,7 @@ func (l *Locker) await(ctx context.Context, f func() error) error {
 		return f()
 	}
 	replied := make(chan error, 1)
-	l.busy.Go(func() { replied <- f() })
+	l.run(func() { replied <- f() })
 	select {
 	case err := <-replied:
 		return err

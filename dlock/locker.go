@@ -55,6 +55,9 @@ type Locker struct {
 	mu      sync.Mutex
 	busy    sync.WaitGroup // calls and background work under way
 	undoing atomic.Int32   // clean-ups under way
+
+	tasks chan func()  // to idle workers
+	idle  atomic.Int32 // workers that wait for a task
 }
 
 // New returns a Locker on b. It returns an error for options that cannot work. Nil options mean a TTL of [DefaultTTL]
@@ -86,7 +89,7 @@ func New(b Backend, opts *Options) (*Locker, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	l := &Locker{b: b, o: o, m: m, log: log}
+	l := &Locker{b: b, o: o, m: m, log: log, tasks: make(chan func())}
 	l.open, l.close = context.WithCancelCause(context.Background())
 	return l, nil
 }
@@ -153,6 +156,32 @@ func (l *Locker) enter() bool {
 	}
 	l.busy.Add(1)
 	return true
+}
+
+// maxIdle is how many workers are kept for the next task.
+const maxIdle = 16
+
+// run calls f in another goroutine. It keeps some of those that it has started, because a new one begins with a small
+// stack, and growing it takes longer than the rest of an Acquire.
+func (l *Locker) run(f func()) {
+	select {
+	case l.tasks <- f:
+		return
+	default:
+	}
+	l.busy.Go(func() {
+		f()
+		for l.idle.Add(1) <= maxIdle {
+			select {
+			case f := <-l.tasks:
+				l.idle.Add(-1)
+				f()
+			case <-l.open.Done():
+				return
+			}
+		}
+		l.idle.Add(-1)
+	})
 }
 
 type acquireFunc func(context.Context, Request) (Grant, error)
@@ -237,7 +266,7 @@ func (l *Locker) request(ctx context.Context, r Request, f acquireFunc) (Grant, 
 	call, cancel := context.WithCancel(ctx)
 	defer cancel()
 	replied := make(chan reply, 1)
-	l.busy.Go(func() {
+	l.run(func() {
 		g, err := f(call, r)
 		replied <- reply{g, err}
 	})

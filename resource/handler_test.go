@@ -11,9 +11,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -370,6 +372,36 @@ func TestObserverUnfenced(t *testing.T) {
 		{Op: resource.OpWrite, Key: "k", Fence: resource.Fence{Token: 4, Seq: 1}, Seen: five, Accepted: true, Value: []byte("late")},
 		{Op: resource.OpRead, Key: "k", Fence: resource.Fence{Token: 6}, Seen: five, Accepted: true, Value: []byte("late")},
 	}, got)
+}
+
+// crowded is a store that counts how many calls are in it at once, and gives others every chance to come in.
+type crowded struct {
+	resource.Store
+	inside, most atomic.Int64
+}
+
+func (c *crowded) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	n := c.inside.Add(1)
+	defer c.inside.Add(-1)
+	if n > c.most.Load() {
+		c.most.Store(n)
+	}
+	for range 100 {
+		runtime.Gosched()
+	}
+	return c.Store.Write(ctx, key, f, value)
+}
+
+// TestObserverOneAtATime has many requests to one key at once, of which the store must see one after the other.
+func TestObserverOneAtATime(t *testing.T) {
+	store := &crowded{Store: resource.NewMemory()}
+	h := newHandler(t, store, &resource.HandlerOptions{Observer: func(resource.Decision) {}})
+	var wg sync.WaitGroup
+	for i := range 100 {
+		wg.Go(func() { ask(t, h, "PUT", "/r/k", "", "X-Fence-Token: "+strconv.Itoa(i+1)) })
+	}
+	wg.Wait()
+	require.EqualValues(t, 1, store.most.Load())
 }
 
 // TestObserverOrder has many clients on two keys at once: what the Observer hears must be a possible history of each.

@@ -2,6 +2,7 @@ package scenarios
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -242,8 +243,8 @@ func (p *play) runUntil(ctx context.Context, name, until string) error {
 			return err
 		}
 	case w.stopped:
-		if err := w.goOn(); err != nil {
-			return err
+		if err := w.goOn(ctx); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	for {
@@ -272,8 +273,8 @@ func (p *play) runUntil(ctx context.Context, name, until string) error {
 		case m.Event.Name == until:
 			return nil
 		case m.Stops:
-			if err := w.goOn(); err != nil {
-				return err
+			if err := w.goOn(ctx); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
 			}
 		}
 	}
@@ -372,7 +373,7 @@ func (p *play) sync(ctx context.Context) error {
 		return nil
 	}
 	p.syncs++
-	if err := p.resource.tell(fmt.Sprintf("sync %d", p.syncs)); err != nil {
+	if err := p.resource.tell(ctx, fmt.Sprintf("sync %d", p.syncs)); err != nil {
 		return fmt.Errorf("resource: %w", err)
 	}
 	for {
@@ -510,16 +511,16 @@ func start(spec childSpec, files ...*os.File) (*process, error) {
 }
 
 // tell sends a line.
-func (p *process) tell(line string) error {
-	if _, err := fmt.Fprintln(p.control, line); err != nil {
-		return fmt.Errorf("tell it %q: %w%s", line, err, p.output)
+func (p *process) tell(ctx context.Context, line string) error {
+	if _, err := fmt.Fprintln(p.control, line); err != nil { // nobody reads any more
+		return cmp.Or(p.exit(ctx), fmt.Errorf("tell it %q: %w%s", line, err, p.output))
 	}
 	return nil
 }
 
-func (w *worker) goOn() error {
+func (w *worker) goOn(ctx context.Context) error {
 	w.stopped = false
-	return w.tell("go on")
+	return w.tell(ctx, "go on")
 }
 
 // next returns the child's next message.

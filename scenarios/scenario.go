@@ -232,6 +232,9 @@ func (c *checker) step(st Step) error {
 		if c.paused[st.Target] {
 			return errors.New("the worker is paused; add a resume before")
 		}
+		if st.Until == history.Sent && !c.held[st.Target] {
+			return errors.New("the write's answer may come before this report; add a hold before")
+		}
 		c.started[st.Target] = true
 		c.done[st.Target] = st.Until == history.Done
 		return nil

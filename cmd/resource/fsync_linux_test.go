@@ -119,6 +119,26 @@ func TestAnswerLeavesAfterSync(t *testing.T) {
 	require.Equal(t, len(calls), i, "answers in the trace")
 }
 
+// TestOpenSyncs checks that nothing is answered from a file that is only in the page cache: neither from a new one, whose
+// name must be on disk too, nor from one whose last owner was killed between writing and syncing.
+func TestOpenSyncs(t *testing.T) {
+	ln, dir := listen(t), t.TempDir()
+	c := client(t, ln)
+	for _, life := range []string{"first", "second"} {
+		trace := filepath.Join(t.TempDir(), life)
+		p := start(t, ln, strace(t, trace), "-file", filepath.Join(dir, "resource.db"))
+		_, err := c.Read(t.Context(), "k")
+		require.ErrorIs(t, err, resource.ErrNotFound)
+		p.stop(t)
+		all := steps(t, trace)
+		require.Equal(t, "answer", all[len(all)-1].what)
+		require.Contains(t, all, step{what: "sync"}, "%s life", life)
+		b, err := os.ReadFile(trace)
+		require.NoError(t, err)
+		require.Regexp(t, `fsync\(\d+<`+regexp.QuoteMeta(dir)+`>(\) += 0| <unfinished)`, string(b), "%s life: sync of the directory", life)
+	}
+}
+
 // TestNothingSeenBeforeSync makes every sync slow, and asks for a key while a write of it waits for the disk. bbolt
 // shows a commit to readers before it has synced it; the store must not. Refusals must not rest on it either. Other keys
 // don't wait.

@@ -74,16 +74,14 @@ func Open(path string, opts *Options) (*Store, error) {
 	return s, nil
 }
 
-// prepare makes all that the file holds durable. After a crash of its last owner the page cache may show a commit that
-// never reached the disk, and of a new file the directory entry may be missing there.
+// prepare makes all that the file holds durable, and creates the bucket. After a crash of the file's last owner the page
+// cache may show a commit that never reached the disk; Update syncs the whole file even if it changes nothing. Of a new
+// file the directory entry may be missing on the disk.
 func prepare(db *bolt.DB) error {
 	if err := db.Update(func(tx *bolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(bucket)
 		return err
 	}); err != nil {
-		return err
-	}
-	if err := db.Sync(); err != nil {
 		return err
 	}
 	dir, err := os.Open(filepath.Dir(db.Path()))

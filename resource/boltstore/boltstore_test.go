@@ -89,42 +89,92 @@ func TestDamagedRecord(t *testing.T) {
 	require.NoError(t, s.Write(ctx, "good", at(9), nil))
 }
 
-// batch makes s take all calls as one batch: they queue up behind one that waits. Each is told its index; between runs
-// once they wait.
-func batch(t *testing.T, s *boltstore.Store, calls int, call func(i int), between func()) {
-	t.Helper()
-	resume, err := s.Pause()
+// TestAnswersWaitForCommit looks at a batch in the middle of its commit: a refusal that rests on a write of the same
+// batch must wait for it just as the write must.
+func TestAnswersWaitForCommit(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+	release, err := s.HoldGrowth()
 	require.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if _, err := s.ReadFenced(t.Context(), "first", 1); err != nil { // changes nothing, and so has no commit
-			t.Error(err)
-		}
-	})
-	for i := range calls {
-		wg.Go(func() { call(i) })
-	}
-	for s.Queued() < calls { // the committer has one of the 1+calls operations in its hand
+	pending := s.Batch(boltstore.WriteOp("k", at(5), make([]byte, 1<<20)), boltstore.WriteOp("k", at(3), nil))
+	for !s.Committing() {
 		runtime.Gosched()
 	}
-	between()
-	require.NoError(t, resume())
-	wg.Wait()
+	early := pending.Answered()
+	require.NoError(t, release())
+	require.Zero(t, early, "answers before the commit")
+	_, errs := pending.Wait()
+	require.NoError(t, errs[0])
+	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: at(5), Got: at(3)}, errs[1])
 }
 
-// TestGroupCommit checks that what waits together is committed together.
+// TestValuesOutliveFile uses values after the memory that bbolt maps the file to is gone. A value that still pointed there
+// would crash the test.
+func TestValuesOutliveFile(t *testing.T) {
+	s, err := boltstore.Open(filepath.Join(t.TempDir(), "resource.db"), nil)
+	require.NoError(t, err)
+	ctx := t.Context()
+	require.NoError(t, s.Write(ctx, "filler", at(1), make([]byte, 8<<10))) // bbolt copies what is in a very small file
+	require.NoError(t, s.Write(ctx, "k", at(1), []byte("v")))
+	read, err := s.Read(ctx, "k")
+	require.NoError(t, err)
+	raised, err := s.ReadFenced(ctx, "k", 2)
+	require.NoError(t, err)
+	again, err := s.ReadFenced(ctx, "k", 2)
+	require.NoError(t, err)
+
+	// The commit of the next read makes the file grow, and so moves the memory, while others wait to read the key.
+	release, err := s.HoldGrowth()
+	require.NoError(t, err)
+	pending := s.Batch(boltstore.ReadFencedOp("k", 3), boltstore.WriteOp("large", at(1), make([]byte, 1<<20)))
+	for !s.Committing() {
+		runtime.Gosched()
+	}
+	var wg sync.WaitGroup
+	waited := make([]resource.Record, 10)
+	for i := range waited {
+		wg.Go(func() { waited[i], _ = s.Read(ctx, "k") })
+	}
+	require.NoError(t, release())
+	recs, errs := pending.Wait()
+	require.NoError(t, errors.Join(errs...))
+	wg.Wait()
+	require.NoError(t, s.Close())
+	for _, rec := range append(waited, read, raised, again, recs[0]) {
+		require.Equal(t, "v", string(rec.Value))
+	}
+}
+
+// TestGroupCommit has 50 writers come while a commit runs. One commit serves them all.
 func TestGroupCommit(t *testing.T) {
 	s, ctx := open(t, filepath.Join(t.TempDir(), "resource.db")), t.Context()
 	before, err := s.Commits()
 	require.NoError(t, err)
-	batch(t, s, 50, func(i int) {
-		if err := s.Write(ctx, "k"+strconv.Itoa(i), at(1), nil); err != nil {
-			t.Error(err)
-		}
-	}, func() {})
+	release, err := s.HoldGrowth()
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	write := func(key string, value []byte) {
+		wg.Go(func() {
+			if err := s.Write(ctx, key, at(1), value); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	write("large", make([]byte, 1<<20))
+	for !s.Committing() {
+		runtime.Gosched()
+	}
+	const writers = 50
+	for i := range writers {
+		write(strconv.Itoa(i), nil)
+	}
+	for s.Queued() < writers {
+		runtime.Gosched()
+	}
+	require.NoError(t, release())
+	wg.Wait()
 	after, err := s.Commits()
 	require.NoError(t, err)
-	require.LessOrEqual(t, after-before, 2, "commits of 51 operations")
+	require.Equal(t, 2, after-before, "commits of 1 + 50 writes")
 }
 
 // TestCloseFinishesCalls closes the store under load: every call is either answered for good or told ErrClosed, and

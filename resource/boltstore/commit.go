@@ -29,7 +29,7 @@ type op struct {
 	fence resource.Fence
 	value []byte // the op's own copy: the caller may be gone by the time it is written
 
-	// The answer, valid once done is closed. rec is set for reads; its Value is shared and must be copied.
+	// The answer, valid once done is closed. rec is set for reads.
 	rec  resource.Record
 	err  error
 	done chan struct{}
@@ -43,9 +43,13 @@ func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, er
 	case overwrite:
 		return resource.Record{Value: o.value, MaxFence: rec.MaxFence.Max(o.fence)}, true, nil
 	default:
-		// The value leaves the transaction, whose memory ends with it.
-		o.rec = resource.Record{Value: bytes.Clone(rec.Value), MaxFence: rec.MaxFence.Max(o.fence)}
-		return o.rec, o.rec.MaxFence != rec.MaxFence, rec.CheckRead(o.key, o.fence.Token)
+		if err := rec.CheckRead(o.key, o.fence.Token); err != nil {
+			return rec, false, err
+		}
+		// Both values outlive the transaction, and with it the memory of rec's. They go to different callers.
+		raised := rec.MaxFence.Max(o.fence)
+		o.rec = resource.Record{Value: bytes.Clone(rec.Value), MaxFence: raised}
+		return resource.Record{Value: bytes.Clone(rec.Value), MaxFence: raised}, raised != rec.MaxFence, nil
 	}
 }
 
@@ -72,7 +76,7 @@ func (s *Store) do(ctx context.Context, o *op) (resource.Record, error) {
 	if o.err != nil {
 		return resource.Record{}, o.err
 	}
-	return resource.Record{Value: bytes.Clone(o.rec.Value), MaxFence: o.rec.MaxFence}, nil
+	return o.rec, nil
 }
 
 // commitLoop takes the operations that wait and commits them as one batch, until the store is closed.

@@ -57,7 +57,7 @@ const key = "k"
 
 func strictlyGreater(ctx context.Context, s *store) error {
 	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
-		return fmt.Errorf("Read of a new key: got %s, want %w", text(err), resource.ErrNotFound)
+		return fmt.Errorf("a new key: Read got %s, want %w", text(err), resource.ErrNotFound)
 	}
 	for _, f := range []resource.Fence{at(1, 1), at(2, 1), at(3, 1), at(1000, 1)} { // gaps are no matter
 		if err := errors.Join(s.writes(ctx, key, f), s.holds(ctx, key, written(f))); err != nil {
@@ -363,7 +363,7 @@ func valuesCopied(ctx context.Context, s *store) error {
 	}
 	rec, err := s.Read(ctx, key)
 	if err != nil {
-		return fmt.Errorf("Read of %q: %w", key, err)
+		return fmt.Errorf("key %q: %w", key, err)
 	}
 	rec.Value[0] = 'Y'
 	if err := s.holds(ctx, key, want); err != nil {
@@ -423,7 +423,7 @@ func (s *store) invalid(ctx context.Context, key string, err error) error {
 		return nil
 	}
 	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
-		return fmt.Errorf("Read afterwards: got %s, want %w", text(err), resource.ErrNotFound)
+		return fmt.Errorf("afterwards Read got %s, want %w", text(err), resource.ErrNotFound)
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func watch(ctx context.Context, s *store) error {
 		case rec.MaxFence.Compare(last) < 0:
 			return fmt.Errorf("consecutive Reads: got fence %v after %v", rec.MaxFence, last)
 		case rec.MaxFence.Seq > 0 && string(rec.Value) != rec.MaxFence.String():
-			return fmt.Errorf("Read: got value %q with fence %v", rec.Value, rec.MaxFence)
+			return fmt.Errorf("a Read got value %q with fence %v", rec.Value, rec.MaxFence)
 		}
 		last = rec.MaxFence
 	}

@@ -124,7 +124,7 @@ func (s *store) holds(ctx context.Context, key string, want resource.Record) err
 		return err
 	}
 	if err := same(got, want); err != nil {
-		return fmt.Errorf("Read of %.40q: %w", key, err)
+		return fmt.Errorf("key %.40q: %w", key, err)
 	}
 	return nil
 }
@@ -136,9 +136,9 @@ func (s *store) record(ctx context.Context, key string) (resource.Record, error)
 	case errors.Is(err, resource.ErrNotFound):
 		return resource.Record{}, nil
 	case err != nil:
-		return resource.Record{}, fmt.Errorf("Read of %.40q: %w", key, err)
+		return resource.Record{}, fmt.Errorf("key %.40q: %w", key, err)
 	case rec.Value == nil && rec.MaxFence == resource.Fence{}:
-		return resource.Record{}, fmt.Errorf("Read of %.40q: got an empty record, want %w", key, resource.ErrNotFound)
+		return resource.Record{}, fmt.Errorf("key %.40q: Read got an empty record, want %w", key, resource.ErrNotFound)
 	}
 	return rec, nil
 }

@@ -55,14 +55,16 @@ func (f fence) String() string {
 //   - a worker has not ended, or has failed;
 //   - fewer than two grants, or no accepted write;
 //   - no holder did anything after its successor's grant, so that the hazard never came about;
-//   - the lock's tokens do not grow, or a token is used that nobody was granted;
+//   - the lock's tokens do not grow, or somebody uses a token that it was not granted;
 //   - the resource looked at the fence where the run says that it doesn't, or the other way round;
 //   - the resource refused what the rule admits;
 //   - an accepted write is not the ledger that was there with one entry added, or a ledger is not what it must be;
 //   - decisions are missing: a worker tells of one, the resource knows a fence, or counts refusals, that the history
 //     doesn't have.
 func Judge(events []Event) Result {
-	j := judge{keys: map[string]*keyState{}, ended: map[string]bool{}, answers: map[answer]int{}}
+	j := judge{
+		keys: map[string]*keyState{}, ended: map[string]bool{}, holders: map[holder]bool{}, answers: map[answer]int{},
+	}
 	j.structure(events)
 	for i := range events {
 		j.event(&events[i])
@@ -87,9 +89,16 @@ type judge struct {
 	keys    map[string]*keyState
 	ended   map[string]bool // by worker
 	grants  []uint64        // tokens, in the order of the grants
+	holders map[holder]bool // and whose they are
 	answers map[answer]int  // what the resource decided and no worker has told of yet
 	refused int             // refusals since the resource was last started
 	late    bool            // a holder acted after its successor's grant
+}
+
+// holder is a worker under one grant.
+type holder struct {
+	name  string
+	token uint64
 }
 
 // answer is a decision as the worker that asked for it sees it.
@@ -192,8 +201,8 @@ func (j *judge) report(e *Event) {
 		j.doubt("%s reports %s after its end", e.Actor, e.Name)
 	}
 	j.ended[e.Actor] = e.Name == Done || e.Name == Failed
-	if e.Token != 0 && e.Name != Acquired && !slices.Contains(j.grants, e.Token) {
-		j.doubt("%s reports %s under token %d, which nobody was granted", e.Actor, e.Name, e.Token)
+	if e.Token != 0 && e.Name != Acquired && !j.holders[holder{e.Actor, e.Token}] {
+		j.doubt("%s reports %s under token %d, which it was not granted", e.Actor, e.Name, e.Token)
 	}
 	switch e.Name {
 	case Acquired:
@@ -228,6 +237,7 @@ func (j *judge) granted(e *Event) {
 		j.doubt("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
 	}
 	j.grants = append(j.grants, e.Token)
+	j.holders[holder{e.Actor, e.Token}] = true
 }
 
 // told holds a worker's report of a decision against the decisions: the resource decides before the worker knows.

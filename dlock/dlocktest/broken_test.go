@@ -1,0 +1,406 @@
+package dlocktest_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+)
+
+// TestRulesInStep compares the cases with the names in brackets in the comment of dlock.Backend.
+func TestRulesInStep(t *testing.T) {
+	f, err := parser.ParseFile(token.NewFileSet(), "../backend.go", nil, parser.ParseComments)
+	require.NoError(t, err)
+	var doc string
+	for _, d := range f.Decls {
+		if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.TYPE && g.Specs[0].(*ast.TypeSpec).Name.Name == "Backend" {
+			doc = g.Doc.Text()
+		}
+	}
+	want := map[string]int{}
+	number := regexp.MustCompile(`^\s*(\d+)\. `)
+	names := regexp.MustCompile(`\[([A-Z][A-Za-z]+(?:,\s+[A-Z][A-Za-z]+)*)\]`)
+	var rules []string // one a rule
+	for line := range strings.Lines(doc) {
+		if number.MatchString(line) {
+			rules = append(rules, "")
+		}
+		if len(rules) > 0 {
+			rules[len(rules)-1] += line
+		}
+	}
+	for i, r := range rules {
+		require.Equal(t, strconv.Itoa(i+1), number.FindStringSubmatch(r)[1], "rules are numbered in order")
+		for _, m := range names.FindAllStringSubmatch(r, -1) {
+			for name := range strings.FieldsFuncSeq(m[1], func(r rune) bool { return strings.ContainsRune(", \n", r) }) {
+				if !strings.HasPrefix(name, "Err") && name != "CheckKey" {
+					want[name] = i + 1
+				}
+			}
+		}
+	}
+	require.Equal(t, want, dlocktest.Cases())
+}
+
+// broken are backends that each break a rule. The cases in want must see it, those in may can see it too, because they
+// depend on the rule, and all others must pass.
+var broken = []struct {
+	name      string
+	brk       func(b *breaker)
+	want, may []string
+}{
+	{"not at all", func(*breaker) {}, nil, nil},
+	{"release without owner check", func(b *breaker) {
+		b.release = func(ctx context.Context, g dlock.Grant) error { return b.Backend.Release(ctx, b.asHolder(g)) }
+	}, []string{"ReleaseByNonOwner"}, []string{"WaiterCancelled", "WaiterOutlivesHolder", "ReleaseReplyLost", "ReleaseRequestLost"}},
+	{"release checks, then deletes", func(b *breaker) {
+		b.release = func(ctx context.Context, g dlock.Grant) error {
+			if err := b.Backend.Renew(ctx, dlock.Grant{Key: g.Key, Owner: g.Owner, TTL: cmp.Or(g.TTL, time.Hour)}); err != nil {
+				return err
+			}
+			return b.Backend.Release(ctx, b.asHolder(g))
+		}
+	}, []string{"ReleaseAtomic"}, nil},
+	{"renew without owner check", func(b *breaker) {
+		b.renew = func(ctx context.Context, g dlock.Grant) error { return b.Backend.Renew(ctx, b.asHolder(g)) }
+	}, []string{"RenewByNonOwner"}, nil},
+	{"renew checks, then extends", func(b *breaker) {
+		b.renew = func(ctx context.Context, g dlock.Grant) error {
+			if err := b.Backend.Renew(ctx, g); err != nil {
+				return err
+			}
+			return b.Backend.Renew(ctx, b.asHolder(g))
+		}
+	}, []string{"RenewAtomic"}, nil},
+	{"renew does not extend", func(b *breaker) {
+		b.renew = func(ctx context.Context, g dlock.Grant) error {
+			g.TTL = max(time.Until(g.Start.Add(g.TTL)), 1)
+			return b.Backend.Renew(ctx, g)
+		}
+	}, []string{"RenewExtends"}, nil},
+	{"token minted after the grant", func(b *breaker) {
+		b.granted = func(g *dlock.Grant) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if b.tokens[g.Owner] == 0 {
+				b.minted++
+				b.tokens[g.Owner] = b.minted
+			}
+			g.Fence = b.tokens[g.Owner]
+		}
+	}, []string{"TokenMintedWithGrant"}, nil},
+	{"token starts again after a release", func(b *breaker) {
+		b.granted = func(g *dlock.Grant) { g.Fence -= b.base(g.Key) }
+		b.release = func(ctx context.Context, g dlock.Grant) error {
+			err := b.Backend.Release(ctx, g)
+			if err == nil {
+				b.rebase(g.Key, g.Fence)
+			}
+			return err
+		}
+	}, []string{"TokensIncrease"}, nil},
+	{"token starts again after an expiry", func(b *breaker) {
+		var last time.Time
+		b.granted = func(g *dlock.Grant) {
+			if !last.IsZero() && g.Start.Sub(last) >= time.Second {
+				b.rebase(g.Key, g.Fence-1)
+			}
+			last = g.Start
+			g.Fence -= b.base(g.Key)
+		}
+	}, []string{"TokensSurviveExpiry"}, nil},
+	{"start taken after the reply", func(b *breaker) {
+		b.granted = func(g *dlock.Grant) { g.Start = time.Now() }
+	}, []string{"StartBeforeRequest"}, nil},
+	{"repeated request restarts nothing", func(b *breaker) {
+		b.try = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			if g, ok := b.holds(r); ok {
+				g.Start = time.Now()
+				return g, nil
+			}
+			return b.Backend.TryAcquire(ctx, r)
+		}
+	}, []string{"RetrySameOwner"}, nil},
+	{"repeated request waits for itself", func(b *breaker) {
+		b.try = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			if _, ok := b.holds(r); ok {
+				return dlock.Grant{}, dlock.ErrHeld
+			}
+			return b.Backend.TryAcquire(ctx, r)
+		}
+	}, []string{"RetrySameOwner", "AcquireReplyLost"}, nil},
+	{"cancelled waiter stays in the queue", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			if ctx.Err() != nil {
+				return dlock.Grant{}, context.Cause(ctx)
+			}
+			type reply struct {
+				g   dlock.Grant
+				err error
+			}
+			c := make(chan reply, 1)
+			go func() {
+				g, err := b.Backend.Acquire(context.WithoutCancel(ctx), r)
+				c <- reply{g, err}
+			}()
+			select {
+			case r := <-c:
+				return r.g, r.err
+			case <-ctx.Done():
+				return dlock.Grant{}, context.Cause(ctx)
+			}
+		}
+	}, []string{"WaiterCancelled"}, nil},
+	{"cause hidden", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			g, err := b.Backend.Acquire(ctx, r)
+			if ctx.Err() != nil {
+				err = errors.New("acquire failed")
+			}
+			return g, err
+		}
+	}, []string{"WaiterCancelled"}, nil},
+	{"waiter sleeps through a release", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			for {
+				g, err := b.Backend.TryAcquire(ctx, r)
+				if !errors.Is(err, dlock.ErrHeld) {
+					return g, err
+				}
+				select {
+				case <-ctx.Done():
+					return g, context.Cause(ctx)
+				case <-time.After(time.Hour):
+				}
+			}
+		}
+	}, []string{"WaiterWakes", "WaiterOutlivesHolder"}, []string{"*"}},
+	{"TTL rounded", func(b *breaker) {
+		b.ttl = func(d time.Duration) time.Duration { return d.Truncate(time.Millisecond) }
+	}, []string{"TTLNotRounded"}, nil},
+	{"lease ends early", func(b *breaker) {
+		b.ttl = func(d time.Duration) time.Duration { return d / 2 }
+	}, []string{"WaiterOutlivesHolder"}, []string{"StartBeforeRequest", "RetrySameOwner", "RenewExtends", "TTLNotRounded"}},
+	{"grant tied to ctx", func(b *breaker) {
+		b.bound = true
+	}, []string{"GrantOutlivesContext"}, []string{"*"}},
+	{"two at once", func(b *breaker) {
+		b.key = func(r dlock.Request) string { return r.Key + r.Owner[:1] }
+	}, []string{"Exclusive", "TryHeld"}, []string{"*"}},
+	{"grants although it cannot know", func(b *breaker) {
+		b.try = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			g, err := b.Backend.TryAcquire(ctx, r)
+			if errors.Is(err, errLink) {
+				return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: 1, TTL: r.TTL, Start: time.Now()}, nil
+			}
+			return g, err
+		}
+	}, []string{"Unreachable", "AcquireReplyLost", "AcquireRequestLost"}, nil},
+	{"release knows what it cannot know", func(b *breaker) {
+		b.release = func(ctx context.Context, g dlock.Grant) error {
+			err := b.Backend.Release(ctx, g)
+			if errors.Is(err, errLink) {
+				return dlock.ErrLost
+			}
+			return err
+		}
+	}, []string{"Unreachable", "ReleaseReplyLost", "ReleaseRequestLost"}, nil},
+	{"renew knows what it cannot know", func(b *breaker) {
+		b.renew = func(ctx context.Context, g dlock.Grant) error {
+			err := b.Backend.Renew(ctx, g)
+			if errors.Is(err, errLink) {
+				return dlock.ErrLost
+			}
+			return err
+		}
+	}, []string{"Unreachable", "RenewReplyLost", "RenewRequestLost"}, nil},
+	{"release says that it has tried", func(b *breaker) {
+		b.release = func(ctx context.Context, g dlock.Grant) error {
+			err := b.Backend.Release(ctx, g)
+			if errors.Is(err, errLink) {
+				return nil
+			}
+			return err
+		}
+	}, []string{"Unreachable", "ReleaseReplyLost", "ReleaseRequestLost"}, nil},
+	{"undo needs a grant", func(b *breaker) {
+		b.release = func(ctx context.Context, g dlock.Grant) error {
+			if g.Fence == 0 {
+				return dlock.ErrLost
+			}
+			return b.Backend.Release(ctx, g)
+		}
+	}, []string{"AcquireReplyLost"}, nil},
+	{"keys without case", func(b *breaker) {
+		b.key = func(r dlock.Request) string { return strings.ToLower(r.Key) }
+	}, []string{"KeysIndependent"}, nil},
+	{"keys cut at a brace", func(b *breaker) {
+		b.key = func(r dlock.Request) string { s, _, _ := strings.Cut(r.Key, "}"); return s }
+	}, []string{"AwkwardKeys"}, nil},
+	{"works after Close", func(b *breaker) { b.open = true }, []string{"Closed"}, nil},
+}
+
+// breaker is one client of a broken service. Its hooks replace what the Backend below does.
+type breaker struct {
+	dlock.Backend
+	*books
+
+	acquire, try   func(context.Context, dlock.Request) (dlock.Grant, error)
+	renew, release func(context.Context, dlock.Grant) error
+	granted        func(*dlock.Grant)
+	ttl            func(time.Duration) time.Duration
+	key            func(dlock.Request) string
+	bound, open    bool
+}
+
+// books is what the clients of a broken service know of each other.
+type books struct {
+	mu     sync.Mutex
+	last   map[string]dlock.Grant // by key
+	tokens map[string]uint64      // by owner
+	bases  map[string]uint64      // by key
+	minted uint64
+}
+
+func breaking(brk func(*breaker)) func() func(dlock.Backend) dlock.Backend {
+	return func() func(dlock.Backend) dlock.Backend {
+		bk := &books{last: map[string]dlock.Grant{}, tokens: map[string]uint64{}, bases: map[string]uint64{}}
+		return func(inner dlock.Backend) dlock.Backend {
+			b := &breaker{Backend: inner, books: bk}
+			b.acquire, b.try, b.renew, b.release = inner.Acquire, inner.TryAcquire, inner.Renew, inner.Release
+			b.granted = func(*dlock.Grant) {}
+			b.ttl = func(d time.Duration) time.Duration { return d }
+			b.key = func(r dlock.Request) string { return r.Key }
+			brk(b)
+			return b
+		}
+	}
+}
+
+func (b *breaker) asHolder(g dlock.Grant) dlock.Grant {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	g.Owner = b.last[g.Key].Owner
+	return g
+}
+
+func (b *breaker) holds(r dlock.Request) (dlock.Grant, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	g := b.last[r.Key]
+	return g, g.Owner == r.Owner && g.Fence != 0
+}
+
+func (b *breaker) base(key string) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bases[key]
+}
+
+func (b *breaker) rebase(key string, by uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bases[key] += by
+}
+
+func (b *breaker) ask(
+	ctx context.Context, r dlock.Request, f func(context.Context, dlock.Request) (dlock.Grant, error),
+) (dlock.Grant, error) {
+	below := dlock.Request{Key: b.key(r), Owner: r.Owner, TTL: b.ttl(r.TTL)}
+	g, err := f(ctx, below)
+	if err == nil {
+		g.Key, g.TTL = r.Key, r.TTL
+		b.granted(&g)
+	}
+	if err == nil || errors.Is(err, errLink) { // it may be the holder now
+		b.mu.Lock()
+		b.last[r.Key] = dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: g.Fence, TTL: r.TTL, Start: g.Start}
+		b.mu.Unlock()
+	}
+	if err != nil {
+		return g, err
+	}
+	if b.bound {
+		context.AfterFunc(ctx, func() { _ = b.Backend.Release(context.WithoutCancel(ctx), g) })
+	}
+	return g, nil
+}
+
+func (b *breaker) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return b.ask(ctx, r, b.acquire)
+}
+
+func (b *breaker) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return b.ask(ctx, r, b.try)
+}
+
+func (b *breaker) Renew(ctx context.Context, g dlock.Grant) error {
+	g.Key = b.key(dlock.Request{Key: g.Key, Owner: g.Owner})
+	return b.renew(ctx, g)
+}
+
+func (b *breaker) Release(ctx context.Context, g dlock.Grant) error {
+	g.Key = b.key(dlock.Request{Key: g.Key, Owner: g.Owner})
+	return b.release(ctx, g)
+}
+
+func (b *breaker) Close() error {
+	if b.open {
+		return nil
+	}
+	return b.Backend.Close()
+}
+
+const brokenEnv = "DLOCKTEST_BROKEN"
+
+// TestBroken runs the kit on broken backends, in child processes, since they fail.
+func TestBroken(t *testing.T) {
+	failed := regexp.MustCompile(`(?m)^\s*--- FAIL: TestChild/(\w+) `)
+	for _, b := range broken {
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.v", "-test.timeout=60s")
+			cmd.Env = append(os.Environ(), brokenEnv+"="+b.name)
+			out, err := cmd.CombinedOutput()
+			require.Equal(t, len(b.want) == 0, err == nil, "%s", out)
+			got := map[string]bool{}
+			for _, m := range failed.FindAllStringSubmatch(string(out), -1) {
+				got[m[1]] = true
+				require.Regexp(t, `rule \d+ of dlock\.Backend, `+m[1]+`: `, string(out), "a failure prints its rule")
+			}
+			for _, name := range b.want {
+				require.True(t, got[name], "%s didn't see it\n%s", name, out)
+			}
+			for name := range got {
+				seen := slices.Contains(b.want, name) || slices.Contains(b.may, name) || slices.Contains(b.may, "*")
+				require.True(t, seen, "%s failed, and has nothing to do with it\n%s", name, out)
+			}
+			require.NotContains(t, string(out), "DATA RACE")
+		})
+	}
+}
+
+func TestChild(t *testing.T) {
+	name := os.Getenv(brokenEnv)
+	for _, b := range broken {
+		if b.name == name {
+			dlocktest.Run(t, dlocktest.Harness{New: memory(breaking(b.brk)), Virtual: true})
+		}
+	}
+}

@@ -1,0 +1,673 @@
+package dlocktest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// cases are the rules of dlock.Backend.
+var cases = []struct {
+	name string
+	rule int // its number there
+	text string
+	run  func(e *env)
+}{
+	{"Exclusive", 1, "a key has at most one live grant", exclusive},
+	{"TokensIncrease", 2, "a grant's token is at least 1 and greater than that of every earlier grant of the key", tokensIncrease},
+	{"TokensSurviveExpiry", 2, "tokens grow over leases that ran out, too", tokensSurviveExpiry},
+	{"TokenMintedWithGrant", 2, "the token is minted in the same atomic step as the grant", tokenMintedWithGrant},
+	{"StartBeforeRequest", 3, "a grant's Start is not later than the moment at which the server began to count its TTL", startBeforeRequest},
+	{"TryHeld", 4, "TryAcquire of a held key returns ErrHeld and leaves nothing behind", tryHeld},
+	{"WaiterWakes", 5, "Acquire is granted after a release", waiterWakes},
+	{"WaiterOutlivesHolder", 5, "Acquire is granted once the holder's lease has run out, and not before", waiterOutlivesHolder},
+	{"WaiterCancelled", 5, "when ctx ends, Acquire returns its cause, and the waiter stands in nobody's way", waiterCancelled},
+	{"RetrySameOwner", 6, "a request repeated with the same Owner is the same acquisition, with a lease that starts anew", retrySameOwner},
+	{"RenewExtends", 7, "Renew makes the lease run for its TTL from now", renewExtends},
+	{"RenewByNonOwner", 7, "Renew by anyone but the holder changes nothing and returns ErrLost", renewByNonOwner},
+	{"RenewAtomic", 7, "Renew's check and effect are one atomic step", renewAtomic},
+	{"ReleaseByNonOwner", 8, "Release by anyone but the holder changes nothing and returns ErrLost", releaseByNonOwner},
+	{"ReleaseAtomic", 8, "Release's check and effect are one atomic step", releaseAtomic},
+	{"AcquireReplyLost", 9, "a grant whose reply was lost is undone by Release with Key and Owner", acquireReplyLost},
+	{"AcquireRequestLost", 9, "a request that never arrived leaves nothing; Release undoes nothing", acquireRequestLost},
+	{"RenewReplyLost", 9, "a renewal whose reply was lost is not reported as a lost lease", renewReplyLost},
+	{"RenewRequestLost", 9, "a renewal that never arrived is not reported as a lost lease", renewRequestLost},
+	{"ReleaseReplyLost", 9, "a release whose reply was lost is not reported as a lost lease", releaseReplyLost},
+	{"ReleaseRequestLost", 9, "a release that never arrived is not reported as done", releaseRequestLost},
+	{"Unreachable", 10, "a server that cannot be reached yields an error, never a grant", unreachable},
+	{"KeysIndependent", 11, "keys are independent", keysIndependent},
+	{"AwkwardKeys", 11, "every key that CheckKey lets pass works or is refused with ErrInvalid", awkwardKeys},
+	{"TTLNotRounded", 12, "a TTL that is not positive, or not exact on the server, is refused with ErrInvalid, not rounded", ttlNotRounded},
+	{"GrantOutlivesContext", 13, "a grant outlives the ctx it was asked with", grantOutlivesContext},
+	{"Closed", 13, "after Close every method returns ErrClosed, and leases stay", closed},
+}
+
+// contend has several clients take key in turn, and returns the tokens in the order of their grants.
+func (e *env) contend(key string) []uint64 {
+	const clients, rounds = 6, 8
+	var (
+		wg     sync.WaitGroup
+		inside atomic.Int32
+		tokens []uint64 // guarded by the lock under test
+		errs   = make(chan error, clients)
+	)
+	for range clients {
+		b := e.backend()
+		wg.Go(func() {
+			for range rounds {
+				g, err := b.Acquire(e.ctx, request(key, long))
+				if err != nil {
+					errs <- err
+					return
+				}
+				if inside.Add(1) != 1 {
+					errs <- errors.New("two owners hold the key at once")
+					return
+				}
+				tokens = append(tokens, g.Fence)
+				inside.Add(-1)
+				if err := b.Release(e.ctx, g); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(e, err)
+	}
+	require.Len(e, tokens, clients*rounds)
+	return tokens
+}
+
+func exclusive(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	e.take(a, key, long)
+	e.requireHeld(b, key)
+	e.requireHeld(a, key) // it's the owner that counts, not the client
+	e.contend(newKey())
+}
+
+func tokensIncrease(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	last := uint64(0)
+	for _, c := range []dlock.Backend{a, b, b, a} {
+		g := e.take(c, key, long)
+		require.Greater(e, g.Fence, last, "token after a release")
+		e.release(c, g)
+		last = g.Fence
+	}
+	tokens := e.contend(key)
+	require.Greater(e, tokens[0], last)
+	require.True(e, slices.IsSorted(tokens) && len(slices.Compact(slices.Clone(tokens))) == len(tokens),
+		"tokens in the order of their grants: got %v, want them to increase", tokens)
+}
+
+func tokensSurviveExpiry(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	last := e.take(a, key, e.short)
+	for range 3 {
+		won := e.acquiring(e.ctx, b, request(key, e.short))
+		e.pass(e.short)
+		next := <-won
+		require.NoError(e, next.err)
+		require.Greater(e, next.g.Fence, last.Fence, "token after an expiry")
+		last = next.g
+	}
+}
+
+// lateGrant has a take a key over a link that holds the reply back until b has taken it too, after a's lease has run out.
+// It returns what a and b came to.
+func lateGrant(e *env) (first, second granted) {
+	a, link := e.faulty(holdsReplies)
+	b := e.backend()
+	for {
+		r := request(newKey(), e.short)
+		deliver := link.HoldReplies()
+		defer deliver()
+		ctx, cancel := context.WithCancel(e.ctx)
+		defer cancel()
+		late := e.acquiring(ctx, a, r)
+		e.pass(e.short / 4)
+		g, err := b.TryAcquire(e.ctx, request(r.Key, long))
+		if err == nil { // a's request was too late, or its lease has run out already: start over
+			e.release(b, g)
+			cancel()
+			deliver()
+			<-late
+			continue
+		}
+		require.ErrorIs(e, err, dlock.ErrHeld)
+		won := e.acquiring(e.ctx, b, request(r.Key, long))
+		e.pass(e.short)
+		second = <-won
+		deliver()
+		first = <-late
+		require.NoError(e, second.err)
+		if e.virtual {
+			require.NoError(e, first.err) // elsewhere its client may have given up
+		}
+		return first, second
+	}
+}
+
+func tokenMintedWithGrant(e *env) {
+	first, second := lateGrant(e)
+	if first.err != nil {
+		return // no grant, no token
+	}
+	require.Less(e, first.g.Fence, second.g.Fence, "token of a grant that was overtaken by its reply")
+}
+
+func startBeforeRequest(e *env) {
+	first, second := lateGrant(e)
+	if first.err != nil || e.Advance != nil {
+		return // nothing to compare; a clock of its own cannot be compared with
+	}
+	e.requireOver(first.g.Start, first.g.TTL, second.at)
+}
+
+func tryHeld(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	g := e.take(a, key, long)
+	e.requireHeld(b, key)
+	l := e.locker(b, &dlock.Options{TTL: long})
+	_, err := l.TryAcquire(e.ctx, key)
+	require.ErrorIs(e, err, dlock.ErrHeld, "Locker.TryAcquire")
+	e.release(a, g)
+	e.requireFree(a, key)
+}
+
+func waiterWakes(e *env) {
+	a, key := e.backend(), newKey()
+	g := e.take(a, key, long)
+	const waiters = 3
+	var won [waiters]<-chan granted
+	var b [waiters]dlock.Backend
+	for i := range waiters {
+		b[i] = e.backend()
+		won[i] = e.acquiring(e.ctx, b[i], request(key, long))
+	}
+	e.pass(e.short / 4) // let them queue up
+	e.release(a, g)
+	for range waiters {
+		var w granted
+		var i int
+		select {
+		case w = <-won[0]:
+			i = 0
+		case w = <-won[1]:
+			i = 1
+		case w = <-won[2]:
+			i = 2
+		}
+		require.NoError(e, w.err)
+		e.requireHeld(a, key)
+		e.release(b[i], w.g)
+	}
+	e.requireFree(a, key)
+}
+
+func waiterOutlivesHolder(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	g := e.take(a, key, e.short)
+	won := e.acquiring(e.ctx, b, request(key, long))
+	e.pass(e.short)
+	w := <-won
+	require.NoError(e, w.err)
+	if e.Advance != nil {
+		return // the Locker's timer and the server's clock have nothing to do with each other
+	}
+	e.requireOver(g.Start, g.TTL, w.at)
+
+	key = newKey()
+	h, err := e.locker(a, &dlock.Options{TTL: e.short}).Acquire(e.ctx, key)
+	require.NoError(e, err)
+	_, at := e.await(b, key)
+	require.ErrorIs(e, h.Context().Err(), context.Canceled, "the holder's context when the successor has been granted")
+	require.ErrorIs(e, context.Cause(h.Context()), dlock.ErrLost)
+	e.requireOver(h.AcquiredAt(), h.TTL(), at)
+	require.ErrorIs(e, h.Release(e.ctx), dlock.ErrLost, "Release after the successor has been granted")
+}
+
+func waiterCancelled(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	why := errors.New("the caller has had enough")
+	ended, end := context.WithCancelCause(e.ctx)
+	end(why)
+	_, err := b.Acquire(ended, request(key, long))
+	require.ErrorIs(e, err, why, "Acquire of a free key with a ctx that has ended")
+	_, err = b.TryAcquire(ended, request(key, long))
+	require.ErrorIs(e, err, why, "TryAcquire of a free key with a ctx that has ended")
+
+	g := e.take(a, key, long)
+	ctx, cancel := context.WithCancelCause(e.ctx)
+	defer cancel(nil)
+	gone := e.acquiring(ctx, b, request(key, long))
+	e.pass(e.short / 4) // let it queue up
+	stays := e.acquiring(e.ctx, b, request(key, long))
+	e.pass(e.short / 4)
+	cancel(why)
+	require.ErrorIs(e, (<-gone).err, why, "Acquire whose ctx ended")
+	e.release(a, g)
+	w := <-stays
+	require.NoError(e, w.err, "Acquire of one that waited behind the cancelled waiter")
+	e.release(b, w.g)
+	e.requireFree(a, key)
+
+	// The same through the Locker, and without anyone behind.
+	g = e.take(a, key, long)
+	l := e.locker(e.Backend(), &dlock.Options{TTL: long})
+	ctx, cancel = context.WithCancelCause(e.ctx)
+	defer cancel(nil)
+	failed := begin(e, func() error {
+		_, err := l.Acquire(ctx, key)
+		return err
+	})
+	e.pass(e.short / 4)
+	cancel(why)
+	err = <-failed
+	require.ErrorIs(e, err, why, "Locker.Acquire whose ctx ended")
+	require.ErrorIs(e, err, context.Canceled, "Locker.Acquire whose ctx ended")
+	e.release(a, g)
+	w = <-e.acquiring(e.ctx, b, request(key, long))
+	require.NoError(e, w.err)
+}
+
+func retrySameOwner(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	r := request(key, long)
+	g := e.try(a, r)
+	require.Equal(e, g.Fence, e.try(a, r).Fence, "token of a repeated TryAcquire")
+	again, err := a.Acquire(e.ctx, r)
+	require.NoError(e, err, "Acquire repeated by the holder")
+	require.Equal(e, g.Fence, again.Fence, "token of a repeated Acquire")
+	e.requireHeld(b, key)
+	e.release(a, again)
+	e.requireFree(b, key)
+
+	// The lease that a repeated request is told of must not end sooner than it says.
+	r = request(newKey(), e.short)
+	e.try(a, r)
+	e.pass(e.short / 2)
+	g = e.try(a, r)
+	won := e.acquiring(e.ctx, b, request(r.Key, long))
+	e.pass(e.short)
+	w := <-won
+	require.NoError(e, w.err)
+	if e.Advance == nil {
+		e.requireOver(g.Start, g.TTL, w.at)
+	}
+}
+
+func renewExtends(e *env) {
+	a, b := e.backend(), e.backend()
+	for {
+		key := newKey()
+		g := e.take(a, key, e.short)
+		won := e.acquiring(e.ctx, b, request(key, long))
+		e.pass(e.short / 2)
+		renewed := time.Now()
+		err := a.Renew(e.ctx, g)
+		stalled := !e.virtual && e.Advance == nil && time.Since(g.Start) >= g.TTL
+		if errors.Is(err, dlock.ErrLost) && stalled {
+			continue // the machine was too slow for this lease
+		}
+		require.NoError(e, err, "Renew by the holder")
+		if e.Advance != nil {
+			e.pass(e.short - 1)
+			e.requireHeld(a, key)
+			e.pass(1)
+		}
+		w := <-won
+		require.NoError(e, w.err)
+		if e.Advance == nil {
+			e.requireOver(renewed, g.TTL, w.at)
+		}
+		return
+	}
+}
+
+func renewByNonOwner(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	first := e.take(a, key, e.short)
+	won := e.acquiring(e.ctx, b, request(key, long))
+	e.pass(e.short)
+	second := <-won
+	require.NoError(e, second.err)
+	require.ErrorIs(e, a.Renew(e.ctx, first), dlock.ErrLost, "Renew of a lease that another has taken over")
+	e.pass(2 * e.short) // had it changed the successor's lease, that would be over now
+	e.requireHeld(a, key)
+	e.release(b, second.g)
+	require.ErrorIs(e, a.Renew(e.ctx, first), dlock.ErrLost, "Renew of a key that is free")
+	require.ErrorIs(e, b.Renew(e.ctx, second.g), dlock.ErrLost, "Renew after Release")
+	e.requireFree(a, key)
+}
+
+// successor has b take over a's short lease on key while the reply to a's call f is held back, and then a learn it.
+func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Backend, key string) {
+	a, link := e.faulty(holdsReplies)
+	b, key = e.backend(), newKey()
+	g := e.take(a, key, e.short)
+	deliver := link.HoldReplies()
+	defer deliver()
+	answer := begin(e, func() error { return f(a, g) })
+	won := e.acquiring(e.ctx, b, request(key, long))
+	e.pass(e.short)
+	e.pass(e.short)
+	require.NoError(e, (<-won).err)
+	deliver()
+	<-answer // whatever it is: the outcome is what counts
+	return b, key
+}
+
+func renewAtomic(e *env) {
+	b, key := successor(e, func(a dlock.Backend, g dlock.Grant) error { return a.Renew(e.ctx, g) })
+	e.pass(2 * e.short) // had it changed the successor's lease, that would be over now
+	e.requireHeld(b, key)
+}
+
+func releaseByNonOwner(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	first := e.take(a, key, e.short)
+	won := e.acquiring(e.ctx, b, request(key, long))
+	e.pass(e.short)
+	second := <-won
+	require.NoError(e, second.err)
+	require.ErrorIs(e, a.Release(e.ctx, first), dlock.ErrLost, "Release of a lease that another has taken over")
+	e.requireHeld(a, key)
+	e.release(b, second.g)
+	require.ErrorIs(e, b.Release(e.ctx, second.g), dlock.ErrLost, "Release of a key that is free")
+	e.requireFree(a, key)
+	if e.Advance != nil {
+		return
+	}
+
+	reg := prometheus.NewRegistry()
+	h, err := e.locker(a, &dlock.Options{TTL: e.short, Registerer: reg}).Acquire(e.ctx, key)
+	require.NoError(e, err)
+	e.await(b, key)
+	require.ErrorIs(e, h.Release(e.ctx), dlock.ErrLost, "Handle.Release of a lease that another has taken over")
+	e.requireHeld(b, key)
+	e.requireCount(reg, "release_by_non_owner_total", 1)
+	e.requireCount(reg, "release_by_non_owner_applied_total", 0)
+}
+
+func (e *env) requireCount(reg *prometheus.Registry, name string, want float64) {
+	e.Helper()
+	families, err := reg.Gather()
+	require.NoError(e, err)
+	i := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == name })
+	require.GreaterOrEqual(e, i, 0, "metric %s", name)
+	require.Equal(e, want, families[i].GetMetric()[0].GetCounter().GetValue(), name)
+}
+
+func releaseAtomic(e *env) {
+	b, key := successor(e, func(a dlock.Backend, g dlock.Grant) error { return a.Release(e.ctx, g) })
+	e.requireHeld(b, key)
+}
+
+func holdsReplies(l Link) bool  { return l.HoldReplies != nil }
+func losesReplies(l Link) bool  { return l.LoseReplies != nil }
+func losesRequests(l Link) bool { return l.LoseRequests != nil }
+
+func acquireReplyLost(e *env) {
+	a, link := e.faulty(losesReplies)
+	acquireFails(e, a, link.LoseReplies)
+}
+
+func acquireRequestLost(e *env) {
+	a, link := e.faulty(losesRequests)
+	acquireFails(e, a, link.LoseRequests)
+}
+
+func acquireFails(e *env, a dlock.Backend, fault func() (heal func())) {
+	b, key := e.backend(), newKey()
+	for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){a.TryAcquire, a.Acquire} {
+		r := request(key, long)
+		heal := fault()
+		_, err := acquire(e.ctx, r)
+		heal()
+		e.requireDoubt(err)
+		// What the Locker does: undo it, knowing key and owner.
+		if err := a.Release(e.ctx, dlock.Grant{Key: r.Key, Owner: r.Owner}); !errors.Is(err, dlock.ErrLost) {
+			require.NoError(e, err, "Release that undoes a request")
+		}
+		e.requireFree(b, key)
+
+		// What a client library does: repeat it.
+		heal = fault()
+		_, err = acquire(e.ctx, r)
+		heal()
+		e.requireDoubt(err)
+		g := e.try(a, r)
+		e.requireHeld(b, key)
+		e.release(a, g)
+		e.requireFree(b, key)
+	}
+
+	l := e.locker(a, &dlock.Options{TTL: long})
+	heal := fault()
+	_, err := l.Acquire(e.ctx, key)
+	heal()
+	e.requireDoubt(err)
+	g, _ := e.await(b, key) // long before the TTL: the Locker has undone it
+	e.release(b, g)
+}
+
+func renewReplyLost(e *env) {
+	a, link := e.faulty(losesReplies)
+	renewFails(e, a, link.LoseReplies)
+}
+
+func renewRequestLost(e *env) {
+	a, link := e.faulty(losesRequests)
+	renewFails(e, a, link.LoseRequests)
+}
+
+func renewFails(e *env, a dlock.Backend, fault func() (heal func())) {
+	b, key := e.backend(), newKey()
+	g := e.take(a, key, long)
+	heal := fault()
+	err := a.Renew(e.ctx, g)
+	heal()
+	e.requireDoubt(err)
+	e.requireHeld(b, key)
+	require.NoError(e, a.Renew(e.ctx, g), "Renew after the link has healed")
+	e.release(a, g)
+
+	l := e.locker(a, &dlock.Options{TTL: long})
+	h, err := l.Acquire(e.ctx, key)
+	require.NoError(e, err)
+	heal = fault()
+	err = h.Renew(e.ctx)
+	heal()
+	e.requireDoubt(err)
+	require.NoError(e, h.Context().Err(), "the handle's context after a renewal without answer")
+	require.NoError(e, h.Renew(e.ctx), "Handle.Renew after the link has healed")
+	require.NoError(e, h.Release(e.ctx))
+}
+
+func releaseReplyLost(e *env) {
+	a, link := e.faulty(losesReplies)
+	releaseFails(e, a, link.LoseReplies)
+}
+
+func releaseRequestLost(e *env) {
+	a, link := e.faulty(losesRequests)
+	b, key := e.backend(), newKey()
+	g := e.take(a, key, long)
+	heal := link.LoseRequests()
+	e.requireDoubt(a.Release(e.ctx, g))
+	e.requireHeld(b, key)
+	heal()
+	e.release(a, g)
+	e.requireFree(b, key)
+	releaseFails(e, a, link.LoseRequests)
+}
+
+func releaseFails(e *env, a dlock.Backend, fault func() (heal func())) {
+	b, key := e.backend(), newKey()
+	g := e.take(a, key, long)
+	heal := fault()
+	err := a.Release(e.ctx, g)
+	heal()
+	e.requireDoubt(err)
+	if err := a.Release(e.ctx, g); !errors.Is(err, dlock.ErrLost) {
+		require.NoError(e, err, "Release repeated")
+	}
+	e.requireFree(b, key)
+
+	reg := prometheus.NewRegistry()
+	l := e.locker(a, &dlock.Options{TTL: long, Registerer: reg})
+	h, err := l.Acquire(e.ctx, key)
+	require.NoError(e, err)
+	heal = fault()
+	err = h.Release(e.ctx)
+	heal()
+	e.requireDoubt(err)
+	g, _ = e.await(b, key) // long before the TTL: the Locker goes on trying
+	require.NoError(e, h.Release(e.ctx), "Handle.Release repeated: the lock was never anybody else's before it was free")
+	e.requireHeld(a, key)
+	e.release(b, g)
+	e.requireCount(reg, "release_by_non_owner_total", 0)
+}
+
+func unreachable(e *env) {
+	a, link := e.faulty(func(l Link) bool { return l.Cut != nil })
+	b, key := e.backend(), newKey()
+	g := e.take(a, key, long)
+	free := request(newKey(), long)
+	heal := link.Cut()
+	_, err := a.TryAcquire(e.ctx, free)
+	e.requireDoubt(err)
+	_, err = a.Acquire(e.ctx, free)
+	e.requireDoubt(err)
+	e.requireDoubt(a.Renew(e.ctx, g))
+	e.requireDoubt(a.Release(e.ctx, g))
+	_, err = e.locker(a, &dlock.Options{TTL: long}).Acquire(e.ctx, newKey())
+	e.requireDoubt(err)
+	heal()
+	e.requireHeld(b, key)
+	e.requireFree(b, free.Key)
+}
+
+func keysIndependent(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	keys := []string{key, key + "/", key + "/x", key + "x", strings.ToUpper(key), key[:len(key)-1]}
+	grants := make([]dlock.Grant, len(keys))
+	for i, k := range keys {
+		grants[i] = e.take(a, k, long)
+	}
+	for i, k := range keys {
+		e.requireHeld(b, k)
+		e.release(a, grants[i])
+		e.requireFree(b, k)
+	}
+}
+
+func awkwardKeys(e *env) {
+	a, b := e.backend(), e.backend()
+	id := newKey()
+	starts := []string{
+		"{", "}", "{}", "}{", "{{}}", "{a}", "a{b}c", "lock:{x}", "fence:{x}", "/", "//", "./", "../", " ", "\\", "%00", "%", "*",
+		"?x=y", "#", "'\";--", "$1", "\u00e9", "e\u0301", "\u65e5\u672c", "\U0001f512", "\u202e", "\ufeff", strings.Repeat("k", dlock.MaxKeyLen-len(id)),
+	}
+	grants := map[string]dlock.Grant{}
+	for _, s := range starts {
+		for _, k := range []string{s + id, id + s} {
+			require.NoError(e, dlock.CheckKey(k))
+			g, err := a.TryAcquire(e.ctx, request(k, long))
+			if errors.Is(err, dlock.ErrInvalid) {
+				continue
+			}
+			require.NoError(e, err, "TryAcquire of %q, which nobody holds", k)
+			grants[k] = g
+		}
+	}
+	for k, g := range grants {
+		e.requireHeld(b, k)
+		e.release(a, g)
+		e.requireFree(b, k)
+	}
+}
+
+func ttlNotRounded(e *env) {
+	a, b := e.backend(), e.backend()
+	for _, ttl := range []time.Duration{-time.Second, 0} {
+		_, err := a.TryAcquire(e.ctx, request(newKey(), ttl))
+		require.ErrorIs(e, err, dlock.ErrInvalid, "TryAcquire with a TTL of %v", ttl)
+		_, err = a.Acquire(e.ctx, request(newKey(), ttl))
+		require.ErrorIs(e, err, dlock.ErrInvalid, "Acquire with a TTL of %v", ttl)
+	}
+	for _, ttl := range []time.Duration{
+		1, time.Microsecond, 999 * time.Microsecond, 1500 * time.Microsecond, e.short + 1, e.short + e.short/3 + 1, e.short + e.short/3,
+	} {
+		key := newKey()
+		g, err := a.TryAcquire(e.ctx, request(key, ttl))
+		if errors.Is(err, dlock.ErrInvalid) {
+			e.requireFree(b, key)
+			_, err := a.Acquire(e.ctx, request(key, ttl))
+			require.ErrorIs(e, err, dlock.ErrInvalid, "Acquire with a TTL that TryAcquire refuses")
+			continue
+		}
+		require.NoError(e, err, "TryAcquire with a TTL of %v", ttl)
+		require.GreaterOrEqual(e, g.TTL, ttl, "the grant's TTL")
+		won := e.acquiring(e.ctx, b, request(key, long))
+		if e.Advance != nil {
+			e.Advance(g.TTL - 1)
+			e.requireHeld(a, key)
+			e.Advance(1)
+		}
+		w := <-won
+		require.NoError(e, w.err)
+		if e.Advance == nil {
+			e.requireOver(g.Start, g.TTL, w.at)
+		}
+	}
+}
+
+func grantOutlivesContext(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){a.TryAcquire, a.Acquire} {
+		ctx, cancel := context.WithCancel(e.ctx)
+		g, err := acquire(ctx, request(key, long))
+		cancel()
+		require.NoError(e, err)
+		e.pass(e.short)
+		e.requireHeld(b, key)
+		require.NoError(e, a.Renew(e.ctx, g), "Renew after the end of the ctx that the grant was asked with")
+		e.release(a, g)
+	}
+}
+
+func closed(e *env) {
+	a, b, key := e.Backend(), e.backend(), newKey()
+	g := e.take(a, key, long)
+	waits := e.acquiring(e.ctx, a, request(key, long))
+	e.pass(e.short / 4) // let it queue up
+	require.NoError(e, a.Close())
+	require.ErrorIs(e, (<-waits).err, dlock.ErrClosed, "Acquire that waited when the Backend was closed")
+	require.NoError(e, a.Close(), "Close again")
+	_, err := a.Acquire(e.ctx, request(newKey(), long))
+	require.ErrorIs(e, err, dlock.ErrClosed, "Acquire")
+	_, err = a.TryAcquire(e.ctx, request(newKey(), long))
+	require.ErrorIs(e, err, dlock.ErrClosed, "TryAcquire")
+	require.ErrorIs(e, a.Renew(e.ctx, g), dlock.ErrClosed, "Renew")
+	require.ErrorIs(e, a.Release(e.ctx, g), dlock.ErrClosed, "Release")
+	e.requireHeld(b, key)
+	e.release(b, g) // it's the owner that counts, not the client
+	e.requireFree(b, key)
+}

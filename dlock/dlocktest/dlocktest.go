@@ -1,0 +1,262 @@
+// Package dlocktest checks that a dlock.Backend keeps the rules in the comment of dlock.Backend. Each case has the name
+// that stands there in brackets; a failure prints the rule.
+//
+// Nothing is slept through and hoped for. That a lease has run out is seen by a successor's Acquire that is granted;
+// times are compared by inequalities that hold on a machine that stalls; that a lock is still held is only claimed of a
+// lease of an hour. In a testing/synctest bubble (Harness.Virtual) the same cases ask for exact times as well.
+//
+// What the kit cannot see: whether tokens survive the loss of the server's data, a failover or a restart; whether the
+// server's clock may jump; whether an atomic step stays atomic when the server dies in its middle; what happens at a
+// larger scale than a dozen clients. Without a Link it cannot see what happens when a message is lost or late, and
+// says so by skipping those cases.
+package dlocktest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// Harness tells the kit about the lock service under test.
+type Harness struct {
+	// New prepares a case: an empty service, or one that runs already, since every case uses keys of its own. What it
+	// starts it ends by t.Cleanup. Required.
+	New func(t *testing.T) Service
+	// Virtual runs each case, New included, in a testing/synctest bubble. Otherwise cases run in parallel.
+	Virtual bool
+	// ShortTTL is a lease that a case waits for, once or twice. Default: 200 ms, or 1 s in virtual time. A client's
+	// timeouts should be several times as long.
+	ShortTTL time.Duration
+}
+
+// Service is the lock service of one case.
+type Service struct {
+	// Backend returns a Backend with a client of its own. The kit closes it; the client is the harness's. Required.
+	Backend func() dlock.Backend
+	// Faulty returns a Backend and the link between it and the service. Nil skips the cases that need one.
+	Faulty func() (dlock.Backend, Link)
+	// Advance moves the service's clock on by d. Nil: it runs by itself, with the process's.
+	Advance func(d time.Duration)
+}
+
+// Link is how a Backend's messages get lost. Each func returns when the fault is in force, and the returned one when
+// it is healed, and may be called again. While a fault is in force calls must fail soon: a lost message breaks the
+// connection.
+type Link struct {
+	LoseRequests func() (heal func())    // calls fail and never reach the service
+	LoseReplies  func() (heal func())    // calls take effect and fail
+	HoldReplies  func() (deliver func()) // calls take effect, and are answered when deliver is called
+	Cut          func() (heal func())    // nothing reaches the service; connections are refused
+}
+
+// Run checks every rule, each in a subtest.
+func Run(t *testing.T, h Harness) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Cleanup(func() {
+				if t.Failed() {
+					t.Logf("rule %d of dlock.Backend, %s: %s", c.rule, c.name, c.text)
+				}
+			})
+			if h.Virtual {
+				synctest.Test(t, func(t *testing.T) { c.run(newEnv(t, h)) })
+				return
+			}
+			t.Parallel()
+			c.run(newEnv(t, h))
+		})
+	}
+}
+
+const (
+	// long is a lease that doesn't run out while a case runs.
+	long = time.Hour
+	// patience is when a case gives up. It ends a failing case and is no part of a passing one.
+	patience = 30 * time.Second
+)
+
+// env is what a case works with. Its methods end the case when they fail.
+type env struct {
+	*testing.T
+	Service
+	ctx     context.Context
+	virtual bool
+	short   time.Duration
+}
+
+func newEnv(t *testing.T, h Harness) *env {
+	t.Helper()
+	e := &env{T: t, virtual: h.Virtual, short: h.ShortTTL}
+	if e.short == 0 {
+		e.short = 200 * time.Millisecond
+		if e.virtual {
+			e.short = time.Second
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience+4*e.short)
+	t.Cleanup(cancel)
+	e.ctx = ctx
+	e.Service = h.New(t)
+	return e
+}
+
+// backend returns a Backend that is closed with the case.
+func (e *env) backend() dlock.Backend {
+	e.Helper()
+	b := e.Backend()
+	e.Cleanup(func() { require.NoError(e, b.Close()) })
+	return b
+}
+
+// faulty is backend with a link. It skips the case if the harness has none, or if has says that it lacks the fault.
+func (e *env) faulty(has func(Link) bool) (dlock.Backend, Link) {
+	e.Helper()
+	if e.Faulty == nil {
+		e.Skip("the harness has no faulty link")
+	}
+	b, l := e.Faulty()
+	e.Cleanup(func() { require.NoError(e, b.Close()) })
+	if !has(l) {
+		e.Skip("the harness's link cannot produce this fault")
+	}
+	return b, l
+}
+
+// locker returns a Locker, which closes b with the case.
+func (e *env) locker(b dlock.Backend, o *dlock.Options) *dlock.Locker {
+	e.Helper()
+	l, err := dlock.New(b, o)
+	require.NoError(e, err)
+	e.Cleanup(func() { require.NoError(e, l.Close()) })
+	return l
+}
+
+func newKey() string { return "dlocktest/" + uuid.NewString() }
+
+func request(key string, ttl time.Duration) dlock.Request {
+	return dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl}
+}
+
+// take has a new owner take a key that is free.
+func (e *env) take(b dlock.Backend, key string, ttl time.Duration) dlock.Grant {
+	e.Helper()
+	return e.try(b, request(key, ttl))
+}
+
+func (e *env) try(b dlock.Backend, r dlock.Request) dlock.Grant {
+	e.Helper()
+	g, err := b.TryAcquire(e.ctx, r)
+	require.NoError(e, err, "TryAcquire of a free key")
+	e.checkGrant(r, g)
+	return g
+}
+
+// await has a new owner wait for a key. It returns the grant and when it was known.
+func (e *env) await(b dlock.Backend, key string) (dlock.Grant, time.Time) {
+	e.Helper()
+	r := request(key, long)
+	g, err := b.Acquire(e.ctx, r)
+	now := time.Now()
+	require.NoError(e, err, "Acquire")
+	e.checkGrant(r, g)
+	return g, now
+}
+
+func (e *env) checkGrant(r dlock.Request, g dlock.Grant) {
+	e.Helper()
+	require.Equal(e, r.Key, g.Key, "the grant's key")
+	require.Equal(e, r.Owner, g.Owner, "the grant's owner")
+	require.GreaterOrEqual(e, g.TTL, r.TTL, "the grant's TTL")
+	require.NotZero(e, g.Fence, "the grant's token")
+}
+
+// requireHeld claims that another owner doesn't get key. The holder's lease must be a long one.
+func (e *env) requireHeld(b dlock.Backend, key string) {
+	e.Helper()
+	g, err := b.TryAcquire(e.ctx, request(key, long))
+	require.ErrorIs(e, err, dlock.ErrHeld, "TryAcquire of a key that is held for an hour; got token %d", g.Fence)
+}
+
+// requireFree claims that another owner gets key, and gives it back.
+func (e *env) requireFree(b dlock.Backend, key string) {
+	e.Helper()
+	g, err := b.TryAcquire(e.ctx, request(key, long))
+	require.NoError(e, err, "TryAcquire of a key that should be free")
+	e.release(b, g)
+}
+
+func (e *env) release(b dlock.Backend, g dlock.Grant) {
+	e.Helper()
+	require.NoError(e, b.Release(e.ctx, g), "Release by the holder")
+}
+
+// requireDoubt claims that err leaves open whether a call took effect.
+func (e *env) requireDoubt(err error) {
+	e.Helper()
+	require.Error(e, err, "a call over a broken link")
+	for _, known := range []error{dlock.ErrHeld, dlock.ErrLost, dlock.ErrInvalid, dlock.ErrClosed} {
+		require.False(e, errors.Is(err, known), "a call over a broken link: got %q, which claims to know the outcome", err)
+	}
+}
+
+// requireOver claims that a lease which began not before start lasted for ttl, and in virtual time not longer: the
+// successor's grant was known at end. A server's clock may drift, and count in milliseconds.
+func (e *env) requireOver(start time.Time, ttl time.Duration, end time.Time) {
+	e.Helper()
+	got := end.Sub(start)
+	slack := ttl/100 + 2*time.Millisecond
+	if e.virtual {
+		slack = 0
+	}
+	require.GreaterOrEqual(e, got, ttl-slack, "time from the lease's start to the successor's grant")
+	if e.virtual && e.Advance == nil {
+		require.LessOrEqual(e, got, ttl+2*time.Millisecond, "time from the lease's start to the successor's grant")
+	}
+}
+
+// pass lets d pass on the service's clock, by seeing a lease of d run out. Every event of the case that was under way
+// has had that much time too, but nothing may depend on it.
+func (e *env) pass(d time.Duration) {
+	e.Helper()
+	if e.Advance != nil {
+		e.Advance(d)
+		return
+	}
+	b, key := e.backend(), newKey()
+	e.take(b, key, d)
+	e.await(b, key)
+}
+
+// begin calls f in a goroutine, which the case waits for, and returns its answer's channel.
+func begin[T any](e *env, f func() T) <-chan T {
+	e.Helper()
+	c, done := make(chan T, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		c <- f()
+	}()
+	e.Cleanup(func() { <-done })
+	return c
+}
+
+// granted is what an Acquire in the background came to.
+type granted struct {
+	g   dlock.Grant
+	err error
+	at  time.Time
+}
+
+func (e *env) acquiring(ctx context.Context, b dlock.Backend, r dlock.Request) <-chan granted {
+	e.Helper()
+	return begin(e, func() granted {
+		g, err := b.Acquire(ctx, r)
+		return granted{g, err, time.Now()}
+	})
+}

@@ -1,0 +1,134 @@
+package dlocktest_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/memlock"
+)
+
+func TestMemlock(t *testing.T) {
+	t.Run("virtual", func(t *testing.T) {
+		dlocktest.Run(t, dlocktest.Harness{New: memory(nil), Virtual: true})
+	})
+	t.Run("real", func(t *testing.T) {
+		dlocktest.Run(t, dlocktest.Harness{New: memory(nil)})
+	})
+	t.Run("manual", func(t *testing.T) {
+		dlocktest.Run(t, dlocktest.Harness{New: func(*testing.T) dlocktest.Service {
+			c := memlock.NewClock()
+			s := service(memlock.New(&memlock.Options{Clock: c}), func(b dlock.Backend) dlock.Backend { return b })
+			s.Advance = c.Advance
+			return s
+		}})
+	})
+}
+
+// memory makes services on memlock. wrapping, if not nil, makes what stands between the kit and a service's Backends.
+func memory(wrapping func() func(dlock.Backend) dlock.Backend) func(*testing.T) dlocktest.Service {
+	return func(*testing.T) dlocktest.Service {
+		wrap := func(b dlock.Backend) dlock.Backend { return b }
+		if wrapping != nil {
+			wrap = wrapping()
+		}
+		return service(memlock.New(nil), wrap)
+	}
+}
+
+func service(m *memlock.Backend, wrap func(dlock.Backend) dlock.Backend) dlocktest.Service {
+	return dlocktest.Service{
+		Backend: func() dlock.Backend { return wrap(m.Client()) },
+		Faulty: func() (dlock.Backend, dlocktest.Link) {
+			l := &link{Backend: m.Client()}
+			return wrap(l), dlocktest.Link{
+				LoseRequests: l.set(&l.loseRequests),
+				LoseReplies:  l.set(&l.loseReplies),
+				HoldReplies:  l.hold,
+				Cut:          l.set(&l.loseRequests),
+			}
+		},
+	}
+}
+
+// link is the way to a Backend, on which messages get lost.
+type link struct {
+	dlock.Backend
+
+	mu                        sync.Mutex
+	loseRequests, loseReplies bool
+	held                      chan struct{} // closed on delivery; nil if replies aren't held
+}
+
+func (l *link) set(fault *bool) func() (heal func()) {
+	to := func(v bool) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		*fault = v
+	}
+	return func() func() {
+		to(true)
+		return func() { to(false) }
+	}
+}
+
+func (l *link) hold() (deliver func()) {
+	held := make(chan struct{})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = held
+	return sync.OnceFunc(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.held = nil
+		close(held)
+	})
+}
+
+var errLink = errors.New("broken link")
+
+// call sends one message.
+func (l *link) call(ctx context.Context, f func() error) error {
+	l.mu.Lock()
+	fault := l.loseRequests
+	l.mu.Unlock()
+	if fault {
+		return errLink
+	}
+	err := f()
+	l.mu.Lock()
+	fault, held := l.loseReplies, l.held
+	l.mu.Unlock()
+	if fault {
+		return errLink
+	}
+	if held != nil {
+		select {
+		case <-held:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return err
+}
+
+func (l *link) Acquire(ctx context.Context, r dlock.Request) (g dlock.Grant, err error) {
+	err = l.call(ctx, func() (err error) { g, err = l.Backend.Acquire(ctx, r); return err })
+	return g, err
+}
+
+func (l *link) TryAcquire(ctx context.Context, r dlock.Request) (g dlock.Grant, err error) {
+	err = l.call(ctx, func() (err error) { g, err = l.Backend.TryAcquire(ctx, r); return err })
+	return g, err
+}
+
+func (l *link) Renew(ctx context.Context, g dlock.Grant) error {
+	return l.call(ctx, func() error { return l.Backend.Renew(ctx, g) })
+}
+
+func (l *link) Release(ctx context.Context, g dlock.Grant) error {
+	return l.call(ctx, func() error { return l.Backend.Release(ctx, g) })
+}

@@ -1,0 +1,433 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/memlock"
+)
+
+// limit is the age at which a lease of ttl must be presumed lost.
+func limit(ttl time.Duration) time.Duration { return ttl - ttl/100 - 2*time.Millisecond }
+
+func TestLossWithoutIO(t *testing.T) {
+	for _, ttl := range []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second, time.Hour} {
+		bubble(t, func(t *testing.T) {
+			l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: ttl})
+			h := acquire(t, l, t.Context(), "k")
+			<-h.Context().Done()
+			want := max(limit(ttl), ttl*3/4) // a margin for drift, but not most of the lease
+			require.Equal(t, want, time.Since(h.AcquiredAt()))
+			require.Equal(t, h.AcquiredAt().Add(want), h.Until())
+			require.ErrorIs(t, h.Context().Err(), context.Canceled)
+			require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+		})
+	}
+}
+
+// A reply that takes long leaves less of the lease, because the server counts from the request.
+func TestSlowReplyShortensTheLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			g, err := next(ctx, r)
+			time.Sleep(600 * time.Millisecond)
+			return g, err
+		}
+		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
+		asked := time.Now()
+		h := acquire(t, l, t.Context(), "k")
+		<-h.Context().Done()
+		require.Equal(t, limit(time.Second), time.Since(asked))
+	})
+}
+
+// A grant that arrives after its own end is of no use; it is given back and asked for again, but not for ever.
+func TestGrantArrivesTooLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		slow := 2
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			g, err := next(ctx, r)
+			if slow--; slow >= 0 {
+				time.Sleep(limit(time.Second))
+			}
+			return g, err
+		}
+		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
+		h := acquire(t, l, t.Context(), "k")
+		require.NoError(t, h.Context().Err())
+		require.Greater(t, h.Fence(), uint64(2))
+		require.NoError(t, h.Release(t.Context()))
+
+		f.set(func() { slow = 1 << 20 })
+		_, err := l.Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrLost)
+		synctest.Wait()
+		require.True(t, f.free(t, "k"), "the last grant was given back too")
+	})
+}
+
+func TestNoTokenNoLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			g, err := next(ctx, r)
+			g.Fence = 0
+			return g, err
+		}
+		_, err := newLocker(t, f, nil).Acquire(t.Context(), "k")
+		require.ErrorContains(t, err, "without a fencing token")
+		synctest.Wait()
+		require.True(t, f.free(t, "k"))
+	})
+}
+
+func TestLostByTheBackend(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		lost := make(chan struct{})
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			g, err := next(ctx, r)
+			g.Lost = lost
+			return g, err
+		}
+		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
+		synctest.Wait()
+		require.NoError(t, h.Context().Err())
+		close(lost)
+		synctest.Wait()
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+	})
+}
+
+func TestRenewExtends(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		h := acquire(t, newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second}), t.Context(), "k")
+		var last time.Time
+		for range 5 {
+			time.Sleep(900 * time.Millisecond)
+			last = time.Now()
+			require.NoError(t, h.Renew(t.Context()))
+			require.Equal(t, last.Add(limit(time.Second)), h.Until())
+		}
+		<-h.Context().Done()
+		require.Equal(t, limit(time.Second), time.Since(last))
+		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
+	})
+}
+
+func TestRenewInBackground(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, &dlock.Options{
+			TTL: time.Second, Renew: dlock.Renew{Every: 300 * time.Millisecond, MaxHold: 10 * time.Second},
+		})
+		h := acquire(t, l, t.Context(), "k")
+		select {
+		case <-h.Context().Done():
+		case <-time.After(time.Hour):
+			require.Fail(t, "renewed for ever")
+		}
+		// The last renewal is at 9.9 s.
+		require.Equal(t, 9900*time.Millisecond+limit(time.Second), time.Since(h.AcquiredAt()))
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrMaxHold)
+		require.Equal(t, 33, f.count("renew"))
+
+		h = acquire(t, l, t.Context(), "k2")
+		time.Sleep(time.Second)
+		require.NoError(t, h.Release(t.Context()))
+		n := f.count("renew")
+		time.Sleep(5 * time.Second)
+		require.Equal(t, n, f.count("renew"), "renewals after Release")
+	})
+}
+
+func TestRenewCappedByHand(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second, Renew: dlock.Renew{MaxHold: 1500 * time.Millisecond}})
+		h := acquire(t, l, t.Context(), "k")
+		time.Sleep(900 * time.Millisecond)
+		require.NoError(t, h.Renew(t.Context()))
+		time.Sleep(600 * time.Millisecond)
+		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrMaxHold)
+		require.NoError(t, h.Context().Err(), "the lease goes on to its end")
+		<-h.Context().Done()
+		require.Equal(t, 900*time.Millisecond+limit(time.Second), time.Since(h.AcquiredAt()))
+	})
+}
+
+// A renewal without answer leaves time for another, and takes nothing away from the lease.
+func TestRenewFails(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		var fails atomic.Int32
+		fails.Store(1)
+		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			if fails.Add(-1) >= 0 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return next(ctx, g)
+		}
+		l := newLocker(t, f, &dlock.Options{
+			TTL: time.Second, Renew: dlock.Renew{Every: 300 * time.Millisecond, MaxHold: time.Hour},
+		})
+		h := acquire(t, l, t.Context(), "k")
+		time.Sleep(10 * time.Second)
+		require.NoError(t, h.Context().Err(), "one lost renewal of several")
+
+		synctest.Wait()
+		until := h.Until()
+		fails.Store(1 << 20)
+		<-h.Context().Done()
+		require.Equal(t, until, time.Now())
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+	})
+}
+
+func TestRenewFindsTheLockTaken(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
+		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+	})
+}
+
+// Another lock's loss, as the cause of the context of a renewal, says nothing about this lock.
+func TestRenewWithAContextLostElsewhere(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.renew = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		f.release = f.renew
+		l := newLocker(t, f, nil)
+		a := acquire(t, newLocker(t, f.Client(), &dlock.Options{TTL: time.Second}), t.Context(), "a")
+		b := acquire(t, l, t.Context(), "b")
+		require.ErrorIs(t, b.Renew(a.Context()), dlock.ErrLost)
+		require.NoError(t, b.Context().Err())
+
+		c := acquire(t, newLocker(t, f.Client(), &dlock.Options{TTL: time.Second}), t.Context(), "c")
+		require.ErrorIs(t, b.Release(c.Context()), dlock.ErrLost)
+		f.set(func() { f.release = nil })
+		time.Sleep(2 * time.Second)
+		require.True(t, f.free(t, "b"), "released in the background")
+		require.NoError(t, b.Release(t.Context()))
+	})
+}
+
+func TestLateRenewalDoesNotRevive(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			err := next(ctx, g)
+			time.Sleep(500 * time.Millisecond)
+			return err
+		}
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second}), t.Context(), "k")
+		time.Sleep(800 * time.Millisecond)
+		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+		require.Equal(t, h.AcquiredAt().Add(limit(time.Second)), h.Until())
+	})
+}
+
+// A renewal's lease counts from its request, like a grant's.
+func TestSlowRenewalShortensTheLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			err := next(ctx, g)
+			time.Sleep(400 * time.Millisecond)
+			return err
+		}
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second}), t.Context(), "k")
+		time.Sleep(100 * time.Millisecond)
+		asked := time.Now()
+		require.NoError(t, h.Renew(t.Context()))
+		require.Equal(t, asked.Add(limit(time.Second)), h.Until())
+	})
+}
+
+func TestContextValues(t *testing.T) {
+	type name struct{}
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour, Reentrant: true})
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), name{}, "outer"))
+		outer := acquire(t, l, ctx, "k")
+		cancel()
+		require.NoError(t, outer.Context().Err(), "the end of Acquire's context doesn't touch the lease")
+		require.Equal(t, "outer", outer.Context().Value(name{}))
+		inner := acquire(t, l, context.WithValue(outer.Context(), name{}, "inner"), "k")
+		require.Equal(t, "inner", inner.Context().Value(name{}))
+		require.NoError(t, inner.Release(t.Context()))
+		require.ErrorIs(t, context.Cause(inner.Context()), dlock.ErrReleased)
+		require.NoError(t, outer.Release(t.Context()))
+	})
+}
+
+func TestRelease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
+		require.NoError(t, h.Release(t.Context()))
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrReleased)
+		require.NoError(t, h.Release(t.Context()), "again")
+		require.Equal(t, 1, f.count("release"))
+		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrReleased)
+		require.True(t, f.free(t, "k"))
+	})
+}
+
+func TestReleaseWithEndedContext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
+		require.NoError(t, h.Release(ended(t)))
+		require.True(t, f.free(t, "k"))
+	})
+}
+
+func TestReleaseByNonOwner(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, reg := newFake(), prometheus.NewRegistry()
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg}), t.Context(), "k")
+		next := acquire(t, newLocker(t, f.Client(), nil), t.Context(), "k")
+		for range 2 {
+			require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
+		}
+		require.False(t, f.free(t, "k"))
+		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
+		require.Zero(t, value(t, reg, "release_by_non_owner_applied_total"))
+		require.NoError(t, next.Release(t.Context()))
+	})
+}
+
+func TestForeignReleaseIsCounted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, reg := newFake(), prometheus.NewRegistry()
+		f.release = func(context.Context, dlock.Grant, grantFunc) error { return dlock.ErrForeignRelease }
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg}), t.Context(), "k")
+		err := h.Release(t.Context())
+		require.ErrorIs(t, err, dlock.ErrLost)
+		require.ErrorIs(t, err, dlock.ErrForeignRelease)
+		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
+		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_applied_total"))
+	})
+}
+
+// The reply to the first release is lost; the second finds the lock free. It was this handle's to the end.
+func TestReleaseReplyLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, reg := newFake(), prometheus.NewRegistry()
+		fails := 1
+		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			if err := next(ctx, g); err != nil {
+				return err
+			}
+			if fails--; fails >= 0 {
+				return errNetwork
+			}
+			return nil
+		}
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg}), t.Context(), "k")
+		require.NoError(t, h.Release(t.Context()))
+		require.Zero(t, value(t, reg, "release_by_non_owner_total"))
+	})
+}
+
+// If the lease was lost before, a lost reply doesn't make it good.
+func TestReleaseReplyLostAfterTheLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, reg := newFake(), prometheus.NewRegistry()
+		fails := 1
+		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			if fails--; fails >= 0 {
+				return errNetwork
+			}
+			return next(ctx, g)
+		}
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg}), t.Context(), "k")
+		time.Sleep(time.Second)
+		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
+		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
+	})
+}
+
+// The same if a renewal has said that it is lost, although its time has not come.
+func TestReleaseReplyLostAfterALostRenewal(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
+		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
+		fails := 1
+		f.set(func() {
+			f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+				if fails--; fails >= 0 {
+					return errNetwork
+				}
+				return next(ctx, g)
+			}
+		})
+		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
+	})
+}
+
+func TestReleaseGoesOnInTheBackground(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, reg := newFake(), prometheus.NewRegistry()
+		f.release = func(context.Context, dlock.Grant, grantFunc) error { return errNetwork }
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour, Registerer: reg}), t.Context(), "k")
+		require.ErrorIs(t, h.Release(t.Context()), errNetwork)
+		require.ErrorIs(t, h.Release(t.Context()), errNetwork, "it may be called again")
+		f.set(func() { f.release = nil })
+		time.Sleep(6 * time.Second) // the longest pause between tries, and one try
+		require.True(t, f.free(t, "k"))
+		require.NoError(t, h.Release(t.Context()), "released in the background, and never lost")
+		require.Zero(t, value(t, reg, "release_by_non_owner_total"))
+	})
+}
+
+func TestReleaseHangs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			time.Sleep(10 * time.Second) // and never looks at ctx
+			return next(context.WithoutCancel(ctx), g)
+		}
+		l := newLocker(t, f, &dlock.Options{TTL: time.Minute})
+		h := acquire(t, l, t.Context(), "k")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded)
+		require.Equal(t, time.Second, time.Since(began))
+		f.set(func() { f.release = nil })
+		time.Sleep(10 * time.Second)
+		require.True(t, f.free(t, "k"))
+	})
+}
+
+var errEnough = errors.New("the caller has had enough")
+
+// ended is a context that has ended.
+func ended(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errEnough)
+	return ctx
+}

@@ -1,0 +1,441 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/memlock"
+)
+
+func TestCause(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := memlock.New(nil)
+		l, other := newLocker(t, m, nil), newLocker(t, m.Client(), &dlock.Options{TTL: time.Hour})
+		h := acquire(t, other, t.Context(), "k")
+
+		_, err := l.Acquire(ended(t), "free")
+		require.ErrorIs(t, err, errEnough)
+		require.ErrorIs(t, err, context.Canceled)
+
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(errEnough) })
+		_, err = l.Acquire(ctx, "k")
+		require.ErrorIs(t, err, errEnough)
+		require.ErrorIs(t, err, context.Canceled)
+
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		began := time.Now()
+		_, err = l.Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, time.Second, time.Since(began))
+		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
+// A Backend whose errors hide ctx's cause, as go-redis's do, doesn't hide it from the caller.
+func TestCauseHiddenByTheBackend(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for range 50 { // whether the answer or ctx's end is seen first is open
+			f := newFake()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			f.acquire = func(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
+				cancel(errEnough)
+				return dlock.Grant{}, ctx.Err()
+			}
+			_, err := newLocker(t, f, nil).Acquire(ctx, "k")
+			require.ErrorIs(t, err, errEnough)
+			require.ErrorIs(t, err, context.Canceled)
+		}
+	})
+}
+
+// An acquire whose outcome is unknown is undone, on a context that outlives the caller's.
+func TestUnknownOutcomeIsUndone(t *testing.T) {
+	replyLost := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+		_, err := next(ctx, r)
+		return dlock.Grant{}, errors.Join(errNetwork, err)
+	}
+	replyLate := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+		g, err := next(ctx, r)
+		<-ctx.Done()
+		return g, err
+	}
+	requestLate := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+		<-ctx.Done()
+		time.Sleep(3 * time.Second) // still under way when Acquire has returned
+		return next(context.WithoutCancel(ctx), r)
+	}
+	requestLateReplyLost := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+		_, err := requestLate(ctx, r, next)
+		return dlock.Grant{}, errors.Join(errNetwork, err)
+	}
+	misleading := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+		_, err := next(ctx, r)
+		<-ctx.Done()
+		return dlock.Grant{}, errors.Join(context.Cause(ctx), err)
+	}
+	for name, acquire := range map[string]func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error){
+		"reply lost": replyLost, "reply late": replyLate, "request late": requestLate,
+		"request late, reply lost": requestLateReplyLost, "cause looks like an answer": misleading,
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake()
+				f.acquire = acquire
+				f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+					time.Sleep(time.Millisecond) // a round trip, after which a ctx that had ended would be seen
+					return next(ctx, g)
+				}
+				l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(time.Second, func() { cancel(dlock.ErrHeld) })
+				_, err := l.Acquire(ctx, "k")
+				require.Error(t, err)
+				<-ctx.Done()
+				time.Sleep(4 * time.Second)
+				require.True(t, f.free(t, "k"), "long before the TTL of an hour")
+			})
+		})
+	}
+}
+
+func TestUndoTriesAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			_, err := next(ctx, r)
+			return dlock.Grant{}, errors.Join(errNetwork, err)
+		}
+		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+			<-ctx.Done() // a try has its own timeout
+			return ctx.Err()
+		}
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+		_, err := l.Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, errNetwork)
+		time.Sleep(time.Minute)
+		require.Less(t, f.count("release"), 20, "tries in a minute: they slow down")
+		f.set(func() { f.release = nil })
+		time.Sleep(6 * time.Second)
+		require.True(t, f.free(t, "k"))
+	})
+}
+
+func TestUndoEndsWithTheLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+			return dlock.Grant{}, errNetwork
+		}
+		f.release = func(context.Context, dlock.Grant, grantFunc) error { return errNetwork }
+		_, err := newLocker(t, f, &dlock.Options{TTL: time.Second}).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, errNetwork)
+		time.Sleep(time.Second)
+		n := f.count("release")
+		require.Positive(t, n)
+		time.Sleep(time.Hour)
+		require.Equal(t, n, f.count("release"))
+	})
+}
+
+// When the lock service is gone, the clean-ups of many failed calls must not pile up.
+func TestUndoIsBounded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+			return dlock.Grant{}, errNetwork
+		}
+		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		l := newLocker(t, f, nil)
+		for range 1000 {
+			_, err := l.Acquire(t.Context(), "k")
+			require.ErrorIs(t, err, errNetwork)
+		}
+		synctest.Wait()
+		require.Equal(t, 256, f.count("release"))
+	})
+}
+
+func TestAcquireReturnsThoughTheBackendHangs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+			time.Sleep(time.Minute) // and never looks at ctx
+			return dlock.Grant{}, errNetwork
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		_, err := newLocker(t, f, nil).Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+func TestNotReentrant(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := memlock.New(nil)
+		l := newLocker(t, m, nil)
+		h := acquire(t, l, t.Context(), "k")
+		for _, f := range []func(context.Context, string) (*dlock.Handle, error){l.Acquire, l.TryAcquire} {
+			_, err := f(h.Context(), "k")
+			require.ErrorIs(t, err, dlock.ErrNotReentrant)
+		}
+		require.NoError(t, acquire(t, l, h.Context(), "another").Release(t.Context()))
+		_, err := newLocker(t, m.Client(), nil).TryAcquire(h.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld, "another Locker knows nothing of this one's leases")
+
+		// What the context of a lease that is over tells is of the past.
+		was := context.WithoutCancel(h.Context())
+		require.NoError(t, h.Release(t.Context()))
+		h = acquire(t, l, was, "k")
+		was = context.WithoutCancel(h.Context())
+		<-h.Context().Done()
+		require.NoError(t, acquire(t, l, was, "k").Release(t.Context()))
+	})
+}
+
+func TestReentrant(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour, Reentrant: true})
+		outer := acquire(t, l, t.Context(), "k")
+		inner := acquire(t, l, outer.Context(), "k")
+		third, err := l.TryAcquire(inner.Context(), "k")
+		require.NoError(t, err)
+		for _, h := range []*dlock.Handle{inner, third} {
+			require.Equal(t, outer.Fence(), h.Fence(), "the token stays the same")
+			require.Equal(t, outer.Owner(), h.Owner())
+		}
+		require.NoError(t, inner.Release(t.Context()))
+		require.NoError(t, inner.Release(t.Context()), "counted once")
+		require.ErrorIs(t, context.Cause(inner.Context()), dlock.ErrReleased)
+		require.ErrorIs(t, inner.Renew(t.Context()), dlock.ErrReleased)
+		_, err = l.Acquire(inner.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrReleased, "a context that has ended")
+		require.NoError(t, outer.Context().Err())
+		require.NoError(t, outer.Release(t.Context()), "not the last")
+		require.NoError(t, third.Context().Err())
+		require.False(t, f.free(t, "k"))
+		require.Zero(t, f.count("release"))
+		require.NoError(t, third.Renew(t.Context()))
+		require.NoError(t, third.Release(t.Context()))
+		require.True(t, f.free(t, "k"))
+		require.Equal(t, 1, f.count("release"))
+
+		// Without the handle's context there is no re-entry.
+		h := acquire(t, l, t.Context(), "k")
+		_, err = l.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
+func TestReentrantLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := memlock.New(nil)
+		l := newLocker(t, m, &dlock.Options{TTL: time.Second, Reentrant: true})
+		outer := acquire(t, l, t.Context(), "k")
+		inner := acquire(t, l, outer.Context(), "k")
+		time.Sleep(time.Second)
+		for _, h := range []*dlock.Handle{inner, outer} {
+			require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+			for range 2 {
+				require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
+			}
+		}
+	})
+}
+
+func TestReentrantByManyGoroutines(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour, Reentrant: true})
+		outer := acquire(t, l, t.Context(), "k")
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for range 100 {
+					h, err := l.Acquire(outer.Context(), "k")
+					if err != nil || h.Fence() != outer.Fence() || h.Release(t.Context()) != nil {
+						t.Errorf("got %v, %v, want the outer token %d", h, err, outer.Fence())
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.NoError(t, outer.Release(t.Context()))
+	})
+}
+
+func TestDo(t *testing.T) {
+	errWork := errors.New("work failed")
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
+		require.NoError(t, l.Do(t.Context(), "k", func(ctx context.Context, h *dlock.Handle) error {
+			require.NoError(t, ctx.Err())
+			require.NotZero(t, h.Fence())
+			_, err := f.TryAcquire(ctx, dlock.Request{Key: "k", Owner: "another", TTL: time.Hour})
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			_, err = l.Acquire(ctx, "k")
+			require.ErrorIs(t, err, dlock.ErrNotReentrant, "f's context holds the key")
+			return nil
+		}))
+		require.True(t, f.free(t, "k"))
+
+		err := l.Do(t.Context(), "k", func(context.Context, *dlock.Handle) error { return errWork })
+		require.ErrorIs(t, err, errWork)
+		require.True(t, f.free(t, "k"))
+
+		require.PanicsWithValue(t, "work", func() {
+			_ = l.Do(t.Context(), "k", func(context.Context, *dlock.Handle) error { panic("work") })
+		})
+		require.True(t, f.free(t, "k"), "released although f panicked")
+
+		err = l.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Handle) error {
+			<-ctx.Done()
+			time.Sleep(limit(time.Second))
+			return errors.Join(errWork, context.Cause(ctx))
+		})
+		require.ErrorIs(t, err, errWork)
+		require.ErrorIs(t, err, dlock.ErrLost)
+
+		ctx, cancel := context.WithCancelCause(t.Context())
+		err = l.Do(ctx, "k", func(ctx context.Context, h *dlock.Handle) error {
+			cancel(errEnough)
+			<-ctx.Done()
+			require.NoError(t, h.Context().Err(), "the lease goes on")
+			return context.Cause(ctx)
+		})
+		require.ErrorIs(t, err, errEnough)
+		require.NotErrorIs(t, err, dlock.ErrLost)
+		require.True(t, f.free(t, "k"), "released although ctx has ended")
+
+		require.ErrorIs(t, l.Do(ended(t), "k", func(context.Context, *dlock.Handle) error {
+			require.Fail(t, "f was called without the lock")
+			return nil
+		}), errEnough)
+	})
+}
+
+// f returns no error and yet the lease was lost: Do tells, at every level of re-entry.
+func TestDoLostUnnoticed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second, Reentrant: true})
+		sleep := func(context.Context, *dlock.Handle) error {
+			time.Sleep(time.Second)
+			return nil
+		}
+		require.ErrorIs(t, l.Do(t.Context(), "k", sleep), dlock.ErrLost)
+		var inner error
+		require.ErrorIs(t, l.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Handle) error {
+			inner = l.Do(ctx, "k", sleep)
+			return nil
+		}), dlock.ErrLost)
+		require.ErrorIs(t, inner, dlock.ErrLost)
+	})
+}
+
+func TestClose(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		reg := prometheus.NewRegistry()
+		l, err := dlock.New(f, &dlock.Options{
+			TTL: time.Minute, Registerer: reg, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour},
+		})
+		require.NoError(t, err)
+		lost := make(chan struct{})
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			g, err := next(ctx, r)
+			g.Lost = lost // watched in the background
+			return g, err
+		}
+		h := acquire(t, l, t.Context(), "k")
+		waits := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(t.Context(), "k")
+			waits <- err
+		}()
+		time.Sleep(1500 * time.Millisecond)
+		require.Equal(t, 1, f.count("renew"))
+
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, <-waits, dlock.ErrClosed)
+		require.NoError(t, l.Close(), "again")
+		for _, call := range []func() error{
+			func() error { _, err := l.Acquire(t.Context(), "k2"); return err },
+			func() error { _, err := l.TryAcquire(t.Context(), "k2"); return err },
+			func() error { return h.Renew(t.Context()) },
+			func() error { return h.Release(t.Context()) },
+			func() error { _, err := f.Backend.TryAcquire(t.Context(), dlock.Request{TTL: 1}); return err },
+		} {
+			require.ErrorIs(t, call(), dlock.ErrClosed)
+		}
+		n := f.count("renew")
+		left := f.Client()
+		_, err = left.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
+		require.ErrorIs(t, err, dlock.ErrHeld, "leases are not released")
+		time.Sleep(time.Minute)
+		require.Equal(t, n, f.count("renew"))
+		_, err = left.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
+		require.NoError(t, err, "they run out")
+	})
+}
+
+// A request that is under way when the Locker is closed is undone before the Backend goes.
+func TestCloseUndoes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			_, err := next(ctx, r)
+			<-ctx.Done()
+			return dlock.Grant{}, errors.Join(context.Cause(ctx), err)
+		}
+		l, err := dlock.New(f, &dlock.Options{TTL: time.Hour})
+		require.NoError(t, err)
+		waits := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(t.Context(), "k")
+			waits <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, <-waits, dlock.ErrClosed)
+		_, err = f.Client().TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
+		require.NoError(t, err)
+	})
+}
+
+// A lock service that is gone doesn't keep Close waiting for the rest of the lease.
+func TestCloseGivesUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+			return dlock.Grant{}, errNetwork
+		}
+		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		l, err := dlock.New(f, &dlock.Options{TTL: time.Hour})
+		require.NoError(t, err)
+		_, err = l.Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, errNetwork)
+		began := time.Now()
+		require.NoError(t, l.Close())
+		require.LessOrEqual(t, time.Since(began), time.Second)
+	})
+}

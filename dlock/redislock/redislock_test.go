@@ -1,0 +1,373 @@
+package redislock_test
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+func TestConformanceVirtual(t *testing.T) {
+	dlocktest.Run(t, dlocktest.Harness{Virtual: true, New: func(t *testing.T) dlocktest.Service {
+		return service(t, newMini(t))
+	}})
+}
+
+func TestConformance(t *testing.T) {
+	dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
+		return service(t, onServer(t, server))
+	}})
+}
+
+// A Cluster refuses a script whose keys don't share a slot.
+func TestConformanceCluster(t *testing.T) {
+	if server.Provider == testbed.External {
+		t.Skip("needs a Redis Cluster, which an external server may not be")
+	}
+	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--cluster-enabled", "yes"}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	node := onServer(t, s)
+	c := node.client(t, &link{dial: node.dial})
+	require.NoError(t, c.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	require.Eventually(t, func() bool {
+		info, err := c.ClusterInfo(t.Context()).Result()
+		return err == nil && strings.Contains(info, "cluster_state:ok")
+	}, 30*time.Second, 10*time.Millisecond)
+	cluster := func(t *testing.T, l *link) redis.UniversalClient {
+		t.Helper()
+		c := redis.NewClusterClient(&redis.ClusterOptions{
+			Dialer: l.Dial,
+			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
+				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
+			},
+		})
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		return c
+	}
+	t.Run("kit", func(t *testing.T) {
+		dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
+			return dlocktest.Service{
+				Backend: func() dlock.Backend { return newBackend(t, cluster(t, &link{dial: node.dial}), nil) },
+				Faulty: func() (dlock.Backend, dlocktest.Link) {
+					l := &link{dial: node.dial}
+					return newBackend(t, cluster(t, l), nil), l.faults()
+				},
+			}
+		}})
+	})
+	err = c.EvalSha(t.Context(), strings.Repeat("0", 40), []string{"lock:{a}", "fence:{b}"}).Err()
+	require.ErrorContains(t, err, "CROSSSLOT", "the server checks slots")
+}
+
+// redisServer is a Redis, real or not.
+type redisServer struct {
+	dial func(ctx context.Context) (net.Conn, error)
+	opts redis.Options // what it takes to log in
+}
+
+// newMini starts a Redis inside the process, and inside the bubble if there is one.
+func newMini(t *testing.T) redisServer {
+	t.Helper()
+	m := miniredis.NewMiniRedis()
+	m.ClockTTL(true)
+	t.Cleanup(m.Close)
+	return redisServer{dial: func(context.Context) (net.Conn, error) { return m.Dial() }}
+}
+
+func onServer(t *testing.T, s *testbed.Redis) redisServer {
+	t.Helper()
+	o, err := redis.ParseURL(s.URL)
+	require.NoError(t, err)
+	var d interface {
+		DialContext(ctx context.Context, network, addr string) (net.Conn, error)
+	} = &net.Dialer{}
+	if o.TLSConfig != nil {
+		d = &tls.Dialer{Config: o.TLSConfig}
+	}
+	return redisServer{
+		dial: func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
+		opts: redis.Options{Username: o.Username, Password: o.Password, DB: o.DB},
+	}
+}
+
+// client returns a client with go-redis's defaults, over l.
+func (s redisServer) client(t *testing.T, l *link) *redis.Client {
+	t.Helper()
+	o := s.opts
+	o.Addr, o.Dialer = "127.0.0.1:1", l.Dial // an address that is no name, so that nothing looks it up
+	c := redis.NewClient(&o)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+// backend returns a Backend with a client of its own, and both.
+func (s redisServer) backend(t *testing.T) (*redislock.Backend, *redis.Client, *link) {
+	t.Helper()
+	l := &link{dial: s.dial}
+	c := s.client(t, l)
+	return newBackend(t, c, nil), c, l
+}
+
+// warm sends every script once, so that a fault meets the script's run and not its first upload.
+func (s redisServer) warm(t *testing.T) {
+	t.Helper()
+	b, _, _ := s.backend(t)
+	g, err := b.TryAcquire(t.Context(), request(time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, b.Renew(t.Context(), g))
+	require.NoError(t, b.Release(t.Context(), g))
+}
+
+func service(t *testing.T, s redisServer) dlocktest.Service {
+	t.Helper()
+	s.warm(t)
+	return dlocktest.Service{
+		Backend: func() dlock.Backend {
+			b, _, _ := s.backend(t)
+			return b
+		},
+		Faulty: func() (dlock.Backend, dlocktest.Link) {
+			b, _, l := s.backend(t)
+			return b, l.faults()
+		},
+	}
+}
+
+func newBackend(t *testing.T, c redis.UniversalClient, o *redislock.Options) *redislock.Backend {
+	t.Helper()
+	b, err := redislock.New(c, o)
+	require.NoError(t, err)
+	return b
+}
+
+// onBoth runs f on a real Redis, and in a bubble on one inside the process.
+func onBoth(t *testing.T, f func(t *testing.T, s redisServer)) {
+	t.Helper()
+	t.Run("real", func(t *testing.T) { f(t, onServer(t, server)) })
+	t.Run("virtual", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { f(t, newMini(t)) })
+	})
+}
+
+func request(ttl time.Duration) dlock.Request {
+	return dlock.Request{Key: "test/" + uuid.NewString(), Owner: uuid.NewString(), TTL: ttl}
+}
+
+func TestNewRefuses(t *testing.T) {
+	c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	_, err := redislock.New(nil, nil)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	for _, o := range []redislock.Options{
+		{Prefix: "{app}"},
+		{Prefix: "a}"},
+		{Spin: redislock.Spin{Min: -1}},
+		{Spin: redislock.Spin{Max: -1}},
+		{Spin: redislock.Spin{Min: time.Second, Max: time.Millisecond}},
+	} {
+		_, err := redislock.New(c, &o)
+		require.ErrorIs(t, err, dlock.ErrInvalid, "%+v", o)
+	}
+	_, err = redislock.New(c, &redislock.Options{Spin: redislock.Spin{Min: time.Second}})
+	require.NoError(t, err)
+}
+
+func TestNames(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		_, c, _ := s.backend(t)
+		a := newBackend(t, c, nil)
+		b := newBackend(t, c, &redislock.Options{Prefix: "app:"})
+		r := request(time.Hour)
+		for _, l := range []struct {
+			*redislock.Backend
+			prefix string
+		}{{a, ""}, {b, "app:"}} {
+			g, err := l.TryAcquire(t.Context(), r)
+			require.NoError(t, err, "prefixes are apart")
+			require.EqualValues(t, 1, g.Fence)
+			require.Equal(t, r.Owner, c.Get(t.Context(), l.prefix+"lock:{"+r.Key+"}").Val())
+			require.Equal(t, "1", c.Get(t.Context(), l.prefix+"fence:{"+r.Key+"}").Val())
+			ttl := c.PTTL(t.Context(), l.prefix+"lock:{"+r.Key+"}").Val()
+			require.True(t, 0 < ttl && ttl <= time.Hour, "got a lock with TTL %v", ttl)
+			require.EqualValues(t, -1, c.PTTL(t.Context(), l.prefix+"fence:{"+r.Key+"}").Val(), "the counter never expires")
+			require.NoError(t, l.Release(t.Context(), g))
+			require.Zero(t, c.Exists(t.Context(), l.prefix+"lock:{"+r.Key+"}").Val())
+		}
+	})
+}
+
+func TestKeyThatBreaksTheHashTag(t *testing.T) {
+	b, _, _ := onServer(t, server).backend(t)
+	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "}x", Owner: "o", TTL: time.Second})
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+}
+
+func TestTTLThatRedisCannotRepresent(t *testing.T) {
+	b, _, _ := onServer(t, server).backend(t)
+	for _, ttl := range []time.Duration{-time.Second, 0, 1, time.Millisecond - 1, time.Millisecond + 1, 1500 * time.Microsecond} {
+		r := request(ttl)
+		_, err := b.TryAcquire(t.Context(), r)
+		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
+		require.ErrorIs(t, b.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
+		l, err := dlock.New(b, &dlock.Options{TTL: max(ttl, time.Millisecond)})
+		require.NoError(t, err)
+		if _, err = l.Acquire(t.Context(), r.Key); ttl > time.Millisecond {
+			require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v through the Locker", ttl)
+		}
+	}
+}
+
+func TestScriptsFlushed(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		b, c, _ := s.backend(t)
+		r := request(time.Hour)
+		flush := func() { require.NoError(t, c.ScriptFlush(t.Context()).Err()) } // every server may lose scripts at any time
+		flush()
+		g, err := b.TryAcquire(t.Context(), r)
+		require.NoError(t, err)
+		flush()
+		require.NoError(t, b.Renew(t.Context(), g))
+		flush()
+		require.NoError(t, b.Release(t.Context(), g))
+	})
+}
+
+func TestFenceCounterUnusable(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		b, c, _ := s.backend(t)
+		for _, counter := range []string{"abc", "1.5", "", "-5", "-1", "9007199254740991", "9223372036854775807"} {
+			r := request(time.Hour)
+			require.NoError(t, c.Set(t.Context(), "fence:{"+r.Key+"}", counter, 0).Err())
+			_, err := b.TryAcquire(t.Context(), r)
+			require.Error(t, err, "counter %q", counter)
+			require.NotErrorIs(t, err, dlock.ErrHeld)
+			require.Zero(t, c.Exists(t.Context(), "lock:{"+r.Key+"}").Val(), "a lock without a token, counter %q", counter)
+		}
+		r := request(time.Hour)
+		require.NoError(t, c.Set(t.Context(), "fence:{"+r.Key+"}", "9007199254740990", 0).Err())
+		g, err := b.TryAcquire(t.Context(), r)
+		require.NoError(t, err)
+		require.EqualValues(t, 9007199254740991, g.Fence)
+		again, err := b.TryAcquire(t.Context(), r)
+		require.NoError(t, err)
+		require.Equal(t, g.Fence, again.Fence)
+	})
+}
+
+// The client repeats by itself a request whose reply was lost. It must not meet its own ghost.
+func TestClientRetriesAcquire(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		s.warm(t)
+		b, c, l := s.backend(t)
+		require.NoError(t, c.Ping(t.Context()).Err())
+		r := request(time.Hour)
+		l.inject(loseOneReply)
+		g, err := b.Acquire(t.Context(), r)
+		require.NoError(t, err)
+		require.Equal(t, 1, l.lost)
+		require.EqualValues(t, 1, g.Fence)
+		require.Equal(t, "1", c.Get(t.Context(), "fence:{"+r.Key+"}").Val(), "one acquisition, one token")
+		require.NoError(t, b.Release(t.Context(), g))
+	})
+}
+
+// A release whose reply was lost is repeated by the Locker, which knows that it is a repeat, and not by the client.
+func TestReleaseReplyLost(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		b, _, l := s.backend(t)
+		g, err := b.Acquire(t.Context(), request(time.Hour))
+		require.NoError(t, err)
+		l.inject(loseOneReply)
+		err = b.Release(t.Context(), g)
+		require.ErrorIs(t, err, io.EOF)
+		require.NotErrorIs(t, err, dlock.ErrLost)
+
+		reg := prometheus.NewRegistry()
+		locker, err := dlock.New(b, &dlock.Options{TTL: time.Hour, Registerer: reg})
+		require.NoError(t, err)
+		h, err := locker.Acquire(t.Context(), request(0).Key)
+		require.NoError(t, err)
+		l.inject(loseOneReply)
+		require.NoError(t, h.Release(t.Context()))
+		require.Equal(t, 2, l.lost)
+		families, err := reg.Gather()
+		require.NoError(t, err)
+		for _, f := range families {
+			if f.GetName() == "release_by_non_owner_total" {
+				require.Zero(t, f.GetMetric()[0].GetCounter().GetValue())
+			}
+		}
+		require.NoError(t, locker.Close())
+	})
+}
+
+// go-redis's default options don't look at a context while a reply is awaited. The Locker does.
+func TestContextEndsDuringARequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		s.warm(t)
+		b, c, l := s.backend(t)
+		require.NoError(t, c.Ping(t.Context()).Err())
+		locker, err := dlock.New(b, &dlock.Options{TTL: time.Hour})
+		require.NoError(t, err)
+		deliver := l.inject(holdReplies)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, err = locker.Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 100*time.Millisecond, time.Since(began))
+		deliver()
+		require.NoError(t, locker.Close())
+		require.Zero(t, c.Exists(t.Context(), "lock:{k}").Val(), "undone although ctx has ended")
+		require.Equal(t, "1", c.Get(t.Context(), "fence:{k}").Val(), "it had taken effect")
+	})
+}
+
+// However long the pauses have grown, a waiter wakes when the holder's lease ends.
+func TestSpinWakesAtExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		_, c, _ := s.backend(t)
+		b := newBackend(t, c, &redislock.Options{Spin: redislock.Spin{Min: time.Hour}})
+		for _, ttl := range []time.Duration{time.Millisecond, time.Second, time.Minute} {
+			r := request(ttl)
+			g, err := b.TryAcquire(t.Context(), r)
+			require.NoError(t, err)
+			time.Sleep(ttl / 3) // so that the rest is no whole number of milliseconds
+			_, err = b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, time.Since(g.Start), ttl)
+			require.LessOrEqual(t, time.Since(g.Start), ttl+time.Millisecond)
+		}
+	})
+}
+
+// A key without a TTL is not a lock of ours. It is waited for at the usual pace, and not taken.
+func TestForeignKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, c, _ := newMini(t).backend(t)
+		require.NoError(t, c.Set(t.Context(), "lock:{k}", "somebody", 0).Err())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := b.Acquire(ctx, dlock.Request{Key: "k", Owner: "o", TTL: time.Second})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, "somebody", c.Get(t.Context(), "lock:{k}").Val())
+	})
+}

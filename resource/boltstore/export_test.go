@@ -1,0 +1,83 @@
+package boltstore
+
+import (
+	"fmt"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// The encoding of records, for the tests.
+var (
+	Encode = encode
+	Decode = decode
+	Bucket = bucket
+)
+
+// Pending are operations on their way through one commit.
+type Pending []*op
+
+// WriteOp is a Write for Batch.
+func WriteOp(key string, f resource.Fence, value []byte) *op {
+	return &op{kind: write, key: key, fence: f, value: value, done: make(chan struct{})}
+}
+
+// ReadFencedOp is a ReadFenced for Batch.
+func ReadFencedOp(key string, token uint64) *op {
+	return &op{kind: readFenced, key: key, fence: resource.Fence{Token: token}, done: make(chan struct{})}
+}
+
+// Batch begins to commit ops as one batch. The store must have nothing else to do.
+func (s *Store) Batch(ops ...*op) Pending {
+	go s.commit(ops)
+	return ops
+}
+
+// Answered returns how many operations have their answer.
+func (p Pending) Answered() (n int) {
+	for _, o := range p {
+		select {
+		case <-o.done:
+			n++
+		default:
+		}
+	}
+	return n
+}
+
+// Wait returns the answers.
+func (p Pending) Wait() (recs []resource.Record, errs []error) {
+	for _, o := range p {
+		<-o.done
+		recs, errs = append(recs, o.rec), append(errs, o.err)
+	}
+	return recs, errs
+}
+
+// HoldGrowth keeps commits that make the file grow from finishing until release is called: bbolt lets readers end
+// before it maps more of the file.
+func (s *Store) HoldGrowth() (release func() error, err error) {
+	tx, err := s.db.Begin(false)
+	if err != nil {
+		return nil, fmt.Errorf("hold: %w", err)
+	}
+	return tx.Rollback, nil
+}
+
+// Committing tells whether a commit runs.
+func (s *Store) Committing() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.committing != nil
+}
+
+// Queued returns how many operations wait for the committer.
+func (s *Store) Queued() int { return len(s.ops) }
+
+// Commits returns the number of transactions of the file so far.
+func (s *Store) Commits() (int, error) {
+	tx, err := s.db.Begin(false)
+	if err != nil {
+		return 0, fmt.Errorf("commits: %w", err)
+	}
+	return tx.ID(), tx.Rollback()
+}

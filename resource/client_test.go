@@ -1,0 +1,222 @@
+package resource_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+var five = resource.Fence{Token: 5, Seq: 1}
+
+// count counts requests and connections to h.
+func count(t *testing.T, h http.Handler) (url string, requests, conns *atomic.Int64) {
+	t.Helper()
+	requests, conns = new(atomic.Int64), new(atomic.Int64)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		h.ServeHTTP(w, r)
+	}))
+	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateNew {
+			conns.Add(1)
+		}
+	}
+	srv.Start()
+	t.Cleanup(srv.Close)
+	return srv.URL, requests, conns
+}
+
+func TestClientUnfencedWrite(t *testing.T) {
+	ctx := t.Context()
+	c := newClient(t, serve(t, resource.NewMemory(), nil), nil)
+	require.ErrorContains(t, c.WriteUnfenced(ctx, "k", nil), "400 Bad Request: X-Fence-Token is missing")
+
+	c = newClient(t, serve(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: true}), nil)
+	require.NoError(t, c.WriteUnfenced(ctx, "k", []byte("plain")))
+	require.NoError(t, c.Write(ctx, "k", five, []byte("new")))
+	require.NoError(t, c.Write(ctx, "k", resource.Fence{Token: 4, Seq: 1}, []byte("late")))
+	rec, err := c.ReadFenced(ctx, "k", 6)
+	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: []byte("late"), MaxFence: five}, rec)
+}
+
+// TestClientReusesConnection has every kind of answer: each must be read to its end.
+func TestClientReusesConnection(t *testing.T) {
+	url, requests, conns := count(t, newHandler(t, resource.NewMemory(), nil))
+	c := newClient(t, url, nil)
+	ctx := t.Context()
+	for range 3 {
+		_, _ = c.Read(ctx, "unknown")
+		_ = c.Write(ctx, "k", five, make([]byte, 1<<20))
+		_, _ = c.ReadFenced(ctx, "k", 1)
+		_ = c.WriteUnfenced(ctx, "k", nil)
+		rec, err := c.Read(ctx, "k")
+		require.NoError(t, err)
+		require.Len(t, rec.Value, 1<<20)
+	}
+	require.EqualValues(t, 15, requests.Load())
+	require.EqualValues(t, 1, conns.Load())
+}
+
+// TestClientNeverRepeatsWrite loses the answers to writes on a connection that was in use before, where a transport
+// that took writes for idempotent would send them again.
+func TestClientNeverRepeatsWrite(t *testing.T) {
+	store := resource.NewMemory()
+	h := newHandler(t, store, nil)
+	for _, applied := range []bool{true, false} {
+		lose := new(atomic.Bool)
+		url, requests, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !lose.Load() {
+				h.ServeHTTP(w, r)
+				return
+			}
+			if applied {
+				h.ServeHTTP(httptest.NewRecorder(), r)
+			}
+			_, _ = io.Copy(io.Discard, r.Body)
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_ = conn.Close()
+			}
+		}))
+		c := newClient(t, url, nil)
+		key := fmt.Sprint(applied)
+		_, err := c.Read(t.Context(), key)
+		require.ErrorIs(t, err, resource.ErrNotFound)
+		lose.Store(true)
+		err = c.Write(t.Context(), key, five, []byte("v"))
+		require.Error(t, err)
+		_, stale := errors.AsType[*resource.StaleTokenError](err)
+		require.False(t, stale, err)
+		require.EqualValues(t, 2, requests.Load(), "the write was sent more than once")
+
+		lose.Store(false)
+		err = c.Write(t.Context(), key, five, []byte("v"))
+		require.Equal(t, applied, errors.Is(err, resource.ErrApplied), "a repeat tells: %v", err)
+		require.Equal(t, !applied, err == nil, "a repeat tells: %v", err)
+	}
+}
+
+// TestClientForeignAnswers has answers that something else than a resource gives, a proxy or a wrong port. None of them
+// may be taken for a decision.
+func TestClientForeignAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		status int
+		header string
+		body   string
+		want   string
+	}{
+		"login page":      {status: 200, body: "<html>", want: "has no valid X-Fence-Max header: is there a resource at http"},
+		"other API":       {status: 404, body: "nothing here", want: "404 Not Found"},
+		"other conflict":  {status: 409, body: `{"error":"stale fencing token","seen":9,"got":5}`, want: "409 Conflict: stale fencing token"},
+		"redirect":        {status: 307, header: "Location: /elsewhere", want: "307 Temporary Redirect"},
+		"bad gateway":     {status: 502, body: `{"error":"upstream is down"}`, want: "502 Bad Gateway: upstream is down"},
+		"malformed fence": {status: 409, header: "X-Fence-Seen: nine", want: "409 Conflict"},
+		"no content":      {status: 204, header: "X-Fence-Max: 5", want: "204 No Content"},
+		"endless page":    {status: 500, body: strings.Repeat("x", 5000), want: "larger than the limit of 4096 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url, requests, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if name, value, ok := strings.Cut(c.header, ": "); ok {
+					w.Header().Set(name, value)
+				}
+				w.WriteHeader(c.status)
+				_, _ = io.WriteString(w, c.body)
+			}))
+			client := newClient(t, url, &resource.ClientOptions{MaxBody: 1})
+			errRead := func(_ resource.Record, err error) error { return err }
+			for _, err := range []error{
+				client.Write(t.Context(), "k", five, []byte("v")),
+				client.WriteUnfenced(t.Context(), "k", []byte("v")),
+				errRead(client.Read(t.Context(), "k")),
+				errRead(client.ReadFenced(t.Context(), "k", 5)),
+			} {
+				require.ErrorContains(t, err, c.want)
+				require.NotErrorIs(t, err, resource.ErrNotFound)
+				_, stale := errors.AsType[*resource.StaleTokenError](err)
+				require.False(t, stale)
+			}
+			require.EqualValues(t, 4, requests.Load(), "redirects are not followed, nothing is repeated")
+		})
+	}
+}
+
+func TestClientMaxBody(t *testing.T) {
+	store := resource.NewMemory()
+	url := serve(t, store, &resource.HandlerOptions{MaxBody: 1 << 20})
+	require.NoError(t, store.Write(t.Context(), "fits", five, make([]byte, 5000)))
+	require.NoError(t, store.Write(t.Context(), "large", five, make([]byte, 5001)))
+	c := newClient(t, url, &resource.ClientOptions{MaxBody: 5000})
+	rec, err := c.Read(t.Context(), "fits")
+	require.NoError(t, err)
+	require.Len(t, rec.Value, 5000)
+	_, err = c.Read(t.Context(), "large")
+	require.ErrorContains(t, err, "larger than the limit of 5000 bytes")
+	require.ErrorContains(t, c.Write(t.Context(), "k", five, make([]byte, 1<<20+1)), "413 Request Entity Too Large: the value is larger than the limit of 1048576 bytes")
+}
+
+// TestClientContext ends ctx while the server holds the answer back.
+func TestClientContext(t *testing.T) {
+	arrived, release := make(chan struct{}), make(chan struct{})
+	url := serve(t, blocking{resource.NewMemory(), arrived, release}, nil)
+	t.Cleanup(func() { close(release) })
+	cause := errors.New("the lease is lost")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		<-arrived
+		cancel(cause)
+	}()
+	err := newClient(t, url, nil).Write(ctx, "k", five, nil)
+	require.ErrorIs(t, err, cause)
+	require.ErrorContains(t, err, `resource: PUT "k"`)
+
+	// A transport may answer a ctx that ends in words of its own.
+	ctx, cancel = context.WithCancelCause(t.Context())
+	c := newClient(t, "http://h", &resource.ClientOptions{HTTPClient: &http.Client{Transport: roundTrip(func() error {
+		cancel(cause)
+		return errors.New("operation was canceled")
+	})}})
+	err = c.Write(ctx, "k", five, nil)
+	require.ErrorIs(t, err, cause)
+	require.ErrorContains(t, err, "operation was canceled")
+}
+
+// roundTrip is a transport that fails.
+type roundTrip func() error
+
+func (f roundTrip) RoundTrip(*http.Request) (*http.Response, error) { return nil, f() }
+
+// blocking is a store whose writes wait.
+type blocking struct {
+	resource.Store
+	arrived, release chan struct{}
+}
+
+func (b blocking) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	close(b.arrived)
+	<-b.release
+	return b.Store.Write(ctx, key, f, value)
+}
+
+func TestNewClientRefuses(t *testing.T) {
+	for _, url := range []string{"", "127.0.0.1:8080", "localhost", "ftp://h", "http://", "http://h/?q", "http://h/#f", "http://h:port"} {
+		_, err := resource.NewClient(url, nil)
+		require.Error(t, err, url)
+	}
+	_, err := resource.NewClient("http://h", &resource.ClientOptions{MaxBody: -1})
+	require.Error(t, err)
+	c := newClient(t, "http://127.0.0.1:1/", nil)
+	err = c.Write(t.Context(), "k", five, nil)
+	require.ErrorContains(t, err, `resource: PUT "k": Put "http://127.0.0.1:1/r/k": dial tcp 127.0.0.1:1`)
+}

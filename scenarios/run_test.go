@@ -1,0 +1,325 @@
+package scenarios_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// What a word before the address asks of open.
+const (
+	cannotOpen = "cannot-open"
+	kills      = "kills-" // and a worker's name, or "resource"
+)
+
+// open is what the workers of this package's tests open: the lock on Redis, with trouble if the address asks for it.
+func open(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	word, addr, ok := strings.Cut(s.Addr, " ")
+	if !ok {
+		return scenarios.OpenRedis(ctx, s)
+	}
+	if word == cannotOpen {
+		return nil, errors.New("the lock server is on fire")
+	}
+	s.Addr = addr
+	l, err := scenarios.OpenRedis(ctx, s)
+	return troubled{l, word}, err
+}
+
+// troubled is a lock in whose Acquire something happens.
+type troubled struct {
+	scenarios.Lock
+	what string
+}
+
+func (l troubled) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	victim := fmt.Appendf(nil, `{"name":%q`, strings.TrimPrefix(l.what, kills))
+	for _, pid := range childrenOf(os.Getppid()) {
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err == nil && bytes.Contains(env, victim) {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return l.Lock.Acquire(ctx, key)
+}
+
+// childrenOf lists the children of a process, those included that nobody has waited for.
+func childrenOf(pid int) []int {
+	var pids []int
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range files {
+		stat, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		// proc_pid_stat(5): "pid (comm) state ppid ..."
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if fields[1] == strconv.Itoa(pid) {
+			child, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			pids = append(pids, child)
+		}
+	}
+	return pids
+}
+
+// sockets counts this process's open sockets and pipes.
+func sockets() (n int) {
+	files, _ := filepath.Glob("/proc/self/fd/*")
+	for _, file := range files {
+		if what, err := os.Readlink(file); err == nil && (strings.HasPrefix(what, "socket:") || strings.HasPrefix(what, "pipe:")) {
+			n++
+		}
+	}
+	return n
+}
+
+// requireNothingLeft returns a function that requires that no process, goroutine, socket, pipe or file is left of what
+// was started in between. Processes and sockets are seen on Linux only.
+func requireNothingLeft(t *testing.T) func() {
+	t.Helper()
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	goroutines := goleak.IgnoreCurrent()
+	processes, pipes := childrenOf(os.Getpid()), sockets()
+	if runtime.GOOS == "linux" {
+		require.NotZero(t, pipes, "the count sees nothing")
+	}
+	return func() {
+		t.Helper()
+		require.Equal(t, processes, childrenOf(os.Getpid()), "child processes")
+		require.Equal(t, pipes, sockets(), "sockets and pipes")
+		files, err := os.ReadDir(tmp)
+		require.NoError(t, err)
+		require.Empty(t, files, "temporary files")
+		goleak.VerifyNone(t, goroutines)
+	}
+}
+
+// A schedule that can't be carried out ends with an error that says where and why, proves nothing and leaves nothing.
+func TestRunFails(t *testing.T) {
+	const short = 2 * time.Second
+	run, done := scenarios.Run, func(name string) scenarios.Step { return scenarios.Run(name, history.Done) }
+	cause := errors.New("the user has had enough")
+	for name, c := range map[string]struct {
+		workers map[string]scenarios.Worker
+		steps   []scenarios.Step
+		change  func(*scenarios.Runner)
+		want    []string
+		last    string // of the trace; "": that depends
+	}{
+		"a lock that nobody frees": {
+			steps:  []scenarios.Step{run("A", history.Read), run("B", history.Acquired), done("A"), done("B")},
+			change: func(r *scenarios.Runner) { r.StepTimeout = short },
+			want:   []string{"step 2, run B until acquired: B: waiting for its next report: it has not happened within 2.25s"},
+			last:   "A read []",
+		},
+		"a report that never comes, while another is frozen": {
+			steps: []scenarios.Step{
+				run("A", history.Read), scenarios.Pause("A"), run("B", history.Checked), scenarios.Resume("A"), done("A"), done("B"),
+			},
+			workers: map[string]scenarios.Worker{"A": {Victim: true}},
+			want:    []string{`step 3, run B until checked: B was done without reporting "checked"`},
+			last:    "B done",
+		},
+		"a report that never comes, while a write is held": {
+			steps: []scenarios.Step{
+				run("A", history.BeforeWrite), scenarios.Hold("A"), run("A", history.Sent), run("B", history.Held),
+				scenarios.Deliver("A"), done("A"), done("B"),
+			},
+			workers: map[string]scenarios.Worker{"A": {Victim: true, NoRenew: true}},
+			want:    []string{`step 4, run B until held: B was done without reporting "held"`},
+			last:    "B done",
+		},
+		"a dead resource": {
+			steps: []scenarios.Step{
+				run("A", history.Acquired), scenarios.Kill(), run("A", history.Read), scenarios.Restart(), done("A"),
+			},
+			change: func(r *scenarios.Runner) { r.StepTimeout = short },
+			want:   []string{"step 3, run A until read: A: waiting for its next report: it has not happened within 2.25s"},
+			last:   "kill resource",
+		},
+		"a lock that can't be opened": {
+			steps:  []scenarios.Step{run("A", history.Acquired), done("A")},
+			change: func(r *scenarios.Runner) { r.Addr = cannotOpen + " " + r.Addr },
+			want:   []string{"step 1, run A until acquired: A failed: the lock server is on fire"},
+			last:   `A failed: "the lock server is on fire"`,
+		},
+		"a worker that is killed": {
+			steps:  []scenarios.Step{run("A", history.Acquired), done("A")},
+			change: func(r *scenarios.Runner) { r.Addr = kills + "A " + r.Addr },
+			want:   []string{"step 1, run A until acquired: A: its process ended with signal: killed"},
+			last:   "run Test, fencing on",
+		},
+		"a resource that dies": {
+			steps:  []scenarios.Step{run("A", history.Acquired), done("A")},
+			change: func(r *scenarios.Runner) { r.Addr = kills + "resource " + r.Addr },
+			want:   []string{"step 1, run A until acquired: resource: its process ended with signal: killed"},
+			last:   "run Test, fencing on",
+		},
+		"a worker that is killed at a checkpoint": {
+			workers: map[string]scenarios.Worker{"A": {Victim: true, Try: true}}, // Try, so that it is B who kills
+			steps:   []scenarios.Step{run("A", history.Read), run("B", history.Read), done("A"), done("B")},
+			change:  func(r *scenarios.Runner) { r.Addr = kills + "A " + r.Addr },
+			want:    []string{"step 3, run A until done: A: its process ended with signal: killed"},
+			last:    "B read []",
+		},
+		"a context that ends": {
+			steps: []scenarios.Step{run("A", history.Read), run("B", history.Read), done("A"), done("B")},
+			change: func(r *scenarios.Runner) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				r.Command = func(scenarios.Scenario, history.Fencing) string { cancel(cause); return "" }
+				contexts[r] = ctx
+			},
+			want: []string{"the user has had enough"},
+		},
+		"a lock's remains that can't be removed": {
+			steps: []scenarios.Step{
+				run("A", history.Read), scenarios.Pause("A"), done("B"), scenarios.Resume("A"), done("A"),
+			},
+			workers: map[string]scenarios.Worker{"A": {Victim: true}},
+			change: func(r *scenarios.Runner) {
+				r.Forget = func(context.Context, string) error { return errors.New("the lock server is on fire") }
+			},
+			want: []string{"scenarios: Test, fencing on: the lock server is on fire"},
+			last: "final [B], 1 refused",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redis, err := sharedRedis()
+			require.NoError(t, err)
+			r := scenarios.OnRedis(redis)
+			if c.change != nil {
+				c.change(r)
+			}
+			ctx, ok := contexts[r]
+			if !ok {
+				ctx = t.Context()
+			}
+			nothingLeft := requireNothingLeft(t)
+			s := scenarios.Scenario{Name: "Test", Workers: c.workers, Steps: c.steps}
+			o, err := r.Run(ctx, s, history.FencingOn)
+			for _, want := range c.want {
+				require.ErrorContains(t, err, want)
+			}
+			require.NotEqual(t, history.Safe, o.Verdict)
+			require.NotEmpty(t, o.Findings)
+			if trace := history.Trace(o.Events); c.last != "" {
+				require.Equal(t, c.last, trace[len(trace)-1])
+			}
+			nothingLeft()
+		})
+	}
+}
+
+// contexts are the contexts of runs that don't get their test's.
+var contexts = map[*scenarios.Runner]context.Context{}
+
+func TestRunLeavesNothing(t *testing.T) {
+	redis, err := sharedRedis()
+	require.NoError(t, err)
+	for _, name := range []string{"WriteDelayedInNetwork", "ResourceCrash"} {
+		s, ok := scenarios.Hazard(name)
+		require.True(t, ok)
+		nothingLeft := requireNothingLeft(t)
+		_, err = scenarios.OnRedis(redis).Run(t.Context(), s, history.FencingOn)
+		require.NoError(t, err)
+		nothingLeft()
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	s, ok := scenarios.Hazard("PauseExceedsTTL")
+	require.True(t, ok)
+	o, err := new(scenarios.Runner).Run(t.Context(), s, "sometimes")
+	require.EqualError(t, err, `scenarios: there is no fencing mode "sometimes"; there are [off writes on]`)
+	require.Equal(t, history.Inconclusive, o.Verdict)
+
+	r := scenarios.Runner{TTL: time.Second, Pause: time.Second}
+	o, err = r.Run(t.Context(), s, history.FencingOn)
+	require.ErrorContains(t, err, "a pause of 1s doesn't exceed the TTL of 1s; make it longer, or the TTL shorter")
+	require.Equal(t, history.Inconclusive, o.Verdict)
+}
+
+// A holder that runs renews its lease, so that nobody gets in beside it: what lets the successor in is the freeze.
+func TestOnlyAFreezeEndsTheLease(t *testing.T) {
+	redis, err := sharedRedis()
+	require.NoError(t, err)
+	s := scenarios.Scenario{Name: "NoPause", Steps: []scenarios.Step{
+		scenarios.Run("A", history.Read), scenarios.Run("B", history.Done), scenarios.Run("A", history.Done),
+	}}
+	r := scenarios.OnRedis(redis)
+	r.TTL, r.StepTimeout = time.Second, 1500*time.Millisecond // so long that only a stall of a second ends the lease
+
+	s.Workers = map[string]scenarios.Worker{"A": {Victim: true}}
+	o, err := r.Run(t.Context(), s, history.FencingOn)
+	require.ErrorContains(t, err, "step 2, run B until done: B: waiting for its next report: it has not happened within")
+	require.Equal(t, history.Inconclusive, o.Verdict)
+	require.Equal(t, []string{"run NoPause, fencing on", "A acquired #1", "  resource accepts read #1", "A read []"}, history.Trace(o.Events))
+
+	r.StepTimeout = 0
+	s.Workers = map[string]scenarios.Worker{"A": {Victim: true, NoRenew: true}}
+	o, err = r.Run(t.Context(), s, history.FencingOn)
+	require.NoError(t, err, "without renewals the lease ends by itself")
+	require.Equal(t, history.Safe, o.Verdict, "%q", o.Findings)
+}
+
+// Pause is a lower limit for freezes and for delays.
+func TestPauseLasts(t *testing.T) {
+	redis, err := sharedRedis()
+	require.NoError(t, err)
+	for name, faults := range map[string][2]string{
+		"PauseExceedsTTL":       {history.FaultPause, history.FaultResume},
+		"WriteDelayedInNetwork": {history.FaultHold, history.FaultDeliver},
+	} {
+		s, ok := scenarios.Hazard(name)
+		require.True(t, ok)
+		r := scenarios.OnRedis(redis)
+		r.Pause = time.Second
+		o, err := r.Run(t.Context(), s, history.FencingOn)
+		require.NoError(t, err)
+		require.Equal(t, history.Safe, o.Verdict, "%q", o.Findings)
+		at := func(fault string) int {
+			return slices.IndexFunc(o.Events, func(e history.Event) bool { return e.Kind == history.KindFault && e.Name == fault })
+		}
+		// A fault is in force a little before its event, and after the worker's last report.
+		last, end := o.Events[at(faults[0])-1], o.Events[at(faults[1])]
+		require.Equal(t, "A", last.Actor)
+		require.GreaterOrEqual(t, end.Time.Sub(last.Time), r.Pause, name)
+	}
+}
+
+// The embedded imitation is good enough for the whole table.
+func TestEmbedded(t *testing.T) {
+	redis, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, redis.Close()) }()
+	for _, s := range scenarios.Hazards() {
+		for f, want := range s.Expect {
+			t.Run(s.Name+"/"+string(f), func(t *testing.T) {
+				o, err := scenarios.OnRedis(redis).Run(t.Context(), s, f)
+				require.NoError(t, err)
+				require.Equal(t, want, o.Verdict, "%q", o.Findings)
+				golden(t, filepath.Join("..", "testdata", "traces", s.Name+"_"+string(f)+".txt"), strings.Join(history.Trace(o.Events), "\n")+"\n")
+			})
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package testbed_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/moby/moby/client"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// envChild makes the test binary a process that starts a Redis, says so and waits to be killed.
+const envChild = "TESTBED_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envChild) != "" {
+		os.Exit(childMain())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func childMain() int {
+	r, err := testbed.StartRedis(context.Background(), &testbed.Options{
+		AllowEmbedded: os.Getenv(envChild) == "embedded-too",
+		Progress:      os.Stdout,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println(readyPrefix+r.Addr, r)
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it, or is gone
+	if err := r.Close(); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	return 0
+}
+
+const readyPrefix = "ready at "
+
+// child is a process that has started a Redis, or failed to.
+type child struct {
+	*exec.Cmd
+	tmp    string // its directory for temporary files
+	addr   string // of its Redis; empty if there is none
+	name   string // its Redis's String
+	output string // what it printed before that
+}
+
+// startChild returns once the child has a Redis or has failed.
+func startChild(t *testing.T, mode string, env ...string) *child {
+	t.Helper()
+	c := prepareChild(t, mode, env...)
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	var lines strings.Builder
+	for sc := bufio.NewScanner(out); sc.Scan(); {
+		if ready, ok := strings.CutPrefix(sc.Text(), readyPrefix); ok {
+			c.addr, c.name, _ = strings.Cut(ready, " ")
+			break
+		}
+		fmt.Fprintln(&lines, sc.Text())
+	}
+	c.output = lines.String()
+	return c
+}
+
+func prepareChild(t *testing.T, mode string, env ...string) *child {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	c := &child{Cmd: exec.CommandContext(context.WithoutCancel(t.Context()), self), tmp: t.TempDir()}
+	c.Env = append(os.Environ(), envChild+"="+mode, "TMPDIR="+c.tmp)
+	c.Env = append(c.Env, env...)
+	c.Stderr = os.Stderr
+	stdin, err := c.StdinPipe()
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if c.Process != nil && c.ProcessState == nil {
+			require.NoError(t, stdin.Close())
+			require.NoError(t, c.Wait())
+		}
+	})
+	return c
+}
+
+// requireDocker skips the test where no Docker engine answers, unless FENCELAB_STRICT=1 says that one must.
+func requireDocker(t *testing.T) *client.Client {
+	t.Helper()
+	if err := dockerError(t); err != nil {
+		if os.Getenv("FENCELAB_STRICT") == "1" {
+			t.Fatalf("FENCELAB_STRICT=1, and no Docker engine answers: %v", err)
+		}
+		t.Skipf("no Docker engine answers: %v", err)
+	}
+	return newDocker(t)
+}
+
+// dockerError says why no Docker engine answers; nil: one does.
+func dockerError(t *testing.T) error {
+	t.Helper()
+	_, err := newDocker(t).Ping(t.Context(), client.PingOptions{})
+	return err
+}
+
+func newDocker(t *testing.T) *client.Client {
+	t.Helper()
+	docker, err := client.New(client.FromEnv)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, docker.Close()) })
+	return docker
+}
+
+// containersOf lists the containers that process pid has started.
+func containersOf(t *testing.T, docker *client.Client, pid int) []string {
+	t.Helper()
+	list, err := docker.ContainerList(t.Context(), client.ContainerListOptions{
+		All: true, Filters: make(client.Filters).Add("label", "dev.fencelab.owner="+strconv.Itoa(pid)),
+	})
+	require.NoError(t, err)
+	ids := make([]string, len(list.Items))
+	for i, c := range list.Items {
+		ids[i] = c.ID
+	}
+	return ids
+}
+
+func entries(t *testing.T, dir string) []string {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	names := make([]string, len(list))
+	for i, e := range list {
+		names[i] = e.Name()
+	}
+	return names
+}
