@@ -267,11 +267,12 @@ func TestOnlyAFreezeEndsTheLease(t *testing.T) {
 		scenarios.Run("A", history.Read), scenarios.Run("B", history.Done), scenarios.Run("A", history.Done),
 	}}
 	r := scenarios.OnRedis(redis)
-	r.TTL, r.StepTimeout = time.Second, 1500*time.Millisecond // so long that only a stall of a second ends the lease
+	r.TTL, r.StepTimeout = 3*time.Second, 2*time.Second // so long that only a stall of two seconds ends the lease
 
 	s.Workers = map[string]scenarios.Worker{"A": {Victim: true}}
 	o, err := r.Run(t.Context(), s, history.FencingOn)
-	require.ErrorContains(t, err, "step 2, run B until done: B: waiting for its next report: it has not happened within")
+	require.ErrorContains(t, err, "step 2, run B until done: B: waiting for its next report: it has not happened within 5s",
+		"%s", strings.Join(history.Trace(o.Events), "\n"))
 	require.Equal(t, history.Inconclusive, o.Verdict)
 	require.Equal(t, []string{"run NoPause, fencing on", "A acquired #1", "  resource accepts read #1", "A read []"}, history.Trace(o.Events))
 
