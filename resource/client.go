@@ -21,6 +21,9 @@ type ClientOptions struct {
 	Token string
 	// MaxBody is the largest value in bytes that a read takes, at least 4096; [DefaultMaxBody] if zero.
 	MaxBody int64
+	// AllowUnfenced takes the answers of a resource with fencing off, the unsafe baseline, as if it had looked at the
+	// token. Otherwise they are errors that wrap [ErrUnfenced].
+	AllowUnfenced bool
 	// HTTPClient is for TLS settings, proxies and the like; nil: a client with a connection pool of its own.
 	// Its CheckRedirect isn't used.
 	HTTPClient *http.Client
@@ -33,11 +36,12 @@ type ClientOptions struct {
 // answer to a GET; a fenced GET is such a read, and repeating it does no harm because its own grant may read again.
 // A write's error other than [*StaleTokenError] leaves open whether the write took effect; repeating the call tells.
 type Client struct {
-	http    *http.Client
-	base    string
-	token   string
-	maxBody int64
-	closed  atomic.Bool
+	http     *http.Client
+	base     string
+	token    string
+	maxBody  int64
+	baseline bool // AllowUnfenced
+	closed   atomic.Bool
 }
 
 var _ Store = (*Client)(nil)
@@ -59,7 +63,7 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	if o.MaxBody < 0 {
 		return nil, fmt.Errorf("resource: ClientOptions.MaxBody is %d; it must not be negative", o.MaxBody)
 	}
-	c := &Client{base: strings.TrimSuffix(baseURL, "/"), token: o.Token, maxBody: cmp.Or(o.MaxBody, DefaultMaxBody)}
+	c := &Client{base: strings.TrimSuffix(baseURL, "/"), token: o.Token, maxBody: cmp.Or(o.MaxBody, DefaultMaxBody), baseline: o.AllowUnfenced}
 	if o.HTTPClient != nil {
 		c.http = new(*o.HTTPClient)
 	} else {
@@ -81,7 +85,7 @@ func (c *Client) Write(ctx context.Context, key string, f Fence, value []byte) e
 }
 
 // WriteUnfenced writes without a token. A resource that enforces fencing refuses it; one with fencing off, the unsafe
-// baseline, takes it from anyone. The latter ignores the token of [Client.Write] as well.
+// baseline, takes it from anyone.
 func (c *Client) WriteUnfenced(ctx context.Context, key string, value []byte) error {
 	_, err := c.do(ctx, http.MethodPut, key, Fence{}, value)
 	return err
@@ -159,6 +163,9 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	switch {
 	case resp.StatusCode == http.StatusOK && errMax == nil:
 		rec := Record{MaxFence: maxFence}
+		if err := c.checkEnforced(resp.Header, f, maxFence); err != nil {
+			return Record{}, err
+		}
 		if method == http.MethodGet && resp.Header.Get(HeaderWritten) == "true" {
 			rec.Value = body
 		}
@@ -176,6 +183,21 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		return Record{}, errors.New(resp.Status)
 	}
 	return Record{}, fmt.Errorf("%s: %s", resp.Status, p.Error)
+}
+
+// checkEnforced returns an error if the answer to an accepted call with fence f shows that nobody looked at f: an accepted
+// fence is the greatest. It fails closed, for who sent a token counts on it.
+func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
+	switch {
+	case f == Fence{} || c.baseline:
+		return nil
+	case h.Get(HeaderFencing) == "off":
+		return fmt.Errorf("%w: the resource at %s runs with fencing off", ErrUnfenced, c.base)
+	case f.Seq > 0 && maxFence != f, maxFence.Token != f.Token:
+		return fmt.Errorf("%w: it was sent with fence %v, and the answer says %v: does something on the way drop %s?",
+			ErrUnfenced, f, maxFence, HeaderToken)
+	}
+	return nil
 }
 
 // read reads resp's body to its end, so that the connection can be used again, and closes it. The result isn't nil.

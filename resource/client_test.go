@@ -42,13 +42,38 @@ func TestClientUnfencedWrite(t *testing.T) {
 	c := newClient(t, serve(t, resource.NewMemory(), nil), nil)
 	require.ErrorContains(t, c.WriteUnfenced(ctx, "k", nil), "400 Bad Request: X-Fence-Token is missing")
 
-	c = newClient(t, serve(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: true}), nil)
+	url := serve(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: true})
+	c = newClient(t, url, nil)
 	require.NoError(t, c.WriteUnfenced(ctx, "k", []byte("plain")))
+	require.ErrorIs(t, c.Write(ctx, "k", five, nil), resource.ErrUnfenced, "who sends a token counts on it")
+	_, err := c.ReadFenced(ctx, "k", 5)
+	require.ErrorIs(t, err, resource.ErrUnfenced)
+
+	c = newClient(t, url, &resource.ClientOptions{AllowUnfenced: true})
 	require.NoError(t, c.Write(ctx, "k", five, []byte("new")))
 	require.NoError(t, c.Write(ctx, "k", resource.Fence{Token: 4, Seq: 1}, []byte("late")))
 	rec, err := c.ReadFenced(ctx, "k", 6)
 	require.NoError(t, err)
 	require.Equal(t, resource.Record{Value: []byte("late"), MaxFence: five}, rec)
+}
+
+// TestClientNoticesLostToken has something on the way drop the token of a read, which makes it an unfenced one.
+func TestClientNoticesLostToken(t *testing.T) {
+	h, ctx := newHandler(t, resource.NewMemory(), nil), t.Context()
+	url, _, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			r.Header.Del(resource.HeaderToken)
+		}
+		h.ServeHTTP(w, r)
+	}))
+	c := newClient(t, url, nil)
+	require.NoError(t, c.Write(ctx, "k", five, []byte("v")))
+	_, err := c.ReadFenced(ctx, "k", 6)
+	require.ErrorIs(t, err, resource.ErrUnfenced)
+	require.ErrorContains(t, err, "does something on the way drop X-Fence-Token?")
+	rec, err := c.Read(ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, five, rec.MaxFence)
 }
 
 // TestClientReusesConnection has every kind of answer: each must be read to its end.

@@ -92,6 +92,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// What GET answers changes with every write, and a fenced GET changes the store: nothing on the way may keep it.
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if h.Unfenced {
+		w.Header().Set(HeaderFencing, "off")
+	}
 
 	key, ok := strings.CutPrefix(r.URL.Path, pathPrefix)
 	switch {
@@ -299,7 +302,7 @@ func (h *handler) answer(w http.ResponseWriter, status int, v any) {
 
 // checkTarget returns what is wrong with the key in r's path, or nil.
 func checkTarget(r *http.Request, key string) error {
-	if r.URL.RawQuery != "" {
+	if r.URL.RawQuery != "" || r.URL.ForceQuery {
 		return errors.New("the URL has a query: escape a ? in the key as %3F")
 	}
 	return CheckKey(key)

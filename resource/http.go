@@ -9,6 +9,7 @@ const (
 	HeaderWritten = "X-Fence-Written" // answer to a read: "false" if only fenced reads have touched the key
 	HeaderSeen    = "X-Fence-Seen"    // 409: the greatest fence accepted
 	HeaderApplied = "X-Fence-Applied" // 409: "true" if the write repeats the accepted one
+	HeaderFencing = "X-Fencing"       // every answer of a resource that doesn't enforce fencing: "off"
 )
 
 // DefaultMaxBody is the largest value in bytes that a handler takes, and a client too, unless their options say otherwise.

@@ -26,6 +26,9 @@ var (
 	ErrNotFound = errors.New("resource: key not found")
 	// ErrClosed is returned by every call on a closed [Store].
 	ErrClosed = errors.New("resource: store is closed")
+	// ErrUnfenced is wrapped by a [Client]'s error about a call whose token the resource has not looked at. The call may
+	// have taken effect, unprotected.
+	ErrUnfenced = errors.New("resource: the fencing token was not enforced")
 	// ErrApplied is matched by a [*StaleTokenError] whose write is a repeat of the last accepted one: same token, same
 	// sequence number, same value. The caller's write took effect; its first answer was lost.
 	ErrApplied = errors.New("resource: this write is already applied")
@@ -162,7 +165,10 @@ type StaleTokenError struct {
 }
 
 func (e *StaleTokenError) Error() string {
-	s := fmt.Sprintf("resource: stale fencing token for %q: seen %v, got %v", e.Key, e.Seen, e.Got)
+	s := fmt.Sprintf("resource: stale fencing token for %q: seen %d, got %d", e.Key, e.Seen.Token, e.Got.Token)
+	if e.Seen.Token == e.Got.Token { // one grant: its sequence numbers tell
+		s = fmt.Sprintf("resource: stale write for %q: seen %v, got %v", e.Key, e.Seen, e.Got)
+	}
 	if e.Applied {
 		s += " (already applied)"
 	}

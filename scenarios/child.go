@@ -138,8 +138,7 @@ func (l *line) stop(e history.Event) error {
 func workerChild(spec *childSpec, l *line, open Open) error {
 	err := work(spec, l, open)
 	e := history.Event{Time: time.Now(), Kind: history.KindReport, Name: history.Done}
-	_, refused := errors.AsType[*resource.StaleTokenError](err)
-	if err != nil && !refused && !errors.Is(err, job.ErrGaveUp) {
+	if err != nil {
 		e.Name, e.Error = history.Failed, err.Error()
 	}
 	return l.send(message{Event: &e})
@@ -161,7 +160,9 @@ func work(spec *childSpec, l *line, open Open) (err error) {
 	// A connection for each request: one that was kept from before a fault would make the outcome depend on whether its
 	// end is noticed before or after the next request leaves.
 	transport := &http.Transport{DisableKeepAlives: true}
-	client, err := resource.NewClient(spec.URL, &resource.ClientOptions{HTTPClient: &http.Client{Transport: transport}})
+	client, err := resource.NewClient(spec.URL, &resource.ClientOptions{
+		HTTPClient: &http.Client{Transport: transport}, AllowUnfenced: spec.Fencing == history.FencingOff,
+	})
 	if err != nil {
 		return err
 	}
@@ -175,7 +176,8 @@ func work(spec *childSpec, l *line, open Open) (err error) {
 			return l.stop(e)
 		},
 	}
-	return j.Run(ctx)
+	_, err = j.Run(ctx) // a refusal is reported by the job, and no failure
+	return err
 }
 
 func resourceChild(spec *childSpec, l *line) error {

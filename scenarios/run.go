@@ -21,6 +21,7 @@ import (
 	"github.com/fencelab/fencelab/internal/proc"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 const (
@@ -83,10 +84,7 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 		r: r, s: &s, fencing: f, ttl: ttl, step: step + ttl + r.Pause,
 		key: s.Name + "/" + string(f) + "/" + uuid.NewString(), workers: map[string]*worker{},
 	}
-	err := p.run(ctx)
-	if r.Forget != nil {
-		err = errors.Join(err, r.Forget(context.WithoutCancel(ctx), p.key))
-	}
+	err := p.guarded(ctx)
 	o := &Outcome{p.events, history.Judge(p.events)}
 	if err != nil {
 		err = fmt.Errorf("scenarios: %s, fencing %s: %w", s.Name, f, err)
@@ -95,6 +93,38 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 		}
 	}
 	return o, err
+}
+
+// errInterrupted is why a run ends when a signal ends the process.
+var errInterrupted = errors.New("interrupted")
+
+// forgetTimeout bounds a Runner's Forget: a server that is gone has nothing to forget.
+const forgetTimeout = 5 * time.Second
+
+// guarded runs p, and cleans up after it also when a signal ends the process meanwhile.
+func (p *play) guarded(ctx context.Context) (err error) {
+	ctx, interrupt := context.WithCancelCause(ctx)
+	defer interrupt(nil)
+	cleaned := make(chan struct{})
+	unguard, err := testbed.Guard(func() error {
+		interrupt(errInterrupted)
+		<-cleaned
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		close(cleaned)
+		err = errors.Join(err, unguard())
+	}()
+	err = p.run(ctx)
+	if p.r.Forget != nil {
+		forget, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgetTimeout)
+		defer cancel()
+		err = errors.Join(err, p.r.Forget(forget, p.key))
+	}
+	return err
 }
 
 // play is one run under way.
@@ -126,7 +156,7 @@ type worker struct {
 }
 
 func (p *play) run(ctx context.Context) (err error) {
-	p.dir, err = os.MkdirTemp("", "fencelab-scenario-")
+	p.dir, err = testbed.MkdirTemp("scenario")
 	if err != nil {
 		return err
 	}

@@ -289,7 +289,9 @@ func TestWarnings(t *testing.T) {
 func TestUnfenced(t *testing.T) {
 	ln, ctx := listen(t), t.Context()
 	start(t, ln, nil, "-store", "memory", "-fence", "off")
-	c := client(t, ln)
+	c, err := resource.NewClient("http://"+ln.Addr().String(), &resource.ClientOptions{AllowUnfenced: true})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
 	require.NoError(t, c.Write(ctx, "k", at(2), []byte("successor")))
 	require.NoError(t, c.Write(ctx, "k", at(1), []byte("late")))
 	rec, err := c.Read(ctx, "k")

@@ -129,15 +129,14 @@ func (w *worker) run(ctx context.Context) (err error) {
 		}()
 	}
 	for i := 1; (w.n == 0 || i <= w.n) && ctx.Err() == nil; i++ {
-		err := w.once(ctx, locker, store, i)
-		_, stale := errors.AsType[*resource.StaleTokenError](err)
+		refused, err := w.once(ctx, locker, store, i)
 		switch {
-		case err == nil:
-		case w.n != 1 && (stale || errors.Is(err, job.ErrGaveUp)): // that is what fencing is for; it has been printed
 		case w.n == 0 && ctx.Err() != nil:
 			return nil
-		default:
+		case err != nil:
 			return fmt.Errorf("worker: %w", err)
+		case refused != nil && w.n == 1: // of several jobs one may be refused: that is what fencing is for
+			return fmt.Errorf("worker: %w", refused)
 		}
 	}
 	return nil
@@ -154,7 +153,7 @@ func dial(addr string) *redis.Client {
 }
 
 // once does the job for the i-th time.
-func (w *worker) once(ctx context.Context, l *dlock.Locker, client *resource.Client, i int) error {
+func (w *worker) once(ctx context.Context, l *dlock.Locker, client *resource.Client, i int) (refused, err error) {
 	entry := w.name
 	if w.n != 1 {
 		entry = fmt.Sprintf("%s.%d", w.name, i)

@@ -142,7 +142,7 @@ func lateGrant(e *env) (first, second granted) {
 		late := e.acquiring(ctx, a, r)
 		e.pass(e.short / 4)
 		g, err := b.TryAcquire(e.ctx, request(r.Key, long))
-		if err == nil { // a's request was too late, or its lease has run out already: start over
+		if err == nil && !e.virtual { // a's request was too late, or its lease has run out already: start over
 			e.release(b, g)
 			cancel()
 			deliver()

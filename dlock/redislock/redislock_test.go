@@ -52,7 +52,8 @@ func TestConformanceCluster(t *testing.T) {
 	cluster := func(t *testing.T, l *link) redis.UniversalClient {
 		t.Helper()
 		c := redis.NewClusterClient(&redis.ClusterOptions{
-			Dialer: l.Dial,
+			Dialer:        l.Dial,
+			DialerRetries: 1,
 			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
 				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
 			},
@@ -106,10 +107,11 @@ func onServer(t *testing.T, s *testbed.Redis) redisServer {
 	}
 }
 
-// client returns a client with go-redis's defaults, over l.
+// client returns a client with go-redis's defaults over l, but for the half second for which it dials a dead server.
 func (s redisServer) client(t *testing.T, l *link) *redis.Client {
 	t.Helper()
 	o := s.opts
+	o.DialerRetries = 1
 	o.Addr, o.Dialer = "127.0.0.1:1", l.Dial // an address that is no name, so that nothing looks it up
 	c := redis.NewClient(&o)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })

@@ -26,6 +26,7 @@ const envPrefix = "FENCELAB"
 // Main calls run with the command's arguments and exits: 0 after success and -h, else 1. run's ctx ends at the first
 // SIGINT or SIGTERM; the second one kills.
 func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
+	signal.Ignore(syscall.SIGPIPE) // a reader that has gone is a write error, and no reason to leave servers behind
 	signals, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	context.AfterFunc(signals, func() {

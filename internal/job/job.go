@@ -80,17 +80,18 @@ type Job struct {
 // ErrGaveUp is returned when the job found its lease lost before the write.
 var ErrGaveUp = errors.New("job: the lease was lost before the write")
 
-// Run does the job once. A refused read or write returns the resource's error, after the lock is released.
-func (j *Job) Run(ctx context.Context) error {
+// Run does the job once. refused is why the job ended without a write although nothing failed: the resource's
+// [*resource.StaleTokenError], or [ErrGaveUp]. The lock is released whatever happens, and err tells of all that failed.
+func (j *Job) Run(ctx context.Context) (refused, err error) {
 	lease, err := j.acquire(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	err = j.at(history.Acquired, history.Event{Token: lease.Fence(), TTL: history.Duration(lease.TTL()), Until: lease.Until()})
 	if err == nil {
-		err = j.work(ctx, lease)
+		refused, err = j.work(ctx, lease)
 	}
-	return errors.Join(err, j.release(ctx, lease))
+	return refused, errors.Join(err, j.release(ctx, lease))
 }
 
 func (j *Job) acquire(ctx context.Context) (Lease, error) {
@@ -108,25 +109,25 @@ func (j *Job) acquire(ctx context.Context) (Lease, error) {
 
 // work reads, computes and writes. It doesn't use the lease's context for the write: a request that is cut off when the
 // lease ends may still arrive, so that cutting it off would hide the hazard and not remove it.
-func (j *Job) work(ctx context.Context, lease Lease) error {
+func (j *Job) work(ctx context.Context, lease Lease) (refused, err error) {
 	token := lease.Fence()
 	ledger, err := j.read(ctx, token)
 	if err != nil {
 		return j.refused(err, history.ReadStale, token)
 	}
 	if err := j.at(history.Read, history.Event{Token: token, Value: ledger}); err != nil {
-		return err
+		return nil, err
 	}
 	ledger = history.Append(ledger, j.Entry)
 	if err := j.at(history.BeforeWrite, history.Event{Token: token, Value: ledger}); err != nil {
-		return err
+		return nil, err
 	}
 	if j.Check {
 		if lease.Context().Err() != nil {
-			return errors.Join(ErrGaveUp, j.at(history.LostLease, history.Event{Token: token}))
+			return ErrGaveUp, j.at(history.LostLease, history.Event{Token: token})
 		}
 		if err := j.at(history.Checked, history.Event{Token: token}); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if j.Sent {
@@ -140,7 +141,7 @@ func (j *Job) work(ctx context.Context, lease Lease) error {
 	if err != nil && !errors.Is(err, resource.ErrApplied) {
 		return j.refused(err, history.WriteStale, token)
 	}
-	return j.at(history.Wrote, history.Event{Token: token, Value: ledger})
+	return nil, j.at(history.Wrote, history.Event{Token: token, Value: ledger})
 }
 
 func (j *Job) read(ctx context.Context, token uint64) (string, error) {
@@ -157,12 +158,12 @@ func (j *Job) read(ctx context.Context, token uint64) (string, error) {
 	return string(rec.Value), err
 }
 
-// refused reports a refusal under name and returns err.
-func (j *Job) refused(err error, name string, token uint64) error {
+// refused tells a refusal, which it reports under name, from a failure.
+func (j *Job) refused(err error, name string, token uint64) (refused, failed error) {
 	if _, ok := errors.AsType[*resource.StaleTokenError](err); !ok {
-		return err
+		return nil, err
 	}
-	return errors.Join(err, j.at(name, history.Event{Token: token}))
+	return err, j.at(name, history.Event{Token: token})
 }
 
 func (j *Job) release(ctx context.Context, lease Lease) error {

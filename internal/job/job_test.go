@@ -98,7 +98,7 @@ func TestReports(t *testing.T) {
 			require.Equal(t, fenced, rec.MaxFence == resource.Fence{Token: 7}, "only a fenced read raises the fence")
 			return err
 		}
-		require.NoError(t, j.Run(t.Context()))
+		require.NoError(t, errors.Join(j.Run(t.Context())))
 		requireLedger(t, store, "Z", "A")
 		require.Equal(t, 1, l.releases)
 		for i := range r.events {
@@ -120,7 +120,7 @@ func TestReports(t *testing.T) {
 func TestNobodyListens(t *testing.T) {
 	j, _, store, _ := newJob(t)
 	j.At = nil
-	require.NoError(t, j.Run(t.Context()))
+	require.NoError(t, errors.Join(j.Run(t.Context())))
 	requireLedger(t, store, "A")
 }
 
@@ -129,7 +129,7 @@ func TestRefusedWrite(t *testing.T) {
 	r.on[history.BeforeWrite] = func() error {
 		return store.Write(t.Context(), key, resource.Fence{Token: 8, Seq: 1}, []byte("B\n"))
 	}
-	err := j.Run(t.Context())
+	err := errors.Join(j.Run(t.Context()))
 	stale, ok := errors.AsType[*resource.StaleTokenError](err)
 	require.True(t, ok, err)
 	require.Equal(t, resource.Fence{Token: 7, Seq: 1}, stale.Got)
@@ -144,7 +144,7 @@ func TestRefusedRead(t *testing.T) {
 	j.FencedRead = true
 	_, err := store.ReadFenced(t.Context(), key, 8)
 	require.NoError(t, err)
-	_, ok := errors.AsType[*resource.StaleTokenError](j.Run(t.Context()))
+	_, ok := errors.AsType[*resource.StaleTokenError](errors.Join(j.Run(t.Context())))
 	require.True(t, ok)
 	require.Equal(t, []string{history.Acquired, history.ReadStale, history.Released}, r.names())
 	require.Equal(t, 1, l.releases)
@@ -164,13 +164,13 @@ func (s answers) Write(ctx context.Context, key string, f resource.Fence, value 
 func TestWriteAnswers(t *testing.T) {
 	j, _, store, r := newJob(t)
 	j.Store = answers{store, &resource.StaleTokenError{Applied: true}}
-	require.NoError(t, j.Run(t.Context()))
+	require.NoError(t, errors.Join(j.Run(t.Context())))
 	require.Contains(t, r.names(), history.Wrote, "a repeat that is recognised has been written")
 
 	j, l, store, r := newJob(t)
 	lost := errors.New("connection reset")
 	j.Store = answers{store, lost}
-	require.ErrorIs(t, j.Run(t.Context()), lost)
+	require.ErrorIs(t, errors.Join(j.Run(t.Context())), lost)
 	require.Equal(t, []string{history.Acquired, history.Read, history.BeforeWrite, history.Released}, r.names(), "nobody knows")
 	require.Equal(t, 1, l.releases)
 }
@@ -183,7 +183,7 @@ func TestCheckFindsTheLeaseLost(t *testing.T) {
 		r.on[history.BeforeWrite] = func() error { cancel(); return nil }
 		l.refusal = dlock.ErrLost
 		j.Check = check
-		err := j.Run(t.Context())
+		err := errors.Join(j.Run(t.Context()))
 		if !check {
 			require.NoError(t, err, "the write doesn't depend on the lease's context")
 			requireLedger(t, store, "A")
@@ -209,7 +209,7 @@ func TestRelease(t *testing.T) {
 	} {
 		j, l, _, r := newJob(t)
 		l.refusal = c.err
-		require.ErrorIs(t, j.Run(t.Context()), c.want)
+		require.ErrorIs(t, errors.Join(j.Run(t.Context())), c.want)
 		names := r.names()
 		require.Equal(t, c.name, names[len(names)-1], "%v", c.err)
 	}
@@ -223,7 +223,7 @@ func TestListenerEndsTheJob(t *testing.T) {
 		j, l, store, r := newJob(t)
 		j.Check = true
 		r.on[name] = func() error { return enough }
-		require.ErrorIs(t, j.Run(t.Context()), enough)
+		require.ErrorIs(t, errors.Join(j.Run(t.Context())), enough)
 		want := slices.Clone(points[:i+1])
 		if name != history.Released {
 			want = append(want, history.Released)
@@ -243,7 +243,7 @@ func TestNoLock(t *testing.T) {
 	l.err = dlock.ErrClosed
 	for _, try := range []bool{false, true} {
 		j.Try = try
-		require.ErrorIs(t, j.Run(t.Context()), dlock.ErrClosed)
+		require.ErrorIs(t, errors.Join(j.Run(t.Context())), dlock.ErrClosed)
 		require.Empty(t, r.names())
 		require.Zero(t, l.releases)
 		requireLedger(t, store)
@@ -257,7 +257,7 @@ func TestTry(t *testing.T) {
 	defer func() { require.NoError(t, l.Close()) }()
 	j, _, store, r := newJob(t)
 	j.Lock, j.Try = l, true
-	require.NoError(t, j.Run(t.Context()))
+	require.NoError(t, errors.Join(j.Run(t.Context())))
 	require.Equal(t, []string{history.Acquired, history.Read, history.BeforeWrite, history.Wrote, history.Released}, r.names())
 
 	holder, err := l.Acquire(t.Context(), key)
@@ -268,7 +268,7 @@ func TestTry(t *testing.T) {
 
 	r.events, j.Entry = nil, "B"
 	r.on[history.Held] = func() error { return holder.Release(t.Context()) }
-	require.NoError(t, j.Run(t.Context()))
+	require.NoError(t, errors.Join(j.Run(t.Context())))
 	require.Equal(t, []string{history.Held, history.Acquired, history.Read, history.BeforeWrite, history.Wrote, history.Released}, r.names())
 	requireLedger(t, store, "A", "B")
 
@@ -276,10 +276,10 @@ func TestTry(t *testing.T) {
 	require.NoError(t, err)
 	enough := errors.New("enough")
 	r.on[history.Held] = func() error { return enough }
-	require.ErrorIs(t, j.Run(t.Context()), enough)
+	require.ErrorIs(t, errors.Join(j.Run(t.Context())), enough)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	r.on[history.Held] = func() error { cancel(enough); return nil }
-	require.ErrorIs(t, j.Run(ctx), enough, "while it waits")
+	require.ErrorIs(t, errors.Join(j.Run(ctx)), enough, "while it waits")
 	require.NoError(t, holder.Release(t.Context()))
 }
 
@@ -306,7 +306,7 @@ func TestSent(t *testing.T) {
 			return nil
 		},
 	}
-	require.NoError(t, j.Run(t.Context()))
+	require.NoError(t, errors.Join(j.Run(t.Context())))
 	require.Equal(t, []string{history.Acquired, history.Read, history.BeforeWrite, history.Sent, history.Wrote, history.Released}, names)
 }
 

@@ -32,25 +32,15 @@ const (
 
 // spawn starts path as argv[0] name, with the arguments that args makes of its directory.
 func spawn(path, name string, args func(dir string) []string) (c *child, err error) {
-	if err := sweepDirs(); err != nil {
-		return nil, err
-	}
-	me, err := ownerOf(os.Getpid())
+	dir, err := MkdirTemp(name)
 	if err != nil {
 		return nil, err
-	}
-	dir, err := os.MkdirTemp("", dirPrefix+name+"-")
-	if err != nil {
-		return nil, fmt.Errorf("testbed: %w", err)
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	if err := writeOwner(filepath.Join(dir, ownerFile), me); err != nil {
-		return nil, err
-	}
 	log, err := os.Create(filepath.Join(dir, logFile))
 	if err != nil {
 		return nil, fmt.Errorf("testbed: %w", err)
@@ -73,6 +63,26 @@ func spawn(path, name string, args func(dir string) []string) (c *child, err err
 		return nil, errors.Join(err, p.Kill())
 	}
 	return &child{p, dir}, nil
+}
+
+// MkdirTemp makes a directory for temporary files. If the process is killed, the next call on the same machine, or the
+// next start of a server, removes it.
+func MkdirTemp(name string) (dir string, err error) {
+	if err := sweepDirs(); err != nil {
+		return "", err
+	}
+	me, err := ownerOf(os.Getpid())
+	if err != nil {
+		return "", err
+	}
+	dir, err = os.MkdirTemp("", dirPrefix+name+"-")
+	if err != nil {
+		return "", fmt.Errorf("testbed: %w", err)
+	}
+	if err := writeOwner(filepath.Join(dir, ownerFile), me); err != nil {
+		return "", errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, nil
 }
 
 // stop kills the child, waits until it is gone and removes its directory. It may be called again.
