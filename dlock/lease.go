@@ -216,6 +216,13 @@ func (ls *lease) untilCheck() time.Duration {
 	return max(min(ls.limit-ls.age(), recheck), 0)
 }
 
+// left is for how long the lease can still be relied on.
+func (ls *lease) left() time.Duration {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.limit - ls.age()
+}
+
 // ended is why the lease is lost or released, or nil. If its time has come, it ends it.
 func (ls *lease) ended() error {
 	ls.mu.Lock()
@@ -324,8 +331,8 @@ func (ls *lease) keepAlive() {
 			return
 		case <-tick.C:
 		}
-		// One try must not wait for a lost reply while there is time for another.
-		try, done := context.WithTimeout(ctx, ls.l.o.Renew.Every)
+		// One try must not wait for a lost reply while there is time for another, and must be given the time it needs.
+		try, done := context.WithTimeout(ctx, max(ls.l.o.Renew.Every, ls.left()/3))
 		err := ls.renew(try)
 		done()
 		switch {

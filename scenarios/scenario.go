@@ -158,6 +158,7 @@ func (s *Scenario) Check() error {
 	c := checker{
 		paused: map[string]bool{}, held: map[string]bool{}, killed: map[string]bool{},
 		started: map[string]bool{}, done: map[string]bool{},
+		loose: map[string]string{},
 	}
 	for i, st := range s.Steps {
 		if err := c.step(st); err != nil {
@@ -199,6 +200,27 @@ func checkName(name string) error {
 // checker walks a schedule without running it.
 type checker struct {
 	paused, held, killed, started, done map[string]bool
+
+	loose map[string]string // workers that were run until a report at which they don't stop, and that report
+	next  string            // the worker whose delivered write is on its way
+}
+
+// ordered returns an error if what st does and what a worker does that is running would happen in either order.
+func (c *checker) ordered(st Step) error {
+	if c.next != "" && (st.Op != OpRun || st.Target != c.next) {
+		return fmt.Errorf("what %s sent has just been delivered, and this step would race with it; add a run of %s before", c.next, c.next)
+	}
+	if st.Op == OpPause && c.loose[st.Target] != "" {
+		return fmt.Errorf("the worker doesn't stop at %q, so where it freezes is left to chance; add a run before", c.loose[st.Target])
+	}
+	if st.Op == OpRun && !c.started[st.Target] {
+		for name, at := range c.loose {
+			if at == history.Held {
+				return fmt.Errorf("%s waits for the lock already, and who gets it is left to chance; add a run of %s before", name, name)
+			}
+		}
+	}
+	return nil
 }
 
 // reports are the reports up to which a worker can be run.
@@ -224,6 +246,9 @@ func (c *checker) step(st Step) error {
 	case st.Op != OpRun && st.Op != OpHold && st.Target != Resource && !c.started[st.Target]:
 		return errors.New("the worker isn't started by then; add a run before")
 	}
+	if err := c.ordered(st); err != nil {
+		return err
+	}
 	switch st.Op {
 	case OpRun:
 		if !slices.Contains(reports, st.Until) {
@@ -237,10 +262,18 @@ func (c *checker) step(st Step) error {
 		}
 		c.started[st.Target] = true
 		c.done[st.Target] = st.Until == history.Done
+		c.next = ""
+		delete(c.loose, st.Target)
+		if st.Until == history.Held || st.Until == history.Sent {
+			c.loose[st.Target] = st.Until
+		}
 		return nil
 	case OpPause, OpResume:
 		return toggle(c.paused, st, OpPause, OpResume)
 	case OpHold, OpDeliver:
+		if st.Op == OpDeliver && c.loose[st.Target] == history.Sent {
+			c.next = st.Target
+		}
 		return toggle(c.held, st, OpHold, OpDeliver)
 	case OpKill, OpRestart:
 		return toggle(c.killed, st, OpKill, OpRestart)

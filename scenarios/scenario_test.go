@@ -101,6 +101,17 @@ func TestCheck(t *testing.T) {
 		"mode":       {expect("maybe", history.Safe), []string{`fencing mode "maybe"; there are [off writes on]`}},
 		"never pass": {expect(history.FencingOn, history.Inconclusive), []string{"inconclusive, which never passes; leave that mode out"}},
 
+		"delivered write races": {steps(
+			run("A", history.BeforeWrite), scenarios.Hold("A"), run("A", history.Sent), run("B", history.BeforeWrite),
+			scenarios.Deliver("A"), run("B", history.Done), done,
+		), []string{"step 6, run B: what A sent has just been delivered, and this step would race with it; add a run of A before"}},
+		"two waiters": {steps(
+			read, run("B", history.Held), run("C", history.Acquired), done, run("B", history.Done), run("C", history.Done),
+		), []string{"B waits for the lock already, and who gets it is left to chance; add a run of B before"}},
+		"pause of a waiter": {steps(
+			read, run("B", history.Held), scenarios.Pause("B"), done, scenarios.Resume("B"), run("B", history.Done),
+		), []string{`the worker doesn't stop at "held", so where it freezes is left to chance; add a run before`}},
+
 		"no target":      {steps(run("", history.Read), done), []string{`step 1, run : its target is ""; choose`}},
 		"two lines":      {steps(run("A\nB", history.Done)), []string{`its target is "A\nB"; choose`}},
 		"controller":     {steps(run("controller", history.Done)), []string{"controller is what a history calls the runner; choose another name"}},

@@ -168,6 +168,7 @@ func play(t *testing.T, name string, check func(*testing.T, history.Fencing, *sc
 			if o.Verdict != want {
 				t.Fatalf("got verdict %v, want %v: %v\n%srepeat it with: %s", o.Verdict, want, o.Findings, trace, command(test, f))
 			}
+			t.Logf("%v, as expected: %s\n%s", o.Verdict, strings.Join(append(o.Findings, fmt.Sprintf("%d refused", o.Refused)), "; "), trace)
 			golden(t, filepath.Join("..", "testdata", "traces", s.Name+"_"+string(f)+".txt"), trace)
 			check(t, f, o)
 		})

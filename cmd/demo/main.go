@@ -59,6 +59,16 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return fmt.Errorf("demo: there is no hazard %q; there are %s", *name, strings.Join(names(), ", "))
 	}
 
+	switch {
+	case *ttl < time.Millisecond:
+		return fmt.Errorf("demo: -ttl is %v; it must be at least 1ms", *ttl)
+	case *pause != 0 && *pause <= *ttl:
+		return fmt.Errorf("demo: -pause is %v; it must exceed the -ttl of %v, or be 0", *pause, *ttl)
+	}
+	if dir, err := os.Stat(filepath.Dir(*page)); err != nil || !dir.IsDir() {
+		return fmt.Errorf("demo: %s is no directory; choose another file with -o", filepath.Dir(*page))
+	}
+
 	redis, err := testbed.StartRedis(ctx, &testbed.Options{
 		Provider: testbed.Provider(*provider), AllowEmbedded: true, Progress: out,
 	})

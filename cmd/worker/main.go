@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"time"
 
@@ -91,6 +92,7 @@ type worker struct {
 }
 
 func (w *worker) run(ctx context.Context) (err error) {
+	redis.SetLogger(quiet{}) // its errors are returned, and told once
 	reg := prometheus.NewRegistry()
 	w.lock.Registerer = reg
 	client := dial(w.redis)
@@ -134,9 +136,13 @@ func (w *worker) run(ctx context.Context) (err error) {
 		case w.n == 0 && ctx.Err() != nil:
 			return nil
 		case err != nil:
+			if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+				return fmt.Errorf("worker: %w (is Redis at %s (-redis-addr), and the resource at %s (-resource)?)", err, w.redis, w.resource)
+			}
 			return fmt.Errorf("worker: %w", err)
 		case refused != nil && w.n == 1: // of several jobs one may be refused: that is what fencing is for
-			return fmt.Errorf("worker: %w", refused)
+			return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the lock's Redis has lost "+
+				"its token counter: start afresh with another -key)", refused)
 		}
 	}
 	return nil
@@ -191,6 +197,11 @@ func (w *worker) at(ctx context.Context, entry string, e history.Event) error {
 		return context.Cause(ctx)
 	}
 }
+
+// quiet drops what go-redis logs.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
 
 func clock(t time.Time) string { return t.Format("15:04:05.000") }
 

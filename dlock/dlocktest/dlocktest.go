@@ -58,6 +58,10 @@ type Link struct {
 
 // Run checks every rule, each in a subtest.
 func Run(t *testing.T, h Harness) {
+	t.Helper()
+	if h.New == nil {
+		t.Fatal("dlocktest: Harness.New is required: it prepares the lock service of a case")
+	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Cleanup(func() {
@@ -104,6 +108,9 @@ func newEnv(t *testing.T, h Harness) *env {
 	t.Cleanup(cancel)
 	e.ctx = ctx
 	e.Service = h.New(t)
+	if e.Backend == nil {
+		t.Fatal("dlocktest: Service.Backend is required: it returns a Backend with a client of its own")
+	}
 	return e
 }
 
@@ -119,7 +126,7 @@ func (e *env) backend() dlock.Backend {
 func (e *env) faulty(has func(Link) bool) (dlock.Backend, Link) {
 	e.Helper()
 	if e.Faulty == nil {
-		e.Skip("the harness has no faulty link")
+		e.Skip("Service.Faulty is nil: without a link the kit cannot lose or delay messages")
 	}
 	b, l := e.Faulty()
 	e.Cleanup(func() { require.NoError(e, b.Close()) })

@@ -41,6 +41,9 @@ func Cases() []Case { return slices.Clone(cases) }
 // Run runs all cases as subtests of t. A failure prints the rule that is broken.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
+	if h.New == nil {
+		t.Fatal("storetest: Harness.New is required: it returns an empty store")
+	}
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
 			if c.NeedsReopen && h.Reopen == nil {
