@@ -195,6 +195,28 @@ func TestRenewFails(t *testing.T) {
 	})
 }
 
+// A server that takes longer to answer than the time between two renewals still keeps the lease alive.
+func TestRenewSlowly(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			select {
+			case <-time.After(400 * time.Millisecond):
+				return next(ctx, g)
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		l := newLocker(t, f, &dlock.Options{
+			TTL: 10 * time.Second, Renew: dlock.Renew{Every: 100 * time.Millisecond, MaxHold: time.Hour},
+		})
+		h := acquire(t, l, t.Context(), "k")
+		time.Sleep(time.Minute)
+		require.NoError(t, h.Context().Err())
+		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
 func TestRenewFindsTheLockTaken(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()

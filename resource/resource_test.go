@@ -76,10 +76,10 @@ func TestCheckKey(t *testing.T) {
 
 func TestStaleTokenError(t *testing.T) {
 	err := &resource.StaleTokenError{Key: "k", Seen: resource.Fence{Token: 9, Seq: 2}, Got: resource.Fence{Token: 7, Seq: 1}}
-	require.EqualError(t, err, `resource: stale fencing token for "k": seen 9.2, got 7`)
+	require.EqualError(t, err, `resource: stale fencing token for "k": seen 9, got 7`)
 	require.NotErrorIs(t, err, resource.ErrApplied)
 	err.Applied = true
-	require.EqualError(t, err, `resource: stale fencing token for "k": seen 9.2, got 7 (already applied)`)
+	require.EqualError(t, err, `resource: stale fencing token for "k": seen 9, got 7 (already applied)`)
 	require.ErrorIs(t, err, resource.ErrApplied)
 }
 
