@@ -106,7 +106,7 @@ func (p *play) guarded(ctx context.Context) (err error) {
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
 	cleaned := make(chan struct{})
-	unguard, err := testbed.Guard(func() error {
+	unguard, err := testbed.Guard(ctx, func() error {
 		interrupt(errInterrupted)
 		<-cleaned
 		return nil

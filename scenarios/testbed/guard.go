@@ -38,8 +38,8 @@ type guarded struct {
 
 // Guard has stop called if a signal ends the process before the returned function is called, which calls stop too.
 // stop is called once. A run that has processes or files of its own is torn down with the servers.
-func Guard(stop func() error) (done func() error, err error) {
-	return servers.start(context.Background(), func(context.Context) (func() error, error) { return stop, nil })
+func Guard(ctx context.Context, stop func() error) (done func() error, err error) {
+	return servers.start(ctx, func(context.Context) (func() error, error) { return stop, nil })
 }
 
 // start runs f and returns the stop that f returned, made idempotent. f's context ends when the process is
