@@ -129,7 +129,9 @@ func newWorld(t require.TestingT, f history.Fencing, store resource.Overwriter) 
 	w := &world{fencing: f, store: store, workers: map[string]*person{}}
 	h, err := resource.NewHandler(store, &resource.HandlerOptions{Unfenced: f == history.FencingOff, Observer: w.observe})
 	require.NoError(t, err)
-	w.client, err = resource.NewClient("http://model", &resource.ClientOptions{HTTPClient: &http.Client{Transport: inProcess{h}}})
+	w.client, err = resource.NewClient("http://model", &resource.ClientOptions{
+		HTTPClient: &http.Client{Transport: inProcess{h}}, AllowUnfenced: true, // wrong resources are the point
+	})
 	require.NoError(t, err)
 	w.events = append(w.events, history.Event{Kind: history.KindRun, Run: &history.Run{Scenario: "model", Fencing: f}})
 	return w
