@@ -92,16 +92,18 @@ func (b getThenDel) Release(ctx context.Context, g dlock.Grant) error {
 // redisKeys are the keys of redislock for a lock.
 func redisKeys(key string) []string { return []string{"lock:{" + key + "}", "fence:{" + key + "}"} }
 
-// OnRedis returns a Runner for [OpenRedis] on r.
+// OnRedis returns a Runner for [OpenRedis] on r. It removes what runs leave in a Redis that is the user's; others go with
+// all that they hold.
 func OnRedis(r *testbed.Redis) *Runner {
-	return &Runner{
-		Addr: r.URL, Lock: "redis", Server: r.String(),
-		Forget: func(ctx context.Context, key string) error {
+	runner := &Runner{Addr: r.URL, Lock: "redis", Server: r.String()}
+	if r.Provider == testbed.External {
+		runner.Forget = func(ctx context.Context, key string) error {
 			client, err := redisClient(r.URL)
 			if err != nil {
 				return err
 			}
 			return errors.Join(client.Del(ctx, redisKeys(key)...).Err(), client.Close())
-		},
+		}
 	}
+	return runner
 }

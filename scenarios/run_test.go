@@ -26,6 +26,7 @@ import (
 // What a word before the address asks of open.
 const (
 	cannotOpen = "cannot-open"
+	failsLate  = "fails-late"
 	kills      = "kills-" // and a worker's name, or "resource"
 )
 
@@ -40,7 +41,27 @@ func open(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	}
 	s.Addr = addr
 	l, err := scenarios.OpenRedis(ctx, s)
+	if word == failsLate {
+		return failingLate{l}, err
+	}
 	return troubled{l, word}, err
+}
+
+// failingLate is a lock whose release fails, with an error that says nothing, when it was lost.
+type failingLate struct{ scenarios.Lock }
+
+func (l failingLate) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	lease, err := l.Lock.Acquire(ctx, key)
+	return failingRelease{lease}, err
+}
+
+type failingRelease struct{ scenarios.Lease }
+
+func (l failingRelease) Release(ctx context.Context) error {
+	if err := l.Lease.Release(ctx); err != nil {
+		return errors.New("the lock server is on fire")
+	}
+	return nil
 }
 
 // troubled is a lock in whose Acquire something happens.
@@ -162,6 +183,15 @@ func TestRunFails(t *testing.T) {
 			change: func(r *scenarios.Runner) { r.Addr = cannotOpen + " " + r.Addr },
 			want:   []string{"step 1, run A until acquired: A failed: the lock server is on fire"},
 			last:   `A failed: "the lock server is on fire"`,
+		},
+		"a failure behind a refusal": {
+			workers: map[string]scenarios.Worker{"A": {Victim: true}},
+			steps: []scenarios.Step{
+				run("A", history.Read), scenarios.Pause("A"), done("B"), scenarios.Resume("A"), done("A"),
+			},
+			change: func(r *scenarios.Runner) { r.Addr = failsLate + " " + r.Addr },
+			want:   []string{"step 5, run A until done: A failed: release: the lock server is on fire"},
+			last:   `A failed: "release: the lock server is on fire"`,
 		},
 		"a worker that is killed": {
 			steps:  []scenarios.Step{run("A", history.Acquired), done("A")},

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"flag"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,6 +21,10 @@ import (
 var update = flag.Bool("update", false, "rewrite the README's transcript from the recorded histories")
 
 func TestMain(m *testing.M) {
+	if os.Getenv("DEMO_MAIN") != "" {
+		main()
+		return
+	}
 	scenarios.Child(scenarios.OpenRedis)
 	os.Exit(m.Run())
 }
@@ -36,6 +43,30 @@ func TestDemo(t *testing.T) {
 	require.Contains(t, string(html), "PauseExceedsTTL")
 	events := load(t, filepath.Join(dir, "PauseExceedsTTL_on.jsonl"))
 	require.Equal(t, history.Safe, history.Judge(events).Verdict)
+}
+
+// TestInterrupted ends a demo in the middle of a run, with a worker frozen.
+func TestInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-testbed", "embedded", "-ttl", "1h", "-pause", "2h", "-o", filepath.Join(dir, "demo.html"))
+	cmd.Env = append(os.Environ(), "DEMO_MAIN=1", "TMPDIR="+dir)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var said strings.Builder
+	for lines := bufio.NewScanner(stdout); lines.Scan(); {
+		said.WriteString(lines.Text() + "\n")
+		if strings.HasSuffix(lines.Text(), "pause A") {
+			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		}
+	}
+	require.Error(t, cmd.Wait(), said.String())
+	require.Regexp(t, "waiting for its next report: (interrupted|terminated signal received)", stderr.String())
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 func TestUnknownHazard(t *testing.T) {
