@@ -19,7 +19,7 @@ const DefaultTTL = 10 * time.Second
 // Options configure a [Locker].
 type Options struct {
 	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required,
-	// at least 1 ms. With fencing it is a choice about liveness alone.
+	// at least 1 ms (nil Options have DefaultTTL). With fencing it is a choice about liveness alone.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
@@ -60,7 +60,7 @@ type Locker struct {
 	idle  atomic.Int32 // workers that wait for a task
 }
 
-// New returns a Locker on b. It returns an error for options that cannot work. Nil options mean a TTL of [DefaultTTL]
+// New returns a Locker on b, which is the Locker's from now on and closed with it. It returns an error for options that cannot work. Nil options mean a TTL of [DefaultTTL]
 // and no renewal.
 func New(b Backend, opts *Options) (*Locker, error) {
 	if b == nil {
