@@ -57,6 +57,11 @@ func dialEngine(ctx context.Context) (*testcontainers.DockerProvider, error) {
 			return nil, fmt.Errorf("no Docker engine answers (%s): install or start Docker; docker version tells more",
 				strings.ReplaceAll(r.err.Error(), "\n", "; "))
 		}
+		// testcontainers goes on to look elsewhere when the engine that was asked for doesn't answer.
+		if want, got := os.Getenv("DOCKER_HOST"), r.engine.Client().DaemonHost(); want != "" && got != want {
+			return nil, errors.Join(fmt.Errorf("the Docker engine at %s (DOCKER_HOST) doesn't answer: start it, or unset DOCKER_HOST", want),
+				r.engine.Close())
+		}
 		return r.engine, nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("no Docker engine answered within %v: %w", engineTimeout, context.Cause(ctx))

@@ -78,6 +78,13 @@ func TestContainers(t *testing.T) {
 	require.NoError(t, r.Close(), "Close again")
 }
 
+// TestDockerHost asks for an engine that isn't there: another one must not take its place.
+func TestDockerHost(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+	_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Containers})
+	require.ErrorContains(t, err, "Docker")
+}
+
 func TestContainerRemovedByHand(t *testing.T) {
 	docker := requireDocker(t)
 	r, _ := startRedis(t, &testbed.Options{Provider: testbed.Containers})
