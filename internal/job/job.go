@@ -87,7 +87,9 @@ func (j *Job) Run(ctx context.Context) (refused, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = j.at(history.Acquired, history.Event{Token: lease.Fence(), TTL: history.Duration(lease.TTL()), Until: lease.Until()})
+	err = j.at(history.Acquired, history.Event{
+		Key: j.Key, Token: lease.Fence(), TTL: history.Duration(lease.TTL()), Until: lease.Until(),
+	})
 	if err == nil {
 		refused, err = j.work(ctx, lease)
 	}

@@ -109,6 +109,7 @@ func TestReports(t *testing.T) {
 			return history.Event{Kind: history.KindReport, Name: name, Token: 7, Value: value}
 		}
 		acquired := report(history.Acquired, "")
+		acquired.Key = "k"
 		acquired.TTL, acquired.Until = history.Duration(time.Minute), time.Unix(60, 0)
 		require.Equal(t, []history.Event{
 			acquired, report(history.Read, "Z\n"), report(history.BeforeWrite, "Z\nA\n"), report(history.Checked, ""),

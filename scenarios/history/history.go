@@ -85,8 +85,8 @@ type Event struct {
 	TTL   Duration  `json:"ttl,omitempty"`   // of an acquired report: the lease
 	Until time.Time `json:"until,omitzero"`  // of an acquired report: when the lease ends unless it is renewed
 
-	Op       string `json:"op,omitempty"` // of a decision: "read" or "write"
-	Key      string `json:"key,omitempty"`
+	Op       string `json:"op,omitempty"`       // of a decision: "read" or "write"
+	Key      string `json:"key,omitempty"`      // of a decision, final or acquired report: the ledger's, or the lock's
 	Seq      uint64 `json:"seq,omitempty"`      // of a decision: the write's number under its grant
 	Seen     uint64 `json:"seen,omitempty"`     // of a decision or final: the greatest token accepted before
 	SeenSeq  uint64 `json:"seen_seq,omitempty"` //

@@ -53,7 +53,7 @@ func (f fence) String() string {
 // Inconclusive, if nothing is violated:
 //   - the history is incomplete, is about several runs or several keys, or has events that the judge doesn't know;
 //   - a worker has not ended, or has failed;
-//   - fewer than two grants, or no accepted write;
+//   - fewer than two grants, or grants of different locks, or no accepted write;
 //   - no holder did anything after its successor's grant, so that the hazard never came about;
 //   - the lock's tokens do not grow, or somebody uses a token that it was not granted;
 //   - the resource looked at the fence where the run says that it doesn't, or the other way round;
@@ -88,6 +88,7 @@ type judge struct {
 	fencing Fencing // "" if the history doesn't say
 	keys    map[string]*keyState
 	ended   map[string]bool // by worker
+	lock    string          // whose key the last grant was of; empty where the history doesn't say
 	grants  []uint64        // tokens, in the order of the grants
 	holders map[holder]bool // and whose they are
 	answers map[answer]int  // what the resource decided and no worker has told of yet
@@ -236,6 +237,10 @@ func (j *judge) granted(e *Event) {
 	if n := len(j.grants); n > 0 && e.Token <= j.grants[n-1] {
 		j.doubt("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
 	}
+	if len(j.grants) > 0 && e.Key != j.lock {
+		j.doubt("%s was granted the lock of %q, and others that of %q: they don't keep each other out", e.Actor, e.Key, j.lock)
+	}
+	j.lock = e.Key
 	j.grants = append(j.grants, e.Token)
 	j.holders[holder{e.Actor, e.Token}] = true
 }

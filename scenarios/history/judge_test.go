@@ -80,6 +80,7 @@ var findings = map[string][]string{
 	"inconclusive-unknown-operation":             {`unknown operation "delete"`},
 	"inconclusive-unknown-fencing-mode":          {`no fencing mode "perhaps"`},
 	"inconclusive-several-keys":                  {"about 2 keys"},
+	"inconclusive-locks-of-different-keys":       {`B was granted the lock of "invoices", and others that of "ledger"`},
 	"inconclusive-hazard-never-came-about":       {noHazard},
 	"inconclusive-late-writer-without-a-token":   {noHazard},
 	"inconclusive-one-grant":                     {oneGrant, noHazard},
