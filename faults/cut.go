@@ -7,13 +7,23 @@ import (
 
 // Cut is a partition: [Link.LoseRequests] and [Link.LoseReplies] at once.
 func (l *Link) Cut(ctx context.Context) (Heal, error) {
-	requests, err := l.LoseRequests(ctx)
-	if err != nil {
-		return nil, err
+	return inject(ctx, "cut", l.cut()...)
+}
+
+// Partition cuts several links as one partition: a worker off from some of its servers, say. In force means that every
+// one of them is cut, as by [Link.Cut]; if one can't be, none is. The heal heals all of them, and is over when the last
+// one is; a link that can't be healed keeps no other from it.
+func Partition(ctx context.Context, links ...*Link) (Heal, error) {
+	if len(links) == 0 {
+		return nil, errors.New("faults: partition of no links")
 	}
-	replies, err := l.LoseReplies(ctx)
-	if err != nil {
-		return nil, errors.Join(err, requests(ctx))
+	var cuts []strike
+	for _, l := range links {
+		cuts = append(cuts, l.cut()...)
 	}
-	return func(ctx context.Context) error { return errors.Join(requests(ctx), replies(ctx)) }, nil
+	return inject(ctx, "partition", cuts...)
+}
+
+func (l *Link) cut() []strike {
+	return []strike{{l, l.requests, drop, 0}, {l, l.replies, drop, 0}}
 }

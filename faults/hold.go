@@ -16,7 +16,7 @@ import (
 // way to the link, and follows by itself. A server that takes nothing, being paused or gone, makes deliver wait until
 // its ctx ends.
 func (l *Link) HoldRequests(ctx context.Context) (deliver Heal, err error) {
-	return l.place(ctx, "hold requests", l.requests, hold)
+	return inject(ctx, "hold requests", strike{l, l.requests, hold, 0})
 }
 
 // AwaitHeld waits until the link holds something that a client has sent, and so until that is on its way and late. It

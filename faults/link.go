@@ -23,14 +23,19 @@ const closeTimeout = 5 * time.Second
 // A fault rules all connections of the link, those there are and those to come: give each client a link of its own to
 // hurt one and not the others. At most one fault is in force in a direction at a time; a second one is an error.
 //
-// A link is no more than TCP: a fault never stops a client from connecting, and the server sees it connect, before
-// any byte gets through or none. Either side's end of its stream closes the connection for both, also where that side
-// would still read. Under a fault the end of a stream is held, or lost, like the bytes before it.
+// A link is no more than TCP: but for [Link.Refuse] a fault never stops a client from connecting, and the server sees it
+// connect, before any byte gets through or none. Either side's end of its stream closes the connection for both, also
+// where that side would still read. Under a fault the end of a stream is held, late or lost, like the bytes before it.
 type Link struct {
+	addr     string
 	proxy    *toxiproxy.Proxy
-	requests *valve // from the clients to the server
-	replies  *valve // from the server to the clients
+	requests *valve       // from the clients to the server
+	replies  *valve       // from the server to the clients
+	release  func() error // gives the port back
 	close    func() error
+
+	mu     sync.Mutex
+	closed bool // nobody may listen any more
 }
 
 // register makes the valve known to toxiproxy, whose list of toxics is global.
@@ -40,18 +45,22 @@ var register = sync.OnceFunc(func() { toxics.Register("valve", new(valve)) })
 // closed if the server can't be reached when it is made. The link listens on a free port of the loopback interface.
 func NewLink(upstream string) (*Link, error) {
 	register()
+	addr, release, err := reserve()
+	if err != nil {
+		return nil, fmt.Errorf("faults: link to %s: %w", upstream, err)
+	}
 	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
-	l := &Link{proxy: toxiproxy.NewProxy(server, "link", "127.0.0.1:0", upstream)}
-	var err error
-	if l.requests, err = l.addValve("upstream"); err != nil {
-		return nil, fmt.Errorf("faults: link to %s: %w", upstream, err)
+	l := &Link{proxy: toxiproxy.NewProxy(server, "link", addr, upstream), release: release}
+	if l.requests, err = l.addValve("upstream"); err == nil {
+		l.replies, err = l.addValve("downstream")
 	}
-	if l.replies, err = l.addValve("downstream"); err != nil {
-		return nil, fmt.Errorf("faults: link to %s: %w", upstream, err)
+	if err == nil {
+		err = l.proxy.Start()
 	}
-	if err := l.proxy.Start(); err != nil {
-		return nil, fmt.Errorf("faults: link to %s: %w", upstream, err)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("faults: link to %s: %w", upstream, err), release())
 	}
+	l.addr = l.proxy.Listen
 	l.close = sync.OnceValue(l.shut)
 	return l, nil
 }
@@ -72,7 +81,7 @@ func (l *Link) addValve(stream string) (*valve, error) {
 }
 
 // Addr returns the address that clients connect to in the server's place.
-func (l *Link) Addr() string { return l.proxy.Listen }
+func (l *Link) Addr() string { return l.addr }
 
 // Close stops listening, closes every connection and loses what is held. It leaves nothing running, and returns within
 // seconds whatever state the link, its clients and its server are in. The heal of a fault that is in force now fails
@@ -80,6 +89,9 @@ func (l *Link) Addr() string { return l.proxy.Listen }
 func (l *Link) Close() error { return l.close() }
 
 func (l *Link) shut() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
 	l.requests.shut()
 	l.replies.shut()
 	ctx, cancel := context.WithTimeoutCause(context.Background(), closeTimeout,
@@ -93,24 +105,10 @@ func (l *Link) shut() error {
 	select {
 	case <-stopped:
 	case <-ctx.Done():
-		return fmt.Errorf("faults: close link %s: %w", l.Addr(), context.Cause(ctx))
+		return errors.Join(fmt.Errorf("faults: close link %s: %w", l.Addr(), context.Cause(ctx)), l.release())
 	}
-	if err := errors.Join(l.requests.drained(ctx), l.replies.drained(ctx)); err != nil {
+	if err := errors.Join(l.requests.drained(ctx), l.replies.drained(ctx), l.release()); err != nil {
 		return fmt.Errorf("faults: close link %s: %w", l.Addr(), err)
 	}
 	return nil
-}
-
-// place puts a fault on one direction and names it in errors.
-func (l *Link) place(ctx context.Context, name string, v *valve, f flow) (Heal, error) {
-	heal, err := v.inject(ctx, f)
-	if err != nil {
-		return nil, fmt.Errorf("faults: %s on link %s: %w", name, l.Addr(), err)
-	}
-	return func(ctx context.Context) error {
-		if err := heal(ctx); err != nil {
-			return fmt.Errorf("faults: heal %s on link %s: %w", name, l.Addr(), err)
-		}
-		return nil
-	}, nil
 }

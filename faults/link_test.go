@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -344,6 +346,282 @@ func TestFaultsOfOneLink(t *testing.T) {
 	d.ask(t, "z")
 }
 
+func TestDelay(t *testing.T) {
+	for name, way := range map[string]struct {
+		inject  func(*faults.Link, context.Context, time.Duration) (faults.Heal, error)
+		legs    time.Duration // of a line and its answer that are delayed
+		applied bool          // a line is, though delayed
+	}{
+		"DelayRequests": {(*faults.Link).DelayRequests, 1, false},
+		"DelayReplies":  {(*faults.Link).DelayReplies, 1, true},
+		"Delay":         {(*faults.Link).Delay, 2, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startServer(t)
+			link := startLink(t, s.addr())
+			c := dial(t, link.Addr())
+			c.ask(t, "before")
+
+			const d = 20 * time.Millisecond
+			heal, err := way.inject(link, t.Context(), d)
+			require.NoError(t, err)
+			fresh := dial(t, link.Addr())
+			var want []string
+			var sent []time.Time
+			for i := range 20 {
+				line := fmt.Sprintf("slow %d", i)
+				want = append(want, line)
+				sent = append(sent, time.Now())
+				c.send(t, line)
+				fresh.send(t, "fresh")
+			}
+			for i, line := range want {
+				c.wantReply(t, line)
+				require.GreaterOrEqual(t, time.Since(sent[i]), way.legs*d, line)
+				fresh.wantReply(t, "fresh")
+				require.GreaterOrEqual(t, time.Since(sent[i]), way.legs*d, "fresh %d", i)
+			}
+			require.Equal(t, want, s.log("slow"), "each line once and in order")
+			require.NoError(t, heal(t.Context()))
+			c.ask(t, "after")
+
+			// The heal waits for no delay, and nothing that is under way gets lost by it.
+			heal, err = way.inject(link, t.Context(), time.Hour)
+			require.NoError(t, err)
+			for range 3 {
+				c.send(t, "late")
+			}
+			askOften(t, s)
+			if way.applied {
+				await(t, "effect", func() bool { return len(s.log("late")) == 3 })
+			} else {
+				require.Empty(t, s.log("late"))
+			}
+			c.wantSilence(t)
+			_, err = link.Cut(t.Context())
+			require.ErrorContains(t, err, "another fault")
+			require.NoError(t, heal(t.Context()))
+			for range 3 {
+				c.wantReply(t, "late")
+			}
+			require.NoError(t, heal(t.Context()))
+			c.ask(t, "after")
+			require.Len(t, s.log("late"), 3)
+
+			for _, d := range []time.Duration{0, -time.Second} {
+				_, err = way.inject(link, t.Context(), d)
+				require.ErrorContains(t, err, "more than 0")
+			}
+		})
+	}
+}
+
+// What a client sent before it closed the connection arrives, late, and so does its end.
+func TestDelayOfEnd(t *testing.T) {
+	listener := listen(t)
+	link := startLink(t, listener.Addr().String())
+	heal, err := link.DelayRequests(t.Context(), time.Hour)
+	require.NoError(t, err)
+	c := dial(t, link.Addr())
+	conn, err := listener.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	c.send(t, "x")
+	require.NoError(t, c.Close())
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
+	_, err = conn.Read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, heal(t.Context()))
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
+	got, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	require.Equal(t, "x\n", string(got))
+}
+
+func requireRefused(t *testing.T, addr string) {
+	t.Helper()
+	_, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+}
+
+func TestRefuse(t *testing.T) {
+	s := startServer(t)
+	link := startLink(t, s.addr())
+	for range 20 {
+		c, idle := dial(t, link.Addr()), dial(t, link.Addr())
+		c.ask(t, "before")
+		heal, err := link.Refuse(t.Context())
+		require.NoError(t, err)
+		requireRefused(t, link.Addr())
+		c.wantNoReply(t)
+		idle.wantNoReply(t)
+		_, err = link.Refuse(t.Context())
+		require.ErrorContains(t, err, "another fault")
+		_, err = link.HoldRequests(t.Context())
+		require.ErrorContains(t, err, "another fault")
+		requireRefused(t, link.Addr())
+
+		require.NoError(t, heal(t.Context()))
+		dial(t, link.Addr()).ask(t, "after")
+		require.NoError(t, heal(t.Context()))
+	}
+}
+
+// The server learns of it too, and what was under way to it is lost.
+func TestRefuseClosesServerSide(t *testing.T) {
+	listener := listen(t)
+	link := startLink(t, listener.Addr().String())
+	c := dial(t, link.Addr())
+	conn, err := listener.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	hold, err := link.HoldRequests(t.Context())
+	require.NoError(t, err)
+	c.send(t, "x")
+	require.NoError(t, link.AwaitHeld(t.Context()))
+	_, err = link.Refuse(t.Context())
+	require.ErrorContains(t, err, "another fault")
+	require.NoError(t, hold(t.Context()))
+	line := make([]byte, 2)
+	_, err = io.ReadFull(conn, line)
+	require.NoError(t, err, "a refuse that failed left nothing behind")
+
+	slow, err := link.DelayRequests(t.Context(), time.Hour)
+	require.NoError(t, err)
+	c.send(t, "y")
+	_ = slow // still in force
+	_, err = link.Refuse(t.Context())
+	require.ErrorContains(t, err, "another fault")
+	require.NoError(t, slow(t.Context()))
+	_, err = io.ReadFull(conn, line)
+	require.NoError(t, err)
+
+	_, err = link.Refuse(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
+	n, err := conn.Read(line)
+	require.Zero(t, n)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection to the server is open")
+}
+
+// Clients that try again all the time get an answer before and after, and none meanwhile.
+func TestRefuseUnderLoad(t *testing.T) {
+	s := startServer(t)
+	link := startLink(t, s.addr())
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	var refusing atomic.Bool
+	for range 3 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				conn, err := new(net.Dialer).DialContext(ctx, "tcp", link.Addr())
+				if err != nil {
+					continue
+				}
+				before := refusing.Load()
+				_, err = io.WriteString(conn, "x\n")
+				if err == nil {
+					_, err = bufio.NewReader(conn).ReadString('\n')
+				}
+				if err == nil && before && refusing.Load() {
+					t.Error("an answer under a refuse")
+				}
+				_ = conn.Close()
+			}
+		})
+	}
+	for i := range 50 {
+		await(t, "progress", func() bool { return len(s.log("x")) > i })
+		heal, err := link.Refuse(t.Context())
+		require.NoError(t, err)
+		refusing.Store(true)
+		requireRefused(t, link.Addr())
+		refusing.Store(false)
+		require.NoError(t, heal(t.Context()))
+		dial(t, link.Addr()).ask(t, "after")
+	}
+	cancel()
+	wg.Wait()
+}
+
+// A heal that fails can be called again, and the fault is in force until then.
+func TestRefuseHealedLater(t *testing.T) {
+	s := startServer(t)
+	link := startLink(t, s.addr())
+	heal, err := link.Refuse(t.Context())
+	require.NoError(t, err)
+	thief, err := new(net.ListenConfig).Listen(t.Context(), "tcp", link.Addr())
+	require.NoError(t, err)
+	require.ErrorIs(t, heal(t.Context()), syscall.EADDRINUSE)
+	_, err = link.Cut(t.Context())
+	require.ErrorContains(t, err, "another fault")
+	require.NoError(t, thief.Close())
+	requireRefused(t, link.Addr())
+	require.NoError(t, heal(t.Context()))
+	dial(t, link.Addr()).ask(t, "after")
+}
+
+func TestPartition(t *testing.T) {
+	s := startServer(t)
+	var links []*faults.Link
+	var clients []*client
+	for range 3 {
+		link := startLink(t, s.addr())
+		links = append(links, link)
+		clients = append(clients, dial(t, link.Addr()))
+		clients[len(clients)-1].ask(t, "before") // or the link may not have accepted it before the heal
+	}
+	other := dial(t, startLink(t, s.addr()).Addr())
+	for range 2 {
+		heal, err := faults.Partition(t.Context(), links...)
+		require.NoError(t, err)
+		for _, c := range clients {
+			c.send(t, "cut")
+		}
+		askOften(t, s)
+		other.ask(t, "other")
+		require.Empty(t, s.log("cut"))
+		require.NoError(t, heal(t.Context()))
+		for i, c := range clients {
+			c.wantNoReply(t)
+			clients[i] = dial(t, links[i].Addr())
+			clients[i].ask(t, "after")
+		}
+	}
+
+	// If one of them can't be cut, none is.
+	for i, busy := range links {
+		heal, err := busy.LoseReplies(t.Context())
+		require.NoError(t, err)
+		_, err = faults.Partition(t.Context(), links...)
+		require.ErrorContains(t, err, "another fault")
+		for j, link := range links {
+			if i != j {
+				clients[j].ask(t, "not cut")
+				dial(t, link.Addr()).ask(t, "not cut")
+			}
+		}
+		require.NoError(t, heal(t.Context()))
+		clients[i] = dial(t, busy.Addr())
+	}
+	_, err := faults.Partition(t.Context(), links[0], links[1], links[0])
+	require.ErrorContains(t, err, "another fault")
+	heal, err := faults.Partition(t.Context(), links...)
+	require.NoError(t, err, "what failed left nothing behind")
+	require.NoError(t, heal(t.Context()))
+	_, err = faults.Partition(t.Context())
+	require.ErrorContains(t, err, "no links")
+
+	// A link that can't be healed keeps no other from it.
+	heal, err = faults.Partition(t.Context(), links...)
+	require.NoError(t, err)
+	require.NoError(t, links[1].Close())
+	require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
+	dial(t, links[0].Addr()).ask(t, "after")
+	dial(t, links[2].Addr()).ask(t, "after")
+}
+
 func TestLinkPassesEverything(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
@@ -415,6 +693,21 @@ func TestLinkClose(t *testing.T) {
 			require.NoError(t, err)
 			c.send(t, "x")
 			await(t, "effect", func() bool { return len(s.log("x")) == 1 })
+			return heal
+		},
+		"delayed bytes": func(t *testing.T, link *faults.Link, s *server) faults.Heal {
+			c := dial(t, link.Addr())
+			c.ask(t, "before")
+			heal, err := link.Delay(t.Context(), time.Hour)
+			require.NoError(t, err)
+			c.send(t, "y")
+			askOften(t, s)
+			return heal
+		},
+		"refused": func(t *testing.T, link *faults.Link, _ *server) faults.Heal {
+			dial(t, link.Addr()).ask(t, "before")
+			heal, err := link.Refuse(t.Context())
+			require.NoError(t, err)
 			return heal
 		},
 	} {

@@ -9,11 +9,11 @@ import "context"
 // that as the end of the stream or a reset. It returns when no such connection passes anything any more and new ones
 // work.
 func (l *Link) LoseReplies(ctx context.Context) (Heal, error) {
-	return l.place(ctx, "lose replies", l.replies, drop)
+	return inject(ctx, "lose replies", strike{l, l.replies, drop, 0})
 }
 
 // LoseRequests loses what the clients send: to them it looks like [Link.LoseReplies], but nothing is applied. In force
 // means that no byte leaves the link for the server any more. The heal is that of LoseReplies.
 func (l *Link) LoseRequests(ctx context.Context) (Heal, error) {
-	return l.place(ctx, "lose requests", l.requests, drop)
+	return inject(ctx, "lose requests", strike{l, l.requests, drop, 0})
 }

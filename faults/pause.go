@@ -55,13 +55,7 @@ func (p *process) stop(ctx context.Context) error {
 	if err := p.handle.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	// Two looks in a row: a thread that was started during the first may be missing from it. None can be started
-	// between the two, for every thread that could do so was seen stopped.
-	err = p.wait(ctx, threads.halted)
-	if err == nil {
-		err = p.wait(ctx, threads.halted)
-	}
-	if err != nil {
+	if err := p.wait(ctx, threads.halted); err != nil {
 		return errors.Join(err, p.handle.Signal(syscall.SIGCONT))
 	}
 	return nil

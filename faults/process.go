@@ -23,7 +23,7 @@ type process struct {
 type threads struct {
 	total   int
 	stopped int // by a signal
-	dead    int // ended, but not collected by its parent
+	dead    int // 1 if the first has ended, which stays until the parent collects the process
 }
 
 func (t threads) gone() bool   { return t.dead == t.total }

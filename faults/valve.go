@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/Shopify/toxiproxy/v2/stream"
 	"github.com/Shopify/toxiproxy/v2/toxics"
@@ -14,10 +15,11 @@ import (
 type flow int
 
 const (
-	pass flow = iota // hand it on; the end of a stream closes the connection
-	hold             // keep it, in order, until the valve passes again
-	drop             // lose it, and close the connection once the valve passes again: its stream has a hole
-	shut             // lose it and close the connection at once; for ever
+	pass  flow = iota // hand it on; the end of a stream closes the connection
+	delay             // hand it on, in order, when the valve's delay has passed since it came
+	hold              // keep it, in order, until the valve passes again
+	drop              // lose it, and close the connection once the valve passes again: its stream has a hole
+	shut              // lose it and close the connection at once
 )
 
 // valve is a toxic that rules one direction of every connection of a link. It stays in place for the link's whole life
@@ -25,12 +27,16 @@ const (
 // and can hang when a connection has died (https://github.com/Shopify/toxiproxy/issues/558).
 //
 // A change is in force once every pipe has carried it out, which a pipe does between two pieces of its stream: after
-// hold, drop and shut nothing leaves it any more; after pass all that it held has been written to a socket.
+// hold, drop and shut nothing leaves it any more; after delay nothing leaves it early; after pass all that it kept has
+// been written to a socket.
 type valve struct {
 	mu      sync.Mutex
 	flow    flow
+	delay   time.Duration      // if the flow is delay
+	closed  bool               // shut for ever
 	epoch   int                // counts the changes of flow
-	fault   int                // the epoch in which the present fault began; 0: there is none
+	faults  int                // how many there have been
+	fault   int                // the number of the present one; 0: there is none
 	holding bool               // a pipe has kept a piece since the flow last changed
 	pipes   map[*pipe]struct{} // those that run
 	changed chan struct{}      // closed and replaced when anything above or a pipe's epoch changes
@@ -40,64 +46,68 @@ type valve struct {
 type pipe struct {
 	epoch  int                        // the last change that is carried out
 	flow   flow                       // what it does; once shut it stays so
+	delay  time.Duration              // how much later than it came a piece is handed on
 	source <-chan *stream.StreamChunk // nil once the stream has ended
+	ended  time.Time                  // when it has
 	queue  []*stream.StreamChunk      // what is to be handed on
 }
 
 // errFaulty is returned for a second fault in the same direction.
 var errFaulty = errors.New("the link has another fault in this direction")
 
-// inject puts a fault in force and returns its heal.
-func (v *valve) inject(ctx context.Context, f flow) (Heal, error) {
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
+// claim keeps other faults out until end, and returns the number of the one that has room now.
+func (v *valve) claim() (fault int, err error) {
 	v.mu.Lock()
+	defer v.mu.Unlock()
 	switch {
-	case v.flow == shut:
-		v.mu.Unlock()
-		return nil, net.ErrClosed
+	case v.closed:
+		return 0, net.ErrClosed
 	case v.fault != 0:
-		v.mu.Unlock()
-		return nil, errFaulty
+		return 0, errFaulty
 	}
-	v.set(f)
-	fault := v.epoch
-	v.fault = fault
-	v.mu.Unlock()
-
-	if err := v.settle(ctx); err != nil {
-		v.end(fault)
-		v.over(fault)
-		return nil, err
-	}
-	return func(ctx context.Context) error {
-		if !v.end(fault) {
-			return nil
-		}
-		if err := v.settle(ctx); err != nil {
-			return err
-		}
-		v.over(fault)
-		return nil
-	}, nil
+	v.faults++
+	v.fault = v.faults
+	return v.fault, nil
 }
 
-// end lets the valve pass again. It reports whether the fault is the present one.
-func (v *valve) end(fault int) bool {
+// enforce puts a fault in force that has claimed the valve. Of all flows delay alone takes one.
+func (v *valve) enforce(ctx context.Context, f flow, by time.Duration) error {
+	v.mu.Lock()
+	if !v.closed {
+		v.set(f, by)
+	}
+	v.mu.Unlock()
+	return v.settle(ctx)
+}
+
+// heal ends a fault, unless it has ended, and returns once the valve passes.
+func (v *valve) heal(ctx context.Context, fault int) error {
+	if !v.reopen(fault) {
+		return nil
+	}
+	if err := v.settle(ctx); err != nil {
+		return err
+	}
+	v.end(fault)
+	return nil
+}
+
+// reopen lets the valve pass again. It reports whether the fault is the present one.
+func (v *valve) reopen(fault int) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.fault != fault {
 		return false
 	}
-	if v.epoch == fault {
-		v.set(pass)
+	if v.flow != pass && !v.closed {
+		v.set(pass, 0)
 	}
 	return true
 }
 
-// over makes room for the next fault.
-func (v *valve) over(fault int) {
+// end makes room for the next fault. Of a valve that doesn't pass yet it doesn't wait for that.
+func (v *valve) end(fault int) {
+	v.reopen(fault)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.fault == fault {
@@ -105,17 +115,18 @@ func (v *valve) over(fault int) {
 	}
 }
 
-// shut closes every connection, those to come included.
+// shut closes every connection, those to come included, for ever.
 func (v *valve) shut() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.set(shut)
+	v.closed = true
+	v.set(shut, 0)
 }
 
-// settle waits until every pipe has carried out the last change. It fails if the valve is shut.
+// settle waits until every pipe has carried out the last change. It fails if the valve is closed.
 func (v *valve) settle(ctx context.Context) error {
 	return v.wait(ctx, func() (bool, error) {
-		if v.flow == shut {
+		if v.closed {
 			return false, net.ErrClosed
 		}
 		for p := range v.pipes {
@@ -151,8 +162,8 @@ func (v *valve) wait(ctx context.Context, ok func() (bool, error)) error {
 }
 
 // set changes the flow, with v locked.
-func (v *valve) set(f flow) {
-	v.flow = f
+func (v *valve) set(f flow, by time.Duration) {
+	v.flow, v.delay = f, by
 	v.holding = false
 	v.epoch++
 	v.notify()
@@ -173,11 +184,15 @@ func (v *valve) Pipe(stub *toxics.ToxicStub) {
 		source := p.source
 		var output chan<- *stream.StreamChunk
 		var head *stream.StreamChunk
+		var due <-chan time.Time
+		wait := p.wait()
 		switch {
-		case p.flow == pass && len(p.queue) > 0:
+		case wait > 0:
+			due = time.After(wait)
+		case p.hands() && len(p.queue) > 0:
 			source = nil // one piece at a time, so that the sender feels a slow destination
 			output, head = stub.Output, p.queue[0]
-		case p.flow == pass && source == nil:
+		case p.hands() && source == nil:
 			stub.Close()
 			return
 		case p.flow == shut && source == nil:
@@ -186,22 +201,39 @@ func (v *valve) Pipe(stub *toxics.ToxicStub) {
 		select {
 		case piece := <-source:
 			if piece == nil {
-				p.source = nil
+				p.source, p.ended = nil, time.Now()
 			} else {
 				p.queue = append(p.queue, piece)
 				v.kept(p)
 			}
 		case output <- head:
 			p.queue = p.queue[1:]
+		case <-due:
 		case <-changed:
 		}
 	}
 }
 
+// hands reports whether p hands on what comes to it.
+func (p *pipe) hands() bool { return p.flow == pass || p.flow == delay }
+
+// wait returns how long p keeps its first piece, or what is left of its stream's end, for a delay.
+func (p *pipe) wait() time.Duration {
+	switch {
+	case p.flow != delay:
+		return 0
+	case len(p.queue) > 0:
+		return time.Until(p.queue[0].Timestamp.Add(p.delay)) // the proxy stamps what it reads
+	case p.source == nil:
+		return time.Until(p.ended.Add(p.delay))
+	}
+	return 0
+}
+
 func (v *valve) join(stub *toxics.ToxicStub) *pipe {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	p := &pipe{epoch: v.epoch, flow: v.flow, source: stub.Input}
+	p := &pipe{epoch: v.epoch, flow: v.flow, delay: v.delay, source: stub.Input}
 	v.pipes[p] = struct{}{}
 	return p
 }
@@ -221,11 +253,11 @@ func (v *valve) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 		switch {
 		case p.flow == drop || p.flow == shut:
 			p.flow = shut
-		case p.flow == hold && v.flow == pass && len(p.queue) > 0:
+		case (p.flow == hold || p.flow == delay) && v.flow == pass && len(p.queue) > 0:
 			p.flow = pass
 			p.queue = append(p.queue, barrier())
 		default:
-			p.flow = v.flow
+			p.flow, p.delay = v.flow, v.delay
 			v.holding = v.holding || p.flow == hold && len(p.queue) > 0
 		}
 	}

@@ -1,0 +1,463 @@
+package faults_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/faults"
+)
+
+func newClock(t *testing.T) *faults.Clock {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("clock faults need Linux")
+	}
+	clock, err := faults.NewClock(t.Context(), t.TempDir())
+	require.NoError(t, err)
+	return clock
+}
+
+// startRedis returns a client of a Redis that runs on clock.
+func startRedis(t *testing.T, clock *faults.Clock) *redis.Client {
+	t.Helper()
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "redis")
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "redis-server", "--port", "0", "--unixsocket", socket,
+		"--save", "", "--appendonly", "no", "--dir", dir)
+	cmd.Env = append(os.Environ(), clock.Env()...)
+	cmd.SysProcAttr = dieWithParent()
+	var output strings.Builder
+	cmd.Stdout, cmd.Stderr = &output, &output
+	require.NoError(t, cmd.Start(), "sudo apt-get install redis-server")
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Log(output.String())
+		}
+	})
+	await(t, "socket", func() bool {
+		_, err := os.Stat(socket)
+		return err == nil
+	})
+	client := redis.NewClient(&redis.Options{Network: "unix", Addr: socket, ContextTimeoutEnabled: true})
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	require.NoError(t, client.Ping(t.Context()).Err())
+	return client
+}
+
+// requireShows wants the server to show what the clock says it does, and the clock to be offset ahead.
+func requireShows(t *testing.T, client *redis.Client, clock *faults.Clock, offset time.Duration) {
+	t.Helper()
+	require.Equal(t, offset, clock.Offset())
+	before := time.Now().Add(offset).Truncate(time.Microsecond)
+	got, err := client.Time(t.Context()).Result()
+	require.NoError(t, err)
+	after := time.Now().Add(offset)
+	require.False(t, got.Before(before) || got.After(after), "got %v, want from %v to %v", got, before, after)
+}
+
+func pttl(t *testing.T, client *redis.Client, key string) time.Duration {
+	t.Helper()
+	ttl, err := client.PTTL(t.Context(), key).Result()
+	require.NoError(t, err)
+	return ttl
+}
+
+const gone = -2 // what PTTL answers for a key that isn't there
+
+func TestClockJump(t *testing.T) {
+	clock := newClock(t)
+	client := startRedis(t, clock)
+	requireShows(t, client, clock, 0)
+
+	start := time.Now()
+	require.NoError(t, client.Set(t.Context(), "short", "x", 10*time.Second).Err())
+	require.NoError(t, client.Set(t.Context(), "long", "x", time.Hour).Err())
+	ahead, err := clock.Jump(t.Context(), 20*time.Second)
+	require.NoError(t, err)
+	requireShows(t, client, clock, 20*time.Second)
+	require.EqualValues(t, gone, pttl(t, client, "short"))
+	require.LessOrEqual(t, pttl(t, client, "long"), time.Hour-20*time.Second)
+
+	back, err := clock.Jump(t.Context(), -60*time.Second)
+	require.NoError(t, err)
+	requireShows(t, client, clock, -40*time.Second)
+	require.NoError(t, ahead(t.Context()))
+	requireShows(t, client, clock, -60*time.Second)
+	require.NoError(t, ahead(t.Context()))
+	requireShows(t, client, clock, -60*time.Second)
+	require.NoError(t, client.Set(t.Context(), "short", "x", 10*time.Second).Err())
+	require.NoError(t, back(t.Context()))
+	requireShows(t, client, clock, 0)
+	require.EqualValues(t, gone, pttl(t, client, "short"), "it was to expire 50 s ago")
+	long := pttl(t, client, "long")
+	require.LessOrEqual(t, long, time.Hour)
+	require.GreaterOrEqual(t, long, time.Hour-time.Since(start)-time.Millisecond)
+
+	_, err = clock.Jump(t.Context(), -40*time.Second)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, pttl(t, client, "long"), time.Hour+40*time.Second-time.Since(start)-time.Millisecond)
+}
+
+// A rate takes the clock on from what it shows, faster or slower, and the heal brings back the real time.
+func TestClockRate(t *testing.T) {
+	clock := newClock(t)
+	client := startRedis(t, clock)
+	const ahead = time.Hour
+	_, err := clock.Jump(t.Context(), ahead)
+	require.NoError(t, err)
+	for _, rate := range []float64{0.001, 0.5, 2, 1000} {
+		require.NoError(t, client.Set(t.Context(), "k", "x", 10*time.Second).Err())
+		before := time.Now()
+		heal, err := clock.Rate(t.Context(), rate)
+		require.NoError(t, err)
+		after := time.Now()
+		_, err = clock.Rate(t.Context(), 2)
+		require.ErrorContains(t, err, "another fault")
+		_, err = clock.Hold(t.Context())
+		require.ErrorContains(t, err, "another fault")
+
+		// Begun at an instant s from before to after, the clock shows s + rate * (now - s).
+		at := func(now, s time.Time) time.Time {
+			return s.Add(ahead + time.Duration(rate*float64(now.Sub(s))))
+		}
+		for enough := after.Add(20 * time.Millisecond); ; {
+			asked := time.Now()
+			got, err := client.Time(t.Context()).Result()
+			require.NoError(t, err)
+			answered := time.Now()
+			first, last := at(asked, after), at(answered, before)
+			if rate < 1 {
+				first, last = at(asked, before), at(answered, after)
+			}
+			require.False(t, got.Before(first.Add(-time.Microsecond)) || got.After(last.Add(time.Microsecond)),
+				"rate %v: got %v, want from %v to %v", rate, got, first, last)
+			if asked.After(enough) {
+				break
+			}
+		}
+		if rate == 1000 {
+			require.EqualValues(t, gone, pttl(t, client, "k"), "20 ms are 20 s")
+		}
+		require.NoError(t, heal(t.Context()))
+		require.NoError(t, heal(t.Context()))
+		requireShows(t, client, clock, ahead)
+	}
+}
+
+// A client that waits with a timeout waits by the wall clock too, whatever the time that passes.
+func TestClockJumpEndsWaits(t *testing.T) {
+	clock := newClock(t)
+	client := startRedis(t, clock)
+	waited := make(chan error, 1)
+	go func() {
+		conn := client.Conn()
+		waited <- errors.Join(conn.Process(t.Context(), redis.NewCmd(t.Context(), "BLPOP", "k", 3600)), conn.Close())
+	}()
+	await(t, "blocked client", func() bool {
+		info, err := client.Info(t.Context(), "clients").Result()
+		require.NoError(t, err)
+		return strings.Contains(info, "blocked_clients:1")
+	})
+	_, err := clock.Jump(t.Context(), 2*time.Hour)
+	require.NoError(t, err)
+	require.ErrorIs(t, <-waited, redis.Nil)
+}
+
+// Under a hold time passes by jumps only, and what Redis does at an instant can be seen to the millisecond.
+func TestClockHold(t *testing.T) {
+	clock := newClock(t)
+	client := startRedis(t, clock)
+	heal, err := clock.Hold(t.Context())
+	require.NoError(t, err)
+	held := clock.Now()
+	jump := func(d time.Duration) faults.Heal {
+		back, err := clock.Jump(t.Context(), d)
+		require.NoError(t, err)
+		held = held.Add(d)
+		require.Equal(t, held, clock.Now())
+		got, err := client.Time(t.Context()).Result()
+		require.NoError(t, err)
+		require.Equal(t, held.Truncate(time.Microsecond), got)
+		return back
+	}
+	const ttl = 10 * time.Second
+	require.NoError(t, client.Set(t.Context(), "k", "x", ttl).Err())
+	jump(0)
+	require.Equal(t, ttl, pttl(t, client, "k"))
+	jump(ttl - time.Millisecond)
+	require.Equal(t, time.Millisecond, pttl(t, client, "k"))
+	last := jump(time.Millisecond)
+	require.Zero(t, pttl(t, client, "k"), "to Redis a key lives through the millisecond at which it expires")
+	back := jump(time.Millisecond)
+	require.EqualValues(t, gone, pttl(t, client, "k"))
+
+	require.NoError(t, back(t.Context()))
+	require.NoError(t, last(t.Context()))
+	require.NoError(t, heal(t.Context()))
+	requireShows(t, client, clock, ttl-time.Millisecond)
+	again, err := clock.Hold(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, heal(t.Context()))
+	held = clock.Now()
+	jump(0)
+	require.NoError(t, again(t.Context()))
+}
+
+func TestClockConfirm(t *testing.T) {
+	clock := newClock(t)
+	client := startRedis(t, clock)
+	ask := func(ctx context.Context) (time.Time, error) { return client.Time(ctx).Result() }
+	require.NoError(t, clock.Confirm(t.Context(), ask))
+	requireShows(t, client, clock, 0)
+
+	other := newClock(t)
+	require.ErrorContains(t, other.Confirm(t.Context(), ask), "doesn't follow")
+	enough := errors.New("enough")
+	err := clock.Confirm(t.Context(), func(context.Context) (time.Time, error) { return time.Time{}, enough })
+	require.ErrorIs(t, err, enough)
+	require.Zero(t, clock.Offset())
+}
+
+// clockReader reads the clock as fast as it can until SIGTERM, and then prints how far it ever saw it go back.
+const clockReader = `
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+static volatile sig_atomic_t over;
+static void end(int sig) { over = sig; }
+int main(void) {
+	long long last = 0, back = 0;
+	signal(SIGTERM, end);
+	puts("ready");
+	fflush(stdout);
+	while (!over) {
+		struct timespec ts;
+		clock_gettime(CLOCK_REALTIME, &ts);
+		long long now = ts.tv_sec * 1000000000LL + ts.tv_nsec;
+		if (last - now > back) back = last - now;
+		last = now;
+	}
+	printf("%lld\n", back);
+}`
+
+// What readers see of a law is all of it, and what no law sets back never goes back: not when the clock stops, nor when
+// its rate changes, however often that happens while they look.
+func TestClockNeverTorn(t *testing.T) {
+	clock := newClock(t)
+	program := filepath.Join(t.TempDir(), "reader")
+	cc := exec.CommandContext(t.Context(), "cc", "-O2", "-x", "c", "-o", program, "-")
+	cc.Stdin = strings.NewReader(clockReader)
+	output, err := cc.CombinedOutput()
+	require.NoError(t, err, "%s", output)
+
+	reader := exec.CommandContext(context.WithoutCancel(t.Context()), program)
+	reader.Env = clock.Env()
+	reader.SysProcAttr = dieWithParent()
+	stdout, err := reader.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, reader.Start())
+	defer func() { _ = reader.Process.Kill() }()
+	lines := bufio.NewReader(stdout)
+	_, err = lines.ReadString('\n')
+	require.NoError(t, err)
+	for range 2000 {
+		for _, rate := range []float64{0, 0.5, 0.999} {
+			heal, err := clock.Rate(t.Context(), rate)
+			require.NoError(t, err)
+			require.NoError(t, heal(t.Context()), "which sets the clock forward")
+		}
+		_, err := clock.Jump(t.Context(), time.Millisecond)
+		require.NoError(t, err)
+	}
+	_, err = clock.Rate(t.Context(), 1000)
+	require.NoError(t, err)
+	require.NoError(t, reader.Process.Signal(syscall.SIGTERM))
+	rest, err := io.ReadAll(lines)
+	require.NoError(t, err)
+	require.NoError(t, reader.Wait())
+	require.Equal(t, "0\n", string(rest), "ns by which the clock went back")
+}
+
+// A reader waits while the law is being changed, and sees nothing of it before it is whole.
+func TestClockReaderWaits(t *testing.T) {
+	clock := newClock(t)
+	page, err := os.ReadFile(clock.Page())
+	require.NoError(t, err)
+	words := make([]uint64, len(page)/8)
+	_, err = binary.Decode(page, binary.NativeEndian, words)
+	require.NoError(t, err)
+	write := func(words ...uint64) {
+		page, err := binary.Append(nil, binary.NativeEndian, words)
+		require.NoError(t, err)
+		f, err := os.OpenFile(clock.Page(), os.O_WRONLY, 0)
+		require.NoError(t, err)
+		_, err = f.WriteAt(page, 0)
+		require.NoError(t, errors.Join(err, f.Close()))
+	}
+	changes, since, standing := words[0], words[1], math.Float64bits(0)
+	write(changes+1, since, 1e9, standing)
+
+	cmd := exec.CommandContext(t.Context(), "date", "+%s")
+	cmd.Env = clock.Env()
+	cmd.SysProcAttr = dieWithParent()
+	output, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	shown := make(chan string, 1)
+	go func() {
+		b, _ := io.ReadAll(output)
+		shown <- string(b)
+	}()
+	select {
+	case got := <-shown:
+		t.Errorf("got %q under half a law", got)
+	case <-time.After(50 * time.Millisecond): // longer than date takes
+		write(changes+1, since, 2e9, standing)
+		write(changes+2, since, 2e9, standing)
+		require.Equal(t, "2\n", <-shown)
+	}
+	require.NoError(t, cmd.Wait())
+}
+
+func TestClockConcurrent(t *testing.T) {
+	clock := newClock(t)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for range 100 {
+				jumped, err := clock.Jump(t.Context(), time.Duration(i-1)*time.Minute)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if held, err := clock.Hold(t.Context()); err == nil { // else it is another goroutine's
+					if err := held(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+				_, _ = clock.Offset(), clock.Now()
+				if err := jumped(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, clock.Offset())
+}
+
+func TestClockRefuses(t *testing.T) {
+	clock := newClock(t)
+	for _, rate := range []float64{-1, -0.001, 1000.1, math.NaN(), math.Inf(1), math.Inf(-1)} {
+		_, err := clock.Rate(t.Context(), rate)
+		require.ErrorContains(t, err, "rate must be", "rate %v", rate)
+	}
+	for _, d := range []time.Duration{math.MinInt64, -100 * 365 * 24 * time.Hour, math.MaxInt64} {
+		_, err := clock.Jump(t.Context(), d)
+		require.ErrorContains(t, err, "would leave the years", "%v", d)
+	}
+	enough := errors.New("enough")
+	ended, cancel := context.WithCancelCause(t.Context())
+	cancel(enough)
+	_, err := clock.Jump(ended, time.Hour)
+	require.ErrorIs(t, err, enough)
+	_, err = clock.Hold(ended)
+	require.ErrorIs(t, err, enough)
+	_, err = faults.NewClock(ended, t.TempDir())
+	require.ErrorIs(t, err, enough)
+	require.Zero(t, clock.Offset())
+
+	_, err = faults.NewClock(t.Context(), filepath.Dir(clock.Page()))
+	require.ErrorIs(t, err, os.ErrExist)
+	_, err = faults.NewClock(t.Context(), filepath.Join(t.TempDir(), "a b"))
+	require.ErrorContains(t, err, "space")
+	_, err = faults.NewClock(t.Context(), filepath.Join(t.TempDir(), "missing"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+
+	heal, err := clock.Hold(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(clock.Page()))
+	require.ErrorIs(t, heal(t.Context()), os.ErrNotExist)
+	_, err = clock.Jump(t.Context(), time.Hour)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// A server that can't follow its clock doesn't run on the real one.
+func TestClockWithoutPage(t *testing.T) {
+	clock := newClock(t)
+	cmd := exec.CommandContext(t.Context(), "date")
+	cmd.Env = append(clock.Env(), "FENCELAB_CLOCK="+filepath.Join(t.TempDir(), "missing"))
+	output, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Equal(t, "fencelab: cannot open the clock that FENCELAB_CLOCK names\n", string(output))
+
+	_, err = clock.Jump(t.Context(), time.Hour)
+	require.NoError(t, err)
+	cmd = exec.CommandContext(t.Context(), "date", "+%s")
+	cmd.Env = clock.Env()[:1]
+	before := time.Now().Unix()
+	output, err = cmd.CombinedOutput()
+	require.NoError(t, err)
+	shown, err := strconv.ParseInt(strings.TrimSpace(string(output)), 10, 64)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, shown, before)
+	require.LessOrEqual(t, shown, time.Now().Unix(), "without the variable the shim does nothing")
+}
+
+// The shim is compiled once, by whoever needs it first, or by several at once; then nobody needs a compiler.
+func TestClockCache(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	t.Setenv("CC", "no-such-compiler")
+	dir := t.TempDir()
+	_, err := faults.NewClock(t.Context(), dir)
+	if runtime.GOOS != "linux" {
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		return
+	}
+	require.ErrorContains(t, err, "there is no no-such-compiler: a C compiler and")
+	require.ErrorContains(t, err, "apt-get install gcc libc6-dev")
+	t.Setenv("CC", "false")
+	_, err = faults.NewClock(t.Context(), dir)
+	require.ErrorContains(t, err, "apt-get install gcc libc6-dev")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+
+	t.Setenv("CC", "")
+	var wg sync.WaitGroup
+	for range 4 {
+		dir := t.TempDir()
+		wg.Go(func() {
+			if _, err := faults.NewClock(t.Context(), dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	t.Setenv("CC", "no-such-compiler")
+	newClock(t)
+	files, err := filepath.Glob(filepath.Join(cache, "fencelab", "*"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+}
