@@ -8,6 +8,9 @@ LINT         := bin/golangci-lint-$(LINT_VERSION)
 # The images that `make images` has built are used, unless the environment says otherwise.
 $(foreach kv,$(shell cat testdata/images/images.env 2>/dev/null),$(eval export $(subst =, ?= ,$(kv))))
 
+# Local servers need those that no package provides. Tests find them in bin.
+local-servers := $(if $(filter local,$(FENCELAB_TESTBED)),servers)
+
 .PHONY: help
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,14 +22,14 @@ demo: ## Show a frozen lock holder corrupt data, and fencing refuse it (needs on
 
 # Tests get a directory of their own for temporary files, which goes whatever becomes of them.
 .PHONY: test
-test: ## Run the tests with the race detector (PKG=./... TESTFLAGS="-v -run TestX" FENCELAB_TESTBED=auto)
+test: $(local-servers) ## Run the tests with the race detector (PKG=./... TESTFLAGS="-v -run TestX" FENCELAB_TESTBED=auto)
 	@echo "test: compiling and running $(PKG)"
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
 	TMPDIR=$$dir $(GO) test -race $(TESTFLAGS) $(PKG)
 
 .PHONY: bench
-bench: ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
+bench: $(local-servers) ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
 	@$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKG)
 
 .PHONY: check
@@ -46,10 +49,29 @@ $(LINT):
 	@chmod u+w bin/golangci-$(LINT_VERSION).schema.json
 	@mv bin/golangci-lint $@
 
+# $(call build-server,NAME,PROGRAM=PACKAGE ...,HOW LONG) builds what the module testdata/servers/NAME pins, so that it
+# also runs in an image that holds nothing else. The last program stands for all, so it is built last.
+define build-server
+@echo "servers: building $(1) from source, once; this takes $(3)"
+@mkdir -p bin
+@start=$$(date +%s) && cd testdata/servers/$(1) && for server in $(2); do \
+	CGO_ENABLED=0 GOFLAGS= $(GO) build -trimpath -ldflags='-s -w' -o "$(CURDIR)/bin/$${server%%=*}" "$${server#*=}" || exit; \
+done && echo "servers: built $(1) in $$(($$(date +%s) - start)) s"
+endef
+
+.PHONY: servers
+servers: bin/etcd bin/consul ## Build etcd and Consul from source, once, for local tests and for images
+
+bin/etcd: testdata/servers/etcd/go.mod testdata/servers/etcd/go.sum
+	$(call build-server,etcd,etcdutl=go.etcd.io/etcd/etcdutl/v3 etcd=go.etcd.io/etcd/server/v3,about a minute)
+
+bin/consul: testdata/servers/consul/go.mod testdata/servers/consul/go.sum
+	$(call build-server,consul,consul=github.com/hashicorp/consul,a few minutes)
+
 .PHONY: images
-images: ## Build container images from Debian packages, for where no registry is reachable (as root)
+images: servers ## Build container images, for where no registry is reachable (as root)
 	@testdata/images/build
 
 .PHONY: clean
-clean: ## Remove what make has made: tools and the choice of built images
+clean: ## Remove what make has made: tools, servers and the choice of built images
 	rm -rf bin testdata/images/images.env

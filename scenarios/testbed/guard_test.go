@@ -37,10 +37,32 @@ func TestInterrupted(t *testing.T) {
 				require.Len(t, containersOf(t, docker, c.Process.Pid), 1)
 				require.NoError(t, c.Process.Signal(sig))
 				requireSignaled(t, c.Wait(), sig)
-				require.Empty(t, containersOf(t, docker, c.Process.Pid))
+				require.Empty(t, leftOf(t, docker, c.Process.Pid))
 			})
 		})
 	}
+}
+
+// What several servers share goes too.
+func TestInterruptedCluster(t *testing.T) {
+	t.Run("Local", func(t *testing.T) {
+		c := startChild(t, "etcd", testbed.EnvProvider+"=local")
+		require.NotEmpty(t, c.addr, c.output)
+		require.Len(t, entries(t, c.tmp), 3)
+		require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+		requireSignaled(t, c.Wait(), syscall.SIGTERM)
+		requireGone(t, c.addr)
+		require.Empty(t, entries(t, c.tmp))
+	})
+	t.Run("Containers", func(t *testing.T) {
+		docker := requireDocker(t)
+		c := startChild(t, "etcd", testbed.EnvProvider+"=containers")
+		require.NotEmpty(t, c.addr, c.output)
+		require.Len(t, leftOf(t, docker, c.Process.Pid), 3+1+3, "containers, the network, volumes")
+		require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+		requireSignaled(t, c.Wait(), syscall.SIGTERM)
+		require.Empty(t, leftOf(t, docker, c.Process.Pid))
+	})
 }
 
 // The signal arrives while the server is starting.
@@ -106,12 +128,39 @@ func TestKilled(t *testing.T) {
 
 		next := startChild(t, "containers", testbed.EnvProvider+"=containers")
 		require.NotEmpty(t, next.addr, next.output)
-		require.Empty(t, containersOf(t, docker, c.Process.Pid))
+		require.Empty(t, leftOf(t, docker, c.Process.Pid))
 		require.Len(t, containersOf(t, docker, other.Process.Pid), 1, "the sweep leaves the living alone")
 		for _, c := range []*child{other, next} {
 			require.NoError(t, c.Process.Signal(syscall.SIGTERM))
 			requireSignaled(t, c.Wait(), syscall.SIGTERM)
 		}
+	})
+}
+
+func TestKilledCluster(t *testing.T) {
+	t.Run("Local", func(t *testing.T) {
+		c := startChild(t, "etcd", testbed.EnvProvider+"=local")
+		require.NotEmpty(t, c.addr, c.output)
+		require.NoError(t, c.Process.Kill())
+		requireSignaled(t, c.Wait(), syscall.SIGKILL)
+		require.Len(t, entries(t, c.tmp), 3)
+
+		next := startChild(t, "local", testbed.EnvProvider+"=local", "TMPDIR="+c.tmp)
+		require.NotEmpty(t, next.addr, next.output)
+		require.Len(t, entries(t, c.tmp), 1, "that of the second process")
+		require.Eventually(t, func() bool { return !listens(t, c.addr) }, 10*time.Second, 5*time.Millisecond)
+	})
+	t.Run("Containers", func(t *testing.T) {
+		docker := requireDocker(t)
+		c := startChild(t, "etcd", testbed.EnvProvider+"=containers")
+		require.NotEmpty(t, c.addr, c.output)
+		require.NoError(t, c.Process.Kill())
+		requireSignaled(t, c.Wait(), syscall.SIGKILL)
+		require.Len(t, leftOf(t, docker, c.Process.Pid), 3+1+3, "containers, the network, volumes")
+
+		next := startChild(t, "containers", testbed.EnvProvider+"=containers")
+		require.NotEmpty(t, next.addr, next.output)
+		require.Empty(t, leftOf(t, docker, c.Process.Pid))
 	})
 }
 

@@ -18,7 +18,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// envChild makes the test binary a process that starts a Redis, says so and waits to be killed.
+// envChild makes the test binary a process that starts a Redis, or an etcd of three members if it is "etcd", says so
+// and waits to be killed.
 const envChild = "TESTBED_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -29,15 +30,28 @@ func TestMain(m *testing.M) {
 }
 
 func childMain() int {
-	r, err := testbed.StartRedis(context.Background(), &testbed.Options{
-		AllowEmbedded: os.Getenv(envChild) == "embedded-too",
-		Progress:      os.Stdout,
-	})
-	if err != nil {
-		fmt.Println(err)
-		return 1
+	o := &testbed.Options{AllowEmbedded: os.Getenv(envChild) == "embedded-too", Progress: os.Stdout}
+	var r interface {
+		fmt.Stringer
+		io.Closer
 	}
-	fmt.Println(readyPrefix+r.Addr, r)
+	var addr string
+	if os.Getenv(envChild) == "etcd" {
+		c, err := testbed.StartEtcd(context.Background(), 3, o)
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		r, addr = c, c.Addrs()[0]
+	} else {
+		s, err := testbed.StartRedis(context.Background(), o)
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		r, addr = s, s.Addr
+	}
+	fmt.Println(readyPrefix+addr, r)
 	_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it, or is gone
 	if err := r.Close(); err != nil {
 		fmt.Println(err)
@@ -48,16 +62,16 @@ func childMain() int {
 
 const readyPrefix = "ready at "
 
-// child is a process that has started a Redis, or failed to.
+// child is a process that has started a Redis or an etcd, or failed to.
 type child struct {
 	*exec.Cmd
 	tmp    string // its directory for temporary files
-	addr   string // of its Redis; empty if there is none
-	name   string // its Redis's String
+	addr   string // of its server; empty if there is none
+	name   string // its server's String
 	output string // what it printed before that
 }
 
-// startChild returns once the child has a Redis or has failed.
+// startChild returns once the child has a server or has failed.
 func startChild(t *testing.T, mode string, env ...string) *child {
 	t.Helper()
 	c := prepareChild(t, mode, env...)
@@ -134,6 +148,24 @@ func containersOf(t *testing.T, docker *client.Client, pid int) []string {
 		ids[i] = c.ID
 	}
 	return ids
+}
+
+// leftOf lists all that process pid has in the engine.
+func leftOf(t *testing.T, docker *client.Client, pid int) []string {
+	t.Helper()
+	left := containersOf(t, docker, pid)
+	filters := make(client.Filters).Add("label", "dev.fencelab.owner="+strconv.Itoa(pid))
+	networks, err := docker.NetworkList(t.Context(), client.NetworkListOptions{Filters: filters})
+	require.NoError(t, err)
+	for _, n := range networks.Items {
+		left = append(left, "network "+n.Name)
+	}
+	volumes, err := docker.VolumeList(t.Context(), client.VolumeListOptions{Filters: filters})
+	require.NoError(t, err)
+	for _, v := range volumes.Items {
+		left = append(left, "volume "+v.Name)
+	}
+	return left
 }
 
 func entries(t *testing.T, dir string) []string {

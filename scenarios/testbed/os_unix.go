@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -36,4 +37,34 @@ func raise(sig syscall.Signal) error {
 	err := syscall.Kill(os.Getpid(), sig)
 	time.Sleep(100 * time.Millisecond)
 	return err
+}
+
+// children returns the processes that each process has started.
+func children() (map[int][]int, error) {
+	out, err := exec.Command("ps", "-A", "-o", "ppid=,pid=").Output() //nolint:noctx // ps ends by itself
+	if err != nil {
+		return nil, fmt.Errorf("testbed: ps: %w", err)
+	}
+	found := make(map[int][]int)
+	for line := range strings.Lines(string(out)) {
+		var parent, pid int
+		if _, err := fmt.Sscan(line, &parent, &pid); err != nil {
+			return nil, fmt.Errorf("testbed: ps: %q: %w", line, err)
+		}
+		found[parent] = append(found[parent], pid)
+	}
+	return found, nil
+}
+
+// reservePort returns a TCP port of the loopback interface that was free a moment ago. Elsewhere than on Linux it
+// can't be held for servers to come.
+func reservePort() (port int, release func() error, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binding a loopback port doesn't block
+	if err != nil {
+		return 0, nil, fmt.Errorf("testbed: %w", err)
+	}
+	if err := l.Close(); err != nil {
+		return 0, nil, fmt.Errorf("testbed: %w", err)
+	}
+	return l.Addr().(*net.TCPAddr).Port, func() error { return nil }, nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,25 +29,14 @@ const (
 	dirPrefix = "fencelab-"
 )
 
-// spawn starts path as argv[0] name, with the arguments that args makes of its directory.
-func spawn(path, name string, args func(dir string) []string) (c *child, err error) {
-	dir, err := MkdirTemp(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.RemoveAll(dir))
-		}
-	}()
+// spawn starts cmd as a child whose directory is dir, made by [MkdirTemp].
+func spawn(dir string, cmd *exec.Cmd) (*child, error) {
 	log, err := os.Create(filepath.Join(dir, logFile))
 	if err != nil {
 		return nil, fmt.Errorf("testbed: %w", err)
 	}
 	defer func() { _ = log.Close() }() // the child has its own descriptor
 
-	cmd := exec.Command(path) //nolint:noctx // it outlives the context of its start; stop ends it
-	cmd.Args = append([]string{name}, args(dir)...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = log, log
 	p, err := proc.Start(cmd)
@@ -85,18 +73,6 @@ func MkdirTemp(name string) (dir string, err error) {
 	return dir, nil
 }
 
-// stop kills the child, waits until it is gone and removes its directory. It may be called again.
-// A server that holds nothing worth keeping needs no goodbye.
-func (c *child) stop() error {
-	if err := c.Kill(); err != nil {
-		return fmt.Errorf("testbed: %w", err)
-	}
-	if err := os.RemoveAll(c.dir); err != nil {
-		return fmt.Errorf("testbed: %w", err)
-	}
-	return nil
-}
-
 // log returns the end of what the child has printed.
 func (c *child) log() string {
 	b, err := os.ReadFile(filepath.Join(c.dir, logFile))
@@ -111,19 +87,6 @@ func tail(b []byte) string {
 	const most = 2000
 	b = bytes.TrimSpace(b)
 	return string(b[max(0, len(b)-most):])
-}
-
-// freePort returns a TCP port of the loopback interface that was free a moment ago.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binding a loopback port doesn't block
-	if err != nil {
-		return 0, fmt.Errorf("testbed: %w", err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
-		return 0, fmt.Errorf("testbed: %w", err)
-	}
-	return port, nil
 }
 
 // sweepDirs ends, once, what processes that were killed have left behind in the temporary directory: servers (where

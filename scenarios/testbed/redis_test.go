@@ -20,7 +20,7 @@ import (
 )
 
 // startRedis starts a Redis whose temporary files go to the directory it returns.
-func startRedis(t *testing.T, o *testbed.Options) (*testbed.Redis, string) {
+func startRedis(t *testing.T, o *testbed.Options) (*testbed.Server, string) {
 	t.Helper()
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
@@ -54,7 +54,7 @@ func requireGone(t *testing.T, addr string) {
 	require.False(t, listens(t, addr), "a server still listens at %s", addr)
 }
 
-func requireReal(t *testing.T, r *testbed.Redis) {
+func requireReal(t *testing.T, r *testbed.Server) {
 	t.Helper()
 	require.Regexp(t, `^\d+\.\d+\.\d+$`, r.Version)
 	require.Equal(t, "redis "+r.Version+" ("+string(r.Provider)+")", r.String())
@@ -73,7 +73,7 @@ func TestContainers(t *testing.T) {
 	require.Len(t, containersOf(t, docker, os.Getpid()), 1)
 
 	require.NoError(t, r.Close())
-	require.Empty(t, containersOf(t, docker, os.Getpid()))
+	require.Empty(t, leftOf(t, docker, os.Getpid()))
 	requireGone(t, r.Addr)
 	require.NoError(t, r.Close(), "Close again")
 }
@@ -93,6 +93,7 @@ func TestContainerRemovedByHand(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, r.Close())
+	require.Empty(t, leftOf(t, docker, os.Getpid()))
 }
 
 func TestContainerThatExits(t *testing.T) {
@@ -102,7 +103,7 @@ func TestContainerThatExits(t *testing.T) {
 	})
 	require.ErrorContains(t, err, "exited with status 1")
 	require.ErrorContains(t, err, "no-such-directive", "its log is in the error")
-	require.Empty(t, containersOf(t, docker, os.Getpid()))
+	require.Empty(t, leftOf(t, docker, os.Getpid()))
 }
 
 func TestContainerStartCut(t *testing.T) {
@@ -112,7 +113,7 @@ func TestContainerStartCut(t *testing.T) {
 	cancel(cause)
 	_, err := testbed.StartRedis(ctx, &testbed.Options{Provider: testbed.Containers})
 	require.ErrorIs(t, err, cause)
-	require.Empty(t, containersOf(t, docker, os.Getpid()))
+	require.Empty(t, leftOf(t, docker, os.Getpid()))
 }
 
 func TestLocal(t *testing.T) {
@@ -162,7 +163,7 @@ read go <fifo
 echo "Warning: Could not create server TCP listening socket 127.0.0.1:$4: bind: Address already in use"
 exit 1`))
 	result := make(chan error, 1)
-	var r *testbed.Redis
+	var r *testbed.Server
 	go func() {
 		var err error
 		r, err = testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Local})

@@ -6,7 +6,9 @@
 //	FENCELAB_TESTBED        the provider; "auto" if unset
 //	FENCELAB_REDIS_IMAGE    containers: the Redis image
 //	FENCELAB_REDIS_SERVER   local: the path of redis-server
-//	FENCELAB_REDIS_ADDR     external: host:port, or a redis:// or rediss:// URL
+//	FENCELAB_REDIS_ADDR     external: host:port, or a redis:// or rediss:// URL; of several servers, separated by commas
+//
+// and likewise FENCELAB_ETCD_IMAGE and so on for etcd, ZOOKEEPER, CONSUL and POSTGRES.
 package testbed
 
 import (
@@ -36,6 +38,9 @@ const (
 	EnvRedisImage  = "FENCELAB_REDIS_IMAGE"
 	EnvRedisServer = "FENCELAB_REDIS_SERVER"
 	EnvRedisAddr   = "FENCELAB_REDIS_ADDR"
+	EnvEtcdImage   = "FENCELAB_ETCD_IMAGE"
+	EnvEtcdServer  = "FENCELAB_ETCD_SERVER"
+	EnvEtcdAddr    = "FENCELAB_ETCD_ADDR"
 )
 
 var providers = []Provider{Auto, Containers, Local, External, Embedded}

@@ -1,0 +1,209 @@
+package testbed_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+func dialEtcd(t *testing.T, servers ...*testbed.Server) *clientv3.Client {
+	t.Helper()
+	var addrs []string
+	for _, s := range servers {
+		addrs = append(addrs, s.Addr)
+	}
+	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: 10 * time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func startEtcd(t *testing.T, n int, p testbed.Provider) *testbed.Cluster {
+	t.Helper()
+	c, err := testbed.StartEtcd(t.Context(), n, &testbed.Options{Provider: p})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func TestEtcd(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		c, err := testbed.StartEtcd(ctx, 3, &testbed.Options{Provider: p})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, c.Close()) }()
+		require.Regexp(t, `^3 × etcd 3\.\d+\.\d+ \(`+string(p)+`\)$`, c.String())
+		require.Len(t, c.Addrs(), 3)
+		etcd := dialEtcd(t, c.Servers...)
+
+		lease, err := etcd.Grant(ctx, 1)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, lease.TTL, "the shortest lease")
+		_, err = etcd.Put(ctx, "key", "value")
+		require.NoError(t, err)
+
+		leader, err := c.Leader(ctx)
+		require.NoError(t, err)
+		require.NoError(t, leader.Kill(ctx))
+		requireGone(t, leader.Addr)
+		next, err := c.Leader(ctx)
+		require.NoError(t, err)
+		require.NotEqual(t, leader.Name, next.Name)
+		got, err := dialEtcd(t, next).Get(ctx, "key")
+		require.NoError(t, err)
+		require.Equal(t, "value", string(got.Kvs[0].Value))
+
+		require.NoError(t, leader.Restart(ctx, testbed.RestartOptions{}))
+		got, err = dialEtcd(t, leader).Get(ctx, "key")
+		require.NoError(t, err)
+		require.Equal(t, "value", string(got.Kvs[0].Value), "the member that was killed is back")
+
+		heal, err := next.Pause(ctx)
+		require.NoError(t, err)
+		third, err := c.Leader(ctx, next)
+		require.NoError(t, err)
+		require.NotEqual(t, next.Name, third.Name)
+		require.NoError(t, heal(ctx))
+		led, err := c.Leader(ctx)
+		require.NoError(t, err)
+		require.NotEqual(t, next.Name, led.Name, "it has heard of its successor")
+
+		require.NoError(t, c.Close())
+		for _, addr := range c.Addrs() {
+			requireGone(t, addr)
+		}
+		require.NoError(t, c.Close(), "Close again")
+	})
+}
+
+func TestIsolate(t *testing.T) {
+	requireDocker(t)
+	ctx := t.Context()
+	c := startEtcd(t, 3, testbed.Containers)
+	etcd := dialEtcd(t, c.Servers...)
+	_, err := etcd.Put(ctx, "key", "old")
+	require.NoError(t, err)
+	old, err := c.Leader(ctx)
+	require.NoError(t, err)
+	alone := dialEtcd(t, old)
+	_, err = alone.Get(ctx, "key")
+	require.NoError(t, err)
+
+	heal, err := c.Isolate(ctx, old)
+	require.NoError(t, err)
+	_, err = c.Isolate(ctx, old)
+	require.ErrorContains(t, err, "already")
+	leader, err := c.Leader(ctx, old)
+	require.NoError(t, err)
+	require.NotEqual(t, old.Name, leader.Name)
+	_, err = dialEtcd(t, leader).Put(ctx, "key", "new")
+	require.NoError(t, err)
+
+	got, err := alone.Get(ctx, "key", clientv3.WithSerializable())
+	require.NoError(t, err, "clients still reach it")
+	require.Equal(t, "old", string(got.Kvs[0].Value), "and get what it knew")
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err = alone.Put(short, "key", "lost")
+	require.Error(t, err, "it can't write")
+
+	require.NoError(t, old.Kill(ctx))
+	restarted := make(chan error, 1)
+	go func() { restarted <- old.Restart(ctx, testbed.RestartOptions{}) }()
+	select {
+	case err := <-restarted:
+		t.Fatalf("it is back in the cluster, though it is isolated: %v", err)
+	case <-time.After(2 * time.Second):
+	}
+	_ = heal
+	require.NoError(t, c.Close())
+	require.Error(t, <-restarted)
+}
+
+func TestIsolateHeals(t *testing.T) {
+	requireDocker(t)
+	ctx := t.Context()
+	c := startEtcd(t, 3, testbed.Containers)
+	for _, s := range c.Servers {
+		heal, err := c.Isolate(ctx, s)
+		require.NoError(t, err)
+		leader, err := c.Leader(ctx, s)
+		require.NoError(t, err)
+		_, err = dialEtcd(t, leader).Put(ctx, "key", s.Name)
+		require.NoError(t, err)
+		require.NoError(t, heal(ctx))
+		require.NoError(t, heal(ctx), "heal again")
+		got, err := dialEtcd(t, s).Get(ctx, "key") // linearizable: it waits until the member has caught up
+		require.NoError(t, err)
+		require.Equal(t, s.Name, string(got.Kvs[0].Value))
+	}
+}
+
+func TestIsolateUnsupported(t *testing.T) {
+	c := startEtcd(t, 3, testbed.Local)
+	_, err := c.Isolate(t.Context(), c.Servers[0])
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	other, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
+	_, err = c.Isolate(t.Context(), other)
+	require.ErrorContains(t, err, "not of this cluster")
+}
+
+func TestRestoreSnapshot(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		c, err := testbed.StartEtcd(ctx, 1, &testbed.Options{Provider: p})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, c.Close()) }()
+		etcd := dialEtcd(t, c.Servers...)
+		_, err = etcd.Put(ctx, "key", "before")
+		require.NoError(t, err)
+		r, err := etcd.Snapshot(ctx)
+		require.NoError(t, err)
+		snapshot, err := io.ReadAll(r)
+		require.NoError(t, err)
+		require.NoError(t, r.Close())
+		last, err := etcd.Put(ctx, "key", "after")
+		require.NoError(t, err)
+
+		addr := c.Servers[0].Addr
+		require.NoError(t, c.RestoreSnapshot(ctx, snapshot, 0))
+		require.Equal(t, addr, c.Servers[0].Addr)
+		got, err := etcd.Get(ctx, "key")
+		require.NoError(t, err)
+		require.Equal(t, "before", string(got.Kvs[0].Value))
+		require.Less(t, got.Header.Revision, last.Header.Revision, "the revision has gone backwards")
+
+		require.NoError(t, c.RestoreSnapshot(ctx, snapshot, 1000))
+		got, err = etcd.Get(ctx, "key")
+		require.NoError(t, err)
+		require.Equal(t, "before", string(got.Kvs[0].Value))
+		require.Greater(t, got.Header.Revision, last.Header.Revision)
+
+		require.ErrorContains(t, c.RestoreSnapshot(ctx, bytes.Repeat([]byte("no"), 1000), 0), "etcdutl")
+		require.NoError(t, c.RestoreSnapshot(ctx, snapshot, 0), "after one that failed")
+	})
+	t.Run("Unsupported", func(t *testing.T) {
+		c := startEtcd(t, 3, testbed.Local)
+		require.ErrorIs(t, c.RestoreSnapshot(t.Context(), nil, 0), errors.ErrUnsupported)
+	})
+}
+
+func TestEtcdExternal(t *testing.T) {
+	users := startEtcd(t, 3, testbed.Local)
+	t.Setenv(testbed.EnvEtcdAddr, users.Servers[0].Addr+","+users.Servers[1].Addr+","+users.Servers[2].Addr)
+	c, err := testbed.StartEtcd(t.Context(), 3, &testbed.Options{Provider: testbed.External})
+	require.NoError(t, err)
+	require.Equal(t, users.Addrs(), c.Addrs())
+	_, err = c.Leader(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.True(t, listens(t, users.Servers[0].Addr))
+}

@@ -1,0 +1,410 @@
+package testbed_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// onProviders runs test with servers from this machine's binaries and in containers, and looks for what is left
+// afterwards.
+func onProviders(t *testing.T, test func(t *testing.T, p testbed.Provider)) {
+	t.Helper()
+	t.Run("Local", func(t *testing.T) {
+		tmp := t.TempDir()
+		t.Setenv("TMPDIR", tmp)
+		test(t, testbed.Local)
+		require.Empty(t, entries(t, tmp))
+	})
+	t.Run("Containers", func(t *testing.T) {
+		docker := requireDocker(t)
+		tmp := t.TempDir()
+		t.Setenv("TMPDIR", tmp)
+		test(t, testbed.Containers)
+		require.Empty(t, leftOf(t, docker, os.Getpid()))
+		require.Empty(t, entries(t, tmp))
+	})
+}
+
+// during starts f, and returns a function that waits until it has returned. Until then it must not have returned.
+func during(t *testing.T, f func() error) (after func()) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		t.Fatalf("it returned under the fault: %v", err)
+	case <-time.After(200 * time.Millisecond): // one that isn't under a fault returns within a few
+	}
+	return func() {
+		t.Helper()
+		require.NoError(t, <-done)
+	}
+}
+
+func TestPause(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close()) }()
+		c := dialPatient(t, s.Addr)
+		require.NoError(t, c.Ping(ctx).Err())
+
+		heal, err := s.Pause(ctx)
+		require.NoError(t, err)
+		answered := during(t, func() error { return c.Incr(ctx, "n").Err() })
+		_, err = s.Pause(ctx)
+		require.Error(t, err, "it is paused already")
+		require.NoError(t, heal(ctx))
+		answered()
+		require.NoError(t, heal(ctx), "heal again")
+
+		again, err := s.Pause(ctx)
+		require.NoError(t, err)
+		answered = during(t, func() error { return c.Incr(ctx, "n").Err() })
+		require.NoError(t, heal(ctx), "of an earlier pause")
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		require.NoError(t, again(ctx))
+		answered()
+		require.Equal(t, "2", c.Get(ctx, "n").Val())
+
+		killed, err := s.Pause(ctx)
+		require.NoError(t, err)
+		require.NoError(t, s.Kill(ctx))
+		require.ErrorIs(t, killed(ctx), os.ErrProcessDone)
+		_, err = s.Pause(ctx)
+		require.ErrorIs(t, err, os.ErrProcessDone)
+		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
+		require.ErrorIs(t, killed(ctx), os.ErrProcessDone, "the heal of a pause before the restart")
+		require.NoError(t, c.Ping(ctx).Err())
+
+		_, err = s.Pause(ctx)
+		require.NoError(t, err)
+		start := time.Now()
+		require.NoError(t, s.Close(), "while it is paused")
+		require.Less(t, time.Since(start), 5*time.Second)
+		requireGone(t, s.Addr)
+	})
+}
+
+// dialPatient connects to a Redis with a client that waits for an answer as long as its context allows.
+func dialPatient(t *testing.T, addr string) *redis.Client {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{
+		Addr: addr, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1, DialTimeout: 10 * time.Second,
+	})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func TestRestart(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		s, err := testbed.StartRedis(ctx, &testbed.Options{
+			Provider: p, Args: []string{"--appendonly", "yes", "--appendfsync", "always"},
+		})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close()) }()
+		addr := s.Addr
+		c := dialRedis(t, addr)
+		require.NoError(t, c.Set(ctx, "key", "value", 0).Err())
+		require.ErrorContains(t, s.Restart(ctx, testbed.RestartOptions{}), "it runs")
+
+		require.NoError(t, s.Kill(ctx))
+		requireGone(t, addr)
+		require.ErrorIs(t, s.Kill(ctx), os.ErrProcessDone)
+		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
+		require.Equal(t, addr, s.Addr)
+		require.Equal(t, "value", c.Get(ctx, "key").Val(), "data outlives a crash")
+
+		require.NoError(t, s.Kill(ctx))
+		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{
+			Args: []string{"--appendonly", "yes", "--maxmemory", "1mb"},
+		}))
+		require.Equal(t, addr, s.Addr)
+		require.Equal(t, "value", c.Get(ctx, "key").Val(), "data outlives a change of arguments")
+		require.Equal(t, "1048576", c.ConfigGet(ctx, "maxmemory").Val()["maxmemory"])
+
+		require.NoError(t, s.Kill(ctx))
+		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{Wipe: true}))
+		require.Equal(t, addr, s.Addr)
+		require.Equal(t, "1048576", c.ConfigGet(ctx, "maxmemory").Val()["maxmemory"], "the arguments of the last start")
+		require.ErrorIs(t, c.Get(ctx, "key").Err(), redis.Nil, "data is gone with the disk")
+
+		require.NoError(t, c.Set(ctx, "key", "value", 0).Err())
+		require.NoError(t, s.Kill(ctx))
+		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{Args: []string{}}))
+		require.ErrorIs(t, c.Get(ctx, "key").Err(), redis.Nil, "nothing is kept by default")
+
+		require.NoError(t, s.Close())
+		requireGone(t, addr)
+		require.ErrorContains(t, s.Restart(ctx, testbed.RestartOptions{}), "closed")
+		require.ErrorContains(t, s.Kill(ctx), "closed")
+	})
+}
+
+// A restart that fails leaves the server killed, and it can be tried again.
+func TestRestartFails(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close()) }()
+		require.NoError(t, s.Kill(ctx))
+		err = s.Restart(ctx, testbed.RestartOptions{Args: []string{"--no-such-directive", "1"}})
+		require.ErrorContains(t, err, "no-such-directive")
+		requireGone(t, s.Addr)
+
+		cause := errors.New("test over")
+		ended, cancel := context.WithCancelCause(ctx)
+		cancel(cause)
+		require.ErrorIs(t, s.Restart(ended, testbed.RestartOptions{Args: []string{}}), cause)
+		requireGone(t, s.Addr)
+
+		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
+		require.True(t, listens(t, s.Addr))
+	})
+}
+
+// Nobody gets the address of a server that is down: neither another server nor a client that dials it, as its own end.
+func TestAddressStaysReserved(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("a port can be held for a server to come on Linux only")
+	}
+	s, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
+	require.NoError(t, s.Kill(t.Context()))
+	own, err := net.ResolveTCPAddr("tcp", s.Addr)
+	require.NoError(t, err)
+	client := net.Dialer{LocalAddr: own} // as the kernel might choose if the port were free
+	_, err = client.DialContext(t.Context(), "tcp", s.Addr)
+	require.ErrorIs(t, err, syscall.EADDRINUSE, "a client has connected to itself")
+	require.NoError(t, s.Restart(t.Context(), testbed.RestartOptions{}))
+}
+
+// All of a server's processes are frozen and killed, also those in groups of their own.
+func TestManyProcesses(t *testing.T) {
+	ctx := t.Context()
+	dir := t.TempDir()
+	t.Setenv(testbed.EnvRedisServer, script(t, dir, `
+setsid sh -c 'while :; do echo >>ticks; sleep 0.01; done' &
+exec redis-server "$@"`))
+	s, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
+	ticks := func() int64 {
+		info, err := os.Stat(filepath.Join(dir, "ticks"))
+		if err != nil {
+			return 0
+		}
+		return info.Size()
+	}
+	requireTicks := func() {
+		t.Helper()
+		before := ticks()
+		require.Eventually(t, func() bool { return ticks() > before }, 10*time.Second, time.Millisecond)
+	}
+	requireNoTicks := func() {
+		t.Helper()
+		before := ticks()
+		select {
+		case <-time.After(100 * time.Millisecond): // ten ticks
+		case <-ctx.Done():
+		}
+		require.Equal(t, before, ticks())
+	}
+	requireTicks()
+	heal, err := s.Pause(ctx)
+	require.NoError(t, err)
+	requireNoTicks()
+	require.NoError(t, heal(ctx))
+	requireTicks()
+	require.NoError(t, s.Kill(ctx))
+	requireNoTicks()
+}
+
+func TestNoControl(t *testing.T) {
+	ctx := t.Context()
+	users, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
+	t.Setenv(testbed.EnvRedisAddr, users.Addr)
+	for _, p := range []testbed.Provider{testbed.External, testbed.Embedded} {
+		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
+		require.NoError(t, err)
+		_, err = s.Pause(ctx)
+		require.ErrorIs(t, err, errors.ErrUnsupported, p)
+		require.ErrorIs(t, s.Kill(ctx), errors.ErrUnsupported, p)
+		require.ErrorIs(t, s.Restart(ctx, testbed.RestartOptions{}), errors.ErrUnsupported, p)
+		_, err = testbed.StartRedisReplica(ctx, s, nil)
+		require.ErrorIs(t, err, errors.ErrUnsupported, p)
+		_, err = testbed.StartRedis(ctx, &testbed.Options{Provider: p, Clock: true})
+		require.ErrorIs(t, err, errors.ErrUnsupported, p)
+		require.NoError(t, s.Close())
+	}
+	require.True(t, listens(t, users.Addr))
+}
+
+func TestRedisNodes(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		nodes, err := testbed.StartRedisNodes(ctx, 5, &testbed.Options{Provider: p})
+		require.NoError(t, err)
+		require.Len(t, nodes, 5)
+		for i, s := range nodes {
+			require.Equal(t, "redis"+strconv.Itoa(i+1), s.Name)
+			require.NoError(t, dialRedis(t, s.Addr).Set(ctx, "who", s.Name, 0).Err())
+		}
+		require.NoError(t, nodes[1].Kill(ctx))
+		for i, s := range nodes {
+			if i != 1 {
+				require.Equal(t, s.Name, dialRedis(t, s.Addr).Get(ctx, "who").Val())
+			}
+		}
+		require.NoError(t, nodes[1].Restart(ctx, testbed.RestartOptions{}))
+		require.ErrorIs(t, dialRedis(t, nodes[1].Addr).Get(ctx, "who").Err(), redis.Nil)
+		for _, s := range nodes {
+			require.NoError(t, s.Close())
+			requireGone(t, s.Addr)
+		}
+	})
+	t.Run("Embedded", func(t *testing.T) {
+		nodes, err := testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{Provider: testbed.Embedded})
+		require.NoError(t, err)
+		for _, s := range nodes {
+			require.Equal(t, "miniredis (embedded)", s.String())
+			require.True(t, listens(t, s.Addr))
+			require.NoError(t, s.Close())
+			requireGone(t, s.Addr)
+		}
+	})
+	t.Run("External", func(t *testing.T) {
+		nodes, err := testbed.StartRedisNodes(t.Context(), 2, &testbed.Options{Provider: testbed.Local})
+		require.NoError(t, err)
+		t.Setenv(testbed.EnvRedisAddr, nodes[0].Addr+","+nodes[1].Addr)
+		found, err := testbed.StartRedisNodes(t.Context(), 2, &testbed.Options{Provider: testbed.External})
+		require.NoError(t, err)
+		require.Equal(t, nodes[1].Addr, found[1].Addr)
+		require.Equal(t, "redis2", found[1].Name)
+		_, err = testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{Provider: testbed.External})
+		require.ErrorContains(t, err, "FENCELAB_REDIS_ADDR names 2 of 3 servers")
+		for _, s := range append(found, nodes...) {
+			require.NoError(t, s.Close())
+		}
+	})
+}
+
+// One of several that fails to start takes the others with it.
+func TestRedisNodesFail(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		_, err := testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{
+			Provider: p, Args: []string{"--no-such-directive", "1"},
+		})
+		require.ErrorContains(t, err, "no-such-directive")
+		require.Regexp(t, `redis[123]: `, err)
+	})
+}
+
+func TestRedisReplica(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, primary.Close()) }()
+		require.NoError(t, dialRedis(t, primary.Addr).Do(ctx, "DEBUG", "POPULATE", 200_000).Err(), "so that it takes a while")
+		require.NoError(t, dialRedis(t, primary.Addr).Set(ctx, "before", "1", 0).Err())
+
+		replica, err := testbed.StartRedisReplica(ctx, primary, nil)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, replica.Close()) }()
+		require.Equal(t, "redis-replica", replica.Name)
+		require.Equal(t, p, replica.Provider)
+		r := dialRedis(t, replica.Addr)
+		require.Equal(t, "1", r.Get(ctx, "before").Val(), "in sync when it is returned")
+		require.ErrorContains(t, r.Set(ctx, "key", "1", 0).Err(), "READONLY")
+
+		require.NoError(t, dialRedis(t, primary.Addr).Set(ctx, "after", "1", 0).Err())
+		require.Eventually(t, func() bool { return r.Get(ctx, "after").Val() == "1" }, 10*time.Second, time.Millisecond)
+
+		require.NoError(t, primary.Kill(ctx))
+		require.NoError(t, r.Do(ctx, "REPLICAOF", "NO", "ONE").Err())
+		require.NoError(t, r.Set(ctx, "promoted", "1", 0).Err())
+		require.Equal(t, "1", r.Get(ctx, "after").Val())
+
+		require.NoError(t, primary.Restart(ctx, testbed.RestartOptions{Wipe: true}))
+		second, err := testbed.StartRedisReplica(ctx, primary, nil)
+		require.NoError(t, err, "of a primary that was wiped")
+		require.NoError(t, primary.Kill(ctx))
+		require.NoError(t, second.Close(), "while its primary is down")
+		require.NoError(t, primary.Restart(ctx, testbed.RestartOptions{}))
+		require.NoError(t, primary.Close())
+		require.NoError(t, replica.Close(), "after its primary")
+	})
+}
+
+// A replica finds its primary again after either was restarted, and wiped.
+func TestRedisReplicaRestarts(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, primary.Close()) }()
+		replica, err := testbed.StartRedisReplica(ctx, primary, nil)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, replica.Close()) }()
+		for i, restart := range []struct {
+			s    *testbed.Server
+			wipe bool
+		}{{replica, false}, {primary, false}, {replica, true}, {primary, true}} {
+			require.NoError(t, restart.s.Kill(ctx))
+			require.NoError(t, restart.s.Restart(ctx, testbed.RestartOptions{Wipe: restart.wipe}))
+			value := strconv.Itoa(i)
+			require.NoError(t, dialRedis(t, primary.Addr).Set(ctx, "key", value, 0).Err())
+			r := dialRedis(t, replica.Addr)
+			require.Eventually(t, func() bool { return r.Get(ctx, "key").Val() == value }, 20*time.Second, 5*time.Millisecond)
+		}
+	})
+}
+
+func TestClock(t *testing.T) {
+	onProviders(t, func(t *testing.T, p testbed.Provider) {
+		ctx := t.Context()
+		nodes, err := testbed.StartRedisNodes(ctx, 2, &testbed.Options{Provider: p, Clock: true})
+		require.NoError(t, err)
+		for _, s := range nodes {
+			defer func() { require.NoError(t, s.Close()) }()
+			require.NoError(t, dialRedis(t, s.Addr).Set(ctx, "key", "value", 20*time.Second).Err())
+		}
+		heal, err := nodes[1].Clock.Jump(ctx, 30*time.Second)
+		require.NoError(t, err)
+		require.ErrorIs(t, dialRedis(t, nodes[1].Addr).Get(ctx, "key").Err(), redis.Nil, "it has expired")
+		require.Equal(t, "value", dialRedis(t, nodes[0].Addr).Get(ctx, "key").Val(), "another server's clock")
+
+		for _, wipe := range []bool{false, true} {
+			require.NoError(t, nodes[1].Kill(ctx))
+			require.NoError(t, nodes[1].Restart(ctx, testbed.RestartOptions{Wipe: wipe}))
+			shown, err := dialRedis(t, nodes[1].Addr).Time(ctx).Result()
+			require.NoError(t, err)
+			require.InDelta(t, 30, time.Until(shown).Seconds(), 10, "the clock outlives a restart")
+		}
+		require.NoError(t, heal(ctx))
+		shown, err := dialRedis(t, nodes[1].Addr).Time(ctx).Result()
+		require.NoError(t, err)
+		require.InDelta(t, 0, time.Until(shown).Seconds(), 10)
+	})
+	t.Run("Unsupported", func(t *testing.T) {
+		_, err := testbed.StartEtcd(t.Context(), 1, &testbed.Options{Provider: testbed.Local, Clock: true})
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+	})
+}
