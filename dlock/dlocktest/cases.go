@@ -129,8 +129,8 @@ func tokensSurviveExpiry(e *env) {
 }
 
 // lateGrant has a take a key over a link that holds the reply back until b has taken it too, after a's lease has run out.
-// It returns what a and b came to.
-func lateGrant(e *env) (first, second granted) {
+// It returns what a and b came to, and whether a saw by itself that its grant came too late, and was granted anew after b.
+func lateGrant(e *env) (first, second granted, anew bool) {
 	a, link := e.faulty(holdsReplies)
 	b := e.backend()
 	for {
@@ -153,27 +153,38 @@ func lateGrant(e *env) (first, second granted) {
 		won := e.acquiring(e.ctx, b, request(r.Key, long))
 		e.pass(e.short)
 		second = <-won
-		deliver()
-		first = <-late
 		require.NoError(e, second.err)
+		deliver()
+		e.pass(e.short / 4)
+		select {
+		case first = <-late:
+		default: // a asks again, and waits for b
+			e.release(b, second.g)
+			first = <-late
+			anew = first.g.Start.After(second.at)
+		}
 		if e.virtual {
 			require.NoError(e, first.err) // elsewhere its client may have given up
 		}
-		return first, second
+		return first, second, anew
 	}
 }
 
 func tokenMintedWithGrant(e *env) {
-	first, second := lateGrant(e)
-	if first.err != nil {
-		return // no grant, no token
+	first, second, anew := lateGrant(e)
+	switch {
+	case first.err != nil: // no grant, no token
+		return
+	case anew:
+		require.Greater(e, first.g.Fence, second.g.Fence, "token of a grant after the other's release")
+		return
 	}
 	require.Less(e, first.g.Fence, second.g.Fence, "token of a grant that was overtaken by its reply")
 }
 
 func startBeforeRequest(e *env) {
-	first, second := lateGrant(e)
-	if first.err != nil || e.Advance != nil {
+	first, second, anew := lateGrant(e)
+	if first.err != nil || anew || e.Advance != nil {
 		return // nothing to compare; a clock of its own cannot be compared with
 	}
 	e.requireOver(first.g.Start, first.g.TTL, second.at)

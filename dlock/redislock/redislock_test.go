@@ -1,6 +1,7 @@
 package redislock_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"io"
@@ -43,16 +44,16 @@ func TestConformanceCluster(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	node := onServer(t, s)
-	c := node.client(t, &link{dial: node.dial})
+	c := node.client(t, node.link())
 	require.NoError(t, c.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
 	require.Eventually(t, func() bool {
 		info, err := c.ClusterInfo(t.Context()).Result()
 		return err == nil && strings.Contains(info, "cluster_state:ok")
 	}, 30*time.Second, 10*time.Millisecond)
-	cluster := func(t *testing.T, l *link) redis.UniversalClient {
+	cluster := func(t *testing.T, l *dlocktest.Dialer) redis.UniversalClient {
 		t.Helper()
 		c := redis.NewClusterClient(&redis.ClusterOptions{
-			Dialer:        l.Dial,
+			Dialer:        l.DialContext,
 			DialerRetries: 1,
 			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
 				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
@@ -64,10 +65,10 @@ func TestConformanceCluster(t *testing.T) {
 	t.Run("kit", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
 			return dlocktest.Service{
-				Backend: func() dlock.Backend { return newBackend(t, cluster(t, &link{dial: node.dial}), nil) },
+				Backend: func() dlock.Backend { return newBackend(t, cluster(t, node.link()), nil) },
 				Faulty: func() (dlock.Backend, dlocktest.Link) {
-					l := &link{dial: node.dial}
-					return newBackend(t, cluster(t, l), nil), l.faults()
+					l := node.link()
+					return newBackend(t, cluster(t, l), nil), l.Link()
 				},
 			}
 		}})
@@ -78,8 +79,8 @@ func TestConformanceCluster(t *testing.T) {
 
 // redisServer is a Redis, real or not.
 type redisServer struct {
-	dial func(ctx context.Context) (net.Conn, error)
-	opts redis.Options // what it takes to log in
+	dial dlocktest.DialFunc // whatever the address
+	opts redis.Options      // what it takes to log in
 }
 
 // newMini starts a Redis inside the process, and inside the bubble if there is one.
@@ -88,7 +89,7 @@ func newMini(t *testing.T) redisServer {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
 	t.Cleanup(m.Close)
-	return redisServer{dial: func(context.Context) (net.Conn, error) { return m.Dial() }}
+	return redisServer{dial: func(context.Context, string, string) (net.Conn, error) { return m.Dial() }}
 }
 
 func onServer(t *testing.T, s *testbed.Redis) redisServer {
@@ -102,26 +103,33 @@ func onServer(t *testing.T, s *testbed.Redis) redisServer {
 		d = &tls.Dialer{Config: o.TLSConfig}
 	}
 	return redisServer{
-		dial: func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
+		dial: func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
 		opts: redis.Options{Username: o.Username, Password: o.Password, DB: o.DB},
 	}
 }
 
+// link returns a link that disturbs scripts, and lets pass what a client says to begin a connection.
+func (s redisServer) link() *dlocktest.Dialer {
+	return dlocktest.NewDialer(s.dial, func(request []byte) bool {
+		return bytes.Contains(request, []byte("eval")) || bytes.Contains(request, []byte("EVAL"))
+	})
+}
+
 // client returns a client with go-redis's defaults over l, but for the half second for which it dials a dead server.
-func (s redisServer) client(t *testing.T, l *link) *redis.Client {
+func (s redisServer) client(t *testing.T, l *dlocktest.Dialer) *redis.Client {
 	t.Helper()
 	o := s.opts
 	o.DialerRetries = 1
-	o.Addr, o.Dialer = "127.0.0.1:1", l.Dial // an address that is no name, so that nothing looks it up
+	o.Addr, o.Dialer = "127.0.0.1:1", l.DialContext // an address that is no name, so that nothing looks it up
 	c := redis.NewClient(&o)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
 }
 
 // backend returns a Backend with a client of its own, and both.
-func (s redisServer) backend(t *testing.T) (*redislock.Backend, *redis.Client, *link) {
+func (s redisServer) backend(t *testing.T) (*redislock.Backend, *redis.Client, *dlocktest.Dialer) {
 	t.Helper()
-	l := &link{dial: s.dial}
+	l := s.link()
 	c := s.client(t, l)
 	return newBackend(t, c, nil), c, l
 }
@@ -146,7 +154,7 @@ func service(t *testing.T, s redisServer) dlocktest.Service {
 		},
 		Faulty: func() (dlock.Backend, dlocktest.Link) {
 			b, _, l := s.backend(t)
-			return b, l.faults()
+			return b, l.Link()
 		},
 	}
 }
@@ -279,10 +287,10 @@ func TestClientRetriesAcquire(t *testing.T) {
 		b, c, l := s.backend(t)
 		require.NoError(t, c.Ping(t.Context()).Err())
 		r := request(time.Hour)
-		l.inject(loseOneReply)
+		l.LoseReply()
 		g, err := b.Acquire(t.Context(), r)
 		require.NoError(t, err)
-		require.Equal(t, 1, l.lost)
+		require.Equal(t, 1, l.Lost())
 		require.EqualValues(t, 1, g.Fence)
 		require.Equal(t, "1", c.Get(t.Context(), "fence:{"+r.Key+"}").Val(), "one acquisition, one token")
 		require.NoError(t, b.Release(t.Context(), g))
@@ -295,7 +303,7 @@ func TestReleaseReplyLost(t *testing.T) {
 		b, _, l := s.backend(t)
 		g, err := b.Acquire(t.Context(), request(time.Hour))
 		require.NoError(t, err)
-		l.inject(loseOneReply)
+		l.LoseReply()
 		err = b.Release(t.Context(), g)
 		require.ErrorIs(t, err, io.EOF)
 		require.NotErrorIs(t, err, dlock.ErrLost)
@@ -305,9 +313,9 @@ func TestReleaseReplyLost(t *testing.T) {
 		require.NoError(t, err)
 		h, err := locker.Acquire(t.Context(), request(0).Key)
 		require.NoError(t, err)
-		l.inject(loseOneReply)
+		l.LoseReply()
 		require.NoError(t, h.Release(t.Context()))
-		require.Equal(t, 2, l.lost)
+		require.Equal(t, 2, l.Lost())
 		families, err := reg.Gather()
 		require.NoError(t, err)
 		for _, f := range families {
@@ -328,7 +336,7 @@ func TestContextEndsDuringARequest(t *testing.T) {
 		require.NoError(t, c.Ping(t.Context()).Err())
 		locker, err := dlock.New(b, &dlock.Options{TTL: time.Hour})
 		require.NoError(t, err)
-		deliver := l.inject(holdReplies)
+		deliver := l.Link().HoldReplies()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		began := time.Now()

@@ -1,0 +1,410 @@
+// Package consullock is a dlock.Backend on HashiCorp Consul.
+//
+// A lock is a key of the KV store that exists while it is held. One transaction checks that it doesn't exist and takes it
+// for a session, with the owner as its value; a release, or the end of the session, deletes it. One step does both the
+// check and the effect, and a free lock leaves nothing behind.
+//
+// # The token
+//
+// The token is the ModifyIndex of the entry as the grant wrote it: the index of that write in the servers' Raft log, which
+// all keys share and which never falls. The usual answer is LockIndex, a counter in the entry: it begins at 1 again when
+// the entry is deleted, by a release here, by a session whose behaviour is to delete, or by a hand. The index survives the
+// loss of a minority of the servers. It goes backwards when the cluster's state does: after a restore from a snapshot, or
+// when a cluster is made anew.
+//
+// # Leases and sessions
+//
+// Consul knows no lease on a key; it knows sessions, which it ends at some time between once and twice their TTL after the
+// last renewal. So two clocks guard a grant. A timer of the Backend deletes the key when the lease's TTL has passed since its
+// start without a renewal: not earlier, and soon after. If the process is dead, frozen or cut off, and after Close, its
+// session ends instead, and all its keys with it: at the latest twice the session's TTL after the last renewal, and never
+// before the TTL of any of its leases has passed, for the session's TTL is longer by a quarter and no grant is given or
+// renewed that the session, as last renewed, doesn't cover. A session has no health checks, which could end it sooner.
+//
+// The session is shared by all grants of a Backend with the same TTL. It is renewed by those who need it, at most four times
+// in a TTL, which takes no write on the servers. So a lock and an unlock are two round trips, as many writes, and now and
+// then a third. A session for each acquisition would cost four: to create it, lock, unlock and destroy it.
+//
+// # The lock-delay
+//
+// Consul's own locks can't be taken for 15 s after a session has ended, so that a holder that doesn't know of it yet can
+// finish. It is a guess about how long that takes. A token that the resource checks needs no guess, so it is 0 here unless
+// [Options] say otherwise.
+//
+// # Limits
+//
+// A Backend waits with one blocking query for each key and one for each session, whatever the number of waiters; an agent
+// takes 200 connections from one address unless its http_max_conns_per_client says otherwise.
+package consullock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+const (
+	maxSession   = 24 * time.Hour   // Consul's longest session TTL
+	maxLockDelay = 60 * time.Second // Consul's longest lock-delay
+
+	// longPoll is how long Consul is to hold an answer while nothing has changed; it adds up to a sixteenth.
+	longPoll = time.Minute
+	// delayPoll is how often a waiter asks while a lock-delay is in force. Consul doesn't tell when it ends.
+	delayPoll = 100 * time.Millisecond
+	// grace is how much later than that an answer may come.
+	grace = 10 * time.Second
+)
+
+// Options configure a [Backend].
+type Options struct {
+	// Prefix stands before the names of all keys, "lock/" by default. Locks with different prefixes don't know each other.
+	Prefix string
+	// MinSessionTTL is the shortest TTL of a session: the servers' session_ttl_min or more. Default: 10 s, which is Consul's.
+	// It has nothing to do with how short a lease may be, but with how long the keys of a dead process stay locked: up to
+	// twice as long, or two and a half times the lease's TTL if that is more.
+	MinSessionTTL time.Duration
+	// LockDelay is for how long keys can't be locked after the end of the session that held them: 0 to 60 s, see the package
+	// comment. It doesn't hold up anyone after a release or the end of a lease. It takes one more round trip, and holds only
+	// if all that lock the same keys have one.
+	LockDelay time.Duration
+}
+
+// Backend implements dlock.Backend. A grant is renewed by the Backend that gave it.
+type Backend struct {
+	c *api.Client
+	o Options
+
+	open  context.Context // ends with Close
+	close context.CancelFunc
+
+	mu       sync.Mutex
+	busy     sync.WaitGroup             // what goes on in the background
+	sessions map[time.Duration]*session // for new grants, by TTL
+	leases   map[id]*lease              // that are held, or may be
+	waiting  map[string]*queue          // by key
+}
+
+var _ dlock.Backend = (*Backend)(nil)
+
+// New returns a Backend on client, which stays the caller's. It sends nothing. The client's token needs key:write for the
+// prefix, and session:write and session:read for the node of its agent.
+func New(client *api.Client, opts *Options) (*Backend, error) {
+	if client == nil {
+		return nil, fmt.Errorf("%w: consullock: client is nil", dlock.ErrInvalid)
+	}
+	o := Options{}
+	if opts != nil {
+		o = *opts
+	}
+	if o.Prefix == "" {
+		o.Prefix = "lock/"
+	}
+	if o.MinSessionTTL == 0 {
+		o.MinSessionTTL = 10 * time.Second
+	}
+	switch {
+	case clean(o.Prefix+"x") != o.Prefix+"x":
+		return nil, fmt.Errorf("%w: consullock: prefix %q has something in it that isn't plain in a URL's path", dlock.ErrInvalid, o.Prefix)
+	case o.MinSessionTTL < time.Millisecond || o.MinSessionTTL > maxSession:
+		return nil, fmt.Errorf("%w: consullock: MinSessionTTL %v is not between 1ms and %v", dlock.ErrInvalid, o.MinSessionTTL, maxSession)
+	case o.LockDelay < 0 || o.LockDelay > maxLockDelay:
+		return nil, fmt.Errorf("%w: consullock: LockDelay %v is not between 0 and %v", dlock.ErrInvalid, o.LockDelay, maxLockDelay)
+	}
+	b := &Backend{
+		c: client, o: o,
+		sessions: make(map[time.Duration]*session),
+		leases:   make(map[id]*lease),
+		waiting:  make(map[string]*queue),
+	}
+	b.open, b.close = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// Acquire implements dlock.Backend.
+func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	g, _, err := b.try(ctx, r)
+	if !errors.Is(err, dlock.ErrHeld) {
+		return g, err
+	}
+	q := b.join(r.Key)
+	defer b.leave(r.Key, q)
+	select {
+	case q.turn <- struct{}{}:
+		defer func() { <-q.turn }()
+	case <-ctx.Done():
+		return g, failed(ctx, context.Cause(ctx))
+	case <-b.open.Done():
+		return g, dlock.ErrClosed
+	}
+	waiting, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(b.open, func() { stop(dlock.ErrClosed) })() //nolint:contextcheck // it ends what has ctx's end too
+	var index uint64
+	wait := longPoll
+	for {
+		e, now, err := b.read(waiting, r.Key, index, wait)
+		switch {
+		case b.open.Err() != nil:
+			return g, dlock.ErrClosed
+		case err != nil:
+			return g, err
+		}
+		index, wait = since(index, now), longPoll
+		if e != nil && string(e.Value) != r.Owner {
+			continue
+		}
+		// Whatever happens from here on has a greater index, so that the next read learns of it at once.
+		g, delayed, err := b.try(ctx, r)
+		if !errors.Is(err, dlock.ErrHeld) {
+			return g, err
+		}
+		if delayed {
+			wait = delayPoll
+		}
+	}
+}
+
+// TryAcquire implements dlock.Backend.
+func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	g, _, err := b.try(ctx, r)
+	return g, err
+}
+
+// try asks once. With dlock.ErrHeld it reports whether it is a lock-delay that is in the way.
+func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, delayed bool, err error) {
+	if err := b.check(r.TTL); err != nil {
+		return g, false, err
+	}
+	for {
+		if l := b.lease(r.Key, r.Owner); l != nil {
+			g, err := b.again(ctx, r, l)
+			if !errors.Is(err, dlock.ErrLost) {
+				return g, false, err
+			}
+		}
+		if b.o.LockDelay > 0 {
+			// Consul looks for a lock-delay when a request arrives and not when it takes effect: one that was under way when
+			// the session ended would get through. One that is sent after that was seen doesn't.
+			if e, _, err := b.read(ctx, r.Key, 0, 0); err != nil {
+				return g, false, err
+			} else if e != nil {
+				return g, false, dlock.ErrHeld
+			}
+		}
+		s, start, err := b.cover(ctx, r.TTL)
+		if err != nil {
+			return g, false, err
+		}
+		l := b.begin(r.Key, r.Owner, s, start.Add(r.TTL)) //nolint:contextcheck // it goes on after ctx
+		res, no, err := b.txn(ctx,
+			&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: b.name(r.Key)},
+			&api.KVTxnOp{Verb: api.KVLock, Key: b.name(r.Key), Value: []byte(r.Owner), Session: s.id})
+		switch {
+		case err != nil:
+			// It may take effect yet, after everything that could undo it. Nobody renews the session for new grants, so that
+			// it ends, and the key with it.
+			b.retire(s)
+			b.settle(l) //nolint:contextcheck // what it starts goes on after ctx
+			return g, false, err
+		case no.is(noSession):
+			b.drop(l)
+			b.end(s)
+			continue
+		case no.is(held), no.is(lockDelay):
+			b.drop(l)
+			return g, no.is(lockDelay), dlock.ErrHeld
+		case no != nil:
+			b.drop(l)
+			return g, false, no
+		}
+		b.settle(l) //nolint:contextcheck // what it starts goes on after ctx
+		return b.grant(r, l, res[len(res)-1].KV.ModifyIndex, start), false, nil
+	}
+}
+
+// again is try for a request that has been sent before and may have been granted: it is the same acquisition, with a
+// lease that starts anew. It returns dlock.ErrLost if it isn't held, or no longer.
+func (b *Backend) again(ctx context.Context, r dlock.Request, l *lease) (g dlock.Grant, err error) {
+	e, _, err := b.read(ctx, r.Key, 0, 0)
+	if err != nil {
+		return g, err
+	}
+	if e == nil || e.Session != l.s.id || string(e.Value) != r.Owner {
+		b.drop(l)
+		return g, dlock.ErrLost
+	}
+	start, err := b.extend(ctx, l.s, r.TTL)
+	switch {
+	case errors.Is(err, errGone):
+		return g, dlock.ErrLost
+	case err != nil:
+		return g, err
+	case !b.keep(l, start.Add(r.TTL)): //nolint:contextcheck // what it starts goes on after ctx
+		return g, dlock.ErrLost
+	}
+	return b.grant(r, l, e.ModifyIndex, start), nil
+}
+
+func (b *Backend) grant(r dlock.Request, l *lease, index uint64, start time.Time) dlock.Grant {
+	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: index, TTL: r.TTL, Start: start, Lost: l.s.gone, State: b}
+}
+
+// Renew implements dlock.Backend.
+func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
+	if err := b.check(g.TTL); err != nil {
+		return err
+	}
+	l := b.lease(g.Key, g.Owner)
+	switch {
+	case l == nil && g.State != b:
+		return errors.New("consullock: only the Backend that has given a grant can renew it")
+	case l == nil:
+		return dlock.ErrLost
+	}
+	start, err := b.extend(ctx, l.s, g.TTL)
+	if errors.Is(err, errGone) {
+		return dlock.ErrLost
+	} else if err != nil {
+		return err
+	}
+	// The entry is as the grant wrote it; from here on nobody but this Backend takes it away before the lease is over.
+	_, no, err := b.txn(ctx, &api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.name(g.Key), Index: g.Fence})
+	switch {
+	case err != nil:
+		return err
+	case no.is(changed):
+		b.drop(l)
+		return dlock.ErrLost
+	case no != nil:
+		return no
+	case !b.keep(l, start.Add(g.TTL)): //nolint:contextcheck // what it starts goes on after ctx
+		// It ran out meanwhile.
+		return dlock.ErrLost
+	}
+	return nil
+}
+
+// Release implements dlock.Backend.
+func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
+	if b.open.Err() != nil {
+		return dlock.ErrClosed
+	}
+	err := b.free(ctx, g.Key, g.Owner, g.Fence)
+	if err == nil || errors.Is(err, dlock.ErrLost) {
+		if l := b.lease(g.Key, g.Owner); l != nil {
+			b.drop(l)
+		}
+	}
+	return err
+}
+
+// free deletes key if it is owner's. index is that of the write that took it; 0 if it isn't known.
+func (b *Backend) free(ctx context.Context, key, owner string, index uint64) error {
+	known := index != 0
+	for {
+		if !known {
+			e, _, err := b.read(ctx, key, 0, 0)
+			if err != nil {
+				return err
+			}
+			if e == nil || string(e.Value) != owner {
+				return dlock.ErrLost
+			}
+			index = e.ModifyIndex
+		}
+		_, no, err := b.txn(ctx,
+			&api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.name(key), Index: index},
+			&api.KVTxnOp{Verb: api.KVDelete, Key: b.name(key)})
+		switch {
+		case err != nil:
+			return err
+		case no == nil:
+			return nil
+		case !no.is(changed):
+			return no
+		case known:
+			return dlock.ErrLost
+		}
+	}
+}
+
+// check returns why a call cannot work.
+func (b *Backend) check(ttl time.Duration) error {
+	if ttl <= 0 || b.sessionTTL(ttl) > maxSession {
+		return fmt.Errorf("%w: consullock: TTL %v; it must be positive, and a session that is longer by a quarter at most %v",
+			dlock.ErrInvalid, ttl, maxSession)
+	}
+	if b.open.Err() != nil {
+		return dlock.ErrClosed
+	}
+	return nil
+}
+
+// Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. Leases stay until their sessions end.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	b.close()
+	for _, l := range b.leases {
+		if l.timer != nil {
+			l.timer.Stop()
+		}
+	}
+	b.mu.Unlock()
+	b.busy.Wait()
+	return nil
+}
+
+// name is key's name in the KV store.
+func (b *Backend) name(key string) string { return b.o.Prefix + clean(key) }
+
+// clean escapes what wouldn't arrive in a URL's path as it left: all that isn't plain, and segments that are empty or
+// consist of dots. Different keys have different names.
+func clean(key string) string {
+	segments := strings.Split(key, "/")
+	for i, s := range segments {
+		switch {
+		case s == "":
+			s = "%" // no other segment's
+		case strings.Trim(s, ".") == "":
+			s = strings.ReplaceAll(s, ".", "%2E")
+		default:
+			s = url.PathEscape(s)
+		}
+		segments[i] = s
+	}
+	return strings.Join(segments, "/")
+}
+
+// queue is where the calls of Acquire wait that want one key.
+type queue struct {
+	n    int           // how many there are; Backend.mu guards it
+	turn chan struct{} // whoever has put something in is the one that asks Consul
+}
+
+func (b *Backend) join(key string) *queue {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	q := b.waiting[key]
+	if q == nil {
+		q = &queue{turn: make(chan struct{}, 1)}
+		b.waiting[key] = q
+	}
+	q.n++
+	return q
+}
+
+func (b *Backend) leave(key string, q *queue) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if q.n--; q.n == 0 {
+		delete(b.waiting, key)
+	}
+}

@@ -1,0 +1,186 @@
+package consullock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+)
+
+// session is a session of Consul's, once it has been made.
+type session struct {
+	ttl  time.Duration
+	gone chan struct{} // closed when it is known to have ended; Backend.mu guards that
+
+	busy  chan struct{} // whoever has put something in may read and write the rest
+	id    string        // "" before it has been made; doesn't change
+	until time.Time     // it lasts until then at least
+}
+
+// errGone says that a session has ended.
+var errGone = errors.New("consullock: the session has ended")
+
+// sessionTTL is the TTL of the session for leases of ttl. The quarter is what saves most renewals.
+func (b *Backend) sessionTTL(ttl time.Duration) time.Duration {
+	s := ttl + ttl/4 + time.Millisecond - 1
+	if s < ttl { // overflow
+		return 1<<63 - 1
+	}
+	return max(s.Truncate(time.Millisecond), b.o.MinSessionTTL)
+}
+
+// cover returns a session that lasts until start + ttl at least. start is now, or when it was renewed for that.
+func (b *Backend) cover(ctx context.Context, ttl time.Duration) (s *session, start time.Time, err error) {
+	for {
+		s := b.session(b.sessionTTL(ttl))
+		start, err := b.extend(ctx, s, ttl)
+		if !errors.Is(err, errGone) {
+			return s, start, err
+		}
+	}
+}
+
+// session returns the session for new grants.
+func (b *Backend) session(ttl time.Duration) *session {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.sessions[ttl]
+	if s == nil {
+		s = &session{ttl: ttl, gone: make(chan struct{}), busy: make(chan struct{}, 1)}
+		b.sessions[ttl] = s
+	}
+	return s
+}
+
+// extend makes or renews s, unless it lasts until start + ttl already. It returns errGone if s has ended.
+func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (start time.Time, err error) {
+	select {
+	case s.busy <- struct{}{}:
+		defer func() { <-s.busy }()
+	case <-ctx.Done():
+		return start, failed(ctx, context.Cause(ctx))
+	}
+	select {
+	case <-s.gone:
+		return start, errGone
+	default:
+	}
+	start = time.Now() // before the request leaves: the server cannot count from earlier
+	end := start.Add(ttl)
+	// By both clocks: the monotonic one stops while the machine is suspended, the other may be set back.
+	if s.id != "" && !end.After(s.until) && !end.Round(0).After(s.until.Round(0)) {
+		return start, nil
+	}
+	if s.id == "" {
+		err = b.create(ctx, s)
+	} else {
+		err = b.renew(ctx, s)
+	}
+	if err == nil {
+		s.until = start.Add(s.ttl)
+	}
+	return start, err
+}
+
+// create makes s. If the answer is lost, a session remains that holds nothing, and ends.
+func (b *Backend) create(ctx context.Context, s *session) error {
+	var made struct{ ID string }
+	// Not through api.Session: it takes a LockDelay of 0 for none given, and the server then for 15 s.
+	_, err := b.c.Raw().Write("/v1/session/create", map[string]any{
+		"Name":       "fencelab/consullock",
+		"TTL":        s.ttl.String(),
+		"LockDelay":  b.o.LockDelay.String(),
+		"Behavior":   api.SessionBehaviorDelete,
+		"NodeChecks": []string{},
+	}, &made, new(api.WriteOptions).WithContext(ctx))
+	switch {
+	case err != nil:
+		return failed(ctx, err)
+	case made.ID == "":
+		return errors.New("consullock: a session was made without an ID")
+	}
+	s.id = made.ID
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open.Err() == nil {
+		b.busy.Go(func() { b.watch(s, made.ID) }) //nolint:contextcheck // it goes on after ctx
+	}
+	return nil
+}
+
+func (b *Backend) renew(ctx context.Context, s *session) error {
+	e, _, err := b.c.Session().Renew(s.id, new(api.WriteOptions).WithContext(ctx))
+	switch {
+	case err != nil:
+		return failed(ctx, err)
+	case e == nil:
+		b.end(s)
+		return errGone
+	}
+	return nil
+}
+
+// watch waits for the end of s.
+func (b *Backend) watch(s *session, id string) {
+	ctx, cancel := context.WithCancel(b.open)
+	defer cancel()
+	b.busy.Go(func() { // somebody else may find out
+		select {
+		case <-s.gone:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	for index := uint64(0); ctx.Err() == nil; {
+		q, done := query(ctx, index, longPoll)
+		e, meta, err := b.c.Session().Info(id, q)
+		done()
+		switch {
+		case err != nil:
+			index = 0
+			b.pause(ctx, time.Second)
+		case e == nil:
+			b.end(s)
+		default:
+			index = since(index, meta.LastIndex)
+		}
+	}
+}
+
+// pause returns after d, or when ctx ends.
+func (b *Backend) pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// retire has no new grants given on s.
+func (b *Backend) retire(s *session) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sessions[s.ttl] == s {
+		delete(b.sessions, s.ttl)
+	}
+}
+
+// end takes note that s has ended, and with it all its leases.
+func (b *Backend) end(s *session) {
+	b.retire(s)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-s.gone:
+		return
+	default:
+		close(s.gone)
+	}
+	for _, l := range b.leases {
+		if l.s == s {
+			b.forget(l)
+		}
+	}
+}

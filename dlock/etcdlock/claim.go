@@ -1,0 +1,592 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// id is what a claim is known by.
+type id struct{ key, owner string }
+
+// claim is one owner's place in a queue, from its first request until its key is known to be gone.
+type claim struct {
+	b     *Backend
+	id    id
+	queue string
+	turn  chan struct{} // held by the attempt under way
+
+	n    int    // belongs to b.mu, as name does
+	name string // "" before there is a session
+
+	mu     sync.Mutex
+	s      *session
+	rev    int64          // create revision of the key, while it is known to have the lock; else 0
+	strays int            // puts without an answer, so far
+	timer  *time.Timer    // deletes the key, if it exists, when its time is up
+	until  time.Time      // when that is
+	period int            // counts the timer's starts
+	clear  chan struct{}  // not nil once the time was up; closed when the key is gone
+	waits  int64          // create revision of the key while it waits; else 0
+	next   chan time.Time // told by a release that the key is first now, and when that release left; buffered
+}
+
+// claim returns the claim of r's owner, a new one if there is none.
+func (b *Backend) claim(r dlock.Request) *claim {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c := b.claims[id{r.Key, r.Owner}]
+	if c == nil {
+		c = &claim{
+			b: b, id: id{r.Key, r.Owner}, queue: queueOf(b.prefix, r.Key),
+			turn: make(chan struct{}, 1), next: make(chan time.Time, 1),
+		}
+		b.enlist(c)
+	}
+	return c
+}
+
+// enlist remembers c, unless it is remembered, and gives it the lowest number that is free in its queue. b.mu is held.
+func (b *Backend) enlist(c *claim) {
+	if b.claims[c.id] == c {
+		return
+	}
+	b.claims[c.id] = c
+	used := b.queues[c.queue]
+	if used == nil {
+		used = map[int]bool{}
+		b.queues[c.queue] = used
+	}
+	for c.n = 0; used[c.n]; c.n++ {
+	}
+	used[c.n] = true
+}
+
+// call names c's key, which is to be put with s. b.mu is held.
+func (b *Backend) call(c *claim, s *session) {
+	delete(b.names, c.name)
+	c.name = fmt.Sprintf("%s%x-%d", c.queue, s.id, c.n)
+	b.names[c.name] = c
+}
+
+// strike is the reverse of enlist. b.mu is held.
+func (b *Backend) strike(c *claim) {
+	if b.claims[c.id] != c {
+		return
+	}
+	delete(b.claims, c.id)
+	if b.names[c.name] == c {
+		delete(b.names, c.name)
+	}
+	if used := b.queues[c.queue]; len(used) > 1 {
+		delete(used, c.n)
+	} else {
+		delete(b.queues, c.queue)
+	}
+}
+
+// take puts the key and, if wait, waits until it is first.
+func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.Grant, error) {
+	for {
+		if err := c.cleared(ctx); err != nil {
+			return dlock.Grant{}, err
+		}
+		s, err := c.b.sessionFor(ctx, ttl)
+		if err != nil {
+			c.drop()
+			return dlock.Grant{}, err
+		}
+		start := time.Now() // before the request leaves: the server cannot start the lease earlier
+		c.sending(s, start.Add(ttl))
+		a, err := c.put(ctx, s, wait)
+		if leaseGone(err) {
+			c.answered(0)
+			s.end()
+			continue
+		}
+		if err != nil { // the timer cleans up, unless somebody does before
+			if context.Cause(c.b.open) != nil {
+				c.leave(ctx)
+			}
+			return dlock.Grant{}, err
+		}
+		switch {
+		case a.stale:
+			c.answered(0)
+			s.guardedBy(a.guard)
+		case a.held:
+			c.answered(0)
+			if a.rev != 0 {
+				c.leave(ctx)
+			} else {
+				c.drop()
+			}
+			return dlock.Grant{}, dlock.ErrHeld
+		case a.before == "":
+			c.answered(a.rev)
+			return c.grant(ctx, s, start, ttl, a.rev)
+		case c.queued(a.rev):
+			return c.wait(ctx, s, ttl, a)
+		}
+	}
+}
+
+// answer is what a put has come to.
+type answer struct {
+	rev    int64  // create revision of the own key, 0 if there is none
+	before string // the key before it; "": it is first
+	at     int64  // revision of this state
+	held   bool   // another has the lock, and the own key was not put
+	stale  bool   // nothing was put, for the session's guard is at another revision:
+	guard  int64
+}
+
+// put puts the own key at the end of the queue, or if not wait only into an empty queue, unless it is there already.
+func (c *claim) put(ctx context.Context, s *session, wait bool) (a answer, err error) {
+	guard := s.revision()
+	absent := clientv3.Compare(clientv3.CreateRevision(c.name), "=", 0)
+	if !wait {
+		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // holds if there is no key at all
+	}
+	first := clientv3.OpGet(c.queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...)
+	last := clientv3.OpGet(c.queue, append(clientv3.WithLastCreate(), clientv3.WithKeysOnly())...)
+	put := clientv3.OpPut(c.name, c.id.owner, clientv3.WithLease(s.id))
+	then := []clientv3.Op{put}
+	if wait {
+		then = []clientv3.Op{last, put}
+	}
+	resp, err := c.b.c.Txn(ctx).
+		If(absent, clientv3.Compare(clientv3.ModRevision(s.guard), "=", guard)).
+		Then(then...).
+		Else(clientv3.OpGet(c.name), clientv3.OpGet(s.guard), first).
+		Commit()
+	if err != nil {
+		return a, err
+	}
+	a.at = resp.Header.Revision
+	if resp.Succeeded {
+		a.rev = resp.Header.Revision
+		if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
+			a.before = string(kvs[0].Key)
+		}
+		return a, nil
+	}
+	own, sess := resp.Responses[0].GetResponseRange().Kvs, resp.Responses[1].GetResponseRange().Kvs
+	queue := resp.Responses[2].GetResponseRange().Kvs
+	switch {
+	case len(own) > 0 && string(own[0].Value) != c.id.owner:
+		return a, fmt.Errorf("key %q is %q's; nobody else should write it", c.name, own[0].Value)
+	case len(own) > 0: // a request repeated
+		a.rev = own[0].CreateRevision
+		if string(queue[0].Key) != c.name {
+			a.before = string(queue[0].Key) // not next to it, as may be: the first look tells
+			a.held = !wait
+		}
+	case len(queue) > 0 && !wait:
+		a.held = true
+	default:
+		a.stale = true
+		if len(sess) > 0 {
+			a.guard = sess[0].ModRevision
+		}
+	}
+	return a, nil
+}
+
+// look tells where the own key, created at rev, is in the queue. It is a linearizable read.
+func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
+	resp, err := c.b.c.Get(ctx, c.queue, clientv3.WithPrefix(), clientv3.WithMaxCreateRev(rev), clientv3.WithKeysOnly(),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(2))
+	if err != nil {
+		return a, err
+	}
+	a.at = resp.Header.Revision
+	if len(resp.Kvs) == 0 || string(resp.Kvs[0].Key) != c.name {
+		return a, nil
+	}
+	a.rev = rev
+	if len(resp.Kvs) > 1 {
+		a.before = string(resp.Kvs[1].Key)
+	}
+	return a, nil
+}
+
+const (
+	minPause = 20 * time.Millisecond // after a failed watch or read; doubles with each
+	maxPause = time.Second
+)
+
+// wait waits until the own key is first in the queue. If it returns an error, the key is gone or will be.
+func (c *claim) wait(ctx context.Context, s *session, ttl time.Duration, a answer) (dlock.Grant, error) {
+	defer c.moved()
+	rest := minPause
+	for {
+		told, err := c.gone(ctx, s, a)
+		if !told.IsZero() {
+			return c.grant(ctx, s, told, ttl, a.rev)
+		}
+		start, now := time.Now(), a
+		if err == nil {
+			now, err = c.look(ctx, a.rev)
+		}
+		switch {
+		case ctx.Err() != nil, err != nil && (!passing(err) || s.dead()):
+			c.leave(ctx)
+			return dlock.Grant{}, err
+		case err != nil:
+			pause(ctx, rest)
+			rest = min(2*rest, maxPause)
+			continue
+		case now.rev == 0 || s.ended():
+			c.leave(ctx)
+			return dlock.Grant{}, fmt.Errorf("%w: the waiter's key is gone, and with it its place in the queue", dlock.ErrLost)
+		case now.before == "":
+			return c.grant(ctx, s, start, ttl, a.rev)
+		}
+		a, rest = now, minPause
+	}
+}
+
+// gone waits until the key before the own one is deleted, or until it cannot tell any more and returns nil as well.
+// A release by the same Backend may be faster, and returns when it left.
+func (c *claim) gone(ctx context.Context, s *session, a answer) (told time.Time, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var w clientv3.WatchChan
+	opened := make(chan clientv3.WatchChan, 1)
+	go func() { // Watch returns when the server has answered, which may be late
+		// From the revision of the read on, so that no deletion is missed; away from a member without a leader.
+		opened <- c.b.c.Watch(clientv3.WithRequireLeader(ctx), a.before, clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
+	}()
+	for {
+		select {
+		case w = <-opened:
+		case told = <-c.next:
+			return told, nil
+		case <-s.done:
+			return told, errExpired
+		case <-ctx.Done():
+			return told, ctx.Err()
+		case resp, ok := <-w:
+			switch err := resp.Err(); {
+			case errors.Is(err, rpctypes.ErrCompacted):
+				return told, nil // what happened since then can be seen, if not watched
+			case err != nil:
+				return told, err
+			case !ok:
+				return told, rpctypes.ErrNoLeader // or anything else: it has ended without a reason
+			case len(resp.Events) > 0:
+				return told, nil
+			}
+		}
+	}
+}
+
+// passing reports whether err may be over when the cluster has found itself again.
+func passing(err error) bool {
+	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
+		return e.Code() == codes.Unavailable
+	}
+	return status.Code(err) == codes.Unavailable
+}
+
+// grant is the grant of a key that is first in its queue.
+func (c *claim) grant(ctx context.Context, s *session, start time.Time, ttl time.Duration, rev int64) (dlock.Grant, error) {
+	c.won(rev, start.Add(ttl))
+	if err := s.cover(ctx, start, ttl); err != nil {
+		c.leave(ctx)
+		return dlock.Grant{}, err
+	}
+	return dlock.Grant{Key: c.id.key, Owner: c.id.owner, Fence: uint64(rev), TTL: ttl, Start: start, Lost: s.done, State: c.name}, nil
+}
+
+// leave deletes the key now, although ctx may have ended; if that fails, in the background.
+func (c *claim) leave(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+	defer cancel()
+	if _, err := c.b.remove(ctx, c, c.queue, c.name, 0); err != nil {
+		c.start(time.Now())
+	}
+}
+
+// remove deletes a key, if it exists and, unless fence is 0, was created at that revision, and reports whether it did. If
+// a put of it may be under way, that will fail. Unless c is nil, it is forgotten. A waiter of this Backend that is first
+// now is told so.
+func (b *Backend) remove(ctx context.Context, c *claim, queue, name string, fence uint64) (had bool, err error) {
+	b.mu.Lock()
+	next := len(b.queues[queue]) > 1
+	b.mu.Unlock()
+	cond := owns(name, fence)
+	if fence == 0 {
+		cond = clientv3.Compare(clientv3.CreateRevision(name), ">", 0)
+	}
+	then, otherwise := []clientv3.Op{clientv3.OpDelete(name)}, []clientv3.Op(nil)
+	s := c.strayed()
+	if s != nil {
+		moved := clientv3.OpPut(s.guard, "", clientv3.WithLease(s.id))
+		then, otherwise = append(then, moved), append(otherwise, moved)
+	}
+	if next {
+		then = append(then, clientv3.OpGet(queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...))
+	}
+	sent := time.Now()
+	resp, err := b.c.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
+	if s != nil && leaseGone(err) { // and all its keys with it
+		s.end()
+		c.forget()
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if s != nil {
+		s.guardedBy(resp.Header.Revision)
+	}
+	c.removed(fence)
+	if next && resp.Succeeded {
+		if kvs := resp.Responses[len(resp.Responses)-1].GetResponseRange().Kvs; len(kvs) > 0 {
+			b.mu.Lock()
+			n := b.names[string(kvs[0].Key)]
+			b.mu.Unlock()
+			n.tell(kvs[0].CreateRevision, sent)
+		}
+	}
+	return resp.Succeeded, nil
+}
+
+// sending notes that a put is about to leave: from now on the key may exist, until its time is up.
+func (c *claim) sending(s *session, until time.Time) {
+	c.b.mu.Lock()
+	c.b.enlist(c) // it may have been forgotten with an earlier key
+	c.b.call(c, s)
+	c.b.mu.Unlock()
+	c.mu.Lock()
+	c.s = s
+	c.strays++
+	c.mu.Unlock()
+	c.start(until)
+}
+
+// answered notes a put's answer.
+func (c *claim) answered(rev int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.strays--
+	c.rev = rev
+}
+
+// queued notes that the key waits, and has all the time it needs. It reports false if the answer took so long that the
+// key is being deleted.
+func (c *claim) queued(rev int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.strays--
+	if c.clear != nil {
+		return false
+	}
+	c.period++
+	c.timer.Stop()
+	c.waits = rev
+	return true
+}
+
+// moved notes that the key doesn't wait any more.
+func (c *claim) moved() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waits = 0
+	select {
+	case <-c.next:
+	default:
+	}
+}
+
+// tell tells a waiter that its key, created at rev, is first, as of a release that left at sent. c may be nil.
+func (c *claim) tell(rev int64, sent time.Time) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waits != rev {
+		return
+	}
+	select {
+	case c.next <- sent:
+	default:
+	}
+}
+
+// won notes that the key has the lock, until then.
+func (c *claim) won(rev int64, until time.Time) {
+	c.mu.Lock()
+	over := c.clear != nil
+	c.rev = rev
+	c.mu.Unlock()
+	if !over { // an answer that took longer than the lease lasts finds it being deleted
+		c.start(until)
+	}
+}
+
+// held returns the session of a grant, or nil if it is not, or no longer, this claim's.
+func (c *claim) held(fence uint64) *session {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.rev == 0 || uint64(c.rev) != fence || c.clear != nil || c.s.ended() {
+		return nil
+	}
+	return c.s
+}
+
+// strayed returns the session on which a put without an answer may still arrive, or nil.
+func (c *claim) strayed() *session {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.strays == 0 || c.s.ended() {
+		return nil
+	}
+	return c.s
+}
+
+// start has the key deleted at until, and not when it was to be before.
+func (c *claim) start(until time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.restart(until)
+}
+
+func (c *claim) restart(until time.Time) {
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	c.period++
+	period := c.period
+	c.until = until
+	c.timer = time.AfterFunc(time.Until(until), func() { c.expire(period) })
+}
+
+// renewed is start for a renewed grant. It reports false if the timer was faster.
+func (c *claim) renewed(fence uint64, until time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.clear != nil || c.rev == 0 || uint64(c.rev) != fence {
+		return false
+	}
+	if until.After(c.until) { // else a later renewal was answered before this one
+		c.restart(until)
+	}
+	return true
+}
+
+// expire deletes the key, whose time is up. It tries until it is gone.
+func (c *claim) expire(period int) {
+	c.mu.Lock()
+	clear := make(chan struct{})
+	mine := c.period == period && c.clear == nil
+	if mine {
+		c.clear = clear
+	}
+	c.mu.Unlock()
+	if !mine {
+		return
+	}
+	if !c.b.begin() {
+		close(clear)
+		return
+	}
+	go func() {
+		defer c.b.busy.Done()
+		defer close(clear)
+		for rest := minPause; ; rest = min(2*rest, maxPause) {
+			ctx, cancel := context.WithTimeout(c.b.open, goodbye)
+			_, err := c.b.remove(ctx, c, c.queue, c.name, 0)
+			cancel()
+			if err == nil || c.b.open.Err() != nil {
+				return
+			}
+			pause(c.b.open, rest)
+		}
+	}()
+}
+
+// cleared waits until the key, if its time was up, is gone.
+func (c *claim) cleared(ctx context.Context) error {
+	c.mu.Lock()
+	clear := c.clear
+	c.mu.Unlock()
+	if clear == nil {
+		return nil
+	}
+	select {
+	case <-clear:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.clear, c.rev = nil, 0
+	return nil
+}
+
+// drop forgets the claim, unless the timer has something to clean up.
+func (c *claim) drop() {
+	c.mu.Lock()
+	known := c.strays == 0 && c.rev == 0
+	c.mu.Unlock()
+	if known {
+		c.forget()
+	}
+}
+
+// removed forgets the claim after a deletion of its key with the given fence.
+func (c *claim) removed(fence uint64) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	other := fence != 0 && uint64(c.rev) != fence
+	c.mu.Unlock()
+	if !other {
+		c.forget()
+	}
+}
+
+// forget ends the claim: its key is gone.
+func (c *claim) forget() {
+	c.stop()
+	c.mu.Lock()
+	c.rev = 0
+	c.mu.Unlock()
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	c.b.strike(c)
+}
+
+// stop stops the timer and returns the session if the claim has the lock.
+func (c *claim) stop() *session {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.period++
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	if c.rev == 0 || c.clear != nil {
+		return nil
+	}
+	return c.s
+}

@@ -1,0 +1,317 @@
+// Package etcdlock is a dlock.Backend on etcd v3.
+//
+// # The queue
+//
+// Everyone who wants a lock puts a key {Prefix}lock/{KEY}/{LEASE}-{N}, whose value is the owner, and whoever's key was
+// created first has the lock. LEASE is the session (see below), and N tells the owners of one Backend apart. Names are
+// used again and again, because etcd remembers every name until it is compacted, and goes through all of them whenever it
+// looks at the queue: with a name for each owner, locking would become slower with every acquisition.
+//
+// One transaction reads who is last in the queue and puts the own key behind it: if the queue was empty, that was the whole
+// acquisition, one round trip and one commit, as a release is. Otherwise the waiter watches the key before its own, and
+// that key only, so that a release wakes one waiter. When it is gone, one linearizable read tells whether the waiter's
+// own key still exists and whether it is first now: the one before it may have left from the middle of the queue, and
+// the waiter's own session may have expired. A release tells a waiter on the same Backend by its own answer, which names
+// the next key.
+//
+// The token is the create revision of the own key. The store gives revisions in the order of its commits and the queue is
+// sorted by them, so tokens grow with the queue. The key is never modified. A restored snapshot takes revisions back,
+// and tokens with them, unless it is restored with a revision bump (etcdutl snapshot restore --bump-revision).
+//
+// # Leases
+//
+// Two clocks bound a grant. A timer in the Backend deletes its key at Start + TTL unless it is renewed; it is the same
+// clock as the holder's, so a TTL is exact, of any length, in whole seconds or not. The key also hangs on the Backend's
+// session, a lease in etcd that all grants of one TTL share. It protects against a process that is dead, frozen or cut
+// off, whose timer is of no use. The session lasts for S, whole seconds: the TTL and an eighth more (at least 1 s, at most
+// 10 s) rounded up, or the server's minimum (1.5 times its election timeout) if that is longer. A grant is given or
+// renewed only if the session is known to last as long as is promised: it was kept alive by a request which the server
+// has answered, and which left no more than S - TTL ago on the monotonic clock and on the wall clock (the former stops
+// while a machine is suspended). Otherwise it is kept alive first. A renewal therefore needs no commit.
+//
+// A dead holder blocks a key for at most S after its last keep-alive, and 500 ms, at which interval etcd looks for
+// expired leases; a change of etcd's leader in that time starts S anew. The same holds for a dead waiter, and for what is
+// held when a Backend is closed.
+//
+// # Requests that come late
+//
+// A put whose answer never came may reach etcd long after its sender has given up, from the buffers of a frozen server,
+// say, and would then block the lock for as long as the session lives. Every put is therefore conditional on the revision
+// of one key of its session, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing a put without an answer
+// deletes the lock's key and moves that revision in one transaction: from then on the put fails.
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// Options configure a [Backend].
+type Options struct {
+	// Prefix stands before the names of all keys, "" by default. Locks with different prefixes don't know each other.
+	Prefix string
+}
+
+// Backend implements dlock.Backend. A grant is renewed only by the Backend that gave it, and in its own time.
+type Backend struct {
+	c      *clientv3.Client
+	prefix string
+
+	open      context.Context // ends with dlock.ErrClosed
+	close     context.CancelCauseFunc
+	closeOnce sync.Once
+
+	mu       sync.Mutex
+	busy     sync.WaitGroup // calls and clean-ups under way
+	claims   map[id]*claim
+	names    map[string]*claim       // by the name of their key in etcd
+	queues   map[string]map[int]bool // the numbers that are in use in each queue
+	sessions map[int64]*slot         // by what S is asked for, in seconds
+}
+
+var _ dlock.Backend = (*Backend)(nil)
+
+// New returns a Backend on client, which stays the caller's to close. It sends nothing.
+//
+// client needs a dial timeout or keep-alive pings of its own only if calls without a deadline are to fail when the server
+// is silent.
+func New(client *clientv3.Client, opts *Options) (*Backend, error) {
+	if client == nil {
+		return nil, fmt.Errorf("%w: etcdlock: client is nil", dlock.ErrInvalid)
+	}
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	if err := checkPrefix(o.Prefix); err != nil {
+		return nil, err
+	}
+	b := &Backend{
+		c: client, prefix: o.Prefix,
+		claims: map[id]*claim{}, names: map[string]*claim{}, queues: map[string]map[int]bool{}, sessions: map[int64]*slot{},
+	}
+	b.open, b.close = context.WithCancelCause(context.Background())
+	return b, nil
+}
+
+// checkPrefix makes sure that no key of one prefix is in a queue of another: "lock/" comes first where the prefix ends.
+func checkPrefix(prefix string) error {
+	if strings.Contains(prefix, "lock/") {
+		return fmt.Errorf(`%w: etcdlock: prefix %q contains "lock/", which ends a prefix`, dlock.ErrInvalid, prefix)
+	}
+	return nil
+}
+
+// queueOf is what the names of all keys in key's queue begin with. A slash in key is escaped, so no queue's names begin
+// with another's.
+func queueOf(prefix, key string) string { return prefix + "lock/" + url.PathEscape(key) + "/" }
+
+// Acquire implements dlock.Backend. Waiters are served in the order in which they came, those of all processes in one
+// queue. A waiter whose session has expired has lost its place: it gets an error that wraps dlock.ErrLost.
+func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return b.acquire(ctx, r, true)
+}
+
+// TryAcquire implements dlock.Backend. A key that others wait for is held, too.
+func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return b.acquire(ctx, r, false)
+}
+
+func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dlock.Grant, error) {
+	if r.TTL <= 0 {
+		return dlock.Grant{}, fmt.Errorf("%w: etcdlock: TTL %v is not positive", dlock.ErrInvalid, r.TTL)
+	}
+	ctx, leave, err := b.enter(ctx)
+	if err != nil {
+		return dlock.Grant{}, err
+	}
+	defer leave()
+	c := b.claim(r)
+	select { // an earlier attempt of the same owner may be under way
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return dlock.Grant{}, failed(ctx, ctx.Err())
+	}
+	g, err := c.take(ctx, r.TTL, wait)
+	if err != nil && !errors.Is(err, dlock.ErrHeld) {
+		err = failed(ctx, err)
+	}
+	return g, err
+}
+
+// Renew implements dlock.Backend.
+func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
+	if g.TTL <= 0 {
+		return fmt.Errorf("%w: etcdlock: TTL %v is not positive", dlock.ErrInvalid, g.TTL)
+	}
+	ctx, leave, err := b.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	c, name := b.find(g)
+	s := c.held(g.Fence)
+	if s == nil {
+		return dlock.ErrLost
+	}
+	start := time.Now()
+	if err := s.cover(ctx, start, g.TTL); err != nil {
+		return failed(ctx, err)
+	}
+	// Writes nothing. Without the read, a member would answer from what it has itself, which may be old.
+	resp, err := b.c.Txn(ctx).If(owns(name, g.Fence)).Then(clientv3.OpGet(name, clientv3.WithCountOnly())).Commit()
+	if err != nil {
+		return failed(ctx, err)
+	}
+	if !resp.Succeeded {
+		c.forget()
+		return dlock.ErrLost
+	}
+	// The timer is the other half of the step: if it was faster, the key is being deleted.
+	if !c.renewed(g.Fence, start.Add(g.TTL)) {
+		return dlock.ErrLost
+	}
+	return nil
+}
+
+// Release implements dlock.Backend.
+func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
+	ctx, leave, err := b.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	c, name := b.find(g)
+	if name == "" { // nothing that this Backend has put, or it is known to be gone
+		return dlock.ErrLost
+	}
+	had, err := b.remove(ctx, c, queueOf(b.prefix, g.Key), name, g.Fence)
+	switch {
+	case err != nil:
+		return failed(ctx, err)
+	case !had:
+		return dlock.ErrLost
+	}
+	return nil
+}
+
+// IsOwner is a condition that holds while g is held: with it a transaction writes into the same etcd only on behalf of
+// the lock's holder. A grant of this Backend needs no more than Key, Owner and Fence, which a dlock.Handle tells.
+func (b *Backend) IsOwner(g dlock.Grant) clientv3.Cmp {
+	_, name := b.find(g)
+	if name == "" {
+		name = queueOf(b.prefix, g.Key) // there is no such key, so the condition never holds
+	}
+	return owns(name, g.Fence)
+}
+
+// find returns g's claim, nil if there is none any more, and the name of its key, "" if that is unknown.
+func (b *Backend) find(g dlock.Grant) (c *claim, name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	name, _ = g.State.(string)
+	c = b.claims[id{g.Key, g.Owner}]
+	if c != nil && name == "" {
+		name = c.name
+	}
+	return c, name
+}
+
+// owns is the condition that a key exists and was created at a revision.
+func owns(name string, fence uint64) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(name), "=", int64(fence))
+}
+
+// Close implements dlock.Backend. Calls that wait return dlock.ErrClosed, after they have left the queue. What is held is
+// kept alive no more and ends with its session; a session on which nothing is held is revoked. It takes a second or two
+// if the server doesn't answer. The client stays open.
+func (b *Backend) Close() error {
+	b.closeOnce.Do(func() {
+		b.mu.Lock()
+		b.close(dlock.ErrClosed)
+		b.mu.Unlock()
+		b.busy.Wait()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		inUse := map[*session]bool{}
+		for _, c := range b.claims {
+			if s := c.stop(); s != nil {
+				inUse[s] = true
+			}
+		}
+		var revoked sync.WaitGroup
+		for _, l := range b.sessions {
+			if s := l.s; s != nil {
+				<-s.stopped
+				if !inUse[s] && !s.ended() {
+					revoked.Go(func() { s.revoke(b.c) })
+				}
+			}
+		}
+		revoked.Wait()
+	})
+	return nil
+}
+
+// enter registers a call, whose context ends with the Backend, too. The call must leave.
+func (b *Backend) enter(ctx context.Context) (call context.Context, leave func(), err error) {
+	if ctx.Err() != nil {
+		return nil, nil, failed(ctx, ctx.Err())
+	}
+	if !b.begin() {
+		return nil, nil, dlock.ErrClosed
+	}
+	call, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(b.open, func() { cancel(dlock.ErrClosed) })
+	return call, func() {
+		stop()
+		cancel(nil)
+		b.busy.Done()
+	}, nil
+}
+
+// begin registers something that Close waits for. It reports false on a closed Backend.
+func (b *Backend) begin() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open.Err() != nil {
+		return false
+	}
+	b.busy.Add(1)
+	return true
+}
+
+// failed wraps a client's error. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
+func failed(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		if errors.Is(cause, dlock.ErrClosed) {
+			return dlock.ErrClosed
+		}
+		return fmt.Errorf("etcdlock: %w: %w", cause, err)
+	}
+	return fmt.Errorf("etcdlock: %w", err)
+}
+
+// leaseGone reports whether err says that a session doesn't exist (any more). Nothing was done then.
+func leaseGone(err error) bool { return errors.Is(err, rpctypes.ErrLeaseNotFound) }
+
+// pause waits for d or for the end of ctx.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,279 @@
+package etcdlock_test
+
+import (
+	"context"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/etcdlock"
+)
+
+func queue(key string) string { return "lock/" + url.PathEscape(key) + "/" }
+
+// A grant never promises more than the session is known to last: while keep-alives fail, grants are refused before one
+// would outlive the session.
+func TestSessionOutlivesGrants(t *testing.T) {
+	const ttl = 900 * time.Millisecond
+	a, b := newNode(t, one), newNode(t, one)
+	first := a.take(t, request(ttl))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	gone := b.c.Watch(ctx, "lock/test", clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithRev(int64(first.Fence)))
+	defer a.l.inject(cutKeepAlives)()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	last := first
+	for {
+		<-tick.C
+		g, err := a.TryAcquire(t.Context(), request(ttl))
+		if err != nil {
+			require.ErrorContains(t, err, "keep-alive")
+			break
+		}
+		if g.Lost != last.Lost {
+			break // the session went away while grants on it were given
+		}
+		last = g
+	}
+	require.NotEqual(t, first.Owner, last.Owner)
+	for resp := range gone {
+		require.NoError(t, resp.Err())
+		for _, e := range resp.Events {
+			if strings.HasPrefix(string(e.Kv.Key), queue(last.Key)) {
+				require.GreaterOrEqual(t, time.Since(last.Start), ttl, "from the last grant's Start to its end")
+				return
+			}
+		}
+	}
+}
+
+// Nor does a renewal.
+func TestSessionOutlivesRenewals(t *testing.T) {
+	const ttl = 900 * time.Millisecond
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, request(ttl))
+	r := request(time.Hour)
+	r.Key = g.Key
+	defer a.l.inject(cutKeepAlives)()
+	won := make(chan outcome, 1)
+	go func() {
+		g, err := b.Acquire(t.Context(), r)
+		won <- outcome{g, err, time.Now()}
+	}()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	last := g.Start
+	for {
+		<-tick.C
+		renewed := time.Now()
+		if err := a.Renew(t.Context(), g); err != nil {
+			require.ErrorContains(t, err, "keep-alive")
+			break
+		}
+		last = renewed
+	}
+	require.NotEqual(t, g.Start, last)
+	o := <-won
+	require.NoError(t, o.err)
+	require.GreaterOrEqual(t, o.at.Sub(last), ttl, "from the last renewal to the successor's grant")
+}
+
+// A renewal that is answered when the lease has run out renews nothing, whatever it read.
+func TestRenewalTooLate(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, request(shortTTL))
+	deliver := a.l.inject(holdReplies)
+	defer deliver()
+	renewed := make(chan error, 1)
+	go func() { renewed <- a.Renew(t.Context(), g) }()
+	_, err := b.Acquire(t.Context(), dlock.Request{Key: g.Key, Owner: "next", TTL: time.Hour})
+	require.NoError(t, err)
+	deliver()
+	require.ErrorIs(t, <-renewed, dlock.ErrLost)
+}
+
+// A holder that is cut off blocks the lock for its session's time, and not less than it was promised.
+func TestHolderCutOff(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, request(shortTTL))
+	_, came := b.waits(t, g.Key, time.Hour)
+	heal := a.l.inject(cut)
+	defer heal()
+	o := <-came
+	require.NoError(t, o.err)
+	require.GreaterOrEqual(t, o.at.Sub(g.Start), shortTTL)
+	t.Logf("a TTL of %v was over after %v", shortTTL, o.at.Sub(g.Start))
+	heal()
+	<-g.Lost
+}
+
+// What a call without an answer has put goes when its time is up, though nobody asks and the session lives on.
+func TestOrphanRunsOut(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	held := a.take(t, request(shortTTL)) // the same session
+	r := request(shortTTL)
+	heal := a.l.inject(loseReplies)
+	_, err := a.TryAcquire(t.Context(), r)
+	require.Error(t, err)
+	require.Len(t, b.keysOf(t, r), 1)
+	heal()
+	_, err = b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+	require.NoError(t, err)
+	select {
+	case <-held.Lost:
+		require.Fail(t, "the session is gone, and not only the orphan")
+	default:
+	}
+}
+
+// A put that arrives after it was undone doesn't take effect. Later puts of the same session do.
+func TestLatePut(t *testing.T) {
+	for _, acquire := range []func(*etcdlock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
+		(*etcdlock.Backend).TryAcquire, (*etcdlock.Backend).Acquire,
+	} {
+		a, b := newNode(t, one), newNode(t, one)
+		g := a.take(t, request(time.Hour)) // starts the session
+		r := request(time.Hour)
+		ctx, cancel := context.WithCancel(t.Context())
+		deliver := a.l.inject(holdOneRequest)
+		came := make(chan error, 1)
+		calls, _, _ := a.l.counts(txn)
+		go func() {
+			_, err := acquire(a.Backend, ctx, r)
+			came <- err
+		}()
+		require.Eventually(t, func() bool {
+			n, _, _ := a.l.counts(txn)
+			return n > calls
+		}, 30*time.Second, time.Millisecond)
+		cancel()
+		require.ErrorIs(t, <-came, context.Canceled)
+		require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}), dlock.ErrLost)
+		deliver()
+		<-a.l.late
+		require.Empty(t, b.keysOf(t, r), "the late put's key")
+
+		r.Owner = "next"
+		g2, err := acquire(a.Backend, t.Context(), r)
+		require.NoError(t, err)
+		require.NoError(t, a.Release(t.Context(), g2))
+		require.NoError(t, a.Renew(t.Context(), g))
+	}
+}
+
+// Renewals commit nothing: they are reads.
+func TestRenewalsWriteNothing(t *testing.T) {
+	a := newNode(t, three)
+	g := a.take(t, request(time.Hour))
+	before, _, _ := a.l.counts(txn)
+	writes := a.l.writes
+	for range 10 {
+		require.NoError(t, a.Renew(t.Context(), g))
+	}
+	after, _, _ := a.l.counts(txn)
+	require.Equal(t, 10, after-before)
+	require.Equal(t, writes, a.l.writes)
+}
+
+// Close leaves what is held, and nothing else.
+func TestCloseRevokesIdleSessions(t *testing.T) {
+	n := newNode(t, one)
+	lease := func(r dlock.Request) clientv3.LeaseID {
+		kvs := n.keysOf(t, r)
+		require.Len(t, kvs, 1)
+		return clientv3.LeaseID(kvs[0].Lease)
+	}
+	b := newBackend(t, n.c, nil)
+	held, idle := request(time.Hour), request(time.Minute)
+	_, err := b.TryAcquire(t.Context(), held)
+	require.NoError(t, err)
+	g, err := b.TryAcquire(t.Context(), idle)
+	require.NoError(t, err)
+	heldLease, idleLease := lease(held), lease(idle)
+	require.NotEqual(t, heldLease, idleLease)
+	require.NoError(t, b.Release(t.Context(), g))
+	require.NoError(t, b.Close())
+	left, err := n.c.TimeToLive(t.Context(), heldLease)
+	require.NoError(t, err)
+	require.Positive(t, left.TTL)
+	left, err = n.c.TimeToLive(t.Context(), idleLease)
+	require.NoError(t, err)
+	require.EqualValues(t, -1, left.TTL)
+}
+
+func TestNew(t *testing.T) {
+	_, err := etcdlock.New(nil, nil)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	n := newNode(t, one)
+	_, err = etcdlock.New(n.c, &etcdlock.Options{Prefix: "a/lock/b"})
+	require.ErrorIs(t, err, dlock.ErrInvalid, "a prefix that can be mistaken for a lock")
+	b := newBackend(t, n.c, &etcdlock.Options{Prefix: "app/"})
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	r := request(time.Hour)
+	g := n.take(t, r)
+	other, err := b.TryAcquire(t.Context(), r)
+	require.NoError(t, err, "prefixes are apart")
+	require.Greater(t, other.Fence, g.Fence)
+	resp, err := n.c.Get(t.Context(), "app/"+queue(r.Key), clientv3.WithPrefix())
+	require.NoError(t, err)
+	require.Len(t, resp.Kvs, 1)
+	require.EqualValues(t, other.Fence, resp.Kvs[0].CreateRevision)
+	require.Equal(t, resp.Kvs[0].CreateRevision, resp.Kvs[0].ModRevision)
+}
+
+// However often locks are taken, etcd gets no new names to remember.
+func TestNamesAreUsedAgain(t *testing.T) {
+	a := newNode(t, one)
+	r := request(time.Hour)
+	names := map[string]bool{}
+	for range 10 {
+		r.Owner = uuid.NewString()
+		g := a.take(t, r)
+		keys := a.keysOf(t, r)
+		require.Len(t, keys, 1)
+		names[string(keys[0].Key)] = true
+		require.NoError(t, a.Release(t.Context(), g))
+	}
+	require.Len(t, names, 1)
+}
+
+// The name of a grant that has run out may be another's by now.
+func TestStaleGrantOfAName(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	r := request(shortTTL)
+	first := a.take(t, r)
+	mid, err := b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "between", TTL: time.Hour}) // first has run out
+	require.NoError(t, err)
+	require.NoError(t, b.Release(t.Context(), mid))
+	r.Owner = "next"
+	second, err := a.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: r.Owner, TTL: 5 * shortTTL}) // the same S
+	require.NoError(t, err)
+	require.Equal(t, first.State, second.State)
+	require.ErrorIs(t, a.Release(t.Context(), first), dlock.ErrLost)
+	require.ErrorIs(t, a.Renew(t.Context(), first), dlock.ErrLost)
+	require.NoError(t, a.Renew(t.Context(), second))
+}
+
+func TestIsOwner(t *testing.T) {
+	n := newNode(t, one)
+	r := request(time.Hour)
+	g := n.take(t, r)
+	write := func(g dlock.Grant) bool {
+		resp, err := n.c.Txn(t.Context()).If(n.IsOwner(g)).Then(clientv3.OpPut("test/guarded", "")).Commit()
+		require.NoError(t, err)
+		return resp.Succeeded
+	}
+	require.True(t, write(g))
+	require.NoError(t, n.Release(t.Context(), g))
+	require.False(t, write(g))
+	again := n.take(t, r)
+	require.False(t, write(g), "the same owner's earlier grant")
+	require.True(t, write(dlock.Grant{Key: again.Key, Owner: again.Owner, Fence: again.Fence}))
+}

@@ -1,0 +1,211 @@
+package etcdlock_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+)
+
+// link stands between a client and its etcd and disturbs calls.
+type link struct {
+	mu      sync.Mutex
+	fault   fault
+	changed chan struct{} // closed when the fault ends
+	broken  chan struct{} // closed when what is open breaks
+	calls   map[string]int
+	watches int           // asked for
+	events  int           // that watches have told
+	writes  int           // transactions that could write
+	late    chan struct{} // closed when a request that was held has arrived
+}
+
+type fault int
+
+const (
+	none fault = iota
+	loseRequests
+	loseReplies
+	holdReplies
+	cut
+	holdOneRequest
+	cutKeepAlives // only these
+	cutWatches    // only these
+)
+
+const (
+	keepAlive = "/etcdserverpb.Lease/LeaseKeepAlive"
+	watch     = "/etcdserverpb.Watch/Watch"
+	txn       = "/etcdserverpb.KV/Txn"
+	read      = "/etcdserverpb.KV/Range"
+)
+
+// cuts reports whether f breaks streams of a method.
+func (f fault) cuts(method string) bool {
+	switch f {
+	case cut, loseRequests, loseReplies:
+		return true
+	case cutKeepAlives:
+		return method == keepAlive
+	case cutWatches:
+		return method == watch
+	default:
+		return false
+	}
+}
+
+func newLink() *link {
+	return &link{changed: make(chan struct{}), broken: make(chan struct{}), calls: map[string]int{}, late: make(chan struct{})}
+}
+
+func (l *link) faults() dlocktest.Link {
+	inject := func(f fault) func() (heal func()) {
+		return func() func() { return l.inject(f) }
+	}
+	return dlocktest.Link{
+		LoseRequests: inject(loseRequests),
+		LoseReplies:  inject(loseReplies),
+		HoldReplies:  inject(holdReplies),
+		Cut:          inject(cut),
+	}
+}
+
+// inject makes f the fault until heal is called. A fault that loses messages breaks open streams.
+func (l *link) inject(f fault) (heal func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault = f
+	close(l.broken)
+	l.broken = make(chan struct{})
+	return sync.OnceFunc(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.fault = none
+		close(l.changed)
+		l.changed = make(chan struct{})
+	})
+}
+
+func (l *link) now() (f fault, changed, broken <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fault, l.changed, l.broken
+}
+
+// counts returns how many calls there were of a method, how many watches, and how many events they told.
+func (l *link) counts(method string) (calls, watches, events int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.calls[method], l.watches, l.events
+}
+
+var errLink = status.Error(codes.Unavailable, "broken link")
+
+func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	l.mu.Lock()
+	l.calls[method]++
+	if r, ok := req.(*pb.TxnRequest); ok && slices.ContainsFunc(slices.Concat(r.Success, r.Failure), func(o *pb.RequestOp) bool {
+		return o.GetRequestRange() == nil
+	}) {
+		l.writes++
+	}
+	f, changed := l.fault, l.changed
+	if f == holdOneRequest {
+		l.fault = none
+	}
+	l.mu.Unlock()
+	switch f {
+	case loseRequests, cut:
+		return errLink
+	case holdOneRequest: // it arrives late, whatever its sender has done meanwhile
+		go func() {
+			<-changed
+			_ = invoke(context.WithoutCancel(ctx), method, req, &pb.TxnResponse{}, cc)
+			close(l.late)
+		}()
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	err := invoke(ctx, method, req, reply, cc, opts...)
+	switch f, changed, _ := l.now(); f {
+	case loseReplies, cut:
+		return errLink
+	case holdReplies:
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+	return err
+}
+
+// stream breaks streams. The client library reads and writes them when it likes, so they break by their contexts.
+func (l *link) stream(
+	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	f, _, broken := l.now()
+	if f.cuts(method) {
+		return nil, errLink
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	s, err := open(ctx, desc, cc, method, opts...)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	st := &stream{ClientStream: s, l: l, cancel: cancel}
+	go func() {
+		for ctx.Err() == nil {
+			f, _, next := l.now()
+			if f.cuts(method) {
+				st.cut.Store(true)
+				cancel()
+			}
+			select {
+			case <-broken:
+			case <-ctx.Done():
+			}
+			broken = next
+		}
+	}()
+	return st, nil
+}
+
+type stream struct {
+	grpc.ClientStream
+	l      *link
+	cancel context.CancelFunc
+	cut    atomic.Bool
+}
+
+func (s *stream) SendMsg(m any) error {
+	if r, ok := m.(*pb.WatchRequest); ok && r.GetCreateRequest() != nil {
+		s.l.mu.Lock()
+		s.l.watches++
+		s.l.mu.Unlock()
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *stream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	switch r, ok := m.(*pb.WatchResponse); {
+	case s.cut.Load():
+		return errLink
+	case err != nil:
+		s.cancel()
+	case ok:
+		s.l.mu.Lock()
+		s.l.events += len(r.Events)
+		s.l.mu.Unlock()
+	}
+	return err
+}

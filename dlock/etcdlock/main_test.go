@@ -1,0 +1,44 @@
+package etcdlock_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// one and three are the etcd of all tests, of one member and of three.
+var one, three *testbed.Cluster
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) (code int) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	before := goleak.IgnoreCurrent()
+	defer func() {
+		if code == 0 {
+			fail(goleak.Find(before))
+		}
+	}()
+	for n, c := range map[int]**testbed.Cluster{1: &one, 3: &three} {
+		var err error
+		if *c, err = testbed.StartEtcd(ctx, n, nil); err != nil {
+			fail(err)
+			return code
+		}
+		defer func() { fail((*c).Close()) }()
+	}
+	return m.Run()
+}

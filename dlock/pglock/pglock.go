@@ -1,0 +1,340 @@
+// Package pglock is a dlock.Backend on PostgreSQL 12 or later: one row a lock.
+//
+// The row holds the owner, the moment at which its lease ends on the database's clock, and a counter, which is the fencing
+// token. One statement takes the lock and counts: INSERT … ON CONFLICT (key) DO UPDATE … WHERE the lock is free, the lease
+// has run out, or the owner is the same. Two that race for a row are put in order by the row's lock, and the second sees
+// what the first has written. Release and renewal compare the owner in the statement in which they act.
+//
+// A release takes the owner away and leaves the row and its counter. Rows are never deleted here. If you must, delete
+// only rows of keys whose resource is gone for good, with the tokens that it has seen: the counter of a key that comes back
+// begins at 1, and a resource that remembers refuses all its holders.
+//
+// A waiter is woken by NOTIFY, which the release's own statement sends, or by a timer when the holder's lease ends. All
+// waiters of a Backend share one connection that LISTENs, and those for one key ask in turn: a release costs one statement
+// for each Backend that waits, not one for each waiter. PostgreSQL commits transactions that notify one after another,
+// across the whole server: with a commit that takes a millisecond, all locks together can't be released more often than
+// a thousand times a second.
+//
+// # What a token is worth
+//
+// The token is as durable as the transaction that handed it out. With synchronous_commit = off, or after a failover to a
+// replica that replicates asynchronously and lags, the last grants are forgotten, and their tokens are handed out again,
+// as with a Redis: keep synchronous_commit on, and with replicas list those that may be promoted in
+// synchronous_standby_names. The same goes for a restore from a backup. The lease runs on the wall clock of the database's
+// host: a clock set forward ends leases early, which costs exclusion and no safety at a resource that checks tokens; one
+// set back, or a promoted replica's that is behind, makes them last longer.
+//
+// # The connection pool
+//
+// LISTEN needs a session. Behind a proxy that pools by transaction nothing is heard: a waiter asks when the holder's lease
+// ends, and once a minute.
+//
+// In a database whose encoding isn't UTF8 all clients must have the same client_encoding, or one key may have two rows.
+//
+// By default pgx closes a connection whose context ends while a reply is awaited, and the statement may still run. With
+// pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler it asks the server to cancel, waits for
+// its word, and keeps the connection.
+package pglock
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// Schema is the statement that makes the table of locks, under its default name, fencelab_lock. It may be run again.
+//
+//go:embed schema.sql
+var Schema string
+
+var (
+	//go:embed acquire.sql
+	acquireSQL string
+	//go:embed renew.sql
+	renewSQL string
+	//go:embed release.sql
+	releaseSQL string
+)
+
+const (
+	// defaultTable is the table's name in the files of SQL.
+	defaultTable = "fencelab_lock"
+	// channel is what NOTIFY is sent on, with the key, for the locks of all tables: a name for each table would have to be
+	// the same for everyone, however they spell the table. A waiter whose key was released in another table asks in vain.
+	channel = "fencelab_released"
+	// maxName is how long a name may be in PostgreSQL, in bytes.
+	maxName = 63
+	// recheck is the longest time for which a waiter trusts what it knows of the holder: the database's clock may be set,
+	// timers don't run while a machine is suspended, and a listening connection may be dead without a word.
+	recheck = time.Minute
+)
+
+// Options configure a [Backend].
+type Options struct {
+	// Table is the name of the table of locks, with its schema if it has two parts. Default: fencelab_lock, as found by the
+	// connection's search_path.
+	Table pgx.Identifier
+}
+
+// table returns the table's name, quoted.
+func (o *Options) table() (string, error) {
+	if o == nil || o.Table == nil {
+		return pgx.Identifier{defaultTable}.Sanitize(), nil
+	}
+	if n := len(o.Table); n < 1 || n > 2 {
+		return "", fmt.Errorf("%w: pglock: table %q has %d parts; it is a name, or a schema and a name", dlock.ErrInvalid, o.Table, n)
+	}
+	for _, name := range o.Table {
+		if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
+			return "", fmt.Errorf("%w: pglock: %q in table %q is no name: 1 to %d bytes without a zero",
+				dlock.ErrInvalid, name, o.Table, maxName)
+		}
+	}
+	return o.Table.Sanitize(), nil
+}
+
+// forTable puts the table's name into a statement.
+func forTable(sql, table string) string { return strings.ReplaceAll(sql, defaultTable, table) }
+
+// CreateSchema makes the table of locks unless it exists. Any number of processes may do so at once.
+func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
+	table, err := opts.table()
+	if err != nil {
+		return err
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		// CREATE TABLE IF NOT EXISTS fails when another does the same at this moment.
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext($1::text))", defaultTable); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, forTable(Schema, table))
+		return err
+	})
+	if err != nil {
+		return failed(ctx, err)
+	}
+	return nil
+}
+
+// Backend implements dlock.Backend.
+type Backend struct {
+	pool                    *pgxpool.Pool
+	acquire, renew, release string // statements
+
+	open  context.Context // ends with Close
+	close context.CancelFunc
+
+	mu      sync.Mutex
+	busy    sync.WaitGroup    // the listener
+	listens bool              // it has been started
+	waiting map[string]*queue // by key
+}
+
+var _ dlock.Backend = (*Backend)(nil)
+
+// New returns a Backend on pool, which stays the caller's to close. It sends nothing: the table must exist, see [Schema]
+// and [CreateSchema].
+//
+// Once a call of Acquire has had to wait, the Backend has one connection more than the pool's MaxConns, made by the pool,
+// until Close.
+func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
+	if pool == nil {
+		return nil, fmt.Errorf("%w: pglock: pool is nil", dlock.ErrInvalid)
+	}
+	if pool.Config().ConnConfig.OnNotification != nil {
+		return nil, fmt.Errorf("%w: pglock: the pool's OnNotification takes away the notifications that waiters need", dlock.ErrInvalid)
+	}
+	table, err := opts.table()
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{
+		pool:    pool,
+		acquire: forTable(acquireSQL, table),
+		renew:   forTable(renewSQL, table),
+		release: forTable(releaseSQL, table),
+		waiting: make(map[string]*queue),
+	}
+	b.open, b.close = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// Acquire implements dlock.Backend.
+func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	g, _, err := b.try(ctx, r)
+	if !errors.Is(err, dlock.ErrHeld) {
+		return g, err
+	}
+	q := b.join(r.Key)
+	defer b.leave(r.Key, q)
+	select { // the others learn what they need from the one whose turn it is, when it leaves
+	case q.turn <- struct{}{}:
+		defer func() { <-q.turn }()
+	case <-ctx.Done():
+		return g, gaveUp(ctx)
+	case <-b.open.Done():
+		return g, dlock.ErrClosed
+	}
+	for {
+		// Ask only now, having joined the queue: a release from here on wakes it.
+		g, left, err := b.try(ctx, r)
+		if !errors.Is(err, dlock.ErrHeld) {
+			return g, err
+		}
+		if err := b.wait(ctx, q, min(left, recheck)); err != nil {
+			return g, err
+		}
+	}
+}
+
+// wait returns when it is time to ask again, or an error.
+func (b *Backend) wait(ctx context.Context, q *queue, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-q.wake:
+		return nil
+	case <-ctx.Done():
+		return gaveUp(ctx)
+	case <-b.open.Done():
+		return dlock.ErrClosed
+	}
+}
+
+// TryAcquire implements dlock.Backend.
+func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	g, _, err := b.try(ctx, r)
+	return g, err
+}
+
+// try asks once. With dlock.ErrHeld it returns how long the holder's lease lasts; 0 if that isn't known.
+func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left time.Duration, err error) {
+	if err := b.check(r.TTL); err != nil {
+		return g, 0, err
+	}
+	var fence *int64
+	var until *time.Duration
+	var start time.Time
+	err = b.do(ctx, func(c *pgxpool.Conn) error {
+		fence, until = nil, nil
+		start = time.Now() // before the request leaves: the database cannot start the lease earlier
+		err := c.QueryRow(ctx, b.acquire, r.Key, r.Owner, r.TTL).Scan(&fence, &until)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return g, 0, err
+	case fence != nil:
+		return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(*fence), TTL: r.TTL, Start: start}, 0, nil
+	case until != nil:
+		left = *until
+	}
+	return g, left, dlock.ErrHeld
+}
+
+// Renew implements dlock.Backend.
+func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
+	if err := b.check(g.TTL); err != nil {
+		return err
+	}
+	return b.update(ctx, b.renew, g.Key, g.Owner, g.TTL)
+}
+
+// Release implements dlock.Backend.
+func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
+	if b.open.Err() != nil {
+		return dlock.ErrClosed
+	}
+	return b.update(ctx, b.release, g.Key, g.Owner)
+}
+
+// update runs a statement that changes the owner's row or, if there is none, nothing.
+func (b *Backend) update(ctx context.Context, sql string, args ...any) error {
+	var tag pgconn.CommandTag
+	err := b.do(ctx, func(c *pgxpool.Conn) (err error) {
+		tag, err = c.Exec(ctx, sql, args...)
+		return err
+	})
+	if err == nil && tag.RowsAffected() == 0 {
+		return dlock.ErrLost
+	}
+	return err
+}
+
+// check returns why a call cannot work.
+func (b *Backend) check(ttl time.Duration) error {
+	// Rounding would make the database's lease shorter, or longer, than the holder believes.
+	if ttl <= 0 || ttl%time.Microsecond != 0 {
+		return fmt.Errorf("%w: pglock: TTL %v is not a whole number of microseconds, the unit of PostgreSQL; at least 1µs",
+			dlock.ErrInvalid, ttl)
+	}
+	if b.open.Err() != nil {
+		return dlock.ErrClosed
+	}
+	return nil
+}
+
+// do runs one statement, again if the server says that it has undone it because of a concurrent one, which happens under
+// default_transaction_isolation above READ COMMITTED: each time another has got through.
+func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
+	c, err := b.pool.Acquire(ctx)
+	if err != nil {
+		return failed(ctx, err)
+	}
+	defer c.Release()
+	for {
+		if err := f(c); err == nil || code(err) != "40001" || ctx.Err() != nil {
+			return failed(ctx, err)
+		}
+	}
+}
+
+// Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. The pool stays open.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	b.close()
+	b.mu.Unlock()
+	b.busy.Wait()
+	return nil
+}
+
+// gaveUp is why a waiter whose ctx has ended goes away.
+func gaveUp(ctx context.Context) error { return fmt.Errorf("pglock: waiting: %w", context.Cause(ctx)) }
+
+// failed wraps a client's error, if there is one. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
+func failed(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)):
+		return fmt.Errorf("pglock: %w: %w", context.Cause(ctx), err)
+	case code(err) == "42P01":
+		return fmt.Errorf("pglock: the table of locks is missing; see CreateSchema: %w", err)
+	case code(err) == "22P05", code(err) == "22021":
+		return fmt.Errorf("%w: pglock: the key cannot be written in the database's encoding: %w", dlock.ErrInvalid, err)
+	}
+	return fmt.Errorf("pglock: %w", err)
+}
+
+// code is the SQLSTATE with which the server refused a statement, or "".
+func code(err error) string {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return e.Code
+	}
+	return ""
+}

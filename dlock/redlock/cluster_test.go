@@ -1,0 +1,211 @@
+package redlock_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/redlock"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// node is a Redis, real or not.
+type node struct {
+	dial dlocktest.DialFunc // whatever the address
+	opts redis.Options      // what it takes to log in
+	mini *miniredis.Miniredis
+	dead *atomic.Bool // refuses connections
+	hole *atomic.Bool // takes what it is sent, and is never heard of again
+}
+
+type nodes []node
+
+func newNode(n node) node {
+	n.dead, n.hole = new(atomic.Bool), new(atomic.Bool)
+	dial := n.dial
+	n.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if n.dead.Load() {
+			return nil, io.EOF
+		}
+		c, err := dial(ctx, network, addr)
+		return holeConn{c, n.hole}, err
+	}
+	return n
+}
+
+// holeConn is a connection to a node that may have been frozen.
+type holeConn struct {
+	net.Conn
+	hole *atomic.Bool
+}
+
+func (c holeConn) Write(b []byte) (int, error) {
+	if c.hole.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+// minis starts Redis nodes inside the process, and inside the bubble if there is one.
+func minis(t *testing.T, n int) nodes {
+	t.Helper()
+	ns := make(nodes, n)
+	t.Cleanup(func() { time.Sleep(2 * time.Second) }) // go-redis's pool dials a dead node once a second, and then sees that it is closed
+	for i := range ns {
+		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
+		t.Cleanup(m.Close)
+		ns[i] = newNode(node{mini: m, dial: func(context.Context, string, string) (net.Conn, error) { return m.Dial() }})
+	}
+	return ns
+}
+
+func onServers(t *testing.T) nodes {
+	t.Helper()
+	ns := make(nodes, len(servers))
+	for i, s := range servers {
+		ns[i] = onServer(t, s)
+	}
+	return ns
+}
+
+func onServer(t *testing.T, s *testbed.Server) node {
+	t.Helper()
+	o, err := redis.ParseURL(s.URL)
+	require.NoError(t, err)
+	d := &net.Dialer{}
+	return newNode(node{
+		dial: func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
+		opts: redis.Options{Username: o.Username, Password: o.Password, DB: o.DB},
+	})
+}
+
+// client returns a client with go-redis's defaults, but for the half second for which it dials a dead server.
+func (n node) client(t *testing.T, dial dlocktest.DialFunc) *redis.Client {
+	t.Helper()
+	o := n.opts
+	o.DialerRetries = 1
+	o.ContextTimeoutEnabled = true
+	o.Addr, o.Dialer = "127.0.0.1:1", dial // an address that is no name, so that nothing looks it up
+	c := redis.NewClient(&o)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+// link returns a link that disturbs scripts, and lets pass what a client says to begin a connection.
+func (n node) link() *dlocktest.Dialer {
+	return dlocktest.NewDialer(n.dial, func(request []byte) bool {
+		return bytes.Contains(request, []byte("eval")) || bytes.Contains(request, []byte("EVAL"))
+	})
+}
+
+// proc is what one process has: a Backend with a client and a link for each node.
+type proc struct {
+	*redlock.Backend
+	links   []*dlocktest.Dialer
+	clients []*redis.Client
+}
+
+// patient is what tests use that are not about the node timeout: nothing depends on a machine that stalls.
+var patient = redlock.Options{NodeTimeout: 10 * time.Second}
+
+func (ns nodes) proc(t *testing.T, o redlock.Options) proc {
+	t.Helper()
+	var p proc
+	clients := make([]redis.UniversalClient, len(ns))
+	for i, n := range ns {
+		l := n.link()
+		c := n.client(t, l.DialContext)
+		p.links, p.clients, clients[i] = append(p.links, l), append(p.clients, c), c
+	}
+	b, err := redlock.New(clients, &o)
+	require.NoError(t, err)
+	p.Backend = b
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	return p
+}
+
+// link is the fault on the way to the first n nodes.
+func (p proc) link(n int) dlocktest.Link {
+	links := make([]dlocktest.Link, n)
+	for i := range links {
+		links[i] = p.links[i].Link()
+	}
+	all := func(f func(dlocktest.Link) func() func()) func() func() {
+		return func() func() {
+			heals := make([]func(), n)
+			for i, l := range links {
+				heals[i] = f(l)()
+			}
+			return func() {
+				for _, heal := range heals {
+					heal()
+				}
+			}
+		}
+	}
+	return dlocktest.Link{
+		LoseRequests: all(func(l dlocktest.Link) func() func() { return l.LoseRequests }),
+		LoseReplies:  all(func(l dlocktest.Link) func() func() { return l.LoseReplies }),
+		HoldReplies:  all(func(l dlocktest.Link) func() func() { return l.HoldReplies }),
+		Cut:          all(func(l dlocktest.Link) func() func() { return l.Cut }),
+	}
+}
+
+// warm has every node load every script, so that a fault meets the script's run and not its first upload.
+func (ns nodes) warm(t *testing.T) {
+	t.Helper()
+	p := ns.proc(t, patient)
+	g, err := p.TryAcquire(t.Context(), request(time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, p.Renew(t.Context(), g))
+	require.NoError(t, p.Release(t.Context(), g))
+	require.NoError(t, p.Close())
+}
+
+// service has a link on which faults hit the first n nodes. A frozen node is waited for until its timeout when the others
+// disagree, so the timeout must be short then, and replies cannot be held for longer than leases.
+func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
+	t.Helper()
+	ns.warm(t)
+	o := patient
+	if frozen {
+		o.NodeTimeout = 20 * time.Millisecond
+	}
+	return dlocktest.Service{
+		Backend: func() dlock.Backend { return ns.proc(t, o).Backend },
+		Faulty: func() (dlock.Backend, dlocktest.Link) {
+			p := ns.proc(t, o)
+			l := p.link(n)
+			if frozen {
+				l.HoldReplies = nil
+			}
+			return p.Backend, l
+		},
+	}
+}
+
+func request(ttl time.Duration) dlock.Request {
+	return dlock.Request{Key: "test/" + uuid.NewString(), Owner: uuid.NewString(), TTL: ttl}
+}
+
+// bubble runs f in virtual time.
+func bubble(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, f)
+}
+
+func lockName(r dlock.Request) string  { return "redlock:{" + r.Key + "}" }
+func fenceName(r dlock.Request) string { return "redlock:fence:{" + r.Key + "}" }

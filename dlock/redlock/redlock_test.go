@@ -1,0 +1,737 @@
+package redlock_test
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/redlock"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+func TestConformanceVirtual(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		prepare func(ns nodes) (faulty int)
+	}{
+		{"all", func(nodes) int { return 5 }},
+		{"faulty quorum", func(nodes) int { return 3 }},
+		{"two dead", func(ns nodes) int { ns[0].dead.Store(true); ns[3].dead.Store(true); return 5 }},
+		{"one dead and one frozen", func(ns nodes) int { ns[3].dead.Store(true); ns[4].hole.Store(true); return 3 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dlocktest.Run(t, dlocktest.Harness{Virtual: true, New: func(t *testing.T) dlocktest.Service {
+				ns := minis(t, 5)
+				faulty := c.prepare(ns)
+				return ns.service(t, faulty, strings.Contains(c.name, "frozen"))
+			}})
+		})
+	}
+}
+
+func TestConformance(t *testing.T) {
+	dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
+		return onServers(t).service(t, 5, false)
+	}})
+}
+
+// cut cuts a process off from nodes, until the returned func is called.
+func (p proc) cut(nodes ...int) (heal func()) {
+	heals := make([]func(), len(nodes))
+	for i, n := range nodes {
+		heals[i] = p.links[n].Link().Cut()
+	}
+	return func() {
+		for _, heal := range heals {
+			heal()
+		}
+	}
+}
+
+// on returns the nodes on which owner has the lock.
+func (ns nodes) on(r dlock.Request) (on []int) {
+	for i, n := range ns {
+		if v, err := n.mini.Get(lockName(r)); err == nil && strings.HasPrefix(v, r.Owner+" ") {
+			on = append(on, i)
+		}
+	}
+	return on
+}
+
+func (n node) fence(r dlock.Request) uint64 {
+	v, _ := strconv.ParseUint(n.mini.HGet(fenceName(r), "token"), 10, 64)
+	return v
+}
+
+func other(r dlock.Request) dlock.Request {
+	r.Owner += "'"
+	return r
+}
+
+func try(t *testing.T, p proc, r dlock.Request) dlock.Grant {
+	t.Helper()
+	g, err := p.TryAcquire(t.Context(), r)
+	require.NoError(t, err)
+	require.Equal(t, r.TTL, g.TTL)
+	return g
+}
+
+// However many nodes are frozen, as long as there is a quorum without them nothing waits for them.
+func TestFrozenNodesAreNotWaitedFor(t *testing.T) {
+	for frozen := range 3 {
+		bubble(t, func(t *testing.T) {
+			ns := minis(t, 5)
+			p := ns.proc(t, patient)
+			for i := range frozen {
+				ns[2*i].hole.Store(true)
+			}
+			began := time.Now()
+			r := request(time.Hour)
+			g := try(t, p, r)
+			_, err := p.TryAcquire(t.Context(), other(r))
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			require.NoError(t, p.Renew(t.Context(), g))
+			require.NoError(t, p.Release(t.Context(), g))
+			require.ErrorIs(t, p.Release(t.Context(), g), dlock.ErrLost)
+			require.Zero(t, time.Since(began), "%d frozen", frozen)
+		})
+	}
+}
+
+// Without a quorum there is neither a grant nor a renewal, and the answer comes at the nodes' timeout.
+func TestNoQuorum(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		p := ns.proc(t, redlock.Options{}) // a twentieth of the TTL
+		held := request(10 * time.Second)
+		g := try(t, p, held)
+		synctest.Wait()
+		for _, i := range []int{0, 2, 4} {
+			ns[i].hole.Store(true)
+		}
+		began := time.Now()
+		r := request(10 * time.Second)
+		_, err := p.TryAcquire(t.Context(), r)
+		require.ErrorContains(t, err, "no quorum of 3")
+		require.Equal(t, 500*time.Millisecond, time.Since(began))
+		_, err = p.Acquire(t.Context(), r)
+		require.ErrorContains(t, err, "no quorum of 3")
+		err = p.Renew(t.Context(), g)
+		require.ErrorContains(t, err, "no quorum of 3")
+		require.NotErrorIs(t, err, dlock.ErrLost)
+		require.ErrorContains(t, p.Release(t.Context(), g), "no quorum of 3")
+		require.Equal(t, 2*time.Second, time.Since(began))
+		require.NoError(t, p.Close())
+		require.Empty(t, ns.on(r), "undone where it was possible")
+	})
+}
+
+// Two of five are no quorum, and two more that hold for others are none either.
+func TestQuorum(t *testing.T) {
+	for n := 1; n <= 5; n++ {
+		bubble(t, func(t *testing.T) {
+			ns := minis(t, n)
+			p := ns.proc(t, patient)
+			for have := range n + 1 {
+				r := request(time.Hour)
+				for i := have; i < n; i++ {
+					require.NoError(t, ns[i].mini.Set(lockName(r), "another 1"))
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				g, err := p.TryAcquire(ctx, r)
+				if have <= n/2 {
+					require.ErrorIs(t, err, dlock.ErrHeld, "%d of %d", have, n)
+					synctest.Wait()
+					require.Empty(t, ns.on(r), "undone")
+					continue
+				}
+				require.NoError(t, err, "%d of %d", have, n)
+				synctest.Wait()
+				require.Len(t, ns.on(r), have)
+
+				// As many nodes have to renew.
+				ns[0].mini.Del(lockName(r))
+				err = p.Renew(t.Context(), g)
+				if have-1 <= n/2 {
+					require.ErrorIs(t, err, dlock.ErrLost)
+				} else {
+					require.NoError(t, err)
+				}
+			}
+		})
+	}
+}
+
+// Each of two proposers gets two of five nodes, and the fifth is down: both give up what they have, and one wins soon.
+func TestSplitVote(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		ns[2].dead.Store(true)
+		a, b, r := ns.proc(t, patient), ns.proc(t, patient), request(time.Hour)
+		for _, p := range []proc{a, b} {
+			for _, i := range []int{0, 1, 3, 4} {
+				require.NoError(t, p.clients[i].Ping(t.Context()).Err())
+			}
+		}
+		heal := b.cut(0, 1)
+		deliver3, deliver4 := b.links[3].Link().HoldReplies(), b.links[4].Link().HoldReplies()
+		_, err := b.TryAcquire(t.Context(), r)
+		require.ErrorContains(t, err, "no quorum of 3")
+		require.Equal(t, []int{3, 4}, ns.on(r))
+		heal()
+
+		type result struct {
+			dlock.Grant
+			err error
+		}
+		won := make(chan result, 1)
+		go func() {
+			g, err := a.Acquire(t.Context(), other(r))
+			won <- result{g, err}
+		}()
+		time.Sleep(time.Second)
+		require.Empty(t, won)
+		deliver3()
+		deliver4()
+		began := time.Now()
+		first := <-won
+		require.NoError(t, first.err)
+		require.Less(t, time.Since(began), 200*time.Millisecond)
+		go func() {
+			g, err := b.Acquire(t.Context(), other(other(r)))
+			won <- result{g, err}
+		}()
+		time.Sleep(time.Second)
+		require.Empty(t, won)
+		require.NoError(t, a.Release(t.Context(), first.Grant))
+		second := <-won
+		require.NoError(t, second.err)
+		require.Greater(t, second.Fence, first.Fence)
+	})
+}
+
+// A quorum that was had, but is known too late, is no grant: clocks may have drifted apart by then.
+func TestValidity(t *testing.T) {
+	for _, c := range []struct {
+		after time.Duration // at which the replies come
+		good  bool
+	}{{987 * time.Millisecond, true}, {988 * time.Millisecond, false}, {1001 * time.Millisecond, false}} {
+		bubble(t, func(t *testing.T) {
+			ns := minis(t, 5)
+			ns.warm(t)
+			p, r := ns.proc(t, patient), request(time.Second)
+			for _, c := range p.clients {
+				require.NoError(t, c.Ping(t.Context()).Err())
+			}
+			began := time.Now()
+			deliver := p.link(5).HoldReplies()
+			time.AfterFunc(c.after, deliver)
+			g, err := p.Acquire(t.Context(), r)
+			require.NoError(t, err)
+			require.Equal(t, time.Second, g.TTL)
+			if c.good {
+				require.Equal(t, began, g.Start)
+			} else {
+				require.False(t, g.Start.Before(began.Add(c.after)), "an attempt whose lease was over was granted")
+			}
+		})
+	}
+}
+
+// What an attempt that fails has taken is freed, also on nodes whose answer was lost, although its context has ended.
+func TestFailedAttemptIsUndone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		p, r := ns.proc(t, redlock.Options{NodeTimeout: time.Second}), request(time.Hour)
+		for _, c := range p.clients {
+			require.NoError(t, c.Ping(t.Context()).Err())
+		}
+		deliver := p.link(5).HoldReplies()
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		_, err := p.Acquire(ctx, r)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Len(t, ns.on(r), 5)
+		deliver()
+		synctest.Wait()
+		require.Empty(t, ns.on(r))
+
+		// The replies never come.
+		_ = p.link(4).HoldReplies()
+		_, err = p.TryAcquire(t.Context(), r)
+		require.ErrorContains(t, err, "no quorum")
+		require.NoError(t, p.Close())
+		require.Empty(t, ns.on(r))
+	})
+}
+
+// A node whose first answer is late belongs to the lock, and to its release.
+func TestReleaseEverywhere(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		p, r := ns.proc(t, patient), request(time.Hour)
+		for _, c := range p.clients {
+			require.NoError(t, c.Ping(t.Context()).Err())
+		}
+		deliver := p.links[3].Link().HoldReplies()
+		g := try(t, p, r)
+		synctest.Wait()
+		require.Equal(t, []int{0, 1, 2, 3, 4}, ns.on(r))
+		require.NoError(t, p.Release(t.Context(), g))
+		synctest.Wait()
+		require.Equal(t, []int{3}, ns.on(r), "the release must not overtake the request")
+		deliver()
+		synctest.Wait()
+		require.Empty(t, ns.on(r))
+	})
+}
+
+// The late undoing of a failed attempt must not free what the next attempt of the same owner has taken.
+func TestLateUndo(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		p, r := ns.proc(t, patient), request(time.Hour)
+		for _, c := range p.clients {
+			require.NoError(t, c.Ping(t.Context()).Err())
+		}
+		before := try(t, p, other(r))
+		require.NoError(t, p.Release(t.Context(), before))
+		synctest.Wait()
+		deliver := p.links[0].Link().HoldReplies()
+		heal := p.cut(1, 2, 3, 4)
+		_, err := p.TryAcquire(t.Context(), r)
+		require.ErrorContains(t, err, "no quorum")
+		heal()
+		g := try(t, p, r)
+		require.Greater(t, g.Fence, before.Fence, "that it had a node before doesn't make another owner's token its own")
+		synctest.Wait()
+		require.Equal(t, []int{0, 1, 2, 3, 4}, ns.on(r))
+		deliver()
+		synctest.Wait()
+		require.Equal(t, []int{0, 1, 2, 3, 4}, ns.on(r))
+		require.NoError(t, p.Release(t.Context(), g))
+		synctest.Wait()
+		require.Empty(t, ns.on(r))
+	})
+}
+
+// However long the pauses have grown, a waiter wakes when a quorum of the leases in its way has ended.
+func TestWakesWhenAQuorumIsFree(t *testing.T) {
+	for _, c := range []struct {
+		left []time.Duration // on each node; 0: free, less: for ever
+		want time.Duration
+	}{
+		{[]time.Duration{9, 9, 9, 9, 9}, 9},
+		{[]time.Duration{10, 20, 30, 40, 50}, 30},
+		{[]time.Duration{0, 20, 30, 40, 0}, 20},
+		{[]time.Duration{0, -1, -1, 40, 0}, 40},
+		{[]time.Duration{5, -1, 6, 1, -1}, 6},
+	} {
+		bubble(t, func(t *testing.T) {
+			ns := minis(t, 5)
+			ns.warm(t)
+			o := patient
+			o.Spin.Min = 1000 * time.Hour
+			p, r := ns.proc(t, o), request(time.Hour)
+			for i, left := range c.left {
+				if left != 0 {
+					require.NoError(t, ns[i].mini.Set(lockName(r), "another 1"))
+				}
+				if left > 0 {
+					ns[i].mini.SetTTL(lockName(r), left*time.Second)
+				}
+			}
+			began := time.Now()
+			_, err := p.Acquire(t.Context(), r)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, time.Since(began), c.want*time.Second)
+			require.LessOrEqual(t, time.Since(began), c.want*time.Second+5*time.Millisecond)
+		})
+	}
+}
+
+// A request with the same owner gets the same token, whichever nodes answer, and a later owner a greater one.
+func TestTokens(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		p, r := ns.proc(t, patient), request(time.Hour)
+		last := uint64(0)
+		minorities := [][]int{{}, {0}, {1, 2}, {3, 4}, {0, 4}, {2}, {1, 3}, {0, 1}}
+		for _, first := range minorities {
+			for _, second := range minorities {
+				r = other(r)
+				heal := p.cut(first...)
+				g := try(t, p, r)
+				time.Sleep(time.Second) // go-redis has given up
+				require.Greater(t, g.Fence, last)
+				last = g.Fence
+				heal()
+				time.Sleep(2 * time.Second) // after many failures it dials once a second
+				heal = p.cut(second...)
+				require.Equal(t, last, try(t, p, r).Fence)
+				time.Sleep(time.Second)
+				heal()
+				time.Sleep(2 * time.Second)
+				require.NoError(t, p.Release(t.Context(), g))
+				synctest.Wait()
+				require.Empty(t, ns.on(r), "%v, %v", first, second)
+			}
+		}
+		require.Greater(t, try(t, p, r).Fence, last, "once released, a lock is taken anew whoever asks")
+	})
+}
+
+// between runs f after phase one has taken the lock everywhere and before its answers arrive.
+func between(t *testing.T, p proc, r dlock.Request, f func()) (g dlock.Grant, err error) {
+	t.Helper()
+	for _, c := range p.clients {
+		require.NoError(t, c.Ping(t.Context()).Err())
+	}
+	deliver := p.link(5).HoldReplies()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g, err = p.TryAcquire(t.Context(), r)
+	}()
+	synctest.Wait()
+	f()
+	deliver()
+	<-done
+	return g, err
+}
+
+// A token that another has written meanwhile is not written again, and a counter never goes down.
+func TestCounterRisesBetweenThePhases(t *testing.T) {
+	for _, counter := range []uint64{1, 9} {
+		for ahead := 3; ahead <= 5; ahead++ {
+			bubble(t, func(t *testing.T) {
+				ns := minis(t, 5)
+				ns.warm(t)
+				p, r := ns.proc(t, patient), request(time.Hour)
+				g, err := between(t, p, r, func() {
+					for _, n := range ns[:ahead] {
+						n.mini.HSet(fenceName(r), "token", strconv.FormatUint(counter, 10), "owner", "another")
+					}
+				})
+				require.NoError(t, err)
+				require.Equal(t, counter+1, g.Fence)
+			})
+		}
+	}
+}
+
+// One whose lock has gone to another between the phases, because the nodes' clocks jumped, is granted nothing.
+func TestOvertakenBetweenThePhases(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		p, q, r := ns.proc(t, patient), ns.proc(t, patient), request(time.Hour)
+		_, err := between(t, p, r, func() {
+			for _, n := range ns {
+				n.mini.FastForward(2 * time.Hour)
+			}
+			require.EqualValues(t, 1, try(t, q, other(r)).Fence)
+			synctest.Wait()
+		})
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		for _, n := range ns {
+			require.EqualValues(t, 1, n.fence(r))
+		}
+	})
+}
+
+// A request that comes after a later one of the same owner, which has taken the lock over, changes nothing.
+func TestLateRequest(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 1)
+		p, r := ns.proc(t, patient), request(time.Hour)
+		try(t, p, r)
+		want, err := ns[0].mini.Get(lockName(r))
+		require.NoError(t, err)
+		script, err := os.ReadFile("acquire.lua")
+		require.NoError(t, err)
+		v, err := p.clients[0].Eval(t.Context(), string(script), []string{lockName(r), fenceName(r)}, r.Owner, 1, 5).Slice()
+		require.NoError(t, err)
+		require.EqualValues(t, 0, v[0])
+		got, err := ns[0].mini.Get(lockName(r))
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		require.Equal(t, time.Hour, ns[0].mini.TTL(lockName(r)))
+	})
+}
+
+// A node that says that it has nothing to release, after a reply was lost, doesn't know whether it had.
+func TestReleaseReplyLost(t *testing.T) {
+	for lost := range 6 {
+		bubble(t, func(t *testing.T) {
+			ns := minis(t, 5)
+			ns.warm(t)
+			p, r := ns.proc(t, patient), request(time.Hour)
+			g := try(t, p, r)
+			synctest.Wait()
+			for _, l := range p.links[:lost] {
+				l.LoseReply()
+			}
+			err := p.Release(t.Context(), g)
+			if lost <= 2 {
+				require.NoError(t, err)
+			} else {
+				require.Error(t, err)
+				require.NotErrorIs(t, err, dlock.ErrLost)
+			}
+			synctest.Wait()
+			require.Empty(t, ns.on(r))
+		})
+	}
+}
+
+// TryAcquire of a lock that several have in parts asks again, as these give up soon, but not for ever.
+func TestTryAcquireOfALockThatNobodyHas(t *testing.T) {
+	for _, forever := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			ns := minis(t, 5)
+			ns.warm(t)
+			p, r := ns.proc(t, patient), request(time.Hour)
+			for i, owner := range []string{"a 1", "a 1", "b 1", "b 1"} {
+				require.NoError(t, ns[i].mini.Set(lockName(r), owner))
+				if !forever {
+					ns[i].mini.SetTTL(lockName(r), time.Second)
+				}
+			}
+			began := time.Now()
+			_, err := p.TryAcquire(t.Context(), r)
+			if forever {
+				require.ErrorIs(t, err, dlock.ErrHeld)
+				require.InDelta(t, patient.NodeTimeout, time.Since(began), float64(200*time.Millisecond))
+			} else {
+				require.NoError(t, err)
+				require.InDelta(t, time.Second, time.Since(began), float64(200*time.Millisecond))
+			}
+		})
+	}
+}
+
+// A node that an attempt has left ahead of the others doesn't hold anybody up.
+func TestNodeAhead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		p, r := ns.proc(t, patient), request(time.Hour)
+		for i, ahead := range []string{"7", "0", "9", "0", "8"} {
+			ns[i].mini.HSet(fenceName(r), "token", ahead, "owner", "gone")
+		}
+		g := try(t, p, r)
+		require.Greater(t, g.Fence, uint64(7))
+		synctest.Wait()
+		written := 0
+		for i := range ns {
+			if ns[i].fence(r) == g.Fence {
+				written++
+			}
+		}
+		require.GreaterOrEqual(t, written, 3)
+	})
+}
+
+// A schedule in which counters that each node keeps for itself go backwards, and the token does not: two attempts reach
+// one node alone and fail, and the next grants come from quorums with it and without.
+func TestUnsafeCountersGoBackwards(t *testing.T) {
+	tokens := func(o redlock.Options) (tokens []uint64) {
+		bubble(t, func(t *testing.T) {
+			ns := minis(t, 5)
+			ns.warm(t)
+			o.NodeTimeout = patient.NodeTimeout
+			p, r := ns.proc(t, o), request(time.Hour)
+			for range 2 {
+				r = other(r)
+				heal := p.cut(1, 2, 3, 4)
+				_, err := p.TryAcquire(t.Context(), r)
+				require.ErrorContains(t, err, "no quorum")
+				synctest.Wait()
+				heal()
+			}
+			for _, down := range [][]int{{3, 4}, {0, 1}} {
+				r = other(r)
+				heal := p.cut(down...)
+				g := try(t, p, r)
+				require.NoError(t, p.Release(t.Context(), g))
+				synctest.Wait()
+				heal()
+				tokens = append(tokens, g.Fence)
+			}
+		})
+		return tokens
+	}
+	require.Equal(t, []uint64{3, 2}, tokens(redlock.Options{UnsafeCounters: true}))
+	require.Equal(t, []uint64{1, 2}, tokens(redlock.Options{}))
+}
+
+// What a node that restarts without its data does: it votes twice. If the token was on no more than a quorum, it is also
+// given twice, which no scheme on independent nodes can keep from happening.
+func TestNodeForgets(t *testing.T) {
+	for _, c := range []struct {
+		cut     []int // the first owner from these
+		then    []int // the second
+		granted bool  // the second owner gets the lock too
+		token   uint64
+	}{
+		{nil, nil, false, 0},
+		{[]int{3}, []int{1, 2}, false, 0},
+		{[]int{3, 4}, []int{1}, true, 2}, // a node that refuses knows the token
+		{[]int{3, 4}, []int{1, 2}, true, 1},
+	} {
+		bubble(t, func(t *testing.T) {
+			ns := minis(t, 5)
+			ns.warm(t)
+			p, q, r := ns.proc(t, patient), ns.proc(t, patient), request(time.Hour)
+			heal := p.cut(c.cut...)
+			require.EqualValues(t, 1, try(t, p, r).Fence)
+			synctest.Wait()
+			heal()
+			ns[0].mini.FlushAll()
+			q.cut(c.then...)
+			deliver := q.links[4].Link().HoldReplies()
+			time.AfterFunc(time.Millisecond, deliver) // node 2's refusal comes before
+			g, err := q.TryAcquire(t.Context(), other(r))
+			require.Equal(t, c.granted, err == nil)
+			require.Equal(t, c.token, g.Fence)
+		})
+	}
+}
+
+// A node whose clock jumps votes twice, too, but the tokens stay apart.
+func TestClockJump(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		p, r := ns.proc(t, patient), request(time.Hour)
+		first := try(t, p, r)
+		synctest.Wait()
+		for i := range 3 {
+			ns[i].mini.FastForward(2 * time.Hour)
+		}
+		second := try(t, p, other(r))
+		require.Greater(t, second.Fence, first.Fence)
+		require.ErrorIs(t, p.Renew(t.Context(), first), dlock.ErrLost)
+		require.ErrorIs(t, p.Release(t.Context(), first), dlock.ErrLost)
+	})
+}
+
+func TestCounterUnusable(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 3)
+		p := ns.proc(t, patient)
+		for _, counter := range []string{"abc", "1.5", "", "-5", "9007199254740991", "9007199254740992", "1e300"} {
+			r := request(time.Hour)
+			for _, n := range ns[:2] {
+				n.mini.HSet(fenceName(r), "token", counter, "owner", "gone")
+			}
+			_, err := p.TryAcquire(t.Context(), r)
+			require.Error(t, err, "counter %q", counter)
+			require.NotErrorIs(t, err, dlock.ErrHeld)
+			synctest.Wait()
+			require.Empty(t, ns.on(r), "a lock without a token, counter %q", counter)
+		}
+		r := request(time.Hour)
+		ns[0].mini.HSet(fenceName(r), "token", "9007199254740990", "owner", "gone")
+		ns[1].mini.HSet(fenceName(r), "token", "9007199254740990", "owner", "gone")
+		g := try(t, p, r)
+		require.EqualValues(t, 9007199254740991, g.Fence)
+		synctest.Wait()
+		require.Equal(t, g.Fence, try(t, p, r).Fence)
+	})
+}
+
+func TestScriptsFlushed(t *testing.T) {
+	ns := onServers(t)
+	p, r := ns.proc(t, patient), request(time.Hour)
+	flush := func() { // every server may lose scripts at any time
+		for _, c := range p.clients {
+			require.NoError(t, c.ScriptFlush(t.Context()).Err())
+		}
+	}
+	flush()
+	g := try(t, p, r)
+	flush()
+	require.NoError(t, p.Renew(t.Context(), g))
+	flush()
+	require.NoError(t, p.Release(t.Context(), g))
+}
+
+// Real nodes, two of them stopped: grants come from the others, and go on when different ones are.
+func TestStoppedNodes(t *testing.T) {
+	if servers[0].Provider == testbed.External {
+		t.Skip("an external server cannot be stopped")
+	}
+	ns := onServers(t)
+	ns.warm(t)
+	p, r := ns.proc(t, patient), request(time.Hour)
+	last := uint64(0)
+	for _, stopped := range [][]int{{0, 1}, {3, 4}, {1, 3}} {
+		heals := make([]func() error, 0, len(stopped))
+		for _, i := range stopped {
+			heal, err := servers[i].Pause(t.Context())
+			require.NoError(t, err)
+			heals = append(heals, func() error { return heal(context.WithoutCancel(t.Context())) })
+		}
+		r = other(r)
+		g, err := p.Acquire(t.Context(), r)
+		if err == nil {
+			err = p.Release(t.Context(), g)
+		}
+		for _, heal := range heals {
+			require.NoError(t, heal())
+		}
+		require.NoError(t, err)
+		require.Greater(t, g.Fence, last)
+		last = g.Fence
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	client := func() redis.UniversalClient {
+		c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		return c
+	}
+	a, b := client(), client()
+	for _, nodes := range [][]redis.UniversalClient{nil, {}, {nil}, {a, nil}, {a, b, a}} {
+		_, err := redlock.New(nodes, nil)
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+	}
+	for _, o := range []redlock.Options{
+		{Prefix: "{app}"},
+		{NodeTimeout: -1},
+		{Spin: redlock.Spin{Min: -1}},
+		{Spin: redlock.Spin{Max: -1}},
+		{Spin: redlock.Spin{Min: time.Second, Max: time.Millisecond}},
+	} {
+		_, err := redlock.New([]redis.UniversalClient{a, b}, &o)
+		require.ErrorIs(t, err, dlock.ErrInvalid, "%+v", o)
+	}
+	backend, err := redlock.New([]redis.UniversalClient{a}, nil)
+	require.NoError(t, err)
+	for _, ttl := range []time.Duration{-time.Second, 0, 1, time.Millisecond, 2 * time.Millisecond, 3*time.Millisecond + 1} {
+		r := request(ttl)
+		_, err := backend.TryAcquire(t.Context(), r)
+		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
+		require.ErrorIs(t, backend.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
+	}
+	_, err = backend.TryAcquire(t.Context(), dlock.Request{Key: "}x", Owner: "o", TTL: time.Second})
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	require.NoError(t, backend.Close())
+}

@@ -1,0 +1,404 @@
+package zklock_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"runtime/pprof"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+)
+
+// Operations of ZooKeeper's protocol.
+const (
+	opCreate          = 1
+	opDelete          = 2
+	opGetData         = 4
+	opSetData         = 5
+	opPing            = 11
+	opGetChildren     = 12
+	opCreateContainer = 19
+	opAuth            = 100
+	opSetWatches      = 101
+	opClose           = -11
+)
+
+// link stands between a client and its ZooKeeper. It loses the requests of calls, and loses or holds the replies to
+// writes. What a client says by itself, to begin a session, keep it alive, or set its watches again, passes
+// unless the link is cut.
+type link struct {
+	addr string
+	name string // the client's goroutines have it as a label
+
+	mu     sync.Mutex
+	fault  fault
+	op     int32         // the one that loseOneReply is for
+	held   chan struct{} // closed on delivery
+	lost   int           // calls whose request or reply was lost
+	old    bool          // the server is to know no containers
+	calls  map[int32]int // by operation
+	conns  map[*conn]struct{}
+	watch  map[string]struct{} // paths that are watched
+	id     int64               // the session
+	passwd []byte              // with which a client proves that it is its own
+}
+
+type fault int
+
+const (
+	none fault = iota
+	loseRequests
+	loseReplies
+	loseOneReply
+	holdReplies
+	cut
+)
+
+func newLink(addr string) *link {
+	return &link{addr: addr, name: uuid.NewString(), calls: map[int32]int{}, conns: map[*conn]struct{}{}, watch: map[string]struct{}{}}
+}
+
+func (l *link) faults() dlocktest.Link {
+	inject := func(f fault) func() (heal func()) {
+		return func() func() { return l.inject(f, 0) }
+	}
+	return dlocktest.Link{
+		LoseRequests: inject(loseRequests),
+		LoseReplies:  inject(loseReplies),
+		HoldReplies:  inject(holdReplies),
+		Cut:          inject(cut),
+	}
+}
+
+func (l *link) inject(f fault, op int32) (heal func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	held := make(chan struct{})
+	l.fault, l.op, l.held = f, op, held
+	return sync.OnceFunc(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.fault = none
+		close(held)
+	})
+}
+
+func (l *link) is(f fault) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fault == f
+}
+
+// losses is how many calls have lost their request or reply.
+func (l *link) losses() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
+}
+
+// sent is how many calls have been sent; of op alone unless it is 0.
+func (l *link) sent(op int32) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for o, m := range l.calls {
+		if op == 0 || op == o {
+			n += m
+		}
+	}
+	return n
+}
+
+// drop closes the connections that there are.
+func (l *link) drop() {
+	l.mu.Lock()
+	conns := make([]*conn, 0, len(l.conns))
+	for c := range l.conns {
+		conns = append(conns, c)
+	}
+	l.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
+
+var errRefused = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("cut")}
+
+// Dial is a zk.Dialer.
+func (l *link) Dial(network, _ string, timeout time.Duration) (net.Conn, error) {
+	if l.is(cut) {
+		return nil, errRefused
+	}
+	nc, err := net.DialTimeout(network, l.addr, timeout)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: nc, l: l, call: map[int32]request{}, closed: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conns[c] = struct{}{}
+	if len(l.watch) > 0 {
+		c.rewatched = make(chan struct{})
+	}
+	return c, nil
+}
+
+// The link is its client's zk.HostProvider too: the default one has a client with one server wait for a second before it
+// connects again.
+
+func (l *link) Init([]string) error         { return nil }
+func (l *link) Len() int                    { return 1 }
+func (l *link) Next() (addr string, _ bool) { return l.addr, l.is(cut) }
+func (l *link) Connected()                  {}
+
+// conn carries frames: a length and so many bytes. The client writes each by one Write.
+type conn struct {
+	net.Conn
+	l         *link
+	greeted   bool // the frame that begins a session has been sent
+	welcomed  bool // and answered
+	rest      []byte
+	rewatched chan struct{} // closed once the client has set its watches again; nil if it had none
+	rewrote   bool          // it has; for the goroutine that writes
+	doomed    bool          // breaks once it has
+	ready     bool          // the client is past that point; for the goroutine that reads
+	closeOnce sync.Once
+	closed    chan struct{}
+
+	mu   sync.Mutex
+	call map[int32]request // those that wait for replies, by their numbers
+}
+
+// request is a call.
+type request struct {
+	op    int32
+	watch string // the path that it watches
+}
+
+func (c *conn) Close() error {
+	c.closeOnce.Do(func() {
+		c.l.mu.Lock()
+		delete(c.l.conns, c)
+		c.l.mu.Unlock()
+		close(c.closed)
+	})
+	return c.Conn.Close()
+}
+
+func (c *conn) Write(b []byte) (int, error) {
+	if !c.greeted {
+		c.greeted = true
+		if c.l.is(cut) {
+			return 0, c.breaks()
+		}
+		return c.Conn.Write(b)
+	}
+	xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
+	call := op != opPing && op != opAuth && op != opClose && op != opSetWatches
+	c.l.mu.Lock()
+	f, old := c.l.fault, c.l.old
+	if call {
+		c.l.calls[op]++
+	}
+	c.l.mu.Unlock()
+	if op == opSetWatches && c.rewatched != nil && !c.rewrote {
+		c.rewrote = true
+		close(c.rewatched)
+	}
+	switch lost := f == cut || f == loseRequests && call; {
+	case (lost || c.doomed) && c.rewatched != nil && !c.rewrote: // not before it has set its watches; see waitReady
+		if !c.doomed {
+			c.doomed = true
+			time.AfterFunc(time.Second, func() { _ = c.Close() }) // it didn't know of the watch yet
+		}
+		return len(b), nil
+	case lost || c.doomed:
+		return 0, c.breaks()
+	case !call:
+		return c.Conn.Write(b)
+	}
+	c.mu.Lock()
+	c.call[xid] = request{op, watched(op, b[12:])}
+	c.mu.Unlock()
+	if old && op == opCreateContainer {
+		b = append([]byte(nil), b...)
+		binary.BigEndian.PutUint32(b[8:], 99) // no operation
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *conn) Read(b []byte) (int, error) {
+	if len(c.rest) == 0 {
+		frame, err := c.next()
+		if err != nil {
+			return 0, err
+		}
+		c.rest = frame
+	}
+	n := copy(b, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+// next returns a frame once it may arrive.
+func (c *conn) next() ([]byte, error) {
+	head := make([]byte, 4)
+	if _, err := io.ReadFull(c.Conn, head); err != nil {
+		return nil, err
+	}
+	frame := append(head, make([]byte, binary.BigEndian.Uint32(head))...)
+	if _, err := io.ReadFull(c.Conn, frame[4:]); err != nil {
+		return nil, err
+	}
+	if !c.welcomed {
+		c.welcomed = true
+		c.l.mu.Lock()
+		c.l.id, c.l.passwd = int64(binary.BigEndian.Uint64(frame[12:])), frame[24:40]
+		c.l.mu.Unlock()
+		return frame, nil
+	}
+	if c.rewatched != nil { // see waitReady
+		select {
+		case <-c.rewatched:
+			c.ready = true
+		case <-c.closed:
+		case <-time.After(time.Second): // it didn't know of the watch yet
+		}
+	}
+	xid := int32(binary.BigEndian.Uint32(frame[4:]))
+	c.mu.Lock()
+	call := c.call[xid]
+	delete(c.call, xid)
+	c.mu.Unlock()
+	op, good := call.op, binary.BigEndian.Uint32(frame[16:]) == 0
+	if call.watch != "" && !c.ready {
+		c.waitReady()
+		c.ready = true
+	}
+	// Of all that a lock asks it is the write whose reply makes the difference. A create that fails needs its parent first.
+	write := op == opSetData || op == opDelete || op == opCreate && good
+	c.l.mu.Lock()
+	f, held := c.l.fault, c.l.held
+	switch {
+	case xid == -1: // a watch has fired: a header, a type, a state, and the path
+		delete(c.l.watch, text(frame[28:]))
+	case good && call.watch != "":
+		c.l.watch[call.watch] = struct{}{}
+	}
+	switch {
+	case f == loseOneReply && good && op == c.l.op:
+		c.l.fault, f, write = none, loseReplies, true
+	case f == loseOneReply:
+		f = none
+	}
+	c.l.mu.Unlock()
+	switch {
+	case f == cut, f == loseReplies && write:
+		return nil, c.breaks()
+	case f == holdReplies && write:
+		select {
+		case <-held:
+		case <-c.closed:
+			return nil, net.ErrClosed
+		}
+	}
+	return frame, nil
+}
+
+// watched is the path that a request watches.
+func watched(op int32, b []byte) string {
+	if path := text(b); (op == opGetData || op == opGetChildren) && b[4+len(path)] != 0 {
+		return path
+	}
+	return ""
+}
+
+// text is a string of ZooKeeper's encoding.
+func text(b []byte) string { return string(b[4 : 4+binary.BigEndian.Uint32(b)]) }
+
+// watches reports whether a path that begins with prefix is watched.
+func (l *link) watches(prefix string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for path := range l.watch {
+		if strings.HasPrefix(path, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// waitReady waits until the client's main goroutine has seen to the watches of a new connection. It sets again those that
+// there are, from the last transaction that the client has heard of, which another goroutine notes, without a lock. That is
+// harmless, but a race; it isn't one if there are no watches, so the first one must not come before, and no reply before
+// those that there were have been set again.
+func (c *conn) waitReady() {
+	var profile bytes.Buffer
+	for {
+		profile.Reset()
+		_ = pprof.Lookup("goroutine").WriteTo(&profile, 1)
+		for stack := range strings.SplitSeq(profile.String(), "\n\n") {
+			if strings.Contains(stack, c.l.name) && strings.Contains(stack, "zk.(*Conn).loop+") && strings.Contains(stack, "WaitGroup).Wait+") {
+				return
+			}
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-c.closed:
+			return
+		}
+	}
+}
+
+func (c *conn) breaks() error {
+	c.l.mu.Lock()
+	c.l.lost++
+	c.l.mu.Unlock()
+	_ = c.Close()
+	return &net.OpError{Op: "link", Net: "tcp", Err: net.ErrClosed} // as if the other side had closed
+}
+
+// endSession ends the client's session on the server, by a connection that says it is the same client. The client must be
+// cut off meanwhile.
+func (l *link) endSession() error {
+	l.mu.Lock()
+	id, passwd := l.id, l.passwd
+	l.mu.Unlock()
+	c, err := net.Dial("tcp", l.addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	hello := make([]byte, 0, 64)
+	hello = binary.BigEndian.AppendUint32(hello, 44)
+	hello = binary.BigEndian.AppendUint32(hello, 0) // version
+	hello = binary.BigEndian.AppendUint64(hello, 0) // last zxid seen
+	hello = binary.BigEndian.AppendUint32(hello, uint32(maxTimeout.Milliseconds()))
+	hello = binary.BigEndian.AppendUint64(hello, uint64(id))
+	hello = binary.BigEndian.AppendUint32(hello, uint32(len(passwd)))
+	hello = append(hello, passwd...)
+	bye := binary.BigEndian.AppendUint32(nil, 8)
+	bye = binary.BigEndian.AppendUint32(bye, 1)
+	bye = binary.BigEndian.AppendUint32(bye, uint32(0xffffffff-10)) // opClose, -11
+	welcome := make([]byte, 4+37)
+	if _, err := c.Write(hello); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(c, welcome[:40]); err != nil {
+		return err
+	}
+	if got := int64(binary.BigEndian.Uint64(welcome[12:])); got != id {
+		return errors.New("the session has ended already")
+	}
+	if _, err := c.Write(bye); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, c) // answers, and closes
+	return err
+}

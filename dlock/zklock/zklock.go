@@ -1,0 +1,262 @@
+// Package zklock is a dlock.Backend on ZooKeeper, by its recipe for locks
+// (https://zookeeper.apache.org/doc/current/recipes.html#sc_recipes_Locks), written out.
+//
+// A key is a parent node; whoever wants it creates an ephemeral sequential child there, whose name carries the owner, so
+// that a node whose create reply was lost is found again. The first child has the lock, and every other one watches the
+// child just before it: a release wakes one waiter. The fencing token is the winning node's czxid, the number of the
+// transaction that created it. It grows with every transaction of the ensemble, so also when the parent has vanished and
+// the sequence numbers begin again at 0. It is as durable as the ensemble's data: a quorum restored from an old backup, or
+// from nothing, takes it back.
+//
+// # Leases
+//
+// ZooKeeper knows no TTL of a node, only the session's timeout, one for all nodes of a client. So three things end a lease:
+//
+//   - Its own Backend deletes the node at Start + TTL, unless it was renewed.
+//   - The waiter behind the first node deletes it when it has seen it unchanged for its TTL, which is the node's data: a
+//     Delete with the version that was seen, which a renewal raises. The holder has counted from before that version was
+//     written, so its time is over. Only intervals are compared, never two machines' clocks.
+//   - ZooKeeper deletes the node when its session has ended.
+//
+// A renewal is a write, and so is what makes a waiter a holder: a quorum has then agreed that the node was there. A read
+// could come from a server that has lost the others.
+//
+// A session must not end before the leases under it, so a TTL longer than half the session timeout that the server has
+// agreed to is refused with dlock.ErrInvalid. (The server may have agreed to less than zk.Connect asked for: 20 ticks at
+// most unless configured, 40 s.) Half, because the leader counts from the last heartbeat that it has heard of. If client
+// and follower are cut off just after a grant, that is up to a third of the timeout, the client's ping interval, and half
+// a tick old. A timeout of at least three ticks covers both.
+//
+// A holder that has died blocks a waiter for no more than its TTL after the waiter behind it has seen its last renewal,
+// which is at once. One that has come to the front later is found within the TTL of the waiter behind it, and so blocks
+// for no more than both; the same goes for a waiter that died and comes to the front. None blocks longer than the session
+// timeout rounded up to the server's next tick. TryAcquire doesn't wait and so can't tell a dead holder from a live one: to
+// it the session timeout applies.
+//
+// # Connections
+//
+// Waiters survive the loss of a connection as long as the session does. When the session has expired, its grants are
+// lost, and Acquire returns an error that wraps dlock.ErrLost: it has lost its place.
+package zklock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// Options configure a [Backend].
+type Options struct {
+	// Root is the path of the node below which keys are, "/dlock" by default. It is created if it isn't there. Locks
+	// with different roots don't know each other.
+	Root string
+	// ACL is that of all nodes; by default everybody may do everything. Each client needs every permission.
+	ACL []zk.ACL
+}
+
+// Backend implements dlock.Backend.
+type Backend struct {
+	c    *zk.Conn
+	root string
+	acl  []zk.ACL
+
+	plain atomic.Bool // the server knows no containers
+
+	closeOnce sync.Once
+	closed    chan struct{}
+
+	mu      sync.Mutex
+	session int64         // the session whose timeout is known
+	timeout time.Duration // of that session
+	leases  map[place]*lease
+}
+
+var _ dlock.Backend = (*Backend)(nil)
+
+// New returns a Backend on client, which stays the caller's to close. It sends nothing.
+func New(client *zk.Conn, opts *Options) (*Backend, error) {
+	if client == nil {
+		return nil, fmt.Errorf("%w: zklock: client is nil", dlock.ErrInvalid)
+	}
+	var o Options
+	if opts != nil {
+		o = *opts
+	}
+	o.Root = cmp.Or(o.Root, "/dlock")
+	if o.Root[0] != '/' || o.Root == "/" || path.Clean(o.Root) != o.Root {
+		return nil, fmt.Errorf("%w: zklock: root %q is not a path like /dlock", dlock.ErrInvalid, o.Root)
+	}
+	if o.ACL == nil {
+		o.ACL = zk.WorldACL(zk.PermAll)
+	}
+	if !sessionTimeout(client).CanInt() {
+		return nil, fmt.Errorf("%w: zklock: this version of go-zookeeper/zk hides its session timeout", dlock.ErrInvalid)
+	}
+	return &Backend{
+		c: client, root: o.Root, acl: slices.Clone(o.ACL),
+		closed: make(chan struct{}), leases: map[place]*lease{},
+	}, nil
+}
+
+// sessionTimeout is the session timeout in ms that the server has agreed to. The client has no method that tells, and a
+// wrong guess would be a promise that the server doesn't keep. The client writes it whenever it connects, without a lock, so
+// it may only be read between the answer to a request and the next request.
+func sessionTimeout(c *zk.Conn) reflect.Value {
+	return reflect.ValueOf(c).Elem().FieldByName("sessionTimeoutMs")
+}
+
+// Acquire implements dlock.Backend. Waiters are served first come, first served.
+func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return b.acquire(ctx, r, true)
+}
+
+// TryAcquire implements dlock.Backend. Of a key that is held it only reads.
+func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return b.acquire(ctx, r, false)
+}
+
+func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dlock.Grant, error) {
+	if err := b.enter(ctx); err != nil {
+		return dlock.Grant{}, err
+	}
+	if err := b.check(r.TTL); err != nil {
+		return dlock.Grant{}, failed(ctx, err)
+	}
+	p := b.place(r.Key, r.Owner)
+	if !wait {
+		held, err := b.held(p)
+		if err != nil {
+			return dlock.Grant{}, failed(ctx, err)
+		}
+		if held {
+			return dlock.Grant{}, dlock.ErrHeld
+		}
+	}
+	start := time.Now() // before the request leaves: nobody counts from earlier
+	l, q, fresh, err := b.join(p, r.TTL)
+	if err != nil {
+		return dlock.Grant{}, failed(ctx, err)
+	}
+	if start, err = b.win(ctx, l, q, turn{start: start, fresh: fresh, ttl: r.TTL, wait: wait}); err != nil {
+		if !errors.Is(err, errGone) {
+			b.remove(l)
+		}
+		return dlock.Grant{}, failed(ctx, err)
+	}
+	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(l.czxid), TTL: r.TTL, Start: start, Lost: l.gone, State: l}, nil
+}
+
+// Renew implements dlock.Backend. If it fails without ErrLost, the lease may last until one TTL from now.
+func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
+	if err := b.enter(ctx); err != nil {
+		return err
+	}
+	if err := b.check(g.TTL); err != nil {
+		return failed(ctx, err)
+	}
+	l, ok := g.State.(*lease)
+	if !ok {
+		l = b.known(b.place(g.Key, g.Owner))
+	}
+	if l == nil || !l.extend(time.Now().Add(g.TTL)) {
+		return dlock.ErrLost
+	}
+	if err := l.b.seal(l, g.TTL); err != nil { // by its own session: another's would prove nothing
+		return failed(ctx, err)
+	}
+	return nil
+}
+
+// Release implements dlock.Backend.
+func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
+	if err := b.enter(ctx); err != nil {
+		return err
+	}
+	if l, ok := g.State.(*lease); ok {
+		switch err := b.c.Delete(l.path, -1); {
+		case err == nil:
+			l.end()
+			return nil
+		case errors.Is(err, zk.ErrNoNode):
+			l.end()
+			return dlock.ErrLost
+		default:
+			return failed(ctx, err)
+		}
+	}
+	n, err := b.sweep(b.place(g.Key, g.Owner))
+	switch {
+	case err != nil:
+		return failed(ctx, err)
+	case n == 0:
+		return dlock.ErrLost
+	}
+	return nil
+}
+
+// Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. The client stays open, and the leases
+// that it has run out as they would have.
+func (b *Backend) Close() error {
+	b.closeOnce.Do(func() { close(b.closed) })
+	return nil
+}
+
+// enter refuses a call that must not begin.
+func (b *Backend) enter(ctx context.Context) error {
+	select {
+	case <-b.closed:
+		return dlock.ErrClosed
+	default:
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("zklock: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// check refuses a TTL that the session cannot promise.
+func (b *Backend) check(ttl time.Duration) error {
+	if ttl <= 0 {
+		return fmt.Errorf("%w: zklock: TTL %v is not positive", dlock.ErrInvalid, ttl)
+	}
+	id := b.c.SessionID()
+	b.mu.Lock()
+	known, timeout := id != 0 && id == b.session, b.timeout
+	b.mu.Unlock()
+	if !known {
+		if _, _, err := b.c.Exists(b.root); err != nil { // an answer: there is a session, with a timeout
+			return err
+		}
+		timeout = time.Duration(sessionTimeout(b.c).Int()) * time.Millisecond
+		b.mu.Lock()
+		b.session, b.timeout = b.c.SessionID(), timeout
+		b.mu.Unlock()
+	}
+	if ttl > timeout/2 {
+		return fmt.Errorf("%w: zklock: TTL %v is longer than half the session timeout, %v, to which the server has agreed",
+			dlock.ErrInvalid, ttl, timeout)
+	}
+	return nil
+}
+
+// failed wraps an error of the client. After ctx's end it tells the cause too.
+func failed(ctx context.Context, err error) error {
+	if errors.Is(err, dlock.ErrClosed) || errors.Is(err, dlock.ErrHeld) {
+		return err
+	}
+	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
+		return fmt.Errorf("zklock: %w: %w", context.Cause(ctx), err)
+	}
+	return fmt.Errorf("zklock: %w", err)
+}

@@ -1,0 +1,521 @@
+package zklock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime/pprof"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/zklock"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+const (
+	long  = time.Hour              // doesn't run out while a test runs
+	short = 300 * time.Millisecond // is waited for
+	soon  = 30 * time.Second       // ends a test that fails
+)
+
+func TestConformance(t *testing.T) {
+	dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service { return service(t, server) }})
+}
+
+// Clients of an ensemble talk to servers that lag behind each other.
+func TestConformanceEnsemble(t *testing.T) {
+	if server.Provider == testbed.External {
+		t.Skip("the external ensemble has been tested already")
+	}
+	c, err := testbed.StartZooKeeper(t.Context(), 3, options())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	t.Run("kit", func(t *testing.T) {
+		dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service { return service(t, c.Servers...) }})
+	})
+}
+
+// service is the servers' lock; each client talks to one of them.
+func service(t *testing.T, servers ...*testbed.Server) dlocktest.Service {
+	t.Helper()
+	i := 0
+	next := func() string {
+		i++
+		return servers[i%len(servers)].Addr
+	}
+	return dlocktest.Service{
+		Backend: func() dlock.Backend { return connect(t, next()).Backend },
+		Faulty: func() (dlock.Backend, dlocktest.Link) {
+			p := connect(t, next())
+			return p.Backend, p.link.faults()
+		},
+	}
+}
+
+// party is a Backend with a client and a link of its own.
+type party struct {
+	*zklock.Backend
+	conn *zk.Conn
+	link *link
+}
+
+func connect(t *testing.T, addr string) party {
+	t.Helper()
+	l := newLink(addr)
+	c := client(t, l, maxTimeout)
+	b, err := zklock.New(c, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	return party{b, c, l}
+}
+
+func client(t testing.TB, l *link, timeout time.Duration) (c *zk.Conn) {
+	t.Helper()
+	var err error
+	pprof.Do(context.Background(), pprof.Labels("client", l.name), func(context.Context) {
+		c, _, err = zk.Connect([]string{l.addr}, timeout, zk.WithDialer(l.Dial), zk.WithHostProvider(l), zk.WithLogger(silence{}),
+			zk.WithMaxBufferSize(1<<20), zk.WithMaxConnBufferSize(1<<16)) // else a client has buffers of 3 MiB
+	})
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+type silence struct{}
+
+func (silence) Printf(string, ...any) {}
+
+func newKey() string { return "test-" + uuid.NewString() }
+
+func newRequest(key string, ttl time.Duration) dlock.Request {
+	return dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl}
+}
+
+func (p party) take(t *testing.T, key string, ttl time.Duration) dlock.Grant {
+	t.Helper()
+	g, err := p.TryAcquire(t.Context(), newRequest(key, ttl))
+	require.NoError(t, err)
+	return g
+}
+
+type granted struct {
+	g   dlock.Grant
+	err error
+}
+
+// acquire calls Acquire in the background.
+func (p party) acquire(ctx context.Context, r dlock.Request) <-chan granted {
+	c := make(chan granted, 1)
+	go func() {
+		g, err := p.Acquire(ctx, r)
+		c <- granted{g, err}
+	}()
+	return c
+}
+
+func receive[T any](t *testing.T, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(soon):
+		require.Fail(t, "nothing came")
+	}
+	return v
+}
+
+// nodes returns the children of key's node, as the leader knows them.
+func (p party) nodes(t *testing.T, key string) []string {
+	t.Helper()
+	_, err := p.conn.Sync("/dlock/" + key)
+	require.NoError(t, err)
+	names, _, err := p.conn.Children("/dlock/" + key)
+	if !errors.Is(err, zk.ErrNoNode) {
+		require.NoError(t, err)
+	}
+	return names
+}
+
+// follows waits until p watches owner's node.
+func (p party) follows(t *testing.T, key, owner string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return p.link.watches("/dlock/" + key + "/" + owner + ":") }, soon, time.Millisecond)
+}
+
+func TestNewRefuses(t *testing.T) {
+	c := client(t, newLink(server.Addr), time.Minute)
+	_, err := zklock.New(nil, nil)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	for _, root := range []string{"/", "x", "/x/", "//x", "/x/../y", "/x//y", "."} {
+		_, err := zklock.New(c, &zklock.Options{Root: root})
+		require.ErrorIs(t, err, dlock.ErrInvalid, root)
+	}
+}
+
+func TestTTLLongerThanTheSession(t *testing.T) {
+	const most = 10 * time.Second
+	c := client(t, newLink(server.Addr), 2*most)
+	b, err := zklock.New(c, nil)
+	require.NoError(t, err)
+	_, err = b.TryAcquire(t.Context(), newRequest(newKey(), most+1))
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	g, err := b.TryAcquire(t.Context(), newRequest(newKey(), most))
+	require.NoError(t, err)
+	g.TTL++
+	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrInvalid)
+	require.NoError(t, b.Release(t.Context(), g))
+
+	// What the client asks for doesn't count, but what the server agrees to.
+	c = client(t, newLink(server.Addr), 2*maxTimeout)
+	b, err = zklock.New(c, nil)
+	require.NoError(t, err)
+	_, err = b.TryAcquire(t.Context(), newRequest(newKey(), maxTimeout))
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+}
+
+func TestNodes(t *testing.T) {
+	a := connect(t, server.Addr)
+	root := "/" + uuid.NewString() + "/locks"
+	b, err := zklock.New(a.conn, &zklock.Options{Root: root})
+	require.NoError(t, err)
+	r := dlock.Request{Key: "a/ü.:%", Owner: "o/.:", TTL: long}
+	g, err := b.TryAcquire(t.Context(), r)
+	require.NoError(t, err)
+	parent := root + "/a%2F%C3%BC%2E%3A%25"
+	names, _, err := a.conn.Children(parent)
+	require.NoError(t, err)
+	require.Equal(t, []string{"o%2F%2E%3A:0000000000"}, names)
+	data, stat, err := a.conn.Get(parent + "/" + names[0])
+	require.NoError(t, err)
+	require.EqualValues(t, stat.Czxid, g.Fence)
+	require.Equal(t, a.conn.SessionID(), stat.EphemeralOwner)
+	require.Equal(t, long.String(), string(data))
+	_, err = a.TryAcquire(t.Context(), r)
+	require.NoError(t, err, "roots are apart")
+}
+
+func TestParentIsContainer(t *testing.T) {
+	a, key := connect(t, server.Addr), newKey()
+	a.take(t, key, long)
+	require.Equal(t, 1, a.link.sent(opCreateContainer))
+	b := connect(t, server.Addr)
+	b.link.old = true // its server refuses to make one
+	for range 2 {
+		require.NoError(t, b.Release(t.Context(), b.take(t, newKey(), long)))
+	}
+	require.Equal(t, 1, b.link.sent(opCreateContainer), "it asked once")
+}
+
+func TestCreateReplyLost(t *testing.T) {
+	a, key := connect(t, server.Addr), newKey()
+	require.NoError(t, a.Release(t.Context(), a.take(t, key, long))) // its parent is there
+	for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){a.TryAcquire, a.Acquire} {
+		lost := a.link.losses()
+		defer a.link.inject(loseOneReply, opCreate)()
+		r := newRequest(key, long)
+		g, err := acquire(t.Context(), r)
+		require.NoError(t, err)
+		require.Equal(t, lost+1, a.link.losses())
+		names := a.nodes(t, key)
+		require.Len(t, names, 1, "nodes")
+		require.True(t, strings.HasPrefix(names[0], r.Owner))
+		_, stat, err := a.conn.Exists("/dlock/" + key + "/" + names[0])
+		require.NoError(t, err)
+		require.EqualValues(t, stat.Czxid, g.Fence)
+		require.NoError(t, a.Release(t.Context(), g))
+		require.Empty(t, a.nodes(t, key))
+	}
+}
+
+// The parent's deletion starts the sequence anew, and tokens go on.
+func TestParentDeleted(t *testing.T) {
+	a, key := connect(t, server.Addr), newKey()
+	var last dlock.Grant
+	for _, want := range []string{"0000000000", "0000000001", "0000000000"} {
+		g := a.take(t, key, long)
+		require.Greater(t, g.Fence, last.Fence)
+		names := a.nodes(t, key)
+		require.Len(t, names, 1)
+		require.Equal(t, g.Owner+":"+want, names[0])
+		require.NoError(t, a.Release(t.Context(), g))
+		if want == "0000000001" {
+			require.NoError(t, a.conn.Delete("/dlock/"+key, -1))
+		}
+		last = g
+	}
+}
+
+// A parent that has outlived its counter gives the number 2147483647 again and again, and negative ones.
+func TestSequenceOverflow(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	require.NoError(t, a.Release(t.Context(), a.take(t, key, long)))
+	for _, seq := range []int64{math.MaxInt32, math.MinInt32} {
+		node := "/dlock/" + key + "/other:" + fmt.Sprintf("%010d", seq)
+		_, err := a.conn.Create(node, []byte(long.String()), zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
+		require.NoError(t, err)
+		_, err = b.TryAcquire(t.Context(), newRequest(key, long))
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		won := b.acquire(t.Context(), newRequest(key, long)) // its node has a smaller number, or a greater one
+		b.follows(t, key, "other")
+		require.Empty(t, won)
+		require.NoError(t, a.conn.Delete(node, -1))
+		w := receive(t, won)
+		require.NoError(t, w.err)
+		require.NoError(t, b.Release(t.Context(), w.g))
+	}
+}
+
+func TestCancelledWaiterLeavesNoNode(t *testing.T) {
+	a, b := connect(t, server.Addr), connect(t, server.Addr)
+	for _, fault := range []fault{none, loseReplies, loseRequests} {
+		key := newKey()
+		g := a.take(t, key, long)
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := b.acquire(ctx, newRequest(key, long))
+		b.follows(t, key, g.Owner)
+		heal := b.link.inject(fault, 0)
+		cancel()
+		require.ErrorIs(t, receive(t, gone).err, context.Canceled)
+		heal()
+		if fault == none {
+			require.Len(t, a.nodes(t, key), 1)
+		}
+		require.Eventually(t, func() bool { return len(a.nodes(t, key)) == 1 }, soon, time.Millisecond)
+		require.NoError(t, a.Release(t.Context(), g))
+	}
+}
+
+// The follower of a waiter that is gone has not become the first.
+func TestWaiterInTheMiddleGone(t *testing.T) {
+	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, long)
+	ctx, cancel := context.WithCancel(t.Context())
+	r := newRequest(key, long)
+	middle := b.acquire(ctx, r)
+	b.follows(t, key, g.Owner)
+	last := c.acquire(t.Context(), newRequest(key, long))
+	c.follows(t, key, r.Owner)
+	cancel()
+	require.Error(t, receive(t, middle).err)
+	c.follows(t, key, g.Owner)
+	require.Empty(t, last)
+	require.NoError(t, a.Release(t.Context(), g))
+	w := receive(t, last)
+	require.NoError(t, w.err)
+	require.Greater(t, w.g.Fence, g.Fence)
+}
+
+func TestConnectionLostWhileWaiting(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	for _, meanwhile := range []bool{false, true} { // the lock is released while the waiter is cut off
+		g := a.take(t, key, long)
+		won := b.acquire(t.Context(), newRequest(key, long))
+		b.follows(t, key, g.Owner)
+		heal := b.link.inject(cut, 0)
+		b.link.drop()
+		require.Eventually(t, func() bool { return b.conn.State() == zk.StateConnecting }, soon, time.Millisecond)
+		if meanwhile {
+			require.NoError(t, a.Release(t.Context(), g))
+		}
+		heal()
+		require.Eventually(t, func() bool { return b.conn.State() == zk.StateHasSession }, soon, time.Millisecond)
+		if !meanwhile {
+			require.NoError(t, a.Release(t.Context(), g))
+		}
+		w := receive(t, won)
+		require.NoError(t, w.err)
+		require.Len(t, a.nodes(t, key), 1)
+		require.NoError(t, b.Release(t.Context(), w.g))
+	}
+}
+
+// A waiter whose connection breaks when it looks whether its turn has come looks again.
+func TestReplyLostAfterWaiting(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	for _, op := range []int32{opSetData, opGetChildren} {
+		g := a.take(t, key, long)
+		won := b.acquire(t.Context(), newRequest(key, long))
+		b.follows(t, key, g.Owner)
+		lost := b.link.losses()
+		heal := b.link.inject(loseOneReply, op)
+		require.NoError(t, a.Release(t.Context(), g))
+		w := receive(t, won)
+		heal()
+		require.NoError(t, w.err)
+		require.Equal(t, lost+1, b.link.losses())
+		require.NoError(t, b.Release(t.Context(), w.g))
+	}
+}
+
+func TestSessionExpires(t *testing.T) {
+	a, b, c := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr)
+	held, waited := newKey(), newKey()
+	g := b.take(t, held, long)
+	before := a.take(t, waited, long)
+	stale := b.acquire(t.Context(), newRequest(waited, long))
+	b.follows(t, waited, before.Owner)
+	next := c.acquire(t.Context(), newRequest(held, long))
+	c.follows(t, held, g.Owner)
+
+	heal := b.link.inject(cut, 0)
+	b.link.drop()
+	require.Eventually(t, func() bool { return b.conn.State() == zk.StateConnecting }, soon, time.Millisecond)
+	require.NoError(t, b.link.endSession())
+	require.NoError(t, a.Release(t.Context(), before)) // it would be the waiter's turn, if it weren't dead
+	w := receive(t, next)
+	require.NoError(t, w.err)
+	require.Greater(t, w.g.Fence, g.Fence)
+	after := a.take(t, waited, long)
+	heal()
+
+	receive(t, g.Lost)
+	s := receive(t, stale)
+	require.ErrorIs(t, s.err, dlock.ErrLost, "a waiter whose session has expired; got token %d", s.g.Fence)
+	require.Len(t, a.nodes(t, waited), 1)
+	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
+	require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
+	require.NoError(t, c.Renew(t.Context(), w.g))
+	require.NoError(t, a.Release(t.Context(), after))
+	require.NoError(t, b.Release(t.Context(), b.take(t, waited, long)), "the new session works")
+}
+
+func TestNodeDeletedByOthers(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, long)
+	waits := b.acquire(t.Context(), newRequest(key, long))
+	b.follows(t, key, g.Owner)
+	for _, name := range a.nodes(t, key) {
+		if !strings.HasPrefix(name, g.Owner) {
+			require.NoError(t, a.conn.Delete("/dlock/"+key+"/"+name, -1))
+		}
+	}
+	require.ErrorIs(t, receive(t, waits).err, dlock.ErrLost)
+	require.NoError(t, a.conn.Delete("/dlock/"+key+"/"+a.nodes(t, key)[0], -1))
+	receive(t, g.Lost)
+	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
+}
+
+// A lease that isn't renewed ends by itself, though nobody waits for it.
+func TestLeaseRunsOut(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, short)
+	receive(t, g.Lost)
+	require.GreaterOrEqual(t, time.Since(g.Start), short)
+	require.Empty(t, a.nodes(t, key))
+	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
+	require.Greater(t, b.take(t, key, long).Fence, g.Fence)
+}
+
+// A Backend that is cut off when a lease of its runs out deletes the node later.
+func TestLeaseRunsOutWhileCutOff(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, short)
+	heal := a.link.inject(loseRequests, 0)
+	require.Eventually(t, func() bool { return a.link.losses() > 2 }, soon, time.Millisecond)
+	require.Len(t, b.nodes(t, key), 1)
+	heal()
+	receive(t, g.Lost)
+	require.Empty(t, b.nodes(t, key))
+}
+
+// A dead holder's session lasts for hours here. Its successor ends its lease.
+func TestHolderDead(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, short)
+	a.link.inject(cut, 0)
+	a.link.drop()
+	w := receive(t, b.acquire(t.Context(), newRequest(key, long)))
+	require.NoError(t, w.err)
+	require.GreaterOrEqual(t, time.Since(g.Start), short)
+	require.Greater(t, w.g.Fence, g.Fence)
+}
+
+// Renewals start the successor's count anew.
+func TestHolderDeadAfterRenewals(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, short)
+	won := b.acquire(t.Context(), newRequest(key, long))
+	var renewed time.Time
+	for range 6 {
+		now := time.Now()
+		err := a.Renew(t.Context(), g)
+		if errors.Is(err, dlock.ErrLost) {
+			break // the machine was too slow
+		}
+		require.NoError(t, err)
+		renewed = now
+		time.Sleep(short / 3)
+	}
+	a.link.inject(cut, 0)
+	a.link.drop()
+	w := receive(t, won)
+	require.NoError(t, w.err)
+	require.GreaterOrEqual(t, time.Since(renewed), short)
+}
+
+// A waiter that died is found when it comes to the front.
+func TestWaiterDead(t *testing.T) {
+	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, long)
+	ctx, cancel := context.WithCancel(t.Context())
+	r := newRequest(key, short)
+	dead := b.acquire(ctx, r)
+	b.follows(t, key, g.Owner)
+	last := c.acquire(t.Context(), newRequest(key, short))
+	c.follows(t, key, r.Owner)
+	heal := b.link.inject(cut, 0)
+	b.link.drop()
+	require.NoError(t, a.Release(t.Context(), g))
+	require.NoError(t, receive(t, last).err)
+	heal()
+	require.Error(t, receive(t, dead).err)
+	cancel()
+}
+
+// One release wakes one of many.
+func TestNoHerd(t *testing.T) {
+	const waiters = 30
+	a, key := connect(t, server.Addr), newKey()
+	g := a.take(t, key, long)
+	all := make([]party, waiters)
+	won := make([]<-chan granted, waiters)
+	before := g.Owner
+	for i := range all {
+		all[i] = connect(t, server.Addr)
+		r := newRequest(key, long)
+		won[i] = all[i].acquire(t.Context(), r)
+		all[i].follows(t, key, before)
+		before = r.Owner
+	}
+	sent := func() (n []int) {
+		for _, p := range all {
+			n = append(n, p.link.sent(0))
+		}
+		return n
+	}
+	for i := range all { // first come, first served
+		before := sent()
+		if i == 0 {
+			require.NoError(t, a.Release(t.Context(), g))
+		} else {
+			before[i-1]++ // the release itself
+			require.NoError(t, all[i-1].Release(t.Context(), g))
+		}
+		w := receive(t, won[i])
+		require.NoError(t, w.err)
+		require.Greater(t, w.g.Fence, g.Fence)
+		g = w.g
+		for j, n := range sent() {
+			if j != i {
+				require.Equal(t, before[j], n, "requests of waiter %d when %d was granted the lock", j, i)
+			}
+		}
+	}
+}
