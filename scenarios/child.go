@@ -2,6 +2,7 @@ package scenarios
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,12 +37,22 @@ type Open func(ctx context.Context, s LockSpec) (Lock, error)
 
 // LockSpec says what lock a worker needs.
 type LockSpec struct {
-	Addr  string        // the Runner's Addr: where the lock's server is
-	TTL   time.Duration // of the leases
-	Renew bool          // renew them in the background
+	Lock    string        // the Service's Lock: which lock
+	Addrs   []string      // those of the Service's Nodes: where its servers are
+	TTL     time.Duration // of the leases
+	Renew   bool          // renew them in the background,
+	MaxHold time.Duration // for so long
+	// MinSession is the shortest session that the servers allow; 0: what is usual.
+	MinSession time.Duration
+	// Variant, if not empty, asks for a lock that is built wrongly in a certain way. Open returns an error for one that it
+	// doesn't know.
+	Variant string
 	// Gap, if not nil, asks for a release that is not atomic: GET, Gap, DEL. A lock that has no such release returns an error.
 	Gap func() error
 }
+
+// wedged is for how long a lease is renewed at most; no run takes so long.
+const wedged = time.Hour
 
 // childEnv tells a process that it is a child, and which.
 const childEnv = "FENCELAB_SCENARIO_CHILD"
@@ -59,12 +70,17 @@ type childSpec struct {
 	Fencing history.Fencing `json:"fencing"`
 
 	// of a worker
-	Key    string        `json:"key,omitempty"`
-	URL    string        `json:"url,omitempty"`
-	Addr   string        `json:"addr,omitempty"`
-	TTL    time.Duration `json:"ttl,omitempty"`
-	Sent   bool          `json:"sent,omitempty"` // the schedule waits for history.Sent
-	Worker Worker        `json:"worker,omitzero"`
+	Key     string   `json:"key,omitempty"`
+	Second  string   `json:"second,omitempty"` // another ledger, to which the worker appends too
+	URL     string   `json:"url,omitempty"`
+	Lock    string   `json:"lock,omitempty"`
+	Addrs   []string `json:"addrs,omitempty"`
+	Variant string   `json:"variant,omitempty"`
+
+	MinSession time.Duration `json:"min_session,omitempty"`
+	TTL        time.Duration `json:"ttl,omitempty"`
+	Sent       bool          `json:"sent,omitempty"` // the schedule waits for history.Sent
+	Worker     Worker        `json:"worker,omitzero"`
 
 	// of the resource
 	File string `json:"file,omitempty"`
@@ -146,7 +162,10 @@ func workerChild(spec *childSpec, l *line, open Open) error {
 
 func work(spec *childSpec, l *line, open Open) (err error) {
 	ctx := context.Background()
-	ls := LockSpec{Addr: spec.Addr, TTL: spec.TTL, Renew: !spec.Worker.NoRenew}
+	ls := LockSpec{
+		Lock: spec.Lock, Addrs: spec.Addrs, Variant: spec.Variant, TTL: spec.TTL, MinSession: spec.MinSession,
+		Renew: !spec.Worker.NoRenew, MaxHold: cmp.Or(time.Duration(spec.Worker.MaxHold), wedged),
+	}
 	if spec.Worker.GetThenDel {
 		ls.Gap = func() error {
 			return l.stop(history.Event{Time: time.Now(), Kind: history.KindReport, Name: history.ReleaseGap})
@@ -167,7 +186,8 @@ func work(spec *childSpec, l *line, open Open) (err error) {
 		return err
 	}
 	j := job.Job{
-		Lock: lock, Store: client, Key: spec.Key, Entry: spec.Name,
+		Lock: lock, Store: client, Key: spec.Key, Second: spec.Second, Entry: spec.Name,
+		Idle: spec.Worker.Idle, Outlive: spec.Worker.Outlive,
 		FencedRead: spec.Fencing == history.FencingOn, Try: spec.Worker.Try, Check: spec.Worker.Check, Sent: spec.Sent,
 		At: func(e history.Event) error {
 			if e.Name == history.Held || e.Name == history.Sent { // what follows is a wait, in which the worker is free

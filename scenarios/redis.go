@@ -4,66 +4,34 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
-	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
-
-// wedged is for how long a lease is renewed at most; no run takes so long.
-const wedged = time.Hour
-
-// OpenRedis is an [Open]: redislock on the Redis at the spec's Addr, a redis:// URL.
-func OpenRedis(_ context.Context, s LockSpec) (Lock, error) {
-	client, err := redisClient(s.Addr)
-	if err != nil {
-		return nil, err
-	}
-	b, err := redislock.New(client, nil)
-	if err != nil {
-		return nil, errors.Join(err, client.Close())
-	}
-	var backend dlock.Backend = b
-	if s.Gap != nil {
-		backend = getThenDel{Backend: b, client: client, gap: s.Gap}
-	}
-	o := &dlock.Options{TTL: s.TTL}
-	if s.Renew {
-		o.Renew = dlock.Renew{Every: s.TTL / 3, MaxHold: wedged}
-	}
-	l, err := dlock.New(backend, o)
-	if err != nil {
-		return nil, errors.Join(err, client.Close())
-	}
-	return redisLock{FromLocker(l), client}, nil
-}
-
-func redisClient(url string) (*redis.Client, error) {
-	o, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, fmt.Errorf("scenarios: %w", err)
-	}
-	o.ContextTimeoutEnabled = true
-	return redis.NewClient(o), nil
-}
-
-type redisLock struct {
-	Lock
-	client *redis.Client
-}
-
-func (l redisLock) Close() error { return errors.Join(l.Lock.Close(), l.client.Close()) }
 
 // getThenDel releases in the way that is wrong: it looks whether the lock is its own, and then deletes it, whosever it is
 // by then. Only the value that the deletion returns tells what was deleted.
 type getThenDel struct {
-	*redislock.Backend
+	*locks.Backend
 	client *redis.Client
 	gap    func() error
 }
+
+func newGetThenDel(b *locks.Backend, s LockSpec) (dlock.Backend, error) {
+	if s.Lock != locks.Redis {
+		return nil, fmt.Errorf("scenarios: %s has no release by GET and DEL; that is %s's", s.Lock, locks.Redis)
+	}
+	client, err := locks.RedisClient(s.Addrs[0])
+	if err != nil {
+		return nil, err
+	}
+	return getThenDel{b, client, s.Gap}, nil
+}
+
+func (b getThenDel) Close() error { return errors.Join(b.Backend.Close(), b.client.Close()) }
 
 func (b getThenDel) Release(ctx context.Context, g dlock.Grant) error {
 	lock := redisKeys(g.Key)[0]
@@ -92,18 +60,75 @@ func (b getThenDel) Release(ctx context.Context, g dlock.Grant) error {
 // redisKeys are the keys of redislock for a lock.
 func redisKeys(key string) []string { return []string{"lock:{" + key + "}", "fence:{" + key + "}"} }
 
-// OnRedis returns a Runner for [OpenRedis] on r. It removes what runs leave in a Redis that is the user's; others go with
-// all that they hold.
-func OnRedis(r *testbed.Redis) *Runner {
-	runner := &Runner{Addr: r.URL, Lock: "redis", Server: r.String()}
-	if r.Provider == testbed.External {
-		runner.Forget = func(ctx context.Context, key string) error {
-			client, err := redisClient(r.URL)
-			if err != nil {
-				return err
-			}
-			return errors.Join(client.Del(ctx, redisKeys(key)...).Err(), client.Close())
-		}
+// OnRedis is the service of one Redis.
+func OnRedis(r *testbed.Server) *Service {
+	return Servers{Lock: locks.Redis, Servers: []*testbed.Server{r}}.On()
+}
+
+// forgetRedis removes what redislock has left of key.
+func forgetRedis(ctx context.Context, url, key string) error {
+	return withRedis(url, func(c *redis.Client) error { return c.Del(ctx, redisKeys(key)...).Err() })
+}
+
+func withRedis(url string, f func(c *redis.Client) error) error {
+	client, err := locks.RedisClient(url)
+	if err != nil {
+		return err
 	}
-	return runner
+	return errors.Join(f(client), client.Close())
+}
+
+func flushRedis(ctx context.Context, s *testbed.Server) error {
+	return withRedis(s.URL, func(c *redis.Client) error { return c.FlushAll(ctx).Err() })
+}
+
+// evictRedis fills the server's memory, in effect: with room for nothing, it drops all keys before it refuses a write.
+func evictRedis(ctx context.Context, s *testbed.Server) error {
+	return withRedis(s.URL, func(c *redis.Client) error {
+		if err := errors.Join(
+			c.ConfigSet(ctx, "maxmemory-policy", "allkeys-random").Err(), c.ConfigSet(ctx, "maxmemory", "1").Err(),
+		); err != nil {
+			return err
+		}
+		if err := c.Set(ctx, "more", "x", 0).Err(); err == nil {
+			return errors.New("there was room for more")
+		}
+		left, err := c.DBSize(ctx).Result()
+		if err == nil && left > 0 {
+			err = fmt.Errorf("%d keys were not evicted", left)
+		}
+		return errors.Join(err, c.ConfigSet(ctx, "maxmemory", "0").Err(), c.ConfigSet(ctx, "maxmemory-policy", "noeviction").Err())
+	})
+}
+
+// lagRedis stops the replication of s once the replica has all that s has.
+func lagRedis(ctx context.Context, s, replica *testbed.Server) error {
+	if replica == nil {
+		return fmt.Errorf("it has no replica: %w", errors.ErrUnsupported)
+	}
+	return withRedis(s.URL, func(c *redis.Client) error {
+		// WAIT tells of what the same connection has written, so write something.
+		conn := c.Conn()
+		defer func() { _ = conn.Close() }()
+		if err := conn.Set(ctx, "last", "replicated", 0).Err(); err != nil {
+			return err
+		}
+		n, err := conn.Wait(ctx, 1, 0).Result()
+		if err != nil {
+			return err
+		}
+		if n != 1 {
+			return fmt.Errorf("%d replicas have all that it has, want 1", n)
+		}
+		// From now on the replica gets nothing: it follows a server that isn't there.
+		return withRedis(replica.URL, func(c *redis.Client) error { return c.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err() })
+	})
+}
+
+// promoteRedis makes a replica a primary. The old one goes on, for those who still reach it.
+func promoteRedis(ctx context.Context, replica *testbed.Server) error {
+	if replica == nil {
+		return fmt.Errorf("it has no replica: %w", errors.ErrUnsupported)
+	}
+	return withRedis(replica.URL, func(c *redis.Client) error { return c.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
 }

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,10 +36,8 @@ const (
 
 // Runner plays scenarios.
 type Runner struct {
-	// Addr is handed to the Open function in the workers; for a Redis, its URL.
-	Addr string
-	// Lock and Server describe what is under test in histories, as in history.Run.
-	Lock, Server string
+	// Service is what is under test. Required.
+	Service *Service
 	// TTL is the victim's lease, DefaultTTL if 0.
 	TTL time.Duration
 	// Pause is how long a freeze or a delay in the network lasts at least. 0: until the schedule goes on, which is as
@@ -50,8 +49,6 @@ type Runner struct {
 	Command func(s Scenario, f history.Fencing) string
 	// OnEvent, if not nil, is told of each event as it enters the history.
 	OnEvent func(e history.Event)
-	// Forget, if not nil, removes from the lock's server what the lock of key has left there.
-	Forget func(ctx context.Context, key string) error
 }
 
 // Outcome is a run's history and what the judge says of it.
@@ -69,6 +66,12 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	if !slices.Contains(modes, f) {
 		return &Outcome{}, fmt.Errorf("scenarios: there is no fencing mode %q; there are %v", f, modes)
 	}
+	if r.Service == nil {
+		return &Outcome{}, errors.New("scenarios: Runner.Service is nil; say what lock service is under test")
+	}
+	if err := r.Service.check(&s); err != nil {
+		return &Outcome{}, err
+	}
 	ttl, step := r.TTL, r.StepTimeout
 	if ttl == 0 {
 		ttl = DefaultTTL
@@ -82,7 +85,12 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	}
 	p := &play{
 		r: r, s: &s, fencing: f, ttl: ttl, step: step + ttl + r.Pause,
-		key: s.Name + "/" + string(f) + "/" + uuid.NewString(), workers: map[string]*worker{},
+		keys: []string{s.Name + "/" + string(f) + "/" + uuid.NewString()}, workers: map[string]*worker{},
+	}
+	for _, w := range s.Workers {
+		if w.Second && len(p.keys) == 1 {
+			p.keys = append(p.keys, p.keys[0]+"/second")
+		}
 	}
 	err := p.guarded(ctx)
 	o := &Outcome{p.events, history.Judge(p.events)}
@@ -119,10 +127,10 @@ func (p *play) guarded(ctx context.Context) (err error) {
 		err = errors.Join(err, unguard())
 	}()
 	err = p.run(ctx)
-	if p.r.Forget != nil {
+	if p.r.Service.Forget != nil {
 		forget, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgetTimeout)
 		defer cancel()
-		err = errors.Join(err, p.r.Forget(forget, p.key))
+		err = errors.Join(err, p.r.Service.Forget(forget, p.keys[0]))
 	}
 	return err
 }
@@ -134,7 +142,7 @@ type play struct {
 	fencing history.Fencing
 	ttl     time.Duration
 	step    time.Duration
-	key     string
+	keys    []string // the ledgers; the first is the lock's too
 
 	dir      string
 	listener *net.TCPListener
@@ -153,6 +161,10 @@ type worker struct {
 	deliver faults.Heal
 	resume  faults.Heal
 	since   time.Time // when the fault that it is under began
+
+	nodes []Node                  // where it finds the lock's servers
+	locks map[string]*faults.Link // to them, if the schedule cuts it off, by name
+	mend  []faults.Heal
 }
 
 func (p *play) run(ctx context.Context) (err error) {
@@ -165,8 +177,12 @@ func (p *play) run(ctx context.Context) (err error) {
 		return err
 	}
 	run := history.Run{
-		Scenario: p.s.Name, Hazard: p.s.Hazard, Fencing: p.fencing, Lock: p.r.Lock, Server: p.r.Server, Store: "bolt",
-		TTL: history.Duration(p.ttl), Pause: history.Duration(p.r.Pause), Workers: p.s.workers(),
+		Scenario: p.s.Name, Hazard: p.s.Hazard, Fencing: p.fencing, Lock: p.r.Service.Lock, Server: p.r.Service.Server,
+		Store: "bolt", TTL: history.Duration(p.ttl), Pause: history.Duration(p.r.Pause), Workers: p.s.workers(),
+		TokensLost: p.s.TokensLost,
+	}
+	if len(p.keys) > 1 {
+		run.Keys = p.keys
 	}
 	if p.r.Command != nil {
 		run.Command = p.r.Command(*p.s, p.fencing)
@@ -186,8 +202,14 @@ func (p *play) run(ctx context.Context) (err error) {
 // String is the step as in "run A until read".
 func (st Step) String() string {
 	s := string(st.Op) + " " + st.Target
+	if st.Op == OpFault {
+		s = strings.TrimSpace(st.Fault + " " + st.Target + " " + st.Detail)
+	}
 	if st.Until != "" {
 		s += " until " + st.Until
+	}
+	if len(st.Servers) > 0 {
+		s += " from " + strings.Join(st.Servers, " ")
 	}
 	return s
 }
@@ -233,7 +255,25 @@ func (p *play) do(ctx context.Context, st Step) error {
 			return err
 		}
 		return w.deliver(ctx)
+	case OpCut, OpRefuse:
+		return p.cut(ctx, st)
+	case OpMend:
+		for i, heal := range slices.Backward(w.mend) {
+			if err := heal(ctx); err != nil {
+				return err
+			}
+			w.mend = w.mend[:i]
+		}
+		return p.fault(ctx, history.FaultMend, st.Target)
+	case OpFault:
+		if err := p.r.Service.fault(ctx, st); err != nil {
+			return err
+		}
+		return p.happened(ctx, history.Event{Name: st.Fault, Target: st.Target, Detail: st.Detail})
 	case OpKill:
+		if st.Target != Resource {
+			return p.killWorker(ctx, st.Target, w)
+		}
 		if err := faults.Kill(ctx, p.resource.PID); err != nil {
 			return err
 		}
@@ -310,28 +350,91 @@ func (p *play) runUntil(ctx context.Context, name, until string) error {
 	}
 }
 
-// worker returns the worker of that name, with a link of its own to the resource if the schedule holds what it sends.
+// killWorker kills a worker, which stands at a checkpoint and so has said all that it has to say.
+func (p *play) killWorker(ctx context.Context, name string, w *worker) error {
+	if err := faults.Kill(ctx, w.PID); err != nil {
+		return err
+	}
+	if err := w.end(); err != nil {
+		return err
+	}
+	return p.fault(ctx, history.FaultKill, name)
+}
+
+// cut cuts a worker off from servers of the lock's.
+func (p *play) cut(ctx context.Context, st Step) error {
+	w, err := p.worker(st.Target)
+	if err != nil {
+		return err
+	}
+	for _, n := range w.nodes {
+		if len(st.Servers) > 0 && !slices.Contains(st.Servers, n.Name) {
+			continue
+		}
+		link := w.locks[n.Name]
+		fault := link.Cut
+		if st.Op == OpRefuse {
+			fault = link.Refuse
+		}
+		heal, err := fault(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
+		w.mend = append(w.mend, heal)
+	}
+	return p.happened(ctx, history.Event{Name: string(st.Op), Target: st.Target, Peers: st.Servers})
+}
+
+// worker returns the worker of that name, with a link of its own to the resource if the schedule holds what it sends, and
+// links to the lock's servers if the schedule cuts it off.
 func (p *play) worker(name string) (*worker, error) {
 	if w := p.workers[name]; w != nil {
 		return w, nil
 	}
 	w := &worker{}
-	if slices.Contains(p.s.Steps, Hold(name)) {
-		link, err := faults.NewLink(p.listener.Addr().String())
+	p.workers[name] = w
+	w.nodes = slices.Clone(p.r.Service.Nodes)
+	var err error
+	if p.s.has(OpHold, name) {
+		if w.link, err = faults.NewLink(p.listener.Addr().String()); err != nil {
+			return nil, err
+		}
+	}
+	if !p.s.has(OpCut, name) && !p.s.has(OpRefuse, name) {
+		return w, nil
+	}
+	w.locks = map[string]*faults.Link{}
+	for i, n := range w.nodes {
+		upstream, err := hostPort(n.Addr)
 		if err != nil {
 			return nil, err
 		}
-		w.link = link
+		link, err := faults.NewLink(upstream)
+		if err != nil {
+			return nil, err
+		}
+		w.locks[n.Name] = link
+		if w.nodes[i].Addr, err = through(n.Addr, link.Addr()); err != nil {
+			return nil, err
+		}
 	}
-	p.workers[name] = w
 	return w, nil
 }
 
 func (p *play) startWorker(name string, w *worker) error {
 	how := p.s.Workers[name]
 	spec := childSpec{
-		Name: name, Fencing: p.fencing, Key: p.key, Addr: p.r.Addr, TTL: longTTL, Worker: how,
-		URL: "http://" + p.listener.Addr().String(), Sent: slices.Contains(p.s.Steps, Run(name, history.Sent)),
+		Name: name, Fencing: p.fencing, Key: p.keys[0], Lock: p.r.Service.Lock, Variant: p.s.Variant, TTL: longTTL, Worker: how, MinSession: p.r.Service.MinSession,
+		URL: "http://" + p.listener.Addr().String(),
+	}
+	for _, st := range p.s.Steps {
+		spec.Sent = spec.Sent || st.Op == OpRun && st.Target == name && st.Until == history.Sent
+	}
+	for _, n := range w.nodes {
+		spec.Addrs = append(spec.Addrs, n.Addr)
+	}
+	if how.Second {
+		spec.Second = p.keys[1]
 	}
 	if how.Victim {
 		spec.TTL = p.ttl
@@ -380,10 +483,16 @@ func (p *play) append(e history.Event) {
 }
 
 func (p *play) fault(ctx context.Context, name, target string) error {
+	return p.happened(ctx, history.Event{Name: name, Target: target})
+}
+
+// happened appends a fault, after the decisions of the resource that came before it.
+func (p *play) happened(ctx context.Context, e history.Event) error {
 	if err := p.sync(ctx); err != nil {
 		return err
 	}
-	p.add(history.Event{Kind: history.KindFault, Name: name, Target: target})
+	e.Kind = history.KindFault
+	p.add(e)
 	return nil
 }
 
@@ -448,19 +557,21 @@ func (p *play) finish(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	rec, err := client.Read(ctx, p.key)
-	if err != nil && !errors.Is(err, resource.ErrNotFound) {
-		return err
-	}
 	refused, err := refusals(ctx, "http://"+p.listener.Addr().String()+"/metrics")
 	if err != nil {
 		return err
 	}
-	// The final read is ours and no part of the history, so its decision isn't recorded.
-	p.add(history.Event{
-		Kind: history.KindFinal, Key: p.key, Value: string(rec.Value),
-		Seen: rec.MaxFence.Token, SeenSeq: rec.MaxFence.Seq, Stale: refused,
-	})
+	for _, key := range p.keys {
+		rec, err := client.Read(ctx, key)
+		if err != nil && !errors.Is(err, resource.ErrNotFound) {
+			return err
+		}
+		// The final read is ours and no part of the history, so its decision isn't recorded.
+		p.add(history.Event{
+			Kind: history.KindFinal, Key: key, Value: string(rec.Value),
+			Seen: rec.MaxFence.Token, SeenSeq: rec.MaxFence.Seq, Stale: refused,
+		})
+	}
 	if err := client.Close(); err != nil {
 		return err
 	}
@@ -480,6 +591,9 @@ func (p *play) close() error {
 		}
 		if w.link != nil {
 			errs = append(errs, w.link.Close())
+		}
+		for _, link := range w.locks {
+			errs = append(errs, link.Close())
 		}
 	}
 	if p.resource != nil {

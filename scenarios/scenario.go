@@ -25,6 +25,15 @@ import (
 // Resource is the target of steps that act on the resource's process.
 const Resource = "resource"
 
+// LockService is the target of faults that hit every server of the lock's.
+const LockService = "lock"
+
+// Leader is the target of faults that hit the leader of the lock's cluster, as it was before the run.
+const Leader = "leader"
+
+// VariantCounters asks for a Redlock whose token is the greatest of the counters of the nodes that granted it.
+const VariantCounters = "counters"
+
 // controller is the actor of what the Runner does.
 const controller = "controller"
 
@@ -32,6 +41,14 @@ const controller = "controller"
 type Scenario struct {
 	Name   string `json:"name"`   // what happens; also the name of the test
 	Hazard string `json:"hazard"` // the same as a sentence
+
+	// Locks are the locks that have the hazard, by the name of their Service; none: every lock has it.
+	Locks []string `json:"locks,omitempty"`
+	// Variant asks the lock's Open for a lock that is built wrongly in a certain way; see [LockSpec].
+	Variant string `json:"variant,omitempty"`
+	// TokensLost says that the hazard takes the lock's source of tokens back: that tokens go backwards is then what must
+	// happen, and what the resource makes of it is judged.
+	TokensLost bool `json:"tokens_lost,omitempty"`
 
 	// Workers says how workers differ from the plain one. Workers that only appear in Steps are plain.
 	Workers map[string]Worker `json:"workers,omitempty"`
@@ -56,6 +73,14 @@ type Worker struct {
 	Check bool `json:"check,omitempty"`
 	// Try makes the worker ask for the lock without waiting first, and report whether it was held.
 	Try bool `json:"try,omitempty"`
+	// Idle makes the worker take the lock and release it, and leave the resource alone.
+	Idle bool `json:"idle,omitempty"`
+	// Outlive makes the worker wait, before it writes, until its lease is lost, report that, and write all the same.
+	Outlive bool `json:"outlive,omitempty"`
+	// MaxHold ends the renewals, that long after the grant. 0: no run is so long.
+	MaxHold history.Duration `json:"max_hold,omitempty"`
+	// Second makes the worker append its entry to a second ledger after the first, under the same grant.
+	Second bool `json:"second,omitempty"`
 	// GetThenDel makes the worker release with GET and DEL, and a gap between them, instead of the lock's own release.
 	GetThenDel bool `json:"get_then_del,omitempty"`
 }
@@ -70,8 +95,12 @@ const (
 	OpResume  Op = "resume"  // end that, at the earliest after the Runner's Pause
 	OpHold    Op = "hold"    // hold in the network what Target sends to the resource
 	OpDeliver Op = "deliver" // deliver it, at the earliest after the Runner's Pause
-	OpKill    Op = "kill"    // kill the resource with SIGKILL
-	OpRestart Op = "restart" // start it again on the same data
+	OpKill    Op = "kill"    // kill Target, a worker or the resource, with SIGKILL
+	OpRestart Op = "restart" // start the resource again on the same data
+	OpCut     Op = "cut"     // let nothing pass between Target and the lock's servers in Servers, or all of them
+	OpRefuse  Op = "refuse"  // the same, but connections fail at once
+	OpMend    Op = "mend"    // end both
+	OpFault   Op = "fault"   // do Fault to Target, a server of the lock's, or to LockService, all of them
 )
 
 // Step is one step of a schedule. It is over when what it does has happened.
@@ -79,11 +108,15 @@ type Step struct {
 	Op     Op     `json:"op"`
 	Target string `json:"target"`
 	Until  string `json:"until,omitempty"` // of run: the name of a report, see package history
+
+	Servers []string `json:"servers,omitempty"` // of cut and refuse: the lock's servers; none: all
+	Fault   string   `json:"fault,omitempty"`   // of fault: its name, see package history
+	Detail  string   `json:"detail,omitempty"`  // of fault: its size, where it has one
 }
 
 // Run lets worker go on until it reports until. Where a worker stops is decided by the schedule: it waits at each
 // checkpoint that it reports, and goes on when it is run again.
-func Run(worker, until string) Step { return Step{OpRun, worker, until} }
+func Run(worker, until string) Step { return Step{Op: OpRun, Target: worker, Until: until} }
 
 // Pause freezes worker.
 func Pause(worker string) Step { return Step{Op: OpPause, Target: worker} }
@@ -97,11 +130,28 @@ func Hold(worker string) Step { return Step{Op: OpHold, Target: worker} }
 // Deliver delivers what is held of worker's.
 func Deliver(worker string) Step { return Step{Op: OpDeliver, Target: worker} }
 
-// Kill kills the resource's process.
-func Kill() Step { return Step{Op: OpKill, Target: Resource} }
+// Kill kills the process of a worker or, with [Resource], of the resource.
+func Kill(target string) Step { return Step{Op: OpKill, Target: target} }
 
 // Restart starts the resource again.
 func Restart() Step { return Step{Op: OpRestart, Target: Resource} }
+
+// Cut cuts worker off from servers of the lock's, or from all of them: what is sent either way is lost, without a word.
+func Cut(worker string, servers ...string) Step {
+	return Step{Op: OpCut, Target: worker, Servers: servers}
+}
+
+// Refuse is [Cut], but connections between worker and the servers are closed and refused, so that it knows at once.
+func Refuse(worker string, servers ...string) Step {
+	return Step{Op: OpRefuse, Target: worker, Servers: servers}
+}
+
+// Mend ends all cuts of worker. Connections from before are closed.
+func Mend(worker string) Step { return Step{Op: OpMend, Target: worker} }
+
+// Fault does something to a server of the lock's: one of the names of faults in package history. Which of them can be
+// done is the [Service]'s to say.
+func Fault(server, fault string) Step { return Step{Op: OpFault, Target: server, Fault: fault} }
 
 // Decode reads a scenario from JSON and checks it.
 func Decode(r io.Reader) (Scenario, error) {
@@ -121,11 +171,24 @@ func Decode(r io.Reader) (Scenario, error) {
 func (s *Scenario) workers() []string {
 	var names []string
 	for _, st := range s.Steps {
-		if st.Target != Resource && !slices.Contains(names, st.Target) {
+		if st.Target != Resource && st.Op != OpFault && !slices.Contains(names, st.Target) {
 			names = append(names, st.Target)
 		}
 	}
 	return names
+}
+
+// On reports whether the lock of that name has the hazard.
+func (s *Scenario) On(lock string) bool { return len(s.Locks) == 0 || slices.Contains(s.Locks, lock) }
+
+// Faulty reports whether the scenario needs faults of the lock's servers.
+func (s *Scenario) Faulty() bool {
+	return slices.ContainsFunc(s.Steps, func(st Step) bool { return st.Op == OpFault })
+}
+
+// has reports whether a step of the schedule does op to target.
+func (s *Scenario) has(op Op, target string) bool {
+	return slices.ContainsFunc(s.Steps, func(st Step) bool { return st.Op == op && st.Target == target })
 }
 
 // Check returns an error that says what is wrong with the scenario, or nil.
@@ -155,8 +218,14 @@ func (s *Scenario) Check() error {
 			bad("worker %q has no step; add one, or remove the worker", name)
 		}
 	}
+	for name, w := range s.Workers {
+		if w.MaxHold < 0 {
+			bad("worker %s has a max_hold of %v; it must not be negative", name, time.Duration(w.MaxHold))
+		}
+	}
 	c := checker{
-		paused: map[string]bool{}, held: map[string]bool{}, killed: map[string]bool{},
+		workers: names,
+		paused:  map[string]bool{}, held: map[string]bool{}, killed: map[string]bool{}, cut: map[string]bool{},
 		started: map[string]bool{}, done: map[string]bool{},
 		loose: map[string]string{},
 	}
@@ -199,7 +268,9 @@ func checkName(name string) error {
 
 // checker walks a schedule without running it.
 type checker struct {
-	paused, held, killed, started, done map[string]bool
+	workers []string
+
+	paused, held, killed, cut, started, done map[string]bool
 
 	loose map[string]string // workers that were run until a report at which they don't stop, and that report
 	next  string            // the worker whose delivered write is on its way
@@ -210,8 +281,8 @@ func (c *checker) ordered(st Step) error {
 	if c.next != "" && (st.Op != OpRun || st.Target != c.next) {
 		return fmt.Errorf("what %s sent has just been delivered, and this step would race with it; add a run of %s before", c.next, c.next)
 	}
-	if st.Op == OpPause && c.loose[st.Target] != "" {
-		return fmt.Errorf("the worker doesn't stop at %q, so where it freezes is left to chance; add a run before", c.loose[st.Target])
+	if (st.Op == OpPause || st.Op == OpKill) && c.loose[st.Target] != "" {
+		return fmt.Errorf("the worker doesn't stop at %q, so where the %s hits it is left to chance; add a run before", c.loose[st.Target], st.Op)
 	}
 	if st.Op == OpRun && !c.started[st.Target] {
 		for name, at := range c.loose {
@@ -226,15 +297,22 @@ func (c *checker) ordered(st Step) error {
 // reports are the reports up to which a worker can be run.
 var reports = []string{
 	history.Held, history.Acquired, history.Read, history.BeforeWrite, history.Checked, history.Sent, history.Wrote,
-	history.WriteStale, history.ReadStale, history.LostLease, history.ReleaseGap, history.Released, history.ReleaseLost,
+	history.WriteStale, history.ReadStale, history.LostLease, history.Lost, history.ReleaseGap, history.Released, history.ReleaseLost,
 	history.ReleaseForeign, history.Done,
 }
 
 func (c *checker) step(st Step) error {
-	if resource := st.Target == Resource; resource != (st.Op == OpKill || st.Op == OpRestart) {
-		return errors.New("kill and restart are for the resource, all other operations are for workers")
-	}
+	resource := st.Target == Resource
 	switch {
+	case st.Op == OpRestart && !resource || resource && st.Op != OpKill && st.Op != OpRestart:
+		return errors.New("the resource can be killed and restarted, and nothing else can be restarted; all other operations are for " +
+			"workers, and faults for the lock's servers")
+	case st.Op != OpCut && st.Op != OpRefuse && st.Servers != nil:
+		return errors.New("only a cut or a refuse has servers; remove them")
+	case st.Op != OpFault && (st.Fault != "" || st.Detail != ""):
+		return errors.New("only a fault has the name of one, and a detail; remove them")
+	case st.Op == OpFault:
+		return c.fault(st)
 	case checkName(st.Target) != nil:
 		return fmt.Errorf("its target %w", checkName(st.Target))
 	case st.Target == controller:
@@ -243,7 +321,7 @@ func (c *checker) step(st Step) error {
 		return errors.New("only a run has an until; remove it")
 	case c.done[st.Target]:
 		return errors.New("the worker is done by then; remove the step, or put it before")
-	case st.Op != OpRun && st.Op != OpHold && st.Target != Resource && !c.started[st.Target]:
+	case st.Op != OpRun && st.Op != OpHold && st.Op != OpCut && st.Op != OpRefuse && !resource && !c.started[st.Target]:
 		return errors.New("the worker isn't started by then; add a run before")
 	}
 	if err := c.ordered(st); err != nil {
@@ -275,11 +353,38 @@ func (c *checker) step(st Step) error {
 			c.next = st.Target
 		}
 		return toggle(c.held, st, OpHold, OpDeliver)
-	case OpKill, OpRestart:
+	case OpKill:
+		if resource {
+			return toggle(c.killed, st, OpKill, OpRestart)
+		}
+		c.done[st.Target] = true
+		c.paused[st.Target] = false
+		return nil
+	case OpRestart:
 		return toggle(c.killed, st, OpKill, OpRestart)
+	case OpCut, OpRefuse:
+		c.cut[st.Target] = true // more than once, too: from other servers
+		return nil
+	case OpMend:
+		return toggle(c.cut, st, OpCut, OpMend)
+	case OpFault: // was looked at before
 	}
 	return fmt.Errorf("there is no operation %q; there are %v", st.Op,
-		[]Op{OpRun, OpPause, OpResume, OpHold, OpDeliver, OpKill, OpRestart})
+		[]Op{OpRun, OpPause, OpResume, OpHold, OpDeliver, OpKill, OpRestart, OpCut, OpRefuse, OpMend, OpFault})
+}
+
+func (c *checker) fault(st Step) error {
+	switch {
+	case st.Fault == "":
+		return errors.New("it doesn't say which fault; set its fault to the name of one")
+	case st.Until != "":
+		return errors.New("only a run has an until; remove it")
+	case checkName(st.Target) != nil:
+		return fmt.Errorf("its target %w", checkName(st.Target))
+	case slices.Contains(c.workers, st.Target):
+		return errors.New("a fault is for a server of the lock's, and this is a worker; pause it, kill it or cut it off")
+	}
+	return c.ordered(st)
 }
 
 // toggle is a step that is on or off, which must take turns.

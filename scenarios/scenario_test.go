@@ -3,6 +3,8 @@ package scenarios_test
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,8 +16,14 @@ import (
 )
 
 func TestHazards(t *testing.T) {
-	source, err := os.ReadFile("scenarios_test.go")
+	var source []byte
+	files, err := filepath.Glob("*_test.go")
 	require.NoError(t, err)
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		source = append(source, text...)
+	}
 	seen := map[string]bool{}
 	for _, s := range scenarios.Hazards() {
 		require.NoError(t, s.Check())
@@ -23,7 +31,7 @@ func TestHazards(t *testing.T) {
 		seen[s.Name] = true
 		require.NotEmpty(t, s.Expect, s.Name)
 		require.True(t, strings.HasSuffix(s.Hazard, "."), "the hazard of %s is no sentence", s.Name)
-		require.Contains(t, string(source), `play(t, "`+s.Name+`"`, "no test plays it")
+		require.Contains(t, string(source), strconv.Quote(s.Name), "no test plays it")
 
 		got, ok := scenarios.Hazard(s.Name)
 		require.True(t, ok)
@@ -61,7 +69,7 @@ func TestDecode(t *testing.T) {
 		Name: "ShortNap", Hazard: "The holder naps.",
 		Workers: map[string]scenarios.Worker{"A": {Victim: true, NoRenew: true, Check: true, Try: true, GetThenDel: true}},
 		Steps: []scenarios.Step{
-			scenarios.Run("A", history.Read), scenarios.Pause("A"), scenarios.Kill(), scenarios.Restart(),
+			scenarios.Run("A", history.Read), scenarios.Pause("A"), scenarios.Kill(scenarios.Resource), scenarios.Restart(),
 			scenarios.Resume("A"), scenarios.Run("A", history.Done),
 		},
 		MinTTL: history.Duration(1500 * time.Millisecond),
@@ -110,16 +118,16 @@ func TestCheck(t *testing.T) {
 		), []string{"B waits for the lock already, and who gets it is left to chance; add a run of B before"}},
 		"pause of a waiter": {steps(
 			read, run("B", history.Held), scenarios.Pause("B"), done, scenarios.Resume("B"), run("B", history.Done),
-		), []string{`the worker doesn't stop at "held", so where it freezes is left to chance; add a run before`}},
+		), []string{`the worker doesn't stop at "held", so where the pause hits it is left to chance; add a run before`}},
 
 		"no target":      {steps(run("", history.Read), done), []string{`step 1, run : its target is ""; choose`}},
 		"two lines":      {steps(run("A\nB", history.Done)), []string{`its target is "A\nB"; choose`}},
 		"controller":     {steps(run("controller", history.Done)), []string{"controller is what a history calls the runner; choose another name"}},
 		"no operation":   {steps(step("nap", "A"), done), []string{"the worker isn't started by then; add a run before"}},
-		"what operation": {steps(read, step("nap", "A"), done), []string{`step 2, nap A: there is no operation "nap"; there are [run pause resume hold deliver kill restart]`}},
-		"kill a worker":  {steps(read, step(scenarios.OpKill, "A"), done), []string{"step 2, kill A: kill and restart are for the resource"}},
-		"pause resource": {steps(step(scenarios.OpPause, scenarios.Resource), done), []string{"all other operations are for workers"}},
-		"run resource":   {steps(run(scenarios.Resource, history.Done), done), []string{"all other operations are for workers"}},
+		"what operation": {steps(read, step("nap", "A"), done), []string{`step 2, nap A: there is no operation "nap"; there are [run pause resume hold deliver kill restart cut refuse mend fault]`}},
+		"kill a worker":  {steps(read, step(scenarios.OpKill, "A"), done), []string{"step 3, run A: the worker is done by then"}},
+		"pause resource": {steps(step(scenarios.OpPause, scenarios.Resource), done), []string{"the resource can be killed and restarted"}},
+		"run resource":   {steps(run(scenarios.Resource, history.Done), done), []string{"the resource can be killed and restarted"}},
 		"until what":     {steps(run("A", "lunch"), done), []string{`until "lunch" is no report; there are [held acquired read`}},
 		"until failed":   {steps(run("A", history.Failed), done), []string{`until "failed" is no report`}},
 		"until nothing":  {steps(run("A", ""), done), []string{`until "" is no report`}},
@@ -137,9 +145,19 @@ func TestCheck(t *testing.T) {
 		"deliver":        {steps(read, scenarios.Deliver("A"), done), []string{"there is no hold of A before"}},
 		"hold twice":     {steps(scenarios.Hold("A"), scenarios.Hold("A"), read, scenarios.Deliver("A"), done), []string{"step 2, hold A: there is no deliver of A before"}},
 		"restart":        {steps(scenarios.Restart(), done), []string{"there is no kill of resource before"}},
-		"kill twice":     {steps(scenarios.Kill(), scenarios.Kill(), scenarios.Restart(), done), []string{"step 2, kill resource: there is no restart of resource before"}},
+		"kill twice":     {steps(scenarios.Kill(scenarios.Resource), scenarios.Kill(scenarios.Resource), scenarios.Restart(), done), []string{"step 2, kill resource: there is no restart of resource before"}},
 		"stays held":     {steps(scenarios.Hold("A"), read), []string{"what A sends is still held at the end; add a deliver"}},
-		"stays dead":     {steps(done, scenarios.Kill()), []string{"the resource is still dead at the end; add a restart"}},
+		"stays dead":     {steps(done, scenarios.Kill(scenarios.Resource)), []string{"the resource is still dead at the end; add a restart"}},
+		"restart worker": {steps(read, step(scenarios.OpRestart, "A"), done), []string{"nothing else can be restarted"}},
+		"kill a waiter":  {steps(read, run("B", history.Held), scenarios.Kill("B"), done), []string{`doesn't stop at "held", so where the kill hits it`}},
+		"mend":           {steps(read, scenarios.Mend("A"), done), []string{"there is no cut of A before"}},
+		"cut twice":      {steps(scenarios.Cut("A", "redis1"), scenarios.Refuse("A", "redis2"), read, scenarios.Mend("A"), done), nil},
+		"what servers":   {steps(read, scenarios.Step{Op: scenarios.OpPause, Target: "A", Servers: []string{"redis"}}, scenarios.Resume("A"), done), []string{"only a cut or a refuse has servers"}},
+		"what fault":     {steps(scenarios.Fault("redis", ""), done), []string{"it doesn't say which fault"}},
+		"fault's worker": {steps(scenarios.Fault("A", history.FaultFlush), done), []string{"a fault is for a server of the lock's, and this is a worker"}},
+		"fault's server": {steps(scenarios.Fault("a b", history.FaultFlush), done), []string{`its target is "a b"`}},
+		"not a fault":    {steps(read, scenarios.Step{Op: scenarios.OpPause, Target: "A", Detail: "1s"}, scenarios.Resume("A"), done), []string{"only a fault has the name of one"}},
+		"max hold":       {worker(scenarios.Worker{MaxHold: -1}), []string{"worker A has a max_hold of -1ns"}},
 		"never ends":     {steps(read), []string{`A doesn't finish; add a run until "done"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -165,6 +183,10 @@ func TestCheck(t *testing.T) {
 
 func steps(steps ...scenarios.Step) func(*scenarios.Scenario) {
 	return func(s *scenarios.Scenario) { s.Workers, s.Steps = nil, steps }
+}
+
+func worker(w scenarios.Worker) func(*scenarios.Scenario) {
+	return func(s *scenarios.Scenario) { s.Workers = map[string]scenarios.Worker{"A": w} }
 }
 
 func expect(f history.Fencing, v history.Verdict) func(*scenarios.Scenario) {

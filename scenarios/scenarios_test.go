@@ -2,27 +2,24 @@ package scenarios_test
 
 import (
 	"bytes"
-	"context"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
-	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 var (
-	provider = flag.String("testbed", "", "where Redis comes from: auto, containers, local, external or embedded (default: $FENCELAB_TESTBED, then auto)")
+	provider = flag.String("testbed", "", "where servers come from: auto, containers, local, external or embedded (default: $FENCELAB_TESTBED, then auto)")
+	backend  = flag.String("backend", os.Getenv("FENCELAB_BACKEND"), "the lock to test, of redis, redlock, etcd, zookeeper, consul and postgres, or several with commas; empty: all")
 	ttl      = flag.Duration("ttl", scenarios.DefaultTTL, "the lease of the worker that the fault hits")
 	pause    = flag.Duration("pause", 0, "how long the freeze, or the delay in the network, lasts at least; 0: until the successor has got in")
 	record   = flag.String("record", "", "a directory in which to leave the histories, for cmd/report")
@@ -33,13 +30,9 @@ func TestMain(m *testing.M) {
 	scenarios.Child(open)
 	flag.Parse()
 	code := m.Run()
-	if started {
-		if redis, err := sharedRedis(); err == nil {
-			if err := redis.Close(); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				code = max(code, 1)
-			}
-		}
+	if err := closeShared(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
 	}
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -50,53 +43,104 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-var started bool // sharedRedis has been called
+// play runs a hazard on every lock that has it, in each fencing mode, compares verdict and trace with what they must be,
+// and lets check look closer.
+func play(t *testing.T, name string, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
+	t.Helper()
+	s, ok := scenarios.Hazard(name)
+	require.True(t, ok, "there is no hazard %q", name)
+	playScenario(t, s, check)
+}
 
-// sharedRedis is the one Redis of this package's tests, started by the first that needs it.
-var sharedRedis = sync.OnceValues(func() (*testbed.Redis, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	p := testbed.Provider("")
-	if *provider != "" {
-		var err error
-		if p, err = testbed.ParseProvider(*provider); err != nil {
-			return nil, err
+func playScenario(t *testing.T, s scenarios.Scenario, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
+	t.Helper()
+	for _, lock := range locksOf(s) {
+		t.Run(lock, func(t *testing.T) {
+			t.Parallel() // it waits most of the time
+			playOn(t, service(t, lock), s, check)
+		})
+	}
+}
+
+// playOn runs s on a service, in each fencing mode.
+func playOn(t *testing.T, svc *scenarios.Service, s scenarios.Scenario, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
+	t.Helper()
+	for _, f := range fencings {
+		if _, ok := s.Expect[f]; ok {
+			t.Run(string(f), func(t *testing.T) { check(t, f, playOnce(t, svc, s, f)) })
 		}
 	}
-	started = true
-	return testbed.StartRedis(ctx, &testbed.Options{Provider: p, Progress: os.Stderr})
-})
+}
+
+// playAlone is play on servers that each run has for itself, and may break.
+func playAlone(t *testing.T, name string, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
+	t.Helper()
+	s, ok := scenarios.Hazard(name)
+	require.True(t, ok, "there is no hazard %q", name)
+	for _, lock := range locksOf(s) {
+		t.Run(lock, func(t *testing.T) {
+			t.Parallel()
+			for _, f := range fencings {
+				if _, ok := s.Expect[f]; !ok {
+					continue
+				}
+				t.Run(string(f), func(t *testing.T) { check(t, f, playOnce(t, servers(t, lock, s).On(), s, f)) })
+			}
+		})
+	}
+}
+
+// fencings are the fencing modes, in the order of what they protect.
+var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
+
+// playOnce runs a scenario once, and compares its trace with the golden one, which is the same for every lock.
+func playOnce(t *testing.T, svc *scenarios.Service, s scenarios.Scenario, f history.Fencing) *scenarios.Outcome {
+	t.Helper()
+	again := command(t.Name())
+	r := scenarios.Runner{Service: svc, TTL: *ttl, Pause: *pause}
+	r.Command = func(scenarios.Scenario, history.Fencing) string { return again }
+	o, err := r.Run(t.Context(), s, f)
+	trace := strings.Join(history.Trace(o.Events), "\n") + "\n"
+	if err != nil {
+		t.Fatalf("%v\n%srepeat it with: %s", err, trace, again)
+	}
+	if *record != "" {
+		save(t, filepath.Join(*record, s.Name+"_"+svc.Lock+"_"+string(f)+".jsonl"), o.Events)
+	}
+	if want := s.Expect[f]; o.Verdict != want {
+		t.Fatalf("got verdict %v, want %v: %v\n%srepeat it with: %s", o.Verdict, want, o.Findings, trace, again)
+	}
+	t.Logf("%v, as expected: %s\n%s", o.Verdict, strings.Join(slices.Concat(o.Findings, o.Notes, []string{fmt.Sprintf("%d refused", o.Refused)}), "; "), trace)
+	golden(t, filepath.Join("..", "testdata", "traces", s.Name+"_"+string(f)+".txt"), trace)
+	return o
+}
+
+// command repeats the test of that name.
+func command(test string) string {
+	var parts []string
+	for part := range strings.SplitSeq(test, "/") {
+		parts = append(parts, "^"+part+"$")
+	}
+	line := fmt.Sprintf("go test ./scenarios -count=1 -run '%s' -ttl=%v", strings.Join(parts, "/"), *ttl)
+	if *pause != 0 {
+		line += fmt.Sprintf(" -pause=%v", *pause)
+	}
+	if *provider != "" {
+		line += " -testbed=" + *provider
+	}
+	return line
+}
 
 func TestPauseExceedsTTL(t *testing.T) {
-	play(t, "PauseExceedsTTL", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
-		if f == history.FencingOff {
-			require.Equal(t, []string{"B", "A"}, o.Writers, "two accepted writers")
-			require.Equal(t, []string{"B"}, o.Lost, "the successor's entry is lost")
-			require.Zero(t, final(t, o).Stale)
-			return
-		}
-		requireRefused(t, o, 1, "B")
-	})
+	play(t, "PauseExceedsTTL", requireOverwritten)
 }
 
 func TestPauseAtWrite(t *testing.T) {
-	play(t, "PauseAtWrite", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
-		if f == history.FencingOff {
-			require.Equal(t, []string{"B"}, o.Lost)
-			return
-		}
-		requireRefused(t, o, 1, "B")
-	})
+	play(t, "PauseAtWrite", requireOverwritten)
 }
 
 func TestWriteDelayedInNetwork(t *testing.T) {
-	play(t, "WriteDelayedInNetwork", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
-		if f == history.FencingOff {
-			require.Equal(t, []string{"B"}, o.Lost)
-			return
-		}
-		requireRefused(t, o, 1, "B")
-	})
+	play(t, "WriteDelayedInNetwork", requireOverwritten)
 }
 
 func TestLateWriteBeforeSuccessorWrites(t *testing.T) {
@@ -111,13 +155,7 @@ func TestLateWriteBeforeSuccessorWrites(t *testing.T) {
 }
 
 func TestResourceCrash(t *testing.T) {
-	play(t, "ResourceCrash", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
-		if f == history.FencingOff {
-			require.Equal(t, []string{"B"}, o.Lost)
-			return
-		}
-		requireRefused(t, o, 1, "B")
-	})
+	play(t, "ResourceCrash", requireOverwritten)
 }
 
 func TestReleaseTOCTOU(t *testing.T) {
@@ -138,57 +176,6 @@ func TestReleaseTOCTOU(t *testing.T) {
 			requireRefused(t, o, 0, "A", "B", "C")
 		})
 	})
-}
-
-// play runs a hazard in each fencing mode, compares verdict and trace with what they must be, and lets check look closer.
-func play(t *testing.T, name string, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
-	t.Helper()
-	s, ok := scenarios.Hazard(name)
-	require.True(t, ok, "there is no hazard %q", name)
-	redis, err := sharedRedis()
-	require.NoError(t, err)
-	test := t.Name()
-	for _, f := range []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn} {
-		want, ok := s.Expect[f]
-		if !ok {
-			continue
-		}
-		t.Run(string(f), func(t *testing.T) {
-			r := scenarios.OnRedis(redis)
-			r.TTL, r.Pause = *ttl, *pause
-			r.Command = func(_ scenarios.Scenario, f history.Fencing) string { return command(test, f) }
-			o, err := r.Run(t.Context(), s, f)
-			trace := strings.Join(history.Trace(o.Events), "\n") + "\n"
-			if err != nil {
-				t.Fatalf("%v\n%srepeat it with: %s", err, trace, command(test, f))
-			}
-			if *record != "" {
-				save(t, filepath.Join(*record, s.Name+"_"+string(f)+".jsonl"), o.Events)
-			}
-			if o.Verdict != want {
-				t.Fatalf("got verdict %v, want %v: %v\n%srepeat it with: %s", o.Verdict, want, o.Findings, trace, command(test, f))
-			}
-			t.Logf("%v, as expected: %s\n%s", o.Verdict, strings.Join(append(o.Findings, fmt.Sprintf("%d refused", o.Refused)), "; "), trace)
-			golden(t, filepath.Join("..", "testdata", "traces", s.Name+"_"+string(f)+".txt"), trace)
-			check(t, f, o)
-		})
-	}
-}
-
-// command repeats a run.
-func command(test string, f history.Fencing) string {
-	var parts []string
-	for part := range strings.SplitSeq(test+"/"+string(f), "/") {
-		parts = append(parts, "^"+part+"$")
-	}
-	line := fmt.Sprintf("go test ./scenarios -count=1 -run '%s' -ttl=%v", strings.Join(parts, "/"), *ttl)
-	if *pause != 0 {
-		line += fmt.Sprintf(" -pause=%v", *pause)
-	}
-	if *provider != "" {
-		line += " -testbed=" + *provider
-	}
-	return line
 }
 
 func golden(t *testing.T, path, got string) {

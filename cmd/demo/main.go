@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -36,7 +37,7 @@ redis-server, else from an embedded one that needs nothing but this program.`,
 }
 
 func main() {
-	scenarios.Child(scenarios.OpenRedis)
+	scenarios.Child(scenarios.OpenLock)
 	cli.Main(run)
 }
 
@@ -55,7 +56,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	s, ok := scenarios.Hazard(*name)
-	if !ok {
+	if !ok || !slices.Contains(names(), *name) {
 		return fmt.Errorf("demo: there is no hazard %q; there are %s", *name, strings.Join(names(), ", "))
 	}
 
@@ -82,8 +83,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var runs []reports.Run
 	var unexpected []string
 	for _, f := range []history.Fencing{history.FencingOff, history.FencingOn} {
-		r := scenarios.OnRedis(redis)
-		r.TTL, r.Pause = *ttl, *pause
+		r := scenarios.Runner{Service: scenarios.OnRedis(redis), TTL: *ttl, Pause: *pause}
 		r.Command = func(s scenarios.Scenario, _ history.Fencing) string {
 			return fmt.Sprintf("go run ./cmd/demo -scenario %s -ttl %v -pause %v -testbed %s", s.Name, *ttl, *pause, redis.Provider)
 		}
@@ -132,11 +132,13 @@ func (p *printer) printf(format string, args ...any) {
 	}
 }
 
-// names are the hazards that show something both with fencing off and on.
+// names are the hazards that one Redis has, and that need no fault of it.
 func names() []string {
 	var names []string
 	for _, s := range scenarios.Hazards() {
-		names = append(names, s.Name)
+		if s.On("redis") && !s.Faulty() {
+			names = append(names, s.Name)
+		}
 	}
 	return names
 }

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	scenarios.Child(scenarios.OpenRedis)
+	scenarios.Child(scenarios.OpenLock)
 	os.Exit(m.Run())
 }
 

@@ -9,15 +9,15 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
-	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/job"
+	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -49,8 +49,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	host, _ := os.Hostname()
 	fs.StringVar(&w.name, "name", fmt.Sprintf("%s-%d", host, os.Getpid()), "`name` of this worker: its entry in the ledger")
 	fs.StringVar(&w.key, "key", "demo", "`key` of the lock and of the ledger")
-	cli.Choice(&fs, "backend", "the lock service", "redis")
-	fs.StringVar(&w.redis, "redis-addr", "127.0.0.1:6379", "`host:port` or redis:// URL of the lock's Redis")
+	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres)
+	addrs := fs.String("addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
+		"empty: the usual ones on this host, as in testdata/compose.yaml")
 	fs.StringVar(&w.resource, "resource", "http://127.0.0.1:8080", "`URL` of the resource")
 	fs.StringVar(&w.token, "token", "", "bearer `token` that the resource asks for")
 	fs.DurationVar(&w.lock.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts unless it is renewed")
@@ -74,6 +75,10 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		w.lock.Renew.MaxHold = 0 // it is for renewals
 	}
 	w.fence, w.check = history.Fencing(*fence), *check == "on"
+	w.backend = locks.Spec{Lock: *backend, Addrs: locks.Addrs(*backend), TTL: w.lock.TTL}
+	if *addrs != "" {
+		w.backend.Addrs = strings.Split(*addrs, ",")
+	}
 	w.lock.Logger = cli.NewLogger(os.Stderr, *level)
 	return w.run(ctx)
 }
@@ -82,8 +87,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 type worker struct {
 	stdout io.Writer
 
-	name, key, redis, resource, token, metrics string
+	name, key, resource, token, metrics string
 
+	backend           locks.Spec
 	lock              dlock.Options
 	work, pause, wait time.Duration
 	fence             history.Fencing
@@ -92,18 +98,15 @@ type worker struct {
 }
 
 func (w *worker) run(ctx context.Context) (err error) {
-	redis.SetLogger(quiet{}) // its errors are returned, and told once
 	reg := prometheus.NewRegistry()
 	w.lock.Registerer = reg
-	client := dial(w.redis)
-	defer func() { err = errors.Join(err, client.Close()) }()
-	backend, err := redislock.New(client, nil)
+	backend, err := locks.Open(ctx, w.backend)
 	if err != nil {
-		return err
+		return fmt.Errorf("worker: %w", err)
 	}
 	locker, err := dlock.New(backend, &w.lock)
 	if err != nil {
-		return err
+		return errors.Join(err, backend.Close())
 	}
 	defer func() { err = errors.Join(err, locker.Close()) }()
 	store, err := resource.NewClient(w.resource, &resource.ClientOptions{Token: w.token})
@@ -123,7 +126,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		mctx, stop := context.WithCancel(ctx)
 		served := make(chan error, 1)
 		go func() {
-			served <- server.ServeMetrics(mctx, ln, reg, func(ctx context.Context) error { return client.Ping(ctx).Err() })
+			served <- server.ServeMetrics(mctx, ln, reg, backend.Ping)
 		}()
 		defer func() {
 			stop()
@@ -137,25 +140,16 @@ func (w *worker) run(ctx context.Context) (err error) {
 			return nil
 		case err != nil:
 			if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
-				return fmt.Errorf("worker: %w (is Redis at %s (-redis-addr), and the resource at %s (-resource)?)", err, w.redis, w.resource)
+				return fmt.Errorf("worker: %w (is %s at %s (-addr), and the resource at %s (-resource)?)",
+					err, w.backend.Lock, strings.Join(w.backend.Addrs, ", "), w.resource)
 			}
 			return fmt.Errorf("worker: %w", err)
 		case refused != nil && w.n == 1: // of several jobs one may be refused: that is what fencing is for
-			return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the lock's Redis has lost "+
-				"its token counter: start afresh with another -key)", refused)
+			return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the lock service has lost "+
+				"its tokens: start afresh with another -key)", refused)
 		}
 	}
 	return nil
-}
-
-// dial returns a client that gives up when its context ends.
-func dial(addr string) *redis.Client {
-	o := &redis.Options{Addr: addr}
-	if u, err := redis.ParseURL(addr); err == nil {
-		o = u
-	}
-	o.ContextTimeoutEnabled = true
-	return redis.NewClient(o)
 }
 
 // once does the job for the i-th time.
@@ -197,11 +191,6 @@ func (w *worker) at(ctx context.Context, entry string, e history.Event) error {
 		return context.Cause(ctx)
 	}
 }
-
-// quiet drops what go-redis logs.
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 func clock(t time.Time) string { return t.Format("15:04:05.000") }
 

@@ -71,6 +71,11 @@ type Job struct {
 	Try        bool // ask once without waiting, and report history.Held, before waiting
 	Sent       bool // report history.Sent when the write has left
 	Check      bool // look at the lease right before the write, and give up if it is lost
+	Idle       bool // take the lock and release it, and leave the resource alone
+	Outlive    bool // with the value to write in hand, wait until the lease is lost, and go on all the same
+
+	// Second, if not empty, is another ledger, to which the entry is appended after the first, under the same grant.
+	Second string
 
 	// At is told of every point that the job reaches, as an event with its name and what belongs to it, and may stay as
 	// long as it likes. An error from it ends the job. history.Sent comes from another goroutine, and At must not stay.
@@ -90,8 +95,10 @@ func (j *Job) Run(ctx context.Context) (refused, err error) {
 	err = j.at(history.Acquired, history.Event{
 		Key: j.Key, Token: lease.Fence(), TTL: history.Duration(lease.TTL()), Until: lease.Until(),
 	})
-	if err == nil {
-		refused, err = j.work(ctx, lease)
+	for _, key := range []string{j.Key, j.Second} {
+		if err == nil && refused == nil && key != "" && !j.Idle {
+			refused, err = j.work(ctx, lease, key)
+		}
 	}
 	return refused, errors.Join(err, j.release(ctx, lease))
 }
@@ -109,11 +116,11 @@ func (j *Job) acquire(ctx context.Context) (Lease, error) {
 	return j.Lock.Acquire(ctx, j.Key)
 }
 
-// work reads, computes and writes. It doesn't use the lease's context for the write: a request that is cut off when the
+// work reads the ledger at key, computes and writes. It doesn't use the lease's context for the write: a request that is cut off when the
 // lease ends may still arrive, so that cutting it off would hide the hazard and not remove it.
-func (j *Job) work(ctx context.Context, lease Lease) (refused, err error) {
+func (j *Job) work(ctx context.Context, lease Lease, key string) (refused, err error) {
 	token := lease.Fence()
-	ledger, err := j.read(ctx, token)
+	ledger, err := j.read(ctx, key, token)
 	if err != nil {
 		return j.refused(err, history.ReadStale, token)
 	}
@@ -123,6 +130,16 @@ func (j *Job) work(ctx context.Context, lease Lease) (refused, err error) {
 	ledger = history.Append(ledger, j.Entry)
 	if err := j.at(history.BeforeWrite, history.Event{Token: token, Value: ledger}); err != nil {
 		return nil, err
+	}
+	if j.Outlive {
+		select {
+		case <-lease.Context().Done():
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		if err := j.at(history.Lost, history.Event{Token: token, Until: lease.Until()}); err != nil {
+			return nil, err
+		}
 	}
 	if j.Check {
 		if lease.Context().Err() != nil {
@@ -139,20 +156,20 @@ func (j *Job) work(ctx context.Context, lease Lease) (refused, err error) {
 			}
 		}})
 	}
-	err = j.Store.Write(ctx, j.Key, resource.Fence{Token: token, Seq: 1}, []byte(ledger))
+	err = j.Store.Write(ctx, key, resource.Fence{Token: token, Seq: 1}, []byte(ledger))
 	if err != nil && !errors.Is(err, resource.ErrApplied) {
 		return j.refused(err, history.WriteStale, token)
 	}
 	return nil, j.at(history.Wrote, history.Event{Token: token, Value: ledger})
 }
 
-func (j *Job) read(ctx context.Context, token uint64) (string, error) {
+func (j *Job) read(ctx context.Context, key string, token uint64) (string, error) {
 	var rec resource.Record
 	var err error
 	if j.FencedRead {
-		rec, err = j.Store.ReadFenced(ctx, j.Key, token)
+		rec, err = j.Store.ReadFenced(ctx, key, token)
 	} else {
-		rec, err = j.Store.Read(ctx, j.Key)
+		rec, err = j.Store.Read(ctx, key)
 	}
 	if errors.Is(err, resource.ErrNotFound) { // the ledger's first entry
 		err = nil

@@ -55,11 +55,12 @@ const (
 	// ReleaseForeign tells that a release freed another owner's lock.
 	ReleaseForeign = "release-foreign"
 	LostLease      = "lost-lease" // the worker looked at its lease, found it lost and gave up
+	Lost           = "lost"       // the worker saw its lease end, and goes on all the same; Until is when it ended
 	Failed         = "failed"     // the worker met an error that is no outcome; Error is set
 	Done           = "done"       // the worker has ended
 )
 
-// Names of faults.
+// Names of faults. Target is a worker, "resource", or a server of the lock's.
 const (
 	FaultPause   = "pause"   // SIGSTOP, confirmed in force
 	FaultResume  = "resume"  // SIGCONT
@@ -67,6 +68,21 @@ const (
 	FaultDeliver = "deliver" // what was held is delivered
 	FaultKill    = "kill"    // SIGKILL, the process is gone
 	FaultRestart = "restart" // the process is back
+	FaultCut     = "cut"     // nothing passes between Target and the lock's servers in Peers; none: all of them
+	FaultRefuse  = "refuse"  // the same, and connections are refused, as by a dead host's neighbour or a firewall
+	FaultMend    = "mend"    // both are over
+
+	FaultWipe     = "wipe"     // killed, and restarted without its data
+	FaultFlush    = "flush"    // all data of the server is deleted
+	FaultEvict    = "evict"    // the server runs out of memory, and drops keys to make room
+	FaultLag      = "lag"      // the replica gets nothing more from the server
+	FaultFailover = "failover" // the replica takes over
+	FaultJump     = "jump"     // the server's wall clock jumps by Detail
+	FaultIsolate  = "isolate"  // the server is cut off from its peers; clients reach it
+	FaultRejoin   = "rejoin"   // that is over
+	FaultSnapshot = "snapshot" // a snapshot of the server is taken
+	FaultRestore  = "restore"  // the server is restored from it
+	FaultReap     = "reap"     // what the server keeps of a lock that nobody holds or waits for is deleted
 )
 
 // Event is one line of a history. Fields that don't belong to its Kind are zero and left out of the JSON.
@@ -79,11 +95,13 @@ type Event struct {
 
 	Run *Run `json:"run,omitempty"`
 
-	Target string `json:"target,omitempty"` // of a fault: a worker's name or "resource"
+	Target string   `json:"target,omitempty"` // of a fault: a worker's name, "resource", or that of a server of the lock's
+	Peers  []string `json:"peers,omitempty"`  // of a cut: from which servers
+	Detail string   `json:"detail,omitempty"` // of a fault: its size, where it has one
 
 	Token uint64    `json:"token,omitempty"` // the grant's fencing token
 	TTL   Duration  `json:"ttl,omitempty"`   // of an acquired report: the lease
-	Until time.Time `json:"until,omitzero"`  // of an acquired report: when the lease ends unless it is renewed
+	Until time.Time `json:"until,omitzero"`  // of an acquired report: when the lease ends unless it is renewed; of a lost one: when it did
 
 	Op       string `json:"op,omitempty"`       // of a decision: "read" or "write"
 	Key      string `json:"key,omitempty"`      // of a decision, final or acquired report: the ledger's, or the lock's
@@ -107,7 +125,11 @@ type Run struct {
 	TTL      Duration `json:"ttl"`     // the lease of the worker that the fault hits
 	Pause    Duration `json:"pause"`   // the shortest freeze asked for; 0: as long as it takes
 	Workers  []string `json:"workers"` // in the order of their first step
-	Command  string   `json:"command"` // repeats this run
+	// Keys are the ledgers, where there are several.
+	Keys []string `json:"keys,omitempty"`
+	// TokensLost says that the hazard takes the lock's source of tokens back, so that they go backwards.
+	TokensLost bool   `json:"tokens_lost,omitempty"`
+	Command    string `json:"command"` // repeats this run
 }
 
 // Duration is a time.Duration that reads and writes as text, "1.5s".

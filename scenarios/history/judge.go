@@ -51,11 +51,13 @@ func (f fence) String() string {
 //   - the resource forgot a fence that it had accepted.
 //
 // Inconclusive, if nothing is violated:
-//   - the history is incomplete, is about several runs or several keys, or has events that the judge doesn't know;
+//   - the history is incomplete, is about several runs or about keys that the run doesn't name, or has events that the
+//     judge doesn't know;
 //   - a worker has not ended, or has failed;
 //   - fewer than two grants, or grants of different locks, or no accepted write;
-//   - no holder did anything after its successor's grant, so that the hazard never came about;
-//   - the lock's tokens do not grow, or somebody uses a token that it was not granted;
+//   - no holder did anything after its successor's grant, and none was killed, so that the hazard never came about;
+//   - the lock's tokens do not grow, unless that is the hazard, and then that they do; or somebody uses a token that it was
+//     not granted;
 //   - the resource looked at the fence where the run says that it doesn't, or the other way round;
 //   - the resource refused what the rule admits;
 //   - an accepted write is not the ledger that was there with one entry added, or a ledger is not what it must be;
@@ -63,7 +65,8 @@ func (f fence) String() string {
 //     doesn't have.
 func Judge(events []Event) Result {
 	j := judge{
-		keys: map[string]*keyState{}, ended: map[string]bool{}, holders: map[holder]bool{}, answers: map[answer]int{},
+		keys: map[string]*keyState{}, ended: map[string]bool{}, holders: map[holder]bool{}, holding: map[string]bool{},
+		answers: map[answer]int{},
 	}
 	j.structure(events)
 	for i := range events {
@@ -91,9 +94,14 @@ type judge struct {
 	lock    string          // whose key the last grant was of; empty where the history doesn't say
 	grants  []uint64        // tokens, in the order of the grants
 	holders map[holder]bool // and whose they are
+	holding map[string]bool // workers that were granted the lock and have not released it
 	answers map[answer]int  // what the resource decided and no worker has told of yet
 	refused int             // refusals since the resource was last started
-	late    bool            // a holder acted after its successor's grant
+	late    bool            // a holder acted after its successor's grant, or died
+
+	declared   []string // the keys of a history of several
+	tokensLost bool     // the run is about tokens that go backwards
+	regressed  bool     // and they have
 }
 
 // holder is a worker under one grant.
@@ -164,6 +172,7 @@ func (j *judge) begin(run *Run) {
 	for _, name := range run.Workers {
 		j.ended[name] = false
 	}
+	j.declared, j.tokensLost = run.Keys, run.TokensLost
 }
 
 // fenced reports whether the resource has promised to look at the fences of writes.
@@ -191,7 +200,12 @@ func (j *judge) fault(e *Event) {
 		if e.Target == "resource" {
 			j.refused = 0 // its metrics die with it
 		}
-	case FaultPause, FaultResume, FaultHold, FaultDeliver, FaultRestart:
+		if _, worker := j.ended[e.Target]; worker {
+			j.late = j.late || j.holding[e.Target] // it leaves a lock behind that nobody releases
+			j.ended[e.Target] = true
+		}
+	case FaultPause, FaultResume, FaultHold, FaultDeliver, FaultRestart, FaultCut, FaultRefuse, FaultMend:
+	case FaultWipe, FaultFlush, FaultEvict, FaultLag, FaultFailover, FaultJump, FaultIsolate, FaultRejoin, FaultSnapshot, FaultRestore, FaultReap:
 	default:
 		j.doubt("unknown fault %q", e.Name)
 	}
@@ -218,12 +232,16 @@ func (j *judge) report(e *Event) {
 		j.told(e, answer{op: "write", token: e.Token})
 	case ReleaseLost:
 		j.late = j.late || j.superseded(e.Token)
+		delete(j.holding, e.Actor)
 	case ReleaseForeign:
 		j.late = j.late || j.superseded(e.Token)
+		delete(j.holding, e.Actor)
 		j.note("%s released another owner's lock", e.Actor)
 	case Failed:
 		j.doubt("%s failed: %s", e.Actor, e.Error)
-	case Held, Checked, BeforeWrite, Sent, ReleaseGap, Released, LostLease, Done:
+	case Released:
+		delete(j.holding, e.Actor)
+	case Held, Checked, BeforeWrite, Sent, ReleaseGap, LostLease, Lost, Done:
 	default:
 		j.doubt("unknown report %q", e.Name)
 	}
@@ -235,7 +253,12 @@ func (j *judge) granted(e *Event) {
 		return
 	}
 	if n := len(j.grants); n > 0 && e.Token <= j.grants[n-1] {
-		j.doubt("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
+		if j.tokensLost {
+			j.regressed = true
+			j.note("the lock's tokens went backwards: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
+		} else {
+			j.doubt("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
+		}
 	}
 	if len(j.grants) > 0 && e.Key != j.lock {
 		j.doubt("%s was granted the lock of %q, and others that of %q: they don't keep each other out", e.Actor, e.Key, j.lock)
@@ -243,6 +266,7 @@ func (j *judge) granted(e *Event) {
 	j.lock = e.Key
 	j.grants = append(j.grants, e.Token)
 	j.holders[holder{e.Actor, e.Token}] = true
+	j.holding[e.Actor] = true
 }
 
 // told holds a worker's report of a decision against the decisions: the resource decides before the worker knows.
@@ -293,6 +317,9 @@ func (j *judge) decision(e *Event) {
 	} else {
 		j.Refused++
 		j.refused++
+		if n := len(j.grants); j.regressed && n > 0 && e.Token == j.grants[n-1] && e.Token < e.Seen {
+			j.note("the last to be granted the lock was refused a %s: its token %d is behind %d", e.Op, e.Token, e.Seen)
+		}
 	}
 	j.answers[a]++
 	got := fence{e.Token, e.Seq}
@@ -422,7 +449,11 @@ func (j *judge) end() {
 		}
 	}
 	if len(j.keys) > 1 {
-		j.doubt("the history is about %d keys, and a grant doesn't say of which it is", len(j.keys))
+		for _, name := range slices.Sorted(maps.Keys(j.keys)) {
+			if !slices.Contains(j.declared, name) {
+				j.doubt("the history is about %d keys, and the run doesn't say that %q is one", len(j.keys), name)
+			}
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.ended)) {
 		if !j.ended[name] {
@@ -435,7 +466,10 @@ func (j *judge) end() {
 	if len(j.grants) < 2 {
 		j.doubt("fewer than two grants")
 	}
-	if !j.late {
+	switch {
+	case j.tokensLost && !j.regressed:
+		j.doubt("the lock's tokens grew all the same: the hazard did not come about")
+	case !j.tokensLost && !j.late:
 		j.doubt("no holder acted after its successor's grant: the hazard did not come about")
 	}
 }

@@ -27,9 +27,17 @@ func Trace(events []Event) []string {
 		}
 		return "#?"
 	}
+	var keys []string
+	if len(events) > 0 && events[0].Run != nil {
+		keys = events[0].Run.Keys
+	}
 	lines := make([]string, 0, len(events))
 	for i := range events {
-		if line := traceLine(&events[i], rank); line != "" {
+		line := traceLine(&events[i], rank)
+		if n := slices.Index(keys, events[i].Key); n > 0 && events[i].Kind != KindReport {
+			line += fmt.Sprintf(", ledger %d", n+1)
+		}
+		if line != "" {
 			lines = append(lines, line)
 		}
 	}
@@ -55,7 +63,14 @@ func traceLine(e *Event, rank func(uint64) string) string {
 		}
 		return e.Actor + " " + e.Name
 	case KindFault:
-		return e.Name + " " + e.Target
+		line := e.Name + " " + e.Target
+		if e.Detail != "" {
+			line += " " + e.Detail
+		}
+		if len(e.Peers) > 0 {
+			line += " from " + strings.Join(e.Peers, " ")
+		}
+		return line
 	case KindDecision:
 		verb := "refuses"
 		if e.Accepted {

@@ -69,6 +69,11 @@ func TestTraceHasNoTokensAndTimes(t *testing.T) {
 				e.Seen += 1000
 			}
 			e.Key += "/other"
+			if e.Run != nil {
+				for i := range e.Run.Keys {
+					e.Run.Keys[i] += "/other"
+				}
+			}
 			e.Time = e.Time.Add(1)
 		}
 		require.Equal(t, want, history.Trace(events), name)

@@ -1,0 +1,26 @@
+package locks
+
+import (
+	"context"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/fencelab/fencelab/dlock/etcdlock"
+)
+
+func openEtcd(_ context.Context, s Spec) (*Backend, error) {
+	c, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, Logger: zap.NewNop()})
+	if err != nil {
+		return nil, fmt.Errorf("locks: etcd: %w", err)
+	}
+	b, err := etcdlock.New(c, nil)
+	return opened(b, err, client{
+		ping: func(ctx context.Context) error {
+			_, err := c.Get(ctx, "ping", clientv3.WithCountOnly())
+			return err
+		},
+		close: c.Close,
+	})
+}

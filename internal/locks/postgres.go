@@ -1,0 +1,32 @@
+package locks
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencelab/fencelab/dlock/pglock"
+)
+
+// openPostgres makes the table of locks too, if it isn't there.
+func openPostgres(ctx context.Context, s Spec) (*Backend, error) {
+	addr, err := s.one()
+	if err != nil {
+		return nil, err
+	}
+	config, err := pgxpool.ParseConfig(addr)
+	if err != nil {
+		return nil, errors.New("locks: the PostgreSQL address is no postgres:// URL") // it may hold a password
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	c := client{ping: pool.Ping, close: func() error { pool.Close(); return nil }}
+	if err := pglock.CreateSchema(ctx, pool, nil); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	b, err := pglock.New(pool, nil)
+	return opened(b, err, c)
+}

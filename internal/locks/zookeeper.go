@@ -1,0 +1,46 @@
+package locks
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelab/fencelab/dlock/zklock"
+)
+
+// minSession is the shortest session timeout that is asked for, whatever the TTL; the server may agree to more.
+const minSession = time.Second
+
+// openZooKeeper makes a session that is as long as zklock needs for the TTL.
+func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
+	conn, events, err := zk.Connect(s.Addrs, max(2*s.TTL, minSession), zk.WithLogger(noLog{}))
+	if err != nil {
+		return nil, fmt.Errorf("locks: zookeeper: %w", err)
+	}
+	c := client{
+		ping: func(context.Context) error {
+			_, _, err := conn.Exists("/")
+			return err
+		},
+		close: func() error { conn.Close(); return nil },
+	}
+	for { // zklock must know what session timeout the server has agreed to
+		select {
+		case e := <-events:
+			if e.State != zk.StateHasSession {
+				continue
+			}
+			b, err := zklock.New(conn, nil)
+			return opened(b, err, c)
+		case <-ctx.Done():
+			conn.Close()
+			return nil, fmt.Errorf("locks: zookeeper: %w", context.Cause(ctx))
+		}
+	}
+}
+
+type noLog struct{}
+
+func (noLog) Printf(string, ...any) {}

@@ -1,0 +1,52 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// bumped is the detail of a restore that raises etcd's revision. Every revision that was given out after the snapshot
+// must be below it (https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump).
+const (
+	bumped = "bumped"
+	bumpBy = 1_000_000_000
+)
+
+func withEtcd(s *testbed.Server, f func(c *clientv3.Client) error) error {
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Addr}, Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(c), c.Close())
+}
+
+func snapshotEtcd(ctx context.Context, s *testbed.Server) (snapshot []byte, err error) {
+	err = withEtcd(s, func(c *clientv3.Client) error {
+		r, err := c.Snapshot(ctx)
+		if err != nil {
+			return err
+		}
+		snapshot, err = io.ReadAll(r)
+		return errors.Join(err, r.Close())
+	})
+	return snapshot, err
+}
+
+func (f *inForce) restore(ctx context.Context, detail string) error {
+	switch {
+	case f.Cluster == nil || f.snapshot == nil:
+		return errors.New("there is no snapshot; take one before")
+	case detail == bumped:
+		return f.Cluster.RestoreSnapshot(ctx, f.snapshot, bumpBy)
+	case detail == "":
+		return f.Cluster.RestoreSnapshot(ctx, f.snapshot, 0)
+	}
+	return fmt.Errorf("a restore's detail is empty or %q", bumped)
+}

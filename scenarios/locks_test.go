@@ -1,0 +1,331 @@
+package scenarios_test
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// Hazards that end at the lock, and need neither workers nor a resource: each on every lock.
+
+const (
+	// hold is a lease that doesn't run out while a test runs.
+	hold = time.Minute
+	// patience ends a test that fails, and is no part of one that passes.
+	patience = 30 * time.Second
+	// look is how often something that a server does by itself is looked for.
+	look = 5 * time.Millisecond
+)
+
+func everyLock(t *testing.T, f func(t *testing.T, lock string)) {
+	t.Helper()
+	for _, lock := range locksOf(scenarios.Scenario{}) {
+		t.Run(lock, func(t *testing.T) {
+			t.Parallel()
+			f(t, lock)
+		})
+	}
+}
+
+// nodes are the servers' addresses, for clients.
+func nodes(s scenarios.Servers) []string {
+	var addrs []string
+	for _, n := range s.On().Nodes {
+		addrs = append(addrs, n.Addr)
+	}
+	return addrs
+}
+
+// dial returns a Locker with a client of its own.
+func dial(t *testing.T, lock string, addrs []string, o dlock.Options) *dlock.Locker {
+	t.Helper()
+	b, err := locks.Open(t.Context(), locks.Spec{Lock: lock, Addrs: addrs, TTL: o.TTL, MinSession: testbed.ConsulMinSession})
+	require.NoError(t, err)
+	l, err := dlock.New(b, &o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	return l
+}
+
+// links are a client's own way to each of the servers, and the addresses at which they begin.
+func links(t *testing.T, s scenarios.Servers) (all []*faults.Link, addrs []string) {
+	t.Helper()
+	for _, server := range s.Servers {
+		link, err := faults.NewLink(server.Addr)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, link.Close()) })
+		addr := link.Addr()
+		if u, err := url.Parse(server.URL); err == nil && u.Host == server.Addr {
+			u.Host = addr
+			addr = u.String()
+		}
+		all, addrs = append(all, link), append(addrs, addr)
+	}
+	return all, addrs
+}
+
+func newKey(t *testing.T) string {
+	t.Helper()
+	return t.Name() + "/" + uuid.NewString()
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+type granted struct {
+	h   *dlock.Handle
+	err error
+}
+
+// acquiring is an Acquire in the background.
+func acquiring(ctx context.Context, t *testing.T, l *dlock.Locker, key string) <-chan granted {
+	t.Helper()
+	c, done := make(chan granted, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		h, err := l.Acquire(ctx, key)
+		c <- granted{h, err}
+	}()
+	t.Cleanup(func() { <-done })
+	return c
+}
+
+// A lock service that can't be reached grants nothing, and leases that it has granted end by themselves.
+func TestCoordinatorDown(t *testing.T) {
+	everyLock(t, func(t *testing.T, lock string) {
+		all := servers(t, lock, scenarios.Scenario{})
+		l := dial(t, lock, nodes(all), dlock.Options{TTL: 2 * time.Second})
+		ctx := within(t, patience)
+		h, err := l.Acquire(ctx, newKey(t))
+		require.NoError(t, err)
+		for _, s := range all.Servers {
+			require.NoError(t, s.Kill(ctx))
+		}
+		_, err = l.TryAcquire(within(t, time.Second), newKey(t))
+		require.Error(t, err, "TryAcquire of a free key, of a service that is down")
+		require.NotErrorIs(t, err, dlock.ErrHeld)
+		_, err = l.Acquire(within(t, time.Second), h.Key())
+		require.Error(t, err, "Acquire, of a service that is down")
+		select {
+		case <-h.Context().Done(): // nothing but the holder's own clock can have told it
+		case <-ctx.Done():
+			t.Fatal("the holder's context goes on without the service")
+		}
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+		require.Error(t, h.Release(within(t, time.Second)), "Release, of a service that is down")
+	})
+}
+
+// An acquisition that was granted, and of which the holder never heard, keeps nobody out and its token isn't used again.
+func TestAcquireReplyLost(t *testing.T) {
+	everyLock(t, func(t *testing.T, lock string) {
+		all := sharedServers(t, lock)
+		ways, addrs := links(t, all)
+		a, b := dial(t, lock, addrs, dlock.Options{TTL: hold}), dial(t, lock, nodes(all), dlock.Options{TTL: hold})
+		ctx := within(t, patience)
+		turn := func(l *dlock.Locker, key string) uint64 {
+			h, err := l.Acquire(ctx, key)
+			require.NoError(t, err)
+			require.NoError(t, h.Release(ctx))
+			return h.Fence()
+		}
+		for try := 50 * time.Millisecond; ; try *= 2 {
+			key := newKey(t)
+			before := turn(a, key)
+			var heals []faults.Heal
+			for _, w := range ways {
+				heal, err := w.LoseReplies(ctx)
+				require.NoError(t, err)
+				heals = append(heals, heal)
+			}
+			_, err := a.Acquire(within(t, try), key)
+			require.Error(t, err)
+			for _, heal := range heals {
+				require.NoError(t, heal(ctx))
+			}
+			// Were it not undone, the lost grant would be in the way for longer than the test's patience.
+			next := turn(b, key)
+			require.Greater(t, turn(a, key), next, "the retry's token")
+			if next > before+1 || lock == locks.Redlock { // whose token takes another round trip, to which it never came
+				return
+			}
+			// Nobody was granted anything in between: the request had not arrived yet, so wait longer for it.
+			require.NoError(t, ctx.Err())
+		}
+	})
+}
+
+// A waiter that is cancelled stands in nobody's way.
+func TestWaiterCancelled(t *testing.T) {
+	everyLock(t, func(t *testing.T, lock string) {
+		all := sharedServers(t, lock)
+		o := dlock.Options{TTL: hold}
+		holder, first, second := dial(t, lock, nodes(all), o), dial(t, lock, nodes(all), o), dial(t, lock, nodes(all), o)
+		ctx, key := within(t, patience), newKey(t)
+		h, err := holder.Acquire(ctx, key)
+		require.NoError(t, err)
+		why := errors.New("the caller has had enough")
+		ends, end := context.WithCancelCause(ctx)
+		defer end(nil)
+		gone, stays := acquiring(ends, t, first, key), acquiring(ctx, t, second, key)
+		end(why)
+		require.ErrorIs(t, (<-gone).err, why)
+		require.NoError(t, h.Release(ctx))
+		next := <-stays
+		require.NoError(t, next.err)
+		require.Greater(t, next.h.Fence(), h.Fence())
+		require.NoError(t, next.h.Release(ctx))
+		last, err := first.Acquire(ctx, key)
+		require.NoError(t, err, "the cancelled waiter left something behind")
+		require.NoError(t, last.Release(ctx))
+	})
+}
+
+// A lease that was entered again has one token, is renewed as one, and is free when the last handle is released.
+func TestReentrant(t *testing.T) {
+	everyLock(t, func(t *testing.T, lock string) {
+		all := sharedServers(t, lock)
+		reg := prometheus.NewRegistry()
+		ttl := 2 * time.Second
+		l := dial(t, lock, nodes(all), dlock.Options{
+			TTL: ttl, Reentrant: true, Renew: dlock.Renew{Every: ttl / 8, MaxHold: time.Hour}, Registerer: reg,
+		})
+		other := dial(t, lock, nodes(all), dlock.Options{TTL: hold})
+		ctx, key := within(t, patience), newKey(t)
+		outer, err := l.Acquire(ctx, key)
+		require.NoError(t, err)
+		inner, err := l.Acquire(outer.Context(), key)
+		require.NoError(t, err)
+		require.Equal(t, outer.Fence(), inner.Fence())
+		require.NoError(t, inner.Release(ctx))
+		require.ErrorIs(t, context.Cause(inner.Context()), dlock.ErrReleased)
+
+		// Renewals prolong it beyond the first lease, for both.
+		first := outer.AcquiredAt().Add(outer.TTL())
+		require.Eventually(t, func() bool { return outer.Until().After(first) || outer.Context().Err() != nil }, patience, look)
+		require.NoError(t, outer.Context().Err())
+		require.Positive(t, counter(t, reg, "dlock_renewals_total"))
+		_, err = other.TryAcquire(ctx, key)
+		require.ErrorIs(t, err, dlock.ErrHeld, "the outer handle holds it")
+		require.NoError(t, outer.Release(ctx))
+		next, err := other.Acquire(ctx, key)
+		require.NoError(t, err)
+		require.Greater(t, next.Fence(), outer.Fence())
+		require.NoError(t, next.Release(ctx))
+	})
+}
+
+func counter(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	var found *dto.MetricFamily
+	for _, f := range families {
+		if f.GetName() == name {
+			found = f
+		}
+	}
+	require.NotNil(t, found, "metric %s", name)
+	return found.GetMetric()[0].GetCounter().GetValue()
+}
+
+// A waiter whose session the server has ended has lost its place, and must not take the lock for its own.
+func TestEtcdExpiredWaiter(t *testing.T) { expiredWaiter(t, locks.Etcd, etcdQueue) }
+
+func TestZooKeeperSessionExpiry(t *testing.T) { expiredWaiter(t, locks.ZooKeeper, zooKeeperQueue) }
+
+func expiredWaiter(t *testing.T, lock string, queue func(t *testing.T, s *testbed.Server, key string) int) {
+	t.Helper()
+	if len(locksOf(scenarios.Scenario{Locks: []string{lock}})) == 0 {
+		t.Skip("-backend asks for other locks")
+	}
+	all := sharedServers(t, lock)
+	key, ctx := newKey(t), within(t, patience)
+	long := int(0)
+	await := func(n int, what string) {
+		t.Helper()
+		require.Eventually(t, func() bool { long = queue(t, all.Servers[0], key); return long == n }, patience, look, what)
+	}
+	a, c := dial(t, lock, nodes(all), dlock.Options{TTL: hold}), dial(t, lock, nodes(all), dlock.Options{TTL: hold})
+	h, err := a.Acquire(ctx, key)
+	require.NoError(t, err)
+
+	ways, addrs := links(t, all)
+	b := dial(t, lock, addrs, dlock.Options{TTL: time.Second})
+	waits := acquiring(ctx, t, b, key)
+	await(2, "the waiter is in the queue")
+	cut, err := ways[0].Cut(ctx)
+	require.NoError(t, err)
+	await(1, "the server has ended the waiter's session")
+	next := acquiring(ctx, t, c, key)
+	await(2, "another waits in its place")
+	require.NoError(t, h.Release(ctx))
+	won := <-next
+	require.NoError(t, won.err)
+
+	require.NoError(t, cut(ctx))
+	// It fails, or waits again; in neither case does it have the lock.
+	var late granted
+	select {
+	case late = <-waits:
+		require.Error(t, late.err, "a waiter without a session was granted the lock, token %v", late.h)
+	default:
+	}
+	require.NoError(t, won.h.Release(ctx))
+	if late.err == nil {
+		late = <-waits
+	}
+	if late.err == nil {
+		require.Greater(t, late.h.Fence(), won.h.Fence())
+		require.NoError(t, late.h.Release(ctx))
+	}
+}
+
+// etcdQueue is how many keys hold key's lock or wait for it.
+func etcdQueue(t *testing.T, s *testbed.Server, key string) int {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Addr}, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	r, err := c.Get(t.Context(), "lock/"+url.PathEscape(key)+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	require.NoError(t, err)
+	return int(r.Count)
+}
+
+// zooKeeperQueue is how many nodes hold key's lock or wait for it.
+func zooKeeperQueue(t *testing.T, s *testbed.Server, key string) int {
+	t.Helper()
+	c, _, err := zk.Connect([]string{s.Addr}, patience, zk.WithLogger(quiet{}))
+	require.NoError(t, err)
+	defer c.Close()
+	children, _, err := c.Children("/dlock/" + url.PathEscape(key))
+	if errors.Is(err, zk.ErrNoNode) {
+		return 0
+	}
+	require.NoError(t, err)
+	return len(children)
+}
+
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}

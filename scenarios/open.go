@@ -1,0 +1,49 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redlock"
+	"github.com/fencelab/fencelab/internal/locks"
+)
+
+// OpenLock opens the locks of this module, by name. It is what [Child] is called with where no lock of one's own is under test.
+func OpenLock(ctx context.Context, s LockSpec) (Lock, error) {
+	b, err := openVariant(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	var backend dlock.Backend = b
+	if s.Gap != nil {
+		if backend, err = newGetThenDel(b, s); err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+	}
+	o := &dlock.Options{TTL: s.TTL}
+	if s.Renew {
+		o.Renew = dlock.Renew{Every: s.TTL / 3, MaxHold: s.MaxHold}
+	}
+	l, err := dlock.New(backend, o)
+	if err != nil {
+		return nil, errors.Join(err, backend.Close())
+	}
+	return FromLocker(l), nil
+}
+
+// nodeTimeout is longer than any live node takes on a busy machine: what makes a node silent in a run is a fault.
+const nodeTimeout = 2 * time.Second
+
+func openVariant(ctx context.Context, s LockSpec) (*locks.Backend, error) {
+	spec := locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL, MinSession: s.MinSession}
+	switch {
+	case s.Lock == locks.Redlock && (s.Variant == "" || s.Variant == VariantCounters):
+		return locks.OpenRedlock(ctx, spec, &redlock.Options{NodeTimeout: nodeTimeout, UnsafeCounters: s.Variant != ""})
+	case s.Variant == "":
+		return locks.Open(ctx, spec)
+	}
+	return nil, fmt.Errorf("scenarios: there is no variant %q of %s", s.Variant, s.Lock)
+}

@@ -1,0 +1,188 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// Servers are what a lock of this module runs on, and what can be done to them.
+type Servers struct {
+	Lock    string // its name, as OpenLock knows it
+	Servers []*testbed.Server
+
+	// What some faults need:
+	Cluster *testbed.Cluster // the target Leader, isolate and restore: what Servers are members of
+	Replica *testbed.Server  // lag and failover: of the one Redis
+}
+
+// On is the service of servers that run for this process. It removes what runs leave in a Redis that is the user's;
+// others go with all that they hold.
+func (s Servers) On() *Service {
+	names := make([]string, len(s.Servers))
+	svc := &Service{Lock: s.Lock}
+	for i, server := range s.Servers {
+		names[i] = server.String()
+		addr := server.Addr
+		if strings.Contains(server.URL, "://") {
+			addr = server.URL
+		}
+		svc.Nodes = append(svc.Nodes, Node{server.Name, addr})
+	}
+	svc.Server = names[0]
+	if len(names) > 1 {
+		svc.Server = fmt.Sprintf("%d × %s", len(names), names[0])
+	}
+	if s.Lock == locks.Redis && s.Servers[0].Provider == testbed.External {
+		svc.Forget = func(ctx context.Context, key string) error { return forgetRedis(ctx, s.Servers[0].URL, key) }
+	}
+	if s.Lock == locks.Consul && s.Servers[0].Provider != testbed.External {
+		svc.MinSession = testbed.ConsulMinSession
+	}
+	in := &inForce{Servers: s, service: svc, heals: map[string]faults.Heal{}}
+	svc.Fault = in.fault
+	return svc
+}
+
+// Close ends the servers.
+func (s Servers) Close() error {
+	var errs []error
+	if s.Replica != nil {
+		errs = append(errs, s.Replica.Close())
+	}
+	if s.Cluster != nil {
+		return errors.Join(append(errs, s.Cluster.Close())...)
+	}
+	for _, server := range s.Servers {
+		errs = append(errs, server.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// inForce does the faults of Servers, and ends them.
+type inForce struct {
+	Servers
+	service  *Service
+	leader   string                 // the server that led when a fault first hit the leader
+	heals    map[string]faults.Heal // what ends a pause or an isolation, by server
+	snapshot []byte
+}
+
+func (f *inForce) fault(ctx context.Context, st Step) error {
+	name := st.Target
+	if name == Leader {
+		if err := f.findLeader(ctx); err != nil {
+			return err
+		}
+		name = f.leader
+	}
+	for _, s := range f.Servers.Servers {
+		if st.Target != LockService && s.Name != name {
+			continue
+		}
+		if err := f.one(ctx, s, st); err != nil {
+			return fmt.Errorf("%s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+// findLeader finds out once who leads: what is done to the leader is undone to the same server.
+func (f *inForce) findLeader(ctx context.Context) error {
+	switch {
+	case f.leader != "":
+		return nil
+	case f.Cluster == nil:
+		return fmt.Errorf("it has no leader: %w", errors.ErrUnsupported)
+	}
+	s, err := f.Cluster.Leader(ctx)
+	if err == nil {
+		f.leader = s.Name
+	}
+	return err
+}
+
+func (f *inForce) one(ctx context.Context, s *testbed.Server, st Step) error {
+	switch st.Fault {
+	case history.FaultPause:
+		return f.begin(s, func() (faults.Heal, error) { return s.Pause(ctx) })
+	case history.FaultIsolate:
+		if f.Cluster == nil {
+			return fmt.Errorf("it has no peers: %w", errors.ErrUnsupported)
+		}
+		return f.begin(s, func() (faults.Heal, error) {
+			return f.Cluster.Isolate(ctx, s)
+		})
+	case history.FaultResume, history.FaultRejoin:
+		heal := f.heals[s.Name]
+		if heal == nil {
+			return fmt.Errorf("there is nothing that %s would end", st.Fault)
+		}
+		delete(f.heals, s.Name)
+		return heal(ctx)
+	case history.FaultKill:
+		return s.Kill(ctx)
+	case history.FaultRestart:
+		return s.Restart(ctx, testbed.RestartOptions{})
+	case history.FaultWipe:
+		if err := s.Kill(ctx); err != nil {
+			return err
+		}
+		return s.Restart(ctx, testbed.RestartOptions{Wipe: true})
+	case history.FaultFlush:
+		return flushRedis(ctx, s)
+	case history.FaultEvict:
+		return evictRedis(ctx, s)
+	case history.FaultLag:
+		return lagRedis(ctx, s, f.Replica)
+	case history.FaultFailover:
+		if err := promoteRedis(ctx, f.Replica); err != nil {
+			return err
+		}
+		i := slices.IndexFunc(f.service.Nodes, func(n Node) bool { return n.Name == s.Name })
+		f.service.Nodes[i].Addr = f.Replica.URL
+		return nil
+	case history.FaultJump:
+		return f.jump(ctx, s, st.Detail)
+	case history.FaultSnapshot:
+		var err error
+		f.snapshot, err = snapshotEtcd(ctx, s)
+		return err
+	case history.FaultRestore:
+		return f.restore(ctx, st.Detail)
+	case history.FaultReap:
+		return reapZooKeeper(ctx, s)
+	}
+	return fmt.Errorf("there is no fault %q: %w", st.Fault, errors.ErrUnsupported)
+}
+
+func (f *inForce) begin(s *testbed.Server, inject func() (faults.Heal, error)) error {
+	if f.heals[s.Name] != nil {
+		return errors.New("it is paused or isolated already")
+	}
+	heal, err := inject()
+	if err == nil {
+		f.heals[s.Name] = heal
+	}
+	return err
+}
+
+func (f *inForce) jump(ctx context.Context, s *testbed.Server, detail string) error {
+	d, err := time.ParseDuration(detail)
+	if err != nil {
+		return fmt.Errorf("a jump's detail is how far, as in \"20s\": %w", err)
+	}
+	if s.Clock == nil {
+		return fmt.Errorf("its clock is the machine's: %w", errors.ErrUnsupported)
+	}
+	_, err = s.Clock.Jump(ctx, d)
+	return err
+}

@@ -1,0 +1,172 @@
+package scenarios_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// starters start the servers of a lock, with what a scenario needs of them.
+var starters = map[string]func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error){
+	locks.Redis:     startRedis,
+	locks.Redlock:   startRedlock,
+	locks.Etcd:      cluster(testbed.StartEtcd),
+	locks.ZooKeeper: cluster(testbed.StartZooKeeper),
+	locks.Consul:    single(testbed.StartConsul),
+	locks.Postgres:  single(testbed.StartPostgres),
+}
+
+// needs reports whether a step of s does the fault, or hits the target.
+func needs(s scenarios.Scenario, faultOrTarget string) bool {
+	return slices.ContainsFunc(s.Steps, func(st scenarios.Step) bool { return st.Fault == faultOrTarget || st.Target == faultOrTarget })
+}
+
+func startRedis(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error) {
+	redis, err := testbed.StartRedis(ctx, o)
+	if err != nil {
+		return scenarios.Servers{}, err
+	}
+	all := scenarios.Servers{Servers: []*testbed.Server{redis}}
+	if needs(s, history.FaultLag) {
+		if all.Replica, err = testbed.StartRedisReplica(ctx, redis, o); err != nil {
+			return all, errors.Join(err, redis.Close())
+		}
+	}
+	return all, nil
+}
+
+func startRedlock(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error) {
+	o.Clock = needs(s, history.FaultJump)
+	nodes, err := testbed.StartRedisNodes(ctx, 5, o)
+	return scenarios.Servers{Servers: nodes}, err
+}
+
+type startCluster func(ctx context.Context, n int, o *testbed.Options) (*testbed.Cluster, error)
+
+func cluster(start startCluster) func(context.Context, scenarios.Scenario, *testbed.Options) (scenarios.Servers, error) {
+	return func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error) {
+		n := 1
+		if needs(s, scenarios.Leader) {
+			n = 3
+		}
+		c, err := start(ctx, n, o)
+		if err != nil {
+			return scenarios.Servers{}, err
+		}
+		return scenarios.Servers{Servers: c.Servers, Cluster: c}, nil
+	}
+}
+
+type startServer func(ctx context.Context, o *testbed.Options) (*testbed.Server, error)
+
+func single(start startServer) func(context.Context, scenarios.Scenario, *testbed.Options) (scenarios.Servers, error) {
+	return func(ctx context.Context, _ scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error) {
+		server, err := start(ctx, o)
+		return scenarios.Servers{Servers: []*testbed.Server{server}}, err
+	}
+}
+
+// locksOf are the locks that have the hazard, and that the command line asks for.
+func locksOf(s scenarios.Scenario) []string {
+	var names []string
+	for _, name := range locks.Names() {
+		wanted := *backend == "" || slices.Contains(strings.Split(*backend, ","), name)
+		if wanted && s.On(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// shared are the servers that several tests use, and leave as they were. Each is started by the first that needs it.
+var shared struct {
+	sync.Mutex
+	servers map[string]scenarios.Servers
+}
+
+// service is the shared service of a lock.
+func service(t *testing.T, lock string) *scenarios.Service {
+	t.Helper()
+	return sharedServers(t, lock).On()
+}
+
+func sharedServers(t *testing.T, lock string) scenarios.Servers {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	s, ok := shared.servers[lock]
+	if ok {
+		return s
+	}
+	s = start(t, lock, scenarios.Scenario{})
+	if shared.servers == nil {
+		shared.servers = map[string]scenarios.Servers{}
+	}
+	shared.servers[lock] = s
+	return s
+}
+
+func closeShared() error {
+	shared.Lock()
+	defer shared.Unlock()
+	var errs []error
+	for _, s := range shared.servers {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// servers are servers of the test's own, for it to break as s does.
+func servers(t *testing.T, lock string, s scenarios.Scenario) scenarios.Servers {
+	t.Helper()
+	all := start(t, lock, s)
+	t.Cleanup(func() { require.NoError(t, all.Close()) })
+	return all
+}
+
+func start(t *testing.T, lock string, s scenarios.Scenario) scenarios.Servers {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
+	defer cancel()
+	f, ok := starters[lock]
+	require.True(t, ok, "nothing starts the servers of %s", lock)
+	all, err := f(ctx, s, options(t))
+	require.NoError(t, err)
+	all.Lock = lock
+	return all
+}
+
+func options(t *testing.T) *testbed.Options {
+	t.Helper()
+	o := &testbed.Options{Progress: os.Stderr}
+	if *provider != "" {
+		var err error
+		o.Provider, err = testbed.ParseProvider(*provider)
+		require.NoError(t, err)
+	}
+	return o
+}
+
+// providerOf is where servers come from.
+func providerOf(t *testing.T) testbed.Provider {
+	t.Helper()
+	return sharedRedis(t).Provider
+}
+
+// sharedRedis is the Redis of tests that are about the runner and not about a lock.
+func sharedRedis(t *testing.T) *testbed.Server {
+	t.Helper()
+	return sharedServers(t, locks.Redis).Servers[0]
+}

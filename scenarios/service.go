@@ -1,0 +1,89 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Service is the lock service that workers use, as the controller sees it.
+type Service struct {
+	Lock   string // the lock's name, in histories and for Open
+	Server string // what serves it, e.g. "redis 7.0.15 (containers)"
+	Nodes  []Node // where a worker that is started now finds it
+	// MinSession is the shortest session that it allows, where that isn't the usual one; see LockSpec.
+	MinSession time.Duration
+	// Forget, if not nil, removes from the servers what the lock of key has left there.
+	Forget func(ctx context.Context, key string) error
+	// Fault carries out a step of [OpFault], and returns when the fault is in force. An error that matches
+	// errors.ErrUnsupported says that this service can't have it. It may change Nodes. Nil: no fault can be had.
+	Fault func(ctx context.Context, st Step) error
+}
+
+// Node is one server of a lock service.
+type Node struct {
+	Name string // in schedules: "redis3"
+	Addr string // host:port, or a URL with one
+}
+
+func (s *Service) fault(ctx context.Context, st Step) error {
+	if s.Fault == nil {
+		return fmt.Errorf("%s has no faults: %w", s.Server, errors.ErrUnsupported)
+	}
+	return s.Fault(ctx, st)
+}
+
+// check returns an error if s can't be the service of sc.
+func (s *Service) check(sc *Scenario) error {
+	if !sc.On(s.Lock) {
+		return fmt.Errorf("scenarios: scenario %q is about other locks than %q: %s", sc.Name, s.Lock, strings.Join(sc.Locks, ", "))
+	}
+	for i, st := range sc.Steps {
+		names := st.Servers
+		if st.Op == OpFault && st.Target != LockService {
+			names = []string{st.Target}
+		}
+		for _, name := range names {
+			if name != Leader && !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == name }) {
+				return fmt.Errorf("scenarios: scenario %q: step %d, %s: %s has no server %q", sc.Name, i+1, st, s.Server, name)
+			}
+		}
+	}
+	return nil
+}
+
+// hostPort is where addr is to be connected to.
+func hostPort(addr string) (string, error) {
+	if !strings.Contains(addr, "://") {
+		return addr, nil
+	}
+	u, err := url.Parse(addr)
+	if err != nil {
+		return "", errors.New("scenarios: the lock server's address is no URL") // it may hold a password
+	}
+	if u.Port() == "" {
+		return "", fmt.Errorf("scenarios: the lock server's address has no port: %s", u.Redacted())
+	}
+	return u.Host, nil
+}
+
+// through is addr with another host and port.
+func through(addr, hostPort string) (string, error) {
+	if !strings.Contains(addr, "://") {
+		return hostPort, nil
+	}
+	u, err := url.Parse(addr)
+	if err != nil {
+		return "", errors.New("scenarios: the lock server's address is no URL")
+	}
+	if _, _, err := net.SplitHostPort(hostPort); err != nil {
+		return "", fmt.Errorf("scenarios: %w", err)
+	}
+	u.Host = hostPort
+	return u.String(), nil
+}

@@ -1,0 +1,47 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// zkRoot is where zklock keeps its locks.
+const zkRoot = "/dlock"
+
+// reapZooKeeper deletes the parents of locks that nobody holds or waits for, as ZooKeeper does by itself with container
+// nodes, some time after they have become empty.
+func reapZooKeeper(_ context.Context, s *testbed.Server) error {
+	c, _, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(noLog{}))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	parents, _, err := c.Children(zkRoot)
+	if err != nil {
+		return err
+	}
+	reaped := 0
+	for _, name := range parents {
+		switch err := c.Delete(zkRoot+"/"+name, -1); {
+		case err == nil:
+			reaped++
+		case errors.Is(err, zk.ErrNotEmpty), errors.Is(err, zk.ErrNoNode):
+		default:
+			return err
+		}
+	}
+	if reaped == 0 {
+		return fmt.Errorf("none of the %d locks is idle", len(parents))
+	}
+	return nil
+}
+
+type noLog struct{}
+
+func (noLog) Printf(string, ...any) {}
