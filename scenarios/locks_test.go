@@ -52,10 +52,13 @@ func nodes(s scenarios.Servers) []string {
 	return addrs
 }
 
+// minSession is the shortest session that is worth asking for.
+var minSession = map[string]time.Duration{locks.Consul: testbed.ConsulMinSession, locks.ZooKeeper: time.Second}
+
 // dial returns a Locker with a client of its own.
 func dial(t *testing.T, lock string, addrs []string, o dlock.Options) *dlock.Locker {
 	t.Helper()
-	b, err := locks.Open(t.Context(), locks.Spec{Lock: lock, Addrs: addrs, TTL: o.TTL, MinSession: testbed.ConsulMinSession})
+	b, err := locks.Open(t.Context(), locks.Spec{Lock: lock, Addrs: addrs, TTL: o.TTL, MinSession: minSession[lock]})
 	require.NoError(t, err)
 	l, err := dlock.New(b, &o)
 	require.NoError(t, err)
@@ -271,7 +274,7 @@ func expiredWaiter(t *testing.T, lock string, queue func(t *testing.T, s *testbe
 	require.NoError(t, err)
 
 	ways, addrs := links(t, all)
-	b := dial(t, lock, addrs, dlock.Options{TTL: time.Second})
+	b := dial(t, lock, addrs, dlock.Options{TTL: time.Second}) // and a session that is about as long
 	waits := acquiring(ctx, t, b, key)
 	await(2, "the waiter is in the queue")
 	cut, err := ways[0].Cut(ctx)

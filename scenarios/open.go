@@ -31,7 +31,19 @@ func OpenLock(ctx context.Context, s LockSpec) (Lock, error) {
 	if err != nil {
 		return nil, errors.Join(err, backend.Close())
 	}
-	return FromLocker(l), nil
+	return persistent{FromLocker(l)}, nil
+}
+
+// persistent asks again when a grant was over by the time it arrived, as it may be on a busy machine if leases are short.
+type persistent struct{ Lock }
+
+func (p persistent) Acquire(ctx context.Context, key string) (Lease, error) {
+	for {
+		lease, err := p.Lock.Acquire(ctx, key)
+		if !errors.Is(err, dlock.ErrLost) {
+			return lease, err
+		}
+	}
 }
 
 // nodeTimeout is longer than any live node takes on a busy machine: what makes a node silent in a run is a fault.

@@ -263,11 +263,12 @@ func redlockHazards() []Scenario {
 
 // tokenHazards are about locks that lose their source of tokens.
 func tokenHazards() []Scenario {
-	// W's token is the first, A's the second, and B's is what is left.
+	// W's token is the first, A's the second, and B's is what is left. A's lease is a long one: the fault takes it away,
+	// and not time.
 	lost := func(name, hazard, fault string) Scenario {
 		return Scenario{
 			Name: name, Hazard: hazard, Locks: []string{locks.Redis}, TokensLost: true,
-			Workers: map[string]Worker{"W": {Idle: true}, "A": {Victim: true}},
+			Workers: map[string]Worker{"W": {Idle: true}},
 			Steps: []Step{
 				Run("W", history.Done), Run("A", history.Read), Pause("A"), Fault("redis", fault), Run("B", history.Done),
 				Resume("A"), Run("A", history.Done),
@@ -284,7 +285,7 @@ func tokenHazards() []Scenario {
 			Hazard:     "Redis fails over to a replica that lags by one grant, which hands out the holder's token again.",
 			Locks:      []string{locks.Redis},
 			TokensLost: true,
-			Workers:    map[string]Worker{"W": {Idle: true}, "A": {Victim: true}},
+			Workers:    map[string]Worker{"W": {Idle: true}},
 			Steps: []Step{
 				Run("W", history.Done), Fault("redis", history.FaultLag), Run("A", history.Read), Pause("A"),
 				Fault("redis", history.FaultFailover), Run("B", history.Done), Resume("A"), Run("A", history.Done),
@@ -296,7 +297,7 @@ func tokenHazards() []Scenario {
 			Hazard:     "Redis fails over to a replica that lags by two grants, so that the successor's token is the smaller one.",
 			Locks:      []string{locks.Redis},
 			TokensLost: true,
-			Workers:    map[string]Worker{"W": {Idle: true}, "X": {Idle: true}, "A": {Victim: true}},
+			Workers:    map[string]Worker{"W": {Idle: true}, "X": {Idle: true}},
 			Steps: []Step{
 				Run("W", history.Done), Fault("redis", history.FaultLag), Run("X", history.Done), Run("A", history.Read), Pause("A"),
 				Fault("redis", history.FaultFailover), Run("B", history.Done), Resume("A"), Run("A", history.Done),
@@ -321,7 +322,7 @@ func serverHazards() []Scenario {
 	restore := func(name, hazard, detail string, lost bool, want map[history.Fencing]history.Verdict) Scenario {
 		return Scenario{
 			Name: name, Hazard: hazard, Locks: []string{locks.Etcd}, TokensLost: lost,
-			Workers: map[string]Worker{"W": {Idle: true}, "X": {Idle: true}, "A": {Victim: true}},
+			Workers: map[string]Worker{"W": {Idle: true}, "X": {Idle: true}},
 			Steps: []Step{
 				Run("W", history.Done), Fault("etcd1", history.FaultSnapshot), Run("X", history.Done), Run("A", history.Read),
 				Pause("A"),

@@ -175,7 +175,8 @@ func (ns nodes) warm(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-// service has a link on which faults hit the first n nodes. A frozen node is waited for until its timeout when the others
+// service has a link on which faults hit the first n nodes. If these are not all, what is lost on the way to them has an
+// effect on the others, so that only replies can be disturbed. A frozen node is waited for until its timeout when the others
 // disagree, so the timeout must be short then, and replies cannot be held for longer than leases.
 func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 	t.Helper()
@@ -189,6 +190,9 @@ func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 		Faulty: func() (dlock.Backend, dlocktest.Link) {
 			p := ns.proc(t, o)
 			l := p.link(n)
+			if n < len(ns) {
+				l.LoseRequests, l.Cut = nil, nil
+			}
 			if frozen {
 				l.HoldReplies = nil
 			}

@@ -26,7 +26,7 @@ func TestConformanceVirtual(t *testing.T) {
 		{"all", func(nodes) int { return 5 }},
 		{"faulty quorum", func(nodes) int { return 3 }},
 		{"two dead", func(ns nodes) int { ns[0].dead.Store(true); ns[3].dead.Store(true); return 5 }},
-		{"one dead and one frozen", func(ns nodes) int { ns[3].dead.Store(true); ns[4].hole.Store(true); return 3 }},
+		{"one dead and one frozen", func(ns nodes) int { ns[3].dead.Store(true); ns[4].hole.Store(true); return 5 }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dlocktest.Run(t, dlocktest.Harness{Virtual: true, New: func(t *testing.T) dlocktest.Service {

@@ -28,7 +28,7 @@ type Spec struct {
 	Lock  string
 	Addrs []string      // host:port, or URLs; none: the lock's usual address on this host
 	TTL   time.Duration // of the leases that will be asked for
-	// MinSession is the shortest session that the servers allow; 0: what is usual. Only Consul has to be told.
+	// MinSession is the shortest session that Consul allows, or that ZooKeeper is to be asked for; 0: what is usual.
 	MinSession time.Duration
 }
 

@@ -1,6 +1,7 @@
 package locks
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -10,12 +11,13 @@ import (
 	"github.com/fencelab/fencelab/dlock/zklock"
 )
 
-// minSession is the shortest session timeout that is asked for, whatever the TTL; the server may agree to more.
-const minSession = time.Second
+// usualSession is the session timeout where the lease's TTL doesn't need a longer one. It is no shorter for short TTLs:
+// zklock's waiters end the lease of a dead holder by its TTL, and a connection needs time to be made again.
+const usualSession = 10 * time.Second
 
 // openZooKeeper makes a session that is as long as zklock needs for the TTL.
 func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
-	conn, events, err := zk.Connect(s.Addrs, max(2*s.TTL, minSession), zk.WithLogger(noLog{}))
+	conn, events, err := zk.Connect(s.Addrs, max(2*s.TTL, cmp.Or(s.MinSession, usualSession)), zk.WithLogger(noLog{}))
 	if err != nil {
 		return nil, fmt.Errorf("locks: zookeeper: %w", err)
 	}
