@@ -77,6 +77,11 @@ func playAlone(t *testing.T, name string, check func(*testing.T, history.Fencing
 	t.Helper()
 	s, ok := scenarios.Hazard(name)
 	require.True(t, ok, "there is no hazard %q", name)
+	playScenarioAlone(t, s, check)
+}
+
+func playScenarioAlone(t *testing.T, s scenarios.Scenario, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
+	t.Helper()
 	for _, lock := range locksOf(s) {
 		t.Run(lock, func(t *testing.T) {
 			t.Parallel()

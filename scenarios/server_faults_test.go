@@ -5,22 +5,33 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 // A lock that a majority has agreed on, and its token, outlive the leader.
-func TestLeaderFault(t *testing.T) {
-	for _, name := range []string{"LeaderKilled", "LeaderFrozen"} {
-		t.Run(name, func(t *testing.T) { playAlone(t, name, requireOverwritten) })
-	}
-	t.Run("LeaderIsolated", func(t *testing.T) {
-		if p := providerOf(t); p != testbed.Containers {
-			t.Skipf("not applicable to %s servers: only containers have a network between them that one can be cut off from", p)
+func TestEtcdLeaderFault(t *testing.T) { leaderFault(t, locks.Etcd) }
+
+func TestZooKeeperLeaderFault(t *testing.T) { leaderFault(t, locks.ZooKeeper) }
+
+func leaderFault(t *testing.T, lock string) {
+	t.Helper()
+	for _, name := range []string{"LeaderKilled", "LeaderFrozen", "LeaderIsolated"} {
+		s, ok := scenarios.Hazard(name)
+		require.True(t, ok)
+		if !s.On(lock) {
+			continue
 		}
-		playAlone(t, "LeaderIsolated", requireOverwritten)
-	})
+		s.Locks = []string{lock}
+		t.Run(name, func(t *testing.T) {
+			if p := providerOf(t); name == "LeaderIsolated" && p != testbed.Containers {
+				t.Skipf("not applicable to %s servers: only containers have a network between them that one can be cut off from", p)
+			}
+			playScenarioAlone(t, s, requireOverwritten)
+		})
+	}
 }
 
 // etcd's revision is a sound token as long as nobody takes it back, as a restore from a snapshot does.
