@@ -66,7 +66,9 @@ func (b *Backend) enlist(c *claim) {
 		used = map[int]bool{}
 		b.queues[c.queue] = used
 	}
-	for c.n = 0; used[c.n]; c.n++ {
+	c.n = 0
+	for used[c.n] {
+		c.n++
 	}
 	used[c.n] = true
 }
@@ -105,16 +107,17 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 			c.drop()
 			return dlock.Grant{}, err
 		}
-		start := time.Now() // before the request leaves: the server cannot start the lease earlier
-		c.sending(s, start.Add(ttl))
-		a, err := c.put(ctx, s, wait)
+		guard := s.revision()                            // before the timer starts, so that what it does makes this put too late
+		start := time.Now()                              // before the request leaves: the server cannot start the lease earlier
+		c.sending(s, start.Add(max(ttl, minUnanswered))) //nolint:contextcheck // the timer outlives the call
+		a, err := c.put(ctx, s, guard, wait)
 		if leaseGone(err) {
 			c.answered(0)
 			s.end()
 			continue
 		}
 		if err != nil { // the timer cleans up, unless somebody does before
-			if context.Cause(c.b.open) != nil {
+			if c.b.open.Err() != nil {
 				c.leave(ctx)
 			}
 			return dlock.Grant{}, err
@@ -151,8 +154,7 @@ type answer struct {
 }
 
 // put puts the own key at the end of the queue, or if not wait only into an empty queue, unless it is there already.
-func (c *claim) put(ctx context.Context, s *session, wait bool) (a answer, err error) {
-	guard := s.revision()
+func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a answer, err error) {
 	absent := clientv3.Compare(clientv3.CreateRevision(c.name), "=", 0)
 	if !wait {
 		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // holds if there is no key at all
@@ -219,6 +221,10 @@ func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
 	}
 	return a, nil
 }
+
+// minUnanswered is how long at least a put may take to be answered before it is undone. With a TTL shorter than a round
+// trip every put would be undone before it has arrived.
+const minUnanswered = 100 * time.Millisecond
 
 const (
 	minPause = 20 * time.Millisecond // after a failed watch or read; doubles with each
@@ -301,7 +307,7 @@ func passing(err error) bool {
 
 // grant is the grant of a key that is first in its queue.
 func (c *claim) grant(ctx context.Context, s *session, start time.Time, ttl time.Duration, rev int64) (dlock.Grant, error) {
-	c.won(rev, start.Add(ttl))
+	c.won(rev, start.Add(ttl)) //nolint:contextcheck // the timer outlives the call
 	if err := s.cover(ctx, start, ttl); err != nil {
 		c.leave(ctx)
 		return dlock.Grant{}, err
@@ -314,7 +320,7 @@ func (c *claim) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 	defer cancel()
 	if _, err := c.b.remove(ctx, c, c.queue, c.name, 0); err != nil {
-		c.start(time.Now())
+		c.start(time.Now()) //nolint:contextcheck // the timer outlives the call
 	}
 }
 
@@ -496,22 +502,22 @@ func (c *claim) renewed(fence uint64, until time.Time) bool {
 // expire deletes the key, whose time is up. It tries until it is gone.
 func (c *claim) expire(period int) {
 	c.mu.Lock()
-	clear := make(chan struct{})
+	gone := make(chan struct{})
 	mine := c.period == period && c.clear == nil
 	if mine {
-		c.clear = clear
+		c.clear = gone
 	}
 	c.mu.Unlock()
 	if !mine {
 		return
 	}
 	if !c.b.begin() {
-		close(clear)
+		close(gone)
 		return
 	}
 	go func() {
 		defer c.b.busy.Done()
-		defer close(clear)
+		defer close(gone)
 		for rest := minPause; ; rest = min(2*rest, maxPause) {
 			ctx, cancel := context.WithTimeout(c.b.open, goodbye)
 			_, err := c.b.remove(ctx, c, c.queue, c.name, 0)
@@ -527,13 +533,13 @@ func (c *claim) expire(period int) {
 // cleared waits until the key, if its time was up, is gone.
 func (c *claim) cleared(ctx context.Context) error {
 	c.mu.Lock()
-	clear := c.clear
+	gone := c.clear
 	c.mu.Unlock()
-	if clear == nil {
+	if gone == nil {
 		return nil
 	}
 	select {
-	case <-clear:
+	case <-gone:
 	case <-ctx.Done():
 		return ctx.Err()
 	}

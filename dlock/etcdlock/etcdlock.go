@@ -83,8 +83,8 @@ var _ dlock.Backend = (*Backend)(nil)
 
 // New returns a Backend on client, which stays the caller's to close. It sends nothing.
 //
-// client needs a dial timeout or keep-alive pings of its own only if calls without a deadline are to fail when the server
-// is silent.
+// Calls without a deadline end when the client gives up: set its DialKeepAliveTime and DialKeepAliveTimeout, or one that
+// waits for a silent server waits for ever.
 func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: etcdlock: client is nil", dlock.ErrInvalid)
@@ -179,7 +179,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 		return dlock.ErrLost
 	}
 	// The timer is the other half of the step: if it was faster, the key is being deleted.
-	if !c.renewed(g.Fence, start.Add(g.TTL)) {
+	if !c.renewed(g.Fence, start.Add(g.TTL)) { //nolint:contextcheck // the timer outlives the call
 		return dlock.ErrLost
 	}
 	return nil

@@ -132,6 +132,7 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		}()
 		<-ctx.Done()
 		return status.FromContextError(ctx.Err()).Err()
+	default: // nothing happens to it
 	}
 	err := invoke(ctx, method, req, reply, cc, opts...)
 	switch f, changed, _ := l.now(); f {
@@ -143,6 +144,7 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
 		}
+	default:
 	}
 	return err
 }

@@ -99,7 +99,9 @@ func (b *MutexBackend) acquire(
 	err = lock(m, ctx)
 	s.Orphan()                        // what isn't renewed runs out
 	if err == concurrency.ErrLocked { //nolint:errorlint // returned as it is
-		b.forget(ctx, r.Owner)
+		if err := b.forget(ctx, r.Owner); err != nil {
+			return g, err
+		}
 		return g, dlock.ErrHeld
 	}
 	if err != nil {

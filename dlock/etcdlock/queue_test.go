@@ -23,20 +23,20 @@ type node struct {
 	c *clientv3.Client
 }
 
-func newNode(t testing.TB, c *testbed.Cluster) node {
-	t.Helper()
+func newNode(tb testing.TB, c *testbed.Cluster) node {
+	tb.Helper()
 	l := newLink()
-	cl := client(t, c, l)
+	cl := client(tb, c, l)
 	b, err := etcdlock.New(cl, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, b.Close()) })
 	return node{b, l, cl}
 }
 
-func (n node) take(t testing.TB, r dlock.Request) dlock.Grant {
-	t.Helper()
-	g, err := n.TryAcquire(t.Context(), r)
-	require.NoError(t, err)
+func (n node) take(tb testing.TB, r dlock.Request) dlock.Grant {
+	tb.Helper()
+	g, err := n.TryAcquire(tb.Context(), r)
+	require.NoError(tb, err)
 	return g
 }
 
@@ -47,36 +47,36 @@ type outcome struct {
 }
 
 // waits has n wait for key, and returns when it is in the queue and watches.
-func (n node) waits(t testing.TB, key string, ttl time.Duration) (r dlock.Request, came <-chan outcome) {
-	t.Helper()
+func (n node) waits(tb testing.TB, key string, ttl time.Duration) (r dlock.Request, came <-chan outcome) {
+	tb.Helper()
 	_, before, _ := n.l.counts(txn)
 	r = request(ttl)
 	r.Key = key
 	c := make(chan outcome, 1)
 	var done sync.WaitGroup
 	done.Go(func() {
-		g, err := n.Acquire(t.Context(), r)
+		g, err := n.Acquire(tb.Context(), r)
 		c <- outcome{g, err, time.Now()}
 	})
-	t.Cleanup(done.Wait)
-	n.watches(t, before+1)
+	tb.Cleanup(done.Wait)
+	n.watches(tb, before+1)
 	return r, c
 }
 
 // watches waits until n has asked for as many watches.
-func (n node) watches(t testing.TB, want int) {
-	t.Helper()
-	require.Eventually(t, func() bool {
+func (n node) watches(tb testing.TB, want int) {
+	tb.Helper()
+	require.Eventually(tb, func() bool {
 		_, got, _ := n.l.counts(txn)
 		return got >= want
 	}, 30*time.Second, time.Millisecond)
 }
 
 // keysOf returns an owner's keys in etcd, of which there is one at most.
-func (n node) keysOf(t testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
-	t.Helper()
-	resp, err := n.c.Get(t.Context(), queue(r.Key), clientv3.WithPrefix())
-	require.NoError(t, err)
+func (n node) keysOf(tb testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
+	tb.Helper()
+	resp, err := n.c.Get(tb.Context(), queue(r.Key), clientv3.WithPrefix())
+	require.NoError(tb, err)
 	for _, kv := range resp.Kvs {
 		if string(kv.Value) == r.Owner {
 			keys = append(keys, kv)
@@ -86,19 +86,19 @@ func (n node) keysOf(t testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
 }
 
 // revoke ends the session of an owner's key, and with it the key.
-func (n node) revoke(t testing.TB, r dlock.Request) {
-	t.Helper()
-	kvs := n.keysOf(t, r)
-	require.Len(t, kvs, 1)
-	_, err := n.c.Revoke(t.Context(), clientv3.LeaseID(kvs[0].Lease))
-	require.NoError(t, err)
+func (n node) revoke(tb testing.TB, r dlock.Request) {
+	tb.Helper()
+	kvs := n.keysOf(tb, r)
+	require.Len(tb, kvs, 1)
+	_, err := n.c.Revoke(tb.Context(), clientv3.LeaseID(kvs[0].Lease))
+	require.NoError(tb, err)
 }
 
-func stillWaits(t testing.TB, came <-chan outcome, msg string) {
-	t.Helper()
+func stillWaits(tb testing.TB, came <-chan outcome, msg string) {
+	tb.Helper()
 	select {
 	case o := <-came:
-		require.Fail(t, msg, "got %+v", o)
+		require.Fail(tb, msg, "got %+v", o)
 	default:
 	}
 }
