@@ -46,6 +46,7 @@ const (
 	lostMark
 	staleMark
 	killMark
+	faultMark
 )
 
 var marks = [...]struct{ class, path string }{
@@ -55,6 +56,7 @@ var marks = [...]struct{ class, path string }{
 	lostMark:    {"lost", "M-5.2 0a5.2 5.2 0 1 0 10.4 0a5.2 5.2 0 1 0-10.4 0zM-3.2-1H3.2V1H-3.2z"},
 	staleMark:   {"stale", "M0-6.2 6.2 4.8H-6.2z"},
 	killMark:    {"kill", "M-4-4 4 4M-4 4 4-4"},
+	faultMark:   {"fault", "M1.4-6-4 1H-0.4L-1.4 6 4-1H0.4z"},
 }
 
 // Shapes as the template writes them.
@@ -218,6 +220,11 @@ func (c *chart) lockNotes() []note {
 		case open, released:
 		}
 	}
+	for _, it := range c.items {
+		if it.timed && c.atServer(it) {
+			notes = append(notes, note{x: c.x(it.at), first: it.n, last: it.n, count: 1, text: it.serverLabel(), mark: faultMark})
+		}
+	}
 	slices.SortStableFunc(notes, func(a, b note) int { return cmp.Compare(a.x, b.x) })
 	return notes
 }
@@ -308,6 +315,7 @@ func (c *chart) draw() drawing {
 	c.arrows()
 	c.ticks()
 	c.decisions()
+	c.serverFaults()
 	for _, l := range c.lanes() {
 		for _, s := range l.stacks {
 			c.hangStack(l, s)
@@ -327,6 +335,7 @@ func (c *chart) explain() {
 		{"frozen", "frozen"},
 		{"held", "held in the network"},
 		{"down", "process down"},
+		{"cutoff", "cut off from the lock"},
 	} {
 		i := slices.IndexFunc(c.Boxes, func(b box) bool { return slices.Contains(strings.Fields(b.Class), k.class) })
 		if i >= 0 {
@@ -335,7 +344,7 @@ func (c *chart) explain() {
 	}
 	for m, words := range [...]string{
 		readMark: "read accepted", writeMark: "write accepted", refusedMark: "refused with 409",
-		lostMark: "write accepted, its entry lost later", staleMark: "stale write accepted", killMark: "killed",
+		lostMark: "write accepted, its entry lost later", staleMark: "stale write accepted", killMark: "killed", faultMark: "fault of the lock’s servers",
 	} {
 		class := "m " + marks[m].class
 		if slices.ContainsFunc(c.Glyphs, func(g glyph) bool { return words != "" && g.Class == class }) {
@@ -528,6 +537,9 @@ func (c *chart) spans() {
 	for _, s := range c.down[:min(len(c.down), maxBars)] {
 		draw(c.laneOf(s.target), s, "down", "", "down")
 	}
+	for _, s := range c.cut[:min(len(c.cut), maxBars)] {
+		draw(c.laneOf(s.target), s, "cutoff", "", "cut off")
+	}
 	for _, s := range c.held[:min(len(c.held), maxBars)] {
 		for _, w := range c.writes {
 			if s.carries(w) {
@@ -610,7 +622,7 @@ func (c *chart) decisions() {
 	var spots []spot
 	for _, it := range c.items {
 		m := it.mark()
-		if !it.timed || m == noMark || m == killMark {
+		if !it.timed || it.Kind != history.KindDecision {
 			continue
 		}
 		x := c.x(it.at)
@@ -624,6 +636,20 @@ func (c *chart) decisions() {
 	}
 	for _, s := range spots {
 		c.glyph(s.m, s.x, c.resource.mid())
+	}
+}
+
+// serverFaults marks the faults of the lock's servers in its lane.
+func (c *chart) serverFaults() {
+	last := math.Inf(-1)
+	for _, it := range c.items {
+		if !it.timed || !c.atServer(it) {
+			continue
+		}
+		if x := c.x(it.at); x-last >= 1 {
+			c.vline("tick", x, c.lock.bar()-2, c.lock.bar()+barH+2)
+			last = x
+		}
 	}
 }
 
@@ -667,6 +693,14 @@ func (c *chart) describe() {
 	}
 	for _, s := range c.held {
 		say = append(say, fmt.Sprintf("What %s sends is held in the network from %s to %s.", short(s.target, 30), human(s.from), human(s.to)))
+	}
+	for _, s := range c.cut {
+		say = append(say, fmt.Sprintf("%s is cut off from the lock from %s to %s.", short(s.target, 30), human(s.from), human(s.to)))
+	}
+	for _, it := range c.items {
+		if c.atServer(it) {
+			say = append(say, fmt.Sprintf("At %s: %s.", human(it.at), it.serverLabel()))
+		}
 	}
 	for _, s := range c.down {
 		say = append(say, fmt.Sprintf("%s is down from %s to %s.", short(s.target, 30), human(s.from), human(s.to)))

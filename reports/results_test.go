@@ -2,9 +2,15 @@ package reports_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -12,25 +18,47 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// TestResults keeps the recorded results' pages what their histories say.
-func TestResults(t *testing.T) {
-	histories, err := filepath.Glob("results/*/*.jsonl")
+const (
+	readme = "../README.md"
+	matrix = "results/matrix/matrix.jsonl"
+)
+
+// histories are the recorded ones in the folders of results, by folder: SCENARIO_LOCK_FENCING.jsonl.
+func histories(t *testing.T) map[string][]string {
+	t.Helper()
+	files, err := filepath.Glob("results/*/*_*_*.jsonl")
 	require.NoError(t, err)
-	require.NotEmpty(t, histories)
+	require.NotEmpty(t, files)
 	byDir := map[string][]string{}
-	for _, file := range histories {
+	for _, file := range files {
 		byDir[filepath.Dir(file)] = append(byDir[filepath.Dir(file)], file)
 	}
-	for dir, files := range byDir {
+	return byDir
+}
+
+func recordedEvents(t *testing.T, file string) []history.Event {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	events, err := history.Decode(bytes.NewReader(b))
+	require.NoError(t, err, file)
+	return events
+}
+
+// TestResults keeps the recorded results' pages what their histories say.
+func TestResults(t *testing.T) {
+	for dir, files := range histories(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			var runs []reports.Run
 			for _, file := range files {
-				b, err := os.ReadFile(file)
-				require.NoError(t, err)
-				events, err := history.Decode(bytes.NewReader(b))
-				require.NoError(t, err, file)
+				events := recordedEvents(t, file)
 				r := reports.Run{Events: events, Result: history.Judge(events)}
 				require.NotEqual(t, history.Inconclusive, r.Result.Verdict, file)
+				run := events[0].Run
+				require.Equal(t, fmt.Sprintf("%s_%s_%s.jsonl", run.Scenario, run.Lock, run.Fencing), filepath.Base(file))
+				golden, err := os.ReadFile(fmt.Sprintf("../testdata/traces/%s_%s.txt", run.Scenario, run.Fencing))
+				require.NoError(t, err)
+				require.Equal(t, string(golden), strings.Join(history.Trace(events), "\n")+"\n", "%s is of another schedule: record it again", file)
 				runs = append(runs, r)
 			}
 			var page bytes.Buffer
@@ -45,4 +73,315 @@ func TestResults(t *testing.T) {
 			require.Equal(t, string(want), page.String(), "run go test ./reports -update")
 		})
 	}
+}
+
+func summaries(t *testing.T, file string) []reports.Summary {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	all, err := reports.DecodeSummaries(bytes.NewReader(b))
+	require.NoError(t, err, file)
+	require.NotEmpty(t, all, file)
+	var again bytes.Buffer
+	require.NoError(t, reports.EncodeSummaries(&again, all))
+	require.Equal(t, string(b), again.String(), "%s is as it was written", file)
+	return all
+}
+
+// region compares what stands between two comments of a Markdown file with what should, and with -update puts it there.
+func region(t *testing.T, file, name, want string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	kind, _, _ := strings.Cut(name, ":")
+	begin, end := "<!-- "+name+" -->\n", "<!-- end "+kind+" -->"
+	before, rest, ok := strings.Cut(string(b), begin)
+	require.True(t, ok, "%s has no %q", file, begin)
+	old, after, ok := strings.Cut(rest, end)
+	require.True(t, ok, "%s has no %q", file, end)
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(before+begin+want+end+after), 0o644))
+		return
+	}
+	require.Equal(t, want, old, "%s: run go test ./reports -update", file)
+}
+
+// TestMatrix keeps the tables of the matrix what its data says.
+func TestMatrix(t *testing.T) {
+	all := summaries(t, matrix)
+	var table strings.Builder
+	require.NoError(t, reports.Matrix(&table, all))
+	for _, file := range []string{readme, "results/matrix/README.md"} {
+		region(t, file, "matrix: cmd/report", table.String())
+	}
+}
+
+// harmless are the hazards that no lock needs fencing for, with what each is there to show.
+var harmless = map[string]string{
+	"HolderKilled":            "a dead holder writes nothing",
+	"ReleaseCompareAndDelete": "a release that compares leaves the successor's lock alone",
+	"SecondResourceUntouched": "nobody but the stale holder has touched the second resource",
+}
+
+// TestClaims holds the claims of the pages against the data of the matrix.
+func TestClaims(t *testing.T) {
+	all := summaries(t, matrix)
+	locks := map[string]map[string]bool{}
+	for _, r := range all {
+		name := fmt.Sprintf("%s on %s, fencing %s", r.Scenario, r.Lock, r.Fencing)
+		if locks[r.Lock] == nil {
+			locks[r.Lock] = map[string]bool{}
+		}
+		locks[r.Lock][r.Scenario] = true
+		monotonic, _, smaller := order(t, &r)
+		require.Equal(t, !monotonic, r.TokensLost, "%s: tokens go backwards where the hazard says so, and nowhere else", name)
+		require.NotEqual(t, history.Inconclusive, r.Verdict, name)
+		switch {
+		case r.Fencing == history.FencingOn:
+			require.Equal(t, history.Safe, r.Verdict, name)
+			require.Zero(t, r.Stale, name)
+			require.Empty(t, r.Lost, name)
+			require.Equal(t, smaller, r.LiveRefused, "%s: the live holder is refused if its token is the smaller one", name)
+		case harmless[r.Scenario] != "":
+			require.Equal(t, history.Safe, r.Verdict, "%s: %s", name, harmless[r.Scenario])
+		case r.Fencing == history.FencingOff:
+			require.Equal(t, history.Violated, r.Verdict, name)
+			require.NotEmpty(t, r.Lost, name)
+		case r.Scenario == "LateWriteBeforeSuccessorWrites" || smaller:
+			require.Equal(t, history.Violated, r.Verdict, "%s: the tokens of writes grow, and an entry is lost", name)
+			require.Zero(t, r.Stale, name)
+		default:
+			require.Equal(t, history.Safe, r.Verdict, name)
+		}
+	}
+	for _, lock := range []string{"redis", "redlock", "etcd", "zookeeper", "consul", "postgres"} {
+		require.GreaterOrEqual(t, len(locks[lock]), 12, "hazards of %s", lock)
+	}
+}
+
+// order tells what became of the tokens of r's grants: whether each is greater than the one before it, whether no two
+// are equal, and whether the last is smaller than the one before it.
+func order(t *testing.T, r *reports.Summary) (monotonic, unique, smaller bool) {
+	t.Helper()
+	monotonic, unique = true, true
+	var ranks []int
+	for _, g := range r.Tokens {
+		_, text, _ := strings.Cut(g, "#")
+		rank, err := strconv.Atoi(text)
+		require.NoError(t, err, g)
+		unique = unique && !slices.Contains(ranks, rank)
+		if n := len(ranks); n > 0 {
+			smaller = rank < ranks[n-1]
+			monotonic = monotonic && rank > ranks[n-1]
+		}
+		ranks = append(ranks, rank)
+	}
+	return monotonic, unique, smaller
+}
+
+var (
+	named   = regexp.MustCompile("`([A-Za-z]+)`")
+	testOf  = regexp.MustCompile("`(Test[A-Za-z]+)`(?: in `([a-z/]+)`)?")
+	command = regexp.MustCompile(`\bTest[A-Za-z]+`)
+)
+
+// rows are the cells of a page's tables, by the names of their columns.
+func rows(page string) (all []map[string]string) {
+	cells := func(line string) (list []string) {
+		for c := range strings.SplitSeq(strings.Trim(line, "| "), "|") {
+			list = append(list, strings.TrimSpace(c))
+		}
+		return list
+	}
+	var head []string
+	for line := range strings.Lines(page) {
+		line = strings.TrimSpace(line)
+		switch {
+		case !strings.HasPrefix(line, "|"):
+			head = nil
+		case head == nil:
+			head = cells(line)
+		case !strings.HasPrefix(line, "| ---"):
+			row := map[string]string{}
+			for i, c := range cells(line) {
+				if i < len(head) {
+					row[head[i]] = c
+				}
+			}
+			all = append(all, row)
+		}
+	}
+	return all
+}
+
+// TestPages holds the rows of hand-written tables against the recorded runs that they name, and what the pages tell the
+// reader to run against the tests that there are.
+func TestPages(t *testing.T) {
+	pages, err := filepath.Glob("results/*/README.md")
+	require.NoError(t, err)
+	recorded, shared, checked := histories(t), summaries(t, matrix), 0
+	for _, page := range pages {
+		t.Run(filepath.Base(filepath.Dir(page)), func(t *testing.T) {
+			b, err := os.ReadFile(page)
+			require.NoError(t, err)
+			for _, name := range command.FindAllString(string(b), -1) {
+				requireTest(t, "", name) // or the beginning of one, as -run has it
+			}
+			var own []reports.Summary
+			for _, file := range recorded[filepath.Dir(page)] {
+				own = append(own, reports.Summarize(recordedEvents(t, file)))
+			}
+			for _, row := range rows(string(b)) {
+				for _, m := range testOf.FindAllStringSubmatch(row["run"], -1) {
+					requireTest(t, m[2], m[1]+"(")
+					checked++
+				}
+				m := named.FindStringSubmatch(row["run"])
+				if m == nil || strings.HasPrefix(m[1], "Test") {
+					continue
+				}
+				runs := of(own, m[1])
+				if len(runs) == 0 {
+					runs = of(shared, m[1])
+				}
+				require.NotEmpty(t, runs, "no run of %s", m[1])
+				requireRow(t, row, runs)
+				checked++
+			}
+		})
+	}
+	require.Greater(t, checked, 20, "rows")
+}
+
+func of(all []reports.Summary, scenario string) []reports.Summary {
+	return slices.DeleteFunc(slices.Clone(all), func(s reports.Summary) bool { return s.Scenario != scenario })
+}
+
+func requireRow(t *testing.T, row map[string]string, runs []reports.Summary) {
+	t.Helper()
+	yes := map[bool]string{true: "yes", false: "no"}
+	name := runs[0].Scenario
+	for column, cell := range row {
+		switch column {
+		case "off, writes, on":
+			require.Equal(t, reports.Cell(runs), cell, name)
+		case "tokens":
+			for _, r := range runs {
+				require.Equal(t, strings.Join(r.Tokens, " "), cell, name)
+			}
+		case "monotonic":
+			for _, r := range runs {
+				monotonic, _, _ := order(t, &r)
+				require.Equal(t, yes[monotonic], cell, name)
+			}
+		case "unique":
+			for _, r := range runs {
+				_, unique, _ := order(t, &r)
+				require.Equal(t, yes[unique], cell, name)
+			}
+		}
+	}
+}
+
+// requireTest requires that there is a test whose name begins so, in a folder of the module or, if it is empty, in any that
+// the pages speak of.
+func requireTest(t *testing.T, dir, name string) {
+	t.Helper()
+	pattern := "../" + dir + "/*_test.go"
+	var files []string
+	for _, p := range []string{pattern, "../scenarios/*_test.go", "../dlock/*/*_test.go", "*_test.go"} {
+		if dir == "" || p == pattern {
+			found, err := filepath.Glob(p)
+			require.NoError(t, err)
+			files = append(files, found...)
+		}
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		require.NoError(t, err)
+		if bytes.Contains(b, []byte("func "+name)) {
+			return
+		}
+	}
+	require.Fail(t, "there is no such test", "%s in %q", name, dir)
+}
+
+// TestHolderKilledTable keeps the table of how long a dead holder blocks what the recorded runs say.
+func TestHolderKilledTable(t *testing.T) {
+	const dir = "results/holder-killed/"
+	all := summaries(t, dir+"runs.jsonl")
+	ttls := []time.Duration{500 * time.Millisecond, 2 * time.Second, 10 * time.Second}
+	var b strings.Builder
+	b.WriteString("| lock |")
+	for _, ttl := range ttls {
+		fmt.Fprintf(&b, " TTL %v |", ttl)
+	}
+	b.WriteString("\n| --- |" + strings.Repeat(" --- |", len(ttls)) + "\n")
+	for _, lock := range []string{"redis", "redlock", "postgres", "zookeeper", "etcd", "consul"} {
+		fmt.Fprintf(&b, "| %s |", lock)
+		for _, ttl := range ttls {
+			var got []string
+			for _, r := range all {
+				if r.Lock == lock && time.Duration(r.TTL) == ttl {
+					require.Equal(t, "HolderKilled", r.Scenario)
+					require.Equal(t, history.Safe, r.Verdict)
+					require.Positive(t, r.Blocked)
+					got = append(got, fmt.Sprintf("%.2f", time.Duration(r.Blocked).Seconds()))
+				}
+			}
+			require.Len(t, got, 2, "%s, %v", lock, ttl)
+			fmt.Fprintf(&b, " %s s |", strings.Join(got, ", "))
+		}
+		b.WriteString("\n")
+	}
+	region(t, dir+"README.md", "table: blocked", b.String())
+}
+
+// TestClockSkewTable makes the table of the clock sweep from the subtests that passed, each of which requires what its cell
+// says.
+func TestClockSkewTable(t *testing.T) {
+	const dir = "results/redlock/"
+	passed, err := os.ReadFile(dir + "clock-skew.txt")
+	require.NoError(t, err)
+	steps := []string{"0s", "30m0s", "59m59.999s", "1h0m0s", "1h0m0.001s", "2h0m0s"}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| clocks ahead | %s |\n| --- |%s\n", strings.Join(steps, " | "), strings.Repeat(" --- |", len(steps)))
+	for n := range 6 {
+		fmt.Fprintf(&b, "| %d of 5 |", n)
+		for i, by := range steps {
+			require.Contains(t, string(passed), fmt.Sprintf("--- PASS: TestClockSkew/%d_nodes_ahead_by_%s ", n, by))
+			cell := "one holder"
+			if n >= 3 && i >= 4 { // as the test has it
+				cell = "**two**, late write refused"
+			}
+			fmt.Fprintf(&b, " %s |", cell)
+		}
+		b.WriteString("\n")
+	}
+	region(t, dir+"README.md", "table: clock skew", b.String())
+}
+
+// TestRenewalsTable keeps the table of when the successor got in what the histories say.
+func TestRenewalsTable(t *testing.T) {
+	const dir = "results/renewals"
+	waits := map[string][]string{}
+	for _, file := range histories(t)[dir] { // off, on, writes
+		events := recordedEvents(t, file)
+		var granted []time.Time
+		for _, e := range events {
+			if e.Kind == history.KindReport && e.Name == history.Acquired {
+				granted = append(granted, e.Time)
+			}
+		}
+		require.Len(t, granted, 2, file)
+		name := events[0].Run.Scenario
+		waits[name] = append(waits[name], fmt.Sprint(granted[1].Sub(granted[0]).Milliseconds()))
+	}
+	var b strings.Builder
+	b.WriteString("| run | fencing off | on writes alone | on |\n| --- | --- | --- | --- |\n")
+	for _, name := range []string{"WorkExceedsTTL", "PauseExceedsTTL", "WedgedHolder"} {
+		require.Len(t, waits[name], 3, name)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, waits[name][0], waits[name][2], waits[name][1])
+	}
+	region(t, dir+"/README.md", "table: renewals", b.String())
 }

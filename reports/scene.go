@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -19,6 +20,7 @@ type scene struct {
 	frozen  []span // a worker's, SIGSTOP to SIGCONT
 	down    []span // a worker's or the resource's, SIGKILL to restart
 	held    []span // what a worker sends is held in the network
+	cut     []span // a worker is cut off from servers of the lock's
 	writes  []write
 	final   *history.Event
 
@@ -193,7 +195,8 @@ func (it item) isWrite() bool { return it.Kind == history.KindDecision && it.Op 
 
 func (it item) is(k history.Kind, name string) bool { return it.Kind == k && it.Name == name }
 
-// roster lists the workers: as the run declares them, then whoever else turns up.
+// roster lists the workers: as the run declares them, then whoever else turns up. Where they are declared, any other
+// target of a fault is a server of the lock's.
 func (s *scene) roster() {
 	known := map[string]bool{"": true, resourceName: true}
 	add := func(name string) {
@@ -210,10 +213,17 @@ func (s *scene) roster() {
 		case history.KindReport:
 			add(it.Actor)
 		case history.KindFault:
-			add(it.Target)
+			if len(s.run.Workers) == 0 {
+				add(it.Target)
+			}
 		default:
 		}
 	}
+}
+
+// atServer tells whether an item is a fault of the lock's servers.
+func (s *scene) atServer(it item) bool {
+	return it.Kind == history.KindFault && it.Target != resourceName && !slices.Contains(s.workers, it.Target)
 }
 
 // domain is the time from the first event to the last, without the controller's epilogue: final and end tell what
@@ -235,6 +245,7 @@ func (s *scene) faults() {
 	s.frozen = s.between(history.FaultPause, history.FaultResume)
 	s.down = s.between(history.FaultKill, history.FaultRestart)
 	s.held = s.between(history.FaultHold, history.FaultDeliver)
+	s.cut = s.between(history.FaultCut, history.FaultMend)
 }
 
 // between pairs faults with their heals, per target.
@@ -286,7 +297,7 @@ func (s *scene) grants() {
 		switch {
 		case ok && gone <= next:
 			l.solid, l.end, l.how = gone, gone, released
-		case ok && hasNext && l.until > next: // the two reports crossed
+		case ok && hasNext && l.until > next && !s.goesOn(s.leases[i+1], gone): // the two reports crossed
 			l.solid, l.end, l.how = next, next, released
 		case hasNext && l.until <= next:
 			l.solid, l.end, l.how = min(l.solid, next), next, expired
@@ -303,6 +314,14 @@ func (s *scene) grants() {
 			s.deleted(it)
 		}
 	}
+}
+
+// goesOn tells whether the holder of l reports more than its grant before a time: it then held the lock, and what its
+// predecessor released at that time was not.
+func (s *scene) goesOn(l lease, before time.Duration) bool {
+	return slices.ContainsFunc(s.items[l.n:], func(it item) bool {
+		return it.Kind == history.KindReport && it.Actor == l.worker && it.at < before
+	})
 }
 
 // deleted ends the lease that another worker's release freed.
@@ -335,7 +354,7 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 		case history.Released:
 			l.belief = min(l.belief, it.at)
 			return it.at, true
-		case history.ReleaseLost, history.ReleaseForeign, history.LostLease, history.WriteStale, history.ReadStale, history.Failed, history.Done, history.FaultKill:
+		case history.ReleaseLost, history.ReleaseForeign, history.LostLease, history.Lost, history.WriteStale, history.ReadStale, history.Failed, history.Done, history.FaultKill:
 			l.belief = min(l.belief, it.at)
 		default:
 		}
@@ -357,8 +376,8 @@ func (s *scene) stopped(l *lease) bool {
 	return false
 }
 
-// match ties each write that reached the resource to the worker that sent it: the last one granted its token, and
-// that worker's sends in their order.
+// match ties each write that reached the resource to the worker that sent it: the last one granted its token, or of
+// several with that token the one whose entry it adds, and that worker's sends in their order.
 func (s *scene) match() {
 	sent := make(map[string][]time.Duration)
 	for _, it := range s.items {
@@ -371,8 +390,12 @@ func (s *scene) match() {
 			continue
 		}
 		w := write{decision: it, sent: it.at}
+		own := ""
+		if entries := history.Entries(it.Value); len(entries) > 0 {
+			own = entries[len(entries)-1]
+		}
 		for _, l := range s.leases {
-			if l.token == it.Token && (l.from <= it.at || w.worker == "") {
+			if l.token == it.Token && (l.from <= it.at || w.worker == "") && (w.worker == "" || w.worker != own) {
 				w.worker = l.worker
 			}
 		}
@@ -406,6 +429,8 @@ func (it item) label() string {
 			return "freed another’s lock"
 		case history.LostLease:
 			return "lease lost"
+		case history.Lost:
+			return "saw its lease end"
 		default:
 			return short(it.Name, 22)
 		}
@@ -423,6 +448,12 @@ func (it item) label() string {
 			return "killed"
 		case history.FaultRestart:
 			return "restarted"
+		case history.FaultCut:
+			return it.from("cut off from")
+		case history.FaultRefuse:
+			return it.from("refused by")
+		case history.FaultMend:
+			return "reconnected"
 		default:
 			return short(it.Name, 22)
 		}
@@ -443,6 +474,60 @@ func (it item) label() string {
 		}
 	default:
 		return short(string(it.Kind), 22)
+	}
+}
+
+// from says of which servers of the lock's a worker can't reach.
+func (it item) from(what string) string {
+	if len(it.Peers) == 0 {
+		return what + " the lock"
+	}
+	return short(what+" "+strings.Join(it.Peers, ", "), 44)
+}
+
+// serverLabel is the text in the drawing of a fault of the lock's servers.
+func (it item) serverLabel() string {
+	who := short(it.Target, 14)
+	if it.Target == "lock" {
+		who = "all servers"
+	}
+	detail := ""
+	if it.Detail != "" {
+		detail = " " + short(it.Detail, 14)
+	}
+	switch it.Name {
+	case history.FaultPause:
+		return who + " frozen"
+	case history.FaultResume:
+		return who + " resumed"
+	case history.FaultKill:
+		return who + " killed"
+	case history.FaultRestart:
+		return who + " restarted"
+	case history.FaultWipe:
+		return who + " restarted empty"
+	case history.FaultFlush:
+		return who + " flushed"
+	case history.FaultEvict:
+		return who + " evicts its keys"
+	case history.FaultLag:
+		return who + ": replica stops"
+	case history.FaultFailover:
+		return who + ": replica takes over"
+	case history.FaultJump:
+		return who + ": clock jumps" + detail
+	case history.FaultIsolate:
+		return who + " isolated"
+	case history.FaultRejoin:
+		return who + " rejoins"
+	case history.FaultSnapshot:
+		return who + ": snapshot taken"
+	case history.FaultRestore:
+		return who + ": restored" + detail
+	case history.FaultReap:
+		return who + ": idle lock deleted"
+	default:
+		return short(it.Name, 22) + " " + who + detail
 	}
 }
 
@@ -496,6 +581,8 @@ func (it item) reportSentence() string {
 		return "freed another owner’s lock with its release"
 	case history.LostLease:
 		return "looked at its lease, found it lost and gave up"
+	case history.Lost:
+		return "saw its lease end, and goes on all the same"
 	case history.Failed:
 		return "failed: " + clean(it.Error, 400)
 	case history.Done:
@@ -520,9 +607,52 @@ func (it item) faultSentence() string {
 		return "killed " + target + " (SIGKILL)"
 	case history.FaultRestart:
 		return "restarted " + target
+	case history.FaultCut:
+		return "cut " + target + " off from " + it.peers() + ": what is sent either way is lost"
+	case history.FaultRefuse:
+		return "cut " + target + " off from " + it.peers() + ": connections are refused"
+	case history.FaultMend:
+		return "connected " + target + " again"
+	case history.FaultWipe:
+		return "killed " + target + " and restarted it without its data"
+	case history.FaultFlush:
+		return "deleted all data of " + target
+	case history.FaultEvict:
+		return "made " + target + " run out of memory, so that it evicted its keys"
+	case history.FaultLag:
+		return "stopped the replication from " + target + " to its replica"
+	case history.FaultFailover:
+		return "made the replica of " + target + " the primary"
+	case history.FaultJump:
+		return "let the clock of " + target + " jump by " + clean(it.Detail, 40)
+	case history.FaultIsolate:
+		return "cut " + target + " off from its peers, not from clients"
+	case history.FaultRejoin:
+		return "connected " + target + " with its peers again"
+	case history.FaultSnapshot:
+		return "took a snapshot of " + target
+	case history.FaultRestore:
+		return strings.TrimSpace("restored " + target + " from the snapshot " + bracketed(it.Detail))
+	case history.FaultReap:
+		return "deleted on " + target + " what it kept of a lock that nobody held or waited for"
 	default:
-		return "injected " + clean(it.Name, 80) + " at " + target
+		return strings.TrimSpace("injected " + clean(it.Name, 80) + " at " + target + " " + bracketed(it.Detail))
 	}
+}
+
+// peers names the servers of a cut.
+func (it item) peers() string {
+	if len(it.Peers) == 0 {
+		return "all servers of the lock"
+	}
+	return clean(strings.Join(it.Peers, ", "), 200)
+}
+
+func bracketed(detail string) string {
+	if detail == "" {
+		return ""
+	}
+	return "(" + clean(detail, 80) + ")"
 }
 
 func (it item) decisionSentence() string {

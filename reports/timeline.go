@@ -233,6 +233,9 @@ func (p *panel) remarks(r Run) {
 	if !s.complete {
 		say("The history is incomplete: it has no end event.")
 	}
+	if s.run.TokensLost {
+		say("The hazard takes the lock’s tokens back. A write is called stale by its token, not by its grant.")
+	}
 	if s.moved > 0 {
 		say("Events are shown by their own clocks; %s recorded in another order.", were(s.moved))
 	}

@@ -34,16 +34,21 @@ func OpenLock(ctx context.Context, s LockSpec) (Lock, error) {
 	return persistent{FromLocker(l)}, nil
 }
 
-// persistent asks again when a grant was over by the time it arrived, as it may be on a busy machine if leases are short.
+// persistent asks again, as a service would: when a grant was over by the time it arrived, as it may be on a busy machine if
+// leases are short, and when the lock service doesn't answer, as the one of its servers that was asked may not.
 type persistent struct{ Lock }
 
-func (p persistent) Acquire(ctx context.Context, key string) (Lease, error) {
-	for {
-		lease, err := p.Lock.Acquire(ctx, key)
-		if !errors.Is(err, dlock.ErrLost) {
-			return lease, err
+// tries is how often it asks in vain.
+const tries = 10
+
+func (p persistent) Acquire(ctx context.Context, key string) (lease Lease, err error) {
+	for range tries {
+		lease, err = p.Lock.Acquire(ctx, key)
+		if err == nil || ctx.Err() != nil || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) {
+			break
 		}
 	}
+	return lease, err
 }
 
 // nodeTimeout is longer than any live node takes on a busy machine: what makes a node silent in a run is a fault.

@@ -76,7 +76,7 @@ func TestReadme(t *testing.T) {
 	const results, readme = "../../reports/results/pause-exceeds-ttl", "../../README.md"
 	var runs []reports.Run
 	for _, f := range []string{"off", "on"} {
-		events := load(t, filepath.Join(results, "PauseExceedsTTL_"+f+".jsonl"))
+		events := load(t, filepath.Join(results, "PauseExceedsTTL_redis_"+f+".jsonl"))
 		runs = append(runs, reports.Run{Events: events, Result: history.Judge(events)})
 	}
 	text, err := os.ReadFile(readme)

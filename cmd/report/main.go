@@ -25,13 +25,18 @@ Judges each history, prints the verdicts, and writes one HTML page that draws th
 to scale. Runs of the same scenario stand beside each other. "-" reads a history
 from standard input. No server is needed.
 
+With -matrix it writes no page but a file of one JSON line a run, and prints what the
+runs came to as a Markdown table of hazards and locks: ✕ violated, ✓ safe, ✓! safe
+with the live holder refused, · not run, each with fencing off, on writes alone, and on.
+
 The exit code is 1 if a history with fencing on is violated, if any history is
 inconclusive, if one can't be read, or if the page can't be written. Else it is 0:
 what goes wrong without fencing, or with fencing on writes alone, is what such runs
 are there to show. The page is written whatever the verdicts are.`,
 	Examples: `
   report run.jsonl
-  report -o pause.html pause-off.jsonl pause-on.jsonl`,
+  report -o pause.html pause-off.jsonl pause-on.jsonl
+  report -matrix runs.jsonl /tmp/histories/*.jsonl`,
 }
 
 func main() { cli.Main(run) }
@@ -39,6 +44,7 @@ func main() { cli.Main(run) }
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
 	out := fs.String("o", "timeline.html", "the `file` to write the page to")
+	matrix := fs.String("matrix", "", "the `file` to write a line a run to, instead of a page")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
@@ -48,6 +54,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 
 	var (
 		runs []reports.Run
+		all  []reports.Summary
 		bad  []string
 	)
 	for _, name := range fs.Args() {
@@ -59,9 +66,13 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 			return fmt.Errorf("report: %s: %w", name, err)
 		}
 		r := reports.Run{Events: events, Result: history.Judge(events)}
-		runs = append(runs, r)
-		if _, err := io.WriteString(stdout, summary(name, r)); err != nil {
-			return fmt.Errorf("report: %w", err)
+		if *matrix != "" {
+			all = append(all, reports.Summarize(events))
+		} else {
+			runs = append(runs, r)
+			if _, err := io.WriteString(stdout, summary(name, r)); err != nil {
+				return fmt.Errorf("report: %w", err)
+			}
 		}
 		if !expected(r) {
 			bad = append(bad, fmt.Sprintf("%s is %s", name, r.Result.Verdict))
@@ -69,13 +80,21 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 
 	var page bytes.Buffer
-	if err := reports.Timeline(&page, runs...); err != nil {
+	said := "wrote " + *out + "\n"
+	if *matrix != "" {
+		var table strings.Builder
+		reports.SortSummaries(all)
+		if err := errors.Join(reports.EncodeSummaries(&page, all), reports.Matrix(&table, all)); err != nil {
+			return err
+		}
+		*out, said = *matrix, printable(table.String())
+	} else if err := reports.Timeline(&page, runs...); err != nil {
 		return err
 	}
 	if err := os.WriteFile(*out, page.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
-	if _, err := io.WriteString(stdout, "wrote "+*out+"\n"); err != nil {
+	if _, err := io.WriteString(stdout, said); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	if len(bad) > 0 {

@@ -71,6 +71,33 @@ func TestExit(t *testing.T) {
 	}
 }
 
+// A matrix has a line a run, in an order that doesn't depend on that of the files, and its table is printed.
+func TestMatrix(t *testing.T) {
+	dir := t.TempDir()
+	write := func(names ...string) (lines, table string) {
+		args := []string{"-matrix", filepath.Join(dir, "m.jsonl"), "-o", filepath.Join(dir, "page.html")}
+		for _, name := range names {
+			args = append(args, histories+name)
+		}
+		var stdout bytes.Buffer
+		require.NoError(t, run(context.Background(), args, &stdout))
+		b, err := os.ReadFile(filepath.Join(dir, "m.jsonl"))
+		require.NoError(t, err)
+		return string(b), stdout.String()
+	}
+	lines, table := write("pause-off.jsonl", "pause-on.jsonl", "late-writes.jsonl")
+	require.Equal(t, 3, strings.Count(lines, "\n"))
+	require.True(t, strings.HasPrefix(lines, `{"scenario":"LateWrite`), lines)
+	require.Contains(t, table, "| `PauseExceedsTTL` | ✕ · ✓ |")
+	require.Contains(t, table, "* fencing off: 1 run, 1 violated; stale writes accepted: 1, accepted entries lost: 1")
+	again, _ := write("late-writes.jsonl", "pause-on.jsonl", "pause-off.jsonl")
+	require.Equal(t, lines, again)
+	_, err := os.Stat(filepath.Join(dir, "page.html"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	err = run(context.Background(), []string{"-matrix", filepath.Join(dir, "absent", "m"), histories + "pause-on.jsonl"}, &bytes.Buffer{})
+	require.ErrorContains(t, err, "no such file")
+}
+
 func TestHelp(t *testing.T) {
 	var stdout bytes.Buffer
 	err := run(context.Background(), []string{"-h"}, &stdout)

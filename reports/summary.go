@@ -1,0 +1,129 @@
+package reports
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// Summary is a run in one line: what was run, and what the judge says of its history.
+type Summary struct {
+	Scenario string           `json:"scenario"`
+	Lock     string           `json:"lock"`
+	Server   string           `json:"server"`
+	Fencing  history.Fencing  `json:"fencing"`
+	TTL      history.Duration `json:"ttl"` // the lease of the worker that the fault hits
+	Verdict  history.Verdict  `json:"verdict"`
+	Stale    int              `json:"stale"`   // accepted writes whose fence was not greater than all accepted before
+	Refused  int              `json:"refused"` // refused writes and reads
+	Lost     []string         `json:"lost"`    // entries that were accepted and are gone
+	Writers  []string         `json:"writers"` // the entries of accepted writes, in order
+	// Tokens are the grants in their order, each with the rank of its token among the run's: "A#2".
+	Tokens []string `json:"tokens"`
+	// TokensLost says that the hazard takes the lock's source of tokens back.
+	TokensLost bool `json:"tokens_lost,omitempty"`
+	// LiveRefused says that the holder of the run's last grant was refused something.
+	LiveRefused bool `json:"live_refused,omitempty"`
+	// Blocked is the time from a worker's kill until the next grant; 0: none was killed.
+	Blocked history.Duration `json:"blocked,omitempty"`
+}
+
+// Summarize judges a history.
+func Summarize(events []history.Event) Summary {
+	r := history.Judge(events)
+	s := Summary{Verdict: r.Verdict, Stale: r.Stale, Refused: r.Refused, Lost: some(r.Lost), Writers: some(r.Writers), Tokens: []string{}}
+	var run history.Run
+	if len(events) > 0 && events[0].Run != nil {
+		run = *events[0].Run
+	}
+	s.Scenario, s.Lock, s.Server, s.Fencing, s.TTL, s.TokensLost = run.Scenario, run.Lock, run.Server, run.Fencing, run.TTL, run.TokensLost
+	var tokens []uint64
+	for _, e := range events {
+		if e.Kind == history.KindReport && e.Name == history.Acquired {
+			tokens = append(tokens, e.Token)
+		}
+	}
+	slices.Sort(tokens)
+	tokens = slices.Compact(tokens)
+	var killed time.Time
+	last := ""
+	for _, e := range events {
+		switch {
+		case e.Kind == history.KindFault && e.Name == history.FaultKill && slices.Contains(run.Workers, e.Target):
+			killed = e.Time
+		case e.Kind == history.KindReport && e.Name == history.Acquired:
+			rank, _ := slices.BinarySearch(tokens, e.Token)
+			s.Tokens = append(s.Tokens, fmt.Sprintf("%s#%d", e.Actor, rank+1))
+			last, s.LiveRefused = e.Actor, false
+			if !killed.IsZero() {
+				s.Blocked = history.Duration(e.Time.Sub(killed).Round(time.Millisecond))
+				killed = time.Time{}
+			}
+		case e.Kind == history.KindReport && e.Actor == last && (e.Name == history.ReadStale || e.Name == history.WriteStale):
+			s.LiveRefused = true
+		}
+	}
+	return s
+}
+
+// some is list, and never nil, so that an empty one is written as [].
+func some(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
+}
+
+// SortSummaries puts runs in order of scenario, lock, TTL and fencing: off, writes, on.
+func SortSummaries(all []Summary) {
+	slices.SortStableFunc(all, func(a, b Summary) int {
+		return cmp.Or(
+			cmp.Compare(a.Scenario, b.Scenario), cmp.Compare(a.Lock, b.Lock), cmp.Compare(a.TTL, b.TTL),
+			cmp.Compare(slices.Index(modes, a.Fencing), slices.Index(modes, b.Fencing)),
+		)
+	})
+}
+
+// modes are the fencing modes, in the order of what they protect.
+var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
+
+// EncodeSummaries writes one JSON line a run.
+func EncodeSummaries(w io.Writer, all []Summary) error {
+	enc := json.NewEncoder(w)
+	for i := range all {
+		if err := enc.Encode(&all[i]); err != nil {
+			return fmt.Errorf("reports: %w", err)
+		}
+	}
+	return nil
+}
+
+// DecodeSummaries reads what EncodeSummaries writes. A line that is none is an error that names the line.
+func DecodeSummaries(r io.Reader) ([]Summary, error) {
+	var all []Summary
+	sc := bufio.NewScanner(r)
+	for n := 1; sc.Scan(); n++ {
+		dec := json.NewDecoder(bytes.NewReader(sc.Bytes()))
+		dec.DisallowUnknownFields()
+		var s Summary
+		if err := dec.Decode(&s); err != nil {
+			return nil, fmt.Errorf("reports: line %d: %w", n, err)
+		}
+		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("reports: line %d: it goes on after the run", n)
+		}
+		all = append(all, s)
+	}
+	if err := sc.Err(); err != nil {
+		return nil, fmt.Errorf("reports: %w", err)
+	}
+	return all, nil
+}
