@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -105,9 +106,12 @@ func TestClockSkew(t *testing.T) {
 	nodes, err := testbed.StartRedisNodes(t.Context(), 5, o)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, scenarios.Servers{Servers: nodes}.Close()) }()
-	addrs := make([]string, len(nodes))
+	addrs, clients := make([]string, len(nodes)), make([]*redis.Client, len(nodes))
 	for i, n := range nodes {
 		addrs[i] = n.URL
+		clients[i], err = locks.RedisClient(n.URL)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, clients[i].Close()) }()
 		still, err := n.Clock.Hold(t.Context())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, still(context.WithoutCancel(t.Context()))) }()
@@ -123,6 +127,10 @@ func TestClockSkew(t *testing.T) {
 				ctx, key := t.Context(), newKey(t)
 				first, err := b.TryAcquire(ctx, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl})
 				require.NoError(t, err)
+				// The lock was had with a majority of the votes; the others are still on their way.
+				for _, c := range clients {
+					require.Eventually(t, func() bool { return c.Exists(ctx, "redlock:{"+key+"}").Val() == 1 }, patience, look)
+				}
 				for _, n := range nodes[:ahead] {
 					back, err := n.Clock.Jump(ctx, by)
 					require.NoError(t, err)
