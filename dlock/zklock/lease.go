@@ -64,14 +64,27 @@ func (b *Backend) adopt(p place, path string) (*lease, error) {
 	go func() {
 		<-ch
 		l.end()
-		b.mu.Lock()
-		if b.leases[p] == l {
-			delete(b.leases, p)
-		}
-		b.mu.Unlock()
+		b.unlist(l)
 		close(l.gone)
 	}()
 	return l, nil
+}
+
+func (b *Backend) unlist(l *lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.leases[l.at] == l {
+		delete(b.leases, l.at)
+	}
+}
+
+// forget sees to it that nothing is left of a lease that is over.
+func (b *Backend) forget(l *lease) error {
+	if err := b.c.Delete(l.path, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
+		return err
+	}
+	b.unlist(l)
+	return nil
 }
 
 // seal writes ttl to the node. That it succeeds proves that the node was there, and so its session, by a quorum's word; and

@@ -2,6 +2,7 @@ package zklock_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -39,11 +40,13 @@ type link struct {
 
 	mu     sync.Mutex
 	fault  fault
-	op     int32         // the one that loseOneReply is for
-	held   chan struct{} // closed on delivery
-	lost   int           // calls whose request or reply was lost
-	old    bool          // the server is to know no containers
-	calls  map[int32]int // by operation
+	op     int32          // the one that loseOneReply is for
+	held   chan struct{}  // closed on delivery
+	lost   int            // calls whose request or reply was lost
+	old    bool           // the server is to know no containers
+	mute   bool           // watches that fire are lost
+	before func(op int32) // if not nil, called before a call is sent
+	calls  map[int32]int  // by operation
 	conns  map[*conn]struct{}
 	watch  map[string]struct{} // paths that are watched
 	id     int64               // the session
@@ -135,7 +138,7 @@ func (l *link) Dial(network, _ string, timeout time.Duration) (net.Conn, error) 
 	if l.is(cut) {
 		return nil, errRefused
 	}
-	nc, err := net.DialTimeout(network, l.addr, timeout)
+	nc, err := (&net.Dialer{Timeout: timeout}).DialContext(context.Background(), network, l.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -202,11 +205,14 @@ func (c *conn) Write(b []byte) (int, error) {
 	xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
 	call := op != opPing && op != opAuth && op != opClose && op != opSetWatches
 	c.l.mu.Lock()
-	f, old := c.l.fault, c.l.old
+	f, old, before := c.l.fault, c.l.old, c.l.before
 	if call {
 		c.l.calls[op]++
 	}
 	c.l.mu.Unlock()
+	if call && before != nil {
+		before(op)
+	}
 	if op == opSetWatches && c.rewatched != nil && !c.rewrote {
 		c.rewrote = true
 		close(c.rewatched)
@@ -284,7 +290,7 @@ func (c *conn) next() ([]byte, error) {
 	// Of all that a lock asks it is the write whose reply makes the difference. A create that fails needs its parent first.
 	write := op == opSetData || op == opDelete || op == opCreate && good
 	c.l.mu.Lock()
-	f, held := c.l.fault, c.l.held
+	f, held, mute := c.l.fault, c.l.held, c.l.mute
 	switch {
 	case xid == -1: // a watch has fired: a header, a type, a state, and the path
 		delete(c.l.watch, text(frame[28:]))
@@ -299,6 +305,8 @@ func (c *conn) next() ([]byte, error) {
 	}
 	c.l.mu.Unlock()
 	switch {
+	case mute && xid == -1:
+		return c.next()
 	case f == cut, f == loseReplies && write:
 		return nil, c.breaks()
 	case f == holdReplies && write:
@@ -366,11 +374,11 @@ func (c *conn) breaks() error {
 
 // endSession ends the client's session on the server, by a connection that says it is the same client. The client must be
 // cut off meanwhile.
-func (l *link) endSession() error {
+func (l *link) endSession(ctx context.Context) error {
 	l.mu.Lock()
 	id, passwd := l.id, l.passwd
 	l.mu.Unlock()
-	c, err := net.Dial("tcp", l.addr)
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.addr)
 	if err != nil {
 		return err
 	}

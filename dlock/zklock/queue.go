@@ -134,10 +134,6 @@ func (b *Backend) sweep(p place) (n int, err error) {
 // join makes p's node, or finds the one that an earlier request of the same owner has made, whose answer may have been
 // lost. It returns its lease, the queue, and whether the node is new.
 func (b *Backend) join(p place, ttl time.Duration) (l *lease, q []node, fresh bool, err error) {
-	if l := b.known(p); l != nil {
-		q, err := b.list(p.parent)
-		return l, q, false, err
-	}
 	made, err := b.create(p, ttl)
 	if err != nil {
 		return nil, nil, false, err

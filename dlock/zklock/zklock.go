@@ -121,7 +121,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	return b.acquire(ctx, r, true)
 }
 
-// TryAcquire implements dlock.Backend. Of a key that is held it only reads.
+// TryAcquire implements dlock.Backend. It makes no node for a key that is held.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, false)
 }
@@ -143,16 +143,38 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 			return dlock.Grant{}, dlock.ErrHeld
 		}
 	}
-	start := time.Now() // before the request leaves: nobody counts from earlier
-	l, q, fresh, err := b.join(p, r.TTL)
+	l := b.known(p)
+	g, err := b.try(ctx, p, r, l, wait)
+	if l != nil && errors.Is(err, errGone) { // the request is repeated, and what it had come to has run out
+		if err = b.forget(l); err == nil {
+			g, err = b.try(ctx, p, r, nil, wait)
+		}
+	}
 	if err != nil {
 		return dlock.Grant{}, failed(ctx, err)
 	}
-	if start, err = b.win(ctx, l, q, turn{start: start, fresh: fresh, ttl: r.TTL, wait: wait}); err != nil {
+	return g, nil
+}
+
+// try joins the queue, unless the request has its place l there already, and waits for its turn.
+func (b *Backend) try(ctx context.Context, p place, r dlock.Request, l *lease, wait bool) (dlock.Grant, error) {
+	t := turn{ttl: r.TTL, wait: wait, start: time.Now()} // before the request leaves: nobody counts from earlier
+	var q []node
+	var err error
+	if l == nil {
+		l, q, t.fresh, err = b.join(p, r.TTL)
+	} else {
+		q, err = b.list(p.parent)
+	}
+	if err != nil {
+		return dlock.Grant{}, err
+	}
+	start, err := b.win(ctx, l, q, t)
+	if err != nil {
 		if !errors.Is(err, errGone) {
 			b.remove(l)
 		}
-		return dlock.Grant{}, failed(ctx, err)
+		return dlock.Grant{}, err
 	}
 	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(l.czxid), TTL: r.TTL, Start: start, Lost: l.gone, State: l}, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -35,7 +36,9 @@ func TestConformanceEnsemble(t *testing.T) {
 	if server.Provider == testbed.External {
 		t.Skip("the external ensemble has been tested already")
 	}
-	c, err := testbed.StartZooKeeper(t.Context(), 3, options())
+	o := options()
+	o.Args = append(o.Args, "syncLimit=100") // ticks; on a machine that stalls, nobody is to be given up
+	c, err := testbed.StartZooKeeper(t.Context(), 3, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	t.Run("kit", func(t *testing.T) {
@@ -77,21 +80,23 @@ func connect(t *testing.T, addr string) party {
 	return party{b, c, l}
 }
 
-func client(t testing.TB, l *link, timeout time.Duration) (c *zk.Conn) {
-	t.Helper()
+func client(tb testing.TB, l *link, timeout time.Duration) (c *zk.Conn) {
+	tb.Helper()
 	var err error
 	pprof.Do(context.Background(), pprof.Labels("client", l.name), func(context.Context) {
 		c, _, err = zk.Connect([]string{l.addr}, timeout, zk.WithDialer(l.Dial), zk.WithHostProvider(l), zk.WithLogger(silence{}),
 			zk.WithMaxBufferSize(1<<20), zk.WithMaxConnBufferSize(1<<16)) // else a client has buffers of 3 MiB
 	})
-	require.NoError(t, err)
-	t.Cleanup(c.Close)
+	require.NoError(tb, err)
+	tb.Cleanup(c.Close)
 	return c
 }
 
 type silence struct{}
 
 func (silence) Printf(string, ...any) {}
+
+func nodePrefix(key, owner string) string { return "/dlock/" + key + "/" + owner + ":" }
 
 func newKey() string { return "test-" + uuid.NewString() }
 
@@ -146,7 +151,7 @@ func (p party) nodes(t *testing.T, key string) []string {
 // follows waits until p watches owner's node.
 func (p party) follows(t *testing.T, key, owner string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return p.link.watches("/dlock/" + key + "/" + owner + ":") }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return p.link.watches(nodePrefix(key, owner)) }, soon, time.Millisecond)
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -367,7 +372,7 @@ func TestSessionExpires(t *testing.T) {
 	heal := b.link.inject(cut, 0)
 	b.link.drop()
 	require.Eventually(t, func() bool { return b.conn.State() == zk.StateConnecting }, soon, time.Millisecond)
-	require.NoError(t, b.link.endSession())
+	require.NoError(t, b.link.endSession(t.Context()))
 	require.NoError(t, a.Release(t.Context(), before)) // it would be the waiter's turn, if it weren't dead
 	w := receive(t, next)
 	require.NoError(t, w.err)
@@ -402,6 +407,62 @@ func TestNodeDeletedByOthers(t *testing.T) {
 	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
 }
 
+// A lease's start is before the write that made it, and a waiter's not long before.
+func TestStart(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	written := make(chan time.Time, 8)
+	watchWrites := func(p party, op int32) {
+		p.link.mu.Lock()
+		defer p.link.mu.Unlock()
+		p.link.before = func(o int32) {
+			if o == op {
+				written <- time.Now()
+			}
+		}
+	}
+	watchWrites(a, opCreate)
+	g := a.take(t, key, long)
+	require.False(t, g.Start.After(<-written))
+	watchWrites(b, opSetData)
+	won := b.acquire(t.Context(), newRequest(key, long))
+	b.follows(t, key, g.Owner)
+	released := time.Now()
+	require.NoError(t, a.Release(t.Context(), g))
+	w := receive(t, won)
+	require.NoError(t, w.err)
+	for len(written) > 1 {
+		<-written
+	}
+	require.False(t, w.g.Start.After(<-written))
+	require.True(t, w.g.Start.After(released))
+}
+
+// A waiter that has seen that it is the first, and whose node goes before it has the lock, doesn't get it, though nothing
+// but the answer to its last request tells it so.
+func TestNodeGoneBeforeTheGrant(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, long)
+	r := newRequest(key, long)
+	won := b.acquire(t.Context(), r)
+	b.follows(t, key, g.Owner)
+	b.link.mu.Lock()
+	b.link.before = func(op int32) {
+		if op != opSetData {
+			return
+		}
+		b.link.mu.Lock()
+		b.link.mute = true
+		b.link.mu.Unlock()
+		for _, name := range a.nodes(t, key) {
+			assert.NoError(t, a.conn.Delete("/dlock/"+key+"/"+name, -1))
+		}
+	}
+	b.link.mu.Unlock()
+	require.NoError(t, a.Release(t.Context(), g))
+	w := receive(t, won)
+	require.ErrorIs(t, w.err, dlock.ErrLost, "got token %d", w.g.Fence)
+}
+
 // A lease that isn't renewed ends by itself, though nobody waits for it.
 func TestLeaseRunsOut(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -411,6 +472,23 @@ func TestLeaseRunsOut(t *testing.T) {
 	require.Empty(t, a.nodes(t, key))
 	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
 	require.Greater(t, b.take(t, key, long).Fence, g.Fence)
+}
+
+// A request that is repeated after its lease has run out is granted anew.
+func TestRetryTooLate(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	r := newRequest(key, short)
+	g, err := a.TryAcquire(t.Context(), r)
+	require.NoError(t, err)
+	heal := a.link.inject(loseRequests, 0) // so that the node stays
+	require.Eventually(t, func() bool { return a.link.losses() > 0 }, soon, time.Millisecond)
+	heal()
+	again, err := a.TryAcquire(t.Context(), r)
+	require.NoError(t, err)
+	require.Greater(t, again.Fence, g.Fence)
+	receive(t, g.Lost)
+	receive(t, again.Lost)
+	require.NoError(t, b.Release(t.Context(), b.take(t, key, long)))
 }
 
 // A Backend that is cut off when a lease of its runs out deletes the node later.
@@ -458,6 +536,36 @@ func TestHolderDeadAfterRenewals(t *testing.T) {
 	w := receive(t, won)
 	require.NoError(t, w.err)
 	require.GreaterOrEqual(t, time.Since(renewed), short)
+}
+
+// A renewal of which the waiter has not been told, as it may be when its connection broke, keeps it out all the same.
+func TestRenewalUnseen(t *testing.T) {
+	done := false
+	for !done { // once is enough, if the machine is fast enough
+		done = renewalUnseen(t)
+	}
+}
+
+func renewalUnseen(t *testing.T) (done bool) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, short)
+	won := b.acquire(t.Context(), newRequest(key, long))
+	require.Eventually(t, func() bool { return len(won) > 0 || b.link.watches(nodePrefix(key, g.Owner)) }, soon, time.Millisecond)
+	b.link.mu.Lock()
+	b.link.mute = true
+	b.link.mu.Unlock()
+	time.Sleep(short / 2)
+	renewed := time.Now()
+	err := a.Renew(t.Context(), g)
+	a.link.inject(cut, 0)
+	a.link.drop()
+	require.NoError(t, receive(t, won).err)
+	if errors.Is(err, dlock.ErrLost) {
+		return false
+	}
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, time.Since(renewed), short)
+	return true
 }
 
 // A waiter that died is found when it comes to the front.
