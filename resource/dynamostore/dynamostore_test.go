@@ -1,0 +1,217 @@
+package dynamostore_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/dynamostore"
+	"github.com/fencelab/fencelab/resource/storetest"
+)
+
+func TestStore(t *testing.T) {
+	client := newClient(transport)
+	var tables []string
+	t.Cleanup(func() {
+		for _, table := range tables {
+			_, err := client.DeleteTable(context.Background(), &dynamodb.DeleteTableInput{TableName: &table})
+			require.NoError(t, err)
+		}
+	})
+	reopen := func() (resource.Store, error) { return dynamostore.New(client, tables[len(tables)-1]) }
+	storetest.Run(t, storetest.Harness{
+		New: func() (resource.Store, error) {
+			name := "fencelab-" + rand.Text()
+			if err := dynamostore.CreateTable(t.Context(), client, name); err != nil {
+				return nil, err
+			}
+			tables = append(tables, name)
+			return reopen()
+		},
+		Reopen: func(s resource.Store) (resource.Store, error) {
+			if err := s.Close(); err != nil {
+				return nil, err
+			}
+			return reopen()
+		},
+	})
+}
+
+func TestCreateTableTwice(t *testing.T) {
+	require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(transport), table))
+}
+
+// TestOneRequest counts: every call takes one, whatever the answer.
+func TestOneRequest(t *testing.T) {
+	s, link := open(t)
+	ctx, key := t.Context(), rand.Text()
+	read := func(token uint64) error { _, err := s.ReadFenced(ctx, key, token); return err }
+	stale := &resource.StaleTokenError{}
+	for _, c := range []struct {
+		name  string
+		call  func() error
+		stale bool
+	}{
+		{"first write", func() error { return s.Write(ctx, key, at(1), nil) }, false},
+		{"write", func() error { return s.Write(ctx, key, at(2), nil) }, false},
+		{"refused write", func() error { return s.Write(ctx, key, at(1), nil) }, true},
+		{"repeated write", func() error { return s.Write(ctx, key, at(2), nil) }, true},
+		{"first fenced read of a grant", func() error { return read(3) }, false},
+		{"another", func() error { return read(3) }, false},
+		{"refused fenced read", func() error { return read(2) }, true},
+		{"read", func() error { _, err := s.Read(ctx, key); return err }, false},
+		{"write without a look at the fence", func() error { return s.Overwrite(ctx, key, resource.Fence{}, nil) }, false},
+	} {
+		err := c.call()
+		require.Equal(t, c.stale, errors.As(err, &stale), c.name)
+		require.Equal(t, 1, link.sent(), c.name)
+	}
+}
+
+// TestReadIsConsistent looks at the request, since a server of one node has no other reads.
+func TestReadIsConsistent(t *testing.T) {
+	s, link := open(t)
+	var body []byte
+	link.on(func(r *http.Request) (_ *http.Response, err error) {
+		if body, err = io.ReadAll(r.Body); err != nil {
+			return nil, err
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		return transport.RoundTrip(r)
+	})
+	_, err := s.Read(t.Context(), rand.Text())
+	require.ErrorIs(t, err, resource.ErrNotFound)
+	require.Contains(t, string(body), `"ConsistentRead":true`)
+}
+
+// TestLostReply loses a reply, or a request. The client repeats it; so does the caller of one that doesn't.
+func TestLostReply(t *testing.T) {
+	s, link := open(t)
+	ctx, key := t.Context(), rand.Text()
+	link.on(applied)
+	require.ErrorIs(t, s.Write(ctx, key, at(1), []byte("v")), resource.ErrApplied)
+	link.on(notApplied)
+	require.NoError(t, s.Write(ctx, key, at(2), []byte("v")))
+	for i, lose := range []func(*http.Request) (*http.Response, error){applied, notApplied} {
+		token := uint64(3 + i)
+		link.on(lose)
+		rec, err := s.ReadFenced(ctx, key, token)
+		require.NoError(t, err)
+		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: token}}, rec)
+	}
+
+	s, link = open(t, once)
+	link.on(applied)
+	require.ErrorIs(t, s.Write(ctx, key, at(6), []byte("v")), errCut)
+	require.ErrorIs(t, s.Write(ctx, key, at(6), []byte("v")), resource.ErrApplied)
+	link.on(notApplied)
+	require.ErrorIs(t, s.Write(ctx, key, at(7), []byte("v")), errCut)
+	require.NoError(t, s.Write(ctx, key, at(7), []byte("v")))
+}
+
+// TestLostReplyThenLaterFence loses the reply to a write that took effect, and lets a later one in before the client
+// repeats the request. To call that write stale would say that it changed nothing.
+func TestLostReplyThenLaterFence(t *testing.T) {
+	s, link := open(t)
+	rival, _ := open(t)
+	ctx, key := t.Context(), rand.Text()
+	link.on(func(r *http.Request) (*http.Response, error) {
+		_, cut := applied(r)
+		return nil, errors.Join(cut, rival.Write(ctx, key, at(9), nil))
+	})
+	err := s.Write(ctx, key, at(7), []byte("v"))
+	require.ErrorContains(t, err, "the write may have taken effect before: seen 9")
+	_, stale := errors.AsType[*resource.StaleTokenError](err)
+	require.False(t, stale)
+	require.Equal(t, &resource.StaleTokenError{Key: key, Seen: at(9), Got: at(7)}, s.Write(ctx, key, at(7), []byte("v")))
+}
+
+func TestTooLarge(t *testing.T) {
+	s, link := open(t)
+	ctx, key := t.Context(), rand.Text()
+	key += strings.Repeat("k", resource.MaxKeyLen-len(key))
+	const most = 400<<10 - 512 - 41 - len("keyfencevalue")
+	for _, write := range []func(context.Context, string, resource.Fence, []byte) error{s.Write, s.Overwrite} {
+		err := write(ctx, key, at(1), make([]byte, most+1))
+		require.ErrorIs(t, err, dynamostore.ErrTooLarge)
+		require.ErrorContains(t, err, "has 409035 bytes, at most 409034 fit into an item")
+	}
+	require.Zero(t, link.sent())
+	require.NoError(t, s.Write(ctx, key, at(1), make([]byte, most)))
+}
+
+// TestItem is the item's form: others may read it, and their attributes are left alone.
+func TestItem(t *testing.T) {
+	s, _ := open(t)
+	ctx, key, client := t.Context(), rand.Text(), newClient(transport)
+	id := map[string]types.AttributeValue{"key": &types.AttributeValueMemberS{Value: key}}
+	item := map[string]types.AttributeValue{"key": id["key"], "owner": &types.AttributeValueMemberS{Value: "acme"}}
+	_, err := client.PutItem(ctx, &dynamodb.PutItemInput{TableName: &table, Item: item})
+	require.NoError(t, err)
+	_, err = s.Read(ctx, key)
+	require.ErrorIs(t, err, resource.ErrNotFound)
+
+	require.NoError(t, s.Write(ctx, key, resource.Fence{Token: math.MaxUint64, Seq: 2}, []byte("v")))
+	got, err := client.GetItem(ctx, &dynamodb.GetItemInput{TableName: &table, Key: id})
+	require.NoError(t, err)
+	item["fence"] = &types.AttributeValueMemberS{Value: "18446744073709551615.00000000000000000002"}
+	item["value"] = &types.AttributeValueMemberB{Value: []byte("v")}
+	require.Equal(t, item, got.Item)
+}
+
+// TestForeignItem has items whose fence or value is not of this package's.
+func TestForeignItem(t *testing.T) {
+	s, _ := open(t)
+	ctx, key, client := t.Context(), rand.Text(), newClient(transport)
+	text := func(s string) types.AttributeValue { return &types.AttributeValueMemberS{Value: s} }
+	fence := text("00000000000000000007.00000000000000000001")
+	for _, c := range []struct {
+		name         string
+		fence, value types.AttributeValue
+		want         string
+	}{
+		{"short fence", text("7.1"), nil, `its fence is "7.1", want two numbers of 20 digits`},
+		{"no fence", text("x"), nil, `its fence is "x"`},
+		{"value of another type", fence, text("v"), "its value has type"},
+	} {
+		item := map[string]types.AttributeValue{"key": text(key), "fence": c.fence}
+		if c.value != nil {
+			item["value"] = c.value
+		}
+		_, err := client.PutItem(ctx, &dynamodb.PutItemInput{TableName: &table, Item: item})
+		require.NoError(t, err)
+		_, err = s.Read(ctx, key)
+		require.ErrorContains(t, err, c.want, c.name)
+		_, err = s.ReadFenced(ctx, key, 5)
+		require.ErrorContains(t, err, c.want, c.name)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	_, err := dynamostore.New(nil, table)
+	require.ErrorContains(t, err, "client is nil")
+	_, err = dynamostore.New(newClient(transport), "")
+	require.ErrorContains(t, err, "table is empty")
+}
+
+func TestOverwrite(t *testing.T) {
+	s, _ := open(t)
+	ctx, key := t.Context(), rand.Text()
+	for _, c := range []struct{ offered, want resource.Fence }{{resource.Fence{}, resource.Fence{}}, {at(5), at(5)}, {at(3), at(5)}, {resource.Fence{}, at(5)}} {
+		require.NoError(t, s.Overwrite(ctx, key, c.offered, []byte(c.offered.String())))
+		got, err := s.Read(ctx, key)
+		require.NoError(t, err)
+		require.Equal(t, resource.Record{Value: []byte(c.offered.String()), MaxFence: c.want}, got)
+	}
+}

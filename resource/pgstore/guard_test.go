@@ -1,0 +1,522 @@
+package pgstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/pgstore"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// begin begins a transaction, which is rolled back at the end if it isn't over.
+func begin(ctx context.Context, t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel) pgx.Tx {
+	t.Helper()
+	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(ctx)) })
+	return tx
+}
+
+// adds is the business write: it adds a holder to those of the account, as a service does that has read them.
+func adds(ctx context.Context, tx pgx.Tx, name, holders string) error {
+	_, err := tx.Exec(ctx, `INSERT INTO account (name, holders) VALUES ($1, $2)
+		ON CONFLICT (name) DO UPDATE SET holders = excluded.holders`, name, holders)
+	return err
+}
+
+// q is what reads: a pool or a transaction.
+type q interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+func holders(ctx context.Context, t *testing.T, from q, name string) (s string) {
+	t.Helper()
+	err := from.QueryRow(ctx, "SELECT holders FROM account WHERE name = $1", name).Scan(&s)
+	if !errors.Is(err, pgx.ErrNoRows) {
+		require.NoError(t, err)
+	}
+	return s
+}
+
+// fenceOf is the committed fence of a key.
+func fenceOf(t *testing.T, pool *pgxpool.Pool, key string) resource.Fence {
+	t.Helper()
+	rec, err := newStore(t, pool, nil).Read(t.Context(), key)
+	if !errors.Is(err, resource.ErrNotFound) {
+		require.NoError(t, err)
+	}
+	return rec.MaxFence
+}
+
+// awaitBlocked waits until a statement of this package that is about to touch key's row waits for a lock.
+func awaitBlocked(t *testing.T, pool *pgxpool.Pool, key string) {
+	t.Helper()
+	require.Eventually(t, func() (blocked bool) {
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE wait_event_type = 'Lock' AND query LIKE '-- Raises the fence of a key%')`).Scan(&blocked))
+		return blocked
+	}, 30*time.Second, 5*time.Millisecond, key)
+}
+
+func isStale(t *testing.T, err error, key string, seen, got resource.Fence, applied bool) {
+	t.Helper()
+	stale, ok := errors.AsType[*resource.StaleTokenError](err)
+	require.True(t, ok, "got %v, want a *StaleTokenError", err)
+	require.Equal(t, &resource.StaleTokenError{Key: key, Seen: seen, Got: got, Applied: applied}, stale)
+}
+
+// The business row and the fence are committed together, or neither is; a refusal ends the transaction.
+func TestGuard(t *testing.T) {
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		write := func(f resource.Fence, value string, end error) error {
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+				if err := pgstore.Guard(ctx, tx, key, f); err != nil {
+					return err
+				}
+				if err := adds(ctx, tx, key, value); err != nil {
+					return err
+				}
+				return end
+			})
+		}
+		changedMind := errors.New("changed its mind")
+		require.ErrorIs(t, write(at(5), "5", changedMind), changedMind)
+		require.Zero(t, fenceOf(t, pool, key), "of a transaction that was rolled back")
+		require.NoError(t, write(at(5), "5", nil))
+		require.Equal(t, at(5), fenceOf(t, pool, key))
+		require.NoError(t, write(resource.Fence{Token: 5, Seq: 3}, "5.3", nil))
+		for _, f := range []resource.Fence{at(4), {Token: 4, Seq: 9}, {Token: 5, Seq: 2}, {Token: 5, Seq: 3}} {
+			isStale(t, write(f, "late", nil), key, resource.Fence{Token: 5, Seq: 3}, f, false)
+		}
+		require.NoError(t, write(at(10), "10", nil), "tokens are numbers and not text")
+		require.ErrorIs(t, write(at(11), "11", changedMind), changedMind)
+		require.Equal(t, "10", holders(ctx, t, pool, key))
+		require.Equal(t, at(10), fenceOf(t, pool, key))
+
+		tx := begin(ctx, t, pool, level)
+		require.NoError(t, adds(ctx, tx, key, "before its guard"))
+		isStale(t, pgstore.Guard(ctx, tx, key, at(9)), key, at(10), at(9), false)
+		require.ErrorIs(t, adds(ctx, tx, key, "overlooked the error"), pgx.ErrTxClosed)
+		require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
+		require.Equal(t, "10", holders(ctx, t, pool, key))
+
+		tx = begin(ctx, t, pool, level) // several writes, each with a fence, in one transaction
+		require.NoError(t, pgstore.GuardRead(ctx, tx, key, 12))
+		require.NoError(t, pgstore.Guard(ctx, tx, key, at(12)))
+		require.NoError(t, pgstore.GuardRead(ctx, tx, key, 12))
+		require.NoError(t, pgstore.Guard(ctx, tx, key, resource.Fence{Token: 12, Seq: 2}))
+		require.NoError(t, tx.Commit(ctx))
+		require.Equal(t, resource.Fence{Token: 12, Seq: 2}, fenceOf(t, pool, key))
+	})
+}
+
+func TestGuardRefusesInvalid(t *testing.T) {
+	pool, key := newPool(t, server), newKey()
+	ended, end := context.WithCancelCause(t.Context())
+	cause := errors.New("the cause")
+	end(cause)
+	for name, guard := range map[string]func(tx pgx.Tx) error{
+		"zero token":    func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, key, resource.Fence{Seq: 1}) },
+		"zero seq":      func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, key, resource.Fence{Token: 1}) },
+		"no key":        func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, "", at(1)) },
+		"no request":    func(tx pgx.Tx) error { return pgstore.GuardOnce(t.Context(), tx, key, at(1), nil) },
+		"read at zero":  func(tx pgx.Tx) error { return pgstore.GuardRead(t.Context(), tx, key, 0) },
+		"context ended": func(tx pgx.Tx) error { return pgstore.Guard(ended, tx, key, at(1)) },
+	} {
+		tx := begin(t.Context(), t, pool, pgx.ReadCommitted)
+		err := guard(tx)
+		require.Error(t, err, name)
+		_, stale := errors.AsType[*resource.StaleTokenError](err)
+		require.False(t, stale, name)
+		require.Equal(t, name == "context ended", errors.Is(err, cause), name)
+		require.ErrorIs(t, tx.Commit(t.Context()), pgx.ErrTxClosed, name)
+	}
+	require.Zero(t, fenceOf(t, pool, key))
+}
+
+// Two guards of one resource meet: the second waits for the first, and what it is told then depends on the isolation level
+// alone, as the package comment says. Repeating the whole transaction is the cure for a serialization failure.
+func TestGuardsMeet(t *testing.T) {
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		for _, c := range []struct {
+			name          string
+			before        []resource.Fence // committed before the two meet
+			first, second resource.Fence
+			commits       bool // the first
+		}{
+			{"rising", []resource.Fence{at(1)}, at(2), at(3), true},
+			{"falling", []resource.Fence{at(1)}, at(3), at(2), true},
+			{"equal", []resource.Fence{at(1)}, at(2), at(2), true},
+			{"rising, first touch", nil, at(2), at(3), true},
+			{"falling, first touch", nil, at(3), at(2), true},
+			{"falling, rolled back", []resource.Fence{at(1)}, at(3), at(2), false},
+			{"falling, first touch, rolled back", nil, at(3), at(2), false},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				pool, key, ctx := newPool(t, server), newKey(), t.Context()
+				for _, f := range c.before {
+					require.NoError(t, newStore(t, pool, nil).Write(ctx, key, f, nil))
+				}
+				first := begin(ctx, t, pool, level)
+				require.NoError(t, pgstore.Guard(ctx, first, key, c.first))
+				second := func() error {
+					return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+						return pgstore.Guard(ctx, tx, key, c.second)
+					})
+				}
+				done := make(chan error, 1)
+				go func() { done <- second() }()
+				awaitBlocked(t, pool, key)
+				if c.commits {
+					require.NoError(t, first.Commit(ctx))
+				} else {
+					require.NoError(t, first.Rollback(ctx))
+				}
+				err := <-done
+				if c.commits && level != pgx.ReadCommitted {
+					require.Equal(t, "40001", sqlState(err), "got %v", err)
+					err = second()
+				}
+				if c.commits && !resource.AdmitsWrite(c.first, c.second) {
+					isStale(t, err, key, c.first, c.second, false)
+					require.Equal(t, c.first, fenceOf(t, pool, key))
+					return
+				}
+				require.NoError(t, err)
+				require.Equal(t, c.second, fenceOf(t, pool, key))
+			})
+		}
+	})
+}
+
+// A fenced read meets an earlier holder's write: it sees that write, or the write is refused. And a later one's read waits.
+func TestGuardReadMeetsWrite(t *testing.T) {
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		old := begin(ctx, t, pool, level)
+		require.NoError(t, pgstore.Guard(ctx, old, key, at(1)))
+		require.NoError(t, adds(ctx, old, key, "A"))
+		var saw string
+		read := func() error {
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+				err := pgstore.GuardRead(ctx, tx, key, 2)
+				if err == nil {
+					saw = holders(ctx, t, tx, key)
+				}
+				return err
+			})
+		}
+		done := make(chan error, 1)
+		go func() { done <- read() }()
+		awaitBlocked(t, pool, key)
+		require.NoError(t, old.Commit(ctx))
+		err := <-done
+		if level != pgx.ReadCommitted {
+			require.Equal(t, "40001", sqlState(err), "got %v", err)
+			err = read()
+		}
+		require.NoError(t, err)
+		require.Equal(t, "A", saw)
+		require.Equal(t, resource.Fence{Token: 2}, fenceOf(t, pool, key))
+		late := begin(ctx, t, pool, level)
+		isStale(t, pgstore.Guard(ctx, late, key, resource.Fence{Token: 1, Seq: 2}), key, resource.Fence{Token: 2}, resource.Fence{Token: 1, Seq: 2}, false)
+		late = begin(ctx, t, pool, level)
+		isStale(t, pgstore.GuardRead(ctx, late, key, 1), key, resource.Fence{Token: 2}, resource.Fence{Token: 1}, false)
+	})
+}
+
+// A read before the guard isn't protected at READ COMMITTED, and is above it.
+func TestReadBeforeGuard(t *testing.T) {
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		b := begin(ctx, t, pool, level)
+		read := holders(ctx, t, b, key) // too early
+		require.NoError(t, pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(a pgx.Tx) error {
+			return errors.Join(pgstore.Guard(ctx, a, key, at(1)), adds(ctx, a, key, holders(ctx, t, a, key)+"A"))
+		}))
+		err := pgstore.Guard(ctx, b, key, at(2))
+		if level != pgx.ReadCommitted {
+			require.Equal(t, "40001", sqlState(err), "got %v", err)
+			require.ErrorIs(t, b.Commit(ctx), pgx.ErrTxClosed)
+			require.Equal(t, "A", holders(ctx, t, pool, key))
+			return
+		}
+		require.NoError(t, err)
+		require.NoError(t, adds(ctx, b, key, read+"B"))
+		require.NoError(t, b.Commit(ctx))
+		require.Equal(t, "B", holders(ctx, t, pool, key), "A is lost, as the package comment warns")
+	})
+}
+
+// At SERIALIZABLE a guard that has passed is no verdict: the commit may fail, and takes the fence with it.
+func TestSerializationFailureAfterGuard(t *testing.T) {
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		pool, ctx := newPool(t, server), t.Context()
+		keys := []string{newKey(), newKey()}
+		var txs []pgx.Tx
+		for _, k := range keys { // each reads both accounts and writes one: a write skew
+			tx := begin(ctx, t, pool, level)
+			txs = append(txs, tx)
+			require.NoError(t, pgstore.Guard(ctx, tx, k, at(1)))
+			require.Empty(t, holders(ctx, t, tx, keys[0])+holders(ctx, t, tx, keys[1]))
+		}
+		var failed []int
+		for i, tx := range txs {
+			err := adds(ctx, tx, keys[i], "on call")
+			if err == nil {
+				err = tx.Commit(ctx)
+			}
+			if err != nil {
+				require.Equal(t, "40001", sqlState(err), "got %v", err)
+				failed = append(failed, i)
+				_ = tx.Rollback(ctx)
+			}
+		}
+		if level != pgx.Serializable {
+			require.Empty(t, failed)
+			return
+		}
+		require.Len(t, failed, 1)
+		key := keys[failed[0]]
+		require.Zero(t, fenceOf(t, pool, key))
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return pgstore.Guard(ctx, tx, key, at(1)) }), "again, same fence")
+	})
+}
+
+// A hundred holders with shuffled tokens, each in a transaction that reads, computes and writes. Those that were accepted
+// are in the account in the order of their tokens, none is missing, and the greatest is the last.
+func TestGuardConcurrent(t *testing.T) {
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		const writers = 100
+		pool, key, ctx := newPool(t, server, func(c *pgxpool.Config) { c.MaxConns = 20 }), newKey(), t.Context()
+		start := make(chan struct{})
+		var mu sync.Mutex
+		accepted := map[int]bool{}
+		var wg sync.WaitGroup
+		for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(writers) {
+			token := i + 1
+			wg.Go(func() {
+				<-start
+				err := errors.New("not tried")
+				for first := true; first || sqlState(err) == "40001"; first = false { // all of it again: that is the caller's to do
+					err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+						if err := pgstore.Guard(ctx, tx, key, at(uint64(token))); err != nil {
+							return err
+						}
+						var have string
+						err := tx.QueryRow(ctx, "SELECT holders FROM account WHERE name = $1", key).Scan(&have)
+						if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+							return err
+						}
+						return adds(ctx, tx, key, fmt.Sprintf("%s%d ", have, token))
+					})
+				}
+				if stale, ok := errors.AsType[*resource.StaleTokenError](err); ok {
+					if stale.Seen.Token <= uint64(token) {
+						t.Errorf("token %d: refused because of %v", token, stale.Seen)
+					}
+					return
+				}
+				if err != nil {
+					t.Errorf("token %d: %v", token, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				accepted[token] = true
+			})
+		}
+		close(start)
+		wg.Wait()
+		last := 0
+		written := strings.Fields(holders(ctx, t, pool, key))
+		for _, w := range written {
+			var token int
+			_, err := fmt.Sscan(w, &token)
+			require.NoError(t, err)
+			require.Greater(t, token, last)
+			require.True(t, accepted[token])
+			last = token
+		}
+		require.Len(t, written, len(accepted))
+		require.Equal(t, writers, last)
+	})
+}
+
+// A Store and guards on one key share its fence, and neither is taken for the other.
+func TestStoreAndGuard(t *testing.T) {
+	pool, key, ctx := newPool(t, server), newKey(), t.Context()
+	s := newStore(t, pool, nil)
+	guard := func(f resource.Fence, request string) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if request == "" {
+				return pgstore.Guard(ctx, tx, key, f)
+			}
+			return pgstore.GuardOnce(ctx, tx, key, f, []byte(request))
+		})
+	}
+	require.NoError(t, s.Write(ctx, key, at(1), []byte("v")))
+	require.NoError(t, guard(at(2), ""))
+	rec, err := s.Read(ctx, key)
+	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: at(2)}, rec, "a guard leaves the value alone")
+	isStale(t, s.Write(ctx, key, at(2), []byte("v")), key, at(2), at(2), false)
+	isStale(t, guard(at(2), ""), key, at(2), at(2), false)
+	isStale(t, guard(at(2), "r"), key, at(2), at(2), false)
+	require.NoError(t, guard(at(3), "r"))
+	isStale(t, guard(at(3), "r"), key, at(3), at(3), true)
+	isStale(t, guard(at(3), "another"), key, at(3), at(3), false)
+	isStale(t, guard(at(2), "r"), key, at(3), at(2), false)
+	isStale(t, guard(at(3), ""), key, at(3), at(3), false)
+	isStale(t, s.Write(ctx, key, at(3), []byte("r")), key, at(3), at(3), false)
+	require.NoError(t, s.Write(ctx, key, at(4), []byte("r")))
+	isStale(t, guard(at(4), "r"), key, at(4), at(4), false)
+	isStale(t, s.Write(ctx, key, at(4), []byte("r")), key, at(4), at(4), true)
+}
+
+// The server is killed between guard and commit: neither the business row nor the fence is there when it is back.
+func TestKilledBeforeCommit(t *testing.T) {
+	s := start(t)
+	pool, key, ctx := newPool(t, s), newKey(), t.Context()
+	write := func(f resource.Fence, holder string) (pgx.Tx, error) {
+		tx := begin(ctx, t, pool, pgx.ReadCommitted)
+		return tx, errors.Join(pgstore.GuardOnce(ctx, tx, key, f, []byte(holder)), adds(ctx, tx, key, holder))
+	}
+	restart := func() {
+		require.NoError(t, s.Kill(ctx))
+		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
+		pool.Reset()
+	}
+	tx, err := write(at(1), "A")
+	require.NoError(t, err)
+	restart()
+	require.Error(t, tx.Commit(ctx))
+	require.Zero(t, fenceOf(t, pool, key))
+	require.Empty(t, holders(ctx, t, pool, key))
+
+	tx, err = write(at(1), "A") // the repeat
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(ctx))
+	restart()
+	require.Equal(t, at(1), fenceOf(t, pool, key))
+	require.Equal(t, "A", holders(ctx, t, pool, key))
+	_, err = write(at(1), "A")
+	require.ErrorIs(t, err, resource.ErrApplied)
+}
+
+// A connection dies in the middle of a transaction: nothing of it takes effect, and the pool goes on.
+func TestConnectionTerminated(t *testing.T) {
+	admin, pool, key, ctx := newPool(t, server), newPool(t, server), newKey(), t.Context()
+	for _, guarded := range []bool{false, true} { // before the guard, and after it
+		tx := begin(ctx, t, pool, pgx.ReadCommitted)
+		require.NoError(t, adds(ctx, tx, key, "A"))
+		if guarded {
+			require.NoError(t, pgstore.Guard(ctx, tx, key, at(1)))
+		}
+		_, err := admin.Exec(ctx, "SELECT pg_terminate_backend($1, 10000)", tx.Conn().PgConn().PID())
+		require.NoError(t, err)
+		if !guarded {
+			err = pgstore.Guard(ctx, tx, key, at(1))
+		} else {
+			err = tx.Commit(ctx)
+		}
+		require.Error(t, err)
+		_, stale := errors.AsType[*resource.StaleTokenError](err)
+		require.False(t, stale)
+		require.Error(t, tx.Commit(ctx))
+		require.Zero(t, fenceOf(t, pool, key))
+		require.Empty(t, holders(ctx, t, pool, key))
+	}
+	require.NoError(t, newStore(t, pool, nil).Write(ctx, key, at(1), nil))
+}
+
+// A commit has no answer. GuardOnce tells whether it was applied; after Guard, only the fence that is seen does.
+func TestCommitWithoutAnswer(t *testing.T) {
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		for _, lost := range []fault{loseRequest, loseReply} {
+			for _, request := range []string{"", "transfer 17"} {
+				var f atomic.Int32
+				key, ctx := newKey(), t.Context()
+				pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = losing(&f) })
+				write := func() error {
+					return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+						var err error
+						if request == "" {
+							err = pgstore.Guard(ctx, tx, key, at(1))
+						} else {
+							err = pgstore.GuardOnce(ctx, tx, key, at(1), []byte(request))
+						}
+						if err != nil {
+							return err
+						}
+						return adds(ctx, tx, key, holders(ctx, t, tx, key)+"A")
+					})
+				}
+				f.Store(int32(lost))
+				err := write()
+				require.ErrorIs(t, err, io.EOF)
+				f.Store(int32(none))
+				err = write()
+				if lost == loseReply {
+					isStale(t, err, key, at(1), at(1), request != "")
+				} else {
+					require.NoError(t, err)
+				}
+				require.Equal(t, "A", holders(ctx, t, pool, key), "once")
+			}
+		}
+	})
+}
+
+type fault int32
+
+const (
+	none fault = iota
+	loseRequest
+	loseReply
+)
+
+// losing makes connections that lose commits, or the answers to them.
+func losing(f *atomic.Int32) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return &losingConn{Conn: c, fault: f}, err
+	}
+}
+
+type losingConn struct {
+	net.Conn
+	fault   *atomic.Int32
+	commits atomic.Bool // the reply that is waited for is a commit's
+}
+
+func (c *losingConn) Write(b []byte) (int, error) {
+	c.commits.Store(bytes.Contains(b, []byte("commit\x00")))
+	if c.commits.Load() && fault(c.fault.Load()) == loseRequest {
+		return 0, errors.Join(io.EOF, c.Close())
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *losingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err == nil && c.commits.Load() && fault(c.fault.Load()) == loseReply {
+		return 0, errors.Join(io.EOF, c.Close())
+	}
+	return n, err
+}

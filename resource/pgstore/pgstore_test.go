@@ -1,0 +1,331 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/pgstore"
+	"github.com/fencelab/fencelab/resource/storetest"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
+
+// onLevels runs test at each isolation level.
+func onLevels(t *testing.T, test func(t *testing.T, level pgx.TxIsoLevel)) {
+	t.Helper()
+	for _, level := range levels {
+		t.Run(strings.ReplaceAll(string(level), " ", "-"), func(t *testing.T) { test(t, level) })
+	}
+}
+
+func newPool(t *testing.T, s *testbed.Server, set ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	c, err := pgxpool.ParseConfig(s.URL)
+	require.NoError(t, err)
+	for _, f := range set {
+		f(c)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), c)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// start starts a server that the test may kill.
+func start(t *testing.T) *testbed.Server {
+	t.Helper()
+	if server.Provider == testbed.External {
+		t.Skip("an external server is not ours to kill")
+	}
+	s, err := testbed.StartPostgres(t.Context(), nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(t, prepare(t.Context(), s))
+	return s
+}
+
+func byDefault(level pgx.TxIsoLevel) func(*pgxpool.Config) {
+	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level) }
+}
+
+// newTable makes an empty table of fences.
+func newTable(t *testing.T, pool *pgxpool.Pool) *pgstore.Options {
+	t.Helper()
+	o := &pgstore.Options{Table: pgx.Identifier{"fences_" + strings.ReplaceAll(uuid.NewString(), "-", "")}}
+	require.NoError(t, pgstore.CreateSchema(t.Context(), pool, o))
+	return o
+}
+
+func newStore(t *testing.T, pool *pgxpool.Pool, o *pgstore.Options) *pgstore.Store {
+	t.Helper()
+	s, err := pgstore.New(pool, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+func newKey() string { return "test/" + uuid.NewString() }
+
+func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
+
+func sqlState(err error) string {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return e.Code
+	}
+	return ""
+}
+
+// The kit runs at each of the isolation levels that a connection may have by default. To reopen a store is to kill the server.
+func TestStore(t *testing.T) {
+	s := start(t)
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		pool := newPool(t, s, byDefault(level))
+		var o *pgstore.Options
+		open := func() (resource.Store, error) { return pgstore.New(pool, o) }
+		storetest.Run(t, storetest.Harness{
+			New: func() (resource.Store, error) {
+				o = newTable(t, pool)
+				return open()
+			},
+			Reopen: func(store resource.Store) (resource.Store, error) {
+				if err := errors.Join(store.Close(), s.Kill(t.Context())); err != nil {
+					return nil, err
+				}
+				if err := s.Restart(t.Context(), testbed.RestartOptions{}); err != nil {
+					return nil, err
+				}
+				pool.Reset()
+				return open()
+			},
+		})
+	})
+}
+
+// The server itself writes down what it accepts, in its order: fences only rise, and the last is the greatest.
+func TestAudit(t *testing.T) {
+	pool := newPool(t, server)
+	schema := "audit_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+	_, err := pool.Exec(t.Context(), "CREATE SCHEMA "+schema)
+	require.NoError(t, err)
+	pool = newPool(t, server, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["search_path"] = schema
+		c.MaxConns = 20
+	})
+	for range 2 {
+		_, err := pool.Exec(t.Context(), pgstore.Schema)
+		require.NoError(t, err)
+		_, err = pool.Exec(t.Context(), pgstore.AuditSchema)
+		require.NoError(t, err)
+	}
+	s := newStore(t, pool, nil)
+	const writers = 100
+	start := make(chan struct{})
+	accepted := make(chan uint64, writers)
+	var wg sync.WaitGroup
+	for i := range writers {
+		token := uint64(i*37%writers + 1)
+		wg.Go(func() {
+			<-start
+			var err error
+			if token%2 == 0 {
+				err = s.Write(t.Context(), "k", at(token), nil)
+			} else {
+				err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, "k", at(token)) })
+			}
+			if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
+				return
+			}
+			if err != nil {
+				t.Errorf("token %d: %v", token, err)
+			}
+			accepted <- token
+		})
+	}
+	close(start)
+	wg.Wait()
+	close(accepted)
+	var want []uint64
+	for token := range accepted {
+		want = append(want, token)
+	}
+	rows, err := pool.Query(t.Context(), "SELECT token::bigint, coalesce(old_token, 0)::bigint FROM fencelab_audit WHERE key = 'k' ORDER BY id")
+	require.NoError(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Token, Old uint64 }])
+	require.NoError(t, err)
+	var got []uint64
+	var last uint64
+	for _, l := range lines {
+		require.Equal(t, last, l.Old)
+		require.Greater(t, l.Token, last)
+		last = l.Token
+		got = append(got, l.Token)
+	}
+	require.EqualValues(t, writers, last)
+	require.ElementsMatch(t, want, got)
+}
+
+func TestNewRefuses(t *testing.T) {
+	_, err := pgstore.New(nil, nil)
+	require.ErrorContains(t, err, "pool is nil")
+	pool := newPool(t, server)
+	for _, table := range []pgx.Identifier{{}, {""}, {"a", ""}, {"a", "b", "c"}, {"a\x00b"}, {strings.Repeat("x", 64)}} {
+		_, err := pgstore.New(pool, &pgstore.Options{Table: table})
+		require.Error(t, err, "%q", table)
+		require.Error(t, pgstore.CreateSchema(t.Context(), pool, &pgstore.Options{Table: table}), "%q", table)
+	}
+}
+
+func TestTables(t *testing.T) {
+	pool := newPool(t, server)
+	schema := `an"odd schema'` + uuid.NewString()
+	_, err := pool.Exec(t.Context(), "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize())
+	require.NoError(t, err)
+	key := newKey()
+	require.NoError(t, newStore(t, pool, nil).Write(t.Context(), key, at(9), nil))
+	for _, name := range []string{"fences", `"; DROP TABLE fencelab_fence; --`, "fencelab_fence", strings.Repeat("x", 63)} {
+		o := &pgstore.Options{Table: pgx.Identifier{schema, name}}
+		s := newStore(t, pool, o)
+		require.ErrorContains(t, s.Write(t.Context(), key, at(1), nil), "CreateSchema", "a missing table isn't made behind anyone's back")
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				if err := pgstore.CreateSchema(t.Context(), pool, o); err != nil {
+					t.Errorf("CreateSchema at once: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		require.NoError(t, s.Write(t.Context(), key, at(1), nil), "tables are apart")
+		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			if err := s.GuardRead(t.Context(), tx, key, 1); err != nil {
+				return err
+			}
+			if err := s.Guard(t.Context(), tx, key, at(2)); err != nil {
+				return err
+			}
+			return s.GuardOnce(t.Context(), tx, key, at(3), []byte("r"))
+		}))
+		rec, err := s.Read(t.Context(), key)
+		require.NoError(t, err)
+		require.Equal(t, at(3), rec.MaxFence)
+	}
+}
+
+// The statements work in every way in which pgx can send them.
+func TestExecModes(t *testing.T) {
+	for _, m := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(m.String(), func(t *testing.T) {
+			pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m })
+			s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
+			top := resource.Fence{Token: 1<<64 - 1, Seq: 1<<64 - 2}
+			require.NoError(t, s.Overwrite(ctx, key, resource.Fence{}, []byte("\xff\x00'")))
+			require.NoError(t, s.Write(ctx, key, top, []byte("\xff\x00'")))
+			require.ErrorIs(t, s.Write(ctx, key, top, []byte("\xff\x00'")), resource.ErrApplied)
+			rec, err := s.ReadFenced(ctx, key, top.Token)
+			require.NoError(t, err)
+			require.Equal(t, resource.Record{Value: []byte("\xff\x00'"), MaxFence: top}, rec)
+			top.Seq++
+			require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return pgstore.Guard(ctx, tx, key, top) }))
+			require.NoError(t, s.Overwrite(ctx, key, at(1), nil))
+			rec, err = s.Read(ctx, key)
+			require.NoError(t, err)
+			require.Equal(t, resource.Record{Value: []byte{}, MaxFence: top}, rec)
+		})
+	}
+}
+
+// Every call is one statement, accepted or refused: what is checked and what is done can't come apart, and a refusal
+// tells what was seen without asking again.
+func TestOneStatement(t *testing.T) {
+	seen := &statements{}
+	pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
+	s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
+	for _, f := range []resource.Fence{at(2), at(2), at(1), at(3)} {
+		for name, call := range map[string]func() error{
+			"Write":      func() error { return s.Write(ctx, key, f, nil) },
+			"Overwrite":  func() error { return s.Overwrite(ctx, key, f, nil) },
+			"Read":       func() error { _, err := s.Read(ctx, key); return err },
+			"ReadFenced": func() error { _, err := s.ReadFenced(ctx, key, f.Token); return err },
+		} {
+			seen.n = 0
+			_ = call()
+			require.Equal(t, 1, seen.n, "%s at %v", name, f)
+		}
+		for name, guard := range map[string]func(pgx.Tx) error{
+			"Guard":     func(tx pgx.Tx) error { return pgstore.Guard(ctx, tx, key, resource.Fence{Token: f.Token, Seq: 2}) },
+			"GuardRead": func(tx pgx.Tx) error { return pgstore.GuardRead(ctx, tx, key, f.Token) },
+		} {
+			seen.n = 0
+			_ = pgx.BeginFunc(ctx, pool, guard)
+			require.Equal(t, 3, seen.n, "%s at %v: with BEGIN and its end", name, f)
+		}
+	}
+}
+
+// statements counts the statements sent.
+type statements struct{ n int }
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	s.n++
+	return ctx
+}
+
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// Close waits for the calls that it finds, and refuses those that come later.
+func TestCloseFinishesCalls(t *testing.T) {
+	pool := newPool(t, server)
+	s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
+	require.NoError(t, s.Write(ctx, key, at(1), nil))
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	require.NoError(t, pgstore.Guard(ctx, tx, key, at(2)))
+	written, closed := make(chan error, 1), make(chan error, 1)
+	go func() { written <- s.Write(ctx, key, at(3), nil) }()
+	awaitBlocked(t, pool, key)
+	go func() { closed <- s.Close() }()
+	require.Eventually(t, func() bool { // refused at once, though the other still runs
+		_, err := s.Read(ctx, key)
+		return errors.Is(err, resource.ErrClosed)
+	}, 30*time.Second, time.Millisecond)
+	select {
+	case err := <-closed:
+		t.Error("Close returned before the write")
+		closed <- err
+	default:
+	}
+	require.NoError(t, tx.Commit(ctx))
+	require.NoError(t, <-written)
+	require.NoError(t, <-closed)
+}
+
+// A trigger of somebody else's keeps the fence from being raised. That is neither accepted nor asked for ever.
+func TestNeitherRaisedNorRefused(t *testing.T) {
+	pool := newPool(t, server)
+	o := newTable(t, pool)
+	s, ctx := newStore(t, pool, o), t.Context()
+	require.NoError(t, s.Write(ctx, "k", at(4), nil))
+	_, err := pool.Exec(ctx, `CREATE OR REPLACE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+		CREATE TRIGGER skip BEFORE UPDATE ON `+o.Table.Sanitize()+` FOR EACH ROW EXECUTE FUNCTION skip()`)
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Write(ctx, "k", at(5), nil), "neither raised nor refused")
+	_, err = s.ReadFenced(ctx, "k", 5)
+	require.ErrorContains(t, err, "neither raised nor refused")
+	tx := begin(ctx, t, pool, pgx.ReadCommitted)
+	require.ErrorContains(t, s.Guard(ctx, tx, "k", at(5)), "neither raised nor refused")
+	require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
+}

@@ -1,0 +1,26 @@
+-- Raises the fence of a key, if it is greater, and with it the value or the request, in one statement.
+-- $1: key, $2: token, $3: seq, $4: value, NULL to leave it alone, $5: request, empty for none, NULL with a value.
+-- One row: NULLs if accepted, else what was seen, and whether that is this very write; no row: another was faster.
+WITH held AS MATERIALIZED (
+  -- Only a first look, at the statement's snapshot, so that a refusal writes nothing and tells what it has seen. What
+  -- counts is the WHERE of the update, which PostgreSQL evaluates on the newest version of the row, once it has locked it.
+  SELECT token, seq, coalesce(
+    (token, seq) = ($2::numeric, $3::numeric) AND (value = $4::bytea AND request IS NULL OR request = $5::bytea AND $5::bytea <> ''),
+    false) AS applied
+  FROM fencelab_fence
+  WHERE key = $1::text AND (token, seq) >= ($2::numeric, $3::numeric)
+), accepted AS (
+  INSERT INTO fencelab_fence AS f (key, token, seq, value, request)
+  SELECT $1::text, $2::numeric, $3::numeric, $4::bytea, $5::bytea
+  WHERE NOT EXISTS (SELECT FROM held)
+  ON CONFLICT (key) DO UPDATE SET
+    token = excluded.token,
+    seq = excluded.seq,
+    value = coalesce(excluded.value, f.value),
+    request = excluded.request
+  WHERE (f.token, f.seq) < (excluded.token, excluded.seq)
+  RETURNING key
+)
+SELECT NULL::text AS token, NULL::text AS seq, false AS applied FROM accepted
+UNION ALL
+SELECT token::text, seq::text, applied FROM held

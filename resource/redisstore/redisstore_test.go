@@ -1,0 +1,391 @@
+package redisstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/redisstore"
+	"github.com/fencelab/fencelab/resource/storetest"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+func start(t *testing.T, args ...string) *testbed.Server {
+	t.Helper()
+	if server.Provider == testbed.External {
+		t.Skip("an external server is not ours to kill")
+	}
+	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: args})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+func newClient(t *testing.T, s *testbed.Server, set ...func(*redis.Options)) *redis.Client {
+	t.Helper()
+	o, err := redis.ParseURL(s.URL)
+	require.NoError(t, err)
+	o.ContextTimeoutEnabled = true
+	for _, f := range set {
+		f(o)
+	}
+	c := redis.NewClient(o)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func newStore(t *testing.T, c redis.UniversalClient) *redisstore.Store {
+	t.Helper()
+	s, err := redisstore.New(c, &redisstore.Options{Prefix: uuid.NewString() + "/"})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
+
+// The kit, on a durable Redis that is killed where a store is reopened.
+func TestStore(t *testing.T) {
+	s := start(t, durable...)
+	var prefix string
+	open := func() (resource.Store, error) {
+		return redisstore.New(newClient(t, s), &redisstore.Options{Prefix: prefix})
+	}
+	storetest.Run(t, storetest.Harness{
+		New: func() (resource.Store, error) {
+			prefix = uuid.NewString() + "/"
+			return open()
+		},
+		Reopen: func(store resource.Store) (resource.Store, error) {
+			err := errors.Join(store.Close(), s.Kill(t.Context()))
+			if err != nil {
+				return nil, err
+			}
+			if err := s.Restart(t.Context(), testbed.RestartOptions{}); err != nil {
+				return nil, err
+			}
+			return open()
+		},
+	})
+}
+
+// The kit, on whatever Redis there is, and on the imitation that demonstrations use.
+func TestStoreElsewhere(t *testing.T) {
+	mini := miniredis.RunT(t)
+	for name, c := range map[string]*redis.Client{
+		"server":    newClient(t, server),
+		"miniredis": newClient(t, &testbed.Server{URL: "redis://" + mini.Addr()}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
+				return redisstore.New(c, &redisstore.Options{Prefix: uuid.NewString() + "/"})
+			}})
+		})
+	}
+}
+
+// Cluster clients find a record's slot, and the node lets scripts touch it.
+func TestCluster(t *testing.T) {
+	s := start(t, "--cluster-enabled", "yes")
+	c := newClient(t, s)
+	require.NoError(t, c.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	require.Eventually(t, func() bool {
+		return c.Set(t.Context(), "any", "", 0).Err() == nil
+	}, 30*time.Second, 10*time.Millisecond)
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
+		},
+	})
+	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
+	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
+		return redisstore.New(cluster, &redisstore.Options{Prefix: uuid.NewString() + "/"})
+	}})
+}
+
+func TestNewRefuses(t *testing.T) {
+	_, err := redisstore.New(nil, nil)
+	require.ErrorContains(t, err, "client is nil")
+	for _, p := range []string{"{", "a}"} {
+		_, err := redisstore.New(newClient(t, server), &redisstore.Options{Prefix: p})
+		require.ErrorContains(t, err, "brace")
+	}
+}
+
+// A record is what the package comment says, and one of no type, or without a fence, is told.
+func TestRecord(t *testing.T) {
+	c, ctx, key := newClient(t, server), t.Context(), uuid.NewString()
+	s, err := redisstore.New(c, nil)
+	require.NoError(t, err)
+	require.NoError(t, s.Write(ctx, key, resource.Fence{Token: math.MaxUint64, Seq: 2}, []byte("v")))
+	fields, err := c.HGetAll(ctx, "resource:{"+key+"}").Result()
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"token": "18446744073709551615", "seq": "2", "value": "v"}, fields)
+
+	for name, args := range map[string][]any{
+		"a list":           {"RPUSH", "token", "1"},
+		"a negative token": {"HSET", "token", "-1", "seq", "1"},
+		"no token":         {"HSET", "value", "v"},
+	} {
+		key := uuid.NewString()
+		require.NoError(t, c.Do(ctx, append([]any{args[0], "resource:{" + key + "}"}, args[1:]...)...).Err())
+		_, err := s.Read(ctx, key)
+		require.Error(t, err, name)
+		require.NotErrorIs(t, err, resource.ErrNotFound, name)
+	}
+}
+
+// Neighbours in the whole range: an order of doubles, of text or of signed numbers gets some of them wrong.
+func TestOrder(t *testing.T) {
+	s, ctx := newStore(t, newClient(t, server)), t.Context()
+	var ladder []uint64
+	for n := uint64(1); n <= 1e19/10; n *= 10 {
+		ladder = append(ladder, n*9-1, n*9, n*10-1, n*10)
+	}
+	ladder = append(ladder, 1<<53-1, 1<<53, 1<<53+1, 1<<63-1, 1<<63, 1<<63+1, math.MaxUint64-1, math.MaxUint64)
+	for range 500 {
+		a, b := resource.Fence{Token: pick(ladder), Seq: pick(ladder)}, resource.Fence{Token: pick(ladder), Seq: pick(ladder)}
+		key := uuid.NewString()
+		require.NoError(t, s.Overwrite(ctx, key, a, nil))
+		err := s.Write(ctx, key, b, []byte("v"))
+		require.Equal(t, resource.AdmitsWrite(a, b), err == nil, "%v after %v: %v", b, a, err)
+		require.NoError(t, s.Overwrite(ctx, key, a, nil))
+		rec, err := s.Read(ctx, key)
+		require.NoError(t, err)
+		require.Equal(t, a.Max(b), rec.MaxFence)
+	}
+}
+
+func pick(from []uint64) uint64 { return from[rand.IntN(len(from))] }
+
+// Every call is one command, accepted or refused: what is checked and what is done can't come apart.
+func TestOneCommand(t *testing.T) {
+	c, ctx := newClient(t, server), t.Context()
+	s := newStore(t, c)
+	_, err := s.ReadFenced(ctx, "warm", 1)
+	require.NoError(t, errors.Join(err, s.Write(ctx, "warm", at(1), nil), s.Overwrite(ctx, "warm", at(1), nil)))
+	seen := &commands{}
+	c.AddHook(seen)
+	for _, f := range []resource.Fence{at(2), at(2), at(1), at(3)} {
+		_ = s.Write(ctx, "k", f, nil)
+		_, _ = s.ReadFenced(ctx, "k", f.Token)
+		_ = s.Overwrite(ctx, "k", f, nil)
+		_, _ = s.Read(ctx, "k")
+		require.Equal(t, []string{"evalsha", "evalsha", "evalsha", "hmget"}, seen.names)
+		seen.names = nil
+	}
+}
+
+// commands is a hook that keeps the names of the commands sent.
+type commands struct{ names []string }
+
+func (*commands) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *commands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.names = append(c.names, cmd.Name())
+		return next(ctx, cmd)
+	}
+}
+
+func (c *commands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.names = append(c.names, "pipeline")
+		return next(ctx, cmds)
+	}
+}
+
+// A write's answer is lost. The caller is told so, at once, however often the client library would repeat by itself; the
+// caller's own repeat is recognised.
+func TestAnswerLost(t *testing.T) {
+	for _, lost := range []fault{loseRequest, loseReply} {
+		var f atomic.Int32
+		s, ctx := newStore(t, newClient(t, server, func(o *redis.Options) { o.Dialer, o.MaxRetries = losing(&f), 3 })), t.Context()
+		require.NoError(t, s.Write(ctx, "warm", at(1), nil), "the script is known to the server")
+		f.Store(lost | once) // a repeat would get through
+		err := s.Write(ctx, "k", at(5), []byte("v"))
+		require.ErrorIs(t, err, io.EOF)
+		_, stale := errors.AsType[*resource.StaleTokenError](err)
+		require.False(t, stale)
+		require.EqualValues(t, none, f.Load(), "an answer was lost")
+		err = s.Write(ctx, "k", at(5), []byte("v"))
+		if lost == loseReply {
+			require.ErrorIs(t, err, resource.ErrApplied)
+		} else {
+			require.NoError(t, err)
+		}
+		// A fenced read may be repeated: it is the same a second time.
+		f.Store(lost | once)
+		rec, err := s.ReadFenced(ctx, "k", 6)
+		require.NoError(t, err)
+		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 6}}, rec)
+		require.EqualValues(t, none, f.Load(), "an answer was lost")
+	}
+}
+
+// Close waits for the calls that it finds, and refuses those that come later.
+func TestCloseFinishesCalls(t *testing.T) {
+	c, ctx := newClient(t, start(t)), t.Context()
+	s := newStore(t, c)
+	require.NoError(t, c.Do(ctx, "CLIENT", "PAUSE", 60000, "WRITE").Err())
+	written, closed := make(chan error, 1), make(chan error, 1)
+	go func() { written <- s.Write(ctx, "k", at(1), nil) }()
+	require.Eventually(t, func() bool {
+		info, err := c.Info(ctx, "clients").Result()
+		return err == nil && strings.Contains(info, "blocked_clients:1")
+	}, 30*time.Second, time.Millisecond)
+	go func() { closed <- s.Close() }()
+	require.Eventually(t, func() bool {
+		_, err := s.Read(ctx, "k")
+		return errors.Is(err, resource.ErrClosed)
+	}, 30*time.Second, time.Millisecond)
+	select {
+	case err := <-closed:
+		t.Error("Close returned before the write")
+		closed <- err
+	default:
+	}
+	require.NoError(t, c.Do(ctx, "CLIENT", "UNPAUSE").Err())
+	require.NoError(t, <-written)
+	require.NoError(t, <-closed)
+}
+
+// A durable Redis is killed under load. What was accepted is there, and what comes late is refused.
+func TestKilledUnderLoad(t *testing.T) {
+	s := start(t, durable...)
+	c, ctx := newClient(t, s, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 }), t.Context()
+	store := newStore(t, c)
+	var accepted atomic.Uint64
+	var wg sync.WaitGroup
+	some := make(chan struct{})
+	wg.Go(func() {
+		for token := uint64(1); ; token++ {
+			if err := store.Write(ctx, "k", at(token), []byte("v")); err != nil {
+				if token <= 50 {
+					t.Errorf("before the kill: %v", err)
+					close(some)
+				}
+				return
+			}
+			accepted.Store(token)
+			if token == 50 {
+				close(some)
+			}
+		}
+	})
+	<-some
+	require.NoError(t, s.Kill(ctx))
+	wg.Wait()
+	require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
+	rec, err := newReader(t, s, store).Read(ctx, "k")
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, rec.MaxFence.Token, accepted.Load())
+	require.LessOrEqual(t, rec.MaxFence.Token, accepted.Load()+1, "one write had no answer")
+}
+
+// newReader is a store like the other, on connections of its own.
+func newReader(t *testing.T, s *testbed.Server, like *redisstore.Store) *redisstore.Store {
+	t.Helper()
+	r, err := redisstore.New(newClient(t, s), &redisstore.Options{Prefix: like.Prefix()})
+	require.NoError(t, err)
+	return r
+}
+
+// What the package comment warns of: a restart without persistence forgets the fence, and a stale holder gets through.
+func TestRestartWithoutPersistence(t *testing.T) {
+	s := start(t)
+	ctx := t.Context()
+	store := newStore(t, newClient(t, s))
+	require.NoError(t, store.Write(ctx, "k", at(5), []byte("B")))
+	require.NoError(t, s.Kill(ctx))
+	require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
+	require.NoError(t, newReader(t, s, store).Write(ctx, "k", at(4), []byte("A")), "stale, and accepted")
+}
+
+// And so does a failover to a replica that lags.
+func TestFailoverToLaggingReplica(t *testing.T) {
+	s := start(t)
+	ctx := t.Context()
+	store := newStore(t, newClient(t, s))
+	require.NoError(t, store.Write(ctx, "k", at(3), []byte("first")))
+	replica, err := testbed.StartRedisReplica(ctx, s, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, replica.Close()) })
+	admin := newClient(t, replica)
+	require.NoError(t, admin.ReplicaOf(ctx, "127.0.0.1", "1").Err(), "from here on it hears nothing of its primary")
+	require.NoError(t, store.Write(ctx, "k", at(5), []byte("B")))
+	require.NoError(t, s.Kill(ctx))
+	require.NoError(t, admin.ReplicaOf(ctx, "NO", "ONE").Err())
+
+	promoted := newReader(t, replica, store)
+	rec, err := promoted.Read(ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: []byte("first"), MaxFence: at(3)}, rec, "the accepted write of 5 is gone")
+	require.NoError(t, promoted.Write(ctx, "k", at(4), []byte("A")), "stale, and accepted")
+}
+
+type fault = int32
+
+const (
+	none fault = iota
+	loseRequest
+	loseReply
+	once fault = 8 // and no other
+)
+
+// losing makes connections that lose scripts, or the answers to them.
+func losing(f *atomic.Int32) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return &losingConn{Conn: c, fault: f}, err
+	}
+}
+
+type losingConn struct {
+	net.Conn
+	fault  *atomic.Int32
+	script atomic.Bool // the reply that is waited for is a script's
+	broken atomic.Bool
+}
+
+func (c *losingConn) loses(what fault) bool {
+	return c.script.Load() && (c.fault.Load() == what || c.fault.CompareAndSwap(what|once, none))
+}
+
+func (c *losingConn) Write(b []byte) (int, error) {
+	c.script.Store(bytes.Contains(b, []byte("evalsha")))
+	if c.loses(loseRequest) {
+		return 0, c.breaks()
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *losingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.broken.Load() || err == nil && c.loses(loseReply) {
+		return 0, c.breaks()
+	}
+	return n, err
+}
+
+// breaks ends the connection as if the other side had closed it.
+func (c *losingConn) breaks() error {
+	c.broken.Store(true)
+	_ = c.Close()
+	return io.EOF
+}

@@ -1,0 +1,45 @@
+package s3store_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/http/httptest"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/s3store"
+)
+
+func Example() {
+	fake := httptest.NewServer(gofakes3.New(s3mem.New()).Server()) // stands for S3
+	defer fake.Close()
+	client := s3.New(s3.Options{
+		Region: "us-east-1", BaseEndpoint: aws.String(fake.URL), UsePathStyle: true,
+		Credentials: credentials.NewStaticCredentialsProvider("id", "secret", ""),
+	})
+	ctx := context.Background()
+	if _, err := client.CreateBucket(ctx, &s3.CreateBucketInput{Bucket: aws.String("accounts")}); err != nil {
+		log.Fatal(err)
+	}
+
+	accounts, err := s3store.Open(ctx, client, "accounts", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// The tokens come from the lock: 7 was granted to a holder that is slow, 8 to its successor.
+	account, err := accounts.ReadFenced(ctx, "acme", 8)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(accounts.Write(ctx, "acme", resource.Fence{Token: 8, Seq: 1}, append(account.Value, "billed by 8"...)))
+	fmt.Println(accounts.Write(ctx, "acme", resource.Fence{Token: 7, Seq: 1}, []byte("billed by 7")))
+	// Output:
+	// <nil>
+	// resource: stale fencing token for "acme": seen 8, got 7
+}

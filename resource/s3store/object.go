@@ -1,0 +1,122 @@
+package s3store
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+const (
+	maxName   = 200            // bytes; servers that keep objects in files have about 255
+	maxPrefix = 1024 - maxName // an object's name has 1024 bytes at most
+)
+
+// Object returns the name of key's object. Letters, digits, "_", "-" and, except at the beginning, "." stand for
+// themselves, every other byte for "!" and two hexadecimal digits: no name is a path, or the directory of another. A name
+// that would be longer than 200 bytes ends with "~" and the key's SHA-256 instead.
+func (s *Store) Object(key string) string {
+	var b strings.Builder
+	for i := range len(key) {
+		switch c := key[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '_', c == '-', c == '.' && i > 0:
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "!%02X", c)
+		}
+	}
+	name := b.String()
+	if len(name) > maxName {
+		sum := sha256.Sum256([]byte(key))
+		tail := "~" + hex.EncodeToString(sum[:])
+		name = name[:maxName-len(tail)] + tail
+	}
+	return s.o.Prefix + name
+}
+
+// An object is a line "fencelab/1 FENCE" and the value, or a line "fencelab/1 FENCE none" if there is no value yet.
+const (
+	magic   = "fencelab/1 "
+	noValue = " none"
+)
+
+func encode(rec resource.Record) []byte {
+	b := append([]byte(magic), rec.MaxFence.String()...)
+	if rec.Value == nil {
+		b = append(b, noValue...)
+	}
+	b = append(b, '\n')
+	return append(b, rec.Value...)
+}
+
+func decode(b []byte) (resource.Record, error) {
+	line, value, ok := bytes.Cut(b, []byte("\n"))
+	fence, isRecord := strings.CutPrefix(string(line), magic)
+	if !ok || !isRecord {
+		return resource.Record{}, fmt.Errorf("it begins with %.40q, want %q", b, magic)
+	}
+	fence, none := strings.CutSuffix(fence, noValue)
+	f, err := resource.ParseFence(fence)
+	if err != nil {
+		return resource.Record{}, err
+	}
+	switch {
+	case !none:
+		return resource.Record{Value: append([]byte{}, value...), MaxFence: f}, nil
+	case len(value) > 0:
+		return resource.Record{}, errors.New("it has a value and says that it has none")
+	}
+	return resource.Record{MaxFence: f}, nil
+}
+
+// version is an object as it was at some time. The zero version is no object.
+type version struct {
+	rec  resource.Record
+	etag string
+}
+
+// known are the last versions seen, without their values. It forgets some when there are many. An entry that is out of date
+// costs a request, nothing else.
+type known struct {
+	mu sync.Mutex
+	m  map[string]version
+}
+
+const maxKnown = 4096
+
+func (k *known) get(key string) (version, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	v, ok := k.m[key]
+	return v, ok
+}
+
+func (k *known) set(key string, v version) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.m == nil {
+		k.m = map[string]version{}
+	}
+	if _, ok := k.m[key]; !ok && len(k.m) >= maxKnown {
+		for other := range k.m { // any
+			delete(k.m, other)
+			break
+		}
+	}
+	v.rec.Value = nil
+	k.m[key] = v
+	if v.etag == "" {
+		delete(k.m, key)
+	}
+}
+
+func (k *known) forget(key string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.m, key)
+}

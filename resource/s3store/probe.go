@@ -1,0 +1,88 @@
+package s3store
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+)
+
+// Probe writes a scratch object to find out whether the server honours If-None-Match and If-Match. A server that ignores a
+// header that it doesn't know accepts every write without a word; the error names what it did, and wraps
+// [ErrNoConditions]. Another error tells that the server could not be asked. Probe takes five requests and one to delete
+// the object, which stays if the role may not.
+//
+// It can't see whether the server compares and writes in one step: package storetest's concurrent case can.
+func (s *Store) Probe(ctx context.Context) (err error) {
+	p := probe{s: s, name: s.o.Prefix + "~probe-" + rand.Text()}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("s3store: probing bucket %q: %w", s.bucket, err)
+		}
+	}()
+	defer p.remove(ctx)
+
+	first, err := p.put(ctx, "1", condition(""))
+	switch {
+	case status(err) == http.StatusNotImplemented:
+		return fmt.Errorf("%w: it refuses If-None-Match: %w", ErrNoConditions, err)
+	case err != nil:
+		return failed(ctx, err)
+	}
+	switch _, err := p.put(ctx, "2", condition("")); {
+	case err == nil:
+		return fmt.Errorf("%w: it ignores If-None-Match: * and accepted a second first write of an object", ErrNoConditions)
+	case !lostRace(err):
+		return failed(ctx, err)
+	}
+	second, err := p.put(ctx, "3", condition(first))
+	switch {
+	case err != nil && (lostRace(err) || status(err) == http.StatusNotImplemented):
+		return fmt.Errorf("%w: it refuses If-Match with the ETag %s that it gave for the object: %w", ErrNoConditions, first, err)
+	case err != nil:
+		return failed(ctx, err)
+	case first == "" || first == second:
+		return fmt.Errorf("%w: the ETag was %q before and %q after the object's content changed", ErrNoConditions, first, second)
+	}
+	switch _, err := p.put(ctx, "4", condition(first)); {
+	case err == nil:
+		return fmt.Errorf("%w: it ignores If-Match and accepted a write with the ETag of a version that was replaced", ErrNoConditions)
+	case !lostRace(err):
+		return failed(ctx, err)
+	}
+	head, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &s.bucket, Key: &p.name})
+	if err != nil {
+		return failed(ctx, err)
+	}
+	if got := aws.ToString(head.ETag); got != second {
+		return fmt.Errorf("%w: the object has the ETag %s, that of its last accepted write was %s", ErrNoConditions, got, second)
+	}
+	return nil
+}
+
+// probe is a scratch object.
+type probe struct {
+	s    *Store
+	name string
+}
+
+// put doesn't repeat a request whose reply was lost: the repeat would fail its own condition.
+func (p probe) put(ctx context.Context, body string, in *s3.PutObjectInput) (etag string, err error) {
+	in.Bucket, in.Key, in.Body = &p.s.bucket, &p.name, bytes.NewReader([]byte(body))
+	out, err := p.s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = aws.NopRetryer{} })
+	if err != nil {
+		return "", err
+	}
+	return aws.ToString(out.ETag), nil
+}
+
+func (p probe) remove(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_, _ = p.s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &p.s.bucket, Key: &p.name}) // not a reason to refuse the server
+}
