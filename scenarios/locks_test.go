@@ -3,12 +3,18 @@ package scenarios_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"net/url"
+	"path"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 	"github.com/google/uuid"
+	"github.com/hashicorp/consul/api"
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
@@ -127,7 +133,7 @@ func TestCoordinatorDown(t *testing.T) {
 		_, err = l.TryAcquire(within(t, time.Second), newKey(t))
 		require.Error(t, err, "TryAcquire of a free key, of a service that is down")
 		require.NotErrorIs(t, err, dlock.ErrHeld)
-		_, err = l.Acquire(within(t, time.Second), h.Key())
+		_, err = l.Acquire(within(t, time.Second), newKey(t))
 		require.Error(t, err, "Acquire, of a service that is down")
 		select {
 		case <-h.Context().Done(): // nothing but the holder's own clock can have told it
@@ -145,37 +151,70 @@ func TestAcquireReplyLost(t *testing.T) {
 		all := sharedServers(t, lock)
 		ways, addrs := links(t, all)
 		a, b := dial(t, lock, addrs, dlock.Options{TTL: hold}), dial(t, lock, nodes(all), dlock.Options{TTL: hold})
-		ctx := within(t, patience)
-		turn := func(l *dlock.Locker, key string) uint64 {
+		ctx, key := within(t, patience), newKey(t)
+		turn := func(l *dlock.Locker) uint64 {
 			h, err := l.Acquire(ctx, key)
 			require.NoError(t, err)
 			require.NoError(t, h.Release(ctx))
 			return h.Fence()
 		}
-		for try := 50 * time.Millisecond; ; try *= 2 {
-			key := newKey(t)
-			before := turn(a, key)
-			var heals []faults.Heal
-			for _, w := range ways {
-				heal, err := w.LoseReplies(ctx)
-				require.NoError(t, err)
-				heals = append(heals, heal)
-			}
-			_, err := a.Acquire(within(t, try), key)
-			require.Error(t, err)
-			for _, heal := range heals {
-				require.NoError(t, heal(ctx))
-			}
-			// Were it not undone, the lost grant would be in the way for longer than the test's patience.
-			next := turn(b, key)
-			require.Greater(t, turn(a, key), next, "the retry's token")
-			if next > before+1 || lock == locks.Redlock { // whose token takes another round trip, to which it never came
-				return
-			}
-			// Nobody was granted anything in between: the request had not arrived yet, so wait longer for it.
-			require.NoError(t, ctx.Err())
+		before := turn(a)
+		var heals []faults.Heal
+		for _, w := range ways {
+			heal, err := w.LoseReplies(ctx)
+			require.NoError(t, err)
+			heals = append(heals, heal)
 		}
+		ends, end := context.WithCancel(ctx)
+		defer end()
+		lost := acquiring(ends, t, a, key)
+		require.Eventually(t, func() bool { return taken(t, lock, all, key) }, patience, look, "the request is applied")
+		end()
+		require.Error(t, (<-lost).err, "an acquisition without an answer")
+		for _, heal := range heals {
+			require.NoError(t, heal(ctx))
+		}
+		// Were it not undone, the lost grant would be in the way for longer than the test's patience.
+		next := turn(b)
+		require.Greater(t, next, before)
+		require.Greater(t, turn(a), next, "the retry's token")
 	})
+}
+
+// taken reports whether the lock's servers hold key for somebody.
+func taken(t *testing.T, lock string, all scenarios.Servers, key string) bool {
+	t.Helper()
+	switch lock {
+	case locks.Redis, locks.Redlock:
+		votes := 0
+		for _, s := range all.Servers {
+			c, err := locks.RedisClient(s.URL)
+			require.NoError(t, err)
+			n, err := c.Exists(t.Context(), "lock:{"+key+"}", "redlock:{"+key+"}").Result()
+			require.NoError(t, errors.Join(err, c.Close()))
+			votes += int(n)
+		}
+		return votes > len(all.Servers)/2
+	case locks.Etcd:
+		return etcdQueue(t, all.Servers[0], key) > 0
+	case locks.ZooKeeper:
+		return zooKeeperQueue(t, all.Servers[0], key) > 0
+	case locks.Consul:
+		c, err := api.NewClient(&api.Config{Address: all.Servers[0].Addr, HttpClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}})
+		require.NoError(t, err)
+		names, _, err := c.KV().Keys("lock/", "", nil)
+		require.NoError(t, err)
+		return slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, path.Base(key)) })
+	case locks.Postgres:
+		c, err := pgx.Connect(t.Context(), all.Servers[0].URL)
+		require.NoError(t, err)
+		var owned bool
+		err = c.QueryRow(t.Context(), "SELECT owner IS NOT NULL FROM fencelab_lock WHERE key = $1", key).Scan(&owned)
+		require.NoError(t, errors.Join(err, c.Close(t.Context())))
+		return owned
+	}
+	require.FailNow(t, "no way to look into it", lock)
+	return false
 }
 
 // A waiter that is cancelled stands in nobody's way.
@@ -190,7 +229,10 @@ func TestWaiterCancelled(t *testing.T) {
 		why := errors.New("the caller has had enough")
 		ends, end := context.WithCancelCause(ctx)
 		defer end(nil)
-		gone, stays := acquiring(ends, t, first, key), acquiring(ctx, t, second, key)
+		gone := acquiring(ends, t, first, key)
+		queued(t, lock, all, key, 2)
+		stays := acquiring(ctx, t, second, key)
+		queued(t, lock, all, key, 3)
 		end(why)
 		require.ErrorIs(t, (<-gone).err, why)
 		require.NoError(t, h.Release(ctx))
@@ -202,6 +244,25 @@ func TestWaiterCancelled(t *testing.T) {
 		require.NoError(t, err, "the cancelled waiter left something behind")
 		require.NoError(t, last.Release(ctx))
 	})
+}
+
+// queued waits until n clients hold key or wait for it. Where the server knows nothing of who waits, it lets a while pass,
+// as another lease ends: enough for a waiter to have asked.
+func queued(t *testing.T, lock string, all scenarios.Servers, key string, n int) {
+	t.Helper()
+	switch lock {
+	case locks.Etcd:
+		require.Eventually(t, func() bool { return etcdQueue(t, all.Servers[0], key) == n }, patience, look)
+	case locks.ZooKeeper:
+		require.Eventually(t, func() bool { return zooKeeperQueue(t, all.Servers[0], key) == n }, patience, look)
+	default:
+		ctx, other := within(t, patience), newKey(t)
+		_, err := dial(t, lock, nodes(all), dlock.Options{TTL: 200 * time.Millisecond}).Acquire(ctx, other)
+		require.NoError(t, err)
+		next, err := dial(t, lock, nodes(all), dlock.Options{TTL: hold}).Acquire(ctx, other)
+		require.NoError(t, err)
+		require.NoError(t, next.Release(ctx))
+	}
 }
 
 // A lease that was entered again has one token, is renewed as one, and is free when the last handle is released.

@@ -12,7 +12,7 @@ import (
 const alive = history.Duration(time.Second)
 
 // wedgedFor is for how long a wedged holder's lease is renewed.
-const wedgedFor = history.Duration(300 * time.Millisecond)
+const wedgedFor = history.Duration(1300 * time.Millisecond)
 
 // backwards is the verdict where a later grant has the smaller token. A stale holder then has the greater one, and a
 // resource that looks at writes alone lets it write over its successor. One that was told of the holder's token at its
@@ -139,6 +139,7 @@ func holderHazards() []Scenario {
 			Name:    "WedgedHolder",
 			Hazard:  "The holder hangs in its work while its renewals go on, until they are stopped, and then writes.",
 			Workers: map[string]Worker{"A": {Victim: true, MaxHold: wedgedFor}},
+			MinTTL:  alive,
 			Steps:   []Step{Run("A", history.Read), Run("B", history.Done), Run("A", history.Done)},
 			Expect:  expect,
 		},

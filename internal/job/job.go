@@ -132,10 +132,8 @@ func (j *Job) work(ctx context.Context, lease Lease, key string) (refused, err e
 		return nil, err
 	}
 	if j.Outlive {
-		select {
-		case <-lease.Context().Done():
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		if err := outlive(ctx, lease); err != nil {
+			return nil, err
 		}
 		if err := j.at(history.Lost, history.Event{Token: token, Until: lease.Until()}); err != nil {
 			return nil, err
@@ -161,6 +159,30 @@ func (j *Job) work(ctx context.Context, lease Lease, key string) (refused, err e
 		return j.refused(err, history.WriteStale, token)
 	}
 	return nil, j.at(history.Wrote, history.Event{Token: token, Value: ledger})
+}
+
+// overdue is how long after its lease's end a context that hasn't ended is a defect of the lock.
+const overdue = 500 * time.Millisecond
+
+// outlive waits until the lease is lost. It looks at the context itself once the time is over, so that a stall of this
+// process is no defect of the lock's.
+func outlive(ctx context.Context, lease Lease) error {
+	for {
+		end := lease.Until().Add(overdue) // a renewal moves it
+		timer := time.NewTimer(time.Until(end))
+		select {
+		case <-lease.Context().Done():
+			timer.Stop()
+			return nil
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+		if !lease.Until().Add(overdue).After(end) && lease.Context().Err() == nil {
+			return fmt.Errorf("the lease's context goes on %v after the end of the lease", overdue)
+		}
+	}
 }
 
 func (j *Job) read(ctx context.Context, key string, token uint64) (string, error) {
