@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	fs.StringVar(&w.name, "name", fmt.Sprintf("%s-%d", host, os.Getpid()), "`name` of this worker: its entry in the ledger")
 	fs.StringVar(&w.key, "key", "demo", "`key` of the lock and of the ledger")
 	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres)
-	addrs := fs.String("addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
+	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
 		"empty: the usual ones on this host, as in testdata/compose.yaml")
 	fs.StringVar(&w.resource, "resource", "http://127.0.0.1:8080", "`URL` of the resource")
 	fs.StringVar(&w.token, "token", "", "bearer `token` that the resource asks for")
@@ -102,7 +102,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 	w.lock.Registerer = reg
 	backend, err := locks.Open(ctx, w.backend)
 	if err != nil {
-		return fmt.Errorf("worker: %w", err)
+		return fmt.Errorf("worker: %w (is %s at %s? -lock-addr says where)", err, w.backend.Lock, strings.Join(w.backend.Addrs, ", "))
 	}
 	locker, err := dlock.New(backend, &w.lock)
 	if err != nil {
@@ -114,6 +114,10 @@ func (w *worker) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
+
+	if err := w.reach(ctx, backend); err != nil {
+		return err
+	}
 
 	if w.metrics != "" {
 		ln, err := cli.Listen(ctx, w.metrics)
@@ -140,14 +144,32 @@ func (w *worker) run(ctx context.Context) (err error) {
 			return nil
 		case err != nil:
 			if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
-				return fmt.Errorf("worker: %w (is %s at %s (-addr), and the resource at %s (-resource)?)",
+				return fmt.Errorf("worker: %w (is %s at %s (-lock-addr), and the resource at %s (-resource)?)",
 					err, w.backend.Lock, strings.Join(w.backend.Addrs, ", "), w.resource)
 			}
 			return fmt.Errorf("worker: %w", err)
+		case errors.Is(refused, job.ErrGaveUp) && w.n == 1:
+			return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refused)
 		case refused != nil && w.n == 1: // of several jobs one may be refused: that is what fencing is for
-			return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the lock service has lost "+
-				"its tokens: start afresh with another -key)", refused)
+			return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the tokens before came "+
+				"from another lock service, or this one has lost its own: take another -key)", refused)
 		}
+	}
+	return nil
+}
+
+// reachTimeout is how long the lock service may take to answer for the first time.
+const reachTimeout = 5 * time.Second
+
+// reach returns an error if the lock service doesn't answer, so that a wrong address isn't taken for a lock that is held.
+func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
+	defer cancel()
+	if err := b.Ping(ctx); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return fmt.Errorf("worker: %s at %s (-lock-addr) doesn't answer: %w", w.backend.Lock, strings.Join(w.backend.Addrs, ", "), err)
 	}
 	return nil
 }

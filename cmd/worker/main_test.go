@@ -41,7 +41,7 @@ func newBench(t *testing.T, o resource.HandlerOptions) *bench {
 		stop()
 		require.NoError(t, <-served)
 	})
-	b.args = []string{"-addr", b.redis.Addr(), "-resource", "http://" + ln.Addr().String(), "-log-level", "error"}
+	b.args = []string{"-lock-addr", b.redis.Addr(), "-resource", "http://" + ln.Addr().String(), "-log-level", "error"}
 	return b
 }
 

@@ -11,7 +11,12 @@ import (
 )
 
 func openEtcd(_ context.Context, s Spec) (*Backend, error) {
-	c, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, Logger: zap.NewNop()})
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: s.Addrs, Logger: zap.NewNop(),
+		// Without these a call of which a frozen server says nothing takes until the server wakes up. etcd takes pings that
+		// come more often for an attack.
+		DialKeepAliveTime: answerTimeout, DialKeepAliveTimeout: answerTimeout,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("locks: etcd: %w", err)
 	}

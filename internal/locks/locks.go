@@ -50,6 +50,9 @@ func (b *Backend) Close() error { return errors.Join(b.Backend.Close(), b.client
 // Ping returns an error if the lock service doesn't answer.
 func (b *Backend) Ping(ctx context.Context) error { return b.client.ping(ctx) }
 
+// answerTimeout is how long a server may take to answer that was not heard of before.
+const answerTimeout = 5 * time.Second
+
 // opener opens a lock.
 type opener struct {
 	addrs []string // the usual ones
@@ -62,7 +65,7 @@ var openers = map[string]opener{
 		[]string{"127.0.0.1:6381", "127.0.0.1:6382", "127.0.0.1:6383", "127.0.0.1:6384", "127.0.0.1:6385"},
 		func(ctx context.Context, s Spec) (*Backend, error) { return OpenRedlock(ctx, s, nil) },
 	},
-	Etcd:      {[]string{"127.0.0.1:2379"}, openEtcd},
+	Etcd:      {[]string{"127.0.0.1:2379", "127.0.0.1:22379", "127.0.0.1:32379"}, openEtcd},
 	ZooKeeper: {[]string{"127.0.0.1:2181"}, openZooKeeper},
 	Consul:    {[]string{"127.0.0.1:8500"}, openConsul},
 	Postgres:  {[]string{"postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable"}, openPostgres},
@@ -82,6 +85,14 @@ func Open(ctx context.Context, s Spec) (*Backend, error) {
 	}
 	if len(s.Addrs) == 0 {
 		s.Addrs = o.addrs
+	}
+	s.Addrs = slices.Clone(s.Addrs)
+	for i, addr := range s.Addrs {
+		addr = strings.TrimSpace(addr)
+		if addr == "" || slices.Contains(s.Addrs[:i], addr) {
+			return nil, fmt.Errorf("locks: %s: the addresses %q have an empty one, or one twice", s.Lock, s.Addrs)
+		}
+		s.Addrs[i] = addr
 	}
 	return o.open(ctx, s)
 }

@@ -26,6 +26,9 @@ func TestOpenRefuses(t *testing.T) {
 		{locks.Spec{Lock: "memcached"}, `there is no lock "memcached"; there are consul, etcd, postgres, redis, redlock, zookeeper`},
 		{locks.Spec{Lock: locks.Redis, Addrs: []string{"a:1", "b:1"}}, "redis is one server, and there are 2 addresses"},
 		{locks.Spec{Lock: locks.Redis, Addrs: []string{"redis://:" + secret + "@host:port"}}, "no redis:// URL"},
+		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"127.0.0.1:5432"}}, "is no postgres:// URL, as in"},
+		{locks.Spec{Lock: locks.Redlock, Addrs: []string{"a:1", " a:1", "b:1"}}, "have an empty one, or one twice"},
+		{locks.Spec{Lock: locks.Etcd, Addrs: []string{"a:1", ""}}, "have an empty one, or one twice"},
 		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"postgres://u:" + secret + "@host:port/db"}}, "no postgres:// URL"},
 	} {
 		c.spec.TTL = time.Second

@@ -3,6 +3,8 @@ package locks
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -15,9 +17,12 @@ func openPostgres(ctx context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !strings.Contains(addr, "=") && !strings.Contains(addr, "://") { // pgx takes a bare word for something else
+		return nil, fmt.Errorf("locks: the PostgreSQL address %q is no postgres:// URL, as in postgres://user@host:5432/db", addr)
+	}
 	config, err := pgxpool.ParseConfig(addr)
 	if err != nil {
-		return nil, errors.New("locks: the PostgreSQL address is no postgres:// URL") // it may hold a password
+		return nil, errors.New("locks: the PostgreSQL address is no postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {

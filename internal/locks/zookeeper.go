@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -28,6 +29,9 @@ func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
 		},
 		close: func() error { conn.Close(); return nil },
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout,
+		fmt.Errorf("no server answered within %v at %s", answerTimeout, strings.Join(s.Addrs, ", ")))
+	defer cancel()
 	for { // zklock must know what session timeout the server has agreed to
 		select {
 		case e := <-events:
