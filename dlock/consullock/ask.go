@@ -47,8 +47,8 @@ func (r refusal) Error() string {
 // and nothing else: neither a grant nor a reason to wait.
 type reason func(what string) bool
 
-func held(what string) bool {
-	return strings.HasPrefix(what, `key "`) && strings.HasSuffix(what, `" exists`)
+func exists(name string) reason {
+	return func(what string) bool { return what == fmt.Sprintf("key %q exists", name) }
 }
 
 func noSession(what string) bool { return strings.HasPrefix(what, "invalid session ") }

@@ -25,6 +25,15 @@
 // in a TTL, which takes no write on the servers. So a lock and an unlock are two round trips, as many writes, and now and
 // then a third. A session for each acquisition would cost four: to create it, lock, unlock and destroy it.
 //
+// # Requests that come late
+//
+// A request whose answer never came may reach Consul long after its sender has given up, from the buffers of a frozen agent,
+// say, and its session may live on for as long as another grant is renewed. Every lock is therefore taken on the condition
+// that its session isn't sealed, that is, holds no entry {Prefix}%session/{ID}. Undoing a request without an answer first
+// seals its session and then deletes the key: from then on the request takes nothing. Grants of a sealed session are renewed
+// as before, new ones are given on another, and the seal vanishes with its session. A failure so costs the undo a write and
+// the next grant a session; a lock is one round trip still.
+//
 // # The lock-delay
 //
 // Consul's own locks can't be taken for 15 s after a session has ended, so that a holder that doesn't know of it yet can
@@ -205,27 +214,31 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 		}
 		l := b.begin(r.Key, r.Owner, s, start.Add(r.TTL)) //nolint:contextcheck // it goes on after ctx
 		res, no, err := b.txn(ctx,
+			&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: b.sealOf(s)},
 			&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: b.name(r.Key)},
 			&api.KVTxnOp{Verb: api.KVLock, Key: b.name(r.Key), Value: []byte(r.Owner), Session: s.id})
 		switch {
 		case err != nil:
-			// It may take effect yet, after everything that could undo it. Nobody renews the session for new grants, so that
-			// it ends, and the key with it.
+			// It may take effect yet. Whatever undoes it seals the session, which would refuse new grants then.
 			b.retire(s)
-			b.settle(l) //nolint:contextcheck // what it starts goes on after ctx
+			b.settle(l, false) //nolint:contextcheck // what it starts goes on after ctx
 			return g, false, err
 		case no.is(noSession):
 			b.drop(l)
 			b.end(s)
 			continue
-		case no.is(held), no.is(lockDelay):
+		case no.is(exists(b.sealOf(s))):
+			b.drop(l)
+			b.retire(s)
+			continue
+		case no.is(exists(b.name(r.Key))), no.is(lockDelay):
 			b.drop(l)
 			return g, no.is(lockDelay), dlock.ErrHeld
 		case no != nil:
 			b.drop(l)
 			return g, false, no
 		}
-		b.settle(l) //nolint:contextcheck // what it starts goes on after ctx
+		b.settle(l, true) //nolint:contextcheck // what it starts goes on after ctx
 		return b.grant(r, l, res[len(res)-1].KV.ModifyIndex, start), false, nil
 	}
 }
@@ -233,6 +246,10 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 // again is try for a request that has been sent before and may have been granted: it is the same acquisition, with a
 // lease that starts anew. It returns dlock.ErrLost if it isn't held, or no longer.
 func (b *Backend) again(ctx context.Context, r dlock.Request, l *lease) (g dlock.Grant, err error) {
+	// Before the look, so that it isn't granted after it was found not to be.
+	if err := b.seal(ctx, l); err != nil {
+		return g, err
+	}
 	e, _, err := b.read(ctx, r.Key, 0, 0)
 	if err != nil {
 		return g, err
@@ -297,11 +314,15 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if b.open.Err() != nil {
 		return dlock.ErrClosed
 	}
-	err := b.free(ctx, g.Key, g.Owner, g.Fence)
-	if err == nil || errors.Is(err, dlock.ErrLost) {
-		if l := b.lease(g.Key, g.Owner); l != nil {
-			b.drop(l)
+	l := b.lease(g.Key, g.Owner)
+	if l != nil {
+		if err := b.seal(ctx, l); err != nil {
+			return err
 		}
+	}
+	err := b.free(ctx, g.Key, g.Owner, g.Fence)
+	if l != nil && (err == nil || errors.Is(err, dlock.ErrLost)) {
+		b.drop(l)
 	}
 	return err
 }
@@ -364,6 +385,10 @@ func (b *Backend) Close() error {
 
 // name is key's name in the KV store.
 func (b *Backend) name(key string) string { return b.o.Prefix + clean(key) }
+
+// sealOf is the name of s's seal. It is no key's: clean writes nothing but two hexadecimal digits, or the segment's end,
+// after a percent sign.
+func (b *Backend) sealOf(s *session) string { return b.o.Prefix + "%session/" + s.id }
 
 // clean escapes what wouldn't arrive in a URL's path as it left: all that isn't plain, and segments that are empty or
 // consist of dots. Different keys have different names.

@@ -1,6 +1,7 @@
 package consullock_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -433,15 +434,9 @@ func TestReplyLostAndNotUndone(t *testing.T) {
 	require.NoError(t, (<-won).err)
 }
 
-// A request that takes effect after all that could have undone it holds the key until its session ends, which nobody
-// renews, although the Backend goes on.
-func TestLateRequest(t *testing.T) {
-	c, _ := newClient(t)
-	a, l := backend(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond})
-	b, _ := backend(t, nil)
-	r := request(300 * time.Millisecond)
-	warm := request(r.TTL)
-	require.NoError(t, a.Release(t.Context(), take(t, a, warm)))
+// later has l lose the next transaction on key, and returns what delivers it after all and tells the answer's status.
+func later(t *testing.T, l *link, key string) (deliver func() int) {
+	t.Helper()
 	var late *http.Request
 	l.set(func(req *http.Request) (*http.Response, error) {
 		if kind(req) != "txn" {
@@ -449,32 +444,107 @@ func TestLateRequest(t *testing.T) {
 		}
 		body, err := io.ReadAll(req.Body)
 		require.NoError(t, err)
-		late, err = http.NewRequestWithContext(context.WithoutCancel(req.Context()), req.Method, req.URL.String(), strings.NewReader(string(body)))
+		if req.Body = io.NopCloser(bytes.NewReader(body)); !bytes.Contains(body, []byte(key)) {
+			return nil, nil //nolint:nilnil // pass
+		}
+		l.set(nil)
+		late, err = http.NewRequestWithContext(context.WithoutCancel(req.Context()), req.Method, req.URL.String(), bytes.NewReader(body))
 		require.NoError(t, err)
 		return nil, errLink
 	})
-	_, err := a.TryAcquire(t.Context(), r)
-	require.ErrorIs(t, err, errLink)
-	l.set(nil)
-	require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}), dlock.ErrLost)
-	resp, err := l.base.RoundTrip(late)
-	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	require.Equal(t, http.StatusOK, resp.StatusCode)
-	require.Equal(t, r.Owner, string(entry(t, c, r.Key).Value))
-	won := acquiring(t, b, next(r, time.Hour))
-	for { // a goes on, and keeps its session
-		g := take(t, a, request(r.TTL))
-		if err := a.Release(t.Context(), g); !errors.Is(err, dlock.ErrLost) { // unless the machine is very slow
+	return func() int {
+		resp, err := l.base.RoundTrip(late)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return resp.StatusCode
+	}
+}
+
+// A request that arrives after it was undone takes nothing, although its session lives on with a lease that is renewed.
+func TestLateRequest(t *testing.T) {
+	c, _ := newClient(t)
+	for name, undo := range map[string]func(t *testing.T, a dlock.Backend, r dlock.Request){
+		"released": func(t *testing.T, a dlock.Backend, r dlock.Request) {
+			t.Helper()
+			require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}), dlock.ErrLost)
+		},
+		"repeated": func(t *testing.T, a dlock.Backend, r dlock.Request) {
+			t.Helper()
+			require.NoError(t, a.Release(t.Context(), take(t, a, r)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, l := backend(t, nil)
+			b, _ := backend(t, nil)
+			other, r := request(time.Hour), request(time.Hour)
+			g := take(t, a, other)
+			session := entry(t, c, other.Key).Session
+			deliver := later(t, l, r.Key)
+			_, err := a.TryAcquire(t.Context(), r)
+			require.ErrorIs(t, err, errLink)
+			undo(t, a, r)
+			require.NoError(t, a.Renew(t.Context(), g))
+			require.Equal(t, http.StatusConflict, deliver())
+			require.NoError(t, a.Renew(t.Context(), g), "the session lives on")
+			require.NoError(t, b.Release(t.Context(), take(t, b, r)))
+			take(t, a, r)
+			require.NotEqual(t, session, entry(t, c, r.Key).Session)
+			require.NotNil(t, entry(t, c, "%session/"+session))
+			destroy(t, c, session)
+			require.Nil(t, entry(t, c, "%session/"+session), "nothing is left behind")
+			closes(t, g.Lost, "Lost")
+		})
+	}
+}
+
+// The same if nobody undoes it: then the Backend does when the lease would be over.
+func TestLateRequestNotUndone(t *testing.T) {
+	const ttl = 300 * time.Millisecond
+	c, _ := newClient(t)
+	a, l := backend(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond})
+	b, _ := backend(t, nil)
+	for began := time.Now(); ; {
+		g, r := take(t, a, request(ttl)), request(ttl)
+		held := entry(t, c, g.Key)
+		if held == nil {
+			continue // the machine was too slow for this lease
+		}
+		deliver := later(t, l, r.Key)
+		_, err := a.TryAcquire(t.Context(), r)
+		require.ErrorIs(t, err, errLink)
+		sealed := false
+		for err = nil; !sealed && err == nil; err = a.Renew(t.Context(), g) {
+			require.Less(t, time.Since(began), 30*time.Second, "nothing undoes it")
+			sealed = entry(t, c, "%session/"+held.Session) != nil
+		}
+		if errors.Is(err, dlock.ErrLost) {
+			continue // too slow, again
+		}
+		require.NoError(t, err)
+		require.Equal(t, http.StatusConflict, deliver())
+		require.Nil(t, entry(t, c, r.Key))
+		take(t, b, next(r, time.Hour))
+		return
+	}
+}
+
+// A request that finds its session sealed, for another's sake, is granted on a new one.
+func TestSealedUnderARequest(t *testing.T) {
+	c, _ := newClient(t)
+	a, l := backend(t, nil)
+	g, r := take(t, a, request(time.Hour)), request(time.Hour)
+	session := entry(t, c, g.Key).Session
+	l.set(func(req *http.Request) (*http.Response, error) {
+		if kind(req) == "txn" {
+			l.set(nil)
+			_, err := c.KV().Put(&api.KVPair{Key: "lock/%session/" + session}, nil)
 			require.NoError(t, err)
 		}
-		select {
-		case w := <-won:
-			require.NoError(t, w.err)
-			return
-		default:
-		}
-	}
+		return nil, nil //nolint:nilnil // pass
+	})
+	take(t, a, r)
+	require.NotEqual(t, session, entry(t, c, r.Key).Session)
+	require.NoError(t, a.Renew(t.Context(), g))
 }
 
 // One blocking query waits for a key, whatever the number of waiters.

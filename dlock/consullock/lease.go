@@ -15,9 +15,10 @@ type id struct{ key, owner string }
 // Backend.mu guards what changes.
 type lease struct {
 	id
-	s     *session
-	until time.Time // when it runs out
-	timer *time.Timer
+	s        *session
+	answered bool      // the request for it
+	until    time.Time // when it runs out
+	timer    *time.Timer
 }
 
 // begin notes that key is about to be taken, until then. Whatever becomes of the request, it will be given back.
@@ -40,11 +41,12 @@ func (b *Backend) arm(l *lease) {
 	}
 }
 
-// settle notes that the request for l has been carried out, or may be. If l has run out meanwhile, there may have been
+// settle notes that the request for l has been carried out, or may be if it wasn't answered. If l has run out meanwhile, there may have been
 // nothing yet to give back then.
-func (b *Backend) settle(l *lease) {
+func (b *Backend) settle(l *lease, answered bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	l.answered = answered
 	select {
 	case <-l.s.gone:
 		return
@@ -112,7 +114,10 @@ func (b *Backend) expire(l *lease) {
 	defer b.busy.Done()
 	for pause := expirePause; b.open.Err() == nil; pause = min(2*pause, expireMaxPause) {
 		ctx, cancel := context.WithTimeout(b.open, expireTry)
-		err := b.free(ctx, l.key, l.owner, 0)
+		err := b.seal(ctx, l)
+		if err == nil {
+			err = b.free(ctx, l.key, l.owner, 0)
+		}
 		cancel()
 		if err == nil || errors.Is(err, dlock.ErrLost) {
 			return

@@ -13,6 +13,8 @@ type session struct {
 	ttl  time.Duration
 	gone chan struct{} // closed when it is known to have ended; Backend.mu guards that
 
+	sealed bool // it gives no grants any more, not even to a request that is under way; Backend.mu guards that
+
 	busy  chan struct{} // whoever has put something in may read and write the rest
 	id    string        // "" before it has been made; doesn't change
 	until time.Time     // it lasts until then at least
@@ -165,6 +167,32 @@ func (b *Backend) retire(s *session) {
 	if b.sessions[s.ttl] == s {
 		delete(b.sessions, s.ttl)
 	}
+}
+
+// seal has the request for l, unless it has been answered, take effect now or never. It returns nil also if the session
+// has ended.
+func (b *Backend) seal(ctx context.Context, l *lease) error {
+	b.mu.Lock()
+	done := l.answered || l.s.sealed
+	b.mu.Unlock()
+	if done {
+		return nil
+	}
+	b.retire(l.s)
+	_, no, err := b.txn(ctx, &api.KVTxnOp{Verb: api.KVLock, Key: b.sealOf(l.s), Session: l.s.id})
+	switch {
+	case err != nil:
+		return err
+	case no.is(noSession):
+		b.end(l.s)
+		return nil
+	case no != nil:
+		return no
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l.s.sealed = true
+	return nil
 }
 
 // end takes note that s has ended, and with it all its leases.
