@@ -98,7 +98,12 @@ func (b *Backend) strike(c *claim) {
 
 // take puts the key and, if wait, waits until it is first.
 func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.Grant, error) {
-	for {
+	rest := minPause
+	for try := 0; ; try++ {
+		if try > 1 { // one retry at once is enough for whatever happens once
+			pause(ctx, rest)
+			rest = min(2*rest, maxPause)
+		}
 		if err := c.cleared(ctx); err != nil {
 			return dlock.Grant{}, err
 		}
@@ -125,7 +130,11 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 		switch {
 		case a.stale:
 			c.answered(0)
-			s.guardedBy(a.guard)
+			if a.guard < guard { // it was there before the put left, and in a store that remembers it never goes back
+				s.end()
+			} else {
+				s.guardedBy(a.guard)
+			}
 		case a.held:
 			c.answered(0)
 			if a.rev != 0 {
@@ -150,7 +159,7 @@ type answer struct {
 	at     int64  // revision of this state
 	held   bool   // another has the lock, and the own key was not put
 	stale  bool   // nothing was put, for the session's guard is at another revision:
-	guard  int64
+	guard  int64  // 0 if there is no such key
 }
 
 // put puts the own key at the end of the queue, or if not wait only into an empty queue, unless it is there already.
@@ -227,7 +236,7 @@ func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
 const minUnanswered = 100 * time.Millisecond
 
 const (
-	minPause = 20 * time.Millisecond // after a failed watch or read; doubles with each
+	minPause = 20 * time.Millisecond // after a failed watch, read or clean-up, or a put's second retry; doubles with each
 	maxPause = time.Second
 )
 

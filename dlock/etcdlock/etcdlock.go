@@ -39,6 +39,11 @@
 // say, and would then block the lock for as long as the session lives. Every put is therefore conditional on the revision
 // of one key of its session, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing a put without an answer
 // deletes the lock's key and moves that revision in one transaction: from then on the put fails.
+//
+// If a put finds that revision to be lower than it was, or its key gone, the store has forgotten something: it was restored
+// from a snapshot, or somebody has deleted keys. Then the Backend gives the session up and starts another. All grants of
+// the old one are lost, and told so: which of them the store still knows is uncertain. Keys that it does know are not
+// deleted before their time, by their timers or with the session, which is kept alive no more.
 package etcdlock
 
 import (

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -38,6 +39,8 @@ const (
 	holdOneRequest
 	cutKeepAlives // only these
 	cutWatches    // only these
+	forgetLeases  // as transactions find out
+	delayOneRequest
 )
 
 const (
@@ -117,13 +120,19 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		l.writes++
 	}
 	f, changed := l.fault, l.changed
-	if f == holdOneRequest {
+	if f == holdOneRequest || f == delayOneRequest {
 		l.fault = none
 	}
 	l.mu.Unlock()
 	switch f {
 	case loseRequests, cut:
 		return errLink
+	case forgetLeases:
+		if method == txn {
+			return rpctypes.ErrGRPCLeaseNotFound
+		}
+	case delayOneRequest:
+		<-changed
 	case holdOneRequest: // it arrives late, whatever its sender has done meanwhile
 		go func() {
 			<-changed

@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -41,8 +42,9 @@ type MutexBackend struct {
 }
 
 type mutexGrant struct {
-	m *concurrency.Mutex
-	s *concurrency.Session
+	m    *concurrency.Mutex
+	s    *concurrency.Session
+	turn chan struct{} // held by the release under way
 }
 
 var _ dlock.Backend = (*MutexBackend)(nil)
@@ -94,7 +96,7 @@ func (b *MutexBackend) acquire(
 	}
 	m := concurrency.NewMutex(s, strings.TrimSuffix(queueOf(b.prefix, r.Key), "/"))
 	b.mu.Lock()
-	b.held[r.Owner] = &mutexGrant{m, s}
+	b.held[r.Owner] = &mutexGrant{m, s, make(chan struct{}, 1)}
 	b.mu.Unlock()
 	err = lock(m, ctx)
 	s.Orphan()                        // what isn't renewed runs out
@@ -160,8 +162,20 @@ func (b *MutexBackend) Release(ctx context.Context, g dlock.Grant) error {
 	if h == nil {
 		return dlock.ErrLost
 	}
-	if g.Fence != 0 {
-		if err := h.m.Unlock(ctx); err != nil {
+	select {
+	case h.turn <- struct{}{}:
+		defer func() { <-h.turn }()
+	case <-ctx.Done():
+		return failed(ctx, ctx.Err())
+	}
+	b.mu.Lock()
+	done := b.held[g.Owner] != h
+	b.mu.Unlock()
+	if done { // by a release that was faster
+		return dlock.ErrLost
+	}
+	if g.Fence != 0 { // an earlier release may have come as far as this
+		if err := h.m.Unlock(ctx); err != nil && !errors.Is(err, concurrency.ErrLockReleased) {
 			return failed(ctx, err)
 		}
 	}

@@ -29,7 +29,7 @@ type session struct {
 	s     time.Duration // S, as the server has granted it
 	every time.Duration // between keep-alives
 
-	done    chan struct{} // closed when the server has said that the lease is gone
+	done    chan struct{} // closed when the server has said that the lease is gone, or has forgotten its guard
 	endOnce sync.Once
 	poke    chan struct{} // asks for a keep-alive now
 	stopped chan struct{} // closed when no more keep-alives are sent
@@ -132,7 +132,8 @@ func (s *session) cover(ctx context.Context, start time.Time, ttl time.Duration)
 // errExpired is what becomes of a claim whose session is gone.
 var errExpired = fmt.Errorf("%w: the session has expired", dlock.ErrLost)
 
-// end notes that the server doesn't know the lease any more.
+// end gives the session up, whose lease the server doesn't know any more, or whose guard it has forgotten. It is kept alive
+// no more, and its grants are lost.
 func (s *session) end() { s.endOnce.Do(func() { close(s.done) }) }
 
 func (s *session) ended() bool {

@@ -1,0 +1,162 @@
+package etcdlock_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// guardOf returns the name of the guard of a grant's session.
+func (n node) guardOf(tb testing.TB, g dlock.Grant) string {
+	tb.Helper()
+	keys := n.keysOf(tb, dlock.Request{Key: g.Key, Owner: g.Owner})
+	require.Len(tb, keys, 1)
+	return fmt.Sprintf("session/%x", keys[0].Lease)
+}
+
+// moveGuard has a put go unanswered and undoes it, and returns the revision that guard is at then.
+func (n node) moveGuard(tb testing.TB, guard string, ttl time.Duration) int64 {
+	tb.Helper()
+	r := request(ttl)
+	heal := n.l.inject(loseReplies)
+	_, err := n.TryAcquire(tb.Context(), r)
+	heal()
+	require.Error(tb, err)
+	require.NoError(tb, n.Release(tb.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}))
+	resp, err := n.c.Get(tb.Context(), guard)
+	require.NoError(tb, err)
+	require.Len(tb, resp.Kvs, 1)
+	return resp.Kvs[0].ModRevision
+}
+
+// goesOn shows that n, whose session's guard has been forgotten, acquires what is free, with few requests, and what has
+// become of a grant that the store still knows: its holder is told that it is lost, and nobody else gets it before its time.
+func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Grant {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	before, _, _ := n.l.counts(txn)
+	g, err := n.TryAcquire(ctx, request(ttl))
+	after, _, _ := n.l.counts(txn)
+	require.NoError(t, err, "after %d transactions", after-before)
+	require.LessOrEqual(t, after-before, 3)
+	require.NoError(t, n.Renew(t.Context(), g))
+
+	select {
+	case <-held.Lost:
+	default:
+		require.Fail(t, "the holder is not told")
+	}
+	require.ErrorIs(t, n.Renew(t.Context(), held), dlock.ErrLost)
+	r := request(ttl)
+	r.Key = held.Key
+	_, err = n.TryAcquire(t.Context(), r)
+	require.ErrorIs(t, err, dlock.ErrHeld)
+	require.NoError(t, n.Release(t.Context(), held))
+	n.take(t, r)
+	return g
+}
+
+// A session whose guard somebody has deleted is given up.
+func TestGuardDeleted(t *testing.T) {
+	a := newNode(t, one)
+	held := a.take(t, request(time.Hour))
+	guard := a.guardOf(t, held)
+	a.moveGuard(t, guard, time.Hour)
+	_, err := a.c.Delete(t.Context(), guard)
+	require.NoError(t, err)
+	a.goesOn(t, held, time.Hour)
+}
+
+// So is one whose guard is older in the snapshot from which the store was restored, or not in it.
+func TestRestoredSnapshot(t *testing.T) {
+	for _, moved := range []bool{false, true} {
+		for _, bump := range []uint64{0, 1000} {
+			t.Run(fmt.Sprintf("moved=%t/bump=%d", moved, bump), func(t *testing.T) {
+				c, err := testbed.StartEtcd(t.Context(), 1, nil)
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, c.Close()) })
+				a := newNode(t, c)
+				held := a.take(t, request(time.Hour))
+				guard := a.guardOf(t, held)
+				if moved {
+					a.moveGuard(t, guard, time.Hour)
+				}
+				rd, err := a.c.Snapshot(t.Context())
+				require.NoError(t, err)
+				snapshot, err := io.ReadAll(rd)
+				require.NoError(t, err)
+				require.NoError(t, rd.Close())
+				last := a.moveGuard(t, guard, time.Hour)
+
+				require.NoError(t, c.RestoreSnapshot(t.Context(), snapshot, bump))
+				require.Eventually(t, func() bool { // the client connects again
+					_, err := a.c.Get(t.Context(), guard, clientv3.WithCountOnly())
+					return err == nil
+				}, 30*time.Second, 10*time.Millisecond)
+				g := a.goesOn(t, held, time.Hour)
+				if bump > 0 {
+					require.Greater(t, g.Fence, uint64(last))
+				}
+			})
+		}
+	}
+}
+
+// A put that another claim's clean-up overtakes is no sign of it: it is repeated on the same session.
+func TestGuardMoves(t *testing.T) {
+	a := newNode(t, one)
+	held := a.take(t, request(time.Hour))
+	try := func(ctx context.Context, r dlock.Request) <-chan outcome {
+		calls, _, _ := a.l.counts(txn)
+		came := make(chan outcome, 1)
+		go func() {
+			g, err := a.TryAcquire(ctx, r)
+			came <- outcome{g, err, time.Now()}
+		}()
+		require.Eventually(t, func() bool {
+			n, _, _ := a.l.counts(txn)
+			return n > calls
+		}, 30*time.Second, time.Millisecond)
+		return came
+	}
+	undone := request(time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer a.l.inject(holdOneRequest)()
+	lost := try(ctx, undone)
+	cancel()
+	require.ErrorIs(t, (<-lost).err, context.Canceled)
+	deliver := a.l.inject(delayOneRequest)
+	defer deliver()
+	overtaken := try(t.Context(), request(time.Hour))
+	require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: undone.Key, Owner: undone.Owner}), dlock.ErrLost)
+	before, _, _ := a.l.counts(txn)
+	deliver()
+	o := <-overtaken
+	require.NoError(t, o.err)
+	after, _, _ := a.l.counts(txn)
+	require.Equal(t, 1, after-before, "repeated once")
+	require.Equal(t, held.Lost, o.g.Lost, "the same session")
+	require.NoError(t, a.Renew(t.Context(), held))
+	<-a.l.late
+}
+
+// Whatever the server answers, requests are not repeated without pauses.
+func TestRetriesPause(t *testing.T) {
+	a := newNode(t, one)
+	defer a.l.inject(forgetLeases)()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := a.TryAcquire(ctx, request(shortTTL))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	n, _, _ := a.l.counts(txn)
+	require.LessOrEqual(t, n, 7, "pauses of 20, 40, 80, 160 and 320 ms")
+}
