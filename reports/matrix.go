@@ -131,7 +131,7 @@ func Tally(runs []Summary) string {
 			}
 		}
 		lines = append(lines, fmt.Sprintf(
-			"* fencing %s: %s, %d violated; stale writes accepted: %d, accepted entries lost: %d, live holders refused: %d",
+			"* fencing %s: %s, %d violated; writes accepted under a token that was not greater: %d, accepted entries lost: %d, live holders refused: %d",
 			names[mode], plural(n, "run"), violated, stale, lost, live))
 	}
 	return strings.Join(lines, "\n")
