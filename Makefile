@@ -26,7 +26,7 @@ test: $(local-servers) ## Run the tests with the race detector (PKG=./... TESTFL
 	@echo "test: compiling and running $(PKG)"
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
-	TMPDIR=$$dir $(GO) test -race $(TESTFLAGS) $(PKG)
+	TMPDIR=$$dir $(GO) test -race -timeout 20m $(TESTFLAGS) $(PKG)
 
 .PHONY: bench
 bench: $(local-servers) ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
