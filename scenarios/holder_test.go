@@ -98,10 +98,19 @@ func requireOverwritten(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
 	requireRefused(t, o, 1, "B")
 }
 
-// requireLostInTime requires that A's context had ended by the time at which B was granted the lock.
+// requireLostInTime requires that A counted on its lease for no longer than its TTL after the last moment at which it can
+// have been renewed, and not when B was granted the lock. That its context has ended by then is what its report says.
 func requireLostInTime(t *testing.T, o *scenarios.Outcome) {
 	t.Helper()
+	began := event(t, o, history.KindReport, "A", history.Acquired)
+	last := began.Time
+	for _, e := range o.Events {
+		if e.Kind == history.KindFault && e.Name == history.FaultCut {
+			last = e.Time
+		}
+	}
 	lost, got := event(t, o, history.KindReport, "A", history.Lost), event(t, o, history.KindReport, "B", history.Acquired)
+	require.False(t, lost.Until.After(last.Add(time.Duration(began.TTL))), "A's lease was to last until %v, and began before %v", lost.Until, last)
 	require.False(t, lost.Until.After(got.Time), "A's lease was to last until %v, and B was granted the lock at %v", lost.Until, got.Time)
 }
 
