@@ -22,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/scenarios"
@@ -64,7 +65,14 @@ var minSession = map[string]time.Duration{locks.Consul: testbed.ConsulMinSession
 // dial returns a Locker with a client of its own.
 func dial(t *testing.T, lock string, addrs []string, o dlock.Options) *dlock.Locker {
 	t.Helper()
-	b, err := locks.Open(t.Context(), locks.Spec{Lock: lock, Addrs: addrs, TTL: o.TTL, MinSession: minSession[lock]})
+	spec := locks.Spec{Lock: lock, Addrs: addrs, TTL: o.TTL, MinSession: minSession[lock]}
+	open := locks.Open
+	if lock == locks.Redlock { // whose patience with a node is a part of the TTL otherwise, too little on a busy machine
+		open = func(ctx context.Context, s locks.Spec) (*locks.Backend, error) {
+			return locks.OpenRedlock(ctx, s, &redlock.Options{NodeTimeout: 2 * time.Second})
+		}
+	}
+	b, err := open(t.Context(), spec)
 	require.NoError(t, err)
 	l, err := dlock.New(b, &o)
 	require.NoError(t, err)
@@ -257,7 +265,7 @@ func queued(t *testing.T, lock string, all scenarios.Servers, key string, n int)
 		require.Eventually(t, func() bool { return zooKeeperQueue(t, all.Servers[0], key) == n }, patience, look)
 	default:
 		ctx, other := within(t, patience), newKey(t)
-		_, err := dial(t, lock, nodes(all), dlock.Options{TTL: 200 * time.Millisecond}).Acquire(ctx, other)
+		_, err := dial(t, lock, nodes(all), dlock.Options{TTL: time.Second}).Acquire(ctx, other)
 		require.NoError(t, err)
 		next, err := dial(t, lock, nodes(all), dlock.Options{TTL: hold}).Acquire(ctx, other)
 		require.NoError(t, err)
