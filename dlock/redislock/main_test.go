@@ -15,7 +15,7 @@ import (
 )
 
 // server is the real Redis of all tests.
-var server *testbed.Redis
+var server *testbed.Server
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 

@@ -92,7 +92,7 @@ func newMini(t *testing.T) redisServer {
 	return redisServer{dial: func(context.Context, string, string) (net.Conn, error) { return m.Dial() }}
 }
 
-func onServer(t *testing.T, s *testbed.Redis) redisServer {
+func onServer(t *testing.T, s *testbed.Server) redisServer {
 	t.Helper()
 	o, err := redis.ParseURL(s.URL)
 	require.NoError(t, err)

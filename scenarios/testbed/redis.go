@@ -18,9 +18,6 @@ import (
 // RedisImage is the image that containers run unless FENCELAB_REDIS_IMAGE names another.
 const RedisImage = "redis:7.4.2-bookworm"
 
-// Redis is the server that [StartRedis] starts.
-type Redis = Server
-
 var redisKind = kind{
 	name: "redis", title: "Redis", env: "REDIS",
 	image: RedisImage, ports: []int{6379}, data: "/data",
