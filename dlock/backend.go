@@ -14,8 +14,9 @@ import (
 //  2. A grant's Fence is at least 1 and strictly greater than that of every earlier grant of the key, however those
 //     ended [TokensIncrease, TokensSurviveExpiry]; it is minted in the same atomic step as the grant
 //     [TokenMintedWithGrant].
-//  3. A grant's Start is not later than the moment at which the server began to count its TTL. In practice: the time
-//     read just before the request that won was sent, never the time at which the reply came [StartBeforeRequest].
+//  3. A grant's Start is not later than the moment at which the server began to count its TTL, or its Provisional lease.
+//     In practice: the time read just before the request that won was sent, never the time at which the reply came
+//     [StartBeforeRequest].
 //  4. TryAcquire of a held key returns [ErrHeld] and leaves nothing behind [TryHeld].
 //  5. Acquire returns once granted: after a release [WaiterWakes] and after an expiry [WaiterOutlivesHolder]. When ctx
 //     ends first, it returns an error that wraps ctx's cause, and the waiter no longer stands in anyone's way
@@ -26,10 +27,11 @@ import (
 //     nothing and returns [ErrLost] [RenewByNonOwner]. Check and effect are one atomic step [RenewAtomic].
 //  8. Release frees the key, if Owner still holds it; otherwise it changes nothing and returns [ErrLost]
 //     [ReleaseByNonOwner]. Check and effect are one atomic step [ReleaseAtomic].
-//  9. An error that doesn't wrap [ErrHeld], [ErrLost], [ErrInvalid] or [ErrClosed], and any error after ctx's end, leaves
-//     open whether the call took effect. After an acquire the Locker then calls Release with the request's Key and
-//     Owner, which must undo it [AcquireReplyLost, AcquireRequestLost]; a lease whose renewal or release came to such
-//     an error is not known to be lost [RenewReplyLost, RenewRequestLost, ReleaseReplyLost, ReleaseRequestLost].
+//  9. An error that doesn't wrap [ErrHeld], [ErrQueueFull], [ErrLost], [ErrInvalid] or [ErrClosed], and any error after
+//     ctx's end, leaves open whether the call took effect. After an acquire the Locker then calls Release with the
+//     request's Key, Owner and TTL, which must undo it [AcquireReplyLost, AcquireRequestLost]; a lease whose renewal or
+//     release came to such an error is not known to be lost [RenewReplyLost, RenewRequestLost, ReleaseReplyLost,
+//     ReleaseRequestLost].
 //  10. A server that cannot be reached yields an error, never a grant [Unreachable].
 //  11. Keys are independent [KeysIndependent]; every key that [CheckKey] lets pass works or is refused with [ErrInvalid]
 //     [AwkwardKeys].
@@ -62,6 +64,11 @@ type Grant struct {
 	Fence uint64        // the fencing token
 	TTL   time.Duration // the lease as granted; a server may have raised what was asked for
 	Start time.Time     // not later than the moment at which the server began to count TTL; see rule 3
+
+	// Provisional, if not 0, is how long the lease lasts unless it is renewed; from the first renewal on it lasts for TTL,
+	// which is longer. So a lock that was handed to a waiter that is gone is soon free again. The Locker sends that
+	// renewal by itself, after a third of the time, unless the lock has been released by then.
+	Provisional time.Duration
 
 	// Lost, if not nil, is closed when the backend learns that the lease is gone, for example because its session
 	// has expired. The Locker doesn't rely on it: its own timer ends the lease in time, whatever the backend learns.

@@ -28,6 +28,8 @@ const MaxKeyLen = 512
 var (
 	// ErrHeld is returned by TryAcquire when another holder has the lock.
 	ErrHeld = errors.New("dlock: held by another owner")
+	// ErrQueueFull is returned by Acquire when as many wait for the lock as may.
+	ErrQueueFull = errors.New("dlock: too many wait for the lock")
 	// ErrLost says that the lease is gone: it has expired, must be presumed to have expired, or was taken away.
 	ErrLost = errors.New("dlock: lease lost")
 	// ErrMaxHold says that a lease is not renewed any more, for it has been held for Options.Renew.MaxHold.

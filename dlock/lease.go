@@ -34,7 +34,8 @@ func (h *Handle) Owner() string { return h.ls.g.Owner }
 // Fence is the fencing token: greater than that of every earlier grant of the key. Send it with every write.
 func (h *Handle) Fence() uint64 { return h.ls.g.Fence }
 
-// TTL is how long the lease lasts, from the grant and from each renewal.
+// TTL is how long the lease lasts, from the grant and from each renewal. A lease that was handed over by another holder
+// may last for less at first, until it is renewed for the first time, which happens by itself.
 func (h *Handle) TTL() time.Duration { return h.ls.g.TTL }
 
 // AcquiredAt is when the lease began, on this process's clock: just before the request that was granted left.
@@ -104,17 +105,18 @@ func (h *Handle) Release(ctx context.Context) error {
 
 // lease is what the backend has granted; re-entered handles share one.
 type lease struct {
-	l     *Locker
-	g     Grant
-	limit time.Duration // the age at which the lease is presumed lost
-	born  time.Time     // when the grant was known; MaxHold counts from here
+	l    *Locker
+	g    Grant
+	born time.Time // when the grant was known; MaxHold counts from here
 
 	ctx    context.Context // ends with the lease
 	cancel context.CancelCauseFunc
 
 	mu     sync.Mutex
-	start  time.Time // of the current period: when its request left
-	wall   time.Time // start on the wall clock alone
+	limit  time.Duration // the age at which the lease is presumed lost
+	unsaid time.Duration // the age at which a provisional lease is renewed for the first time; 0: it isn't provisional
+	start  time.Time     // of the current period: when its request left
+	wall   time.Time     // start on the wall clock alone
 	holds  int
 	over   error // why it was lost or released: ctx has ended, start and timer don't change any more
 	good   bool  // over by the last release, and not lost before
@@ -128,21 +130,61 @@ type lease struct {
 // shortens it.
 func newLease(ctx context.Context, l *Locker, g Grant) *lease {
 	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), born: time.Now(), holds: 1}
+	if p := g.Provisional; p > 0 {
+		ls.limit, ls.unsaid = p-margin(p), p/3
+	}
 	ls.ctx, ls.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	ls.begin(g.Start)
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	ls.timer = time.AfterFunc(ls.untilCheck(), func() {
+	ls.timer = time.AfterFunc(ls.untilCheck(), func() { //nolint:contextcheck // the lease outlives ctx
 		if ls.ended() != nil {
 			return
 		}
 		ls.mu.Lock()
 		defer ls.mu.Unlock()
-		if ls.over == nil {
-			ls.timer.Reset(ls.untilCheck())
+		if ls.over != nil {
+			return
 		}
+		if ls.unsaid > 0 && ls.age() >= ls.unsaid {
+			ls.unsaid = 0
+			if l.enter() {
+				go ls.confirm()
+			}
+		}
+		ls.timer.Reset(ls.untilCheck())
 	})
 	return ls
+}
+
+// confirm renews a provisional lease for the first time: it tries until it is renewed, by whomever, or over. Short
+// sections are over before that, and cost no renewal.
+func (ls *lease) confirm() {
+	defer ls.l.busy.Done()
+	ctx, cancel := context.WithCancelCause(ls.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(ls.l.open, func() { cancel(ErrClosed) })()
+	for ls.provisional() {
+		left := ls.left()
+		try, done := context.WithTimeout(ctx, left/2)
+		err := ls.renew(try)
+		done()
+		if err == nil || ctx.Err() != nil || errors.Is(err, ErrMaxHold) {
+			return
+		}
+		ls.l.log.Warn("dlock: could not confirm a lease; trying again until it runs out", "key", ls.g.Key, "fence", ls.g.Fence, "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(max(left/8, time.Millisecond)):
+		}
+	}
+}
+
+// provisional reports whether the lease is to be renewed for the first time, or was and is over.
+func (ls *lease) provisional() bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.over == nil && ls.limit < ls.g.TTL-margin(ls.g.TTL)
 }
 
 // watch starts what a lease needs in the background.
@@ -213,7 +255,11 @@ func (ls *lease) age() time.Duration {
 }
 
 func (ls *lease) untilCheck() time.Duration {
-	return max(min(ls.limit-ls.age(), recheck), 0)
+	d := min(ls.limit, recheck+ls.age())
+	if ls.unsaid > 0 {
+		d = min(d, ls.unsaid)
+	}
+	return max(d-ls.age(), 0)
 }
 
 // left is for how long the lease can still be relied on.
@@ -308,6 +354,7 @@ func (ls *lease) renew(ctx context.Context) error {
 	over := ls.over
 	if over == nil && start.After(ls.start) {
 		ls.begin(start)
+		ls.limit, ls.unsaid = ls.g.TTL-margin(ls.g.TTL), 0
 	}
 	ls.mu.Unlock()
 	ls.report(lost)

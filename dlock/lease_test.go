@@ -125,6 +125,80 @@ func TestRenewExtends(t *testing.T) {
 	})
 }
 
+// provisional is a fake whose grants are provisional, and how often it was asked to renew.
+func provisional(lease time.Duration, fail func() error) (*fake, *atomic.Int32) {
+	f := newFake()
+	var renewals atomic.Int32
+	f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+		g, err := next(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: lease})
+		g.TTL, g.Provisional = r.TTL, lease
+		return g, err
+	}
+	f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+		renewals.Add(1)
+		if err := fail(); err != nil {
+			return err
+		}
+		return next(ctx, g)
+	}
+	return f, &renewals
+}
+
+func TestProvisionalLeaseIsConfirmed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, renewals := provisional(time.Second, func() error { return nil })
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour}) // without renewals
+		h := acquire(t, l, t.Context(), "k")
+		require.Equal(t, time.Hour, h.TTL())
+		require.Equal(t, limit(time.Second), h.Until().Sub(h.AcquiredAt()), "what can be relied on until it is confirmed")
+		time.Sleep(time.Second/3 - 1)
+		require.Zero(t, renewals.Load())
+		time.Sleep(2 * time.Nanosecond)
+		synctest.Wait()
+		require.EqualValues(t, 1, renewals.Load())
+		require.Equal(t, time.Second/3+limit(time.Hour), h.Until().Sub(h.AcquiredAt()))
+		<-h.Context().Done()
+		require.Equal(t, time.Second/3+limit(time.Hour), time.Since(h.AcquiredAt()))
+		require.EqualValues(t, 1, renewals.Load(), "only the first renewal is the Locker's own")
+	})
+}
+
+func TestShortHoldOfAProvisionalLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, renewals := provisional(time.Second, func() error { return nil })
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+		h := acquire(t, l, t.Context(), "k")
+		time.Sleep(time.Second/3 - 1)
+		require.NoError(t, h.Release(t.Context()))
+		time.Sleep(time.Minute)
+		require.Zero(t, renewals.Load(), "a short section costs no renewal")
+	})
+}
+
+func TestProvisionalLeaseThatCannotBeConfirmed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, renewals := provisional(time.Second, func() error { return errors.New("no answer") })
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+		h := acquire(t, l, t.Context(), "k")
+		<-h.Context().Done()
+		require.Equal(t, limit(time.Second), time.Since(h.AcquiredAt()))
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+		require.Greater(t, renewals.Load(), int32(2), "it is tried again")
+	})
+}
+
+func TestProvisionalLeaseOfALockerThatIsClosed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, renewals := provisional(time.Second, func() error { return nil })
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+		h := acquire(t, l, t.Context(), "k")
+		require.NoError(t, l.Close())
+		<-h.Context().Done()
+		require.Equal(t, limit(time.Second), time.Since(h.AcquiredAt()))
+		require.Zero(t, renewals.Load())
+	})
+}
+
 func TestRenewInBackground(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()

@@ -326,7 +326,7 @@ func unknown(ctx context.Context, err error) bool {
 	if err == nil {
 		return false
 	}
-	for _, known := range []error{ErrHeld, ErrLost, ErrInvalid, ErrClosed, ErrForeignRelease} {
+	for _, known := range []error{ErrHeld, ErrQueueFull, ErrLost, ErrInvalid, ErrClosed, ErrForeignRelease} {
 		if errors.Is(err, known) {
 			return ctx.Err() != nil
 		}

@@ -14,6 +14,7 @@ package dlocktest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -264,6 +265,14 @@ func (e *env) acquiring(ctx context.Context, b dlock.Backend, r dlock.Request) <
 	e.Helper()
 	return begin(e, func() granted {
 		g, err := b.Acquire(ctx, r)
-		return granted{g, err, time.Now()}
+		at := time.Now()
+		switch {
+		case err != nil || g.Provisional == 0:
+		case g.Provisional < 0 || g.Provisional >= g.TTL:
+			err = fmt.Errorf("got a grant with Provisional %v and TTL %v, want it between 0 and the TTL", g.Provisional, g.TTL)
+		default: // as the Locker does in time; a case may be slow
+			err = b.Renew(ctx, g)
+		}
+		return granted{g, err, at}
 	})
 }

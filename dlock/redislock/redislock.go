@@ -16,7 +16,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
@@ -25,6 +24,9 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 )
+
+//go:embed lib.lua
+var libLua string
 
 //go:embed acquire.lua
 var acquireLua string
@@ -35,19 +37,38 @@ var renewLua string
 //go:embed release.lua
 var releaseLua string
 
+//go:embed reap.lua
+var reapLua string
+
 var (
-	acquireScript = redis.NewScript(acquireLua)
-	renewScript   = redis.NewScript(renewLua)
-	releaseScript = redis.NewScript(releaseLua)
+	acquireScript = redis.NewScript(libLua + acquireLua)
+	renewScript   = redis.NewScript(libLua + renewLua)
+	releaseScript = redis.NewScript(libLua + releaseLua)
+	reapScript    = redis.NewScript(reapLua)
 )
 
 // Options configure a [Backend].
 type Options struct {
 	// Prefix stands before the names of all keys, "" by default. Locks with different prefixes don't know each other.
 	Prefix string
-	// Spin is how Acquire waits for a lock that is held.
+	// Mode is how Acquire waits for a lock that is held: ModeQueue by default. Backends of both modes exclude each other,
+	// and a spinner cannot overtake a waiter of the queue but in the moment after a lease has run out.
+	Mode Mode
+	// Queue is for ModeQueue.
+	Queue Queue
+	// Spin is for ModeSpin.
 	Spin Spin
 }
+
+// Mode is a way to wait.
+type Mode int
+
+const (
+	// ModeQueue waits in line: whoever asked first is granted first, among all processes. Its comment is at [Queue].
+	ModeQueue Mode = iota
+	// ModeSpin asks again and again. It needs no subscription, so it also works where Redis has no Pub/Sub for the client.
+	ModeSpin
+)
 
 // Spin is the classic way to wait: ask again after a random time that grows from Min to Max, or when the holder's lease
 // ends, if that is sooner. It is unfair: whoever asks first after a release gets the lock. Zero values: 2 ms, and 100 ms or
@@ -59,8 +80,11 @@ type Spin struct {
 // Backend implements dlock.Backend. It works with every redis.UniversalClient. A client with ContextTimeoutEnabled set
 // ends a request at its context's deadline; without it, at the client's own timeouts.
 type Backend struct {
-	c redis.UniversalClient
-	o Options
+	c       redis.UniversalClient
+	o       Options
+	floor   bool   // the client reaches all keys in one script: counters may be reaped
+	counted string // "1" if PUBLISH in a script counts all who hear it, which it doesn't in a Cluster
+	inbox   *inbox
 
 	closeOnce sync.Once
 	closed    chan struct{}
@@ -79,7 +103,18 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	}
 	o.Spin.Min = cmp.Or(o.Spin.Min, 2*time.Millisecond)
 	o.Spin.Max = cmp.Or(o.Spin.Max, max(o.Spin.Min, 100*time.Millisecond))
+	o.Queue.Max = cmp.Or(o.Queue.Max, 10_000)
+	o.Queue.Claim = cmp.Or(o.Queue.Claim, time.Second)
+	_, ring := client.(*redis.Ring)
 	switch {
+	case o.Mode != ModeQueue && o.Mode != ModeSpin:
+		return nil, fmt.Errorf("%w: redislock: Mode %d; want ModeQueue or ModeSpin", dlock.ErrInvalid, o.Mode)
+	case o.Mode == ModeQueue && ring:
+		return nil, fmt.Errorf("%w: redislock: a redis.Ring subscribes on one of its servers, not on each key's; set Mode to ModeSpin",
+			dlock.ErrInvalid)
+	case o.Queue.Max < 1 || o.Queue.Claim < time.Millisecond || o.Queue.Claim%time.Millisecond != 0:
+		return nil, fmt.Errorf("%w: redislock: Queue{Max: %d, Claim: %v}; Max must be positive and Claim a whole number of milliseconds",
+			dlock.ErrInvalid, o.Queue.Max, o.Queue.Claim)
 	case o.Spin.Min <= 0 || o.Spin.Max < o.Spin.Min:
 		return nil, fmt.Errorf("%w: redislock: Spin{Min: %v, Max: %v}; Min must be positive and Max at least Min",
 			dlock.ErrInvalid, o.Spin.Min, o.Spin.Max)
@@ -87,37 +122,21 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 		return nil, fmt.Errorf("%w: redislock: prefix %q contains a brace, which Redis Cluster would take for a hash tag",
 			dlock.ErrInvalid, o.Prefix)
 	}
-	return &Backend{c: client, o: o, closed: make(chan struct{})}, nil
+	b := &Backend{c: client, o: o, counted: "0", closed: make(chan struct{})}
+	if _, single := client.(*redis.Client); single {
+		b.counted, b.floor = "1", true
+	}
+	b.inbox = newInbox(b)
+	return b, nil
 }
 
-// Acquire implements dlock.Backend. It spins; see [Spin].
+// Acquire implements dlock.Backend. It waits as Options.Mode says. In ModeQueue it returns [dlock.ErrQueueFull] if too
+// many wait already.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-	for pause := b.o.Spin.Min; ; pause = min(2*pause, b.o.Spin.Max) {
-		g, left, err := b.try(ctx, r)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return g, err
-		}
-		wait := pause/2 + rand.N(pause/2+1)
-		if left >= 0 {
-			wait = min(wait, left+time.Millisecond) // the lease is good to the end of its last millisecond
-		}
-		if err := b.wait(ctx, wait); err != nil {
-			return dlock.Grant{}, err
-		}
+	if b.o.Mode == ModeSpin {
+		return b.spin(ctx, r)
 	}
-}
-
-func (b *Backend) wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("redislock: waiting: %w", context.Cause(ctx))
-	case <-b.closed:
-		return dlock.ErrClosed
-	}
+	return b.queue(ctx, r)
 }
 
 // TryAcquire implements dlock.Backend.
@@ -128,34 +147,81 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 
 // try asks once. With dlock.ErrHeld it returns how long the holder's lease lasts, less than 0 if for ever: a lock without
 // a TTL is not one of ours.
-func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left time.Duration, err error) {
-	lock, fence, err := b.names(r.Key)
+func (b *Backend) try(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
+	a, err := b.ask(ctx, b.c, r, place{})
+	if err == nil && a.token == 0 {
+		err = dlock.ErrHeld
+	}
+	return a.grant(r), a.left, err
+}
+
+// place is what a waiter says of its place in the queue; the zero value is that of one that doesn't wait.
+type place struct {
+	entry string // how it is to be granted the lock and told of it
+	again bool   // it may be in the queue already
+}
+
+// answer is what the acquire script says.
+type answer struct {
+	asked time.Time // before the request left: the server cannot start the lease earlier
+	token uint64    // 0: the lock is held
+	left  time.Duration
+
+	place, length int64 // of the asker in the queue, from 1, and of the queue
+	at            int64 // the server's time in µs
+}
+
+func (a answer) grant(r dlock.Request) dlock.Grant {
+	if a.token == 0 {
+		return dlock.Grant{}
+	}
+	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: a.token, TTL: r.TTL, Start: a.asked}
+}
+
+// ask runs the acquire script.
+func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p place) (a answer, err error) {
+	keys, err := b.names(r.Key)
 	if err != nil {
-		return g, 0, err
+		return a, err
 	}
 	ms, err := millis(r.TTL)
 	if err != nil {
-		return g, 0, err
+		return a, err
 	}
 	if b.isClosed() {
-		return g, 0, dlock.ErrClosed
+		return a, dlock.ErrClosed
 	}
-	start := time.Now() // before the request leaves: the server cannot start the lease earlier
-	reply, err := acquireScript.Run(ctx, b.c, []string{lock, fence}, r.Owner, ms).Int64Slice()
+	args := []any{r.Owner, ms, b.counted}
+	if p.entry != "" {
+		again := "0"
+		if p.again {
+			again = "1"
+		}
+		args = append(args, p.entry, b.o.Queue.Max, again)
+	}
+	a.asked = time.Now()
+	reply, err := acquireScript.Run(ctx, c, keys, args...).Int64Slice()
 	switch {
 	case err != nil:
-		return g, 0, failed(ctx, err)
-	case len(reply) == 2:
-		return g, time.Duration(reply[1]) * time.Millisecond, dlock.ErrHeld
-	case len(reply) != 1 || reply[0] < 1:
-		return g, 0, fmt.Errorf("redislock: the acquire script returned %v", reply)
+		return a, failed(ctx, err)
+	case len(reply) == 1 && reply[0] > 0:
+		a.token = uint64(reply[0])
+	case len(reply) == 1 && reply[0] < 0:
+		return a, fmt.Errorf("%w (redislock: %d)", dlock.ErrQueueFull, b.o.Queue.Max)
+	case len(reply) == 2 || len(reply) == 5:
+		a.left = time.Duration(reply[1]) * time.Millisecond
+		if len(reply) == 5 {
+			a.place, a.length, a.at = reply[2], reply[3], reply[4]
+		}
+	default:
+		return a, fmt.Errorf("redislock: the acquire script returned %v", reply)
 	}
-	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(reply[0]), TTL: r.TTL, Start: start}, 0, nil
+	return a, nil
 }
 
 // Renew implements dlock.Backend.
 func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
-	lock, _, err := b.names(g.Key)
+	keys, err := b.names(g.Key)
 	if err != nil {
 		return err
 	}
@@ -166,20 +232,25 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if b.isClosed() {
 		return dlock.ErrClosed
 	}
-	n, err := renewScript.Run(ctx, b.c, []string{lock}, g.Owner, ms).Int64()
+	n, err := renewScript.Run(ctx, b.c, []string{keys[0], keys[2]}, g.Owner, ms).Int64()
 	return owned(ctx, n, err)
 }
 
-// Release implements dlock.Backend.
+// Release implements dlock.Backend. It also takes g's owner out of the queue.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
-	lock, _, err := b.names(g.Key)
-	if err != nil {
-		return err
-	}
 	if b.isClosed() {
 		return dlock.ErrClosed
 	}
-	n, err := releaseScript.Run(ctx, once{b.c}, []string{lock}, g.Owner).Int64()
+	b.inbox.forget(g.Owner)
+	return b.release(ctx, g.Key, g.Owner, g.TTL)
+}
+
+func (b *Backend) release(ctx context.Context, key, owner string, ttl time.Duration) error {
+	keys, err := b.names(key)
+	if err != nil {
+		return err
+	}
+	n, err := releaseScript.Run(ctx, once{b.c}, keys, owner, b.entry(owner, ttl), b.counted).Int64()
 	return owned(ctx, n, err)
 }
 
@@ -202,9 +273,11 @@ func failed(ctx context.Context, err error) error {
 	return fmt.Errorf("redislock: %w", err)
 }
 
-// Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. The client stays open.
+// Close implements dlock.Backend. Waiting calls of Acquire leave the queue and return dlock.ErrClosed. The client stays
+// open.
 func (b *Backend) Close() error {
 	b.closeOnce.Do(func() { close(b.closed) })
+	b.inbox.close()
 	return nil
 }
 
@@ -217,12 +290,20 @@ func (b *Backend) isClosed() bool {
 	}
 }
 
-// names returns the names of key's lock and fence counter.
-func (b *Backend) names(key string) (lock, fence string, err error) {
-	if strings.HasPrefix(key, "}") { // "{}" is no hash tag, so the two would part in a Cluster
-		return "", "", fmt.Errorf("%w: redislock: key %q begins with a closing brace", dlock.ErrInvalid, key)
+// names returns the names of what belongs to key: lock, fence counter, queue, and the floor of all counters, which
+// scripts in a Cluster can't reach.
+func (b *Backend) names(key string) ([]string, error) {
+	if strings.HasPrefix(key, "}") { // "{}" is no hash tag, so they would part in a Cluster
+		return nil, fmt.Errorf("%w: redislock: key %q begins with a closing brace", dlock.ErrInvalid, key)
 	}
-	return b.o.Prefix + "lock:{" + key + "}", b.o.Prefix + "fence:{" + key + "}", nil
+	names := make([]string, 3, 4)
+	for i, what := range [...]string{"lock:{", "fence:{", "queue:{"} {
+		names[i] = b.o.Prefix + what + key + "}"
+	}
+	if b.floor {
+		names = append(names, b.o.Prefix+"fence-floor")
+	}
+	return names, nil
 }
 
 // millis is ttl in Redis's unit. Rounding would make the server's lease shorter, or longer, than the holder believes.
@@ -235,8 +316,8 @@ func millis(ttl time.Duration) (int64, error) {
 }
 
 // once runs scripts without go-redis's retries. A release that is repeated behind our back after a lost reply finds the
-// lock free, or another's, and would report a lock as lost that it has just released. dlock.Locker asks again itself,
-// and knows that it did.
+// lock free, or another's, and would report a lock as lost that it has just released; a waiter would stand in the queue
+// twice. Whoever asks again must know that it did.
 type once struct{ redis.UniversalClient }
 
 type onceCmd struct{ *redis.Cmd }

@@ -65,10 +65,10 @@ func TestConformanceCluster(t *testing.T) {
 	t.Run("kit", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
 			return dlocktest.Service{
-				Backend: func() dlock.Backend { return newBackend(t, cluster(t, node.link()), nil) },
+				Backend: func() dlock.Backend { return newBackend(t, cluster(t, node.link()), node.options()) },
 				Faulty: func() (dlock.Backend, dlocktest.Link) {
 					l := node.link()
-					return newBackend(t, cluster(t, l), nil), l.Link()
+					return newBackend(t, cluster(t, l), node.options()), l.Link()
 				},
 			}
 		}})
@@ -79,8 +79,9 @@ func TestConformanceCluster(t *testing.T) {
 
 // redisServer is a Redis, real or not.
 type redisServer struct {
-	dial dlocktest.DialFunc // whatever the address
-	opts redis.Options      // what it takes to log in
+	dial  dlocktest.DialFunc // whatever the address
+	opts  redis.Options      // what it takes to log in
+	claim time.Duration      // Queue.Claim, if a machine that stalls must not cost a waiter its turn
 }
 
 // newMini starts a Redis inside the process, and inside the bubble if there is one.
@@ -103,8 +104,9 @@ func onServer(t *testing.T, s *testbed.Server) redisServer {
 		d = &tls.Dialer{Config: o.TLSConfig}
 	}
 	return redisServer{
-		dial: func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
-		opts: redis.Options{Username: o.Username, Password: o.Password, DB: o.DB},
+		dial:  func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
+		opts:  redis.Options{Username: o.Username, Password: o.Password, DB: o.DB},
+		claim: time.Minute,
 	}
 }
 
@@ -131,7 +133,11 @@ func (s redisServer) backend(t *testing.T) (*redislock.Backend, *redis.Client, *
 	t.Helper()
 	l := s.link()
 	c := s.client(t, l)
-	return newBackend(t, c, nil), c, l
+	return newBackend(t, c, s.options()), c, l
+}
+
+func (s redisServer) options() *redislock.Options {
+	return &redislock.Options{Queue: redislock.Queue{Claim: s.claim}}
 }
 
 // warm sends every script once, so that a fault meets the script's run and not its first upload.
@@ -163,6 +169,7 @@ func newBackend(t *testing.T, c redis.UniversalClient, o *redislock.Options) *re
 	t.Helper()
 	b, err := redislock.New(c, o)
 	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b
 }
 
@@ -355,7 +362,7 @@ func TestSpinWakesAtExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newMini(t)
 		_, c, _ := s.backend(t)
-		b := newBackend(t, c, &redislock.Options{Spin: redislock.Spin{Min: time.Hour}})
+		b := newBackend(t, c, &redislock.Options{Mode: redislock.ModeSpin, Spin: redislock.Spin{Min: time.Hour}})
 		for _, ttl := range []time.Duration{time.Millisecond, time.Second, time.Minute} {
 			r := request(ttl)
 			g, err := b.TryAcquire(t.Context(), r)

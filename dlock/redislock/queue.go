@@ -1,0 +1,439 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// Queue waits in line.
+//
+// The queue is a Redis list, queue:{KEY}. The script that finds the lock held puts the waiter at its end, in the same
+// round trip; the script that releases the lock hands it to the first waiter: it takes that one off the list, mints its
+// token, makes it the owner, and then pushes the news to it over the one Pub/Sub connection that a Backend has for all its
+// keys and waiters. So a section costs the queue one message on the critical path, and nobody asks in vain.
+//
+// What can go wrong, and what it costs:
+//
+//   - A waiter's process dies, or its connection breaks. PUBLISH says that nobody has heard it, and the script goes on to
+//     the next waiter: nothing is lost. In a Cluster PUBLISH cannot tell, and the next case applies.
+//   - A waiter is frozen or cut off, so that it still seems to listen. A lock that is handed over is leased for Claim at
+//     first. A live owner renews that by itself after a third of it, if it hasn't released the lock by then (see
+//     dlock.Grant.Provisional); of one that doesn't, the lock is free after Claim.
+//   - The holder dies. Its lease runs out; whoever asks next then hands the lock to the first waiter, which is told at
+//     each renewal for how long the lease lasts, and asks when it is over. Between a hand-over and its renewal the one
+//     that has become first doesn't know it; so all the others ask, too, at long random intervals, about four times per
+//     Claim in all, however many they are. One that finds a lease that ends within Claim asks again at its end.
+//   - The push is lost. That is a broken connection, and when it is there again every waiter asks. One that was passed over
+//     joins the queue again, at its end.
+//   - The waiter gives up. It leaves the queue; if it was granted the lock meanwhile, it hands it on.
+//   - The reply to a request is lost. The waiter asks whether it stands in the queue already. A request that arrives so
+//     late that its sender has gone puts a ghost into the queue; its process hands on what the ghost is granted.
+//   - Redis restarts. Waiters ask for up to their TTL until it is back; the queue is as durable as the locks.
+//   - Everybody dies. The list expires two minutes after anyone has asked.
+//
+// A grant that is pushed counts from the server's time of the hand-over, which the waiter converts by its last reply from
+// the server, on the safe side: a waiter that is frozen finds, when it wakes, that its lease is over.
+type Queue struct {
+	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
+	Max int
+	// Claim is for how long a waiter that doesn't stir may stand in the others' way once it is its turn: 1 s by default,
+	// and never longer than the TTL. It should be many times a round trip.
+	Claim time.Duration
+}
+
+const (
+	longestLook = 30 * time.Second // a waiter asks at least this often: well within the two minutes for which a queue is kept
+	looks       = 4                // how often all waiters of a key together ask per Claim, without being first
+	leaveTime   = time.Second      // how long a waiter that gives up tries to leave the queue
+	lookPause   = 20 * time.Millisecond
+)
+
+// lease is how long a grant to a waiter lasts until it is renewed.
+func (b *Backend) lease(ttl time.Duration) time.Duration { return min(b.o.Queue.Claim, ttl) }
+
+// entry is what stands for a waiter in the queue: its first lease in ms, the channel to tell it, and its name.
+func (b *Backend) entry(owner string, ttl time.Duration) string {
+	return strconv.FormatInt(b.lease(ttl).Milliseconds(), 10) + " " + b.inbox.channel + " " + owner
+}
+
+// queue is Acquire in ModeQueue.
+func (b *Backend) queue(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	if !b.inbox.isOpen() { // only those that have to wait need a subscription
+		a, err := b.ask(ctx, b.c, r, place{})
+		if err != nil || a.token != 0 {
+			return a.grant(r), err
+		}
+		if err := b.inbox.open(ctx); err != nil {
+			return dlock.Grant{}, err
+		}
+	}
+	w, err := b.inbox.join(r.Owner)
+	if err != nil {
+		return dlock.Grant{}, err
+	}
+	defer b.inbox.leave(w)
+	p := place{entry: b.entry(r.Owner, r.TTL)}
+	a, err := b.ask(ctx, once{b.c}, r, p)
+	p.again = true
+	if err != nil && !answered(err) && ctx.Err() == nil && !b.isClosed() {
+		a, err = b.ask(ctx, b.c, r, p)
+	}
+	if err != nil || a.token != 0 {
+		return a.grant(r), err
+	}
+	return b.await(ctx, r, p, w, a)
+}
+
+// await waits in the queue after the answer a.
+func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter, a answer) (g dlock.Grant, err error) {
+	defer func() { //nolint:contextcheck // ctx's end is a reason to leave the queue
+		if err != nil && !errors.Is(err, dlock.ErrQueueFull) {
+			b.inbox.background(func(ctx context.Context) { _ = b.release(ctx, r.Key, r.Owner, r.TTL) })
+		}
+	}()
+	var failing time.Time // since when asking fails
+	timer := time.NewTimer(b.pause(a))
+	defer timer.Stop()
+	for {
+		select {
+		case n := <-w.news:
+			switch {
+			case n.first:
+				timer.Reset(until(n.left))
+				continue
+			case n.token != 0 && n.at < a.at:
+				continue // a grant that was over when the server said that the lock is held
+			}
+			if g := b.handed(r, a, n); g.Fence != 0 {
+				return g, nil
+			}
+		case <-timer.C:
+		case <-ctx.Done():
+			return g, fmt.Errorf("redislock: waiting: %w", context.Cause(ctx))
+		case <-b.closed:
+			return g, dlock.ErrClosed
+		}
+
+		next, err := b.ask(ctx, b.c, r, p)
+		switch {
+		case err == nil && next.token != 0:
+			b.inbox.took(r.Owner) // its push may be under way
+			return next.grant(r), nil
+		case err == nil:
+			a, failing = next, time.Time{}
+			timer.Reset(b.pause(a))
+			continue
+		case failing.IsZero():
+			failing = time.Now()
+		}
+		if answered(err) || ctx.Err() != nil || b.isClosed() || time.Since(failing) > r.TTL {
+			return g, err
+		}
+		timer.Reset(lookPause + rand.N(lookPause))
+	}
+}
+
+// handed is the grant that a waiter whose last answer is a has been handed, unless it is over already. The lease began
+// when the server said; the answer tells what time it was here then, or earlier.
+func (b *Backend) handed(r dlock.Request, a answer, n news) dlock.Grant {
+	lease := b.lease(r.TTL)
+	start := a.asked.Add(time.Duration(n.at-a.at) * time.Microsecond)
+	if now := time.Now(); start.After(now) { // the server's clock was set forward
+		start = now
+	}
+	if n.token == 0 || time.Since(start) >= lease {
+		return dlock.Grant{}
+	}
+	g := dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: n.token, TTL: r.TTL, Start: start}
+	if lease < r.TTL {
+		g.Provisional = lease
+	}
+	return g
+}
+
+// pause is how long a waiter goes without asking, if nothing is heard.
+func (b *Backend) pause(a answer) time.Duration {
+	claim := b.o.Queue.Claim
+	if a.place == 1 && a.left >= 0 {
+		return until(a.left)
+	}
+	d := max(claim, claim*time.Duration(a.length)/looks)
+	d = min(d/2+rand.N(d/2+1), longestLook)
+	if a.left >= 0 && a.left <= claim {
+		d = min(d, until(a.left))
+	}
+	return d
+}
+
+// until is when to ask after a lease that lasts for left: it is good to the end of its last millisecond.
+func until(left time.Duration) time.Duration { return min(max(left, 0)+time.Millisecond, longestLook) }
+
+// answered reports whether err is an answer that will be the same the next time, unlike a broken connection or a server
+// that is starting up.
+func answered(err error) bool {
+	if errors.Is(err, dlock.ErrQueueFull) || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) {
+		return true
+	}
+	for _, prefix := range []string{"ERR ", "WRONGTYPE ", "NOPERM ", "NOAUTH ", "OOM ", "CROSSSLOT "} {
+		if redis.HasErrorPrefix(err, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// inbox is a Backend's subscription: one connection over which all of its waiters are told.
+type inbox struct {
+	b       *Backend
+	channel string
+
+	ctx    context.Context // ends with the Backend
+	cancel context.CancelFunc
+	busy   sync.WaitGroup
+
+	opening sync.Mutex // held while ps is made
+
+	mu      sync.Mutex
+	ps      *redis.PubSub
+	session int // counts the connections
+	closed  bool
+	waiters map[string]*waiter // by owner
+	taken   map[string]int     // owners whose grant was learnt without the push, and the session then
+}
+
+// waiter is a call of Acquire that waits.
+type waiter struct {
+	owner string
+	news  chan news // the last, if nobody has read it yet
+}
+
+// news is what a waiter is told: that it has been granted the lock, that it is first and the lock is held for some time
+// yet, or neither: that something may have been lost.
+type news struct {
+	token uint64 // if it is granted
+	at    int64  // when, by the server's clock, in µs
+	first bool   // it is first, and the lock is held for left
+	left  time.Duration
+}
+
+func newInbox(b *Backend) *inbox {
+	in := &inbox{b: b, channel: b.o.Prefix + "wake:" + uuid.NewString(), waiters: map[string]*waiter{}, taken: map[string]int{}}
+	in.ctx, in.cancel = context.WithCancel(context.Background())
+	return in
+}
+
+func (in *inbox) isOpen() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.ps != nil
+}
+
+// open subscribes, unless that is done.
+func (in *inbox) open(ctx context.Context) error {
+	in.opening.Lock()
+	defer in.opening.Unlock()
+	if in.isOpen() {
+		return nil
+	}
+	ps := in.b.c.Subscribe(ctx, in.channel)
+	_, err := ps.ReceiveTimeout(ctx, subscribeTime) // nobody may count on being heard before the server has confirmed it
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case err == nil && in.closed:
+		err = dlock.ErrClosed
+	case err != nil:
+		err = fmt.Errorf("redislock: subscribe (where Redis has no Pub/Sub for this client, use ModeSpin): %w", failed(ctx, err))
+	}
+	if err != nil {
+		_ = ps.Close()
+		return err
+	}
+	in.ps, in.session = ps, 1
+	in.busy.Go(func() { in.listen(ps) }) //nolint:contextcheck // it ends with the Backend
+	return nil
+}
+
+// subscribeTime is for how long the confirmation of a subscription is waited for.
+const subscribeTime = 5 * time.Second
+
+// listen hands out news until the Backend is closed. The client library connects again by itself.
+func (in *inbox) listen(ps *redis.PubSub) {
+	pause := time.Millisecond
+	for {
+		msg, err := ps.ReceiveTimeout(in.ctx, 0)
+		if in.ctx.Err() != nil {
+			return
+		}
+		switch m := msg.(type) {
+		case *redis.Message:
+			in.deliver(m.Payload)
+		case *redis.Subscription:
+			in.reconnected()
+		}
+		if err == nil {
+			pause = time.Millisecond
+			continue
+		}
+		select {
+		case <-time.After(pause):
+		case <-in.ctx.Done():
+		}
+		pause = min(2*pause, time.Second)
+	}
+}
+
+// reconnected tells every waiter that it may have missed something.
+func (in *inbox) reconnected() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.session++
+	for owner, session := range in.taken {
+		if session < in.session-1 { // a push over the connection before this one can still be under way to deliver
+			delete(in.taken, owner)
+		}
+	}
+	for _, w := range in.waiters {
+		w.put(news{})
+	}
+}
+
+// deliver takes a message apart: "granted TOKEN SECONDS MICROSECONDS LENGTH OWNER+LOCK" or "held MS OWNER".
+func (in *inbox) deliver(payload string) {
+	kind, rest, _ := strings.Cut(payload, " ")
+	switch kind {
+	case "granted":
+		g, names, ok := parseGrant(rest)
+		if !ok {
+			return
+		}
+		owner, lock := names[0], names[1]
+		if in.tell(owner, g) {
+			return
+		}
+		// Nobody waits for it any more.
+		key := strings.TrimSuffix(strings.TrimPrefix(lock, in.b.o.Prefix+"lock:{"), "}")
+		in.background(func(ctx context.Context) { _ = in.b.release(ctx, key, owner, time.Millisecond) })
+	case "held":
+		ms, owner, _ := strings.Cut(rest, " ")
+		if left, err := strconv.ParseInt(ms, 10, 64); err == nil && left >= 0 {
+			in.tell(owner, news{first: true, left: time.Duration(left) * time.Millisecond})
+		}
+	}
+}
+
+// parseGrant returns what a message says after its first word, and the names of the owner and of the lock.
+func parseGrant(s string) (g news, names [2]string, ok bool) {
+	var numbers [4]int64
+	for i := range numbers {
+		number, rest, _ := strings.Cut(s, " ")
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil || n < 0 {
+			return g, names, false
+		}
+		numbers[i], s = n, rest
+	}
+	if numbers[3] > int64(len(s)) {
+		return g, names, false
+	}
+	owner := int(numbers[3])
+	return news{token: uint64(numbers[0]), at: numbers[1]*1e6 + numbers[2]}, [2]string{s[:owner], s[owner:]}, true
+}
+
+// tell gives owner's waiter the news. It reports false if nobody here has waited for owner's grant.
+func (in *inbox) tell(owner string, n news) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if w := in.waiters[owner]; w != nil {
+		w.put(n)
+		return true
+	}
+	_, taken := in.taken[owner]
+	if n.token != 0 {
+		delete(in.taken, owner) // a grant is pushed once
+	}
+	return taken
+}
+
+// put makes n the news, unless a grant is. The inbox's lock is held, so there is no other sender.
+func (w *waiter) put(n news) {
+	select {
+	case last := <-w.news:
+		if last.token > n.token {
+			n = last
+		}
+	default:
+	}
+	w.news <- n
+}
+
+// join makes owner a waiter, before the request leaves that may put it into the queue.
+func (in *inbox) join(owner string) (*waiter, error) {
+	w := &waiter{owner: owner, news: make(chan news, 1)}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case in.closed:
+		return nil, dlock.ErrClosed
+	case in.waiters[owner] != nil:
+		return nil, fmt.Errorf("%w: redislock: owner %q waits already", dlock.ErrInvalid, owner)
+	}
+	in.waiters[owner] = w
+	in.busy.Add(1)
+	return w, nil
+}
+
+func (in *inbox) leave(w *waiter) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	delete(in.waiters, w.owner)
+	in.busy.Done()
+}
+
+// took remembers that owner holds the lock although its push was not read; it must not be taken for one of nobody's.
+func (in *inbox) took(owner string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.taken[owner] = in.session
+}
+
+func (in *inbox) forget(owner string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	delete(in.taken, owner)
+}
+
+// background runs f, for which a closing Backend waits, as it does for its callers: waiters and listen.
+func (in *inbox) background(f func(context.Context)) {
+	in.busy.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+		defer cancel()
+		f(ctx)
+	})
+}
+
+// close ends the subscription, so that hand-overs pass these waiters over, and waits for what is under way.
+func (in *inbox) close() {
+	in.opening.Lock()
+	defer in.opening.Unlock()
+	in.mu.Lock()
+	ps := in.ps
+	in.closed = true
+	in.mu.Unlock()
+	in.cancel()
+	if ps != nil {
+		_ = ps.Close()
+	}
+	in.busy.Wait()
+}

@@ -1,0 +1,607 @@
+package redislock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+const claim = time.Second // of a Backend with nil Options
+
+// waiting is a call of Acquire.
+type waiting struct {
+	b      *redislock.Backend
+	r      dlock.Request
+	cancel context.CancelCauseFunc
+	done   chan struct{}
+	g      dlock.Grant
+	err    error
+	at     time.Time
+}
+
+func wait(t *testing.T, b *redislock.Backend, r dlock.Request) *waiting {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	w := &waiting{b: b, r: r, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.g, w.err = b.Acquire(ctx, r)
+		w.at = time.Now()
+	}()
+	t.Cleanup(func() {
+		cancel(nil)
+		<-w.done
+	})
+	return w
+}
+
+// granted returns the grant once it is there.
+func (w *waiting) granted(t *testing.T) dlock.Grant {
+	t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(30 * time.Second):
+		require.FailNow(t, "still waiting")
+	}
+	require.NoError(t, w.err)
+	return w.g
+}
+
+// queued returns once n wait for key.
+func queued(t *testing.T, c *redis.Client, key string, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return c.LLen(t.Context(), "queue:{"+key+"}").Val() == int64(n) },
+		30*time.Second, time.Millisecond, "%d waiters", n)
+}
+
+// line has n Backends wait for r's key in turn.
+func line(t *testing.T, s redisServer, c *redis.Client, r dlock.Request, n int) []*waiting {
+	t.Helper()
+	before := int(c.LLen(t.Context(), "queue:{"+r.Key+"}").Val())
+	all := make([]*waiting, n)
+	for i := range all {
+		b, _, _ := s.backend(t)
+		all[i] = wait(t, b, dlock.Request{Key: r.Key, Owner: uuid.NewString(), TTL: r.TTL})
+		queued(t, c, r.Key, before+i+1)
+	}
+	return all
+}
+
+// hold has a Backend take r's lock.
+func hold(t *testing.T, s redisServer, r dlock.Request) (*redislock.Backend, *redis.Client, dlock.Grant) {
+	t.Helper()
+	b, c, _ := s.backend(t)
+	g, err := b.TryAcquire(t.Context(), r)
+	require.NoError(t, err)
+	return b, c, g
+}
+
+func TestQueueIsFIFO(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		all := line(t, s, c, r, 8)
+		require.NoError(t, a.Release(t.Context(), g))
+		for i, w := range all {
+			require.EqualValues(t, i+2, w.granted(t).Fence)
+			for _, later := range all[i+1:] {
+				select {
+				case <-later.done:
+					require.Fail(t, "granted out of turn")
+				default:
+				}
+			}
+			require.Equal(t, w.r.Owner, c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
+			_, err := a.TryAcquire(t.Context(), request(time.Hour)) // another key
+			require.NoError(t, err)
+			_, err = a.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "barger", TTL: time.Hour})
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			require.NoError(t, w.b.Release(t.Context(), w.g))
+		}
+		require.Equal(t, []string{"fence:{" + r.Key + "}"}, c.Keys(t.Context(), "*{"+r.Key+"}").Val(), "what an idle key leaves")
+	})
+}
+
+// Contenders that ask again as soon as they have released are granted in turn, over separate connections.
+func TestQueueIsFair(t *testing.T) {
+	s := onServer(t, server)
+	const contenders, sections = 16, 40
+	r := request(time.Hour)
+	a, c, g := hold(t, s, r)
+	var (
+		wg    sync.WaitGroup
+		order []int // guarded by the lock under test
+		errs  = make(chan error, contenders)
+	)
+	for i := range contenders {
+		b, _, _ := s.backend(t)
+		wg.Go(func() {
+			for range sections {
+				g, err := b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: uuid.NewString(), TTL: time.Hour})
+				if err != nil {
+					errs <- err
+					return
+				}
+				order = append(order, i)
+				if err := b.Release(t.Context(), g); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+		queued(t, c, r.Key, i+1)
+	}
+	require.NoError(t, a.Release(t.Context(), g))
+	wg.Wait()
+	close(errs)
+	require.NoError(t, <-errs)
+	require.Len(t, order, contenders*sections)
+	first := order[:contenders]
+	require.True(t, slices.IsSorted(first), "the order of the first round: %v", first)
+	// One that has just released is behind all that wait, so in between everyone else has had a turn, but for those that
+	// the scheduler kept from asking again.
+	last := map[int]int{}
+	for at, i := range order {
+		if before, ok := last[i]; ok {
+			require.Greater(t, at-before, 1, "contender %d was granted twice in a row with others waiting", i)
+		}
+		last[i] = at
+	}
+}
+
+// A waiter whose connection is gone costs nothing.
+func TestDeadWaiterSkipped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		dead, link := s.listener(t)
+		wait(t, dead, dlock.Request{Key: r.Key, Owner: "dead", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		w := line(t, s, c, r, 1)[0]
+		defer link.Link().Cut()()
+		synctest.Wait()
+		began := time.Now()
+		require.NoError(t, a.Release(t.Context(), g))
+		require.EqualValues(t, 2, w.granted(t).Fence)
+		require.Zero(t, w.at.Sub(began), "the wait for a dead waiter")
+	})
+}
+
+// listener returns a Backend over a link that disturbs all that it says and hears, news included.
+func (s redisServer) listener(t *testing.T) (*redislock.Backend, *dlocktest.Dialer) {
+	t.Helper()
+	l := dlocktest.NewDialer(s.dial, func(request []byte) bool { return bytes.Contains(request, []byte("subscribe")) })
+	return newBackend(t, s.client(t, l), s.options()), l
+}
+
+// A waiter that listens and doesn't stir costs one Claim, and the next ones likewise, wherever they stand.
+func TestFrozenWaiterCostsAClaim(t *testing.T) {
+	for _, frozen := range []int{1, 2, 3} {
+		t.Run(fmt.Sprint(frozen), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newMini(t)
+				r := request(time.Hour)
+				a, c, g := hold(t, s, r)
+				ps := c.Subscribe(t.Context(), "wake:frozen")
+				defer func() { require.NoError(t, ps.Close()) }()
+				_, err := ps.Receive(t.Context())
+				require.NoError(t, err)
+				go func() {
+					for range ps.Channel() {
+						continue // it hears, and does nothing
+					}
+				}()
+				for i := range frozen {
+					require.NoError(t, c.RPush(t.Context(), "queue:{"+r.Key+"}", fmt.Sprintf("1000 wake:frozen frozen-%d", i)).Err())
+				}
+				w := line(t, s, c, r, 1)[0]
+				time.Sleep(10 * time.Minute)
+				began := time.Now()
+				require.NoError(t, a.Release(t.Context(), g))
+				require.EqualValues(t, 2+frozen, w.granted(t).Fence)
+				cost := w.at.Sub(began)
+				require.GreaterOrEqual(t, cost, time.Duration(frozen)*claim)
+				require.LessOrEqual(t, cost, time.Duration(frozen)*(claim+2*time.Millisecond))
+			})
+		})
+	}
+}
+
+// counting returns a Backend and how many scripts it has run.
+func (s redisServer) counting(t *testing.T) (*redislock.Backend, func() int) {
+	t.Helper()
+	var mu sync.Mutex
+	n := 0
+	l := dlocktest.NewDialer(s.dial, func(request []byte) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		n += bytes.Count(request, []byte("evalsha"))
+		return false
+	})
+	return newBackend(t, s.client(t, l), nil), func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return n
+	}
+}
+
+// The first waiter is granted when the holder's lease ends. It asks then, and not before.
+func TestHolderDies(t *testing.T) {
+	for _, ttl := range []time.Duration{time.Millisecond, 100 * time.Millisecond, 10 * time.Second} {
+		t.Run(ttl.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newMini(t)
+				s.warm(t)
+				r := request(ttl)
+				_, _, g := hold(t, s, r)
+				b, asked := s.counting(t)
+				w := wait(t, b, dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+				next := w.granted(t)
+				require.EqualValues(t, 2, next.Fence)
+				require.GreaterOrEqual(t, w.at.Sub(g.Start), ttl)
+				require.LessOrEqual(t, w.at.Sub(g.Start), ttl+time.Millisecond)
+				require.LessOrEqual(t, asked(), 3, "held; into the queue; granted")
+			})
+		})
+	}
+}
+
+// A holder that renews tells the first waiter, which has no reason to ask.
+func TestRenewalsTellTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		s.warm(t)
+		r := request(3 * time.Second)
+		a, _, g := hold(t, s, r)
+		b, asked := s.counting(t)
+		w := wait(t, b, dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+		for range 1000 {
+			time.Sleep(time.Second)
+			require.NoError(t, a.Renew(t.Context(), g))
+		}
+		require.LessOrEqual(t, asked(), 2, "held; into the queue")
+		died := time.Now()
+		w.granted(t)
+		require.LessOrEqual(t, w.at.Sub(died), r.TTL+time.Millisecond)
+		require.Equal(t, 3, asked())
+	})
+}
+
+// However many wait, they ask no more often together.
+func TestWaitersHardlyAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		s.warm(t)
+		r := request(time.Hour)
+		_, c, _ := hold(t, s, r)
+		const waiters = 60
+		var counts []func() int
+		for i := range waiters {
+			b, asked := s.counting(t)
+			wait(t, b, dlock.Request{Key: r.Key, Owner: fmt.Sprint(i), TTL: time.Hour})
+			queued(t, c, r.Key, i+1)
+			counts = append(counts, asked)
+		}
+		const minutes = 5
+		time.Sleep(minutes * time.Minute)
+		asked := 0
+		for _, n := range counts {
+			asked += n()
+		}
+		asked -= 2 * waiters // held; into the queue
+		most := minutes * 60 * 4 * 4 / 3
+		require.LessOrEqual(t, asked, most+waiters, "%d waiters in %d minutes", waiters, minutes)
+		require.Positive(t, asked)
+		require.LessOrEqual(t, c.PTTL(t.Context(), "queue:{"+r.Key+"}").Val(), 2*time.Minute)
+	})
+}
+
+// Whatever is lost on the way to a waiter, it is granted the lock, and the others after it.
+func TestPushLost(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		deaf, link := s.listener(t)
+		lost := wait(t, deaf, dlock.Request{Key: r.Key, Owner: "deaf", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		heal := link.Link().LoseReplies() // the push breaks the connection
+		require.NoError(t, a.Release(t.Context(), g))
+		require.Eventually(t, func() bool { return link.Lost() > 0 }, 30*time.Second, time.Millisecond)
+		heal()
+		require.EqualValues(t, 2, lost.granted(t).Fence, "the waiter asks over the new connection, and it is its own")
+		w := line(t, s, c, r, 1)[0]
+		time.Sleep(3 * time.Millisecond) // the push may come yet; it must not be taken for one of nobody's
+		require.NoError(t, deaf.Renew(t.Context(), lost.g))
+		require.NoError(t, deaf.Release(t.Context(), lost.g))
+		require.EqualValues(t, 3, w.granted(t).Fence)
+	})
+}
+
+// A waiter that was frozen until its grant was over finds out by the server's clock, and doesn't return a dead lease.
+func TestPushComesTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		slow, link := s.listener(t)
+		late := wait(t, slow, dlock.Request{Key: r.Key, Owner: "late", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		deliver := link.Link().HoldReplies()
+		require.NoError(t, a.Release(t.Context(), g))
+		w := wait(t, a, dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour}) // behind it
+		require.EqualValues(t, 3, w.granted(t).Fence, "of the one that was next")
+		deliver()
+		synctest.Wait()
+		select {
+		case <-late.done:
+			require.Fail(t, "granted a lease that was over", "%+v, err %v", late.g, late.err)
+		default:
+		}
+		require.NoError(t, a.Release(t.Context(), w.g))
+		require.EqualValues(t, 4, late.granted(t).Fence)
+		require.False(t, late.g.Start.Before(w.g.Start))
+	})
+}
+
+// A push tells when the lease began, also to one that reads it late but in time.
+func TestStartOfAPushedGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		slow, link := s.listener(t)
+		w := wait(t, slow, dlock.Request{Key: r.Key, Owner: "slow", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		time.Sleep(100 * time.Millisecond)
+		deliver := link.Link().HoldReplies()
+		released := time.Now()
+		require.NoError(t, a.Release(t.Context(), g))
+		time.Sleep(claim / 4)
+		deliver()
+		got := w.granted(t)
+		require.Equal(t, released, got.Start)
+		require.Equal(t, claim, got.Provisional)
+		require.Equal(t, time.Hour, got.TTL)
+	})
+}
+
+// A lock that was handed over lasts for its TTL once it has been renewed, which the Locker does by itself.
+func TestHandedOverLockLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		a, c, g := hold(t, s, dlock.Request{Key: "k", Owner: "first", TTL: time.Hour})
+		b, _, _ := s.backend(t)
+		l, err := dlock.New(b, &dlock.Options{TTL: time.Minute})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, l.Close()) }()
+		got := make(chan *dlock.Handle)
+		go func() {
+			h, err := l.Acquire(t.Context(), "k")
+			if err != nil {
+				panic(err)
+			}
+			got <- h
+		}()
+		queued(t, c, "k", 1)
+		require.NoError(t, a.Release(t.Context(), g))
+		h := <-got
+		require.Equal(t, time.Minute, h.TTL())
+		require.LessOrEqual(t, c.PTTL(t.Context(), "lock:{k}").Val(), claim)
+		time.Sleep(claim / 2)
+		confirmed := c.PTTL(t.Context(), "lock:{k}").Val()
+		require.Greater(t, confirmed, 59*time.Second, "half a Claim after the hand-over")
+		time.Sleep(30 * time.Second)
+		require.NoError(t, h.Context().Err())
+		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
+func TestCancelledWaiterLeaves(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		all := line(t, s, c, r, 3)
+		why := errors.New("enough")
+		all[1].cancel(why)
+		<-all[1].done
+		require.ErrorIs(t, all[1].err, why)
+		queued(t, c, r.Key, 2)
+		require.NoError(t, a.Release(t.Context(), g))
+		require.NoError(t, all[0].b.Release(t.Context(), all[0].granted(t)))
+		require.EqualValues(t, 3, all[2].granted(t).Fence, "no token for one that has left")
+	})
+}
+
+// One that gives up in the moment in which it is granted the lock hands it on.
+func TestGrantOfOneThatHasGone(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		b, _, _ := s.backend(t)
+		wait(t, b, dlock.Request{Key: r.Key, Owner: "b", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		entry := c.LIndex(t.Context(), "queue:{"+r.Key+"}", 0).Val()
+		ghost := strings.TrimSuffix(entry, "b") + "ghost" // a request of b's process that arrived after its sender had gone
+		require.NoError(t, c.LPush(t.Context(), "queue:{"+r.Key+"}", ghost).Err())
+		w := line(t, s, c, r, 1)[0]
+		require.NoError(t, a.Release(t.Context(), g))
+		// ghost, b, w: the ghost's lock goes to b, which takes it.
+		require.Eventually(t, func() bool { return c.Get(t.Context(), "lock:{"+r.Key+"}").Val() == "b" }, 30*time.Second, time.Millisecond)
+		require.NoError(t, b.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: "b", TTL: time.Hour}))
+		require.EqualValues(t, 4, w.granted(t).Fence)
+	})
+}
+
+func TestQueueFull(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		all := line(t, s, c, r, 2)
+		_, client, _ := s.backend(t)
+		b := newBackend(t, client, &redislock.Options{Queue: redislock.Queue{Max: 2, Claim: s.claim}})
+		l, err := dlock.New(b, &dlock.Options{TTL: time.Hour})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, l.Close()) })
+		_, err = l.Acquire(t.Context(), r.Key)
+		require.ErrorIs(t, err, dlock.ErrQueueFull)
+		require.EqualValues(t, 2, c.LLen(t.Context(), "queue:{"+r.Key+"}").Val())
+		require.NoError(t, a.Release(t.Context(), g))
+		all[0].granted(t)
+		w := wait(t, b, dlock.Request{Key: r.Key, Owner: "third", TTL: time.Hour})
+		queued(t, c, r.Key, 2)
+		require.NoError(t, all[0].b.Release(t.Context(), all[0].g))
+		require.NoError(t, all[1].b.Release(t.Context(), all[1].granted(t)))
+		w.granted(t)
+	})
+}
+
+// Everybody dies: the queue is gone two minutes later.
+func TestForgottenQueueExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Second)
+		_, c, _ := hold(t, s, r)
+		b, link := s.listener(t)
+		wait(t, b, dlock.Request{Key: r.Key, Owner: "dead", TTL: time.Second})
+		queued(t, c, r.Key, 1)
+		heal := link.Link().Cut()
+		time.Sleep(2*time.Minute + time.Millisecond)
+		require.Zero(t, c.Exists(t.Context(), "queue:{"+r.Key+"}", "lock:{"+r.Key+"}").Val())
+		heal()
+		time.Sleep(2 * time.Second) // the client library's own attempts to connect end
+	})
+}
+
+// One Locker waits for any number of keys over one subscription.
+func TestOneSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		a, c, _ := s.backend(t)
+		b, _, _ := s.backend(t)
+		var held []dlock.Grant
+		var all []*waiting
+		for range 20 {
+			r := request(time.Hour)
+			g, err := a.TryAcquire(t.Context(), r)
+			require.NoError(t, err)
+			held = append(held, g)
+			all = append(all, wait(t, b, dlock.Request{Key: r.Key, Owner: uuid.NewString(), TTL: time.Hour}))
+			queued(t, c, r.Key, 1)
+		}
+		require.Len(t, c.PubSubChannels(t.Context(), "wake:*").Val(), 1)
+		for i := range held {
+			require.NoError(t, a.Release(t.Context(), held[i]))
+			all[i].granted(t)
+		}
+	})
+}
+
+// Waiters outlive a restart of Redis, and so do the locks and the queue, as far as Redis keeps them.
+func TestRedisRestarts(t *testing.T) {
+	if server.Provider == testbed.External {
+		t.Skip("needs a Redis that can be restarted")
+	}
+	srv, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, srv.Close()) })
+	s := onServer(t, srv)
+	r := request(time.Hour)
+	a, c, g := hold(t, s, r)
+	all := line(t, s, c, r, 3)
+	require.NoError(t, srv.Kill(t.Context()))
+	require.NoError(t, srv.Restart(t.Context(), testbed.RestartOptions{}))
+	// They may ask in another order than the one they stood in, but nobody is lost and nobody is granted twice.
+	require.Eventually(t, func() bool { return c.PubSubNumSub(t.Context()).Err() == nil }, 30*time.Second, 10*time.Millisecond)
+	require.NoError(t, releaseOn(t, a, g))
+	tokens := map[uint64]bool{}
+	for range all {
+		i := firstOf(t, all, tokens)
+		require.NoError(t, releaseOn(t, all[i].b, all[i].g))
+	}
+	require.Len(t, tokens, 3)
+}
+
+// releaseOn releases over a client whose connections may be broken.
+func releaseOn(t *testing.T, b *redislock.Backend, g dlock.Grant) error {
+	t.Helper()
+	for {
+		err := b.Release(t.Context(), g)
+		if err == nil || errors.Is(err, dlock.ErrLost) || t.Context().Err() != nil {
+			return err
+		}
+	}
+}
+
+// firstOf returns the next that is granted and notes its token.
+func firstOf(t *testing.T, all []*waiting, tokens map[uint64]bool) int {
+	t.Helper()
+	found := -1
+	require.Eventually(t, func() bool {
+		for i, w := range all {
+			select {
+			case <-w.done:
+				if w.err == nil && !tokens[w.g.Fence] {
+					found = i
+					return true
+				}
+			default:
+			}
+		}
+		return false
+	}, 30*time.Second, time.Millisecond, "nobody is granted")
+	require.NoError(t, all[found].err)
+	tokens[all[found].g.Fence] = true
+	return found
+}
+
+// Both modes exclude each other, and a spinner's release hands over to the queue.
+func TestSpinnerAmongWaiters(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		r := request(time.Hour)
+		_, client, _ := s.backend(t)
+		spinner := newBackend(t, client, &redislock.Options{Mode: redislock.ModeSpin})
+		g, err := spinner.Acquire(t.Context(), r)
+		require.NoError(t, err)
+		w := line(t, s, client, r, 1)[0]
+		require.NoError(t, spinner.Release(t.Context(), g))
+		require.EqualValues(t, 2, w.granted(t).Fence)
+	})
+}
+
+func TestNewRefusesQueue(t *testing.T) {
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	t.Cleanup(func() { require.NoError(t, ring.Close()) })
+	_, err := redislock.New(ring, nil)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	_, err = redislock.New(ring, &redislock.Options{Mode: redislock.ModeSpin})
+	require.NoError(t, err)
+	c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	for _, o := range []redislock.Options{
+		{Mode: 7},
+		{Queue: redislock.Queue{Max: -1}},
+		{Queue: redislock.Queue{Claim: time.Microsecond}},
+		{Queue: redislock.Queue{Claim: 1500 * time.Microsecond}},
+		{Queue: redislock.Queue{Claim: -time.Second}},
+	} {
+		_, err := redislock.New(c, &o)
+		require.ErrorIs(t, err, dlock.ErrInvalid, "%+v", o)
+	}
+}
