@@ -360,6 +360,29 @@ func TestPushComesTooLate(t *testing.T) {
 	})
 }
 
+// The server's last word counts: news of a grant from before it has said that the lock is another's is no news.
+func TestPushOlderThanTheLastAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		_, c, _ := hold(t, s, r)
+		w := line(t, s, c, r, 1)[0]
+		entry := strings.Fields(c.LIndex(t.Context(), "queue:{"+r.Key+"}", 0).Val())
+		push := func(news string) { require.NoError(t, c.Publish(t.Context(), entry[1], news).Err()) }
+		then := time.Now()
+		time.Sleep(claim / 4)
+		push("held 0 " + w.r.Owner) // it asks, and learns that the lock is still held
+		time.Sleep(claim / 4)
+		push(fmt.Sprintf("granted 2 %d %d %d %slock:{%s}", then.Unix(), then.Nanosecond()/1000, len(w.r.Owner), w.r.Owner, r.Key))
+		synctest.Wait()
+		select {
+		case <-w.done:
+			require.Fail(t, "granted a lock that is another's", "%+v", w.g)
+		default:
+		}
+	})
+}
+
 // A push tells when the lease began, also to one that reads it late but in time.
 func TestStartOfAPushedGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

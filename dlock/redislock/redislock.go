@@ -4,10 +4,17 @@
 // from the counter fence:{KEY} in the same round trip; release and renewal compare the owner in the step in which they
 // act (https://redis.io/docs/latest/commands/set/#patterns). The hash tag keeps both keys in one slot of a Cluster.
 //
+// Acquire of a lock that is held waits in a line that all processes share, and gets the lock in its turn: see [Queue] for
+// how, and for what happens when somebody in the line dies. [ModeSpin] is the classic way, without a line.
+//
 // The counter never expires, since a token that starts again would be refused by the resource, or worse, equal one that
-// was already used. It is only as durable as the Redis: a restart without persistence, a failover to a replica that lags,
-// an eviction or a FLUSHALL can take it back. Run the counter's Redis with appendfsync always and maxmemory-policy
-// noeviction, or take the token from a consensus store.
+// was already used; [Backend.Reap] gives back the memory of counters without taking a token back. The counter is only as
+// durable as the Redis: a restart without persistence, a failover to a replica that lags, an eviction or a FLUSHALL can
+// take it back. Run the counter's Redis with appendfsync always and maxmemory-policy noeviction, or take the token from a
+// consensus store.
+//
+// It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and
+// fence-floor, and publish and subscribe on wake:*.
 package redislock
 
 import (
