@@ -383,6 +383,27 @@ func TestPushOlderThanTheLastAnswer(t *testing.T) {
 	})
 }
 
+// A waiter that asks and learns of its grant before the push has come keeps the lock when it comes.
+func TestPushAfterTheAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		_, c, _ := hold(t, s, r)
+		w := line(t, s, c, r, 1)[0]
+		entry := strings.Fields(c.LPop(t.Context(), "queue:{"+r.Key+"}").Val())
+		require.NoError(t, c.Incr(t.Context(), "fence:{"+r.Key+"}").Err())
+		require.NoError(t, c.Set(t.Context(), "lock:{"+r.Key+"}", w.r.Owner, claim).Err()) // a hand-over, but for the push
+		now := time.Now()
+		push := func(news string) { require.NoError(t, c.Publish(t.Context(), entry[1], news).Err()) }
+		push("held 0 " + w.r.Owner)
+		require.EqualValues(t, 2, w.granted(t).Fence)
+		push(fmt.Sprintf("granted 2 %d %d %d %slock:{%s}", now.Unix(), now.Nanosecond()/1000, len(w.r.Owner), w.r.Owner, r.Key))
+		time.Sleep(claim)
+		require.Equal(t, w.r.Owner, c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
+		require.NoError(t, w.b.Release(t.Context(), w.g))
+	})
+}
+
 // A push tells when the lease began, also to one that reads it late but in time.
 func TestStartOfAPushedGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
