@@ -55,8 +55,15 @@ func TestResults(t *testing.T) {
 				r := reports.Run{Events: events, Result: history.Judge(events)}
 				require.NotEqual(t, history.Inconclusive, r.Result.Verdict, file)
 				run := events[0].Run
-				require.Equal(t, fmt.Sprintf("%s_%s_%s.jsonl", run.Scenario, run.Lock, run.Fencing), filepath.Base(file))
-				golden, err := os.ReadFile(fmt.Sprintf("../testdata/traces/%s_%s.txt", run.Scenario, run.Fencing))
+				on, mode := run.Lock, string(run.Fencing)
+				if store := storeOf(run); store != "" {
+					on += "+" + store
+					if run.Fencing == history.FencingOff { // workers that send no token have traces of their own
+						mode = "unfenced"
+					}
+				}
+				require.Equal(t, fmt.Sprintf("%s_%s_%s.jsonl", run.Scenario, on, run.Fencing), filepath.Base(file))
+				golden, err := os.ReadFile(fmt.Sprintf("../testdata/traces/%s_%s.txt", run.Scenario, mode))
 				require.NoError(t, err)
 				require.Equal(t, string(golden), strings.Join(history.Trace(events), "\n")+"\n", "%s is of another schedule: record it again", file)
 				runs = append(runs, r)
@@ -289,7 +296,7 @@ func requireTest(t *testing.T, dir, name string) {
 	t.Helper()
 	pattern := "../" + dir + "/*_test.go"
 	var files []string
-	for _, p := range []string{pattern, "../scenarios/*_test.go", "../dlock/*/*_test.go", "*_test.go"} {
+	for _, p := range []string{pattern, "../scenarios/*_test.go", "../dlock/*/*_test.go", "../resource/*/*_test.go", "../internal/*/*_test.go", "*_test.go"} {
 		if dir == "" || p == pattern {
 			found, err := filepath.Glob(p)
 			require.NoError(t, err)

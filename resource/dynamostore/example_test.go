@@ -15,6 +15,19 @@ import (
 	"github.com/fencelab/fencelab/resource/dynamostore"
 )
 
+// bill is what the holder of a lock does: token comes from the lock's grant.
+func bill(ctx context.Context, client *dynamodb.Client, token uint64) error {
+	accounts, err := dynamostore.New(client, "accounts") // a table made by dynamostore.CreateTable
+	if err != nil {
+		return err
+	}
+	account, err := accounts.ReadFenced(ctx, "acme", token)
+	if err != nil {
+		return err
+	}
+	return accounts.Write(ctx, "acme", resource.Fence{Token: token, Seq: 1}, append(account.Value, "billed"...))
+}
+
 func Example() {
 	fake := httptest.NewServer(server.NewServer()) // stands for DynamoDB
 	defer fake.Close()
@@ -26,17 +39,9 @@ func Example() {
 		log.Fatal(err)
 	}
 
-	accounts, err := dynamostore.New(client, "accounts")
-	if err != nil {
-		log.Fatal(err)
-	}
-	// The tokens come from the lock: 7 was granted to a holder that is slow, 8 to its successor.
-	account, err := accounts.ReadFenced(ctx, "acme", 8)
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(accounts.Write(ctx, "acme", resource.Fence{Token: 8, Seq: 1}, append(account.Value, "billed by 8"...)))
-	fmt.Println(accounts.Write(ctx, "acme", resource.Fence{Token: 7, Seq: 1}, []byte("billed by 7")))
+	// 7 was granted to a holder that is slow, 8 to its successor.
+	fmt.Println(bill(ctx, client, 8))
+	fmt.Println(bill(ctx, client, 7))
 	// Output:
 	// <nil>
 	// resource: stale fencing token for "acme": seen 8, got 7

@@ -3,8 +3,11 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log"
+	"strings"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -18,17 +21,57 @@ var (
 	token uint64        // from the lock's grant
 )
 
-// The business write commits or aborts with the fence.
-func ExampleGuard() {
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+// bill is what the holder of a lock does: token comes from the lock's grant.
+func bill(ctx context.Context, pool *pgxpool.Pool, token uint64) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := pgstore.Guard(ctx, tx, "account/acme", resource.Fence{Token: token, Seq: 1}); err != nil {
-			return err // tx is rolled back
+			return err // refused: a later grant has been here, and tx is rolled back
 		}
 		_, err := tx.Exec(ctx, "UPDATE account SET balance = balance - 10 WHERE name = 'acme'")
 		return err
 	})
-	if stale, ok := errors.AsType[*resource.StaleTokenError](err); ok {
-		log.Printf("another holder, with token %d, has taken over", stale.Seen.Token)
+}
+
+// The business write commits or aborts with the fence.
+func ExampleGuard() {
+	pool, drop := database()
+	defer drop()
+	// 7 was granted to a holder that is slow, 8 to its successor.
+	fmt.Println(bill(ctx, pool, 8))
+	fmt.Println(bill(ctx, pool, 7))
+	var balance int64
+	err := pool.QueryRow(ctx, "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance)
+	fmt.Println(balance, err)
+	// Output:
+	// <nil>
+	// resource: stale fencing token for "account/acme": seen 8, got 7
+	// 90 <nil>
+}
+
+// database is a schema of its own, with an account that holds 100.
+func database() (pool *pgxpool.Pool, drop func()) {
+	schema := "example_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+	config, err := pgxpool.ParseConfig(server.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	config.ConnConfig.RuntimeParams["search_path"] = schema
+	if pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		log.Fatal(err)
+	}
+	for _, sql := range []string{
+		"CREATE SCHEMA " + schema, pgstore.Schema,
+		"CREATE TABLE account (name text PRIMARY KEY, balance bigint NOT NULL)", "INSERT INTO account VALUES ('acme', 100)",
+	} {
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			log.Fatal(err)
+		}
+	}
+	return pool, func() {
+		defer pool.Close()
+		if _, err := pool.Exec(ctx, "DROP SCHEMA "+schema+" CASCADE"); err != nil {
+			log.Fatal(err)
+		}
 	}
 }
 

@@ -45,11 +45,23 @@
 // # What it rests on
 //
 // Every writer must use the guard: a write without one is not fenced. Rows of the table of fences must stay: a resource
-// whose row is deleted accepts any fence. A fence is as durable as the transaction that raised it: with
-// synchronous_commit = off, or after a failover to a replica that replicates asynchronously and lags, or a restore, the
-// last fences are forgotten together with what was written under them, and the holders before could write again. Keep
-// synchronous_commit on, and with replicas list those that may be promoted in synchronous_standby_names. Business rows in
-// another database than the fences are not guarded.
+// whose row is deleted accepts any fence. Business rows in another database than the fences are not guarded. A fence is as
+// durable as the transaction that raised it: keep synchronous_commit on. A restore from a backup brings old fences back.
+//
+// # Failover
+//
+// A server that is killed and started again forgets nothing that it has committed; a transaction between its guard and its
+// commit is undone whole, the fence too. A standby that is promoted knows what it had received. One that replicates
+// asynchronously may lack the last transactions: their fences are forgotten together with what was written under them, and
+// a holder from before could write again. So list those standbys that may be promoted in synchronous_standby_names, have
+// more than one of them, since commits wait for a standby that is gone, and promote no other. Committed is then what a
+// standby has on disk (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION).
+//
+// The old primary must be stopped, or cut off from its clients, before the new one is promoted. If it goes on it has fences
+// of its own, and accepts under them what the new one knows nothing of. With a synchronous standby that has left it, its
+// commits wait without an end, but a wait that is cancelled or interrupted leaves the transaction committed there.
+//
+// A commit that a failover has cut short is one without an answer, see above; the repeat goes to the new primary.
 package pgstore
 
 import (

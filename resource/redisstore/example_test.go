@@ -2,7 +2,6 @@ package redisstore_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 
@@ -13,7 +12,20 @@ import (
 	"github.com/fencelab/fencelab/resource/redisstore"
 )
 
-func ExampleNew() {
+// bill is what the holder of a lock does: token comes from the lock's grant.
+func bill(ctx context.Context, client redis.UniversalClient, token uint64) error {
+	accounts, err := redisstore.New(client, nil)
+	if err != nil {
+		return err
+	}
+	account, err := accounts.ReadFenced(ctx, "acme", token)
+	if err != nil {
+		return err
+	}
+	return accounts.Write(ctx, "acme", resource.Fence{Token: token, Seq: 1}, append(account.Value, "billed"...))
+}
+
+func Example() {
 	m, err := miniredis.Run() // stands for a real Redis
 	if err != nil {
 		log.Fatal(err)
@@ -21,23 +33,11 @@ func ExampleNew() {
 	defer m.Close()
 	client := redis.NewClient(&redis.Options{Addr: m.Addr(), ContextTimeoutEnabled: true})
 	defer func() { _ = client.Close() }()
-	ctx, token := context.Background(), uint64(7) // from the lock's grant
 
-	accounts, err := redisstore.New(client, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	account, err := accounts.ReadFenced(ctx, "acme", token)
-	if err != nil {
-		log.Fatal(err)
-	}
-	err = accounts.Write(ctx, "acme", resource.Fence{Token: token, Seq: 1}, append(account.Value, "billed"...))
-	fmt.Println("7:", err)
-
-	err = accounts.Write(ctx, "acme", resource.Fence{Token: 6, Seq: 1}, []byte("late"))
-	stale, ok := errors.AsType[*resource.StaleTokenError](err)
-	fmt.Println("6 is stale:", ok, "seen", stale.Seen)
+	// 7 was granted to a holder that is slow, 8 to its successor.
+	fmt.Println(bill(context.Background(), client, 8))
+	fmt.Println(bill(context.Background(), client, 7))
 	// Output:
-	// 7: <nil>
-	// 6 is stale: true seen 7
+	// <nil>
+	// resource: stale fencing token for "acme": seen 8, got 7
 }

@@ -16,6 +16,19 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
+// bill is what the holder of a lock does: token comes from the lock's grant.
+func bill(ctx context.Context, client *s3.Client, token uint64) error {
+	accounts, err := s3store.Open(ctx, client, "accounts", nil) // once; it asks the server whether it can fence
+	if err != nil {
+		return err
+	}
+	account, err := accounts.ReadFenced(ctx, "acme", token)
+	if err != nil {
+		return err
+	}
+	return accounts.Write(ctx, "acme", resource.Fence{Token: token, Seq: 1}, append(account.Value, "billed"...))
+}
+
 func Example() {
 	fake := httptest.NewServer(gofakes3.New(s3mem.New()).Server()) // stands for S3
 	defer fake.Close()
@@ -28,17 +41,9 @@ func Example() {
 		log.Fatal(err)
 	}
 
-	accounts, err := s3store.Open(ctx, client, "accounts", nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	// The tokens come from the lock: 7 was granted to a holder that is slow, 8 to its successor.
-	account, err := accounts.ReadFenced(ctx, "acme", 8)
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(accounts.Write(ctx, "acme", resource.Fence{Token: 8, Seq: 1}, append(account.Value, "billed by 8"...)))
-	fmt.Println(accounts.Write(ctx, "acme", resource.Fence{Token: 7, Seq: 1}, []byte("billed by 7")))
+	// 7 was granted to a holder that is slow, 8 to its successor.
+	fmt.Println(bill(ctx, client, 8))
+	fmt.Println(bill(ctx, client, 7))
 	// Output:
 	// <nil>
 	// resource: stale fencing token for "acme": seen 8, got 7

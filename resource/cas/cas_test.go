@@ -1,0 +1,245 @@
+package cas_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource/cas"
+)
+
+func newRedis(tb testing.TB, set ...func(*redis.Options)) cas.Redis {
+	tb.Helper()
+	o, err := redis.ParseURL(redisServer.URL)
+	require.NoError(tb, err)
+	o.ContextTimeoutEnabled = true
+	for _, f := range set {
+		f(o)
+	}
+	c := redis.NewClient(o)
+	tb.Cleanup(func() { require.NoError(tb, c.Close()) })
+	return cas.Redis{Client: c}
+}
+
+func newPostgres(tb testing.TB, set ...func(*pgxpool.Config)) cas.Postgres {
+	tb.Helper()
+	c, err := pgxpool.ParseConfig(postgresServer.URL)
+	require.NoError(tb, err)
+	for _, f := range set {
+		f(c)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), c)
+	require.NoError(tb, err)
+	tb.Cleanup(pool.Close)
+	return cas.Postgres{Pool: pool}
+}
+
+// onStores runs test on each store, and on PostgreSQL at each of the isolation levels that a connection may have by default.
+func onStores(t *testing.T, test func(t *testing.T, s cas.Store)) {
+	t.Helper()
+	t.Run("redis", func(t *testing.T) { test(t, newRedis(t)) })
+	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+		t.Run("postgres/"+level, func(t *testing.T) {
+			test(t, newPostgres(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level }))
+		})
+	}
+}
+
+func newKey() string { return "test/" + uuid.NewString() }
+
+func TestSwap(t *testing.T) {
+	onStores(t, func(t *testing.T, s cas.Store) {
+		ctx, key := t.Context(), newKey()
+		holds := func(want []byte, wantVersion int64) {
+			t.Helper()
+			value, version, err := s.Get(ctx, key)
+			require.NoError(t, err)
+			require.Equal(t, want, value)
+			require.Equal(t, wantVersion, version)
+		}
+		holds(nil, 0)
+		require.ErrorIs(t, s.Swap(ctx, key, 1, []byte("a")), cas.ErrConflict)
+		holds(nil, 0)
+		require.NoError(t, s.Swap(ctx, key, 0, []byte("a")))
+		holds([]byte("a"), 1)
+		for _, version := range []int64{0, 2} {
+			require.ErrorIs(t, s.Swap(ctx, key, version, []byte("b")), cas.ErrConflict)
+		}
+		holds([]byte("a"), 1)
+		require.NoError(t, s.Swap(ctx, key, 1, nil))
+		holds([]byte{}, 2)
+		require.NoError(t, s.Swap(ctx, key, 2, []byte("a\x00\xff")))
+		holds([]byte("a\x00\xff"), 3)
+
+		require.ErrorContains(t, s.Swap(ctx, key, -1, nil), "versions start at 0")
+		require.ErrorContains(t, s.Swap(ctx, "", 0, nil), "key is empty")
+		_, _, err := s.Get(ctx, "")
+		require.ErrorContains(t, err, "key is empty")
+	})
+}
+
+// A writer that is frozen between its read and its write, for however long, begins again.
+func TestFrozenWriter(t *testing.T) {
+	onStores(t, func(t *testing.T, s cas.Store) {
+		ctx, key := t.Context(), newKey()
+		frozen := true
+		tries, err := cas.Update(ctx, s, key, func(value []byte) ([]byte, error) {
+			if frozen { // and its successor comes and goes
+				frozen = false
+				require.NoError(t, s.Swap(ctx, key, 0, []byte("B")))
+			}
+			return append(value, 'A'), nil
+		}, nil)
+		require.NoError(t, err)
+		require.Equal(t, 2, tries)
+		value, version, err := s.Get(ctx, key)
+		require.NoError(t, err)
+		require.Equal(t, "BA", string(value))
+		require.EqualValues(t, 2, version)
+	})
+}
+
+// Of any number of concurrent updates none is lost.
+func TestConcurrent(t *testing.T) {
+	for name, opts := range map[string]*cas.Options{"at once": nil, "backoff": {Backoff: time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			onStores(t, func(t *testing.T, s cas.Store) {
+				const writers, each = 16, 8
+				key := newKey()
+				var wg sync.WaitGroup
+				for range writers {
+					wg.Go(func() {
+						for range each {
+							if _, err := cas.Update(t.Context(), s, key, addOne, opts); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				value, version, err := s.Get(t.Context(), key)
+				require.NoError(t, err)
+				require.Equal(t, strconv.Itoa(writers*each), string(value))
+				require.EqualValues(t, writers*each, version)
+			})
+		})
+	}
+}
+
+func addOne(value []byte) ([]byte, error) {
+	n := 0
+	if len(value) > 0 {
+		var err error
+		if n, err = strconv.Atoi(string(value)); err != nil {
+			return nil, err
+		}
+	}
+	return strconv.AppendInt(nil, int64(n)+1, 10), nil
+}
+
+// ending is a store whose swaps end in err, after what they do.
+type ending struct {
+	cas.Store
+	do  func(ctx context.Context, key string, version int64, value []byte) error
+	err error
+}
+
+func (e ending) Swap(ctx context.Context, key string, version int64, value []byte) error {
+	return errors.Join(e.do(ctx, key, version, value), e.err)
+}
+
+func TestUpdateEnds(t *testing.T) {
+	s, key := newRedis(t), newKey()
+	bad := errors.New("no funds")
+	tries, err := cas.Update(t.Context(), s, key, func([]byte) ([]byte, error) { return nil, bad }, nil)
+	require.Equal(t, bad, err, "as change has it")
+	require.Equal(t, 1, tries)
+
+	cut := errors.New("the connection was cut")
+	tries, err = cas.Update(t.Context(), ending{s, s.Swap, cut}, key, addOne, nil)
+	require.ErrorIs(t, err, cut, "and isn't tried again: it may have taken effect")
+	require.Equal(t, 1, tries)
+	value, _, err := s.Get(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, "1", string(value))
+
+	over := errors.New("over")
+	for _, opts := range []*cas.Options{nil, {Backoff: time.Hour}} { // an end while it waits, too
+		ctx, cancel := context.WithCancelCause(t.Context())
+		ends := func(context.Context, string, int64, []byte) error {
+			cancel(over)
+			return nil
+		}
+		tries, err = cas.Update(ctx, ending{s, ends, cas.ErrConflict}, key, addOne, opts)
+		require.ErrorIs(t, err, over)
+		require.Equal(t, 1, tries)
+		tries, err = cas.Update(ctx, s, key, addOne, opts)
+		require.ErrorIs(t, err, over)
+		require.Zero(t, tries)
+	}
+
+	_, err = cas.Update(t.Context(), s, "", addOne, nil)
+	require.ErrorContains(t, err, "key is empty")
+	_, err = cas.Update(t.Context(), s, key, addOne, &cas.Options{Backoff: -1})
+	require.ErrorContains(t, err, "must not be negative")
+}
+
+// The answer to a swap is lost on its way to a client that repeats requests: a repeat would find a conflict, with itself.
+func TestReplyLost(t *testing.T) {
+	var lose atomic.Bool
+	s := newRedis(t, func(o *redis.Options) {
+		o.MaxRetries = 3
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return &losingConn{Conn: c, lose: &lose}, err
+		}
+	})
+	key := newKey()
+	lose.Store(true)
+	tries, err := cas.Update(t.Context(), s, key, addOne, nil)
+	require.ErrorIs(t, err, io.EOF)
+	require.Equal(t, 1, tries)
+	require.False(t, lose.Load(), "an answer was lost")
+	value, version, err := s.Get(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, "1", string(value))
+	require.EqualValues(t, 1, version)
+}
+
+// losingConn loses the answer to a script, once lose is set, and breaks.
+type losingConn struct {
+	net.Conn
+	lose         *atomic.Bool
+	lost, broken atomic.Bool
+}
+
+func (c *losingConn) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("eval")) && c.lose.CompareAndSwap(true, false) {
+		c.lost.Store(true)
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *losingConn) Read(b []byte) (int, error) {
+	if c.broken.Load() {
+		return 0, io.EOF
+	}
+	n, err := c.Conn.Read(b)
+	if err == nil && c.lost.Load() { // it has been applied
+		c.broken.Store(true)
+		return 0, io.EOF
+	}
+	return n, err
+}

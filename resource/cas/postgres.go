@@ -1,0 +1,61 @@
+package cas
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Schema is the statement that makes the table of a [Postgres]. It may be run again.
+//
+//go:embed schema.sql
+var Schema string
+
+// Postgres is a [Store] in a table of PostgreSQL, fencelab_cas, at any isolation level. For a table of one's own a column
+// does the same: UPDATE ... SET ..., version = version + 1 WHERE ... AND version = $1, and no row is a conflict.
+type Postgres struct {
+	// Pool is the caller's to close.
+	Pool *pgxpool.Pool
+}
+
+var _ Store = Postgres{}
+
+// Get is [Store.Get].
+func (p Postgres) Get(ctx context.Context, key string) (value []byte, version int64, err error) {
+	if err := check(ctx, key, 0); err != nil {
+		return nil, 0, err
+	}
+	err = p.Pool.QueryRow(ctx, "SELECT value, version FROM fencelab_cas WHERE key = $1", key).Scan(&value, &version)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil
+	}
+	return value, version, err
+}
+
+// Swap is [Store.Swap].
+func (p Postgres) Swap(ctx context.Context, key string, version int64, value []byte) error {
+	if err := check(ctx, key, version); err != nil {
+		return err
+	}
+	if value == nil {
+		value = []byte{}
+	}
+	// The WHERE is evaluated on the newest version of the row, once the update has locked it.
+	sql, args := "UPDATE fencelab_cas SET version = version + 1, value = $2 WHERE key = $1 AND version = $3", []any{key, value, version}
+	if version == 0 {
+		sql, args = "INSERT INTO fencelab_cas (key, version, value) VALUES ($1, 1, $2) ON CONFLICT DO NOTHING", args[:2]
+	}
+	done, err := p.Pool.Exec(ctx, sql, args...)
+	// Above READ COMMITTED a row that has changed since the statement began is a serialization failure, and nothing was done.
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "40001" {
+		return ErrConflict
+	}
+	if err == nil && done.RowsAffected() == 0 {
+		err = ErrConflict
+	}
+	return err
+}

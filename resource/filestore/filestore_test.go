@@ -1,0 +1,283 @@
+package filestore_test
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/proc"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/filestore"
+	"github.com/fencelab/fencelab/resource/storetest"
+)
+
+// gatekeeper is set for a child process: the directory that it is to be the gatekeeper of.
+const gatekeeper = "FENCELAB_TEST_GATEKEEPER"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(gatekeeper); dir != "" {
+		if err := child(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// child writes with token 7. Between the check and the rename it says so, and waits for a line.
+func child(dir string) error {
+	s, err := filestore.Open(dir)
+	if err != nil {
+		return err
+	}
+	s.BeforeRename(func() error {
+		fmt.Println("checked")
+		_, err := bufio.NewReader(os.Stdin).ReadString('\n')
+		return err
+	})
+	return errors.Join(s.Write(context.Background(), "k", at(7), []byte("by 7")), s.Close())
+}
+
+func TestStore(t *testing.T) {
+	var dir string
+	storetest.Run(t, storetest.Harness{
+		New: func() (resource.Store, error) {
+			dir = t.TempDir()
+			return filestore.Open(dir)
+		},
+		Reopen: func(s resource.Store) (resource.Store, error) {
+			if err := s.Close(); err != nil {
+				return nil, err
+			}
+			return filestore.Open(dir)
+		},
+	})
+}
+
+func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
+
+func open(t *testing.T, with func(string) (*filestore.Store, error), dir string) *filestore.Store {
+	t.Helper()
+	s, err := with(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+// plain is a file without a gatekeeper, written by rename, its token in its first line. Every writer checks that itself.
+type plain struct{ path string }
+
+func (p plain) check(token uint64) error {
+	b, err := os.ReadFile(p.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	seen, err := strconv.ParseUint(line, 10, 64)
+	if err == nil && token <= seen {
+		err = &resource.StaleTokenError{Key: p.path, Seen: at(seen), Got: at(token)}
+	}
+	return err
+}
+
+func (p plain) rename(token uint64) error {
+	from := fmt.Sprint(p.path, ".", token)
+	return cmp.Or(os.WriteFile(from, fmt.Appendf(nil, "%d\nby %d", token, token), 0o600), os.Rename(from, p.path))
+}
+
+// A writer of a plain file checks its token, and is frozen before its rename, which replaces its successor's file.
+func TestPlainFile(t *testing.T) {
+	p := plain{filepath.Join(t.TempDir(), "k")}
+	require.NoError(t, p.check(7)) // and here 7 is frozen
+	require.NoError(t, p.check(8))
+	require.NoError(t, p.rename(8))
+	require.NoError(t, p.rename(7)) // it wakes
+
+	b, err := os.ReadFile(p.path)
+	require.NoError(t, err)
+	require.Equal(t, "7\nby 7", string(b), "8's write is lost")
+	require.NoError(t, p.check(8), "and its token forgotten")
+}
+
+// The same two writers through one gatekeeper. Whoever comes to it first, 7 never replaces what 8 wrote.
+func TestGatekeeper(t *testing.T) {
+	s := open(t, filestore.Open, t.TempDir())
+	checked, wake := make(chan struct{}), make(chan struct{})
+	s.BeforeRename(func() error {
+		checked <- struct{}{}
+		<-wake
+		return nil
+	})
+	write := func(token uint64) <-chan error {
+		done := make(chan error, 1)
+		go func() { done <- s.Write(t.Context(), "k", at(token), fmt.Appendf(nil, "by %d", token)) }()
+		return done
+	}
+	seven := write(7)
+	<-checked
+	eight := write(8) // can't be checked before 7 is renamed
+	wake <- struct{}{}
+	require.NoError(t, <-seven)
+	<-checked
+	late := write(7) // nor can this be before 8 is
+	wake <- struct{}{}
+	require.NoError(t, <-eight)
+	stale, ok := errors.AsType[*resource.StaleTokenError](<-late)
+	require.True(t, ok)
+	require.Equal(t, at(8), stale.Seen)
+	requireHolds(t, s, "by 8", 8)
+}
+
+func requireHolds(t *testing.T, s *filestore.Store, value string, token uint64) {
+	t.Helper()
+	rec, err := s.Read(t.Context(), "k")
+	require.NoError(t, err)
+	require.Equal(t, value, string(rec.Value))
+	require.Equal(t, at(token), rec.MaxFence)
+}
+
+// What remains: of two gatekeepers the frozen one's rename lands on what the other has accepted. Nothing tells.
+func TestTwoGatekeepers(t *testing.T) {
+	dir := t.TempDir()
+	first, second := open(t, filestore.OpenUnlocked, dir), open(t, filestore.OpenUnlocked, dir)
+	first.BeforeRename(func() error { // first is frozen here, and taken for dead
+		return second.Write(t.Context(), "k", at(8), []byte("by 8"))
+	})
+	require.NoError(t, first.Write(t.Context(), "k", at(7), []byte("by 7")))
+	requireHolds(t, second, "by 7", 7)
+}
+
+// A gatekeeper that is frozen, by SIGSTOP, between check and rename: it stays the only one until it is gone.
+func TestFrozenGatekeeper(t *testing.T) {
+	for name, end := range map[string]struct {
+		how   func(t *testing.T, c *proc.Child, stdin io.Writer, wake faults.Heal)
+		value string // what the next gatekeeper finds
+		token uint64
+	}{
+		"Killed": {func(t *testing.T, c *proc.Child, _ io.Writer, _ faults.Heal) {
+			t.Helper()
+			require.NoError(t, c.Kill())
+		}, "by 6", 6},
+		"Woken": {func(t *testing.T, c *proc.Child, stdin io.Writer, wake faults.Heal) {
+			t.Helper()
+			require.NoError(t, wake(t.Context()))
+			_, err := io.WriteString(stdin, "\n")
+			require.NoError(t, err)
+			require.NoError(t, c.Wait())
+		}, "by 7", 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			before, err := filestore.Open(dir)
+			require.NoError(t, err)
+			require.NoError(t, before.Write(t.Context(), "k", at(6), []byte("by 6")))
+			require.NoError(t, before.Close())
+
+			c, stdin := start(t, dir)
+			wake, err := faults.Pause(t.Context(), c.PID)
+			require.NoError(t, err)
+			_, err = filestore.Open(dir)
+			require.ErrorContains(t, err, dir+": another gatekeeper owns the directory; if it is frozen kill it, and open again")
+
+			end.how(t, c, stdin, wake)
+			s := open(t, filestore.Open, dir)
+			requireHolds(t, s, end.value, end.token)
+			require.NoError(t, s.Write(t.Context(), "k", at(8), []byte("by 8")))
+			requireHolds(t, s, "by 8", 8)
+			require.Len(t, files(t, dir), 1, "what the killed one left is gone")
+		})
+	}
+}
+
+func files(t *testing.T, dir string) []os.DirEntry {
+	t.Helper()
+	all, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	return all
+}
+
+// start starts a gatekeeper of dir and returns once it is between check and rename.
+func start(t *testing.T, dir string) (*proc.Child, io.Writer) {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(context.Background(), exe)
+	cmd.Env = append(os.Environ(), gatekeeper+"="+dir)
+	cmd.Stderr = os.Stderr
+	in, stdin, err := os.Pipe()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = stdin.Close() })
+	stdout, out, err := os.Pipe()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = stdout.Close() })
+	cmd.Stdin, cmd.Stdout = in, out
+	c, err := proc.Start(cmd)
+	require.NoError(t, errors.Join(err, in.Close(), out.Close()))
+	t.Cleanup(func() { require.NoError(t, c.Kill()) })
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "checked\n", line)
+	return c, stdin
+}
+
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	_, err := filestore.Open(filepath.Join(dir, "none"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	_, err = filestore.Open(file)
+	require.ErrorContains(t, err, "not a directory")
+	open(t, filestore.Open, dir)
+	_, err = filestore.Open(dir)
+	require.ErrorContains(t, err, "another gatekeeper")
+}
+
+// A rename that fails leaves the record as it was, and the store usable.
+func TestRenameFails(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, filestore.Open, dir)
+	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
+	full := errors.New("no space left")
+	s.BeforeRename(func() error { return full })
+	require.ErrorIs(t, s.Write(t.Context(), "k", at(8), []byte("by 8")), full)
+	_, err := s.ReadFenced(t.Context(), "k", 8)
+	require.ErrorIs(t, err, full)
+	requireHolds(t, s, "by 7", 7)
+	require.Len(t, files(t, dir), 1, "and no files behind")
+	s.BeforeRename(func() error { return nil })
+	require.NoError(t, s.Write(t.Context(), "k", at(8), []byte("by 8")))
+	requireHolds(t, s, "by 8", 8)
+}
+
+// A key whose record is damaged is refused, because nobody knows its fence any more; the others work.
+func TestDamagedRecord(t *testing.T) {
+	for _, b := range []string{"", "7", "7 written k", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {
+		s := open(t, filestore.Open, t.TempDir())
+		require.NoError(t, os.WriteFile(s.File("k"), []byte(b), 0o600))
+		err := s.Write(t.Context(), "k", at(9), nil)
+		require.ErrorContains(t, err, `the record of "k", is damaged: restore it`, "%q", b)
+		_, err = s.Read(t.Context(), "k")
+		require.ErrorContains(t, err, "is damaged", "%q", b)
+		_, err = s.ReadFenced(t.Context(), "k", 9)
+		require.ErrorContains(t, err, "is damaged", "%q", b)
+		require.NoError(t, s.Write(t.Context(), "other", at(1), nil))
+	}
+}

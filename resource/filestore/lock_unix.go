@@ -1,0 +1,26 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package filestore
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+)
+
+// lock takes the lock on dir itself: a file made for the purpose could be deleted, and a second one be locked.
+func lock(dir *os.File) error {
+	info, err := dir.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return errors.New("not a directory")
+	}
+	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return fmt.Errorf("another gatekeeper owns the directory; if it is frozen kill it, and open again: %w", err)
+	}
+	return err
+}
