@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
@@ -41,15 +43,6 @@ func contestants(b *testing.B) []contestant {
 		b.Cleanup(func() { require.NoError(b, l.Close()) })
 		return l
 	}
-	pair := func(l *etcdlock.Backend, key string) func(ctx context.Context) error {
-		return func(ctx context.Context) error {
-			g, err := l.Acquire(ctx, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: benchTTL})
-			if err != nil {
-				return err
-			}
-			return l.Release(ctx, g)
-		}
-	}
 	raw, ours, shared, theirs := client(), client(), backend(client()), client()
 	locker, err := dlock.New(backend(client()), &dlock.Options{TTL: benchTTL})
 	require.NoError(b, err)
@@ -77,8 +70,8 @@ func contestants(b *testing.B) []contestant {
 				return m.Unlock(ctx)
 			}
 		}},
-		{"Backends", func(key string) func(context.Context) error { return pair(backend(ours), key) }}, // one each
-		{"Backend", func(key string) func(context.Context) error { return pair(shared, key) }},         // one for all
+		{"Backends", func(key string) func(context.Context) error { return pairOf(backend(ours), key) }}, // one each
+		{"Backend", func(key string) func(context.Context) error { return pairOf(shared, key) }},         // one for all
 		{"Locker", func(key string) func(context.Context) error {
 			return func(ctx context.Context) error {
 				h, err := locker.Acquire(ctx, key)
@@ -88,6 +81,36 @@ func contestants(b *testing.B) []contestant {
 				return h.Release(ctx)
 			}
 		}},
+	}
+}
+
+func etcdlockUser(b *testing.B, c *clientv3.Client, key string) (func(context.Context) error, func() error) {
+	b.Helper()
+	l, err := etcdlock.New(c, nil)
+	require.NoError(b, err)
+	return pairOf(l, key), l.Close
+}
+
+func mutexUser(b *testing.B, c *clientv3.Client, key string) (func(context.Context) error, func() error) {
+	b.Helper()
+	s, err := concurrency.NewSession(c, concurrency.WithTTL(int(benchTTL/time.Second)))
+	require.NoError(b, err)
+	m := concurrency.NewMutex(s, "bench/"+key)
+	return func(ctx context.Context) error {
+		if err := m.Lock(ctx); err != nil {
+			return err
+		}
+		return m.Unlock(ctx)
+	}, s.Close
+}
+
+func pairOf(l *etcdlock.Backend, key string) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		g, err := l.Acquire(ctx, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: benchTTL})
+		if err != nil {
+			return err
+		}
+		return l.Release(ctx, g)
 	}
 }
 
@@ -122,36 +145,91 @@ func BenchmarkPair(b *testing.B) {
 	}
 }
 
-// BenchmarkHotKey is the time of one section when 50 want the same lock over and over.
+// BenchmarkHotKey has many contenders, with a client, a Backend and a session each, take one lock over and over, and holds
+// this package against etcd's own Mutex on a cluster of three. The two take turns, so that a busy machine is busy for both;
+// nothing is left of one when the other's turn comes.
 func BenchmarkHotKey(b *testing.B) {
-	const users = 50
-	for _, c := range contestants(b)[1:] {
-		b.Run(c.name, func(b *testing.B) {
-			key := uuid.NewString()
-			pairs := make([]func(context.Context) error, users)
-			for i := range pairs {
-				pairs[i] = c.user(key)
-				require.NoError(b, pairs[i](b.Context()))
+	for _, users := range []int{50, 200} {
+		b.Run(strconv.Itoa(users), func(b *testing.B) {
+			kinds := []*hotKey{{name: "Mutex", user: mutexUser}, {name: "etcdlock", user: etcdlockUser}}
+			for b.Loop() {
+				for _, k := range kinds {
+					k.round(b, users)
+				}
 			}
-			b.ResetTimer()
-			var all sync.WaitGroup
-			left := make(chan struct{}, b.N)
-			for range b.N {
-				left <- struct{}{}
+			b.ReportMetric(0, "ns/op") // of all together: of no use
+			for _, k := range kinds {
+				k.report(b)
 			}
-			close(left)
-			for _, pair := range pairs {
-				all.Go(func() {
-					for range left {
-						if err := pair(b.Context()); err != nil {
-							b.Error(err)
-							return
-						}
-					}
-				})
-			}
-			all.Wait()
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "sections/s")
+			b.ReportMetric(kinds[1].rate()/kinds[0].rate(), "x-"+kinds[1].name)
 		})
+	}
+}
+
+// hotKey is what a kind of contender makes of one key.
+type hotKey struct {
+	name  string
+	user  func(b *testing.B, c *clientv3.Client, key string) (pair func(ctx context.Context) error, leave func() error)
+	spent time.Duration
+	waits []time.Duration // from asking for the lock to having given it back
+}
+
+// hotTime is for how long a round lasts. What ends later is not counted: the queue runs empty then.
+const hotTime = 3 * time.Second
+
+func (k *hotKey) round(b *testing.B, users int) {
+	b.Helper()
+	key := uuid.NewString()
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	ready, start := make(chan error), make(chan time.Time)
+	for range users {
+		all.Go(func() {
+			c, err := clientv3.New(clientv3.Config{Endpoints: three.Addrs(), Logger: zap.NewNop()})
+			if !assert.NoError(b, err) {
+				ready <- err
+				return
+			}
+			defer func() { assert.NoError(b, c.Close()) }()
+			pair, leave := k.user(b, c, key)
+			defer func() { assert.NoError(b, leave()) }()
+			ready <- pair(b.Context()) // has connected, and started a session
+			began := <-start
+			var waits []time.Duration
+			for {
+				asked := time.Now()
+				if err := pair(b.Context()); !assert.NoError(b, err) {
+					break
+				}
+				now := time.Now()
+				if now.Sub(began) > hotTime {
+					break
+				}
+				waits = append(waits, now.Sub(asked))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			k.waits = append(k.waits, waits...)
+		})
+	}
+	for range users {
+		require.NoError(b, <-ready)
+	}
+	began := time.Now()
+	for range users {
+		start <- began
+	}
+	all.Wait()
+	k.spent += hotTime
+}
+
+func (k *hotKey) rate() float64 { return float64(len(k.waits)) / k.spent.Seconds() }
+
+func (k *hotKey) report(b *testing.B) {
+	b.Helper()
+	b.ReportMetric(k.rate(), "sections/s-"+k.name)
+	slices.Sort(k.waits)
+	for _, p := range []int{50, 99} {
+		b.ReportMetric(k.waits[len(k.waits)*p/100].Seconds()*1e3, fmt.Sprintf("p%d-ms-%s", p, k.name))
 	}
 }

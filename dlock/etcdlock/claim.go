@@ -30,14 +30,15 @@ type claim struct {
 
 	mu     sync.Mutex
 	s      *session
-	rev    int64          // create revision of the key, while it is known to have the lock; else 0
-	strays int            // puts without an answer, so far
-	timer  *time.Timer    // deletes the key, if it exists, when its time is up
-	until  time.Time      // when that is
-	period int            // counts the timer's starts
-	clear  chan struct{}  // not nil once the time was up; closed when the key is gone
-	waits  int64          // create revision of the key while it waits; else 0
-	next   chan time.Time // told by a release that the key is first now, and when that release left; buffered
+	rev    int64         // create revision of the key, while it is known to have the lock; else 0
+	strays int           // puts without an answer, so far
+	timer  *time.Timer   // deletes the key, if it exists, when its time is up
+	until  time.Time     // when that is
+	period int           // counts the timer's starts
+	clear  chan struct{} // not nil once the time was up; closed when the key is gone
+	last   turn          // the last turn that it was told of
+	told   chan struct{} // that it was told something; buffered
+	line   []place       // who follows the key that has the lock, as far as it was told
 }
 
 // claim returns the claim of r's owner, a new one if there is none.
@@ -48,7 +49,7 @@ func (b *Backend) claim(r dlock.Request) *claim {
 	if c == nil {
 		c = &claim{
 			b: b, id: id{r.Key, r.Owner}, queue: queueOf(b.prefix, r.Key),
-			turn: make(chan struct{}, 1), next: make(chan time.Time, 1),
+			turn: make(chan struct{}, 1), told: make(chan struct{}, 1),
 		}
 		b.enlist(c)
 	}
@@ -125,7 +126,7 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 			if c.b.open.Err() != nil {
 				c.leave(ctx)
 			}
-			return dlock.Grant{}, err
+			return dlock.Grant{}, fmt.Errorf("joining the queue: %w", err)
 		}
 		switch {
 		case a.stale:
@@ -143,10 +144,10 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 				c.drop()
 			}
 			return dlock.Grant{}, dlock.ErrHeld
-		case a.before == "":
+		case a.first:
 			c.answered(a.rev)
-			return c.grant(ctx, s, start, ttl, a.rev)
-		case c.queued(a.rev):
+			return c.grant(ctx, s, turn{rev: a.rev, as: start}, ttl)
+		case c.queued():
 			return c.wait(ctx, s, ttl, a)
 		}
 	}
@@ -155,7 +156,8 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 // answer is what a put has come to.
 type answer struct {
 	rev    int64  // create revision of the own key, 0 if there is none
-	before string // the key before it; "": it is first
+	first  bool   // the own key is first
+	before string // else the key before it; "" if that wasn't asked
 	at     int64  // revision of this state
 	held   bool   // another has the lock, and the own key was not put
 	stale  bool   // nothing was put, for the session's guard is at another revision:
@@ -169,11 +171,11 @@ func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a 
 		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // holds if there is no key at all
 	}
 	first := clientv3.OpGet(c.queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...)
-	last := clientv3.OpGet(c.queue, append(clientv3.WithLastCreate(), clientv3.WithKeysOnly())...)
+	anyone := clientv3.OpGet(c.queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1)) // sorting is slow
 	put := clientv3.OpPut(c.name, c.id.owner, clientv3.WithLease(s.id))
 	then := []clientv3.Op{put}
 	if wait {
-		then = []clientv3.Op{last, put}
+		then = []clientv3.Op{anyone, put}
 	}
 	resp, err := c.b.c.Txn(ctx).
 		If(absent, clientv3.Compare(clientv3.ModRevision(s.guard), "=", guard)).
@@ -186,9 +188,7 @@ func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a 
 	a.at = resp.Header.Revision
 	if resp.Succeeded {
 		a.rev = resp.Header.Revision
-		if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
-			a.before = string(kvs[0].Key)
-		}
+		a.first = len(resp.Responses[0].GetResponseRange().GetKvs()) == 0
 		return a, nil
 	}
 	own, sess := resp.Responses[0].GetResponseRange().Kvs, resp.Responses[1].GetResponseRange().Kvs
@@ -198,10 +198,8 @@ func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a 
 		return a, fmt.Errorf("key %q is %q's; nobody else should write it", c.name, own[0].Value)
 	case len(own) > 0: // a request repeated
 		a.rev = own[0].CreateRevision
-		if string(queue[0].Key) != c.name {
-			a.before = string(queue[0].Key) // not next to it, as may be: the first look tells
-			a.held = !wait
-		}
+		a.first = string(queue[0].Key) == c.name
+		a.held = !a.first && !wait
 	case len(queue) > 0 && !wait:
 		a.held = true
 	default:
@@ -224,8 +222,8 @@ func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
 	if len(resp.Kvs) == 0 || string(resp.Kvs[0].Key) != c.name {
 		return a, nil
 	}
-	a.rev = rev
-	if len(resp.Kvs) > 1 {
+	a.rev, a.first = rev, len(resp.Kvs) == 1
+	if !a.first {
 		a.before = string(resp.Kvs[1].Key)
 	}
 	return a, nil
@@ -242,12 +240,12 @@ const (
 
 // wait waits until the own key is first in the queue. If it returns an error, the key is gone or will be.
 func (c *claim) wait(ctx context.Context, s *session, ttl time.Duration, a answer) (dlock.Grant, error) {
-	defer c.moved()
+	s.listen(c.b, a.at+1) //nolint:contextcheck // for all who wait on the session
 	rest := minPause
 	for {
-		told, err := c.gone(ctx, s, a)
-		if !told.IsZero() {
-			return c.grant(ctx, s, told, ttl, a.rev)
+		t, err := c.mayBeFirst(ctx, s, a)
+		if err == nil && t.rev != 0 {
+			return c.grant(ctx, s, t, ttl)
 		}
 		start, now := time.Now(), a
 		if err == nil {
@@ -264,43 +262,56 @@ func (c *claim) wait(ctx context.Context, s *session, ttl time.Duration, a answe
 		case now.rev == 0 || s.ended():
 			c.leave(ctx)
 			return dlock.Grant{}, fmt.Errorf("%w: the waiter's key is gone, and with it its place in the queue", dlock.ErrLost)
-		case now.before == "":
-			return c.grant(ctx, s, start, ttl, a.rev)
+		case now.first:
+			return c.grant(ctx, s, turn{rev: a.rev, as: start}, ttl)
 		}
 		a, rest = now, minPause
 	}
 }
 
-// gone waits until the key before the own one is deleted, or until it cannot tell any more and returns nil as well.
-// A release by the same Backend may be faster, and returns when it left.
-func (c *claim) gone(ctx context.Context, s *session, a answer) (told time.Time, err error) {
+// mayBeFirst waits until the own key is said to be first, and returns that; or until there is reason to look, and returns
+// a turn without a revision. The reason is that the key before it is deleted, if it is known which that is, or else that
+// nobody has said anything for a while; or that it cannot tell any more.
+func (c *claim) mayBeFirst(ctx context.Context, s *session, a answer) (t turn, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	quiet := time.NewTimer(quietTime)
+	defer quiet.Stop()
 	var w clientv3.WatchChan
 	opened := make(chan clientv3.WatchChan, 1)
-	go func() { // Watch returns when the server has answered, which may be late
-		// From the revision of the read on, so that no deletion is missed; away from a member without a leader.
-		opened <- c.b.c.Watch(clientv3.WithRequireLeader(ctx), a.before, clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
-	}()
+	if a.before != "" {
+		quiet.Stop()
+		go func() { // Watch returns when the server has answered, which may be late
+			// From the revision of the read on, so that no deletion is missed; away from a member without a leader.
+			opened <- c.b.c.Watch(clientv3.WithRequireLeader(ctx), a.before, clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
+		}()
+	}
 	for {
+		if t := c.turnOf(a.rev); t.rev != 0 {
+			return t, nil
+		}
 		select {
 		case w = <-opened:
-		case told = <-c.next:
-			return told, nil
+		case <-c.told:
+		case <-quiet.C:
+			return t, nil
 		case <-s.done:
-			return told, errExpired
+			return t, errExpired
 		case <-ctx.Done():
-			return told, ctx.Err()
+			if err := s.failing(); err != nil {
+				return t, fmt.Errorf("waiting in the queue; etcd didn't answer the last keep-alive: %w: %w", err, ctx.Err())
+			}
+			return t, fmt.Errorf("waiting in the queue: %w", ctx.Err())
 		case resp, ok := <-w:
 			switch err := resp.Err(); {
 			case errors.Is(err, rpctypes.ErrCompacted):
-				return told, nil // what happened since then can be seen, if not watched
+				return t, nil // what happened since then can be seen, if not watched
 			case err != nil:
-				return told, err
+				return t, err
 			case !ok:
-				return told, rpctypes.ErrNoLeader // or anything else: it has ended without a reason
-			case len(resp.Events) > 0:
-				return told, nil
+				return t, rpctypes.ErrNoLeader // or anything else: it has ended without a reason
+			case len(resp.Events) > 0: // by a release, most likely, whose message is on its way
+				quiet.Reset(messageTime)
 			}
 		}
 	}
@@ -315,13 +326,15 @@ func passing(err error) bool {
 }
 
 // grant is the grant of a key that is first in its queue.
-func (c *claim) grant(ctx context.Context, s *session, start time.Time, ttl time.Duration, rev int64) (dlock.Grant, error) {
-	c.won(rev, start.Add(ttl)) //nolint:contextcheck // the timer outlives the call
-	if err := s.cover(ctx, start, ttl); err != nil {
+func (c *claim) grant(ctx context.Context, s *session, t turn, ttl time.Duration) (dlock.Grant, error) {
+	c.won(t, t.as.Add(ttl)) //nolint:contextcheck // the timer outlives the call
+	if err := s.cover(ctx, t.as, ttl); err != nil {
 		c.leave(ctx)
 		return dlock.Grant{}, err
 	}
-	return dlock.Grant{Key: c.id.key, Owner: c.id.owner, Fence: uint64(rev), TTL: ttl, Start: start, Lost: s.done, State: c.name}, nil
+	return dlock.Grant{
+		Key: c.id.key, Owner: c.id.owner, Fence: uint64(t.rev), TTL: ttl, Start: t.as, Lost: s.done, State: c.name,
+	}, nil
 }
 
 // leave deletes the key now, although ctx may have ended; if that fails, in the background.
@@ -334,24 +347,19 @@ func (c *claim) leave(ctx context.Context) {
 }
 
 // remove deletes a key, if it exists and, unless fence is 0, was created at that revision, and reports whether it did. If
-// a put of it may be under way, that will fail. Unless c is nil, it is forgotten. A waiter of this Backend that is first
-// now is told so.
+// a put of it may be under way, that will fail. Unless c is nil, it is forgotten. Whoever is first then is told so.
 func (b *Backend) remove(ctx context.Context, c *claim, queue, name string, fence uint64) (had bool, err error) {
-	b.mu.Lock()
-	next := len(b.queues[queue]) > 1
-	b.mu.Unlock()
 	cond := owns(name, fence)
 	if fence == 0 {
 		cond = clientv3.Compare(clientv3.CreateRevision(name), ">", 0)
 	}
-	then, otherwise := []clientv3.Op{clientv3.OpDelete(name)}, []clientv3.Op(nil)
+	line := c.followers(fence)
+	pass, told := b.pass(queue, line)
+	then, otherwise := []clientv3.Op{pass, clientv3.OpDelete(name)}, []clientv3.Op(nil)
 	s := c.strayed()
 	if s != nil {
 		moved := clientv3.OpPut(s.guard, "", clientv3.WithLease(s.id))
 		then, otherwise = append(then, moved), append(otherwise, moved)
-	}
-	if next {
-		then = append(then, clientv3.OpGet(queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...))
 	}
 	sent := time.Now()
 	resp, err := b.c.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
@@ -367,13 +375,8 @@ func (b *Backend) remove(ctx context.Context, c *claim, queue, name string, fenc
 		s.guardedBy(resp.Header.Revision)
 	}
 	c.removed(fence)
-	if next && resp.Succeeded {
-		if kvs := resp.Responses[len(resp.Responses)-1].GetResponseRange().Kvs; len(kvs) > 0 {
-			b.mu.Lock()
-			n := b.names[string(kvs[0].Key)]
-			b.mu.Unlock()
-			n.tell(kvs[0].CreateRevision, sent)
-		}
+	if resp.Succeeded {
+		b.passed(ctx, queue, name, line, resp.Responses[0], told, sent)
 	}
 	return resp.Succeeded, nil
 }
@@ -401,7 +404,7 @@ func (c *claim) answered(rev int64) {
 
 // queued notes that the key waits, and has all the time it needs. It reports false if the answer took so long that the
 // key is being deleted.
-func (c *claim) queued(rev int64) bool {
+func (c *claim) queued() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.strays--
@@ -410,42 +413,14 @@ func (c *claim) queued(rev int64) bool {
 	}
 	c.period++
 	c.timer.Stop()
-	c.waits = rev
 	return true
 }
 
-// moved notes that the key doesn't wait any more.
-func (c *claim) moved() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.waits = 0
-	select {
-	case <-c.next:
-	default:
-	}
-}
-
-// tell tells a waiter that its key, created at rev, is first, as of a release that left at sent. c may be nil.
-func (c *claim) tell(rev int64, sent time.Time) {
-	if c == nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.waits != rev {
-		return
-	}
-	select {
-	case c.next <- sent:
-	default:
-	}
-}
-
 // won notes that the key has the lock, until then.
-func (c *claim) won(rev int64, until time.Time) {
+func (c *claim) won(t turn, until time.Time) {
 	c.mu.Lock()
 	over := c.clear != nil
-	c.rev = rev
+	c.rev, c.line = t.rev, t.line
 	c.mu.Unlock()
 	if !over { // an answer that took longer than the lease lasts finds it being deleted
 		c.start(until)

@@ -7,12 +7,23 @@
 // used again and again, because etcd remembers every name until it is compacted, and goes through all of them whenever it
 // looks at the queue: with a name for each owner, locking would become slower with every acquisition.
 //
-// One transaction reads who is last in the queue and puts the own key behind it: if the queue was empty, that was the whole
-// acquisition, one round trip and one commit, as a release is. Otherwise the waiter watches the key before its own, and
-// that key only, so that a release wakes one waiter. When it is gone, one linearizable read tells whether the waiter's
-// own key still exists and whether it is first now: the one before it may have left from the middle of the queue, and
-// the waiter's own session may have expired. A release tells a waiter on the same Backend by its own answer, which names
-// the next key.
+// One transaction looks whether anybody is in the queue and puts the own key at its end: if nobody was, that was the whole
+// acquisition, one round trip and one commit. Otherwise the waiter has to be told when it is first. Whoever leaves the queue
+// tells, in the transaction that deletes its key: a holder that releases knows who follows, for it was told itself by the
+// one before, and writes to that session's inbox, {Prefix}turn/{LEASE}, "you are first, and these follow you", if that key is
+// still there. The session's Backend watches the inbox. So a hand-over costs one commit and no read, and concerns one
+// waiter. Whoever leaves and doesn't know, or is wrong about, who follows reads that in the same transaction and writes the
+// message in another; one holder in 32 does, for the message names 32 at most. A waiter of the same Backend is told
+// directly.
+//
+// The message is proof: what has the lock keeps it until its key is deleted, and nobody gets in between; so, too, has the
+// one that a committed read showed to be first. The transaction that writes it finds the waiter's key there. It may be old
+// when it is read, but the key is deleted by nobody but the waiter's own Backend, or with its session, which a grant
+// requires to be alive (see below).
+//
+// A holder that has died tells nobody. A waiter that has heard nothing for a second therefore looks, by one linearizable
+// read, whether its key is first, and whether it still exists; then it watches the key before its own, and that key only.
+// When that has gone, from whatever place in the queue, and no message comes, it looks again.
 //
 // The token is the create revision of the own key. The store gives revisions in the order of its commits and the queue is
 // sorted by them, so tokens grow with the queue. The key is never modified. A restored snapshot takes revisions back,
@@ -30,7 +41,8 @@
 // while a machine is suspended). Otherwise it is kept alive first. A renewal therefore needs no commit.
 //
 // A dead holder blocks a key for at most S after its last keep-alive, and 500 ms, at which interval etcd looks for
-// expired leases; a change of etcd's leader in that time starts S anew. The same holds for a dead waiter, and for what is
+// expired leases; a change of etcd's leader in that time starts S anew. A waiter that came in the last second of that time
+// takes up to a second more. The same holds for a dead waiter, and for what is
 // held when a Backend is closed.
 //
 // # Requests that come late

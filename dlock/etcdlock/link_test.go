@@ -39,6 +39,8 @@ const (
 	holdOneRequest
 	cutKeepAlives // only these
 	cutWatches    // only these
+	blind         // reads fail
+	deaf          // and watches, too
 	forgetLeases  // as transactions find out
 	delayOneRequest
 )
@@ -57,7 +59,7 @@ func (f fault) cuts(method string) bool {
 		return true
 	case cutKeepAlives:
 		return method == keepAlive
-	case cutWatches:
+	case cutWatches, deaf:
 		return method == watch
 	default:
 		return false
@@ -127,6 +129,10 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 	switch f {
 	case loseRequests, cut:
 		return errLink
+	case blind, deaf:
+		if method == read {
+			return errLink
+		}
 	case forgetLeases:
 		if method == txn {
 			return rpctypes.ErrGRPCLeaseNotFound

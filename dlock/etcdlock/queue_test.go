@@ -3,6 +3,8 @@ package etcdlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -94,6 +96,16 @@ func (n node) revoke(tb testing.TB, r dlock.Request) {
 	require.NoError(tb, err)
 }
 
+func receive[T any](tb testing.TB, c <-chan T) (v T) {
+	tb.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(30 * time.Second):
+		require.Fail(tb, "nothing came")
+	}
+	return v
+}
+
 func stillWaits(tb testing.TB, came <-chan outcome, msg string) {
 	tb.Helper()
 	select {
@@ -123,11 +135,12 @@ func TestPredecessorLeaves(t *testing.T) {
 	g := a.take(t, request(time.Hour))
 	r, middle := b.waits(t, g.Key, time.Hour)
 	_, last := c.waits(t, g.Key, time.Hour)
+	c.watches(t, 2) // nobody has told it anything, so it watches the one before
 	a.revoke(t, r)
 	require.ErrorIs(t, (<-middle).err, dlock.ErrLost)
 	require.Eventually(t, func() bool { // c has moved up, or thinks that it is first
 		_, watches, _ := c.l.counts(txn)
-		return watches == 2 || len(last) > 0
+		return watches == 3 || len(last) > 0
 	}, 30*time.Second, time.Millisecond)
 	stillWaits(t, last, "acquired while another holds")
 	require.NoError(t, a.Release(t.Context(), g))
@@ -136,12 +149,66 @@ func TestPredecessorLeaves(t *testing.T) {
 	require.Greater(t, o.g.Fence, g.Fence)
 }
 
-// A watch that was interrupted goes on from a revision that is no longer there.
+// A waiter's request that is repeated finds its place, and waits.
+func TestWaiterRepeated(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, request(time.Hour))
+	b.take(t, request(time.Hour)) // starts the session
+	r := request(time.Hour)
+	r.Key = g.Key
+	heal := b.l.inject(loseReplies)
+	_, err := b.Acquire(t.Context(), r)
+	require.Error(t, err)
+	heal()
+	came := make(chan outcome, 1)
+	go func() {
+		g, err := b.Acquire(t.Context(), r)
+		came <- outcome{g, err, time.Now()}
+	}()
+	require.Eventually(t, func() bool {
+		_, watches, _ := b.l.counts(txn)
+		return watches > 0 || len(came) > 0
+	}, 30*time.Second, time.Millisecond)
+	stillWaits(t, came, "acquired while another holds")
+	require.NoError(t, a.Release(t.Context(), g))
+	o := receive(t, came)
+	require.NoError(t, o.err)
+	require.Greater(t, o.g.Fence, g.Fence)
+}
+
+// One that leaves from behind tells nobody anything.
+func TestLastLeaves(t *testing.T) {
+	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
+	g := a.take(t, request(time.Hour))
+	r, second := b.waits(t, g.Key, time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	third := make(chan error, 1)
+	go func() {
+		_, err := c.Acquire(ctx, dlock.Request{Key: g.Key, Owner: "last", TTL: time.Hour})
+		third <- err
+	}()
+	c.watches(t, 1)
+	cancel()
+	require.ErrorIs(t, receive(t, third), context.Canceled)
+	require.NoError(t, c.Close()) // what it does in the background is done
+	stillWaits(t, second, "acquired while another holds")
+	for _, r := range []dlock.Request{r, {Key: g.Key, Owner: g.Owner}} {
+		keys := a.keysOf(t, r)
+		require.Len(t, keys, 1)
+		resp, err := a.c.Get(t.Context(), fmt.Sprintf("turn/%x", keys[0].Lease))
+		require.NoError(t, err)
+		require.Empty(t, resp.Kvs)
+	}
+	require.NoError(t, a.Release(t.Context(), g))
+	require.NoError(t, receive(t, second).err)
+}
+
+// A watch that was interrupted goes on from a revision that is no longer there: the message is lost.
 func TestCompactedWhileWaiting(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, request(time.Hour))
 	_, came := b.waits(t, g.Key, time.Hour)
-	heal := b.l.inject(cutWatches)
+	heal := b.l.inject(deaf)
 	require.NoError(t, a.Release(t.Context(), g))
 	resp, err := a.c.Put(t.Context(), "test/compaction", "")
 	require.NoError(t, err)
@@ -164,7 +231,7 @@ func TestSessionLostWhileHeld(t *testing.T) {
 	require.Greater(t, a.take(t, r).Fence, g.Fence, "with a new session")
 }
 
-// Each of many waiters is woken once and asks once, however many there are.
+// Each of many waiters is told once, however many there are, and by the release that makes it first but for one in 32.
 func TestNoHerd(t *testing.T) {
 	const waiters = 50
 	n := newNode(t, one) // one client, so that there is one count
@@ -205,10 +272,137 @@ func TestNoHerd(t *testing.T) {
 	require.IsIncreasing(t, tokens, "first come, first served")
 	newTxns, watches, events := n.l.counts(txn)
 	newReads, _, _ := n.l.counts(read)
-	require.Equal(t, 2*waiters+1, newTxns-txns, "transactions: a put and a release for each, and the first release")
-	require.LessOrEqual(t, newReads-reads, waiters, "reads")
-	require.Equal(t, waiters, watches, "watches")
-	require.LessOrEqual(t, events, waiters, "events")
+	require.Equal(t, 2*waiters+1+2, newTxns-txns, "transactions: a put and a release for each, the first release, two messages")
+	// A machine that is slow makes each look, watch the key before its own, and look again.
+	require.LessOrEqual(t, newReads-reads, 2*waiters, "reads")
+	require.LessOrEqual(t, watches, 2*waiters, "watches")
+	require.LessOrEqual(t, events, 2*waiters, "events")
+}
+
+// A release tells the next waiter, which needs no read, and who follows it; the next release then needs one transaction.
+func TestToldByRelease(t *testing.T) {
+	a, b, c, d := newNode(t, one), newNode(t, one), newNode(t, one), newNode(t, one)
+	g := a.take(t, request(time.Hour))
+	_, second := b.waits(t, g.Key, time.Hour)
+	defer b.l.inject(blind)()
+	_, third := c.waits(t, g.Key, time.Hour)
+	defer c.l.inject(blind)()
+	_, fourth := d.waits(t, g.Key, time.Hour)
+	defer d.l.inject(blind)()
+	require.NoError(t, a.Release(t.Context(), g))
+	last := g
+	for _, w := range []struct {
+		node
+		came <-chan outcome
+	}{{b, second}, {c, third}, {d, fourth}} {
+		o := receive(t, w.came)
+		require.NoError(t, o.err)
+		require.Greater(t, o.g.Fence, last.Fence)
+		require.False(t, o.g.Start.After(o.at))
+		before, _, _ := w.l.counts(txn)
+		require.NoError(t, w.Release(t.Context(), o.g))
+		require.NoError(t, w.Close()) // what it does in the background is done
+		after, _, _ := w.l.counts(txn)
+		require.Equal(t, 1, after-before, "transactions")
+		last = o.g
+	}
+}
+
+// A holder doesn't know that the one that followed it has left.
+func TestFollowerLeft(t *testing.T) {
+	for name, leave := range map[string]func(t *testing.T, n node, r dlock.Request, cancel func()){
+		"cancelled": func(_ *testing.T, _ node, _ dlock.Request, cancel func()) { cancel() },
+		"expired":   func(t *testing.T, n node, r dlock.Request, _ func()) { n.revoke(t, r) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, c, d := newNode(t, one), newNode(t, one), newNode(t, one), newNode(t, one)
+			g := a.take(t, request(time.Hour))
+			_, second := b.waits(t, g.Key, time.Hour)
+			r := request(time.Hour)
+			r.Key = g.Key
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			third := make(chan error, 1)
+			go func() {
+				_, err := c.Acquire(ctx, r)
+				third <- err
+			}()
+			c.watches(t, 1)
+			_, fourth := d.waits(t, g.Key, time.Hour)
+			defer d.l.inject(blind)()
+			require.NoError(t, a.Release(t.Context(), g))
+			o := receive(t, second)
+			require.NoError(t, o.err)
+			leave(t, a, r, cancel)
+			require.Error(t, receive(t, third))
+			stillWaits(t, fourth, "acquired while another holds")
+			require.NoError(t, b.Release(t.Context(), o.g))
+			o = receive(t, fourth)
+			require.NoError(t, o.err)
+			require.Greater(t, o.g.Fence, g.Fence)
+		})
+	}
+}
+
+// A waiter that isn't told looks.
+func TestMessageLost(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, request(time.Hour))
+	_, came := b.waits(t, g.Key, time.Hour)
+	defer b.l.inject(cutWatches)()
+	require.NoError(t, a.Release(t.Context(), g))
+	o := receive(t, came)
+	require.NoError(t, o.err)
+	require.Greater(t, o.g.Fence, g.Fence)
+}
+
+// A message that is about an earlier key of the same name, or nothing of the kind, is no turn.
+func TestOtherMessages(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, request(time.Hour))
+	r, came := b.waits(t, g.Key, time.Hour)
+	keys := a.keysOf(t, r)
+	require.Len(t, keys, 1)
+	name := strings.TrimPrefix(string(keys[0].Key), queue(g.Key))
+	_, _, before := b.l.counts(txn)
+	messages := []string{
+		"", "\n", name, name + " x \n" + queue(g.Key), " \n" + queue(g.Key),
+		fmt.Sprintf("%s %d \n%s", name, keys[0].CreateRevision-1, queue(g.Key)),
+		fmt.Sprintf("%s %d \n%s", name, keys[0].CreateRevision, queue("other")),
+	}
+	for _, m := range messages {
+		_, err := a.c.Put(t.Context(), fmt.Sprintf("turn/%x", keys[0].Lease), m)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool {
+		_, _, events := b.l.counts(txn)
+		return events == before+len(messages)
+	}, 30*time.Second, time.Millisecond)
+	require.NoError(t, a.Renew(t.Context(), g)) // a moment later
+	stillWaits(t, came, "acquired while another holds")
+	require.NoError(t, a.Release(t.Context(), g))
+	require.NoError(t, receive(t, came).err)
+}
+
+// A call that ran out of time tells whether it was for others or for etcd.
+func TestDeadline(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, request(time.Hour))
+	acquire := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), shortTTL)
+		defer cancel()
+		_, err := b.Acquire(ctx, dlock.Request{Key: g.Key, Owner: "waiter", TTL: time.Hour})
+		return err
+	}
+	b.take(t, request(time.Hour)) // starts the session
+	err := acquire()
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "waiting in the queue: ")
+	heal := b.l.inject(holdReplies)
+	err = acquire()
+	heal()
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "joining the queue: ")
 }
 
 func TestLeaderKilledWhileWaiting(t *testing.T) {
@@ -236,18 +430,32 @@ func TestLeaderKilledWhileWaiting(t *testing.T) {
 	require.Greater(t, o.g.Fence, g.Fence)
 }
 
-// A release wakes the next waiter of its own Backend by its answer, without a watch.
+// A release tells the next waiter of its own Backend by its answer, without a watch.
 func TestHandOver(t *testing.T) {
 	a := newNode(t, one)
 	g := a.take(t, request(time.Hour))
-	_, came := a.waits(t, g.Key, time.Hour)
-	heal := a.l.inject(cutWatches)
+	waiters := make([]<-chan outcome, 3)
+	for i := range waiters {
+		r := request(time.Hour)
+		r.Key = g.Key
+		came := make(chan outcome, 1)
+		go func() {
+			g, err := a.Acquire(t.Context(), r)
+			came <- outcome{g, err, time.Now()}
+		}()
+		require.Eventually(t, func() bool { return len(a.keysOf(t, r)) == 1 }, 30*time.Second, time.Millisecond)
+		waiters[i] = came
+	}
+	heal := a.l.inject(deaf)
 	defer heal()
+	for _, came := range waiters {
+		require.NoError(t, a.Release(t.Context(), g))
+		o := receive(t, came)
+		require.NoError(t, o.err)
+		require.Greater(t, o.g.Fence, g.Fence)
+		g = o.g
+	}
 	require.NoError(t, a.Release(t.Context(), g))
-	o := <-came
-	require.NoError(t, o.err)
-	require.Greater(t, o.g.Fence, g.Fence)
-	require.NoError(t, a.Release(t.Context(), o.g))
 }
 
 func TestCancelledWaiterLeavesNoKey(t *testing.T) {

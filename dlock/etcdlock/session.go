@@ -31,6 +31,7 @@ type session struct {
 
 	done    chan struct{} // closed when the server has said that the lease is gone, or has forgotten its guard
 	endOnce sync.Once
+	listens sync.Once
 	poke    chan struct{} // asks for a keep-alive now
 	stopped chan struct{} // closed when no more keep-alives are sent
 
@@ -120,13 +121,17 @@ func (s *session) cover(ctx context.Context, start time.Time, ttl time.Duration)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		s.mu.Lock()
-		err := s.err
-		s.mu.Unlock()
-		if err != nil {
+		if err := s.failing(); err != nil {
 			return fmt.Errorf("keep-alive: %w", err)
 		}
 	}
+}
+
+// failing returns what the last keep-alive has come to, if it failed.
+func (s *session) failing() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
 }
 
 // errExpired is what becomes of a claim whose session is gone.

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -125,57 +127,115 @@ func BenchmarkRatio(b *testing.B) {
 	}
 }
 
-// BenchmarkHotKey is the time from a lock's grant to its next one, under 50 clients that all want it.
+// BenchmarkHotKey has many contenders with a client each take one lock over and over, and holds this package against
+// go-zookeeper's own Lock. The two take turns, so that a busy machine is busy for both; nothing is left of one when the
+// other's turn comes.
 func BenchmarkHotKey(b *testing.B) {
-	const clients = 50
-	ctx := context.Background()
-	for _, c := range []struct {
-		name string
-		open func(key string) (pair func() error)
-	}{
-		{"Backend", func(key string) func() error {
-			l := plainBackend(b)
-			return func() error {
-				g, err := l.Acquire(ctx, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: benchTTL})
-				if err != nil {
-					return err
-				}
-				return l.Release(ctx, g)
-			}
-		}},
-		{"GoZooKeeperLock", func(key string) func() error {
-			l := zk.NewLock(plain(b), "/"+key, zk.WorldACL(zk.PermAll))
-			return func() error {
-				if err := l.Lock(); err != nil {
-					return err
-				}
-				return l.Unlock()
-			}
-		}},
-	} {
-		key := newKey()
-		pairs := make([]func() error, clients)
-		for i := range pairs {
-			pairs[i] = c.open(key)
-			require.NoError(b, pairs[i]())
-		}
-		b.Run(c.name, func(b *testing.B) {
-			turns := make(chan struct{})
-			var wg sync.WaitGroup
-			for _, pair := range pairs {
-				wg.Go(func() {
-					for range turns {
-						if err := pair(); err != nil {
-							b.Error(err)
-						}
-					}
-				})
-			}
+	for _, users := range []int{50, 200} {
+		b.Run(strconv.Itoa(users), func(b *testing.B) {
+			kinds := []*hotKey{{name: "Lock", user: lockUser}, {name: "zklock", user: zklockUser}}
 			for b.Loop() {
-				turns <- struct{}{}
+				for _, k := range kinds {
+					k.round(b, users)
+				}
 			}
-			close(turns)
-			wg.Wait()
+			b.ReportMetric(0, "ns/op") // of all together: of no use
+			for _, k := range kinds {
+				k.report(b)
+			}
+			b.ReportMetric(kinds[1].rate()/kinds[0].rate(), "x-"+kinds[1].name)
 		})
+	}
+}
+
+func zklockUser(b *testing.B, c *zk.Conn, key string) (pair func() error) {
+	b.Helper()
+	l, err := zklock.New(c, nil)
+	require.NoError(b, err)
+	return func() error {
+		g, err := l.Acquire(b.Context(), dlock.Request{Key: key, Owner: uuid.NewString(), TTL: benchTTL})
+		if err != nil {
+			return err
+		}
+		return l.Release(b.Context(), g)
+	}
+}
+
+func lockUser(b *testing.B, c *zk.Conn, key string) (pair func() error) {
+	b.Helper()
+	l := zk.NewLock(c, "/"+key, zk.WorldACL(zk.PermAll))
+	return func() error {
+		if err := l.Lock(); err != nil {
+			return err
+		}
+		return l.Unlock()
+	}
+}
+
+// hotKey is what a kind of contender makes of one key.
+type hotKey struct {
+	name  string
+	user  func(b *testing.B, c *zk.Conn, key string) (pair func() error)
+	spent time.Duration
+	waits []time.Duration // from asking for the lock to having given it back
+}
+
+// hotTime is for how long a round lasts. What ends later is not counted: the queue runs empty then.
+const hotTime = time.Second
+
+func (k *hotKey) round(b *testing.B, users int) {
+	b.Helper()
+	key := newKey()
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	ready, start := make(chan error), make(chan time.Time)
+	for range users {
+		all.Go(func() {
+			c, _, err := zk.Connect([]string{server.Addr}, 2*benchTTL, zk.WithLogger(silence{}),
+				zk.WithMaxBufferSize(1<<20), zk.WithMaxConnBufferSize(1<<16))
+			if err != nil {
+				ready <- err
+				return
+			}
+			defer c.Close()
+			pair := k.user(b, c, key)
+			ready <- pair() // has connected
+			began := <-start
+			var waits []time.Duration
+			for {
+				asked := time.Now()
+				if err := pair(); !assert.NoError(b, err) {
+					break
+				}
+				now := time.Now()
+				if now.Sub(began) > hotTime {
+					break
+				}
+				waits = append(waits, now.Sub(asked))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			k.waits = append(k.waits, waits...)
+		})
+	}
+	for range users {
+		require.NoError(b, <-ready)
+	}
+	began := time.Now()
+	for range users {
+		start <- began
+	}
+	all.Wait()
+	k.spent += hotTime
+}
+
+func (k *hotKey) rate() float64 { return float64(len(k.waits)) / k.spent.Seconds() }
+
+func (k *hotKey) report(b *testing.B) {
+	b.Helper()
+	b.ReportMetric(k.rate(), "sections/s-"+k.name)
+	slices.Sort(k.waits)
+	for _, p := range []int{50, 99} {
+		b.ReportMetric(k.waits[len(k.waits)*p/100].Seconds()*1e3, fmt.Sprintf("p%d-ms-%s", p, k.name))
 	}
 }

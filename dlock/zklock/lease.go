@@ -16,6 +16,9 @@ import (
 // errGone says that the own node isn't there any more.
 var errGone = fmt.Errorf("%w: its node is gone: the session has expired, or the lease has run out", dlock.ErrLost)
 
+// mostWait is which part of its TTL, an eighth, a waiter's lease may have lost when it is granted.
+const mostWait = 8
+
 const (
 	firstPause = 20 * time.Millisecond // before a request that failed is sent again; doubles with each
 	mostPause  = time.Second
@@ -171,8 +174,8 @@ func (b *Backend) remove(l *lease) {
 
 // turn is how a node waits to be the first.
 type turn struct {
-	start time.Time // before the node was created
-	fresh bool      // the node is new, and nothing has been waited for
+	start time.Time // before the request that found or created the node
+	fresh bool      // that created it
 	ttl   time.Duration
 	wait  bool // else dlock.ErrHeld
 }
@@ -184,7 +187,7 @@ func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start ti
 		if err := b.enter(ctx); err != nil {
 			return start, err
 		}
-		i := slices.IndexFunc(q, func(n node) bool { return n.path == l.path })
+		i := slices.IndexFunc(q, func(n node) bool { return n.name == l.path[len(n.parent)+1:] })
 		switch {
 		case i < 0:
 			return start, errGone
@@ -193,7 +196,6 @@ func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start ti
 		case !t.wait:
 			return start, dlock.ErrHeld
 		}
-		t.fresh = false
 		if err := b.await(ctx, l, q[i-1], i == 1, &w, t.ttl); err != nil {
 			return start, err
 		}
@@ -207,7 +209,7 @@ func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start ti
 // grant begins the lease of the first node of a queue.
 func (b *Backend) grant(ctx context.Context, l *lease, t turn) (start time.Time, err error) {
 	start = t.start
-	if !t.fresh { // a new node has just been created, by a write
+	if !t.fresh || time.Since(start) > t.ttl/mostWait { // else the write that created the node is as good
 		seal := func() error {
 			start = time.Now()
 			return b.seal(l, t.ttl)
@@ -239,7 +241,7 @@ type watch struct {
 // await waits until there is reason to look at the queue again: n, the node before l's, is gone; or n is the head of the
 // queue and has been renewed, or has run out; or it is time for a look whether it is the head.
 func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *watch, ttl time.Duration) error {
-	if w.path != n.path || w.head != head {
+	if w.path != n.path() || w.head != head {
 		err := b.insist(ctx, l, func() (err error) { *w, err = b.watch(n, head); return err })
 		if errors.Is(err, zk.ErrNoNode) {
 			return nil
@@ -266,7 +268,7 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *wat
 		}
 		// It was seen at this version for all of its TTL. If it has been renewed, it has another version, whether or not the
 		// watch has told so: one that is set again after a reconnection may miss a change.
-		switch err := b.c.Delete(n.path, w.version); {
+		switch err := b.c.Delete(w.path, w.version); {
 		case broken(err):
 		case err == nil, errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
 			*w = watch{}
@@ -285,13 +287,13 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *wat
 
 // watch watches n. Of a head of the queue, which may run out, it wants to know every change.
 func (b *Backend) watch(n node, head bool) (watch, error) {
-	w := watch{path: n.path, head: head}
+	w := watch{path: n.path(), head: head}
 	if !head {
-		_, _, fired, err := b.c.ChildrenW(n.path) // fires when the node is gone
+		_, _, fired, err := b.c.ChildrenW(w.path) // fires when the node is gone
 		w.fired = fired
 		return w, err
 	}
-	data, stat, fired, err := b.c.GetW(n.path)
+	data, stat, fired, err := b.c.GetW(w.path)
 	if err != nil {
 		return w, err
 	}

@@ -32,10 +32,13 @@ func (p place) prefix() string { return p.parent + "/" + p.owner + ":" }
 
 // node is a place in the queue of a key.
 type node struct {
-	path, owner string
-	seq         int32
-	czxid       int64 // 0 if unknown
+	parent, name string
+	owner        string
+	seq          int32
+	czxid        int64 // 0 if unknown
 }
+
+func (n node) path() string { return n.parent + "/" + n.name }
 
 // list returns the queue of a key, first come first. What isn't a place in it is left out.
 func (b *Backend) list(parent string) ([]node, error) {
@@ -57,7 +60,7 @@ func (b *Backend) list(parent string) ([]node, error) {
 		if err != nil {
 			continue
 		}
-		q = append(q, node{path: parent + "/" + name, owner: name[:i], seq: int32(seq)})
+		q = append(q, node{parent: parent, name: name, owner: name[:i], seq: int32(seq)})
 		overflow = overflow || seq < 0 || seq == math.MaxInt32
 	}
 	if overflow {
@@ -73,7 +76,7 @@ func (b *Backend) list(parent string) ([]node, error) {
 func (b *Backend) byCzxid(q []node) ([]node, error) {
 	live := q[:0]
 	for _, n := range q {
-		ok, stat, err := b.c.Exists(n.path)
+		ok, stat, err := b.c.Exists(n.path())
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +124,7 @@ func (b *Backend) sweep(p place) (n int, err error) {
 		return 0, err
 	}
 	for _, m := range of(q, p.owner) {
-		switch err := b.c.Delete(m.path, -1); {
+		switch err := b.c.Delete(m.path(), -1); {
 		case err == nil:
 			n++
 		case !errors.Is(err, zk.ErrNoNode):
@@ -154,11 +157,11 @@ func (b *Backend) join(p place, ttl time.Duration) (l *lease, q []node, fresh bo
 		return l, q, true, nil
 	}
 	for _, n := range mine[1:] { // the first one is the acquisition; a create whose reply was lost has made it
-		if err := b.c.Delete(n.path, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
+		if err := b.c.Delete(n.path(), -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return nil, nil, false, err
 		}
 	}
-	l, err = b.adopt(p, mine[0].path)
+	l, err = b.adopt(p, mine[0].path())
 	return l, q, false, err
 }
 

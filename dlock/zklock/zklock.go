@@ -18,8 +18,11 @@
 //     written, so its time is over. Only intervals are compared, never two machines' clocks.
 //   - ZooKeeper deletes the node when its session has ended.
 //
-// A renewal is a write, and so is what makes a waiter a holder: a quorum has then agreed that the node was there. A read
-// could come from a server that has lost the others.
+// A renewal is a write: a quorum has then agreed that the node was there. A read could come from a server that has lost the
+// others. What makes a waiter a holder is a write, too: the one that created its node, from before which its lease counts,
+// as does every other that is granted at once. So a lease begins with less than its TTL, by the time that was waited. If that
+// is more than an eighth, the waiter writes again when it is the first, and its lease counts from then. The lock passes from
+// one to the next in a queue that moves by one write, the deletion.
 //
 // A session must not end before the leases under it, so a TTL longer than half the session timeout that the server has
 // agreed to is refused with dlock.ErrInvalid. (The server may have agreed to less than zk.Connect asked for: 20 ticks at

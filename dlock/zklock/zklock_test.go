@@ -100,6 +100,11 @@ func nodePrefix(key, owner string) string { return "/dlock/" + key + "/" + owner
 
 func newKey() string { return "test-" + uuid.NewString() }
 
+// moderate is the TTL of a waiter that is made to wait for so long that its lease has to start anew.
+const moderate = 4 * time.Second
+
+func waitLong() { time.Sleep(moderate / 8) }
+
 func newRequest(key string, ttl time.Duration) dlock.Request {
 	return dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl}
 }
@@ -346,8 +351,9 @@ func TestReplyLostAfterWaiting(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	for _, op := range []int32{opSetData, opGetChildren} {
 		g := a.take(t, key, long)
-		won := b.acquire(t.Context(), newRequest(key, long))
+		won := b.acquire(t.Context(), newRequest(key, moderate))
 		b.follows(t, key, g.Owner)
+		waitLong()
 		lost := b.link.losses()
 		heal := b.link.inject(loseOneReply, op)
 		require.NoError(t, a.Release(t.Context(), g))
@@ -424,8 +430,9 @@ func TestStart(t *testing.T) {
 	g := a.take(t, key, long)
 	require.False(t, g.Start.After(<-written))
 	watchWrites(b, opSetData)
-	won := b.acquire(t.Context(), newRequest(key, long))
+	won := b.acquire(t.Context(), newRequest(key, moderate))
 	b.follows(t, key, g.Owner)
+	waitLong()
 	released := time.Now()
 	require.NoError(t, a.Release(t.Context(), g))
 	w := receive(t, won)
@@ -437,14 +444,40 @@ func TestStart(t *testing.T) {
 	require.True(t, w.g.Start.After(released))
 }
 
+// A waiter that hasn't waited for long is granted a lease that counts from before its node was created, without a write.
+func TestShortWait(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, long)
+	asked := time.Now()
+	created := make(chan time.Time, 1)
+	b.link.mu.Lock()
+	b.link.before = func(op int32) {
+		if op == opCreate {
+			created <- time.Now()
+		}
+	}
+	b.link.mu.Unlock()
+	won := b.acquire(t.Context(), newRequest(key, long))
+	b.follows(t, key, g.Owner)
+	require.NoError(t, a.Release(t.Context(), g))
+	w := receive(t, won)
+	require.NoError(t, w.err)
+	require.Greater(t, w.g.Fence, g.Fence)
+	require.False(t, w.g.Start.Before(asked))
+	require.False(t, w.g.Start.After(<-created))
+	require.Zero(t, b.link.sent(opSetData))
+	require.NoError(t, b.Renew(t.Context(), w.g))
+}
+
 // A waiter that has seen that it is the first, and whose node goes before it has the lock, doesn't get it, though nothing
 // but the answer to its last request tells it so.
 func TestNodeGoneBeforeTheGrant(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
-	r := newRequest(key, long)
+	r := newRequest(key, moderate)
 	won := b.acquire(t.Context(), r)
 	b.follows(t, key, g.Owner)
+	waitLong()
 	b.link.mu.Lock()
 	b.link.before = func(op int32) {
 		if op != opSetData {
