@@ -27,14 +27,15 @@ func openRedis(_ context.Context, s Spec) (*Backend, error) {
 
 // RedisClient returns a client for a host:port or a redis:// URL that gives up when its context ends.
 func RedisClient(addr string) (*redis.Client, error) {
-	o, err := redisOptions(addr)
+	o, err := RedisOptions(addr)
 	if err != nil {
 		return nil, err
 	}
 	return redis.NewClient(o), nil
 }
 
-func redisOptions(addr string) (*redis.Options, error) {
+// RedisOptions are the options of a client for a host:port or a redis:// URL that gives up when its context ends.
+func RedisOptions(addr string) (*redis.Options, error) {
 	silence()
 	o := &redis.Options{Addr: addr}
 	if strings.Contains(addr, "://") {
@@ -80,7 +81,7 @@ func OpenRedlock(_ context.Context, s Spec, opts *redlock.Options) (*Backend, er
 	}
 	var nodes []redis.UniversalClient
 	for _, addr := range s.Addrs {
-		o, err := redisOptions(addr)
+		o, err := RedisOptions(addr)
 		if err != nil {
 			return nil, errors.Join(err, all.close())
 		}

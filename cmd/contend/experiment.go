@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/peers"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// experiment is a config.json: a list of runs that are made one after the other on one machine.
+type experiment struct {
+	About string `json:"about"`
+	// Servers says how the server of a lock service is started; those that it doesn't name, as the testbed has them.
+	Servers map[string]peers.ServerSpec `json:"servers"`
+	// Defaults is what the sweeps don't say.
+	Defaults load.Config `json:"defaults"`
+	Sweeps   []sweep     `json:"sweeps"`
+}
+
+// sweep is a run for each combination of its lists. The locks change fastest, so that competitors run one after the other.
+type sweep struct {
+	Name       string          `json:"name"`
+	Backends   []string        `json:"backends"`
+	Contenders []int           `json:"contenders"`
+	Work       []load.Duration `json:"work"`
+	Rates      []float64       `json:"rates"` // none: the closed model
+	Keys       uint64          `json:"keys"`
+	Zipf       float64         `json:"zipf"`
+	// Connections is how many clients the contenders of a lock share, if not one each.
+	Connections map[string]int `json:"connections"`
+	Processes   int            `json:"processes"`
+	Duration    load.Duration  `json:"duration"`
+	Warmup      load.Duration  `json:"warmup"`
+}
+
+// readExperiment reads dir/config.json.
+func readExperiment(dir string) (*experiment, []load.Config, error) {
+	path := filepath.Join(dir, "config.json")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("contend: %w: -experiment wants a directory with a config.json, as in reports/results/contention", err)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	e := &experiment{}
+	if err := d.Decode(e); err != nil {
+		return nil, nil, fmt.Errorf("contend: %s: %w", path, err)
+	}
+	configs, err := e.configs()
+	if err != nil {
+		return nil, nil, fmt.Errorf("contend: %s: %w", path, err)
+	}
+	return e, configs, nil
+}
+
+// configs are the runs in their order.
+func (e *experiment) configs() (all []load.Config, err error) {
+	for i, s := range e.Sweeps {
+		c := e.Defaults
+		c.Name = cmp.Or(s.Name, c.Name)
+		c.Keys, c.Zipf = max(1, cmp.Or(s.Keys, c.Keys)), cmp.Or(s.Zipf, c.Zipf)
+		c.Processes = max(1, cmp.Or(s.Processes, c.Processes))
+		c.Duration, c.Warmup = cmp.Or(s.Duration, c.Duration), cmp.Or(s.Warmup, c.Warmup)
+		for _, c.Work = range orElse(s.Work, c.Work) {
+			for _, c.Rate = range orElse(s.Rates, c.Rate) {
+				for _, c.Contenders = range orElse(s.Contenders, c.Contenders) {
+					for _, c.Backend = range orElse(s.Backends, c.Backend) {
+						c.Connections = min(c.Contenders, cmp.Or(s.Connections[c.Backend], c.Contenders))
+						if !slices.Contains(peers.Names(), c.Backend) {
+							return nil, fmt.Errorf("sweep %d: there is no lock %q; there are %s", i+1, c.Backend, strings.Join(peers.Names(), ", "))
+						}
+						if err := c.Check(); err != nil {
+							return nil, fmt.Errorf("sweep %d: %w", i+1, err)
+						}
+						all = append(all, c)
+					}
+				}
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no runs: there are no sweeps")
+	}
+	return all, nil
+}
+
+func orElse[T any](list []T, one T) []T {
+	if len(list) == 0 {
+		return []T{one}
+	}
+	return list
+}
+
+// runExperiment plays dir/config.json and writes dir/data.jsonl, when all is done.
+func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed uint64) (err error) {
+	e, configs, err := readExperiment(dir)
+	if err != nil {
+		return err
+	}
+	p := newProgress(os.Stderr, isTerminal(os.Stderr))
+	all := map[string]*peers.Servers{}
+	defer func() {
+		for _, s := range all {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	for _, c := range configs {
+		service := peers.Service(c.Backend)
+		if all[service] != nil {
+			continue
+		}
+		s, err := peers.Start(ctx, service, e.Servers[service], &testbed.Options{Provider: from, Progress: os.Stderr})
+		if err != nil {
+			return err
+		}
+		all[service] = s
+		p.printf("%s\n", s)
+	}
+	began := time.Now()
+	id := uuid.NewString()[:8] // so that leases which a lock has left behind in an earlier run are in nobody's way
+	var faults []error         // told when all is done: they are results too
+	var data bytes.Buffer
+	out := json.NewEncoder(&data)
+	out.SetEscapeHTML(false)
+	for i, c := range configs {
+		c.Seed = cmp.Or(c.Seed, seed)
+		s := all[peers.Service(c.Backend)]
+		res, err := measure(ctx, job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.String()}, nil, nil)
+		if err == nil && res.Cut {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("run %d of %d, %s: %w", i+1, len(configs), describe(c), err)
+		}
+		faults = append(faults, broken(res))
+		if err := out.Encode(res); err != nil {
+			return err
+		}
+		p.printf("[%d/%d, %v] %s: %.0f sections/s, wait p50 %s p99 %s max %s, unserved %d, failed %d, Jain %.4f, starved %d\n",
+			i+1, len(configs), time.Since(began).Round(time.Second), describe(c), res.SectionsPerS,
+			millis(res.Wait.P50), millis(res.Wait.P99), millis(res.Wait.Max), res.Unserved.Count, res.Failed, res.Share.Jain, res.Share.Starved)
+		if err := idle(res); err != nil {
+			p.printf("  %v\n", err)
+		}
+	}
+	return errors.Join(append(faults, replaceFile(filepath.Join(dir, "data.jsonl"), data.Bytes()))...)
+}
+
+func describe(c load.Config) string {
+	s := fmt.Sprintf("%s, %d contenders, work %v", c.Backend, c.Contenders, c.Work)
+	if c.Rate > 0 {
+		s += fmt.Sprintf(", %g arrivals/s on %d keys", c.Rate, c.Keys)
+	}
+	return s
+}

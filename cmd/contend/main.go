@@ -1,0 +1,257 @@
+// Command contend offers load to a lock and measures waits, throughput and fairness.
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/peers"
+	"github.com/fencelab/fencelab/internal/server"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+var command = cli.Command{
+	Name: "contend",
+	About: `
+Offers load to a lock and measures it: how long acquisitions wait, how many
+sections a second get done, who gets them, and in which order.
+
+In the open model arrivals come at -rate, whatever the lock does, and a wait counts
+from the moment at which the arrival was due. With -closed the contenders acquire,
+work and release over and over: a hot key's ceiling.
+
+The lock is one of this module's or of another library: redsync, redsync-5 (on five
+nodes), redislock (bsm's), rueidislock, etcd-mutex (concurrency.Mutex) and zk-lock
+(go-zookeeper's). Its servers are those at -lock-addr, or started with -testbed.
+
+With -experiment it plays the list of runs in DIR/config.json, on servers that it
+starts, and writes a line for each to DIR/data.jsonl.`,
+	Examples: `
+  contend -testbed auto -closed -contenders 200                # a hot key on a Redis of its own
+  contend -backend etcd -lock-addr 127.0.0.1:2379 -rate 100    # a hot key in an open model
+  contend -rate 5000 -keys 10000000 -o run.json                # uncontended
+  contend -closed -contenders 1000 -processes 4 -work 5ms      # four processes
+  contend -experiment reports/results/contention`,
+}
+
+func main() {
+	if os.Getenv(childEnv) != "" {
+		cli.Main(func(ctx context.Context, _ []string, stdout io.Writer) error { return child(ctx, os.Stdin, stdout) })
+		return
+	}
+	cli.Main(run)
+}
+
+func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	var fs flag.FlagSet
+	c := load.Config{}
+	duration := func(p *load.Duration, name string, value time.Duration, usage string) {
+		fs.DurationVar((*time.Duration)(p), name, value, usage)
+	}
+	backend := cli.Choice(&fs, "backend", "the lock", peers.Names()...)
+	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
+		"empty: the usual ones on this host, as in testdata/compose.yaml")
+	provider := cli.Choice(&fs, "testbed", "where servers come from that are started for this run and ended after it;\nexternal: from the environment, FENCELAB_REDIS_ADDR and so on; -lock-addr wins",
+		"none", string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
+	fs.IntVar(&c.Contenders, "contenders", 200, "how many acquisitions can be under way at a time")
+	fs.IntVar(&c.Connections, "connections", 0, "how many clients the contenders share; 0: each has one of its own")
+	fs.IntVar(&c.Processes, "processes", 1, "over how many processes the contenders are spread")
+	fs.Uint64Var(&c.Keys, "keys", 1, "how many keys there are; 1 is a hot key")
+	fs.Float64Var(&c.Zipf, "zipf", 0, "the exponent of the keys' popularity, more than 1; 0: all are equally popular")
+	closed := fs.Bool("closed", false, "the closed model, instead of arrivals at -rate")
+	fs.Float64Var(&c.Rate, "rate", 1000, "arrivals per second")
+	arrivals := cli.Choice(&fs, "arrivals", "gaps between arrivals: of a Poisson process, or all the same", "poisson", "even")
+	duration(&c.Work, "work", 0, "how long a holder holds")
+	duration(&c.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts")
+	duration(&c.Warmup, "warmup", 2*time.Second, "load before the measurement")
+	duration(&c.Duration, "duration", 10*time.Second, "how long to measure")
+	fs.Uint64Var(&c.Seed, "seed", 1, "decides the keys and the arrivals")
+	fs.StringVar(&c.Prefix, "prefix", "contend/", "begins the name of every key; runs with the same one contend with each other,\nalso from several hosts")
+	output := fs.String("o", "", "the `file` for the result as JSON; -: standard output")
+	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
+	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -testbed and -seed don't count")
+	if err := command.Parse(&fs, args, stdout); err != nil {
+		return err
+	}
+	if *experiment != "" {
+		from := testbed.Provider("") // as the environment says
+		if *provider != "none" {
+			from = testbed.Provider(*provider)
+		}
+		return runExperiment(ctx, *experiment, from, c.Seed)
+	}
+
+	c.Backend, c.Even = *backend, *arrivals == "even"
+	switch {
+	case *closed:
+		c.Rate = 0
+	case c.Rate <= 0:
+		return fmt.Errorf("contend: -rate %v; it must be positive, or ask for the closed model with -closed", c.Rate)
+	}
+	if c.Connections == 0 {
+		c.Connections = c.Contenders
+	}
+	switch {
+	case c.Processes < 1 || c.Processes > c.Connections:
+		return fmt.Errorf("contend: -processes %d; there must be one at least, and a connection (of %d) and a contender for each", c.Processes, c.Connections)
+	case c.Processes > 1 && *metrics != "":
+		return errors.New("contend: -metrics is of one process; start several with -processes 1, each with its -metrics")
+	case c.Processes > 1 && c.Even && c.Rate > 0:
+		return errors.New("contend: -arrivals even is for one process: arrivals of several would coincide")
+	}
+	if err := c.Check(); err != nil {
+		return err
+	}
+	j := job{Config: c, Prefix: c.Prefix}
+	if *addrs != "" {
+		j.Addrs = strings.Split(*addrs, ",")
+	}
+	p := newProgress(os.Stderr, isTerminal(os.Stderr))
+	if *provider != "none" && *addrs == "" {
+		s, err := peers.Start(ctx, peers.Service(*backend), peers.ServerSpec{}, &testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.Close()) }()
+		j.Addrs, j.Server = s.Addrs, s.String()
+	}
+	if err := reach(ctx, j); err != nil {
+		return err
+	}
+
+	reg := prometheus.NewRegistry()
+	if *metrics != "" {
+		ln, err := cli.Listen(ctx, *metrics)
+		if err != nil {
+			return fmt.Errorf("contend: -metrics: %w", err)
+		}
+		p.printf("metrics on http://%s/metrics\n", ln.Addr())
+		mctx, stop := context.WithCancel(ctx)
+		served := make(chan error, 1)
+		go func() { served <- server.ServeMetrics(mctx, ln, reg, func(context.Context) error { return nil }) }()
+		defer func() {
+			stop()
+			err = errors.Join(err, <-served)
+		}()
+	}
+	res, err := measure(ctx, j, reg, p.sample)
+	if err != nil {
+		return err
+	}
+	p.done()
+	if *output != "-" {
+		if _, err := io.WriteString(stdout, summary(res)); err != nil {
+			return err
+		}
+	}
+	if err := save(*output, stdout, res); err != nil {
+		return err
+	}
+	return cmp.Or(broken(res), idle(res))
+}
+
+// broken is an error if the result tells of a lock that doesn't keep its word.
+func broken(res *load.Result) error {
+	switch c := res.Checks; {
+	case c.Overlaps > 0:
+		return fmt.Errorf("contend: %s granted a key %d times while its holder was at work and its lease not known to have ended: "+
+			"set a -ttl that is longer than the -work and every stall, or don't trust it", res.Config.Backend, c.Overlaps)
+	case c.TokenRegressions > 0:
+		return fmt.Errorf("contend: %s granted %d tokens that were not greater than the one before", res.Config.Backend, c.TokenRegressions)
+	}
+	return nil
+}
+
+// idle is an error if nothing was granted and something failed.
+func idle(res *load.Result) error {
+	if res.Sections == 0 && res.Failed > 0 {
+		for kind, e := range res.Errors {
+			return fmt.Errorf("contend: no acquisition was granted, and %d failed (%s): %s", res.Failed, kind, e.Example)
+		}
+	}
+	return nil
+}
+
+// reachTimeout is how long the lock service may take to answer for the first time.
+const reachTimeout = 5 * time.Second
+
+// reach returns an error if the lock service doesn't answer.
+func reach(ctx context.Context, j job) (err error) {
+	service := peers.Service(j.Config.Backend)
+	addrs := j.Addrs
+	if len(addrs) == 0 {
+		addrs = locks.Addrs(service)
+	}
+	if service == locks.Redis && len(addrs) > 1 { // redsync's
+		service = locks.Redlock
+	}
+	advice := func(err error) error {
+		return fmt.Errorf("contend: %s at %s doesn't answer: %w (-lock-addr says where it is; "+
+			"docker compose -f testdata/compose.yaml --profile all up starts one, and so does -testbed auto, for this run)",
+			service, strings.Join(addrs, ", "), err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
+	defer cancel()
+	b, err := locks.Open(ctx, locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()})
+	if err != nil {
+		return advice(err)
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	if err := b.Ping(ctx); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return advice(err)
+	}
+	return nil
+}
+
+// save writes the result to a file, or to stdout if path is -.
+func save(path string, stdout io.Writer, res *load.Result) error {
+	if path == "" {
+		return nil
+	}
+	b, err := json.MarshalIndent(res, "", "  ")
+	if err != nil {
+		return err
+	}
+	b = append(b, '\n')
+	if path == "-" {
+		_, err := stdout.Write(b)
+		return err
+	}
+	return replaceFile(path, b)
+}
+
+// replaceFile writes a file that is there as a whole or not at all.
+func replaceFile(path string, b []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return fmt.Errorf("contend: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("contend: %w", err), os.Remove(f.Name()))
+		}
+	}()
+	_, err = f.Write(b)
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/fencelab/fencelab/internal/load"
+)
+
+// progress tells once a second what is going on: on a terminal in one line that is written over, else in lines.
+type progress struct {
+	w        io.Writer
+	terminal bool
+
+	mu   sync.Mutex
+	acc  load.Sample // since the last line
+	last float64     // T of it
+	tag  string
+}
+
+func newProgress(w io.Writer, terminal bool) *progress { return &progress{w: w, terminal: terminal} }
+
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+func (p *progress) sample(s load.Sample) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.acc.Sections += s.Sections
+	p.acc.Failed += s.Failed
+	p.acc.P50, p.acc.P99 = max(p.acc.P50, s.P50), max(p.acc.P99, s.P99)
+	if s.T < p.last { // another run
+		p.last = 0
+	}
+	if s.T-p.last < 0.95 {
+		return
+	}
+	line := fmt.Sprintf("%s%4.0f s  %8.0f sections/s  wait p50 %s p99 %s  waiting %d", p.tag, s.T,
+		float64(p.acc.Sections)/(s.T-p.last), millis(p.acc.P50), millis(p.acc.P99), s.Waiting)
+	if p.acc.Failed > 0 {
+		line += fmt.Sprintf("  failed %d", p.acc.Failed)
+	}
+	if p.terminal {
+		_, _ = fmt.Fprintf(p.w, "\r\x1b[K%s", line)
+	} else {
+		_, _ = fmt.Fprintln(p.w, line)
+	}
+	p.acc, p.last = load.Sample{}, s.T
+}
+
+// done ends a line that was written over.
+func (p *progress) done() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.terminal && p.last > 0 {
+		_, _ = fmt.Fprint(p.w, "\r\x1b[K")
+	}
+	p.acc, p.last = load.Sample{}, 0
+}
+
+func (p *progress) printf(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, _ = fmt.Fprintf(p.w, format, args...)
+}
+
+// millis prints milliseconds with as many digits as they are worth.
+func millis(ms float64) string {
+	switch {
+	case ms >= 1000:
+		return fmt.Sprintf("%.2f s", ms/1000)
+	case ms >= 100:
+		return fmt.Sprintf("%.0f ms", ms)
+	case ms >= 1:
+		return fmt.Sprintf("%.1f ms", ms)
+	}
+	return fmt.Sprintf("%.3f ms", ms)
+}
+
+// summary is a result for people.
+func summary(r *load.Result) string {
+	var b strings.Builder
+	c := r.Config
+	model := "closed model"
+	if c.Rate > 0 {
+		model = fmt.Sprintf("%g arrivals/s", c.Rate)
+	}
+	keys := "a hot key"
+	if c.Keys > 1 {
+		keys = fmt.Sprintf("%d keys", c.Keys)
+	}
+	fmt.Fprintf(&b, "%s (%s): %s, %d contenders on %d connections in %d processes, %s, work %v, TTL %v\n",
+		c.Backend, cmp.Or(r.Machine.Server, "server unknown"), model, c.Contenders, c.Connections, c.Processes, keys, c.Work, c.TTL)
+	fmt.Fprintf(&b, "  sections   %d in %.1f s: %.0f per second; %d failed\n", r.Sections, r.Seconds, r.SectionsPerS, r.Failed)
+	latency := func(name string, l load.Latency) {
+		if l.Count > 0 {
+			fmt.Fprintf(&b, "  %-9s  p50 %s  p90 %s  p99 %s  p999 %s  max %s\n", name, millis(l.P50), millis(l.P90), millis(l.P99), millis(l.P999), millis(l.Max))
+		}
+	}
+	latency("wait", r.Wait)
+	latency("hold", r.Hold)
+	latency("release", r.Release)
+	if r.Unserved.Count > 0 {
+		fmt.Fprintf(&b, "  unserved   %d still waited at the end, for %s at most; %d of them had never been taken up\n",
+			r.Unserved.Count, millis(r.Unserved.Max), r.Unstarted)
+	}
+	fmt.Fprintf(&b, "  waiting    %d at most\n", r.MaxWaiting)
+	latency("pacer late", r.Pacer)
+	if c.Keys == 1 {
+		fmt.Fprintf(&b, "  order      by %s: overtaken %.2f times on average, p99 %d, max %d\n", r.Order.By, r.Order.Mean, r.Order.P99, r.Order.Max)
+	}
+	if c.Rate == 0 {
+		fmt.Fprintf(&b, "  share      Jain %.4f, %d to %d sections each, %d contenders without, %d starved\n",
+			r.Share.Jain, r.Share.Min, r.Share.Max, r.Share.Without, r.Share.Starved)
+	}
+	fmt.Fprintf(&b, "  checks     %d overlaps, %d token regressions, %d grants after a lease's end\n",
+		r.Checks.Overlaps, r.Checks.TokenRegressions, r.Checks.Late)
+	kinds := make([]string, 0, len(r.Errors))
+	for kind := range r.Errors {
+		kinds = append(kinds, kind)
+	}
+	slices.Sort(kinds)
+	for _, kind := range kinds {
+		fmt.Fprintf(&b, "  error      %s, %d times, first: %s\n", kind, r.Errors[kind].Count, r.Errors[kind].Example)
+	}
+	return b.String()
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package load
+
+import "context"
+
+func preciseAlarm(context.Context) (alarm, error) { return timers{}, nil }

@@ -1,0 +1,35 @@
+package load
+
+import (
+	"context"
+	"time"
+)
+
+// UseTimers has pacers wait with the runtime's timers, which virtual time is for.
+func UseTimers() { newAlarm = func(context.Context) (alarm, error) { return timers{}, nil } }
+
+// PreciseAlarm returns the methods of the alarm that pacers have outside of tests.
+func PreciseAlarm(ctx context.Context) (wait func(context.Context, time.Duration) error, done func() error, err error) {
+	a, err := preciseAlarm(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return a.wait, a.close, nil
+}
+
+// Outcome is an acquisition for [Overtaken].
+type Outcome struct{ Key, Seq, Fence, Grant uint64 }
+
+// Overtaken sorts all by key and order of grants, and tells of each how often it was overtaken.
+func Overtaken(all []Outcome) (Order, []Outcome, []int64) {
+	in := make([]outcome, len(all))
+	for i, x := range all {
+		in[i] = outcome{key: x.Key, seq: x.Seq, fence: x.Fence, grant: x.Grant}
+	}
+	o, n := order(in)
+	out := make([]Outcome, len(in))
+	for i, x := range in {
+		out[i] = Outcome{x.key, x.seq, x.fence, x.grant}
+	}
+	return o, out, n
+}

@@ -1,0 +1,127 @@
+// Package peers opens locks by name for load: those of this module, and other Go lock libraries to compare them with.
+//
+// Each library is used as its documentation recommends for callers that block until they have the lock. The comments at
+// the openers say how. None of the others has fencing tokens.
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/locks"
+)
+
+// The names of what isn't one of [locks.Names].
+const (
+	RedisSpin   = "redis-spin"  // redislock in ModeSpin
+	Redsync     = "redsync"     // github.com/go-redsync/redsync on one Redis
+	Redsync5    = "redsync-5"   // the same on the five nodes of a Redlock
+	Redislock   = "redislock"   // github.com/bsm/redislock
+	Rueidislock = "rueidislock" // github.com/redis/rueidis/rueidislock
+	EtcdMutex   = "etcd-mutex"  // concurrency.Mutex of etcd's client
+	ZKLock      = "zk-lock"     // Lock of github.com/go-zookeeper/zk
+)
+
+// Spec says which lock, and where.
+type Spec struct {
+	Lock       string
+	Addrs      []string // none: the usual ones on this host
+	TTL        time.Duration
+	Registerer prometheus.Registerer // for the metrics of this module's locks; may be nil
+}
+
+// peer is a lock that isn't one of [locks.Names].
+type peer struct {
+	service string // whose addresses it takes, a name of [locks.Names]
+	module  string // "" if it is one of this module's
+	open    func(ctx context.Context, s Spec) (load.Lock, error)
+}
+
+var all = map[string]peer{
+	RedisSpin:   {locks.Redis, "", openRedisSpin},
+	Redsync:     {locks.Redis, "github.com/go-redsync/redsync/v4", openRedsync},
+	Redsync5:    {locks.Redlock, "github.com/go-redsync/redsync/v4", openRedsync},
+	Redislock:   {locks.Redis, "github.com/bsm/redislock", openRedislock},
+	Rueidislock: {locks.Redis, "github.com/redis/rueidis", openRueidislock},
+	EtcdMutex:   {locks.Etcd, "go.etcd.io/etcd/client/v3", openEtcdMutex},
+	ZKLock:      {locks.ZooKeeper, "github.com/go-zookeeper/zk", openZKLock},
+}
+
+// Names are the names of all locks, this module's first.
+func Names() []string {
+	return []string{
+		locks.Redis, RedisSpin, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres,
+		Redsync, Redsync5, Redislock, Rueidislock, EtcdMutex, ZKLock,
+	}
+}
+
+// Service is the lock service that a lock needs, one of [locks.Names].
+func Service(lock string) string {
+	if p, ok := all[lock]; ok {
+		return p.service
+	}
+	return lock
+}
+
+// Library is the module of a lock that isn't one of this module's, and its version as it was built in.
+func Library(lock string) string {
+	module := all[lock].module
+	info, ok := debug.ReadBuildInfo()
+	if module == "" || !ok {
+		return module
+	}
+	for _, d := range info.Deps {
+		if d.Path == module {
+			return d.Path + " " + d.Version
+		}
+	}
+	return module
+}
+
+// Open opens a client of s.Lock.
+func Open(ctx context.Context, s Spec) (load.Lock, error) {
+	if !slices.Contains(Names(), s.Lock) {
+		return nil, fmt.Errorf("peers: there is no lock %q; there are %s", s.Lock, strings.Join(Names(), ", "))
+	}
+	if len(s.Addrs) == 0 {
+		s.Addrs = locks.Addrs(Service(s.Lock))
+	}
+	if p, ok := all[s.Lock]; ok {
+		return p.open(ctx, s)
+	}
+	b, err := locks.Open(ctx, locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL})
+	if err != nil {
+		return nil, err
+	}
+	return fromBackend(b, s)
+}
+
+// fromBackend returns a Lock on a Locker without renewals, so that a lease is what it is for the others.
+func fromBackend(b dlock.Backend, s Spec) (load.Lock, error) {
+	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL, Registerer: s.Registerer})
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return load.FromLocker(l), nil
+}
+
+// lease is a Lease of a library that hands out no tokens.
+type lease struct {
+	lost    func() bool // nil: the library can't tell
+	release func(ctx context.Context) error
+}
+
+func (l *lease) Fence() uint64 { return 0 }
+
+func (l *lease) Lost() bool { return l.lost != nil && l.lost() }
+
+func (l *lease) Release(ctx context.Context) error { return l.release(ctx) }

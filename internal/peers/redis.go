@@ -1,0 +1,185 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	bsm "github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	syncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidislock"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/locks"
+)
+
+// retryDelay is between two tries of the libraries that poll. Both leave it to the caller: redsync's own default of 50 to
+// 250 ms and bsm/redislock's examples of 100 ms make far fewer sections. A shorter one makes more, and more load.
+const retryDelay = 10 * time.Millisecond
+
+// forEver is the deadline of a caller that waits for as long as it takes; it is cancelled at the end of the run.
+const forEver = 24 * time.Hour
+
+// clients connects to each address.
+func clients(addrs []string) (all []*redis.Client, err error) {
+	for _, addr := range addrs {
+		c, err := locks.RedisClient(addr)
+		if err != nil {
+			return nil, errors.Join(err, closeClients(all))
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+func closeClients(all []*redis.Client) error {
+	errs := make([]error, len(all))
+	for i, c := range all {
+		errs[i] = c.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// one connects to the only address.
+func one(s Spec) (*redis.Client, error) {
+	if len(s.Addrs) != 1 {
+		return nil, fmt.Errorf("peers: %s is on one server, and there are %d addresses", s.Lock, len(s.Addrs))
+	}
+	return locks.RedisClient(s.Addrs[0])
+}
+
+func openRedisSpin(_ context.Context, s Spec) (load.Lock, error) {
+	c, err := one(s)
+	if err != nil {
+		return nil, err
+	}
+	b, err := redislock.New(c, &redislock.Options{Mode: redislock.ModeSpin})
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return fromBackend(&owned{b, c}, s)
+}
+
+// owned is a backend that closes its client.
+type owned struct {
+	dlock.Backend
+	client *redis.Client
+}
+
+func (o *owned) Close() error { return errors.Join(o.Backend.Close(), o.client.Close()) }
+
+// openRedsync: a Mutex for each acquisition, as its README has it, that tries every retryDelay until its context ends.
+func openRedsync(_ context.Context, s Spec) (load.Lock, error) {
+	all, err := clients(s.Addrs)
+	if err != nil {
+		return nil, err
+	}
+	pools := make([]syncredis.Pool, len(all))
+	for i, c := range all {
+		pools[i] = goredis.NewPool(c)
+	}
+	return &redsyncLock{redsync.New(pools...), all, s.TTL}, nil
+}
+
+type redsyncLock struct {
+	rs      *redsync.Redsync
+	clients []*redis.Client
+	ttl     time.Duration
+}
+
+func (l *redsyncLock) Acquire(ctx context.Context, key string) (load.Lease, error) {
+	m := l.rs.NewMutex(key, redsync.WithExpiry(l.ttl), redsync.WithTries(math.MaxInt), redsync.WithRetryDelay(retryDelay))
+	if err := m.LockContext(ctx); err != nil {
+		return nil, err
+	}
+	return &lease{
+		lost: func() bool { return time.Now().After(m.Until()) },
+		release: func(ctx context.Context) error {
+			ok, err := m.UnlockContext(ctx)
+			if err == nil && !ok {
+				err = fmt.Errorf("%w: redsync", dlock.ErrLost)
+			}
+			return err
+		},
+	}, nil
+}
+
+func (l *redsyncLock) Close() error { return closeClients(l.clients) }
+
+// openRedislock: Obtain with a linear backoff and a deadline of its own, as its examples have it. Without a deadline it
+// would give up after one TTL.
+func openRedislock(_ context.Context, s Spec) (load.Lock, error) {
+	c, err := one(s)
+	if err != nil {
+		return nil, err
+	}
+	return &bsmLock{bsm.New(c), c, s.TTL}, nil
+}
+
+type bsmLock struct {
+	locker *bsm.Client
+	client *redis.Client
+	ttl    time.Duration
+}
+
+func (l *bsmLock) Acquire(ctx context.Context, key string) (load.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, forEver)
+	defer cancel()
+	got, err := l.locker.Obtain(ctx, key, l.ttl, &bsm.Options{RetryStrategy: bsm.LinearBackoff(retryDelay)})
+	if err != nil {
+		return nil, err
+	}
+	return &lease{release: func(ctx context.Context) error {
+		err := got.Release(ctx)
+		if errors.Is(err, bsm.ErrLockNotHeld) {
+			err = fmt.Errorf("%w: %w", dlock.ErrLost, err)
+		}
+		return err
+	}}, nil
+}
+
+func (l *bsmLock) Close() error { return l.client.Close() }
+
+// openRueidislock: a Locker with the settings that its README has for one Redis of version 7.0.5 or later: a majority of
+// one key, and no notices of the client's own changes. It waits for the server's invalidations, and renews.
+func openRueidislock(_ context.Context, s Spec) (load.Lock, error) {
+	o := rueidis.ClientOption{InitAddress: s.Addrs}
+	if len(s.Addrs) == 1 {
+		if u, err := rueidis.ParseURL(s.Addrs[0]); err == nil {
+			o = u
+		}
+	}
+	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
+		ClientOption: o, KeyMajority: 1, NoLoopTracking: true, KeyValidity: s.TTL,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("peers: rueidislock: %w", err)
+	}
+	return rueidisLock{l}, nil
+}
+
+type rueidisLock struct{ rueidislock.Locker }
+
+func (l rueidisLock) Acquire(ctx context.Context, key string) (load.Lease, error) {
+	held, cancel, err := l.WithContext(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return &lease{
+		lost:    func() bool { return held.Err() != nil },
+		release: func(context.Context) error { cancel(); return nil }, // it doesn't say whether it worked
+	}, nil
+}
+
+func (l rueidisLock) Close() error {
+	l.Locker.Close()
+	return nil
+}
