@@ -1,0 +1,236 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// redisServer is the Redis of all tests, each of which finds it empty.
+var redisServer *testbed.Server
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) (code int) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var err error
+	if redisServer, err = testbed.StartRedis(ctx, nil); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() {
+		if err := redisServer.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}()
+	return m.Run()
+}
+
+// connect returns a client of the server, which it empties, and sees to it that the test leaves no goroutine behind.
+func connect(t *testing.T) *redis.Client {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	c, err := locks.RedisClient(redisServer.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, c.Close())
+		goleak.VerifyNone(t, before)
+	})
+	require.NoError(t, c.FlushAll(t.Context()).Err())
+	return c
+}
+
+func gen(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	err := run(t.Context(), append([]string{"-lock-addr", redisServer.URL}, args...), &out)
+	return out.String(), err
+}
+
+func TestGen(t *testing.T) {
+	ctx, c := t.Context(), connect(t)
+	file := filepath.Join(t.TempDir(), "samples.jsonl")
+	args := []string{"-keys", "1000", "-seed", "5", "-batch", "64", "-o", file}
+	out, err := gen(t, args...)
+	require.NoError(t, err)
+	require.Contains(t, out, "100.0 %  1k of 1k")
+	require.Contains(t, out, "1000 locks taken in ")
+	require.NotContains(t, out, "\r", "not a terminal")
+	require.EqualValues(t, 2000, c.DBSize(ctx).Val())
+	keys := c.Keys(ctx, "*").Val()
+
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	var last map[string]float64
+	require.NoError(t, json.Unmarshal([]byte(lines[len(lines)-1]), &last))
+	require.EqualValues(t, 1000, last["done"])
+	require.EqualValues(t, 2000, last["keys"])
+	require.Positive(t, last["used_memory"])
+	require.Contains(t, last, "expired_stale_perc")
+
+	out, err = gen(t, args...)
+	require.NoError(t, err, "again")
+	require.Contains(t, out, "1000 locks taken in ")
+	require.ElementsMatch(t, keys, c.Keys(ctx, "*").Val(), "and nothing is added")
+
+	_, err = gen(t, "-keys", "500", "-seed", "6")
+	require.NoError(t, err)
+	require.EqualValues(t, 3000, c.DBSize(ctx).Val(), "another seed has other keys")
+}
+
+func TestHeldByAnother(t *testing.T) {
+	ctx, c := t.Context(), connect(t)
+	_, err := gen(t, "-keys", "10")
+	require.NoError(t, err)
+	lock := c.Keys(ctx, "lock:*").Val()[0]
+	key := strings.TrimSuffix(strings.TrimPrefix(lock, "lock:{"), "}")
+	require.NoError(t, c.Del(ctx, lock).Err())
+	b, err := redislock.New(c, nil)
+	require.NoError(t, err)
+	_, err = b.TryAcquire(ctx, dlock.Request{Key: key, Owner: "another", TTL: time.Hour})
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+	out, err := gen(t, "-keys", "10")
+	require.ErrorContains(t, err, "gen: 1 locks are held by others: wait for their leases to end, or take another -seed")
+	require.Contains(t, out, "9 locks taken")
+}
+
+// writer calls each with every write.
+type writer func(p string) error
+
+func (w writer) Write(p []byte) (int, error) { return len(p), w(string(p)) }
+
+func TestInterrupted(t *testing.T) {
+	c := connect(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	err := run(ctx, []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-every", "10ms"}, writer(func(string) error {
+		cancel()
+		return nil
+	}))
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "run it again to complete the set")
+	require.NoError(t, c.FlushAll(t.Context()).Err())
+
+	full := fmt.Errorf("disk full")
+	err = run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-every", "10ms"}, writer(func(string) error { return full }))
+	require.ErrorIs(t, err, full)
+}
+
+func TestMetrics(t *testing.T) {
+	connect(t)
+	var page string
+	err := run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100", "-metrics", "127.0.0.1:0"}, &scraper{t: t, page: &page})
+	require.NoError(t, err)
+	for _, want := range []string{
+		"gen_locks_granted_total 100\n", "gen_locks_held_total 0\n", "gen_locks_wanted 100\n", `gen_sample{field="keys"} 200`,
+		`gen_sample{field="used_memory"} `, `gen_sample{field="ping_max_ns"} `,
+	} {
+		require.Contains(t, page, want)
+	}
+}
+
+// scraper reads /metrics when gen writes that all is done, and before it goes on.
+type scraper struct {
+	t    *testing.T
+	url  string
+	page *string
+}
+
+func (s *scraper) Write(p []byte) (int, error) {
+	text := string(p)
+	if url, ok := strings.CutPrefix(text, "metrics on "); ok {
+		s.url = strings.TrimSpace(url)
+	}
+	if strings.Contains(text, "100.0 %") {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url, nil)
+		if err != nil {
+			return 0, err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0, err
+		}
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return 0, err
+		}
+		*s.page += string(b)
+		return len(p), resp.Body.Close()
+	}
+	return len(p), nil
+}
+
+func TestEtcd(t *testing.T) {
+	connect(t)
+	cluster, err := testbed.StartEtcd(t.Context(), 1, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
+	args := []string{"-backend", "etcd", "-lock-addr", cluster.Addrs()[0], "-keys", "200", "-contenders", "16"}
+	var out bytes.Buffer
+	require.NoError(t, run(t.Context(), args, &out))
+	require.Contains(t, out.String(), "200 locks taken")
+	require.Contains(t, out.String(), "200 keys, 1 leases")
+	out.Reset()
+	require.NoError(t, run(t.Context(), args, &out))
+	require.Contains(t, out.String(), "0 locks taken")
+	require.Contains(t, out.String(), "200 were held")
+	require.Contains(t, out.String(), "200 keys, ")
+}
+
+func TestErrors(t *testing.T) {
+	connect(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-keys", "0"}, "gen: -keys, -ttl, -conns, -batch, -contenders and -every must be positive"},
+		{[]string{"-ttl", "1us"}, "TTL 1µs"},
+		{[]string{"-conns", "100000"}, "gen: after 0 locks: fill: 100000 connections; the client's pool has "},
+		{[]string{"-backend", "consul"}, "want redis or etcd"},
+		{[]string{"-lock-addr", "127.0.0.1:1"}, "gen: redis at 127.0.0.1:1 (-lock-addr) doesn't answer: "},
+		{[]string{"-lock-addr", "a:1,b:1"}, "gen: redis is one server, and -lock-addr has 2 addresses"},
+		{[]string{"-lock-addr", "ftp://x"}, "no redis:// URL"},
+		{[]string{"-o", "/nowhere/samples"}, "gen: -o: "},
+		{[]string{"-metrics", "nowhere"}, "-metrics"},
+		{[]string{"-experiment", "/nowhere"}, "gen: footprint: open /nowhere/config.json"},
+	} {
+		_, err := gen(t, c.args...)
+		require.ErrorContains(t, err, c.want, "%q", c.args)
+	}
+}
+
+func TestExperiment(t *testing.T) {
+	connect(t)
+	dir := t.TempDir()
+	config := `{"seed": 1, "sample_every": "50ms", "limit": "1m",
+		"redis": {"keys": 1000, "ttl": "100ms", "conns": 2, "batch": 64, "check": 20}}`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	out, err := gen(t, "-experiment", dir)
+	require.NoError(t, err)
+	require.Contains(t, out, "redis active")
+	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
+	require.NoError(t, err)
+	require.NotEmpty(t, b)
+}
