@@ -1,12 +1,12 @@
 -- Takes the lock and mints its fencing token in one step, or joins the queue.
 -- KEYS: lock, fence counter, queue, and, unless in a Cluster, the counters' floor.
--- ARGV: owner, TTL in ms, 1 if PUBLISH counts all who hear it; and of one that waits: its entry in the queue, the most
--- that may wait, and 1 if it may be in the queue already.
+-- ARGV: owner, TTL in ms; and of one that waits: its entry in the queue up to its name, the most that may wait, and
+-- anything if it may be in the queue already.
 -- Returns {token}; or {0, ms until the holder's lease ends}; or, to one that waits, {0, ms, its place in the queue from 1,
 -- the queue's length, the time in µs}, where ms is -1 for one that is not first and was not in the queue; or {-1} if too
 -- many wait.
 local lock, fence, queue, floor = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, ttl, counted, entry = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
+local owner, ttl = ARGV[1], ARGV[2]
 
 local holder = redis.call('GET', lock)
 if holder == owner then
@@ -17,7 +17,7 @@ if holder == owner then
 end
 if not holder then
   -- Whoever waits was here first.
-  local first, token = hand_over(lock, fence, floor, queue, counted, entry and owner)
+  local first, token = hand_over(lock, fence, floor, queue, ARGV[3] and owner)
   if not first then
     if token then -- what is wrong with the counter
       return redis.error_reply(token)
@@ -34,11 +34,12 @@ if not holder then
     return {token}
   end
 end
-if not entry then
+if not ARGV[3] then
   return {0, redis.call('PTTL', lock)}
 end
+local entry = ARGV[3] .. owner
 local place
-if ARGV[6] == '1' then
+if ARGV[5] then
   place = redis.call('LPOS', queue, entry)
 end
 local length
@@ -48,13 +49,13 @@ if place then
 else
   place = redis.call('RPUSH', queue, entry)
   length = place
-  if place > tonumber(ARGV[5]) then
+  if place > tonumber(ARGV[4]) then
     redis.call('RPOP', queue)
     return {-1}
   end
 end
 local left = -1
-if place == 1 or ARGV[6] == '1' then
+if place == 1 or ARGV[5] then
   left = redis.call('PTTL', lock)
   redis.call('PEXPIRE', queue, kept) -- so do hand_over and hint
 end

@@ -36,9 +36,10 @@ end
 -- hand_over gives the lock, which is nobody's any more, to the first waiter that hears of it: it takes waiters off the
 -- queue, mints the token, sets the lock to the waiter's short lease, and only then tells the waiter. It returns that
 -- waiter and its token, or nil if there was none. The lock's key is then still what it was.
--- counted: PUBLISH tells how many have heard it. One that nobody hears is that of a waiter whose connection is gone.
+-- PUBLISH tells how many have heard it, except in a Cluster, where there is no floor. What nobody hears is news for a
+-- waiter whose connection is gone.
 -- asker, if given, is a waiter that learns of its grant by this script's reply.
-local function hand_over(lock, fence, floor, queue, counted, asker)
+local function hand_over(lock, fence, floor, queue, asker)
   local token
   while true do
     local entry = redis.call('LPOP', queue)
@@ -64,7 +65,7 @@ local function hand_over(lock, fence, floor, queue, counted, asker)
     local now = redis.call('TIME')
     local heard = redis.call('PUBLISH', channel, 'granted ' .. string.format('%.0f', token) .. ' ' ..
       now[1] .. ' ' .. now[2] .. ' ' .. #waiter .. ' ' .. waiter .. lock)
-    if heard > 0 or not counted then
+    if heard > 0 or not floor then
       return waiter, token
     end
     redis.call('DEL', lock)

@@ -62,9 +62,12 @@ const (
 // lease is how long a grant to a waiter lasts until it is renewed.
 func (b *Backend) lease(ttl time.Duration) time.Duration { return min(b.o.Queue.Claim, ttl) }
 
-// entry is what stands for a waiter in the queue: its first lease in ms, the channel to tell it, and its name.
-func (b *Backend) entry(owner string, ttl time.Duration) string {
-	return strconv.FormatInt(b.lease(ttl).Milliseconds(), 10) + " " + b.inbox.channel + " " + owner
+// entry is what stands for a waiter in the queue before its name: its first lease in ms, and the channel to tell it.
+func (b *Backend) entry(ttl time.Duration) string {
+	if ttl >= b.o.Queue.Claim {
+		return b.inbox.entry
+	}
+	return strconv.FormatInt(ttl.Milliseconds(), 10) + " " + b.inbox.channel + " "
 }
 
 // queue is Acquire in ModeQueue.
@@ -83,7 +86,7 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (dlock.Grant, erro
 		return dlock.Grant{}, err
 	}
 	defer b.inbox.leave(w)
-	p := place{entry: b.entry(r.Owner, r.TTL)}
+	p := place{entry: b.entry(r.TTL)}
 	a, err := b.ask(ctx, once{b.c}, r, p)
 	p.again = true
 	if err != nil && !answered(err) && ctx.Err() == nil && !b.isClosed() {
@@ -197,6 +200,7 @@ func answered(err error) bool {
 type inbox struct {
 	b       *Backend
 	channel string
+	entry   string // of waiters whose first lease is Claim
 
 	ctx    context.Context // ends with the Backend
 	cancel context.CancelFunc
@@ -229,6 +233,7 @@ type news struct {
 
 func newInbox(b *Backend) *inbox {
 	in := &inbox{b: b, channel: b.o.Prefix + "wake:" + uuid.NewString(), waiters: map[string]*waiter{}, taken: map[string]int{}}
+	in.entry = strconv.FormatInt(b.o.Queue.Claim.Milliseconds(), 10) + " " + in.channel + " "
 	in.ctx, in.cancel = context.WithCancel(context.Background())
 	return in
 }

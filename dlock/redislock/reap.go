@@ -25,7 +25,7 @@ const reapBatch = 500
 // not 0, the server's error under an LFU maxmemory-policy, which keeps no idle times.
 func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
 	switch {
-	case !b.floor:
+	case !b.single:
 		return 0, fmt.Errorf("%w: redislock: counters can't be reaped in a Cluster: a script can't reach those of several slots", dlock.ErrInvalid)
 	case idle < 0:
 		return 0, fmt.Errorf("%w: redislock: reap counters that have been idle for %v; want 0 or more", dlock.ErrInvalid, idle)
@@ -45,7 +45,7 @@ func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
 		if err != nil {
 			return reaped, failed(ctx, err)
 		}
-		keys := []string{b.o.Prefix + "fence-floor"}
+		keys := []string{b.floor}
 		for _, counter := range counters {
 			names, err := b.names(strings.TrimSuffix(strings.TrimPrefix(counter, before), "}"))
 			if err != nil {

@@ -87,11 +87,11 @@ type Spin struct {
 // Backend implements dlock.Backend. It works with every redis.UniversalClient. A client with ContextTimeoutEnabled set
 // ends a request at its context's deadline; without it, at the client's own timeouts.
 type Backend struct {
-	c       redis.UniversalClient
-	o       Options
-	floor   bool   // the client reaches all keys in one script: counters may be reaped
-	counted string // "1" if PUBLISH in a script counts all who hear it, which it doesn't in a Cluster
-	inbox   *inbox
+	c      redis.UniversalClient
+	o      Options
+	single bool // one server has all keys, and in its scripts PUBLISH counts all who hear it
+	floor  string // the name of the counters' floor
+	inbox  *inbox
 
 	closeOnce sync.Once
 	closed    chan struct{}
@@ -129,10 +129,8 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 		return nil, fmt.Errorf("%w: redislock: prefix %q contains a brace, which Redis Cluster would take for a hash tag",
 			dlock.ErrInvalid, o.Prefix)
 	}
-	b := &Backend{c: client, o: o, counted: "0", closed: make(chan struct{})}
-	if _, single := client.(*redis.Client); single {
-		b.counted, b.floor = "1", true
-	}
+	b := &Backend{c: client, o: o, floor: o.Prefix + "fence-floor", closed: make(chan struct{})}
+	_, b.single = client.(*redis.Client)
 	b.inbox = newInbox(b)
 	return b, nil
 }
@@ -164,7 +162,7 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (dlock.Grant, time.D
 
 // place is what a waiter says of its place in the queue; the zero value is that of one that doesn't wait.
 type place struct {
-	entry string // how it is to be granted the lock and told of it
+	entry string // how it is to be granted the lock and told of it, up to its name
 	again bool   // it may be in the queue already
 }
 
@@ -198,13 +196,12 @@ func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p 
 	if b.isClosed() {
 		return a, dlock.ErrClosed
 	}
-	args := []any{r.Owner, ms, b.counted}
+	args := append(make([]any, 0, 5), r.Owner, ms)
 	if p.entry != "" {
-		again := "0"
-		if p.again {
-			again = "1"
-		}
-		args = append(args, p.entry, b.o.Queue.Max, again)
+		args = append(args, p.entry, b.o.Queue.Max)
+	}
+	if p.again {
+		args = append(args, 1)
 	}
 	a.asked = time.Now()
 	reply, err := acquireScript.Run(ctx, c, keys, args...).Int64Slice()
@@ -257,7 +254,7 @@ func (b *Backend) release(ctx context.Context, key, owner string, ttl time.Durat
 	if err != nil {
 		return err
 	}
-	n, err := releaseScript.Run(ctx, once{b.c}, keys, owner, b.entry(owner, ttl), b.counted).Int64()
+	n, err := releaseScript.Run(ctx, once{b.c}, keys, owner, b.entry(ttl)).Int64()
 	return owned(ctx, n, err)
 }
 
@@ -303,12 +300,13 @@ func (b *Backend) names(key string) ([]string, error) {
 	if strings.HasPrefix(key, "}") { // "{}" is no hash tag, so they would part in a Cluster
 		return nil, fmt.Errorf("%w: redislock: key %q begins with a closing brace", dlock.ErrInvalid, key)
 	}
+	key = "{" + key + "}"
 	names := make([]string, 3, 4)
-	for i, what := range [...]string{"lock:{", "fence:{", "queue:{"} {
-		names[i] = b.o.Prefix + what + key + "}"
+	for i, what := range [...]string{"lock:", "fence:", "queue:"} {
+		names[i] = b.o.Prefix + what + key
 	}
-	if b.floor {
-		names = append(names, b.o.Prefix+"fence-floor")
+	if b.single {
+		names = append(names, b.floor)
 	}
 	return names, nil
 }

@@ -1,14 +1,14 @@
 -- Frees the lock, if it is still the owner's, by handing it to the next waiter; else takes the owner out of the queue,
--- if it is there. KEYS: as of acquire. ARGV: owner, its entry in the queue, 1 if PUBLISH counts all who hear it.
+-- if it is there. KEYS: as of acquire. ARGV: owner, its entry in the queue up to its name.
 -- Returns 1, or 0 if the lock was not the owner's.
 local lock, fence, queue, floor = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local entry = ARGV[2]
 if redis.call('GET', lock) == ARGV[1] then
-  if not hand_over(lock, fence, floor, queue, ARGV[3] == '1') then
+  if not hand_over(lock, fence, floor, queue) then
     redis.call('DEL', lock)
   end
   return 1
 end
+local entry = ARGV[2] .. ARGV[1]
 local first = redis.call('LINDEX', queue, 0) == entry
 if redis.call('LREM', queue, 0, entry) > 0 and first then
   hint(lock, queue)
