@@ -32,6 +32,12 @@ test: $(local-servers) ## Run the tests with the race detector (PKG=./... TESTFL
 bench: $(local-servers) ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
 	@$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKG)
 
+# Tables that tests make are written first; a claim that the data doesn't bear out fails, and the site is built all the same.
+.PHONY: report
+report: ## Make the charts, tables and site of the recorded results anew from their data (site/index.html)
+	@$(GO) test -count=1 -run 'Table|Results|Matrix|Keys|Costs|Swap|Stores|Timeline' ./reports ./internal/footprint -update; status=$$?; \
+	$(GO) run ./cmd/report -site site && exit $$status
+
 .PHONY: check
 check: $(LINT) ## Check modules, formatting, layers and lint, for Linux and macOS
 	$(GO) mod tidy -diff
@@ -60,13 +66,19 @@ done && echo "servers: built $(1) in $$(($$(date +%s) - start)) s"
 endef
 
 .PHONY: servers
-servers: bin/etcd bin/consul ## Build etcd and Consul from source, once, for local tests and for images
+servers: bin/etcd bin/consul bin/versitygw bin/minidyn ## Build servers that no package provides from source, once, for local tests and for images
 
 bin/etcd: testdata/servers/etcd/go.mod testdata/servers/etcd/go.sum
 	$(call build-server,etcd,etcdutl=go.etcd.io/etcd/etcdutl/v3 etcd=go.etcd.io/etcd/server/v3,about a minute)
 
 bin/consul: testdata/servers/consul/go.mod testdata/servers/consul/go.sum
 	$(call build-server,consul,consul=github.com/hashicorp/consul,a few minutes)
+
+bin/versitygw: testdata/servers/versitygw/go.mod testdata/servers/versitygw/go.sum
+	$(call build-server,versitygw,versitygw=github.com/versity/versitygw/cmd/versitygw,about two minutes)
+
+bin/minidyn: $(wildcard testdata/servers/minidyn/*)
+	$(call build-server,minidyn,minidyn=.,some seconds)
 
 .PHONY: images
 images: servers ## Build container images, for where no registry is reachable (as root)

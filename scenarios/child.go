@@ -18,6 +18,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/job"
 	"github.com/fencelab/fencelab/internal/server"
+	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/boltstore"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -70,9 +71,12 @@ type childSpec struct {
 	Fencing history.Fencing `json:"fencing"`
 
 	// of a worker
-	Key     string   `json:"key,omitempty"`
-	Second  string   `json:"second,omitempty"` // another ledger, to which the worker appends too
-	URL     string   `json:"url,omitempty"`
+	Key    string `json:"key,omitempty"`
+	Second string `json:"second,omitempty"` // another ledger, to which the worker appends too
+	URL    string `json:"url,omitempty"`
+	// Straight says that URL is that of a store, and not of an HTTP resource.
+	Straight bool `json:"straight,omitempty"`
+
 	Lock    string   `json:"lock,omitempty"`
 	Addrs   []string `json:"addrs,omitempty"`
 	Variant string   `json:"variant,omitempty"`
@@ -176,17 +180,13 @@ func work(spec *childSpec, l *line, open Open) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	// A connection for each request: one that was kept from before a fault would make the outcome depend on whether its
-	// end is noticed before or after the next request leaves.
-	transport := &http.Transport{DisableKeepAlives: true}
-	client, err := resource.NewClient(spec.URL, &resource.ClientOptions{
-		HTTPClient: &http.Client{Transport: transport}, AllowUnfenced: spec.Fencing == history.FencingOff,
-	})
+	store, err := openStore(ctx, spec)
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, store.Close()) }()
 	j := job.Job{
-		Lock: lock, Store: client, Key: spec.Key, Second: spec.Second, Entry: spec.Name,
+		Lock: lock, Store: store, Key: spec.Key, Second: spec.Second, Entry: spec.Name,
 		Idle: spec.Worker.Idle, Outlive: spec.Worker.Outlive,
 		FencedRead: spec.Fencing == history.FencingOn, Try: spec.Worker.Try, Check: spec.Worker.Check, Sent: spec.Sent,
 		At: func(e history.Event) error {
@@ -198,6 +198,31 @@ func work(spec *childSpec, l *line, open Open) (err error) {
 	}
 	_, err = j.Run(ctx) // a refusal is reported by the job, and no failure
 	return err
+}
+
+// ledgers is what a worker's ledgers are in.
+type ledgers interface {
+	job.Store
+	Close() error
+}
+
+// openStore connects a worker to its ledgers. There is a connection for each call: one that was kept from before a fault would
+// make the outcome depend on whether its end is noticed before or after the next call leaves.
+func openStore(ctx context.Context, spec *childSpec) (ledgers, error) {
+	if !spec.Straight {
+		transport := &http.Transport{DisableKeepAlives: true}
+		return resource.NewClient(spec.URL, &resource.ClientOptions{
+			HTTPClient: &http.Client{Transport: transport}, AllowUnfenced: spec.Fencing == history.FencingOff,
+		})
+	}
+	s, err := stores.Open(ctx, spec.URL, stores.Options{
+		// Where a call is held in the network, it is to be the call, and not the greeting of a new connection.
+		Fresh: !spec.Sent, Prepared: true,
+	})
+	if err != nil || spec.Fencing != history.FencingOff {
+		return s, err
+	}
+	return s.Unfenced(), nil
 }
 
 func resourceChild(spec *childSpec, l *line) error {

@@ -7,10 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -21,7 +19,6 @@ import (
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/proc"
-	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -39,6 +36,8 @@ const (
 type Runner struct {
 	// Service is what is under test. Required.
 	Service *Service
+	// Store, if not nil, is what the workers write to, straight. Nil: an HTTP resource in a process of its own.
+	Store *Store
 	// TTL is the victim's lease, DefaultTTL if 0.
 	TTL time.Duration
 	// Pause is how long a freeze or a delay in the network lasts at least. 0: until the schedule goes on, which is as
@@ -72,6 +71,11 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	}
 	if err := r.Service.check(&s); err != nil {
 		return &Outcome{}, err
+	}
+	if r.Store != nil {
+		if err := r.Store.check(&s); err != nil {
+			return &Outcome{}, err
+		}
 	}
 	ttl, step := r.TTL, r.StepTimeout
 	if ttl == 0 {
@@ -146,10 +150,7 @@ type play struct {
 	keys    []string // the ledgers; the first is the lock's too
 
 	dir      string
-	listener *net.TCPListener
-
-	resource *process // nil while it is dead
-	syncs    int
+	resource target // nil before it is made
 	workers  map[string]*worker
 	events   []history.Event
 }
@@ -174,12 +175,17 @@ func (p *play) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
-	if err := p.listen(ctx); err != nil {
-		return err
+	tell := func(d history.Event) {
+		d.Actor = Resource
+		p.append(d)
+	}
+	p.resource = newHTTPResource(p.fencing, p.dir, tell)
+	if p.r.Store != nil {
+		p.resource = newStoreTarget(p.r.Store, p.fencing, tell)
 	}
 	run := history.Run{
 		Scenario: p.s.Name, Hazard: p.s.Hazard, Fencing: p.fencing, Lock: p.r.Service.Lock, Server: p.r.Service.Server,
-		Store: "bolt", TTL: history.Duration(p.ttl), Pause: history.Duration(p.r.Pause), Workers: p.s.workers(),
+		Store: p.resource.name(), TTL: history.Duration(p.ttl), Pause: history.Duration(p.r.Pause), Workers: p.s.workers(),
 		TokensLost: p.s.TokensLost,
 	}
 	if len(p.keys) > 1 {
@@ -189,7 +195,7 @@ func (p *play) run(ctx context.Context) (err error) {
 		run.Command = p.r.Command(*p.s, p.fencing)
 	}
 	p.add(history.Event{Kind: history.KindRun, Run: &run})
-	if err := p.startResource(); err != nil {
+	if err := p.beginResource(ctx); err != nil {
 		return err
 	}
 	for i, st := range p.s.Steps {
@@ -275,15 +281,12 @@ func (p *play) do(ctx context.Context, st Step) error {
 		if st.Target != Resource {
 			return p.killWorker(ctx, st.Target, w)
 		}
-		if err := faults.Kill(ctx, p.resource.PID); err != nil {
-			return err
-		}
-		if err := p.drainResource(); err != nil {
+		if err := p.resource.kill(ctx); err != nil {
 			return err
 		}
 		return p.fault(ctx, history.FaultKill, Resource)
 	case OpRestart:
-		if err := p.startResource(); err != nil {
+		if err := p.resource.restart(ctx); err != nil {
 			return err
 		}
 		return p.fault(ctx, history.FaultRestart, Resource)
@@ -397,7 +400,7 @@ func (p *play) worker(name string) (*worker, error) {
 	w.nodes = slices.Clone(p.r.Service.Nodes)
 	var err error
 	if p.s.has(OpHold, name) {
-		if w.link, err = faults.NewLink(p.listener.Addr().String()); err != nil {
+		if w.link, err = faults.NewLink(p.resource.hostPort()); err != nil {
 			return nil, err
 		}
 	}
@@ -426,7 +429,7 @@ func (p *play) startWorker(name string, w *worker) error {
 	how := p.s.Workers[name]
 	spec := childSpec{
 		Name: name, Fencing: p.fencing, Key: p.keys[0], Lock: p.r.Service.Lock, Variant: p.s.Variant, TTL: longTTL, Worker: how, MinSession: p.r.Service.MinSession,
-		URL: "http://" + p.listener.Addr().String(),
+		Straight: p.r.Store != nil,
 	}
 	for _, st := range p.s.Steps {
 		spec.Sent = spec.Sent || st.Op == OpRun && st.Target == name && st.Until == history.Sent
@@ -440,34 +443,23 @@ func (p *play) startWorker(name string, w *worker) error {
 	if how.Victim {
 		spec.TTL = p.ttl
 	}
+	var link linked
 	if w.link != nil {
-		spec.URL = "http://" + w.link.Addr()
+		link = w.link
 	}
 	var err error
+	if spec.URL, err = p.resource.url(link); err != nil {
+		return err
+	}
 	w.process, err = start(spec)
 	return err
 }
 
-// listen makes the resource's listener. It belongs to us and not to the resource's process, so that the address stays
-// the resource's when the process is killed; who connects meanwhile waits for its successor.
-func (p *play) listen(ctx context.Context) error {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	p.listener = l.(*net.TCPListener)
-	return nil
-}
-
-func (p *play) startResource() error {
-	f, err := p.listener.File()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }() // the child has its own
-	spec := childSpec{Name: Resource, Fencing: p.fencing, File: filepath.Join(p.dir, "resource.db")}
-	p.resource, err = start(spec, f)
-	return err
+// beginResource makes the resource ready.
+func (p *play) beginResource(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.step, fmt.Errorf("the resource was not ready within %v", p.step))
+	defer cancel()
+	return p.resource.begin(ctx, p.keys)
 }
 
 // add appends an event of ours.
@@ -489,7 +481,7 @@ func (p *play) fault(ctx context.Context, name, target string) error {
 
 // happened appends a fault, after the decisions of the resource that came before it.
 func (p *play) happened(ctx context.Context, e history.Event) error {
-	if err := p.sync(ctx); err != nil {
+	if err := p.resource.sync(ctx, nil); err != nil {
 		return err
 	}
 	e.Kind = history.KindFault
@@ -499,85 +491,33 @@ func (p *play) happened(ctx context.Context, e history.Event) error {
 
 // record appends an event of a worker's, after the decisions of the resource that came before it.
 func (p *play) record(ctx context.Context, e history.Event) error {
-	if err := p.sync(ctx); err != nil {
+	if err := p.resource.sync(ctx, &e); err != nil {
 		return err
 	}
 	p.append(e)
 	return nil
 }
 
-// sync appends the decisions that the resource has made until now. Workers and the resource report to us side by side;
-// this puts what the resource decided before what a worker tells of it.
-func (p *play) sync(ctx context.Context) error {
-	if p.resource == nil {
-		return nil
-	}
-	p.syncs++
-	if err := p.resource.tell(ctx, fmt.Sprintf("sync %d", p.syncs)); err != nil {
-		return fmt.Errorf("resource: %w", err)
-	}
-	for {
-		m, err := p.resource.next(ctx)
-		if err != nil {
-			return fmt.Errorf("resource: %w", err)
-		}
-		if m.Synced == p.syncs {
-			return nil
-		}
-		p.decided(m)
-	}
-}
-
-func (p *play) decided(m message) {
-	if m.Event != nil {
-		m.Event.Actor = Resource
-		p.append(*m.Event)
-	}
-}
-
-// drainResource appends the last decisions of a resource that has been killed.
-func (p *play) drainResource() error {
-	err := p.resource.Kill() // reaps it
-	for m := range p.resource.messages {
-		p.decided(m)
-	}
-	p.resource.close()
-	p.resource = nil
-	return err
-}
-
 // finish reads what the resource holds at the end, and ends it.
 func (p *play) finish(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.step, fmt.Errorf("the resource did not end within %v", p.step))
 	defer cancel()
-	if err := p.sync(ctx); err != nil {
+	if err := p.resource.sync(ctx, nil); err != nil {
 		return err
 	}
-	client, err := resource.NewClient("http://"+p.listener.Addr().String(), nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = client.Close() }()
-	refused, err := refusals(ctx, "http://"+p.listener.Addr().String()+"/metrics")
+	ledgers, refused, err := p.resource.final(ctx)
 	if err != nil {
 		return err
 	}
 	for _, key := range p.keys {
-		rec, err := client.Read(ctx, key)
-		if err != nil && !errors.Is(err, resource.ErrNotFound) {
-			return err
-		}
-		// The final read is ours and no part of the history, so its decision isn't recorded.
+		rec := ledgers[key]
 		p.add(history.Event{
 			Kind: history.KindFinal, Key: key, Value: string(rec.Value),
 			Seen: rec.MaxFence.Token, SeenSeq: rec.MaxFence.Seq, Stale: refused,
 		})
 	}
-	if err := client.Close(); err != nil {
+	if err := p.resource.end(ctx); err != nil {
 		return err
-	}
-	if err := p.resource.exit(ctx); err != nil {
-		return fmt.Errorf("resource: %w", err)
 	}
 	p.add(history.Event{Kind: history.KindEnd})
 	return nil
@@ -598,10 +538,7 @@ func (p *play) close() error {
 		}
 	}
 	if p.resource != nil {
-		errs = append(errs, p.resource.end())
-	}
-	if p.listener != nil {
-		errs = append(errs, p.listener.Close())
+		errs = append(errs, p.resource.close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
 }
@@ -703,6 +640,9 @@ func (p *process) exit(ctx context.Context) error {
 	}
 	return nil
 }
+
+// kill kills the child, and is in force when it is gone.
+func (p *process) kill(ctx context.Context) error { return faults.Kill(ctx, p.PID) }
 
 // end kills the child, if it is still there.
 func (p *process) end() error {

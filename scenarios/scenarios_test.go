@@ -2,6 +2,7 @@ package scenarios_test
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
@@ -21,10 +23,12 @@ import (
 var (
 	provider = flag.String("testbed", "", "where servers come from: auto, containers, local, external or embedded (default: $FENCELAB_TESTBED, then auto)")
 	backend  = flag.String("backend", os.Getenv("FENCELAB_BACKEND"), "the lock to test, of redis, redlock, etcd, zookeeper, consul and postgres, or several with commas; empty: all")
-	ttl      = flag.Duration("ttl", scenarios.DefaultTTL, "the lease of the worker that the fault hits")
-	pause    = flag.Duration("pause", 0, "how long the freeze, or the delay in the network, lasts at least; 0: until the successor has got in")
-	record   = flag.String("record", "", "a directory in which to leave the histories, for cmd/report")
-	update   = flag.Bool("update", false, "rewrite the golden traces")
+	over     = flag.String("resource", "", "what the workers write to, of http, postgres, redis, s3 and dynamodb, or several with commas, on the lock of -backend\n"+
+		"or redis; empty: http on every lock, and where a test is over every store, those on redis")
+	ttl    = flag.Duration("ttl", scenarios.DefaultTTL, "the lease of the worker that the fault hits")
+	pause  = flag.Duration("pause", 0, "how long the freeze, or the delay in the network, lasts at least; 0: until the successor has got in")
+	record = flag.String("record", "", "a directory in which to leave the histories, for cmd/report")
+	update = flag.Bool("update", false, "rewrite the golden traces")
 )
 
 func TestMain(m *testing.M) {
@@ -33,6 +37,12 @@ func TestMain(m *testing.M) {
 	for name := range strings.SplitSeq(*backend, ",") {
 		if name != "" && !slices.Contains(locks.Names(), name) {
 			fmt.Fprintf(os.Stderr, "-backend: there is no lock %q; there are %s\n", name, strings.Join(locks.Names(), ", "))
+			os.Exit(2)
+		}
+	}
+	for name := range strings.SplitSeq(*over, ",") {
+		if name != "" && !slices.Contains(stores.Names(), name) {
+			fmt.Fprintf(os.Stderr, "-resource: there is no store %q; there are %s\n", name, strings.Join(stores.Names(), ", "))
 			os.Exit(2)
 		}
 	}
@@ -61,6 +71,9 @@ func play(t *testing.T, name string, check func(*testing.T, history.Fencing, *sc
 
 func playScenario(t *testing.T, s scenarios.Scenario, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
 	t.Helper()
+	if !wantsStore(stores.HTTP) {
+		t.Skip("-resource asks for other resources")
+	}
 	if len(locksOf(s)) == 0 {
 		t.Skip("-backend asks for other locks")
 	}
@@ -77,7 +90,7 @@ func playOn(t *testing.T, svc *scenarios.Service, s scenarios.Scenario, check fu
 	t.Helper()
 	for _, f := range fencings {
 		if _, ok := s.Expect[f]; ok {
-			t.Run(string(f), func(t *testing.T) { check(t, f, playOnce(t, svc, s, f)) })
+			t.Run(string(f), func(t *testing.T) { check(t, f, playOnce(t, svc, nil, s, f)) })
 		}
 	}
 }
@@ -92,6 +105,9 @@ func playAlone(t *testing.T, name string, check func(*testing.T, history.Fencing
 
 func playScenarioAlone(t *testing.T, s scenarios.Scenario, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
 	t.Helper()
+	if !wantsStore(stores.HTTP) {
+		t.Skip("-resource asks for other resources")
+	}
 	if len(locksOf(s)) == 0 {
 		t.Skip("-backend asks for other locks")
 	}
@@ -102,7 +118,7 @@ func playScenarioAlone(t *testing.T, s scenarios.Scenario, check func(*testing.T
 				if _, ok := s.Expect[f]; !ok {
 					continue
 				}
-				t.Run(string(f), func(t *testing.T) { check(t, f, playOnce(t, servers(t, lock, s).On(), s, f)) })
+				t.Run(string(f), func(t *testing.T) { check(t, f, playOnce(t, servers(t, lock, s).On(), nil, s, f)) })
 			}
 		})
 	}
@@ -111,25 +127,37 @@ func playScenarioAlone(t *testing.T, s scenarios.Scenario, check func(*testing.T
 // fencings are the fencing modes, in the order of what they protect.
 var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// playOnce runs a scenario once, and compares its trace with the golden one, which is the same for every lock.
-func playOnce(t *testing.T, svc *scenarios.Service, s scenarios.Scenario, f history.Fencing) *scenarios.Outcome {
+// playOnce runs a scenario once, over the HTTP resource or a store, and compares its trace with the golden one, which is the
+// same for every lock and every resource. Only a store's clients that know nothing of fencing have traces of their own: they
+// send no tokens, where those of the HTTP resource do.
+func playOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s scenarios.Scenario, f history.Fencing) *scenarios.Outcome {
 	t.Helper()
 	again := command(t.Name())
-	r := scenarios.Runner{Service: svc, TTL: *ttl, Pause: *pause}
+	r := scenarios.Runner{Service: svc, Store: store, TTL: *ttl, Pause: *pause}
 	r.Command = func(scenarios.Scenario, history.Fencing) string { return again }
 	o, err := r.Run(t.Context(), s, f)
 	trace := strings.Join(history.Trace(o.Events), "\n") + "\n"
+	if store != nil && errors.Is(err, errors.ErrUnsupported) {
+		t.Skipf("not applicable: %v", err)
+	}
 	if err != nil {
 		t.Fatalf("%v\n%srepeat it with: %s", err, trace, again)
 	}
+	on, mode := svc.Lock, string(f)
+	if store != nil {
+		on += "+" + store.Name
+		if f == history.FencingOff {
+			mode = "unfenced"
+		}
+	}
 	if *record != "" {
-		save(t, filepath.Join(*record, s.Name+"_"+svc.Lock+"_"+string(f)+".jsonl"), o.Events)
+		save(t, filepath.Join(*record, s.Name+"_"+on+"_"+string(f)+".jsonl"), o.Events)
 	}
 	if want := s.Expect[f]; o.Verdict != want {
 		t.Fatalf("got verdict %v, want %v: %v\n%srepeat it with: %s", o.Verdict, want, o.Findings, trace, again)
 	}
 	t.Logf("%v, as expected: %s\n%s", o.Verdict, strings.Join(slices.Concat(o.Findings, o.Notes, []string{fmt.Sprintf("%d refused", o.Refused)}), "; "), trace)
-	golden(t, filepath.Join("..", "testdata", "traces", s.Name+"_"+string(f)+".txt"), trace)
+	golden(t, filepath.Join("..", "testdata", "traces", s.Name+"_"+mode+".txt"), trace)
 	requireExclusion(t, s, o)
 	return o
 }
@@ -174,7 +202,7 @@ func command(test string) string {
 }
 
 func TestPauseExceedsTTL(t *testing.T) {
-	play(t, "PauseExceedsTTL", requireOverwritten)
+	playEverywhere(t, "PauseExceedsTTL", requireOverwritten)
 }
 
 func TestPauseAtWrite(t *testing.T) {
@@ -182,7 +210,7 @@ func TestPauseAtWrite(t *testing.T) {
 }
 
 func TestWriteDelayedInNetwork(t *testing.T) {
-	play(t, "WriteDelayedInNetwork", requireOverwritten)
+	playEverywhere(t, "WriteDelayedInNetwork", requireOverwritten)
 }
 
 func TestLateWriteBeforeSuccessorWrites(t *testing.T) {
@@ -197,7 +225,7 @@ func TestLateWriteBeforeSuccessorWrites(t *testing.T) {
 }
 
 func TestResourceCrash(t *testing.T) {
-	play(t, "ResourceCrash", requireOverwritten)
+	playEverywhere(t, "ResourceCrash", requireOverwritten)
 }
 
 func TestReleaseTOCTOU(t *testing.T) {

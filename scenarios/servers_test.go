@@ -125,6 +125,11 @@ func closeShared() error {
 	for _, s := range shared.servers {
 		errs = append(errs, s.Close())
 	}
+	sharedStores.Lock()
+	defer sharedStores.Unlock()
+	for _, s := range sharedStores.servers {
+		errs = append(errs, s.Close())
+	}
 	return errors.Join(errs...)
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,16 +20,16 @@ import (
 	"github.com/fencelab/fencelab/internal/job"
 	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/server"
-	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
 var command = cli.Command{
 	Name: "worker",
 	About: `
-Takes the lock of a key, reads the key's ledger from a resource (cmd/resource),
-works, appends an entry of its own, writes the ledger back with the fencing token
-and releases the lock. It prints each point that it reaches.
+Takes the lock of a key, reads the key's ledger from a resource (cmd/resource, or
+a database: -resource), works, appends an entry of its own, writes the ledger back
+with the fencing token and releases the lock. It prints each point that it reaches.
 
 Run two of them on one key, freeze the first one for longer than its TTL, and see
 what its late write does: -pause holds it up between read and write; kill -STOP and
@@ -37,6 +38,8 @@ kill -CONT freeze it for real, renewals and all.`,
   worker -name A -ttl 2s -pause 5s &       # holds the lock, and is late
   sleep 1; worker -name B                  # its successor
   curl http://127.0.0.1:8080/r/demo        # who is in the ledger?
+
+  worker -name A -resource postgres        # straight to a table of the database, which is made if need be
 
   worker -n 0 -work 50ms -renew 1s -metrics 127.0.0.1:9100   # on and on, with metrics`,
 }
@@ -52,15 +55,16 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
 		"empty: the usual ones on this host, as in testdata/compose.yaml")
-	fs.StringVar(&w.resource, "resource", "http://127.0.0.1:8080", "`URL` of the resource")
-	fs.StringVar(&w.token, "token", "", "bearer `token` that the resource asks for")
+	fs.StringVar(&w.resource, "resource", stores.Addr(stores.HTTP), "`URL` of the resource, or of a store to which the worker writes straight:\n"+stores.Addresses+";\n"+
+		"or one of "+strings.Join(stores.Names(), ", ")+": at the usual address on this host, as in testdata/compose.yaml")
+	fs.StringVar(&w.token, "token", "", "bearer `token` that the resource asks for, if it is cmd/resource")
 	fs.DurationVar(&w.lock.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts unless it is renewed")
 	fs.DurationVar(&w.lock.Renew.Every, "renew", 0, "time between renewals in the background; 0: none")
 	fs.DurationVar(&w.lock.Renew.MaxHold, "max-hold", time.Minute, "with -renew: the longest time for which a lease is renewed")
 	fs.DurationVar(&w.work, "work", 0, "how long the work takes, between read and write")
 	fs.DurationVar(&w.pause, "pause", 0, "a hold-up between read and write, after the work; renewals go on")
 	fs.DurationVar(&w.wait, "wait", 0, "how long to wait for the lock at most; 0: until interrupted")
-	fence := cli.Choice(&fs, "fence", "read and write with the token, write with it only,\nor send none (for a resource with -fence off)", "on", "writes", "off")
+	fence := cli.Choice(&fs, "fence", "read and write with the token, write with it only,\nor send none (to a store, or a resource with -fence off)", "on", "writes", "off")
 	check := cli.Choice(&fs, "check", "look at the lease right before the write, and give up if it is lost", "off", "on")
 	fs.IntVar(&w.n, "n", 1, "how many times to do the job; 0: until interrupted")
 	fs.StringVar(&w.metrics, "metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
@@ -109,15 +113,14 @@ func (w *worker) run(ctx context.Context) (err error) {
 		return errors.Join(err, backend.Close())
 	}
 	defer func() { err = errors.Join(err, locker.Close()) }()
-	store, err := resource.NewClient(w.resource, &resource.ClientOptions{Token: w.token})
+	if err := w.reach(ctx, backend); err != nil {
+		return err
+	}
+	store, err := w.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-
-	if err := w.reach(ctx, backend); err != nil {
-		return err
-	}
 
 	if w.metrics != "" {
 		ln, err := cli.Listen(ctx, w.metrics)
@@ -145,7 +148,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		case err != nil:
 			if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 				return fmt.Errorf("worker: %w (is %s at %s (-lock-addr), and the resource at %s (-resource)?)",
-					err, w.backend.Lock, strings.Join(w.backend.Addrs, ", "), w.resource)
+					err, w.backend.Lock, strings.Join(w.backend.Addrs, ", "), stores.Redacted(w.resource))
 			}
 			return fmt.Errorf("worker: %w", err)
 		case errors.Is(refused, job.ErrGaveUp) && w.n == 1:
@@ -158,7 +161,25 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// reachTimeout is how long the lock service may take to answer for the first time.
+// open connects to the resource.
+func (w *worker) open(ctx context.Context) (*stores.Store, error) {
+	addr := w.resource
+	if slices.Contains(stores.Names(), addr) {
+		addr = stores.Addr(addr)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
+	defer cancel()
+	store, err := stores.Open(ctx, addr, stores.Options{Token: w.token})
+	if err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+		return nil, fmt.Errorf("worker: -resource: %w", err)
+	}
+	return store, nil
+}
+
+// reachTimeout is how long the lock service, and the resource, may take to answer for the first time.
 const reachTimeout = 5 * time.Second
 
 // reach returns an error if the lock service doesn't answer, so that a wrong address isn't taken for a lock that is held.
@@ -175,18 +196,18 @@ func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
 }
 
 // once does the job for the i-th time.
-func (w *worker) once(ctx context.Context, l *dlock.Locker, client *resource.Client, i int) (refused, err error) {
+func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store, i int) (refused, err error) {
 	entry := w.name
 	if w.n != 1 {
 		entry = fmt.Sprintf("%s.%d", w.name, i)
 	}
 	j := job.Job{
-		Lock: patient{job.FromLocker(l), w.wait}, Store: client, Key: w.key, Entry: entry,
+		Lock: patient{job.FromLocker(l), w.wait}, Store: store, Key: w.key, Entry: entry,
 		FencedRead: w.fence == history.FencingOn, Check: w.check,
 		At: func(e history.Event) error { return w.at(ctx, entry, e) },
 	}
 	if w.fence == history.FencingOff {
-		j.Store = unfenced{client}
+		j.Store = store.Unfenced()
 	}
 	return j.Run(ctx)
 }
@@ -229,11 +250,4 @@ func (p patient) Acquire(ctx context.Context, key string) (job.Lease, error) {
 		defer cancel()
 	}
 	return p.Lock.Acquire(ctx, key)
-}
-
-// unfenced writes without a token.
-type unfenced struct{ *resource.Client }
-
-func (u unfenced) Write(ctx context.Context, key string, _ resource.Fence, value []byte) error {
-	return u.WriteUnfenced(ctx, key, value)
 }

@@ -110,6 +110,44 @@ func TestUnfenced(t *testing.T) {
 	require.ErrorContains(t, err, "X-Fence-Token")
 }
 
+// A worker that writes straight to a store, here to the Redis that has the lock, too.
+func TestStore(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	b.args = append(b.args, "-resource", "redis://"+b.redis.Addr())
+	held := func() string { return b.redis.HGet("resource:{demo}", "value") }
+	_, err := b.work(t, "-name", "A")
+	require.NoError(t, err)
+	_, err = b.work(t, "-name", "B", "-fence", "writes")
+	require.NoError(t, err)
+	require.Equal(t, "A\nB\n", held())
+	require.Equal(t, "2", b.redis.HGet("resource:{demo}", "token"))
+
+	b.redis.HSet("resource:{demo}", "token", "9")
+	out, err := b.work(t, "-name", "C")
+	require.ErrorContains(t, err, "stale fencing token")
+	require.Contains(t, out, "C read-stale")
+	_, err = b.work(t, "-name", "C", "-fence", "off")
+	require.NoError(t, err, "a client that knows nothing of fencing")
+	require.Equal(t, "A\nB\nC\n", held())
+}
+
+func TestBadStore(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	for addr, want := range map[string]string{
+		"postgres://u:hunter2@127.0.0.1:1/db":        "worker: -resource: ",
+		"redis://:hunter2@127.0.0.1:1":               "worker: -resource: ",
+		"s3+http://id:hunter2@127.0.0.1:1/bucket":    "worker: -resource: ",
+		"dynamodb+http://id:hunter2@127.0.0.1:1/tab": "worker: -resource: ",
+		"memcached://u:hunter2@127.0.0.1:1":          `worker: -resource: stores: "memcached" is the beginning of no store's address; there are http://HOST:PORT`,
+		"http://u:hunter2@host:port":                 "worker: -resource: stores: the address is no URL",
+		"mongo":                                      `"" is the beginning of no store's address`,
+	} {
+		_, err := b.work(t, "-resource", addr)
+		require.ErrorContains(t, err, want, addr)
+		require.NotContains(t, err.Error(), "hunter2")
+	}
+}
+
 func TestLockNotToBeHad(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	require.NoError(t, b.redis.Set("lock:{demo}", "somebody"))

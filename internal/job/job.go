@@ -60,6 +60,12 @@ type Store interface {
 	Write(ctx context.Context, key string, f resource.Fence, value []byte) error
 }
 
+// Sender is a Store that can tell when bytes have left this process; *stores.Store is one. OnSent arms it, for the next bytes
+// that are sent and once.
+type Sender interface {
+	OnSent(f func())
+}
+
 // Job appends one entry to the ledger at Key, under the lock of the same name.
 type Job struct {
 	Lock  Lock
@@ -69,7 +75,7 @@ type Job struct {
 
 	FencedRead bool // read with the token, which raises the fence in the same step
 	Try        bool // ask once without waiting, and report history.Held, before waiting
-	Sent       bool // report history.Sent when the write has left
+	Sent       bool // report history.Sent when the write has left; a Store that isn't a Sender sends it as an HTTP request
 	Check      bool // look at the lease right before the write, and give up if it is lost
 	Idle       bool // take the lock and release it, and leave the resource alone
 	Outlive    bool // with the value to write in hand, wait until the lease is lost, and go on all the same
@@ -148,17 +154,27 @@ func (j *Job) work(ctx context.Context, lease Lease, key string) (refused, err e
 		}
 	}
 	if j.Sent {
-		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(info httptrace.WroteRequestInfo) {
-			if info.Err == nil {
-				_ = j.at(history.Sent, history.Event{Token: token}) // the write's own outcome is what counts
-			}
-		}})
+		ctx = j.tellSent(ctx, token)
 	}
 	err = j.Store.Write(ctx, key, resource.Fence{Token: token, Seq: 1}, []byte(ledger))
 	if err != nil && !errors.Is(err, resource.ErrApplied) {
 		return j.refused(err, history.WriteStale, token)
 	}
 	return nil, j.at(history.Wrote, history.Event{Token: token, Value: ledger})
+}
+
+// tellSent reports history.Sent when the call that is about to be made with the context has left.
+func (j *Job) tellSent(ctx context.Context, token uint64) context.Context {
+	sent := func() { _ = j.at(history.Sent, history.Event{Token: token}) } // the write's own outcome is what counts
+	if s, ok := j.Store.(Sender); ok {
+		s.OnSent(sent)
+		return ctx
+	}
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(info httptrace.WroteRequestInfo) {
+		if info.Err == nil {
+			sent()
+		}
+	}})
 }
 
 // overdue is how long after its lease's end a context that hasn't ended is a defect of the lock.

@@ -278,8 +278,8 @@ func (j *judge) granted(e *Event) {
 
 // told holds a worker's report of a decision against the decisions: the resource decides before the worker knows.
 func (j *judge) told(e *Event, a answer) {
-	if a.op == "read" && j.answers[a] == 0 {
-		a.token = 0 // reads that aren't fenced carry none
+	if (a.op == "read" || j.fencing == FencingOff) && j.answers[a] == 0 {
+		a.token = 0 // reads that aren't fenced carry none, nor do writes of a client that knows nothing of fencing
 	}
 	if j.answers[a] == 0 {
 		j.doubt("%s reports %s with token %d, but the resource's decision is missing", e.Actor, e.Name, e.Token)

@@ -29,6 +29,7 @@ const (
 var findings = map[string][]string{
 	"safe-late-write-refused":              nil,
 	"safe-late-release-unfenced":           nil,
+	"safe-late-release-unfenced-store":     nil,
 	"safe-late-release-writes-fenced":      nil,
 	"safe-repeat-recognised":               nil,
 	"safe-refusals-before-a-crash":         nil,

@@ -8,7 +8,7 @@
 //	FENCELAB_REDIS_SERVER   local: the path of redis-server
 //	FENCELAB_REDIS_ADDR     external: host:port, or a redis:// or rediss:// URL; of several servers, separated by commas
 //
-// and likewise FENCELAB_ETCD_IMAGE and so on for etcd, ZOOKEEPER, CONSUL and POSTGRES.
+// and likewise FENCELAB_ETCD_IMAGE and so on for etcd, ZOOKEEPER, CONSUL, POSTGRES, S3 and DYNAMODB.
 package testbed
 
 import (

@@ -1,0 +1,80 @@
+package stores
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/pgstore"
+	"github.com/fencelab/fencelab/resource/redisstore"
+)
+
+func openHTTP(addr string, o Options) (*Store, error) {
+	d := &dialer{}
+	client, transport := httpClient(d, o.Fresh)
+	c, err := resource.NewClient(addr, &resource.ClientOptions{Token: o.Token, HTTPClient: client})
+	if err != nil {
+		return nil, err
+	}
+	return &Store{
+		Store: c, Name: HTTP, unfenced: c.WriteUnfenced, dial: d,
+		close: func() error { transport.CloseIdleConnections(); return nil },
+	}, nil
+}
+
+func openPostgres(ctx context.Context, addr string, o Options) (*Store, error) {
+	config, err := pgxpool.ParseConfig(addr)
+	if err != nil {
+		return nil, errors.New("stores: the PostgreSQL address is no postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
+	}
+	d := &dialer{}
+	config.ConnConfig.DialFunc = d.DialContext
+	// A call is one message, of which nothing is sent ahead: it isn't prepared, and its connection not tried.
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	if o.Fresh { // else it must be nil: with an AfterRelease a connection goes back to the pool a moment later
+		config.AfterRelease = func(*pgx.Conn) bool { return false }
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	closePool := func() error { pool.Close(); return nil }
+	if !o.Prepared {
+		if err := pgstore.CreateSchema(ctx, pool, nil); err != nil {
+			return nil, errors.Join(err, closePool())
+		}
+	}
+	s, err := pgstore.New(pool, nil)
+	return opened(Postgres, s, err, d, closePool)
+}
+
+func openRedis(ctx context.Context, addr string, o Options) (*Store, error) {
+	opt, err := locks.RedisOptions(addr)
+	if err != nil {
+		return nil, err
+	}
+	d := &dialer{}
+	if opt.TLSConfig == nil { // else it is the default dialer that makes TLS connections
+		opt.Dialer = d.DialContext
+	}
+	opt.ReadTimeout = -1 // none but the context's
+	if o.Fresh {
+		opt.ConnMaxLifetime = time.Nanosecond
+	}
+	c := redis.NewClient(opt)
+	if !o.Prepared { // Redis needs nothing, but to be there
+		if err := c.Ping(ctx).Err(); err != nil {
+			return nil, errors.Join(fmt.Errorf("stores: %w", err), c.Close())
+		}
+	}
+	s, err := redisstore.New(c, nil)
+	return opened(Redis, s, err, d, c.Close)
+}

@@ -1,0 +1,199 @@
+package scenarios_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/stores"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// overRedis is a run over a Redis, of which onEvent is told.
+func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *stores.Store, key string, e history.Event)) *scenarios.Outcome {
+	t.Helper()
+	s, ok := scenarios.Hazard(name)
+	require.True(t, ok)
+	over := scenarios.OnServer(stores.Redis, storeServer(t, stores.Redis))
+	client, err := stores.Open(t.Context(), over.Addr, stores.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	var key string
+	r := scenarios.Runner{Service: service(t, locks.Redis), Store: over, OnEvent: func(e history.Event) {
+		if e.Kind == history.KindReport && e.Name == history.Acquired {
+			key = e.Key
+		}
+		onEvent(client, key, e)
+	}}
+	o, err := r.Run(t.Context(), s, f)
+	require.NoError(t, err)
+	return o
+}
+
+// is reports whether e is a worker's report, or a fault that hits a target.
+func is(e history.Event, actorOrTarget, name string) bool {
+	return e.Name == name && (e.Kind == history.KindReport && e.Actor == actorOrTarget || e.Kind == history.KindFault && e.Target == actorOrTarget)
+}
+
+// What the store holds is judged, and not what workers believe: an effect that no worker tells of is a decision.
+func TestStoreIsWatched(t *testing.T) {
+	write := func(f resource.Fence, value string) func(*testing.T, *stores.Store, string) {
+		return func(t *testing.T, s *stores.Store, key string) {
+			t.Helper()
+			if f == (resource.Fence{}) {
+				require.NoError(t, s.WriteUnfenced(t.Context(), key, []byte(value)))
+				return
+			}
+			require.NoError(t, s.Write(t.Context(), key, f, []byte(value)))
+		}
+	}
+	last := resource.Fence{Token: 1 << 60, Seq: 1}
+	for name, c := range map[string]struct {
+		fencing history.Fencing
+		actor   string // after whose report
+		at      string
+		do      func(t *testing.T, s *stores.Store, key string)
+		verdict history.Verdict
+		finding string
+	}{
+		"a stale write that takes effect though its worker is told that it was refused": {
+			history.FencingOn, "A", history.BeforeWrite, write(resource.Fence{}, "A\n"),
+			history.Violated, "a write without a token was accepted, with fencing on",
+		},
+		"a write by nobody": {
+			history.FencingOn, "B", history.Done, write(resource.Fence{}, "B\nX\n"),
+			history.Violated, "a write without a token was accepted, with fencing on",
+		},
+		"a fence that nobody was granted": {
+			history.FencingOn, "B", history.Done, write(last, "B\nX\n"),
+			history.Inconclusive, "the resource decided about token 1152921504606846976, which nobody was granted",
+		},
+		"an entry that goes": {
+			history.FencingOn, "B", history.Done, write(resource.Fence{}, ""),
+			history.Violated, "entry B was accepted and is lost",
+		},
+		"a write that has no effect": {
+			history.FencingOff, "B", history.Wrote, write(resource.Fence{}, ""),
+			history.Violated, "entry B was accepted and is lost",
+		},
+		"a record that goes": {
+			history.FencingOn, "B", history.Done,
+			func(t *testing.T, _ *stores.Store, key string) {
+				t.Helper()
+				c, err := locks.RedisClient(storeServer(t, stores.Redis).URL)
+				require.NoError(t, err)
+				require.NoError(t, c.Del(t.Context(), "resource:{"+key+"}").Err())
+				require.NoError(t, c.Close())
+			},
+			history.Violated, "the resource forgot a fence",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := overRedis(t, "PauseExceedsTTL", c.fencing, func(s *stores.Store, key string, e history.Event) {
+				if is(e, c.actor, c.at) {
+					c.do(t, s, key)
+				}
+			})
+			require.Equal(t, c.verdict, o.Verdict, strings.Join(history.Trace(o.Events), "\n"))
+			require.True(t, slices.ContainsFunc(o.Findings, func(f string) bool { return strings.Contains(f, c.finding) }), "%q", o.Findings)
+		})
+	}
+}
+
+// Where a worker's belief and the store differ, the store's record is what counts.
+func TestStoreAgainstWorker(t *testing.T) {
+	const key, ledger = "k", "A\n"
+	at := resource.Fence{Token: 7, Seq: 1}
+	write := func(s *resource.Memory) error { return s.Write(t.Context(), key, at, []byte(ledger)) }
+	overwrite := func(s *resource.Memory) error { return s.Overwrite(t.Context(), key, resource.Fence{}, []byte(ledger)) }
+	raise := func(s *resource.Memory) error { _, err := s.ReadFenced(t.Context(), key, at.Token); return err }
+	nothing := func(*resource.Memory) error { return nil }
+	for name, c := range map[string]struct {
+		fencing  history.Fencing
+		do       func(*resource.Memory) error
+		report   string
+		accepted bool
+		enforced bool
+		op       string
+	}{
+		"told accepted, and it was":         {history.FencingOn, write, history.Wrote, true, true, "write"},
+		"told accepted, and nothing is":     {history.FencingOn, nothing, history.Wrote, false, true, "write"},
+		"told refused, and it took effect":  {history.FencingOn, write, history.WriteStale, true, true, "write"},
+		"told refused, and it was":          {history.FencingWrites, nothing, history.WriteStale, false, true, "write"},
+		"unfenced, told accepted, and was":  {history.FencingOff, overwrite, history.Wrote, true, false, "write"},
+		"unfenced, and nothing is":          {history.FencingOff, nothing, history.Wrote, false, false, "write"},
+		"a fenced read that raised":         {history.FencingOn, raise, history.Read, true, true, "read"},
+		"a fenced read that raised nothing": {history.FencingOn, nothing, history.Read, false, true, "read"},
+		"refused, and it raised":            {history.FencingOn, raise, history.ReadStale, true, true, "read"},
+		"a read that isn't fenced":          {history.FencingWrites, nothing, history.Read, true, false, "read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := resource.NewMemory()
+			var told []history.Event
+			look := scenarios.Watch(c.fencing, store, key, func(e history.Event) { told = append(told, e) })
+			before := history.Event{Kind: history.KindReport, Actor: "A", Name: history.BeforeWrite, Token: 7, Value: ledger}
+			require.NoError(t, look(t.Context(), &before))
+			require.Empty(t, told)
+			require.NoError(t, c.do(store))
+			require.NoError(t, look(t.Context(), &history.Event{Kind: history.KindReport, Actor: "A", Name: c.report, Token: 7, Value: ledger}))
+			require.Len(t, told, 1)
+			got := told[0]
+			require.Equal(t, []any{c.op, c.accepted, c.enforced}, []any{got.Op, got.Accepted, got.Enforced})
+			if c.op == "write" {
+				require.Equal(t, ledger, got.Value)
+			}
+			require.NoError(t, look(t.Context(), nil))
+			require.Len(t, told, 1, "once")
+		})
+	}
+}
+
+// A store that forgets fences when it crashes lets the stale holder in: fencing is as durable as the store.
+func TestStoreThatForgets(t *testing.T) {
+	o := options(t)
+	redis, err := testbed.StartRedis(t.Context(), o) // it keeps nothing on disk
+	require.NoError(t, err)
+	defer func() { require.NoError(t, redis.Close()) }()
+	s, ok := scenarios.Hazard("ResourceCrash")
+	require.True(t, ok)
+	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
+		r := scenarios.Runner{Service: service(t, locks.Redis), Store: scenarios.OnServer(stores.Redis, redis)}
+		out, err := r.Run(t.Context(), s, f)
+		require.NoError(t, err)
+		require.Equal(t, history.Violated, out.Verdict, strings.Join(history.Trace(out.Events), "\n"))
+		require.Contains(t, strings.Join(out.Findings, "; "), "the resource forgot a fence")
+		require.Equal(t, []string{"B"}, out.Lost)
+		require.Equal(t, 1, out.Stale, "the stale write was accepted")
+	}
+}
+
+func TestStoreRefuses(t *testing.T) {
+	s, ok := scenarios.Hazard("ResourceCrash")
+	require.True(t, ok)
+	over := scenarios.OnServer(stores.DynamoDB, storeServer(t, stores.DynamoDB))
+	r := scenarios.Runner{Service: service(t, locks.Redis), Store: over}
+	o, err := r.Run(t.Context(), s, history.FencingOn)
+	require.ErrorContains(t, err, "keeps nothing over a kill")
+	require.NotEqual(t, history.Safe, o.Verdict)
+
+	s, ok = scenarios.Hazard("TwoResources")
+	require.True(t, ok)
+	_, err = r.Run(t.Context(), s, history.FencingOn)
+	require.ErrorContains(t, err, "worker A has two ledgers, and over a store there is one")
+
+	over = scenarios.OnServer(stores.Redis, storeServer(t, stores.Redis))
+	over.Addr = "memcached://127.0.0.1:1"
+	r.Store = over
+	s, ok = scenarios.Hazard("PauseExceedsTTL")
+	require.True(t, ok)
+	o, err = r.Run(context.WithoutCancel(t.Context()), s, history.FencingOn)
+	require.ErrorContains(t, err, `"memcached" is the beginning of no store's address`)
+	require.NotEqual(t, history.Safe, o.Verdict)
+}
