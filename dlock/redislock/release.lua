@@ -8,9 +8,5 @@ if redis.call('GET', lock) == ARGV[1] then
   end
   return 1
 end
-local entry = ARGV[2] .. ARGV[1]
-local first = redis.call('LINDEX', queue, 0) == entry
-if redis.call('LREM', queue, 0, entry) > 0 and first then
-  hint(lock, queue)
-end
+redis.call('LREM', queue, 0, ARGV[2] .. ARGV[1])
 return 0
