@@ -67,7 +67,7 @@ type Grant struct {
 
 	// Provisional, if not 0, is how long the lease lasts unless it is renewed; from the first renewal on it lasts for TTL,
 	// which is longer. So a lock that was handed to a waiter that is gone is soon free again. The Locker sends that
-	// renewal by itself, after a third of the time, unless the lock has been released by then.
+	// renewal by itself, after half of the time, unless the lock has been released by then.
 	Provisional time.Duration
 
 	// Lost, if not nil, is closed when the backend learns that the lease is gone, for example because its session

@@ -131,7 +131,7 @@ type lease struct {
 func newLease(ctx context.Context, l *Locker, g Grant) *lease {
 	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), born: time.Now(), holds: 1}
 	if p := g.Provisional; p > 0 {
-		ls.limit, ls.unsaid = p-margin(p), p/3
+		ls.limit, ls.unsaid = p-margin(p), p/2
 	}
 	ls.ctx, ls.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	ls.begin(g.Start)

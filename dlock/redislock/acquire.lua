@@ -2,9 +2,9 @@
 -- KEYS: lock, fence counter, queue, and, unless in a Cluster, the counters' floor.
 -- ARGV: owner, TTL in ms; and of one that waits: its entry in the queue up to its name, the most that may wait, and
 -- anything if it may be in the queue already.
--- Returns {token}; or {0, ms until the holder's lease ends}; or, to one that waits, {0, ms, its place in the queue from 1,
--- the queue's length, the time in µs}, where ms is -1 for one that is not first and was not in the queue; or {-1} if too
--- many wait.
+-- Returns {token}; or {0, ms until the holder's lease ends}; or, to one that waits, {0, ms, its place in the queue from
+-- 1}, where ms is -1 unless it is first; to one that may have been in the queue also {..., the queue's length, the last
+-- token}; or {-1} if too many wait.
 local lock, fence, queue, floor = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, ttl = ARGV[1], ARGV[2]
 
@@ -38,26 +38,27 @@ if not ARGV[3] then
   return {0, redis.call('PTTL', lock)}
 end
 local entry = ARGV[3] .. owner
-local place
-if ARGV[5] then
-  place = redis.call('LPOS', queue, entry)
-end
-local length
-if place then
-  place = place + 1
-  length = redis.call('LLEN', queue)
-else
-  place = redis.call('RPUSH', queue, entry)
-  length = place
+if not ARGV[5] then
+  local place = redis.call('RPUSH', queue, entry)
   if place > tonumber(ARGV[4]) then
     redis.call('RPOP', queue)
     return {-1}
   end
-end
-local left = -1
-if place == 1 or ARGV[5] then
-  left = redis.call('PTTL', lock)
+  if place > 1 then
+    return {0, -1, place}
+  end
   redis.call('PEXPIRE', queue, kept) -- so do hand_over and hint
+  return {0, redis.call('PTTL', lock), place}
 end
-local now = redis.call('TIME')
-return {0, left, place, length, now[1] * 1000000 + now[2]}
+local length = redis.call('LLEN', queue)
+local place = redis.call('LPOS', queue, entry)
+if place then
+  place = place + 1
+elseif length >= tonumber(ARGV[4]) then
+  return {-1}
+else
+  place = redis.call('RPUSH', queue, entry)
+  length = place
+end
+redis.call('PEXPIRE', queue, kept)
+return {0, redis.call('PTTL', lock), place, length, tonumber(redis.call('GET', fence)) or 0}

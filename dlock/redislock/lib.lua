@@ -62,9 +62,8 @@ local function hand_over(lock, fence, floor, queue, asker)
     if waiter == asker then
       return waiter, token
     end
-    local now = redis.call('TIME')
-    local heard = redis.call('PUBLISH', channel, 'granted ' .. string.format('%.0f', token) .. ' ' ..
-      now[1] .. ' ' .. now[2] .. ' ' .. #waiter .. ' ' .. waiter .. lock)
+    local heard = redis.call('PUBLISH', channel,
+      'granted ' .. string.format('%.0f', token) .. ' ' .. #waiter .. ' ' .. waiter .. lock)
     if heard > 0 or not floor then
       return waiter, token
     end

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,7 +29,7 @@ import (
 //   - A waiter's process dies, or its connection breaks. PUBLISH says that nobody has heard it, and the script goes on to
 //     the next waiter: nothing is lost. In a Cluster PUBLISH cannot tell, and the next case applies.
 //   - A waiter is frozen or cut off, so that it still seems to listen. A lock that is handed over is leased for Claim at
-//     first. A live owner renews that by itself after a third of it, if it hasn't released the lock by then (see
+//     first. A live owner renews that by itself after half of it, if it hasn't released the lock by then (see
 //     dlock.Grant.Provisional); of one that doesn't, the lock is free after Claim.
 //   - The holder dies. Its lease runs out; whoever asks next then hands the lock to the first waiter, which is told at
 //     each renewal for how long the lease lasts, and asks when it is over. Between a hand-over and its renewal the one
@@ -38,12 +39,14 @@ import (
 //     joins the queue again, at its end.
 //   - The waiter gives up. It leaves the queue; if it was granted the lock meanwhile, it hands it on.
 //   - The reply to a request is lost. The waiter asks whether it stands in the queue already. A request that arrives so
-//     late that its sender has gone puts a ghost into the queue; its process hands on what the ghost is granted.
+//     late that its sender has gone puts a ghost into the queue. Its process hands on what the ghost is granted, if another
+//     waiter reads the news there; else it is a dead waiter.
 //   - Redis restarts. Waiters ask for up to their TTL until it is back; the queue is as durable as the locks.
 //   - Everybody dies. The list expires two minutes after anyone has asked.
 //
-// A grant that is pushed counts from the server's time of the hand-over, which the waiter converts by its last reply from
-// the server, on the safe side: a waiter that is frozen finds, when it wakes, that its lease is over.
+// A grant that is pushed counts from when its waiter has asked last, for that was before. If that is more than half a Claim
+// ago, the waiter asks again, and the lease starts anew: one round trip more, for those that have waited that long. So a
+// waiter that was frozen finds out, when it wakes, whether the lock is still its own.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
@@ -106,28 +109,21 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter
 		}
 	}()
 	var failing time.Time // since when asking fails
-	timer := time.NewTimer(b.pause(a))
-	defer timer.Stop()
+	ask := time.Now().Add(b.pause(a))
 	for {
-		select {
-		case n := <-w.news:
-			switch {
-			case n.first:
-				timer.Reset(until(n.left))
-				continue
-			case n.token != 0 && n.at < a.at:
-				continue // a grant that was over when the server said that the lock is held
-			}
-			if g := b.handed(r, a, n); g.Fence != 0 {
-				return g, nil
-			}
-		case <-timer.C:
-		case <-ctx.Done():
-			return g, fmt.Errorf("redislock: waiting: %w", context.Cause(ctx))
-		case <-b.closed:
-			return g, dlock.ErrClosed
+		n, err := b.inbox.hear(ctx, w, ask)
+		switch {
+		case err != nil:
+			return g, err
+		case n.first:
+			ask = time.Now().Add(until(n.left))
+			continue
+		case n.token != 0 && n.token <= a.last:
+			continue // a grant that was over when the server said that the lock is held
 		}
-
+		if g := b.handed(r, a, n); g.Fence != 0 {
+			return g, nil
+		}
 		next, err := b.ask(ctx, b.c, r, p)
 		switch {
 		case err == nil && next.token != 0:
@@ -135,7 +131,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter
 			return next.grant(r), nil
 		case err == nil:
 			a, failing = next, time.Time{}
-			timer.Reset(b.pause(a))
+			ask = time.Now().Add(b.pause(a))
 			continue
 		case failing.IsZero():
 			failing = time.Now()
@@ -143,22 +139,18 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter
 		if answered(err) || ctx.Err() != nil || b.isClosed() || time.Since(failing) > r.TTL {
 			return g, err
 		}
-		timer.Reset(lookPause + rand.N(lookPause))
+		ask = time.Now().Add(lookPause + rand.N(lookPause))
 	}
 }
 
-// handed is the grant that a waiter whose last answer is a has been handed, unless it is over already. The lease began
-// when the server said; the answer tells what time it was here then, or earlier.
+// handed is the grant that a waiter whose last answer is a has been handed, unless so much of its lease may be over that
+// it had better ask.
 func (b *Backend) handed(r dlock.Request, a answer, n news) dlock.Grant {
 	lease := b.lease(r.TTL)
-	start := a.asked.Add(time.Duration(n.at-a.at) * time.Microsecond)
-	if now := time.Now(); start.After(now) { // the server's clock was set forward
-		start = now
-	}
-	if n.token == 0 || time.Since(start) >= lease {
+	if n.token == 0 || time.Since(a.asked) > lease/2 {
 		return dlock.Grant{}
 	}
-	g := dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: n.token, TTL: r.TTL, Start: start}
+	g := dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: n.token, TTL: r.TTL, Start: a.asked}
 	if lease < r.TTL {
 		g.Provisional = lease
 	}
@@ -196,7 +188,8 @@ func answered(err error) bool {
 	return false
 }
 
-// inbox is a Backend's subscription: one connection over which all of its waiters are told.
+// inbox is a Backend's subscription: one connection over which all of its waiters are told. One of them at a time reads it,
+// for all: what it hears for itself need not wake another goroutine, which would take longer than all the rest.
 type inbox struct {
 	b       *Backend
 	channel string
@@ -206,7 +199,8 @@ type inbox struct {
 	cancel context.CancelFunc
 	busy   sync.WaitGroup
 
-	opening sync.Mutex // held while ps is made
+	opening sync.Mutex    // held while ps is made
+	turn    chan struct{} // has room for one: what it holds when nobody reads
 
 	mu      sync.Mutex
 	ps      *redis.PubSub
@@ -226,13 +220,15 @@ type waiter struct {
 // yet, or neither: that something may have been lost.
 type news struct {
 	token uint64 // if it is granted
-	at    int64  // when, by the server's clock, in µs
 	first bool   // it is first, and the lock is held for left
 	left  time.Duration
 }
 
 func newInbox(b *Backend) *inbox {
-	in := &inbox{b: b, channel: b.o.Prefix + "wake:" + uuid.NewString(), waiters: map[string]*waiter{}, taken: map[string]int{}}
+	in := &inbox{
+		b: b, channel: b.o.Prefix + "wake:" + uuid.NewString(), turn: make(chan struct{}, 1),
+		waiters: map[string]*waiter{}, taken: map[string]int{},
+	}
 	in.entry = strconv.FormatInt(b.o.Queue.Claim.Milliseconds(), 10) + " " + in.channel + " "
 	in.ctx, in.cancel = context.WithCancel(context.Background())
 	return in
@@ -266,36 +262,78 @@ func (in *inbox) open(ctx context.Context) error {
 		return err
 	}
 	in.ps, in.session = ps, 1
-	in.busy.Go(func() { in.listen(ps) }) //nolint:contextcheck // it ends with the Backend
+	in.turn <- struct{}{}
 	return nil
 }
 
 // subscribeTime is for how long the confirmation of a subscription is waited for.
 const subscribeTime = 5 * time.Second
 
-// listen hands out news until the Backend is closed. The client library connects again by itself.
-func (in *inbox) listen(ps *redis.PubSub) {
-	pause := time.Millisecond
+// hear returns w's news, or none at the time given, or an error when ctx ends or the Backend is closed.
+func (in *inbox) hear(ctx context.Context, w *waiter, until time.Time) (news, error) {
+	select {
+	case <-in.turn:
+		return in.read(ctx, w, until)
+	default:
+	}
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case n := <-w.news:
+		return n, nil
+	case <-in.turn:
+		return in.read(ctx, w, until)
+	case <-timer.C:
+		return news{}, nil
+	case <-ctx.Done():
+	case <-in.b.closed:
+	}
+	return news{}, in.ended(ctx)
+}
+
+// ended is why a waiter waits no more, or nil.
+func (in *inbox) ended(ctx context.Context) error {
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("redislock: waiting: %w", context.Cause(ctx))
+	case in.b.isClosed():
+		return dlock.ErrClosed
+	}
+	return nil
+}
+
+// longestRead bounds a read, and so how long a waiter whose connection is dead takes to see that its context has ended.
+const longestRead = time.Second
+
+// read is hear for the one whose turn it is. It hands out what is for others. The client library connects again by itself.
+func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, error) {
+	defer func() { in.turn <- struct{}{} }()
+	defer context.AfterFunc(ctx, func() { _ = in.ps.Ping(in.ctx) })() // the answer ends the read
 	for {
-		msg, err := ps.ReceiveTimeout(in.ctx, 0)
-		if in.ctx.Err() != nil {
-			return
+		select {
+		case n := <-w.news:
+			return n, nil
+		default:
 		}
+		if err := in.ended(ctx); err != nil {
+			return news{}, err
+		}
+		left := time.Until(until)
+		if left <= 0 {
+			return news{}, nil
+		}
+		msg, err := in.ps.ReceiveTimeout(in.ctx, min(left, longestRead))
 		switch m := msg.(type) {
 		case *redis.Message:
 			in.deliver(m.Payload)
 		case *redis.Subscription:
 			in.reconnected()
 		}
-		if err == nil {
-			pause = time.Millisecond
-			continue
+		var timeout net.Error
+		if err != nil && (!errors.As(err, &timeout) || !timeout.Timeout()) {
+			until = time.Now().Add(min(left, lookPause)) // it asks then, as often as the connection breaks
+			_ = in.b.wait(ctx, min(left, lookPause))
 		}
-		select {
-		case <-time.After(pause):
-		case <-in.ctx.Done():
-		}
-		pause = min(2*pause, time.Second)
 	}
 }
 
@@ -314,7 +352,7 @@ func (in *inbox) reconnected() {
 	}
 }
 
-// deliver takes a message apart: "granted TOKEN SECONDS MICROSECONDS LENGTH OWNER+LOCK" or "held MS OWNER".
+// deliver takes a message apart: "granted TOKEN LENGTH OWNER+LOCK" or "held MS OWNER".
 func (in *inbox) deliver(payload string) {
 	kind, rest, _ := strings.Cut(payload, " ")
 	switch kind {
@@ -340,20 +378,14 @@ func (in *inbox) deliver(payload string) {
 
 // parseGrant returns what a message says after its first word, and the names of the owner and of the lock.
 func parseGrant(s string) (g news, names [2]string, ok bool) {
-	var numbers [4]int64
-	for i := range numbers {
-		number, rest, _ := strings.Cut(s, " ")
-		n, err := strconv.ParseInt(number, 10, 64)
-		if err != nil || n < 0 {
-			return g, names, false
-		}
-		numbers[i], s = n, rest
-	}
-	if numbers[3] > int64(len(s)) {
+	token, s, _ := strings.Cut(s, " ")
+	length, s, _ := strings.Cut(s, " ")
+	t, err := strconv.ParseUint(token, 10, 64)
+	n, err2 := strconv.Atoi(length)
+	if err != nil || err2 != nil || n < 0 || n > len(s) {
 		return g, names, false
 	}
-	owner := int(numbers[3])
-	return news{token: uint64(numbers[0]), at: numbers[1]*1e6 + numbers[2]}, [2]string{s[:owner], s[owner:]}, true
+	return news{token: t}, [2]string{s[:n], s[n:]}, true
 }
 
 // tell gives owner's waiter the news. It reports false if nobody here has waited for owner's grant.
@@ -419,7 +451,7 @@ func (in *inbox) forget(owner string) {
 	delete(in.taken, owner)
 }
 
-// background runs f, for which a closing Backend waits, as it does for its callers: waiters and listen.
+// background runs f, for which a closing Backend waits, as it does for its callers, the waiters.
 func (in *inbox) background(f func(context.Context)) {
 	in.busy.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)

@@ -363,11 +363,9 @@ func TestPushOlderThanTheLastAnswer(t *testing.T) {
 		w := line(t, s, c, r, 1)[0]
 		entry := strings.Fields(c.LIndex(t.Context(), "queue:{"+r.Key+"}", 0).Val())
 		push := func(news string) { require.NoError(t, c.Publish(t.Context(), entry[1], news).Err()) }
-		then := time.Now()
-		time.Sleep(claim / 4)
 		push("held 0 " + w.r.Owner) // it asks, and learns that the lock is still held
 		time.Sleep(claim / 4)
-		push(fmt.Sprintf("granted 2 %d %d %d %slock:{%s}", then.Unix(), then.Nanosecond()/1000, len(w.r.Owner), w.r.Owner, r.Key))
+		push(fmt.Sprintf("granted 1 %d %slock:{%s}", len(w.r.Owner), w.r.Owner, r.Key))
 		synctest.Wait()
 		select {
 		case <-w.done:
@@ -387,38 +385,50 @@ func TestPushAfterTheAnswer(t *testing.T) {
 		entry := strings.Fields(c.LPop(t.Context(), "queue:{"+r.Key+"}").Val())
 		require.NoError(t, c.Incr(t.Context(), "fence:{"+r.Key+"}").Err())
 		require.NoError(t, c.Set(t.Context(), "lock:{"+r.Key+"}", w.r.Owner, claim).Err()) // a hand-over, but for the push
-		now := time.Now()
 		push := func(news string) { require.NoError(t, c.Publish(t.Context(), entry[1], news).Err()) }
 		push("held 0 " + w.r.Owner)
 		require.EqualValues(t, 2, w.granted(t).Fence)
-		push(fmt.Sprintf("granted 2 %d %d %d %slock:{%s}", now.Unix(), now.Nanosecond()/1000, len(w.r.Owner), w.r.Owner, r.Key))
+		push(fmt.Sprintf("granted 2 %d %slock:{%s}", len(w.r.Owner), w.r.Owner, r.Key))
 		time.Sleep(claim)
 		require.Equal(t, w.r.Owner, c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
 		require.NoError(t, w.b.Release(t.Context(), w.g))
 	})
 }
 
-// A push tells when the lease began, also to one that reads it late but in time.
+// A lease that was handed over counts from when its waiter has asked last, and from a new question if that is long ago.
 func TestStartOfAPushedGrant(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newMini(t)
-		r := request(time.Hour)
-		a, c, g := hold(t, s, r)
-		slow, link := s.listener(t)
-		w := wait(t, slow, dlock.Request{Key: r.Key, Owner: "slow", TTL: time.Hour})
-		queued(t, c, r.Key, 1)
-		time.Sleep(100 * time.Millisecond)
-		deliver := link.Link().HoldReplies()
-		released := time.Now()
-		require.NoError(t, a.Release(t.Context(), g))
-		time.Sleep(claim / 4)
-		deliver()
-		got := w.granted(t)
-		require.Equal(t, released, got.Start)
-		require.Equal(t, claim, got.Provisional)
-		require.Equal(t, time.Hour, got.TTL)
-	})
+	for _, waited := range []time.Duration{0, claim / 4, claim / 2, claim/2 + 1, claim - 1, claim, 2 * claim} {
+		t.Run(waited.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newMini(t)
+				r := request(2 * time.Hour)
+				a, c, g := hold(t, s, r)
+				slow, link := s.listener(t)
+				asked := time.Now()
+				w := wait(t, slow, dlock.Request{Key: r.Key, Owner: "slow", TTL: time.Hour})
+				synctest.Wait()
+				deliver := link.Link().HoldReplies()
+				require.NoError(t, a.Release(t.Context(), g))
+				time.Sleep(waited)
+				deliver()
+				got := w.granted(t)
+				require.Equal(t, time.Hour, got.TTL)
+				if waited <= claim/2 {
+					require.Equal(t, asked, got.Start)
+					require.Equal(t, claim, got.Provisional)
+				} else {
+					require.Zero(t, got.Provisional)
+					require.WithinRange(t, got.Start, asked.Add(waited).Add(-longest), w.at)
+					require.Equal(t, "slow", c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
+					require.Greater(t, c.PTTL(t.Context(), "lock:{"+r.Key+"}").Val(), time.Hour-longest)
+				}
+			})
+		})
+	}
 }
+
+// longest is for how long a waiter doesn't ask.
+const longest = 30 * time.Second
 
 // A lock that was handed over lasts for its TTL once it has been renewed, which the Locker does by itself.
 func TestHandedOverLockLasts(t *testing.T) {

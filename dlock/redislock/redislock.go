@@ -89,7 +89,7 @@ type Spin struct {
 type Backend struct {
 	c      redis.UniversalClient
 	o      Options
-	single bool // one server has all keys, and in its scripts PUBLISH counts all who hear it
+	single bool   // one server has all keys, and in its scripts PUBLISH counts all who hear it
 	floor  string // the name of the counters' floor
 	inbox  *inbox
 
@@ -172,8 +172,8 @@ type answer struct {
 	token uint64    // 0: the lock is held
 	left  time.Duration
 
-	place, length int64 // of the asker in the queue, from 1, and of the queue
-	at            int64 // the server's time in µs
+	place, length int64  // of the asker in the queue, from 1, and of the queue
+	last          uint64 // the last token before the answer, if it is known
 }
 
 func (a answer) grant(r dlock.Request) dlock.Grant {
@@ -212,10 +212,13 @@ func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p 
 		a.token = uint64(reply[0])
 	case len(reply) == 1 && reply[0] < 0:
 		return a, fmt.Errorf("%w (redislock: %d)", dlock.ErrQueueFull, b.o.Queue.Max)
-	case len(reply) == 2 || len(reply) == 5:
+	case len(reply) >= 2 && reply[0] == 0:
 		a.left = time.Duration(reply[1]) * time.Millisecond
+		if len(reply) >= 3 {
+			a.place, a.length = reply[2], reply[2]
+		}
 		if len(reply) == 5 {
-			a.place, a.length, a.at = reply[2], reply[3], reply[4]
+			a.length, a.last = reply[3], uint64(reply[4])
 		}
 	default:
 		return a, fmt.Errorf("redislock: the acquire script returned %v", reply)

@@ -206,10 +206,14 @@ func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start ti
 	}
 }
 
-// grant begins the lease of the first node of a queue.
+// grant begins the lease of the first node of a queue. That the node is there, the queue has shown, also if nothing is
+// written: every client sees all changes in their order, so a queue from which the node before is gone lacks ours too if
+// that went first. What the server that has shown the queue may not know yet came later, and nothing ends the lease before
+// start + TTL: not the session, which lasts longer than that from the write that created the node, and not the waiter
+// behind, which has counted from after that write.
 func (b *Backend) grant(ctx context.Context, l *lease, t turn) (start time.Time, err error) {
 	start = t.start
-	if !t.fresh || time.Since(start) > t.ttl/mostWait { // else the write that created the node is as good
+	if !t.fresh || age(start, start.Round(0), time.Now()) > t.ttl/mostWait { // else the write that created the node is as good
 		seal := func() error {
 			start = time.Now()
 			return b.seal(l, t.ttl)
@@ -227,6 +231,12 @@ func (b *Backend) grant(ctx context.Context, l *lease, t turn) (start time.Time,
 		return start, errGone
 	}
 	return start, nil
+}
+
+// age is what has passed between start, which is wall on the wall clock, and now: the larger of what the monotonic clock
+// says, which stands still while the machine is suspended, and what the wall clock says, which may be set back.
+func age(start, wall, now time.Time) time.Duration {
+	return max(now.Sub(start), now.Round(0).Sub(wall))
 }
 
 // watch is the one that a waiter has set, and for which it waits. The client cannot take it back.

@@ -44,7 +44,7 @@ type link struct {
 	held   chan struct{}  // closed on delivery
 	lost   int            // calls whose request or reply was lost
 	old    bool           // the server is to know no containers
-	mute   bool           // watches that fire are lost
+	mute   string         // events of watched paths that begin with it are lost, unless it is empty
 	before func(op int32) // if not nil, called before a call is sent
 	calls  map[int32]int  // by operation
 	conns  map[*conn]struct{}
@@ -97,6 +97,13 @@ func (l *link) is(f fault) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.fault == f
+}
+
+// muffle loses the events of the paths that begin with prefix.
+func (l *link) muffle(prefix string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mute = prefix
 }
 
 // losses is how many calls have lost their request or reply.
@@ -291,9 +298,12 @@ func (c *conn) next() ([]byte, error) {
 	write := op == opSetData || op == opDelete || op == opCreate && good
 	c.l.mu.Lock()
 	f, held, mute := c.l.fault, c.l.held, c.l.mute
+	muted := false
 	switch {
 	case xid == -1: // a watch has fired: a header, a type, a state, and the path
-		delete(c.l.watch, text(frame[28:]))
+		path := text(frame[28:])
+		delete(c.l.watch, path)
+		muted = mute != "" && strings.HasPrefix(path, mute)
 	case good && call.watch != "":
 		c.l.watch[call.watch] = struct{}{}
 	}
@@ -305,7 +315,7 @@ func (c *conn) next() ([]byte, error) {
 	}
 	c.l.mu.Unlock()
 	switch {
-	case mute && xid == -1:
+	case muted:
 		return c.next()
 	case f == cut, f == loseReplies && write:
 		return nil, c.breaks()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -151,6 +152,16 @@ func (p party) nodes(t *testing.T, key string) []string {
 		require.NoError(t, err)
 	}
 	return names
+}
+
+// drop deletes owner's nodes, as somebody else might.
+func (p party) drop(t *testing.T, key, owner string) {
+	t.Helper()
+	for _, name := range p.nodes(t, key) {
+		if strings.HasPrefix(name, owner+":") {
+			require.NoError(t, p.conn.Delete("/dlock/"+key+"/"+name, -1))
+		}
+	}
 }
 
 // follows waits until p watches owner's node.
@@ -444,7 +455,8 @@ func TestStart(t *testing.T) {
 	require.True(t, w.g.Start.After(released))
 }
 
-// A waiter that hasn't waited for long is granted a lease that counts from before its node was created, without a write.
+// A waiter that hasn't waited for long is granted a lease that counts from before its node was created, without a write
+// but those of its node's beginning and end.
 func TestShortWait(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
@@ -466,7 +478,10 @@ func TestShortWait(t *testing.T) {
 	require.False(t, w.g.Start.Before(asked))
 	require.False(t, w.g.Start.After(<-created))
 	require.Zero(t, b.link.sent(opSetData))
-	require.NoError(t, b.Renew(t.Context(), w.g))
+	require.NoError(t, b.Release(t.Context(), w.g))
+	for op, want := range map[int32]int{opCreate: 1, opGetChildren: 3, opGetData: 1, opDelete: 1} { // what a section costs
+		require.Equal(t, want, b.link.sent(op), "requests of kind %d", op)
+	}
 }
 
 // A waiter that has seen that it is the first, and whose node goes before it has the lock, doesn't get it, though nothing
@@ -483,9 +498,7 @@ func TestNodeGoneBeforeTheGrant(t *testing.T) {
 		if op != opSetData {
 			return
 		}
-		b.link.mu.Lock()
-		b.link.mute = true
-		b.link.mu.Unlock()
+		b.link.muffle("/")
 		for _, name := range a.nodes(t, key) {
 			assert.NoError(t, a.conn.Delete("/dlock/"+key+"/"+name, -1))
 		}
@@ -494,6 +507,75 @@ func TestNodeGoneBeforeTheGrant(t *testing.T) {
 	require.NoError(t, a.Release(t.Context(), g))
 	w := receive(t, won)
 	require.ErrorIs(t, w.err, dlock.ErrLost, "got token %d", w.g.Fence)
+}
+
+// A waiter that is granted the lock without a write has seen its node in the queue: one whose node went while it waited
+// doesn't get the lock when the node before is gone, though its own watch has not told it. Neither when the lock would be
+// free for it, nor while another holds it.
+func TestNodeGoneDuringAShortWait(t *testing.T) {
+	for _, free := range []bool{true, false} {
+		t.Run(fmt.Sprintf("free %t", free), func(t *testing.T) {
+			a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
+			g := a.take(t, key, long)
+			before, leave := g.Owner, func() { require.NoError(t, a.Release(t.Context(), g)) }
+			if !free {
+				ctx, cancel := context.WithCancel(t.Context())
+				r := newRequest(key, long)
+				middle := c.acquire(ctx, r)
+				c.follows(t, key, g.Owner)
+				before, leave = r.Owner, func() {
+					cancel()
+					require.ErrorIs(t, receive(t, middle).err, context.Canceled)
+				}
+			}
+			r := newRequest(key, long)
+			won := b.acquire(t.Context(), r)
+			b.follows(t, key, before)
+			b.link.muffle(nodePrefix(key, r.Owner))
+			b.drop(t, key, r.Owner)
+			require.Empty(t, won, "the waiter has been told")
+			leave()
+			w := receive(t, won)
+			require.ErrorIs(t, w.err, dlock.ErrLost, "got token %d", w.g.Fence)
+			require.Zero(t, b.link.sent(opSetData), "a write would have told as well")
+		})
+	}
+}
+
+// A node that an earlier request made, whose answer was lost, may have been seen by the waiter behind it, which has counted
+// from then on. So it is written again, with the TTL of the request that has found it.
+func TestFoundNodeIsWritten(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	require.NoError(t, a.Release(t.Context(), a.take(t, key, long))) // its parent is there
+	r := newRequest(key, long)
+	heal := a.link.inject(loseReplies, 0)
+	_, err := a.Acquire(t.Context(), r)
+	require.Error(t, err)
+	heal()
+	first := slices.Min(b.nodes(t, key))
+	require.True(t, strings.HasPrefix(first, r.Owner))
+	r.TTL = moderate
+	asked := time.Now()
+	g, err := a.Acquire(t.Context(), r)
+	require.NoError(t, err)
+	require.False(t, g.Start.Before(asked))
+	require.Equal(t, []string{first}, b.nodes(t, key))
+	data, stat, err := b.conn.Get("/dlock/" + key + "/" + first)
+	require.NoError(t, err)
+	require.EqualValues(t, stat.Czxid, g.Fence)
+	require.Positive(t, stat.Version, "a waiter that has seen the node must begin to count anew")
+	require.Equal(t, moderate.String(), string(data))
+}
+
+// A wait in which the machine was suspended is as long as the wall clock says.
+func TestAge(t *testing.T) {
+	now := time.Now()
+	start := now.Add(-time.Second)
+	for moved, want := range map[time.Duration]time.Duration{
+		0: time.Second, time.Hour: time.Hour + time.Second, -time.Hour: time.Second,
+	} {
+		require.Equal(t, want, zklock.Age(start, start.Round(0).Add(-moved), now), "wall clock moved by %v", moved)
+	}
 }
 
 // A lease that isn't renewed ends by itself, though nobody waits for it.
@@ -522,6 +604,19 @@ func TestRetryTooLate(t *testing.T) {
 	receive(t, g.Lost)
 	receive(t, again.Lost)
 	require.NoError(t, b.Release(t.Context(), b.take(t, key, long)))
+}
+
+// A lease that has run out isn't taken up again, though its node is still there: here it can't be deleted.
+func TestRetryOfALeaseThatIsOver(t *testing.T) {
+	a := connect(t, server.Addr)
+	b, err := zklock.New(a.conn, &zklock.Options{Root: "/" + uuid.NewString(), ACL: zk.WorldACL(zk.PermAll &^ zk.PermDelete)})
+	require.NoError(t, err)
+	r := newRequest(newKey(), short)
+	_, err = b.TryAcquire(t.Context(), r)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return a.link.sent(opDelete) > 0 }, soon, time.Millisecond)
+	_, err = b.TryAcquire(t.Context(), r)
+	require.ErrorIs(t, err, zk.ErrNoAuth)
 }
 
 // A Backend that is cut off when a lease of its runs out deletes the node later.
@@ -584,9 +679,7 @@ func renewalUnseen(t *testing.T) (done bool) {
 	g := a.take(t, key, short)
 	won := b.acquire(t.Context(), newRequest(key, long))
 	require.Eventually(t, func() bool { return len(won) > 0 || b.link.watches(nodePrefix(key, g.Owner)) }, soon, time.Millisecond)
-	b.link.mu.Lock()
-	b.link.mute = true
-	b.link.mu.Unlock()
+	b.link.muffle("/")
 	time.Sleep(short / 2)
 	renewed := time.Now()
 	err := a.Renew(t.Context(), g)

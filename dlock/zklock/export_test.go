@@ -1,0 +1,4 @@
+package zklock
+
+// Age is for tests.
+var Age = age
