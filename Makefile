@@ -84,6 +84,10 @@ bin/minidyn: $(wildcard testdata/servers/minidyn/*)
 images: servers ## Build container images, for where no registry is reachable (as root)
 	@testdata/images/build
 
+.PHONY: fleet
+fleet: ## Check what puts load from many hosts: manifests, dashboard and, where Docker answers, the compose profile
+	@cd testdata/kubernetes && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count=1 $(TESTFLAGS) ./...
+
 .PHONY: clean
 clean: ## Remove what make has made: tools, servers and the choice of built images
 	rm -rf bin testdata/images/images.env

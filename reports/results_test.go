@@ -77,7 +77,7 @@ func TestResults(t *testing.T) {
 			}
 			want, err := os.ReadFile(path)
 			require.NoError(t, err)
-			require.Equal(t, string(want), page.String(), "run go test ./reports -update")
+			require.Equal(t, string(want), page.String(), "run make report")
 		})
 	}
 }
@@ -110,7 +110,7 @@ func region(t *testing.T, file, name, want string) {
 		require.NoError(t, os.WriteFile(file, []byte(before+begin+want+end+after), 0o644))
 		return
 	}
-	require.Equal(t, want, old, "%s: run go test ./reports -update", file)
+	require.Equal(t, want, old, "%s: run make report", file)
 }
 
 // TestMatrix keeps the tables of the matrix what its data says.

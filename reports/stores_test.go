@@ -46,7 +46,8 @@ func TestProtectedStores(t *testing.T) {
 		require.Equal(t, history.Safe, r.Verdict, file)
 		require.Equal(t, 1, r.Refused, file)
 	}
-	table := fmt.Sprintf("| run | %s |\n| --- |%s\n", strings.Join(columns, " | "), strings.Repeat(" --- |", len(columns)))
+	var table strings.Builder
+	fmt.Fprintf(&table, "| run | %s |\n| --- |%s\n", strings.Join(columns, " | "), strings.Repeat(" --- |", len(columns)))
 	for _, name := range []string{"PauseExceedsTTL", "WriteDelayedInNetwork", "ResourceCrash"} {
 		cells := make([]string, len(columns))
 		for i, store := range columns {
@@ -58,7 +59,7 @@ func TestProtectedStores(t *testing.T) {
 			}
 			cells[i] = reports.Cell(slices.Clone(runs))
 		}
-		table += fmt.Sprintf("| `%s` | %s |\n", name, strings.Join(cells, " | "))
+		fmt.Fprintf(&table, "| `%s` | %s |\n", name, strings.Join(cells, " | "))
 	}
-	region(t, protected+"/README.md", "stores: go test ./reports -update", table)
+	region(t, protected+"/README.md", "stores: go test ./reports -update", table.String())
 }

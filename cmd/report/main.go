@@ -1,4 +1,5 @@
-// Command report judges recorded histories and draws them as one HTML page.
+// Command report judges recorded histories and draws them as one HTML page, and makes the charts, tables and site of the
+// recorded results from their data.
 package main
 
 import (
@@ -9,11 +10,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"unicode"
 
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/reports"
+	"github.com/fencelab/fencelab/reports/site"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
@@ -29,6 +32,10 @@ With -matrix it writes no page but a file of one JSON line a run, and prints wha
 runs came to as a Markdown table of hazards and locks: ✕ violated, ✓ safe, ✓! safe
 with the live holder refused, · not run, each with fencing off, on writes alone, and on.
 
+With -site it reads the recorded results instead, in the folder -results: it makes
+their charts and tables anew from their data, writes them there, and writes a site of
+all pages to the folder that it is given. Open its index.html; no server is needed.
+
 The exit code is 1 if a history with fencing on is violated, if any history is
 inconclusive, if one can't be read, or if the page can't be written. Else it is 0:
 what goes wrong without fencing, or with fencing on writes alone, is what such runs
@@ -36,7 +43,8 @@ are there to show. The page is written whatever the verdicts are.`,
 	Examples: `
   report run.jsonl
   report -o pause.html pause-off.jsonl pause-on.jsonl
-  report -matrix runs.jsonl /tmp/histories/*.jsonl`,
+  report -matrix runs.jsonl /tmp/histories/*.jsonl
+  report -site site`,
 }
 
 func main() { cli.Main(run) }
@@ -45,8 +53,16 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
 	out := fs.String("o", "timeline.html", "the `file` to write the page to")
 	matrix := fs.String("matrix", "", "the `file` to write a line a run to, instead of a page")
+	web := fs.String("site", "", "the `folder` to write a site of all recorded results to, instead of a page")
+	results := fs.String("results", "reports/results", "the `folder` of the recorded results, for -site")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
+	}
+	if *web != "" {
+		if fs.NArg() > 0 || *matrix != "" {
+			return errors.New("report: -site is of the recorded results in -results: it takes neither histories nor -matrix")
+		}
+		return build(*results, *web, stdout)
 	}
 	if fs.NArg() == 0 {
 		return errors.New("report: no history to read: name one or more files of events (report -h tells more)")
@@ -99,6 +115,34 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 	if len(bad) > 0 {
 		return fmt.Errorf("report: %s", strings.Join(bad, "; "))
+	}
+	return nil
+}
+
+// build makes the charts and tables of the results anew, and a site of all of their pages.
+func build(results, web string, stdout io.Writer) error {
+	folder := os.DirFS(results)
+	pages, err := site.Pages(folder)
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	changed, err := pages.Differ(folder)
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	if err := pages.Write(results); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	files, err := site.HTML(folder)
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	if err := files.Write(web); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	said := fmt.Sprintf("%d charts and pages in %s, %d of them changed\nwrote %s\n", len(pages), results, len(changed), filepath.Join(web, "index.html"))
+	if _, err := io.WriteString(stdout, said); err != nil {
+		return fmt.Errorf("report: %w", err)
 	}
 	return nil
 }

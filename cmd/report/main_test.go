@@ -98,6 +98,37 @@ func TestMatrix(t *testing.T) {
 	require.ErrorContains(t, err, "no such file")
 }
 
+// The site is made from the data, charts and tables are as they were committed, and what was tampered with is made anew.
+func TestSite(t *testing.T) {
+	results, web := filepath.Join(t.TempDir(), "results"), filepath.Join(t.TempDir(), "web")
+	require.NoError(t, os.CopyFS(results, os.DirFS("../../reports/results")))
+	build := func() string {
+		var stdout bytes.Buffer
+		require.NoError(t, run(context.Background(), []string{"-results", results, "-site", web}, &stdout))
+		return stdout.String()
+	}
+	require.Contains(t, build(), ", 0 of them changed", "run make report")
+	chart := filepath.Join(results, "holder-killed", "blocked.svg")
+	drawn, err := os.ReadFile(chart)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(chart, []byte("<svg/>"), 0o644))
+	require.Contains(t, build(), ", 1 of them changed")
+	again, err := os.ReadFile(chart)
+	require.NoError(t, err)
+	require.Equal(t, string(drawn), string(again))
+	page, err := os.ReadFile(filepath.Join(web, "holder-killed", "index.html"))
+	require.NoError(t, err)
+	require.Contains(t, string(page), string(drawn))
+
+	err = run(context.Background(), []string{"-site", web, histories + "pause-on.jsonl"}, &bytes.Buffer{})
+	require.ErrorContains(t, err, "takes neither histories")
+	err = run(context.Background(), []string{"-site", web, "-results", filepath.Join(results, "absent")}, &bytes.Buffer{})
+	require.ErrorContains(t, err, "no such file")
+	require.NoError(t, os.WriteFile(filepath.Join(results, "contention", "data.jsonl"), []byte("{"), 0o644))
+	err = run(context.Background(), []string{"-site", web, "-results", results}, &bytes.Buffer{})
+	require.ErrorContains(t, err, "contention/data.jsonl: run 1")
+}
+
 func TestHelp(t *testing.T) {
 	var stdout bytes.Buffer
 	err := run(context.Background(), []string{"-h"}, &stdout)

@@ -1,0 +1,455 @@
+package site
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// derived is what follows from the data of a result: charts by the name of their file, and what stands between the comments
+// of its page, by name.
+type derived struct {
+	charts map[string]*chart
+	tables map[string]string
+}
+
+// Sweeps of the experiment on contention, by their names in its config.json, and the number of contenders at which locks
+// are compared.
+const (
+	hotKey      = "hot key"
+	withWork    = "work"
+	uncontended = "uncontended"
+	crowd       = 200
+)
+
+// groups are the locks that share a drawing.
+var groups = []struct {
+	file, on string
+	locks    []string
+}{
+	{"redis", "on Redis", []string{"redis", "redis-spin", "redsync", "redislock", "rueidislock", "redlock", "redsync-5"}},
+	{"others", "on other services", []string{"etcd", "etcd-mutex", "zookeeper", "zk-lock", "consul", "postgres"}},
+}
+
+func contention(data []byte) (*derived, error) {
+	all, err := decodeRuns(data)
+	if err != nil {
+		return nil, err
+	}
+	hot := all.of(hotKey)
+	d := &derived{charts: map[string]*chart{}, tables: map[string]string{"machine": all.machine()}}
+	d.tables["goals"] = claims(append(contentionClaims(all), kept(all)))
+	d.tables["throughput"], d.tables["waits"] = hotTables(hot)
+	for _, g := range groups {
+		if len(hot) == 0 {
+			break
+		}
+		d.charts["throughput-"+g.file] = throughputChart(hot, g.locks, g.on)
+		d.charts["waits-"+g.file] = waitsChart(hot, g.locks, g.on)
+	}
+	d.charts["ceiling"], d.tables["ceiling"] = ceilings(all)
+	open := byRate(all.of(uncontended))
+	d.tables["rates"] = ratesTable(open)
+	if len(open) > 0 {
+		d.charts["rates"] = ratesChart(open)
+	}
+	return d, nil
+}
+
+// working is the work under a lock in words.
+func working(w time.Duration) string {
+	if w == 0 {
+		return "no work"
+	}
+	return number(float64(w)/1e6) + " ms of work"
+}
+
+func perSecond(v float64) string { return number(v) + "/s" }
+
+// hotTables are one of throughput and one of waits, a row a lock and a column a number of contenders.
+func hotTables(hot runs) (throughput, waits string) {
+	head := []string{"lock"}
+	for _, n := range hot.contenders() {
+		head = append(head, number(float64(n)))
+	}
+	var t, w [][]string
+	for _, lock := range hot.locks() {
+		rt, rw := []string{lock}, []string{lock}
+		for _, n := range hot.contenders() {
+			r := hot.closed(lock, n, 0)
+			if r == nil {
+				rt, rw = append(rt, "·"), append(rw, "·")
+				continue
+			}
+			cell := perSecond(r.SectionsPerS)
+			if r.Failed > 0 {
+				cell += fmt.Sprintf(", %s failed", number(float64(r.Failed)))
+			}
+			if s := r.Share.Starved; s > 0 {
+				cell += fmt.Sprintf(", %d starved", s)
+			}
+			rt = append(rt, cell)
+			rw = append(rw, fmt.Sprintf("%s, %s, %s", r.waits.cell(0.5), r.waits.cell(0.99), r.waits.cell(0.999)))
+		}
+		t, w = append(t, rt), append(w, rw)
+	}
+	return table(head, t), table(head, w)
+}
+
+// contendersAxis has a tick for each number of contenders.
+func contendersAxis(hot runs) axis {
+	list := hot.contenders()
+	var ticks []float64
+	for _, n := range list {
+		ticks = append(ticks, float64(n))
+	}
+	return axis{label: "contenders", log: true, min: ticks[0] * 0.9, max: ticks[len(ticks)-1] * 1.1, ticks: at(ticks...)}
+}
+
+func throughputChart(hot runs, locks []string, on string) *chart {
+	var lines []line
+	var values []float64
+	for _, lock := range locks {
+		l := line{name: lock, look: looks[lock]}
+		for _, n := range hot.contenders() {
+			if r := hot.closed(lock, n, 0); r != nil {
+				l.xs, l.ys = append(l.xs, float64(n)), append(l.ys, r.SectionsPerS)
+				values = append(values, r.SectionsPerS)
+			}
+		}
+		if len(l.xs) > 0 {
+			lines = append(lines, l)
+		}
+	}
+	y := logAxis("", values...)
+	none := false
+	for i := range lines { // a logarithm has no zero: it is put below everything else, and called what it is
+		for j, v := range lines[i].ys {
+			if v == 0 {
+				lines[i].ys[j], none = y.min/3, true
+			}
+		}
+	}
+	if none {
+		y.ticks = append(decades(y.min, y.max), at(y.min/3)...)
+		y.min /= 3
+		y.ticks[len(y.ticks)-1].Label = "none"
+	}
+	var first []string
+	for _, n := range hot.contenders() {
+		var some runs
+		for _, lock := range locks {
+			if r := hot.closed(lock, n, 0); r != nil {
+				some = append(some, r)
+			}
+		}
+		if r := best(some, fastest); r != nil {
+			words := "%s with %s (%s)"
+			if first == nil {
+				words = "%s is the fastest with %s contenders (%s)"
+			}
+			first = append(first, fmt.Sprintf(words, r.Config.Backend, number(float64(n)), perSecond(r.SectionsPerS)))
+		}
+	}
+	title := "Hot key " + on + ", no work: " + strings.Join(first, ", ")
+	return &chart{
+		title: title, about: "Sections per second against the number of contenders, a line for each lock. The table has the numbers.",
+		panels: []panel{{heading: "sections per second", height: 250, x: contendersAxis(hot), y: y, lines: lines}},
+	}
+}
+
+func waitsChart(hot runs, locks []string, on string) *chart {
+	c := &chart{
+		title: "Hot key " + on + ", no work: how long acquisitions wait",
+		about: "Three panels: median, 99th and 99.9th percentile of waits in milliseconds against the number of contenders, a line for each lock. " +
+			"An arrow says that the wait is longer than that. The table has the numbers.",
+	}
+	if r := hot.closed(locks[0], crowd, 0); r != nil {
+		if s := best(peersOf(hot, locks, crowd), fastest); s != nil {
+			c.title = fmt.Sprintf("Hot key %s, %d contenders, no work: 1 in 100 waits for more than %s ms for %s, and %s ms for %s", on, crowd,
+				trim(r.waits.cell(0.99)), locks[0], trim(s.waits.cell(0.99)), s.Config.Backend)
+		}
+	}
+	for _, p := range []struct {
+		name string
+		q    float64
+	}{{"median wait, ms", 0.5}, {"99th percentile, ms", 0.99}, {"99.9th percentile, ms", 0.999}} {
+		pan := panel{heading: p.name, height: 190, x: contendersAxis(hot)}
+		var values []float64
+		for _, lock := range locks {
+			l := line{name: lock, look: looks[lock]}
+			for _, n := range hot.contenders() {
+				r := hot.closed(lock, n, 0)
+				if r == nil {
+					continue
+				}
+				values = append(values, l.addWait(float64(n), r, p.q)...)
+			}
+			if len(l.xs) > 0 {
+				pan.lines = append(pan.lines, l)
+			}
+		}
+		pan.y = logAxis("", values...)
+		c.panels = append(c.panels, pan)
+	}
+	return c
+}
+
+// addWait adds a quantile of r's waits to a line, and returns what it added.
+func (l *line) addWait(x float64, r *run, q float64) []float64 {
+	ms, bound := r.waits.quantile(q)
+	if math.IsNaN(ms) {
+		return nil
+	}
+	ms = max(ms, 0.01) // where the axis ends
+	if bound {
+		if l.atLeast == nil {
+			l.atLeast = map[int]bool{}
+		}
+		l.atLeast[len(l.xs)] = true
+	}
+	l.xs, l.ys = append(l.xs, x), append(l.ys, ms)
+	return []float64{ms}
+}
+
+// peersOf are the runs of other libraries' locks among those named, with no work.
+func peersOf(hot runs, locks []string, contenders int) (list runs) {
+	for _, r := range hot {
+		if r.Machine.Library != "" && r.Config.Contenders == contenders && r.Config.Work == 0 && slices.Contains(locks, r.Config.Backend) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// handOff is the least time that a section of a lock has taken without any work: what passes from a release to the next
+// grant and on to the next release.
+func handOff(hot runs, lock string) time.Duration {
+	most := 0.0
+	for _, n := range hot.contenders() {
+		if r := hot.closed(lock, n, 0); r != nil {
+			most = max(most, r.SectionsPerS)
+		}
+	}
+	if most == 0 {
+		return 0
+	}
+	return time.Duration(float64(time.Second) / most)
+}
+
+// ceiling is the most sections per second that the lock of r could do: one after the other, each for as long as the holders
+// of r have worked and the hand-off took. share is how much of it r did.
+func ceiling(hot runs, r *run) (perS, share float64) {
+	h := handOff(hot, r.Config.Backend)
+	if h == 0 {
+		return math.NaN(), math.NaN()
+	}
+	each := h.Seconds()
+	if r.Config.Work > 0 {
+		each += max(r.Hold.Mean/1e3, r.Config.Work.D().Seconds())
+	}
+	return 1 / each, r.SectionsPerS * each
+}
+
+func ceilings(all runs) (*chart, string) {
+	hot, work := all.of(hotKey), all.of(withWork)
+	var rows [][]string
+	works := append([]time.Duration{0}, work.works()...)
+	pan := panel{
+		heading: "share of the lock's own ceiling", height: 230,
+		x: axis{label: "work under the lock", min: -0.15, max: float64(len(works)) - 0.85}, y: axis{min: 0, max: 1.05},
+	}
+	for i, w := range works {
+		pan.x.ticks = append(pan.x.ticks, at(float64(i))...)
+		pan.x.ticks[i].Label = strings.TrimSuffix(working(w), " of work")
+	}
+	for v := 0.0; v < 1.1; v += 0.25 {
+		pan.y.ticks = append(pan.y.ticks, at(v)...)
+		pan.y.ticks[len(pan.y.ticks)-1].Label = fmt.Sprintf("%.0f %%", 100*v)
+	}
+	title := "How much of its ceiling a lock reaches"
+	for _, lock := range work.locks() {
+		l := line{name: lock, look: looks[lock]}
+		for i, w := range works {
+			r := work.closed(lock, crowd, w)
+			if w == 0 {
+				r = hot.closed(lock, crowd, 0)
+			}
+			if r == nil {
+				continue
+			}
+			c, share := ceiling(hot, r)
+			if math.IsNaN(share) {
+				continue
+			}
+			held := "—"
+			if w > 0 {
+				held = number(r.Hold.Mean) + " ms"
+			}
+			rows = append(rows, []string{
+				lock, strings.TrimSuffix(working(w), " of work"), held, number(float64(handOff(hot, lock))/1e6) + " ms", perSecond(c), perSecond(r.SectionsPerS),
+				fmt.Sprintf("%.0f %%", 100*share),
+			})
+			l.xs, l.ys = append(l.xs, float64(i)), append(l.ys, share)
+			pan.y.max = max(pan.y.max, share*1.03)
+			if lock == "redis" && i == 1 {
+				title = fmt.Sprintf("With %d contenders and %s, redis reaches %.0f %% of its ceiling", crowd, working(w), 100*share)
+			}
+		}
+		if len(l.xs) > 0 {
+			pan.lines = append(pan.lines, l)
+		}
+	}
+	return &chart{
+		title: title, about: "Sections per second by the ceiling, 1/(work + hand-off), against the work under the lock. The table has the numbers.",
+		panels: []panel{pan},
+	}, table([]string{"lock", "work", "held for", "hand-off", "ceiling", "measured", "share"}, rows)
+}
+
+// quick is what an uncontended acquisition may take, in milliseconds, for its rate to count as sustained.
+const quick = 5
+
+// sustained is the highest of the offered rates up to which p99 stayed below quick, or nil.
+func sustained(open runs) *run {
+	var last *run
+	for _, r := range byRate(open) {
+		if ms, bound := r.waits.quantile(0.99); bound || ms >= quick {
+			break
+		}
+		last = r
+	}
+	return last
+}
+
+func byRate(open runs) runs {
+	open = slices.Clone(open)
+	slices.SortFunc(open, func(a, b *run) int { return int(a.Config.Rate - b.Config.Rate) })
+	return open
+}
+
+func ratesTable(open runs) string {
+	var rows [][]string
+	for _, r := range open {
+		rows = append(rows, []string{
+			perSecond(r.Config.Rate), perSecond(r.SectionsPerS), r.waits.cell(0.5), r.waits.cell(0.99), r.waits.cell(0.999), number(r.Pacer.P99),
+			number(float64(r.MaxWaiting)),
+		})
+	}
+	return table([]string{"offered", "served", "median, ms", "99 %", "99.9 %", "pacer late, 99 %", "waiting at most"}, rows)
+}
+
+func ratesChart(open runs) *chart {
+	served := line{name: "redis", look: looks["redis"]}
+	quantiles := []line{
+		{name: "99.9 %", look: looks["redsync"]}, {name: "99 %", look: looks["redis"]}, {name: "median", look: looks["redlock"]},
+	}
+	var values []float64
+	for _, r := range open {
+		rate := r.Config.Rate
+		served.xs, served.ys = append(served.xs, rate), append(served.ys, r.SectionsPerS)
+		for i, q := range []float64{0.999, 0.99, 0.5} {
+			values = append(values, quantiles[i].addWait(rate, r, q)...)
+		}
+	}
+	most := open[len(open)-1].Config.Rate
+	x := axis{label: "arrivals offered per second", min: 0, max: 1.03 * most, ticks: at(0, most/3, 2*most/3, most)}
+	y := x
+	y.label = ""
+	ideal := line{name: "as offered", look: look{"quiet", dotted, nil}, xs: []float64{0, most}, ys: []float64{0, most}, bare: true, thin: true}
+	title := fmt.Sprintf("Uncontended, ten million keys: at no offered rate did 99 %% of acquisitions take less than %d ms", quick)
+	if r := sustained(open); r != nil {
+		title = fmt.Sprintf("Uncontended, ten million keys: up to %s arrivals per second 99 %% of acquisitions take less than %d ms", number(r.Config.Rate), quick)
+	}
+	return &chart{
+		title: title,
+		about: "Above, waits in milliseconds against the offered rate: median, 99th and 99.9th percentile. Below, acquisitions served per second. The table has the numbers.",
+		panels: []panel{
+			{heading: "wait from when the arrival was due, ms", height: 200, x: x, y: logAxis("", values...), lines: quantiles},
+			{heading: "acquisitions served per second", height: 190, x: x, y: y, lines: []line{ideal, served}},
+		},
+	}
+}
+
+// contentionClaims are the goals of the lock that waits in line, and of the others against the libraries of their services.
+func contentionClaims(all runs) (list []claim) {
+	hot, work, open := all.of(hotKey), all.of(withWork), all.of(uncontended)
+	redis := groups[0].locks
+	queue := func(n int) *run { return hot.closed("redis", n, 0) }
+	add := func(says string, ok bool, measured func() (string, bool)) {
+		c := claim{says: says, missing: !ok}
+		if ok {
+			c.measured, c.holds = measured()
+		}
+		list = append(list, c)
+	}
+	for _, n := range []int{crowd, 1000} {
+		r, s := queue(n), best(peersOf(hot, redis, n), fastest)
+		add(fmt.Sprintf("%s contenders: at least the sections of the fastest other library on Redis", number(float64(n))), r != nil && s != nil, func() (string, bool) {
+			return fmt.Sprintf("%s ÷ %s (%s) = %s", perSecond(r.SectionsPerS), perSecond(s.SectionsPerS), s.Config.Backend, number(r.SectionsPerS/s.SectionsPerS)),
+				r.SectionsPerS >= s.SectionsPerS
+		})
+	}
+	r := queue(crowd)
+	for _, c := range []struct {
+		name string
+		by   func(a, b *run) int
+	}{{"with the most sections", fastest}, {"with the shortest tail", shortestTail}} {
+		s := best(peersOf(hot, redis, crowd), c.by)
+		add(fmt.Sprintf("%d contenders: p99 of waits at most 1/10 of that of the other library %s", crowd, c.name), r != nil && s != nil && r.waits != nil && s.waits != nil, func() (string, bool) {
+			a, ab := r.waits.quantile(0.99)
+			b, bb := s.waits.quantile(0.99) // if it is longer than that, so much the better
+			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.waits.cell(0.99), number(b), s.Config.Backend, number(a/b)) +
+				map[bool]string{true: ", or less", false: ""}[bb], !ab && a <= b/10
+		})
+	}
+	for _, n := range []int{crowd, 1000} {
+		r := queue(n)
+		ok := r != nil && r.waits != nil
+		add(fmt.Sprintf("%s contenders: p99 at most 2.5 × the median", number(float64(n))), ok, func() (string, bool) {
+			p50, b50 := r.waits.quantile(0.5)
+			p99, b99 := r.waits.quantile(0.99)
+			return fmt.Sprintf("%s ms ÷ %s ms = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99/p50)), !b50 && !b99 && p99 <= 2.5*p50
+		})
+		add(fmt.Sprintf("%s contenders: Jain's index at least 0.999", number(float64(n))), r != nil, func() (string, bool) {
+			return fmt.Sprintf("%.5f", r.Share.Jain), r.Share.Jain >= 0.999
+		})
+		add(fmt.Sprintf("%s contenders: nobody starves", number(float64(n))), r != nil, func() (string, bool) {
+			return fmt.Sprintf("%d starved, %d without a section", r.Share.Starved, r.Share.Without), r.Share.Starved == 0
+		})
+	}
+	for _, w := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond} {
+		r := work.closed("redis", crowd, w)
+		add(fmt.Sprintf("%d contenders, %s: at least 90 %% of the ceiling", crowd, working(w)), r != nil && handOff(hot, "redis") > 0, func() (string, bool) {
+			c, share := ceiling(hot, r)
+			return fmt.Sprintf("%s of %s = %.1f %%", perSecond(r.SectionsPerS), perSecond(c), 100*share), share >= 0.9
+		})
+	}
+	for _, c := range []struct {
+		own, other, name string
+		times            float64
+	}{{"etcd", "etcd-mutex", "`concurrency.Mutex`", 2}, {"zookeeper", "zk-lock", "go-zookeeper", 1}} {
+		for _, n := range []int{50, crowd} {
+			r, s := hot.closed(c.own, n, 0), hot.closed(c.other, n, 0)
+			add(fmt.Sprintf("%d contenders: %slock at least %s × the sections of %s", n, map[string]string{"etcd": "etcd", "zookeeper": "zk"}[c.own], number(c.times), c.name),
+				r != nil && s != nil && s.Sections > 0, func() (string, bool) {
+					return fmt.Sprintf("%s ÷ %s = %s", perSecond(r.SectionsPerS), perSecond(s.SectionsPerS), number(r.SectionsPerS/s.SectionsPerS)),
+						r.SectionsPerS >= c.times*s.SectionsPerS
+				})
+		}
+	}
+	slow := best(byRate(open), func(a, b *run) int { return int(a.Config.Rate - b.Config.Rate) })
+	add("uncontended, at the lowest offered rate: p99 below 3 ms", slow != nil && slow.waits != nil, func() (string, bool) {
+		ms, bound := slow.waits.quantile(0.99)
+		return fmt.Sprintf("%s ms at %s", slow.waits.cell(0.99), perSecond(slow.Config.Rate)), !bound && ms < 3
+	})
+	add(fmt.Sprintf("uncontended: at least 5,000 per second with p99 below %d ms", quick), len(open) > 0, func() (string, bool) {
+		s := sustained(open)
+		if s == nil {
+			return "at no rate", false
+		}
+		return perSecond(s.SectionsPerS) + " served of " + perSecond(s.Config.Rate), s.SectionsPerS >= 5000*0.98
+	})
+	return list
+}

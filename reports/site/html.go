@@ -1,0 +1,180 @@
+package site
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"net/url"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/yuin/goldmark"
+	"github.com/yuin/goldmark/ast"
+	"github.com/yuin/goldmark/extension"
+	"github.com/yuin/goldmark/parser"
+	"github.com/yuin/goldmark/text"
+)
+
+//go:embed page.html.tmpl
+var pageSource string
+
+//go:embed site.css
+var styles string
+
+var page = template.Must(template.New("page").Parse(pageSource))
+
+var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
+
+// HTML returns a site of the results: an index, a page for each with its drawings in it, and the files that the pages link
+// to. It needs no server and nothing from elsewhere: index.html can be opened as a file.
+func HTML(results fs.FS) (Files, error) {
+	out := Files{}
+	pages, err := fs.Glob(results, "*/README.md")
+	if err != nil {
+		return nil, fmt.Errorf("site: %w", err)
+	}
+	for _, name := range append([]string{"README.md"}, pages...) {
+		b, err := fs.ReadFile(results, name)
+		if err != nil {
+			return nil, fmt.Errorf("site: %w", err)
+		}
+		if err := render(results, name, b, out); err != nil {
+			return nil, fmt.Errorf("site: %s: %w", name, err)
+		}
+	}
+	return out, nil
+}
+
+// render adds a page to the site, and what it links to.
+func render(results fs.FS, name string, source []byte, out Files) error {
+	dir := path.Dir(name)
+	doc := markdown.Parser().Parse(text.NewReader(source))
+	title := "Recorded results"
+	var drop []*ast.Link // that lead out of the site
+	var fail error
+	err := ast.Walk(doc, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
+		if !entering {
+			return ast.WalkContinue, nil
+		}
+		switch n := n.(type) {
+		case *ast.Heading:
+			if n.Level == 1 {
+				title = plain(n, source)
+			}
+		case *ast.Link:
+			to, file, err := target(results, dir, string(n.Destination))
+			switch {
+			case err != nil:
+				fail = errors.Join(fail, err)
+			case to == "":
+				drop = append(drop, n)
+			default:
+				n.Destination = []byte(to)
+				if file != "" {
+					b, err := fs.ReadFile(results, file)
+					fail = errors.Join(fail, err)
+					out[file] = b
+				}
+			}
+		}
+		return ast.WalkContinue, nil
+	})
+	if err := errors.Join(err, fail); err != nil {
+		return err
+	}
+	for _, l := range drop {
+		for c := l.FirstChild(); c != nil; c = l.FirstChild() {
+			l.Parent().InsertBefore(l.Parent(), l, c)
+		}
+		l.Parent().RemoveChild(l.Parent(), l)
+	}
+	var body bytes.Buffer
+	if err := markdown.Renderer().Render(&body, source, doc); err != nil {
+		return err
+	}
+	var missing error
+	text := image.ReplaceAllStringFunc(body.String(), func(img string) string {
+		m := image.FindStringSubmatch(img)
+		svg, err := fs.ReadFile(results, path.Join(dir, m[1]))
+		if errors.Is(err, fs.ErrNotExist) {
+			return "<em>" + m[2] + " (not recorded yet)</em>"
+		}
+		missing = errors.Join(missing, err)
+		return "<figure>" + string(svg) + "</figure>"
+	})
+	if missing != nil {
+		return missing
+	}
+	text = paragraph.ReplaceAllString(text, `<div class="charts">$1</div>`)
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "<table>", `<div class="scroll" tabindex="0" role="region" aria-label="table"><table>`), "</table>", "</table></div>")
+	text = figure.ReplaceAllString(text, `<td class="num">$1</td>`)
+	const timeline = "timeline.html" // the runs' histories
+	drawn, err := fs.ReadFile(results, path.Join(dir, timeline))
+	switch {
+	case err == nil:
+		out[path.Join(dir, timeline)] = drawn
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	var b bytes.Buffer
+	if err := page.Execute(&b, map[string]any{
+		"Title": title, "Style": template.CSS(styles), "Body": template.HTML(text), "Home": dir != ".", "Timeline": drawn != nil,
+	}); err != nil {
+		return err
+	}
+	out[path.Join(dir, "index.html")] = b.Bytes()
+	return nil
+}
+
+var (
+	image     = regexp.MustCompile(`<img src="([a-z0-9-]+\.svg)" alt="([^"]*)" ?/?>`)
+	paragraph = regexp.MustCompile(`(?s)<p>((?:\s*<figure>.*?</figure>)+\s*)</p>`)
+	figure    = regexp.MustCompile(`<td>((?:&gt; )?[\d.,]+(?: ?(?:%|/s|ms|s|µs|[kMG]B))?|—|·)</td>`)
+)
+
+// target is where a link of a page leads in the site: to the index.html of a folder, or to a file, which is then to be
+// part of the site; "" if it isn't in it.
+func target(results fs.FS, dir, link string) (to, file string, err error) {
+	u, err := url.Parse(link)
+	if err != nil {
+		return "", "", err
+	}
+	if u.IsAbs() || u.Path == "" {
+		return link, "", nil
+	}
+	p := path.Join(dir, u.Path)
+	if !fs.ValidPath(p) {
+		return "", "", nil
+	}
+	info, err := fs.Stat(results, p)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", "", fmt.Errorf("it links to %s, which isn't there", link)
+	case err != nil:
+		return "", "", err
+	case info.IsDir():
+		u.Path = path.Join(u.Path, "index.html")
+		return u.String(), "", nil
+	case path.Base(p) == "README.md":
+		u.Path = path.Join(path.Dir(u.Path), "index.html")
+		return u.String(), "", nil
+	default:
+		return link, p, nil
+	}
+}
+
+// plain is the words of a node.
+func plain(n ast.Node, source []byte) string {
+	var b strings.Builder
+	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // which returns no error
+		if t, ok := n.(*ast.Text); ok && entering {
+			b.Write(t.Segment.Value(source))
+		}
+		return ast.WalkContinue, nil
+	})
+	return b.String()
+}

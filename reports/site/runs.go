@@ -1,0 +1,310 @@
+package site
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/fencelab/fencelab/internal/load"
+)
+
+// run is a line of an experiment's data, with what follows from it.
+type run struct {
+	*load.Result
+	waits waits
+}
+
+// runs are those of an experiment, in the order in which they were made.
+type runs []*run
+
+func decodeRuns(data []byte) (runs, error) {
+	var all runs
+	seen := map[load.Config]bool{}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	for {
+		r := &run{Result: &load.Result{}}
+		err := dec.Decode(r.Result)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("run %d: %w", len(all)+1, err)
+		}
+		if r.Seconds <= 0 {
+			return nil, fmt.Errorf("run %d (%s): it lasted no time: record it again", len(all)+1, r.Config.Backend)
+		}
+		if seen[r.Config] {
+			return nil, fmt.Errorf("run %d is of the same config as one before it: each is recorded once", len(all)+1)
+		}
+		seen[r.Config] = true
+		if r.waits, err = estimate(r.Result); err != nil {
+			return nil, fmt.Errorf("run %d (%s): %w", len(all)+1, r.Config.Backend, err)
+		}
+		all = append(all, r)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("there are no runs in it")
+	}
+	return all, nil
+}
+
+// of are the runs of a sweep.
+func (all runs) of(sweep string) (some runs) {
+	for _, r := range all {
+		if r.Config.Name == sweep {
+			some = append(some, r)
+		}
+	}
+	return some
+}
+
+// closed returns the run of the closed model, or nil.
+func (all runs) closed(lock string, contenders int, work time.Duration) *run {
+	for _, r := range all {
+		if c := r.Config; c.Backend == lock && c.Contenders == contenders && c.Work.D() == work && c.Rate == 0 {
+			return r
+		}
+	}
+	return nil
+}
+
+// locks are the names of those that were measured, this module's first.
+func (all runs) locks() (names []string) {
+	for _, own := range []bool{true, false} {
+		for _, r := range all {
+			if (r.Machine.Library == "") == own && !slices.Contains(names, r.Config.Backend) {
+				names = append(names, r.Config.Backend)
+			}
+		}
+	}
+	return names
+}
+
+// contenders are the numbers of them, in order.
+func (all runs) contenders() (list []int) {
+	for _, r := range all {
+		if !slices.Contains(list, r.Config.Contenders) {
+			list = append(list, r.Config.Contenders)
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// works are the lengths of the work under the lock, in order.
+func (all runs) works() (list []time.Duration) {
+	for _, r := range all {
+		if !slices.Contains(list, r.Config.Work.D()) {
+			list = append(list, r.Config.Work.D())
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// waits is how long acquisitions waited, as the Kaplan-Meier estimate has it. Of those that were still waiting at the end
+// it is known only that they waited for longer than they had by then. To leave them out makes a lock that starves some look
+// fast, and to count them as served makes every lock look faster than it is.
+type waits []struct {
+	ms   float64
+	left float64 // the share of acquisitions that wait for longer than ms
+}
+
+func estimate(r *load.Result) (waits, error) {
+	type step struct{ served, gone int64 }
+	steps := map[int64]*step{}
+	var waiting int64
+	for _, l := range []struct {
+		load.Latency
+		served bool
+	}{{r.Wait, true}, {r.Unserved, false}} {
+		if l.Count == 0 {
+			continue
+		}
+		h, err := hdr.Decode([]byte(l.HDR))
+		if err != nil {
+			return nil, fmt.Errorf("a histogram can't be decoded: %w", err)
+		}
+		for _, bar := range h.Distribution() {
+			if bar.Count == 0 {
+				continue
+			}
+			s := steps[bar.To]
+			if s == nil {
+				s = &step{}
+				steps[bar.To] = s
+			}
+			if l.served {
+				s.served += bar.Count
+			}
+			s.gone += bar.Count
+			waiting += bar.Count
+		}
+	}
+	times := make([]int64, 0, len(steps))
+	for t := range steps {
+		times = append(times, t)
+	}
+	slices.Sort(times)
+	var w waits
+	left := 1.0
+	for _, t := range times {
+		s := steps[t]
+		if s.served > 0 {
+			left *= 1 - float64(s.served)/float64(waiting)
+		}
+		waiting -= s.gone
+		w = append(w, struct{ ms, left float64 }{float64(t) / 1e6, left})
+	}
+	return w, nil
+}
+
+// quantile is the wait in milliseconds that the share q of acquisitions doesn't exceed. It is all the run knows if bound is
+// true: that it is longer.
+func (w waits) quantile(q float64) (ms float64, bound bool) {
+	const slack = 1e-9 // for the rounding of products
+	for _, s := range w {
+		if s.left <= 1-q+slack {
+			return s.ms, false
+		}
+	}
+	if len(w) == 0 {
+		return math.NaN(), true
+	}
+	return w[len(w)-1].ms, true
+}
+
+// cell is a quantile as a table has it.
+func (w waits) cell(q float64) string {
+	ms, bound := w.quantile(q)
+	switch {
+	case math.IsNaN(ms):
+		return "—"
+	case bound:
+		return "> " + number(ms)
+	default:
+		return number(ms)
+	}
+}
+
+// curve is the share of acquisitions that wait for longer, in per cent, against the wait.
+func (w waits) curve() (ms, percent []float64) {
+	last := math.Inf(1)
+	for i, s := range w {
+		// Enough points for a drawing: one for each twentieth that the share shrinks by, and the ends.
+		if i == 0 || i == len(w)-1 || s.left < last*0.95 {
+			if s.left < 1e-4 {
+				s.left = 1e-4
+			}
+			ms, percent, last = append(ms, max(s.ms, 0.01)), append(percent, 100*s.left), s.left
+			if s.left <= 1e-4 {
+				break
+			}
+		}
+	}
+	return ms, percent
+}
+
+// machine says where the runs were made.
+func (all runs) machine() string {
+	m := all[0].Machine
+	var servers, libraries []string
+	for _, r := range all {
+		if s := r.Machine.Server; s != "" && !slices.Contains(servers, s) {
+			servers = append(servers, s)
+		}
+		if l := r.Machine.Library; l != "" && !slices.Contains(libraries, l) {
+			libraries = append(libraries, l)
+		}
+	}
+	s := fmt.Sprintf("Recorded %s on %d cores (%s/%s, %s) that load and servers share, with %s", all[0].Start.UTC().Format(time.DateOnly),
+		m.Cores, m.OS, m.Arch, m.Go, strings.Join(servers, ", "))
+	if len(libraries) > 0 {
+		s += "; against " + strings.Join(libraries, ", ")
+	}
+	return s + ".\n"
+}
+
+// best is the run that comes first in the order of by, or nil.
+func best(all runs, by func(a, b *run) int) *run {
+	if len(all) == 0 {
+		return nil
+	}
+	return slices.MinFunc(all, by)
+}
+
+func fastest(a, b *run) int { return cmp.Compare(b.SectionsPerS, a.SectionsPerS) }
+
+func shortestTail(a, b *run) int {
+	x, xb := a.waits.quantile(0.99)
+	y, yb := b.waits.quantile(0.99)
+	switch { // one that is only known to be longer comes last
+	case xb && !yb:
+		return 1
+	case yb && !xb:
+		return -1
+	default:
+		return cmp.Compare(x, y)
+	}
+}
+
+// table is one in Markdown.
+func table(head []string, rows [][]string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(head, " | "), strings.Repeat(" --- |", len(head)))
+	for _, r := range rows {
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(r, " | "))
+	}
+	return b.String()
+}
+
+// claim is something that should be so, and what the data says.
+type claim struct {
+	says     string
+	measured string
+	holds    bool
+	missing  bool // it was not recorded
+}
+
+func claims(list []claim) string {
+	var rows [][]string
+	for _, c := range list {
+		mark := "✗"
+		switch {
+		case c.missing:
+			mark, c.measured = "?", "not recorded"
+		case c.holds:
+			mark = "✓"
+		}
+		rows = append(rows, []string{c.says, c.measured, mark})
+	}
+	return table([]string{"goal", "measured", "met"}, rows)
+}
+
+// kept is whether this module's locks have kept their word in all runs.
+func kept(all runs) claim {
+	var c load.Checks
+	n := 0
+	for _, r := range all {
+		if r.Machine.Library == "" {
+			n++
+			c.Overlaps += r.Checks.Overlaps
+			c.TokenRegressions += r.Checks.TokenRegressions
+		}
+	}
+	return claim{
+		says:     "this module's locks: never two holders with a lease, and tokens that grow",
+		measured: fmt.Sprintf("in %d runs %d overlaps, %d tokens that didn't grow", n, c.Overlaps, c.TokenRegressions),
+		holds:    c.Overlaps == 0 && c.TokenRegressions == 0, missing: n == 0,
+	}
+}

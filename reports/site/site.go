@@ -1,0 +1,128 @@
+// Package site makes what the recorded results are shown with: charts and tables of their pages, and a site of all pages.
+//
+// Everything follows from the data alone, and is the same each time.
+package site
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// sources are the results that have charts, with the file of their data and what makes them from it.
+var sources = []struct {
+	dir, data string
+	derive    func(data []byte) (*derived, error)
+}{
+	{"contention", "data.jsonl", contention},
+	{"fairness", "data.jsonl", fairness},
+	{"holder-killed", "runs.jsonl", blocked},
+	{"ten-million-keys", "data.jsonl", memory},
+}
+
+// Files are contents by the path that a file has below a folder, with slashes.
+type Files map[string][]byte
+
+// Pages returns what follows from the data in the folder of results: the charts, and the pages whose tables are made from
+// it, between comments, with those tables in them. Results that have no data yet have none of that.
+func Pages(results fs.FS) (Files, error) {
+	out := Files{}
+	for _, s := range sources {
+		data, err := fs.ReadFile(results, path.Join(s.dir, s.data))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("site: %w", err)
+		}
+		d, err := s.derive(data)
+		if err != nil {
+			return nil, fmt.Errorf("site: %s/%s: %w", s.dir, s.data, err)
+		}
+		for name, c := range d.charts {
+			out[path.Join(s.dir, name+".svg")], err = c.svg(s.dir + "-" + name)
+			if err != nil {
+				return nil, err
+			}
+		}
+		if len(d.tables) == 0 {
+			continue
+		}
+		file := path.Join(s.dir, "README.md")
+		page, err := fs.ReadFile(results, file)
+		if err != nil {
+			return nil, fmt.Errorf("site: %w", err)
+		}
+		if out[file], err = fill(page, d.tables); err != nil {
+			return nil, fmt.Errorf("site: %s: %w", file, err)
+		}
+	}
+	return out, nil
+}
+
+// fill puts the tables between the comments of a page that name them, and complains about one that has no place or no table.
+func fill(page []byte, tables map[string]string) ([]byte, error) {
+	var b strings.Builder
+	rest := string(page)
+	placed := map[string]bool{}
+	for {
+		before, after, ok := strings.Cut(rest, "<!-- report: ")
+		b.WriteString(before)
+		if !ok {
+			break
+		}
+		name, after, _ := strings.Cut(after, " -->\n")
+		text, known := tables[name]
+		if !known {
+			return nil, fmt.Errorf("the data has no table %q; it has %s", name, strings.Join(slices.Sorted(maps.Keys(tables)), ", "))
+		}
+		end := "<!-- end report: " + name + " -->"
+		_, after, ok = strings.Cut(after, end)
+		if !ok {
+			return nil, fmt.Errorf("after <!-- report: %s --> there is no %s", name, end)
+		}
+		b.WriteString("<!-- report: " + name + " -->\n" + text + end)
+		placed[name], rest = true, after
+	}
+	for _, name := range slices.Sorted(maps.Keys(tables)) {
+		if !placed[name] {
+			return nil, fmt.Errorf("the page has no place for the table %q: <!-- report: %s -->", name, name)
+		}
+	}
+	return []byte(b.String()), nil
+}
+
+// Differ lists the files that aren't in the folder as they are in f.
+func (f Files) Differ(folder fs.FS) (names []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		b, err := fs.ReadFile(folder, name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("site: %w", err)
+		}
+		if err != nil || !bytes.Equal(b, f[name]) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// Write writes the files into a folder, which it makes if need be. Files that are there and not in f stay.
+func (f Files) Write(dir string) error {
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		file := filepath.Join(dir, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return fmt.Errorf("site: %w", err)
+		}
+		if err := os.WriteFile(file, f[name], 0o644); err != nil {
+			return fmt.Errorf("site: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,360 @@
+package site_test
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/reports/site"
+)
+
+const recorded = "../results"
+
+var recordedPages = sync.OnceValues(func() (site.Files, error) { return site.Pages(os.DirFS(recorded)) })
+
+// TestRecorded keeps charts and tables of the recorded results what their data says, and every chart on a page.
+func TestRecorded(t *testing.T) {
+	folder := os.DirFS(recorded)
+	pages, err := recordedPages()
+	require.NoError(t, err)
+	differ, err := pages.Differ(folder)
+	require.NoError(t, err)
+	require.Empty(t, differ, "run make report, and commit what it changes: these aren't what the data says")
+	charts, err := fs.Glob(folder, "*/*.svg")
+	require.NoError(t, err)
+	require.NotEmpty(t, charts)
+	for _, chart := range charts {
+		require.Contains(t, pages, chart, "no data makes this chart: remove it")
+		page, err := fs.ReadFile(folder, path.Join(path.Dir(chart), "README.md"))
+		require.NoError(t, err)
+		require.Contains(t, string(page), "("+path.Base(chart)+")", "its page doesn't show the chart")
+	}
+}
+
+// TestHTML requires of the site what a browser without a network needs: well-formed drawings, links that lead somewhere, and
+// nothing from elsewhere.
+func TestHTML(t *testing.T) {
+	files, err := site.HTML(os.DirFS(recorded))
+	require.NoError(t, err)
+	require.Contains(t, files, "index.html")
+	timelines, err := filepath.Glob(recorded + "/*/timeline.html")
+	require.NoError(t, err)
+	require.NotEmpty(t, timelines)
+	for _, file := range timelines {
+		dir := filepath.Base(filepath.Dir(file))
+		require.Contains(t, files, dir+"/timeline.html")
+		require.Contains(t, string(files[dir+"/index.html"]), `<a href="timeline.html">`)
+	}
+	loads := regexp.MustCompile(`(?i)<(?:script|link|img|iframe|object|embed|image|use)\b|@import|url\(`)
+	link := regexp.MustCompile(`href="([^"#]+)`)
+	id := regexp.MustCompile(`\bid="([^"]+)"`)
+	for name, b := range files {
+		if path.Base(name) != "index.html" {
+			continue
+		}
+		require.Empty(t, loads.FindString(string(b)), "%s loads something", name)
+		seen := map[string]bool{}
+		for _, m := range id.FindAllStringSubmatch(string(b), -1) {
+			require.False(t, seen[m[1]], "%s has two elements %s", name, m[1])
+			seen[m[1]] = true
+		}
+		for _, m := range link.FindAllStringSubmatch(string(b), -1) {
+			if !strings.Contains(m[1], "://") {
+				require.Contains(t, files, path.Join(path.Dir(name), m[1]), "%s links to what isn't there", name)
+			}
+		}
+	}
+}
+
+// served is a run in whose window waits ended, and others didn't, in milliseconds.
+func served(t *testing.T, change func(*load.Result), ended, unserved []int64) string {
+	t.Helper()
+	latency := func(list []int64) load.Latency {
+		if len(list) == 0 {
+			return load.Latency{}
+		}
+		h := hdr.New(100, 3_600_000_000_000, 3)
+		for _, ms := range list {
+			require.NoError(t, h.RecordValue(ms*1_000_000))
+		}
+		b, err := h.Encode(hdr.V2CompressedEncodingCookieBase)
+		require.NoError(t, err)
+		return load.Latency{Count: int64(len(list)), HDR: string(b)}
+	}
+	r := load.Result{
+		Config:  load.Config{Name: "hot key", Backend: "redis", Contenders: 200, Keys: 1},
+		Seconds: 1, Sections: int64(len(ended)), SectionsPerS: float64(len(ended)), Wait: latency(ended), Unserved: latency(unserved),
+		Share: load.Share{Jain: 1},
+	}
+	change(&r)
+	b, err := json.Marshal(r)
+	require.NoError(t, err)
+	return string(b) + "\n"
+}
+
+func repeat(ms int64, n int) (list []int64) {
+	for range n {
+		list = append(list, ms)
+	}
+	return list
+}
+
+const contentionPage = `<!-- report: machine -->
+<!-- end report: machine -->
+<!-- report: goals -->
+<!-- end report: goals -->
+<!-- report: throughput -->
+<!-- end report: throughput -->
+<!-- report: waits -->
+<!-- end report: waits -->
+<!-- report: ceiling -->
+<!-- end report: ceiling -->
+<!-- report: rates -->
+what was there
+<!-- end report: rates -->
+`
+
+func contention(data string) fstest.MapFS {
+	return fstest.MapFS{
+		"contention/data.jsonl": {Data: []byte(data)},
+		"contention/README.md":  {Data: []byte(contentionPage)},
+	}
+}
+
+func pageOf(t *testing.T, data string) string {
+	t.Helper()
+	files, err := site.Pages(contention(data))
+	require.NoError(t, err)
+	return string(files["contention/README.md"])
+}
+
+// TestWaits holds what tables say of waits against waits that were made up: those that weren't over count too.
+func TestWaits(t *testing.T) {
+	same := func(*load.Result) {}
+	for name, c := range map[string]struct {
+		ended, unserved []int64
+		want            string // median, p99, p999
+	}{
+		"all served":              {repeat(10, 1000), nil, "| redis | 10, 10, 10 |"},
+		"a line of the like":      {repeat(10, 1000), []int64{1, 2, 3, 4, 5, 6, 7, 8, 9}, "| redis | 10, 10, 10 |"},
+		"a few starve":            {repeat(1, 970), repeat(900, 30), "| redis | 1, > 900, > 900 |"},
+		"most starve":             {repeat(1, 10), repeat(900, 30), "| redis | > 900, > 900, > 900 |"},
+		"one waits for the rest":  {append(repeat(1, 998), 50, 60), nil, "| redis | 1, 1, 50 |"},
+		"cut off before the tail": {append(repeat(1, 900), repeat(100, 50)...), repeat(10, 50), "| redis | 1, 100, 100 |"},
+		"nobody was served":       {nil, repeat(900, 30), "| redis | > 900, > 900, > 900 |"},
+		"nobody came":             {nil, nil, "| redis | —, —, — |"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Contains(t, pageOf(t, served(t, same, c.ended, c.unserved)), c.want)
+		})
+	}
+}
+
+// TestGoals requires that a goal that is missed is said to be missed, and one that nothing was recorded for, too.
+func TestGoals(t *testing.T) {
+	peer := func(r *load.Result) {
+		r.Config.Backend, r.Machine.Library = "redsync", "github.com/go-redsync/redsync/v4"
+	}
+	work := func(r *load.Result) {
+		r.Config.Name, r.Config.Work, r.Hold.Mean = "work", load.Duration(5e6), 5.25
+	}
+	const (
+		sections = "| 200 contenders: at least the sections of the fastest other library on Redis | "
+		tail     = "| 200 contenders: p99 of waits at most 1/10 of that of the other library with the most sections | "
+		spread   = "| 200 contenders: p99 at most 2.5 × the median | "
+		even     = "| 200 contenders: Jain's index at least 0.999 | "
+		starving = "| 200 contenders: nobody starves | "
+		shortest = "| 200 contenders: p99 of waits at most 1/10 of that of the other library with the shortest tail | "
+		etcd     = "| 200 contenders: etcdlock at least 2 × the sections of `concurrency.Mutex` | "
+		first    = "| uncontended, at the lowest offered rate: p99 below 3 ms | "
+		rate     = "| uncontended: at least 5,000 per second with p99 below 5 ms | "
+		word     = "| this module's locks: never two holders with a lease, and tokens that grow | "
+		ceiling  = "| 200 contenders, 5 ms of work: at least 90 % of the ceiling | "
+	)
+	same := func(*load.Result) {}
+	of := func(lock string) func(*load.Result) { return func(r *load.Result) { r.Config.Backend = lock } }
+	other := func(r *load.Result) { peer(r); r.Config.Backend = "redislock" }
+	few := func(r *load.Result) { r.Config.Contenders = 50 }
+	offered := func(rate float64, ms int64) string {
+		return served(t, func(r *load.Result) { r.Config.Name, r.Config.Rate, r.SectionsPerS = "uncontended", rate, rate }, repeat(ms, 1000), nil)
+	}
+	for name, c := range map[string]struct {
+		data string
+		want []string
+	}{
+		"alone": {served(t, same, repeat(10, 1000), nil), []string{sections + "not recorded | ? |", spread + "10 ms ÷ 10 ms = 1 | ✓ |"}},
+		"met": {
+			served(t, same, repeat(10, 1000), nil) + served(t, peer, append(repeat(1, 400), repeat(101, 100)...), nil),
+			[]string{sections + "1,000/s ÷ 500/s (redsync) = 2 | ✓ |", tail + "10 ms ÷ 101 ms (redsync) = 0.099 | ✓ |"},
+		},
+		"missed": {
+			served(t, same, append(repeat(10, 400), repeat(26, 50)...), nil) + served(t, peer, append(repeat(1, 400), repeat(100, 100)...), nil),
+			[]string{sections + "450/s ÷ 500/s (redsync) = 0.9 | ✗ |", tail + "26 ms ÷ 100 ms (redsync) = 0.26 | ✗ |", spread + "26 ms ÷ 10 ms = 2.6 | ✗ |"},
+		},
+		"unknown for how much longer": {served(t, same, repeat(10, 100), repeat(20, 30)), []string{spread + "> 20 ms ÷ 10 ms = 2 | ✗ |"}},
+		"unfair": {
+			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.9, Starved: 3, Without: 4} }, repeat(10, 100), nil),
+			[]string{even + "0.90000 | ✗ |", starving + "3 starved, 4 without a section | ✗ |"},
+		},
+		"the ceiling": { // a hand-off of 1 ms, and 5 ms of work that took 5.25
+			served(t, same, repeat(10, 1000), nil) + served(t, work, repeat(10, 150), nil), []string{ceiling + "150/s of 160/s = 93.8 % | ✓ |"},
+		},
+		"the ceiling is of the lock's best": {
+			served(t, same, repeat(10, 500), nil) + served(t, few, repeat(10, 1000), nil) + served(t, work, repeat(10, 140), nil),
+			[]string{ceiling + "140/s of 160/s = 87.5 % | ✗ |"},
+		},
+		"two others": {
+			served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(200, 500), nil) + served(t, other, repeat(50, 400), nil),
+			[]string{sections + "1,000/s ÷ 500/s (redsync)", tail + "10 ms ÷ 200 ms (redsync) = 0.05 | ✓ |", shortest + "10 ms ÷ 50 ms (redislock) = 0.2 | ✗ |"},
+		},
+		"one that starves some has no short tail": {
+			served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(1, 500), repeat(20, 500)) + served(t, other, repeat(50, 400), nil),
+			[]string{tail + "10 ms ÷ 20 ms (redsync) = 0.5, or less | ✗ |", shortest + "10 ms ÷ 50 ms (redislock) = 0.2 | ✗ |"},
+		},
+		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "100/s ÷ 50/s = 2 | ✓ |"}},
+		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "99/s ÷ 50/s = 1.98 | ✗ |"}},
+		"sustained": {
+			offered(20000, 80) + offered(7500, 4) + offered(1000, 1),
+			[]string{first + "1 ms at 1,000/s | ✓ |", rate + "7,500/s served of 7,500/s | ✓ |"},
+		},
+		"a rate that recovers isn't sustained": {
+			offered(1000, 4) + offered(5000, 6) + offered(10000, 1), []string{first + "4 ms at 1,000/s | ✗ |", rate + "1,000/s served of 1,000/s | ✗ |"},
+		},
+		"a word that was not kept": {
+			served(t, func(r *load.Result) { r.Checks.Overlaps, r.Checks.TokenRegressions = 1, 2 }, repeat(10, 100), nil),
+			[]string{word + "in 1 runs 1 overlaps, 2 tokens that didn't grow | ✗ |"},
+		},
+		"below the ceiling": {
+			served(t, same, repeat(10, 1000), nil) + served(t, work, repeat(10, 140), nil), []string{ceiling + "140/s of 160/s = 87.5 % | ✗ |"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			page := pageOf(t, c.data)
+			for _, want := range c.want {
+				require.Contains(t, page, want)
+			}
+		})
+	}
+}
+
+// TestFairness holds the page on fairness against runs that were made up.
+func TestFairness(t *testing.T) {
+	closed := func(lock string, order load.Order, share load.Share) string {
+		return served(t, func(r *load.Result) {
+			r.Config.Name, r.Config.Backend, r.Order, r.Share = "closed", lock, order, share
+		}, repeat(10, 100), []int64{10})
+	}
+	var page strings.Builder
+	for _, name := range []string{"machine", "goals", "closed", "open"} {
+		page.WriteString("<!-- report: " + name + " -->\n<!-- end report: " + name + " -->\n")
+	}
+	files, err := site.Pages(fstest.MapFS{
+		"fairness/README.md": {Data: []byte(page.String())},
+		"fairness/data.jsonl": {Data: []byte(
+			closed("redis", load.Order{Count: 200, Reordered: 1, Inversions: 2, Max: 2}, load.Share{Jain: 0.9995}) +
+				closed("redis-spin", load.Order{Count: 200, Reordered: 50, Inversions: 4000, Max: 900}, load.Share{Jain: 0.5, Without: 7, Starved: 3}))},
+	})
+	require.NoError(t, err)
+	got := string(files["fairness/README.md"])
+	for _, want := range []string{
+		"| 200 | no work | redis | 100/s | 10 | 10 | > 10 | 2 | 0.5 % | 2 | 0.9995 | 0 | 0 |",
+		"| 200 | no work | redis-spin | 100/s | 10 | 10 | > 10 | 4,000 | 25 % | 900 | 0.5000 | 7 | 3 |",
+		"| 200 contenders, no work, in line on Redis: Jain's index at least 0.999 | 0.99950 | ✓ |",
+	} {
+		require.Contains(t, got, want)
+	}
+	require.Contains(t, string(files["fairness/shares.svg"]), "only redis shares with a Jain&#39;s index")
+}
+
+// TestPage requires that a page keeps its words, and that a table without a place, or a place without a table, is an error.
+func TestPage(t *testing.T) {
+	data := served(t, func(*load.Result) {}, repeat(10, 100), nil)
+	page := func(text string) (string, error) {
+		f := contention(data)
+		f["contention/README.md"] = &fstest.MapFile{Data: []byte(text)}
+		files, err := site.Pages(f)
+		return string(files["contention/README.md"]), err
+	}
+	got, err := page("# Words\n" + contentionPage + "more\n")
+	require.NoError(t, err)
+	require.True(t, strings.HasPrefix(got, "# Words\n<!-- report: machine -->\nRecorded "), got)
+	require.True(t, strings.HasSuffix(got, "<!-- end report: rates -->\nmore\n"), got)
+	require.Equal(t, 1, strings.Count(got, "# Words"))
+	require.NotContains(t, got, "what was there")
+	again, err := page(got)
+	require.NoError(t, err)
+	require.Equal(t, got, again)
+
+	_, err = page(strings.ReplaceAll(contentionPage, "report: goals", "report: gaols"))
+	require.ErrorContains(t, err, `the data has no table "gaols"; it has ceiling, goals`)
+	_, err = page(strings.Replace(contentionPage, "<!-- end report: goals -->", "", 1))
+	require.ErrorContains(t, err, "there is no <!-- end report: goals -->")
+	_, err = page(strings.ReplaceAll(contentionPage, "<!-- report: rates -->\nwhat was there\n<!-- end report: rates -->", ""))
+	require.ErrorContains(t, err, `no place for the table "rates"`)
+}
+
+// TestData requires that data that can't be right is refused, with the run that is to blame.
+func TestData(t *testing.T) {
+	good := served(t, func(*load.Result) {}, repeat(10, 100), nil)
+	for name, c := range map[string]struct{ data, err string }{
+		"empty":              {"", "contention/data.jsonl: there are no runs in it"},
+		"not JSON":           {good + "x", "run 2"},
+		"an unknown field":   {strings.Replace(good, `"seconds"`, `"secs"`, 1), `unknown field "secs"`},
+		"recorded twice":     {good + good, "run 2 is of the same config"},
+		"no time":            {served(t, func(r *load.Result) { r.Seconds = 0 }, nil, nil), "it lasted no time"},
+		"a broken histogram": {served(t, func(r *load.Result) { r.Wait.HDR = "x" }, repeat(10, 100), nil), "run 1 (redis): a histogram can't be decoded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := site.Pages(contention(c.data))
+			require.ErrorContains(t, err, c.err)
+		})
+	}
+	none, err := site.Pages(fstest.MapFS{})
+	require.NoError(t, err)
+	require.Empty(t, none, "what isn't recorded yet has no charts")
+}
+
+// TestCharts requires well-formed drawings that say what they are, in colours that a dark screen changes.
+func TestCharts(t *testing.T) {
+	files, err := recordedPages()
+	require.NoError(t, err)
+	for name, b := range files {
+		if path.Ext(name) != ".svg" {
+			continue
+		}
+		dec := xml.NewDecoder(strings.NewReader(string(b)))
+		names := map[string]int{}
+		for {
+			tok, err := dec.Token()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			require.NoError(t, err, name)
+			if e, ok := tok.(xml.StartElement); ok {
+				names[e.Name.Local]++
+			}
+		}
+		require.Equal(t, 1, names["title"], name)
+		require.Equal(t, 1, names["desc"], name)
+		require.Greater(t, names["path"], 5, "%s is empty", name)
+		_, drawn, _ := strings.Cut(string(b), "</style>")
+		bare := regexp.MustCompile(`[^,]#[0-9A-Fa-f]{3,6}`).FindString(drawn)
+		require.Empty(t, bare, "%s: a colour that stays as it is on a dark screen", name)
+		require.NotContains(t, drawn, "NaN", name)
+		require.NotContains(t, drawn, "Inf", name)
+	}
+}
