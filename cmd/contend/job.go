@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -25,6 +26,7 @@ type job struct {
 	Prefix string // Config's, which isn't in its JSON
 	Addrs  []string
 	Server string
+	start  time.Time // when the load begins, once all are connected; zero: at once
 }
 
 // measure runs j in this process, or spread over several.
@@ -32,7 +34,23 @@ func measure(ctx context.Context, j job, reg prometheus.Registerer, onSample fun
 	if j.Config.Processes > 1 {
 		return spread(ctx, j, onSample)
 	}
-	return j.run(ctx, reg, nil, onSample)
+	return j.run(ctx, reg, j.begin, onSample)
+}
+
+// begin waits for the start.
+func (j job) begin(ctx context.Context) error {
+	wait, err := untilStart(j.start, time.Now())
+	if err != nil {
+		return err
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 func (j job) run(ctx context.Context, reg prometheus.Registerer, ready func(context.Context) error, onSample func(load.Sample)) (*load.Result, error) {
@@ -139,6 +157,9 @@ func spread(ctx context.Context, j job, onSample func(load.Sample)) (res *load.R
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
+	}
+	if err := j.begin(ctx); err != nil {
+		return nil, err
 	}
 	for _, w := range children {
 		if _, err := io.WriteString(w.stdin, "begin\n"); err != nil {

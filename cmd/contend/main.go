@@ -40,13 +40,19 @@ nodes), redislock (bsm's), rueidislock, etcd-mutex (concurrency.Mutex) and zk-lo
 (go-zookeeper's). Its servers are those at -lock-addr, or started with -testbed.
 
 With -experiment it plays the list of runs in DIR/config.json, on servers that it
-starts, and writes a line for each to DIR/data.jsonl.`,
+starts, and writes a line for each to DIR/data.jsonl.
+
+Processes on several hosts contend with each other if they have the same -prefix.
+Each prints its result with -o -, as a line of JSON; -start-at makes them begin
+together, and -merge adds their results up.`,
 	Examples: `
   contend -testbed auto -closed -contenders 200                # a hot key on a Redis of its own
   contend -backend etcd -lock-addr 127.0.0.1:2379 -rate 100    # a hot key in an open model
   contend -rate 5000 -keys 10000000 -o run.json                # uncontended
   contend -closed -contenders 1000 -processes 4 -work 5ms      # four processes
-  contend -experiment reports/results/contention`,
+  contend -experiment reports/results/contention
+  contend -closed -start-at 2026-11-21T12:00:00Z -o -          # on each of several hosts
+  contend -merge logs                                          # what they have printed`,
 }
 
 func main() {
@@ -82,7 +88,10 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	duration(&c.Duration, "duration", 10*time.Second, "how long to measure")
 	fs.Uint64Var(&c.Seed, "seed", 1, "decides the keys and the arrivals")
 	fs.StringVar(&c.Prefix, "prefix", "contend/", "begins the name of every key; runs with the same one contend with each other,\nalso from several hosts")
-	output := fs.String("o", "", "the `file` for the result as JSON; -: standard output")
+	output := fs.String("o", "", "the `file` for the result as JSON; -: standard output, in one line")
+	startAt := fs.String("start-at", "", "the `time` at which the load begins, once all are connected, as in 2026-11-21T12:00:00Z;\nempty: at once")
+	logs := fs.String("merge", "", "the `file` with the lines that processes of one run have printed with -o -, or -: standard input;\n"+
+		"their results are added up, and the other flags but -o don't count")
 	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
 	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -testbed and -seed don't count")
 	if err := command.Parse(&fs, args, stdout); err != nil {
@@ -94,6 +103,14 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			from = testbed.Provider(*provider)
 		}
 		return runExperiment(ctx, *experiment, from, c.Seed)
+	}
+
+	if *logs != "" {
+		res, err := merge(*logs, os.Stdin)
+		if err != nil {
+			return err
+		}
+		return report(*output, stdout, res)
 	}
 
 	c.Backend, c.Even = *backend, *arrivals == "even"
@@ -118,6 +135,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	j := job{Config: c, Prefix: c.Prefix}
+	if j.start, err = startTime(*startAt); err != nil {
+		return err
+	}
+	if _, err := untilStart(j.start, time.Now()); err != nil {
+		return err
+	}
 	if *addrs != "" {
 		j.Addrs = strings.Split(*addrs, ",")
 	}
@@ -154,12 +177,17 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	p.done()
-	if *output != "-" {
+	return report(*output, stdout, res)
+}
+
+// report prints a result and saves it as -o says. It returns an error if the result tells of one.
+func report(output string, stdout io.Writer, res *load.Result) error {
+	if output != "-" {
 		if _, err := io.WriteString(stdout, summary(res)); err != nil {
 			return err
 		}
 	}
-	if err := save(*output, stdout, res); err != nil {
+	if err := save(output, stdout, res); err != nil {
 		return err
 	}
 	return cmp.Or(broken(res), idle(res))
@@ -221,21 +249,19 @@ func reach(ctx context.Context, j job) (err error) {
 	return nil
 }
 
-// save writes the result to a file, or to stdout if path is -.
+// save writes the result to a file, or as a line to stdout if path is -.
 func save(path string, stdout io.Writer, res *load.Result) error {
-	if path == "" {
+	switch path {
+	case "":
 		return nil
+	case "-":
+		return json.NewEncoder(stdout).Encode(res)
 	}
 	b, err := json.MarshalIndent(res, "", "  ")
 	if err != nil {
 		return err
 	}
-	b = append(b, '\n')
-	if path == "-" {
-		_, err := stdout.Write(b)
-		return err
-	}
-	return replaceFile(path, b)
+	return replaceFile(path, append(b, '\n'))
 }
 
 // replaceFile writes a file that is there as a whole or not at all.

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/load"
+)
+
+// TestMerge adds up what two processes have printed, as a log of containers has it.
+func TestMerge(t *testing.T) {
+	var logs strings.Builder
+	var sections int64
+	var first load.Result
+	for i := range 2 {
+		var out bytes.Buffer
+		require.NoError(t, run(t.Context(), []string{
+			"-closed", "-contenders", "3", "-lock-addr", redis.URL, "-prefix", t.Name() + "/", "-warmup", "50ms", "-duration", "200ms", "-o", "-",
+		}, &out))
+		require.Equal(t, 1, strings.Count(out.String(), "\n"), "a line")
+		var r load.Result
+		require.NoError(t, json.Unmarshal(out.Bytes(), &r))
+		if i == 0 {
+			first = r
+		}
+		r.Start, r.Seconds = first.Start, first.Seconds // as if they had been at it together
+		sections += r.Sections
+		line, err := json.Marshal(r)
+		require.NoError(t, err)
+		fmt.Fprintf(&logs, "contend_%d  | metrics on http://[::]:9100/metrics\ncontend_%d  | %s\n", i, i, line)
+	}
+	file := filepath.Join(t.TempDir(), "logs")
+	require.NoError(t, os.WriteFile(file, []byte(logs.String()), 0o600))
+	var out bytes.Buffer
+	require.NoError(t, run(t.Context(), []string{"-merge", file, "-o", "-"}, &out))
+	var merged load.Result
+	require.NoError(t, json.Unmarshal(out.Bytes(), &merged))
+	require.Equal(t, sections, merged.Sections)
+	require.Equal(t, sections, merged.Wait.Count, "the distributions are added")
+	require.Equal(t, 6, merged.Config.Contenders)
+	require.Equal(t, 2, merged.Config.Processes)
+	out.Reset()
+	require.NoError(t, run(t.Context(), []string{"-merge", file}, &out))
+	require.Contains(t, out.String(), "6 contenders on 6 connections in 2 processes")
+}
+
+// TestStartAt: a process begins at the time, by its own clock, and not if that has passed.
+func TestStartAt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now().Add(time.Hour)
+		require.NoError(t, job{start: start}.begin(t.Context()))
+		require.Equal(t, start, time.Now())
+		require.NoError(t, job{}.begin(t.Context()))
+		require.NoError(t, job{start: start}.begin(t.Context()), "now")
+		err := job{start: start.Add(-2 * time.Second)}.begin(t.Context())
+		require.ErrorIs(t, err, errLate)
+		require.ErrorContains(t, err, "2s ago")
+	})
+	require.ErrorIs(t, run(t.Context(), []string{"-start-at", "2001-01-01T00:00:00Z"}, io.Discard), errLate)
+	require.ErrorContains(t, run(t.Context(), []string{"-start-at", "soon"}, io.Discard), "want a time such as")
+	for _, processes := range []string{"1", "2"} { // they wait: without the start the run would be over
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		err := run(ctx, []string{
+			"-closed", "-contenders", "2", "-processes", processes, "-lock-addr", redis.URL, "-prefix", t.Name() + "/",
+			"-warmup", "0s", "-duration", "10ms", "-start-at", "2999-01-01T00:00:00Z",
+		}, io.Discard)
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		requireNoChildren(t)
+	}
+}
+
+func TestMergeRefuses(t *testing.T) {
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	lines := func(change func(second *load.Result)) string {
+		c := load.Config{Backend: "redis", Contenders: 1, Connections: 1, Processes: 1, Keys: 1, Seed: 1, Duration: load.Duration(10 * time.Second)}
+		first := load.Result{Config: c, Start: at, Seconds: 10}
+		second := first
+		second.Config.Seed = 2
+		change(&second)
+		if second.Config.Rate > 0 { // both
+			first.Config.Rate = 7
+		}
+		var b bytes.Buffer
+		require.NoError(t, json.NewEncoder(&b).Encode(first))
+		require.NoError(t, json.NewEncoder(&b).Encode(second))
+		return b.String()
+	}
+	results := func(s string) error {
+		_, err := merge("-", strings.NewReader(s))
+		return err
+	}
+	for _, fine := range []func(*load.Result){
+		func(*load.Result) {},
+		func(r *load.Result) { r.Start = at.Add(time.Second) },
+		func(r *load.Result) { r.Config.Contenders, r.Config.Connections = 5, 5 },
+		func(r *load.Result) { r.Config.Rate = 100 },
+		func(r *load.Result) { r.Config.Seed = 1 }, // there is nothing random about a hot key in the closed model
+	} {
+		require.NoError(t, results(lines(fine)))
+	}
+	for want, broken := range map[string]func(*load.Result){
+		"of 10.0 s they were at it together for 8.0 s": func(r *load.Result) { r.Start = at.Add(2 * time.Second) },
+		"they were at it together for 0.0 s":           func(r *load.Result) { r.Start = at.Add(-time.Minute) },
+		"together for 3.0 s":                           func(r *load.Result) { r.Seconds = 3 },
+		"1 and 2 are not of one run":                   func(r *load.Result) { r.Config.Work = 1 },
+		"two results have -seed 1":                     func(r *load.Result) { r.Config.Seed, r.Config.Rate = 1, 7 },
+	} {
+		require.ErrorContains(t, results(lines(broken)), want)
+	}
+	whole := lines(func(*load.Result) {})
+	require.ErrorContains(t, results(whole[:len(whole)-20]), "line 2 has a result that can't be read")
+	require.ErrorContains(t, results("contend: redis at redis:6379 doesn't answer\n"), "no result in 1 lines")
+	require.ErrorContains(t, run(t.Context(), []string{"-merge", filepath.Join(t.TempDir(), "none")}, io.Discard), "-merge")
+}
