@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/fencelab/fencelab/internal/stores"
@@ -55,8 +57,8 @@ func (s *Store) check(sc *Scenario) error {
 	if sc.has(OpKill, Resource) && s.Volatile {
 		return fmt.Errorf("scenarios: %s: %s keeps nothing over a kill, and the store that it stands for does: %w", sc.Name, s.Server, errors.ErrUnsupported)
 	}
-	for name, w := range sc.Workers {
-		if w.Second {
+	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
+		if sc.Workers[name].Second {
 			return fmt.Errorf("scenarios: %s: worker %s has two ledgers, and over a store there is one: %w", sc.Name, name, errors.ErrUnsupported)
 		}
 	}

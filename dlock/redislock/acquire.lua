@@ -1,12 +1,12 @@
 -- Takes the lock and mints its fencing token in one step, or joins the queue.
--- KEYS: lock, fence counter, queue, and, unless in a Cluster, the counters' floor.
--- ARGV: owner, TTL in ms; and of one that waits: its entry in the queue up to its name, the most that may wait, and
--- anything if it may be in the queue already.
+-- KEYS: lock, fence counter, queue.
+-- ARGV: owner, TTL in ms, the name of the counters' floor, 1 if the server knows all who listen; and of one that waits: its
+-- entry in the queue up to its name, the most that may wait, and anything if it may be in the queue already.
 -- Returns {token}; or {0, ms until the holder's lease ends}; or, to one that waits, {0, ms, its place in the queue from
 -- 1}, where ms is -1 unless it is first; to one that may have been in the queue also {..., the queue's length, the last
 -- token}; or {-1} if too many wait.
-local lock, fence, queue, floor = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, ttl = ARGV[1], ARGV[2]
+local lock, fence, queue = KEYS[1], KEYS[2], KEYS[3]
+local owner, ttl, floor, counted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local holder = redis.call('GET', lock)
 if holder == owner then
@@ -17,7 +17,7 @@ if holder == owner then
 end
 if not holder then
   -- Whoever waits was here first.
-  local first, token = hand_over(lock, fence, floor, queue, ARGV[3] and owner)
+  local first, token = hand_over(lock, fence, floor, queue, counted, ARGV[5] and owner)
   if not first then
     if token then -- what is wrong with the counter
       return redis.error_reply(token)
@@ -34,13 +34,13 @@ if not holder then
     return {token}
   end
 end
-if not ARGV[3] then
+if not ARGV[5] then
   return {0, redis.call('PTTL', lock)}
 end
-local entry = ARGV[3] .. owner
-if not ARGV[5] then
+local entry = ARGV[5] .. owner
+if not ARGV[7] then
   local place = redis.call('RPUSH', queue, entry)
-  if place > tonumber(ARGV[4]) then
+  if place > tonumber(ARGV[6]) then
     redis.call('RPOP', queue)
     return {-1}
   end
@@ -54,7 +54,7 @@ local length = redis.call('LLEN', queue)
 local place = redis.call('LPOS', queue, entry)
 if place then
   place = place + 1
-elseif length >= tonumber(ARGV[4]) then
+elseif length >= tonumber(ARGV[6]) then
   return {-1}
 else
   place = redis.call('RPUSH', queue, entry)

@@ -1,15 +1,15 @@
 -- What the scripts share; it stands before each of them.
 
 -- mint counts the fence counter on and returns the token, or nil and what is wrong with the counter. A counter that is
--- not there starts from floor, the greatest that was ever reaped, if that key is given.
+-- not there starts from the floor, the greatest that was ever reaped. In a Cluster nothing is, and a script can't look.
 local function mint(fence, floor)
   local token = redis.pcall('INCR', fence)
   if type(token) ~= 'number' then
     return nil, 'ERR fence counter ' .. fence .. ' is not a number'
   end
-  if token == 1 and floor then
-    local least = redis.call('GET', floor)
-    if least then
+  if token == 1 then
+    local least = redis.pcall('GET', floor)
+    if type(least) == 'string' then
       redis.call('SET', fence, least)
       token = redis.call('INCR', fence)
     end
@@ -33,22 +33,21 @@ local function hint(lock, queue)
   end
 end
 
--- hand_over gives the lock, which is nobody's any more, to the first waiter that hears of it: it takes waiters off the
--- queue, mints the token, sets the lock to the waiter's short lease, and only then tells the waiter. It returns that
--- waiter and its token, or nil if there was none. The lock's key is then still what it was.
--- PUBLISH tells how many have heard it, except in a Cluster, where there is no floor. What nobody hears is news for a
--- waiter whose connection is gone.
+-- hand_over gives the lock, which is nobody's any more, to the first waiter that listens: it takes waiters off the queue,
+-- mints the token, sets the lock to the waiter's short lease, and only then tells the waiter. It returns that waiter and
+-- its token, or nil if there was none. The lock's key is then still what it was.
+-- counted: the server knows all who listen, which it doesn't in a Cluster. A waiter that doesn't listen is gone, and is not
+-- told, for it could be listening to a server that was the master once.
 -- asker, if given, is a waiter that learns of its grant by this script's reply.
-local function hand_over(lock, fence, floor, queue, asker)
-  local token
+local function hand_over(lock, fence, floor, queue, counted, asker)
   while true do
     local entry = redis.call('LPOP', queue)
     if not entry then
       return nil
     end
-    if not token then
-      local wrong
-      token, wrong = mint(fence, floor)
+    local lease, channel, waiter = string.match(entry, '^(%d+) (%S+) (.*)$')
+    if waiter == asker or counted ~= '1' or redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+      local token, wrong = mint(fence, floor)
       if not token then
         redis.call('LPUSH', queue, entry)
         return nil, wrong
@@ -56,17 +55,11 @@ local function hand_over(lock, fence, floor, queue, asker)
       if token % 64 == 0 then
         redis.call('PEXPIRE', queue, kept)
       end
-    end
-    local lease, channel, waiter = string.match(entry, '^(%d+) (%S+) (.*)$')
-    redis.call('SET', lock, waiter, 'PX', lease)
-    if waiter == asker then
+      redis.call('SET', lock, waiter, 'PX', lease)
+      if waiter ~= asker then
+        redis.call('PUBLISH', channel, 'granted ' .. string.format('%.0f', token) .. ' ' .. #waiter .. ' ' .. waiter .. lock)
+      end
       return waiter, token
     end
-    local heard = redis.call('PUBLISH', channel,
-      'granted ' .. string.format('%.0f', token) .. ' ' .. #waiter .. ' ' .. waiter .. lock)
-    if heard > 0 or not floor then
-      return waiter, token
-    end
-    redis.call('DEL', lock)
   end
 end

@@ -26,21 +26,24 @@ import (
 //
 // What can go wrong, and what it costs:
 //
-//   - A waiter's process dies, or its connection breaks. PUBLISH says that nobody has heard it, and the script goes on to
-//     the next waiter: nothing is lost. In a Cluster PUBLISH cannot tell, and the next case applies.
+//   - A waiter's process dies, or its connection breaks. The script asks the server whether anybody listens there, and goes
+//     on to the next waiter: nothing is lost. In a Cluster a server can't tell, and the next case applies.
 //   - A waiter is frozen or cut off, so that it still seems to listen. A lock that is handed over is leased for Claim at
 //     first. A live owner renews that by itself after half of it, if it hasn't released the lock by then (see
 //     dlock.Grant.Provisional); of one that doesn't, the lock is free after Claim.
 //   - The holder dies. Its lease runs out; whoever asks next then hands the lock to the first waiter, which is told at
 //     each renewal for how long the lease lasts, and asks when it is over. Between a hand-over and its renewal the one
-//     that has become first doesn't know it; so all the others ask, too, at long random intervals, about four times per
-//     Claim in all, however many they are. One that finds a lease that ends within Claim asks again at its end.
-//   - The push is lost. That is a broken connection, and when it is there again every waiter asks. One that was passed over
-//     joins the queue again, at its end.
+//     that has become first doesn't know it; so all the others ask, too, at long random intervals: about four times per
+//     Claim in all, or each of them every 15 to 30 s, if that is more. One that finds a lease that ends within Claim asks
+//     again at its end.
+//   - The push is lost. That is a broken connection, and when it is there again every waiter asks. A connection on which
+//     nothing is heard is tried after some seconds. One that was passed over joins the queue again, at its end. Within a
+//     Cluster, whose bus may lose a message, it may take 30 s until a waiter asks by itself.
 //   - The waiter gives up. It leaves the queue; if it was granted the lock meanwhile, it hands it on.
 //   - The reply to a request is lost. The waiter asks whether it stands in the queue already. A request that arrives so
 //     late that its sender has gone puts a ghost into the queue. Its process hands on what the ghost is granted, if another
-//     waiter reads the news there; else it is a dead waiter.
+//     waiter reads the news there; else it is a dead waiter. If it finds the lock free, it takes it for its TTL, as in
+//     every mode.
 //   - Redis restarts. Waiters ask for up to their TTL until it is back; the queue is as durable as the locks.
 //   - Everybody dies. The list expires two minutes after anyone has asked.
 //
@@ -105,7 +108,7 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (dlock.Grant, erro
 func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter, a answer) (g dlock.Grant, err error) {
 	defer func() { //nolint:contextcheck // ctx's end is a reason to leave the queue
 		if err != nil && !errors.Is(err, dlock.ErrQueueFull) {
-			b.inbox.background(func(ctx context.Context) { _ = b.release(ctx, r.Key, r.Owner, r.TTL) })
+			b.inbox.background(func(ctx context.Context) { _ = b.release(ctx, r.Key, r.Owner, r.TTL, 0) })
 		}
 	}()
 	var failing time.Time // since when asking fails
@@ -127,7 +130,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter
 		next, err := b.ask(ctx, b.c, r, p)
 		switch {
 		case err == nil && next.token != 0:
-			b.inbox.took(r.Owner) // its push may be under way
+			b.inbox.took(r.Owner, next.token) // its push may be under way
 			return next.grant(r), nil
 		case err == nil:
 			a, failing = next, time.Time{}
@@ -163,8 +166,8 @@ func (b *Backend) pause(a answer) time.Duration {
 	if a.place == 1 && a.left >= 0 {
 		return until(a.left)
 	}
-	d := max(claim, claim*time.Duration(a.length)/looks)
-	d = min(d/2+rand.N(d/2+1), longestLook)
+	d := min(max(claim, claim*time.Duration(a.length)/looks), longestLook)
+	d = d/2 + rand.N(d/2+1)
 	if a.left >= 0 && a.left <= claim {
 		d = min(d, until(a.left))
 	}
@@ -207,13 +210,19 @@ type inbox struct {
 	session int // counts the connections
 	closed  bool
 	waiters map[string]*waiter // by owner
-	taken   map[string]int     // owners whose grant was learnt without the push, and the session then
+	taken   map[string]taken   // by owner: grants that were learnt of without the push
 }
 
 // waiter is a call of Acquire that waits.
 type waiter struct {
 	owner string
 	news  chan news // the last, if nobody has read it yet
+}
+
+// taken is a grant whose push may be under way.
+type taken struct {
+	token   uint64
+	session int // when it was learnt of
 }
 
 // news is what a waiter is told: that it has been granted the lock, that it is first and the lock is held for some time
@@ -227,7 +236,7 @@ type news struct {
 func newInbox(b *Backend) *inbox {
 	in := &inbox{
 		b: b, channel: b.o.Prefix + "wake:" + uuid.NewString(), turn: make(chan struct{}, 1),
-		waiters: map[string]*waiter{}, taken: map[string]int{},
+		waiters: map[string]*waiter{}, taken: map[string]taken{},
 	}
 	in.entry = strconv.FormatInt(b.o.Queue.Claim.Milliseconds(), 10) + " " + in.channel + " "
 	in.ctx, in.cancel = context.WithCancel(context.Background())
@@ -302,13 +311,20 @@ func (in *inbox) ended(ctx context.Context) error {
 	return nil
 }
 
-// longestRead bounds a read, and so how long a waiter whose connection is dead takes to see that its context has ended.
-const longestRead = time.Second
+const (
+	// longestRead bounds a read, and so how long a waiter whose connection is dead takes to see that its context has
+	// ended, but for the time that the client library takes to connect again.
+	longestRead = time.Second
+	// silence is after how long without a word a connection is tried, and then given up.
+	silence = 3 * time.Second
+)
 
 // read is hear for the one whose turn it is. It hands out what is for others. The client library connects again by itself.
 func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, error) {
 	defer func() { in.turn <- struct{}{} }()
-	defer context.AfterFunc(ctx, func() { _ = in.ps.Ping(in.ctx) })() // the answer ends the read
+	ps := in.ps
+	defer context.AfterFunc(ctx, func() { _ = ps.Ping(in.ctx) })() // the answer ends the read
+	heard, tried := time.Now(), false
 	for {
 		select {
 		case n := <-w.news:
@@ -322,7 +338,7 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 		if left <= 0 {
 			return news{}, nil
 		}
-		msg, err := in.ps.ReceiveTimeout(in.ctx, min(left, longestRead))
+		msg, err := ps.ReceiveTimeout(in.ctx, min(left, longestRead))
 		switch m := msg.(type) {
 		case *redis.Message:
 			in.deliver(m.Payload)
@@ -330,11 +346,34 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 			in.reconnected()
 		}
 		var timeout net.Error
-		if err != nil && (!errors.As(err, &timeout) || !timeout.Timeout()) {
+		switch {
+		case err == nil:
+			heard, tried = time.Now(), false
+		case !errors.As(err, &timeout) || !timeout.Timeout():
 			until = time.Now().Add(min(left, lookPause)) // it asks then, as often as the connection breaks
 			_ = in.b.wait(ctx, min(left, lookPause))
+		case time.Since(heard) < silence:
+		case !tried:
+			heard, tried = time.Now(), true
+			_ = ps.Ping(in.ctx)
+		default:
+			return news{}, in.renew(ctx)
 		}
 	}
+}
+
+// renew replaces a connection on which nothing is heard. Whoever calls it reads.
+func (in *inbox) renew(ctx context.Context) error {
+	_ = in.ps.Close()
+	ps := in.b.c.Subscribe(ctx, in.channel)
+	in.mu.Lock()
+	in.ps = ps
+	closed := in.closed
+	in.mu.Unlock()
+	if closed {
+		_ = ps.Close()
+	}
+	return in.ended(ctx) // the confirmation comes when ps is read
 }
 
 // reconnected tells every waiter that it may have missed something.
@@ -342,8 +381,8 @@ func (in *inbox) reconnected() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.session++
-	for owner, session := range in.taken {
-		if session < in.session-1 { // a push over the connection before this one can still be under way to deliver
+	for owner, t := range in.taken {
+		if t.session < in.session-1 { // a push over the connection before this one can still be under way to deliver
 			delete(in.taken, owner)
 		}
 	}
@@ -367,7 +406,7 @@ func (in *inbox) deliver(payload string) {
 		}
 		// Nobody waits for it any more.
 		key := strings.TrimSuffix(strings.TrimPrefix(lock, in.b.o.Prefix+"lock:{"), "}")
-		in.background(func(ctx context.Context) { _ = in.b.release(ctx, key, owner, time.Millisecond) })
+		in.background(func(ctx context.Context) { _ = in.b.release(ctx, key, owner, time.Millisecond, g.token) })
 	case "held":
 		ms, owner, _ := strings.Cut(rest, " ")
 		if left, err := strconv.ParseInt(ms, 10, 64); err == nil && left >= 0 {
@@ -396,8 +435,8 @@ func (in *inbox) tell(owner string, n news) bool {
 		w.put(n)
 		return true
 	}
-	_, taken := in.taken[owner]
-	if n.token != 0 {
+	t, taken := in.taken[owner]
+	if n.token >= t.token {
 		delete(in.taken, owner) // a grant is pushed once
 	}
 	return taken
@@ -439,10 +478,10 @@ func (in *inbox) leave(w *waiter) {
 }
 
 // took remembers that owner holds the lock although its push was not read; it must not be taken for one of nobody's.
-func (in *inbox) took(owner string) {
+func (in *inbox) took(owner string, token uint64) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.taken[owner] = in.session
+	in.taken[owner] = taken{token, in.session}
 }
 
 func (in *inbox) forget(owner string) {

@@ -375,23 +375,85 @@ func TestPushOlderThanTheLastAnswer(t *testing.T) {
 	})
 }
 
-// A waiter that asks and learns of its grant before the push has come keeps the lock when it comes.
+// A waiter that asks and learns of its grant before the push has come keeps the lock when it comes, and whatever comes of
+// an older grant, which it was too late for.
 func TestPushAfterTheAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newMini(t)
-		r := request(time.Hour)
+		r, other := request(time.Hour), request(time.Hour)
 		_, c, _ := hold(t, s, r)
+		hold(t, s, other)
 		w := line(t, s, c, r, 1)[0]
 		entry := strings.Fields(c.LPop(t.Context(), "queue:{"+r.Key+"}").Val())
-		require.NoError(t, c.Incr(t.Context(), "fence:{"+r.Key+"}").Err())
+		require.NoError(t, c.IncrBy(t.Context(), "fence:{"+r.Key+"}", 3).Err())
 		require.NoError(t, c.Set(t.Context(), "lock:{"+r.Key+"}", w.r.Owner, claim).Err()) // a hand-over, but for the push
 		push := func(news string) { require.NoError(t, c.Publish(t.Context(), entry[1], news).Err()) }
 		push("held 0 " + w.r.Owner)
-		require.EqualValues(t, 2, w.granted(t).Fence)
-		push(fmt.Sprintf("granted 2 %d %slock:{%s}", len(w.r.Owner), w.r.Owner, r.Key))
-		time.Sleep(claim)
-		require.Equal(t, w.r.Owner, c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
+		require.EqualValues(t, 4, w.granted(t).Fence)
+		wait(t, w.b, dlock.Request{Key: other.Key, Owner: "reader", TTL: time.Hour})
+		queued(t, c, other.Key, 1)
+		for _, token := range []int{2, 4, 2} {
+			push(fmt.Sprintf("granted %d %d %slock:{%s}", token, len(w.r.Owner), w.r.Owner, r.Key))
+			time.Sleep(time.Second)
+			require.Equal(t, w.r.Owner, c.Get(t.Context(), "lock:{"+r.Key+"}").Val(), "after news of token %d", token)
+		}
 		require.NoError(t, w.b.Release(t.Context(), w.g))
+	})
+}
+
+// After a planned failover a waiter may still listen to the old master, which passes on what the new one publishes. The new
+// one doesn't know of it, and must not tell it what it then takes back.
+func TestListenerOfAnotherServer(t *testing.T) {
+	if server.Provider == testbed.External {
+		t.Skip("needs a replica")
+	}
+	master, err := testbed.StartRedis(t.Context(), nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, master.Close()) })
+	replica, err := testbed.StartRedisReplica(t.Context(), master, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, replica.Close()) })
+	s, old := onServer(t, master), onServer(t, replica)
+	r := request(time.Hour)
+	a, c, g := hold(t, s, r)
+	ps := redis.NewClient(&redis.Options{Addr: replica.Addr, Username: old.opts.Username, Password: old.opts.Password})
+	t.Cleanup(func() { require.NoError(t, ps.Close()) })
+	sub := ps.Subscribe(t.Context(), "wake:far", "done")
+	t.Cleanup(func() { require.NoError(t, sub.Close()) })
+	for range 2 {
+		_, err = sub.Receive(t.Context())
+		require.NoError(t, err)
+	}
+	require.NoError(t, c.RPush(t.Context(), "queue:{"+r.Key+"}", "60000 wake:far far").Err())
+	w := line(t, s, c, r, 1)[0]
+	require.NoError(t, a.Release(t.Context(), g))
+	require.EqualValues(t, 2, w.granted(t).Fence)
+	require.NoError(t, c.Publish(t.Context(), "done", "done").Err()) // behind all that was said before
+	msg, err := sub.ReceiveMessage(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "done", msg.Payload, "what a waiter that was passed over has heard")
+}
+
+// A connection that has silently died is replaced, whatever the kernel thinks of it.
+func TestSilentConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		deaf, link := s.listener(t)
+		w := wait(t, deaf, dlock.Request{Key: r.Key, Owner: "deaf", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		deliver := link.Link().HoldReplies() // for ever
+		defer deliver()
+		time.Sleep(time.Millisecond)
+		heal := func() { link.Link().HoldReplies()() } // what is said over new connections is heard
+		began := time.Now()
+		require.NoError(t, a.Release(t.Context(), g))
+		time.Sleep(2 * time.Second)
+		heal()
+		got := w.granted(t)
+		require.Less(t, w.at.Sub(began), 10*time.Second)
+		require.NoError(t, deaf.Release(t.Context(), got))
 	})
 }
 

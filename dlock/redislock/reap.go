@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/fencelab/fencelab/dlock"
 )
 
@@ -24,8 +26,9 @@ const reapBatch = 500
 // error that wraps dlock.ErrInvalid in a Cluster, where one script can't reach the counters and the floor, and, if idle is
 // not 0, the server's error under an LFU maxmemory-policy, which keeps no idle times.
 func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
+	_, cluster := b.c.(*redis.ClusterClient)
 	switch {
-	case !b.single:
+	case cluster:
 		return 0, fmt.Errorf("%w: redislock: counters can't be reaped in a Cluster: a script can't reach those of several slots", dlock.ErrInvalid)
 	case idle < 0:
 		return 0, fmt.Errorf("%w: redislock: reap counters that have been idle for %v; want 0 or more", dlock.ErrInvalid, idle)

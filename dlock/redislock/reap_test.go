@@ -60,6 +60,20 @@ func TestReap(t *testing.T) {
 	require.Zero(t, n, "all that is left is held")
 }
 
+// traced is a client of the user's own kind.
+type traced struct{ redis.UniversalClient }
+
+// The floor holds for every client of the server, whatever its type.
+func TestFloorBehindAWrapper(t *testing.T) {
+	b, c, prefix := reaper(t)
+	for range 5 {
+		require.NoError(t, b.Release(t.Context(), take(t, b, "k")))
+	}
+	_, err := b.Reap(t.Context(), 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 6, take(t, newBackend(t, traced{c}, &redislock.Options{Prefix: prefix}), "k").Fence)
+}
+
 func TestReapSparesTheBusy(t *testing.T) {
 	b, c, prefix := reaper(t)
 	require.NoError(t, b.Release(t.Context(), take(t, b, "k")))

@@ -26,6 +26,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/redis/go-redis/v9"
 
@@ -87,11 +88,11 @@ type Spin struct {
 // Backend implements dlock.Backend. It works with every redis.UniversalClient. A client with ContextTimeoutEnabled set
 // ends a request at its context's deadline; without it, at the client's own timeouts.
 type Backend struct {
-	c      redis.UniversalClient
-	o      Options
-	single bool   // one server has all keys, and in its scripts PUBLISH counts all who hear it
-	floor  string // the name of the counters' floor
-	inbox  *inbox
+	c       redis.UniversalClient
+	o       Options
+	counted string // "1" if the server that runs a script knows all who listen
+	floor   string // the name of the counters' floor
+	inbox   *inbox
 
 	closeOnce sync.Once
 	closed    chan struct{}
@@ -128,9 +129,14 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	case strings.ContainsAny(o.Prefix, "{}"):
 		return nil, fmt.Errorf("%w: redislock: prefix %q contains a brace, which Redis Cluster would take for a hash tag",
 			dlock.ErrInvalid, o.Prefix)
+	case strings.ContainsFunc(o.Prefix, unicode.IsSpace):
+		return nil, fmt.Errorf("%w: redislock: prefix %q contains a space, which separates what stands in a queue",
+			dlock.ErrInvalid, o.Prefix)
 	}
-	b := &Backend{c: client, o: o, floor: o.Prefix + "fence-floor", closed: make(chan struct{})}
-	_, b.single = client.(*redis.Client)
+	b := &Backend{c: client, o: o, counted: "0", floor: o.Prefix + "fence-floor", closed: make(chan struct{})}
+	if _, single := client.(*redis.Client); single {
+		b.counted = "1"
+	}
 	b.inbox = newInbox(b)
 	return b, nil
 }
@@ -196,7 +202,7 @@ func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p 
 	if b.isClosed() {
 		return a, dlock.ErrClosed
 	}
-	args := append(make([]any, 0, 5), r.Owner, ms)
+	args := append(make([]any, 0, 7), r.Owner, ms, b.floor, b.counted)
 	if p.entry != "" {
 		args = append(args, p.entry, b.o.Queue.Max)
 	}
@@ -249,15 +255,20 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		return dlock.ErrClosed
 	}
 	b.inbox.forget(g.Owner)
-	return b.release(ctx, g.Key, g.Owner, g.TTL)
+	return b.release(ctx, g.Key, g.Owner, g.TTL, 0)
 }
 
-func (b *Backend) release(ctx context.Context, key, owner string, ttl time.Duration) error {
+// release frees the lock, if it was granted to owner with token, or with any token if that is 0.
+func (b *Backend) release(ctx context.Context, key, owner string, ttl time.Duration, token uint64) error {
 	keys, err := b.names(key)
 	if err != nil {
 		return err
 	}
-	n, err := releaseScript.Run(ctx, once{b.c}, keys, owner, b.entry(ttl)).Int64()
+	args := append(make([]any, 0, 5), owner, b.entry(ttl), b.floor, b.counted)
+	if token != 0 {
+		args = append(args, token)
+	}
+	n, err := releaseScript.Run(ctx, once{b.c}, keys, args...).Int64()
 	return owned(ctx, n, err)
 }
 
@@ -297,19 +308,15 @@ func (b *Backend) isClosed() bool {
 	}
 }
 
-// names returns the names of what belongs to key: lock, fence counter, queue, and the floor of all counters, which
-// scripts in a Cluster can't reach.
+// names returns the names of what belongs to key: lock, fence counter, queue.
 func (b *Backend) names(key string) ([]string, error) {
 	if strings.HasPrefix(key, "}") { // "{}" is no hash tag, so they would part in a Cluster
 		return nil, fmt.Errorf("%w: redislock: key %q begins with a closing brace", dlock.ErrInvalid, key)
 	}
 	key = "{" + key + "}"
-	names := make([]string, 3, 4)
+	names := make([]string, 3)
 	for i, what := range [...]string{"lock:", "fence:", "queue:"} {
 		names[i] = b.o.Prefix + what + key
-	}
-	if b.single {
-		names = append(names, b.floor)
 	}
 	return names, nil
 }

@@ -194,6 +194,7 @@ func TestNewRefuses(t *testing.T) {
 	for _, o := range []redislock.Options{
 		{Prefix: "{app}"},
 		{Prefix: "a}"},
+		{Prefix: "my app:"},
 		{Spin: redislock.Spin{Min: -1}},
 		{Spin: redislock.Spin{Max: -1}},
 		{Spin: redislock.Spin{Min: time.Second, Max: time.Millisecond}},

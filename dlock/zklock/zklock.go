@@ -43,12 +43,14 @@
 //
 // # Cost
 //
-// A free lock costs two writes, which create the node and delete it, and two reads: the queue, and the own node, whose watch
-// tells when it is gone and whose stat has the token. Who waits asks two times more, to watch the node before and to read
-// the queue again. So a section of a busy lock takes six requests, and the server sends two events. go-zookeeper's Lock, which
-// has no token and doesn't hear of its node's end, takes five and one; it is no faster by more than that. A create and a
-// write of the parent in one transaction would tell the token, as the parent's mzxid, and save the read of the own node; but
-// its watch would then have to come later, and another one watch the session meanwhile. A busy lock gained nothing from it.
+// A free lock costs two writes, which create the node and delete it, and two reads: of the queue, and of the own node, whose
+// watch tells when it is gone and whose stat has the token. A waiter reads two times more: it watches the node before, and
+// looks at the queue again. So a section of a busy lock takes six requests, and the server sends two events. go-zookeeper's
+// Lock, which has no token and doesn't hear that its own node is gone, takes five and one; as many of them are writes.
+//
+// One transaction that creates the node and writes the parent, whose mzxid is then the token, would do without the read of
+// the own node. But that node would have to be watched later, and the session in the meantime; and the leader has two writes
+// to make of one.
 package zklock
 
 import (
