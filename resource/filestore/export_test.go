@@ -1,14 +1,21 @@
 package filestore
 
-import "os"
+import (
+	"os"
+	"path/filepath"
+)
 
 // OpenUnlocked is Open without the lock: what a gatekeeper is worth of which there may be two.
 func OpenUnlocked(path string) (*Store, error) {
-	dir, err := os.Open(path)
+	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, err
 	}
-	return open(path, dir)
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	return open(root, dir)
 }
 
 // BeforeRename sets what s does between the check and the rename.
@@ -17,9 +24,9 @@ func (s *Store) BeforeRename(do func() error) {
 		if err := do(); err != nil {
 			return err
 		}
-		return os.Rename(from, to)
+		return s.root.Rename(from, to)
 	}
 }
 
 // File is the name of key's file.
-func (s *Store) File(key string) string { return s.file(key) }
+func (s *Store) File(key string) string { return filepath.Join(s.root.Name(), file(key)) }

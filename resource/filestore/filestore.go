@@ -25,6 +25,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -37,9 +38,10 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Store is a [resource.Store] in a directory: a file a key. Its methods may be called concurrently.
+// Store is a [resource.Store] in a directory: a file a key, whose name is the key's SHA-256 in hex. A file begins with a line of
+// fence, state and key; the value is the rest. Its methods may be called concurrently.
 type Store struct {
-	path   string
+	root   *os.Root // the directory that is locked, whatever becomes of its name
 	dir    *os.File // holds the lock
 	rename func(from, to string) error
 
@@ -53,27 +55,31 @@ var _ resource.Store = (*Store)(nil)
 // Open makes the calling process the gatekeeper of the directory at path, which must exist, until [Store.Close] or the
 // process's end. It fails at once if there is a gatekeeper, be it frozen.
 func Open(path string) (*Store, error) {
-	dir, err := os.Open(path)
+	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, fmt.Errorf("filestore: %w", err)
 	}
-	if err := lock(dir); err != nil {
-		return nil, errors.Join(fmt.Errorf("filestore: %s: %w", path, err), dir.Close())
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("filestore: %w", err), root.Close())
 	}
-	return open(path, dir)
+	if err := lock(dir); err != nil {
+		return nil, errors.Join(fmt.Errorf("filestore: %s: %w", path, err), dir.Close(), root.Close())
+	}
+	return open(root, dir)
 }
 
-func open(path string, dir *os.File) (*Store, error) {
+func open(root *os.Root, dir *os.File) (*Store, error) {
 	// The last gatekeeper may have died before a rename, and left a file that nobody wants; or between a rename and its
 	// sync, and the renamed file is visible, and must stay.
-	left, err := filepath.Glob(filepath.Join(path, unfinished))
+	left, err := fs.Glob(root.FS(), unfinished+"*")
 	for _, file := range left {
-		err = cmp.Or(err, os.Remove(file))
+		err = cmp.Or(err, root.Remove(file))
 	}
 	if err = cmp.Or(err, dir.Sync()); err != nil {
-		return nil, errors.Join(fmt.Errorf("filestore: %w", err), dir.Close())
+		return nil, errors.Join(fmt.Errorf("filestore: %w", err), dir.Close(), root.Close())
 	}
-	return &Store{path: path, dir: dir, rename: os.Rename}, nil
+	return &Store{root: root, dir: dir, rename: root.Rename}, nil
 }
 
 // Write is [resource.Store.Write].
@@ -138,7 +144,7 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
-	if err := s.dir.Close(); err != nil {
+	if err := errors.Join(s.root.Close(), s.dir.Close()); err != nil {
 		return fmt.Errorf("filestore: %w", err)
 	}
 	return nil
@@ -152,7 +158,7 @@ func (s *Store) load(key string) (resource.Record, error) {
 	case s.failed != nil:
 		return resource.Record{}, s.failed
 	}
-	b, err := os.ReadFile(s.file(key))
+	b, err := s.root.ReadFile(file(key))
 	if errors.Is(err, fs.ErrNotExist) {
 		return resource.Record{}, nil
 	}
@@ -161,48 +167,49 @@ func (s *Store) load(key string) (resource.Record, error) {
 	}
 	rec, err := decode(key, b)
 	if err != nil {
-		return resource.Record{}, fmt.Errorf("filestore: %s, the record of %q, is damaged: restore it: %w", s.file(key), key, err)
+		return resource.Record{}, fmt.Errorf("filestore: %s, the record of %q, is damaged: restore it: %w", filepath.Join(s.root.Name(), file(key)), key, err)
 	}
 	return rec, nil
 }
 
 // replace puts rec in the place of key's file. Value and fence are one file, because a rename replaces one.
 func (s *Store) replace(key string, rec resource.Record) error {
-	from, err := create(s.path, encode(key, rec))
+	from := unfinished + rand.Text()
+	err := create(s.root, from, encode(key, rec))
 	if err == nil {
-		err = s.rename(from, s.file(key))
+		err = s.rename(from, file(key))
 	}
 	if err != nil { // the record is as it was
-		_ = os.Remove(from)
+		_ = s.root.Remove(from)
 		return fmt.Errorf("filestore: %w", err)
 	}
 	if err := s.dir.Sync(); err != nil {
-		s.failed = fmt.Errorf("filestore: %s: the last write may not be on disk: see to the disk, and open the store again: %w", s.path, err)
+		s.failed = fmt.Errorf("filestore: %s: the last write may not be on disk: see to the disk, and open the store again: %w", s.root.Name(), err)
 		return s.failed
 	}
 	return nil
 }
 
-// unfinished are the names of files before their rename.
-const unfinished = "new-*"
+// unfinished begins the names of files before their rename.
+const unfinished = "new-"
 
-// create writes b to a new file in dir, and to the disk.
-func create(dir string, b []byte) (path string, err error) {
-	f, err := os.CreateTemp(dir, unfinished)
+// create writes b to a new file, and to the disk.
+func create(root *os.Root, name string, b []byte) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return "", err
+		return err //nolint:wrapcheck // replace does
 	}
 	_, err = f.Write(b)
 	if err == nil {
 		err = f.Sync()
 	}
-	return f.Name(), errors.Join(err, f.Close())
+	return errors.Join(err, f.Close())
 }
 
 // file is the name of key's file. A key may be longer than a file's name, and have any character in it.
-func (s *Store) file(key string) string {
+func file(key string) string {
 	sum := sha256.Sum256([]byte(key))
-	return filepath.Join(s.path, hex.EncodeToString(sum[:]))
+	return hex.EncodeToString(sum[:])
 }
 
 // A record is a line and the value. The line has the fence, whether there is a value, and the key, which has no line end.

@@ -281,3 +281,19 @@ func TestDamagedRecord(t *testing.T) {
 		require.NoError(t, s.Write(t.Context(), "other", at(1), nil))
 	}
 }
+
+// The gatekeeper's directory is the one that it has locked, not whatever has its name later.
+func TestDirectoryReplaced(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	first := open(t, filestore.Open, dir)
+	require.NoError(t, first.Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, []byte("first")))
+	require.NoError(t, os.Rename(dir, dir+".old"))
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	second := open(t, filestore.Open, dir)
+	require.NoError(t, second.Write(t.Context(), "k", resource.Fence{Token: 3, Seq: 1}, []byte("second")))
+	require.NoError(t, first.Write(t.Context(), "k", resource.Fence{Token: 2, Seq: 1}, []byte("late")))
+	rec, err := second.Read(t.Context(), "k")
+	require.NoError(t, err)
+	require.Equal(t, "second", string(rec.Value))
+}
