@@ -123,6 +123,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if c.Connections == 0 {
 		c.Connections = c.Contenders
 	}
+	if err := c.Check(); err != nil {
+		return err
+	}
 	switch {
 	case c.Processes < 1 || c.Processes > c.Connections:
 		return fmt.Errorf("contend: -processes %d; there must be one at least, and a connection (of %d) and a contender for each", c.Processes, c.Connections)
@@ -130,9 +133,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return errors.New("contend: -metrics is of one process; start several with -processes 1, each with its -metrics")
 	case c.Processes > 1 && c.Even && c.Rate > 0:
 		return errors.New("contend: -arrivals even is for one process: arrivals of several would coincide")
-	}
-	if err := c.Check(); err != nil {
-		return err
 	}
 	j := job{Config: c, Prefix: c.Prefix}
 	if j.start, err = startTime(*startAt); err != nil {

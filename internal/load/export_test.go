@@ -33,3 +33,18 @@ func Overtaken(all []Outcome) (Order, []Outcome, []int64) {
 	}
 	return o, out, n
 }
+
+// NoteLate is the result of a window in which nothing happens, from begin to end, when arrivals are noted after it.
+func NoteLate(begin, end time.Time, due ...time.Time) (*Result, error) {
+	m, err := newMetrics(nil)
+	if err != nil {
+		return nil, err
+	}
+	r := newRecorder(1, m)
+	r.begin(begin)
+	r.sample(end, true)
+	for _, at := range due {
+		r.arrive(at, 0)
+	}
+	return r.result(), nil
+}

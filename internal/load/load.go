@@ -321,6 +321,9 @@ func (r *run) pace(ctx context.Context, bell alarm) error {
 			}
 		}
 		a, ok := r.rec.arrive(due, keys.next())
+		if !ok && r.rec.due(due) {
+			continue // until all that were due have been counted
+		}
 		if !ok {
 			return nil
 		}

@@ -85,11 +85,20 @@ func (r *recorder) sample(now time.Time, last bool) Sample {
 	return s
 }
 
-// arrive numbers an acquisition. It returns false when the run is over.
+// arrive numbers an acquisition. It returns false when the run is over. An arrival that was due before and is noted only
+// then is unserved like any other: a load that stalls at the end must not look better for it.
 func (r *recorder) arrive(at time.Time, key uint64) (arrival, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.end.IsZero() {
+		if at.Before(r.end) && !r.first.IsZero() {
+			r.seq++
+			r.waiting++
+			r.res.Arrivals++
+			r.res.Unstarted++
+			r.res.MaxWaiting = max(r.res.MaxWaiting, r.waiting)
+			r.unservedLocked(arrival{key: key, seq: r.seq, at: at})
+		}
 		return arrival{}, false
 	}
 	r.seq++
@@ -101,6 +110,13 @@ func (r *recorder) arrive(at time.Time, key uint64) (arrival, bool) {
 	r.m.arrivals.Inc()
 	r.m.waiting.Inc()
 	return arrival{key: key, seq: r.seq, at: at}, true
+}
+
+// due reports whether an arrival at the time given belongs to the run, which is over.
+func (r *recorder) due(at time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return at.Before(r.end)
 }
 
 // paced notes how late an arrival was.

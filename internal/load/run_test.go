@@ -323,3 +323,15 @@ func TestMerge(t *testing.T) {
 	_, err = load.Merge([]*load.Result{a, &c})
 	require.Error(t, err)
 }
+
+// A load that stalls at the end of the window has still offered what was due in it.
+func TestDueBeforeTheEndNotedAfterIt(t *testing.T) {
+	begin := time.Now()
+	end := begin.Add(time.Second)
+	res, err := load.NoteLate(begin, end, begin.Add(time.Second/4), end.Add(-time.Millisecond), end, end.Add(time.Second))
+	require.NoError(t, err)
+	require.EqualValues(t, 2, res.Arrivals)
+	require.EqualValues(t, 2, res.Unstarted)
+	require.EqualValues(t, 2, res.Unserved.Count)
+	require.InDelta(t, 750, res.Unserved.Max, 1)
+}
