@@ -338,10 +338,10 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 		if left <= 0 {
 			return news{}, nil
 		}
-		msg, err := ps.ReceiveTimeout(in.ctx, min(left, longestRead))
+		msg, err := ps.ReceiveTimeout(in.ctx, min(left, longestRead)) //nolint:contextcheck // it is read for all, and outlives this one
 		switch m := msg.(type) {
 		case *redis.Message:
-			in.deliver(m.Payload)
+			in.deliver(m.Payload) //nolint:contextcheck // it may be for another
 		case *redis.Subscription:
 			in.reconnected()
 		}
@@ -355,7 +355,7 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 		case time.Since(heard) < silence:
 		case !tried:
 			heard, tried = time.Now(), true
-			_ = ps.Ping(in.ctx)
+			_ = ps.Ping(in.ctx) //nolint:contextcheck // as it is read
 		default:
 			return news{}, in.renew(ctx)
 		}
