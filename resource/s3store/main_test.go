@@ -64,7 +64,8 @@ func run(m *testing.M) (code int) {
 }
 
 func leaks() int {
-	if err := goleak.Find(); err != nil {
+	// net/http dials in a goroutine that no Close ends: to a container that was killed it tries until the kernel gives up.
+	if err := goleak.Find(goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
