@@ -128,7 +128,7 @@ func BenchmarkRatio(b *testing.B) {
 }
 
 // BenchmarkHotKey has many contenders with a client each take one lock over and over, and holds this package against
-// go-zookeeper's own Lock, which writes as often and asks less; see Cost in the package's comment. The two take turns, so
+// go-zookeeper's own Lock, which writes as often and asks less, but while nobody has the lock; see Cost in the package's comment. The two take turns, so
 // that a busy machine is busy for both; nothing is left of one when the other's turn comes.
 func BenchmarkHotKey(b *testing.B) {
 	for _, users := range []int{50, 200} {

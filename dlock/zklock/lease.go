@@ -16,26 +16,42 @@ import (
 // errGone says that the own node isn't there any more.
 var errGone = fmt.Errorf("%w: its node is gone: the session has expired, or the lease has run out", dlock.ErrLost)
 
-// mostWait is which part of its TTL, an eighth, a waiter's lease may have lost when it is granted.
-const mostWait = 8
+// A waiter's lease counts from before its node was written. When it is granted, it may have lost up to an eighth of its TTL;
+// or up to three quarters, if it is provisional.
+const (
+	mostWait  = 8  // of the TTL
+	leastRest = 4  // of the TTL
+	slowest   = 99 // hundredths of a waiter's clock in a hundredth of the others': 1 % is dlock's margin for drift
+)
 
 const (
 	firstPause = 20 * time.Millisecond // before a request that failed is sent again; doubles with each
 	mostPause  = time.Second
+
+	mostUnsure = 3 // pauses in a row that find the client disconnected; one that isn't closed is connecting
 )
+
+// unwatched is how old a node gets before its Backend watches it. Most are gone by then, and cost neither the request nor
+// the event. Until then the Backend doesn't hear that somebody has deleted it, or closed the client; nothing else ends it so
+// soon.
+const unwatched = 2 * time.Second
 
 // lease is a node of ours, from when its name is known until it is gone.
 type lease struct {
-	b     *Backend
-	at    place
-	path  string
-	czxid int64
-	gone  chan struct{} // closed once the node is known to be gone
+	b       *Backend
+	at      place
+	path    string
+	czxid   int64
+	session int64
+	gone    chan struct{} // closed once the node is known to be gone
 
-	mu    sync.Mutex
-	until time.Time   // when the lease runs out; zero: not granted yet
-	timer *time.Timer // nil: not granted yet
-	over  bool        // run out, released or gone
+	mu       sync.Mutex
+	guard    *time.Timer     // until it is watched
+	fired    <-chan zk.Event // by the end of the node; nil: it isn't watched yet
+	until    time.Time       // when the lease runs out; zero: not granted yet
+	timer    *time.Timer     // nil: not granted yet
+	over     bool            // run out, released or gone
+	vanished bool            // gone
 }
 
 func (b *Backend) known(p place) *lease {
@@ -46,31 +62,65 @@ func (b *Backend) known(p place) *lease {
 
 // adopt returns the lease of a node at p that is this session's.
 func (b *Backend) adopt(p place, path string) (*lease, error) {
-	// An ephemeral node has no children. The watch fires when it is gone, and, other than one of its data, not when it is
-	// renewed; and when the session has expired or the client is closed.
+	var ok bool
 	var stat *zk.Stat
-	var ch <-chan zk.Event
-	err := thrice(func() (err error) { _, stat, ch, err = b.c.ChildrenW(path); return err })
-	if errors.Is(err, zk.ErrNoNode) {
-		return nil, errGone
-	}
+	err := thrice(func() (err error) { ok, stat, err = b.c.Exists(path); return err })
 	if err != nil {
 		return nil, err
+	}
+	if !ok {
+		return nil, errGone
 	}
 	if stat.EphemeralOwner != b.c.SessionID() {
 		return nil, fmt.Errorf("%s is another session's", path) // or one's own former session's; either way not to be relied on
 	}
-	l := &lease{b: b, at: p, path: path, czxid: stat.Czxid, gone: make(chan struct{})}
+	l := &lease{b: b, at: p, path: path, czxid: stat.Czxid, session: stat.EphemeralOwner, gone: make(chan struct{})}
+	l.mu.Lock()
+	l.guard = time.AfterFunc(b.unwatched, l.watch)
+	l.mu.Unlock()
 	b.mu.Lock()
 	b.leases[p] = l
 	b.mu.Unlock()
-	go func() {
-		<-ch
-		l.end()
-		b.unlist(l)
-		close(l.gone)
-	}()
 	return l, nil
+}
+
+// watch returns when the node is gone, or its client closed, which comes to the same.
+func (l *lease) watch() {
+	for r := (retry{b: l.b}); ; {
+		// An ephemeral node has no children. The watch fires when it is gone, and, other than one of its data, not when it is
+		// renewed; and when the session has expired or the client is closed.
+		_, _, fired, err := l.b.c.ChildrenW(l.path)
+		switch {
+		case err == nil:
+			l.mu.Lock()
+			l.fired = fired
+			l.mu.Unlock()
+			<-fired
+			l.vanish()
+			return
+		case errors.Is(err, zk.ErrNoNode):
+			l.vanish()
+			return
+		case !broken(err):
+			return
+		}
+		if !r.again(l) {
+			return
+		}
+	}
+}
+
+// vanish says that the node is gone.
+func (l *lease) vanish() {
+	l.end()
+	l.mu.Lock()
+	first := !l.vanished
+	l.vanished = true
+	l.mu.Unlock()
+	if first {
+		l.b.unlist(l)
+		close(l.gone)
+	}
 }
 
 func (b *Backend) unlist(l *lease) {
@@ -86,7 +136,7 @@ func (b *Backend) forget(l *lease) error {
 	if err := b.c.Delete(l.path, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
 		return err
 	}
-	b.unlist(l)
+	l.vanish()
 	return nil
 }
 
@@ -95,7 +145,7 @@ func (b *Backend) forget(l *lease) error {
 func (b *Backend) seal(l *lease, ttl time.Duration) error {
 	_, err := b.c.Set(l.path, lifetime(ttl), -1)
 	if errors.Is(err, zk.ErrNoNode) {
-		l.end()
+		l.vanish()
 		return errGone
 	}
 	return err
@@ -105,6 +155,11 @@ func (b *Backend) seal(l *lease, ttl time.Duration) error {
 func (l *lease) begin(until time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	select {
+	case <-l.fired: // events come in order, but who waits for this one may not have had its turn yet
+		l.over = true
+	default:
+	}
 	switch {
 	case l.over:
 		return false
@@ -131,6 +186,7 @@ func (l *lease) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = true
+	l.guard.Stop()
 	if l.timer != nil {
 		l.timer.Stop()
 	}
@@ -155,82 +211,140 @@ func (l *lease) expire() {
 // remove deletes the node. If it cannot, for the connection is broken, it goes on in the background until the node is gone.
 func (b *Backend) remove(l *lease) {
 	l.end()
-	if !broken(b.c.Delete(l.path, -1)) {
+	remove := func() (done bool) { return !broken(b.forget(l)) }
+	if remove() {
 		return
 	}
 	go func() {
-		for pause := firstPause; ; pause = min(2*pause, mostPause) {
-			select {
-			case <-l.gone:
-				return
-			case <-time.After(pause):
-			}
-			if !broken(b.c.Delete(l.path, -1)) {
+		for r := (retry{b: b}); r.again(l); {
+			if remove() {
 				return
 			}
 		}
 	}()
 }
 
-// turn is how a node waits to be the first.
-type turn struct {
-	start time.Time // before the request that found or created the node
-	fresh bool      // that created it
-	ttl   time.Duration
-	wait  bool // else dlock.ErrHeld
+// retry is between the tries of a request whose connection is broken.
+type retry struct {
+	b      *Backend
+	last   time.Duration
+	unsure int
 }
 
-// win returns when l's node is the first of q, its queue, and its lease has begun. It returns the lease's start.
-func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start time.Time, err error) {
+func (r *retry) pause() <-chan time.Time {
+	r.last = min(max(2*r.last, firstPause), mostPause)
+	return time.After(r.last)
+}
+
+// again pauses, and reports whether there is any use in another try for l: it is not if the node is gone, or the client closed.
+func (r *retry) again(l *lease) bool {
+	select {
+	case <-l.gone:
+		return false
+	case <-r.pause():
+	}
+	if r.closed() {
+		l.vanish()
+		return false
+	}
+	return true
+}
+
+// closed reports whether the client is closed. It is asked after every pause, and not just after a try: one that has broken
+// off finds the client disconnected for a moment, again and again if the connection doesn't last.
+func (r *retry) closed() bool {
+	if r.b.c.State() != zk.StateDisconnected {
+		r.unsure = 0
+		return false
+	}
+	r.unsure++
+	return r.unsure >= mostUnsure
+}
+
+// turn is how a node waits to be the first.
+type turn struct {
+	start time.Time // before the request that found, created or wrote the node
+	fresh bool      // that created or wrote it
+	ttl   time.Duration
+	wait  bool // else dlock.ErrHeld
+	late  bool // it has had to wait
+}
+
+// win returns when l's node is the first of q, its queue, and its lease has begun. It returns the lease's start, and for how
+// long it lasts if it is provisional.
+//
+// A waiter waits for the end of the last node but one before its own, and is the second then, at the latest. Now it waits
+// for the end of the first, and after that it is the first itself, with no more questions: no node comes before one that is
+// there. But if both are of one session, the end of the first may be that of the session, and so its own: then it looks.
+func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start time.Time, provisional time.Duration, err error) {
 	var w watch
 	for {
 		if err := b.enter(ctx); err != nil {
-			return start, err
+			return start, 0, err
 		}
 		i := slices.IndexFunc(q, func(n node) bool { return n.name == l.path[len(n.parent)+1:] })
 		switch {
 		case i < 0:
-			return start, errGone
+			l.vanish()
+			return start, 0, errGone
 		case i == 0:
 			return b.grant(ctx, l, t)
 		case !t.wait:
-			return start, dlock.ErrHeld
+			return start, 0, dlock.ErrHeld
 		}
-		if err := b.await(ctx, l, q[i-1], i == 1, &w, t.ttl); err != nil {
-			return start, err
-		}
-		err := b.insist(ctx, l, func() (err error) { q, err = b.list(l.at.parent); return err })
+		t.late = true
+		first, err := b.await(ctx, l, q[max(i-2, 0)], i == 1, &w, &t)
 		if err != nil {
-			return start, err
+			return start, 0, err
+		}
+		if first {
+			return b.grant(ctx, l, t)
+		}
+		err = b.insist(ctx, l, func() (err error) { q, err = b.list(l.at.parent); return err })
+		if err != nil {
+			return start, 0, err
 		}
 	}
 }
 
-// grant begins the lease of the first node of a queue. That the node is there, the queue has shown, also if nothing is
-// written: every client sees all changes in their order, so a queue from which the node before is gone lacks ours too if
-// that went first. What the server that has shown the queue may not know yet came later, and nothing ends the lease before
-// start + TTL: not the session, which lasts longer than that from the write that created the node, and not the waiter
-// behind, which has counted from after that write.
-func (b *Backend) grant(ctx context.Context, l *lease, t turn) (start time.Time, err error) {
+// grant begins the lease of the first node of a queue, which it writes if it must. If it needn't, nothing shows that the
+// node is there, but that it was created or written within the TTL: before start + TTL nothing takes it away. Not the
+// session, which lasts longer than that from the write; not the waiter behind, which has counted from after it; and not
+// this Backend, which would know. If somebody else has deleted it, who takes the lock away from holders just so, this Backend
+// hears of it as a holder does: by the event, or when it begins to watch the node.
+func (b *Backend) grant(ctx context.Context, l *lease, t turn) (start time.Time, provisional time.Duration, err error) {
+	if err := b.refresh(ctx, l, &t); err != nil {
+		return start, 0, err
+	}
 	start = t.start
-	if !t.fresh || age(start, start.Round(0), time.Now()) > t.ttl/mostWait { // else the write that created the node is as good
-		seal := func() error {
-			start = time.Now()
-			return b.seal(l, t.ttl)
-		}
-		if t.wait {
-			err = b.insist(ctx, l, seal)
-		} else {
-			err = thrice(seal)
-		}
-		if err != nil {
-			return start, err
-		}
+	now := time.Now()
+	waited := age(start, start.Round(0), now)
+	if rest := t.rest(waited); t.late && waited > t.ttl/mostWait && rest > 0 { // if nothing is left, start says so
+		start, provisional = now, rest
 	}
-	if !l.begin(start.Add(t.ttl)) {
-		return start, errGone
+	if !l.begin(t.start.Add(t.ttl)) {
+		return start, 0, errGone
 	}
-	return start, nil
+	return start, provisional, nil
+}
+
+// rest is what is left of the TTL for one who has waited, by its own clock.
+func (t *turn) rest(waited time.Duration) time.Duration { return t.ttl - waited - waited/slowest }
+
+// refresh writes the node if another request than this turn's has made it, so that others have counted from before start; or
+// if there isn't enough left of its TTL. Then its lease counts from now.
+func (b *Backend) refresh(ctx context.Context, l *lease, t *turn) error {
+	if t.fresh && t.rest(age(t.start, t.start.Round(0), time.Now())) >= t.ttl/leastRest {
+		return nil
+	}
+	seal := func() error {
+		t.start, t.fresh = time.Now(), true
+		return b.seal(l, t.ttl)
+	}
+	if t.wait {
+		return b.insist(ctx, l, seal)
+	}
+	return thrice(seal)
 }
 
 // age is what has passed between start, which is wall on the wall clock, and now: the larger of what the monotonic clock
@@ -245,23 +359,29 @@ type watch struct {
 	head    bool          // it tells of every change, not only of the end
 	version int32         // of a head's data
 	ttl     time.Duration // of a head; 0 if it has none
+	ours    bool          // a head of this session's
 	fired   <-chan zk.Event
 }
 
-// await waits until there is reason to look at the queue again: n, the node before l's, is gone; or n is the head of the
-// queue and has been renewed, or has run out; or it is time for a look whether it is the head.
-func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *watch, ttl time.Duration) error {
+// await waits until there is reason to look at the queue again: n, a node before l's, is gone; or n is the head of the
+// queue and has been renewed, or has run out; or it is time for a look whether it is the head. It reports whether l's node is
+// the first now, which is so when n was the head, and l's the next, and n is gone, but not with its session that is l's too.
+func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *watch, t *turn) (first bool, err error) {
 	if w.path != n.path() || w.head != head {
-		err := b.insist(ctx, l, func() (err error) { *w, err = b.watch(n, head); return err })
+		err := b.insist(ctx, l, func() (err error) { *w, err = b.watch(l, n, head); return err })
 		if errors.Is(err, zk.ErrNoNode) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 	}
+	ttl := t.ttl
 	if head {
 		ttl = w.ttl
+		if err := b.refresh(ctx, l, t); err != nil { // while the head has the lock, and nobody waits for this
+			return false, err
+		}
 	}
 	var alarm <-chan time.Time
 	if ttl > 0 {
@@ -270,11 +390,13 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *wat
 		alarm = timer.C
 	}
 	select {
-	case <-w.fired:
+	case e := <-w.fired:
+		first = head && !w.ours && e.Type == zk.EventNodeDeleted
 		*w = watch{}
+		return first, nil
 	case <-alarm:
 		if !head {
-			return nil
+			return false, nil
 		}
 		// It was seen at this version for all of its TTL. If it has been renewed, it has another version, whether or not the
 		// watch has told so: one that is set again after a reconnection may miss a change.
@@ -283,20 +405,20 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *wat
 		case err == nil, errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
 			*w = watch{}
 		default:
-			return err
+			return false, err
 		}
 	case <-l.gone:
-		return errGone
+		return false, errGone
 	case <-ctx.Done():
-		return fmt.Errorf("waiting: %w", context.Cause(ctx))
+		return false, fmt.Errorf("waiting: %w", context.Cause(ctx))
 	case <-b.closed:
-		return dlock.ErrClosed
+		return false, dlock.ErrClosed
 	}
-	return nil
+	return false, nil
 }
 
-// watch watches n. Of a head of the queue, which may run out, it wants to know every change.
-func (b *Backend) watch(n node, head bool) (watch, error) {
+// watch watches n for l. Of a head of the queue, which may run out, it wants to know every change.
+func (b *Backend) watch(l *lease, n node, head bool) (watch, error) {
 	w := watch{path: n.path(), head: head}
 	if !head {
 		_, _, fired, err := b.c.ChildrenW(w.path) // fires when the node is gone
@@ -307,26 +429,30 @@ func (b *Backend) watch(n node, head bool) (watch, error) {
 	if err != nil {
 		return w, err
 	}
-	w.fired, w.version = fired, stat.Version
+	w.fired, w.version, w.ours = fired, stat.Version, stat.EphemeralOwner == l.session
 	w.ttl, _ = time.ParseDuration(string(data)) // a node of another's make never runs out
 	return w, nil
 }
 
 // insist repeats f for a waiter while the connection is broken, for as long as the node is there and somebody waits.
 func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
-	for pause := firstPause; ; pause = min(2*pause, mostPause) {
+	for r := (retry{b: b}); ; {
 		err := f()
 		if !broken(err) {
 			return err
 		}
 		select {
-		case <-time.After(pause):
+		case <-r.pause():
 		case <-l.gone:
 			return errGone
 		case <-ctx.Done():
 			return fmt.Errorf("waiting: %w", context.Cause(ctx))
 		case <-b.closed:
 			return dlock.ErrClosed
+		}
+		if r.closed() {
+			l.vanish()
+			return errGone
 		}
 	}
 }

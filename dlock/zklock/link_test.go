@@ -21,6 +21,7 @@ import (
 const (
 	opCreate          = 1
 	opDelete          = 2
+	opExists          = 3
 	opGetData         = 4
 	opSetData         = 5
 	opPing            = 11
@@ -44,6 +45,7 @@ type link struct {
 	held   chan struct{}  // closed on delivery
 	lost   int            // calls whose request or reply was lost
 	old    bool           // the server is to know no containers
+	pause  time.Duration  // before the client connects again, as to look up a name
 	mute   string         // events of watched paths that begin with it are lost, unless it is empty
 	before func(op int32) // if not nil, called before a call is sent
 	calls  map[int32]int  // by operation
@@ -162,10 +164,16 @@ func (l *link) Dial(network, _ string, timeout time.Duration) (net.Conn, error) 
 // The link is its client's zk.HostProvider too: the default one has a client with one server wait for a second before it
 // connects again.
 
-func (l *link) Init([]string) error         { return nil }
-func (l *link) Len() int                    { return 1 }
-func (l *link) Next() (addr string, _ bool) { return l.addr, l.is(cut) }
-func (l *link) Connected()                  {}
+func (l *link) Init([]string) error { return nil }
+func (l *link) Len() int            { return 1 }
+func (l *link) Next() (addr string, _ bool) {
+	l.mu.Lock()
+	pause := l.pause
+	l.mu.Unlock()
+	time.Sleep(pause)
+	return l.addr, l.is(cut)
+}
+func (l *link) Connected() {}
 
 // conn carries frames: a length and so many bytes. The client writes each by one Write.
 type conn struct {

@@ -151,6 +151,7 @@ func (b *Backend) join(p place, ttl time.Duration) (l *lease, q []node, fresh bo
 	}
 	mine := of(q, p.owner)
 	if len(mine) == 0 {
+		l.vanish()
 		return nil, nil, false, errGone
 	}
 	if len(mine) == 1 {
@@ -160,6 +161,9 @@ func (b *Backend) join(p place, ttl time.Duration) (l *lease, q []node, fresh bo
 		if err := b.c.Delete(n.path(), -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return nil, nil, false, err
 		}
+	}
+	if l.path != mine[0].path() {
+		l.vanish()
 	}
 	l, err = b.adopt(p, mine[0].path())
 	return l, q, false, err

@@ -2,11 +2,11 @@
 // (https://zookeeper.apache.org/doc/current/recipes.html#sc_recipes_Locks), written out.
 //
 // A key is a parent node; whoever wants it creates an ephemeral sequential child there, whose name carries the owner, so
-// that a node whose create reply was lost is found again. The first child has the lock, and every other one watches the
-// child just before it: a release wakes one waiter. The fencing token is the winning node's czxid, the number of the
-// transaction that created it. It grows with every transaction of the ensemble, so also when the parent has vanished and
-// the sequence numbers begin again at 0. It is as durable as the ensemble's data: a quorum restored from an old backup, or
-// from nothing, takes it back.
+// that a node whose create reply was lost is found again. The first child has the lock. The second watches it, and every other
+// one the last child but one before it: a release wakes the second, which has the lock now, and the third, which becomes the
+// second. The fencing token is the winning node's czxid, the number of the transaction that created it. It grows with every
+// transaction of the ensemble, so also when the parent has vanished and the sequence numbers begin again at 0. It is as
+// durable as the ensemble's data: a quorum restored from an old backup, or from nothing, takes it back.
 //
 // # Leases
 //
@@ -20,9 +20,19 @@
 //
 // A renewal is a write: a quorum has then agreed that the node was there. A read could come from a server that has lost the
 // others. What makes a waiter a holder is a write, too: the one that created its node, from before which its lease counts,
-// as does every other that is granted at once. So a lease begins with less than its TTL, by the time that was waited. If that
-// is more than an eighth, the waiter writes again when it is the first, and its lease counts from then. The lock passes from
-// one to the next in a queue that moves by one write, the deletion.
+// as does every other that is granted at once. Nobody takes the lock away before that is a TTL ago, for the waiter behind
+// can't have seen the node earlier. So a lease begins with less than its TTL, by the time that was waited. If that is more
+// than an eighth, the lease is provisional (see dlock.Grant): the Locker renews it after half of what is left. If less than a
+// quarter would be left, the waiter writes again, and its lease counts from then; it does so when it becomes the second, if
+// it can, so that the first doesn't have to be done for it. The lock passes from one to the next in a queue that moves by one
+// write, the deletion.
+//
+// The second has the lock when the event comes that the first is gone, and doesn't look again: no node can come before one
+// that is there, and its own was there when it became the second. Only somebody who deletes others' nodes can make it wrong
+// about that; so might he take the lock away from a holder. Both learn of it by an event, if the node is older than 2 s.
+// A younger one isn't watched yet: nothing else ends it so soon, but the client's own Close, which frees every lock of its
+// session at once. So close the Locker first, and the client when its sections are over. If the first is of the same client
+// as the second, the second does look again, for Close would end both.
 //
 // A session must not end before the leases under it, so a TTL longer than half the session timeout that the server has
 // agreed to is refused with dlock.ErrInvalid. (The server may have agreed to less than zk.Connect asked for: 20 ticks at
@@ -30,11 +40,11 @@
 // and follower are cut off just after a grant, that is up to a third of the timeout, the client's ping interval, and half
 // a tick old. A timeout of at least three ticks covers both.
 //
-// A holder that has died blocks a waiter for no more than its TTL after the waiter behind it has seen its last renewal,
-// which is at once. One that has come to the front later is found within the TTL of the waiter behind it, and so blocks
-// for no more than both; the same goes for a waiter that died and comes to the front. None blocks longer than the session
-// timeout rounded up to the server's next tick. TryAcquire doesn't wait and so can't tell a dead holder from a live one: to
-// it the session timeout applies.
+// A holder that has died blocks a waiter for no more than its TTL after the waiter behind it has seen its last renewal, which
+// is at once; the same goes for a waiter that died and comes to the front. One that has become the second because a waiter
+// before it has left finds that out within its own TTL, and so the holder blocks for no more than both. None blocks longer
+// than the session timeout rounded up to the server's next tick. TryAcquire doesn't wait and so can't tell a dead holder
+// from a live one: to it the session timeout applies.
 //
 // # Connections
 //
@@ -44,13 +54,15 @@
 // # Cost
 //
 // A free lock costs two writes, which create the node and delete it, and two reads: of the queue, and of the own node, whose
-// watch tells when it is gone and whose stat has the token. A waiter reads two times more: it watches the node before, and
-// looks at the queue again. So a section of a busy lock takes six requests, and the server sends two events. go-zookeeper's
-// Lock, which has no token and doesn't hear that its own node is gone, takes five and one; as many of them are writes.
+// stat has the token. One that waits as the second reads once more, to watch the first; one that comes later three times: it
+// watches another, looks at the queue again, and then watches the first. So a section of a busy lock takes seven requests,
+// and the server sends two events. go-zookeeper's Lock, which has no token and doesn't hear that its own node is gone, takes
+// five and one; as many of them are writes. But of its requests one comes between the end of a section and the beginning of
+// the next, and here none does, unless one client has both. A node that is still there after 2 s is watched, by one request
+// and one event more.
 //
 // One transaction that creates the node and writes the parent, whose mzxid is then the token, would do without the read of
-// the own node. But that node would have to be watched later, and the session in the meantime; and the leader has two writes
-// to make of one.
+// the own node; but the leader has two writes to make of one, which takes about as long.
 package zklock
 
 import (
@@ -87,6 +99,8 @@ type Backend struct {
 
 	plain atomic.Bool // the server knows no containers
 
+	unwatched time.Duration // see there
+
 	closeOnce sync.Once
 	closed    chan struct{}
 
@@ -118,7 +132,7 @@ func New(client *zk.Conn, opts *Options) (*Backend, error) {
 		return nil, fmt.Errorf("%w: zklock: this version of go-zookeeper/zk hides its session timeout", dlock.ErrInvalid)
 	}
 	return &Backend{
-		c: client, root: o.Root, acl: slices.Clone(o.ACL),
+		c: client, root: o.Root, acl: slices.Clone(o.ACL), unwatched: unwatched,
 		closed: make(chan struct{}), leases: map[place]*lease{},
 	}, nil
 }
@@ -183,14 +197,17 @@ func (b *Backend) try(ctx context.Context, p place, r dlock.Request, l *lease, w
 	if err != nil {
 		return dlock.Grant{}, err
 	}
-	start, err := b.win(ctx, l, q, t)
+	start, provisional, err := b.win(ctx, l, q, t)
 	if err != nil {
 		if !errors.Is(err, errGone) {
 			b.remove(l)
 		}
 		return dlock.Grant{}, err
 	}
-	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(l.czxid), TTL: r.TTL, Start: start, Lost: l.gone, State: l}, nil
+	return dlock.Grant{
+		Key: r.Key, Owner: r.Owner, Fence: uint64(l.czxid), TTL: r.TTL, Start: start, Provisional: provisional,
+		Lost: l.gone, State: l,
+	}, nil
 }
 
 // Renew implements dlock.Backend. If it fails without ErrLost, the lease may last until one TTL from now.
@@ -222,20 +239,24 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if l, ok := g.State.(*lease); ok {
 		switch err := b.c.Delete(l.path, -1); {
 		case err == nil:
-			l.end()
+			l.vanish()
 			return nil
 		case errors.Is(err, zk.ErrNoNode):
-			l.end()
+			l.vanish()
 			return dlock.ErrLost
 		default:
 			return failed(ctx, err)
 		}
 	}
-	n, err := b.sweep(b.place(g.Key, g.Owner))
-	switch {
-	case err != nil:
+	p := b.place(g.Key, g.Owner)
+	n, err := b.sweep(p)
+	if err != nil {
 		return failed(ctx, err)
-	case n == 0:
+	}
+	if l := b.known(p); l != nil {
+		l.vanish()
+	}
+	if n == 0 {
 		return dlock.ErrLost
 	}
 	return nil
