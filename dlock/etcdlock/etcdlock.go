@@ -38,7 +38,8 @@
 // 10 s) rounded up, or the server's minimum (1.5 times its election timeout) if that is longer. A grant is given or
 // renewed only if the session is known to last as long as is promised: it was kept alive by a request which the server
 // has answered, and which left no more than S - TTL ago on the monotonic clock and on the wall clock (the former stops
-// while a machine is suspended). Otherwise it is kept alive first. A renewal therefore needs no commit.
+// while a machine is suspended). Otherwise it is kept alive first, which is rare: it is kept alive anyway, 1.3 times or more
+// in S - TTL. A renewal therefore needs no commit.
 //
 // A dead holder blocks a key for at most S after its last keep-alive, and 500 ms, at which interval etcd looks for
 // expired leases; a change of etcd's leader in that time starts S anew. A waiter that came in the last second of that time

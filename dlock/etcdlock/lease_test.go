@@ -164,6 +164,36 @@ func TestLatePut(t *testing.T) {
 	}
 }
 
+// A session is kept alive often enough for the longest of its TTLs, so that grants need not wait for it, and not more often.
+func TestKeepAlivesAreFew(t *testing.T) {
+	for name, c := range map[string]struct {
+		ttls        []time.Duration // all of one session of 12 s
+		least, most time.Duration   // between keep-alives; at most S - TTL
+	}{
+		"one TTL":      {[]time.Duration{10 * time.Second}, 1300 * time.Millisecond, 2 * time.Second},
+		"a longer one": {[]time.Duration{9800 * time.Millisecond, 10660 * time.Millisecond}, 900 * time.Millisecond, 1340 * time.Millisecond},
+		"the longest":  {[]time.Duration{10660 * time.Millisecond, 9800 * time.Millisecond}, 900 * time.Millisecond, 1340 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := newNode(t, one)
+			for _, ttl := range c.ttls {
+				a.take(t, request(ttl))
+			}
+			for i := 2; ; i++ { // the first may have been on its way to the second before the last TTL was known
+				require.Eventually(t, func() bool { return len(a.l.keptAlive()) > i }, 30*time.Second, 10*time.Millisecond)
+				kept := a.l.keptAlive()
+				gap := kept[i].Sub(kept[i-1])
+				require.Greater(t, gap, c.least)
+				if gap < c.most {
+					return
+				}
+				require.Less(t, i, 5, "the last of several gaps that are too long: %v", gap) // a machine that stalls does so once
+			}
+		})
+	}
+}
+
 // Renewals commit nothing: they are reads.
 func TestRenewalsWriteNothing(t *testing.T) {
 	a := newNode(t, three)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -25,6 +26,7 @@ type link struct {
 	watches int           // asked for
 	events  int           // that watches have told
 	writes  int           // transactions that could write
+	kept    []time.Time   // when keep-alives left
 	late    chan struct{} // closed when a request that was held has arrived
 }
 
@@ -109,6 +111,13 @@ func (l *link) counts(method string) (calls, watches, events int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.calls[method], l.watches, l.events
+}
+
+// keptAlive returns when keep-alives left.
+func (l *link) keptAlive() []time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.kept)
 }
 
 var errLink = status.Error(codes.Unavailable, "broken link")
@@ -207,6 +216,11 @@ func (s *stream) SendMsg(m any) error {
 	if r, ok := m.(*pb.WatchRequest); ok && r.GetCreateRequest() != nil {
 		s.l.mu.Lock()
 		s.l.watches++
+		s.l.mu.Unlock()
+	}
+	if _, ok := m.(*pb.LeaseKeepAliveRequest); ok {
+		s.l.mu.Lock()
+		s.l.kept = append(s.l.kept, time.Now())
 		s.l.mu.Unlock()
 	}
 	return s.ClientStream.SendMsg(m)

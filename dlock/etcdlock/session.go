@@ -27,7 +27,6 @@ type session struct {
 	id    clientv3.LeaseID
 	guard string        // name of the key whose revision tells which puts are too late
 	s     time.Duration // S, as the server has granted it
-	every time.Duration // between keep-alives
 
 	done    chan struct{} // closed when the server has said that the lease is gone, or has forgotten its guard
 	endOnce sync.Once
@@ -36,6 +35,7 @@ type session struct {
 	stopped chan struct{} // closed when no more keep-alives are sent
 
 	mu    sync.Mutex
+	ttl   time.Duration // the longest for which the session was asked
 	kept  time.Time     // when the last request left that is known to have restarted the lease
 	err   error         // what the last keep-alive came to
 	round chan struct{} // closed, and replaced, when a keep-alive has come to something
@@ -68,6 +68,7 @@ func (b *Backend) sessionFor(ctx context.Context, ttl time.Duration) (*session, 
 		return nil, ctx.Err()
 	}
 	if l.s != nil && !l.s.ended() {
+		l.s.serve(ttl)
 		return l.s, nil
 	}
 	sent := time.Now()
@@ -77,14 +78,29 @@ func (b *Backend) sessionFor(ctx context.Context, ttl time.Duration) (*session, 
 	}
 	s := &session{
 		id: resp.ID, guard: fmt.Sprintf("%ssession/%x", b.prefix, resp.ID),
-		s:     time.Duration(resp.TTL) * time.Second,
-		every: min(max(time.Duration(seconds)*time.Second/9, minSlack)/3, maxEvery), // so that the slack allows for three
-		done:  make(chan struct{}), poke: make(chan struct{}, 1), stopped: make(chan struct{}),
-		kept: sent, round: make(chan struct{}),
+		s:    time.Duration(resp.TTL) * time.Second,
+		done: make(chan struct{}), poke: make(chan struct{}, 1), stopped: make(chan struct{}),
+		ttl: ttl, kept: sent, round: make(chan struct{}),
 	}
 	go s.keep(b.open, clientv3.RetryLeaseClient(b.c)) //nolint:contextcheck // it lives as long as the Backend
 	l.s = s
 	return s, nil
+}
+
+// serve has the session kept alive for grants of ttl, too.
+func (s *session) serve(ttl time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ttl = max(s.ttl, ttl)
+}
+
+// every is the time between keep-alives: short enough for a grant, whenever it comes, to find that the last one covers its
+// TTL, and for the session to outlive three that fail; and no shorter, for a queue is full of sessions that only wait: with
+// hundreds of them, the keep-alives compete with the sections.
+func (s *session) every() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return min((s.s-s.ttl)*3/4, s.s/4, maxEvery)
 }
 
 // covers reports whether the lease is known to last until start + ttl at least.
@@ -174,13 +190,13 @@ func (s *session) keep(ctx context.Context, lc pb.LeaseClient) {
 	defer close(s.stopped)
 	for ctx.Err() == nil && !s.ended() {
 		s.finish(time.Time{}, s.stream(ctx, lc))
-		s.rest(ctx, s.every/2)
+		s.rest(ctx, s.every()/4)
 	}
 }
 
 // stream sends keep-alives until one fails.
 func (s *session) stream(ctx context.Context, lc pb.LeaseClient) error {
-	wait := max(s.every, patience)
+	wait := max(s.every(), patience)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	limit := time.AfterFunc(wait, func() { cancel(errNoAnswer) })
@@ -203,7 +219,7 @@ func (s *session) stream(ctx context.Context, lc pb.LeaseClient) error {
 		}
 		limit.Stop()
 		s.finish(sent, nil)
-		s.rest(ctx, s.every)
+		s.rest(ctx, s.every())
 		err = ctx.Err()
 	}
 	if cause := context.Cause(ctx); cause != nil {
