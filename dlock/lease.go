@@ -130,7 +130,7 @@ type lease struct {
 // shortens it.
 func newLease(ctx context.Context, l *Locker, g Grant) *lease {
 	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), born: time.Now(), holds: 1}
-	if p := g.Provisional; p > 0 {
+	if p := g.Provisional; p != 0 { // one that isn't positive is over, and not one of the whole TTL
 		ls.limit, ls.unsaid = p-margin(p), p/2
 	}
 	ls.ctx, ls.cancel = context.WithCancelCause(context.WithoutCancel(ctx))

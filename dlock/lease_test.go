@@ -187,6 +187,20 @@ func TestProvisionalLeaseThatCannotBeConfirmed(t *testing.T) {
 	})
 }
 
+func TestProvisionalLeaseWithNothingLeft(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			g, err := next(ctx, r)
+			g.Provisional = -time.Millisecond
+			return g, err
+		}
+		_, err := newLocker(t, f, &dlock.Options{TTL: time.Hour}).Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrLost)
+		time.Sleep(time.Minute) // what was granted is undone
+	})
+}
+
 func TestProvisionalLeaseOfALockerThatIsClosed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f, renewals := provisional(time.Second, func() error { return nil })
