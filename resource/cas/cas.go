@@ -2,7 +2,13 @@
 //
 // Read a value with its version, compute, and write if the version is still the same; else begin again. It is safe by
 // itself, however long a writer is frozen in between: no lease can expire where there is none. Prefer it to a lock with
-// fenced writes where all that the work does is to replace one value, and the work is short or conflicts are rare.
+// fenced writes where all that the work does is to replace one value, and the work is short or conflicts are rare:
+//
+//	tries, err := cas.Update(ctx, cas.Redis{Client: client}, "acme", func(value []byte) ([]byte, error) {
+//		return append(value, "invoice 17\n"...), nil
+//	}, nil)
+//
+// [Redis] and [Postgres] are stores; any other that compares in the step in which it writes is a [Store] in two methods.
 // It doesn't fit
 //
 //   - work that has effects outside of the value, such as a payment or a mail: a try that loses has had them already;

@@ -4,13 +4,69 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/resource/cas"
 )
+
+// A Store on the client that a service has already, and an update that anybody may make at the same time. No lock is
+// asked for and no write is lost.
+func Example() {
+	m, err := miniredis.Run() // stands for a real Redis
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close()
+	client := redis.NewClient(&redis.Options{Addr: m.Addr(), ContextTimeoutEnabled: true})
+	defer func() { _ = client.Close() }()
+
+	ctx, counters := context.Background(), cas.Redis{Client: client}
+	addOne := func(value []byte) ([]byte, error) {
+		if value == nil { // there is no such key yet
+			return []byte("1"), nil
+		}
+		n, err := strconv.Atoi(string(value))
+		return []byte(strconv.Itoa(n + 1)), err
+	}
+	var writers sync.WaitGroup
+	for range 10 {
+		writers.Go(func() {
+			if _, err := cas.Update(ctx, counters, "visits", addOne, &cas.Options{Backoff: time.Millisecond}); err != nil {
+				log.Print(err) // the update may have taken effect or not: see ExampleUpdate
+			}
+		})
+	}
+	writers.Wait()
+	value, version, err := counters.Get(ctx, "visits")
+	fmt.Printf("%s visits, version %d, %v\n", value, version, err)
+	// Output: 10 visits, version 10, <nil>
+}
+
+// [Schema] makes the table, once, as a migration.
+func ExamplePostgres() {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, postgresServer.URL) // e.g. postgres://localhost/app
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(ctx, cas.Schema); err != nil {
+		log.Fatal(err)
+	}
+
+	tries, err := cas.Update(ctx, cas.Postgres{Pool: pool}, "example/acme", func([]byte) ([]byte, error) {
+		return []byte("billed"), nil
+	}, nil)
+	fmt.Println(tries, err)
+	// Output: 1 <nil>
+}
 
 // A request's ID in the value makes it safe to repeat an update whose answer was lost.
 func ExampleUpdate() {
