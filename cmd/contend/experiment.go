@@ -15,7 +15,9 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/peers"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -57,6 +59,12 @@ func readExperiment(dir string) (*experiment, []load.Config, error) {
 	d.DisallowUnknownFields()
 	e := &experiment{}
 	if err := d.Decode(e); err != nil {
+		var of struct {
+			Gen json.RawMessage `json:"sample_every"`
+		}
+		if json.Unmarshal(b, &of) == nil && of.Gen != nil {
+			return nil, nil, fmt.Errorf("contend: %s describes an experiment of another command: gen -experiment %s", path, dir)
+		}
 		return nil, nil, fmt.Errorf("contend: %s: %w", path, err)
 	}
 	configs, err := e.configs()
@@ -68,7 +76,17 @@ func readExperiment(dir string) (*experiment, []load.Config, error) {
 
 // configs are the runs in their order.
 func (e *experiment) configs() (all []load.Config, err error) {
+	for name := range e.Servers {
+		if !slices.Contains(locks.Names(), name) {
+			return nil, fmt.Errorf("servers: there is no lock service %q; there are %s", name, strings.Join(locks.Names(), ", "))
+		}
+	}
 	for i, s := range e.Sweeps {
+		for name := range s.Connections {
+			if !slices.Contains(orElse(s.Backends, e.Defaults.Backend), name) {
+				return nil, fmt.Errorf("sweep %d: connections of %q, which is none of its backends", i+1, name)
+			}
+		}
 		c := e.Defaults
 		c.Name = cmp.Or(s.Name, c.Name)
 		c.Keys, c.Zipf = max(1, cmp.Or(s.Keys, c.Keys)), cmp.Or(s.Zipf, c.Zipf)
@@ -79,11 +97,14 @@ func (e *experiment) configs() (all []load.Config, err error) {
 				for _, c.Contenders = range orElse(s.Contenders, c.Contenders) {
 					for _, c.Backend = range orElse(s.Backends, c.Backend) {
 						c.Connections = min(c.Contenders, cmp.Or(s.Connections[c.Backend], c.Contenders))
-						if !slices.Contains(peers.Names(), c.Backend) {
-							return nil, fmt.Errorf("sweep %d: there is no lock %q; there are %s", i+1, c.Backend, strings.Join(peers.Names(), ", "))
+						if !slices.Contains(names(), c.Backend) {
+							return nil, fmt.Errorf("sweep %d: there is no lock %q; there are %s", i+1, c.Backend, strings.Join(names(), ", "))
 						}
-						if err := c.Check(); err != nil {
+						if err := cmp.Or(c.Check(), checkProcesses(c)); err != nil {
 							return nil, fmt.Errorf("sweep %d: %w", i+1, err)
+						}
+						if slices.Contains(all, c) {
+							return nil, fmt.Errorf("sweep %d has a run that is there already: %s; a sweep with another name may repeat it", i+1, describe(c))
 						}
 						all = append(all, c)
 					}
@@ -104,12 +125,18 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// runExperiment plays dir/config.json and writes dir/data.jsonl, when all is done.
-func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed uint64) (err error) {
+// runExperiment plays dir/config.json and writes dir/data.jsonl, when all is done. A seed other than nil is in place of those
+// that the file has.
+func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed *uint64) (err error) {
 	e, configs, err := readExperiment(dir)
 	if err != nil {
 		return err
 	}
+	file := filepath.Join(dir, "data.jsonl")
+	if err := cli.Replaceable(file); err != nil {
+		return fmt.Errorf("contend: -experiment: %w", err)
+	}
+	defer outlive()()
 	p := newProgress(os.Stderr, isTerminal(os.Stderr))
 	all := map[string]*peers.Servers{}
 	defer func() {
@@ -118,7 +145,7 @@ func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed 
 		}
 	}()
 	for _, c := range configs {
-		service := peers.Service(c.Backend)
+		service := service(c.Backend)
 		if all[service] != nil {
 			continue
 		}
@@ -136,14 +163,17 @@ func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed 
 	out := json.NewEncoder(&data)
 	out.SetEscapeHTML(false)
 	for i, c := range configs {
-		c.Seed = cmp.Or(c.Seed, seed)
-		s := all[peers.Service(c.Backend)]
-		res, err := measure(ctx, job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.String()}, nil, nil)
+		if seed != nil {
+			c.Seed = *seed
+		}
+		s := all[service(c.Backend)]
+		// Each in a process of its own, so that none begins with what another has left in memory.
+		res, err := spread(ctx, job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.String()}, nil)
 		if err == nil && res.Cut {
 			err = context.Cause(ctx)
 		}
 		if err != nil {
-			return fmt.Errorf("run %d of %d, %s: %w", i+1, len(configs), describe(c), err)
+			return fmt.Errorf("contend: %s is as it was: run %d of %d, %s: %w", file, i+1, len(configs), describe(c), err)
 		}
 		faults = append(faults, broken(res))
 		if err := out.Encode(res); err != nil {
@@ -156,7 +186,7 @@ func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed 
 			p.printf("  %v\n", err)
 		}
 	}
-	return errors.Join(append(faults, replaceFile(filepath.Join(dir, "data.jsonl"), data.Bytes()))...)
+	return errors.Join(append(faults, cli.ReplaceFile(file, data.Bytes()))...)
 }
 
 func describe(c load.Config) string {

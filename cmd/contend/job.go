@@ -57,10 +57,10 @@ func (j job) run(ctx context.Context, reg prometheus.Registerer, ready func(cont
 	c := j.Config
 	c.Prefix = j.Prefix
 	open := func(ctx context.Context) (load.Lock, error) {
-		return peers.Open(ctx, peers.Spec{Lock: c.Backend, Addrs: j.Addrs, TTL: c.TTL.D(), Registerer: reg})
+		return open(ctx, peers.Spec{Lock: c.Backend, Addrs: j.Addrs, TTL: c.TTL.D(), Registerer: reg})
 	}
 	return load.Run(ctx, c, open, &load.Options{
-		Registerer: reg, Ready: ready, OnSample: onSample, Server: j.Server, Library: peers.Library(c.Backend),
+		Registerer: reg, Ready: ready, OnSample: onSample, Server: j.Server, Library: peers.Library(c.Backend), Unlocked: c.Backend == ping,
 	})
 }
 
@@ -172,12 +172,20 @@ func spread(ctx context.Context, j job, onSample func(load.Sample)) (res *load.R
 		}
 	})
 	defer stop()
-	var results []*load.Result
+	gone := make(chan *worker, n)
 	for _, w := range children {
-		<-w.proc.Exited()
-		if w.result == nil {
+		go func() {
+			<-w.proc.Exited()
+			gone <- w
+		}()
+	}
+	for range children {
+		if w := <-gone; w.result == nil { // the others would go on to the end for nothing
 			return nil, w.failure()
 		}
+	}
+	var results []*load.Result
+	for _, w := range children {
 		results = append(results, w.result)
 	}
 	return load.Merge(results)

@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -37,7 +37,10 @@ work and release over and over: a hot key's ceiling.
 
 The lock is one of this module's or of another library: redsync, redsync-5 (on five
 nodes), redislock (bsm's), rueidislock, etcd-mutex (concurrency.Mutex) and zk-lock
-(go-zookeeper's). Its servers are those at -lock-addr, or started with -testbed.
+(go-zookeeper's). Those that poll do so every 10 ms, redsync-100ms and redislock-100ms
+every 100 ms. Its servers are those at -lock-addr, or started with -testbed.
+"ping" is no lock: a PING to Redis in the place of each acquisition and each release,
+the floor that network, scheduler and this program put under every wait.
 
 With -experiment it plays the list of runs in DIR/config.json, on servers that it
 starts, and writes a line for each to DIR/data.jsonl.
@@ -49,13 +52,21 @@ together, and -merge adds their results up.`,
   contend -testbed auto -closed -contenders 200                # a hot key on a Redis of its own
   contend -backend etcd -lock-addr 127.0.0.1:2379 -rate 100    # a hot key in an open model
   contend -rate 5000 -keys 10000000 -o run.json                # uncontended
+  contend -rate 5000 -keys 10000000 -backend ping              # and its floor
   contend -closed -contenders 1000 -processes 4 -work 5ms      # four processes
   contend -experiment reports/results/contention
   contend -closed -start-at 2026-11-21T12:00:00Z -o -          # on each of several hosts
   contend -merge logs                                          # what they have printed`,
 }
 
+// gcPercent is the GOGC of this command, unless the environment has one. Garbage of the load and of the client libraries
+// is collected by the same cores that serve the lock, and with the usual 100 four times as often.
+const gcPercent = 400
+
 func main() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	if os.Getenv(childEnv) != "" {
 		cli.Main(func(ctx context.Context, _ []string, stdout io.Writer) error { return child(ctx, os.Stdin, stdout) })
 		return
@@ -69,7 +80,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	duration := func(p *load.Duration, name string, value time.Duration, usage string) {
 		fs.DurationVar((*time.Duration)(p), name, value, usage)
 	}
-	backend := cli.Choice(&fs, "backend", "the lock", peers.Names()...)
+	backend := cli.Choice(&fs, "backend", "the lock", names()...)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
 		"empty: the usual ones on this host, as in testdata/compose.yaml")
 	provider := cli.Choice(&fs, "testbed", "where servers come from that are started for this run and ended after it;\nexternal: from the environment, FENCELAB_REDIS_ADDR and so on; -lock-addr wins",
@@ -93,16 +104,27 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	logs := fs.String("merge", "", "the `file` with the lines that processes of one run have printed with -o -, or -: standard input;\n"+
 		"their results are added up, and the other flags but -o don't count")
 	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
-	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -testbed and -seed don't count")
+	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -testbed and -seed, which is in place of the file's, don't count")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
+	}
+	if *output != "" && *output != "-" {
+		if err := cli.Replaceable(*output); err != nil {
+			return fmt.Errorf("contend: -o: %w", err)
+		}
 	}
 	if *experiment != "" {
 		from := testbed.Provider("") // as the environment says
 		if *provider != "none" {
 			from = testbed.Provider(*provider)
 		}
-		return runExperiment(ctx, *experiment, from, c.Seed)
+		var seed *uint64
+		fs.Visit(func(f *flag.Flag) { // it was set, by an argument or in the environment
+			if f.Name == "seed" {
+				seed = &c.Seed
+			}
+		})
+		return runExperiment(ctx, *experiment, from, seed)
 	}
 
 	if *logs != "" {
@@ -126,13 +148,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := c.Check(); err != nil {
 		return err
 	}
-	switch {
-	case c.Processes < 1 || c.Processes > c.Connections:
-		return fmt.Errorf("contend: -processes %d; there must be one at least, and a connection (of %d) and a contender for each", c.Processes, c.Connections)
-	case c.Processes > 1 && *metrics != "":
+	if err := checkProcesses(c); err != nil {
+		return fmt.Errorf("contend: %w", err)
+	}
+	if c.Processes > 1 && *metrics != "" {
 		return errors.New("contend: -metrics is of one process; start several with -processes 1, each with its -metrics")
-	case c.Processes > 1 && c.Even && c.Rate > 0:
-		return errors.New("contend: -arrivals even is for one process: arrivals of several would coincide")
 	}
 	j := job{Config: c, Prefix: c.Prefix}
 	if j.start, err = startTime(*startAt); err != nil {
@@ -145,23 +165,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		j.Addrs = strings.Split(*addrs, ",")
 	}
 	p := newProgress(os.Stderr, isTerminal(os.Stderr))
-	if *provider != "none" && *addrs == "" {
-		s, err := peers.Start(ctx, peers.Service(*backend), peers.ServerSpec{}, &testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr})
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, s.Close()) }()
-		j.Addrs, j.Server = s.Addrs, s.String()
-	}
-	if err := reach(ctx, j); err != nil {
-		return err
-	}
-
 	reg := prometheus.NewRegistry()
 	if *metrics != "" {
-		ln, err := cli.Listen(ctx, *metrics)
-		if err != nil {
-			return fmt.Errorf("contend: -metrics: %w", err)
+		ln, lerr := cli.ListenFor(ctx, "metrics", *metrics)
+		if lerr != nil {
+			return fmt.Errorf("contend: %w", lerr)
 		}
 		p.printf("metrics on http://%s/metrics\n", ln.Addr())
 		mctx, stop := context.WithCancel(ctx)
@@ -172,12 +180,35 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			err = errors.Join(err, <-served)
 		}()
 	}
+	if *provider != "none" && *addrs == "" {
+		defer outlive()()
+		s, serr := peers.Start(ctx, service(*backend), peers.ServerSpec{}, &testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr})
+		if serr != nil {
+			return serr
+		}
+		defer func() { err = errors.Join(err, s.Close()) }()
+		j.Addrs, j.Server = s.Addrs, s.String()
+	}
+	if err := reach(ctx, j); err != nil {
+		return err
+	}
 	res, err := measure(ctx, j, reg, p.sample)
 	if err != nil {
 		return err
 	}
 	p.done()
 	return report(*output, stdout, res)
+}
+
+// checkProcesses returns an error if c's load can't be spread over its processes.
+func checkProcesses(c load.Config) error {
+	switch {
+	case c.Processes < 1 || c.Processes > c.Connections:
+		return fmt.Errorf("-processes %d; there must be one at least, and a connection (of %d) and a contender for each", c.Processes, c.Connections)
+	case c.Processes > 1 && c.Even && c.Rate > 0:
+		return errors.New("-arrivals even is for one process: arrivals of several would coincide")
+	}
+	return nil
 }
 
 // report prints a result and saves it as -o says. It returns an error if the result tells of one.
@@ -220,7 +251,7 @@ const reachTimeout = 5 * time.Second
 
 // reach returns an error if the lock service doesn't answer.
 func reach(ctx context.Context, j job) (err error) {
-	service := peers.Service(j.Config.Backend)
+	service := service(j.Config.Backend)
 	addrs := j.Addrs
 	if len(addrs) == 0 {
 		addrs = locks.Addrs(service)
@@ -261,23 +292,8 @@ func save(path string, stdout io.Writer, res *load.Result) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(path, append(b, '\n'))
-}
-
-// replaceFile writes a file that is there as a whole or not at all.
-func replaceFile(path string, b []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return fmt.Errorf("contend: %w", err)
+	if err := cli.ReplaceFile(path, append(b, '\n')); err != nil {
+		return fmt.Errorf("contend: -o: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("contend: %w", err), os.Remove(f.Name()))
-		}
-	}()
-	_, err = f.Write(b)
-	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return nil
 }

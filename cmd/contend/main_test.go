@@ -3,28 +3,35 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/load"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// redis is a Redis for all tests.
-var redis *testbed.Server
+// redisServer is a Redis for all tests.
+var redisServer *testbed.Server
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" || os.Getenv("CONTEND_MAIN") != "" {
@@ -38,12 +45,12 @@ func test(m *testing.M) (code int) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var err error
-	if redis, err = testbed.StartRedis(ctx, nil); err != nil {
+	if redisServer, err = testbed.StartRedis(ctx, nil); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	defer func() {
-		if err := redis.Close(); err != nil {
+		if err := redisServer.Close(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -56,7 +63,7 @@ func measured(t *testing.T, args ...string) (string, *load.Result) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")
 	var out bytes.Buffer
-	err := run(t.Context(), append(args, "-lock-addr", redis.URL, "-prefix", t.Name()+"/", "-warmup", "100ms", "-duration", "300ms", "-o", file), &out)
+	err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+"/", "-warmup", "100ms", "-duration", "300ms", "-o", file), &out)
 	require.NoError(t, err, out.String())
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -81,12 +88,47 @@ func TestOpen(t *testing.T) {
 	require.Regexp(t, `^github.com/bsm/redislock`, res.Machine.Library)
 }
 
+// TestPing: what is measured beside a lock is none, and isn't judged as one.
+func TestPing(t *testing.T) {
+	for _, processes := range []string{"1", "2"} {
+		out, res := measured(t, "-closed", "-backend", "ping", "-contenders", "4", "-work", "1ms", "-processes", processes)
+		require.Contains(t, out, "ping (server unknown): closed model")
+		require.NotContains(t, out, "checks")
+		require.NotContains(t, out, "order")
+		require.Greater(t, res.SectionsPerS, 1.5/res.Hold.Mean*1e3, "they work at the same time")
+		require.Zero(t, res.Checks)
+		require.Zero(t, res.Failed)
+	}
+}
+
+// TestNowhereToWrite: it is known before the run that its result can't be written, and not after it.
+func TestNowhereToWrite(t *testing.T) {
+	dir := t.TempDir()
+	err := run(t.Context(), []string{"-o", filepath.Join(dir, "none", "run.json"), "-lock-addr", "127.0.0.1:1"}, io.Discard)
+	require.ErrorContains(t, err, "contend: -o: ")
+	require.NotContains(t, err.Error(), "127.0.0.1:1", "nobody was asked")
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
+		"defaults": {"ttl": "10s", "duration": "10ms"}}`), 0o600))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "data.jsonl"), 0o700))
+	t.Setenv(testbed.EnvRedisAddr, "127.0.0.1:1")
+	err = run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
+	require.ErrorContains(t, err, "data.jsonl is a directory")
+	require.NotContains(t, err.Error(), "127.0.0.1:1")
+}
+
 // TestProcesses spreads the contenders over processes, which contend with each other and are gone afterwards.
 func TestProcesses(t *testing.T) {
 	out, res := measured(t, "-closed", "-contenders", "10", "-processes", "3")
 	require.Contains(t, out, "10 contenders on 10 connections in 3 processes")
 	require.Len(t, res.Share.Counts, 10)
 	require.Equal(t, 3, res.Config.Processes)
+	require.Equal(t, gcPercent, res.Machine.GC)
+	var seeds []uint64
+	for _, p := range res.Parts {
+		seeds = append(seeds, p.Seed)
+	}
+	require.Equal(t, []uint64{1, 2, 3}, seeds)
 	require.Equal(t, res.BacklogStart+res.Arrivals, res.Sections+res.Failed+res.Unserved.Count)
 	requireNoChildren(t)
 }
@@ -96,13 +138,25 @@ func TestProcessFails(t *testing.T) {
 	c := load.Config{
 		Backend: "redlock", Contenders: 4, Connections: 4, Processes: 2, Keys: 1, TTL: load.Duration(time.Second), Duration: load.Duration(time.Hour),
 	}
-	_, err := spread(t.Context(), job{Config: c, Addrs: []string{redis.URL, redis.URL}}, nil) // a majority of one server
+	_, err := spread(t.Context(), job{Config: c, Addrs: []string{redisServer.URL, redisServer.URL}}, nil) // a majority of one server
 	require.ErrorContains(t, err, "contend: a process of the run failed: exit status 1: load: client 1 of 2: locks: redlock: the addresses")
+	requireNoChildren(t)
+
+	// One that dies on the way: the other, which has an hour to go, isn't waited for.
+	c.Backend = "redis"
+	late, done := context.WithTimeout(t.Context(), 20*time.Second)
+	defer done()
+	var kill sync.Once
+	_, err = spread(late, job{Config: c, Prefix: t.Name() + "/", Addrs: []string{redisServer.URL}}, func(load.Sample) {
+		kill.Do(func() { assert.NoError(t, syscall.Kill(slices.Max(children(t)), syscall.SIGKILL)) })
+	})
+	require.ErrorContains(t, err, "a process of the run failed: signal: killed")
+	require.NoError(t, late.Err(), "it was waited for")
 	requireNoChildren(t)
 
 	ctx, cancel := context.WithCancelCause(t.Context()) // before they are ready
 	cancel(io.ErrUnexpectedEOF)
-	_, err = spread(ctx, job{Config: c, Addrs: []string{redis.URL}}, nil)
+	_, err = spread(ctx, job{Config: c, Addrs: []string{redisServer.URL}}, nil)
 	require.Error(t, err)
 	requireNoChildren(t)
 }
@@ -110,8 +164,14 @@ func TestProcessFails(t *testing.T) {
 // requireNoChildren looks for child processes, besides the server.
 func requireNoChildren(t *testing.T) {
 	t.Helper()
+	require.Empty(t, children(t), "processes that are still there")
+}
+
+// children are the processes of this one that take part in a run.
+func children(t *testing.T) (pids []int) {
+	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*/children")
-	require.NoError(t, err)
+	assert.NoError(t, err)
 	for _, f := range tasks {
 		b, err := os.ReadFile(f)
 		if err != nil {
@@ -119,20 +179,77 @@ func requireNoChildren(t *testing.T) {
 		}
 		for pid := range strings.FieldsSeq(string(b)) {
 			env, _ := os.ReadFile("/proc/" + pid + "/environ")
-			require.NotContains(t, string(env), childEnv+"=1", "process %s is still there", pid)
+			n, err := strconv.Atoi(pid)
+			assert.NoError(t, err)
+			if strings.Contains(string(env), childEnv+"=1") {
+				pids = append(pids, n)
+			}
 		}
 	}
+	return pids
+}
+
+// TestExperimentInterrupted: neither processes nor servers outlive an experiment that is interrupted, and what was there of
+// an earlier one does.
+func TestExperimentInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	config := `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},
+		"sweeps": [{"name": "short", "duration": "10ms"}, {"name": "long", "duration": "1h"}]}`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	file := filepath.Join(dir, "data.jsonl")
+	require.NoError(t, os.WriteFile(file, []byte("earlier"), 0o600))
+	mark := "CONTEND_TEST=" + dir // of all that it starts
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-experiment", dir)
+	cmd.Env = append(os.Environ(), "CONTEND_MAIN=1", mark)
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	said := bufio.NewScanner(stderr)
+	for said.Scan() {
+		if strings.HasPrefix(said.Text(), "[1/2") {
+			break
+		}
+	}
+	require.NoError(t, said.Err())
+	require.NotEmpty(t, marked(t, mark))
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	var last string
+	for said.Scan() { // to the end: all that could write there has gone
+		last = said.Text()
+	}
+	require.Error(t, cmd.Wait())
+	require.Contains(t, last, "data.jsonl is as it was: run 2 of 2")
+	require.Eventually(t, func() bool { return len(marked(t, mark)) == 0 }, 10*time.Second, time.Millisecond) // the kernel may still be at it
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "earlier", string(b))
+}
+
+// marked are the processes that have something in their environment.
+func marked(t *testing.T, env string) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	require.NoError(t, err)
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), env) { // else it has gone, or is another user's
+			names = append(names, f)
+		}
+	}
+	return names
 }
 
 // TestInterrupted asks a run in another process for its metrics and interrupts it.
 func TestInterrupted(t *testing.T) {
-	for _, processes := range []string{"1", "2"} {
+	running, own := "-lock-addr="+redisServer.URL, "-testbed="+cmp.Or(os.Getenv("FENCELAB_TESTBED"), "auto")
+	for _, c := range []struct{ server, processes string }{{running, "1"}, {running, "2"}, {own, "1"}, {own, "2"}} {
+		processes := c.processes
 		file := filepath.Join(t.TempDir(), "result.json")
 		args := []string{
-			"-lock-addr", redis.URL, "-closed", "-contenders", "4", "-warmup", "0s", "-duration", "1h", "-o", file, "-prefix", t.Name() + "/",
+			c.server, "-closed", "-contenders", "4", "-warmup", "0s", "-duration", "1h", "-o", file, "-prefix", t.Name() + "/",
 			"-processes", processes,
 		}
-		if processes == "1" {
+		served := c.server == running && processes == "1"
+		if served {
 			args = append(args, "-metrics", "127.0.0.1:0")
 		}
 		cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
@@ -151,7 +268,7 @@ func TestInterrupted(t *testing.T) {
 				break
 			}
 		}
-		if processes == "1" {
+		if served {
 			text := get(t, url)
 			require.Contains(t, text, "contend_sections_total")
 			require.Contains(t, text, "dlock_acquire_successes_total")
@@ -188,10 +305,10 @@ func TestExperiment(t *testing.T) {
 		"defaults": {"ttl": "10s", "duration": "100ms", "warmup": "50ms", "seed": 1},
 		"sweeps": [
 			{"name": "a", "backends": ["redis", "redislock"], "contenders": [2, 4], "work": ["0s", "1ms"]},
-			{"name": "b", "backends": ["redis-spin"], "contenders": [4], "connections": {"redis-spin": 2}, "rates": [100], "keys": 10}
+			{"name": "b", "backends": ["redis-spin", "ping"], "contenders": [4], "connections": {"redis-spin": 2, "ping": 2}, "rates": [100], "keys": 10}
 		]}`
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
-	t.Setenv(testbed.EnvRedisAddr, redis.URL)
+	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
 	require.NoError(t, run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard))
 	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
 	require.NoError(t, err)
@@ -206,8 +323,41 @@ func TestExperiment(t *testing.T) {
 	require.Equal(t, []string{
 		"a redis 2/2 0s 0 1", "a redislock 2/2 0s 0 1", "a redis 4/4 0s 0 1", "a redislock 4/4 0s 0 1",
 		"a redis 2/2 1ms 0 1", "a redislock 2/2 1ms 0 1", "a redis 4/4 1ms 0 1", "a redislock 4/4 1ms 0 1",
-		"b redis-spin 4/2 0s 100 10",
+		"b redis-spin 4/2 0s 100 10", "b ping 4/2 0s 100 10",
 	}, got)
+}
+
+// TestExperimentSeed: the seed is the file's, unless the user wants another.
+func TestExperimentSeed(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"]}],
+		"defaults": {"ttl": "10s", "duration": "10ms", "contenders": 1, "seed": 5}}`), 0o600))
+	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
+	for want, args := range map[uint64][]string{5: nil, 7: {"-seed", "7"}, 1: {"-seed", "1"}} {
+		require.NoError(t, run(t.Context(), append(args, "-experiment", dir, "-testbed", "external"), io.Discard))
+		b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
+		require.NoError(t, err)
+		var r load.Result
+		require.NoError(t, json.Unmarshal(b, &r))
+		require.Equal(t, want, r.Config.Seed)
+	}
+}
+
+// TestMetricsFail: metrics that could not be served are an error, if the run was one or not.
+func TestMetricsFail(t *testing.T) {
+	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	f, err := ln.(*net.TCPListener).File()
+	require.NoError(t, err)
+	fd, err := syscall.Dup(int(f.Fd())) // which run closes
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(f.Close(), ln.Close()))
+	require.NoError(t, syscall.Shutdown(fd, syscall.SHUT_RDWR)) // nothing can be accepted
+	err = run(t.Context(), []string{
+		"-closed", "-contenders", "1", "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/", "-warmup", "0s", "-duration", "10ms",
+		"-metrics", fmt.Sprintf("fd:%d", fd),
+	}, io.Discard)
+	require.ErrorContains(t, err, "accept")
 }
 
 // TestCommitted: the experiments of this repository can be read, and their data are of their configuration.
@@ -230,16 +380,21 @@ func TestCommitted(t *testing.T) {
 }
 
 func TestRefuses(t *testing.T) {
+	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, ln.Close()) }()
 	for want, args := range map[string][]string{
-		"-rate 0; it must be positive, or ask for the closed model with -closed": {"-rate", "0"},
-		"-processes 0; there must be one at least":                               {"-processes", "0"},
-		"-processes 3; there must be one at least, and a connection (of 2)":      {"-processes", "3", "-connections", "2"},
-		"-metrics is of one process":                                             {"-processes", "2", "-metrics", "127.0.0.1:0"},
-		"-arrivals even is for one process":                                      {"-processes", "2", "-arrivals", "even"},
-		"a zipf exponent of 0.5":                                                 {"-zipf", "0.5", "-keys", "10"},
-		"want redis or redis-spin or redlock":                                    {"-backend", "memcached"},
-		"-experiment wants a directory with a config.json":                       {"-experiment", t.TempDir()},
-		"redis at 127.0.0.1:1 doesn't answer":                                    {"-lock-addr", "127.0.0.1:1"},
+		"-rate 0; it must be positive, or ask for the closed model with -closed":           {"-rate", "0"},
+		"-processes 0; there must be one at least":                                         {"-processes", "0"},
+		"-processes 3; there must be one at least, and a connection (of 2)":                {"-processes", "3", "-connections", "2"},
+		"-metrics is of one process":                                                       {"-processes", "2", "-metrics", "127.0.0.1:0"},
+		"-arrivals even is for one process":                                                {"-processes", "2", "-arrivals", "even"},
+		"a zipf exponent of 0.5":                                                           {"-zipf", "0.5", "-keys", "10"},
+		"want redis or redis-spin or redlock":                                              {"-backend", "memcached"},
+		"-experiment wants a directory with a config.json":                                 {"-experiment", t.TempDir()},
+		"redis at 127.0.0.1:1 doesn't answer":                                              {"-lock-addr", "127.0.0.1:1"},
+		"or choose another with -metrics":                                                  {"-lock-addr", "127.0.0.1:1", "-metrics", ln.Addr().String()},
+		"experiment of another command: gen -experiment ../../reports/results/token-costs": {"-experiment", "../../reports/results/token-costs"},
 	} {
 		err := run(t.Context(), args, io.Discard)
 		require.ErrorContains(t, err, want)
@@ -250,6 +405,10 @@ func TestRefuses(t *testing.T) {
 		`there is no lock "memcached"`: `{"sweeps": [{"backends": ["memcached"]}]}`,
 		"want a duration such as 50ms": `{"sweeps": [{"work": ["50"]}]}`,
 		"sweep 1: load: 0 contenders":  `{"sweeps": [{"backends": ["redis"], "contenders": [0]}]}`,
+		`no lock service "zk"`:         `{"servers": {"zk": {"nodes": 1}}, "sweeps": [{"backends": ["redis"], "contenders": [1]}]}`,
+		`connections of "postgre"`:     `{"sweeps": [{"backends": ["redis", "postgres"], "contenders": [1], "connections": {"postgre": 1}}]}`,
+		"sweep 1: -processes 3; there": `{"defaults": {"ttl": "1s", "duration": "1s"}, "sweeps": [{"backends": ["redis"], "contenders": [2], "processes": 3}]}`,
+		"a run that is there already":  `{"defaults": {"ttl": "1s", "duration": "1s"}, "sweeps": [{"backends": ["redis"], "contenders": [2, 2]}]}`,
 	} {
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))

@@ -67,21 +67,30 @@ func readResults(r io.Reader) ([]*load.Result, error) {
 const common = 0.9
 
 // oneRun returns an error if the results can't be of one run: they offered different loads, the same arrivals, or at
-// different times.
+// different times; or if one is there twice.
 func oneRun(results []*load.Result) error {
 	load0 := sameInAll(results[0].Config)
-	seeds := map[uint64]bool{}
+	processes, seeds := map[string]int{}, map[uint64]int{}
 	var starts, ends []time.Time
 	var longest float64
 	for i, r := range results {
 		if c := sameInAll(r.Config); c != load0 {
 			return fmt.Errorf("results 1 and %d are not of one run: their configurations are %+v and %+v", i+1, load0, c)
 		}
-		random := r.Config.Keys > 1 || r.Config.Rate > 0 && !r.Config.Even
-		if random && seeds[r.Config.Seed] {
-			return fmt.Errorf("two results have -seed %d, so that their keys and arrivals were the same: give each process its own", r.Config.Seed)
+		if len(r.Parts) == 0 {
+			return fmt.Errorf("result %d doesn't say which processes it is of: it was made by another version of contend", i+1)
 		}
-		seeds[r.Config.Seed] = true
+		random := r.Config.Keys > 1 || r.Config.Rate > 0 && !r.Config.Even
+		for _, p := range r.Parts {
+			if first, ok := processes[p.ID]; ok {
+				return fmt.Errorf("results %d and %d are of the same process (%s): give each result once", first, i+1, p.ID)
+			}
+			if first, ok := seeds[p.Seed]; ok && random {
+				return fmt.Errorf("the processes of results %d and %d both had the seed %d, so that their keys and arrivals were the same: "+
+					"give each process its own -seed (one with -processes N takes N of them, from -seed up)", first, i+1, p.Seed)
+			}
+			processes[p.ID], seeds[p.Seed] = i+1, i+1
+		}
 		starts = append(starts, r.Start)
 		ends = append(ends, r.Start.Add(time.Duration(r.Seconds*float64(time.Second))))
 		longest = max(longest, r.Seconds)

@@ -26,7 +26,7 @@ func TestMerge(t *testing.T) {
 	for i := range 2 {
 		var out bytes.Buffer
 		require.NoError(t, run(t.Context(), []string{
-			"-closed", "-contenders", "3", "-lock-addr", redis.URL, "-prefix", t.Name() + "/", "-warmup", "50ms", "-duration", "200ms", "-o", "-",
+			"-closed", "-contenders", "3", "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/", "-warmup", "50ms", "-duration", "200ms", "-o", "-",
 		}, &out))
 		require.Equal(t, 1, strings.Count(out.String(), "\n"), "a line")
 		var r load.Result
@@ -53,6 +53,11 @@ func TestMerge(t *testing.T) {
 	out.Reset()
 	require.NoError(t, run(t.Context(), []string{"-merge", file}, &out))
 	require.Contains(t, out.String(), "6 contenders on 6 connections in 2 processes")
+
+	again, err := json.Marshal(merged) // with a part that it has already
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, append(append(again, '\n'), logs.String()...), 0o600))
+	require.ErrorContains(t, run(t.Context(), []string{"-merge", file}, io.Discard), "results 1 and 2 are of the same process")
 }
 
 // TestStartAt: a process begins at the time, by its own clock, and not if that has passed.
@@ -72,7 +77,7 @@ func TestStartAt(t *testing.T) {
 	for _, processes := range []string{"1", "2"} { // they wait: without the start the run would be over
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		err := run(ctx, []string{
-			"-closed", "-contenders", "2", "-processes", processes, "-lock-addr", redis.URL, "-prefix", t.Name() + "/",
+			"-closed", "-contenders", "2", "-processes", processes, "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/",
 			"-warmup", "0s", "-duration", "10ms", "-start-at", "2999-01-01T00:00:00Z",
 		}, io.Discard)
 		cancel()
@@ -85,9 +90,9 @@ func TestMergeRefuses(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	lines := func(change func(second *load.Result)) string {
 		c := load.Config{Backend: "redis", Contenders: 1, Connections: 1, Processes: 1, Keys: 1, Seed: 1, Duration: load.Duration(10 * time.Second)}
-		first := load.Result{Config: c, Start: at, Seconds: 10}
+		first := load.Result{Config: c, Start: at, Seconds: 10, Parts: []load.Part{{ID: "a", Seed: 1}}}
 		second := first
-		second.Config.Seed = 2
+		second.Parts = []load.Part{{ID: "b", Seed: 2}}
 		change(&second)
 		if second.Config.Rate > 0 { // both
 			first.Config.Rate = 7
@@ -106,16 +111,20 @@ func TestMergeRefuses(t *testing.T) {
 		func(r *load.Result) { r.Start = at.Add(time.Second) },
 		func(r *load.Result) { r.Config.Contenders, r.Config.Connections = 5, 5 },
 		func(r *load.Result) { r.Config.Rate = 100 },
-		func(r *load.Result) { r.Config.Seed = 1 }, // there is nothing random about a hot key in the closed model
+		func(r *load.Result) { r.Parts[0].Seed = 1 }, // there is nothing random about a hot key in the closed model
+		func(r *load.Result) { r.Config.Rate, r.Parts = 7, []load.Part{{ID: "b", Seed: 2}, {ID: "c", Seed: 3}} },
 	} {
 		require.NoError(t, results(lines(fine)))
 	}
 	for want, broken := range map[string]func(*load.Result){
-		"of 10.0 s they were at it together for 8.0 s": func(r *load.Result) { r.Start = at.Add(2 * time.Second) },
-		"they were at it together for 0.0 s":           func(r *load.Result) { r.Start = at.Add(-time.Minute) },
-		"together for 3.0 s":                           func(r *load.Result) { r.Seconds = 3 },
-		"1 and 2 are not of one run":                   func(r *load.Result) { r.Config.Work = 1 },
-		"two results have -seed 1":                     func(r *load.Result) { r.Config.Seed, r.Config.Rate = 1, 7 },
+		"of 10.0 s they were at it together for 8.0 s":         func(r *load.Result) { r.Start = at.Add(2 * time.Second) },
+		"they were at it together for 0.0 s":                   func(r *load.Result) { r.Start = at.Add(-time.Minute) },
+		"together for 3.0 s":                                   func(r *load.Result) { r.Seconds = 3 },
+		"1 and 2 are not of one run":                           func(r *load.Result) { r.Config.Work = 1 },
+		"the processes of results 1 and 2 both had the seed 1": func(r *load.Result) { r.Config.Rate, r.Parts[0].Seed = 7, 1 },
+		"both had the seed 1,":                                 func(r *load.Result) { r.Config.Rate, r.Parts = 7, []load.Part{{ID: "b", Seed: 0}, {ID: "c", Seed: 1}} },
+		"results 1 and 2 are of the same process (a)":          func(r *load.Result) { r.Parts = []load.Part{{ID: "b", Seed: 2}, {ID: "a", Seed: 1}} },
+		"result 2 doesn't say which processes":                 func(r *load.Result) { r.Parts = nil },
 	} {
 		require.ErrorContains(t, results(lines(broken)), want)
 	}

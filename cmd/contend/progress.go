@@ -113,15 +113,17 @@ func summary(r *load.Result) string {
 	}
 	fmt.Fprintf(&b, "  waiting    %d at most\n", r.MaxWaiting)
 	latency("pacer late", r.Pacer)
-	if c.Keys == 1 {
+	if c.Keys == 1 && c.Backend != ping {
 		fmt.Fprintf(&b, "  order      by %s: overtaken %.2f times on average, p99 %d, max %d\n", r.Order.By, r.Order.Mean, r.Order.P99, r.Order.Max)
 	}
 	if c.Rate == 0 {
 		fmt.Fprintf(&b, "  share      Jain %.4f, %d to %d sections each, %d contenders without, %d starved\n",
 			r.Share.Jain, r.Share.Min, r.Share.Max, r.Share.Without, r.Share.Starved)
 	}
-	fmt.Fprintf(&b, "  checks     %d overlaps, %d token regressions, %d grants after a lease's end\n",
-		r.Checks.Overlaps, r.Checks.TokenRegressions, r.Checks.Late)
+	if c.Backend != ping {
+		fmt.Fprintf(&b, "  checks     %d overlaps, %d token regressions, %d grants after a lease's end\n",
+			r.Checks.Overlaps, r.Checks.TokenRegressions, r.Checks.Late)
+	}
 	kinds := make([]string, 0, len(r.Errors))
 	for kind := range r.Errors {
 		kinds = append(kinds, kind)

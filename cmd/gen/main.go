@@ -71,8 +71,20 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		}
 		return nil
 	}
-	if g.set.N < 1 || g.set.TTL <= 0 || g.every <= 0 || g.pipeline.Conns < 1 || g.pipeline.Batch < 1 || g.workers < 1 {
-		return errors.New("gen: -keys, -ttl, -conns, -batch, -contenders and -every must be positive")
+	for _, f := range []struct {
+		name     string
+		positive bool
+	}{
+		{"keys", g.set.N > 0},
+		{"ttl", g.set.TTL > 0},
+		{"conns", g.pipeline.Conns > 0},
+		{"batch", g.pipeline.Batch > 0},
+		{"contenders", g.workers > 0},
+		{"every", g.every > 0},
+	} {
+		if !f.positive {
+			return fmt.Errorf("gen: -%s %s: it must be more than 0 (the default is %s)", f.name, fs.Lookup(f.name).Value, fs.Lookup(f.name).DefValue)
+		}
 	}
 	g.spec = locks.Spec{Lock: *backend, Addrs: locks.Addrs(*backend), TTL: g.set.TTL}
 	if *addrs != "" {
@@ -121,21 +133,22 @@ func (g *generator) run(ctx context.Context) (err error) {
 	}
 	t.watch(ctx)
 
-	var samples *json.Encoder
-	if g.out != "" {
-		f, err := os.Create(g.out)
-		if err != nil {
-			return fmt.Errorf("gen: -o: %w", err)
-		}
-		defer func() { err = errors.Join(err, f.Close()) }()
-		samples = json.NewEncoder(f)
-	}
 	var counts fill.Counts
 	gauges, stop, err := g.serve(ctx, t, &counts)
 	if err != nil {
 		return fmt.Errorf("gen: %w", err)
 	}
 	defer func() { err = errors.Join(err, stop()) }()
+
+	var samples *json.Encoder
+	if g.out != "" {
+		f, cerr := os.Create(g.out)
+		if cerr != nil {
+			return fmt.Errorf("gen: -o: %w", cerr)
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		samples = json.NewEncoder(f)
+	}
 
 	began := time.Now()
 	bar := fill.NewBar(g.stdout, g.set.N)
@@ -228,9 +241,9 @@ func (g *generator) serve(ctx context.Context, t *target, c *fill.Counts) (*prom
 			func() float64 { return float64(c.Held()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "gen_locks_wanted", Help: "Locks in the set."},
 			func() float64 { return float64(g.set.N) }))
-	ln, err := cli.Listen(ctx, g.metrics)
+	ln, err := cli.ListenFor(ctx, "metrics", g.metrics)
 	if err != nil {
-		return nil, nil, fmt.Errorf("-metrics: %w", err)
+		return nil, nil, err
 	}
 	if _, err := fmt.Fprintf(g.stdout, "metrics on http://%s/metrics\n", ln.Addr()); err != nil {
 		return nil, nil, errors.Join(err, ln.Close())
@@ -252,6 +265,10 @@ func (g *generator) open(ctx context.Context) (*target, error) {
 	client, err := locks.RedisClient(g.spec.Addrs[0])
 	if err != nil {
 		return nil, err
+	}
+	if most := client.Options().PoolSize; g.pipeline.Conns > most {
+		return nil, errors.Join(client.Close(), fmt.Errorf("-conns %d: the client has %d at most; take fewer, or give it more in -lock-addr redis://HOST:PORT?pool_size=%d",
+			g.pipeline.Conns, most, g.pipeline.Conns))
 	}
 	var sampler *fill.RedisSampler
 	return &target{

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -201,20 +202,37 @@ func TestEtcd(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	connect(t)
+	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, ln.Close()) }()
+	kept := filepath.Join(t.TempDir(), "samples")
+	require.NoError(t, os.WriteFile(kept, []byte("of another run"), 0o600))
+	_, err = gen(t, "-o", kept, "-metrics", ln.Addr().String())
+	require.ErrorContains(t, err, "is in use")
+	b, err := os.ReadFile(kept)
+	require.NoError(t, err)
+	require.Equal(t, "of another run", string(b), "a mistake costs nobody their samples")
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"-keys", "0"}, "gen: -keys, -ttl, -conns, -batch, -contenders and -every must be positive"},
+		{[]string{"-keys", "0"}, "gen: -keys 0: it must be more than 0 (the default is 10000000)"},
+		{[]string{"-ttl", "-1s"}, "gen: -ttl -1s: it must be more than 0 (the default is 1h0m0s)"},
+		{[]string{"-conns", "-1"}, "gen: -conns -1: it must be"},
+		{[]string{"-batch", "0"}, "gen: -batch 0: it must be"},
+		{[]string{"-contenders", "0"}, "gen: -contenders 0: it must be"},
+		{[]string{"-every", "0s"}, "gen: -every 0s: it must be"},
 		{[]string{"-ttl", "1us"}, "TTL 1µs"},
-		{[]string{"-conns", "100000"}, "gen: after 0 locks: fill: 100000 connections; the client's pool has "},
+		{[]string{"-conns", "100000"}, "gen: -conns 100000: the client has "},
 		{[]string{"-backend", "consul"}, "want redis or etcd"},
 		{[]string{"-lock-addr", "127.0.0.1:1"}, "gen: redis at 127.0.0.1:1 (-lock-addr) doesn't answer: "},
 		{[]string{"-lock-addr", "a:1,b:1"}, "gen: redis is one server, and -lock-addr has 2 addresses"},
 		{[]string{"-lock-addr", "ftp://x"}, "no redis:// URL"},
 		{[]string{"-o", "/nowhere/samples"}, "gen: -o: "},
-		{[]string{"-metrics", "nowhere"}, "-metrics"},
+		{[]string{"-metrics", "nowhere"}, "gen: can't listen on -metrics nowhere: "},
+		{[]string{"-metrics", ln.Addr().String()}, "is in use: stop what listens there, or choose another with -metrics"},
 		{[]string{"-experiment", "/nowhere"}, "gen: footprint: open /nowhere/config.json"},
+		{[]string{"-experiment", "../../reports/results/contention"}, "describes an experiment of another command: contend -experiment ../../reports/results/contention"},
 	} {
 		_, err := gen(t, c.args...)
 		require.ErrorContains(t, err, c.want, "%q", c.args)

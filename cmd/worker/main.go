@@ -102,6 +102,27 @@ type worker struct {
 }
 
 func (w *worker) run(ctx context.Context) (err error) {
+	// All that the flags say is looked at before anybody is asked.
+	if _, err := dlock.New(struct{ dlock.Backend }{}, &w.lock); err != nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	var ln net.Listener
+	if w.metrics != "" {
+		if ln, err = cli.ListenFor(ctx, "metrics", w.metrics); err != nil {
+			return fmt.Errorf("worker: %w", err)
+		}
+		defer func() { // once it is served, that has closed it
+			if cerr := ln.Close(); !errors.Is(cerr, net.ErrClosed) {
+				err = errors.Join(err, cerr)
+			}
+		}()
+	}
+	store, err := w.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+
 	reg := prometheus.NewRegistry()
 	w.lock.Registerer = reg
 	backend, err := locks.Open(ctx, w.backend)
@@ -116,19 +137,10 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if err := w.reach(ctx, backend); err != nil {
 		return err
 	}
-	store, err := w.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, store.Close()) }()
 
-	if w.metrics != "" {
-		ln, err := cli.Listen(ctx, w.metrics)
-		if err != nil {
-			return fmt.Errorf("worker: -metrics: %w", err)
-		}
+	if ln != nil {
 		if _, err := fmt.Fprintf(w.stdout, "metrics on http://%s/metrics\n", ln.Addr()); err != nil {
-			return errors.Join(err, ln.Close())
+			return err
 		}
 		mctx, stop := context.WithCancel(ctx)
 		served := make(chan error, 1)

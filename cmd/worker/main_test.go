@@ -148,6 +148,22 @@ func TestBadStore(t *testing.T) {
 	}
 }
 
+// What a flag says is wrong is told before anybody is asked, and so wherever the lock service is.
+func TestFlagsFirst(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	for want, args := range map[string][]string{
+		`stores: "memcached" is the beginning of no store's address`: {"-resource", "memcached://127.0.0.1:1"},
+		"too long for a TTL":                       {"-ttl", "1s", "-renew", "2s"},
+		"choose another with -metrics":             {"-metrics", b.redis.Addr()},
+		"worker: can't listen on -metrics nowhere": {"-metrics", "nowhere"},
+	} {
+		for _, lock := range [][]string{{"-backend", "redis", "-lock-addr", "127.0.0.1:1"}, {"-backend", "postgres", "-lock-addr", "no address"}} {
+			err := run(t.Context(), append(append(b.args, lock...), args...), io.Discard)
+			require.ErrorContains(t, err, want, "%q", args)
+		}
+	}
+}
+
 func TestLockNotToBeHad(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	require.NoError(t, b.redis.Set("lock:{demo}", "somebody"))

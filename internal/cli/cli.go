@@ -1,4 +1,5 @@
-// Package cli is what the commands share: flags that are also environment variables, help, logs, signals and listening.
+// Package cli is what the commands share: flags that are also environment variables, help, logs, signals, listening and
+// files.
 package cli
 
 import (
@@ -129,29 +130,34 @@ func NewLogger(w io.Writer, level slog.Level) *slog.Logger {
 // Listen listens on addr, the value of -addr: host:port, or fd:N for a listening socket that the parent process hands
 // over as file descriptor N.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
+	return ListenFor(ctx, "addr", addr)
+}
+
+// ListenFor is [Listen] for the value of another flag, which its errors name.
+func ListenFor(ctx context.Context, name, addr string) (net.Listener, error) {
 	if s, ok := strings.CutPrefix(addr, "fd:"); ok {
-		return inherited(s)
+		return inherited(name, s)
 	}
 	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("address %s is in use: stop what listens there, or choose another with -addr (port 0 takes a free one): %w",
-			addr, err)
+		return nil, fmt.Errorf("address %s is in use: stop what listens there, or choose another with -%s (port 0 takes a free one): %w",
+			addr, name, err)
 	case err != nil:
-		return nil, fmt.Errorf("can't listen on -addr %s: %w", addr, err)
+		return nil, fmt.Errorf("can't listen on -%s %s: %w", name, addr, err)
 	}
 	return ln, nil
 }
 
-func inherited(fd string) (net.Listener, error) {
+func inherited(name, fd string) (net.Listener, error) {
 	n, err := strconv.ParseUint(fd, 10, 16)
 	if err != nil || n < 3 {
-		return nil, fmt.Errorf("-addr fd:%s: want the number of an inherited file descriptor, 3 or more", fd)
+		return nil, fmt.Errorf("-%s fd:%s: want the number of an inherited file descriptor, 3 or more", name, fd)
 	}
 	f := os.NewFile(uintptr(n), "listener")
 	ln, err := net.FileListener(f) // on a duplicate
 	if err := errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("-addr fd:%s is not a listening socket: %w", fd, err)
+		return nil, fmt.Errorf("-%s fd:%s is not a listening socket: %w", name, fd, err)
 	}
 	return ln, nil
 }

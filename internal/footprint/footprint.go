@@ -18,6 +18,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/fill"
 )
 
@@ -116,6 +117,12 @@ func Load(dir string) (Config, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&c); err != nil {
+		var of struct {
+			Contend json.RawMessage `json:"sweeps"`
+		}
+		if json.Unmarshal(b, &of) == nil && of.Contend != nil {
+			return Config{}, fmt.Errorf("footprint: %s describes an experiment of another command: contend -experiment %s", file, dir)
+		}
 		return Config{}, fmt.Errorf("footprint: %s: %w", file, err)
 	}
 	if c.SampleEvery.Duration <= 0 || c.Limit.Duration <= 0 {
@@ -133,6 +140,10 @@ func Record(ctx context.Context, dir string, progress io.Writer) error {
 	c, err := Load(dir)
 	if err != nil {
 		return err
+	}
+	file := filepath.Join(dir, "data.jsonl")
+	if err := cli.Replaceable(file); err != nil {
+		return fmt.Errorf("footprint: %w", err)
 	}
 	r := &recorder{config: c, progress: progress}
 	if c.Redis != nil {
@@ -154,7 +165,7 @@ func Record(ctx context.Context, dir string, progress io.Writer) error {
 			return fmt.Errorf("footprint: tokens: %w", err)
 		}
 	}
-	return r.write(filepath.Join(dir, "data.jsonl"))
+	return r.write(file)
 }
 
 // recorder plays an experiment.
@@ -331,7 +342,7 @@ func (r *recorder) write(file string) error {
 			return fmt.Errorf("footprint: %w", err)
 		}
 	}
-	if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil {
+	if err := cli.ReplaceFile(file, b.Bytes()); err != nil {
 		return fmt.Errorf("footprint: %w", err)
 	}
 	return nil

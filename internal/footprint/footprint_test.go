@@ -33,6 +33,15 @@ func directory(t *testing.T, config string) string {
 	return dir
 }
 
+// It is known before the experiment that its data can't be written, and not after it.
+func TestRecordWhereNothingCanBe(t *testing.T) {
+	dir := directory(t, small)
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "data.jsonl"), 0o700))
+	var progress bytes.Buffer
+	require.ErrorContains(t, footprint.Record(t.Context(), dir, &progress), "data.jsonl is a directory")
+	require.Empty(t, progress.String(), "nothing has begun")
+}
+
 // TestRecord plays a small experiment on real servers, and then spoils what it has found, a line at a time: what Check
 // doesn't notice would be recorded as a finding.
 func TestRecord(t *testing.T) {

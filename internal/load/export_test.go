@@ -48,3 +48,17 @@ func NoteLate(begin, end time.Time, due ...time.Time) (*Result, error) {
 	}
 	return r.result(), nil
 }
+
+// Alarms are alarms that can be counted.
+type Alarms struct{ a alarms }
+
+func (a *Alarms) Wait(ctx context.Context, d time.Duration) error { return a.a.wait(ctx, d) }
+
+func (a *Alarms) Close() error { return a.a.close() }
+
+// Count is how many there are, and how many of them nobody waits for.
+func (a *Alarms) Count() (all, idle int) {
+	a.a.mu.Lock()
+	defer a.a.mu.Unlock()
+	return len(a.a.all), len(a.a.idle)
+}

@@ -11,12 +11,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
+	rtmetrics "runtime/metrics"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -63,6 +66,8 @@ type Options struct {
 	OnSample func(Sample)
 	// Server and Library are for [Machine].
 	Server, Library string
+	// Unlocked says that the clients lock nothing: who holds what isn't looked at.
+	Unlocked bool
 }
 
 const (
@@ -119,14 +124,14 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 		}
 	}
 
-	r := &run{c: c, rec: newRecorder(c.Contenders, m), backlog: newBacklog()}
+	r := &run{c: c, rec: newRecorder(c.Contenders, m), backlog: newBacklog(), unlocked: o.Unlocked}
 	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with the window, and no sooner
 	defer stop(nil)
 	bell, err := newAlarm(loadCtx)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, bell.close()) }()
+	defer func() { err = errors.Join(err, bell.close(), r.works.close()) }()
 	var all sync.WaitGroup
 	for i := range c.Contenders {
 		all.Go(func() { r.contend(loadCtx, i, locks[i%len(locks)]) })
@@ -151,13 +156,25 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	res = r.rec.result()
 	res.Config, res.Cut, res.Checks = c, cut != nil, r.holders.checks
 	res.Config.Processes = max(c.Processes, 1)
+	res.Parts = []Part{{ID: uuid.NewString(), Seed: c.Seed}}
 	res.Machine = Machine{
-		OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version(), Server: o.Server, Library: o.Library,
+		OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version(), GC: gcPercent(),
+		Server: o.Server, Library: o.Library,
 	}
 	if c.Rate > 0 {
 		res.Share = Share{}
 	}
 	return res, nil
+}
+
+// gcPercent is GOGC as it is now; -1: off.
+func gcPercent() int {
+	s := []rtmetrics.Sample{{Name: "/gc/gogc:percent"}}
+	rtmetrics.Read(s)
+	if v := s[0].Value.Uint64(); v <= math.MaxInt32 {
+		return int(v)
+	}
+	return -1
 }
 
 var errOver = errors.New("load: the run is over")
@@ -219,7 +236,10 @@ type run struct {
 	c       Config
 	rec     *recorder
 	backlog *backlog
+	works   alarms
 	holders holders
+
+	unlocked bool
 }
 
 // watch waits for the end of the warm-up, opens the window, takes the samples and closes the window. It returns why ctx
@@ -287,12 +307,17 @@ func (r *run) section(ctx context.Context, l Lock, a arrival) bool {
 		r.rec.failed(a, err)
 		return false
 	}
-	in := r.holders.enter(a.key, lease)
+	var in *holder
+	if !r.unlocked {
+		in = r.holders.enter(a.key, lease)
+	}
 	r.rec.granted(a, granted, lease.Fence())
 	if r.c.Work > 0 {
-		_ = sleep(ctx, r.c.Work.D()) // at the end of the run work is cut short
+		_ = r.works.wait(ctx, r.c.Work.D()) // at the end of the run work is cut short
 	}
-	r.holders.leave(in)
+	if !r.unlocked {
+		r.holders.leave(in)
+	}
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	began := time.Now()

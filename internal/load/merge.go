@@ -18,6 +18,7 @@ func Merge(results []*Result) (*Result, error) {
 	m := *results[0]
 	m.Share.Counts = slices.Clone(m.Share.Counts)
 	m.Samples = slices.Clone(m.Samples)
+	m.Parts = slices.Clone(m.Parts)
 	m.Errors = map[string]Errors{}
 	maps.Copy(m.Errors, results[0].Errors)
 	for _, r := range results[1:] {
@@ -42,6 +43,7 @@ func (m *Result) add(r *Result) error {
 	m.Config.Connections += r.Config.Connections
 	m.Config.Processes += r.Config.Processes
 	m.Config.Rate += r.Config.Rate
+	m.Parts = append(m.Parts, r.Parts...)
 	if r.Start.Before(m.Start) {
 		m.Start = r.Start
 	}

@@ -52,6 +52,7 @@ type Config struct {
 type Result struct {
 	Config  Config    `json:"config"`
 	Machine Machine   `json:"machine"`
+	Parts   []Part    `json:"parts,omitempty"`
 	Start   time.Time `json:"start"`     // of the window
 	Seconds float64   `json:"seconds"`   // that the window lasted; less than Config.Duration if it was cut short
 	Cut     bool      `json:"cut_short"` // ended by the user before its time
@@ -80,12 +81,19 @@ type Result struct {
 	Samples []Sample `json:"samples"`
 }
 
+// Part is a process that has taken part in a run.
+type Part struct {
+	ID   string `json:"id"` // no other run of a process has it
+	Seed uint64 `json:"seed"`
+}
+
 // Machine is where a run took place.
 type Machine struct {
 	OS      string `json:"os"`
 	Arch    string `json:"arch"`
 	Cores   int    `json:"cores"`
 	Go      string `json:"go"`
+	GC      int    `json:"gogc,omitempty"`    // GOGC of the load, in per cent; -1: no garbage collection; 0: unknown
 	Server  string `json:"server,omitempty"`  // as the server says, "3 × etcd 3.6.16 (local)"; empty: unknown
 	Library string `json:"library,omitempty"` // module and version of a lock that isn't this module's
 }

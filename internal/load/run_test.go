@@ -184,6 +184,16 @@ func TestChecks(t *testing.T) {
 	require.Zero(t, res.Order.Inversions)
 }
 
+// TestUnlocked: clients that lock nothing are not looked at.
+func TestUnlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		res, err := load.Run(t.Context(), closed(2, 7*ms), (&fake{open: true, token: func(int64) uint64 { return 7 }}).client, &load.Options{Unlocked: true})
+		require.NoError(t, err)
+		require.Zero(t, res.Checks)
+		require.InDelta(t, 2*10_000/7, res.Sections, 3)
+	})
+}
+
 // TestFailures: every third acquisition fails.
 func TestFailures(t *testing.T) {
 	res := play(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
@@ -290,6 +300,9 @@ func TestMerge(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 15, m.Config.Contenders)
 	require.Equal(t, 2, m.Config.Processes)
+	require.Equal(t, append(a.Parts[:1:1], b.Parts...), m.Parts)
+	require.NotEqual(t, a.Parts[0].ID, b.Parts[0].ID)
+	require.Len(t, a.Parts, 1)
 	require.Equal(t, a.Sections+b.Sections, m.Sections)
 	require.InDelta(t, 200, m.SectionsPerS, 1)
 	require.Equal(t, m.Sections, m.Wait.Count)

@@ -22,13 +22,15 @@ import (
 
 // The names of what isn't one of [locks.Names].
 const (
-	RedisSpin   = "redis-spin"  // redislock in ModeSpin
-	Redsync     = "redsync"     // github.com/go-redsync/redsync on one Redis
-	Redsync5    = "redsync-5"   // the same on the five nodes of a Redlock
-	Redislock   = "redislock"   // github.com/bsm/redislock
-	Rueidislock = "rueidislock" // github.com/redis/rueidis/rueidislock
-	EtcdMutex   = "etcd-mutex"  // concurrency.Mutex of etcd's client
-	ZKLock      = "zk-lock"     // Lock of github.com/go-zookeeper/zk
+	RedisSpin     = "redis-spin" // redislock in ModeSpin
+	Redsync       = "redsync"    // github.com/go-redsync/redsync on one Redis, which tries every 10 ms
+	Redislock     = "redislock"  // github.com/bsm/redislock, which tries every 10 ms
+	RedsyncSlow   = "redsync-100ms"
+	RedislockSlow = "redislock-100ms"
+	Redsync5      = "redsync-5"   // redsync on the five nodes of a Redlock
+	Rueidislock   = "rueidislock" // github.com/redis/rueidis/rueidislock
+	EtcdMutex     = "etcd-mutex"  // concurrency.Mutex of etcd's client
+	ZKLock        = "zk-lock"     // Lock of github.com/go-zookeeper/zk
 )
 
 // Spec says which lock, and where.
@@ -46,21 +48,33 @@ type peer struct {
 	open    func(ctx context.Context, s Spec) (load.Lock, error)
 }
 
+const (
+	redsyncModule   = "github.com/go-redsync/redsync/v4"
+	redislockModule = "github.com/bsm/redislock"
+)
+
+// paced opens a lock that tries again after pause.
+func paced(open func(Spec, time.Duration) (load.Lock, error), pause time.Duration) func(context.Context, Spec) (load.Lock, error) {
+	return func(_ context.Context, s Spec) (load.Lock, error) { return open(s, pause) }
+}
+
 var all = map[string]peer{
-	RedisSpin:   {locks.Redis, "", openRedisSpin},
-	Redsync:     {locks.Redis, "github.com/go-redsync/redsync/v4", openRedsync},
-	Redsync5:    {locks.Redlock, "github.com/go-redsync/redsync/v4", openRedsync},
-	Redislock:   {locks.Redis, "github.com/bsm/redislock", openRedislock},
-	Rueidislock: {locks.Redis, "github.com/redis/rueidis", openRueidislock},
-	EtcdMutex:   {locks.Etcd, "go.etcd.io/etcd/client/v3", openEtcdMutex},
-	ZKLock:      {locks.ZooKeeper, "github.com/go-zookeeper/zk", openZKLock},
+	RedisSpin:     {locks.Redis, "", openRedisSpin},
+	Redsync:       {locks.Redis, redsyncModule, paced(openRedsync, shortPause)},
+	RedsyncSlow:   {locks.Redis, redsyncModule, paced(openRedsync, longPause)},
+	Redsync5:      {locks.Redlock, redsyncModule, paced(openRedsync, shortPause)},
+	Redislock:     {locks.Redis, redislockModule, paced(openRedislock, shortPause)},
+	RedislockSlow: {locks.Redis, redislockModule, paced(openRedislock, longPause)},
+	Rueidislock:   {locks.Redis, "github.com/redis/rueidis", openRueidislock},
+	EtcdMutex:     {locks.Etcd, "go.etcd.io/etcd/client/v3", openEtcdMutex},
+	ZKLock:        {locks.ZooKeeper, "github.com/go-zookeeper/zk", openZKLock},
 }
 
 // Names are the names of all locks, this module's first.
 func Names() []string {
 	return []string{
 		locks.Redis, RedisSpin, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres,
-		Redsync, Redsync5, Redislock, Rueidislock, EtcdMutex, ZKLock,
+		Redsync, RedsyncSlow, Redsync5, Redislock, RedislockSlow, Rueidislock, EtcdMutex, ZKLock,
 	}
 }
 

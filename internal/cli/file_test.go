@@ -1,0 +1,46 @@
+package cli_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/cli"
+)
+
+func TestReplaceFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	for _, text := range []string{"one", "two"} {
+		require.NoError(t, cli.Replaceable(file))
+		require.NoError(t, cli.ReplaceFile(file, []byte(text)))
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, text, string(b))
+	}
+	require.NoError(t, cli.Replaceable(file))
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "two", string(b), "to ask changes nothing")
+
+	for _, path := range []string{dir, filepath.Join(dir, "none", "file"), filepath.Join(file, "file")} {
+		require.ErrorContains(t, cli.Replaceable(path), path)
+		require.ErrorContains(t, cli.ReplaceFile(path, nil), path)
+	}
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "nothing is left beside the file")
+}
+
+// A device, or a pipe, is written to: a file in its place would be no use, and in that of /dev/null a nuisance.
+func TestReplaceFileThatIsNone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "null")
+	require.NoError(t, os.Symlink(os.DevNull, path))
+	require.NoError(t, cli.Replaceable(path))
+	require.NoError(t, cli.ReplaceFile(path, []byte("text")))
+	to, err := os.Readlink(path)
+	require.NoError(t, err, "it is still what it was")
+	require.Equal(t, os.DevNull, to)
+}
