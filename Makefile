@@ -20,13 +20,14 @@ demo: ## Show a frozen lock holder corrupt data, and fencing refuse it (needs on
 	@echo "demo: compiling"
 	@$(GO) run ./cmd/demo $(ARGS)
 
-# Tests get a directory of their own for temporary files, which goes whatever becomes of them.
+# Tests get a directory of their own for temporary files, which goes whatever becomes of them. The scenarios wait most of the
+# time; they come first, so that the other packages' tests have the cores meanwhile.
 .PHONY: test
 test: $(local-servers) ## Run the tests with the race detector (PKG=./... TESTFLAGS="-v -run TestX" FENCELAB_TESTBED=auto)
 	@echo "test: compiling and running $(PKG)"
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
-	TMPDIR=$$dir $(GO) test -race -timeout 20m $(TESTFLAGS) $(PKG)
+	TMPDIR=$$dir $(GO) test -race -timeout 20m $(TESTFLAGS) $(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG)
 
 .PHONY: bench
 bench: $(local-servers) ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")

@@ -26,11 +26,13 @@ func TestRedlockPause(t *testing.T) {
 }
 
 func TestRedlockClockJump(t *testing.T) {
+	t.Parallel()
 	playAlone(t, "RedlockClockJump", requireTwoHolders)
 }
 
 // A node that forgets its vote votes twice, and the token is as forgetful as the votes.
 func TestRedlockNodeRestart(t *testing.T) {
+	t.Parallel()
 	t.Run("Reissued", func(t *testing.T) {
 		playAlone(t, "RedlockNodeRestart", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
 			require.Equal(t, tokenOf(t, o, "A"), tokenOf(t, o, "B"), "two holders have one token")
@@ -41,6 +43,7 @@ func TestRedlockNodeRestart(t *testing.T) {
 }
 
 func TestRedlockTokensNotMonotonic(t *testing.T) {
+	t.Parallel()
 	t.Run("MaximumOfCounters", func(t *testing.T) { playAlone(t, "RedlockCountersNotMonotonic", requireBackwards) })
 	t.Run("ReadThenWrite", func(t *testing.T) { playAlone(t, "RedlockTokensMonotonic", requireOverwritten) })
 }

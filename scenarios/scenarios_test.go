@@ -96,7 +96,8 @@ func playOn(t *testing.T, svc *scenarios.Service, s scenarios.Scenario, check fu
 	}
 }
 
-// playAlone is play on servers that each run has for itself, and may break.
+// playAlone is play on servers that each run has for itself, and may break. So nothing keeps such tests from running in
+// parallel with each other.
 func playAlone(t *testing.T, name string, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
 	t.Helper()
 	s, ok := scenarios.Hazard(name)

@@ -14,12 +14,14 @@ import (
 // stale holder write over its successor. One that the holder has shown its token to refuses the successor: no data is lost,
 // and nobody can write until the counter has caught up.
 func TestFenceCounterLost(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"FenceCounterFlushed", "FenceCounterWiped", "FenceCounterEvicted"} {
 		t.Run(name, func(t *testing.T) { playAlone(t, name, requireBackwards) })
 	}
 }
 
 func TestFailoverLosesToken(t *testing.T) {
+	t.Parallel()
 	t.Run("Reissued", func(t *testing.T) {
 		playAlone(t, "FailoverReissuesToken", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
 			a, b := tokenOf(t, o, "A"), tokenOf(t, o, "B")
