@@ -26,7 +26,7 @@ import (
 // A chart is as wide as a phone, so that its text can be read there; where there is more room the whole of it grows.
 const (
 	width       = vg.Length(392)
-	labelRoom   = vg.Length(92) // right of the axes, for the names of the lines
+	labelRoom   = vg.Length(106) // right of the axes, for the names of the lines
 	lineHeight  = vg.Length(13)
 	titleHeight = vg.Length(18)
 )
@@ -80,19 +80,21 @@ var (
 
 // looks are those of locks. This module's are solid or short of it, and filled.
 var looks = map[string]look{
-	"redis":       {"blue", solid, draw.CircleGlyph{}},
-	"redis-spin":  {"red", dashed, draw.PyramidGlyph{}},
-	"redsync":     {"green", dotted, hollow{draw.BoxGlyph{}}},
-	"redislock":   {"purple", mixed, hollow{draw.PyramidGlyph{}}},
-	"rueidislock": {"brown", dashed, plus},
-	"redlock":     {"ink", solid, draw.BoxGlyph{}},
-	"redsync-5":   {"teal", dotted, cross},
-	"etcd":        {"green", solid, draw.BoxGlyph{}},
-	"etcd-mutex":  {"green", dashed, hollow{draw.BoxGlyph{}}},
-	"zookeeper":   {"purple", solid, draw.PyramidGlyph{}},
-	"zk-lock":     {"purple", dashed, hollow{draw.PyramidGlyph{}}},
-	"consul":      {"brown", mixed, cross},
-	"postgres":    {"red", dotted, plus},
+	"redis":           {"blue", solid, draw.CircleGlyph{}},
+	"redis-spin":      {"red", dashed, draw.PyramidGlyph{}},
+	"redsync":         {"green", dotted, hollow{draw.BoxGlyph{}}},
+	"redislock":       {"purple", mixed, hollow{draw.PyramidGlyph{}}},
+	"rueidislock":     {"brown", dashed, plus},
+	"redsync-100ms":   {"green", mixed, cross},
+	"redislock-100ms": {"purple", dotted, plus},
+	"redlock":         {"ink", solid, draw.BoxGlyph{}},
+	"redsync-5":       {"teal", dotted, cross},
+	"etcd":            {"green", solid, draw.BoxGlyph{}},
+	"etcd-mutex":      {"green", dashed, hollow{draw.BoxGlyph{}}},
+	"zookeeper":       {"purple", solid, draw.PyramidGlyph{}},
+	"zk-lock":         {"purple", dashed, hollow{draw.PyramidGlyph{}}},
+	"consul":          {"brown", mixed, cross},
+	"postgres":        {"red", dotted, plus},
 }
 
 // hollow is a filled glyph with a hole.

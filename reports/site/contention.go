@@ -21,6 +21,7 @@ const (
 	hotKey      = "hot key"
 	withWork    = "work"
 	uncontended = "uncontended"
+	floor       = "ping" // what is no lock: a PING for each acquisition and each release
 	crowd       = 200
 )
 
@@ -29,7 +30,7 @@ var groups = []struct {
 	file, on string
 	locks    []string
 }{
-	{"redis", "on Redis", []string{"redis", "redis-spin", "redsync", "redislock", "rueidislock", "redlock", "redsync-5"}},
+	{"redis", "on Redis", []string{"redis", "redis-spin", "redsync", "redsync-100ms", "redislock", "redislock-100ms", "rueidislock", "redlock", "redsync-5"}},
 	{"others", "on other services", []string{"etcd", "etcd-mutex", "zookeeper", "zk-lock", "consul", "postgres"}},
 }
 
@@ -50,8 +51,8 @@ func contention(data []byte) (*derived, error) {
 		d.charts["waits-"+g.file] = waitsChart(hot, g.locks, g.on)
 	}
 	d.charts["ceiling"], d.tables["ceiling"] = ceilings(all)
-	open := byRate(all.of(uncontended))
-	d.tables["rates"] = ratesTable(open)
+	open := byRate(all.of(uncontended).by("redis"))
+	d.tables["rates"] = ratesTable(open, all.of(uncontended).by(floor))
 	if len(open) > 0 {
 		d.charts["rates"] = ratesChart(open)
 	}
@@ -138,6 +139,7 @@ func throughputChart(hot runs, locks []string, on string) *chart {
 		y.ticks[len(y.ticks)-1].Label = "none"
 	}
 	var first []string
+	last := ""
 	for _, n := range hot.contenders() {
 		var some runs
 		for _, lock := range locks {
@@ -146,11 +148,14 @@ func throughputChart(hot runs, locks []string, on string) *chart {
 			}
 		}
 		if r := best(some, fastest); r != nil {
-			words := "%s with %s (%s)"
-			if first == nil {
-				words = "%s is the fastest with %s contenders (%s)"
+			words := fmt.Sprintf("%s with %s (%s)", r.Config.Backend, number(float64(n)), perSecond(r.SectionsPerS))
+			switch last {
+			case "":
+				words = fmt.Sprintf("%s makes the most with %s contenders (%s)", r.Config.Backend, number(float64(n)), perSecond(r.SectionsPerS))
+			case r.Config.Backend:
+				words = fmt.Sprintf("with %s (%s)", number(float64(n)), perSecond(r.SectionsPerS))
 			}
-			first = append(first, fmt.Sprintf(words, r.Config.Backend, number(float64(n)), perSecond(r.SectionsPerS)))
+			first, last = append(first, words), r.Config.Backend
 		}
 	}
 	title := "Hot key " + on + ", no work: " + strings.Join(first, ", ")
@@ -290,7 +295,7 @@ func ceilings(all runs) (*chart, string) {
 			}
 			rows = append(rows, []string{
 				lock, strings.TrimSuffix(working(w), " of work"), held, number(float64(handOff(hot, lock))/1e6) + " ms", perSecond(c), perSecond(r.SectionsPerS),
-				fmt.Sprintf("%.0f %%", 100*share),
+				fmt.Sprintf("%.0f %%", 100*share), r.waits.cell(0.99), fmt.Sprint(r.Share.Starved),
 			})
 			l.xs, l.ys = append(l.xs, float64(i)), append(l.ys, share)
 			pan.y.max = max(pan.y.max, share*1.03)
@@ -305,7 +310,7 @@ func ceilings(all runs) (*chart, string) {
 	return &chart{
 		title: title, about: "Sections per second by the ceiling, 1/(work + hand-off), against the work under the lock. The table has the numbers.",
 		panels: []panel{pan},
-	}, table([]string{"lock", "work", "held for", "hand-off", "ceiling", "measured", "share"}, rows)
+	}, table([]string{"lock", "work", "held for", "hand-off", "ceiling", "measured", "share", "99 % of waits, ms", "starved"}, rows)
 }
 
 // quick is what an uncontended acquisition may take, in milliseconds, for its rate to count as sustained.
@@ -329,15 +334,21 @@ func byRate(open runs) runs {
 	return open
 }
 
-func ratesTable(open runs) string {
+func ratesTable(open, floors runs) string {
 	var rows [][]string
 	for _, r := range open {
-		rows = append(rows, []string{
+		row := []string{
 			perSecond(r.Config.Rate), perSecond(r.SectionsPerS), r.waits.cell(0.5), r.waits.cell(0.99), r.waits.cell(0.999), number(r.Pacer.P99),
-			number(float64(r.MaxWaiting)),
-		})
+			number(float64(r.MaxWaiting)), "·", "·",
+		}
+		for _, f := range floors {
+			if f.Config.Rate == r.Config.Rate {
+				row[len(row)-2], row[len(row)-1] = f.waits.cell(0.5), f.waits.cell(0.99)
+			}
+		}
+		rows = append(rows, row)
 	}
-	return table([]string{"offered", "served", "median, ms", "99 %", "99.9 %", "pacer late, 99 %", "waiting at most"}, rows)
+	return table([]string{"offered", "served", "median, ms", "99 %", "99.9 %", "pacer late, 99 %", "waiting at most", "PING: median, ms", "99 %"}, rows)
 }
 
 func ratesChart(open runs) *chart {
@@ -374,7 +385,7 @@ func ratesChart(open runs) *chart {
 
 // contentionClaims are the goals of the lock that waits in line, and of the others against the libraries of their services.
 func contentionClaims(all runs) (list []claim) {
-	hot, work, open := all.of(hotKey), all.of(withWork), all.of(uncontended)
+	hot, work, open := all.of(hotKey), all.of(withWork), all.of(uncontended).by("redis")
 	redis := groups[0].locks
 	queue := func(n int) *run { return hot.closed("redis", n, 0) }
 	add := func(says string, ok bool, measured func() (string, bool)) {
@@ -412,9 +423,7 @@ func contentionClaims(all runs) (list []claim) {
 			p99, b99 := r.waits.quantile(0.99)
 			return fmt.Sprintf("%s ms ÷ %s ms = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99/p50)), !b50 && !b99 && p99 <= 2.5*p50
 		})
-		add(fmt.Sprintf("%s contenders: Jain's index at least 0.999", number(float64(n))), r != nil, func() (string, bool) {
-			return fmt.Sprintf("%.5f", r.Share.Jain), r.Share.Jain >= 0.999
-		})
+		list = append(list, evenness(number(float64(n))+" contenders: ", r))
 		add(fmt.Sprintf("%s contenders: nobody starves", number(float64(n))), r != nil, func() (string, bool) {
 			return fmt.Sprintf("%d starved, %d without a section", r.Share.Starved, r.Share.Without), r.Share.Starved == 0
 		})

@@ -20,7 +20,7 @@ func fairness(data []byte) (*derived, error) {
 	d.tables["closed"], d.tables["open"] = closedTable(closed), openTable(open)
 	d.charts["waits"] = tails(closed)
 	d.charts["shares"] = shares(closed)
-	d.charts["open"] = tailsOf("Arrivals at half of the capacity", open, []string{"redis", "redis-spin", "redsync", "redislock", "etcd", "zookeeper"})
+	d.charts["open"] = tailsOf("Arrivals at a rate", open, []string{"redis", "redis-spin", "redsync", "redislock", "etcd", "zookeeper"})
 	return d, nil
 }
 
@@ -169,19 +169,19 @@ func shares(closed runs) *chart {
 	}
 	jain.key, over.key = key, key
 	c.panels = []panel{jain, over}
-	var even []string
+	var evenly []string
 	for _, lock := range locks {
-		if r := closed.closed(lock, crowd, 0); r != nil && r.Share.Jain >= 0.999 {
-			even = append(even, lock)
+		if r := closed.closed(lock, crowd, 0); r != nil && r.evenly() {
+			evenly = append(evenly, lock)
 		}
 	}
-	switch len(even) {
+	switch len(evenly) {
 	case 0:
 		c.title = fmt.Sprintf("%d contenders: how sections are shared, and who is overtaken", crowd)
 	case 1:
-		c.title = fmt.Sprintf("%d contenders, no work: only %s shares with a Jain's index of 0.999 or more", crowd, even[0])
+		c.title = fmt.Sprintf("%d contenders, no work: only %s shares its sections evenly", crowd, evenly[0])
 	default:
-		c.title = fmt.Sprintf("%d contenders, no work: %d of %d locks share with a Jain's index of 0.999 or more", crowd, len(even), len(locks))
+		c.title = fmt.Sprintf("%d contenders, no work: %d of %d locks share their sections evenly", crowd, len(evenly), len(locks))
 	}
 	return c
 }
@@ -198,7 +198,7 @@ func fairnessClaims(closed runs) (list []claim) {
 			p50, b50 := r.waits.quantile(0.5)
 			p99, b99 := r.waits.quantile(0.99)
 			list = append(list,
-				claim{says: says + "Jain's index at least 0.999", measured: fmt.Sprintf("%.5f", r.Share.Jain), holds: r.Share.Jain >= 0.999},
+				evenness(says, r),
 				claim{says: says + "nobody starves", measured: fmt.Sprint(r.Share.Starved), holds: r.Share.Starved == 0},
 				claim{says: says + "p99 at most 2.5 × the median", measured: fmt.Sprintf("%s ÷ %s = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99/p50)), holds: !b50 && !b99 && p99 <= 2.5*p50},
 			)

@@ -68,6 +68,16 @@ func (all runs) of(sweep string) (some runs) {
 	return some
 }
 
+// by are the runs of a lock.
+func (all runs) by(lock string) (some runs) {
+	for _, r := range all {
+		if r.Config.Backend == lock {
+			some = append(some, r)
+		}
+	}
+	return some
+}
+
 // closed returns the run of the closed model, or nil.
 func (all runs) closed(lock string, contenders int, work time.Duration) *run {
 	for _, r := range all {
@@ -229,6 +239,9 @@ func (all runs) machine() string {
 	}
 	s := fmt.Sprintf("Recorded %s on %d cores (%s/%s, %s) that load and servers share, with %s", all[0].Start.UTC().Format(time.DateOnly),
 		m.Cores, m.OS, m.Arch, m.Go, strings.Join(servers, ", "))
+	if m.GC > 0 {
+		s += fmt.Sprintf("; the load runs with GOGC=%d", m.GC)
+	}
 	if len(libraries) > 0 {
 		s += "; against " + strings.Join(libraries, ", ")
 	}
@@ -258,6 +271,45 @@ func shortestTail(a, b *run) int {
 	}
 }
 
+// even is the Jain's index from which on sections count as shared evenly.
+const even = 0.999
+
+// mostEven is the greatest Jain's index that r could have: sections are whole, so where they are few some contenders have
+// one more than the others, whatever the lock.
+func (r *run) mostEven() float64 {
+	n := int64(r.Config.Contenders)
+	if r.Sections == 0 || n == 0 {
+		return 0
+	}
+	each, more := r.Sections/n, r.Sections%n
+	squares := float64(more*(each+1)*(each+1) + (n-more)*each*each)
+	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
+}
+
+// tooFew reports whether it is only for want of sections that r's index is below even.
+func (r *run) tooFew() bool {
+	most := r.mostEven()
+	return r.Share.Jain < even && most < even && r.Share.Jain >= most-(1-even)
+}
+
+// evenly reports whether sections were shared evenly, as far as r can tell: everybody could have had one at least.
+func (r *run) evenly() bool {
+	return r.Share.Jain >= even || r.tooFew() && r.Sections >= int64(r.Config.Contenders)
+}
+
+// evenness is the goal that says of r, nil if it wasn't recorded, that sections are shared evenly.
+func evenness(says string, r *run) claim {
+	c := claim{says: says + "Jain's index at least 0.999", missing: r == nil}
+	if r == nil {
+		return c
+	}
+	c.measured, c.holds, c.open = fmt.Sprintf("%.5f", r.Share.Jain), r.Share.Jain >= even, r.tooFew()
+	if c.open {
+		c.measured += fmt.Sprintf(", and %.5f is the most with %s sections for each", r.mostEven(), number(float64(r.Sections)/float64(r.Config.Contenders)))
+	}
+	return c
+}
+
 // table is one in Markdown.
 func table(head []string, rows [][]string) string {
 	var b strings.Builder
@@ -274,6 +326,7 @@ type claim struct {
 	measured string
 	holds    bool
 	missing  bool // it was not recorded
+	open     bool // what was recorded can't tell
 }
 
 func claims(list []claim) string {
@@ -283,6 +336,8 @@ func claims(list []claim) string {
 		switch {
 		case c.missing:
 			mark, c.measured = "?", "not recorded"
+		case c.open:
+			mark = "?"
 		case c.holds:
 			mark = "✓"
 		}
@@ -296,7 +351,7 @@ func kept(all runs) claim {
 	var c load.Checks
 	n := 0
 	for _, r := range all {
-		if r.Machine.Library == "" {
+		if r.Machine.Library == "" && r.Config.Backend != floor {
 			n++
 			c.Overlaps += r.Checks.Overlaps
 			c.TokenRegressions += r.Checks.TokenRegressions

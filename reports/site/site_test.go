@@ -207,11 +207,26 @@ func TestGoals(t *testing.T) {
 		},
 		"unknown for how much longer": {served(t, same, repeat(10, 100), repeat(20, 30)), []string{spread + "> 20 ms ÷ 10 ms = 2 | ✗ |"}},
 		"unfair": {
-			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.9, Starved: 3, Without: 4} }, repeat(10, 100), nil),
+			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.9, Starved: 3, Without: 4} }, repeat(10, 10000), nil),
 			[]string{even + "0.90000 | ✗ |", starving + "3 starved, 4 without a section | ✗ |"},
+		},
+		"as even as whole sections can be": { // 150 have 4 and 50 have 3
+			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.98684}; r.Config.Contenders = 200 }, repeat(10, 750), nil),
+			[]string{even + "0.98684, and 0.98684 is the most with 3.75 sections for each | ? |"},
+		},
+		"too few sections, and uneven besides": {
+			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.98} }, repeat(10, 750), nil), []string{even + "0.98000 | ✗ |"},
+		},
+		"sections enough, and uneven": {
+			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.9989} }, repeat(10, 7500), nil), []string{even + "0.99890 | ✗ |"},
 		},
 		"the ceiling": { // a hand-off of 1 ms, and 5 ms of work that took 5.25
 			served(t, same, repeat(10, 1000), nil) + served(t, work, repeat(10, 150), nil), []string{ceiling + "150/s of 160/s = 93.8 % | ✓ |"},
+		},
+		"a share of the ceiling that few had": {
+			served(t, same, repeat(10, 1000), nil) +
+				served(t, func(r *load.Result) { work(r); r.Share = load.Share{Starved: 117} }, repeat(1, 150), repeat(900, 50)),
+			[]string{"| redis | 5 ms | 5.25 ms | 1 ms | 160/s | 150/s | 94 % | > 900 | 117 |"},
 		},
 		"the ceiling is of the lock's best": {
 			served(t, same, repeat(10, 500), nil) + served(t, few, repeat(10, 1000), nil) + served(t, work, repeat(10, 140), nil),
@@ -238,6 +253,10 @@ func TestGoals(t *testing.T) {
 			served(t, func(r *load.Result) { r.Checks.Overlaps, r.Checks.TokenRegressions = 1, 2 }, repeat(10, 100), nil),
 			[]string{word + "in 1 runs 1 overlaps, 2 tokens that didn't grow | ✗ |"},
 		},
+		"a floor is no lock": {
+			served(t, func(r *load.Result) { r.Config.Name, r.Config.Backend, r.Config.Rate = "uncontended", "ping", 1000 }, repeat(5, 1000), nil) + offered(1000, 1),
+			[]string{first + "1 ms at 1,000/s | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that didn't grow | ✓ |", "| 1 | 1 | 1 | 0 | 0 | 5 | 5 |"},
+		},
 		"below the ceiling": {
 			served(t, same, repeat(10, 1000), nil) + served(t, work, repeat(10, 140), nil), []string{ceiling + "140/s of 160/s = 87.5 % | ✗ |"},
 		},
@@ -262,13 +281,14 @@ func TestFairness(t *testing.T) {
 	for _, name := range []string{"machine", "goals", "closed", "open"} {
 		page.WriteString("<!-- report: " + name + " -->\n<!-- end report: " + name + " -->\n")
 	}
-	files, err := site.Pages(fstest.MapFS{
-		"fairness/README.md": {Data: []byte(page.String())},
-		"fairness/data.jsonl": {Data: []byte(
-			closed("redis", load.Order{Count: 200, Reordered: 1, Inversions: 2, Max: 2}, load.Share{Jain: 0.9995}) +
-				closed("redis-spin", load.Order{Count: 200, Reordered: 50, Inversions: 4000, Max: 900}, load.Share{Jain: 0.5, Without: 7, Starved: 3}))},
-	})
-	require.NoError(t, err)
+	two := closed("redis", load.Order{Count: 200, Reordered: 1, Inversions: 2, Max: 2}, load.Share{Jain: 0.9995}) +
+		closed("redis-spin", load.Order{Count: 200, Reordered: 50, Inversions: 4000, Max: 900}, load.Share{Jain: 0.5, Without: 7, Starved: 3})
+	pages := func(data string) site.Files {
+		files, err := site.Pages(fstest.MapFS{"fairness/README.md": {Data: []byte(page.String())}, "fairness/data.jsonl": {Data: []byte(data)}})
+		require.NoError(t, err)
+		return files
+	}
+	files := pages(two)
 	got := string(files["fairness/README.md"])
 	for _, want := range []string{
 		"| 200 | no work | redis | 100/s | 10 | 10 | > 10 | 2 | 0.5 % | 2 | 0.9995 | 0 | 0 |",
@@ -277,7 +297,12 @@ func TestFairness(t *testing.T) {
 	} {
 		require.Contains(t, got, want)
 	}
-	require.Contains(t, string(files["fairness/shares.svg"]), "only redis shares with a Jain&#39;s index")
+	require.Contains(t, string(files["fairness/shares.svg"]), "only redis shares its sections evenly")
+
+	slow := served(t, func(r *load.Result) { // 3 or 4 sections for each, and no lock could share them better
+		r.Config.Name, r.Config.Backend, r.Share = "closed", "zookeeper", load.Share{Jain: 0.98684}
+	}, repeat(10, 750), nil)
+	require.Contains(t, string(pages(two + slow)["fairness/shares.svg"]), "2 of 3 locks share their sections evenly")
 }
 
 // TestPage requires that a page keeps its words, and that a table without a place, or a place without a table, is an error.

@@ -1,0 +1,82 @@
+package reports_test
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/memlock"
+	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/storetest"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// Every rule in the comments of dlock.Backend and resource.Store, which memlock and Memory keep, and yours should.
+func TestRules(t *testing.T) {
+	dlocktest.Run(t, dlocktest.Harness{New: func(*testing.T) dlocktest.Service {
+		service := memlock.New(nil)
+		return dlocktest.Service{Backend: func() dlock.Backend { return service.Client() }}
+	}})
+	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) { return resource.NewMemory(), nil }})
+}
+
+// Workers and the resource are processes of their own: the test binary, started again.
+func TestMain(m *testing.M) {
+	scenarios.Child(open)
+	os.Exit(m.Run())
+}
+
+// open returns your lock to a worker. Any type with the methods of scenarios.Lock will do.
+func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	backend, err := redislock.New(redis.NewClient(&redis.Options{Addr: s.Addrs[0], ContextTimeoutEnabled: true}), nil)
+	if err != nil {
+		return nil, err
+	}
+	opts := &dlock.Options{TTL: s.TTL}
+	if s.Renew {
+		opts.Renew = dlock.Renew{Every: s.TTL / 3, MaxHold: s.MaxHold}
+	}
+	locker, err := dlock.New(backend, opts)
+	if err != nil {
+		return nil, err
+	}
+	return scenarios.FromLocker(locker), nil
+}
+
+func TestHazards(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the faults need Linux")
+	}
+	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded}) // or give the address of yours
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	nodes := []scenarios.Node{{Name: "server", Addr: server.Addr}}
+	for _, s := range scenarios.Hazards() {
+		if !s.On("mine") || s.Faulty() {
+			continue // another lock's, or one that needs faults of its server: see scenarios.Service
+		}
+		for fencing, want := range s.Expect {
+			t.Run(s.Name+"/"+string(fencing), func(t *testing.T) {
+				t.Parallel()
+				runner := scenarios.Runner{Service: &scenarios.Service{Lock: "mine", Server: "mine 1.0", Nodes: nodes}, TTL: time.Second}
+				got, err := runner.Run(t.Context(), s, fencing)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got.Verdict != want {
+					t.Errorf("%v, want %v: %v", got.Verdict, want, got.Findings)
+				}
+			})
+		}
+	}
+}
