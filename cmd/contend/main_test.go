@@ -27,6 +27,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/peers"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
