@@ -378,7 +378,7 @@ func TestBroken(t *testing.T) {
 	for _, b := range broken {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.v", "-test.timeout=60s")
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.v", "-test.timeout=10m")
 			cmd.Env = append(os.Environ(), brokenEnv+"="+b.name)
 			out, err := cmd.CombinedOutput()
 			require.Equal(t, len(b.want) == 0, err == nil, "%s", out)

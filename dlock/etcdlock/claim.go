@@ -146,7 +146,11 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 			return dlock.Grant{}, dlock.ErrHeld
 		case a.first:
 			c.answered(a.rev)
-			return c.grant(ctx, s, turn{rev: a.rev, as: start}, ttl)
+			g, err := c.grant(ctx, s, turn{rev: a.rev, as: start}, ttl)
+			if errors.Is(err, errExpired) && ctx.Err() == nil {
+				continue // it was over when the put arrived, but etcd had not looked yet; there is no place to lose
+			}
+			return g, err
 		case c.queued():
 			return c.wait(ctx, s, ttl, a)
 		}

@@ -28,6 +28,7 @@ type link struct {
 	writes  int           // transactions that could write
 	kept    []time.Time   // when keep-alives left
 	late    chan struct{} // closed when a request that was held has arrived
+	after   func()        // if not nil, called once, when a transaction has been answered
 }
 
 type fault int
@@ -106,6 +107,16 @@ func (l *link) now() (f fault, changed, broken <-chan struct{}) {
 	return l.fault, l.changed, l.broken
 }
 
+// whatIsAfter returns what is to be done after a call of a method, which is done once.
+func (l *link) whatIsAfter(method string) (after func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if method == txn {
+		after, l.after = l.after, nil
+	}
+	return after
+}
+
 // counts returns how many calls there were of a method, how many watches, and how many events they told.
 func (l *link) counts(method string) (calls, watches, events int) {
 	l.mu.Lock()
@@ -159,6 +170,9 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 	default: // nothing happens to it
 	}
 	err := invoke(ctx, method, req, reply, cc, opts...)
+	if after := l.whatIsAfter(method); after != nil {
+		after()
+	}
 	switch f, changed, _ := l.now(); f {
 	case loseReplies, cut:
 		return errLink

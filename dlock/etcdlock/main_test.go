@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -18,7 +19,7 @@ var one, three *testbed.Cluster
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) (code int) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	fail := func(err error) {
 		if err != nil {
@@ -29,12 +30,14 @@ func run(m *testing.M) (code int) {
 	before := goleak.IgnoreCurrent()
 	defer func() {
 		if code == 0 {
-			fail(goleak.Find(before))
+			fail(leak.Find(before))
 		}
 	}()
+	// An election fails what is under way, and by default a member that stands still for 700 ms is voted out.
+	options := map[int]*testbed.Options{3: {Args: []string{"--election-timeout", "5000"}}}
 	for n, c := range map[int]**testbed.Cluster{1: &one, 3: &three} {
 		var err error
-		if *c, err = testbed.StartEtcd(ctx, n, nil); err != nil {
+		if *c, err = testbed.StartEtcd(ctx, n, options[n]); err != nil {
 			fail(err)
 			return code
 		}

@@ -35,11 +35,30 @@ func newNode(tb testing.TB, c *testbed.Cluster) node {
 	return node{b, l, cl}
 }
 
+// take has n take a key that is free. While the machine stands still, a keep-alive of a short session goes unanswered, and
+// with it a request for a lease of that session; then it asks again.
 func (n node) take(tb testing.TB, r dlock.Request) dlock.Grant {
 	tb.Helper()
-	g, err := n.TryAcquire(tb.Context(), r)
-	require.NoError(tb, err)
-	return g
+	for began := time.Now(); ; {
+		g, err := n.TryAcquire(tb.Context(), r)
+		if err != nil && r.TTL <= shortSession && strings.Contains(err.Error(), "keep-alive: ") && time.Since(began) < 30*time.Second {
+			continue
+		}
+		require.NoError(tb, err)
+		return g
+	}
+}
+
+// shortSession is a TTL whose session may end while a machine stands still: etcd's sessions last for two seconds at least.
+const shortSession = time.Second
+
+// undisturbed runs a test that a machine which stands still for so long that a short session ends can disturb. Then f returns
+// false and is run again: once is enough, if the machine is fast enough.
+func undisturbed(t *testing.T, f func(t *testing.T) (done bool)) {
+	t.Helper()
+	for began := time.Now(); !f(t); {
+		require.Less(t, time.Since(began), 5*time.Minute, "disturbed again and again")
+	}
 }
 
 type outcome struct {
@@ -140,7 +159,7 @@ func TestPredecessorLeaves(t *testing.T) {
 	require.ErrorIs(t, (<-middle).err, dlock.ErrLost)
 	require.Eventually(t, func() bool { // c has moved up, or thinks that it is first
 		_, watches, _ := c.l.counts(txn)
-		return watches == 3 || len(last) > 0
+		return watches >= 3 || len(last) > 0
 	}, 30*time.Second, time.Millisecond)
 	stillWaits(t, last, "acquired while another holds")
 	require.NoError(t, a.Release(t.Context(), g))
@@ -272,8 +291,10 @@ func TestNoHerd(t *testing.T) {
 	require.IsIncreasing(t, tokens, "first come, first served")
 	newTxns, watches, events := n.l.counts(txn)
 	newReads, _, _ := n.l.counts(read)
-	require.Equal(t, 2*waiters+1+2, newTxns-txns, "transactions: a put and a release for each, the first release, two messages")
-	// A machine that is slow makes each look, watch the key before its own, and look again.
+	// A machine that is slow makes each look, watch the key before its own, and look again. One that finds out so that it is
+	// first, before it is told, doesn't know who follows, and its release takes two transactions.
+	require.GreaterOrEqual(t, newTxns-txns, 2*waiters+1, "transactions: a put and a release for each, the first release")
+	require.LessOrEqual(t, newTxns-txns, 2*waiters+1+2+newReads-reads, "transactions: those, and two messages")
 	require.LessOrEqual(t, newReads-reads, 2*waiters, "reads")
 	require.LessOrEqual(t, watches, 2*waiters, "watches")
 	require.LessOrEqual(t, events, 2*waiters, "events")
@@ -388,21 +409,27 @@ func TestOtherMessages(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, request(time.Hour))
-	acquire := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), shortTTL)
-		defer cancel()
-		_, err := b.Acquire(ctx, dlock.Request{Key: g.Key, Owner: "waiter", TTL: time.Hour})
-		return err
-	}
 	b.take(t, request(time.Hour)) // starts the session
-	err := acquire()
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "waiting in the queue: ")
-	heal := b.l.inject(holdReplies)
-	err = acquire()
-	heal()
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "joining the queue: ")
+	tells := func(want, never string) {
+		t.Helper()
+		for limit := shortTTL; ; limit *= 2 { // it may be too short to get as far as that
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			_, err := b.Acquire(ctx, dlock.Request{Key: g.Key, Owner: "waiter", TTL: time.Hour})
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			if never != "" {
+				require.NotContains(t, err.Error(), never)
+			}
+			if strings.Contains(err.Error(), want) {
+				return
+			}
+			require.Less(t, limit, 10*time.Second, "no machine is so slow: %v", err)
+		}
+	}
+	const joining, waiting = "joining the queue: ", "waiting in the queue"
+	tells(waiting, "")
+	defer b.l.inject(holdReplies)()
+	tells(joining, waiting)
 }
 
 func TestLeaderKilledWhileWaiting(t *testing.T) {
@@ -473,5 +500,6 @@ func TestCancelledWaiterLeavesNoKey(t *testing.T) {
 	require.Len(t, a.keysOf(t, r), 1)
 	cancel()
 	require.ErrorIs(t, <-came, context.Canceled)
-	require.Empty(t, a.keysOf(t, r))
+	// It has been deleted, unless that took longer than the call wanted to wait: then it is in the background.
+	require.Eventually(t, func() bool { return len(a.keysOf(t, r)) == 0 }, 30*time.Second, time.Millisecond)
 }

@@ -610,7 +610,7 @@ func TestExecModes(t *testing.T) {
 	} {
 		b, _ := newBackend(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m })
 		closing(t, b)
-		r := request(3 * time.Second)
+		r := request(3 * time.Hour)
 		g := take(t, b, r)
 		require.EqualValues(t, 1, g.Fence, "%v", m)
 		_, err := b.TryAcquire(t.Context(), next(r, time.Hour))

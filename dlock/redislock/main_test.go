@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) (code int) {
 	redis.SetLogger(silence{})
 	log.SetOutput(io.Discard) // go-redis's pool logs connections that the tests break
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var err error
 	if server, err = testbed.StartRedis(ctx, nil); err != nil {

@@ -55,6 +55,7 @@ func TestConformanceCluster(t *testing.T) {
 		c := redis.NewClusterClient(&redis.ClusterOptions{
 			Dialer:        l.DialContext,
 			DialerRetries: 1,
+			DialTimeout:   patience, ReadTimeout: patience, WriteTimeout: patience,
 			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
 				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
 			},
@@ -76,6 +77,9 @@ func TestConformanceCluster(t *testing.T) {
 	err = c.EvalSha(t.Context(), strings.Repeat("0", 40), []string{"lock:{a}", "fence:{b}"}).Err()
 	require.ErrorContains(t, err, "CROSSSLOT", "the server checks slots")
 }
+
+// patience is how long a real server may take to answer.
+const patience = 30 * time.Second
 
 // redisServer is a Redis, real or not.
 type redisServer struct {
@@ -104,8 +108,11 @@ func onServer(t *testing.T, s *testbed.Server) redisServer {
 		d = &tls.Dialer{Config: o.TLSConfig}
 	}
 	return redisServer{
-		dial:  func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
-		opts:  redis.Options{Username: o.Username, Password: o.Password, DB: o.DB},
+		dial: func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
+		opts: redis.Options{
+			Username: o.Username, Password: o.Password, DB: o.DB,
+			DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience, // a machine may stall for longer than by default
+		},
 		claim: time.Minute,
 	}
 }
@@ -117,7 +124,8 @@ func (s redisServer) link() *dlocktest.Dialer {
 	})
 }
 
-// client returns a client with go-redis's defaults over l, but for the half second for which it dials a dead server.
+// client returns a client over l with go-redis's defaults, but for the half second for which it dials a dead server, and for
+// how long it waits for a real one.
 func (s redisServer) client(t *testing.T, l *dlocktest.Dialer) *redis.Client {
 	t.Helper()
 	o := s.opts
@@ -308,6 +316,7 @@ func TestClientRetriesAcquire(t *testing.T) {
 // A release whose reply was lost is repeated by the Locker, which knows that it is a repeat, and not by the client.
 func TestReleaseReplyLost(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
+		s.warm(t)
 		b, _, l := s.backend(t)
 		g, err := b.Acquire(t.Context(), request(time.Hour))
 		require.NoError(t, err)

@@ -26,11 +26,12 @@ func ExampleNew() {
 		defer func() { _ = client.Close() }()
 		nodes = append(nodes, client)
 	}
-	backend, err := redlock.New(nodes, nil)
+	// By default a node has a second to answer, at most. A machine that is busy with other things may need longer.
+	backend, err := redlock.New(nodes, &redlock.Options{NodeTimeout: 10 * time.Second})
 	if err != nil {
 		log.Fatal(err)
 	}
-	locker, err := dlock.New(backend, &dlock.Options{TTL: 10 * time.Second})
+	locker, err := dlock.New(backend, &dlock.Options{TTL: 10 * time.Minute})
 	if err != nil {
 		log.Fatal(err)
 	}

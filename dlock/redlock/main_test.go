@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -25,7 +26,7 @@ func run(m *testing.M) (code int) {
 	redis.SetLogger(silence{})
 	log.SetOutput(io.Discard) // go-redis's pool logs connections that the tests break
 	before := goleak.IgnoreCurrent()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var err error
 	if servers, err = testbed.StartRedisNodes(ctx, 5, nil); err != nil {
@@ -37,7 +38,7 @@ func run(m *testing.M) (code int) {
 	for _, s := range servers {
 		errs = append(errs, s.Close())
 	}
-	errs = append(errs, goleak.Find(before))
+	errs = append(errs, leak.Find(before))
 	if err := errors.Join(errs...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -155,9 +155,7 @@ func (l *link) Dial(network, _ string, timeout time.Duration) (net.Conn, error) 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.conns[c] = struct{}{}
-	if len(l.watch) > 0 {
-		c.rewatched = make(chan struct{})
-	}
+	c.rewatches = len(l.watch) > 0
 	return c, nil
 }
 
@@ -182,10 +180,10 @@ type conn struct {
 	greeted   bool // the frame that begins a session has been sent
 	welcomed  bool // and answered
 	rest      []byte
-	rewatched chan struct{} // closed once the client has set its watches again; nil if it had none
-	rewrote   bool          // it has; for the goroutine that writes
-	doomed    bool          // breaks once it has
-	ready     bool          // the client is past that point; for the goroutine that reads
+	rewatches bool // the client has watches to set again, as far as is known
+	rewrote   bool // it has; for the goroutine that writes
+	doomed    bool // breaks once it has
+	ready     bool // the client is past that point; for the goroutine that reads
 	closeOnce sync.Once
 	closed    chan struct{}
 
@@ -228,12 +226,9 @@ func (c *conn) Write(b []byte) (int, error) {
 	if call && before != nil {
 		before(op)
 	}
-	if op == opSetWatches && c.rewatched != nil && !c.rewrote {
-		c.rewrote = true
-		close(c.rewatched)
-	}
+	c.rewrote = c.rewrote || op == opSetWatches
 	switch lost := f == cut || f == loseRequests && call; {
-	case (lost || c.doomed) && c.rewatched != nil && !c.rewrote: // not before it has set its watches; see waitReady
+	case (lost || c.doomed) && c.rewatches && !c.rewrote: // not before it has set its watches; see waitReady
 		if !c.doomed {
 			c.doomed = true
 			time.AfterFunc(time.Second, func() { _ = c.Close() }) // it didn't know of the watch yet
@@ -284,13 +279,9 @@ func (c *conn) next() ([]byte, error) {
 		c.l.mu.Unlock()
 		return frame, nil
 	}
-	if c.rewatched != nil { // see waitReady
-		select {
-		case <-c.rewatched:
-			c.ready = true
-		case <-c.closed:
-		case <-time.After(time.Second): // it didn't know of the watch yet
-		}
+	if c.rewatches && !c.ready {
+		c.waitReady()
+		c.ready = true
 	}
 	xid := int32(binary.BigEndian.Uint32(frame[4:]))
 	c.mu.Lock()

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -21,7 +22,7 @@ var server *testbed.Server
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) (code int) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cluster, err := testbed.StartZooKeeper(ctx, 1, options())
 	if err != nil {
@@ -37,7 +38,7 @@ func run(m *testing.M) (code int) {
 	server = cluster.Servers[0]
 	before := goleak.IgnoreCurrent() // the server's
 	if code = m.Run(); code == 0 {
-		if err := goleak.Find(before); err != nil {
+		if err := leak.Find(before); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
