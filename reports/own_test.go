@@ -42,7 +42,7 @@ func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	}
 	opts := &dlock.Options{TTL: s.TTL}
 	if s.Renew {
-		opts.Renew = dlock.Renew{Every: s.TTL / 3, MaxHold: s.MaxHold}
+		opts.Renew = dlock.Renew{Every: s.TTL / 10, MaxHold: s.MaxHold} // a stall for most of a TTL doesn't end a lease
 	}
 	locker, err := dlock.New(backend, opts)
 	if err != nil {

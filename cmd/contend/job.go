@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,7 +48,7 @@ func (j job) begin(ctx context.Context) error {
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return nil
+		return context.Cause(ctx) // nil, unless both have come
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -141,9 +142,9 @@ func spread(ctx context.Context, j job, onSample func(load.Sample)) (res *load.R
 			err = errors.Join(err, w.kill())
 		}
 	}()
-	samples := &merger{n: n, emit: onSample}
+	samples := &merger{emit: onSample, come: make([]int, n)}
 	for i := range n {
-		w, err := startWorker(self, j.part(i, n), samples.add)
+		w, err := startWorker(self, j.part(i, n), samples.of(i))
 		if err != nil {
 			return nil, err
 		}
@@ -243,7 +244,7 @@ func (w *worker) kill() error {
 
 // failure is why a worker that has exited has no result.
 func (w *worker) failure() error {
-	return fmt.Errorf("contend: a process of the run failed: %w: %s", w.proc.Wait(), w.stderr)
+	return fmt.Errorf("contend: a process of the run failed: %w: %s", w.proc.Wait(), strings.TrimSpace(w.stderr.String()))
 }
 
 // lines calls each with every line that is written to it.
@@ -287,13 +288,14 @@ func (l *limited) String() string {
 	return string(l.text)
 }
 
-// merger adds the samples of n processes. They come in order from each.
+// merger adds the samples of several processes, the first of each, the second of each and so on: they end when they
+// should, but for a process that the machine has held up.
 type merger struct {
-	n    int
 	emit func(load.Sample)
 
 	mu      sync.Mutex
-	pending map[int]*mergedSample // by the tenth of a second at which they end
+	come    []int                 // how many have come, by process
+	pending map[int]*mergedSample // by number
 }
 
 type mergedSample struct {
@@ -301,7 +303,12 @@ type mergedSample struct {
 	parts int
 }
 
-func (m *merger) add(s load.Sample) {
+// of returns what takes the samples of the i-th process, which come in order.
+func (m *merger) of(i int) func(load.Sample) {
+	return func(s load.Sample) { m.add(i, s) }
+}
+
+func (m *merger) add(i int, s load.Sample) {
 	if m.emit == nil {
 		return
 	}
@@ -310,18 +317,20 @@ func (m *merger) add(s load.Sample) {
 	if m.pending == nil {
 		m.pending = map[int]*mergedSample{}
 	}
-	at := int(s.T*10 + 0.5)
+	at := m.come[i]
+	m.come[i]++
 	p := m.pending[at]
 	if p == nil {
-		p = &mergedSample{Sample: load.Sample{T: s.T}}
+		p = &mergedSample{}
 		m.pending[at] = p
 	}
 	p.parts++
+	p.T = max(p.T, s.T)
 	p.Sections += s.Sections
 	p.Failed += s.Failed
 	p.Waiting += s.Waiting
 	p.P50, p.P99 = max(p.P50, s.P50), max(p.P99, s.P99)
-	if p.parts == m.n {
+	if p.parts == len(m.come) {
 		delete(m.pending, at)
 		m.emit(p.Sample)
 	}

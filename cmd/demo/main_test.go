@@ -33,7 +33,7 @@ func TestDemo(t *testing.T) {
 	dir := t.TempDir()
 	page := filepath.Join(dir, "demo.html")
 	var out bytes.Buffer
-	err := run(t.Context(), []string{"-testbed", "embedded", "-ttl", "100ms", "-pause", "0", "-o", page, "-record", dir}, &out)
+	err := run(t.Context(), []string{"-testbed", "embedded", "-ttl", "1s", "-pause", "0", "-o", page, "-record", dir}, &out)
 	require.NoError(t, err, out.String())
 	require.Regexp(t, `verdict: VIOLATED +≠ +verdict: SAFE`, out.String())
 	require.Contains(t, out.String(), "entry B was accepted and is lost")

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -54,7 +55,7 @@ func connect(t *testing.T) *redis.Client {
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, c.Close())
-		goleak.VerifyNone(t, before)
+		require.NoError(t, leak.Find(before))
 	})
 	require.NoError(t, c.FlushAll(t.Context()).Err())
 	return c
@@ -125,7 +126,7 @@ func TestInterrupted(t *testing.T) {
 	c := connect(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err := run(ctx, []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-every", "10ms"}, writer(func(string) error {
+	err := run(ctx, []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-conns", "1", "-batch", "16", "-every", "10ms"}, writer(func(string) error {
 		cancel()
 		return nil
 	}))
@@ -134,7 +135,7 @@ func TestInterrupted(t *testing.T) {
 	require.NoError(t, c.FlushAll(t.Context()).Err())
 
 	full := fmt.Errorf("disk full")
-	err = run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-every", "10ms"}, writer(func(string) error { return full }))
+	err = run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-conns", "1", "-batch", "16", "-every", "10ms"}, writer(func(string) error { return full }))
 	require.ErrorIs(t, err, full)
 }
 

@@ -11,18 +11,18 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/internal/footprint"
+	"github.com/fencelab/fencelab/internal/leak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // small is an experiment of all parts.
 const small = `{
 	"seed": 1, "sample_every": "50ms", "limit": "1m",
 	"redis": {"keys": 5000, "ttl": "200ms", "conns": 2, "batch": 64, "check": 20},
-	"etcd": {"keys": 100, "leases": 20, "workers": 8, "lease_ttl": "2s", "quota": 67108864},
+	"etcd": {"keys": 100, "leases": 20, "workers": 8, "lease_ttl": "5s", "quota": 67108864},
 	"tokens": {"rounds": 2, "serial": 20, "parallel": 50, "clients": 4}
 }`
 

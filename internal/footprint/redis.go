@@ -128,10 +128,11 @@ func (b *bed) purge(ctx context.Context) error {
 	})
 }
 
-// take acquires and releases the i-th key for somebody who had nothing to do with the fill, and returns the token.
+// take acquires and releases the i-th key for somebody who had nothing to do with the fill, and returns the token. That lease
+// doesn't end by itself.
 func (b *bed) take(ctx context.Context, i uint64) (float64, error) {
 	q := b.set.Request(i)
-	q.Owner = "another"
+	q.Owner, q.TTL = "another", tokenTTL
 	g, err := b.backend.TryAcquire(ctx, q)
 	if err != nil {
 		return 0, fmt.Errorf("the lock of key %d: %w", i, err)

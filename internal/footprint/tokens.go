@@ -98,7 +98,10 @@ func (r *recorder) tokens(ctx context.Context) (err error) {
 	}
 	for _, n := range []int{1, 3} {
 		cluster, err := testbed.StartEtcd(ctx, n, &testbed.Options{
-			Args: []string{"--unsafe-no-fsync=false", "--quota-backend-bytes", fmt.Sprint(int64(8) << 30)},
+			Args: []string{
+				"--unsafe-no-fsync=false", "--quota-backend-bytes", fmt.Sprint(int64(8) << 30),
+				"--election-timeout", "5000", // ms: an election fails writes, and a busy machine is enough for one
+			},
 		})
 		if err != nil {
 			return err

@@ -26,7 +26,7 @@ func TestFIFO(t *testing.T) {
 	require.Len(t, res.Share.Counts, 10)
 	require.Zero(t, res.Share.Without)
 	require.EqualValues(t, 9, res.Unserved.Count)
-	require.EqualValues(t, 10, res.MaxWaiting) // for no time at all, between a release and a grant
+	require.Contains(t, []int64{9, 10}, res.MaxWaiting) // ten for no time at all, if who releases is back before the next is told
 	require.Len(t, res.Samples, 100)
 	require.Zero(t, res.Checks)
 	require.False(t, res.Cut)
@@ -101,6 +101,7 @@ func TestStall(t *testing.T) {
 		require.Zero(t, res.Unserved.Count)
 		require.Zero(t, res.Order.Inversions)
 		require.InDelta(t, 0, res.Pacer.Max, 0.001)
+		require.Equal(t, res.Arrivals, res.Pacer.Count)
 		require.InDelta(t, 0, res.Samples[10].Waiting, 1)
 		require.InDelta(t, 505, res.Samples[24].Waiting, 2) // the queue grows: 2.5 s
 	}

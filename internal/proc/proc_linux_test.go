@@ -25,5 +25,5 @@ func awaitThreadEnd(t *testing.T, tid int) {
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid))
 		return errors.Is(err, os.ErrNotExist)
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 }

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/proc"
 )
 
@@ -36,8 +36,7 @@ const (
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "":
-		goleak.VerifyTestMain(m)
-		return
+		leak.Main(m)
 	case starts:
 		if _, err := proc.Start(command(sleeps, os.NewFile(lifeline, "lifeline"))); err != nil {
 			panic(err)

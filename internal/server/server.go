@@ -24,7 +24,7 @@ const (
 	requestTimeout  = 30 * time.Second // for the whole request, and as much again for its answer; a third of it for its header
 	idleTimeout     = 2 * time.Minute  // between requests
 	maxHeaderBytes  = 16 << 10
-	healthTimeout   = 2 * time.Second
+	healthTimeout   = 5 * time.Second
 	shutdownTimeout = 10 * time.Second
 )
 
@@ -117,7 +117,9 @@ func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) err
 	if err != nil {
 		err = fmt.Errorf("server: requests did not finish within %v: %w", shutdownTimeout, errors.Join(err, srv.Close()))
 	}
-	<-served // Serve has returned: http.ErrServerClosed
+	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) { // it had failed by then
+		err = errors.Join(err, fmt.Errorf("server: %w", serr))
+	}
 	return err
 }
 

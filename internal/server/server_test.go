@@ -11,13 +11,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/resource"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // serve runs Serve until the returned stop is called, which returns Serve's error.
 func serve(t *testing.T, store resource.Store, opts server.Options) (url string, stop func() error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -19,7 +20,7 @@ import (
 
 // net/http dials in a goroutine that no Close ends: to a container that was killed it tries until the kernel gives up.
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn"))
+	leak.Main(m, goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn"))
 }
 
 // servers start what the stores need, and return the address of each.
