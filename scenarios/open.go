@@ -13,7 +13,11 @@ import (
 
 // OpenLock opens the locks of this module, by name. It is what [Child] is called with where no lock of one's own is under test.
 func OpenLock(ctx context.Context, s LockSpec) (Lock, error) {
-	b, err := openVariant(ctx, s)
+	var b *locks.Backend
+	err := again(ctx, func() (err error) {
+		b, err = openVariant(ctx, s)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -25,7 +29,7 @@ func OpenLock(ctx context.Context, s LockSpec) (Lock, error) {
 	}
 	o := &dlock.Options{TTL: s.TTL}
 	if s.Renew {
-		o.Renew = dlock.Renew{Every: s.TTL / 3, MaxHold: s.MaxHold}
+		o.Renew = dlock.Renew{Every: renewEvery(s.TTL), MaxHold: s.MaxHold}
 	}
 	l, err := dlock.New(backend, o)
 	if err != nil {
@@ -34,25 +38,40 @@ func OpenLock(ctx context.Context, s LockSpec) (Lock, error) {
 	return persistent{FromLocker(l)}, nil
 }
 
+// renewEvery is a third of a short lease, as is usual, and a smaller part of one that is to outlast a stall of the machine, of
+// which a lease then bears nine tenths.
+func renewEvery(ttl time.Duration) time.Duration {
+	return min(ttl/3, max(ttl/10, 250*time.Millisecond))
+}
+
 // persistent asks again, as a service would: when a grant was over by the time it arrived, as it may be on a busy machine if
 // leases are short, and when the lock service doesn't answer, as the one of its servers that was asked may not.
 type persistent struct{ Lock }
 
-// tries is how often it asks in vain.
+func (p persistent) Acquire(ctx context.Context, key string) (lease Lease, err error) {
+	err = again(ctx, func() (err error) {
+		lease, err = p.Lock.Acquire(ctx, key)
+		return err
+	})
+	return lease, err
+}
+
+// tries is how often a lock service is asked in vain.
 const tries = 10
 
-func (p persistent) Acquire(ctx context.Context, key string) (lease Lease, err error) {
+// again asks a lock service until it answers.
+func again(ctx context.Context, ask func() error) (err error) {
 	for range tries {
-		lease, err = p.Lock.Acquire(ctx, key)
+		err = ask()
 		if err == nil || ctx.Err() != nil || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) {
 			break
 		}
 	}
-	return lease, err
+	return err
 }
 
 // nodeTimeout is longer than any live node takes on a busy machine: what makes a node silent in a run is a fault.
-const nodeTimeout = 2 * time.Second
+const nodeTimeout = 10 * time.Second
 
 func openVariant(ctx context.Context, s LockSpec) (*locks.Backend, error) {
 	spec := locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL, MinSession: s.MinSession}

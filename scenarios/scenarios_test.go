@@ -10,10 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/scenarios"
@@ -53,7 +55,7 @@ func TestMain(m *testing.M) {
 	}
 	if code == 0 {
 		// net/http dials in a goroutine that no Close ends: to a container that was killed it tries until the kernel gives up.
-		if err := goleak.Find(goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn")); err != nil {
+		if err := leak.Find(goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -126,6 +128,9 @@ func playScenarioAlone(t *testing.T, s scenarios.Scenario, check func(*testing.T
 	}
 }
 
+// stepTimeout ends a run that fails: servers that are restarted, and elect a leader, may take long on a machine with other work.
+const stepTimeout = 2 * time.Minute
+
 // fencings are the fencing modes, in the order of what they protect.
 var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
@@ -135,7 +140,7 @@ var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, hist
 func playOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s scenarios.Scenario, f history.Fencing) *scenarios.Outcome {
 	t.Helper()
 	again := command(t.Name())
-	r := scenarios.Runner{Service: svc, Store: store, TTL: *ttl, Pause: *pause}
+	r := scenarios.Runner{Service: svc, Store: store, TTL: *ttl, Pause: *pause, StepTimeout: stepTimeout}
 	r.Command = func(scenarios.Scenario, history.Fencing) string { return again }
 	o, err := r.Run(t.Context(), s, f)
 	trace := strings.Join(history.Trace(o.Events), "\n") + "\n"

@@ -8,11 +8,12 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// alive is the lease of a victim that must still hold it when the fault hits.
-const alive = history.Duration(time.Second)
+// alive is the lease of a victim that must still hold it when the fault hits: a machine with other work may stand still for
+// two seconds.
+const alive = history.Duration(3 * time.Second)
 
-// wedgedFor is for how long a wedged holder's lease is renewed.
-const wedgedFor = history.Duration(1300 * time.Millisecond)
+// wedgedFor is for how long a wedged holder's lease is renewed: for longer than the lease is by itself.
+const wedgedFor = history.Duration(3500 * time.Millisecond)
 
 // backwards is the verdict where a later grant has the smaller token. A stale holder then has the greater one, and a
 // resource that looks at writes alone lets it write over its successor. One that was told of the holder's token at its

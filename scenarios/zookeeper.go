@@ -16,12 +16,20 @@ const zkRoot = "/dlock"
 
 // reapZooKeeper deletes the parents of locks that nobody holds or waits for, as ZooKeeper does by itself with container
 // nodes, some time after they have become empty.
-func reapZooKeeper(_ context.Context, s *testbed.Server) error {
-	c, _, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(noLog{}))
+func reapZooKeeper(ctx context.Context, s *testbed.Server) error {
+	c, events, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(noLog{}))
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	for connected := false; !connected; { // a request from before would fail if the server took a second to let it in
+		select {
+		case e := <-events:
+			connected = e.State == zk.StateHasSession
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	parents, _, err := c.Children(zkRoot)
 	if err != nil {
 		return err

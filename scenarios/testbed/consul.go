@@ -22,7 +22,7 @@ const ConsulImage = "hashicorp/consul:1.14.4"
 var consulKind = kind{
 	name: "consul", title: "Consul", env: "CONSUL",
 	image: ConsulImage, ports: []int{8500, 8300, 8301}, data: "/consul/data",
-	timeout: 30 * time.Second, // 1 to 2 s are usual: a server waits that long for a leader's heartbeat before it votes
+	timeout: time.Minute, // 1 to 2 s are usual: a server waits that long for a leader's heartbeat before it votes
 	want:    "host:port",
 	url:     func(addr string) string { return "http://" + addr },
 	find: func(set string) (string, error) {

@@ -25,7 +25,7 @@ const DynamoDBImage = "amazon/dynamodb-local:2.5.4"
 var dynamoDBKind = kind{
 	name: "dynamodb", title: "DynamoDB server", env: "DYNAMODB",
 	image: DynamoDBImage, ports: []int{8000}, data: "/data",
-	timeout: 30 * time.Second, // 10 ms are usual; of Amazon's, which is a Java program, 2 s
+	timeout: time.Minute, // 10 ms are usual; of Amazon's, which is a Java program, 2 s
 	want:    "host:port or http:// URL",
 	url:     withCredentials,
 	find: func(set string) (string, error) {

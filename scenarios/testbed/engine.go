@@ -26,7 +26,7 @@ const (
 )
 
 const (
-	engineTimeout = 10 * time.Second // for an engine to answer
+	engineTimeout = 30 * time.Second // for an engine to answer, and to do what takes a busy one seconds
 	pullTimeout   = 5 * time.Minute  // for an image to arrive
 	createTimeout = time.Minute      // for a container to be created and started
 )

@@ -21,7 +21,7 @@ const EtcdImage = "quay.io/coreos/etcd:v3.6.16"
 var etcdKind = kind{
 	name: "etcd", title: "etcd", env: "ETCD",
 	image: EtcdImage, ports: []int{2379, 2380}, data: "/var/lib/etcd",
-	timeout: 30 * time.Second, // under a second is usual
+	timeout: time.Minute, // under a second is usual
 	want:    "host:port (several: separated by commas)",
 	url:     func(addr string) string { return "http://" + addr },
 	find:    func(set string) (string, error) { return findEtcd(set, "etcd") },

@@ -15,7 +15,7 @@ import (
 var errInterrupted = errors.New("testbed: interrupted")
 
 // teardownTimeout bounds how long an interrupted process stays to tear its servers down.
-const teardownTimeout = 30 * time.Second
+const teardownTimeout = time.Minute
 
 // A guard tears down what must not outlive the process when SIGINT, SIGTERM or SIGHUP arrives, and then sends the
 // signal again, so that the process dies of it (or its own handler sees it) as if there were no guard.

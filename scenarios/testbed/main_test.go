@@ -10,11 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -27,7 +29,7 @@ func TestMain(m *testing.M) {
 		os.Exit(childMain())
 	}
 	// net/http dials in a goroutine that no Close ends: to a container that was killed it tries until the kernel gives up.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn"))
+	leak.Main(m, goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn"))
 }
 
 func childMain() int {
@@ -167,6 +169,13 @@ func leftOf(t *testing.T, docker *client.Client, pid int) []string {
 		left = append(left, "volume "+v.Name)
 	}
 	return left
+}
+
+// requireSwept requires that nothing is left in the engine of what process pid had there. Whoever starts a container sweeps:
+// another process may be about to remove the last of it.
+func requireSwept(t *testing.T, docker *client.Client, pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return len(leftOf(t, docker, pid)) == 0 }, time.Minute, 10*time.Millisecond)
 }
 
 func entries(t *testing.T, dir string) []string {

@@ -21,7 +21,7 @@ const RedisImage = "redis:7.4.2-bookworm"
 var redisKind = kind{
 	name: "redis", title: "Redis", env: "REDIS",
 	image: RedisImage, ports: []int{6379}, data: "/data",
-	timeout: 30 * time.Second, // a few ms is usual
+	timeout: time.Minute, // a few ms is usual
 	want:    "host:port or redis:// URL",
 	url:     func(addr string) string { return "redis://" + addr },
 	find: func(set string) (string, error) {

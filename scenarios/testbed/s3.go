@@ -24,7 +24,7 @@ const S3Image = "versity/versitygw:v1.8.0"
 var s3Kind = kind{
 	name: "s3", title: "S3 server", env: "S3",
 	image: S3Image, ports: []int{7070}, data: "/data",
-	timeout: 30 * time.Second, // 40 ms are usual
+	timeout: time.Minute, // 40 ms are usual
 	want:    "host:port or http:// URL",
 	url:     withCredentials,
 	find: func(set string) (string, error) {

@@ -96,9 +96,7 @@ func TestPause(t *testing.T) {
 
 		_, err = s.Pause(ctx)
 		require.NoError(t, err)
-		start := time.Now()
 		require.NoError(t, s.Close(), "while it is paused")
-		require.Less(t, time.Since(start), 5*time.Second)
 		requireGone(t, s.Addr)
 	})
 }
@@ -107,7 +105,7 @@ func TestPause(t *testing.T) {
 func dialPatient(t *testing.T, addr string) *redis.Client {
 	t.Helper()
 	c := redis.NewClient(&redis.Options{
-		Addr: addr, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1, DialTimeout: 10 * time.Second,
+		Addr: addr, ContextTimeoutEnabled: true, ReadTimeout: -1, WriteTimeout: -1, DialTimeout: 30 * time.Second,
 	})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
@@ -215,7 +213,7 @@ exec redis-server "$@"`))
 	requireTicks := func() {
 		t.Helper()
 		before := ticks()
-		require.Eventually(t, func() bool { return ticks() > before }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return ticks() > before }, 30*time.Second, time.Millisecond)
 	}
 	requireNoTicks := func() {
 		t.Helper()
@@ -322,7 +320,7 @@ func TestRedisReplica(t *testing.T) {
 		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, primary.Close()) }()
-		require.NoError(t, dialRedis(t, primary.Addr).Do(ctx, "DEBUG", "POPULATE", 200_000).Err(), "so that it takes a while")
+		require.NoError(t, dialPatient(t, primary.Addr).Do(ctx, "DEBUG", "POPULATE", 200_000).Err(), "so that it takes a while")
 		require.NoError(t, dialRedis(t, primary.Addr).Set(ctx, "before", "1", 0).Err())
 
 		replica, err := testbed.StartRedisReplica(ctx, primary, nil)
@@ -335,7 +333,7 @@ func TestRedisReplica(t *testing.T) {
 		require.ErrorContains(t, r.Set(ctx, "key", "1", 0).Err(), "READONLY")
 
 		require.NoError(t, dialRedis(t, primary.Addr).Set(ctx, "after", "1", 0).Err())
-		require.Eventually(t, func() bool { return r.Get(ctx, "after").Val() == "1" }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return r.Get(ctx, "after").Val() == "1" }, 30*time.Second, time.Millisecond)
 
 		require.NoError(t, primary.Kill(ctx))
 		require.NoError(t, r.Do(ctx, "REPLICAOF", "NO", "ONE").Err())
@@ -372,7 +370,7 @@ func TestRedisReplicaRestarts(t *testing.T) {
 			value := strconv.Itoa(i)
 			require.NoError(t, dialRedis(t, primary.Addr).Set(ctx, "key", value, 0).Err())
 			r := dialRedis(t, replica.Addr)
-			require.Eventually(t, func() bool { return r.Get(ctx, "key").Val() == value }, 20*time.Second, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return r.Get(ctx, "key").Val() == value }, time.Minute, 5*time.Millisecond)
 		}
 	})
 }
@@ -380,13 +378,14 @@ func TestRedisReplicaRestarts(t *testing.T) {
 func TestClock(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
+		const jump, slow = 2 * time.Hour, time.Minute
 		nodes, err := testbed.StartRedisNodes(ctx, 2, &testbed.Options{Provider: p, Clock: true})
 		require.NoError(t, err)
 		for _, s := range nodes {
 			defer func() { require.NoError(t, s.Close()) }()
-			require.NoError(t, dialRedis(t, s.Addr).Set(ctx, "key", "value", 20*time.Second).Err())
+			require.NoError(t, dialRedis(t, s.Addr).Set(ctx, "key", "value", time.Hour).Err())
 		}
-		heal, err := nodes[1].Clock.Jump(ctx, 30*time.Second)
+		heal, err := nodes[1].Clock.Jump(ctx, jump)
 		require.NoError(t, err)
 		require.ErrorIs(t, dialRedis(t, nodes[1].Addr).Get(ctx, "key").Err(), redis.Nil, "it has expired")
 		require.Equal(t, "value", dialRedis(t, nodes[0].Addr).Get(ctx, "key").Val(), "another server's clock")
@@ -396,12 +395,12 @@ func TestClock(t *testing.T) {
 			require.NoError(t, nodes[1].Restart(ctx, testbed.RestartOptions{Wipe: wipe}))
 			shown, err := dialRedis(t, nodes[1].Addr).Time(ctx).Result()
 			require.NoError(t, err)
-			require.InDelta(t, 30, time.Until(shown).Seconds(), 10, "the clock outlives a restart")
+			require.InDelta(t, jump, time.Until(shown), float64(slow), "the clock outlives a restart")
 		}
 		require.NoError(t, heal(ctx))
 		shown, err := dialRedis(t, nodes[1].Addr).Time(ctx).Result()
 		require.NoError(t, err)
-		require.InDelta(t, 0, time.Until(shown).Seconds(), 10)
+		require.InDelta(t, 0, time.Until(shown), float64(slow))
 	})
 	t.Run("Unsupported", func(t *testing.T) {
 		_, err := testbed.StartEtcd(t.Context(), 1, &testbed.Options{Provider: testbed.Local, Clock: true})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"strconv"
 	"strings"
@@ -114,25 +115,53 @@ func TestZooKeeperSettings(t *testing.T) {
 	})
 }
 
+// onMember is onZooKeeper, again as long as the connection breaks: members give each other up when a busy machine holds one up
+// for a second, and then serve nobody until they have elected a leader.
+func onMember(t *testing.T, s *testbed.Server, f func(*zk.Conn) error) {
+	t.Helper()
+	for began := time.Now(); ; {
+		err := onZooKeeper(t.Context(), s, f)
+		if err == nil {
+			return
+		}
+		require.True(t, errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrNoServer), "%v", err)
+		require.Less(t, time.Since(began), time.Minute, "%v", err)
+	}
+}
+
 // requireKept says whether /kept is there, as seen at s.
 func requireKept(t *testing.T, s *testbed.Server) {
 	t.Helper()
-	require.NoError(t, onZooKeeper(t.Context(), s, func(conn *zk.Conn) error {
+	onMember(t, s, func(conn *zk.Conn) error {
 		if _, err := conn.Sync("/"); err != nil {
 			return err
 		}
 		kept, _, err := conn.Exists("/kept")
-		require.True(t, kept)
+		if err == nil {
+			require.True(t, kept)
+		}
 		return err
-	}))
+	})
 }
 
 func keep(t *testing.T, s *testbed.Server) {
 	t.Helper()
-	require.NoError(t, onZooKeeper(t.Context(), s, func(conn *zk.Conn) error {
+	onMember(t, s, func(conn *zk.Conn) error {
 		_, err := conn.Create("/kept", nil, 0, zk.WorldACL(zk.PermAll))
+		if errors.Is(err, zk.ErrNodeExists) { // made by a request that had no answer
+			err = nil
+		}
 		return err
-	}))
+	})
+}
+
+// requireMember requires that s is one of an ensemble: a follower, or the leader if the others had none for a moment.
+func requireMember(t *testing.T, s *testbed.Server) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		mode := setting(t, s.Addr, "srvr", "Mode")
+		return mode == "follower" || mode == "leader"
+	}, time.Minute, 10*time.Millisecond)
 }
 
 func TestZooKeeperEnsemble(t *testing.T) {
@@ -142,11 +171,13 @@ func TestZooKeeperEnsemble(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { require.NoError(t, c.Close()) }()
 		require.Equal(t, "3 × zookeeper "+c.Servers[0].Version+" ("+string(p)+")", c.String())
-		modes := make(map[string]int)
-		for _, addr := range c.Addrs() {
-			modes[setting(t, addr, "srvr", "Mode")]++
-		}
-		require.Equal(t, map[string]int{"leader": 1, "follower": 2}, modes)
+		require.Eventually(t, func() bool {
+			modes := make(map[string]int)
+			for _, addr := range c.Addrs() {
+				modes[setting(t, addr, "srvr", "Mode")]++
+			}
+			return maps.Equal(modes, map[string]int{"leader": 1, "follower": 2})
+		}, time.Minute, 10*time.Millisecond)
 
 		// Without its leader it elects another one, which knows what was written.
 		old, err := c.Leader(ctx)
@@ -158,10 +189,10 @@ func TestZooKeeperEnsemble(t *testing.T) {
 		require.NotEqual(t, old.Name, leader.Name)
 		requireKept(t, leader)
 
-		// The old one comes back as a follower, on an empty disk too.
+		// The old one comes back, on an empty disk too.
 		for _, wipe := range []bool{false, true} {
 			require.NoError(t, old.Restart(ctx, testbed.RestartOptions{Wipe: wipe}))
-			require.Equal(t, "follower", setting(t, old.Addr, "srvr", "Mode"))
+			requireMember(t, old)
 			requireKept(t, old)
 			require.NoError(t, old.Kill(ctx))
 		}
@@ -193,8 +224,7 @@ func TestZooKeeperIsolate(t *testing.T) {
 		requireKept(t, leader)
 
 		require.NoError(t, heal(ctx))
-		require.Eventually(t, func() bool { return setting(t, s.Addr, "srvr", "Mode") == "follower" },
-			time.Minute, 10*time.Millisecond)
+		requireMember(t, s)
 		requireKept(t, s)
 	}
 }
