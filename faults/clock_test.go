@@ -170,7 +170,8 @@ func TestClockJumpEndsWaits(t *testing.T) {
 	waited := make(chan error, 1)
 	go func() {
 		conn := client.Conn()
-		waited <- errors.Join(conn.Process(t.Context(), redis.NewCmd(t.Context(), "BLPOP", "k", 3600)), conn.Close())
+		// A command that go-redis knows to wait: any other it would give up after seconds.
+		waited <- errors.Join(conn.BLPop(t.Context(), time.Hour, "k").Err(), conn.Close())
 	}()
 	await(t, "blocked client", func() bool {
 		info, err := client.Info(t.Context(), "clients").Result()

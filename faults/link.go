@@ -15,7 +15,7 @@ import (
 
 // closeTimeout bounds [Link.Close]. Closing waits for nothing but the proxy's own goroutines, of which one may be
 // connecting to a server that doesn't answer.
-const closeTimeout = 5 * time.Second
+const closeTimeout = 10 * time.Second
 
 // Link is a TCP connection's way from clients to one server, on which faults are placed. It relays every connection
 // made to [Link.Addr] to the server, by an embedded toxiproxy.

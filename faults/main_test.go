@@ -15,7 +15,8 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
+
+	"github.com/fencelab/fencelab/internal/leak"
 )
 
 // tickerFile makes the test binary a ticker: a process that does nothing but count in the file named by this variable.
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 // ticks are a ticker's counters: two threads that live on, and threads that are born, tick once and die.

@@ -10,7 +10,7 @@ import (
 )
 
 // undoTimeout bounds how long a refuse that failed waits for the proxy, so as to listen again.
-const undoTimeout = 5 * time.Second
+const undoTimeout = 10 * time.Second
 
 // Refuse is a partition that says so, like a host whose server has died, or a firewall that rejects: clients learn of it
 // at once, where [Link.Cut] lets them wait. In force means that every connection of the link is closed, to clients and to

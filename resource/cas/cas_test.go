@@ -25,6 +25,7 @@ func newRedis(tb testing.TB, set ...func(*redis.Options)) cas.Redis {
 	o, err := redis.ParseURL(redisServer.URL)
 	require.NoError(tb, err)
 	o.ContextTimeoutEnabled = true
+	o.ReadTimeout = -1 // none: a swap isn't repeated, so that a machine that stands still for longer would fail its test
 	for _, f := range set {
 		f(o)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/resource/cas"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -26,7 +27,8 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) (code int) {
 	redis.SetLogger(silence{})
 	log.SetOutput(io.Discard) // go-redis's pool logs connections that the tests break
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	// An image may have to be pulled.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	err := start(ctx)
 	defer func() {
@@ -41,7 +43,7 @@ func run(m *testing.M) (code int) {
 	}
 	before := goleak.IgnoreCurrent() // the servers'
 	if code = m.Run(); code == 0 {
-		if err := goleak.Find(before); err != nil {
+		if err := leak.Find(before); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}

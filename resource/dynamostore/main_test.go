@@ -22,8 +22,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/stretchr/testify/require"
 	"github.com/truora/minidyn/server"
-	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/dynamostore"
 )
@@ -64,7 +64,7 @@ func run(m *testing.M) (code int) {
 }
 
 func leaks() int {
-	if err := goleak.Find(); err != nil {
+	if err := leak.Find(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

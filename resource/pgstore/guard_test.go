@@ -428,8 +428,10 @@ func TestConnectionTerminated(t *testing.T) {
 		if guarded {
 			require.NoError(t, pgstore.Guard(ctx, tx, key, at(1)))
 		}
-		_, err := admin.Exec(ctx, "SELECT pg_terminate_backend($1, 10000)", tx.Conn().PgConn().PID())
+		var ended bool
+		err := admin.QueryRow(ctx, "SELECT pg_terminate_backend($1, 60000)", tx.Conn().PgConn().PID()).Scan(&ended)
 		require.NoError(t, err)
+		require.True(t, ended)
 		if !guarded {
 			err = pgstore.Guard(ctx, tx, key, at(1))
 		} else {

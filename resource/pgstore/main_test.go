@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/resource/pgstore"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -20,7 +21,8 @@ var server *testbed.Server
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) (code int) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	// An image may have to be pulled.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var err error
 	if server, err = testbed.StartPostgres(ctx, nil); err != nil {
@@ -39,7 +41,7 @@ func run(m *testing.M) (code int) {
 		return 1
 	}
 	if code = m.Run(); code == 0 {
-		if err := goleak.Find(before); err != nil {
+		if err := leak.Find(before); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}

@@ -41,6 +41,7 @@ func newClient(t *testing.T, s *testbed.Server, set ...func(*redis.Options)) *re
 	o, err := redis.ParseURL(s.URL)
 	require.NoError(t, err)
 	o.ContextTimeoutEnabled = true
+	o.ReadTimeout = -1 // none: calls that are held up are held up for as long as their test likes, or the machine
 	for _, f := range set {
 		f(o)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/s3store"
 )
@@ -65,7 +66,7 @@ func run(m *testing.M) (code int) {
 
 func leaks() int {
 	// net/http dials in a goroutine that no Close ends: to a container that was killed it tries until the kernel gives up.
-	if err := goleak.Find(goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn")); err != nil {
+	if err := leak.Find(goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
