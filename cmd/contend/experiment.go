@@ -29,7 +29,10 @@ type experiment struct {
 	Servers map[string]peers.ServerSpec `json:"servers"`
 	// Defaults is what the sweeps don't say.
 	Defaults load.Config `json:"defaults"`
-	Sweeps   []sweep     `json:"sweeps"`
+	// Rounds is how often all the sweeps are made, one time after the other, since a machine's speed changes within minutes.
+	// 0: once.
+	Rounds int     `json:"rounds"`
+	Sweeps []sweep `json:"sweeps"`
 }
 
 // sweep is a run for each combination of its lists. The locks change fastest, so that competitors run one after the other.
@@ -81,6 +84,24 @@ func (e *experiment) configs() (all []load.Config, err error) {
 			return nil, fmt.Errorf("servers: there is no lock service %q; there are %s", name, strings.Join(locks.Names(), ", "))
 		}
 	}
+	if e.Rounds < 0 || e.Defaults.Round != 0 {
+		return nil, fmt.Errorf("rounds: %d, and round %d in the defaults; rounds says how many there are, and defaults can't name one", e.Rounds, e.Defaults.Round)
+	}
+	for i := range max(1, e.Rounds) {
+		round, err := e.round(i + 1)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, round...)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no runs: there are no sweeps")
+	}
+	return all, nil
+}
+
+// round is the runs of one round.
+func (e *experiment) round(round int) (all []load.Config, err error) {
 	for i, s := range e.Sweeps {
 		for name := range s.Connections {
 			if !slices.Contains(orElse(s.Backends, e.Defaults.Backend), name) {
@@ -88,6 +109,9 @@ func (e *experiment) configs() (all []load.Config, err error) {
 			}
 		}
 		c := e.Defaults
+		if e.Rounds > 1 {
+			c.Round = round
+		}
 		c.Name = cmp.Or(s.Name, c.Name)
 		c.Keys, c.Zipf = max(1, cmp.Or(s.Keys, c.Keys)), cmp.Or(s.Zipf, c.Zipf)
 		c.Processes = max(1, cmp.Or(s.Processes, c.Processes))
@@ -111,9 +135,6 @@ func (e *experiment) configs() (all []load.Config, err error) {
 				}
 			}
 		}
-	}
-	if len(all) == 0 {
-		return nil, errors.New("no runs: there are no sweeps")
 	}
 	return all, nil
 }
@@ -193,6 +214,9 @@ func describe(c load.Config) string {
 	s := fmt.Sprintf("%s, %d contenders, work %v", c.Backend, c.Contenders, c.Work)
 	if c.Rate > 0 {
 		s += fmt.Sprintf(", %g arrivals/s on %d keys", c.Rate, c.Keys)
+	}
+	if c.Round > 0 {
+		s += fmt.Sprintf(", round %d", c.Round)
 	}
 	return s
 }

@@ -358,6 +358,27 @@ func TestExperiment(t *testing.T) {
 	}, got)
 }
 
+// TestRounds: all sweeps of one round, and then of the next.
+func TestRounds(t *testing.T) {
+	e := experiment{
+		Rounds: 2, Defaults: load.Config{Backend: "redis", Contenders: 1, TTL: load.Duration(time.Second), Duration: load.Duration(time.Second)},
+		Sweeps: []sweep{{Name: "a"}, {Name: "b"}},
+	}
+	for rounds, want := range [][]string{{"a0", "b0"}, {"a0", "b0"}, {"a1", "b1", "a2", "b2"}} {
+		e.Rounds = rounds
+		all, err := e.configs()
+		require.NoError(t, err)
+		var got []string
+		for _, c := range all {
+			got = append(got, fmt.Sprint(c.Name, c.Round))
+		}
+		require.Equal(t, want, got)
+	}
+	e.Rounds = -1
+	_, err := e.configs()
+	require.ErrorContains(t, err, "rounds: -1")
+}
+
 // TestExperimentSeed: the seed is the file's, unless the user wants another.
 func TestExperimentSeed(t *testing.T) {
 	dir := t.TempDir()

@@ -35,6 +35,8 @@ type Config struct {
 	Duration Duration `json:"duration"`
 	// Seed decides the keys and the arrivals.
 	Seed uint64 `json:"seed"`
+	// Round counts the runs of an experiment that differ in nothing else, from 1; 0: there is one.
+	Round int `json:"round,omitempty"`
 	// Prefix begins the name of every key. Runs with the same prefix contend with each other.
 	Prefix string `json:"-"`
 }

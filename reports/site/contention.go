@@ -35,13 +35,17 @@ var groups = []struct {
 }
 
 func contention(data []byte) (*derived, error) {
-	all, err := decodeRuns(data)
+	rounds, err := decodeRuns(data)
+	if err != nil {
+		return nil, err
+	}
+	all, err := rounds.medians()
 	if err != nil {
 		return nil, err
 	}
 	hot := all.of(hotKey)
-	d := &derived{charts: map[string]*chart{}, tables: map[string]string{"machine": all.machine()}}
-	d.tables["goals"] = claims(append(contentionClaims(all), kept(all)))
+	d := &derived{charts: map[string]*chart{}, tables: map[string]string{"machine": rounds.machine()}}
+	d.tables["goals"] = claims(append(contentionClaims(all), kept(rounds)))
 	d.tables["throughput"], d.tables["waits"] = hotTables(hot)
 	for _, g := range groups {
 		if len(hot) == 0 {
@@ -84,7 +88,7 @@ func hotTables(hot runs) (throughput, waits string) {
 				rt, rw = append(rt, "·"), append(rw, "·")
 				continue
 			}
-			cell := perSecond(r.SectionsPerS)
+			cell := r.perSecond()
 			if r.Failed > 0 {
 				cell += fmt.Sprintf(", %s failed", number(float64(r.Failed)))
 			}
@@ -398,8 +402,8 @@ func contentionClaims(all runs) (list []claim) {
 	for _, n := range []int{crowd, 1000} {
 		r, s := queue(n), best(peersOf(hot, redis, n), fastest)
 		add(fmt.Sprintf("%s contenders: at least the sections of the fastest other library on Redis", number(float64(n))), r != nil && s != nil, func() (string, bool) {
-			return fmt.Sprintf("%s ÷ %s (%s) = %s", perSecond(r.SectionsPerS), perSecond(s.SectionsPerS), s.Config.Backend, number(r.SectionsPerS/s.SectionsPerS)),
-				r.SectionsPerS >= s.SectionsPerS
+			ratio, from := r.times(s)
+			return from, ratio >= 1
 		})
 	}
 	r := queue(crowd)
@@ -443,8 +447,8 @@ func contentionClaims(all runs) (list []claim) {
 			r, s := hot.closed(c.own, n, 0), hot.closed(c.other, n, 0)
 			add(fmt.Sprintf("%d contenders: %slock at least %s × the sections of %s", n, map[string]string{"etcd": "etcd", "zookeeper": "zk"}[c.own], number(c.times), c.name),
 				r != nil && s != nil && s.Sections > 0, func() (string, bool) {
-					return fmt.Sprintf("%s ÷ %s = %s", perSecond(r.SectionsPerS), perSecond(s.SectionsPerS), number(r.SectionsPerS/s.SectionsPerS)),
-						r.SectionsPerS >= c.times*s.SectionsPerS
+					ratio, from := r.times(s)
+					return from, ratio >= c.times
 				})
 		}
 	}

@@ -10,13 +10,17 @@ import (
 )
 
 func fairness(data []byte) (*derived, error) {
-	all, err := decodeRuns(data)
+	rounds, err := decodeRuns(data)
+	if err != nil {
+		return nil, err
+	}
+	all, err := rounds.medians()
 	if err != nil {
 		return nil, err
 	}
 	closed, open := all.of("closed"), all.of("open")
-	d := &derived{charts: map[string]*chart{}, tables: map[string]string{"machine": all.machine()}}
-	d.tables["goals"] = claims(append(fairnessClaims(closed), kept(all)))
+	d := &derived{charts: map[string]*chart{}, tables: map[string]string{"machine": rounds.machine()}}
+	d.tables["goals"] = claims(append(fairnessClaims(closed), kept(rounds)))
 	d.tables["closed"], d.tables["open"] = closedTable(closed), openTable(open)
 	d.charts["waits"] = tails(closed)
 	d.charts["shares"] = shares(closed)

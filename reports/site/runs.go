@@ -20,7 +20,8 @@ import (
 // run is a line of an experiment's data, with what follows from it.
 type run struct {
 	*load.Result
-	waits waits
+	waits  waits
+	rounds runs // those that differ in the round alone, this one among them, in their order; set by medians
 }
 
 // runs are those of an experiment, in the order in which they were made.
@@ -56,6 +57,73 @@ func decodeRuns(data []byte) (runs, error) {
 		return nil, errors.New("there are no runs in it")
 	}
 	return all, nil
+}
+
+// medians are one run of each config, and its rounds with it: the one with the median of the sections per second. In the
+// open model, where those are as many as were offered, it is that of the 99th percentile of waits. Of two in the middle it
+// is the worse one.
+func (all runs) medians() (runs, error) {
+	var configs []load.Config
+	rounds := map[load.Config]runs{}
+	for _, r := range all {
+		c := r.Config
+		c.Round = 0
+		if rounds[c] == nil {
+			configs = append(configs, c)
+		}
+		rounds[c] = append(rounds[c], r)
+	}
+	var medians runs
+	for _, c := range configs {
+		some, first := rounds[c], rounds[configs[0]]
+		if len(some) != len(first) {
+			return nil, fmt.Errorf("there are %d rounds of %s with %d contenders and %d of %s with %d: record all anew",
+				len(first), configs[0].Backend, configs[0].Contenders, len(some), c.Backend, c.Contenders)
+		}
+		better := fastest
+		if c.Rate > 0 {
+			better = shortestTail
+		}
+		r := slices.SortedStableFunc(slices.Values(some), better)[len(some)/2]
+		r.rounds = some
+		medians = append(medians, r)
+	}
+	return medians, nil
+}
+
+// rounds is how often each run was made.
+func (all runs) rounds() int {
+	n := 1
+	for _, r := range all {
+		n = max(n, r.Config.Round)
+	}
+	return n
+}
+
+// perSecond is r's sections per second, and the fewest and the most of all rounds.
+func (r *run) perSecond() string {
+	s := perSecond(r.SectionsPerS)
+	if len(r.rounds) > 1 {
+		least, most := slices.MaxFunc(r.rounds, fastest), slices.MinFunc(r.rounds, fastest)
+		s += fmt.Sprintf(" (%s to %s)", number(least.SectionsPerS), number(most.SectionsPerS))
+	}
+	return s
+}
+
+// times is by how many times r made more sections per second than s, and how that follows from what was measured. The
+// runs of one round follow each other, so it is the median of the rounds' ratios; of two in the middle, the lesser.
+func (r *run) times(s *run) (ratio float64, from string) {
+	if len(r.rounds) < 2 {
+		ratio = r.SectionsPerS / s.SectionsPerS
+		return ratio, fmt.Sprintf("%s ÷ %s (%s) = %s", perSecond(r.SectionsPerS), perSecond(s.SectionsPerS), s.Config.Backend, number(ratio))
+	}
+	var ratios []float64
+	for i := range r.rounds {
+		ratios = append(ratios, r.rounds[i].SectionsPerS/s.rounds[i].SectionsPerS)
+	}
+	slices.Sort(ratios)
+	ratio = ratios[(len(ratios)-1)/2]
+	return ratio, fmt.Sprintf("%s × %s's (rounds: %s to %s)", number(ratio), s.Config.Backend, number(ratios[0]), number(ratios[len(ratios)-1]))
 }
 
 // of are the runs of a sweep.
@@ -237,7 +305,11 @@ func (all runs) machine() string {
 			libraries = append(libraries, l)
 		}
 	}
-	s := fmt.Sprintf("Recorded %s on %d cores (%s/%s, %s) that load and servers share, with %s", all[0].Start.UTC().Format(time.DateOnly),
+	s := ""
+	if n := all.rounds(); n > 1 {
+		s = fmt.Sprintf("Medians of %d rounds. ", n)
+	}
+	s += fmt.Sprintf("Recorded %s on %d cores (%s/%s, %s) that load and servers share, with %s", all[0].Start.UTC().Format(time.DateOnly),
 		m.Cores, m.OS, m.Arch, m.Go, strings.Join(servers, ", "))
 	if m.GC > 0 {
 		s += fmt.Sprintf("; the load runs with GOGC=%d", m.GC)

@@ -240,8 +240,8 @@ func TestGoals(t *testing.T) {
 			served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(1, 500), repeat(20, 500)) + served(t, other, repeat(50, 400), nil),
 			[]string{tail + "10 ms ÷ 20 ms (redsync) = 0.5, or less | ✗ |", shortest + "10 ms ÷ 50 ms (redislock) = 0.2 | ✗ |"},
 		},
-		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "100/s ÷ 50/s = 2 | ✓ |"}},
-		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "99/s ÷ 50/s = 1.98 | ✗ |"}},
+		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "100/s ÷ 50/s (etcd-mutex) = 2 | ✓ |"}},
+		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "99/s ÷ 50/s (etcd-mutex) = 1.98 | ✗ |"}},
 		"sustained": {
 			offered(20000, 80) + offered(7500, 4) + offered(1000, 1),
 			[]string{first + "1 ms at 1,000/s | ✓ |", rate + "7,500/s served of 7,500/s | ✓ |"},
@@ -268,6 +268,40 @@ func TestGoals(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRounds requires the median of what was made in several rounds, and of their ratios.
+func TestRounds(t *testing.T) {
+	round := func(n int, lock string, sections int) string {
+		return served(t, func(r *load.Result) {
+			r.Config.Backend, r.Config.Round = lock, n
+			if lock == "redsync" {
+				r.Machine.Library = "github.com/go-redsync/redsync/v4"
+			}
+		}, repeat(10, sections), nil)
+	}
+	const goal = "| 200 contenders: at least the sections of the fastest other library on Redis | "
+	two := round(1, "redis", 100) + round(1, "redsync", 50) + round(2, "redis", 300) + round(2, "redsync", 200)
+	page := pageOf(t, two)
+	for _, want := range []string{
+		"Medians of 2 rounds. ", "| redis | 100/s (100 to 300) |", "| redsync | 50/s (50 to 200) |", goal + "1.5 × redsync's (rounds: 1.5 to 2) | ✓ |", "in 2 runs 0 overlaps",
+	} {
+		require.Contains(t, page, want)
+	}
+	// 0.5, 2 and 0.9: the ratio of the medians would be 1.8.
+	page = pageOf(t, round(1, "redis", 100)+round(1, "redsync", 200)+round(2, "redis", 200)+round(2, "redsync", 100)+round(3, "redis", 90)+round(3, "redsync", 100))
+	for _, want := range []string{"| redis | 100/s (90 to 200) |", goal + "0.9 × redsync's (rounds: 0.5 to 2) | ✗ |", "in 3 runs 0 overlaps"} {
+		require.Contains(t, page, want)
+	}
+	offered := func(n int, ms int64) string {
+		return served(t, func(r *load.Result) {
+			r.Config.Name, r.Config.Rate, r.Config.Round, r.SectionsPerS = "uncontended", 5000, n, 5000+float64(ms)
+		}, repeat(ms, 1000), nil)
+	}
+	require.Contains(t, pageOf(t, offered(1, 9)+offered(2, 2)+offered(3, 4)), "at the lowest offered rate: p99 below 3 ms | 4 ms at 5,000/s | ✗ |")
+
+	_, err := site.Pages(contention(two + round(3, "redis", 1)))
+	require.ErrorContains(t, err, "there are 3 rounds of redis with 200 contenders and 2 of redsync with 200")
 }
 
 // TestFairness holds the page on fairness against runs that were made up.
