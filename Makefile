@@ -27,7 +27,7 @@ test: $(local-servers) ## Run the tests with the race detector (PKG=./... TESTFL
 	@echo "test: compiling and running $(PKG)"
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
-	TMPDIR=$$dir $(GO) test -race -timeout 20m $(TESTFLAGS) $(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG)
+	TMPDIR=$$dir $(GO) test -race -timeout 20m -parallel 4 $(TESTFLAGS) $(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG)
 
 .PHONY: bench
 bench: $(local-servers) ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")

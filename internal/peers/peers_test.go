@@ -60,7 +60,7 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	if peers.Library(lock) == "" {
 		by = "token"
 	}
-	const enough = 20 // each has been served several times, and has had others before it
+	const enough = 20  // each has been served several times, and has had others before it
 	for i := range 2 { // those who waited at the end of the first run have left nothing behind that lasts, for a TTL
 		if peers.Library(lock) != "" { // that is more than others promise: redsync can leave votes, until they run out
 			c.Prefix = fmt.Sprintf("%s/%d/", t.Name(), i)
