@@ -23,37 +23,41 @@ import (
 // TestExamples keeps the snippets of the README what is compiled and run as a test, complete, and short.
 func TestExamples(t *testing.T) {
 	for _, s := range []struct {
-		file     string
-		function string
-		lines    int
+		file      string
+		functions []string
+		lines     int
 	}{
-		{"dlock/redislock/example_test.go", "bill", 45},
-		{"resource/pgstore/example_test.go", "bill", 30},
-		{"reports/own_test.go", "TestRules", 30},
+		{"dlock/redislock/example_test.go", []string{"open", "bill"}, 45},
+		{"resource/pgstore/example_test.go", []string{"bill"}, 30},
+		{"reports/own_test.go", []string{"TestRules"}, 35},
 	} {
-		code := snippet(t, "../"+s.file, s.function)
+		code := snippet(t, "../"+s.file, s.functions...)
 		require.LessOrEqual(t, strings.Count(code, "\n"), s.lines, "%s: lines", s.file)
 		region(t, readme, "example: "+s.file, "```go\n"+code+"```\n")
 	}
 }
 
-// snippet returns a function behind the imports that it needs. With a package clause it compiles.
-func snippet(t *testing.T, file, function string) string {
+// snippet returns functions behind the imports that they need. With a package clause they compile.
+func snippet(t *testing.T, file string, functions ...string) string {
 	t.Helper()
 	source, err := os.ReadFile(file)
 	require.NoError(t, err)
 	fset := token.NewFileSet()
 	parsed, err := parser.ParseFile(fset, file, source, parser.ParseComments)
 	require.NoError(t, err)
-	at := slices.IndexFunc(parsed.Decls, func(d ast.Decl) bool {
-		f, ok := d.(*ast.FuncDecl)
-		return ok && f.Recv == nil && f.Name.Name == function
-	})
-	require.GreaterOrEqual(t, at, 0, "%s has no function %s", file, function)
-	f := parsed.Decls[at].(*ast.FuncDecl)
-	body := string(source[fset.Position(f.Doc.Pos()).Offset:fset.Position(f.End()).Offset])
+	var all []string
+	for _, function := range functions {
+		at := slices.IndexFunc(parsed.Decls, func(d ast.Decl) bool {
+			f, ok := d.(*ast.FuncDecl)
+			return ok && f.Recv == nil && f.Name.Name == function
+		})
+		require.GreaterOrEqual(t, at, 0, "%s has no function %s", file, function)
+		f := parsed.Decls[at].(*ast.FuncDecl)
+		all = append(all, string(source[fset.Position(f.Doc.Pos()).Offset:fset.Position(f.End()).Offset]))
+	}
+	body := strings.Join(all, "\n\n")
 
-	// What the function uses and does not declare must be imported. A name is that of its path, less the version.
+	// What they use and do not declare must be imported. A name is that of its path, less the version.
 	alone, err := parser.ParseFile(token.NewFileSet(), "", "package p\n"+body, 0)
 	require.NoError(t, err)
 	missing := map[string]bool{}
@@ -80,7 +84,7 @@ func snippet(t *testing.T, file, function string) string {
 		groups[group] = append(groups[group], "\t"+quoted+"\n")
 	}
 	for name, isMissing := range missing {
-		require.False(t, isMissing, "%s: %s uses %s, which is neither in it nor imported", file, function, name)
+		require.False(t, isMissing, "%s: %v use %s, which is neither in them nor imported", file, functions, name)
 	}
 	var b bytes.Buffer
 	b.WriteString("import (\n")

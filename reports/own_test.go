@@ -21,11 +21,15 @@ import (
 
 // Every rule in the comments of dlock.Backend and resource.Store, which memlock and Memory keep, and yours should.
 func TestRules(t *testing.T) {
-	dlocktest.Run(t, dlocktest.Harness{New: func(*testing.T) dlocktest.Service {
-		service := memlock.New(nil)
-		return dlocktest.Service{Backend: func() dlock.Backend { return service.Client() }}
-	}})
-	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) { return resource.NewMemory(), nil }})
+	t.Run("lock", func(t *testing.T) {
+		dlocktest.Run(t, dlocktest.Harness{New: func(*testing.T) dlocktest.Service {
+			service := memlock.New(nil)
+			return dlocktest.Service{Backend: func() dlock.Backend { return service.Client() }}
+		}})
+	})
+	t.Run("store", func(t *testing.T) {
+		storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) { return resource.NewMemory(), nil }})
+	})
 }
 
 // Workers and the resource are processes of their own: the test binary, started again.

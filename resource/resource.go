@@ -1,5 +1,5 @@
 // Package resource is where fencing happens: a store that refuses a write whose fencing token is not greater than
-// every token it has accepted.
+// every token it has accepted; writes under one token are in order of a number of their own, see [Fence].
 //
 // A lock with a TTL is a hint. Its holder may be frozen, cut off or slow for longer than the TTL and write after its
 // successor. Only the resource can tell, and only by the token (Kleppmann, "How to do distributed locking", 2016).

@@ -25,9 +25,19 @@ import (
 )
 
 // Lock is what a scenario needs of a lock; [FromLocker] makes one of a *dlock.Locker.
+//
+//	Acquire(ctx context.Context, key string) (Lease, error)    // waits
+//	TryAcquire(ctx context.Context, key string) (Lease, error) // wraps dlock.ErrHeld when another holder has it
+//	Close() error
 type Lock = job.Lock
 
 // Lease is what a scenario needs of a grant; a *dlock.Handle is one.
+//
+//	Fence() uint64                     // the fencing token, from 1
+//	TTL() time.Duration                // how long the lease lasts, from the grant
+//	Until() time.Time                  // when it must be presumed lost unless it is renewed
+//	Context() context.Context          // ends when it is, or must be presumed, lost
+//	Release(ctx context.Context) error // wraps dlock.ErrLost when the lock was no longer the lease's
 type Lease = job.Lease
 
 // FromLocker makes a [Lock] of a Locker.

@@ -39,7 +39,7 @@ const controller = "controller"
 
 // Scenario is one way in which a lock fails.
 type Scenario struct {
-	Name   string `json:"name"`   // what happens; also the name of the test
+	Name   string `json:"name"`   // what happens; it names the recorded run
 	Hazard string `json:"hazard"` // the same as a sentence
 
 	// Locks are the locks that have the hazard, by the name of their Service; none: every lock has it.

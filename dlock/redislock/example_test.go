@@ -1,6 +1,7 @@
 package redislock_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log"
@@ -15,25 +16,29 @@ import (
 	"github.com/fencelab/fencelab/resource/redisstore"
 )
 
-// bill puts an invoice into an account, under the account's lock. A service makes the locker and the store once.
-func bill(ctx context.Context, client redis.UniversalClient, invoice string) error {
+// open makes what a service makes once.
+func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error) {
 	backend, err := redislock.New(client, nil)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	locker, err := dlock.New(backend, &dlock.Options{TTL: 10 * time.Second})
+	locker, err := dlock.New(backend, &dlock.Options{
+		TTL:   10 * time.Second,
+		Renew: dlock.Renew{Every: 3 * time.Second, MaxHold: 10 * time.Minute}, // for work that takes longer than the TTL
+	})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer func() { _ = locker.Close() }()
 	accounts, err := redisstore.New(client, nil)
-	if err != nil {
-		return err
-	}
+	return locker, accounts, err
+}
 
+// bill puts an invoice into an account, under the account's lock. After an error it may be called again: what an earlier call
+// has put in is not put in twice.
+func bill(ctx context.Context, locker *dlock.Locker, accounts *redisstore.Store, invoice string) error {
 	return locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 		account, err := accounts.ReadFenced(ctx, "acme", h.Fence()) // from now on earlier holders are refused
-		if err != nil {
+		if err != nil || bytes.Contains(account.Value, []byte(invoice)) {
 			return err
 		}
 		return accounts.Write(ctx, "acme", resource.Fence{Token: h.Fence(), Seq: 1}, append(account.Value, invoice...))
@@ -51,14 +56,16 @@ func Example() {
 	client := redis.NewClient(&redis.Options{Addr: m.Addr(), ContextTimeoutEnabled: true})
 	defer func() { _ = client.Close() }()
 	ctx := context.Background()
-
-	fmt.Println(bill(ctx, client, "invoice 17\n"))
-	fmt.Println(bill(ctx, client, "invoice 18\n"))
-
-	accounts, err := redisstore.New(client, nil)
+	locker, accounts, err := open(client)
 	if err != nil {
 		log.Fatal(err)
 	}
+	defer func() { _ = locker.Close() }()
+
+	fmt.Println(bill(ctx, locker, accounts, "invoice 17\n"))
+	fmt.Println(bill(ctx, locker, accounts, "invoice 18\n"))
+	fmt.Println(bill(ctx, locker, accounts, "invoice 18\n"))
+
 	err = accounts.Write(ctx, "acme", resource.Fence{Token: 1, Seq: 1}, []byte("what the first holder had computed\n"))
 	fmt.Println(err)
 	account, err := accounts.Read(ctx, "acme")
@@ -66,6 +73,7 @@ func Example() {
 	// Output:
 	// <nil>
 	// <nil>
-	// resource: stale fencing token for "acme": seen 2, got 1
+	// <nil>
+	// resource: stale fencing token for "acme": seen 3, got 1
 	// "invoice 17\ninvoice 18\n" <nil>
 }
