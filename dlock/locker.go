@@ -117,10 +117,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
 	return l.acquire(ctx, "try acquire", key, l.b.TryAcquire)
 }
 
-// Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns f's
-// error, joined with that of [Handle.Release]: [ErrLost] says that what f did may overlap with another holder's work,
-// and only the fencing token at the resource has kept them apart. It doesn't say whether f's writes took effect; that
-// the resource has told f.
+// Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns the error of
+// [Locker.Acquire], or f's error joined with that of [Handle.Release]: [ErrLost] then says that what f did may overlap with
+// another holder's work, and only the fencing token at the resource has kept them apart. It doesn't say whether f's
+// writes took effect; that the resource has told f.
 func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {
 	h, err := l.Acquire(ctx, key)
 	if err != nil {

@@ -123,9 +123,12 @@ func tokensSurviveExpiry(e *env) {
 		won := e.acquiring(e.ctx, b, request(key, e.short))
 		e.pass(e.short)
 		next := <-won
-		// A waiter's own lease may be over when it is granted.
-		for errors.Is(next.err, dlock.ErrLost) && e.slow(began, e.short) || next.err != nil && e.slow(began, 2*e.short) {
-			began = time.Now()
+		from := last.Start.Add(last.TTL) // the waiter's own lease can't have begun before
+		if from.Before(began) {
+			from = began
+		}
+		for next.err != nil && e.slow(from, next.done, e.short) {
+			from = time.Now()
 			next = <-e.acquiring(e.ctx, b, request(key, e.short))
 		}
 		require.NoError(e, next.err)
@@ -337,7 +340,7 @@ func renewExtends(e *env) {
 		e.pass(e.short / 2)
 		renewed := time.Now()
 		err := a.Renew(e.ctx, g)
-		if err != nil && e.slow(g.Start, g.TTL) {
+		if err != nil && e.slow(g.Start, time.Now(), g.TTL) {
 			continue
 		}
 		require.NoError(e, err, "Renew by the holder")

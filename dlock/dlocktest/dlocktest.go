@@ -169,11 +169,20 @@ func (e *env) try(b dlock.Backend, r dlock.Request) dlock.Grant {
 
 // ask calls TryAcquire, again if the machine was too slow for the lease.
 func (e *env) ask(b dlock.Backend, r dlock.Request) (dlock.Grant, error) {
+	var said error
 	for {
 		began := time.Now()
 		g, err := b.TryAcquire(e.ctx, r)
-		if err == nil || errors.Is(err, dlock.ErrInvalid) || !e.slow(began, r.TTL) {
+		switch {
+		case err != nil && said != nil && e.ctx.Err() != nil:
+			return g, said // and not that the case's time is over
+		case err == nil, errors.Is(err, dlock.ErrInvalid), errors.Is(err, dlock.ErrHeld), !e.slow(began, time.Now(), r.TTL):
 			return g, err
+		}
+		said = err
+		select {
+		case <-time.After(time.Millisecond):
+		case <-e.ctx.Done():
 		}
 	}
 }
@@ -184,7 +193,7 @@ func (e *env) hold(b dlock.Backend, key string, o *dlock.Options) *dlock.Handle 
 	for l := e.locker(b, o); ; {
 		began := time.Now()
 		h, err := l.Acquire(e.ctx, key)
-		if err != nil && e.slow(began, o.TTL) {
+		if err != nil && e.slow(began, time.Now(), o.TTL) {
 			continue
 		}
 		require.NoError(e, err, "Locker.Acquire of a free key")
@@ -192,10 +201,10 @@ func (e *env) hold(b dlock.Backend, key string, o *dlock.Options) *dlock.Handle 
 	}
 }
 
-// slow reports whether a call that began then has taken so long that a lease of ttl may have been over before it was known,
-// for which a Backend may return an error. A case is over when its time is.
-func (e *env) slow(began time.Time, ttl time.Duration) bool {
-	return !e.virtual && e.Advance == nil && time.Since(began) >= ttl && e.ctx.Err() == nil
+// slow reports whether a call has taken so long that a lease of ttl may have been over before it was known, for which a
+// Backend may return an error. A case is over when its time is.
+func (e *env) slow(from, to time.Time, ttl time.Duration) bool {
+	return !e.virtual && e.Advance == nil && to.Sub(from) >= ttl && e.ctx.Err() == nil
 }
 
 // await has a new owner wait for a key. It returns the grant and when it was known.
@@ -288,9 +297,10 @@ func begin[T any](e *env, f func() T) <-chan T {
 
 // granted is what an Acquire in the background came to.
 type granted struct {
-	g   dlock.Grant
-	err error
-	at  time.Time
+	g    dlock.Grant
+	err  error
+	at   time.Time // when the grant was known
+	done time.Time // when it was renewed, if it was provisional
 }
 
 func (e *env) acquiring(ctx context.Context, b dlock.Backend, r dlock.Request) <-chan granted {
@@ -305,6 +315,6 @@ func (e *env) acquiring(ctx context.Context, b dlock.Backend, r dlock.Request) <
 		default: // as the Locker does in time; a case may be slow
 			err = b.Renew(ctx, g)
 		}
-		return granted{g, err, at}
+		return granted{g, err, at, time.Now()}
 	})
 }

@@ -113,6 +113,9 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 			c.drop()
 			return dlock.Grant{}, err
 		}
+		if !c.ready() {
+			continue
+		}
 		guard := s.revision()                            // before the timer starts, so that what it does makes this put too late
 		start := time.Now()                              // before the request leaves: the server cannot start the lease earlier
 		c.sending(s, start.Add(max(ttl, minUnanswered))) //nolint:contextcheck // the timer outlives the call
@@ -535,6 +538,21 @@ func (c *claim) cleared(ctx context.Context) error {
 	defer c.mu.Unlock()
 	c.clear, c.rev = nil, 0
 	return nil
+}
+
+// ready stops the timer of an earlier put, whose key is gone with its session, or is the one that is put now. It reports
+// false if that timer was faster, and the key is being deleted.
+func (c *claim) ready() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.clear != nil {
+		return false
+	}
+	c.period++
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	return true
 }
 
 // drop forgets the claim, unless the timer has something to clean up.

@@ -29,6 +29,7 @@ type link struct {
 	kept    []time.Time   // when keep-alives left
 	late    chan struct{} // closed when a request that was held has arrived
 	after   func()        // if not nil, called once, when a transaction has been answered
+	refuse  int           // so many transactions are
 }
 
 type fault int
@@ -144,6 +145,10 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 	f, changed := l.fault, l.changed
 	if f == holdOneRequest || f == delayOneRequest {
 		l.fault = none
+	}
+	if method == txn && l.refuse > 0 {
+		l.refuse--
+		f = cut
 	}
 	l.mu.Unlock()
 	switch f {

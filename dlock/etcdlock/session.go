@@ -95,7 +95,7 @@ func (s *session) serve(ttl time.Duration) {
 }
 
 // every is the time between keep-alives: short enough for a grant, whenever it comes, to find that the last one covers its
-// TTL, and for the session to outlive three that fail; and no shorter, for a queue is full of sessions that only wait: with
+// TTL, and for the session to outlive three that are refused; and no shorter, for a queue is full of sessions that only wait: with
 // hundreds of them, the keep-alives compete with the sections.
 func (s *session) every() time.Duration {
 	s.mu.Lock()

@@ -1,10 +1,11 @@
 package redislock_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -33,12 +34,12 @@ func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error
 	return locker, accounts, err
 }
 
-// bill puts an invoice into an account, under the account's lock. After an error it may be called again: what an earlier call
-// has put in is not put in twice.
+// bill puts an invoice, a line, into an account, under the account's lock. After an error it may be called again: what an
+// earlier call has put in is not put in twice.
 func bill(ctx context.Context, locker *dlock.Locker, accounts *redisstore.Store, invoice string) error {
 	return locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 		account, err := accounts.ReadFenced(ctx, "acme", h.Fence()) // from now on earlier holders are refused
-		if err != nil || bytes.Contains(account.Value, []byte(invoice)) {
+		if err != nil || slices.Contains(strings.SplitAfter(string(account.Value), "\n"), invoice) {
 			return err
 		}
 		return accounts.Write(ctx, "acme", resource.Fence{Token: h.Fence(), Seq: 1}, append(account.Value, invoice...))

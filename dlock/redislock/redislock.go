@@ -11,8 +11,9 @@
 // was already used; [Backend.Reap] gives back the memory of counters without taking a token back. The counter is only as
 // durable as the Redis: a restart without persistence, a failover to a replica that lags, an eviction or a FLUSHALL can
 // take it back. Run the counter's Redis with appendfsync always and maxmemory-policy noeviction, or take the token from a
-// consensus store. If it was taken back, the resource refuses the new holders, and its error tells which token it has seen;
-// SET fence:{KEY} to that, and the next grant is greater.
+// consensus store. If it was taken back, the resource refuses the new holders, and its error tells which token it has seen:
+// INCRBY fence:{KEY} by that, and the next grant is greater. (SET could take it back once more, or give the token that was seen
+// to another.)
 //
 // It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and
 // fence-floor, and publish and subscribe on wake:*.

@@ -293,6 +293,18 @@ func TestRounds(t *testing.T) {
 	for _, want := range []string{"| redis | 100/s (90 to 200) |", goal + "0.9 × redsync's (rounds: 0.5 to 2) | ✗ |", "in 3 runs 0 overlaps"} {
 		require.Contains(t, page, want)
 	}
+	shared := func(n, sections int, s load.Share) string {
+		return served(t, func(r *load.Result) { r.Config.Round, r.Share = n, s }, repeat(10, sections), nil)
+	}
+	page = pageOf(t, shared(2, 9000, load.Share{Jain: 1})+shared(1, 9100, load.Share{Jain: 0.5, Starved: 3, Without: 4})+shared(3, 8000, load.Share{Jain: 1, Starved: 1}))
+	for _, want := range []string{"Jain's index at least 0.999 | 0.50000 | ✗ |", "nobody starves | 4 starved, 4 without a section | ✗ |"} {
+		require.Contains(t, page, want, "the worst of all rounds")
+	}
+	// The rounds are paired by their numbers, and one without any section has no ratio.
+	page = pageOf(t, round(2, "redis", 300)+round(1, "redis", 100)+round(1, "redsync", 50)+round(2, "redsync", 200))
+	require.Contains(t, page, goal+"1.5 × redsync's (rounds: 1.5 to 2) | ✓ |")
+	page = pageOf(t, round(1, "redis", 100)+round(2, "redis", 100)+round(1, "redsync", 50)+round(2, "redsync", 0))
+	require.Contains(t, page, goal+"not recorded | ? |")
 	offered := func(n int, ms int64) string {
 		return served(t, func(r *load.Result) {
 			r.Config.Name, r.Config.Rate, r.Config.Round, r.SectionsPerS = "uncontended", 5000, n, 5000+float64(ms)
