@@ -11,7 +11,7 @@ import (
 
 // patience is how long goroutines get to end that are about to. goleak itself gives them less than half a second, and a
 // thread can stand still for longer than that on a machine with other work.
-const patience = time.Minute
+var patience = time.Minute
 
 // Find returns an error if there are goroutines that don't end.
 func Find(options ...goleak.Option) error {

@@ -1,0 +1,4 @@
+package leak
+
+// Patience is how long goroutines get to end.
+var Patience = &patience
