@@ -76,7 +76,9 @@ func (b *Backend) enlist(c *claim) {
 
 // call names c's key, which is to be put with s. b.mu is held.
 func (b *Backend) call(c *claim, s *session) {
-	delete(b.names, c.name)
+	if b.names[c.name] == c { // it may be another's by now
+		delete(b.names, c.name)
+	}
 	c.name = fmt.Sprintf("%s%x-%d", c.queue, s.id, c.n)
 	b.names[c.name] = c
 }
@@ -247,10 +249,15 @@ const (
 
 // wait waits until the own key is first in the queue. If it returns an error, the key is gone or will be.
 func (c *claim) wait(ctx context.Context, s *session, ttl time.Duration, a answer) (dlock.Grant, error) {
-	s.listen(c.b, a.at+1) //nolint:contextcheck // for all who wait on the session
+	heard := s.listen(c.b, a.at+1) //nolint:contextcheck // for all who wait on the session
 	rest := minPause
 	for {
-		t, err := c.mayBeFirst(ctx, s, a)
+		var t turn
+		var err error
+		if heard {
+			t, err = c.mayBeFirst(ctx, s, a)
+		}
+		heard = true // from here on: a look comes after the state from which the session listens
 		if err == nil && t.rev != 0 {
 			return c.grant(ctx, s, t, ttl)
 		}
@@ -348,17 +355,18 @@ func (c *claim) grant(ctx context.Context, s *session, t turn, ttl time.Duration
 func (c *claim) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 	defer cancel()
-	if _, err := c.b.remove(ctx, c, c.queue, c.name, 0); err != nil {
+	if _, err := c.b.remove(ctx, c, c.id, c.name, 0); err != nil {
 		c.start(time.Now()) //nolint:contextcheck // the timer outlives the call
 	}
 }
 
-// remove deletes a key, if it exists and, unless fence is 0, was created at that revision, and reports whether it did. If
-// a put of it may be under way, that will fail. Unless c is nil, it is forgotten. Whoever is first then is told so.
-func (b *Backend) remove(ctx context.Context, c *claim, queue, name string, fence uint64) (had bool, err error) {
+// remove deletes a key, if it was created at the revision fence or, if that is 0, is whose it was, and reports whether it
+// did. If a put of it may be under way, that will fail. Unless c is nil, it is forgotten. Whoever is first then is told so.
+func (b *Backend) remove(ctx context.Context, c *claim, whose id, name string, fence uint64) (had bool, err error) {
+	queue := queueOf(b.prefix, whose.key)
 	cond := owns(name, fence)
-	if fence == 0 {
-		cond = clientv3.Compare(clientv3.CreateRevision(name), ">", 0)
+	if fence == 0 { // not whatever there is: it may arrive, or be repeated, when the name is another's
+		cond = clientv3.Compare(clientv3.Value(name), "=", whose.owner)
 	}
 	line := c.followers(fence)
 	pass, told := b.pass(queue, line)
@@ -511,7 +519,7 @@ func (c *claim) expire(period int) {
 		defer close(gone)
 		for rest := minPause; ; rest = min(2*rest, maxPause) {
 			ctx, cancel := context.WithTimeout(c.b.open, goodbye)
-			_, err := c.b.remove(ctx, c, c.queue, c.name, 0)
+			_, err := c.b.remove(ctx, c, c.id, c.name, 0)
 			cancel()
 			if err == nil || c.b.open.Err() != nil {
 				return

@@ -53,6 +53,9 @@
 // of one key of its session, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing a put without an answer
 // deletes the lock's key and moves that revision in one transaction: from then on the put fails.
 //
+// A deletion may come as late, when the name is in use again. It therefore deletes only the key of its create revision or, if
+// that isn't known, of its owner.
+//
 // If a put finds that revision to be lower than it was, or its key gone, the store has forgotten something: it was restored
 // from a snapshot, or somebody has deleted keys. Then the Backend gives the session up and starts another. All grants of
 // the old one are lost, and told so: which of them the store still knows is uncertain. Keys that it does know are not
@@ -214,7 +217,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if name == "" { // nothing that this Backend has put, or it is known to be gone
 		return dlock.ErrLost
 	}
-	had, err := b.remove(ctx, c, queueOf(b.prefix, g.Key), name, g.Fence)
+	had, err := b.remove(ctx, c, id{g.Key, g.Owner}, name, g.Fence)
 	switch {
 	case err != nil:
 		return failed(ctx, err)

@@ -194,6 +194,79 @@ func TestLatePut(t *testing.T) {
 	}
 }
 
+// A deletion that arrives when its key's name is another owner's leaves that one's key alone.
+func TestLateDelete(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	r := request(time.Hour)
+	first := a.take(t, r)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	calls, _, _ := a.l.counts(txn)
+	deliver := a.l.inject(holdOneRequest)
+	released := make(chan error, 1)
+	undo := dlock.Grant{Key: r.Key, Owner: r.Owner}
+	go func() { released <- a.Release(ctx, undo) }()
+	require.Eventually(t, func() bool {
+		n, _, _ := a.l.counts(txn)
+		return n > calls
+	}, 30*time.Second, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-released, context.Canceled)
+	require.NoError(t, a.Release(t.Context(), undo))
+	r.Owner = "next"
+	g := a.take(t, r)
+	require.Equal(t, first.State, g.State, "the same name")
+	deliver()
+	<-a.l.late
+	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "third", TTL: time.Hour})
+	require.ErrorIs(t, err, dlock.ErrHeld)
+	require.NoError(t, a.Renew(t.Context(), g))
+}
+
+// So does one that is repeated in the background, because it had no answer, after somebody else has deleted the key.
+func TestRepeatedDelete(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	held := b.take(t, request(time.Hour))
+	r := request(time.Hour)
+	r.Key = held.Key
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	left := make(chan error, 1)
+	go func() {
+		_, err := a.Acquire(ctx, r)
+		left <- err
+	}()
+	a.watches(t, 1)
+	keys := b.keysOf(t, r)
+	require.Len(t, keys, 1)
+	name := keys[0].Key
+
+	calls, _, _ := a.l.counts(txn)
+	a.l.mu.Lock()
+	a.l.refuse = 1 // what the waiter sends when it leaves
+	a.l.mu.Unlock()
+	deliver := a.l.inject(delayOneRequest) // what its timer sends then
+	defer deliver()
+	cancel()
+	require.ErrorIs(t, <-left, context.Canceled)
+	require.Eventually(t, func() bool {
+		n, _, _ := a.l.counts(txn)
+		return n == calls+2
+	}, 30*time.Second, time.Millisecond)
+	require.NoError(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}))
+	require.NoError(t, b.Release(t.Context(), held))
+	r.Owner = "next"
+	g := a.take(t, r)
+	require.EqualValues(t, name, g.State, "the same name")
+	answered, passOn := a.l.holdAnswer()
+	passOn()
+	deliver()
+	receive(t, answered)
+	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "third", TTL: time.Hour})
+	require.ErrorIs(t, err, dlock.ErrHeld)
+	require.NoError(t, a.Renew(t.Context(), g))
+}
+
 // A session is kept alive often enough for the longest of its TTLs, so that grants need not wait for it, and not more often.
 func TestKeepAlivesAreFew(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -108,6 +108,18 @@ func (l *link) now() (f fault, changed, broken <-chan struct{}) {
 	return l.fault, l.changed, l.broken
 }
 
+// holdAnswer holds back the next transaction's answer until deliver is called. answered is closed when there is one.
+func (l *link) holdAnswer() (answered <-chan struct{}, deliver func()) {
+	there, gate := make(chan struct{}), make(chan struct{})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.after = func() {
+		close(there)
+		<-gate
+	}
+	return there, sync.OnceFunc(func() { close(gate) })
+}
+
 // whatIsAfter returns what is to be done after a call of a method, which is done once.
 func (l *link) whatIsAfter(method string) (after func()) {
 	l.mu.Lock()
@@ -143,12 +155,12 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		l.writes++
 	}
 	f, changed := l.fault, l.changed
-	if f == holdOneRequest || f == delayOneRequest {
-		l.fault = none
-	}
-	if method == txn && l.refuse > 0 {
+	switch {
+	case method == txn && l.refuse > 0:
 		l.refuse--
 		f = cut
+	case f == holdOneRequest || f == delayOneRequest:
+		l.fault = none
 	}
 	l.mu.Unlock()
 	switch f {

@@ -377,6 +377,91 @@ func TestMessageLost(t *testing.T) {
 	require.Greater(t, o.g.Fence, g.Fence)
 }
 
+// A waiter whose put was answered after another one's of its session had it watch for messages looks at once for what it
+// may have missed.
+func TestMessageBeforeTheWatch(t *testing.T) {
+	for try := 1; ; try++ {
+		took := messageBeforeTheWatch(t)
+		if took < time.Second {
+			return
+		}
+		require.Less(t, try, 5, "it took %v to look, again and again", took) // a machine that stalls does so now and then
+	}
+}
+
+func messageBeforeTheWatch(t *testing.T) (took time.Duration) {
+	t.Helper()
+	a, b := newNode(t, one), newNode(t, one)
+	first, second := a.take(t, request(time.Hour)), a.take(t, request(time.Hour))
+	r := request(time.Hour)
+	r.Key = first.Key
+	answered, deliver := b.l.holdAnswer()
+	defer deliver()
+	came := make(chan outcome, 1)
+	go func() {
+		g, err := b.Acquire(t.Context(), r)
+		came <- outcome{g, err, time.Now()}
+	}()
+	receive(t, answered)
+	keys := a.keysOf(t, r)
+	require.Len(t, keys, 1)
+	require.NoError(t, a.Release(t.Context(), first))
+	require.Eventually(t, func() bool {
+		resp, err := a.c.Get(t.Context(), fmt.Sprintf("turn/%x", keys[0].Lease))
+		return err == nil && len(resp.Kvs) == 1
+	}, 30*time.Second, time.Millisecond)
+	_, other := b.waits(t, second.Key, time.Hour)
+	began := time.Now()
+	deliver()
+	o := receive(t, came)
+	require.NoError(t, o.err)
+	require.NoError(t, a.Release(t.Context(), second))
+	require.NoError(t, receive(t, other).err)
+	return o.at.Sub(began)
+}
+
+// A claim that is put again, because the answer took longer than its lease lasts, doesn't take the messages of the one
+// that has its name by now.
+func TestNameTakenOver(t *testing.T) { undisturbed(t, nameTakenOver) }
+
+func nameTakenOver(t *testing.T) (done bool) {
+	t.Helper()
+	a, b := newNode(t, one), newNode(t, one)
+	held := b.take(t, request(time.Hour))
+	slow := request(shortTTL)
+	slow.Key = held.Key
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	answered, deliver := a.l.holdAnswer()
+	defer func() {
+		cancel()
+		deliver()
+		<-left
+	}()
+	go func() {
+		_, err := a.Acquire(ctx, slow)
+		left <- err
+	}()
+	receive(t, answered)
+	require.Eventually(t, func() bool { return len(b.keysOf(t, slow)) == 0 }, 30*time.Second, time.Millisecond, "its timer")
+	require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: slow.Key, Owner: slow.Owner}), dlock.ErrLost)
+	r, came := a.waits(t, held.Key, shortTTL)
+	keys := b.keysOf(t, r)
+	if len(keys) != 1 || !strings.HasSuffix(string(keys[0].Key), "-0") { // the session is gone
+		return false
+	}
+	deliver()
+	require.Eventually(t, func() bool { return len(b.keysOf(t, slow)) == 1 || len(left) > 0 }, 30*time.Second, time.Millisecond)
+	defer a.l.inject(blind)()
+	require.NoError(t, b.Release(t.Context(), held))
+	o := receive(t, came)
+	if o.err != nil && (errors.Is(o.err, dlock.ErrLost) || strings.Contains(o.err.Error(), "keep-alive: ")) {
+		return false
+	}
+	require.NoError(t, o.err)
+	return true
+}
+
 // A message that is about an earlier key of the same name, or nothing of the kind, is no turn.
 func TestOtherMessages(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)

@@ -31,6 +31,7 @@ type session struct {
 	done    chan struct{} // closed when the server has said that the lease is gone, or has forgotten its guard
 	endOnce sync.Once
 	listens sync.Once
+	from    int64         // the inbox is watched from this revision on; written by listens
 	poke    chan struct{} // asks for a keep-alive now
 	stopped chan struct{} // closed when no more keep-alives are sent
 

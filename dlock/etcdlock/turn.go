@@ -182,9 +182,11 @@ func (c *claim) followers(fence uint64) []place {
 	return c.line
 }
 
-// listen has the session's waiters told of their turns from revision rev on, from the first call until the session ends.
-func (s *session) listen(b *Backend, rev int64) {
+// listen has the session's waiters told of their turns, from the first call's revision on, until the session ends. It
+// reports whether all is heard from rev on; not so if a put that was answered later has its waiter listen first.
+func (s *session) listen(b *Backend, rev int64) (all bool) {
 	s.listens.Do(func() {
+		s.from = rev
 		if !b.begin() {
 			return
 		}
@@ -193,6 +195,7 @@ func (s *session) listen(b *Backend, rev int64) {
 			s.hear(b, rev)
 		}()
 	})
+	return s.from <= rev
 }
 
 // hear watches the session's inbox from revision rev on. What it misses, because etcd has compacted it or was restored to
