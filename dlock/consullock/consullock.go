@@ -221,7 +221,7 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 		case err != nil:
 			// It may take effect yet. Whatever undoes it seals the session, which would refuse new grants then.
 			b.retire(s)
-			b.settle(l, false) //nolint:contextcheck // what it starts goes on after ctx
+			b.settle(l, 0) //nolint:contextcheck // what it starts goes on after ctx
 			return g, false, err
 		case no.is(noSession):
 			b.drop(l)
@@ -238,8 +238,9 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 			b.drop(l)
 			return g, false, no
 		}
-		b.settle(l, true) //nolint:contextcheck // what it starts goes on after ctx
-		return b.grant(r, l, res[len(res)-1].KV.ModifyIndex, start), false, nil
+		index := res[len(res)-1].KV.ModifyIndex
+		b.settle(l, index) //nolint:contextcheck // what it starts goes on after ctx
+		return b.grant(r, l, index, start), false, nil
 	}
 }
 
@@ -320,30 +321,31 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 			return err
 		}
 	}
-	err := b.free(ctx, g.Key, g.Owner, g.Fence)
+	err := b.free(ctx, id{g.Key, g.Owner}, "", g.Fence)
 	if l != nil && (err == nil || errors.Is(err, dlock.ErrLost)) {
 		b.drop(l)
 	}
 	return err
 }
 
-// free deletes key if it is owner's. index is that of the write that took it; 0 if it isn't known.
-func (b *Backend) free(ctx context.Context, key, owner string, index uint64) error {
+// free deletes a key if it is the owner's. index is that of the write that took it; 0 if it isn't known: then session is
+// that for which it was taken, unless that isn't known either.
+func (b *Backend) free(ctx context.Context, what id, session string, index uint64) error {
 	known := index != 0
 	for {
 		if !known {
-			e, _, err := b.read(ctx, key, 0, 0)
+			e, _, err := b.read(ctx, what.key, 0, 0)
 			if err != nil {
 				return err
 			}
-			if e == nil || string(e.Value) != owner {
+			if e == nil || string(e.Value) != what.owner || session != "" && e.Session != session {
 				return dlock.ErrLost
 			}
 			index = e.ModifyIndex
 		}
 		_, no, err := b.txn(ctx,
-			&api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.name(key), Index: index},
-			&api.KVTxnOp{Verb: api.KVDelete, Key: b.name(key)})
+			&api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.name(what.key), Index: index},
+			&api.KVTxnOp{Verb: api.KVDelete, Key: b.name(what.key)})
 		switch {
 		case err != nil:
 			return err

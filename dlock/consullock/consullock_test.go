@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -438,21 +440,32 @@ func TestReplyLostAndNotUndone(t *testing.T) {
 	require.NoError(t, (<-won).err)
 }
 
+// said returns a request's body, and leaves it to be read.
+func said(t *testing.T, req *http.Request) string {
+	t.Helper()
+	if req.Body == nil {
+		return ""
+	}
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	req.Body = io.NopCloser(bytes.NewReader(body))
+	return string(body)
+}
+
 // later has l lose the next transaction on key, and returns what delivers it after all and tells the answer's status.
 func later(t *testing.T, l *link, key string) (deliver func() int) {
 	t.Helper()
 	var late *http.Request
 	l.set(func(req *http.Request) (*http.Response, error) {
-		if kind(req) != "txn" {
-			return nil, nil //nolint:nilnil // pass
-		}
-		body, err := io.ReadAll(req.Body)
-		require.NoError(t, err)
-		if req.Body = io.NopCloser(bytes.NewReader(body)); !bytes.Contains(body, []byte(key)) {
+		body := said(t, req)
+		if kind(req) != "txn" || !strings.Contains(body, key) {
 			return nil, nil //nolint:nilnil // pass
 		}
 		l.set(nil)
-		late, err = http.NewRequestWithContext(context.WithoutCancel(req.Context()), req.Method, req.URL.String(), bytes.NewReader(body))
+		var err error
+		late, err = http.NewRequestWithContext(context.WithoutCancel(req.Context()), req.Method, req.URL.String(), strings.NewReader(body))
 		require.NoError(t, err)
 		return nil, errLink
 	})
@@ -529,6 +542,62 @@ func TestLateRequestNotUndone(t *testing.T) {
 		require.Nil(t, entry(t, c, r.Key))
 		take(t, b, next(r, time.Hour))
 		return
+	}
+}
+
+// The deletion of a lease that has run out is repeated if its answer was lost. What the same owner has been granted since is
+// left alone, whether the request for the first lease was answered or not.
+func TestRepeatedDelete(t *testing.T) {
+	c, _ := newClient(t)
+	for name, answered := range map[string]bool{"answered": true, "unanswered": false} {
+		t.Run(name, func(t *testing.T) {
+			a, l := backend(t, &consullock.Options{MinSessionTTL: 2 * time.Hour}) // one session for all TTLs
+			r := request(200 * time.Millisecond)
+			type own struct{}
+			ctx := context.WithValue(t.Context(), own{}, true) // of this test's requests, not of those in the background
+			deleted, repeated := make(chan struct{}), make(chan struct{}, 100)
+			hold := make(chan struct{})
+			goOn := sync.OnceFunc(func() { close(hold) })
+			t.Cleanup(goOn)
+			var once atomic.Bool
+			l.set(func(req *http.Request) (*http.Response, error) {
+				k := kind(req)
+				switch {
+				case req.Context().Value(own{}) != nil || k != "kv" && k != "txn":
+					return nil, nil //nolint:nilnil // pass
+				case once.Load():
+					<-hold
+					resp, err := l.base.RoundTrip(req)
+					repeated <- struct{}{}
+					return resp, err
+				case !strings.Contains(said(t, req), `"delete"`):
+					return nil, nil //nolint:nilnil // pass
+				}
+				resp, err := l.base.RoundTrip(req) // it is carried out, and the answer lost
+				if err == nil {
+					err = resp.Body.Close()
+				}
+				once.Store(true)
+				close(deleted)
+				return nil, errors.Join(errLink, err)
+			})
+			heal := func() {}
+			if !answered {
+				heal = l.inject(loseReplies)
+			}
+			first, err := a.TryAcquire(ctx, r)
+			heal()
+			require.Equal(t, answered, err == nil)
+			closes(t, deleted, "the key of a lease that is over")
+			r.TTL = time.Hour
+			g, err := a.TryAcquire(ctx, r)
+			require.NoError(t, err)
+			require.Greater(t, g.Fence, first.Fence)
+			goOn()
+			<-repeated
+			require.Never(t, func() bool { return entry(t, c, r.Key) == nil }, 100*time.Millisecond, 10*time.Millisecond)
+			require.NoError(t, a.Renew(ctx, g))
+		})
 	}
 }
 

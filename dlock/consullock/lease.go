@@ -15,10 +15,10 @@ type id struct{ key, owner string }
 // Backend.mu guards what changes.
 type lease struct {
 	id
-	s        *session
-	answered bool      // the request for it
-	until    time.Time // when it runs out
-	timer    *time.Timer
+	s     *session
+	index uint64    // of the write that took the key; 0 while the request hasn't been answered
+	until time.Time // when it runs out
+	timer *time.Timer
 }
 
 // begin notes that key is about to be taken, until then. Whatever becomes of the request, it will be given back.
@@ -41,12 +41,12 @@ func (b *Backend) arm(l *lease) {
 	}
 }
 
-// settle notes that the request for l has been carried out, or may be if it wasn't answered. If l has run out meanwhile, there may have been
-// nothing yet to give back then.
-func (b *Backend) settle(l *lease, answered bool) {
+// settle notes that the request for l has been carried out with that index, or may be if it wasn't answered: then index is 0.
+// If l has run out meanwhile, there may have been nothing yet to give back then.
+func (b *Backend) settle(l *lease, index uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	l.answered = answered
+	l.index = index
 	select {
 	case <-l.s.gone:
 		return
@@ -56,6 +56,12 @@ func (b *Backend) settle(l *lease, answered bool) {
 		b.leases[l.id] = l
 		b.arm(l)
 	}
+}
+
+func (b *Backend) indexOf(l *lease) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return l.index
 }
 
 func (b *Backend) lease(key, owner string) *lease {
@@ -101,7 +107,8 @@ const (
 	expireMaxPause = time.Second
 )
 
-// expire lets others in when l has run out. Its session would do that much later.
+// expire lets others in when l has run out. Its session would do that much later. It may have to try again, and the owner
+// may have been granted the key anew by then: that is of another index, or of another session, for l's is sealed.
 func (b *Backend) expire(l *lease) {
 	b.mu.Lock()
 	if b.leases[l.id] != l || b.open.Err() != nil || time.Now().Before(l.until) { // renewed at this moment
@@ -116,7 +123,7 @@ func (b *Backend) expire(l *lease) {
 		ctx, cancel := context.WithTimeout(b.open, expireTry)
 		err := b.seal(ctx, l)
 		if err == nil {
-			err = b.free(ctx, l.key, l.owner, 0)
+			err = b.free(ctx, l.id, l.s.id, b.indexOf(l))
 		}
 		cancel()
 		if err == nil || errors.Is(err, dlock.ErrLost) {

@@ -173,7 +173,7 @@ func (b *Backend) retire(s *session) {
 // has ended.
 func (b *Backend) seal(ctx context.Context, l *lease) error {
 	b.mu.Lock()
-	done := l.answered || l.s.sealed
+	done := l.index != 0 || l.s.sealed
 	b.mu.Unlock()
 	if done {
 		return nil
