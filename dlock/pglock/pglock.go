@@ -31,8 +31,10 @@
 //
 // In a database whose encoding isn't UTF8 all clients must have the same client_encoding, or one key may have two rows.
 //
-// By default pgx closes a connection whose context ends while a reply is awaited, and the statement may still run. With
-// pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler it asks the server to cancel, waits for
+// By default pgx closes a connection whose context ends while a reply is awaited, and the statement may still run. Undoing
+// it waits for one that runs or is being committed. One that has not begun, because the server's process was frozen, say,
+// or its data on the way, takes the lock when it does, and nobody has it until that lease ends. With
+// pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for
 // its word, and keeps the connection.
 package pglock
 
@@ -64,6 +66,8 @@ var (
 	renewSQL string
 	//go:embed release.sql
 	releaseSQL string
+	//go:embed undo.sql
+	undoSQL string
 )
 
 const (
@@ -128,8 +132,8 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 
 // Backend implements dlock.Backend.
 type Backend struct {
-	pool                    *pgxpool.Pool
-	acquire, renew, release string // statements
+	pool                          *pgxpool.Pool
+	acquire, renew, release, undo string // statements
 
 	open  context.Context // ends with Close
 	close context.CancelFunc
@@ -163,6 +167,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 		acquire: forTable(acquireSQL, table),
 		renew:   forTable(renewSQL, table),
 		release: forTable(releaseSQL, table),
+		undo:    forTable(undoSQL, table),
 		waiting: make(map[string]*queue),
 	}
 	b.open, b.close = context.WithCancel(context.Background())
@@ -260,10 +265,14 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if b.open.Err() != nil {
 		return dlock.ErrClosed
 	}
-	return b.update(ctx, b.release, g.Key, g.Owner)
+	sql := b.release
+	if g.Fence == 0 { // the grant never arrived, and may not have been made yet
+		sql = b.undo
+	}
+	return b.update(ctx, sql, g.Key, g.Owner)
 }
 
-// update runs a statement that changes the owner's row or, if there is none, nothing.
+// update runs a statement that changes the owner's row. It returns dlock.ErrLost if there is none.
 func (b *Backend) update(ctx context.Context, sql string, args ...any) error {
 	var tag pgconn.CommandTag
 	err := b.do(ctx, func(c *pgxpool.Conn) (err error) {

@@ -94,6 +94,7 @@ func warm(t *testing.T, b *pglock.Backend) {
 	g := take(t, b, request(time.Hour))
 	require.NoError(t, b.Renew(t.Context(), g))
 	require.NoError(t, b.Release(t.Context(), g))
+	require.ErrorIs(t, b.Release(t.Context(), dlock.Grant{Key: g.Key, Owner: g.Owner}), dlock.ErrLost)
 }
 
 func request(ttl time.Duration) dlock.Request {
@@ -359,12 +360,18 @@ func lockRow(t *testing.T, b dlock.Backend, r dlock.Request) (unlock func()) {
 // awaitBlocked waits until an acquire does.
 func awaitBlocked(t *testing.T) {
 	t.Helper()
+	require.Eventually(t, blocked(t, "Takes the lock"), 30*time.Second, 5*time.Millisecond)
+}
+
+// blocked returns what reports whether a statement that contains text waits for another.
+func blocked(t *testing.T, text string) func() bool {
+	t.Helper()
 	pool := newPool(t)
-	require.Eventually(t, func() (blocked bool) {
+	return func() (blocked bool) {
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE wait_event_type = 'Lock' AND query LIKE '%Takes the lock%')`).Scan(&blocked))
+			WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '%')`, text).Scan(&blocked))
 		return blocked
-	}, 30*time.Second, 5*time.Millisecond)
+	}
 }
 
 // A lease begins when it is granted, on the database's clock, and not when its request left or began to wait for the row.
@@ -553,6 +560,62 @@ func TestServerGoneWhileWaiting(t *testing.T) {
 	heal()
 	require.NoError(t, a.Release(t.Context(), g))
 	require.NoError(t, (<-acquiring(t, b, next(r, time.Hour))).err)
+}
+
+// The first acquisition of a key is undone although its row is not to be seen yet, because its commit takes long.
+func TestUndoOfAnUncommittedRow(t *testing.T) {
+	for _, isolation := range []string{"read committed", "serializable"} {
+		t.Run(isolation, func(t *testing.T) {
+			b, pool := newBackend(t, func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
+			})
+			closing(t, b)
+			r := request(time.Hour)
+			tx, err := newPool(t).Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			_, err = tx.Exec(t.Context(), "INSERT INTO fencelab_lock VALUES ($1, $2, 1, clock_timestamp() + $3::interval)", r.Key, r.Owner, r.TTL)
+			require.NoError(t, err)
+			undone := make(chan error, 1)
+			go func() { undone <- b.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}) }()
+			waits := blocked(t, "Frees the lock")
+			require.Eventually(t, func() bool { return waits() || len(undone) > 0 }, 30*time.Second, 5*time.Millisecond)
+			require.NoError(t, tx.Commit(t.Context()))
+			require.NoError(t, <-undone)
+			require.Nil(t, read(t, pool, r.Key).Owner)
+			require.EqualValues(t, 2, take(t, b, next(r, time.Hour)).Fence)
+		})
+	}
+}
+
+// Undoing what nobody has asked for, or what is another's, takes nothing and frees nothing.
+func TestUndoOfNothing(t *testing.T) {
+	b, pool := newBackend(t)
+	closing(t, b)
+	r := request(time.Hour)
+	undo := dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}
+	for range 2 {
+		require.ErrorIs(t, b.Release(t.Context(), undo), dlock.ErrLost)
+	}
+	g := take(t, b, next(r, time.Hour))
+	require.ErrorIs(t, b.Release(t.Context(), undo), dlock.ErrLost)
+	require.Equal(t, g.Owner, *read(t, pool, r.Key).Owner)
+	require.NoError(t, b.Renew(t.Context(), g))
+}
+
+// Undoing a grant wakes those who wait.
+func TestUndoNotifies(t *testing.T) {
+	a, _ := newBackend(t)
+	spy := newSpy()
+	b, _ := newBackend(t, spy.on)
+	closing(t, a)
+	closing(t, b)
+	r := request(time.Hour)
+	take(t, a, r)
+	won := acquiring(t, b, next(r, time.Hour))
+	spy.settled()
+	require.NoError(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}))
+	require.NoError(t, (<-won).err)
 }
 
 // With a pool that cancels requests, as the package comment advises, one whose context ends leaves nothing behind, nor
