@@ -10,7 +10,8 @@
 // A lease is good for its TTL, minus the time that the nodes took to answer, minus what the clocks may drift apart in it
 // (1 % and 2 ms). A Grant has the full TTL and as its Start the time before the first request left: to count from there
 // is to subtract the time that the answers took, and dlock.Locker subtracts the drift, which is the same there. Nothing
-// is subtracted twice. A lease whose validity is over before it is known is not granted.
+// is subtracted twice. A TTL below 9 ms is refused, for the Locker never subtracts more than a quarter of the TTL. A lease
+// whose validity is over before it is known is not granted.
 //
 // The lock is as good as the nodes' clocks and memories. A node whose clock jumps, or that restarts without its data,
 // gives its vote to a second owner while the first still counts on it. What keeps data safe is the token.
@@ -352,10 +353,10 @@ func (b *Backend) names(key string) ([]string, error) {
 // drift is how far clocks may run apart in a TTL, and Redis's resolution: the figures of the algorithm's description.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
-// millis is ttl in Redis's unit.
+// millis is ttl in Redis's unit. In a shorter one than it lets pass, the Locker would set less aside than drift.
 func millis(ttl time.Duration) (int64, error) {
-	if ttl%time.Millisecond != 0 || ttl <= drift(ttl) {
-		return 0, fmt.Errorf("%w: redlock: TTL %v; it must be whole milliseconds, the unit of Redis, and at least 3ms, for 2 ms and 1 %% are set aside for drift",
+	if ttl%time.Millisecond != 0 || ttl/4 < drift(ttl) {
+		return 0, fmt.Errorf("%w: redlock: TTL %v; it must be whole milliseconds, the unit of Redis, and at least 9ms, for 2 ms and 1 %% are set aside for drift",
 			dlock.ErrInvalid, ttl)
 	}
 	return ttl.Milliseconds(), nil

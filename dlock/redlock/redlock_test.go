@@ -249,6 +249,27 @@ func TestValidity(t *testing.T) {
 	}
 }
 
+// The Locker never relies on a lease for longer than the algorithm does.
+func TestLockerSetsTheDriftAside(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		for ms := time.Duration(1); ms <= 20; ms++ {
+			ttl := ms * time.Millisecond
+			l, err := dlock.New(ns.proc(t, patient).Backend, &dlock.Options{TTL: ttl})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, l.Close()) })
+			h, err := l.TryAcquire(t.Context(), request(ttl).Key)
+			if ms < 9 {
+				require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
+				continue
+			}
+			require.NoError(t, err)
+			require.LessOrEqual(t, h.Until().Sub(h.AcquiredAt()), ttl-ttl/100-2*time.Millisecond, "TTL %v", ttl)
+			require.NoError(t, h.Release(t.Context()))
+		}
+	})
+}
+
 // What an attempt that fails has taken is freed, also on nodes whose answer was lost, although its context has ended.
 func TestFailedAttemptIsUndone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -725,7 +746,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 	backend, err := redlock.New([]redis.UniversalClient{a}, nil)
 	require.NoError(t, err)
-	for _, ttl := range []time.Duration{-time.Second, 0, 1, time.Millisecond, 2 * time.Millisecond, 3*time.Millisecond + 1} {
+	for _, ttl := range []time.Duration{-time.Second, 0, 1, time.Millisecond, 8 * time.Millisecond, 9*time.Millisecond + 1} {
 		r := request(ttl)
 		_, err := backend.TryAcquire(t.Context(), r)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
