@@ -2,9 +2,9 @@
 -- KEYS: lock, fence counter, queue.
 -- ARGV: owner, TTL in ms, the name of the counters' floor, 1 if the server knows all who listen; and of one that waits: its
 -- entry in the queue up to its name, the most that may wait, and anything if it may be in the queue already.
--- Returns {token}; or {0, ms until the holder's lease ends}; or, to one that waits, {0, ms, its place in the queue from
--- 1}, where ms is -1 unless it is first; to one that may have been in the queue also {..., the queue's length, the last
--- token}; or {-1} if too many wait.
+-- Returns {token}, or {token, 1} if the lock was the owner's already; or {0, ms until the holder's lease ends}; or, to one
+-- that waits, {0, ms, its place in the queue from 1}, where ms is -1 unless it is first; to one that may have been in the
+-- queue also {..., the queue's length, the last token}; or {-1} if too many wait.
 local lock, fence, queue = KEYS[1], KEYS[2], KEYS[3]
 local owner, ttl, floor, counted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
@@ -13,7 +13,7 @@ if holder == owner then
   -- The same acquisition again: a reply or a push was lost. Nobody has acquired since, so the counter still is this
   -- grant's token. The lease starts anew, for its holder counts from this request.
   redis.call('PEXPIRE', lock, ttl)
-  return {tonumber(redis.call('GET', fence))}
+  return {tonumber(redis.call('GET', fence)), 1}
 end
 if not holder then
   -- Whoever waits was here first.

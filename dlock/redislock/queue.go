@@ -1,6 +1,7 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,8 +49,9 @@ import (
 //   - Everybody dies. The list expires two minutes after anyone has asked.
 //
 // A grant that is pushed counts from when its waiter has asked last, for that was before. If that is more than half a Claim
-// ago, the waiter asks again, and the lease starts anew: one round trip more, for those that have waited that long. So a
-// waiter that was frozen finds out, when it wakes, whether the lock is still its own.
+// ago, the waiter asks again, and the lease starts anew: one round trip more, while everybody waits. So a waiter that was
+// frozen finds out, when it wakes, whether the lock is still its own. One that wasn't asks ahead of its turn instead: it
+// sees how fast the queue moves, and asks a quarter of a Claim before it expects to be the next.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
@@ -61,6 +63,7 @@ type Queue struct {
 const (
 	longestLook = 30 * time.Second // a waiter asks at least this often: well within the two minutes for which a queue is kept
 	looks       = 4                // how often all waiters of a key together ask per Claim, without being first
+	farthest    = 1000             // the last place from which a waiter asks ahead: to find it, the server looks at all before it
 	leaveTime   = time.Second      // how long a waiter that gives up tries to leave the queue
 	lookPause   = 20 * time.Millisecond
 )
@@ -112,7 +115,8 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter
 		}
 	}()
 	var failing time.Time // since when asking fails
-	ask := time.Now().Add(b.pause(a))
+	o := outlook{b: b, lease: b.lease(r.TTL)}
+	ask := time.Now().Add(o.pause(a))
 	for {
 		n, err := b.inbox.hear(ctx, w, ask)
 		switch {
@@ -130,11 +134,10 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter
 		next, err := b.ask(ctx, b.c, r, p)
 		switch {
 		case err == nil && next.token != 0:
-			b.inbox.took(r.Owner, next.token) // its push may be under way
 			return next.grant(r), nil
 		case err == nil:
 			a, failing = next, time.Time{}
-			ask = time.Now().Add(b.pause(a))
+			ask = time.Now().Add(o.pause(a))
 			continue
 		case failing.IsZero():
 			failing = time.Now()
@@ -160,18 +163,55 @@ func (b *Backend) handed(r dlock.Request, a answer, n news) dlock.Grant {
 	return g
 }
 
-// pause is how long a waiter goes without asking, if nothing is heard.
-func (b *Backend) pause(a answer) time.Duration {
-	claim := b.o.Queue.Claim
+// outlook is what a waiter knows of its turn.
+type outlook struct {
+	b      *Backend
+	lease  time.Duration // of its grant until that is renewed
+	joined answer        // with which it came to the end of the queue
+	last   answer
+	ahead  time.Duration // how long it has waited for the last answer, if it asked ahead of its turn
+}
+
+// pause is how long a waiter goes without asking after the answer a, if nothing is heard.
+func (o *outlook) pause(a answer) time.Duration {
+	claim := o.b.o.Queue.Claim
 	if a.place == 1 && a.left >= 0 {
 		return until(a.left)
 	}
 	d := min(max(claim, claim*time.Duration(a.length)/looks), longestLook)
 	d = d/2 + rand.N(d/2+1)
-	if a.left >= 0 && a.left <= claim {
+	if a.left >= 0 && a.left <= claim && (o.ahead == 0 || a.length <= looks) { // of many, those who look at random are enough
 		d = min(d, until(a.left))
 	}
-	return d
+	next := o.early(a)
+	if next >= d {
+		next = 0
+	}
+	o.last, o.ahead = a, next
+	return cmp.Or(next, d)
+}
+
+// early is how long a waiter pauses to ask ahead of its turn, so that its grant finds an answer that is young enough for the
+// lease to count from; 0 if it had better not.
+func (o *outlook) early(a answer) time.Duration {
+	if a.place > o.last.place { // it has just come, or was passed over
+		o.joined = a
+	}
+	soon := o.lease * 2 / 5 // a little less than what is young enough
+	took, passed := a.asked.Sub(o.joined.asked), o.joined.place-a.place
+	switch {
+	case o.joined.place > farthest:
+		return 0
+	case took == 0:
+		return soon // it shows then how fast the queue moves
+	case a.place == o.last.place && o.ahead > 0:
+		return 2 * o.ahead // it stands still
+	}
+	left := took * time.Duration(a.place) / time.Duration(passed+1) // the next may be about to pass
+	if left <= soon {
+		return soon // it is not asked if the grant comes first
+	}
+	return left - o.lease/4
 }
 
 // until is when to ask after a lease that lasts for left: it is good to the end of its last millisecond.
@@ -202,10 +242,14 @@ type inbox struct {
 	cancel context.CancelFunc
 	busy   sync.WaitGroup
 
-	opening sync.Mutex    // held while ps is made
-	turn    chan struct{} // has room for one: what it holds when nobody reads
+	turn chan struct{} // has room for one: what it holds when nobody reads
+
+	// Belong to whoever has the turn: one waiter's read is often shorter than the silence that tells.
+	silent time.Duration // for how long the connection was read without a word
+	tried  bool          // it was tried, and silent counts from there
 
 	mu      sync.Mutex
+	opening *opening // the attempt to make ps that is under way
 	ps      *redis.PubSub
 	session int // counts the connections
 	closed  bool
@@ -249,22 +293,56 @@ func (in *inbox) isOpen() bool {
 	return in.ps != nil
 }
 
-// open subscribes, unless that is done.
+// opening is an attempt to subscribe. All who come while it is under way share what comes of it.
+type opening struct {
+	done chan struct{} // closed at its end
+	err  error         // readable then
+}
+
+// open waits until there is a subscription; not on a closed inbox, which none can join.
 func (in *inbox) open(ctx context.Context) error {
-	in.opening.Lock()
-	defer in.opening.Unlock()
-	if in.isOpen() {
+	o := in.begin()
+	if o == nil {
 		return nil
 	}
-	ps := in.b.c.Subscribe(ctx, in.channel)
-	_, err := ps.ReceiveTimeout(ctx, subscribeTime) // nobody may count on being heard before the server has confirmed it
+	select {
+	case <-o.done:
+		return o.err
+	case <-ctx.Done():
+	case <-in.b.closed:
+	}
+	return in.ended(ctx)
+}
+
+// begin returns the attempt to subscribe that is under way. If there is none it begins one, unless that is done.
+func (in *inbox) begin() *opening {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if in.opening == nil && in.ps == nil && !in.closed {
+		o := &opening{done: make(chan struct{})}
+		in.opening = o
+		in.busy.Go(func() { // not the caller's, whose ctx may end
+			defer close(o.done)
+			o.err = in.subscribe()
+		})
+	}
+	return in.opening
+}
+
+// subscribe makes ps.
+func (in *inbox) subscribe() error {
+	ps := in.b.c.Subscribe(in.ctx, in.channel)
+	stop := context.AfterFunc(in.ctx, func() { _ = ps.Close() }) // the client library may not look at a context while it reads
+	_, err := ps.ReceiveTimeout(in.ctx, subscribeTime)           // nobody may count on being heard before the server has confirmed it
+	stop()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.opening = nil
 	switch {
-	case err == nil && in.closed:
+	case in.closed:
 		err = dlock.ErrClosed
 	case err != nil:
-		err = fmt.Errorf("redislock: subscribe (where Redis has no Pub/Sub for this client, use ModeSpin): %w", failed(ctx, err))
+		err = fmt.Errorf("redislock: subscribe (where Redis has no Pub/Sub for this client, use ModeSpin): %w", err)
 	}
 	if err != nil {
 		_ = ps.Close()
@@ -315,7 +393,7 @@ const (
 	// longestRead bounds a read, and so how long a waiter whose connection is dead takes to see that its context has
 	// ended, but for the time that the client library takes to connect again.
 	longestRead = time.Second
-	// silence is after how long without a word a connection is tried, and then given up.
+	// silence is after how long without a word a connection that is read is tried, and then given up.
 	silence = 3 * time.Second
 )
 
@@ -324,7 +402,6 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 	defer func() { in.turn <- struct{}{} }()
 	ps := in.ps
 	defer context.AfterFunc(ctx, func() { _ = ps.Ping(in.ctx) })() // the answer ends the read
-	heard, tried := time.Now(), false
 	for {
 		select {
 		case n := <-w.news:
@@ -334,7 +411,8 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 		if err := in.ended(ctx); err != nil {
 			return news{}, err
 		}
-		left := time.Until(until)
+		began := time.Now()
+		left := until.Sub(began)
 		if left <= 0 {
 			return news{}, nil
 		}
@@ -345,16 +423,20 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 		case *redis.Subscription:
 			in.reconnected()
 		}
-		var timeout net.Error
+		timeout, ok := errors.AsType[net.Error](err)
+		if !ok || !timeout.Timeout() {
+			in.silent, in.tried = 0, false // it was heard, or it broke and the client library has made another
+			if err != nil {
+				until = time.Now().Add(min(left, lookPause)) // it asks then, as often as the connection breaks
+				_ = in.b.wait(ctx, min(left, lookPause))
+			}
+			continue
+		}
+		in.silent += time.Since(began)
 		switch {
-		case err == nil:
-			heard, tried = time.Now(), false
-		case !errors.As(err, &timeout) || !timeout.Timeout():
-			until = time.Now().Add(min(left, lookPause)) // it asks then, as often as the connection breaks
-			_ = in.b.wait(ctx, min(left, lookPause))
-		case time.Since(heard) < silence:
-		case !tried:
-			heard, tried = time.Now(), true
+		case in.silent < silence:
+		case !in.tried:
+			in.silent, in.tried = 0, true
 			_ = ps.Ping(in.ctx) //nolint:contextcheck // as it is read
 		default:
 			return news{}, in.renew(ctx)
@@ -365,6 +447,7 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 // renew replaces a connection on which nothing is heard. Whoever calls it reads.
 func (in *inbox) renew(ctx context.Context) error {
 	_ = in.ps.Close()
+	in.silent, in.tried = 0, false
 	ps := in.b.c.Subscribe(ctx, in.channel)
 	in.mu.Lock()
 	in.ps = ps
@@ -477,7 +560,7 @@ func (in *inbox) leave(w *waiter) {
 	in.busy.Done()
 }
 
-// took remembers that owner holds the lock although its push was not read; it must not be taken for one of nobody's.
+// took remembers that owner holds the lock although its push may be unread, which must not be taken for one of nobody's.
 func (in *inbox) took(owner string, token uint64) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -501,8 +584,6 @@ func (in *inbox) background(f func(context.Context)) {
 
 // close ends the subscription, so that hand-overs pass these waiters over, and waits for what is under way.
 func (in *inbox) close() {
-	in.opening.Lock()
-	defer in.opening.Unlock()
 	in.mu.Lock()
 	ps := in.ps
 	in.closed = true

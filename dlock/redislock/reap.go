@@ -23,14 +23,15 @@ const reapBatch = 500
 // the floor. Tokens of a key may then jump, which tokens may.
 //
 // Every client of these locks must know the floor: a release of this package from before Reap doesn't. Reap returns an
-// error that wraps dlock.ErrInvalid in a Cluster, where one script can't reach the counters and the floor, and, if idle is
-// not 0, the server's error under an LFU maxmemory-policy, which keeps no idle times.
+// error that wraps dlock.ErrInvalid in a Cluster and on a redis.Ring, where one script can't reach all counters and the
+// floor, and, if idle is not 0, the server's error under an LFU maxmemory-policy, which keeps no idle times.
 func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
-	_, cluster := b.c.(*redis.ClusterClient)
-	switch {
-	case cluster:
-		return 0, fmt.Errorf("%w: redislock: counters can't be reaped in a Cluster: a script can't reach those of several slots", dlock.ErrInvalid)
-	case idle < 0:
+	switch b.c.(type) {
+	case *redis.ClusterClient, *redis.Ring:
+		return 0, fmt.Errorf("%w: redislock: counters can't be reaped in a Cluster or on a redis.Ring: a script can't reach those of several slots or servers",
+			dlock.ErrInvalid)
+	}
+	if idle < 0 {
 		return 0, fmt.Errorf("%w: redislock: reap counters that have been idle for %v; want 0 or more", dlock.ErrInvalid, idle)
 	}
 	var (

@@ -143,4 +143,8 @@ func TestReapRefuses(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	_, err = newBackend(t, c, nil).Reap(t.Context(), 0)
 	require.ErrorIs(t, err, dlock.ErrInvalid)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	t.Cleanup(func() { require.NoError(t, ring.Close()) })
+	_, err = newBackend(t, ring, &redislock.Options{Mode: redislock.ModeSpin}).Reap(t.Context(), 0)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
 }

@@ -216,8 +216,11 @@ func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p 
 	switch {
 	case err != nil:
 		return a, failed(ctx, err)
-	case len(reply) == 1 && reply[0] > 0:
+	case len(reply) >= 1 && reply[0] > 0:
 		a.token = uint64(reply[0])
+		if len(reply) == 2 { // it was r.Owner's already, and the push that said so may be under way
+			b.inbox.took(r.Owner, a.token)
+		}
 	case len(reply) == 1 && reply[0] < 0:
 		return a, fmt.Errorf("%w (redislock: %d)", dlock.ErrQueueFull, b.o.Queue.Max)
 	case len(reply) >= 2 && reply[0] == 0:
@@ -256,7 +259,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if b.isClosed() {
 		return dlock.ErrClosed
 	}
-	b.inbox.forget(g.Owner)
+	defer b.inbox.forget(g.Owner) // not before: its push, if it is read meanwhile, must not release it first
 	return b.release(ctx, g.Key, g.Owner, g.TTL, 0)
 }
 
