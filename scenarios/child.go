@@ -51,7 +51,7 @@ type LockSpec struct {
 	Lock    string        // the Service's Lock: which lock
 	Addrs   []string      // those of the Service's Nodes: where its servers are
 	TTL     time.Duration // of the leases
-	Renew   bool          // renew them in the background,
+	Renew   bool          // renew them in the background, which WedgedHolder finds out,
 	MaxHold time.Duration // for so long
 	// MinSession is the shortest session that the servers allow; 0: what is usual.
 	MinSession time.Duration

@@ -23,6 +23,7 @@ import (
 // Renewal, release, another's acquisition and the lease's end meet in one instant of the server's clock, which stands still:
 // in every order, one millisecond before the lease ends, at its last one, and one after.
 func TestExpiryRace(t *testing.T) {
+	notExternal(t)
 	if len(locksOf(scenarios.Scenario{Locks: []string{locks.Redis}})) == 0 {
 		t.Skip("-backend asks for other locks")
 	}
@@ -98,6 +99,7 @@ func requireOutcome(t *testing.T, op string, err error, works bool, otherwise er
 // TestClockSkew lets the clocks of some of Redlock's nodes run ahead. Two holders at once are a matter of how many and how
 // far; what becomes of the data is not, where the resource looks at the token.
 func TestClockSkew(t *testing.T) {
+	notExternal(t)
 	if len(locksOf(scenarios.Scenario{Locks: []string{locks.Redlock}})) == 0 {
 		t.Skip("-backend asks for other locks")
 	}

@@ -129,6 +129,7 @@ func acquiring(ctx context.Context, t *testing.T, l *dlock.Locker, key string) <
 
 // A lock service that can't be reached grants nothing, and leases that it has granted end by themselves.
 func TestCoordinatorDown(t *testing.T) {
+	notExternal(t)
 	everyLock(t, func(t *testing.T, lock string) {
 		all := servers(t, lock, scenarios.Scenario{})
 		l := dial(t, lock, nodes(all), dlock.Options{TTL: 2 * time.Second})

@@ -84,7 +84,17 @@ func flushRedis(ctx context.Context, s *testbed.Server) error {
 
 // evictRedis fills the server's memory, in effect: with room for nothing, it drops all keys before it refuses a write.
 func evictRedis(ctx context.Context, s *testbed.Server) error {
-	return withRedis(s.URL, func(c *redis.Client) error {
+	return withRedis(s.URL, func(c *redis.Client) (err error) {
+		was, err := c.ConfigGet(ctx, "maxmemory*").Result()
+		if err != nil {
+			return err
+		}
+		defer func() {
+			ctx := context.WithoutCancel(ctx)
+			for _, name := range []string{"maxmemory", "maxmemory-policy"} {
+				err = errors.Join(err, c.ConfigSet(ctx, name, was[name]).Err())
+			}
+		}()
 		if err := errors.Join(
 			c.ConfigSet(ctx, "maxmemory-policy", "allkeys-random").Err(), c.ConfigSet(ctx, "maxmemory", "1").Err(),
 		); err != nil {
@@ -97,7 +107,7 @@ func evictRedis(ctx context.Context, s *testbed.Server) error {
 		if err == nil && left > 0 {
 			err = fmt.Errorf("%d keys were not evicted", left)
 		}
-		return errors.Join(err, c.ConfigSet(ctx, "maxmemory", "0").Err(), c.ConfigSet(ctx, "maxmemory-policy", "noeviction").Err())
+		return err
 	})
 }
 

@@ -51,7 +51,8 @@ type Runner struct {
 	OnEvent func(e history.Event)
 }
 
-// Outcome is a run's history and what the judge says of it.
+// Outcome is a run's history and what the judge says of it. Where the times of the history show that the hazard never came
+// about, it is inconclusive whatever the judge says, who looks at no times: see [Worker].
 type Outcome struct {
 	Events []history.Event
 	history.Result
@@ -99,6 +100,9 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	}
 	err := p.guarded(ctx)
 	o := &Outcome{p.events, history.Judge(p.events)}
+	if why := tooEarly(&s, p.events); len(why) > 0 {
+		o.Verdict, o.Findings = history.Inconclusive, append(why, o.Findings...)
+	}
 	if err != nil {
 		err = fmt.Errorf("scenarios: %s, fencing %s: %w", s.Name, f, err)
 		if o.Verdict == history.Safe {
@@ -106,6 +110,40 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 		}
 	}
 	return o, err
+}
+
+// tooEarly says who was granted the lock before the victim could have lost it to the hazard. The order of events is the same
+// then: without their times, a lease that has run out, and renewals that went on until they were stopped, can't be told from
+// a lock that lets everybody in, and from one that doesn't renew.
+func tooEarly(s *Scenario, events []history.Event) (why []string) {
+	doubt := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
+	var holder history.Event // the grant of a victim that takes the lock for its own
+	for _, e := range events {
+		switch {
+		case e.Kind == history.KindFault && e.Name == history.FaultKill && e.Target == holder.Actor:
+			holder = history.Event{} // a service that knows that a holder is dead needn't wait
+		case e.Kind != history.KindReport:
+		case e.Name == history.Acquired:
+			if early := holder.Until.Sub(e.Time); early > 0 {
+				doubt("%s was granted the lock %v before the end of %s's lease", e.Actor, early, holder.Actor)
+			}
+			most, ttl := time.Duration(s.Workers[holder.Actor].MaxHold), time.Duration(holder.TTL)
+			switch after := e.Time.Sub(holder.Time); {
+			case most == 0:
+			case ttl >= most:
+				doubt("%s's lease of %v outlasts its renewals, which end after %v: choose a shorter TTL", holder.Actor, ttl, most)
+			case after < most:
+				doubt("%s was granted the lock %v after %s, whose lease was to be renewed for %v", e.Actor, after, holder.Actor, most)
+			}
+			holder = history.Event{}
+			if s.Workers[e.Actor].Victim {
+				holder = e
+			}
+		case e.Actor == holder.Actor && (e.Name == history.Released || e.Name == history.Lost):
+			holder = history.Event{}
+		}
+	}
+	return why
 }
 
 // errInterrupted is why a run ends when a signal ends the process.

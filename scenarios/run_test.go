@@ -28,9 +28,11 @@ import (
 
 // What a word before the address asks of open.
 const (
-	cannotOpen = "cannot-open"
-	failsLate  = "fails-late"
-	kills      = "kills-" // and a worker's name, or "resource"
+	cannotOpen  = "cannot-open"
+	failsLate   = "fails-late"
+	kills       = "kills-" // and a worker's name, or "resource"
+	neverRenews = "never-renews"
+	letsIn      = "lets-in"
 )
 
 // ask puts a word before the address of r's lock.
@@ -48,13 +50,21 @@ func open(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	if !ok {
 		return scenarios.OpenLock(ctx, s)
 	}
-	if word == cannotOpen {
+	switch word {
+	case cannotOpen:
 		return nil, errors.New("the lock server is on fire")
+	case neverRenews:
+		s.Renew = false
 	}
 	s.Addrs[0] = addr
 	l, err := scenarios.OpenLock(ctx, s)
-	if word == failsLate {
+	switch word {
+	case failsLate:
 		return failingLate{l}, err
+	case letsIn:
+		return unlocked{l, addr}, err
+	case neverRenews:
+		return l, err
 	}
 	return troubled{l, word}, err
 }
@@ -74,6 +84,23 @@ func (l failingRelease) Release(ctx context.Context) error {
 		return errors.New("the lock server is on fire")
 	}
 	return nil
+}
+
+// unlocked is a lock that keeps nobody out.
+type unlocked struct {
+	scenarios.Lock
+	addr string
+}
+
+func (l unlocked) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	c, err := locks.RedisClient(l.addr)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(c.Del(ctx, "lock:{"+key+"}").Err(), c.Close()); err != nil {
+		return nil, err
+	}
+	return l.Lock.Acquire(ctx, key)
 }
 
 // troubled is a lock in whose Acquire something happens.
@@ -328,6 +355,52 @@ func TestRunRefuses(t *testing.T) {
 	o, err = r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorContains(t, err, "a pause of 1s doesn't exceed the TTL of 1s; make it longer, or the TTL shorter")
 	require.Equal(t, history.Inconclusive, o.Verdict)
+
+	s, ok = scenarios.Hazard("HolderPartitioned")
+	require.True(t, ok)
+	s.Workers = map[string]scenarios.Worker{"A": {Victim: true, Outlive: true, NoRenew: true}} // that is lost without a cut too
+	r = scenarios.Runner{Service: &scenarios.Service{Lock: "mine"}}
+	o, err = r.Run(t.Context(), s, history.FencingOn)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorContains(t, err, "step 2, cut A: mine has no Nodes to be cut off from")
+	require.Equal(t, history.Inconclusive, o.Verdict)
+}
+
+// What doesn't do what its order of events suggests is inconclusive, although the judge calls it what is expected.
+func TestHazardDoesNotBite(t *testing.T) {
+	minute := history.Duration(time.Minute)
+	for name, c := range map[string]struct {
+		hazard string
+		word   string           // of the lock's address
+		hold   history.Duration // of A
+		ttl    time.Duration
+		want   string
+	}{
+		"a lock that doesn't renew":             {"WedgedHolder", neverRenews, minute, 0, `^B was granted the lock \S+s after A, whose lease was to be renewed for 1m0s$`},
+		"renewals that are over before a lease": {"WedgedHolder", "", history.Duration(400 * time.Millisecond), 500 * time.Millisecond, `^A's lease of 500ms outlasts its renewals, which end after 400ms: choose a shorter TTL$`},
+		"a lock that lets everybody in":         {"PauseExceedsTTL", letsIn, 0, time.Minute, `^B was granted the lock \S+s before the end of A's lease$`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, ok := scenarios.Hazard(c.hazard)
+			require.True(t, ok)
+			s.MinTTL = 0
+			if c.hold > 0 {
+				s.Workers = map[string]scenarios.Worker{"A": {Victim: true, MaxHold: c.hold}}
+			}
+			for f, judged := range s.Expect {
+				r := onRedis(sharedRedis(t))
+				r.TTL = c.ttl
+				if c.word != "" {
+					ask(r, c.word)
+				}
+				o, err := r.Run(t.Context(), s, f)
+				require.NoError(t, err)
+				require.Equal(t, judged, history.Judge(o.Events).Verdict)
+				require.Equal(t, history.Inconclusive, o.Verdict)
+				require.Regexp(t, c.want, o.Findings[0])
+			}
+		})
+	}
 }
 
 // A holder that runs renews its lease, so that nobody gets in beside it: what lets the successor in is the freeze.

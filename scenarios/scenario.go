@@ -28,7 +28,8 @@ const Resource = "resource"
 // LockService is the target of faults that hit every server of the lock's.
 const LockService = "lock"
 
-// Leader is the target of faults that hit the leader of the lock's cluster, as it was before the run.
+// Leader is the target of faults that hit the leader of the lock's cluster, and of what ends them: that is for the server that
+// was hit last, whoever leads by then.
 const Leader = "leader"
 
 // VariantCounters asks for a Redlock whose token is the greatest of the counters of the nodes that granted it.
@@ -64,7 +65,9 @@ type Scenario struct {
 
 // Worker says how a worker does its job. The zero Worker has a lease that outlives every run, and renews it.
 type Worker struct {
-	// Victim gives the worker the run's TTL, so that its lease can end while others wait.
+	// Victim gives the worker the run's TTL, so that its lease can end while others wait. A run in which another is granted
+	// the lock before that time is over is inconclusive, unless the victim has said that it released or lost it, or was
+	// killed. A worker whose lease a fault of the server takes away is no victim.
 	Victim bool `json:"victim,omitempty"`
 	// NoRenew leaves the lease to itself; otherwise it is renewed in the background while the worker runs, so that only
 	// a real freeze can end it.
@@ -77,7 +80,8 @@ type Worker struct {
 	Idle bool `json:"idle,omitempty"`
 	// Outlive makes the worker wait, before it writes, until its lease is lost, report that, and write all the same.
 	Outlive bool `json:"outlive,omitempty"`
-	// MaxHold ends the renewals, that long after the grant. 0: no run is so long.
+	// MaxHold ends the renewals, that long after the grant. 0: no run is so long. A run in which another is granted the lock
+	// before is inconclusive if the worker is a victim: its lease wasn't renewed.
 	MaxHold history.Duration `json:"max_hold,omitempty"`
 	// Second makes the worker append its entry to a second ledger after the first, under the same grant.
 	Second bool `json:"second,omitempty"`

@@ -24,8 +24,8 @@ type Servers struct {
 	Replica *testbed.Server  // lag and failover: of the one Redis
 }
 
-// On is the service of servers that run for this process. It removes what runs leave in a Redis that is the user's;
-// others go with all that they hold.
+// On is the service of servers that run for this process. One that is the user's can have no fault, and of a Redis that is
+// it removes what runs leave there; others go with all that they hold.
 func (s Servers) On() *Service {
 	names := make([]string, len(s.Servers))
 	svc := &Service{Lock: s.Lock}
@@ -71,7 +71,7 @@ func (s Servers) Close() error {
 type inForce struct {
 	Servers
 	service  *Service
-	leader   string                 // the server that led when a fault first hit the leader
+	leader   string                 // the server that led when a fault hit the leader last
 	heals    map[string]faults.Heal // what ends a pause or an isolation, by server
 	snapshot []byte
 }
@@ -79,7 +79,7 @@ type inForce struct {
 func (f *inForce) fault(ctx context.Context, st Step) error {
 	name := st.Target
 	if name == Leader {
-		if err := f.findLeader(ctx); err != nil {
+		if err := f.findLeader(ctx, st.Fault); err != nil {
 			return err
 		}
 		name = f.leader
@@ -95,13 +95,17 @@ func (f *inForce) fault(ctx context.Context, st Step) error {
 	return nil
 }
 
-// findLeader finds out once who leads: what is done to the leader is undone to the same server.
-func (f *inForce) findLeader(ctx context.Context) error {
+// findLeader finds out who leads, for each fault anew, and in a later run too: what is done to the leader is undone to the
+// same server.
+func (f *inForce) findLeader(ctx context.Context, fault string) error {
+	undoes := fault == history.FaultResume || fault == history.FaultRejoin || fault == history.FaultRestart
 	switch {
-	case f.leader != "":
-		return nil
 	case f.Cluster == nil:
 		return fmt.Errorf("it has no leader: %w", errors.ErrUnsupported)
+	case undoes && f.leader == "":
+		return fmt.Errorf("there is nothing that %s would end", fault)
+	case undoes:
+		return nil
 	}
 	s, err := f.Cluster.Leader(ctx)
 	if err == nil {
@@ -111,6 +115,9 @@ func (f *inForce) findLeader(ctx context.Context) error {
 }
 
 func (f *inForce) one(ctx context.Context, s *testbed.Server, st Step) error {
+	if s.Provider == testbed.External { // not its data either, to which an address is enough
+		return fmt.Errorf("it is the user's, and not to be broken: %w", errors.ErrUnsupported)
+	}
 	switch st.Fault {
 	case history.FaultPause:
 		return f.begin(s, func() (faults.Heal, error) { return s.Pause(ctx) })
@@ -149,6 +156,7 @@ func (f *inForce) one(ctx context.Context, s *testbed.Server, st Step) error {
 		}
 		i := slices.IndexFunc(f.service.Nodes, func(n Node) bool { return n.Name == s.Name })
 		f.service.Nodes[i].Addr = f.Replica.URL
+		f.Replica = nil // it follows nobody from now on, in a later run neither
 		return nil
 	case history.FaultJump:
 		return f.jump(ctx, s, st.Detail)

@@ -1,6 +1,7 @@
 package scenarios_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -145,12 +146,23 @@ func start(t *testing.T, lock string, s scenarios.Scenario) scenarios.Servers {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
 	defer cancel()
+	if s.Faulty() {
+		notExternal(t)
+	}
 	f, ok := starters[lock]
 	require.True(t, ok, "nothing starts the servers of %s", lock)
 	all, err := f(ctx, s, options(t))
 	require.NoError(t, err)
 	all.Lock = lock
 	return all
+}
+
+// notExternal skips a test that breaks its servers, or wants them started in a way of its own, where they are the user's.
+func notExternal(t *testing.T) {
+	t.Helper()
+	if cmp.Or(options(t).Provider, testbed.Provider(os.Getenv(testbed.EnvProvider))) == testbed.External {
+		t.Skip("not applicable to external servers: they are the user's")
+	}
 }
 
 func options(t *testing.T) *testbed.Options {

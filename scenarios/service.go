@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +16,7 @@ import (
 type Service struct {
 	Lock   string // the lock's name, in histories and for Open
 	Server string // what serves it, e.g. "redis 7.0.15 (containers)"
-	Nodes  []Node // where a worker that is started now finds it
+	Nodes  []Node // where a worker that is started now finds it, and what it can be cut off from
 	// MinSession is the shortest session that it allows, where that isn't the usual one; see LockSpec.
 	MinSession time.Duration
 	// Forget, if not nil, removes from the servers what the lock of key has left there.
@@ -44,6 +45,10 @@ func (s *Service) check(sc *Scenario) error {
 		return fmt.Errorf("scenarios: scenario %q is about other locks than %q: %s", sc.Name, s.Lock, strings.Join(sc.Locks, ", "))
 	}
 	for i, st := range sc.Steps {
+		if (st.Op == OpCut || st.Op == OpRefuse) && len(s.Nodes) == 0 {
+			return fmt.Errorf("scenarios: scenario %q: step %d, %s: %s has no Nodes to be cut off from: %w",
+				sc.Name, i+1, st, cmp.Or(s.Server, s.Lock), errors.ErrUnsupported)
+		}
 		names := st.Servers
 		if st.Op == OpFault && st.Target != LockService {
 			names = []string{st.Target}

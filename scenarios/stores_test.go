@@ -85,6 +85,9 @@ func storeServer(t *testing.T, store string) *testbed.Server {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
 	defer cancel()
+	if store == stores.Redis { // whose durability is in its arguments
+		notExternal(t)
+	}
 	s, err := storeServers[store](ctx, options(t))
 	require.NoError(t, err)
 	if sharedStores.servers == nil {

@@ -1,11 +1,13 @@
 package scenarios_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
@@ -35,6 +37,20 @@ func TestFailoverLosesToken(t *testing.T) {
 		})
 	})
 	t.Run("Overtaken", func(t *testing.T) { playAlone(t, "FailoverOvertakesToken", requireBackwards) })
+}
+
+// A replica that has taken over follows nobody, in a later run on the same service neither.
+func TestFailoverIsForGood(t *testing.T) {
+	s, ok := scenarios.Hazard("FailoverReissuesToken")
+	require.True(t, ok)
+	if !slices.Contains(locksOf(s), locks.Redis) {
+		t.Skip("-backend asks for other locks")
+	}
+	svc, ctx := servers(t, locks.Redis, s).On(), within(t, patience)
+	lag := scenarios.Fault("redis", history.FaultLag)
+	require.NoError(t, svc.Fault(ctx, lag))
+	require.NoError(t, svc.Fault(ctx, scenarios.Fault("redis", history.FaultFailover)))
+	require.ErrorContains(t, svc.Fault(ctx, lag), "it has no replica")
 }
 
 // requireBackwards requires what a resource makes of a successor whose token is smaller than the stale holder's.

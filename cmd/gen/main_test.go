@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,6 +51,9 @@ func runTests(m *testing.M) (code int) {
 // connect returns a client of the server, which it empties, and sees to it that the test leaves no goroutine behind.
 func connect(t *testing.T) *redis.Client {
 	t.Helper()
+	if redisServer.Provider == testbed.External {
+		t.Skip("not applicable to an external server: the test empties it")
+	}
 	before := goleak.IgnoreCurrent()
 	c, err := locks.RedisClient(redisServer.URL)
 	require.NoError(t, err)
@@ -59,6 +63,18 @@ func connect(t *testing.T) *redis.Client {
 	})
 	require.NoError(t, c.FlushAll(t.Context()).Err())
 	return c
+}
+
+// The tests don't empty a Redis that is the user's.
+func TestExternal(t *testing.T) {
+	c := connect(t)
+	require.NoError(t, c.Set(t.Context(), "a user's key", "x", 0).Err())
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^(TestGen|TestInterrupted)$")
+	cmd.Env = append(os.Environ(), testbed.EnvProvider+"="+string(testbed.External), testbed.EnvRedisAddr+"="+redisServer.Addr)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, 2, strings.Count(string(out), "not applicable to an external server"), "%s", out)
+	require.Equal(t, "x", c.Get(t.Context(), "a user's key").Val())
 }
 
 func gen(t *testing.T, args ...string) (string, error) {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,11 +47,26 @@ func run(m *testing.M) (code int) {
 // connect returns a client of the server, which it empties.
 func connect(tb testing.TB) *redis.Client {
 	tb.Helper()
+	if server.Provider == testbed.External {
+		tb.Skip("not applicable to an external server: the test empties it")
+	}
 	c, err := locks.RedisClient(server.URL)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, c.Close()) })
 	require.NoError(tb, c.FlushAll(tb.Context()).Err())
 	return c
+}
+
+// The tests don't empty a Redis that is the user's.
+func TestExternal(t *testing.T) {
+	c := connect(t)
+	require.NoError(t, c.Set(t.Context(), "a user's key", "x", 0).Err())
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^(TestRedis|TestRedisErrors)$")
+	cmd.Env = append(os.Environ(), testbed.EnvProvider+"="+string(testbed.External), testbed.EnvRedisAddr+"="+server.Addr)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, 2, strings.Count(string(out), "not applicable to an external server"), "%s", out)
+	require.Equal(t, "x", c.Get(t.Context(), "a user's key").Val())
 }
 
 // TestSet is a golden test: data that was recorded with a seed is of no use once the seed means other keys.
