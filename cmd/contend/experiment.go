@@ -41,6 +41,7 @@ type sweep struct {
 	Backends   []string        `json:"backends"`
 	Contenders []int           `json:"contenders"`
 	Work       []load.Duration `json:"work"`
+	Delay      load.Duration   `json:"delay"`
 	Rates      []float64       `json:"rates"` // none: the closed model
 	Keys       uint64          `json:"keys"`
 	Zipf       float64         `json:"zipf"`
@@ -115,6 +116,7 @@ func (e *experiment) round(round int) (all []load.Config, err error) {
 		c.Name = cmp.Or(s.Name, c.Name)
 		c.Keys, c.Zipf = max(1, cmp.Or(s.Keys, c.Keys)), cmp.Or(s.Zipf, c.Zipf)
 		c.Processes = max(1, cmp.Or(s.Processes, c.Processes))
+		c.Delay = cmp.Or(s.Delay, c.Delay)
 		c.Duration, c.Warmup = cmp.Or(s.Duration, c.Duration), cmp.Or(s.Warmup, c.Warmup)
 		for _, c.Work = range orElse(s.Work, c.Work) {
 			for _, c.Rate = range orElse(s.Rates, c.Rate) {
@@ -214,6 +216,9 @@ func describe(c load.Config) string {
 	s := fmt.Sprintf("%s, %d contenders, work %v", c.Backend, c.Contenders, c.Work)
 	if c.Rate > 0 {
 		s += fmt.Sprintf(", %g arrivals/s on %d keys", c.Rate, c.Keys)
+	}
+	if c.Delay > 0 {
+		s += fmt.Sprintf(", delay %v", c.Delay)
 	}
 	if c.Round > 0 {
 		s += fmt.Sprintf(", round %d", c.Round)

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/peers"
 	"github.com/fencelab/fencelab/internal/proc"
 )
@@ -57,8 +58,20 @@ func (j job) begin(ctx context.Context) error {
 func (j job) run(ctx context.Context, reg prometheus.Registerer, ready func(context.Context) error, onSample func(load.Sample)) (*load.Result, error) {
 	c := j.Config
 	c.Prefix = j.Prefix
+	addrs := j.Addrs
+	if c.Delay > 0 {
+		if len(addrs) == 0 {
+			addrs = locks.Addrs(service(c.Backend))
+		}
+		wires, err := load.NewWires(ctx, addrs, c.Delay.D())
+		if err != nil {
+			return nil, err
+		}
+		defer wires.Close()
+		addrs = wires.Addrs()
+	}
 	open := func(ctx context.Context) (load.Lock, error) {
-		return open(ctx, peers.Spec{Lock: c.Backend, Addrs: j.Addrs, TTL: c.TTL.D(), Registerer: reg})
+		return open(ctx, peers.Spec{Lock: c.Backend, Addrs: addrs, TTL: c.TTL.D(), Registerer: reg})
 	}
 	return load.Run(ctx, c, open, &load.Options{
 		Registerer: reg, Ready: ready, OnSample: onSample, Server: j.Server, Library: peers.Library(c.Backend), Unlocked: c.Backend == ping,

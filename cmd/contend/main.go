@@ -39,8 +39,12 @@ The lock is one of this module's or of another library: redsync, redsync-5 (on f
 nodes), redislock (bsm's), rueidislock, etcd-mutex (concurrency.Mutex) and zk-lock
 (go-zookeeper's). Those that poll do so every 10 ms, redsync-100ms and redislock-100ms
 every 100 ms. Its servers are those at -lock-addr, or started with -testbed.
-"ping" is no lock: a PING to Redis in the place of each acquisition and each release,
-the floor that network, scheduler and this program put under every wait.
+
+Two are no locks, and show what is left to a lock on Redis. "ping" is a PING in the
+place of each acquisition and each release: the floor that network, scheduler and this
+program put under every wait. "baton" is the only element of a list, taken with BLPOP
+and given back with RPUSH: a line without owner, lease and token, and so the most
+sections on a hot key that a line of clients of go-redis can be expected to do.
 
 With -experiment it plays the list of runs in DIR/config.json, on servers that it
 starts, and writes a line for each to DIR/data.jsonl.
@@ -54,6 +58,7 @@ together, and -merge adds their results up.`,
   contend -rate 5000 -keys 10000000 -o run.json                # uncontended
   contend -rate 5000 -keys 10000000 -backend ping              # and its floor
   contend -closed -contenders 1000 -processes 4 -work 5ms      # four processes
+  contend -closed -testbed auto -delay 250us                   # over a network
   contend -experiment reports/results/contention
   contend -closed -start-at 2026-11-21T12:00:00Z -o -          # on each of several hosts
   contend -merge logs                                          # what they have printed`,
@@ -95,6 +100,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	arrivals := cli.Choice(&fs, "arrivals", "gaps between arrivals: of a Poisson process, or all the same", "poisson", "even")
 	duration(&c.Work, "work", 0, "how long a holder holds")
 	duration(&c.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts")
+	duration(&c.Delay, "delay", 0, "how much longer each message between a client and a server takes, in each direction,\nas over a network with twice that for a round trip")
 	duration(&c.Warmup, "warmup", 2*time.Second, "load before the measurement")
 	duration(&c.Duration, "duration", 10*time.Second, "how long to measure")
 	fs.Uint64Var(&c.Seed, "seed", 1, "decides the keys and the arrivals")

@@ -132,6 +132,45 @@ func TestPing(t *testing.T) {
 	}
 }
 
+// TestBaton: there is one, whoever comes first, and nobody else has it until it is given back.
+func TestBaton(t *testing.T) {
+	_, res := measured(t, "-closed", "-backend", "baton", "-contenders", "4", "-processes", "2", "-prefix", t.Name()+"/")
+	require.Zero(t, res.Failed)
+	require.Zero(t, res.Checks)
+	require.Positive(t, res.Sections)
+
+	open := func() load.Lock {
+		l, err := open(t.Context(), peers.Spec{Lock: baton, Addrs: []string{redisServer.URL}})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, l.Close()) })
+		return l
+	}
+	a, b := open(), open()
+	lease, err := a.Acquire(t.Context(), t.Name()+"/key")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = b.Acquire(ctx, t.Name()+"/key")
+	require.Error(t, err)
+	require.NoError(t, lease.Release(t.Context()))
+	lease, err = b.Acquire(t.Context(), t.Name()+"/key")
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+// TestDelay: over a network whatever asks a server takes a round trip at least, also from other processes.
+func TestDelay(t *testing.T) {
+	for _, processes := range []string{"1", "2"} {
+		_, res := measured(t, "-closed", "-contenders", "2", "-delay", "5ms", "-processes", processes, "-prefix", t.Name()+processes+"/")
+		require.Zero(t, res.Failed)
+		require.GreaterOrEqual(t, res.Release.Min, 10.0)
+		require.GreaterOrEqual(t, res.Wait.Min, 10.0)
+		require.Equal(t, load.Duration(5*time.Millisecond), res.Config.Delay)
+	}
+	err := run(t.Context(), []string{"-delay", "-1ms"}, io.Discard)
+	require.ErrorContains(t, err, "delay must not be negative")
+}
+
 // TestNowhereToWrite: it is known before the run that its result can't be written, and not after it.
 func TestNowhereToWrite(t *testing.T) {
 	dir := t.TempDir()
@@ -336,7 +375,7 @@ func TestExperiment(t *testing.T) {
 		"defaults": {"ttl": "10s", "duration": "100ms", "warmup": "50ms", "seed": 1},
 		"sweeps": [
 			{"name": "a", "backends": ["redis", "redislock"], "contenders": [2, 4], "work": ["0s", "1ms"]},
-			{"name": "b", "backends": ["redis-spin", "ping"], "contenders": [4], "connections": {"redis-spin": 2, "ping": 2}, "rates": [100], "keys": 10}
+			{"name": "b", "backends": ["redis-spin", "ping"], "contenders": [4], "connections": {"redis-spin": 2, "ping": 2}, "rates": [100], "keys": 10, "delay": "1ms"}
 		]}`
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
@@ -347,14 +386,14 @@ func TestExperiment(t *testing.T) {
 	for line := range bytes.Lines(b) {
 		var r load.Result
 		require.NoError(t, json.Unmarshal(line, &r))
-		got = append(got, fmt.Sprintf("%s %s %d/%d %v %v %d", r.Config.Name, r.Config.Backend, r.Config.Contenders, r.Config.Connections, r.Config.Work, r.Config.Rate, r.Config.Keys))
+		got = append(got, fmt.Sprintf("%s %s %d/%d %v %v %d %v", r.Config.Name, r.Config.Backend, r.Config.Contenders, r.Config.Connections, r.Config.Work, r.Config.Rate, r.Config.Keys, r.Config.Delay))
 		require.Contains(t, r.Machine.Server, "(external)")
 		require.Positive(t, r.Seconds)
 	}
 	require.Equal(t, []string{
-		"a redis 2/2 0s 0 1", "a redislock 2/2 0s 0 1", "a redis 4/4 0s 0 1", "a redislock 4/4 0s 0 1",
-		"a redis 2/2 1ms 0 1", "a redislock 2/2 1ms 0 1", "a redis 4/4 1ms 0 1", "a redislock 4/4 1ms 0 1",
-		"b redis-spin 4/2 0s 100 10", "b ping 4/2 0s 100 10",
+		"a redis 2/2 0s 0 1 0s", "a redislock 2/2 0s 0 1 0s", "a redis 4/4 0s 0 1 0s", "a redislock 4/4 0s 0 1 0s",
+		"a redis 2/2 1ms 0 1 0s", "a redislock 2/2 1ms 0 1 0s", "a redis 4/4 1ms 0 1 0s", "a redislock 4/4 1ms 0 1 0s",
+		"b redis-spin 4/2 0s 100 10 1ms", "b ping 4/2 0s 100 10 1ms",
 	}, got)
 }
 

@@ -89,8 +89,8 @@ func (c *Config) Check() error {
 		return fmt.Errorf("load: a zipf exponent of %v; it must be more than 1, or 0 for keys that are equally popular", c.Zipf)
 	case c.Rate < 0:
 		return fmt.Errorf("load: a rate of %v arrivals a second; 0 is the closed model", c.Rate)
-	case c.Work < 0 || c.Warmup < 0:
-		return errors.New("load: work and warm-up must not be negative")
+	case c.Work < 0 || c.Warmup < 0 || c.Delay < 0:
+		return errors.New("load: work, warm-up and delay must not be negative")
 	case c.Duration < Duration(time.Millisecond):
 		return fmt.Errorf("load: a duration of %v; it must be 1ms at least", c.Duration)
 	case c.TTL < Duration(time.Millisecond):

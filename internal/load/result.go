@@ -30,6 +30,9 @@ type Config struct {
 	// Work is how long a holder holds, TTL the lease.
 	Work Duration `json:"work"`
 	TTL  Duration `json:"ttl"`
+	// Delay is how much longer than on one host a message between a client and a server takes, in each direction: a
+	// network, see [Wires].
+	Delay Duration `json:"delay,omitempty"`
 	// Warmup is the load before the measurement, which lasts for Duration.
 	Warmup   Duration `json:"warmup"`
 	Duration Duration `json:"duration"`

@@ -173,6 +173,11 @@ func (all runs) by(lock string) (some runs) {
 	return some
 }
 
+// own reports whether r is of one of this module's locks.
+func (r *run) own() bool {
+	return r.Machine.Library == "" && r.Config.Backend != floor && r.Config.Backend != baton
+}
+
 // closed returns the run of the closed model, or nil.
 func (all runs) closed(lock string, contenders int, work time.Duration) *run {
 	for _, r := range all {
@@ -187,7 +192,7 @@ func (all runs) closed(lock string, contenders int, work time.Duration) *run {
 func (all runs) locks() (names []string) {
 	for _, own := range []bool{true, false} {
 		for _, r := range all {
-			if (r.Machine.Library == "") == own && !slices.Contains(names, r.Config.Backend) {
+			if r.own() == own && !slices.Contains(names, r.Config.Backend) {
 				names = append(names, r.Config.Backend)
 			}
 		}
@@ -451,7 +456,7 @@ func kept(all runs) claim {
 	var c load.Checks
 	n := 0
 	for _, r := range all {
-		if r.Machine.Library == "" && r.Config.Backend != floor {
+		if r.own() {
 			n++
 			c.Overlaps += r.Checks.Overlaps
 			c.TokenRegressions += r.Checks.TokenRegressions

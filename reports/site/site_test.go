@@ -121,6 +121,10 @@ const contentionPage = `<!-- report: machine -->
 <!-- end report: throughput -->
 <!-- report: waits -->
 <!-- end report: waits -->
+<!-- report: network -->
+<!-- end report: network -->
+<!-- report: network-waits -->
+<!-- end report: network-waits -->
 <!-- report: ceiling -->
 <!-- end report: ceiling -->
 <!-- report: rates -->
@@ -189,6 +193,7 @@ func TestGoals(t *testing.T) {
 	of := func(lock string) func(*load.Result) { return func(r *load.Result) { r.Config.Backend = lock } }
 	other := func(r *load.Result) { peer(r); r.Config.Backend = "redislock" }
 	few := func(r *load.Result) { r.Config.Contenders = 50 }
+	over := func(r *load.Result) { r.Config.Name, r.Config.Delay = "network", load.Duration(250e3) }
 	offered := func(rate float64, ms int64) string {
 		return served(t, func(r *load.Result) { r.Config.Name, r.Config.Rate, r.SectionsPerS = "uncontended", rate, rate }, repeat(ms, 1000), nil)
 	}
@@ -240,6 +245,15 @@ func TestGoals(t *testing.T) {
 			served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(1, 500), repeat(20, 500)) + served(t, other, repeat(50, 400), nil),
 			[]string{tail + "10 ms ÷ 20 ms (redsync) = 0.5, or less | ✗ |", shortest + "10 ms ÷ 50 ms (redislock) = 0.2 | ✗ |"},
 		},
+		"over a network": {
+			served(t, over, repeat(10, 1000), nil) + served(t, func(r *load.Result) { over(r); peer(r) }, repeat(1, 500), nil) +
+				served(t, func(r *load.Result) { over(r); r.Config.Backend = "etcd" }, repeat(10, 50), nil) +
+				served(t, func(r *load.Result) { over(r); r.Config.Backend = "etcd-mutex" }, repeat(10, 30), nil),
+			[]string{
+				sections + "not recorded | ? |", etcd + "not recorded | ? |", "| over a network, 0.5 ms there and back, " + sections[2:] + "1,000/s ÷ 500/s (redsync) = 2 | ✓ |",
+				"| over a network, 0.5 ms there and back, " + etcd[2:] + "50/s ÷ 30/s (etcd-mutex) = 1.67 | ✗ |", "| redis | 1,000/s |", "| redsync | 1, 1, 1 |",
+			},
+		},
 		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "100/s ÷ 50/s (etcd-mutex) = 2 | ✓ |"}},
 		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "99/s ÷ 50/s (etcd-mutex) = 1.98 | ✗ |"}},
 		"sustained": {
@@ -256,6 +270,10 @@ func TestGoals(t *testing.T) {
 		"a floor is no lock": {
 			served(t, func(r *load.Result) { r.Config.Name, r.Config.Backend, r.Config.Rate = "uncontended", "ping", 1000 }, repeat(5, 1000), nil) + offered(1000, 1),
 			[]string{first + "1 ms at 1,000/s | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that didn't grow | ✓ |", "| 1 | 1 | 1 | 0 | 0 | 5 | 5 |"},
+		},
+		"nor is a baton": {
+			served(t, of("baton"), repeat(1, 5000), nil) + served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(1, 500), nil),
+			[]string{sections + "1,000/s ÷ 500/s (redsync) = 2 | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that didn't grow | ✓ |", "| redis | 1,000/s |\n| baton | 5,000/s |\n| redsync | 500/s |"},
 		},
 		"below the ceiling": {
 			served(t, same, repeat(10, 1000), nil) + served(t, work, repeat(10, 140), nil), []string{ceiling + "140/s of 160/s = 87.5 % | ✗ |"},
