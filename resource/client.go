@@ -34,6 +34,9 @@ type ClientOptions struct {
 // It never sends a write twice on its own. Redirects are errors. Go's HTTP transport repeats a request on a fresh
 // connection only if the reused one broke before any byte of the request was written to it, or before any byte of the
 // answer to a GET; a fenced GET is such a read, and repeating it does no harm because its own grant may read again.
+// That holds for HTTP/1.1, which is what the client speaks. A transport in [ClientOptions].HTTPClient that speaks HTTP/2
+// also repeats a request that a server has reset as a protocol error, whatever was done with it.
+//
 // A write's error other than [*StaleTokenError] leaves open whether the write took effect; repeating the call tells.
 type Client struct {
 	http     *http.Client
@@ -69,6 +72,12 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	} else {
 		t := http.DefaultTransport.(*http.Transport).Clone()
 		t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
+		// Not HTTP/2, which sends some requests twice: a clone of a transport that speaks it still offers it to servers.
+		t.Protocols = new(http.Protocols)
+		t.Protocols.SetHTTP1(true)
+		if t.TLSClientConfig != nil {
+			t.TLSClientConfig.NextProtos = nil
+		}
 		c.http = &http.Client{Transport: t}
 	}
 	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

@@ -76,6 +76,32 @@ func TestClientNoticesLostToken(t *testing.T) {
 	require.Equal(t, five, rec.MaxFence)
 }
 
+// TestClientSpeaksHTTP1 has a server with which the default transport would speak HTTP/2, and send some writes twice.
+func TestClientSpeaksHTTP1(t *testing.T) {
+	h := newHandler(t, resource.NewMemory(), nil)
+	var proto string
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		proto = r.Proto
+		h.ServeHTTP(w, r)
+	}))
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	usual := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = usual })
+	trusting := usual.(*http.Transport).Clone()
+	trusting.TLSClientConfig = srv.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	http.DefaultTransport = trusting
+	require.NoError(t, newClient(t, srv.URL, nil).Write(t.Context(), "k", five, []byte("v")))
+	require.Equal(t, "HTTP/1.1", proto)
+
+	c := newClient(t, srv.URL, &resource.ClientOptions{HTTPClient: &http.Client{Transport: trusting}})
+	_, err := c.Read(t.Context(), "k")
+	require.NoError(t, err)
+	require.Equal(t, "HTTP/2.0", proto, "the transport that a user brings is as it was")
+	trusting.CloseIdleConnections()
+}
+
 // TestClientReusesConnection has every kind of answer: each must be read to its end, and closed, or its connection is of no
 // more use.
 func TestClientReusesConnection(t *testing.T) {

@@ -274,6 +274,8 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, ErrNotFound):
 		w.Header().Set(HeaderMax, Fence{}.String())
 		h.fail(w, http.StatusNotFound, "key not found")
+	case errors.Is(err, ErrTooLarge):
+		h.fail(w, http.StatusRequestEntityTooLarge, "nothing was written: "+sentence(err))
 	case errors.Is(err, ErrClosed):
 		h.fail(w, http.StatusServiceUnavailable, "the resource is shutting down")
 	default:

@@ -291,17 +291,18 @@ func TestHandlerMetrics(t *testing.T) {
 	}
 }
 
-// failing is a store whose writes fail without saying whether they took effect.
-type failing struct{ resource.Store }
-
-func (failing) Write(context.Context, string, resource.Fence, []byte) error {
-	return errors.New("disk /dev/sda1 on fire")
+// failing is a store whose writes fail.
+type failing struct {
+	resource.Store
+	err error
 }
+
+func (f failing) Write(context.Context, string, resource.Fence, []byte) error { return f.err }
 
 func TestHandlerStoreFails(t *testing.T) {
 	var log bytes.Buffer
 	var decisions int
-	h := newHandler(t, failing{resource.NewMemory()}, &resource.HandlerOptions{
+	h := newHandler(t, failing{resource.NewMemory(), errors.New("disk /dev/sda1 on fire")}, &resource.HandlerOptions{
 		Logger:   slog.New(slog.NewTextHandler(&log, nil)),
 		Observer: func(resource.Decision) { decisions++ },
 	})
@@ -315,6 +316,19 @@ func TestHandlerStoreFails(t *testing.T) {
 	require.NoError(t, closed.Close())
 	got = ask(t, newHandler(t, closed, nil), "PUT", "/r/k", "v", "X-Fence-Token: 5")
 	require.Equal(t, 503, got.Code)
+}
+
+// TestHandlerStoreRefusesSize has a store that takes less than the handler: who asks again would be refused again.
+func TestHandlerStoreRefusesSize(t *testing.T) {
+	var log bytes.Buffer
+	tooLarge := fmt.Errorf("%w: that of \"k\" has 11 bytes, at most 10 are allowed", resource.ErrTooLarge)
+	for _, o := range []resource.HandlerOptions{{}, {Observer: func(resource.Decision) { t.Error("nothing was decided") }}} {
+		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		got := ask(t, newHandler(t, failing{resource.NewMemory(), tooLarge}, &o), "PUT", "/r/k", "01234567890", "X-Fence-Token: 5")
+		require.Equal(t, 413, got.Code)
+		require.Equal(t, `{"error":"nothing was written: value is too large: that of \"k\" has 11 bytes, at most 10 are allowed"}`, got.Body.String())
+	}
+	require.Empty(t, log.String(), "no failure of the store")
 }
 
 // answered is a ResponseWriter that notes when the answer leaves.

@@ -29,6 +29,8 @@ var (
 	// ErrUnfenced is wrapped by a [Client]'s error about a call whose token the resource has not looked at. The call may
 	// have taken effect, unprotected.
 	ErrUnfenced = errors.New("resource: the fencing token was not enforced")
+	// ErrTooLarge is wrapped by the error of a write whose value is larger than the [Store] takes. Nothing was written.
+	ErrTooLarge = errors.New("resource: value is too large")
 	// ErrApplied is matched by a [*StaleTokenError] whose write is a repeat of the last accepted one: same token, same
 	// sequence number, same value. The caller's write took effect; its first answer was lost.
 	ErrApplied = errors.New("resource: this write is already applied")
@@ -132,8 +134,9 @@ func (r Record) CheckRead(key string, token uint64) error {
 //  9. After Close every call returns [ErrClosed]; Close may be called again. [Closed]
 type Store interface {
 	// Write sets key's value if f is greater than every fence accepted for key.
-	// f.Token and f.Seq must be at least 1. It returns nil, a [*StaleTokenError], or an error that leaves open
-	// whether the write took effect; a repeat of the call tells (rule 2), unless a later fence has come in between.
+	// f.Token and f.Seq must be at least 1. It returns nil, a [*StaleTokenError], an error that wraps [ErrTooLarge], or
+	// one that leaves open whether the write took effect; a repeat of the call tells (rule 2), unless a later fence has
+	// come in between.
 	Write(ctx context.Context, key string, f Fence, value []byte) error
 	// Read returns key's record, or [ErrNotFound]. It isn't fenced: what it returns may be overwritten by an
 	// earlier grant's late write before the caller writes. A holder that will write what it computes from the

@@ -60,8 +60,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
-	if opts.Handler.MaxBody < 1 {
-		return fmt.Errorf("resource: -max-body is %d; it must be at least 1", opts.Handler.MaxBody)
+	if opts.Handler.MaxBody < 1 || opts.Handler.MaxBody > boltstore.MaxValue {
+		return fmt.Errorf("resource: -max-body is %d; it must be from 1 to %d", opts.Handler.MaxBody, boltstore.MaxValue)
 	}
 	scheme := "http"
 	if *certFile != "" || *keyFile != "" {

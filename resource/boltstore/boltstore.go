@@ -25,6 +25,9 @@ import (
 // bucket holds a record a key. The name carries the version of the encoding.
 var bucket = []byte("records.v1")
 
+// MaxValue is the largest value in bytes: what bbolt takes, less the header of a record.
+const MaxValue = bolt.MaxValueSize - headerLen
+
 // Options are the optional settings of [Open]. The zero value is ready for use.
 type Options struct {
 	// LockTimeout is how long Open waits for another process that has the file open; 1 s if zero.
@@ -91,10 +94,10 @@ func prepare(db *bolt.DB) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Write is [resource.Store.Write]. If ctx ends while the write waits for the disk, Write returns ctx's cause and the
-// write may still take effect.
+// Write is [resource.Store.Write]. A value of more than [MaxValue] bytes is refused with [resource.ErrTooLarge]. If ctx
+// ends while the write waits for the disk, Write returns ctx's cause and the write may still take effect.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f)); err != nil {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err
 	}
 	_, err := s.do(ctx, &op{kind: write, key: key, fence: f, value: append([]byte{}, value...)})
@@ -103,11 +106,19 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 
 // Overwrite is [resource.Overwriter.Overwrite].
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckOffered(f)); err != nil {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckOffered(f), checkSize(key, value)); err != nil {
 		return err
 	}
 	_, err := s.do(ctx, &op{kind: overwrite, key: key, fence: f, value: append([]byte{}, value...)})
 	return err
+}
+
+// checkSize keeps a value that bbolt would refuse from failing the commit that it is in.
+func checkSize(key string, value []byte) error {
+	if len(value) <= MaxValue {
+		return nil
+	}
+	return fmt.Errorf("%w: that of %q has %d bytes, at most %d fit into a record", resource.ErrTooLarge, key, len(value), MaxValue)
 }
 
 // ReadFenced is [resource.Store.ReadFenced]. It waits for the disk like a write, because what it raises must survive.

@@ -1,6 +1,7 @@
 package boltstore_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	bolt "go.etcd.io/bbolt"
 
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/boltstore"
@@ -41,6 +43,22 @@ func TestCommitFails(t *testing.T) {
 	rec, err := open(t, path).Read(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, resource.Record{Value: []byte("before"), MaxFence: at(5)}, rec)
+}
+
+// A value of more than a record takes is refused, and no other call suffers. The value is memory that nobody touches, and
+// so costs none.
+func TestTooLarge(t *testing.T) {
+	huge, err := syscall.Mmap(-1, 0, boltstore.MaxValue+1, syscall.PROT_READ, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, syscall.Munmap(huge)) })
+	s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+	for _, write := range []func(context.Context, string, resource.Fence, []byte) error{s.Write, s.Overwrite} {
+		err := write(t.Context(), "k", at(1), huge)
+		require.ErrorIs(t, err, resource.ErrTooLarge)
+		require.ErrorContains(t, err, `that of "k" has 2147483630 bytes, at most 2147483629 fit into a record`)
+	}
+	require.NoError(t, s.Write(t.Context(), "k", at(1), []byte("v")))
+	require.Equal(t, bolt.MaxValueSize, len(boltstore.Encode(resource.Record{Value: []byte{}}))+boltstore.MaxValue)
 }
 
 // fillDisk makes every later write to the open file at path fail as on a full disk.

@@ -43,9 +43,6 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// ErrTooLarge is wrapped by the error about a value that doesn't fit into an item. Nothing was sent.
-var ErrTooLarge = errors.New("value is too large")
-
 // The attributes of an item. An item that only fenced reads have touched has no value.
 const (
 	attrKey   = "key"
@@ -111,7 +108,7 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 }
 
 // Write is [resource.Store.Write]. A value that doesn't fit into an item (400 KB with key and names) is refused with
-// [ErrTooLarge].
+// [resource.ErrTooLarge].
 //
 // The client repeats a request whose reply was lost. If the first one had taken effect, Write returns
 // [resource.ErrApplied], or, if a later fence has come in between, an error that leaves the outcome open.
@@ -315,7 +312,7 @@ func checkSize(key string, value []byte) error {
 	if len(value) <= most {
 		return nil
 	}
-	return fmt.Errorf("dynamostore: %w: that of %q has %d bytes, at most %d fit into an item", ErrTooLarge, key, len(value), most)
+	return fmt.Errorf("%w: that of %q has %d bytes, at most %d fit into an item", resource.ErrTooLarge, key, len(value), most)
 }
 
 // failed wraps a client's error. After ctx's end that is ctx.Err at best, which doesn't tell the cause.

@@ -144,7 +144,7 @@ func TestTooLarge(t *testing.T) {
 	const most = 400<<10 - 512 - 41 - len("keyfencevalue")
 	for _, write := range []func(context.Context, string, resource.Fence, []byte) error{s.Write, s.Overwrite} {
 		err := write(ctx, key, at(1), make([]byte, most+1))
-		require.ErrorIs(t, err, dynamostore.ErrTooLarge)
+		require.ErrorIs(t, err, resource.ErrTooLarge)
 		require.ErrorContains(t, err, "has 409035 bytes, at most 409034 fit into an item")
 	}
 	require.Zero(t, link.sent())

@@ -43,13 +43,9 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-var (
-	// ErrTooLarge is wrapped by the error about a value of more than [Options].MaxValue bytes. Nothing was sent.
-	ErrTooLarge = errors.New("value is too large")
-	// ErrNoConditions is wrapped by the error of [Open] and [Store.Probe] about a server that doesn't honour the
-	// conditions of a PUT. Nothing can be fenced there.
-	ErrNoConditions = errors.New("the server does not honour conditional writes")
-)
+// ErrNoConditions is wrapped by the error of [Open] and [Store.Probe] about a server that doesn't honour the conditions
+// of a PUT. Nothing can be fenced there.
+var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
 // Options are the optional settings of [New]. The zero value is ready for use.
 type Options struct {
@@ -109,7 +105,7 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	return &Store{client: client, bucket: bucket, o: o}, nil
 }
 
-// Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is refused with [ErrTooLarge].
+// Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is refused with [resource.ErrTooLarge].
 //
 // The client repeats a request whose reply was lost. If the first one had taken effect, Write returns
 // [resource.ErrApplied], or, if a later fence has come in between, an error that leaves the outcome open.
@@ -221,7 +217,7 @@ func (s *Store) checkSize(key string, value []byte) error {
 	if len(value) <= s.o.MaxValue {
 		return nil
 	}
-	return fmt.Errorf("s3store: %w: that of %q has %d bytes, at most %d are allowed (Options.MaxValue)", ErrTooLarge, key, len(value), s.o.MaxValue)
+	return fmt.Errorf("%w: that of %q has %d bytes, at most %d are allowed (Options.MaxValue)", resource.ErrTooLarge, key, len(value), s.o.MaxValue)
 }
 
 // errLostRace tells that the object was not what a PUT's condition says.

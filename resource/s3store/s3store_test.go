@@ -301,7 +301,7 @@ func TestTooLarge(t *testing.T) {
 	require.NoError(t, err)
 	for _, write := range []func(context.Context, string, resource.Fence, []byte) error{s.Write, s.Overwrite} {
 		err := write(t.Context(), "k", at(1), make([]byte, 11))
-		require.ErrorIs(t, err, s3store.ErrTooLarge)
+		require.ErrorIs(t, err, resource.ErrTooLarge)
 		require.ErrorContains(t, err, `that of "k" has 11 bytes, at most 10 are allowed (Options.MaxValue)`)
 	}
 	require.Empty(t, l.sent())

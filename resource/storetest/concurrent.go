@@ -29,7 +29,7 @@ func (c *call) String() string {
 
 // concurrent lets 100 holders with tokens in a random order loose on one key at once; every other one reads before it
 // writes. No client sees in which order the store accepted. But if the rules hold, that order is the order of the
-// fences, and every answer must fit it: judge says how.
+// fences, and every answer must fit it: judge says how. Then come holders with the same token, two at a time: duel.
 func concurrent(ctx context.Context, s *store) error {
 	const holders = 100
 	var clock atomic.Int64
@@ -75,7 +75,46 @@ func concurrent(ctx context.Context, s *store) error {
 		calls = append(calls, c)
 	}
 	last := at(holders, 1)
-	return errors.Join(watchErr, judge(calls, last), s.holds(ctx, key, written(last)))
+	if err := errors.Join(watchErr, judge(calls, last), s.holds(ctx, key, written(last))); err != nil {
+		return err
+	}
+	for i := range holders / 2 {
+		if err := duel(ctx, s, at(holders+uint64(i)+1, 1)); err != nil {
+			return fmt.Errorf("two Writes of different values at %v: %w", at(holders+uint64(i)+1, 1), err)
+		}
+	}
+	return nil
+}
+
+// duel lets two holders write different values at once, and at the same fence, as they do whose lock has handed out a
+// token twice. One must be accepted, and its value stay.
+func duel(ctx context.Context, s *store, f resource.Fence) error {
+	values := [2][]byte{[]byte("one"), []byte("other")}
+	var errs [2]error
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range values {
+		wg.Go(func() {
+			<-start
+			errs[i] = s.Write(ctx, key, f, values[i])
+		})
+	}
+	close(start)
+	wg.Wait()
+	switch {
+	case errs == [2]error{}:
+		return errors.New("both were accepted")
+	case errs[0] != nil && errs[1] != nil:
+		return fmt.Errorf("want one of them accepted: %w", errors.Join(errs[:]...))
+	}
+	winner, loser := 0, 1
+	if errs[0] != nil {
+		winner, loser = 1, 0
+	}
+	if err := isStale(errs[loser], resource.StaleTokenError{Key: key, Seen: f, Got: f}); err != nil {
+		return fmt.Errorf("the one that was not accepted: %w", err)
+	}
+	return s.holds(ctx, key, resource.Record{Value: values[winner], MaxFence: f})
 }
 
 // watch reads until ctx ends: the fence never falls, and the value is the one that came with the fence.
