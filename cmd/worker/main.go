@@ -152,25 +152,44 @@ func (w *worker) run(ctx context.Context) (err error) {
 			err = errors.Join(err, <-served)
 		}()
 	}
-	for i := 1; (w.n == 0 || i <= w.n) && ctx.Err() == nil; i++ {
-		refused, err := w.once(ctx, locker, store, i)
+	return w.jobs(ctx, locker, store)
+}
+
+// jobs does the job as often as the flags say. Of several jobs some may be refused, for that is what fencing is for; if all
+// are, nothing was done, and the last refusal is the error.
+func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
+	wrote := false
+	var refusal error
+	i := 1
+	for ; (w.n == 0 || i <= w.n) && ctx.Err() == nil; i++ {
+		refused, err := w.once(ctx, l, store, i)
 		switch {
 		case w.n == 0 && ctx.Err() != nil:
-			return nil
 		case err != nil:
 			if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 				return fmt.Errorf("worker: %w (is %s at %s (-lock-addr), and the resource at %s (-resource)?)",
 					err, w.backend.Lock, strings.Join(w.backend.Addrs, ", "), stores.Redacted(w.resource))
 			}
 			return fmt.Errorf("worker: %w", err)
-		case errors.Is(refused, job.ErrGaveUp) && w.n == 1:
-			return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refused)
-		case refused != nil && w.n == 1: // of several jobs one may be refused: that is what fencing is for
-			return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the tokens before came "+
-				"from another lock service, or this one has lost its own: take another -key)", refused)
+		case refused == nil:
+			wrote = true
+		default:
+			refusal = refused
 		}
 	}
-	return nil
+	switch {
+	case w.n == 0:
+		return nil
+	case i <= w.n:
+		return fmt.Errorf("worker: %w", context.Cause(ctx))
+	case wrote:
+		return nil
+	case errors.Is(refusal, job.ErrGaveUp):
+		return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refusal)
+	default:
+		return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the tokens before came "+
+			"from another lock service, or this one has lost its own: take another -key)", refusal)
+	}
 }
 
 // open connects to the resource.

@@ -93,8 +93,12 @@ func TestStaleWriteIsRefused(t *testing.T) {
 			require.Contains(t, out, "A released", "a refused worker gives the lock back")
 			require.Equal(t, "B\n", b.ledger(t, "demo"))
 
-			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "2")
-			require.NoError(t, err, "one refusal doesn't end a series")
+			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "2") // tokens 2 and 3
+			require.ErrorAs(t, err, &stale, "a series of which nothing was written")
+			require.EqualValues(t, 3, stale.Got.Token)
+			_, err = b.work(t, "-name", "A", "-fence", fence, "-n", "5")
+			require.NoError(t, err, "refusals don't end a series")
+			require.Equal(t, "B\nA.5\n", b.ledger(t, "demo"))
 		})
 	}
 }
@@ -194,6 +198,26 @@ func TestInterrupted(t *testing.T) {
 		require.False(t, b.redis.Exists("lock:{demo}"))
 		require.Empty(t, b.ledger(t, "demo"))
 	}
+}
+
+// TestInterruptedBetween ends a worker between two of its jobs.
+func TestInterruptedBetween(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	for _, c := range []struct{ n, want string }{{"0", ""}, {"1", ""}, {"2", "interrupted"}} {
+		ctx, interrupt := context.WithCancelCause(t.Context())
+		err := run(ctx, append(b.args, "-name", "A", "-n", c.n), &onLine{then: func(line string) {
+			if strings.HasSuffix(line, "released\n") {
+				interrupt(errors.New("interrupted"))
+			}
+		}})
+		if c.want == "" {
+			require.NoError(t, err, "-n %s", c.n)
+		} else {
+			require.ErrorContains(t, err, c.want, "-n %s", c.n)
+		}
+		interrupt(nil)
+	}
+	require.Equal(t, "A.1\nA\nA.1\n", b.ledger(t, "demo"))
 }
 
 // onLine calls then with each line written.
