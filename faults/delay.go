@@ -8,7 +8,9 @@ import (
 
 // DelayRequests slows the way to the server down: every byte that a client sends arrives later by d, and so does the end
 // of what it sends; nothing is lost, and nothing overtakes. In force means that no byte leaves the link for the server
-// earlier than d after the link read it, those included that it had read before. There is no promise how much later.
+// earlier than d after the link read it, those included that it had read before and not handed on; what it had handed on
+// has been written to the server's socket. There is no promise how much later. Of a server's socket that takes nothing for
+// 10 s, DelayRequests returns an error.
 //
 // The heal hands what is under way to the server at once, in order, and returns when that is written to the server's
 // socket. As with [Link.HoldRequests], a server that takes nothing makes it wait until its ctx ends.

@@ -7,8 +7,9 @@ import (
 
 // HoldRequests keeps what the clients send, like a network that delivers late. In force means that no byte leaves the
 // link for the server any more: all that a client sends from now on is held, and so is what it sent before and the
-// link had not read yet. Replies pass, as does a client's connecting. The clients notice nothing, however much they
-// send; they may close the connection, or die, and what they sent is still held.
+// link had not read yet; what the link had handed on before has been written to the server's socket. Replies pass, as
+// does a client's connecting. The clients notice nothing, however much they send; they may close the connection, or die,
+// and what they sent is still held. Of a server's socket that takes nothing for 10 s, HoldRequests returns an error.
 //
 // The heal, deliver, hands what is held to the server, in the order in which it was sent on each connection, after
 // which connections go on as if nothing had been. It returns when all that the link held has been written to the

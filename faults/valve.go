@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -20,15 +21,21 @@ const (
 	hold              // keep it, in order, until the valve passes again
 	drop              // lose it, and close the connection once the valve passes again: its stream has a hole
 	shut              // lose it and close the connection at once
+	stall             // of a pipe only: keep it until the last piece is written, and then do what the valve does
 )
+
+// stallTimeout bounds how long a fault waits until the pieces that pipes have handed on are written. It takes
+// microseconds, unless a socket's buffer is full, or the socket is gone and nobody has noticed yet.
+const stallTimeout = 10 * time.Second
 
 // valve is a toxic that rules one direction of every connection of a link. It stays in place for the link's whole life
 // and only changes what it does: adding and removing the stock toxics says nothing of bytes on their way to a socket,
 // and can hang when a connection has died (https://github.com/Shopify/toxiproxy/issues/558).
 //
-// A change is in force once every pipe has carried it out, which a pipe does between two pieces of its stream: after
-// hold, drop and shut nothing leaves it any more; after delay nothing leaves it early; after pass all that it kept has
-// been written to a socket.
+// A change is in force once every pipe has carried it out, which a pipe does between two pieces of its stream. What it
+// has handed on before is by then written to a socket, for the proxy may have taken a piece and not written it yet. (Not
+// so with shut, whose caller closes the sockets.) After hold and drop nothing is written any more; after delay nothing is
+// written early; after pass all that was kept has been written.
 type valve struct {
 	mu      sync.Mutex
 	flow    flow
@@ -50,10 +57,14 @@ type pipe struct {
 	source <-chan *stream.StreamChunk // nil once the stream has ended
 	ended  time.Time                  // when it has
 	queue  []*stream.StreamChunk      // what is to be handed on
+	unsure bool                       // the last piece that was handed on may not be written yet
 }
 
 // errFaulty is returned for a second fault in the same direction.
 var errFaulty = errors.New("the link has another fault in this direction")
+
+// errStalled is returned when a fault can't be put in force.
+var errStalled = fmt.Errorf("a socket has not taken what was on its way to it for %v", stallTimeout)
 
 // claim keeps other faults out until end, and returns the number of the one that has room now.
 func (v *valve) claim() (fault int, err error) {
@@ -77,6 +88,8 @@ func (v *valve) enforce(ctx context.Context, f flow, by time.Duration) error {
 		v.set(f, by)
 	}
 	v.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, stallTimeout, errStalled)
+	defer cancel()
 	return v.settle(ctx)
 }
 
@@ -187,6 +200,8 @@ func (v *valve) Pipe(stub *toxics.ToxicStub) {
 		var due <-chan time.Time
 		wait := p.wait()
 		switch {
+		case p.flow == stall:
+			output, head = stub.Output, barrier()
 		case wait > 0:
 			due = time.After(wait)
 		case p.hands() && len(p.queue) > 0:
@@ -207,7 +222,10 @@ func (v *valve) Pipe(stub *toxics.ToxicStub) {
 				v.kept(p)
 			}
 		case output <- head:
-			p.queue = p.queue[1:]
+			p.unsure = len(head.Data) > 0
+			if p.flow != stall {
+				p.queue = p.queue[1:]
+			}
 		case <-due:
 		case <-changed:
 		}
@@ -256,6 +274,8 @@ func (v *valve) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 		case (p.flow == hold || p.flow == delay) && v.flow == pass && len(p.queue) > 0:
 			p.flow = pass
 			p.queue = append(p.queue, barrier())
+		case p.unsure && v.flow != pass && v.flow != shut:
+			p.flow = stall
 		default:
 			p.flow, p.delay = v.flow, v.delay
 			v.holding = v.holding || p.flow == hold && len(p.queue) > 0
@@ -267,7 +287,7 @@ func (v *valve) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 	if p.flow == shut {
 		stub.Close()
 	}
-	if p.epoch != v.epoch && (p.flow != pass || len(p.queue) == 0) {
+	if p.epoch != v.epoch && p.flow != stall && (p.flow != pass || len(p.queue) == 0) {
 		p.epoch = v.epoch
 		v.notify()
 	}

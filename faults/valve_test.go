@@ -59,6 +59,85 @@ func testValveConfirms(t *testing.T, f flow, by time.Duration) {
 	require.Nil(t, <-out)
 }
 
+// From inside, for the proxy may have taken a piece and not written it when a fault comes: the fault is in force only when
+// the piece is written, and what came after it is under the fault.
+func TestValveAwaitsWriting(t *testing.T) {
+	for name, f := range map[string]struct {
+		flow flow
+		by   time.Duration
+		kept []string // what arrives after the heal
+	}{"Hold": {hold, 0, []string{"b", "", "c"}}, "Delay": {delay, time.Hour, []string{"b", "", "c"}}, "Drop": {drop, 0, nil}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v, in, out := runPipe()
+				send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
+				send("a")
+				require.Equal(t, "a", string((<-out).Data)) // which is not written until more is asked for
+				send("b")
+				var heal Heal
+				var err error
+				inForce := make(chan struct{})
+				go func() {
+					defer close(inForce)
+					heal, err = inject(t.Context(), "test", strike{new(Link), v, f.flow, f.by})
+				}()
+				synctest.Wait()
+				select {
+				case <-inForce:
+					t.Fatal("in force while a piece is being written")
+				default:
+				}
+				piece := <-out
+				require.Equal(t, []byte{}, piece.Data, "a piece that should be under the fault")
+				<-inForce
+				require.NoError(t, err)
+				synctest.Wait()
+				select {
+				case piece := <-out:
+					t.Fatalf("%q left a valve that keeps it", piece.Data)
+				default:
+				}
+				healed := make(chan error, 1)
+				go func() {
+					healed <- heal(t.Context())
+					if f.kept != nil {
+						send("c")
+					}
+					close(in)
+				}()
+				var got []string
+				for piece := range out {
+					got = append(got, string(piece.Data))
+				}
+				require.NoError(t, <-healed)
+				require.Equal(t, f.kept, got)
+			})
+		})
+	}
+}
+
+// A socket that takes nothing: no fault can be in force, and none is left behind.
+func TestValveStalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, in, out := runPipe()
+		send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
+		send("a")
+		require.Equal(t, "a", string((<-out).Data))
+		start := time.Now()
+		for i, f := range []flow{hold, drop, delay} {
+			_, err := inject(t.Context(), "test", strike{new(Link), v, f, time.Hour})
+			require.ErrorIs(t, err, errStalled)
+			require.Equal(t, time.Duration(i+1)*stallTimeout, time.Since(start))
+		}
+		send("b")
+		require.Equal(t, "b", string((<-out).Data), "no fault is left")
+		go send("c")
+		require.Equal(t, "c", string((<-out).Data))
+		close(in)
+		require.Nil(t, <-out)
+	})
+}
+
 // In virtual time, where a delay is exact: a piece leaves when the delay has passed since it came, no matter how many
 // are under way, and so does the stream's end.
 func TestValveDelays(t *testing.T) {
