@@ -131,6 +131,26 @@ var broken = []struct {
 	{"start taken after the reply", func(b *breaker) {
 		b.granted = func(g *dlock.Grant) { g.Start = time.Now() }
 	}, []string{"StartBeforeRequest"}, nil},
+	{"start of a handed-over grant taken when it is known", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			g, err := b.Backend.TryAcquire(ctx, r)
+			if errors.Is(err, dlock.ErrHeld) {
+				g, err = b.Backend.Acquire(ctx, r)
+				g.Start = time.Now()
+			}
+			return g, err
+		}
+	}, []string{"StartBeforeRequest"}, nil},
+	{"handed over for less than it says", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			g, err := b.Backend.TryAcquire(ctx, r)
+			if errors.Is(err, dlock.ErrHeld) {
+				g, err = b.Backend.Acquire(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: r.TTL / 20})
+				g.Provisional = r.TTL / 2
+			}
+			return g, err
+		}
+	}, []string{"StartBeforeRequest"}, nil},
 	{"repeated request restarts nothing", func(b *breaker) {
 		b.try = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 			if g, ok := b.holds(r); ok {

@@ -1,6 +1,7 @@
 package dlocktest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -65,18 +66,18 @@ func (e *env) contend(key string) []uint64 {
 		b := e.backend()
 		wg.Go(func() {
 			for range rounds {
-				g, err := b.Acquire(e.ctx, request(key, long))
-				if err != nil {
-					errs <- err
+				w := e.acquire(e.ctx, b, request(key, long))
+				if w.err != nil {
+					errs <- w.err
 					return
 				}
 				if inside.Add(1) != 1 {
 					errs <- errors.New("two owners hold the key at once")
 					return
 				}
-				tokens = append(tokens, g.Fence)
+				tokens = append(tokens, w.g.Fence)
 				inside.Add(-1)
-				if err := b.Release(e.ctx, g); err != nil {
+				if err := b.Release(e.ctx, w.g); err != nil {
 					errs <- err
 					return
 				}
@@ -191,12 +192,66 @@ func tokenMintedWithGrant(e *env) {
 	require.Less(e, first.g.Fence, second.g.Fence, "token of a grant that was overtaken by its reply")
 }
 
-func startBeforeRequest(e *env) {
-	first, second, anew := lateGrant(e)
-	if first.err != nil || anew || e.Advance != nil {
-		return // nothing to compare; a clock of its own cannot be compared with
+// handedOver has b wait for a key with the given TTL, and get it when its holder releases it. Nobody renews b's lease, and
+// what b said of it must hold when a third one gets the key. If link isn't nil it is b's, and b learns of its grant late.
+//
+// One lease is shorter than a provisional one usually is, and one longer, which is of no interest unless it is provisional.
+// The third one may wait for longer than b's lease, for b may have repeated its request.
+func handedOver(e *env, b dlock.Backend, link *Link) {
+	handedOverFor(e, b, link, e.short)
+	handedOverFor(e, b, link, e.short+4*time.Second)
+}
+
+func handedOverFor(e *env, b dlock.Backend, link *Link, ttl time.Duration) {
+	a, c := e.backend(), e.backend()
+	for {
+		r := request(newKey(), ttl)
+		g := e.take(a, r.Key, long)
+		waits := begin(e, func() granted {
+			g, err := b.Acquire(e.ctx, r)
+			return granted{g: g, err: err, done: time.Now()}
+		})
+		e.pass(e.short / 4) // let it queue up
+		deliver := func() {}
+		if link != nil {
+			deliver = link.HoldReplies()
+			defer deliver()
+		}
+		released := time.Now()
+		e.release(a, g)
+		if link != nil {
+			e.pass(e.short / 4)
+			deliver()
+		}
+		w := <-waits
+		if w.err != nil && (e.slow(released, w.done, e.short) || link != nil && !e.virtual && e.ctx.Err() == nil) {
+			continue // the machine was too slow, or b's client has given up
+		}
+		require.NoError(e, w.err, "Acquire of a key that was released")
+		e.checkGrant(r, w.g)
+		require.NoError(e, provisional(w.g))
+		if ttl > e.short && w.g.Provisional == 0 {
+			e.release(b, w.g)
+			return
+		}
+		next := <-e.acquiring(e.ctx, c, request(r.Key, long))
+		require.NoError(e, next.err)
+		lease := cmp.Or(w.g.Provisional, w.g.TTL)
+		require.GreaterOrEqual(e, next.at.Sub(w.g.Start), lease-e.slack(lease), "time from a handed-over lease's start to the successor's grant")
+		return
 	}
-	e.requireOver(first.g.Start, first.g.TTL, second.at)
+}
+
+func startBeforeRequest(e *env) {
+	if e.Advance != nil {
+		return // a clock of its own cannot be compared with
+	}
+	handedOver(e, e.backend(), nil)
+	if first, second, anew := lateGrant(e); first.err == nil && !anew {
+		e.requireOver(first.g.Start, first.g.TTL, second.at)
+	}
+	b, link := e.faulty(holdsReplies)
+	handedOver(e, b, &link)
 }
 
 func tryHeld(e *env) {

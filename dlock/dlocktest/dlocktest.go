@@ -3,7 +3,8 @@
 //
 // Nothing is slept through and hoped for. That a lease has run out is seen by a successor's Acquire that is granted;
 // times are compared by inequalities that hold on a machine that stalls; that a lock is still held is only claimed of a
-// lease of an hour; a request for a short lease is repeated if it failed after more time than the lease lasts. In a
+// lease of an hour; a request for a short lease, and one whose grant is a provisional one for a short time, is repeated if
+// it failed after more time than the lease lasts. In a
 // testing/synctest bubble (Harness.Virtual) the same cases ask for exact times as well.
 //
 // What the kit cannot see: whether tokens survive the loss of the server's data, a failover or a restart; whether the
@@ -211,11 +212,10 @@ func (e *env) slow(from, to time.Time, ttl time.Duration) bool {
 func (e *env) await(b dlock.Backend, key string) (dlock.Grant, time.Time) {
 	e.Helper()
 	r := request(key, long)
-	g, err := b.Acquire(e.ctx, r)
-	now := time.Now()
-	require.NoError(e, err, "Acquire")
-	e.checkGrant(r, g)
-	return g, now
+	w := e.acquire(e.ctx, b, r)
+	require.NoError(e, w.err, "Acquire")
+	e.checkGrant(r, w.g)
+	return w.g, w.at
 }
 
 func (e *env) checkGrant(r dlock.Request, g dlock.Grant) {
@@ -255,16 +255,20 @@ func (e *env) requireDoubt(err error) {
 	}
 }
 
+// slack is how much less than ttl a lease may last by the kit's clock: a server's may drift, and count in milliseconds.
+func (e *env) slack(ttl time.Duration) time.Duration {
+	if e.virtual {
+		return 0
+	}
+	return ttl/100 + 2*time.Millisecond
+}
+
 // requireOver claims that a lease which began not before start lasted for ttl, and in virtual time not longer: the
-// successor's grant was known at end. A server's clock may drift, and count in milliseconds.
+// successor's grant was known at end.
 func (e *env) requireOver(start time.Time, ttl time.Duration, end time.Time) {
 	e.Helper()
 	got := end.Sub(start)
-	slack := ttl/100 + 2*time.Millisecond
-	if e.virtual {
-		slack = 0
-	}
-	require.GreaterOrEqual(e, got, ttl-slack, "time from the lease's start to the successor's grant")
+	require.GreaterOrEqual(e, got, ttl-e.slack(ttl), "time from the lease's start to the successor's grant")
 	if e.virtual && e.Advance == nil {
 		require.LessOrEqual(e, got, ttl+2*time.Millisecond, "time from the lease's start to the successor's grant")
 	}
@@ -303,18 +307,35 @@ type granted struct {
 	done time.Time // when it was renewed, if it was provisional
 }
 
-func (e *env) acquiring(ctx context.Context, b dlock.Backend, r dlock.Request) <-chan granted {
-	e.Helper()
-	return begin(e, func() granted {
+// acquire calls Acquire, and renews a provisional grant at once, as the Locker does in time. It asks again if the machine
+// was too slow for that.
+func (e *env) acquire(ctx context.Context, b dlock.Backend, r dlock.Request) granted {
+	for {
 		g, err := b.Acquire(ctx, r)
 		at := time.Now()
-		switch {
-		case err != nil || g.Provisional == 0:
-		case g.Provisional < 0 || g.Provisional >= g.TTL:
-			err = fmt.Errorf("got a grant with Provisional %v and TTL %v, want it between 0 and the TTL", g.Provisional, g.TTL)
-		default: // as the Locker does in time; a case may be slow
+		if err == nil {
+			err = provisional(g)
+		}
+		if err == nil && g.Provisional > 0 {
 			err = b.Renew(ctx, g)
+			if errors.Is(err, dlock.ErrLost) && e.slow(g.Start, time.Now(), g.Provisional) {
+				continue
+			}
 		}
 		return granted{g, err, at, time.Now()}
-	})
+	}
+}
+
+// provisional returns what is wrong with the grant's Provisional, or nil.
+func provisional(g dlock.Grant) error {
+	if g.Provisional != 0 && (g.Provisional < 0 || g.Provisional >= g.TTL) {
+		return fmt.Errorf("got a grant with Provisional %v and TTL %v, want it between 0 and the TTL", g.Provisional, g.TTL)
+	}
+	return nil
+}
+
+// acquiring is acquire in the background.
+func (e *env) acquiring(ctx context.Context, b dlock.Backend, r dlock.Request) <-chan granted {
+	e.Helper()
+	return begin(e, func() granted { return e.acquire(ctx, b, r) })
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
@@ -18,6 +20,10 @@ func TestMemlock(t *testing.T) {
 	t.Run("real", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{New: memory(nil)})
 	})
+	t.Run("stalled", func(t *testing.T) {
+		wrap := func(b dlock.Backend) dlock.Backend { return &stalled{Backend: b} }
+		dlocktest.Run(t, dlocktest.Harness{New: memory(func() func(dlock.Backend) dlock.Backend { return wrap })})
+	})
 	t.Run("manual", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{New: func(*testing.T) dlocktest.Service {
 			c := memlock.NewClock()
@@ -27,6 +33,46 @@ func TestMemlock(t *testing.T) {
 			return s
 		}})
 	})
+}
+
+// stalled hands a lock over for a short time, and its machine stalls for longer than that: before every other such grant is
+// known, and before whatever Acquire has got is released, so that there are others who wait.
+type stalled struct {
+	dlock.Backend
+	late atomic.Bool
+}
+
+const (
+	claim = 20 * time.Millisecond
+	stall = 2 * claim
+)
+
+func (s *stalled) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	g, err := s.TryAcquire(ctx, r)
+	g.State = s
+	if !errors.Is(err, dlock.ErrHeld) {
+		return g, err
+	}
+	if r.TTL <= claim {
+		return s.Backend.Acquire(ctx, r)
+	}
+	g, err = s.Backend.Acquire(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: claim})
+	if err != nil {
+		return g, err
+	}
+	g.State = s
+	g.TTL, g.Provisional = r.TTL, claim
+	if late := s.late.Load(); s.late.CompareAndSwap(late, !late) && !late {
+		time.Sleep(stall)
+	}
+	return g, nil
+}
+
+func (s *stalled) Release(ctx context.Context, g dlock.Grant) error {
+	if g.State != nil {
+		time.Sleep(stall)
+	}
+	return s.Backend.Release(ctx, g)
 }
 
 // memory makes services on memlock. wrapping, if not nil, makes what stands between the kit and a service's Backends.

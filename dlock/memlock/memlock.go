@@ -42,7 +42,7 @@ type lock struct {
 	owner   string    // the last owner; "" once it has released
 	until   time.Time // when the owner's lease runs out, on the server's clock
 	waiters []*waiter // in order of arrival
-	alarm   bool      // a timer will call settle
+	alarm   time.Time // when the next timer will call settle; zero: there is none
 }
 
 type waiter struct {
@@ -185,12 +185,15 @@ func (m *memory) settle(l *lock) {
 		w.granted <- m.grant(l, w.r)
 		return true
 	})
-	if len(l.waiters) > 0 && !l.alarm {
-		l.alarm = true
-		m.clock.AfterFunc(l.until.Sub(m.clock.Now()), func() {
+	// A lease may end before that of the holder for whom the timer was set.
+	if at := l.until; len(l.waiters) > 0 && (l.alarm.IsZero() || at.Before(l.alarm)) {
+		l.alarm = at
+		m.clock.AfterFunc(at.Sub(m.clock.Now()), func() {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			l.alarm = false
+			if l.alarm.Equal(at) {
+				l.alarm = time.Time{}
+			}
 			m.settle(l)
 		})
 	}
