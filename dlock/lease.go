@@ -308,7 +308,11 @@ func (ls *lease) report(lost error) {
 		return
 	}
 	ls.l.m.lost.Inc()
-	ls.l.log.Warn("dlock: lease lost", "key", ls.g.Key, "fence", ls.g.Fence, "ttl", ls.g.TTL, "err", lost)
+	says := []any{"key", ls.g.Key, "fence", ls.g.Fence, "ttl", ls.g.TTL}
+	if !errors.Is(ErrLost, lost) { // it has more to say than that
+		says = append(says, "err", lost)
+	}
+	ls.l.log.Warn(ErrLost.Error(), says...)
 }
 
 // end ends the lease's context, timer and renewals, and reports whether it was the first to do so. ls.mu is held, so
