@@ -45,7 +45,7 @@ func NewWires(ctx context.Context, addrs []string, delay time.Duration) (*Wires,
 	w := &Wires{delay: delay, ends: map[net.Conn]struct{}{}}
 	w.some = sync.NewCond(&w.mu)
 	w.closed, w.close = context.WithCancel(context.WithoutCancel(ctx))
-	bell, err := newAlarm(w.closed)
+	bell, err := newAlarm(w.closed) //nolint:contextcheck // it lasts until Close, as all that follows
 	if err != nil {
 		w.close()
 		return nil, err
@@ -99,7 +99,7 @@ func (w *Wires) lead(ctx context.Context, addr string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	context.AfterFunc(w.closed, func() { _ = l.Close() })
+	context.AfterFunc(w.closed, func() { _ = l.Close() }) //nolint:contextcheck // see NewWires
 	w.busy.Go(func() {
 		for {
 			c, err := l.Accept()
