@@ -35,8 +35,8 @@ import (
 //   - The holder dies. Its lease runs out; whoever asks next then hands the lock to the first waiter, which is told at
 //     each renewal for how long the lease lasts, and asks when it is over. Between a hand-over and its renewal the one
 //     that has become first doesn't know it; so all the others ask, too, at long random intervals: about four times per
-//     Claim in all, or each of them every 15 to 30 s, if that is more. One that finds a lease that ends within Claim asks
-//     again at its end.
+//     Claim in all, or each of them every 15 to 30 s, if that is more. One that then finds a lease that ends within Claim
+//     asks again at its end.
 //   - The push is lost. That is a broken connection, and when it is there again every waiter asks. A connection on which
 //     nothing is heard is tried after some seconds. One that was passed over joins the queue again, at its end. Within a
 //     Cluster, whose bus may lose a message, it may take 30 s until a waiter asks by itself.
@@ -50,8 +50,9 @@ import (
 //
 // A grant that is pushed counts from when its waiter has asked last, for that was before. If that is more than half a Claim
 // ago, the waiter asks again, and the lease starts anew: one round trip more, while everybody waits. So a waiter that was
-// frozen finds out, when it wakes, whether the lock is still its own. One that wasn't asks ahead of its turn instead: it
-// sees how fast the queue moves, and asks a quarter of a Claim before it expects to be the next.
+// frozen finds out, when it wakes, whether the lock is still its own. So as not to have to, waiters ask ahead of their turn:
+// after two fifths of a Claim each sees how fast the queue moves, and asks again a quarter of a Claim before it expects to be
+// the next. If the queue stands still then, it asks after twice as long each time, until the intervals above are shorter.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
