@@ -57,10 +57,10 @@ func Redis(ctx context.Context, client *redis.Client, opts *redislock.Options, s
 			return fmt.Errorf("fill: locks %d to %d of %d: %w", from+1, to, s.N, err)
 		}
 		for _, cmd := range cmds {
-			switch len(cmd.Val()) {
-			case 1:
+			switch v := cmd.Val(); {
+			case len(v) > 0 && v[0] > 0: // the token
 				c.granted.Add(1)
-			case 2:
+			case len(v) == 2 && v[0] == 0:
 				c.held.Add(1)
 			default:
 				return fmt.Errorf("fill: the acquire script returned %v", cmd.Val())
