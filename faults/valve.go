@@ -28,6 +28,10 @@ const (
 // microseconds, unless a socket's buffer is full, or the socket is gone and nobody has noticed yet.
 const stallTimeout = 10 * time.Second
 
+// deadTimeout is for how long a fault waits for the piece of a stream that has ended. Nobody may write it: when a write
+// fails, the proxy closes the connection and leaves the pipe with what it has.
+const deadTimeout = stallTimeout / 2
+
 // valve is a toxic that rules one direction of every connection of a link. It stays in place for the link's whole life
 // and only changes what it does: adding and removing the stock toxics says nothing of bytes on their way to a socket,
 // and can hang when a connection has died (https://github.com/Shopify/toxiproxy/issues/558).
@@ -202,6 +206,9 @@ func (v *valve) Pipe(stub *toxics.ToxicStub) {
 		switch {
 		case p.flow == stall:
 			output, head = stub.Output, barrier()
+			if source == nil {
+				due = time.After(deadTimeout)
+			}
 		case wait > 0:
 			due = time.After(wait)
 		case p.hands() && len(p.queue) > 0:
@@ -227,6 +234,9 @@ func (v *valve) Pipe(stub *toxics.ToxicStub) {
 				p.queue = p.queue[1:]
 			}
 		case <-due:
+			if p.flow == stall {
+				p.flow = shut
+			}
 		case <-changed:
 		}
 	}
@@ -270,7 +280,7 @@ func (v *valve) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 	if p.epoch != v.epoch {
 		switch {
 		case p.flow == drop || p.flow == shut:
-			p.flow = shut
+			p.flow = shut // whatever comes
 		case (p.flow == hold || p.flow == delay) && v.flow == pass && len(p.queue) > 0:
 			p.flow = pass
 			p.queue = append(p.queue, barrier())

@@ -138,6 +138,28 @@ func TestValveStalled(t *testing.T) {
 	})
 }
 
+// A pipe whose connection has died with a piece that nobody takes keeps no fault from coming into force.
+func TestValveDead(t *testing.T) {
+	for _, f := range []flow{hold, drop, delay} {
+		synctest.Test(t, func(t *testing.T) {
+			v, in, out := runPipe()
+			for _, s := range []string{"a", "b"} {
+				in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()}
+				if s == "a" {
+					require.Equal(t, "a", string((<-out).Data)) // and its writing fails
+				}
+			}
+			close(in)
+			start := time.Now()
+			heal, err := inject(t.Context(), "test", strike{new(Link), v, f, time.Hour})
+			require.NoError(t, err)
+			require.Equal(t, deadTimeout, time.Since(start))
+			require.NoError(t, heal(t.Context()))
+			require.NoError(t, v.drained(t.Context()))
+		})
+	}
+}
+
 // In virtual time, where a delay is exact: a piece leaves when the delay has passed since it came, no matter how many
 // are under way, and so does the stream's end.
 func TestValveDelays(t *testing.T) {
