@@ -231,7 +231,7 @@ func (s *scene) atServer(it item) bool {
 func (s *scene) domain() {
 	first := true
 	for _, it := range s.items {
-		if !it.timed || it.Kind == history.KindFinal || it.Kind == history.KindEnd {
+		if !it.timed || slices.Contains([]history.Kind{history.KindDoubt, history.KindFinal, history.KindEnd}, it.Kind) {
 			continue
 		}
 		if first {
@@ -542,6 +542,8 @@ func (it item) sentence() string {
 		return it.decisionSentence()
 	case history.KindFinal:
 		return "read the final value; " + plural(it.Stale, "refusal") + " counted by the resource"
+	case history.KindDoubt:
+		return "found that the hazard never came about: " + clean(it.Detail, 200)
 	case history.KindEnd:
 		return "closed the history"
 	case history.KindRun:

@@ -51,8 +51,8 @@ type Runner struct {
 	OnEvent func(e history.Event)
 }
 
-// Outcome is a run's history and what the judge says of it. Where the times of the history show that the hazard never came
-// about, it is inconclusive whatever the judge says, who looks at no times: see [Worker].
+// Outcome is a run's history and what the judge says of it. Where times show that the hazard never came about, the history
+// says so: see [Worker].
 type Outcome struct {
 	Events []history.Event
 	history.Result
@@ -100,9 +100,6 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	}
 	err := p.guarded(ctx)
 	o := &Outcome{p.events, history.Judge(p.events)}
-	if why := tooEarly(&s, p.events); len(why) > 0 {
-		o.Verdict, o.Findings = history.Inconclusive, append(why, o.Findings...)
-	}
 	if err != nil {
 		err = fmt.Errorf("scenarios: %s, fencing %s: %w", s.Name, f, err)
 		if o.Verdict == history.Safe {
@@ -556,6 +553,9 @@ func (p *play) finish(ctx context.Context) error {
 	}
 	if err := p.resource.end(ctx); err != nil {
 		return err
+	}
+	for _, why := range tooEarly(p.s, p.events) {
+		p.add(history.Event{Kind: history.KindDoubt, Detail: why})
 	}
 	p.add(history.Event{Kind: history.KindEnd})
 	return nil

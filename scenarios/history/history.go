@@ -34,6 +34,7 @@ const (
 	KindReport   Kind = "report"   // a worker reached a checkpoint or tells an outcome, in Name
 	KindFault    Kind = "fault"    // the controller injected or healed a fault; Name and Target
 	KindDecision Kind = "decision" // the resource accepted or refused; Op, Fence, Seen, Accepted, Value
+	KindDoubt    Kind = "doubt"    // the times show that the hazard never came about; Detail says how
 	KindFinal    Kind = "final"    // the resource's value after the run; Value, Seen
 	KindEnd      Kind = "end"      // the last event: the history is complete
 )

@@ -40,7 +40,8 @@ func (f fence) String() string {
 }
 
 // Judge says what a history shows. It trusts nobody's opinion: it keeps its own account of the greatest fence and of the
-// ledger that must be there, from the resource's decisions in their order. Times mean nothing to it.
+// ledger that must be there, from the resource's decisions in their order. Times mean nothing to it: what they show, the
+// runner has put into the history.
 //
 // Violated:
 //   - a write was accepted whose fence was not greater than that of every write and fenced read accepted before it, or
@@ -56,6 +57,7 @@ func (f fence) String() string {
 //   - a worker has not ended, or has failed;
 //   - fewer than two grants, or grants of different locks, or no accepted write;
 //   - no holder did anything after its successor's grant, and none was killed, so that the hazard never came about;
+//   - the history says for another reason that it didn't (without fencing, whatever is violated);
 //   - the lock's tokens do not grow, unless that is the hazard, and then that they do; or somebody uses a token that it was
 //     not granted;
 //   - the resource looked at the fence where the run says that it doesn't, or the other way round;
@@ -74,10 +76,10 @@ func Judge(events []Event) Result {
 	}
 	j.end()
 	switch {
-	case len(j.violations) > 0:
-		j.Verdict, j.Findings = Violated, j.violations
-	case len(j.doubts) > 0:
-		j.Verdict, j.Findings = Inconclusive, j.doubts
+	case len(j.violations) > 0 && (len(j.missed) == 0 || j.fenced()): // without fencing it would show nothing of the hazard
+		j.Verdict, j.Findings = Violated, slices.Concat(j.violations, j.missed)
+	case len(j.missed)+len(j.doubts) > 0:
+		j.Verdict, j.Findings = Inconclusive, slices.Concat(j.missed, j.doubts, j.violations)
 	default:
 		j.Verdict = Safe
 	}
@@ -87,6 +89,7 @@ func Judge(events []Event) Result {
 type judge struct {
 	Result
 	violations, doubts []string
+	missed             []string // why the hazard never came about
 
 	fencing Fencing // "" if the history doesn't say
 	keys    map[string]*keyState
@@ -183,6 +186,8 @@ func (j *judge) fenced() bool { return j.fencing == FencingWrites || j.fencing =
 func (j *judge) event(e *Event) {
 	switch e.Kind {
 	case KindRun, KindEnd:
+	case KindDoubt:
+		j.missed = append(j.missed, e.Detail)
 	case KindReport:
 		j.report(e)
 	case KindFault:

@@ -167,6 +167,31 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestDoubt: where the hazard never came about, a run shows nothing of it, but a resource that should have refused is as
+// wrong as ever.
+func TestDoubt(t *testing.T) {
+	const why = "B was granted the lock 1s before the end of A's lease"
+	for name, want := range map[string]struct {
+		verdict history.Verdict
+		first   string
+	}{
+		"safe-late-write-refused":               {history.Inconclusive, why},
+		"violated-stale-write-lower-token":      {history.Violated, "a stale write was accepted"},
+		"violated-second-ledger-loses-an-entry": {history.Inconclusive, why}, // without fencing
+		"violated-fence-of-a-read-forgotten":    {history.Violated, "the resource forgot a fence"},
+		"inconclusive-live-reader-refused":      {history.Inconclusive, why},
+		"inconclusive-hazard-never-came-about":  {history.Inconclusive, why},
+	} {
+		events := load(t, name)
+		plain := history.Judge(events)
+		events = slices.Insert(events, len(events)-1, history.Event{Kind: history.KindDoubt, Detail: why})
+		got := history.Judge(events)
+		require.Equal(t, want.verdict, got.Verdict, name)
+		require.Contains(t, got.Findings[0], want.first, name)
+		require.Subset(t, got.Findings, append(plain.Findings, why), name)
+	}
+}
+
 func TestJudgeCounts(t *testing.T) {
 	got := history.Judge(load(t, "violated-stale-write-lower-token"))
 	require.Equal(t, 1, got.Stale)

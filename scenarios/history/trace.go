@@ -92,6 +92,8 @@ func traceLine(e *Event, rank func(uint64) string) string {
 		return line
 	case KindFinal:
 		return fmt.Sprintf("final %s, %d refused", ledger, e.Stale)
+	case KindDoubt:
+		return "the hazard never came about"
 	case KindEnd:
 		return ""
 	}
