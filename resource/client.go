@@ -37,7 +37,7 @@ type ClientOptions struct {
 // That holds for HTTP/1.1, which is what the client speaks. A transport in [ClientOptions].HTTPClient that speaks HTTP/2
 // also repeats a request that a server has reset as a protocol error, whatever was done with it.
 //
-// A write's error other than [*StaleTokenError] leaves open whether the write took effect; repeating the call tells.
+// A write's error other than [*StaleTokenError] and [ErrTooLarge] leaves open whether the write took effect; repeating the call tells.
 type Client struct {
 	http     *http.Client
 	base     string
@@ -191,7 +191,11 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	if json.Unmarshal(body, &p) != nil || p.Error == "" {
 		return Record{}, errors.New(resp.Status)
 	}
-	return Record{}, fmt.Errorf("%s: %s", resp.Status, p.Error)
+	err = fmt.Errorf("%s: %s", resp.Status, p.Error)
+	if resp.StatusCode == http.StatusRequestEntityTooLarge {
+		err = fmt.Errorf("%w: %w", ErrTooLarge, err)
+	}
+	return Record{}, err
 }
 
 // checkEnforced returns an error if the answer to an accepted call with fence f shows that nobody looked at f: an accepted

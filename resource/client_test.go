@@ -257,7 +257,9 @@ func TestClientMaxBody(t *testing.T) {
 	require.Len(t, rec.Value, 5000)
 	_, err = c.Read(t.Context(), "large")
 	require.ErrorContains(t, err, "larger than the limit of 5000 bytes")
-	require.ErrorContains(t, c.Write(t.Context(), "k", five, make([]byte, 1<<20+1)), "413 Request Entity Too Large: the value is larger than the limit of 1048576 bytes")
+	err = c.Write(t.Context(), "k", five, make([]byte, 1<<20+1))
+	require.ErrorIs(t, err, resource.ErrTooLarge)
+	require.ErrorContains(t, err, "413 Request Entity Too Large: the value is larger than the limit of 1048576 bytes")
 }
 
 // TestClientContext ends ctx while the server holds the answer back.
