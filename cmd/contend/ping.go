@@ -106,15 +106,14 @@ func (p *passer) Acquire(ctx context.Context, key string) (load.Lease, error) {
 	return nil, err
 }
 
+var makeBaton = redis.NewScript(`return redis.call('SETNX', KEYS[2], 1) == 1 and redis.call('RPUSH', KEYS[1], 'baton') or 0`)
+
 // make gives the list of key its element, unless somebody has.
 func (p *passer) make(ctx context.Context, key string) error {
 	if _, ok := p.made.Load(key); ok {
 		return nil
 	}
-	first, err := p.client.SetNX(ctx, key+":made", 1, 0).Result()
-	if err == nil && first {
-		err = p.client.RPush(ctx, key, "baton").Err()
-	}
+	err := makeBaton.Run(ctx, p.client, []string{key, key + ":made"}).Err()
 	if err == nil {
 		p.made.Store(key, true)
 	}
