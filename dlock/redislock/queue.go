@@ -50,9 +50,10 @@ import (
 //
 // A grant that is pushed counts from when its waiter has asked last, for that was before. If that is more than half a Claim
 // ago, the waiter asks again, and the lease starts anew: one round trip more, while everybody waits. So a waiter that was
-// frozen finds out, when it wakes, whether the lock is still its own. So as not to have to, waiters ask ahead of their turn:
-// after two fifths of a Claim each sees how fast the queue moves, and asks again a quarter of a Claim before it expects to be
-// the next. If the queue stands still then, it asks after twice as long each time, until the intervals above are shorter.
+// frozen finds out, when it wakes, whether the lock is still its own. So as not to have to, waiters ask ahead of their turn,
+// if no more than a thousand were before them: after two fifths of a Claim each sees how fast the queue moves, and asks again
+// a quarter of a Claim before it expects to be the next. If the queue stands still then, it asks after twice as long each
+// time, until the intervals above are shorter.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
