@@ -48,6 +48,7 @@ type sweep struct {
 	// Connections is how many clients the contenders of a lock share, if not one each.
 	Connections map[string]int `json:"connections"`
 	Processes   int            `json:"processes"`
+	Processors  int            `json:"processors"`
 	Duration    load.Duration  `json:"duration"`
 	Warmup      load.Duration  `json:"warmup"`
 }
@@ -116,6 +117,7 @@ func (e *experiment) round(round int) (all []load.Config, err error) {
 		c.Name = cmp.Or(s.Name, c.Name)
 		c.Keys, c.Zipf = max(1, cmp.Or(s.Keys, c.Keys)), cmp.Or(s.Zipf, c.Zipf)
 		c.Processes = max(1, cmp.Or(s.Processes, c.Processes))
+		c.Processors = cmp.Or(s.Processors, c.Processors)
 		c.Delay = cmp.Or(s.Delay, c.Delay)
 		c.Duration, c.Warmup = cmp.Or(s.Duration, c.Duration), cmp.Or(s.Warmup, c.Warmup)
 		for _, c.Work = range orElse(s.Work, c.Work) {
@@ -216,6 +218,9 @@ func describe(c load.Config) string {
 	s := fmt.Sprintf("%s, %d contenders, work %v", c.Backend, c.Contenders, c.Work)
 	if c.Rate > 0 {
 		s += fmt.Sprintf(", %g arrivals/s on %d keys", c.Rate, c.Keys)
+	}
+	if c.Processors > 0 {
+		s += fmt.Sprintf(", on %d processors", c.Processors)
 	}
 	if c.Delay > 0 {
 		s += fmt.Sprintf(", delay %v", c.Delay)

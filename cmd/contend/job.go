@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -58,6 +59,9 @@ func (j job) begin(ctx context.Context) error {
 func (j job) run(ctx context.Context, reg prometheus.Registerer, ready func(context.Context) error, onSample func(load.Sample)) (*load.Result, error) {
 	c := j.Config
 	c.Prefix = j.Prefix
+	if c.Processors > 0 {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.Processors))
+	}
 	addrs := j.Addrs
 	if c.Delay > 0 {
 		if len(addrs) == 0 {

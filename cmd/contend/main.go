@@ -59,6 +59,7 @@ together, and -merge adds their results up.`,
   contend -rate 5000 -keys 10000000 -backend ping              # and its floor
   contend -closed -contenders 1000 -processes 4 -work 5ms      # four processes
   contend -closed -testbed auto -delay 250us                   # over a network
+  contend -closed -testbed auto -processors 1                  # the server has the other processors to itself
   contend -experiment reports/results/contention
   contend -closed -start-at 2026-11-21T12:00:00Z -o -          # on each of several hosts
   contend -merge logs                                          # what they have printed`,
@@ -93,6 +94,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	fs.IntVar(&c.Contenders, "contenders", 200, "how many acquisitions can be under way at a time")
 	fs.IntVar(&c.Connections, "connections", 0, "how many clients the contenders share; 0: each has one of its own")
 	fs.IntVar(&c.Processes, "processes", 1, "over how many processes the contenders are spread")
+	fs.IntVar(&c.Processors, "processors", 0, "how many processors each process of the load uses at a time; 0: all, for which it competes\nwith a server on the same host")
 	fs.Uint64Var(&c.Keys, "keys", 1, "how many keys there are; 1 is a hot key")
 	fs.Float64Var(&c.Zipf, "zipf", 0, "the exponent of the keys' popularity, more than 1; 0: all are equally popular")
 	closed := fs.Bool("closed", false, "the closed model, instead of arrivals at -rate")

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -169,6 +170,21 @@ func TestDelay(t *testing.T) {
 	}
 	err := run(t.Context(), []string{"-delay", "-1ms"}, io.Discard)
 	require.ErrorContains(t, err, "delay must not be negative")
+}
+
+// TestProcessors: the load leaves processors to others, also in other processes, and this one has its own back afterwards.
+func TestProcessors(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
+	for _, c := range []struct{ processors, processes, used int }{{2, 1, 2}, {0, 1, 3}, {1, 2, 1}} {
+		name := fmt.Sprintf("%d/%d", c.processors, c.processes)
+		_, res := measured(t, "-closed", "-contenders", "2", "-processors", strconv.Itoa(c.processors), "-processes", strconv.Itoa(c.processes),
+			"-prefix", t.Name()+name+"/")
+		require.Equal(t, c.used, res.Machine.Used, name)
+		require.Equal(t, c.processors, res.Config.Processors, name)
+		require.Equal(t, 3, runtime.GOMAXPROCS(0), name)
+	}
+	err := run(t.Context(), []string{"-processors", "-1"}, io.Discard)
+	require.ErrorContains(t, err, "-1 processors; 0 is all that there are")
 }
 
 // TestNowhereToWrite: it is known before the run that its result can't be written, and not after it.
@@ -375,7 +391,7 @@ func TestExperiment(t *testing.T) {
 		"defaults": {"ttl": "10s", "duration": "100ms", "warmup": "50ms", "seed": 1},
 		"sweeps": [
 			{"name": "a", "backends": ["redis", "redislock"], "contenders": [2, 4], "work": ["0s", "1ms"]},
-			{"name": "b", "backends": ["redis-spin", "ping"], "contenders": [4], "connections": {"redis-spin": 2, "ping": 2}, "rates": [100], "keys": 10, "delay": "1ms"}
+			{"name": "b", "backends": ["redis-spin", "ping"], "contenders": [4], "connections": {"redis-spin": 2, "ping": 2}, "rates": [100], "keys": 10, "delay": "1ms", "processors": 1}
 		]}`
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
@@ -386,14 +402,14 @@ func TestExperiment(t *testing.T) {
 	for line := range bytes.Lines(b) {
 		var r load.Result
 		require.NoError(t, json.Unmarshal(line, &r))
-		got = append(got, fmt.Sprintf("%s %s %d/%d %v %v %d %v", r.Config.Name, r.Config.Backend, r.Config.Contenders, r.Config.Connections, r.Config.Work, r.Config.Rate, r.Config.Keys, r.Config.Delay))
+		got = append(got, fmt.Sprintf("%s %s %d/%d %v %v %d %v %d", r.Config.Name, r.Config.Backend, r.Config.Contenders, r.Config.Connections, r.Config.Work, r.Config.Rate, r.Config.Keys, r.Config.Delay, r.Config.Processors))
 		require.Contains(t, r.Machine.Server, "(external)")
 		require.Positive(t, r.Seconds)
 	}
 	require.Equal(t, []string{
-		"a redis 2/2 0s 0 1 0s", "a redislock 2/2 0s 0 1 0s", "a redis 4/4 0s 0 1 0s", "a redislock 4/4 0s 0 1 0s",
-		"a redis 2/2 1ms 0 1 0s", "a redislock 2/2 1ms 0 1 0s", "a redis 4/4 1ms 0 1 0s", "a redislock 4/4 1ms 0 1 0s",
-		"b redis-spin 4/2 0s 100 10 1ms", "b ping 4/2 0s 100 10 1ms",
+		"a redis 2/2 0s 0 1 0s 0", "a redislock 2/2 0s 0 1 0s 0", "a redis 4/4 0s 0 1 0s 0", "a redislock 4/4 0s 0 1 0s 0",
+		"a redis 2/2 1ms 0 1 0s 0", "a redislock 2/2 1ms 0 1 0s 0", "a redis 4/4 1ms 0 1 0s 0", "a redislock 4/4 1ms 0 1 0s 0",
+		"b redis-spin 4/2 0s 100 10 1ms 1", "b ping 4/2 0s 100 10 1ms 1",
 	}, got)
 }
 

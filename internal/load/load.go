@@ -89,6 +89,8 @@ func (c *Config) Check() error {
 		return fmt.Errorf("load: a zipf exponent of %v; it must be more than 1, or 0 for keys that are equally popular", c.Zipf)
 	case c.Rate < 0:
 		return fmt.Errorf("load: a rate of %v arrivals a second; 0 is the closed model", c.Rate)
+	case c.Processors < 0:
+		return fmt.Errorf("load: %d processors; 0 is all that there are", c.Processors)
 	case c.Work < 0 || c.Warmup < 0 || c.Delay < 0:
 		return errors.New("load: work, warm-up and delay must not be negative")
 	case c.Duration < Duration(time.Millisecond):
@@ -158,7 +160,7 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	res.Config.Processes = max(c.Processes, 1)
 	res.Parts = []Part{{ID: uuid.NewString(), Seed: c.Seed}}
 	res.Machine = Machine{
-		OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version(), GC: gcPercent(),
+		OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Used: runtime.GOMAXPROCS(0), Go: runtime.Version(), GC: gcPercent(),
 		Server: o.Server, Library: o.Library,
 	}
 	if c.Rate > 0 {

@@ -19,6 +19,9 @@ type Config struct {
 	Connections int `json:"connections"`
 	// Processes is over how many processes the contenders are spread.
 	Processes int `json:"processes"`
+	// Processors is how many processors each of them uses at a time, its GOMAXPROCS; 0: all that there are. A load that
+	// uses all of them competes for them with a server on the same host. It is the caller's of [Run] to see to it.
+	Processors int `json:"processors,omitempty"`
 	// Keys is the number of keys; 1 is a hot key.
 	Keys uint64 `json:"keys"`
 	// Zipf is the exponent of the keys' popularity, more than 1; 0: all are equally popular.
@@ -97,6 +100,7 @@ type Machine struct {
 	OS      string `json:"os"`
 	Arch    string `json:"arch"`
 	Cores   int    `json:"cores"`
+	Used    int    `json:"gomaxprocs,omitempty"` // of the cores, how many each process of the load used at a time; 0: unknown
 	Go      string `json:"go"`
 	GC      int    `json:"gogc,omitempty"`    // GOGC of the load, in per cent; -1: no garbage collection; 0: unknown
 	Server  string `json:"server,omitempty"`  // as the server says, "3 × etcd 3.6.16 (local)"; empty: unknown
