@@ -8,16 +8,20 @@ import (
 	"time"
 )
 
-// Bar shows how far a fill has come: on a terminal one line that is drawn again and again, elsewhere a line each time.
+// Bar shows how far a fill has come: on a terminal some lines that are drawn again and again, elsewhere a line each time.
 type Bar struct {
 	w        io.Writer
 	terminal bool
 	total    uint64
 	began    time.Time
-	last     time.Time // of the last line
+	last     time.Time // of the last drawing
 	done     uint64    // at that time
-	width    int       // of what stands on the terminal's line
+	rows     int       // of the last drawing, on a terminal
 }
+
+// columns are as many as a terminal has at least. A line that is longer goes on in the next row, and a drawing over it would
+// leave its first row behind.
+const columns = 79
 
 // NewBar starts to count time now.
 func NewBar(w io.Writer, total uint64) *Bar {
@@ -47,26 +51,48 @@ func (b *Bar) show(now time.Time, done uint64, more string) error {
 	if b.total > 0 {
 		part = float64(done) / float64(b.total)
 	}
-	line := fmt.Sprintf("%5.1f %%  %s of %s  %s/s", 100*part, Short(float64(done)), Short(float64(b.total)), Short(rate))
+	fields := []string{
+		fmt.Sprintf("%5.1f %%", 100*part), Short(float64(done)) + " of " + Short(float64(b.total)), Short(rate) + "/s",
+	}
 	if mean := Rate(done, now.Sub(b.began)); done < b.total && mean > 0 { // the mean, for the last moment's rate would make it jump
-		line += fmt.Sprintf("  ETA %v", time.Duration(float64(b.total-done)/mean*float64(time.Second)).Round(time.Second))
+		fields = append(fields, fmt.Sprintf("ETA %v", time.Duration(float64(b.total-done)/mean*float64(time.Second)).Round(time.Second)))
 	}
 	if more != "" {
-		line += "  " + more
+		fields = append(fields, strings.Split(more, gap)...)
 	}
 	if !b.terminal {
-		_, err := fmt.Fprintln(b.w, line)
+		_, err := fmt.Fprintln(b.w, strings.Join(fields, gap))
 		return err
 	}
 	full := int(part * cells)
-	line = "[" + strings.Repeat("=", full) + strings.Repeat(" ", cells-full) + "] " + line
-	blank := max(0, b.width-len(line)) // over what a longer line has left there
-	b.width = len(line)
-	_, err := fmt.Fprint(b.w, "\r"+line+strings.Repeat(" ", blank))
+	fields[0] = "[" + strings.Repeat("=", full) + strings.Repeat(" ", cells-full) + "] " + fields[0]
+	rows := wrap(fields, columns)
+	start := "\r"
+	if b.rows > 1 {
+		start += fmt.Sprintf("\x1b[%dA", b.rows-1) // up
+	}
+	b.rows = len(rows)
+	_, err := fmt.Fprint(b.w, start+"\x1b[J"+strings.Join(rows, "\n")) // over what was there, to the screen's end
 	return err
 }
 
-// End leaves the terminal's line.
+// gap stands between fields.
+const gap = "  "
+
+// wrap puts fields into rows of so many letters, as far as none is longer by itself.
+func wrap(fields []string, width int) []string {
+	rows := []string{fields[0]}
+	for _, f := range fields[1:] {
+		if last := &rows[len(rows)-1]; len(*last)+len(gap)+len(f) <= width {
+			*last += gap + f
+		} else {
+			rows = append(rows, f)
+		}
+	}
+	return rows
+}
+
+// End leaves the terminal's last line.
 func (b *Bar) End() error {
 	if !b.terminal {
 		return nil

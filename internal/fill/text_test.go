@@ -29,11 +29,21 @@ func TestBar(t *testing.T) {
 	require.NoError(t, bar.ShowAt(time.Second, 1, "a long line"))
 	require.NoError(t, bar.ShowAt(2*time.Second, 4, ""))
 	require.NoError(t, bar.End())
-	lines := strings.Split(out.String(), "\r")
-	require.Equal(t, "[=====               ]  25.0 %  1 of 4  1/s  ETA 3s  a long line", lines[1])
-	require.Equal(t, "[====================] 100.0 %  4 of 4  3/s", strings.TrimSpace(lines[2]))
-	require.Len(t, lines[2], len(lines[1])+1, "the longer line is overwritten")
-	require.True(t, strings.HasSuffix(lines[2], "\n"))
+	require.Equal(t, "\r\x1b[J[=====               ]  25.0 %  1 of 4  1/s  ETA 3s  a long line"+
+		"\r\x1b[J[====================] 100.0 %  4 of 4  3/s\n", out.String())
+
+	out.Reset()
+	bar = fill.NewBar(&out, 10_000_000)
+	bar.OnTerminal()
+	const sample = "used 49.5MB, RSS 66MB (1.35)  373k keys, 187k with a TTL  expired 0 (stale 0 %)  ping 8.418ms, max 15.284ms"
+	require.NoError(t, bar.ShowAt(time.Second, 1_000_000, sample))
+	require.NoError(t, bar.ShowAt(10*time.Second, 10_000_000, sample))
+	require.NoError(t, bar.End())
+	require.Equal(t, "\r\x1b[J[==                  ]  10.0 %  1M of 10M  1M/s  ETA 9s\n"+
+		"used 49.5MB, RSS 66MB (1.35)  373k keys, 187k with a TTL  expired 0 (stale 0 %)\n"+
+		"ping 8.418ms, max 15.284ms"+
+		"\r\x1b[2A\x1b[J[====================] 100.0 %  10M of 10M  1M/s  used 49.5MB, RSS 66MB (1.35)\n"+
+		"373k keys, 187k with a TTL  expired 0 (stale 0 %)  ping 8.418ms, max 15.284ms\n", out.String())
 }
 
 func TestShort(t *testing.T) {
