@@ -153,9 +153,14 @@ func TestTenMillionKeys(t *testing.T) {
 	each := func(l, empty footprint.Line) float64 {
 		return (float64(l.Etcd.DBSize) - float64(empty.Etcd.DBSize)) / float64(l.Count)
 	}
+	sharedEnded, leasesEnded := each(shared["release"], shared["empty"]), each(leases["expire"], leases["empty"])
+	fit := func(quota, bytes float64) string { return fill.Short(quota / bytes) }
+	const gib = 1 << 30
 	region(t, keysDir, "table: etcd bytes", table("bytes of the file for each | locks on one lease | locks with a lease each",
 		fmt.Sprintf("lock that was made | %.0f | %.0f", each(shared["fill"], shared["empty"]), each(leases["fill"], leases["empty"])),
-		fmt.Sprintf("lock that was made and has ended | %.0f | %.0f", each(shared["release"], shared["empty"]), each(leases["expire"], leases["empty"]))))
+		fmt.Sprintf("lock that was made and has ended | %.0f | %.0f", sharedEnded, leasesEnded),
+		fmt.Sprintf("made and ended until 2 GiB are full, without compaction | %s | %s", fit(2*gib, sharedEnded), fit(2*gib, leasesEnded)),
+		fmt.Sprintf("until 8 GiB are full | %s | %s", fit(8*gib, sharedEnded), fit(8*gib, leasesEnded))))
 }
 
 // TestTokenCosts keeps the page what its data says.
@@ -163,7 +168,7 @@ func TestTokenCosts(t *testing.T) {
 	lines := recorded(t, costsDir)
 	region(t, costsDir, "machine", machine(lines))
 	var costs, tokens []string
-	p50 := map[string]float64{} // by source and servers
+	p50, rate := map[string]float64{}, map[string]float64{} // by source and servers
 	first := 0.0
 	for _, l := range lines {
 		switch c := l.Cost; l.Kind {
@@ -171,7 +176,7 @@ func TestTokenCosts(t *testing.T) {
 			if len(costs) == 0 {
 				first = float64(c.P50)
 			}
-			p50[fmt.Sprint(c.Source, c.Servers)] = float64(c.P50)
+			p50[fmt.Sprint(c.Source, c.Servers)], rate[fmt.Sprint(c.Source, c.Servers)] = float64(c.P50), c.PerSecond
 			costs = append(costs, fmt.Sprintf("%s | %d | %.0f µs | %.2f | %.1f ms | %s", c.Source, c.Servers,
 				float64(c.P50)/1e3, float64(c.P50)/first, float64(c.P99)/1e6, fill.Short(c.PerSecond)))
 		case footprint.KindTokens:
@@ -181,8 +186,10 @@ func TestTokenCosts(t *testing.T) {
 	region(t, costsDir, "table: costs", table("token | servers | median | × the first row | p99 | a second, 64 clients", costs...))
 	region(t, costsDir, "table: tokens", table("lock | tokens of a | of b", tokens...))
 	require.Equal(t, 64, lines[0].Setup.Config.Tokens.Clients)
-	set, incr, both := p50["Redis: SET NX PX, a lock without a token1"], p50["Redis: INCR, a token without a lock1"], p50["Redis: `redislock`, INCR in the script1"]
+	const bare, script = "Redis: SET NX PX, a lock without a token1", "Redis: `redislock`, INCR in the script1"
+	set, incr, both := p50[bare], p50["Redis: INCR, a token without a lock1"], p50[script]
 	require.Less(t, both, set+incr, "the token costs less than a round trip of its own")
+	require.Less(t, rate[script], rate[bare], "and the server more than a SET")
 	one, three := p50["etcd: Put, a token without a lock1"], p50["etcd: Put, a token without a lock3"]
 	require.Greater(t, one, 10*both, "a revision costs an order of magnitude more")
 	require.Greater(t, three, one, "and more with a majority")
