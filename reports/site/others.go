@@ -2,10 +2,16 @@ package site
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 	"time"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/fencelab/fencelab/internal/footprint"
 	"github.com/fencelab/fencelab/reports"
@@ -122,4 +128,61 @@ func memory(data []byte) (*derived, error) {
 		}
 	}
 	return d, nil
+}
+
+// shortSources are the sources of tokens as a tick has them, for which there is little room.
+var shortSources = map[string]string{
+	"Redis: SET NX PX, a lock without a token":  "SET",
+	"Redis: INCR, a token without a lock":       "INCR",
+	"Redis: `redislock`, INCR in the script":    "script",
+	"etcd: Put, a token without a lock":         "Put",
+	"etcd: `etcdlock`, the revision of its key": "lock",
+}
+
+// tokens draws what a token costs, a place on the axis for each source.
+func tokens(data []byte) (*derived, error) {
+	all, err := footprint.Decode(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	p50 := line{name: "median", look: look{"blue", solid, draw.CircleGlyph{}}, points: true}
+	p99 := line{name: "99 %", look: look{"red", solid, draw.PyramidGlyph{}}, points: true}
+	rate := line{name: "64 clients", look: look{"green", solid, draw.BoxGlyph{}}, points: true}
+	var x axis
+	most, least := 0.0, math.Inf(1) // of the medians in Redis, and in etcd
+	for _, l := range all {
+		if l.Cost == nil {
+			continue
+		}
+		at := float64(len(p50.xs))
+		for _, q := range []*line{&p50, &p99, &rate} {
+			q.xs = append(q.xs, at)
+		}
+		ms := float64(l.Cost.P50) / 1e6
+		if strings.HasPrefix(l.Cost.Source, "Redis") {
+			most = max(most, ms)
+		} else {
+			least = min(least, ms)
+		}
+		p50.ys, p99.ys = append(p50.ys, ms), append(p99.ys, float64(l.Cost.P99)/1e6)
+		rate.name = fmt.Sprintf("%d clients", l.Cost.Clients)
+		rate.ys = append(rate.ys, l.Cost.PerSecond)
+		name := cmp.Or(shortSources[l.Cost.Source], l.Cost.Source)
+		if l.Cost.Servers > 1 {
+			name = fmt.Sprintf("%d×%s", l.Cost.Servers, name)
+		}
+		x.ticks = append(x.ticks, plot.Tick{Value: at, Label: name})
+	}
+	if len(p50.xs) == 0 {
+		return nil, errors.New("no source was measured in it")
+	}
+	x.min, x.max = -0.4, float64(len(p50.xs))-0.6
+	return &derived{charts: map[string]*chart{"costs": {
+		title: fmt.Sprintf("The median of a token for one client: %s ms at most from Redis, %s ms at least from etcd", number(most), number(least)),
+		about: "Above, milliseconds for one token of one client, median and 99th percentile, for each source. Below, tokens a second of many clients. The table has the numbers.",
+		panels: []panel{
+			{heading: "ms for one token", height: 200, x: x, y: logAxis("", append(slices.Clone(p50.ys), p99.ys...)...), lines: []line{p50, p99}},
+			{heading: "tokens a second", height: 160, x: x, y: logAxis("", rate.ys...), lines: []line{rate}},
+		},
+	}}}, nil
 }

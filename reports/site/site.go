@@ -25,6 +25,7 @@ var sources = []struct {
 	{"fairness", "data.jsonl", fairness},
 	{"holder-killed", "runs.jsonl", blocked},
 	{"ten-million-keys", "data.jsonl", memory},
+	{"token-costs", "data.jsonl", tokens},
 }
 
 // Files are contents by the path that a file has below a folder, with slashes.
