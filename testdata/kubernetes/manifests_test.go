@@ -145,6 +145,8 @@ func TestManifests(t *testing.T) {
 	require.Subset(t, job.Template.Labels, monitors[0].Spec.Selector.MatchLabels)
 	require.Equal(t, contend.Ports[0].Name, *monitors[0].Spec.PodMetricsEndpoints[0].Port)
 	require.Equal(t, monitoring.PrometheusProto, monitors[0].Spec.ScrapeProtocols[0])
+	require.NotNil(t, monitors[0].Spec.ScrapeNativeHistograms)
+	require.True(t, *monitors[0].Spec.ScrapeNativeHistograms)
 	require.Equal(t, "9100", job.Template.Annotations["prometheus.io/port"])
 	require.Equal(t, ":9100", config.Data["FENCELAB_METRICS"])
 	require.EqualValues(t, 9100, contend.Ports[0].ContainerPort)
