@@ -4,7 +4,7 @@
 -- entry in the queue up to its name, the most that may wait, and anything if it may be in the queue already.
 -- Returns {token}, or {token, 1} if the lock was the owner's already; or {0, ms until the holder's lease ends}; or, to one
 -- that waits, {0, ms, its place in the queue from 1}, where ms is -1 unless it is first; to one that may have been in the
--- queue also {..., the queue's length, the last token}; or {-1} if too many wait.
+-- queue also {..., the queue's length, the last token, how many listen for it}; or {-1} if too many wait.
 local lock, fence, queue = KEYS[1], KEYS[2], KEYS[3]
 local owner, ttl, floor, counted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
@@ -17,7 +17,7 @@ if holder == owner then
 end
 if not holder then
   -- Whoever waits was here first.
-  local first, token = hand_over(lock, fence, floor, queue, counted, ARGV[5] and owner)
+  local first, token = hand_over(lock, fence, floor, queue, counted, owner)
   if not first then
     if token then -- what is wrong with the counter
       return redis.error_reply(token)
@@ -61,4 +61,5 @@ else
   length = place
 end
 redis.call('PEXPIRE', queue, kept)
-return {0, redis.call('PTTL', lock), place, length, tonumber(redis.call('GET', fence)) or 0}
+local last = tonumber(redis.call('GET', fence)) or 0
+return {0, redis.call('PTTL', lock), place, length, last, listeners(string.match(entry, '^%d+ (%S+) '), counted)}

@@ -33,11 +33,19 @@ local function hint(lock, queue)
   end
 end
 
+-- listeners is how many listen on a channel.
+-- counted: the server knows all who do, which it doesn't in a Cluster; else it is taken for one.
+local function listeners(channel, counted)
+  if counted ~= '1' then
+    return 1
+  end
+  return redis.call('PUBSUB', 'NUMSUB', channel)[2]
+end
+
 -- hand_over gives the lock, which is nobody's any more, to the first waiter that listens: it takes waiters off the queue,
 -- mints the token, sets the lock to the waiter's short lease, and only then tells the waiter. It returns that waiter and
 -- its token, or nil if there was none. The lock's key is then still what it was.
--- counted: the server knows all who listen, which it doesn't in a Cluster. A waiter that doesn't listen is gone, and is not
--- told, for it could be listening to a server that was the master once.
+-- A waiter that doesn't listen is gone, and is not told, for it could be listening to a server that was the master once.
 -- asker, if given, is a waiter that learns of its grant by this script's reply.
 local function hand_over(lock, fence, floor, queue, counted, asker)
   while true do
@@ -46,7 +54,7 @@ local function hand_over(lock, fence, floor, queue, counted, asker)
       return nil
     end
     local lease, channel, waiter = string.match(entry, '^(%d+) (%S+) (.*)$')
-    if waiter == asker or counted ~= '1' or redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+    if waiter == asker or listeners(channel, counted) > 0 then
       local token, wrong = mint(fence, floor)
       if not token then
         redis.call('LPUSH', queue, entry)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -38,8 +39,10 @@ import (
 //     Claim in all, or each of them every 15 to 30 s, if that is more. One that then finds a lease that ends within Claim
 //     asks again at its end.
 //   - The push is lost. That is a broken connection, and when it is there again every waiter asks. A connection on which
-//     nothing is heard is tried after some seconds. One that was passed over joins the queue again, at its end. Within a
-//     Cluster, whose bus may lose a message, it may take 30 s until a waiter asks by itself.
+//     nothing is heard is tried after some seconds, and one over which the server knows of no subscription, as when it
+//     leads to a server that was the master once, is replaced when a waiter that asks is told so. One that was passed over
+//     joins the queue again, at its end. Within a Cluster, whose bus may lose a message, it may take 30 s until a waiter asks
+//     by itself.
 //   - The waiter gives up. It leaves the queue; if it was granted the lock meanwhile, it hands it on.
 //   - The reply to a request is lost. The waiter asks whether it stands in the queue already. A request that arrives so
 //     late that its sender has gone puts a ghost into the queue. Its process hands on what the ghost is granted, if another
@@ -97,13 +100,16 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (dlock.Grant, erro
 		return dlock.Grant{}, err
 	}
 	defer b.inbox.leave(w)
-	p := place{entry: b.entry(r.TTL)}
+	p := place{entry: b.entry(r.TTL), again: w.again}
 	a, err := b.ask(ctx, once{b.c}, r, p)
 	p.again = true
 	if err != nil && !answered(err) && ctx.Err() == nil && !b.isClosed() {
 		a, err = b.ask(ctx, b.c, r, p)
 	}
 	if err != nil || a.token != 0 {
+		if err != nil && !answered(err) {
+			b.inbox.strayed(r.Owner)
+		}
 		return a.grant(r), err
 	}
 	return b.await(ctx, r, p, w, a)
@@ -113,7 +119,13 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (dlock.Grant, erro
 func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter, a answer) (g dlock.Grant, err error) {
 	defer func() { //nolint:contextcheck // ctx's end is a reason to leave the queue
 		if err != nil && !errors.Is(err, dlock.ErrQueueFull) {
-			b.inbox.background(func(ctx context.Context) { _ = b.release(ctx, r.Key, r.Owner, r.TTL, 0) })
+			b.inbox.mu.Lock()
+			defer b.inbox.mu.Unlock()
+			b.inbox.leaves(r.Owner, func(ctx context.Context) {
+				if err := b.release(ctx, r.Key, r.Owner, r.TTL, 0); err != nil && !errors.Is(err, dlock.ErrLost) {
+					b.inbox.strayed(r.Owner)
+				}
+			})
 		}
 	}()
 	var failing time.Time // since when asking fails
@@ -133,11 +145,15 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter
 		if g := b.handed(r, a, n); g.Fence != 0 {
 			return g, nil
 		}
+		session := b.inbox.current()
 		next, err := b.ask(ctx, b.c, r, p)
 		switch {
 		case err == nil && next.token != 0:
 			return next.grant(r), nil
 		case err == nil:
+			if next.unheard {
+				b.inbox.unheard(session)
+			}
 			a, failing = next, time.Time{}
 			ask = time.Now().Add(o.pause(a))
 			continue
@@ -249,19 +265,28 @@ type inbox struct {
 	// Belong to whoever has the turn: one waiter's read is often shorter than the silence that tells.
 	silent time.Duration // for how long the connection was read without a word
 	tried  bool          // it was tried, and silent counts from there
+	doubt  bool          // the server may not know of the subscription: none was confirmed since there was reason to think so
+	unsure time.Duration // for how long the connection was read in doubt
+	deaf   atomic.Bool   // a reason to doubt: the server doesn't know of the subscription that was confirmed last
 
 	mu      sync.Mutex
 	opening *opening // the attempt to make ps that is under way
 	ps      *redis.PubSub
 	session int // counts the connections
 	closed  bool
-	waiters map[string]*waiter // by owner
-	taken   map[string]taken   // by owner: grants that were learnt of without the push
+	waiters map[string]*waiter  // by owner
+	taken   map[string]taken    // by owner: grants that were learnt of without the push
+	leaving map[string]*leaving // by owner
+	// Owners that may stand in a queue, for their request came to no known end; until their release. Of very many the latest,
+	// in two parts, of which the older one is dropped when the newer one is full or old.
+	astray, earlier map[string]struct{}
+	parted          time.Time // when the newer part began
 }
 
 // waiter is a call of Acquire that waits.
 type waiter struct {
 	owner string
+	again bool      // it may stand in the queue already
 	news  chan news // the last, if nobody has read it yet
 }
 
@@ -269,6 +294,12 @@ type waiter struct {
 type taken struct {
 	token   uint64
 	session int // when it was learnt of
+}
+
+// leaving is what an owner's leaving still does in the background.
+type leaving struct {
+	n    int           // requests under way
+	over chan struct{} // closed when there are none
 }
 
 // news is what a waiter is told: that it has been granted the lock, that it is first and the lock is held for some time
@@ -282,7 +313,7 @@ type news struct {
 func newInbox(b *Backend) *inbox {
 	in := &inbox{
 		b: b, channel: b.o.Prefix + "wake:" + uuid.NewString(), turn: make(chan struct{}, 1),
-		waiters: map[string]*waiter{}, taken: map[string]taken{},
+		waiters: map[string]*waiter{}, taken: map[string]taken{}, leaving: map[string]*leaving{}, astray: map[string]struct{}{},
 	}
 	in.entry = strconv.FormatInt(b.o.Queue.Claim.Milliseconds(), 10) + " " + in.channel + " "
 	in.ctx, in.cancel = context.WithCancel(context.Background())
@@ -395,8 +426,12 @@ const (
 	// longestRead bounds a read, and so how long a waiter whose connection is dead takes to see that its context has
 	// ended, but for the time that the client library takes to connect again.
 	longestRead = time.Second
-	// silence is after how long without a word a connection that is read is tried, and then given up.
+	// silence is after how long without a word a connection that is read is tried, and then given up; or, whatever is heard,
+	// without the confirmation of a subscription that is in doubt.
 	silence = 3 * time.Second
+
+	mostAstray = 1000            // owners in each part
+	longAstray = 2 * time.Minute // of the newer part
 )
 
 // read is hear for the one whose turn it is. It hands out what is for others. The client library connects again by itself.
@@ -425,17 +460,23 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 		case *redis.Subscription:
 			in.reconnected()
 		}
-		timeout, ok := errors.AsType[net.Error](err)
-		if !ok || !timeout.Timeout() {
-			in.silent, in.tried = 0, false // it was heard, or it broke and the client library has made another
-			if err != nil {
-				until = time.Now().Add(min(left, lookPause)) // it asks then, as often as the connection breaks
-				_ = in.b.wait(ctx, min(left, lookPause))
-			}
-			continue
+		spent := time.Since(began)
+		if in.doubt || in.deaf.Load() {
+			in.unsure += spent
 		}
-		in.silent += time.Since(began)
+		switch timeout, ok := errors.AsType[net.Error](err); {
+		case err == nil:
+			in.silent, in.tried = 0, false
+		case ok && timeout.Timeout():
+			in.silent += spent
+		default: // it broke and the client library has made another, or the server refuses the subscription
+			in.silent, in.tried, in.doubt = 0, false, true
+			until = time.Now().Add(min(left, lookPause)) // it asks then, as often as the connection breaks
+			_ = in.b.wait(ctx, min(left, lookPause))
+		}
 		switch {
+		case in.unsure >= silence:
+			return news{}, in.renew(ctx)
 		case in.silent < silence:
 		case !in.tried:
 			in.silent, in.tried = 0, true
@@ -446,10 +487,11 @@ func (in *inbox) read(ctx context.Context, w *waiter, until time.Time) (news, er
 	}
 }
 
-// renew replaces a connection on which nothing is heard. Whoever calls it reads.
+// renew replaces a connection on which nothing is heard, or nothing but that it is well. Whoever calls it reads.
 func (in *inbox) renew(ctx context.Context) error {
 	_ = in.ps.Close()
 	in.silent, in.tried = 0, false
+	in.doubt, in.unsure = true, 0
 	ps := in.b.c.Subscribe(ctx, in.channel)
 	in.mu.Lock()
 	in.ps = ps
@@ -461,10 +503,29 @@ func (in *inbox) renew(ctx context.Context) error {
 	return in.ended(ctx) // the confirmation comes when ps is read
 }
 
-// reconnected tells every waiter that it may have missed something.
-func (in *inbox) reconnected() {
+// current is the connection that was confirmed last.
+func (in *inbox) current() int {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	return in.session
+}
+
+// unheard is told when the server was found not to know of the subscription that had been confirmed last before, as session
+// says.
+func (in *inbox) unheard(session int) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if session == in.session {
+		in.deaf.Store(true)
+	}
+}
+
+// reconnected tells every waiter that it may have missed something. Whoever calls it reads.
+func (in *inbox) reconnected() {
+	in.doubt, in.unsure = false, 0
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.deaf.Store(false)
 	in.session++
 	for owner, t := range in.taken {
 		if t.session < in.session-1 { // a push over the connection before this one can still be under way to deliver
@@ -486,16 +547,12 @@ func (in *inbox) deliver(payload string) {
 			return
 		}
 		owner, lock := names[0], names[1]
-		if in.tell(owner, g) {
-			return
-		}
-		// Nobody waits for it any more.
 		key := strings.TrimSuffix(strings.TrimPrefix(lock, in.b.o.Prefix+"lock:{"), "}")
-		in.background(func(ctx context.Context) { _ = in.b.release(ctx, key, owner, time.Millisecond, g.token) })
+		in.tell(owner, g, func(ctx context.Context) { _ = in.b.release(ctx, key, owner, time.Millisecond, g.token) })
 	case "held":
 		ms, owner, _ := strings.Cut(rest, " ")
 		if left, err := strconv.ParseInt(ms, 10, 64); err == nil && left >= 0 {
-			in.tell(owner, news{first: true, left: time.Duration(left) * time.Millisecond})
+			in.tell(owner, news{first: true, left: time.Duration(left) * time.Millisecond}, nil)
 		}
 	}
 }
@@ -512,19 +569,21 @@ func parseGrant(s string) (g news, names [2]string, ok bool) {
 	return news{token: t}, [2]string{s[:n], s[n:]}, true
 }
 
-// tell gives owner's waiter the news. It reports false if nobody here has waited for owner's grant.
-func (in *inbox) tell(owner string, n news) bool {
+// tell gives owner's waiter the news. Of a grant that nobody here has waited for it disposes in the background.
+func (in *inbox) tell(owner string, n news, dispose func(context.Context)) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if w := in.waiters[owner]; w != nil {
 		w.put(n)
-		return true
+		return
 	}
 	t, taken := in.taken[owner]
 	if n.token >= t.token {
 		delete(in.taken, owner) // a grant is pushed once
 	}
-	return taken
+	if !taken && dispose != nil {
+		in.leaves(owner, dispose)
+	}
 }
 
 // put makes n the news, unless a grant is. The inbox's lock is held, so there is no other sender.
@@ -550,6 +609,9 @@ func (in *inbox) join(owner string) (*waiter, error) {
 	case in.waiters[owner] != nil:
 		return nil, fmt.Errorf("%w: redislock: owner %q waits already", dlock.ErrInvalid, owner)
 	}
+	_, late := in.astray[owner]
+	_, early := in.earlier[owner]
+	w.again = late || early
 	in.waiters[owner] = w
 	in.busy.Add(1)
 	return w, nil
@@ -569,19 +631,65 @@ func (in *inbox) took(owner string, token uint64) {
 	in.taken[owner] = taken{token, in.session}
 }
 
-func (in *inbox) forget(owner string) {
+// strayed remembers that owner may stand in a queue. If it comes back, it must learn what the last token is: it may yet be
+// told of a turn that it had before.
+func (in *inbox) strayed(owner string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if now := time.Now(); len(in.astray) >= mostAstray || now.Sub(in.parted) >= longAstray {
+		in.astray, in.earlier, in.parted = map[string]struct{}{}, in.astray, now
+	}
+	in.astray[owner] = struct{}{}
+}
+
+// forget is told that owner has been released, and whether it is known that nothing is left of it.
+func (in *inbox) forget(owner string, known bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	delete(in.taken, owner)
+	if known {
+		delete(in.astray, owner)
+		delete(in.earlier, owner)
+	}
 }
 
-// background runs f, for which a closing Backend waits, as it does for its callers, the waiters.
-func (in *inbox) background(f func(context.Context)) {
+// leaves runs f in the background, which takes from owner what nobody waits for. A closing Backend waits for it, as it does
+// for its callers, the waiters; and so does a request of the same owner, whose grant f could take. in.mu is held.
+func (in *inbox) leaves(owner string, f func(context.Context)) {
+	l := in.leaving[owner]
+	if l == nil {
+		l = &leaving{over: make(chan struct{})}
+		in.leaving[owner] = l
+	}
+	l.n++
 	in.busy.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
 		defer cancel()
 		f(ctx)
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		if l.n--; l.n == 0 {
+			close(l.over)
+			delete(in.leaving, owner)
+		}
 	})
+}
+
+// left waits until owner, if it was here before, has left.
+func (in *inbox) left(ctx context.Context, owner string) error {
+	in.mu.Lock()
+	l := in.leaving[owner]
+	in.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	select {
+	case <-l.over:
+		return nil
+	case <-ctx.Done():
+	case <-in.b.closed:
+	}
+	return in.ended(ctx)
 }
 
 // close ends the subscription, so that hand-overs pass these waiters over, and waits for what is under way.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -513,6 +514,129 @@ func TestSilentConnectionOfShortReads(t *testing.T) {
 	})
 }
 
+// firstConn is a connection whose request to subscribe may be dealt with otherwise, once.
+type firstConn struct {
+	net.Conn
+	next *atomic.Pointer[func(net.Conn, []byte) (int, error)]
+}
+
+func (c firstConn) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("subscribe")) {
+		if f := c.next.Swap(nil); f != nil {
+			return (*f)(c.Conn, b)
+		}
+	}
+	return c.Conn.Write(b)
+}
+
+// A connection that is well, but over which the subscription was not made, is replaced.
+func TestSubscriptionNotMade(t *testing.T) {
+	for name, subscribe := range map[string]func(net.Conn, []byte) (int, error){
+		"the request breaks the connection": func(net.Conn, []byte) (int, error) { return 0, io.ErrClosedPipe },
+		"the server refuses": func(c net.Conn, b []byte) (int, error) { // as it does while it is busy with a script
+			_, err := c.Write([]byte("*1\r\n$4\r\nbusy\r\n"))
+			return len(b), err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newMini(t)
+				r := request(time.Hour)
+				a, c, g := hold(t, s, r)
+				var next atomic.Pointer[func(net.Conn, []byte) (int, error)]
+				dial := s.dial
+				s.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conn, err := dial(ctx, network, addr)
+					return firstConn{conn, &next}, err
+				}
+				w := s.deaf(t, c, r) // so that its connection is replaced
+				next.Store(&subscribe)
+				time.Sleep(20 * time.Second)
+				require.Nil(t, next.Load())
+				began := time.Now()
+				require.NoError(t, a.Release(t.Context(), g))
+				require.EqualValues(t, 2, w.granted(t).Fence)
+				require.Zero(t, w.at.Sub(began), "the news of the hand-over was heard")
+			})
+		})
+	}
+}
+
+// After a planned failover a waiter may still listen to the old master, which is well. It is passed over until it listens
+// where the lock is, and that is soon.
+func TestListenerOfAnotherServerComesOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old, s := newMini(t), newMini(t)
+		var moved atomic.Bool
+		var mu sync.Mutex
+		var conns []deafConn
+		far := redisServer{dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dial := old.dial
+			if moved.Load() {
+				dial = s.dial
+			}
+			conn, err := dial(ctx, network, addr)
+			d := deafConn{conn, new(atomic.Bool), new(atomic.Bool)}
+			mu.Lock()
+			defer mu.Unlock()
+			conns = append(conns, d)
+			return d, err
+		}}
+		r := request(time.Hour)
+		a, c, g := hold(t, old, r)
+		b, _, _ := far.backend(t)
+		w := wait(t, b, dlock.Request{Key: r.Key, Owner: "far", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		require.NoError(t, a.Release(t.Context(), g))
+		require.NoError(t, b.Release(t.Context(), w.granted(t)))
+		moved.Store(true)
+		mu.Lock()
+		before := slices.Clone(conns)
+		mu.Unlock()
+		for _, d := range before {
+			if !d.subscribes.Load() {
+				require.NoError(t, d.Close())
+			}
+		}
+
+		// Where the lock is, somebody has it at all times.
+		var others sync.WaitGroup
+		var enough atomic.Bool
+		errs := make(chan error, 2)
+		for i := range cap(errs) {
+			x, _, _ := s.backend(t)
+			others.Go(func() {
+				for !enough.Load() {
+					g, err := x.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: uuid.NewString(), TTL: time.Hour})
+					if err == nil {
+						time.Sleep(time.Duration(i+1) * claim / 10)
+						err = x.Release(t.Context(), g)
+					}
+					if err != nil {
+						errs <- err
+						return
+					}
+				}
+				errs <- nil
+			})
+		}
+		time.Sleep(time.Second)
+		began := time.Now()
+		w = wait(t, b, dlock.Request{Key: r.Key, Owner: "far", TTL: time.Hour})
+		select {
+		case <-w.done:
+		case <-time.After(2 * time.Minute):
+		}
+		served := time.Since(began)
+		enough.Store(true)
+		require.NoError(t, b.Release(t.Context(), w.granted(t)))
+		others.Wait()
+		require.NoError(t, <-errs)
+		require.NoError(t, <-errs)
+		require.LessOrEqual(t, served, longest+8*time.Second)
+	})
+}
+
 // Where sections are short, waiters don't have to ask when it is their turn, however long they have waited: they have asked
 // shortly before, and not often.
 func TestWaitersAskAhead(t *testing.T) {
@@ -520,6 +644,7 @@ func TestWaitersAskAhead(t *testing.T) {
 		waiters int
 		section time.Duration
 	}{{3, claim / 4}, {40, claim / 10}, {40, claim / 20}, {60, claim / 40}} {
+		c.section += time.Microsecond // so that nobody asks at the very moment at which it is told
 		t.Run(fmt.Sprint(c.waiters, c.section), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newMini(t)
@@ -746,8 +871,11 @@ func TestEnqueueReplyLost(t *testing.T) {
 }
 
 // tap does what a test wants at a client's next script: before it is sent, or once it was carried out, when its reply is
-// lost.
-type tap struct{ send, lose atomic.Pointer[func()] }
+// lost; or the script is lost.
+type tap struct {
+	send, lose atomic.Pointer[func()]
+	drop       atomic.Bool
+}
 
 type tappedConn struct {
 	net.Conn
@@ -758,6 +886,10 @@ type tappedConn struct {
 func (c *tappedConn) Write(b []byte) (int, error) {
 	script := bytes.Contains(b, []byte("evalsha"))
 	c.script.Store(script)
+	if script && c.drop.Swap(false) {
+		_ = c.Close()
+		return 0, io.EOF
+	}
 	if script {
 		if f := c.send.Swap(nil); f != nil {
 			(*f)()
@@ -778,18 +910,25 @@ func (c *tappedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// deafened returns a Backend that listens, but that nobody reads, and a func that has it read and act on all that it was told.
-func (s redisServer) deafened(t *testing.T) (*redislock.Backend, *tap, func()) {
+// tapped returns a Backend and the tap on its connections.
+func (s redisServer) tapped(t *testing.T) (*redislock.Backend, *tap) {
 	t.Helper()
 	s.warm(t)
-	r := request(time.Hour)
-	a, c, g := hold(t, s, r)
 	tap, dial := &tap{}, s.dial
 	s.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
 		return &tappedConn{Conn: conn, tap: tap}, err
 	}
 	b, _, _ := s.backend(t)
+	return b, tap
+}
+
+// deafened returns a Backend that listens, but that nobody reads, and a func that has it read and act on all that it was told.
+func (s redisServer) deafened(t *testing.T) (*redislock.Backend, *tap, func()) {
+	t.Helper()
+	b, tap := s.tapped(t)
+	r := request(time.Hour)
+	a, c, g := hold(t, s, r)
 	first := wait(t, b, dlock.Request{Key: r.Key, Owner: "first", TTL: time.Hour})
 	queued(t, c, r.Key, 1)
 	require.NoError(t, a.Release(t.Context(), g))
@@ -859,6 +998,124 @@ func TestPushDuringTheRelease(t *testing.T) {
 		require.NoError(t, b.Release(t.Context(), won))
 		require.Zero(t, c.Exists(t.Context(), "lock:{"+r.Key+"}").Val())
 	})
+}
+
+// One that stands in the queue and asks again without waiting is told by the answer that its turn has come. A push besides
+// would be taken for one of nobody's, and free the lock under it.
+func TestTurnOfOneThatDoesNotWait(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		b, tap, read := s.deafened(t)
+		r := request(time.Hour)
+		_, c, _ := hold(t, s, r)
+		mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		tap.lose.Store(new(func() { cancel() }))
+		_, err := b.Acquire(ctx, mine)
+		require.ErrorIs(t, err, context.Canceled)
+		queued(t, c, r.Key, 1)
+		require.NoError(t, c.Del(t.Context(), "lock:{"+r.Key+"}").Err()) // as when the lease runs out
+		won, err := b.TryAcquire(t.Context(), mine)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, won.Fence)
+		read()
+		require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val(), "after all pushes were read")
+	})
+}
+
+// One that comes back may be told of the turn that it had before, which it was too late for, and somebody else had the next.
+func TestTurnBeforeItCameBack(t *testing.T) {
+	type step = func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request)
+	answerLost := func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		tap.lose.Store(new(func() { cancel() }))
+		_, err := b.Acquire(ctx, mine)
+		require.ErrorIs(t, err, context.Canceled)
+		queued(t, c, mine.Key, 1)
+	}
+	for name, left := range map[string]step{
+		"the answer to its request was lost": answerLost,
+		"the request to leave was lost": func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {
+			t.Helper()
+			w := wait(t, b, mine)
+			queued(t, c, mine.Key, 1)
+			synctest.Wait()
+			tap.drop.Store(true)
+			w.cancel(nil)
+			<-w.done
+			require.ErrorIs(t, w.err, context.Canceled)
+			synctest.Wait()
+			require.False(t, tap.drop.Load())
+			queued(t, c, mine.Key, 1)
+		},
+		"and then the release was": func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {
+			t.Helper()
+			answerLost(t, b, tap, c, mine)
+			tap.drop.Store(true)
+			require.Error(t, b.Release(t.Context(), dlock.Grant{Key: mine.Key, Owner: mine.Owner, TTL: mine.TTL}))
+			queued(t, c, mine.Key, 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { turnBeforeItCameBack(t, left) })
+	}
+}
+
+func turnBeforeItCameBack(t *testing.T, left func(*testing.T, *redislock.Backend, *tap, *redis.Client, dlock.Request)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		b, tap, _ := s.deafened(t)
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
+		left(t, b, tap, c, mine)
+		require.NoError(t, a.Release(t.Context(), g)) // to mine, for a Claim
+		time.Sleep(claim)
+		g, err := a.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "another", TTL: time.Hour})
+		require.NoError(t, err)
+		require.EqualValues(t, 3, g.Fence)
+		w := wait(t, b, mine)
+		queued(t, c, r.Key, 1)
+		synctest.Wait()
+		select {
+		case <-w.done:
+			require.Fail(t, "granted a lock that is another's", "%+v, err %v", w.g, w.err)
+		default:
+		}
+		require.NoError(t, a.Release(t.Context(), g))
+		require.EqualValues(t, 4, w.granted(t).Fence)
+	})
+}
+
+// What one that gives up does to leave the queue, however late, doesn't free what the same owner has taken since.
+func TestLeavesBeforeItComesBack(t *testing.T) {
+	for name, repeat := range map[string]func(*redislock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
+		"Acquire": (*redislock.Backend).Acquire, "TryAcquire": (*redislock.Backend).TryAcquire,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newMini(t)
+				r := request(time.Hour)
+				a, c, g := hold(t, s, r)
+				b, tap := s.tapped(t)
+				w := wait(t, b, dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour})
+				queued(t, c, r.Key, 1)
+				tap.send.Store(new(func() { time.Sleep(time.Second / 2) }))
+				w.cancel(nil)
+				<-w.done
+				require.ErrorIs(t, w.err, context.Canceled)
+				synctest.Wait() // its leaving is on its way
+				require.NoError(t, a.Release(t.Context(), g))
+				won, err := repeat(b, t.Context(), w.r)
+				require.NoError(t, err)
+				time.Sleep(10 * time.Second)
+				require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
+				require.NoError(t, b.Release(t.Context(), won))
+			})
+		})
+	}
 }
 
 // However many want a subscription that isn't confirmed, they wait for it together, and begin anew when they come again.

@@ -182,6 +182,7 @@ type answer struct {
 
 	place, length int64  // of the asker in the queue, from 1, and of the queue
 	last          uint64 // the last token before the answer, if it is known
+	unheard       bool   // the server knows of nobody who listens for the asker
 }
 
 func (a answer) grant(r dlock.Request) dlock.Grant {
@@ -203,6 +204,9 @@ func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p 
 	}
 	if b.isClosed() {
 		return a, dlock.ErrClosed
+	}
+	if err := b.inbox.left(ctx, r.Owner); err != nil {
+		return a, err
 	}
 	args := append(make([]any, 0, 7), r.Owner, ms, b.floor, b.counted)
 	if p.entry != "" {
@@ -228,8 +232,8 @@ func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p 
 		if len(reply) >= 3 {
 			a.place, a.length = reply[2], reply[2]
 		}
-		if len(reply) == 5 {
-			a.length, a.last = reply[3], uint64(reply[4])
+		if len(reply) == 6 {
+			a.length, a.last, a.unheard = reply[3], uint64(reply[4]), reply[5] == 0
 		}
 	default:
 		return a, fmt.Errorf("redislock: the acquire script returned %v", reply)
@@ -259,8 +263,9 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if b.isClosed() {
 		return dlock.ErrClosed
 	}
-	defer b.inbox.forget(g.Owner) // not before: its push, if it is read meanwhile, must not release it first
-	return b.release(ctx, g.Key, g.Owner, g.TTL, 0)
+	err := b.release(ctx, g.Key, g.Owner, g.TTL, 0)
+	b.inbox.forget(g.Owner, err == nil || errors.Is(err, dlock.ErrLost)) // not before: its push, if it is read meanwhile, must not release it first
+	return err
 }
 
 // release frees the lock, if it was granted to owner with token, or with any token if that is 0.

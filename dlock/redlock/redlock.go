@@ -270,7 +270,7 @@ func (b *Backend) each(
 		switch {
 		case undo && owned > 0 && owned+lost >= b.quorum:
 			return nil
-		case lost > minority:
+		case lost > minority && (!undo || lost >= b.quorum): // of an even number, half of the nodes could still be the owner's
 			return dlock.ErrLost
 		case undo && failed > minority, !undo && owned+p.left < b.quorum && lost+p.left <= minority:
 			return b.unavailable(failed, failure)

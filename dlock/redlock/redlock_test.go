@@ -521,6 +521,28 @@ func TestReleaseReplyLost(t *testing.T) {
 	}
 }
 
+// A request is undone when a quorum has nothing of it. Of an even number of nodes, one half is none: the other could stand in
+// everybody's way.
+func TestUndoOfAnEvenNumber(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 4)
+		ns.warm(t)
+		p, r := ns.proc(t, patient), request(time.Hour)
+		try(t, p, r)
+		synctest.Wait()
+		for _, n := range ns[:2] {
+			n.mini.Del(lockName(r))
+		}
+		for _, n := range ns[2:] {
+			n.hole.Store(true)
+		}
+		err := p.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL})
+		require.Error(t, err)
+		require.NotErrorIs(t, err, dlock.ErrLost, "then nobody would try again")
+		require.Equal(t, []int{2, 3}, ns.on(r))
+	})
+}
+
 // TryAcquire of a lock that several have in parts asks again, as these give up soon, but not for ever.
 func TestTryAcquireOfALockThatNobodyHas(t *testing.T) {
 	for _, forever := range []bool{false, true} {
