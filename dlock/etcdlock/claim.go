@@ -25,8 +25,9 @@ type claim struct {
 	queue string
 	turn  chan struct{} // held by the attempt under way
 
-	n    int    // belongs to b.mu, as name does
-	name string // "" before there is a session
+	n     int    // belongs to b.mu, as name and value do
+	name  string // "" before there is a session
+	value string // of the key: no other key of its name ever has it
 
 	mu     sync.Mutex
 	s      *session
@@ -72,6 +73,8 @@ func (b *Backend) enlist(c *claim) {
 		c.n++
 	}
 	used[c.n] = true
+	b.lives++
+	c.value = fmt.Sprintf("%s %d", c.id.owner, b.lives)
 }
 
 // call names c's key, which is to be put with s. b.mu is held.
@@ -167,10 +170,11 @@ type answer struct {
 	rev    int64  // create revision of the own key, 0 if there is none
 	first  bool   // the own key is first
 	before string // else the key before it; "" if that wasn't asked
+	since  int64  // create revision of that
 	at     int64  // revision of this state
 	held   bool   // another has the lock, and the own key was not put
 	stale  bool   // nothing was put, for the session's guard is at another revision:
-	guard  int64  // 0 if there is no such key
+	guard  int64  // 0 if there is no such key; -1: the own key's name is another's
 }
 
 // put puts the own key at the end of the queue, or if not wait only into an empty queue, unless it is there already.
@@ -181,7 +185,7 @@ func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a 
 	}
 	first := clientv3.OpGet(c.queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...)
 	anyone := clientv3.OpGet(c.queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1)) // sorting is slow
-	put := clientv3.OpPut(c.name, c.id.owner, clientv3.WithLease(s.id))
+	put := clientv3.OpPut(c.name, c.value, clientv3.WithLease(s.id))
 	then := []clientv3.Op{put}
 	if wait {
 		then = []clientv3.Op{anyone, put}
@@ -203,8 +207,8 @@ func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a 
 	own, sess := resp.Responses[0].GetResponseRange().Kvs, resp.Responses[1].GetResponseRange().Kvs
 	queue := resp.Responses[2].GetResponseRange().Kvs
 	switch {
-	case len(own) > 0 && string(own[0].Value) != c.id.owner:
-		return a, fmt.Errorf("key %q is %q's; nobody else should write it", c.name, own[0].Value)
+	case len(own) > 0 && string(own[0].Value) != c.value: // one that is known to be gone is back, in a store that was restored
+		a.stale, a.guard = true, -1
 	case len(own) > 0: // a request repeated
 		a.rev = own[0].CreateRevision
 		a.first = string(queue[0].Key) == c.name
@@ -233,9 +237,23 @@ func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
 	}
 	a.rev, a.first = rev, len(resp.Kvs) == 1
 	if !a.first {
-		a.before = string(resp.Kvs[1].Key)
+		a.before, a.since = string(resp.Kvs[1].Key), resp.Kvs[1].CreateRevision
 	}
 	return a, nil
+}
+
+// stands reports whether the own key and the one before it are still those of a.
+func (c *claim) stands(ctx context.Context, a answer) bool {
+	resp, err := c.b.c.Txn(ctx).Then(clientv3.OpGet(c.name, clientv3.WithKeysOnly()), clientv3.OpGet(a.before, clientv3.WithKeysOnly())).Commit()
+	if err != nil {
+		return false // whoever looks finds that out
+	}
+	for i, rev := range []int64{a.rev, a.since} {
+		if kvs := resp.Responses[i].GetResponseRange().Kvs; len(kvs) == 0 || kvs[0].CreateRevision != rev {
+			return false
+		}
+	}
+	return true
 }
 
 // minUnanswered is how long at least a put may take to be answered before it is undone. With a TTL shorter than a round
@@ -284,17 +302,18 @@ func (c *claim) wait(ctx context.Context, s *session, ttl time.Duration, a answe
 }
 
 // mayBeFirst waits until the own key is said to be first, and returns that; or until there is reason to look, and returns
-// a turn without a revision. The reason is that the key before it is deleted, if it is known which that is, or else that
+// a turn without a revision. The reason is that the key before it is deleted, if it is known which that is, or that
 // nobody has said anything for a while; or that it cannot tell any more.
 func (c *claim) mayBeFirst(ctx context.Context, s *session, a answer) (t turn, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	quiet := time.NewTimer(quietTime)
 	defer quiet.Stop()
+	gone := false // the key before it
 	var w clientv3.WatchChan
 	opened := make(chan clientv3.WatchChan, 1)
 	if a.before != "" {
-		quiet.Stop()
+		quiet.Reset(longQuietTime)
 		go func() { // Watch returns when the server has answered, which may be late
 			// From the revision of the read on, so that no deletion is missed; away from a member without a leader.
 			opened <- c.b.c.Watch(clientv3.WithRequireLeader(ctx), a.before, clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
@@ -308,7 +327,10 @@ func (c *claim) mayBeFirst(ctx context.Context, s *session, a answer) (t turn, e
 		case w = <-opened:
 		case <-c.told:
 		case <-quiet.C:
-			return t, nil
+			if a.before == "" || gone || !c.stands(ctx, a) {
+				return t, nil
+			}
+			quiet.Reset(longQuietTime)
 		case <-s.done:
 			return t, errExpired
 		case <-ctx.Done():
@@ -325,6 +347,7 @@ func (c *claim) mayBeFirst(ctx context.Context, s *session, a answer) (t turn, e
 			case !ok:
 				return t, rpctypes.ErrNoLeader // or anything else: it has ended without a reason
 			case len(resp.Events) > 0: // by a release, most likely, whose message is on its way
+				gone = true
 				quiet.Reset(messageTime)
 			}
 		}
@@ -355,18 +378,19 @@ func (c *claim) grant(ctx context.Context, s *session, t turn, ttl time.Duration
 func (c *claim) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 	defer cancel()
-	if _, err := c.b.remove(ctx, c, c.id, c.name, 0); err != nil {
+	if _, err := c.b.remove(ctx, c, c.id.key, c.name, c.value, 0); err != nil {
 		c.start(time.Now()) //nolint:contextcheck // the timer outlives the call
 	}
 }
 
-// remove deletes a key, if it was created at the revision fence or, if that is 0, is whose it was, and reports whether it
-// did. If a put of it may be under way, that will fail. Unless c is nil, it is forgotten. Whoever is first then is told so.
-func (b *Backend) remove(ctx context.Context, c *claim, whose id, name string, fence uint64) (had bool, err error) {
-	queue := queueOf(b.prefix, whose.key)
+// remove deletes a key of key's queue, if it was created at the revision fence or, if that is 0, has the value, and reports
+// whether it did. If a put of it may be under way, that will fail. Unless c is nil, it is forgotten. Whoever is first then
+// is told so.
+func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string, fence uint64) (had bool, err error) {
+	queue := queueOf(b.prefix, key)
 	cond := owns(name, fence)
-	if fence == 0 { // not whatever there is: it may arrive, or be repeated, when the name is another's
-		cond = clientv3.Compare(clientv3.Value(name), "=", whose.owner)
+	if fence == 0 { // not whatever there is: it may arrive, or be repeated, when another key has the name
+		cond = clientv3.Compare(clientv3.Value(name), "=", value)
 	}
 	line := c.followers(fence)
 	pass, told := b.pass(queue, line)
@@ -519,7 +543,7 @@ func (c *claim) expire(period int) {
 		defer close(gone)
 		for rest := minPause; ; rest = min(2*rest, maxPause) {
 			ctx, cancel := context.WithTimeout(c.b.open, goodbye)
-			_, err := c.b.remove(ctx, c, c.id, c.name, 0)
+			_, err := c.b.remove(ctx, c, c.id.key, c.name, c.value, 0)
 			cancel()
 			if err == nil || c.b.open.Err() != nil {
 				return

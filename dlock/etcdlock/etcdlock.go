@@ -2,10 +2,11 @@
 //
 // # The queue
 //
-// Everyone who wants a lock puts a key {Prefix}lock/{KEY}/{LEASE}-{N}, whose value is the owner, and whoever's key was
-// created first has the lock. LEASE is the session (see below), and N tells the owners of one Backend apart. Names are
-// used again and again, because etcd remembers every name until it is compacted, and goes through all of them whenever it
-// looks at the queue: with a name for each owner, locking would become slower with every acquisition.
+// Everyone who wants a lock puts a key {Prefix}lock/{KEY}/{LEASE}-{N}, whose value is the owner and a number that makes it
+// unique, and whoever's key was created first has the lock. LEASE is the session (see below), and N tells the owners of one
+// Backend apart. Names are used again and again, because etcd remembers every name until it is compacted, and goes through
+// all of them whenever it looks at the queue: with a name for each owner, locking would become slower with every
+// acquisition.
 //
 // One transaction looks whether anybody is in the queue and puts the own key at its end: if nobody was, that was the whole
 // acquisition, one round trip and one commit. Otherwise the waiter has to be told when it is first. Whoever leaves the queue
@@ -23,7 +24,8 @@
 //
 // A holder that has died tells nobody. A waiter that has heard nothing for a second therefore looks, by one linearizable
 // read, whether its key is first, and whether it still exists; then it watches the key before its own, and that key only.
-// When that has gone, from whatever place in the queue, and no message comes, it looks again.
+// When that has gone, from whatever place in the queue, and no message comes, it looks again. Every 10 s it
+// asks whether both keys are there.
 //
 // The token is the create revision of the own key. The store gives revisions in the order of its commits and the queue is
 // sorted by them, so tokens grow with the queue. The key is never modified. A restored snapshot takes revisions back,
@@ -53,13 +55,13 @@
 // of one key of its session, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing a put without an answer
 // deletes the lock's key and moves that revision in one transaction: from then on the put fails.
 //
-// A deletion may come as late, when the name is in use again. It therefore deletes only the key of its create revision or, if
-// that isn't known, of its owner.
+// A deletion may come as late, when the name is in use again, by the same owner even, whose put was repeated. It therefore
+// deletes only the key of its create revision or, if that isn't known, of its value.
 //
-// If a put finds that revision to be lower than it was, or its key gone, the store has forgotten something: it was restored
-// from a snapshot, or somebody has deleted keys. Then the Backend gives the session up and starts another. All grants of
-// the old one are lost, and told so: which of them the store still knows is uncertain. Keys that it does know are not
-// deleted before their time, by their timers or with the session, which is kept alive no more.
+// If a put finds that revision to be lower than it was, or its key gone, or its own name taken, the store has forgotten
+// something: it was restored from a snapshot, or somebody has deleted or put keys. Then the Backend gives the session up and
+// starts another. All grants of the old one are lost, and told so: which of them the store still knows is uncertain. Keys
+// that it does know are not deleted before their time, by their timers or with the session, which is kept alive no more.
 package etcdlock
 
 import (
@@ -96,6 +98,7 @@ type Backend struct {
 	busy     sync.WaitGroup // calls and clean-ups under way
 	claims   map[id]*claim
 	names    map[string]*claim       // by the name of their key in etcd
+	lives    uint64                  // how many keys have had a value
 	queues   map[string]map[int]bool // the numbers that are in use in each queue
 	sessions map[int64]*slot         // by what S is asked for, in seconds
 }
@@ -181,7 +184,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 		return err
 	}
 	defer leave()
-	c, name := b.find(g)
+	c, name, _ := b.find(g)
 	s := c.held(g.Fence)
 	if s == nil {
 		return dlock.ErrLost
@@ -213,11 +216,11 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		return err
 	}
 	defer leave()
-	c, name := b.find(g)
-	if name == "" { // nothing that this Backend has put, or it is known to be gone
+	c, name, value := b.find(g)
+	if name == "" || c == nil && g.Fence == 0 { // nothing that this Backend has put, or it is known to be gone
 		return dlock.ErrLost
 	}
-	had, err := b.remove(ctx, c, id{g.Key, g.Owner}, name, g.Fence)
+	had, err := b.remove(ctx, c, g.Key, name, value, g.Fence)
 	switch {
 	case err != nil:
 		return failed(ctx, err)
@@ -230,23 +233,26 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 // IsOwner is a condition that holds while g is held: with it a transaction writes into the same etcd only on behalf of
 // the lock's holder. A grant of this Backend needs no more than Key, Owner and Fence, which a dlock.Handle tells.
 func (b *Backend) IsOwner(g dlock.Grant) clientv3.Cmp {
-	_, name := b.find(g)
+	_, name, _ := b.find(g)
 	if name == "" {
 		name = queueOf(b.prefix, g.Key) // there is no such key, so the condition never holds
 	}
 	return owns(name, g.Fence)
 }
 
-// find returns g's claim, nil if there is none any more, and the name of its key, "" if that is unknown.
-func (b *Backend) find(g dlock.Grant) (c *claim, name string) {
+// find returns g's claim, nil if there is none any more, and the name of its key and its value, "" if they are unknown.
+func (b *Backend) find(g dlock.Grant) (c *claim, name, value string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	name, _ = g.State.(string)
 	c = b.claims[id{g.Key, g.Owner}]
-	if c != nil && name == "" {
+	if c == nil {
+		return nil, name, ""
+	}
+	if name == "" {
 		name = c.name
 	}
-	return c, name
+	return c, name, c.value
 }
 
 // owns is the condition that a key exists and was created at a revision.

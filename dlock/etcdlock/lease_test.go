@@ -1,6 +1,7 @@
 package etcdlock_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/url"
@@ -194,8 +195,14 @@ func TestLatePut(t *testing.T) {
 	}
 }
 
-// A deletion that arrives when its key's name is another owner's leaves that one's key alone.
+// A deletion that arrives when its key's name is in use again, by another owner or the same, leaves that key alone.
 func TestLateDelete(t *testing.T) {
+	t.Run("another owner", func(t *testing.T) { lateDelete(t, "next") })
+	t.Run("the same owner", func(t *testing.T) { lateDelete(t, "") })
+}
+
+func lateDelete(t *testing.T, next string) {
+	t.Helper()
 	a, b := newNode(t, one), newNode(t, one)
 	r := request(time.Hour)
 	first := a.take(t, r)
@@ -213,7 +220,7 @@ func TestLateDelete(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, <-released, context.Canceled)
 	require.NoError(t, a.Release(t.Context(), undo))
-	r.Owner = "next"
+	r.Owner = cmp.Or(next, r.Owner)
 	g := a.take(t, r)
 	require.Equal(t, first.State, g.State, "the same name")
 	deliver()
@@ -225,6 +232,12 @@ func TestLateDelete(t *testing.T) {
 
 // So does one that is repeated in the background, because it had no answer, after somebody else has deleted the key.
 func TestRepeatedDelete(t *testing.T) {
+	t.Run("another owner", func(t *testing.T) { repeatedDelete(t, "next") })
+	t.Run("the same owner", func(t *testing.T) { repeatedDelete(t, "") })
+}
+
+func repeatedDelete(t *testing.T, next string) {
+	t.Helper()
 	a, b := newNode(t, one), newNode(t, one)
 	held := b.take(t, request(time.Hour))
 	r := request(time.Hour)
@@ -255,7 +268,7 @@ func TestRepeatedDelete(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 	require.NoError(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}))
 	require.NoError(t, b.Release(t.Context(), held))
-	r.Owner = "next"
+	r.Owner = cmp.Or(next, r.Owner)
 	g := a.take(t, r)
 	require.EqualValues(t, name, g.State, "the same name")
 	answered, passOn := a.l.holdAnswer()

@@ -99,7 +99,7 @@ func (n node) keysOf(tb testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
 	resp, err := n.c.Get(tb.Context(), queue(r.Key), clientv3.WithPrefix())
 	require.NoError(tb, err)
 	for _, kv := range resp.Kvs {
-		if string(kv.Value) == r.Owner {
+		if owner, _, _ := strings.Cut(string(kv.Value), " "); owner == r.Owner {
 			keys = append(keys, kv)
 		}
 	}

@@ -111,6 +111,52 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
+// A key that was deleted before is back, in the queue of a Backend that is alive. It goes with its session.
+func TestDeletedKeyIsBack(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	r := request(shortSession)
+	g := a.take(t, r)
+	keys := b.keysOf(t, r)
+	require.Len(t, keys, 1)
+	require.NoError(t, a.Release(t.Context(), g))
+	_, err := b.c.Put(t.Context(), string(keys[0].Key), string(keys[0].Value), clientv3.WithLease(clientv3.LeaseID(keys[0].Lease)))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, owner := range []string{"next", r.Owner} {
+		next, err := a.Acquire(ctx, dlock.Request{Key: r.Key, Owner: owner, TTL: r.TTL})
+		require.NoError(t, err)
+		require.Greater(t, next.Fence, g.Fence)
+	}
+}
+
+// A waiter watches from a revision on that a store which was restored hasn't come to again. It looks all the same.
+func TestWatchAfterARestore(t *testing.T) {
+	c, err := testbed.StartEtcd(t.Context(), 1, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	a, b := newNode(t, c), newNode(t, c)
+	g := a.take(t, request(time.Hour))
+	_, came := b.waits(t, g.Key, time.Hour)
+	rd, err := a.c.Snapshot(t.Context())
+	require.NoError(t, err)
+	snapshot, err := io.ReadAll(rd)
+	require.NoError(t, err)
+	require.NoError(t, rd.Close())
+	for range 100 {
+		_, err := a.c.Put(t.Context(), "test/unrelated", "")
+		require.NoError(t, err)
+	}
+	b.watches(t, 2) // the key before its own, from after these
+	require.NoError(t, c.RestoreSnapshot(t.Context(), snapshot, 0))
+	require.Eventually(t, func() bool { // the client connects again
+		_, err := a.c.Get(t.Context(), "test/unrelated")
+		return err == nil
+	}, 30*time.Second, 10*time.Millisecond)
+	a.revoke(t, dlock.Request{Key: g.Key, Owner: g.Owner}) // so that it tells nobody
+	require.NoError(t, receive(t, came).err)
+}
+
 // A put that another claim's clean-up overtakes is no sign of it: it is repeated on the same session.
 func TestGuardMoves(t *testing.T) {
 	a := newNode(t, one)

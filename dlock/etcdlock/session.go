@@ -221,7 +221,9 @@ func (s *session) stream(ctx context.Context, lc pb.LeaseClient) error {
 		limit.Stop()
 		s.finish(sent, nil)
 		s.rest(ctx, s.every())
-		err = ctx.Err()
+		if err = ctx.Err(); err == nil && s.ended() { // given up: what hangs on it must end
+			err = errExpired
+		}
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		return cause

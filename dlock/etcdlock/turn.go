@@ -16,6 +16,9 @@ const (
 	// quietTime is how long a waiter trusts that it will be told. In a queue that moves it is served before that, and has
 	// then sent one request; a holder that has died is no more in anyone's way before its session ends, which takes longer.
 	quietTime = time.Second
+	// longQuietTime is how long one that watches the key before its own trusts in that, before it asks for the two keys. If the
+	// store was restored to an earlier revision, a watch tells nothing before that at which it began has come again.
+	longQuietTime = 10 * time.Second
 	// messageTime is how long a waiter that has seen the key before it go waits for the message before it looks.
 	messageTime = 20 * time.Millisecond
 	// ahead is how many of its followers a holder knows at most. One hand-over in so many takes two commits.
