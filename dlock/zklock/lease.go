@@ -41,7 +41,7 @@ type lease struct {
 	b       *Backend
 	at      place
 	path    string
-	czxid   int64
+	token   int64 // see Backend.join
 	session int64
 	gone    chan struct{} // closed once the node is known to be gone
 
@@ -74,14 +74,26 @@ func (b *Backend) adopt(p place, path string) (*lease, error) {
 	if stat.EphemeralOwner != b.c.SessionID() {
 		return nil, fmt.Errorf("%s is another session's", path) // or one's own former session's; either way not to be relied on
 	}
-	l := &lease{b: b, at: p, path: path, czxid: stat.Czxid, session: stat.EphemeralOwner, gone: make(chan struct{})}
+	l := b.own(p, path, stat.EphemeralOwner)
+	l.token = stat.Czxid
+	b.enlist(l)
+	return l, nil
+}
+
+// own returns the lease of a node at p that is the session's. It has no token yet.
+func (b *Backend) own(p place, path string, session int64) *lease {
+	l := &lease{b: b, at: p, path: path, session: session, gone: make(chan struct{})}
 	l.mu.Lock()
 	l.guard = time.AfterFunc(b.unwatched, l.watch)
 	l.mu.Unlock()
+	return l
+}
+
+// enlist makes l the one that requests of the same owner for the same key have.
+func (b *Backend) enlist(l *lease) {
 	b.mu.Lock()
-	b.leases[p] = l
-	b.mu.Unlock()
-	return l, nil
+	defer b.mu.Unlock()
+	b.leases[l.at] = l
 }
 
 // watch returns when the node is gone, or its client closed, which comes to the same.
@@ -222,6 +234,58 @@ func (b *Backend) remove(l *lease) {
 			}
 		}
 	}()
+}
+
+// doubt is about a place where a node may be, or more, that no lease is known of, for the answer to a request was lost.
+type doubt struct {
+	timer      *time.Timer
+	stop, done chan struct{}
+}
+
+// doubt has what there is at p deleted when its lease would be over, unless somebody settles the doubt before.
+func (b *Backend) doubt(p place, until time.Time) {
+	d := &doubt{stop: make(chan struct{}), done: make(chan struct{})}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.doubts[p] != nil { // which nobody could settle then
+		return
+	}
+	b.doubts[p] = d
+	d.timer = time.AfterFunc(time.Until(until), func() {
+		defer close(d.done)
+		for r := (retry{b: b}); ; {
+			if _, err := b.sweep(p); !broken(err) {
+				break
+			}
+			select {
+			case <-r.pause():
+			case <-d.stop:
+				return
+			}
+			if r.closed() {
+				break
+			}
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.doubts[p] == d {
+			delete(b.doubts, p)
+		}
+	})
+}
+
+// settle is called by whoever sees himself to what there is at p, and reports whether there was a doubt. After it nothing is
+// deleted in the background; a deletion under way is waited for, which takes no longer than the client's requests do.
+func (b *Backend) settle(p place) bool {
+	b.mu.Lock()
+	d := b.doubts[p]
+	delete(b.doubts, p)
+	b.mu.Unlock()
+	if d != nil && !d.timer.Stop() {
+		close(d.stop)
+		<-d.done
+	}
+	return d != nil
 }
 
 // retry is between the tries of a request whose connection is broken.

@@ -42,14 +42,21 @@ func (n node) path() string { return n.parent + "/" + n.name }
 
 // list returns the queue of a key, first come first. What isn't a place in it is left out.
 func (b *Backend) list(parent string) ([]node, error) {
-	names, _, err := b.c.Children(parent)
+	q, _, err := b.queue(parent)
+	return q, err
+}
+
+// queue is list, and tells the number of the last transaction that has made or deleted a node of the queue's parent, 0 if
+// that isn't known.
+func (b *Backend) queue(parent string) (q []node, changed int64, err error) {
+	names, stat, err := b.c.Children(parent)
 	if errors.Is(err, zk.ErrNoNode) {
-		return nil, nil
+		return nil, 0, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	q := make([]node, 0, len(names))
+	q = make([]node, 0, len(names))
 	overflow := false
 	for _, name := range names {
 		i := strings.LastIndexByte(name, ':')
@@ -63,11 +70,12 @@ func (b *Backend) list(parent string) ([]node, error) {
 		q = append(q, node{parent: parent, name: name, owner: name[:i], seq: int32(seq)})
 		overflow = overflow || seq < 0 || seq == math.MaxInt32
 	}
-	if overflow {
-		return b.byCzxid(q)
+	if overflow { // a parent that has outlived its counter may be told of no more creations
+		q, err = b.byCzxid(q)
+		return q, 0, err
 	}
 	slices.SortFunc(q, func(m, n node) int { return cmp.Compare(m.seq, n.seq) })
-	return q, nil
+	return q, stat.Pzxid, nil
 }
 
 // byCzxid sorts nodes by the transactions that created them, which is what their sequence numbers stand for. It takes a
@@ -135,17 +143,31 @@ func (b *Backend) sweep(p place) (n int, err error) {
 }
 
 // join makes p's node, or finds the one that an earlier request of the same owner has made, whose answer may have been
-// lost. It returns its lease, the queue, and whether the node is new.
-func (b *Backend) join(p place, ttl time.Duration) (l *lease, q []node, fresh bool, err error) {
-	made, err := b.create(p, ttl)
+// lost. It returns its lease, the queue, and whether the node is new. If it fails, nothing is left after until.
+//
+// Any number is a token that is no less than that of the transaction which created the node, and less than that of the one
+// which created the next: tokens are in the order of the queue then. Of a node that is the last in the queue, the last change
+// of the queue is one, and is known with the queue.
+func (b *Backend) join(p place, ttl time.Duration, until time.Time) (l *lease, q []node, fresh bool, err error) {
+	session := b.c.SessionID()
+	made, sent, err := b.create(p, ttl)
+	defer func() {
+		if err != nil && sent {
+			b.doubt(p, until)
+		}
+	}()
 	if err != nil {
 		return nil, nil, false, err
 	}
-	if l, err = b.adopt(p, made); err != nil {
+	if session != 0 && b.c.SessionID() == session { // none comes back once there was another, so the create was this one's
+		l = b.own(p, made, session)
+		b.enlist(l) // so that one who repeats the request finds it, whatever becomes of it
+	} else if l, err = b.adopt(p, made); err != nil {
 		return nil, nil, false, err
 	}
 	// The queue that this client sees after its create has every node that was made before.
-	if err = thrice(func() (err error) { q, err = b.list(p.parent); return err }); err != nil {
+	var changed int64
+	if err = thrice(func() (err error) { q, changed, err = b.queue(p.parent); return err }); err != nil {
 		b.remove(l)
 		return nil, nil, false, err
 	}
@@ -155,10 +177,14 @@ func (b *Backend) join(p place, ttl time.Duration) (l *lease, q []node, fresh bo
 		return nil, nil, false, errGone
 	}
 	if len(mine) == 1 {
+		if err := b.number(l, q, changed); err != nil {
+			return nil, nil, false, err
+		}
 		return l, q, true, nil
 	}
 	for _, n := range mine[1:] { // the first one is the acquisition; a create whose reply was lost has made it
 		if err := b.c.Delete(n.path(), -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
+			b.remove(l)
 			return nil, nil, false, err
 		}
 	}
@@ -169,22 +195,47 @@ func (b *Backend) join(p place, ttl time.Duration) (l *lease, q []node, fresh bo
 	return l, q, false, err
 }
 
+// number gives l its token, if it has none, by its queue, which has last changed with a transaction of that number.
+func (b *Backend) number(l *lease, q []node, changed int64) error {
+	if l.token != 0 {
+		return nil
+	}
+	if last := q[len(q)-1]; changed != 0 && last.path() == l.path {
+		l.token = changed
+		return nil
+	}
+	var ok bool
+	var stat *zk.Stat
+	err := thrice(func() (err error) { ok, stat, err = b.c.Exists(l.path); return err })
+	switch {
+	case err != nil:
+		b.remove(l)
+		return err
+	case !ok:
+		l.vanish()
+		return errGone
+	}
+	l.token = stat.Czxid
+	return nil
+}
+
 // create makes a node at the end of p's queue, and its parent if need be. A create whose reply is lost is repeated; that
-// the first may have been applied comes out in the queue.
-func (b *Backend) create(p place, ttl time.Duration) (made string, err error) {
+// the first may have been applied comes out in the queue. sent is that there may be a node.
+func (b *Backend) create(p place, ttl time.Duration) (made string, sent bool, err error) {
 	for range 3 {
 		err = thrice(func() (err error) {
 			made, err = b.c.Create(p.prefix(), lifetime(ttl), zk.FlagEphemeral|zk.FlagSequence, b.acl)
+			sent = sent || err == nil || broken(err) && !errors.Is(err, zk.ErrNoServer)
 			return err
 		})
 		if !errors.Is(err, zk.ErrNoNode) {
-			return made, err
+			return made, sent, err
 		}
 		if err := b.createParent(p.parent); err != nil {
-			return "", err
+			return "", sent, err
 		}
 	}
-	return "", err
+	return "", sent, err
 }
 
 // createParent makes a key's parent a container: a node that the server deletes some time after its last child is gone. A

@@ -4,15 +4,16 @@
 // A key is a parent node; whoever wants it creates an ephemeral sequential child there, whose name carries the owner, so
 // that a node whose create reply was lost is found again. The first child has the lock. The second watches it, and every other
 // one the last child but one before it: a release wakes the second, which has the lock now, and the third, which becomes the
-// second. The fencing token is the winning node's czxid, the number of the transaction that created it. It grows with every
-// transaction of the ensemble, so also when the parent has vanished and the sequence numbers begin again at 0. It is as
-// durable as the ensemble's data: a quorum restored from an old backup, or from nothing, takes it back.
+// second. The fencing token is the winning node's czxid, the number of the transaction that created it, or that of a later one
+// before the next node was created. It grows with every transaction of the ensemble, so also when the parent has vanished and
+// the sequence numbers begin again at 0. It is as durable as the ensemble's data: a quorum restored from an old backup, or
+// from nothing, takes it back.
 //
 // # Leases
 //
 // ZooKeeper knows no TTL of a node, only the session's timeout, one for all nodes of a client. So three things end a lease:
 //
-//   - Its own Backend deletes the node at Start + TTL, unless it was renewed.
+//   - Its own Backend deletes the node at Start + TTL, unless it was renewed; so too one whose creation was not answered.
 //   - The waiter behind the first node deletes it when it has seen it unchanged for its TTL, which is the node's data: a
 //     Delete with the version that was seen, which a renewal raises. The holder has counted from before that version was
 //     written, so its time is over. Only intervals are compared, never two machines' clocks.
@@ -53,16 +54,13 @@
 //
 // # Cost
 //
-// A free lock costs two writes, which create the node and delete it, and two reads: of the queue, and of the own node, whose
-// stat has the token. One that waits as the second reads once more, to watch the first; one that comes later three times: it
-// watches another, looks at the queue again, and then watches the first. So a section of a busy lock takes seven requests,
-// and the server sends two events. go-zookeeper's Lock, which has no token and doesn't hear that its own node is gone, takes
-// five and one; as many of them are writes. But of its requests one comes between the end of a section and the beginning of
-// the next, and here none does, unless one client has both. A node that is still there after 2 s is watched, by one request
-// and one event more.
-//
-// One transaction that creates the node and writes the parent, whose mzxid is then the token, would do without the read of
-// the own node; but the leader has two writes to make of one, which takes about as long.
+// A free lock costs two writes, which create the node and delete it, and one read, of the queue, whose parent's stat has the
+// token. If another node has come by then, its own has to be read for that. One that waits as the second reads once more, to
+// watch the first; one that comes later three times: it watches another, looks at the queue again, and then watches the first.
+// So a section of a busy lock takes six or seven requests, and the server sends two events. go-zookeeper's Lock, which has no
+// token and doesn't hear that its own node is gone, takes five and one; as many of them are writes. But of its requests one
+// comes between the end of a section and the beginning of the next, and here none does, unless one client has both. A node
+// that is still there after 2 s is watched, by one request and one event more.
 package zklock
 
 import (
@@ -108,6 +106,7 @@ type Backend struct {
 	session int64         // the session whose timeout is known
 	timeout time.Duration // of that session
 	leases  map[place]*lease
+	doubts  map[place]*doubt
 }
 
 var _ dlock.Backend = (*Backend)(nil)
@@ -133,7 +132,7 @@ func New(client *zk.Conn, opts *Options) (*Backend, error) {
 	}
 	return &Backend{
 		c: client, root: o.Root, acl: slices.Clone(o.ACL), unwatched: unwatched,
-		closed: make(chan struct{}), leases: map[place]*lease{},
+		closed: make(chan struct{}), leases: map[place]*lease{}, doubts: map[place]*doubt{},
 	}, nil
 }
 
@@ -171,6 +170,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 			return dlock.Grant{}, dlock.ErrHeld
 		}
 	}
+	doubted := b.settle(p)
 	l := b.known(p)
 	g, err := b.try(ctx, p, r, l, wait)
 	if l != nil && errors.Is(err, errGone) { // the request is repeated, and what it had come to has run out
@@ -179,6 +179,9 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 		}
 	}
 	if err != nil {
+		if doubted { // this request may not even have been sent
+			b.doubt(p, time.Now().Add(r.TTL))
+		}
 		return dlock.Grant{}, failed(ctx, err)
 	}
 	return g, nil
@@ -190,7 +193,7 @@ func (b *Backend) try(ctx context.Context, p place, r dlock.Request, l *lease, w
 	var q []node
 	var err error
 	if l == nil {
-		l, q, t.fresh, err = b.join(p, r.TTL)
+		l, q, t.fresh, err = b.join(p, r.TTL, t.start.Add(r.TTL))
 	} else {
 		q, err = b.list(p.parent)
 	}
@@ -205,7 +208,7 @@ func (b *Backend) try(ctx context.Context, p place, r dlock.Request, l *lease, w
 		return dlock.Grant{}, err
 	}
 	return dlock.Grant{
-		Key: r.Key, Owner: r.Owner, Fence: uint64(l.czxid), TTL: r.TTL, Start: start, Provisional: provisional,
+		Key: r.Key, Owner: r.Owner, Fence: uint64(l.token), TTL: r.TTL, Start: start, Provisional: provisional,
 		Lost: l.gone, State: l,
 	}, nil
 }

@@ -8,6 +8,7 @@ import (
 	"runtime/pprof"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -275,6 +276,119 @@ func TestCreateReplyLost(t *testing.T) {
 		require.NoError(t, a.Release(t.Context(), g))
 		require.Empty(t, a.nodes(t, key))
 	}
+}
+
+// A node whose create was not answered, and which nobody undoes, for the connection is broken until its lease would be over,
+// goes all the same, though its session lives on.
+func TestCreateReplyLostAndNotUndone(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	require.NoError(t, a.Release(t.Context(), a.take(t, key, long))) // its parent is there
+	heal := a.link.inject(loseReplies, 0)
+	_, err := a.Acquire(t.Context(), newRequest(key, short))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, dlock.ErrLost)
+	require.NotEmpty(t, b.nodes(t, key))
+	heal()
+	require.Eventually(t, func() bool { return len(b.nodes(t, key)) == 0 }, soon, 10*time.Millisecond)
+	require.NoError(t, b.Release(t.Context(), b.take(t, key, long)))
+}
+
+// What is left of a request without an answer isn't deleted once the request has been repeated.
+func TestRepeatedInTime(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	require.NoError(t, a.Release(t.Context(), a.take(t, key, long))) // its parent is there
+	r := newRequest(key, moderate)
+	heal := a.link.inject(loseReplies, 0)
+	_, err := a.Acquire(t.Context(), r)
+	require.Error(t, err)
+	over := time.After(moderate)
+	heal()
+	r.TTL = long
+	g, err := a.Acquire(t.Context(), r)
+	require.NoError(t, err)
+	<-over
+	for range 20 { // what is done in the background has its requests between these
+		require.NoError(t, a.Renew(t.Context(), g))
+	}
+	require.Len(t, b.nodes(t, key), 1)
+}
+
+// A request that came to its node and no further is over. What is still done to delete that node leaves alone what the
+// request comes to when it is repeated.
+func TestQueueNotSeenThenRepeated(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	require.NoError(t, a.Release(t.Context(), a.take(t, key, long))) // its parent is there
+	r := newRequest(key, long)
+	var once sync.Once
+	var heal func()
+	a.link.mu.Lock()
+	a.link.before = func(op int32) {
+		if op == opGetChildren {
+			once.Do(func() { heal = a.link.inject(loseRequests, 0); a.link.drop() })
+		}
+	}
+	a.link.mu.Unlock()
+	_, err := a.Acquire(t.Context(), r)
+	require.Error(t, err)
+	require.Len(t, b.nodes(t, key), 1)
+	time.Sleep(time.Second) // the pauses before the node is deleted in the background grow, so that the repeated request overtakes it
+	heal()
+	g, err := a.Acquire(t.Context(), r)
+	require.NoError(t, err)
+	for over := time.Now().Add(time.Second); time.Now().Before(over); { // the longest pause
+		require.NoError(t, a.Renew(t.Context(), g))
+	}
+}
+
+// A place in doubt stays so when the request that is to settle it can't be sent.
+func TestDoubtThatIsNotSettled(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	require.NoError(t, a.Release(t.Context(), a.take(t, key, long))) // its parent is there
+	r := newRequest(key, short)
+	heal := a.link.inject(loseReplies, 0)
+	_, err := a.Acquire(t.Context(), r)
+	require.Error(t, err)
+	heal()
+	heal = a.link.inject(cut, 0)
+	a.link.drop()
+	_, err = a.Acquire(t.Context(), r)
+	require.Error(t, err)
+	heal()
+	require.Eventually(t, func() bool { return len(b.nodes(t, key)) == 0 }, soon, 10*time.Millisecond)
+}
+
+// TestTokenByQueue: tokens are in the order of the nodes, whenever a waiter looks at the queue and whoever has left by then.
+// One that comes last there has its token from what it sees, and asks no more.
+func TestTokenByQueue(t *testing.T) {
+	a, key := connect(t, server.Addr), newKey()
+	var tokens []func() (uint64, error)
+	place := func(owner string) {
+		token, err := a.Place(key, owner)
+		require.NoError(t, err)
+		tokens = append(tokens, token)
+	}
+	place("first")
+	place("second")
+	place("gone")
+	a.drop(t, key, "gone") // after it the queue has changed, and the second is the last
+	asked := a.link.sent(opExists)
+	first, err := tokens[0]()
+	require.NoError(t, err)
+	require.Equal(t, asked+1, a.link.sent(opExists))
+	second, err := tokens[1]()
+	require.NoError(t, err)
+	require.Equal(t, asked+1, a.link.sent(opExists), "the last of the queue knows")
+	place("third")
+	third, err := tokens[3]()
+	require.NoError(t, err)
+	require.Less(t, first, second)
+	require.Less(t, second, third)
+	late, err := tokens[1]()
+	require.NoError(t, err)
+	require.Less(t, first, late)
+	require.Less(t, late, third)
+	_, err = tokens[2]()
+	require.ErrorIs(t, err, dlock.ErrLost, "its node is gone")
 }
 
 // The parent's deletion starts the sequence anew, and tokens go on.
@@ -811,7 +925,8 @@ func TestShortWait(t *testing.T) {
 	require.False(t, w.g.Start.After(<-created))
 	require.Zero(t, b.link.sent(opSetData))
 	require.NoError(t, b.Release(t.Context(), w.g))
-	for op, want := range map[int32]int{opCreate: 1, opExists: 1 + 1, opGetChildren: 1, opGetData: 1, opDelete: 1} { // one asks for the session's timeout
+	// What it asked for by opExists is the session's timeout; its token it saw in the queue.
+	for op, want := range map[int32]int{opCreate: 1, opExists: 1, opGetChildren: 1, opGetData: 1, opDelete: 1} {
 		require.Equal(t, want, b.link.sent(op), "requests of kind %d", op)
 	}
 }
