@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -33,7 +34,7 @@ type Lock = job.Lock
 
 // Lease is what a scenario needs of a grant; a *dlock.Handle is one.
 //
-//	Fence() uint64                     // the fencing token, from 1
+//	Fence() uint64                     // the fencing token, from 1; 0 of a lock that has none, which is played with fencing off
 //	TTL() time.Duration                // how long the lease lasts, from the grant
 //	Until() time.Time                  // when it must be presumed lost unless it is renewed
 //	Context() context.Context          // ends when it is, or must be presumed, lost
@@ -51,7 +52,7 @@ type LockSpec struct {
 	Lock    string        // the Service's Lock: which lock
 	Addrs   []string      // those of the Service's Nodes: where its servers are
 	TTL     time.Duration // of the leases
-	Renew   bool          // renew them in the background, which WedgedHolder finds out,
+	Renew   bool          // renew them in the background, which HolderPartitioned and WedgedHolder find out,
 	MaxHold time.Duration // for so long
 	// MinSession is the shortest session that the servers allow; 0: what is usual.
 	MinSession time.Duration
@@ -86,6 +87,8 @@ type childSpec struct {
 	URL    string `json:"url,omitempty"`
 	// Straight says that URL is that of a store, and not of an HTTP resource.
 	Straight bool `json:"straight,omitempty"`
+	// Own, if not empty, is the name of the user's store: a worker's if that is Straight, or the resource's.
+	Own string `json:"own,omitempty"`
 
 	Lock    string   `json:"lock,omitempty"`
 	Addrs   []string `json:"addrs,omitempty"`
@@ -97,7 +100,7 @@ type childSpec struct {
 	Worker     Worker        `json:"worker,omitzero"`
 
 	// of the resource
-	File string `json:"file,omitempty"`
+	Dir string `json:"dir,omitempty"` // where its data is
 }
 
 // message is a line from a child to the controller.
@@ -105,32 +108,38 @@ type message struct {
 	Event  *history.Event `json:"event,omitempty"`
 	Stops  bool           `json:"stops,omitempty"`  // a worker waits for a line before it goes on
 	Synced int            `json:"synced,omitempty"` // the resource has answered a sync; all earlier decisions came before
+
+	Error       string `json:"error,omitempty"`       // the resource can't be served
+	Unsupported bool   `json:"unsupported,omitempty"` // and nothing is wrong with it
 }
 
 // Child plays the role of a worker or of the resource if this process was started as one, and then doesn't return.
 // Call it first in main or TestMain, with the function that opens the lock under test.
-func Child(open Open) {
+func Child(open Open) { ChildWithStore(open, nil) }
+
+// ChildWithStore is [Child] for runs over a [Store] of one's own: the same function as in its Open opens that.
+func ChildWithStore(open Open, store OpenStore) {
 	text, ok := os.LookupEnv(childEnv)
 	if !ok {
 		return
 	}
-	if err := child(text, open); err != nil {
+	if err := child(text, open, store); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-func child(text string, open Open) error {
+func child(text string, open Open, store OpenStore) error {
 	var spec childSpec
 	if err := json.Unmarshal([]byte(text), &spec); err != nil {
 		return fmt.Errorf("scenarios: %s: %w", childEnv, err)
 	}
 	l := &line{out: json.NewEncoder(os.NewFile(eventsFile, "events")), in: bufio.NewScanner(os.NewFile(controlFile, "control"))}
 	if spec.Name == Resource {
-		return resourceChild(&spec, l)
+		return resourceChild(&spec, l, store)
 	}
-	return workerChild(&spec, l, open)
+	return workerChild(&spec, l, open, store)
 }
 
 // line connects a child with the controller.
@@ -165,8 +174,8 @@ func (l *line) stop(e history.Event) error {
 	return err
 }
 
-func workerChild(spec *childSpec, l *line, open Open) error {
-	err := work(spec, l, open)
+func workerChild(spec *childSpec, l *line, open Open, store OpenStore) error {
+	err := work(spec, l, open, store)
 	e := history.Event{Time: time.Now(), Kind: history.KindReport, Name: history.Done}
 	if err != nil {
 		e.Name, e.Error = history.Failed, err.Error()
@@ -174,7 +183,7 @@ func workerChild(spec *childSpec, l *line, open Open) error {
 	return l.send(message{Event: &e})
 }
 
-func work(spec *childSpec, l *line, open Open) (err error) {
+func work(spec *childSpec, l *line, open Open, own OpenStore) (err error) {
 	ctx := context.Background()
 	ls := LockSpec{
 		Lock: spec.Lock, Addrs: spec.Addrs, Variant: spec.Variant, TTL: spec.TTL, MinSession: spec.MinSession,
@@ -189,8 +198,12 @@ func work(spec *childSpec, l *line, open Open) (err error) {
 	if err != nil {
 		return err
 	}
+	if lock == nil {
+		return errors.New("open: got no lock and no error")
+	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	store, err := openStore(ctx, spec)
+	lock = vetted{lock, spec}
+	store, err := openStore(ctx, spec, own)
 	if err != nil {
 		return err
 	}
@@ -210,6 +223,76 @@ func work(spec *childSpec, l *line, open Open) (err error) {
 	return err
 }
 
+// vetted is a lock whose grants are looked at before they count.
+type vetted struct {
+	Lock
+	spec *childSpec
+}
+
+func (l vetted) Acquire(ctx context.Context, key string) (Lease, error) {
+	return l.take(ctx, func() (Lease, error) { return l.Lock.Acquire(ctx, key) })
+}
+
+func (l vetted) TryAcquire(ctx context.Context, key string) (Lease, error) {
+	return l.take(ctx, func() (Lease, error) { return l.Lock.TryAcquire(ctx, key) })
+}
+
+// take acquires the lock. Where the schedule ends renewals, it takes it again until a lease has been renewed: one that is not,
+// because nobody does or the machine stood still, would end without the schedule's doing.
+func (l vetted) take(ctx context.Context, acquire func() (Lease, error)) (Lease, error) {
+	how := l.spec.Worker
+	n := max(2, min(tries, int(DefaultStepTimeout/2/max(l.spec.TTL, time.Millisecond)))) // within a step
+	for range n {
+		lease, err := acquire()
+		if err != nil {
+			return nil, err
+		}
+		if err := l.check(lease); err != nil {
+			return nil, err
+		}
+		if !how.Outlive || how.NoRenew || renewed(ctx, lease) {
+			return lease, nil
+		}
+		_ = lease.Release(ctx) // it is lost
+	}
+	return nil, fmt.Errorf("the lock's lease has ended %d times without being renewed: with LockSpec.Renew the lock is to renew it in the "+
+		"background, and Lease.Until to tell; if it is one that doesn't, set Service.NoRenew", n)
+}
+
+func (l vetted) check(lease Lease) error {
+	switch {
+	case lease == nil:
+		return errors.New("the lock has returned neither a lease nor an error")
+	case lease.Until().IsZero():
+		return errors.New("Lease.Until is the zero time: it tells when the lease must be presumed lost")
+	case lease.Fence() == 0 && l.spec.Fencing != history.FencingOff:
+		return fmt.Errorf("the lock has granted a lease without a fencing token, Lease.Fence is 0: with fencing %s the resource has "+
+			"nothing to compare; if it is a lock that has none, set Service.NoTokens, and see with fencing off what becomes of the data",
+			l.spec.Fencing)
+	}
+	return nil
+}
+
+// renewed waits until the lease is renewed, and reports whether it was.
+func renewed(ctx context.Context, lease Lease) bool {
+	first := lease.Until()
+	look := time.NewTicker(2 * time.Millisecond)
+	defer look.Stop()
+	for !lease.Until().After(first) {
+		select {
+		case <-look.C:
+			if time.Since(first) > 0 { // of a context that goes on there is more to say later
+				return false
+			}
+		case <-lease.Context().Done():
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
 // ledgers is what a worker's ledgers are in.
 type ledgers interface {
 	job.Store
@@ -218,32 +301,75 @@ type ledgers interface {
 
 // openStore connects a worker to its ledgers. There is a connection for each call: one that was kept from before a fault would
 // make the outcome depend on whether its end is noticed before or after the next call leaves.
-func openStore(ctx context.Context, spec *childSpec) (ledgers, error) {
-	if !spec.Straight {
+func openStore(ctx context.Context, spec *childSpec, own OpenStore) (ledgers, error) {
+	off := spec.Fencing == history.FencingOff
+	switch {
+	case !spec.Straight:
 		transport := &http.Transport{DisableKeepAlives: true}
-		return resource.NewClient(spec.URL, &resource.ClientOptions{
-			HTTPClient: &http.Client{Transport: transport}, AllowUnfenced: spec.Fencing == history.FencingOff,
-		})
+		c, err := resource.NewClient(spec.URL, &resource.ClientOptions{HTTPClient: &http.Client{Transport: transport}, AllowUnfenced: off})
+		return client{c}, err
+	case spec.Own != "":
+		s, err := openOwn(ctx, own, StoreSpec{Store: spec.Own, Addr: spec.URL})
+		if err != nil || !off {
+			return ownStore{Store: s}, err
+		}
+		bare, err := overwriter(spec.Own, s)
+		return ownStore{s, bare}, err
 	}
 	s, err := stores.Open(ctx, spec.URL, stores.Options{
 		// Where a call is held in the network, it is to be the call, and not the greeting of a new connection.
 		Fresh: !spec.Sent, Prepared: true,
 	})
-	if err != nil || spec.Fencing != history.FencingOff {
+	if err != nil || !off {
 		return s, err
 	}
 	return s.Unfenced(), nil
 }
 
-func resourceChild(spec *childSpec, l *line) error {
+// client is the HTTP resource as a worker sees it. One whose lock has no tokens writes without.
+type client struct{ *resource.Client }
+
+func (c client) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	if f.Token == 0 {
+		return c.WriteUnfenced(ctx, key, value)
+	}
+	return c.Client.Write(ctx, key, f, value)
+}
+
+// openOwn opens the user's store in a child.
+func openOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, error) {
+	if open == nil {
+		return nil, fmt.Errorf("nothing opens the store %s in the processes of workers and resource: call scenarios.ChildWithStore in "+
+			"TestMain or main, with the function in Runner.Store.Open", s.Store)
+	}
+	return open.open(ctx, s)
+}
+
+// resourceStore is what the resource serves.
+func resourceStore(ctx context.Context, spec *childSpec, own OpenStore) (resource.Store, error) {
+	if spec.Own == "" {
+		return boltstore.Open(filepath.Join(spec.Dir, "resource.db"), nil)
+	}
+	s, err := openOwn(ctx, own, StoreSpec{Store: spec.Own, Dir: spec.Dir})
+	if err == nil && spec.Fencing == history.FencingOff {
+		if _, err = overwriter(spec.Own, s); err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}
+	return s, err
+}
+
+func resourceChild(spec *childSpec, l *line, own OpenStore) error {
 	f := os.NewFile(listenFile, "listener")
 	listener, err := net.FileListener(f) // on a duplicate
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("scenarios: resource: %w", err)
 	}
-	store, err := boltstore.Open(spec.File, nil)
+	store, err := resourceStore(context.Background(), spec, own)
 	if err != nil {
-		return errors.Join(err, listener.Close())
+		err = errors.Join(l.send(message{Error: err.Error(), Unsupported: errors.Is(err, errors.ErrUnsupported)}), listener.Close())
+		_, _ = l.wait() // for the first sync: who is gone before it breaks the pipe, and what it has said isn't read
+		return err
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() { cancel(answerSyncs(l)) }()

@@ -14,3 +14,14 @@ func Watch(f history.Fencing, s resource.Store, key string, tell func(history.Ev
 	t.client, t.key = &stores.Store{Store: s}, key
 	return t.sync
 }
+
+// ChildEnv is the variable that tells a process that it is a child.
+const ChildEnv = childEnv
+
+// OpenOwn opens the user's store in a child.
+func OpenOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, error) {
+	return openOwn(ctx, open, s)
+}
+
+// Check returns an error if s can't be the service of sc in a fencing mode.
+func (s *Service) Check(sc *Scenario, f history.Fencing) error { return s.check(sc, f) }

@@ -11,6 +11,7 @@ import (
 )
 
 func TestHolderKilled(t *testing.T) {
+	t.Parallel()
 	play(t, "HolderKilled", func(t *testing.T, _ history.Fencing, o *scenarios.Outcome) {
 		killed, got := event(t, o, history.KindFault, "controller", history.FaultKill), event(t, o, history.KindReport, "B", history.Acquired)
 		t.Logf("blocked for %v after the holder's death, with a lease of %v", got.Time.Sub(killed.Time), *ttl)
@@ -21,6 +22,7 @@ func TestHolderKilled(t *testing.T) {
 }
 
 func TestWorkExceedsTTL(t *testing.T) {
+	t.Parallel()
 	play(t, "WorkExceedsTTL", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
 		requireLostInTime(t, o)
 		requireOverwritten(t, f, o)
@@ -30,11 +32,13 @@ func TestWorkExceedsTTL(t *testing.T) {
 // Renewals narrow the window in which a holder can be late, and never close it: a freeze stops them too, and a holder that
 // hangs renews until somebody stops it.
 func TestRenewNarrowsNeverCloses(t *testing.T) {
+	t.Parallel()
 	t.Run("Frozen", func(t *testing.T) { play(t, "PauseExceedsTTL", requireOverwritten) })
 	t.Run("Wedged", func(t *testing.T) { play(t, "WedgedHolder", requireOverwritten) })
 }
 
 func TestHolderPartitioned(t *testing.T) {
+	t.Parallel()
 	play(t, "HolderPartitioned", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
 		requireLostInTime(t, o)
 		requireOverwritten(t, f, o)
@@ -43,6 +47,7 @@ func TestHolderPartitioned(t *testing.T) {
 
 // One token fences each resource by itself, and not both together.
 func TestTwoResources(t *testing.T) {
+	t.Parallel()
 	t.Run("BothTouched", func(t *testing.T) {
 		play(t, "TwoResources", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
 			first, second := ledgers(o)

@@ -10,6 +10,7 @@ import (
 )
 
 func TestRedlockPartition(t *testing.T) {
+	t.Parallel()
 	play(t, "RedlockPartition", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
 		requireLostInTime(t, o)
 		requireOverwritten(t, f, o)
@@ -19,6 +20,7 @@ func TestRedlockPartition(t *testing.T) {
 // Redlock looks at the time that the acquisition took, before it takes the lock for granted. No look helps against a
 // freeze after it.
 func TestRedlockPause(t *testing.T) {
+	t.Parallel()
 	s, ok := scenarios.Hazard("PauseAtWrite")
 	require.True(t, ok)
 	s.Locks = []string{"redlock"}

@@ -36,7 +36,7 @@ const (
 type Runner struct {
 	// Service is what is under test. Required.
 	Service *Service
-	// Store, if not nil, is what the workers write to, straight. Nil: an HTTP resource in a process of its own.
+	// Store, if not nil, is what the workers write to. Nil: this module's resource, over HTTP, in a process of its own.
 	Store *Store
 	// TTL is the victim's lease, DefaultTTL if 0.
 	TTL time.Duration
@@ -64,13 +64,17 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	if err := s.Check(); err != nil {
 		return &Outcome{}, err
 	}
+	if _, ok := os.LookupEnv(childEnv); ok { // it would start itself for ever
+		return &Outcome{}, errors.New("scenarios: this process was started to be a worker or the resource: call scenarios.Child or " +
+			"ChildWithStore first in main or TestMain")
+	}
 	if !slices.Contains(modes, f) {
 		return &Outcome{}, fmt.Errorf("scenarios: there is no fencing mode %q; there are %v", f, modes)
 	}
 	if r.Service == nil {
 		return &Outcome{}, errors.New("scenarios: Runner.Service is nil; say what lock service is under test")
 	}
-	if err := r.Service.check(&s); err != nil {
+	if err := r.Service.check(&s, f); err != nil {
 		return &Outcome{}, err
 	}
 	if r.Store != nil {
@@ -214,9 +218,11 @@ func (p *play) run(ctx context.Context) (err error) {
 		d.Actor = Resource
 		p.append(d)
 	}
-	p.resource = newHTTPResource(p.fencing, p.dir, tell)
-	if p.r.Store != nil {
-		p.resource = newStoreTarget(p.r.Store, p.fencing, tell)
+	switch store := p.r.Store; {
+	case store != nil && !store.served():
+		p.resource = newStoreTarget(store, p.fencing, tell)
+	default:
+		p.resource = newHTTPResource(p.fencing, p.dir, store, tell)
 	}
 	run := history.Run{
 		Scenario: p.s.Name, Hazard: p.s.Hazard, Fencing: p.fencing, Lock: p.r.Service.Lock, Server: p.r.Service.Server,
@@ -358,7 +364,11 @@ func (p *play) runUntil(ctx context.Context, name, until string) error {
 	}
 	for {
 		m, err := w.next(ctx)
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() != nil && until == history.Lost && len(w.mend) > 0:
+			return fmt.Errorf("%s: %w; it is cut off, and its lease goes on: does Open connect to LockSpec.Addrs, and does the lease end "+
+				"when it can't be renewed?", name, err)
+		case err != nil:
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		if m.Event == nil {
@@ -378,9 +388,15 @@ func (p *play) runUntil(ctx context.Context, name, until string) error {
 		case ended:
 			return fmt.Errorf("%s was done without reporting %q", name, until)
 		case m.Event.Name == until && until == history.Sent && w.deliver != nil:
-			return w.link.AwaitHeld(ctx) // now it is in the network, and not merely about to be
+			if err := w.link.AwaitHeld(ctx); err != nil { // now it is in the network, and not merely about to be
+				return fmt.Errorf("%s's write isn't on the way on which it was to be late: %w; does OpenStore connect to StoreSpec.Addr?",
+					name, err)
+			}
+			return nil
 		case m.Event.Name == until:
 			return nil
+		case m.Event.Name == history.Acquired && until == history.Held && p.s.Workers[name].Try:
+			return fmt.Errorf("%s was granted the lock, which it should have found %s", name, until)
 		case m.Stops:
 			if err := w.goOn(ctx); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
@@ -464,7 +480,12 @@ func (p *play) startWorker(name string, w *worker) error {
 	how := p.s.Workers[name]
 	spec := childSpec{
 		Name: name, Fencing: p.fencing, Key: p.keys[0], Lock: p.r.Service.Lock, Variant: p.s.Variant, TTL: longTTL, Worker: how, MinSession: p.r.Service.MinSession,
-		Straight: p.r.Store != nil,
+	}
+	if store := p.r.Store; store != nil && !store.served() {
+		spec.Straight = true
+		if store.Open != nil {
+			spec.Own = store.Name
+		}
 	}
 	for _, st := range p.s.Steps {
 		spec.Sent = spec.Sent || st.Op == OpRun && st.Target == name && st.Until == history.Sent

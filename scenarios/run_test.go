@@ -44,8 +44,12 @@ func onRedis(redis *testbed.Server) *scenarios.Runner {
 	return &scenarios.Runner{Service: scenarios.OnRedis(redis)}
 }
 
-// open is what the workers of this package's tests open: the lock on Redis, with trouble if the address asks for it.
+// open is what the workers of this package's tests open: a lock of this module, with trouble if the address or the variant asks
+// for it.
 func open(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	if strings.HasPrefix(s.Variant, "test-") {
+		return openOwnLock(ctx, s)
+	}
 	word, addr, ok := strings.Cut(s.Addrs[0], " ")
 	if !ok {
 		return scenarios.OpenLock(ctx, s)

@@ -6,7 +6,9 @@
 // granted the lock, and not slept through. A [Runner] plays a scenario, records its history, and package history judges it.
 //
 // The workers and the resource are processes of their own: the running binary, started again. A test binary or a main
-// hands over to them by calling [Child] first.
+// hands over to them by calling [Child] first, or [ChildWithStore].
+//
+// Both the lock and what it protects may be your own: [Open] opens any [Lock], and a [Store] any [resource.Store].
 package scenarios
 
 import (
@@ -78,7 +80,8 @@ type Worker struct {
 	Try bool `json:"try,omitempty"`
 	// Idle makes the worker take the lock and release it, and leave the resource alone.
 	Idle bool `json:"idle,omitempty"`
-	// Outlive makes the worker wait, before it writes, until its lease is lost, report that, and write all the same.
+	// Outlive makes the worker wait, before it writes, until its lease is lost, report that, and write all the same. If its
+	// lease is renewed, it has been once before the worker says that it has it: what ends it later is the schedule.
 	Outlive bool `json:"outlive,omitempty"`
 	// MaxHold ends the renewals, that long after the grant. 0: no run is so long. A run in which another is granted the lock
 	// before is inconclusive if the worker is a victim: its lease wasn't renewed.

@@ -5,11 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/fencelab/fencelab/scenarios/history"
 )
 
 // Service is the lock service that workers use, as the controller sees it.
@@ -19,6 +22,10 @@ type Service struct {
 	Nodes  []Node // where a worker that is started now finds it, and what it can be cut off from
 	// MinSession is the shortest session that it allows, where that isn't the usual one; see LockSpec.
 	MinSession time.Duration
+	// NoRenew says that the lock doesn't renew leases, so that hazards that end its renewals show nothing.
+	NoRenew bool
+	// NoTokens says that the lock has no fencing tokens, so that there is nothing to play with fencing on.
+	NoTokens bool
 	// Forget, if not nil, removes from the servers what the lock of key has left there.
 	Forget func(ctx context.Context, key string) error
 	// Fault carries out a step of [OpFault], and returns when the fault is in force. An error that matches
@@ -39,10 +46,20 @@ func (s *Service) fault(ctx context.Context, st Step) error {
 	return s.Fault(ctx, st)
 }
 
-// check returns an error if s can't be the service of sc.
-func (s *Service) check(sc *Scenario) error {
+// check returns an error if s can't be the service of sc in a fencing mode.
+func (s *Service) check(sc *Scenario, f history.Fencing) error {
+	if s.NoTokens && f != history.FencingOff {
+		return fmt.Errorf("scenarios: scenario %q: %s has no tokens, and with fencing %s each grant needs one: %w",
+			sc.Name, cmp.Or(s.Server, s.Lock), f, errors.ErrUnsupported)
+	}
 	if !sc.On(s.Lock) {
 		return fmt.Errorf("scenarios: scenario %q is about other locks than %q: %s", sc.Name, s.Lock, strings.Join(sc.Locks, ", "))
+	}
+	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
+		if w := sc.Workers[name]; s.NoRenew && (w.MaxHold > 0 || w.Outlive && !w.NoRenew) {
+			return fmt.Errorf("scenarios: scenario %q: worker %s is to lose a lease that is renewed, and %s renews none: %w",
+				sc.Name, name, cmp.Or(s.Server, s.Lock), errors.ErrUnsupported)
+		}
 	}
 	for i, st := range sc.Steps {
 		if (st.Op == OpCut || st.Op == OpRefuse) && len(s.Nodes) == 0 {
@@ -69,10 +86,10 @@ func hostPort(addr string) (string, error) {
 	}
 	u, err := url.Parse(addr)
 	if err != nil {
-		return "", errors.New("scenarios: the lock server's address is no URL") // it may hold a password
+		return "", errors.New("scenarios: the server's address is no URL") // it may hold a password
 	}
 	if u.Port() == "" {
-		return "", fmt.Errorf("scenarios: the lock server's address has no port: %s", u.Redacted())
+		return "", fmt.Errorf("scenarios: the server's address has no port: %s", u.Redacted())
 	}
 	return u.Host, nil
 }
@@ -84,7 +101,7 @@ func through(addr, hostPort string) (string, error) {
 	}
 	u, err := url.Parse(addr)
 	if err != nil {
-		return "", errors.New("scenarios: the lock server's address is no URL")
+		return "", errors.New("scenarios: the server's address is no URL")
 	}
 	if _, _, err := net.SplitHostPort(hostPort); err != nil {
 		return "", fmt.Errorf("scenarios: %w", err)

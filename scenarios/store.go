@@ -2,10 +2,12 @@ package scenarios
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"time"
 
@@ -15,21 +17,49 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Store is a protected store to which workers write straight, in the place of the HTTP resource: package pgstore's on
-// PostgreSQL, for example. With fencing off they are clients that know nothing of fences.
+// Store is what workers write to, in the place of this module's resource: one of package stores, or one of your own, which
+// has an Open.
 //
-// A store doesn't tell its decisions, and what a worker believes is no evidence. So the [Runner] reads the ledger's record from
-// the store itself, by a connection of its own, before and after each step of a worker's; a run is serial, so that between two
-// looks there is at most one call. What has changed in the record is what the store has accepted: a fence that has risen, a
-// value that is another. A call that the worker tells of and that has changed nothing was refused, whatever the worker was told.
+// A store with an Addr is a server, and workers are its clients: package pgstore's on PostgreSQL, for example. With fencing off
+// they are clients that know nothing of fences. A server doesn't tell its decisions, and what a worker believes is no evidence.
+// So the [Runner] reads the ledger's record from the store itself, by a connection of its own, before and after each step of a
+// worker's; a run is serial, so that between two looks there is at most one call. What has changed in the record is what the
+// store has accepted: a fence that has risen, a value that is another. A call that the worker tells of and that has changed
+// nothing was refused, whatever the worker was told.
+//
+// A store without an Addr, which must be your own, belongs to one process: a file, or an embedded database. The resource's
+// process opens it, and serves it to the workers over HTTP, by [resource.NewHandler].
 type Store struct {
-	Name   string // of package stores: "postgres", "redis", "s3" or "dynamodb"
-	Server string // what serves it, e.g. "postgres 15.10 (containers)"
-	Addr   string // where it is, see stores.Open
-	// Volatile says that the server loses its data when it is killed, so that a schedule that kills the resource shows nothing.
+	Name   string // of package stores: "postgres", "redis", "s3" or "dynamodb"; or, with an Open, any
+	Server string // what serves it, e.g. "postgres 15.10 (containers)"; empty: Name
+	Addr   string // where it is, see stores.Open. One of your own takes what [Node] takes, or anything if nothing is to be delayed
+	// Open opens a store of your own, in the process of this Runner; the workers and the resource have [ChildWithStore]'s.
+	// Nil: it is one of package stores.
+	Open OpenStore
+	// Volatile says that the store loses its data when its process is killed, so that a schedule that kills the resource shows nothing.
 	Volatile bool
-	// Kill ends the server by SIGKILL, and Restart starts it again on its data. Nil: that can't be had.
+	// Kill ends the server by SIGKILL, and Restart starts it again on its data. Nil: that can't be had. A store without an Addr
+	// dies with its process, and is opened again. No other run may use the server meanwhile: runs over one that can be killed
+	// don't run in parallel, or have a server each. ctx bounds the call, and the server outlives it.
 	Kill, Restart func(ctx context.Context) error
+}
+
+// OpenStore opens a store of your own, which should keep the rules of [resource.Store]: package storetest finds out, and says
+// which it breaks, where a scenario can only show what comes of it. To be played with fencing off it must be a
+// [resource.Overwriter]. What it returns is closed by who calls it, and used after ctx has ended, which bounds the opening alone.
+// It gives a call the time that the schedule takes: a write may be held up for longer than a lease lasts.
+//
+// After the server was killed and restarted, a worker writes by the client that it opened before: one that doesn't connect
+// again by itself needs a connection for each call.
+type OpenStore func(ctx context.Context, s StoreSpec) (resource.Store, error)
+
+// StoreSpec says which store a process needs.
+type StoreSpec struct {
+	Store string // the Store's Name
+	Addr  string // its Addr, or that of a link which leads there and on which calls are delayed
+	// Dir is where a store without an Addr keeps its data: a directory of the run's own, empty at first, and after a kill as
+	// it was left.
+	Dir string
 }
 
 // container is the name of the bucket or table of the stores that need one.
@@ -54,16 +84,98 @@ func DurableRedis() []string { return []string{"--appendonly", "yes", "--appendf
 // check returns an error if sc can't be played over s. One that matches [errors.ErrUnsupported] says that nothing is wrong
 // with either.
 func (s *Store) check(sc *Scenario) error {
-	if sc.has(OpKill, Resource) && s.Volatile {
-		return fmt.Errorf("scenarios: %s: %s keeps nothing over a kill, and the store that it stands for does: %w", sc.Name, s.Server, errors.ErrUnsupported)
+	if s.Open == nil && s.Addr == "" {
+		return errors.New("scenarios: Runner.Store has neither an Open, of a store of your own, nor an Addr")
+	}
+	if s.Open != nil && s.Name == "" {
+		return errors.New("scenarios: Runner.Store has an Open and no Name; choose one, for OpenStore and for histories")
+	}
+	cannot := func(format string, args ...any) error {
+		return fmt.Errorf("scenarios: %s: %s: %w", sc.Name, fmt.Sprintf(format, args...), errors.ErrUnsupported)
+	}
+	if s.Volatile && sc.has(OpKill, Resource) {
+		return cannot("%s keeps nothing over a kill, and the store that it stands for does", s.name())
+	}
+	if s.served() {
+		return nil // a process of ours, to which everything else can be done
+	}
+	if sc.has(OpKill, Resource) {
+		switch {
+		case s.Kill == nil || s.Restart == nil:
+			return cannot("%s can't be killed: its Store has no Kill and Restart", s.name())
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
 		if sc.Workers[name].Second {
-			return fmt.Errorf("scenarios: %s: worker %s has two ledgers, and over a store there is one: %w", sc.Name, name, errors.ErrUnsupported)
+			return cannot("worker %s has two ledgers, and over a store there is one", name)
+		}
+	}
+	if s.Open != nil && slices.ContainsFunc(sc.Steps, func(st Step) bool { return st.Op == OpHold }) {
+		addr, err := hostPort(s.Addr)
+		if err == nil {
+			_, _, err = net.SplitHostPort(addr)
+		}
+		if err != nil {
+			return cannot("%s is at no host and port on the way to which a call could be late: %v", s.name(), err)
 		}
 	}
 	return nil
 }
+
+// served reports whether the resource's process opens s.
+func (s *Store) served() bool { return s.Open != nil && s.Addr == "" }
+
+func (s *Store) name() string { return cmp.Or(s.Server, s.Name) }
+
+// open connects to s by its address.
+func (s *Store) open(ctx context.Context) (resource.Store, error) {
+	if s.Open == nil {
+		store, err := stores.Open(ctx, s.Addr, stores.Options{Fresh: true})
+		if err != nil {
+			return nil, err
+		}
+		return store, nil
+	}
+	return s.Open.open(ctx, StoreSpec{Store: s.Name, Addr: s.Addr})
+}
+
+// open calls open, and says whose error it is.
+func (open OpenStore) open(ctx context.Context, s StoreSpec) (resource.Store, error) {
+	store, err := open(ctx, s)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("open %s: %v", s.Store, err) //nolint:errorlint // an ENOTSUP of the user's is a failure, and nothing to skip
+	case store == nil:
+		return nil, fmt.Errorf("open %s: got no store and no error", s.Store)
+	}
+	return store, nil
+}
+
+// overwriter is s without a look at fences.
+func overwriter(name string, s resource.Store) (resource.Overwriter, error) {
+	o, ok := s.(resource.Overwriter)
+	if !ok {
+		return nil, fmt.Errorf("%s can't be written to with fencing off: its %T has no Overwrite, see resource.Overwriter: %w",
+			name, s, errors.ErrUnsupported)
+	}
+	return o, nil
+}
+
+// ownStore is a store of the user's, as a worker sees it.
+type ownStore struct {
+	resource.Store
+	bare resource.Overwriter // not nil: the worker knows nothing of fencing
+}
+
+func (s ownStore) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	if s.bare != nil {
+		return s.bare.Overwrite(ctx, key, resource.Fence{}, value)
+	}
+	return s.Store.Write(ctx, key, f, value)
+}
+
+// OnSent calls f before the write is sent: a store of the user's doesn't tell when. The Runner waits until the link holds it.
+func (ownStore) OnSent(f func()) { f() }
 
 // storeTarget is a [Store] during a run.
 type storeTarget struct {
@@ -71,7 +183,7 @@ type storeTarget struct {
 	fencing history.Fencing
 	tell    func(history.Event)
 
-	client  *stores.Store
+	client  resource.Store
 	key     string
 	last    resource.Record   // what it held when it was looked at last
 	offered map[string]string // by worker: the ledger that it is about to write
@@ -83,20 +195,28 @@ func newStoreTarget(s *Store, f history.Fencing, tell func(history.Event)) *stor
 	return &storeTarget{Store: s, fencing: f, tell: tell, offered: map[string]string{}}
 }
 
-func (t *storeTarget) name() string { return t.Server }
-
-// begin makes an empty ledger: workers find one, as those of a service do.
+// begin makes an empty ledger: workers find one, as those of a service do. In a store of the user's it may not be able to.
 func (t *storeTarget) begin(ctx context.Context, keys []string) (err error) {
 	t.key = keys[0]
-	if t.client, err = stores.Open(ctx, t.Addr, stores.Options{Fresh: true}); err != nil {
+	if t.client, err = t.open(ctx); err != nil {
 		return err
 	}
-	if err := t.client.WriteUnfenced(ctx, t.key, []byte{}); err != nil {
+	switch s := t.client.(type) {
+	case *stores.Store:
+		err = s.WriteUnfenced(ctx, t.key, []byte{})
+	default:
+		if t.fencing == history.FencingOff {
+			_, err = overwriter(t.Store.name(), s)
+		}
+	}
+	if err != nil {
 		return err
 	}
-	t.last, err = t.client.Read(ctx, t.key)
+	t.last, err = t.read(ctx)
 	return err
 }
+
+func (t *storeTarget) name() string { return t.Store.name() }
 
 func (t *storeTarget) hostPort() string {
 	addr, _ := hostPort(t.Addr) // it has been opened
@@ -111,25 +231,31 @@ func (t *storeTarget) url(link linked) (string, error) {
 }
 
 func (t *storeTarget) kill(ctx context.Context) error {
-	if t.Kill == nil {
-		return fmt.Errorf("%s can't be killed: %w", t.Server, errors.ErrUnsupported)
-	}
 	if err := t.sync(ctx, nil); err != nil { // the last look before
 		return err
 	}
-	t.down, t.refused = true, 0
-	return t.Kill(ctx)
+	t.refused = 0
+	if err := t.Kill(ctx); err != nil {
+		return err
+	}
+	t.down = true
+	return nil
 }
 
 // restart takes the record as it is then: what a crash has undone is no decision. Whoever decides next knows it.
 func (t *storeTarget) restart(ctx context.Context) (err error) {
-	if t.Restart == nil {
-		return fmt.Errorf("%s can't be restarted: %w", t.Server, errors.ErrUnsupported)
-	}
 	if err := t.Restart(ctx); err != nil {
 		return err
 	}
 	t.down = false
+	if t.Open != nil { // its client may not connect again by itself
+		client, err := t.open(ctx)
+		if err != nil {
+			return err
+		}
+		_ = t.client.Close() // it was connected to the server that was killed, and may complain
+		t.client = client
+	}
 	t.last, err = t.read(ctx)
 	return err
 }
@@ -247,9 +373,20 @@ func (t *storeTarget) final(ctx context.Context) (ledgers map[string]resource.Re
 
 func (t *storeTarget) end(context.Context) error { return nil }
 
-func (t *storeTarget) close() error {
+// close leaves the server as it was found, also after a run that has ended while it was dead.
+func (t *storeTarget) close() (err error) {
+	if t.down {
+		ctx, cancel := context.WithTimeout(context.Background(), DefaultStepTimeout)
+		defer cancel()
+		if err := t.Restart(ctx); err != nil {
+			return fmt.Errorf("restart %s, which the run has killed: %w", t.Store.name(), err)
+		}
+	}
 	if t.client == nil {
 		return nil
 	}
-	return t.client.Close()
+	if err := t.client.Close(); !t.down {
+		return err
+	}
+	return nil // it was connected to the server that was killed
 }

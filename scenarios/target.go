@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
 
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -34,13 +33,21 @@ type target interface {
 	close() error
 }
 
+// unsupported is an error of a child's that matches [errors.ErrUnsupported].
+type unsupported string
+
+func (e unsupported) Error() string { return string(e) }
+
+func (unsupported) Is(target error) bool { return target == errors.ErrUnsupported }
+
 // linked is a [*faults.Link].
 type linked interface{ Addr() string }
 
 // httpResource is a process that serves a durable resource over HTTP, and tells its decisions itself.
 type httpResource struct {
 	fencing history.Fencing
-	file    string
+	dir     string // of its data
+	own     *Store // not nil: the user's, which it opens there
 	tell    func(history.Event)
 
 	listener *net.TCPListener
@@ -49,11 +56,16 @@ type httpResource struct {
 	keys     []string
 }
 
-func newHTTPResource(f history.Fencing, dir string, tell func(history.Event)) *httpResource {
-	return &httpResource{fencing: f, file: filepath.Join(dir, "resource.db"), tell: tell}
+func newHTTPResource(f history.Fencing, dir string, own *Store, tell func(history.Event)) *httpResource {
+	return &httpResource{fencing: f, dir: dir, own: own, tell: tell}
 }
 
-func (h *httpResource) name() string { return "bolt" }
+func (h *httpResource) name() string {
+	if h.own != nil {
+		return h.own.name()
+	}
+	return "bolt"
+}
 
 // begin listens, too. The listener belongs to us and not to the resource's process, so that the address stays the
 // resource's when the process is killed; who connects meanwhile waits for its successor.
@@ -64,7 +76,10 @@ func (h *httpResource) begin(ctx context.Context, keys []string) error {
 		return err
 	}
 	h.listener = l.(*net.TCPListener)
-	return h.restart(ctx)
+	if err := h.restart(ctx); err != nil || h.own == nil {
+		return err
+	}
+	return h.sync(ctx, nil) // of the user's store it isn't known whether it opens
 }
 
 func (h *httpResource) hostPort() string { return h.listener.Addr().String() }
@@ -82,7 +97,11 @@ func (h *httpResource) restart(context.Context) error {
 		return err
 	}
 	defer func() { _ = f.Close() }() // the child has its own
-	h.process, err = start(childSpec{Name: Resource, Fencing: h.fencing, File: h.file}, f)
+	spec := childSpec{Name: Resource, Fencing: h.fencing, Dir: h.dir}
+	if h.own != nil {
+		spec.Own = h.own.Name
+	}
+	h.process, err = start(spec, f)
 	return err
 }
 
@@ -101,7 +120,12 @@ func (h *httpResource) sync(ctx context.Context, _ *history.Event) error {
 		if err != nil {
 			return fmt.Errorf("resource: %w", err)
 		}
-		if m.Synced == h.syncs {
+		switch {
+		case m.Unsupported:
+			return unsupported("resource: " + m.Error)
+		case m.Error != "":
+			return fmt.Errorf("resource: %s", m.Error)
+		case m.Synced == h.syncs:
 			return nil
 		}
 		h.decided(m)

@@ -60,6 +60,7 @@ func (f fence) String() string {
 //   - the history says for another reason that it didn't (without fencing, whatever is violated);
 //   - the lock's tokens do not grow, unless that is the hazard, and then that they do; or somebody uses a token that it was
 //     not granted;
+//   - a grant has no token, with fencing on; or some have one and others don't;
 //   - the resource looked at the fence where the run says that it doesn't, or the other way round;
 //   - the resource refused what the rule admits;
 //   - an accepted write is not the ledger that was there with one entry added, or a ledger is not what it must be;
@@ -95,12 +96,13 @@ type judge struct {
 	keys    map[string]*keyState
 	ended   map[string]bool // by worker
 	lock    string          // whose key the last grant was of; empty where the history doesn't say
-	grants  []uint64        // tokens, in the order of the grants
+	granted int             // grants
+	grants  []uint64        // their tokens, in their order; none of a lock without tokens
 	holders map[holder]bool // and whose they are
 	holding map[string]bool // workers that were granted the lock and have not released it
 	answers map[answer]int  // what the resource decided and no worker has told of yet
 	refused int             // refusals since the resource was last started
-	late    bool            // a holder acted after its successor's grant, or died
+	late    bool            // a holder acted after a grant of a greater token, or died
 
 	declared   []string // the keys of a history of several
 	tokensLost bool     // the run is about tokens that go backwards
@@ -232,7 +234,7 @@ func (j *judge) report(e *Event) {
 	}
 	switch e.Name {
 	case Acquired:
-		j.granted(e)
+		j.grant(e)
 	case Read:
 		j.told(e, answer{"read", e.Token, true, e.Value})
 	case ReadStale:
@@ -258,12 +260,12 @@ func (j *judge) report(e *Event) {
 	}
 }
 
-func (j *judge) granted(e *Event) {
-	if e.Token == 0 {
+func (j *judge) grant(e *Event) {
+	if e.Token == 0 && j.fencing != FencingOff {
 		j.doubt("%s was granted the lock without a fencing token", e.Actor)
 		return
 	}
-	if n := len(j.grants); n > 0 && e.Token <= j.grants[n-1] {
+	if n := len(j.grants); n > 0 && e.Token != 0 && e.Token <= j.grants[n-1] {
 		if j.tokensLost {
 			j.regressed = true
 			j.note("the lock's tokens went backwards: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
@@ -271,12 +273,15 @@ func (j *judge) granted(e *Event) {
 			j.doubt("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
 		}
 	}
-	if len(j.grants) > 0 && e.Key != j.lock {
+	if j.granted > 0 && e.Key != j.lock {
 		j.doubt("%s was granted the lock of %q, and others that of %q: they don't keep each other out", e.Actor, e.Key, j.lock)
 	}
 	j.lock = e.Key
-	j.grants = append(j.grants, e.Token)
-	j.holders[holder{e.Actor, e.Token}] = true
+	j.granted++
+	if e.Token != 0 {
+		j.grants = append(j.grants, e.Token)
+		j.holders[holder{e.Actor, e.Token}] = true
+	}
 	j.holding[e.Actor] = true
 	j.last = e.Actor
 }
@@ -481,13 +486,26 @@ func (j *judge) end() {
 	if !written {
 		j.doubt("no write was accepted")
 	}
-	if len(j.grants) < 2 {
+	if j.granted < 2 {
 		j.doubt("fewer than two grants")
+	}
+	if n := len(j.grants); n > 0 && n < j.granted {
+		j.doubt("%d of %d grants have a fencing token: a lock has them always or never", n, j.granted)
+	}
+	acted := j.late
+	switch {
+	case j.tokensLost: // tokens don't tell who came later
+		acted = j.overtaken
+	case len(j.grants) == 0:
+		acted = j.late || j.overtaken
+	}
+	if j.granted > 0 && len(j.grants) == 0 {
+		j.note("the lock has no fencing tokens: no resource can tell a stale holder from its successor")
 	}
 	switch {
 	case j.tokensLost && !j.regressed:
 		j.doubt("the lock's tokens grew all the same: the hazard did not come about")
-	case j.tokensLost && !j.overtaken, !j.tokensLost && !j.late:
+	case !acted:
 		j.doubt("no holder acted after its successor's grant: the hazard did not come about")
 	}
 }

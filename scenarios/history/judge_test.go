@@ -223,6 +223,77 @@ func TestReportUnderAForeignToken(t *testing.T) {
 	}
 }
 
+// withoutTokens is what would have happened with a lock that has none, and with fencing off.
+func withoutTokens(events []history.Event) []history.Event {
+	events = slices.Clone(events)
+	for i := range events {
+		events[i].Token, events[i].Seq, events[i].Seen, events[i].SeenSeq = 0, 0, 0, 0
+	}
+	return events
+}
+
+// Of a lock without tokens the order of grants tells who came later, and what was lost tells what came of it.
+func TestLockWithoutTokens(t *testing.T) {
+	const note = "the lock has no fencing tokens: no resource can tell a stale holder from its successor"
+	for name, want := range map[string]struct {
+		verdict  history.Verdict
+		findings []string
+	}{
+		"safe-late-release-unfenced":               {history.Safe, nil},
+		"safe-late-release-unfenced-store":         {history.Safe, nil},
+		"violated-second-ledger-loses-an-entry":    {history.Violated, []string{"entry B was accepted and is lost"}},
+		"inconclusive-late-writer-without-a-token": {history.Inconclusive, []string{noHazard}},
+		"inconclusive-ledger-reordered":            {history.Inconclusive, []string{`the write with fence none has "B\n" where the last accepted write has left "A\n"`}},
+		"inconclusive-fence-looked-at-unasked":     {history.Inconclusive, findings["inconclusive-fence-looked-at-unasked"]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			events := withoutTokens(load(t, name))
+			require.Equal(t, history.FencingOff, events[0].Run.Fencing)
+			got := history.Judge(events)
+			require.Equal(t, want.verdict, got.Verdict, "%q", got.Findings)
+			require.Len(t, got.Findings, len(want.findings), "%q", got.Findings)
+			for i := range want.findings {
+				require.Contains(t, got.Findings[i], want.findings[i])
+			}
+			require.Contains(t, got.Notes, note)
+			require.NotContains(t, history.Judge(load(t, name)).Notes, note)
+		})
+	}
+
+	events := withoutTokens(load(t, "safe-late-release-unfenced"))
+	events[0].Run.TokensLost = true
+	got := history.Judge(events)
+	require.Equal(t, history.Inconclusive, got.Verdict, "it has none to lose")
+	events[0].Run.TokensLost = false
+	i := slices.IndexFunc(events, func(e history.Event) bool { return e.Actor == "B" && e.Name == history.Acquired })
+	events[i].Token = 1
+	require.Equal(t, []string{"1 of 2 grants have a fencing token: a lock has them always or never", "no holder acted after its successor's grant: " + noHazard},
+		history.Judge(events).Findings)
+	events[i].Token, events[i].Key = 0, "another"
+	require.Contains(t, history.Judge(events).Findings[0], "they don't keep each other out")
+	events[i].Key = ""
+	events = slices.Delete(events, 1, 2)
+	require.Equal(t, []string{oneGrant, "no holder acted after its successor's grant: " + noHazard}, history.Judge(events).Findings)
+
+	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
+		events := withoutTokens(load(t, "safe-late-release-unfenced"))
+		events[0].Run.Fencing = f
+		require.NotEqual(t, history.Safe, history.Judge(events).Verdict)
+		require.Contains(t, strings.Join(history.Judge(events).Findings, "\n"), "a write without a token was accepted, with fencing "+string(f))
+	}
+}
+
+// A holder that dies leaves its lock behind, whether the lock has tokens or not.
+func TestKilledHolderWithoutTokens(t *testing.T) {
+	events := load(t, "safe-holder-killed")
+	events[0].Run.Fencing = history.FencingOff
+	for i := range events {
+		events[i].Enforced = false
+	}
+	got := history.Judge(withoutTokens(events))
+	require.Equal(t, history.Safe, got.Verdict, "%q", got.Findings)
+}
+
 func TestForeignReleaseIsNoted(t *testing.T) {
 	events := load(t, "safe-late-release-unfenced")
 	i := slices.IndexFunc(events, func(e history.Event) bool { return e.Name == history.ReleaseLost })

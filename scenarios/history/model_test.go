@@ -322,6 +322,32 @@ func TestTheJudgeAgreesWithTheModel(t *testing.T) {
 	}
 }
 
+// Without tokens, too, the judge finds lost entries exactly when there are any, and what else it finds is that nothing was
+// shown.
+func TestTheJudgeNeedsNoTokens(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, history.FencingOff, &model{})
+		events := withoutTokens(w.play(t, told))
+		lost, was := false, ""
+		for _, e := range events {
+			if e.Kind != history.KindDecision || e.Op != "write" {
+				continue
+			}
+			for _, entry := range history.Entries(was) {
+				lost = lost || !slices.Contains(history.Entries(e.Value), entry)
+			}
+			was = e.Value
+		}
+		got := history.Judge(events)
+		require.Equal(t, lost, got.Verdict == history.Violated, "%v %q", got.Verdict, got.Findings)
+		if got.Verdict == history.Inconclusive {
+			for _, f := range got.Findings {
+				require.True(t, nothingShown(f), f)
+			}
+		}
+	})
+}
+
 // A resource that breaks the rule is caught: some run, and rapid shrinks it to a short one, is judged violated; and no
 // run in which it did wrong is judged safe.
 func TestWrongRulesAreCaught(t *testing.T) {

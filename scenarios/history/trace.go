@@ -12,7 +12,7 @@ import (
 func Trace(events []Event) []string {
 	var granted []uint64
 	for _, e := range events {
-		if e.Kind == KindReport && e.Name == Acquired {
+		if e.Kind == KindReport && e.Name == Acquired && e.Token != 0 {
 			granted = append(granted, e.Token)
 		}
 	}

@@ -50,6 +50,9 @@ func TestTraceLines(t *testing.T) {
 	}
 	require.Equal(t, []string{`A failed: "two\nlines"`},
 		history.Trace([]history.Event{{Kind: history.KindReport, Name: history.Failed, Actor: "A", Error: "two\nlines"}}))
+	unranked := acquired
+	unranked.Token = 0
+	require.Equal(t, []string{"A acquired none", "A acquired #1"}, history.Trace([]history.Event{unranked, acquired}))
 	require.Equal(t, []string{"run controller "}, history.Trace([]history.Event{{Kind: history.KindRun, Actor: "controller"}}))
 	require.Equal(t, []string{"rumour A x"}, history.Trace([]history.Event{{Kind: "rumour", Actor: "A", Name: "x"}}))
 	require.Empty(t, history.Trace(nil))

@@ -1,0 +1,677 @@
+package scenarios_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/boltstore"
+	"github.com/fencelab/fencelab/resource/filestore"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// What the name of a store asks of openStore.
+const (
+	ownFile      = "file"          // one process's, with and without fencing
+	ownNoBare    = "plain files"   // one process's, and always fenced
+	ownForgets   = "memory"        // one process's, that forgets all in a crash
+	ownCareless  = "careless"      // one process's, that looks at no fence
+	ownReads     = "reads don't"   // one process's, whose fenced reads don't raise the fence
+	ownServer    = "map"           // a server's
+	ownElsewhere = "map elsewhere" // a server's, whose client goes its own way to it
+	ownFails     = "on fire"
+	ownNothing   = "nothing"
+)
+
+// envServer is where the client of ownElsewhere goes.
+const envServer = "FENCELAB_TEST_OWN_SERVER"
+
+// openStore is what the processes of this package's tests open, beside the lock.
+func openStore(_ context.Context, s scenarios.StoreSpec) (resource.Store, error) {
+	switch s.Store {
+	case ownFile:
+		return boltstore.Open(filepath.Join(s.Dir, "own.db"), nil)
+	case ownNoBare:
+		return filestore.Open(s.Dir)
+	case ownForgets:
+		return resource.NewMemory(), nil
+	case ownCareless:
+		return careless{resource.NewMemory()}, nil
+	case ownReads:
+		return unraised{resource.NewMemory()}, nil
+	case ownServer:
+		return mapClient{"http://" + s.Addr}, nil
+	case ownElsewhere:
+		return mapClient{"http://" + os.Getenv(envServer)}, nil
+	case ownNothing:
+		return nil, nil //nolint:nilnil // what the kit should notice
+	}
+	return nil, fmt.Errorf("the store is on fire: %w", syscall.ENOTSUP) // which is no reason to skip anything
+}
+
+// careless is a store that takes fences and looks at none.
+type careless struct{ *resource.Memory }
+
+func (c careless) Write(ctx context.Context, key string, _ resource.Fence, value []byte) error {
+	return c.Overwrite(ctx, key, resource.Fence{}, value)
+}
+
+func (c careless) ReadFenced(ctx context.Context, key string, _ uint64) (resource.Record, error) {
+	return c.Read(ctx, key)
+}
+
+// unraised is a store that fences writes alone.
+type unraised struct{ *resource.Memory }
+
+func (u unraised) ReadFenced(ctx context.Context, key string, _ uint64) (resource.Record, error) {
+	return u.Read(ctx, key)
+}
+
+// mapServer is a store as a user may have it: a map behind an HTTP server with a protocol of its own.
+type mapServer struct {
+	addr   string
+	data   resource.Overwriter
+	server *http.Server
+	served chan error
+}
+
+// mapCall is a call of the protocol, and its answer.
+type mapCall struct {
+	Op     string
+	Key    string
+	Fence  resource.Fence
+	Value  []byte
+	Record resource.Record
+	Stale  *resource.StaleTokenError
+	Error  string
+}
+
+func startMap(t *testing.T, data resource.Overwriter) *mapServer {
+	t.Helper()
+	s := &mapServer{addr: "127.0.0.1:0", data: data}
+	require.NoError(t, s.start(t.Context()))
+	t.Cleanup(func() { require.NoError(t, s.kill(context.WithoutCancel(t.Context()))) })
+	return s
+}
+
+// store is s as a Runner sees it.
+func (s *mapServer) store() *scenarios.Store {
+	return &scenarios.Store{Name: ownServer, Addr: s.addr, Open: openStore, Kill: s.kill, Restart: s.start}
+}
+
+func (s *mapServer) start(ctx context.Context) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", s.addr)
+	if err != nil {
+		return err
+	}
+	s.addr = l.Addr().String()
+	s.server, s.served = &http.Server{Handler: s}, make(chan error, 1) //nolint:gosec // its clients are ours
+	go func() { s.served <- s.server.Serve(l) }()
+	return nil
+}
+
+func (s *mapServer) kill(context.Context) error {
+	err := s.server.Close()
+	<-s.served
+	return err
+}
+
+func (s *mapServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var c mapCall
+	err := json.NewDecoder(r.Body).Decode(&c)
+	ctx := context.WithoutCancel(r.Context())
+	switch {
+	case err != nil:
+	case c.Op == "write":
+		err = s.data.Write(ctx, c.Key, c.Fence, c.Value)
+	case c.Op == "overwrite":
+		err = s.data.Overwrite(ctx, c.Key, c.Fence, c.Value)
+	case c.Op == "read":
+		c.Record, err = s.data.Read(ctx, c.Key)
+	default:
+		c.Record, err = s.data.ReadFenced(ctx, c.Key, c.Fence.Token)
+	}
+	if err != nil {
+		c.Error = err.Error()
+		c.Stale, _ = errors.AsType[*resource.StaleTokenError](err)
+		if errors.Is(err, resource.ErrNotFound) {
+			c.Error = "no such key"
+		}
+	}
+	_ = json.NewEncoder(w).Encode(c)
+}
+
+// mapClient is the client of a mapServer, with a connection for each call.
+type mapClient struct{ url string }
+
+func (m mapClient) call(ctx context.Context, c mapCall) (resource.Record, error) {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return resource.Record{}, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, m.url, strings.NewReader(string(text)))
+	if err != nil {
+		return resource.Record{}, err
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		return resource.Record{}, err
+	}
+	var answer mapCall
+	err = errors.Join(json.NewDecoder(resp.Body).Decode(&answer), resp.Body.Close())
+	switch {
+	case err != nil:
+		return resource.Record{}, err
+	case answer.Stale != nil:
+		return resource.Record{}, answer.Stale
+	case answer.Error == "no such key":
+		return resource.Record{}, resource.ErrNotFound
+	case answer.Error != "":
+		return resource.Record{}, errors.New(answer.Error)
+	}
+	return answer.Record, nil
+}
+
+func (m mapClient) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	_, err := m.call(ctx, mapCall{Op: "write", Key: key, Fence: f, Value: value})
+	return err
+}
+
+func (m mapClient) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	_, err := m.call(ctx, mapCall{Op: "overwrite", Key: key, Fence: f, Value: value})
+	return err
+}
+
+func (m mapClient) Read(ctx context.Context, key string) (resource.Record, error) {
+	return m.call(ctx, mapCall{Op: "read", Key: key})
+}
+
+func (m mapClient) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
+	return m.call(ctx, mapCall{Op: "read fenced", Key: key, Fence: resource.Fence{Token: token}})
+}
+
+func (mapClient) Close() error { return nil }
+
+func hazard(t *testing.T, name string) scenarios.Scenario {
+	t.Helper()
+	s, ok := scenarios.Hazard(name)
+	require.True(t, ok, "there is no hazard %q", name)
+	return s
+}
+
+// playOver runs a hazard on Redis over a store of the user's.
+func playOver(t *testing.T, store *scenarios.Store, name string, f history.Fencing) (*scenarios.Outcome, error) {
+	t.Helper()
+	r := onRedis(sharedRedis(t))
+	r.Store = store
+	return r.Run(t.Context(), hazard(t, name), f)
+}
+
+// The hazards take place over a store of the user's as over this module's: the traces are the same.
+func TestOwnStore(t *testing.T) {
+	t.Parallel()
+	sharedRedis(t)
+	for kind, c := range map[string]struct {
+		store   func(t *testing.T) *scenarios.Store
+		hazards []string
+	}{
+		"of one process": {
+			func(*testing.T) *scenarios.Store { return &scenarios.Store{Name: ownFile, Open: openStore} },
+			[]string{"PauseExceedsTTL", "WriteDelayedInNetwork", "LateWriteBeforeSuccessorWrites", "ResourceCrash", "TwoResources"},
+		},
+		"of a server": {
+			func(t *testing.T) *scenarios.Store { t.Helper(); return startMap(t, resource.NewMemory()).store() },
+			[]string{"PauseExceedsTTL", "WriteDelayedInNetwork", "ResourceCrash"},
+		},
+	} {
+		for _, name := range c.hazards {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				store := c.store(t)
+				for f, want := range hazard(t, name).Expect {
+					o, err := playOver(t, store, name, f)
+					require.NoError(t, err)
+					require.Equal(t, want, o.Verdict, "%s: %q", f, o.Findings)
+					require.Equal(t, store.Name, o.Events[0].Run.Store)
+					mode := string(f)
+					if store.Addr != "" && f == history.FencingOff {
+						mode = "unfenced"
+					}
+					golden(t, filepath.Join("..", "testdata", "traces", name+"_"+mode+".txt"), strings.Join(history.Trace(o.Events), "\n")+"\n")
+				}
+			})
+		}
+	}
+}
+
+// What a store of the user's does wrong comes out in the hazard that it is there for.
+func TestOwnStoreIsFoundOut(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		store   func(t *testing.T) *scenarios.Store
+		hazard  string
+		finding string
+	}{
+		"looks at no fence": {
+			func(*testing.T) *scenarios.Store { return &scenarios.Store{Name: ownCareless, Open: openStore} },
+			"PauseExceedsTTL", "a stale write was accepted: fence 1 after 2",
+		},
+		"looks at no fence, on a server": {
+			func(t *testing.T) *scenarios.Store {
+				t.Helper()
+				return startMap(t, careless{resource.NewMemory()}).store()
+			},
+			"PauseExceedsTTL", "a write without a token was accepted, with fencing on",
+		},
+		"forgets": {
+			func(*testing.T) *scenarios.Store { return &scenarios.Store{Name: ownForgets, Open: openStore} },
+			"ResourceCrash", "the resource forgot a fence",
+		},
+		"fences writes alone": {
+			func(*testing.T) *scenarios.Store { return &scenarios.Store{Name: ownReads, Open: openStore} },
+			"LateWriteBeforeSuccessorWrites", "entry A was accepted and is lost",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, err := playOver(t, c.store(t), c.hazard, history.FencingOn)
+			require.NoError(t, err)
+			require.Equal(t, history.Violated, o.Verdict, "%q", o.Findings)
+			require.Contains(t, strings.Join(o.Findings, "\n"), c.finding)
+		})
+	}
+}
+
+// A run that ends while the server is dead leaves it alive.
+func TestOwnStoreIsBack(t *testing.T) {
+	t.Parallel()
+	server := startMap(t, resource.NewMemory())
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	store := server.store()
+	store.Kill = func(ctx context.Context) error {
+		err := server.kill(ctx)
+		cancel(errors.New("the user has had enough"))
+		return err
+	}
+	r := onRedis(sharedRedis(t))
+	r.Store = store
+	_, err := r.Run(ctx, hazard(t, "ResourceCrash"), history.FencingOn)
+	require.ErrorContains(t, err, "the user has had enough")
+	_, err = mapClient{"http://" + server.addr}.Read(t.Context(), "none")
+	require.ErrorIs(t, err, resource.ErrNotFound)
+}
+
+// partner is a client that can't take its leave of a server that was killed.
+type partner struct {
+	mapClient
+	dead *atomic.Int32 // servers that were
+	at   int32         // when it was opened
+}
+
+func (p partner) Close() error {
+	if p.dead.Load() > p.at {
+		return errors.New("broken pipe")
+	}
+	return p.mapClient.Close()
+}
+
+func TestOwnStoreCloses(t *testing.T) {
+	t.Parallel()
+	server := startMap(t, resource.NewMemory())
+	store, dead := server.store(), &atomic.Int32{}
+	store.Open = func(context.Context, scenarios.StoreSpec) (resource.Store, error) {
+		return partner{mapClient{"http://" + server.addr}, dead, dead.Load()}, nil
+	}
+	store.Kill = func(ctx context.Context) error {
+		dead.Add(1)
+		return server.kill(ctx)
+	}
+	o, err := playOver(t, store, "ResourceCrash", history.FencingOn)
+	require.NoError(t, err)
+	require.Equal(t, history.Safe, o.Verdict)
+}
+
+// What can't be played over a store is no failure, and what is wrong is told in words of use to its author.
+func TestOwnStoreRefuses(t *testing.T) {
+	t.Parallel()
+	server := startMap(t, resource.NewMemory())
+	for name, c := range map[string]struct {
+		store       *scenarios.Store
+		hazard      string
+		fencing     history.Fencing
+		unsupported bool
+		want        string
+	}{
+		"it is always fenced": {
+			&scenarios.Store{Name: ownNoBare, Open: openStore}, "PauseExceedsTTL", history.FencingOff,
+			true, "resource: plain files can't be written to with fencing off: its *filestore.Store has no Overwrite, see resource.Overwriter",
+		},
+		"a server's is": {
+			&scenarios.Store{Name: ownNoBare, Addr: server.addr, Open: func(context.Context, scenarios.StoreSpec) (resource.Store, error) {
+				return struct{ resource.Store }{resource.NewMemory()}, nil
+			}}, "PauseExceedsTTL", history.FencingOff, true, "has no Overwrite",
+		},
+		"nobody can kill it": {
+			&scenarios.Store{Name: ownServer, Addr: server.addr, Open: openStore}, "ResourceCrash", history.FencingOn,
+			true, "map can't be killed: its Store has no Kill and Restart",
+		},
+		"it has one ledger": {server.store(), "TwoResources", history.FencingOn, true, "worker A has two ledgers, and over a store there is one"},
+		"it is nowhere": {
+			&scenarios.Store{Name: ownServer, Addr: "/srv/ledgers", Open: openStore}, "WriteDelayedInNetwork", history.FencingOn,
+			true, "map is at no host and port on the way to which a call could be late",
+		},
+		"it forgets": {
+			&scenarios.Store{Name: ownFile, Open: openStore, Volatile: true}, "ResourceCrash", history.FencingOn,
+			true, "keeps nothing over a kill",
+		},
+		"there is none": {&scenarios.Store{Name: ownFile}, "PauseExceedsTTL", history.FencingOn, false, "Runner.Store has neither an Open"},
+		"it has no name": {
+			&scenarios.Store{Open: openStore}, "PauseExceedsTTL", history.FencingOn,
+			false, "Runner.Store has an Open and no Name",
+		},
+		"it doesn't open": {
+			&scenarios.Store{Name: ownFails, Open: openStore}, "PauseExceedsTTL", history.FencingOn,
+			false, "scenarios: PauseExceedsTTL, fencing on: resource: open on fire: the store is on fire",
+		},
+		"a server's doesn't open": {
+			&scenarios.Store{Name: ownFails, Addr: server.addr, Open: openStore}, "PauseExceedsTTL", history.FencingOn,
+			false, "scenarios: PauseExceedsTTL, fencing on: open on fire: the store is on fire",
+		},
+		"it is nil": {
+			&scenarios.Store{Name: ownNothing, Open: openStore}, "PauseExceedsTTL", history.FencingOn,
+			false, "resource: open nothing: got no store and no error",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, err := playOver(t, c.store, c.hazard, c.fencing)
+			require.ErrorContains(t, err, c.want)
+			require.Equal(t, c.unsupported, errors.Is(err, errors.ErrUnsupported))
+			require.Equal(t, history.Inconclusive, o.Verdict)
+		})
+	}
+	_, err := scenarios.OpenOwn(t.Context(), nil, scenarios.StoreSpec{Store: ownFile})
+	require.ErrorContains(t, err, "call scenarios.ChildWithStore in TestMain or main, with the function in Runner.Store.Open")
+}
+
+// until ends a run of r's that has no reason to end by itself, some time after an event.
+func until(t *testing.T, r *scenarios.Runner, actorOrTarget, name string) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	t.Cleanup(func() { cancel(nil) })
+	r.OnEvent = func(e history.Event) {
+		if is(e, actorOrTarget, name) {
+			time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("the user has had enough")) })
+		}
+	}
+	return ctx
+}
+
+// A client that doesn't go where it is told can't be late on the way.
+func TestOwnStoreElsewhere(t *testing.T) {
+	server := startMap(t, resource.NewMemory())
+	t.Setenv(envServer, server.addr)
+	r := onRedis(sharedRedis(t))
+	r.Store = server.store()
+	r.Store.Name = ownElsewhere
+	o, err := r.Run(until(t, r, "A", history.Sent), hazard(t, "WriteDelayedInNetwork"), history.FencingOn)
+	require.ErrorContains(t, err, "A's write isn't on the way on which it was to be late: ")
+	require.ErrorContains(t, err, "the user has had enough; does OpenStore connect to StoreSpec.Addr?")
+	require.NotEqual(t, history.Safe, o.Verdict)
+}
+
+// What a scenario's variant asks of open.
+const (
+	variantNoToken     = "test-no-token"
+	variantNeverRenews = "test-never-renews"
+	variantElsewhere   = "test-elsewhere"
+	variantBelieves    = "test-believes"
+	variantGoesOn      = "test-goes-on"
+	variantNoEnd       = "test-no-end"
+	variantNoLease     = "test-no-lease"
+	variantNoLock      = "test-no-lock"
+	variantHeldByAll   = "test-held-by-all"
+)
+
+// envRedis is where the lock of variantElsewhere goes.
+const envRedis = "FENCELAB_TEST_OWN_REDIS"
+
+// openOwnLock opens a lock that does what its variant says.
+func openOwnLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	what := s.Variant
+	s.Variant = ""
+	switch what {
+	case variantNeverRenews:
+		s.Renew = false
+	case variantElsewhere:
+		s.Addrs = []string{os.Getenv(envRedis)}
+	case variantNoLock:
+		return nil, nil //nolint:nilnil // what the kit should notice
+	}
+	l, err := scenarios.OpenLock(ctx, s)
+	if what == variantHeldByAll {
+		return heldByAll{unlocked{l, s.Addrs[0]}}, err
+	}
+	return ownLock{l, what}, err
+}
+
+// heldByAll is a lock that keeps nobody out, those included who would not wait.
+type heldByAll struct{ unlocked }
+
+func (l heldByAll) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	return l.Acquire(ctx, key)
+}
+
+// ownLock is a lock whose leases do what a variant says.
+type ownLock struct {
+	scenarios.Lock
+	what string
+}
+
+func (l ownLock) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	lease, err := l.Lock.Acquire(ctx, key)
+	if err != nil || l.what == variantNoLease {
+		return nil, err
+	}
+	return ownLease{lease, l.what, lease.Until()}, nil
+}
+
+type ownLease struct {
+	scenarios.Lease
+	what  string
+	until time.Time
+}
+
+func (l ownLease) Fence() uint64 {
+	if l.what == variantNoToken {
+		return 0
+	}
+	return l.Lease.Fence()
+}
+
+func (l ownLease) Context() context.Context {
+	if l.what == variantBelieves || l.what == variantGoesOn {
+		return context.Background()
+	}
+	return l.Lease.Context()
+}
+
+func (l ownLease) Until() time.Time {
+	switch l.what {
+	case variantBelieves:
+		return time.Now().Add(l.TTL())
+	case variantNoEnd:
+		return time.Time{}
+	}
+	return l.Lease.Until()
+}
+
+// A lock without tokens is shown for what it is: with fencing off it goes wrong as others do, and with fencing on there is
+// nothing to play.
+func TestLockWithoutTokens(t *testing.T) {
+	t.Parallel()
+	sharedRedis(t)
+	for _, name := range []string{
+		"PauseExceedsTTL", "WriteDelayedInNetwork", "LateWriteBeforeSuccessorWrites", "ResourceCrash", "ReleaseCompareAndDelete",
+		"HolderKilled", "WorkExceedsTTL", "HolderPartitioned", "TwoResources", "SecondResourceUntouched",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := hazard(t, name)
+			s.Variant = variantNoToken
+			o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOff)
+			require.NoError(t, err)
+			require.Equal(t, s.Expect[history.FencingOff], o.Verdict, "%q", o.Findings)
+			require.Contains(t, o.Notes, "the lock has no fencing tokens: no resource can tell a stale holder from its successor")
+			require.Equal(t, withoutTokens(t, name), history.Trace(o.Events))
+		})
+	}
+	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
+		s := hazard(t, "PauseExceedsTTL")
+		s.Variant = variantNoToken
+		o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, f)
+		require.ErrorContains(t, err, "A failed: the lock has granted a lease without a fencing token, Lease.Fence is 0: with fencing "+string(f))
+		require.Equal(t, history.Inconclusive, o.Verdict)
+	}
+	// A client of the store itself sends none with any lock.
+	r := onRedis(sharedRedis(t))
+	r.Store = startMap(t, resource.NewMemory()).store()
+	s := hazard(t, "PauseExceedsTTL")
+	s.Variant = variantNoToken
+	o, err := r.Run(t.Context(), s, history.FencingOff)
+	require.NoError(t, err)
+	require.Equal(t, history.Violated, o.Verdict, "%q", o.Findings)
+	require.Equal(t, withoutTokens(t, "PauseExceedsTTL"), history.Trace(o.Events))
+}
+
+// withoutTokens is the golden trace of a hazard with fencing off, as it is of a lock without tokens.
+func withoutTokens(t *testing.T, name string) []string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("..", "testdata", "traces", name+"_off.txt"))
+	require.NoError(t, err)
+	text := regexp.MustCompile(`(?m)^(\w+ acquired) #\d$`).ReplaceAllString(string(b), "$1 none")
+	text = regexp.MustCompile(`(?m)^(  resource accepts) write #\d (\[.*\])(?: after #\d)?((?:, ledger \d)?)$`).ReplaceAllString(text, "$1 unfenced write $2$3")
+	require.NotContains(t, text, "#")
+	return strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+}
+
+// A holder that is cut off loses a lease that it would have renewed. A lock that shows something else is told apart.
+func TestHolderNotPartitioned(t *testing.T) {
+	redis := sharedRedis(t)
+	t.Setenv(envRedis, redis.URL)
+	for name, c := range map[string]struct {
+		variant string
+		hazard  string
+		ends    bool // the run, by itself
+		want    []string
+	}{
+		"a lock that doesn't renew": {variantNeverRenews, "HolderPartitioned", true, []string{
+			"A failed: the lock's lease has ended 10 times without being renewed: with LockSpec.Renew", "set Service.NoRenew",
+		}},
+		"a lock that isn't cut off": {variantElsewhere, "HolderPartitioned", false, []string{
+			"the user has had enough; it is cut off, and its lease goes on: does Open connect to LockSpec.Addrs",
+		}},
+		"a lease that goes on and on": {variantBelieves, "HolderPartitioned", false, []string{
+			"the user has had enough; it is cut off, and its lease goes on", "does the lease end when it can't be renewed?",
+		}},
+		// Cut off, it would be the same after some seconds, in which its release fails.
+		"a lease whose end nobody is told": {variantGoesOn, "WorkExceedsTTL", true, []string{
+			"A failed: the lease's context goes on 500ms after the end of the lease",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := hazard(t, c.hazard)
+			s.Variant = c.variant
+			r := onRedis(redis)
+			ctx := t.Context()
+			if !c.ends {
+				r.TTL = 10 * time.Second // the lease must not end by a stall
+				ctx = until(t, r, "A", history.FaultCut)
+			}
+			o, err := r.Run(ctx, s, history.FencingOn)
+			for _, want := range c.want {
+				require.ErrorContains(t, err, want, "%s", strings.Join(history.Trace(o.Events), "\n"))
+			}
+			require.Equal(t, history.Inconclusive, o.Verdict)
+		})
+	}
+}
+
+// A lock that never renews, and says so, isn't asked to.
+func TestServiceWithoutRenewals(t *testing.T) {
+	for _, s := range scenarios.Hazards() {
+		if !s.On(locks.Redis) || s.Faulty() {
+			continue
+		}
+		svc := scenarios.OnRedis(sharedRedis(t))
+		svc.NoRenew = true
+		ends := s.Name == "WedgedHolder" || s.Name == "HolderPartitioned"
+		err := svc.Check(&s, history.FencingOn)
+		require.Equal(t, ends, errors.Is(err, errors.ErrUnsupported), "%s: %v", s.Name, err)
+		if ends {
+			require.ErrorContains(t, err, "worker A is to lose a lease that is renewed, and ")
+		}
+	}
+}
+
+// So is one that has no tokens, and says so.
+func TestServiceWithoutTokens(t *testing.T) {
+	for _, name := range []string{"PauseExceedsTTL", "HolderKilled"} {
+		s := hazard(t, name)
+		svc := scenarios.OnRedis(sharedRedis(t))
+		svc.NoTokens = true
+		for f := range s.Expect {
+			err := svc.Check(&s, f)
+			require.Equal(t, f != history.FencingOff, errors.Is(err, errors.ErrUnsupported), "%s: %v", f, err)
+			if err != nil {
+				require.ErrorContains(t, err, "has no tokens, and with fencing "+string(f)+" each grant needs one")
+			}
+		}
+	}
+}
+
+func TestOwnLockIsVetted(t *testing.T) {
+	for variant, want := range map[string]string{
+		variantNoEnd:   "A failed: Lease.Until is the zero time: it tells when the lease must be presumed lost",
+		variantNoLease: "A failed: the lock has returned neither a lease nor an error",
+		variantNoLock:  "A failed: open: got no lock and no error",
+	} {
+		s := hazard(t, "PauseExceedsTTL")
+		s.Variant = variant
+		o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
+		require.ErrorContains(t, err, want)
+		require.NotEqual(t, history.Safe, o.Verdict)
+	}
+
+	s := hazard(t, "ReleaseCompareAndDelete")
+	s.Variant = variantHeldByAll
+	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
+	require.ErrorContains(t, err, "run C until held: C was granted the lock, which it should have found held")
+	require.NotEqual(t, history.Safe, o.Verdict)
+}
+
+// A binary whose main doesn't call Child would start itself, and itself, and itself.
+func TestRunInAChild(t *testing.T) {
+	t.Setenv(scenarios.ChildEnv, "{}")
+	r := scenarios.Runner{Service: &scenarios.Service{}}
+	o, err := r.Run(t.Context(), hazard(t, "PauseExceedsTTL"), history.FencingOn)
+	require.ErrorContains(t, err, "call scenarios.Child or ChildWithStore first in main or TestMain")
+	require.Equal(t, history.Inconclusive, o.Verdict)
+	require.Empty(t, o.Events)
+}
