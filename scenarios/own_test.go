@@ -122,7 +122,10 @@ func (s *mapServer) start(ctx context.Context) error {
 	}
 	s.addr = l.Addr().String()
 	s.server, s.served = &http.Server{Handler: s}, make(chan error, 1) //nolint:gosec // its clients are ours
-	go func() { s.served <- s.server.Serve(l) }()
+	go func(served chan<- error) {
+		served <- s.server.Serve(l)
+		close(served)
+	}(s.served)
 	return nil
 }
 
@@ -309,6 +312,12 @@ func TestOwnStoreIsBack(t *testing.T) {
 		err := server.kill(ctx)
 		cancel(errors.New("the user has had enough"))
 		return err
+	}
+	store.Restart = func(ctx context.Context) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return server.start(ctx)
 	}
 	r := onRedis(sharedRedis(t))
 	r.Store = store
