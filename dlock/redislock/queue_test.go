@@ -1000,6 +1000,17 @@ func TestPushDuringTheRelease(t *testing.T) {
 	})
 }
 
+// answerLost leaves the first waiter of a queue there: the answer to its request is lost, and it has given up.
+func answerLost(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	tap.lose.Store(new(func() { cancel() }))
+	_, err := b.Acquire(ctx, mine)
+	require.ErrorIs(t, err, context.Canceled)
+	queued(t, c, mine.Key, 1)
+}
+
 // One that stands in the queue and asks again without waiting is told by the answer that its turn has come. A push besides
 // would be taken for one of nobody's, and free the lock under it.
 func TestTurnOfOneThatDoesNotWait(t *testing.T) {
@@ -1008,12 +1019,7 @@ func TestTurnOfOneThatDoesNotWait(t *testing.T) {
 		r := request(time.Hour)
 		_, c, _ := hold(t, s, r)
 		mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		tap.lose.Store(new(func() { cancel() }))
-		_, err := b.Acquire(ctx, mine)
-		require.ErrorIs(t, err, context.Canceled)
-		queued(t, c, r.Key, 1)
+		answerLost(t, b, tap, c, mine)
 		require.NoError(t, c.Del(t.Context(), "lock:{"+r.Key+"}").Err()) // as when the lease runs out
 		won, err := b.TryAcquire(t.Context(), mine)
 		require.NoError(t, err)
@@ -1026,15 +1032,6 @@ func TestTurnOfOneThatDoesNotWait(t *testing.T) {
 // One that comes back may be told of the turn that it had before, which it was too late for, and somebody else had the next.
 func TestTurnBeforeItCameBack(t *testing.T) {
 	type step = func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request)
-	answerLost := func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {
-		t.Helper()
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		tap.lose.Store(new(func() { cancel() }))
-		_, err := b.Acquire(ctx, mine)
-		require.ErrorIs(t, err, context.Canceled)
-		queued(t, c, mine.Key, 1)
-	}
 	for name, left := range map[string]step{
 		"the answer to its request was lost": answerLost,
 		"the request to leave was lost": func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {

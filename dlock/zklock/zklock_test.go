@@ -331,7 +331,9 @@ func TestQueueNotSeenThenRepeated(t *testing.T) {
 	_, err := a.Acquire(t.Context(), r)
 	require.Error(t, err)
 	require.Len(t, b.nodes(t, key), 1)
-	time.Sleep(time.Second) // the pauses before the node is deleted in the background grow, so that the repeated request overtakes it
+	// The pauses between the tries to delete the node grow, so that the repeated request overtakes the next.
+	tried := a.link.sent(opDelete)
+	require.Eventually(t, func() bool { return a.link.sent(opDelete) >= tried+5 }, soon, time.Millisecond)
 	heal()
 	g, err := a.Acquire(t.Context(), r)
 	require.NoError(t, err)
