@@ -37,6 +37,10 @@ type ClientOptions struct {
 // That holds for HTTP/1.1, which is what the client speaks. A transport in [ClientOptions].HTTPClient that speaks HTTP/2
 // also repeats a request that a server has reset as a protocol error, whatever was done with it.
 //
+// Nor may anything on the way repeat a PUT; with nginx, set proxy_next_upstream off. Were a write accepted, its answer lost on
+// the last stretch, and the proxy's repeat refused because of a later token, the [*StaleTokenError] would say that nothing was
+// changed, and something was.
+//
 // A write's error other than [*StaleTokenError] and [ErrTooLarge] leaves open whether the write took effect; repeating the call tells.
 type Client struct {
 	http     *http.Client
@@ -148,6 +152,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		return Record{}, err
 	}
 	req.Header.Set("Accept", rawType)
+	req.Header.Set(HeaderKey, url.PathEscape(key))
 	if f.Token > 0 {
 		req.Header.Set(HeaderToken, strconv.FormatUint(f.Token, 10))
 	}
@@ -174,6 +179,10 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		rec := Record{MaxFence: maxFence}
 		if err := c.checkEnforced(resp.Header, f, maxFence); err != nil {
 			return Record{}, err
+		}
+		// The JSON that a resource answers to who doesn't accept raw bytes is not the value.
+		if t := resp.Header.Get("Content-Type"); method == http.MethodGet && t != rawType {
+			return Record{}, fmt.Errorf("the answer is of type %q, want %q: does something on the way change it, or drop Accept?", t, rawType)
 		}
 		if method == http.MethodGet && resp.Header.Get(HeaderWritten) == "true" {
 			rec.Value = body
@@ -223,7 +232,8 @@ func (c *Client) read(resp *http.Response) ([]byte, error) {
 	return b, errors.Join(err, resp.Body.Close())
 }
 
-// escape makes key one segment of a path, so that nothing on the way takes it for "..", or "//" for "/".
+// escape makes key one segment of a path, so that who reads the path as it is takes no part of it for "..", or "//" for "/".
+// A proxy that unescapes it first does, and what it makes of it may be another key's path: [HeaderKey] tells the resource.
 func escape(key string) string {
 	if key == "." || key == ".." {
 		return strings.ReplaceAll(key, ".", "%2E")

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -74,6 +75,45 @@ func TestClientNoticesLostToken(t *testing.T) {
 	rec, err := c.Read(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, five, rec.MaxFence)
+}
+
+// TestClientNoticesRewrittenPath has something on the way unescape and clean paths, as proxies do, which makes another key's
+// path of a key's.
+func TestClientNoticesRewrittenPath(t *testing.T) {
+	store := resource.NewMemory()
+	h, ctx := newHandler(t, store, nil), t.Context()
+	url, _, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.URL.Path = path.Clean(r.URL.Path)
+		h.ServeHTTP(w, r)
+	}))
+	c := newClient(t, url, nil)
+	for _, key := range []string{"a/../b", "b/", "./b", "//b"} {
+		const want = `and the key in the path is "b"`
+		require.ErrorContains(t, c.Write(ctx, key, five, []byte("v")), want)
+		_, err := c.Read(ctx, key)
+		require.ErrorContains(t, err, want)
+		_, err = c.ReadFenced(ctx, key, 5)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := store.Read(ctx, "b")
+	require.ErrorIs(t, err, resource.ErrNotFound)
+	require.NoError(t, c.Write(ctx, "a/b", five, []byte("v")))
+}
+
+// TestClientNoticesOtherType has something on the way drop Accept, and so gets the value inside of JSON.
+func TestClientNoticesOtherType(t *testing.T) {
+	h, ctx := newHandler(t, resource.NewMemory(), nil), t.Context()
+	url, _, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Del("Accept")
+		h.ServeHTTP(w, r)
+	}))
+	c := newClient(t, url, nil)
+	require.NoError(t, c.Write(ctx, "k", five, []byte("v")))
+	const want = `the answer is of type "application/json", want "application/octet-stream"`
+	_, err := c.Read(ctx, "k")
+	require.ErrorContains(t, err, want)
+	_, err = c.ReadFenced(ctx, "k", 5)
+	require.ErrorContains(t, err, want)
 }
 
 // TestClientSpeaksHTTP1 has a server with which the default transport would speak HTTP/2, and send some writes twice.

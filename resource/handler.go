@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,7 +36,8 @@ type HandlerOptions struct {
 	// Observer is told every decision before its answer leaves. The calls for one key come in the order in which the
 	// store decided, given that nobody else uses the store: with an Observer set, requests to one key are decided one
 	// at a time, and a request that has begun to be decided is finished even if its client goes away. A call that
-	// ends in an error which isn't a refusal is not told, because its effect is unknown.
+	// ends in an error which isn't a refusal is not told, because its effect is unknown. A store that repeats by itself what
+	// had no answer, as Amazon's clients do, may refuse its own write as applied: with an Observer it counts as accepted.
 	Observer func(Decision)
 
 	// Registerer takes the handler's metrics; nil for none.
@@ -62,6 +64,9 @@ type handler struct {
 //
 //	PUT /r/{key}   sets the value to the request's body. Needs X-Fence-Token; X-Fence-Seq counts a grant's writes from 1.
 //	GET /r/{key}   answers the value and the greatest fence. With X-Fence-Token it's a fenced read, which raises the fence.
+//
+// With X-Fence-Key, the key once more and percent-escaped, a request whose path something on the way has rewritten to another
+// key's is refused.
 //
 // A stale token is answered 409 {"error":"stale fencing token","seen":N,"got":M}. The key is all of the path after /r/,
 // slashes included, and percent-escaped where URLs need it; the handler takes it as it comes, but an [http.ServeMux] in
@@ -242,6 +247,11 @@ func (h *handler) decide(ctx context.Context, d Decision, do func(context.Contex
 	}
 	rec, err := do(ctx)
 	stale, refused := errors.AsType[*StaleTokenError](err)
+	if refused && stale.Applied && AdmitsWrite(before.MaxFence, d.Fence) {
+		// It wasn't applied when this call began, and no other has run since: it is this one that the store has repeated, or
+		// one of before without an answer, of which the Observer was not told.
+		rec, err, refused = Record{MaxFence: d.Fence}, nil, false
+	}
 	switch {
 	case refused:
 		d.Seen = stale.Seen
@@ -306,6 +316,12 @@ func (h *handler) answer(w http.ResponseWriter, status int, v any) {
 func checkTarget(r *http.Request, key string) error {
 	if r.URL.RawQuery != "" || r.URL.ForceQuery {
 		return errors.New("the URL has a query: escape a ? in the key as %3F")
+	}
+	for _, escaped := range r.Header.Values(HeaderKey) {
+		if sent, err := url.PathUnescape(escaped); err != nil || sent != key {
+			return fmt.Errorf("%s is %.100q, and the key in the path is %.100q: something on the way changes the path",
+				HeaderKey, escaped, key)
+		}
 	}
 	return CheckKey(key)
 }

@@ -75,6 +75,7 @@ func TestHandler(t *testing.T) {
 		{"PUT", "/r/new", "", []string{"X-Fence-Token: 3"}, 200, `{"key":"new","max_fence":3}`, "Content-Type: application/json"},
 		{"GET", "/r/new", "", nil, 200, `{"key":"new","value":"","max_fence":3}`, "X-Fence-Written: true"},
 		{"PUT", "/r/top", "v", []string{"X-Fence-Token: 18446744073709551615"}, 200, `{"key":"top","max_fence":18446744073709551615}`, ""},
+		{"PUT", "/r/a/b", "v", []string{"X-Fence-Token: 1", "X-Fence-Key: a%2Fb"}, 200, `{"key":"a/b","max_fence":1}`, ""},
 		{"DELETE", "/r/k", "", []string{"X-Fence-Token: 9"}, 405, `{"error":"method DELETE is not supported: use PUT to write, GET or HEAD to read"}`, "Allow: GET, HEAD, PUT"},
 		{"POST", "/r/k", "v", []string{"X-Fence-Token: 9"}, 405, `{"error":"method POST is not supported: use PUT to write, GET or HEAD to read"}`, "Allow: GET, HEAD, PUT"},
 		{"GET", "/", "", nil, 404, `{"error":"no such page; keys are under /r/"}`, "X-Fence-Max: "},
@@ -130,6 +131,11 @@ func TestHandlerBadInput(t *testing.T) {
 		{"PUT", "/r/%ff", "v", []string{ok}, 400, "not valid UTF-8"},
 		{"PUT", "/r/" + strings.Repeat("k", 513), "v", []string{ok}, 400, "key has 513 bytes, at most 512 are allowed"},
 		{"PUT", "/r/k?v=2", "v", []string{ok}, 400, "escape a ? in the key as %3F"},
+		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Key: a%2F..%2Fk"}, 400, `X-Fence-Key is \"a%2F..%2Fk\", and the key in the path is \"k\"`},
+		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Key: k", "X-Fence-Key: l"}, 400, `X-Fence-Key is \"l\"`},
+		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Key: "}, 400, `X-Fence-Key is \"\"`},
+		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Key: %"}, 400, `X-Fence-Key is \"%\"`},
+		{"GET", "/r/k", "", []string{ok, "X-Fence-Key: K"}, 400, `X-Fence-Key is \"K\"`},
 		{"PUT", "/r/k", "01234567890", []string{ok}, 413, "the value is larger than the limit of 10 bytes"},
 	} {
 		got := ask(t, h, c.method, c.target, c.body, c.header...)
@@ -368,6 +374,38 @@ func TestObserver(t *testing.T) {
 		`read k at 0.0, seen 6, accepted true, enforced false: "c"`, "answer",
 		"answer", // to the bad request, which decides nothing
 	}, log)
+}
+
+// repeating is a store that loses the answer to each write and sends it again, as Amazon's clients do.
+type repeating struct{ resource.Store }
+
+func (r repeating) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	_ = r.Store.Write(ctx, key, f, value)
+	return r.Store.Write(ctx, key, f, value)
+}
+
+// TestObserverStoreRepeats has a store that refuses its own writes as applied. The first is accepted; what a client repeats,
+// or another value at the same fence, is not.
+func TestObserverStoreRepeats(t *testing.T) {
+	var told []string
+	reg := prometheus.NewRegistry()
+	h := newHandler(t, repeating{resource.NewMemory()}, &resource.HandlerOptions{Registerer: reg, Observer: func(d resource.Decision) {
+		told = append(told, fmt.Sprintf("%v, seen %v, accepted %t", d.Fence, d.Seen, d.Accepted))
+	}})
+	for _, c := range []struct {
+		token, value string
+		status       int
+	}{{"5", "a", 200}, {"5", "a", 409}, {"5", "b", 409}, {"4", "a", 409}, {"6", "a", 200}} {
+		got := ask(t, h, "PUT", "/r/k", c.value, "X-Fence-Token: "+c.token)
+		require.Equal(t, c.status, got.Code, "%s at %s", c.value, c.token)
+	}
+	require.Equal(t, []string{
+		"5, seen 0.0, accepted true", "5, seen 5, accepted false", "5, seen 5, accepted false", "4, seen 5, accepted false",
+		"6, seen 5, accepted true",
+	}, told)
+	page := ask(t, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), "GET", "/metrics", "").Body.String()
+	require.Contains(t, page, "\nresource_writes_accepted_total 2\n")
+	require.Contains(t, page, "\nresource_stale_token_rejections_total 3\n")
 }
 
 // TestObserverUnfenced checks that the unsafe baseline is told as such.

@@ -5,6 +5,7 @@ package resource
 const (
 	HeaderToken   = "X-Fence-Token"   // request: the grant's fencing token
 	HeaderSeq     = "X-Fence-Seq"     // request: the write's number under its grant; 1 if absent
+	HeaderKey     = "X-Fence-Key"     // request: the key, percent-escaped; it must be that of the path
 	HeaderMax     = "X-Fence-Max"     // answer to an accepted call: the greatest fence accepted
 	HeaderWritten = "X-Fence-Written" // answer to a read: "false" if only fenced reads have touched the key
 	HeaderSeen    = "X-Fence-Seen"    // 409: the greatest fence accepted

@@ -32,7 +32,9 @@ var (
 	// ErrTooLarge is wrapped by the error of a write whose value is larger than the [Store] takes. Nothing was written.
 	ErrTooLarge = errors.New("resource: value is too large")
 	// ErrApplied is matched by a [*StaleTokenError] whose write is a repeat of the last accepted one: same token, same
-	// sequence number, same value. The caller's write took effect; its first answer was lost.
+	// sequence number, same value. The caller's write took effect; its first answer was lost. The fence alone doesn't tell:
+	// a lock service that has lost data may hand out a token twice, and the second holder is told the same if its value is
+	// that of the first. So put into the value what tells writers apart, an idempotency key for example.
 	ErrApplied = errors.New("resource: this write is already applied")
 )
 
@@ -136,7 +138,7 @@ type Store interface {
 	// Write sets key's value if f is greater than every fence accepted for key.
 	// f.Token and f.Seq must be at least 1. It returns nil, a [*StaleTokenError], an error that wraps [ErrTooLarge], or
 	// one that leaves open whether the write took effect; a repeat of the call tells (rule 2), unless a later fence has
-	// come in between.
+	// come in between, or another holder of the same token has written the same value, see [ErrApplied].
 	Write(ctx context.Context, key string, f Fence, value []byte) error
 	// Read returns key's record, or [ErrNotFound]. It isn't fenced: what it returns may be overwritten by an
 	// earlier grant's late write before the caller writes. A holder that will write what it computes from the
@@ -163,7 +165,7 @@ type StaleTokenError struct {
 	Key  string
 	Seen Fence // the greatest fence accepted
 	Got  Fence // the fence of the refused call
-	// Applied tells that the refused write is a repeat of the accepted one: same fence, same value.
+	// Applied tells that the refused write is a repeat of the accepted one: same fence, same value. See [ErrApplied].
 	Applied bool
 }
 

@@ -133,6 +133,9 @@ func TestOpenSyncs(t *testing.T) {
 		all := steps(t, trace)
 		require.Equal(t, "answer", all[len(all)-1].what)
 		require.Contains(t, all, step{what: "sync"}, "%s life", life)
+		if life == "second" {
+			require.Equal(t, "sync", all[0].what, "what the disk lacks must be there before a page is written over")
+		}
 		b, err := os.ReadFile(trace)
 		require.NoError(t, err)
 		require.Regexp(t, `fsync\(\d+<`+regexp.QuoteMeta(dir)+`>(\) += 0| <unfinished)`, string(b), "%s life: sync of the directory", life)

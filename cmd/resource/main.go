@@ -49,9 +49,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	addr := fs.String("addr", "127.0.0.1:8080",
 		"`host:port` to listen on; port 0 takes a free one, which is printed;\nfd:N takes a listening socket that the parent process hands over")
 	storeKind := cli.Choice(&fs, "store", "records are in a file, or in memory and gone with the process", "bolt", "memory")
-	file := fs.String("file", "resource.db", "`path` of the file for -store bolt; created if there is none")
+	file := fs.String("file", "resource.db",
+		"`path` of the file for -store bolt; created if there is none;\non a file system of one machine only: on NFS its lock is a lease")
 	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing", "on", "off")
-	fs.Int64Var(&opts.Handler.MaxBody, "max-body", resource.DefaultMaxBody, "largest value in `bytes`")
+	fs.Int64Var(&opts.Handler.MaxBody, "max-body", resource.DefaultMaxBody,
+		fmt.Sprintf("largest value in `bytes`, at most %d", boltstore.MaxValue))
 	fs.StringVar(&opts.Handler.Token, "token", "",
 		"bearer `token` that requests for /r/ must present; the environment hides it from ps")
 	certFile := fs.String("tls-cert", "", "`path` of the TLS certificate in PEM; needs -tls-key")

@@ -27,7 +27,11 @@ var services = []string{"", "http", "https"}
 func awsConfig(u *url.URL, service string, o Options) (config aws.Config, name string, d *dialer, closeIdle func() error, err error) {
 	d = &dialer{}
 	client, transport := httpClient(d, o.Fresh)
-	config = aws.Config{Region: cmp.Or(os.Getenv("AWS_REGION"), "us-east-1"), HTTPClient: client}
+	config = aws.Config{
+		Region: cmp.Or(os.Getenv("AWS_REGION"), "us-east-1"), HTTPClient: client,
+		// A worker's write is sent once: the SDK would repeat one whose connection a hazard breaks, unfenced ones too.
+		Retryer: func() aws.Retryer { return aws.NopRetryer{} },
+	}
 	name = u.Host
 	if service != "" {
 		name = strings.Trim(u.Path, "/")

@@ -51,10 +51,16 @@ func (c *conn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// httpClient is a client on d's connections.
+// httpClient is a client on d's connections. It doesn't speak HTTP/2, which sends some requests twice, as [resource.NewClient]
+// says of its own.
 func httpClient(d *dialer, fresh bool) (*http.Client, *http.Transport) {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.DialContext, t.DisableKeepAlives = d.DialContext, fresh
 	t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
+	t.Protocols = new(http.Protocols)
+	t.Protocols.SetHTTP1(true)
+	if t.TLSClientConfig != nil { // that of a transport that speaks HTTP/2 still offers it to servers
+		t.TLSClientConfig.NextProtos = nil
+	}
 	return &http.Client{Transport: t}, t
 }

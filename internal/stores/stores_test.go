@@ -2,7 +2,10 @@ package stores_test
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"sync"
@@ -221,6 +224,61 @@ func TestAWriteIsOneTrip(t *testing.T) {
 			require.EqualValues(t, i+1, sent.Load())
 		}
 	})
+}
+
+// A server that breaks the connection of a write gets it once: what a worker hasn't sent again nobody sends for it.
+func TestAWriteIsSentOnce(t *testing.T) {
+	for name, addr := range map[string]string{
+		stores.HTTP: "http://%s", stores.S3: "s3+http://id:secret@%s/name", stores.DynamoDB: "dynamodb+http://id:secret@%s/name",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var writes atomic.Int32
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodGet { // S3's, whose object doesn't exist
+					w.WriteHeader(http.StatusNotFound)
+					_, _ = io.WriteString(w, "<Error><Code>NoSuchKey</Code></Error>")
+					return
+				}
+				writes.Add(1)
+				_, _ = io.Copy(io.Discard, r.Body)
+				if c, _, err := http.NewResponseController(w).Hijack(); err == nil {
+					_ = c.Close()
+				}
+			}))
+			t.Cleanup(s.Close)
+			store, err := stores.Open(t.Context(), fmt.Sprintf(addr, s.Listener.Addr()), stores.Options{Prepared: true})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, store.Close()) })
+			require.Error(t, store.WriteUnfenced(t.Context(), "k", []byte("v")))
+			require.EqualValues(t, 1, writes.Load())
+			require.Error(t, store.Write(t.Context(), "k", at(1), []byte("v")))
+			require.EqualValues(t, 2, writes.Load())
+		})
+	}
+}
+
+// A server with which the default transport would speak HTTP/2, and send some writes twice, hears HTTP/1.1.
+func TestHTTP1(t *testing.T) {
+	h, err := resource.NewHandler(resource.NewMemory(), nil)
+	require.NoError(t, err)
+	var proto string
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		proto = r.Proto
+		h.ServeHTTP(w, r)
+	}))
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	usual := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = usual })
+	trusting := usual.(*http.Transport).Clone()
+	trusting.TLSClientConfig = srv.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	http.DefaultTransport = trusting
+	s, err := stores.Open(t.Context(), srv.URL, stores.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(t, s.Write(t.Context(), "k", at(1), []byte("v")))
+	require.Equal(t, "HTTP/1.1", proto)
 }
 
 // Each call of a fresh store has a connection of its own.

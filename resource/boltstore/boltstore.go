@@ -25,8 +25,9 @@ import (
 // bucket holds a record a key. The name carries the version of the encoding.
 var bucket = []byte("records.v1")
 
-// MaxValue is the largest value in bytes: what bbolt takes, less the header of a record.
-const MaxValue = bolt.MaxValueSize - headerLen
+// MaxValue is the largest value in bytes, just under 64 MiB. bbolt takes larger ones, but keeps up to four records on one
+// page whatever their sizes, and panics when a page has more than it can address: 2 GiB, on 32-bit machines 256 MiB.
+const MaxValue = 64<<20 - 1<<10
 
 // Options are the optional settings of [Open]. The zero value is ready for use.
 type Options struct {
@@ -51,8 +52,11 @@ type Store struct {
 
 var _ resource.Overwriter = (*Store)(nil)
 
-// Open opens the file at path, and creates it if there is none. The file belongs to one process at a time.
-// A nil opts is the zero Options.
+// Open opens the file at path, and creates it if there is none. A nil opts is the zero Options.
+//
+// The file belongs to one process at a time, by a lock that must not end before that process does: flock(2), which the kernel
+// gives back when the process is gone. So this is for a file system of one machine. On a shared one, NFS for example, the
+// lock is a lease of a server's or none at all, and a process that was frozen past it would write over its successor's file.
 func Open(path string, opts *Options) (*Store, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -78,9 +82,13 @@ func Open(path string, opts *Options) (*Store, error) {
 }
 
 // prepare makes all that the file holds durable, and creates the bucket. After a crash of the file's last owner the page
-// cache may show a commit that never reached the disk; Update syncs the whole file even if it changes nothing. Of a new
-// file the directory entry may be missing on the disk.
+// cache may show a commit that never reached the disk. It must get there before anything is written: to bbolt the pages of
+// the commit before it are free, and while that is the last one on the disk, a crash of the machine would find it written
+// over. Of a new file the directory entry may be missing on the disk.
 func prepare(db *bolt.DB) error {
+	if err := db.Sync(); err != nil {
+		return err
+	}
 	if err := db.Update(func(tx *bolt.Tx) error {
 		_, err := tx.CreateBucketIfNotExists(bucket)
 		return err
@@ -113,7 +121,7 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 	return err
 }
 
-// checkSize keeps a value that bbolt would refuse from failing the commit that it is in.
+// checkSize keeps a value that bbolt can't put on a page from failing the commit that it is in.
 func checkSize(key string, value []byte) error {
 	if len(value) <= MaxValue {
 		return nil

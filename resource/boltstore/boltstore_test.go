@@ -65,6 +65,14 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
+// TestFourLargestOnAPage adds up what bbolt puts on one page at worst, see splitTwo in its node.go: the header and four
+// elements, each with a key and a record. No slice of the page may be longer than MaxAllocSize, which isn't exported.
+func TestFourLargestOnAPage(t *testing.T) {
+	const header, element, maxAllocSize = 16, 16, 0xFFFFFFF // on 386 and arm
+	record := len(boltstore.Encode(resource.Record{Value: []byte{}})) + boltstore.MaxValue
+	require.LessOrEqual(t, header+4*(element+resource.MaxKeyLen+record), maxAllocSize)
+}
+
 // TestDamagedRecord has one record that isn't one. Its key is refused, because nobody knows its fence any more; the others work.
 func TestDamagedRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")

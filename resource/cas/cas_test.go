@@ -91,6 +91,16 @@ func TestSwap(t *testing.T) {
 	})
 }
 
+// A ring has a key's versions on more than one server.
+func TestRingRefused(t *testing.T) {
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	t.Cleanup(func() { require.NoError(t, ring.Close()) })
+	const want = "use a redis.Client or a redis.ClusterClient"
+	_, _, err := cas.Redis{Client: ring}.Get(t.Context(), "k")
+	require.ErrorContains(t, err, want)
+	require.ErrorContains(t, cas.Redis{Client: ring}.Swap(t.Context(), "k", 0, nil), want)
+}
+
 // A writer that is frozen between its read and its write, for however long, begins again.
 func TestFrozenWriter(t *testing.T) {
 	onStores(t, func(t *testing.T, s cas.Store) {

@@ -1,6 +1,7 @@
 package cas
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -15,7 +16,8 @@ var swapLua string
 
 // Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value, and a script that compares.
 type Redis struct {
-	// Client is the caller's to close.
+	// Client is the caller's to close. It isn't a *redis.Ring, which looks for a key on another server as soon as its own
+	// doesn't answer: the version there is another one. It may be any other, see package redisstore.
 	Client redis.UniversalClient
 }
 
@@ -25,7 +27,7 @@ func name(key string) string { return "cas:{" + key + "}" }
 
 // Get is [Store.Get].
 func (r Redis) Get(ctx context.Context, key string) ([]byte, int64, error) {
-	if err := check(ctx, key, 0); err != nil {
+	if err := cmp.Or(check(ctx, key, 0), r.check()); err != nil {
 		return nil, 0, err
 	}
 	fields, err := r.Client.HMGet(ctx, name(key), "version", "value").Result()
@@ -47,7 +49,7 @@ func (r Redis) Get(ctx context.Context, key string) ([]byte, int64, error) {
 // Swap is [Store.Swap]. It is sent once, whatever the client's MaxRetries: a repeat of a swap whose answer was lost would
 // find a conflict with itself.
 func (r Redis) Swap(ctx context.Context, key string, version int64, value []byte) error {
-	if err := check(ctx, key, version); err != nil {
+	if err := cmp.Or(check(ctx, key, version), r.check()); err != nil {
 		return err
 	}
 	if value == nil {
@@ -64,6 +66,15 @@ func (r Redis) Swap(ctx context.Context, key string, version int64, value []byte
 		return ErrConflict
 	case swapped != 1:
 		return errors.New("the script returned " + strconv.Itoa(swapped))
+	}
+	return nil
+}
+
+// check returns what is wrong with r, or nil.
+func (r Redis) check() error {
+	if _, ring := r.Client.(*redis.Ring); ring {
+		return errors.New("a redis.Ring moves keys to other servers when one doesn't answer, and their versions stay behind: " +
+			"use a redis.Client or a redis.ClusterClient")
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -19,6 +20,7 @@ var fences = tableNamed(pgx.Identifier{defaultTable}.Sanitize())
 //
 // A guard that returns an error has rolled tx back, so that a caller who overlooks it can't commit: tx.Commit returns
 // [pgx.ErrTxClosed]. If tx is a nested transaction, that is rolled back to its savepoint; guard in the one that you write in.
+// The rollback doesn't end with ctx, but after 5 s at most.
 //
 // Guard uses the table fencelab_fence; [Store.Guard] uses the Store's.
 func Guard(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence) error {
@@ -81,13 +83,20 @@ func (t table) guardRead(ctx context.Context, tx pgx.Tx, resourceID string, toke
 	return ended(ctx, tx, err)
 }
 
+// rollbackTimeout is how long a rollback may take; after it the connection is closed, and the server rolls back.
+const rollbackTimeout = 5 * time.Second
+
 // ended rolls tx back if there is an error, which it returns.
 func ended(ctx context.Context, tx pgx.Tx, err error) error {
 	if err == nil {
 		return nil
 	}
-	// With a ctx that has ended pgx closes the connection instead, and the server rolls back. Either way tx is over, so
-	// that an error of the rollback tells nothing new.
-	_ = tx.Rollback(ctx)
+	// Not with ctx: if that has ended, pgx sends nothing, and a nested transaction would be over without going back to its
+	// savepoint, with the outer one left to commit what it wrote. If the rollback fails, nothing may be committed either.
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	if e := tx.Rollback(end); e != nil && !errors.Is(e, pgx.ErrTxClosed) {
+		_ = tx.Conn().Close(end)
+	}
 	return failed(ctx, err)
 }

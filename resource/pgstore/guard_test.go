@@ -150,6 +150,39 @@ func TestGuardRefusesInvalid(t *testing.T) {
 	require.Zero(t, fenceOf(t, pool, key))
 }
 
+// A guard that fails in a nested transaction undoes what was written there, whether it could be sent or not: the outer
+// transaction goes on.
+func TestGuardFailsNested(t *testing.T) {
+	pool, ctx := newPool(t, server), t.Context()
+	ended, end := context.WithCancel(ctx)
+	end()
+	nested := func(key string) (outer, inner pgx.Tx) {
+		outer = begin(ctx, t, pool, pgx.ReadCommitted)
+		require.NoError(t, adds(ctx, outer, key, "outer"))
+		inner, err := outer.Begin(ctx)
+		require.NoError(t, err)
+		require.NoError(t, adds(ctx, inner, key, "before its guard"))
+		return outer, inner
+	}
+	for name, ctx := range map[string]context.Context{"zero token": ctx, "context ended": ended} {
+		key := newKey()
+		outer, inner := nested(key)
+		require.Error(t, pgstore.Guard(ctx, inner, key, resource.Fence{Seq: 1}), name)
+		require.ErrorIs(t, inner.Commit(t.Context()), pgx.ErrTxClosed, name)
+		require.NoError(t, outer.Commit(t.Context()), name)
+		require.Equal(t, "outer", holders(t.Context(), t, pool, key), name)
+	}
+
+	key := newKey() // a connection that is busy takes no rollback either
+	outer, inner := nested(key)
+	rows, err := inner.Query(ctx, "SELECT 1")
+	require.NoError(t, err)
+	require.ErrorContains(t, pgstore.Guard(ctx, inner, key, at(1)), "conn busy")
+	rows.Close()
+	require.Error(t, outer.Commit(ctx))
+	require.Empty(t, holders(ctx, t, pool, key))
+}
+
 // Two guards of one resource meet: the second waits for the first, and what it is told then depends on the isolation level
 // alone, as the package comment says. Repeating the whole transaction is the cure for a serialization failure.
 func TestGuardsMeet(t *testing.T) {

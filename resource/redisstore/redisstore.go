@@ -58,9 +58,11 @@ type Options struct {
 	Prefix string
 }
 
-// Store is a [resource.Store] in Redis. Its methods may be called concurrently. It works with every
-// redis.UniversalClient. A client with ContextTimeoutEnabled set ends a call at its context's deadline; without it, at the
-// client's own timeouts.
+// Store is a [resource.Store] in Redis. Its methods may be called concurrently. It works with a client that finds a key's one
+// record, or fails: a *redis.Client, one with a Sentinel too, and a *redis.ClusterClient, whose Read may return an old record
+// if it has ReadOnly, RouteByLatency or RouteRandomly set. It doesn't with a *redis.Ring, which looks for a key on another
+// server as soon as its own doesn't answer: there is no fence there, and a stale holder gets through. A client with
+// ContextTimeoutEnabled set ends a call at its context's deadline; without it, at the client's own timeouts.
 type Store struct {
 	c      redis.UniversalClient
 	prefix string
@@ -72,10 +74,15 @@ type Store struct {
 
 var _ resource.Overwriter = (*Store)(nil)
 
-// New returns a Store on client, which stays the caller's to close. It sends nothing. A nil opts is the zero Options.
+// New returns a Store on client, which stays the caller's to close, and is not a *redis.Ring. It sends nothing. A nil opts is
+// the zero Options.
 func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("redisstore: client is nil")
+	}
+	if _, ring := client.(*redis.Ring); ring {
+		return nil, errors.New("redisstore: a redis.Ring moves keys to other servers when one doesn't answer, and their fences stay " +
+			"behind: use a redis.Client or a redis.ClusterClient")
 	}
 	var o Options
 	if opts != nil {

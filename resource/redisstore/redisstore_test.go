@@ -122,6 +122,10 @@ func TestCluster(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	_, err := redisstore.New(nil, nil)
 	require.ErrorContains(t, err, "client is nil")
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	t.Cleanup(func() { require.NoError(t, ring.Close()) })
+	_, err = redisstore.New(ring, nil)
+	require.ErrorContains(t, err, "use a redis.Client or a redis.ClusterClient")
 	for _, p := range []string{"{", "a}"} {
 		_, err := redisstore.New(newClient(t, server), &redisstore.Options{Prefix: p})
 		require.ErrorContains(t, err, "brace")
