@@ -20,9 +20,13 @@
 // The token is as durable as the transaction that handed it out. With synchronous_commit = off, or after a failover to a
 // replica that replicates asynchronously and lags, the last grants are forgotten, and their tokens are handed out again,
 // as with a Redis: keep synchronous_commit on, and with replicas list those that may be promoted in
-// synchronous_standby_names. The same goes for a restore from a backup. The lease runs on the wall clock of the database's
-// host: a clock set forward ends leases early, which costs exclusion and no safety at a resource that checks tokens; one
-// set back, or a promoted replica's that is behind, makes them last longer.
+// synchronous_standby_names. The same goes for a restore from a backup. A commit that is cancelled while it waits for a
+// standby is a success to PostgreSQL, with a warning. If its context's end has cancelled it, it is no grant here; of an
+// administrator's pg_cancel_backend a Backend doesn't hear, and grants a token that a failover forgets.
+//
+// The lease runs on the wall clock of the database's host: a clock set forward ends leases early, which costs exclusion
+// and no safety at a resource that checks tokens; one set back, or a promoted replica's that is behind, makes them last
+// longer.
 //
 // # The connection pool
 //
@@ -35,7 +39,12 @@
 // it waits for one that runs or is being committed. One that has not begun, because the server's process was frozen, say,
 // or its data on the way, takes the lock when it does, and nobody has it until that lease ends. With
 // pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for
-// its word, and keeps the connection.
+// its word, for DeadlineDelay at most, and keeps the connection.
+//
+// Of those who wait for a key only one asks. If it has no answer after some seconds, because its connection has died
+// without a word, say, it ends that request as its context's end would, and asks again on another connection, for a TTL or
+// 15 s. As with a context's end, what was ended so may arrive later still: after the waiter's release it takes the lock,
+// and nobody has it until that lease ends.
 package pglock
 
 import (
@@ -81,7 +90,13 @@ const (
 	// recheck is the longest time for which a waiter trusts what it knows of the holder: the database's clock may be set,
 	// timers don't run while a machine is suspended, and a listening connection may be dead without a word.
 	recheck = time.Minute
+	// patience is how long the waiter whose turn it is waits for an answer before it asks again. It doubles with each time,
+	// up to recheck.
+	patience = 5 * time.Second
 )
+
+// errSilent ends a request whose answer has been waited for long enough.
+var errSilent = errors.New("pglock: no answer in time")
 
 // Options configure a [Backend].
 type Options struct {
@@ -134,6 +149,7 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 type Backend struct {
 	pool                          *pgxpool.Pool
 	acquire, renew, release, undo string // statements
+	patience                      time.Duration
 
 	open  context.Context // ends with Close
 	close context.CancelFunc
@@ -169,6 +185,8 @@ func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 		release: forTable(releaseSQL, table),
 		undo:    forTable(undoSQL, table),
 		waiting: make(map[string]*queue),
+
+		patience: patience,
 	}
 	b.open, b.close = context.WithCancel(context.Background())
 	return b, nil
@@ -192,12 +210,27 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	}
 	for {
 		// Ask only now, having joined the queue: a release from here on wakes it.
-		g, left, err := b.try(ctx, r)
+		g, left, err := b.ask(ctx, r)
 		if !errors.Is(err, dlock.ErrHeld) {
 			return g, err
 		}
 		if err := b.wait(ctx, q, min(left, recheck)); err != nil {
 			return g, err
+		}
+	}
+}
+
+// ask is try for the waiter whose turn it is. Those behind it hear nothing until it has an answer, so it doesn't count on
+// one connection. Whatever became of a request without an answer, the same owner's next is the same acquisition. A server
+// that stays silent for a TTL is gone.
+func (b *Backend) ask(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
+	began := time.Now()
+	for d := b.patience; ; d = min(2*d, recheck) { // a server that is slow must come to its answer some time
+		once, cancel := context.WithTimeoutCause(ctx, d, errSilent)
+		g, left, err := b.try(once, r)
+		cancel()
+		if !errors.Is(err, errSilent) || time.Since(began) >= max(r.TTL, 3*b.patience) {
+			return g, left, err
 		}
 	}
 }
@@ -244,6 +277,8 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 	switch {
 	case err != nil:
 		return g, 0, err
+	case fence != nil && ctx.Err() != nil: // the end may have cut short the commit's wait for a synchronous standby
+		return g, 0, failed(ctx, ctx.Err())
 	case fence != nil:
 		return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(*fence), TTL: r.TTL, Start: start}, 0, nil
 	case until != nil:

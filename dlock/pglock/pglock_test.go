@@ -20,6 +20,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/pglock"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 func TestConformance(t *testing.T) { conform(t, nil) }
@@ -542,6 +543,56 @@ func TestWaitersLearnOfTheNewHolder(t *testing.T) {
 	}
 }
 
+// A waiter whose connection goes silent while it is its turn asks again on another, although it had been granted the lock,
+// and those behind it get on.
+func TestSilentConnection(t *testing.T) {
+	a, watch := newBackend(t)
+	d, spy := newDialer(), newSpy()
+	b, _ := newBackend(t, d.over, spy.on)
+	b.Patience(3 * time.Second) // nothing else takes so long
+	closing(t, a)
+	closing(t, b)
+	r := request(time.Hour)
+	g := take(t, a, r)
+	first := next(r, time.Hour)
+	won := acquiring(t, b, first)
+	spy.settled()
+	behind := acquiring(t, b, next(r, time.Hour))
+	<-spy.asked // it has been refused, and queues up
+	heal := d.Link().HoldReplies()
+	defer heal()
+	require.NoError(t, a.Release(t.Context(), g))
+	require.Eventually(t, func() bool { return d.Lost() > 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		owner := read(t, watch, r.Key).Owner
+		return owner != nil && *owner == first.Owner
+	}, 10*time.Second, time.Millisecond)
+	heal()
+	w := <-won
+	require.NoError(t, w.err)
+	require.EqualValues(t, 2, w.g.Fence)
+	require.NoError(t, b.Release(t.Context(), w.g))
+	require.NoError(t, (<-behind).err)
+}
+
+// A waiter whose server stays silent gives up.
+func TestSilentServer(t *testing.T) {
+	a, _ := newBackend(t)
+	d, spy := newDialer(), newSpy()
+	b, _ := newBackend(t, d.over, spy.on)
+	b.Patience(time.Second)
+	closing(t, a)
+	closing(t, b)
+	r := request(time.Hour)
+	g := take(t, a, r)
+	won := acquiring(t, b, next(r, time.Second))
+	spy.settled()
+	heal := d.Link().HoldReplies()
+	defer heal()
+	require.NoError(t, a.Release(t.Context(), g))
+	require.ErrorContains(t, (<-won).err, "no answer in time")
+}
+
 // While the server cannot be reached, a waiter fails rather than wait for ever.
 func TestServerGoneWhileWaiting(t *testing.T) {
 	a, _ := newBackend(t)
@@ -618,14 +669,17 @@ func TestUndoNotifies(t *testing.T) {
 	require.NoError(t, (<-won).err)
 }
 
+// cancels has a pool's connections ask the server to cancel what is under way when its context ends.
+func cancels(c *pgxpool.Config) {
+	c.ConnConfig.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.CancelRequestContextWatcherHandler{Conn: c, DeadlineDelay: 30 * time.Second}
+	}
+}
+
 // With a pool that cancels requests, as the package comment advises, one whose context ends leaves nothing behind, nor
 // does it cost the connection.
 func TestCancelledRequest(t *testing.T) {
-	b, pool := newBackend(t, func(c *pgxpool.Config) {
-		c.ConnConfig.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
-			return &pgconn.CancelRequestContextWatcherHandler{Conn: c, DeadlineDelay: 30 * time.Second}
-		}
-	})
+	b, pool := newBackend(t, cancels)
 	closing(t, b)
 	r := request(time.Hour)
 	unlock := lockRow(t, b, r)
@@ -643,6 +697,43 @@ func TestCancelledRequest(t *testing.T) {
 	unlock()
 	require.Nil(t, read(t, pool, r.Key).Owner)
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount())
+}
+
+// A commit that is cancelled while it waits for a synchronous standby is a success to PostgreSQL, but no grant: a standby
+// that is promoted would hand out the token again.
+func TestCancelledBeforeReplicated(t *testing.T) {
+	if server.Provider == testbed.External {
+		t.Skip("an external server has the standbys that it has")
+	}
+	s, err := testbed.StartPostgres(t.Context(), &testbed.Options{Args: []string{"-c", "synchronous_standby_names=nobody"}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	there := func(c *pgxpool.Config) {
+		var err error
+		c.ConnConfig, err = pgx.ParseConfig(s.URL)
+		require.NoError(t, err)
+	}
+	watch := newPool(t, there, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })
+	require.NoError(t, pglock.CreateSchema(t.Context(), watch, nil))
+	b, _ := newBackend(t, there, cancels)
+	closing(t, b)
+	r := request(time.Hour)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	tried := make(chan error, 1)
+	go func() {
+		_, err := b.TryAcquire(ctx, r)
+		tried <- err
+	}()
+	require.Eventually(t, func() (waits bool) {
+		require.NoError(t, watch.QueryRow(t.Context(),
+			"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')").Scan(&waits))
+		return waits
+	}, 30*time.Second, 5*time.Millisecond)
+	why := errors.New("enough")
+	cancel(why)
+	require.ErrorIs(t, <-tried, why)
+	require.Equal(t, r.Owner, *read(t, watch, r.Key).Owner, "the server has committed it")
 }
 
 // A key that cannot be written in the database's encoding is refused.
