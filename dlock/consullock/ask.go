@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -57,6 +58,13 @@ func lockDelay(what string) bool {
 	return strings.HasPrefix(what, "failed to lock key ") && strings.HasSuffix(what, " due to lock delay")
 }
 
+// heldElsewhere is that another session has the key. A session that has it itself may lock it again.
+func heldElsewhere(name string) reason {
+	return func(what string) bool {
+		return what == fmt.Sprintf("failed to lock key %q, lock is already held", name)
+	}
+}
+
 func changed(what string) bool {
 	return strings.HasPrefix(what, "failed index check for key ") || strings.HasPrefix(what, "failed to check index, key ")
 }
@@ -68,6 +76,15 @@ func (r refusal) is(why reason) bool {
 
 // errLate is why a request was given up that Consul should have answered.
 var errLate = errors.New("no answer")
+
+// passing reports whether it may help to ask again after err, which isn't dlock.ErrHeld: unless Consul has said that it won't.
+func passing(err error) bool {
+	if _, refused := errors.AsType[refusal](err); refused {
+		return false
+	}
+	status, ok := errors.AsType[api.StatusError](err)
+	return !ok || status.Code >= http.StatusInternalServerError || status.Code == http.StatusTooManyRequests
+}
 
 // read returns the entry of key, nil if there is none, and its index. If the index isn't greater than after, it waits for
 // that, though not longer than wait.
@@ -81,11 +98,16 @@ func (b *Backend) read(ctx context.Context, key string, after uint64, wait time.
 	return e, meta.LastIndex, nil
 }
 
-// query is the options of a read that waits, if after isn't 0, for an index that is greater.
+// query is the options of a read that waits, if after isn't 0, for an index that is greater. If wait is 0, the answer may
+// take as long as ctx.
 func query(ctx context.Context, after uint64, wait time.Duration) (*api.QueryOptions, context.CancelFunc) {
 	cancel := context.CancelFunc(func() {})
-	if after != 0 {
-		ctx, cancel = context.WithTimeoutCause(ctx, wait+wait/16+grace, errLate)
+	if wait != 0 {
+		limit := grace
+		if after != 0 {
+			limit += wait + wait/16
+		}
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, errLate)
 	}
 	q := &api.QueryOptions{WaitIndex: after, WaitTime: wait, RequireConsistent: true}
 	return q.WithContext(ctx), cancel

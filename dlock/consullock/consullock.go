@@ -17,9 +17,16 @@
 // Consul knows no lease on a key; it knows sessions, which it ends at some time between once and twice their TTL after the
 // last renewal. So two clocks guard a grant. A timer of the Backend deletes the key when the lease's TTL has passed since its
 // start without a renewal: not earlier, and soon after. If the process is dead, frozen or cut off, and after Close, its
-// session ends instead, and all its keys with it: at the latest twice the session's TTL after the last renewal, and never
-// before the TTL of any of its leases has passed, for the session's TTL is longer by a quarter and no grant is given or
-// renewed that the session, as last renewed, doesn't cover. A session has no health checks, which could end it sooner.
+// session ends instead, and all its keys with it: at the latest twice the session's TTL after the last renewal, or after the
+// last change of the servers' leader, which gives every session its full time anew; and never before the TTL of any of its
+// leases has passed, for the session's TTL is longer by a quarter and no grant is given or renewed that the session, as last
+// renewed, doesn't cover. A session has no health checks, which could end it sooner.
+//
+// What does end it sooner is the deregistration of the node whose agent the client talks to: through the catalog, by
+// consul leave, or when a client agent gets SIGTERM, unless its leave_on_terminate is false. Consul deletes the sessions of
+// the node at once, and their keys. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may be
+// another: the token keeps them apart at the resource. To keep them apart here as well, set leave_on_terminate to false
+// and deregister no node whose processes hold locks, or make the lock-delay as long as the leases.
 //
 // The session is shared by all grants of a Backend with the same TTL. It is renewed by those who need it, at most four times
 // in a TTL, which takes no write on the servers. So a lock and an unlock are two round trips, as many writes, and now and
@@ -29,10 +36,14 @@
 //
 // A request whose answer never came may reach Consul long after its sender has given up, from the buffers of a frozen agent,
 // say, and its session may live on for as long as another grant is renewed. Every lock is therefore taken on the condition
-// that its session isn't sealed, that is, holds no entry {Prefix}%session/{ID}. Undoing a request without an answer first
+// that its session isn't sealed, that is, holds no entry {Prefix}=session/{ID}. Undoing a request without an answer first
 // seals its session and then deletes the key: from then on the request takes nothing. Grants of a sealed session are renewed
-// as before, new ones are given on another, and the seal vanishes with its session. A failure so costs the undo a write and
-// the next grant a session; a lock is one round trip still.
+// as before, new ones are given on another, and the session is destroyed when the last of them is over, and the seal with
+// it. A failure so costs the undo a write, the next grant a session, and its end another write; a lock is one round trip
+// still.
+//
+// A request may also be carried out twice, by something on the way that repeats it because it has lost the answer. The
+// second time it finds its own entry, which it knows by the flags: a number that no other request for the session has.
 //
 // # The lock-delay
 //
@@ -43,14 +54,14 @@
 // # Limits
 //
 // A Backend waits with one blocking query for each key and one for each session, whatever the number of waiters; an agent
-// takes 200 connections from one address unless its http_max_conns_per_client says otherwise.
+// takes 200 connections from one address unless its http_max_conns_per_client says otherwise. A waiter goes on
+// asking while Consul fails, for as long as its lease is to last.
 package consullock
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -68,17 +79,21 @@ const (
 	longPoll = time.Minute
 	// delayPoll is how often a waiter asks while a lock-delay is in force. Consul doesn't tell when it ends.
 	delayPoll = 100 * time.Millisecond
-	// grace is how much later than that an answer may come.
-	grace = 10 * time.Second
+	// grace is how much later than that an answer may come, and how long anything else may take for which others wait.
+	grace = 5 * time.Second
+	// failPause is how long a waiter pauses when Consul fails.
+	failPause = 100 * time.Millisecond
 )
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix stands before the names of all keys, "lock/" by default. Locks with different prefixes don't know each other.
+	// Prefix stands before the names of all keys, "lock/" by default: letters, digits and any of ,-._/ without an empty
+	// segment, or a dot that begins one or follows another. Locks with different prefixes don't know each other, unless one
+	// prefix begins with the other: key "a/x" after "lock/" is key "x" after "lock/a/".
 	Prefix string
 	// MinSessionTTL is the shortest TTL of a session: the servers' session_ttl_min or more. Default: 10 s, which is Consul's.
 	// It has nothing to do with how short a lease may be, but with how long the keys of a dead process stay locked: up to
-	// twice as long, or two and a half times the lease's TTL if that is more.
+	// twice as long, or two and a half times the lease's TTL if that is more, after the last renewal or change of leader.
 	MinSessionTTL time.Duration
 	// LockDelay is for how long keys can't be locked after the end of the session that held them: 0 to 60 s, see the package
 	// comment. It doesn't hold up anyone after a release or the end of a lease. It takes one more round trip, and holds only
@@ -98,6 +113,7 @@ type Backend struct {
 	busy     sync.WaitGroup             // what goes on in the background
 	sessions map[time.Duration]*session // for new grants, by TTL
 	leases   map[id]*lease              // that are held, or may be
+	asked    uint64                     // how many leases have been asked for
 	waiting  map[string]*queue          // by key
 }
 
@@ -121,7 +137,8 @@ func New(client *api.Client, opts *Options) (*Backend, error) {
 	}
 	switch {
 	case clean(o.Prefix+"x") != o.Prefix+"x":
-		return nil, fmt.Errorf("%w: consullock: prefix %q has something in it that isn't plain in a URL's path", dlock.ErrInvalid, o.Prefix)
+		return nil, fmt.Errorf("%w: consullock: prefix %q has an empty segment, or something in it that names have only escaped",
+			dlock.ErrInvalid, o.Prefix)
 	case o.MinSessionTTL < time.Millisecond || o.MinSessionTTL > maxSession:
 		return nil, fmt.Errorf("%w: consullock: MinSessionTTL %v is not between 1ms and %v", dlock.ErrInvalid, o.MinSessionTTL, maxSession)
 	case o.LockDelay < 0 || o.LockDelay > maxLockDelay:
@@ -160,24 +177,34 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	wait := longPoll
 	for {
 		e, now, err := b.read(waiting, r.Key, index, wait)
+		if err == nil {
+			index, wait = since(index, now), longPoll
+			held, delayed := e != nil && string(e.Value) != r.Owner, false
+			if !held {
+				// Whatever happens from here on has a greater index, so that the next read learns of it at once.
+				g, delayed, err = b.tryInTurn(ctx, r)
+				held = errors.Is(err, dlock.ErrHeld)
+			}
+			if delayed {
+				wait = delayPoll
+			}
+			switch {
+			case held:
+				q.failing = time.Time{}
+				continue
+			case err == nil:
+				q.failing = time.Time{}
+				return g, nil
+			}
+		}
 		switch {
 		case b.open.Err() != nil:
 			return g, dlock.ErrClosed
-		case err != nil:
+		case waiting.Err() != nil, !passing(err), q.failed() > r.TTL:
 			return g, err
 		}
-		index, wait = since(index, now), longPoll
-		if e != nil && string(e.Value) != r.Owner {
-			continue
-		}
-		// Whatever happens from here on has a greater index, so that the next read learns of it at once.
-		g, delayed, err := b.try(ctx, r)
-		if !errors.Is(err, dlock.ErrHeld) {
-			return g, err
-		}
-		if delayed {
-			wait = delayPoll
-		}
+		index = 0
+		b.pause(waiting, failPause)
 	}
 }
 
@@ -185,6 +212,13 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	g, _, err := b.try(ctx, r)
 	return g, err
+}
+
+// tryInTurn is try for one that has the turn: while its request hangs, all that stand behind it would wait for nothing.
+func (b *Backend) tryInTurn(ctx context.Context, r dlock.Request) (g dlock.Grant, delayed bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, grace, errLate)
+	defer cancel()
+	return b.try(ctx, r)
 }
 
 // try asks once. With dlock.ErrHeld it reports whether it is a lock-delay that is in the way.
@@ -213,35 +247,72 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 			return g, false, err
 		}
 		l := b.begin(r.Key, r.Owner, s, start.Add(r.TTL)) //nolint:contextcheck // it goes on after ctx
-		res, no, err := b.txn(ctx,
-			&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: b.sealOf(s)},
-			&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: b.name(r.Key)},
-			&api.KVTxnOp{Verb: api.KVLock, Key: b.name(r.Key), Value: []byte(r.Owner), Session: s.id})
+		index, no, err := b.lock(ctx, l)
 		switch {
 		case err != nil:
 			// It may take effect yet. Whatever undoes it seals the session, which would refuse new grants then.
-			b.retire(s)
-			b.settle(l, 0) //nolint:contextcheck // what it starts goes on after ctx
+			b.retire(s)    //nolint:contextcheck // what it starts goes on after ctx
+			b.settle(l, 0) //nolint:contextcheck // so does this
 			return g, false, err
 		case no.is(noSession):
-			b.drop(l)
-			b.end(s)
+			b.drop(l) //nolint:contextcheck // as settle
+			b.end(s)  //nolint:contextcheck // as settle
 			continue
 		case no.is(exists(b.sealOf(s))):
-			b.drop(l)
-			b.retire(s)
+			b.drop(l)   //nolint:contextcheck // as settle
+			b.retire(s) //nolint:contextcheck // as settle
 			continue
 		case no.is(exists(b.name(r.Key))), no.is(lockDelay):
-			b.drop(l)
+			b.drop(l) //nolint:contextcheck // as settle
 			return g, no.is(lockDelay), dlock.ErrHeld
 		case no != nil:
-			b.drop(l)
+			b.drop(l) //nolint:contextcheck // as settle
 			return g, false, no
 		}
-		index := res[len(res)-1].KV.ModifyIndex
 		b.settle(l, index) //nolint:contextcheck // what it starts goes on after ctx
 		return b.grant(r, l, index, start), false, nil
 	}
+}
+
+// lock sends the request for l. It returns the index with which it was carried out, or why it was refused.
+func (b *Backend) lock(ctx context.Context, l *lease) (index uint64, no refusal, err error) {
+	name := b.name(l.key)
+	res, no, err := b.txn(ctx,
+		&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: b.sealOf(l.s)},
+		&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: name},
+		&api.KVTxnOp{Verb: api.KVLock, Key: name, Value: []byte(l.owner), Flags: l.flags, Session: l.s.id})
+	switch {
+	case err != nil:
+		return 0, nil, err
+	case no == nil:
+		return res[len(res)-1].KV.ModifyIndex, nil, nil
+	case !no.is(exists(name)) || no.is(heldElsewhere(name)):
+		return 0, no, nil
+	}
+	// The session has the key already: for another owner, or for l if the request was repeated on its way.
+	if b.heldBeside(l) {
+		return 0, no, nil
+	}
+	e, _, err := b.read(ctx, l.key, 0, 0)
+	switch {
+	case err != nil:
+		return 0, nil, err
+	case l.is(e):
+		return e.ModifyIndex, nil, nil
+	}
+	return 0, no, nil
+}
+
+// heldBeside reports whether another lease of l's session is known to have l's key.
+func (b *Backend) heldBeside(l *lease) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, other := range b.leases {
+		if other.key == l.key && other.s == l.s && other.index != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // again is try for a request that has been sent before and may have been granted: it is the same acquisition, with a
@@ -255,8 +326,8 @@ func (b *Backend) again(ctx context.Context, r dlock.Request, l *lease) (g dlock
 	if err != nil {
 		return g, err
 	}
-	if e == nil || e.Session != l.s.id || string(e.Value) != r.Owner {
-		b.drop(l)
+	if !l.is(e) {
+		b.drop(l) //nolint:contextcheck // as settle
 		return g, dlock.ErrLost
 	}
 	start, err := b.extend(ctx, l.s, r.TTL)
@@ -299,7 +370,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	case err != nil:
 		return err
 	case no.is(changed):
-		b.drop(l)
+		b.drop(l) //nolint:contextcheck // as settle
 		return dlock.ErrLost
 	case no != nil:
 		return no
@@ -323,7 +394,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	}
 	err := b.free(ctx, id{g.Key, g.Owner}, "", g.Fence)
 	if l != nil && (err == nil || errors.Is(err, dlock.ErrLost)) {
-		b.drop(l)
+		b.drop(l) //nolint:contextcheck // as settle
 	}
 	return err
 }
@@ -389,31 +460,50 @@ func (b *Backend) Close() error {
 func (b *Backend) name(key string) string { return b.o.Prefix + clean(key) }
 
 // sealOf is the name of s's seal. It is no key's: clean writes nothing but two hexadecimal digits, or the segment's end,
-// after a percent sign.
-func (b *Backend) sealOf(s *session) string { return b.o.Prefix + "%session/" + s.id }
+// after an equals sign.
+func (b *Backend) sealOf(s *session) string { return b.o.Prefix + "=session/" + s.id }
 
-// clean escapes what wouldn't arrive in a URL's path as it left: all that isn't plain, and segments that are empty or
-// consist of dots. Different keys have different names.
+// clean escapes what wouldn't arrive in a URL's path as it left, or isn't allowed in a name: Consul 1.21.5 and the releases of
+// that time refuse all that isn't of ^[a-zA-Z0-9,_./\-?&=]+$, and two dots in a row. An empty segment becomes one that is no
+// other's. Different keys have different names.
 func clean(key string) string {
-	segments := strings.Split(key, "/")
-	for i, s := range segments {
+	var name strings.Builder
+	name.Grow(len(key))
+	last := byte('/')
+	for i := range len(key) {
+		c := key[i]
 		switch {
-		case s == "":
-			s = "%" // no other segment's
-		case strings.Trim(s, ".") == "":
-			s = strings.ReplaceAll(s, ".", "%2E")
+		case c == '/' && last == '/':
+			name.WriteString("=/")
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9',
+			c == '/', c == '-', c == '_', c == ',', c == '.' && last != '/' && last != '.':
+			name.WriteByte(c)
 		default:
-			s = url.PathEscape(s)
+			fmt.Fprintf(&name, "=%02X", c)
 		}
-		segments[i] = s
+		last = c
 	}
-	return strings.Join(segments, "/")
+	if last == '/' {
+		name.WriteByte('=')
+	}
+	return name.String()
 }
 
 // queue is where the calls of Acquire wait that want one key.
 type queue struct {
 	n    int           // how many there are; Backend.mu guards it
 	turn chan struct{} // whoever has put something in is the one that asks Consul
+
+	failing time.Time // since when that fails; zero if it doesn't. The one that asks may read and write it
+}
+
+// failed notes that asking has failed, and returns for how long it has. The next in turn goes on from there: otherwise each
+// would bear it for a TTL of its own, one after the other.
+func (q *queue) failed() time.Duration {
+	if q.failing.IsZero() {
+		q.failing = time.Now()
+	}
+	return time.Since(q.failing)
 }
 
 func (b *Backend) join(key string) *queue {

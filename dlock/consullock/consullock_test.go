@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -154,6 +155,9 @@ func TestNewRefuses(t *testing.T) {
 		{Prefix: "a b"},
 		{Prefix: "a?b"},
 		{Prefix: "a%b"},
+		{Prefix: "a=b"},
+		{Prefix: "a:b"},
+		{Prefix: ".b"},
 		{MinSessionTTL: -1},
 		{MinSessionTTL: time.Microsecond},
 		{MinSessionTTL: 25 * time.Hour},
@@ -177,23 +181,25 @@ func TestTTLThatNoSessionCovers(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	c, _ := newClient(t)
-	b, _ := backend(t, &consullock.Options{Prefix: "app/locks:"})
+	b, _ := backend(t, &consullock.Options{Prefix: "app/locks-"})
+	allowed := regexp.MustCompile(`^[a-zA-Z0-9,_./\-?&=]+$`) // by Consul 1.21.5
 	for key, name := range map[string]string{
-		"plain-" + uuid.NewString(): "", "a/b": "a/b", "a//b": "a/%/b", "/": "%/%", "%": "%25", "../.": "%2E%2E/%2E", "a.b": "a.b",
-		"x y?z": "x%20y%3Fz", "\u00e9": "%C3%A9",
+		"plain-" + uuid.NewString(): "", "a/b": "a/b", "a//b": "a/=/b", "/": "=/=", "=": "=3D", "%": "=25", "../.": "=2E=2E/=2E",
+		"a.b": "a.b", "a..b": "a.=2Eb", "x y?z": "x=20y=3Fz", "A,b_Z:": "A,b_Z=3A", "\u00e9": "=C3=A9", "=/": "=3D/=",
 	} {
 		if name == "" {
 			name = key
 		}
+		require.Regexp(t, allowed, "app/locks-"+name)
 		r := dlock.Request{Key: key, Owner: uuid.NewString(), TTL: time.Hour}
 		g := take(t, b, r)
-		e, _, err := c.KV().Get("app/locks:"+name, nil)
+		e, _, err := c.KV().Get("app/locks-"+name, nil)
 		require.NoError(t, err)
 		require.NotNil(t, e, "key %q", key)
 		require.Equal(t, r.Owner, string(e.Value))
 		require.EqualValues(t, g.Fence, e.ModifyIndex)
 		require.NoError(t, b.Release(t.Context(), g))
-		e, _, err = c.KV().Get("app/locks:"+name, nil)
+		e, _, err = c.KV().Get("app/locks-"+name, nil)
 		require.NoError(t, err)
 		require.Nil(t, e, "a free lock leaves nothing behind, key %q", key)
 	}
@@ -247,18 +253,24 @@ func TestForeignEntry(t *testing.T) {
 	require.Equal(t, "data", string(entry(t, c, r.Key).Value))
 }
 
-// A lock and an unlock are one transaction each; the session is made once and renewed when it is due.
+// A lock and an unlock are one transaction each, and so is the refusal of what another holds; the session is made once and
+// renewed when it is due.
 func TestRoundTrips(t *testing.T) {
+	other, _ := backend(t, nil)
+	held := request(time.Hour)
+	take(t, other, held)
 	b, l := backend(t, nil)
 	for range 50 {
 		g := take(t, b, request(time.Minute))
 		require.NoError(t, b.Release(t.Context(), g))
 	}
+	_, err := b.TryAcquire(t.Context(), next(held, time.Minute))
+	require.ErrorIs(t, err, dlock.ErrHeld)
 	counts := l.counts()
 	delete(counts, "session/info") // the watch; answered when the session ends, or in a minute
 	require.LessOrEqual(t, counts["session/renew"], 5)
 	delete(counts, "session/renew") // only if the machine is very slow
-	require.Equal(t, map[string]int{"session/create": 1, "txn": 100}, counts)
+	require.Equal(t, map[string]int{"session/create": 1, "txn": 101}, counts)
 }
 
 func TestSessionDestroyed(t *testing.T) {
@@ -506,9 +518,9 @@ func TestLateRequest(t *testing.T) {
 			require.NoError(t, b.Release(t.Context(), take(t, b, r)))
 			take(t, a, r)
 			require.NotEqual(t, session, entry(t, c, r.Key).Session)
-			require.NotNil(t, entry(t, c, "%session/"+session))
+			require.NotNil(t, entry(t, c, "=session/"+session))
 			destroy(t, c, session)
-			require.Nil(t, entry(t, c, "%session/"+session), "nothing is left behind")
+			require.Nil(t, entry(t, c, "=session/"+session), "nothing is left behind")
 			closes(t, g.Lost, "Lost")
 		})
 	}
@@ -532,7 +544,7 @@ func TestLateRequestNotUndone(t *testing.T) {
 		sealed := false
 		for err = nil; !sealed && err == nil; err = a.Renew(t.Context(), g) {
 			require.Less(t, time.Since(began), 30*time.Second, "nothing undoes it")
-			sealed = entry(t, c, "%session/"+held.Session) != nil
+			sealed = entry(t, c, "=session/"+held.Session) != nil
 		}
 		if errors.Is(err, dlock.ErrLost) {
 			continue // too slow, again
@@ -601,6 +613,48 @@ func TestRepeatedDelete(t *testing.T) {
 	}
 }
 
+// A request that is carried out twice, because something on the way has lost the answer, is granted once and to its owner.
+func TestRepeatedOnTheWay(t *testing.T) {
+	c, _ := newClient(t)
+	b, _ := backend(t, nil)
+	for name, between := range map[string]func(session string){
+		"at once": func(string) {},
+		"sealed": func(session string) {
+			_, err := c.KV().Put(&api.KVPair{Key: "lock/=session/" + session}, nil)
+			require.NoError(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, l := backend(t, nil)
+			r := request(time.Hour)
+			l.set(func(req *http.Request) (*http.Response, error) {
+				body := said(t, req)
+				if kind(req) != "txn" {
+					return nil, nil //nolint:nilnil // pass
+				}
+				l.set(nil)
+				lost := req.Clone(req.Context())
+				lost.Body = io.NopCloser(strings.NewReader(body))
+				resp, err := l.base.RoundTrip(lost)
+				require.NoError(t, err)
+				require.Equal(t, http.StatusOK, resp.StatusCode)
+				require.NoError(t, resp.Body.Close())
+				between(entry(t, c, r.Key).Session)
+				return nil, nil //nolint:nilnil // and again
+			})
+			g := take(t, a, r)
+			require.Equal(t, entry(t, c, r.Key).ModifyIndex, g.Fence)
+			_, err := b.TryAcquire(t.Context(), next(r, time.Hour))
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			_, err = a.TryAcquire(t.Context(), next(r, time.Hour))
+			require.ErrorIs(t, err, dlock.ErrHeld, "another owner of the same session")
+			require.NoError(t, a.Renew(t.Context(), g))
+			require.NoError(t, a.Release(t.Context(), g))
+			require.Nil(t, entry(t, c, r.Key))
+		})
+	}
+}
+
 // A request that finds its session sealed, for another's sake, is granted on a new one.
 func TestSealedUnderARequest(t *testing.T) {
 	c, _ := newClient(t)
@@ -610,7 +664,7 @@ func TestSealedUnderARequest(t *testing.T) {
 	l.set(func(req *http.Request) (*http.Response, error) {
 		if kind(req) == "txn" {
 			l.set(nil)
-			_, err := c.KV().Put(&api.KVPair{Key: "lock/%session/" + session}, nil)
+			_, err := c.KV().Put(&api.KVPair{Key: "lock/=session/" + session}, nil)
 			require.NoError(t, err)
 		}
 		return nil, nil //nolint:nilnil // pass

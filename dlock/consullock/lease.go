@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"github.com/fencelab/fencelab/dlock"
 )
 
@@ -16,16 +18,25 @@ type id struct{ key, owner string }
 type lease struct {
 	id
 	s     *session
+	flags uint64    // of the entry; no other request for s has the same
 	index uint64    // of the write that took the key; 0 while the request hasn't been answered
 	until time.Time // when it runs out
 	timer *time.Timer
+	over  bool // it is not held, and can't come to be: s no longer counts it
+}
+
+// is reports whether e was written by the request for l.
+func (l *lease) is(e *api.KVPair) bool {
+	return e != nil && e.Session == l.s.id && e.Flags == l.flags && string(e.Value) == l.owner
 }
 
 // begin notes that key is about to be taken, until then. Whatever becomes of the request, it will be given back.
 func (b *Backend) begin(key, owner string, s *session, until time.Time) *lease {
-	l := &lease{id: id{key, owner}, s: s, until: until}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.asked++
+	l := &lease{id: id{key, owner}, s: s, flags: b.asked, until: until}
+	s.leases++
 	b.leases[l.id] = l
 	b.arm(l)
 	return l
@@ -47,15 +58,11 @@ func (b *Backend) settle(l *lease, index uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l.index = index
-	select {
-	case <-l.s.gone:
+	if l.s.ended() || b.leases[l.id] == l {
 		return
-	default:
 	}
-	if b.leases[l.id] != l {
-		b.leases[l.id] = l
-		b.arm(l)
-	}
+	b.leases[l.id] = l
+	b.arm(l)
 }
 
 func (b *Backend) indexOf(l *lease) uint64 {
@@ -92,6 +99,16 @@ func (b *Backend) forget(l *lease) {
 	if b.leases[l.id] == l {
 		delete(b.leases, l.id)
 	}
+	b.finish(l)
+}
+
+// finish takes note that l is over. b.mu is held.
+func (b *Backend) finish(l *lease) {
+	if !l.over {
+		l.over = true
+		l.s.leases--
+		b.discard(l.s)
+	}
 }
 
 // drop removes l, which isn't held.
@@ -118,7 +135,12 @@ func (b *Backend) expire(l *lease) {
 	delete(b.leases, l.id)
 	b.busy.Add(1)
 	b.mu.Unlock()
-	defer b.busy.Done()
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.finish(l)
+		b.busy.Done()
+	}()
 	for pause := expirePause; b.open.Err() == nil; pause = min(2*pause, expireMaxPause) {
 		ctx, cancel := context.WithTimeout(b.open, expireTry)
 		err := b.seal(ctx, l)

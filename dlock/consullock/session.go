@@ -14,6 +14,7 @@ type session struct {
 	gone chan struct{} // closed when it is known to have ended; Backend.mu guards that
 
 	sealed bool // it gives no grants any more, not even to a request that is under way; Backend.mu guards that
+	leases int  // that are held, or may be; Backend.mu guards it
 
 	busy  chan struct{} // whoever has put something in may read and write the rest
 	id    string        // "" before it has been made; doesn't change
@@ -22,6 +23,19 @@ type session struct {
 
 // errGone says that a session has ended.
 var errGone = errors.New("consullock: the session has ended")
+
+// ended reports whether s is known to have ended.
+func (s *session) ended() bool {
+	select {
+	case <-s.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// patience is how long a request may take at first that makes or renews s, for meanwhile none of its leases can be renewed.
+func (s *session) patience() time.Duration { return min(max(s.ttl/8, time.Second), grace) }
 
 // sessionTTL is the TTL of the session for leases of ttl. The quarter is what saves most renewals.
 func (b *Backend) sessionTTL(ttl time.Duration) time.Duration {
@@ -55,18 +69,26 @@ func (b *Backend) session(ttl time.Duration) *session {
 	return s
 }
 
-// extend makes or renews s, unless it lasts until start + ttl already. It returns errGone if s has ended.
+// extend makes or renews s, unless it lasts until start + ttl already. It returns errGone if s has ended. A request that
+// takes too long gives others their turn, and is repeated, with more time for a Consul that is slow.
 func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (start time.Time, err error) {
+	for patience := s.patience(); ; patience = min(2*patience, s.ttl) {
+		start, err = b.extendOnce(ctx, s, ttl, patience)
+		if !errors.Is(err, errLate) || ctx.Err() != nil || b.open.Err() != nil {
+			return start, err
+		}
+	}
+}
+
+func (b *Backend) extendOnce(ctx context.Context, s *session, ttl, patience time.Duration) (start time.Time, err error) {
 	select {
 	case s.busy <- struct{}{}:
 		defer func() { <-s.busy }()
 	case <-ctx.Done():
 		return start, failed(ctx, context.Cause(ctx))
 	}
-	select {
-	case <-s.gone:
+	if s.ended() {
 		return start, errGone
-	default:
 	}
 	start = time.Now() // before the request leaves: the server cannot count from earlier
 	end := start.Add(ttl)
@@ -74,6 +96,8 @@ func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (st
 	if s.id != "" && !end.After(s.until) && !end.Round(0).After(s.until.Round(0)) {
 		return start, nil
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errLate)
+	defer cancel()
 	if s.id == "" {
 		err = b.create(ctx, s)
 	} else {
@@ -117,7 +141,7 @@ func (b *Backend) renew(ctx context.Context, s *session) error {
 	case err != nil:
 		return failed(ctx, err)
 	case e == nil:
-		b.end(s)
+		b.end(s) //nolint:contextcheck // what it starts goes on after ctx
 		return errGone
 	}
 	return nil
@@ -167,6 +191,21 @@ func (b *Backend) retire(s *session) {
 	if b.sessions[s.ttl] == s {
 		delete(b.sessions, s.ttl)
 	}
+	b.discard(s)
+}
+
+// discard destroys s if it is of no use any more. It is sealed by then, so that no grant is under way; if the request fails,
+// it ends by itself. b.mu is held.
+func (b *Backend) discard(s *session) {
+	if b.sessions[s.ttl] == s || s.leases > 0 || s.ended() || b.open.Err() != nil {
+		return
+	}
+	close(s.gone)
+	b.busy.Go(func() {
+		ctx, cancel := context.WithTimeout(b.open, expireTry)
+		defer cancel()
+		_, _ = b.c.Session().Destroy(s.id, new(api.WriteOptions).WithContext(ctx))
+	})
 }
 
 // seal has the request for l, unless it has been answered, take effect now or never. It returns nil also if the session
@@ -178,13 +217,13 @@ func (b *Backend) seal(ctx context.Context, l *lease) error {
 	if done {
 		return nil
 	}
-	b.retire(l.s)
+	b.retire(l.s) //nolint:contextcheck // what it starts goes on after ctx
 	_, no, err := b.txn(ctx, &api.KVTxnOp{Verb: api.KVLock, Key: b.sealOf(l.s), Session: l.s.id})
 	switch {
 	case err != nil:
 		return err
 	case no.is(noSession):
-		b.end(l.s)
+		b.end(l.s) //nolint:contextcheck // what it starts goes on after ctx
 		return nil
 	case no != nil:
 		return no
@@ -197,15 +236,15 @@ func (b *Backend) seal(ctx context.Context, l *lease) error {
 
 // end takes note that s has ended, and with it all its leases.
 func (b *Backend) end(s *session) {
-	b.retire(s)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	select {
-	case <-s.gone:
-		return
-	default:
-		close(s.gone)
+	if b.sessions[s.ttl] == s {
+		delete(b.sessions, s.ttl)
 	}
+	if s.ended() {
+		return
+	}
+	close(s.gone)
 	for _, l := range b.leases {
 		if l.s == s {
 			b.forget(l)
