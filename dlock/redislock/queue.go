@@ -101,10 +101,10 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (dlock.Grant, erro
 	}
 	defer b.inbox.leave(w)
 	p := place{entry: b.entry(r.TTL), again: w.again}
-	a, err := b.ask(ctx, once{b.c}, r, p)
+	a, err := b.askHeard(ctx, once{b.c}, r, p)
 	p.again = true
 	if err != nil && !answered(err) && ctx.Err() == nil && !b.isClosed() {
-		a, err = b.ask(ctx, b.c, r, p)
+		a, err = b.askHeard(ctx, b.c, r, p)
 	}
 	if err != nil || a.token != 0 {
 		if err != nil && !answered(err) {
@@ -113,6 +113,41 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (dlock.Grant, erro
 		return a.grant(r), err
 	}
 	return b.await(ctx, r, p, w, a)
+}
+
+// askHeard is ask for one that listens: it heeds the answer's word on whether it is heard.
+func (b *Backend) askHeard(ctx context.Context, c redis.Scripter, r dlock.Request, p place) (answer, error) {
+	session := b.inbox.current()
+	a, err := b.ask(ctx, c, r, p)
+	if err == nil && a.unheard {
+		b.inbox.unheard(session)
+	}
+	return a, err
+}
+
+// tryStanding is TryAcquire of one that may stand in the queue, since an earlier request of the same owner came to no known
+// end. It may be told of its turn while it asks. If nobody were there to hear it, the lock would be freed under its grant.
+func (b *Backend) tryStanding(ctx context.Context, r dlock.Request) (g dlock.Grant, err error) {
+	in := b.inbox
+	w, err := in.join(r.Owner)
+	if err != nil {
+		return g, err
+	}
+	defer func() { //nolint:contextcheck // what it was told of is disposed of in the background
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		delete(in.waiters, w.owner)
+		select {
+		case n := <-w.news:
+			if err != nil && n.token != 0 { // its turn has come after the answer
+				in.leaves(r.Owner, func(ctx context.Context) { _ = b.release(ctx, r.Key, r.Owner, r.TTL, n.token) })
+			}
+		default:
+		}
+		in.busy.Done()
+	}()
+	g, _, err = b.try(ctx, r)
+	return g, err
 }
 
 // await waits in the queue after the answer a.
@@ -145,15 +180,11 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter
 		if g := b.handed(r, a, n); g.Fence != 0 {
 			return g, nil
 		}
-		session := b.inbox.current()
-		next, err := b.ask(ctx, b.c, r, p)
+		next, err := b.askHeard(ctx, b.c, r, p)
 		switch {
 		case err == nil && next.token != 0:
 			return next.grant(r), nil
 		case err == nil:
-			if next.unheard {
-				b.inbox.unheard(session)
-			}
 			a, failing = next, time.Time{}
 			ask = time.Now().Add(o.pause(a))
 			continue
@@ -609,9 +640,7 @@ func (in *inbox) join(owner string) (*waiter, error) {
 	case in.waiters[owner] != nil:
 		return nil, fmt.Errorf("%w: redislock: owner %q waits already", dlock.ErrInvalid, owner)
 	}
-	_, late := in.astray[owner]
-	_, early := in.earlier[owner]
-	w.again = late || early
+	w.again = in.isAstray(owner)
 	in.waiters[owner] = w
 	in.busy.Add(1)
 	return w, nil
@@ -629,6 +658,20 @@ func (in *inbox) took(owner string, token uint64) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.taken[owner] = taken{token, in.session}
+}
+
+// mayStand reports whether owner may stand in a queue without waiting here.
+func (in *inbox) mayStand(owner string) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.isAstray(owner)
+}
+
+// isAstray is mayStand. in.mu is held.
+func (in *inbox) isAstray(owner string) bool {
+	_, late := in.astray[owner]
+	_, early := in.earlier[owner]
+	return late || early
 }
 
 // strayed remembers that owner may stand in a queue. If it comes back, it must learn what the last token is: it may yet be

@@ -871,10 +871,10 @@ func TestEnqueueReplyLost(t *testing.T) {
 }
 
 // tap does what a test wants at a client's next script: before it is sent, or once it was carried out, when its reply is
-// lost; or the script is lost.
+// lost, or before it arrives; or the script is lost.
 type tap struct {
-	send, lose atomic.Pointer[func()]
-	drop       atomic.Bool
+	send, lose, delay atomic.Pointer[func()]
+	drop              atomic.Bool
 }
 
 type tappedConn struct {
@@ -906,6 +906,9 @@ func (c *tappedConn) Read(b []byte) (int, error) {
 			_ = c.Close()
 			return 0, io.EOF
 		}
+		if f := c.delay.Swap(nil); f != nil {
+			(*f)()
+		}
 	}
 	return n, err
 }
@@ -923,7 +926,8 @@ func (s redisServer) tapped(t *testing.T) (*redislock.Backend, *tap) {
 	return b, tap
 }
 
-// deafened returns a Backend that listens, but that nobody reads, and a func that has it read and act on all that it was told.
+// deafened returns a Backend that listens, but that nobody reads, and a func that has it read all that it was told. It has acted
+// on that when it is closed.
 func (s redisServer) deafened(t *testing.T) (*redislock.Backend, *tap, func()) {
 	t.Helper()
 	b, tap := s.tapped(t)
@@ -938,7 +942,6 @@ func (s redisServer) deafened(t *testing.T) (*redislock.Backend, *tap, func()) {
 		queued(t, c, r.Key, 1)
 		require.NoError(t, a.Release(t.Context(), first.g)) // in the first's name
 		second.granted(t)                                   // by a push behind all others
-		require.NoError(t, b.Close())                       // what it does in the background is done
 	}
 }
 
@@ -975,6 +978,7 @@ func TestHandedOverWhileTheReplyWasLost(t *testing.T) {
 				require.NoError(t, err)
 				require.EqualValues(t, 2, won.Fence)
 				read()
+				require.NoError(t, b.Close())
 				require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val(), "after the push was read")
 			})
 		})
@@ -994,7 +998,10 @@ func TestPushDuringTheRelease(t *testing.T) {
 		}))
 		won, err := b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour})
 		require.NoError(t, err)
-		tap.send.Store(new(read))
+		tap.send.Store(new(func() {
+			read()
+			require.NoError(t, b.Close())
+		}))
 		require.NoError(t, b.Release(t.Context(), won))
 		require.Zero(t, c.Exists(t.Context(), "lock:{"+r.Key+"}").Val())
 	})
@@ -1025,7 +1032,45 @@ func TestTurnOfOneThatDoesNotWait(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 2, won.Fence)
 		read()
+		require.NoError(t, b.Close())
 		require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val(), "after all pushes were read")
+	})
+}
+
+// Nor is it taken so if it is read while the answer is on its way.
+func TestTurnDuringTheAnswer(t *testing.T) {
+	t.Run("before the request", func(t *testing.T) {
+		onBoth(t, func(t *testing.T, s redisServer) {
+			b, tap, read := s.deafened(t)
+			r := request(time.Hour)
+			a, c, g := hold(t, s, r)
+			mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
+			answerLost(t, b, tap, c, mine)
+			require.NoError(t, a.Release(t.Context(), g)) // to mine, for a Claim
+			tap.delay.Store(&read)
+			won, err := b.TryAcquire(t.Context(), mine)
+			require.NoError(t, err)
+			require.EqualValues(t, 2, won.Fence)
+			require.NoError(t, b.Close())
+			require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
+		})
+	})
+	t.Run("after it", func(t *testing.T) { // then the lock is nobody's, and must not stay mine
+		onBoth(t, func(t *testing.T, s redisServer) {
+			b, tap, read := s.deafened(t)
+			r := request(time.Hour)
+			a, c, g := hold(t, s, r)
+			mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
+			answerLost(t, b, tap, c, mine)
+			tap.delay.Store(new(func() {
+				require.NoError(t, a.Release(t.Context(), g))
+				read()
+			}))
+			_, err := b.TryAcquire(t.Context(), mine)
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			require.NoError(t, b.Close())
+			require.Zero(t, c.Exists(t.Context(), "lock:{"+r.Key+"}").Val())
+		})
 	})
 }
 

@@ -154,6 +154,9 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 
 // TryAcquire implements dlock.Backend.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	if b.inbox.mayStand(r.Owner) {
+		return b.tryStanding(ctx, r)
+	}
 	g, _, err := b.try(ctx, r)
 	return g, err
 }

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,7 +97,91 @@ func newMini(t *testing.T) redisServer {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
 	t.Cleanup(m.Close)
-	return redisServer{dial: func(context.Context, string, string) (net.Conn, error) { return m.Dial() }}
+	return redisServer{dial: func(context.Context, string, string) (net.Conn, error) {
+		c, err := m.Dial()
+		if err != nil {
+			return nil, err
+		}
+		return newSocket(c), nil
+	}}
+}
+
+// socket is the client's end of a pipe that has room for what nobody reads, as a kernel's has. Without it the server waits in
+// the middle of an answer, and who wants to tell the same client something waits for a mutex: for a bubble that is no reason
+// to let time go on.
+type socket struct {
+	net.Conn
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	arrived []byte
+	ended   error
+	until   time.Time
+	timer   *time.Timer
+}
+
+func newSocket(pipe net.Conn) *socket {
+	c := &socket{Conn: pipe}
+	c.changed = sync.NewCond(&c.mu)
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := pipe.Read(buf)
+			c.mu.Lock()
+			c.arrived, c.ended = append(c.arrived, buf[:n]...), err
+			c.changed.Broadcast()
+			c.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return c
+}
+
+func (c *socket) Read(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		switch {
+		case !c.until.IsZero() && !time.Now().Before(c.until):
+			return 0, os.ErrDeadlineExceeded
+		case len(c.arrived) > 0:
+			n := copy(b, c.arrived)
+			c.arrived = c.arrived[n:]
+			return n, nil
+		case c.ended != nil:
+			return 0, c.ended
+		}
+		c.changed.Wait()
+	}
+}
+
+func (c *socket) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetWriteDeadline(t), c.SetReadDeadline(t))
+}
+
+func (c *socket) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.until = t
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	if !t.IsZero() {
+		c.timer = time.AfterFunc(time.Until(t), func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.changed.Broadcast()
+		})
+	}
+	c.changed.Broadcast()
+	return nil
+}
+
+func (c *socket) Close() error {
+	_ = c.SetReadDeadline(time.Time{})
+	return c.Conn.Close()
 }
 
 func onServer(t *testing.T, s *testbed.Server) redisServer {
