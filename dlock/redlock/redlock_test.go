@@ -249,6 +249,45 @@ func TestValidity(t *testing.T) {
 	}
 }
 
+// A waiter may win too late more than once, as long as it finds the lock held for a TTL in between.
+func TestLateNowAndThen(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		p, r := ns.proc(t, patient), request(time.Second)
+		hold := func() {
+			for _, n := range ns {
+				require.NoError(t, n.mini.Set(lockName(r), "another 1"))
+			}
+		}
+		free := func() {
+			for _, n := range ns {
+				n.mini.Del(lockName(r))
+			}
+		}
+		hold()
+		won := make(chan error, 1)
+		go func() {
+			_, err := p.Acquire(t.Context(), r)
+			won <- err
+		}()
+		for range 5 {
+			time.Sleep(2 * r.TTL) // the waiter asks every 100 ms at least
+			synctest.Wait()
+			require.Empty(t, won)
+			deliver := p.link(5).HoldReplies()
+			free()
+			time.Sleep(2 * r.TTL)
+			hold()
+			deliver()
+		}
+		time.Sleep(time.Second)
+		require.Empty(t, won)
+		free()
+		require.NoError(t, <-won)
+	})
+}
+
 // The Locker never relies on a lease for longer than the algorithm does.
 func TestLockerSetsTheDriftAside(t *testing.T) {
 	bubble(t, func(t *testing.T) {
