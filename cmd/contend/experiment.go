@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -150,16 +152,33 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// runExperiment plays dir/config.json and writes dir/data.jsonl, when all is done. A seed other than nil is in place of those
-// that the file has.
-func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed *uint64) (err error) {
+// runExperiment plays dir/config.json and writes dir/data.jsonl, when all is done. If sweep isn't empty it plays the sweeps of
+// that name alone, and the others' lines stay. A seed other than nil is in place of those that the file has.
+func runExperiment(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64) (err error) {
 	e, configs, err := readExperiment(dir)
 	if err != nil {
 		return err
 	}
+	if seed != nil {
+		for i := range configs {
+			configs[i].Seed = *seed
+		}
+	}
 	file := filepath.Join(dir, "data.jsonl")
 	if err := cli.Replaceable(file); err != nil {
 		return fmt.Errorf("contend: -experiment: %w", err)
+	}
+	r := recording{file: file}
+	play := configs
+	if sweep != "" {
+		if play, r.lines, err = others(file, sweep, configs); err != nil {
+			return fmt.Errorf("contend: -sweep %s: %w", sweep, err)
+		}
+	}
+	for _, c := range play {
+		if err := checkProcessors(c); err != nil {
+			return fmt.Errorf("contend: %s: %s: %w", dir, describe(c), err)
+		}
 	}
 	defer outlive()()
 	p := newProgress(os.Stderr, isTerminal(os.Stderr))
@@ -169,7 +188,7 @@ func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed 
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	for _, c := range configs {
+	for _, c := range play {
 		service := service(c.Backend)
 		if all[service] != nil {
 			continue
@@ -184,34 +203,131 @@ func runExperiment(ctx context.Context, dir string, from testbed.Provider, seed 
 	began := time.Now()
 	id := uuid.NewString()[:8] // so that leases which a lock has left behind in an earlier run are in nobody's way
 	var faults []error         // told when all is done: they are results too
-	var data bytes.Buffer
-	out := json.NewEncoder(&data)
-	out.SetEscapeHTML(false)
-	for i, c := range configs {
-		if seed != nil {
-			c.Seed = *seed
-		}
+	for i, c := range play {
 		s := all[service(c.Backend)]
 		// Each in a process of its own, so that none begins with what another has left in memory.
 		res, err := spread(ctx, job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.String()}, nil)
-		if err == nil && res.Cut {
-			err = context.Cause(ctx)
+		if res != nil && res.Cut {
+			res, err = nil, cmp.Or(context.Cause(ctx), err, errCut)
+		}
+		if res != nil {
+			faults = append(faults, err, broken(res))
+			err = r.add(c, res)
 		}
 		if err != nil {
-			return fmt.Errorf("contend: %s is as it was: run %d of %d, %s: %w", file, i+1, len(configs), describe(c), err)
+			return errors.Join(append(faults, r.left(fmt.Errorf("run %d of %d, %s: %w", i+1, len(play), describe(c), err)))...)
 		}
-		faults = append(faults, broken(res))
-		if err := out.Encode(res); err != nil {
-			return err
-		}
-		p.printf("[%d/%d, %v] %s: %.0f sections/s, wait p50 %s p99 %s max %s, unserved %d, failed %d, Jain %.4f, starved %d\n",
-			i+1, len(configs), time.Since(began).Round(time.Second), describe(c), res.SectionsPerS,
-			millis(res.Wait.P50), millis(res.Wait.P99), millis(res.Wait.Max), res.Unserved.Count, res.Failed, res.Share.Jain, res.Share.Starved)
+		p.printf("[%d/%d, %v] %s: %.0f sections/s, wait %s, unserved %d, failed %d, Jain %.4f, %s\n",
+			i+1, len(play), time.Since(began).Round(time.Second), describe(c), res.SectionsPerS,
+			waits(res, 0.5, 0.99, 1), res.Unserved.Count, res.Failed, res.Share.Jain, starved(res))
 		if err := idle(res); err != nil {
 			p.printf("  %v\n", err)
 		}
 	}
-	return errors.Join(append(faults, cli.ReplaceFile(file, data.Bytes()))...)
+	return errors.Join(append(faults, r.finish(configs))...)
+}
+
+var errCut = errors.New("it was cut short")
+
+// others returns the runs of the sweeps of a name, and the lines that file has of all other runs.
+func others(file, sweep string, configs []load.Config) (play []load.Config, lines map[load.Config][]byte, err error) {
+	var names []string
+	for _, c := range configs {
+		if c.Name == sweep {
+			play = append(play, c)
+		}
+		if name := strconv.Quote(c.Name); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if len(play) == 0 {
+		return nil, nil, fmt.Errorf("there is no sweep of that name; there are %s", strings.Join(names, ", "))
+	}
+	b, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	const anew = "play all, without -sweep"
+	lines = map[load.Config][]byte{}
+	n := 0
+	for line := range bytes.Lines(b) {
+		n++
+		var r load.Result
+		if err := json.Unmarshal(line, &r); err != nil {
+			return nil, nil, fmt.Errorf("%s, line %d: %w", file, n, err)
+		}
+		switch c := r.Config; {
+		case c.Name == sweep: // others come in their place, also if the sweep is not what it was
+		case !slices.Contains(configs, c):
+			return nil, nil, fmt.Errorf("%s, line %d, is of a run that config.json doesn't have, %q: %s: %s", file, n, c.Name, describe(c), anew)
+		case lines[c] != nil:
+			return nil, nil, fmt.Errorf("%s, line %d, is of the same run as one before it: %s", file, n, anew)
+		default:
+			lines[c] = line
+		}
+	}
+	for _, c := range configs {
+		if c.Name != sweep && lines[c] == nil {
+			return nil, nil, fmt.Errorf("%s has no line of %q: %s: %s", file, c.Name, describe(c), anew)
+		}
+	}
+	return play, lines, nil
+}
+
+// recording is a data.jsonl that is being made. What has been played is in a file beside it until all has been, for an end
+// that comes before.
+type recording struct {
+	file    string
+	lines   map[load.Config][]byte
+	partial *os.File // once there is a line
+}
+
+// add notes what became of c.
+func (r *recording) add(c load.Config, res *load.Result) (err error) {
+	if r.partial == nil {
+		name := r.file + ".partial"
+		if err := os.Rename(name, name+".old"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if r.partial, err = os.Create(name); err != nil {
+			return err
+		}
+	}
+	if r.lines == nil {
+		r.lines = map[load.Config][]byte{}
+	}
+	res.Config = c // the processes' shares of a rate may not add up to it exactly
+	var line bytes.Buffer
+	out := json.NewEncoder(&line)
+	out.SetEscapeHTML(false)
+	if err := out.Encode(res); err != nil {
+		return err
+	}
+	r.lines[c] = line.Bytes()
+	_, err = r.partial.Write(line.Bytes())
+	return err
+}
+
+// left is the error of an end that came before all was played.
+func (r *recording) left(err error) error {
+	if r.partial == nil {
+		return fmt.Errorf("contend: %s is as it was: %w", r.file, err)
+	}
+	return errors.Join(r.partial.Close(),
+		fmt.Errorf("contend: %s is as it was, and %s has what was played; the next attempt renames it to *.old: %w", r.file, r.partial.Name(), err))
+}
+
+// finish writes the file, in the order of configs.
+func (r *recording) finish(configs []load.Config) error {
+	var data bytes.Buffer
+	for _, c := range configs {
+		data.Write(bytes.TrimSuffix(r.lines[c], []byte("\n")))
+		data.WriteByte('\n')
+	}
+	if err := cli.ReplaceFile(r.file, data.Bytes()); err != nil {
+		return r.left(err)
+	}
+	return errors.Join(r.partial.Close(), os.Remove(r.partial.Name()))
 }
 
 func describe(c load.Config) string {

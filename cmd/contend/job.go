@@ -18,7 +18,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fencelab/fencelab/internal/load"
-	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/peers"
 	"github.com/fencelab/fencelab/internal/proc"
 )
@@ -32,7 +31,7 @@ type job struct {
 	start  time.Time // when the load begins, once all are connected; zero: at once
 }
 
-// measure runs j in this process, or spread over several.
+// measure runs j in this process, or spread over several. An error beside a result is as that of [load.Run].
 func measure(ctx context.Context, j job, reg prometheus.Registerer, onSample func(load.Sample)) (*load.Result, error) {
 	if j.Config.Processes > 1 {
 		return spread(ctx, j, onSample)
@@ -62,21 +61,16 @@ func (j job) run(ctx context.Context, reg prometheus.Registerer, ready func(cont
 	if c.Processors > 0 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.Processors))
 	}
-	addrs := j.Addrs
+	spec := peers.Spec{Lock: c.Backend, Addrs: j.Addrs, TTL: c.TTL.D(), Registerer: reg}
 	if c.Delay > 0 {
-		if len(addrs) == 0 {
-			addrs = locks.Addrs(service(c.Backend))
-		}
-		wires, err := load.NewWires(ctx, addrs, c.Delay.D())
+		wires, err := load.NewWires(c.Delay.D())
 		if err != nil {
 			return nil, err
 		}
 		defer wires.Close()
-		addrs = wires.Addrs()
+		spec.Dial = wires.Dial
 	}
-	open := func(ctx context.Context) (load.Lock, error) {
-		return open(ctx, peers.Spec{Lock: c.Backend, Addrs: addrs, TTL: c.TTL.D(), Registerer: reg})
-	}
+	open := func(ctx context.Context) (load.Lock, error) { return openLock(ctx, spec) }
 	return load.Run(ctx, c, open, &load.Options{
 		Registerer: reg, Ready: ready, OnSample: onSample, Server: j.Server, Library: peers.Library(c.Backend), Unlocked: c.Backend == ping,
 	})
@@ -129,10 +123,10 @@ func child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			}
 		},
 		func(s load.Sample) { say = errors.Join(say, out.Encode(message{Sample: &s})) })
-	if err != nil {
+	if res == nil {
 		return err
 	}
-	return errors.Join(say, out.Encode(message{Result: res}))
+	return errors.Join(err, say, out.Encode(message{Result: res}))
 }
 
 // part is what the i-th of n processes does.
@@ -197,16 +191,22 @@ func spread(ctx context.Context, j job, onSample func(load.Sample)) (res *load.R
 			gone <- w
 		}()
 	}
+	var late error // of a process that has said its result; one stands for all
 	for range children {
-		if w := <-gone; w.result == nil { // the others would go on to the end for nothing
+		w := <-gone
+		if w.result == nil { // the others would go on to the end for nothing
 			return nil, w.failure()
+		}
+		if w.proc.Wait() != nil {
+			late = w.failure()
 		}
 	}
 	var results []*load.Result
 	for _, w := range children {
 		results = append(results, w.result)
 	}
-	return load.Merge(results)
+	res, err = load.Merge(results)
+	return res, errors.Join(err, late)
 }
 
 // worker is a child process.
@@ -259,7 +259,7 @@ func (w *worker) kill() error {
 	return w.proc.Kill()
 }
 
-// failure is why a worker that has exited has no result.
+// failure is what went wrong with a worker that has exited.
 func (w *worker) failure() error {
 	return fmt.Errorf("contend: a process of the run failed: %w: %s", w.proc.Wait(), strings.TrimSpace(w.stderr.String()))
 }

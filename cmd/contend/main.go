@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -47,7 +48,9 @@ and given back with RPUSH: a line without owner, lease and token, and so the mos
 sections on a hot key that a line of clients of go-redis can be expected to do.
 
 With -experiment it plays the list of runs in DIR/config.json, on servers that it
-starts, and writes a line for each to DIR/data.jsonl.
+starts, and writes a line for each to DIR/data.jsonl: when all are done, and until then
+to data.jsonl.partial, which is left where it ends before. -sweep NAME plays some of
+them, and leaves the others' lines as they are.
 
 Processes on several hosts contend with each other if they have the same -prefix.
 Each prints its result with -o -, as a line of JSON; -start-at makes them begin
@@ -61,6 +64,7 @@ together, and -merge adds their results up.`,
   contend -closed -testbed auto -delay 250us                   # over a network
   contend -closed -testbed auto -processors 1                  # the server has the other processors to itself
   contend -experiment reports/results/contention
+  contend -experiment reports/results/contention -sweep network
   contend -closed -start-at 2026-11-21T12:00:00Z -o -          # on each of several hosts
   contend -merge logs                                          # what they have printed`,
 }
@@ -112,7 +116,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	logs := fs.String("merge", "", "the `file` with the lines that processes of one run have printed with -o -, or -: standard input;\n"+
 		"their results are added up, and the other flags but -o don't count")
 	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
-	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -testbed and -seed, which is in place of the file's, don't count")
+	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -sweep, -testbed and -seed, which is in place of the file's, don't count")
+	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to play; the lines of the others' runs stay, and all must be there;\n"+
+		"empty: all sweeps")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
@@ -120,6 +126,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		if err := cli.Replaceable(*output); err != nil {
 			return fmt.Errorf("contend: -o: %w", err)
 		}
+	}
+	if *sweep != "" && *experiment == "" {
+		return errors.New("contend: -sweep is for an experiment: give its directory with -experiment")
 	}
 	if *experiment != "" {
 		from := testbed.Provider("") // as the environment says
@@ -132,7 +141,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 				seed = &c.Seed
 			}
 		})
-		return runExperiment(ctx, *experiment, from, seed)
+		return runExperiment(ctx, *experiment, *sweep, from, seed)
 	}
 
 	if *logs != "" {
@@ -156,7 +165,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := c.Check(); err != nil {
 		return err
 	}
-	if err := checkProcesses(c); err != nil {
+	if err := cmp.Or(checkProcesses(c), checkProcessors(c)); err != nil {
 		return fmt.Errorf("contend: %w", err)
 	}
 	if c.Processes > 1 && *metrics != "" {
@@ -201,11 +210,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	res, err := measure(ctx, j, reg, p.sample)
-	if err != nil {
+	if res == nil {
 		return err
 	}
 	p.done()
-	return report(*output, stdout, res)
+	return errors.Join(report(*output, stdout, res), err)
 }
 
 // checkProcesses returns an error if c's load can't be spread over its processes.
@@ -215,6 +224,15 @@ func checkProcesses(c load.Config) error {
 		return fmt.Errorf("-processes %d; there must be one at least, and a connection (of %d) and a contender for each", c.Processes, c.Connections)
 	case c.Processes > 1 && c.Even && c.Rate > 0:
 		return errors.New("-arrivals even is for one process: arrivals of several would coincide")
+	}
+	return nil
+}
+
+// checkProcessors returns an error if this machine can't play c as it says. Its result would tell of processors that there
+// are none of. What was recorded on another machine is none of its business.
+func checkProcessors(c load.Config) error {
+	if n := runtime.NumCPU(); c.Processors > n {
+		return fmt.Errorf("-processors %d; there are %d here, and 0 is all of them", c.Processors, n)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -34,7 +35,21 @@ import (
 // redisServer is a Redis for all tests.
 var redisServer *testbed.Server
 
+// stuckEnv has the clients of a process, and of those that it starts, say when they are closed that they can't be.
+const stuckEnv = "CONTEND_STUCK"
+
+type stuck struct{ load.Lock }
+
+func (s stuck) Close() error { return errors.Join(s.Lock.Close(), errors.New("stuck")) }
+
 func TestMain(m *testing.M) {
+	openLock = func(ctx context.Context, s peers.Spec) (load.Lock, error) {
+		l, err := open(ctx, s)
+		if err == nil && os.Getenv(stuckEnv) != "" {
+			l = stuck{l}
+		}
+		return l, err
+	}
 	if os.Getenv(childEnv) != "" || os.Getenv("CONTEND_MAIN") != "" {
 		main()
 		return
@@ -175,7 +190,7 @@ func TestDelay(t *testing.T) {
 // TestProcessors: the load leaves processors to others, also in other processes, and this one has its own back afterwards.
 func TestProcessors(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
-	for _, c := range []struct{ processors, processes, used int }{{2, 1, 2}, {0, 1, 3}, {1, 2, 1}} {
+	for _, c := range []struct{ processors, processes, used int }{{1, 1, 1}, {0, 1, 3}, {1, 2, 1}} {
 		name := fmt.Sprintf("%d/%d", c.processors, c.processes)
 		_, res := measured(t, "-closed", "-contenders", "2", "-processors", strconv.Itoa(c.processors), "-processes", strconv.Itoa(c.processes),
 			"-prefix", t.Name()+name+"/")
@@ -185,6 +200,50 @@ func TestProcessors(t *testing.T) {
 	}
 	err := run(t.Context(), []string{"-processors", "-1"}, io.Discard)
 	require.ErrorContains(t, err, "-1 processors; 0 is all that there are")
+
+	// No more than there are; what says so of another machine can be read all the same.
+	more := runtime.NumCPU() + 1
+	want := fmt.Sprintf("-processors %d; there are %d here", more, more-1)
+	err = run(t.Context(), []string{"-processors", strconv.Itoa(more), "-lock-addr", "127.0.0.1:1"}, io.Discard)
+	require.ErrorContains(t, err, want)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), fmt.Appendf(nil, `{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
+		"defaults": {"ttl": "10s", "duration": "10ms", "processors": %d}}`, more), 0o600))
+	_, _, err = readExperiment(dir)
+	require.NoError(t, err)
+	t.Setenv(testbed.EnvRedisAddr, "127.0.0.1:1")
+	err = run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
+	require.ErrorContains(t, err, want)
+}
+
+// TestCloseFails: what was measured is told and written though a client can't be closed afterwards, and that is told too.
+func TestCloseFails(t *testing.T) {
+	t.Setenv(stuckEnv, "yes")
+	for _, processes := range []string{"1", "2"} {
+		file := filepath.Join(t.TempDir(), "result.json")
+		var out bytes.Buffer
+		err := run(t.Context(), []string{
+			"-closed", "-contenders", "2", "-processes", processes, "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/",
+			"-warmup", "0s", "-duration", "50ms", "-o", file,
+		}, &out)
+		require.ErrorContains(t, err, "load: close a client: stuck")
+		require.Contains(t, out.String(), "  sections ")
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		var res load.Result
+		require.NoError(t, json.Unmarshal(b, &res))
+		require.Positive(t, res.Sections)
+	}
+
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"], "contenders": [1, 2]}],
+		"defaults": {"ttl": "10s", "duration": "50ms"}}`), 0o600))
+	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
+	err := run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
+	require.ErrorContains(t, err, "load: close a client: stuck")
+	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
+	require.NoError(t, err)
+	require.Equal(t, 2, bytes.Count(b, []byte("\n")))
 }
 
 // TestNowhereToWrite: it is known before the run that its result can't be written, and not after it.
@@ -276,7 +335,7 @@ func children(t *testing.T) (pids []int) {
 }
 
 // TestExperimentInterrupted: neither processes nor servers outlive an experiment that is interrupted, and what was there of
-// an earlier one does.
+// an earlier one does, and what it has played itself.
 func TestExperimentInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	config := `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},
@@ -297,6 +356,15 @@ func TestExperimentInterrupted(t *testing.T) {
 		}
 	}
 	require.NoError(t, said.Err())
+	played := func() {
+		t.Helper()
+		b, err := os.ReadFile(file + ".partial")
+		require.NoError(t, err)
+		var r load.Result
+		require.NoError(t, json.Unmarshal(b, &r), "a line, and no more")
+		require.Equal(t, "short", r.Config.Name)
+	}
+	played() // by now: a killed process couldn't write it later
 	require.NotEmpty(t, marked(t, mark))
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	var last string
@@ -304,11 +372,12 @@ func TestExperimentInterrupted(t *testing.T) {
 		last = said.Text()
 	}
 	require.Error(t, cmd.Wait())
-	require.Contains(t, last, "data.jsonl is as it was: run 2 of 2")
+	require.Regexp(t, `data\.jsonl is as it was, and .*data\.jsonl\.partial has what was played; the next attempt renames it to \*\.old: run 2 of 2`, last)
 	require.Eventually(t, func() bool { return len(marked(t, mark)) == 0 }, time.Minute, time.Millisecond) // the kernel may still be at it
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, "earlier", string(b))
+	played()
 }
 
 // marked are the processes that have something in their environment.
@@ -411,6 +480,97 @@ func TestExperiment(t *testing.T) {
 		"a redis 2/2 1ms 0 1 0s 0", "a redislock 2/2 1ms 0 1 0s 0", "a redis 4/4 1ms 0 1 0s 0", "a redislock 4/4 1ms 0 1 0s 0",
 		"b redis-spin 4/2 0s 100 10 1ms 1", "b ping 4/2 0s 100 10 1ms 1",
 	}, got)
+	require.NoFileExists(t, filepath.Join(dir, "data.jsonl.partial"))
+}
+
+// TestSweep: the runs of a sweep are played, and the others' lines stay.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{
+		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1}, "rounds": 2,
+		"sweeps": [
+			{"name": "a", "contenders": [1, 2]},
+			{"name": "b", "contenders": [3], "processes": 3, "rates": [0.9]},
+			{"name": "a", "contenders": [4]},
+			{"name": "c", "contenders": [1]}
+		]}`), 0o600))
+	_, configs, err := readExperiment(dir)
+	require.NoError(t, err)
+	require.Len(t, configs, 10)
+	line := func(c load.Config) string {
+		b, err := json.Marshal(load.Result{Config: c, Seconds: 1})
+		require.NoError(t, err)
+		return " " + string(b) + "\n" // not as contend writes it
+	}
+	file := filepath.Join(dir, "data.jsonl")
+	sweep := func(name string, lines ...string) error {
+		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "")), 0o600))
+		return run(t.Context(), []string{"-experiment", dir, "-testbed", "external", "-sweep", name}, io.Discard)
+	}
+
+	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
+	for _, name := range []string{"a", "b"} {
+		old := []string{line(load.Config{Name: name, Backend: "gone"})} // which config.json had before
+		for _, c := range slices.Backward(configs) {
+			if c.Name != name || c.Round == 1 { // one round was never played
+				old = append(old, line(c))
+			}
+		}
+		require.NoError(t, sweep(name, old...))
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		lines := slices.Collect(bytes.Lines(b))
+		require.Len(t, lines, len(configs))
+		for i, c := range configs {
+			var r load.Result
+			require.NoError(t, json.Unmarshal(lines[i], &r))
+			require.Equal(t, c, r.Config)
+			require.Equal(t, c.Name != name, line(c) == string(lines[i]), "line %d", i+1)
+			require.Equal(t, c.Name != name, len(r.Parts) == 0, "line %d", i+1)
+		}
+		require.NoFileExists(t, file+".partial")
+	}
+}
+
+// TestSweepRefuses: what would leave the data without some runs, or with others, is known before anything is played.
+func TestSweepRefuses(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{
+		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1},
+		"sweeps": [{"name": "a b", "contenders": [1]}, {"name": "c", "contenders": [1, 2]}, {"name": "a b", "contenders": [3]}]}`), 0o600))
+	_, configs, err := readExperiment(dir)
+	require.NoError(t, err)
+	line := func(c load.Config) string {
+		b, err := json.Marshal(load.Result{Config: c})
+		require.NoError(t, err)
+		return string(b) + "\n"
+	}
+	gone := configs[1]
+	gone.Contenders = 7
+	file := filepath.Join(dir, "data.jsonl")
+	t.Setenv(testbed.EnvRedisAddr, "127.0.0.1:1") // which would be another error
+	for want, c := range map[string]struct {
+		lines string
+		args  []string
+	}{
+		`there is no sweep of that name; there are "a b", "c"`:                             {"", []string{"-sweep", "a"}},
+		`data.jsonl has no line of "c": redis, 2 contenders`:                               {line(configs[1]), []string{"-sweep", "a b"}},
+		`data.jsonl, line 1, is of a run that config.json doesn't have, "c": redis, 1 con`: {line(configs[1]) + line(configs[2]), []string{"-sweep", "a b", "-seed", "9"}},
+		`data.jsonl, line 2, is of a run that config.json doesn't have, "c": redis, 7 con`: {line(configs[1]) + line(gone) + line(configs[2]), []string{"-sweep", "a b"}},
+		`data.jsonl, line 2, is of the same run as one before it`:                          {line(configs[1]) + line(configs[1]), []string{"-sweep", "a b"}},
+		`data.jsonl, line 1: invalid character`:                                            {"earlier\n", []string{"-sweep", "a b"}},
+	} {
+		require.NoError(t, os.WriteFile(file, []byte(c.lines), 0o600))
+		err := run(t.Context(), append(c.args, "-experiment", dir, "-testbed", "external"), io.Discard)
+		require.ErrorContains(t, err, want)
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, c.lines, string(b))
+	}
+	require.NoError(t, os.Remove(file))
+	err = run(t.Context(), []string{"-experiment", dir, "-testbed", "external", "-sweep", "c"}, io.Discard)
+	require.ErrorContains(t, err, `data.jsonl has no line of "a b": redis, 1 contenders`)
+	require.ErrorContains(t, run(t.Context(), []string{"-sweep", "a"}, io.Discard), "-sweep is for an experiment")
 }
 
 // TestRounds: all sweeps of one round, and then of the next.
@@ -507,6 +667,9 @@ func TestRefuses(t *testing.T) {
 		"-metrics is of one process":                                                       {"-processes", "2", "-metrics", "127.0.0.1:0"},
 		"-arrivals even is for one process":                                                {"-processes", "2", "-arrivals", "even"},
 		"a zipf exponent of 0.5":                                                           {"-zipf", "0.5", "-keys", "10"},
+		"a zipf exponent of NaN":                                                           {"-zipf", "NaN"},
+		"a rate of NaN":                                                                    {"-rate", "NaN"},
+		"a rate of +Inf":                                                                   {"-rate", "+Inf"},
 		"want redis or redis-spin or redlock":                                              {"-backend", "memcached"},
 		"-experiment wants a directory with a config.json":                                 {"-experiment", t.TempDir()},
 		"redis at 127.0.0.1:1 doesn't answer":                                              {"-lock-addr", "127.0.0.1:1"},

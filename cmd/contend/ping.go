@@ -35,6 +35,9 @@ func service(backend string) string {
 	return peers.Service(backend)
 }
 
+// openLock is open but in tests.
+var openLock = open
+
 // open opens a client of the lock.
 func open(ctx context.Context, s peers.Spec) (load.Lock, error) {
 	if !slices.Contains(floors, s.Lock) {
@@ -46,7 +49,7 @@ func open(ctx context.Context, s peers.Spec) (load.Lock, error) {
 	if len(s.Addrs) != 1 {
 		return nil, fmt.Errorf("contend: %s is on one Redis, and there are %d addresses", s.Lock, len(s.Addrs))
 	}
-	o, err := locks.RedisOptions(s.Addrs[0])
+	o, err := locks.Spec{Dial: s.Dial}.RedisOptions(s.Addrs[0])
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -104,7 +105,9 @@ func summary(r *load.Result) string {
 			fmt.Fprintf(&b, "  %-9s  p50 %s  p90 %s  p99 %s  p999 %s  max %s\n", name, millis(l.P50), millis(l.P90), millis(l.P99), millis(l.P999), millis(l.Max))
 		}
 	}
-	latency("wait", r.Wait)
+	if n := r.Wait.Count + r.Unserved.Count + r.FailedAfter.Count; n > 0 {
+		fmt.Fprintf(&b, "  wait       %s\n", waits(r, 0.5, 0.9, 0.99, 0.999, 1))
+	}
 	latency("hold", r.Hold)
 	latency("release", r.Release)
 	if r.Unserved.Count > 0 {
@@ -114,15 +117,19 @@ func summary(r *load.Result) string {
 	fmt.Fprintf(&b, "  waiting    %d at most\n", r.MaxWaiting)
 	latency("pacer late", r.Pacer)
 	if c.Keys == 1 && c.Backend != ping {
-		fmt.Fprintf(&b, "  order      by %s: overtaken %.2f times on average, p99 %d, max %d\n", r.Order.By, r.Order.Mean, r.Order.P99, r.Order.Max)
+		if tooFew(c) {
+			fmt.Fprintf(&b, "  order      unknown: a process sees who overtakes among its own contenders, which are fewer than %d\n", crowd)
+		} else {
+			fmt.Fprintf(&b, "  order      by %s: overtaken %.2f times on average, p99 %d, max %d%s\n", r.Order.By, r.Order.Mean, r.Order.P99, r.Order.Max, within(c))
+		}
 	}
 	if c.Rate == 0 {
-		fmt.Fprintf(&b, "  share      Jain %.4f, %d to %d sections each, %d contenders without, %d starved\n",
-			r.Share.Jain, r.Share.Min, r.Share.Max, r.Share.Without, r.Share.Starved)
+		fmt.Fprintf(&b, "  share      Jain %.4f, %d to %d sections each, %d contenders without, %s\n",
+			r.Share.Jain, r.Share.Min, r.Share.Max, r.Share.Without, starved(r))
 	}
 	if c.Backend != ping {
-		fmt.Fprintf(&b, "  checks     %d overlaps, %d token regressions, %d grants after a lease's end\n",
-			r.Checks.Overlaps, r.Checks.TokenRegressions, r.Checks.Late)
+		fmt.Fprintf(&b, "  checks     %d overlaps, %d token regressions, %d grants after a lease's end%s\n",
+			r.Checks.Overlaps, r.Checks.TokenRegressions, r.Checks.Late, within(c))
 	}
 	kinds := make([]string, 0, len(r.Errors))
 	for kind := range r.Errors {
@@ -133,4 +140,51 @@ func summary(r *load.Result) string {
 		fmt.Fprintf(&b, "  error      %s, %d times, first: %s\n", kind, r.Errors[kind].Count, r.Errors[kind].Example)
 	}
 	return b.String()
+}
+
+// waits are quantiles of the waits of all, those who weren't served among them; 1 is the longest wait.
+func waits(r *load.Result, quantiles ...float64) string {
+	w, err := load.Estimate(r)
+	if err != nil {
+		return fmt.Sprintf("unknown: %v", err)
+	}
+	var words []string
+	for _, q := range quantiles {
+		name, x := "max", w.Max()
+		if q < 1 {
+			name, x = "p"+strings.ReplaceAll(fmt.Sprint(100*q), ".", ""), w.Quantile(q)
+		}
+		switch {
+		case math.IsNaN(x.Millis):
+			words = append(words, name+" unknown")
+		case x.Longer:
+			words = append(words, name+" > "+millis(x.Millis))
+		default:
+			words = append(words, name+" "+millis(x.Millis))
+		}
+	}
+	return strings.Join(words, "  ")
+}
+
+// crowd is how many contenders a process must have for it to tell who overtakes and who starves. It sees its own alone: of
+// one that is by itself none is ever overtaken, whatever the lock does.
+const crowd = 10
+
+// tooFew reports whether the processes of c have too few contenders each to tell.
+func tooFew(c load.Config) bool { return c.Processes > 1 && c.Contenders/c.Processes < crowd }
+
+// within says of what a process sees that there are others.
+func within(c load.Config) string {
+	if c.Processes > 1 {
+		return ", within each process"
+	}
+	return ""
+}
+
+// starved is how many contenders starved.
+func starved(r *load.Result) string {
+	if tooFew(r.Config) {
+		return "starved unknown"
+	}
+	return fmt.Sprintf("%d starved%s", r.Share.Starved, within(r.Config))
 }

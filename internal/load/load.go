@@ -85,10 +85,10 @@ func (c *Config) Check() error {
 		return fmt.Errorf("load: %d connections for %d contenders; there must be one at least, and no more than contenders", c.Connections, c.Contenders)
 	case c.Keys < 1:
 		return errors.New("load: no keys; 1 is a hot key")
-	case c.Zipf != 0 && c.Zipf <= 1:
+	case c.Zipf != 0 && c.Zipf <= 1 || !finite(c.Zipf):
 		return fmt.Errorf("load: a zipf exponent of %v; it must be more than 1, or 0 for keys that are equally popular", c.Zipf)
-	case c.Rate < 0:
-		return fmt.Errorf("load: a rate of %v arrivals a second; 0 is the closed model", c.Rate)
+	case c.Rate < 0 || !finite(c.Rate):
+		return fmt.Errorf("load: a rate of %v arrivals a second; it must be positive, or 0 for the closed model", c.Rate)
 	case c.Processors < 0:
 		return fmt.Errorf("load: %d processors; 0 is all that there are", c.Processors)
 	case c.Work < 0 || c.Warmup < 0 || c.Delay < 0:
@@ -101,9 +101,11 @@ func (c *Config) Check() error {
 	return nil
 }
 
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
 // Run offers the load of c to locks that open opens: c.Connections of them. When ctx ends the run is cut short, and the
 // result tells so; before the window has begun that is an error. Failed acquisitions are no errors of Run: they are in
-// the result.
+// the result. An error beside a result is of what came after the run, such as a client that could not be closed.
 func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o *Options) (res *Result, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err

@@ -27,6 +27,7 @@ type fake struct {
 	token           func(granted int64) uint64        // nil: 1, 2, 3
 	tokenless, open bool                              // open: it excludes nobody
 	lost            bool                              // its leases say that they have ended
+	stuck           error                             // what Close returns
 
 	mu             sync.Mutex
 	held           map[string]bool
@@ -44,7 +45,7 @@ func (c client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed++
-	return nil
+	return c.stuck
 }
 
 func (f *fake) Acquire(ctx context.Context, key string) (load.Lease, error) {
@@ -140,6 +141,7 @@ func play(t *testing.T, c load.Config, f *fake) (res *load.Result) {
 	require.Equal(t, c.Connections, f.closed)
 	require.Equal(t, res.BacklogStart+res.Arrivals, res.Sections+res.Failed+res.Unserved.Count, "an arrival is missing, or counted twice")
 	require.Equal(t, res.Sections, res.Wait.Count)
+	require.Equal(t, res.Failed, res.FailedAfter.Count)
 	var sum int64
 	for _, s := range res.Samples {
 		sum += s.Sections

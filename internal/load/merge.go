@@ -69,6 +69,7 @@ func (m *Result) add(r *Result) error {
 		{&m.Hold, &r.Hold},
 		{&m.Release, &r.Release},
 		{&m.Pacer, &r.Pacer},
+		{&m.FailedAfter, &r.FailedAfter},
 	} {
 		if err := h.to.add(*h.from); err != nil {
 			return err

@@ -38,15 +38,17 @@ type recorder struct {
 	part       Sample
 	partWait   *histogram
 
-	res                                 Result
-	wait, unserved, hold, release, late *histogram
-	outcomes                            []outcome
-	counts                              []int64
+	res                                           Result
+	wait, unserved, failures, hold, release, late *histogram
+	outcomes                                      []outcome
+	counts                                        []int64
 }
 
 func newRecorder(contenders int, m *metrics) *recorder {
 	r := &recorder{m: m, counts: make([]int64, contenders), partWait: newHistogram()}
-	r.wait, r.unserved, r.hold, r.release, r.late = newHistogram(), newHistogram(), newHistogram(), newHistogram(), newHistogram()
+	for _, h := range []**histogram{&r.wait, &r.unserved, &r.failures, &r.hold, &r.release, &r.late} {
+		*h = newHistogram()
+	}
 	return r
 }
 
@@ -154,6 +156,7 @@ func (r *recorder) granted(a arrival, now time.Time, fence uint64) {
 }
 
 func (r *recorder) failed(a arrival, err error) {
+	waited := time.Since(a.at)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.m.waiting.Dec()
@@ -166,6 +169,7 @@ func (r *recorder) failed(a arrival, err error) {
 	if r.open() {
 		r.res.Failed++
 		r.part.Failed++
+		r.failures.record(waited)
 	}
 }
 
@@ -250,8 +254,8 @@ func (r *recorder) result() *Result {
 	res := r.res
 	res.Start, res.Seconds = r.first.UTC().Round(time.Millisecond), r.end.Sub(r.first).Seconds()
 	res.SectionsPerS = float64(res.Sections) / res.Seconds
-	res.Wait, res.Unserved, res.Hold = r.wait.latency(), r.unserved.latency(), r.hold.latency()
-	res.Release, res.Pacer = r.release.latency(), r.late.latency()
+	res.Wait, res.Unserved, res.FailedAfter = r.wait.latency(), r.unserved.latency(), r.failures.latency()
+	res.Hold, res.Release, res.Pacer = r.hold.latency(), r.release.latency(), r.late.latency()
 	var overtaken []int64
 	res.Order, overtaken = order(r.outcomes)
 	res.Share = share(r.counts)

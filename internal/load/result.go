@@ -51,7 +51,8 @@ type Config struct {
 //
 // It covers a window of Config.Duration after the warm-up. An acquisition counts if it was granted or failed in the
 // window, whenever it arrived. One that was still waiting at the end is in Unserved with what it had waited by then, which
-// is less than what it would have waited: a lock that starves some must not look fast because they are left out. So
+// is less than what it would have waited: a lock that starves some must not look fast because they are left out. Nor must
+// one that fails, so FailedAfter has what failed acquisitions had waited; [Estimate] counts them all. So
 //
 //	BacklogStart + Arrivals = Sections + Failed + Unserved.Count
 //
@@ -78,6 +79,8 @@ type Result struct {
 	Hold     Latency `json:"hold"`     // grant to the begin of the release
 	Release  Latency `json:"release"`  // the call that releases
 	Pacer    Latency `json:"pacer"`    // open model: how late the pacer was with an arrival; it is a part of that arrival's wait
+	// FailedAfter is arrival to error, of those that failed. Results that were recorded before there was such a thing have none.
+	FailedAfter Latency `json:"failed_after,omitzero"`
 
 	// Errors counts what went wrong by kind: "acquire: network", "release: lost".
 	Errors map[string]Errors `json:"errors,omitempty"`
@@ -156,7 +159,8 @@ type Share struct {
 	Min  int64   `json:"min"`
 	Max  int64   `json:"max"`
 	// Without is the contenders that had no section. Starved are those of them that were overtaken by a tenth as many
-	// acquisitions as there are contenders, or more: the run wasn't just too short for their turn.
+	// acquisitions as there are contenders, or more: the run wasn't just too short for their turn. Each process counts its
+	// own contenders, and those that its own overtook.
 	Without int     `json:"without"`
 	Starved int     `json:"starved"`
 	Counts  []int64 `json:"counts,omitempty"` // sections of each contender

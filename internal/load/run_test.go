@@ -2,6 +2,7 @@ package load_test
 
 import (
 	"context"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -231,6 +232,18 @@ func TestCutShort(t *testing.T) {
 	}
 }
 
+// TestCloseFails: what was measured is there, though a client can't be closed.
+func TestCloseFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{stuck: errBroken}
+		res, err := load.Run(t.Context(), closed(10, 10*ms), f.client, nil)
+		require.ErrorIs(t, err, errBroken)
+		require.Equal(t, 10, f.closed)
+		require.NotNil(t, res)
+		require.InDelta(t, 1000, res.Sections, 1)
+	})
+}
+
 func TestOpenFails(t *testing.T) {
 	f := &fake{}
 	n := 0
@@ -254,14 +267,18 @@ func TestOpenFails(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	for want, spoil := range map[string]func(c *load.Config){
-		"0 contenders":           func(c *load.Config) { c.Contenders = 0 },
-		"11 connections":         func(c *load.Config) { c.Connections = 11 },
-		"no keys":                func(c *load.Config) { c.Keys = 0 },
-		"a zipf exponent of 0.9": func(c *load.Config) { c.Zipf = 0.9 },
-		"a rate of -1":           func(c *load.Config) { c.Rate = -1 },
-		"must not be negative":   func(c *load.Config) { c.Work = -1 },
-		"a duration of 0s":       func(c *load.Config) { c.Duration = 0 },
-		"a TTL of 0s":            func(c *load.Config) { c.TTL = 0 },
+		"0 contenders":            func(c *load.Config) { c.Contenders = 0 },
+		"11 connections":          func(c *load.Config) { c.Connections = 11 },
+		"no keys":                 func(c *load.Config) { c.Keys = 0 },
+		"a zipf exponent of 0.9":  func(c *load.Config) { c.Zipf = 0.9 },
+		"a zipf exponent of NaN":  func(c *load.Config) { c.Zipf = math.NaN() },
+		"a zipf exponent of +Inf": func(c *load.Config) { c.Zipf = math.Inf(1) },
+		"a rate of -1":            func(c *load.Config) { c.Rate = -1 },
+		"a rate of NaN":           func(c *load.Config) { c.Rate = math.NaN() },
+		"a rate of +Inf":          func(c *load.Config) { c.Rate = math.Inf(1) },
+		"must not be negative":    func(c *load.Config) { c.Work = -1 },
+		"a duration of 0s":        func(c *load.Config) { c.Duration = 0 },
+		"a TTL of 0s":             func(c *load.Config) { c.TTL = 0 },
 	} {
 		c := closed(10, 0)
 		require.NoError(t, c.Check())

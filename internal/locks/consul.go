@@ -19,7 +19,7 @@ func openConsul(_ context.Context, s Spec) (*Backend, error) {
 	if !strings.Contains(addr, "://") {
 		addr = "http://" + addr
 	}
-	transport := &http.Transport{}
+	transport := &http.Transport{DialContext: s.Dial}
 	c, err := api.NewClient(&api.Config{Address: addr, HttpClient: &http.Client{Transport: transport}})
 	if err != nil {
 		return nil, errors.New("locks: the Consul address is no URL")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -28,6 +29,8 @@ type Spec struct {
 	Lock  string
 	Addrs []string      // host:port, or URLs; none: the lock's usual address on this host
 	TTL   time.Duration // of the leases that will be asked for
+	// Dial, if not nil, makes the connections to the servers.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// MinSession is the shortest session that Consul allows, or that ZooKeeper is to be asked for; 0: what is usual.
 	MinSession time.Duration
 }

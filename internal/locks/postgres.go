@@ -24,6 +24,9 @@ func openPostgres(ctx context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, errors.New("locks: the PostgreSQL address is no postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
 	}
+	if s.Dial != nil {
+		config.ConnConfig.DialFunc = s.Dial
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, err

@@ -2,7 +2,9 @@ package locks
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 
@@ -17,10 +19,11 @@ func openRedis(_ context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := RedisClient(addr)
+	o, err := s.RedisOptions(addr)
 	if err != nil {
 		return nil, err
 	}
+	c := redis.NewClient(o)
 	b, err := redislock.New(c, nil)
 	return opened(b, err, client{func(ctx context.Context) error { return c.Ping(ctx).Err() }, c.Close})
 }
@@ -35,7 +38,10 @@ func RedisClient(addr string) (*redis.Client, error) {
 }
 
 // RedisOptions are the options of a client for a host:port or a redis:// URL that gives up when its context ends.
-func RedisOptions(addr string) (*redis.Options, error) {
+func RedisOptions(addr string) (*redis.Options, error) { return Spec{}.RedisOptions(addr) }
+
+// RedisOptions is the function of that name, for a client that connects as s says.
+func (s Spec) RedisOptions(addr string) (*redis.Options, error) {
 	silence()
 	o := &redis.Options{Addr: addr}
 	if strings.Contains(addr, "://") {
@@ -45,6 +51,16 @@ func RedisOptions(addr string) (*redis.Options, error) {
 		}
 	}
 	o.ContextTimeoutEnabled = true
+	o.Dialer = s.Dial
+	if config := o.TLSConfig; s.Dial != nil && config != nil { // the client leaves that to a dialer
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := s.Dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return tls.Client(c, config), nil
+		}
+	}
 	return o, nil
 }
 
@@ -81,7 +97,7 @@ func OpenRedlock(_ context.Context, s Spec, opts *redlock.Options) (*Backend, er
 	}
 	var nodes []redis.UniversalClient
 	for _, addr := range s.Addrs {
-		o, err := RedisOptions(addr)
+		o, err := s.RedisOptions(addr)
 		if err != nil {
 			return nil, errors.Join(err, all.close())
 		}

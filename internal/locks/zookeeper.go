@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -18,7 +19,7 @@ const usualSession = 10 * time.Second
 
 // openZooKeeper makes a session that is as long as zklock needs for the TTL.
 func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
-	conn, events, err := zk.Connect(s.Addrs, max(2*s.TTL, cmp.Or(s.MinSession, usualSession)), zk.WithLogger(noLog{}))
+	conn, events, err := zk.Connect(s.Addrs, max(2*s.TTL, cmp.Or(s.MinSession, usualSession)), zk.WithLogger(noLog{}), zk.WithDialer(s.ZKDialer())) //nolint:contextcheck // the client lasts
 	if err != nil {
 		return nil, fmt.Errorf("locks: zookeeper: %w", err)
 	}
@@ -44,6 +45,18 @@ func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
 			conn.Close()
 			return nil, fmt.Errorf("locks: zookeeper: %w", context.Cause(ctx))
 		}
+	}
+}
+
+// ZKDialer is how a ZooKeeper client connects that does so as s says.
+func (s Spec) ZKDialer() zk.Dialer {
+	if s.Dial == nil {
+		return net.DialTimeout
+	}
+	return func(network, addr string, timeout time.Duration) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		return s.Dial(ctx, network, addr)
 	}
 }
 

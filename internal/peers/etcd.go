@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 
 // openEtcdMutex: concurrency.Mutex, with sessions that are kept from one acquisition to the next.
 func openEtcdMutex(_ context.Context, s Spec) (load.Lock, error) {
-	c, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, Logger: zap.NewNop()})
+	c, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, Logger: zap.NewNop(), DialOptions: s.spec().EtcdDial()})
 	if err != nil {
 		return nil, fmt.Errorf("peers: etcd: %w", err)
 	}
@@ -32,7 +33,7 @@ type etcdMutex struct {
 }
 
 func (l *etcdMutex) Acquire(ctx context.Context, key string) (load.Lease, error) {
-	s, err := l.session()
+	s, err := l.session(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +63,10 @@ func (l *etcdMutex) Acquire(ctx context.Context, key string) (load.Lease, error)
 	}, nil
 }
 
-func (l *etcdMutex) session() (*concurrency.Session, error) {
+// leaseTimeout is how long etcd may take to grant a session's lease. Its client would wait for a server for ever.
+const leaseTimeout = 5 * time.Second
+
+func (l *etcdMutex) session(ctx context.Context) (*concurrency.Session, error) {
 	l.mu.Lock()
 	if n := len(l.idle); n > 0 {
 		s := l.idle[n-1]
@@ -71,7 +75,16 @@ func (l *etcdMutex) session() (*concurrency.Session, error) {
 		return s, nil
 	}
 	l.mu.Unlock()
-	return concurrency.NewSession(l.client, concurrency.WithTTL(l.ttl)) // its context would end the session
+	ctx, cancel := context.WithTimeoutCause(ctx, leaseTimeout, fmt.Errorf("no lease within %v: start it there, or give the address where it runs", leaseTimeout))
+	defer cancel()
+	granted, err := l.client.Grant(ctx, int64(l.ttl)) // by NewSession it would have the session's context, which lasts
+	if err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, fmt.Errorf("peers: etcd at %s: %w", strings.Join(l.client.Endpoints(), ", "), err)
+	}
+	return concurrency.NewSession(l.client, concurrency.WithTTL(l.ttl), concurrency.WithLease(granted.ID))
 }
 
 func (l *etcdMutex) Close() error {

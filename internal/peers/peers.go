@@ -1,13 +1,14 @@
 // Package peers opens locks by name for load: those of this module, and other Go lock libraries to compare them with.
 //
-// Each library is used as its documentation recommends for callers that block until they have the lock. The comments at
-// the openers say how. None of the others has fencing tokens.
+// Each library is used as its documentation recommends for callers that block until they have the lock, but for the pause
+// between tries, which is the same for those that poll. The comments at the openers say how. None of the others has fencing tokens.
 package peers
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -39,6 +40,13 @@ type Spec struct {
 	Addrs      []string // none: the usual ones on this host
 	TTL        time.Duration
 	Registerer prometheus.Registerer // for the metrics of this module's locks; may be nil
+	// Dial, if not nil, makes the connections to the servers.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// spec is s for package locks.
+func (s Spec) spec() locks.Spec {
+	return locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL, Dial: s.Dial}
 }
 
 // peer is a lock that isn't one of [locks.Names].
@@ -112,7 +120,7 @@ func Open(ctx context.Context, s Spec) (load.Lock, error) {
 	if p, ok := all[s.Lock]; ok {
 		return p.open(ctx, s)
 	}
-	b, err := locks.Open(ctx, locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL})
+	b, err := locks.Open(ctx, s.spec())
 	if err != nil {
 		return nil, err
 	}

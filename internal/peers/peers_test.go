@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,7 +23,7 @@ import (
 )
 
 // TestContended plays a little load on each lock, from clients of their own and from one that is shared: every one of
-// them excludes, has tokens if it says so, and goes on after a wait that was given up.
+// them excludes, has tokens if it says so, goes on after a wait that was given up, and can be put behind wires.
 func TestContended(t *testing.T) {
 	byService := map[string][]string{}
 	for _, lock := range peers.Names() {
@@ -50,12 +52,21 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 		Contenders: 5, Connections: connections, Keys: 1, Work: load.Duration(time.Millisecond), TTL: load.Duration(10 * time.Minute),
 		Duration: load.Duration(3 * time.Minute), Prefix: t.Name() + "/", // at most
 	}
+	wires, err := load.NewWires(100 * time.Microsecond)
+	require.NoError(t, err)
+	defer wires.Close()
+	var dialled atomic.Bool
+	s := peers.Spec{Lock: lock, Addrs: addrs, TTL: c.TTL.D(), Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		dialled.Store(true)
+		return wires.Dial(ctx, network, addr)
+	}}
 	open := func(ctx context.Context) (load.Lock, error) {
 		if lock == locks.Redlock { // it waits for a node for a second at most, and a busy machine may take that long
-			return openPatientRedlock(ctx, addrs, c.TTL.D())
+			return openPatientRedlock(ctx, s)
 		}
-		return peers.Open(ctx, peers.Spec{Lock: lock, Addrs: addrs, TTL: c.TTL.D()})
+		return peers.Open(ctx, s)
 	}
+	defer func() { require.True(t, dialled.Load()) }()
 	by := "grant"
 	if peers.Library(lock) == "" {
 		by = "token"
@@ -81,12 +92,12 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	}
 }
 
-func openPatientRedlock(ctx context.Context, addrs []string, ttl time.Duration) (load.Lock, error) {
-	b, err := locks.OpenRedlock(ctx, locks.Spec{Lock: locks.Redlock, Addrs: addrs}, &redlock.Options{NodeTimeout: time.Minute})
+func openPatientRedlock(ctx context.Context, s peers.Spec) (load.Lock, error) {
+	b, err := locks.OpenRedlock(ctx, locks.Spec{Lock: s.Lock, Addrs: s.Addrs, Dial: s.Dial}, &redlock.Options{NodeTimeout: time.Minute})
 	if err != nil {
 		return nil, err
 	}
-	l, err := dlock.New(b, &dlock.Options{TTL: ttl})
+	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL})
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}

@@ -2,9 +2,11 @@ package peers
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"time"
 
 	bsm "github.com/bsm/redislock"
@@ -18,7 +20,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/load"
-	"github.com/fencelab/fencelab/internal/locks"
 )
 
 // Between two tries of the libraries that poll, which leave it to the caller. A long pause serves the one that has just
@@ -34,13 +35,13 @@ const (
 const forEver = 24 * time.Hour
 
 // clients connects to each address.
-func clients(addrs []string) (all []*redis.Client, err error) {
-	for _, addr := range addrs {
-		c, err := locks.RedisClient(addr)
+func clients(s Spec) (all []*redis.Client, err error) {
+	for _, addr := range s.Addrs {
+		o, err := s.spec().RedisOptions(addr)
 		if err != nil {
 			return nil, errors.Join(err, closeClients(all))
 		}
-		all = append(all, c)
+		all = append(all, redis.NewClient(o))
 	}
 	return all, nil
 }
@@ -58,7 +59,11 @@ func one(s Spec) (*redis.Client, error) {
 	if len(s.Addrs) != 1 {
 		return nil, fmt.Errorf("peers: %s is on one server, and there are %d addresses", s.Lock, len(s.Addrs))
 	}
-	return locks.RedisClient(s.Addrs[0])
+	all, err := clients(s)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
 }
 
 func openRedisSpin(_ context.Context, s Spec) (load.Lock, error) {
@@ -83,7 +88,7 @@ func (o *owned) Close() error { return errors.Join(o.Backend.Close(), o.client.C
 
 // openRedsync: a Mutex for each acquisition, as its README has it, that tries again after pause until its context ends.
 func openRedsync(s Spec, pause time.Duration) (load.Lock, error) {
-	all, err := clients(s.Addrs)
+	all, err := clients(s)
 	if err != nil {
 		return nil, err
 	}
@@ -164,6 +169,15 @@ func openRueidislock(_ context.Context, s Spec) (load.Lock, error) {
 	if len(s.Addrs) == 1 {
 		if u, err := rueidis.ParseURL(s.Addrs[0]); err == nil {
 			o = u
+		}
+	}
+	if s.Dial != nil {
+		o.DialCtxFn = func(ctx context.Context, addr string, _ *net.Dialer, config *tls.Config) (net.Conn, error) {
+			c, err := s.Dial(ctx, "tcp", addr)
+			if err != nil || config == nil {
+				return c, err
+			}
+			return tls.Client(c, config), nil
 		}
 	}
 	l, err := rueidislock.NewLocker(rueidislock.LockerOption{

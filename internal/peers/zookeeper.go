@@ -13,7 +13,7 @@ import (
 
 // openZKLock: a zk.Lock for each acquisition, on one session.
 func openZKLock(_ context.Context, s Spec) (load.Lock, error) {
-	conn, _, err := zk.Connect(s.Addrs, max(2*s.TTL, 10*time.Second), zk.WithLogger(silent{}))
+	conn, _, err := zk.Connect(s.Addrs, max(2*s.TTL, 10*time.Second), zk.WithLogger(silent{}), zk.WithDialer(s.spec().ZKDialer())) //nolint:contextcheck // the client lasts
 	if err != nil {
 		return nil, fmt.Errorf("peers: zookeeper: %w", err)
 	}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/load"
+)
+
+// latency is the distribution of n times that are alike.
+func latency(t *testing.T, d time.Duration, n int64) load.Latency {
+	t.Helper()
+	h := hdr.New(100, int64(time.Hour), 3)
+	require.NoError(t, h.RecordValues(int64(d), n))
+	b, err := h.Encode(hdr.V2CompressedEncodingCookieBase)
+	require.NoError(t, err)
+	return load.Latency{Count: n, HDR: string(b)}
+}
+
+// TestSummaryWaits: who is still waiting at the end counts in the waits, and so does who has failed.
+func TestSummaryWaits(t *testing.T) {
+	res := &load.Result{Wait: latency(t, time.Millisecond, 950), Unserved: latency(t, 900*time.Millisecond, 30), FailedAfter: latency(t, 900*time.Millisecond, 20)}
+	require.Contains(t, summary(res), "\n  wait       p50 1.0 ms  p90 1.0 ms  p99 > 900 ms  p999 > 900 ms  max > 900 ms\n")
+	res = &load.Result{Wait: latency(t, time.Millisecond, 350)}
+	require.Contains(t, summary(res), "\n  wait       p50 1.0 ms  p90 1.0 ms  p99 1.0 ms  p999 unknown  max 1.0 ms\n")
+	res = &load.Result{Unserved: latency(t, 2*time.Second, 30)}
+	require.Contains(t, summary(res), "\n  wait       p50 > 2.00 s  p90 > 2.00 s  p99 > 2.00 s  p999 > 2.00 s  max > 2.00 s\n")
+	res.Unserved.HDR = "x"
+	require.Contains(t, summary(res), "\n  wait       unknown: load: a histogram can't be decoded")
+	require.Equal(t, "p50 1.0 ms  p99 unknown  max 1.0 ms", waits(&load.Result{Wait: latency(t, time.Millisecond, 99)}, 0.5, 0.99, 1))
+}
+
+// TestSummaryProcesses: a process sees its own contenders alone, and of others it isn't said that they don't starve.
+func TestSummaryProcesses(t *testing.T) {
+	for _, c := range []struct {
+		contenders, processes int
+		want, not             []string
+	}{
+		{100, 1, []string{"overtaken 0.00 times on average, p99 0, max 0\n", ", 0 starved\n", " lease's end\n"}, []string{"unknown:", "within"}},
+		{1, 1, []string{"overtaken 0.00 times", ", 0 starved\n"}, []string{"unknown:", "within"}},
+		{100, 10, []string{"max 0, within each process\n", ", 0 starved, within each process\n", " lease's end, within each process\n"}, []string{"unknown:"}},
+		{99, 10, []string{"  order      unknown: ", ", starved unknown\n", " lease's end, within each process\n"}, []string{"overtaken", "0 starved"}},
+		{100, 100, []string{"  order      unknown: ", ", starved unknown\n"}, []string{"overtaken", "0 starved"}},
+	} {
+		said := summary(&load.Result{Config: load.Config{Backend: "redis", Keys: 1, Contenders: c.contenders, Processes: c.processes}})
+		for _, want := range c.want {
+			require.Contains(t, said, want)
+		}
+		for _, not := range c.not {
+			require.NotContains(t, said, not)
+		}
+	}
+}
