@@ -20,6 +20,7 @@ type derived struct {
 const (
 	hotKey      = "hot key"
 	network     = "network" // the hot key, and messages take as long as between hosts
+	apart       = "apart"   // the hot key, and the load leaves a processor to the server
 	withWork    = "work"
 	uncontended = "uncontended"
 	floor       = "ping"  // what is no lock: a PING for each acquisition and each release
@@ -50,6 +51,8 @@ func contention(data []byte) (*derived, error) {
 	d.tables["goals"] = claims(append(contentionClaims(all), kept(rounds)))
 	d.tables["throughput"], d.tables["waits"] = hotTables(hot)
 	d.tables["network"], d.tables["network-waits"] = hotTables(all.of(network))
+	d.tables["network-releases"] = releasesTable(all.of(network))
+	d.tables["apart"], d.tables["apart-waits"] = hotTables(all.of(apart))
 	for _, g := range groups {
 		if len(hot) == 0 {
 			break
@@ -104,6 +107,30 @@ func hotTables(hot runs) (throughput, waits string) {
 		t, w = append(t, rt), append(w, rw)
 	}
 	return table(head, t), table(head, w)
+}
+
+// releasesTable is of how long releases take, median and 99th percentile in milliseconds: one request each, for most locks.
+func releasesTable(hot runs) string {
+	head := []string{"lock"}
+	for _, n := range hot.contenders() {
+		head = append(head, number(float64(n)))
+	}
+	var rows [][]string
+	for _, lock := range hot.locks() {
+		row := []string{lock}
+		for _, n := range hot.contenders() {
+			cell := "·"
+			if r := hot.closed(lock, n, 0); r != nil && r.Release.Count > 0 {
+				cell = number(r.Release.P50) + ", ·"
+				if r.Release.Count >= 100 { // else it is no more than the longest
+					cell = number(r.Release.P50) + ", " + number(r.Release.P99)
+				}
+			}
+			row = append(row, cell)
+		}
+		rows = append(rows, row)
+	}
+	return table(head, rows)
 }
 
 // contendersAxis has a tick for each number of contenders.
@@ -176,10 +203,10 @@ func waitsChart(hot runs, locks []string, on string) *chart {
 	c := &chart{
 		title: "Hot key " + on + ", no work: how long acquisitions wait",
 		about: "Three panels: median, 99th and 99.9th percentile of waits in milliseconds against the number of contenders, a line for each lock. " +
-			"An arrow says that the wait is longer than that. The table has the numbers.",
+			"An arrow says that the wait is longer than that. Where too few waited to tell there is no point. The table has the numbers.",
 	}
-	if r := hot.closed(locks[0], crowd, 0); r != nil {
-		if s := best(peersOf(hot, locks, crowd), fastest); s != nil {
+	if r := hot.closed(locks[0], crowd, 0); r != nil && r.waits.tells(0.99) {
+		if s := best(peersOf(hot, locks, crowd), fastest); s != nil && s.waits.tells(0.99) {
 			c.title = fmt.Sprintf("Hot key %s, %d contenders, no work: 1 in 100 waits for more than %s ms for %s, and %s ms for %s", on, crowd,
 				trim(r.waits.cell(0.99)), locks[0], trim(s.waits.cell(0.99)), s.Config.Backend)
 		}
@@ -211,12 +238,12 @@ func waitsChart(hot runs, locks []string, on string) *chart {
 
 // addWait adds a quantile of r's waits to a line, and returns what it added.
 func (l *line) addWait(x float64, r *run, q float64) []float64 {
-	ms, bound := r.waits.quantile(q)
-	if math.IsNaN(ms) {
+	if !r.waits.tells(q) {
 		return nil
 	}
-	ms = max(ms, 0.01) // where the axis ends
-	if bound {
+	w := r.waits.Quantile(q)
+	ms := max(w.Millis, 0.01) // where the axis ends
+	if w.Longer {
 		if l.atLeast == nil {
 			l.atLeast = map[int]bool{}
 		}
@@ -327,7 +354,7 @@ const quick = 5
 func sustained(open runs) *run {
 	var last *run
 	for _, r := range byRate(open) {
-		if ms, bound := r.waits.quantile(0.99); bound || ms >= quick {
+		if p99 := r.waits.Quantile(0.99); !r.waits.tells(0.99) || p99.Longer || p99.Millis >= quick {
 			break
 		}
 		last = r
@@ -398,6 +425,15 @@ func overNetwork(some runs) string {
 	return fmt.Sprintf("over a network, %s ms there and back, ", number(2*some[0].Config.Delay.D().Seconds()*1e3))
 }
 
+// apartFromServer says of goals that the load had fewer processors than there are.
+func apartFromServer(some runs) string {
+	if len(some) == 0 {
+		return "the load apart from the server, "
+	}
+	n := some[0].Config.Processors
+	return fmt.Sprintf("the load on %d of %d processors, ", n, some[0].Machine.Cores)
+}
+
 // contentionClaims are the goals of the lock that waits in line, and of the others against the libraries of their services.
 func contentionClaims(all runs) (list []claim) {
 	hot, work, open := all.of(hotKey), all.of(withWork), all.of(uncontended).by("redis")
@@ -416,11 +452,13 @@ func contentionClaims(all runs) (list []claim) {
 			return from, ratio >= times
 		})
 	}
-	places := []struct {
+	type place struct {
 		where string
 		runs  runs
-	}{{"", hot}, {overNetwork(all.of(network)), all.of(network)}}
-	for _, p := range places {
+	}
+	places := []place{{"", hot}, {overNetwork(all.of(network)), all.of(network)}}
+	apartly := place{apartFromServer(all.of(apart)), all.of(apart)}
+	for _, p := range []place{places[0], apartly, places[1]} {
 		for _, n := range []int{crowd, 1000} {
 			atLeast(fmt.Sprintf("%s%s contenders: at least the sections of the fastest other library on Redis", p.where, number(float64(n))),
 				p.runs.closed("redis", n, 0), best(peersOf(p.runs, redis, n), fastest), 1)
@@ -432,20 +470,19 @@ func contentionClaims(all runs) (list []claim) {
 		by   func(a, b *run) int
 	}{{"with the most sections", fastest}, {"with the shortest tail", shortestTail}} {
 		s := best(peersOf(hot, redis, crowd), c.by)
-		add(fmt.Sprintf("%d contenders: p99 of waits at most 1/10 of that of the other library %s", crowd, c.name), r != nil && s != nil && r.waits != nil && s.waits != nil, func() (string, bool) {
-			a, ab := r.waits.quantile(0.99)
-			b, bb := s.waits.quantile(0.99) // if it is longer than that, so much the better
-			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.waits.cell(0.99), number(b), s.Config.Backend, number(a/b)) +
-				map[bool]string{true: ", or less", false: ""}[bb], !ab && a <= b/10
+		add(fmt.Sprintf("%d contenders: p99 of waits at most 1/10 of that of the other library %s", crowd, c.name), r != nil && s != nil && r.waits.tells(0.99) && s.waits.tells(0.99), func() (string, bool) {
+			a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is longer than that, so much the better
+			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.waits.cell(0.99), number(b.Millis), s.Config.Backend, number(a.Millis/b.Millis)) +
+				map[bool]string{true: ", or less", false: ""}[b.Longer], !a.Longer && a.Millis <= b.Millis/10
 		})
 	}
 	for _, n := range []int{crowd, 1000} {
 		r := queue(n)
-		ok := r != nil && r.waits != nil
+		ok := r != nil && r.waits.tells(0.99)
 		add(fmt.Sprintf("%s contenders: p99 at most 2.5 × the median", number(float64(n))), ok, func() (string, bool) {
-			p50, b50 := r.waits.quantile(0.5)
-			p99, b99 := r.waits.quantile(0.99)
-			return fmt.Sprintf("%s ms ÷ %s ms = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99/p50)), !b50 && !b99 && p99 <= 2.5*p50
+			p50, p99 := r.waits.Quantile(0.5), r.waits.Quantile(0.99)
+			return fmt.Sprintf("%s ms ÷ %s ms = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99.Millis/p50.Millis)),
+				!p50.Longer && !p99.Longer && p99.Millis <= 2.5*p50.Millis
 		})
 		list = append(list, evenness(number(float64(n))+" contenders: ", r))
 		add(fmt.Sprintf("%s contenders: nobody starves", number(float64(n))), r != nil, func() (string, bool) {
@@ -472,9 +509,9 @@ func contentionClaims(all runs) (list []claim) {
 		}
 	}
 	slow := best(byRate(open), func(a, b *run) int { return int(a.Config.Rate - b.Config.Rate) })
-	add("uncontended, at the lowest offered rate: p99 below 3 ms", slow != nil && slow.waits != nil, func() (string, bool) {
-		ms, bound := slow.waits.quantile(0.99)
-		return fmt.Sprintf("%s ms at %s", slow.waits.cell(0.99), perSecond(slow.Config.Rate)), !bound && ms < 3
+	add("uncontended, at the lowest offered rate: p99 below 3 ms", slow != nil && slow.waits.tells(0.99), func() (string, bool) {
+		p99 := slow.waits.Quantile(0.99)
+		return fmt.Sprintf("%s ms at %s", slow.waits.cell(0.99), perSecond(slow.Config.Rate)), !p99.Longer && p99.Millis < 3
 	})
 	add(fmt.Sprintf("uncontended: at least 5,000 per second with p99 below %d ms", quick), len(open) > 0, func() (string, bool) {
 		s := sustained(open)

@@ -74,7 +74,7 @@ func tails(closed runs) *chart {
 	}
 	locks := []string{"redis", "redis-spin", "etcd", "zookeeper"}
 	queue, spin := closed.closed("redis", crowd, 0), closed.closed("redis-spin", crowd, 0)
-	if queue != nil && spin != nil {
+	if queue != nil && spin != nil && queue.waits.tells(0.99) && spin.waits.tells(0.99) {
 		c.title = fmt.Sprintf("%d contenders, no work: 1 in 100 waits for longer than %s ms in line, and than %s ms spinning", crowd,
 			trim(queue.waits.cell(0.99)), trim(spin.waits.cell(0.99)))
 	}
@@ -107,7 +107,8 @@ func tailsOf(title string, all runs, locks []string) *chart {
 		return c
 	}
 	c.title = fmt.Sprintf("Arrivals at %s, %s: who waits for how long", perSecond(some[0].Config.Rate), working(some[0].Config.Work.D()))
-	if r, s := best(some, shortestTail), find(some, "redis-spin"); r != nil && s != nil && r != s {
+	r, s := best(some, shortestTail), find(some, "redis-spin")
+	if r != nil && s != nil && r != s && r.waits.tells(0.99) && s.waits.tells(0.99) {
 		c.title = fmt.Sprintf("Arrivals at %s, %s: 1 in 100 waits for longer than %s ms for %s, and %s ms for %s", perSecond(r.Config.Rate), working(r.Config.Work.D()),
 			trim(r.waits.cell(0.99)), r.Config.Backend, trim(s.waits.cell(0.99)), s.Config.Backend)
 	}
@@ -195,17 +196,20 @@ func fairnessClaims(closed runs) (list []claim) {
 		for _, w := range closed.works() {
 			r := closed.closed("redis", n, w)
 			says := fmt.Sprintf("%d contenders, %s, in line on Redis: ", n, working(w))
-			if r == nil || r.waits == nil {
+			if r == nil || r.waits.Count == 0 {
 				list = append(list, claim{says: says + "fair", missing: true})
 				continue
 			}
-			p50, b50 := r.waits.quantile(0.5)
-			p99, b99 := r.waits.quantile(0.99)
+			p50, p99 := r.waits.Quantile(0.5), r.waits.Quantile(0.99)
 			starved, _ := r.starved()
 			list = append(list,
 				evenness(says, r),
 				claim{says: says + "nobody starves", measured: fmt.Sprint(starved), holds: starved == 0},
-				claim{says: says + "p99 at most 2.5 × the median", measured: fmt.Sprintf("%s ÷ %s = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99/p50)), holds: !b50 && !b99 && p99 <= 2.5*p50},
+				claim{
+					says: says + "p99 at most 2.5 × the median", missing: !r.waits.tells(0.99),
+					measured: fmt.Sprintf("%s ÷ %s = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99.Millis/p50.Millis)),
+					holds:    !p50.Longer && !p99.Longer && p99.Millis <= 2.5*p50.Millis,
+				},
 			)
 		}
 	}

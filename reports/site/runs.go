@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	hdr "github.com/HdrHistogram/hdrhistogram-go"
-
 	"github.com/fencelab/fencelab/internal/load"
 )
 
@@ -48,7 +46,7 @@ func decodeRuns(data []byte) (runs, error) {
 			return nil, fmt.Errorf("run %d is of the same config as one before it: each is recorded once", len(all)+1)
 		}
 		seen[r.Config] = true
-		if r.waits, err = estimate(r.Result); err != nil {
+		if r.waits.Waits, err = load.Estimate(r.Result); err != nil {
 			return nil, fmt.Errorf("run %d (%s): %w", len(all)+1, r.Config.Backend, err)
 		}
 		all = append(all, r)
@@ -222,102 +220,38 @@ func (all runs) works() (list []time.Duration) {
 	return list
 }
 
-// waits is how long acquisitions waited, as the Kaplan-Meier estimate has it. Of those that were still waiting at the end
-// it is known only that they waited for longer than they had by then. To leave them out makes a lock that starves some look
-// fast, and to count them as served makes every lock look faster than it is.
-type waits []struct {
-	ms   float64
-	left float64 // the share of acquisitions that wait for longer than ms
-}
+// waits are those of a run, for tables and drawings.
+type waits struct{ load.Waits }
 
-func estimate(r *load.Result) (waits, error) {
-	type step struct{ served, gone int64 }
-	steps := map[int64]*step{}
-	var waiting int64
-	for _, l := range []struct {
-		load.Latency
-		served bool
-	}{{r.Wait, true}, {r.Unserved, false}} {
-		if l.Count == 0 {
-			continue
-		}
-		h, err := hdr.Decode([]byte(l.HDR))
-		if err != nil {
-			return nil, fmt.Errorf("a histogram can't be decoded: %w", err)
-		}
-		for _, bar := range h.Distribution() {
-			if bar.Count == 0 {
-				continue
-			}
-			s := steps[bar.To]
-			if s == nil {
-				s = &step{}
-				steps[bar.To] = s
-			}
-			if l.served {
-				s.served += bar.Count
-			}
-			s.gone += bar.Count
-			waiting += bar.Count
-		}
-	}
-	times := make([]int64, 0, len(steps))
-	for t := range steps {
-		times = append(times, t)
-	}
-	slices.Sort(times)
-	var w waits
-	left := 1.0
-	for _, t := range times {
-		s := steps[t]
-		if s.served > 0 {
-			left *= 1 - float64(s.served)/float64(waiting)
-		}
-		waiting -= s.gone
-		w = append(w, struct{ ms, left float64 }{float64(t) / 1e6, left})
-	}
-	return w, nil
-}
+// tells reports whether there are acquisitions enough for the quantile.
+func (w waits) tells(q float64) bool { return !math.IsNaN(w.Quantile(q).Millis) }
 
-// quantile is the wait in milliseconds that the share q of acquisitions doesn't exceed. It is all the run knows if bound is
-// true: that it is longer.
-func (w waits) quantile(q float64) (ms float64, bound bool) {
-	const slack = 1e-9 // for the rounding of products
-	for _, s := range w {
-		if s.left <= 1-q+slack {
-			return s.ms, false
-		}
-	}
-	if len(w) == 0 {
-		return math.NaN(), true
-	}
-	return w[len(w)-1].ms, true
-}
-
-// cell is a quantile as a table has it.
+// cell is a quantile as a table has it: a point where there are too few to tell.
 func (w waits) cell(q float64) string {
-	ms, bound := w.quantile(q)
+	x := w.Quantile(q)
 	switch {
-	case math.IsNaN(ms):
+	case w.Count == 0:
 		return "—"
-	case bound:
-		return "> " + number(ms)
+	case !w.tells(q):
+		return "·"
+	case x.Longer:
+		return "> " + number(x.Millis)
 	default:
-		return number(ms)
+		return number(x.Millis)
 	}
 }
 
 // curve is the share of acquisitions that wait for longer, in per cent, against the wait.
 func (w waits) curve() (ms, percent []float64) {
 	last := math.Inf(1)
-	for i, s := range w {
+	for i, s := range w.Steps {
 		// Enough points for a drawing: one for each twentieth that the share shrinks by, and the ends.
-		if i == 0 || i == len(w)-1 || s.left < last*0.95 {
-			if s.left < 1e-4 {
-				s.left = 1e-4
+		if i == 0 || i == len(w.Steps)-1 || s.Left < last*0.95 {
+			if s.Left < 1e-4 {
+				s.Left = 1e-4
 			}
-			ms, percent, last = append(ms, max(s.ms, 0.01)), append(percent, 100*s.left), s.left
-			if s.left <= 1e-4 {
+			ms, percent, last = append(ms, max(s.Millis, 0.01)), append(percent, 100*s.Left), s.Left
+			if s.Left <= 1e-4 {
 				break
 			}
 		}
@@ -363,16 +297,17 @@ func best(all runs, by func(a, b *run) int) *run {
 func fastest(a, b *run) int { return cmp.Compare(b.SectionsPerS, a.SectionsPerS) }
 
 func shortestTail(a, b *run) int {
-	x, xb := a.waits.quantile(0.99)
-	y, yb := b.waits.quantile(0.99)
-	switch { // one that is only known to be longer comes last
-	case xb && !yb:
-		return 1
-	case yb && !xb:
-		return -1
-	default:
-		return cmp.Compare(x, y)
+	last := func(x load.Quantile) int { // one that is only known to be longer comes late, and one that isn't known last
+		switch {
+		case math.IsNaN(x.Millis):
+			return 2
+		case x.Longer:
+			return 1
+		}
+		return 0
 	}
+	x, y := a.waits.Quantile(0.99), b.waits.Quantile(0.99)
+	return cmp.Or(cmp.Compare(last(x), last(y)), cmp.Compare(x.Millis, y.Millis))
 }
 
 // even is the Jain's index from which on sections count as shared evenly.

@@ -125,6 +125,12 @@ const contentionPage = `<!-- report: machine -->
 <!-- end report: network -->
 <!-- report: network-waits -->
 <!-- end report: network-waits -->
+<!-- report: network-releases -->
+<!-- end report: network-releases -->
+<!-- report: apart -->
+<!-- end report: apart -->
+<!-- report: apart-waits -->
+<!-- end report: apart-waits -->
 <!-- report: ceiling -->
 <!-- end report: ceiling -->
 <!-- report: rates -->
@@ -161,6 +167,11 @@ func TestWaits(t *testing.T) {
 		"cut off before the tail": {append(repeat(1, 900), repeat(100, 50)...), repeat(10, 50), "| redis | 1, 100, 100 |"},
 		"nobody was served":       {nil, repeat(900, 30), "| redis | > 900, > 900, > 900 |"},
 		"nobody came":             {nil, nil, "| redis | —, —, — |"},
+		"one too few to tell":     {repeat(10, 999), nil, "| redis | 10, 10, · |"},
+		"far too few":             {repeat(10, 99), nil, "| redis | 10, ·, · |"},
+		"those who starve count":  {repeat(1, 990), repeat(900, 10), "| redis | 1, 1, > 900 |"},
+		"one of few starves":      {repeat(1, 349), repeat(900, 1), "| redis | 1, 1, · |"},
+		"two of few starve":       {repeat(1, 348), repeat(900, 2), "| redis | 1, 1, > 900 |"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Contains(t, pageOf(t, served(t, same, c.ended, c.unserved)), c.want)
@@ -193,7 +204,11 @@ func TestGoals(t *testing.T) {
 	of := func(lock string) func(*load.Result) { return func(r *load.Result) { r.Config.Backend = lock } }
 	other := func(r *load.Result) { peer(r); r.Config.Backend = "redislock" }
 	few := func(r *load.Result) { r.Config.Contenders = 50 }
-	over := func(r *load.Result) { r.Config.Name, r.Config.Delay = "network", load.Duration(250e3) }
+	over := func(r *load.Result) {
+		r.Config.Name, r.Config.Delay = "network", load.Duration(250e3)
+		r.Release = load.Latency{Count: r.Sections / 5, P50: 0.6, P99: 7}
+	}
+	aside := func(r *load.Result) { r.Config.Name, r.Config.Processors, r.Machine.Cores = "apart", 1, 2 }
 	offered := func(rate float64, ms int64) string {
 		return served(t, func(r *load.Result) { r.Config.Name, r.Config.Rate, r.SectionsPerS = "uncontended", rate, rate }, repeat(ms, 1000), nil)
 	}
@@ -209,6 +224,11 @@ func TestGoals(t *testing.T) {
 		"missed": {
 			served(t, same, append(repeat(10, 400), repeat(26, 50)...), nil) + served(t, peer, append(repeat(1, 400), repeat(100, 100)...), nil),
 			[]string{sections + "450/s ÷ 500/s (redsync) = 0.9 | ✗ |", tail + "26 ms ÷ 100 ms (redsync) = 0.26 | ✗ |", spread + "26 ms ÷ 10 ms = 2.6 | ✗ |"},
+		},
+		"too few to tell a tail": {
+			served(t, same, repeat(10, 99), nil) + served(t, peer, repeat(1, 99), nil) +
+				served(t, func(r *load.Result) { r.Config.Name, r.Config.Rate = "uncontended", 99 }, repeat(1, 99), nil),
+			[]string{tail + "not recorded | ? |", spread + "not recorded | ? |", first + "not recorded | ? |", rate + "at no rate | ✗ |"},
 		},
 		"unknown for how much longer": {served(t, same, repeat(10, 100), repeat(20, 30)), []string{spread + "> 20 ms ÷ 10 ms = 2 | ✗ |"}},
 		"unfair": {
@@ -251,8 +271,13 @@ func TestGoals(t *testing.T) {
 				served(t, func(r *load.Result) { over(r); r.Config.Backend = "etcd-mutex" }, repeat(10, 30), nil),
 			[]string{
 				sections + "not recorded | ? |", etcd + "not recorded | ? |", "| over a network, 0.5 ms there and back, " + sections[2:] + "1,000/s ÷ 500/s (redsync) = 2 | ✓ |",
-				"| over a network, 0.5 ms there and back, " + etcd[2:] + "50/s ÷ 30/s (etcd-mutex) = 1.67 | ✗ |", "| redis | 1,000/s |", "| redsync | 1, 1, 1 |",
+				"| over a network, 0.5 ms there and back, " + etcd[2:] + "50/s ÷ 30/s (etcd-mutex) = 1.67 | ✗ |", "| redis | 1,000/s |", "| redsync | 1, 1, · |",
+				"| redsync | 0.6, 7 |", "| etcd-mutex | 0.6, · |",
 			},
+		},
+		"the load apart": {
+			served(t, aside, repeat(10, 400), nil) + served(t, func(r *load.Result) { aside(r); peer(r) }, repeat(1, 500), nil),
+			[]string{sections + "not recorded | ? |", "| the load on 1 of 2 processors, " + sections[2:] + "400/s ÷ 500/s (redsync) = 0.8 | ✗ |", "| redis | 400/s |", "| redsync | 1, 1, · |"},
 		},
 		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "100/s ÷ 50/s (etcd-mutex) = 2 | ✓ |"}},
 		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "99/s ÷ 50/s (etcd-mutex) = 1.98 | ✗ |"}},
@@ -355,8 +380,8 @@ func TestFairness(t *testing.T) {
 	files := pages(two)
 	got := string(files["fairness/README.md"])
 	for _, want := range []string{
-		"| 200 | no work | redis | 100/s | 10 | 10 | > 10 | 2 | 0.5 % | 2 | 0.9995 | 0 | 0 |",
-		"| 200 | no work | redis-spin | 100/s | 10 | 10 | > 10 | 4,000 | 25 % | 900 | 0.5000 | 7 | 3 |",
+		"| 200 | no work | redis | 100/s | 10 | 10 | · | 2 | 0.5 % | 2 | 0.9995 | 0 | 0 |",
+		"| 200 | no work | redis-spin | 100/s | 10 | 10 | · | 4,000 | 25 % | 900 | 0.5000 | 7 | 3 |",
 		"| 200 contenders, no work, in line on Redis: Jain's index at least 0.999 | 0.99950 | ✓ |",
 	} {
 		require.Contains(t, got, want)
@@ -389,7 +414,7 @@ func TestPage(t *testing.T) {
 	require.Equal(t, got, again)
 
 	_, err = page(strings.ReplaceAll(contentionPage, "report: goals", "report: gaols"))
-	require.ErrorContains(t, err, `the data has no table "gaols"; it has ceiling, goals`)
+	require.ErrorContains(t, err, `the data has no table "gaols"; it has apart, apart-waits, ceiling, goals`)
 	_, err = page(strings.Replace(contentionPage, "<!-- end report: goals -->", "", 1))
 	require.ErrorContains(t, err, "there is no <!-- end report: goals -->")
 	_, err = page(strings.ReplaceAll(contentionPage, "<!-- report: rates -->\nwhat was there\n<!-- end report: rates -->", ""))
@@ -405,7 +430,7 @@ func TestData(t *testing.T) {
 		"an unknown field":   {strings.Replace(good, `"seconds"`, `"secs"`, 1), `unknown field "secs"`},
 		"recorded twice":     {good + good, "run 2 is of the same config"},
 		"no time":            {served(t, func(r *load.Result) { r.Seconds = 0 }, nil, nil), "it lasted no time"},
-		"a broken histogram": {served(t, func(r *load.Result) { r.Wait.HDR = "x" }, repeat(10, 100), nil), "run 1 (redis): a histogram can't be decoded"},
+		"a broken histogram": {served(t, func(r *load.Result) { r.Wait.HDR = "x" }, repeat(10, 100), nil), "run 1 (redis): load: a histogram can't be decoded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := site.Pages(contention(c.data))
