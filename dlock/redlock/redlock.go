@@ -229,7 +229,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if err != nil {
 		return err
 	}
-	return b.each(ctx, g, false, func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error) {
+	return b.each(ctx, g, renewing, func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error) {
 		n, err := renewScript.Run(ctx, c, []string{lock}, g.Owner, ttl).Int64()
 		return n == 1, err
 	})
@@ -240,19 +240,28 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 // this call or the request's own failure has freed it there.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	number := b.next() // all that the owner has asked for until now
-	a, granted := g.State.(*attempt)
-	if granted {
-		number = max(number, a.number)
+	why := undoing
+	if a, granted := g.State.(*attempt); granted {
+		why, number = releasing, max(number, a.number)
 	}
-	return b.each(ctx, g, !granted, func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error) {
+	return b.each(ctx, g, why, func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error) {
 		return releaseOn(ctx, c, lock, g.Owner, number)
 	})
 }
 
+// purpose is what each asks the nodes for.
+type purpose int
+
+const (
+	renewing  purpose = iota
+	releasing         // what has been granted
+	undoing           // what may have been granted
+)
+
 // each has f act on the lock of every node. f reports whether the lock was the owner's there, which it must be on a quorum;
 // to undo, it need not have been.
 func (b *Backend) each(
-	ctx context.Context, g dlock.Grant, undo bool,
+	ctx context.Context, g dlock.Grant, why purpose,
 	f func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error),
 ) error {
 	keys, err := b.names(g.Key)
@@ -278,13 +287,17 @@ func (b *Backend) each(
 	minority := len(b.nodes) - b.quorum
 	var owned, lost, failed int
 	var failure error
+	undo := why == undoing
 	for owned < b.quorum {
+		open := owned+p.left >= b.quorum || lost+p.left > minority // one of the answers that are left may settle it
 		switch {
 		case undo && owned > 0 && owned+lost >= b.quorum:
 			return nil
 		case lost > minority && (!undo || lost >= b.quorum): // of an even number, half of the nodes could still be the owner's
 			return dlock.ErrLost
-		case undo && failed > minority, !undo && owned+p.left < b.quorum && lost+p.left <= minority:
+		case undo && failed > minority, why == renewing && !open:
+			return b.unavailable(failed, failure)
+		case why == releasing && p.left == 0: // not before: a release that is repeated must not overtake this one on a node
 			return b.unavailable(failed, failure)
 		}
 		v, err := p.next(ctx)

@@ -359,6 +359,30 @@ func TestReleaseEverywhere(t *testing.T) {
 	})
 }
 
+// A release that finds no quorum has been everywhere when it says so: one that is repeated can't overtake it, and finds the
+// lock gone.
+func TestReleaseWithoutAQuorum(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, 5)
+		ns.warm(t)
+		p, r := ns.proc(t, patient), request(time.Hour)
+		p.cut(3, 4)
+		g, err := p.TryAcquire(t.Context(), r)
+		require.NoError(t, err)
+		require.Equal(t, []int{0, 1, 2}, ns.on(r))
+		ns[2].mini.Del(lockName(r))
+		deliver := p.links[1].Link().HoldReplies()
+		released := make(chan error, 1)
+		go func() { released <- p.Release(t.Context(), g) }()
+		time.Sleep(patient.NodeTimeout / 2)
+		require.Empty(t, released)
+		deliver()
+		require.ErrorContains(t, <-released, "no quorum of 3")
+		require.Empty(t, ns.on(r))
+		require.ErrorIs(t, p.Release(t.Context(), g), dlock.ErrLost)
+	})
+}
+
 // The late undoing of a failed attempt must not free what the next attempt of the same owner has taken.
 func TestLateUndo(t *testing.T) {
 	bubble(t, func(t *testing.T) {
