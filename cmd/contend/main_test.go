@@ -74,18 +74,25 @@ func test(m *testing.M) (code int) {
 	return m.Run()
 }
 
-// measured runs contend on the server and returns what it says and the result.
+// measured runs contend on the server and returns what it says and the result. It measures for as long as it takes to have a
+// section: there may be none while the machine stands still.
 func measured(t *testing.T, args ...string) (string, *load.Result) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")
-	var out bytes.Buffer
-	err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+"/", "-warmup", "100ms", "-duration", "300ms", "-o", file), &out)
-	require.NoError(t, err, out.String())
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	res := &load.Result{}
-	require.NoError(t, json.Unmarshal(b, res))
-	return out.String(), res
+	for d := 300 * time.Millisecond; ; d *= 2 {
+		var out bytes.Buffer
+		err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+"/", "-warmup", "100ms",
+			"-duration", d.String(), "-o", file), &out)
+		require.NoError(t, err, out.String())
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		res := &load.Result{}
+		require.NoError(t, json.Unmarshal(b, res))
+		if res.Sections > 0 {
+			return out.String(), res
+		}
+		require.Less(t, d, 10*time.Second, "no section")
+	}
 }
 
 func TestClosed(t *testing.T) {
@@ -153,7 +160,6 @@ func TestBaton(t *testing.T) {
 	_, res := measured(t, "-closed", "-backend", "baton", "-contenders", "4", "-processes", "2", "-prefix", t.Name()+"/")
 	require.Zero(t, res.Failed)
 	require.Zero(t, res.Checks)
-	require.Positive(t, res.Sections)
 
 	open := func() load.Lock {
 		l, err := open(t.Context(), peers.Spec{Lock: baton, Addrs: []string{redisServer.URL}})
@@ -232,7 +238,7 @@ func TestCloseFails(t *testing.T) {
 		require.NoError(t, err)
 		var res load.Result
 		require.NoError(t, json.Unmarshal(b, &res))
-		require.Positive(t, res.Sections)
+		require.Equal(t, 2, res.Config.Contenders)
 	}
 
 	dir := t.TempDir()
