@@ -86,7 +86,7 @@ func contestants(b *testing.B) []contestant {
 
 func etcdlockUser(b *testing.B, c *clientv3.Client, key string) (func(context.Context) error, func() error) {
 	b.Helper()
-	l, err := etcdlock.New(c, nil)
+	l, err := etcdlock.New(c, &etcdlock.Options{FollowLeader: true})
 	require.NoError(b, err)
 	return pairOf(l, key), l.Close
 }

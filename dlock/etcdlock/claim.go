@@ -190,11 +190,10 @@ func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a 
 	if wait {
 		then = []clientv3.Op{anyone, put}
 	}
-	resp, err := c.b.c.Txn(ctx).
-		If(absent, clientv3.Compare(clientv3.ModRevision(s.guard), "=", guard)).
-		Then(then...).
-		Else(clientv3.OpGet(c.name), clientv3.OpGet(s.guard), first).
-		Commit()
+	resp, err := c.b.router.commit(ctx,
+		[]clientv3.Cmp{absent, clientv3.Compare(clientv3.ModRevision(s.guard), "=", guard)},
+		then,
+		[]clientv3.Op{clientv3.OpGet(c.name), clientv3.OpGet(s.guard), first})
 	if err != nil {
 		return a, err
 	}
@@ -401,7 +400,7 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 		then, otherwise = append(then, moved), append(otherwise, moved)
 	}
 	sent := time.Now()
-	resp, err := b.c.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
+	resp, err := b.router.commit(ctx, []clientv3.Cmp{cond}, then, otherwise)
 	if s != nil && leaseGone(err) { // and all its keys with it
 		s.end()
 		c.forget()

@@ -83,12 +83,29 @@ import (
 type Options struct {
 	// Prefix stands before the names of all keys, "" by default. Locks with different prefixes don't know each other.
 	Prefix string
+
+	// FollowLeader has transactions sent to the member that leads the cluster, where the client knows several endpoints. It
+	// alone can commit. Any other passes a transaction on to it, and hears of the commit, as does who watches there, by the
+	// leader's next message; and a client takes its endpoints in turn.
+	//
+	// The Backend asks one endpoint after the other whether it leads, and keeps a connection of its own to the one that does, which
+	// it makes with the client's Dial. The transactions that put and delete the locks' keys go there, and the watch for
+	// messages. When that connection breaks, nothing is answered for a second, or an answer says that
+	// another may lead, these go where the client sends them, until the leader is found: it is searched for about a second
+	// later, and less often the more often that was needed, until the pauses are about 30 s.
+	//
+	// It is for speed alone, and safe if all endpoints are of one cluster. Those that have changed (SetEndpoints, AutoSyncInterval)
+	// are followed, but Dial reads them without the client's lock: the race detector may tell. A client whose KV or
+	// Watcher was replaced, as package namespace does, can't be used with it: New refuses what it can tell from etcd's own.
+	FollowLeader bool
 }
 
 // Backend implements dlock.Backend. A grant is renewed only by the Backend that gave it, and in its own time.
 type Backend struct {
 	c      *clientv3.Client
 	prefix string
+	follow bool // the leader
+	router *router
 
 	open      context.Context // ends with dlock.ErrClosed
 	close     context.CancelCauseFunc
@@ -120,11 +137,17 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	if err := checkPrefix(o.Prefix); err != nil {
 		return nil, err
 	}
+	if o.FollowLeader {
+		if err := checkPlain(client); err != nil {
+			return nil, err
+		}
+	}
 	b := &Backend{
-		c: client, prefix: o.Prefix,
+		c: client, prefix: o.Prefix, follow: o.FollowLeader,
 		claims: map[id]*claim{}, names: map[string]*claim{}, queues: map[string]map[int]bool{}, sessions: map[int64]*slot{},
 	}
 	b.open, b.close = context.WithCancelCause(context.Background())
+	b.router = b.newRouter()
 	return b, nil
 }
 

@@ -51,7 +51,7 @@ func harness(c *testbed.Cluster, open func(*testing.T, *clientv3.Client) dlock.B
 
 func etcdBackend(t *testing.T, c *clientv3.Client) dlock.Backend {
 	t.Helper()
-	return newBackend(t, c, nil)
+	return newBackend(t, c, &etcdlock.Options{FollowLeader: true})
 }
 
 func newBackend(t *testing.T, c *clientv3.Client, o *etcdlock.Options) *etcdlock.Backend {

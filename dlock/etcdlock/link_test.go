@@ -30,6 +30,13 @@ type link struct {
 	late    chan struct{} // closed when a request that was held has arrived
 	after   func()        // if not nil, called once, when a transaction has been answered
 	refuse  int           // so many transactions are
+	answers int           // to transactions
+	members []uint64      // who has answered transactions, and told what a watch saw
+
+	sent       *grpc.ClientConn // by which the last transaction went
+	watched    *grpc.ClientConn // and the last watch
+	silent     *grpc.ClientConn // what is sent by this one gets no answer
+	leaderless *grpc.ClientConn // and this one leads to a member that knows no leader
 }
 
 type fault int
@@ -47,6 +54,8 @@ const (
 	deaf          // and watches, too
 	forgetLeases  // as transactions find out
 	delayOneRequest
+	silence
+	leaderlessness
 )
 
 const (
@@ -146,6 +155,36 @@ func (l *link) keptAlive() []time.Time {
 
 var errLink = status.Error(codes.Unavailable, "broken link")
 
+// answered notes which member an answer is of.
+func (l *link) answered(answer any) {
+	var h *pb.ResponseHeader
+	switch a := answer.(type) {
+	case *pb.TxnResponse:
+		h = a.Header
+		l.mu.Lock()
+		l.answers++
+		l.mu.Unlock()
+	case *pb.WatchResponse:
+		if len(a.Events) > 0 {
+			h = a.Header
+		}
+	}
+	if h == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.members = append(l.members, h.MemberId)
+}
+
+// whoAnswered returns the members that answered since the last call.
+func (l *link) whoAnswered() (members []uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	members, l.members = l.members, nil
+	return members
+}
+
 func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	l.mu.Lock()
 	l.calls[method]++
@@ -155,6 +194,15 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		l.writes++
 	}
 	f, changed := l.fault, l.changed
+	if method == txn {
+		l.sent = cc
+	}
+	switch cc {
+	case l.silent:
+		f = silence
+	case l.leaderless:
+		f = leaderlessness
+	}
 	switch {
 	case method == txn && l.refuse > 0:
 		l.refuse--
@@ -176,6 +224,11 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		}
 	case delayOneRequest:
 		<-changed
+	case leaderlessness:
+		return rpctypes.ErrGRPCNoLeader
+	case silence:
+		<-ctx.Done()
+		return status.FromContextError(ctx.Err()).Err()
 	case holdOneRequest: // it arrives late, whatever its sender has done meanwhile
 		go func() {
 			<-changed
@@ -187,6 +240,9 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 	default: // nothing happens to it
 	}
 	err := invoke(ctx, method, req, reply, cc, opts...)
+	if err == nil {
+		l.answered(reply)
+	}
 	if after := l.whatIsAfter(method); after != nil {
 		after()
 	}
@@ -219,11 +275,16 @@ func (l *link) stream(
 		return nil, err
 	}
 	st := &stream{ClientStream: s, l: l, cancel: cancel}
+	if method == watch {
+		l.mu.Lock()
+		l.watched = cc
+		l.mu.Unlock()
+	}
 	go func() {
 		for ctx.Err() == nil {
 			f, _, next := l.now()
-			if f.cuts(method) {
-				st.cut.Store(true)
+			if err := l.breaks(f, method, cc); err != nil {
+				st.cut.Store(&err)
 				cancel()
 			}
 			select {
@@ -236,11 +297,38 @@ func (l *link) stream(
 	return st, nil
 }
 
+// breaks is the error of streams that break.
+func (l *link) breaks(f fault, method string, cc *grpc.ClientConn) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case f.cuts(method):
+		return errLink
+	case method == watch && l.leaderless == cc:
+		return rpctypes.ErrGRPCNoLeader
+	}
+	return nil
+}
+
+// told returns how many transactions were answered, and how many events watches have told.
+func (l *link) told() (answers, events int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.answers, l.events
+}
+
+// by returns the connections by which the last transaction and the last watch went.
+func (l *link) by() (sent, watched *grpc.ClientConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sent, l.watched
+}
+
 type stream struct {
 	grpc.ClientStream
 	l      *link
 	cancel context.CancelFunc
-	cut    atomic.Bool
+	cut    atomic.Pointer[error]
 }
 
 func (s *stream) SendMsg(m any) error {
@@ -259,15 +347,17 @@ func (s *stream) SendMsg(m any) error {
 
 func (s *stream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
+	cut := s.cut.Load()
 	switch r, ok := m.(*pb.WatchResponse); {
-	case s.cut.Load():
-		return errLink
+	case cut != nil:
+		return *cut
 	case err != nil:
 		s.cancel()
 	case ok:
 		s.l.mu.Lock()
 		s.l.events += len(r.Events)
 		s.l.mu.Unlock()
+		s.l.answered(r)
 	}
 	return err
 }

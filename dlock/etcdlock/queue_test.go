@@ -29,7 +29,7 @@ func newNode(tb testing.TB, c *testbed.Cluster) node {
 	tb.Helper()
 	l := newLink()
 	cl := client(tb, c, l)
-	b, err := etcdlock.New(cl, nil)
+	b, err := etcdlock.New(cl, &etcdlock.Options{FollowLeader: true})
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, b.Close()) })
 	return node{b, l, cl}
@@ -525,11 +525,16 @@ func TestLeaderKilledWhileWaiting(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
 	a, b := newNode(t, cluster), newNode(t, cluster)
+	followed := byLeader(t, a, b)
 	g := a.take(t, request(time.Hour))
 	_, came := b.waits(t, g.Key, time.Hour)
 	leader, err := cluster.Leader(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, leader.Kill(t.Context()))
+	until(t, func() bool { // though it sends nothing
+		_, watched := b.l.by()
+		return watched != followed
+	})
 	_, err = cluster.Leader(t.Context(), leader)
 	require.NoError(t, err)
 	stillWaits(t, came, "acquired by an election")

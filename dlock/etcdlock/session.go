@@ -84,6 +84,9 @@ func (b *Backend) sessionFor(ctx context.Context, ttl time.Duration) (*session, 
 		ttl: ttl, kept: sent, round: make(chan struct{}),
 	}
 	go s.keep(b.open, clientv3.RetryLeaseClient(b.c)) //nolint:contextcheck // it lives as long as the Backend
+	if b.follow {
+		b.router.begin() //nolint:contextcheck // and so does this
+	}
 	l.s = s
 	return s, nil
 }

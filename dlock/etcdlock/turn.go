@@ -137,7 +137,7 @@ func (b *Backend) passed(
 		defer b.busy.Done()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 		defer cancel()
-		_, _ = b.c.Txn(ctx).If(line[0].in(queue)).Then(op).Commit()
+		_, _ = b.router.commit(ctx, []clientv3.Cmp{line[0].in(queue)}, []clientv3.Op{op}, nil)
 	}()
 }
 
@@ -214,8 +214,11 @@ func (s *session) hear(b *Backend, rev int64) {
 		}
 	}()
 	for rest := minPause; ctx.Err() == nil; rest = min(2*rest, maxPause) {
+		w := b.router.take()
+		there, leave := context.WithCancel(ctx)
+		stop := context.AfterFunc(w.over, leave)
 		// One watch for as long as the session lasts: to open one for each acquisition takes etcd longer than a hand-over.
-		for resp := range b.c.Watch(clientv3.WithRequireLeader(ctx), b.inbox(s.id), clientv3.WithRev(rev), clientv3.WithFilterDelete()) {
+		for resp := range w.watcher.Watch(clientv3.WithRequireLeader(there), b.inbox(s.id), clientv3.WithRev(rev), clientv3.WithFilterDelete()) {
 			now := time.Now()
 			for _, e := range resp.Events {
 				if queue, line := parse(string(e.Kv.Value)); len(line) > 0 {
@@ -225,6 +228,12 @@ func (s *session) hear(b *Backend, rev int64) {
 			}
 			rev = max(rev, resp.CompactRevision)
 		}
-		pause(ctx, rest)
+		stop()
+		leave()
+		if w.over.Err() == nil { // a leader that is none any more would refuse it again
+			b.router.leave(w)
+			pause(ctx, rest)
+		}
+		b.router.give(w)
 	}
 }

@@ -32,7 +32,7 @@ func openEtcd(_ context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("locks: etcd: %w", err)
 	}
-	b, err := etcdlock.New(c, nil)
+	b, err := etcdlock.New(c, &etcdlock.Options{FollowLeader: true})
 	return opened(b, err, client{
 		ping: func(ctx context.Context) error {
 			_, err := c.Get(ctx, "ping", clientv3.WithCountOnly())
