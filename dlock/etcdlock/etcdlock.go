@@ -96,7 +96,9 @@ type Options struct {
 	//
 	// It is for speed alone, and safe if all endpoints are of one cluster. Those that have changed (SetEndpoints, AutoSyncInterval)
 	// are followed, but Dial reads them without the client's lock: the race detector may tell. A client whose KV or
-	// Watcher was replaced, as package namespace does, can't be used with it: New refuses what it can tell from etcd's own.
+	// Watcher was replaced, as package namespace does, can't be used with it: New refuses what it can tell from etcd's own. With
+	// grpc.WithBlock among its options, a client should have a DialTimeout: a search that meets an endpoint that is down leaves an
+	// attempt to connect behind, one for each Backend, which ends with that time, or with the client.
 	FollowLeader bool
 }
 

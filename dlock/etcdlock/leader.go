@@ -45,11 +45,14 @@ type router struct {
 	b     *Backend
 	start sync.Once
 
-	mu sync.Mutex
-	at *route
+	mu      sync.Mutex
+	at      *route
+	dialled map[string]bool // endpoints to which a connection is still being made
 }
 
-func (b *Backend) newRouter() *router { return &router{b: b, at: b.ownRoute()} }
+func (b *Backend) newRouter() *router {
+	return &router{b: b, at: b.ownRoute(), dialled: map[string]bool{}}
+}
 
 // ownRoute is the client's way.
 func (b *Backend) ownRoute() *route {
@@ -169,7 +172,7 @@ func (r *router) find() *route {
 		return nil
 	}
 	for _, endpoint := range endpoints {
-		if w := r.b.routeTo(endpoint); w != nil || r.b.open.Err() != nil {
+		if w := r.routeTo(endpoint); w != nil || r.b.open.Err() != nil {
 			return w
 		}
 	}
@@ -177,10 +180,11 @@ func (r *router) find() *route {
 }
 
 // routeTo returns a way to the member at endpoint if that one leads, or nil.
-func (b *Backend) routeTo(endpoint string) *route {
+func (r *router) routeTo(endpoint string) *route {
+	b := r.b
 	ctx, cancel := context.WithTimeout(b.open, tooSlow)
 	defer cancel()
-	conn := b.dial(ctx, endpoint)
+	conn := r.dial(ctx, endpoint)
 	if conn == nil {
 		return nil
 	}
@@ -191,18 +195,28 @@ func (b *Backend) routeTo(endpoint string) *route {
 	}
 	w := &route{
 		kv: clientv3.NewKVFromKVClient(pb.NewKVClient(conn), b.c), watcher: clientv3.NewWatchFromWatchClient(pb.NewWatchClient(conn), b.c),
-		conn: conn, endpoint: endpoint, term: s.RaftTerm,
+		conn: conn, endpoint: endpoint, term: s.Header.RaftTerm,
 	}
 	w.over, w.end = context.WithCancel(b.open)
 	return w
 }
 
 // dial returns a connection, or nil if there is none when ctx ends. With grpc.WithBlock among its options, the client's Dial
-// goes on trying, until the client is closed if it has no DialTimeout.
-func (b *Backend) dial(ctx context.Context, endpoint string) *grpc.ClientConn {
+// goes on trying then, until the client is closed if it has no DialTimeout; there is one such attempt for an endpoint at most.
+func (r *router) dial(ctx context.Context, endpoint string) *grpc.ClientConn {
+	r.mu.Lock()
+	under := r.dialled[endpoint]
+	r.dialled[endpoint] = true
+	r.mu.Unlock()
+	if under {
+		return nil
+	}
 	dialled := make(chan *grpc.ClientConn)
 	go func() {
-		conn, err := b.c.Dial(endpoint)
+		conn, err := r.b.c.Dial(endpoint)
+		r.mu.Lock()
+		delete(r.dialled, endpoint)
+		r.mu.Unlock()
 		if err != nil {
 			conn = nil
 		}

@@ -38,12 +38,15 @@ func handOver(t *testing.T, a, b node) error {
 		now, _ := b.l.told()
 		return now > answers || len(came) > 0
 	})
-	err = a.Release(t.Context(), g)
+	until(t, func() bool {
+		err = a.Release(t.Context(), g)
+		return err == nil || errors.Is(err, dlock.ErrLost)
+	})
 	o := receive(t, came)
 	if o.err == nil {
 		o.err = b.Release(t.Context(), o.g)
 	}
-	return errors.Join(err, o.err)
+	return o.err
 }
 
 // until has f called until it returns true.
@@ -119,46 +122,54 @@ func TestSilentLeader(t *testing.T) {
 		another  bool          // gets one after that one has asked
 	}{{"waiting", time.Hour, false}, {"given up", 50 * time.Millisecond, false}, {"another was answered", time.Hour, true}} {
 		t.Run(c.name, func(t *testing.T) {
-			a, b := newNode(t, three), newNode(t, three)
-			leader := byLeader(t, a, b)
-			acquire := func(patience time.Duration) (came chan error) {
-				calls, _, _ := b.l.counts(txn)
-				came = make(chan error, 1)
-				go func() {
-					ctx, cancel := context.WithTimeout(t.Context(), patience)
-					defer cancel()
-					_, err := b.Acquire(ctx, request(time.Hour))
-					came <- err
-				}()
-				until(t, func() bool {
-					now, _, _ := b.l.counts(txn)
-					return now > calls
-				})
-				return came
-			}
-			answer := func() {}
-			var answered chan error
-			if c.another {
-				answer = b.l.inject(delayOneRequest)
-				answered = acquire(time.Hour)
-			}
-			_, watches, _ := b.l.counts(txn)
-			b.l.mu.Lock()
-			b.l.silent = leader
-			b.l.mu.Unlock()
-			unanswered := acquire(c.patience)
-			if answer(); c.another {
-				require.NoError(t, receive(t, answered))
-			}
-			b.watches(t, watches+1) // another way
-			require.NoError(t, receive(t, acquire(time.Hour)))
-			if c.patience < time.Hour {
-				require.ErrorIs(t, receive(t, unanswered), context.DeadlineExceeded)
-				return
-			}
-			require.Empty(t, unanswered)
-			require.NoError(t, b.Close())
-			require.ErrorIs(t, receive(t, unanswered), dlock.ErrClosed)
+			undisturbed(t, func(t *testing.T) (done bool) {
+				a, b := newNode(t, three), newNode(t, three)
+				leader := byLeader(t, a, b)
+				acquire := func(patience time.Duration) (came chan error, sent bool) {
+					calls, _, _ := b.l.counts(txn)
+					came = make(chan error, 1)
+					go func() {
+						ctx, cancel := context.WithTimeout(t.Context(), patience)
+						defer cancel()
+						_, err := b.Acquire(ctx, request(time.Hour))
+						came <- err
+					}()
+					until(t, func() bool {
+						now, _, _ := b.l.counts(txn)
+						sent = now > calls
+						return sent || len(came) > 0
+					})
+					return came, sent
+				}
+				answer := func() {}
+				var answered chan error
+				if c.another {
+					answer = b.l.inject(delayOneRequest)
+					answered, _ = acquire(time.Hour)
+				}
+				_, watches, _ := b.l.counts(txn)
+				b.l.mu.Lock()
+				b.l.silent = leader
+				b.l.mu.Unlock()
+				unanswered, sent := acquire(c.patience)
+				if answer(); c.another {
+					require.NoError(t, receive(t, answered))
+				}
+				if by, _ := b.l.by(); by != leader || !sent { // the machine stood still for so long that it was left before
+					return false
+				}
+				b.watches(t, watches+1) // another way
+				now, _ := acquire(time.Hour)
+				require.NoError(t, receive(t, now))
+				if c.patience < time.Hour {
+					require.ErrorIs(t, receive(t, unanswered), context.DeadlineExceeded)
+					return true
+				}
+				require.Empty(t, unanswered)
+				require.NoError(t, b.Close())
+				require.ErrorIs(t, receive(t, unanswered), dlock.ErrClosed)
+				return true
+			})
 		})
 	}
 }
@@ -166,14 +177,20 @@ func TestSilentLeader(t *testing.T) {
 // A member that leads no more, and knows none that does, is left when it says so.
 func TestLeaderless(t *testing.T) {
 	t.Run("asked", func(t *testing.T) {
-		a, b := newNode(t, three), newNode(t, three)
-		leader := byLeader(t, a, b)
-		b.l.mu.Lock()
-		b.l.leaderless = leader
-		b.l.mu.Unlock()
-		_, err := b.TryAcquire(t.Context(), request(time.Hour))
-		require.ErrorContains(t, err, "no leader")
-		require.NoError(t, handOver(t, a, b))
+		undisturbed(t, func(t *testing.T) (done bool) {
+			a, b := newNode(t, three), newNode(t, three)
+			leader := byLeader(t, a, b)
+			b.l.mu.Lock()
+			b.l.leaderless = leader
+			b.l.mu.Unlock()
+			_, err := b.TryAcquire(t.Context(), request(time.Hour))
+			if by, _ := b.l.by(); by != leader {
+				return false
+			}
+			require.ErrorContains(t, err, "no leader")
+			require.NoError(t, handOver(t, a, b))
+			return true
+		})
 	})
 	t.Run("watched", func(t *testing.T) { // and not asked anything
 		a, b := newNode(t, three), newNode(t, three)
@@ -188,6 +205,22 @@ func TestLeaderless(t *testing.T) {
 			return watched != leader
 		})
 		require.NoError(t, handOver(t, a, b))
+	})
+}
+
+// A session's end is no reason to leave the leader.
+func TestSessionEndsLeaderStays(t *testing.T) {
+	undisturbed(t, func(t *testing.T) (done bool) {
+		a, b := newNode(t, three), newNode(t, three)
+		leader := byLeader(t, a, b)
+		held := a.take(t, request(2*time.Hour))
+		r, came := b.waits(t, held.Key, 2*time.Hour) // on a session of its own
+		b.revoke(t, r)
+		require.ErrorIs(t, receive(t, came).err, dlock.ErrLost)
+		b.take(t, request(2*time.Hour)) // with another session, when it finds that the old one has ended
+		require.NoError(t, handOver(t, a, b))
+		sent, watched := b.l.by()
+		return sent == leader && watched == leader // else it was left because the machine stood still, or always is
 	})
 }
 

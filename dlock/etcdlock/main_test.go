@@ -16,6 +16,10 @@ import (
 // one and three are the etcd of all tests, of one member and of three.
 var one, three *testbed.Cluster
 
+// steady is a cluster whose leader stays: an election fails what is under way, and by default a member that stands still for
+// 700 ms is voted out.
+var steady = &testbed.Options{Args: []string{"--election-timeout", "5000"}}
+
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) (code int) {
@@ -33,8 +37,7 @@ func run(m *testing.M) (code int) {
 			fail(leak.Find(before))
 		}
 	}()
-	// An election fails what is under way, and by default a member that stands still for 700 ms is voted out.
-	options := map[int]*testbed.Options{3: {Args: []string{"--election-timeout", "5000"}}}
+	options := map[int]*testbed.Options{3: steady}
 	for n, c := range map[int]**testbed.Cluster{1: &one, 3: &three} {
 		var err error
 		if *c, err = testbed.StartEtcd(ctx, n, options[n]); err != nil {

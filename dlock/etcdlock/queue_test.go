@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
@@ -521,13 +522,17 @@ func TestLeaderKilledWhileWaiting(t *testing.T) {
 	if three.Servers[0].Provider == testbed.External {
 		t.Skip("kills a server")
 	}
-	cluster, err := testbed.StartEtcd(t.Context(), 3, nil)
+	cluster, err := testbed.StartEtcd(t.Context(), 3, steady)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
 	a, b := newNode(t, cluster), newNode(t, cluster)
-	followed := byLeader(t, a, b)
 	g := a.take(t, request(time.Hour))
 	_, came := b.waits(t, g.Key, time.Hour)
+	var followed *grpc.ClientConn
+	until(t, func() bool {
+		_, followed = b.l.by()
+		return followed != b.c.ActiveConnection()
+	})
 	leader, err := cluster.Leader(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, leader.Kill(t.Context()))

@@ -217,6 +217,7 @@ func (s *session) hear(b *Backend, rev int64) {
 		w := b.router.take()
 		there, leave := context.WithCancel(ctx)
 		stop := context.AfterFunc(w.over, leave)
+		var err error
 		// One watch for as long as the session lasts: to open one for each acquisition takes etcd longer than a hand-over.
 		for resp := range w.watcher.Watch(clientv3.WithRequireLeader(there), b.inbox(s.id), clientv3.WithRev(rev), clientv3.WithFilterDelete()) {
 			now := time.Now()
@@ -226,12 +227,14 @@ func (s *session) hear(b *Backend, rev int64) {
 				}
 				rev, rest = e.Kv.ModRevision+1, minPause
 			}
-			rev = max(rev, resp.CompactRevision)
+			rev, err = max(rev, resp.CompactRevision), resp.Err()
 		}
 		stop()
 		leave()
-		if w.over.Err() == nil { // a leader that is none any more would refuse it again
-			b.router.leave(w)
+		if w.over.Err() == nil && ctx.Err() == nil {
+			if err == nil || passing(err) { // a leader that is none any more would refuse it again
+				b.router.leave(w)
+			}
 			pause(ctx, rest)
 		}
 		b.router.give(w)

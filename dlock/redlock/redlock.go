@@ -297,7 +297,7 @@ func (b *Backend) each(
 			return dlock.ErrLost
 		case undo && failed > minority, why == renewing && !open:
 			return b.unavailable(failed, failure)
-		case why == releasing && p.left == 0: // not before: a release that is repeated must not overtake this one on a node
+		case why == releasing && p.left == 0: // not before: one that is repeated could overtake this one, where it is under way
 			return b.unavailable(failed, failure)
 		}
 		v, err := p.next(ctx)

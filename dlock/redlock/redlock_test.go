@@ -359,8 +359,8 @@ func TestReleaseEverywhere(t *testing.T) {
 	})
 }
 
-// A release that finds no quorum has been everywhere when it says so: one that is repeated can't overtake it, and finds the
-// lock gone.
+// A release that finds no quorum says so when all nodes have answered, or had the time to: one that is repeated can't overtake
+// it where it was still to be answered, and finds the lock gone.
 func TestReleaseWithoutAQuorum(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ns := minis(t, 5)
