@@ -168,7 +168,7 @@ func TestBaton(t *testing.T) {
 		return l
 	}
 	a, b := open(), open()
-	lease, err := a.Acquire(t.Context(), t.Name()+"/key")
+	_, err := a.Acquire(t.Context(), t.Name()+"/key")
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -176,7 +176,7 @@ func TestBaton(t *testing.T) {
 	require.Error(t, err)
 
 	// Another: Redis may give that one to a client that has gone, as long as it doesn't know that.
-	lease, err = a.Acquire(t.Context(), t.Name()+"/other")
+	lease, err := a.Acquire(t.Context(), t.Name()+"/other")
 	require.NoError(t, err)
 	require.NoError(t, lease.Release(t.Context()))
 	lease, err = b.Acquire(t.Context(), t.Name()+"/other")

@@ -74,9 +74,9 @@ func byLeader(t *testing.T, a, b node) (leader *grpc.ClientConn) {
 	t.Helper()
 	until(t, func() bool {
 		require.NoError(t, handOver(t, a, b))
-		sent, watched := b.l.by()
+		sent, heard := b.l.by()
 		leader = sent
-		return sent == watched && sent != b.c.ActiveConnection()
+		return sent == heard && sent != b.c.ActiveConnection()
 	})
 	return leader
 }
@@ -200,10 +200,7 @@ func TestLeaderless(t *testing.T) {
 		close(b.l.broken)
 		b.l.broken = make(chan struct{})
 		b.l.mu.Unlock()
-		until(t, func() bool {
-			_, watched := b.l.by()
-			return watched != leader
-		})
+		until(t, func() bool { return b.l.watchedBy() != leader })
 		require.NoError(t, handOver(t, a, b))
 	})
 }
@@ -219,8 +216,8 @@ func TestSessionEndsLeaderStays(t *testing.T) {
 		require.ErrorIs(t, receive(t, came).err, dlock.ErrLost)
 		b.take(t, request(2*time.Hour)) // with another session, when it finds that the old one has ended
 		require.NoError(t, handOver(t, a, b))
-		sent, watched := b.l.by()
-		return sent == leader && watched == leader // else it was left because the machine stood still, or always is
+		sent, heard := b.l.by()
+		return sent == leader && heard == leader // else it was left because the machine stood still, or always is
 	})
 }
 

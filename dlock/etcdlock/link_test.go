@@ -1,6 +1,7 @@
 package etcdlock_test
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"sync"
@@ -34,7 +35,8 @@ type link struct {
 	members []uint64      // who has answered transactions, and told what a watch saw
 
 	sent       *grpc.ClientConn // by which the last transaction went
-	watched    *grpc.ClientConn // and the last watch
+	watched    *grpc.ClientConn // by which the last watch of an inbox was asked for
+	heard      *grpc.ClientConn // by which a watch has told something last
 	silent     *grpc.ClientConn // what is sent by this one gets no answer
 	leaderless *grpc.ClientConn // and this one leads to a member that knows no leader
 }
@@ -274,12 +276,7 @@ func (l *link) stream(
 		cancel()
 		return nil, err
 	}
-	st := &stream{ClientStream: s, l: l, cancel: cancel}
-	if method == watch {
-		l.mu.Lock()
-		l.watched = cc
-		l.mu.Unlock()
-	}
+	st := &stream{ClientStream: s, l: l, cc: cc, cancel: cancel}
 	go func() {
 		for ctx.Err() == nil {
 			f, _, next := l.now()
@@ -317,16 +314,24 @@ func (l *link) told() (answers, events int) {
 	return l.answers, l.events
 }
 
-// by returns the connections by which the last transaction and the last watch went.
-func (l *link) by() (sent, watched *grpc.ClientConn) {
+// by returns the connections by which the last transaction went, and by which a watch has told something last.
+func (l *link) by() (sent, heard *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sent, l.watched
+	return l.sent, l.heard
+}
+
+// watchedBy returns the connection by which an inbox was asked for last.
+func (l *link) watchedBy() *grpc.ClientConn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.watched
 }
 
 type stream struct {
 	grpc.ClientStream
 	l      *link
+	cc     *grpc.ClientConn
 	cancel context.CancelFunc
 	cut    atomic.Pointer[error]
 }
@@ -335,6 +340,9 @@ func (s *stream) SendMsg(m any) error {
 	if r, ok := m.(*pb.WatchRequest); ok && r.GetCreateRequest() != nil {
 		s.l.mu.Lock()
 		s.l.watches++
+		if bytes.Contains(r.GetCreateRequest().Key, []byte("turn/")) {
+			s.l.watched = s.cc
+		}
 		s.l.mu.Unlock()
 	}
 	if _, ok := m.(*pb.LeaseKeepAliveRequest); ok {
@@ -356,6 +364,9 @@ func (s *stream) RecvMsg(m any) error {
 	case ok:
 		s.l.mu.Lock()
 		s.l.events += len(r.Events)
+		if len(r.Events) > 0 {
+			s.l.heard = s.cc
+		}
 		s.l.mu.Unlock()
 		s.l.answered(r)
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
@@ -526,20 +525,13 @@ func TestLeaderKilledWhileWaiting(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
 	a, b := newNode(t, cluster), newNode(t, cluster)
+	followed := byLeader(t, a, b)
 	g := a.take(t, request(time.Hour))
 	_, came := b.waits(t, g.Key, time.Hour)
-	var followed *grpc.ClientConn
-	until(t, func() bool {
-		_, followed = b.l.by()
-		return followed != b.c.ActiveConnection()
-	})
 	leader, err := cluster.Leader(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, leader.Kill(t.Context()))
-	until(t, func() bool { // though it sends nothing
-		_, watched := b.l.by()
-		return watched != followed
-	})
+	until(t, func() bool { return b.l.watchedBy() != followed }) // though it sends nothing
 	_, err = cluster.Leader(t.Context(), leader)
 	require.NoError(t, err)
 	stillWaits(t, came, "acquired by an election")
