@@ -24,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -81,7 +82,7 @@ func measured(t *testing.T, args ...string) (string, *load.Result) {
 	file := filepath.Join(t.TempDir(), "result.json")
 	for d := 300 * time.Millisecond; ; d *= 2 {
 		var out bytes.Buffer
-		err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+"/", "-warmup", "100ms",
+		err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+uuid.NewString()+"/", "-warmup", "100ms",
 			"-duration", d.String(), "-o", file), &out)
 		require.NoError(t, err, out.String())
 		b, err := os.ReadFile(file)
@@ -168,18 +169,19 @@ func TestBaton(t *testing.T) {
 		return l
 	}
 	a, b := open(), open()
-	_, err := a.Acquire(t.Context(), t.Name()+"/key")
+	key, other := t.Name()+uuid.NewString(), t.Name()+uuid.NewString()
+	_, err := a.Acquire(t.Context(), key)
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err = b.Acquire(ctx, t.Name()+"/key")
+	_, err = b.Acquire(ctx, key)
 	require.Error(t, err)
 
 	// Another: Redis may give that one to a client that has gone, as long as it doesn't know that.
-	lease, err := a.Acquire(t.Context(), t.Name()+"/other")
+	lease, err := a.Acquire(t.Context(), other)
 	require.NoError(t, err)
 	require.NoError(t, lease.Release(t.Context()))
-	lease, err = b.Acquire(t.Context(), t.Name()+"/other")
+	lease, err = b.Acquire(t.Context(), other)
 	require.NoError(t, err)
 	require.NoError(t, lease.Release(t.Context()))
 }
