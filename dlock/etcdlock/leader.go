@@ -69,7 +69,7 @@ func checkPlain(c *clientv3.Client) error {
 		"Watcher": {reflect.TypeOf(c.Watcher), reflect.TypeOf(clientv3.NewWatchFromWatchClient(nil, nil))},
 	} {
 		if types[0] != types[1] {
-			return fmt.Errorf("%w: etcdlock: FollowLeader would bypass the client's %s, a %v", dlock.ErrInvalid, part, types[0])
+			return fmt.Errorf("%w: etcdlock: FollowLeader would bypass the client's %s, a %v; leave it off, or give the Backend a plain client", dlock.ErrInvalid, part, types[0])
 		}
 	}
 	return nil
