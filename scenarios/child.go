@@ -19,7 +19,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/job"
 	"github.com/fencelab/fencelab/internal/server"
-	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/boltstore"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -241,7 +240,7 @@ func (l vetted) TryAcquire(ctx context.Context, key string) (Lease, error) {
 // because nobody does or the machine stood still, would end without the schedule's doing.
 func (l vetted) take(ctx context.Context, acquire func() (Lease, error)) (Lease, error) {
 	how := l.spec.Worker
-	n := max(2, min(tries, int(DefaultStepTimeout/2/max(l.spec.TTL, time.Millisecond)))) // within a step
+	n := max(2, min(maxTries, int(DefaultStepTimeout/2/max(l.spec.TTL, time.Millisecond)))) // within a step
 	for range n {
 		lease, err := acquire()
 		if err != nil {
@@ -303,27 +302,17 @@ type ledgers interface {
 // make the outcome depend on whether its end is noticed before or after the next call leaves.
 func openStore(ctx context.Context, spec *childSpec, own OpenStore) (ledgers, error) {
 	off := spec.Fencing == history.FencingOff
-	switch {
-	case !spec.Straight:
+	if !spec.Straight {
 		transport := &http.Transport{DisableKeepAlives: true}
 		c, err := resource.NewClient(spec.URL, &resource.ClientOptions{HTTPClient: &http.Client{Transport: transport}, AllowUnfenced: off})
 		return client{c}, err
-	case spec.Own != "":
-		s, err := openOwn(ctx, own, StoreSpec{Store: spec.Own, Addr: spec.URL})
-		if err != nil || !off {
-			return ownStore{Store: s}, err
-		}
-		bare, err := overwriter(spec.Own, s)
-		return ownStore{s, bare}, err
 	}
-	s, err := stores.Open(ctx, spec.URL, stores.Options{
-		// Where a call is held in the network, it is to be the call, and not the greeting of a new connection.
-		Fresh: !spec.Sent, Prepared: true,
-	})
+	s, err := openOwn(ctx, own, StoreSpec{Store: spec.Own, Addr: spec.URL, Worker: true, Held: spec.Sent})
 	if err != nil || !off {
-		return s, err
+		return workerStore{Store: s}, err
 	}
-	return s.Unfenced(), nil
+	bare, err := overwriter(spec.Own, s)
+	return workerStore{s, bare}, err
 }
 
 // client is the HTTP resource as a worker sees it. One whose lock has no tokens writes without.

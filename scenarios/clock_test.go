@@ -15,6 +15,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -32,7 +33,7 @@ func TestExpiryRace(t *testing.T) {
 	redis, err := testbed.StartRedis(t.Context(), o)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, redis.Close()) }()
-	client, err := locks.RedisClient(redis.URL)
+	client, err := redisclient.New(redis.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
 	b, err := redislock.New(client, nil)
@@ -107,11 +108,11 @@ func TestClockSkew(t *testing.T) {
 	o.Clock = true
 	nodes, err := testbed.StartRedisNodes(t.Context(), 5, o)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, scenarios.Servers{Servers: nodes}.Close()) }()
+	defer func() { require.NoError(t, on(nodes...).Close()) }()
 	addrs, clients := make([]string, len(nodes)), make([]*redis.Client, len(nodes))
 	for i, n := range nodes {
 		addrs[i] = n.URL
-		clients[i], err = locks.RedisClient(n.URL)
+		clients[i], err = redisclient.New(n.URL)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, clients[i].Close()) }()
 		still, err := n.Clock.Hold(t.Context())

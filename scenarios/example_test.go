@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/boltstore"
 	"github.com/fencelab/fencelab/scenarios"
@@ -19,7 +20,7 @@ func ExampleChildWithStore() {
 		return boltstore.Open(filepath.Join(s.Dir, "mine.db"), nil) // your store
 	}
 	// In TestMain, or main, first of all: workers and the resource are this binary, started again.
-	scenarios.ChildWithStore(scenarios.OpenLock, openStore)
+	scenarios.ChildWithStore(open.Lock, openStore)
 
 	// In a test:
 	hazard, _ := scenarios.Hazard("ResourceCrash")

@@ -3,7 +3,6 @@ package scenarios
 import (
 	"context"
 
-	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
@@ -11,7 +10,7 @@ import (
 // Watch returns what a Runner does before it appends a worker's report: it looks at s, and tells what has been decided.
 func Watch(f history.Fencing, s resource.Store, key string, tell func(history.Event)) func(context.Context, *history.Event) error {
 	t := newStoreTarget(&Store{}, f, tell)
-	t.client, t.key = &stores.Store{Store: s}, key
+	t.client, t.key = s, key
 	return t.sync
 }
 

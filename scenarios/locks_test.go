@@ -25,6 +25,8 @@ import (
 	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -51,7 +53,7 @@ func everyLock(t *testing.T, f func(t *testing.T, lock string)) {
 }
 
 // nodes are the servers' addresses, for clients.
-func nodes(s scenarios.Servers) []string {
+func nodes(s open.Servers) []string {
 	var addrs []string
 	for _, n := range s.On().Nodes {
 		addrs = append(addrs, n.Addr)
@@ -81,7 +83,7 @@ func dial(t *testing.T, lock string, addrs []string, o dlock.Options) *dlock.Loc
 }
 
 // links are a client's own way to each of the servers, and the addresses at which they begin.
-func links(t *testing.T, s scenarios.Servers) (all []*faults.Link, addrs []string) {
+func links(t *testing.T, s open.Servers) (all []*faults.Link, addrs []string) {
 	t.Helper()
 	for _, server := range s.Servers {
 		link, err := faults.NewLink(server.Addr)
@@ -191,13 +193,13 @@ func TestAcquireReplyLost(t *testing.T) {
 }
 
 // taken reports whether the lock's servers hold key for somebody.
-func taken(t *testing.T, lock string, all scenarios.Servers, key string) bool {
+func taken(t *testing.T, lock string, all open.Servers, key string) bool {
 	t.Helper()
 	switch lock {
 	case locks.Redis, locks.Redlock:
 		votes := 0
 		for _, s := range all.Servers {
-			c, err := locks.RedisClient(s.URL)
+			c, err := redisclient.New(s.URL)
 			require.NoError(t, err)
 			n, err := c.Exists(t.Context(), "lock:{"+key+"}", "redlock:{"+key+"}").Result()
 			require.NoError(t, errors.Join(err, c.Close()))
@@ -257,7 +259,7 @@ func TestWaiterCancelled(t *testing.T) {
 
 // queued waits until n clients hold key or wait for it. Where the server knows nothing of who waits, it lets a while pass,
 // as another lease ends: enough for a waiter to have asked.
-func queued(t *testing.T, lock string, all scenarios.Servers, key string, n int) {
+func queued(t *testing.T, lock string, all open.Servers, key string, n int) {
 	t.Helper()
 	switch lock {
 	case locks.Etcd:

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -19,6 +20,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open"
+	"github.com/fencelab/fencelab/internal/open/onredis"
+	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/boltstore"
 	"github.com/fencelab/fencelab/resource/filestore"
@@ -43,7 +47,10 @@ const (
 const envServer = "FENCELAB_TEST_OWN_SERVER"
 
 // openStore is what the processes of this package's tests open, beside the lock.
-func openStore(_ context.Context, s scenarios.StoreSpec) (resource.Store, error) {
+func openStore(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
+	if slices.Contains(stores.Names(), s.Store) {
+		return open.Store(ctx, s)
+	}
 	switch s.Store {
 	case ownFile:
 		return boltstore.Open(filepath.Join(s.Dir, "own.db"), nil)
@@ -390,10 +397,10 @@ func TestOwnStoreRefuses(t *testing.T) {
 			&scenarios.Store{Name: ownFile, Open: openStore, Volatile: true}, "ResourceCrash", history.FencingOn,
 			true, "keeps nothing over a kill",
 		},
-		"there is none": {&scenarios.Store{Name: ownFile}, "PauseExceedsTTL", history.FencingOn, false, "Runner.Store has neither an Open"},
+		"there is none": {&scenarios.Store{Name: ownFile}, "PauseExceedsTTL", history.FencingOn, false, "Runner.Store has no Open or no Name"},
 		"it has no name": {
 			&scenarios.Store{Open: openStore}, "PauseExceedsTTL", history.FencingOn,
-			false, "Runner.Store has an Open and no Name",
+			false, "Runner.Store has no Open or no Name",
 		},
 		"it doesn't open": {
 			&scenarios.Store{Name: ownFails, Open: openStore}, "PauseExceedsTTL", history.FencingOn,
@@ -473,7 +480,7 @@ func openOwnLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, err
 	case variantNoLock:
 		return nil, nil //nolint:nilnil // what the kit should notice
 	}
-	l, err := scenarios.OpenLock(ctx, s)
+	l, err := open.Lock(ctx, s)
 	if what == variantHeldByAll {
 		return heldByAll{unlocked{l, s.Addrs[0]}}, err
 	}
@@ -628,7 +635,7 @@ func TestServiceWithoutRenewals(t *testing.T) {
 		if !s.On(locks.Redis) || s.Faulty() {
 			continue
 		}
-		svc := scenarios.OnRedis(sharedRedis(t))
+		svc := onredis.Service(sharedRedis(t))
 		svc.NoRenew = true
 		ends := s.Name == "WedgedHolder" || s.Name == "HolderPartitioned"
 		err := svc.Check(&s, history.FencingOn)
@@ -643,7 +650,7 @@ func TestServiceWithoutRenewals(t *testing.T) {
 func TestServiceWithoutTokens(t *testing.T) {
 	for _, name := range []string{"PauseExceedsTTL", "HolderKilled"} {
 		s := hazard(t, name)
-		svc := scenarios.OnRedis(sharedRedis(t))
+		svc := onredis.Service(sharedRedis(t))
 		svc.NoTokens = true
 		for f := range s.Expect {
 			err := svc.Check(&s, f)

@@ -17,7 +17,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/fencelab/fencelab/faults"
-	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/proc"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -482,10 +481,7 @@ func (p *play) startWorker(name string, w *worker) error {
 		Name: name, Fencing: p.fencing, Key: p.keys[0], Lock: p.r.Service.Lock, Variant: p.s.Variant, TTL: longTTL, Worker: how, MinSession: p.r.Service.MinSession,
 	}
 	if store := p.r.Store; store != nil && !store.served() {
-		spec.Straight = true
-		if store.Open != nil {
-			spec.Own = store.Name
-		}
+		spec.Straight, spec.Own = true, store.Name
 	}
 	for _, st := range p.s.Steps {
 		spec.Sent = spec.Sent || st.Op == OpRun && st.Target == name && st.Until == history.Sent
@@ -638,7 +634,7 @@ func start(spec childSpec, files ...*os.File) (*process, error) {
 	cmd := exec.Command(exe) //nolint:noctx // ended by close, also when it is stopped
 	// A program built with the race detector sleeps for a second when it exits, unless it is told not to.
 	race := os.Getenv("GORACE") + " atexit_sleep_ms=0"
-	if spec.Lock == locks.ZooKeeper {
+	if spec.Lock == "zookeeper" {
 		// go-zookeeper 1.0.4 has a race of its own: a connection that is made again reads Conn.lastZxid, for the watches
 		// that it sets again, beside the goroutine that writes it. What it finds in a worker is printed, and no failure.
 		race += " exitcode=0"

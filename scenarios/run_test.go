@@ -21,6 +21,9 @@ import (
 
 	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open"
+	"github.com/fencelab/fencelab/internal/open/onredis"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -41,18 +44,18 @@ func ask(r *scenarios.Runner, word string) {
 }
 
 func onRedis(redis *testbed.Server) *scenarios.Runner {
-	return &scenarios.Runner{Service: scenarios.OnRedis(redis)}
+	return &scenarios.Runner{Service: onredis.Service(redis)}
 }
 
-// open is what the workers of this package's tests open: a lock of this module, with trouble if the address or the variant asks
+// openLock is what the workers of this package's tests open: a lock of this module, with trouble if the address or the variant asks
 // for it.
-func open(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	if strings.HasPrefix(s.Variant, "test-") {
 		return openOwnLock(ctx, s)
 	}
 	word, addr, ok := strings.Cut(s.Addrs[0], " ")
 	if !ok {
-		return scenarios.OpenLock(ctx, s)
+		return open.Lock(ctx, s)
 	}
 	switch word {
 	case cannotOpen:
@@ -61,7 +64,7 @@ func open(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		s.Renew = false
 	}
 	s.Addrs[0] = addr
-	l, err := scenarios.OpenLock(ctx, s)
+	l, err := open.Lock(ctx, s)
 	switch word {
 	case failsLate:
 		return failingLate{l}, err
@@ -97,7 +100,7 @@ type unlocked struct {
 }
 
 func (l unlocked) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	c, err := locks.RedisClient(l.addr)
+	c, err := redisclient.New(l.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -309,7 +312,7 @@ func TestRunFails(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &scenarios.Runner{Service: scenarios.OnRedis(sharedRedis(t))}
+			r := &scenarios.Runner{Service: onredis.Service(sharedRedis(t))}
 			if c.change != nil {
 				c.change(r)
 			}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -36,7 +37,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	scenarios.ChildWithStore(open, openStore)
+	scenarios.ChildWithStore(openLock, openStore)
 	flag.Parse()
 	for name := range strings.SplitSeq(*backend, ",") {
 		if name != "" && !slices.Contains(locks.Names(), name) {
@@ -130,10 +131,10 @@ func playScenarioAlone(t *testing.T, s scenarios.Scenario, check func(*testing.T
 	for _, lock := range locksOf(s) {
 		t.Run(lock, func(t *testing.T) {
 			t.Parallel()
-			fresh := func(t *testing.T) scenarios.Servers { t.Helper(); return servers(t, lock, s) }
+			fresh := func(t *testing.T) open.Servers { t.Helper(); return servers(t, lock, s) }
 			if outlivesFaults(s) {
 				all := fresh(t)
-				fresh = func(*testing.T) scenarios.Servers { return all }
+				fresh = func(*testing.T) open.Servers { return all }
 			}
 			for _, f := range fencings {
 				if _, ok := s.Expect[f]; ok {

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open/onredis"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -71,7 +73,7 @@ func TestEvictIsUndone(t *testing.T) {
 	server, err := testbed.StartRedis(t.Context(), o)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, server.Close()) }()
-	c, err := locks.RedisClient(server.URL)
+	c, err := redisclient.New(server.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	ctx := within(t, patience)
@@ -79,7 +81,7 @@ func TestEvictIsUndone(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "volatile-lru", before["maxmemory-policy"])
 	require.NoError(t, c.Set(ctx, "a key", "x", 0).Err())
-	require.NoError(t, scenarios.OnRedis(server).Fault(ctx, scenarios.Fault("redis", history.FaultEvict)))
+	require.NoError(t, onredis.Service(server).Fault(ctx, scenarios.Fault("redis", history.FaultEvict)))
 	require.Zero(t, c.DBSize(ctx).Val())
 	after, err := c.ConfigGet(ctx, "maxmemory*").Result()
 	require.NoError(t, err)
@@ -92,7 +94,7 @@ func TestExternalIsLeftAlone(t *testing.T) {
 	server, err := testbed.StartRedis(t.Context(), options(t))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, server.Close()) }()
-	c, err := locks.RedisClient(server.URL)
+	c, err := redisclient.New(server.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	ctx := within(t, stepTimeout)
@@ -112,7 +114,7 @@ func TestExternalIsLeftAlone(t *testing.T) {
 		external, err := testbed.StartRedis(ctx, &testbed.Options{Provider: testbed.External})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, external.Close()) }()
-		svc := scenarios.OnRedis(external)
+		svc := onredis.Service(external)
 		for _, fault := range []string{
 			history.FaultFlush, history.FaultEvict, history.FaultPause, history.FaultResume, history.FaultKill, history.FaultRestart,
 			history.FaultWipe, history.FaultLag, history.FaultFailover, history.FaultJump, history.FaultIsolate, history.FaultRejoin,

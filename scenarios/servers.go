@@ -4,29 +4,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/fencelab/fencelab/faults"
-	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Servers are what a lock of this module runs on, and what can be done to them.
-type Servers struct {
-	Lock    string // its name, as OpenLock knows it
+// ServerSet is what a lock runs on, and what can be done to them.
+type ServerSet struct {
+	Lock    string // the Service's
 	Servers []*testbed.Server
 
-	// What some faults need:
-	Cluster *testbed.Cluster // the target Leader, isolate and restore: what Servers are members of
-	Replica *testbed.Server  // lag and failover: of the one Redis
+	Cluster *testbed.Cluster // of which Servers are the members; for the target Leader and the fault isolate
+	// Inject does faults that take more than control of a server's process, such as a command to it. Nil: there are none.
+	// For one that it doesn't know it returns [NoFault].
+	Inject func(ctx context.Context, s *testbed.Server, st Step) error
 }
 
-// On is the service of servers that run for this process. One that is the user's can have no fault, and of a Redis that is
-// it removes what runs leave there; others go with all that they hold.
-func (s Servers) On() *Service {
+// NoFault is the error that says that nothing does a step's fault.
+func NoFault(st Step) error {
+	return fmt.Errorf("there is no fault %q: %w", st.Fault, errors.ErrUnsupported)
+}
+
+// On is the service of servers that run for this process. One that is the user's can have no fault.
+func (s ServerSet) On() *Service {
 	names := make([]string, len(s.Servers))
 	svc := &Service{Lock: s.Lock}
 	for i, server := range s.Servers {
@@ -41,39 +44,28 @@ func (s Servers) On() *Service {
 	if len(names) > 1 {
 		svc.Server = fmt.Sprintf("%d × %s", len(names), names[0])
 	}
-	if s.Lock == locks.Redis && s.Servers[0].Provider == testbed.External {
-		svc.Forget = func(ctx context.Context, key string) error { return forgetRedis(ctx, s.Servers[0].URL, key) }
-	}
-	if s.Lock == locks.Consul && s.Servers[0].Provider != testbed.External {
-		svc.MinSession = testbed.ConsulMinSession
-	}
-	in := &inForce{Servers: s, service: svc, heals: map[string]faults.Heal{}}
+	in := &inForce{ServerSet: s, heals: map[string]faults.Heal{}}
 	svc.Fault = in.fault
 	return svc
 }
 
 // Close ends the servers.
-func (s Servers) Close() error {
-	var errs []error
-	if s.Replica != nil {
-		errs = append(errs, s.Replica.Close())
-	}
+func (s ServerSet) Close() error {
 	if s.Cluster != nil {
-		return errors.Join(append(errs, s.Cluster.Close())...)
+		return s.Cluster.Close()
 	}
+	var errs []error
 	for _, server := range s.Servers {
 		errs = append(errs, server.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// inForce does the faults of Servers, and ends them.
+// inForce does the faults of a ServerSet, and ends them.
 type inForce struct {
-	Servers
-	service  *Service
-	leader   string                 // the server that led when a fault hit the leader last
-	heals    map[string]faults.Heal // what ends a pause or an isolation, by server
-	snapshot []byte
+	ServerSet
+	leader string                 // the server that led when a fault hit the leader last
+	heals  map[string]faults.Heal // what ends a pause or an isolation, by server
 }
 
 func (f *inForce) fault(ctx context.Context, st Step) error {
@@ -84,7 +76,7 @@ func (f *inForce) fault(ctx context.Context, st Step) error {
 		}
 		name = f.leader
 	}
-	for _, s := range f.Servers.Servers {
+	for _, s := range f.Servers {
 		if st.Target != LockService && s.Name != name {
 			continue
 		}
@@ -144,32 +136,13 @@ func (f *inForce) one(ctx context.Context, s *testbed.Server, st Step) error {
 			return err
 		}
 		return s.Restart(ctx, testbed.RestartOptions{Wipe: true})
-	case history.FaultFlush:
-		return flushRedis(ctx, s)
-	case history.FaultEvict:
-		return evictRedis(ctx, s)
-	case history.FaultLag:
-		return lagRedis(ctx, s, f.Replica)
-	case history.FaultFailover:
-		if err := promoteRedis(ctx, f.Replica); err != nil {
-			return err
-		}
-		i := slices.IndexFunc(f.service.Nodes, func(n Node) bool { return n.Name == s.Name })
-		f.service.Nodes[i].Addr = f.Replica.URL
-		f.Replica = nil // it follows nobody from now on, in a later run neither
-		return nil
 	case history.FaultJump:
 		return f.jump(ctx, s, st.Detail)
-	case history.FaultSnapshot:
-		var err error
-		f.snapshot, err = snapshotEtcd(ctx, s)
-		return err
-	case history.FaultRestore:
-		return f.restore(ctx, st.Detail)
-	case history.FaultReap:
-		return reapZooKeeper(ctx, s)
 	}
-	return fmt.Errorf("there is no fault %q: %w", st.Fault, errors.ErrUnsupported)
+	if f.Inject == nil {
+		return NoFault(st)
+	}
+	return f.Inject(ctx, s, st)
 }
 
 func (f *inForce) begin(s *testbed.Server, inject func() (faults.Heal, error)) error {

@@ -14,13 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 // starters start the servers of a lock, with what a scenario needs of them.
-var starters = map[string]func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error){
+var starters = map[string]func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error){
 	locks.Redis:     startRedis,
 	locks.Redlock:   startRedlock,
 	locks.Etcd:      cluster(testbed.StartEtcd),
@@ -34,12 +35,12 @@ func needs(s scenarios.Scenario, faultOrTarget string) bool {
 	return slices.ContainsFunc(s.Steps, func(st scenarios.Step) bool { return st.Fault == faultOrTarget || st.Target == faultOrTarget })
 }
 
-func startRedis(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error) {
+func startRedis(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
 	redis, err := testbed.StartRedis(ctx, o)
 	if err != nil {
-		return scenarios.Servers{}, err
+		return open.Servers{}, err
 	}
-	all := scenarios.Servers{Servers: []*testbed.Server{redis}}
+	all := on(redis)
 	if needs(s, history.FaultLag) {
 		if all.Replica, err = testbed.StartRedisReplica(ctx, redis, o); err != nil {
 			return all, errors.Join(err, redis.Close())
@@ -48,34 +49,38 @@ func startRedis(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (
 	return all, nil
 }
 
-func startRedlock(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error) {
+func startRedlock(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
 	o.Clock = needs(s, history.FaultJump)
 	nodes, err := testbed.StartRedisNodes(ctx, 5, o)
-	return scenarios.Servers{Servers: nodes}, err
+	return on(nodes...), err
+}
+
+func on(servers ...*testbed.Server) open.Servers {
+	return open.Servers{ServerSet: scenarios.ServerSet{Servers: servers}}
 }
 
 type startCluster func(ctx context.Context, n int, o *testbed.Options) (*testbed.Cluster, error)
 
-func cluster(start startCluster) func(context.Context, scenarios.Scenario, *testbed.Options) (scenarios.Servers, error) {
-	return func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error) {
+func cluster(start startCluster) func(context.Context, scenarios.Scenario, *testbed.Options) (open.Servers, error) {
+	return func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
 		n := 1
 		if needs(s, scenarios.Leader) {
 			n = 3
 		}
 		c, err := start(ctx, n, o)
 		if err != nil {
-			return scenarios.Servers{}, err
+			return open.Servers{}, err
 		}
-		return scenarios.Servers{Servers: c.Servers, Cluster: c}, nil
+		return open.Servers{ServerSet: scenarios.ServerSet{Servers: c.Servers, Cluster: c}}, nil
 	}
 }
 
 type startServer func(ctx context.Context, o *testbed.Options) (*testbed.Server, error)
 
-func single(start startServer) func(context.Context, scenarios.Scenario, *testbed.Options) (scenarios.Servers, error) {
-	return func(ctx context.Context, _ scenarios.Scenario, o *testbed.Options) (scenarios.Servers, error) {
+func single(start startServer) func(context.Context, scenarios.Scenario, *testbed.Options) (open.Servers, error) {
+	return func(ctx context.Context, _ scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
 		server, err := start(ctx, o)
-		return scenarios.Servers{Servers: []*testbed.Server{server}}, err
+		return on(server), err
 	}
 }
 
@@ -94,7 +99,7 @@ func locksOf(s scenarios.Scenario) []string {
 // shared are the servers that several tests use, and leave as they were. Each is started by the first that needs it.
 var shared struct {
 	sync.Mutex
-	servers map[string]scenarios.Servers
+	servers map[string]open.Servers
 }
 
 // service is the shared service of a lock.
@@ -103,7 +108,7 @@ func service(t *testing.T, lock string) *scenarios.Service {
 	return sharedServers(t, lock).On()
 }
 
-func sharedServers(t *testing.T, lock string) scenarios.Servers {
+func sharedServers(t *testing.T, lock string) open.Servers {
 	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
@@ -113,7 +118,7 @@ func sharedServers(t *testing.T, lock string) scenarios.Servers {
 	}
 	s = start(t, lock, scenarios.Scenario{})
 	if shared.servers == nil {
-		shared.servers = map[string]scenarios.Servers{}
+		shared.servers = map[string]open.Servers{}
 	}
 	shared.servers[lock] = s
 	return s
@@ -135,14 +140,14 @@ func closeShared() error {
 }
 
 // servers are servers of the test's own, for it to break as s does.
-func servers(t *testing.T, lock string, s scenarios.Scenario) scenarios.Servers {
+func servers(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
 	all := start(t, lock, s)
 	t.Cleanup(func() { require.NoError(t, all.Close()) })
 	return all
 }
 
-func start(t *testing.T, lock string, s scenarios.Scenario) scenarios.Servers {
+func start(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Minute)
 	defer cancel()

@@ -11,14 +11,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fencelab/fencelab/internal/stores"
+	"github.com/fencelab/fencelab/internal/job"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
-	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Store is what workers write to, in the place of this module's resource: one of package stores, or one of your own, which
-// has an Open.
+// Store is what workers write to, in the place of this module's resource.
 //
 // A store with an Addr is a server, and workers are its clients: package pgstore's on PostgreSQL, for example. With fencing off
 // they are clients that know nothing of fences. A server doesn't tell its decisions, and what a worker believes is no evidence.
@@ -27,14 +25,13 @@ import (
 // store has accepted: a fence that has risen, a value that is another. A call that the worker tells of and that has changed
 // nothing was refused, whatever the worker was told.
 //
-// A store without an Addr, which must be your own, belongs to one process: a file, or an embedded database. The resource's
+// A store without an Addr belongs to one process: a file, or an embedded database. The resource's
 // process opens it, and serves it to the workers over HTTP, by [resource.NewHandler].
 type Store struct {
-	Name   string // of package stores: "postgres", "redis", "s3" or "dynamodb"; or, with an Open, any
+	Name   string // for Open and for histories
 	Server string // what serves it, e.g. "postgres 15.10 (containers)"; empty: Name
-	Addr   string // where it is, see stores.Open. One of your own takes what [Node] takes, or anything if nothing is to be delayed
-	// Open opens a store of your own, in the process of this Runner; the workers and the resource have [ChildWithStore]'s.
-	// Nil: it is one of package stores.
+	Addr   string // where it is: what [Node] takes, or anything if nothing is to be delayed
+	// Open opens the store in the process of this Runner. Workers and the resource call [ChildWithStore]'s.
 	Open OpenStore
 	// Volatile says that the store loses its data when its process is killed, so that a schedule that kills the resource shows nothing.
 	Volatile bool
@@ -44,13 +41,16 @@ type Store struct {
 	Kill, Restart func(ctx context.Context) error
 }
 
-// OpenStore opens a store of your own, which should keep the rules of [resource.Store]: package storetest finds out, and says
+// OpenStore opens a store, which should keep the rules of [resource.Store]: package storetest finds out, and says
 // which it breaks, where a scenario can only show what comes of it. To be played with fencing off it must be a
 // [resource.Overwriter]. What it returns is closed by who calls it, and used after ctx has ended, which bounds the opening alone.
 // It gives a call the time that the schedule takes: a write may be held up for longer than a lease lasts.
 //
 // After the server was killed and restarted, a worker writes by the client that it opened before: one that doesn't connect
 // again by itself needs a connection for each call.
+//
+// A store that can tell when a write has left the process has a method OnSent(f func()), which arms f for the next bytes that
+// it sends, and once. Of another one the [Runner] waits until the link holds the write.
 type OpenStore func(ctx context.Context, s StoreSpec) (resource.Store, error)
 
 // StoreSpec says which store a process needs.
@@ -60,35 +60,18 @@ type StoreSpec struct {
 	// Dir is where a store without an Addr keeps its data: a directory of the run's own, empty at first, and after a kill as
 	// it was left.
 	Dir string
+	// Worker says that a worker opens it. The Runner has opened it before, so that its table or bucket is there.
+	Worker bool
+	// Held says that a write of the worker's will be held in the network. It must be the write that is held, and not the greeting
+	// of a new connection.
+	Held bool
 }
-
-// container is the name of the bucket or table of the stores that need one.
-const container = "fencelab-scenarios"
-
-// OnServer is the store of that name on a server that runs for this process. Of a server that is the user's, what runs leave
-// there stays: rows, keys, or objects with the name of the scenario. Redis is to be started with [DurableRedis].
-func OnServer(store string, s *testbed.Server) *Store {
-	st := &Store{Name: store, Server: s.String(), Addr: s.URL}
-	if store == stores.S3 || store == stores.DynamoDB {
-		st.Addr = store + "+" + s.URL + "/" + container
-	}
-	st.Volatile = store == stores.DynamoDB
-	st.Kill = s.Kill
-	st.Restart = func(ctx context.Context) error { return s.Restart(ctx, testbed.RestartOptions{}) }
-	return st
-}
-
-// DurableRedis are the arguments of a Redis that keeps what it has answered for over a kill.
-func DurableRedis() []string { return []string{"--appendonly", "yes", "--appendfsync", "always"} }
 
 // check returns an error if sc can't be played over s. One that matches [errors.ErrUnsupported] says that nothing is wrong
 // with either.
 func (s *Store) check(sc *Scenario) error {
-	if s.Open == nil && s.Addr == "" {
-		return errors.New("scenarios: Runner.Store has neither an Open, of a store of your own, nor an Addr")
-	}
-	if s.Open != nil && s.Name == "" {
-		return errors.New("scenarios: Runner.Store has an Open and no Name; choose one, for OpenStore and for histories")
+	if s.Open == nil || s.Name == "" {
+		return errors.New("scenarios: Runner.Store has no Open or no Name; give it both")
 	}
 	cannot := func(format string, args ...any) error {
 		return fmt.Errorf("scenarios: %s: %s: %w", sc.Name, fmt.Sprintf(format, args...), errors.ErrUnsupported)
@@ -110,7 +93,7 @@ func (s *Store) check(sc *Scenario) error {
 			return cannot("worker %s has two ledgers, and over a store there is one", name)
 		}
 	}
-	if s.Open != nil && slices.ContainsFunc(sc.Steps, func(st Step) bool { return st.Op == OpHold }) {
+	if slices.ContainsFunc(sc.Steps, func(st Step) bool { return st.Op == OpHold }) {
 		addr, err := hostPort(s.Addr)
 		if err == nil {
 			_, _, err = net.SplitHostPort(addr)
@@ -123,19 +106,12 @@ func (s *Store) check(sc *Scenario) error {
 }
 
 // served reports whether the resource's process opens s.
-func (s *Store) served() bool { return s.Open != nil && s.Addr == "" }
+func (s *Store) served() bool { return s.Addr == "" }
 
 func (s *Store) name() string { return cmp.Or(s.Server, s.Name) }
 
 // open connects to s by its address.
 func (s *Store) open(ctx context.Context) (resource.Store, error) {
-	if s.Open == nil {
-		store, err := stores.Open(ctx, s.Addr, stores.Options{Fresh: true})
-		if err != nil {
-			return nil, err
-		}
-		return store, nil
-	}
 	return s.Open.open(ctx, StoreSpec{Store: s.Name, Addr: s.Addr})
 }
 
@@ -161,21 +137,27 @@ func overwriter(name string, s resource.Store) (resource.Overwriter, error) {
 	return o, nil
 }
 
-// ownStore is a store of the user's, as a worker sees it.
-type ownStore struct {
+// workerStore is a store as a worker sees it.
+type workerStore struct {
 	resource.Store
 	bare resource.Overwriter // not nil: the worker knows nothing of fencing
 }
 
-func (s ownStore) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+func (s workerStore) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if s.bare != nil {
 		return s.bare.Overwrite(ctx, key, resource.Fence{}, value)
 	}
 	return s.Store.Write(ctx, key, f, value)
 }
 
-// OnSent calls f before the write is sent: a store of the user's doesn't tell when. The Runner waits until the link holds it.
-func (ownStore) OnSent(f func()) { f() }
+// OnSent arms f if the store can tell when it sends. Else f is called at once, and the Runner waits until the link holds the write.
+func (s workerStore) OnSent(f func()) {
+	if s, ok := s.Store.(job.Sender); ok {
+		s.OnSent(f)
+		return
+	}
+	f()
+}
 
 // storeTarget is a [Store] during a run.
 type storeTarget struct {
@@ -195,19 +177,18 @@ func newStoreTarget(s *Store, f history.Fencing, tell func(history.Event)) *stor
 	return &storeTarget{Store: s, fencing: f, tell: tell, offered: map[string]string{}}
 }
 
-// begin makes an empty ledger: workers find one, as those of a service do. In a store of the user's it may not be able to.
+// begin makes an empty ledger, which workers of a service find too, in a store that can be written to without a fence.
 func (t *storeTarget) begin(ctx context.Context, keys []string) (err error) {
 	t.key = keys[0]
 	if t.client, err = t.open(ctx); err != nil {
 		return err
 	}
-	switch s := t.client.(type) {
-	case *stores.Store:
-		err = s.WriteUnfenced(ctx, t.key, []byte{})
-	default:
-		if t.fencing == history.FencingOff {
-			_, err = overwriter(t.Store.name(), s)
-		}
+	bare, err := overwriter(t.Store.name(), t.client)
+	switch {
+	case err == nil:
+		err = bare.Overwrite(ctx, t.key, resource.Fence{}, []byte{})
+	case t.fencing != history.FencingOff:
+		err = nil
 	}
 	if err != nil {
 		return err
@@ -248,14 +229,12 @@ func (t *storeTarget) restart(ctx context.Context) (err error) {
 		return err
 	}
 	t.down = false
-	if t.Open != nil { // its client may not connect again by itself
-		client, err := t.open(ctx)
-		if err != nil {
-			return err
-		}
-		_ = t.client.Close() // it was connected to the server that was killed, and may complain
-		t.client = client
+	client, err := t.open(ctx) // the old one may not connect again by itself
+	if err != nil {
+		return err
 	}
+	_ = t.client.Close() // it was connected to the server that was killed, and may complain
+	t.client = client
 	t.last, err = t.read(ctx)
 	return err
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios"
@@ -21,7 +23,7 @@ func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *sto
 	t.Helper()
 	s, ok := scenarios.Hazard(name)
 	require.True(t, ok)
-	over := scenarios.OnServer(stores.Redis, storeServer(t, stores.Redis))
+	over := open.OnServer(stores.Redis, storeServer(t, stores.Redis))
 	client, err := stores.Open(t.Context(), over.Addr, stores.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
@@ -87,7 +89,7 @@ func TestStoreIsWatched(t *testing.T) {
 			history.FencingOn, "B", history.Done,
 			func(t *testing.T, _ *stores.Store, key string) {
 				t.Helper()
-				c, err := locks.RedisClient(storeServer(t, stores.Redis).URL)
+				c, err := redisclient.New(storeServer(t, stores.Redis).URL)
 				require.NoError(t, err)
 				require.NoError(t, c.Del(t.Context(), "resource:{"+key+"}").Err())
 				require.NoError(t, c.Close())
@@ -164,7 +166,7 @@ func TestStoreThatForgets(t *testing.T) {
 	s, ok := scenarios.Hazard("ResourceCrash")
 	require.True(t, ok)
 	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
-		r := scenarios.Runner{Service: service(t, locks.Redis), Store: scenarios.OnServer(stores.Redis, redis)}
+		r := scenarios.Runner{Service: service(t, locks.Redis), Store: open.OnServer(stores.Redis, redis)}
 		out, err := r.Run(t.Context(), s, f)
 		require.NoError(t, err)
 		require.Equal(t, history.Violated, out.Verdict, strings.Join(history.Trace(out.Events), "\n"))
@@ -177,7 +179,7 @@ func TestStoreThatForgets(t *testing.T) {
 func TestStoreRefuses(t *testing.T) {
 	s, ok := scenarios.Hazard("ResourceCrash")
 	require.True(t, ok)
-	over := scenarios.OnServer(stores.DynamoDB, storeServer(t, stores.DynamoDB))
+	over := open.OnServer(stores.DynamoDB, storeServer(t, stores.DynamoDB))
 	r := scenarios.Runner{Service: service(t, locks.Redis), Store: over}
 	o, err := r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorContains(t, err, "keeps nothing over a kill")
@@ -188,7 +190,7 @@ func TestStoreRefuses(t *testing.T) {
 	_, err = r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorContains(t, err, "worker A has two ledgers, and over a store there is one")
 
-	over = scenarios.OnServer(stores.Redis, storeServer(t, stores.Redis))
+	over = open.OnServer(stores.Redis, storeServer(t, stores.Redis))
 	over.Addr = "memcached://127.0.0.1:1"
 	r.Store = over
 	s, ok = scenarios.Hazard("PauseExceedsTTL")

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -21,7 +22,7 @@ import (
 var storeServers = map[string]startServer{
 	stores.Postgres: testbed.StartPostgres,
 	stores.Redis: func(ctx context.Context, o *testbed.Options) (*testbed.Server, error) {
-		o.Args = scenarios.DurableRedis()
+		o.Args = open.DurableRedis()
 		return testbed.StartRedis(ctx, o)
 	},
 	stores.S3:       testbed.StartS3,
@@ -58,7 +59,7 @@ func playOverStores(t *testing.T, name string, check func(*testing.T, history.Fe
 		}
 		t.Run(lock+"+"+store, func(t *testing.T) {
 			t.Parallel()
-			over := scenarios.OnServer(store, storeServer(t, store))
+			over := open.OnServer(store, storeServer(t, store))
 			for _, f := range fencings {
 				if _, ok := s.Expect[f]; ok {
 					t.Run(string(f), func(t *testing.T) { check(t, f, playOnce(t, service(t, lock), over, s, f)) })

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
@@ -97,7 +96,7 @@ func holderHazards() []Scenario {
 		{
 			Name:    "ReleaseGetThenDel",
 			Hazard:  "A release by GET and DEL deletes the successor's lock, so that a third worker gets in beside it.",
-			Locks:   []string{locks.Redis},
+			Locks:   []string{"redis"},
 			Workers: map[string]Worker{"A": {Victim: true, GetThenDel: true}},
 			MinTTL:  alive,
 			Steps: []Step{
@@ -180,7 +179,7 @@ func holderHazards() []Scenario {
 
 // redlockHazards are about a lock on five independent Redis nodes, redis1 to redis5.
 func redlockHazards() []Scenario {
-	only := []string{locks.Redlock}
+	only := []string{"redlock"}
 	// A gets the lock of the first three nodes, because it can't reach the others.
 	first := func(worker string) Step { return Refuse(worker, "redis4", "redis5") }
 	last := func(worker string) Step { return Refuse(worker, "redis1", "redis2") }
@@ -269,7 +268,7 @@ func tokenHazards() []Scenario {
 	// and not time.
 	lost := func(name, hazard, fault string) Scenario {
 		return Scenario{
-			Name: name, Hazard: hazard, Locks: []string{locks.Redis}, TokensLost: true,
+			Name: name, Hazard: hazard, Locks: []string{"redis"}, TokensLost: true,
 			Workers: map[string]Worker{"W": {Idle: true}},
 			Steps: []Step{
 				Run("W", history.Done), Run("A", history.Read), Pause("A"), Fault("redis", fault), Run("B", history.Done),
@@ -285,7 +284,7 @@ func tokenHazards() []Scenario {
 		{
 			Name:       "FailoverReissuesToken",
 			Hazard:     "Redis fails over to a replica that lags by one grant, which hands out the holder's token again.",
-			Locks:      []string{locks.Redis},
+			Locks:      []string{"redis"},
 			TokensLost: true,
 			Workers:    map[string]Worker{"W": {Idle: true}},
 			Steps: []Step{
@@ -297,7 +296,7 @@ func tokenHazards() []Scenario {
 		{
 			Name:       "FailoverOvertakesToken",
 			Hazard:     "Redis fails over to a replica that lags by two grants, so that the successor's token is the smaller one.",
-			Locks:      []string{locks.Redis},
+			Locks:      []string{"redis"},
 			TokensLost: true,
 			Workers:    map[string]Worker{"W": {Idle: true}, "X": {Idle: true}},
 			Steps: []Step{
@@ -323,7 +322,7 @@ func serverHazards() []Scenario {
 	}
 	restore := func(name, hazard, detail string, lost bool, want map[history.Fencing]history.Verdict) Scenario {
 		return Scenario{
-			Name: name, Hazard: hazard, Locks: []string{locks.Etcd}, TokensLost: lost,
+			Name: name, Hazard: hazard, Locks: []string{"etcd"}, TokensLost: lost,
 			Workers: map[string]Worker{"W": {Idle: true}, "X": {Idle: true}},
 			Steps: []Step{
 				Run("W", history.Done), Fault("etcd1", history.FaultSnapshot), Run("X", history.Done), Run("A", history.Read),
@@ -336,12 +335,12 @@ func serverHazards() []Scenario {
 	}
 	return []Scenario{
 		leader("LeaderKilled", "The leader of the lock's cluster is killed while the holder is frozen.",
-			Fault(Leader, history.FaultKill), Fault(Leader, history.FaultRestart), locks.Etcd, locks.ZooKeeper),
+			Fault(Leader, history.FaultKill), Fault(Leader, history.FaultRestart), "etcd", "zookeeper"),
 		leader("LeaderFrozen", "The leader of the lock's cluster is frozen with the holder, and wakes up in a cluster with another leader.",
 			// Not ZooKeeper: go-zookeeper waits for more than six session timeouts for a server that is there and silent.
-			Fault(Leader, history.FaultPause), Fault(Leader, history.FaultResume), locks.Etcd),
+			Fault(Leader, history.FaultPause), Fault(Leader, history.FaultResume), "etcd"),
 		leader("LeaderIsolated", "The leader of the lock's cluster is cut off from its peers while clients still reach it.",
-			Fault(Leader, history.FaultIsolate), Fault(Leader, history.FaultRejoin), locks.Etcd, locks.ZooKeeper),
+			Fault(Leader, history.FaultIsolate), Fault(Leader, history.FaultRejoin), "etcd", "zookeeper"),
 		restore("EtcdSnapshotRestore", "etcd is restored from a snapshot, and its revision goes back behind the holder's token.", "",
 			true, backwards),
 		restore("EtcdSnapshotRestoreBumped", "etcd is restored with its revision raised above all that were given out.", "bumped",
@@ -349,7 +348,7 @@ func serverHazards() []Scenario {
 		{
 			Name:    "ZooKeeperSequenceResets",
 			Hazard:  "The parent of a lock that nobody uses is deleted, and the numbers of its children start again.",
-			Locks:   []string{locks.ZooKeeper},
+			Locks:   []string{"zookeeper"},
 			Workers: map[string]Worker{"W": {Idle: true}, "A": {Victim: true}},
 			Steps: []Step{
 				Run("W", history.Done), Fault("zk1", history.FaultReap), Run("A", history.Read), Pause("A"),

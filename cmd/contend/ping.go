@@ -13,6 +13,7 @@ import (
 	"github.com/fencelab/fencelab/internal/load"
 	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/peers"
+	"github.com/fencelab/fencelab/internal/redisclient"
 )
 
 // What is no lock but is measured beside locks, by the client that redislock uses, with the same options: what is longer
@@ -49,7 +50,7 @@ func open(ctx context.Context, s peers.Spec) (load.Lock, error) {
 	if len(s.Addrs) != 1 {
 		return nil, fmt.Errorf("contend: %s is on one Redis, and there are %d addresses", s.Lock, len(s.Addrs))
 	}
-	o, err := locks.Spec{Dial: s.Dial}.RedisOptions(s.Addrs[0])
+	o, err := redisclient.Options(s.Addrs[0], s.Dial)
 	if err != nil {
 		return nil, err
 	}

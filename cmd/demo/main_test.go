@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/open/onredis"
 	"github.com/fencelab/fencelab/reports"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	scenarios.Child(scenarios.OpenLock)
+	scenarios.Child(onredis.Lock)
 	os.Exit(m.Run())
 }
 

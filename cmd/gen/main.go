@@ -20,6 +20,7 @@ import (
 	"github.com/fencelab/fencelab/internal/fill"
 	"github.com/fencelab/fencelab/internal/footprint"
 	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/server"
 )
 
@@ -262,7 +263,7 @@ func (g *generator) open(ctx context.Context) (*target, error) {
 	if len(g.spec.Addrs) != 1 {
 		return nil, fmt.Errorf("redis is one server, and -lock-addr has %d addresses", len(g.spec.Addrs))
 	}
-	client, err := locks.RedisClient(g.spec.Addrs[0])
+	client, err := redisclient.New(g.spec.Addrs[0])
 	if err != nil {
 		return nil, err
 	}

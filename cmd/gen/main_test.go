@@ -22,7 +22,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/leak"
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -55,7 +55,7 @@ func connect(t *testing.T) *redis.Client {
 		t.Skip("not applicable to an external server: the test empties it")
 	}
 	before := goleak.IgnoreCurrent()
-	c, err := locks.RedisClient(redisServer.URL)
+	c, err := redisclient.New(redisServer.URL)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, c.Close())

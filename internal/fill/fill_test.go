@@ -19,7 +19,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/memlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/fill"
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -50,7 +50,7 @@ func connect(tb testing.TB) *redis.Client {
 	if server.Provider == testbed.External {
 		tb.Skip("not applicable to an external server: the test empties it")
 	}
-	c, err := locks.RedisClient(server.URL)
+	c, err := redisclient.New(server.URL)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, c.Close()) })
 	require.NoError(tb, c.FlushAll(tb.Context()).Err())

@@ -11,7 +11,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/fill"
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -45,7 +45,7 @@ func (r *recorder) onRedis(ctx context.Context, run string, f func(context.Conte
 		return err
 	}
 	defer func() { err = errors.Join(err, server.Close()) }()
-	client, err := locks.RedisClient(server.URL)
+	client, err := redisclient.New(server.URL)
 	if err != nil {
 		return err
 	}

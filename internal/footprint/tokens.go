@@ -15,7 +15,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/etcdlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/fill"
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -74,7 +74,7 @@ func (r *recorder) tokens(ctx context.Context) (err error) {
 	if err := r.begin("tokens", redisServer.String()); err != nil {
 		return err
 	}
-	client, err := locks.RedisClient(redisServer.URL)
+	client, err := redisclient.New(redisServer.URL)
 	if err != nil {
 		return err
 	}

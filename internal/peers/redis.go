@@ -20,6 +20,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/redisclient"
 )
 
 // Between two tries of the libraries that poll, which leave it to the caller. A long pause serves the one that has just
@@ -37,7 +38,7 @@ const forEver = 24 * time.Hour
 // clients connects to each address.
 func clients(s Spec) (all []*redis.Client, err error) {
 	for _, addr := range s.Addrs {
-		o, err := s.spec().RedisOptions(addr)
+		o, err := redisclient.Options(addr, s.Dial)
 		if err != nil {
 			return nil, errors.Join(err, closeClients(all))
 		}

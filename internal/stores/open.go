@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/pgstore"
 	"github.com/fencelab/fencelab/resource/redisstore"
@@ -57,7 +57,7 @@ func openPostgres(ctx context.Context, addr string, o Options) (*Store, error) {
 }
 
 func openRedis(ctx context.Context, addr string, o Options) (*Store, error) {
-	opt, err := locks.RedisOptions(addr)
+	opt, err := redisclient.Options(addr, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -81,6 +81,11 @@ func (s *Store) WriteUnfenced(ctx context.Context, key string, value []byte) err
 	return s.unfenced(ctx, key, value)
 }
 
+// Overwrite is WriteUnfenced, as a [resource.Overwriter] has it.
+func (s *Store) Overwrite(ctx context.Context, key string, _ resource.Fence, value []byte) error {
+	return s.unfenced(ctx, key, value)
+}
+
 // OnSent makes the store call f once, when the next bytes have left this process on one of the store's connections. f must not
 // stay. It is armed right before a call, whose first bytes they then are.
 func (s *Store) OnSent(f func()) { s.dial.onSent(f) }

@@ -3,16 +3,18 @@ package testbed
 import (
 	"cmp"
 	"context"
-	"errors"
+	"crypto/sha256"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/credentials"
-	smithyhttp "github.com/aws/smithy-go/transport/http"
+	signer "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 )
 
 // What the servers of Amazon's protocols have in common.
@@ -29,33 +31,31 @@ func withCredentials(addr string) string {
 	return (&url.URL{Scheme: "http", User: url.UserPassword(awsID, awsSecret), Host: addr}).String()
 }
 
-// awsConfig is a client of the service at a URL that asks once, by a connection of its own.
-func awsConfig(u *url.URL) aws.Config {
+// askAWS sends a signed request to the service at u once, by a connection of its own, and returns the answer's body, and what
+// the service calls itself, which is its version for want of a better one. The request is signed here, with what the SDK is made of:
+// the SDK's clients are most of what a program with them compiles.
+func askAWS(ctx context.Context, u *url.URL, service, method, body string, header http.Header) (status int, answer, version string, err error) {
+	at := &url.URL{Scheme: u.Scheme, Host: u.Host, Path: "/"}
+	req, err := http.NewRequestWithContext(ctx, method, at.String(), strings.NewReader(body))
+	if err != nil {
+		return 0, "", "", err
+	}
+	maps.Copy(req.Header, header)
 	secret, _ := u.User.Password()
-	at := &url.URL{Scheme: u.Scheme, Host: u.Host}
-	return aws.Config{
-		Region:       cmp.Or(os.Getenv("AWS_REGION"), awsRegion),
-		BaseEndpoint: aws.String(at.String()),
-		Credentials:  credentials.NewStaticCredentialsProvider(u.User.Username(), secret, os.Getenv("AWS_SESSION_TOKEN")),
-		HTTPClient:   &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
-		Retryer:      func() aws.Retryer { return aws.NopRetryer{} },
+	as := aws.Credentials{AccessKeyID: u.User.Username(), SecretAccessKey: secret, SessionToken: os.Getenv("AWS_SESSION_TOKEN")}
+	sum := fmt.Sprintf("%x", sha256.Sum256([]byte(body)))
+	req.Header.Set("X-Amz-Content-Sha256", sum)
+	region := cmp.Or(os.Getenv("AWS_REGION"), awsRegion)
+	if err := signer.NewSigner().SignHTTP(ctx, as, req, sum, service, region, time.Now()); err != nil {
+		return 0, "", "", err
 	}
-}
-
-// awsServer is what a service that has answered with err calls itself, which is its version for want of a better one.
-// refusal says whether err is an answer that only a service of the right kind gives.
-func awsServer(resp any, err error, refusal func(error) bool) (string, error) {
-	if err != nil && !refusal(err) {
-		return "", err
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		return 0, "", "", err
 	}
-	r, ok := resp.(*smithyhttp.Response)
-	if failed, isResponse := errors.AsType[*smithyhttp.ResponseError](err); isResponse {
-		r, ok = failed.Response, true
-	}
-	if !ok {
-		return "", errors.New("the answer is none of HTTP's")
-	}
-	return cmp.Or(r.Header.Get("Server"), "of unknown version"), nil
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	return resp.StatusCode, string(text), cmp.Or(resp.Header.Get("Server"), "of unknown version"), err
 }
 
 // findExternalAWS takes a list of host:port or of URLs, with credentials, or else those of the environment.

@@ -2,14 +2,11 @@ package testbed
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
+	"strings"
 	"time"
-
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
-	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 )
 
 // Names of the environment variables that choose a DynamoDB server.
@@ -72,9 +69,11 @@ func dynamoDBCommand(_ context.Context, at place) (command, error) {
 
 // dynamoDBReady asks for a table that nobody has.
 func dynamoDBReady(ctx context.Context, u *url.URL) (string, error) {
-	_, err := dynamodb.NewFromConfig(awsConfig(u)).DescribeTable(ctx, &dynamodb.DescribeTableInput{TableName: aws.String("fencelab-ready")})
-	return awsServer(nil, err, func(err error) bool {
-		_, missing := errors.AsType[*types.ResourceNotFoundException](err)
-		return missing
+	status, answer, version, err := askAWS(ctx, u, "dynamodb", http.MethodPost, `{"TableName":"fencelab-ready"}`, http.Header{
+		"Content-Type": {"application/x-amz-json-1.0"}, "X-Amz-Target": {"DynamoDB_20120810.DescribeTable"},
 	})
+	if err == nil && !strings.Contains(answer, "ResourceNotFoundException") {
+		err = fmt.Errorf("asked for a table that nobody has, it answered %d: %.300s", status, answer)
+	}
+	return version, err
 }

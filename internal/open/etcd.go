@@ -1,9 +1,8 @@
-package scenarios
+package open
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -37,16 +36,4 @@ func snapshotEtcd(ctx context.Context, s *testbed.Server) (snapshot []byte, err 
 		return errors.Join(err, r.Close())
 	})
 	return snapshot, err
-}
-
-func (f *inForce) restore(ctx context.Context, detail string) error {
-	switch {
-	case f.Cluster == nil || f.snapshot == nil:
-		return errors.New("there is no snapshot; take one before")
-	case detail == bumped:
-		return f.Cluster.RestoreSnapshot(ctx, f.snapshot, bumpBy)
-	case detail == "":
-		return f.Cluster.RestoreSnapshot(ctx, f.snapshot, 0)
-	}
-	return fmt.Errorf("a restore's detail is empty or %q", bumped)
 }

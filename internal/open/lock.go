@@ -1,0 +1,36 @@
+// Package open gives package scenarios this module's locks, stores and servers, by name.
+package open
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redlock"
+	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open/onredis"
+	"github.com/fencelab/fencelab/scenarios"
+)
+
+// nodeTimeout is longer than any live node takes on a busy machine: what makes a node silent in a run is a fault.
+const nodeTimeout = 10 * time.Second
+
+// Lock opens a lock of this module.
+func Lock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) { return lock(ctx, s) }
+
+var lock = scenarios.FromBackend(backend)
+
+func backend(ctx context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
+	spec := locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL, MinSession: s.MinSession}
+	counters := s.Variant == scenarios.VariantCounters
+	switch {
+	case s.Lock == locks.Redis || s.Gap != nil:
+		return onredis.Backend(ctx, s)
+	case s.Lock == locks.Redlock && (s.Variant == "" || counters):
+		return locks.OpenRedlock(ctx, spec, &redlock.Options{NodeTimeout: nodeTimeout, UnsafeCounters: counters})
+	case s.Variant == "":
+		return locks.Open(ctx, spec)
+	}
+	return nil, fmt.Errorf("there is no variant %q of %s", s.Variant, s.Lock)
+}

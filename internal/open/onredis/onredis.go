@@ -1,0 +1,205 @@
+// Package onredis gives package scenarios the lock of package redislock, a Redis to run it on, and the faults of that.
+package onredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// Name is the lock's name.
+const Name = "redis"
+
+// Lock opens the lock.
+func Lock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) { return lock(ctx, s) }
+
+var lock = scenarios.FromBackend(Backend)
+
+// Backend opens the lock's backend, with a client of its own.
+func Backend(_ context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
+	if s.Lock != Name {
+		return nil, fmt.Errorf("%s has no release by GET and DEL; that is %s's", s.Lock, Name)
+	}
+	if s.Variant != "" {
+		return nil, fmt.Errorf("there is no variant %q of %s", s.Variant, s.Lock)
+	}
+	if len(s.Addrs) != 1 {
+		return nil, fmt.Errorf("%s is one server, and there are %d addresses", s.Lock, len(s.Addrs))
+	}
+	client, err := redisclient.New(s.Addrs[0])
+	if err != nil {
+		return nil, err
+	}
+	b, err := redislock.New(client, nil)
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	owned := backend{b, client}
+	if s.Gap != nil {
+		return getThenDel{owned, s.Gap}, nil
+	}
+	return owned, nil
+}
+
+// backend closes its client too.
+type backend struct {
+	dlock.Backend
+	client *redis.Client
+}
+
+func (b backend) Close() error { return errors.Join(b.Backend.Close(), b.client.Close()) }
+
+// getThenDel releases in the way that is wrong: it checks that the lock is its own, and then deletes it, whosever it is by then.
+// Only the value that the deletion returns tells what was deleted.
+type getThenDel struct {
+	backend
+	gap func() error
+}
+
+func (b getThenDel) Release(ctx context.Context, g dlock.Grant) error {
+	lock := keys(g.Key)[0]
+	owner, err := b.client.Get(ctx, lock).Result()
+	if errors.Is(err, redis.Nil) || err == nil && owner != g.Owner {
+		return dlock.ErrLost
+	}
+	if err != nil {
+		return err
+	}
+	if err := b.gap(); err != nil {
+		return err
+	}
+	owner, err = b.client.GetDel(ctx, lock).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return dlock.ErrLost
+	case err != nil:
+		return err
+	case owner != g.Owner:
+		return fmt.Errorf("%w: %s", dlock.ErrForeignRelease, owner)
+	}
+	return nil
+}
+
+// keys are the keys of redislock for a lock.
+func keys(key string) []string { return []string{"lock:{" + key + "}", "fence:{" + key + "}"} }
+
+// Service is the lock's service on one Redis.
+func Service(r *testbed.Server) *scenarios.Service {
+	return On(scenarios.ServerSet{Lock: Name, Servers: []*testbed.Server{r}}, nil)
+}
+
+// On is the lock's service on one Redis, with a replica unless that is nil. From one that is the user's, runs remove what they
+// leave there.
+func On(s scenarios.ServerSet, replica *testbed.Server) *scenarios.Service {
+	var svc *scenarios.Service
+	s.Inject = func(ctx context.Context, r *testbed.Server, st scenarios.Step) error {
+		switch st.Fault {
+		case history.FaultLag:
+			return lag(ctx, r, replica)
+		case history.FaultFailover:
+			if err := promote(ctx, replica); err != nil {
+				return err
+			}
+			i := slices.IndexFunc(svc.Nodes, func(n scenarios.Node) bool { return n.Name == r.Name })
+			svc.Nodes[i].Addr = replica.URL
+			replica = nil // it follows nobody from now on, in a later run neither
+			return nil
+		}
+		return Inject(ctx, r, st)
+	}
+	svc = s.On()
+	if r := s.Servers[0]; r.Provider == testbed.External {
+		svc.Forget = func(ctx context.Context, key string) error {
+			return with(r.URL, func(c *redis.Client) error { return c.Del(ctx, keys(key)...).Err() })
+		}
+	}
+	return svc
+}
+
+// Inject does the faults of one Redis: flush and evict.
+func Inject(ctx context.Context, r *testbed.Server, st scenarios.Step) error {
+	switch st.Fault {
+	case history.FaultFlush:
+		return with(r.URL, func(c *redis.Client) error { return c.FlushAll(ctx).Err() })
+	case history.FaultEvict:
+		return with(r.URL, func(c *redis.Client) error { return evict(ctx, c) })
+	}
+	return scenarios.NoFault(st)
+}
+
+func with(url string, f func(c *redis.Client) error) error {
+	client, err := redisclient.New(url)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(client), client.Close())
+}
+
+// evict fills the server's memory, in effect: with room for nothing, it drops all keys before it refuses a write.
+func evict(ctx context.Context, c *redis.Client) (err error) {
+	was, err := c.ConfigGet(ctx, "maxmemory*").Result()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx := context.WithoutCancel(ctx)
+		for _, name := range []string{"maxmemory", "maxmemory-policy"} {
+			err = errors.Join(err, c.ConfigSet(ctx, name, was[name]).Err())
+		}
+	}()
+	if err := errors.Join(
+		c.ConfigSet(ctx, "maxmemory-policy", "allkeys-random").Err(), c.ConfigSet(ctx, "maxmemory", "1").Err(),
+	); err != nil {
+		return err
+	}
+	if err := c.Set(ctx, "more", "x", 0).Err(); err == nil {
+		return errors.New("there was room for more")
+	}
+	left, err := c.DBSize(ctx).Result()
+	if err == nil && left > 0 {
+		err = fmt.Errorf("%d keys were not evicted", left)
+	}
+	return err
+}
+
+// lag stops the replication of s once the replica has all that s has.
+func lag(ctx context.Context, s, replica *testbed.Server) error {
+	if replica == nil {
+		return fmt.Errorf("it has no replica: %w", errors.ErrUnsupported)
+	}
+	return with(s.URL, func(c *redis.Client) error {
+		// WAIT tells of what the same connection has written, so write something.
+		conn := c.Conn()
+		defer func() { _ = conn.Close() }()
+		if err := conn.Set(ctx, "last", "replicated", 0).Err(); err != nil {
+			return err
+		}
+		n, err := conn.Wait(ctx, 1, 0).Result()
+		if err != nil {
+			return err
+		}
+		if n != 1 {
+			return fmt.Errorf("%d replicas have all that it has, want 1", n)
+		}
+		// From now on the replica gets nothing: it follows a server that isn't there.
+		return with(replica.URL, func(c *redis.Client) error { return c.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err() })
+	})
+}
+
+// promote makes a replica a primary. The old one goes on, for those who still reach it.
+func promote(ctx context.Context, replica *testbed.Server) error {
+	if replica == nil {
+		return fmt.Errorf("it has no replica: %w", errors.ErrUnsupported)
+	}
+	return with(replica.URL, func(c *redis.Client) error { return c.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
+}

@@ -1,0 +1,56 @@
+// Package redisclient makes clients of Redis that give up when their context ends, and that log nothing.
+package redisclient
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Dial makes a connection.
+type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// New returns a client for a host:port or a redis:// URL.
+func New(addr string) (*redis.Client, error) {
+	o, err := Options(addr, nil)
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewClient(o), nil
+}
+
+// Options are those of [New], for a client that connects by dial unless that is nil.
+func Options(addr string, dial Dial) (*redis.Options, error) {
+	silence()
+	o := &redis.Options{Addr: addr}
+	if strings.Contains(addr, "://") {
+		var err error
+		if o, err = redis.ParseURL(addr); err != nil {
+			return nil, errors.New("the Redis address is no redis:// URL") // it may hold a password
+		}
+	}
+	o.ContextTimeoutEnabled = true
+	o.Dialer = dial
+	if config := o.TLSConfig; dial != nil && config != nil { // the client leaves that to a dialer
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return tls.Client(c, config), nil
+		}
+	}
+	return o, nil
+}
+
+// silence drops what go-redis logs: its errors are returned too.
+var silence = sync.OnceFunc(func() { redis.SetLogger(quiet{}) })
+
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
