@@ -8,30 +8,40 @@ LINT         := bin/golangci-lint-$(LINT_VERSION)
 # The images that `make images` has built are used, unless the environment says otherwise.
 $(foreach kv,$(shell cat testdata/images/images.env 2>/dev/null),$(eval export $(subst =, ?= ,$(kv))))
 
-# Local servers need those that no package provides. Tests find them in bin.
-local-servers := $(if $(filter local,$(FENCELAB_TESTBED)),servers)
-
 .PHONY: help
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Show a frozen lock holder corrupt data, and fencing refuse it (needs only Go)
-	@echo "demo: compiling"
-	@$(GO) run ./cmd/demo $(ARGS)
+	@echo "demo: compiling, the first time for about a minute"
+	@$(GO) run -gcflags=all=-l ./cmd/demo $(ARGS)
+
+.PHONY: setup
+setup: ## Get the servers that tests run against, as far as this machine allows (SERVERS=all SETUP=off FENCELAB_TESTBED=auto)
+	@testdata/setup
+
+# What setup has chosen, unless the environment says otherwise.
+testbed = $(or $(FENCELAB_TESTBED),$(shell cat bin/testbed 2>/dev/null),auto)
 
 # Tests get a directory of their own for temporary files, which goes whatever becomes of them. The scenarios wait most of the
 # time; they come first, so that the other packages' tests have the cores meanwhile.
 .PHONY: test
-test: $(local-servers) ## Run the tests with the race detector (PKG=./... TESTFLAGS="-v -run TestX" FENCELAB_TESTBED=auto)
-	@echo "test: compiling and running $(PKG)"
-	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
+test: setup ## Set up, run the tests, and say what was played (PKG=./... RACE=on TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
+	@$(MAKE) --no-print-directory play
+
+.PHONY: play
+play:
+	@echo "test: compiling and running $(PKG); servers: $(testbed)"
+	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") && chmod 711 "$$dir" || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
-	TMPDIR=$$dir $(GO) test -race -timeout 20m -parallel 4 $(TESTFLAGS) $(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG)
+	$(GO) build -o "$$dir/suite" ./internal/suite && \
+	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter off,$(RACE)),,-race) -timeout 20m -parallel 4 $(TESTFLAGS) \
+		$(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG)
 
 .PHONY: bench
-bench: $(local-servers) ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
-	@$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKG)
+bench: setup ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
+	@FENCELAB_TESTBED=$(testbed) $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKG)
 
 # Tables that tests make are written first; a claim that the data doesn't bear out fails, and the site is built all the same.
 .PHONY: report
@@ -67,7 +77,7 @@ done && echo "servers: built $(1) in $$(($$(date +%s) - start)) s"
 endef
 
 .PHONY: servers
-servers: bin/etcd bin/consul bin/versitygw bin/minidyn ## Build servers that no package provides from source, once, for local tests and for images
+servers: bin/etcd bin/versitygw bin/minidyn $(if $(filter all,$(SERVERS)),bin/consul) ## Build servers that no package provides from source (SERVERS=all: Consul too, for minutes)
 
 bin/etcd: testdata/servers/etcd/go.mod testdata/servers/etcd/go.sum
 	$(call build-server,etcd,etcdutl=go.etcd.io/etcd/etcdutl/v3 etcd=go.etcd.io/etcd/server/v3,about a minute)
@@ -90,5 +100,5 @@ fleet: ## Check what puts load from many hosts: manifests, dashboard and, where 
 	@cd testdata/kubernetes && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count=1 $(TESTFLAGS) ./...
 
 .PHONY: clean
-clean: ## Remove what make has made: tools, servers and the choice of built images
+clean: ## Remove what make has made: tools, servers, and what setup has chosen
 	rm -rf bin testdata/images/images.env

@@ -31,7 +31,7 @@ func TestExpiryRace(t *testing.T) {
 	o := options(t)
 	o.Clock = true
 	redis, err := testbed.StartRedis(t.Context(), o)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, redis.Close()) }()
 	client, err := redisclient.New(redis.URL)
 	require.NoError(t, err)
@@ -107,7 +107,7 @@ func TestClockSkew(t *testing.T) {
 	o := options(t)
 	o.Clock = true
 	nodes, err := testbed.StartRedisNodes(t.Context(), 5, o)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, on(nodes...).Close()) }()
 	addrs, clients := make([]string, len(nodes)), make([]*redis.Client, len(nodes))
 	for i, n := range nodes {

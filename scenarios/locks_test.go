@@ -139,7 +139,7 @@ func TestCoordinatorDown(t *testing.T) {
 		h, err := l.Acquire(ctx, newKey(t))
 		require.NoError(t, err)
 		for _, s := range all.Servers {
-			require.NoError(t, s.Kill(ctx))
+			testbed.Need(t, s.Kill(ctx))
 		}
 		_, err = l.TryAcquire(within(t, time.Second), newKey(t))
 		require.Error(t, err, "TryAcquire of a free key, of a service that is down")

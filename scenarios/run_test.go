@@ -468,7 +468,7 @@ func TestPauseLasts(t *testing.T) {
 func TestEmbedded(t *testing.T) {
 	t.Parallel()
 	redis, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, redis.Close()) })
 	for _, s := range scenarios.Hazards() {
 		if !s.On(locks.Redis) || s.Faulty() {

@@ -23,6 +23,7 @@ import (
 	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 var (
@@ -171,6 +172,9 @@ func playOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s sc
 	r.Command = func(scenarios.Scenario, history.Fencing) string { return again }
 	o, err := r.Run(t.Context(), s, f)
 	trace := strings.Join(history.Trace(o.Events), "\n") + "\n"
+	if _, missing := errors.AsType[*testbed.MissingError](err); missing {
+		testbed.Need(t, err)
+	}
 	if store != nil && errors.Is(err, errors.ErrUnsupported) {
 		t.Skipf("not applicable: %v", err)
 	}

@@ -71,7 +71,7 @@ func TestEvictIsUndone(t *testing.T) {
 	o := options(t)
 	o.Args = []string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"}
 	server, err := testbed.StartRedis(t.Context(), o)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, server.Close()) }()
 	c, err := redisclient.New(server.URL)
 	require.NoError(t, err)
@@ -92,8 +92,9 @@ func TestEvictIsUndone(t *testing.T) {
 func TestExternalIsLeftAlone(t *testing.T) {
 	notExternal(t)
 	server, err := testbed.StartRedis(t.Context(), options(t))
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, server.Close()) }()
+	testbed.Need(t, server.Real())
 	c, err := redisclient.New(server.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
@@ -112,7 +113,7 @@ func TestExternalIsLeftAlone(t *testing.T) {
 	t.Setenv(testbed.EnvRedisAddr, server.Addr)
 	t.Run("faults", func(t *testing.T) {
 		external, err := testbed.StartRedis(ctx, &testbed.Options{Provider: testbed.External})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, external.Close()) }()
 		svc := onredis.Service(external)
 		for _, fault := range []string{

@@ -157,7 +157,7 @@ func start(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	f, ok := starters[lock]
 	require.True(t, ok, "nothing starts the servers of %s", lock)
 	all, err := f(ctx, s, options(t))
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	all.Lock = lock
 	return all
 }
@@ -172,7 +172,7 @@ func notExternal(t *testing.T) {
 
 func options(t *testing.T) *testbed.Options {
 	t.Helper()
-	o := &testbed.Options{Progress: os.Stderr}
+	o := &testbed.Options{Progress: os.Stderr, AllowEmbedded: true}
 	if *provider != "" {
 		var err error
 		o.Provider, err = testbed.ParseProvider(*provider)

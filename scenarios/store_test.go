@@ -161,14 +161,14 @@ func TestStoreAgainstWorker(t *testing.T) {
 func TestStoreThatForgets(t *testing.T) {
 	o := options(t)
 	redis, err := testbed.StartRedis(t.Context(), o) // it keeps nothing on disk
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, redis.Close()) }()
 	s, ok := scenarios.Hazard("ResourceCrash")
 	require.True(t, ok)
 	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
 		r := scenarios.Runner{Service: service(t, locks.Redis), Store: open.OnServer(stores.Redis, redis)}
 		out, err := r.Run(t.Context(), s, f)
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		require.Equal(t, history.Violated, out.Verdict, strings.Join(history.Trace(out.Events), "\n"))
 		require.Contains(t, strings.Join(out.Findings, "; "), "the resource forgot a fence")
 		require.Equal(t, []string{"B"}, out.Lost)

@@ -90,7 +90,7 @@ func storeServer(t *testing.T, store string) *testbed.Server {
 		notExternal(t)
 	}
 	s, err := storeServers[store](ctx, options(t))
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	if sharedStores.servers == nil {
 		sharedStores.servers = map[string]*testbed.Server{}
 	}

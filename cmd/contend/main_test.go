@@ -30,6 +30,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/load"
 	"github.com/fencelab/fencelab/internal/peers"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -55,24 +56,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(test(m))
-}
-
-func test(m *testing.M) (code int) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	var err error
-	if redisServer, err = testbed.StartRedis(ctx, nil); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() {
-		if err := redisServer.Close(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}()
-	return m.Run()
+	testmain.Run(m, testmain.Redis(&redisServer))
 }
 
 // measured runs contend on the server and returns what it says and the result. It measures for as long as it takes to have a
@@ -250,6 +234,7 @@ func TestCloseFails(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"], "contenders": [1, 2]}],
 		"defaults": {"ttl": "10s", "duration": "50ms"}}`), 0o600))
+	testbed.Need(t, redisServer.Real())
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
 	err := run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
 	require.ErrorContains(t, err, "load: close a client: stuck")
@@ -475,6 +460,7 @@ func TestExperiment(t *testing.T) {
 			{"name": "b", "backends": ["redis-spin", "ping"], "contenders": [4], "connections": {"redis-spin": 2, "ping": 2}, "rates": [100], "keys": 10, "delay": "1ms", "processors": 1}
 		]}`
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	testbed.Need(t, redisServer.Real())
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
 	require.NoError(t, run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard))
 	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
@@ -520,6 +506,7 @@ func TestSweep(t *testing.T) {
 		return run(t.Context(), []string{"-experiment", dir, "-testbed", "external", "-sweep", name}, io.Discard)
 	}
 
+	testbed.Need(t, redisServer.Real())
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
 	for _, name := range []string{"a", "b"} {
 		old := []string{line(load.Config{Name: name, Backend: "gone"})} // which config.json had before
@@ -611,6 +598,7 @@ func TestExperimentSeed(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"]}],
 		"defaults": {"ttl": "10s", "duration": "10ms", "contenders": 1, "seed": 5}}`), 0o600))
+	testbed.Need(t, redisServer.Real())
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
 	for want, args := range map[uint64][]string{5: nil, 7: {"-seed", "7"}, 1: {"-seed", "1"}} {
 		require.NoError(t, run(t.Context(), append(args, "-experiment", dir, "-testbed", "external"), io.Discard))

@@ -23,30 +23,14 @@ import (
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 // redisServer is the Redis of all tests, each of which finds it empty.
 var redisServer *testbed.Server
 
-func TestMain(m *testing.M) { os.Exit(runTests(m)) }
-
-func runTests(m *testing.M) (code int) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	var err error
-	if redisServer, err = testbed.StartRedis(ctx, nil); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() {
-		if err := redisServer.Close(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}()
-	return m.Run()
-}
+func TestMain(m *testing.M) { testmain.Run(m, testmain.Server(&redisServer, testbed.StartRedis, nil)) }
 
 // connect returns a client of the server, which it empties, and sees to it that the test leaves no goroutine behind.
 func connect(t *testing.T) *redis.Client {
@@ -203,7 +187,7 @@ func (s *scraper) Write(p []byte) (int, error) {
 func TestEtcd(t *testing.T) {
 	connect(t)
 	cluster, err := testbed.StartEtcd(t.Context(), 1, nil)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
 	args := []string{"-backend", "etcd", "-lock-addr", cluster.Addrs()[0], "-keys", "200", "-contenders", "16"}
 	var out bytes.Buffer

@@ -1,15 +1,9 @@
 package etcdlock_test
 
 import (
-	"context"
-	"fmt"
-	"os"
 	"testing"
-	"time"
 
-	"go.uber.org/goleak"
-
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -20,31 +14,6 @@ var one, three *testbed.Cluster
 // 700 ms is voted out.
 var steady = &testbed.Options{Args: []string{"--election-timeout", "5000"}}
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) (code int) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	fail := func(err error) {
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	before := goleak.IgnoreCurrent()
-	defer func() {
-		if code == 0 {
-			fail(leak.Find(before))
-		}
-	}()
-	options := map[int]*testbed.Options{3: steady}
-	for n, c := range map[int]**testbed.Cluster{1: &one, 3: &three} {
-		var err error
-		if *c, err = testbed.StartEtcd(ctx, n, options[n]); err != nil {
-			fail(err)
-			return code
-		}
-		defer func() { fail((*c).Close()) }()
-	}
-	return m.Run()
+func TestMain(m *testing.M) {
+	testmain.Run(m, testmain.Cluster(&one, testbed.StartEtcd, 1, nil), testmain.Cluster(&three, testbed.StartEtcd, 3, steady))
 }

@@ -522,7 +522,7 @@ func TestLeaderKilledWhileWaiting(t *testing.T) {
 		t.Skip("kills a server")
 	}
 	cluster, err := testbed.StartEtcd(t.Context(), 3, steady)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
 	a, b := newNode(t, cluster), newNode(t, cluster)
 	followed := byLeader(t, a, b)

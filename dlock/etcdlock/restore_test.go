@@ -82,7 +82,7 @@ func TestRestoredSnapshot(t *testing.T) {
 		for _, bump := range []uint64{0, 1000} {
 			t.Run(fmt.Sprintf("moved=%t/bump=%d", moved, bump), func(t *testing.T) {
 				c, err := testbed.StartEtcd(t.Context(), 1, nil)
-				require.NoError(t, err)
+				testbed.Need(t, err)
 				t.Cleanup(func() { require.NoError(t, c.Close()) })
 				a := newNode(t, c)
 				held := a.take(t, request(time.Hour))
@@ -133,7 +133,7 @@ func TestDeletedKeyIsBack(t *testing.T) {
 // A waiter watches from a revision on that a store which was restored hasn't come to again. It looks all the same.
 func TestWatchAfterARestore(t *testing.T) {
 	c, err := testbed.StartEtcd(t.Context(), 1, nil)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	a, b := newNode(t, c), newNode(t, c)
 	g := a.take(t, request(time.Hour))

@@ -706,7 +706,7 @@ func TestCancelledBeforeReplicated(t *testing.T) {
 		t.Skip("an external server has the standbys that it has")
 	}
 	s, err := testbed.StartPostgres(t.Context(), &testbed.Options{Args: []string{"-c", "synchronous_standby_names=nobody"}})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	there := func(c *pgxpool.Config) {
 		var err error

@@ -411,10 +411,10 @@ func TestListenerOfAnotherServer(t *testing.T) {
 		t.Skip("needs a replica")
 	}
 	master, err := testbed.StartRedis(t.Context(), nil)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, master.Close()) })
 	replica, err := testbed.StartRedisReplica(t.Context(), master, nil)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, replica.Close()) })
 	s, old := onServer(t, master), onServer(t, replica)
 	r := request(time.Hour)
@@ -1216,7 +1216,7 @@ func TestRedisRestarts(t *testing.T) {
 		t.Skip("needs a Redis that can be restarted")
 	}
 	srv, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, srv.Close()) })
 	s := onServer(t, srv)
 	r := request(time.Hour)

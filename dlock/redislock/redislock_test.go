@@ -44,7 +44,7 @@ func TestConformanceCluster(t *testing.T) {
 		t.Skip("needs a Redis Cluster, which an external server may not be")
 	}
 	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--cluster-enabled", "yes"}})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	node := onServer(t, s)
 	c := node.client(t, node.link())

@@ -3,49 +3,29 @@ package redlock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"log"
-	"os"
 	"testing"
-	"time"
 
-	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
-
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// servers are the real Redis nodes of all tests.
-var servers []*testbed.Server
+// servers are the Redis nodeSet of all tests.
+var servers nodeSet
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+type nodeSet []*testbed.Server
 
-func run(m *testing.M) (code int) {
-	redis.SetLogger(silence{})
-	log.SetOutput(io.Discard) // go-redis's pool logs connections that the tests break
-	before := goleak.IgnoreCurrent()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
-	var err error
-	if servers, err = testbed.StartRedisNodes(ctx, 5, nil); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code = m.Run()
-	errs := make([]error, 0, len(servers)+1)
-	for _, s := range servers {
+func (n nodeSet) Close() error {
+	var errs []error
+	for _, s := range n {
 		errs = append(errs, s.Close())
 	}
-	errs = append(errs, leak.Find(before))
-	if err := errors.Join(errs...); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
+	return errors.Join(errs...)
 }
 
-type silence struct{}
-
-func (silence) Printf(context.Context, string, ...any) {}
+func TestMain(m *testing.M) {
+	testmain.Run(m, func(ctx context.Context) (_ io.Closer, err error) {
+		servers, err = testbed.StartRedisNodes(ctx, 5, &testbed.Options{AllowEmbedded: true})
+		return servers, err
+	})
+}

@@ -791,7 +791,7 @@ func TestStoppedNodes(t *testing.T) {
 		heals := make([]func() error, 0, len(stopped))
 		for _, i := range stopped {
 			heal, err := servers[i].Pause(t.Context())
-			require.NoError(t, err)
+			testbed.Need(t, err)
 			heals = append(heals, func() error { return heal(context.WithoutCancel(t.Context())) })
 		}
 		r = other(r)

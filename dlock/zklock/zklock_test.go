@@ -41,7 +41,7 @@ func TestConformanceEnsemble(t *testing.T) {
 	o := options()
 	o.Args = append(o.Args, "syncLimit=100") // ticks; on a machine that stalls, nobody is to be given up
 	c, err := testbed.StartZooKeeper(t.Context(), 3, o)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	t.Run("kit", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service { return service(t, c.Servers...) }})

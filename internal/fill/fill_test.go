@@ -3,7 +3,6 @@ package fill_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -20,29 +19,13 @@ import (
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/fill"
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 var server *testbed.Server
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) (code int) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	var err error
-	if server, err = testbed.StartRedis(ctx, nil); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() {
-		if err := server.Close(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}()
-	return m.Run()
-}
+func TestMain(m *testing.M) { testmain.Run(m, testmain.Server(&server, testbed.StartRedis, nil)) }
 
 // connect returns a client of the server, which it empties.
 func connect(tb testing.TB) *redis.Client {

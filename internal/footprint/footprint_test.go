@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/footprint"
 	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }
@@ -47,7 +48,7 @@ func TestRecordWhereNothingCanBe(t *testing.T) {
 func TestRecord(t *testing.T) {
 	dir := directory(t, small)
 	var progress bytes.Buffer
-	require.NoError(t, footprint.Record(t.Context(), dir, &progress))
+	testbed.Need(t, footprint.Record(t.Context(), dir, &progress))
 	for _, want := range []string{"redis active\n", "redis lazy\n", "etcd shared\n", "etcd leases\n", "tokens\n", "  reap "} {
 		require.Contains(t, progress.String(), want)
 	}
@@ -113,11 +114,14 @@ func firstWords(all []string) (words []string) {
 
 // TestNotRecorded keeps what was recorded before when an experiment goes wrong.
 func TestNotRecorded(t *testing.T) {
+	redis, err := testbed.StartRedis(t.Context(), nil)
+	testbed.Need(t, err)
+	require.NoError(t, redis.Close())
 	dir := directory(t, `{"seed": 1, "sample_every": "10ms", "limit": "1ms",
 		"redis": {"keys": 1000000, "ttl": "10s", "conns": 2, "batch": 64, "check": 20}}`)
 	file := filepath.Join(dir, "data.jsonl")
 	require.NoError(t, os.WriteFile(file, []byte("before"), 0o600))
-	err := footprint.Record(t.Context(), dir, new(bytes.Buffer))
+	err = footprint.Record(t.Context(), dir, new(bytes.Buffer))
 	require.ErrorContains(t, err, "redis active, fill: it took longer than 1ms, the limit")
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)

@@ -35,7 +35,7 @@ func TestContended(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			s, err := peers.Start(ctx, service, peers.ServerSpec{Nodes: 1}, &testbed.Options{Progress: os.Stderr})
-			require.NoError(t, err)
+			testbed.Need(t, err)
 			for _, lock := range names {
 				for _, connections := range []int{5, 1} {
 					t.Run(lock, func(t *testing.T) { contended(t, lock, connections, s.Addrs) })

@@ -26,7 +26,7 @@ func New(addr string) (*redis.Client, error) {
 
 // Options are those of [New], for a client that connects by dial unless that is nil.
 func Options(addr string, dial Dial) (*redis.Options, error) {
-	silence()
+	Silence()
 	o := &redis.Options{Addr: addr}
 	if strings.Contains(addr, "://") {
 		var err error
@@ -48,8 +48,8 @@ func Options(addr string, dial Dial) (*redis.Options, error) {
 	return o, nil
 }
 
-// silence drops what go-redis logs: its errors are returned too.
-var silence = sync.OnceFunc(func() { redis.SetLogger(quiet{}) })
+// Silence drops what go-redis logs: its errors are returned too.
+var Silence = sync.OnceFunc(func() { redis.SetLogger(quiet{}) })
 
 type quiet struct{}
 

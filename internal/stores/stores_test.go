@@ -47,8 +47,8 @@ var servers = map[string]func(t *testing.T) string{
 
 func serve(t *testing.T, start func(context.Context, *testbed.Options) (*testbed.Server, error)) *testbed.Server {
 	t.Helper()
-	s, err := start(t.Context(), nil)
-	require.NoError(t, err)
+	s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }

@@ -50,7 +50,7 @@ func start(t *testing.T) *testbed.Server {
 		t.Skip("an external server is not ours to kill")
 	}
 	s, err := testbed.StartPostgres(t.Context(), nil)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	require.NoError(t, prepare(t.Context(), s))
 	return s

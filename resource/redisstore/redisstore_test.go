@@ -31,7 +31,7 @@ func start(t *testing.T, args ...string) *testbed.Server {
 		t.Skip("an external server is not ours to kill")
 	}
 	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: args})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
@@ -245,6 +245,7 @@ func TestAnswerLost(t *testing.T) {
 
 // Close waits for the calls that it finds, and refuses those that come later.
 func TestCloseFinishesCalls(t *testing.T) {
+	testbed.Need(t, server.Real()) // CLIENT PAUSE
 	c, ctx := newClient(t, start(t)), t.Context()
 	s := newStore(t, c)
 	require.NoError(t, c.Do(ctx, "CLIENT", "PAUSE", 60000, "WRITE").Err())
@@ -317,7 +318,7 @@ func TestRestartWithoutPersistence(t *testing.T) {
 	ctx := t.Context()
 	store := newStore(t, newClient(t, s))
 	require.NoError(t, store.Write(ctx, "k", at(5), []byte("B")))
-	require.NoError(t, s.Kill(ctx))
+	testbed.Need(t, s.Kill(ctx))
 	require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
 	require.NoError(t, newReader(t, s, store).Write(ctx, "k", at(4), []byte("A")), "stale, and accepted")
 }
@@ -329,7 +330,7 @@ func TestFailoverToLaggingReplica(t *testing.T) {
 	store := newStore(t, newClient(t, s))
 	require.NoError(t, store.Write(ctx, "k", at(3), []byte("first")))
 	replica, err := testbed.StartRedisReplica(ctx, s, nil)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, replica.Close()) })
 	admin := newClient(t, replica)
 	require.NoError(t, admin.ReplicaOf(ctx, "127.0.0.1", "1").Err(), "from here on it hears nothing of its primary")

@@ -22,7 +22,7 @@ func startVersity(tb testing.TB, rt http.RoundTripper) (*testbed.Server, *s3.Cli
 	tb.Helper()
 	ctx := context.Background()
 	server, err := testbed.StartS3(ctx, nil)
-	require.NoError(tb, err)
+	testbed.Need(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, server.Close()) })
 	tb.Cleanup(transport.CloseIdleConnections)
 	u, err := url.Parse(server.URL)

@@ -125,13 +125,13 @@ func TestS3ThatEnds(t *testing.T) {
 
 func TestS3External(t *testing.T) {
 	users, err := testbed.StartS3(t.Context(), nil)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, users.Close()) }()
 
 	for _, set := range []string{users.Addr, users.URL, users.URL + "/"} {
 		t.Setenv(testbed.EnvS3Addr, set)
 		s, err := testbed.StartS3(t.Context(), &testbed.Options{Provider: testbed.External})
-		require.NoError(t, err, set)
+		testbed.Need(t, err)
 		require.Equal(t, users.Addr, s.Addr)
 		require.Equal(t, users.URL, s.URL)
 		require.ErrorIs(t, s.Kill(t.Context()), errors.ErrUnsupported)
@@ -156,11 +156,11 @@ func TestS3External(t *testing.T) {
 
 func TestDynamoDBExternal(t *testing.T) {
 	users, err := testbed.StartDynamoDB(t.Context(), nil)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, users.Close()) }()
 	t.Setenv(testbed.EnvDynamoDBAddr, users.Addr)
 	s, err := testbed.StartDynamoDB(t.Context(), &testbed.Options{Provider: testbed.External})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	require.Equal(t, users.URL, s.URL)
 	require.Equal(t, users.Version, s.Version)
 	require.NoError(t, s.Close())

@@ -22,18 +22,10 @@ const ConsulImage = "hashicorp/consul:1.14.4"
 var consulKind = kind{
 	name: "consul", title: "Consul", env: "CONSUL",
 	image: ConsulImage, ports: []int{8500, 8300, 8301}, data: "/consul/data",
-	timeout: time.Minute, // 1 to 2 s are usual: a server waits that long for a leader's heartbeat before it votes
-	want:    "host:port",
-	url:     func(addr string) string { return "http://" + addr },
-	find: func(set string) (string, error) {
-		path, err := findProgram(set, "consul")
-		if err != nil && set == "" {
-			if path, err = findBuilt("consul"); err != nil {
-				err = fmt.Errorf("there is no consul: make servers, which builds it, or install it, or set %s to its path", EnvConsulServer)
-			}
-		}
-		return path, err
-	},
+	timeout:  time.Minute, // 1 to 2 s are usual: a server waits that long for a leader's heartbeat before it votes
+	want:     "host:port",
+	url:      func(addr string) string { return "http://" + addr },
+	programs: []string{"consul"}, module: "consul",
 	ready: consulReady,
 }
 

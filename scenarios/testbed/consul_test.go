@@ -65,7 +65,7 @@ func TestConsul(t *testing.T) {
 func TestConsulSession(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		s, err := testbed.StartConsul(t.Context(), &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
 		require.NoError(t, onConsul(s, func(c *api.Client) error {
 			// Of the shortest sessions that Consul allows elsewhere none ends before 10 s. This one ends after twice its TTL, and
@@ -103,12 +103,12 @@ func TestConsulThatEnds(t *testing.T) {
 
 func TestConsulExternal(t *testing.T) {
 	users, err := testbed.StartConsul(t.Context(), &testbed.Options{Provider: testbed.Local})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, users.Close()) }()
 
 	t.Setenv(testbed.EnvConsulAddr, users.Addr)
 	s, err := testbed.StartConsul(t.Context(), &testbed.Options{Provider: testbed.External})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	require.Equal(t, users.Addr, s.Addr)
 	require.Equal(t, users.Version, s.Version)
 	require.ErrorIs(t, s.Kill(t.Context()), errors.ErrUnsupported)

@@ -52,7 +52,7 @@ type box struct {
 func newContainers(ctx context.Context, g *group, progress io.Writer) (_ hosts, err error) {
 	engine, err := dialEngine(ctx)
 	if err != nil {
-		return nil, err
+		return nil, g.missing(err)
 	}
 	c := &containers{group: g, engine: engine}
 	defer func() {
@@ -207,8 +207,11 @@ func (b *box) start(ctx context.Context, c command) error {
 		if strings.Contains(err.Error(), "address already in use") || strings.Contains(err.Error(), "port is already allocated") {
 			return fmt.Errorf("%w: %w", errBind, err)
 		}
-		return fmt.Errorf("%w\n    where no registry is reachable: sudo make images (make test and make demo then use "+
-			"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", err, b.group.envImage())
+		if _, inspectErr := b.engine.Client().ImageInspect(ctx, image); !cerrdefs.IsNotFound(inspectErr) {
+			return err
+		}
+		return b.group.missing(fmt.Errorf("%w\n    where no registry is reachable: sudo make images (make test and make demo then use "+
+			"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", err, b.group.envImage()))
 	}
 	b.command = c
 	return nil

@@ -22,18 +22,10 @@ const DynamoDBImage = "amazon/dynamodb-local:2.5.4"
 var dynamoDBKind = kind{
 	name: "dynamodb", title: "DynamoDB server", env: "DYNAMODB",
 	image: DynamoDBImage, ports: []int{8000}, data: "/data",
-	timeout: time.Minute, // 10 ms are usual; of Amazon's, which is a Java program, 2 s
-	want:    "host:port or http:// URL",
-	url:     withCredentials,
-	find: func(set string) (string, error) {
-		path, err := findProgram(set, "minidyn")
-		if err != nil && set == "" {
-			if path, err = findBuilt("minidyn"); err != nil {
-				err = fmt.Errorf("there is no minidyn: make servers, which builds it, or set %s to its path", EnvDynamoDBServer)
-			}
-		}
-		return path, err
-	},
+	timeout:  time.Minute, // 10 ms are usual; of Amazon's, which is a Java program, 2 s
+	want:     "host:port or http:// URL",
+	url:      withCredentials,
+	programs: []string{"minidyn"}, module: "minidyn",
 	ready: func(ctx context.Context, addr string, _ int) (string, error) {
 		u, err := url.Parse(withCredentials(addr))
 		if err != nil {

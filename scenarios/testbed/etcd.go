@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"path"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -21,10 +19,10 @@ const EtcdImage = "quay.io/coreos/etcd:v3.6.16"
 var etcdKind = kind{
 	name: "etcd", title: "etcd", env: "ETCD",
 	image: EtcdImage, ports: []int{2379, 2380}, data: "/var/lib/etcd",
-	timeout: time.Minute, // under a second is usual
-	want:    "host:port (several: separated by commas)",
-	url:     func(addr string) string { return "http://" + addr },
-	find:    func(set string) (string, error) { return findEtcd(set, "etcd") },
+	timeout:  time.Minute, // under a second is usual
+	want:     "host:port (several: separated by commas)",
+	url:      func(addr string) string { return "http://" + addr },
+	programs: []string{"etcd", "etcdutl"}, module: "etcd",
 	ready: func(ctx context.Context, addr string, _ int) (string, error) {
 		var health struct{ Health, Reason string }
 		if err := httpJSON(ctx, http.MethodGet, addr, "/health", &health); err != nil {
@@ -153,7 +151,7 @@ func (s *Server) restore(ctx context.Context, snapshot []byte, bumpRevision uint
 		util.Args = append(util.Args, "--bump-revision", strconv.FormatUint(bumpRevision, 10), "--mark-compacted")
 	}
 	if at.Provider == Local {
-		if util.Path, err = findEtcd(os.Getenv(EnvEtcdServer), "etcdutl"); err != nil {
+		if util.Path, err = s.kind.find("etcdutl"); err != nil {
 			return err
 		}
 	}
@@ -161,42 +159,6 @@ func (s *Server) restore(ctx context.Context, snapshot []byte, bumpRevision uint
 		return fmt.Errorf("etcdutl: %w", err)
 	}
 	return s.begin(ctx)
-}
-
-// findEtcd returns the path of a program of etcd: etcd itself is what is set, and the others lie beside it. If nothing
-// is set it is that in PATH, or else what make servers has built.
-func findEtcd(set, name string) (string, error) {
-	if set != "" {
-		if name != "etcd" {
-			set = filepath.Join(filepath.Dir(set), name)
-		}
-		return findProgram(set, "")
-	}
-	if found, err := findProgram("", name); err == nil {
-		return found, nil
-	}
-	if found, err := findBuilt(name); err == nil {
-		return found, nil
-	}
-	return "", fmt.Errorf("there is no %s: make servers, which builds it, or install it, or set %s to its path", name, EnvEtcdServer)
-}
-
-// findBuilt returns the path of what make servers has built as bin/name in the module that the working directory is in.
-func findBuilt(name string) (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return findProgram(filepath.Join(dir, "bin", name), "")
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", errors.New("there is no go.mod above the working directory")
-		}
-		dir = parent
-	}
 }
 
 // httpJSON asks the server at addr once, and decodes what it answers.

@@ -29,7 +29,7 @@ func dialEtcd(t *testing.T, servers ...*testbed.Server) *clientv3.Client {
 func startEtcd(t *testing.T, n int, p testbed.Provider) *testbed.Cluster {
 	t.Helper()
 	c, err := testbed.StartEtcd(t.Context(), n, &testbed.Options{Provider: p})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
 }
@@ -56,7 +56,7 @@ func TestEtcd(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		c, err := testbed.StartEtcd(ctx, 3, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, c.Close()) }()
 		require.Regexp(t, `^3 × etcd 3\.\d+\.\d+ \(`+string(p)+`\)$`, c.String())
 		require.Len(t, c.Addrs(), 3)
@@ -176,7 +176,7 @@ func TestRestoreSnapshot(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		c, err := testbed.StartEtcd(ctx, 1, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, c.Close()) }()
 		etcd := dialEtcd(t, c.Servers...)
 		_, err = etcd.Put(ctx, "key", "before")
@@ -216,7 +216,7 @@ func TestEtcdExternal(t *testing.T) {
 	users := startEtcd(t, 3, testbed.Local)
 	t.Setenv(testbed.EnvEtcdAddr, users.Servers[0].Addr+","+users.Servers[1].Addr+","+users.Servers[2].Addr)
 	c, err := testbed.StartEtcd(t.Context(), 3, &testbed.Options{Provider: testbed.External})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	require.Equal(t, users.Addrs(), c.Addrs())
 	_, err = c.Leader(t.Context())
 	require.NoError(t, err)

@@ -27,9 +27,12 @@ type kind struct {
 	want    string        // what the external address may be: "host:port"
 
 	// url returns Server.URL.
-	url func(addr string) string
-	// find returns the path of the program or installation on this machine. set is what the environment names, or empty.
-	find func(set string) (path string, err error)
+	url      func(addr string) string
+	programs []string // that a local server takes, the first of which stands for it
+	dirs     []string // where they may be, beside PATH: patterns
+	apt      string   // the Debian packages that have them
+	brew     string   // the same of macOS
+	module   string   // in testdata/servers: from which make builds them in bin, where no package has them
 	// ready asks the server once for its version. An error means that it is to be asked again: it isn't ready to serve.
 	// If pid isn't 0 and the server can tell that it is another process, it is another server, which took the port.
 	ready func(ctx context.Context, addr string, pid int) (version string, err error)

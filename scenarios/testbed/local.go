@@ -34,12 +34,8 @@ type process struct {
 
 // newProcesses chooses the ports and makes the directories of g's servers.
 func newProcesses(ctx context.Context, g *group) (_ hosts, err error) {
-	set := os.Getenv(g.envServer())
-	path, err := g.find(set)
+	path, err := g.find(g.programs[0])
 	if err != nil {
-		if set != "" {
-			err = fmt.Errorf("%s: %w", g.envServer(), err)
-		}
 		return nil, err
 	}
 	p := &processes{group: g, path: path}
@@ -248,16 +244,4 @@ func descendants(pid int) ([]int, error) {
 		next = append(next, children[next[0]]...)
 	}
 	return found, nil
-}
-
-// findProgram returns the path that is set, if it is a program, or else that of name in PATH.
-func findProgram(set, name string) (string, error) {
-	if set == "" {
-		set = name
-	}
-	path, err := exec.LookPath(set)
-	if err != nil {
-		return "", err
-	}
-	return filepath.Abs(path)
 }

@@ -2,7 +2,6 @@ package testbed
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -34,10 +34,11 @@ const PostgresImage = "postgres:15.10-bookworm"
 var postgresKind = kind{
 	name: "postgres", title: "PostgreSQL", env: "POSTGRES",
 	image: PostgresImage, ports: []int{5432}, data: "/var/lib/postgresql/data",
-	timeout: time.Minute, // 0.1 s is usual; in a container, 1 s with initdb
-	want:    "host:port or postgres:// URL",
-	url:     postgresURL,
-	find:    findPostgres,
+	timeout:  time.Minute, // 0.1 s is usual; in a container, 1 s with initdb
+	want:     "host:port or postgres:// URL",
+	url:      postgresURL,
+	programs: []string{"postgres"}, dirs: []string{"/usr/lib/postgresql/*/bin"}, // which Debian keeps out of PATH
+	apt: "postgresql", brew: "postgresql@15",
 	ready: func(ctx context.Context, addr string, pid int) (string, error) {
 		return postgresReady(ctx, postgresURL(addr), pid)
 	},
@@ -57,26 +58,6 @@ func StartPostgres(ctx context.Context, o *Options) (*Server, error) {
 
 func postgresURL(addr string) string {
 	return "postgres://postgres@" + addr + "/postgres?sslmode=disable"
-}
-
-// findPostgres finds the server program. Its companions are in the same directory, which Debian keeps out of PATH.
-func findPostgres(set string) (string, error) {
-	if set != "" {
-		return findProgram(set, "")
-	}
-	if path, err := findProgram("", "postgres"); err == nil {
-		return path, nil
-	}
-	all, err := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
-	if err != nil || len(all) == 0 {
-		return "", errors.New("there is no postgres: sudo apt-get install postgresql (Debian, Ubuntu) or " +
-			"brew install postgresql@15 (macOS), or set " + EnvPostgresServer + " to the path of one")
-	}
-	version := func(path string) int {
-		v, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(path))))
-		return v
-	}
-	return slices.MaxFunc(all, func(a, b string) int { return cmp.Compare(version(a), version(b)) }), nil
 }
 
 // initdb makes an empty database cluster, in which those who come from the loopback interface are trusted.
@@ -107,7 +88,7 @@ func postgresCommand(ctx context.Context, at place) (command, error) {
 	if at.Provider == Containers {
 		return command{Args: slices.Concat([]string{"sh", "-ec", postgresScript, at.Dir}, args)}, nil
 	}
-	own, err := unprivileged()
+	own, err := unprivileged(ctx, at.Dir)
 	if err != nil {
 		return command{}, err
 	}
@@ -126,23 +107,47 @@ func postgresCommand(ctx context.Context, at place) (command, error) {
 }
 
 // unprivileged returns the beginning of a command line that runs a program as somebody else than root, as PostgreSQL
-// demands, and as the same process. It is empty if this process isn't root's.
+// demands, as the same process, and with dir as its own. It is empty if this process isn't root's.
 //
-// Another user couldn't reach a temporary directory of root's. In a user namespace of its own, root is called
-// otherwise, while files and signals stay root's. The change of credentials drops the parent-death signal, which is
-// hence set anew.
-func unprivileged() ([]string, error) {
+// Another user couldn't reach a temporary directory of root's. In a user namespace of its own, root is called otherwise, while
+// files and signals stay root's. Where there are no user namespaces, as in many containers and under chroot, it is another user
+// all the same, and dir is given to it. The change of credentials drops the parent-death signal, which is hence set anew.
+func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
 	}
-	unshare, err := exec.LookPath("unshare")
+	const die = "--pdeathsig=KILL"
+	if _, err := exec.LookPath("setpriv"); err != nil {
+		return nil, fmt.Errorf("PostgreSQL refuses to run as root: run this as another user, or: apt-get install util-linux: %w", err)
+	}
+	spaces := []string{"unshare", "--user", "--map-user=1000", "--map-group=1000"}
+	if exec.CommandContext(ctx, spaces[0], append(spaces[1:], "true")...).Run() == nil {
+		return lookedUp(append(spaces, "setpriv", die))
+	}
+	var id [2]int
+	other, err := user.Lookup("postgres")
+	if err != nil {
+		other, err = user.Lookup("nobody")
+	}
 	if err == nil {
-		_, err = exec.LookPath("setpriv")
+		id[0], err = strconv.Atoi(other.Uid)
+	}
+	if err == nil {
+		id[1], err = strconv.Atoi(other.Gid)
+	}
+	if err == nil {
+		err = errors.Join(os.Chown(dir, id[0], id[1]), os.Chmod(filepath.Dir(dir), 0o711)) //nolint:gosec // to be passed through
 	}
 	if err != nil {
-		return nil, fmt.Errorf("PostgreSQL refuses to run as root: run this as another user, or install util-linux: %w", err)
+		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and nobody else can: %w", err)
 	}
-	return []string{unshare, "--user", "--map-user=1000", "--map-group=1000", "setpriv", "--pdeathsig=KILL"}, nil
+	return lookedUp([]string{"setpriv", "--reuid=" + other.Uid, "--regid=" + other.Gid, "--clear-groups", die})
+}
+
+// lookedUp is a command line whose program is given by its path.
+func lookedUp(argv []string) (_ []string, err error) {
+	argv[0], err = exec.LookPath(argv[0])
+	return argv, err
 }
 
 // runToEnd runs a command whose output is of interest only if it fails.

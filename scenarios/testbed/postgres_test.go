@@ -118,7 +118,7 @@ func TestPostgresThatEnds(t *testing.T) {
 // A server that was killed can't remove its shared memory, which no file system shows.
 func TestPostgresSharedMemory(t *testing.T) {
 	s, err := testbed.StartPostgres(t.Context(), &testbed.Options{Provider: testbed.Local})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
 	var dir string
 	require.NoError(t, onPostgres(t.Context(), s, func(conn *pgx.Conn) error {
@@ -150,7 +150,7 @@ func TestPostgresInitFails(t *testing.T) {
 
 func TestPostgresExternal(t *testing.T) {
 	users, err := testbed.StartPostgres(t.Context(), &testbed.Options{Provider: testbed.Local})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, users.Close()) }()
 	for _, tc := range []struct{ name, addr, err string }{
 		{"Unset", "", "FENCELAB_POSTGRES_ADDR is not set: set it to the host:port or postgres:// URL of your server"},

@@ -21,17 +21,10 @@ const RedisImage = "redis:7.4.2-bookworm"
 var redisKind = kind{
 	name: "redis", title: "Redis", env: "REDIS",
 	image: RedisImage, ports: []int{6379}, data: "/data",
-	timeout: time.Minute, // a few ms is usual
-	want:    "host:port or redis:// URL",
-	url:     func(addr string) string { return "redis://" + addr },
-	find: func(set string) (string, error) {
-		path, err := findProgram(set, "redis-server")
-		if err != nil && set == "" {
-			err = fmt.Errorf("there is no redis-server: sudo apt-get install redis-server (Debian, Ubuntu) or "+
-				"brew install redis (macOS), or set %s to its path", EnvRedisServer)
-		}
-		return path, err
-	},
+	timeout:  time.Minute, // a few ms is usual
+	want:     "host:port or redis:// URL",
+	url:      func(addr string) string { return "redis://" + addr },
+	programs: []string{"redis-server"}, apt: "redis-server", brew: "redis",
 	ready: func(ctx context.Context, addr string, pid int) (string, error) {
 		info, err := redisInfo(ctx, &redis.Options{Addr: addr}, "server")
 		if err != nil {
@@ -90,7 +83,7 @@ func StartRedisNodes(ctx context.Context, n int, o *Options) ([]*Server, error) 
 // [errors.ErrUnsupported] if the primary is external or embedded.
 func StartRedisReplica(ctx context.Context, primary *Server, o *Options) (*Server, error) {
 	if primary.kind != &redisKind || primary.host == nil {
-		return nil, fmt.Errorf("testbed: no replica of %s: %w", primary, errors.ErrUnsupported)
+		return nil, primary.kind.beyond(primary.Provider, fmt.Errorf("testbed: no replica of %s: %w", primary, errors.ErrUnsupported))
 	}
 	var with Options
 	if o != nil {

@@ -25,7 +25,7 @@ func startRedis(t *testing.T, o *testbed.Options) (*testbed.Server, string) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	r, err := testbed.StartRedis(t.Context(), o)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, r.Close()) })
 	return r, tmp
 }

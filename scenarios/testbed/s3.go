@@ -23,18 +23,10 @@ const S3Image = "versity/versitygw:v1.8.0"
 var s3Kind = kind{
 	name: "s3", title: "S3 server", env: "S3",
 	image: S3Image, ports: []int{7070}, data: "/data",
-	timeout: time.Minute, // 40 ms are usual
-	want:    "host:port or http:// URL",
-	url:     withCredentials,
-	find: func(set string) (string, error) {
-		path, err := findProgram(set, "versitygw")
-		if err != nil && set == "" {
-			if path, err = findBuilt("versitygw"); err != nil {
-				err = fmt.Errorf("there is no versitygw: make servers, which builds it, or install it, or set %s to its path", EnvS3Server)
-			}
-		}
-		return path, err
-	},
+	timeout:  time.Minute, // 40 ms are usual
+	want:     "host:port or http:// URL",
+	url:      withCredentials,
+	programs: []string{"versitygw"}, module: "versitygw",
 	ready: func(ctx context.Context, addr string, _ int) (string, error) {
 		u, err := url.Parse(withCredentials(addr))
 		if err != nil {

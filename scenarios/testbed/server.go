@@ -167,8 +167,8 @@ func (s *Server) Restart(ctx context.Context, o RestartOptions) error {
 // change makes the caller the only one who changes the server, until done. The context also ends with Close.
 func (s *Server) change(ctx context.Context, verb string) (_ context.Context, done func(), err error) {
 	if s.host == nil {
-		return nil, nil, fmt.Errorf("testbed: %s %s: a server of provider %s is out of reach: %w",
-			verb, s.Name, s.Provider, errors.ErrUnsupported)
+		return nil, nil, s.kind.beyond(s.Provider, fmt.Errorf("testbed: %s %s: a server of provider %s is out of reach: %w",
+			verb, s.Name, s.Provider, errors.ErrUnsupported))
 	}
 	s.mu.Lock()
 	if s.closed {

@@ -58,7 +58,7 @@ func TestPause(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
 		c := dialPatient(t, s.Addr)
 		require.NoError(t, c.Ping(ctx).Err())
@@ -162,7 +162,7 @@ func TestRestartFails(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
 		require.NoError(t, s.Kill(ctx))
 		err = s.Restart(ctx, testbed.RestartOptions{Args: []string{"--no-such-directive", "1"}})
@@ -240,7 +240,7 @@ func TestNoControl(t *testing.T) {
 	t.Setenv(testbed.EnvRedisAddr, users.Addr)
 	for _, p := range []testbed.Provider{testbed.External, testbed.Embedded} {
 		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		_, err = s.Pause(ctx)
 		require.ErrorIs(t, err, errors.ErrUnsupported, p)
 		require.ErrorIs(t, s.Kill(ctx), errors.ErrUnsupported, p)
@@ -258,7 +258,7 @@ func TestRedisNodes(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		nodes, err := testbed.StartRedisNodes(ctx, 5, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		require.Len(t, nodes, 5)
 		for i, s := range nodes {
 			require.Equal(t, "redis"+strconv.Itoa(i+1), s.Name)
@@ -279,7 +279,7 @@ func TestRedisNodes(t *testing.T) {
 	})
 	t.Run("Embedded", func(t *testing.T) {
 		nodes, err := testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{Provider: testbed.Embedded})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		for _, s := range nodes {
 			require.Equal(t, "miniredis (embedded)", s.String())
 			require.True(t, listens(t, s.Addr))
@@ -289,10 +289,10 @@ func TestRedisNodes(t *testing.T) {
 	})
 	t.Run("External", func(t *testing.T) {
 		nodes, err := testbed.StartRedisNodes(t.Context(), 2, &testbed.Options{Provider: testbed.Local})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		t.Setenv(testbed.EnvRedisAddr, nodes[0].Addr+","+nodes[1].Addr)
 		found, err := testbed.StartRedisNodes(t.Context(), 2, &testbed.Options{Provider: testbed.External})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		require.Equal(t, nodes[1].Addr, found[1].Addr)
 		require.Equal(t, "redis2", found[1].Name)
 		_, err = testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{Provider: testbed.External})
@@ -318,13 +318,13 @@ func TestRedisReplica(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, primary.Close()) }()
 		require.NoError(t, dialPatient(t, primary.Addr).Do(ctx, "DEBUG", "POPULATE", 200_000).Err(), "so that it takes a while")
 		require.NoError(t, dialRedis(t, primary.Addr).Set(ctx, "before", "1", 0).Err())
 
 		replica, err := testbed.StartRedisReplica(ctx, primary, nil)
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, replica.Close()) }()
 		require.Equal(t, "redis-replica", replica.Name)
 		require.Equal(t, p, replica.Provider)
@@ -342,7 +342,7 @@ func TestRedisReplica(t *testing.T) {
 
 		require.NoError(t, primary.Restart(ctx, testbed.RestartOptions{Wipe: true}))
 		second, err := testbed.StartRedisReplica(ctx, primary, nil)
-		require.NoError(t, err, "of a primary that was wiped")
+		testbed.Need(t, err)
 		require.NoError(t, primary.Kill(ctx))
 		require.NoError(t, second.Close(), "while its primary is down")
 		require.NoError(t, primary.Restart(ctx, testbed.RestartOptions{}))
@@ -356,10 +356,10 @@ func TestRedisReplicaRestarts(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, primary.Close()) }()
 		replica, err := testbed.StartRedisReplica(ctx, primary, nil)
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, replica.Close()) }()
 		for i, restart := range []struct {
 			s    *testbed.Server
@@ -380,7 +380,7 @@ func TestClock(t *testing.T) {
 		ctx := t.Context()
 		const jump, slow = 2 * time.Hour, time.Minute
 		nodes, err := testbed.StartRedisNodes(ctx, 2, &testbed.Options{Provider: p, Clock: true})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		for _, s := range nodes {
 			defer func() { require.NoError(t, s.Close()) }()
 			require.NoError(t, dialRedis(t, s.Addr).Set(ctx, "key", "value", time.Hour).Err())

@@ -46,10 +46,11 @@ func start(ctx context.Context, g *group, o *Options) (*Cluster, error) {
 // startAnywhere tries the providers that need nothing from the caller, best first.
 func startAnywhere(ctx context.Context, g *group, o *Options, progress io.Writer) (*Cluster, error) {
 	try := []Provider{Containers, Local}
-	if o.AllowEmbedded && g.embedded != nil {
+	if o.AllowEmbedded && g.embedded != nil && !Strict() {
 		try = append(try, Embedded)
 	}
 	var failed []string
+	missing := true
 	for i, p := range try {
 		c, err := startAt(ctx, p, g, o, progress)
 		if err == nil {
@@ -59,12 +60,18 @@ func startAnywhere(ctx context.Context, g *group, o *Options, progress io.Writer
 			return nil, fmt.Errorf("%s: %w", p, err)
 		}
 		failed = append(failed, fmt.Sprintf("%s: %v", p, err))
+		_, ok := errors.AsType[*MissingError](err)
+		missing = missing && ok
 		if i+1 < len(try) {
 			_, _ = fmt.Fprintf(progress, "testbed: no %s from %s: %v; trying %s\n", g.title, p, err, try[i+1])
 		}
 	}
-	return nil, fmt.Errorf("tried every way:\n  %s\n  external: set %s=external and %s=host:port to use a server of yours",
+	err := fmt.Errorf("tried every way:\n  %s\n  external: set %s=external and %s=host:port to use a server of yours",
 		strings.Join(failed, "\n  "), EnvProvider, g.envAddr())
+	if missing {
+		err = g.missing(err)
+	}
+	return nil, err
 }
 
 func startAt(ctx context.Context, p Provider, g *group, o *Options, progress io.Writer) (*Cluster, error) {
@@ -76,11 +83,8 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options, progress io.
 		case Local:
 			return c.startHosted(ctx, g, o, func(ctx context.Context) (hosts, error) { return newProcesses(ctx, g) })
 		default:
-			if len(o.Args) > 0 || o.Clock {
-				return nil, fmt.Errorf("this server takes neither arguments nor a clock: %w", errors.ErrUnsupported)
-			}
-			if len(g.join) > 0 {
-				return nil, fmt.Errorf("a server that follows another one: %w", errors.ErrUnsupported)
+			if len(o.Args) > 0 || o.Clock || len(g.join) > 0 {
+				return nil, g.beyond(p, fmt.Errorf("this server takes no arguments and no clock, and follows none: %w", errors.ErrUnsupported))
 			}
 			if p == External {
 				return c.findExternal(ctx, g)
@@ -105,7 +109,30 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options, progress io.
 			return err
 		})
 	}
+	tell(c)
 	return c, nil
+}
+
+// EnvPlayed is the environment variable that names a file, to which a line is added for every kind of server that a process starts:
+// the working directory, a tab, and what the server calls itself.
+const EnvPlayed = "FENCELAB_PLAYED"
+
+var told sync.Map
+
+// tell writes that line. The file is for a summary alone, so that an error is none of the caller's.
+func tell(c *Cluster) {
+	path := os.Getenv(EnvPlayed)
+	line := c.String()
+	if _, before := told.LoadOrStore(line, true); path == "" || before {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	dir, _ := os.Getwd()
+	_, _ = fmt.Fprintf(f, "%s\t%s\n", dir, line)
+	_ = f.Close()
 }
 
 // errBind is why servers are started again, on other ports.
@@ -181,7 +208,7 @@ func each(all []*Server, f func(i int, s *Server)) {
 func (c *Cluster) findExternal(ctx context.Context, g *group) (func() error, error) {
 	set := os.Getenv(g.envAddr())
 	if set == "" {
-		return nil, fmt.Errorf("%s is not set: set it to the %s of your server", g.envAddr(), g.want)
+		return nil, &MissingError{g.title, "set " + g.envAddr(), fmt.Errorf("%s is not set: set it to the %s of your server", g.envAddr(), g.want)}
 	}
 	find := g.external
 	if find == nil {
@@ -215,7 +242,7 @@ func findExternal(ctx context.Context, k *kind, set string) ([]*Server, error) {
 
 func (c *Cluster) startEmbedded(g *group) (func() error, error) {
 	if g.embedded == nil {
-		return nil, fmt.Errorf("there is no imitation of %s: %w", g.title, errors.ErrUnsupported)
+		return nil, g.missing(fmt.Errorf("there is no imitation of %s: %w", g.title, errors.ErrUnsupported))
 	}
 	var stops []func() error
 	stop := func() error {

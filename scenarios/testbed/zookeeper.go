@@ -2,13 +2,13 @@ package testbed
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -30,15 +30,24 @@ const ZooKeeperTick = 200 * time.Millisecond
 var zooKeeperKind = kind{
 	name: "zookeeper", title: "ZooKeeper", env: "ZOOKEEPER",
 	image: ZooKeeperImage, ports: []int{2181, 2888, 3888}, data: "/data",
-	timeout: time.Minute, // a second is usual, but a JVM on a busy machine is slow
-	want:    "host:port (several: separated by commas)",
-	url:     func(addr string) string { return addr },
-	find:    findZooKeeper,
-	ready:   zooKeeperReady,
+	timeout:  time.Minute, // a second is usual, but a JVM on a busy machine is slow
+	want:     "host:port (several: separated by commas)",
+	url:      func(addr string) string { return addr },
+	programs: []string{zkServer()}, dirs: []string{"/usr/share/zookeeper/bin"},
+	apt: "zookeeper default-jre-headless", brew: "zookeeper",
+	ready: zooKeeperReady,
 	leads: func(ctx context.Context, addr string) (bool, error) {
 		answer, err := zooKeeperAsk(ctx, addr, "srvr")
 		return strings.Contains(answer, "\nMode: leader\n") || strings.Contains(answer, "\nMode: standalone\n"), err
 	},
+}
+
+// zkServer is the name of the script that runs a server.
+func zkServer() string {
+	if runtime.GOOS == "darwin" {
+		return "zkServer" // Homebrew's
+	}
+	return "zkServer.sh"
 }
 
 // StartZooKeeper starts an ensemble of n members, zk1 to zkN, or finds the external one, and returns once all of them
@@ -53,19 +62,6 @@ func StartZooKeeper(ctx context.Context, n int, o *Options) (*Cluster, error) {
 		g.names = append(g.names, "zk"+strconv.Itoa(i+1))
 	}
 	return start(ctx, g, o)
-}
-
-func findZooKeeper(set string) (string, error) {
-	if set != "" {
-		return findProgram(set, "")
-	}
-	for _, path := range []string{"zkServer.sh", "/usr/share/zookeeper/bin/zkServer.sh", "zkServer"} {
-		if path, err := findProgram(path, ""); err == nil {
-			return path, nil
-		}
-	}
-	return "", errors.New("there is no ZooKeeper: sudo apt-get install zookeeper default-jre-headless (Debian, Ubuntu) or " +
-		"brew install zookeeper (macOS), or set " + EnvZooKeeperServer + " to the path of its zkServer.sh")
 }
 
 // zooKeeperCommand runs zkServer.sh, which knows where its installation has what. More arguments are lines of zoo.cfg.

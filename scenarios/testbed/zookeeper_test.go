@@ -97,7 +97,7 @@ func TestZooKeeper(t *testing.T) {
 func TestZooKeeperSettings(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		c, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{Provider: p, Args: []string{"minSessionTimeout=600"}})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, c.Close()) }()
 		require.Len(t, c.Servers, 1)
 		require.Equal(t, "zk1", c.Servers[0].Name)
@@ -168,7 +168,7 @@ func TestZooKeeperEnsemble(t *testing.T) {
 	onProviders(t, func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		c, err := testbed.StartZooKeeper(ctx, 3, &testbed.Options{Provider: p})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, c.Close()) }()
 		require.Equal(t, "3 × zookeeper "+c.Servers[0].Version+" ("+string(p)+")", c.String())
 		require.Eventually(t, func() bool {
@@ -207,7 +207,7 @@ func TestZooKeeperIsolate(t *testing.T) {
 	requireDocker(t)
 	ctx := t.Context()
 	c, err := testbed.StartZooKeeper(ctx, 3, &testbed.Options{Provider: testbed.Containers})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	first, err := c.Leader(ctx)
 	require.NoError(t, err)
@@ -244,13 +244,13 @@ func TestZooKeeperMembers(t *testing.T) {
 
 func TestZooKeeperExternal(t *testing.T) {
 	users, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{Provider: testbed.Local})
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	defer func() { require.NoError(t, users.Close()) }()
 
 	t.Setenv(testbed.EnvZooKeeperAddr, users.Addrs()[0])
 	external := &testbed.Options{Provider: testbed.External}
 	c, err := testbed.StartZooKeeper(t.Context(), 1, external)
-	require.NoError(t, err)
+	testbed.Need(t, err)
 	require.Equal(t, users.Addrs(), c.Addrs())
 	require.ErrorIs(t, c.Servers[0].Kill(t.Context()), errors.ErrUnsupported)
 	require.NoError(t, c.Close())

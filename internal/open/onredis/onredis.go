@@ -132,6 +132,9 @@ func Inject(ctx context.Context, r *testbed.Server, st scenarios.Step) error {
 	case history.FaultFlush:
 		return with(r.URL, func(c *redis.Client) error { return c.FlushAll(ctx).Err() })
 	case history.FaultEvict:
+		if err := r.Real(); err != nil {
+			return err
+		}
 		return with(r.URL, func(c *redis.Client) error { return evict(ctx, c) })
 	}
 	return scenarios.NoFault(st)

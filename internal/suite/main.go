@@ -1,0 +1,272 @@
+// Command suite runs go test with its arguments, prints what it prints, and ends with a table: which servers the tests were played
+// on, and which tests were not played and why. With FENCELAB_RAN it adds the names of the tests that ran, and of those that
+// were skipped, to that file, for [never].
+//
+//	suite ARGUMENTS-OF-GO-TEST
+//	suite -never FILE          fails if a test was skipped in every run that FILE tells of
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+func main() {
+	run := play
+	if len(os.Args) == 3 && os.Args[1] == "-never" {
+		run = never
+	}
+	if err := run(os.Args[1:], os.Stdout); err != nil {
+		if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+			os.Exit(max(1, failed.ExitCode()))
+		}
+		fmt.Fprintln(os.Stderr, "suite:", err)
+		os.Exit(1)
+	}
+}
+
+// envRan names the file for [never].
+const envRan = "FENCELAB_RAN"
+
+// envPlayed names the file to which the tests' processes write what servers they started; see package testbed.
+const envPlayed = "FENCELAB_PLAYED"
+
+// event is a line of go test -json.
+type event struct {
+	Action     string
+	ImportPath string
+	Package    string
+	Test       string
+	Output     string
+}
+
+func play(args []string, out io.Writer) error {
+	dir, err := os.MkdirTemp("", "fencelab-suite")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	played := filepath.Join(dir, "played")
+	if err := os.WriteFile(played, nil, 0o600); err != nil {
+		return err
+	}
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd.Env = append(os.Environ(), envPlayed+"="+played)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	// The tests, in the same group of processes, tear their servers down and end; then go test does, and then this.
+	signal.Ignore(os.Interrupt)
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGTERM, syscall.SIGHUP)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() {
+		for sig := range ended {
+			_ = cmd.Process.Signal(sig)
+		}
+	}()
+	s := &summary{output: map[string][]string{}, skips: map[string]map[string]int{}}
+	readErr := s.read(stdout, out)
+	err = cmd.Wait()
+	if readErr != nil {
+		return errors.Join(readErr, err)
+	}
+	text, playedErr := os.ReadFile(played)
+	s.table(out, string(text))
+	if path := os.Getenv(envRan); path != "" {
+		return errors.Join(err, playedErr, appendTo(path, s.ran))
+	}
+	return errors.Join(err, playedErr)
+}
+
+// summary is what the events have told.
+type summary struct {
+	output   map[string][]string       // of tests that have not ended, and of their packages
+	packages []string                  // that were tested, in the order of their end
+	skips    map[string]map[string]int // by package and reason: how many tests
+	ran      []string                  // "ran" or "skipped", a package and a test
+}
+
+// read prints what go test would print: of a package that passes a line, and of a test that fails all.
+func (s *summary) read(in io.Reader, out io.Writer) error {
+	lines := bufio.NewReader(in)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			var e event
+			if json.Unmarshal([]byte(line), &e) != nil {
+				e = event{Action: "build-output", Output: line}
+			}
+			s.take(e, out)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *summary) take(e event, out io.Writer) {
+	id := e.Package + " " + e.Test
+	switch e.Action {
+	case "build-output":
+		_, _ = io.WriteString(out, e.Output)
+	case "output":
+		s.output[id] = append(s.output[id], e.Output)
+	case "pass", "fail", "skip":
+		text := strings.Join(s.output[id], "")
+		delete(s.output, id)
+		switch {
+		case e.Test == "":
+			s.packages = append(s.packages, e.Package)
+			s.end(e, text, out)
+		case e.Action == "fail":
+			_, _ = io.WriteString(out, text)
+			s.ran = append(s.ran, "ran "+id)
+		case e.Action == "skip":
+			s.skip(e.Package, reason(text))
+			s.ran = append(s.ran, "skipped "+id)
+		default:
+			s.ran = append(s.ran, "ran "+id)
+		}
+	}
+}
+
+// noTests is how a package says that it ran none of its tests; see package testmain.
+const noTests = "no tests were run: "
+
+// end prints the last line of a package, and all that it has said if it failed. A test that was cut short has not ended.
+func (s *summary) end(e event, text string, out io.Writer) {
+	for line := range strings.Lines(text) {
+		if why, ok := strings.CutPrefix(line, noTests); ok {
+			s.skip(e.Package, "all tests: "+strings.TrimSpace(why))
+		}
+		last := strings.HasPrefix(line, "ok ") || strings.HasPrefix(line, "?") || strings.HasPrefix(line, "FAIL\t")
+		if e.Action == "fail" || last && !strings.Contains(line, "[no test files]") {
+			_, _ = io.WriteString(out, line)
+		}
+	}
+	if e.Action != "fail" {
+		return
+	}
+	var cut []string
+	for id := range s.output {
+		if strings.HasPrefix(id, e.Package+" ") {
+			cut = append(cut, id)
+		}
+	}
+	for _, id := range slices.Sorted(slices.Values(cut)) {
+		_, _ = io.WriteString(out, strings.Join(s.output[id], ""))
+		delete(s.output, id)
+	}
+}
+
+func (s *summary) skip(pkg, why string) {
+	if s.skips[pkg] == nil {
+		s.skips[pkg] = map[string]int{}
+	}
+	s.skips[pkg][why]++
+}
+
+// reason is what a skipped test says, without where.
+func reason(text string) string {
+	for line := range strings.Lines(text) {
+		if file, why, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && strings.Contains(file, ".go:") {
+			return why
+		}
+	}
+	return "it says no reason"
+}
+
+// table prints which packages were played on which servers, and what was not played.
+func (s *summary) table(out io.Writer, played string) {
+	servers := map[string][]string{}
+	for line := range strings.Lines(played) {
+		dir, server, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		servers[dir] = append(servers[dir], server)
+	}
+	wd, _ := os.Getwd()
+	_, _ = fmt.Fprintf(out, "\n%-24s %s\n", "package", "played on; − not played")
+	for _, pkg := range slices.Sorted(slices.Values(s.packages)) {
+		name := pkg[strings.LastIndex(pkg, "/fencelab")+len("/fencelab"):]
+		on := servers[filepath.Join(wd, name)]
+		if on == nil && s.skips[pkg] == nil {
+			continue
+		}
+		slices.Sort(on)
+		row := cmp.Or(strings.Join(slices.Compact(on), ", "), "no server")
+		_, _ = fmt.Fprintf(out, "%-24s %s\n", strings.TrimPrefix(name, "/"), row)
+		for _, why := range slices.Sorted(maps.Keys(s.skips[pkg])) {
+			tests := fmt.Sprintf("%d tests: ", s.skips[pkg][why])
+			if strings.HasPrefix(why, "all tests") {
+				tests = ""
+			}
+			_, _ = fmt.Fprintf(out, "%-24s − %s%s\n", "", tests, why)
+		}
+	}
+	if n := len(s.ran); n > 0 {
+		skipped := 0
+		for _, line := range s.ran {
+			if strings.HasPrefix(line, "skipped ") {
+				skipped++
+			}
+		}
+		_, _ = fmt.Fprintf(out, "%d tests were played, %d were not\n", n-skipped, skipped)
+	}
+}
+
+func appendTo(path string, lines []string) error {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(f, strings.Join(lines, "\n")+"\n")
+	return errors.Join(err, f.Close())
+}
+
+// never fails if a test was skipped in every run.
+func never(args []string, out io.Writer) error {
+	text, err := os.ReadFile(args[1])
+	if err != nil {
+		return err
+	}
+	ran, skipped := map[string]bool{}, map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		how, id, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if how == "ran" {
+			ran[id] = true
+		} else if id != "" {
+			skipped[id] = true
+		}
+	}
+	var none []string
+	for id := range skipped {
+		if !ran[id] {
+			none = append(none, id)
+		}
+	}
+	if len(ran) == 0 || len(none) > 0 {
+		slices.Sort(none)
+		return fmt.Errorf("%d tests ran; these were skipped in every run:\n  %s", len(ran), strings.Join(none, "\n  "))
+	}
+	_, err = fmt.Fprintf(out, "%d tests ran, each somewhere\n", len(ran))
+	return err
+}
