@@ -166,12 +166,3 @@ func TestDynamoDBExternal(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.True(t, listens(t, users.Addr))
 }
-
-func TestAWSNoBinary(t *testing.T) {
-	t.Setenv("PATH", "/nonexistent")
-	t.Chdir("/")
-	_, err := testbed.StartS3(t.Context(), &testbed.Options{Provider: testbed.Local})
-	require.ErrorContains(t, err, "there is no versitygw: make servers")
-	_, err = testbed.StartDynamoDB(t.Context(), &testbed.Options{Provider: testbed.Local})
-	require.ErrorContains(t, err, "there is no minidyn: make servers")
-}

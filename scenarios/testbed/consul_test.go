@@ -119,10 +119,3 @@ func TestConsulExternal(t *testing.T) {
 	_, err = testbed.StartConsul(t.Context(), &testbed.Options{Provider: testbed.External})
 	require.ErrorContains(t, err, "the server at 127.0.0.1:1 (FENCELAB_CONSUL_ADDR) does not answer")
 }
-
-func TestConsulNoBinary(t *testing.T) {
-	t.Setenv("PATH", "/nonexistent")
-	t.Chdir("/")
-	_, err := testbed.StartConsul(t.Context(), &testbed.Options{Provider: testbed.Local})
-	require.ErrorContains(t, err, "make servers")
-}

@@ -210,8 +210,9 @@ func (b *box) start(ctx context.Context, c command) error {
 		if _, inspectErr := b.engine.Client().ImageInspect(ctx, image); !cerrdefs.IsNotFound(inspectErr) {
 			return err
 		}
-		return b.group.missing(fmt.Errorf("%w\n    where no registry is reachable: sudo make images (make test and make demo then use "+
-			"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", err, b.group.envImage()))
+		err = fmt.Errorf("%w\n    where no registry is reachable: sudo make images (make test and make demo then use "+
+			"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", err, b.group.envImage())
+		return &MissingError{b.group.title + " image", "sudo make images", err}
 	}
 	b.command = c
 	return nil

@@ -37,10 +37,11 @@ func Need(t interface {
 }, err error,
 ) {
 	t.Helper()
-	if missing, ok := errors.AsType[*MissingError](err); ok && !Strict() {
+	missing, ok := errors.AsType[*MissingError](err)
+	switch {
+	case ok && !Strict():
 		t.Skipf("no %s here: %s", missing.Server, missing.Get)
-	}
-	if err != nil {
+	case err != nil:
 		t.Fatal(err)
 	}
 }

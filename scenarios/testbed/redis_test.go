@@ -293,12 +293,6 @@ func TestAuto(t *testing.T) {
 		c := startChild(t, "embedded-too", auto(noImage, noBinary)...)
 		require.Equal(t, "miniredis (embedded)", c.name)
 	})
-	t.Run("NoBinary", func(t *testing.T) {
-		c := startChild(t, "auto", testbed.EnvProvider+"=local", "PATH=/nonexistent")
-		require.Error(t, c.Wait())
-		require.Contains(t, c.output, "there is no redis-server: sudo apt-get install redis-server")
-		require.Contains(t, c.output, "brew install redis")
-	})
 }
 
 func TestParseProvider(t *testing.T) {

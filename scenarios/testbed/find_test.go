@@ -1,0 +1,84 @@
+package testbed_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// ending is a test that notes how it ended.
+type ending struct{ how string }
+
+func (e *ending) Helper() {}
+func (e *ending) Skipf(format string, args ...any) {
+	e.how = "skipped: " + fmt.Sprintf(format, args...)
+}
+func (e *ending) Fatal(args ...any) { e.how = "failed: " + fmt.Sprint(args...) }
+
+func end(err error) string {
+	var e ending
+	testbed.Need(&e, err)
+	return e.how
+}
+
+// On a machine without servers tests are skipped, with the command that provides what they need.
+func TestNeed(t *testing.T) {
+	t.Setenv("PATH", t.TempDir()) // with nothing in it
+	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+	t.Setenv(testbed.EnvStrict, "")
+	for _, kind := range []string{"REDIS", "ETCD", "S3", "DYNAMODB", "CONSUL"} {
+		t.Setenv("FENCELAB_"+kind+"_SERVER", "")
+	}
+	t.Chdir("/") // where make has built nothing
+	for _, p := range []testbed.Provider{testbed.Auto, testbed.Local} {
+		_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: p})
+		require.Regexp(t, "^skipped: no Redis here: (sudo apt-get install redis-server|brew install redis)$", end(err))
+		_, err = testbed.StartEtcd(t.Context(), 1, &testbed.Options{Provider: p})
+		require.Equal(t, "skipped: no etcd here: make bin/etcd", end(err))
+		_, err = testbed.StartConsul(t.Context(), &testbed.Options{Provider: p})
+		require.Equal(t, "skipped: no Consul here: make bin/consul", end(err))
+		_, err = testbed.StartS3(t.Context(), &testbed.Options{Provider: p})
+		require.Equal(t, "skipped: no S3 server here: make bin/versitygw", end(err))
+		_, err = testbed.StartDynamoDB(t.Context(), &testbed.Options{Provider: p})
+		require.Equal(t, "skipped: no DynamoDB server here: make bin/minidyn", end(err))
+	}
+
+	o := &testbed.Options{Provider: testbed.Auto, AllowEmbedded: true}
+	s, err := testbed.StartRedis(t.Context(), o)
+	require.NoError(t, err)
+	require.Equal(t, testbed.Embedded, s.Provider)
+	require.Empty(t, end(nil))
+	for _, err := range []error{s.Real(), s.Kill(t.Context())} {
+		require.Contains(t, end(err), "skipped: no Redis here: ")
+	}
+	_, err = testbed.StartRedisReplica(t.Context(), s, nil)
+	require.Contains(t, end(err), "skipped: no Redis here: ")
+	require.NoError(t, s.Close())
+	o.Args = moreArgs
+	_, err = testbed.StartRedis(t.Context(), o)
+	require.Contains(t, end(err), "skipped: no Redis here: ")
+
+	t.Setenv(testbed.EnvStrict, "1")
+	require.Contains(t, end(err), "failed: testbed: no Redis: tried every way")
+	_, err = testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Auto, AllowEmbedded: true})
+	require.Contains(t, end(err), "failed: testbed: no Redis: tried every way", "an imitation doesn't do")
+}
+
+// A server that is there and doesn't start is no reason to skip a test; nor is one that the environment names in vain.
+func TestNeedFails(t *testing.T) {
+	t.Setenv(testbed.EnvStrict, "")
+	dir := t.TempDir()
+	dies := filepath.Join(dir, "redis-server")
+	require.NoError(t, os.WriteFile(dies, []byte("#!/bin/sh\necho 'out of luck' >&2\nexit 3\n"), 0o755))
+	for set, want := range map[string]string{dies: "out of luck", filepath.Join(dir, "gone"): "FENCELAB_REDIS_SERVER: "} {
+		t.Setenv(testbed.EnvRedisServer, set)
+		_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Local})
+		require.Contains(t, end(err), "failed: testbed: no Redis: local: ")
+		require.ErrorContains(t, err, want)
+	}
+}
