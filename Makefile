@@ -97,7 +97,8 @@ images: servers ## Build container images, for where no registry is reachable (a
 
 .PHONY: fleet
 fleet: ## Check what puts load from many hosts: manifests, dashboard and, where Docker answers, the compose profile
-	@cd testdata/kubernetes && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count=1 $(TESTFLAGS) ./...
+	@echo "fleet: checking manifests and dashboard; playing the compose file takes Docker, Compose and images"
+	@cd deploy/kubernetes && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count=1 -v $(TESTFLAGS) ./...
 
 .PHONY: clean
 clean: ## Remove what make has made: tools, servers, and what setup has chosen

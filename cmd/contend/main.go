@@ -92,7 +92,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	backend := cli.Choice(&fs, "backend", "the lock", names()...)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
-		"empty: the usual ones on this host, as in testdata/compose.yaml")
+		"empty: the usual ones on this host, as in deploy/compose.yaml")
 	provider := cli.Choice(&fs, "testbed", "where servers come from that are started for this run and ended after it;\nexternal: from the environment, FENCELAB_REDIS_ADDR and so on; -lock-addr wins",
 		"none", string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
 	fs.IntVar(&c.Contenders, "contenders", 200, "how many acquisitions can be under way at a time")
@@ -287,7 +287,7 @@ func reach(ctx context.Context, j job) (err error) {
 	}
 	advice := func(err error) error {
 		return fmt.Errorf("contend: %s at %s doesn't answer: %w (-lock-addr says where it is; "+
-			"docker compose -f testdata/compose.yaml --profile all up starts one, and so does -testbed auto, for this run)",
+			"docker compose -f deploy/compose.yaml --profile all up starts one, and so does -testbed auto, for this run)",
 			service, strings.Join(addrs, ", "), err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -39,8 +40,8 @@ long a ping takes meanwhile.
 With -experiment it plays the experiment that DIRECTORY/config.json describes, on servers
 that it starts and ends itself, and writes DIRECTORY/data.jsonl.`,
 	Examples: `
-  gen                                      # ten million, into Redis on its usual port
-  gen -keys 100000 -ttl 10s -o samples.jsonl
+  gen -keys 100000 -ttl 10s -o samples.jsonl    # into Redis on its usual port
+  gen -lock-addr localhost:6379                 # ten million
   gen -backend etcd -keys 200000
   FENCELAB_TESTBED=local gen -experiment reports/results/ten-million-keys`,
 }
@@ -52,8 +53,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
 	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Etcd)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://);\n"+
-		"empty: the usual ones on this host, as in testdata/compose.yaml")
-	fs.Uint64Var(&g.set.N, "keys", 10_000_000, "how many locks to take")
+		"empty: the usual ones on this host, as in deploy/compose.yaml")
+	fs.Uint64Var(&g.set.N, "keys", 10_000_000, "how many locks to take; to be given unless -lock-addr is")
 	fs.Uint64Var(&g.set.Seed, "seed", 1, "what keys and owners follow from")
 	fs.DurationVar(&g.set.TTL, "ttl", time.Hour, "how long each lease lasts")
 	fs.IntVar(&g.pipeline.Conns, "conns", 4, "connections to Redis")
@@ -66,11 +67,17 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	if *experiment != "" {
 		if err := footprint.Record(ctx, *experiment, stdout); err != nil {
 			return fmt.Errorf("gen: %w", err)
 		}
 		return nil
+	}
+	if !given["keys"] && !given["lock-addr"] {
+		return fmt.Errorf("gen: it would put %d locks into %s: say how many with -keys, or where with -lock-addr",
+			g.set.N, strings.Join(locks.Addrs(*backend), ", "))
 	}
 	for _, f := range []struct {
 		name     string
@@ -181,12 +188,26 @@ func (g *generator) run(ctx context.Context) (err error) {
 		return fmt.Errorf("gen: after %d locks: %w", counts.Done(), err)
 	}
 	took := time.Since(began)
-	_, err = fmt.Fprintf(g.stdout, "%d locks taken in %v, %s/s; %d were held\n", counts.Granted(), took.Round(time.Millisecond),
-		fill.Short(fill.Rate(counts.Done(), took)), counts.Held())
+	_, err = fmt.Fprintf(g.stdout, "%d locks taken in %v, %s/s; %d were held\nto remove them: %s\n", counts.Granted(), took.Round(time.Millisecond),
+		fill.Short(fill.Rate(counts.Done(), took)), counts.Held(), g.remove())
 	if held := counts.Held(); held > 0 && g.spec.Lock == locks.Redis { // etcd can't tell our own of an earlier run
 		return errors.Join(err, fmt.Errorf("gen: %d locks are held by others: wait for their leases to end, or take another -seed", held))
 	}
 	return err
+}
+
+// remove is the shell command that removes what this and earlier runs have left, with any seed. It names no password.
+func (g *generator) remove() string {
+	if g.spec.Lock == locks.Etcd {
+		return fmt.Sprintf("etcdctl --endpoints=%s del --prefix lock/gen/", strings.Join(g.spec.Addrs, ","))
+	}
+	at := g.spec.Addrs[0]
+	if u, err := url.Parse(at); err == nil && u.Host != "" {
+		at = u.Scheme + "://" + u.Host + u.Path
+	} else {
+		at = "redis://" + at
+	}
+	return fmt.Sprintf("redis-cli -u %s --scan --pattern '*:{gen/*' | xargs -r -n 1000 redis-cli -u %[1]s unlink", at)
 }
 
 // fill fills t, and shows how that goes until it is done, and once after that.

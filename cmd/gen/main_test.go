@@ -95,6 +95,17 @@ func TestGen(t *testing.T) {
 	require.Contains(t, out, "1000 locks taken in ")
 	require.ElementsMatch(t, keys, c.Keys(ctx, "*").Val(), "and nothing is added")
 
+	if _, err := exec.LookPath("redis-cli"); err == nil { // the command that it prints removes all of them, and nothing else
+		defer func() {
+			require.NoError(t, c.Set(ctx, "lock:{mine}", "x", 0).Err())
+			_, remove, ok := strings.Cut(out, "to remove them: ")
+			require.True(t, ok, out)
+			text, err := exec.CommandContext(ctx, "sh", "-c", remove).CombinedOutput()
+			require.NoError(t, err, "%s", text)
+			require.Equal(t, []string{"lock:{mine}"}, c.Keys(ctx, "*").Val())
+		}()
+	}
+
 	_, err = gen(t, "-keys", "500", "-seed", "6")
 	require.NoError(t, err)
 	require.EqualValues(t, 3000, c.DBSize(ctx).Val(), "another seed has other keys")
@@ -213,6 +224,8 @@ func TestErrors(t *testing.T) {
 	b, err := os.ReadFile(kept)
 	require.NoError(t, err)
 	require.Equal(t, "of another run", string(b), "a mistake costs nobody their samples")
+	require.EqualError(t, run(t.Context(), nil, io.Discard),
+		"gen: it would put 10000000 locks into 127.0.0.1:6379: say how many with -keys, or where with -lock-addr")
 	for _, c := range []struct {
 		args []string
 		want string

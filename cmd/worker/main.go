@@ -54,9 +54,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	fs.StringVar(&w.key, "key", "demo", "`key` of the lock and of the ledger")
 	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
-		"empty: the usual ones on this host, as in testdata/compose.yaml")
+		"empty: the usual ones on this host, as in deploy/compose.yaml")
 	fs.StringVar(&w.resource, "resource", stores.Addr(stores.HTTP), "`URL` of the resource, or of a store to which the worker writes straight:\n"+stores.Addresses+";\n"+
-		"or one of "+strings.Join(stores.Names(), ", ")+": at the usual address on this host, as in testdata/compose.yaml")
+		"or one of "+strings.Join(stores.Names(), ", ")+": at the usual address on this host, as in deploy/compose.yaml")
 	fs.StringVar(&w.token, "token", "", "bearer `token` that the resource asks for, if it is cmd/resource")
 	fs.DurationVar(&w.lock.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts unless it is renewed")
 	fs.DurationVar(&w.lock.Renew.Every, "renew", 0, "time between renewals in the background; 0: none")

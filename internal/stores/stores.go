@@ -21,7 +21,7 @@ const (
 	DynamoDB = "dynamodb"
 )
 
-// usual are the stores' addresses on this host, as in testdata/compose.yaml.
+// usual are the stores' addresses on this host, as in deploy/compose.yaml.
 var usual = map[string]string{
 	HTTP:     "http://127.0.0.1:8080",
 	Postgres: "postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable",

@@ -1,4 +1,4 @@
-module github.com/fencelab/fencelab/testdata/kubernetes
+module github.com/fencelab/fencelab/deploy/kubernetes
 
 go 1.26.0
 
