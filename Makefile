@@ -33,7 +33,7 @@ test: setup ## Set up, run the tests, and say what was played (PKG=./... RACE=on
 .PHONY: play
 play:
 	@echo "test: compiling and running $(PKG); servers: $(testbed)"
-	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") && chmod 711 "$$dir" || exit; \
+	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
 	$(GO) build -o "$$dir/suite" ./internal/suite && \
 	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter off,$(RACE)),,-race) -timeout 20m -parallel 4 $(TESTFLAGS) \

@@ -84,11 +84,11 @@ var s3Life = life{
 }
 
 func TestS3(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) { requireLife(t, p, s3Life) })
+	onProviders(t, "s3", func(t *testing.T, p testbed.Provider) { requireLife(t, p, s3Life) })
 }
 
 func TestDynamoDB(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "dynamodb", func(t *testing.T, p testbed.Provider) {
 		requireLife(t, p, life{
 			start:    testbed.StartDynamoDB,
 			version:  `\S`,
@@ -115,7 +115,7 @@ func TestDynamoDB(t *testing.T) {
 }
 
 func TestS3ThatEnds(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "s3", func(t *testing.T, p testbed.Provider) {
 		_, err := testbed.StartS3(t.Context(), &testbed.Options{Provider: p, Args: []string{"--no-such-flag"}})
 		require.ErrorContains(t, err, "exit")
 		// In the order in which a container's log has them, what it says of the flag comes before what it says of all others.

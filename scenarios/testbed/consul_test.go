@@ -26,7 +26,7 @@ func onConsul(s *testbed.Server, f func(*api.Client) error) error {
 }
 
 func TestConsul(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "consul", func(t *testing.T, p testbed.Provider) {
 		requireLife(t, p, life{
 			start: testbed.StartConsul,
 			args:  []string{`-hcl=node_meta{more="yes"}`},
@@ -63,7 +63,7 @@ func TestConsul(t *testing.T) {
 
 // A session lasts for its TTL, as short as that may be, and then frees its lock at once.
 func TestConsulSession(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "consul", func(t *testing.T, p testbed.Provider) {
 		s, err := testbed.StartConsul(t.Context(), &testbed.Options{Provider: p})
 		testbed.Need(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
@@ -94,7 +94,7 @@ func TestConsulSession(t *testing.T) {
 }
 
 func TestConsulThatEnds(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "consul", func(t *testing.T, p testbed.Provider) {
 		_, err := testbed.StartConsul(t.Context(), &testbed.Options{Provider: p, Args: []string{"-no-such-flag"}})
 		require.ErrorContains(t, err, "exit")
 		require.ErrorContains(t, err, "no-such-flag", "its log is in the error")

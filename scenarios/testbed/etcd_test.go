@@ -53,7 +53,7 @@ func termOf(ctx context.Context, t *testing.T, s *testbed.Server) uint64 {
 }
 
 func TestEtcd(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "etcd", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		c, err := testbed.StartEtcd(ctx, 3, &testbed.Options{Provider: p})
 		testbed.Need(t, err)
@@ -104,7 +104,7 @@ func TestEtcd(t *testing.T) {
 }
 
 func TestIsolate(t *testing.T) {
-	requireDocker(t)
+	requireDocker(t, "etcd")
 	ctx := t.Context()
 	c := startEtcd(t, 3, testbed.Containers)
 	etcd := dialEtcd(t, c.Servers...)
@@ -146,7 +146,7 @@ func TestIsolate(t *testing.T) {
 }
 
 func TestIsolateHeals(t *testing.T) {
-	requireDocker(t)
+	requireDocker(t, "etcd")
 	ctx := t.Context()
 	c := startEtcd(t, 3, testbed.Containers)
 	for _, s := range c.Servers {
@@ -173,7 +173,7 @@ func TestIsolateUnsupported(t *testing.T) {
 }
 
 func TestRestoreSnapshot(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "etcd", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		c, err := testbed.StartEtcd(ctx, 1, &testbed.Options{Provider: p})
 		testbed.Need(t, err)

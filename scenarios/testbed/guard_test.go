@@ -23,6 +23,7 @@ func TestInterrupted(t *testing.T) {
 				t.Skipf("%v is ignored, as by nohup or in a script's background job, and so it is by what this starts", sig)
 			}
 			t.Run("Local", func(t *testing.T) {
+				need(t, testbed.Local, "redis")
 				c := startChild(t, "local", testbed.EnvProvider+"=local")
 				require.NotEmpty(t, c.addr, c.output)
 				require.NoError(t, c.Process.Signal(sig))
@@ -31,7 +32,7 @@ func TestInterrupted(t *testing.T) {
 				require.Empty(t, entries(t, c.tmp))
 			})
 			t.Run("Containers", func(t *testing.T) {
-				docker := requireDocker(t)
+				docker := requireDocker(t, "redis")
 				c := startChild(t, "containers", testbed.EnvProvider+"=containers")
 				require.NotEmpty(t, c.addr, c.output)
 				require.Len(t, containersOf(t, docker, c.Process.Pid), 1)
@@ -46,6 +47,7 @@ func TestInterrupted(t *testing.T) {
 // What several servers share goes too.
 func TestInterruptedCluster(t *testing.T) {
 	t.Run("Local", func(t *testing.T) {
+		need(t, testbed.Local, "etcd")
 		c := startChild(t, "etcd", testbed.EnvProvider+"=local")
 		require.NotEmpty(t, c.addr, c.output)
 		require.Len(t, entries(t, c.tmp), 3)
@@ -55,7 +57,7 @@ func TestInterruptedCluster(t *testing.T) {
 		require.Empty(t, entries(t, c.tmp))
 	})
 	t.Run("Containers", func(t *testing.T) {
-		docker := requireDocker(t)
+		docker := requireDocker(t, "etcd")
 		c := startChild(t, "etcd", testbed.EnvProvider+"=containers")
 		require.NotEmpty(t, c.addr, c.output)
 		require.Len(t, leftOf(t, docker, c.Process.Pid), 3+1+3, "containers, the network, volumes")
@@ -82,6 +84,7 @@ func TestInterruptedStart(t *testing.T) {
 
 // A process that was started to ignore a signal, as by nohup, goes on.
 func TestIgnoredSignal(t *testing.T) {
+	need(t, testbed.Local, "redis")
 	c := prepareChild(t, "local", testbed.EnvProvider+"=local")
 	ready := filepath.Join(c.tmp, "ready")
 	require.NoError(t, syscall.Mkfifo(ready, 0o600))
@@ -106,6 +109,7 @@ func TestIgnoredSignal(t *testing.T) {
 // A process that is killed can clean up nothing; the next one does.
 func TestKilled(t *testing.T) {
 	t.Run("Local", func(t *testing.T) {
+		need(t, testbed.Local, "redis")
 		c := startChild(t, "local", testbed.EnvProvider+"=local")
 		require.NotEmpty(t, c.addr, c.output)
 		require.NoError(t, c.Process.Kill())
@@ -118,7 +122,7 @@ func TestKilled(t *testing.T) {
 		require.Eventually(t, func() bool { return !listens(t, c.addr) }, 30*time.Second, 5*time.Millisecond)
 	})
 	t.Run("Containers", func(t *testing.T) {
-		docker := requireDocker(t)
+		docker := requireDocker(t, "redis")
 		c := startChild(t, "containers", testbed.EnvProvider+"=containers")
 		other := startChild(t, "containers", testbed.EnvProvider+"=containers")
 		require.NotEmpty(t, c.addr, c.output)
@@ -139,6 +143,7 @@ func TestKilled(t *testing.T) {
 
 func TestKilledCluster(t *testing.T) {
 	t.Run("Local", func(t *testing.T) {
+		need(t, testbed.Local, "etcd")
 		c := startChild(t, "etcd", testbed.EnvProvider+"=local")
 		require.NotEmpty(t, c.addr, c.output)
 		require.NoError(t, c.Process.Kill())
@@ -151,7 +156,7 @@ func TestKilledCluster(t *testing.T) {
 		require.Eventually(t, func() bool { return !listens(t, c.addr) }, 30*time.Second, 5*time.Millisecond)
 	})
 	t.Run("Containers", func(t *testing.T) {
-		docker := requireDocker(t)
+		docker := requireDocker(t, "etcd")
 		c := startChild(t, "etcd", testbed.EnvProvider+"=containers")
 		require.NotEmpty(t, c.addr, c.output)
 		require.Len(t, leftOf(t, docker, c.Process.Pid), 3+1+3, "containers, the network, volumes") // afterwards, any process may sweep

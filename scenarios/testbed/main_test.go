@@ -112,15 +112,10 @@ func prepareChild(t *testing.T, mode string, env ...string) *child {
 	return c
 }
 
-// requireDocker skips the test where no Docker engine answers, unless FENCELAB_STRICT=1 says that one must.
-func requireDocker(t *testing.T) *client.Client {
+// requireDocker skips the test where servers of that kind can't run in containers.
+func requireDocker(t *testing.T, kind string) *client.Client {
 	t.Helper()
-	if err := dockerError(t); err != nil {
-		if os.Getenv("FENCELAB_STRICT") == "1" {
-			t.Fatalf("FENCELAB_STRICT=1, and no Docker engine answers: %v", err)
-		}
-		t.Skipf("no Docker engine answers: %v", err)
-	}
+	need(t, testbed.Containers, kind)
 	return newDocker(t)
 }
 

@@ -111,12 +111,15 @@ func postgresCommand(ctx context.Context, at place) (command, error) {
 //
 // Another user couldn't reach a temporary directory of root's. In a user namespace of its own, root is called otherwise, while
 // files and signals stay root's. Where there are no user namespaces, as in many containers and under chroot, it is another user
-// all the same, and dir is given to it. The change of credentials drops the parent-death signal, which is hence set anew.
+// all the same, to whom dir is given, and who can reach it. The change of credentials drops the parent-death signal, which is hence set anew.
 func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
 	}
-	const die = "--pdeathsig=KILL"
+	const (
+		die   = "--pdeathsig=KILL"
+		reach = "-all,+dac_override" // root's power to enter any directory
+	)
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		return nil, fmt.Errorf("PostgreSQL refuses to run as root: run this as another user, or: apt-get install util-linux: %w", err)
 	}
@@ -136,12 +139,14 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 		id[1], err = strconv.Atoi(other.Gid)
 	}
 	if err == nil {
-		err = errors.Join(os.Chown(dir, id[0], id[1]), os.Chmod(filepath.Dir(dir), 0o711)) //nolint:gosec // to be passed through
+		err = os.Chown(dir, id[0], id[1])
 	}
 	if err != nil {
 		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and nobody else can: %w", err)
 	}
-	return lookedUp([]string{"setpriv", "--reuid=" + other.Uid, "--regid=" + other.Gid, "--clear-groups", die})
+	return lookedUp([]string{
+		"setpriv", "--reuid=" + other.Uid, "--regid=" + other.Gid, "--clear-groups", "--inh-caps=" + reach, "--ambient-caps=" + reach, die,
+	})
 }
 
 // lookedUp is a command line whose program is given by its path.

@@ -86,7 +86,7 @@ func onPostgres(ctx context.Context, s *testbed.Server, f func(*pgx.Conn) error)
 }
 
 func TestPostgres(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "postgres", func(t *testing.T, p testbed.Provider) {
 		requireLife(t, p, life{
 			start: testbed.StartPostgres,
 			args:  []string{"-c", "event_source=more"},
@@ -108,7 +108,7 @@ func TestPostgres(t *testing.T) {
 }
 
 func TestPostgresThatEnds(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "postgres", func(t *testing.T, p testbed.Provider) {
 		_, err := testbed.StartPostgres(t.Context(), &testbed.Options{Provider: p, Args: []string{"-c", "no_such_setting=1"}})
 		require.ErrorContains(t, err, "exit")
 		require.ErrorContains(t, err, "no_such_setting", "its log is in the error")

@@ -67,7 +67,7 @@ func requireReal(t *testing.T, r *testbed.Server) {
 var moreArgs = []string{"--maxmemory", "1mb"}
 
 func TestContainers(t *testing.T) {
-	docker := requireDocker(t)
+	docker := requireDocker(t, "redis")
 	r, _ := startRedis(t, &testbed.Options{Provider: testbed.Containers, Args: moreArgs})
 	requireReal(t, r)
 	require.Len(t, containersOf(t, docker, os.Getpid()), 1)
@@ -86,7 +86,7 @@ func TestDockerHost(t *testing.T) {
 }
 
 func TestContainerRemovedByHand(t *testing.T) {
-	docker := requireDocker(t)
+	docker := requireDocker(t, "redis")
 	r, _ := startRedis(t, &testbed.Options{Provider: testbed.Containers})
 	for _, id := range containersOf(t, docker, os.Getpid()) {
 		_, err := docker.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{Force: true})
@@ -97,7 +97,7 @@ func TestContainerRemovedByHand(t *testing.T) {
 }
 
 func TestContainerThatExits(t *testing.T) {
-	docker := requireDocker(t)
+	docker := requireDocker(t, "redis")
 	_, err := testbed.StartRedis(t.Context(), &testbed.Options{
 		Provider: testbed.Containers, Args: []string{"--no-such-directive", "1"},
 	})
@@ -107,7 +107,7 @@ func TestContainerThatExits(t *testing.T) {
 }
 
 func TestContainerStartCut(t *testing.T) {
-	docker := requireDocker(t)
+	docker := requireDocker(t, "redis")
 	cause := errors.New("test over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
@@ -117,6 +117,7 @@ func TestContainerStartCut(t *testing.T) {
 }
 
 func TestLocal(t *testing.T) {
+	need(t, testbed.Local, "redis")
 	r, tmp := startRedis(t, &testbed.Options{Provider: testbed.Local, Args: moreArgs})
 	requireReal(t, r)
 	require.Len(t, entries(t, tmp), 1)
@@ -128,6 +129,7 @@ func TestLocal(t *testing.T) {
 }
 
 func TestLocalThatEnds(t *testing.T) {
+	need(t, testbed.Local, "redis")
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	_, err := testbed.StartRedis(t.Context(), &testbed.Options{
@@ -139,6 +141,7 @@ func TestLocalThatEnds(t *testing.T) {
 }
 
 func TestLocalPortTaken(t *testing.T) {
+	need(t, testbed.Local, "redis")
 	dir := t.TempDir()
 	t.Setenv(testbed.EnvRedisServer, script(t, dir, `
 [ -e first ] && exec redis-server "$@"
@@ -151,6 +154,7 @@ exit 1`))
 
 // Another server has taken the port between its choice and the child's bind, and answers there.
 func TestLocalAnotherAnswers(t *testing.T) {
+	need(t, testbed.Local, "redis")
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
@@ -262,11 +266,12 @@ func TestAuto(t *testing.T) {
 	auto := func(more ...string) []string { return append([]string{testbed.EnvProvider + "="}, more...) }
 
 	t.Run("Containers", func(t *testing.T) {
-		requireDocker(t)
+		requireDocker(t, "redis")
 		c := startChild(t, "auto", auto()...)
 		require.Regexp(t, `^redis [\d.]+ \(containers\)$`, c.name, c.output)
 	})
 	t.Run("FallsThroughToLocal", func(t *testing.T) {
+		need(t, testbed.Local, "redis")
 		c := startChild(t, "auto", auto(noImage)...)
 		require.Regexp(t, `^redis [\d.]+ \(local\)$`, c.name)
 		require.Contains(t, c.output, "no Redis from containers: ")

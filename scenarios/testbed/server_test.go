@@ -18,24 +18,32 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// onProviders runs test with servers from this machine's binaries and in containers, and looks for what is left
+// onProviders runs test with servers of a kind from this machine's binaries and in containers, and looks for what is left
 // afterwards.
-func onProviders(t *testing.T, test func(t *testing.T, p testbed.Provider)) {
+func onProviders(t *testing.T, kind string, test func(t *testing.T, p testbed.Provider)) {
 	t.Helper()
 	t.Run("Local", func(t *testing.T) {
+		need(t, testbed.Local, kind)
 		tmp := t.TempDir()
 		t.Setenv("TMPDIR", tmp)
 		test(t, testbed.Local)
 		require.Empty(t, entries(t, tmp))
 	})
 	t.Run("Containers", func(t *testing.T) {
-		docker := requireDocker(t)
+		need(t, testbed.Containers, kind)
+		docker := newDocker(t)
 		tmp := t.TempDir()
 		t.Setenv("TMPDIR", tmp)
 		test(t, testbed.Containers)
 		require.Empty(t, leftOf(t, docker, os.Getpid()))
 		require.Empty(t, entries(t, tmp))
 	})
+}
+
+// need skips the test where a provider has no server of that kind.
+func need(t *testing.T, p testbed.Provider, kind string) {
+	t.Helper()
+	testbed.Need(t, testbed.Lacks(t.Context(), p, kind))
 }
 
 // during starts f, and returns a function that waits until it has returned. Until then it must not have returned.
@@ -55,7 +63,7 @@ func during(t *testing.T, f func() error) (after func()) {
 }
 
 func TestPause(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
 		testbed.Need(t, err)
@@ -112,7 +120,7 @@ func dialPatient(t *testing.T, addr string) *redis.Client {
 }
 
 func TestRestart(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		s, err := testbed.StartRedis(ctx, &testbed.Options{
 			Provider: p, Args: []string{"--appendonly", "yes", "--appendfsync", "always"},
@@ -159,7 +167,7 @@ func TestRestart(t *testing.T) {
 
 // A restart that fails leaves the server killed, and it can be tried again.
 func TestRestartFails(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
 		testbed.Need(t, err)
@@ -197,6 +205,7 @@ func TestAddressStaysReserved(t *testing.T) {
 
 // All of a server's processes are frozen and killed, also those in groups of their own.
 func TestManyProcesses(t *testing.T) {
+	need(t, testbed.Local, "redis")
 	ctx := t.Context()
 	dir := t.TempDir()
 	t.Setenv(testbed.EnvRedisServer, script(t, dir, `
@@ -255,7 +264,7 @@ func TestNoControl(t *testing.T) {
 }
 
 func TestRedisNodes(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		nodes, err := testbed.StartRedisNodes(ctx, 5, &testbed.Options{Provider: p})
 		testbed.Need(t, err)
@@ -305,7 +314,7 @@ func TestRedisNodes(t *testing.T) {
 
 // One of several that fails to start takes the others with it.
 func TestRedisNodesFail(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		_, err := testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{
 			Provider: p, Args: []string{"--no-such-directive", "1"},
 		})
@@ -315,7 +324,7 @@ func TestRedisNodesFail(t *testing.T) {
 }
 
 func TestRedisReplica(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
 		testbed.Need(t, err)
@@ -353,7 +362,7 @@ func TestRedisReplica(t *testing.T) {
 
 // A replica finds its primary again after either was restarted, and wiped.
 func TestRedisReplicaRestarts(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
 		testbed.Need(t, err)
@@ -376,7 +385,7 @@ func TestRedisReplicaRestarts(t *testing.T) {
 }
 
 func TestClock(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		const jump, slow = 2 * time.Hour, time.Minute
 		nodes, err := testbed.StartRedisNodes(ctx, 2, &testbed.Options{Provider: p, Clock: true})

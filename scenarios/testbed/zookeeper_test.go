@@ -68,7 +68,7 @@ func setting(t *testing.T, addr, word, name string) string {
 }
 
 func TestZooKeeper(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "zookeeper", func(t *testing.T, p testbed.Provider) {
 		requireLife(t, p, life{
 			start: func(ctx context.Context, o *testbed.Options) (*testbed.Server, error) {
 				c, err := testbed.StartZooKeeper(ctx, 1, o)
@@ -95,7 +95,7 @@ func TestZooKeeper(t *testing.T) {
 }
 
 func TestZooKeeperSettings(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "zookeeper", func(t *testing.T, p testbed.Provider) {
 		c, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{Provider: p, Args: []string{"minSessionTimeout=600"}})
 		testbed.Need(t, err)
 		defer func() { require.NoError(t, c.Close()) }()
@@ -165,7 +165,7 @@ func requireMember(t *testing.T, s *testbed.Server) {
 }
 
 func TestZooKeeperEnsemble(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "zookeeper", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
 		c, err := testbed.StartZooKeeper(ctx, 3, &testbed.Options{Provider: p})
 		testbed.Need(t, err)
@@ -204,7 +204,7 @@ func TestZooKeeperEnsemble(t *testing.T) {
 }
 
 func TestZooKeeperIsolate(t *testing.T) {
-	requireDocker(t)
+	requireDocker(t, "zookeeper")
 	ctx := t.Context()
 	c, err := testbed.StartZooKeeper(ctx, 3, &testbed.Options{Provider: testbed.Containers})
 	testbed.Need(t, err)
@@ -230,7 +230,7 @@ func TestZooKeeperIsolate(t *testing.T) {
 }
 
 func TestZooKeeperThatEnds(t *testing.T) {
-	onProviders(t, func(t *testing.T, p testbed.Provider) {
+	onProviders(t, "zookeeper", func(t *testing.T, p testbed.Provider) {
 		_, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{Provider: p, Args: []string{"tickTime=none"}})
 		require.ErrorContains(t, err, "exit")
 		require.ErrorContains(t, err, "NumberFormatException", "its log is in the error")
