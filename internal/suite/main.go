@@ -69,16 +69,17 @@ func play(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The tests, in the same group of processes, tear their servers down and end; then go test does, and then this.
-	signal.Ignore(os.Interrupt)
+	// Ctrl-C goes to the whole group of processes: the tests tear their servers down and end, then go test does, and then this.
 	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(ended, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	go func() {
 		for sig := range ended {
-			_ = cmd.Process.Signal(sig)
+			if sig != os.Interrupt {
+				_ = cmd.Process.Signal(sig)
+			}
 		}
 	}()
 	s := &summary{output: map[string][]string{}, skips: map[string]map[string]int{}}
