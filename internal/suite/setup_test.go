@@ -66,7 +66,7 @@ func (m machine) setup(env ...string) (said string, status int, testbed string) 
 
 func (m machine) built() string {
 	b, _ := os.ReadFile(filepath.Join(m.root, "built"))
-	return strings.TrimSpace(strings.ReplaceAll(string(b), "\n", ", "))
+	return strings.ReplaceAll(strings.TrimSpace(string(b)), "\n", ", ")
 }
 
 // A user without rights gets what can be built, and one line for the rest.
