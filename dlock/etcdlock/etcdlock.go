@@ -71,6 +71,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -108,6 +109,7 @@ type Backend struct {
 	prefix string
 	follow bool // the leader
 	router *router
+	stream atomic.Int64 // see watching
 
 	open      context.Context // ends with dlock.ErrClosed
 	close     context.CancelCauseFunc

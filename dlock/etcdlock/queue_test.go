@@ -25,10 +25,10 @@ type node struct {
 	c *clientv3.Client
 }
 
-func newNode(tb testing.TB, c *testbed.Cluster) node {
+func newNode(tb testing.TB, c *testbed.Cluster, set ...func(*clientv3.Config)) node {
 	tb.Helper()
 	l := newLink()
-	cl := client(tb, c, l)
+	cl := client(tb, c, l, set...)
 	b, err := etcdlock.New(cl, &etcdlock.Options{FollowLeader: true})
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, b.Close()) })
