@@ -1,7 +1,6 @@
 package etcdlock_test
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -50,6 +49,9 @@ func tokenExpires(t *testing.T, members int, through func(*testing.T, *clientv3.
 		}
 	}
 	holder, waiter := newNode(t, c, login), newNode(t, c, login)
+	if members > 1 {
+		byLeader(t, holder, waiter) // whose connection has streams of its own
+	}
 	key := "test/" + uuid.NewString()
 	g := holder.take(t, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: time.Hour})
 	_, first := waiter.waits(t, key, time.Hour) // its watch stays open, and with it the stream
@@ -82,17 +84,17 @@ func tokenExpires(t *testing.T, members int, through func(*testing.T, *clientv3.
 	require.NoError(t, waiter.Release(t.Context(), got.g))
 }
 
-// streamExpires returns when new watches are refused on the stream by which those of a Backend go. Asking makes a simple
-// token last longer, so it asks ever less often.
+// streamExpires returns when new watches are refused on a stream that is opened now. Asking makes a simple token last
+// longer, so it asks ever less often.
 func streamExpires(t *testing.T, c *clientv3.Client) {
 	t.Helper()
+	probe := metadata.AppendToOutgoingContext(t.Context(), "stream", "probe")
+	first := c.Watch(probe, "probe", clientv3.WithCreatedNotify()) // keeps it open
+	opened := <-first
+	require.NoError(t, opened.Err())
 	for wait := 2 * time.Second; ; wait += time.Second {
 		time.Sleep(wait)
-		ctx, cancel := context.WithCancel(t.Context())
-		// The same metadata, the same stream.
-		probe := metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "fencelab-stream", "0")
 		resp := <-c.Watch(probe, "probe", clientv3.WithCreatedNotify())
-		cancel()
 		if resp.Err() != nil {
 			require.ErrorContains(t, resp.Err(), rpctypes.ErrorDesc(rpctypes.ErrInvalidAuthToken))
 			return
