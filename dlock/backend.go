@@ -40,6 +40,8 @@ import (
 //  13. A grant outlives the ctx it was asked with [GrantOutlivesContext]. After Close every method returns [ErrClosed],
 //     and leases stay; Close leaves the client library's client to its owner and may be called again [Closed].
 //
+// An acquire that wraps [ErrLost] has lost its place in the queue; the Locker's caller gets [ErrRequestLost].
+//
 // Methods may be called from any number of goroutines. A call that has to wait for another holder returns soon after
 // ctx ends; one that waits for a reply may take until the client library's own timeout, for which the Locker doesn't wait.
 type Backend interface {

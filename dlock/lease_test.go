@@ -70,7 +70,8 @@ func TestGrantArrivesTooLate(t *testing.T) {
 
 		f.set(func() { slow = 1 << 20 })
 		_, err := l.Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrLost)
+		require.ErrorIs(t, err, dlock.ErrRequestLost)
+		require.NotErrorIs(t, err, dlock.ErrLost)
 		synctest.Wait()
 		require.True(t, f.free(t, "k"), "the last grant was given back too")
 	})
@@ -196,7 +197,7 @@ func TestProvisionalLeaseWithNothingLeft(t *testing.T) {
 			return g, err
 		}
 		_, err := newLocker(t, f, &dlock.Options{TTL: time.Hour}).Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrLost)
+		require.ErrorIs(t, err, dlock.ErrRequestLost)
 		time.Sleep(time.Minute) // what was granted is undone
 	})
 }
