@@ -134,6 +134,11 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 			s.end()
 			continue
 		}
+		if errors.Is(err, rpctypes.ErrNoSpace) { // nothing was put
+			c.answered(0)
+			c.drop()
+			return dlock.Grant{}, fmt.Errorf("joining the queue: %w", err)
+		}
 		if err != nil { // the timer cleans up, unless somebody does before
 			if c.b.open.Err() != nil {
 				c.leave(ctx)
@@ -426,6 +431,11 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 	}
 	sent := time.Now()
 	resp, err := b.router.commit(ctx, []clientv3.Cmp{cond}, then, otherwise)
+	if s == nil && told && errors.Is(err, rpctypes.ErrNoSpace) { // it puts the message; without one, the next finds out for itself
+		line = nil
+		pass, told = b.pass(queue, nil)
+		resp, err = b.router.commit(ctx, []clientv3.Cmp{cond}, []clientv3.Op{pass, clientv3.OpDelete(name)}, nil)
+	}
 	if s != nil && leaseGone(err) { // and all its keys with it
 		s.end()
 		c.forget()

@@ -62,6 +62,11 @@
 // something: it was restored from a snapshot, or somebody has deleted or put keys. Then the Backend gives the session up and
 // starts another. All grants of the old one are lost, and told so: which of them the store still knows is uncertain. Keys
 // that it does know are not deleted before their time, by their timers or with the session, which is kept alive no more.
+//
+// # Limits
+//
+// With authentication, a client needs read and write permission for {Prefix}lock/, {Prefix}turn/ and {Prefix}session/.
+// While etcd has no space left, nothing can be acquired, and what is held can be renewed and released.
 package etcdlock
 
 import (
