@@ -67,6 +67,9 @@
 //
 // With authentication, a client needs read and write permission for {Prefix}lock/, {Prefix}turn/ and {Prefix}session/.
 // While etcd has no space left, nothing can be acquired, and what is held can be renewed and released.
+//
+// etcd's grpc-proxy is not supported: it answers keep-alives by itself, so an answer doesn't prove how long the session lasts,
+// and acquisitions fail now and then. A proxy that passes bytes on is no problem.
 package etcdlock
 
 import (
