@@ -35,6 +35,7 @@ func TestTokenExpires(t *testing.T) {
 }
 
 func tokenExpires(t *testing.T, members int, through func(*testing.T, *clientv3.Config), args ...string) {
+	t.Helper()
 	c, err := testbed.StartEtcd(t.Context(), members, &testbed.Options{Args: append(args, "--bcrypt-cost", "4", "--election-timeout", "5000")})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
@@ -141,9 +142,9 @@ func throughTLS(t *testing.T, cfg *clientv3.Config) {
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13,
 	}
 	for i, addr := range cfg.Endpoints {
-		l, err := tls.Listen("tcp", "127.0.0.1:0", server)
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		forward(t, l, addr)
+		forward(t, tls.NewListener(l, server), addr)
 		cfg.Endpoints[i] = "https://" + l.Addr().String()
 	}
 	cfg.TLS = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
@@ -159,7 +160,7 @@ func forward(t *testing.T, l net.Listener, addr string) {
 			if err != nil {
 				return
 			}
-			out, err := net.Dial("tcp", addr)
+			out, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", addr)
 			if err != nil {
 				_ = in.Close()
 				continue

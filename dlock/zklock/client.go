@@ -17,15 +17,15 @@ const (
 	goodbye = 250 * time.Millisecond
 )
 
-// cutShort is the error of a request that a context's end has cut short.
-type cutShort struct {
-	sent  bool // it may arrive yet
+// cutShortError is the error of a request that a context's end has cut short.
+type cutShortError struct {
+	sent  <-chan struct{} // not nil: it may arrive yet; closed when the client has its answer
 	cause error
 }
 
-func (c *cutShort) Unwrap() error { return c.cause }
-func (c *cutShort) Error() string {
-	if !c.sent {
+func (c *cutShortError) Unwrap() error { return c.cause }
+func (c *cutShortError) Error() string {
+	if c.sent == nil {
 		return "request not sent: " + c.cause.Error()
 	}
 	return "ZooKeeper doesn't answer: " + c.cause.Error()
@@ -41,35 +41,35 @@ type reply struct {
 	fired <-chan zk.Event
 }
 
-// ask has f send a request, and returns with its answer or ctx's end. A request that has been cut short may arrive later,
-// but before all that are asked after it.
+// ask has f send a request, and returns with its answer or ctx's end.
 func (b *Backend) ask(ctx context.Context, f func() (reply, error)) (reply, error) {
 	if ctx.Done() == nil {
 		return f()
 	}
 	if ctx.Err() != nil {
-		return reply{}, &cutShort{cause: context.Cause(ctx)}
+		return reply{}, &cutShortError{cause: context.Cause(ctx)}
 	}
 	select {
 	case b.asked <- struct{}{}:
 	case <-ctx.Done():
-		return reply{}, &cutShort{cause: context.Cause(ctx)}
+		return reply{}, &cutShortError{cause: context.Cause(ctx)}
 	}
 	type answer struct {
 		reply
 		err error
 	}
-	answered := make(chan answer, 1)
+	answered, over := make(chan answer, 1), make(chan struct{})
 	go func() {
 		r, err := f()
 		<-b.asked
 		answered <- answer{r, err}
+		close(over)
 	}()
 	select {
 	case a := <-answered:
 		return a.reply, a.err
 	case <-ctx.Done():
-		return reply{}, &cutShort{sent: true, cause: context.Cause(ctx)}
+		return reply{}, &cutShortError{sent: over, cause: context.Cause(ctx)}
 	}
 }
 
@@ -94,17 +94,17 @@ func (b *Backend) getW(ctx context.Context, path string) ([]byte, *zk.Stat, <-ch
 	return r.data, r.stat, r.fired, err
 }
 
-func (b *Backend) set(ctx context.Context, path string, data []byte, version int32) error {
+func (b *Backend) setData(ctx context.Context, path string, data []byte, version int32) error {
 	_, err := b.ask(ctx, func() (r reply, err error) { _, err = b.c.Set(path, data, version); return r, err })
 	return err
 }
 
-func (b *Backend) make(ctx context.Context, path string, data []byte, flags int32) (string, error) {
+func (b *Backend) createAt(ctx context.Context, path string, data []byte, flags int32) (string, error) {
 	r, err := b.ask(ctx, func() (r reply, err error) { r.path, err = b.c.Create(path, data, flags, b.acl); return r, err })
 	return r.path, err
 }
 
-func (b *Backend) makeContainer(ctx context.Context, path string) error {
+func (b *Backend) createContainer(ctx context.Context, path string) error {
 	_, err := b.ask(ctx, func() (r reply, err error) {
 		_, err = b.c.CreateContainer(path, nil, zk.FlagContainer, b.acl)
 		return r, err
@@ -112,7 +112,7 @@ func (b *Backend) makeContainer(ctx context.Context, path string) error {
 	return err
 }
 
-func (b *Backend) delete(ctx context.Context, path string, version int32) error {
+func (b *Backend) deleteAt(ctx context.Context, path string, version int32) error {
 	_, err := b.ask(ctx, func() (r reply, err error) { return r, b.c.Delete(path, version) })
 	return err
 }

@@ -101,7 +101,7 @@ func (l *lease) watch() {
 	for r := (retry{b: l.b}); ; {
 		// It fires when the node is gone, and, other than a watch of its data, not when it is renewed; and when the session has
 		// expired or the client is closed.
-		fired, err := l.b.childrenW(context.Background(), l.path)
+		fired, err := l.b.childrenW(l.b.always, l.path)
 		switch {
 		case err == nil:
 			l.mu.Lock()
@@ -145,7 +145,7 @@ func (b *Backend) unlist(l *lease) {
 
 // forget sees to it that nothing is left of a lease that is over.
 func (b *Backend) forget(ctx context.Context, l *lease) error {
-	if err := b.delete(ctx, l.path, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
+	if err := b.deleteAt(ctx, l.path, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
 		return err
 	}
 	l.vanish()
@@ -155,7 +155,7 @@ func (b *Backend) forget(ctx context.Context, l *lease) error {
 // seal writes ttl to the node. That it succeeds proves that the node was there, and so its session, by a quorum's word; and
 // it starts the time anew for whoever waits for the node to run out.
 func (b *Backend) seal(ctx context.Context, l *lease, ttl time.Duration) error {
-	err := b.set(ctx, l.path, lifetime(ttl), -1)
+	err := b.setData(ctx, l.path, lifetime(ttl), -1)
 	if errors.Is(err, zk.ErrNoNode) {
 		l.vanish()
 		return errGone
@@ -224,7 +224,7 @@ func (l *lease) expire() {
 func (b *Backend) remove(l *lease) {
 	l.end()
 	removed := b.chore(func() {
-		for r := (retry{b: b}); broken(b.forget(context.Background(), l)) && r.again(l); { //nolint:revive // it tries
+		for r := (retry{b: b}); broken(b.forget(b.always, l)) && r.again(l); { //nolint:revive // it tries
 		}
 	})
 	t := time.NewTimer(goodbye)
@@ -241,8 +241,9 @@ type doubt struct {
 	stop, done chan struct{}
 }
 
-// doubt has what there is at p deleted when its lease would be over, unless somebody settles the doubt before.
-func (b *Backend) doubt(p place, until time.Time) {
+// doubt has what there is at p deleted when its lease would be over, and after a request under way unless that is nil. Before,
+// somebody may settle the doubt.
+func (b *Backend) doubt(p place, until time.Time, after <-chan struct{}) {
 	d := &doubt{stop: make(chan struct{}), done: make(chan struct{})}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -252,13 +253,19 @@ func (b *Backend) doubt(p place, until time.Time) {
 	b.doubts[p] = d
 	settle := func() {
 		defer close(d.done)
+		if after != nil {
+			select {
+			case <-after:
+			case <-d.stop:
+			}
+		}
 		for r := (retry{b: b}); ; {
 			select {
 			case <-d.stop:
 				return
 			default:
 			}
-			if _, err := b.sweep(context.Background(), p); !broken(err) {
+			if _, err := b.sweep(b.always, p); !broken(err) {
 				break
 			}
 			select {
@@ -479,7 +486,7 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w **wa
 		}
 		// It was seen at this version for all of its TTL. If it has been renewed, it has another version, whether or not the
 		// watch has told so: one that is set again after a reconnection may miss a change.
-		switch err := b.delete(ctx, (*w).of.path, (*w).version); {
+		switch err := b.deleteAt(ctx, (*w).of.path, (*w).version); {
 		case broken(err):
 		case err == nil, errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
 			b.unwatch(*w)

@@ -117,7 +117,7 @@ func (b *Backend) held(ctx context.Context, p place) (bool, error) {
 // theirs. A sync isn't enough: where the client's server is the leader, it does nothing. But writes are in order, and one
 // that must fail is as good as any.
 func (b *Backend) look(ctx context.Context, parent string) ([]node, error) {
-	switch err := b.set(ctx, parent, nil, math.MaxInt32); {
+	switch err := b.setData(ctx, parent, nil, math.MaxInt32); {
 	case errors.Is(err, zk.ErrNoNode):
 		return nil, nil
 	case !errors.Is(err, zk.ErrBadVersion):
@@ -133,7 +133,7 @@ func (b *Backend) sweep(ctx context.Context, p place) (n int, err error) {
 		return 0, err
 	}
 	for _, m := range of(q, p.owner) {
-		switch err := b.delete(ctx, m.path(), -1); {
+		switch err := b.deleteAt(ctx, m.path(), -1); {
 		case err == nil:
 			n++
 		case !errors.Is(err, zk.ErrNoNode):
@@ -153,8 +153,13 @@ func (b *Backend) join(ctx context.Context, p place, ttl time.Duration, until ti
 	session := b.c.SessionID()
 	made, sent, err := b.create(ctx, p, ttl)
 	defer func() {
-		if err != nil && sent {
-			b.doubt(p, until) //nolint:contextcheck // it outlives the call
+		if err == nil || !sent {
+			return
+		}
+		if cut, ok := errors.AsType[*cutShortError](err); ok && cut.sent != nil { // nobody waits for it
+			b.doubt(p, time.Now(), cut.sent)
+		} else {
+			b.doubt(p, until, nil)
 		}
 	}()
 	if err != nil {
@@ -184,7 +189,7 @@ func (b *Backend) join(ctx context.Context, p place, ttl time.Duration, until ti
 		return l, q, true, nil
 	}
 	for _, n := range mine[1:] { // the first one is the acquisition; a create whose reply was lost has made it
-		if err := b.delete(ctx, n.path(), -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
+		if err := b.deleteAt(ctx, n.path(), -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
 			b.remove(l)
 			return nil, nil, false, err
 		}
@@ -225,9 +230,9 @@ func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64)
 func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (made string, sent bool, err error) {
 	for range 3 {
 		err = thrice(func() (err error) {
-			made, err = b.make(ctx, p.prefix(), lifetime(ttl), zk.FlagEphemeral|zk.FlagSequence)
-			cut, isCut := errors.AsType[*cutShort](err)
-			sent = sent || err == nil || isCut && cut.sent || broken(err) && !errors.Is(err, zk.ErrNoServer)
+			made, err = b.createAt(ctx, p.prefix(), lifetime(ttl), zk.FlagEphemeral|zk.FlagSequence)
+			cut, isCut := errors.AsType[*cutShortError](err)
+			sent = sent || err == nil || isCut && cut.sent != nil || broken(err) && !errors.Is(err, zk.ErrNoServer)
 			return err
 		})
 		if !errors.Is(err, zk.ErrNoNode) {
@@ -244,7 +249,7 @@ func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (made 
 // server that has none (before 3.5) gets a plain node, which stays.
 func (b *Backend) createParent(ctx context.Context, parent string) error {
 	if !b.plain.Load() {
-		err := b.createNode(ctx, parent, b.makeContainer)
+		err := b.createNode(ctx, parent, b.createContainer)
 		if err == nil || err.Error() != errUnimplemented.Error() {
 			return err
 		}
@@ -257,7 +262,7 @@ func (b *Backend) createParent(ctx context.Context, parent string) error {
 var errUnimplemented = fmt.Errorf("unknown error: %v", zk.ErrCode(-6))
 
 func (b *Backend) createPlain(ctx context.Context, path string) error {
-	_, err := b.make(ctx, path, nil, zk.FlagPersistent)
+	_, err := b.createAt(ctx, path, nil, zk.FlagPersistent)
 	return err
 }
 
@@ -293,7 +298,7 @@ func thrice(f func() error) (err error) {
 
 // broken reports whether err is the connection's, and no answer of the server's.
 func broken(err error) bool {
-	if _, ok := errors.AsType[*cutShort](err); ok {
+	if _, ok := errors.AsType[*cutShortError](err); ok {
 		return false
 	}
 	for _, e := range []error{zk.ErrConnectionClosed, zk.ErrNoServer, zk.ErrClosing, zk.ErrSessionExpired, zk.ErrSessionMoved} {

@@ -103,8 +103,9 @@ type Backend struct {
 
 	unwatched time.Duration // see there
 
-	open  context.Context // ends with dlock.ErrClosed
-	close context.CancelCauseFunc
+	always context.Context // for what outlives a call
+	open   context.Context // ends with dlock.ErrClosed
+	close  context.CancelCauseFunc
 
 	asked chan struct{} // has one for each request that may be cut short
 
@@ -144,7 +145,8 @@ func New(client *zk.Conn, opts *Options) (*Backend, error) {
 		asked:  make(chan struct{}, mostAsked),
 		leases: map[place]*lease{}, doubts: map[place]*doubt{}, watches: map[watched]*watch{},
 	}
-	b.open, b.close = context.WithCancelCause(context.Background())
+	b.always = context.Background()
+	b.open, b.close = context.WithCancelCause(b.always)
 	return b, nil
 }
 
@@ -187,7 +189,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 	}
 	doubted, err := b.settle(ctx, p)
 	if err != nil {
-		b.doubt(p, time.Now()) //nolint:contextcheck // it outlives the call
+		b.doubt(p, time.Now(), nil)
 		return dlock.Grant{}, failed(ctx, err)
 	}
 	l := b.known(p)
@@ -199,7 +201,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 	}
 	if err != nil {
 		if doubted { // this request may not even have been sent
-			b.doubt(p, time.Now().Add(r.TTL)) //nolint:contextcheck // it outlives the call
+			b.doubt(p, time.Now().Add(r.TTL), nil)
 		}
 		return dlock.Grant{}, failed(ctx, err)
 	}
@@ -222,7 +224,7 @@ func (b *Backend) try(ctx context.Context, p place, r dlock.Request, l *lease, w
 	start, provisional, err := b.win(ctx, l, q, t)
 	if err != nil {
 		if !errors.Is(err, errGone) {
-			b.remove(l) //nolint:contextcheck // it goes on after ctx
+			b.remove(l)
 		}
 		return dlock.Grant{}, err
 	}
@@ -259,7 +261,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		return err
 	}
 	if l, ok := g.State.(*lease); ok {
-		switch err := b.delete(ctx, l.path, -1); {
+		switch err := b.deleteAt(ctx, l.path, -1); {
 		case err == nil:
 			l.vanish()
 			return nil
