@@ -57,10 +57,22 @@ func service(t *testing.T, servers ...*testbed.Server) dlocktest.Service {
 		i++
 		return servers[i%len(servers)].Addr
 	}
+	var links []*link
+	open := func() party {
+		p := connect(t, next())
+		links = append(links, p.link)
+		return p
+	}
 	return dlocktest.Service{
-		Backend: func() dlock.Backend { return connect(t, next()).Backend },
+		Requests: func() (n int) {
+			for _, l := range links {
+				n += l.sent(0)
+			}
+			return n
+		},
+		Backend: func() dlock.Backend { return open().Backend },
 		Faulty: func() (dlock.Backend, dlocktest.Link) {
-			p := connect(t, next())
+			p := open()
 			return p.Backend, p.link.faults()
 		},
 	}
