@@ -20,25 +20,30 @@ import (
 //  4. TryAcquire of a held key returns [ErrHeld] and leaves nothing behind [TryHeld].
 //  5. Acquire returns once granted: after a release [WaiterWakes] and after an expiry [WaiterOutlivesHolder]. When ctx
 //     ends first, it returns an error that wraps ctx's cause, and the waiter no longer stands in anyone's way
-//     [WaiterCancelled]. It waits in the backend's own best way: never by a bare poll where the server can tell.
+//     [WaiterCancelled], nor do many whose messages were lost [WaitersCutOff]. It waits in the backend's own best way: never
+//     by a bare poll where the server can tell [WaiterIsTold].
 //  6. A request repeated with the same Owner, as a client library does when a reply is lost, is the same acquisition:
 //     same Fence, a lease that starts anew, no waiting for itself [RetrySameOwner].
 //  7. Renew makes the lease run for its TTL from now, if Owner still holds it [RenewExtends]; otherwise it changes
 //     nothing and returns [ErrLost] [RenewByNonOwner]. Check and effect are one atomic step [RenewAtomic].
 //  8. Release frees the key, if Owner still holds it; otherwise it changes nothing and returns [ErrLost]
-//     [ReleaseByNonOwner]. Check and effect are one atomic step [ReleaseAtomic].
+//     [ReleaseByNonOwner], and so if it comes late, when its Backend has locked the key again [ReleaseRepeated]. Check and
+//     effect are one atomic step [ReleaseAtomic].
 //  9. An error that doesn't wrap [ErrHeld], [ErrQueueFull], [ErrLost], [ErrInvalid] or [ErrClosed], and any error after
 //     ctx's end, leaves open whether the call took effect. After an acquire the Locker then calls Release with the
 //     request's Key, Owner and TTL, which must undo it [AcquireReplyLost, AcquireRequestLost]; a lease whose renewal or
 //     release came to such an error is not known to be lost [RenewReplyLost, RenewRequestLost, ReleaseReplyLost,
 //     ReleaseRequestLost].
-//  10. A server that cannot be reached yields an error, never a grant [Unreachable].
+//  10. A server that cannot be reached yields an error, never a grant [Unreachable]; one that is silent holds no call for
+//     ever [Silent].
 //  11. Keys are independent [KeysIndependent]; every key that [CheckKey] lets pass works or is refused with [ErrInvalid]
 //     [AwkwardKeys].
 //  12. A TTL that is not positive, or that the server cannot represent exactly, is refused with [ErrInvalid], not rounded
 //     [TTLNotRounded].
 //  13. A grant outlives the ctx it was asked with [GrantOutlivesContext]. After Close every method returns [ErrClosed],
 //     and leases stay; Close leaves the client library's client to its owner and may be called again [Closed].
+//
+// An acquire that wraps [ErrLost] has lost its place in the queue; the Locker's caller gets [ErrRequestLost].
 //
 // Methods may be called from any number of goroutines. A call that has to wait for another holder returns soon after
 // ctx ends; one that waits for a reply may take until the client library's own timeout, for which the Locker doesn't wait.

@@ -32,6 +32,9 @@ var (
 	ErrQueueFull = errors.New("dlock: too many wait for the lock")
 	// ErrLost says that the lease is gone: it has expired, must be presumed to have expired, or was taken away.
 	ErrLost = errors.New("dlock: lease lost")
+	// ErrRequestLost is returned by Acquire when its place in the queue is gone, or its grants arrived too late to be of
+	// use. Nothing was held; acquire again.
+	ErrRequestLost = errors.New("dlock: request lost")
 	// ErrMaxHold says that a lease is not renewed any more, for it has been held for Options.Renew.MaxHold.
 	ErrMaxHold = errors.New("dlock: held for the longest time allowed")
 	// ErrReleased is the cause with which a handle's context ends on Release.

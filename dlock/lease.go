@@ -81,6 +81,9 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 //
 // If ctx has already ended, as in a deferred call, Release still tries for a second.
 //
+// Release doesn't revoke the token: a write that arrives later with it is accepted until a successor has used its own. So wait
+// for the answers to all writes first.
+//
 // While other handles of a re-entered lease are held, nothing is sent; an error that wraps [ErrLost] tells if it is lost.
 func (h *Handle) Release(ctx context.Context) error {
 	h.mu.Lock()
@@ -447,7 +450,7 @@ func (l *Locker) await(ctx context.Context, f func() error) error {
 	case err := <-replied:
 		return err
 	case <-ctx.Done():
-		return cause(ctx)
+		return fmt.Errorf("no answer from the lock service: %w", cause(ctx))
 	}
 }
 

@@ -70,7 +70,8 @@ func TestGrantArrivesTooLate(t *testing.T) {
 
 		f.set(func() { slow = 1 << 20 })
 		_, err := l.Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrLost)
+		require.ErrorIs(t, err, dlock.ErrRequestLost)
+		require.NotErrorIs(t, err, dlock.ErrLost)
 		synctest.Wait()
 		require.True(t, f.free(t, "k"), "the last grant was given back too")
 	})
@@ -91,22 +92,33 @@ func TestNoTokenNoLease(t *testing.T) {
 	})
 }
 
+// What the backend says ends the lease, although its renewals succeed.
 func TestLostByTheBackend(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		lost := make(chan struct{})
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			g, err := next(ctx, r)
-			g.Lost = lost
-			return g, err
-		}
-		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
-		synctest.Wait()
-		require.NoError(t, h.Context().Err())
-		close(lost)
-		synctest.Wait()
-		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
-	})
+	for name, renew := range map[string]dlock.Renew{
+		"no renewals": {}, "renewals": {Every: time.Second, MaxHold: 24 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake()
+				lost := make(chan struct{})
+				f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+					g, err := next(ctx, r)
+					g.Lost = lost
+					return g, err
+				}
+				h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour, Renew: renew}), t.Context(), "k")
+				time.Sleep(time.Minute)
+				require.NoError(t, h.Context().Err())
+				close(lost)
+				synctest.Wait()
+				require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+				n := f.count("renew")
+				require.Equal(t, renew.Every > 0, n > 0)
+				time.Sleep(time.Minute)
+				require.Equal(t, n, f.count("renew"), "renewals of a lease that is lost")
+			})
+		})
+	}
 }
 
 func TestRenewExtends(t *testing.T) {
@@ -196,7 +208,7 @@ func TestProvisionalLeaseWithNothingLeft(t *testing.T) {
 			return g, err
 		}
 		_, err := newLocker(t, f, &dlock.Options{TTL: time.Hour}).Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, dlock.ErrLost)
+		require.ErrorIs(t, err, dlock.ErrRequestLost)
 		time.Sleep(time.Minute) // what was granted is undone
 	})
 }

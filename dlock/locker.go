@@ -103,8 +103,8 @@ func margin(ttl time.Duration) time.Duration {
 
 // Acquire waits until key is granted or ctx ends, and returns a handle that the caller must Release.
 //
-// It returns an error that wraps ctx's cause when ctx ends, [ErrClosed], [ErrNotReentrant], or the backend's error: it
-// fails closed when the lock service cannot be reached. When it returns an error, nothing stays locked for longer than
+// It returns an error that wraps ctx's cause when ctx ends, [ErrClosed], [ErrNotReentrant], [ErrRequestLost], or the
+// backend's error: it fails closed when the lock service cannot be reached. When it returns an error, nothing stays locked for longer than
 // one TTL: a request whose outcome is unknown is undone in the background.
 //
 // The end of ctx after Acquire has returned doesn't touch the lease; see [Handle.Context].
@@ -114,11 +114,15 @@ func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
 
 // TryAcquire is [Locker.Acquire] without the wait: it returns [ErrHeld] when another holder has the lock.
 func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
-	return l.acquire(ctx, "try acquire", key, l.b.TryAcquire)
+	h, err := l.acquire(ctx, "try acquire", key, l.b.TryAcquire)
+	if err != nil && ctx.Err() != nil { // a try waits for nobody else
+		err = fmt.Errorf("no answer from the lock service: %w", err)
+	}
+	return h, err
 }
 
 // Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns the error of
-// [Locker.Acquire], or f's error joined with that of [Handle.Release]: [ErrLost] then says that what f did may overlap with
+// [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease: [ErrLost] then says that what f did may overlap with
 // another holder's work, and only the fencing token at the resource has kept them apart. It doesn't say whether f's
 // writes took effect; that the resource has told f.
 func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {
@@ -130,8 +134,13 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	defer func() { // also when f panics
 		stop()
+		_ = h.Context().Err() // if the lease's time has come, it ends now
+		why := h.ended()
 		rerr := h.Release(ctx)
 		cancel(ErrReleased)
+		if err != nil && rerr == nil && errors.Is(why, ErrLost) && !errors.Is(err, ErrLost) { // err may be just fctx's end
+			rerr = why
+		}
 		err = errors.Join(err, rerr)
 	}()
 	return f(&leaseContext{fctx, context.WithoutCancel(h.Context()), h.ls}, h) //nolint:contextcheck // it has ctx's end and values
@@ -249,7 +258,7 @@ func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle,
 		}
 		l.busy.Go(func() { l.undo(ctx, g) }) // it may already be somebody else's; the backend can tell
 	}
-	return nil, fmt.Errorf("%w: its grant took longer to arrive than it lasts (TTL %v); set a longer TTL", ErrLost, l.o.TTL)
+	return nil, fmt.Errorf("%w: its grant took longer to arrive than it lasts (TTL %v); set a longer TTL", ErrRequestLost, l.o.TTL)
 }
 
 // request calls f and returns when f does, when ctx ends or when the Locker is closed, whichever is first: a client
@@ -302,8 +311,11 @@ func (l *Locker) answer(ctx, call context.Context, r Request, g Grant, err error
 	if unknown(call, err) {
 		l.busy.Go(func() { l.undo(ctx, r.grant()) })
 	}
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		err = withCause(ctx, err)
+	case errors.Is(err, ErrLost): // a waiter's: there is no lease yet, and whoever called has done nothing under it
+		err = fmt.Errorf("%w: %v", ErrRequestLost, err) //nolint:errorlint // not to wrap it is the point
 	}
 	return Grant{}, err
 }

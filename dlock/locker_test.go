@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -328,6 +329,82 @@ func TestDo(t *testing.T) {
 			require.Fail(t, "f was called without the lock")
 			return nil
 		}), errEnough)
+	})
+}
+
+// f returns the bare end of its context, and the release is in time: Do tells that the lease was lost.
+func TestDoTellsTheLoss(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second})
+		err := l.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Handle) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, dlock.ErrLost)
+
+		// Another lock's loss, which has ended the caller's context, is not this one's.
+		ctx, cancel := context.WithCancelCause(t.Context())
+		err = l.Do(ctx, "k", func(ctx context.Context, _ *dlock.Handle) error {
+			cancel(dlock.ErrLost)
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, dlock.ErrLost)
+	})
+}
+
+// A waiter that loses its place has had nothing to lose: f hasn't run.
+func TestRequestLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+			return dlock.Grant{}, fmt.Errorf("%w: the session has expired", dlock.ErrLost)
+		}
+		l := newLocker(t, f, nil)
+		deadline, stop := context.WithTimeout(t.Context(), time.Hour)
+		defer stop()
+		for _, ctx := range []context.Context{t.Context(), deadline} {
+			err := l.Do(ctx, "k", func(context.Context, *dlock.Handle) error {
+				require.Fail(t, "f was called without the lock")
+				return nil
+			})
+			require.ErrorIs(t, err, dlock.ErrRequestLost)
+			require.NotErrorIs(t, err, dlock.ErrLost)
+			require.ErrorContains(t, err, "the session has expired")
+		}
+		synctest.Wait()
+		require.Zero(t, f.count("release"), "there is nothing to undo")
+	})
+}
+
+// A call that doesn't wait for another holder and isn't answered says so.
+func TestNoAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, &dlock.Options{TTL: time.Minute})
+		h := acquire(t, l, t.Context(), "k")
+		hang := func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+			<-ctx.Done()
+			time.Sleep(time.Second) // like a client that doesn't look at ctx
+			return ctx.Err()
+		}
+		f.set(func() {
+			f.renew, f.release = hang, hang
+			f.acquire = func(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
+				return dlock.Grant{}, hang(ctx, dlock.Grant{}, nil)
+			}
+		})
+		try := func(ctx context.Context) error { _, err := l.TryAcquire(ctx, "another"); return err }
+		for _, call := range []func(context.Context) error{try, h.Renew, h.Release} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			err := call(ctx)
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorContains(t, err, "no answer from the lock service")
+		}
+		f.set(func() { f.renew, f.release, f.acquire = nil, nil, nil })
 	})
 }
 

@@ -69,6 +69,7 @@ var broken = []struct {
 	{"release without owner check", func(b *breaker) {
 		b.release = func(ctx context.Context, g dlock.Grant) error { return b.Backend.Release(ctx, b.asHolder(g)) }
 	}, []string{"ReleaseByNonOwner"}, []string{
+		"ReleaseRepeated", "WaitersCutOff",
 		// A clean-up that comes when the key is another's does harm only without the check.
 		"WaiterCancelled", "WaiterOutlivesHolder", "AcquireReplyLost", "AcquireRequestLost", "ReleaseReplyLost", "ReleaseRequestLost",
 	}},
@@ -189,7 +190,7 @@ var broken = []struct {
 				return dlock.Grant{}, context.Cause(ctx)
 			}
 		}
-	}, []string{"WaiterCancelled"}, nil},
+	}, []string{"WaiterCancelled"}, []string{"WaitersCutOff"}},
 	{"cause hidden", func(b *breaker) {
 		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 			g, err := b.Backend.Acquire(ctx, r)
@@ -276,6 +277,65 @@ var broken = []struct {
 	{"keys cut at a brace", func(b *breaker) {
 		b.key = func(r dlock.Request) string { s, _, _ := strings.Cut(r.Key, "}"); return s }
 	}, []string{"AwkwardKeys"}, nil},
+	{"cut-off waiter stays in the queue", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) { return b.leaves(ctx, r, b.reachable) }
+	}, []string{"WaitersCutOff"}, nil},
+	{"each waiter that is gone has its turn", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			g, err := b.Backend.TryAcquire(ctx, r)
+			if !errors.Is(err, dlock.ErrHeld) {
+				return g, err
+			}
+			turn := dlock.Request{Key: r.Key, Owner: r.Owner, TTL: min(r.TTL, time.Second)}
+			g, err = b.leaves(ctx, turn, func() bool { return false })
+			if err == nil && turn.TTL < r.TTL {
+				g.Start = time.Now()
+				err = b.Backend.Renew(ctx, dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL})
+			}
+			return g, err
+		}
+	}, []string{"WaitersCutOff"}, nil},
+	{"waiter polls", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			for {
+				g, err := b.Backend.TryAcquire(ctx, r)
+				if !errors.Is(err, dlock.ErrHeld) {
+					return g, err
+				}
+				select {
+				case <-ctx.Done():
+					return g, context.Cause(ctx)
+				case <-time.After(time.Millisecond):
+				}
+			}
+		}
+	}, []string{"WaiterIsTold"}, nil},
+	{"release frees what its client holds", func(b *breaker) {
+		mine := map[string]string{}
+		b.granted = func(g *dlock.Grant) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			mine[g.Key] = g.Owner
+		}
+		b.release = func(ctx context.Context, g dlock.Grant) error {
+			err := b.Backend.Release(ctx, g)
+			b.mu.Lock()
+			g.Owner = mine[g.Key]
+			b.mu.Unlock()
+			if errors.Is(err, dlock.ErrLost) {
+				err = b.Backend.Release(ctx, g)
+			}
+			return err
+		}
+	}, []string{"ReleaseRepeated"}, nil},
+	{"call waits for its answer for ever", func(b *breaker) {
+		b.try = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			if ctx.Err() != nil {
+				return dlock.Grant{}, context.Cause(ctx)
+			}
+			return b.Backend.TryAcquire(context.WithoutCancel(ctx), r)
+		}
+	}, []string{"Silent"}, nil},
 	{"works after Close", func(b *breaker) { b.open = true }, []string{"Closed"}, nil},
 }
 
@@ -314,6 +374,39 @@ func breaking(brk func(*breaker)) func() func(dlock.Backend) dlock.Backend {
 			return b
 		}
 	}
+}
+
+// leaves is Acquire by a waiter that, when ctx has ended, leaves the queue if it can.
+func (b *breaker) leaves(ctx context.Context, r dlock.Request, can func() bool) (dlock.Grant, error) {
+	if ctx.Err() != nil {
+		return dlock.Grant{}, context.Cause(ctx)
+	}
+	type reply struct {
+		g   dlock.Grant
+		err error
+	}
+	c := make(chan reply, 2)
+	stay, leave := context.WithCancelCause(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() {
+		if can() {
+			leave(context.Cause(ctx))
+			return
+		}
+		c <- reply{err: context.Cause(ctx)}
+	})
+	go func() {
+		g, err := b.Backend.Acquire(stay, r)
+		c <- reply{g, err}
+	}()
+	rep := <-c
+	return rep.g, rep.err
+}
+
+// reachable reports whether the service can be reached.
+func (b *breaker) reachable() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return !errors.Is(b.Backend.Renew(ctx, dlock.Grant{Key: "probe", Owner: "probe", TTL: time.Hour}), errLink)
 }
 
 func (b *breaker) asHolder(g dlock.Grant) dlock.Grant {

@@ -33,11 +33,14 @@ var cases = []struct {
 	{"WaiterWakes", 5, "Acquire is granted after a release", waiterWakes},
 	{"WaiterOutlivesHolder", 5, "Acquire is granted once the holder's lease has run out, and not before", waiterOutlivesHolder},
 	{"WaiterCancelled", 5, "when ctx ends, Acquire returns its cause, and the waiter stands in nobody's way", waiterCancelled},
+	{"WaitersCutOff", 5, "waiters whose ctx ends while their messages are lost stand in nobody's way once undone, however many", waitersCutOff},
+	{"WaiterIsTold", 5, "a waiter doesn't poll where the server can tell", waiterIsTold},
 	{"RetrySameOwner", 6, "a request repeated with the same Owner is the same acquisition, with a lease that starts anew", retrySameOwner},
 	{"RenewExtends", 7, "Renew makes the lease run for its TTL from now", renewExtends},
 	{"RenewByNonOwner", 7, "Renew by anyone but the holder changes nothing and returns ErrLost", renewByNonOwner},
 	{"RenewAtomic", 7, "Renew's check and effect are one atomic step", renewAtomic},
 	{"ReleaseByNonOwner", 8, "Release by anyone but the holder changes nothing and returns ErrLost", releaseByNonOwner},
+	{"ReleaseRepeated", 8, "a release that is repeated late frees no later grant of the same Backend", releaseRepeated},
 	{"ReleaseAtomic", 8, "Release's check and effect are one atomic step", releaseAtomic},
 	{"AcquireReplyLost", 9, "a grant whose reply was lost is undone by Release with Key and Owner", acquireReplyLost},
 	{"AcquireRequestLost", 9, "a request that never arrived leaves nothing; Release undoes nothing", acquireRequestLost},
@@ -46,6 +49,7 @@ var cases = []struct {
 	{"ReleaseReplyLost", 9, "a release whose reply was lost is not reported as a lost lease", releaseReplyLost},
 	{"ReleaseRequestLost", 9, "a release that never arrived is not reported as done", releaseRequestLost},
 	{"Unreachable", 10, "a server that cannot be reached yields an error, never a grant", unreachable},
+	{"Silent", 10, "while a server is silent, calls return with ctx or the client's own timeout, and Locker.Close does", silent},
 	{"KeysIndependent", 11, "keys are independent", keysIndependent},
 	{"AwkwardKeys", 11, "every key that CheckKey lets pass works or is refused with ErrInvalid", awkwardKeys},
 	{"TTLNotRounded", 12, "a TTL that is not positive, or not exact on the server, is refused with ErrInvalid, not rounded", ttlNotRounded},
@@ -360,6 +364,60 @@ func waiterCancelled(e *env) {
 	require.NoError(e, w.err)
 }
 
+// waitersCutOff has so many waiters that a handover to each of the dead, if it lasts for a second, takes longer than the case.
+func waitersCutOff(e *env) {
+	const waiters = 200
+	a, link := e.faulty(losesRequests)
+	b, key := e.backend(), newKey()
+	g := e.take(b, key, long)
+	l := e.locker(a, &dlock.Options{TTL: long})
+	ctx, cancel := context.WithCancel(e.ctx)
+	defer cancel()
+	var left []<-chan error
+	for range waiters {
+		left = append(left, begin(e, func() error {
+			_, err := l.Acquire(ctx, key)
+			return err
+		}))
+	}
+	e.pass(e.short) // let them queue up
+	heal := link.LoseRequests()
+	defer heal()
+	cancel()
+	for _, err := range left {
+		require.Error(e, <-err, "Acquire whose ctx ended")
+	}
+	heal()
+	e.release(b, g)
+	w := <-e.acquiring(e.ctx, b, request(key, long))
+	require.NoError(e, w.err, "Acquire behind waiters that are gone")
+	e.release(b, w.g)
+}
+
+func waiterIsTold(e *env) {
+	if e.Requests == nil {
+		e.Skip("Service.Requests is nil: the kit cannot see whether a waiter polls")
+	}
+	a, b, key := e.backend(), e.backend(), newKey()
+	g := e.take(a, key, long)
+	won := e.acquiring(e.ctx, b, request(key, long))
+	e.pass(e.short / 4) // let it queue up
+	const times = 20
+	before := e.Requests()
+	for range times {
+		e.pass(e.short)
+	}
+	spent := e.Requests() - before
+	e.release(a, g)
+	w := <-won
+	require.NoError(e, w.err)
+	e.release(b, w.g)
+	before = e.Requests()
+	e.pass(e.short)
+	passing := e.Requests() - before // what the kit asks to let the time pass
+	require.LessOrEqual(e, spent, times*(passing+2), "requests while a waiter waits for %d times the short TTL", times)
+}
+
 func retrySameOwner(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
 	r := request(key, long)
@@ -483,6 +541,44 @@ func releaseByNonOwner(e *env) {
 	e.requireHeld(b, key)
 	e.requireCount(reg, "release_by_non_owner_total", 1)
 	e.requireCount(reg, "release_by_non_owner_applied_total", 0)
+}
+
+func releaseRepeated(e *env) {
+	a, b, key := e.backend(), e.backend(), newKey()
+	first := e.take(a, key, long)
+	e.release(a, first)
+	second := e.take(a, key, long)
+	for _, late := range []dlock.Grant{first, {Key: key, Owner: first.Owner, TTL: long}} {
+		require.ErrorIs(e, a.Release(e.ctx, late), dlock.ErrLost, "Release of an earlier grant, repeated")
+		e.requireHeld(b, key)
+	}
+	e.release(a, second)
+	e.requireFree(b, key)
+}
+
+func silent(e *env) {
+	a, link := e.faulty(holdsReplies)
+	l := e.locker(a, &dlock.Options{TTL: long})
+	h, err := l.Acquire(e.ctx, newKey())
+	require.NoError(e, err)
+	deliver := link.HoldReplies()
+	defer deliver()
+	for _, call := range []func(context.Context) error{
+		func(ctx context.Context) error { _, err := l.Acquire(ctx, newKey()); return err },
+		func(ctx context.Context) error { _, err := l.TryAcquire(ctx, newKey()); return err },
+		h.Release,
+	} {
+		ctx, cancel := context.WithTimeout(e.ctx, e.short)
+		err := call(ctx)
+		cancel()
+		require.Error(e, err, "a call that isn't answered")
+	}
+	select {
+	case err := <-begin(e, l.Close):
+		require.NoError(e, err)
+	case <-e.ctx.Done():
+		require.Fail(e, "Locker.Close waits for a server that is silent")
+	}
 }
 
 func (e *env) requireCount(reg *prometheus.Registry, name string, want float64) {

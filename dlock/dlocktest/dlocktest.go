@@ -45,6 +45,8 @@ type Service struct {
 	Backend func() dlock.Backend
 	// Faulty returns a Backend and the link between it and the service. Nil skips the cases that need one.
 	Faulty func() (dlock.Backend, Link)
+	// Requests says how many requests the case's Backends have sent, which shows whether a waiter polls. Nil skips the case.
+	Requests func() int
 	// Advance moves the service's clock on by d. Nil: it runs by itself, with the process's.
 	Advance func(d time.Duration)
 }

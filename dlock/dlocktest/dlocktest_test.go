@@ -87,8 +87,10 @@ func memory(wrapping func() func(dlock.Backend) dlock.Backend) func(*testing.T) 
 }
 
 func service(m *memlock.Backend, wrap func(dlock.Backend) dlock.Backend) dlocktest.Service {
+	var requests atomic.Int32
 	return dlocktest.Service{
-		Backend: func() dlock.Backend { return wrap(m.Client()) },
+		Requests: func() int { return int(requests.Load()) },
+		Backend:  func() dlock.Backend { return wrap(&counted{m.Client(), &requests}) },
 		Faulty: func() (dlock.Backend, dlocktest.Link) {
 			l := &link{Backend: m.Client()}
 			return wrap(l), dlocktest.Link{
@@ -99,6 +101,22 @@ func service(m *memlock.Backend, wrap func(dlock.Backend) dlock.Backend) dlockte
 			}
 		},
 	}
+}
+
+// counted counts a Backend's requests.
+type counted struct {
+	dlock.Backend
+	n *atomic.Int32
+}
+
+func (c *counted) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	c.n.Add(1)
+	return c.Backend.Acquire(ctx, r)
+}
+
+func (c *counted) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	c.n.Add(1)
+	return c.Backend.TryAcquire(ctx, r)
 }
 
 // link is the way to a Backend, on which messages get lost.

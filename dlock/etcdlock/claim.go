@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -129,6 +133,11 @@ func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.G
 			c.answered(0)
 			s.end()
 			continue
+		}
+		if errors.Is(err, rpctypes.ErrNoSpace) { // nothing was put
+			c.answered(0)
+			c.drop()
+			return dlock.Grant{}, fmt.Errorf("joining the queue: %w", err)
 		}
 		if err != nil { // the timer cleans up, unless somebody does before
 			if c.b.open.Err() != nil {
@@ -283,7 +292,7 @@ func (c *claim) wait(ctx context.Context, s *session, ttl time.Duration, a answe
 			now, err = c.look(ctx, a.rev)
 		}
 		switch {
-		case ctx.Err() != nil, err != nil && (!passing(err) || s.dead()):
+		case ctx.Err() != nil, err != nil && (!passing(err) && !staleToken(err) || s.dead()):
 			c.leave(ctx)
 			return dlock.Grant{}, err
 		case err != nil:
@@ -313,9 +322,11 @@ func (c *claim) mayBeFirst(ctx context.Context, s *session, a answer) (t turn, e
 	opened := make(chan clientv3.WatchChan, 1)
 	if a.before != "" {
 		quiet.Reset(longQuietTime)
+		watched, refused := c.b.watching(ctx)
+		defer func() { refused(err) }()
 		go func() { // Watch returns when the server has answered, which may be late
-			// From the revision of the read on, so that no deletion is missed; away from a member without a leader.
-			opened <- c.b.c.Watch(clientv3.WithRequireLeader(ctx), a.before, clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
+			// From the revision of the read on, so that no deletion is missed.
+			opened <- c.b.c.Watch(watched, a.before, clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
 		}()
 	}
 	for {
@@ -361,6 +372,25 @@ func passing(err error) bool {
 	return status.Code(err) == codes.Unavailable
 }
 
+// watching returns the context of a watch, which leaves a member without a leader. To refused goes the error that ended it:
+// etcd refuses every watch on a stream whose token has expired since it was opened. The client has one stream for all
+// contexts of the same metadata, so the next watch gets other metadata, and with it a new stream and token.
+func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func(error)) {
+	n := b.stream.Load()
+	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "fencelab-stream", strconv.FormatInt(n, 10))
+	return ctx, func(err error) {
+		if staleToken(err) {
+			b.stream.CompareAndSwap(n, n+1)
+		}
+	}
+}
+
+// staleToken reports whether err, of a watch, may be over with another token. etcd tells it to a watch as a text.
+func staleToken(err error) bool {
+	return err != nil && slices.ContainsFunc([]error{rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty},
+		func(e error) bool { return strings.HasSuffix(err.Error(), rpctypes.ErrorDesc(e)) })
+}
+
 // grant is the grant of a key that is first in its queue.
 func (c *claim) grant(ctx context.Context, s *session, t turn, ttl time.Duration) (dlock.Grant, error) {
 	c.won(t, t.as.Add(ttl)) //nolint:contextcheck // the timer outlives the call
@@ -401,6 +431,11 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 	}
 	sent := time.Now()
 	resp, err := b.router.commit(ctx, []clientv3.Cmp{cond}, then, otherwise)
+	if s == nil && told && errors.Is(err, rpctypes.ErrNoSpace) { // it puts the message; without one, the next finds out for itself
+		line = nil
+		pass, told = b.pass(queue, nil)
+		resp, err = b.router.commit(ctx, []clientv3.Cmp{cond}, []clientv3.Op{pass, clientv3.OpDelete(name)}, nil)
+	}
 	if s != nil && leaseGone(err) { // and all its keys with it
 		s.end()
 		c.forget()

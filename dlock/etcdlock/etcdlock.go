@@ -62,6 +62,14 @@
 // something: it was restored from a snapshot, or somebody has deleted or put keys. Then the Backend gives the session up and
 // starts another. All grants of the old one are lost, and told so: which of them the store still knows is uncertain. Keys
 // that it does know are not deleted before their time, by their timers or with the session, which is kept alive no more.
+//
+// # Limits
+//
+// With authentication, a client needs read and write permission for {Prefix}lock/, {Prefix}turn/ and {Prefix}session/.
+// While etcd has no space left, nothing can be acquired, and what is held can be renewed and released.
+//
+// etcd's grpc-proxy is not supported: it answers keep-alives by itself, so an answer doesn't prove how long the session lasts,
+// and acquisitions fail now and then. A proxy that passes bytes on is no problem.
 package etcdlock
 
 import (
@@ -71,6 +79,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -108,6 +117,7 @@ type Backend struct {
 	prefix string
 	follow bool // the leader
 	router *router
+	stream atomic.Int64 // see watching
 
 	open      context.Context // ends with dlock.ErrClosed
 	close     context.CancelCauseFunc

@@ -62,16 +62,20 @@ func newBackend(t *testing.T, c *clientv3.Client, o *etcdlock.Options) *etcdlock
 }
 
 // client returns a client over l with the library's defaults, except that it gives up soon.
-func client(tb testing.TB, c *testbed.Cluster, l *link) *clientv3.Client {
+func client(tb testing.TB, c *testbed.Cluster, l *link, set ...func(*clientv3.Config)) *clientv3.Client {
 	tb.Helper()
-	cl, err := clientv3.New(clientv3.Config{
+	cfg := clientv3.Config{
 		Endpoints:       c.Addrs(),
 		Logger:          zap.NewNop(),
 		MaxUnaryRetries: 3,
 		DialOptions: []grpc.DialOption{
 			grpc.WithChainUnaryInterceptor(l.unary), grpc.WithChainStreamInterceptor(l.stream),
 		},
-	})
+	}
+	for _, f := range set {
+		f(&cfg)
+	}
+	cl, err := clientv3.New(cfg)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, cl.Close()) })
 	return cl

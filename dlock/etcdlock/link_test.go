@@ -25,6 +25,7 @@ type link struct {
 	broken  chan struct{} // closed when what is open breaks
 	calls   map[string]int
 	watches int           // asked for
+	opened  int           // of these
 	events  int           // that watches have told
 	writes  int           // transactions that could write
 	kept    []time.Time   // when keep-alives left
@@ -146,6 +147,13 @@ func (l *link) counts(method string) (calls, watches, events int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.calls[method], l.watches, l.events
+}
+
+// openedWatches returns how many watches etcd has opened.
+func (l *link) openedWatches() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.opened
 }
 
 // keptAlive returns when keep-alives left.
@@ -364,6 +372,9 @@ func (s *stream) RecvMsg(m any) error {
 	case ok:
 		s.l.mu.Lock()
 		s.l.events += len(r.Events)
+		if r.Created && !r.Canceled {
+			s.l.opened++
+		}
 		if len(r.Events) > 0 {
 			s.l.heard = s.cc
 		}

@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -25,10 +28,10 @@ type node struct {
 	c *clientv3.Client
 }
 
-func newNode(tb testing.TB, c *testbed.Cluster) node {
+func newNode(tb testing.TB, c *testbed.Cluster, set ...func(*clientv3.Config)) node {
 	tb.Helper()
 	l := newLink()
-	cl := client(tb, c, l)
+	cl := client(tb, c, l, set...)
 	b, err := etcdlock.New(cl, &etcdlock.Options{FollowLeader: true})
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, b.Close()) })
@@ -375,6 +378,43 @@ func TestMessageLost(t *testing.T) {
 	o := receive(t, came)
 	require.NoError(t, o.err)
 	require.Greater(t, o.g.Fence, g.Fence)
+}
+
+// etcd whose disk is full refuses a transaction that puts, and so a message. A lock can be released nevertheless, and the
+// next waiter finds out for itself.
+func TestNoSpace(t *testing.T) {
+	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
+	g := a.take(t, request(time.Hour))
+	_, second := b.waits(t, g.Key, time.Hour)
+	_, third := c.waits(t, g.Key, time.Hour)
+	require.NoError(t, a.Release(t.Context(), g))
+	o := receive(t, second) // knows who follows
+	require.NoError(t, o.err)
+	full := noSpace(t, c.c)
+	require.NoError(t, b.Release(t.Context(), o.g))
+	o = receive(t, third)
+	require.NoError(t, o.err)
+	require.NoError(t, c.Release(t.Context(), o.g))
+	r := request(time.Hour)
+	_, err := c.Acquire(t.Context(), r)
+	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
+	require.ErrorIs(t, c.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}), dlock.ErrLost, "nothing was put")
+	full()
+	require.NoError(t, c.Release(t.Context(), c.take(t, dlock.Request{Key: g.Key, Owner: uuid.NewString(), TTL: time.Hour})))
+}
+
+// noSpace raises etcd's alarm, until disarm is called.
+func noSpace(t *testing.T, c *clientv3.Client) (disarm func()) {
+	t.Helper()
+	r := &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, Alarm: pb.AlarmType_NOSPACE, MemberID: 1}
+	_, err := pb.NewMaintenanceClient(c.ActiveConnection()).Alarm(t.Context(), r)
+	require.NoError(t, err)
+	disarm = sync.OnceFunc(func() {
+		_, err := c.AlarmDisarm(context.Background(), &clientv3.AlarmMember{})
+		require.NoError(t, err)
+	})
+	t.Cleanup(disarm)
+	return disarm
 }
 
 // A waiter whose put was answered after another one's of its session had it watch for messages looks at once for what it

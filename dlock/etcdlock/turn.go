@@ -218,8 +218,9 @@ func (s *session) hear(b *Backend, rev int64) {
 		there, leave := context.WithCancel(ctx)
 		stop := context.AfterFunc(w.over, leave)
 		var err error
+		watched, refused := b.watching(there)
 		// One watch for as long as the session lasts: to open one for each acquisition takes etcd longer than a hand-over.
-		for resp := range w.watcher.Watch(clientv3.WithRequireLeader(there), b.inbox(s.id), clientv3.WithRev(rev), clientv3.WithFilterDelete()) {
+		for resp := range w.watcher.Watch(watched, b.inbox(s.id), clientv3.WithRev(rev), clientv3.WithFilterDelete()) {
 			now := time.Now()
 			for _, e := range resp.Events {
 				if queue, line := parse(string(e.Kv.Value)); len(line) > 0 {
@@ -231,6 +232,7 @@ func (s *session) hear(b *Backend, rev int64) {
 		}
 		stop()
 		leave()
+		refused(err)
 		if w.over.Err() == nil && ctx.Err() == nil {
 			if err == nil || passing(err) { // a leader that is none any more would refuse it again
 				b.router.leave(w)

@@ -262,13 +262,12 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 	if err := b.check(r.TTL); err != nil {
 		return g, 0, err
 	}
-	var fence *int64
-	var until *time.Duration
+	var fence, micros *int64
 	var start time.Time
 	err = b.do(ctx, func(c *pgxpool.Conn) error {
-		fence, until = nil, nil
+		fence, micros = nil, nil
 		start = time.Now() // before the request leaves: the database cannot start the lease earlier
-		err := c.QueryRow(ctx, b.acquire, r.Key, r.Owner, r.TTL).Scan(&fence, &until)
+		err := c.QueryRow(ctx, b.acquire, r.Key, r.Owner, r.TTL).Scan(&fence, &micros)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
@@ -281,8 +280,8 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 		return g, 0, failed(ctx, ctx.Err())
 	case fence != nil:
 		return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(*fence), TTL: r.TTL, Start: start}, 0, nil
-	case until != nil:
-		left = *until
+	case micros != nil:
+		left = time.Duration(*micros) * time.Microsecond
 	}
 	return g, left, dlock.ErrHeld
 }

@@ -293,6 +293,48 @@ func TestCounterSurvives(t *testing.T) {
 	require.Equal(t, w.g.Owner, *read(t, pool, r.Key).Owner)
 }
 
+// What a session says about the form of values changes nothing: under the simple protocol all of them are text.
+func TestTextFormats(t *testing.T) {
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		for _, style := range []string{"postgres", "postgres_verbose", "sql_standard", "iso_8601"} {
+			for _, ttl := range []time.Duration{400*24*time.Hour + time.Microsecond, 90 * time.Minute, 400 * time.Millisecond} {
+				t.Run(fmt.Sprint(mode, "/", style, "/", ttl), func(t *testing.T) {
+					holder, _ := newBackend(t)
+					closing(t, holder)
+					s := newSpy()
+					b, _ := newBackend(t, s.on, func(c *pgxpool.Config) {
+						c.ConnConfig.DefaultQueryExecMode = mode
+						c.ConnConfig.RuntimeParams["IntervalStyle"] = style
+					})
+					closing(t, b)
+					g := take(t, holder, request(ttl))
+					won := acquiring(t, b, next(dlock.Request{Key: g.Key}, ttl))
+					if ttl > time.Minute {
+						for range 4 { // as in settled
+							select {
+							case <-s.asked:
+							case w := <-won:
+								require.Fail(t, "it doesn't wait", "%v", w.err)
+							}
+						}
+						select {
+						case <-s.asked:
+							require.Fail(t, "it doesn't know how long the lease lasts")
+						case <-time.After(20 * time.Millisecond):
+						}
+						require.NoError(t, holder.Release(t.Context(), g))
+					} // else it runs out
+					w := <-won
+					require.NoError(t, w.err)
+					require.Less(t, len(s.asked), 10)
+					require.NoError(t, b.Renew(t.Context(), w.g))
+					require.NoError(t, b.Release(t.Context(), w.g))
+				})
+			}
+		}
+	}
+}
+
 // A counter at its end yields an error and no lock.
 func TestCounterExhausted(t *testing.T) {
 	b, pool := newBackend(t)

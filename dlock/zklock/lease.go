@@ -61,10 +61,10 @@ func (b *Backend) known(p place) *lease {
 }
 
 // adopt returns the lease of a node at p that is this session's.
-func (b *Backend) adopt(p place, path string) (*lease, error) {
+func (b *Backend) adopt(ctx context.Context, p place, path string) (*lease, error) {
 	var ok bool
 	var stat *zk.Stat
-	err := thrice(func() (err error) { ok, stat, err = b.c.Exists(path); return err })
+	err := thrice(func() (err error) { ok, stat, err = b.exists(ctx, path); return err })
 	if err != nil {
 		return nil, err
 	}
@@ -99,9 +99,9 @@ func (b *Backend) enlist(l *lease) {
 // watch returns when the node is gone, or its client closed, which comes to the same.
 func (l *lease) watch() {
 	for r := (retry{b: l.b}); ; {
-		// An ephemeral node has no children. The watch fires when it is gone, and, other than one of its data, not when it is
-		// renewed; and when the session has expired or the client is closed.
-		_, _, fired, err := l.b.c.ChildrenW(l.path)
+		// It fires when the node is gone, and, other than a watch of its data, not when it is renewed; and when the session has
+		// expired or the client is closed.
+		fired, err := l.b.childrenW(l.b.always, l.path)
 		switch {
 		case err == nil:
 			l.mu.Lock()
@@ -144,8 +144,8 @@ func (b *Backend) unlist(l *lease) {
 }
 
 // forget sees to it that nothing is left of a lease that is over.
-func (b *Backend) forget(l *lease) error {
-	if err := b.c.Delete(l.path, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
+func (b *Backend) forget(ctx context.Context, l *lease) error {
+	if err := b.deleteAt(ctx, l.path, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
 		return err
 	}
 	l.vanish()
@@ -154,8 +154,8 @@ func (b *Backend) forget(l *lease) error {
 
 // seal writes ttl to the node. That it succeeds proves that the node was there, and so its session, by a quorum's word; and
 // it starts the time anew for whoever waits for the node to run out.
-func (b *Backend) seal(l *lease, ttl time.Duration) error {
-	_, err := b.c.Set(l.path, lifetime(ttl), -1)
+func (b *Backend) seal(ctx context.Context, l *lease, ttl time.Duration) error {
+	err := b.setData(ctx, l.path, lifetime(ttl), -1)
 	if errors.Is(err, zk.ErrNoNode) {
 		l.vanish()
 		return errGone
@@ -220,20 +220,19 @@ func (l *lease) expire() {
 	}
 }
 
-// remove deletes the node. If it cannot, for the connection is broken, it goes on in the background until the node is gone.
+// remove deletes the node. If that takes long, it goes on in the background until the node is gone.
 func (b *Backend) remove(l *lease) {
 	l.end()
-	remove := func() (done bool) { return !broken(b.forget(l)) }
-	if remove() {
-		return
-	}
-	go func() {
-		for r := (retry{b: b}); r.again(l); {
-			if remove() {
-				return
-			}
+	removed := b.chore(func() {
+		for r := (retry{b: b}); broken(b.forget(b.always, l)) && r.again(l); { //nolint:revive // it tries
 		}
-	}()
+	})
+	t := time.NewTimer(goodbye)
+	defer t.Stop()
+	select {
+	case <-removed:
+	case <-t.C:
+	}
 }
 
 // doubt is about a place where a node may be, or more, that no lease is known of, for the answer to a request was lost.
@@ -242,8 +241,9 @@ type doubt struct {
 	stop, done chan struct{}
 }
 
-// doubt has what there is at p deleted when its lease would be over, unless somebody settles the doubt before.
-func (b *Backend) doubt(p place, until time.Time) {
+// doubt has what there is at p deleted when its lease would be over, and after a request under way unless that is nil. Before,
+// somebody may settle the doubt.
+func (b *Backend) doubt(p place, until time.Time, after <-chan struct{}) {
 	d := &doubt{stop: make(chan struct{}), done: make(chan struct{})}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -251,10 +251,21 @@ func (b *Backend) doubt(p place, until time.Time) {
 		return
 	}
 	b.doubts[p] = d
-	d.timer = time.AfterFunc(time.Until(until), func() {
+	settle := func() {
 		defer close(d.done)
+		if after != nil {
+			select {
+			case <-after:
+			case <-d.stop:
+			}
+		}
 		for r := (retry{b: b}); ; {
-			if _, err := b.sweep(p); !broken(err) {
+			select {
+			case <-d.stop:
+				return
+			default:
+			}
+			if _, err := b.sweep(b.always, p); !broken(err) {
 				break
 			}
 			select {
@@ -271,21 +282,26 @@ func (b *Backend) doubt(p place, until time.Time) {
 		if b.doubts[p] == d {
 			delete(b.doubts, p)
 		}
-	})
+	}
+	d.timer = time.AfterFunc(time.Until(until), func() { b.chore(settle) })
 }
 
 // settle is called by whoever sees himself to what there is at p, and reports whether there was a doubt. After it nothing is
-// deleted in the background; a deletion under way is waited for, which takes no longer than the client's requests do.
-func (b *Backend) settle(p place) bool {
+// deleted in the background, unless ctx ends before a deletion under way has.
+func (b *Backend) settle(ctx context.Context, p place) (doubted bool, err error) {
 	b.mu.Lock()
 	d := b.doubts[p]
 	delete(b.doubts, p)
 	b.mu.Unlock()
 	if d != nil && !d.timer.Stop() {
 		close(d.stop)
-		<-d.done
+		select {
+		case <-d.done:
+		case <-ctx.Done():
+			return true, context.Cause(ctx)
+		}
 	}
-	return d != nil
+	return d != nil, nil
 }
 
 // retry is between the tries of a request whose connection is broken.
@@ -341,10 +357,10 @@ type turn struct {
 // for the end of the first, and after that it is the first itself, with no more questions: no node comes before one that is
 // there. But if both are of one session, the end of the first may be that of the session, and so its own: then it looks.
 func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start time.Time, provisional time.Duration, err error) {
-	var w watch
+	var w *watch
 	for {
-		if err := b.enter(ctx); err != nil {
-			return start, 0, err
+		if ctx.Err() != nil {
+			return start, 0, context.Cause(ctx)
 		}
 		i := slices.IndexFunc(q, func(n node) bool { return n.name == l.path[len(n.parent)+1:] })
 		switch {
@@ -364,7 +380,7 @@ func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start ti
 		if first {
 			return b.grant(ctx, l, t)
 		}
-		err = b.insist(ctx, l, func() (err error) { q, err = b.list(l.at.parent); return err })
+		err = b.insist(ctx, l, func() (err error) { q, err = b.list(ctx, l.at.parent); return err })
 		if err != nil {
 			return start, 0, err
 		}
@@ -403,7 +419,7 @@ func (b *Backend) refresh(ctx context.Context, l *lease, t *turn) error {
 	}
 	seal := func() error {
 		t.start, t.fresh = time.Now(), true
-		return b.seal(l, t.ttl)
+		return b.seal(ctx, l, t.ttl)
 	}
 	if t.wait {
 		return b.insist(ctx, l, seal)
@@ -417,22 +433,28 @@ func age(start, wall, now time.Time) time.Duration {
 	return max(now.Sub(start), now.Round(0).Sub(wall))
 }
 
-// watch is the one that a waiter has set, and for which it waits. The client cannot take it back.
+// watched is what a watch is of.
+type watched struct {
+	path string
+	head bool // it tells of every change, not only of the end
+}
+
+// watch is of the node for which waiters wait. The client cannot take it back, so all share it who want the same.
 type watch struct {
-	path    string
-	head    bool          // it tells of every change, not only of the end
+	of      watched
 	version int32         // of a head's data
 	ttl     time.Duration // of a head; 0 if it has none
 	ours    bool          // a head of this session's
-	fired   <-chan zk.Event
+	fired   chan struct{} // closed when event is there
+	event   zk.Event
 }
 
 // await waits until there is reason to look at the queue again: n, a node before l's, is gone; or n is the head of the
 // queue and has been renewed, or has run out; or it is time for a look whether it is the head. It reports whether l's node is
 // the first now, which is so when n was the head, and l's the next, and n is gone, but not with its session that is l's too.
-func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *watch, t *turn) (first bool, err error) {
-	if w.path != n.path() || w.head != head {
-		err := b.insist(ctx, l, func() (err error) { *w, err = b.watch(l, n, head); return err })
+func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w **watch, t *turn) (first bool, err error) {
+	if *w == nil || (*w).of != (watched{n.path(), head}) {
+		err := b.insist(ctx, l, func() (err error) { *w, err = b.watch(ctx, l, watched{n.path(), head}); return err })
 		if errors.Is(err, zk.ErrNoNode) {
 			return false, nil
 		}
@@ -442,7 +464,7 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *wat
 	}
 	ttl := t.ttl
 	if head {
-		ttl = w.ttl
+		ttl = (*w).ttl
 		if err := b.refresh(ctx, l, t); err != nil { // while the head has the lock, and nobody waits for this
 			return false, err
 		}
@@ -454,9 +476,9 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *wat
 		alarm = timer.C
 	}
 	select {
-	case e := <-w.fired:
-		first = head && !w.ours && e.Type == zk.EventNodeDeleted
-		*w = watch{}
+	case <-(*w).fired:
+		first = head && !(*w).ours && (*w).event.Type == zk.EventNodeDeleted
+		*w = nil
 		return first, nil
 	case <-alarm:
 		if !head {
@@ -464,10 +486,11 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *wat
 		}
 		// It was seen at this version for all of its TTL. If it has been renewed, it has another version, whether or not the
 		// watch has told so: one that is set again after a reconnection may miss a change.
-		switch err := b.c.Delete(w.path, w.version); {
+		switch err := b.deleteAt(ctx, (*w).of.path, (*w).version); {
 		case broken(err):
 		case err == nil, errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
-			*w = watch{}
+			b.unwatch(*w)
+			*w = nil
 		default:
 			return false, err
 		}
@@ -475,27 +498,53 @@ func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w *wat
 		return false, errGone
 	case <-ctx.Done():
 		return false, fmt.Errorf("waiting: %w", context.Cause(ctx))
-	case <-b.closed:
-		return false, dlock.ErrClosed
 	}
 	return false, nil
 }
 
-// watch watches n for l. Of a head of the queue, which may run out, it wants to know every change.
-func (b *Backend) watch(l *lease, n node, head bool) (watch, error) {
-	w := watch{path: n.path(), head: head}
-	if !head {
-		_, _, fired, err := b.c.ChildrenW(w.path) // fires when the node is gone
-		w.fired = fired
-		return w, err
+// watch watches a node for l, unless that is done already. Of a head of the queue, which may run out, it wants to know every
+// change.
+func (b *Backend) watch(ctx context.Context, l *lease, of watched) (*watch, error) {
+	b.mu.Lock()
+	w := b.watches[of]
+	b.mu.Unlock()
+	if w != nil {
+		return w, nil
 	}
-	data, stat, fired, err := b.c.GetW(w.path)
+	w = &watch{of: of, fired: make(chan struct{})}
+	var fired <-chan zk.Event
+	var err error
+	if of.head {
+		var data []byte
+		var stat *zk.Stat
+		if data, stat, fired, err = b.getW(ctx, of.path); err == nil {
+			w.version, w.ours = stat.Version, stat.EphemeralOwner == l.session
+			w.ttl, _ = time.ParseDuration(string(data)) // a node of another's make never runs out
+		}
+	} else {
+		fired, err = b.childrenW(ctx, of.path) // fires when the node is gone
+	}
 	if err != nil {
-		return w, err
+		return nil, err
 	}
-	w.fired, w.version, w.ours = fired, stat.Version, stat.EphemeralOwner == l.session
-	w.ttl, _ = time.ParseDuration(string(data)) // a node of another's make never runs out
+	b.mu.Lock()
+	b.watches[of] = w // if there is another by now, it ends as this one does
+	b.mu.Unlock()
+	go func() {
+		w.event = <-fired
+		b.unwatch(w)
+		close(w.fired)
+	}()
 	return w, nil
+}
+
+// unwatch has nobody share a watch any more.
+func (b *Backend) unwatch(w *watch) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.watches[w.of] == w {
+		delete(b.watches, w.of)
+	}
 }
 
 // insist repeats f for a waiter while the connection is broken, for as long as the node is there and somebody waits.
@@ -511,8 +560,6 @@ func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
 			return errGone
 		case <-ctx.Done():
 			return fmt.Errorf("waiting: %w", context.Cause(ctx))
-		case <-b.closed:
-			return dlock.ErrClosed
 		}
 		if r.closed() {
 			l.vanish()

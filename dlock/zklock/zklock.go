@@ -52,6 +52,10 @@
 // Waiters survive the loss of a connection as long as the session does. When the session has expired, its grants are
 // lost, and Acquire returns an error that wraps dlock.ErrLost: it has lost its place.
 //
+// Every call returns with its context. go-zookeeper keeps a request, while the server is frozen, for up to 7 session timeouts:
+// a Backend leaves it 64 at most and sends no more meanwhile. What a cancelled call has asked for may still arrive, and is
+// deleted in the background.
+//
 // # Cost
 //
 // A free lock costs two writes, which create the node and delete it, and one read, of the queue, whose parent's stat has the
@@ -99,14 +103,20 @@ type Backend struct {
 
 	unwatched time.Duration // see there
 
-	closeOnce sync.Once
-	closed    chan struct{}
+	always context.Context // for what outlives a call
+	open   context.Context // ends with dlock.ErrClosed
+	close  context.CancelCauseFunc
+
+	asked chan struct{} // has one for each request that may be cut short
 
 	mu      sync.Mutex
 	session int64         // the session whose timeout is known
 	timeout time.Duration // of that session
 	leases  map[place]*lease
 	doubts  map[place]*doubt
+	watches map[watched]*watch // those that haven't fired
+	chores  []func()
+	workers int
 }
 
 var _ dlock.Backend = (*Backend)(nil)
@@ -130,10 +140,14 @@ func New(client *zk.Conn, opts *Options) (*Backend, error) {
 	if !sessionTimeout(client).CanInt() {
 		return nil, fmt.Errorf("%w: zklock: this version of go-zookeeper/zk hides its session timeout", dlock.ErrInvalid)
 	}
-	return &Backend{
+	b := &Backend{
 		c: client, root: o.Root, acl: slices.Clone(o.ACL), unwatched: unwatched,
-		closed: make(chan struct{}), leases: map[place]*lease{}, doubts: map[place]*doubt{},
-	}, nil
+		asked:  make(chan struct{}, mostAsked),
+		leases: map[place]*lease{}, doubts: map[place]*doubt{}, watches: map[watched]*watch{},
+	}
+	b.always = context.Background()
+	b.open, b.close = context.WithCancelCause(b.always)
+	return b, nil
 }
 
 // sessionTimeout is the session timeout in ms that the server has agreed to. The client has no method that tells, and a
@@ -157,12 +171,15 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 	if err := b.enter(ctx); err != nil {
 		return dlock.Grant{}, err
 	}
-	if err := b.check(r.TTL); err != nil {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(b.open, func() { cancel(dlock.ErrClosed) })()
+	if err := b.check(ctx, r.TTL); err != nil {
 		return dlock.Grant{}, failed(ctx, err)
 	}
 	p := b.place(r.Key, r.Owner)
 	if !wait {
-		held, err := b.held(p)
+		held, err := b.held(ctx, p)
 		if err != nil {
 			return dlock.Grant{}, failed(ctx, err)
 		}
@@ -170,17 +187,21 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 			return dlock.Grant{}, dlock.ErrHeld
 		}
 	}
-	doubted := b.settle(p)
+	doubted, err := b.settle(ctx, p)
+	if err != nil {
+		b.doubt(p, time.Now(), nil)
+		return dlock.Grant{}, failed(ctx, err)
+	}
 	l := b.known(p)
 	g, err := b.try(ctx, p, r, l, wait)
 	if l != nil && errors.Is(err, errGone) { // the request is repeated, and what it had come to has run out
-		if err = b.forget(l); err == nil {
+		if err = b.forget(ctx, l); err == nil {
 			g, err = b.try(ctx, p, r, nil, wait)
 		}
 	}
 	if err != nil {
 		if doubted { // this request may not even have been sent
-			b.doubt(p, time.Now().Add(r.TTL))
+			b.doubt(p, time.Now().Add(r.TTL), nil)
 		}
 		return dlock.Grant{}, failed(ctx, err)
 	}
@@ -193,9 +214,9 @@ func (b *Backend) try(ctx context.Context, p place, r dlock.Request, l *lease, w
 	var q []node
 	var err error
 	if l == nil {
-		l, q, t.fresh, err = b.join(p, r.TTL, t.start.Add(r.TTL))
+		l, q, t.fresh, err = b.join(ctx, p, r.TTL, t.start.Add(r.TTL))
 	} else {
-		q, err = b.list(p.parent)
+		q, err = b.list(ctx, p.parent)
 	}
 	if err != nil {
 		return dlock.Grant{}, err
@@ -218,7 +239,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if err := b.enter(ctx); err != nil {
 		return err
 	}
-	if err := b.check(g.TTL); err != nil {
+	if err := b.check(ctx, g.TTL); err != nil {
 		return failed(ctx, err)
 	}
 	l, ok := g.State.(*lease)
@@ -228,7 +249,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if l == nil || !l.extend(time.Now().Add(g.TTL)) {
 		return dlock.ErrLost
 	}
-	if err := l.b.seal(l, g.TTL); err != nil { // by its own session: another's would prove nothing
+	if err := l.b.seal(ctx, l, g.TTL); err != nil { // by its own session: another's would prove nothing
 		return failed(ctx, err)
 	}
 	return nil
@@ -240,7 +261,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		return err
 	}
 	if l, ok := g.State.(*lease); ok {
-		switch err := b.c.Delete(l.path, -1); {
+		switch err := b.deleteAt(ctx, l.path, -1); {
 		case err == nil:
 			l.vanish()
 			return nil
@@ -252,7 +273,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		}
 	}
 	p := b.place(g.Key, g.Owner)
-	n, err := b.sweep(p)
+	n, err := b.sweep(ctx, p)
 	if err != nil {
 		return failed(ctx, err)
 	}
@@ -268,16 +289,14 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 // Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. The client stays open, and the leases
 // that it has run out as they would have.
 func (b *Backend) Close() error {
-	b.closeOnce.Do(func() { close(b.closed) })
+	b.close(dlock.ErrClosed)
 	return nil
 }
 
 // enter refuses a call that must not begin.
 func (b *Backend) enter(ctx context.Context) error {
-	select {
-	case <-b.closed:
+	if b.open.Err() != nil {
 		return dlock.ErrClosed
-	default:
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("zklock: %w", context.Cause(ctx))
@@ -286,7 +305,7 @@ func (b *Backend) enter(ctx context.Context) error {
 }
 
 // check refuses a TTL that the session cannot promise.
-func (b *Backend) check(ttl time.Duration) error {
+func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("%w: zklock: TTL %v is not positive", dlock.ErrInvalid, ttl)
 	}
@@ -295,7 +314,7 @@ func (b *Backend) check(ttl time.Duration) error {
 	known, timeout := id != 0 && id == b.session, b.timeout
 	b.mu.Unlock()
 	if !known {
-		if _, _, err := b.c.Exists(b.root); err != nil { // an answer: there is a session, with a timeout
+		if _, _, err := b.exists(ctx, b.root); err != nil { // an answer: there is a session, with a timeout
 			return err
 		}
 		timeout = time.Duration(sessionTimeout(b.c).Int()) * time.Millisecond
@@ -312,7 +331,10 @@ func (b *Backend) check(ttl time.Duration) error {
 
 // failed wraps an error of the client. After ctx's end it tells the cause too.
 func failed(ctx context.Context, err error) error {
-	if errors.Is(err, dlock.ErrClosed) || errors.Is(err, dlock.ErrHeld) {
+	if errors.Is(err, dlock.ErrClosed) {
+		return dlock.ErrClosed
+	}
+	if errors.Is(err, dlock.ErrHeld) {
 		return err
 	}
 	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -56,10 +57,22 @@ func service(t *testing.T, servers ...*testbed.Server) dlocktest.Service {
 		i++
 		return servers[i%len(servers)].Addr
 	}
+	var links []*link
+	open := func() party {
+		p := connect(t, next())
+		links = append(links, p.link)
+		return p
+	}
 	return dlocktest.Service{
-		Backend: func() dlock.Backend { return connect(t, next()).Backend },
+		Requests: func() (n int) {
+			for _, l := range links {
+				n += l.sent(0)
+			}
+			return n
+		},
+		Backend: func() dlock.Backend { return open().Backend },
 		Faulty: func() (dlock.Backend, dlocktest.Link) {
-			p := connect(t, next())
+			p := open()
 			return p.Backend, p.link.faults()
 		},
 	}
@@ -890,6 +903,109 @@ func lateReplyAfterWaiting(t *testing.T) (done bool) {
 }
 
 // A client whose connections don't last is not closed.
+// Every call returns with its context, whether the server is frozen or not; what is under way then costs a bounded number of
+// goroutines, and when the server is back nothing is left of it.
+func TestFrozenServer(t *testing.T) {
+	h, p := connect(t, server.Addr), connect(t, server.Addr)
+	key := newKey()
+	held := h.take(t, key, long)
+	mine := p.take(t, newKey(), long)
+	l, err := dlock.New(connect(t, server.Addr).Backend, &dlock.Options{TTL: time.Minute})
+	require.NoError(t, err)
+	ended, cancel := context.WithCancelCause(t.Context())
+	var waiting []<-chan granted
+	for range 50 {
+		waiting = append(waiting, p.acquire(ended, newRequest(key, long)))
+	}
+	require.Eventually(t, func() bool { return len(h.nodes(t, key)) == 51 }, soon, time.Millisecond)
+
+	heal, err := server.Pause(t.Context())
+	require.NoError(t, err)
+	thaw := sync.OnceFunc(func() { require.NoError(t, heal(context.Background())) })
+	t.Cleanup(thaw)
+	before := runtime.NumGoroutine()
+	calls := map[string]func(context.Context) error{
+		"renew":   func(ctx context.Context) error { return p.Renew(ctx, mine) },
+		"release": func(ctx context.Context) error { return p.Release(ctx, mine) },
+		"locker": func(ctx context.Context) error {
+			_, err := l.Acquire(ctx, newKey())
+			return err
+		},
+	}
+	requests := make([]dlock.Request, 200)
+	for i := range requests {
+		requests[i] = newRequest(key, long)
+		f := p.Acquire
+		if i%2 == 0 {
+			f = p.TryAcquire
+		}
+		calls[fmt.Sprint("acquire ", i)] = func(ctx context.Context) error {
+			_, err := f(ctx, requests[i])
+			return err
+		}
+	}
+	returned := make(chan error, len(calls))
+	for name, call := range calls {
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			err := call(ctx)
+			if !errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("%s: %w", name, err)
+			} else {
+				err = nil
+			}
+			returned <- err
+		}()
+	}
+	for range calls {
+		require.NoError(t, receive(t, returned))
+	}
+	why := errors.New("why")
+	cancel(why)
+	for _, w := range waiting {
+		require.ErrorIs(t, receive(t, w).err, why)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- l.Close() }()
+	require.NoError(t, receive(t, closed))
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() < before+60 }, soon, time.Millisecond,
+		"what is under way has 64 and 8 goroutines at most; 50 waited before")
+
+	thaw()
+	for _, r := range requests { // as the Locker does
+		if err := p.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}); !errors.Is(err, dlock.ErrLost) {
+			require.NoError(t, err)
+		}
+	}
+	require.Eventually(t, func() bool { return len(h.nodes(t, key)) == 1 }, soon, time.Millisecond)
+	require.NoError(t, h.Release(t.Context(), held))
+}
+
+// A watch can't be taken back, so those who come and go share one.
+func TestWatchesAreShared(t *testing.T) {
+	h, p := connect(t, server.Addr), connect(t, server.Addr)
+	key := newKey()
+	g := h.take(t, key, long)
+	ctx, cancel := context.WithCancel(t.Context())
+	first := p.acquire(ctx, newRequest(key, long))
+	require.Eventually(t, func() bool { return p.Watches() == 1 }, soon, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, receive(t, first).err, context.Canceled)
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, err := p.Acquire(ctx, newRequest(key, long))
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+	require.Equal(t, 1, p.link.sent(opGetData))
+	won := p.acquire(t.Context(), newRequest(key, long))
+	p.follows(t, key, g.Owner)
+	require.NoError(t, h.Release(t.Context(), g))
+	require.NoError(t, receive(t, won).err)
+	require.Eventually(t, func() bool { return p.Watches() == 0 }, soon, time.Millisecond)
+}
+
 func TestConnectionsThatDoNotLast(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	b.link.mu.Lock()

@@ -228,6 +228,7 @@ func errorKind(err error) string {
 		name string
 	}{
 		{dlock.ErrLost, "lost"},
+		{dlock.ErrRequestLost, "lost"},
 		{dlock.ErrHeld, "held"},
 		{dlock.ErrClosed, "closed"},
 		{dlock.ErrInvalid, "invalid"},
