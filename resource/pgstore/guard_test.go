@@ -518,6 +518,29 @@ func TestCommitWithoutAnswer(t *testing.T) {
 	})
 }
 
+// TestBillOnce repeats the README's bill in every way that comes to mind after its commit had no answer.
+func TestBillOnce(t *testing.T) {
+	for _, lost := range []fault{loseRequest, loseReply} {
+		for _, again := range []resource.Fence{at(7), {Token: 7, Seq: 2}, at(8)} {
+			var f atomic.Int32
+			pool, drop := database(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = losing(&f) })
+			f.Store(int32(lost))
+			require.ErrorIs(t, bill(t.Context(), pool, at(7), "invoice 17"), io.EOF)
+			f.Store(int32(none))
+			err := bill(t.Context(), pool, again, "invoice 17")
+			if lost == loseReply && again == at(7) {
+				isStale(t, err, "account/acme", again, again, false)
+			} else {
+				require.NoError(t, err)
+			}
+			var balance int64
+			require.NoError(t, pool.QueryRow(t.Context(), "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance))
+			require.EqualValues(t, 90, balance, "lost %d, again at %v", lost, again)
+			drop()
+		}
+	}
+}
+
 type fault int32
 
 const (

@@ -39,8 +39,10 @@
 //
 // # A commit without an answer
 //
-// may have taken effect or not. Repeat the transaction, with [GuardOnce] in place of Guard: it is refused with
-// [resource.ErrApplied] if it has.
+// may have taken effect or not. Begin a transaction that you may want to repeat with [GuardOnce], the first time too, and repeat
+// it with the same fence and the same request: it is refused with [resource.ErrApplied] if it has. After Guard nobody can tell
+// whose the fence is. Under a new fence, of the same grant or a later one, no guard knows the transaction again: then only the
+// data can tell, by the primary key of an invoice for example.
 //
 // # What it rests on
 //
