@@ -41,7 +41,7 @@ type ClientOptions struct {
 // the last stretch, and the proxy's repeat refused because of a later token, the [*StaleTokenError] would say that nothing was
 // changed, and something was.
 //
-// A write's error other than [*StaleTokenError] and [ErrTooLarge] leaves open whether the write took effect; repeating the call tells.
+// A write's error other than [*StaleTokenError], [ErrTooLarge] and [ErrNoRoom] leaves open whether the write took effect; repeating the call tells.
 type Client struct {
 	http     *http.Client
 	base     string
@@ -214,8 +214,11 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		return Record{}, errors.New(resp.Status)
 	}
 	err = fmt.Errorf("%s: %s", resp.Status, p.Error)
-	if resp.StatusCode == http.StatusRequestEntityTooLarge {
+	switch resp.StatusCode {
+	case http.StatusRequestEntityTooLarge:
 		err = fmt.Errorf("%w: %w", ErrTooLarge, err)
+	case http.StatusInsufficientStorage:
+		err = fmt.Errorf("%w: %w", ErrNoRoom, err)
 	}
 	return Record{}, err
 }

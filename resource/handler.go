@@ -68,7 +68,8 @@ type handler struct {
 // With X-Fence-Key, the key once more and percent-escaped, a request whose path something on the way has rewritten to another
 // key's is refused.
 //
-// A stale token is answered 409 {"error":"stale fencing token","seen":N,"got":M}. The key is all of the path after /r/,
+// A stale token is answered 409 {"error":"stale fencing token","seen":N,"got":M}, a call that the store has no room for 507, with
+// nothing changed. The key is all of the path after /r/,
 // slashes included, and percent-escaped where URLs need it; the handler takes it as it comes, but an [http.ServeMux] in
 // front of it redirects paths with "//", "." or ".." unless these are escaped, as [Client] does.
 func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
@@ -286,6 +287,9 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		h.fail(w, http.StatusNotFound, "key not found")
 	case errors.Is(err, ErrTooLarge):
 		h.fail(w, http.StatusRequestEntityTooLarge, "nothing was written: "+sentence(err))
+	case errors.Is(err, ErrNoRoom):
+		h.Logger.ErrorContext(r.Context(), "the store has no room: nothing is accepted that needs some", "method", r.Method, "path", r.URL.Path, "error", err)
+		h.fail(w, http.StatusInsufficientStorage, "nothing was changed: the store has no room; its log tells the operator why")
 	case errors.Is(err, ErrClosed):
 		h.fail(w, http.StatusServiceUnavailable, "the resource is shutting down")
 	default:

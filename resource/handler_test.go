@@ -337,6 +337,21 @@ func TestHandlerStoreRefusesSize(t *testing.T) {
 	require.Empty(t, log.String(), "no failure of the store")
 }
 
+// TestHandlerStoreFull has a store without room: a repeat is of no use, and the operator learns of it.
+func TestHandlerStoreFull(t *testing.T) {
+	var log bytes.Buffer
+	full := fmt.Errorf("/var/lib/resource.db: %w: no space left on device", resource.ErrNoRoom)
+	url := serve(t, failing{resource.NewMemory(), full}, &resource.HandlerOptions{
+		Logger:   slog.New(slog.NewTextHandler(&log, nil)),
+		Observer: func(resource.Decision) { t.Error("nothing was decided") },
+	})
+	err := newClient(t, url, nil).Write(t.Context(), "k", five, nil)
+	require.ErrorIs(t, err, resource.ErrNoRoom)
+	require.ErrorContains(t, err, "507 Insufficient Storage: nothing was changed: the store has no room")
+	require.NotContains(t, err.Error(), "/var/lib")
+	require.Contains(t, log.String(), "/var/lib/resource.db")
+}
+
 // answered is a ResponseWriter that notes when the answer leaves.
 type answered struct {
 	*httptest.ResponseRecorder

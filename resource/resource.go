@@ -31,6 +31,9 @@ var (
 	ErrUnfenced = errors.New("resource: the fencing token was not enforced")
 	// ErrTooLarge is wrapped by the error of a write whose value is larger than the [Store] takes. Nothing was written.
 	ErrTooLarge = errors.New("resource: value is too large")
+	// ErrNoRoom is wrapped by the error of a call that the [Store] has no room for, because its disk is full for example.
+	// Nothing was changed, and a repeat is of use only once there is room.
+	ErrNoRoom = errors.New("resource: the store has no room")
 	// ErrApplied is matched by a [*StaleTokenError] whose write is a repeat of the last accepted one: same token, same
 	// sequence number, same value. The caller's write took effect; its first answer was lost. The fence alone doesn't tell:
 	// a lock service that has lost data may hand out a token twice, and the second holder is told the same if its value is
@@ -136,7 +139,7 @@ func (r Record) CheckRead(key string, token uint64) error {
 //  9. After Close every call returns [ErrClosed]; Close may be called again. [Closed]
 type Store interface {
 	// Write sets key's value if f is greater than every fence accepted for key.
-	// f.Token and f.Seq must be at least 1. It returns nil, a [*StaleTokenError], an error that wraps [ErrTooLarge], or
+	// f.Token and f.Seq must be at least 1. It returns nil, a [*StaleTokenError], an error that wraps [ErrTooLarge] or [ErrNoRoom], or
 	// one that leaves open whether the write took effect; a repeat of the call tells (rule 2), unless a later fence has
 	// come in between, or another holder of the same token has written the same value, see [ErrApplied].
 	Write(ctx context.Context, key string, f Fence, value []byte) error

@@ -54,6 +54,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing", "on", "off")
 	fs.Int64Var(&opts.Handler.MaxBody, "max-body", resource.DefaultMaxBody,
 		fmt.Sprintf("largest value in `bytes`, at most %d", boltstore.MaxValue))
+	unwritten := fs.Uint64("max-unwritten", 1<<20, "with -store bolt: how many `keys` there may be that only fenced reads have touched")
 	fs.StringVar(&opts.Handler.Token, "token", "",
 		"bearer `token` that requests for /r/ must present; the environment hides it from ps")
 	certFile := fs.String("tls-cert", "", "`path` of the TLS certificate in PEM; needs -tls-key")
@@ -82,7 +83,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	var store resource.Store = resource.NewMemory()
 	if *storeKind == "bolt" {
-		if store, err = boltstore.Open(*file, nil); err != nil {
+		if store, err = boltstore.Open(*file, &boltstore.Options{MaxUnwritten: *unwritten}); err != nil {
 			return errors.Join(err, ln.Close())
 		}
 	}

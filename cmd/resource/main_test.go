@@ -151,7 +151,7 @@ func TestRefusesToStart(t *testing.T) {
 func TestHelp(t *testing.T) {
 	var out strings.Builder
 	require.ErrorIs(t, run(t.Context(), []string{"-h"}, &out), flag.ErrHelp)
-	for _, name := range []string{"addr", "store", "file", "fence", "max-body", "token", "tls-cert", "tls-key", "log-level"} {
+	for _, name := range []string{"addr", "store", "file", "fence", "max-body", "max-unwritten", "token", "tls-cert", "tls-key", "log-level"} {
 		env := "FENCELAB_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 		require.Regexp(t, fmt.Sprintf(`(?m)^  -%s \S+  \(%s`, name, env), out.String())
 	}

@@ -33,6 +33,9 @@ const MaxValue = 64<<20 - 1<<10
 type Options struct {
 	// LockTimeout is how long Open waits for another process that has the file open; 1 s if zero.
 	LockTimeout time.Duration
+	// MaxUnwritten is how many keys there may be that only fenced reads have touched, 1<<20 if zero: one more is refused with
+	// [resource.ErrNoRoom], so that reads can't fill a disk. A write doesn't count, and takes its key out of the count.
+	MaxUnwritten uint64
 }
 
 // Store is a [resource.Store] in a file. Its methods may be called concurrently.
@@ -42,10 +45,12 @@ type Store struct {
 	ops    chan *op
 	done   chan struct{} // closed when the committer has ended
 	closer func() error
+	most   uint64               // Options.MaxUnwritten
+	end    func(*bolt.Tx) error // (*bolt.Tx).Commit, but in tests
 
 	mu         sync.RWMutex
 	closed     bool
-	failed     error          // the commit that failed; no call is answered from the file after it
+	failed     error          // the commit of which it isn't known what is left; no call is answered from the file after it
 	committing *batch         // what is being made durable right now, nil between commits
 	calls      sync.WaitGroup // calls in flight
 }
@@ -75,7 +80,7 @@ func Open(path string, opts *Options) (*Store, error) {
 	if err := prepare(db); err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: %s: %w", path, err), db.Close())
 	}
-	s := &Store{db: db, path: path, ops: make(chan *op, maxBatchOps), done: make(chan struct{})}
+	s := &Store{db: db, path: path, ops: make(chan *op, maxBatchOps), done: make(chan struct{}), most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit}
 	s.closer = sync.OnceValue(s.close)
 	go s.commitLoop()
 	return s, nil
@@ -89,10 +94,18 @@ func prepare(db *bolt.DB) error {
 	if err := db.Sync(); err != nil {
 		return err
 	}
-	if err := db.Update(func(tx *bolt.Tx) error {
-		_, err := tx.CreateBucketIfNotExists(bucket)
-		return err
-	}); err != nil {
+	var ready bool
+	err := db.View(func(tx *bolt.Tx) error {
+		ready = tx.Bucket(bucket) != nil
+		return nil
+	})
+	if err == nil && !ready { // else nothing is written, so that a file on a full disk can be opened
+		err = db.Update(func(tx *bolt.Tx) error {
+			_, err := tx.CreateBucket(bucket)
+			return err
+		})
+	}
+	if err != nil {
 		return err
 	}
 	dir, err := os.Open(filepath.Dir(db.Path()))
@@ -148,9 +161,16 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 		return resource.Record{}, err
 	}
 	defer s.calls.Done()
-	if b := s.committing; b != nil && b.changes(key) {
+	for b := s.committing; b != nil && b.changes(key); b = s.committing {
 		s.mu.RUnlock()
-		return b.wait(ctx, key)
+		if rec, err := b.wait(ctx, key); !errors.Is(err, errUndone) {
+			return rec, err
+		}
+		s.mu.RLock()
+		if s.failed != nil {
+			defer s.mu.RUnlock()
+			return resource.Record{}, s.failed
+		}
 	}
 	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit of key runs,
 	// and a commit that begins later can't get into it.

@@ -97,6 +97,44 @@ func TestDamagedRecord(t *testing.T) {
 	require.NoError(t, s.Write(ctx, "good", at(9), nil))
 }
 
+// TestUnwrittenKeys has fenced reads make one key more than they may. Writes may go on, and make room.
+func TestUnwrittenKeys(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	reopen := func() *boltstore.Store {
+		s, err := boltstore.Open(path, &boltstore.Options{MaxUnwritten: 3})
+		require.NoError(t, err)
+		return s
+	}
+	s := reopen()
+	touch := func(key string, token uint64) error {
+		_, err := s.ReadFenced(ctx, key, token)
+		return err
+	}
+	require.NoError(t, s.Write(ctx, "written", at(1), nil))
+	for i, key := range []string{"a", "b", "a", "written", "a", "c"} {
+		require.NoError(t, touch(key, uint64(i+2)))
+	}
+	require.NoError(t, s.Write(ctx, "written", at(9), nil))
+	_, errs := s.Batch(boltstore.ReadFencedOp("d", 1), boltstore.WriteOp("d", at(2), []byte("v")),
+		boltstore.ReadFencedOp("d", 3), boltstore.ReadFencedOp("e", 1)).Wait()
+	require.NoError(t, errors.Join(errs[1], errs[2]))
+	require.ErrorIs(t, errs[0], resource.ErrNoRoom)
+	require.ErrorContains(t, errs[0], `no room for "d": it has 3 keys that only fenced reads have touched`)
+	require.ErrorIs(t, errs[3], resource.ErrNoRoom)
+	_, err := s.Read(ctx, "e")
+	require.ErrorIs(t, err, resource.ErrNotFound)
+
+	require.NoError(t, s.Write(ctx, "b", at(9), nil))
+	require.NoError(t, s.Write(ctx, "b", at(10), nil))
+	require.NoError(t, touch("f", 1))
+	require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom)
+	require.NoError(t, s.Close())
+	s = reopen()
+	require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom, "after reopening")
+	require.NoError(t, touch("f", 2))
+	require.NoError(t, s.Close())
+}
+
 // TestAnswersWaitForCommit looks at a batch in the middle of its commit: a refusal that rests on a write of the same
 // batch must wait for it just as the write must.
 func TestAnswersWaitForCommit(t *testing.T) {
