@@ -287,6 +287,9 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		h.fail(w, http.StatusNotFound, "key not found")
 	case errors.Is(err, ErrTooLarge):
 		h.fail(w, http.StatusRequestEntityTooLarge, "nothing was written: "+sentence(err))
+	case errors.Is(err, ErrJump):
+		h.Logger.WarnContext(r.Context(), "a token is too far ahead", "path", r.URL.Path, "error", err)
+		h.fail(w, http.StatusBadRequest, sentence(err))
 	case errors.Is(err, ErrNoRoom):
 		h.Logger.ErrorContext(r.Context(), "the store has no room: nothing is accepted that needs some", "method", r.Method, "path", r.URL.Path, "error", err)
 		h.fail(w, http.StatusInsufficientStorage, "nothing was changed: the store has no room; its log tells the operator why")

@@ -137,6 +137,8 @@ func (r Record) CheckRead(key string, token uint64) error {
 //  7. A durable store answers only what a crash cannot undo: value and fence survive reopening. [Durable]
 //  8. A call whose ctx has ended before it starts changes nothing and returns ctx's cause. [ContextEnded]
 //  9. After Close every call returns [ErrClosed]; Close may be called again. [Closed]
+//  10. A store that is a [FenceSetter] sets the fence of a key that exists to (token, 0), back too, leaves its value, and then
+//     goes by the rules above. [FenceSet]
 type Store interface {
 	// Write sets key's value if f is greater than every fence accepted for key.
 	// f.Token and f.Seq must be at least 1. It returns nil, a [*StaleTokenError], an error that wraps [ErrTooLarge] or [ErrNoRoom], or
@@ -161,6 +163,14 @@ type Overwriter interface {
 	// Overwrite sets key's value whatever f is. f may be zero, the fence of a caller that has none; MaxFence becomes
 	// the greatest fence offered.
 	Overwrite(ctx context.Context, key string, f Fence, value []byte) error
+}
+
+// FenceSetter is a [Store] whose fences an operator can set, back too: after a token that was wrong has locked a key. Stop
+// the key's holders first, for one with a greater token than the new fence gets through again.
+type FenceSetter interface {
+	Store
+	// SetFence sets the fence of a key that exists to (token, 0), and leaves its value. The token must be at least 1.
+	SetFence(ctx context.Context, key string, token uint64) error
 }
 
 // StaleTokenError tells that a call's fence was not greater than what the resource had seen. Nothing was changed.

@@ -21,6 +21,7 @@ import (
 	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/internal/stores"
+	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
@@ -188,8 +189,28 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 		return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refusal)
 	default:
 		return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the tokens before came "+
-			"from another lock service, or this one has lost its own: take another -key)", refusal)
+			"from another lock service, or this one has lost its own: %s)", refusal, w.recovery(refusal))
 	}
+}
+
+// recovery is what brings the tokens of the lock and the fence of the resource together again.
+func (w *worker) recovery(refusal error) string {
+	stale, _ := errors.AsType[*resource.StaleTokenError](refusal)
+	if stale == nil || stale.Got.Token >= stale.Seen.Token {
+		return "take another -key"
+	}
+	const most = 1<<53 - 1 // the greatest token of these two
+	behind := stale.Seen.Token - stale.Got.Token
+	quoted := strings.ReplaceAll(w.key, "'", `'\''`)
+	switch {
+	case stale.Seen.Token < most && w.backend.Lock == locks.Redis:
+		return fmt.Sprintf("raise the lock's counter with redis-cli INCRBY 'fence:{%s}' %d", quoted, behind)
+	case stale.Seen.Token < most && w.backend.Lock == locks.Postgres:
+		return fmt.Sprintf(`raise the lock's counter with UPDATE fencelab_lock SET fence = fence + %d WHERE key = '%s'`,
+			behind, strings.ReplaceAll(w.key, "'", "''"))
+	}
+	return fmt.Sprintf("with all holders stopped, set the fence back: resource -set-fence '%s=%d', if the resource is cmd/resource, "+
+		"else as the store's package comment says", quoted, stale.Got.Token)
 }
 
 // open connects to the resource.

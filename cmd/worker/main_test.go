@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -101,6 +102,27 @@ func TestStaleWriteIsRefused(t *testing.T) {
 			require.Equal(t, "B\nA.5\n", b.ledger(t, "demo"))
 		})
 	}
+}
+
+// TestRecovery does what the error says, with a lock that has lost its tokens, and with a token that no lock reaches.
+func TestRecovery(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	b.args = append(b.args, "-name", "A", "-key", "billing/acme's")
+	require.NoError(t, b.store.Write(t.Context(), "billing/acme's", resource.Fence{Token: 3, Seq: 1}, []byte("B\n")))
+	_, err := b.work(t)
+	require.ErrorContains(t, err, `: raise the lock's counter with redis-cli INCRBY 'fence:{billing/acme'\''s}' 2)`)
+	_, err = b.redis.Incr("fence:{billing/acme's}", 2)
+	require.NoError(t, err)
+	_, err = b.work(t)
+	require.NoError(t, err)
+	require.Equal(t, "B\nA\n", b.ledger(t, "billing/acme's"))
+
+	require.NoError(t, b.store.Write(t.Context(), "billing/acme's", resource.Fence{Token: math.MaxUint64, Seq: 1}, []byte("B\n")))
+	_, err = b.work(t)
+	require.ErrorContains(t, err, `set the fence back: resource -set-fence 'billing/acme'\''s=5', if`)
+	require.NoError(t, b.store.SetFence(t.Context(), "billing/acme's", 5))
+	_, err = b.work(t)
+	require.NoError(t, err)
 }
 
 func TestUnfenced(t *testing.T) {

@@ -3,6 +3,8 @@ package redislock_test
 import (
 	"context"
 	"errors"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +12,8 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
 )
 
 // TestBillOnce calls the quickstart's bill as people do: with an invoice that is a line or isn't, again, and again after an
@@ -83,4 +87,21 @@ func (w *writeFault) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		cmd.SetErr(errFault)
 		return errFault
 	}
+}
+
+// TestRaiseCounter runs the README's command for tokens that are behind.
+func TestRaiseCounter(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	command := regexp.MustCompile("`redis-cli INCRBY '([^']*)' ([0-9]+)`").FindSubmatch(readme)
+	require.NotNil(t, command)
+	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	defer func() { require.NoError(t, client.Close()) }()
+	locker, accounts, err := open(client)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, locker.Close()) }()
+	require.NoError(t, accounts.Write(t.Context(), "acme", resource.Fence{Token: 4, Seq: 1}, nil))
+	require.ErrorContains(t, bill(t.Context(), locker, accounts, "inv-1"), "seen 4, got 1")
+	require.NoError(t, client.Do(t.Context(), "INCRBY", string(command[1]), string(command[2])).Err())
+	require.NoError(t, bill(t.Context(), locker, accounts, "inv-1"))
 }

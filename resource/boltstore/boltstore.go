@@ -55,7 +55,10 @@ type Store struct {
 	calls      sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // Open opens the file at path, and creates it if there is none. A nil opts is the zero Options.
 //
@@ -189,6 +192,15 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 	}
 	rec.Value = bytes.Clone(rec.Value)
 	return rec, nil
+}
+
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	_, err := s.do(ctx, &op{kind: setFence, key: key, fence: resource.Fence{Token: token}})
+	return err
 }
 
 // Close is [resource.Store.Close].

@@ -22,6 +22,7 @@ const (
 	write kind = iota
 	overwrite
 	readFenced
+	setFence
 )
 
 // op is one operation on its way through the committer.
@@ -44,6 +45,11 @@ func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, er
 		return resource.Record{Value: o.value, MaxFence: o.fence}, true, rec.CheckWrite(o.key, o.fence, o.value)
 	case overwrite:
 		return resource.Record{Value: o.value, MaxFence: rec.MaxFence.Max(o.fence)}, true, nil
+	case setFence:
+		if rec.MaxFence == (resource.Fence{}) && rec.Value == nil {
+			return rec, false, resource.ErrNotFound
+		}
+		return resource.Record{Value: bytes.Clone(rec.Value), MaxFence: o.fence}, true, nil // it outlives the transaction
 	default:
 		if err := rec.CheckRead(o.key, o.fence.Token); err != nil {
 			return rec, false, err

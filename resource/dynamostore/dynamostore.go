@@ -64,7 +64,10 @@ type Store struct {
 	calls  sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // New returns a Store on a table that exists, with a partition key named "key" of type S and no sort key: see [CreateTable].
 // The client stays the caller's. It sends nothing.
@@ -197,6 +200,29 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 		ExpressionAttributeNames:  map[string]string{"#value": attrValue},
 		ExpressionAttributeValues: map[string]types.AttributeValue{":value": bytesValue(value)},
 	})
+	if err != nil {
+		return failed(ctx, err)
+	}
+	return nil
+}
+
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	_, err := s.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
+		TableName: &s.table, Key: id(key), UpdateExpression: aws.String("SET fence = :fence"),
+		ConditionExpression:       aws.String("attribute_exists(fence)"),
+		ExpressionAttributeValues: map[string]types.AttributeValue{":fence": &types.AttributeValueMemberS{Value: encode(resource.Fence{Token: token})}},
+	})
+	if _, missing := errors.AsType[*types.ConditionalCheckFailedException](err); missing {
+		return resource.ErrNotFound
+	}
 	if err != nil {
 		return failed(ctx, err)
 	}

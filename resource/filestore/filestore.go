@@ -50,7 +50,10 @@ type Store struct {
 	failed error // a rename that may not be on disk; no call is answered from the files after it
 }
 
-var _ resource.Store = (*Store)(nil)
+var (
+	_ resource.Store       = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // Open makes the calling process the gatekeeper of the directory at path, which must exist, until [Store.Close] or the
 // process's end. It fails at once if there is a gatekeeper, be it frozen.
@@ -134,6 +137,24 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 		}
 	}
 	return rec, nil
+}
+
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, err := s.load(key)
+	if err == nil && rec.MaxFence == (resource.Fence{}) {
+		err = resource.ErrNotFound
+	}
+	if err != nil {
+		return err
+	}
+	rec.MaxFence = resource.Fence{Token: token}
+	return s.replace(key, rec)
 }
 
 // Close is [resource.Store.Close]. Another process may be the gatekeeper then.

@@ -50,6 +50,13 @@
 // whose row is deleted accepts any fence. Business rows in another database than the fences are not guarded. A fence is as
 // durable as the transaction that raised it: keep synchronous_commit on. A restore from a backup brings old fences back.
 //
+// # To see and to set a fence
+//
+// After a token that was wrong has locked a key, stop its holders, and set its fence back. [Store.SetFence] does it, or
+//
+//	SELECT token, seq FROM fencelab_fence WHERE key = 'acme'
+//	UPDATE fencelab_fence SET token = 7, seq = 0 WHERE key = 'acme'
+//
 // # Failover
 //
 // A server that is killed and started again forgets nothing that it has committed; a transaction between its guard and its
@@ -104,6 +111,8 @@ var (
 	readSQL string
 	//go:embed overwrite.sql
 	overwriteSQL string
+	//go:embed set_fence.sql
+	setFenceSQL string
 )
 
 const (
@@ -168,7 +177,10 @@ type Store struct {
 	calls  sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // New returns a Store on pool, which stays the caller's to close. It sends nothing: the table must exist, see [Schema] and
 // [CreateSchema]. A nil opts is the zero Options.
@@ -229,6 +241,20 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (rec r
 	return rec, err
 }
 
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	return s.do(ctx, func() error {
+		tag, err := s.pool.Exec(ctx, s.t.setFence, key, number(token))
+		if err == nil && tag.RowsAffected() == 0 {
+			err = resource.ErrNotFound
+		}
+		return err
+	})
+}
+
 // Close is [resource.Store.Close]. The pool stays open.
 func (s *Store) Close() error {
 	s.mu.Lock()
@@ -257,11 +283,11 @@ func (s *Store) do(ctx context.Context, f func() error) error {
 }
 
 // table is the statements for one table.
-type table struct{ write, raiseTo, read, overwrite string }
+type table struct{ write, raiseTo, read, overwrite, setFence string }
 
 func tableNamed(name string) table {
 	sql := func(s string) string { return strings.ReplaceAll(s, defaultTable, name) }
-	return table{write: sql(writeSQL), raiseTo: sql(raiseSQL), read: sql(readSQL), overwrite: sql(overwriteSQL)}
+	return table{write: sql(writeSQL), raiseTo: sql(raiseSQL), read: sql(readSQL), overwrite: sql(overwriteSQL), setFence: sql(setFenceSQL)}
 }
 
 // querier is a transaction, or a pool, on which every statement is one.

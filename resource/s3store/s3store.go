@@ -70,7 +70,10 @@ type Store struct {
 	calls  sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // Open is [New] and [Store.Probe]: it returns a Store on a server that was seen to honour the conditions of a PUT.
 func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) (*Store, error) {
@@ -191,6 +194,25 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 	}
 	rec := resource.Record{Value: append([]byte{}, value...), MaxFence: v.rec.MaxFence.Max(f)}
 	return s.put(ctx, key, rec, &s3.PutObjectInput{}, new(bool))
+}
+
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	_, err := s.replace(ctx, key, nil, new(bool), func(rec resource.Record) (resource.Record, error) {
+		if rec.MaxFence == (resource.Fence{}) && rec.Value == nil {
+			return rec, resource.ErrNotFound
+		}
+		rec.MaxFence = resource.Fence{Token: token}
+		return rec, nil
+	})
+	return err
 }
 
 // Close is [resource.Store.Close]. The client stays open.
