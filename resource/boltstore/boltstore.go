@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -70,7 +71,7 @@ func Open(path string, opts *Options) (*Store, error) {
 		opts = &Options{}
 	}
 	timeout := cmp.Or(opts.LockTimeout, time.Second)
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: timeout, FreelistType: bolt.FreelistMapType})
+	db, err := openFile(path, timeout)
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("boltstore: %s is locked by another process (waited %v): stop that process, or choose another file: %w",
@@ -81,6 +82,9 @@ func Open(path string, opts *Options) (*Store, error) {
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
 	if err := prepare(db); err != nil {
+		if errors.Is(err, errDamaged) {
+			return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
+		}
 		return nil, errors.Join(fmt.Errorf("boltstore: %s: %w", path, err), db.Close())
 	}
 	s := &Store{db: db, path: path, ops: make(chan *op, maxBatchOps), done: make(chan struct{}), most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit}
@@ -89,17 +93,40 @@ func Open(path string, opts *Options) (*Store, error) {
 	return s, nil
 }
 
+func openFile(path string, timeout time.Duration) (_ *bolt.DB, err error) {
+	defer undamaged(path, &err)()
+	return bolt.Open(path, 0o600, &bolt.Options{Timeout: timeout, FreelistType: bolt.FreelistMapType})
+}
+
+var errDamaged = errors.New("is damaged: restore it, or choose another file")
+
+// undamaged makes an error of a panic, or of a fault, in what its caller does with the file: bbolt follows what it finds on a
+// page, wherever that leads.
+func undamaged(path string, err *error) func() {
+	before := debug.SetPanicOnFault(true)
+	return func() {
+		debug.SetPanicOnFault(before)
+		if p := recover(); p != nil {
+			*err = fmt.Errorf("boltstore: %s %w: %v", path, errDamaged, p)
+		}
+	}
+}
+
 // prepare makes all that the file holds durable, and creates the bucket. After a crash of the file's last owner the page
 // cache may show a commit that never reached the disk. It must get there before anything is written: to bbolt the pages of
 // the commit before it are free, and while that is the last one on the disk, a crash of the machine would find it written
 // over. Of a new file the directory entry may be missing on the disk.
-func prepare(db *bolt.DB) error {
+func prepare(db *bolt.DB) (err error) {
+	defer undamaged(db.Path(), &err)()
 	if err := db.Sync(); err != nil {
 		return err
 	}
 	var ready bool
-	err := db.View(func(tx *bolt.Tx) error {
+	err = db.View(func(tx *bolt.Tx) error {
 		ready = tx.Bucket(bucket) != nil
+		if !ready && tx.ID() > 1 { // of a new file it is 1
+			return fmt.Errorf("%s %w: it is in use and has no bucket %s", db.Path(), errDamaged, bucket)
+		}
 		return nil
 	})
 	if err == nil && !ready { // else nothing is written, so that a file on a full disk can be opened
@@ -154,7 +181,7 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 }
 
 // Read is [resource.Store.Read]. It waits for the disk only if the key is being changed.
-func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
+func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err error) {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key)); err != nil {
 		return resource.Record{}, err
 	}
@@ -183,6 +210,7 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 		return resource.Record{}, fmt.Errorf("boltstore: %s: %w", s.path, err)
 	}
 	defer func() { _ = tx.Rollback() }() // ends a read transaction, and cannot fail
+	defer undamaged(s.path, &err)()
 	rec, found, err := s.load(tx, key)
 	if err != nil {
 		return resource.Record{}, err
@@ -237,8 +265,8 @@ func (s *Store) load(tx *bolt.Tx, key string) (rec resource.Record, found bool, 
 	if b == nil {
 		return resource.Record{}, false, nil
 	}
-	if rec, err = decode(b); err != nil {
-		return resource.Record{}, false, fmt.Errorf("boltstore: %s: the record of %q is damaged: %w", s.path, key, err)
+	if rec, err = decode(key, b); err != nil {
+		return resource.Record{}, false, fmt.Errorf("boltstore: %s: the record of %q is damaged: restore the file: %w", s.path, key, err)
 	}
 	return rec, true, nil
 }

@@ -146,6 +146,7 @@ func (s *Store) commit(ops []*op) {
 // apply runs ops in one transaction and collects in b what they change. If it returns an error that isn't errUndone, it's
 // unknown what the disk holds, and what the page cache shows is no proof of it.
 func (s *Store) apply(b *batch, ops []*op) (err error) {
+	defer undamaged(s.path, &err)()
 	tx, err := s.db.Begin(true)
 	if err != nil {
 		return s.why(err, 0)
@@ -189,7 +190,7 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 		return s.why(err, id)
 	}
 	for key, rec := range b.records {
-		if err := keys.Put([]byte(key), encode(rec)); err != nil {
+		if err := keys.Put([]byte(key), encode(key, rec)); err != nil {
 			return s.why(err, id)
 		}
 	}
