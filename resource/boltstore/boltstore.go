@@ -43,6 +43,7 @@ type Options struct {
 type Store struct {
 	db     *bolt.DB
 	path   string
+	file   os.FileInfo // of the file that is open
 	ops    chan *op
 	done   chan struct{} // closed when the committer has ended
 	closer func() error
@@ -87,7 +88,11 @@ func Open(path string, opts *Options) (*Store, error) {
 		}
 		return nil, errors.Join(fmt.Errorf("boltstore: %s: %w", path, err), db.Close())
 	}
-	s := &Store{db: db, path: path, ops: make(chan *op, maxBatchOps), done: make(chan struct{}), most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit}
+	file, err := os.Stat(path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
+	}
+	s := &Store{db: db, path: path, file: file, ops: make(chan *op, maxBatchOps), done: make(chan struct{}), most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit}
 	s.closer = sync.OnceValue(s.close)
 	go s.commitLoop()
 	return s, nil
@@ -210,6 +215,9 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 		return resource.Record{}, fmt.Errorf("boltstore: %s: %w", s.path, err)
 	}
 	defer func() { _ = tx.Rollback() }() // ends a read transaction, and cannot fail
+	if err := s.checkFile(); err != nil {
+		return resource.Record{}, err
+	}
 	defer undamaged(s.path, &err)()
 	rec, found, err := s.load(tx, key)
 	if err != nil {
@@ -257,6 +265,15 @@ func (s *Store) enter() error {
 	}
 	s.calls.Add(1)
 	return nil
+}
+
+// checkFile returns an error if path isn't the file that is open: it is gone with this process then, and its fences.
+func (s *Store) checkFile() error {
+	now, err := os.Stat(s.path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {
+		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, errUndone)
+	}
+	return nil // that it can't be seen doesn't mean that it isn't there
 }
 
 // load returns key's record; its Value is valid until tx ends.

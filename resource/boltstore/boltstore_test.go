@@ -187,6 +187,36 @@ func TestDamagedFile(t *testing.T) {
 	require.NotContains(t, []int{opens, reads, writes}, 0)
 }
 
+// TestFileGone has the file removed, and then replaced, while it is open: what is written then would be gone with the process.
+func TestFileGone(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	s := open(t, path)
+	require.NoError(t, s.Write(ctx, "k", at(5), []byte("v")))
+	refused := func() {
+		t.Helper()
+		const want = "nothing was changed: the file was removed or replaced while it is open: stop this process and restore it"
+		require.ErrorContains(t, s.Write(ctx, "k", at(6), nil), want)
+		_, err := s.ReadFenced(ctx, "k", 6)
+		require.ErrorContains(t, err, want)
+		_, err = s.Read(ctx, "k")
+		require.ErrorContains(t, err, want)
+	}
+	require.NoError(t, os.Rename(path, path+".away"))
+	refused()
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	refused()
+	require.NoError(t, os.Rename(path+".away", path))
+	require.NoError(t, s.Write(ctx, "k", at(7), nil))
+	require.Equal(t, at(7), reread(t, s, "k"))
+}
+
+func reread(t *testing.T, s *boltstore.Store, key string) resource.Fence {
+	t.Helper()
+	rec, err := s.Read(t.Context(), key)
+	require.NoError(t, err)
+	return rec.MaxFence
+}
+
 // TestUnwrittenKeys has fenced reads make one key more than they may. Writes may go on, and make room.
 func TestUnwrittenKeys(t *testing.T) {
 	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
@@ -225,21 +255,18 @@ func TestUnwrittenKeys(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// TestAnswersWaitForCommit looks at a batch in the middle of its commit: a refusal that rests on a write of the same
-// batch must wait for it just as the write must.
+// TestAnswersWaitForCommit looks at a batch while it is committed, whose last operation is a write: no answer may be out, and
+// a refusal that rests on a write of the same batch must wait for it just as the write must.
 func TestAnswersWaitForCommit(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "resource.db"))
-	release, err := s.HoldGrowth()
-	require.NoError(t, err)
-	pending := s.Batch(boltstore.WriteOp("k", at(5), make([]byte, 1<<20)), boltstore.WriteOp("k", at(3), nil))
-	for !s.Committing() {
-		runtime.Gosched()
+	pending := boltstore.Pending{
+		boltstore.WriteOp("k", at(5), []byte{}), boltstore.WriteOp("k", at(3), nil), boltstore.ReadFencedOp("read", 1), boltstore.WriteOp("last", at(1), nil),
 	}
-	early := pending.Answered()
-	require.NoError(t, release())
-	require.Zero(t, early, "answers before the commit")
-	_, errs := pending.Wait()
-	require.NoError(t, errs[0])
+	var early []int
+	s.AroundCommit(func() { early = append(early, pending.Answered()) })
+	_, errs := s.Batch(pending...).Wait()
+	require.Equal(t, []int{0, 0}, early, "answers before the commit, and before its end")
+	require.NoError(t, errors.Join(errs[0], errs[2], errs[3]))
 	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: at(5), Got: at(3)}, errs[1])
 }
 

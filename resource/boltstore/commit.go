@@ -147,6 +147,9 @@ func (s *Store) commit(ops []*op) {
 // unknown what the disk holds, and what the page cache shows is no proof of it.
 func (s *Store) apply(b *batch, ops []*op) (err error) {
 	defer undamaged(s.path, &err)()
+	if err := s.checkFile(); err != nil {
+		return err
+	}
 	tx, err := s.db.Begin(true)
 	if err != nil {
 		return s.why(err, 0)

@@ -71,6 +71,15 @@ func (s *Store) FailLastSync() {
 	s.end = func(tx *bolt.Tx) error { return errors.Join(tx.Commit(), errors.New("sync failed")) }
 }
 
+// AroundCommit calls f before and after each commit.
+func (s *Store) AroundCommit(f func()) {
+	s.end = func(tx *bolt.Tx) error {
+		f()
+		defer f()
+		return tx.Commit()
+	}
+}
+
 // HoldCommit keeps the next commit from being written until it is told the error with which it fails.
 func (s *Store) HoldCommit() (fail chan<- error) {
 	held := make(chan error)
