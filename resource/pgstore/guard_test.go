@@ -274,6 +274,31 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 	})
 }
 
+// A fenced read meets a write of its own grant, which it can't see when it begins: it leaves that write's fence alone.
+func TestReadMeetsOwnWrite(t *testing.T) {
+	for _, before := range []uint64{0, 6} { // the row is new, or is there
+		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		s := newStore(t, pool, nil)
+		if before > 0 {
+			require.NoError(t, s.Write(ctx, key, at(before), []byte("v")))
+		}
+		own := begin(ctx, t, pool, pgx.ReadCommitted)
+		require.NoError(t, pgstore.Guard(ctx, own, key, resource.Fence{Token: 7, Seq: 2}))
+		done := make(chan error, 1)
+		go func() {
+			rec, err := s.ReadFenced(ctx, key, 7)
+			if err == nil && rec.MaxFence != (resource.Fence{Token: 7, Seq: 2}) {
+				err = fmt.Errorf("read at fence %v", rec.MaxFence)
+			}
+			done <- err
+		}()
+		awaitBlocked(t, pool, key)
+		require.NoError(t, own.Commit(ctx))
+		require.NoError(t, <-done)
+		require.Equal(t, resource.Fence{Token: 7, Seq: 2}, fenceOf(t, pool, key))
+	}
+}
+
 // A read before the guard isn't protected at READ COMMITTED, and is above it.
 func TestReadBeforeGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {

@@ -163,7 +163,7 @@ func otherValueRefused(ctx context.Context, s *store) error {
 	if err := s.writes(ctx, key, f); err != nil {
 		return err
 	}
-	for _, value := range []string{"another", "", "1", "123", "12\x00"} {
+	for _, value := range []string{"another", "", "1", "123", "12\x00", "13", "22", "99"} {
 		if err := s.refused(ctx, key, f, []byte(value), false); err != nil {
 			return err
 		}

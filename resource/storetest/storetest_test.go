@@ -383,6 +383,24 @@ func TestFlaws(t *testing.T) {
 			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, _ []byte) bool { return f == rec.MaxFence }},
 		},
 		{
+			name: "retry recognised by its fence and its value's length", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
+				return f == rec.MaxFence && len(v) == len(rec.Value)
+			}},
+		},
+		{
+			name: "retry recognised by its fence and its value's beginning", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
+				return f == rec.MaxFence && len(v) == len(rec.Value) && (len(v) == 0 || v[0] == rec.Value[0])
+			}},
+		},
+		{
+			name: "retry recognised by its fence and its value's end", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
+				return f == rec.MaxFence && len(v) == len(rec.Value) && (len(v) == 0 || v[len(v)-1] == rec.Value[len(v)-1])
+			}},
+		},
+		{
 			name: "retry recognised by its value alone", want: "OtherValueRefused",
 			flaw: flaw{applied: func(rec resource.Record, _ resource.Fence, v []byte) bool { return bytes.Equal(v, rec.Value) }},
 		},
