@@ -114,7 +114,7 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 // [resource.ErrTooLarge].
 //
 // The client repeats a request whose reply was lost. If the first one had taken effect, Write returns
-// [resource.ErrApplied], or, if a later fence has come in between, an error that leaves the outcome open.
+// nil, or, if a later fence has come in between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err
@@ -133,7 +133,9 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 	switch {
 	case !ok:
 		return fmt.Errorf("dynamostore: Write of %q at %v was refused by an item whose fence is %v", key, f, seen.MaxFence)
-	case doubt && !stale.Applied:
+	case doubt && stale.Applied:
+		return nil
+	case doubt:
 		return fmt.Errorf("dynamostore: Write of %q at %v: a reply was lost and a later fence has come since; the write may have "+
 			"taken effect before: seen %v", key, f, stale.Seen)
 	}

@@ -111,7 +111,7 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 // Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is refused with [resource.ErrTooLarge].
 //
 // The client repeats a request whose reply was lost. If the first one had taken effect, Write returns
-// [resource.ErrApplied], or, if a later fence has come in between, an error that leaves the outcome open.
+// nil, or, if a later fence has come in between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f), s.checkSize(key, value)); err != nil {
 		return err
@@ -130,7 +130,11 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 	_, err := s.replace(ctx, key, from, &doubt, func(rec resource.Record) (resource.Record, error) {
 		return written, rec.CheckWrite(key, f, value)
 	})
-	if stale, ok := errors.AsType[*resource.StaleTokenError](err); ok && doubt && !stale.Applied {
+	stale, ok := errors.AsType[*resource.StaleTokenError](err)
+	switch {
+	case ok && doubt && stale.Applied:
+		return nil
+	case ok && doubt:
 		return fmt.Errorf("s3store: Write of %q at %v: a reply was lost and a later fence has come since; the write may have "+
 			"taken effect before: seen %v", key, f, stale.Seen)
 	}
