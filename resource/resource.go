@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"unicode"
@@ -187,8 +188,11 @@ func (e *StaleTokenError) Error() string {
 	if e.Seen.Token == e.Got.Token { // one grant: its sequence numbers tell
 		s = fmt.Sprintf("resource: stale write for %q: seen %v, got %v", e.Key, e.Seen, e.Got)
 	}
-	if e.Applied {
+	switch {
+	case e.Applied:
 		s += " (already applied)"
+	case e.Seen.Token == e.Got.Token && e.Seen.Seq < math.MaxUint64:
+		s += fmt.Sprintf(": a further write under this token takes Seq %d", e.Seen.Seq+1)
 	}
 	return s
 }

@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	storeKind := cli.Choice(&fs, "store", "records are in a file, or in memory and gone with the process", "bolt", "memory")
 	file := fs.String("file", "resource.db",
 		"`path` of the file for -store bolt; created if there is none;\non a file system of one machine only: on NFS its lock is a lease")
-	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing", "on", "off")
+	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing;\nwrites is on: whether reads have a token is up to the worker", "on", "writes", "off")
 	fs.Int64Var(&opts.Handler.MaxBody, "max-body", resource.DefaultMaxBody,
 		fmt.Sprintf("largest value in `bytes`, at most %d", boltstore.MaxValue))
 	unwritten := fs.Uint64("max-unwritten", 1<<20, "with -store bolt: how many `keys` there may be that only fenced reads have touched")

@@ -138,7 +138,7 @@ func TestRefusesToStart(t *testing.T) {
 		{[]string{"-addr", "fd:2"}, "want the number of an inherited file descriptor"},
 		{append(free, "-file", garbage), "notes.txt is not a store's file"},
 		{append(free, "-file", filepath.Dir(garbage)), "is a directory"},
-		{append(free, "-fence", "maybe"), "want on or off"},
+		{append(free, "-fence", "maybe"), "want on or writes or off"},
 		{append(free, "-store", "disk"), "want bolt or memory"},
 		{append(free, "-max-body", "0"), "-max-body is 0; it must be from 1 to 67107840"},
 		{append(free, "-max-body", "67107841"), "-max-body is 67107841; it must be from 1 to 67107840"},

@@ -146,7 +146,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		mctx, stop := context.WithCancel(ctx)
 		served := make(chan error, 1)
 		go func() {
-			served <- server.ServeMetrics(mctx, ln, reg, backend.Ping)
+			served <- server.ServeMetrics(mctx, ln, reg, backend.Ping, w.lock.Logger)
 		}()
 		defer func() {
 			stop()
@@ -161,6 +161,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error
+	var pause time.Duration
 	i := 1
 	for ; (w.n == 0 || i <= w.n) && ctx.Err() == nil; i++ {
 		refused, err := w.once(ctx, l, store, i)
@@ -177,6 +178,12 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 		default:
 			refusal = refused
 		}
+		if pause = nextPause(pause, refused); w.n == 0 && pause > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+		}
 	}
 	switch {
 	case w.n == 0:
@@ -191,6 +198,19 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 		return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the tokens before came "+
 			"from another lock service, or this one has lost its own: %s)", refusal, w.recovery(refusal))
 	}
+}
+
+// Between refusals a series without end pauses, for longer each time.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+func nextPause(pause time.Duration, refused error) time.Duration {
+	if refused == nil {
+		return 0
+	}
+	return min(max(2*pause, firstPause), lastPause)
 }
 
 // recovery is what brings the tokens of the lock and the fence of the resource together again.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
@@ -220,6 +221,22 @@ func TestInterrupted(t *testing.T) {
 		require.False(t, b.redis.Exists("lock:{demo}"))
 		require.Empty(t, b.ledger(t, "demo"))
 	}
+}
+
+// TestRefusedOnAndOn has a series without end of which every job is refused: it takes longer from one to the next.
+func TestRefusedOnAndOn(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	require.NoError(t, b.store.Write(t.Context(), "demo", resource.Fence{Token: 1000, Seq: 1}, nil))
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	refused, begin := 0, time.Now()
+	require.NoError(t, run(ctx, append(b.args, "-name", "A", "-n", "0"), &onLine{then: func(line string) {
+		if strings.Contains(line, "read-stale") {
+			if refused++; refused == 4 {
+				interrupt(errors.New("enough"))
+			}
+		}
+	}}))
+	require.GreaterOrEqual(t, time.Since(begin), 700*time.Millisecond, "between four")
 }
 
 // TestInterruptedBetween ends a worker between two of its jobs.

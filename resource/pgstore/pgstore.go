@@ -46,7 +46,9 @@
 //
 // # What it rests on
 //
-// Every writer must use the guard: a write without one is not fenced. Rows of the table of fences must stay: a resource
+// Every writer must use the guard: a write without one is not fenced. [Guard]'s table is found by the search_path, and a
+// temporary table of its name comes before it: where a transaction runs SQL of others, give [Options].Table its schema, and use
+// [Store.Guard]. Rows of the table of fences must stay: a resource
 // whose row is deleted accepts any fence. Business rows in another database than the fences are not guarded. A fence is as
 // durable as the transaction that raised it: keep synchronous_commit on. A restore from a backup brings old fences back.
 //
