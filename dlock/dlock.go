@@ -4,7 +4,7 @@
 // longer than its TTL goes on after its successor has begun, whatever the lock service does. What keeps data safe is the
 // token: a number that grows with every grant of a key. Send [Handle.Fence] with every write and let the resource refuse
 // a write whose token is not greater than every token it has accepted (package resource, which also counts the writes under
-// one token; M. Kleppmann, "How to do distributed locking", 2016). The TTL is then a choice about liveness alone.
+// one token, as [Handle.Next] does; M. Kleppmann, "How to do distributed locking", 2016). The TTL is then a choice about liveness alone.
 //
 //	err := locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 //		return bill(ctx, h.Fence())

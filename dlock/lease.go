@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -33,6 +34,11 @@ func (h *Handle) Owner() string { return h.ls.g.Owner }
 
 // Fence is the fencing token: greater than that of every earlier grant of the key. Send it with every write.
 func (h *Handle) Fence() uint64 { return h.ls.g.Fence }
+
+// Next returns the token, and the number of the grant's next write: 1, 2, and so on, over all handles of a re-entered lease.
+// A store orders writes by both. A repeat of a write, to learn whether it took effect, re-uses its pair; a fenced read is by
+// the token alone.
+func (h *Handle) Next() (token, seq uint64) { return h.ls.g.Fence, h.ls.writes.Add(1) }
 
 // TTL is how long the lease lasts, from the grant and from each renewal. A lease that was handed over by another holder
 // may last for less at first, until it is renewed for the first time, which happens by itself.
@@ -125,6 +131,8 @@ type lease struct {
 	good   bool  // over by the last release, and not lost before
 	capped bool  // MaxHold has stopped the renewals
 	timer  *time.Timer
+
+	writes atomic.Uint64 // the last number that Next has given
 
 	unsure bool // a release was sent whose outcome isn't known; belongs to the last handle's Release
 }

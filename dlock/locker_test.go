@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -241,6 +242,39 @@ func TestReentrant(t *testing.T) {
 		_, err = l.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
+// The numbers of a grant's writes are each given once, whoever asks, and a new grant begins at 1.
+func TestNext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour, Reentrant: true})
+		for range 2 {
+			outer := acquire(t, l, t.Context(), "k")
+			inner := acquire(t, l, outer.Context(), "k")
+			const writers, writes = 8, 100
+			var given [writers*writes + 1]atomic.Int64
+			var wg sync.WaitGroup
+			for i := range writers {
+				wg.Go(func() {
+					h, last := []*dlock.Handle{outer, inner}[i%2], uint64(0)
+					for range writes {
+						token, seq := h.Next()
+						if token != h.Fence() || seq <= last || seq > writers*writes {
+							t.Errorf("got %d, %d after %d, want token %d and the next number", token, seq, last, h.Fence())
+							return
+						}
+						last = seq
+						given[seq].Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			for seq := range given {
+				require.EqualValues(t, min(seq, 1), given[seq].Load(), seq)
+			}
+			require.NoError(t, errors.Join(inner.Release(t.Context()), outer.Release(t.Context())))
+		}
 	})
 }
 

@@ -41,7 +41,7 @@ type ClientOptions struct {
 // the last stretch, and the proxy's repeat refused because of a later token, the [*StaleTokenError] would say that nothing was
 // changed, and something was.
 //
-// A write's error other than [*StaleTokenError] and [ErrTooLarge] leaves open whether the write took effect; repeating the call tells.
+// A write's error other than [*StaleTokenError], [ErrTooLarge] and [ErrNoRoom] leaves open whether the write took effect; repeating the call tells.
 type Client struct {
 	http     *http.Client
 	base     string
@@ -57,11 +57,8 @@ var _ Store = (*Client)(nil)
 // ClientOptions.
 func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	u, err := url.Parse(baseURL)
-	if err != nil {
-		return nil, fmt.Errorf("resource: base URL: %w", err)
-	}
-	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("resource: base URL %q is not of the form http://host:port or https://host:port", baseURL)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("resource: base URL %q is not of the form http://host:port or https://host:port", shown(baseURL))
 	}
 	var o ClientOptions
 	if opts != nil {
@@ -86,6 +83,17 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	}
 	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c, nil
+}
+
+// shown is a base URL without what may be a secret, also if it is none: a parser's error would quote it.
+func shown(baseURL string) string {
+	if at := strings.LastIndex(baseURL, "@"); at >= 0 {
+		baseURL = "..." + baseURL[at:]
+	}
+	if i := strings.IndexAny(baseURL, "?#"); i >= 0 {
+		baseURL = baseURL[:i+1] + "..."
+	}
+	return baseURL
 }
 
 // Write is [Store.Write].
@@ -184,25 +192,33 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		if t := resp.Header.Get("Content-Type"); method == http.MethodGet && t != rawType {
 			return Record{}, fmt.Errorf("the answer is of type %q, want %q: does something on the way change it, or drop Accept?", t, rawType)
 		}
-		if method == http.MethodGet && resp.Header.Get(HeaderWritten) == "true" {
+		written := resp.Header.Get(HeaderWritten)
+		switch {
+		case method != http.MethodGet, written == "false" && len(body) == 0:
+		case written == "true":
 			rec.Value = body
+		default:
+			return Record{}, fmt.Errorf("the answer has %d bytes and %s %q: does something on the way change it?", len(body), HeaderWritten, written)
 		}
 		return rec, nil
-	case resp.StatusCode == http.StatusNotFound && errMax == nil:
-		return Record{}, ErrNotFound
+	case resp.StatusCode == http.StatusNotFound && errMax == nil: // to a fenced read too, if its token was dropped
+		return Record{}, cmp.Or(c.checkEnforced(resp.Header, f, maxFence), ErrNotFound)
 	case resp.StatusCode == http.StatusConflict && errSeen == nil:
 		applied := resp.Header.Get(HeaderApplied) == "true"
 		return Record{}, &StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied}
 	case resp.StatusCode == http.StatusOK:
-		return Record{}, fmt.Errorf("the answer has no valid %s header: is there a resource at %s?", HeaderMax, c.base)
+		return Record{}, fmt.Errorf("the answer has no valid %s header: is there a resource at %s?", HeaderMax, shown(c.base))
 	}
 	var p problem
 	if json.Unmarshal(body, &p) != nil || p.Error == "" {
 		return Record{}, errors.New(resp.Status)
 	}
 	err = fmt.Errorf("%s: %s", resp.Status, p.Error)
-	if resp.StatusCode == http.StatusRequestEntityTooLarge {
+	switch resp.StatusCode {
+	case http.StatusRequestEntityTooLarge:
 		err = fmt.Errorf("%w: %w", ErrTooLarge, err)
+	case http.StatusInsufficientStorage:
+		err = fmt.Errorf("%w: %w", ErrNoRoom, err)
 	}
 	return Record{}, err
 }
@@ -214,7 +230,7 @@ func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	case f == Fence{} || c.baseline:
 		return nil
 	case h.Get(HeaderFencing) == "off":
-		return fmt.Errorf("%w: the resource at %s runs with fencing off", ErrUnfenced, c.base)
+		return fmt.Errorf("%w: the resource at %s runs with fencing off", ErrUnfenced, shown(c.base))
 	case f.Seq > 0 && maxFence != f, maxFence.Token != f.Token:
 		return fmt.Errorf("%w: it was sent with fence %v, and the answer says %v: does something on the way drop %s?",
 			ErrUnfenced, f, maxFence, HeaderToken)

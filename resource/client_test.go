@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -69,9 +70,16 @@ func TestClientNoticesLostToken(t *testing.T) {
 	}))
 	c := newClient(t, url, nil)
 	require.NoError(t, c.Write(ctx, "k", five, []byte("v")))
-	_, err := c.ReadFenced(ctx, "k", 6)
-	require.ErrorIs(t, err, resource.ErrUnfenced)
-	require.ErrorContains(t, err, "does something on the way drop X-Fence-Token?")
+	for _, key := range []string{"k", "new"} {
+		_, err := c.ReadFenced(ctx, key, 6)
+		require.ErrorIs(t, err, resource.ErrUnfenced)
+		require.NotErrorIs(t, err, resource.ErrNotFound)
+		require.ErrorContains(t, err, "does something on the way drop X-Fence-Token?")
+		_, err = newClient(t, url, &resource.ClientOptions{AllowUnfenced: true}).ReadFenced(ctx, key, 6)
+		require.NotErrorIs(t, err, resource.ErrUnfenced)
+	}
+	_, err := c.Read(ctx, "new")
+	require.ErrorIs(t, err, resource.ErrNotFound)
 	rec, err := c.Read(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, five, rec.MaxFence)
@@ -114,6 +122,59 @@ func TestClientNoticesOtherType(t *testing.T) {
 	require.ErrorContains(t, err, want)
 	_, err = c.ReadFenced(ctx, "k", 5)
 	require.ErrorContains(t, err, want)
+}
+
+// TestClientNoticesLostWritten has something on the way drop, or change, the header that tells an empty value from none.
+func TestClientNoticesLostWritten(t *testing.T) {
+	store, ctx := resource.NewMemory(), t.Context()
+	require.NoError(t, store.Write(ctx, "k", five, []byte("v")))
+	h := newHandler(t, store, nil)
+	for _, written := range []string{"", "false", "yes"} {
+		url, _, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			answer := httptest.NewRecorder()
+			h.ServeHTTP(answer, r)
+			maps.Copy(w.Header(), answer.Header())
+			w.Header().Del(resource.HeaderWritten)
+			if written != "" {
+				w.Header().Set(resource.HeaderWritten, written)
+			}
+			_, _ = w.Write(answer.Body.Bytes())
+		}))
+		const want = "the answer has 1 bytes and X-Fence-Written "
+		_, err := newClient(t, url, nil).Read(ctx, "k")
+		require.ErrorContains(t, err, want)
+		_, err = newClient(t, url, nil).ReadFenced(ctx, "k", 5)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// TestClientHidesPassword has every error that tells a base URL.
+func TestClientHidesPassword(t *testing.T) {
+	for _, base := range []string{
+		"http://user:secret@h:port", "http://user:sec#ret@h", "http://user:sec?ret@h", "http://user:1#secret@h", "http://user:1?secret@h",
+		"http://user:sec@ret@h/?q", "ftp://user:secret@h", "user:secret@h:80", "http://user:secret@", "http://h/?password=secret", "http://user:%secret@h",
+		"http://user:sec/ret@h",
+	} {
+		_, err := resource.NewClient(base, nil)
+		require.ErrorContains(t, err, "is not of the form http://host:port", base)
+		for _, part := range []string{"sec", "ret"} {
+			require.NotContains(t, err.Error(), part, base)
+		}
+	}
+	for _, h := range []http.Handler{
+		http.NotFoundHandler(),
+		http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), // no resource
+		newHandler(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: true}),
+	} {
+		url, _, _ := count(t, h)
+		c := newClient(t, strings.Replace(url, "http://", "http://user:secret@", 1), nil)
+		err := c.Write(t.Context(), "k", five, nil)
+		require.Error(t, err)
+		require.NotContains(t, err.Error(), "secret")
+	}
+	err := newClient(t, "http://user:secret@127.0.0.1:1", nil).Write(t.Context(), "k", five, nil)
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "secret")
 }
 
 // TestClientSpeaksHTTP1 has a server with which the default transport would speak HTTP/2, and send some writes twice.

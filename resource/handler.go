@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,7 +69,8 @@ type handler struct {
 // With X-Fence-Key, the key once more and percent-escaped, a request whose path something on the way has rewritten to another
 // key's is refused.
 //
-// A stale token is answered 409 {"error":"stale fencing token","seen":N,"got":M}. The key is all of the path after /r/,
+// A stale token is answered 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}, a call that the store has no room for 507, with
+// nothing changed. The key is all of the path after /r/,
 // slashes included, and percent-escaped where URLs need it; the handler takes it as it comes, but an [http.ServeMux] in
 // front of it redirects paths with "//", "." or ".." unless these are escaped, as [Client] does.
 func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
@@ -81,6 +83,9 @@ func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
 	}
 	if h.MaxBody < 0 {
 		return nil, fmt.Errorf("resource: HandlerOptions.MaxBody is %d; it must not be negative", h.MaxBody)
+	}
+	if strings.ContainsFunc(h.Token, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
+		return nil, errors.New("resource: HandlerOptions.Token has a space or a control character, which no header brings")
 	}
 	h.MaxBody = cmp.Or(h.MaxBody, DefaultMaxBody)
 	if h.Logger == nil {
@@ -274,10 +279,13 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		w.Header().Set(HeaderSeen, stale.Seen.String())
 		w.Header().Set(HeaderApplied, strconv.FormatBool(stale.Applied))
 		h.answer(w, http.StatusConflict, struct {
-			Error string `json:"error"`
-			Seen  uint64 `json:"seen"`
-			Got   uint64 `json:"got"`
-		}{"stale fencing token", stale.Seen.Token, stale.Got.Token})
+			Error   string `json:"error"`
+			Seen    uint64 `json:"seen"`
+			Got     uint64 `json:"got"`
+			SeenSeq uint64 `json:"seen_seq"`
+			GotSeq  uint64 `json:"got_seq"`
+			Applied bool   `json:"applied"`
+		}{"stale fencing token", stale.Seen.Token, stale.Got.Token, stale.Seen.Seq, stale.Got.Seq, stale.Applied})
 		return
 	}
 	switch {
@@ -286,6 +294,12 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		h.fail(w, http.StatusNotFound, "key not found")
 	case errors.Is(err, ErrTooLarge):
 		h.fail(w, http.StatusRequestEntityTooLarge, "nothing was written: "+sentence(err))
+	case errors.Is(err, ErrJump):
+		h.Logger.WarnContext(r.Context(), "a token is too far ahead", "path", r.URL.Path, "error", err)
+		h.fail(w, http.StatusBadRequest, sentence(err))
+	case errors.Is(err, ErrNoRoom):
+		h.Logger.ErrorContext(r.Context(), "the store has no room: nothing is accepted that needs some", "method", r.Method, "path", r.URL.Path, "error", err)
+		h.fail(w, http.StatusInsufficientStorage, "nothing was changed: the store has no room; its log tells the operator why")
 	case errors.Is(err, ErrClosed):
 		h.fail(w, http.StatusServiceUnavailable, "the resource is shutting down")
 	default:

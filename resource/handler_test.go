@@ -57,15 +57,15 @@ func TestHandler(t *testing.T) {
 	}{
 		{"GET", "/r/k", "", nil, 404, `{"error":"key not found"}`, "X-Fence-Max: 0.0"},
 		{"PUT", "/r/k", "one", []string{"X-Fence-Token: 5"}, 200, `{"key":"k","max_fence":5}`, "X-Fence-Max: 5"},
-		{"PUT", "/r/k", "late", []string{"X-Fence-Token: 4"}, 409, `{"error":"stale fencing token","seen":5,"got":4}`, "X-Fence-Applied: false"},
-		{"PUT", "/r/k", "other", []string{"X-Fence-Token: 5"}, 409, `{"error":"stale fencing token","seen":5,"got":5}`, "X-Fence-Applied: false"},
-		{"PUT", "/r/k", "one", []string{"X-Fence-Token: 5"}, 409, `{"error":"stale fencing token","seen":5,"got":5}`, "X-Fence-Applied: true"},
+		{"PUT", "/r/k", "late", []string{"X-Fence-Token: 4"}, 409, `{"error":"stale fencing token","seen":5,"got":4,"seen_seq":1,"got_seq":1,"applied":false}`, "X-Fence-Applied: false"},
+		{"PUT", "/r/k", "other", []string{"X-Fence-Token: 5"}, 409, `{"error":"stale fencing token","seen":5,"got":5,"seen_seq":1,"got_seq":1,"applied":false}`, "X-Fence-Applied: false"},
+		{"PUT", "/r/k", "one", []string{"X-Fence-Token: 5"}, 409, `{"error":"stale fencing token","seen":5,"got":5,"seen_seq":1,"got_seq":1,"applied":true}`, "X-Fence-Applied: true"},
 		{"GET", "/r/k", "", nil, 200, `{"key":"k","value":"one","max_fence":5}`, "X-Fence-Written: true"},
 		{"PUT", "/r/k", "<two>", []string{"X-Fence-Token: 5", "X-Fence-Seq: 2"}, 200, `{"key":"k","max_fence":5}`, "X-Fence-Max: 5.2"},
-		{"PUT", "/r/k", "late", []string{"X-Fence-Token: 5"}, 409, `{"error":"stale fencing token","seen":5,"got":5}`, "X-Fence-Seen: 5.2"},
+		{"PUT", "/r/k", "late", []string{"X-Fence-Token: 5"}, 409, `{"error":"stale fencing token","seen":5,"got":5,"seen_seq":2,"got_seq":1,"applied":false}`, "X-Fence-Seen: 5.2"},
 		{"GET", "/r/k", "", []string{"X-Fence-Token: 7"}, 200, `{"key":"k","value":"<two>","max_fence":7}`, "X-Fence-Max: 7.0"},
-		{"PUT", "/r/k", "late", []string{"X-Fence-Token: 6"}, 409, `{"error":"stale fencing token","seen":7,"got":6}`, "X-Fence-Seen: 7.0"},
-		{"GET", "/r/k", "", []string{"X-Fence-Token: 6"}, 409, `{"error":"stale fencing token","seen":7,"got":6}`, "X-Fence-Seen: 7.0"},
+		{"PUT", "/r/k", "late", []string{"X-Fence-Token: 6"}, 409, `{"error":"stale fencing token","seen":7,"got":6,"seen_seq":0,"got_seq":1,"applied":false}`, "X-Fence-Seen: 7.0"},
+		{"GET", "/r/k", "", []string{"X-Fence-Token: 6"}, 409, `{"error":"stale fencing token","seen":7,"got":6,"seen_seq":0,"got_seq":0,"applied":false}`, "X-Fence-Seen: 7.0"},
 		{"GET", "/r/k", "", []string{"Accept: application/octet-stream"}, 200, `<two>`, "Content-Type: application/octet-stream"},
 		{"GET", "/r/k", "", []string{"Accept: text/html, Application/Octet-Stream;q=0.9"}, 200, `<two>`, "Content-Length: 5"},
 		{"PUT", "/r/k", "\xff\x00", []string{"X-Fence-Token: 8"}, 200, `{"key":"k","max_fence":8}`, ""},
@@ -270,6 +270,10 @@ type onlyStore struct{ resource.Store }
 func TestHandlerOptionsRefused(t *testing.T) {
 	_, err := resource.NewHandler(resource.NewMemory(), &resource.HandlerOptions{MaxBody: -1})
 	require.ErrorContains(t, err, "MaxBody is -1")
+	for _, token := range []string{" ", "a b", "a\n", "\t", "\x7f"} {
+		_, err = resource.NewHandler(resource.NewMemory(), &resource.HandlerOptions{Token: token})
+		require.ErrorContains(t, err, "Token has a space or a control character", "%q", token)
+	}
 	reg := prometheus.NewRegistry()
 	newHandler(t, resource.NewMemory(), &resource.HandlerOptions{Registerer: reg})
 	_, err = resource.NewHandler(resource.NewMemory(), &resource.HandlerOptions{Registerer: reg})
@@ -335,6 +339,21 @@ func TestHandlerStoreRefusesSize(t *testing.T) {
 		require.Equal(t, `{"error":"nothing was written: value is too large: that of \"k\" has 11 bytes, at most 10 are allowed"}`, got.Body.String())
 	}
 	require.Empty(t, log.String(), "no failure of the store")
+}
+
+// TestHandlerStoreFull has a store without room: a repeat is of no use, and the operator learns of it.
+func TestHandlerStoreFull(t *testing.T) {
+	var log bytes.Buffer
+	full := fmt.Errorf("/var/lib/resource.db: %w: no space left on device", resource.ErrNoRoom)
+	url := serve(t, failing{resource.NewMemory(), full}, &resource.HandlerOptions{
+		Logger:   slog.New(slog.NewTextHandler(&log, nil)),
+		Observer: func(resource.Decision) { t.Error("nothing was decided") },
+	})
+	err := newClient(t, url, nil).Write(t.Context(), "k", five, nil)
+	require.ErrorIs(t, err, resource.ErrNoRoom)
+	require.ErrorContains(t, err, "507 Insufficient Storage: nothing was changed: the store has no room")
+	require.NotContains(t, err.Error(), "/var/lib")
+	require.Contains(t, log.String(), "/var/lib/resource.db")
 }
 
 // answered is a ResponseWriter that notes when the answer leaves.

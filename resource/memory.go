@@ -15,7 +15,10 @@ type Memory struct {
 	closed  bool
 }
 
-var _ Overwriter = (*Memory)(nil)
+var (
+	_ Overwriter  = (*Memory)(nil)
+	_ FenceSetter = (*Memory)(nil)
+)
 
 // NewMemory returns an empty store.
 func NewMemory() *Memory { return &Memory{records: map[string]Record{}} }
@@ -87,6 +90,25 @@ func (m *Memory) ReadFenced(ctx context.Context, key string, token uint64) (Reco
 	m.records[key] = rec
 	rec.Value = bytes.Clone(rec.Value)
 	return rec, nil
+}
+
+// SetFence is [FenceSetter.SetFence].
+func (m *Memory) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(CheckContext(ctx), CheckKey(key), CheckToken(token)); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rec, ok := m.records[key]
+	switch {
+	case m.closed:
+		return ErrClosed
+	case !ok:
+		return ErrNotFound
+	}
+	rec.MaxFence = Fence{Token: token}
+	m.records[key] = rec
+	return nil
 }
 
 // Close is [Store.Close]. The records are gone.

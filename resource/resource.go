@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"unicode"
@@ -31,6 +32,9 @@ var (
 	ErrUnfenced = errors.New("resource: the fencing token was not enforced")
 	// ErrTooLarge is wrapped by the error of a write whose value is larger than the [Store] takes. Nothing was written.
 	ErrTooLarge = errors.New("resource: value is too large")
+	// ErrNoRoom is wrapped by the error of a call that the [Store] has no room for, because its disk is full for example.
+	// Nothing was changed, and a repeat is of use only once there is room.
+	ErrNoRoom = errors.New("resource: the store has no room")
 	// ErrApplied is matched by a [*StaleTokenError] whose write is a repeat of the last accepted one: same token, same
 	// sequence number, same value. The caller's write took effect; its first answer was lost. The fence alone doesn't tell:
 	// a lock service that has lost data may hand out a token twice, and the second holder is told the same if its value is
@@ -134,9 +138,11 @@ func (r Record) CheckRead(key string, token uint64) error {
 //  7. A durable store answers only what a crash cannot undo: value and fence survive reopening. [Durable]
 //  8. A call whose ctx has ended before it starts changes nothing and returns ctx's cause. [ContextEnded]
 //  9. After Close every call returns [ErrClosed]; Close may be called again. [Closed]
+//  10. A store that is a [FenceSetter] sets the fence of a key that exists to (token, 0), back too, leaves its value, and then
+//     goes by the rules above. [FenceSet]
 type Store interface {
 	// Write sets key's value if f is greater than every fence accepted for key.
-	// f.Token and f.Seq must be at least 1. It returns nil, a [*StaleTokenError], an error that wraps [ErrTooLarge], or
+	// f.Token and f.Seq must be at least 1. It returns nil, a [*StaleTokenError], an error that wraps [ErrTooLarge] or [ErrNoRoom], or
 	// one that leaves open whether the write took effect; a repeat of the call tells (rule 2), unless a later fence has
 	// come in between, or another holder of the same token has written the same value, see [ErrApplied].
 	Write(ctx context.Context, key string, f Fence, value []byte) error
@@ -160,6 +166,14 @@ type Overwriter interface {
 	Overwrite(ctx context.Context, key string, f Fence, value []byte) error
 }
 
+// FenceSetter is a [Store] whose fences an operator can set, back too: after a token that was wrong has locked a key. Stop
+// the key's holders first, for one with a greater token than the new fence gets through again.
+type FenceSetter interface {
+	Store
+	// SetFence sets the fence of a key that exists to (token, 0), and leaves its value. The token must be at least 1.
+	SetFence(ctx context.Context, key string, token uint64) error
+}
+
 // StaleTokenError tells that a call's fence was not greater than what the resource had seen. Nothing was changed.
 type StaleTokenError struct {
 	Key  string
@@ -174,8 +188,11 @@ func (e *StaleTokenError) Error() string {
 	if e.Seen.Token == e.Got.Token { // one grant: its sequence numbers tell
 		s = fmt.Sprintf("resource: stale write for %q: seen %v, got %v", e.Key, e.Seen, e.Got)
 	}
-	if e.Applied {
+	switch {
+	case e.Applied:
 		s += " (already applied)"
+	case e.Seen.Token == e.Got.Token && e.Seen.Seq < math.MaxUint64:
+		s += fmt.Sprintf(": a further write under this token takes Seq %d", e.Seen.Seq+1)
 	}
 	return s
 }

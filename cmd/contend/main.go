@@ -191,7 +191,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		p.printf("metrics on http://%s/metrics\n", ln.Addr())
 		mctx, stop := context.WithCancel(ctx)
 		served := make(chan error, 1)
-		go func() { served <- server.ServeMetrics(mctx, ln, reg, func(context.Context) error { return nil }) }()
+		go func() { served <- server.ServeMetrics(mctx, ln, reg, func(context.Context) error { return nil }, nil) }()
 		defer func() {
 			stop()
 			err = errors.Join(err, <-served)

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/url"
 	"os"
 	"strings"
@@ -272,7 +273,7 @@ func (g *generator) serve(ctx context.Context, t *target, c *fill.Counts) (*prom
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	served := make(chan error, 1)
-	go func() { served <- server.ServeMetrics(ctx, ln, reg, t.ping) }()
+	go func() { served <- server.ServeMetrics(ctx, ln, reg, t.ping, cli.NewLogger(os.Stderr, slog.LevelWarn)) }()
 	return gauges, func() error { cancel(); return <-served }, nil
 }
 

@@ -10,6 +10,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/server"
@@ -38,7 +40,9 @@ What it has accepted survives a crash: it is on disk before the answer leaves.
 
   curl -X PUT -H 'X-Fence-Token: 7' -d paid http://127.0.0.1:8080/r/order-1
   curl -X PUT -H 'X-Fence-Token: 6' -d late http://127.0.0.1:8080/r/order-1   # 409
-  curl http://127.0.0.1:8080/r/order-1`,
+  curl http://127.0.0.1:8080/r/order-1
+
+  resource -set-fence order-1=7          # after a token that was wrong; the server is stopped`,
 }
 
 func main() { cli.Main(run) }
@@ -51,9 +55,13 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	storeKind := cli.Choice(&fs, "store", "records are in a file, or in memory and gone with the process", "bolt", "memory")
 	file := fs.String("file", "resource.db",
 		"`path` of the file for -store bolt; created if there is none;\non a file system of one machine only: on NFS its lock is a lease")
-	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing", "on", "off")
+	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing;\nwrites is on: whether reads have a token is up to the worker", "on", "writes", "off")
 	fs.Int64Var(&opts.Handler.MaxBody, "max-body", resource.DefaultMaxBody,
 		fmt.Sprintf("largest value in `bytes`, at most %d", boltstore.MaxValue))
+	unwritten := fs.Uint64("max-unwritten", 1<<20, "with -store bolt: how many `keys` there may be that only fenced reads have touched")
+	jump := fs.Uint64("max-jump", 0,
+		"refuse a token that is more than `N` ahead of the greatest that its key has seen, 0 of a new key; 0: none is")
+	newFence := fs.String("set-fence", "", "with -store bolt: set the fence of a key, `KEY=TOKEN`, and end; stop the server and the holders first")
 	fs.StringVar(&opts.Handler.Token, "token", "",
 		"bearer `token` that requests for /r/ must present; the environment hides it from ps")
 	certFile := fs.String("tls-cert", "", "`path` of the TLS certificate in PEM; needs -tls-key")
@@ -64,6 +72,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	if opts.Handler.MaxBody < 1 || opts.Handler.MaxBody > boltstore.MaxValue {
 		return fmt.Errorf("resource: -max-body is %d; it must be from 1 to %d", opts.Handler.MaxBody, boltstore.MaxValue)
+	}
+	if *newFence != "" {
+		return setFence(ctx, *file, *newFence, stdout)
 	}
 	scheme := "http"
 	if *certFile != "" || *keyFile != "" {
@@ -82,9 +93,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	var store resource.Store = resource.NewMemory()
 	if *storeKind == "bolt" {
-		if store, err = boltstore.Open(*file, nil); err != nil {
+		if store, err = boltstore.Open(*file, &boltstore.Options{MaxUnwritten: *unwritten}); err != nil {
 			return errors.Join(err, ln.Close())
 		}
+	}
+	if *jump > 0 && !opts.Handler.Unfenced {
+		store = resource.LimitJumps(store, *jump)
 	}
 	if opts.Handler.Unfenced {
 		opts.Logger.Warn("FENCING IS OFF: stale writes are accepted and will corrupt data (-fence off)")
@@ -96,4 +110,32 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return errors.Join(err, ln.Close(), store.Close())
 	}
 	return server.Serve(ctx, ln, store, opts)
+}
+
+// setFence is what an operator does after a token that was wrong has locked a key.
+func setFence(ctx context.Context, file, assignment string, stdout io.Writer) error {
+	at := strings.LastIndex(assignment, "=")
+	if at < 0 {
+		return fmt.Errorf("resource: -set-fence is %q; it must be of the form KEY=TOKEN", assignment)
+	}
+	key := assignment[:at]
+	token, err := strconv.ParseUint(assignment[at+1:], 10, 64)
+	if err != nil {
+		return fmt.Errorf("resource: -set-fence: %w", err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		return fmt.Errorf("resource: -file: %w", err)
+	}
+	store, err := boltstore.Open(file, nil)
+	if err != nil {
+		return err
+	}
+	rec, err := store.Read(ctx, key)
+	if err == nil {
+		err = store.SetFence(ctx, key, token)
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(stdout, "the fence of %q was %v and is %v\n", key, rec.MaxFence, resource.Fence{Token: token})
+	}
+	return errors.Join(err, store.Close())
 }

@@ -13,11 +13,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +27,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/boltstore"
 )
 
 func listen(t *testing.T) *net.TCPListener {
@@ -135,7 +138,7 @@ func TestRefusesToStart(t *testing.T) {
 		{[]string{"-addr", "fd:2"}, "want the number of an inherited file descriptor"},
 		{append(free, "-file", garbage), "notes.txt is not a store's file"},
 		{append(free, "-file", filepath.Dir(garbage)), "is a directory"},
-		{append(free, "-fence", "maybe"), "want on or off"},
+		{append(free, "-fence", "maybe"), "want on or writes or off"},
 		{append(free, "-store", "disk"), "want bolt or memory"},
 		{append(free, "-max-body", "0"), "-max-body is 0; it must be from 1 to 67107840"},
 		{append(free, "-max-body", "67107841"), "-max-body is 67107841; it must be from 1 to 67107840"},
@@ -148,10 +151,32 @@ func TestRefusesToStart(t *testing.T) {
 	}
 }
 
+// TestSetFence runs the example of the help, on a key that a token has locked.
+func TestSetFence(t *testing.T) {
+	t.Chdir(t.TempDir())
+	s, err := boltstore.Open("resource.db", nil)
+	require.NoError(t, err)
+	require.NoError(t, s.Write(t.Context(), "order-1", at(math.MaxUint64), []byte("v")))
+	require.NoError(t, s.Close())
+	line := regexp.MustCompile(`(?m)^  resource (-set-fence .*?) +#`).FindStringSubmatch(command.Examples)
+	require.NotNil(t, line)
+	var out strings.Builder
+	require.NoError(t, run(t.Context(), strings.Fields(line[1]), &out))
+	require.Equal(t, "the fence of \"order-1\" was 18446744073709551615 and is 7.0\n", out.String())
+	s, err = boltstore.Open("resource.db", nil)
+	require.NoError(t, err)
+	require.NoError(t, s.Write(t.Context(), "order-1", at(7), []byte("w")))
+	require.NoError(t, s.Close())
+	for arg, want := range map[string]string{"order-2=7": "key not found", "order-1": "KEY=TOKEN", "order-1=x": "invalid syntax", "order-1=0": "token is 0"} {
+		require.ErrorContains(t, run(t.Context(), []string{"-set-fence", arg}, io.Discard), want)
+	}
+	require.ErrorIs(t, run(t.Context(), []string{"-set-fence", "order-1=7", "-file", "other.db"}, io.Discard), os.ErrNotExist)
+}
+
 func TestHelp(t *testing.T) {
 	var out strings.Builder
 	require.ErrorIs(t, run(t.Context(), []string{"-h"}, &out), flag.ErrHelp)
-	for _, name := range []string{"addr", "store", "file", "fence", "max-body", "token", "tls-cert", "tls-key", "log-level"} {
+	for _, name := range []string{"addr", "store", "file", "fence", "max-body", "max-unwritten", "max-jump", "set-fence", "token", "tls-cert", "tls-key", "log-level"} {
 		env := "FENCELAB_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 		require.Regexp(t, fmt.Sprintf(`(?m)^  -%s \S+  \(%s`, name, env), out.String())
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/internal/stores"
+	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
@@ -145,7 +146,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		mctx, stop := context.WithCancel(ctx)
 		served := make(chan error, 1)
 		go func() {
-			served <- server.ServeMetrics(mctx, ln, reg, backend.Ping)
+			served <- server.ServeMetrics(mctx, ln, reg, backend.Ping, w.lock.Logger)
 		}()
 		defer func() {
 			stop()
@@ -160,6 +161,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error
+	var pause time.Duration
 	i := 1
 	for ; (w.n == 0 || i <= w.n) && ctx.Err() == nil; i++ {
 		refused, err := w.once(ctx, l, store, i)
@@ -176,6 +178,12 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 		default:
 			refusal = refused
 		}
+		if pause = nextPause(pause, refused); w.n == 0 && pause > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+		}
 	}
 	switch {
 	case w.n == 0:
@@ -188,8 +196,41 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 		return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refusal)
 	default:
 		return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the tokens before came "+
-			"from another lock service, or this one has lost its own: take another -key)", refusal)
+			"from another lock service, or this one has lost its own: %s)", refusal, w.recovery(refusal))
 	}
+}
+
+// Between refusals a series without end pauses, for longer each time.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+func nextPause(pause time.Duration, refused error) time.Duration {
+	if refused == nil {
+		return 0
+	}
+	return min(max(2*pause, firstPause), lastPause)
+}
+
+// recovery is what brings the tokens of the lock and the fence of the resource together again.
+func (w *worker) recovery(refusal error) string {
+	stale, _ := errors.AsType[*resource.StaleTokenError](refusal)
+	if stale == nil || stale.Got.Token >= stale.Seen.Token {
+		return "take another -key"
+	}
+	const most = 1<<53 - 1 // the greatest token of these two
+	behind := stale.Seen.Token - stale.Got.Token
+	quoted := strings.ReplaceAll(w.key, "'", `'\''`)
+	switch {
+	case stale.Seen.Token < most && w.backend.Lock == locks.Redis:
+		return fmt.Sprintf("raise the lock's counter with redis-cli INCRBY 'fence:{%s}' %d", quoted, behind)
+	case stale.Seen.Token < most && w.backend.Lock == locks.Postgres:
+		return fmt.Sprintf(`raise the lock's counter with UPDATE fencelab_lock SET fence = fence + %d WHERE key = '%s'`,
+			behind, strings.ReplaceAll(w.key, "'", "''"))
+	}
+	return fmt.Sprintf("with all holders stopped, set the fence back: resource -set-fence '%s=%d', if the resource is cmd/resource, "+
+		"else as the store's package comment says", quoted, stale.Got.Token)
 }
 
 // open connects to the resource.

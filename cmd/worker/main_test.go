@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
@@ -101,6 +103,27 @@ func TestStaleWriteIsRefused(t *testing.T) {
 			require.Equal(t, "B\nA.5\n", b.ledger(t, "demo"))
 		})
 	}
+}
+
+// TestRecovery does what the error says, with a lock that has lost its tokens, and with a token that no lock reaches.
+func TestRecovery(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	b.args = append(b.args, "-name", "A", "-key", "billing/acme's")
+	require.NoError(t, b.store.Write(t.Context(), "billing/acme's", resource.Fence{Token: 3, Seq: 1}, []byte("B\n")))
+	_, err := b.work(t)
+	require.ErrorContains(t, err, `: raise the lock's counter with redis-cli INCRBY 'fence:{billing/acme'\''s}' 2)`)
+	_, err = b.redis.Incr("fence:{billing/acme's}", 2)
+	require.NoError(t, err)
+	_, err = b.work(t)
+	require.NoError(t, err)
+	require.Equal(t, "B\nA\n", b.ledger(t, "billing/acme's"))
+
+	require.NoError(t, b.store.Write(t.Context(), "billing/acme's", resource.Fence{Token: math.MaxUint64, Seq: 1}, []byte("B\n")))
+	_, err = b.work(t)
+	require.ErrorContains(t, err, `set the fence back: resource -set-fence 'billing/acme'\''s=5', if`)
+	require.NoError(t, b.store.SetFence(t.Context(), "billing/acme's", 5))
+	_, err = b.work(t)
+	require.NoError(t, err)
 }
 
 func TestUnfenced(t *testing.T) {
@@ -198,6 +221,22 @@ func TestInterrupted(t *testing.T) {
 		require.False(t, b.redis.Exists("lock:{demo}"))
 		require.Empty(t, b.ledger(t, "demo"))
 	}
+}
+
+// TestRefusedOnAndOn has a series without end of which every job is refused: it takes longer from one to the next.
+func TestRefusedOnAndOn(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	require.NoError(t, b.store.Write(t.Context(), "demo", resource.Fence{Token: 1000, Seq: 1}, nil))
+	ctx, interrupt := context.WithCancelCause(t.Context())
+	refused, begin := 0, time.Now()
+	require.NoError(t, run(ctx, append(b.args, "-name", "A", "-n", "0"), &onLine{then: func(line string) {
+		if strings.Contains(line, "read-stale") {
+			if refused++; refused == 4 {
+				interrupt(errors.New("enough"))
+			}
+		}
+	}}))
+	require.GreaterOrEqual(t, time.Since(begin), 700*time.Millisecond, "between four")
 }
 
 // TestInterruptedBetween ends a worker between two of its jobs.

@@ -34,15 +34,17 @@ func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error
 	return locker, accounts, err
 }
 
-// bill puts an invoice, a line, into an account, under the account's lock. After an error it may be called again: what an
-// earlier call has put in is not put in twice.
+// bill puts an invoice into an account, under the account's lock. It may be called again, after an error for example: what
+// an earlier call has put in is not put in twice.
 func bill(ctx context.Context, locker *dlock.Locker, accounts *redisstore.Store, invoice string) error {
+	line := fmt.Sprintf("%q\n", strings.TrimSpace(invoice)) // quoted, it is one line and no part of another
 	return locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 		account, err := accounts.ReadFenced(ctx, "acme", h.Fence()) // from now on earlier holders are refused
-		if err != nil || slices.Contains(strings.SplitAfter(string(account.Value), "\n"), invoice) {
+		if err != nil || slices.Contains(strings.SplitAfter(string(account.Value), "\n"), line) {
 			return err
 		}
-		return accounts.Write(ctx, "acme", resource.Fence{Token: h.Fence(), Seq: 1}, append(account.Value, invoice...))
+		token, seq := h.Next()
+		return accounts.Write(ctx, "acme", resource.Fence{Token: token, Seq: seq}, append(account.Value, line...))
 	})
 }
 
@@ -63,18 +65,20 @@ func Example() {
 	}
 	defer func() { _ = locker.Close() }()
 
-	fmt.Println(bill(ctx, locker, accounts, "invoice 17\n"))
-	fmt.Println(bill(ctx, locker, accounts, "invoice 18\n"))
-	fmt.Println(bill(ctx, locker, accounts, "invoice 18\n"))
+	fmt.Println(bill(ctx, locker, accounts, "invoice 17"))
+	fmt.Println(bill(ctx, locker, accounts, "invoice 18"))
+	fmt.Println(bill(ctx, locker, accounts, "invoice 18"))
 
-	err = accounts.Write(ctx, "acme", resource.Fence{Token: 1, Seq: 1}, []byte("what the first holder had computed\n"))
+	err = accounts.Write(ctx, "acme", resource.Fence{Token: 1, Seq: 1}, []byte("what the first holder had computed"))
 	fmt.Println(err)
 	account, err := accounts.Read(ctx, "acme")
-	fmt.Printf("%q %v\n", account.Value, err)
+	fmt.Printf("%s%v\n", account.Value, err)
 	// Output:
 	// <nil>
 	// <nil>
 	// <nil>
 	// resource: stale fencing token for "acme": seen 3, got 1
-	// "invoice 17\ninvoice 18\n" <nil>
+	// "invoice 17"
+	// "invoice 18"
+	// <nil>
 }

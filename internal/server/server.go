@@ -41,7 +41,7 @@ type Options struct {
 }
 
 // Serve serves store on ln until ctx ends: /r/ as [resource.NewHandler] says, /metrics for Prometheus, and /healthz, which
-// asks the store. The last two need no bearer token. When ctx ends, requests in flight finish within 10 s.
+// asks the store. The last two need no bearer token, and so tell no details. When ctx ends, requests in flight finish within 10 s.
 // Serve closes ln and store.
 func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Options) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
@@ -58,17 +58,17 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 		}
 		return err
 	}
-	return run(ctx, ln, opts, mux(reg, health, handler))
+	return run(ctx, ln, opts, mux(reg, health, handler, opts.Logger))
 }
 
 // ServeMetrics serves /metrics and /healthz on ln until ctx ends, for a command that has nothing else to serve. health
 // returns why the command can't work, or nil. It closes ln.
-func ServeMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error) error {
-	return run(ctx, ln, Options{}, mux(reg, health, http.NotFoundHandler()))
+func ServeMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error, log *slog.Logger) error {
+	return run(ctx, ln, Options{}, mux(reg, health, http.NotFoundHandler(), log))
 }
 
 // mux serves /metrics, /healthz and the rest. It is not a ServeMux, which would redirect keys with "//" or ".." in them.
-func mux(reg *prometheus.Registry, health func(context.Context) error, rest http.Handler) http.Handler {
+func mux(reg *prometheus.Registry, health func(context.Context) error, rest http.Handler, log *slog.Logger) http.Handler {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -76,7 +76,7 @@ func mux(reg *prometheus.Registry, health func(context.Context) error, rest http
 		case "/metrics":
 			metrics.ServeHTTP(w, r)
 		case "/healthz":
-			healthz(w, r, health)
+			healthz(w, r, health, cmp.Or(log, slog.New(slog.DiscardHandler)))
 		default:
 			rest.ServeHTTP(w, r)
 		}
@@ -124,11 +124,12 @@ func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) err
 }
 
 // healthz answers 200 if health returns nil.
-func healthz(w http.ResponseWriter, r *http.Request, health func(context.Context) error) {
+func healthz(w http.ResponseWriter, r *http.Request, health func(context.Context) error, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(r.Context(), healthTimeout)
 	defer cancel()
 	if err := health(ctx); err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		log.ErrorContext(ctx, "unhealthy", "error", err) // anyone may ask, and the error may name files and addresses
+		http.Error(w, "unhealthy: the log says why", http.StatusServiceUnavailable)
 		return
 	}
 	_, _ = w.Write([]byte("ok\n")) // a client that is gone gets nothing

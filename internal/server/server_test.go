@@ -66,15 +66,17 @@ func TestServe(t *testing.T) {
 // TestHealth has a store that doesn't answer any more.
 func TestHealth(t *testing.T) {
 	store := resource.NewMemory()
-	url, stop := serve(t, store, server.Options{})
+	var log bytes.Buffer
+	url, stop := serve(t, store, server.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	status, body := get(t, url+"/healthz")
 	require.Equal(t, 200, status)
 	require.Equal(t, "ok\n", body)
 	require.NoError(t, store.Close())
 	status, body = get(t, url+"/healthz")
 	require.Equal(t, 503, status)
-	require.Equal(t, "resource: store is closed\n", body)
+	require.Equal(t, "unhealthy: the log says why\n", body, "and not where the file is")
 	require.NoError(t, stop())
+	require.Contains(t, log.String(), `error="resource: store is closed"`)
 }
 
 // TestServeRefuses checks that whatever goes wrong at the start, listener and store are closed.

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -33,24 +34,33 @@ const MaxValue = 64<<20 - 1<<10
 type Options struct {
 	// LockTimeout is how long Open waits for another process that has the file open; 1 s if zero.
 	LockTimeout time.Duration
+	// MaxUnwritten is how many keys there may be that only fenced reads have touched, 1<<20 if zero: one more is refused with
+	// [resource.ErrNoRoom], so that reads can't fill a disk. A write doesn't count, and takes its key out of the count.
+	MaxUnwritten uint64
 }
 
 // Store is a [resource.Store] in a file. Its methods may be called concurrently.
 type Store struct {
 	db     *bolt.DB
 	path   string
+	file   os.FileInfo // of the file that is open
 	ops    chan *op
 	done   chan struct{} // closed when the committer has ended
 	closer func() error
+	most   uint64               // Options.MaxUnwritten
+	end    func(*bolt.Tx) error // (*bolt.Tx).Commit, but in tests
 
 	mu         sync.RWMutex
 	closed     bool
-	failed     error          // the commit that failed; no call is answered from the file after it
+	failed     error          // the commit of which it isn't known what is left; no call is answered from the file after it
 	committing *batch         // what is being made durable right now, nil between commits
 	calls      sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // Open opens the file at path, and creates it if there is none. A nil opts is the zero Options.
 //
@@ -62,7 +72,7 @@ func Open(path string, opts *Options) (*Store, error) {
 		opts = &Options{}
 	}
 	timeout := cmp.Or(opts.LockTimeout, time.Second)
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: timeout, FreelistType: bolt.FreelistMapType})
+	db, err := openFile(path, timeout)
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("boltstore: %s is locked by another process (waited %v): stop that process, or choose another file: %w",
@@ -73,26 +83,64 @@ func Open(path string, opts *Options) (*Store, error) {
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
 	if err := prepare(db); err != nil {
+		if errors.Is(err, errDamaged) {
+			return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
+		}
 		return nil, errors.Join(fmt.Errorf("boltstore: %s: %w", path, err), db.Close())
 	}
-	s := &Store{db: db, path: path, ops: make(chan *op, maxBatchOps), done: make(chan struct{})}
+	file, err := os.Stat(path)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
+	}
+	s := &Store{db: db, path: path, file: file, ops: make(chan *op, maxBatchOps), done: make(chan struct{}), most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit}
 	s.closer = sync.OnceValue(s.close)
 	go s.commitLoop()
 	return s, nil
+}
+
+func openFile(path string, timeout time.Duration) (_ *bolt.DB, err error) {
+	defer undamaged(path, &err)()
+	return bolt.Open(path, 0o600, &bolt.Options{Timeout: timeout, FreelistType: bolt.FreelistMapType})
+}
+
+var errDamaged = errors.New("is damaged: restore it, or choose another file")
+
+// undamaged makes an error of a panic, or of a fault, in what its caller does with the file: bbolt follows what it finds on a
+// page, wherever that leads.
+func undamaged(path string, err *error) func() {
+	before := debug.SetPanicOnFault(true)
+	return func() {
+		debug.SetPanicOnFault(before)
+		if p := recover(); p != nil {
+			*err = fmt.Errorf("boltstore: %s %w: %v", path, errDamaged, p)
+		}
+	}
 }
 
 // prepare makes all that the file holds durable, and creates the bucket. After a crash of the file's last owner the page
 // cache may show a commit that never reached the disk. It must get there before anything is written: to bbolt the pages of
 // the commit before it are free, and while that is the last one on the disk, a crash of the machine would find it written
 // over. Of a new file the directory entry may be missing on the disk.
-func prepare(db *bolt.DB) error {
+func prepare(db *bolt.DB) (err error) {
+	defer undamaged(db.Path(), &err)()
 	if err := db.Sync(); err != nil {
 		return err
 	}
-	if err := db.Update(func(tx *bolt.Tx) error {
-		_, err := tx.CreateBucketIfNotExists(bucket)
-		return err
-	}); err != nil {
+	var ready bool
+	err = db.View(func(tx *bolt.Tx) error {
+		ready = tx.Bucket(bucket) != nil
+		if !ready && tx.ID() > 1 { // of a new file it is 1
+			return fmt.Errorf("%s %w: it is in use and has no bucket %s", db.Path(), errDamaged, bucket)
+		}
+		return nil
+	})
+	if err == nil && !ready { // else nothing is written, so that a file on a full disk can be opened
+		err = db.Update(func(tx *bolt.Tx) error {
+			_, err := tx.CreateBucket(bucket)
+			return err
+		})
+	}
+	if err != nil {
 		return err
 	}
 	dir, err := os.Open(filepath.Dir(db.Path()))
@@ -138,7 +186,7 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 }
 
 // Read is [resource.Store.Read]. It waits for the disk only if the key is being changed.
-func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
+func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err error) {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key)); err != nil {
 		return resource.Record{}, err
 	}
@@ -148,9 +196,16 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 		return resource.Record{}, err
 	}
 	defer s.calls.Done()
-	if b := s.committing; b != nil && b.changes(key) {
+	for b := s.committing; b != nil && b.changes(key); b = s.committing {
 		s.mu.RUnlock()
-		return b.wait(ctx, key)
+		if rec, err := b.wait(ctx, key); !errors.Is(err, errUndone) {
+			return rec, err
+		}
+		s.mu.RLock()
+		if s.failed != nil {
+			defer s.mu.RUnlock()
+			return resource.Record{}, s.failed
+		}
 	}
 	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit of key runs,
 	// and a commit that begins later can't get into it.
@@ -160,6 +215,10 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 		return resource.Record{}, fmt.Errorf("boltstore: %s: %w", s.path, err)
 	}
 	defer func() { _ = tx.Rollback() }() // ends a read transaction, and cannot fail
+	if err := s.checkFile(); err != nil {
+		return resource.Record{}, err
+	}
+	defer undamaged(s.path, &err)()
 	rec, found, err := s.load(tx, key)
 	if err != nil {
 		return resource.Record{}, err
@@ -169,6 +228,15 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 	}
 	rec.Value = bytes.Clone(rec.Value)
 	return rec, nil
+}
+
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	_, err := s.do(ctx, &op{kind: setFence, key: key, fence: resource.Fence{Token: token}})
+	return err
 }
 
 // Close is [resource.Store.Close].
@@ -199,14 +267,23 @@ func (s *Store) enter() error {
 	return nil
 }
 
+// checkFile returns an error if path isn't the file that is open: it is gone with this process then, and its fences.
+func (s *Store) checkFile() error {
+	now, err := os.Stat(s.path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {
+		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, errUndone)
+	}
+	return nil // that it can't be seen doesn't mean that it isn't there
+}
+
 // load returns key's record; its Value is valid until tx ends.
 func (s *Store) load(tx *bolt.Tx, key string) (rec resource.Record, found bool, err error) {
 	b := tx.Bucket(bucket).Get([]byte(key))
 	if b == nil {
 		return resource.Record{}, false, nil
 	}
-	if rec, err = decode(b); err != nil {
-		return resource.Record{}, false, fmt.Errorf("boltstore: %s: the record of %q is damaged: %w", s.path, key, err)
+	if rec, err = decode(key, b); err != nil {
+		return resource.Record{}, false, fmt.Errorf("boltstore: %s: the record of %q is damaged: restore the file: %w", s.path, key, err)
 	}
 	return rec, true, nil
 }

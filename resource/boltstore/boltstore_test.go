@@ -1,6 +1,7 @@
 package boltstore_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -69,7 +70,7 @@ func TestOpenRefuses(t *testing.T) {
 // elements, each with a key and a record. No slice of the page may be longer than MaxAllocSize, which isn't exported.
 func TestFourLargestOnAPage(t *testing.T) {
 	const header, element, maxAllocSize = 16, 16, 0xFFFFFFF // on 386 and arm
-	record := len(boltstore.Encode(resource.Record{Value: []byte{}})) + boltstore.MaxValue
+	record := len(boltstore.Encode("", resource.Record{Value: []byte{}})) + boltstore.MaxValue
 	require.LessOrEqual(t, header+4*(element+resource.MaxKeyLen+record), maxAllocSize)
 }
 
@@ -88,7 +89,7 @@ func TestDamagedRecord(t *testing.T) {
 	require.NoError(t, db.Close())
 
 	s, ctx := open(t, path), t.Context()
-	const want = `the record of "bad" is damaged: it has 5 bytes`
+	const want = `the record of "bad" is damaged: restore the file: it has 5 bytes`
 	_, err = s.Read(ctx, "bad")
 	require.ErrorContains(t, err, want)
 	_, err = s.ReadFenced(ctx, "bad", 9)
@@ -97,21 +98,175 @@ func TestDamagedRecord(t *testing.T) {
 	require.NoError(t, s.Write(ctx, "good", at(9), nil))
 }
 
-// TestAnswersWaitForCommit looks at a batch in the middle of its commit: a refusal that rests on a write of the same
-// batch must wait for it just as the write must.
+// TestFlippedBits has every pair of bits of a record's fence flipped in the file, which would make another fence of it.
+func TestFlippedBits(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	s, err := boltstore.Open(path, nil)
+	require.NoError(t, err)
+	require.NoError(t, s.Write(ctx, "k", at(1000), []byte("some value")))
+	require.NoError(t, s.Close())
+	sound, err := os.ReadFile(path)
+	require.NoError(t, err)
+	begin := bytes.LastIndex(sound, []byte("k\x00\x00\x00\x00\x00\x00\x03\xe8")) + 1
+	require.Positive(t, begin)
+	flip := func(b []byte, bit int) { b[begin+bit/8] ^= 1 << (bit % 8) }
+	record := len(boltstore.Encode("k", resource.Record{Value: []byte("some value")}))
+	for one := range record * 8 {
+		for two := range one {
+			b := bytes.Clone(sound[begin : begin+record])
+			b[one/8] ^= 1 << (one % 8)
+			b[two/8] ^= 1 << (two % 8)
+			_, err := boltstore.Decode("k", b)
+			require.Error(t, err, "bits %d and %d", one, two)
+		}
+	}
+	flip(sound, 48) // 1000 becomes 232
+	flip(sound, 49)
+	require.NoError(t, os.WriteFile(path, sound, 0o600))
+	s = open(t, path)
+	const want = `the record of "k" is damaged: restore the file: its checksum`
+	_, err = s.Read(ctx, "k")
+	require.ErrorContains(t, err, want)
+	require.ErrorContains(t, s.Write(ctx, "k", at(999), nil), want)
+}
+
+// TestDamagedFile has one byte of the file after another changed. What bbolt makes of it is an error at worst.
+func TestDamagedFile(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	s, err := boltstore.Open(path, nil)
+	require.NoError(t, err)
+	for i := range 200 {
+		require.NoError(t, s.Write(ctx, fmt.Sprintf("key %d", i), at(1000), make([]byte, 50)))
+	}
+	require.NoError(t, s.Close())
+	sound, err := os.ReadFile(path)
+	require.NoError(t, err)
+
+	hidden := bytes.ReplaceAll(sound, boltstore.Bucket, []byte("recordz.v1"))
+	require.NoError(t, os.WriteFile(path, hidden, 0o600))
+	_, err = boltstore.Open(path, nil)
+	require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
+
+	const page, length, header, freelist = 4096, 12, 16, 0x10
+	opens, reads, writes := 0, 0, 0
+	for i := range sound {
+		if (i%page < 8 || i%page >= length) && (i%page < header || i%1999 > 0) || i > page && sound[i-i%page+8] == freelist {
+			// The headers of pages, and some of the rest, but not all: bbolt believes how long a page is, and
+			// where a free one is, and makes a file of terabytes, or a list of all its pages.
+			continue
+		}
+		path := filepath.Join(t.TempDir(), "resource.db") // the one before may still be locked
+		b := bytes.Clone(sound)
+		b[i] ^= byte(1 + i%255)
+		require.NoError(t, os.WriteFile(path, b, 0o600))
+		check := func(n *int, err error) {
+			t.Helper()
+			if err != nil {
+				*n++
+				require.Regexp(t, "damaged: restore|nothing was changed", err, "byte %d", i)
+			}
+		}
+		s, err := boltstore.Open(path, nil)
+		if check(&opens, err); err != nil {
+			continue
+		}
+		_, errs := s.Batch(boltstore.WriteOp("key 7", at(1001), []byte{}), boltstore.WriteOp("key 77", at(1001), []byte{}),
+			boltstore.WriteOp("key 177", at(1001), []byte{})).Wait()
+		check(&writes, errors.Join(errs...))
+		for k := range 200 {
+			rec, err := s.Read(ctx, fmt.Sprintf("key %d", k))
+			if errors.Is(err, resource.ErrNotFound) {
+				continue // a page may hide its keys
+			}
+			if check(&reads, err); err == nil && rec.MaxFence != at(1001) {
+				require.Equal(t, at(1000), rec.MaxFence, "byte %d, key %d", i, k)
+			}
+		}
+		_ = s.Close()
+	}
+	require.NotContains(t, []int{opens, reads, writes}, 0)
+}
+
+// TestFileGone has the file removed, and then replaced, while it is open: what is written then would be gone with the process.
+func TestFileGone(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	s := open(t, path)
+	require.NoError(t, s.Write(ctx, "k", at(5), []byte("v")))
+	refused := func() {
+		t.Helper()
+		const want = "nothing was changed: the file was removed or replaced while it is open: stop this process and restore it"
+		require.ErrorContains(t, s.Write(ctx, "k", at(6), nil), want)
+		_, err := s.ReadFenced(ctx, "k", 6)
+		require.ErrorContains(t, err, want)
+		_, err = s.Read(ctx, "k")
+		require.ErrorContains(t, err, want)
+	}
+	require.NoError(t, os.Rename(path, path+".away"))
+	refused()
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	refused()
+	require.NoError(t, os.Rename(path+".away", path))
+	require.NoError(t, s.Write(ctx, "k", at(7), nil))
+	require.Equal(t, at(7), reread(t, s, "k"))
+}
+
+func reread(t *testing.T, s *boltstore.Store, key string) resource.Fence {
+	t.Helper()
+	rec, err := s.Read(t.Context(), key)
+	require.NoError(t, err)
+	return rec.MaxFence
+}
+
+// TestUnwrittenKeys has fenced reads make one key more than they may. Writes may go on, and make room.
+func TestUnwrittenKeys(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	reopen := func() *boltstore.Store {
+		s, err := boltstore.Open(path, &boltstore.Options{MaxUnwritten: 3})
+		require.NoError(t, err)
+		return s
+	}
+	s := reopen()
+	touch := func(key string, token uint64) error {
+		_, err := s.ReadFenced(ctx, key, token)
+		return err
+	}
+	require.NoError(t, s.Write(ctx, "written", at(1), nil))
+	for i, key := range []string{"a", "b", "a", "written", "a", "c"} {
+		require.NoError(t, touch(key, uint64(i+2)))
+	}
+	require.NoError(t, s.Write(ctx, "written", at(9), nil))
+	_, errs := s.Batch(boltstore.ReadFencedOp("d", 1), boltstore.WriteOp("d", at(2), []byte("v")),
+		boltstore.ReadFencedOp("d", 3), boltstore.ReadFencedOp("e", 1)).Wait()
+	require.NoError(t, errors.Join(errs[1], errs[2]))
+	require.ErrorIs(t, errs[0], resource.ErrNoRoom)
+	require.ErrorContains(t, errs[0], `no room for "d": it has 3 keys that only fenced reads have touched`)
+	require.ErrorIs(t, errs[3], resource.ErrNoRoom)
+	_, err := s.Read(ctx, "e")
+	require.ErrorIs(t, err, resource.ErrNotFound)
+
+	require.NoError(t, s.Write(ctx, "b", at(9), nil))
+	require.NoError(t, s.Write(ctx, "b", at(10), nil))
+	require.NoError(t, touch("f", 1))
+	require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom)
+	require.NoError(t, s.Close())
+	s = reopen()
+	require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom, "after reopening")
+	require.NoError(t, touch("f", 2))
+	require.NoError(t, s.Close())
+}
+
+// TestAnswersWaitForCommit looks at a batch while it is committed, whose last operation is a write: no answer may be out, and
+// a refusal that rests on a write of the same batch must wait for it just as the write must.
 func TestAnswersWaitForCommit(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "resource.db"))
-	release, err := s.HoldGrowth()
-	require.NoError(t, err)
-	pending := s.Batch(boltstore.WriteOp("k", at(5), make([]byte, 1<<20)), boltstore.WriteOp("k", at(3), nil))
-	for !s.Committing() {
-		runtime.Gosched()
+	pending := boltstore.Pending{
+		boltstore.WriteOp("k", at(5), []byte{}), boltstore.WriteOp("k", at(3), nil), boltstore.ReadFencedOp("read", 1), boltstore.WriteOp("last", at(1), nil),
 	}
-	early := pending.Answered()
-	require.NoError(t, release())
-	require.Zero(t, early, "answers before the commit")
-	_, errs := pending.Wait()
-	require.NoError(t, errs[0])
+	var early []int
+	s.AroundCommit(func() { early = append(early, pending.Answered()) })
+	_, errs := s.Batch(pending...).Wait()
+	require.Equal(t, []int{0, 0}, early, "answers before the commit, and before its end")
+	require.NoError(t, errors.Join(errs[0], errs[2], errs[3]))
 	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: at(5), Got: at(3)}, errs[1])
 }
 

@@ -3,7 +3,9 @@ package boltstore
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/fencelab/fencelab/resource"
 )
@@ -20,6 +22,7 @@ const (
 	write kind = iota
 	overwrite
 	readFenced
+	setFence
 )
 
 // op is one operation on its way through the committer.
@@ -42,6 +45,11 @@ func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, er
 		return resource.Record{Value: o.value, MaxFence: o.fence}, true, rec.CheckWrite(o.key, o.fence, o.value)
 	case overwrite:
 		return resource.Record{Value: o.value, MaxFence: rec.MaxFence.Max(o.fence)}, true, nil
+	case setFence:
+		if rec.MaxFence == (resource.Fence{}) && rec.Value == nil {
+			return rec, false, resource.ErrNotFound
+		}
+		return resource.Record{Value: bytes.Clone(rec.Value), MaxFence: o.fence}, true, nil // it outlives the transaction
 	default:
 		if err := rec.CheckRead(o.key, o.fence.Token); err != nil {
 			return rec, false, err
@@ -107,42 +115,51 @@ func (s *Store) drain(ops []*op) []*op {
 	return ops
 }
 
+// errUndone says of a commit that failed that it has left nothing behind.
+var errUndone = errors.New("nothing was changed")
+
 // commit decides ops in order, makes what they change durable, and only then answers. A refusal waits too: it may rest
 // on a write of the same batch.
 func (s *Store) commit(ops []*op) {
 	b := &batch{records: make(map[string]resource.Record, len(ops)), done: make(chan struct{})}
-	err := s.failed // written by this goroutine only
+	failed := s.failed // written by this goroutine only
+	err := failed
 	if err == nil {
-		err = s.apply(b, ops)
+		if err = s.apply(b, ops); !errors.Is(err, errUndone) {
+			failed = err
+		}
 	}
 	s.mu.Lock()
-	s.committing, s.failed = nil, err
+	s.committing, s.failed = nil, failed
 	s.mu.Unlock()
 	b.err = err
 	close(b.done)
 	for _, o := range ops {
-		if err != nil {
+		// After a commit that is undone, answers that don't rest on it stand.
+		if err != nil && (failed != nil || !b.decided || b.changes(o.key)) {
 			o.err = err
 		}
 		close(o.done)
 	}
 }
 
-// apply runs ops in one transaction and collects in b what they change. Their answers stand only if it returns nil.
-// After an error it's unknown what the disk holds, and what the page cache shows is no proof of it.
+// apply runs ops in one transaction and collects in b what they change. If it returns an error that isn't errUndone, it's
+// unknown what the disk holds, and what the page cache shows is no proof of it.
 func (s *Store) apply(b *batch, ops []*op) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("boltstore: %s: a commit failed; nothing is answered until the file is opened again: %w", s.path, err)
-		}
-	}()
-	tx, err := s.db.Begin(true)
-	if err != nil {
+	defer undamaged(s.path, &err)()
+	if err := s.checkFile(); err != nil {
 		return err
 	}
+	tx, err := s.db.Begin(true)
+	if err != nil {
+		return s.why(err, 0)
+	}
+	id := tx.ID()
 	// After Commit this does nothing, except after some failed ones, which leave the transaction open.
 	defer func() { _ = tx.Rollback() }()
 
+	keys := tx.Bucket(bucket)
+	unwritten := keys.Sequence() // how many records have no value, since there is this count
 	for _, o := range ops {
 		rec, ok := b.records[o.key]
 		if !ok {
@@ -152,27 +169,65 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 		}
 		var next resource.Record
 		var changed bool
-		if next, changed, o.err = o.decide(rec); o.err == nil && changed {
-			b.records[o.key] = next
+		if next, changed, o.err = o.decide(rec); o.err != nil || !changed {
+			continue
 		}
+		isNew := rec.MaxFence == (resource.Fence{})
+		switch {
+		case next.Value == nil && isNew && unwritten >= s.most:
+			o.err = fmt.Errorf("boltstore: %s: %w for %q: it has %d keys that only fenced reads have touched, and that is the most (MaxUnwritten)",
+				s.path, resource.ErrNoRoom, o.key, unwritten)
+			continue
+		case next.Value == nil && isNew:
+			unwritten++
+		case next.Value != nil && rec.Value == nil && !isNew && unwritten > 0:
+			unwritten--
+		}
+		b.records[o.key] = next
 	}
+	b.decided = true
 	if len(b.records) == 0 {
 		return nil
 	}
+	if err := keys.SetSequence(unwritten); err != nil {
+		return s.why(err, id)
+	}
 	for key, rec := range b.records {
-		if err := tx.Bucket(bucket).Put([]byte(key), encode(rec)); err != nil {
-			return err
+		if err := keys.Put([]byte(key), encode(key, rec)); err != nil {
+			return s.why(err, id)
 		}
 	}
 	s.mu.Lock()
 	s.committing = b
 	s.mu.Unlock()
-	return tx.Commit()
+	if err := s.end(tx); err != nil {
+		return s.why(err, id)
+	}
+	return nil
+}
+
+// why wraps the error with which transaction id has failed. It is undone if the file doesn't show it: the page that makes it
+// valid is written last, after a sync of all others, which were free before and are again.
+func (s *Store) why(err error, id int) error {
+	tx, cannot := s.db.Begin(false)
+	if cannot != nil {
+		return fmt.Errorf("boltstore: %s: nothing is answered until the file is opened again: %w", s.path, errors.Join(err, cannot))
+	}
+	last := tx.ID()
+	_ = tx.Rollback() // of a read
+	switch {
+	case last == id:
+		return fmt.Errorf("boltstore: %s: a commit failed; nothing is answered until the file is opened again: %w", s.path, err)
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("boltstore: %s: %w: %w: %w", s.path, errUndone, resource.ErrNoRoom, err)
+	}
+	return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUndone, err)
 }
 
 // batch is what one commit changes. It is complete before Store.committing shows it to readers.
 type batch struct {
 	records map[string]resource.Record
+	decided bool          // every op has its answer, should the commit succeed
 	done    chan struct{} // closed when the commit has ended
 	err     error         // why it failed; valid once done is closed
 }

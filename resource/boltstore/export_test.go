@@ -1,7 +1,10 @@
 package boltstore
 
 import (
+	"errors"
 	"fmt"
+
+	bolt "go.etcd.io/bbolt"
 
 	"github.com/fencelab/fencelab/resource"
 )
@@ -61,6 +64,38 @@ func (s *Store) HoldGrowth() (release func() error, err error) {
 		return nil, fmt.Errorf("hold: %w", err)
 	}
 	return tx.Rollback, nil
+}
+
+// FailLastSync makes commits fail at their very end.
+func (s *Store) FailLastSync() {
+	s.end = func(tx *bolt.Tx) error { return errors.Join(tx.Commit(), errors.New("sync failed")) }
+}
+
+// AroundCommit calls f before and after each commit.
+func (s *Store) AroundCommit(f func()) {
+	s.end = func(tx *bolt.Tx) error {
+		f()
+		defer f()
+		return tx.Commit()
+	}
+}
+
+// HoldCommit keeps the next commit from being written until it is told the error with which it fails.
+func (s *Store) HoldCommit() (fail chan<- error) {
+	held := make(chan error)
+	s.end = func(tx *bolt.Tx) error { return errors.Join(<-held, tx.Rollback()) }
+	return held
+}
+
+// CheckFile returns what bbolt finds wrong with the file.
+func (s *Store) CheckFile() (all error) {
+	err := s.db.View(func(tx *bolt.Tx) error {
+		for err := range tx.Check() {
+			all = errors.Join(all, err)
+		}
+		return nil
+	})
+	return errors.Join(all, err)
 }
 
 // Committing tells whether a commit runs.

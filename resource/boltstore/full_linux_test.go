@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -14,34 +15,111 @@ import (
 	"github.com/fencelab/fencelab/resource/boltstore"
 )
 
-// TestCommitFails has a disk that is full. No call of the batch may be told that it succeeded, nor any later one, and
-// the file still has what was accepted before.
-func TestCommitFails(t *testing.T) {
+// TestDiskFull has a disk that is full for a while. What can't be written is refused as such, all else is answered, and when
+// there is room everything goes on by itself, with a file that is sound.
+func TestDiskFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
-	s, err := boltstore.Open(path, nil)
+	s := open(t, path)
+	ctx := t.Context()
+	require.NoError(t, s.Write(ctx, "k", at(4), make([]byte, 64<<10))) // whose pages are free then
+	require.NoError(t, s.Write(ctx, "k", at(5), []byte("before")))
+	require.NoError(t, s.Write(ctx, "still", at(5), []byte("before")))
+	before := resource.Record{Value: []byte("before"), MaxFence: at(5)}
+	makeRoom := fillDisk(t, path)
+	for range 3 {
+		recs, errs := s.Batch(
+			boltstore.WriteOp("k", at(7), []byte("lost")),
+			boltstore.ReadFencedOp("k", 9),
+			boltstore.WriteOp("k", at(8), []byte("refused")), // because of what is lost
+			boltstore.ReadFencedOp("other", 1),
+			boltstore.WriteOp("still", at(4), nil),
+			boltstore.ReadFencedOp("still", 5),
+		).Wait()
+		for i, err := range errs[:4] {
+			require.ErrorIs(t, err, resource.ErrNoRoom, "call %d", i)
+			require.ErrorIs(t, err, syscall.ENOSPC, "call %d", i)
+			require.ErrorContains(t, err, path+": nothing was changed: ", "call %d", i)
+		}
+		require.Equal(t, &resource.StaleTokenError{Key: "still", Seen: at(5), Got: at(4)}, errs[4])
+		require.NoError(t, errs[5])
+		require.Equal(t, before, recs[5])
+		for _, key := range []string{"k", "still"} {
+			rec, err := s.Read(ctx, key)
+			require.NoError(t, err)
+			require.Equal(t, before, rec)
+		}
+		_, err := s.Read(ctx, "other")
+		require.ErrorIs(t, err, resource.ErrNotFound)
+		require.ErrorContains(t, s.Write(ctx, "large", at(1), make([]byte, 1<<20)), "nothing was changed", "the file doesn't get larger either")
+	}
+	makeRoom()
+	for token := range uint64(20) {
+		require.NoError(t, s.Write(ctx, "k", at(6+token), make([]byte, token<<10)))
+	}
+	require.NoError(t, s.Write(ctx, "large", at(1), make([]byte, 1<<20)))
+	require.NoError(t, s.CheckFile())
+	require.NoError(t, s.Close())
+
+	rec, err := open(t, path).Read(ctx, "k")
 	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: make([]byte, 19<<10), MaxFence: at(25)}, rec)
+}
+
+// TestReadWhileUndone reads a key whose commit is about to fail.
+func TestReadWhileUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+		require.NoError(t, s.Write(t.Context(), "k", at(5), []byte("before")))
+		fail := s.HoldCommit()
+		pending := s.Batch(boltstore.WriteOp("k", at(7), nil))
+		synctest.Wait() // for the commit to be held
+		var rec resource.Record
+		var err error
+		read := make(chan struct{})
+		go func() {
+			defer close(read)
+			rec, err = s.Read(t.Context(), "k")
+		}()
+		synctest.Wait() // for the read to wait for it
+		fail <- syscall.ENOSPC
+		<-read
+		require.NoError(t, err)
+		require.Equal(t, resource.Record{Value: []byte("before"), MaxFence: at(5)}, rec)
+		_, errs := pending.Wait()
+		require.ErrorIs(t, errs[0], resource.ErrNoRoom)
+	})
+}
+
+// TestOpenOnFullDisk opens a file that can't be written to: it is read at least.
+func TestOpenOnFullDisk(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resource.db")
+	s := open(t, path)
+	require.NoError(t, s.Write(t.Context(), "k", at(5), nil))
+	before, err := s.Commits()
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	s = open(t, path)
+	after, err := s.Commits()
+	require.NoError(t, err)
+	require.Equal(t, before, after, "commits that Open needs")
+}
+
+// TestCommitUncertain has the disk fail when all is written but the last sync: it isn't known what a crash would leave.
+func TestCommitUncertain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resource.db")
+	s := open(t, path)
 	ctx := t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("before")))
-	fillDisk(t, path)
-	_, errs := s.Batch(
-		boltstore.WriteOp("k", at(7), []byte("lost")),
-		boltstore.ReadFencedOp("k", 9),
-		boltstore.WriteOp("k", at(8), []byte("refused")), // because of what is lost
-		boltstore.ReadFencedOp("other", 1),
-	).Wait()
+	s.FailLastSync()
 	const want = "a commit failed; nothing is answered until the file is opened again"
-	for i, err := range errs {
-		require.ErrorContains(t, err, want, "call %d", i)
-	}
+	err := s.Write(ctx, "k", at(7), []byte("lost"))
+	require.ErrorContains(t, err, want)
+	require.NotErrorIs(t, err, resource.ErrNoRoom)
 	_, err = s.Read(ctx, "k")
 	require.ErrorContains(t, err, want)
 	require.ErrorContains(t, s.Write(ctx, "k", at(4), nil), want, "a refusal too would be an answer")
 	require.NoError(t, s.Close())
 	require.ErrorIs(t, s.Write(ctx, "k", at(9), nil), resource.ErrClosed)
-
-	rec, err := open(t, path).Read(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, resource.Record{Value: []byte("before"), MaxFence: at(5)}, rec)
 }
 
 // A value of more than a record takes is refused, and no other call suffers. The value is memory that nobody touches, and
@@ -59,22 +137,27 @@ func TestTooLarge(t *testing.T) {
 	require.NoError(t, s.Write(t.Context(), "k", at(1), []byte("v")))
 }
 
-// fillDisk makes every later write to the open file at path fail as on a full disk.
-func fillDisk(t *testing.T, path string) {
+// fillDisk makes every write to the open file at path fail as on a full disk, until makeRoom is called.
+func fillDisk(t *testing.T, path string) (makeRoom func()) {
 	t.Helper()
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 	require.NoError(t, err)
 	fds, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
-	found := false
 	for _, fd := range fds {
 		if target, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && target == path {
 			n, err := strconv.Atoi(fd.Name())
 			require.NoError(t, err)
+			kept, err := syscall.Dup(n)
+			require.NoError(t, err)
 			require.NoError(t, syscall.Dup3(int(full.Fd()), n, syscall.O_CLOEXEC))
-			found = true
+			require.NoError(t, full.Close())
+			return func() {
+				require.NoError(t, syscall.Dup3(kept, n, syscall.O_CLOEXEC))
+				require.NoError(t, syscall.Close(kept))
+			}
 		}
 	}
-	require.True(t, found, "%s is not open", path)
-	require.NoError(t, full.Close())
+	require.Fail(t, "the file is not open", path)
+	return nil
 }

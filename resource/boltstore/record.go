@@ -4,31 +4,49 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 
 	"github.com/fencelab/fencelab/resource"
 )
 
 // A record is token and sequence number of the greatest fence accepted (8 bytes each, big endian), one byte that tells
-// whether the key was ever written, and the value.
-const headerLen = 17
-
+// whether the key was ever written, a checksum of the key and all else (4 bytes), and the value. Records of before there were
+// checksums have other flags, and none.
 const (
-	touched byte = 0 // only by fenced reads: there is no value
-	written byte = 1
+	headerLen   = 17
+	checksumLen = 4
 )
 
-func encode(rec resource.Record) []byte {
-	b := make([]byte, 0, headerLen+len(rec.Value))
+// The flags of both kinds differ by four bits at least, so that a flipped bit or two don't make one of the other.
+const (
+	touched       byte = 0x96 // only by fenced reads: there is no value
+	written       byte = 0x69
+	touchedBefore byte = 0 // without a checksum
+	writtenBefore byte = 1
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(key string, header, value []byte) uint32 {
+	sum := crc32.Update(0, castagnoli, []byte(key))
+	return crc32.Update(crc32.Update(sum, castagnoli, header), castagnoli, value)
+}
+
+func encode(key string, rec resource.Record) []byte {
+	b := make([]byte, 0, headerLen+checksumLen+len(rec.Value))
 	b = binary.BigEndian.AppendUint64(b, rec.MaxFence.Token)
 	b = binary.BigEndian.AppendUint64(b, rec.MaxFence.Seq)
+	flag := written
 	if rec.Value == nil {
-		return append(b, touched)
+		flag = touched
 	}
-	return append(append(b, written), rec.Value...)
+	b = append(b, flag)
+	b = binary.BigEndian.AppendUint32(b, checksum(key, b, rec.Value))
+	return append(b, rec.Value...)
 }
 
 // decode is the inverse of encode. The record's Value points into b.
-func decode(b []byte) (resource.Record, error) {
+func decode(key string, b []byte) (resource.Record, error) {
 	if len(b) < headerLen {
 		return resource.Record{}, fmt.Errorf("it has %d bytes, a header alone has %d", len(b), headerLen)
 	}
@@ -36,21 +54,29 @@ func decode(b []byte) (resource.Record, error) {
 		Token: binary.BigEndian.Uint64(b),
 		Seq:   binary.BigEndian.Uint64(b[8:]),
 	}}
-	switch b[16] {
-	case touched:
-		if len(b) > headerLen {
+	header, value := b[:headerLen], b[headerLen:]
+	flag := header[16]
+	if flag == touched || flag == written {
+		if len(value) < checksumLen || binary.BigEndian.Uint32(value) != checksum(key, header, value[checksumLen:]) {
+			return resource.Record{}, errors.New("its checksum is wrong")
+		}
+		value = value[checksumLen:]
+	}
+	switch flag {
+	case touched, touchedBefore:
+		if len(value) > 0 {
 			return resource.Record{}, errors.New("it has a value and is marked as never written")
 		}
 		if rec.MaxFence.Token == 0 || rec.MaxFence.Seq != 0 {
 			return resource.Record{}, fmt.Errorf("it was never written and has the fence %v, which no read leaves", rec.MaxFence)
 		}
-	case written:
+	case written, writtenBefore:
 		if rec.MaxFence.Token == 0 && rec.MaxFence.Seq != 0 {
 			return resource.Record{}, fmt.Errorf("it has the fence %v; tokens start at 1", rec.MaxFence)
 		}
-		rec.Value = b[headerLen:]
+		rec.Value = value
 	default:
-		return resource.Record{}, fmt.Errorf("its flag is %#x", b[16])
+		return resource.Record{}, fmt.Errorf("its flag is %#x", flag)
 	}
 	return rec, nil
 }

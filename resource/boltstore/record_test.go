@@ -15,50 +15,71 @@ import (
 // TestEncoding pins the bytes on disk: files outlive programs.
 func TestEncoding(t *testing.T) {
 	for want, rec := range map[string]resource.Record{
+		"0000000000000007" + "0000000000000001" + "69" + "663e5075" + "686921": {Value: []byte("hi!"), MaxFence: resource.Fence{Token: 7, Seq: 1}},
+		"0000000000000007" + "0000000000000002" + "69" + "da240f9a":            {Value: []byte{}, MaxFence: resource.Fence{Token: 7, Seq: 2}},
+		"0000000000000007" + "0000000000000000" + "96" + "501c6c25":            {MaxFence: resource.Fence{Token: 7}},
+		"0000000000000000" + "0000000000000000" + "69" + "0ee3ad28" + "00":     {Value: []byte{0}},
+		"ffffffffffffffff" + "ffffffffffffffff" + "69" + "1e3ba876":            {Value: []byte{}, MaxFence: resource.Fence{Token: math.MaxUint64, Seq: math.MaxUint64}},
+	} {
+		require.Equal(t, want, hex.EncodeToString(boltstore.Encode("k", rec)))
+		decodes(t, want, rec)
+	}
+	for before, rec := range map[string]resource.Record{ // there were checksums
 		"0000000000000007" + "0000000000000001" + "01" + "686921": {Value: []byte("hi!"), MaxFence: resource.Fence{Token: 7, Seq: 1}},
 		"0000000000000007" + "0000000000000002" + "01":            {Value: []byte{}, MaxFence: resource.Fence{Token: 7, Seq: 2}},
 		"0000000000000007" + "0000000000000000" + "00":            {MaxFence: resource.Fence{Token: 7}},
 		"0000000000000000" + "0000000000000000" + "01" + "00":     {Value: []byte{0}},
 		"ffffffffffffffff" + "ffffffffffffffff" + "01":            {Value: []byte{}, MaxFence: resource.Fence{Token: math.MaxUint64, Seq: math.MaxUint64}},
 	} {
-		require.Equal(t, want, hex.EncodeToString(boltstore.Encode(rec)))
-		b, err := hex.DecodeString(want)
-		require.NoError(t, err)
-		got, err := boltstore.Decode(b)
-		require.NoError(t, err, want)
-		require.Equal(t, rec, got)
+		decodes(t, before, rec)
 	}
+}
+
+func decodes(t *testing.T, from string, want resource.Record) {
+	t.Helper()
+	b, err := hex.DecodeString(from)
+	require.NoError(t, err)
+	got, err := boltstore.Decode("k", b)
+	require.NoError(t, err, from)
+	require.Equal(t, want, got)
 }
 
 func TestDecodeRefuses(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                                      "0 bytes",
 		"0000000000000007" + "0000000000000001": "16 bytes",
-		"0000000000000007" + "0000000000000001" + "02":        "flag is 0x2",
-		"0000000000000007" + "0000000000000000" + "00" + "61": "never written",
-		"0000000000000007" + "0000000000000001" + "00":        "never written and has the fence 7,",
-		"0000000000000000" + "0000000000000000" + "00":        "never written and has the fence 0.0",
-		"0000000000000000" + "0000000000000001" + "01":        "tokens start at 1",
+		"0000000000000007" + "0000000000000001" + "02":              "flag is 0x2",
+		"0000000000000007" + "0000000000000000" + "00" + "61":       "never written",
+		"0000000000000007" + "0000000000000001" + "00":              "never written and has the fence 7,",
+		"0000000000000000" + "0000000000000000" + "00":              "never written and has the fence 0.0",
+		"0000000000000007" + "0000000000000001" + "69" + "000000":   "checksum is wrong",
+		"0000000000000007" + "0000000000000001" + "69" + "00000000": "checksum is wrong",
+		"0000000000000000" + "0000000000000001" + "01":              "tokens start at 1",
 	} {
 		b, err := hex.DecodeString(in)
 		require.NoError(t, err)
-		_, err = boltstore.Decode(b)
+		_, err = boltstore.Decode("k", b)
 		require.ErrorContains(t, err, want, in)
 	}
 }
 
-// FuzzDecode checks that bytes are either refused, or a record that encodes to the same bytes.
+// FuzzDecode checks that bytes are either refused, or a record that encodes to the same bytes, or to those with a checksum.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte{})
-	f.Add(boltstore.Encode(resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 7, Seq: 1}}))
-	f.Add(boltstore.Encode(resource.Record{MaxFence: resource.Fence{Token: 7}}))
+	f.Add(boltstore.Encode("k", resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 7, Seq: 1}}))
+	f.Add(boltstore.Encode("k", resource.Record{MaxFence: resource.Fence{Token: 7}}))
 	f.Add(bytes.Repeat([]byte{0xff}, 17))
+	f.Add(append(bytes.Repeat([]byte{0}, 16), 1))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		rec, err := boltstore.Decode(b)
+		rec, err := boltstore.Decode("k", b)
 		if err != nil {
 			return
 		}
-		if again := boltstore.Encode(rec); !bytes.Equal(again, b) {
+		again := boltstore.Encode("k", rec)
+		if b[16] <= 1 { // of before there were checksums
+			again = append(append(again[:16:16], b[16]), again[21:]...)
+		}
+		if !bytes.Equal(again, b) {
 			t.Errorf("%x decodes to %+v, which encodes to %x", b, rec, again)
 		}
 	})

@@ -64,7 +64,10 @@ type Store struct {
 	calls  sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // New returns a Store on a table that exists, with a partition key named "key" of type S and no sort key: see [CreateTable].
 // The client stays the caller's. It sends nothing.
@@ -111,7 +114,7 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 // [resource.ErrTooLarge].
 //
 // The client repeats a request whose reply was lost. If the first one had taken effect, Write returns
-// [resource.ErrApplied], or, if a later fence has come in between, an error that leaves the outcome open.
+// nil, or, if a later fence has come in between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err
@@ -130,7 +133,9 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 	switch {
 	case !ok:
 		return fmt.Errorf("dynamostore: Write of %q at %v was refused by an item whose fence is %v", key, f, seen.MaxFence)
-	case doubt && !stale.Applied:
+	case doubt && stale.Applied:
+		return nil
+	case doubt:
 		return fmt.Errorf("dynamostore: Write of %q at %v: a reply was lost and a later fence has come since; the write may have "+
 			"taken effect before: seen %v", key, f, stale.Seen)
 	}
@@ -197,6 +202,29 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 		ExpressionAttributeNames:  map[string]string{"#value": attrValue},
 		ExpressionAttributeValues: map[string]types.AttributeValue{":value": bytesValue(value)},
 	})
+	if err != nil {
+		return failed(ctx, err)
+	}
+	return nil
+}
+
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	_, err := s.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
+		TableName: &s.table, Key: id(key), UpdateExpression: aws.String("SET fence = :fence"),
+		ConditionExpression:       aws.String("attribute_exists(fence)"),
+		ExpressionAttributeValues: map[string]types.AttributeValue{":fence": &types.AttributeValueMemberS{Value: encode(resource.Fence{Token: token})}},
+	})
+	if _, missing := errors.AsType[*types.ConditionalCheckFailedException](err); missing {
+		return resource.ErrNotFound
+	}
 	if err != nil {
 		return failed(ctx, err)
 	}

@@ -100,6 +100,7 @@ func TestLostReply(t *testing.T) {
 	s, link := open(t)
 	ctx, key := t.Context(), rand.Text()
 	link.on(applied)
+	require.NoError(t, s.Write(ctx, key, at(1), []byte("v")), "it took effect")
 	require.ErrorIs(t, s.Write(ctx, key, at(1), []byte("v")), resource.ErrApplied)
 	link.on(notApplied)
 	require.NoError(t, s.Write(ctx, key, at(2), []byte("v")))

@@ -28,5 +28,28 @@ func (s *Store) BeforeRename(do func() error) {
 	}
 }
 
+// Watch tells f each sync, with what is to be on disk then, and each rename, in their order.
+func (s *Store) Watch(f func(what string)) {
+	s.sync = func(file *os.File) error {
+		b, _ := s.root.ReadFile(filepath.Base(file.Name())) // of the directory: nothing
+		f("sync " + string(b))
+		return file.Sync()
+	}
+	s.rename = func(from, to string) error {
+		f("rename")
+		return s.root.Rename(from, to)
+	}
+}
+
+// FailSync makes the n-th sync from now on fail.
+func (s *Store) FailSync(n int, err error) {
+	s.sync = func(file *os.File) error {
+		if n--; n == 0 {
+			return err
+		}
+		return file.Sync()
+	}
+}
+
 // File is the name of key's file.
 func (s *Store) File(key string) string { return filepath.Join(s.root.Name(), file(key)) }

@@ -44,13 +44,17 @@ type Store struct {
 	root   *os.Root // the directory that is locked, whatever becomes of its name
 	dir    *os.File // holds the lock
 	rename func(from, to string) error
+	sync   func(*os.File) error
 
 	mu     sync.Mutex // held from the check to the rename
 	closed bool
 	failed error // a rename that may not be on disk; no call is answered from the files after it
 }
 
-var _ resource.Store = (*Store)(nil)
+var (
+	_ resource.Store       = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // Open makes the calling process the gatekeeper of the directory at path, which must exist, until [Store.Close] or the
 // process's end. It fails at once if there is a gatekeeper, be it frozen.
@@ -79,7 +83,7 @@ func open(root *os.Root, dir *os.File) (*Store, error) {
 	if err = cmp.Or(err, dir.Sync()); err != nil {
 		return nil, errors.Join(fmt.Errorf("filestore: %w", err), dir.Close(), root.Close())
 	}
-	return &Store{root: root, dir: dir, rename: root.Rename}, nil
+	return &Store{root: root, dir: dir, rename: root.Rename, sync: (*os.File).Sync}, nil
 }
 
 // Write is [resource.Store.Write].
@@ -136,6 +140,24 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 	return rec, nil
 }
 
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, err := s.load(key)
+	if err == nil && rec.MaxFence == (resource.Fence{}) {
+		err = resource.ErrNotFound
+	}
+	if err != nil {
+		return err
+	}
+	rec.MaxFence = resource.Fence{Token: token}
+	return s.replace(key, rec)
+}
+
 // Close is [resource.Store.Close]. Another process may be the gatekeeper then.
 func (s *Store) Close() error {
 	s.mu.Lock()
@@ -175,7 +197,7 @@ func (s *Store) load(key string) (resource.Record, error) {
 // replace puts rec in the place of key's file. Value and fence are one file, because a rename replaces one.
 func (s *Store) replace(key string, rec resource.Record) error {
 	from := unfinished + rand.Text()
-	err := create(s.root, from, encode(key, rec))
+	err := s.create(from, encode(key, rec))
 	if err == nil {
 		err = s.rename(from, file(key))
 	}
@@ -183,7 +205,7 @@ func (s *Store) replace(key string, rec resource.Record) error {
 		_ = s.root.Remove(from)
 		return fmt.Errorf("filestore: %w", err)
 	}
-	if err := s.dir.Sync(); err != nil {
+	if err := s.sync(s.dir); err != nil {
 		s.failed = fmt.Errorf("filestore: %s: the last write may not be on disk: see to the disk, and open the store again: %w", s.root.Name(), err)
 		return s.failed
 	}
@@ -194,14 +216,14 @@ func (s *Store) replace(key string, rec resource.Record) error {
 const unfinished = "new-"
 
 // create writes b to a new file, and to the disk.
-func create(root *os.Root, name string, b []byte) error {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+func (s *Store) create(name string, b []byte) error {
+	f, err := s.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err //nolint:wrapcheck // replace does
 	}
 	_, err = f.Write(b)
 	if err == nil {
-		err = f.Sync()
+		err = s.sync(f)
 	}
 	return errors.Join(err, f.Close())
 }

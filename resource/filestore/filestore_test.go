@@ -267,6 +267,33 @@ func TestRenameFails(t *testing.T) {
 	requireHolds(t, s, "by 8", 8)
 }
 
+// The file is on disk, whole, before the rename, and the rename before the answer.
+func TestSyncs(t *testing.T) {
+	s := open(t, filestore.Open, t.TempDir())
+	var did []string
+	s.Watch(func(what string) { did = append(did, what) })
+	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
+	_, err := s.ReadFenced(t.Context(), "k", 8)
+	require.NoError(t, err)
+	require.Equal(t, []string{"sync 7 written k\nby 7", "rename", "sync ", "sync 8.0 written k\nby 7", "rename", "sync "}, did)
+}
+
+// What a sync says counts: before the rename the record is as it was, after it nobody knows.
+func TestSyncFails(t *testing.T) {
+	broken := errors.New("input/output error")
+	s := open(t, filestore.Open, t.TempDir())
+	s.FailSync(1, broken)
+	require.ErrorIs(t, s.Write(t.Context(), "k", at(7), []byte("by 7")), broken)
+	require.NoError(t, s.Write(t.Context(), "k", at(6), []byte("by 6")))
+	requireHolds(t, s, "by 6", 6)
+	s.FailSync(2, broken)
+	for range 2 {
+		require.ErrorIs(t, s.Write(t.Context(), "k", at(8), []byte("by 8")), broken)
+	}
+	_, err := s.Read(t.Context(), "k")
+	require.ErrorIs(t, err, broken)
+}
+
 // A key whose record is damaged is refused, because nobody knows its fence any more; the others work.
 func TestDamagedRecord(t *testing.T) {
 	for _, b := range []string{"", "7", "7 written k", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {

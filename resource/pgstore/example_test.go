@@ -21,13 +21,17 @@ var (
 	token uint64        // from the lock's grant
 )
 
-// bill is what the holder of a lock does: token comes from the lock's grant.
-func bill(ctx context.Context, pool *pgxpool.Pool, token uint64) error {
+// bill is what the holder of a lock does, with a fence of its grant. It may be called again: the guard keeps earlier holders
+// out, and that the invoice isn't billed twice is up to its id.
+func bill(ctx context.Context, pool *pgxpool.Pool, f resource.Fence, invoice string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if err := pgstore.Guard(ctx, tx, "account/acme", resource.Fence{Token: token, Seq: 1}); err != nil {
+		if err := pgstore.Guard(ctx, tx, "account/acme", f); err != nil {
 			return err // refused: a later grant has been here, and tx is rolled back
 		}
-		_, err := tx.Exec(ctx, "UPDATE account SET balance = balance - 10 WHERE name = 'acme'")
+		billed, err := tx.Exec(ctx, "INSERT INTO invoice (id) VALUES ($1) ON CONFLICT DO NOTHING", invoice)
+		if err == nil && billed.RowsAffected() == 1 {
+			_, err = tx.Exec(ctx, "UPDATE account SET balance = balance - 10 WHERE name = 'acme'")
+		}
 		return err
 	})
 }
@@ -37,8 +41,8 @@ func ExampleGuard() {
 	pool, drop := database()
 	defer drop()
 	// 7 was granted to a holder that is slow, 8 to its successor.
-	fmt.Println(bill(ctx, pool, 8))
-	fmt.Println(bill(ctx, pool, 7))
+	fmt.Println(bill(ctx, pool, resource.Fence{Token: 8, Seq: 1}, "invoice 17"))
+	fmt.Println(bill(ctx, pool, resource.Fence{Token: 7, Seq: 1}, "invoice 18"))
 	var balance int64
 	err := pool.QueryRow(ctx, "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance)
 	fmt.Println(balance, err)
@@ -49,19 +53,23 @@ func ExampleGuard() {
 }
 
 // database is a schema of its own, with an account that holds 100.
-func database() (pool *pgxpool.Pool, drop func()) {
+func database(edits ...func(*pgxpool.Config)) (pool *pgxpool.Pool, drop func()) {
 	schema := "example_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 	config, err := pgxpool.ParseConfig(server.URL)
 	if err != nil {
 		log.Fatal(err)
 	}
 	config.ConnConfig.RuntimeParams["search_path"] = schema
+	for _, edit := range edits {
+		edit(config)
+	}
 	if pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		log.Fatal(err)
 	}
 	for _, sql := range []string{
 		"CREATE SCHEMA " + schema, pgstore.Schema,
 		"CREATE TABLE account (name text PRIMARY KEY, balance bigint NOT NULL)", "INSERT INTO account VALUES ('acme', 100)",
+		"CREATE TABLE invoice (id text PRIMARY KEY)",
 	} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
 			log.Fatal(err)
@@ -75,7 +83,8 @@ func database() (pool *pgxpool.Pool, drop func()) {
 	}
 }
 
-// A transaction whose commit had no answer is repeated until it's known that it has been committed, once.
+// A transaction whose commit had no answer is repeated as it was, with the same fence and request. Under another fence it
+// would be a new one, and its payment a second.
 func ExampleGuardOnce() {
 	pay := func(tx pgx.Tx) error {
 		if err := pgstore.GuardOnce(ctx, tx, "account/acme", resource.Fence{Token: token, Seq: 1}, []byte("invoice 17")); err != nil {

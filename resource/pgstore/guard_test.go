@@ -274,6 +274,31 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 	})
 }
 
+// A fenced read meets a write of its own grant, which it can't see when it begins: it leaves that write's fence alone.
+func TestReadMeetsOwnWrite(t *testing.T) {
+	for _, before := range []uint64{0, 6} { // the row is new, or is there
+		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		s := newStore(t, pool, nil)
+		if before > 0 {
+			require.NoError(t, s.Write(ctx, key, at(before), []byte("v")))
+		}
+		own := begin(ctx, t, pool, pgx.ReadCommitted)
+		require.NoError(t, pgstore.Guard(ctx, own, key, resource.Fence{Token: 7, Seq: 2}))
+		done := make(chan error, 1)
+		go func() {
+			rec, err := s.ReadFenced(ctx, key, 7)
+			if err == nil && rec.MaxFence != (resource.Fence{Token: 7, Seq: 2}) {
+				err = fmt.Errorf("read at fence %v", rec.MaxFence)
+			}
+			done <- err
+		}()
+		awaitBlocked(t, pool, key)
+		require.NoError(t, own.Commit(ctx))
+		require.NoError(t, <-done)
+		require.Equal(t, resource.Fence{Token: 7, Seq: 2}, fenceOf(t, pool, key))
+	}
+}
+
 // A read before the guard isn't protected at READ COMMITTED, and is above it.
 func TestReadBeforeGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
@@ -516,6 +541,29 @@ func TestCommitWithoutAnswer(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestBillOnce repeats the README's bill in every way that comes to mind after its commit had no answer.
+func TestBillOnce(t *testing.T) {
+	for _, lost := range []fault{loseRequest, loseReply} {
+		for _, again := range []resource.Fence{at(7), {Token: 7, Seq: 2}, at(8)} {
+			var f atomic.Int32
+			pool, drop := database(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = losing(&f) })
+			f.Store(int32(lost))
+			require.ErrorIs(t, bill(t.Context(), pool, at(7), "invoice 17"), io.EOF)
+			f.Store(int32(none))
+			err := bill(t.Context(), pool, again, "invoice 17")
+			if lost == loseReply && again == at(7) {
+				isStale(t, err, "account/acme", again, again, false)
+			} else {
+				require.NoError(t, err)
+			}
+			var balance int64
+			require.NoError(t, pool.QueryRow(t.Context(), "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance))
+			require.EqualValues(t, 90, balance, "lost %d, again at %v", lost, again)
+			drop()
+		}
+	}
 }
 
 type fault int32

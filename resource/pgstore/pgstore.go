@@ -39,14 +39,25 @@
 //
 // # A commit without an answer
 //
-// may have taken effect or not. Repeat the transaction, with [GuardOnce] in place of Guard: it is refused with
-// [resource.ErrApplied] if it has.
+// may have taken effect or not. Begin a transaction that you may want to repeat with [GuardOnce], the first time too, and repeat
+// it with the same fence and the same request: it is refused with [resource.ErrApplied] if it has. After Guard nobody can tell
+// whose the fence is. Under a new fence, of the same grant or a later one, no guard knows the transaction again: then only the
+// data can tell, by the primary key of an invoice for example.
 //
 // # What it rests on
 //
-// Every writer must use the guard: a write without one is not fenced. Rows of the table of fences must stay: a resource
+// Every writer must use the guard: a write without one is not fenced. [Guard]'s table is found by the search_path, and a
+// temporary table of its name comes before it: where a transaction runs SQL of others, give [Options].Table its schema, and use
+// [Store.Guard]. Rows of the table of fences must stay: a resource
 // whose row is deleted accepts any fence. Business rows in another database than the fences are not guarded. A fence is as
 // durable as the transaction that raised it: keep synchronous_commit on. A restore from a backup brings old fences back.
+//
+// # To see and to set a fence
+//
+// After a token that was wrong has locked a key, stop its holders, and set its fence back. [Store.SetFence] does it, or
+//
+//	SELECT token, seq FROM fencelab_fence WHERE key = 'acme'
+//	UPDATE fencelab_fence SET token = 7, seq = 0 WHERE key = 'acme'
 //
 // # Failover
 //
@@ -102,6 +113,8 @@ var (
 	readSQL string
 	//go:embed overwrite.sql
 	overwriteSQL string
+	//go:embed set_fence.sql
+	setFenceSQL string
 )
 
 const (
@@ -166,7 +179,10 @@ type Store struct {
 	calls  sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // New returns a Store on pool, which stays the caller's to close. It sends nothing: the table must exist, see [Schema] and
 // [CreateSchema]. A nil opts is the zero Options.
@@ -227,6 +243,20 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (rec r
 	return rec, err
 }
 
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	return s.do(ctx, func() error {
+		tag, err := s.pool.Exec(ctx, s.t.setFence, key, number(token))
+		if err == nil && tag.RowsAffected() == 0 {
+			err = resource.ErrNotFound
+		}
+		return err
+	})
+}
+
 // Close is [resource.Store.Close]. The pool stays open.
 func (s *Store) Close() error {
 	s.mu.Lock()
@@ -255,11 +285,11 @@ func (s *Store) do(ctx context.Context, f func() error) error {
 }
 
 // table is the statements for one table.
-type table struct{ write, raiseTo, read, overwrite string }
+type table struct{ write, raiseTo, read, overwrite, setFence string }
 
 func tableNamed(name string) table {
 	sql := func(s string) string { return strings.ReplaceAll(s, defaultTable, name) }
-	return table{write: sql(writeSQL), raiseTo: sql(raiseSQL), read: sql(readSQL), overwrite: sql(overwriteSQL)}
+	return table{write: sql(writeSQL), raiseTo: sql(raiseSQL), read: sql(readSQL), overwrite: sql(overwriteSQL), setFence: sql(setFenceSQL)}
 }
 
 // querier is a transaction, or a pool, on which every statement is one.

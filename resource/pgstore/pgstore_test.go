@@ -3,6 +3,9 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"math"
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -328,4 +331,27 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 	tx := begin(ctx, t, pool, pgx.ReadCommitted)
 	require.ErrorContains(t, s.Guard(ctx, tx, "k", at(5)), "neither raised nor refused")
 	require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
+}
+
+// TestCommands runs the statements of the package comment, on a key that a token has locked.
+func TestCommands(t *testing.T) {
+	pool, ctx := newPool(t, server), t.Context()
+	s := newStore(t, pool, nil)
+	_, err := pool.Exec(ctx, "DELETE FROM fencelab_fence WHERE key = 'acme'")
+	require.NoError(t, err)
+	require.NoError(t, s.Write(ctx, "acme", at(math.MaxUint64), []byte("v")))
+	source, err := os.ReadFile("pgstore.go")
+	require.NoError(t, err)
+	statements := regexp.MustCompile(`(?m)^//\t(?:(SELECT .*)|(UPDATE fencelab_fence .*))$`).FindAllStringSubmatch(string(source), -1)
+	require.Len(t, statements, 2)
+	var token, seq string
+	require.NoError(t, pool.QueryRow(ctx, statements[0][1]).Scan(&token, &seq))
+	require.Equal(t, "18446744073709551615.1", token+"."+seq)
+	tag, err := pool.Exec(ctx, statements[1][2])
+	require.NoError(t, err)
+	require.EqualValues(t, 1, tag.RowsAffected())
+	rec, err := s.Read(ctx, "acme")
+	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 7}}, rec)
+	require.NoError(t, s.Write(ctx, "acme", at(7), []byte("v")))
 }

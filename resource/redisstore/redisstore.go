@@ -18,6 +18,13 @@
 //   - An eviction takes the fence with its record: use maxmemory-policy noeviction. So do FLUSHALL, DEL and a TTL.
 //
 // Where a lost fence isn't tolerable use a store with a quorum or a synchronous standby.
+//
+// # To see and to set a fence
+//
+// After a token that was wrong has locked a key, stop its holders, and set its fence back. [Store.SetFence] does it, or
+//
+//	redis-cli HMGET 'resource:{acme}' token seq
+//	redis-cli HSET 'resource:{acme}' token 7 seq 0
 package redisstore
 
 import (
@@ -44,12 +51,15 @@ var (
 	raiseLua string
 	//go:embed overwrite.lua
 	overwriteLua string
+	//go:embed set.lua
+	setLua string
 )
 
 var (
 	writeScript     = redis.NewScript(fenceLua + writeLua)
 	raiseScript     = redis.NewScript(fenceLua + raiseLua)
 	overwriteScript = redis.NewScript(fenceLua + overwriteLua)
+	setScript       = redis.NewScript(fenceLua + setLua)
 )
 
 // Options configure a [Store].
@@ -72,7 +82,10 @@ type Store struct {
 	calls  sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // New returns a Store on client, which stays the caller's to close, and is not a *redis.Ring. It sends nothing. A nil opts is
 // the zero Options.
@@ -165,6 +178,20 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (rec r
 		return err
 	})
 	return rec, err
+}
+
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	return s.do(ctx, func() error {
+		set, err := setScript.Run(ctx, s.c, s.names(key), token).Bool()
+		if err == nil && !set {
+			err = resource.ErrNotFound
+		}
+		return err
+	})
 }
 
 // Close is [resource.Store.Close]. The client stays open.

@@ -8,6 +8,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -394,4 +396,30 @@ func (c *losingConn) breaks() error {
 	c.broken.Store(true)
 	_ = c.Close()
 	return io.EOF
+}
+
+// TestCommands runs the commands of the package comment, on a key that a token has locked.
+func TestCommands(t *testing.T) {
+	c, ctx := newClient(t, server), t.Context()
+	s, err := redisstore.New(c, nil)
+	require.NoError(t, err)
+	require.NoError(t, c.Del(ctx, "resource:{acme}").Err())
+	require.NoError(t, s.Write(ctx, "acme", at(math.MaxUint64), []byte("v")))
+	source, err := os.ReadFile("redisstore.go")
+	require.NoError(t, err)
+	var replies []any
+	for _, m := range regexp.MustCompile("(?m)^//\tredis-cli (.*)$").FindAllStringSubmatch(string(source), -1) {
+		var args []any
+		for word := range strings.FieldsSeq(m[1]) {
+			args = append(args, strings.Trim(word, "'"))
+		}
+		reply, err := c.Do(ctx, args...).Result()
+		require.NoError(t, err)
+		replies = append(replies, reply)
+	}
+	require.Equal(t, []any{[]any{"18446744073709551615", "1"}, int64(0)}, replies)
+	rec, err := s.Read(ctx, "acme")
+	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 7}}, rec)
+	require.NoError(t, s.Write(ctx, "acme", at(7), []byte("v")))
 }

@@ -1,6 +1,7 @@
 package s3store_test
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -20,6 +21,29 @@ func TestProbe(t *testing.T) {
 	left, err := client.ListObjectsV2(t.Context(), &s3.ListObjectsV2Input{Bucket: &bucket, Prefix: &prefix})
 	require.NoError(t, err)
 	require.Empty(t, left.Contents)
+}
+
+// TestProbeRefusesNowAndThen is about servers that ignore one condition in two, as a row of them does of which some are old.
+func TestProbeRefusesNowAndThen(t *testing.T) {
+	for seed := range uint64(100) {
+		func() {
+			fake, coin := newFake(), rand.New(rand.NewPCG(seed, 0))
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if coin.IntN(2) == 0 {
+					r.Header.Del("If-None-Match")
+					r.Header.Del("If-Match")
+				}
+				fake.ServeHTTP(w, r)
+			}))
+			defer server.Close()
+			defer transport.CloseIdleConnections()
+			client := newClient(server.URL, transport)
+			_, err := client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: &bucket})
+			require.NoError(t, err)
+			_, err = s3store.Open(t.Context(), client, bucket, nil)
+			require.ErrorIs(t, err, s3store.ErrNoConditions, "seed %d", seed)
+		}()
+	}
 }
 
 // TestProbeRefuses is about servers that do it wrong, each in its way.

@@ -70,7 +70,10 @@ type Store struct {
 	calls  sync.WaitGroup // calls in flight
 }
 
-var _ resource.Overwriter = (*Store)(nil)
+var (
+	_ resource.Overwriter  = (*Store)(nil)
+	_ resource.FenceSetter = (*Store)(nil)
+)
 
 // Open is [New] and [Store.Probe]: it returns a Store on a server that was seen to honour the conditions of a PUT.
 func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) (*Store, error) {
@@ -108,7 +111,7 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 // Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is refused with [resource.ErrTooLarge].
 //
 // The client repeats a request whose reply was lost. If the first one had taken effect, Write returns
-// [resource.ErrApplied], or, if a later fence has come in between, an error that leaves the outcome open.
+// nil, or, if a later fence has come in between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f), s.checkSize(key, value)); err != nil {
 		return err
@@ -127,7 +130,11 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 	_, err := s.replace(ctx, key, from, &doubt, func(rec resource.Record) (resource.Record, error) {
 		return written, rec.CheckWrite(key, f, value)
 	})
-	if stale, ok := errors.AsType[*resource.StaleTokenError](err); ok && doubt && !stale.Applied {
+	stale, ok := errors.AsType[*resource.StaleTokenError](err)
+	switch {
+	case ok && doubt && stale.Applied:
+		return nil
+	case ok && doubt:
 		return fmt.Errorf("s3store: Write of %q at %v: a reply was lost and a later fence has come since; the write may have "+
 			"taken effect before: seen %v", key, f, stale.Seen)
 	}
@@ -191,6 +198,25 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 	}
 	rec := resource.Record{Value: append([]byte{}, value...), MaxFence: v.rec.MaxFence.Max(f)}
 	return s.put(ctx, key, rec, &s3.PutObjectInput{}, new(bool))
+}
+
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+		return err
+	}
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	_, err := s.replace(ctx, key, nil, new(bool), func(rec resource.Record) (resource.Record, error) {
+		if rec.MaxFence == (resource.Fence{}) && rec.Value == nil {
+			return rec, resource.ErrNotFound
+		}
+		rec.MaxFence = resource.Fence{Token: token}
+		return rec, nil
+	})
+	return err
 }
 
 // Close is [resource.Store.Close]. The client stays open.

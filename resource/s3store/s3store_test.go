@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -209,6 +210,17 @@ func TestLostReply(t *testing.T) {
 	require.NoError(t, repeating.Write(ctx, "k", at(1), nil))
 
 	link.onPut(applied)
+	h, err := resource.NewHandler(repeating, nil)
+	require.NoError(t, err)
+	put := func() int {
+		r := httptest.NewRequestWithContext(ctx, http.MethodPut, "/r/k", strings.NewReader("v"))
+		r.Header.Set(resource.HeaderToken, "2")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	require.Equal(t, http.StatusOK, put(), "it took effect")
+	require.Equal(t, http.StatusConflict, put())
 	require.ErrorIs(t, repeating.Write(ctx, "k", at(2), []byte("v")), resource.ErrApplied)
 	link.onPut(notApplied)
 	require.NoError(t, repeating.Write(ctx, "k", at(3), []byte("v")))

@@ -27,6 +27,8 @@ var rules = [...]string{
 	7: "A durable store answers only what a crash cannot undo: value and fence survive reopening.",
 	8: "A call whose ctx has ended before it starts changes nothing and returns ctx's cause.",
 	9: "After Close every call returns ErrClosed; Close may be called again.",
+	10: "A store that is a FenceSetter sets the fence of a key that exists to (token, 0), back too, leaves its value, and " +
+		"then goes by the rules above.",
 }
 
 var cases = []Case{
@@ -51,6 +53,7 @@ var cases = []Case{
 	{Name: "Durable", Rule: rules[7], NeedsReopen: true, check: durable},
 	{Name: "ContextEnded", Rule: rules[8], check: contextEnded},
 	{Name: "Closed", Rule: rules[9], check: closed},
+	{Name: "FenceSet", Rule: rules[10], check: fenceSet},
 }
 
 const key = "k"
@@ -160,7 +163,7 @@ func otherValueRefused(ctx context.Context, s *store) error {
 	if err := s.writes(ctx, key, f); err != nil {
 		return err
 	}
-	for _, value := range []string{"another", "", "1", "123", "12\x00"} {
+	for _, value := range []string{"another", "", "1", "123", "12\x00", "13", "22", "99"} {
 		if err := s.refused(ctx, key, f, []byte(value), false); err != nil {
 			return err
 		}
@@ -499,4 +502,39 @@ func closed(ctx context.Context, s *store) error {
 		}
 	}
 	return nil
+}
+
+func fenceSet(ctx context.Context, s *store) error {
+	setter, ok := s.Store.(resource.FenceSetter)
+	if !ok {
+		return nil
+	}
+	top := at(math.MaxUint64, math.MaxUint64)
+	if err := s.writes(ctx, key, top); err != nil {
+		return err
+	}
+	if _, err := s.ReadFenced(ctx, "only read", top.Token); err != nil {
+		return fmt.Errorf("ReadFenced by %d: %w", top.Token, err)
+	}
+	for key, value := range map[string][]byte{key: valueOf(top), "only read": nil} {
+		for _, token := range []uint64{7, 9, 6} { // back, on, and back again
+			if err := setter.SetFence(ctx, key, token); err != nil {
+				return fmt.Errorf("SetFence of %q to %d: %w", key, token, err)
+			}
+			if err := errors.Join(
+				s.holds(ctx, key, resource.Record{Value: value, MaxFence: at(token, 0)}),
+				s.refused(ctx, key, at(token-1, 1), []byte("late"), false),
+				s.readRefused(ctx, key, token-1),
+			); err != nil {
+				return err
+			}
+		}
+		if err := s.writes(ctx, key, at(6, 1)); err != nil {
+			return err
+		}
+	}
+	if err := setter.SetFence(ctx, "new", 1); !errors.Is(err, resource.ErrNotFound) {
+		return fmt.Errorf("SetFence of a new key: got %s, want %w", text(err), resource.ErrNotFound)
+	}
+	return s.invalid(ctx, "new", setter.SetFence(ctx, "new", 0))
 }

@@ -33,7 +33,7 @@ func TestRulesInStep(t *testing.T) {
 		return true
 	})
 	links := strings.NewReplacer("[*StaleTokenError]", "*StaleTokenError", "[AdmitsWrite]", "AdmitsWrite",
-		"[CheckKey]", "CheckKey", "[ErrClosed]", "ErrClosed")
+		"[CheckKey]", "CheckKey", "[FenceSetter]", "FenceSetter", "[ErrClosed]", "ErrClosed")
 	var want, got []string
 	for _, m := range regexp.MustCompile(`(?s)\d+\.(.*?)\[([\w, \n]+)\]\n`).FindAllStringSubmatch(links.Replace(doc), -1) {
 		rule := strings.Join(strings.Fields(m[1]), " ")
@@ -74,6 +74,8 @@ type flaw struct {
 	vague       bool // a refusal doesn't tell the fence seen
 	gathers     int  // this many calls are all checked before the first takes effect
 	splitsRead  bool // with gathers: fenced reads only, which read before and raise after
+	setsBoth    bool // SetFence loses the value
+	setsUp      bool // SetFence only raises
 	pairs       bool // writes are checked two at a time, and then take effect unless a greater fence has come
 }
 
@@ -276,6 +278,27 @@ func (s *store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 	return s.out(rec), nil
 }
 
+func (s *store) SetFence(ctx context.Context, key string, token uint64) error {
+	if err := s.check(ctx, key, resource.CheckToken(token)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, ok := s.get(key)
+	if !ok {
+		return resource.ErrNotFound
+	}
+	f := resource.Fence{Token: token}
+	if s.setsBoth {
+		rec.Value = nil
+	}
+	if s.setsUp {
+		f = f.Max(rec.MaxFence)
+	}
+	s.set(key, resource.Record{Value: rec.Value, MaxFence: f})
+	return nil
+}
+
 func (s *store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -360,6 +383,24 @@ func TestFlaws(t *testing.T) {
 			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, _ []byte) bool { return f == rec.MaxFence }},
 		},
 		{
+			name: "retry recognised by its fence and its value's length", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
+				return f == rec.MaxFence && len(v) == len(rec.Value)
+			}},
+		},
+		{
+			name: "retry recognised by its fence and its value's beginning", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
+				return f == rec.MaxFence && len(v) == len(rec.Value) && (len(v) == 0 || v[0] == rec.Value[0])
+			}},
+		},
+		{
+			name: "retry recognised by its fence and its value's end", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
+				return f == rec.MaxFence && len(v) == len(rec.Value) && (len(v) == 0 || v[len(v)-1] == rec.Value[len(v)-1])
+			}},
+		},
+		{
 			name: "retry recognised by its value alone", want: "OtherValueRefused",
 			flaw: flaw{applied: func(rec resource.Record, _ resource.Fence, v []byte) bool { return bytes.Equal(v, rec.Value) }},
 		},
@@ -402,6 +443,8 @@ func TestFlaws(t *testing.T) {
 		{name: "zero token refused as stale", flaw: flaw{staleIsZero: true}, want: "ZeroTokenRefused"},
 		{name: "ctx ignored", flaw: flaw{deaf: true}, want: "ContextEnded"},
 		{name: "ctx's cause replaced", flaw: flaw{dull: true}, want: "ContextEnded"},
+		{name: "SetFence loses the value", flaw: flaw{setsBoth: true}, want: "FenceSet"},
+		{name: "SetFence only raises", flaw: flaw{setsUp: true}, want: "FenceSet"},
 		{name: "Close ignored", flaw: flaw{openEnded: true}, want: "Closed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -410,6 +453,9 @@ func TestFlaws(t *testing.T) {
 				// Whether Concurrent meets a flaw is up to the scheduler, except for those that are made for it.
 				if (k.Name == "Concurrent") != (c.flaw.gathers > 0 || c.flaw.pairs) {
 					continue
+				}
+				if k.Name == "FenceSet" && c.want != "" && !c.flaw.setsBoth && !c.flaw.setsUp {
+					continue // it uses most of the rules
 				}
 				err := k.Check(t.Context(), storetest.Harness{
 					New:    func() (resource.Store, error) { return newStore(c.flaw), nil },

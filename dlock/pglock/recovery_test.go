@@ -1,0 +1,31 @@
+package pglock_test
+
+import (
+	"os"
+	"regexp"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// TestRaiseCounter runs the README's statement for tokens that are behind.
+func TestRaiseCounter(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	statement := regexp.MustCompile("`(UPDATE fencelab_lock [^`]*)`").FindSubmatch(readme)
+	require.NotNil(t, statement)
+	b, pool := newBackend(t)
+	request := func() dlock.Request {
+		return dlock.Request{Key: "billing/acme", Owner: uuid.NewString(), TTL: dlock.DefaultTTL}
+	}
+	g := take(t, b, request())
+	require.NoError(t, b.Release(t.Context(), g))
+	_, err = pool.Exec(t.Context(), string(statement[1]))
+	require.NoError(t, err)
+	again := take(t, b, request())
+	require.NoError(t, b.Release(t.Context(), again))
+	require.Equal(t, g.Fence+3+1, again.Fence)
+}

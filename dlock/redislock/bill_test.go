@@ -1,0 +1,107 @@
+package redislock_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// TestBillOnce calls the quickstart's bill as people do: with an invoice that is a line or isn't, again, and again after an
+// error. Each is billed once.
+func TestBillOnce(t *testing.T) {
+	for _, fault := range []string{"none", "reply lost", "request lost", "request late"} {
+		t.Run(fault, func(t *testing.T) {
+			ctx := t.Context()
+			client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr(), ContextTimeoutEnabled: true})
+			defer func() { require.NoError(t, client.Close()) }()
+			locker, accounts, err := open(client)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, locker.Close()) }()
+			require.NoError(t, bill(ctx, locker, accounts, "inv-0"), "the script is known from now on")
+			w := &writeFault{}
+			client.AddHook(w)
+			for _, invoice := range []string{
+				"inv-1", "inv-2\n", "inv-1", "inv-1\n", "inv-1\ninv-2", "inv", "inv-1\ninv-2\n", `"inv`, "inv-3\r\n", "inv-3", "inv-0",
+			} {
+				w.fault = fault
+				if err := bill(ctx, locker, accounts, invoice); err != nil {
+					require.ErrorIs(t, err, errFault)
+					require.NoError(t, bill(ctx, locker, accounts, invoice), "again, after an error")
+				}
+				if w.late != nil {
+					require.ErrorContains(t, w.late(), "EVALSHA reply: stale", "a write that comes after the retry")
+					w.late = nil
+				}
+			}
+			account, err := accounts.Read(ctx, "acme")
+			require.NoError(t, err)
+			require.Equal(t, []string{`"inv-0"`, `"inv-1"`, `"inv-2"`, `"inv-1\ninv-2"`, `"inv"`, `"\"inv"`, `"inv-3"`},
+				strings.Fields(string(account.Value)))
+		})
+	}
+}
+
+var errFault = errors.New("the connection broke")
+
+// writeFault breaks the next write to the store, once.
+type writeFault struct {
+	fault string
+	late  func() error // sends the write that was held back
+}
+
+func (*writeFault) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*writeFault) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (w *writeFault) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if len(cmd.Args()) < 7 || cmd.Args()[3] != "resource:{acme}" || w.fault == "none" {
+			return next(ctx, cmd)
+		}
+		switch w.fault {
+		case "reply lost":
+			_ = next(ctx, cmd)
+		case "request late":
+			late := redis.NewCmd(context.WithoutCancel(ctx), slices.Clone(cmd.Args())...)
+			w.late = func() error {
+				if err := next(context.WithoutCancel(ctx), late); err != nil {
+					return err
+				}
+				seen, err := late.StringSlice()
+				return errors.Join(err, errors.New("EVALSHA reply: stale "+strings.Join(seen, " ")))
+			}
+		}
+		w.fault = "none"
+		cmd.SetErr(errFault)
+		return errFault
+	}
+}
+
+// TestRaiseCounter runs the README's command for tokens that are behind.
+func TestRaiseCounter(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	command := regexp.MustCompile("`redis-cli INCRBY '([^']*)' ([0-9]+)`").FindSubmatch(readme)
+	require.NotNil(t, command)
+	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	defer func() { require.NoError(t, client.Close()) }()
+	locker, accounts, err := open(client)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, locker.Close()) }()
+	require.NoError(t, accounts.Write(t.Context(), "acme", resource.Fence{Token: 4, Seq: 1}, nil))
+	require.ErrorContains(t, bill(t.Context(), locker, accounts, "inv-1"), "seen 4, got 1")
+	require.NoError(t, client.Do(t.Context(), "INCRBY", string(command[1]), string(command[2])).Err())
+	require.NoError(t, bill(t.Context(), locker, accounts, "inv-1"))
+}
