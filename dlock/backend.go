@@ -22,8 +22,8 @@ import (
 //     ends first, it returns an error that wraps ctx's cause, and the waiter no longer stands in anyone's way
 //     [WaiterCancelled], nor do many whose messages were lost [WaitersCutOff]. It waits in the backend's own best way: never
 //     by a bare poll where the server can tell [WaiterIsTold].
-//  6. A request repeated with the same Owner, as a client library does when a reply is lost, is the same acquisition:
-//     same Fence, a lease that starts anew, no waiting for itself [RetrySameOwner].
+//  6. A request that a client library repeats with the same Owner, since its reply was lost, is the same acquisition: same
+//     Fence, a lease that starts anew, no waiting for itself [RetrySameOwner]. The Locker never repeats an Owner.
 //  7. Renew makes the lease run for its TTL from now, if Owner still holds it [RenewExtends]; otherwise it changes
 //     nothing and returns [ErrLost] [RenewByNonOwner]. Check and effect are one atomic step [RenewAtomic].
 //  8. Release frees the key, if Owner still holds it; otherwise it changes nothing and returns [ErrLost]

@@ -19,11 +19,11 @@ type Handle struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	mu      sync.Mutex // serialises Release
-	dropped bool       // no longer counted in the lease's holds
-	last    bool       // was the last to be dropped: it is the one that asks the lock service
-	done    bool
-	err     error // what Release returns once done
+	releasing chan struct{} // has room for the one call of Release that is under way
+	dropped   bool          // no longer counted in the lease's holds
+	last      bool          // was the last to be dropped: it is the one that asks the lock service
+	done      bool
+	err       error // what Release returns once done
 }
 
 // Key is what is locked.
@@ -92,8 +92,14 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 //
 // While other handles of a re-entered lease are held, nothing is sent; an error that wraps [ErrLost] tells if it is lost.
 func (h *Handle) Release(ctx context.Context) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	select {
+	case h.releasing <- struct{}{}:
+	default:
+		if err := h.awaitRelease(ctx); err != nil {
+			return fmt.Errorf("release %q: another call is under way: %w", h.Key(), err)
+		}
+	}
+	defer func() { <-h.releasing }()
 	if h.done {
 		return h.err
 	}
@@ -110,6 +116,26 @@ func (h *Handle) Release(ctx context.Context) error {
 		h.err = fmt.Errorf("release %q: %w", h.Key(), h.err)
 	}
 	return h.err
+}
+
+// awaitRelease waits until no other call of Release is under way.
+func (h *Handle) awaitRelease(ctx context.Context) error {
+	ctx, cancel := tryingOn(ctx)
+	defer cancel()
+	select {
+	case h.releasing <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return cause(ctx)
+	}
+}
+
+// tryingOn is ctx, or one that lasts for a try if ctx has ended.
+func tryingOn(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() == nil {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(context.WithoutCancel(ctx), undoTry)
 }
 
 // lease is what the backend has granted; re-entered handles share one.
@@ -221,7 +247,7 @@ func (ls *lease) handle(ctx context.Context) *Handle {
 	if ls.l.o.Reentrant { // a handle's context ends with its own release, the lease's with the last one
 		end, cancel = context.WithCancelCause(ls.ctx)
 	}
-	return &Handle{ls: ls, ctx: &leaseContext{end, context.WithoutCancel(ctx), ls}, cancel: cancel}
+	return &Handle{ls: ls, ctx: &leaseContext{end, context.WithoutCancel(ctx), ls}, cancel: cancel, releasing: make(chan struct{}, 1)}
 }
 
 // reenter returns another handle of a lease that the caller's context holds, or nil if the lease has ended.
@@ -414,11 +440,8 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 		return false, ErrClosed
 	}
 	defer ls.l.busy.Done()
-	if ctx.Err() != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), undoTry)
-		defer cancel()
-	}
+	ctx, cancel := tryingOn(ctx)
+	defer cancel()
 	try := func() error {
 		err := ls.l.await(ctx, func() error { return ls.l.b.Release(ctx, ls.g) })
 		if unknown(ctx, err) {

@@ -524,6 +524,31 @@ func TestReleaseGoesOnInTheBackground(t *testing.T) {
 	})
 }
 
+// A second call waits for the first no longer than its own context allows.
+func TestReleaseDuringAnother(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			time.Sleep(2 * time.Second)
+			return next(ctx, g)
+		}
+		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
+		first := make(chan error, 1)
+		go func() { first <- h.Release(context.Background()) }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded)
+		require.Equal(t, 50*time.Millisecond, time.Since(began))
+		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded)
+		require.Equal(t, 1050*time.Millisecond, time.Since(began), "whose context has ended still tries for a second")
+		require.NoError(t, h.Release(t.Context()), "the first one's answer")
+		require.NoError(t, <-first)
+		require.Equal(t, 1, f.count("release"))
+	})
+}
+
 func TestReleaseHangs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()

@@ -19,7 +19,8 @@ const DefaultTTL = 10 * time.Second
 // Options configure a [Locker].
 type Options struct {
 	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required,
-	// at least 1 ms (nil Options have DefaultTTL). With fencing it is a choice about liveness alone.
+	// at least 1 ms (nil Options have DefaultTTL). With fencing it is a choice about liveness alone. A lock that another
+	// holder hands over may last for less until its first renewal: with redislock, for Queue.Claim if that is shorter.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
@@ -267,7 +268,11 @@ func (l *Locker) request(ctx context.Context, r Request, f acquireFunc) (Grant, 
 	if ctx.Done() == nil { // then nobody waits but Close, and it waits for the answer anyway
 		call := &callContext{l.open, ctx}
 		g, err := f(call, r) //nolint:contextcheck // call has all that ctx has: its values
-		return l.answer(ctx, call, r, g, err)
+		g, err = l.answer(ctx, call, r, g, err)
+		if err != nil && call.Err() != nil && !errors.Is(err, ErrClosed) {
+			err = fmt.Errorf("%w: %w", ErrClosed, err)
+		}
+		return g, err
 	}
 	type reply struct {
 		g   Grant

@@ -530,6 +530,27 @@ func TestCloseUndoes(t *testing.T) {
 	})
 }
 
+// Whatever a Backend makes of its context's end, a call that the Locker's own end has ended says so.
+func TestCloseHiddenByTheBackend(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
+			<-ctx.Done()
+			return dlock.Grant{}, ctx.Err()
+		}
+		l, err := dlock.New(f, nil)
+		require.NoError(t, err)
+		waits := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(context.Background(), "k")
+			waits <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, <-waits, dlock.ErrClosed)
+	})
+}
+
 // A lock service that is gone doesn't keep Close waiting for the rest of the lease.
 func TestCloseGivesUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -15,27 +15,32 @@ if holder == owner then
   redis.call('PEXPIRE', lock, ttl)
   return {tonumber(redis.call('GET', fence)), 1}
 end
+local pause -- until the roll call is over
 if not holder then
-  -- Whoever waits was here first.
-  local first, token = hand_over(lock, fence, floor, queue, counted, owner)
-  if not first then
-    if token then -- what is wrong with the counter
-      return redis.error_reply(token)
+  local entry = redis.call('LINDEX', queue, 0) -- whoever waits was here first
+  pause = entry and roll_call(lock, queue, entry, owner, ARGV[5])
+  if not entry or pause == 0 then
+    local first, token, wrong
+    if entry then
+      first, token = hand_over(lock, fence, floor, queue, counted, owner)
+      wrong = not first and token
     end
-    local wrong
-    token, wrong = mint(fence, floor) -- before the lock: a lock without a token must not exist
-    if not token then
+    if not first and not wrong then
+      token, wrong = mint(fence, floor) -- before the lock: a lock without a token must not exist
+      first = owner
+    end
+    if wrong then
       return redis.error_reply(wrong)
     end
-    first = owner
-  end
-  if first == owner then
-    redis.call('SET', lock, owner, 'PX', ttl)
-    return {token}
+    if first == owner then
+      redis.call('SET', lock, owner, 'PX', ttl)
+      return {token}
+    end
+    pause = nil
   end
 end
 if not ARGV[5] then
-  return {0, redis.call('PTTL', lock)}
+  return {0, pause or redis.call('PTTL', lock)}
 end
 local entry = ARGV[5] .. owner
 if not ARGV[7] then
@@ -45,11 +50,12 @@ if not ARGV[7] then
     return {-1}
   end
   if place > 1 then
-    return {0, -1, place}
+    return {0, pause or -1, place}
   end
   redis.call('PEXPIRE', queue, kept) -- so do hand_over and hint
   return {0, redis.call('PTTL', lock), place}
 end
+local channel = answers(queue, ARGV[5])
 local length = redis.call('LLEN', queue)
 local place = redis.call('LPOS', queue, entry)
 if place then
@@ -62,4 +68,4 @@ else
 end
 redis.call('PEXPIRE', queue, kept)
 local last = tonumber(redis.call('GET', fence)) or 0
-return {0, redis.call('PTTL', lock), place, length, last, listeners(string.match(entry, '^%d+ (%S+) '), counted)}
+return {0, pause or redis.call('PTTL', lock), place, length, last, listeners(channel, counted)}

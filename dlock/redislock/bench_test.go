@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -137,5 +139,48 @@ func BenchmarkRatio(b *testing.B) {
 	b.ReportMetric(yard/1e3, "µs-"+all[0].name)
 	for i, c := range all[1:] {
 		b.ReportMetric(median(i+1)/yard, fmt.Sprintf("x-%s", c.name))
+	}
+}
+
+// BenchmarkHandOver is a hot key: each contender waits over a connection pool of its own, so every section is handed over.
+func BenchmarkHandOver(b *testing.B) {
+	for _, contenders := range []int{2, 16} {
+		b.Run(fmt.Sprint(contenders), func(b *testing.B) {
+			key := "bench/hot/" + uuid.NewString()
+			lockers := make([]*dlock.Locker, contenders)
+			for i := range lockers {
+				o, err := redis.ParseURL(server.URL)
+				require.NoError(b, err)
+				c := redis.NewClient(o)
+				backend, err := redislock.New(c, nil)
+				require.NoError(b, err)
+				lockers[i], err = dlock.New(backend, &dlock.Options{TTL: benchTTL})
+				require.NoError(b, err)
+				b.Cleanup(func() {
+					require.NoError(b, lockers[i].Close())
+					require.NoError(b, c.Close())
+				})
+			}
+			ctx := context.Background()
+			var left atomic.Int64
+			left.Store(int64(b.N))
+			b.ResetTimer()
+			var wg sync.WaitGroup
+			for _, l := range lockers {
+				wg.Go(func() {
+					for left.Add(-1) >= 0 {
+						h, err := l.Acquire(ctx, key)
+						if err == nil {
+							err = h.Release(ctx)
+						}
+						if err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
 	}
 }

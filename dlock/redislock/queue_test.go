@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -26,7 +27,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-const claim = time.Second // of a Backend with nil Options
+const claim = time.Second // of Backends on a virtual server
 
 // waiting is a call of Acquire.
 type waiting struct {
@@ -189,37 +190,189 @@ func (s redisServer) listener(t *testing.T) (*redislock.Backend, *dlocktest.Dial
 	return newBackend(t, s.client(t, l), s.options()), l
 }
 
-// A waiter that listens and doesn't stir costs one Claim, and the next ones likewise, wherever they stand.
-func TestFrozenWaiterCostsAClaim(t *testing.T) {
-	for _, frozen := range []int{1, 2, 3} {
-		t.Run(fmt.Sprint(frozen), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newMini(t)
-				r := request(time.Hour)
-				a, c, g := hold(t, s, r)
-				ps := c.Subscribe(t.Context(), "wake:frozen")
-				defer func() { require.NoError(t, ps.Close()) }()
-				_, err := ps.Receive(t.Context())
-				require.NoError(t, err)
-				go func() {
-					for range ps.Channel() {
-						continue // it hears, and does nothing
+// Waiters that listen and don't stir cost one Claim and the time to call them, however many they are, of however many processes.
+func TestFrozenWaitersCostAClaim(t *testing.T) {
+	for _, frozen := range []int{1, 3, 60} {
+		for _, processes := range []int{1, frozen} {
+			t.Run(fmt.Sprint(frozen, " of ", processes), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newMini(t)
+					r := request(time.Hour)
+					a, c, g := hold(t, s, r)
+					ps := c.Subscribe(t.Context())
+					defer func() { require.NoError(t, ps.Close()) }()
+					for i := range frozen {
+						channel := fmt.Sprint("wake:frozen-", i%processes)
+						require.NoError(t, ps.Subscribe(t.Context(), channel))
+						require.NoError(t, c.RPush(t.Context(), "queue:{"+r.Key+"}", fmt.Sprintf("1000 %s frozen-%d", channel, i)).Err())
 					}
-				}()
-				for i := range frozen {
-					require.NoError(t, c.RPush(t.Context(), "queue:{"+r.Key+"}", fmt.Sprintf("1000 wake:frozen frozen-%d", i)).Err())
-				}
-				w := line(t, s, c, r, 1)[0]
-				time.Sleep(10 * time.Minute)
-				began := time.Now()
-				require.NoError(t, a.Release(t.Context(), g))
-				require.EqualValues(t, 2+frozen, w.granted(t).Fence)
-				cost := w.at.Sub(began)
-				require.GreaterOrEqual(t, cost, time.Duration(frozen)*claim)
-				require.LessOrEqual(t, cost, time.Duration(frozen)*(claim+2*time.Millisecond))
+					go func() {
+						for range ps.Channel() {
+							continue // it hears, and does nothing
+						}
+					}()
+					w := line(t, s, c, r, 1)[0]
+					time.Sleep(10 * time.Minute)
+					requireOneClaim(t, a, g, w)
+				})
 			})
-		})
+		}
 	}
+}
+
+// requireOneClaim has g's lock handed to a dead waiter, and w is granted it soon after.
+func requireOneClaim(t *testing.T, a *redislock.Backend, g dlock.Grant, w *waiting) {
+	t.Helper()
+	began := time.Now()
+	require.NoError(t, a.Release(t.Context(), g))
+	require.EqualValues(t, 3, w.granted(t).Fence, "the second token was lost to a dead waiter")
+	cost := w.at.Sub(began)
+	require.GreaterOrEqual(t, cost, claim)
+	require.LessOrEqual(t, cost, claim+grace+200*time.Millisecond)
+}
+
+// grace is how long a process has to answer a roll call.
+const grace = 300 * time.Millisecond
+
+// In a Cluster, where a server doesn't know who listens, dead waiters cost no more.
+func TestDeadWaitersInACluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		_, c, _ := s.backend(t)
+		cluster := func() *redislock.Backend {
+			_, c, _ := s.backend(t)
+			return newBackend(t, traced{c}, s.options())
+		}
+		a := cluster()
+		g, err := a.TryAcquire(t.Context(), r)
+		require.NoError(t, err)
+		dead := func() {
+			for i := range 30 {
+				require.NoError(t, c.RPush(t.Context(), "queue:{"+r.Key+"}", fmt.Sprintf("1000 wake:dead-%d %s", i, uuid.NewString())).Err())
+			}
+		}
+		dead()
+		w := wait(t, cluster(), dlock.Request{Key: r.Key, Owner: "first", TTL: time.Hour})
+		queued(t, c, r.Key, 31)
+		dead()
+		next := wait(t, cluster(), dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+		queued(t, c, r.Key, 62)
+		requireOneClaim(t, a, g, w)
+		began := time.Now()
+		require.NoError(t, w.b.Release(t.Context(), w.g))
+		require.EqualValues(t, 4, next.granted(t).Fence)
+		require.Zero(t, next.at.Sub(began), "the wait for the dead behind the first")
+	})
+}
+
+// A roll call changes nothing for those that live: they are granted the lock in the order in which they came.
+func TestRollCallKeepsTheOrder(t *testing.T) {
+	onBoth(t, func(t *testing.T, s redisServer) {
+		r := request(time.Hour)
+		_, c, _ := hold(t, s, r)
+		all := line(t, s, c, r, 4)
+		require.NoError(t, c.Del(t.Context(), "lock:{"+r.Key+"}").Err()) // as when the lease runs out
+		barger, _, _ := s.backend(t)
+		_, err := barger.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "barger", TTL: time.Hour})
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		for i, w := range all {
+			require.EqualValues(t, 2+i, w.granted(t).Fence)
+			require.NoError(t, w.b.Release(t.Context(), w.g))
+		}
+	})
+}
+
+// One that was struck, since it was frozen for too long, joins the queue again.
+func TestStruckWaiterComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		_, c, _ := hold(t, s, r)
+		frozen, link := s.listener(t)
+		late := wait(t, frozen, dlock.Request{Key: r.Key, Owner: "late", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		deliver := link.Link().HoldReplies()
+		w := line(t, s, c, r, 1)[0]
+		require.NoError(t, c.Del(t.Context(), "lock:{"+r.Key+"}").Err())
+		try := func() (dlock.Grant, error) {
+			return w.b.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "asker", TTL: time.Hour})
+		}
+		_, err := try()
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		require.EqualValues(t, 2, w.granted(t).Fence)
+		queued(t, c, r.Key, 0)
+		deliver()
+		synctest.Wait()
+		require.EqualValues(t, 1, c.LLen(t.Context(), "queue:{"+r.Key+"}").Val(), "it has come back, as soon as it could")
+		require.NoError(t, w.b.Release(t.Context(), w.g))
+		require.EqualValues(t, 3, late.granted(t).Fence)
+	})
+}
+
+// Waiters that give up while Redis doesn't serve are off the queue soon after it does, by a few scripts, and whoever comes
+// next waits for none of them.
+func TestManyGiveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const waiters = 1200
+		s := newMini(t)
+		s.warm(t)
+		a, c, g := hold(t, s, dlock.Request{Key: "k", Owner: "holder", TTL: time.Hour})
+		var scripts atomic.Int64
+		l := dlocktest.NewDialer(s.dial, func(request []byte) bool {
+			n := bytes.Count(request, []byte("evalsha"))
+			scripts.Add(int64(n))
+			return n > 0
+		})
+		locker, err := dlock.New(newBackend(t, s.client(t, l), s.options()), &dlock.Options{TTL: time.Hour})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range waiters {
+			wg.Go(func() {
+				if _, err := locker.Acquire(ctx, "k"); !errors.Is(err, context.Canceled) {
+					panic(err)
+				}
+			})
+		}
+		queued(t, c, "k", waiters)
+		heal := l.Link().LoseRequests()
+		cancel()
+		wg.Wait()
+		time.Sleep(10 * time.Second)
+		queued(t, c, "k", waiters)
+		heal()
+		scripts.Store(0)
+		time.Sleep(2 * time.Second)
+		queued(t, c, "k", 0)
+		require.LessOrEqual(t, scripts.Load(), int64(6))
+		w := line(t, s, c, dlock.Request{Key: "k", TTL: time.Hour}, 1)[0]
+		began := time.Now()
+		require.NoError(t, a.Release(t.Context(), g))
+		require.EqualValues(t, 2, w.granted(t).Fence)
+		require.Zero(t, w.at.Sub(began))
+		require.NoError(t, locker.Close())
+	})
+}
+
+// A Backend that is closed meanwhile tries for a last time.
+func TestCloseWhileTheyLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		r := request(time.Hour)
+		_, c, _ := hold(t, s, r)
+		b, _, l := s.backend(t)
+		w := wait(t, b, dlock.Request{Key: r.Key, Owner: "w", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		heal := l.Link().LoseRequests()
+		w.cancel(nil)
+		<-w.done
+		time.Sleep(time.Minute)
+		began := time.Now()
+		require.NoError(t, b.Close())
+		require.LessOrEqual(t, time.Since(began), 2*time.Second)
+		heal()
+	})
 }
 
 // counting returns a Backend and how many scripts it has run.
@@ -233,7 +386,7 @@ func (s redisServer) counting(t *testing.T) (*redislock.Backend, func() int) {
 		n += bytes.Count(request, []byte("evalsha"))
 		return false
 	})
-	return newBackend(t, s.client(t, l), nil), func() int {
+	return newBackend(t, s.client(t, l), s.options()), func() int {
 		mu.Lock()
 		defer mu.Unlock()
 		return n
@@ -282,33 +435,40 @@ func TestRenewalsTellTheFirst(t *testing.T) {
 	})
 }
 
-// However many wait, they ask no more often together.
+// Waiters ask once per Claim or so, and many no more often together than 200 times a second.
 func TestWaitersHardlyAsk(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newMini(t)
-		s.warm(t)
-		r := request(time.Hour)
-		_, c, _ := hold(t, s, r)
-		const waiters = 60
-		var counts []func() int
-		for i := range waiters {
-			b, asked := s.counting(t)
-			wait(t, b, dlock.Request{Key: r.Key, Owner: fmt.Sprint(i), TTL: time.Hour})
-			queued(t, c, r.Key, i+1)
-			counts = append(counts, asked)
-		}
-		const minutes = 5
-		time.Sleep(minutes * time.Minute)
-		asked := 0
-		for _, n := range counts {
-			asked += n()
-		}
-		asked -= 2 * waiters // held; into the queue
-		most := minutes * 60 * 4 * 4 / 3
-		require.LessOrEqual(t, asked, most+6*waiters, "and more often at first, to see how fast the queue moves; %d waiters in %d minutes", waiters, minutes)
-		require.Positive(t, asked)
-		require.LessOrEqual(t, c.PTTL(t.Context(), "queue:{"+r.Key+"}").Val(), 2*time.Minute)
-	})
+	for claim, most := range map[time.Duration]int{
+		0:                     60 / 5,      // the default
+		10 * time.Millisecond: 200 * 4 / 3, // at random, so that they ask after three quarters of the time
+	} {
+		t.Run(claim.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const waiters = 60
+				s := newMini(t)
+				s.warm(t)
+				s.claim = claim
+				r := request(time.Hour)
+				_, c, _ := hold(t, s, r)
+				var counts []func() int
+				for i := range waiters {
+					b, asked := s.counting(t)
+					wait(t, b, dlock.Request{Key: r.Key, Owner: fmt.Sprint(i), TTL: time.Hour})
+					queued(t, c, r.Key, i+1)
+					counts = append(counts, asked)
+				}
+				const minute = 60
+				time.Sleep(minute * time.Second)
+				asked := 0
+				for _, n := range counts {
+					asked += n()
+				}
+				asked -= 2 * waiters // held; into the queue
+				require.LessOrEqual(t, asked, most*minute*11/10)
+				require.Positive(t, asked)
+				require.LessOrEqual(t, c.PTTL(t.Context(), "queue:{"+r.Key+"}").Val(), 2*time.Minute)
+			})
+		})
+	}
 }
 
 // Whatever is lost on the way to a waiter, it is granted the lock, and the others after it.
@@ -462,8 +622,8 @@ func (c deafConn) Read(b []byte) (int, error) {
 	}
 }
 
-// deaf has a Backend wait for r's key, whose subscription then goes dead.
-func (s redisServer) deaf(t *testing.T, c *redis.Client, r dlock.Request) *waiting {
+// mortal returns a Backend and a func that has its subscription go dead.
+func (s redisServer) mortal(t *testing.T) (*redislock.Backend, func()) {
 	t.Helper()
 	var conns []deafConn // the bubble's goroutines dial in turn
 	dial := s.dial
@@ -474,11 +634,20 @@ func (s redisServer) deaf(t *testing.T, c *redis.Client, r dlock.Request) *waiti
 		return d, err
 	}
 	b, _, _ := s.backend(t)
+	return b, func() {
+		for _, d := range conns {
+			d.dead.Store(d.subscribes.Load())
+		}
+	}
+}
+
+// deaf has a Backend wait for r's key, whose subscription then goes dead.
+func (s redisServer) deaf(t *testing.T, c *redis.Client, r dlock.Request) *waiting {
+	t.Helper()
+	b, die := s.mortal(t)
 	w := wait(t, b, dlock.Request{Key: r.Key, Owner: "deaf", TTL: time.Hour})
 	queued(t, c, r.Key, 1)
-	for _, d := range conns {
-		d.dead.Store(d.subscribes.Load())
-	}
+	die()
 	return w
 }
 
@@ -493,6 +662,89 @@ func TestSilentConnection(t *testing.T) {
 		require.NoError(t, a.Release(t.Context(), g))
 		w.granted(t)
 		require.LessOrEqual(t, w.at.Sub(began), 8*time.Second, "sooner than it would ask by itself")
+	})
+}
+
+// One that has died while nobody waited is replaced sooner: it is tried when somebody comes.
+func TestSilentConnectionOfAnIdleBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		s.claim = time.Minute // so that it doesn't ask by itself
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		b, die := s.mortal(t)
+		w := wait(t, b, dlock.Request{Key: r.Key, Owner: "first", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		require.NoError(t, a.Release(t.Context(), g))
+		g = w.granted(t)
+		require.NoError(t, b.Renew(t.Context(), g))
+		time.Sleep(10 * time.Minute)
+		die()
+		w = wait(t, b, dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		began := time.Now()
+		require.NoError(t, a.Release(t.Context(), g))
+		w.granted(t)
+		require.LessOrEqual(t, w.at.Sub(began), 2*time.Second)
+	})
+}
+
+// slowConn is a connection on which each byte that comes takes its time, if slow.
+type slowConn struct {
+	net.Conn
+	slow  *atomic.Bool
+	until time.Time
+	rest  []byte
+}
+
+func (c *slowConn) SetReadDeadline(t time.Time) error {
+	c.until = t
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c *slowConn) Read(b []byte) (int, error) {
+	if len(c.rest) == 0 {
+		buf := make([]byte, 4096)
+		n, err := c.Conn.Read(buf)
+		if c.rest = buf[:n]; err != nil {
+			return 0, err
+		}
+	}
+	if c.slow.Load() {
+		time.Sleep(10 * time.Millisecond)
+		if !c.until.IsZero() && !time.Now().Before(c.until) {
+			return 0, os.ErrDeadlineExceeded
+		}
+		b = b[:1]
+	}
+	n := copy(b, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+// However long a message is under way, it is read to its end.
+func TestSlowMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		s.claim = time.Minute
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		var slow atomic.Bool
+		dial := s.dial
+		s.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return &slowConn{Conn: conn, slow: &slow}, err
+		}
+		b, _, _ := s.backend(t)
+		w := wait(t, b, dlock.Request{Key: r.Key, Owner: strings.Repeat("long", 20), TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		time.Sleep(time.Second / 3)
+		slow.Store(true)
+		began := time.Now()
+		require.NoError(t, a.Release(t.Context(), g))
+		w.granted(t)
+		require.Greater(t, w.at.Sub(began), 2*time.Second, "it was slow")
+		require.True(t, w.g.Start.Before(began), "it was granted by the message, and not when it asked again")
 	})
 }
 
@@ -637,45 +889,6 @@ func TestListenerOfAnotherServerComesOver(t *testing.T) {
 	})
 }
 
-// Where sections are short, waiters don't have to ask when it is their turn, however long they have waited: they have asked
-// shortly before, and not often.
-func TestWaitersAskAhead(t *testing.T) {
-	for _, c := range []struct {
-		waiters int
-		section time.Duration
-	}{{3, claim / 4}, {40, claim / 10}, {40, claim / 20}, {60, claim / 40}} {
-		c.section += time.Microsecond // so that nobody asks at the very moment at which it is told
-		t.Run(fmt.Sprint(c.waiters, c.section), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newMini(t)
-				r := request(time.Hour)
-				a, client, g := hold(t, s, r)
-				asked := make([]func() int, c.waiters)
-				all := make([]*waiting, c.waiters)
-				backends := make([]*redislock.Backend, c.waiters)
-				for i := range all {
-					backends[i], asked[i] = s.counting(t)
-					all[i] = wait(t, backends[i], dlock.Request{Key: r.Key, Owner: fmt.Sprint(i), TTL: time.Hour})
-					queued(t, client, r.Key, i+1)
-				}
-				total := 0
-				for i, w := range all {
-					time.Sleep(c.section)
-					released := time.Now()
-					require.NoError(t, a.Release(t.Context(), g))
-					a, g = backends[i], w.granted(t)
-					require.Equal(t, released, w.at)
-					require.Equal(t, claim, g.Provisional, "%d has asked when it was told", i)
-					require.LessOrEqual(t, w.at.Sub(g.Start), claim/2, i)
-					total += asked[i]()
-				}
-				t.Logf("%.1f questions each", float64(total)/float64(c.waiters))
-				require.LessOrEqual(t, total, 5*c.waiters, "held; into the queue; how fast it moves; ahead; and what all do at random")
-			})
-		})
-	}
-}
-
 // A lease that was handed over counts from when its waiter has asked last, and from a new question if that is long ago.
 func TestStartOfAPushedGrant(t *testing.T) {
 	for _, waited := range []time.Duration{0, claim / 4, claim / 2, claim/2 + 1, claim - 1, claim, 2 * claim} {
@@ -740,6 +953,103 @@ func TestHandedOverLockLasts(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		require.NoError(t, h.Context().Err())
 		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
+// With default options, a stall of Redis ends a lock that was handed over no sooner than one that was free.
+func TestHandedOverLockBearsAStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		a, c, g := hold(t, s, dlock.Request{Key: "k", Owner: "first", TTL: time.Hour})
+		l := s.link()
+		b, err := redislock.New(s.client(t, l), nil)
+		require.NoError(t, err)
+		locker, err := dlock.New(b, nil)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, locker.Close()) }()
+		got := make(chan *dlock.Handle)
+		go func() {
+			h, err := locker.Acquire(t.Context(), "k")
+			if err != nil {
+				panic(err)
+			}
+			got <- h
+		}()
+		queued(t, c, "k", 1)
+		require.NoError(t, a.Release(t.Context(), g))
+		h := <-got
+		heal := l.Link().Cut()
+		time.Sleep(dlock.DefaultTTL * 9 / 10)
+		require.NoError(t, h.Context().Err())
+		heal()
+		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
+// A user who may not ask who listens loses no waiter.
+func TestUserWithoutPubSubCommand(t *testing.T) {
+	if server.Provider == testbed.External {
+		t.Skip("needs a Redis whose users it may set")
+	}
+	s := onServer(t, server)
+	_, admin, _ := s.backend(t)
+	for name, rule := range map[string]string{"may ask": "+pubsub", "may not": "-pubsub"} {
+		t.Run(name, func(t *testing.T) {
+			user := uuid.NewString()
+			require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", user, "on", ">secret",
+				"~lock:*", "~fence:*", "~queue:*", "~fence-floor", "&wake:*", "+@all", "-@dangerous", rule).Err())
+			t.Cleanup(func() { require.NoError(t, admin.Do(context.Background(), "ACL", "DELUSER", user).Err()) })
+			s := s
+			s.opts.Username, s.opts.Password = user, "secret"
+			r := request(time.Hour)
+			a, _, g := hold(t, s, r)
+			all := line(t, s, admin, r, 3)
+			require.NoError(t, a.Release(t.Context(), g))
+			for i, w := range all {
+				require.EqualValues(t, 2+i, w.granted(t).Fence)
+				require.NoError(t, w.b.Release(t.Context(), w.g))
+			}
+		})
+	}
+}
+
+// Nor does one that may not tell the waiter: it is first until somebody may.
+func TestUserWhoMayNotPublish(t *testing.T) {
+	if server.Provider == testbed.External {
+		t.Skip("needs a Redis whose users it may set")
+	}
+	s := onServer(t, server)
+	_, admin, _ := s.backend(t)
+	user := uuid.NewString()
+	require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", user, "on", ">secret", "~*", "resetchannels", "+@all").Err())
+	t.Cleanup(func() { require.NoError(t, admin.Do(context.Background(), "ACL", "DELUSER", user).Err()) })
+	mute := s
+	mute.opts.Username, mute.opts.Password = user, "secret"
+	r := request(time.Hour)
+	a, _, g := hold(t, mute, r)
+	w := line(t, s, admin, r, 1)[0]
+	require.NoError(t, a.Release(t.Context(), g))
+	queued(t, admin, r.Key, 1)
+	entry := strings.Fields(admin.LIndex(t.Context(), "queue:{"+r.Key+"}", 0).Val())
+	require.NoError(t, admin.Publish(t.Context(), entry[1], "held 0 "+w.r.Owner).Err())
+	require.Greater(t, w.granted(t).Fence, uint64(1))
+}
+
+// A waiter whose key's counter is broken is told so, and doesn't ask until its TTL is over.
+func TestCounterBreaksWhileTheyWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newMini(t)
+		s.warm(t)
+		r := request(10 * time.Second)
+		_, c, _ := hold(t, s, r)
+		b, asked := s.counting(t)
+		w := wait(t, b, dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+		queued(t, c, r.Key, 1)
+		require.NoError(t, c.Set(t.Context(), "fence:{"+r.Key+"}", "abc", 0).Err())
+		<-w.done
+		require.ErrorContains(t, w.err, "fence counter")
+		synctest.Wait()
+		require.LessOrEqual(t, asked(), 4, "held; into the queue; the lease is over; it leaves")
 	})
 }
 
@@ -871,10 +1181,9 @@ func TestEnqueueReplyLost(t *testing.T) {
 }
 
 // tap does what a test wants at a client's next script: before it is sent, or once it was carried out, when its reply is
-// lost, or before it arrives; or the script is lost.
+// lost.
 type tap struct {
-	send, lose, delay atomic.Pointer[func()]
-	drop              atomic.Bool
+	send, lose atomic.Pointer[func()]
 }
 
 type tappedConn struct {
@@ -886,10 +1195,6 @@ type tappedConn struct {
 func (c *tappedConn) Write(b []byte) (int, error) {
 	script := bytes.Contains(b, []byte("evalsha"))
 	c.script.Store(script)
-	if script && c.drop.Swap(false) {
-		_ = c.Close()
-		return 0, io.EOF
-	}
 	if script {
 		if f := c.send.Swap(nil); f != nil {
 			(*f)()
@@ -905,9 +1210,6 @@ func (c *tappedConn) Read(b []byte) (int, error) {
 			(*f)()
 			_ = c.Close()
 			return 0, io.EOF
-		}
-		if f := c.delay.Swap(nil); f != nil {
-			(*f)()
 		}
 	}
 	return n, err
@@ -926,8 +1228,8 @@ func (s redisServer) tapped(t *testing.T) (*redislock.Backend, *tap) {
 	return b, tap
 }
 
-// deafened returns a Backend that listens, but that nobody reads, and a func that has it read all that it was told. It has acted
-// on that when it is closed.
+// deafened returns a Backend that listens, and a func that returns when it has read all that it was told. It has acted on that
+// when it is closed.
 func (s redisServer) deafened(t *testing.T) (*redislock.Backend, *tap, func()) {
 	t.Helper()
 	b, tap := s.tapped(t)
@@ -948,41 +1250,22 @@ func (s redisServer) deafened(t *testing.T) (*redislock.Backend, *tap, func()) {
 // A waiter whose reply was lost may learn by asking again that it has been handed the lock. The push, which is read
 // later, must not free the lock under it.
 func TestHandedOverWhileTheReplyWasLost(t *testing.T) {
-	repeats := map[string]func(*redislock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
-		"asks again":                  nil,
-		"caller repeats Acquire":      (*redislock.Backend).Acquire,
-		"caller repeats a TryAcquire": (*redislock.Backend).TryAcquire,
-	}
-	for name, repeat := range repeats {
-		t.Run(name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, s redisServer) {
-				b, tap, read := s.deafened(t)
-				r := request(time.Hour)
-				a, c, g := hold(t, s, r)
-				mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				tap.lose.Store(new(func() {
-					if err := a.Release(ctx, g); err != nil { // to mine, which stands in the queue
-						panic(err)
-					}
-					if repeat != nil {
-						cancel()
-					}
-				}))
-				won, err := b.Acquire(ctx, mine)
-				if repeat != nil {
-					require.ErrorIs(t, err, context.Canceled)
-					won, err = repeat(b, t.Context(), mine)
-				}
-				require.NoError(t, err)
-				require.EqualValues(t, 2, won.Fence)
-				read()
-				require.NoError(t, b.Close())
-				require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val(), "after the push was read")
-			})
-		})
-	}
+	onBoth(t, func(t *testing.T, s redisServer) {
+		b, tap, read := s.deafened(t)
+		r := request(time.Hour)
+		a, c, g := hold(t, s, r)
+		tap.lose.Store(new(func() {
+			if err := a.Release(t.Context(), g); err != nil { // to mine, which stands in the queue
+				panic(err)
+			}
+		}))
+		won, err := b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour})
+		require.NoError(t, err)
+		require.EqualValues(t, 2, won.Fence)
+		read()
+		require.NoError(t, b.Close())
+		require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val(), "after the push was read")
+	})
 }
 
 // Nor must the push free the lock before its holder does, which would be told that it had lost it.
@@ -1005,159 +1288,6 @@ func TestPushDuringTheRelease(t *testing.T) {
 		require.NoError(t, b.Release(t.Context(), won))
 		require.Zero(t, c.Exists(t.Context(), "lock:{"+r.Key+"}").Val())
 	})
-}
-
-// answerLost leaves the first waiter of a queue there: the answer to its request is lost, and it has given up.
-func answerLost(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	tap.lose.Store(new(func() { cancel() }))
-	_, err := b.Acquire(ctx, mine)
-	require.ErrorIs(t, err, context.Canceled)
-	queued(t, c, mine.Key, 1)
-}
-
-// One that stands in the queue and asks again without waiting is told by the answer that its turn has come. A push besides
-// would be taken for one of nobody's, and free the lock under it.
-func TestTurnOfOneThatDoesNotWait(t *testing.T) {
-	onBoth(t, func(t *testing.T, s redisServer) {
-		b, tap, read := s.deafened(t)
-		r := request(time.Hour)
-		_, c, _ := hold(t, s, r)
-		mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
-		answerLost(t, b, tap, c, mine)
-		require.NoError(t, c.Del(t.Context(), "lock:{"+r.Key+"}").Err()) // as when the lease runs out
-		won, err := b.TryAcquire(t.Context(), mine)
-		require.NoError(t, err)
-		require.EqualValues(t, 2, won.Fence)
-		read()
-		require.NoError(t, b.Close())
-		require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val(), "after all pushes were read")
-	})
-}
-
-// Nor is it taken so if it is read while the answer is on its way.
-func TestTurnDuringTheAnswer(t *testing.T) {
-	t.Run("before the request", func(t *testing.T) {
-		onBoth(t, func(t *testing.T, s redisServer) {
-			b, tap, read := s.deafened(t)
-			r := request(time.Hour)
-			a, c, g := hold(t, s, r)
-			mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
-			answerLost(t, b, tap, c, mine)
-			require.NoError(t, a.Release(t.Context(), g)) // to mine, for a Claim
-			tap.delay.Store(&read)
-			won, err := b.TryAcquire(t.Context(), mine)
-			require.NoError(t, err)
-			require.EqualValues(t, 2, won.Fence)
-			require.NoError(t, b.Close())
-			require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
-		})
-	})
-	t.Run("after it", func(t *testing.T) { // then the lock is nobody's, and must not stay mine
-		onBoth(t, func(t *testing.T, s redisServer) {
-			b, tap, read := s.deafened(t)
-			r := request(time.Hour)
-			a, c, g := hold(t, s, r)
-			mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
-			answerLost(t, b, tap, c, mine)
-			tap.delay.Store(new(func() {
-				require.NoError(t, a.Release(t.Context(), g))
-				read()
-			}))
-			_, err := b.TryAcquire(t.Context(), mine)
-			require.ErrorIs(t, err, dlock.ErrHeld)
-			require.NoError(t, b.Close())
-			require.Zero(t, c.Exists(t.Context(), "lock:{"+r.Key+"}").Val())
-		})
-	})
-}
-
-// One that comes back may be told of the turn that it had before, which it was too late for, and somebody else had the next.
-func TestTurnBeforeItCameBack(t *testing.T) {
-	type step = func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request)
-	for name, left := range map[string]step{
-		"the answer to its request was lost": answerLost,
-		"the request to leave was lost": func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {
-			t.Helper()
-			w := wait(t, b, mine)
-			queued(t, c, mine.Key, 1)
-			synctest.Wait()
-			tap.drop.Store(true)
-			w.cancel(nil)
-			<-w.done
-			require.ErrorIs(t, w.err, context.Canceled)
-			synctest.Wait()
-			require.False(t, tap.drop.Load())
-			queued(t, c, mine.Key, 1)
-		},
-		"and then the release was": func(t *testing.T, b *redislock.Backend, tap *tap, c *redis.Client, mine dlock.Request) {
-			t.Helper()
-			answerLost(t, b, tap, c, mine)
-			tap.drop.Store(true)
-			require.Error(t, b.Release(t.Context(), dlock.Grant{Key: mine.Key, Owner: mine.Owner, TTL: mine.TTL}))
-			queued(t, c, mine.Key, 1)
-		},
-	} {
-		t.Run(name, func(t *testing.T) { turnBeforeItCameBack(t, left) })
-	}
-}
-
-func turnBeforeItCameBack(t *testing.T, left func(*testing.T, *redislock.Backend, *tap, *redis.Client, dlock.Request)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		s := newMini(t)
-		b, tap, _ := s.deafened(t)
-		r := request(time.Hour)
-		a, c, g := hold(t, s, r)
-		mine := dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour}
-		left(t, b, tap, c, mine)
-		require.NoError(t, a.Release(t.Context(), g)) // to mine, for a Claim
-		time.Sleep(claim)
-		g, err := a.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "another", TTL: time.Hour})
-		require.NoError(t, err)
-		require.EqualValues(t, 3, g.Fence)
-		w := wait(t, b, mine)
-		queued(t, c, r.Key, 1)
-		synctest.Wait()
-		select {
-		case <-w.done:
-			require.Fail(t, "granted a lock that is another's", "%+v, err %v", w.g, w.err)
-		default:
-		}
-		require.NoError(t, a.Release(t.Context(), g))
-		require.EqualValues(t, 4, w.granted(t).Fence)
-	})
-}
-
-// What one that gives up does to leave the queue, however late, doesn't free what the same owner has taken since.
-func TestLeavesBeforeItComesBack(t *testing.T) {
-	for name, repeat := range map[string]func(*redislock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
-		"Acquire": (*redislock.Backend).Acquire, "TryAcquire": (*redislock.Backend).TryAcquire,
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newMini(t)
-				r := request(time.Hour)
-				a, c, g := hold(t, s, r)
-				b, tap := s.tapped(t)
-				w := wait(t, b, dlock.Request{Key: r.Key, Owner: "mine", TTL: time.Hour})
-				queued(t, c, r.Key, 1)
-				tap.send.Store(new(func() { time.Sleep(time.Second / 2) }))
-				w.cancel(nil)
-				<-w.done
-				require.ErrorIs(t, w.err, context.Canceled)
-				synctest.Wait() // its leaving is on its way
-				require.NoError(t, a.Release(t.Context(), g))
-				won, err := repeat(b, t.Context(), w.r)
-				require.NoError(t, err)
-				time.Sleep(10 * time.Second)
-				require.Equal(t, "mine", c.Get(t.Context(), "lock:{"+r.Key+"}").Val())
-				require.NoError(t, b.Release(t.Context(), won))
-			})
-		})
-	}
 }
 
 // However many want a subscription that isn't confirmed, they wait for it together, and begin anew when they come again.
@@ -1285,12 +1415,16 @@ func TestSpinnerAmongWaiters(t *testing.T) {
 func TestNewRefusesQueue(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	t.Cleanup(func() { require.NoError(t, ring.Close()) })
-	_, err := redislock.New(ring, nil)
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	_, err = redislock.New(ring, &redislock.Options{Mode: redislock.ModeSpin})
+	for _, client := range []redis.UniversalClient{ring, traced{ring}, &traced{&traced{ring}}, struct{ *redis.Ring }{ring}} {
+		_, err := redislock.New(client, nil)
+		require.ErrorIs(t, err, dlock.ErrInvalid, "%T", client)
+	}
+	_, err := redislock.New(ring, &redislock.Options{Mode: redislock.ModeSpin})
 	require.NoError(t, err)
 	c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	_, err = redislock.New(traced{c}, nil)
+	require.NoError(t, err)
 	for _, o := range []redislock.Options{
 		{Mode: 7},
 		{Queue: redislock.Queue{Max: -1}},

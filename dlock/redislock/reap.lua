@@ -8,7 +8,7 @@ for i = 2, #KEYS, 3 do
   if (idle == 0 or (redis.call('OBJECT', 'IDLETIME', KEYS[i]) or -1) >= idle)
     and redis.call('EXISTS', KEYS[i + 1], KEYS[i + 2]) == 0 then
     local token = tonumber(redis.call('GET', KEYS[i]))
-    if token and token >= 1 and token < 2^53 then
+    if token and token >= 1 and token < 2^52 then -- a greater one as the floor would leave new keys without tokens
       floor = math.max(floor, token)
       gone[#gone + 1] = KEYS[i]
     end

@@ -74,6 +74,22 @@ func TestFloorBehindAWrapper(t *testing.T) {
 	require.EqualValues(t, 6, take(t, newBackend(t, traced{c}, &redislock.Options{Prefix: prefix}), "k").Fence)
 }
 
+// A counter that is used up, or was set to be, does not use up those of all other keys.
+func TestReapSparesTheUsedUp(t *testing.T) {
+	b, c, prefix := reaper(t)
+	for name, token := range map[string]string{"last": "9007199254740991", "half": "4503599627370496"} {
+		require.NoError(t, c.Set(t.Context(), prefix+"fence:{"+name+"}", token, 0).Err())
+	}
+	require.NoError(t, b.Release(t.Context(), take(t, b, "k")))
+	n, err := b.Reap(t.Context(), 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	require.EqualValues(t, 2, take(t, b, "new").Fence)
+	require.EqualValues(t, 4503599627370497, take(t, b, "half").Fence)
+	_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "last", Owner: "o", TTL: time.Hour})
+	require.ErrorContains(t, err, "out of range")
+}
+
 func TestReapSparesTheBusy(t *testing.T) {
 	b, c, prefix := reaper(t)
 	require.NoError(t, b.Release(t.Context(), take(t, b, "k")))

@@ -15,8 +15,11 @@
 // INCRBY fence:{KEY} by that, and the next grant is greater. (SET could take it back once more, or give the token that was seen
 // to another.)
 //
+// While a Cluster moves the slot of a key, its lock can be renewed and released. Nobody is granted it until all its keys have
+// moved: Acquire waits for that, and TryAcquire returns the server's TRYAGAIN.
+//
 // It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and
-// fence-floor, and publish and subscribe on wake:*.
+// fence-floor, publish and subscribe on wake:*, and run PUBSUB. Without PUBSUB, dead waiters are not passed over at once.
 package redislock
 
 import (
@@ -25,6 +28,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -47,6 +51,12 @@ var renewLua string
 //go:embed release.lua
 var releaseLua string
 
+//go:embed free.lua
+var freeLua string
+
+//go:embed leave.lua
+var leaveLua string
+
 //go:embed reap.lua
 var reapLua string
 
@@ -54,6 +64,8 @@ var (
 	acquireScript = redis.NewScript(libLua + acquireLua)
 	renewScript   = redis.NewScript(libLua + renewLua)
 	releaseScript = redis.NewScript(libLua + releaseLua)
+	freeScript    = redis.NewScript(freeLua)
+	leaveScript   = redis.NewScript(libLua + leaveLua)
 	reapScript    = redis.NewScript(reapLua)
 )
 
@@ -114,12 +126,11 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	o.Spin.Min = cmp.Or(o.Spin.Min, 2*time.Millisecond)
 	o.Spin.Max = cmp.Or(o.Spin.Max, max(o.Spin.Min, 100*time.Millisecond))
 	o.Queue.Max = cmp.Or(o.Queue.Max, 10_000)
-	o.Queue.Claim = cmp.Or(o.Queue.Claim, time.Second)
-	_, ring := client.(*redis.Ring)
+	o.Queue.Claim = cmp.Or(o.Queue.Claim, dlock.DefaultTTL)
 	switch {
 	case o.Mode != ModeQueue && o.Mode != ModeSpin:
 		return nil, fmt.Errorf("%w: redislock: Mode %d; want ModeQueue or ModeSpin", dlock.ErrInvalid, o.Mode)
-	case o.Mode == ModeQueue && ring:
+	case o.Mode == ModeQueue && isRing(reflect.ValueOf(client)):
 		return nil, fmt.Errorf("%w: redislock: a redis.Ring subscribes on one of its servers, not on each key's; set Mode to ModeSpin",
 			dlock.ErrInvalid)
 	case o.Queue.Max < 1 || o.Queue.Claim < time.Millisecond || o.Queue.Claim%time.Millisecond != 0:
@@ -143,6 +154,25 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
+// isRing reports whether client is a redis.Ring, or a struct around one.
+func isRing(client reflect.Value) bool {
+	for client.Kind() == reflect.Interface || client.Kind() == reflect.Pointer {
+		if client.Type() == reflect.TypeFor[*redis.Ring]() {
+			return true
+		}
+		client = client.Elem()
+	}
+	if client.Kind() != reflect.Struct || client.Type().PkgPath() == reflect.TypeFor[redis.Ring]().PkgPath() {
+		return false
+	}
+	for i := range client.NumField() {
+		if f := client.Type().Field(i).Type; f.Implements(reflect.TypeFor[redis.UniversalClient]()) && isRing(client.Field(i)) {
+			return true
+		}
+	}
+	return false
+}
+
 // Acquire implements dlock.Backend. It waits as Options.Mode says. In ModeQueue it returns [dlock.ErrQueueFull] if too
 // many wait already.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
@@ -154,9 +184,6 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 
 // TryAcquire implements dlock.Backend.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-	if b.inbox.mayStand(r.Owner) {
-		return b.tryStanding(ctx, r)
-	}
 	g, _, err := b.try(ctx, r)
 	return g, err
 }
@@ -208,9 +235,6 @@ func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p 
 	if b.isClosed() {
 		return a, dlock.ErrClosed
 	}
-	if err := b.inbox.left(ctx, r.Owner); err != nil {
-		return a, err
-	}
 	args := append(make([]any, 0, 7), r.Owner, ms, b.floor, b.counted)
 	if p.entry != "" {
 		args = append(args, p.entry, b.o.Queue.Max)
@@ -226,7 +250,7 @@ func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p 
 	case len(reply) >= 1 && reply[0] > 0:
 		a.token = uint64(reply[0])
 		if len(reply) == 2 { // it was r.Owner's already, and the push that said so may be under way
-			b.inbox.took(r.Owner, a.token)
+			b.inbox.took(r.Owner)
 		}
 	case len(reply) == 1 && reply[0] < 0:
 		return a, fmt.Errorf("%w (redislock: %d)", dlock.ErrQueueFull, b.o.Queue.Max)
@@ -257,31 +281,29 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if b.isClosed() {
 		return dlock.ErrClosed
 	}
-	n, err := renewScript.Run(ctx, b.c, []string{keys[0], keys[2]}, g.Owner, ms).Int64()
+	n, err := renewScript.Run(ctx, b.c, keys[:1], g.Owner, ms, keys[2]).Int64()
 	return owned(ctx, n, err)
 }
 
-// Release implements dlock.Backend. It also takes g's owner out of the queue.
+// Release implements dlock.Backend. Without a token, which undoes a request, it also takes g's owner out of the queue.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
-	if b.isClosed() {
-		return dlock.ErrClosed
-	}
-	err := b.release(ctx, g.Key, g.Owner, g.TTL, 0)
-	b.inbox.forget(g.Owner, err == nil || errors.Is(err, dlock.ErrLost)) // not before: its push, if it is read meanwhile, must not release it first
-	return err
-}
-
-// release frees the lock, if it was granted to owner with token, or with any token if that is 0.
-func (b *Backend) release(ctx context.Context, key, owner string, ttl time.Duration, token uint64) error {
-	keys, err := b.names(key)
+	keys, err := b.names(g.Key)
 	if err != nil {
 		return err
 	}
-	args := append(make([]any, 0, 5), owner, b.entry(ttl), b.floor, b.counted)
-	if token != 0 {
-		args = append(args, token)
+	if b.isClosed() {
+		return dlock.ErrClosed
 	}
-	n, err := releaseScript.Run(ctx, once{b.c}, keys, args...).Int64()
+	defer b.inbox.forget(g.Owner) // not before: its push, if it is read meanwhile, must not release it first
+	if g.Fence == 0 {
+		return b.inbox.undo(ctx, g.Key, g.Owner, g.TTL)
+	}
+	n, err := releaseScript.Run(ctx, once{b.c}, keys, g.Owner, b.floor, b.counted).Int64()
+	if redis.HasErrorPrefix(err, tryAgain) { // a Cluster moves the slot: who waits is told when it has
+		if n, err = freeScript.Run(ctx, once{b.c}, keys[:1], g.Owner).Int64(); n == 1 {
+			b.inbox.leave(g.Key, g.Owner, g.TTL) //nolint:contextcheck // it goes on when ctx has ended
+		}
+	}
 	return owned(ctx, n, err)
 }
 
@@ -326,12 +348,7 @@ func (b *Backend) names(key string) ([]string, error) {
 	if strings.HasPrefix(key, "}") { // "{}" is no hash tag, so they would part in a Cluster
 		return nil, fmt.Errorf("%w: redislock: key %q begins with a closing brace", dlock.ErrInvalid, key)
 	}
-	key = "{" + key + "}"
-	names := make([]string, 3)
-	for i, what := range [...]string{"lock:", "fence:", "queue:"} {
-		names[i] = b.o.Prefix + what + key
-	}
-	return names, nil
+	return []string{b.o.Prefix + "lock:{" + key + "}", b.o.Prefix + "fence:{" + key + "}", b.o.Prefix + "queue:{" + key + "}"}, nil
 }
 
 // millis is ttl in Redis's unit. Rounding would make the server's lease shorter, or longer, than the holder believes.

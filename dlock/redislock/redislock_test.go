@@ -88,7 +88,7 @@ const patience = 30 * time.Second
 type redisServer struct {
 	dial  dlocktest.DialFunc // whatever the address
 	opts  redis.Options      // what it takes to log in
-	claim time.Duration      // Queue.Claim, if a machine that stalls must not cost a waiter its turn
+	claim time.Duration      // Queue.Claim: long where a machine that stalls must not cost a waiter its turn
 }
 
 // newMini starts a Redis inside the process, and inside the bubble if there is one.
@@ -97,7 +97,7 @@ func newMini(t *testing.T) redisServer {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
 	t.Cleanup(m.Close)
-	return redisServer{dial: func(context.Context, string, string) (net.Conn, error) {
+	return redisServer{claim: claim, dial: func(context.Context, string, string) (net.Conn, error) {
 		c, err := m.Dial()
 		if err != nil {
 			return nil, err
@@ -199,6 +199,7 @@ func onServer(t *testing.T, s *testbed.Server) redisServer {
 		opts: redis.Options{
 			Username: o.Username, Password: o.Password, DB: o.DB,
 			DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience, // a machine may stall for longer than by default
+			ContextTimeoutEnabled: true,
 		},
 		claim: time.Minute,
 	}

@@ -7,17 +7,19 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/fencelab/fencelab/dlock"
 )
 
 func (b *Backend) spin(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	for pause := b.o.Spin.Min; ; pause = min(2*pause, b.o.Spin.Max) {
 		g, left, err := b.try(ctx, r)
-		if !errors.Is(err, dlock.ErrHeld) {
+		if !errors.Is(err, dlock.ErrHeld) && !redis.HasErrorPrefix(err, tryAgain) {
 			return g, err
 		}
 		wait := pause/2 + rand.N(pause/2+1)
-		if left >= 0 {
+		if errors.Is(err, dlock.ErrHeld) && left >= 0 {
 			wait = min(wait, left+time.Millisecond) // the lease is good to the end of its last millisecond
 		}
 		if err := b.wait(ctx, wait); err != nil {
