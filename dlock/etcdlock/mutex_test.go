@@ -55,7 +55,7 @@ func TestMutex(t *testing.T) {
 
 func TestMutexChild(t *testing.T) {
 	if os.Getenv(mutexChild) == "" {
-		t.Skip("TestMutex runs it")
+		t.Skip("not applicable: TestMutex runs it")
 	}
 	h := harness(one, func(t *testing.T, c *clientv3.Client) dlock.Backend {
 		b, err := etcdlock.NewMutex(c, nil)

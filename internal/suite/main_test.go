@@ -36,6 +36,8 @@ func TestSummary(t *testing.T) {
 		line("pass", "locks", "TestGood", ""),
 		line("output", "locks", "TestSkipped", `    x_test.go:1: no etcd here: make bin/etcd\n`),
 		line("skip", "locks", "TestSkipped", ""),
+		line("output", "locks", "TestKit", `    z.go:3: Harness.Reopen is nil: the store is not said to be durable\n`),
+		line("skip", "locks", "TestKit", ""),
 		line("output", "locks", "", `ok  \tlocks\t1s\n`),
 		line("pass", "locks", "", ""),
 		line("output", "bad", "TestBad", `    y_test.go:2: it is broken\n`),
