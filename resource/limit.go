@@ -23,7 +23,7 @@ type limited struct {
 }
 
 func (l *limited) check(ctx context.Context, key string, token uint64) error {
-	rec, err := l.Store.Read(ctx, key)
+	rec, err := l.Read(ctx, key)
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}

@@ -136,7 +136,7 @@ func (e *env) faulty(has func(Link) bool) (dlock.Backend, Link) {
 	b, l := e.Faulty()
 	e.Cleanup(func() { require.NoError(e, b.Close()) })
 	if !has(l) {
-		e.Skip("the harness's link cannot produce this fault")
+		e.Skip("not applicable: the harness's link cannot produce this fault")
 	}
 	return b, l
 }

@@ -68,7 +68,7 @@ func busPort(t *testing.T) string {
 	t.Helper()
 	for {
 		port := strconv.Itoa(20_000 + rand.N(10_000))
-		l, err := net.Listen("tcp", "127.0.0.1:"+port)
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:"+port)
 		if err == nil {
 			require.NoError(t, l.Close())
 			return port

@@ -78,7 +78,7 @@ type opening struct {
 
 // open waits until there is a subscription; not on a closed inbox, which none can join.
 func (in *inbox) open(ctx context.Context) error {
-	o := in.begin()
+	o := in.begin() //nolint:contextcheck // what it begins is not the caller's, whose ctx may end
 	if o == nil {
 		return nil
 	}

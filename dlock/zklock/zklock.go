@@ -173,7 +173,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(b.open, func() { cancel(dlock.ErrClosed) })()
+	defer context.AfterFunc(b.open, func() { cancel(dlock.ErrClosed) })() //nolint:contextcheck // the Backend's ends, too
 	if err := b.check(ctx, r.TTL); err != nil {
 		return dlock.Grant{}, failed(ctx, err)
 	}

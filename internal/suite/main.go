@@ -62,7 +62,7 @@ func play(args []string, out io.Writer) error {
 	if err := os.WriteFile(played, nil, 0o600); err != nil {
 		return err
 	}
-	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...) //nolint:noctx // signals end it, see below
 	cmd.Env = append(os.Environ(), envPlayed+"="+played)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
