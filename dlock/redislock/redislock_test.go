@@ -58,7 +58,7 @@ func TestConformanceCluster(t *testing.T) {
 		c := redis.NewClusterClient(&redis.ClusterOptions{
 			Dialer:        l.DialContext,
 			DialerRetries: 1,
-			DialTimeout:   patience, ReadTimeout: patience, WriteTimeout: patience,
+			DialTimeout:   patience, ReadTimeout: patience, WriteTimeout: patience, ContextTimeoutEnabled: true,
 			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
 				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
 			},
@@ -341,6 +341,7 @@ func TestTTLThatRedisCannotRepresent(t *testing.T) {
 		require.ErrorIs(t, b.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
 		l, err := dlock.New(b, &dlock.Options{TTL: max(ttl, time.Millisecond)})
 		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, l.Close()) })
 		if _, err = l.Acquire(t.Context(), r.Key); ttl > time.Millisecond {
 			require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v through the Locker", ttl)
 		}
@@ -416,6 +417,7 @@ func TestReleaseReplyLost(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		locker, err := dlock.New(b, &dlock.Options{TTL: time.Hour, Registerer: reg})
 		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, locker.Close()) })
 		h, err := locker.Acquire(t.Context(), request(0).Key)
 		require.NoError(t, err)
 		l.LoseReply()
@@ -441,6 +443,7 @@ func TestContextEndsDuringARequest(t *testing.T) {
 		require.NoError(t, c.Ping(t.Context()).Err())
 		locker, err := dlock.New(b, &dlock.Options{TTL: time.Hour})
 		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, locker.Close()) })
 		deliver := l.Link().HoldReplies()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
