@@ -38,7 +38,7 @@ func startCluster(t *testing.T) []node {
 		s, err := testbed.StartRedis(t.Context(), &testbed.Options{
 			Args: []string{"--cluster-enabled", "yes", "--cluster-port", bus},
 		})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		c := redis.NewClient(&redis.Options{Addr: s.Addr})
 		t.Cleanup(func() { require.NoError(t, c.Close()) })

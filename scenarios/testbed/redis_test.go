@@ -295,7 +295,7 @@ func TestAuto(t *testing.T) {
 		require.NotContains(t, c.output, "embedded")
 	})
 	t.Run("EmbeddedIfAllowed", func(t *testing.T) {
-		c := startChild(t, "embedded-too", auto(noImage, noBinary)...)
+		c := startChild(t, "embedded-too", auto(noImage, noBinary, testbed.EnvStrict+"=")...)
 		require.Equal(t, "miniredis (embedded)", c.name)
 	})
 }

@@ -125,7 +125,7 @@ func TestRestart(t *testing.T) {
 		s, err := testbed.StartRedis(ctx, &testbed.Options{
 			Provider: p, Args: []string{"--appendonly", "yes", "--appendfsync", "always"},
 		})
-		require.NoError(t, err)
+		testbed.Need(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
 		addr := s.Addr
 		c := dialRedis(t, addr)
