@@ -29,14 +29,12 @@ type node struct {
 // startCluster starts three nodes, of which each has a part of the slots.
 func startCluster(t *testing.T) []node {
 	t.Helper()
-	if server.Provider != testbed.Local {
-		t.Skip("needs nodes that reach each other: FENCELAB_TESTBED=local")
-	}
 	var nodes []node
 	for range 3 {
 		bus := busPort(t)
 		s, err := testbed.StartRedis(t.Context(), &testbed.Options{
-			Args: []string{"--cluster-enabled", "yes", "--cluster-port", bus},
+			Provider: testbed.Local, // where nodes reach each other
+			Args:     []string{"--cluster-enabled", "yes", "--cluster-port", bus},
 		})
 		testbed.Need(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })

@@ -50,7 +50,7 @@ func TestNeed(t *testing.T) {
 
 	o := &testbed.Options{Provider: testbed.Auto, AllowEmbedded: true}
 	s, err := testbed.StartRedis(t.Context(), o)
-	testbed.Need(t, err)
+	require.NoError(t, err)
 	require.Equal(t, testbed.Embedded, s.Provider)
 	require.Empty(t, end(nil))
 	for _, err := range []error{s.Real(), s.Kill(t.Context())} {
