@@ -334,6 +334,7 @@ func children(t *testing.T) (pids []int) {
 // TestExperimentInterrupted: neither processes nor servers outlive an experiment that is interrupted, and what was there of
 // an earlier one does, and what it has played itself.
 func TestExperimentInterrupted(t *testing.T) {
+	testbed.Need(t, redisServer.Real()) // the experiment starts one itself
 	dir := t.TempDir()
 	config := `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},
 		"sweeps": [{"name": "short", "duration": "10ms"}, {"name": "long", "duration": "1h"}]}`
@@ -392,6 +393,7 @@ func marked(t *testing.T, env string) (names []string) {
 
 // TestInterrupted asks a run in another process for its metrics and interrupts it.
 func TestInterrupted(t *testing.T) {
+	testbed.Need(t, redisServer.Real()) // the command starts one itself
 	running, own := "-lock-addr="+redisServer.URL, "-testbed="+cmp.Or(os.Getenv("FENCELAB_TESTBED"), "auto")
 	for _, c := range []struct{ server, processes string }{{running, "1"}, {running, "2"}, {own, "1"}, {own, "2"}} {
 		processes := c.processes
