@@ -988,6 +988,7 @@ func TestHandedOverLockBearsAStall(t *testing.T) {
 
 // A user who may not ask who listens loses no waiter.
 func TestUserWithoutPubSubCommand(t *testing.T) {
+	testbed.Need(t, server.Real()) // ACL
 	if server.Provider == testbed.External {
 		t.Skip("needs a Redis whose users it may set")
 	}
@@ -1015,6 +1016,7 @@ func TestUserWithoutPubSubCommand(t *testing.T) {
 
 // Nor does one that may not tell the waiter: it is first until somebody may.
 func TestUserWhoMayNotPublish(t *testing.T) {
+	testbed.Need(t, server.Real()) // ACL
 	if server.Provider == testbed.External {
 		t.Skip("needs a Redis whose users it may set")
 	}
