@@ -37,6 +37,9 @@ func newClock(t *testing.T) *faults.Clock {
 // startRedis returns a client of a Redis that runs on clock.
 func startRedis(t *testing.T, clock *faults.Clock) *redis.Client {
 	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil && os.Getenv("FENCELAB_STRICT") != "1" {
+		t.Skip("no Redis here: sudo apt-get install redis-server")
+	}
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "redis")
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "redis-server", "--port", "0", "--unixsocket", socket,
