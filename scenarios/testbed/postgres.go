@@ -2,6 +2,7 @@ package testbed
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,26 +124,21 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		return nil, fmt.Errorf("PostgreSQL refuses to run as root: run this as another user, or: apt-get install util-linux: %w", err)
 	}
-	spaces := []string{"unshare", "--user", "--map-user=1000", "--map-group=1000"}
-	if exec.CommandContext(ctx, spaces[0], append(spaces[1:], "true")...).Run() == nil {
-		return lookedUp(append(spaces, "setpriv", die))
-	}
-	var id [2]int
-	other, err := user.Lookup("postgres")
+	other, err := user.Lookup("postgres") // initdb wants one that there is
 	if err != nil {
 		other, err = user.Lookup("nobody")
 	}
-	if err == nil {
-		id[0], err = strconv.Atoi(other.Uid)
-	}
-	if err == nil {
-		id[1], err = strconv.Atoi(other.Gid)
-	}
-	if err == nil {
-		err = os.Chown(dir, id[0], id[1])
-	}
 	if err != nil {
-		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and nobody else can: %w", err)
+		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and there is nobody else: %w", err)
+	}
+	spaces := []string{"unshare", "--user", "--map-user=" + other.Uid, "--map-group=" + other.Gid}
+	if exec.CommandContext(ctx, spaces[0], append(spaces[1:], "true")...).Run() == nil {
+		return lookedUp(append(spaces, "setpriv", die))
+	}
+	uid, uidErr := strconv.Atoi(other.Uid)
+	gid, gidErr := strconv.Atoi(other.Gid)
+	if err := cmp.Or(uidErr, gidErr, os.Chown(dir, uid, gid)); err != nil {
+		return nil, fmt.Errorf("PostgreSQL refuses to run as root, and %s can't have its directory: %w", other.Username, err)
 	}
 	return lookedUp([]string{
 		"setpriv", "--reuid=" + other.Uid, "--regid=" + other.Gid, "--clear-groups", "--inh-caps=" + reach, "--ambient-caps=" + reach, die,
