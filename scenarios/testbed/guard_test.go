@@ -20,7 +20,7 @@ func TestInterrupted(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
 			if signal.Ignored(sig) {
-				t.Skipf("%v is ignored, as by nohup or in a script's background job, and so it is by what this starts", sig)
+				t.Skipf("not applicable: %v is ignored, as by nohup or in a script's background job, and so it is by what this starts", sig)
 			}
 			t.Run("Local", func(t *testing.T) {
 				need(t, testbed.Local, "redis")
