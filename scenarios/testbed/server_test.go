@@ -209,7 +209,7 @@ func TestManyProcesses(t *testing.T) {
 	ctx := t.Context()
 	dir := t.TempDir()
 	t.Setenv(testbed.EnvRedisServer, script(t, dir, `
-setsid sh -c 'while :; do echo >>ticks; sleep 0.01; done' &
+setsid sh -c 'while echo >>ticks; do sleep 0.01; done 2>/dev/null' &
 exec redis-server "$@"`))
 	s, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
 	ticks := func() int64 {
