@@ -158,11 +158,16 @@ const noTests = "no tests were run: "
 
 // end prints the last line of a package, and all that it has said if it failed. A test that was cut short has not ended.
 func (s *summary) end(e event, text string, out io.Writer) {
+	none := false
 	for line := range strings.Lines(text) {
 		if why, ok := strings.CutPrefix(line, noTests); ok {
+			none = true
 			s.skip(e.Package, "all tests: "+strings.TrimSpace(why))
 		}
-		last := strings.HasPrefix(line, "ok ") || strings.HasPrefix(line, "?") || strings.HasPrefix(line, "FAIL\t")
+		if none && strings.HasPrefix(line, "ok ") {
+			line = "not played" + strings.TrimPrefix(line, "ok  ")
+		}
+		last := strings.HasPrefix(line, "ok ") || strings.HasPrefix(line, "not played\t") || strings.HasPrefix(line, "?") || strings.HasPrefix(line, "FAIL\t")
 		if e.Action == "fail" || last && !strings.Contains(line, "[no test files]") {
 			_, _ = io.WriteString(out, line)
 		}

@@ -50,7 +50,7 @@ func TestSummary(t *testing.T) {
 		line("pass", "none", "", ""),
 	)
 	require.Equal(t, strings.Join([]string{
-		"# the compiler says this", "ok  \tlocks\t1s", "    y_test.go:2: it is broken", "FAIL\tbad\t1s", "panic: test timed out", "ok  \tnone\t0s", "",
+		"# the compiler says this", "ok  \tlocks\t1s", "    y_test.go:2: it is broken", "FAIL\tbad\t1s", "panic: test timed out", "not played\tnone\t0s", "",
 	}, "\n"), printed)
 	require.Equal(t, `
 package                  played on; − not played
