@@ -27,7 +27,7 @@ testbed = $(or $(FENCELAB_TESTBED),$(shell cat bin/testbed 2>/dev/null),auto)
 # Tests get a directory of their own for temporary files, which goes whatever becomes of them. The scenarios wait most of the
 # time; they come first, so that the other packages' tests have the cores meanwhile.
 .PHONY: test
-test: setup ## Set up, run the tests, and say what was played (PKG=./... RACE=on TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
+test: setup ## Set up, run the tests, and say what was played (PKG=./... RACE=off TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
 	@$(MAKE) --no-print-directory play
 
 .PHONY: play
@@ -36,7 +36,7 @@ play:
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
 	$(GO) build -o "$$dir/suite" ./internal/suite && \
-	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter off,$(RACE)),,-race) -timeout 20m -parallel 4 $(TESTFLAGS) \
+	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter on,$(RACE)),-race) -timeout 20m -parallel 4 $(TESTFLAGS) \
 		$(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG)
 
 .PHONY: bench
@@ -46,7 +46,7 @@ bench: setup ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
 # Tables that tests make are written first; a claim that the data doesn't bear out fails, and the site is built all the same.
 .PHONY: report
 report: ## Make the charts, tables and site of the recorded results anew from their data (site/index.html)
-	@$(GO) test -count=1 -run 'Table|Results|Matrix|Keys|Costs|Swap|Stores|Timeline' ./reports ./internal/footprint -update; status=$$?; \
+	@$(GO) test -count=1 -run 'Table|Results|Matrix|Keys|Costs|Swap|Stores|Timeline|Pictures' ./reports ./internal/bench/servercost -update; status=$$?; \
 	$(GO) run ./cmd/report -site site && exit $$status
 
 .PHONY: check

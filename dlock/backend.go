@@ -21,9 +21,10 @@ import (
 //  5. Acquire returns once granted: after a release [WaiterWakes] and after an expiry [WaiterOutlivesHolder]. When ctx
 //     ends first, it returns an error that wraps ctx's cause, and the waiter no longer stands in anyone's way
 //     [WaiterCancelled], nor do many whose messages were lost [WaitersCutOff]. It waits in the backend's own best way: never
-//     by a bare poll where the server can tell [WaiterIsTold].
-//  6. A request that a client library repeats with the same Owner, since its reply was lost, is the same acquisition: same
-//     Fence, a lease that starts anew, no waiting for itself [RetrySameOwner]. The Locker never repeats an Owner.
+//     by a bare poll where the server can tell [WaiterIsTold]. It calls [Request.NoteHeld] [WaiterCancelled].
+//  6. A request that the client library repeats by itself, since its reply was lost, has the same Owner and is the same
+//     acquisition: same Fence, a lease that starts anew, no waiting for itself [RetrySameOwner]. Otherwise an Owner is used
+//     once: the Locker never repeats one, and a Backend whose client library never does need not recognise it.
 //  7. Renew makes the lease run for its TTL from now, if Owner still holds it [RenewExtends]; otherwise it changes
 //     nothing and returns [ErrLost] [RenewByNonOwner]. Check and effect are one atomic step [RenewAtomic].
 //  8. Release frees the key, if Owner still holds it; otherwise it changes nothing and returns [ErrLost]
@@ -60,6 +61,16 @@ type Request struct {
 	Key   string
 	Owner string        // a random UUID, used for this acquisition only
 	TTL   time.Duration // how long the lease lasts unless it is renewed
+
+	OnHeld func() // what NoteHeld calls, unless it is nil
+}
+
+// NoteHeld is called by an Acquire that waits, at least once, when the server has said that another holds the lock. When
+// ctx ends, the error of [Locker.Acquire] then wraps [ErrHeld]; otherwise it says that the lock service has not answered.
+func (r Request) NoteHeld() {
+	if r.OnHeld != nil {
+		r.OnHeld()
+	}
 }
 
 // Grant is a lease that a [Backend] has given.

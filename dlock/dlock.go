@@ -4,7 +4,8 @@
 // longer than its TTL goes on after its successor has begun, whatever the lock service does. What keeps data safe is the
 // token: a number that grows with every grant of a key. Send [Handle.Fence] with every write and let the resource refuse
 // a write whose token is not greater than every token it has accepted (package resource, which also counts the writes under
-// one token, as [Handle.Next] does; M. Kleppmann, "How to do distributed locking", 2016). The TTL is then a choice about liveness alone.
+// one token, as [Handle.Next] does; M. Kleppmann, "How to do distributed locking", 2016). The TTL is then a choice about liveness
+// alone.
 //
 //	err := locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 //		return bill(ctx, h.Fence())
@@ -26,7 +27,8 @@ import (
 const MaxKeyLen = 512
 
 var (
-	// ErrHeld is returned by TryAcquire when another holder has the lock.
+	// ErrHeld is returned by TryAcquire when another holder has the lock, and by Acquire, beside its context's cause, when
+	// another had it while the caller waited.
 	ErrHeld = errors.New("dlock: held by another owner")
 	// ErrQueueFull is returned by Acquire when as many wait for the lock as may.
 	ErrQueueFull = errors.New("dlock: too many wait for the lock")

@@ -63,8 +63,9 @@ func (h *Handle) Until() time.Time {
 // It has the values of the context given to Acquire, but not its end.
 func (h *Handle) Context() context.Context { return h.ctx }
 
-// Renew makes the lease run for its TTL from now. It returns an error that wraps [ErrLost] if the lease is gone, and
-// [ErrMaxHold] if it has been held for the longest time allowed. After any other error the old lease goes on as it was.
+// Renew makes the lease run for its TTL from now. It returns an error that wraps [ErrLost] if the lease is gone, also if it
+// ends while there is no answer, and [ErrMaxHold] if it has been held for the longest time allowed. After any other error the old
+// lease goes on as it was.
 func (h *Handle) Renew(ctx context.Context) error {
 	err := h.ended()
 	if err == nil {
@@ -85,7 +86,8 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 // error wraps [ErrLost]: the work done under the handle may have overlapped with another holder's. After any other
 // error the lock is freed in the background or runs out by its TTL; Release may be called again.
 //
-// If ctx has already ended, as in a deferred call, Release still tries for a second.
+// It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have; for a second after
+// [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second.
 //
 // Release doesn't revoke the token: a write that arrives later with it is accepted until a successor has used its own. So wait
 // for the answers to all writes first.
@@ -198,20 +200,19 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease {
 // sections are over before that, and cost no renewal.
 func (ls *lease) confirm() {
 	defer ls.l.busy.Done()
-	ctx, cancel := context.WithCancelCause(ls.ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(ls.l.open, func() { cancel(ErrClosed) })()
 	for ls.provisional() {
 		left := ls.left()
-		try, done := context.WithTimeout(ctx, left/2)
+		try, done := context.WithTimeout(ls.ctx, left/2)
 		err := ls.renew(try)
 		done()
-		if err == nil || ctx.Err() != nil || errors.Is(err, ErrMaxHold) {
+		if err == nil || ls.ctx.Err() != nil || errors.Is(err, ErrClosed) || errors.Is(err, ErrMaxHold) {
 			return
 		}
 		ls.l.log.Warn("dlock: could not confirm a lease; trying again until it runs out", "key", ls.g.Key, "fence", ls.g.Fence, "err", err)
 		select {
-		case <-ctx.Done():
+		case <-ls.ctx.Done():
+		case <-ls.l.open.Done():
+			return
 		case <-time.After(max(left/8, time.Millisecond)):
 		}
 	}
@@ -382,8 +383,12 @@ func (ls *lease) renew(ctx context.Context) error {
 		return ErrClosed
 	}
 	defer ls.l.busy.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(ls.ctx, func() { cancel(context.Cause(ls.ctx)) })() //nolint:contextcheck // it is to end with both
+
 	start := time.Now() // before the request leaves, as for the grant
-	err := ls.l.await(ctx, func() error { return ls.l.b.Renew(ctx, ls.g) })
+	err := ls.l.await(ctx, 0, func() error { return ls.l.b.Renew(ctx, ls.g) })
 	if errors.Is(err, ErrLost) && !unknown(ctx, err) {
 		ls.lose(errors.New("the lock service gave it to another owner or let it run out"))
 	}
@@ -408,23 +413,22 @@ func (ls *lease) renew(ctx context.Context) error {
 
 // keepAlive renews the lease until it ends.
 func (ls *lease) keepAlive() {
-	ctx, cancel := context.WithCancelCause(ls.ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(ls.l.open, func() { cancel(ErrClosed) })()
 	tick := time.NewTicker(ls.l.o.Renew.Every)
 	defer tick.Stop()
 	for {
 		select {
-		case <-ctx.Done():
+		case <-ls.ctx.Done():
+			return
+		case <-ls.l.open.Done():
 			return
 		case <-tick.C:
 		}
 		// One try must not wait for a lost reply while there is time for another, and must be given the time it needs.
-		try, done := context.WithTimeout(ctx, max(ls.l.o.Renew.Every, ls.left()/3))
+		try, done := context.WithTimeout(ls.ctx, max(ls.l.o.Renew.Every, ls.left()/3))
 		err := ls.renew(try)
 		done()
 		switch {
-		case err == nil, ctx.Err() != nil:
+		case err == nil, ls.ctx.Err() != nil, errors.Is(err, ErrClosed):
 		case errors.Is(err, ErrMaxHold):
 			ls.l.log.Warn("dlock: no more renewals; the lease ends within its TTL", "key", ls.g.Key, "fence", ls.g.Fence, "err", err)
 			return
@@ -442,8 +446,24 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	defer ls.l.busy.Done()
 	ctx, cancel := tryingOn(ctx)
 	defer cancel()
-	try := func() error {
-		err := ls.l.await(ctx, func() error { return ls.l.b.Release(ctx, ls.g) })
+	endless := ctx.Done() == nil // then there is nothing to wait for beside the call, and a goroutine for it takes a quarter of a release
+	limit := max(ls.left(), 0) + undoTry
+	if deadline, ok := ctx.Deadline(); ok {
+		limit = time.Until(deadline)
+	}
+	ctx, stop := context.WithTimeout(ctx, limit)
+	defer stop() // also for a call that goes on: Close waits for it
+	if endless {
+		defer context.AfterFunc(ls.l.open, func() { time.AfterFunc(undoTry, stop) })() //nolint:contextcheck // the Locker's
+	}
+	try := func() (err error) {
+		if endless {
+			if err = ls.l.b.Release(ctx, ls.g); ctx.Err() != nil && ls.l.open.Err() != nil && err != nil {
+				err = fmt.Errorf("%w: %w", ErrClosed, err)
+			}
+		} else {
+			err = ls.l.await(ctx, undoTry, func() error { return ls.l.b.Release(ctx, ls.g) })
+		}
 		if unknown(ctx, err) {
 			ls.unsure = true
 		}
@@ -455,6 +475,7 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	}
 	switch {
 	case err == nil:
+	case ls.l.open.Err() != nil && errors.Is(err, ErrClosed): // it runs out by itself
 	case unknown(ctx, err):
 		ls.l.busy.Go(func() { ls.l.undo(ctx, ls.g) })
 		return false, err
@@ -470,19 +491,27 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	return true, err
 }
 
-// await returns when f does or when ctx ends, whichever is first.
-func (l *Locker) await(ctx context.Context, f func() error) error {
-	if ctx.Done() == nil {
-		return f()
-	}
+// await returns when f does, when ctx ends, or grace after the Locker's end, whichever is first.
+func (l *Locker) await(ctx context.Context, grace time.Duration, f func() error) error {
 	replied := make(chan error, 1)
 	l.run(func() { replied <- f() })
+	var why error
 	select {
 	case err := <-replied:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("no answer from the lock service: %w", cause(ctx))
+		why = cause(ctx)
+	case <-l.open.Done():
+		select {
+		case err := <-replied:
+			return err
+		case <-ctx.Done():
+			why = cause(ctx)
+		case <-time.After(grace):
+			why = ErrClosed
+		}
 	}
+	return fmt.Errorf("no answer from the lock service: %w", why)
 }
 
 // heldKey finds the lease that a context holds.

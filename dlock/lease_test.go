@@ -384,6 +384,29 @@ func TestSlowRenewalShortensTheLease(t *testing.T) {
 	})
 }
 
+// Of two renewals at once, the one that left first is answered last: it doesn't take back what the other has renewed.
+func TestRenewalsOvertakeEachOther(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		var renewals atomic.Int32
+		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			if renewals.Add(1) == 1 {
+				time.Sleep(400 * time.Millisecond)
+			}
+			return next(ctx, g)
+		}
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second}), t.Context(), "k")
+		first := make(chan error, 1)
+		go func() { first <- h.Renew(t.Context()) }()
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, h.Renew(t.Context()))
+		until := time.Now().Add(limit(time.Second))
+		require.Equal(t, until, h.Until())
+		require.NoError(t, <-first)
+		require.Equal(t, until, h.Until())
+	})
+}
+
 func TestContextValues(t *testing.T) {
 	type name struct{}
 	bubble(t, func(t *testing.T) {
@@ -435,6 +458,17 @@ func TestReleaseByNonOwner(t *testing.T) {
 		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
 		require.Zero(t, value(t, reg, "release_by_non_owner_applied_total"))
 		require.NoError(t, next.Release(t.Context()))
+	})
+}
+
+// The service has lost the lock, before its time had come: only the release finds that out.
+func TestReleaseFindsTheLockGone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, reg := newFake(), prometheus.NewRegistry()
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour, Registerer: reg}), t.Context(), "k")
+		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
+		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
 	})
 }
 
@@ -566,6 +600,49 @@ func TestReleaseHangs(t *testing.T) {
 		f.set(func() { f.release = nil })
 		time.Sleep(10 * time.Second)
 		require.True(t, f.free(t, "k"))
+	})
+}
+
+// The service is silent and callers set no deadline: a renewal ends with the lease, a release a second later, and Close cuts
+// off both.
+func TestSilence(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		silent := func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		f.renew, f.release = silent, silent
+		l, err := dlock.New(f, &dlock.Options{TTL: 10 * time.Second})
+		require.NoError(t, err)
+		ctx := context.Background()
+		h := acquire(t, l, t.Context(), "k")
+		require.ErrorIs(t, h.Renew(ctx), dlock.ErrLost)
+		require.Equal(t, h.Until(), time.Now())
+		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded, "it may have been released before")
+		require.Equal(t, h.Until().Add(time.Second), time.Now())
+
+		renewed, released := acquire(t, l, t.Context(), "k1"), acquire(t, l, t.Context(), "k2")
+		another := acquire(t, l, t.Context(), "k3")
+		began := time.Now()
+		ends := make(chan error, 3)
+		go func() { ends <- renewed.Renew(ctx) }()
+		synctest.Wait()
+		long, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		go func() { ends <- released.Release(long) }()
+		go func() { ends <- another.Release(ctx) }()
+		synctest.Wait()
+		closed := make(chan error, 1)
+		go func() { closed <- l.Close() }()
+		require.ErrorIs(t, <-ends, dlock.ErrClosed)
+		require.Zero(t, time.Since(began), "a renewal")
+		for range 2 {
+			require.ErrorIs(t, <-ends, dlock.ErrClosed)
+			require.Equal(t, time.Second, time.Since(began), "a release")
+		}
+		require.NoError(t, <-closed)
+		require.Equal(t, time.Second, time.Since(began), "Close")
 	})
 }
 

@@ -55,14 +55,14 @@ type Locker struct {
 
 	mu      sync.Mutex
 	busy    sync.WaitGroup // calls and background work under way
-	undoing atomic.Int32   // clean-ups under way
+	undoing chan struct{}  // has room for the clean-ups under way
 
 	tasks chan func()  // to idle workers
 	idle  atomic.Int32 // workers that wait for a task
 }
 
-// New returns a Locker on b, which is the Locker's from now on and closed with it. It returns an error for options that cannot work. Nil options mean a TTL of [DefaultTTL]
-// and no renewal.
+// New returns a Locker on b, which is the Locker's from now on and closed with it. It returns an error for options that cannot
+// work. Nil options mean a TTL of [DefaultTTL] and no renewal.
 func New(b Backend, opts *Options) (*Locker, error) {
 	if b == nil {
 		return nil, fmt.Errorf("%w: backend is nil", ErrInvalid)
@@ -90,7 +90,7 @@ func New(b Backend, opts *Options) (*Locker, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	l := &Locker{b: b, o: o, m: m, log: log, tasks: make(chan func())}
+	l := &Locker{b: b, o: o, m: m, log: log, undoing: make(chan struct{}, undoMost), tasks: make(chan func())}
 	l.open, l.close = context.WithCancelCause(context.Background())
 	return l, nil
 }
@@ -105,8 +105,9 @@ func margin(ttl time.Duration) time.Duration {
 // Acquire waits until key is granted or ctx ends, and returns a handle that the caller must Release.
 //
 // It returns an error that wraps ctx's cause when ctx ends, [ErrClosed], [ErrNotReentrant], [ErrRequestLost], or the
-// backend's error: it fails closed when the lock service cannot be reached. When it returns an error, nothing stays locked for longer than
-// one TTL: a request whose outcome is unknown is undone in the background.
+// backend's error: it fails closed when the lock service cannot be reached. When ctx ends, the error wraps [ErrHeld] too if the
+// lock service has said that another holds the lock; otherwise it has not answered. When Acquire returns an error, nothing
+// stays locked for longer than one TTL: a request whose outcome is unknown is undone in the background.
 //
 // The end of ctx after Acquire has returned doesn't touch the lease; see [Handle.Context].
 func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
@@ -115,17 +116,13 @@ func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
 
 // TryAcquire is [Locker.Acquire] without the wait: it returns [ErrHeld] when another holder has the lock.
 func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
-	h, err := l.acquire(ctx, "try acquire", key, l.b.TryAcquire)
-	if err != nil && ctx.Err() != nil { // a try waits for nobody else
-		err = fmt.Errorf("no answer from the lock service: %w", err)
-	}
-	return h, err
+	return l.acquire(ctx, "try acquire", key, l.b.TryAcquire)
 }
 
 // Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns the error of
-// [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease: [ErrLost] then says that what f did may overlap with
-// another holder's work, and only the fencing token at the resource has kept them apart. It doesn't say whether f's
-// writes took effect; that the resource has told f.
+// [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease: [ErrLost] then says that what f
+// did may overlap with another holder's work, and only the fencing token at the resource has kept them apart. It doesn't say
+// whether f's writes took effect; that the resource has told f.
 func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {
 	h, err := l.Acquire(ctx, key)
 	if err != nil {
@@ -199,7 +196,7 @@ type acquireFunc func(context.Context, Request) (Grant, error)
 
 func (l *Locker) acquire(ctx context.Context, op, key string, f acquireFunc) (h *Handle, err error) {
 	defer func() {
-		if err != nil && !errors.Is(err, ErrHeld) {
+		if err != nil && (!errors.Is(err, ErrHeld) || ctx.Err() != nil) {
 			err = fmt.Errorf("%s %q: %w", op, key, err)
 		}
 	}()
@@ -248,9 +245,21 @@ func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle,
 		if ctx.Err() != nil {
 			return nil, cause(ctx)
 		}
-		g, err := l.request(ctx, Request{Key: key, Owner: uuid.NewString(), TTL: l.o.TTL}, f)
-		if err != nil {
+		r := Request{Key: key, Owner: uuid.NewString(), TTL: l.o.TTL}
+		var held *atomic.Bool
+		if ctx.Done() != nil {
+			b := new(atomic.Bool)
+			held, r.OnHeld = b, func() { b.Store(true) }
+		}
+		g, err := l.request(ctx, r, f)
+		switch {
+		case err == nil:
+		case ctx.Err() == nil, errors.Is(err, ErrHeld), errors.Is(err, ErrQueueFull), errors.Is(err, ErrInvalid):
 			return nil, err
+		case held.Load():
+			return nil, fmt.Errorf("%w: %w", ErrHeld, err)
+		default:
+			return nil, fmt.Errorf("no answer from the lock service: %w", err)
 		}
 		ls := newLease(ctx, l, g)
 		if ls.ended() == nil {
@@ -356,35 +365,54 @@ const (
 	undoTry      = time.Second            // one try's timeout
 	undoPause    = 100 * time.Millisecond // after the first try; doubles with each
 	undoMaxPause = 5 * time.Second
-	undoMost     = 256 // at once; beyond that the TTL alone cleans up
+	undoMost     = 256 // at once; others wait
 )
 
 // undo releases what a request may have left behind. It tries until the lease, if there was one, has run out by itself.
 // It doesn't use ctx's end, which is often the very reason for it.
 func (l *Locker) undo(ctx context.Context, g Grant) {
-	if l.undoing.Add(1) > undoMost {
-		l.undoing.Add(-1)
-		return
-	}
-	defer l.undoing.Add(-1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.TTL)
 	defer cancel()
+	err := errors.New("too many requests are being undone")
+	if l.mayUndo(ctx) {
+		err = l.tryUndo(ctx, g)
+		<-l.undoing
+	}
+	if err != nil {
+		l.log.WarnContext(ctx, "dlock: could not undo a request; its lease, if there is one, runs out by itself",
+			"key", g.Key, "ttl", g.TTL, "err", err)
+	}
+}
+
+// mayUndo waits until there is room in l.undoing, and takes it; after Close, until the tries under way have ended.
+func (l *Locker) mayUndo(ctx context.Context) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(l.open, func() { time.AfterFunc(undoTry*3/2, cancel) }) //nolint:contextcheck // the end of l.open is awaited
+	defer stop()
+	select {
+	case l.undoing <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (l *Locker) tryUndo(ctx context.Context, g Grant) error {
 	for pause := undoPause; ; pause = min(2*pause, undoMaxPause) {
 		try, done := context.WithTimeout(ctx, undoTry)
 		err := l.b.Release(try, g)
 		done()
 		if !unknown(ctx, err) {
-			return
+			return nil
 		}
 		select {
 		case <-ctx.Done():
+			return err
 		case <-l.open.Done(): // a closed Locker tries once, and doesn't stay for the rest of the lease
+			return err
 		case <-time.After(pause):
-			continue
 		}
-		l.log.WarnContext(ctx, "dlock: could not undo a request; its lease, if there is one, runs out by itself",
-			"key", g.Key, "ttl", g.TTL, "err", err)
-		return
 	}
 }
 

@@ -1,9 +1,12 @@
 package dlock_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -94,6 +97,9 @@ func TestUnknownOutcomeIsUndone(t *testing.T) {
 				f := newFake()
 				f.acquire = acquire
 				f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+					if arrives := name == "reply late" || name == "request late"; arrives != (g.Fence != 0) {
+						t.Errorf("undoes %+v; the grant with all that it has is known only if it arrives", g)
+					}
 					time.Sleep(time.Millisecond) // a round trip, after which a ctx that had ended would be seen
 					return next(ctx, g)
 				}
@@ -149,24 +155,120 @@ func TestUndoEndsWithTheLease(t *testing.T) {
 	})
 }
 
-// When the lock service is gone, the clean-ups of many failed calls must not pile up.
+// When the lock service is gone, the clean-ups of many failed calls don't pile up there, and none is dropped without a word.
 func TestUndoIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
-			return dlock.Grant{}, errNetwork
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			_, err := next(ctx, r)
+			return dlock.Grant{}, errors.Join(errNetwork, err)
 		}
 		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
 			<-ctx.Done()
 			return ctx.Err()
 		}
-		l := newLocker(t, f, nil)
-		for range 1000 {
-			_, err := l.Acquire(t.Context(), "k")
-			require.ErrorIs(t, err, errNetwork)
+		var log bytes.Buffer
+		l := newLocker(t, f, &dlock.Options{TTL: time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		const calls = 1000
+		fail := func() {
+			for i := range calls {
+				_, err := l.Acquire(t.Context(), fmt.Sprint(i))
+				require.ErrorIs(t, err, errNetwork)
+			}
+			synctest.Wait()
 		}
-		synctest.Wait()
+		fail()
 		require.Equal(t, 256, f.count("release"))
+		f.set(func() { f.release, f.acquire = nil, nil })
+		time.Sleep(10 * time.Second) // well within the TTL
+		for i := range calls {
+			require.True(t, f.free(t, fmt.Sprint(i)))
+		}
+		require.Empty(t, log.String())
+
+		f.set(func() {
+			f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+				return dlock.Grant{}, errNetwork
+			}
+		})
+		f.set(func() { f.release = func(context.Context, dlock.Grant, grantFunc) error { return errNetwork } })
+		fail()
+		time.Sleep(time.Minute + 1)
+		synctest.Wait()
+		require.Equal(t, calls, strings.Count(log.String(), "could not undo"))
+	})
+}
+
+// Close undoes also what waits for others to be undone, if the lock service answers in time.
+func TestCloseUndoesMany(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			f := newFake()
+			f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+				_, err := next(ctx, r)
+				return dlock.Grant{}, errors.Join(errNetwork, err)
+			}
+			f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			var log bytes.Buffer
+			l, err := dlock.New(f, &dlock.Options{TTL: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			require.NoError(t, err)
+			const calls = 1000
+			for i := range calls {
+				_, err := l.Acquire(t.Context(), fmt.Sprint(i))
+				require.ErrorIs(t, err, errNetwork)
+			}
+			synctest.Wait()
+			if answers {
+				f.set(func() { f.release = nil })
+			}
+			began := time.Now()
+			require.NoError(t, l.Close())
+			require.LessOrEqual(t, time.Since(began), 2*time.Second)
+			left := 0
+			for i := range calls {
+				if _, err := f.Client().TryAcquire(t.Context(), dlock.Request{Key: fmt.Sprint(i), Owner: "x", TTL: time.Second}); err != nil {
+					left++
+				}
+			}
+			require.Equal(t, left, strings.Count(log.String(), "could not undo"))
+			if answers {
+				require.LessOrEqual(t, left, 256, "those that were under way")
+			}
+		})
+	}
+}
+
+// An Acquire that gives up says whether it has waited for another holder or for the lock service.
+func TestAcquireSaysWhatItWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+		h := acquire(t, l, t.Context(), "k")
+		try := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := l.Acquire(ctx, "k")
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorContains(t, err, `acquire "k"`)
+			return err
+		}
+		err := try()
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		require.NotContains(t, err.Error(), "no answer")
+		f.set(func() {
+			f.acquire = func(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
+				<-ctx.Done()
+				return dlock.Grant{}, ctx.Err()
+			}
+		})
+		err = try()
+		require.NotErrorIs(t, err, dlock.ErrHeld)
+		require.ErrorContains(t, err, "no answer from the lock service")
+		f.set(func() { f.acquire = nil })
+		require.NoError(t, h.Release(t.Context()))
 	})
 }
 

@@ -13,10 +13,10 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/memlock"
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 )
 
-func TestMain(m *testing.M) { leak.Main(m) }
+func TestMain(m *testing.M) { testmain.Run(m) }
 
 // bubble runs f in virtual time. Every goroutine that f started must end before the bubble does.
 func bubble(t *testing.T, f func(t *testing.T)) {

@@ -16,25 +16,20 @@ import (
 	"unsafe"
 )
 
-// Clock is the wall clock of one server, which may jump, run fast or slow, or stand still, like that of a machine whose
-// clock is set by hand, by NTP, or by its virtual machine's host.
+// Clock is the wall clock of one server, which may jump, run fast or slow, or stand still. Linux only.
 //
-// The server is a process that is started with [Clock.Env]: a shim, preloaded by the dynamic linker, answers its
-// clock_gettime(CLOCK_REALTIME), gettimeofday, time and timespec_get. All of the processes that one Clock's Env starts,
-// and their children, show the same time. Nothing is cached: in force means that every look at the clock that begins
-// from now on sees the fault.
+// The server is started with [Clock.Env]: the dynamic linker preloads a shim that answers clock_gettime(CLOCK_REALTIME),
+// gettimeofday, time and timespec_get. All processes started with one Clock's Env, and their children, show the same time. In
+// force means that every read of the clock that begins from now on sees the fault.
 //
-// The wall clock is all that follows, as it is on a real machine: CLOCK_MONOTONIC and its like, timers and sleeps run on,
-// and so does a wait until an absolute time of the wall clock, of which the kernel keeps the real one. What a server
-// makes of that is the server's: Redis 7 looks at the wall clock for the expiry of keys and for the timeouts of blocked
-// clients, and at the monotonic one for its event loop and the duration of scripts.
+// As on a real machine, CLOCK_MONOTONIC, timers and sleeps run on, and so does a wait until an absolute wall-clock time. Redis 7
+// uses the wall clock for the expiry of keys and for the timeouts of blocked clients.
 //
-// It works for programs that ask their C library for the time: Redis, PostgreSQL, the JVM. It doesn't for statically
-// linked ones, and not for Go's, which ask the kernel. [Clock.Confirm] tells. Linux only.
+// It works for programs that ask their C library for the time: Redis, PostgreSQL, the JVM; not for statically linked ones, nor for
+// Go's, which ask the kernel. [Clock.Confirm] tells.
 //
-// Jumps add up, and may be made while the clock runs fast or stands still. Of [Clock.Rate] and [Clock.Hold] one is in
-// force at a time; a second one is an error. A heal needs no time, and works with a context that has ended too. The
-// methods may be called concurrently.
+// Jumps add up, also while the clock runs fast or stands still. Of [Clock.Rate] and [Clock.Hold] one is in force at a time; a
+// second one is an error. A heal works with a context that has ended too. The methods may be called concurrently.
 type Clock struct {
 	dir string
 
@@ -69,12 +64,11 @@ type clockPage struct {
 // maxRate keeps the clock in range for years.
 const maxRate = 1000
 
-// NewClock makes a clock that shows the real time, as two files in the existing directory dir: what [Clock.Shim] and
-// [Clock.Page] name. The server must be able to read them there; they go with the directory.
+// NewClock makes a clock that shows the real time, as the files [Clock.Shim] and [Clock.Page] in the existing directory dir, where
+// the server must be able to read them.
 //
-// The shim is compiled by the system's C compiler, or that which CC names, and kept in the user's cache directory for the
-// next time. NewClock fails, saying what to install, where there is none. Its error matches [errors.ErrUnsupported]
-// elsewhere than on Linux.
+// The shim is compiled by the C compiler that CC names, or the system's, and kept in the user's cache directory. Without a
+// compiler NewClock fails, saying what to install; elsewhere than on Linux its error matches [errors.ErrUnsupported].
 func NewClock(ctx context.Context, dir string) (*Clock, error) {
 	c := &Clock{law: law{rate: 1}}
 	if err := c.create(ctx, dir); err != nil {
@@ -125,9 +119,9 @@ func (c *Clock) Shim() string { return filepath.Join(c.dir, "clockshim.so") }
 // Page returns the path of the file that tells the shim the time.
 func (c *Clock) Page() string { return filepath.Join(c.dir, "clock") }
 
-// Env returns the environment variables, as "name=value", with which the server is to be started: LD_PRELOAD, which
-// takes the place of any other, and FENCELAB_CLOCK. In a container they hold if Shim and Page are mounted at the paths
-// that they have here. A server that finds the shim and not the page exits at once and says so.
+// Env returns the environment variables with which the server is to be started: LD_PRELOAD, which replaces any other, and
+// FENCELAB_CLOCK. A container needs Shim and Page mounted at the paths that they have here. A server that finds the shim and
+// not the page exits at once and says so.
 func (c *Clock) Env() []string {
 	return []string{"LD_PRELOAD=" + c.Shim(), "FENCELAB_CLOCK=" + c.Page()}
 }
@@ -155,20 +149,12 @@ func (c *Clock) Jump(ctx context.Context, d time.Duration) (Heal, error) {
 	if err := c.jump(d); err != nil {
 		return nil, fmt.Errorf("faults: clock jump by %v: %w", d, err)
 	}
-	var mu sync.Mutex
-	healed := false
-	return func(context.Context) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if healed {
-			return nil
-		}
+	return Once(func(context.Context) error {
 		if err := c.jump(-d); err != nil {
 			return fmt.Errorf("faults: heal clock jump by %v: %w", d, err)
 		}
-		healed = true
 		return nil
-	}, nil
+	}), nil
 }
 
 func (c *Clock) jump(d time.Duration) error {
@@ -187,9 +173,8 @@ func (c *Clock) jump(d time.Duration) error {
 	return nil
 }
 
-// Rate has the clock run rate times as fast as the real one, from what it shows now: it doesn't jump. The rate may be
-// from 0, at which the clock stands still, to 1000. The heal takes back what the clock has gained or lost by it, which is
-// a jump, so that the clock shows the real time again, jumps in force apart.
+// Rate makes the clock run rate times as fast as the real one, from what it shows now; 0 to 1000. The heal takes back what the
+// clock has gained or lost by it, at once.
 func (c *Clock) Rate(ctx context.Context, rate float64) (Heal, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("faults: clock rate %v: %w", rate, context.Cause(ctx))
@@ -206,10 +191,8 @@ func (c *Clock) Rate(ctx context.Context, rate float64) (Heal, error) {
 	}, nil
 }
 
-// Hold stops the clock: it shows one instant, that of [Clock.Now], until the heal. Jumps still move it, from one instant
-// to another, so that what is to happen at the same instant, or at the very instant at which something expires, does.
-//
-// A server that waits for the wall clock to move on waits as long as it is held. The heal is that of [Clock.Rate].
+// Hold stops the clock until the heal, which is that of [Clock.Rate]. Jumps still move it, so that things happen at the same
+// instant, or exactly when something expires. A server that waits for the wall clock to move on waits as long.
 func (c *Clock) Hold(ctx context.Context) (Heal, error) { return c.Rate(ctx, 0) }
 
 func (c *Clock) run(rate float64) (fault int, err error) {
@@ -245,10 +228,9 @@ func (c *Clock) restore(fault int) error {
 
 // change replaces the law by what next makes of the real time, at that time. The caller holds mu.
 //
-// Readers wait while changes is odd, and a look that began before is begun again. So next's now is between the last look
-// under the old law and the first one under the new, and the clock is as continuous as next makes it. With a mere pair of
-// laws, of which one is valid at a time, nobody would wait, but a clock that is stopped would go back by the time that
-// passes between reading now and telling the servers.
+// Readers wait while changes is odd, and repeat a read that began before. So next's now is after the last read under the old law
+// and before the first under the new. With a pair of laws, one of which is valid, nobody would wait, but a clock that is stopped
+// would go back by the time between reading now and publishing the law.
 func (c *Clock) change(next func(now int64) law) error {
 	f, err := os.OpenFile(c.Page(), os.O_RDWR, 0)
 	if err != nil {
@@ -269,10 +251,8 @@ func (c *Clock) change(next func(now int64) law) error {
 	return syscall.Munmap(mem)
 }
 
-// Confirm has the server prove that it follows the clock, which it doesn't if the shim isn't in the way of its looks at
-// the time: ask returns what the server's clock shows, to the microsecond or finer. The clock is held for as long as ask
-// takes, in which time it must show the very microsecond at which it was held. (Milliseconds would prove nothing: the
-// real clock may well show the same one.)
+// Confirm checks that the server follows the clock: ask returns what the server's clock shows, to the microsecond or finer. The
+// clock is held meanwhile, so ask must return that very microsecond. (The same millisecond may be the real one.)
 func (c *Clock) Confirm(ctx context.Context, ask func(context.Context) (time.Time, error)) (err error) {
 	heal, err := c.Hold(ctx)
 	if err != nil {

@@ -6,11 +6,8 @@ import (
 	"syscall"
 )
 
-// Kill ends the process pid by SIGKILL, whether it runs or is paused. In force means that the process is gone, or that
-// nothing but its exit status is left for its parent to collect: no thread runs, and its files, sockets and locks are
-// closed. There is no heal; starting the process again is up to the caller.
-//
-// Kill refuses the same pids as [Pause], except that a stopped process is killed.
+// Kill ends the process pid by SIGKILL, also a stopped one. In force means that no thread runs, and that its files, sockets and
+// locks are closed; a zombie may be left for its parent. There is no heal. Kill refuses the same pids as [Pause].
 func Kill(ctx context.Context, pid int) error {
 	p, err := find(ctx, pid)
 	if err != nil {

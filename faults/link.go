@@ -11,26 +11,27 @@ import (
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
 	"github.com/Shopify/toxiproxy/v2/toxics"
 	"github.com/rs/zerolog"
+
+	"github.com/fencelab/fencelab/internal/proc"
 )
 
-// closeTimeout bounds [Link.Close]. Closing waits for nothing but the proxy's own goroutines, of which one may be
-// connecting to a server that doesn't answer.
+// closeTimeout bounds [Link.Close], which waits for the proxy's goroutines: one may be connecting to a server that doesn't
+// answer.
 const closeTimeout = 10 * time.Second
 
-// Link is a TCP connection's way from clients to one server, on which faults are placed. It relays every connection
-// made to [Link.Addr] to the server, by an embedded toxiproxy.
+// Link relays TCP connections from clients to one server, by an embedded toxiproxy, and injects faults on the way.
 //
-// A fault rules all connections of the link, those there are and those to come: give each client a link of its own to
-// hurt one and not the others. At most one fault is in force in a direction at a time; a second one is an error.
+// A fault affects all connections of the link, present and future; give each client a link of its own to hurt one alone. At most
+// one fault is in force in a direction at a time; a second one is an error.
 //
-// A link is no more than TCP: but for [Link.Refuse] a fault never stops a client from connecting, and the server sees it
-// connect, before any byte gets through or none. Either side's end of its stream closes the connection for both, also
-// where that side would still read. Under a fault the end of a stream is held, late or lost, like the bytes before it.
+// Except under [Link.Refuse] a client can always connect, and the server sees it connect, whether or not bytes get through.
+// When either side ends its stream, the connection is closed for both. Under a fault the end of a stream is held, late or
+// lost, like the bytes before it.
 type Link struct {
 	addr     string
 	proxy    *toxiproxy.Proxy
-	requests *valve       // from the clients to the server
-	replies  *valve       // from the server to the clients
+	requests *direction   // from the clients to the server
+	replies  *direction   // from the server to the clients
 	release  func() error // gives the port back
 	close    func() error
 
@@ -38,21 +39,22 @@ type Link struct {
 	closed bool // nobody may listen any more
 }
 
-// register makes the valve known to toxiproxy, whose list of toxics is global.
-var register = sync.OnceFunc(func() { toxics.Register("valve", new(valve)) })
+// register makes directions known to toxiproxy, whose list of toxics is global.
+var register = sync.OnceFunc(func() { toxics.Register("direction", new(direction)) })
 
 // NewLink returns a link to the server at upstream ("host:port"), which need not be up yet: a client's connection is
 // closed if the server can't be reached when it is made. The link listens on a free port of the loopback interface.
 func NewLink(upstream string) (*Link, error) {
 	register()
-	addr, release, err := reserve()
+	port, release, err := proc.ReservePort()
 	if err != nil {
 		return nil, fmt.Errorf("faults: link to %s: %w", upstream, err)
 	}
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
 	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
-	l := &Link{proxy: toxiproxy.NewProxy(server, "link", addr, upstream), release: release}
-	if l.requests, err = l.addValve("upstream"); err == nil {
-		l.replies, err = l.addValve("downstream")
+	l := &Link{addr: addr, proxy: toxiproxy.NewProxy(server, "link", addr, upstream), release: release}
+	if l.requests, err = l.addDirection("upstream"); err == nil {
+		l.replies, err = l.addDirection("downstream")
 	}
 	if err == nil {
 		err = l.proxy.Start()
@@ -60,32 +62,36 @@ func NewLink(upstream string) (*Link, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("faults: link to %s: %w", upstream, err), release())
 	}
-	l.addr = l.proxy.Listen
 	l.close = sync.OnceValue(l.shut)
 	return l, nil
 }
 
-// addValve puts a valve on a toxiproxy stream that has no connections yet.
-func (l *Link) addValve(stream string) (*valve, error) {
-	toxic, err := l.proxy.Toxics.AddToxicJson(strings.NewReader(fmt.Sprintf(`{"type": "valve", "stream": %q}`, stream)))
+// addDirection adds a direction to a toxiproxy stream that has no connections yet.
+func (l *Link) addDirection(stream string) (*direction, error) {
+	toxic, err := l.proxy.Toxics.AddToxicJson(strings.NewReader(fmt.Sprintf(`{"type": "direction", "stream": %q}`, stream)))
 	if err != nil {
 		return nil, err
 	}
-	v, ok := toxic.Toxic.(*valve)
+	d, ok := toxic.Toxic.(*direction)
 	if !ok {
-		return nil, fmt.Errorf("toxiproxy made a %T of a valve", toxic.Toxic)
+		return nil, fmt.Errorf("toxiproxy made a %T of a direction", toxic.Toxic)
 	}
-	v.changed = make(chan struct{})
-	v.pipes = make(map[*pipe]struct{})
-	return v, nil
+	d.addr = l.addr
+	d.changed = make(chan struct{})
+	d.pipes = make(map[*pipe]struct{})
+	return d, nil
+}
+
+// both is an effect on both directions.
+func (l *Link) both(f flow, by time.Duration) []effect {
+	return []effect{{l.requests, f, by}, {l.replies, f, by}}
 }
 
 // Addr returns the address that clients connect to in the server's place.
 func (l *Link) Addr() string { return l.addr }
 
-// Close stops listening, closes every connection and loses what is held. It leaves nothing running, and returns within
-// seconds whatever state the link, its clients and its server are in. The heal of a fault that is in force now fails
-// with net.ErrClosed.
+// Close stops listening, closes every connection and loses what is held. It returns within seconds, in any state of the link,
+// its clients and its server. The heal of a fault in force then fails with net.ErrClosed.
 func (l *Link) Close() error { return l.close() }
 
 func (l *Link) shut() error {

@@ -21,7 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fencelab/fencelab/faults"
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 )
 
 // server applies lines, which is to say it logs them, and answers each with "ok " and the line.
@@ -160,37 +160,80 @@ func askOften(t *testing.T, s *server) {
 	}
 }
 
-func TestHoldRequests(t *testing.T) {
-	s := startServer(t)
-	link := startLink(t, s.addr())
-	dying, living := dial(t, link.Addr()), dial(t, link.Addr())
-	dying.ask(t, "before")
-	living.ask(t, "before")
-
-	deliver, err := link.HoldRequests(t.Context())
-	require.NoError(t, err)
-	var want []string
-	for i := range 10 {
-		line := fmt.Sprintf("held %d", i)
-		want = append(want, line)
-		dying.send(t, line)
+// What each fault of a link does while it is in force, and what is left of that after the heal.
+func TestLinkFaults(t *testing.T) {
+	slow := func(inject func(*faults.Link, context.Context, time.Duration) (faults.Heal, error)) func(*faults.Link, context.Context) (faults.Heal, error) {
+		return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return inject(l, ctx, time.Hour) }
 	}
-	require.NoError(t, dying.Close())
-	living.send(t, "living")
-	late := dial(t, link.Addr())
-	late.send(t, "late")
-	askOften(t, s)
-	require.Empty(t, s.log("held"))
-	require.Empty(t, s.log("l"))
+	for name, f := range map[string]struct {
+		inject    func(*faults.Link, context.Context) (faults.Heal, error)
+		applied   bool // requests are, meanwhile
+		delivered bool // all that was under way is, by the heal; else it is lost, and connections are closed
+	}{
+		"HoldRequests":  {(*faults.Link).HoldRequests, false, true},
+		"LoseRequests":  {(*faults.Link).LoseRequests, false, false},
+		"LoseReplies":   {(*faults.Link).LoseReplies, true, false},
+		"Cut":           {(*faults.Link).Cut, false, false},
+		"DelayRequests": {slow((*faults.Link).DelayRequests), false, true},
+		"DelayReplies":  {slow((*faults.Link).DelayReplies), true, true},
+		"Delay":         {slow((*faults.Link).Delay), false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startServer(t)
+			link := startLink(t, s.addr())
+			c, idle, dying := dial(t, link.Addr()), dial(t, link.Addr()), dial(t, link.Addr())
+			for _, old := range []*client{c, idle, dying} {
+				old.ask(t, "before")
+			}
+			heal, err := f.inject(link, t.Context())
+			require.NoError(t, err)
+			fresh := dial(t, link.Addr())
+			want := []string{"x 0", "x 1", "x 2"}
+			for _, line := range want {
+				c.send(t, line)
+			}
+			fresh.send(t, "fresh")
+			dying.send(t, "dying")
+			require.NoError(t, dying.Close())
+			askOften(t, s)
+			arrived := func() bool { return len(s.log("x")) == 3 && len(s.log("fresh")) == 1 && len(s.log("dying")) == 1 }
+			if f.applied {
+				await(t, "effect", arrived)
+			} else {
+				require.Empty(t, append(append(s.log("x"), s.log("fresh")...), s.log("dying")...))
+			}
+			c.wantSilence(t)
+			fresh.wantSilence(t)
+			_, err = link.Cut(t.Context())
+			require.ErrorContains(t, err, "another fault")
+			fresh.wantSilence(t)
 
-	require.NoError(t, deliver(t.Context()))
-	living.wantReply(t, "living")
-	late.wantReply(t, "late")
-	await(t, "delivery", func() bool { return len(s.log("held")) >= len(want) })
-	living.ask(t, "after")
-	late.ask(t, "after")
-	require.Equal(t, want, s.log("held"), "each line once and in order")
-	require.Equal(t, []string{"before", "before"}, s.log("before"))
+			require.NoError(t, heal(t.Context()))
+			if f.delivered {
+				for _, line := range want {
+					c.wantReply(t, line)
+				}
+				fresh.wantReply(t, "fresh")
+				idle.ask(t, "after")
+				await(t, "delivery", arrived)
+			} else {
+				for _, old := range []*client{c, idle, fresh} {
+					old.wantNoReply(t)
+				}
+			}
+			dial(t, link.Addr()).ask(t, "after")
+			require.NoError(t, heal(t.Context()))
+			if f.applied || f.delivered {
+				require.Equal(t, want, s.log("x"), "each line once and in order")
+			} else {
+				require.Empty(t, append(append(s.log("x"), s.log("fresh")...), s.log("dying")...))
+			}
+		})
+	}
+	for _, d := range []time.Duration{0, -time.Second} {
+		_, err := startLink(t, "127.0.0.1:1").Delay(t.Context(), d)
+		require.ErrorContains(t, err, "more than 0")
+	}
 }
 
 // Bytes that no socket takes are not delivered yet, and deliver says so. More is held than socket buffers take, for a
@@ -229,72 +272,12 @@ func TestDeliverIsConfirmed(t *testing.T) {
 	require.True(t, bytes.Equal(sent, got), "got %d bytes, want the %d that were sent", len(got), len(sent))
 }
 
-func TestLoseReplies(t *testing.T) {
-	s := startServer(t)
-	link := startLink(t, s.addr())
-	c, idle := dial(t, link.Addr()), dial(t, link.Addr())
-	c.ask(t, "before")
-	idle.ask(t, "before")
-
-	heal, err := link.LoseReplies(t.Context())
-	require.NoError(t, err)
-	c.send(t, "x")
-	fresh := dial(t, link.Addr())
-	fresh.send(t, "x")
-	await(t, "effect", func() bool { return len(s.log("x")) == 2 }) // applied, though unanswered
-	fresh.wantSilence(t)
-
-	require.NoError(t, heal(t.Context()))
-	c.wantNoReply(t)
-	idle.wantNoReply(t)
-	dial(t, link.Addr()).ask(t, "after")
-	require.NoError(t, heal(t.Context()))
-	require.Len(t, s.log("x"), 2)
-}
-
-func TestLoseRequests(t *testing.T) {
-	for name, inject := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
-		"LoseRequests": (*faults.Link).LoseRequests,
-		"Cut":          (*faults.Link).Cut,
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := startServer(t)
-			link := startLink(t, s.addr())
-			c, idle := dial(t, link.Addr()), dial(t, link.Addr())
-			c.ask(t, "before")
-			idle.ask(t, "before")
-
-			heal, err := inject(link, t.Context())
-			require.NoError(t, err)
-			c.send(t, "x")
-			dial(t, link.Addr()).send(t, "new")
-			askOften(t, s)
-			require.Empty(t, s.log("x"))
-			require.Empty(t, s.log("new"))
-
-			require.NoError(t, heal(t.Context()))
-			c.wantNoReply(t)
-			idle.wantNoReply(t)
-			dial(t, link.Addr()).ask(t, "after")
-			require.NoError(t, heal(t.Context()))
-			require.Empty(t, s.log("x"))
-		})
-	}
-}
-
-// A cut loses the server's farewell too: a client learns of neither its replies nor its death before the heal.
-func TestCutLosesRepliesAndEnds(t *testing.T) {
+// A cut loses the server's farewell too: a client learns of its death after the heal.
+func TestCutLosesEnds(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
 	c := dial(t, link.Addr())
 	c.ask(t, "before")
-	hold, err := link.HoldRequests(t.Context())
-	require.NoError(t, err)
-	_, err = link.Cut(t.Context())
-	require.ErrorContains(t, err, "another fault")
-	require.NoError(t, hold(t.Context()))
-	c.ask(t, "a cut that failed left nothing behind")
-
 	heal, err := link.Cut(t.Context())
 	require.NoError(t, err)
 	s.stop()
@@ -303,6 +286,7 @@ func TestCutLosesRepliesAndEnds(t *testing.T) {
 	c.wantNoReply(t)
 }
 
+// Directions are ruled apart, a fault that fails leaves nothing behind, and a heal ends its own fault, not a later one.
 func TestFaultsOfOneLink(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
@@ -310,10 +294,6 @@ func TestFaultsOfOneLink(t *testing.T) {
 	c.ask(t, "before")
 	deliver, err := link.HoldRequests(t.Context())
 	require.NoError(t, err)
-	_, err = link.LoseRequests(t.Context())
-	require.ErrorContains(t, err, "another fault")
-
-	// Directions are ruled apart: a late request whose reply is lost.
 	c.send(t, "x")
 	heal, err := link.LoseReplies(t.Context())
 	require.NoError(t, err)
@@ -323,13 +303,11 @@ func TestFaultsOfOneLink(t *testing.T) {
 	await(t, "delivery", func() bool { return len(s.log("x")) == 1 })
 	_, err = link.Cut(t.Context())
 	require.ErrorContains(t, err, "another fault")
-	fresh := dial(t, link.Addr())
-	fresh.send(t, "a cut that failed loses no request")
-	await(t, "effect", func() bool { return len(s.log("a cut")) == 1 })
+	dial(t, link.Addr()).send(t, "not cut")
+	await(t, "effect", func() bool { return len(s.log("not cut")) == 1 })
 	require.NoError(t, heal(t.Context()))
 	c.wantNoReply(t)
 
-	// A heal ends its own fault, not a later one.
 	again, err := link.HoldRequests(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, deliver(t.Context()))
@@ -345,98 +323,6 @@ func TestFaultsOfOneLink(t *testing.T) {
 	_, err = link.HoldRequests(ended)
 	require.ErrorIs(t, err, context.Canceled)
 	d.ask(t, "z")
-}
-
-func TestDelay(t *testing.T) {
-	for name, way := range map[string]struct {
-		inject  func(*faults.Link, context.Context, time.Duration) (faults.Heal, error)
-		legs    time.Duration // of a line and its answer that are delayed
-		applied bool          // a line is, though delayed
-	}{
-		"DelayRequests": {(*faults.Link).DelayRequests, 1, false},
-		"DelayReplies":  {(*faults.Link).DelayReplies, 1, true},
-		"Delay":         {(*faults.Link).Delay, 2, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := startServer(t)
-			link := startLink(t, s.addr())
-			c := dial(t, link.Addr())
-			c.ask(t, "before")
-
-			const d = 20 * time.Millisecond
-			heal, err := way.inject(link, t.Context(), d)
-			require.NoError(t, err)
-			fresh := dial(t, link.Addr())
-			var want []string
-			var sent []time.Time
-			for i := range 20 {
-				line := fmt.Sprintf("slow %d", i)
-				want = append(want, line)
-				sent = append(sent, time.Now())
-				c.send(t, line)
-				fresh.send(t, "fresh")
-			}
-			for i, line := range want {
-				c.wantReply(t, line)
-				require.GreaterOrEqual(t, time.Since(sent[i]), way.legs*d, line)
-				fresh.wantReply(t, "fresh")
-				require.GreaterOrEqual(t, time.Since(sent[i]), way.legs*d, "fresh %d", i)
-			}
-			require.Equal(t, want, s.log("slow"), "each line once and in order")
-			require.NoError(t, heal(t.Context()))
-			c.ask(t, "after")
-
-			// The heal waits for no delay, and nothing that is under way gets lost by it.
-			heal, err = way.inject(link, t.Context(), time.Hour)
-			require.NoError(t, err)
-			for range 3 {
-				c.send(t, "late")
-			}
-			askOften(t, s)
-			if way.applied {
-				await(t, "effect", func() bool { return len(s.log("late")) == 3 })
-			} else {
-				require.Empty(t, s.log("late"))
-			}
-			c.wantSilence(t)
-			_, err = link.Cut(t.Context())
-			require.ErrorContains(t, err, "another fault")
-			require.NoError(t, heal(t.Context()))
-			for range 3 {
-				c.wantReply(t, "late")
-			}
-			require.NoError(t, heal(t.Context()))
-			c.ask(t, "after")
-			require.Len(t, s.log("late"), 3)
-
-			for _, d := range []time.Duration{0, -time.Second} {
-				_, err = way.inject(link, t.Context(), d)
-				require.ErrorContains(t, err, "more than 0")
-			}
-		})
-	}
-}
-
-// What a client sent before it closed the connection arrives, late, and so does its end.
-func TestDelayOfEnd(t *testing.T) {
-	listener := listen(t)
-	link := startLink(t, listener.Addr().String())
-	heal, err := link.DelayRequests(t.Context(), time.Hour)
-	require.NoError(t, err)
-	c := dial(t, link.Addr())
-	conn, err := listener.Accept()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	c.send(t, "x")
-	require.NoError(t, c.Close())
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
-	_, err = conn.Read(make([]byte, 1))
-	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	require.NoError(t, heal(t.Context()))
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
-	got, err := io.ReadAll(conn)
-	require.NoError(t, err)
-	require.Equal(t, "x\n", string(got))
 }
 
 func requireRefused(t *testing.T, addr string) {
@@ -468,40 +354,23 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// The server learns of it too, and what was under way to it is lost.
+// The server learns of it too.
 func TestRefuseClosesServerSide(t *testing.T) {
 	listener := listen(t)
 	link := startLink(t, listener.Addr().String())
-	c := dial(t, link.Addr())
+	dial(t, link.Addr())
 	conn, err := listener.Accept()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	hold, err := link.HoldRequests(t.Context())
-	require.NoError(t, err)
-	c.send(t, "x")
-	require.NoError(t, link.AwaitHeld(t.Context()))
-	_, err = link.Refuse(t.Context())
-	require.ErrorContains(t, err, "another fault")
-	require.NoError(t, hold(t.Context()))
-	line := make([]byte, 2)
-	_, err = io.ReadFull(conn, line)
-	require.NoError(t, err, "a refuse that failed left nothing behind")
-
 	slow, err := link.DelayRequests(t.Context(), time.Hour)
 	require.NoError(t, err)
-	c.send(t, "y")
-	_ = slow // still in force
 	_, err = link.Refuse(t.Context())
 	require.ErrorContains(t, err, "another fault")
 	require.NoError(t, slow(t.Context()))
-	_, err = io.ReadFull(conn, line)
-	require.NoError(t, err)
-
 	_, err = link.Refuse(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
-	n, err := conn.Read(line)
-	require.Zero(t, n)
+	_, err = conn.Read(make([]byte, 1))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection to the server is open")
 }
@@ -566,61 +435,55 @@ func TestRefuseHealedLater(t *testing.T) {
 func TestPartition(t *testing.T) {
 	s := startServer(t)
 	var links []*faults.Link
-	var clients []*client
 	for range 3 {
-		link := startLink(t, s.addr())
-		links = append(links, link)
-		clients = append(clients, dial(t, link.Addr()))
-		clients[len(clients)-1].ask(t, "before") // or the link may not have accepted it before the heal
+		links = append(links, startLink(t, s.addr()))
 	}
-	other := dial(t, startLink(t, s.addr()).Addr())
-	for range 2 {
-		heal, err := faults.Partition(t.Context(), links...)
-		require.NoError(t, err)
-		for _, c := range clients {
-			c.send(t, "cut")
+	askAll := func() (clients []*client) {
+		for _, link := range links {
+			c := dial(t, link.Addr())
+			c.ask(t, "not cut")
+			clients = append(clients, c)
 		}
-		askOften(t, s)
-		other.ask(t, "other")
-		require.Empty(t, s.log("cut"))
-		require.NoError(t, heal(t.Context()))
-		for i, c := range clients {
-			c.wantNoReply(t)
-			clients[i] = dial(t, links[i].Addr())
-			clients[i].ask(t, "after")
-		}
+		return clients
+	}
+	clients := askAll()
+	heal, err := faults.Partition(t.Context(), links...)
+	require.NoError(t, err)
+	for _, c := range clients {
+		c.send(t, "cut")
+	}
+	askOften(t, s)
+	require.Empty(t, s.log("cut"))
+	require.NoError(t, heal(t.Context()))
+	for _, c := range clients {
+		c.wantNoReply(t)
 	}
 
 	// If one of them can't be cut, none is.
+	clients = askAll()
 	for i, busy := range links {
-		heal, err := busy.LoseReplies(t.Context())
+		heal, err := busy.LoseRequests(t.Context())
 		require.NoError(t, err)
 		_, err = faults.Partition(t.Context(), links...)
 		require.ErrorContains(t, err, "another fault")
-		for j, link := range links {
-			if i != j {
-				clients[j].ask(t, "not cut")
-				dial(t, link.Addr()).ask(t, "not cut")
-			}
-		}
 		require.NoError(t, heal(t.Context()))
 		clients[i] = dial(t, busy.Addr())
+		for _, c := range clients {
+			c.ask(t, "not cut")
+		}
 	}
-	_, err := faults.Partition(t.Context(), links[0], links[1], links[0])
+	_, err = faults.Partition(t.Context(), links[0], links[1], links[0])
 	require.ErrorContains(t, err, "another fault")
-	heal, err := faults.Partition(t.Context(), links...)
-	require.NoError(t, err, "what failed left nothing behind")
-	require.NoError(t, heal(t.Context()))
 	_, err = faults.Partition(t.Context())
 	require.ErrorContains(t, err, "no links")
 
 	// A link that can't be healed keeps no other from it.
 	heal, err = faults.Partition(t.Context(), links...)
-	require.NoError(t, err)
+	require.NoError(t, err, "what failed left nothing behind")
 	require.NoError(t, links[1].Close())
 	require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
-	dial(t, links[0].Addr()).ask(t, "after")
-	dial(t, links[2].Addr()).ask(t, "after")
+	links = []*faults.Link{links[0], links[2]}
+	askAll()
 }
 
 func TestLinkPassesEverything(t *testing.T) {
@@ -651,86 +514,90 @@ func TestLinkWithoutServer(t *testing.T) {
 
 // A link leaves nothing running, whatever state its connections are in.
 func TestLinkClose(t *testing.T) {
-	for name, prepare := range map[string]func(*testing.T, *faults.Link, *server) faults.Heal{
-		"held bytes": func(t *testing.T, link *faults.Link, _ *server) faults.Heal {
-			deliver, err := link.HoldRequests(t.Context())
-			require.NoError(t, err)
-			for range 3 {
+	for name, inject := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"held": (*faults.Link).HoldRequests, "lost": (*faults.Link).LoseReplies, "refused": (*faults.Link).Refuse,
+		"delayed": func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.Delay(ctx, time.Hour) },
+	} {
+		for _, gone := range []string{"", "client", "server"} {
+			t.Run(name+" "+gone, func(t *testing.T) {
+				before := goleak.IgnoreCurrent()
+				s := startServer(t)
+				link, err := faults.NewLink(s.addr())
+				require.NoError(t, err)
 				c := dial(t, link.Addr())
-				c.send(t, "x")
-				c.send(t, "y")
-			}
-			return deliver
-		},
-		"held bytes, client gone": func(t *testing.T, link *faults.Link, s *server) faults.Heal {
-			c := dial(t, link.Addr())
-			c.ask(t, "before")
-			deliver, err := link.HoldRequests(t.Context())
-			require.NoError(t, err)
-			c.send(t, "x")
-			c.send(t, "y")
-			require.NoError(t, c.Close())
-			askOften(t, s)
-			return deliver
-		},
-		"held bytes, server gone": func(t *testing.T, link *faults.Link, s *server) faults.Heal {
-			c := dial(t, link.Addr())
-			c.ask(t, "before")
-			deliver, err := link.HoldRequests(t.Context())
-			require.NoError(t, err)
-			for range 3 {
-				c.send(t, "x")
-				askOften(t, s)
-			}
-			s.stop()
-			short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			defer cancel()
-			_ = deliver(short) // the socket of a dead server may take the bytes or not
-			return nil
-		},
-		"lost bytes": func(t *testing.T, link *faults.Link, s *server) faults.Heal {
-			c := dial(t, link.Addr())
-			heal, err := link.LoseReplies(t.Context())
-			require.NoError(t, err)
-			c.send(t, "x")
-			await(t, "effect", func() bool { return len(s.log("x")) == 1 })
-			return heal
-		},
-		"delayed bytes": func(t *testing.T, link *faults.Link, s *server) faults.Heal {
-			c := dial(t, link.Addr())
-			c.ask(t, "before")
-			heal, err := link.Delay(t.Context(), time.Hour)
-			require.NoError(t, err)
-			c.send(t, "y")
-			askOften(t, s)
-			return heal
-		},
-		"refused": func(t *testing.T, link *faults.Link, _ *server) faults.Heal {
-			dial(t, link.Addr()).ask(t, "before")
-			heal, err := link.Refuse(t.Context())
-			require.NoError(t, err)
-			return heal
-		},
+				c.ask(t, "before")
+				heal, err := inject(link, t.Context())
+				require.NoError(t, err)
+				for range 3 {
+					_, _ = io.WriteString(c, "x\n") // nobody may be there
+					askOften(t, s)
+				}
+				switch gone {
+				case "client":
+					require.NoError(t, c.Close())
+				case "server":
+					s.stop()
+					short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+					defer cancel()
+					_ = heal(short) // the socket of a dead server may take the bytes or not
+				}
+				require.NoError(t, link.Close(), "an error says that Close ran into its timeout")
+				require.NoError(t, link.Close())
+				if gone != "server" {
+					require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
+				}
+				_, err = link.HoldRequests(t.Context())
+				require.ErrorIs(t, err, net.ErrClosed)
+				_, err = new(net.Dialer).DialContext(t.Context(), "tcp", link.Addr())
+				require.Error(t, err)
+				s.stop()
+				require.NoError(t, testmain.FindLeaks(before))
+			})
+		}
+	}
+}
+
+func TestLoseFrom(t *testing.T) {
+	for name, lose := range map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
+		"requests": (*faults.Link).LoseRequestsFrom, "replies": (*faults.Link).LoseRepliesFrom,
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := goleak.IgnoreCurrent()
 			s := startServer(t)
-			link, err := faults.NewLink(s.addr())
+			l := startLink(t, s.addr())
+			a, b := dial(t, l.Addr()), dial(t, l.Addr())
+			a.ask(t, "before")
+			heal, err := lose(l, t.Context(), 3)
 			require.NoError(t, err)
-			heal := prepare(t, link, s)
-
-			require.NoError(t, link.Close(), "an error says that Close ran into its timeout")
-			require.NoError(t, link.Close())
-			if heal != nil {
-				require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
+			a.ask(t, "1")
+			b.ask(t, "2")
+			require.False(t, l.Loses())
+			a.send(t, "3")
+			await(t, "the third message", l.Loses)
+			if name == "replies" {
+				await(t, "the third message at the server", func() bool { return len(s.log("3")) == 1 })
 			}
-			_, err = link.HoldRequests(t.Context())
-			require.ErrorIs(t, err, net.ErrClosed)
-			_, err = new(net.Dialer).DialContext(t.Context(), "tcp", link.Addr())
-			require.Error(t, err)
-			s.stop()
-			require.NoError(t, leak.Find(before))
-			require.Empty(t, s.log("y"))
+			b.send(t, "4")
+			a.wantSilence(t)
+			b.wantSilence(t)
+			if name == "replies" {
+				await(t, "the fourth message at the server", func() bool { return len(s.log("4")) == 1 })
+			}
+			require.NoError(t, heal(t.Context()))
+			require.False(t, l.Loses())
+			a.wantNoReply(t)
+			dial(t, l.Addr()).ask(t, "after")
+			want := []string{"before", "1", "2", "after"}
+			if name == "replies" {
+				want = []string{"before", "1", "2", "3", "4", "after"}
+			}
+			require.Equal(t, want, s.log(""))
+
+			heal, err = lose(l, t.Context(), 1)
+			require.NoError(t, err)
+			require.NoError(t, heal(t.Context()))
+			dial(t, l.Addr()).ask(t, "healed before there was a message")
+			_, err = lose(l, t.Context(), 0)
+			require.ErrorContains(t, err, "counted from 1")
 		})
 	}
 }
@@ -741,27 +608,24 @@ func TestAwaitHeld(t *testing.T) {
 	require.Error(t, link.AwaitHeld(t.Context()), "nothing can be held without a hold")
 	c := dial(t, link.Addr())
 	c.ask(t, "before")
-
 	deliver, err := link.HoldRequests(t.Context())
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, link.AwaitHeld(ctx), context.DeadlineExceeded, "what came before the hold is not held")
 
+	waiting := make(chan error, 1)
+	go func() { waiting <- link.AwaitHeld(t.Context()) }()
 	c.send(t, "held")
-	require.NoError(t, link.AwaitHeld(t.Context()))
+	require.NoError(t, <-waiting)
 	require.Empty(t, s.log("held"))
 	require.NoError(t, link.AwaitHeld(t.Context()), "it is held still")
-
-	waiting := make(chan error, 1)
-	second := startLink(t, s.addr())
-	deliver2, err := second.HoldRequests(t.Context())
-	require.NoError(t, err)
-	go func() { waiting <- second.AwaitHeld(t.Context()) }()
-	require.NoError(t, deliver2(t.Context()))
-	require.Error(t, <-waiting, "the hold has ended")
-
 	require.NoError(t, deliver(t.Context()))
 	c.wantReply(t, "held")
-	require.Error(t, link.AwaitHeld(t.Context()))
+
+	again, err := link.HoldRequests(t.Context())
+	require.NoError(t, err)
+	go func() { waiting <- link.AwaitHeld(t.Context()) }()
+	require.NoError(t, again(t.Context()))
+	require.Error(t, <-waiting, "the hold has ended")
 }

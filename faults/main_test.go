@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 )
 
 // tickerFile makes the test binary a ticker: a process that does nothing but count in the file named by this variable.
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	leak.Main(m)
+	testmain.Run(m)
 }
 
 // ticks are a ticker's counters: two threads that live on, and threads that are born, tick once and die.

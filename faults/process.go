@@ -8,18 +8,16 @@ import (
 	"time"
 )
 
-// pollEvery is how often a process is looked at. The kernel tells only a process's parent of its stops, and that only
-// through wait, which would take the news from whoever waits there; everybody else has to look.
+// pollEvery is how often a process's state is read. The kernel tells of stops only through wait, and only the parent.
 const pollEvery = 500 * time.Microsecond
 
-// process is a process that may be hurt. On Linux its handle holds a pidfd and never signals a later process that was
-// given the same pid.
+// process is a target. On Linux its handle holds a pidfd and never signals a later process with the same pid.
 type process struct {
 	pid    int
 	handle *os.Process
 }
 
-// threads counts a process's threads by what they can still do. A process that is gone has none.
+// threads counts a process's threads by state. A process that is gone has none.
 type threads struct {
 	total   int
 	stopped int // by a signal
@@ -59,13 +57,13 @@ func find(ctx context.Context, pid int) (*process, error) {
 // release gives the handle back; that can't fail.
 func (p *process) release() { _ = p.handle.Release() }
 
-// threads looks at the process once.
+// threads reads the process's state once.
 func (p *process) threads(ctx context.Context) (threads, error) {
 	t, err := readThreads(ctx, p.pid)
 	if err != nil {
 		return threads{}, err
 	}
-	// Asked after the look: as long as the handle's process has not been collected, its pid was not given away.
+	// Afterwards: as long as the handle's process has not been reaped, its pid is its own.
 	switch err := p.handle.Signal(syscall.Signal(0)); {
 	case errors.Is(err, os.ErrProcessDone):
 		return threads{}, nil
@@ -75,7 +73,7 @@ func (p *process) threads(ctx context.Context) (threads, error) {
 	return t, nil
 }
 
-// wait looks at the process until ok holds. It returns os.ErrProcessDone if the process is gone instead.
+// wait polls the process until ok holds. It returns os.ErrProcessDone if the process is gone instead.
 func (p *process) wait(ctx context.Context, ok func(threads) bool) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()

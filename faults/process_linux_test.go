@@ -33,7 +33,7 @@ func threadStates(t *testing.T, pid int) string {
 	return states.String()
 }
 
-func TestPauseStopsEveryThread(t *testing.T) {
+func TestEveryThread(t *testing.T) {
 	tk := startTicker(t)
 	for i := range 20 {
 		resume, err := faults.Pause(t.Context(), tk.pid())
@@ -41,18 +41,13 @@ func TestPauseStopsEveryThread(t *testing.T) {
 		states := threadStates(t, tk.pid())
 		require.Empty(t, strings.Trim(states, "T"), "round %d: states %s", i, states)
 		require.GreaterOrEqual(t, len(states), 3)
-
 		require.NoError(t, resume(t.Context()))
 		require.NotContains(t, threadStates(t, tk.pid()), "T", "round %d", i)
 	}
-}
-
-func TestKillEndsEveryThread(t *testing.T) {
-	for i := range 10 {
+	for range 10 {
 		tk := startTicker(t)
 		require.NoError(t, faults.Kill(t.Context(), tk.pid()))
-		states := threadStates(t, tk.pid())
-		require.Empty(t, strings.Trim(states, "ZX"), "round %d: states %s", i, states)
+		require.Empty(t, strings.Trim(threadStates(t, tk.pid()), "ZX"))
 	}
 }
 

@@ -28,8 +28,6 @@ func TestExamples(t *testing.T) {
 		lines     int
 	}{
 		{"dlock/redislock/example_test.go", []string{"open", "bill"}, 45},
-		{"resource/pgstore/example_test.go", []string{"bill"}, 30},
-		{"reports/own_test.go", []string{"TestRules"}, 35},
 	} {
 		code := snippet(t, "../"+s.file, s.functions...)
 		require.LessOrEqual(t, strings.Count(code, "\n"), s.lines, "%s: lines", s.file)
@@ -102,7 +100,9 @@ func snippet(t *testing.T, file string, functions ...string) string {
 }
 
 // handWritten are the pages that no test but this one reads, as far as they aren't results.
-var handWritten = []string{readme, "../cmd/README.md", "../scenarios/README.md"}
+var handWritten = []string{
+	readme, "../CONTRIBUTING.md", "../docs/design.md", "../docs/operations.md", "../docs/your-own-lock.md", "../cmd/README.md", "../scenarios/README.md",
+}
 
 var (
 	identifier = regexp.MustCompile("`([a-z][a-z0-9]+)\\.([A-Z][A-Za-z]*)")

@@ -35,11 +35,8 @@ func draw(t *testing.T, at map[int]history.Event) string {
 
 // Every fault has words of its own, and one that hits a server stands in the lock's lane and has no lane.
 func TestFaultsOfServers(t *testing.T) {
-	for _, name := range []string{
-		history.FaultPause, history.FaultResume, history.FaultKill, history.FaultRestart, history.FaultWipe, history.FaultFlush,
-		history.FaultEvict, history.FaultLag, history.FaultFailover, history.FaultJump, history.FaultIsolate, history.FaultRejoin,
-		history.FaultSnapshot, history.FaultRestore, history.FaultReap,
-	} {
+	for _, known := range history.Faults {
+		name := known.Name
 		f := fault(name, "node7")
 		f.Detail = "20s"
 		page := draw(t, map[int]history.Event{
@@ -55,16 +52,16 @@ func TestFaultsOfServers(t *testing.T) {
 }
 
 func TestCutOff(t *testing.T) {
-	cut := fault(history.FaultCut, "A")
+	cut := fault("cut", "A")
 	cut.Peers = []string{"redis1", "redis2"}
 	page := draw(t, map[int]history.Event{
 		1:  {Actor: "A", Name: history.Acquired, Token: 1, TTL: history.Duration(20 * time.Millisecond)},
 		10: cut,
 		30: {Actor: "A", Name: history.Lost, Token: 1},
-		90: fault(history.FaultMend, "A"),
+		90: fault("mend", "A"),
 	})
 	for _, words := range []string{
-		"cut off from redis1, redis2", "what is sent either way is lost", "saw its lease end", "cut off 80 ms", "reconnected",
+		"cut off from redis1, redis2", "what is sent either way is lost", "was told that its lease ended", "cut off 80 ms", "reconnected",
 		"A is cut off from the lock from 9 ms to 89 ms.",
 	} {
 		require.Contains(t, page, words)

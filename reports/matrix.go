@@ -21,7 +21,7 @@ const (
 	unknownSign = "?"
 )
 
-var signs = []string{notRun, safeSign, refusedSign, brokenSign, unknownSign}
+var cellSigns = []string{notRun, safeSign, refusedSign, brokenSign, unknownSign}
 
 func (s *Summary) sign() string {
 	switch {
@@ -43,10 +43,10 @@ func Cell(runs []Summary) string {
 		worst := 0
 		for i := range runs {
 			if runs[i].Fencing == mode {
-				worst = max(worst, slices.Index(signs, runs[i].sign()))
+				worst = max(worst, slices.Index(cellSigns, runs[i].sign()))
 			}
 		}
-		words = append(words, signs[worst])
+		words = append(words, cellSigns[worst])
 	}
 	return strings.Join(words, " ")
 }

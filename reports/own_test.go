@@ -67,6 +67,8 @@ func TestHazards(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = server.Close() })
 	nodes := []scenarios.Node{{Name: "server", Addr: server.Addr}}
+	var summary scenarios.Summary
+	t.Cleanup(func() { t.Log("\n" + summary.String()) }) // go test -v shows it
 	for _, s := range scenarios.Hazards() {
 		if !s.On("mine") || s.Faulty() {
 			continue // another lock's, or one that needs faults of its server: see scenarios.Service
@@ -77,8 +79,9 @@ func TestHazards(t *testing.T) {
 				// A store of your own is in Store. A server that can be killed is this run's alone: start one here.
 				runner := scenarios.Runner{Service: &scenarios.Service{Lock: "mine", Server: "mine 1.0", Nodes: nodes}, TTL: time.Second}
 				got, err := runner.Run(t.Context(), s, fencing)
+				summary.Add(s, fencing, got, err)
 				if errors.Is(err, errors.ErrUnsupported) {
-					t.Skip(err) // your lock or store hasn't what it takes
+					t.Skip("not applicable:", err) // your lock or store hasn't what it takes
 				}
 				if err != nil {
 					t.Fatal(err)

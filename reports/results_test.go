@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/reports"
+	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
@@ -63,13 +64,14 @@ func TestResults(t *testing.T) {
 					}
 				}
 				require.Equal(t, fmt.Sprintf("%s_%s_%s.jsonl", run.Scenario, on, run.Fencing), filepath.Base(file))
-				golden, err := os.ReadFile(fmt.Sprintf("../testdata/traces/%s_%s.txt", run.Scenario, mode))
-				require.NoError(t, err)
-				require.Equal(t, string(golden), strings.Join(history.Trace(events), "\n")+"\n", "%s is of another schedule: record it again", file)
+				hazard, ok := scenarios.Hazard(run.Scenario)
+				require.True(t, ok, file)
+				require.Equal(t, hazard.Traces[mode], strings.Join(history.Trace(events), "\n")+"\n", "%s is of another schedule: record it again", file)
 				runs = append(runs, r)
 			}
 			var page bytes.Buffer
 			require.NoError(t, reports.Timeline(&page, runs...))
+			inspect(t, page.String())
 			path := filepath.Join(dir, "timeline.html")
 			if *update {
 				require.NoError(t, os.WriteFile(path, page.Bytes(), 0o644))
@@ -79,6 +81,26 @@ func TestResults(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, string(want), page.String(), "run make report")
 		})
+	}
+}
+
+// TestPictures keeps the README's pictures what the recorded page shows.
+func TestPictures(t *testing.T) {
+	page, err := os.ReadFile("results/pause-exceeds-ttl/timeline.html")
+	require.NoError(t, err)
+	style := regexp.MustCompile(`(?s)<style>.*?</style>`).Find(page)
+	style = append(style, "<style>svg { background: var(--paper) }</style>"...) // whatever page they are shown on
+	drawings := regexp.MustCompile(`(?s)(<svg [^>]*role="img"[^>]*>)(.*?</svg>)`).FindAllSubmatch(page, -1)
+	require.Len(t, drawings, 3, "fencing off, on writes, on")
+	for file, d := range map[string][][]byte{"../docs/fencing-off.svg": drawings[0], "../docs/fencing-on.svg": drawings[2]} {
+		want := slices.Concat(d[1], style, d[2], []byte("\n"))
+		if *update {
+			require.NoError(t, os.WriteFile(file, want, 0o644))
+			continue
+		}
+		got, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, string(want), string(got), "run make report")
 	}
 }
 
@@ -118,9 +140,7 @@ func TestMatrix(t *testing.T) {
 	all := summaries(t, matrix)
 	var table strings.Builder
 	require.NoError(t, reports.Matrix(&table, all))
-	for _, file := range []string{readme, "results/matrix/README.md"} {
-		region(t, file, "matrix: cmd/report", table.String())
-	}
+	region(t, "results/matrix/README.md", "matrix: cmd/report", table.String())
 }
 
 // harmless are the hazards that no lock needs fencing for, with what each is there to show.
@@ -296,7 +316,7 @@ func requireTest(t *testing.T, dir, name string) {
 	t.Helper()
 	pattern := "../" + dir + "/*_test.go"
 	var files []string
-	for _, p := range []string{pattern, "../scenarios/*_test.go", "../dlock/*/*_test.go", "../resource/*/*_test.go", "../internal/*/*_test.go", "*_test.go"} {
+	for _, p := range []string{pattern, "../scenarios/*_test.go", "../dlock/*/*_test.go", "../resource/*/*_test.go", "../internal/*/*_test.go", "../internal/*/*/*_test.go", "*_test.go"} {
 		if dir == "" || p == pattern {
 			found, err := filepath.Glob(p)
 			require.NoError(t, err)

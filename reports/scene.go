@@ -193,7 +193,16 @@ func (s *scene) mark(events []history.Event, lost []string) {
 
 func (it item) isWrite() bool { return it.Kind == history.KindDecision && it.Op == "write" }
 
-func (it item) is(k history.Kind, name string) bool { return it.Kind == k && it.Name == name }
+// fault is the fault of which an item tells, none if it is no fault or an unknown one.
+func (it item) fault() history.Fault {
+	if it.Kind != history.KindFault {
+		return history.Fault{}
+	}
+	f, _ := history.FaultNamed(it.Name)
+	return f
+}
+
+func (it item) reports(name string) bool { return it.Kind == history.KindReport && it.Name == name }
 
 // roster lists the workers: as the run declares them, then whoever else turns up. Where they are declared, any other
 // target of a fault is a server of the lock's.
@@ -242,23 +251,26 @@ func (s *scene) domain() {
 }
 
 func (s *scene) faults() {
-	s.frozen = s.between(history.FaultPause, history.FaultResume)
-	s.down = s.between(history.FaultKill, history.FaultRestart)
-	s.held = s.between(history.FaultHold, history.FaultDeliver)
-	s.cut = s.between(history.FaultCut, history.FaultMend)
+	s.frozen = s.during(history.Frozen)
+	s.down = s.during(history.Down)
+	s.held = s.during(history.Delayed)
+	s.cut = s.during(history.CutOff)
 }
 
-// between pairs faults with their heals, per target.
-func (s *scene) between(inject, heal string) []span {
+// during pairs the faults that leave their targets in a state with what undoes them.
+func (s *scene) during(state history.State) []span {
 	var spans []span
 	current := make(map[string]int)
+	undo := "" // of all faults of one state it is the same
 	for _, it := range s.items {
 		i, on := current[it.Target]
+		f := it.fault()
 		switch {
-		case !on && it.is(history.KindFault, inject):
+		case !on && f.State == state:
+			undo = f.Undo
 			current[it.Target] = len(spans)
 			spans = append(spans, span{target: it.Target, from: it.at, to: s.to, open: true})
-		case on && it.is(history.KindFault, heal):
+		case on && f.Name == undo:
 			spans[i].to, spans[i].open = it.at, false
 			delete(current, it.Target)
 		}
@@ -271,7 +283,7 @@ func (s *scene) between(inject, heal string) []span {
 // time was up or, if its holder was frozen, when the holder was last able to renew.
 func (s *scene) grants() {
 	for _, it := range s.items {
-		if !it.is(history.KindReport, history.Acquired) {
+		if !it.reports(history.Acquired) {
 			continue
 		}
 		l := lease{worker: it.Actor, token: it.Token, n: it.n, from: it.at, until: it.at + time.Duration(it.TTL), belief: s.to}
@@ -310,7 +322,7 @@ func (s *scene) grants() {
 		}
 	}
 	for _, it := range s.items {
-		if it.is(history.KindReport, history.ReleaseForeign) {
+		if it.reports(history.ReleaseForeign) {
 			s.deleted(it)
 		}
 	}
@@ -354,9 +366,12 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 		case history.Released:
 			l.belief = min(l.belief, it.at)
 			return it.at, true
-		case history.ReleaseLost, history.ReleaseForeign, history.LostLease, history.Lost, history.WriteStale, history.ReadStale, history.Failed, history.Done, history.FaultKill:
+		case history.ReleaseLost, history.ReleaseForeign, history.LostLease, history.Lost, history.WriteStale, history.ReadStale, history.Failed, history.Done:
 			l.belief = min(l.belief, it.at)
 		default:
+			if it.fault().State == history.Down {
+				l.belief = min(l.belief, it.at)
+			}
 		}
 	}
 	l.belief = min(l.belief, limit)
@@ -381,7 +396,7 @@ func (s *scene) stopped(l *lease) bool {
 func (s *scene) match() {
 	sent := make(map[string][]time.Duration)
 	for _, it := range s.items {
-		if it.is(history.KindReport, history.Sent) {
+		if it.reports(history.Sent) {
 			sent[it.Actor] = append(sent[it.Actor], it.at)
 		}
 	}
@@ -430,33 +445,18 @@ func (it item) label() string {
 		case history.LostLease:
 			return "lease lost"
 		case history.Lost:
-			return "saw its lease end"
+			return "lease ended"
 		default:
 			return short(it.Name, 22)
 		}
 	case history.KindFault:
-		switch it.Name {
-		case history.FaultPause:
-			return "frozen"
-		case history.FaultResume:
-			return "resumed"
-		case history.FaultHold:
-			return "link held"
-		case history.FaultDeliver:
-			return "link delivers"
-		case history.FaultKill:
-			return "killed"
-		case history.FaultRestart:
-			return "restarted"
-		case history.FaultCut:
-			return it.from("cut off from")
-		case history.FaultRefuse:
-			return it.from("refused by")
-		case history.FaultMend:
-			return "reconnected"
-		default:
-			return short(it.Name, 22)
+		switch f := it.fault(); {
+		case f.From:
+			return it.from(strings.TrimSpace(f.Label))
+		case f.Name != "":
+			return strings.TrimLeft(f.Label, ": ")
 		}
+		return short(it.Name, 22)
 	case history.KindDecision:
 		what := short(it.Op, 12)
 		if it.Token != 0 {
@@ -495,40 +495,10 @@ func (it item) serverLabel() string {
 	if it.Detail != "" {
 		detail = " " + short(it.Detail, 14)
 	}
-	switch it.Name {
-	case history.FaultPause:
-		return who + " frozen"
-	case history.FaultResume:
-		return who + " resumed"
-	case history.FaultKill:
-		return who + " killed"
-	case history.FaultRestart:
-		return who + " restarted"
-	case history.FaultWipe:
-		return who + " restarted empty"
-	case history.FaultFlush:
-		return who + " flushed"
-	case history.FaultEvict:
-		return who + " evicts its keys"
-	case history.FaultLag:
-		return who + ": replica stops"
-	case history.FaultFailover:
-		return who + ": replica takes over"
-	case history.FaultJump:
-		return who + ": clock jumps" + detail
-	case history.FaultIsolate:
-		return who + " isolated"
-	case history.FaultRejoin:
-		return who + " rejoins"
-	case history.FaultSnapshot:
-		return who + ": snapshot taken"
-	case history.FaultRestore:
-		return who + ": restored" + detail
-	case history.FaultReap:
-		return who + ": idle lock deleted"
-	default:
-		return short(it.Name, 22) + " " + who + detail
+	if f := it.fault(); f.Name != "" {
+		return who + f.Label + detail
 	}
+	return short(it.Name, 22) + " " + who + detail
 }
 
 // sentence is an item's text in the list.
@@ -553,93 +523,47 @@ func (it item) sentence() string {
 	}
 }
 
+// reportSentences are what workers report, as the list says it.
+var reportSentences = map[string]string{
+	history.Held:           "found the lock held by another",
+	history.Read:           "read the ledger",
+	history.ReadStale:      "learned that its read was refused (409)",
+	history.Checked:        "checked its lease and found it held",
+	history.BeforeWrite:    "computed the value to write",
+	history.Sent:           "sent its write",
+	history.Wrote:          "learned that its write was accepted",
+	history.WriteStale:     "learned that its write was refused (409)",
+	history.ReleaseGap:     "was between the check and the delete of its release",
+	history.Released:       "released the lock",
+	history.ReleaseLost:    "found that the lock was no longer its own to release",
+	history.ReleaseForeign: "freed another owner’s lock with its release",
+	history.LostLease:      "checked its lease, found it lost and gave up",
+	history.Lost:           "was told that its lease ended, and goes on",
+	history.Done:           "ended",
+}
+
 func (it item) reportSentence() string {
-	switch it.Name {
-	case history.Held:
-		return "found the lock held by another"
-	case history.Acquired:
+	switch s, known := reportSentences[it.Name]; {
+	case known:
+		return s
+	case it.Name == history.Acquired:
 		return fmt.Sprintf("was granted the lock: token %d, lease %s", it.Token, human(time.Duration(it.TTL)))
-	case history.Read:
-		return "read the ledger"
-	case history.ReadStale:
-		return "learned that its read was refused (409)"
-	case history.Checked:
-		return "checked its lease and found it held"
-	case history.BeforeWrite:
-		return "computed the value to write"
-	case history.Sent:
-		return "sent its write"
-	case history.Wrote:
-		return "learned that its write was accepted"
-	case history.WriteStale:
-		return "learned that its write was refused (409)"
-	case history.ReleaseGap:
-		return "stood between the check and the delete of its release"
-	case history.Released:
-		return "released the lock"
-	case history.ReleaseLost:
-		return "found that the lock was no longer its own to release"
-	case history.ReleaseForeign:
-		return "freed another owner’s lock with its release"
-	case history.LostLease:
-		return "looked at its lease, found it lost and gave up"
-	case history.Lost:
-		return "saw its lease end, and goes on all the same"
-	case history.Failed:
+	case it.Name == history.Failed:
 		return "failed: " + clean(it.Error, 400)
-	case history.Done:
-		return "ended"
 	default:
 		return "reported " + clean(it.Name, 80)
 	}
 }
 
 func (it item) faultSentence() string {
-	target := clean(it.Target, 60)
-	switch it.Name {
-	case history.FaultPause:
-		return "froze " + target + " (SIGSTOP)"
-	case history.FaultResume:
-		return "resumed " + target + " (SIGCONT)"
-	case history.FaultHold:
-		return "began to hold in the network what " + target + " sends to the resource"
-	case history.FaultDeliver:
-		return "delivered what " + target + " had sent"
-	case history.FaultKill:
-		return "killed " + target + " (SIGKILL)"
-	case history.FaultRestart:
-		return "restarted " + target
-	case history.FaultCut:
-		return "cut " + target + " off from " + it.peers() + ": what is sent either way is lost"
-	case history.FaultRefuse:
-		return "cut " + target + " off from " + it.peers() + ": connections are refused"
-	case history.FaultMend:
-		return "connected " + target + " again"
-	case history.FaultWipe:
-		return "killed " + target + " and restarted it without its data"
-	case history.FaultFlush:
-		return "deleted all data of " + target
-	case history.FaultEvict:
-		return "made " + target + " run out of memory, so that it evicted its keys"
-	case history.FaultLag:
-		return "stopped the replication from " + target + " to its replica"
-	case history.FaultFailover:
-		return "made the replica of " + target + " the primary"
-	case history.FaultJump:
-		return "let the clock of " + target + " jump by " + clean(it.Detail, 40)
-	case history.FaultIsolate:
-		return "cut " + target + " off from its peers, not from clients"
-	case history.FaultRejoin:
-		return "connected " + target + " with its peers again"
-	case history.FaultSnapshot:
-		return "took a snapshot of " + target
-	case history.FaultRestore:
-		return strings.TrimSpace("restored " + target + " from the snapshot " + bracketed(it.Detail))
-	case history.FaultReap:
-		return "deleted on " + target + " what it kept of a lock that nobody held or waited for"
-	default:
-		return strings.TrimSpace("injected " + clean(it.Name, 80) + " at " + target + " " + bracketed(it.Detail))
+	sentence := it.fault().Sentence
+	if sentence == "" {
+		sentence = "injected " + clean(it.Name, 80) + " at {target}"
 	}
+	if !strings.Contains(sentence, "{detail}") && it.Detail != "" {
+		sentence += " ({detail})"
+	}
+	return strings.NewReplacer("{target}", clean(it.Target, 60), "{from}", it.peers(), "{detail}", clean(it.Detail, 80)).Replace(sentence)
 }
 
 // peers names the servers of a cut.
@@ -648,13 +572,6 @@ func (it item) peers() string {
 		return "all servers of the lock"
 	}
 	return clean(strings.Join(it.Peers, ", "), 200)
-}
-
-func bracketed(detail string) string {
-	if detail == "" {
-		return ""
-	}
-	return "(" + clean(detail, 80) + ")"
 }
 
 func (it item) decisionSentence() string {
@@ -671,7 +588,7 @@ func (it item) decisionSentence() string {
 	}
 	switch {
 	case !it.Enforced:
-		s += " without looking at the fence"
+		s += " without checking the fence"
 	case it.Seen == 0:
 		s += "; no token seen before"
 	case it.SeenSeq == 0:

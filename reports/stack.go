@@ -2,179 +2,148 @@ package reports
 
 import (
 	"fmt"
-	"slices"
+	"html/template"
+	"strings"
 )
 
-// Sizes of text in the drawing, in its units (CSS pixels at natural size).
+// Sizes of labels in the drawing, in its units.
 const (
-	fontSize = 11.0
 	rowStep  = 14.0
-	stemGap  = 6.0  // from a stem to its rows
-	markRoom = 13.0 // for the mark before a row of the resource
-	stackGap = 8.0  // between two stacks
-	near     = 36.0 // events that are closer share a stem
+	stemGap  = 6.0   // from a stem to its rows
+	markRoom = 13.0  // for the mark before a row
+	near     = 36.0  // events that are closer share a stem
+	crowded  = 40    // notes of a lane, of which those share a stem that are
+	nearer   = 160.0 // closer than this
 
-	stackRows  = 8 // what a stack shows before it counts the rest
-	alarmExtra = 3 // rows of alarm that it shows beyond that
-	mostDepth  = 16
+	stackRows = 8 // what a stack shows before it counts the rest
+	alarmRows = 3 // rows of alarm that it shows beyond that
 )
 
-// note is one event's label, hung from its exact place in a lane.
-type note struct {
-	x           float64
-	first, last int // the numbers that it stands for; 0: none
-	count       int
-	text        string
-	mark        mark // none: no mark before the text
-	class       string
-	alarm       bool
-}
-
-// moreClass marks the row that counts the rest.
-const moreClass = "quiet"
-
-// number is what the list knows the note's events by.
-func (n note) number() string {
-	switch {
-	case n.first == 0:
-		return ""
-	case n.count == 1:
-		return fmt.Sprint(n.first)
-	case n.last-n.first == n.count-1:
-		return fmt.Sprintf("%d–%d", n.first, n.last)
-	case n.count == 2:
-		return fmt.Sprintf("%d, %d", n.first, n.last)
-	default:
-		return fmt.Sprintf("%d … %d", n.first, n.last)
+// textWidth is room enough for s at the drawing's size of text, in any common font: nothing is measured.
+func textWidth(s string) float64 {
+	w := 0.0
+	for _, r := range s {
+		if w += 7; r > '~' {
+			w += 6
+		}
 	}
+	return w
 }
 
-func (n note) words() string {
-	switch {
-	case n.class == moreClass:
-		return fmt.Sprintf("and %s more", grouped(n.count))
-	case n.count > 1:
-		return fmt.Sprintf("%s ×%s", n.text, grouped(n.count))
+// note is a label that hangs from its exact time in a lane.
+type note struct {
+	x                  float64
+	first, last, count int // the events that it stands for; 0: none
+	text, class        string
+	mark               mark
+}
+
+// parts are the number by which the list knows the note's events, and its words.
+func (n note) parts() (number, words string) {
+	switch n.count {
+	case 0:
+		return "", n.text
+	case 1:
+		return fmt.Sprint(n.first), n.text
 	default:
-		return n.text
+		return fmt.Sprintf("%d–%d", n.first, n.last), fmt.Sprintf("%s ×%s", n.text, grouped(n.count))
 	}
 }
 
 func (n note) width() float64 {
-	w := ems(n.words())
-	if num := n.number(); num != "" {
-		w += ems(num + " ")
-	}
-	w *= fontSize
-	if n.alarm {
-		w *= bold
-	}
+	number, words := n.parts()
+	w := stemGap + textWidth(number+" "+words)
 	if n.mark != noMark {
 		w += markRoom
 	}
 	return w
 }
 
-// stack is a column of labels that hangs from a stem beside its events. Events that are close share a stack, in order,
-// so the k-th tick is the k-th row. A stack that would run into an earlier one hangs lower.
+// stack is a column of labels beside one stem. The labels of events that are near each other share a stack, in order.
 type stack struct {
-	notes []note
-	more  int     // how many events did not fit
-	x, x1 float64 // the places of the first event and of the last that is near it
+	rows  []note
+	more  int     // how many did not fit
+	x, x1 float64 // the first event and the last
 	left  bool    // the rows end before the first event instead of starting after the last
 	a, b  float64 // what it covers
 	base  int     // the rows that it leaves free above its first
 }
 
-// hang puts notes, in order of x, into stacks between left and right of which none covers another.
-func hang(notes []note, left, right float64) []stack {
-	var stacks []stack
+// hang puts notes, in order of x, into stacks of which none covers another: one that would hangs lower.
+func hang(notes []note) (stacks []stack) {
+	reach := near
+	if len(notes) > crowded {
+		reach = nearer
+	}
 	for _, n := range notes {
-		last := len(stacks) - 1
-		if last >= 0 && n.x-stacks[last].x < near {
-			stacks[last].add(n)
-		} else {
+		if k := len(stacks) - 1; k < 0 || n.x-stacks[k].x >= reach {
 			stacks = append(stacks, stack{x: n.x})
-			last++
-			stacks[last].add(n)
 		}
-		stacks[last].place(left, right)
-		stacks[last].settle(stacks[:last])
-		for ; last > 0 && stacks[last].depth() > mostDepth; last-- {
-			for _, n := range stacks[last].rows() {
-				stacks[last-1].add(n)
-			}
-			stacks = stacks[:last]
-			stacks[last-1].place(left, right)
-			stacks[last-1].settle(stacks[:last-1])
-		}
+		stacks[len(stacks)-1].add(n)
+	}
+	for i := range stacks {
+		stacks[i].place(stacks[:i])
 	}
 	return stacks
 }
 
-// settle lowers s until it is clear of the others.
-func (s *stack) settle(others []stack) {
-	s.base = 0
-	for i := 0; i < len(others); i++ {
-		o := &others[i]
-		beside := o.b+stackGap <= s.a || s.b+stackGap <= o.a
-		if beside || o.depth() <= s.base || s.depth() <= o.base {
-			continue
-		}
-		s.base = o.depth()
-		i = -1
-	}
-}
-
-// depth is the number of rows from the lane's bar down to the end of s.
-func (s *stack) depth() int { return s.base + len(s.rows()) }
-
 // add appends n: to the last row if it says the same, to a row of its own, or to the count of the rest.
 func (s *stack) add(n note) {
-	if s.x1 = max(s.x, s.x1); n.x-s.x < near {
-		s.x1 = max(s.x1, n.x)
-	}
-	if n.class == moreClass {
-		s.more += n.count
+	s.x1 = n.x
+	k := len(s.rows)
+	if k > 0 && s.more == 0 && s.rows[k-1].text == n.text && n.count > 0 && s.rows[k-1].count > 0 {
+		s.rows[k-1].last = n.last
+		s.rows[k-1].count += n.count
 		return
 	}
-	if len(s.notes) > 0 && s.more == 0 {
-		if last := &s.notes[len(s.notes)-1]; last.text == n.text && last.first != 0 && n.first != 0 {
-			last.last, last.count = n.last, last.count+n.count
-			return
-		}
-	}
-	if len(s.notes) < stackRows && s.more == 0 || n.alarm && len(s.notes) < stackRows+alarmExtra {
-		s.notes = append(s.notes, n)
+	if k < stackRows && s.more == 0 || n.class == "alarm" && k < stackRows+alarmRows {
+		s.rows = append(s.rows, n)
 		return
 	}
-	s.more += n.count
+	s.more++
 }
 
-// rows are the notes and, where some did not fit, the count of the rest.
-func (s *stack) rows() []note {
-	if s.more == 0 {
-		return s.notes
+func (s *stack) place(others []stack) {
+	if s.more > 0 {
+		s.rows = append(s.rows, note{text: fmt.Sprintf("and %s more", grouped(s.more)), class: "quiet"})
 	}
-	return append(slices.Clone(s.notes), note{x: s.x1, count: s.more, class: moreClass})
-}
-
-func (s *stack) place(left, right float64) {
-	w := stemGap
-	for _, n := range s.rows() {
-		w = max(w, n.width()+stemGap)
+	w := 0.0
+	for _, n := range s.rows {
+		w = max(w, n.width())
 	}
-	s.left = s.x1+w > right && s.x-w >= left
 	s.a, s.b = s.x, s.x1+w
-	if s.left {
+	if s.left = s.b > width && s.x-w >= plotA; s.left {
 		s.a, s.b = s.x-w, s.x1
 	}
+	for i := 0; i < len(others); i++ {
+		o := others[i]
+		if o.a < s.b && s.a < o.b && o.base < s.base+len(s.rows) && s.base < o.base+len(o.rows) {
+			s.base, i = o.base+len(o.rows), -1
+		}
+	}
 }
 
-// stem is the place of the stem.
-func (s *stack) stem() float64 {
+// hangStack writes a stack's rows beside its stem.
+func (c *chart) hangStack(l *lane, s stack) {
+	stem, side, anchor := s.x1, 1.0, ""
 	if s.left {
-		return s.x
+		stem, side, anchor = s.x, -1, ` text-anchor="end"`
 	}
-	return s.x1
+	top := l.bottom()
+	c.path(lines, "stem", "M%v %vH%vM%v %vV%v", px(s.x), px(top+3), px(s.x1), px(stem), px(top), px(top+float64(s.base+len(s.rows))*rowStep))
+	for i, n := range s.rows {
+		x, y := stem+side*stemGap, top+float64(s.base+i+1)*rowStep-2
+		if n.mark != noMark {
+			c.glyph(n.mark, x+side*4, y-4)
+			x += side * markRoom
+		}
+		number, text := n.parts()
+		link, end := "", ""
+		if number != "" {
+			link, end = fmt.Sprintf(`<a href="#%s-e%d">`, c.id, n.first), "</a>"
+			number = `<tspan class="n">` + number + "</tspan> "
+		}
+		c.put(words, `%s<text class="%s" x="%v" y="%v"%s>%s%s</text>%s`,
+			link, strings.TrimSpace("row "+n.class), px(x), px(y), anchor, number, template.HTMLEscapeString(text), end)
+	}
 }

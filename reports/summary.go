@@ -56,8 +56,9 @@ func Summarize(events []history.Event) Summary {
 	var killed time.Time
 	last := ""
 	for _, e := range events {
+		fault, _ := history.FaultNamed(e.Name)
 		switch {
-		case e.Kind == history.KindFault && e.Name == history.FaultKill && slices.Contains(run.Workers, e.Target):
+		case e.Kind == history.KindFault && fault.State == history.Down && slices.Contains(run.Workers, e.Target):
 			killed = e.Time
 		case e.Kind == history.KindReport && e.Name == history.Acquired:
 			rank, _ := slices.BinarySearch(tokens, e.Token)

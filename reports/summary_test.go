@@ -18,9 +18,9 @@ func TestSummarize(t *testing.T) {
 	event := func(ms int, actor, name string, token uint64) history.Event {
 		return history.Event{Time: start.Add(time.Duration(ms) * time.Millisecond), Actor: actor, Kind: history.KindReport, Name: name, Token: token}
 	}
-	kill := fault(history.FaultKill, "A")
+	kill := fault("kill", "A")
 	kill.Time = start.Add(10 * time.Millisecond)
-	server := fault(history.FaultKill, "leader")
+	server := fault("kill", "leader")
 	server.Time = start.Add(20 * time.Millisecond)
 	events := []history.Event{
 		{Kind: history.KindRun, Run: &history.Run{Scenario: "S", Lock: "l", Server: "s", Fencing: history.FencingOn, Workers: []string{"W", "A", "B"}, TokensLost: true}},

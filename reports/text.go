@@ -54,46 +54,13 @@ func grouped(n int) string {
 	return s
 }
 
-// plural is "1 write", "2 writes".
+// plural is "1 write", "2 writes", "0 entries".
 func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
+	if n != 1 {
+		stem, y := strings.CutSuffix(noun, "y")
+		noun = stem + map[bool]string{true: "ies", false: "s"}[y]
 	}
-	return grouped(n) + " " + noun + "s"
-}
-
-// bold is how much wider bold text is.
-const bold = 1.16
-
-// ems is an upper bound for the width of s, in units of the font size: the advance widths of DejaVu Sans, the widest
-// of the common interface fonts, rounded up by class.
-func ems(s string) float64 {
-	var w float64
-	for _, r := range s {
-		switch {
-		case strings.ContainsRune("ijl'", r):
-			w += 0.28
-		case strings.ContainsRune(` ,.:;/|\I`, r):
-			w += 0.34
-		case strings.ContainsRune("frtJ-()[]!", r):
-			w += 0.42
-		case strings.ContainsRune(`sckvxyz*?_"`, r):
-			w += 0.6
-		case strings.ContainsRune("mMW@%&…", r):
-			w++
-		case strings.ContainsRune("+<=>~#^w", r):
-			w += 0.84
-		case r > unicode.MaxLatin1:
-			w += 1.2
-		case r > unicode.MaxASCII:
-			w += 1.05
-		case unicode.IsUpper(r):
-			w += 0.79
-		default:
-			w += 0.64
-		}
-	}
-	return w
+	return grouped(n) + " " + noun
 }
 
 // unit is what a time axis counts in.
@@ -146,17 +113,12 @@ func human(d time.Duration) string {
 	return minus(s) + " " + u.name
 }
 
-// fit shortens s to a width in the drawing's units.
-func fit(s string, w float64) string {
-	r := []rune(clean(s, 40))
-	for n := len(r); n > 0; n-- {
-		t := string(r[:n])
-		if n < len(r) {
-			t += "…"
-		}
-		if ems(t)*fontSize <= w {
-			return t
-		}
+// fit shortens the name of a lane to the room before the plot.
+func fit(s string) string {
+	r := []rune(short(s, 12))
+	for n := len(r); textWidth(string(r)) > plotA-8; {
+		n--
+		r = append(r[:n:n], '…')
 	}
-	return ""
+	return string(r)
 }

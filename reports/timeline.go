@@ -3,6 +3,7 @@ package reports
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -20,7 +21,6 @@ const (
 	headEvents  = 300
 	tailEvents  = 100
 	mostEntries = 100
-	mostFinding = 40
 	valueRunes  = 240
 )
 
@@ -37,7 +37,7 @@ var pageTemplate = template.Must(template.ParseFS(files, "page.html.tmpl", "styl
 
 // Timeline writes one HTML page that shows the runs: for each its verdict, a drawing of who held the lock, who
 // believed so and what the resource accepted, drawn to scale, and the list of all events. Runs of the same scenario
-// stand beside each other on the same time axis, in the order given.
+// share a time axis, in the order of what fencing protects: off, on writes, on.
 //
 // The page needs nothing but itself: no script, no network. The same runs give the same bytes. A history may come
 // from anywhere; whatever its strings hold is shown as text. Histories that are empty or broken off are shown as far
@@ -68,20 +68,18 @@ type (
 		Runs             []*panel
 	}
 	panel struct {
-		ID                 string
-		Fencing, Rule      string
-		Verdict, Mark      string
-		Class              string // of the verdict
-		Lead               string
-		Findings, Notes    []string
-		Drawing            *drawing
-		Ledger, Lost       []string
-		NoLedger, MoreLost string
-		Facts              []fact
-		Command            string
-		Unit               string
-		Events             []row
-		scene              *scene
+		ID                  string
+		Fencing, Rule       string
+		Verdict, Mark, Lead string
+		Findings, Notes     []string
+		Drawing             *drawing
+		Ledger, Lost        []string
+		NoLedger            string
+		Facts               []fact
+		Command             string
+		Unit                string
+		Events              []row
+		scene               *scene
 	}
 	fact struct{ Name, Value string }
 	row  struct {
@@ -108,6 +106,9 @@ func newPage(runs []Run) page {
 	var names []string
 	for _, g := range p.Groups {
 		names = append(names, g.Scenario)
+		slices.SortStableFunc(g.Runs, func(a, b *panel) int {
+			return cmp.Compare(slices.Index(modes, a.scene.run.Fencing), slices.Index(modes, b.scene.run.Fencing))
+		})
 		g.draw()
 	}
 	p.Title = clean(strings.Join(names, ", "), 120)
@@ -131,39 +132,22 @@ func (g *group) draw() {
 		from, to, least = min(from, s.from), max(to, s.to), min(least, span)
 		panels = append(panels, p)
 	}
-	shared := len(panels) > 1 && (to-from)/atMost <= least
-	var charts []*chart
 	for _, p := range panels {
-		a, b := p.scene.from, p.scene.to
-		if shared {
-			a, b = from, to
-		} else if len(panels) > 1 {
+		a, b := from, to
+		if (to-from)/atMost > least {
+			a, b = p.scene.from, p.scene.to
 			p.Notes = append(p.Notes, "The runs differ much in length, so each is drawn to a scale of its own.")
 		}
-		charts = append(charts, newChart(p.scene, p.ID, a, b))
-	}
-	if len(charts) == 0 {
-		return
-	}
-	align(charts)
-	for i, c := range charts {
-		p := panels[i]
-		c.Title = fmt.Sprintf("Timeline, %s: %s", strings.ToLower(p.Fencing), p.Verdict)
-		d := c.draw()
-		p.Drawing = &d
+		p.Drawing = draw(p.scene, p.ID, fmt.Sprintf("Timeline, %s: %s", strings.ToLower(p.Fencing), p.Verdict), a, b)
 	}
 }
 
 func newPanel(id string, r Run) *panel {
 	s := newScene(r.Events, r.Result.Lost)
 	p := &panel{ID: id, scene: s, Verdict: r.Result.Verdict.String(), Command: clean(s.run.Command, 400)}
-	switch r.Result.Verdict {
-	case history.Safe:
-		p.Class, p.Mark = "safe", "✓"
-	case history.Violated:
-		p.Class, p.Mark = "violated", "✕"
-	default:
-		p.Class, p.Mark = "inconclusive", "?"
+	p.Mark = map[history.Verdict]string{history.Safe: safeSign, history.Violated: brokenSign}[r.Result.Verdict]
+	if p.Mark == "" {
+		p.Verdict, p.Mark = history.Inconclusive.String(), unknownSign
 	}
 	p.Lead = lead(r.Result)
 	switch s.run.Fencing {
@@ -176,15 +160,17 @@ func newPanel(id string, r Run) *panel {
 	default:
 		p.Fencing, p.Rule = "Fencing unknown", "The history does not say which fencing was in force."
 	}
-	findings := slices.Concat(r.Result.Findings, r.Result.Notes)
-	for _, f := range findings[:min(len(findings), mostFinding)] {
-		p.Findings = append(p.Findings, clean(f, 400))
-	}
-	if n := len(findings) - mostFinding; n > 0 {
-		p.Findings = append(p.Findings, plural(n, "more finding")+".")
-	}
+	p.Findings = shown(slices.Concat(r.Result.Findings, r.Result.Notes))
 	p.remarks(r)
-	p.ledger(r.Result.Lost)
+	p.Lost = shown(r.Result.Lost)
+	switch f := s.final; {
+	case f == nil:
+		p.NoLedger = "The history has no final value."
+	case f.Value == "":
+		p.NoLedger = "The ledger is empty."
+	default:
+		p.Ledger = shown(history.Entries(f.Value))
+	}
 	p.facts()
 	p.list(id)
 	return p
@@ -192,23 +178,12 @@ func newPanel(id string, r Run) *panel {
 
 // lead is the verdict as a sentence.
 func lead(r history.Result) string {
-	count := func(n int, one, many string) string {
-		switch n {
-		case 0:
-			return "no " + one
-		case 1:
-			return "1 " + one
-		default:
-			return grouped(n) + " " + many
-		}
-	}
+	refused := plural(r.Refused, "call") + " refused."
 	switch r.Verdict {
 	case history.Safe:
-		return fmt.Sprintf("No stale write accepted, no accepted entry lost; %s refused.", count(r.Refused, "call", "calls"))
+		return "No stale write accepted, no accepted entry lost; " + refused
 	case history.Violated:
-		stale := count(r.Stale, "stale write", "stale writes")
-		return fmt.Sprintf("%s%s accepted, %s lost; %s refused.", strings.ToUpper(stale[:1]), stale[1:],
-			count(len(r.Lost), "accepted entry", "accepted entries"), count(r.Refused, "call", "calls"))
+		return plural(r.Stale, "stale write") + " accepted, " + plural(len(r.Lost), "accepted entry") + " lost; " + refused
 	default:
 		return "The history does not show enough to say. That is never a pass."
 	}
@@ -237,55 +212,25 @@ func (p *panel) remarks(r Run) {
 		say("The hazard takes the lock’s tokens back. A write is called stale by its token, not by its grant.")
 	}
 	if s.moved > 0 {
-		say("Events are shown by their own clocks; %s recorded in another order.", were(s.moved))
+		say("Events are in the order of their clocks; %s recorded in another order.", plural(s.moved, "event"))
 	}
 	if n := len(s.workers) - maxWorkers; n > 0 {
-		say("%s without a lane; the list has their events.", are(n, "worker"))
+		say("%s without a lane; the list has their events.", plural(n, "worker"))
 	}
 	if n := len(s.leases) - maxBars; n > 0 {
-		say("%s without a bar; the list has them.", are(n, "later grant"))
+		say("%s without a bar; the list has them.", plural(n, "later grant"))
 	}
 }
 
-func are(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun + " is"
+// shown is as much of a list as the page shows.
+func shown(list []string) (some []string) {
+	for _, e := range list[:min(len(list), mostEntries)] {
+		some = append(some, clean(e, valueRunes))
 	}
-	return plural(n, noun) + " are"
-}
-
-func were(n int) string {
-	if n == 1 {
-		return "1 was"
+	if n := len(list) - mostEntries; n > 0 {
+		some = append(some, fmt.Sprintf("… and %s more", grouped(n)))
 	}
-	return grouped(n) + " were"
-}
-
-func (p *panel) ledger(lost []string) {
-	switch f := p.scene.final; {
-	case f == nil:
-		p.NoLedger = "The history has no final value."
-	case f.Value == "":
-		p.NoLedger = "The ledger is empty."
-	default:
-		p.Ledger, p.NoLedger = entryTexts(history.Entries(f.Value))
-	}
-	p.Lost, p.MoreLost = entryTexts(lost)
-}
-
-// entryTexts is what the page shows of entries, and a sentence on those that it does not.
-func entryTexts(entries []string) (texts []string, more string) {
-	for _, e := range entries[:min(len(entries), mostEntries)] {
-		texts = append(texts, clean(e, valueRunes))
-	}
-	if n := len(entries) - mostEntries; n > 0 {
-		noun := "more entries"
-		if n == 1 {
-			noun = "more entry"
-		}
-		more = grouped(n) + " " + noun + "."
-	}
-	return texts, more
+	return some
 }
 
 func (p *panel) facts() {
@@ -319,19 +264,22 @@ func (p *panel) list(id string) {
 	s := p.scene
 	u := unitFor(s.to - s.from)
 	p.Unit = u.name
+	skipped := len(s.items) - headEvents - tailEvents
 	for i, it := range s.items {
-		if skipped := len(s.items) - headEvents - tailEvents; skipped > 0 && i >= headEvents && i < headEvents+skipped {
+		if skipped > 0 && i >= headEvents && i < headEvents+skipped {
 			if i == headEvents {
 				p.Events = append(p.Events, row{N: "…", Words: plural(skipped, "event") + " left out here; the history has them"})
 			}
 			continue
 		}
-		r := row{ID: fmt.Sprintf("%s-e%d", id, it.n), N: fmt.Sprint(it.n), Time: "–", Actor: clean(it.Actor, 40), Words: it.sentence()}
+		r := row{
+			ID: fmt.Sprintf("%s-e%d", id, it.n), N: fmt.Sprint(it.n), Time: "–", Actor: clean(it.Actor, 40), Words: it.sentence(),
+			Value: clean(strings.Join(history.Entries(it.Value), " ⏎ "), valueRunes),
+			Alarm: it.stale || it.lost != "" || it.reports(history.Failed),
+		}
 		if it.timed {
 			r.Time = u.exact(it.at)
 		}
-		r.Value = clean(strings.Join(history.Entries(it.Value), " ⏎ "), valueRunes)
-		r.Alarm = it.stale || it.lost != "" || it.is(history.KindReport, history.Failed)
 		p.Events = append(p.Events, r)
 	}
 }

@@ -17,31 +17,30 @@ import (
 
 // ClientOptions are the optional settings of [NewClient].
 type ClientOptions struct {
-	// Token is sent as "Authorization: Bearer TOKEN"; empty: none is.
+	// Token is sent as "Authorization: Bearer TOKEN"; empty: no such header is sent.
 	Token string
-	// MaxBody is the largest value in bytes that a read takes, at least 4096; [DefaultMaxBody] if zero.
+	// MaxBody is the largest value in bytes that a read accepts, at least 4096; [DefaultMaxBody] if zero.
 	MaxBody int64
-	// AllowUnfenced takes the answers of a resource with fencing off, the unsafe baseline, as if it had looked at the
-	// token. Otherwise they are errors that wrap [ErrUnfenced].
+	// AllowUnfenced accepts replies of a resource with fencing off, for experiments. Without it they are errors that wrap
+	// [ErrUnfenced].
 	AllowUnfenced bool
-	// HTTPClient is for TLS settings, proxies and the like; nil: a client with a connection pool of its own.
-	// Its CheckRedirect isn't used.
+	// HTTPClient is for TLS settings, proxies and the like; nil: a client with its own connection pool. Its CheckRedirect
+	// is ignored.
 	HTTPClient *http.Client
 }
 
-// Client is a [Store] over HTTP: what [NewHandler] serves.
+// Client is a [Store] over HTTP, on a server that runs [NewHandler].
 //
-// It never sends a write twice on its own. Redirects are errors. Go's HTTP transport repeats a request on a fresh
-// connection only if the reused one broke before any byte of the request was written to it, or before any byte of the
-// answer to a GET; a fenced GET is such a read, and repeating it does no harm because its own grant may read again.
-// That holds for HTTP/1.1, which is what the client speaks. A transport in [ClientOptions].HTTPClient that speaks HTTP/2
-// also repeats a request that a server has reset as a protocol error, whatever was done with it.
+// It never sends a write twice, and treats redirects as errors. Go's HTTP transport retries a PUT only if a reused connection
+// broke before any byte of the request was written; it also retries a GET without a reply, which does no harm even to a
+// fenced read. That holds for HTTP/1.1, which the client speaks. A transport in [ClientOptions].HTTPClient that speaks
+// HTTP/2 may also retry a request that the server has reset.
 //
-// Nor may anything on the way repeat a PUT; with nginx, set proxy_next_upstream off. Were a write accepted, its answer lost on
-// the last stretch, and the proxy's repeat refused because of a later token, the [*StaleTokenError] would say that nothing was
-// changed, and something was.
+// No proxy may retry a PUT either: with nginx, set proxy_next_upstream off. Else a write may be accepted, its reply lost, and
+// the proxy's retry refused because of a later token, and the [*StaleTokenError] would wrongly say that nothing was changed.
 //
-// A write's error other than [*StaleTokenError], [ErrTooLarge] and [ErrNoRoom] leaves open whether the write took effect; repeating the call tells.
+// A write that returns an error other than [*StaleTokenError], [ErrTooLarge] and [ErrNoRoom] may have taken effect: repeat the
+// call to find out.
 type Client struct {
 	http     *http.Client
 	base     string
@@ -53,7 +52,7 @@ type Client struct {
 
 var _ Store = (*Client)(nil)
 
-// NewClient returns a client of the resource at baseURL, e.g. "http://127.0.0.1:8080". A nil opts is the zero
+// NewClient returns a client of the resource at baseURL, for example "http://127.0.0.1:8080". A nil opts is the zero
 // ClientOptions.
 func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	u, err := url.Parse(baseURL)
@@ -73,7 +72,7 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	} else {
 		t := http.DefaultTransport.(*http.Transport).Clone()
 		t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
-		// Not HTTP/2, which sends some requests twice: a clone of a transport that speaks it still offers it to servers.
+		// No HTTP/2, which retries some requests. NextProtos too: the clone of a transport with HTTP/2 still offers it.
 		t.Protocols = new(http.Protocols)
 		t.Protocols.SetHTTP1(true)
 		if t.TLSClientConfig != nil {
@@ -85,7 +84,7 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	return c, nil
 }
 
-// shown is a base URL without what may be a secret, also if it is none: a parser's error would quote it.
+// shown is baseURL without user information and query, which may have secrets. baseURL need not be valid.
 func shown(baseURL string) string {
 	if at := strings.LastIndex(baseURL, "@"); at >= 0 {
 		baseURL = "..." + baseURL[at:]
@@ -105,8 +104,7 @@ func (c *Client) Write(ctx context.Context, key string, f Fence, value []byte) e
 	return err
 }
 
-// WriteUnfenced writes without a token. A resource that enforces fencing refuses it; one with fencing off, the unsafe
-// baseline, takes it from anyone.
+// WriteUnfenced writes without a token, for experiments. A resource that enforces fencing refuses it.
 func (c *Client) WriteUnfenced(ctx context.Context, key string, value []byte) error {
 	_, err := c.do(ctx, http.MethodPut, key, Fence{}, value)
 	return err
@@ -125,7 +123,7 @@ func (c *Client) ReadFenced(ctx context.Context, key string, token uint64) (Reco
 	return c.do(ctx, http.MethodGet, key, Fence{Token: token}, nil)
 }
 
-// Close closes idle connections. The resource and its records stay, and calls in flight go on.
+// Close closes idle connections. Calls in flight go on.
 func (c *Client) Close() error {
 	if !c.closed.Swap(true) {
 		c.http.CloseIdleConnections()
@@ -133,7 +131,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// do sends one request and reads its answer.
+// do sends one request and reads the reply.
 func (c *Client) do(ctx context.Context, method, key string, f Fence, value []byte) (Record, error) {
 	if c.closed.Load() {
 		return Record{}, ErrClosed
@@ -176,10 +174,9 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	}
 	body, err := c.read(resp)
 	if err != nil {
-		return Record{}, fmt.Errorf("answer %s: %w", resp.Status, err)
+		return Record{}, fmt.Errorf("reply %s: %w", resp.Status, err)
 	}
-	// Only a resource sets these headers. Without them an answer comes from something else on the way, and even
-	// a 200 proves nothing.
+	// Only a resource sets these headers. Without them the reply comes from something else, and even a 200 proves nothing.
 	maxFence, errMax := ParseFence(resp.Header.Get(HeaderMax))
 	seen, errSeen := ParseFence(resp.Header.Get(HeaderSeen))
 	switch {
@@ -188,9 +185,9 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		if err := c.checkEnforced(resp.Header, f, maxFence); err != nil {
 			return Record{}, err
 		}
-		// The JSON that a resource answers to who doesn't accept raw bytes is not the value.
+		// A resource that did not see our Accept header replies with JSON, which is not the value.
 		if t := resp.Header.Get("Content-Type"); method == http.MethodGet && t != rawType {
-			return Record{}, fmt.Errorf("the answer is of type %q, want %q: does something on the way change it, or drop Accept?", t, rawType)
+			return Record{}, fmt.Errorf("the reply has type %q, want %q: does a proxy change it, or drop Accept?", t, rawType)
 		}
 		written := resp.Header.Get(HeaderWritten)
 		switch {
@@ -198,7 +195,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		case written == "true":
 			rec.Value = body
 		default:
-			return Record{}, fmt.Errorf("the answer has %d bytes and %s %q: does something on the way change it?", len(body), HeaderWritten, written)
+			return Record{}, fmt.Errorf("the reply has %d bytes and %s %q: does a proxy change it?", len(body), HeaderWritten, written)
 		}
 		return rec, nil
 	case resp.StatusCode == http.StatusNotFound && errMax == nil: // to a fenced read too, if its token was dropped
@@ -207,7 +204,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		applied := resp.Header.Get(HeaderApplied) == "true"
 		return Record{}, &StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied}
 	case resp.StatusCode == http.StatusOK:
-		return Record{}, fmt.Errorf("the answer has no valid %s header: is there a resource at %s?", HeaderMax, shown(c.base))
+		return Record{}, fmt.Errorf("the reply has no valid %s header: is there a resource at %s?", HeaderMax, shown(c.base))
 	}
 	var p problem
 	if json.Unmarshal(body, &p) != nil || p.Error == "" {
@@ -223,8 +220,8 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	return Record{}, err
 }
 
-// checkEnforced returns an error if the answer to an accepted call with fence f shows that nobody looked at f: an accepted
-// fence is the greatest. It fails closed, for who sent a token counts on it.
+// checkEnforced returns an error if the reply to an accepted call with fence f shows that f was not checked: an accepted
+// fence is the greatest.
 func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	switch {
 	case f == Fence{} || c.baseline:
@@ -232,15 +229,15 @@ func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	case h.Get(HeaderFencing) == "off":
 		return fmt.Errorf("%w: the resource at %s runs with fencing off", ErrUnfenced, shown(c.base))
 	case f.Seq > 0 && maxFence != f, maxFence.Token != f.Token:
-		return fmt.Errorf("%w: it was sent with fence %v, and the answer says %v: does something on the way drop %s?",
-			ErrUnfenced, f, maxFence, HeaderToken)
+		return fmt.Errorf("%w: the request had fence %v, and the reply has %v: does a proxy drop %s or %s?",
+			ErrUnfenced, f, maxFence, HeaderToken, HeaderSeq)
 	}
 	return nil
 }
 
-// read reads resp's body to its end, so that the connection can be used again, and closes it. The result isn't nil.
+// read reads resp's body to its end, so that the connection can be reused, and closes it. The result is not nil.
 func (c *Client) read(resp *http.Response) ([]byte, error) {
-	limit := max(c.maxBody, 4096) // an answer that is no value has its own small size
+	limit := max(c.maxBody, 4096) // error replies need some room
 	b, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, limit))
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		err = fmt.Errorf("it is larger than the limit of %d bytes (ClientOptions.MaxBody)", limit)
@@ -248,8 +245,8 @@ func (c *Client) read(resp *http.Response) ([]byte, error) {
 	return b, errors.Join(err, resp.Body.Close())
 }
 
-// escape makes key one segment of a path, so that who reads the path as it is takes no part of it for "..", or "//" for "/".
-// A proxy that unescapes it first does, and what it makes of it may be another key's path: [HeaderKey] tells the resource.
+// escape makes key one path segment, so that nobody who reads the path as it is cleans ".." or "//" away. A proxy that
+// unescapes the path first may turn it into another key's; [HeaderKey] lets the resource detect that.
 func escape(key string) string {
 	if key == "." || key == ".." {
 		return strings.ReplaceAll(key, ".", "%2E")

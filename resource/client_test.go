@@ -59,96 +59,95 @@ func TestClientUnfencedWrite(t *testing.T) {
 	require.Equal(t, resource.Record{Value: []byte("late"), MaxFence: five}, rec)
 }
 
-// TestClientNoticesLostToken has something on the way drop the token of a read, which makes it an unfenced one.
-func TestClientNoticesLostToken(t *testing.T) {
-	h, ctx := newHandler(t, resource.NewMemory(), nil), t.Context()
+// proxied serves store through a proxy that edits requests, and the headers of replies.
+func proxied(t *testing.T, store resource.Store, edit func(r *http.Request, reply http.Header)) string {
+	t.Helper()
+	h := newHandler(t, store, nil)
 	url, _, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet {
-			r.Header.Del(resource.HeaderToken)
-		}
-		h.ServeHTTP(w, r)
+		edit(r, http.Header{})
+		reply := httptest.NewRecorder()
+		h.ServeHTTP(reply, r)
+		edit(r, reply.Header())
+		maps.Copy(w.Header(), reply.Header())
+		w.WriteHeader(reply.Code)
+		_, _ = w.Write(reply.Body.Bytes())
 	}))
-	c := newClient(t, url, nil)
-	require.NoError(t, c.Write(ctx, "k", five, []byte("v")))
-	for _, key := range []string{"k", "new"} {
-		_, err := c.ReadFenced(ctx, key, 6)
-		require.ErrorIs(t, err, resource.ErrUnfenced)
-		require.NotErrorIs(t, err, resource.ErrNotFound)
-		require.ErrorContains(t, err, "does something on the way drop X-Fence-Token?")
-		_, err = newClient(t, url, &resource.ClientOptions{AllowUnfenced: true}).ReadFenced(ctx, key, 6)
-		require.NotErrorIs(t, err, resource.ErrUnfenced)
-	}
-	_, err := c.Read(ctx, "new")
-	require.ErrorIs(t, err, resource.ErrNotFound)
-	rec, err := c.Read(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, five, rec.MaxFence)
+	return url
 }
 
-// TestClientNoticesRewrittenPath has something on the way unescape and clean paths, as proxies do, which makes another key's
-// path of a key's.
-func TestClientNoticesRewrittenPath(t *testing.T) {
-	store := resource.NewMemory()
-	h, ctx := newHandler(t, store, nil), t.Context()
-	url, _, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.URL.Path = path.Clean(r.URL.Path)
-		h.ServeHTTP(w, r)
-	}))
-	c := newClient(t, url, nil)
+// TestClientDetectsProxy has proxies that break the protocol. No reply may be taken for what it isn't.
+func TestClientDetectsProxy(t *testing.T) {
+	ctx := t.Context()
+	written := func(value string) func(*http.Request, http.Header) {
+		return func(_ *http.Request, reply http.Header) { reply[resource.HeaderWritten] = []string{value} }
+	}
+	for _, c := range []struct {
+		name         string
+		edit         func(r *http.Request, reply http.Header)
+		read, fenced string // what the errors of Read and ReadFenced contain; empty: no error
+	}{
+		{"drops the token", func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) }, "", "does a proxy drop X-Fence-Token or X-Fence-Seq?"},
+		{
+			"drops Accept", func(r *http.Request, _ http.Header) { r.Header.Del("Accept") },
+			`the reply has type "application/json", want "application/octet-stream"`, `the reply has type "application/json"`,
+		},
+		{"drops X-Fence-Written", written(""), "the reply has 1 bytes and X-Fence-Written ", "the reply has 1 bytes and X-Fence-Written "},
+		{"denies the value", written("false"), "the reply has 1 bytes and X-Fence-Written ", "the reply has 1 bytes and X-Fence-Written "},
+		{"writes nonsense", written("yes"), "the reply has 1 bytes and X-Fence-Written ", "the reply has 1 bytes and X-Fence-Written "},
+	} {
+		store := resource.NewMemory()
+		require.NoError(t, store.Write(ctx, "k", five, []byte("v")))
+		client := newClient(t, proxied(t, store, c.edit), nil)
+		_, err := client.Read(ctx, "k")
+		_, errFenced := client.ReadFenced(ctx, "k", 6)
+		for want, err := range map[*string]error{&c.read: err, &c.fenced: errFenced} {
+			if *want == "" {
+				require.NoError(t, err, c.name)
+				continue
+			}
+			require.ErrorContains(t, err, *want, c.name)
+		}
+	}
+}
+
+// TestClientDetectsLostToken: a new key without its token must not look like a fenced read of a new key.
+func TestClientDetectsLostToken(t *testing.T) {
+	ctx := t.Context()
+	url := proxied(t, resource.NewMemory(), func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) })
+	_, err := newClient(t, url, nil).ReadFenced(ctx, "new", 6)
+	require.ErrorIs(t, err, resource.ErrUnfenced)
+	require.NotErrorIs(t, err, resource.ErrNotFound)
+	_, err = newClient(t, url, &resource.ClientOptions{AllowUnfenced: true}).ReadFenced(ctx, "new", 6)
+	require.NotErrorIs(t, err, resource.ErrUnfenced)
+	_, err = newClient(t, url, nil).Read(ctx, "new")
+	require.ErrorIs(t, err, resource.ErrNotFound)
+}
+
+// TestClientDetectsLostSeq: a write that is taken for the grant's first would let the second be repeated over the third.
+func TestClientDetectsLostSeq(t *testing.T) {
+	url := proxied(t, resource.NewMemory(), func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderSeq) })
+	err := newClient(t, url, nil).Write(t.Context(), "k", resource.Fence{Token: 6, Seq: 2}, nil)
+	require.ErrorIs(t, err, resource.ErrUnfenced)
+	require.ErrorContains(t, err, "the request had fence 6.2, and the reply has 6: does a proxy drop X-Fence-Token or X-Fence-Seq?")
+}
+
+// TestClientDetectsRewrittenPath has a proxy that cleans paths, and so turns a key into another one.
+func TestClientDetectsRewrittenPath(t *testing.T) {
+	store, ctx := resource.NewMemory(), t.Context()
+	c := newClient(t, proxied(t, store, func(r *http.Request, _ http.Header) { r.URL.Path = path.Clean(r.URL.Path) }), nil)
 	for _, key := range []string{"a/../b", "b/", "./b", "//b"} {
-		const want = `and the key in the path is "b"`
-		require.ErrorContains(t, c.Write(ctx, key, five, []byte("v")), want)
-		_, err := c.Read(ctx, key)
-		require.ErrorContains(t, err, want)
-		_, err = c.ReadFenced(ctx, key, 5)
-		require.ErrorContains(t, err, want)
+		_, errRead := c.Read(ctx, key)
+		_, errFenced := c.ReadFenced(ctx, key, 5)
+		for _, err := range []error{c.Write(ctx, key, five, []byte("v")), errRead, errFenced} {
+			require.ErrorContains(t, err, `and the key in the path is "b"`)
+		}
 	}
 	_, err := store.Read(ctx, "b")
 	require.ErrorIs(t, err, resource.ErrNotFound)
 	require.NoError(t, c.Write(ctx, "a/b", five, []byte("v")))
 }
 
-// TestClientNoticesOtherType has something on the way drop Accept, and so gets the value inside of JSON.
-func TestClientNoticesOtherType(t *testing.T) {
-	h, ctx := newHandler(t, resource.NewMemory(), nil), t.Context()
-	url, _, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.Header.Del("Accept")
-		h.ServeHTTP(w, r)
-	}))
-	c := newClient(t, url, nil)
-	require.NoError(t, c.Write(ctx, "k", five, []byte("v")))
-	const want = `the answer is of type "application/json", want "application/octet-stream"`
-	_, err := c.Read(ctx, "k")
-	require.ErrorContains(t, err, want)
-	_, err = c.ReadFenced(ctx, "k", 5)
-	require.ErrorContains(t, err, want)
-}
-
-// TestClientNoticesLostWritten has something on the way drop, or change, the header that tells an empty value from none.
-func TestClientNoticesLostWritten(t *testing.T) {
-	store, ctx := resource.NewMemory(), t.Context()
-	require.NoError(t, store.Write(ctx, "k", five, []byte("v")))
-	h := newHandler(t, store, nil)
-	for _, written := range []string{"", "false", "yes"} {
-		url, _, _ := count(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			answer := httptest.NewRecorder()
-			h.ServeHTTP(answer, r)
-			maps.Copy(w.Header(), answer.Header())
-			w.Header().Del(resource.HeaderWritten)
-			if written != "" {
-				w.Header().Set(resource.HeaderWritten, written)
-			}
-			_, _ = w.Write(answer.Body.Bytes())
-		}))
-		const want = "the answer has 1 bytes and X-Fence-Written "
-		_, err := newClient(t, url, nil).Read(ctx, "k")
-		require.ErrorContains(t, err, want)
-		_, err = newClient(t, url, nil).ReadFenced(ctx, "k", 5)
-		require.ErrorContains(t, err, want)
-	}
-}
-
-// TestClientHidesPassword has every error that tells a base URL.
+// TestClientHidesPassword has every error with a base URL.
 func TestClientHidesPassword(t *testing.T) {
 	for _, base := range []string{
 		"http://user:secret@h:port", "http://user:sec#ret@h", "http://user:sec?ret@h", "http://user:1#secret@h", "http://user:1?secret@h",
@@ -203,8 +202,8 @@ func TestClientSpeaksHTTP1(t *testing.T) {
 	trusting.CloseIdleConnections()
 }
 
-// TestClientReusesConnection has every kind of answer: each must be read to its end, and closed, or its connection is of no
-// more use.
+// TestClientReusesConnection has every kind of reply: each body must be read to its end and closed, else its connection can't
+// be reused.
 func TestClientReusesConnection(t *testing.T) {
 	url, requests, conns := count(t, newHandler(t, resource.NewMemory(), nil))
 	ask := func(c *resource.Client) {
@@ -264,8 +263,8 @@ func (b *watchedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// TestClientNeverRepeatsWrite loses the answers to writes on a connection that was in use before, where a transport
-// that took writes for idempotent would send them again.
+// TestClientNeverRepeatsWrite loses the replies to writes on a reused connection, where a transport that took writes for
+// idempotent would retry them.
 func TestClientNeverRepeatsWrite(t *testing.T) {
 	store := resource.NewMemory()
 	h := newHandler(t, store, nil)
@@ -303,8 +302,7 @@ func TestClientNeverRepeatsWrite(t *testing.T) {
 	}
 }
 
-// TestClientForeignAnswers has answers that something else than a resource gives, a proxy or a wrong port. None of them
-// may be taken for a decision.
+// TestClientForeignAnswers has replies from something other than a resource. None may be taken for a decision.
 func TestClientForeignAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		status int
@@ -363,7 +361,7 @@ func TestClientMaxBody(t *testing.T) {
 	require.ErrorContains(t, err, "413 Request Entity Too Large: the value is larger than the limit of 1048576 bytes")
 }
 
-// TestClientContext ends ctx while the server holds the answer back.
+// TestClientContext ends ctx while the server holds back the reply.
 func TestClientContext(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
 	url := serve(t, blocking{resource.NewMemory(), arrived, release}, nil)
@@ -378,7 +376,7 @@ func TestClientContext(t *testing.T) {
 	require.ErrorIs(t, err, cause)
 	require.ErrorContains(t, err, `resource: PUT "k"`)
 
-	// A transport may answer a ctx that ends in words of its own.
+	// A transport may report the end of ctx with an error of its own.
 	ctx, cancel = context.WithCancelCause(t.Context())
 	c := newClient(t, "http://h", &resource.ClientOptions{HTTPClient: &http.Client{Transport: roundTrip(func() error {
 		cancel(cause)

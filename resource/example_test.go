@@ -9,7 +9,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// A holder reads and writes with its token. One that was displaced meanwhile is refused.
+// Two holders write with their tokens. The stale one is refused.
 func Example() {
 	handler, err := resource.NewHandler(resource.NewMemory(), nil)
 	if err != nil {
@@ -38,7 +38,7 @@ func Example() {
 	stale, ok := errors.AsType[*resource.StaleTokenError](err)
 	fmt.Println("7 is stale:", ok, "seen", stale.Seen, "got", stale.Got)
 
-	// The answer to a write may be lost. Repeating the write tells whether it took effect.
+	// The reply to a write may be lost. Repeat the write to find out whether it took effect.
 	err = accounts.Write(ctx, "acme", resource.Fence{Token: 8, Seq: 1}, []byte("billed by 8"))
 	fmt.Println("8 again:", errors.Is(err, resource.ErrApplied))
 	// Output:
@@ -47,7 +47,7 @@ func Example() {
 	// 8 again: true
 }
 
-// bill is what the holder of a lock does: token comes from the lock's grant.
+// bill is what the holder of a lock does. token comes from the lock's grant.
 func bill(ctx context.Context, url string, token uint64) error {
 	accounts, err := resource.NewClient(url, nil) // e.g. http://localhost:8080
 	if err != nil {
@@ -68,7 +68,7 @@ func ExampleClient() {
 	server := httptest.NewServer(handler)
 	defer server.Close()
 
-	// 7 was granted to a holder that is slow, 8 to its successor.
+	// 7 was granted to a slow holder, 8 to its successor.
 	fmt.Println(bill(context.Background(), server.URL, 8))
 	fmt.Println(bill(context.Background(), server.URL, 7))
 	// Output:

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"log/slog"
 	"mime"
@@ -17,7 +16,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -27,27 +25,20 @@ import (
 
 // HandlerOptions are the optional settings of [NewHandler]. The zero value enforces fencing.
 type HandlerOptions struct {
-	// Unfenced turns fencing off: every write is accepted, with or without a token, and no read raises the fence.
-	// It's the unsafe baseline. The store must be an [Overwriter].
+	// Unfenced turns fencing off, for experiments: every write is accepted, with or without a token, and no read raises the
+	// fence. The store must be an [Overwriter].
 	Unfenced bool
 
 	// MaxBody is the largest value in bytes; [DefaultMaxBody] if zero.
 	MaxBody int64
 
-	// Observer is told every decision before its answer leaves. The calls for one key come in the order in which the
-	// store decided, given that nobody else uses the store: with an Observer set, requests to one key are decided one
-	// at a time, and a request that has begun to be decided is finished even if its client goes away. A call that
-	// ends in an error which isn't a refusal is not told, because its effect is unknown. A store that repeats by itself what
-	// had no answer, as Amazon's clients do, may refuse its own write as applied: with an Observer it counts as accepted.
-	Observer func(Decision)
-
-	// Registerer takes the handler's metrics; nil for none.
+	// Registerer registers the handler's metrics; nil: none.
 	Registerer prometheus.Registerer
 
-	// Token is what a request must present as "Authorization: Bearer TOKEN"; empty: anyone may call.
+	// Token is the secret that a request must send as "Authorization: Bearer TOKEN"; empty: anyone may call.
 	Token string
 
-	// Logger is told the errors of the store, whose details clients don't see; nil: nobody is.
+	// Logger logs errors of the store, whose details clients don't see; nil: nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -55,37 +46,38 @@ type HandlerOptions struct {
 type handler struct {
 	HandlerOptions
 	store   Store
+	write   func(ctx context.Context, key string, f Fence, value []byte) error
 	metrics metrics
-
-	seed    maphash.Seed
-	stripes [64]sync.Mutex // by key; taken only for an Observer
 }
 
 // NewHandler returns the HTTP interface of store:
 //
-//	PUT /r/{key}   sets the value to the request's body. Needs X-Fence-Token; X-Fence-Seq counts a grant's writes from 1.
-//	GET /r/{key}   answers the value and the greatest fence. With X-Fence-Token it's a fenced read, which raises the fence.
+//	PUT /r/{key}   writes the request's body. Needs X-Fence-Token; X-Fence-Seq counts a grant's writes from 1.
+//	GET /r/{key}   returns the value and the greatest fence. With X-Fence-Token it is a fenced read, which raises the fence.
 //
-// With X-Fence-Key, the key once more and percent-escaped, a request whose path something on the way has rewritten to another
-// key's is refused.
+// The key is the rest of the path, slashes included, percent-escaped where URLs need it. The handler takes it as it comes;
+// an [http.ServeMux] in front of it redirects paths with "//", "." or ".." unless these are escaped, as [Client] does. If a
+// request has X-Fence-Key, the percent-escaped key, the handler refuses it when a proxy has rewritten the path.
 //
-// A stale token is answered 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}, a call that the store has no room for 507, with
-// nothing changed. The key is all of the path after /r/,
-// slashes included, and percent-escaped where URLs need it; the handler takes it as it comes, but an [http.ServeMux] in
-// front of it redirects paths with "//", "." or ".." unless these are escaped, as [Client] does.
+// The reply to a stale token is 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}.
+// The reply to a call for which the store has no room is 507, and nothing was changed.
 func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
-	h := &handler{store: store, seed: maphash.MakeSeed()}
+	h := &handler{store: store, write: store.Write}
 	if opts != nil {
 		h.HandlerOptions = *opts
 	}
-	if _, ok := store.(Overwriter); h.Unfenced && !ok {
-		return nil, fmt.Errorf("resource: fencing can't be turned off for a %T, which has no Overwrite", store)
+	if h.Unfenced {
+		o, ok := store.(Overwriter)
+		if !ok {
+			return nil, fmt.Errorf("resource: fencing can't be turned off for a %T, which has no Overwrite", store)
+		}
+		h.write = o.Overwrite
 	}
 	if h.MaxBody < 0 {
 		return nil, fmt.Errorf("resource: HandlerOptions.MaxBody is %d; it must not be negative", h.MaxBody)
 	}
 	if strings.ContainsFunc(h.Token, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
-		return nil, errors.New("resource: HandlerOptions.Token has a space or a control character, which no header brings")
+		return nil, errors.New("resource: HandlerOptions.Token has a space or a control character, which a header can't carry")
 	}
 	h.MaxBody = cmp.Or(h.MaxBody, DefaultMaxBody)
 	if h.Logger == nil {
@@ -99,7 +91,7 @@ func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// What GET answers changes with every write, and a fenced GET changes the store: nothing on the way may keep it.
+	// No cache may keep a reply: it changes with every write, and a fenced GET changes the store.
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if h.Unfenced {
@@ -114,10 +106,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 		h.fail(w, http.StatusUnauthorized, "the bearer token is missing or wrong: send it as Authorization: Bearer TOKEN")
 	case r.Method == http.MethodPut:
-		defer h.metrics.observe(OpWrite, time.Now())
+		defer h.metrics.observe("write", time.Now())
 		h.put(w, r, key)
 	case r.Method == http.MethodGet, r.Method == http.MethodHead:
-		defer h.metrics.observe(OpRead, time.Now())
+		defer h.metrics.observe("read", time.Now())
 		h.get(w, r, key)
 	default:
 		w.Header().Set("Allow", "GET, HEAD, PUT")
@@ -130,7 +122,7 @@ func (h *handler) authorized(r *http.Request) bool {
 		return true
 	}
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(h.Token)) // equal lengths, so that time tells nothing
+	got, want := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(h.Token)) // equal lengths: timing reveals nothing
 	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(got[:], want[:]) == 1
 }
 
@@ -152,37 +144,23 @@ func (h *handler) put(w http.ResponseWriter, r *http.Request, key string) {
 		h.fail(w, http.StatusBadRequest, "nothing was written, the body ended early: "+err.Error())
 		return
 	}
-	d := Decision{Op: OpWrite, Key: key, Fence: f, Enforced: !h.Unfenced, Value: value}
-	rec, err := h.decide(r.Context(), d, func(ctx context.Context) (Record, error) {
-		if h.Unfenced {
-			return h.overwrite(ctx, key, f, value)
-		}
-		return Record{MaxFence: f}, h.store.Write(ctx, key, f, value)
-	})
-	if err != nil {
+	if err := h.write(r.Context(), key, f, value); err != nil {
 		h.refuse(w, r, err)
 		return
 	}
 	h.metrics.writes.Inc()
-	w.Header().Set(HeaderMax, rec.MaxFence.String())
+	w.Header().Set(HeaderMax, f.String())
 	h.answer(w, http.StatusOK, struct {
 		Key      string `json:"key"`
 		MaxFence uint64 `json:"max_fence"`
-	}{key, rec.MaxFence.Token})
+	}{key, f.Token})
 }
 
 func (h *handler) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if r.ContentLength > h.MaxBody {
-		return nil, &http.MaxBytesError{Limit: h.MaxBody} // before any of it is on its way
+		return nil, &http.MaxBytesError{Limit: h.MaxBody} // before the client sends it
 	}
 	return io.ReadAll(http.MaxBytesReader(w, r.Body, h.MaxBody))
-}
-
-func (h *handler) overwrite(ctx context.Context, key string, f Fence, value []byte) (Record, error) {
-	if err := h.store.(Overwriter).Overwrite(ctx, key, f, value); err != nil {
-		return Record{}, err
-	}
-	return h.store.Read(ctx, key)
 }
 
 func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
@@ -194,19 +172,15 @@ func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
 		h.fail(w, http.StatusBadRequest, sentence(err))
 		return
 	}
-	f.Seq = 0 // a read stands before its grant's first write
-	fenced := f.Token > 0
-	d := Decision{Op: OpRead, Key: key, Fence: f, Enforced: fenced && !h.Unfenced}
-	rec, err := h.decide(r.Context(), d, func(ctx context.Context) (Record, error) {
-		if d.Enforced {
-			return h.store.ReadFenced(ctx, key, f.Token)
+	var rec Record
+	if f.Token > 0 && !h.Unfenced {
+		rec, err = h.store.ReadFenced(r.Context(), key, f.Token)
+	} else {
+		rec, err = h.store.Read(r.Context(), key)
+		if f.Token > 0 && errors.Is(err, ErrNotFound) {
+			err = nil // as with fencing on
 		}
-		rec, err := h.store.Read(ctx, key)
-		if fenced && errors.Is(err, ErrNotFound) {
-			return Record{}, nil // what a fenced read of an unknown key is with fencing on
-		}
-		return rec, err
-	})
+	}
 	if err != nil {
 		h.refuse(w, r, err)
 		return
@@ -217,7 +191,7 @@ func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
 	if acceptsRaw(r.Header) {
 		w.Header().Set("Content-Type", rawType)
 		w.Header().Set("Content-Length", strconv.Itoa(len(rec.Value)))
-		_, _ = w.Write(rec.Value) // a client that is gone gets nothing
+		_, _ = w.Write(rec.Value) // fails only if the client is gone
 		return
 	}
 	answer := struct {
@@ -234,45 +208,7 @@ func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
 	h.answer(w, http.StatusOK, answer)
 }
 
-// decide runs do, and with an Observer makes it the only call on d's key and tells d.
-func (h *handler) decide(ctx context.Context, d Decision, do func(context.Context) (Record, error)) (Record, error) {
-	if h.Observer == nil {
-		return do(ctx)
-	}
-	mu := &h.stripes[maphash.String(h.seed, d.Key)%uint64(len(h.stripes))]
-	mu.Lock()
-	defer mu.Unlock()
-	if err := CheckContext(ctx); err != nil {
-		return Record{}, err
-	}
-	ctx = context.WithoutCancel(ctx) // an effect that nobody is told of would be a hole in the history
-	before, err := h.store.Read(ctx, d.Key)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return Record{}, err
-	}
-	rec, err := do(ctx)
-	stale, refused := errors.AsType[*StaleTokenError](err)
-	if refused && stale.Applied && AdmitsWrite(before.MaxFence, d.Fence) {
-		// It wasn't applied when this call began, and no other has run since: it is this one that the store has repeated, or
-		// one of before without an answer, of which the Observer was not told.
-		rec, err, refused = Record{MaxFence: d.Fence}, nil, false
-	}
-	switch {
-	case refused:
-		d.Seen = stale.Seen
-	case err == nil, errors.Is(err, ErrNotFound):
-		d.Seen, d.Accepted = before.MaxFence, true
-		if d.Op == OpRead {
-			d.Value = rec.Value
-		}
-	default:
-		return rec, err
-	}
-	h.Observer(d)
-	return rec, err
-}
-
-// refuse answers an error of the store.
+// refuse replies with an error of the store.
 func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if stale, ok := errors.AsType[*StaleTokenError](err); ok {
 		h.metrics.stale.Inc()
@@ -295,11 +231,11 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, ErrTooLarge):
 		h.fail(w, http.StatusRequestEntityTooLarge, "nothing was written: "+sentence(err))
 	case errors.Is(err, ErrJump):
-		h.Logger.WarnContext(r.Context(), "a token is too far ahead", "path", r.URL.Path, "error", err)
+		h.Logger.WarnContext(r.Context(), "fencing token too far ahead", "path", r.URL.Path, "error", err)
 		h.fail(w, http.StatusBadRequest, sentence(err))
 	case errors.Is(err, ErrNoRoom):
-		h.Logger.ErrorContext(r.Context(), "the store has no room: nothing is accepted that needs some", "method", r.Method, "path", r.URL.Path, "error", err)
-		h.fail(w, http.StatusInsufficientStorage, "nothing was changed: the store has no room; its log tells the operator why")
+		h.Logger.ErrorContext(r.Context(), "the store has no room", "method", r.Method, "path", r.URL.Path, "error", err)
+		h.fail(w, http.StatusInsufficientStorage, "nothing was changed: the store has no room; its log says why")
 	case errors.Is(err, ErrClosed):
 		h.fail(w, http.StatusServiceUnavailable, "the resource is shutting down")
 	default:
@@ -319,28 +255,28 @@ func (h *handler) answer(w http.ResponseWriter, status int, v any) {
 	if err := enc.Encode(v); err != nil {
 		panic(err) // numbers and strings only
 	}
-	b.Truncate(b.Len() - 1) // the encoder's newline: the body is the JSON and nothing else
+	b.Truncate(b.Len() - 1) // the encoder's newline
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
 	w.WriteHeader(status)
-	_, _ = w.Write(b.Bytes()) // a client that is gone gets nothing
+	_, _ = w.Write(b.Bytes()) // fails only if the client is gone
 }
 
-// checkTarget returns what is wrong with the key in r's path, or nil.
+// checkTarget returns an error unless key, from r's path, is valid and the one that the client meant.
 func checkTarget(r *http.Request, key string) error {
 	if r.URL.RawQuery != "" || r.URL.ForceQuery {
 		return errors.New("the URL has a query: escape a ? in the key as %3F")
 	}
 	for _, escaped := range r.Header.Values(HeaderKey) {
 		if sent, err := url.PathUnescape(escaped); err != nil || sent != key {
-			return fmt.Errorf("%s is %.100q, and the key in the path is %.100q: something on the way changes the path",
+			return fmt.Errorf("%s is %.100q, and the key in the path is %.100q: a proxy changes the path",
 				HeaderKey, escaped, key)
 		}
 	}
 	return CheckKey(key)
 }
 
-// fenceOf returns the fence that h carries, zero if it has none, or an error that says what to send instead.
+// fenceOf returns the fence in h, zero if there is none, or an error that says what to send instead.
 func fenceOf(h http.Header) (Fence, error) {
 	token, err := number(h, HeaderToken)
 	if err != nil {
@@ -351,7 +287,7 @@ func fenceOf(h http.Header) (Fence, error) {
 	case err != nil:
 		return Fence{}, err
 	case token == 0 && seq > 0:
-		return Fence{}, fmt.Errorf("%s is there and %s is not: send both", HeaderSeq, HeaderToken)
+		return Fence{}, fmt.Errorf("%s needs %s: send both", HeaderSeq, HeaderToken)
 	case token == 0:
 		return Fence{}, nil
 	}
@@ -365,7 +301,7 @@ func number(h http.Header, name string) (uint64, error) {
 		return 0, nil
 	}
 	if len(values) > 1 {
-		return 0, fmt.Errorf("%s is there %d times: send it once", name, len(values))
+		return 0, fmt.Errorf("%s was sent %d times: send it once", name, len(values))
 	}
 	n, err := strconv.ParseUint(values[0], 10, 64)
 	switch {
@@ -381,7 +317,7 @@ func number(h http.Header, name string) (uint64, error) {
 	return n, nil
 }
 
-// sentence is err's message without the prefix that is for Go callers.
+// sentence is err's message without the package's name.
 func sentence(err error) string { return strings.TrimPrefix(err.Error(), "resource: ") }
 
 func acceptsRaw(h http.Header) bool {

@@ -11,11 +11,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,7 +42,7 @@ func newHandler(t *testing.T, store resource.Store, opts *resource.HandlerOption
 	return h
 }
 
-// TestHandler is the interface as it's documented, byte by byte.
+// TestHandler checks the documented interface byte by byte.
 func TestHandler(t *testing.T) {
 	h := newHandler(t, resource.NewMemory(), nil)
 	for i, c := range []struct {
@@ -115,12 +112,12 @@ func TestHandlerBadInput(t *testing.T) {
 		{"PUT", "/r/k", "v", []string{"X-Fence-Token: 7, 8"}, 400, `decimal digits only`},
 		{"PUT", "/r/k", "v", []string{"X-Fence-Token: " + strings.Repeat("x", 5000)}, 400, strings.Repeat("x", 40) + `\":`},
 		{"PUT", "/r/k", "v", []string{"X-Fence-Token: 18446744073709551616"}, 400, "X-Fence-Token is too large: send an integer up to 18446744073709551615"},
-		{"PUT", "/r/k", "v", []string{ok, ok}, 400, "X-Fence-Token is there 2 times: send it once"},
+		{"PUT", "/r/k", "v", []string{ok, ok}, 400, "X-Fence-Token was sent 2 times: send it once"},
 		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Seq: 0"}, 400, "X-Fence-Seq is 0"},
 		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Seq: -2"}, 400, "X-Fence-Seq is"},
 		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Seq: "}, 400, "X-Fence-Seq is empty"},
-		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Seq: 1", "X-Fence-Seq: 2"}, 400, "X-Fence-Seq is there 2 times"},
-		{"PUT", "/r/k", "v", []string{"X-Fence-Seq: 2"}, 400, "X-Fence-Seq is there and X-Fence-Token is not"},
+		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Seq: 1", "X-Fence-Seq: 2"}, 400, "X-Fence-Seq was sent 2 times"},
+		{"PUT", "/r/k", "v", []string{"X-Fence-Seq: 2"}, 400, "X-Fence-Seq needs X-Fence-Token: send both"},
 		{"GET", "/r/k", "", []string{ok, "X-Fence-Seq: 2"}, 400, "X-Fence-Seq belongs to writes"},
 		{"GET", "/r/k", "", []string{"X-Fence-Token: 0"}, 400, "X-Fence-Token is 0"},
 		{"GET", "/r/k", "", []string{"X-Fence-Token: x"}, 400, "decimal digits only"},
@@ -149,7 +146,24 @@ func TestHandlerBadInput(t *testing.T) {
 	require.Equal(t, 200, got.Code, "a value of exactly the limit")
 }
 
-// TestHandlerBody has bodies that don't say their length, or that end before it.
+// raw sends a request as it is and returns the reply. Unless the request says that the connection is to be closed, it ends the
+// sending side, and with that the request's context, which may be before the store has been asked.
+func raw(t *testing.T, addr, format string, args ...any) string {
+	t.Helper()
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
+	require.NoError(t, err)
+	_, err = fmt.Fprintf(conn, format, args...)
+	require.NoError(t, err)
+	if !strings.Contains(format, "Connection: close") {
+		require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+	}
+	answer, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	return string(answer)
+}
+
+// TestHandlerBody has bodies of unknown length, and bodies that end early.
 func TestHandlerBody(t *testing.T) {
 	store := resource.NewMemory()
 	addr := strings.TrimPrefix(serve(t, store, &resource.HandlerOptions{MaxBody: 10}), "http://")
@@ -159,21 +173,14 @@ func TestHandlerBody(t *testing.T) {
 		{"Content-Length: 5", "abc", "400"},
 		{"Content-Length: 11", "", "413"},
 	} {
-		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
-		require.NoError(t, err)
-		_, err = fmt.Fprintf(conn, "PUT /r/k HTTP/1.1\r\nHost: h\r\nX-Fence-Token: 7\r\n%s\r\n\r\n%s", c.header, c.body)
-		require.NoError(t, err)
-		require.NoError(t, conn.(*net.TCPConn).CloseWrite())
-		answer, err := io.ReadAll(conn)
-		require.NoError(t, err)
-		require.NoError(t, conn.Close())
-		require.Equal(t, "HTTP/1.1 "+c.want, string(answer[:min(12, len(answer))]), "%s %q", c.header, c.body)
+		answer := raw(t, addr, "PUT /r/k HTTP/1.1\r\nHost: h\r\nX-Fence-Token: 7\r\n%s\r\n\r\n%s", c.header, c.body)
+		require.Equal(t, "HTTP/1.1 "+c.want, answer[:min(12, len(answer))], "%s %q", c.header, c.body)
 	}
 	_, err := store.Read(t.Context(), "k")
 	require.ErrorIs(t, err, resource.ErrNotFound, "half a value was written")
 }
 
-// TestHandlerKeys sends keys as raw request lines, which no client library has cleaned.
+// TestHandlerKeys sends raw request lines, which no client library has cleaned.
 func TestHandlerKeys(t *testing.T) {
 	store := resource.NewMemory()
 	addr := strings.TrimPrefix(serve(t, store, nil), "http://")
@@ -183,16 +190,10 @@ func TestHandlerKeys(t *testing.T) {
 		"/r/./": "./", "/r/%25": "%", "/r/%3F": "?", "/r/a+b": "a+b", "/r/a%20b": "a b", "/r/%D0%BA": "к", "/r/a;b=c,d": "a;b=c,d",
 	} {
 		token++
-		conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
-		require.NoError(t, err)
-		_, err = fmt.Fprintf(conn, "PUT %s HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX-Fence-Token: %d\r\nContent-Length: %d\r\n\r\n%s",
+		answer := raw(t, addr, "PUT %s HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX-Fence-Token: %d\r\nContent-Length: %d\r\n\r\n%s",
 			target, token, len(target), target)
-		require.NoError(t, err)
-		answer, err := io.ReadAll(conn)
-		require.NoError(t, err)
-		require.NoError(t, conn.Close())
-		require.Contains(t, string(answer), "HTTP/1.1 200", target)
-		require.Contains(t, string(answer), `"key":`+strconv.Quote(key), target)
+		require.Contains(t, answer, "HTTP/1.1 200", target)
+		require.Contains(t, answer, `"key":`+strconv.Quote(key), target)
 		rec, err := store.Read(t.Context(), key)
 		require.NoError(t, err, target)
 		require.Equal(t, target, string(rec.Value))
@@ -251,8 +252,8 @@ func TestHandlerUnfenced(t *testing.T) {
 		{"GET", "", nil, 404, `{"error":"key not found"}`},                                     // the read above left no trace
 		{"PUT", "a", []string{"X-Fence-Token: 5"}, 200, `{"key":"k","max_fence":5}`},
 		{"GET", "", []string{"X-Fence-Token: 9"}, 200, `{"key":"k","value":"a","max_fence":5}`},
-		{"PUT", "late", []string{"X-Fence-Token: 3"}, 200, `{"key":"k","max_fence":5}`},
-		{"PUT", "plain", nil, 200, `{"key":"k","max_fence":5}`},
+		{"PUT", "late", []string{"X-Fence-Token: 3"}, 200, `{"key":"k","max_fence":3}`},
+		{"PUT", "plain", nil, 200, `{"key":"k","max_fence":0}`},
 		{"GET", "", []string{"X-Fence-Token: 1"}, 200, `{"key":"k","value":"plain","max_fence":5}`},
 		{"PUT", "b", []string{"X-Fence-Token: x"}, 400, `{"error":"X-Fence-Token is \"x\": send an integer from 1, decimal digits only"}`},
 	} {
@@ -309,229 +310,43 @@ type failing struct {
 
 func (f failing) Write(context.Context, string, resource.Fence, []byte) error { return f.err }
 
+// TestHandlerStoreFails has a store whose writes fail. The client learns whether a repeat helps, and only the log has details.
 func TestHandlerStoreFails(t *testing.T) {
-	var log bytes.Buffer
-	var decisions int
-	h := newHandler(t, failing{resource.NewMemory(), errors.New("disk /dev/sda1 on fire")}, &resource.HandlerOptions{
-		Logger:   slog.New(slog.NewTextHandler(&log, nil)),
-		Observer: func(resource.Decision) { decisions++ },
-	})
-	got := ask(t, h, "PUT", "/r/k", "v", "X-Fence-Token: 5")
-	require.Equal(t, 500, got.Code)
-	require.Equal(t, `{"error":"the store failed; a write may have taken effect: repeat it to find out"}`, got.Body.String())
-	require.Contains(t, log.String(), "disk /dev/sda1 on fire")
-	require.Zero(t, decisions, "an unknown outcome is no decision")
-
-	closed := resource.NewMemory()
-	require.NoError(t, closed.Close())
-	got = ask(t, newHandler(t, closed, nil), "PUT", "/r/k", "v", "X-Fence-Token: 5")
-	require.Equal(t, 503, got.Code)
-}
-
-// TestHandlerStoreRefusesSize has a store that takes less than the handler: who asks again would be refused again.
-func TestHandlerStoreRefusesSize(t *testing.T) {
-	var log bytes.Buffer
-	tooLarge := fmt.Errorf("%w: that of \"k\" has 11 bytes, at most 10 are allowed", resource.ErrTooLarge)
-	for _, o := range []resource.HandlerOptions{{}, {Observer: func(resource.Decision) { t.Error("nothing was decided") }}} {
-		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
-		got := ask(t, newHandler(t, failing{resource.NewMemory(), tooLarge}, &o), "PUT", "/r/k", "01234567890", "X-Fence-Token: 5")
-		require.Equal(t, 413, got.Code)
-		require.Equal(t, `{"error":"nothing was written: value is too large: that of \"k\" has 11 bytes, at most 10 are allowed"}`, got.Body.String())
-	}
-	require.Empty(t, log.String(), "no failure of the store")
-}
-
-// TestHandlerStoreFull has a store without room: a repeat is of no use, and the operator learns of it.
-func TestHandlerStoreFull(t *testing.T) {
-	var log bytes.Buffer
-	full := fmt.Errorf("/var/lib/resource.db: %w: no space left on device", resource.ErrNoRoom)
-	url := serve(t, failing{resource.NewMemory(), full}, &resource.HandlerOptions{
-		Logger:   slog.New(slog.NewTextHandler(&log, nil)),
-		Observer: func(resource.Decision) { t.Error("nothing was decided") },
-	})
-	err := newClient(t, url, nil).Write(t.Context(), "k", five, nil)
-	require.ErrorIs(t, err, resource.ErrNoRoom)
-	require.ErrorContains(t, err, "507 Insufficient Storage: nothing was changed: the store has no room")
-	require.NotContains(t, err.Error(), "/var/lib")
-	require.Contains(t, log.String(), "/var/lib/resource.db")
-}
-
-// answered is a ResponseWriter that notes when the answer leaves.
-type answered struct {
-	*httptest.ResponseRecorder
-	note func()
-}
-
-func (a answered) WriteHeader(status int) {
-	a.note()
-	a.ResponseRecorder.WriteHeader(status)
-}
-
-// TestObserver checks what the Observer is told, and that it's told before the answer leaves.
-func TestObserver(t *testing.T) {
-	var log []string
-	h := newHandler(t, resource.NewMemory(), &resource.HandlerOptions{Observer: func(d resource.Decision) {
-		log = append(log, fmt.Sprintf("%s %s at %v, seen %v, accepted %t, enforced %t: %q", d.Op, d.Key, d.Fence, d.Seen, d.Accepted, d.Enforced, d.Value))
-	}})
-	for _, c := range []struct{ method, token, body string }{
-		{"GET", "", ""}, {"GET", "4", ""}, {"PUT", "5", "a"}, {"PUT", "4", "b"}, {"GET", "4", ""}, {"GET", "6", ""}, {"PUT", "6", "c"}, {"GET", "", ""}, {"PUT", "x", ""},
-	} {
-		r := httptest.NewRequestWithContext(t.Context(), c.method, "/r/k", strings.NewReader(c.body))
-		if c.token != "" {
-			r.Header.Set(resource.HeaderToken, c.token)
-		}
-		h.ServeHTTP(answered{httptest.NewRecorder(), func() { log = append(log, "answer") }}, r)
-	}
-	require.Equal(t, []string{
-		`read k at 0.0, seen 0.0, accepted true, enforced false: ""`, "answer",
-		`read k at 4.0, seen 0.0, accepted true, enforced true: ""`, "answer",
-		`write k at 5, seen 4.0, accepted true, enforced true: "a"`, "answer",
-		`write k at 4, seen 5, accepted false, enforced true: "b"`, "answer",
-		`read k at 4.0, seen 5, accepted false, enforced true: ""`, "answer",
-		`read k at 6.0, seen 5, accepted true, enforced true: "a"`, "answer",
-		`write k at 6, seen 6.0, accepted true, enforced true: "c"`, "answer",
-		`read k at 0.0, seen 6, accepted true, enforced false: "c"`, "answer",
-		"answer", // to the bad request, which decides nothing
-	}, log)
-}
-
-// repeating is a store that loses the answer to each write and sends it again, as Amazon's clients do.
-type repeating struct{ resource.Store }
-
-func (r repeating) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	_ = r.Store.Write(ctx, key, f, value)
-	return r.Store.Write(ctx, key, f, value)
-}
-
-// TestObserverStoreRepeats has a store that refuses its own writes as applied. The first is accepted; what a client repeats,
-// or another value at the same fence, is not.
-func TestObserverStoreRepeats(t *testing.T) {
-	var told []string
-	reg := prometheus.NewRegistry()
-	h := newHandler(t, repeating{resource.NewMemory()}, &resource.HandlerOptions{Registerer: reg, Observer: func(d resource.Decision) {
-		told = append(told, fmt.Sprintf("%v, seen %v, accepted %t", d.Fence, d.Seen, d.Accepted))
-	}})
 	for _, c := range []struct {
-		token, value string
-		status       int
-	}{{"5", "a", 200}, {"5", "a", 409}, {"5", "b", 409}, {"4", "a", 409}, {"6", "a", 200}} {
-		got := ask(t, h, "PUT", "/r/k", c.value, "X-Fence-Token: "+c.token)
-		require.Equal(t, c.status, got.Code, "%s at %s", c.value, c.token)
-	}
-	require.Equal(t, []string{
-		"5, seen 0.0, accepted true", "5, seen 5, accepted false", "5, seen 5, accepted false", "4, seen 5, accepted false",
-		"6, seen 5, accepted true",
-	}, told)
-	page := ask(t, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), "GET", "/metrics", "").Body.String()
-	require.Contains(t, page, "\nresource_writes_accepted_total 2\n")
-	require.Contains(t, page, "\nresource_stale_token_rejections_total 3\n")
-}
-
-// TestObserverUnfenced checks that the unsafe baseline is told as such.
-func TestObserverUnfenced(t *testing.T) {
-	var got []resource.Decision
-	h := newHandler(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: true, Observer: func(d resource.Decision) {
-		d.Value = bytes.Clone(d.Value)
-		got = append(got, d)
-	}})
-	ask(t, h, "PUT", "/r/k", "new", "X-Fence-Token: 5")
-	ask(t, h, "PUT", "/r/k", "late", "X-Fence-Token: 4")
-	ask(t, h, "GET", "/r/k", "", "X-Fence-Token: 6")
-	five := resource.Fence{Token: 5, Seq: 1}
-	require.Equal(t, []resource.Decision{
-		{Op: resource.OpWrite, Key: "k", Fence: five, Accepted: true, Value: []byte("new")},
-		{Op: resource.OpWrite, Key: "k", Fence: resource.Fence{Token: 4, Seq: 1}, Seen: five, Accepted: true, Value: []byte("late")},
-		{Op: resource.OpRead, Key: "k", Fence: resource.Fence{Token: 6}, Seen: five, Accepted: true, Value: []byte("late")},
-	}, got)
-}
-
-// crowded is a store that counts how many calls are in it at once, and gives others every chance to come in.
-type crowded struct {
-	resource.Store
-	inside, most atomic.Int64
-}
-
-func (c *crowded) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	n := c.inside.Add(1)
-	defer c.inside.Add(-1)
-	if n > c.most.Load() {
-		c.most.Store(n)
-	}
-	for range 100 {
-		runtime.Gosched()
-	}
-	return c.Store.Write(ctx, key, f, value)
-}
-
-// TestObserverOneAtATime has many requests to one key at once, of which the store must see one after the other.
-func TestObserverOneAtATime(t *testing.T) {
-	store := &crowded{Store: resource.NewMemory()}
-	h := newHandler(t, store, &resource.HandlerOptions{Observer: func(resource.Decision) {}})
-	var wg sync.WaitGroup
-	for i := range 100 {
-		wg.Go(func() { ask(t, h, "PUT", "/r/k", "", "X-Fence-Token: "+strconv.Itoa(i+1)) })
-	}
-	wg.Wait()
-	require.EqualValues(t, 1, store.most.Load())
-}
-
-// TestObserverOrder has many clients on two keys at once: what the Observer hears must be a possible history of each.
-func TestObserverOrder(t *testing.T) {
-	var mu sync.Mutex
-	told := map[string][]resource.Decision{}
-	url := serve(t, resource.NewMemory(), &resource.HandlerOptions{Observer: func(d resource.Decision) {
-		mu.Lock()
-		defer mu.Unlock()
-		told[d.Key] = append(told[d.Key], d)
-	}})
-	c := newClient(t, url, nil)
-	const writers = 50
-	var wg sync.WaitGroup
-	for i := range 2 * writers {
-		wg.Go(func() {
-			_ = c.Write(t.Context(), "key"+strconv.Itoa(i%2), resource.Fence{Token: uint64(1 + i*37%writers), Seq: uint64(1 + i/writers)}, nil)
-		})
-	}
-	wg.Wait()
-	for key, decisions := range told {
-		require.Len(t, decisions, writers)
-		var seen resource.Fence
-		for i, d := range decisions {
-			require.Equal(t, seen, d.Seen, "%s, decision %d", key, i)
-			require.Equal(t, resource.AdmitsWrite(seen, d.Fence), d.Accepted, "%s, decision %d", key, i)
-			seen = seen.Max(d.Fence)
+		err        error
+		status     int
+		reply, log string
+		isErr      error
+	}{
+		{
+			err: errors.New("disk /dev/sda1 on fire"), status: 500, log: "disk /dev/sda1 on fire",
+			reply: "the store failed; a write may have taken effect: repeat it to find out",
+		},
+		{
+			err: fmt.Errorf("%w: that of \"k\" has 11 bytes", resource.ErrTooLarge), status: 413,
+			reply: `nothing was written: value is too large: that of "k" has 11 bytes`,
+		},
+		{
+			err: fmt.Errorf("/var/lib/resource.db: %w", resource.ErrNoRoom), status: 507, log: "/var/lib/resource.db",
+			reply: "nothing was changed: the store has no room",
+		},
+		{err: resource.ErrClosed, status: 503, reply: "the resource is shutting down"},
+	} {
+		var log bytes.Buffer
+		url := serve(t, failing{resource.NewMemory(), c.err}, &resource.HandlerOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		err := newClient(t, url, nil).Write(t.Context(), "k", five, nil)
+		require.ErrorContains(t, err, fmt.Sprintf("%d %s: %s", c.status, http.StatusText(c.status), c.reply))
+		require.Equal(t, c.status == 413, errors.Is(err, resource.ErrTooLarge), "%v", err)
+		require.Equal(t, c.status == 507, errors.Is(err, resource.ErrNoRoom), "%v", err)
+		require.Equal(t, c.log == "", log.Len() == 0, "%s", &log)
+		if c.log != "" {
+			require.Contains(t, log.String(), c.log)
+			require.NotContains(t, err.Error(), c.log)
 		}
 	}
 }
 
-// TestObserverClientGone has a client that goes away while its write is decided. The write takes effect, so the
-// Observer must be told of it.
-func TestObserverClientGone(t *testing.T) {
-	store := resource.NewMemory()
-	ctx, leave := context.WithCancel(t.Context())
-	var told []resource.Decision
-	h := newHandler(t, leaving{store, leave}, &resource.HandlerOptions{Observer: func(d resource.Decision) { told = append(told, d) }})
-	for range 2 { // the second request finds the client gone before it is decided
-		r := httptest.NewRequestWithContext(ctx, http.MethodPut, "/r/k", strings.NewReader("v"))
-		r.Header.Set(resource.HeaderToken, "5")
-		h.ServeHTTP(httptest.NewRecorder(), r)
-	}
-	require.Len(t, told, 1)
-	require.True(t, told[0].Accepted)
-}
-
-// leaving is a store whose caller goes away when a write begins.
-type leaving struct {
-	resource.Store
-	leave func()
-}
-
-func (l leaving) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	l.leave()
-	return l.Store.Write(ctx, key, f, value)
-}
-
-// FuzzTokenHeader checks that a header is either the canonical or a zero-padded decimal, or refused.
+// FuzzTokenHeader checks that only decimal digits are accepted.
 func FuzzTokenHeader(f *testing.F) {
 	for _, s := range []string{"7", "007", "0", "-1", "+1", "", " 7", "1e3", "18446744073709551615", "18446744073709551616", "٣", "1,2", "0b1"} {
 		f.Add(s)
@@ -553,7 +368,7 @@ func FuzzTokenHeader(f *testing.F) {
 	})
 }
 
-// FuzzKey checks that a key arrives as it was sent, through the client's escaping and the handler's.
+// FuzzKey checks that a key arrives as it was sent, whatever its characters.
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"a", "a/b", "//", "..", ".", "%2F", "a?b#c", "\xff", "", "a b", "ключ", "a\\b"} {
 		f.Add(key)
@@ -563,7 +378,7 @@ func FuzzKey(f *testing.F) {
 			return
 		}
 		store := resource.NewMemory()
-		mux := http.NewServeMux() // which redirects what it wants cleaned
+		mux := http.NewServeMux() // it redirects paths that are not clean
 		mux.Handle("/r/", newHandler(t, store, nil))
 		c := newClient(t, "http://in.process", &resource.ClientOptions{HTTPClient: &http.Client{Transport: direct{mux}}})
 		if err := c.Write(t.Context(), key, resource.Fence{Token: 1, Seq: 1}, []byte("v")); err != nil {
@@ -575,7 +390,7 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-// direct is a transport without a network: the request line is written and parsed as it would be on the wire.
+// direct is a transport without a network that parses the request line as a server does.
 type direct struct{ http.Handler }
 
 func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {

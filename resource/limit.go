@@ -9,12 +9,12 @@ import (
 // ErrJump is wrapped by the error of a call that [LimitJumps] refuses. Nothing was changed.
 var ErrJump = errors.New("resource: the fencing token is too far ahead")
 
-// LimitJumps returns s, with calls refused whose token is more than most ahead of the greatest that their key has seen. One
-// token of 2^64-1, a mistake or malice, would lock a key for good. It costs a read a call, and doesn't keep out one who comes
-// nearer in many steps.
+// LimitJumps wraps s to refuse a token that exceeds the greatest one seen for the key by more than most: a single token of
+// 2^64-1, sent by mistake or malice, would lock the key for good. Each call costs a read. A caller that raises the token in
+// many small steps still gets through.
 //
-// A new key has seen 0: let most be more than a first token. Those of etcd, Consul and ZooKeeper count all that their
-// cluster does, and ZooKeeper's begin at 2^32: 1<<48 is enough for each.
+// A new key has seen 0, so most must exceed a lock's first token. The tokens of etcd, Consul and ZooKeeper count all that
+// their cluster does, and ZooKeeper's begin at 2^32; 1<<48 is enough for each.
 func LimitJumps(s Store, most uint64) Store { return &limited{s, most} }
 
 type limited struct {
@@ -28,7 +28,7 @@ func (l *limited) check(ctx context.Context, key string, token uint64) error {
 		return err
 	}
 	if seen := rec.MaxFence.Token; token > seen && token-seen > l.most {
-		return fmt.Errorf("%w: %d for %q, which has seen %d, and at most %d more is let pass", ErrJump, token, key, seen, l.most)
+		return fmt.Errorf("%w: %d for %q, which has seen %d; the limit is %d more", ErrJump, token, key, seen, l.most)
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 
 func at(token, seq uint64) resource.Fence { return resource.Fence{Token: token, Seq: seq} }
 
-// TestLimitJumps has one request with the greatest token, which would lock the key for good.
+// TestLimitJumps refuses tokens that would lock the key.
 func TestLimitJumps(t *testing.T) {
 	ctx, under := t.Context(), resource.NewMemory()
 	c := newClient(t, serve(t, resource.LimitJumps(under, 10), nil), nil)

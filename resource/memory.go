@@ -7,10 +7,10 @@ import (
 	"sync"
 )
 
-// Memory is a [Store] that keeps everything in memory, and forgets it with the process: for tests and as the
-// reference for what a Store does. A resource that protects anything needs a durable store.
+// Memory is a [Store] in memory, for tests and as the reference for what a Store does. It loses everything when the process
+// ends; to protect real data, use a durable store.
 type Memory struct {
-	mu      sync.RWMutex
+	mu      sync.Mutex
 	records map[string]Record
 	closed  bool
 }
@@ -23,92 +23,75 @@ var (
 // NewMemory returns an empty store.
 func NewMemory() *Memory { return &Memory{records: map[string]Record{}} }
 
-// Write is [Store.Write].
-func (m *Memory) Write(ctx context.Context, key string, f Fence, value []byte) error {
-	if err := cmp.Or(CheckContext(ctx), CheckKey(key), CheckFence(f)); err != nil {
-		return err
+// change replaces key's record by what f returns, unless a check of the arguments or f returns an error.
+func (m *Memory) change(ctx context.Context, key string, invalid error, f func(rec Record, found bool) (Record, error)) (Record, error) {
+	if err := cmp.Or(CheckContext(ctx), CheckKey(key), invalid); err != nil {
+		return Record{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return ErrClosed
+		return Record{}, ErrClosed
 	}
-	if err := m.records[key].CheckWrite(key, f, value); err != nil {
-		return err
+	rec, found := m.records[key]
+	rec, err := f(rec, found)
+	if err != nil {
+		return Record{}, err
 	}
-	m.records[key] = Record{Value: append([]byte{}, value...), MaxFence: f}
-	return nil
+	m.records[key] = rec
+	return rec, nil
+}
+
+// copied is rec with a value of the caller's own. A stored value is replaced and never changed, so no lock is needed.
+func copied(rec Record, err error) (Record, error) {
+	rec.Value = bytes.Clone(rec.Value)
+	return rec, err
+}
+
+// Write is [Store.Write].
+func (m *Memory) Write(ctx context.Context, key string, f Fence, value []byte) error {
+	_, err := m.change(ctx, key, CheckFence(f), func(rec Record, _ bool) (Record, error) {
+		return Record{Value: append([]byte{}, value...), MaxFence: f}, rec.CheckWrite(key, f, value)
+	})
+	return err
 }
 
 // Overwrite is [Overwriter.Overwrite].
 func (m *Memory) Overwrite(ctx context.Context, key string, f Fence, value []byte) error {
-	if err := cmp.Or(CheckContext(ctx), CheckKey(key), CheckOffered(f)); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return ErrClosed
-	}
-	m.records[key] = Record{Value: append([]byte{}, value...), MaxFence: m.records[key].MaxFence.Max(f)}
-	return nil
+	_, err := m.change(ctx, key, CheckOffered(f), func(rec Record, _ bool) (Record, error) {
+		return Record{Value: append([]byte{}, value...), MaxFence: rec.MaxFence.Max(f)}, nil
+	})
+	return err
 }
 
 // Read is [Store.Read].
 func (m *Memory) Read(ctx context.Context, key string) (Record, error) {
-	if err := cmp.Or(CheckContext(ctx), CheckKey(key)); err != nil {
-		return Record{}, err
-	}
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	if m.closed {
-		return Record{}, ErrClosed
-	}
-	rec, ok := m.records[key]
-	if !ok {
-		return Record{}, ErrNotFound
-	}
-	rec.Value = bytes.Clone(rec.Value)
-	return rec, nil
+	return copied(m.change(ctx, key, nil, func(rec Record, found bool) (Record, error) {
+		if !found {
+			return rec, ErrNotFound
+		}
+		return rec, nil
+	}))
 }
 
 // ReadFenced is [Store.ReadFenced].
 func (m *Memory) ReadFenced(ctx context.Context, key string, token uint64) (Record, error) {
-	if err := cmp.Or(CheckContext(ctx), CheckKey(key), CheckToken(token)); err != nil {
-		return Record{}, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return Record{}, ErrClosed
-	}
-	rec := m.records[key]
-	if err := rec.CheckRead(key, token); err != nil {
-		return Record{}, err
-	}
-	rec.MaxFence = rec.MaxFence.Max(Fence{Token: token})
-	m.records[key] = rec
-	rec.Value = bytes.Clone(rec.Value)
-	return rec, nil
+	return copied(m.change(ctx, key, CheckToken(token), func(rec Record, _ bool) (Record, error) {
+		err := rec.CheckRead(key, token)
+		rec.MaxFence = rec.MaxFence.Max(Fence{Token: token})
+		return rec, err
+	}))
 }
 
 // SetFence is [FenceSetter.SetFence].
 func (m *Memory) SetFence(ctx context.Context, key string, token uint64) error {
-	if err := cmp.Or(CheckContext(ctx), CheckKey(key), CheckToken(token)); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	rec, ok := m.records[key]
-	switch {
-	case m.closed:
-		return ErrClosed
-	case !ok:
-		return ErrNotFound
-	}
-	rec.MaxFence = Fence{Token: token}
-	m.records[key] = rec
-	return nil
+	_, err := m.change(ctx, key, CheckToken(token), func(rec Record, found bool) (Record, error) {
+		if !found {
+			return rec, ErrNotFound
+		}
+		return Record{Value: rec.Value, MaxFence: Fence{Token: token}}, nil
+	})
+	return err
 }
 
 // Close is [Store.Close]. The records are gone.

@@ -11,7 +11,7 @@ type metrics struct {
 	seconds              *prometheus.HistogramVec
 }
 
-// newMetrics registers a handler's metrics with r, which may be nil.
+// newMetrics registers a handler's metrics with r, if there is one.
 func newMetrics(r prometheus.Registerer) (metrics, error) {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
@@ -20,10 +20,10 @@ func newMetrics(r prometheus.Registerer) (metrics, error) {
 		stale: counter("resource_stale_token_rejections_total",
 			"Writes and fenced reads refused because of a stale fencing token, repeats of an applied write included."),
 		writes: counter("resource_writes_accepted_total", "Writes that took effect."),
-		reads:  counter("resource_reads_accepted_total", "Reads that were answered with a record, fenced or not."),
+		reads:  counter("resource_reads_accepted_total", "Reads that returned a record, fenced or not."),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "resource_request_duration_seconds",
-			Help:    "Time from a request's header to its answer, by operation.",
+			Help:    "Time from a request's header to its reply, by operation.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 16), // 50 µs to 1.6 s
 		}, []string{"op"}),
 	}
@@ -38,6 +38,7 @@ func newMetrics(r prometheus.Registerer) (metrics, error) {
 	return m, nil
 }
 
-func (m metrics) observe(op Op, start time.Time) {
-	m.seconds.WithLabelValues(string(op)).Observe(time.Since(start).Seconds())
+// observe measures a request; op is "read" or "write".
+func (m metrics) observe(op string, start time.Time) {
+	m.seconds.WithLabelValues(op).Observe(time.Since(start).Seconds())
 }

@@ -95,7 +95,7 @@ func TestCheckContext(t *testing.T) {
 	require.ErrorIs(t, resource.CheckContext(ctx), cause)
 }
 
-// TestOverwrite is the unsafe baseline: everything is accepted, and the greatest fence offered is still known.
+// TestOverwrite: every write is accepted, and the greatest fence offered is kept.
 func TestOverwrite(t *testing.T) {
 	m := resource.NewMemory()
 	ctx := t.Context()

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/dlock/redlock"
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios"

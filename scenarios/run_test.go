@@ -12,121 +12,22 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/fencelab/fencelab/internal/leak"
-	"github.com/fencelab/fencelab/internal/locks"
-	"github.com/fencelab/fencelab/internal/open"
+	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
-	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// What a word before the address asks of open.
-const (
-	cannotOpen  = "cannot-open"
-	failsLate   = "fails-late"
-	kills       = "kills-" // and a worker's name, or "resource"
-	neverRenews = "never-renews"
-	letsIn      = "lets-in"
-)
-
-// ask puts a word before the address of r's lock.
-func ask(r *scenarios.Runner, word string) {
-	r.Service.Nodes[0].Addr = word + " " + r.Service.Nodes[0].Addr
-}
-
 func onRedis(redis *testbed.Server) *scenarios.Runner {
-	return &scenarios.Runner{Service: onredis.Service(redis)}
-}
-
-// openLock is what the workers of this package's tests open: a lock of this module, with trouble if the address or the variant asks
-// for it.
-func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-	if strings.HasPrefix(s.Variant, "test-") {
-		return openOwnLock(ctx, s)
-	}
-	word, addr, ok := strings.Cut(s.Addrs[0], " ")
-	if !ok {
-		return open.Lock(ctx, s)
-	}
-	switch word {
-	case cannotOpen:
-		return nil, errors.New("the lock server is on fire")
-	case neverRenews:
-		s.Renew = false
-	}
-	s.Addrs[0] = addr
-	l, err := open.Lock(ctx, s)
-	switch word {
-	case failsLate:
-		return failingLate{l}, err
-	case letsIn:
-		return unlocked{l, addr}, err
-	case neverRenews:
-		return l, err
-	}
-	return troubled{l, word}, err
-}
-
-// failingLate is a lock whose release fails, with an error that says nothing, when it was lost.
-type failingLate struct{ scenarios.Lock }
-
-func (l failingLate) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	lease, err := l.Lock.Acquire(ctx, key)
-	return failingRelease{lease}, err
-}
-
-type failingRelease struct{ scenarios.Lease }
-
-func (l failingRelease) Release(ctx context.Context) error {
-	if err := l.Lease.Release(ctx); err != nil {
-		return errors.New("the lock server is on fire")
-	}
-	return nil
-}
-
-// unlocked is a lock that keeps nobody out.
-type unlocked struct {
-	scenarios.Lock
-	addr string
-}
-
-func (l unlocked) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	c, err := redisclient.New(l.addr)
-	if err != nil {
-		return nil, err
-	}
-	if err := errors.Join(c.Del(ctx, "lock:{"+key+"}").Err(), c.Close()); err != nil {
-		return nil, err
-	}
-	return l.Lock.Acquire(ctx, key)
-}
-
-// troubled is a lock in whose Acquire something happens.
-type troubled struct {
-	scenarios.Lock
-	what string
-}
-
-func (l troubled) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	victim := fmt.Appendf(nil, `{"name":%q`, strings.TrimPrefix(l.what, kills))
-	for _, pid := range childrenOf(os.Getppid()) {
-		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err == nil && bytes.Contains(env, victim) {
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return l.Lock.Acquire(ctx, key)
+	return &scenarios.Runner{Service: onredis.Service(redis), Store: onredis.Bolt}
 }
 
 // childrenOf lists the children of a process, those included that nobody has waited for.
@@ -188,13 +89,20 @@ func requireNothingLeft(t *testing.T) func() {
 		files, err := os.ReadDir(tmp)
 		require.NoError(t, err)
 		require.Empty(t, files, "temporary files")
-		require.NoError(t, leak.Find(goroutines))
+		require.NoError(t, testmain.FindLeaks(goroutines))
 	}
+}
+
+// schedule is a scenario of a test's own, of lines with commas between them.
+func schedule(t *testing.T, lines string) scenarios.Scenario {
+	t.Helper()
+	s, err := scenarios.Parse("Test.txt", []byte("It happens.\n\n"+strings.ReplaceAll(lines, ", ", "\n")+"\n"))
+	require.NoError(t, err)
+	return s
 }
 
 // A schedule that can't be carried out ends with an error that says where and why, proves nothing and leaves nothing.
 func TestRunFails(t *testing.T) {
-	run, done := scenarios.Run, func(name string) scenarios.Step { return scenarios.Run(name, history.Done) }
 	cause := errors.New("the user has had enough")
 	// endAfter ends r's run in a step that has no reason to end by itself, the one after an event.
 	endAfter := func(r *scenarios.Runner, actorOrTarget, name string) {
@@ -207,20 +115,20 @@ func TestRunFails(t *testing.T) {
 		contexts[r] = ctx
 	}
 	for name, c := range map[string]struct {
-		workers map[string]scenarios.Worker
-		steps   []scenarios.Step
+		steps   string
+		variant string
 		change  func(*scenarios.Runner)
-		want    []string
+		want    string
 		last    string // of the trace; "": that depends
 	}{
 		"a lock that nobody frees": {
-			steps:  []scenarios.Step{run("A", history.Read), run("B", history.Acquired), done("A"), done("B")},
+			steps:  "run A until read, run B until acquired, run A until done, run B until done",
 			change: func(r *scenarios.Runner) { endAfter(r, "A", history.Read) },
-			want:   []string{"step 2, run B until acquired: B: waiting for its next report: the user has had enough"},
+			want:   "step 2, run B until acquired: B: waiting for its next report: the user has had enough",
 			last:   "A read []",
 		},
 		"a fault that never comes into force": {
-			steps: []scenarios.Step{scenarios.Fault("redis", history.FaultPause), done("A")},
+			steps: "pause redis, run A until done",
 			change: func(r *scenarios.Runner) {
 				r.StepTimeout = time.Second
 				r.Service.Fault = func(ctx context.Context, _ scenarios.Step) error {
@@ -228,91 +136,75 @@ func TestRunFails(t *testing.T) {
 					return context.Cause(ctx)
 				}
 			},
-			want: []string{"step 1, pause redis: it has not happened within 1.25s"},
+			want: "step 1, pause redis: it has not happened within 1.25s",
 			last: "run Test, fencing on",
 		},
 		"a report that never comes, while another is frozen": {
-			steps: []scenarios.Step{
-				run("A", history.Read), scenarios.Pause("A"), run("B", history.Checked), scenarios.Resume("A"), done("A"), done("B"),
-			},
-			workers: map[string]scenarios.Worker{"A": {Victim: true}},
-			want:    []string{`step 3, run B until checked: B was done without reporting "checked"`},
-			last:    "B done",
+			steps: "worker A victim, run A until read, pause A, run B until checked, resume A, run A until done, run B until done",
+			want:  `step 3, run B until checked: B was done without reporting "checked"`,
+			last:  "B done",
 		},
 		"a report that never comes, while a write is held": {
-			steps: []scenarios.Step{
-				run("A", history.BeforeWrite), scenarios.Hold("A"), run("A", history.Sent), run("B", history.Held),
-				scenarios.Deliver("A"), done("A"), done("B"),
-			},
-			workers: map[string]scenarios.Worker{"A": {Victim: true, NoRenew: true}},
-			want:    []string{`step 4, run B until held: B was done without reporting "held"`},
-			last:    "B done",
+			steps: "worker A victim no-renew, run A until before-write, hold A, run A until sent, run B until held, deliver A, run A until done, run B until done",
+			want:  `step 4, run B until held: B was done without reporting "held"`,
+			last:  "B done",
 		},
 		"a dead resource": {
-			steps: []scenarios.Step{
-				run("A", history.Acquired), scenarios.Kill(scenarios.Resource), run("A", history.Read), scenarios.Restart(), done("A"),
-			},
-			change: func(r *scenarios.Runner) { endAfter(r, scenarios.Resource, history.FaultKill) },
-			want:   []string{"step 3, run A until read: A: waiting for its next report: the user has had enough"},
+			steps:  "run A until acquired, kill resource, run A until read, restart resource, run A until done",
+			change: func(r *scenarios.Runner) { endAfter(r, scenarios.Resource, "kill") },
+			want:   "step 3, run A until read: A: waiting for its next report: the user has had enough",
 			last:   "kill resource",
 		},
 		"a lock that can't be opened": {
-			steps:  []scenarios.Step{run("A", history.Acquired), done("A")},
-			change: func(r *scenarios.Runner) { ask(r, cannotOpen) },
-			want:   []string{"step 1, run A until acquired: A failed: the lock server is on fire"},
-			last:   `A failed: "the lock server is on fire"`,
+			steps:   "run A until acquired, run A until done",
+			variant: variantCannotOpen,
+			want:    "step 1, run A until acquired: A failed: the lock server is on fire",
+			last:    `A failed: "the lock server is on fire"`,
 		},
 		"a failure behind a refusal": {
-			workers: map[string]scenarios.Worker{"A": {Victim: true}},
-			steps: []scenarios.Step{
-				run("A", history.Read), scenarios.Pause("A"), done("B"), scenarios.Resume("A"), done("A"),
-			},
-			change: func(r *scenarios.Runner) { ask(r, failsLate) },
-			want:   []string{"step 5, run A until done: A failed: release: the lock server is on fire"},
-			last:   `A failed: "release: the lock server is on fire"`,
+			steps:   "worker A victim, run A until read, pause A, run B until done, resume A, run A until done",
+			variant: variantFailsLate,
+			want:    "step 5, run A until done: A failed: release: the lock server is on fire",
+			last:    `A failed: "release: the lock server is on fire"`,
 		},
 		"a worker that is killed": {
-			steps:  []scenarios.Step{run("A", history.Acquired), done("A")},
-			change: func(r *scenarios.Runner) { ask(r, kills+"A") },
-			want:   []string{"step 1, run A until acquired: A: its process ended with signal: killed"},
-			last:   "run Test, fencing on",
+			steps:   "run A until acquired, run A until done",
+			variant: variantKills + "A",
+			want:    "step 1, run A until acquired: A: its process ended with signal: killed",
+			last:    "run Test, fencing on",
 		},
 		"a resource that dies": {
-			steps:  []scenarios.Step{run("A", history.Acquired), done("A")},
-			change: func(r *scenarios.Runner) { ask(r, kills+"resource") },
-			want:   []string{"step 1, run A until acquired: resource: its process ended with signal: killed"},
-			last:   "run Test, fencing on",
+			steps:   "run A until acquired, run A until done",
+			variant: variantKills + "resource",
+			want:    "step 1, run A until acquired: resource: its process ended with signal: killed",
+			last:    "run Test, fencing on",
 		},
 		"a worker that is killed at a checkpoint": {
-			workers: map[string]scenarios.Worker{"A": {Victim: true, Try: true}}, // Try, so that it is B who kills
-			steps:   []scenarios.Step{run("A", history.Read), run("B", history.Read), done("A"), done("B")},
-			change:  func(r *scenarios.Runner) { ask(r, kills+"A") },
-			want:    []string{"step 3, run A until done: A: its process ended with signal: killed"},
+			steps:   "worker A victim try, run A until read, run B until read, run A until done, run B until done",
+			variant: variantKills + "A",
+			want:    "step 3, run A until done: A: its process ended with signal: killed",
 			last:    "B read []",
 		},
 		"a context that ends": {
-			steps: []scenarios.Step{run("A", history.Read), run("B", history.Read), done("A"), done("B")},
+			steps: "run A until read, run B until read, run A until done, run B until done",
 			change: func(r *scenarios.Runner) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				r.Command = func(scenarios.Scenario, history.Fencing) string { cancel(cause); return "" }
 				contexts[r] = ctx
 			},
-			want: []string{"the user has had enough"},
+			want: "the user has had enough",
 		},
 		"a lock's remains that can't be removed": {
-			steps: []scenarios.Step{
-				run("A", history.Read), scenarios.Pause("A"), done("B"), scenarios.Resume("A"), done("A"),
-			},
-			workers: map[string]scenarios.Worker{"A": {Victim: true}},
+			steps: "worker A victim, run A until read, pause A, run B until done, resume A, run A until done",
 			change: func(r *scenarios.Runner) {
 				r.Service.Forget = func(context.Context, string) error { return errors.New("the lock server is on fire") }
 			},
-			want: []string{"scenarios: Test, fencing on: the lock server is on fire"},
+			want: "scenarios: Test, fencing on: the lock server is on fire",
 			last: "final [B], 1 refused",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &scenarios.Runner{Service: onredis.Service(sharedRedis(t))}
+			r := onRedis(sharedRedis(t))
 			if c.change != nil {
 				c.change(r)
 			}
@@ -321,11 +213,10 @@ func TestRunFails(t *testing.T) {
 				ctx = t.Context()
 			}
 			nothingLeft := requireNothingLeft(t)
-			s := scenarios.Scenario{Name: "Test", Workers: c.workers, Steps: c.steps}
+			s := schedule(t, c.steps)
+			s.Variant = c.variant
 			o, err := r.Run(ctx, s, history.FencingOn)
-			for _, want := range c.want {
-				require.ErrorContains(t, err, want)
-			}
+			require.ErrorContains(t, err, c.want)
 			require.NotEqual(t, history.Safe, o.Verdict)
 			require.NotEmpty(t, o.Findings)
 			if trace := history.Trace(o.Events); c.last != "" {
@@ -342,8 +233,7 @@ var contexts = map[*scenarios.Runner]context.Context{}
 func TestRunLeavesNothing(t *testing.T) {
 	redis := sharedRedis(t)
 	for _, name := range []string{"WriteDelayedInNetwork", "ResourceCrash"} {
-		s, ok := scenarios.Hazard(name)
-		require.True(t, ok)
+		s := hazard(t, name)
 		nothingLeft := requireNothingLeft(t)
 		_, err := onRedis(redis).Run(t.Context(), s, history.FencingOn)
 		require.NoError(t, err)
@@ -352,8 +242,7 @@ func TestRunLeavesNothing(t *testing.T) {
 }
 
 func TestRunRefuses(t *testing.T) {
-	s, ok := scenarios.Hazard("PauseExceedsTTL")
-	require.True(t, ok)
+	s := hazard(t, "PauseExceedsTTL")
 	o, err := new(scenarios.Runner).Run(t.Context(), s, "sometimes")
 	require.EqualError(t, err, `scenarios: there is no fencing mode "sometimes"; there are [off writes on]`)
 	require.Equal(t, history.Inconclusive, o.Verdict)
@@ -363,43 +252,41 @@ func TestRunRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "a pause of 1s doesn't exceed the TTL of 1s; make it longer, or the TTL shorter")
 	require.Equal(t, history.Inconclusive, o.Verdict)
 
-	s, ok = scenarios.Hazard("HolderPartitioned")
-	require.True(t, ok)
+	s = hazard(t, "HolderPartitioned")
 	s.Workers = map[string]scenarios.Worker{"A": {Victim: true, Outlive: true, NoRenew: true}} // that is lost without a cut too
 	r = scenarios.Runner{Service: &scenarios.Service{Lock: "mine"}}
 	o, err = r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	require.ErrorContains(t, err, "step 2, cut A: mine has no Nodes to be cut off from")
 	require.Equal(t, history.Inconclusive, o.Verdict)
+
+	_, err = onRedis(sharedRedis(t)).Run(t.Context(), schedule(t, "pause redis9, run A until done, resume redis9"), history.FencingOn)
+	require.ErrorContains(t, err, `has no server "redis9"`)
 }
 
 // What doesn't do what its order of events suggests is inconclusive, although the judge calls it what is expected.
 func TestHazardDoesNotBite(t *testing.T) {
 	minute := history.Duration(time.Minute)
 	for name, c := range map[string]struct {
-		hazard string
-		word   string           // of the lock's address
-		hold   history.Duration // of A
-		ttl    time.Duration
-		want   string
+		hazard  string
+		variant string
+		hold    history.Duration // of A
+		ttl     time.Duration
+		want    string
 	}{
-		"a lock that doesn't renew":             {"WedgedHolder", neverRenews, minute, 0, `^B was granted the lock \S+s after A, whose lease was to be renewed for 1m0s$`},
+		"a lock that doesn't renew":             {"WedgedHolder", variantNeverRenews, minute, 0, `^B was granted the lock \S+s after A, whose lease was to be renewed for 1m0s$`},
 		"renewals that are over before a lease": {"WedgedHolder", "", history.Duration(400 * time.Millisecond), 500 * time.Millisecond, `^A's lease of 500ms outlasts its renewals, which end after 400ms: choose a shorter TTL$`},
-		"a lock that lets everybody in":         {"PauseExceedsTTL", letsIn, 0, time.Minute, `^B was granted the lock \S+s before the end of A's lease$`},
+		"a lock that lets everybody in":         {"PauseExceedsTTL", variantLetsIn, 0, time.Minute, `^B was granted the lock \S+s before the end of A's lease$`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, ok := scenarios.Hazard(c.hazard)
-			require.True(t, ok)
-			s.MinTTL = 0
+			s := hazard(t, c.hazard)
+			s.MinTTL, s.Variant = 0, c.variant
 			if c.hold > 0 {
 				s.Workers = map[string]scenarios.Worker{"A": {Victim: true, MaxHold: c.hold}}
 			}
 			for f := range s.Expect {
 				r := onRedis(sharedRedis(t))
 				r.TTL = c.ttl
-				if c.word != "" {
-					ask(r, c.word)
-				}
 				o, err := r.Run(t.Context(), s, f)
 				require.NoError(t, err)
 				require.Equal(t, history.Judge(o.Events), o.Result)
@@ -413,9 +300,7 @@ func TestHazardDoesNotBite(t *testing.T) {
 // A holder that runs renews its lease, so that nobody gets in beside it: what lets the successor in is the freeze.
 func TestOnlyAFreezeEndsTheLease(t *testing.T) {
 	redis := sharedRedis(t)
-	s := scenarios.Scenario{Name: "NoPause", Steps: []scenarios.Step{
-		scenarios.Run("A", history.Read), scenarios.Run("B", history.Done), scenarios.Run("A", history.Done),
-	}}
+	const steps = ", run A until read, run B until done, run A until done"
 	r := onRedis(redis)
 	r.TTL = 3 * time.Second // so long that only a stall of more than two seconds ends the lease
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -426,29 +311,48 @@ func TestOnlyAFreezeEndsTheLease(t *testing.T) {
 		}
 	}
 
-	s.Workers = map[string]scenarios.Worker{"A": {Victim: true}}
-	o, err := r.Run(ctx, s, history.FencingOn)
+	o, err := r.Run(ctx, schedule(t, "worker A victim"+steps), history.FencingOn)
 	require.ErrorContains(t, err, "step 2, run B until done: B: waiting for its next report: a lease that isn't renewed has ended",
 		"%s", strings.Join(history.Trace(o.Events), "\n"))
 	require.Equal(t, history.Inconclusive, o.Verdict)
-	require.Equal(t, []string{"run NoPause, fencing on", "A acquired #1", "  resource accepts read #1", "A read []"}, history.Trace(o.Events))
+	require.Equal(t, []string{"run Test, fencing on", "A acquired #1", "  resource accepts read #1", "A read []"}, history.Trace(o.Events))
 
 	r.OnEvent = nil
-	s.Workers = map[string]scenarios.Worker{"A": {Victim: true, NoRenew: true}}
-	o, err = r.Run(t.Context(), s, history.FencingOn)
+	o, err = r.Run(t.Context(), schedule(t, "worker A victim no-renew"+steps), history.FencingOn)
 	require.NoError(t, err, "without renewals the lease ends by itself")
 	require.Equal(t, history.Safe, o.Verdict, "%q", o.Findings)
+}
+
+// A worker that checks its lease gives up, and gives back what it no longer has.
+func TestWorkerGivesUp(t *testing.T) {
+	s := schedule(t, "worker A victim no-renew outlive check, run A until lost-lease, run B until acquired, run A until done, run B until done")
+	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
+	require.NoError(t, err)
+	require.Equal(t, history.Safe, o.Verdict, "%q", o.Findings)
+	require.Subset(t, history.Trace(o.Events), []string{"A lost", "A lost-lease", "A release-lost", "final [B], 0 refused"})
+}
+
+// A service is told what to do to its servers, and what to undo.
+func TestServiceIsTold(t *testing.T) {
+	r := onRedis(sharedRedis(t))
+	var told []string
+	r.Service.Fault = func(_ context.Context, st scenarios.Step) error {
+		told = append(told, st.String())
+		return nil
+	}
+	_, err := r.Run(t.Context(), schedule(t, "jump redis 1s, pause redis, run A until done, resume redis"), history.FencingOn)
+	require.NoError(t, err)
+	require.Equal(t, []string{"jump redis 1s", "pause redis", "resume redis"}, told)
 }
 
 // Pause is a lower limit for freezes and for delays.
 func TestPauseLasts(t *testing.T) {
 	redis := sharedRedis(t)
 	for name, faults := range map[string][2]string{
-		"PauseExceedsTTL":       {history.FaultPause, history.FaultResume},
-		"WriteDelayedInNetwork": {history.FaultHold, history.FaultDeliver},
+		"PauseExceedsTTL":       {"pause", "resume"},
+		"WriteDelayedInNetwork": {"hold", "deliver"},
 	} {
-		s, ok := scenarios.Hazard(name)
-		require.True(t, ok)
+		s := hazard(t, name)
 		r := onRedis(redis)
 		r.Pause = time.Second
 		o, err := r.Run(t.Context(), s, history.FencingOn)
@@ -480,7 +384,7 @@ func TestEmbedded(t *testing.T) {
 				o, err := onRedis(redis).Run(t.Context(), s, f)
 				require.NoError(t, err)
 				require.Equal(t, want, o.Verdict, "%q", o.Findings)
-				golden(t, filepath.Join("..", "testdata", "traces", s.Name+"_"+string(f)+".txt"), strings.Join(history.Trace(o.Events), "\n")+"\n")
+				golden(t, s, string(f), strings.Join(history.Trace(o.Events), "\n")+"\n")
 			})
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios"
@@ -17,47 +17,35 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// A lock that a majority has agreed on, and its token, outlive the leader.
-func TestEtcdLeaderFault(t *testing.T) { leaderFault(t, locks.Etcd) }
-
-func TestZooKeeperLeaderFault(t *testing.T) { leaderFault(t, locks.ZooKeeper) }
-
-func leaderFault(t *testing.T, lock string) {
-	t.Helper()
-	t.Parallel()
-	for _, name := range []string{"LeaderKilled", "LeaderFrozen", "LeaderIsolated"} {
-		s, ok := scenarios.Hazard(name)
-		require.True(t, ok)
-		if !s.On(lock) {
-			continue
-		}
-		s.Locks = []string{lock}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if p := providerOf(t); name == "LeaderIsolated" && p != testbed.Containers {
-				t.Skipf("not applicable to %s servers: only containers have a network between them that one can be cut off from", p)
-			}
-			playScenarioAlone(t, s, requireOverwritten)
-		})
+// A replica that has taken over follows nobody, in a later run on the same service neither.
+func TestFailoverIsForGood(t *testing.T) {
+	s := hazard(t, "FailoverReissuesToken")
+	if !slices.Contains(locksOf(s), locks.Redis) {
+		t.Skip("-backend asks for other locks")
 	}
+	svc, ctx := servers(t, locks.Redis, s).On(), within(t, patience)
+	lag := scenarios.Step{Verb: "lag", Target: "redis"}
+	require.NoError(t, svc.Fault(ctx, lag))
+	require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "failover", Target: "redis"}))
+	require.ErrorContains(t, svc.Fault(ctx, lag), "it has no replica")
+	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "resume", Target: "redis"}), "there is nothing that resume would end")
 }
 
 // One service is played on several times, and each run's leader is another: the one before has been killed.
 func TestLeaderOfEachRun(t *testing.T) {
 	t.Parallel()
-	s, ok := scenarios.Hazard("LeaderKilled")
-	require.True(t, ok)
+	s := hazard(t, "LeaderKilled")
 	if !slices.Contains(locksOf(s), locks.Etcd) {
 		t.Skip("-backend asks for other locks")
 	}
 	all, ctx := servers(t, locks.Etcd, s), within(t, stepTimeout)
 	svc := all.On()
-	restart := scenarios.Fault(scenarios.Leader, history.FaultRestart)
+	restart := scenarios.Step{Verb: "restart", Target: scenarios.Leader}
 	require.ErrorContains(t, svc.Fault(ctx, restart), "there is nothing that restart would end")
 	for range 2 {
 		leader, err := all.Cluster.Leader(ctx)
 		require.NoError(t, err)
-		require.NoError(t, svc.Fault(ctx, scenarios.Fault(scenarios.Leader, history.FaultKill)))
+		require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "kill", Target: scenarios.Leader}))
 		require.ErrorIs(t, leader.Kill(ctx), os.ErrProcessDone, "%s leads, and another was killed", leader.Name)
 		_, err = all.Cluster.Leader(ctx, leader) // the restart is for the old one all the same
 		require.NoError(t, err)
@@ -81,7 +69,7 @@ func TestEvictIsUndone(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "volatile-lru", before["maxmemory-policy"])
 	require.NoError(t, c.Set(ctx, "a key", "x", 0).Err())
-	require.NoError(t, onredis.Service(server).Fault(ctx, scenarios.Fault("redis", history.FaultEvict)))
+	require.NoError(t, onredis.Service(server).Fault(ctx, scenarios.Step{Verb: "evict", Target: "redis"}))
 	require.Zero(t, c.DBSize(ctx).Val())
 	after, err := c.ConfigGet(ctx, "maxmemory*").Result()
 	require.NoError(t, err)
@@ -116,42 +104,22 @@ func TestExternalIsLeftAlone(t *testing.T) {
 		testbed.Need(t, err)
 		defer func() { require.NoError(t, external.Close()) }()
 		svc := onredis.Service(external)
-		for _, fault := range []string{
-			history.FaultFlush, history.FaultEvict, history.FaultPause, history.FaultResume, history.FaultKill, history.FaultRestart,
-			history.FaultWipe, history.FaultLag, history.FaultFailover, history.FaultJump, history.FaultIsolate, history.FaultRejoin,
-			history.FaultSnapshot, history.FaultRestore, history.FaultReap,
-		} {
+		for _, f := range history.Faults {
 			for _, target := range []string{external.Name, scenarios.LockService} {
-				require.ErrorIs(t, svc.Fault(ctx, scenarios.Fault(target, fault)), errors.ErrUnsupported, "%s %s", fault, target)
-				untouched(t, fault)
+				require.ErrorIs(t, svc.Fault(ctx, scenarios.Step{Verb: f.Name, Target: target}), errors.ErrUnsupported, "%s %s", f.Name, target)
+				untouched(t, f.Name)
 			}
 		}
 	})
 	t.Run("tests", func(t *testing.T) {
-		cmd := exec.CommandContext(ctx, os.Args[0], "-test.v", "-backend=redis,redlock", "-resource=http,redis", "-test.run="+
-			"^(TestFenceCounterLost|TestFailoverLosesToken|TestRedlockClockJump|TestRedlockNodeRestart|TestRedlockTokensNotMonotonic|"+
-			"TestCoordinatorDown|TestExpiryRace|TestClockSkew|TestEvictIsUndone|TestResourceCrash/redis.redis)$")
+		cmd := exec.CommandContext(ctx, os.Args[0], "-test.v", "-backend=redis,redlock", "-resource=http", "-test.run="+
+			"^Test(FenceCounter.*|Failover.*|RedlockClockJump|RedlockNodeRestart.*|RedlockCounters.*|RedlockTokens.*|"+
+			"CoordinatorDown|ExpiryRace|ClockSkew|EvictIsUndone)$")
 		cmd.Env = append(os.Environ(), testbed.EnvProvider+"="+string(testbed.External))
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		require.Contains(t, string(out), "not applicable to external servers")
 		require.NotRegexp(t, `--- PASS: \S+/(off|writes|on) `, string(out), "it was played")
 		untouched(t, string(out))
-	})
-}
-
-// etcd's revision is a sound token as long as nobody takes it back, as a restore from a snapshot does.
-func TestEtcdSnapshotRestore(t *testing.T) {
-	t.Parallel()
-	t.Run("Plain", func(t *testing.T) { playAlone(t, "EtcdSnapshotRestore", requireBackwards) })
-	t.Run("RevisionBumped", func(t *testing.T) { playAlone(t, "EtcdSnapshotRestoreBumped", requireOverwritten) })
-}
-
-// The czxid of a node grows with every change of the ensemble. The number in its name starts again with its parent.
-func TestZooKeeperSequenceResets(t *testing.T) {
-	t.Parallel()
-	playAlone(t, "ZooKeeperSequenceResets", func(t *testing.T, f history.Fencing, o *scenarios.Outcome) {
-		require.Less(t, tokenOf(t, o, "W"), tokenOf(t, o, "A"))
-		requireOverwritten(t, f, o)
 	})
 }

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/fencelab/fencelab/faults"
-	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -18,17 +16,11 @@ type ServerSet struct {
 	Servers []*testbed.Server
 
 	Cluster *testbed.Cluster // of which Servers are the members; for the target Leader and the fault isolate
-	// Inject does faults that take more than control of a server's process, such as a command to it. Nil: there are none.
-	// For one that it doesn't know it returns [NoFault].
-	Inject func(ctx context.Context, s *testbed.Server, st Step) error
+	// Faults are those that only this lock's servers can have: commands to them, by the names in package history.
+	Faults map[string]func(ctx context.Context, s *testbed.Server, st Step) error
 }
 
-// NoFault is the error that says that nothing does a step's fault.
-func NoFault(st Step) error {
-	return fmt.Errorf("there is no fault %q: %w", st.Fault, errors.ErrUnsupported)
-}
-
-// On is the service of servers that run for this process. One that is the user's can have no fault.
+// On is the service on these servers. One that is the user's can have no fault.
 func (s ServerSet) On() *Service {
 	names := make([]string, len(s.Servers))
 	svc := &Service{Lock: s.Lock}
@@ -44,8 +36,7 @@ func (s ServerSet) On() *Service {
 	if len(names) > 1 {
 		svc.Server = fmt.Sprintf("%d × %s", len(names), names[0])
 	}
-	in := &inForce{ServerSet: s, heals: map[string]faults.Heal{}}
-	svc.Fault = in.fault
+	svc.Fault = (&faulty{ServerSet: s, undo: map[string]faults.Heal{}}).step
 	return svc
 }
 
@@ -61,17 +52,17 @@ func (s ServerSet) Close() error {
 	return errors.Join(errs...)
 }
 
-// inForce does the faults of a ServerSet, and ends them.
-type inForce struct {
+// faulty does the faults of a ServerSet, and undoes them.
+type faulty struct {
 	ServerSet
 	leader string                 // the server that led when a fault hit the leader last
-	heals  map[string]faults.Heal // what ends a pause or an isolation, by server
+	undo   map[string]faults.Heal // by verb and server
 }
 
-func (f *inForce) fault(ctx context.Context, st Step) error {
+func (f *faulty) step(ctx context.Context, st Step) error {
 	name := st.Target
 	if name == Leader {
-		if err := f.findLeader(ctx, st.Fault); err != nil {
+		if err := f.findLeader(ctx, st); err != nil {
 			return err
 		}
 		name = f.leader
@@ -87,16 +78,15 @@ func (f *inForce) fault(ctx context.Context, st Step) error {
 	return nil
 }
 
-// findLeader finds out who leads, for each fault anew, and in a later run too: what is done to the leader is undone to the
-// same server.
-func (f *inForce) findLeader(ctx context.Context, fault string) error {
-	undoes := fault == history.FaultResume || fault == history.FaultRejoin || fault == history.FaultRestart
+// findLeader asks who leads, for each fault again: the service may be played on several times. What undoes a fault is done to
+// the server that was hit.
+func (f *faulty) findLeader(ctx context.Context, st Step) error {
 	switch {
 	case f.Cluster == nil:
 		return fmt.Errorf("it has no leader: %w", errors.ErrUnsupported)
-	case undoes && f.leader == "":
-		return fmt.Errorf("there is nothing that %s would end", fault)
-	case undoes:
+	case undone(st.Verb) != nil && f.leader == "":
+		return fmt.Errorf("there is nothing that %s would end", st.Verb)
+	case undone(st.Verb) != nil:
 		return nil
 	}
 	s, err := f.Cluster.Leader(ctx)
@@ -106,64 +96,31 @@ func (f *inForce) findLeader(ctx context.Context, fault string) error {
 	return err
 }
 
-func (f *inForce) one(ctx context.Context, s *testbed.Server, st Step) error {
-	if s.Provider == testbed.External { // not its data either, to which an address is enough
+func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
+	if s.Provider == testbed.External { // nor are its data to be lost, for which an address is enough
 		return fmt.Errorf("it is the user's, and not to be broken: %w", errors.ErrUnsupported)
 	}
-	switch st.Fault {
-	case history.FaultPause:
-		return f.begin(s, func() (faults.Heal, error) { return s.Pause(ctx) })
-	case history.FaultIsolate:
-		if f.Cluster == nil {
-			return fmt.Errorf("it has no peers: %w", errors.ErrUnsupported)
+	if undone(st.Verb) != nil {
+		undo := f.undo[st.Verb+" "+s.Name]
+		if undo == nil {
+			return fmt.Errorf("there is nothing that %s would end", st.Verb)
 		}
-		return f.begin(s, func() (faults.Heal, error) {
-			return f.Cluster.Isolate(ctx, s)
-		})
-	case history.FaultResume, history.FaultRejoin:
-		heal := f.heals[s.Name]
-		if heal == nil {
-			return fmt.Errorf("there is nothing that %s would end", st.Fault)
-		}
-		delete(f.heals, s.Name)
-		return heal(ctx)
-	case history.FaultKill:
-		return s.Kill(ctx)
-	case history.FaultRestart:
-		return s.Restart(ctx, testbed.RestartOptions{})
-	case history.FaultWipe:
-		if err := s.Kill(ctx); err != nil {
-			return err
-		}
-		return s.Restart(ctx, testbed.RestartOptions{Wipe: true})
-	case history.FaultJump:
-		return f.jump(ctx, s, st.Detail)
+		delete(f.undo, st.Verb+" "+s.Name)
+		return undo(ctx)
 	}
-	if f.Inject == nil {
-		return NoFault(st)
+	if do := f.Faults[st.Verb]; do != nil {
+		return do(ctx, s, st)
 	}
-	return f.Inject(ctx, s, st)
-}
-
-func (f *inForce) begin(s *testbed.Server, inject func() (faults.Heal, error)) error {
-	if f.heals[s.Name] != nil {
-		return errors.New("it is paused or isolated already")
+	do, before := injections[st.Verb].server, fault(st.Verb).Undo+" "+s.Name
+	switch {
+	case do == nil:
+		return fmt.Errorf("there is no fault %q of it: %w", st.Verb, errors.ErrUnsupported)
+	case f.undo[before] != nil:
+		return fmt.Errorf("the last %s is not over: there was no %s", st.Verb, before)
 	}
-	heal, err := inject()
-	if err == nil {
-		f.heals[s.Name] = heal
+	undo, err := do(ctx, f.Cluster, s, st)
+	if err == nil && fault(st.Verb).Undo != "" {
+		f.undo[before] = undo
 	}
-	return err
-}
-
-func (f *inForce) jump(ctx context.Context, s *testbed.Server, detail string) error {
-	d, err := time.ParseDuration(detail)
-	if err != nil {
-		return fmt.Errorf("a jump's detail is how far, as in \"20s\": %w", err)
-	}
-	if s.Clock == nil {
-		return fmt.Errorf("its clock is the machine's: %w", errors.ErrUnsupported)
-	}
-	_, err = s.Clock.Jump(ctx, d)
 	return err
 }

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/open"
+	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -30,9 +30,12 @@ var starters = map[string]func(ctx context.Context, s scenarios.Scenario, o *tes
 	locks.Postgres:  single(testbed.StartPostgres),
 }
 
-// needs reports whether a step of s does the fault, or hits the target.
-func needs(s scenarios.Scenario, faultOrTarget string) bool {
-	return slices.ContainsFunc(s.Steps, func(st scenarios.Step) bool { return st.Fault == faultOrTarget || st.Target == faultOrTarget })
+// needs reports whether a step of s hits the target, or does a fault that needs something of its server.
+func needs(s scenarios.Scenario, what string) bool {
+	return slices.ContainsFunc(s.Steps, func(st scenarios.Step) bool {
+		f, _ := history.FaultNamed(st.Verb)
+		return f.Needs == what || st.Target == what
+	})
 }
 
 func startRedis(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
@@ -41,7 +44,7 @@ func startRedis(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (
 		return open.Servers{}, err
 	}
 	all := on(redis)
-	if needs(s, history.FaultLag) {
+	if needs(s, "replica") {
 		if all.Replica, err = testbed.StartRedisReplica(ctx, redis, o); err != nil {
 			return all, errors.Join(err, redis.Close())
 		}
@@ -50,7 +53,7 @@ func startRedis(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (
 }
 
 func startRedlock(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
-	o.Clock = needs(s, history.FaultJump)
+	o.Clock = needs(s, "clock")
 	nodes, err := testbed.StartRedisNodes(ctx, 5, o)
 	return on(nodes...), err
 }
@@ -102,10 +105,13 @@ var shared struct {
 	servers map[string]open.Servers
 }
 
-// service is the shared service of a lock.
-func service(t *testing.T, lock string) *scenarios.Service {
+// serversFor are servers of a lock on which s can be played: of the test's own, if s breaks them.
+func serversFor(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
-	return sharedServers(t, lock).On()
+	if s.Faulty() {
+		return servers(t, lock, s)
+	}
+	return sharedServers(t, lock)
 }
 
 func sharedServers(t *testing.T, lock string) open.Servers {
@@ -153,6 +159,9 @@ func start(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	defer cancel()
 	if s.Faulty() {
 		notExternal(t)
+	}
+	if needs(s, "network") && providerOf(t) != testbed.Containers {
+		t.Skipf("not applicable to %s servers: only containers have a network between them that one can be cut off from", providerOf(t))
 	}
 	f, ok := starters[lock]
 	require.True(t, ok, "nothing starts the servers of %s", lock)

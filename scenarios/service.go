@@ -12,10 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Service is the lock service that workers use, as the controller sees it.
+// Service is the lock service that workers use, as the runner sees it.
 type Service struct {
 	Lock   string // the lock's name, in histories and for Open
 	Server string // what serves it, e.g. "redis 7.0.15 (containers)"
@@ -26,9 +27,11 @@ type Service struct {
 	NoRenew bool
 	// NoTokens says that the lock has no fencing tokens, so that there is nothing to play with fencing on.
 	NoTokens bool
+	// Env are variables that workers get beside those of this process: "GORACE=exitcode=0", say.
+	Env []string
 	// Forget, if not nil, removes from the servers what the lock of key has left there.
 	Forget func(ctx context.Context, key string) error
-	// Fault carries out a step of [OpFault], and returns when the fault is in force. An error that matches
+	// Fault carries out a step of the schedule that hits a server, and returns when it has happened. An error that matches
 	// errors.ErrUnsupported says that this service can't have it. It may change Nodes. Nil: no fault can be had.
 	Fault func(ctx context.Context, st Step) error
 }
@@ -37,6 +40,21 @@ type Service struct {
 type Node struct {
 	Name string // in schedules: "redis3"
 	Addr string // host:port, or a URL with one
+}
+
+// Link makes a link to the node, for one client alone, and returns the address at which that client finds the node over it.
+func (n Node) Link() (l *faults.Link, addr string, err error) {
+	upstream, err := hostPort(n.Addr)
+	if err != nil {
+		return nil, "", err
+	}
+	if l, err = faults.NewLink(upstream); err != nil {
+		return nil, "", err
+	}
+	if addr, err = through(n.Addr, l.Addr()); err != nil {
+		return nil, "", errors.Join(err, l.Close())
+	}
+	return l, addr, nil
 }
 
 func (s *Service) fault(ctx context.Context, st Step) error {
@@ -62,16 +80,16 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 		}
 	}
 	for i, st := range sc.Steps {
-		if (st.Op == OpCut || st.Op == OpRefuse) && len(s.Nodes) == 0 {
+		if fault(st.Verb).From && len(s.Nodes) == 0 {
 			return fmt.Errorf("scenarios: scenario %q: step %d, %s: %s has no Nodes to be cut off from: %w",
 				sc.Name, i+1, st, cmp.Or(s.Server, s.Lock), errors.ErrUnsupported)
 		}
-		names := st.Servers
-		if st.Op == OpFault && st.Target != LockService {
+		names := st.From
+		if sc.kind(st.Target) == ofServer {
 			names = []string{st.Target}
 		}
 		for _, name := range names {
-			if name != Leader && !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == name }) {
+			if name != Leader && name != LockService && !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == name }) {
 				return fmt.Errorf("scenarios: scenario %q: step %d, %s: %s has no server %q", sc.Name, i+1, st, s.Server, name)
 			}
 		}

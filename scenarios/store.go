@@ -11,19 +11,18 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fencelab/fencelab/internal/job"
+	"github.com/fencelab/fencelab/internal/observe"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Store is what workers write to, in the place of this module's resource.
+// Store is what workers write to.
 //
 // A store with an Addr is a server, and workers are its clients: package pgstore's on PostgreSQL, for example. With fencing off
-// they are clients that know nothing of fences. A server doesn't tell its decisions, and what a worker believes is no evidence.
-// So the [Runner] reads the ledger's record from the store itself, by a connection of its own, before and after each step of a
-// worker's; a run is serial, so that between two looks there is at most one call. What has changed in the record is what the
-// store has accepted: a fence that has risen, a value that is another. A call that the worker tells of and that has changed
-// nothing was refused, whatever the worker was told.
+// they are clients that know nothing of fences. A server doesn't report its decisions, and what a worker believes is no evidence.
+// So the [Runner] reads the ledger's record over a connection of its own, before and after each step of a worker; a run is serial,
+// so that there is at most one call between two reads. If the fence has risen or the value has changed, the store has accepted
+// that call. A call that the worker reports and that has changed nothing was refused, whatever the worker was told.
 //
 // A store without an Addr belongs to one process: a file, or an embedded database. The resource's
 // process opens it, and serves it to the workers over HTTP, by [resource.NewHandler].
@@ -33,18 +32,19 @@ type Store struct {
 	Addr   string // where it is: what [Node] takes, or anything if nothing is to be delayed
 	// Open opens the store in the process of this Runner. Workers and the resource call [ChildWithStore]'s.
 	Open OpenStore
-	// Volatile says that the store loses its data when its process is killed, so that a schedule that kills the resource shows nothing.
+	// Volatile says that the store loses its data when its process is killed, so that a schedule that kills the resource shows
+	// nothing.
 	Volatile bool
-	// Kill ends the server by SIGKILL, and Restart starts it again on its data. Nil: that can't be had. A store without an Addr
+	// Kill ends the server by SIGKILL, and Restart starts it again on its data. Nil: it can't be killed. A store without an Addr
 	// dies with its process, and is opened again. No other run may use the server meanwhile: runs over one that can be killed
 	// don't run in parallel, or have a server each. ctx bounds the call, and the server outlives it.
 	Kill, Restart func(ctx context.Context) error
 }
 
-// OpenStore opens a store, which should keep the rules of [resource.Store]: package storetest finds out, and says
-// which it breaks, where a scenario can only show what comes of it. To be played with fencing off it must be a
-// [resource.Overwriter]. What it returns is closed by who calls it, and used after ctx has ended, which bounds the opening alone.
-// It gives a call the time that the schedule takes: a write may be held up for longer than a lease lasts.
+// OpenStore opens a store, which should keep the rules of [resource.Store]: package storetest says which it breaks, where a
+// scenario only shows what comes of it. To be played with fencing off it must be a [resource.Overwriter]. The caller closes what
+// it returns, and uses it after ctx has ended, which bounds the opening alone. It must not time out a call before the schedule
+// lets it go on: a write may be held up for longer than a lease lasts.
 //
 // After the server was killed and restarted, a worker writes by the client that it opened before: one that doesn't connect
 // again by itself needs a connection for each call.
@@ -70,30 +70,27 @@ type StoreSpec struct {
 // check returns an error if sc can't be played over s. One that matches [errors.ErrUnsupported] says that nothing is wrong
 // with either.
 func (s *Store) check(sc *Scenario) error {
-	if s.Open == nil || s.Name == "" {
+	if s != memory && (s.Open == nil || s.Name == "") {
 		return errors.New("scenarios: Runner.Store has no Open or no Name; give it both")
 	}
 	cannot := func(format string, args ...any) error {
 		return fmt.Errorf("scenarios: %s: %s: %w", sc.Name, fmt.Sprintf(format, args...), errors.ErrUnsupported)
 	}
-	if s.Volatile && sc.has(OpKill, Resource) {
-		return cannot("%s keeps nothing over a kill, and the store that it stands for does", s.name())
+	if s.Volatile && sc.leaves(Resource, history.Down) {
+		return cannot("%s keeps nothing over a kill", s.name())
 	}
 	if s.served() {
 		return nil // a process of ours, to which everything else can be done
 	}
-	if sc.has(OpKill, Resource) {
-		switch {
-		case s.Kill == nil || s.Restart == nil:
-			return cannot("%s can't be killed: its Store has no Kill and Restart", s.name())
-		}
+	if sc.leaves(Resource, history.Down) && (s.Kill == nil || s.Restart == nil) {
+		return cannot("%s can't be killed: its Store has no Kill and Restart", s.name())
 	}
 	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
 		if sc.Workers[name].Second {
 			return cannot("worker %s has two ledgers, and over a store there is one", name)
 		}
 	}
-	if slices.ContainsFunc(sc.Steps, func(st Step) bool { return st.Op == OpHold }) {
+	if sc.leaves("", history.Delayed) {
 		addr, err := hostPort(s.Addr)
 		if err == nil {
 			_, _, err = net.SplitHostPort(addr)
@@ -104,6 +101,9 @@ func (s *Store) check(sc *Scenario) error {
 	}
 	return nil
 }
+
+// memory is the store of a Runner that has none. The resource's process opens it by itself.
+var memory = &Store{Server: "memory", Volatile: true}
 
 // served reports whether the resource's process opens s.
 func (s *Store) served() bool { return s.Addr == "" }
@@ -127,7 +127,7 @@ func (open OpenStore) open(ctx context.Context, s StoreSpec) (resource.Store, er
 	return store, nil
 }
 
-// overwriter is s without a look at fences.
+// overwriter is s without the check of fences.
 func overwriter(name string, s resource.Store) (resource.Overwriter, error) {
 	o, ok := s.(resource.Overwriter)
 	if !ok {
@@ -152,7 +152,7 @@ func (s workerStore) Write(ctx context.Context, key string, f resource.Fence, va
 
 // OnSent arms f if the store can tell when it sends. Else f is called at once, and the Runner waits until the link holds the write.
 func (s workerStore) OnSent(f func()) {
-	if s, ok := s.Store.(job.Sender); ok {
+	if s, ok := s.Store.(interface{ OnSent(f func()) }); ok {
 		s.OnSent(f)
 		return
 	}
@@ -167,7 +167,7 @@ type storeTarget struct {
 
 	client  resource.Store
 	key     string
-	last    resource.Record   // what it held when it was looked at last
+	last    resource.Record   // what it held when it was read last
 	offered map[string]string // by worker: the ledger that it is about to write
 	refused int               // what workers were told, since the server was started last
 	down    bool
@@ -204,15 +204,15 @@ func (t *storeTarget) hostPort() string {
 	return addr
 }
 
-func (t *storeTarget) url(link linked) (string, error) {
-	if link == nil {
+func (t *storeTarget) url(link string) (string, error) {
+	if link == "" {
 		return t.Addr, nil
 	}
-	return through(t.Addr, link.Addr())
+	return through(t.Addr, link)
 }
 
 func (t *storeTarget) kill(ctx context.Context) error {
-	if err := t.sync(ctx, nil); err != nil { // the last look before
+	if err := t.sync(ctx, nil); err != nil { // its last decisions
 		return err
 	}
 	t.refused = 0
@@ -223,7 +223,7 @@ func (t *storeTarget) kill(ctx context.Context) error {
 	return nil
 }
 
-// restart takes the record as it is then: what a crash has undone is no decision. Whoever decides next knows it.
+// restart takes the record as it is then: what a crash has undone is no decision.
 func (t *storeTarget) restart(ctx context.Context) (err error) {
 	if err := t.Restart(ctx); err != nil {
 		return err
@@ -242,7 +242,7 @@ func (t *storeTarget) restart(ctx context.Context) (err error) {
 func (t *storeTarget) read(ctx context.Context) (resource.Record, error) {
 	rec, err := t.client.Read(ctx, t.key)
 	if errors.Is(err, resource.ErrNotFound) {
-		err = nil // it is gone, which the judge will find out
+		err = nil // it is gone, which the judge detects
 	}
 	return rec, err
 }
@@ -254,7 +254,7 @@ type call struct {
 	value string         // what was to be written
 }
 
-// callOf is the call of which a report tells, nil if it tells of none.
+// callOf is the call that a report is about, nil if it is about none.
 func (t *storeTarget) callOf(e *history.Event) *call {
 	if e == nil {
 		return nil
@@ -265,12 +265,12 @@ func (t *storeTarget) callOf(e *history.Event) *call {
 		t.offered[e.Actor] = e.Value
 		return nil
 	case history.Read, history.ReadStale:
-		c.op = string(resource.OpRead)
+		c.op = observe.Read
 		if t.fencing == history.FencingOn {
 			c.fence = resource.Fence{Token: e.Token}
 		}
 	case history.Wrote, history.WriteStale:
-		c.op, c.value = string(resource.OpWrite), t.offered[e.Actor]
+		c.op, c.value = observe.Write, t.offered[e.Actor]
 		if t.fencing != history.FencingOff {
 			c.fence = resource.Fence{Token: e.Token, Seq: 1}
 		}
@@ -283,7 +283,7 @@ func (t *storeTarget) callOf(e *history.Event) *call {
 	return c
 }
 
-// sync looks at the store, and tells what it has decided since the last look.
+// sync reads the record, and reports what the store has decided since it was read last.
 func (t *storeTarget) sync(ctx context.Context, told *history.Event) error {
 	if t.down {
 		return nil
@@ -306,7 +306,7 @@ func (t *storeTarget) sync(ctx context.Context, told *history.Event) error {
 	return nil
 }
 
-// decided tells a decision of the store, whose record was that before.
+// decided reports a decision of the store, whose record was that before.
 func (t *storeTarget) decided(before resource.Record, d history.Event) {
 	d.Kind, d.Time, d.Key = history.KindDecision, time.Now(), t.key
 	d.Seen, d.SeenSeq = before.MaxFence.Token, before.MaxFence.Seq
@@ -320,12 +320,12 @@ func effect(before, after resource.Record) (d history.Event, changed bool) {
 	if !rose && same {
 		return d, false
 	}
-	d = history.Event{Op: string(resource.OpWrite), Accepted: true, Value: string(after.Value)}
-	if rose { // else nobody has looked at a fence
+	d = history.Event{Op: observe.Write, Accepted: true, Value: string(after.Value)}
+	if rose { // else no fence was checked
 		d.Token, d.Seq, d.Enforced = after.MaxFence.Token, after.MaxFence.Seq, true
 	}
 	if same && d.Seq == 0 {
-		d.Op = string(resource.OpRead)
+		d.Op = observe.Read
 	}
 	return d, true
 }
@@ -334,7 +334,7 @@ func effect(before, after resource.Record) (d history.Event, changed bool) {
 // was accepted has.
 func withoutEffect(rec resource.Record, c *call) history.Event {
 	d := history.Event{Op: c.op, Token: c.fence.Token, Seq: c.fence.Seq, Enforced: c.fence != resource.Fence{}, Value: c.value}
-	if c.op == string(resource.OpRead) {
+	if c.op == observe.Read {
 		d.Accepted = !d.Enforced || rec.MaxFence.Token == c.fence.Token
 		if d.Accepted {
 			d.Value = string(rec.Value)
@@ -343,8 +343,7 @@ func withoutEffect(rec resource.Record, c *call) history.Event {
 	return d
 }
 
-// final reads the ledger. The refusals are those that workers were told of: what the judge counts are those that the record
-// shows.
+// final reads the ledger. The refusals are those that workers were told of; the judge counts those that the record shows.
 func (t *storeTarget) final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error) {
 	rec, err := t.read(ctx)
 	return map[string]resource.Record{t.key: rec}, t.refused, err

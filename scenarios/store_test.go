@@ -8,10 +8,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/open"
+	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/redisclient"
-	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -21,14 +21,13 @@ import (
 // overRedis is a run over a Redis, of which onEvent is told.
 func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *stores.Store, key string, e history.Event)) *scenarios.Outcome {
 	t.Helper()
-	s, ok := scenarios.Hazard(name)
-	require.True(t, ok)
+	s := hazard(t, name)
 	over := open.OnServer(stores.Redis, storeServer(t, stores.Redis))
 	client, err := stores.Open(t.Context(), over.Addr, stores.Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
 	var key string
-	r := scenarios.Runner{Service: service(t, locks.Redis), Store: over, OnEvent: func(e history.Event) {
+	r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: over, OnEvent: func(e history.Event) {
 		if e.Kind == history.KindReport && e.Name == history.Acquired {
 			key = e.Key
 		}
@@ -163,10 +162,9 @@ func TestStoreThatForgets(t *testing.T) {
 	redis, err := testbed.StartRedis(t.Context(), o) // it keeps nothing on disk
 	testbed.Need(t, err)
 	defer func() { require.NoError(t, redis.Close()) }()
-	s, ok := scenarios.Hazard("ResourceCrash")
-	require.True(t, ok)
+	s := hazard(t, "ResourceCrash")
 	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
-		r := scenarios.Runner{Service: service(t, locks.Redis), Store: open.OnServer(stores.Redis, redis)}
+		r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: open.OnServer(stores.Redis, redis)}
 		out, err := r.Run(t.Context(), s, f)
 		testbed.Need(t, err)
 		require.Equal(t, history.Violated, out.Verdict, strings.Join(history.Trace(out.Events), "\n"))
@@ -177,24 +175,21 @@ func TestStoreThatForgets(t *testing.T) {
 }
 
 func TestStoreRefuses(t *testing.T) {
-	s, ok := scenarios.Hazard("ResourceCrash")
-	require.True(t, ok)
+	s := hazard(t, "ResourceCrash")
 	over := open.OnServer(stores.DynamoDB, storeServer(t, stores.DynamoDB))
-	r := scenarios.Runner{Service: service(t, locks.Redis), Store: over}
+	r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: over}
 	o, err := r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorContains(t, err, "keeps nothing over a kill")
 	require.NotEqual(t, history.Safe, o.Verdict)
 
-	s, ok = scenarios.Hazard("TwoResources")
-	require.True(t, ok)
+	s = hazard(t, "TwoResources")
 	_, err = r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorContains(t, err, "worker A has two ledgers, and over a store there is one")
 
 	over = open.OnServer(stores.Redis, storeServer(t, stores.Redis))
 	over.Addr = "memcached://127.0.0.1:1"
 	r.Store = over
-	s, ok = scenarios.Hazard("PauseExceedsTTL")
-	require.True(t, ok)
+	s = hazard(t, "PauseExceedsTTL")
 	o, err = r.Run(context.WithoutCancel(t.Context()), s, history.FencingOn)
 	require.ErrorContains(t, err, `"memcached" is the beginning of no store's address`)
 	require.NotEqual(t, history.Safe, o.Verdict)

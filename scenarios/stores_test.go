@@ -8,13 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/fencelab/fencelab/internal/locks"
 	"github.com/fencelab/fencelab/internal/open"
-	"github.com/fencelab/fencelab/internal/stores"
-	"github.com/fencelab/fencelab/scenarios"
-	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -32,41 +27,6 @@ var storeServers = map[string]startServer{
 // wantsStore reports whether the command line asks for a store.
 func wantsStore(name string) bool {
 	return *over == "" || slices.Contains(strings.Split(*over, ","), name)
-}
-
-// playEverywhere is play and playOverStores.
-func playEverywhere(t *testing.T, name string, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
-	t.Helper()
-	if wantsStore(stores.HTTP) {
-		play(t, name, check)
-	}
-	playOverStores(t, name, check)
-}
-
-// playOverStores runs a hazard over every store to which a worker can write straight, in each fencing mode, as play does over
-// the HTTP resource. The lock is one, for the store doesn't know who has made its tokens: that of -backend, or redis.
-func playOverStores(t *testing.T, name string, check func(*testing.T, history.Fencing, *scenarios.Outcome)) {
-	t.Helper()
-	s, ok := scenarios.Hazard(name)
-	require.True(t, ok, "there is no hazard %q", name)
-	lock := locksOf(s)[0]
-	if slices.Contains(locksOf(s), locks.Redis) {
-		lock = locks.Redis
-	}
-	for _, store := range stores.Names() {
-		if store == stores.HTTP || !wantsStore(store) {
-			continue
-		}
-		t.Run(lock+"+"+store, func(t *testing.T) {
-			t.Parallel()
-			over := open.OnServer(store, storeServer(t, store))
-			for _, f := range fencings {
-				if _, ok := s.Expect[f]; ok {
-					t.Run(string(f), func(t *testing.T) { check(t, f, playOnce(t, service(t, lock), over, s, f)) })
-				}
-			}
-		})
-	}
 }
 
 // sharedStores are the servers of stores. A test that kills one shares it with nobody else at the time: the tests over one

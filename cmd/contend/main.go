@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -18,10 +17,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/bench"
+	"github.com/fencelab/fencelab/internal/bench/competitors"
+	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/cli"
-	"github.com/fencelab/fencelab/internal/load"
-	"github.com/fencelab/fencelab/internal/locks"
-	"github.com/fencelab/fencelab/internal/peers"
+	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -44,12 +44,12 @@ every 100 ms. Its servers are those at -lock-addr, or started with -testbed.
 Two are no locks, and show what is left to a lock on Redis. "ping" is a PING in the
 place of each acquisition and each release: the floor that network, scheduler and this
 program put under every wait. "baton" is the only element of a list, taken with BLPOP
-and given back with RPUSH: a line without owner, lease and token, and so the most
-sections on a hot key that a line of clients of go-redis can be expected to do.
+and given back with RPUSH: a FIFO queue without owner, lease and token, and so the most
+that a queue of go-redis clients can be expected to do on a hot key.
 
 With -experiment it plays the list of runs in DIR/config.json, on servers that it
 starts, and writes a line for each to DIR/data.jsonl: when all are done, and until then
-to data.jsonl.partial, which is left where it ends before. -sweep NAME plays some of
+to data.jsonl.partial, which stays if the experiment ends before. -sweep NAME plays some of
 them, and leaves the others' lines as they are.
 
 Processes on several hosts contend with each other if they have the same -prefix.
@@ -60,7 +60,6 @@ together, and -merge adds their results up.`,
   contend -backend etcd -lock-addr 127.0.0.1:2379 -rate 100    # a hot key in an open model
   contend -rate 5000 -keys 10000000 -o run.json                # uncontended
   contend -rate 5000 -keys 10000000 -backend ping              # and its floor
-  contend -closed -contenders 1000 -processes 4 -work 5ms      # four processes
   contend -closed -testbed auto -delay 250us                   # over a network
   contend -closed -testbed auto -processors 1                  # the server has the other processors to itself
   contend -experiment reports/results/contention
@@ -77,8 +76,10 @@ func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	if os.Getenv(childEnv) != "" {
-		cli.Main(func(ctx context.Context, _ []string, stdout io.Writer) error { return child(ctx, os.Stdin, stdout) })
+	if os.Getenv(bench.ChildEnv) != "" {
+		cli.Main(func(ctx context.Context, _ []string, stdout io.Writer) error {
+			return bench.Child(ctx, os.Stdin, stdout)
+		})
 		return
 	}
 	cli.Main(run)
@@ -90,20 +91,17 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	duration := func(p *load.Duration, name string, value time.Duration, usage string) {
 		fs.DurationVar((*time.Duration)(p), name, value, usage)
 	}
-	backend := cli.Choice(&fs, "backend", "the lock", names()...)
+	backend := cli.Choice(&fs, "backend", "the lock", competitors.All()...)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
 		"empty: the usual ones on this host, as in deploy/compose.yaml")
 	provider := cli.Choice(&fs, "testbed", "where servers come from that are started for this run and ended after it;\nexternal: from the environment, FENCELAB_REDIS_ADDR and so on; -lock-addr wins",
 		"none", string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
 	fs.IntVar(&c.Contenders, "contenders", 200, "how many acquisitions can be under way at a time")
 	fs.IntVar(&c.Connections, "connections", 0, "how many clients the contenders share; 0: each has one of its own")
-	fs.IntVar(&c.Processes, "processes", 1, "over how many processes the contenders are spread")
-	fs.IntVar(&c.Processors, "processors", 0, "how many processors each process of the load uses at a time; 0: all, for which it competes\nwith a server on the same host")
+	fs.IntVar(&c.Processors, "processors", 0, "how many processors the load uses at a time; 0: all, for which it competes\nwith a server on the same host")
 	fs.Uint64Var(&c.Keys, "keys", 1, "how many keys there are; 1 is a hot key")
-	fs.Float64Var(&c.Zipf, "zipf", 0, "the exponent of the keys' popularity, more than 1; 0: all are equally popular")
 	closed := fs.Bool("closed", false, "the closed model, instead of arrivals at -rate")
-	fs.Float64Var(&c.Rate, "rate", 1000, "arrivals per second")
-	arrivals := cli.Choice(&fs, "arrivals", "gaps between arrivals: of a Poisson process, or all the same", "poisson", "even")
+	fs.Float64Var(&c.Rate, "rate", 1000, "arrivals per second, those of a Poisson process")
 	duration(&c.Work, "work", 0, "how long a holder holds")
 	duration(&c.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts")
 	duration(&c.Delay, "delay", 0, "how much longer each message between a client and a server takes, in each direction,\nas over a network with twice that for a round trip")
@@ -141,18 +139,19 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 				seed = &c.Seed
 			}
 		})
-		return runExperiment(ctx, *experiment, *sweep, from, seed)
+		defer outlive()()
+		return bench.Play(ctx, *experiment, *sweep, from, seed, os.Stderr)
 	}
 
 	if *logs != "" {
-		res, err := merge(*logs, os.Stdin)
+		res, err := merge(*logs)
 		if err != nil {
-			return err
+			return fmt.Errorf("contend: -merge %s: %w", *logs, err)
 		}
 		return report(*output, stdout, res)
 	}
 
-	c.Backend, c.Even = *backend, *arrivals == "even"
+	c.Backend = *backend
 	switch {
 	case *closed:
 		c.Rate = 0
@@ -162,33 +161,29 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if c.Connections == 0 {
 		c.Connections = c.Contenders
 	}
-	if err := c.Check(); err != nil {
-		return err
-	}
-	if err := cmp.Or(checkProcesses(c), checkProcessors(c)); err != nil {
+	if err := bench.Check(c); err != nil {
 		return fmt.Errorf("contend: %w", err)
 	}
-	if c.Processes > 1 && *metrics != "" {
-		return errors.New("contend: -metrics is of one process; start several with -processes 1, each with its -metrics")
+	j := bench.Job{Config: c, Prefix: c.Prefix}
+	if *startAt != "" {
+		if j.Start, err = time.Parse(time.RFC3339, *startAt); err != nil {
+			return fmt.Errorf("contend: -start-at %s: want a time such as %s, in UTC: date -u -d '1 minute' +%%FT%%TZ",
+				*startAt, time.Now().UTC().Add(time.Minute).Format(time.RFC3339))
+		}
 	}
-	j := job{Config: c, Prefix: c.Prefix}
-	if j.start, err = startTime(*startAt); err != nil {
-		return err
-	}
-	if _, err := untilStart(j.start, time.Now()); err != nil {
+	if _, err := j.UntilStart(); err != nil {
 		return err
 	}
 	if *addrs != "" {
 		j.Addrs = strings.Split(*addrs, ",")
 	}
-	p := newProgress(os.Stderr, isTerminal(os.Stderr))
 	reg := prometheus.NewRegistry()
 	if *metrics != "" {
 		ln, lerr := cli.ListenFor(ctx, "metrics", *metrics)
 		if lerr != nil {
 			return fmt.Errorf("contend: %w", lerr)
 		}
-		p.printf("metrics on http://%s/metrics\n", ln.Addr())
+		fmt.Fprintf(os.Stderr, "metrics on http://%s/metrics\n", ln.Addr())
 		mctx, stop := context.WithCancel(ctx)
 		served := make(chan error, 1)
 		go func() { served <- server.ServeMetrics(mctx, ln, reg, func(context.Context) error { return nil }, nil) }()
@@ -199,7 +194,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	if *provider != "none" && *addrs == "" {
 		defer outlive()()
-		s, serr := peers.Start(ctx, service(*backend), peers.ServerSpec{}, &testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr})
+		s, serr := competitors.Start(ctx, competitors.Service(*backend), competitors.ServerSpec{}, &testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr})
 		if serr != nil {
 			return serr
 		}
@@ -209,75 +204,45 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := reach(ctx, j); err != nil {
 		return err
 	}
-	res, err := measure(ctx, j, reg, p.sample)
+	res, err := j.Run(ctx, reg, bench.Progress(os.Stderr))
 	if res == nil {
 		return err
 	}
-	p.done()
 	return errors.Join(report(*output, stdout, res), err)
 }
 
-// checkProcesses returns an error if c's load can't be spread over its processes.
-func checkProcesses(c load.Config) error {
-	switch {
-	case c.Processes < 1 || c.Processes > c.Connections:
-		return fmt.Errorf("-processes %d; there must be one at least, and a connection (of %d) and a contender for each", c.Processes, c.Connections)
-	case c.Processes > 1 && c.Even && c.Rate > 0:
-		return errors.New("-arrivals even is for one process: arrivals of several would coincide")
+// merge makes one result of those in a file, or in standard input if it is "-".
+func merge(path string) (*load.Result, error) {
+	if path == "-" {
+		return bench.Merge(os.Stdin)
 	}
-	return nil
-}
-
-// checkProcessors returns an error if this machine can't play c as it says. Its result would tell of processors that there
-// are none of. What was recorded on another machine is none of its business.
-func checkProcessors(c load.Config) error {
-	if n := runtime.NumCPU(); c.Processors > n {
-		return fmt.Errorf("-processors %d; there are %d here, and 0 is all of them", c.Processors, n)
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	defer func() { _ = f.Close() }() // it was read only
+	return bench.Merge(f)
 }
 
 // report prints a result and saves it as -o says. It returns an error if the result tells of one.
 func report(output string, stdout io.Writer, res *load.Result) error {
 	if output != "-" {
-		if _, err := io.WriteString(stdout, summary(res)); err != nil {
+		if _, err := io.WriteString(stdout, bench.Summary(res)); err != nil {
 			return err
 		}
 	}
 	if err := save(output, stdout, res); err != nil {
 		return err
 	}
-	return cmp.Or(broken(res), idle(res))
-}
-
-// broken is an error if the result tells of a lock that doesn't keep its word.
-func broken(res *load.Result) error {
-	switch c := res.Checks; {
-	case c.Overlaps > 0:
-		return fmt.Errorf("contend: %s granted a key %d times while its holder was at work and its lease not known to have ended: "+
-			"set a -ttl that is longer than the -work and every stall, or don't trust it", res.Config.Backend, c.Overlaps)
-	case c.TokenRegressions > 0:
-		return fmt.Errorf("contend: %s granted %d tokens that were not greater than the one before", res.Config.Backend, c.TokenRegressions)
-	}
-	return nil
-}
-
-// idle is an error if nothing was granted and something failed.
-func idle(res *load.Result) error {
-	if res.Sections == 0 && res.Failed > 0 {
-		for kind, e := range res.Errors {
-			return fmt.Errorf("contend: no acquisition was granted, and %d failed (%s): %s", res.Failed, kind, e.Example)
-		}
-	}
-	return nil
+	return cmp.Or(bench.Broken(res), bench.Idle(res))
 }
 
 // reachTimeout is how long the lock service may take to answer for the first time.
 const reachTimeout = 5 * time.Second
 
 // reach returns an error if the lock service doesn't answer.
-func reach(ctx context.Context, j job) (err error) {
-	service := service(j.Config.Backend)
+func reach(ctx context.Context, j bench.Job) (err error) {
+	service := competitors.Service(j.Config.Backend)
 	addrs := j.Addrs
 	if len(addrs) == 0 {
 		addrs = locks.Addrs(service)

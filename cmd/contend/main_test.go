@@ -19,7 +19,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -28,8 +27,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/load"
-	"github.com/fencelab/fencelab/internal/peers"
+	"github.com/fencelab/fencelab/internal/bench"
+	"github.com/fencelab/fencelab/internal/bench/competitors"
+	"github.com/fencelab/fencelab/internal/bench/load"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -45,38 +46,38 @@ type stuck struct{ load.Lock }
 func (s stuck) Close() error { return errors.Join(s.Lock.Close(), errors.New("stuck")) }
 
 func TestMain(m *testing.M) {
-	openLock = func(ctx context.Context, s peers.Spec) (load.Lock, error) {
-		l, err := open(ctx, s)
+	bench.Open = func(ctx context.Context, s competitors.Spec) (load.Lock, error) {
+		l, err := competitors.Open(ctx, s)
 		if err == nil && os.Getenv(stuckEnv) != "" {
 			l = stuck{l}
 		}
 		return l, err
 	}
-	if os.Getenv(childEnv) != "" || os.Getenv("CONTEND_MAIN") != "" {
+	if os.Getenv(bench.ChildEnv) != "" || os.Getenv("CONTEND_MAIN") != "" {
 		main()
 		return
 	}
 	testmain.Run(m, testmain.Redis(&redisServer))
 }
 
-// measured runs contend on the server and returns what it says and the result. It measures for as long as it takes to have a
-// section: there may be none while the machine stands still.
+// measured runs contend on the server and returns its output and the result. It measures until there is a section, and a release:
+// there may be none while the machine stands still.
 func measured(t *testing.T, args ...string) (string, *load.Result) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")
-	for d := 300 * time.Millisecond; ; d *= 2 {
+	for d := 50 * time.Millisecond; ; d *= 2 {
 		var out bytes.Buffer
-		err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+uuid.NewString()+"/", "-warmup", "100ms",
+		err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+uuid.NewString()+"/", "-warmup", "10ms",
 			"-duration", d.String(), "-o", file), &out)
 		require.NoError(t, err, out.String())
 		b, err := os.ReadFile(file)
 		require.NoError(t, err)
 		res := &load.Result{}
 		require.NoError(t, json.Unmarshal(b, res))
-		if res.Sections > 0 {
+		if res.Sections > 0 && res.Release.Count > 0 { // one that ends after the window is not counted
 			return out.String(), res
 		}
-		require.Less(t, d, 10*time.Second, "no section")
+		require.Less(t, d, 10*time.Second, "no section or no release")
 	}
 }
 
@@ -96,42 +97,15 @@ func TestOpen(t *testing.T) {
 	require.Equal(t, res.BacklogStart+res.Arrivals, res.Sections+res.Failed+res.Unserved.Count)
 }
 
-// TestSummary: what can't be told isn't.
-func TestSummary(t *testing.T) {
-	res := &load.Result{Config: load.Config{Backend: "redis", Keys: 1, Rate: 200}, Pacer: load.Latency{Count: 1, P50: 2, Max: 150}}
-	require.Regexp(t, `\n  pacer late +p50 2\.0 ms .* max 150 ms\n`, summary(res))
-	require.NotContains(t, summary(res), "  wait  ")
-	require.NotContains(t, summary(res), "  share")
-	require.NotContains(t, summary(&load.Result{}), "  pacer late")
-}
-
-// TestMerger: the samples of processes belong together by their number, also if one of them was held up.
-func TestMerger(t *testing.T) {
-	var got []load.Sample
-	m := &merger{emit: func(s load.Sample) { got = append(got, s) }, come: make([]int, 2)}
-	a, b := m.of(0), m.of(1)
-	a(load.Sample{T: 0.1, Sections: 1, Waiting: 1, P99: 7})
-	a(load.Sample{T: 0.2, Sections: 2})
-	require.Empty(t, got)
-	b(load.Sample{T: 2.1, Sections: 10, Waiting: 1, P99: 5})
-	b(load.Sample{T: 2.1, Sections: 20})
-	b(load.Sample{T: 2.1, Sections: 30})
-	require.Equal(t, []load.Sample{{T: 2.1, Sections: 11, Waiting: 2, P99: 7}, {T: 2.1, Sections: 22}}, got)
-	a(load.Sample{T: 2.2, Sections: 3})
-	require.Equal(t, load.Sample{T: 2.2, Sections: 33}, got[2])
-}
-
 // TestPing: what is measured beside a lock is none, and isn't judged as one.
 func TestPing(t *testing.T) {
-	for _, processes := range []string{"1", "2"} {
-		out, res := measured(t, "-closed", "-backend", "ping", "-contenders", "4", "-work", "1ms", "-processes", processes)
-		require.Contains(t, out, "ping (server unknown): closed model")
-		require.NotContains(t, out, "checks")
-		require.NotContains(t, out, "order")
-		require.Zero(t, res.Checks)
-		require.Zero(t, res.Failed)
-	}
-	l, err := open(t.Context(), peers.Spec{Lock: ping, Addrs: []string{redisServer.URL}})
+	out, res := measured(t, "-closed", "-backend", "ping", "-contenders", "4", "-work", "1ms")
+	require.Contains(t, out, "ping (server unknown): closed model")
+	require.NotContains(t, out, "checks")
+	require.NotContains(t, out, "order")
+	require.Zero(t, res.Checks)
+	require.Zero(t, res.Failed)
+	l, err := competitors.Open(t.Context(), competitors.Spec{Lock: competitors.Ping, Addrs: []string{redisServer.URL}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
 	for range 2 {
@@ -142,12 +116,12 @@ func TestPing(t *testing.T) {
 
 // TestBaton: there is one, whoever comes first, and nobody else has it until it is given back.
 func TestBaton(t *testing.T) {
-	_, res := measured(t, "-closed", "-backend", "baton", "-contenders", "4", "-processes", "2", "-prefix", t.Name()+"/")
+	_, res := measured(t, "-closed", "-backend", "baton", "-contenders", "4", "-prefix", t.Name()+"/")
 	require.Zero(t, res.Failed)
 	require.Zero(t, res.Checks)
 
 	open := func() load.Lock {
-		l, err := open(t.Context(), peers.Spec{Lock: baton, Addrs: []string{redisServer.URL}})
+		l, err := competitors.Open(t.Context(), competitors.Spec{Lock: competitors.Baton, Addrs: []string{redisServer.URL}})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, l.Close()) })
 		return l
@@ -170,29 +144,25 @@ func TestBaton(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-// TestDelay: over a network whatever asks a server takes a round trip at least, also from other processes.
+// TestDelay: over a network whatever asks a server takes a round trip at least.
 func TestDelay(t *testing.T) {
-	for _, processes := range []string{"1", "2"} {
-		_, res := measured(t, "-closed", "-contenders", "2", "-delay", "5ms", "-processes", processes, "-prefix", t.Name()+processes+"/")
-		require.Zero(t, res.Failed)
-		require.GreaterOrEqual(t, res.Release.Min, 10.0)
-		require.GreaterOrEqual(t, res.Wait.Min, 10.0)
-		require.Equal(t, load.Duration(5*time.Millisecond), res.Config.Delay)
-	}
+	_, res := measured(t, "-closed", "-contenders", "2", "-delay", "5ms")
+	require.Zero(t, res.Failed)
+	require.GreaterOrEqual(t, res.Release.Min, 10.0)
+	require.GreaterOrEqual(t, res.Wait.Min, 10.0)
+	require.Equal(t, load.Duration(5*time.Millisecond), res.Config.Delay)
 	err := run(t.Context(), []string{"-delay", "-1ms"}, io.Discard)
 	require.ErrorContains(t, err, "delay must not be negative")
 }
 
-// TestProcessors: the load leaves processors to others, also in other processes, and this one has its own back afterwards.
+// TestProcessors: the load leaves processors to others, and the process has its own back afterwards.
 func TestProcessors(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
-	for _, c := range []struct{ processors, processes, used int }{{1, 1, 1}, {0, 1, 3}, {1, 2, 1}} {
-		name := fmt.Sprintf("%d/%d", c.processors, c.processes)
-		_, res := measured(t, "-closed", "-contenders", "2", "-processors", strconv.Itoa(c.processors), "-processes", strconv.Itoa(c.processes),
-			"-prefix", t.Name()+name+"/")
-		require.Equal(t, c.used, res.Machine.Used, name)
-		require.Equal(t, c.processors, res.Config.Processors, name)
-		require.Equal(t, 3, runtime.GOMAXPROCS(0), name)
+	for processors, used := range map[int]int{1: 1, 0: 3} {
+		_, res := measured(t, "-closed", "-contenders", "2", "-processors", strconv.Itoa(processors))
+		require.Equal(t, used, res.Machine.Used)
+		require.Equal(t, processors, res.Config.Processors)
+		require.Equal(t, 3, runtime.GOMAXPROCS(0))
 	}
 	err := run(t.Context(), []string{"-processors", "-1"}, io.Discard)
 	require.ErrorContains(t, err, "-1 processors; 0 is all that there are")
@@ -205,7 +175,7 @@ func TestProcessors(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), fmt.Appendf(nil, `{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
 		"defaults": {"ttl": "10s", "duration": "10ms", "processors": %d}}`, more), 0o600))
-	_, _, err = readExperiment(dir)
+	_, _, err = bench.ReadExperiment(dir)
 	require.NoError(t, err)
 	t.Setenv(testbed.EnvRedisAddr, "127.0.0.1:1")
 	err = run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
@@ -215,30 +185,27 @@ func TestProcessors(t *testing.T) {
 // TestCloseFails: what was measured is told and written though a client can't be closed afterwards, and that is told too.
 func TestCloseFails(t *testing.T) {
 	t.Setenv(stuckEnv, "yes")
-	for _, processes := range []string{"1", "2"} {
-		file := filepath.Join(t.TempDir(), "result.json")
-		var out bytes.Buffer
-		err := run(t.Context(), []string{
-			"-closed", "-contenders", "2", "-processes", processes, "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/",
-			"-warmup", "0s", "-duration", "50ms", "-o", file,
-		}, &out)
-		require.ErrorContains(t, err, "load: close a client: stuck")
-		require.Contains(t, out.String(), "  sections ")
-		b, err := os.ReadFile(file)
-		require.NoError(t, err)
-		var res load.Result
-		require.NoError(t, json.Unmarshal(b, &res))
-		require.Equal(t, 2, res.Config.Contenders)
-	}
+	file := filepath.Join(t.TempDir(), "result.json")
+	var out bytes.Buffer
+	err := run(t.Context(), []string{
+		"-closed", "-contenders", "2", "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/", "-warmup", "0s", "-duration", "50ms", "-o", file,
+	}, &out)
+	require.ErrorContains(t, err, "load: close a client: stuck")
+	require.Contains(t, out.String(), "  sections ")
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var res load.Result
+	require.NoError(t, json.Unmarshal(b, &res))
+	require.Equal(t, 2, res.Config.Contenders)
 
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"], "contenders": [1, 2]}],
 		"defaults": {"ttl": "10s", "duration": "50ms"}}`), 0o600))
 	testbed.Need(t, redisServer.Real())
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
-	err := run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
+	err = run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
 	require.ErrorContains(t, err, "load: close a client: stuck")
-	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
+	b, err = os.ReadFile(filepath.Join(dir, "data.jsonl"))
 	require.NoError(t, err)
 	require.Equal(t, 2, bytes.Count(b, []byte("\n")))
 }
@@ -259,54 +226,39 @@ func TestNowhereToWrite(t *testing.T) {
 	require.NotContains(t, err.Error(), "127.0.0.1:1")
 }
 
-// TestProcesses spreads the contenders over processes, which contend with each other and are gone afterwards.
-func TestProcesses(t *testing.T) {
-	out, res := measured(t, "-closed", "-contenders", "10", "-processes", "3")
-	require.Contains(t, out, "10 contenders on 10 connections in 3 processes")
-	require.Len(t, res.Share.Counts, 10)
-	require.Equal(t, 3, res.Config.Processes)
-	require.Equal(t, gcPercent, res.Machine.GC)
-	var seeds []uint64
-	for _, p := range res.Parts {
-		seeds = append(seeds, p.Seed)
-	}
-	require.Equal(t, []uint64{1, 2, 3}, seeds)
-	require.Equal(t, res.BacklogStart+res.Arrivals, res.Sections+res.Failed+res.Unserved.Count)
-	requireNoChildren(t)
-}
-
-// TestProcessFails: a process that fails ends the run, and the others with it.
+// TestProcessFails: an experiment ends with a process of its that is killed, and names the run.
 func TestProcessFails(t *testing.T) {
-	c := load.Config{
-		Backend: "redlock", Contenders: 4, Connections: 4, Processes: 2, Keys: 1, TTL: load.Duration(time.Second), Duration: load.Duration(time.Hour),
-	}
-	_, err := spread(t.Context(), job{Config: c, Addrs: []string{redisServer.URL, redisServer.URL}}, nil) // a majority of one server
-	require.ErrorContains(t, err, "contend: a process of the run failed: exit status 1: load: client 1 of 2: locks: redlock: the addresses")
-	requireNoChildren(t)
-
-	// One that dies on the way: the other, which has an hour to go, isn't waited for.
-	c.Backend = "redis"
-	late, done := context.WithTimeout(t.Context(), 2*time.Minute)
+	testbed.Need(t, redisServer.Real())
+	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
+		"defaults": {"ttl": "10s", "duration": "1h"}}`), 0o600))
+	late, done := context.WithTimeout(t.Context(), time.Minute)
 	defer done()
-	var kill sync.Once
-	_, err = spread(late, job{Config: c, Prefix: t.Name() + "/", Addrs: []string{redisServer.URL}}, func(load.Sample) {
-		kill.Do(func() { assert.NoError(t, syscall.Kill(slices.Max(children(t)), syscall.SIGKILL)) })
-	})
-	require.ErrorContains(t, err, "a process of the run failed: signal: killed")
-	require.NoError(t, late.Err(), "it was waited for")
-	requireNoChildren(t)
-
-	ctx, cancel := context.WithCancelCause(t.Context()) // before they are ready
-	cancel(io.ErrUnexpectedEOF)
-	_, err = spread(ctx, job{Config: c, Addrs: []string{redisServer.URL}}, nil)
-	require.Error(t, err)
-	requireNoChildren(t)
+	killed := make(chan error, 1)
+	go func() {
+		var pids []int
+		for len(pids) == 0 && late.Err() == nil {
+			pids = children(t)
+		}
+		killed <- syscall.Kill(slices.Max(pids), syscall.SIGKILL)
+	}()
+	err := run(late, []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
+	require.NoError(t, <-killed)
+	require.ErrorContains(t, err, "run 1 of 1, redis, 1 contenders, work 0s: contend: a process of the run failed: signal: killed")
+	require.Empty(t, children(t), "processes that are still there")
+	require.NoFileExists(t, filepath.Join(dir, "data.jsonl"))
 }
 
-// requireNoChildren looks for child processes, besides the server.
-func requireNoChildren(t *testing.T) {
+// granted waits for so many grants of the hot key with a prefix.
+func granted(ctx context.Context, t *testing.T, prefix string, n int) {
 	t.Helper()
-	require.Empty(t, children(t), "processes that are still there")
+	client, err := redisclient.New(redisServer.URL)
+	assert.NoError(t, err)
+	for got := 0; got < n && ctx.Err() == nil; {
+		got, _ = client.Get(ctx, "fence:{"+prefix+"0}").Int()
+	}
+	assert.NoError(t, client.Close())
 }
 
 // children are the processes of this one that take part in a run.
@@ -323,7 +275,7 @@ func children(t *testing.T) (pids []int) {
 			env, _ := os.ReadFile("/proc/" + pid + "/environ")
 			n, err := strconv.Atoi(pid)
 			assert.NoError(t, err)
-			if strings.Contains(string(env), childEnv+"=1") {
+			if strings.Contains(string(env), bench.ChildEnv+"=1") {
 				pids = append(pids, n)
 			}
 		}
@@ -370,7 +322,7 @@ func TestExperimentInterrupted(t *testing.T) {
 		last = said.Text()
 	}
 	require.Error(t, cmd.Wait())
-	require.Regexp(t, `data\.jsonl is as it was, and .*data\.jsonl\.partial has what was played; the next attempt renames it to \*\.old: run 2 of 2`, last)
+	require.Regexp(t, `data\.jsonl is as it was, and .*data\.jsonl\.partial has what was played: run 2 of 2`, last)
 	require.Eventually(t, func() bool { return len(marked(t, mark)) == 0 }, time.Minute, time.Millisecond) // the kernel may still be at it
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -395,14 +347,12 @@ func marked(t *testing.T, env string) (names []string) {
 func TestInterrupted(t *testing.T) {
 	testbed.Need(t, redisServer.Real()) // the command starts one itself
 	running, own := "-lock-addr="+redisServer.URL, "-testbed="+cmp.Or(os.Getenv("FENCELAB_TESTBED"), "auto")
-	for _, c := range []struct{ server, processes string }{{running, "1"}, {running, "2"}, {own, "1"}, {own, "2"}} {
-		processes := c.processes
-		file := filepath.Join(t.TempDir(), "result.json")
+	for _, server := range []string{running, own} {
+		file, prefix := filepath.Join(t.TempDir(), "result.json"), t.Name()+uuid.NewString()+"/"
 		args := []string{
-			c.server, "-closed", "-contenders", "4", "-warmup", "0s", "-duration", "1h", "-o", file, "-prefix", t.Name() + "/",
-			"-processes", processes,
+			server, "-closed", "-contenders", "4", "-warmup", "0s", "-duration", "1h", "-o", file, "-prefix", prefix,
 		}
-		served := c.server == running && processes == "1"
+		served := server == running
 		if served {
 			args = append(args, "-metrics", "127.0.0.1:0")
 		}
@@ -414,15 +364,11 @@ func TestInterrupted(t *testing.T) {
 		said := bufio.NewScanner(stderr)
 		address, measuring := regexp.MustCompile(`http://\S+`), regexp.MustCompile(`[1-9]\d* sections/s`)
 		var url string
-		for said.Scan() {
-			if u := address.FindString(said.Text()); u != "" {
-				url = u
-			}
-			if measuring.MatchString(said.Text()) { // it is in its window, and has had some
-				break
-			}
+		for (served && url == "" || !served && !measuring.MatchString(said.Text())) && said.Scan() {
+			url = address.FindString(said.Text())
 		}
 		if served {
+			granted(t.Context(), t, prefix, 200) // some of them in its window
 			text := get(t, url)
 			require.Contains(t, text, "contend_sections_total")
 			require.Contains(t, text, "dlock_acquire_successes_total")
@@ -456,7 +402,7 @@ func get(t *testing.T, url string) string {
 func TestExperiment(t *testing.T) {
 	dir := t.TempDir()
 	config := `{
-		"defaults": {"ttl": "10s", "duration": "100ms", "warmup": "50ms", "seed": 1},
+		"defaults": {"ttl": "10s", "duration": "20ms", "warmup": "10ms", "seed": 1},
 		"sweeps": [
 			{"name": "a", "backends": ["redis", "redislock"], "contenders": [2, 4], "work": ["0s", "1ms"]},
 			{"name": "b", "backends": ["redis-spin", "ping"], "contenders": [4], "connections": {"redis-spin": 2, "ping": 2}, "rates": [100], "keys": 10, "delay": "1ms", "processors": 1}
@@ -474,6 +420,7 @@ func TestExperiment(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %s %d/%d %v %v %d %v %d", r.Config.Name, r.Config.Backend, r.Config.Contenders, r.Config.Connections, r.Config.Work, r.Config.Rate, r.Config.Keys, r.Config.Delay, r.Config.Processors))
 		require.Contains(t, r.Machine.Server, "(external)")
 		require.Positive(t, r.Seconds)
+		require.Equal(t, gcPercent, r.Machine.GC)
 	}
 	require.Equal(t, []string{
 		"a redis 2/2 0s 0 1 0s 0", "a redislock 2/2 0s 0 1 0s 0", "a redis 4/4 0s 0 1 0s 0", "a redislock 4/4 0s 0 1 0s 0",
@@ -490,11 +437,11 @@ func TestSweep(t *testing.T) {
 		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1}, "rounds": 2,
 		"sweeps": [
 			{"name": "a", "contenders": [1, 2]},
-			{"name": "b", "contenders": [3], "processes": 3, "rates": [0.9]},
+			{"name": "b", "contenders": [3], "rates": [0.9]},
 			{"name": "a", "contenders": [4]},
 			{"name": "c", "contenders": [1]}
 		]}`), 0o600))
-	_, configs, err := readExperiment(dir)
+	_, configs, err := bench.ReadExperiment(dir)
 	require.NoError(t, err)
 	require.Len(t, configs, 10)
 	line := func(c load.Config) string {
@@ -539,7 +486,7 @@ func TestSweepRefuses(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{
 		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1},
 		"sweeps": [{"name": "a b", "contenders": [1]}, {"name": "c", "contenders": [1, 2]}, {"name": "a b", "contenders": [3]}]}`), 0o600))
-	_, configs, err := readExperiment(dir)
+	_, configs, err := bench.ReadExperiment(dir)
 	require.NoError(t, err)
 	line := func(c load.Config) string {
 		b, err := json.Marshal(load.Result{Config: c})
@@ -572,27 +519,6 @@ func TestSweepRefuses(t *testing.T) {
 	err = run(t.Context(), []string{"-experiment", dir, "-testbed", "external", "-sweep", "c"}, io.Discard)
 	require.ErrorContains(t, err, `data.jsonl has no line of "a b": redis, 1 contenders`)
 	require.ErrorContains(t, run(t.Context(), []string{"-sweep", "a"}, io.Discard), "-sweep is for an experiment")
-}
-
-// TestRounds: all sweeps of one round, and then of the next.
-func TestRounds(t *testing.T) {
-	e := experiment{
-		Rounds: 2, Defaults: load.Config{Backend: "redis", Contenders: 1, TTL: load.Duration(time.Second), Duration: load.Duration(time.Second)},
-		Sweeps: []sweep{{Name: "a"}, {Name: "b"}},
-	}
-	for rounds, want := range [][]string{{"a0", "b0"}, {"a0", "b0"}, {"a1", "b1", "a2", "b2"}} {
-		e.Rounds = rounds
-		all, err := e.configs()
-		require.NoError(t, err)
-		var got []string
-		for _, c := range all {
-			got = append(got, fmt.Sprint(c.Name, c.Round))
-		}
-		require.Equal(t, want, got)
-	}
-	e.Rounds = -1
-	_, err := e.configs()
-	require.ErrorContains(t, err, "rounds: -1")
 }
 
 // TestExperimentSeed: the seed is the file's, unless the user wants another.
@@ -643,7 +569,7 @@ func TestMetricsFail(t *testing.T) {
 func TestCommitted(t *testing.T) {
 	for _, name := range []string{"contention", "fairness"} {
 		dir := filepath.Join("../../reports/results", name)
-		_, configs, err := readExperiment(dir)
+		_, configs, err := bench.ReadExperiment(dir)
 		require.NoError(t, err)
 		b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
 		require.NoError(t, err)
@@ -663,19 +589,13 @@ func TestRefuses(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, ln.Close()) }()
 	for want, args := range map[string][]string{
-		"-rate 0; it must be positive, or ask for the closed model with -closed":           {"-rate", "0"},
-		"-processes 0; there must be one at least":                                         {"-processes", "0"},
-		"-processes 3; there must be one at least, and a connection (of 2)":                {"-processes", "3", "-connections", "2"},
-		"-metrics is of one process":                                                       {"-processes", "2", "-metrics", "127.0.0.1:0"},
-		"-arrivals even is for one process":                                                {"-processes", "2", "-arrivals", "even"},
-		"a zipf exponent of 0.5":                                                           {"-zipf", "0.5", "-keys", "10"},
-		"a zipf exponent of NaN":                                                           {"-zipf", "NaN"},
-		"a rate of NaN":                                                                    {"-rate", "NaN"},
-		"a rate of +Inf":                                                                   {"-rate", "+Inf"},
-		"want redis or redis-spin or redlock":                                              {"-backend", "memcached"},
-		"-experiment wants a directory with a config.json":                                 {"-experiment", t.TempDir()},
-		"redis at 127.0.0.1:1 doesn't answer":                                              {"-lock-addr", "127.0.0.1:1"},
-		"or choose another with -metrics":                                                  {"-lock-addr", "127.0.0.1:1", "-metrics", ln.Addr().String()},
+		"-rate 0; it must be positive, or ask for the closed model with -closed": {"-rate", "0"},
+		"a rate of NaN":                                    {"-rate", "NaN"},
+		"a rate of +Inf":                                   {"-rate", "+Inf"},
+		"want redis or redis-spin or redlock":              {"-backend", "memcached"},
+		"-experiment wants a directory with a config.json": {"-experiment", t.TempDir()},
+		"redis at 127.0.0.1:1 doesn't answer":              {"-lock-addr", "127.0.0.1:1"},
+		"or choose another with -metrics":                  {"-lock-addr", "127.0.0.1:1", "-metrics", ln.Addr().String()},
 		"experiment of another command: gen -experiment ../../reports/results/token-costs": {"-experiment", "../../reports/results/token-costs"},
 	} {
 		err := run(t.Context(), args, io.Discard)
@@ -689,22 +609,11 @@ func TestRefuses(t *testing.T) {
 		"sweep 1: load: 0 contenders":  `{"sweeps": [{"backends": ["redis"], "contenders": [0]}]}`,
 		`no lock service "zk"`:         `{"servers": {"zk": {"nodes": 1}}, "sweeps": [{"backends": ["redis"], "contenders": [1]}]}`,
 		`connections of "postgre"`:     `{"sweeps": [{"backends": ["redis", "postgres"], "contenders": [1], "connections": {"postgre": 1}}]}`,
-		"sweep 1: -processes 3; there": `{"defaults": {"ttl": "1s", "duration": "1s"}, "sweeps": [{"backends": ["redis"], "contenders": [2], "processes": 3}]}`,
 		"a run that is there already":  `{"defaults": {"ttl": "1s", "duration": "1s"}, "sweeps": [{"backends": ["redis"], "contenders": [2, 2]}]}`,
 	} {
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
-		_, _, err := readExperiment(dir)
+		_, _, err := bench.ReadExperiment(dir)
 		require.ErrorContains(t, err, want)
 	}
-}
-
-// TestBroken: a lock that doesn't exclude, or whose tokens don't grow, makes contend fail.
-func TestBroken(t *testing.T) {
-	require.NoError(t, broken(&load.Result{}))
-	require.ErrorContains(t, broken(&load.Result{Checks: load.Checks{Overlaps: 2}}), "2 times")
-	require.ErrorContains(t, broken(&load.Result{Checks: load.Checks{TokenRegressions: 3}}), "3 tokens")
-	require.NoError(t, broken(&load.Result{Checks: load.Checks{Late: 1}}), "that is what fencing is for")
-	require.ErrorContains(t, idle(&load.Result{Failed: 2, Errors: map[string]load.Errors{"acquire: other": {Count: 2, Example: "no"}}}), "no")
-	require.NoError(t, idle(&load.Result{}))
 }

@@ -10,12 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/bench"
+	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
 // TestMerge adds up what two processes have printed, as a log of containers has it.
@@ -62,28 +62,14 @@ func TestMerge(t *testing.T) {
 
 // TestStartAt: a process begins at the time, by its own clock, and not if that has passed.
 func TestStartAt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		start := time.Now().Add(time.Hour)
-		require.NoError(t, job{start: start}.begin(t.Context()))
-		require.Equal(t, start, time.Now())
-		require.NoError(t, job{}.begin(t.Context()))
-		require.NoError(t, job{start: start}.begin(t.Context()), "now")
-		err := job{start: start.Add(-2 * time.Second)}.begin(t.Context())
-		require.ErrorIs(t, err, errLate)
-		require.ErrorContains(t, err, "2s ago")
-	})
-	require.ErrorIs(t, run(t.Context(), []string{"-start-at", "2001-01-01T00:00:00Z"}, io.Discard), errLate)
+	require.ErrorIs(t, run(t.Context(), []string{"-start-at", "2001-01-01T00:00:00Z"}, io.Discard), bench.ErrLate)
 	require.ErrorContains(t, run(t.Context(), []string{"-start-at", "soon"}, io.Discard), "want a time such as")
-	for _, processes := range []string{"1", "2"} { // they wait: without the start the run would be over
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		err := run(ctx, []string{
-			"-closed", "-contenders", "2", "-processes", processes, "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/",
-			"-warmup", "0s", "-duration", "10ms", "-start-at", "2999-01-01T00:00:00Z",
-		}, io.Discard)
-		cancel()
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		requireNoChildren(t)
-	}
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // it waits: without the start the run would be over
+	defer cancel()
+	require.ErrorIs(t, run(ctx, []string{
+		"-closed", "-contenders", "2", "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/", "-warmup", "0s", "-duration", "10ms",
+		"-start-at", "2999-01-01T00:00:00Z",
+	}, io.Discard), context.DeadlineExceeded)
 }
 
 func TestMergeRefuses(t *testing.T) {
@@ -103,7 +89,7 @@ func TestMergeRefuses(t *testing.T) {
 		return b.String()
 	}
 	results := func(s string) error {
-		_, err := merge("-", strings.NewReader(s))
+		_, err := bench.Merge(strings.NewReader(s))
 		return err
 	}
 	for _, fine := range []func(*load.Result){
@@ -124,7 +110,6 @@ func TestMergeRefuses(t *testing.T) {
 		"the processes of results 1 and 2 both had the seed 1": func(r *load.Result) { r.Config.Rate, r.Parts[0].Seed = 7, 1 },
 		"both had the seed 1,":                                 func(r *load.Result) { r.Config.Rate, r.Parts = 7, []load.Part{{ID: "b", Seed: 0}, {ID: "c", Seed: 1}} },
 		"results 1 and 2 are of the same process (a)":          func(r *load.Result) { r.Parts = []load.Part{{ID: "b", Seed: 2}, {ID: "a", Seed: 1}} },
-		"result 2 doesn't say which processes":                 func(r *load.Result) { r.Parts = nil },
 	} {
 		require.ErrorContains(t, results(lines(broken)), want)
 	}

@@ -38,7 +38,7 @@ redis-server, else from an embedded one that needs nothing but this program.`,
 }
 
 func main() {
-	scenarios.Child(onredis.Lock)
+	scenarios.ChildWithStore(onredis.Lock, onredis.Store)
 	cli.Main(run)
 }
 
@@ -84,7 +84,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var runs []reports.Run
 	var unexpected []string
 	for _, f := range []history.Fencing{history.FencingOff, history.FencingOn} {
-		r := scenarios.Runner{Service: onredis.Service(redis), TTL: *ttl, Pause: *pause}
+		r := scenarios.Runner{Service: onredis.Service(redis), Store: onredis.Bolt, TTL: *ttl, Pause: *pause}
 		r.Command = func(s scenarios.Scenario, _ history.Fencing) string {
 			return fmt.Sprintf("go run ./cmd/demo -scenario %s -ttl %v -pause %v -testbed %s", s.Name, *ttl, *pause, redis.Provider)
 		}

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,19 +13,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/open/onredis"
-	"github.com/fencelab/fencelab/reports"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
-
-var update = flag.Bool("update", false, "rewrite the README's transcript from the recorded histories")
 
 func TestMain(m *testing.M) {
 	if os.Getenv("DEMO_MAIN") != "" {
 		main()
 		return
 	}
-	scenarios.Child(onredis.Lock)
+	scenarios.ChildWithStore(onredis.Lock, onredis.Store)
 	os.Exit(m.Run())
 }
 
@@ -42,7 +38,10 @@ func TestDemo(t *testing.T) {
 	html, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(html), "PauseExceedsTTL")
-	events := load(t, filepath.Join(dir, "PauseExceedsTTL_on.jsonl"))
+	recorded, err := os.ReadFile(filepath.Join(dir, "PauseExceedsTTL_on.jsonl"))
+	require.NoError(t, err)
+	events, err := history.Decode(bytes.NewReader(recorded))
+	require.NoError(t, err)
 	require.Equal(t, history.Safe, history.Judge(events).Verdict)
 }
 
@@ -69,37 +68,5 @@ func TestInterrupted(t *testing.T) {
 
 func TestUnknownHazard(t *testing.T) {
 	err := run(t.Context(), []string{"-scenario", "Flood"}, &bytes.Buffer{})
-	require.ErrorContains(t, err, "PauseExceedsTTL, PauseAtWrite")
-}
-
-// TestReadme keeps the README's transcript what the recorded run says.
-func TestReadme(t *testing.T) {
-	const results, readme = "../../reports/results/pause-exceeds-ttl", "../../README.md"
-	var runs []reports.Run
-	for _, f := range []string{"off", "on"} {
-		events := load(t, filepath.Join(results, "PauseExceedsTTL_redis_"+f+".jsonl"))
-		runs = append(runs, reports.Run{Events: events, Result: history.Judge(events)})
-	}
-	text, err := os.ReadFile(readme)
-	require.NoError(t, err)
-	before, rest, ok := strings.Cut(string(text), "<!-- transcript: cmd/demo -->\n")
-	require.True(t, ok)
-	old, after, ok := strings.Cut(rest, "<!-- end transcript -->")
-	require.True(t, ok)
-	want := "```text\n" + sideBySide(runs[0], runs[1]) + "```\n"
-	if *update {
-		require.NoError(t, os.WriteFile(readme, []byte(before+"<!-- transcript: cmd/demo -->\n"+want+"<!-- end transcript -->"+after), 0o644))
-		return
-	}
-	require.Equal(t, want, old, "run go test ./cmd/demo -run TestReadme -update")
-}
-
-func load(t *testing.T, path string) []history.Event {
-	t.Helper()
-	f, err := os.Open(path)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, f.Close()) }()
-	events, err := history.Decode(f)
-	require.NoError(t, err)
-	return events
+	require.ErrorContains(t, err, "PauseAtWrite, PauseExceedsTTL")
 }

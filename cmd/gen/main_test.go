@@ -3,11 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +18,6 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
-	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -43,7 +39,7 @@ func connect(t *testing.T) *redis.Client {
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, c.Close())
-		require.NoError(t, leak.Find(before))
+		require.NoError(t, testmain.FindLeaks(before))
 	})
 	require.NoError(t, c.FlushAll(t.Context()).Err())
 	return c
@@ -70,25 +66,14 @@ func gen(t *testing.T, args ...string) (string, error) {
 
 func TestGen(t *testing.T) {
 	ctx, c := t.Context(), connect(t)
-	file := filepath.Join(t.TempDir(), "samples.jsonl")
-	args := []string{"-keys", "1000", "-seed", "5", "-batch", "64", "-o", file}
+	args := []string{"-keys", "1000", "-seed", "5"}
 	out, err := gen(t, args...)
 	require.NoError(t, err)
-	require.Contains(t, out, "100.0 %  1k of 1k")
 	require.Contains(t, out, "1000 locks taken in ")
-	require.NotContains(t, out, "\r", "not a terminal")
 	require.EqualValues(t, 2000, c.DBSize(ctx).Val())
 	keys := c.Keys(ctx, "*").Val()
 
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	var last map[string]float64
-	require.NoError(t, json.Unmarshal([]byte(lines[len(lines)-1]), &last))
-	require.EqualValues(t, 1000, last["done"])
-	require.EqualValues(t, 2000, last["keys"])
-	require.Positive(t, last["used_memory"])
-	require.Contains(t, last, "expired_stale_perc")
+	require.Regexp(t, `100\.0 %  1k of 1k .*  used .*B, RSS .*  2k keys, 1k with a TTL  expired 0 .*  ping .*s, max .*s\n`, out)
 
 	out, err = gen(t, args...)
 	require.NoError(t, err, "again")
@@ -137,7 +122,7 @@ func TestInterrupted(t *testing.T) {
 	c := connect(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err := run(ctx, []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-conns", "1", "-batch", "16", "-every", "10ms"}, writer(func(string) error {
+	err := run(ctx, []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-every", "10ms"}, writer(func(string) error {
 		cancel()
 		return nil
 	}))
@@ -146,53 +131,8 @@ func TestInterrupted(t *testing.T) {
 	require.NoError(t, c.FlushAll(t.Context()).Err())
 
 	full := fmt.Errorf("disk full")
-	err = run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-conns", "1", "-batch", "16", "-every", "10ms"}, writer(func(string) error { return full }))
+	err = run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-every", "10ms"}, writer(func(string) error { return full }))
 	require.ErrorIs(t, err, full)
-}
-
-func TestMetrics(t *testing.T) {
-	connect(t)
-	var page string
-	err := run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100", "-metrics", "127.0.0.1:0"}, &scraper{t: t, page: &page})
-	require.NoError(t, err)
-	for _, want := range []string{
-		"gen_locks_granted_total 100\n", "gen_locks_held_total 0\n", "gen_locks_wanted 100\n", `gen_sample{field="keys"} 200`,
-		`gen_sample{field="used_memory"} `, `gen_sample{field="ping_max_ns"} `,
-	} {
-		require.Contains(t, page, want)
-	}
-}
-
-// scraper reads /metrics when gen writes that all is done, and before it goes on.
-type scraper struct {
-	t    *testing.T
-	url  string
-	page *string
-}
-
-func (s *scraper) Write(p []byte) (int, error) {
-	text := string(p)
-	if url, ok := strings.CutPrefix(text, "metrics on "); ok {
-		s.url = strings.TrimSpace(url)
-	}
-	if strings.Contains(text, "100.0 %") {
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url, nil)
-		if err != nil {
-			return 0, err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return 0, err
-		}
-		b, err := io.ReadAll(resp.Body)
-		if err != nil {
-			return 0, err
-		}
-		*s.page += string(b)
-		return len(p), resp.Body.Close()
-	}
-	return len(p), nil
 }
 
 func TestEtcd(t *testing.T) {
@@ -214,16 +154,6 @@ func TestEtcd(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	connect(t)
-	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { require.NoError(t, ln.Close()) }()
-	kept := filepath.Join(t.TempDir(), "samples")
-	require.NoError(t, os.WriteFile(kept, []byte("of another run"), 0o600))
-	_, err = gen(t, "-o", kept, "-metrics", ln.Addr().String())
-	require.ErrorContains(t, err, "is in use")
-	b, err := os.ReadFile(kept)
-	require.NoError(t, err)
-	require.Equal(t, "of another run", string(b), "a mistake costs nobody their samples")
 	require.EqualError(t, run(t.Context(), nil, io.Discard),
 		"gen: it would put 10000000 locks into 127.0.0.1:6379: say how many with -keys, or where with -lock-addr")
 	for _, c := range []struct {
@@ -232,20 +162,14 @@ func TestErrors(t *testing.T) {
 	}{
 		{[]string{"-keys", "0"}, "gen: -keys 0: it must be more than 0 (the default is 10000000)"},
 		{[]string{"-ttl", "-1s"}, "gen: -ttl -1s: it must be more than 0 (the default is 1h0m0s)"},
-		{[]string{"-conns", "-1"}, "gen: -conns -1: it must be"},
-		{[]string{"-batch", "0"}, "gen: -batch 0: it must be"},
 		{[]string{"-contenders", "0"}, "gen: -contenders 0: it must be"},
 		{[]string{"-every", "0s"}, "gen: -every 0s: it must be"},
 		{[]string{"-ttl", "1us"}, "TTL 1µs"},
-		{[]string{"-conns", "100000"}, "gen: -conns 100000: the client has "},
 		{[]string{"-backend", "consul"}, "want redis or etcd"},
 		{[]string{"-lock-addr", "127.0.0.1:1"}, "gen: redis at 127.0.0.1:1 (-lock-addr) doesn't answer: "},
 		{[]string{"-lock-addr", "a:1,b:1"}, "gen: redis is one server, and -lock-addr has 2 addresses"},
 		{[]string{"-lock-addr", "ftp://x"}, "no redis:// URL"},
-		{[]string{"-o", "/nowhere/samples"}, "gen: -o: "},
-		{[]string{"-metrics", "nowhere"}, "gen: can't listen on -metrics nowhere: "},
-		{[]string{"-metrics", ln.Addr().String()}, "is in use: stop what listens there, or choose another with -metrics"},
-		{[]string{"-experiment", "/nowhere"}, "gen: footprint: open /nowhere/config.json"},
+		{[]string{"-experiment", "/nowhere"}, "gen: servercost: /nowhere/config.json: "},
 		{[]string{"-experiment", "../../reports/results/contention"}, "describes an experiment of another command: contend -experiment ../../reports/results/contention"},
 	} {
 		_, err := gen(t, c.args...)

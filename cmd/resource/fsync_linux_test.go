@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,17 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 // strace returns a wrapper for start that writes the command's writes, syncs and answers to file.
 func strace(t *testing.T, file string, more ...string) []string {
 	t.Helper()
-	if _, err := exec.LookPath("strace"); err != nil {
-		if os.Getenv("FENCELAB_STRICT") == "1" {
-			t.Fatal("strace is missing, and FENCELAB_STRICT=1 forbids to go without it: apt-get install strace")
-		}
-		t.Skip("needs strace to see when the answer leaves: apt-get install strace")
-	}
+	testbed.Need(t, testbed.Program("strace", "sudo apt-get install strace"))
 	return append([]string{"strace", "-f", "-y", "-s", "400", "-e", "trace=write,pwrite64,fsync,fdatasync", "-o", file}, more...)
 }
 
@@ -66,8 +61,8 @@ func (c *child) stop(t *testing.T) {
 	<-c.exited
 }
 
-// TestAnswerLeavesAfterSync looks at the system calls: an accepted write or fenced read is written and synced before
-// its answer is sent; a refusal, a plain read and a fenced read that changes nothing cost no sync.
+// TestAnswerLeavesAfterSync traces system calls: an accepted write or fenced read is synced before its reply is sent. Refusals,
+// plain reads and fenced reads that change nothing cost no sync.
 func TestAnswerLeavesAfterSync(t *testing.T) {
 	ln, dir, ctx := listen(t), t.TempDir(), t.Context()
 	trace := filepath.Join(dir, "trace")
@@ -119,8 +114,8 @@ func TestAnswerLeavesAfterSync(t *testing.T) {
 	require.Equal(t, len(calls), i, "answers in the trace")
 }
 
-// TestOpenSyncs checks that nothing is answered from a file that is only in the page cache: neither from a new one, whose
-// name must be on disk too, nor from one whose last owner was killed between writing and syncing.
+// TestOpenSyncs checks that a file is synced before the first reply: a new one with its directory entry, and one whose last
+// process may have been killed between write and sync.
 func TestOpenSyncs(t *testing.T) {
 	ln, dir := listen(t), t.TempDir()
 	c := client(t, ln)
@@ -142,9 +137,9 @@ func TestOpenSyncs(t *testing.T) {
 	}
 }
 
-// TestNothingSeenBeforeSync makes every sync slow, and asks for a key while a write of it waits for the disk. bbolt
-// shows a commit to readers before it has synced it; the store must not. Refusals must not rest on it either. Other keys
-// don't wait: of many commits there is one in whose course another key is asked for and answered for.
+// TestNothingSeenBeforeSync makes every sync slow, and reads a key while a write to it waits for the disk. bbolt shows a commit
+// to readers before it has synced it; the store must not, and no refusal may depend on it. Other keys don't wait: during one
+// of many commits another key is read and answered.
 func TestNothingSeenBeforeSync(t *testing.T) {
 	ln, dir, ctx := listen(t), t.TempDir(), t.Context()
 	trace := filepath.Join(dir, "trace")
@@ -189,9 +184,9 @@ func TestNothingSeenBeforeSync(t *testing.T) {
 	require.True(t, other, "a question about another key, and its answer, during a commit")
 }
 
-// rest reads a trace of [TestNothingSeenBeforeSync]. It counts the answers that rest on the write of the key, none of which
-// may leave before that is synced, and tells whether another key was asked for and answered for between a write and its
-// sync: there are two answers about it then, and who asks doesn't ask again before it has the first.
+// rest reads a trace of [TestNothingSeenBeforeSync]. It counts the replies that depend on the write of the key, none of which
+// may leave before its sync, and reports whether another key was read between a write and its sync: then there are two replies
+// about it, and its reader waits for the first before it sends the second request.
 func rest(t *testing.T, trace string) (resting int, other bool) {
 	t.Helper()
 	dirty, others := false, 0

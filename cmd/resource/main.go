@@ -1,4 +1,4 @@
-// Command resource serves a store that refuses writes with stale fencing tokens.
+// Command resource serves a store that refuses writes with stale fencing tokens over HTTP.
 package main
 
 import (
@@ -23,14 +23,14 @@ var command = cli.Command{
 	Name: "resource",
 	About: `
 The resource that locks protect. It accepts a write only if its fencing token is
-greater than every token it has accepted for the key, and answers 409 otherwise.
-So a holder that was frozen past its lease can't overwrite its successor's work.
-What it has accepted survives a crash: it is on disk before the answer leaves.
+greater than every token that it has accepted for the key; else it replies 409.
+So a holder that was paused past its lease can't overwrite its successor's work.
+An accepted write survives a crash: it is on disk before the reply is sent.
 
   PUT /r/{key}   with X-Fence-Token: N writes the body; X-Fence-Seq: 2, 3, ...
                  for the same holder's second and later writes
-  GET /r/{key}   reads; with X-Fence-Token: N it also keeps earlier holders from
-                 writing from now on, which a read-modify-write needs
+  GET /r/{key}   reads; with X-Fence-Token: N it also refuses later writes of
+                 earlier holders, which a read-modify-write needs
   GET /metrics   resource_stale_token_rejections_total and others
   GET /healthz   200 if the store answers`,
 	Examples: `
@@ -42,7 +42,7 @@ What it has accepted survives a crash: it is on disk before the answer leaves.
   curl -X PUT -H 'X-Fence-Token: 6' -d late http://127.0.0.1:8080/r/order-1   # 409
   curl http://127.0.0.1:8080/r/order-1
 
-  resource -set-fence order-1=7          # after a token that was wrong; the server is stopped`,
+  resource -set-fence order-1=7          # after a wrong token; stop the server first`,
 }
 
 func main() { cli.Main(run) }
@@ -51,19 +51,19 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var fs flag.FlagSet
 	var opts server.Options
 	addr := fs.String("addr", "127.0.0.1:8080",
-		"`host:port` to listen on; port 0 takes a free one, which is printed;\nfd:N takes a listening socket that the parent process hands over")
-	storeKind := cli.Choice(&fs, "store", "records are in a file, or in memory and gone with the process", "bolt", "memory")
+		"`host:port` to listen on; port 0 picks a free one and prints it;\nfd:N is a listening socket passed by the parent process")
+	storeKind := cli.Choice(&fs, "store", "keep records in a file, or in memory until the process ends", "bolt", "memory")
 	file := fs.String("file", "resource.db",
-		"`path` of the file for -store bolt; created if there is none;\non a file system of one machine only: on NFS its lock is a lease")
-	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing;\nwrites is on: whether reads have a token is up to the worker", "on", "writes", "off")
+		"`path` of the file for -store bolt; created if there is none;\non a local file system only: on NFS its lock is a lease")
+	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing;\nwrites equals on: the worker decides whether reads have a token", "on", "writes", "off")
 	fs.Int64Var(&opts.Handler.MaxBody, "max-body", resource.DefaultMaxBody,
 		fmt.Sprintf("largest value in `bytes`, at most %d", boltstore.MaxValue))
-	unwritten := fs.Uint64("max-unwritten", 1<<20, "with -store bolt: how many `keys` there may be that only fenced reads have touched")
+	unwritten := fs.Uint64("max-unwritten", 1<<20, "with -store bolt: limit for `keys` that only fenced reads have touched")
 	jump := fs.Uint64("max-jump", 0,
-		"refuse a token that is more than `N` ahead of the greatest that its key has seen, 0 of a new key; 0: none is")
-	newFence := fs.String("set-fence", "", "with -store bolt: set the fence of a key, `KEY=TOKEN`, and end; stop the server and the holders first")
+		"refuse a token that exceeds the greatest one seen for its key by more than `N`;\na new key has seen 0; 0: no limit")
+	newFence := fs.String("set-fence", "", "with -store bolt: set the fence of a key, `KEY=TOKEN`, and exit; stop the server and the holders first")
 	fs.StringVar(&opts.Handler.Token, "token", "",
-		"bearer `token` that requests for /r/ must present; the environment hides it from ps")
+		"bearer `token` that requests for /r/ must send; set it by the environment to hide it from ps")
 	certFile := fs.String("tls-cert", "", "`path` of the TLS certificate in PEM; needs -tls-key")
 	keyFile := fs.String("tls-key", "", "`path` of the TLS certificate's key in PEM; needs -tls-cert")
 	level := cli.LogLevel(&fs)
@@ -112,7 +112,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return server.Serve(ctx, ln, store, opts)
 }
 
-// setFence is what an operator does after a token that was wrong has locked a key.
+// setFence is the operator's remedy after a wrong token has locked a key.
 func setFence(ctx context.Context, file, assignment string, stdout io.Writer) error {
 	at := strings.LastIndex(assignment, "=")
 	if at < 0 {

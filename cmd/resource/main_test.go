@@ -136,7 +136,7 @@ func TestRefusesToStart(t *testing.T) {
 		{[]string{"-addr", ln.Addr().String()}, "in use: stop what listens there, or choose another with -addr"},
 		{[]string{"-addr", "nowhere"}, "can't listen on -addr nowhere"},
 		{[]string{"-addr", "fd:2"}, "want the number of an inherited file descriptor"},
-		{append(free, "-file", garbage), "notes.txt is not a store's file"},
+		{append(free, "-file", garbage), "notes.txt is damaged, or not a store's file"},
 		{append(free, "-file", filepath.Dir(garbage)), "is a directory"},
 		{append(free, "-fence", "maybe"), "want on or writes or off"},
 		{append(free, "-store", "disk"), "want bolt or memory"},
@@ -151,7 +151,7 @@ func TestRefusesToStart(t *testing.T) {
 	}
 }
 
-// TestSetFence runs the example of the help, on a key that a token has locked.
+// TestSetFence runs the help's example, on a key that a wrong token has locked.
 func TestSetFence(t *testing.T) {
 	t.Chdir(t.TempDir())
 	s, err := boltstore.Open("resource.db", nil)

@@ -17,12 +17,10 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/cli"
-	"github.com/fencelab/fencelab/internal/job"
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/server"
-	"github.com/fencelab/fencelab/internal/stores"
 	"github.com/fencelab/fencelab/resource"
-	"github.com/fencelab/fencelab/scenarios/history"
 )
 
 var command = cli.Command{
@@ -79,7 +77,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if w.lock.Renew.Every == 0 {
 		w.lock.Renew.MaxHold = 0 // it is for renewals
 	}
-	w.fence, w.check = history.Fencing(*fence), *check == "on"
+	w.fence, w.check = *fence, *check == "on"
 	w.backend = locks.Spec{Lock: *backend, Addrs: locks.Addrs(*backend), TTL: w.lock.TTL}
 	if *addrs != "" {
 		w.backend.Addrs = strings.Split(*addrs, ",")
@@ -97,7 +95,7 @@ type worker struct {
 	backend           locks.Spec
 	lock              dlock.Options
 	work, pause, wait time.Duration
-	fence             history.Fencing
+	fence             string
 	check             bool
 	n                 int
 }
@@ -192,7 +190,7 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 		return fmt.Errorf("worker: %w", context.Cause(ctx))
 	case wrote:
 		return nil
-	case errors.Is(refusal, job.ErrGaveUp):
+	case errors.Is(refusal, errGaveUp):
 		return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refusal)
 	default:
 		return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the tokens before came "+
@@ -267,59 +265,90 @@ func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
 	return nil
 }
 
-// once does the job for the i-th time.
+// errGaveUp is why nothing is written under a lease that is lost, with -check.
+var errGaveUp = errors.New("the lease was lost before the write")
+
+// once does the job for the i-th time. refused is why nothing was written although nothing failed. The lock is released whatever
+// happens.
 func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store, i int) (refused, err error) {
 	entry := w.name
 	if w.n != 1 {
 		entry = fmt.Sprintf("%s.%d", w.name, i)
 	}
-	j := job.Job{
-		Lock: patient{job.FromLocker(l), w.wait}, Store: store, Key: w.key, Entry: entry,
-		FencedRead: w.fence == history.FencingOn, Check: w.check,
-		At: func(e history.Event) error { return w.at(ctx, entry, e) },
+	h, err := w.acquire(ctx, l)
+	if err != nil {
+		return nil, err
 	}
-	if w.fence == history.FencingOff {
-		j.Store = store.Unfenced()
+	err = w.say(entry, "acquired token %d, lease %v until %s", h.Fence(), h.TTL(), clock(h.Until()))
+	if err == nil {
+		refused, err = w.write(ctx, h, store, entry)
 	}
-	return j.Run(ctx)
+	switch lost := h.Release(ctx); {
+	case lost == nil:
+		err = errors.Join(err, w.say(entry, "released"))
+	case errors.Is(lost, dlock.ErrLost):
+		err = errors.Join(err, w.say(entry, "release-lost"))
+	default:
+		err = errors.Join(err, fmt.Errorf("release: %w", lost))
+	}
+	return refused, err
 }
 
-// at prints where the job is, and spends the time that it takes between read and write.
-func (w *worker) at(ctx context.Context, entry string, e history.Event) error {
-	e.Actor = entry
-	line := history.Trace([]history.Event{e})[0]
-	if e.Name == history.Acquired {
-		line = fmt.Sprintf("%s acquired token %d, lease %v until %s", entry, e.Token, time.Duration(e.TTL), clock(e.Until))
+// acquire waits for the lock for as long as -wait says.
+func (w *worker) acquire(ctx context.Context, l *dlock.Locker) (*dlock.Handle, error) {
+	if w.wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, w.wait, fmt.Errorf("the lock was not to be had within %v (-wait)", w.wait))
+		defer cancel()
 	}
-	if _, err := fmt.Fprintln(w.stdout, clock(e.Time), line); err != nil {
-		return err
+	return l.Acquire(ctx, w.key)
+}
+
+// write reads the ledger, works and writes. The write doesn't use the lease's context: a request that is cut off may still arrive.
+func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store, entry string) (refused, err error) {
+	token, seq := h.Next()
+	refusal := func(err error, outcome string) (refused, failed error) {
+		if _, stale := errors.AsType[*resource.StaleTokenError](err); !stale {
+			return nil, err
+		}
+		return err, w.say(entry, "%s", outcome)
 	}
-	if e.Name != history.Read {
-		return nil
+	var rec resource.Record
+	if w.fence == "on" {
+		rec, err = store.ReadFenced(ctx, w.key, token)
+	} else {
+		rec, err = store.Read(ctx, w.key)
 	}
-	timer := time.NewTimer(w.work + w.pause)
-	defer timer.Stop()
+	if err != nil && !errors.Is(err, resource.ErrNotFound) { // which is the ledger's first entry
+		return refusal(err, "read-stale")
+	}
+	if err := w.say(entry, "read %v", strings.Fields(string(rec.Value))); err != nil {
+		return nil, err
+	}
 	select {
-	case <-timer.C:
-		return nil
+	case <-time.After(w.work + w.pause):
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
+	if w.check && h.Context().Err() != nil {
+		return errGaveUp, w.say(entry, "lost-lease")
+	}
+	ledger := append(rec.Value, entry+"\n"...)
+	if w.fence == "off" {
+		err = store.WriteUnfenced(ctx, w.key, ledger)
+	} else {
+		err = store.Write(ctx, w.key, resource.Fence{Token: token, Seq: seq}, ledger)
+	}
+	if err != nil && !errors.Is(err, resource.ErrApplied) {
+		return refusal(err, "write-stale")
+	}
+	return nil, w.say(entry, "wrote")
+}
+
+// say prints what the worker has done.
+func (w *worker) say(entry, format string, args ...any) error {
+	_, err := fmt.Fprintf(w.stdout, "%s %s %s\n", clock(time.Now()), entry, fmt.Sprintf(format, args...))
+	return err
 }
 
 func clock(t time.Time) string { return t.Format("15:04:05.000") }
-
-// patient waits for the lock for so long at most; 0 is without end.
-type patient struct {
-	job.Lock
-	wait time.Duration
-}
-
-func (p patient) Acquire(ctx context.Context, key string) (job.Lease, error) {
-	if p.wait > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, p.wait, fmt.Errorf("the lock was not to be had within %v (-wait)", p.wait))
-		defer cancel()
-	}
-	return p.Lock.Acquire(ctx, key)
-}

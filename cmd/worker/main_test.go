@@ -17,12 +17,12 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/server"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 )
 
-func TestMain(m *testing.M) { leak.Main(m) }
+func TestMain(m *testing.M) { testmain.Run(m) }
 
 // bench is a Redis and a resource in this process.
 type bench struct {
@@ -124,6 +124,20 @@ func TestRecovery(t *testing.T) {
 	require.NoError(t, b.store.SetFence(t.Context(), "billing/acme's", 5))
 	_, err = b.work(t)
 	require.NoError(t, err)
+}
+
+func TestLeaseIsChecked(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	b.redis.ClockTTL(true) // else a grant that comes too late on a busy machine would stay for ever
+	args := []string{"-name", "A", "-ttl", "300ms", "-pause", "400ms"}
+	out, err := b.work(t, append(args, "-check", "on")...)
+	require.ErrorContains(t, err, "the lease was lost before the write (-check): set a longer -ttl")
+	require.Contains(t, out, "A lost-lease\n")
+	require.Contains(t, out, "A release", "whoever has it now")
+	require.Empty(t, b.ledger(t, "demo"))
+	_, err = b.work(t, args...)
+	require.NoError(t, err, "nobody checks, and nobody else has written")
+	require.Equal(t, "A\n", b.ledger(t, "demo"))
 }
 
 func TestUnfenced(t *testing.T) {

@@ -10,15 +10,17 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// txn runs operations in one transaction, or none of them: then no says why.
+// txn runs operations in one transaction. If it was refused, no says why.
 func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (res api.TxnResults, no refusal, err error) {
 	all := make(api.TxnOps, len(ops))
 	for i, op := range ops {
 		all[i] = &api.TxnOp{KV: op}
 	}
-	// Consistent is for those that only read: the leader asks the others whether it still is.
+	// Consistent is for those that only read: the leader checks that it still leads.
 	ok, answer, _, err := b.c.Txn().Txn(all, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
 	switch {
 	case err != nil:
@@ -33,7 +35,6 @@ func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (res api.TxnResu
 	return answer.Results, nil, nil
 }
 
-// refusal is why a transaction was not carried out.
 type refusal api.TxnErrors
 
 func (r refusal) Error() string {
@@ -44,41 +45,27 @@ func (r refusal) Error() string {
 	return "consullock: refused: " + strings.Join(s, "; ")
 }
 
-// reason recognises an operation's error by its text, for Consul gives no code. One that isn't recognised is an error
-// and nothing else: neither a grant nor a reason to wait.
-type reason func(what string) bool
-
-func exists(name string) reason {
-	return func(what string) bool { return what == fmt.Sprintf("key %q exists", name) }
+// is recognises an operation's error by its text: Consul has no codes.
+func (r refusal) is(prefix, suffix string) bool {
+	return slices.ContainsFunc(r, func(e *api.TxnError) bool {
+		return strings.HasPrefix(e.What, prefix) && strings.HasSuffix(e.What, suffix)
+	})
 }
 
-func noSession(what string) bool { return strings.HasPrefix(what, "invalid session ") }
-
-func lockDelay(what string) bool {
-	return strings.HasPrefix(what, "failed to lock key ") && strings.HasSuffix(what, " due to lock delay")
+func (r refusal) exists(name string) bool { return r.is(fmt.Sprintf("key %q exists", name), "") }
+func (r refusal) noSession() bool         { return r.is("invalid session ", "") }
+func (r refusal) lockDelay() bool         { return r.is("failed to lock key ", " due to lock delay") }
+func (r refusal) changed() bool {
+	return r.is("failed index check for key ", "") || r.is("failed to check index, key ", "")
 }
 
-// heldElsewhere is that another session has the key. A session that has it itself may lock it again.
-func heldElsewhere(name string) reason {
-	return func(what string) bool {
-		return what == fmt.Sprintf("failed to lock key %q, lock is already held", name)
-	}
+// heldElsewhere says that another session has the key.
+func (r refusal) heldElsewhere(name string) bool {
+	return r.is(fmt.Sprintf("failed to lock key %q, lock is already held", name), "")
 }
 
-func changed(what string) bool {
-	return strings.HasPrefix(what, "failed index check for key ") || strings.HasPrefix(what, "failed to check index, key ")
-}
-
-// is reports whether one of the reasons is why.
-func (r refusal) is(why reason) bool {
-	return slices.ContainsFunc(r, func(e *api.TxnError) bool { return why(e.What) })
-}
-
-// errLate is why a request was given up that Consul should have answered.
-var errLate = errors.New("no answer")
-
-// passing reports whether it may help to ask again after err, which isn't dlock.ErrHeld: unless Consul has said that it won't.
-func passing(err error) bool {
+// retryable reports whether a retry may help, which Consul has not ruled out by its reply.
+func retryable(err error) bool {
 	if _, refused := errors.AsType[refusal](err); refused {
 		return false
 	}
@@ -86,10 +73,10 @@ func passing(err error) bool {
 	return !ok || status.Code >= http.StatusInternalServerError || status.Code == http.StatusTooManyRequests
 }
 
-// read returns the entry of key, nil if there is none, and its index. If the index isn't greater than after, it waits for
-// that, though not longer than wait.
-func (b *Backend) read(ctx context.Context, key string, after uint64, wait time.Duration) (*api.KVPair, uint64, error) {
-	q, cancel := query(ctx, after, wait)
+// read returns the entry of key, nil if there is none, and its index. It waits for an index greater than after, at most for
+// poll.
+func (b *Backend) read(ctx context.Context, key string, after uint64, poll time.Duration) (*api.KVPair, uint64, error) {
+	q, cancel := query(ctx, after, poll)
 	defer cancel()
 	e, meta, err := b.c.KV().Get(b.name(key), q)
 	if err != nil {
@@ -98,23 +85,22 @@ func (b *Backend) read(ctx context.Context, key string, after uint64, wait time.
 	return e, meta.LastIndex, nil
 }
 
-// query is the options of a read that waits, if after isn't 0, for an index that is greater. If wait is 0, the answer may
-// take as long as ctx.
-func query(ctx context.Context, after uint64, wait time.Duration) (*api.QueryOptions, context.CancelFunc) {
+// query is the options of a read: a blocking query unless after is 0. If poll is 0, only ctx bounds it.
+func query(ctx context.Context, after uint64, poll time.Duration) (*api.QueryOptions, context.CancelFunc) {
 	cancel := context.CancelFunc(func() {})
-	if wait != 0 {
+	if poll != 0 {
 		limit := grace
 		if after != 0 {
-			limit += wait + wait/16
+			limit += poll + poll/16
 		}
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, errLate)
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, wait.ErrNoAnswer)
 	}
-	q := &api.QueryOptions{WaitIndex: after, WaitTime: wait, RequireConsistent: true}
+	q := &api.QueryOptions{WaitIndex: after, WaitTime: poll, RequireConsistent: true}
 	return q.WithContext(ctx), cancel
 }
 
-// since is the index after which to wait next. It must not go backwards, as it does after a restore, for then everything
-// is new; 0 makes Consul answer at once (https://developer.hashicorp.com/consul/api-docs/features/blocking).
+// since is the index of the next blocking query: 0, which is answered at once, if it went backwards, as after a restore
+// (https://developer.hashicorp.com/consul/api-docs/features/blocking).
 func since(last, now uint64) uint64 {
 	if now < last {
 		return 0
@@ -122,10 +108,4 @@ func since(last, now uint64) uint64 {
 	return now
 }
 
-// failed wraps a client's error. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
-func failed(ctx context.Context, err error) error {
-	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
-		return fmt.Errorf("consullock: %w: %w", context.Cause(ctx), err)
-	}
-	return fmt.Errorf("consullock: %w", err)
-}
+func failed(ctx context.Context, err error) error { return wait.Failed(ctx, "consullock", err) }

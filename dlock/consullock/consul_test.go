@@ -17,38 +17,32 @@ import (
 	"github.com/fencelab/fencelab/dlock/consullock"
 )
 
-// consul is as much of a Consul as a Backend needs, in the virtual time of a test's bubble. Any write has all blocking
-// queries answered, and no session ends by itself.
+// consul is a minimal Consul in virtual time. Any write answers all blocking queries, and no session expires.
 type consul struct {
+	*link
 	mu       sync.Mutex
 	index    uint64
 	written  chan struct{} // closed when index grows
 	entries  map[string]*api.KVPair
 	sessions map[string]bool
 	watches  int // blocking queries for sessions that are under way
-	// meddle, if not nil, may answer a request in the server's place, or do something before it arrives.
-	meddle func(*http.Request) (*http.Response, error)
 }
 
 // inBubble returns a Backend that is closed with the test, and its Consul.
 func inBubble(t *testing.T) (*consullock.Backend, *consul) {
 	t.Helper()
-	s := &consul{index: 1, written: make(chan struct{}), entries: make(map[string]*api.KVPair), sessions: make(map[string]bool)}
-	c, err := api.NewClient(&api.Config{Address: "consul", HttpClient: &http.Client{Transport: s}})
-	require.NoError(t, err)
-	b, err := consullock.New(c, nil)
-	require.NoError(t, err)
+	s := newConsul()
+	s.link = newLink(s, "consul")
+	b := over(t, s.link, nil)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b, s
 }
 
-func (s *consul) set(f func(*http.Request) (*http.Response, error)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.meddle = f
+func newConsul() *consul {
+	return &consul{index: 1, written: make(chan struct{}), entries: make(map[string]*api.KVPair), sessions: make(map[string]bool)}
 }
 
-// hold has somebody else hold key, and returns what frees it.
+// hold has another owner hold key until free is called.
 func (s *consul) hold(key string) (free func()) {
 	write := func(f func()) {
 		s.mu.Lock()
@@ -56,11 +50,13 @@ func (s *consul) hold(key string) (free func()) {
 		f()
 		s.wrote()
 	}
-	write(func() { s.entries["lock/"+key] = &api.KVPair{Value: []byte("another"), Session: "another's"} })
+	write(func() {
+		s.entries["lock/"+key] = &api.KVPair{Value: []byte("another"), Session: "another's", ModifyIndex: s.index + 1}
+	})
 	return func() { write(func() { delete(s.entries, "lock/"+key) }) }
 }
 
-// state is what sessions there are, and how many queries wait for the end of one.
+// state returns the number of sessions, and of blocking queries for sessions.
 func (s *consul) state() (sessions, watches int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,24 +70,19 @@ func (s *consul) wrote() {
 }
 
 func (s *consul) RoundTrip(req *http.Request) (*http.Response, error) {
-	s.mu.Lock()
-	meddle := s.meddle
-	s.mu.Unlock()
-	if meddle != nil {
-		if resp, err := meddle(req); resp != nil || err != nil {
-			return resp, err
-		}
+	if err := req.Context().Err(); err != nil {
+		return nil, err
 	}
 	return s.serve(req)
 }
 
-// hangs is a request without an answer.
+// hangs never answers.
 func hangs(req *http.Request) (*http.Response, error) {
 	<-req.Context().Done()
 	return nil, req.Context().Err()
 }
 
-// answer is one with a status and a value in JSON.
+// answer is a reply in JSON.
 func (s *consul) answer(req *http.Request, status int, v any) (*http.Response, error) {
 	body, err := json.Marshal(v)
 	return &http.Response{
@@ -150,7 +141,7 @@ func (s *consul) session(id string) []map[string]string {
 	return []map[string]string{{"ID": id}}
 }
 
-// waits returns when the index is greater than that of the request, or it has waited for as long as it should.
+// waits is a blocking query.
 func (s *consul) waits(req *http.Request) error {
 	q := req.URL.Query()
 	after, _ := strconv.ParseUint(q.Get("index"), 10, 64)

@@ -1,61 +1,43 @@
 // Package consullock is a dlock.Backend on HashiCorp Consul.
 //
-// A lock is a key of the KV store that exists while it is held. One transaction checks that it doesn't exist and takes it
-// for a session, with the owner as its value; a release, or the end of the session, deletes it. One step does both the
-// check and the effect, and a free lock leaves nothing behind.
+// A lock is a KV entry that exists while the lock is held. One transaction checks that the entry doesn't exist and acquires it
+// for a session, with the owner as its value. A release, or the end of the session, deletes it.
 //
-// # The token
-//
-// The token is the ModifyIndex of the entry as the grant wrote it: the index of that write in the servers' Raft log, which
-// all keys share and which never falls. The usual answer is LockIndex, a counter in the entry: it begins at 1 again when
-// the entry is deleted, by a release here, by a session whose behaviour is to delete, or by a hand. The index survives the
-// loss of a minority of the servers. It goes backwards when the cluster's state does: after a restore from a snapshot, or
-// when a cluster is made anew.
+// The token is the entry's ModifyIndex: the Raft index of the write that took the lock. LockIndex, the usual answer, restarts at
+// 1 whenever the entry is deleted. The index goes back only when a snapshot is restored or the cluster is created again.
 //
 // # Leases and sessions
 //
-// Consul knows no lease on a key; it knows sessions, which it ends at some time between once and twice their TTL after the
-// last renewal. So two clocks guard a grant. A timer of the Backend deletes the key when the lease's TTL has passed since its
-// start without a renewal: not earlier, and soon after. If the process is dead, frozen or cut off, and after Close, its
-// session ends instead, and all its keys with it: at the latest twice the session's TTL after the last renewal, or after the
-// last change of the servers' leader, which gives every session its full time anew; and never before the TTL of any of its
-// leases has passed, for the session's TTL is longer by a quarter and no grant is given or renewed that the session, as last
-// renewed, doesn't cover. A session has no health checks, which could end it sooner.
+// Consul has no lease on a key, only sessions, which it ends between one and two TTLs after the last renewal. So two clocks
+// bound a grant. A timer of the Backend deletes the entry once the lease's TTL has passed without a renewal. If the process is
+// dead, frozen, cut off or closed, its session ends instead, at the latest two session TTLs after its last renewal or after a
+// change of leader. The session never ends before a lease on it: its TTL is longer by a quarter, and no grant is given or
+// renewed that the session, as last renewed, doesn't cover. A session has no health checks, which could end it sooner.
 //
-// What does end it sooner is the deregistration of the node whose agent the client talks to: through the catalog, by
-// consul leave, or when a client agent gets SIGTERM, unless its leave_on_terminate is false. Consul deletes the sessions of
-// the node at once, and their keys. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may be
-// another: the token keeps them apart at the resource. To keep them apart here as well, set leave_on_terminate to false
-// and deregister no node whose processes hold locks, or make the lock-delay as long as the leases.
+// What does end it sooner is the deregistration of the agent's node: through the catalog, by consul leave, or by SIGTERM to
+// a client agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there
+// may be another. Deregister no node whose processes hold locks, or make the lock-delay as long as the leases.
 //
-// The session is shared by all grants of a Backend with the same TTL. It is renewed by those who need it, at most four times
-// in a TTL, which takes no write on the servers. So a lock and an unlock are two round trips, as many writes, and now and
-// then a third. A session for each acquisition would cost four: to create it, lock, unlock and destroy it.
+// All grants of a Backend with the same TTL share a session, which is renewed when a grant needs it, at most four times in a
+// TTL. So a lock and an unlock take two writes.
 //
-// # Requests that come late
+// # Requests that arrive late
 //
-// A request whose answer never came may reach Consul long after its sender has given up, from the buffers of a frozen agent,
-// say, and its session may live on for as long as another grant is renewed. Every lock is therefore taken on the condition
-// that its session isn't sealed, that is, holds no entry {Prefix}=session/{ID}. Undoing a request without an answer first
-// seals its session and then deletes the key: from then on the request takes nothing. Grants of a sealed session are renewed
-// as before, new ones are given on another, and the session is destroyed when the last of them is over, and the seal with
-// it. A failure so costs the undo a write, the next grant a session, and its end another write; a lock is one round trip
-// still.
+// A lock request whose reply never came may reach Consul long after its sender has given up, while its session is still renewed
+// for other grants. Every lock request is therefore conditional on its session not being sealed: the entry
+// {Prefix}=session/{ID} must not exist. Undoing a request seals its session and deletes the entry in one transaction. Grants
+// of a sealed session are still renewed; new ones use another. The session is destroyed, with its seal, after its last grant.
 //
-// A request may also be carried out twice, by something on the way that repeats it because it has lost the answer. The
-// second time it finds its own entry, which it knows by the flags: a number that no other request for the session has.
-//
-// # The lock-delay
-//
-// Consul's own locks can't be taken for 15 s after a session has ended, so that a holder that doesn't know of it yet can
-// finish. It is a guess about how long that takes. A token that the resource checks needs no guess, so it is 0 here unless
-// [Options] say otherwise.
+// A proxy may also repeat a request. The second then finds its own entry, which it knows by its flags: a number that no other
+// request of the session has.
 //
 // # Limits
 //
-// A Backend waits with one blocking query for each key and one for each session, whatever the number of waiters; an agent
-// takes 200 connections from one address unless its http_max_conns_per_client says otherwise. A waiter goes on
-// asking while Consul fails, for as long as its lease is to last.
+// Consul's own locks can't be taken for 15 s after the end of a session, the lock-delay. With a token that the resource checks it
+// isn't needed: it is 0 unless [Options] say otherwise.
+//
+// A Backend has one blocking query for each key that is waited for and one for each session; an agent takes 200 connections from
+// one address unless http_max_conns_per_client says otherwise. A waiter retries while Consul fails, for up to its TTL.
 package consullock
 
 import (
@@ -69,35 +51,31 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
 const (
 	maxSession   = 24 * time.Hour   // Consul's longest session TTL
 	maxLockDelay = 60 * time.Second // Consul's longest lock-delay
 
-	// longPoll is how long Consul is to hold an answer while nothing has changed; it adds up to a sixteenth.
-	longPoll = time.Minute
-	// delayPoll is how often a waiter asks while a lock-delay is in force. Consul doesn't tell when it ends.
-	delayPoll = 100 * time.Millisecond
-	// grace is how much later than that an answer may come, and how long anything else may take for which others wait.
-	grace = 5 * time.Second
-	// failPause is how long a waiter pauses when Consul fails.
-	failPause = 100 * time.Millisecond
+	longPoll  = time.Minute            // for a blocking query; Consul adds up to a sixteenth
+	delayPoll = 100 * time.Millisecond // during a lock-delay, whose end Consul doesn't report
+	failPause = 100 * time.Millisecond // before a waiter retries
+	grace     = 5 * time.Second        // for a reply, beyond a blocking query's time, while other calls wait for it
 )
 
 // Options configure a [Backend].
 type Options struct {
 	// Prefix stands before the names of all keys, "lock/" by default: letters, digits and any of ,-._/ without an empty
-	// segment, or a dot that begins one or follows another. Locks with different prefixes don't know each other, unless one
-	// prefix begins with the other: key "a/x" after "lock/" is key "x" after "lock/a/".
+	// segment, or a dot that begins one or follows another. Locks with different prefixes are independent, unless one prefix
+	// begins with the other: key "a/x" after "lock/" is key "x" after "lock/a/".
 	Prefix string
-	// MinSessionTTL is the shortest TTL of a session: the servers' session_ttl_min or more. Default: 10 s, which is Consul's.
-	// It has nothing to do with how short a lease may be, but with how long the keys of a dead process stay locked: up to
-	// twice as long, or two and a half times the lease's TTL if that is more, after the last renewal or change of leader.
+	// MinSessionTTL is the shortest TTL of a session, 10 s by default; not less than the servers' session_ttl_min. It doesn't
+	// limit how short a lease may be, but how soon the keys of a dead process are free: after twice this time at the latest,
+	// or two and a half times the lease's TTL if that is more.
 	MinSessionTTL time.Duration
-	// LockDelay is for how long keys can't be locked after the end of the session that held them: 0 to 60 s, see the package
-	// comment. It doesn't hold up anyone after a release or the end of a lease. It takes one more round trip, and holds only
-	// if all that lock the same keys have one.
+	// LockDelay is how long keys can't be locked after the end of the session that held them: 0 to 60 s. It doesn't delay
+	// anyone after a release or the end of a lease, costs one more round trip, and must be set by all that lock the same keys.
 	LockDelay time.Duration
 }
 
@@ -106,14 +84,14 @@ type Backend struct {
 	c *api.Client
 	o Options
 
-	open  context.Context // ends with Close
-	close context.CancelFunc
+	open  context.Context // ends with dlock.ErrClosed
+	close context.CancelCauseFunc
 
 	mu       sync.Mutex
-	busy     sync.WaitGroup             // what goes on in the background
+	busy     sync.WaitGroup             // background work
 	sessions map[time.Duration]*session // for new grants, by TTL
 	leases   map[id]*lease              // that are held, or may be
-	asked    uint64                     // how many leases have been asked for
+	asked    uint64                     // lock requests so far
 	waiting  map[string]*queue          // by key
 }
 
@@ -137,8 +115,7 @@ func New(client *api.Client, opts *Options) (*Backend, error) {
 	}
 	switch {
 	case clean(o.Prefix+"x") != o.Prefix+"x":
-		return nil, fmt.Errorf("%w: consullock: prefix %q has an empty segment, or something in it that names have only escaped",
-			dlock.ErrInvalid, o.Prefix)
+		return nil, fmt.Errorf("%w: consullock: prefix %q has an empty segment, or characters that must be escaped", dlock.ErrInvalid, o.Prefix)
 	case o.MinSessionTTL < time.Millisecond || o.MinSessionTTL > maxSession:
 		return nil, fmt.Errorf("%w: consullock: MinSessionTTL %v is not between 1ms and %v", dlock.ErrInvalid, o.MinSessionTTL, maxSession)
 	case o.LockDelay < 0 || o.LockDelay > maxLockDelay:
@@ -146,65 +123,66 @@ func New(client *api.Client, opts *Options) (*Backend, error) {
 	}
 	b := &Backend{
 		c: client, o: o,
-		sessions: make(map[time.Duration]*session),
-		leases:   make(map[id]*lease),
-		waiting:  make(map[string]*queue),
+		sessions: make(map[time.Duration]*session), leases: make(map[id]*lease), waiting: make(map[string]*queue),
 	}
-	b.open, b.close = context.WithCancel(context.Background())
+	b.open, b.close = context.WithCancelCause(context.Background())
 	return b, nil
 }
 
 // Acquire implements dlock.Backend.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	g, _, err := b.try(ctx, r)
-	if !errors.Is(err, dlock.ErrHeld) {
+	switch { // an error after ctx's end may wrap its cause, and with that anything
+	case err == nil, ctx.Err() == nil && !errors.Is(err, dlock.ErrHeld):
 		return g, err
+	case ctx.Err() != nil:
+		return g, failed(ctx, ctx.Err())
 	}
-	q := b.join(r.Key)
-	defer b.leave(r.Key, q)
+	r.NoteHeld()
+	ctx, end := wait.Both(ctx, b.open)
+	defer end()
+	q, leave := b.join(r.Key)
+	defer leave()
 	select {
-	case q.turn <- struct{}{}:
-		defer func() { <-q.turn }()
+	case q.poller <- struct{}{}:
+		defer func() { <-q.poller }()
 	case <-ctx.Done():
-		return g, failed(ctx, context.Cause(ctx))
-	case <-b.open.Done():
-		return g, dlock.ErrClosed
+		return g, failed(ctx, ctx.Err())
 	}
-	waiting, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	defer context.AfterFunc(b.open, func() { stop(dlock.ErrClosed) })() //nolint:contextcheck // it ends what has ctx's end too
 	var index uint64
-	wait := longPoll
-	for {
-		e, now, err := b.read(waiting, r.Key, index, wait)
+	for poll := longPoll; ; {
+		e, now, err := b.read(ctx, r.Key, index, poll)
 		if err == nil {
-			index, wait = since(index, now), longPoll
-			held, delayed := e != nil && string(e.Value) != r.Owner, false
-			if !held {
-				// Whatever happens from here on has a greater index, so that the next read learns of it at once.
-				g, delayed, err = b.tryInTurn(ctx, r)
-				held = errors.Is(err, dlock.ErrHeld)
-			}
-			if delayed {
-				wait = delayPoll
-			}
-			switch {
-			case held:
-				q.failing = time.Time{}
-				continue
-			case err == nil:
-				q.failing = time.Time{}
-				return g, nil
+			index, poll, err = since(index, now), longPoll, dlock.ErrHeld
+			if e == nil {
+				// Whatever happens from here on has a greater index, so the next read sees it at once.
+				var delayed bool
+				once, cancel := context.WithTimeoutCause(ctx, grace, wait.ErrNoAnswer) // all others on the key wait meanwhile
+				g, delayed, err = b.try(once, r)
+				cancel()
+				if delayed {
+					poll = delayPoll
+				}
 			}
 		}
 		switch {
-		case b.open.Err() != nil:
-			return g, dlock.ErrClosed
-		case waiting.Err() != nil, !passing(err), q.failed() > r.TTL:
+		case err == nil:
+			q.failing = time.Time{}
+			return g, nil
+		case ctx.Err() != nil:
+			return g, failed(ctx, ctx.Err())
+		case errors.Is(err, dlock.ErrHeld):
+			q.failing = time.Time{}
+			continue
+		}
+		if q.failing.IsZero() {
+			q.failing = time.Now()
+		}
+		if !retryable(err) || time.Since(q.failing) > r.TTL {
 			return g, err
 		}
 		index = 0
-		b.pause(waiting, failPause)
+		wait.For(ctx, failPause)
 	}
 }
 
@@ -214,28 +192,15 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return g, err
 }
 
-// tryInTurn is try for one that has the turn: while its request hangs, all that stand behind it would wait for nothing.
-func (b *Backend) tryInTurn(ctx context.Context, r dlock.Request) (g dlock.Grant, delayed bool, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, grace, errLate)
-	defer cancel()
-	return b.try(ctx, r)
-}
-
-// try asks once. With dlock.ErrHeld it reports whether it is a lock-delay that is in the way.
+// try requests the lock once. With dlock.ErrHeld it reports whether a lock-delay is why.
 func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, delayed bool, err error) {
 	if err := b.check(r.TTL); err != nil {
 		return g, false, err
 	}
 	for {
-		if l := b.lease(r.Key, r.Owner); l != nil {
-			g, err := b.again(ctx, r, l)
-			if !errors.Is(err, dlock.ErrLost) {
-				return g, false, err
-			}
-		}
 		if b.o.LockDelay > 0 {
-			// Consul looks for a lock-delay when a request arrives and not when it takes effect: one that was under way when
-			// the session ended would get through. One that is sent after that was seen doesn't.
+			// Consul checks the lock-delay when a request arrives, not when it is applied: one that was sent before the session's
+			// end would get through.
 			if e, _, err := b.read(ctx, r.Key, 0, 0); err != nil {
 				return g, false, err
 			} else if e != nil {
@@ -246,35 +211,32 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 		if err != nil {
 			return g, false, err
 		}
-		l := b.begin(r.Key, r.Owner, s, start.Add(r.TTL)) //nolint:contextcheck // it goes on after ctx
+		l := b.begin(r.Key, r.Owner, s, start.Add(r.TTL)) //nolint:contextcheck // it outlives ctx
 		index, no, err := b.lock(ctx, l)
 		switch {
-		case err != nil:
-			// It may take effect yet. Whatever undoes it seals the session, which would refuse new grants then.
-			b.retire(s)    //nolint:contextcheck // what it starts goes on after ctx
-			b.settle(l, 0) //nolint:contextcheck // so does this
+		case err != nil: // it may take effect yet; undoing it seals the session, which would refuse new grants
+			b.retire(s) //nolint:contextcheck // it outlives ctx
+			b.locked(func() { b.expireAt(l, time.Now()) })
 			return g, false, err
-		case no.is(noSession):
-			b.drop(l) //nolint:contextcheck // as settle
-			b.end(s)  //nolint:contextcheck // as settle
-			continue
-		case no.is(exists(b.sealOf(s))):
-			b.drop(l)   //nolint:contextcheck // as settle
-			b.retire(s) //nolint:contextcheck // as settle
-			continue
-		case no.is(exists(b.name(r.Key))), no.is(lockDelay):
-			b.drop(l) //nolint:contextcheck // as settle
-			return g, no.is(lockDelay), dlock.ErrHeld
-		case no != nil:
-			b.drop(l) //nolint:contextcheck // as settle
+		case no == nil:
+			b.locked(func() { l.index = index })
+			return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: index, TTL: r.TTL, Start: start, Lost: s.over.Done(), State: l}, false, nil
+		}
+		b.drop(l) //nolint:contextcheck // it outlives ctx
+		switch {
+		case no.noSession():
+			b.end(s) //nolint:contextcheck // it outlives ctx
+		case no.exists(b.sealOf(s)):
+			b.retire(s) //nolint:contextcheck // it outlives ctx
+		case no.exists(b.name(r.Key)), no.lockDelay():
+			return g, no.lockDelay(), dlock.ErrHeld
+		default:
 			return g, false, no
 		}
-		b.settle(l, index) //nolint:contextcheck // what it starts goes on after ctx
-		return b.grant(r, l, index, start), false, nil
 	}
 }
 
-// lock sends the request for l. It returns the index with which it was carried out, or why it was refused.
+// lock sends the request for l. It returns the index at which it was applied, or why it was refused.
 func (b *Backend) lock(ctx context.Context, l *lease) (index uint64, no refusal, err error) {
 	name := b.name(l.key)
 	res, no, err := b.txn(ctx,
@@ -286,64 +248,28 @@ func (b *Backend) lock(ctx context.Context, l *lease) (index uint64, no refusal,
 		return 0, nil, err
 	case no == nil:
 		return res[len(res)-1].KV.ModifyIndex, nil, nil
-	case !no.is(exists(name)) || no.is(heldElsewhere(name)):
+	case !no.exists(name), no.heldElsewhere(name), b.heldBeside(l):
 		return 0, no, nil
 	}
-	// The session has the key already: for another owner, or for l if the request was repeated on its way.
-	if b.heldBeside(l) {
-		return 0, no, nil
-	}
+	// The session has the key already: for l, if the request was repeated on its way, or for another owner.
 	e, _, err := b.read(ctx, l.key, 0, 0)
 	switch {
 	case err != nil:
 		return 0, nil, err
-	case l.is(e):
+	case l.wrote(e):
 		return e.ModifyIndex, nil, nil
 	}
 	return 0, no, nil
 }
 
 // heldBeside reports whether another lease of l's session is known to have l's key.
-func (b *Backend) heldBeside(l *lease) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, other := range b.leases {
-		if other.key == l.key && other.s == l.s && other.index != 0 {
-			return true
+func (b *Backend) heldBeside(l *lease) (held bool) {
+	b.locked(func() {
+		for _, other := range b.leases {
+			held = held || other.key == l.key && other.s == l.s && other.index != 0
 		}
-	}
-	return false
-}
-
-// again is try for a request that has been sent before and may have been granted: it is the same acquisition, with a
-// lease that starts anew. It returns dlock.ErrLost if it isn't held, or no longer.
-func (b *Backend) again(ctx context.Context, r dlock.Request, l *lease) (g dlock.Grant, err error) {
-	// Before the look, so that it isn't granted after it was found not to be.
-	if err := b.seal(ctx, l); err != nil {
-		return g, err
-	}
-	e, _, err := b.read(ctx, r.Key, 0, 0)
-	if err != nil {
-		return g, err
-	}
-	if !l.is(e) {
-		b.drop(l) //nolint:contextcheck // as settle
-		return g, dlock.ErrLost
-	}
-	start, err := b.extend(ctx, l.s, r.TTL)
-	switch {
-	case errors.Is(err, errGone):
-		return g, dlock.ErrLost
-	case err != nil:
-		return g, err
-	case !b.keep(l, start.Add(r.TTL)): //nolint:contextcheck // what it starts goes on after ctx
-		return g, dlock.ErrLost
-	}
-	return b.grant(r, l, e.ModifyIndex, start), nil
-}
-
-func (b *Backend) grant(r dlock.Request, l *lease, index uint64, start time.Time) dlock.Grant {
-	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: index, TTL: r.TTL, Start: start, Lost: l.s.gone, State: b}
+	})
+	return held
 }
 
 // Renew implements dlock.Backend.
@@ -351,11 +277,11 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if err := b.check(g.TTL); err != nil {
 		return err
 	}
-	l := b.lease(g.Key, g.Owner)
+	l, ok := g.State.(*lease)
 	switch {
-	case l == nil && g.State != b:
+	case !ok || l.b != b:
 		return errors.New("consullock: only the Backend that has given a grant can renew it")
-	case l == nil:
+	case !b.keep(l, time.Time{}):
 		return dlock.ErrLost
 	}
 	start, err := b.extend(ctx, l.s, g.TTL)
@@ -364,18 +290,17 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	} else if err != nil {
 		return err
 	}
-	// The entry is as the grant wrote it; from here on nobody but this Backend takes it away before the lease is over.
+	// From here on nobody but this Backend deletes the entry before the lease is over.
 	_, no, err := b.txn(ctx, &api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.name(g.Key), Index: g.Fence})
 	switch {
 	case err != nil:
 		return err
-	case no.is(changed):
-		b.drop(l) //nolint:contextcheck // as settle
+	case no.changed():
+		b.drop(l) //nolint:contextcheck // it outlives ctx
 		return dlock.ErrLost
 	case no != nil:
 		return no
-	case !b.keep(l, start.Add(g.TTL)): //nolint:contextcheck // what it starts goes on after ctx
-		// It ran out meanwhile.
+	case !b.keep(l, start.Add(g.TTL)):
 		return dlock.ErrLost
 	}
 	return nil
@@ -386,51 +311,73 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if b.open.Err() != nil {
 		return dlock.ErrClosed
 	}
-	l := b.lease(g.Key, g.Owner)
-	if l != nil {
-		if err := b.seal(ctx, l); err != nil {
-			return err
-		}
+	what := id{g.Key, g.Owner}
+	l, _ := g.State.(*lease)
+	if l == nil || l.b != b {
+		b.locked(func() { l = b.leases[what] })
 	}
-	err := b.free(ctx, id{g.Key, g.Owner}, "", g.Fence)
-	if l != nil && (err == nil || errors.Is(err, dlock.ErrLost)) {
-		b.drop(l) //nolint:contextcheck // as settle
+	err := b.remove(ctx, what, l, g.Fence)
+	if l != nil && (err == nil || ctx.Err() == nil && errors.Is(err, dlock.ErrLost)) {
+		b.drop(l) //nolint:contextcheck // it outlives ctx
 	}
 	return err
 }
 
-// free deletes a key if it is the owner's. index is that of the write that took it; 0 if it isn't known: then session is
-// that for which it was taken, unless that isn't known either.
-func (b *Backend) free(ctx context.Context, what id, session string, index uint64) error {
-	known := index != 0
+// remove deletes the entry of a grant or request, and returns dlock.ErrLost if there is none. l may be nil. index is that of the
+// write that took the key, 0 if it isn't known. A request for l that has no reply takes nothing from then on: the transaction
+// seals its session, too.
+func (b *Backend) remove(ctx context.Context, what id, l *lease, index uint64) error {
+	seals := false
+	if l != nil && index == 0 {
+		b.locked(func() { index, seals = l.index, l.index == 0 && !l.s.sealed })
+	}
+	if seals {
+		b.retire(l.s) //nolint:contextcheck // it outlives ctx
+	}
+	name := b.name(what.key)
 	for {
-		if !known {
+		at, found := index, true
+		if index == 0 {
 			e, _, err := b.read(ctx, what.key, 0, 0)
 			if err != nil {
 				return err
 			}
-			if e == nil || string(e.Value) != what.owner || session != "" && e.Session != session {
-				return dlock.ErrLost
+			if found = l.wrote(e) || l == nil && e != nil && string(e.Value) == what.owner; found {
+				at = e.ModifyIndex
 			}
-			index = e.ModifyIndex
 		}
-		_, no, err := b.txn(ctx,
-			&api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.name(what.key), Index: index},
-			&api.KVTxnOp{Verb: api.KVDelete, Key: b.name(what.key)})
+		var ops []*api.KVTxnOp
+		if found {
+			ops = append(ops, &api.KVTxnOp{Verb: api.KVCheckIndex, Key: name, Index: at}, &api.KVTxnOp{Verb: api.KVDelete, Key: name})
+		} else if !seals {
+			return dlock.ErrLost
+		}
+		if seals {
+			ops = append(ops, &api.KVTxnOp{Verb: api.KVLock, Key: b.sealOf(l.s), Session: l.s.id})
+		}
+		_, no, err := b.txn(ctx, ops...)
 		switch {
 		case err != nil:
 			return err
 		case no == nil:
-			return nil
-		case !no.is(changed):
+			if seals {
+				b.locked(func() { l.s.sealed = true })
+			}
+			if found {
+				return nil
+			}
+			seals = false // and again: the request may have arrived before the seal
+		case no.noSession(), no.lockDelay(): // with its entries, and the seal may be one of them
+			b.end(l.s) //nolint:contextcheck // it outlives ctx
+			return dlock.ErrLost
+		case !no.changed():
 			return no
-		case known:
+		case index != 0:
 			return dlock.ErrLost
 		}
 	}
 }
 
-// check returns why a call cannot work.
 func (b *Backend) check(ttl time.Duration) error {
 	if ttl <= 0 || b.sessionTTL(ttl) > maxSession {
 		return fmt.Errorf("%w: consullock: TTL %v; it must be positive, and a session that is longer by a quarter at most %v",
@@ -444,28 +391,29 @@ func (b *Backend) check(ttl time.Duration) error {
 
 // Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. Leases stay until their sessions end.
 func (b *Backend) Close() error {
-	b.mu.Lock()
-	b.close()
-	for _, l := range b.leases {
-		if l.timer != nil {
+	b.locked(func() {
+		b.close(dlock.ErrClosed)
+		for _, l := range b.leases {
 			l.timer.Stop()
 		}
-	}
-	b.mu.Unlock()
+	})
 	b.busy.Wait()
 	return nil
 }
 
-// name is key's name in the KV store.
+func (b *Backend) locked(f func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f()
+}
+
 func (b *Backend) name(key string) string { return b.o.Prefix + clean(key) }
 
-// sealOf is the name of s's seal. It is no key's: clean writes nothing but two hexadecimal digits, or the segment's end,
-// after an equals sign.
+// sealOf is the name of s's seal, which no key has: after an equals sign clean writes two hexadecimal digits, or nothing.
 func (b *Backend) sealOf(s *session) string { return b.o.Prefix + "=session/" + s.id }
 
-// clean escapes what wouldn't arrive in a URL's path as it left, or isn't allowed in a name: Consul 1.21.5 and the releases of
-// that time refuse all that isn't of ^[a-zA-Z0-9,_./\-?&=]+$, and two dots in a row. An empty segment becomes one that is no
-// other's. Different keys have different names.
+// clean escapes what would be changed in a URL's path, or what Consul 1.21.5 refuses: all that isn't of
+// ^[a-zA-Z0-9,_./\-?&=]+$, and two dots in a row. Different keys have different names.
 func clean(key string) string {
 	var name strings.Builder
 	name.Grow(len(key))
@@ -489,39 +437,28 @@ func clean(key string) string {
 	return name.String()
 }
 
-// queue is where the calls of Acquire wait that want one key.
+// queue is the calls of Acquire that wait for a key. One of them polls Consul.
 type queue struct {
-	n    int           // how many there are; Backend.mu guards it
-	turn chan struct{} // whoever has put something in is the one that asks Consul
-
-	failing time.Time // since when that fails; zero if it doesn't. The one that asks may read and write it
+	n      int           // of calls; guarded by Backend.mu
+	poller chan struct{} // full while one polls
+	// failing is since when polling fails, zero if it doesn't. The next poller goes on from there: otherwise each would bear
+	// the failure for its own TTL, one after the other.
+	failing time.Time
 }
 
-// failed notes that asking has failed, and returns for how long it has. The next in turn goes on from there: otherwise each
-// would bear it for a TTL of its own, one after the other.
-func (q *queue) failed() time.Duration {
-	if q.failing.IsZero() {
-		q.failing = time.Now()
-	}
-	return time.Since(q.failing)
-}
-
-func (b *Backend) join(key string) *queue {
+func (b *Backend) join(key string) (q *queue, leave func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	q := b.waiting[key]
-	if q == nil {
-		q = &queue{turn: make(chan struct{}, 1)}
+	if q = b.waiting[key]; q == nil {
+		q = &queue{poller: make(chan struct{}, 1)}
 		b.waiting[key] = q
 	}
 	q.n++
-	return q
-}
-
-func (b *Backend) leave(key string, q *queue) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if q.n--; q.n == 0 {
-		delete(b.waiting, key)
+	return q, func() {
+		b.locked(func() {
+			if q.n--; q.n == 0 {
+				delete(b.waiting, key)
+			}
+		})
 	}
 }

@@ -9,12 +9,14 @@ import (
 	"sync"
 
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
 // link is what a client's requests go over. It disturbs transactions: a session is made and renewed, and an entry read,
 // on the way to one, and a transaction whose reply is lost has always been carried out.
 type link struct {
-	base *http.Transport
+	base http.RoundTripper
+	url  string
 
 	mu    sync.Mutex
 	fault fault
@@ -39,22 +41,14 @@ const (
 
 var errLink = errors.New("broken link")
 
-func newLink() *link {
+func newLink(base http.RoundTripper, url string) *link {
 	return &link{
-		base: &http.Transport{}, held: make(chan struct{}), cut: make(chan struct{}), count: make(map[string]int),
+		base: base, url: url, held: make(chan struct{}), cut: make(chan struct{}), count: make(map[string]int),
 	}
 }
 
 func (l *link) faults() dlocktest.Link {
-	inject := func(f fault) func() (heal func()) {
-		return func() func() { return l.inject(f) }
-	}
-	return dlocktest.Link{
-		LoseRequests: inject(loseRequests),
-		LoseReplies:  inject(loseReplies),
-		HoldReplies:  inject(holdReplies),
-		Cut:          inject(cut),
-	}
+	return locktest.Link(l.inject, loseRequests, loseReplies, holdReplies, cut)
 }
 
 func (l *link) inject(f fault) (heal func()) {
@@ -82,6 +76,26 @@ func (l *link) set(f func(*http.Request) (*http.Response, error)) {
 	defer l.mu.Unlock()
 	l.meddle = f
 }
+
+// on has f see each request of a kind before it leaves.
+func (l *link) on(k string, f func(*http.Request) (*http.Response, error)) {
+	l.set(func(req *http.Request) (*http.Response, error) {
+		if kind(req) != k {
+			return pass(req)
+		}
+		return f(req)
+	})
+}
+
+// once has f see the next request of a kind before it leaves.
+func (l *link) once(k string, f func(*http.Request) (*http.Response, error)) {
+	l.on(k, func(req *http.Request) (*http.Response, error) {
+		l.set(nil)
+		return f(req)
+	})
+}
+
+func pass(*http.Request) (*http.Response, error) { return nil, nil } //nolint:nilnil // it goes on its way
 
 // counts returns how many requests of each kind there have been since the last call.
 func (l *link) counts() map[string]int {

@@ -6,113 +6,84 @@ import (
 	"time"
 
 	"github.com/hashicorp/consul/api"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// session is a session of Consul's, once it has been made.
+// session is a session of Consul's, or is about to be. Backend.mu guards the first part, and busy the second.
 type session struct {
-	ttl  time.Duration
-	gone chan struct{} // closed when it is known to have ended; Backend.mu guards that
+	ttl    time.Duration
+	over   context.Context // ends when it is known to have ended, or is destroyed
+	finish context.CancelFunc
+	sealed bool // no request is granted on it any more, not even one that is under way
+	leases int  // that are held, or may be
 
-	sealed bool // it gives no grants any more, not even to a request that is under way; Backend.mu guards that
-	leases int  // that are held, or may be; Backend.mu guards it
-
-	busy  chan struct{} // whoever has put something in may read and write the rest
-	id    string        // "" before it has been made; doesn't change
-	until time.Time     // it lasts until then at least
+	busy  wait.Turn // of the call that creates or renews it
+	id    string    // "" before it has been created; then it doesn't change
+	since time.Time // when the last request left that is known to have restarted it
 }
 
 // errGone says that a session has ended.
 var errGone = errors.New("consullock: the session has ended")
 
-// ended reports whether s is known to have ended.
-func (s *session) ended() bool {
-	select {
-	case <-s.gone:
-		return true
-	default:
-		return false
-	}
-}
-
-// patience is how long a request may take at first that makes or renews s, for meanwhile none of its leases can be renewed.
-func (s *session) patience() time.Duration { return min(max(s.ttl/8, time.Second), grace) }
-
-// sessionTTL is the TTL of the session for leases of ttl. The quarter is what saves most renewals.
+// sessionTTL is the TTL of the session for leases of ttl. The quarter saves most renewals.
 func (b *Backend) sessionTTL(ttl time.Duration) time.Duration {
-	s := ttl + ttl/4 + time.Millisecond - 1
-	if s < ttl { // overflow
-		return 1<<63 - 1
-	}
-	return max(s.Truncate(time.Millisecond), b.o.MinSessionTTL)
+	ttl = min(ttl, maxSession)
+	return max((ttl + ttl/4 + time.Millisecond - 1).Truncate(time.Millisecond), b.o.MinSessionTTL)
 }
 
-// cover returns a session that lasts until start + ttl at least. start is now, or when it was renewed for that.
+// cover returns a session that lasts until start + ttl at least.
 func (b *Backend) cover(ctx context.Context, ttl time.Duration) (s *session, start time.Time, err error) {
-	for {
-		s := b.session(b.sessionTTL(ttl))
-		start, err := b.extend(ctx, s, ttl)
-		if !errors.Is(err, errGone) {
+	for size := b.sessionTTL(ttl); ; {
+		b.locked(func() {
+			if s = b.sessions[size]; s == nil {
+				s = &session{ttl: size, busy: wait.NewTurn(patience(size))}
+				s.over, s.finish = context.WithCancel(context.Background())
+				b.sessions[size] = s
+			}
+		})
+		if start, err = b.extend(ctx, s, ttl); !errors.Is(err, errGone) {
 			return s, start, err
 		}
 	}
 }
 
-// session returns the session for new grants.
-func (b *Backend) session(ttl time.Duration) *session {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	s := b.sessions[ttl]
-	if s == nil {
-		s = &session{ttl: ttl, gone: make(chan struct{}), busy: make(chan struct{}, 1)}
-		b.sessions[ttl] = s
-	}
-	return s
-}
+// patience is how long a session's renewal may take at first.
+func patience(ttl time.Duration) time.Duration { return min(max(ttl/8, time.Second), grace) }
 
-// extend makes or renews s, unless it lasts until start + ttl already. It returns errGone if s has ended. A request that
-// takes too long gives others their turn, and is repeated, with more time for a Consul that is slow.
+// extend creates or renews s, unless it lasts until start + ttl already. It returns errGone if s has ended. A request that
+// takes too long doesn't keep the session's other leases from being renewed.
 func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (start time.Time, err error) {
-	for patience := s.patience(); ; patience = min(2*patience, s.ttl) {
-		start, err = b.extendOnce(ctx, s, ttl, patience)
-		if !errors.Is(err, errLate) || ctx.Err() != nil || b.open.Err() != nil {
-			return start, err
+	err = s.busy.Do(ctx, patience(s.ttl), s.ttl, func(ctx context.Context) (err error) {
+		start = time.Now() // before the request leaves: the server cannot count from earlier
+		switch {
+		case s.over.Err() != nil:
+			return errGone
+		case b.open.Err() != nil:
+			return dlock.ErrClosed
+		case s.id == "":
+			err = b.create(ctx, s)
+		case wait.Since(s.since, start)+ttl > s.ttl:
+			err = b.renew(ctx, s)
+		default:
+			return nil
 		}
-	}
-}
-
-func (b *Backend) extendOnce(ctx context.Context, s *session, ttl, patience time.Duration) (start time.Time, err error) {
-	select {
-	case s.busy <- struct{}{}:
-		defer func() { <-s.busy }()
-	case <-ctx.Done():
-		return start, failed(ctx, context.Cause(ctx))
-	}
-	if s.ended() {
-		return start, errGone
-	}
-	start = time.Now() // before the request leaves: the server cannot count from earlier
-	end := start.Add(ttl)
-	// By both clocks: the monotonic one stops while the machine is suspended, the other may be set back.
-	if s.id != "" && !end.After(s.until) && !end.Round(0).After(s.until.Round(0)) {
-		return start, nil
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errLate)
-	defer cancel()
-	if s.id == "" {
-		err = b.create(ctx, s)
-	} else {
-		err = b.renew(ctx, s)
-	}
-	if err == nil {
-		s.until = start.Add(s.ttl)
+		if err == nil {
+			s.since = start
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, errGone) {
+		err = failed(ctx, err)
 	}
 	return start, err
 }
 
-// create makes s. If the answer is lost, a session remains that holds nothing, and ends.
+// create creates s. If the reply is lost, an unused session remains, and expires.
 func (b *Backend) create(ctx context.Context, s *session) error {
 	var made struct{ ID string }
-	// Not through api.Session: it takes a LockDelay of 0 for none given, and the server then for 15 s.
+	// Not through api.Session, which omits a LockDelay of 0; the server's default is 15 s.
 	_, err := b.c.Raw().Write("/v1/session/create", map[string]any{
 		"Name":       "fencelab/consullock",
 		"TTL":        s.ttl.String(),
@@ -122,42 +93,31 @@ func (b *Backend) create(ctx context.Context, s *session) error {
 	}, &made, new(api.WriteOptions).WithContext(ctx))
 	switch {
 	case err != nil:
-		return failed(ctx, err)
+		return err
 	case made.ID == "":
-		return errors.New("consullock: a session was made without an ID")
+		return errors.New("a session was created without an ID")
 	}
 	s.id = made.ID
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.open.Err() == nil {
-		b.busy.Go(func() { b.watch(s, made.ID) }) //nolint:contextcheck // it goes on after ctx
-	}
+	b.locked(func() { //nolint:contextcheck // the watch outlives ctx
+		if b.open.Err() == nil {
+			b.busy.Go(func() { b.watch(s, made.ID) })
+		}
+	})
 	return nil
 }
 
 func (b *Backend) renew(ctx context.Context, s *session) error {
 	e, _, err := b.c.Session().Renew(s.id, new(api.WriteOptions).WithContext(ctx))
-	switch {
-	case err != nil:
-		return failed(ctx, err)
-	case e == nil:
-		b.end(s) //nolint:contextcheck // what it starts goes on after ctx
+	if err == nil && e == nil {
+		b.end(s) //nolint:contextcheck // it outlives ctx
 		return errGone
 	}
-	return nil
+	return err
 }
 
-// watch waits for the end of s.
 func (b *Backend) watch(s *session, id string) {
-	ctx, cancel := context.WithCancel(b.open)
+	ctx, cancel := wait.Both(b.open, s.over)
 	defer cancel()
-	b.busy.Go(func() { // somebody else may find out
-		select {
-		case <-s.gone:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
 	for index := uint64(0); ctx.Err() == nil; {
 		q, done := query(ctx, index, longPoll)
 		e, meta, err := b.c.Session().Info(id, q)
@@ -165,7 +125,7 @@ func (b *Backend) watch(s *session, id string) {
 		switch {
 		case err != nil:
 			index = 0
-			b.pause(ctx, time.Second)
+			wait.For(ctx, time.Second)
 		case e == nil:
 			b.end(s)
 		default:
@@ -174,33 +134,22 @@ func (b *Backend) watch(s *session, id string) {
 	}
 }
 
-// pause returns after d, or when ctx ends.
-func (b *Backend) pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
-
 // retire has no new grants given on s.
 func (b *Backend) retire(s *session) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.sessions[s.ttl] == s {
-		delete(b.sessions, s.ttl)
-	}
-	b.discard(s)
+	b.locked(func() {
+		if b.sessions[s.ttl] == s {
+			delete(b.sessions, s.ttl)
+		}
+		b.discard(s)
+	})
 }
 
-// discard destroys s if it is of no use any more. It is sealed by then, so that no grant is under way; if the request fails,
-// it ends by itself. b.mu is held.
+// discard destroys s if it is retired and has no leases. If the request fails, it expires. b.mu is held.
 func (b *Backend) discard(s *session) {
-	if b.sessions[s.ttl] == s || s.leases > 0 || s.ended() || b.open.Err() != nil {
+	if b.sessions[s.ttl] == s || s.leases > 0 || s.over.Err() != nil || b.open.Err() != nil {
 		return
 	}
-	close(s.gone)
+	s.finish()
 	b.busy.Go(func() {
 		ctx, cancel := context.WithTimeout(b.open, expireTry)
 		defer cancel()
@@ -208,46 +157,117 @@ func (b *Backend) discard(s *session) {
 	})
 }
 
-// seal has the request for l, unless it has been answered, take effect now or never. It returns nil also if the session
-// has ended.
-func (b *Backend) seal(ctx context.Context, l *lease) error {
-	b.mu.Lock()
-	done := l.index != 0 || l.s.sealed
-	b.mu.Unlock()
-	if done {
-		return nil
-	}
-	b.retire(l.s) //nolint:contextcheck // what it starts goes on after ctx
-	_, no, err := b.txn(ctx, &api.KVTxnOp{Verb: api.KVLock, Key: b.sealOf(l.s), Session: l.s.id})
-	switch {
-	case err != nil:
-		return err
-	case no.is(noSession):
-		b.end(l.s) //nolint:contextcheck // what it starts goes on after ctx
-		return nil
-	case no != nil:
-		return no
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l.s.sealed = true
-	return nil
-}
-
-// end takes note that s has ended, and with it all its leases.
+// end notes that s has ended, and all its leases.
 func (b *Backend) end(s *session) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.sessions[s.ttl] == s {
 		delete(b.sessions, s.ttl)
 	}
-	if s.ended() {
+	if s.over.Err() != nil {
 		return
 	}
-	close(s.gone)
+	s.finish()
 	for _, l := range b.leases {
 		if l.s == s {
 			b.forget(l)
 		}
 	}
+}
+
+type id struct{ key, owner string }
+
+// lease is a key that this Backend holds, or may hold: its request was sent, and has not been refused. Backend.mu guards what
+// changes.
+type lease struct {
+	id
+	b       *Backend
+	s       *session
+	flags   uint64    // of the entry; no other request of s has them
+	index   uint64    // of the write that took the key; 0 while there is no reply
+	expires time.Time // when the timer fires
+	timer   *time.Timer
+	ending  bool // it has expired, and the entry is being deleted
+	over    bool // it isn't held, and never will be; s doesn't count it
+}
+
+// wrote reports whether the request for l, which may be nil, wrote e.
+func (l *lease) wrote(e *api.KVPair) bool {
+	return l != nil && e != nil && e.Session == l.s.id && e.Flags == l.flags && string(e.Value) == l.owner
+}
+
+// begin notes that a request for key is about to be sent. Whatever becomes of it, it will be undone when it expires.
+func (b *Backend) begin(key, owner string, s *session, expires time.Time) *lease {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked++
+	l := &lease{id: id{key, owner}, b: b, s: s, flags: b.asked}
+	l.timer = time.AfterFunc(1<<63-1, func() { b.expire(l) })
+	s.leases++
+	b.leases[l.id] = l
+	b.expireAt(l, expires)
+	return l
+}
+
+// expireAt sets l's timer. b.mu is held.
+func (b *Backend) expireAt(l *lease, at time.Time) {
+	l.expires = at
+	l.timer.Stop()
+	if b.open.Err() == nil {
+		l.timer.Reset(time.Until(at))
+	}
+}
+
+// keep has l expire at that time, unless it expires later anyway. It reports false if l has expired.
+func (b *Backend) keep(l *lease, at time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if l.ending || l.over {
+		return false
+	}
+	if at.After(l.expires) {
+		b.expireAt(l, at)
+	}
+	return true
+}
+
+func (b *Backend) drop(l *lease) { b.locked(func() { b.forget(l) }) }
+
+// forget is drop. b.mu is held.
+func (b *Backend) forget(l *lease) {
+	l.timer.Stop()
+	if b.leases[l.id] == l {
+		delete(b.leases, l.id)
+	}
+	if !l.over {
+		l.over = true
+		l.s.leases--
+		b.discard(l.s)
+	}
+}
+
+const (
+	expireTry      = 5 * time.Second // one try's timeout
+	expirePause    = 50 * time.Millisecond
+	expireMaxPause = time.Second
+)
+
+// expire deletes l's entry, long before its session would. It retries until that is done, or the session has ended.
+func (b *Backend) expire(l *lease) {
+	b.mu.Lock()
+	if l.ending || l.over || b.open.Err() != nil || time.Now().Before(l.expires) { // renewed at this moment
+		b.mu.Unlock()
+		return
+	}
+	l.ending = true
+	b.busy.Add(1)
+	b.mu.Unlock()
+	defer b.busy.Done()
+	wait.Retry(b.open, expirePause, expireMaxPause, func() bool {
+		ctx, cancel := context.WithTimeout(b.open, expireTry)
+		defer cancel()
+		err := b.remove(ctx, l.id, l, 0)
+		return err == nil || errors.Is(err, dlock.ErrLost) || l.s.over.Err() != nil
+	})
+	b.drop(l)
 }

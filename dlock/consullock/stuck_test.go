@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,64 +15,52 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
 // lease is the TTL of these tests' leases; their sessions' is longer by a quarter.
 const lease = 10 * time.Second
 
-// A session's renewal that hangs doesn't keep the session's other leases from being renewed in time.
+// A session's renewal that hangs doesn't block the renewal of its other leases.
 func TestStuckRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, s := inBubble(t)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		g, other := take(t, b, request(lease)), take(t, b, request(lease))
+		g, other := take(t, b, locktest.Request(lease)), take(t, b, locktest.Request(lease))
 		time.Sleep(lease / 3)
-		s.set(func(req *http.Request) (*http.Response, error) {
-			if kind(req) != "session/renew" {
-				return nil, nil //nolint:nilnil // pass
-			}
-			s.set(nil)
-			return hangs(req)
-		})
+		s.once("session/renew", hangs)
 		renewed := make(chan error, 1)
-		go func() { renewed <- b.Renew(ctx, g) }()
+		go func() { renewed <- b.Renew(t.Context(), g) }()
 		synctest.Wait()
 		began := time.Now()
-		require.NoError(t, b.Renew(ctx, other))
+		require.NoError(t, b.Renew(t.Context(), other))
 		require.Less(t, time.Since(began), lease/4)
 		require.NoError(t, <-renewed)
 	})
 }
 
-// So it is with one that hangs when the session is made.
+// A request to create a session that hangs is repeated.
 func TestStuckSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, s := inBubble(t)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		s.set(func(req *http.Request) (*http.Response, error) {
-			s.set(nil)
-			return hangs(req)
-		})
+		s.once("session/create", hangs)
 		began := time.Now()
-		_, err := b.TryAcquire(ctx, request(lease))
+		_, err := b.TryAcquire(t.Context(), locktest.Request(lease))
 		require.NoError(t, err)
 		require.Less(t, time.Since(began), lease/4)
 	})
 }
 
-// What another lease of the same Backend holds is refused with no more questions.
+// What another lease of the same Backend holds is refused without a read.
 func TestHeldBeside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, s := inBubble(t)
-		g := take(t, b, request(lease))
+		g := take(t, b, locktest.Request(lease))
 		var asked []string
 		s.set(func(req *http.Request) (*http.Response, error) {
 			if k := kind(req); k == "kv" || k == "txn" {
 				asked = append(asked, k)
 			}
-			return nil, nil //nolint:nilnil // pass
+			return pass(req)
 		})
 		_, err := b.TryAcquire(t.Context(), dlock.Request{Key: g.Key, Owner: "another", TTL: lease})
 		require.ErrorIs(t, err, dlock.ErrHeld)
@@ -78,31 +68,28 @@ func TestHeldBeside(t *testing.T) {
 	})
 }
 
-// A Consul that is slow, and answers each request for a session after the time that the first try has, is waited for.
+// A Consul that is slower than the first timeout is waited for.
 func TestSlowConsul(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, s := inBubble(t)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
 		s.set(func(req *http.Request) (*http.Response, error) {
 			if !strings.HasPrefix(kind(req), "session/") {
-				return nil, nil //nolint:nilnil // pass
+				return pass(req)
 			}
 			select {
 			case <-time.After(2 * time.Second):
-				return nil, nil //nolint:nilnil // pass
 			case <-req.Context().Done():
-				return nil, req.Context().Err()
 			}
+			return nil, req.Context().Err()
 		})
-		g, err := b.TryAcquire(ctx, request(lease))
+		g, err := b.TryAcquire(t.Context(), locktest.Request(lease))
 		require.NoError(t, err)
 		time.Sleep(lease / 3)
-		require.NoError(t, b.Renew(ctx, g))
+		require.NoError(t, b.Renew(t.Context(), g))
 	})
 }
 
-// A waiter whose request hangs repeats it, whether it was carried out or not, so that those behind it get their turn.
+// A waiter retries a request that hangs, whether it was applied or not, and the waiters behind get their turn.
 func TestStuckWaiter(t *testing.T) {
 	for name, stuck := range map[string]struct {
 		kind       string
@@ -116,14 +103,10 @@ func TestStuckWaiter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b, s := inBubble(t)
-				r := request(time.Hour)
+				r := locktest.Request(time.Hour)
 				free := s.hold(r.Key)
 				sticks := func() {
-					s.set(func(req *http.Request) (*http.Response, error) {
-						if kind(req) != stuck.kind {
-							return nil, nil //nolint:nilnil // pass
-						}
-						s.set(nil)
+					s.once(stuck.kind, func(req *http.Request) (*http.Response, error) {
 						if stuck.carriedOut {
 							_, err := s.serve(req)
 							require.NoError(t, err)
@@ -134,9 +117,9 @@ func TestStuckWaiter(t *testing.T) {
 				if stuck.at > 0 {
 					sticks()
 				}
-				first := acquiring(t, b, r)
+				first := locktest.Acquire(t.Context(), b, r)
 				synctest.Wait()
-				second := acquiring(t, b, next(r, time.Hour))
+				second := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 				time.Sleep(stuck.at)
 				synctest.Wait()
 				if stuck.at == 0 {
@@ -145,23 +128,23 @@ func TestStuckWaiter(t *testing.T) {
 				began := time.Now()
 				free()
 				w := <-first
-				require.NoError(t, w.err)
-				require.Less(t, w.at.Sub(began), lease)
-				require.NoError(t, b.Release(t.Context(), w.g))
+				require.NoError(t, w.Err)
+				require.Less(t, w.At.Sub(began), lease)
+				require.NoError(t, b.Release(t.Context(), w.G))
 				w = <-second
-				require.NoError(t, w.err)
-				require.NoError(t, b.Release(t.Context(), w.g))
+				require.NoError(t, w.Err)
+				require.NoError(t, b.Release(t.Context(), w.G))
 			})
 		})
 	}
 }
 
-// failing answers reads of entries with a status, or not at all if that is 0.
+// failing answers reads of entries with a status; with none if that is 0.
 func failing(status int) func(*http.Request) (*http.Response, error) {
 	return func(req *http.Request) (*http.Response, error) {
 		switch {
 		case kind(req) != "kv":
-			return nil, nil //nolint:nilnil // pass
+			return pass(req)
 		case status == 0:
 			return nil, errLink
 		}
@@ -169,15 +152,15 @@ func failing(status int) func(*http.Request) (*http.Response, error) {
 	}
 }
 
-// A waiter bears with a Consul that fails for less than its TTL, and more than once.
+// A waiter retries while Consul fails for less than its TTL, more than once.
 func TestWaiterBearsFailures(t *testing.T) {
 	for _, status := range []int{0, http.StatusInternalServerError, http.StatusTooManyRequests} {
 		t.Run(fmt.Sprintf("status %d", status), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b, s := inBubble(t)
-				r := request(lease)
+				r := locktest.Request(lease)
 				free := s.hold(r.Key)
-				won := acquiring(t, b, r)
+				won := locktest.Acquire(t.Context(), b, r)
 				for range 2 {
 					synctest.Wait()
 					s.set(failing(status)) //nolint:bodyclose // it is a string
@@ -188,102 +171,89 @@ func TestWaiterBearsFailures(t *testing.T) {
 					time.Sleep(time.Second)
 				}
 				free()
-				require.NoError(t, (<-won).err)
+				require.NoError(t, (<-won).Err)
 			})
 		})
 	}
 }
 
-// After its TTL it gives up, and so do those behind it.
+// After its TTL it gives up, and so do the others.
 func TestWaitersGiveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, s := inBubble(t)
-		r := request(lease)
+		r := locktest.Request(lease)
 		s.hold(r.Key)
 		s.set(failing(0)) //nolint:bodyclose // it is a string
 		began := time.Now()
-		first, second := acquiring(t, b, r), acquiring(t, b, next(r, lease))
-		for _, won := range []<-chan granted{first, second} {
+		first, second := locktest.Acquire(t.Context(), b, r), locktest.Acquire(t.Context(), b, locktest.Next(r.Key, lease))
+		for _, won := range []<-chan locktest.Outcome{first, second} {
 			w := <-won
-			require.ErrorIs(t, w.err, errLink)
-			require.Greater(t, w.at.Sub(began), lease)
-			require.Less(t, w.at.Sub(began), lease+time.Second)
+			require.ErrorIs(t, w.Err, errLink)
+			require.Greater(t, w.At.Sub(began), lease)
+			require.Less(t, w.At.Sub(began), lease+time.Second)
 		}
 	})
 }
 
-// What Consul refuses it would refuse again.
+// It does not retry what Consul refuses.
 func TestWaiterIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, s := inBubble(t)
-		r := request(lease)
+		r := locktest.Request(lease)
 		s.hold(r.Key)
 		s.set(failing(http.StatusForbidden)) //nolint:bodyclose // it is a string
 		began := time.Now()
-		w := <-acquiring(t, b, r)
-		require.ErrorContains(t, w.err, "403")
-		require.Zero(t, w.at.Sub(began))
+		w := <-locktest.Acquire(t.Context(), b, r)
+		require.ErrorContains(t, w.Err, "403")
+		require.Zero(t, w.At.Sub(began))
 	})
 }
 
-// loses has s carry out the next transaction and lose the answer.
+// loses has the next transaction applied, and its reply lost.
 func (s *consul) loses() {
-	s.set(func(req *http.Request) (*http.Response, error) {
-		if kind(req) != "txn" {
-			return nil, nil //nolint:nilnil // pass
-		}
-		s.set(nil)
+	s.once("txn", func(req *http.Request) (*http.Response, error) {
 		_, err := s.serve(req)
 		return nil, errors.Join(errLink, err)
 	})
 }
 
-// A session that gives no grants any more is destroyed when the last of them is over, and nothing waits for its end.
+// A retired session is destroyed after its last grant.
 func TestRetiredSession(t *testing.T) {
-	for name, undo := range map[string]func(t *testing.T, b dlock.Backend, r dlock.Request){
-		"undone": func(t *testing.T, b dlock.Backend, r dlock.Request) {
+	synctest.Test(t, func(t *testing.T) {
+		b, s := inBubble(t)
+		has := func(n int, when string) {
 			t.Helper()
-			require.NoError(t, b.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}))
-		},
-		"run out": func(*testing.T, dlock.Backend, dlock.Request) { time.Sleep(lease * 2 / 3) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, s := inBubble(t)
-				has := func(n int, when string) {
-					t.Helper()
-					synctest.Wait()
-					sessions, watches := s.state()
-					require.Equal(t, n, sessions, "sessions %s", when)
-					require.Equal(t, n, watches, "watches %s", when)
-				}
-				require.NoError(t, b.Release(t.Context(), take(t, b, request(lease))))
-				has(1, "that may give more grants")
-				other := take(t, b, request(lease))
-				s.loses()
-				r := request(lease)
-				_, err := b.TryAcquire(t.Context(), r)
-				require.ErrorIs(t, err, errLink)
-				time.Sleep(lease / 2)
-				require.NoError(t, b.Renew(t.Context(), other))
-				undo(t, b, r)
-				has(1, "that has a grant")
-				require.NoError(t, b.Renew(t.Context(), other))
-				require.NoError(t, b.Release(t.Context(), other))
-				has(0, "that has none")
-				require.Empty(t, s.entries, "the seal")
-				take(t, b, r)
-				has(1, "anew")
-			})
-		})
-	}
+			synctest.Wait()
+			sessions, watches := s.state()
+			require.Equal(t, n, sessions, "sessions %s", when)
+			require.Equal(t, n, watches, "watches %s", when)
+		}
+		require.NoError(t, b.Release(t.Context(), take(t, b, locktest.Request(lease))))
+		has(1, "that may give more grants")
+		other := take(t, b, locktest.Request(lease))
+		s.loses()
+		r := locktest.Request(lease)
+		_, err := b.TryAcquire(t.Context(), r)
+		require.ErrorIs(t, err, errLink)
+		time.Sleep(lease / 2)
+		require.NoError(t, b.Renew(t.Context(), other))
+		has(1, "that has a grant")
+		require.Nil(t, s.entries["lock/"+r.Key], "undone")
+		time.Sleep(lease * 2 / 3)
+		require.NoError(t, b.Renew(t.Context(), other))
+		require.NoError(t, b.Release(t.Context(), other))
+		has(0, "that has none")
+		require.Empty(t, s.entries, "the seal")
+		take(t, b, r)
+		has(1, "anew")
+	})
 }
 
-// The entry of a lease that has run out, and is about to be deleted, isn't taken for a new grant of the same owner.
+// The entry of an expired lease that is being deleted isn't taken for a new grant of the same owner.
 func TestEntryOfALeaseThatRanOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, s := inBubble(t)
-		r := request(lease)
+		r := locktest.Request(lease)
 		g := take(t, b, r)
 		arrive := make(chan struct{})
 		s.set(func(req *http.Request) (*http.Response, error) {
@@ -293,7 +263,7 @@ func TestEntryOfALeaseThatRanOut(t *testing.T) {
 				case <-req.Context().Done():
 				}
 			}
-			return nil, nil //nolint:nilnil // pass
+			return pass(req)
 		})
 		time.Sleep(lease)
 		synctest.Wait()
@@ -302,5 +272,53 @@ func TestEntryOfALeaseThatRanOut(t *testing.T) {
 		close(arrive)
 		synctest.Wait()
 		require.Greater(t, take(t, b, r).Fence, g.Fence)
+	})
+}
+
+// A request is undone although others take and release its key all the time.
+func TestUndoOfABusyKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, s := inBubble(t)
+		r := locktest.Request(lease)
+		var reads atomic.Int32
+		s.once("txn", func(*http.Request) (*http.Response, error) {
+			s.on("kv", func(req *http.Request) (*http.Response, error) {
+				if reads.Add(1) > 20 {
+					return nil, errors.New("reads again and again")
+				}
+				defer s.hold(r.Key)
+				return s.serve(req)
+			})
+			return nil, errLink
+		})
+		_, err := b.TryAcquire(t.Context(), r)
+		require.ErrorIs(t, err, errLink)
+		require.ErrorIs(t, b.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}), dlock.ErrLost)
+		synctest.Wait()
+		require.LessOrEqual(t, reads.Load(), int32(6), "by Release and in the background")
+	})
+}
+
+// So is one that arrives while it is being undone.
+func TestUndoOverlapsTheRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, s := inBubble(t)
+		take(t, b, locktest.Request(lease)) // keeps the session alive
+		r := locktest.Request(lease)
+		s.once("txn", func(late *http.Request) (*http.Response, error) {
+			late = late.Clone(context.WithoutCancel(late.Context()))
+			late.Body = io.NopCloser(strings.NewReader(said(t, late)))
+			s.once("kv", func(req *http.Request) (*http.Response, error) {
+				resp, err := s.serve(req)
+				applied, failure := s.serve(late)
+				require.Equal(t, http.StatusOK, applied.StatusCode)
+				return resp, errors.Join(err, failure, applied.Body.Close())
+			})
+			return nil, errLink
+		})
+		_, err := b.TryAcquire(t.Context(), r)
+		require.ErrorIs(t, err, errLink)
+		synctest.Wait()
+		require.Nil(t, s.entries["lock/"+r.Key])
 	})
 }

@@ -146,7 +146,7 @@ var broken = []struct {
 		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 			g, err := b.Backend.TryAcquire(ctx, r)
 			if errors.Is(err, dlock.ErrHeld) {
-				g, err = b.Backend.Acquire(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: r.TTL / 20})
+				g, err = b.Backend.Acquire(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: r.TTL / 20, OnHeld: r.OnHeld})
 				g.Provisional = r.TTL / 2
 			}
 			return g, err
@@ -286,7 +286,7 @@ var broken = []struct {
 			if !errors.Is(err, dlock.ErrHeld) {
 				return g, err
 			}
-			turn := dlock.Request{Key: r.Key, Owner: r.Owner, TTL: min(r.TTL, time.Second)}
+			turn := dlock.Request{Key: r.Key, Owner: r.Owner, TTL: min(r.TTL, time.Second), OnHeld: r.OnHeld}
 			g, err = b.leaves(ctx, turn, func() bool { return false })
 			if err == nil && turn.TTL < r.TTL {
 				g.Start = time.Now()
@@ -302,6 +302,7 @@ var broken = []struct {
 				if !errors.Is(err, dlock.ErrHeld) {
 					return g, err
 				}
+				r.NoteHeld()
 				select {
 				case <-ctx.Done():
 					return g, context.Cause(ctx)
@@ -310,6 +311,12 @@ var broken = []struct {
 			}
 		}
 	}, []string{"WaiterIsTold"}, nil},
+	{"doesn't say that the key is held", func(b *breaker) {
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+			r.OnHeld = nil
+			return b.Backend.Acquire(ctx, r)
+		}
+	}, []string{"WaiterCancelled"}, nil},
 	{"release frees what its client holds", func(b *breaker) {
 		mine := map[string]string{}
 		b.granted = func(g *dlock.Grant) {
@@ -438,7 +445,7 @@ func (b *breaker) rebase(key string, by uint64) {
 func (b *breaker) ask(
 	ctx context.Context, r dlock.Request, f func(context.Context, dlock.Request) (dlock.Grant, error),
 ) (dlock.Grant, error) {
-	below := dlock.Request{Key: b.key(r), Owner: r.Owner, TTL: b.ttl(r.TTL)}
+	below := dlock.Request{Key: b.key(r), Owner: r.Owner, TTL: b.ttl(r.TTL), OnHeld: r.OnHeld}
 	g, err := f(ctx, below)
 	if err == nil {
 		g.Key, g.TTL = r.Key, r.TTL

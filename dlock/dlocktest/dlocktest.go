@@ -37,6 +37,8 @@ type Harness struct {
 	// ShortTTL is a lease that a case waits for, once or twice. Default: 200 ms, or 1 s in virtual time. A client's
 	// timeouts should be several times as long.
 	ShortTTL time.Duration
+	// NoRepeats says that the client library never repeats a request by itself: rule 6 has nothing to check then.
+	NoRepeats bool
 }
 
 // Service is the lock service of one case.
@@ -97,12 +99,13 @@ type env struct {
 	Service
 	ctx     context.Context
 	virtual bool
+	repeats bool
 	short   time.Duration
 }
 
 func newEnv(t *testing.T, h Harness) *env {
 	t.Helper()
-	e := &env{T: t, virtual: h.Virtual, short: h.ShortTTL}
+	e := &env{T: t, virtual: h.Virtual, repeats: !h.NoRepeats, short: h.ShortTTL}
 	if e.short == 0 {
 		e.short = 200 * time.Millisecond
 		if e.virtual {
@@ -170,7 +173,8 @@ func (e *env) try(b dlock.Backend, r dlock.Request) dlock.Grant {
 	return g
 }
 
-// ask calls TryAcquire, again if the machine was too slow for the lease.
+// ask calls TryAcquire, again if the machine was too slow for the lease. What the earlier call has left may be in the way for
+// a time.
 func (e *env) ask(b dlock.Backend, r dlock.Request) (dlock.Grant, error) {
 	var said error
 	for {
@@ -179,10 +183,12 @@ func (e *env) ask(b dlock.Backend, r dlock.Request) (dlock.Grant, error) {
 		switch {
 		case err != nil && said != nil && e.ctx.Err() != nil:
 			return g, said // and not that the case's time is over
+		case said != nil && errors.Is(err, dlock.ErrHeld):
 		case err == nil, errors.Is(err, dlock.ErrInvalid), errors.Is(err, dlock.ErrHeld), !e.slow(began, time.Now(), r.TTL):
 			return g, err
+		default:
+			said = err
 		}
-		said = err
 		select {
 		case <-time.After(time.Millisecond):
 		case <-e.ctx.Done():

@@ -56,7 +56,7 @@ func (s *stalled) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	if r.TTL <= claim {
 		return s.Backend.Acquire(ctx, r)
 	}
-	g, err = s.Backend.Acquire(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: claim})
+	g, err = s.Backend.Acquire(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: claim, OnHeld: r.OnHeld})
 	if err != nil {
 		return g, err
 	}

@@ -17,192 +17,251 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// id is what a claim is known by.
 type id struct{ key, owner string }
 
-// claim is one owner's place in a queue, from its first request until its key is known to be gone.
+type state int
+
+const (
+	sent    state = iota // the put has left: the key may exist, now or later
+	queued               // the key exists and is not the first
+	held                 // the key is the first: it has the lock
+	leaving              // the key is being deleted
+	undoing              // the same, and its put may still arrive
+	gone                 // there is no key, and none will come
+)
+
+var next = map[state][]state{
+	sent:    {sent, queued, held, undoing, gone},
+	queued:  {queued, held, leaving, gone},
+	held:    {held, leaving, gone},
+	leaving: {gone},
+	undoing: {gone},
+}
+
+// claim is a key in a queue, from before its put leaves until the key is known to be gone.
 type claim struct {
 	b     *Backend
 	id    id
-	queue string
-	turn  chan struct{} // held by the attempt under way
+	s     *session
+	queue string        // prefix of its queue
+	name  string        // of its key; no other claim of this Backend has it
+	value string        // of its key, unique
+	told  chan struct{} // full if there is a notice
+	ended chan struct{} // closed when the key is gone
 
-	n     int    // belongs to b.mu, as name and value do
-	name  string // "" before there is a session
-	value string // of the key: no other key of its name ever has it
-
-	mu     sync.Mutex
-	s      *session
-	rev    int64         // create revision of the key, while it is known to have the lock; else 0
-	strays int           // puts without an answer, so far
-	timer  *time.Timer   // deletes the key, if it exists, when its time is up
-	until  time.Time     // when that is
-	period int           // counts the timer's starts
-	clear  chan struct{} // not nil once the time was up; closed when the key is gone
-	last   turn          // the last turn that it was told of
-	told   chan struct{} // that it was told something; buffered
-	line   []place       // who follows the key that has the lock, as far as it was told
+	mu      sync.Mutex
+	state   state
+	expires time.Time // when the timer deletes the key; zero: never
+	timer   *time.Timer
+	rev     int64      // create revision of the key, once it has had the lock
+	notice  notice     // the last one
+	waiters []position // behind the key that has the lock, as far as is known
 }
 
-// claim returns the claim of r's owner, a new one if there is none.
-func (b *Backend) claim(r dlock.Request) *claim {
+// claim returns a new claim of r's owner, under the first free name.
+func (b *Backend) claim(r dlock.Request, s *session) *claim {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c := b.claims[id{r.Key, r.Owner}]
-	if c == nil {
-		c = &claim{
-			b: b, id: id{r.Key, r.Owner}, queue: queueOf(b.prefix, r.Key),
-			turn: make(chan struct{}, 1), told: make(chan struct{}, 1),
-		}
-		b.enlist(c)
+	b.lives++
+	c := &claim{
+		b: b, id: id{r.Key, r.Owner}, s: s, queue: queueOf(b.prefix, r.Key),
+		value: fmt.Sprintf("%s %d", r.Owner, b.lives), told: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
+	prefix := fmt.Sprintf("%s%x-", c.queue, s.id)
+	for n := 0; c.name == "" || b.names[c.name] != nil; n++ {
+		c.name = prefix + strconv.Itoa(n)
+	}
+	b.names[c.name], b.claims[c.id] = c, c
 	return c
 }
 
-// enlist remembers c, unless it is remembered, and gives it the lowest number that is free in its queue. b.mu is held.
-func (b *Backend) enlist(c *claim) {
-	if b.claims[c.id] == c {
+// to changes the state, unless that is too late. The key is deleted at expires, if that isn't zero.
+func (c *claim) to(next state, expires time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.move(next, expires)
+}
+
+// move is to. c.mu is held.
+func (c *claim) move(to state, expires time.Time) bool {
+	if !slices.Contains(next[c.state], to) {
+		return false
+	}
+	c.state, c.expires = to, expires
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	if !expires.IsZero() {
+		c.timer = time.AfterFunc(time.Until(expires), c.expire)
+	}
+	return true
+}
+
+// expire deletes the key if its time is up, and retries until it is gone.
+func (c *claim) expire() {
+	c.mu.Lock()
+	due := !c.expires.IsZero() && !time.Now().Before(c.expires) // or it was renewed at this moment
+	to := leaving
+	if c.state == sent {
+		to = undoing
+	}
+	due = due && c.move(to, time.Time{})
+	c.mu.Unlock()
+	if !due || !c.b.begin() {
 		return
 	}
-	b.claims[c.id] = c
-	used := b.queues[c.queue]
-	if used == nil {
-		used = map[int]bool{}
-		b.queues[c.queue] = used
-	}
-	c.n = 0
-	for used[c.n] {
-		c.n++
-	}
-	used[c.n] = true
-	b.lives++
-	c.value = fmt.Sprintf("%s %d", c.id.owner, b.lives)
+	defer c.b.busy.Done()
+	wait.Retry(c.b.open, minPause, maxPause, func() bool {
+		ctx, cancel := context.WithTimeout(c.b.open, goodbye)
+		defer cancel()
+		_, err := c.b.remove(ctx, c, c.id.key, c.name, c.value, 0)
+		return err == nil
+	})
 }
 
-// call names c's key, which is to be put with s. b.mu is held.
-func (b *Backend) call(c *claim, s *session) {
-	if b.names[c.name] == c { // it may be another's by now
-		delete(b.names, c.name)
-	}
-	c.name = fmt.Sprintf("%s%x-%d", c.queue, s.id, c.n)
-	b.names[c.name] = c
-}
-
-// strike is the reverse of enlist. b.mu is held.
-func (b *Backend) strike(c *claim) {
-	if b.claims[c.id] != c {
+// end forgets the claim, which may be nil: its key is gone.
+func (c *claim) end() {
+	if c == nil || !c.to(gone, time.Time{}) {
 		return
 	}
-	delete(b.claims, c.id)
-	if b.names[c.name] == c {
-		delete(b.names, c.name)
-	}
-	if used := b.queues[c.queue]; len(used) > 1 {
-		delete(used, c.n)
-	} else {
-		delete(b.queues, c.queue)
+	defer close(c.ended)
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	delete(c.b.names, c.name)
+	if c.b.claims[c.id] == c {
+		delete(c.b.claims, c.id)
 	}
 }
 
-// take puts the key and, if wait, waits until it is first.
-func (c *claim) take(ctx context.Context, ttl time.Duration, wait bool) (dlock.Grant, error) {
-	rest := minPause
-	for try := 0; ; try++ {
-		if try > 1 { // one retry at once is enough for whatever happens once
-			pause(ctx, rest)
-			rest = min(2*rest, maxPause)
+// undone waits until the key is gone, and reports whether it is. It gives up where not even that is answered in time.
+func (c *claim) undone(ctx context.Context) bool {
+	after := time.NewTimer(3 * goodbye)
+	defer after.Stop()
+	select {
+	case <-c.ended:
+		return true
+	case <-after.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// stop stops the timer and reports whether the claim has the lock.
+func (c *claim) stop() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	return c.state == held
+}
+
+// holds reports whether a grant is this claim's.
+func (c *claim) holds(fence uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state == held && uint64(c.rev) == fence && c.s.over.Err() == nil
+}
+
+// renewed has a grant expire at that time. It reports false if the timer was faster.
+func (c *claim) renewed(fence uint64, expires time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if uint64(c.rev) != fence {
+		return false
+	}
+	return !expires.After(c.expires) || c.move(held, expires) // a later renewal may have been answered before
+}
+
+var (
+	errAgain = errors.New("nothing was put") // another claim may do better
+	errLate  = fmt.Errorf("%w in time", errAgain)
+)
+
+// take puts the key and, if queue, waits until it is first.
+func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.Grant, err error) {
+	s, ttl := c.s, r.TTL
+	var guard int64
+	s.locked(func() { guard = s.rev }) // before the timer starts, whose undo must make this put fail
+	start := time.Now()                // before the request leaves: the server cannot start the lease earlier
+	c.to(sent, start.Add(max(ttl, minUnanswered)))
+	a, err := c.put(ctx, guard, queue)
+	again := errAgain
+	c.mu.Lock()
+	if c.state != sent { // the timer was faster
+		again = errLate
+	}
+	c.mu.Unlock()
+	switch {
+	case leaseGone(err):
+		c.end()
+		s.end()
+		return g, again
+	case errors.Is(err, rpctypes.ErrNoSpace): // refused, or applied all the same; in either case nothing is under way
+		c.to(queued, time.Time{})
+		c.leave(ctx)
+		return g, fmt.Errorf("joining the queue: %w", err)
+	case err != nil: // the timer cleans up, but not after Close
+		if c.b.open.Err() != nil {
+			c.leave(ctx)
 		}
-		if err := c.cleared(ctx); err != nil {
-			return dlock.Grant{}, err
-		}
-		s, err := c.b.sessionFor(ctx, ttl)
-		if err != nil {
-			c.drop()
-			return dlock.Grant{}, err
-		}
-		if !c.ready() {
-			continue
-		}
-		guard := s.revision()                            // before the timer starts, so that what it does makes this put too late
-		start := time.Now()                              // before the request leaves: the server cannot start the lease earlier
-		c.sending(s, start.Add(max(ttl, minUnanswered))) //nolint:contextcheck // the timer outlives the call
-		a, err := c.put(ctx, s, guard, wait)
-		if leaseGone(err) {
-			c.answered(0)
+		return g, fmt.Errorf("joining the queue: %w", err)
+	case a.stale:
+		c.end()
+		if a.guard < guard { // the store was restored
 			s.end()
-			continue
 		}
-		if errors.Is(err, rpctypes.ErrNoSpace) { // nothing was put
-			c.answered(0)
-			c.drop()
-			return dlock.Grant{}, fmt.Errorf("joining the queue: %w", err)
+		s.guardedBy(a.guard)
+		return g, again
+	case a.held:
+		c.end()
+		return g, dlock.ErrHeld
+	case a.first:
+		g, err = c.grant(ctx, notice{rev: a.rev, at: start}, ttl)
+		if errors.Is(err, errExpired) { // the put arrived before etcd noticed that the session was over
+			err = again
 		}
-		if err != nil { // the timer cleans up, unless somebody does before
-			if c.b.open.Err() != nil {
-				c.leave(ctx)
-			}
-			return dlock.Grant{}, fmt.Errorf("joining the queue: %w", err)
-		}
-		switch {
-		case a.stale:
-			c.answered(0)
-			if a.guard < guard { // it was there before the put left, and in a store that remembers it never goes back
-				s.end()
-			} else {
-				s.guardedBy(a.guard)
-			}
-		case a.held:
-			c.answered(0)
-			if a.rev != 0 {
-				c.leave(ctx)
-			} else {
-				c.drop()
-			}
-			return dlock.Grant{}, dlock.ErrHeld
-		case a.first:
-			c.answered(a.rev)
-			g, err := c.grant(ctx, s, turn{rev: a.rev, as: start}, ttl)
-			if errors.Is(err, errExpired) && ctx.Err() == nil {
-				continue // it was over when the put arrived, but etcd had not looked yet; there is no place to lose
-			}
-			return g, err
-		case c.queued():
-			return c.wait(ctx, s, ttl, a)
-		}
+		return g, err
+	case !c.to(queued, time.Time{}):
+		return g, errLate
 	}
+	r.NoteHeld()
+	return c.wait(ctx, ttl, a)
 }
 
-// answer is what a put has come to.
+// answer is the reply to a put or a look.
 type answer struct {
 	rev    int64  // create revision of the own key, 0 if there is none
 	first  bool   // the own key is first
-	before string // else the key before it; "" if that wasn't asked
+	before string // else the key before it, if known
 	since  int64  // create revision of that
 	at     int64  // revision of this state
 	held   bool   // another has the lock, and the own key was not put
 	stale  bool   // nothing was put, for the session's guard is at another revision:
-	guard  int64  // 0 if there is no such key; -1: the own key's name is another's
+	guard  int64  // 0 if there is no such key; -1: the own key's name is taken
 }
 
-// put puts the own key at the end of the queue, or if not wait only into an empty queue, unless it is there already.
-func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a answer, err error) {
+// put puts the own key at the end of the queue; unless it is to wait, only into an empty queue.
+func (c *claim) put(ctx context.Context, guard int64, wait bool) (a answer, err error) {
 	absent := clientv3.Compare(clientv3.CreateRevision(c.name), "=", 0)
 	if !wait {
 		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // holds if there is no key at all
 	}
 	first := clientv3.OpGet(c.queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...)
 	anyone := clientv3.OpGet(c.queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1)) // sorting is slow
-	put := clientv3.OpPut(c.name, c.value, clientv3.WithLease(s.id))
+	put := clientv3.OpPut(c.name, c.value, clientv3.WithLease(c.s.id))
 	then := []clientv3.Op{put}
 	if wait {
 		then = []clientv3.Op{anyone, put}
 	}
-	resp, err := c.b.router.commit(ctx,
-		[]clientv3.Cmp{absent, clientv3.Compare(clientv3.ModRevision(s.guard), "=", guard)},
-		then,
-		[]clientv3.Op{clientv3.OpGet(c.name), clientv3.OpGet(s.guard), first})
+	resp, err := c.b.c.Txn(ctx).
+		If(absent, clientv3.Compare(clientv3.ModRevision(c.s.guard), "=", guard)).
+		Then(then...).
+		Else(clientv3.OpGet(c.name), clientv3.OpGet(c.s.guard), first).
+		Commit()
 	if err != nil {
 		return a, err
 	}
@@ -215,12 +274,8 @@ func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a 
 	own, sess := resp.Responses[0].GetResponseRange().Kvs, resp.Responses[1].GetResponseRange().Kvs
 	queue := resp.Responses[2].GetResponseRange().Kvs
 	switch {
-	case len(own) > 0 && string(own[0].Value) != c.value: // one that is known to be gone is back, in a store that was restored
+	case len(own) > 0: // a key that was deleted is back: the store was restored
 		a.stale, a.guard = true, -1
-	case len(own) > 0: // a request repeated
-		a.rev = own[0].CreateRevision
-		a.first = string(queue[0].Key) == c.name
-		a.held = !a.first && !wait
 	case len(queue) > 0 && !wait:
 		a.held = true
 	default:
@@ -232,7 +287,7 @@ func (c *claim) put(ctx context.Context, s *session, guard int64, wait bool) (a 
 	return a, nil
 }
 
-// look tells where the own key, created at rev, is in the queue. It is a linearizable read.
+// look reads where the own key, created at rev, is in the queue.
 func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
 	resp, err := c.b.c.Get(ctx, c.queue, clientv3.WithPrefix(), clientv3.WithMaxCreateRev(rev), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(2))
@@ -250,11 +305,11 @@ func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
 	return a, nil
 }
 
-// stands reports whether the own key and the one before it are still those of a.
+// stands reports whether the own key and the one before it still exist.
 func (c *claim) stands(ctx context.Context, a answer) bool {
 	resp, err := c.b.c.Txn(ctx).Then(clientv3.OpGet(c.name, clientv3.WithKeysOnly()), clientv3.OpGet(a.before, clientv3.WithKeysOnly())).Commit()
 	if err != nil {
-		return false // whoever looks finds that out
+		return false
 	}
 	for i, rev := range []int64{a.rev, a.since} {
 		if kvs := resp.Responses[i].GetResponseRange().Kvs; len(kvs) == 0 || kvs[0].CreateRevision != rev {
@@ -264,28 +319,29 @@ func (c *claim) stands(ctx context.Context, a answer) bool {
 	return true
 }
 
-// minUnanswered is how long at least a put may take to be answered before it is undone. With a TTL shorter than a round
-// trip every put would be undone before it has arrived.
+// minUnanswered is the shortest time after which a put without a reply is undone. With a TTL shorter than a round trip every put
+// would be undone before it has arrived.
 const minUnanswered = 100 * time.Millisecond
 
 const (
-	minPause = 20 * time.Millisecond // after a failed watch, read or clean-up, or a put's second retry; doubles with each
+	minPause = 20 * time.Millisecond // between retries; doubles with each
 	maxPause = time.Second
 )
 
-// wait waits until the own key is first in the queue. If it returns an error, the key is gone or will be.
-func (c *claim) wait(ctx context.Context, s *session, ttl time.Duration, a answer) (dlock.Grant, error) {
+// wait waits until the own key is first in the queue. If it fails, the key is deleted.
+func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Grant, error) {
+	s := c.s
 	heard := s.listen(c.b, a.at+1) //nolint:contextcheck // for all who wait on the session
 	rest := minPause
 	for {
-		var t turn
+		var n notice
 		var err error
 		if heard {
-			t, err = c.mayBeFirst(ctx, s, a)
+			n, err = c.mayBeFirst(ctx, a)
 		}
-		heard = true // from here on: a look comes after the state from which the session listens
-		if err == nil && t.rev != 0 {
-			return c.grant(ctx, s, t, ttl)
+		heard = true // the look below is later than the start of the watch
+		if err == nil && n.rev != 0 {
+			return c.grant(ctx, n, ttl)
 		}
 		start, now := time.Now(), a
 		if err == nil {
@@ -296,23 +352,22 @@ func (c *claim) wait(ctx context.Context, s *session, ttl time.Duration, a answe
 			c.leave(ctx)
 			return dlock.Grant{}, err
 		case err != nil:
-			pause(ctx, rest)
+			wait.For(ctx, rest)
 			rest = min(2*rest, maxPause)
 			continue
-		case now.rev == 0 || s.ended():
+		case now.rev == 0 || s.over.Err() != nil:
 			c.leave(ctx)
-			return dlock.Grant{}, fmt.Errorf("%w: the waiter's key is gone, and with it its place in the queue", dlock.ErrLost)
+			return dlock.Grant{}, fmt.Errorf("%w: the waiter's key is gone", dlock.ErrLost)
 		case now.first:
-			return c.grant(ctx, s, turn{rev: a.rev, as: start}, ttl)
+			return c.grant(ctx, notice{rev: a.rev, at: start}, ttl)
 		}
 		a, rest = now, minPause
 	}
 }
 
-// mayBeFirst waits until the own key is said to be first, and returns that; or until there is reason to look, and returns
-// a turn without a revision. The reason is that the key before it is deleted, if it is known which that is, or that
-// nobody has said anything for a while; or that it cannot tell any more.
-func (c *claim) mayBeFirst(ctx context.Context, s *session, a answer) (t turn, err error) {
+// mayBeFirst waits until the own key is said to be first, or may be: the key before it, if known, is deleted, or there was no
+// message for a while. It then returns a notice without a revision.
+func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	quiet := time.NewTimer(quietTime)
@@ -325,38 +380,37 @@ func (c *claim) mayBeFirst(ctx context.Context, s *session, a answer) (t turn, e
 		watched, refused := c.b.watching(ctx)
 		defer func() { refused(err) }()
 		go func() { // Watch returns when the server has answered, which may be late
-			// From the revision of the read on, so that no deletion is missed.
 			opened <- c.b.c.Watch(watched, a.before, clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
 		}()
 	}
 	for {
-		if t := c.turnOf(a.rev); t.rev != 0 {
-			return t, nil
+		if n := c.noticeOf(a.rev); n.rev != 0 {
+			return n, nil
 		}
 		select {
 		case w = <-opened:
 		case <-c.told:
 		case <-quiet.C:
 			if a.before == "" || gone || !c.stands(ctx, a) {
-				return t, nil
+				return n, nil
 			}
 			quiet.Reset(longQuietTime)
-		case <-s.done:
-			return t, errExpired
+		case <-c.s.over.Done():
+			return n, errExpired
 		case <-ctx.Done():
-			if err := s.failing(); err != nil {
-				return t, fmt.Errorf("waiting in the queue; etcd didn't answer the last keep-alive: %w: %w", err, ctx.Err())
+			if err := c.s.failing(); err != nil {
+				return n, fmt.Errorf("waiting in the queue; the last keep-alive failed: %w: %w", err, ctx.Err())
 			}
-			return t, fmt.Errorf("waiting in the queue: %w", ctx.Err())
+			return n, fmt.Errorf("waiting in the queue: %w", ctx.Err())
 		case resp, ok := <-w:
 			switch err := resp.Err(); {
 			case errors.Is(err, rpctypes.ErrCompacted):
-				return t, nil // what happened since then can be seen, if not watched
+				return n, nil
 			case err != nil:
-				return t, err
+				return n, err
 			case !ok:
-				return t, rpctypes.ErrNoLeader // or anything else: it has ended without a reason
-			case len(resp.Events) > 0: // by a release, most likely, whose message is on its way
+				return n, rpctypes.ErrNoLeader // or anything else
+			case len(resp.Events) > 0: // a message may be on its way
 				gone = true
 				quiet.Reset(messageTime)
 			}
@@ -364,7 +418,7 @@ func (c *claim) mayBeFirst(ctx context.Context, s *session, a answer) (t turn, e
 	}
 }
 
-// passing reports whether err may be over when the cluster has found itself again.
+// passing reports whether err may be over when the cluster has a leader again.
 func passing(err error) bool {
 	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		return e.Code() == codes.Unavailable
@@ -372,9 +426,9 @@ func passing(err error) bool {
 	return status.Code(err) == codes.Unavailable
 }
 
-// watching returns the context of a watch, which leaves a member without a leader. To refused goes the error that ended it:
-// etcd refuses every watch on a stream whose token has expired since it was opened. The client has one stream for all
-// contexts of the same metadata, so the next watch gets other metadata, and with it a new stream and token.
+// watching returns the context of a watch, which leaves a member without a leader. refused is told the error that ended it:
+// etcd refuses every watch on a stream whose token has expired. The client has one stream for all contexts of the same
+// metadata, so the next watch gets other metadata, and with it a new stream and token.
 func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func(error)) {
 	n := b.stream.Load()
 	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "fencelab-stream", strconv.FormatInt(n, 10))
@@ -385,60 +439,86 @@ func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func
 	}
 }
 
-// staleToken reports whether err, of a watch, may be over with another token. etcd tells it to a watch as a text.
+// staleToken reports whether err, of a watch, may be over with another token. A watch gets it as text.
 func staleToken(err error) bool {
 	return err != nil && slices.ContainsFunc([]error{rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty},
 		func(e error) bool { return strings.HasSuffix(err.Error(), rpctypes.ErrorDesc(e)) })
 }
 
 // grant is the grant of a key that is first in its queue.
-func (c *claim) grant(ctx context.Context, s *session, t turn, ttl time.Duration) (dlock.Grant, error) {
-	c.won(t, t.as.Add(ttl)) //nolint:contextcheck // the timer outlives the call
-	if err := s.cover(ctx, t.as, ttl); err != nil {
+func (c *claim) grant(ctx context.Context, n notice, ttl time.Duration) (g dlock.Grant, err error) {
+	c.mu.Lock()
+	c.rev, c.waiters = n.rev, n.waiters
+	inTime := c.move(held, n.at.Add(ttl))
+	c.mu.Unlock()
+	if !inTime {
+		return g, errLate
+	}
+	if err := c.s.cover(ctx, n.at, ttl); err != nil {
 		c.leave(ctx)
-		return dlock.Grant{}, err
+		return g, err
 	}
 	return dlock.Grant{
-		Key: c.id.key, Owner: c.id.owner, Fence: uint64(t.rev), TTL: ttl, Start: t.as, Lost: s.done, State: c.name,
+		Key: c.id.key, Owner: c.id.owner, Fence: uint64(n.rev), TTL: ttl, Start: n.at, Lost: c.s.over.Done(), State: c.name,
 	}, nil
 }
 
-// leave deletes the key now, although ctx may have ended; if that fails, in the background.
+// leave deletes the key; if that fails, in the background.
 func (c *claim) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 	defer cancel()
 	if _, err := c.b.remove(ctx, c, c.id.key, c.name, c.value, 0); err != nil {
-		c.start(time.Now()) //nolint:contextcheck // the timer outlives the call
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.move(c.state, time.Now())
 	}
 }
 
-// remove deletes a key of key's queue, if it was created at the revision fence or, if that is 0, has the value, and reports
-// whether it did. If a put of it may be under way, that will fail. Unless c is nil, it is forgotten. Whoever is first then
-// is told so.
+// remove deletes a key that was created at the revision fence or, if that is 0, has the value, and reports whether it did. It
+// notifies the next waiter. A put of c, which may be nil, that may still arrive will fail.
 func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string, fence uint64) (had bool, err error) {
 	queue := queueOf(b.prefix, key)
 	cond := owns(name, fence)
-	if fence == 0 { // not whatever there is: it may arrive, or be repeated, when another key has the name
+	if fence == 0 { // another key may have the name when this arrives
 		cond = clientv3.Compare(clientv3.Value(name), "=", value)
 	}
-	line := c.followers(fence)
-	pass, told := b.pass(queue, line)
-	then, otherwise := []clientv3.Op{pass, clientv3.OpDelete(name)}, []clientv3.Op(nil)
-	s := c.strayed()
+	var s *session // of a put that may still arrive
+	var waiters []position
+	if c != nil {
+		c.mu.Lock()
+		if (c.state == sent || c.state == undoing) && c.s.over.Err() == nil {
+			s = c.s
+		}
+		mine := fence == 0 || uint64(c.rev) == fence
+		if fence != 0 && mine {
+			waiters = c.waiters
+		}
+		c.mu.Unlock()
+		if !mine { // but an earlier grant's
+			c = nil
+		}
+	}
+	next, told := b.handOver(queue, waiters)
+	then, otherwise := []clientv3.Op{next, clientv3.OpDelete(name)}, []clientv3.Op(nil)
 	if s != nil {
 		moved := clientv3.OpPut(s.guard, "", clientv3.WithLease(s.id))
 		then, otherwise = append(then, moved), append(otherwise, moved)
 	}
 	sent := time.Now()
-	resp, err := b.router.commit(ctx, []clientv3.Cmp{cond}, then, otherwise)
-	if s == nil && told && errors.Is(err, rpctypes.ErrNoSpace) { // it puts the message; without one, the next finds out for itself
-		line = nil
-		pass, told = b.pass(queue, nil)
-		resp, err = b.router.commit(ctx, []clientv3.Cmp{cond}, []clientv3.Op{pass, clientv3.OpDelete(name)}, nil)
+	resp, err := b.c.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
+	if s == nil && told && errors.Is(err, rpctypes.ErrNoSpace) { // without the message, which is a put
+		waiters = nil
+		next, told = b.handOver(queue, nil)
+		full := err
+		resp, err = b.c.Txn(ctx).If(cond).Then(next, clientv3.OpDelete(name)).Commit()
+		if err == nil && !resp.Succeeded { // the first was applied, or the key was gone before
+			c.end()
+			return false, full
+		}
 	}
-	if s != nil && leaseGone(err) { // and all its keys with it
+	if s != nil && leaseGone(err) { // and all its keys
 		s.end()
-		c.forget()
+		c.end()
 		return false, nil
 	}
 	if err != nil {
@@ -447,224 +527,9 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 	if s != nil {
 		s.guardedBy(resp.Header.Revision)
 	}
-	c.removed(fence)
+	c.end()
 	if resp.Succeeded {
-		b.passed(ctx, queue, name, line, resp.Responses[0], told, sent)
+		b.handedOver(ctx, queue, name, waiters, resp.Responses[0], told, sent)
 	}
 	return resp.Succeeded, nil
-}
-
-// sending notes that a put is about to leave: from now on the key may exist, until its time is up.
-func (c *claim) sending(s *session, until time.Time) {
-	c.b.mu.Lock()
-	c.b.enlist(c) // it may have been forgotten with an earlier key
-	c.b.call(c, s)
-	c.b.mu.Unlock()
-	c.mu.Lock()
-	c.s = s
-	c.strays++
-	c.mu.Unlock()
-	c.start(until)
-}
-
-// answered notes a put's answer.
-func (c *claim) answered(rev int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.strays--
-	c.rev = rev
-}
-
-// queued notes that the key waits, and has all the time it needs. It reports false if the answer took so long that the
-// key is being deleted.
-func (c *claim) queued() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.strays--
-	if c.clear != nil {
-		return false
-	}
-	c.period++
-	c.timer.Stop()
-	return true
-}
-
-// won notes that the key has the lock, until then.
-func (c *claim) won(t turn, until time.Time) {
-	c.mu.Lock()
-	over := c.clear != nil
-	c.rev, c.line = t.rev, t.line
-	c.mu.Unlock()
-	if !over { // an answer that took longer than the lease lasts finds it being deleted
-		c.start(until)
-	}
-}
-
-// held returns the session of a grant, or nil if it is not, or no longer, this claim's.
-func (c *claim) held(fence uint64) *session {
-	if c == nil {
-		return nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.rev == 0 || uint64(c.rev) != fence || c.clear != nil || c.s.ended() {
-		return nil
-	}
-	return c.s
-}
-
-// strayed returns the session on which a put without an answer may still arrive, or nil.
-func (c *claim) strayed() *session {
-	if c == nil {
-		return nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.strays == 0 || c.s.ended() {
-		return nil
-	}
-	return c.s
-}
-
-// start has the key deleted at until, and not when it was to be before.
-func (c *claim) start(until time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.restart(until)
-}
-
-func (c *claim) restart(until time.Time) {
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	c.period++
-	period := c.period
-	c.until = until
-	c.timer = time.AfterFunc(time.Until(until), func() { c.expire(period) })
-}
-
-// renewed is start for a renewed grant. It reports false if the timer was faster.
-func (c *claim) renewed(fence uint64, until time.Time) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.clear != nil || c.rev == 0 || uint64(c.rev) != fence {
-		return false
-	}
-	if until.After(c.until) { // else a later renewal was answered before this one
-		c.restart(until)
-	}
-	return true
-}
-
-// expire deletes the key, whose time is up. It tries until it is gone.
-func (c *claim) expire(period int) {
-	c.mu.Lock()
-	gone := make(chan struct{})
-	mine := c.period == period && c.clear == nil
-	if mine {
-		c.clear = gone
-	}
-	c.mu.Unlock()
-	if !mine {
-		return
-	}
-	if !c.b.begin() {
-		close(gone)
-		return
-	}
-	go func() {
-		defer c.b.busy.Done()
-		defer close(gone)
-		for rest := minPause; ; rest = min(2*rest, maxPause) {
-			ctx, cancel := context.WithTimeout(c.b.open, goodbye)
-			_, err := c.b.remove(ctx, c, c.id.key, c.name, c.value, 0)
-			cancel()
-			if err == nil || c.b.open.Err() != nil {
-				return
-			}
-			pause(c.b.open, rest)
-		}
-	}()
-}
-
-// cleared waits until the key, if its time was up, is gone.
-func (c *claim) cleared(ctx context.Context) error {
-	c.mu.Lock()
-	gone := c.clear
-	c.mu.Unlock()
-	if gone == nil {
-		return nil
-	}
-	select {
-	case <-gone:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.clear, c.rev = nil, 0
-	return nil
-}
-
-// ready stops the timer of an earlier put, whose key is gone with its session, or is the one that is put now. It reports
-// false if that timer was faster, and the key is being deleted.
-func (c *claim) ready() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.clear != nil {
-		return false
-	}
-	c.period++
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	return true
-}
-
-// drop forgets the claim, unless the timer has something to clean up.
-func (c *claim) drop() {
-	c.mu.Lock()
-	known := c.strays == 0 && c.rev == 0
-	c.mu.Unlock()
-	if known {
-		c.forget()
-	}
-}
-
-// removed forgets the claim after a deletion of its key with the given fence.
-func (c *claim) removed(fence uint64) {
-	if c == nil {
-		return
-	}
-	c.mu.Lock()
-	other := fence != 0 && uint64(c.rev) != fence
-	c.mu.Unlock()
-	if !other {
-		c.forget()
-	}
-}
-
-// forget ends the claim: its key is gone.
-func (c *claim) forget() {
-	c.stop()
-	c.mu.Lock()
-	c.rev = 0
-	c.mu.Unlock()
-	c.b.mu.Lock()
-	defer c.b.mu.Unlock()
-	c.b.strike(c)
-}
-
-// stop stops the timer and returns the session if the claim has the lock.
-func (c *claim) stop() *session {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.period++
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	if c.rev == 0 || c.clear != nil {
-		return nil
-	}
-	return c.s
 }

@@ -2,74 +2,47 @@
 //
 // # The queue
 //
-// Everyone who wants a lock puts a key {Prefix}lock/{KEY}/{LEASE}-{N}, whose value is the owner and a number that makes it
-// unique, and whoever's key was created first has the lock. LEASE is the session (see below), and N tells the owners of one
-// Backend apart. Names are used again and again, because etcd remembers every name until it is compacted, and goes through
-// all of them whenever it looks at the queue: with a name for each owner, locking would become slower with every
-// acquisition.
+// A waiter puts a key {Prefix}lock/{KEY}/{LEASE}-{N}; the key that was created first has the lock. LEASE is the session,
+// N tells a Backend's keys apart, and the value is unique. Names are reused: etcd keeps every name until it is compacted
+// and reads all of them with the queue. The token is the key's create revision. A restored snapshot takes tokens back, unless it
+// is restored with a revision bump (etcdutl snapshot restore --bump-revision).
 //
-// One transaction looks whether anybody is in the queue and puts the own key at its end: if nobody was, that was the whole
-// acquisition, one round trip and one commit. Otherwise the waiter has to be told when it is first. Whoever leaves the queue
-// tells, in the transaction that deletes its key: a holder that releases knows who follows, for it was told itself by the
-// one before, and writes to that session's inbox, {Prefix}turn/{LEASE}, "you are first, and these follow you", if that key is
-// still there. The session's Backend watches the inbox. So a hand-over costs one commit and no read, and concerns one
-// waiter. Whoever leaves and doesn't know, or is wrong about, who follows reads that in the same transaction and writes the
-// message in another; one holder in 32 does, for the message names 32 at most. A waiter of the same Backend is told
-// directly.
+// One transaction checks whether the queue is empty and puts the key. If it was empty, that was the whole acquisition. Otherwise
+// the waiter is notified when its key is the first: the holder's release writes a message to {Prefix}turn/{LEASE}, which the
+// waiter's Backend watches, in the transaction that deletes the holder's key. The message also names the next 32 waiters. So a
+// handover costs one commit and no read, and wakes one waiter. A holder without that list, or whose next waiter has left, reads the
+// queue in its transaction and sends the message in a second one. A waiter of the same Backend needs no message.
 //
-// The message is proof: what has the lock keeps it until its key is deleted, and nobody gets in between; so, too, has the
-// one that a committed read showed to be first. The transaction that writes it finds the waiter's key there. It may be old
-// when it is read, but the key is deleted by nobody but the waiter's own Backend, or with its session, which a grant
-// requires to be alive (see below).
-//
-// A holder that has died tells nobody. A waiter that has heard nothing for a second therefore looks, by one linearizable
-// read, whether its key is first, and whether it still exists; then it watches the key before its own, and that key only.
-// When that has gone, from whatever place in the queue, and no message comes, it looks again. Every 10 s it
-// asks whether both keys are there.
-//
-// The token is the create revision of the own key. The store gives revisions in the order of its commits and the queue is
-// sorted by them, so tokens grow with the queue. The key is never modified. A restored snapshot takes revisions back,
-// and tokens with them, unless it is restored with a revision bump (etcdutl snapshot restore --bump-revision).
+// The message is proof: nobody gets in front of the first key, and only its own Backend deletes it, or etcd with its
+// session, which a grant requires to be alive. A dead holder sends none. A waiter without one for a second therefore reads whether
+// its key is the first. If it isn't, it watches the key before its own, and reads again when that is deleted.
 //
 // # Leases
 //
-// Two clocks bound a grant. A timer in the Backend deletes its key at Start + TTL unless it is renewed; it is the same
-// clock as the holder's, so a TTL is exact, of any length, in whole seconds or not. The key also hangs on the Backend's
-// session, a lease in etcd that all grants of one TTL share. It protects against a process that is dead, frozen or cut
-// off, whose timer is of no use. The session lasts for S, whole seconds: the TTL and an eighth more (at least 1 s, at most
-// 10 s) rounded up, or the server's minimum (1.5 times its election timeout) if that is longer. A grant is given or
-// renewed only if the session is known to last as long as is promised: it was kept alive by a request which the server
-// has answered, and which left no more than S - TTL ago on the monotonic clock and on the wall clock (the former stops
-// while a machine is suspended). Otherwise it is kept alive first, which is rare: it is kept alive anyway, 1.3 times or more
-// in S - TTL. A renewal therefore needs no commit.
+// Two clocks bound a grant. A timer in the Backend deletes the key at Start + TTL unless it is renewed, and what a put without a
+// reply may have left. If the process is dead, frozen or cut off, the key goes with the session, a lease in etcd that all grants
+// of one TTL share. It lasts for S, whole seconds: the TTL and an eighth more (at least 1 s, at most 10 s) rounded up, or the
+// server's minimum if that is longer. A grant is given or renewed only if the session is known to last for the TTL: a keep-alive
+// left no more than S - TTL ago and was answered. Keep-alives are frequent enough for that, so a renewal needs no commit.
 //
-// A dead holder blocks a key for at most S after its last keep-alive, and 500 ms, at which interval etcd looks for
-// expired leases; a change of etcd's leader in that time starts S anew. A waiter that came in the last second of that time
-// takes up to a second more. The same holds for a dead waiter, and for what is
-// held when a Backend is closed.
+// A dead holder blocks a key for at most S after its last keep-alive, 500 ms for etcd's checks, and a second until a waiter
+// reads; a change of etcd's leader restarts S.
 //
-// # Requests that come late
+// # Requests that arrive late
 //
-// A put whose answer never came may reach etcd long after its sender has given up, from the buffers of a frozen server,
-// say, and would then block the lock for as long as the session lives. Every put is therefore conditional on the revision
-// of one key of its session, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing a put without an answer
-// deletes the lock's key and moves that revision in one transaction: from then on the put fails.
+// A put whose reply was lost may reach etcd long after its sender has given up, and would block the lock while the session lives.
+// So every put is conditional on the revision of its session's guard, {Prefix}session/{LEASE}, which doesn't exist at first.
+// Undoing such a put deletes the lock's key and modifies the guard in one transaction. A deletion that arrives late deletes only
+// the key of its create revision or, if that isn't known, of its value.
 //
-// A deletion may come as late, when the name is in use again, by the same owner even, whose put was repeated. It therefore
-// deletes only the key of its create revision or, if that isn't known, of its value.
-//
-// If a put finds that revision to be lower than it was, or its key gone, or its own name taken, the store has forgotten
-// something: it was restored from a snapshot, or somebody has deleted or put keys. Then the Backend gives the session up and
-// starts another. All grants of the old one are lost, and told so: which of them the store still knows is uncertain. Keys
-// that it does know are not deleted before their time, by their timers or with the session, which is kept alive no more.
+// If a put finds the guard's revision lower than before, or its own name taken, the store was restored from a snapshot or
+// changed by hand. The Backend then replaces the session, and all grants of the old one are lost.
 //
 // # Limits
 //
 // With authentication, a client needs read and write permission for {Prefix}lock/, {Prefix}turn/ and {Prefix}session/.
-// While etcd has no space left, nothing can be acquired, and what is held can be renewed and released.
-//
-// etcd's grpc-proxy is not supported: it answers keep-alives by itself, so an answer doesn't prove how long the session lasts,
-// and acquisitions fail now and then. A proxy that passes bytes on is no problem.
+// While etcd has no space left, nothing can be acquired, but grants can be renewed and released. etcd's grpc-proxy is not
+// supported: it answers keep-alives by itself. A TTL must be longer than a round trip.
 package etcdlock
 
 import (
@@ -86,37 +59,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix stands before the names of all keys, "" by default. Locks with different prefixes don't know each other.
+	// Prefix stands before the names of all keys, "" by default. Locks with different prefixes are independent.
 	Prefix string
-
-	// FollowLeader has transactions sent to the member that leads the cluster, where the client knows several endpoints. It
-	// alone can commit. Any other passes a transaction on to it, and hears of the commit, as does who watches there, by the
-	// leader's next message; and a client takes its endpoints in turn.
-	//
-	// The Backend asks one endpoint after the other whether it leads, and keeps a connection of its own to the one that does, which
-	// it makes with the client's Dial. The transactions that put and delete the locks' keys go there, and the watch for
-	// messages. When that connection breaks, nothing is answered for a second, or an answer says that
-	// another may lead, these go where the client sends them, until the leader is found: it is searched for about a second
-	// later, and less often the more often that was needed, until the pauses are about 30 s.
-	//
-	// It is for speed alone, and safe if all endpoints are of one cluster. Those that have changed (SetEndpoints, AutoSyncInterval)
-	// are followed, but Dial reads them without the client's lock: the race detector may tell. A client whose KV or
-	// Watcher was replaced, as package namespace does, can't be used with it: New refuses what it can tell from etcd's own. With
-	// grpc.WithBlock among its options, a client should have a DialTimeout: a search that meets an endpoint that is down leaves an
-	// attempt to connect behind, one for each Backend, which ends with that time, or with the client.
-	FollowLeader bool
 }
 
-// Backend implements dlock.Backend. A grant is renewed only by the Backend that gave it, and in its own time.
+// Backend implements dlock.Backend. A grant is renewed only by the Backend that gave it.
 type Backend struct {
 	c      *clientv3.Client
 	prefix string
-	follow bool // the leader
-	router *router
 	stream atomic.Int64 // see watching
 
 	open      context.Context // ends with dlock.ErrClosed
@@ -124,20 +79,18 @@ type Backend struct {
 	closeOnce sync.Once
 
 	mu       sync.Mutex
-	busy     sync.WaitGroup // calls and clean-ups under way
+	busy     sync.WaitGroup // calls and clean-ups
 	claims   map[id]*claim
-	names    map[string]*claim       // by the name of their key in etcd
-	lives    uint64                  // how many keys have had a value
-	queues   map[string]map[int]bool // the numbers that are in use in each queue
-	sessions map[int64]*slot         // by what S is asked for, in seconds
+	names    map[string]*claim // by the name of their key in etcd
+	lives    uint64            // claims so far
+	sessions map[int64]*slot   // by S as requested, in seconds
 }
 
 var _ dlock.Backend = (*Backend)(nil)
 
 // New returns a Backend on client, which stays the caller's to close. It sends nothing.
 //
-// Calls without a deadline end when the client gives up: set its DialKeepAliveTime and DialKeepAliveTimeout, or one that
-// waits for a silent server waits for ever.
+// Set the client's DialKeepAliveTime and DialKeepAliveTimeout, or calls without a deadline wait for a silent server for ever.
 func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: etcdlock: client is nil", dlock.ErrInvalid)
@@ -146,37 +99,22 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	if opts != nil {
 		o = *opts
 	}
-	if err := checkPrefix(o.Prefix); err != nil {
-		return nil, err
-	}
-	if o.FollowLeader {
-		if err := checkPlain(client); err != nil {
-			return nil, err
-		}
+	if strings.Contains(o.Prefix, "lock/") { // else a key of one prefix could be in a queue of another
+		return nil, fmt.Errorf(`%w: etcdlock: prefix %q contains "lock/", which ends a prefix`, dlock.ErrInvalid, o.Prefix)
 	}
 	b := &Backend{
-		c: client, prefix: o.Prefix, follow: o.FollowLeader,
-		claims: map[id]*claim{}, names: map[string]*claim{}, queues: map[string]map[int]bool{}, sessions: map[int64]*slot{},
+		c: client, prefix: o.Prefix,
+		claims: map[id]*claim{}, names: map[string]*claim{}, sessions: map[int64]*slot{},
 	}
 	b.open, b.close = context.WithCancelCause(context.Background())
-	b.router = b.newRouter()
 	return b, nil
 }
 
-// checkPrefix makes sure that no key of one prefix is in a queue of another: "lock/" comes first where the prefix ends.
-func checkPrefix(prefix string) error {
-	if strings.Contains(prefix, "lock/") {
-		return fmt.Errorf(`%w: etcdlock: prefix %q contains "lock/", which ends a prefix`, dlock.ErrInvalid, prefix)
-	}
-	return nil
-}
-
-// queueOf is what the names of all keys in key's queue begin with. A slash in key is escaped, so no queue's names begin
-// with another's.
+// queueOf is the prefix of all names in key's queue. No queue's prefix begins with another's: a slash in key is escaped.
 func queueOf(prefix, key string) string { return prefix + "lock/" + url.PathEscape(key) + "/" }
 
-// Acquire implements dlock.Backend. Waiters are served in the order in which they came, those of all processes in one
-// queue. A waiter whose session has expired has lost its place: it gets an error that wraps dlock.ErrLost.
+// Acquire implements dlock.Backend. Waiters are served first come, first served, over all processes. It returns an error
+// that wraps dlock.ErrLost if the waiter's session has expired, or if etcd's replies take longer than the TTL.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, true)
 }
@@ -186,7 +124,10 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return b.acquire(ctx, r, false)
 }
 
-func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dlock.Grant, error) {
+// maxLate is how many puts of one call may be answered too late to be of use.
+const maxLate = 3
+
+func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlock.Grant, error) {
 	if r.TTL <= 0 {
 		return dlock.Grant{}, fmt.Errorf("%w: etcdlock: TTL %v is not positive", dlock.ErrInvalid, r.TTL)
 	}
@@ -195,18 +136,35 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, wait bool) (dloc
 		return dlock.Grant{}, err
 	}
 	defer leave()
-	c := b.claim(r)
-	select { // an earlier attempt of the same owner may be under way
-	case c.turn <- struct{}{}:
-		defer func() { <-c.turn }()
-	case <-ctx.Done():
-		return dlock.Grant{}, failed(ctx, ctx.Err())
+	rest, late := minPause, 0
+	for try := 0; ; try++ {
+		if try > 1 { // the first retry is at once
+			wait.For(ctx, rest)
+			rest = min(2*rest, maxPause)
+		}
+		s, err := b.sessionFor(ctx, r.TTL)
+		if err != nil {
+			return dlock.Grant{}, failed(ctx, err)
+		}
+		c := b.claim(r, s)
+		g, err := c.take(ctx, r, queue)
+		if errors.Is(err, errLate) {
+			late++
+			if !c.undone(ctx) { // the next put would find this one's key in front of it
+				late = maxLate
+			}
+			if late == maxLate && ctx.Err() == nil {
+				return g, fmt.Errorf("%w: etcdlock: etcd's replies take longer than the TTL %v; set a longer TTL", dlock.ErrLost, r.TTL)
+			}
+		}
+		if errors.Is(err, errAgain) && ctx.Err() == nil {
+			continue
+		}
+		if err != nil {
+			err = failed(ctx, err)
+		}
+		return g, err
 	}
-	g, err := c.take(ctx, r.TTL, wait)
-	if err != nil && !errors.Is(err, dlock.ErrHeld) {
-		err = failed(ctx, err)
-	}
-	return g, err
 }
 
 // Renew implements dlock.Backend.
@@ -220,25 +178,23 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	}
 	defer leave()
 	c, name, _ := b.find(g)
-	s := c.held(g.Fence)
-	if s == nil {
+	if c == nil || !c.holds(g.Fence) {
 		return dlock.ErrLost
 	}
 	start := time.Now()
-	if err := s.cover(ctx, start, g.TTL); err != nil {
+	if err := c.s.cover(ctx, start, g.TTL); err != nil {
 		return failed(ctx, err)
 	}
-	// Writes nothing. Without the read, a member would answer from what it has itself, which may be old.
+	// The read makes it linearizable; it writes nothing.
 	resp, err := b.c.Txn(ctx).If(owns(name, g.Fence)).Then(clientv3.OpGet(name, clientv3.WithCountOnly())).Commit()
 	if err != nil {
 		return failed(ctx, err)
 	}
 	if !resp.Succeeded {
-		c.forget()
+		c.end()
 		return dlock.ErrLost
 	}
-	// The timer is the other half of the step: if it was faster, the key is being deleted.
-	if !c.renewed(g.Fence, start.Add(g.TTL)) { //nolint:contextcheck // the timer outlives the call
+	if !c.renewed(g.Fence, start.Add(g.TTL)) { // the timer was faster
 		return dlock.ErrLost
 	}
 	return nil
@@ -252,7 +208,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	}
 	defer leave()
 	c, name, value := b.find(g)
-	if name == "" || c == nil && g.Fence == 0 { // nothing that this Backend has put, or it is known to be gone
+	if name == "" || c == nil && g.Fence == 0 { // never put by this Backend, or known to be gone
 		return dlock.ErrLost
 	}
 	had, err := b.remove(ctx, c, g.Key, name, value, g.Fence)
@@ -265,17 +221,17 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return nil
 }
 
-// IsOwner is a condition that holds while g is held: with it a transaction writes into the same etcd only on behalf of
-// the lock's holder. A grant of this Backend needs no more than Key, Owner and Fence, which a dlock.Handle tells.
+// IsOwner is a condition that holds while g is held: with it a transaction writes to the same etcd only for the lock's
+// holder. A grant of this Backend needs no more than Key, Owner and Fence, which a dlock.Handle has.
 func (b *Backend) IsOwner(g dlock.Grant) clientv3.Cmp {
 	_, name, _ := b.find(g)
 	if name == "" {
-		name = queueOf(b.prefix, g.Key) // there is no such key, so the condition never holds
+		name = queueOf(b.prefix, g.Key) // which no key has
 	}
 	return owns(name, g.Fence)
 }
 
-// find returns g's claim, nil if there is none any more, and the name of its key and its value, "" if they are unknown.
+// find returns g's claim, nil if there is none any more, and its key's name and value, "" if they aren't known.
 func (b *Backend) find(g dlock.Grant) (c *claim, name, value string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -295,9 +251,8 @@ func owns(name string, fence uint64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(name), "=", int64(fence))
 }
 
-// Close implements dlock.Backend. Calls that wait return dlock.ErrClosed, after they have left the queue. What is held is
-// kept alive no more and ends with its session; a session on which nothing is held is revoked. It takes a second or two
-// if the server doesn't answer. The client stays open.
+// Close implements dlock.Backend. Waiting calls leave the queue and return dlock.ErrClosed. Grants end with their sessions,
+// which are no longer kept alive; unused sessions are revoked. It takes a second or two if the server doesn't answer.
 func (b *Backend) Close() error {
 	b.closeOnce.Do(func() {
 		b.mu.Lock()
@@ -308,15 +263,15 @@ func (b *Backend) Close() error {
 		defer b.mu.Unlock()
 		inUse := map[*session]bool{}
 		for _, c := range b.claims {
-			if s := c.stop(); s != nil {
-				inUse[s] = true
+			if c.stop() {
+				inUse[c.s] = true
 			}
 		}
 		var revoked sync.WaitGroup
 		for _, l := range b.sessions {
 			if s := l.s; s != nil {
 				<-s.stopped
-				if !inUse[s] && !s.ended() {
+				if !inUse[s] && s.over.Err() == nil {
 					revoked.Go(func() { s.revoke(b.c) })
 				}
 			}
@@ -334,16 +289,14 @@ func (b *Backend) enter(ctx context.Context) (call context.Context, leave func()
 	if !b.begin() {
 		return nil, nil, dlock.ErrClosed
 	}
-	call, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(b.open, func() { cancel(dlock.ErrClosed) })
+	call, end := wait.Both(ctx, b.open)
 	return call, func() {
-		stop()
-		cancel(nil)
+		end()
 		b.busy.Done()
 	}, nil
 }
 
-// begin registers something that Close waits for. It reports false on a closed Backend.
+// begin registers work that Close waits for. It reports false on a closed Backend.
 func (b *Backend) begin() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -354,26 +307,7 @@ func (b *Backend) begin() bool {
 	return true
 }
 
-// failed wraps a client's error. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
-func failed(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		if errors.Is(cause, dlock.ErrClosed) {
-			return dlock.ErrClosed
-		}
-		return fmt.Errorf("etcdlock: %w: %w", cause, err)
-	}
-	return fmt.Errorf("etcdlock: %w", err)
-}
+func failed(ctx context.Context, err error) error { return wait.Failed(ctx, "etcdlock", err) }
 
-// leaseGone reports whether err says that a session doesn't exist (any more). Nothing was done then.
+// leaseGone reports whether err says that a session doesn't exist.
 func leaseGone(err error) bool { return errors.Is(err, rpctypes.ErrLeaseNotFound) }
-
-// pause waits for d or for the end of ctx.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}

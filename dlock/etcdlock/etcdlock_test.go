@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -14,6 +13,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -21,22 +21,20 @@ import (
 const shortTTL = 200 * time.Millisecond
 
 func TestConformance(t *testing.T) {
-	t.Run("one", func(t *testing.T) { dlocktest.Run(t, harness(one, etcdBackend)) })
-	t.Run("three", func(t *testing.T) { dlocktest.Run(t, harness(three, etcdBackend)) })
+	t.Run("one", func(t *testing.T) { dlocktest.Run(t, harness(one)) })
+	t.Run("three", func(t *testing.T) { dlocktest.Run(t, harness(three)) })
 }
 
-func harness(c *testbed.Cluster, open func(*testing.T, *clientv3.Client) dlock.Backend) dlocktest.Harness {
-	return dlocktest.Harness{ShortTTL: shortTTL, New: func(t *testing.T) dlocktest.Service {
+func harness(c *testbed.Cluster) dlocktest.Harness {
+	// clientv3 repeats by itself only what was not sent.
+	return dlocktest.Harness{ShortTTL: shortTTL, NoRepeats: true, New: func(t *testing.T) dlocktest.Service {
 		return dlocktest.Service{
-			Backend: func() dlock.Backend { return open(t, client(t, c, newLink())) },
+			Backend: func() dlock.Backend { return newBackend(t, client(t, c, newLink()), nil) },
 			Faulty: func() (dlock.Backend, dlocktest.Link) {
 				l := newLink()
-				b := open(t, client(t, c, l))
+				b := newBackend(t, client(t, c, l), nil)
 				for _, ttl := range []time.Duration{shortTTL, time.Hour} {
-					if _, own := b.(*etcdlock.Backend); !own {
-						break
-					} // so that a fault meets a claim and not the start of its session
-					r := request(ttl)
+					r := locktest.Request(ttl) // so that a fault meets a claim and not the start of its session
 					g, err := b.TryAcquire(t.Context(), r)
 					require.NoError(t, err)
 					if err := b.Release(t.Context(), g); !errors.Is(err, dlock.ErrLost) { // it may have run out
@@ -49,19 +47,14 @@ func harness(c *testbed.Cluster, open func(*testing.T, *clientv3.Client) dlock.B
 	}}
 }
 
-func etcdBackend(t *testing.T, c *clientv3.Client) dlock.Backend {
-	t.Helper()
-	return newBackend(t, c, &etcdlock.Options{FollowLeader: true})
-}
-
-func newBackend(t *testing.T, c *clientv3.Client, o *etcdlock.Options) *etcdlock.Backend {
-	t.Helper()
+func newBackend(tb testing.TB, c *clientv3.Client, o *etcdlock.Options) *etcdlock.Backend {
+	tb.Helper()
 	b, err := etcdlock.New(c, o)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return b
 }
 
-// client returns a client over l with the library's defaults, except that it gives up soon.
+// client returns a client over l with default options, except that it gives up soon.
 func client(tb testing.TB, c *testbed.Cluster, l *link, set ...func(*clientv3.Config)) *clientv3.Client {
 	tb.Helper()
 	cfg := clientv3.Config{
@@ -79,8 +72,4 @@ func client(tb testing.TB, c *testbed.Cluster, l *link, set ...func(*clientv3.Co
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, cl.Close()) })
 	return cl
-}
-
-func request(ttl time.Duration) dlock.Request {
-	return dlock.Request{Key: "test/" + uuid.NewString(), Owner: uuid.NewString(), TTL: ttl}
 }

@@ -11,153 +11,221 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
 func queue(key string) string { return "lock/" + url.PathEscape(key) + "/" }
 
-// A grant never promises more than the session is known to last: while keep-alives fail, grants are refused before one
-// would outlive the session.
-func TestSessionOutlivesGrants(t *testing.T) { undisturbed(t, sessionOutlivesGrants) }
-
-func sessionOutlivesGrants(t *testing.T) (done bool) {
-	t.Helper()
-	const ttl = 900 * time.Millisecond
-	a, b := newNode(t, one), newNode(t, one)
-	first := a.take(t, request(ttl))
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	gone := b.c.Watch(ctx, "lock/test", clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithRev(int64(first.Fence)))
-	defer a.l.inject(cutKeepAlives)()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	last := first
-	for {
-		<-tick.C
-		g, err := a.TryAcquire(t.Context(), request(ttl))
-		if err != nil {
-			require.ErrorContains(t, err, "keep-alive")
-			break
-		}
-		if g.Lost != last.Lost {
-			break // the session went away while grants on it were given
-		}
-		last = g
-	}
-	if first.Owner == last.Owner {
-		return false
-	}
-	for resp := range gone {
-		require.NoError(t, resp.Err())
-		for _, e := range resp.Events {
-			if strings.HasPrefix(string(e.Kv.Key), queue(last.Key)) {
-				require.GreaterOrEqual(t, time.Since(last.Start), ttl, "from the last grant's Start to its end")
-				return true
+// While keep-alives fail, grants are refused before one would outlive the session.
+func TestSessionOutlivesGrants(t *testing.T) {
+	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
+		t.Helper()
+		const ttl = 900 * time.Millisecond
+		a, b := newNode(t, one), newNode(t, one)
+		first := a.take(t, locktest.Request(ttl))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		gone := b.c.Watch(ctx, "lock/test", clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithRev(int64(first.Fence)))
+		defer a.l.inject(cutKeepAlives)()
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		last := first
+		for {
+			<-tick.C
+			g, err := a.TryAcquire(t.Context(), locktest.Request(ttl))
+			if err != nil {
+				require.ErrorContains(t, err, "keep-alive")
+				break
 			}
+			if g.Lost != last.Lost {
+				break // the session went away while grants on it were given
+			}
+			last = g
 		}
-	}
-	require.Fail(t, "the watch has ended")
-	return true
-}
-
-// Nor does a renewal.
-func TestSessionOutlivesRenewals(t *testing.T) { undisturbed(t, sessionOutlivesRenewals) }
-
-func sessionOutlivesRenewals(t *testing.T) (done bool) {
-	t.Helper()
-	const ttl = 900 * time.Millisecond
-	a, b := newNode(t, one), newNode(t, one)
-	g := a.take(t, request(ttl))
-	r := request(time.Hour)
-	r.Key = g.Key
-	defer a.l.inject(cutKeepAlives)()
-	won := make(chan outcome, 1)
-	go func() {
-		g, err := b.Acquire(t.Context(), r)
-		won <- outcome{g, err, time.Now()}
-	}()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	last := g.Start
-	for {
-		<-tick.C
-		renewed := time.Now()
-		err := a.Renew(t.Context(), g)
-		if err != nil && time.Since(last) >= ttl { // the lease has run out
-			require.NoError(t, receive(t, won).err)
+		if first.Owner == last.Owner {
 			return false
 		}
-		if err != nil {
-			require.ErrorContains(t, err, "keep-alive")
-			break
+		for resp := range gone {
+			require.NoError(t, resp.Err())
+			for _, e := range resp.Events {
+				if strings.HasPrefix(string(e.Kv.Key), queue(last.Key)) {
+					require.GreaterOrEqual(t, time.Since(last.Start), ttl, "from the last grant's Start to its end")
+					return true
+				}
+			}
 		}
-		last = renewed
-	}
-	require.NotEqual(t, g.Start, last)
-	o := receive(t, won)
-	require.NoError(t, o.err)
-	require.GreaterOrEqual(t, o.at.Sub(last), ttl, "from the last renewal to the successor's grant")
-	return true
+		require.Fail(t, "the watch has ended")
+		return true
+	})
 }
 
-// A renewal that is answered when the lease has run out renews nothing, whatever it read.
-func TestRenewalTooLate(t *testing.T) { undisturbed(t, renewalTooLate) }
+// So are renewals.
+func TestSessionOutlivesRenewals(t *testing.T) {
+	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
+		t.Helper()
+		const ttl = 900 * time.Millisecond
+		a, b := newNode(t, one), newNode(t, one)
+		g := a.take(t, locktest.Request(ttl))
+		r := locktest.Next(g.Key, time.Hour)
+		defer a.l.inject(cutKeepAlives)()
+		won := b.acquiring(t.Context(), r)
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		last := g.Start
+		for {
+			<-tick.C
+			renewed := time.Now()
+			err := a.Renew(t.Context(), g)
+			if err != nil && time.Since(last) >= ttl { // the lease has run out
+				require.NoError(t, locktest.Receive(t, won).Err)
+				return false
+			}
+			if err != nil {
+				require.ErrorContains(t, err, "keep-alive")
+				break
+			}
+			last = renewed
+		}
+		require.NotEqual(t, g.Start, last)
+		o := locktest.Receive(t, won)
+		require.NoError(t, o.Err)
+		require.GreaterOrEqual(t, o.At.Sub(last), ttl, "from the last renewal to the successor's grant")
+		return true
+	})
+}
 
-func renewalTooLate(t *testing.T) (done bool) {
-	t.Helper()
+// A renewal whose reply comes after the lease has expired renews nothing.
+func TestRenewalTooLate(t *testing.T) {
+	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
+		t.Helper()
+		a, b := newNode(t, one), newNode(t, one)
+		g := a.take(t, locktest.Request(shortTTL))
+		deliver := a.l.inject(holdReplies)
+		defer deliver()
+		renewed := make(chan error, 1)
+		go func() { renewed <- a.Renew(t.Context(), g) }()
+		_, err := b.Acquire(t.Context(), locktest.Next(g.Key, time.Hour))
+		require.NoError(t, err)
+		deliver()
+		err = <-renewed
+		if err != nil && strings.Contains(err.Error(), "keep-alive: ") { // it came to no read
+			return false
+		}
+		require.ErrorIs(t, err, dlock.ErrLost)
+		return true
+	})
+}
+
+// What a put without a reply has created expires, though nobody undoes it and the session lives on.
+func TestOrphanRunsOut(t *testing.T) {
+	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
+		t.Helper()
+		a, b := newNode(t, one), newNode(t, one)
+		held := a.take(t, locktest.Request(shortTTL)) // the same session
+		r := locktest.Request(shortTTL)
+		heal := a.l.inject(loseReplies)
+		_, err := a.TryAcquire(t.Context(), r)
+		require.Error(t, err)
+		heal()
+		_, err = b.Acquire(t.Context(), locktest.Next(r.Key, time.Hour))
+		require.NoError(t, err)
+		select {
+		case <-held.Lost:
+			require.Greater(t, time.Since(held.Start), shortSession, "the session is gone, and not only the orphan")
+			return false
+		default:
+		}
+		return true
+	})
+}
+
+// So does the key of a put whose reply is late. The call then waits with another key.
+func TestAnswerLate(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
-	g := a.take(t, request(shortTTL))
-	deliver := a.l.inject(holdReplies)
+	r := locktest.Next(b.take(t, locktest.Request(time.Hour)).Key, shortTTL)
+	answered, deliver := a.l.holdAnswer()
 	defer deliver()
-	renewed := make(chan error, 1)
-	go func() { renewed <- a.Renew(t.Context(), g) }()
-	_, err := b.Acquire(t.Context(), dlock.Request{Key: g.Key, Owner: "next", TTL: time.Hour})
-	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	left := a.acquiring(ctx, r)
+	locktest.Receive(t, answered)
+	key := func() []*mvccpb.KeyValue { return b.keysOf(t, r) }
+	locktest.Eventually(t, func() bool { return len(key()) == 0 })
 	deliver()
-	err = <-renewed
-	if err != nil && strings.Contains(err.Error(), "keep-alive: ") { // it came to no read
-		return false
+	locktest.Eventually(t, func() bool { return len(key()) == 1 })
+	cancel()
+	require.ErrorIs(t, locktest.Receive(t, left).Err, context.Canceled)
+	locktest.Eventually(t, func() bool { return len(key()) == 0 })
+}
+
+// Puts that are answered after their time is up are of no use, whether they were applied or came too late for that.
+func TestRepliesSlowerThanTheTTL(t *testing.T) {
+	for _, late := range []fault{answerLate, sendLate} {
+		for _, acquire := range []func(*etcdlock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
+			(*etcdlock.Backend).TryAcquire, (*etcdlock.Backend).Acquire,
+		} {
+			a, b := newNode(t, one), newNode(t, one)
+			a.starts(t, shortTTL)
+			heal := a.l.inject(late)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			r := locktest.Request(shortTTL)
+			_, err := acquire(a.Backend, ctx, r)
+			heal()
+			require.ErrorIs(t, err, dlock.ErrLost)
+			require.ErrorContains(t, err, "set a longer TTL")
+			n, _, _ := a.l.counts("late")
+			require.Equal(t, 3, n)
+			require.Empty(t, b.keysOf(t, r))
+			r.TTL = time.Hour
+			require.NoError(t, a.Release(t.Context(), a.take(t, r)))
+		}
 	}
-	require.ErrorIs(t, err, dlock.ErrLost)
-	return true
 }
 
-// A holder that is cut off blocks the lock for its session's time, and not less than it was promised.
-func TestHolderCutOff(t *testing.T) {
-	a, b := newNode(t, one), newNode(t, one)
-	g := a.take(t, request(shortTTL))
-	_, came := b.waits(t, g.Key, time.Hour)
-	defer a.l.inject(cut)()
-	o := <-came
-	require.NoError(t, o.err)
-	require.GreaterOrEqual(t, o.at.Sub(g.Start), shortTTL)
-	t.Logf("a TTL of %v was over after %v", shortTTL, o.at.Sub(g.Start))
-}
-
-// What a call without an answer has put goes when its time is up, though nobody asks and the session lives on.
-func TestOrphanRunsOut(t *testing.T) { undisturbed(t, orphanRunsOut) }
-
-func orphanRunsOut(t *testing.T) (done bool) {
-	t.Helper()
-	a, b := newNode(t, one), newNode(t, one)
-	held := a.take(t, request(shortTTL)) // the same session
-	r := request(shortTTL)
-	heal := a.l.inject(loseReplies)
-	_, err := a.TryAcquire(t.Context(), r)
-	require.Error(t, err)
-	heal()
-	_, err = b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+// The next put of a call doesn't find the key of the one before in its way.
+func TestUndoSlowerThanTheReply(t *testing.T) {
+	a := newNode(t, one)
+	const ttl = 500 * time.Millisecond
+	a.starts(t, ttl)
+	defer a.l.inject(undoLost)()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := a.TryAcquire(ctx, locktest.Request(ttl))
 	require.NoError(t, err)
-	select {
-	case <-held.Lost:
-		require.Greater(t, time.Since(held.Start), shortSession, "the session is gone, and not only the orphan")
-		return false
-	default:
-	}
-	return true
+	n, _, _ := a.l.counts("lost")
+	require.Equal(t, 3, n)
+}
+
+// A call without a deadline doesn't wait for ever until a put that was answered too late is undone.
+func TestUndoNeverAnswered(t *testing.T) {
+	a := newNode(t, one)
+	a.starts(t, shortTTL)
+	heal := a.l.inject(undoNever)
+	defer heal()
+	_, err := a.TryAcquire(t.Context(), locktest.Request(shortTTL))
+	require.ErrorIs(t, err, dlock.ErrLost)
+	require.ErrorContains(t, err, "set a longer TTL")
+}
+
+// A session request without a reply doesn't block other calls.
+func TestStuckSession(t *testing.T) {
+	a := newNode(t, one)
+	defer a.l.inject(holdGrant)()
+	first := a.acquiring(t.Context(), locktest.Request(time.Hour))
+	locktest.Eventually(t, func() bool {
+		n, _, _ := a.l.counts(grant)
+		return n == 1
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := a.TryAcquire(ctx, locktest.Request(time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, locktest.Receive(t, first).Err)
 }
 
 // A put that arrives after it was undone doesn't take effect. Later puts of the same session do.
@@ -166,22 +234,13 @@ func TestLatePut(t *testing.T) {
 		(*etcdlock.Backend).TryAcquire, (*etcdlock.Backend).Acquire,
 	} {
 		a, b := newNode(t, one), newNode(t, one)
-		g := a.take(t, request(time.Hour)) // starts the session
-		r := request(time.Hour)
+		g := a.take(t, locktest.Request(time.Hour)) // starts the session
+		r := locktest.Request(time.Hour)
 		ctx, cancel := context.WithCancel(t.Context())
 		deliver := a.l.inject(holdOneRequest)
-		came := make(chan error, 1)
-		calls, _, _ := a.l.counts(txn)
-		go func() {
-			_, err := acquire(a.Backend, ctx, r)
-			came <- err
-		}()
-		require.Eventually(t, func() bool {
-			n, _, _ := a.l.counts(txn)
-			return n > calls
-		}, 30*time.Second, time.Millisecond)
+		came := a.sends(t, func() (dlock.Grant, error) { return acquire(a.Backend, ctx, r) })
 		cancel()
-		require.ErrorIs(t, <-came, context.Canceled)
+		require.ErrorIs(t, (<-came).Err, context.Canceled)
 		require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}), dlock.ErrLost)
 		deliver()
 		<-a.l.late
@@ -195,60 +254,70 @@ func TestLatePut(t *testing.T) {
 	}
 }
 
-// A deletion that arrives when its key's name is in use again, by another owner or the same, leaves that key alone.
+// The same if only the timer undoes it.
+func TestLatePutNotUndone(t *testing.T) {
+	t.Parallel() // it waits
+	const ttl = 5 * time.Second
+	a, b := newNode(t, one), newNode(t, one)
+	guard := a.guardOf(t, a.take(t, locktest.Request(ttl))) // starts the session
+	r := locktest.Request(ttl)
+	ctx, cancel := context.WithCancel(t.Context())
+	deliver := a.l.inject(holdOneRequest)
+	came := a.sends(t, func() (dlock.Grant, error) { return a.TryAcquire(ctx, r) })
+	cancel()
+	require.ErrorIs(t, (<-came).Err, context.Canceled)
+	locktest.Eventually(t, func() bool {
+		resp, err := b.c.Get(t.Context(), guard)
+		return err == nil && len(resp.Kvs) == 1
+	})
+	deliver()
+	<-a.l.late
+	require.Empty(t, b.keysOf(t, r), "the late put's key")
+}
+
+// A deletion that arrives when its name is in use again leaves the new key alone.
 func TestLateDelete(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) { lateDelete(t, "next") })
 	t.Run("the same owner", func(t *testing.T) { lateDelete(t, "") })
 }
 
-func lateDelete(t *testing.T, next string) {
+func lateDelete(t *testing.T, owner string) {
 	t.Helper()
 	a, b := newNode(t, one), newNode(t, one)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	first := a.take(t, r)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	calls, _, _ := a.l.counts(txn)
 	deliver := a.l.inject(holdOneRequest)
-	released := make(chan error, 1)
 	undo := dlock.Grant{Key: r.Key, Owner: r.Owner}
-	go func() { released <- a.Release(ctx, undo) }()
-	require.Eventually(t, func() bool {
-		n, _, _ := a.l.counts(txn)
-		return n > calls
-	}, 30*time.Second, time.Millisecond)
+	released := a.sends(t, func() (dlock.Grant, error) { return undo, a.Release(ctx, undo) })
 	cancel()
-	require.ErrorIs(t, <-released, context.Canceled)
+	require.ErrorIs(t, (<-released).Err, context.Canceled)
 	require.NoError(t, a.Release(t.Context(), undo))
-	r.Owner = cmp.Or(next, r.Owner)
+	r.Owner = cmp.Or(owner, r.Owner)
 	g := a.take(t, r)
 	require.Equal(t, first.State, g.State, "the same name")
 	deliver()
 	<-a.l.late
-	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "third", TTL: time.Hour})
+	_, err := b.TryAcquire(t.Context(), locktest.Next(r.Key, time.Hour))
 	require.ErrorIs(t, err, dlock.ErrHeld)
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// So does one that is repeated in the background, because it had no answer, after somebody else has deleted the key.
+// So does one that is retried in the background after somebody else has deleted the key.
 func TestRepeatedDelete(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) { repeatedDelete(t, "next") })
 	t.Run("the same owner", func(t *testing.T) { repeatedDelete(t, "") })
 }
 
-func repeatedDelete(t *testing.T, next string) {
+func repeatedDelete(t *testing.T, owner string) {
 	t.Helper()
 	a, b := newNode(t, one), newNode(t, one)
-	held := b.take(t, request(time.Hour))
-	r := request(time.Hour)
-	r.Key = held.Key
+	held := b.take(t, locktest.Request(time.Hour))
+	r := locktest.Next(held.Key, time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	left := make(chan error, 1)
-	go func() {
-		_, err := a.Acquire(ctx, r)
-		left <- err
-	}()
+	left := a.acquiring(ctx, r)
 	a.watches(t, 1)
 	keys := b.keysOf(t, r)
 	require.Len(t, keys, 1)
@@ -261,26 +330,26 @@ func repeatedDelete(t *testing.T, next string) {
 	deliver := a.l.inject(delayOneRequest) // what its timer sends then
 	defer deliver()
 	cancel()
-	require.ErrorIs(t, <-left, context.Canceled)
-	require.Eventually(t, func() bool {
+	require.ErrorIs(t, (<-left).Err, context.Canceled)
+	locktest.Eventually(t, func() bool {
 		n, _, _ := a.l.counts(txn)
 		return n == calls+2
-	}, 30*time.Second, time.Millisecond)
+	})
 	require.NoError(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}))
 	require.NoError(t, b.Release(t.Context(), held))
-	r.Owner = cmp.Or(next, r.Owner)
+	r.Owner = cmp.Or(owner, r.Owner)
 	g := a.take(t, r)
 	require.EqualValues(t, name, g.State, "the same name")
 	answered, passOn := a.l.holdAnswer()
 	passOn()
 	deliver()
-	receive(t, answered)
-	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: r.Key, Owner: "third", TTL: time.Hour})
+	locktest.Receive(t, answered)
+	_, err := b.TryAcquire(t.Context(), locktest.Next(r.Key, time.Hour))
 	require.ErrorIs(t, err, dlock.ErrHeld)
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// A session is kept alive often enough for the longest of its TTLs, so that grants need not wait for it, and not more often.
+// Keep-alives are frequent enough for the longest TTL of a session, and not more frequent.
 func TestKeepAlivesAreFew(t *testing.T) {
 	for name, c := range map[string]struct {
 		ttls        []time.Duration // all of one session of 12 s
@@ -294,10 +363,10 @@ func TestKeepAlivesAreFew(t *testing.T) {
 			t.Parallel()
 			a := newNode(t, one)
 			for _, ttl := range c.ttls {
-				a.take(t, request(ttl))
+				a.take(t, locktest.Request(ttl))
 			}
 			for i := 2; ; i++ { // the first may have been on its way to the second before the last TTL was known
-				require.Eventually(t, func() bool { return len(a.l.keptAlive()) > i }, 30*time.Second, 10*time.Millisecond)
+				locktest.Eventually(t, func() bool { return len(a.l.keptAlive()) > i }, 30*time.Second, 10*time.Millisecond)
 				kept := a.l.keptAlive()
 				gap := kept[i].Sub(kept[i-1])
 				require.Greater(t, gap, c.least)
@@ -310,10 +379,10 @@ func TestKeepAlivesAreFew(t *testing.T) {
 	}
 }
 
-// Renewals commit nothing: they are reads.
+// Renewals commit nothing.
 func TestRenewalsWriteNothing(t *testing.T) {
 	a := newNode(t, three)
-	g := a.take(t, request(time.Hour))
+	g := a.take(t, locktest.Request(time.Hour))
 	before, _, _ := a.l.counts(txn)
 	writes := a.l.writes
 	for range 10 {
@@ -324,55 +393,55 @@ func TestRenewalsWriteNothing(t *testing.T) {
 	require.Equal(t, writes, a.l.writes)
 }
 
-// Close leaves what is held, and nothing else.
-func TestCloseRevokesIdleSessions(t *testing.T) { undisturbed(t, closeRevokesIdleSessions) }
-
-func closeRevokesIdleSessions(t *testing.T) (done bool) {
-	t.Helper()
-	n := newNode(t, one)
-	lease := func(r dlock.Request) clientv3.LeaseID {
-		kvs := n.keysOf(t, r)
-		require.Len(t, kvs, 1)
-		return clientv3.LeaseID(kvs[0].Lease)
-	}
-	b := newBackend(t, n.c, nil)
-	held, idle := request(time.Hour), request(time.Minute)
-	_, err := b.TryAcquire(t.Context(), held)
-	require.NoError(t, err)
-	g, err := b.TryAcquire(t.Context(), idle)
-	require.NoError(t, err)
-	heldLease, idleLease := lease(held), lease(idle)
-	require.NotEqual(t, heldLease, idleLease)
-	require.NoError(t, b.Release(t.Context(), g))
-	began := time.Now()
-	require.NoError(t, b.Close())
-	took := time.Since(began)
-	left, err := n.c.TimeToLive(t.Context(), heldLease)
-	require.NoError(t, err)
-	require.Positive(t, left.TTL)
-	left, err = n.c.TimeToLive(t.Context(), idleLease)
-	require.NoError(t, err)
-	if left.TTL != -1 && took >= time.Second { // Close gives up then
-		return false
-	}
-	require.EqualValues(t, -1, left.TTL)
-	return true
+// Close keeps grants, and revokes unused sessions.
+func TestCloseRevokesIdleSessions(t *testing.T) {
+	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
+		t.Helper()
+		n := newNode(t, one)
+		lease := func(r dlock.Request) clientv3.LeaseID {
+			kvs := n.keysOf(t, r)
+			require.Len(t, kvs, 1)
+			return clientv3.LeaseID(kvs[0].Lease)
+		}
+		b := newBackend(t, n.c, nil)
+		held, idle := locktest.Request(time.Hour), locktest.Request(time.Minute)
+		_, err := b.TryAcquire(t.Context(), held)
+		require.NoError(t, err)
+		g, err := b.TryAcquire(t.Context(), idle)
+		require.NoError(t, err)
+		heldLease, idleLease := lease(held), lease(idle)
+		require.NotEqual(t, heldLease, idleLease)
+		require.NoError(t, b.Release(t.Context(), g))
+		began := time.Now()
+		require.NoError(t, b.Close())
+		took := time.Since(began)
+		left, err := n.c.TimeToLive(t.Context(), heldLease)
+		require.NoError(t, err)
+		require.Positive(t, left.TTL)
+		left, err = n.c.TimeToLive(t.Context(), idleLease)
+		require.NoError(t, err)
+		if left.TTL != -1 && took >= time.Second { // Close gives up then
+			return false
+		}
+		require.EqualValues(t, -1, left.TTL)
+		return true
+	})
 }
 
-// A put may arrive when its session is over, and etcd has not looked yet: it takes effect, and the keep-alive that a grant
-// needs then tells that the session is gone. There is a new one for that.
+// A put may be applied just before etcd notices that its session is over. The keep-alive that the grant needs tells, and the
+// call retries on a new session.
 func TestSessionEndsUnderAGrant(t *testing.T) {
-	undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 0) })
-	// The Backend couldn't say that it leaves: the timer that is to see to that leaves the next key alone.
-	undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 1) })
+	locktest.Undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 0) })
+	// The first deletion of the key fails; the retry leaves the next key alone.
+	locktest.Undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 1) })
 }
 
 func sessionEndsUnderAGrant(t *testing.T, refuse int) (done bool) {
 	t.Helper()
 	const ttl = 900 * time.Millisecond
 	a, b := newNode(t, one), newNode(t, one)
-	a.take(t, request(ttl)) // starts the session
-	r := request(ttl)
+	a.take(t, locktest.Request(ttl)) // starts the session
+	r := locktest.Request(ttl)
 	heal := a.l.inject(cutKeepAlives)
 	defer heal()
 	time.Sleep(1200 * time.Millisecond) // now the last keep-alive doesn't cover a grant
@@ -399,7 +468,7 @@ func sessionEndsUnderAGrant(t *testing.T, refuse int) (done bool) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, err = b.Acquire(ctx, dlock.Request{Key: r.Key, Owner: "successor", TTL: time.Hour})
+	_, err = b.Acquire(ctx, locktest.Next(r.Key, time.Hour))
 	require.NoError(t, err, "the key of a lease that is over goes")
 	require.GreaterOrEqual(t, time.Since(g.Start), ttl)
 	return done
@@ -413,7 +482,7 @@ func TestNew(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrInvalid, "a prefix that can be mistaken for a lock")
 	b := newBackend(t, n.c, &etcdlock.Options{Prefix: "app/"})
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	g := n.take(t, r)
 	other, err := b.TryAcquire(t.Context(), r)
 	require.NoError(t, err, "prefixes are apart")
@@ -425,10 +494,10 @@ func TestNew(t *testing.T) {
 	require.Equal(t, resp.Kvs[0].CreateRevision, resp.Kvs[0].ModRevision)
 }
 
-// However often locks are taken, etcd gets no new names to remember.
+// Repeated acquisitions create no new names.
 func TestNamesAreUsedAgain(t *testing.T) {
 	a := newNode(t, one)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	names := map[string]bool{}
 	for range 10 {
 		r.Owner = uuid.NewString()
@@ -441,32 +510,32 @@ func TestNamesAreUsedAgain(t *testing.T) {
 	require.Len(t, names, 1)
 }
 
-// The name of a grant that has run out may be another's by now.
-func TestStaleGrantOfAName(t *testing.T) { undisturbed(t, staleGrantOfAName) }
-
-func staleGrantOfAName(t *testing.T) (done bool) {
-	t.Helper()
-	a, b := newNode(t, one), newNode(t, one)
-	r := request(shortTTL)
-	first := a.take(t, r)
-	mid, err := b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "between", TTL: time.Hour}) // first has run out
-	require.NoError(t, err)
-	require.NoError(t, b.Release(t.Context(), mid))
-	r.Owner = "next"
-	r.TTL = shortSession // the same S
-	second := a.take(t, r)
-	if first.State != second.State && time.Since(first.Start) > shortSession { // the session was another
-		return false
-	}
-	require.Equal(t, first.State, second.State)
-	require.ErrorIs(t, a.Release(t.Context(), first), dlock.ErrLost)
-	require.ErrorIs(t, a.Renew(t.Context(), first), dlock.ErrLost)
-	return true
+// An expired grant's name may be another's by now.
+func TestStaleGrantOfAName(t *testing.T) {
+	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
+		t.Helper()
+		a, b := newNode(t, one), newNode(t, one)
+		r := locktest.Request(shortTTL)
+		first := a.take(t, r)
+		mid, err := b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "between", TTL: time.Hour}) // first has run out
+		require.NoError(t, err)
+		require.NoError(t, b.Release(t.Context(), mid))
+		r.Owner = "next"
+		r.TTL = shortSession // the same S
+		second := a.take(t, r)
+		if first.State != second.State && time.Since(first.Start) > shortSession { // the session was another
+			return false
+		}
+		require.Equal(t, first.State, second.State)
+		require.ErrorIs(t, a.Release(t.Context(), first), dlock.ErrLost)
+		require.ErrorIs(t, a.Renew(t.Context(), first), dlock.ErrLost)
+		return true
+	})
 }
 
 func TestIsOwner(t *testing.T) {
 	n := newNode(t, one)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	g := n.take(t, r)
 	write := func(g dlock.Grant) bool {
 		resp, err := n.c.Txn(t.Context()).If(n.IsOwner(g)).Then(clientv3.OpPut("test/guarded", "")).Commit()

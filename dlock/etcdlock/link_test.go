@@ -1,7 +1,6 @@
 package etcdlock_test
 
 import (
-	"bytes"
 	"context"
 	"slices"
 	"sync"
@@ -15,31 +14,25 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// link stands between a client and its etcd and disturbs calls.
+// link is a faulty connection of a client to its etcd.
 type link struct {
 	mu      sync.Mutex
 	fault   fault
 	changed chan struct{} // closed when the fault ends
 	broken  chan struct{} // closed when what is open breaks
 	calls   map[string]int
-	watches int           // asked for
-	opened  int           // of these
-	events  int           // that watches have told
-	writes  int           // transactions that could write
-	kept    []time.Time   // when keep-alives left
-	late    chan struct{} // closed when a request that was held has arrived
-	after   func()        // if not nil, called once, when a transaction has been answered
-	refuse  int           // so many transactions are
-	answers int           // to transactions
-	members []uint64      // who has answered transactions, and told what a watch saw
-
-	sent       *grpc.ClientConn // by which the last transaction went
-	watched    *grpc.ClientConn // by which the last watch of an inbox was asked for
-	heard      *grpc.ClientConn // by which a watch has told something last
-	silent     *grpc.ClientConn // what is sent by this one gets no answer
-	leaderless *grpc.ClientConn // and this one leads to a member that knows no leader
+	watches int                      // asked for
+	opened  int                      // of these
+	events  int                      // that watches have told
+	writes  int                      // transactions that could write
+	kept    []time.Time              // when keep-alives left
+	late    chan struct{}            // closed when a request that was held has arrived
+	after   func()                   // if not nil, called once, when a transaction has been answered
+	refuse  int                      // so many transactions are
+	undone  map[string]chan struct{} // by the value of a key, when its deletion has been answered
 }
 
 type fault int
@@ -57,14 +50,19 @@ const (
 	deaf          // and watches, too
 	forgetLeases  // as transactions find out
 	delayOneRequest
-	silence
-	leaderlessness
+	answerLate // puts are answered when they have been undone
+	sendLate   // and sent only then
+	undoLost   // the first put is answered when its deletion has been lost once, which is lost three times
+	undoNever  // which is always lost
+	holdGrant  // one request for a session isn't answered
+	fillDisk   // a transaction that puts is applied, and answered that there is no room, as when it crosses etcd's quota
 )
 
 const (
 	keepAlive = "/etcdserverpb.Lease/LeaseKeepAlive"
 	watch     = "/etcdserverpb.Watch/Watch"
 	txn       = "/etcdserverpb.KV/Txn"
+	grant     = "/etcdserverpb.Lease/LeaseGrant"
 	read      = "/etcdserverpb.KV/Range"
 )
 
@@ -83,22 +81,14 @@ func (f fault) cuts(method string) bool {
 }
 
 func newLink() *link {
-	return &link{changed: make(chan struct{}), broken: make(chan struct{}), calls: map[string]int{}, late: make(chan struct{})}
+	return &link{changed: make(chan struct{}), broken: make(chan struct{}), calls: map[string]int{}, late: make(chan struct{}), undone: map[string]chan struct{}{}}
 }
 
 func (l *link) faults() dlocktest.Link {
-	inject := func(f fault) func() (heal func()) {
-		return func() func() { return l.inject(f) }
-	}
-	return dlocktest.Link{
-		LoseRequests: inject(loseRequests),
-		LoseReplies:  inject(loseReplies),
-		HoldReplies:  inject(holdReplies),
-		Cut:          inject(cut),
-	}
+	return locktest.Link(l.inject, loseRequests, loseReplies, holdReplies, cut)
 }
 
-// inject makes f the fault until heal is called. A fault that loses messages breaks open streams.
+// inject makes f the fault until heal is called, and breaks open streams.
 func (l *link) inject(f fault) (heal func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,7 +110,7 @@ func (l *link) now() (f fault, changed, broken <-chan struct{}) {
 	return l.fault, l.changed, l.broken
 }
 
-// holdAnswer holds back the next transaction's answer until deliver is called. answered is closed when there is one.
+// holdAnswer delays the next transaction's reply until deliver is called. answered is closed when there is one.
 func (l *link) holdAnswer() (answered <-chan struct{}, deliver func()) {
 	there, gate := make(chan struct{}), make(chan struct{})
 	l.mu.Lock()
@@ -132,7 +122,7 @@ func (l *link) holdAnswer() (answered <-chan struct{}, deliver func()) {
 	return there, sync.OnceFunc(func() { close(gate) })
 }
 
-// whatIsAfter returns what is to be done after a call of a method, which is done once.
+// whatIsAfter returns what is to be done once after a call of a method.
 func (l *link) whatIsAfter(method string) (after func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,14 +132,14 @@ func (l *link) whatIsAfter(method string) (after func()) {
 	return after
 }
 
-// counts returns how many calls there were of a method, how many watches, and how many events they told.
+// counts returns the number of calls of a method, of watches, and of events.
 func (l *link) counts(method string) (calls, watches, events int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.calls[method], l.watches, l.events
 }
 
-// openedWatches returns how many watches etcd has opened.
+// openedWatches returns the number of watches that etcd has opened.
 func (l *link) openedWatches() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,36 +155,6 @@ func (l *link) keptAlive() []time.Time {
 
 var errLink = status.Error(codes.Unavailable, "broken link")
 
-// answered notes which member an answer is of.
-func (l *link) answered(answer any) {
-	var h *pb.ResponseHeader
-	switch a := answer.(type) {
-	case *pb.TxnResponse:
-		h = a.Header
-		l.mu.Lock()
-		l.answers++
-		l.mu.Unlock()
-	case *pb.WatchResponse:
-		if len(a.Events) > 0 {
-			h = a.Header
-		}
-	}
-	if h == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.members = append(l.members, h.MemberId)
-}
-
-// whoAnswered returns the members that answered since the last call.
-func (l *link) whoAnswered() (members []uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	members, l.members = l.members, nil
-	return members
-}
-
 func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	l.mu.Lock()
 	l.calls[method]++
@@ -204,20 +164,11 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		l.writes++
 	}
 	f, changed := l.fault, l.changed
-	if method == txn {
-		l.sent = cc
-	}
-	switch cc {
-	case l.silent:
-		f = silence
-	case l.leaderless:
-		f = leaderlessness
-	}
 	switch {
 	case method == txn && l.refuse > 0:
 		l.refuse--
 		f = cut
-	case f == holdOneRequest || f == delayOneRequest:
+	case f == holdOneRequest || f == delayOneRequest || f == holdGrant && method == grant:
 		l.fault = none
 	}
 	l.mu.Unlock()
@@ -234,11 +185,6 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		}
 	case delayOneRequest:
 		<-changed
-	case leaderlessness:
-		return rpctypes.ErrGRPCNoLeader
-	case silence:
-		<-ctx.Done()
-		return status.FromContextError(ctx.Err()).Err()
 	case holdOneRequest: // it arrives late, whatever its sender has done meanwhile
 		go func() {
 			<-changed
@@ -247,18 +193,40 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		}()
 		<-ctx.Done()
 		return status.FromContextError(ctx.Err()).Err()
+	case sendLate:
+		if r, ok := req.(*pb.TxnRequest); ok && !undoes(r) {
+			l.untilUndone(ctx, r)
+		}
+	case undoLost, undoNever:
+		if r, ok := req.(*pb.TxnRequest); ok && undoes(r) {
+			if l.lost(3) && f == undoLost {
+				l.inject(none)
+			}
+			l.untilUndone(ctx, r)
+			return errLink
+		}
+	case holdGrant:
+		if method == grant {
+			<-ctx.Done()
+			return status.FromContextError(ctx.Err()).Err()
+		}
 	default: // nothing happens to it
 	}
 	err := invoke(ctx, method, req, reply, cc, opts...)
-	if err == nil {
-		l.answered(reply)
-	}
 	if after := l.whatIsAfter(method); after != nil {
 		after()
 	}
 	switch f, changed, _ := l.now(); f {
 	case loseReplies, cut:
 		return errLink
+	case fillDisk:
+		if r, ok := req.(*pb.TxnRequest); ok && err == nil && puts(r) {
+			return rpctypes.ErrGRPCNoSpace
+		}
+	case answerLate, sendLate, undoLost, undoNever:
+		if r, ok := req.(*pb.TxnRequest); ok && (f == answerLate || undoes(r) || f >= undoLost && l.first()) {
+			l.untilUndone(ctx, r)
+		}
 	case holdReplies:
 		select {
 		case <-changed:
@@ -270,7 +238,56 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 	return err
 }
 
-// stream breaks streams. The client library reads and writes them when it likes, so they break by their contexts.
+// first reports whether no request was late so far.
+func (l *link) first() bool {
+	n, _, _ := l.counts("late")
+	return n == 0
+}
+
+// lost counts a request that is lost, and reports whether it is the last of n.
+func (l *link) lost(n int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls["lost"]++
+	return l.calls["lost"] == n
+}
+
+// untilUndone delays a put until the deletion of its key has been answered, which another call of it notes.
+func (l *link) untilUndone(ctx context.Context, r *pb.TxnRequest) {
+	undone := func(value []byte) chan struct{} {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.undone[string(value)] == nil {
+			l.undone[string(value)] = make(chan struct{}, 1)
+		}
+		return l.undone[string(value)]
+	}
+	if undoes(r) {
+		select {
+		case undone(r.Compare[0].GetValue()) <- struct{}{}:
+		default: // it has been repeated
+		}
+		return
+	}
+	l.mu.Lock()
+	l.calls["late"]++
+	l.mu.Unlock()
+	select {
+	case <-undone(r.Success[len(r.Success)-1].GetRequestPut().Value):
+	case <-ctx.Done():
+	}
+}
+
+// undoes reports whether a transaction deletes a key by its value.
+func undoes(r *pb.TxnRequest) bool { return len(r.Compare[0].GetValue()) > 0 }
+
+func puts(r *pb.TxnRequest) bool {
+	return slices.ContainsFunc(slices.Concat(r.GetSuccess(), r.GetFailure()), func(o *pb.RequestOp) bool {
+		return o.GetRequestPut() != nil || puts(o.GetRequestTxn())
+	})
+}
+
+// stream breaks streams by their contexts: the client library reads and writes them at any time.
 func (l *link) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
@@ -284,12 +301,12 @@ func (l *link) stream(
 		cancel()
 		return nil, err
 	}
-	st := &stream{ClientStream: s, l: l, cc: cc, cancel: cancel}
+	st := &stream{ClientStream: s, l: l, cancel: cancel}
 	go func() {
 		for ctx.Err() == nil {
 			f, _, next := l.now()
-			if err := l.breaks(f, method, cc); err != nil {
-				st.cut.Store(&err)
+			if f.cuts(method) {
+				st.cut.Store(true)
 				cancel()
 			}
 			select {
@@ -302,55 +319,17 @@ func (l *link) stream(
 	return st, nil
 }
 
-// breaks is the error of streams that break.
-func (l *link) breaks(f fault, method string, cc *grpc.ClientConn) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case f.cuts(method):
-		return errLink
-	case method == watch && l.leaderless == cc:
-		return rpctypes.ErrGRPCNoLeader
-	}
-	return nil
-}
-
-// told returns how many transactions were answered, and how many events watches have told.
-func (l *link) told() (answers, events int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.answers, l.events
-}
-
-// by returns the connections by which the last transaction went, and by which a watch has told something last.
-func (l *link) by() (sent, heard *grpc.ClientConn) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.sent, l.heard
-}
-
-// watchedBy returns the connection by which an inbox was asked for last.
-func (l *link) watchedBy() *grpc.ClientConn {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.watched
-}
-
 type stream struct {
 	grpc.ClientStream
 	l      *link
-	cc     *grpc.ClientConn
 	cancel context.CancelFunc
-	cut    atomic.Pointer[error]
+	cut    atomic.Bool
 }
 
 func (s *stream) SendMsg(m any) error {
 	if r, ok := m.(*pb.WatchRequest); ok && r.GetCreateRequest() != nil {
 		s.l.mu.Lock()
 		s.l.watches++
-		if bytes.Contains(r.GetCreateRequest().Key, []byte("turn/")) {
-			s.l.watched = s.cc
-		}
 		s.l.mu.Unlock()
 	}
 	if _, ok := m.(*pb.LeaseKeepAliveRequest); ok {
@@ -365,8 +344,8 @@ func (s *stream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	cut := s.cut.Load()
 	switch r, ok := m.(*pb.WatchResponse); {
-	case cut != nil:
-		return *cut
+	case cut:
+		return errLink
 	case err != nil:
 		s.cancel()
 	case ok:
@@ -375,11 +354,7 @@ func (s *stream) RecvMsg(m any) error {
 		if r.Created && !r.Canceled {
 			s.l.opened++
 		}
-		if len(r.Events) > 0 {
-			s.l.heard = s.cc
-		}
 		s.l.mu.Unlock()
-		s.l.answered(r)
 	}
 	return err
 }

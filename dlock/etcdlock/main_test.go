@@ -10,8 +10,7 @@ import (
 // one and three are the etcd of all tests, of one member and of three.
 var one, three *testbed.Cluster
 
-// steady is a cluster whose leader stays: an election fails what is under way, and by default a member that stands still for
-// 700 ms is voted out.
+// steady is a cluster whose leader stays: by default a member that is stopped for 700 ms loses an election.
 var steady = &testbed.Options{Args: []string{"--election-timeout", "5000"}}
 
 func TestMain(m *testing.M) {

@@ -11,10 +11,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// guardOf returns the name of the guard of a grant's session.
+// guardOf returns the guard of a grant's session.
 func (n node) guardOf(tb testing.TB, g dlock.Grant) string {
 	tb.Helper()
 	keys := n.keysOf(tb, dlock.Request{Key: g.Key, Owner: g.Owner})
@@ -22,10 +23,10 @@ func (n node) guardOf(tb testing.TB, g dlock.Grant) string {
 	return fmt.Sprintf("session/%x", keys[0].Lease)
 }
 
-// moveGuard has a put go unanswered and undoes it, and returns the revision that guard is at then.
+// moveGuard undoes a put without a reply, and returns the revision of the guard then.
 func (n node) moveGuard(tb testing.TB, guard string, ttl time.Duration) int64 {
 	tb.Helper()
-	r := request(ttl)
+	r := locktest.Request(ttl)
 	heal := n.l.inject(loseReplies)
 	_, err := n.TryAcquire(tb.Context(), r)
 	heal()
@@ -37,14 +38,14 @@ func (n node) moveGuard(tb testing.TB, guard string, ttl time.Duration) int64 {
 	return resp.Kvs[0].ModRevision
 }
 
-// goesOn shows that n, whose session's guard has been forgotten, acquires what is free, with few requests, and what has
-// become of a grant that the store still knows: its holder is told that it is lost, and nobody else gets it before its time.
+// goesOn shows that n, whose guard has been lost, can acquire a free key with few requests; that the holder of a grant in the
+// store learns that it is lost; and that nobody else gets that key before its time.
 func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Grant {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	before, _, _ := n.l.counts(txn)
-	g, err := n.TryAcquire(ctx, request(ttl))
+	g, err := n.TryAcquire(ctx, locktest.Request(ttl))
 	after, _, _ := n.l.counts(txn)
 	require.NoError(t, err, "after %d transactions", after-before)
 	require.LessOrEqual(t, after-before, 3)
@@ -56,8 +57,7 @@ func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Gr
 		require.Fail(t, "the holder is not told")
 	}
 	require.ErrorIs(t, n.Renew(t.Context(), held), dlock.ErrLost)
-	r := request(ttl)
-	r.Key = held.Key
+	r := locktest.Next(held.Key, ttl)
 	_, err = n.TryAcquire(t.Context(), r)
 	require.ErrorIs(t, err, dlock.ErrHeld)
 	require.NoError(t, n.Release(t.Context(), held))
@@ -65,10 +65,10 @@ func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Gr
 	return g
 }
 
-// A session whose guard somebody has deleted is given up.
+// A session whose guard was deleted is replaced.
 func TestGuardDeleted(t *testing.T) {
 	a := newNode(t, one)
-	held := a.take(t, request(time.Hour))
+	held := a.take(t, locktest.Request(time.Hour))
 	guard := a.guardOf(t, held)
 	a.moveGuard(t, guard, time.Hour)
 	_, err := a.c.Delete(t.Context(), guard)
@@ -76,7 +76,7 @@ func TestGuardDeleted(t *testing.T) {
 	a.goesOn(t, held, time.Hour)
 }
 
-// So is one whose guard is older in the snapshot from which the store was restored, or not in it.
+// So is one whose guard is older or missing in a restored snapshot.
 func TestRestoredSnapshot(t *testing.T) {
 	for _, moved := range []bool{false, true} {
 		for _, bump := range []uint64{0, 1000} {
@@ -85,7 +85,7 @@ func TestRestoredSnapshot(t *testing.T) {
 				testbed.Need(t, err)
 				t.Cleanup(func() { require.NoError(t, c.Close()) })
 				a := newNode(t, c)
-				held := a.take(t, request(time.Hour))
+				held := a.take(t, locktest.Request(time.Hour))
 				guard := a.guardOf(t, held)
 				if moved {
 					a.moveGuard(t, guard, time.Hour)
@@ -98,10 +98,10 @@ func TestRestoredSnapshot(t *testing.T) {
 				last := a.moveGuard(t, guard, time.Hour)
 
 				require.NoError(t, c.RestoreSnapshot(t.Context(), snapshot, bump))
-				require.Eventually(t, func() bool { // the client connects again
+				locktest.Eventually(t, func() bool { // the client connects again
 					_, err := a.c.Get(t.Context(), guard, clientv3.WithCountOnly())
 					return err == nil
-				}, 30*time.Second, 10*time.Millisecond)
+				})
 				g := a.goesOn(t, held, time.Hour)
 				if bump > 0 {
 					require.Greater(t, g.Fence, uint64(last))
@@ -111,10 +111,10 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
-// A key that was deleted before is back, in the queue of a Backend that is alive. It goes with its session.
+// A deleted key is back, in the queue of a live Backend. It goes with its session.
 func TestDeletedKeyIsBack(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
-	r := request(shortSession)
+	r := locktest.Request(shortSession)
 	g := a.take(t, r)
 	keys := b.keysOf(t, r)
 	require.Len(t, keys, 1)
@@ -124,19 +124,19 @@ func TestDeletedKeyIsBack(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for _, owner := range []string{"next", r.Owner} {
-		next, err := a.Acquire(ctx, dlock.Request{Key: r.Key, Owner: owner, TTL: r.TTL})
+		then, err := a.Acquire(ctx, dlock.Request{Key: r.Key, Owner: owner, TTL: r.TTL})
 		require.NoError(t, err)
-		require.Greater(t, next.Fence, g.Fence)
+		require.Greater(t, then.Fence, g.Fence)
 	}
 }
 
-// A waiter watches from a revision on that a store which was restored hasn't come to again. It looks all the same.
+// A waiter's watch begins at a revision that the restored store hasn't reached. It reads all the same.
 func TestWatchAfterARestore(t *testing.T) {
 	c, err := testbed.StartEtcd(t.Context(), 1, nil)
 	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	a, b := newNode(t, c), newNode(t, c)
-	g := a.take(t, request(time.Hour))
+	g := a.take(t, locktest.Request(time.Hour))
 	_, came := b.waits(t, g.Key, time.Hour)
 	rd, err := a.c.Snapshot(t.Context())
 	require.NoError(t, err)
@@ -149,59 +149,48 @@ func TestWatchAfterARestore(t *testing.T) {
 	}
 	b.watches(t, 2) // the key before its own, from after these
 	require.NoError(t, c.RestoreSnapshot(t.Context(), snapshot, 0))
-	require.Eventually(t, func() bool { // the client connects again
+	locktest.Eventually(t, func() bool { // the client connects again
 		_, err := a.c.Get(t.Context(), "test/unrelated")
 		return err == nil
-	}, 30*time.Second, 10*time.Millisecond)
+	})
 	a.revoke(t, dlock.Request{Key: g.Key, Owner: g.Owner}) // so that it tells nobody
-	require.NoError(t, receive(t, came).err)
+	require.NoError(t, locktest.Receive(t, came).Err)
 }
 
-// A put that another claim's clean-up overtakes is no sign of it: it is repeated on the same session.
+// A put that is overtaken by another claim's undo is repeated on the same session.
 func TestGuardMoves(t *testing.T) {
 	a := newNode(t, one)
-	held := a.take(t, request(time.Hour))
-	try := func(ctx context.Context, r dlock.Request) <-chan outcome {
-		calls, _, _ := a.l.counts(txn)
-		came := make(chan outcome, 1)
-		go func() {
-			g, err := a.TryAcquire(ctx, r)
-			came <- outcome{g, err, time.Now()}
-		}()
-		require.Eventually(t, func() bool {
-			n, _, _ := a.l.counts(txn)
-			return n > calls
-		}, 30*time.Second, time.Millisecond)
-		return came
+	held := a.take(t, locktest.Request(time.Hour))
+	try := func(ctx context.Context, r dlock.Request) <-chan locktest.Outcome {
+		return a.sends(t, func() (dlock.Grant, error) { return a.TryAcquire(ctx, r) })
 	}
-	undone := request(time.Hour)
+	undone := locktest.Request(time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer a.l.inject(holdOneRequest)()
 	lost := try(ctx, undone)
 	cancel()
-	require.ErrorIs(t, (<-lost).err, context.Canceled)
+	require.ErrorIs(t, (<-lost).Err, context.Canceled)
 	deliver := a.l.inject(delayOneRequest)
 	defer deliver()
-	overtaken := try(t.Context(), request(time.Hour))
+	overtaken := try(t.Context(), locktest.Request(time.Hour))
 	require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: undone.Key, Owner: undone.Owner}), dlock.ErrLost)
 	before, _, _ := a.l.counts(txn)
 	deliver()
-	o := <-overtaken
-	require.NoError(t, o.err)
+	o := locktest.Won(t, overtaken)
 	after, _, _ := a.l.counts(txn)
 	require.Equal(t, 1, after-before, "repeated once")
-	require.Equal(t, held.Lost, o.g.Lost, "the same session")
+	require.Equal(t, held.Lost, o.Lost, "the same session")
 	require.NoError(t, a.Renew(t.Context(), held))
 	<-a.l.late
 }
 
-// Whatever the server answers, requests are not repeated without pauses.
+// Requests are not repeated without a delay.
 func TestRetriesPause(t *testing.T) {
 	a := newNode(t, one)
 	defer a.l.inject(forgetLeases)()
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	_, err := a.TryAcquire(ctx, request(shortTTL))
+	_, err := a.TryAcquire(ctx, locktest.Request(shortTTL))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	n, _, _ := a.l.counts(txn)
 	require.LessOrEqual(t, n, 7, "pauses of 20, 40, 80, 160 and 320 ms")

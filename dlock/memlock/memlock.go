@@ -72,6 +72,9 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	l.waiters = append(l.waiters, w)
 	b.m.settle(l)
 	b.m.mu.Unlock()
+	if len(w.granted) == 0 {
+		r.NoteHeld()
+	}
 
 	var err error
 	select {

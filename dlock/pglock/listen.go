@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
 // queue is where the calls of Acquire wait that want one key.
@@ -73,18 +75,12 @@ const (
 // listen wakes waiters until the Backend is closed. Whatever was notified while nobody listened is made up for by waking
 // all: when the connection stands, and when it cannot be had, so that they learn from their own requests how things are.
 func (b *Backend) listen() {
-	for pause := listenPause; ; pause = min(2*pause, listenMaxPause) {
+	for pause := listenPause; b.open.Err() == nil; pause = min(2*pause, listenMaxPause) {
 		if b.listenOnce() {
 			pause = listenPause
 		}
 		b.allWoken()
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-b.open.Done():
-			t.Stop()
-			return
-		}
+		wait.For(b.open, pause)
 	}
 }
 

@@ -198,6 +198,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	if !errors.Is(err, dlock.ErrHeld) {
 		return g, err
 	}
+	r.NoteHeld()
 	q := b.join(r.Key)
 	defer b.leave(r.Key, q)
 	select { // the others learn what they need from the one whose turn it is, when it leaves

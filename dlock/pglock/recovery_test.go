@@ -11,11 +11,11 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// TestRaiseCounter runs the README's statement for tokens that are behind.
+// TestRaiseCounter runs the statement of docs/operations.md for tokens that have regressed.
 func TestRaiseCounter(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
-	statement := regexp.MustCompile("`(UPDATE fencelab_lock [^`]*)`").FindSubmatch(readme)
+	statement := regexp.MustCompile("`(UPDATE fencelab_lock [^`]*)`").FindSubmatch(page)
 	require.NotNil(t, statement)
 	b, pool := newBackend(t)
 	request := func() dlock.Request {

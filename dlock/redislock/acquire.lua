@@ -1,32 +1,29 @@
--- Takes the lock and mints its fencing token in one step, or joins the queue.
--- KEYS: lock, fence counter, queue.
--- ARGV: owner, TTL in ms, the name of the counters' floor, 1 if the server knows all who listen; and of one that waits: its
--- entry in the queue up to its name, the most that may wait, and anything if it may be in the queue already.
--- Returns {token}, or {token, 1} if the lock was the owner's already; or {0, ms until the holder's lease ends}; or, to one
--- that waits, {0, ms, its place in the queue from 1}, where ms is -1 unless it is first; to one that may have been in the
--- queue also {..., the queue's length, the last token, how many listen for it}; or {-1} if too many wait.
-local lock, fence, queue = KEYS[1], KEYS[2], KEYS[3]
-local owner, ttl, floor, counted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- Takes the lock and mints its fencing token atomically, or joins the queue.
+-- ARGV: owner, TTL in ms; and from a waiter: its place, the most that may wait, and anything if it may be in the queue already.
+-- Returns {token}, or {token, 1} if the lock was the owner's already; {0, ms until the lease ends, position from 1, length of
+-- the queue, the last token, subscribers of the asker} if it is held; {-1} if too many wait. A waiter that joins behind
+-- others gets -1 for the ms: it needn't know, and the last token is 0 to all that join. Without a queue it is all 0.
+local owner, ttl, place, most, again = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local holder = redis.call('GET', lock)
 if holder == owner then
-  -- The same acquisition again: a reply or a push was lost. Nobody has acquired since, so the counter still is this
-  -- grant's token. The lease starts anew, for its holder counts from this request.
+  -- The same acquisition again: a reply or a notification was lost. Nobody has acquired since, so the counter still is
+  -- this grant's token. The lease starts anew, since its holder counts from this request.
   redis.call('PEXPIRE', lock, ttl)
   return {tonumber(redis.call('GET', fence)), 1}
 end
 local pause -- until the roll call is over
 if not holder then
   local entry = redis.call('LINDEX', queue, 0) -- whoever waits was here first
-  pause = entry and roll_call(lock, queue, entry, owner, ARGV[5])
+  pause = entry and roll_call(entry, owner, place)
   if not entry or pause == 0 then
     local first, token, wrong
     if entry then
-      first, token = hand_over(lock, fence, floor, queue, counted, owner)
+      first, token = hand_over(owner)
       wrong = not first and token
     end
     if not first and not wrong then
-      token, wrong = mint(fence, floor) -- before the lock: a lock without a token must not exist
+      token, wrong = mint() -- before the lock: a lock without a token must not exist
       first = owner
     end
     if wrong then
@@ -39,33 +36,27 @@ if not holder then
     pause = nil
   end
 end
-if not ARGV[5] then
-  return {0, pause or redis.call('PTTL', lock)}
+if not place then
+  return {0, pause or redis.call('PTTL', lock), 0, 0, 0, 0}
 end
-local entry = ARGV[5] .. owner
-if not ARGV[7] then
-  local place = redis.call('RPUSH', queue, entry)
-  if place > tonumber(ARGV[6]) then
-    redis.call('RPOP', queue)
+local position, last, heard, left = nil, 0, 1, -1
+if again then
+  heard = subscribers(answer(place))
+  position = redis.call('LPOS', queue, place .. owner)
+  last = tonumber(redis.call('GET', fence)) or 0
+end
+local length = redis.call('LLEN', queue)
+if position then
+  position = position + 1
+else
+  if length >= tonumber(most) then
     return {-1}
   end
-  if place > 1 then
-    return {0, pause or -1, place}
-  end
-  redis.call('PEXPIRE', queue, kept) -- so do hand_over and hint
-  return {0, redis.call('PTTL', lock), place}
+  length = redis.call('RPUSH', queue, place .. owner)
+  position = length
 end
-local channel = answers(queue, ARGV[5])
-local length = redis.call('LLEN', queue)
-local place = redis.call('LPOS', queue, entry)
-if place then
-  place = place + 1
-elseif length >= tonumber(ARGV[6]) then
-  return {-1}
-else
-  place = redis.call('RPUSH', queue, entry)
-  length = place
+if again or position == 1 then
+  redis.call('PEXPIRE', queue, KEPT) -- so do hand_over and renew
+  left = redis.call('PTTL', lock)
 end
-redis.call('PEXPIRE', queue, kept)
-local last = tonumber(redis.call('GET', fence)) or 0
-return {0, pause or redis.call('PTTL', lock), place, length, last, listeners(channel, counted)}
+return {0, pause or left, position, length, last, heard}

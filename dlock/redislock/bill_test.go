@@ -13,20 +13,29 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/redisstore"
 )
 
-// TestBillOnce calls the quickstart's bill as people do: with an invoice that is a line or isn't, again, and again after an
-// error. Each is billed once.
+// opened returns what a service of the quickstart makes once, on a Redis of its own.
+func opened(t *testing.T) (*redis.Client, *dlock.Locker, *redisstore.Store) {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr(), ContextTimeoutEnabled: true})
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	locker, accounts, err := open(client)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, locker.Close()) })
+	return client, locker, accounts
+}
+
+// The quickstart's bill is called as people do: with an invoice that is a line or isn't, again, and again after an error. Each is
+// billed once.
 func TestBillOnce(t *testing.T) {
 	for _, fault := range []string{"none", "reply lost", "request lost", "request late"} {
 		t.Run(fault, func(t *testing.T) {
+			client, locker, accounts := opened(t)
 			ctx := t.Context()
-			client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr(), ContextTimeoutEnabled: true})
-			defer func() { require.NoError(t, client.Close()) }()
-			locker, accounts, err := open(client)
-			require.NoError(t, err)
-			defer func() { require.NoError(t, locker.Close()) }()
 			require.NoError(t, bill(ctx, locker, accounts, "inv-0"), "the script is known from now on")
 			w := &writeFault{}
 			client.AddHook(w)
@@ -39,7 +48,9 @@ func TestBillOnce(t *testing.T) {
 					require.NoError(t, bill(ctx, locker, accounts, invoice), "again, after an error")
 				}
 				if w.late != nil {
-					require.ErrorContains(t, w.late(), "EVALSHA reply: stale", "a write that comes after the retry")
+					seen, err := w.late()
+					require.NoError(t, err)
+					require.NotEmpty(t, seen, "the fence that refuses a write that comes after the retry")
 					w.late = nil
 				}
 			}
@@ -56,7 +67,7 @@ var errFault = errors.New("the connection broke")
 // writeFault breaks the next write to the store, once.
 type writeFault struct {
 	fault string
-	late  func() error // sends the write that was held back
+	late  func() ([]string, error) // sends the write that was held back
 }
 
 func (*writeFault) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -75,12 +86,11 @@ func (w *writeFault) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			_ = next(ctx, cmd)
 		case "request late":
 			late := redis.NewCmd(context.WithoutCancel(ctx), slices.Clone(cmd.Args())...)
-			w.late = func() error {
+			w.late = func() ([]string, error) {
 				if err := next(context.WithoutCancel(ctx), late); err != nil {
-					return err
+					return nil, err
 				}
-				seen, err := late.StringSlice()
-				return errors.Join(err, errors.New("EVALSHA reply: stale "+strings.Join(seen, " ")))
+				return late.StringSlice()
 			}
 		}
 		w.fault = "none"
@@ -89,17 +99,13 @@ func (w *writeFault) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestRaiseCounter runs the README's command for tokens that are behind.
+// TestRaiseCounter runs the command of docs/operations.md for tokens that have regressed.
 func TestRaiseCounter(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
-	command := regexp.MustCompile("`redis-cli INCRBY '([^']*)' ([0-9]+)`").FindSubmatch(readme)
+	command := regexp.MustCompile("`redis-cli INCRBY '([^']*)' ([0-9]+)`").FindSubmatch(page)
 	require.NotNil(t, command)
-	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
-	defer func() { require.NoError(t, client.Close()) }()
-	locker, accounts, err := open(client)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, locker.Close()) }()
+	client, locker, accounts := opened(t)
 	require.NoError(t, accounts.Write(t.Context(), "acme", resource.Fence{Token: 4, Seq: 1}, nil))
 	require.ErrorContains(t, bill(t.Context(), locker, accounts, "inv-1"), "seen 4, got 1")
 	require.NoError(t, client.Do(t.Context(), "INCRBY", string(command[1]), string(command[2])).Err())

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -23,39 +24,51 @@ import (
 // node is one of a Cluster.
 type node struct {
 	*redis.Client
-	addr, id string
+	*testbed.Server
+	id, bus string
 }
 
-// startCluster starts three nodes, of which each has a part of the slots.
-func startCluster(t *testing.T) []node {
+// startNode starts node i of n, with its part of the slots.
+func startNode(t *testing.T, i, n int) node {
 	t.Helper()
-	var nodes []node
-	for range 3 {
-		bus := busPort(t)
-		s, err := testbed.StartRedis(t.Context(), &testbed.Options{
-			Provider: testbed.Local, // where nodes reach each other
-			Args:     []string{"--cluster-enabled", "yes", "--cluster-port", bus},
-		})
-		testbed.Need(t, err)
-		t.Cleanup(func() { require.NoError(t, s.Close()) })
-		c := redis.NewClient(&redis.Options{Addr: s.Addr})
-		t.Cleanup(func() { require.NoError(t, c.Close()) })
-		i := len(nodes)
-		require.NoError(t, c.ClusterAddSlotsRange(t.Context(), 16384*i/3, 16384*(i+1)/3-1).Err())
-		id, err := c.Do(t.Context(), "CLUSTER", "MYID").Text()
-		require.NoError(t, err)
-		host, port, err := net.SplitHostPort(s.Addr)
-		require.NoError(t, err)
-		nodes = append(nodes, node{c, s.Addr, id})
+	bus := busPort(t)
+	s, err := testbed.StartRedis(t.Context(), &testbed.Options{
+		Provider: testbed.Local, // where nodes reach each other
+		Args:     []string{"--cluster-enabled", "yes", "--cluster-port", bus},
+	})
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	c := redis.NewClient(&redis.Options{Addr: s.Addr})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	require.NoError(t, c.ClusterAddSlotsRange(t.Context(), 16384*i/n, 16384*(i+1)/n-1).Err())
+	id, err := c.Do(t.Context(), "CLUSTER", "MYID").Text()
+	require.NoError(t, err)
+	return node{c, s, id, bus}
+}
+
+// ready returns when the node knows n nodes, and serves.
+func (n node) ready(t *testing.T, nodes int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		info := n.ClusterInfo(t.Context()).Val()
+		return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprint("cluster_known_nodes:", nodes))
+	}, 30*time.Second, 10*time.Millisecond)
+}
+
+// startCluster starts three nodes.
+func startCluster(t *testing.T) (nodes []node) {
+	t.Helper()
+	for i := range 3 {
+		n := startNode(t, i, 3)
+		nodes = append(nodes, n)
 		if i > 0 {
-			require.NoError(t, nodes[0].Do(t.Context(), "CLUSTER", "MEET", host, port, bus).Err())
+			host, port, err := net.SplitHostPort(n.Addr)
+			require.NoError(t, err)
+			require.NoError(t, nodes[0].Do(t.Context(), "CLUSTER", "MEET", host, port, n.bus).Err())
 		}
 	}
 	for _, n := range nodes {
-		require.Eventually(t, func() bool {
-			info := n.ClusterInfo(t.Context()).Val()
-			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:3")
-		}, 30*time.Second, 10*time.Millisecond)
+		n.ready(t, 3)
 	}
 	return nodes
 }
@@ -97,7 +110,7 @@ func begin(t *testing.T, nodes []node, key string) move {
 // keys moves keys, wherever they are.
 func (m move) keys(t *testing.T, keys ...string) {
 	t.Helper()
-	host, port, err := net.SplitHostPort(m.to.addr)
+	host, port, err := net.SplitHostPort(m.to.Addr)
 	require.NoError(t, err)
 	for _, key := range keys {
 		require.NoError(t, m.from.Migrate(t.Context(), host, port, key, 0, patience).Err())
@@ -111,6 +124,39 @@ func (m move) end(t *testing.T) {
 	for _, n := range []node{m.to, m.from, m.nodes[0], m.nodes[1], m.nodes[2]} {
 		require.NoError(t, n.Do(t.Context(), "CLUSTER", "SETSLOT", m.slot, "NODE", m.to.id).Err())
 	}
+}
+
+// A Cluster refuses a script whose keys don't share a slot.
+func TestConformanceCluster(t *testing.T) {
+	n := startNode(t, 0, 1)
+	n.ready(t, 1)
+	s := onServer(t, n.Server)
+	cluster := func(t *testing.T, l *dlocktest.Dialer) redis.UniversalClient {
+		t.Helper()
+		c := redis.NewClusterClient(&redis.ClusterOptions{
+			Dialer:        l.DialContext,
+			DialerRetries: 1,
+			DialTimeout:   patience, ReadTimeout: patience, WriteTimeout: patience, ContextTimeoutEnabled: true,
+			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
+				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: n.Addr}}}}, nil
+			},
+		})
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		return c
+	}
+	t.Run("kit", func(t *testing.T) {
+		dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
+			return dlocktest.Service{
+				Backend: func() dlock.Backend { return newBackend(t, cluster(t, s.link()), s.options()) },
+				Faulty: func() (dlock.Backend, dlocktest.Link) {
+					l := s.link()
+					return newBackend(t, cluster(t, l), s.options()), l.Link()
+				},
+			}
+		}})
+	})
+	err := n.EvalSha(t.Context(), strings.Repeat("0", 40), []string{"lock:{a}", "fence:{b}"}).Err()
+	require.ErrorContains(t, err, "CROSSSLOT", "the server checks slots")
 }
 
 // refusals counts the requests of a client that were refused for the slot's sake.
@@ -136,58 +182,61 @@ func (*refusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 // moved.
 func TestSlotMoves(t *testing.T) {
 	nodes := startCluster(t)
-	open := func(mode redislock.Mode) (*redislock.Backend, *refusals) {
+	open := func(mode redislock.Mode) (*redislock.Backend, *atomic.Int64) {
 		var addrs []string
 		for _, n := range nodes {
-			addrs = append(addrs, n.addr)
+			addrs = append(addrs, n.Addr)
 		}
 		c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ReadTimeout: patience})
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
-		refused := &refusals{}
-		c.AddHook(refused)
-		return newBackend(t, c, &redislock.Options{Mode: mode}), refused
+		var refused refusals
+		c.AddHook(&refused)
+		return newBackend(t, c, &redislock.Options{Mode: mode, Queue: redislock.Queue{Claim: time.Minute}}), &refused.Int64
 	}
 	a, _ := open(redislock.ModeQueue)
+	held := func(t *testing.T) *queue {
+		t.Helper()
+		r := request(time.Hour)
+		g, err := a.TryAcquire(t.Context(), r)
+		require.NoError(t, err)
+		return &queue{T: t, key: r.Key, holder: a, g: g}
+	}
 	modes := map[string]redislock.Mode{"queue": redislock.ModeQueue, "spin": redislock.ModeSpin}
 	for name, moved := range map[string][]string{"nothing": nil, "lock": {"lock:"}, "counter": {"fence:"}, "both": {"lock:", "fence:"}} {
 		for mode := range modes {
 			t.Run(fmt.Sprint(name, " moved/", mode), func(t *testing.T) {
-				r := request(time.Hour)
-				g, err := a.TryAcquire(t.Context(), r)
-				require.NoError(t, err)
-				m := begin(t, nodes, r.Key)
+				q := held(t)
+				other := dlock.Grant{Key: q.key, Owner: "other", Fence: 1, TTL: time.Hour}
+				m := begin(t, nodes, q.key)
 				for _, what := range moved {
-					m.keys(t, what+"{"+r.Key+"}")
+					m.keys(t, what+"{"+q.key+"}")
 				}
-				require.NoError(t, a.Renew(t.Context(), g))
-				require.ErrorIs(t, a.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: "other", TTL: time.Hour}), dlock.ErrLost)
+				require.NoError(t, a.Renew(t.Context(), q.g))
+				require.ErrorIs(t, a.Renew(t.Context(), other), dlock.ErrLost)
 
 				b, refused := open(modes[mode])
-				w := wait(t, b, dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
+				w := q.acquire(b, "next")
 				require.Eventually(t, func() bool { return refused.Load() > 5 }, 30*time.Second, time.Millisecond)
-				require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: "other", Fence: 1, TTL: time.Hour}), dlock.ErrLost)
-				require.NoError(t, a.Release(t.Context(), g))
+				require.ErrorIs(t, a.Release(t.Context(), other), dlock.ErrLost)
+				q.release()
 				m.end(t)
-				require.EqualValues(t, 2, w.granted(t).Fence)
-				require.NoError(t, b.Release(t.Context(), w.g))
+				w.wins(2, q.g.Start)
+				w.release()
 			})
 		}
 	}
 	t.Run("waiter", func(t *testing.T) { // it came before
-		r := request(time.Hour)
-		g, err := a.TryAcquire(t.Context(), r)
-		require.NoError(t, err)
+		q := held(t)
 		b, _ := open(redislock.ModeQueue)
-		w := wait(t, b, dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
-		queue := "queue:{" + r.Key + "}"
+		w := q.acquire(b, "next")
 		require.Eventually(t, func() bool {
-			return slices.ContainsFunc(nodes, func(n node) bool { return n.LLen(t.Context(), queue).Val() == 1 })
+			return slices.ContainsFunc(nodes, func(n node) bool { return n.LLen(t.Context(), q.list()).Val() == 1 })
 		}, 30*time.Second, time.Millisecond)
-		m := begin(t, nodes, r.Key)
-		m.keys(t, queue)
-		require.NoError(t, a.Renew(t.Context(), g))
-		require.NoError(t, a.Release(t.Context(), g))
+		m := begin(t, nodes, q.key)
+		m.keys(t, q.list())
+		require.NoError(t, a.Renew(t.Context(), q.g))
+		q.release()
 		m.end(t)
-		require.EqualValues(t, 2, w.granted(t).Fence)
+		require.Less(t, w.wins(2, time.Now()), longest*2/3, "it is told, and need not poll")
 	})
 }

@@ -1,15 +1,12 @@
--- Takes owners out of the queue, and hands the lock on, if it is one of theirs, or nobody's: one of them may have freed it
--- while a Cluster moved the slot. KEYS: lock, fence counter, queue.
--- ARGV: the name of the counters' floor, 1 if the server knows all who listen, and the owners' entries in the queue.
--- Returns the owner whose lock it was, or "".
-local lock, fence, queue = KEYS[1], KEYS[2], KEYS[3]
+-- Takes owners off the queue, and hands the lock over if it is one of theirs, or free: one of them may have freed it while
+-- a Cluster moved the slot. ARGV: the owners' entries. Returns the owner whose lock it was, or "".
 local gone, owners = {}, {}
 for i = 3, #ARGV do
   gone[ARGV[i]] = true
-  owners[string.match(ARGV[i], '^%d+ %S+ (.*)$')] = true
+  owners[select(3, string.match(ARGV[i], ENTRY))] = true
 end
 if #ARGV > 10 then
-  strike(queue, function(entry) return gone[entry] end)
+  remove(function(entry) return gone[entry] end)
 else
   for entry in pairs(gone) do
     redis.call('LREM', queue, 0, entry)
@@ -19,7 +16,7 @@ local holder = redis.call('GET', lock)
 if holder and not owners[holder] then
   return ''
 end
-if not hand_over(lock, fence, ARGV[1], queue, ARGV[2]) and holder then
+if not hand_over() and holder then
   redis.call('DEL', lock)
 end
 return holder or ''

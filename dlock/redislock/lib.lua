@@ -1,8 +1,17 @@
 -- What the scripts share; it stands before each of them.
+-- KEYS: lock, fence counter, queue; renew has the lock alone. ARGV: floor of the counters, 1 if the server knows all
+-- subscribers (it does not in a Cluster), and then the script's own.
+-- An entry of the queue is "HANDOFF-TTL CHANNEL OWNER"; its first two words are the place of all waiters of a process.
+local lock, fence, queue = KEYS[1], KEYS[2], KEYS[3]
+local floor, counted = ARGV[1], ARGV[2]
+local ENTRY = '^(%d+) (%S+) (.*)$'
 
--- mint counts the fence counter on and returns the token, or nil and what is wrong with the counter. A counter that is
--- not there starts from the floor, the greatest that was ever reaped. In a Cluster nothing is, and a script can't look.
-local function mint(fence, floor)
+-- How long a queue is kept that nobody has polled, in ms. Waiters poll more often than that.
+local KEPT = 120000
+
+-- mint increments the fence counter and returns the token, or nil and what is wrong with the counter. A counter that is
+-- missing starts from the floor, the greatest that was ever reaped. In a Cluster nothing is, and a script can't read it.
+local function mint()
   local token = redis.pcall('INCR', fence)
   if type(token) ~= 'number' then
     return nil, 'ERR fence counter ' .. fence .. ' is not a number'
@@ -20,31 +29,16 @@ local function mint(fence, floor)
   return token
 end
 
--- A queue that nobody has come to for this long is forgotten, in ms. Go code asks more often than that.
-local kept = 120000
-
--- hint tells the first waiter for how long the lock is held, so that it asks when that is over, and not before. It may
--- fail: while a Cluster moves the slot, the queue may be on another server than the lock.
-local function hint(lock, queue)
-  local entry = redis.pcall('LINDEX', queue, 0)
-  if type(entry) == 'string' then
-    local channel, waiter = string.match(entry, '^%d+ (%S+) (.*)$')
-    redis.pcall('PUBLISH', channel, 'held ' .. redis.call('PTTL', lock) .. ' ' .. waiter)
-    redis.call('PEXPIRE', queue, kept)
-  end
-end
-
--- listeners is how many listen on a channel; 1 if the server doesn't know, as in a Cluster (counted), or the user may not
--- ask it.
-local function listeners(channel, counted)
+-- subscribers returns how many subscribe to a channel; 1 if the server doesn't know, or the user may not ask.
+local function subscribers(channel)
   if counted ~= '1' then
     return 1
   end
   return redis.pcall('PUBSUB', 'NUMSUB', channel)[2] or 1
 end
 
--- strike takes the entries for which gone is true off the queue, however many they are.
-local function strike(queue, gone)
+-- remove takes the entries for which gone returns true off the queue, in one pass.
+local function remove(gone)
   local stay = {}
   for _, entry in ipairs(redis.call('LRANGE', queue, 0, -1)) do
     if not gone(entry) then
@@ -55,25 +49,25 @@ local function strike(queue, gone)
   for i = 1, #stay, 1000 do
     redis.call('RPUSH', queue, unpack(stay, i, math.min(i + 999, #stay)))
   end
-  redis.call('PEXPIRE', queue, kept)
+  redis.call('PEXPIRE', queue, KEPT)
 end
 
--- hand_over gives the lock, which is nobody's any more, to the first waiter that listens: it takes waiters off the queue,
--- mints the token, tells the waiter, and sets the lock to the waiter's first lease. It returns that waiter and its token,
--- or nil if there was none, and what was wrong, if anything was. The lock's key is then still what it was.
--- A waiter that doesn't listen is gone, and is not told, for it could be listening to a server that was the master once.
+-- hand_over grants the lock, which is free or its owner's to give away, to the first waiter that subscribes: it takes it off
+-- the queue, mints its token, notifies it, and sets the lock to its handoff TTL. It returns the waiter and its token, or
+-- nil and, if that is why, what went wrong; the lock is then as it was. A waiter that doesn't subscribe is gone. It is
+-- not notified, since it may subscribe to a server that was the master once.
 -- asker, if given, is a waiter that learns of its grant by this script's reply.
-local function hand_over(lock, fence, floor, queue, counted, asker)
+local function hand_over(asker)
   while true do
     local entry = redis.call('LPOP', queue)
     if not entry then
       return nil
     end
-    local lease, channel, waiter = string.match(entry, '^(%d+) (%S+) (.*)$')
-    if waiter == asker or listeners(channel, counted) > 0 then
-      local token, wrong = mint(fence, floor)
+    local ttl, channel, waiter = string.match(entry, ENTRY)
+    if waiter == asker or subscribers(channel) > 0 then
+      local token, wrong = mint()
       if token and waiter ~= asker then
-        local told = redis.pcall('PUBLISH', channel, 'granted ' .. string.format('%.0f', token) .. ' ' .. #waiter .. ' ' .. waiter .. lock)
+        local told = redis.pcall('PUBLISH', channel, 'granted ' .. string.format('%.0f', token) .. ' ' .. waiter .. ' ' .. lock)
         wrong = type(told) == 'table' and told.err
       end
       if wrong then
@@ -81,60 +75,56 @@ local function hand_over(lock, fence, floor, queue, counted, asker)
         return nil, wrong
       end
       if token % 64 == 0 then
-        redis.call('PEXPIRE', queue, kept)
+        redis.call('PEXPIRE', queue, KEPT)
       end
-      redis.call('SET', lock, waiter, 'PX', lease)
+      redis.call('SET', lock, waiter, 'PX', ttl)
       return waiter, token
     end
   end
 end
 
-local grace = 300 -- ms that a process has to answer a roll call
-local asked = 60000 -- ms for which it is known that it was called
+local GRACE = 300 -- ms that a process has to answer a roll call
+local CALLED = 60000 -- ms for which a roll call is remembered
 
--- answers says that the process of one that asks lives. It returns its channel.
-local function answers(queue, place)
+-- answer notes that the process of an asker lives, and returns its channel.
+local function answer(place)
   local channel = string.match(place, '^%d+ (%S+) ')
   redis.pcall('SREM', queue .. ':silent', channel)
   return channel
 end
 
--- roll_call is called when a lease has run out and entry is the first in the queue. A lock that is handed to a dead waiter
--- is lost for its first lease, so all processes in the queue are called, and those that don't answer are struck. It returns
--- for how many ms the asker is to wait for that; 0 if the lock can be handed to the first.
-local function roll_call(lock, queue, entry, owner, place)
+-- roll_call is for a lease that has run out while others wait. A lock that is handed to a dead waiter is lost for a handoff
+-- TTL, so all processes in the queue are called first, and the entries of those that don't answer are removed. It returns
+-- how many ms the asker is to wait; 0 if the lock can be handed over.
+local function roll_call(entry, asker, place)
   local silent = queue .. ':silent' -- the channels that have not answered
-  local mine = place and answers(queue, place)
+  local mine = place and answer(place)
   local left = redis.pcall('PTTL', silent)
-  if type(left) ~= 'number' then -- a Cluster moves the slot, and this one is elsewhere
-    return grace
+  if type(left) ~= 'number' then -- a Cluster moves the slot, and this key is elsewhere
+    return GRACE
   end
-  if left >= 0 and asked - left >= grace then
+  if left >= 0 and CALLED - left >= GRACE then
     local dead = {}
     for _, channel in ipairs(redis.call('SMEMBERS', silent)) do
       dead[channel] = true
-      redis.call('PUBLISH', channel, 'struck ' .. lock) -- should it wake up
     end
     redis.call('DEL', silent)
-    strike(queue, function(e) return dead[string.match(e, '^%d+ (%S+) ')] end)
+    remove(function(e) return dead[string.match(e, '^%d+ (%S+) ')] end)
     return 0
   end
-  local first, waiter = string.match(entry, '^%d+ (%S+) (.*)$')
-  if waiter == owner or first == mine or (left >= 0 and redis.call('SISMEMBER', silent, first) == 0) then
+  local _, first, waiter = string.match(entry, ENTRY)
+  if waiter == asker or first == mine or (left >= 0 and redis.call('SISMEMBER', silent, first) == 0) then
     return 0
   end
   if left >= 0 then
-    return grace - (asked - left)
+    return GRACE - (CALLED - left)
   end
-  local seen = {}
   for _, e in ipairs(redis.call('LRANGE', queue, 0, -1)) do
     local channel = string.match(e, '^%d+ (%S+) ')
-    if channel ~= mine and not seen[channel] then
-      seen[channel] = true
-      redis.call('SADD', silent, channel)
+    if channel ~= mine and redis.call('SADD', silent, channel) == 1 then
       redis.call('PUBLISH', channel, 'lapsed ' .. lock)
     end
   end
-  redis.call('PEXPIRE', silent, asked)
-  return grace
+  redis.call('PEXPIRE', silent, CALLED)
+  return GRACE
 end

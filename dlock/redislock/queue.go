@@ -1,9 +1,12 @@
 package redislock
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,192 +14,164 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
-// Queue waits in line.
+// Queue is a FIFO queue: a Redis list.
 //
-// The queue is a Redis list, queue:{KEY}. The script that finds the lock held puts the waiter at its end, in the same
-// round trip; the script that releases the lock hands it to the first waiter: it takes that one off the list, mints its
-// token, makes it the owner, and then pushes the news to it over the one Pub/Sub connection that a Backend has for all its
-// keys and waiters. So a section costs the queue one message on the critical path, and nobody asks in vain.
+// The script that finds the lock held puts the waiter at its end, in the same round trip. The script that releases the lock
+// takes the first waiter off, mints its token, makes it the owner, and publishes the grant to the one Pub/Sub connection
+// that a Backend has for all its keys and waiters.
 //
 // What can go wrong, and what it costs:
 //
-//   - A waiter's process dies, or its connection breaks. The script asks the server whether anybody listens there, and goes
-//     on to the next waiter: nothing is lost. In a Cluster a server can't tell, and the next case applies.
-//   - A waiter is frozen or cut off, so that it still seems to listen. It is granted the lock, and its lease runs out after
-//     Claim. Whoever asks then has all processes in the queue called, and strikes the waiters of those that don't answer
-//     within 300 ms: however many dead there are, together they cost one Claim. One that was struck joins the queue again,
-//     at its end.
-//   - The holder dies. Its lease runs out; the first waiter is told at each renewal for how long it lasts, and asks when it
-//     is over. Between a hand-over and its renewal the one that has become first doesn't know it; so the others ask, too:
-//     at random after half a Claim to a Claim, or, if there are more than 2,000 (at a Claim of 10 s), so that all ask 200
-//     times a second, up to every 30 s. One that then finds a lease that ends sooner asks at its end.
-//   - The push is lost. That is a broken connection, and when it is there again every waiter asks. A connection on which
-//     nothing is heard is tried after 1.5 s and replaced after as much again, and so is one over which the server knows of
-//     no subscription, as when it leads to a server that was the master once. Within a Cluster, whose bus may lose a
-//     message, it takes a Claim until a waiter asks by itself.
-//   - Waiters give up. They leave the queue, a thousand with one script, which is tried until the server serves or the
-//     Backend is closed; what they were granted meanwhile is handed on.
-//   - The reply to a request is lost. The waiter asks whether it stands in the queue already. A request that arrives so
-//     late that its sender has gone puts an orphan into the queue; its process hands on what the orphan is granted. If it
-//     finds the lock free, it takes it for its TTL, as in every mode.
-//   - A Cluster moves the slot. Held locks are renewed and released; who wants one waits until all keys are there.
-//   - Redis restarts. Waiters ask for up to their TTL until it is back; the queue is as durable as the locks.
-//   - Everybody dies. The list expires two minutes after anyone has asked.
+//   - A waiter's process dies, or its connection breaks: nothing. Nobody subscribes there, and the script goes on to the
+//     next. In a Cluster a server can't tell, and the next case applies.
+//   - Waiters are frozen or cut off, and still seem to subscribe. The first is granted the lock, for Claim. Whoever polls
+//     then calls the roll: the waiters of processes that don't poll within 300 ms are removed. However many they are,
+//     together they cost one Claim. One that was removed joins again, at the end.
+//   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is. One that becomes
+//     first by a hand-over isn't told before the next renewal, so all poll: at random after half a Claim to a Claim, or, if
+//     they are many, 200 times a second together, up to every 30 s each.
+//   - The notification is lost with its connection. Over the next connection every waiter polls. A connection on which
+//     nothing is heard is pinged after 2 s and replaced 2 s later; so is one that leads to another server than that which
+//     runs the scripts, as after a failover. The bus of a Cluster may lose a message: up to a Claim.
+//   - Waiters give up. They leave the queue, a thousand with one script, which is retried until the server serves; what they
+//     were granted meanwhile is handed on.
+//   - A request arrives after its sender has gone. What the orphaned waiter is granted its process hands on, but for a lock
+//     that was free: that is locked for a TTL, as in every mode.
+//   - A Cluster moves the slot. Held locks are renewed and released; nobody is granted one until all keys have moved.
+//   - Redis restarts. Waiters retry for up to their TTL; the queue is as durable as the locks.
+//   - Everybody dies. The list expires two minutes after the last poll.
 //
-// A grant that is pushed counts from when its waiter has asked last, for that was before. If that is more than half a Claim
-// ago, the waiter asks again, and the lease starts anew: one round trip more, while everybody waits. So a waiter that was
-// frozen finds out, when it wakes, whether the lock is still its own.
+// The lease of a lock that is handed over counts from its waiter's last poll. If that is more than half a Claim ago, the
+// waiter polls first, and the lease starts again; so a waiter that was frozen detects whether the lock is still its own.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
-	// Claim is the TTL of a lock that is handed over, until its first renewal: 10 s by default, as [dlock.DefaultTTL], and
-	// never longer than the TTL. So a stall of Redis ends a handed-over lease no sooner than another; a shorter Claim gives
-	// that up, and has the others wait less for a dead waiter. It should be many times a round trip.
+	// Claim is the handoff TTL: that of a lock that is handed over, until its first renewal. It is 10 s by default, as
+	// [dlock.DefaultTTL], and never longer than the TTL. So a stall of Redis ends a handed-over lease no sooner than another;
+	// a shorter Claim gives that up, and has the others wait less for a dead waiter. It should be many times a round trip.
 	Claim time.Duration
 }
 
 const (
-	longestLook = 30 * time.Second // a waiter asks at least this often: well within the two minutes for which a queue is kept
-	looks       = 200              // how often all waiters of a key together ask per second, if they are many
-	lookPause   = 20 * time.Millisecond
+	longestPause = 30 * time.Second // a waiter polls at least this often
+	kept         = 2 * time.Minute  // for how long the scripts keep a queue that nobody polls
+	pollRate     = 200              // how often all waiters of a key together poll per second, if they are many
+	retryPause   = 20 * time.Millisecond
+	tryAgain     = "TRYAGAIN "
 )
 
-// lease is how long a grant to a waiter lasts until it is renewed.
-func (b *Backend) lease(ttl time.Duration) time.Duration { return min(b.o.Queue.Claim, ttl) }
+// handoff is for how long a grant to a waiter lasts until it is renewed.
+func (b *Backend) handoff(ttl time.Duration) time.Duration { return min(b.o.Queue.Claim, ttl) }
 
-// entry is what stands for a waiter in the queue before its name: its first lease in ms, and the channel to tell it.
-func (b *Backend) entry(ttl time.Duration) string {
-	if ttl >= b.o.Queue.Claim {
-		return b.inbox.entry
-	}
-	return strconv.FormatInt(ttl.Milliseconds(), 10) + " " + b.inbox.channel + " "
+// entryPrefix is a waiter's entry in the queue up to its owner: its handoff TTL in ms, and the channel to notify it.
+func (b *Backend) entryPrefix(ttl time.Duration) string {
+	return strconv.FormatInt(b.handoff(ttl).Milliseconds(), 10) + " " + b.inbox.channel + " "
 }
 
-// queue is Acquire in ModeQueue.
-func (b *Backend) queue(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, err error) {
 	if !b.inbox.isOpen() { // only those that have to wait need a subscription
-		a, err := b.settled(ctx, b.c, r, place{})
+		a, err := b.settled(ctx, r, outside)
 		if err != nil || a.token != 0 {
 			return a.grant(r), err
 		}
 		if err := b.inbox.open(ctx); err != nil {
-			return dlock.Grant{}, err
+			return g, err
 		}
 	}
 	w, err := b.inbox.join(r)
 	if err != nil {
-		return dlock.Grant{}, err
+		return g, err
 	}
 	defer b.inbox.drop(w)
-	p := place{entry: b.entry(r.TTL)}
-	a, err := b.settled(ctx, once{b.c}, r, p)
-	p.again = true
-	if err != nil && !answered(err) && ctx.Err() == nil && !b.isClosed() {
-		a, err = b.settled(ctx, b.c, r, p)
+	a, err := b.settled(ctx, r, joining)
+	if err != nil && !answered(err) && ctx.Err() == nil && b.open.Err() == nil {
+		a, err = b.settled(ctx, r, queued)
 	}
 	if err != nil || a.token != 0 {
 		return a.grant(r), err
 	}
-	return b.await(ctx, r, p, w, a)
+	if g, err = b.await(ctx, r, w, a); err != nil && !errors.Is(err, dlock.ErrQueueFull) {
+		b.inbox.mu.Lock()
+		defer b.inbox.mu.Unlock()
+		b.inbox.scheduleLeave(r.Key, r.Owner, r.TTL) //nolint:contextcheck // ctx's end is a reason to leave the queue
+	}
+	return g, err
 }
 
-// settled is ask for one that waits: while a Cluster moves the slot, keys that a script names may be on two servers, and it
-// is refused. And it heeds the answer's word on whether the asker is heard.
-func (b *Backend) settled(ctx context.Context, c redis.Scripter, r dlock.Request, p place) (answer, error) {
+// settled polls until the keys of the script are on one server: while a Cluster moves their slot it is refused.
+func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer, error) {
 	for {
-		session := b.inbox.current()
-		a, err := b.ask(ctx, c, r, p)
-		if err == nil && a.unheard {
-			b.inbox.unheard(session)
+		a, err := b.poll(ctx, r, p)
+		if err == nil && a.position > 0 && a.unheard {
+			b.inbox.unheard(a.at)
 		}
 		if !redis.HasErrorPrefix(err, tryAgain) {
 			return a, err
 		}
-		if err := b.wait(ctx, lookPause+rand.N(lookPause)); err != nil {
+		if _, err := b.wait(ctx, retryPause+rand.N(retryPause), nil); err != nil {
 			return a, err
 		}
 	}
 }
 
-const tryAgain = "TRYAGAIN "
-
 // await waits in the queue after the answer a.
-func (b *Backend) await(ctx context.Context, r dlock.Request, p place, w *waiter, a answer) (g dlock.Grant, err error) {
-	defer func() { //nolint:contextcheck // ctx's end is a reason to leave the queue
-		if err != nil && !errors.Is(err, dlock.ErrQueueFull) {
-			b.inbox.mu.Lock()
-			defer b.inbox.mu.Unlock()
-			b.inbox.leaves(r.Key, r.Owner, r.TTL)
-		}
-	}()
-	var failing time.Time // since when asking fails
-	ask := time.Now().Add(b.pause(a))
+func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answer) (g dlock.Grant, err error) {
+	var failing time.Time // since when polls fail
+	next := time.Now().Add(b.pause(a))
 	for {
-		n, err := b.inbox.hear(ctx, w, ask)
+		n, err := b.wait(ctx, time.Until(next), w.told)
 		switch {
 		case err != nil:
 			return g, err
 		case n.first:
-			ask = time.Now().Add(until(n.left))
+			next = time.Now().Add(until(n.left))
 			continue
 		case n.token != 0 && n.token <= a.last:
 			continue // a grant that was over when the server said that the lock is held
-		}
-		if g := b.handed(r, a, n); g.Fence != 0 {
+		case n.token != 0 && time.Since(a.at) <= b.handoff(r.TTL)/2:
+			a.token = n.token
+			g := a.grant(r)
+			if handoff := b.handoff(r.TTL); handoff < r.TTL {
+				g.Provisional = handoff
+			}
 			return g, nil
 		}
-		next, err := b.settled(ctx, b.c, r, p)
-		switch {
-		case err == nil && next.token != 0:
-			return next.grant(r), nil
-		case err == nil:
-			a, failing = next, time.Time{}
-			ask = time.Now().Add(b.pause(a))
-			continue
-		case failing.IsZero():
-			failing = time.Now()
+		later, err := b.settled(ctx, r, queued) // also if so much of a handed-over lease may have passed
+		if err == nil && later.token != 0 {
+			return later.grant(r), nil
 		}
-		if answered(err) || ctx.Err() != nil || b.isClosed() || time.Since(failing) > r.TTL {
+		if err == nil {
+			a, failing, next = later, time.Time{}, time.Now().Add(b.pause(later))
+			continue
+		}
+		failing = cmp.Or(failing, time.Now())
+		if answered(err) || ctx.Err() != nil || b.open.Err() != nil || time.Since(failing) > r.TTL {
 			return g, err
 		}
-		ask = time.Now().Add(lookPause + rand.N(lookPause))
+		next = time.Now().Add(retryPause + rand.N(retryPause))
 	}
 }
 
-// handed is the grant that a waiter whose last answer is a has been handed, unless so much of its lease may be over that
-// it had better ask.
-func (b *Backend) handed(r dlock.Request, a answer, n news) dlock.Grant {
-	lease := b.lease(r.TTL)
-	if n.token == 0 || time.Since(a.asked) > lease/2 {
-		return dlock.Grant{}
-	}
-	g := dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: n.token, TTL: r.TTL, Start: a.asked}
-	if lease < r.TTL {
-		g.Provisional = lease
-	}
-	return g
-}
-
-// pause is how long a waiter goes without asking after the answer a, if nothing is heard.
+// pause is how long a waiter goes without polling after the answer a, if it is told nothing.
 func (b *Backend) pause(a answer) time.Duration {
-	if a.place == 1 && a.left >= 0 {
+	if a.position == 1 && a.left >= 0 {
 		return until(a.left)
 	}
-	d := min(max(b.o.Queue.Claim, time.Duration(a.length)*time.Second/looks), longestLook)
+	d := min(max(b.o.Queue.Claim, time.Duration(a.length)*time.Second/pollRate), longestPause)
 	d = d/2 + rand.N(d/2+1)
-	if a.left >= 0 { // many don't all ask when the lease ends
+	if a.left >= 0 { // many don't all poll when the lease ends
 		d = min(d, until(a.left)+rand.N(time.Duration(a.length)*time.Millisecond))
 	}
 	return d
 }
 
-// until is when to ask after a lease that lasts for left: it is good to the end of its last millisecond.
-func until(left time.Duration) time.Duration { return min(max(left, 0)+time.Millisecond, longestLook) }
+// until is when to poll after a lease that lasts for left: it is good to the end of its last millisecond.
+func until(left time.Duration) time.Duration { return min(max(left, 0)+time.Millisecond, longestPause) }
 
-// answered reports whether err is an answer that will be the same the next time, unlike a broken connection or a server
-// that is starting up.
+// answered reports whether err will be the same the next time, unlike that of a broken connection.
 func answered(err error) bool {
 	if errors.Is(err, dlock.ErrQueueFull) || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) {
 		return true
@@ -206,11 +181,121 @@ func answered(err error) bool {
 		return false
 	}
 	code, rest, _ := strings.Cut(reply.Error(), " ")
-	switch code {
-	case "ERR":
-		return !strings.HasPrefix(rest, "max number of clients")
-	case "WRONGTYPE", "NOPERM", "NOAUTH", "OOM", "CROSSSLOT":
-		return true
+	return slices.Contains([]string{"WRONGTYPE", "NOPERM", "NOAUTH", "OOM", "CROSSSLOT"}, code) ||
+		code == "ERR" && !strings.HasPrefix(rest, "max number of clients")
+}
+
+// batch is of owners that leave a key's queue by one script, which hands on the lock if one of them has it. It is retried
+// until the server serves, or the queue has expired. Close tries it once more.
+type batch struct {
+	entries map[string]string // in the queue, by owner
+	began   time.Time
+	sent    bool
+	done    chan struct{}
+	holder  string // whose lock was handed on; readable, as err, when done is closed
+	err     error
+}
+
+const (
+	leaveTimeout = time.Second // of one try
+	leavePause   = 50 * time.Millisecond
+	leaveBatch   = 1000 // owners of one script
+)
+
+// scheduleLeave returns the batch by which owner leaves key's queue. in.mu is held, and the Backend open or the caller one
+// that Close waits for. ttl is that of owner's request, which tells its entry from others, or 0 if only its lock is known.
+func (in *inbox) scheduleLeave(key, owner string, ttl time.Duration) *batch {
+	all, running := in.leaving[key]
+	i := slices.IndexFunc(all, func(l *batch) bool { return !l.sent && l.entries[owner] != "" })
+	if i < 0 {
+		i = len(all) - 1
+		if i < 0 || all[i].sent || len(all[i].entries) == leaveBatch {
+			all = append(all, &batch{entries: map[string]string{}, began: time.Now(), done: make(chan struct{})})
+			in.leaving[key] = all
+			i++
+		}
 	}
-	return false
+	if all[i].entries[owner] == "" || ttl != 0 {
+		all[i].entries[owner] = in.b.entryPrefix(ttl) + owner
+	}
+	if !running {
+		in.busy.Go(func() { in.sendBatches(key) })
+	}
+	return all[i]
+}
+
+// sendBatches sends a key's batches, one after the other.
+func (in *inbox) sendBatches(key string) {
+	pause := leavePause
+	var gone error // the server doesn't serve, and Close must end
+	for {
+		in.mu.Lock()
+		if len(in.leaving[key]) == 0 {
+			delete(in.leaving, key)
+			in.mu.Unlock()
+			return
+		}
+		l := in.leaving[key][0]
+		l.sent = true
+		in.mu.Unlock()
+		last := in.b.open.Err() != nil
+		holder, err := "", gone
+		if gone == nil {
+			holder, err = in.b.leave(key, l)
+		}
+		switch {
+		case err == nil, answered(err), time.Since(l.began) > kept:
+			pause = leavePause
+		case last:
+			gone = err
+		default:
+			_, _ = in.b.wait(in.b.open, pause, nil)
+			pause = min(2*pause, time.Second)
+			continue
+		}
+		in.mu.Lock()
+		in.leaving[key] = in.leaving[key][1:]
+		in.mu.Unlock()
+		l.holder, l.err = holder, err
+		close(l.done)
+	}
+}
+
+// leave runs the script for a batch and returns the owner whose lock it handed on.
+func (b *Backend) leave(key string, l *batch) (holder string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	defer cancel()
+	args := append(make([]any, 0, 2+len(l.entries)), b.floor, b.counted)
+	for _, entry := range l.entries {
+		args = append(args, entry)
+	}
+	holder, err = leaveScript.Run(ctx, redisscript.Once{UniversalClient: b.c}, b.names(key), args...).Text()
+	return holder, failed(ctx, err)
+}
+
+// leave has g's owner leave. It returns nil if the Backend is closed.
+func (in *inbox) leave(g dlock.Grant) *batch {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.b.open.Err() != nil {
+		return nil
+	}
+	return in.scheduleLeave(g.Key, g.Owner, g.TTL)
+}
+
+// undo has g's owner leave and waits for the outcome.
+func (in *inbox) undo(ctx context.Context, g dlock.Grant) error {
+	l := in.leave(g) //nolint:contextcheck // it goes on when ctx has ended
+	if l == nil {
+		return dlock.ErrClosed
+	}
+	select {
+	case <-l.done:
+	case <-ctx.Done():
+		return fmt.Errorf("redislock: leaving the queue: %w", context.Cause(ctx))
+	}
+	if l.err == nil && l.holder != g.Owner {
+		return dlock.ErrLost
+	}
+	return l.err
 }

@@ -2,37 +2,30 @@ package redislock
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
-// reapBatch is how many counters one script looks at: about a millisecond of the server's time.
+// reapBatch is how many counters one script checks: about a millisecond of the server's time.
 const reapBatch = 500
 
-// Reap deletes the fence counters of keys that are not locked and that nobody has locked for idle, at least, to the
-// second; 0 deletes all such. It returns how many it has deleted, and may be run at any time, and again after an error.
-//
-// Counters never expire, for a counter that started again would hand out old tokens, so the memory of 10 million keys
-// that were locked once is never given back otherwise. Reap can't move a token backwards: in the step in which it
-// deletes counters it raises the key fence-floor to the greatest of them, and a counter that is not there starts from
-// the floor. Tokens of a key may then jump, which tokens may.
+// Reap deletes the fence counters, which never expire, of keys that are not locked and that nobody has locked for idle, at
+// least, to the second. It returns how many, and may be run at any time, and again after an error. No token goes backwards:
+// the script that deletes counters raises fence-floor to the greatest of them, from which a counter that is missing starts.
 //
 // Every client of these locks must know the floor: a release of this package from before Reap doesn't. Reap returns an
 // error that wraps dlock.ErrInvalid in a Cluster and on a redis.Ring, where one script can't reach all counters and the
 // floor, and, if idle is not 0, the server's error under an LFU maxmemory-policy, which keeps no idle times.
 func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
-	switch b.c.(type) {
-	case *redis.ClusterClient, *redis.Ring:
-		return 0, fmt.Errorf("%w: redislock: counters can't be reaped in a Cluster or on a redis.Ring: a script can't reach those of several slots or servers",
-			dlock.ErrInvalid)
+	if _, cluster := b.c.(*redis.ClusterClient); cluster || redisscript.IsRing(b.c) {
+		return 0, invalid("counters can't be reaped in a Cluster or on a redis.Ring: a script can't reach those of several slots or servers")
 	}
 	if idle < 0 {
-		return 0, fmt.Errorf("%w: redislock: reap counters that have been idle for %v; want 0 or more", dlock.ErrInvalid, idle)
+		return 0, invalid("reap counters that have been idle for %v; want 0 or more", idle)
 	}
 	var (
 		reaped int64
@@ -42,8 +35,8 @@ func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
 		least  = int64((idle + time.Second - 1) / time.Second)
 	)
 	for {
-		if b.isClosed() {
-			return reaped, dlock.ErrClosed
+		if _, err := b.check("", time.Second); err != nil {
+			return reaped, err
 		}
 		counters, next, err := b.c.Scan(ctx, cursor, match, reapBatch).Result()
 		if err != nil {
@@ -51,10 +44,7 @@ func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
 		}
 		keys := []string{b.floor}
 		for _, counter := range counters {
-			names, err := b.names(strings.TrimSuffix(strings.TrimPrefix(counter, before), "}"))
-			if err != nil {
-				continue // not one of ours
-			}
+			names := b.names(strings.TrimSuffix(strings.TrimPrefix(counter, before), "}"))
 			keys = append(keys, counter, names[0], names[2])
 		}
 		if len(keys) > 1 {

@@ -1,21 +1,25 @@
 // Package redislock is a dlock.Backend on one Redis: a server, a replicated one or a Cluster.
 //
-// The lock is a string with a TTL, lock:{KEY}, whose value is the owner. One script takes it and mints the fencing token
-// from the counter fence:{KEY} in the same round trip; release and renewal compare the owner in the step in which they
-// act (https://redis.io/docs/latest/commands/set/#patterns). The hash tag keeps both keys in one slot of a Cluster.
+// One script takes the lock and mints the fencing token in the same round trip; release and renewal compare the owner in
+// the step in which they act (https://redis.io/docs/latest/commands/set/#patterns). Acquire of a lock that is held waits
+// in a FIFO queue that all processes share, see [Queue]; [ModeSpin] polls instead.
 //
-// Acquire of a lock that is held waits in a line that all processes share, and gets the lock in its turn: see [Queue] for
-// how, and for what happens when somebody in the line dies. [ModeSpin] is the classic way, without a line.
+// The keys; each begins with [Options.Prefix], and the hash tag keeps those of a lock in one slot of a Cluster:
 //
-// The counter never expires, since a token that starts again would be refused by the resource, or worse, equal one that
-// was already used; [Backend.Reap] gives back the memory of counters without taking a token back. The counter is only as
-// durable as the Redis: a restart without persistence, a failover to a replica that lags, an eviction or a FLUSHALL can
-// take it back. Run the counter's Redis with appendfsync always and maxmemory-policy noeviction, or take the token from a
-// consensus store. If it was taken back, the resource refuses the new holders, and its error tells which token it has seen:
-// INCRBY fence:{KEY} by that, and the next grant is greater. (SET could take it back once more, or give the token that was seen
-// to another.)
+//	lock:{KEY}          string with a TTL, the owner: the lock
+//	fence:{KEY}         counter, never expires: the last token
+//	queue:{KEY}         list of "HANDOFF-TTL CHANNEL OWNER", kept for two minutes after the last poll: the waiters
+//	queue:{KEY}:silent  set of channels: the processes that have not answered a roll call
+//	fence-floor         counter: the greatest token that [Backend.Reap] has deleted
+//	wake:UUID           Pub/Sub channel of a Backend
 //
-// While a Cluster moves the slot of a key, its lock can be renewed and released. Nobody is granted it until all its keys have
+// The counter never expires: a resource refuses tokens that begin again, or mistakes them for earlier ones. It is as durable
+// as the Redis: a restart without persistence, a failover to a replica that lags, an eviction or a FLUSHALL can set it
+// back. Run its Redis with appendonly yes, appendfsync always and maxmemory-policy noeviction, or take the token from a
+// consensus store. The error of a resource that refuses such tokens says which it has seen: INCRBY fence:{KEY} by that, and
+// the next grant is greater. (SET could set it back again.)
+//
+// While a Cluster moves the slot of a key, its lock can be renewed and released, but not granted until all its keys have
 // moved: Acquire waits for that, and TryAcquire returns the server's TRYAGAIN.
 //
 // It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and
@@ -25,91 +29,66 @@ package redislock
 import (
 	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
-	"reflect"
+	"math/rand/v2"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
-//go:embed lib.lua
-var libLua string
-
-//go:embed acquire.lua
-var acquireLua string
-
-//go:embed renew.lua
-var renewLua string
-
-//go:embed release.lua
-var releaseLua string
-
-//go:embed free.lua
-var freeLua string
-
-//go:embed leave.lua
-var leaveLua string
-
-//go:embed reap.lua
-var reapLua string
+//go:embed *.lua
+var lua embed.FS
 
 var (
-	acquireScript = redis.NewScript(libLua + acquireLua)
-	renewScript   = redis.NewScript(libLua + renewLua)
-	releaseScript = redis.NewScript(libLua + releaseLua)
-	freeScript    = redis.NewScript(freeLua)
-	leaveScript   = redis.NewScript(libLua + leaveLua)
-	reapScript    = redis.NewScript(reapLua)
+	acquireScript = redisscript.Load(lua, "lib.lua", "acquire.lua")
+	renewScript   = redisscript.Load(lua, "lib.lua", "renew.lua")
+	releaseScript = redisscript.Load(lua, "lib.lua", "release.lua")
+	leaveScript   = redisscript.Load(lua, "lib.lua", "leave.lua")
+	freeScript    = redisscript.Load(lua, "free.lua")
+	reapScript    = redisscript.Load(lua, "reap.lua")
 )
 
-// Options configure a [Backend].
+// Options configure a [Backend]. Backends of both modes exclude each other.
 type Options struct {
-	// Prefix stands before the names of all keys, "" by default. Locks with different prefixes don't know each other.
-	Prefix string
-	// Mode is how Acquire waits for a lock that is held: ModeQueue by default. Backends of both modes exclude each other,
-	// and a spinner cannot overtake a waiter of the queue but in the moment after a lease has run out.
-	Mode Mode
-	// Queue is for ModeQueue.
-	Queue Queue
-	// Spin is for ModeSpin.
-	Spin Spin
+	Prefix string // before the names of all keys, "" by default. Locks with different prefixes are apart.
+	Mode   Mode   // ModeQueue by default
+	Queue  Queue  // for ModeQueue
+	Spin   Spin   // for ModeSpin
 }
 
-// Mode is a way to wait.
+// Mode is how Acquire waits.
 type Mode int
 
 const (
-	// ModeQueue waits in line: whoever asked first is granted first, among all processes. Its comment is at [Queue].
+	// ModeQueue waits in a FIFO queue of all processes; see [Queue].
 	ModeQueue Mode = iota
-	// ModeSpin asks again and again. It needs no subscription, so it also works where Redis has no Pub/Sub for the client.
+	// ModeSpin polls. It works where Redis has no Pub/Sub for the client. It can't overtake the queue, except in the moment
+	// after a lease has run out.
 	ModeSpin
 )
 
-// Spin is the classic way to wait: ask again after a random time that grows from Min to Max, or when the holder's lease
-// ends, if that is sooner. It is unfair: whoever asks first after a release gets the lock. Zero values: 2 ms, and 100 ms or
-// Min if that is longer.
-type Spin struct {
-	Min, Max time.Duration
-}
+// Spin polls after a random backoff that grows from Min to Max, or when the holder's lease ends, if that is sooner. It is
+// unfair: whoever polls first after a release gets the lock. Defaults: 2 ms, and 100 ms or Min if that is longer.
+type Spin struct{ Min, Max time.Duration }
 
 // Backend implements dlock.Backend. It works with every redis.UniversalClient. A client with ContextTimeoutEnabled set
 // ends a request at its context's deadline; without it, at the client's own timeouts.
 type Backend struct {
 	c       redis.UniversalClient
 	o       Options
-	counted string // "1" if the server that runs a script knows all who listen
+	counted string // "1" if the server that runs a script knows all subscribers
 	floor   string // the name of the counters' floor
 	inbox   *inbox
-
-	closeOnce sync.Once
-	closed    chan struct{}
+	open    context.Context // ends with the Backend
+	close   context.CancelFunc
 }
 
 var _ dlock.Backend = (*Backend)(nil)
@@ -117,64 +96,44 @@ var _ dlock.Backend = (*Backend)(nil)
 // New returns a Backend on client, which stays the caller's to close. It sends nothing.
 func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	if client == nil {
-		return nil, fmt.Errorf("%w: redislock: client is nil", dlock.ErrInvalid)
+		return nil, invalid("client is nil")
 	}
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &Options{})
 	o.Spin.Min = cmp.Or(o.Spin.Min, 2*time.Millisecond)
 	o.Spin.Max = cmp.Or(o.Spin.Max, max(o.Spin.Min, 100*time.Millisecond))
 	o.Queue.Max = cmp.Or(o.Queue.Max, 10_000)
 	o.Queue.Claim = cmp.Or(o.Queue.Claim, dlock.DefaultTTL)
-	switch {
+	switch q := o.Queue; {
 	case o.Mode != ModeQueue && o.Mode != ModeSpin:
-		return nil, fmt.Errorf("%w: redislock: Mode %d; want ModeQueue or ModeSpin", dlock.ErrInvalid, o.Mode)
-	case o.Mode == ModeQueue && isRing(reflect.ValueOf(client)):
-		return nil, fmt.Errorf("%w: redislock: a redis.Ring subscribes on one of its servers, not on each key's; set Mode to ModeSpin",
-			dlock.ErrInvalid)
-	case o.Queue.Max < 1 || o.Queue.Claim < time.Millisecond || o.Queue.Claim%time.Millisecond != 0:
-		return nil, fmt.Errorf("%w: redislock: Queue{Max: %d, Claim: %v}; Max must be positive and Claim a whole number of milliseconds",
-			dlock.ErrInvalid, o.Queue.Max, o.Queue.Claim)
+		return nil, invalid("Mode %d; want ModeQueue or ModeSpin", o.Mode)
+	case o.Mode == ModeQueue && redisscript.IsRing(client):
+		return nil, invalid("a redis.Ring subscribes on one of its servers, not on each key's; set Mode to ModeSpin")
+	case q.Max < 1 || q.Claim < time.Millisecond || q.Claim%time.Millisecond != 0:
+		return nil, invalid("Queue{Max: %d, Claim: %v}; Max must be positive and Claim a whole number of milliseconds", q.Max, q.Claim)
 	case o.Spin.Min <= 0 || o.Spin.Max < o.Spin.Min:
-		return nil, fmt.Errorf("%w: redislock: Spin{Min: %v, Max: %v}; Min must be positive and Max at least Min",
-			dlock.ErrInvalid, o.Spin.Min, o.Spin.Max)
+		return nil, invalid("Spin{Min: %v, Max: %v}; Min must be positive and Max at least Min", o.Spin.Min, o.Spin.Max)
 	case strings.ContainsAny(o.Prefix, "{}"):
-		return nil, fmt.Errorf("%w: redislock: prefix %q contains a brace, which Redis Cluster would take for a hash tag",
-			dlock.ErrInvalid, o.Prefix)
+		return nil, invalid("prefix %q contains a brace, which Redis Cluster would take for a hash tag", o.Prefix)
 	case strings.ContainsFunc(o.Prefix, unicode.IsSpace):
-		return nil, fmt.Errorf("%w: redislock: prefix %q contains a space, which separates what stands in a queue",
-			dlock.ErrInvalid, o.Prefix)
+		return nil, invalid("prefix %q contains a space, which separates the words of an entry in a queue", o.Prefix)
 	}
-	b := &Backend{c: client, o: o, counted: "0", floor: o.Prefix + "fence-floor", closed: make(chan struct{})}
+	b := &Backend{c: client, o: o, counted: "0", floor: o.Prefix + "fence-floor"}
+	b.open, b.close = context.WithCancel(context.Background())
 	if _, single := client.(*redis.Client); single {
 		b.counted = "1"
 	}
-	b.inbox = newInbox(b)
+	b.inbox = &inbox{
+		b: b, channel: o.Prefix + "wake:" + uuid.NewString(),
+		waiters: map[string]*waiter{}, taken: map[string]bool{}, leaving: map[string][]*batch{},
+	}
 	return b, nil
 }
 
-// isRing reports whether client is a redis.Ring, or a struct around one.
-func isRing(client reflect.Value) bool {
-	for client.Kind() == reflect.Interface || client.Kind() == reflect.Pointer {
-		if client.Type() == reflect.TypeFor[*redis.Ring]() {
-			return true
-		}
-		client = client.Elem()
-	}
-	if client.Kind() != reflect.Struct || client.Type().PkgPath() == reflect.TypeFor[redis.Ring]().PkgPath() {
-		return false
-	}
-	for i := range client.NumField() {
-		if f := client.Type().Field(i).Type; f.Implements(reflect.TypeFor[redis.UniversalClient]()) && isRing(client.Field(i)) {
-			return true
-		}
-	}
-	return false
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: redislock: "+format, append([]any{dlock.ErrInvalid}, args...)...)
 }
 
-// Acquire implements dlock.Backend. It waits as Options.Mode says. In ModeQueue it returns [dlock.ErrQueueFull] if too
-// many wait already.
+// Acquire implements dlock.Backend. In ModeQueue it returns [dlock.ErrQueueFull] if too many wait already.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	if b.o.Mode == ModeSpin {
 		return b.spin(ctx, r)
@@ -188,203 +147,188 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return g, err
 }
 
-// try asks once. With dlock.ErrHeld it returns how long the holder's lease lasts, less than 0 if for ever: a lock without
-// a TTL is not one of ours.
+// try polls once. With dlock.ErrHeld it returns how long the holder's lease lasts, less than 0 if the lock has no TTL.
 func (b *Backend) try(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
-	a, err := b.ask(ctx, b.c, r, place{})
+	a, err := b.poll(ctx, r, outside)
 	if err == nil && a.token == 0 {
 		err = dlock.ErrHeld
 	}
 	return a.grant(r), a.left, err
 }
 
-// place is what a waiter says of its place in the queue; the zero value is that of one that doesn't wait.
-type place struct {
-	entry string // how it is to be granted the lock and told of it, up to its name
-	again bool   // it may be in the queue already
+func (b *Backend) spin(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	for pause := b.o.Spin.Min; ; pause = min(2*pause, b.o.Spin.Max) {
+		g, left, err := b.try(ctx, r)
+		if !errors.Is(err, dlock.ErrHeld) && !redis.HasErrorPrefix(err, tryAgain) {
+			return g, err
+		}
+		wait := pause/2 + rand.N(pause/2+1)
+		if errors.Is(err, dlock.ErrHeld) && left >= 0 {
+			wait = min(wait, left+time.Millisecond) // the lease is good to the end of its last millisecond
+		}
+		if _, err := b.wait(ctx, wait, nil); err != nil {
+			return dlock.Grant{}, err
+		}
+	}
 }
 
-// answer is what the acquire script says.
+// answer is the acquire script's.
 type answer struct {
-	asked time.Time // before the request left: the server cannot start the lease earlier
-	token uint64    // 0: the lock is held
-	left  time.Duration
-
-	place, length int64  // of the asker in the queue, from 1, and of the queue
-	last          uint64 // the last token before the answer, if it is known
-	unheard       bool   // the server knows of nobody who listens for the asker
+	at               time.Time // when the request left: the server cannot have started the lease earlier
+	token            uint64    // 0: the lock is held
+	left             time.Duration
+	position, length int64  // of a waiter in the queue, from 1, and of the queue
+	last             uint64 // the last token before the answer, if it is known
+	unheard          bool   // the server knows of no subscription of the waiter
 }
 
 func (a answer) grant(r dlock.Request) dlock.Grant {
 	if a.token == 0 {
 		return dlock.Grant{}
 	}
-	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: a.token, TTL: r.TTL, Start: a.asked}
+	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: a.token, TTL: r.TTL, Start: a.at}
 }
 
-// ask runs the acquire script.
-func (b *Backend) ask(ctx context.Context, c redis.Scripter, r dlock.Request, p place) (a answer, err error) {
-	keys, err := b.names(r.Key)
+// phase is how far a request's sender is.
+type phase int
+
+const (
+	outside phase = iota // the queue: it doesn't wait
+	joining              // the queue
+	queued               // perhaps: it has asked to be
+)
+
+// poll runs the acquire script. go-redis doesn't repeat a request that joins: it would be in the queue twice.
+func (b *Backend) poll(ctx context.Context, r dlock.Request, p phase) (a answer, err error) {
+	ms, err := b.check(r.Key, r.TTL)
 	if err != nil {
 		return a, err
 	}
-	ms, err := millis(r.TTL)
-	if err != nil {
-		return a, err
+	args := append(make([]any, 0, 7), b.floor, b.counted, r.Owner, ms)
+	var c redis.Scripter = b.c
+	switch p {
+	case outside:
+	case joining:
+		args = append(args, b.entryPrefix(r.TTL), b.o.Queue.Max)
+		c = redisscript.Once{UniversalClient: b.c}
+	case queued:
+		args = append(args, b.entryPrefix(r.TTL), b.o.Queue.Max, 1)
 	}
-	if b.isClosed() {
-		return a, dlock.ErrClosed
-	}
-	args := append(make([]any, 0, 7), r.Owner, ms, b.floor, b.counted)
-	if p.entry != "" {
-		args = append(args, p.entry, b.o.Queue.Max)
-	}
-	if p.again {
-		args = append(args, 1)
-	}
-	a.asked = time.Now()
-	reply, err := acquireScript.Run(ctx, c, keys, args...).Int64Slice()
+	a.at = time.Now()
+	reply, err := acquireScript.Run(ctx, c, b.names(r.Key), args...).Int64Slice()
 	switch {
 	case err != nil:
 		return a, failed(ctx, err)
-	case len(reply) >= 1 && reply[0] > 0:
-		a.token = uint64(reply[0])
-		if len(reply) == 2 { // it was r.Owner's already, and the push that said so may be under way
-			b.inbox.took(r.Owner)
-		}
-	case len(reply) == 1 && reply[0] < 0:
-		return a, fmt.Errorf("%w (redislock: %d)", dlock.ErrQueueFull, b.o.Queue.Max)
-	case len(reply) >= 2 && reply[0] == 0:
+	case len(reply) == 6:
+		r.NoteHeld()
 		a.left = time.Duration(reply[1]) * time.Millisecond
-		if len(reply) >= 3 {
-			a.place, a.length = reply[2], reply[2]
-		}
-		if len(reply) == 6 {
-			a.length, a.last, a.unheard = reply[3], uint64(reply[4]), reply[5] == 0
-		}
-	default:
+		a.position, a.length, a.last, a.unheard = reply[2], reply[3], uint64(reply[4]), reply[5] == 0
+	case len(reply) == 0 || reply[0] == 0:
 		return a, fmt.Errorf("redislock: the acquire script returned %v", reply)
+	case reply[0] < 0:
+		return a, fmt.Errorf("%w (redislock: %d)", dlock.ErrQueueFull, b.o.Queue.Max)
+	default:
+		a.token = uint64(reply[0])
+		if len(reply) == 2 || p == queued { // it was r.Owner's already, or a grant that has lapsed may still be announced
+			b.inbox.take(r.Owner, true)
+		}
 	}
 	return a, nil
 }
 
 // Renew implements dlock.Backend.
 func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
-	keys, err := b.names(g.Key)
+	ms, err := b.check(g.Key, g.TTL)
 	if err != nil {
 		return err
 	}
-	ms, err := millis(g.TTL)
-	if err != nil {
-		return err
-	}
-	if b.isClosed() {
-		return dlock.ErrClosed
-	}
-	n, err := renewScript.Run(ctx, b.c, keys[:1], g.Owner, ms, keys[2]).Int64()
+	keys := b.names(g.Key)
+	n, err := renewScript.Run(ctx, b.c, keys[:1], b.floor, b.counted, g.Owner, ms, keys[2]).Int64()
 	return owned(ctx, n, err)
 }
 
-// Release implements dlock.Backend. Without a token, which undoes a request, it also takes g's owner out of the queue.
+// Release implements dlock.Backend. Without a token, which undoes a request, it also takes g's owner off the queue.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
-	keys, err := b.names(g.Key)
-	if err != nil {
+	if _, err := b.check(g.Key, time.Millisecond); err != nil {
 		return err
 	}
-	if b.isClosed() {
-		return dlock.ErrClosed
-	}
-	defer b.inbox.forget(g.Owner) // not before: its push, if it is read meanwhile, must not release it first
+	defer b.inbox.take(g.Owner, false) // not before: its notification, if it is read meanwhile, must not release it first
 	if g.Fence == 0 {
-		return b.inbox.undo(ctx, g.Key, g.Owner, g.TTL)
+		return b.inbox.undo(ctx, g)
 	}
-	n, err := releaseScript.Run(ctx, once{b.c}, keys, g.Owner, b.floor, b.counted).Int64()
-	if redis.HasErrorPrefix(err, tryAgain) { // a Cluster moves the slot: who waits is told when it has
-		if n, err = freeScript.Run(ctx, once{b.c}, keys[:1], g.Owner).Int64(); n == 1 {
-			b.inbox.leave(g.Key, g.Owner, g.TTL) //nolint:contextcheck // it goes on when ctx has ended
+	c, keys := redisscript.Once{UniversalClient: b.c}, b.names(g.Key)
+	n, err := releaseScript.Run(ctx, c, keys, b.floor, b.counted, g.Owner).Int64()
+	if redis.HasErrorPrefix(err, tryAgain) { // a Cluster moves the slot: waiters are notified when it has
+		if n, err = freeScript.Run(ctx, c, keys[:1], g.Owner).Int64(); n == 1 {
+			b.inbox.leave(g) //nolint:contextcheck // it goes on when ctx has ended
 		}
 	}
 	return owned(ctx, n, err)
 }
 
-// owned turns a script's answer into an error: 0 means that the owner was another.
+// owned turns a script's answer into an error: 0 means that another is the owner.
 func owned(ctx context.Context, n int64, err error) error {
-	switch {
-	case err != nil:
-		return failed(ctx, err)
-	case n == 0:
+	if err == nil && n == 0 {
 		return dlock.ErrLost
 	}
-	return nil
+	return failed(ctx, err)
 }
 
 // failed wraps a client's error. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
 func failed(ctx context.Context, err error) error {
-	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)):
 		return fmt.Errorf("redislock: %w: %w", context.Cause(ctx), err)
 	}
 	return fmt.Errorf("redislock: %w", err)
 }
 
-// Close implements dlock.Backend. Waiting calls of Acquire leave the queue and return dlock.ErrClosed. The client stays
-// open.
+// Close implements dlock.Backend. Calls of Acquire that wait leave the queue and return dlock.ErrClosed.
 func (b *Backend) Close() error {
-	b.closeOnce.Do(func() { close(b.closed) })
-	b.inbox.close()
+	b.inbox.mu.Lock()
+	b.close() // ends the subscription, so that hand-overs pass its waiters over
+	b.inbox.mu.Unlock()
+	b.inbox.busy.Wait()
 	return nil
 }
 
-func (b *Backend) isClosed() bool {
+// wait returns after d, or sooner what comes from told, or an error when ctx ends or the Backend is closed.
+func (b *Backend) wait(ctx context.Context, d time.Duration, told <-chan notice) (notice, error) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
-	case <-b.closed:
-		return true
-	default:
-		return false
+	case n := <-told:
+		return n, nil
+	case <-timer.C:
+		return notice{}, nil
+	case <-ctx.Done():
+	case <-b.open.Done():
 	}
+	return notice{}, b.ended(ctx)
 }
 
-// names returns the names of what belongs to key: lock, fence counter, queue.
-func (b *Backend) names(key string) ([]string, error) {
-	if strings.HasPrefix(key, "}") { // "{}" is no hash tag, so they would part in a Cluster
-		return nil, fmt.Errorf("%w: redislock: key %q begins with a closing brace", dlock.ErrInvalid, key)
+func (b *Backend) ended(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("redislock: waiting: %w", context.Cause(ctx))
 	}
-	return []string{b.o.Prefix + "lock:{" + key + "}", b.o.Prefix + "fence:{" + key + "}", b.o.Prefix + "queue:{" + key + "}"}, nil
+	return dlock.ErrClosed
 }
 
-// millis is ttl in Redis's unit. Rounding would make the server's lease shorter, or longer, than the holder believes.
-func millis(ttl time.Duration) (int64, error) {
-	if ttl < time.Millisecond || ttl%time.Millisecond != 0 {
-		return 0, fmt.Errorf("%w: redislock: TTL %v is not a whole number of milliseconds, the unit of Redis; at least 1ms",
-			dlock.ErrInvalid, ttl)
+// check returns ttl in Redis's unit, or an error for a call that can't work. The holder must not believe a rounded TTL.
+func (b *Backend) check(key string, ttl time.Duration) (ms int64, err error) {
+	switch {
+	case strings.HasPrefix(key, "}"): // "{}" is no hash tag, so its keys would be apart in a Cluster
+		return 0, invalid("key %q begins with a closing brace", key)
+	case ttl < time.Millisecond || ttl%time.Millisecond != 0:
+		return 0, invalid("TTL %v is not a whole number of milliseconds, the unit of Redis; at least 1ms", ttl)
+	case b.open.Err() != nil:
+		return 0, dlock.ErrClosed
 	}
 	return ttl.Milliseconds(), nil
 }
 
-// once runs scripts without go-redis's retries. A release that is repeated behind our back after a lost reply finds the
-// lock free, or another's, and would report a lock as lost that it has just released; a waiter would stand in the queue
-// twice. Whoever asks again must know that it did.
-type once struct{ redis.UniversalClient }
-
-type onceCmd struct{ *redis.Cmd }
-
-func (onceCmd) NoRetry() bool { return true }
-
-func (c once) do(ctx context.Context, name, what string, keys []string, args []any) *redis.Cmd {
-	a := make([]any, 0, 3+len(keys)+len(args))
-	a = append(a, name, what, len(keys))
-	for _, k := range keys {
-		a = append(a, k)
-	}
-	cmd := redis.NewCmd(ctx, append(a, args...)...)
-	cmd.SetFirstKeyPos(3) // where a Cluster client looks for the slot
-	_ = c.Process(ctx, onceCmd{cmd})
-	return cmd
-}
-
-func (c once) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
-	return c.do(ctx, "eval", script, keys, args)
-}
-
-func (c once) EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd {
-	return c.do(ctx, "evalsha", sha1, keys, args)
+func (b *Backend) names(key string) []string {
+	return []string{b.o.Prefix + "lock:{" + key + "}", b.o.Prefix + "fence:{" + key + "}", b.o.Prefix + "queue:{" + key + "}"}
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -36,49 +34,6 @@ func TestConformance(t *testing.T) {
 	dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
 		return service(t, onServer(t, server))
 	}})
-}
-
-// A Cluster refuses a script whose keys don't share a slot.
-func TestConformanceCluster(t *testing.T) {
-	if server.Provider == testbed.External {
-		t.Skip("needs a Redis Cluster, which an external server may not be")
-	}
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--cluster-enabled", "yes"}})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	node := onServer(t, s)
-	c := node.client(t, node.link())
-	require.NoError(t, c.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
-	require.Eventually(t, func() bool {
-		info, err := c.ClusterInfo(t.Context()).Result()
-		return err == nil && strings.Contains(info, "cluster_state:ok")
-	}, 30*time.Second, 10*time.Millisecond)
-	cluster := func(t *testing.T, l *dlocktest.Dialer) redis.UniversalClient {
-		t.Helper()
-		c := redis.NewClusterClient(&redis.ClusterOptions{
-			Dialer:        l.DialContext,
-			DialerRetries: 1,
-			DialTimeout:   patience, ReadTimeout: patience, WriteTimeout: patience, ContextTimeoutEnabled: true,
-			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
-				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
-			},
-		})
-		t.Cleanup(func() { require.NoError(t, c.Close()) })
-		return c
-	}
-	t.Run("kit", func(t *testing.T) {
-		dlocktest.Run(t, dlocktest.Harness{New: func(t *testing.T) dlocktest.Service {
-			return dlocktest.Service{
-				Backend: func() dlock.Backend { return newBackend(t, cluster(t, node.link()), node.options()) },
-				Faulty: func() (dlock.Backend, dlocktest.Link) {
-					l := node.link()
-					return newBackend(t, cluster(t, l), node.options()), l.Link()
-				},
-			}
-		}})
-	})
-	err = c.EvalSha(t.Context(), strings.Repeat("0", 40), []string{"lock:{a}", "fence:{b}"}).Err()
-	require.ErrorContains(t, err, "CROSSSLOT", "the server checks slots")
 }
 
 // patience is how long a real server may take to answer.
@@ -240,24 +195,34 @@ func (s redisServer) options() *redislock.Options {
 func (s redisServer) warm(t *testing.T) {
 	t.Helper()
 	b, _, _ := s.backend(t)
+	useOnce(t, b, func() {})
+}
+
+// useOnce takes a lock, renews and releases it, and calls before before each.
+func useOnce(t *testing.T, b *redislock.Backend, before func()) {
+	t.Helper()
+	before()
 	g, err := b.TryAcquire(t.Context(), request(time.Hour))
 	require.NoError(t, err)
+	before()
 	require.NoError(t, b.Renew(t.Context(), g))
+	before()
 	require.NoError(t, b.Release(t.Context(), g))
 }
 
 func service(t *testing.T, s redisServer) dlocktest.Service {
 	t.Helper()
 	s.warm(t)
+	open := func() (dlock.Backend, dlocktest.Link) {
+		b, _, l := s.backend(t)
+		return b, l.Link()
+	}
 	return dlocktest.Service{
 		Backend: func() dlock.Backend {
-			b, _, _ := s.backend(t)
+			b, _ := open()
 			return b
 		},
-		Faulty: func() (dlock.Backend, dlocktest.Link) {
-			b, _, l := s.backend(t)
-			return b, l.Link()
-		},
+		Faulty: open,
 	}
 }
 
@@ -285,98 +250,92 @@ func request(ttl time.Duration) dlock.Request {
 func TestNewRefuses(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	_, err := redislock.New(nil, nil)
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	for _, o := range []redislock.Options{
-		{Prefix: "{app}"},
-		{Prefix: "a}"},
-		{Prefix: "my app:"},
-		{Spin: redislock.Spin{Min: -1}},
-		{Spin: redislock.Spin{Max: -1}},
-		{Spin: redislock.Spin{Min: time.Second, Max: time.Millisecond}},
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	t.Cleanup(func() { require.NoError(t, ring.Close()) })
+	for _, l := range []struct {
+		client redis.UniversalClient
+		o      redislock.Options
+		good   bool
+	}{
+		{client: nil},
+		{client: ring},
+		{client: traced{ring}},
+		{ring, redislock.Options{Mode: redislock.ModeSpin}, true},
+		{client: traced{c}, good: true},
+		{c, redislock.Options{Spin: redislock.Spin{Min: time.Second}}, true},
+		{c, redislock.Options{Prefix: "{app}"}, false},
+		{c, redislock.Options{Prefix: "a}"}, false},
+		{c, redislock.Options{Prefix: "my app:"}, false},
+		{c, redislock.Options{Mode: 7}, false},
+		{c, redislock.Options{Spin: redislock.Spin{Min: -1}}, false},
+		{c, redislock.Options{Spin: redislock.Spin{Max: -1}}, false},
+		{c, redislock.Options{Spin: redislock.Spin{Min: time.Second, Max: time.Millisecond}}, false},
+		{c, redislock.Options{Queue: redislock.Queue{Max: -1}}, false},
+		{c, redislock.Options{Queue: redislock.Queue{Claim: time.Microsecond}}, false},
+		{c, redislock.Options{Queue: redislock.Queue{Claim: 1500 * time.Microsecond}}, false},
 	} {
-		_, err := redislock.New(c, &o)
-		require.ErrorIs(t, err, dlock.ErrInvalid, "%+v", o)
+		_, err := redislock.New(l.client, &l.o)
+		require.Equal(t, !l.good, errors.Is(err, dlock.ErrInvalid), "%T, %+v: %v", l.client, l.o, err)
 	}
-	_, err = redislock.New(c, &redislock.Options{Spin: redislock.Spin{Min: time.Second}})
+	_, err := redislock.New(c, nil)
 	require.NoError(t, err)
 }
 
 func TestNames(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		_, c, _ := s.backend(t)
-		a := newBackend(t, c, nil)
-		b := newBackend(t, c, &redislock.Options{Prefix: "app:"})
 		r := request(time.Hour)
-		for _, l := range []struct {
-			*redislock.Backend
-			prefix string
-		}{{a, ""}, {b, "app:"}} {
-			g, err := l.TryAcquire(t.Context(), r)
+		for _, prefix := range []string{"", "app:"} {
+			b := newBackend(t, c, &redislock.Options{Prefix: prefix})
+			lock, fence := prefix+"lock:{"+r.Key+"}", prefix+"fence:{"+r.Key+"}"
+			g, err := b.TryAcquire(t.Context(), r)
 			require.NoError(t, err, "prefixes are apart")
+			defer func() { require.NoError(t, b.Release(t.Context(), g)) }()
 			require.EqualValues(t, 1, g.Fence)
-			require.Equal(t, r.Owner, c.Get(t.Context(), l.prefix+"lock:{"+r.Key+"}").Val())
-			require.Equal(t, "1", c.Get(t.Context(), l.prefix+"fence:{"+r.Key+"}").Val())
-			ttl := c.PTTL(t.Context(), l.prefix+"lock:{"+r.Key+"}").Val()
+			require.Equal(t, []any{r.Owner, "1"}, c.MGet(t.Context(), lock, fence).Val())
+			ttl := c.PTTL(t.Context(), lock).Val()
 			require.True(t, 0 < ttl && ttl <= time.Hour, "got a lock with TTL %v", ttl)
-			require.EqualValues(t, -1, c.PTTL(t.Context(), l.prefix+"fence:{"+r.Key+"}").Val(), "the counter never expires")
-			require.NoError(t, l.Release(t.Context(), g))
-			require.Zero(t, c.Exists(t.Context(), l.prefix+"lock:{"+r.Key+"}").Val())
+			require.EqualValues(t, -1, c.PTTL(t.Context(), fence).Val(), "the counter never expires")
 		}
 	})
 }
 
-func TestKeyThatBreaksTheHashTag(t *testing.T) {
+func TestBackendRefuses(t *testing.T) {
 	b, _, _ := onServer(t, server).backend(t)
-	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "}x", Owner: "o", TTL: time.Second})
+	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "}x", Owner: "o", TTL: time.Second}) // its keys would share no slot
 	require.ErrorIs(t, err, dlock.ErrInvalid)
-}
-
-func TestTTLThatRedisCannotRepresent(t *testing.T) {
-	b, _, _ := onServer(t, server).backend(t)
-	for _, ttl := range []time.Duration{-time.Second, 0, 1, time.Millisecond - 1, time.Millisecond + 1, 1500 * time.Microsecond} {
+	for _, ttl := range []time.Duration{-time.Second, 0, time.Millisecond - 1, time.Millisecond + 1, 1500 * time.Microsecond} {
 		r := request(ttl)
 		_, err := b.TryAcquire(t.Context(), r)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
 		require.ErrorIs(t, b.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
-		l, err := dlock.New(b, &dlock.Options{TTL: max(ttl, time.Millisecond)})
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, l.Close()) })
-		if _, err = l.Acquire(t.Context(), r.Key); ttl > time.Millisecond {
-			require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v through the Locker", ttl)
-		}
 	}
 }
 
+// Every server may lose scripts at any time.
 func TestScriptsFlushed(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		b, c, _ := s.backend(t)
-		r := request(time.Hour)
-		flush := func() { require.NoError(t, c.ScriptFlush(t.Context()).Err()) } // every server may lose scripts at any time
-		flush()
-		g, err := b.TryAcquire(t.Context(), r)
-		require.NoError(t, err)
-		flush()
-		require.NoError(t, b.Renew(t.Context(), g))
-		flush()
-		require.NoError(t, b.Release(t.Context(), g))
+		useOnce(t, b, func() { require.NoError(t, c.ScriptFlush(t.Context()).Err()) })
 	})
 }
 
 func TestFenceCounterUnusable(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		b, c, _ := s.backend(t)
-		for _, counter := range []string{"abc", "1.5", "", "-5", "-1", "9007199254740991", "9223372036854775807"} {
+		try := func(counter string) (dlock.Request, dlock.Grant, error) {
 			r := request(time.Hour)
 			require.NoError(t, c.Set(t.Context(), "fence:{"+r.Key+"}", counter, 0).Err())
-			_, err := b.TryAcquire(t.Context(), r)
+			g, err := b.TryAcquire(t.Context(), r)
+			return r, g, err
+		}
+		for _, counter := range []string{"abc", "1.5", "", "-5", "-1", "9007199254740991", "9223372036854775807"} {
+			r, _, err := try(counter)
 			require.Error(t, err, "counter %q", counter)
 			require.NotErrorIs(t, err, dlock.ErrHeld)
 			require.Zero(t, c.Exists(t.Context(), "lock:{"+r.Key+"}").Val(), "a lock without a token, counter %q", counter)
 		}
-		r := request(time.Hour)
-		require.NoError(t, c.Set(t.Context(), "fence:{"+r.Key+"}", "9007199254740990", 0).Err())
-		g, err := b.TryAcquire(t.Context(), r)
+		r, g, err := try("9007199254740990")
 		require.NoError(t, err)
 		require.EqualValues(t, 9007199254740991, g.Fence)
 		again, err := b.TryAcquire(t.Context(), r)
@@ -385,8 +344,9 @@ func TestFenceCounterUnusable(t *testing.T) {
 	})
 }
 
-// The client repeats by itself a request whose reply was lost. It must not meet its own ghost.
-func TestClientRetriesAcquire(t *testing.T) {
+// A client repeats by itself an acquisition whose reply was lost, which must not meet its own ghost, and not a release: that
+// the Locker repeats, which knows that it does (the kit's ReleaseReplyLost).
+func TestReplyLost(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		s.warm(t)
 		b, c, l := s.backend(t)
@@ -396,96 +356,33 @@ func TestClientRetriesAcquire(t *testing.T) {
 		g, err := b.Acquire(t.Context(), r)
 		require.NoError(t, err)
 		require.Equal(t, 1, l.Lost())
-		require.EqualValues(t, 1, g.Fence)
 		require.Equal(t, "1", c.Get(t.Context(), "fence:{"+r.Key+"}").Val(), "one acquisition, one token")
-		require.NoError(t, b.Release(t.Context(), g))
-	})
-}
-
-// A release whose reply was lost is repeated by the Locker, which knows that it is a repeat, and not by the client.
-func TestReleaseReplyLost(t *testing.T) {
-	onBoth(t, func(t *testing.T, s redisServer) {
-		s.warm(t)
-		b, _, l := s.backend(t)
-		g, err := b.Acquire(t.Context(), request(time.Hour))
-		require.NoError(t, err)
 		l.LoseReply()
 		err = b.Release(t.Context(), g)
 		require.ErrorIs(t, err, io.EOF)
 		require.NotErrorIs(t, err, dlock.ErrLost)
-
-		reg := prometheus.NewRegistry()
-		locker, err := dlock.New(b, &dlock.Options{TTL: time.Hour, Registerer: reg})
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, locker.Close()) })
-		h, err := locker.Acquire(t.Context(), request(0).Key)
-		require.NoError(t, err)
-		l.LoseReply()
-		require.NoError(t, h.Release(t.Context()))
-		require.Equal(t, 2, l.Lost())
-		families, err := reg.Gather()
-		require.NoError(t, err)
-		for _, f := range families {
-			if f.GetName() == "release_by_non_owner_total" {
-				require.Zero(t, f.GetMetric()[0].GetCounter().GetValue())
-			}
-		}
-		require.NoError(t, locker.Close())
-	})
-}
-
-// go-redis's default options don't look at a context while a reply is awaited. The Locker does.
-func TestContextEndsDuringARequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newMini(t)
-		s.warm(t)
-		b, c, l := s.backend(t)
-		require.NoError(t, c.Ping(t.Context()).Err())
-		locker, err := dlock.New(b, &dlock.Options{TTL: time.Hour})
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, locker.Close()) })
-		deliver := l.Link().HoldReplies()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		began := time.Now()
-		_, err = locker.Acquire(ctx, "k")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 100*time.Millisecond, time.Since(began))
-		deliver()
-		require.NoError(t, locker.Close())
-		require.Zero(t, c.Exists(t.Context(), "lock:{k}").Val(), "undone although ctx has ended")
-		require.Equal(t, "1", c.Get(t.Context(), "fence:{k}").Val(), "it had taken effect")
 	})
 }
 
 // However long the pauses have grown, a waiter wakes when the holder's lease ends.
 func TestSpinWakesAtExpiry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newMini(t)
-		_, c, _ := s.backend(t)
-		b := newBackend(t, c, &redislock.Options{Mode: redislock.ModeSpin, Spin: redislock.Spin{Min: time.Hour}})
-		for _, ttl := range []time.Duration{time.Millisecond, time.Second, time.Minute} {
-			r := request(ttl)
-			g, err := b.TryAcquire(t.Context(), r)
-			require.NoError(t, err)
+	for _, ttl := range []time.Duration{time.Millisecond, time.Minute} {
+		heldFor(t, ttl, func(q *queue) {
+			b := q.backend(func(o *redislock.Options) { o.Mode, o.Spin.Min = redislock.ModeSpin, time.Hour })
 			time.Sleep(ttl / 3) // so that the rest is no whole number of milliseconds
-			_, err = b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "next", TTL: time.Hour})
-			require.NoError(t, err)
-			require.GreaterOrEqual(t, time.Since(g.Start), ttl)
-			require.LessOrEqual(t, time.Since(g.Start), ttl+time.Millisecond)
-		}
-	})
+			took := q.acquire(b, "next").wins(2, q.g.Start)
+			require.GreaterOrEqual(t, took, ttl)
+			require.LessOrEqual(t, took, ttl+time.Millisecond)
+		})
+	}
 }
 
 // A key without a TTL is not a lock of ours. It is waited for at the usual pace, and not taken.
 func TestForeignKey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, c, _ := newMini(t).backend(t)
-		require.NoError(t, c.Set(t.Context(), "lock:{k}", "somebody", 0).Err())
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		_, err := b.Acquire(ctx, dlock.Request{Key: "k", Owner: "o", TTL: time.Second})
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, "somebody", c.Get(t.Context(), "lock:{k}").Val())
+	virtually(t, func(q *queue) {
+		require.NoError(t, q.c.Persist(q.Context(), q.lock()).Err())
+		w := q.join(q.backend(), "w")
+		time.Sleep(time.Minute)
+		w.waits()
 	})
 }

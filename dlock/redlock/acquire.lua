@@ -1,6 +1,6 @@
 -- Phase one on one node: takes the lock, unless another owner has it, and reads the fence counter.
 -- KEYS: lock, fence counter. ARGV: owner, number of the attempt, TTL in ms.
--- Returns {1, counter, 1 if this owner wrote it, 1 if the lock already was this owner's},
+-- Returns {1, counter, 1 if this owner wrote it, 1 if the lock already was this owner's, ""},
 -- or {0, counter, 1 if this owner wrote it, ms until the holder's lease ends, holder}.
 local last = redis.call('HMGET', KEYS[2], 'token', 'owner')
 local token = tonumber(last[1] or 0)
@@ -17,4 +17,4 @@ if lock then
   end
 end
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2], 'PX', ARGV[3])
-return {1, token, own, lock and 1 or 0}
+return {1, token, own, lock and 1 or 0, ''}

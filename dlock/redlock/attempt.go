@@ -5,19 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// errLate says that a quorum was had, and was no longer good when that was known.
-var errLate = errors.New("redlock: the nodes took so long to answer that the lease is over")
+var errLate = errors.New("redlock: the nodes took so long to reply that the lease is over")
 
-// maxToken is the largest number that a script can tell from the next: Lua's numbers are doubles.
+// maxToken is the largest integer that a script can count to: Lua's numbers are doubles.
 const maxToken = 1<<53 - 1
 
-// attempt is one try to take a lock: phase one takes it on a quorum of the nodes and reads their counters, phase two
-// writes a greater token to a quorum. It ends as a grant, or is undone on every node.
+// attempt is one try to take a lock. It ends as a grant or is undone on every node.
 type attempt struct {
 	b       *Backend
 	r       dlock.Request
@@ -26,27 +26,27 @@ type attempt struct {
 	number  int64    // greater than that of every earlier attempt of the same owner
 	timeout time.Duration
 	start   time.Time
+	renewed atomic.Pointer[time.Time] // when the last renewal that a quorum granted was sent
 	nodes   []asked
 	undone  bool
 
-	// What the nodes have answered.
+	// What the nodes have replied.
 	took, refused, failed int
-	again                 bool // a node had the lock as this owner's already
+	again                 bool // this owner already had the lock on a node
 	token                 uint64
-	own                   bool // token was written by this owner, and by no other
+	own                   bool // this owner, and no other, wrote token
 	holders               map[string]int
-	frees                 []time.Time // when nodes that refused are free; not those where another has the lock for ever
-	err                   error       // the first of a node
+	held                  bool        // another owner has a quorum
+	frees                 []time.Time // when leases on nodes that refused end; those without an end are left out
 }
 
-// asked is how far phase one is on a node. Phase two and a release come after it: on another connection they could
-// overtake it, and it would leave a lock behind.
+// asked is the state of phase one on a node. On another connection phase two and a release would overtake it, so they wait.
 type asked struct {
-	done    chan struct{} // closed when the request has been answered or given up
-	refused bool          // the node said that it has nothing of ours; readable once done
+	done    chan struct{} // closed when the request has been answered or abandoned
+	refused bool          // the node has nothing of ours; valid once done is closed
 }
 
-// run returns the token of the grant. With dlock.ErrHeld and errLate another attempt may succeed.
+// run returns the token of the grant. After dlock.ErrHeld and errLate another attempt may succeed.
 func (a *attempt) run(ctx context.Context) (token uint64, err error) {
 	if ctx.Err() != nil {
 		return 0, ended(ctx)
@@ -72,10 +72,26 @@ func (a *attempt) run(ctx context.Context) (token uint64, err error) {
 	return token, nil
 }
 
-// over reports whether the lease cannot be relied on any more.
-func (a *attempt) over() bool { return time.Since(a.start) >= a.r.TTL-drift(a.r.TTL) }
+// extend notes a renewal that was sent at start. Renewals that overlap may be answered in either order.
+func (a *attempt) extend(start time.Time) {
+	for {
+		last := a.renewed.Load()
+		if last != nil && !start.After(*last) || a.renewed.CompareAndSwap(last, &start) {
+			return
+		}
+	}
+}
 
-// lock is phase one.
+// over reports whether the validity has ended.
+func (a *attempt) over() bool {
+	start := a.start
+	if r := a.renewed.Load(); r != nil {
+		start = *r
+	}
+	return wait.Since(start, time.Now()) >= a.r.TTL-drift(a.r.TTL)
+}
+
+// lock is phase one: it takes the lock on a quorum and reads the counters.
 func (a *attempt) lock(ctx context.Context) error {
 	script := acquireScript
 	if a.b.o.UnsafeCounters {
@@ -91,58 +107,52 @@ func (a *attempt) lock(ctx context.Context) error {
 		a.nodes[i].refused = err == nil && !v.took
 		return v, err
 	})
-	q := a.b.quorum
-	for a.took < q {
+	for q := a.b.quorum; a.took < q; {
 		if a.took+p.left < q {
-			a.undo(ctx) // whatever else is to be learned, others need not wait for it
+			a.undo(ctx) // at once: others wait for these votes
 			switch {
 			case a.took+a.refused >= q:
 				return dlock.ErrHeld
-			case a.failed > len(a.nodes)-q:
-				return a.b.unavailable(a.failed, a.err)
+			case p.failed > len(a.nodes)-q:
+				return p.unavailable()
 			}
 		}
-		v, err := p.next(ctx)
+		v, ok, err := p.next(ctx)
 		if err != nil {
 			return err
 		}
-		a.count(v)
+		a.failed = p.failed
+		if ok {
+			a.count(v)
+		}
 	}
 	return nil
 }
 
-func (a *attempt) count(v answer[vote]) {
-	if v.err != nil {
-		a.failed++
-		a.err = first(a.err, v.node, v.err)
-		return
-	}
-	switch {
-	case v.val.took:
+func (a *attempt) count(v vote) {
+	if v.took {
 		a.took++
-		a.again = a.again || v.val.again
-	default:
+		a.again = a.again || v.again
+	} else {
 		a.refused++
-		if a.holders == nil {
-			a.holders = map[string]int{}
-		}
-		a.holders[v.val.holder]++
-		if v.val.left >= 0 {
-			a.frees = append(a.frees, time.Now().Add(v.val.left))
+		a.holders[v.holder]++
+		a.held = a.held || a.holders[v.holder] >= a.b.quorum
+		if v.left >= 0 {
+			a.frees = append(a.frees, time.Now().Add(v.left))
 		}
 	}
 	switch {
-	case v.val.token > a.token:
-		a.token, a.own = v.val.token, v.val.own
-	case v.val.token == a.token:
-		a.own = a.own && v.val.own
+	case v.token > a.token:
+		a.token, a.own = v.token, v.own
+	case v.token == a.token:
+		a.own = a.own && v.own
 	}
 }
 
-// mint is phase two.
+// mint is phase two: it writes a greater token to a quorum.
 func (a *attempt) mint(ctx context.Context) (uint64, error) {
 	token := a.token
-	if !a.own || !a.again { // else this is a repeated request, and the token its own
+	if !a.own || !a.again { // else this request is a repeat, and the token its own
 		token++
 	}
 	for {
@@ -159,12 +169,11 @@ func (a *attempt) mint(ctx context.Context) (uint64, error) {
 		if a.over() {
 			return 0, errLate
 		}
-		token = top + 1 // some node knew more than the quorum of phase one
+		token = top + 1 // a node outside phase one's quorum was ahead
 	}
 }
 
-// write has token written by a quorum. If it cannot be, because there are nodes whose counters are ahead, it returns the
-// highest of these.
+// write writes token to a quorum. If counters that are ahead prevent that, it returns the highest of them.
 func (a *attempt) write(ctx context.Context, token uint64) (top uint64, err error) {
 	type reply struct {
 		written
@@ -177,62 +186,47 @@ func (a *attempt) write(ctx context.Context, token uint64) (top uint64, err erro
 		w, counter, err := mintOn(ctx, a.b.nodes[i], a.keys, a.r.Owner, a.number, token)
 		return reply{w, counter}, err
 	})
-	var n [3]int // by answer
-	var failed int
-	var failure error
+	n := map[written]int{}
 	for n[accepted] < a.b.quorum {
 		switch {
 		case n[gone] > len(a.nodes)-a.b.quorum:
 			return 0, errLate
 		case n[accepted]+n[outdone]+p.left < a.b.quorum:
-			return 0, a.b.unavailable(failed, failure)
+			return 0, p.unavailable()
 		case n[accepted]+p.left < a.b.quorum && top > 0:
 			return top, nil
 		}
-		v, err := p.next(ctx)
+		v, ok, err := p.next(ctx)
 		if err != nil {
 			return 0, err
 		}
-		if v.err != nil {
-			failed++
-			failure = first(failure, v.node, v.err)
-			continue
+		if ok {
+			n[v.written]++
+			top = max(top, v.counter)
 		}
-		n[v.val.written]++
-		top = max(top, v.val.counter)
 	}
 	return 0, nil
 }
 
-// undo frees what the attempt has taken or may still take, in the background: ctx has often ended.
+// undo frees in the background what the attempt has taken or may still take. ctx has often ended by then.
 func (a *attempt) undo(ctx context.Context) {
 	if a.undone {
 		return
 	}
 	a.undone = true
-	ctx = context.WithoutCancel(ctx)
 	for i := range a.nodes {
-		n := &a.nodes[i]
-		select {
-		case <-n.done:
-			if n.refused {
-				continue
-			}
-		default:
-		}
 		a.b.busy.Go(func() {
-			<-n.done
-			if n.refused {
+			<-a.nodes[i].done
+			if a.nodes[i].refused {
 				return
 			}
-			ctx, cancel := context.WithTimeout(ctx, a.timeout)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.timeout)
 			defer cancel()
 			_, _ = releaseOn(ctx, a.b.nodes[i], a.keys[0], a.r.Owner, a.number) // else the TTL does it
 		})
 	}
 }
 
-// settled waits until phase one is over on a node.
 func (n *asked) settled(ctx context.Context) error {
 	select {
 	case <-n.done:
@@ -242,18 +236,7 @@ func (n *asked) settled(ctx context.Context) error {
 	}
 }
 
-// held reports whether another owner has a quorum, as far as the nodes have answered.
-func (a *attempt) held() bool {
-	for _, n := range a.holders {
-		if n >= a.b.quorum {
-			return true
-		}
-	}
-	return false
-}
-
-// free is the earliest time at which a quorum can be free without a release, and false if it cannot be told. Nodes that
-// have not answered, and those that this attempt frees, may be free at once; those that failed are not counted on.
+// free is the earliest time at which a quorum can be free without a release, if that is known: of nodes that didn't refuse or fail.
 func (a *attempt) free() (time.Time, bool) {
 	i := a.b.quorum - (len(a.nodes) - a.refused - a.failed) - 1
 	if i < 0 || i >= len(a.frees) {
@@ -261,12 +244,4 @@ func (a *attempt) free() (time.Time, bool) {
 	}
 	slices.SortFunc(a.frees, time.Time.Compare)
 	return a.frees[i], true
-}
-
-// first keeps the first of the nodes' errors.
-func first(err error, node int, next error) error {
-	if err != nil || node < 0 { // next does not know which node is late
-		return err
-	}
-	return fmt.Errorf("node %d: %w", node, next)
 }

@@ -139,15 +139,11 @@ func (ns nodes) proc(t *testing.T, o redlock.Options) proc {
 
 // link is the fault on the way to the first n nodes.
 func (p proc) link(n int) dlocktest.Link {
-	links := make([]dlocktest.Link, n)
-	for i := range links {
-		links[i] = p.links[i].Link()
-	}
 	all := func(f func(dlocktest.Link) func() func()) func() func() {
 		return func() func() {
-			heals := make([]func(), n)
-			for i, l := range links {
-				heals[i] = f(l)()
+			var heals []func()
+			for _, l := range p.links[:n] {
+				heals = append(heals, f(l.Link())())
 			}
 			return func() {
 				for _, heal := range heals {
@@ -168,11 +164,27 @@ func (p proc) link(n int) dlocktest.Link {
 func (ns nodes) warm(t *testing.T) {
 	t.Helper()
 	p := ns.proc(t, patient)
-	g, err := p.TryAcquire(t.Context(), request(time.Hour))
-	require.NoError(t, err)
-	require.NoError(t, p.Renew(t.Context(), g))
-	require.NoError(t, p.Release(t.Context(), g))
+	p.useOnce(t, func() {})
 	require.NoError(t, p.Close())
+}
+
+// useOnce takes a lock, renews and releases it, and calls before before each.
+func (p proc) useOnce(t *testing.T, before func()) {
+	t.Helper()
+	before()
+	g := try(t, p, request(time.Hour))
+	before()
+	require.NoError(t, p.Renew(t.Context(), g))
+	before()
+	require.NoError(t, p.Release(t.Context(), g))
+}
+
+// connect has every client make a connection.
+func (p proc) connect(t *testing.T) {
+	t.Helper()
+	for _, c := range p.clients {
+		require.NoError(t, c.Ping(t.Context()).Err())
+	}
 }
 
 // service has a link on which faults hit the first n nodes. If these are not all, what is lost on the way to them has an
@@ -182,6 +194,7 @@ func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 	t.Helper()
 	ns.warm(t)
 	o := patient
+	o.Spin.Min = 20 * time.Millisecond // hundreds of waiters that poll five nodes every 2 ms are minutes of CPU
 	if frozen {
 		o.NodeTimeout = 20 * time.Millisecond
 	}
@@ -209,6 +222,23 @@ func request(ttl time.Duration) dlock.Request {
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
+}
+
+// on runs f in virtual time, on n nodes that know the scripts, with a process that is connected and a request for an hour.
+func on(t *testing.T, n int, f func(t *testing.T, ns nodes, p proc, r dlock.Request)) {
+	t.Helper()
+	onFor(t, n, patient, f)
+}
+
+func onFor(t *testing.T, n int, o redlock.Options, f func(t *testing.T, ns nodes, p proc, r dlock.Request)) {
+	t.Helper()
+	bubble(t, func(t *testing.T) {
+		ns := minis(t, n)
+		ns.warm(t)
+		p := ns.proc(t, o)
+		p.connect(t)
+		f(t, ns, p, request(time.Hour))
+	})
 }
 
 func lockName(r dlock.Request) string  { return "redlock:{" + r.Key + "}" }

@@ -1,49 +1,38 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
-//go:embed acquire.lua
-var acquireLua string
-
-//go:embed unsafe.lua
-var unsafeLua string
-
-//go:embed mint.lua
-var mintLua string
-
-//go:embed renew.lua
-var renewLua string
-
-//go:embed release.lua
-var releaseLua string
+//go:embed *.lua
+var lua embed.FS
 
 var (
-	acquireScript = redis.NewScript(acquireLua)
-	unsafeScript  = redis.NewScript(unsafeLua)
-	mintScript    = redis.NewScript(mintLua)
-	renewScript   = redis.NewScript(renewLua)
-	releaseScript = redis.NewScript(releaseLua)
+	acquireScript = redisscript.Load(lua, "acquire.lua")
+	unsafeScript  = redisscript.Load(lua, "unsafe.lua")
+	mintScript    = redisscript.Load(lua, "mint.lua")
+	renewScript   = redisscript.Load(lua, "renew.lua")
+	releaseScript = redisscript.Load(lua, "release.lua")
 )
 
-// vote is a node's answer to the request for its lock.
+// vote is a node's reply to a request for its lock.
 type vote struct {
-	took  bool
-	token uint64 // the node's counter
-	own   bool   // this owner wrote it
-
-	again bool // took: the lock already was this owner's
-
-	holder string        // not took: who has it
-	left   time.Duration // not took: until when; less than 0 if for ever
+	took   bool
+	token  uint64        // the node's counter
+	own    bool          // this owner wrote it
+	again  bool          // took: this owner already had the lock
+	left   time.Duration // not took: the rest of the other's lease; negative if it has no end
+	holder string        // not took: the other owner
 }
 
 func acquireOn(ctx context.Context, c redis.UniversalClient, s *redis.Script, keys []string, owner string, attempt, ttl int64) (vote, error) {
@@ -51,27 +40,25 @@ func acquireOn(ctx context.Context, c redis.UniversalClient, s *redis.Script, ke
 	if err != nil {
 		return vote{}, err
 	}
-	n := func(i int) int64 {
-		x, _ := v[i].(int64)
-		return x
+	if len(v) != 5 {
+		return vote{}, fmt.Errorf("the acquire script returned %v", v)
 	}
-	switch {
-	case len(v) == 4 && n(0) == 1:
-		return vote{took: true, token: uint64(n(1)), own: n(2) == 1, again: n(3) == 1}, nil
-	case len(v) == 5 && n(0) == 0:
-		holder, _ := v[4].(string)
-		return vote{token: uint64(n(1)), own: n(2) == 1, left: time.Duration(n(3)) * time.Millisecond, holder: holder}, nil
-	}
-	return vote{}, fmt.Errorf("the acquire script returned %v", v)
+	took, token, own, n := v[0] == int64(1), toInt(v[1]), v[2] == int64(1), toInt(v[3])
+	holder, _ := v[4].(string)
+	return vote{took, uint64(token), own, n == 1, time.Duration(n) * time.Millisecond, holder}, nil
 }
 
-// written is a node's answer to a token.
-type written int
+func toInt(v any) int64 {
+	n, _ := v.(int64)
+	return n
+}
+
+type written int // a node's reply to a token
 
 const (
-	accepted written = iota
-	outdone          // the node's counter is there or beyond
-	gone             // the lock is not this attempt's
+	gone    written = iota - 1 // this attempt no longer has the lock
+	outdone                    // the node's counter is not smaller
+	accepted
 )
 
 func mintOn(
@@ -83,69 +70,49 @@ func mintOn(
 		return gone, 0, err
 	case len(v) != 2 || v[0] < -1 || v[0] > 1:
 		return gone, 0, fmt.Errorf("the mint script returned %v", v)
-	case v[0] < 0:
-		return gone, 0, nil
-	case v[0] == 0:
-		return outdone, uint64(v[1]), nil
 	}
-	return accepted, token, nil
+	return written(v[0]), uint64(v[1]), nil
 }
 
-// releases is how often a release is sent to a node whose connections break.
-const releases = 3
+const maxReleases = 3 // to a node whose connections break
 
-// releaseOn reports whether the lock was the owner's. It repeats the script itself instead of having go-redis do so behind
-// its back: after a lost reply, a script that finds nothing says nothing about whose the lock was.
+// releaseOn reports whether the owner had the lock. It repeats the script itself instead of letting go-redis do so: after a lost
+// reply, a script that finds nothing doesn't tell who had it.
 func releaseOn(ctx context.Context, c redis.UniversalClient, lock, owner string, attempt int64) (owned bool, err error) {
-	run := func(how, what string) *redis.Cmd {
-		cmd := redis.NewCmd(ctx, how, what, 1, lock, owner, attempt)
-		cmd.SetFirstKeyPos(3) // where a Cluster client looks for the slot
-		_ = c.Process(ctx, once{cmd})
-		return cmd
-	}
-	for range releases {
-		cmd := run("evalsha", releaseScript.Hash())
-		if redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
-			cmd = run("eval", releaseLua)
-		}
-		n, failure := cmd.Int64()
-		switch {
-		case failure == nil && n == 1:
+	for range maxReleases {
+		n, failure := releaseScript.Run(ctx, redisscript.Once{UniversalClient: c}, []string{lock}, owner, attempt).Int64()
+		if failure == nil && n == 1 {
 			return true, nil
-		case failure == nil:
-			return false, err // of an earlier try, which may have freed it
-		case ctx.Err() != nil:
-			return false, failure
 		}
-		err = failure
+		err = cmp.Or(failure, err) // an earlier try may have freed it
+		if failure == nil || ctx.Err() != nil {
+			break
+		}
 	}
 	return false, err
 }
 
-type once struct{ *redis.Cmd }
+// poll is a request that was sent to all nodes.
+type poll[T any] struct {
+	b       *Backend
+	answers chan answer[T]  // buffered for all nodes
+	end     <-chan struct{} // the timeout
+	cancel  context.CancelFunc
+	left    int   // replies that next has not returned
+	failed  int   // nodes
+	failure error // the first node's
+}
 
-func (once) NoRetry() bool { return true }
-
-// answer is what came of asking a node.
+// answer is a node's reply, or what went wrong.
 type answer[T any] struct {
 	node int
 	val  T
 	err  error
 }
 
-// poll is a question that has been put to all nodes.
-type poll[T any] struct {
-	b       *Backend
-	answers chan answer[T]  // has room for all
-	end     <-chan struct{} // when an answer comes too late
-	cancel  context.CancelFunc
-	left    int // nodes whose answer next has not returned
-}
+var errNoAnswer = errors.New("no reply in time")
 
-var errNoAnswer = errors.New("no answer in time")
-
-// ask puts a question to all nodes at once. The requests don't end with ctx: those that nobody waits for any more still
-// have to come to an end that is known, and the Backend's Close waits for it.
+// ask calls f for all nodes at once. The calls don't end with ctx: their outcome must become known. Close waits for that.
 func ask[T any](ctx context.Context, b *Backend, timeout time.Duration, f func(ctx context.Context, node int) (T, error)) *poll[T] {
 	p := &poll[T]{b: b, answers: make(chan answer[T], len(b.nodes)), left: len(b.nodes)}
 	ctx, p.cancel = context.WithTimeout(context.WithoutCancel(ctx), timeout)
@@ -164,28 +131,36 @@ func ask[T any](ctx context.Context, b *Backend, timeout time.Duration, f func(c
 	return p
 }
 
-// next returns one more answer, in the order in which they come. A node that takes too long answers with an error.
-// next fails when ctx ends or the Backend is closed.
-func (p *poll[T]) next(ctx context.Context) (answer[T], error) {
+// next returns the next reply until ctx ends; ok is false if it is an error, or missing after the timeout.
+func (p *poll[T]) next(ctx context.Context) (val T, ok bool, err error) {
 	p.left--
+	var a answer[T]
 	select {
-	case a := <-p.answers:
-		return a, nil
+	case a = <-p.answers:
 	default:
-	}
-	select {
-	case a := <-p.answers:
-		return a, nil
-	case <-p.end:
 		select {
-		case a := <-p.answers: // all have come
-			return a, nil
-		default:
-			return answer[T]{node: -1, err: errNoAnswer}, nil
+		case a = <-p.answers:
+		case <-p.end:
+			select {
+			case a = <-p.answers: // all have arrived
+			default:
+				p.failed++
+				return val, false, nil
+			}
+		case <-ctx.Done():
+			return val, false, ended(ctx)
 		}
-	case <-ctx.Done():
-		return answer[T]{}, ended(ctx)
-	case <-p.b.closed:
-		return answer[T]{}, errClosed
 	}
+	if a.err != nil {
+		p.failed++
+		if p.failure == nil {
+			p.failure = fmt.Errorf("node %d: %w", a.node, a.err)
+		}
+	}
+	return a.val, a.err == nil, nil
+}
+
+func (p *poll[T]) unavailable() error {
+	return fmt.Errorf("redlock: no quorum of %d: %d of %d nodes failed, first %w",
+		p.b.quorum, p.failed, len(p.b.nodes), cmp.Or(p.failure, errNoAnswer))
 }

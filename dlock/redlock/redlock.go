@@ -1,56 +1,43 @@
 // Package redlock is a dlock.Backend on N independent Redis nodes: the Redlock algorithm
 // (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/) with a fencing token.
 //
-// All nodes are asked at once, and who gets a quorum of N/2+1 has the lock, however the others answer. It stays available
-// while a minority of the nodes is down. Without a quorum there is no lock, and an attempt that fails is undone on every
-// node, those that did not answer included.
+// A request goes to all nodes at once; a quorum of N/2+1 grants the lock. An attempt that fails is undone on every node.
 //
-// Nodes that are silent, because they are frozen or cut off without a word, cost more than nodes that refuse connections:
-// when several ask at once and split the votes of the others, each could still win with a silent node's, and keeps the
-// votes that it has until the NodeTimeout. Nobody gets the lock before. One that asks alone is not held up. Where nodes may
-// go silent and locks are contended, set a NodeTimeout of a few round trips.
+// A silent node (frozen, or cut off by dropped packets) costs more than one that refuses connections: when contenders split the
+// votes of the other nodes, each could still win with the silent node's vote, and keeps its votes until NodeTimeout. Where nodes may
+// go silent and locks are contended, set NodeTimeout to a few round trips.
 //
 // # Validity
 //
-// A lease is good for its TTL, minus the time that the nodes took to answer, minus what the clocks may drift apart in it
-// (1 % and 2 ms). A Grant has the full TTL and as its Start the time before the first request left: to count from there
-// is to subtract the time that the answers took, and dlock.Locker subtracts the drift, which is the same there. Nothing
-// is subtracted twice. A TTL below 9 ms is refused, for the Locker never subtracts more than a quarter of the TTL. A lease
-// whose validity is over before it is known is not granted.
-//
-// The lock is as good as the nodes' clocks and memories. A node whose clock jumps, or that restarts without its data,
-// gives its vote to a second owner while the first still counts on it. What keeps data safe is the token.
+// A lease is valid for its TTL, minus the time that the nodes took to answer, minus 1 % and 2 ms for clock drift. A Grant has the
+// full TTL and as its Start the time before the first request left, which subtracts the first; dlock.Locker subtracts the drift, but
+// at most a quarter of the TTL, so a TTL below 9 ms is refused. A lease that is over before it is known is not granted. A node whose
+// clock jumps, or that restarts without its data, votes for a second owner while the first still counts on its vote.
 //
 // # The token
 //
-// Independent nodes share no counter. Each keeps one by itself, redlock:fence:{KEY}: a number, and the owner who wrote
-// it. A grant takes two round trips to all nodes at once:
+// Independent nodes share no counter. Each keeps its own, redlock:fence:{KEY}: a number, and the owner who wrote it. A grant takes
+// two round trips to all nodes:
 //
-//  1. The lock is taken on a quorum, whose answers carry their counters.
-//  2. The highest of them, plus one, is written to a quorum. A node takes it only while it still has this attempt's
-//     lock, and only if it is greater than its counter, or equal and the same owner's. If nodes are ahead, a higher
-//     number is tried. The grant counts when a quorum has accepted its token.
+//  1. The lock is taken on a quorum, whose replies carry their counters.
+//  2. The highest counter plus one is written to a quorum. A node accepts it only while it still has this attempt's lock, and only if
+//     it is greater than its counter, or equal and written by the same owner. If nodes are ahead, a higher number is tried.
 //
 // As long as no node forgets a counter that it has acknowledged,
 //
-//   - no two owners get the same token: both would have been accepted by one node, for two quorums share one, and it takes
-//     no number twice from different owners;
-//   - a grant that is asked for after another was answered has the greater token: among the nodes that it hears from in
-//     the first phase is one that had accepted the other's.
+//   - no two owners get the same token: two quorums share a node, and a node accepts no number from two owners;
+//   - a grant requested after another was answered has the greater token: in the first phase it hears from a node that had
+//     accepted the other's.
 //
-// Neither argument uses a clock, a TTL or the lock. Clocks that jump, frozen or crashed clients, crashed nodes that come
-// back with their data, messages that are lost, late or repeated, and proposers that believe at the same time to have the
-// lock, break neither. Two grants asked for at the same time may get their tokens in either order. As a token is accepted
-// only under the lock, one that was overtaken between the phases fails.
+// Neither argument uses a clock, a TTL or the lock, nor who crashes, or which messages are lost, late or duplicated. Two concurrent
+// grants may get their tokens in either order.
 //
-// It fails when nodes forget: on a restart without persistence or without the last writes (anything but appendfsync
-// always), a failover of the node to a replica that lags, an eviction, a FLUSHALL. A token that nobody remembers in a
-// quorum is given again, to another owner, or is followed by a smaller one; a resource can't tell the two owners of one
-// token apart. A token sits on at least a quorum of the nodes, usually on all, and nodes that refuse their vote tell it
-// too. With it on exactly three of five, one that forgets is enough, if the two that know don't answer the next in time;
-// with it on all, it takes three. It fails too when clients are given different nodes. Run the
-// nodes with appendfsync always and maxmemory-policy noeviction, bring a node that has lost data back only with the
-// counters of a quorum of the others, or take the token from a consensus store.
+// Both fail when nodes forget (a restart without persistence or without the last writes, a failover to a lagging replica, an
+// eviction, a FLUSHALL), or when clients are given different nodes. A token that no quorum remembers is issued again to another
+// owner, or is followed by a smaller one; a resource can't tell two owners of one token apart. With a token on exactly three of five
+// nodes, one that forgets is enough if the two that know don't answer the next attempt in time; with it on all five, it takes three.
+// Run the nodes with appendonly yes, appendfsync always and maxmemory-policy noeviction. Bring a node that has lost data back only
+// with the counters of a quorum of the others. Or take the token from a consensus store.
 package redlock
 
 import (
@@ -59,6 +46,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -66,122 +54,107 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
 // Options configure a [Backend]. All clients of a lock must be given the same nodes, and the same Prefix.
 type Options struct {
-	// Prefix stands before the names of all keys, "" by default. Locks with different prefixes don't know each other.
-	Prefix string
-	// NodeTimeout is how long an answer of a node is waited for, in each phase. It should be small against the TTL, for
-	// an attempt that waits for a dead node uses up its lease. Default: a twentieth of the TTL, 1 ms to 1 s.
+	Prefix string // before the names of all keys; "" by default. Locks with different prefixes are apart.
+	// NodeTimeout is how long each phase waits for a node's reply. Keep it small against the TTL: waiting for a dead node
+	// uses up the lease. Default: a twentieth of the TTL, at least 1 ms and at most 1 s.
 	NodeTimeout time.Duration
-	// Spin is how Acquire waits for a lock that it doesn't get.
-	Spin Spin
-	// UnsafeCounters replaces the token by one that is often proposed, to show that it is unsound: every node counts up
-	// a counter of its own in the step in which it gives its vote, and the token is the highest answer of the quorum
-	// that answered first. The nodes' counters drift apart, for an attempt that fails counts up too, and nodes are down
-	// at different times. Then a later grant, with a quorum of which the node that was ahead is no part, gets a
-	// smaller token, or the same. It saves a round trip. Never use it to protect data, nor on keys that were used
-	// without it.
+	Spin        Spin // how Acquire waits for a lock that is held
+	// UnsafeCounters uses a token that is often proposed, to show that it is unsound: every node increments its own counter
+	// when it votes, and the token is the highest counter of the quorum. Failed attempts and downtime let the counters drift
+	// apart; a later grant, by a quorum without the node that was ahead, then gets a smaller token or the same. It saves a
+	// round trip. Never use it to protect data, nor on keys that were used without it.
 	UnsafeCounters bool
 }
 
-// Spin is how Acquire waits: it asks again after a random time below a limit that grows from Min to Max, or when a quorum
-// of the leases in its way has ended, if that is sooner. Chance is what ends a split vote, in which two get a minority each.
-// It is unfair: whoever asks first after a release gets the lock. Min should be a few round trips. Zero values: 2 ms, and
-// 100 ms or Min if that is longer.
-type Spin struct {
-	Min, Max time.Duration
-}
+// Spin is how Acquire retries: after a random backoff below a limit that doubles from Min to Max, or when enough of the leases in
+// its way have ended, if that is sooner. Randomness ends a split vote, in which two contenders get a minority each. It is unfair:
+// whoever retries first after a release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that is longer.
+type Spin struct{ Min, Max time.Duration }
 
-// Backend implements dlock.Backend. It works with every redis.UniversalClient. Set ContextTimeoutEnabled on the clients:
-// without it a request to a node that doesn't answer occupies its connection, and delays Close, until the client's own
-// timeouts.
+// Backend implements dlock.Backend on any redis.UniversalClient. Set ContextTimeoutEnabled on the clients: without it a request to
+// a silent node holds its connection, and delays Close, until the client's own timeouts.
 type Backend struct {
 	nodes  []redis.UniversalClient
 	quorum int
 	o      Options
+	busy   sync.WaitGroup  // calls and requests in flight
+	open   context.Context // ends with ErrClosed
+	close  context.CancelCauseFunc
 
 	mu     sync.Mutex
-	closed chan struct{}
-	busy   sync.WaitGroup // calls and requests under way
-	number int64          // of the last attempt
+	number int64 // of the last attempt
 }
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on nodes that know nothing of each other, a client for each; the clients stay the caller's to
-// close. An odd number is best: with four nodes no more may fail than with three. It sends nothing.
+// New returns a Backend on independent nodes, one client each; closing the clients is up to the caller. An odd number is best: four nodes
+// tolerate no more failures than three. New sends nothing.
 func New(nodes []redis.UniversalClient, opts *Options) (*Backend, error) {
-	if len(nodes) == 0 {
-		return nil, fmt.Errorf("%w: redlock: no nodes", dlock.ErrInvalid)
-	}
-	for i, c := range nodes {
-		if c == nil {
-			return nil, fmt.Errorf("%w: redlock: the client of node %d is nil", dlock.ErrInvalid, i)
-		}
-		for j, d := range nodes[:i] {
-			if c == d {
-				return nil, fmt.Errorf("%w: redlock: nodes %d and %d have the same client, and would vote twice", dlock.ErrInvalid, j, i)
-			}
-		}
-	}
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &Options{})
 	o.Spin.Min = cmp.Or(o.Spin.Min, 2*time.Millisecond)
 	o.Spin.Max = cmp.Or(o.Spin.Max, max(o.Spin.Min, 100*time.Millisecond))
 	switch {
+	case len(nodes) == 0:
+		return nil, invalid("no nodes")
 	case o.NodeTimeout < 0:
-		return nil, fmt.Errorf("%w: redlock: NodeTimeout %v is negative", dlock.ErrInvalid, o.NodeTimeout)
+		return nil, invalid("NodeTimeout %v is negative", o.NodeTimeout)
 	case o.Spin.Min <= 0 || o.Spin.Max < o.Spin.Min:
-		return nil, fmt.Errorf("%w: redlock: Spin{Min: %v, Max: %v}; Min must be positive and Max at least Min",
-			dlock.ErrInvalid, o.Spin.Min, o.Spin.Max)
+		return nil, invalid("Spin{Min: %v, Max: %v}; Min must be positive and Max at least Min", o.Spin.Min, o.Spin.Max)
 	case strings.ContainsAny(o.Prefix, "{}"):
-		return nil, fmt.Errorf("%w: redlock: prefix %q contains a brace, which Redis Cluster would take for a hash tag",
-			dlock.ErrInvalid, o.Prefix)
+		return nil, invalid("prefix %q contains a brace, which Redis Cluster would take for a hash tag", o.Prefix)
 	}
-	return &Backend{
-		nodes: append([]redis.UniversalClient(nil), nodes...), quorum: len(nodes)/2 + 1, o: o, closed: make(chan struct{}),
-	}, nil
+	for i, c := range nodes {
+		if c == nil {
+			return nil, invalid("the client of node %d is nil", i)
+		}
+		if j := slices.Index(nodes[:i], c); j >= 0 {
+			return nil, invalid("nodes %d and %d have the same client, and would vote twice", j, i)
+		}
+	}
+	b := &Backend{nodes: slices.Clone(nodes), quorum: len(nodes)/2 + 1, o: o}
+	b.open, b.close = context.WithCancelCause(context.Background())
+	return b, nil
 }
 
-// Acquire implements dlock.Backend. It spins; see [Spin].
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: redlock: "+format, append([]any{dlock.ErrInvalid}, args...)...)
+}
+
+// Acquire implements dlock.Backend. See [Spin].
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, true)
 }
 
-// TryAcquire implements dlock.Backend. It returns dlock.ErrHeld when a quorum of the nodes names the same other owner.
-// A lock that nobody can have, because several got a minority each or one is being released, is asked for again, for as
-// long as a node may take to answer.
+// TryAcquire implements dlock.Backend. It returns dlock.ErrHeld when a quorum names the same other owner. When no owner has a
+// quorum, because the vote was split or a release is in flight, it retries for up to NodeTimeout.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, false)
 }
 
-// arrivals is how often an acquisition is tried when its lease is over before it is known, and the lock wasn't others' for a
-// TTL in between.
-const arrivals = 3
+// maxLate is how many attempts in a row, with no other holder between them for a TTL, may win too late to be of use.
+const maxLate = 3
 
 func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (dlock.Grant, error) {
-	keys, err := b.names(r.Key)
-	if err != nil {
-		return dlock.Grant{}, err
-	}
 	ttl, err := millis(r.TTL)
 	if err != nil {
 		return dlock.Grant{}, err
 	}
-	if !b.enter() {
-		return dlock.Grant{}, errClosed
+	ctx, keys, done, err := b.enter(ctx, r.Key)
+	if err != nil {
+		return dlock.Grant{}, err
 	}
-	defer b.busy.Done()
+	defer done()
 	timeout := b.timeout(r.TTL)
 	giveUp := time.Now().Add(timeout)
 	late := 0
 	var last time.Time // when it was late
 	for pause := b.o.Spin.Min; ; pause = min(2*pause, b.o.Spin.Max) {
-		a := &attempt{b: b, r: r, keys: keys, ttl: ttl, number: b.next(), timeout: timeout}
+		a := &attempt{b: b, r: r, keys: keys, ttl: ttl, number: b.next(), timeout: timeout, holders: map[string]int{}}
 		token, err := a.run(ctx)
 		switch {
 		case err == nil:
@@ -190,88 +163,84 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 			late++
 			last = time.Now()
 		case errors.Is(err, dlock.ErrHeld):
-			if time.Since(last) > r.TTL { // a long wait may win too late now and then
+			r.NoteHeld()
+			if time.Since(last) > r.TTL { // during a long wait that may happen now and then
 				late = 0
 			}
 		default:
 			return dlock.Grant{}, err
 		}
-		if late == arrivals || !patient && (a.held() || !time.Now().Before(giveUp)) {
+		if late == maxLate || !patient && (a.held || !time.Now().Before(giveUp)) {
 			return dlock.Grant{}, err
 		}
-		wait := rand.N(pause)
+		backoff := rand.N(pause)
 		if free, ok := a.free(); ok {
-			wait = min(wait, max(time.Until(free), 0)+time.Millisecond) // a lease is good to the end of its last millisecond
+			backoff = min(backoff, max(time.Until(free), 0)+time.Millisecond) // a lease lasts to the end of its last millisecond
 		}
-		if err := b.wait(ctx, wait); err != nil {
-			return dlock.Grant{}, err
+		if wait.For(ctx, backoff); ctx.Err() != nil { // whose cause may be an ErrHeld
+			return dlock.Grant{}, ended(ctx)
 		}
 	}
 }
 
-func (b *Backend) wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ended(ctx)
-	case <-b.closed:
-		return errClosed
-	}
-}
-
-// Renew implements dlock.Backend. It needs a quorum: a minority may have been renewed when it returns an error, which
-// makes nobody's lease longer than its holder's.
+// Renew implements dlock.Backend. It needs a quorum. After an error a minority may have been renewed, which extends no lease.
 func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	ttl, err := millis(g.TTL)
 	if err != nil {
 		return err
 	}
-	return b.each(ctx, g, renewing, func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error) {
+	a, granted := g.State.(*attempt)
+	if granted && a.over() { // what a quorum has then proves nothing, see Release
+		return dlock.ErrLost
+	}
+	start := time.Now()
+	err = b.each(ctx, g, renewing, func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error) {
 		n, err := renewScript.Run(ctx, c, []string{lock}, g.Owner, ttl).Int64()
 		return n == 1, err
 	})
+	if granted && err == nil {
+		a.extend(start)
+	}
+	return err
 }
 
-// Release implements dlock.Backend. It returns when a quorum has freed the lock, and goes on with the other nodes in the
-// background. Without the State of a grant it undoes a request, which is done when a quorum has nothing of it, whether
-// this call or the request's own failure has freed it there.
+// Release implements dlock.Backend. It returns when a quorum has freed the lock, and frees the other nodes in the background.
+// Without the State of a grant it undoes a request, and returns when a quorum has nothing of it left. After the end of the
+// validity it returns dlock.ErrLost even if it frees a quorum, which may have locked a request that was late.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
-	number := b.next() // all that the owner has asked for until now
-	why := undoing
+	number := b.next() // covers all that the owner has requested until now
+	why, over := undoing, false
 	if a, granted := g.State.(*attempt); granted {
-		why, number = releasing, max(number, a.number)
+		why, number, over = releasing, max(number, a.number), a.over()
 	}
-	return b.each(ctx, g, why, func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error) {
+	err := b.each(ctx, g, why, func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error) {
 		return releaseOn(ctx, c, lock, g.Owner, number)
 	})
+	if err == nil && over {
+		return dlock.ErrLost
+	}
+	return err
 }
 
-// purpose is what each asks the nodes for.
+// purpose is what a request to all nodes is for.
 type purpose int
 
 const (
 	renewing  purpose = iota
-	releasing         // what has been granted
+	releasing         // a grant
 	undoing           // what may have been granted
 )
 
-// each has f act on the lock of every node. f reports whether the lock was the owner's there, which it must be on a quorum;
-// to undo, it need not have been.
+// each calls f for every node. f reports whether the owner had the lock there: on a quorum, unless the purpose is to undo.
 func (b *Backend) each(
 	ctx context.Context, g dlock.Grant, why purpose,
 	f func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error),
 ) error {
-	keys, err := b.names(g.Key)
+	ctx, keys, done, err := b.enter(ctx, g.Key)
 	if err != nil {
 		return err
 	}
-	if !b.enter() {
-		return errClosed
-	}
-	defer b.busy.Done()
+	defer done()
 	if ctx.Err() != nil {
 		return ended(ctx)
 	}
@@ -285,71 +254,61 @@ func (b *Backend) each(
 		return f(ctx, b.nodes[i], keys[0])
 	})
 	minority := len(b.nodes) - b.quorum
-	var owned, lost, failed int
-	var failure error
+	var owned, lost int
 	undo := why == undoing
 	for owned < b.quorum {
-		open := owned+p.left >= b.quorum || lost+p.left > minority // one of the answers that are left may settle it
+		open := owned+p.left >= b.quorum || lost+p.left > minority // the replies still to come may decide it
 		switch {
 		case undo && owned > 0 && owned+lost >= b.quorum:
 			return nil
 		case lost > minority && (!undo || lost >= b.quorum): // of an even number, half of the nodes could still be the owner's
 			return dlock.ErrLost
-		case undo && failed > minority, why == renewing && !open:
-			return b.unavailable(failed, failure)
-		case why == releasing && p.left == 0: // not before: one that is repeated could overtake this one, where it is under way
-			return b.unavailable(failed, failure)
+		case undo && p.failed > minority, why == renewing && !open,
+			why == releasing && p.left == 0: // not before: a repeated release could overtake this one where it is in flight
+			return p.unavailable()
 		}
-		v, err := p.next(ctx)
+		had, ok, err := p.next(ctx)
 		switch {
 		case err != nil:
 			return err
-		case v.err != nil:
-			failed++
-			failure = first(failure, v.node, v.err)
-		case v.val:
+		case ok && had:
 			owned++
-		default:
+		case ok:
 			lost++
 		}
 	}
 	return nil
 }
 
-// Close implements dlock.Backend. Waiting calls return dlock.ErrClosed. It waits for the requests that are under way, the
-// undoing of failed attempts among them. The clients stay open.
+// Close implements dlock.Backend. It waits for requests in flight, also for those that undo failed attempts.
 func (b *Backend) Close() error {
 	b.mu.Lock()
-	if !b.isClosed() {
-		close(b.closed)
-	}
+	b.close(dlock.ErrClosed)
 	b.mu.Unlock()
 	b.busy.Wait()
 	return nil
 }
 
-func (b *Backend) isClosed() bool {
-	select {
-	case <-b.closed:
-		return true
-	default:
-		return false
+// enter begins a call, which Close waits for until done is called. The context that it returns also ends with the Backend. The hash
+// tag keeps the names of the key's lock and fence counter in one slot if a node is a Cluster.
+func (b *Backend) enter(ctx context.Context, key string) (_ context.Context, names []string, done func(), err error) {
+	if strings.HasPrefix(key, "}") { // "{}" is no hash tag
+		return nil, nil, nil, invalid("key %q begins with a closing brace", key)
 	}
-}
-
-// enter registers a call that Close waits for. It reports false on a closed Backend.
-func (b *Backend) enter() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.isClosed() {
-		return false
+	if b.open.Err() != nil {
+		return nil, nil, nil, ended(b.open)
 	}
 	b.busy.Add(1)
-	return true
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(b.open, func() { cancel(dlock.ErrClosed) })
+	names = []string{b.o.Prefix + "redlock:{" + key + "}", b.o.Prefix + "redlock:fence:{" + key + "}"}
+	return ctx, names, func() { stop(); cancel(nil); b.busy.Done() }, nil
 }
 
-// next numbers attempts. A late release of one that failed must not free what a later attempt of the same owner has
-// taken. The clock orders those of different Backends.
+// next numbers attempts: a late release of a failed attempt must not free what a later attempt of the same owner has taken. The
+// clock orders those of different Backends.
 func (b *Backend) next() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -358,43 +317,21 @@ func (b *Backend) next() int64 {
 }
 
 func (b *Backend) timeout(ttl time.Duration) time.Duration {
-	switch {
-	case b.o.NodeTimeout > 0:
-		return b.o.NodeTimeout
-	case ttl <= 0: // the release of a request whose grant never came
-		return time.Second
+	if ttl <= 0 { // the undoing of a request without a TTL
+		ttl = time.Hour
 	}
-	return min(max(ttl/20, time.Millisecond), time.Second)
+	return cmp.Or(b.o.NodeTimeout, min(max(ttl/20, time.Millisecond), time.Second))
 }
 
-// names returns the names of key's lock and fence counter. The hash tag keeps both in one slot, should a node be a Cluster.
-func (b *Backend) names(key string) ([]string, error) {
-	if strings.HasPrefix(key, "}") { // "{}" is no hash tag
-		return nil, fmt.Errorf("%w: redlock: key %q begins with a closing brace", dlock.ErrInvalid, key)
-	}
-	return []string{b.o.Prefix + "redlock:{" + key + "}", b.o.Prefix + "redlock:fence:{" + key + "}"}, nil
-}
-
-// drift is how far clocks may run apart in a TTL, and Redis's resolution: the figures of the algorithm's description.
+// drift is the allowance for clock drift within a TTL, and for Redis's resolution: the algorithm's own figures.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
-// millis is ttl in Redis's unit. In a shorter one than it lets pass, the Locker would set less aside than drift.
+// millis is ttl in Redis's unit. For a shorter TTL the Locker's margin would be smaller than drift.
 func millis(ttl time.Duration) (int64, error) {
 	if ttl%time.Millisecond != 0 || ttl/4 < drift(ttl) {
-		return 0, fmt.Errorf("%w: redlock: TTL %v; it must be whole milliseconds, the unit of Redis, and at least 9ms, for 2 ms and 1 %% are set aside for drift",
-			dlock.ErrInvalid, ttl)
+		return 0, invalid("TTL %v; it must be whole milliseconds, the unit of Redis, and at least 9ms, for 2 ms and 1 %% are set aside for drift", ttl)
 	}
 	return ttl.Milliseconds(), nil
 }
 
-var errClosed = fmt.Errorf("redlock: %w", dlock.ErrClosed)
-
-// ended is the error of a call whose context has ended.
 func ended(ctx context.Context) error { return fmt.Errorf("redlock: %w", context.Cause(ctx)) }
-
-func (b *Backend) unavailable(failed int, err error) error {
-	if err == nil {
-		err = errNoAnswer
-	}
-	return fmt.Errorf("redlock: no quorum of %d: %d of %d nodes failed, first %w", b.quorum, failed, len(b.nodes), err)
-}

@@ -10,4 +10,4 @@ if lock then
 end
 local token = redis.call('HINCRBY', KEYS[2], 'token', lock and 0 or 1)
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2], 'PX', ARGV[3])
-return {1, token, 1, lock and 1 or 0}
+return {1, token, 1, lock and 1 or 0, ''}

@@ -2,36 +2,31 @@ package zklock
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/go-zookeeper/zk"
 )
 
 const (
-	// mostAsked is how many calls' requests the client has at once. While the server is frozen, it keeps each for minutes,
-	// and with it a goroutine, whatever has become of the call.
-	mostAsked = 64
-	// mostChores is how many goroutines clean up.
-	mostChores = 8
-	// goodbye is how long a call waits, after its context's end, for its node to be deleted; that goes on in the background.
+	// maxAsked is how many requests of calls the client has at once. While the server is frozen, it keeps each for minutes, and
+	// with it a goroutine, although the call has returned.
+	maxAsked = 64
+	// maxWorkers is how many goroutines clean up.
+	maxWorkers = 8
+	// goodbye is how long a call waits, after its context's end, for its node to be deleted in the background.
 	goodbye = 250 * time.Millisecond
 )
 
 // cutShortError is the error of a request that a context's end has cut short.
 type cutShortError struct {
-	sent  <-chan struct{} // not nil: it may arrive yet; closed when the client has its answer
-	cause error
+	error
+	answered context.Context // not nil: the request may arrive yet; ends when the client has its reply
 }
 
-func (c *cutShortError) Unwrap() error { return c.cause }
-func (c *cutShortError) Error() string {
-	if c.sent == nil {
-		return "request not sent: " + c.cause.Error()
-	}
-	return "ZooKeeper doesn't answer: " + c.cause.Error()
-}
+func (c *cutShortError) Unwrap() error { return c.error }
 
-// reply is what there is of an answer.
+// reply is what a request of any kind returns.
 type reply struct {
 	ok    bool
 	path  string
@@ -41,57 +36,53 @@ type reply struct {
 	fired <-chan zk.Event
 }
 
-// ask has f send a request, and returns with its answer or ctx's end.
+// ask has f send a request, and returns with its reply or ctx's end.
 func (b *Backend) ask(ctx context.Context, f func() (reply, error)) (reply, error) {
 	if ctx.Done() == nil {
 		return f()
 	}
+	notSent := func() (reply, error) {
+		return reply{}, &cutShortError{error: fmt.Errorf("request not sent: %w", context.Cause(ctx))}
+	}
 	if ctx.Err() != nil {
-		return reply{}, &cutShortError{cause: context.Cause(ctx)}
+		return notSent()
 	}
 	select {
 	case b.asked <- struct{}{}:
 	case <-ctx.Done():
-		return reply{}, &cutShortError{cause: context.Cause(ctx)}
+		return notSent()
 	}
-	type answer struct {
-		reply
-		err error
-	}
-	answered, over := make(chan answer, 1), make(chan struct{})
+	var r reply
+	var err error
+	answered, done := context.WithCancel(b.always)
 	go func() {
-		r, err := f()
+		defer done()
+		r, err = f()
 		<-b.asked
-		answered <- answer{r, err}
-		close(over)
 	}()
 	select {
-	case a := <-answered:
-		return a.reply, a.err
+	case <-answered.Done():
+		return r, err
 	case <-ctx.Done():
-		return reply{}, &cutShortError{sent: over, cause: context.Cause(ctx)}
+		return reply{}, &cutShortError{fmt.Errorf("ZooKeeper doesn't answer: %w", context.Cause(ctx)), answered}
 	}
 }
 
-func (b *Backend) exists(ctx context.Context, path string) (bool, *zk.Stat, error) {
-	r, err := b.ask(ctx, func() (r reply, err error) { r.ok, r.stat, err = b.c.Exists(path); return r, err })
-	return r.ok, r.stat, err
+func (b *Backend) exists(ctx context.Context, path string) (reply, error) {
+	return b.ask(ctx, func() (r reply, err error) { r.ok, r.stat, err = b.c.Exists(path); return r, err })
 }
 
-func (b *Backend) children(ctx context.Context, path string) ([]string, *zk.Stat, error) {
-	r, err := b.ask(ctx, func() (r reply, err error) { r.names, r.stat, err = b.c.Children(path); return r, err })
-	return r.names, r.stat, err
+func (b *Backend) children(ctx context.Context, path string) (reply, error) {
+	return b.ask(ctx, func() (r reply, err error) { r.names, r.stat, err = b.c.Children(path); return r, err })
 }
 
 // childrenW watches for the end of an ephemeral node, which has no children.
-func (b *Backend) childrenW(ctx context.Context, path string) (<-chan zk.Event, error) {
-	r, err := b.ask(ctx, func() (r reply, err error) { _, _, r.fired, err = b.c.ChildrenW(path); return r, err })
-	return r.fired, err
+func (b *Backend) childrenW(ctx context.Context, path string) (reply, error) {
+	return b.ask(ctx, func() (r reply, err error) { _, _, r.fired, err = b.c.ChildrenW(path); return r, err })
 }
 
-func (b *Backend) getW(ctx context.Context, path string) ([]byte, *zk.Stat, <-chan zk.Event, error) {
-	r, err := b.ask(ctx, func() (r reply, err error) { r.data, r.stat, r.fired, err = b.c.GetW(path); return r, err })
-	return r.data, r.stat, r.fired, err
+func (b *Backend) getW(ctx context.Context, path string) (reply, error) {
+	return b.ask(ctx, func() (r reply, err error) { r.data, r.stat, r.fired, err = b.c.GetW(path); return r, err })
 }
 
 func (b *Backend) setData(ctx context.Context, path string, data []byte, version int32) error {
@@ -99,17 +90,15 @@ func (b *Backend) setData(ctx context.Context, path string, data []byte, version
 	return err
 }
 
-func (b *Backend) createAt(ctx context.Context, path string, data []byte, flags int32) (string, error) {
-	r, err := b.ask(ctx, func() (r reply, err error) { r.path, err = b.c.Create(path, data, flags, b.acl); return r, err })
-	return r.path, err
-}
-
-func (b *Backend) createContainer(ctx context.Context, path string) error {
-	_, err := b.ask(ctx, func() (r reply, err error) {
-		_, err = b.c.CreateContainer(path, nil, zk.FlagContainer, b.acl)
+func (b *Backend) createAt(ctx context.Context, path string, data []byte, flags int32) (reply, error) {
+	return b.ask(ctx, func() (r reply, err error) {
+		if flags == zk.FlagContainer {
+			_, err = b.c.CreateContainer(path, nil, zk.FlagContainer, b.acl)
+		} else {
+			r.path, err = b.c.Create(path, data, flags, b.acl)
+		}
 		return r, err
 	})
-	return err
 }
 
 func (b *Backend) deleteAt(ctx context.Context, path string, version int32) error {
@@ -117,34 +106,26 @@ func (b *Backend) deleteAt(ctx context.Context, path string, version int32) erro
 	return err
 }
 
-// chore has f run in the background, after others if there are many. finished is closed after it.
-func (b *Backend) chore(f func()) (finished <-chan struct{}) {
-	done := make(chan struct{})
+// chore has f run in the background, after others if there are many.
+func (b *Backend) chore(f func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.chores = append(b.chores, func() {
-		defer close(done)
-		f()
-	})
-	if b.workers < mostChores {
+	b.chores = append(b.chores, f)
+	if b.workers < maxWorkers {
 		b.workers++
 		go b.work()
 	}
-	return done
 }
 
-// work does chores until there are none.
 func (b *Backend) work() {
-	for {
-		b.mu.Lock()
-		if len(b.chores) == 0 {
-			b.workers--
-			b.mu.Unlock()
-			return
-		}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.chores) > 0 {
 		f := b.chores[0]
 		b.chores = b.chores[1:]
 		b.mu.Unlock()
 		f()
+		b.mu.Lock()
 	}
+	b.workers--
 }

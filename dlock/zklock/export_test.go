@@ -5,13 +5,10 @@ import (
 	"time"
 )
 
-// Age is for tests.
-var Age = age
-
-// WatchAfter says how old a node gets before b watches it.
+// WatchAfter sets the age at which b watches its nodes.
 func (b *Backend) WatchAfter(age time.Duration) { b.unwatched = age }
 
-// Place makes a node of owner's for key. What it returns looks at the queue and tells the token that the node has then.
+// Place creates a node of owner's for key. token reads the queue and returns the token.
 func (b *Backend) Place(key, owner string) (token func() (uint64, error), err error) {
 	p := b.place(key, owner)
 	made, _, err := b.create(context.Background(), p, time.Hour)
@@ -19,7 +16,7 @@ func (b *Backend) Place(key, owner string) (token func() (uint64, error), err er
 		return nil, err
 	}
 	return func() (uint64, error) {
-		l := b.own(p, made, b.c.SessionID())
+		l := b.own(node{parent: p.parent, name: made[len(p.parent)+1:]})
 		q, changed, err := b.queue(context.Background(), p.parent)
 		if err != nil {
 			return 0, err
@@ -29,7 +26,7 @@ func (b *Backend) Place(key, owner string) (token func() (uint64, error), err er
 	}, nil
 }
 
-// Watches says how many watches are shared.
+// Watches returns the number of shared watches.
 func (b *Backend) Watches() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -11,151 +11,80 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// errGone says that the own node isn't there any more.
+// errGone says that the own node is gone.
 var errGone = fmt.Errorf("%w: its node is gone: the session has expired, or the lease has run out", dlock.ErrLost)
 
-// A waiter's lease counts from before its node was written. When it is granted, it may have lost up to an eighth of its TTL;
-// or up to three quarters, if it is provisional.
+// A waiter's lease counts from before its node was written. When it is granted, up to an eighth of its TTL may be gone; or up to
+// three quarters, if it is provisional.
 const (
-	mostWait  = 8  // of the TTL
-	leastRest = 4  // of the TTL
+	maxWaited = 8  // of the TTL
+	minRest   = 4  // of the TTL
 	slowest   = 99 // hundredths of a waiter's clock in a hundredth of the others': 1 % is dlock's margin for drift
 )
 
 const (
-	firstPause = 20 * time.Millisecond // before a request that failed is sent again; doubles with each
-	mostPause  = time.Second
+	minPause  = 20 * time.Millisecond // before a failed request is sent again; doubles with each
+	maxPause  = time.Second
+	maxUnsure = 3 // pauses in a row that find the client disconnected; one that isn't closed is connecting
 
-	mostUnsure = 3 // pauses in a row that find the client disconnected; one that isn't closed is connecting
+	unwatched = 2 * time.Second // a node's age when its Backend watches it; most are gone by then, which saves a request
 )
-
-// unwatched is how old a node gets before its Backend watches it. Most are gone by then, and cost neither the request nor
-// the event. Until then the Backend doesn't hear that somebody has deleted it, or closed the client; nothing else ends it so
-// soon.
-const unwatched = 2 * time.Second
 
 // lease is a node of ours, from when its name is known until it is gone.
 type lease struct {
-	b       *Backend
-	at      place
-	path    string
-	token   int64 // see Backend.join
-	session int64
-	gone    chan struct{} // closed once the node is known to be gone
+	b     *Backend
+	node  node
+	token int64           // see number
+	gone  context.Context // ends when the node is known to be gone
+	lose  context.CancelFunc
 
-	mu       sync.Mutex
-	guard    *time.Timer     // until it is watched
-	fired    <-chan zk.Event // by the end of the node; nil: it isn't watched yet
-	until    time.Time       // when the lease runs out; zero: not granted yet
-	timer    *time.Timer     // nil: not granted yet
-	over     bool            // run out, released or gone
-	vanished bool            // gone
+	mu      sync.Mutex
+	guard   *time.Timer     // until it is watched
+	fired   <-chan zk.Event // by the end of the node; nil: it isn't watched yet
+	expires time.Time       // zero: not granted yet
+	timer   *time.Timer     // deletes the node then
+	over    bool            // run out, released or gone
 }
 
-func (b *Backend) known(p place) *lease {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.leases[p]
-}
-
-// adopt returns the lease of a node at p that is this session's.
-func (b *Backend) adopt(ctx context.Context, p place, path string) (*lease, error) {
-	var ok bool
-	var stat *zk.Stat
-	err := thrice(func() (err error) { ok, stat, err = b.exists(ctx, path); return err })
-	if err != nil {
-		return nil, err
-	}
-	if !ok {
-		return nil, errGone
-	}
-	if stat.EphemeralOwner != b.c.SessionID() {
-		return nil, fmt.Errorf("%s is another session's", path) // or one's own former session's; either way not to be relied on
-	}
-	l := b.own(p, path, stat.EphemeralOwner)
-	l.token = stat.Czxid
-	b.enlist(l)
-	return l, nil
-}
-
-// own returns the lease of a node at p that is the session's. It has no token yet.
-func (b *Backend) own(p place, path string, session int64) *lease {
-	l := &lease{b: b, at: p, path: path, session: session, gone: make(chan struct{})}
+// own returns the lease of a node of ours. It has no token yet.
+func (b *Backend) own(n node) *lease {
+	l := &lease{b: b, node: n}
+	l.gone, l.lose = context.WithCancel(b.always)
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.guard = time.AfterFunc(b.unwatched, l.watch)
-	l.mu.Unlock()
+	l.timer = time.AfterFunc(1<<63-1, l.expire)
 	return l
-}
-
-// enlist makes l the one that requests of the same owner for the same key have.
-func (b *Backend) enlist(l *lease) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.leases[l.at] = l
 }
 
 // watch returns when the node is gone, or its client closed, which comes to the same.
 func (l *lease) watch() {
-	for r := (retry{b: l.b}); ; {
-		// It fires when the node is gone, and, other than a watch of its data, not when it is renewed; and when the session has
-		// expired or the client is closed.
-		fired, err := l.b.childrenW(l.b.always, l.path)
-		switch {
-		case err == nil:
-			l.mu.Lock()
-			l.fired = fired
-			l.mu.Unlock()
-			<-fired
-			l.vanish()
-			return
-		case errors.Is(err, zk.ErrNoNode):
-			l.vanish()
-			return
-		case !broken(err):
-			return
-		}
-		if !r.again(l) {
-			return
-		}
+	// A watch of its children doesn't fire when it is renewed.
+	var r reply
+	err := l.b.insist(l.b.always, l, func() (err error) { r, err = l.b.childrenW(l.b.always, l.node.path()); return err })
+	if err == nil {
+		l.mu.Lock()
+		l.fired = r.fired
+		l.mu.Unlock()
+		<-r.fired
+	}
+	if err == nil || errors.Is(err, zk.ErrNoNode) {
+		l.vanish()
 	}
 }
 
-// vanish says that the node is gone.
+// vanish notes that the node is gone.
 func (l *lease) vanish() {
 	l.end()
-	l.mu.Lock()
-	first := !l.vanished
-	l.vanished = true
-	l.mu.Unlock()
-	if first {
-		l.b.unlist(l)
-		close(l.gone)
-	}
+	l.lose()
 }
 
-func (b *Backend) unlist(l *lease) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.leases[l.at] == l {
-		delete(b.leases, l.at)
-	}
-}
-
-// forget sees to it that nothing is left of a lease that is over.
-func (b *Backend) forget(ctx context.Context, l *lease) error {
-	if err := b.deleteAt(ctx, l.path, -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
-		return err
-	}
-	l.vanish()
-	return nil
-}
-
-// seal writes ttl to the node. That it succeeds proves that the node was there, and so its session, by a quorum's word; and
-// it starts the time anew for whoever waits for the node to run out.
-func (b *Backend) seal(ctx context.Context, l *lease, ttl time.Duration) error {
-	err := b.setData(ctx, l.path, lifetime(ttl), -1)
+// write writes ttl to the node. That proves that it was there, and its session, and restarts the TTL for the waiter behind.
+func (b *Backend) write(ctx context.Context, l *lease, ttl time.Duration) error {
+	err := b.setData(ctx, l.node.path(), []byte(ttl.String()), -1)
 	if errors.Is(err, zk.ErrNoNode) {
 		l.vanish()
 		return errGone
@@ -163,59 +92,40 @@ func (b *Backend) seal(ctx context.Context, l *lease, ttl time.Duration) error {
 	return err
 }
 
-// begin makes the lease last until a time, or longer if it does so already. It reports false if it is over.
+// begin makes the lease last until then, or longer if it does so already. It reports false if it is over.
 func (l *lease) begin(until time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
-	case <-l.fired: // events come in order, but who waits for this one may not have had its turn yet
+	case <-l.fired: // watch may not have run yet
 		l.over = true
 	default:
 	}
-	switch {
-	case l.over:
+	if l.over || !l.expires.IsZero() && !time.Now().Before(l.expires) {
 		return false
-	case l.timer == nil:
-		l.until = until
-		l.timer = time.AfterFunc(time.Until(until), l.expire)
-	case until.After(l.until):
-		l.until = until
+	}
+	if until.After(l.expires) {
+		l.expires = until
 		l.timer.Reset(time.Until(until))
 	}
 	return true
 }
 
-// extend is begin for a lease that has begun and not run out.
-func (l *lease) extend(until time.Time) bool {
-	l.mu.Lock()
-	live := l.timer != nil && time.Now().Before(l.until)
-	l.mu.Unlock()
-	return live && l.begin(until)
-}
-
-// end says that there is nothing left to run out.
 func (l *lease) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = true
 	l.guard.Stop()
-	if l.timer != nil {
-		l.timer.Stop()
-	}
+	l.timer.Stop()
 }
 
-// expire deletes the node if its time has come.
+// expire deletes the node if its time is up.
 func (l *lease) expire() {
 	l.mu.Lock()
-	if left := time.Until(l.until); left > 0 && !l.over {
-		l.timer.Reset(left)
-		l.mu.Unlock()
-		return
-	}
-	over := l.over
-	l.over = true
+	due := !l.over && !time.Now().Before(l.expires) // or it was renewed at this moment
+	l.over = l.over || due
 	l.mu.Unlock()
-	if !over {
+	if due {
 		l.b.remove(l)
 	}
 }
@@ -223,223 +133,148 @@ func (l *lease) expire() {
 // remove deletes the node. If that takes long, it goes on in the background until the node is gone.
 func (b *Backend) remove(l *lease) {
 	l.end()
-	removed := b.chore(func() {
-		for r := (retry{b: b}); broken(b.forget(b.always, l)) && r.again(l); { //nolint:revive // it tries
+	ctx, done := context.WithTimeout(b.always, goodbye)
+	b.chore(func() {
+		defer done()
+		err := b.insist(b.always, l, func() error { return b.deleteAt(b.always, l.node.path(), -1) })
+		if err == nil || errors.Is(err, zk.ErrNoNode) {
+			l.vanish()
 		}
 	})
-	t := time.NewTimer(goodbye)
-	defer t.Stop()
-	select {
-	case <-removed:
-	case <-t.C:
+	<-ctx.Done()
+}
+
+// clean deletes what a create without a reply may have left at p, when the client knows what became of the create. No worker
+// waits for that: leases that run out meanwhile need them.
+func (b *Backend) clean(p place, create error) {
+	sweep := func() {
+		b.chore(func() {
+			_ = b.insist(b.always, nil, func() error { _, err := b.sweepAll(b.always, p); return err })
+		})
 	}
-}
-
-// doubt is about a place where a node may be, or more, that no lease is known of, for the answer to a request was lost.
-type doubt struct {
-	timer      *time.Timer
-	stop, done chan struct{}
-}
-
-// doubt has what there is at p deleted when its lease would be over, and after a request under way unless that is nil. Before,
-// somebody may settle the doubt.
-func (b *Backend) doubt(p place, until time.Time, after <-chan struct{}) {
-	d := &doubt{stop: make(chan struct{}), done: make(chan struct{})}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.doubts[p] != nil { // which nobody could settle then
+	if cut, ok := errors.AsType[*cutShortError](create); ok && cut.answered != nil {
+		context.AfterFunc(cut.answered, sweep)
 		return
 	}
-	b.doubts[p] = d
-	settle := func() {
-		defer close(d.done)
-		if after != nil {
-			select {
-			case <-after:
-			case <-d.stop:
-			}
-		}
-		for r := (retry{b: b}); ; {
-			select {
-			case <-d.stop:
-				return
-			default:
-			}
-			if _, err := b.sweep(b.always, p); !broken(err) {
-				break
-			}
-			select {
-			case <-r.pause():
-			case <-d.stop:
-				return
-			}
-			if r.closed() {
-				break
-			}
-		}
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if b.doubts[p] == d {
-			delete(b.doubts, p)
-		}
-	}
-	d.timer = time.AfterFunc(time.Until(until), func() { b.chore(settle) })
+	sweep()
 }
 
-// settle is called by whoever sees himself to what there is at p, and reports whether there was a doubt. After it nothing is
-// deleted in the background, unless ctx ends before a deletion under way has.
-func (b *Backend) settle(ctx context.Context, p place) (doubted bool, err error) {
-	b.mu.Lock()
-	d := b.doubts[p]
-	delete(b.doubts, p)
-	b.mu.Unlock()
-	if d != nil && !d.timer.Stop() {
-		close(d.stop)
+// insist repeats f while its connection is broken, until ctx ends, l's node is gone, or the client is closed, which comes to
+// the same. l may be nil.
+func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
+	gone := b.always
+	if l != nil {
+		gone = l.gone
+	}
+	unsure := 0
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
+		err := f()
+		if !broken(err) {
+			return err
+		}
 		select {
-		case <-d.done:
+		case <-time.After(pause):
+		case <-gone.Done():
+			return errGone
 		case <-ctx.Done():
-			return true, context.Cause(ctx)
+			return fmt.Errorf("waiting: %w", context.Cause(ctx))
+		}
+		// After every pause, not just after one: a client whose connections break is disconnected for a moment, again and again.
+		unsure++
+		if b.c.State() != zk.StateDisconnected {
+			unsure = 0
+		}
+		if unsure == maxUnsure {
+			if l != nil {
+				l.vanish()
+			}
+			return errGone
 		}
 	}
-	return d != nil, nil
 }
 
-// retry is between the tries of a request whose connection is broken.
-type retry struct {
-	b      *Backend
-	last   time.Duration
-	unsure int
+// wanted is the lease that a node is to be granted.
+type wanted struct {
+	dlock.Request
+	queue bool      // else dlock.ErrHeld
+	start time.Time // before the request that created or wrote the node
+	late  bool      // it has had to wait
 }
 
-func (r *retry) pause() <-chan time.Time {
-	r.last = min(max(2*r.last, firstPause), mostPause)
-	return time.After(r.last)
-}
-
-// again pauses, and reports whether there is any use in another try for l: it is not if the node is gone, or the client closed.
-func (r *retry) again(l *lease) bool {
-	select {
-	case <-l.gone:
-		return false
-	case <-r.pause():
-	}
-	if r.closed() {
-		l.vanish()
-		return false
-	}
-	return true
-}
-
-// closed reports whether the client is closed. It is asked after every pause, and not just after a try: one that has broken
-// off finds the client disconnected for a moment, again and again if the connection doesn't last.
-func (r *retry) closed() bool {
-	if r.b.c.State() != zk.StateDisconnected {
-		r.unsure = 0
-		return false
-	}
-	r.unsure++
-	return r.unsure >= mostUnsure
-}
-
-// turn is how a node waits to be the first.
-type turn struct {
-	start time.Time // before the request that found, created or wrote the node
-	fresh bool      // that created or wrote it
-	ttl   time.Duration
-	wait  bool // else dlock.ErrHeld
-	late  bool // it has had to wait
-}
-
-// win returns when l's node is the first of q, its queue, and its lease has begun. It returns the lease's start, and for how
-// long it lasts if it is provisional.
-//
-// A waiter waits for the end of the last node but one before its own, and is the second then, at the latest. Now it waits
-// for the end of the first, and after that it is the first itself, with no more questions: no node comes before one that is
-// there. But if both are of one session, the end of the first may be that of the session, and so its own: then it looks.
-func (b *Backend) win(ctx context.Context, l *lease, q []node, t turn) (start time.Time, provisional time.Duration, err error) {
-	var w *watch
-	for {
+// win returns l's grant when its node is the first of q, its queue. A waiter waits for the end of the last node but one before
+// its own, and is then the second at the latest. Then it waits for the end of the first.
+func (b *Backend) win(ctx context.Context, l *lease, q []node, w wanted) (g dlock.Grant, err error) {
+	for first := false; !first; {
 		if ctx.Err() != nil {
-			return start, 0, context.Cause(ctx)
+			return g, context.Cause(ctx)
 		}
-		i := slices.IndexFunc(q, func(n node) bool { return n.name == l.path[len(n.parent)+1:] })
+		i := slices.IndexFunc(q, func(n node) bool { return n.name == l.node.name })
 		switch {
 		case i < 0:
 			l.vanish()
-			return start, 0, errGone
+			return g, errGone
 		case i == 0:
-			return b.grant(ctx, l, t)
-		case !t.wait:
-			return start, 0, dlock.ErrHeld
+			return b.grant(ctx, l, w)
+		case !w.queue:
+			return g, dlock.ErrHeld
 		}
-		t.late = true
-		first, err := b.await(ctx, l, q[max(i-2, 0)], i == 1, &w, &t)
-		if err != nil {
-			return start, 0, err
+		w.late = true
+		w.NoteHeld()
+		if first, err = b.await(ctx, l, q[max(i-2, 0)].path(), i == 1, &w); err != nil {
+			return g, err
 		}
-		if first {
-			return b.grant(ctx, l, t)
-		}
-		err = b.insist(ctx, l, func() (err error) { q, err = b.list(ctx, l.at.parent); return err })
-		if err != nil {
-			return start, 0, err
+		if !first {
+			err = b.insist(ctx, l, func() (err error) { q, _, err = b.queue(ctx, l.node.parent); return err })
+			if err != nil {
+				return g, err
+			}
 		}
 	}
+	return b.grant(ctx, l, w)
 }
 
-// grant begins the lease of the first node of a queue, which it writes if it must. If it needn't, nothing shows that the
-// node is there, but that it was created or written within the TTL: before start + TTL nothing takes it away. Not the
-// session, which lasts longer than that from the write; not the waiter behind, which has counted from after it; and not
-// this Backend, which would know. If somebody else has deleted it, who takes the lock away from holders just so, this Backend
-// hears of it as a holder does: by the event, or when it begins to watch the node.
-func (b *Backend) grant(ctx context.Context, l *lease, t turn) (start time.Time, provisional time.Duration, err error) {
-	if err := b.refresh(ctx, l, &t); err != nil {
-		return start, 0, err
+// grant begins the lease of the first node of a queue. The node need not be read: it was written within the TTL, and before
+// start + TTL neither its session, nor the waiter behind, nor this Backend ends it. If somebody else has, the holder is told.
+func (b *Backend) grant(ctx context.Context, l *lease, w wanted) (g dlock.Grant, err error) {
+	if err := b.refresh(ctx, l, &w); err != nil {
+		return g, err
 	}
-	start = t.start
+	g = dlock.Grant{
+		Key: w.Key, Owner: w.Owner, Fence: uint64(l.token), TTL: w.TTL, Start: w.start, Lost: l.gone.Done(), State: l,
+	}
 	now := time.Now()
-	waited := age(start, start.Round(0), now)
-	if rest := t.rest(waited); t.late && waited > t.ttl/mostWait && rest > 0 { // if nothing is left, start says so
-		start, provisional = now, rest
+	waited := wait.Since(w.start, now)
+	if rest := w.rest(waited); w.late && waited > w.TTL/maxWaited && rest > 0 { // if nothing is left, Start says so
+		g.Start, g.Provisional = now, rest
 	}
-	if !l.begin(t.start.Add(t.ttl)) {
-		return start, 0, errGone
+	if !l.begin(w.start.Add(w.TTL)) {
+		return g, errGone
 	}
-	return start, provisional, nil
+	return g, nil
 }
 
-// rest is what is left of the TTL for one who has waited, by its own clock.
-func (t *turn) rest(waited time.Duration) time.Duration { return t.ttl - waited - waited/slowest }
+// rest is what is left of the TTL for a waiter, by its own clock.
+func (w *wanted) rest(waited time.Duration) time.Duration { return w.TTL - waited - waited/slowest }
 
-// refresh writes the node if another request than this turn's has made it, so that others have counted from before start; or
-// if there isn't enough left of its TTL. Then its lease counts from now.
-func (b *Backend) refresh(ctx context.Context, l *lease, t *turn) error {
-	if t.fresh && t.rest(age(t.start, t.start.Round(0), time.Now())) >= t.ttl/leastRest {
+// refresh writes the node if there isn't enough left of its TTL. Then its lease counts from now.
+func (b *Backend) refresh(ctx context.Context, l *lease, w *wanted) error {
+	if w.rest(wait.Since(w.start, time.Now())) >= w.TTL/minRest {
 		return nil
 	}
-	seal := func() error {
-		t.start, t.fresh = time.Now(), true
-		return b.seal(ctx, l, t.ttl)
+	write := func() error { w.start = time.Now(); return b.write(ctx, l, w.TTL) }
+	if w.queue {
+		return b.insist(ctx, l, write)
 	}
-	if t.wait {
-		return b.insist(ctx, l, seal)
-	}
-	return thrice(seal)
-}
-
-// age is what has passed between start, which is wall on the wall clock, and now: the larger of what the monotonic clock
-// says, which stands still while the machine is suspended, and what the wall clock says, which may be set back.
-func age(start, wall, now time.Time) time.Duration {
-	return max(now.Sub(start), now.Round(0).Sub(wall))
+	return thrice(write)
 }
 
 // watched is what a watch is of.
 type watched struct {
 	path string
-	head bool // it tells of every change, not only of the end
+	head bool // every change, not only the end
 }
 
-// watch is of the node for which waiters wait. The client cannot take it back, so all share it who want the same.
+// watch is of a node for which waiters wait. The client cannot take it back, so they share it.
 type watch struct {
 	of      watched
 	version int32         // of a head's data
@@ -449,121 +284,87 @@ type watch struct {
 	event   zk.Event
 }
 
-// await waits until there is reason to look at the queue again: n, a node before l's, is gone; or n is the head of the
-// queue and has been renewed, or has run out; or it is time for a look whether it is the head. It reports whether l's node is
-// the first now, which is so when n was the head, and l's the next, and n is gone, but not with its session that is l's too.
-func (b *Backend) await(ctx context.Context, l *lease, n node, head bool, w **watch, t *turn) (first bool, err error) {
-	if *w == nil || (*w).of != (watched{n.path(), head}) {
-		err := b.insist(ctx, l, func() (err error) { *w, err = b.watch(ctx, l, watched{n.path(), head}); return err })
-		if errors.Is(err, zk.ErrNoNode) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
+// await waits until there is reason to read the queue: a node before l's is gone; or it is the head of the queue and was
+// renewed or has run out; or it may be the head by now. It reports whether l's node is the first: the next after the head, which
+// is gone, but not with l's own session.
+func (b *Backend) await(ctx context.Context, l *lease, path string, head bool, w *wanted) (first bool, err error) {
+	var at *watch
+	err = b.insist(ctx, l, func() (err error) { at, err = b.watch(ctx, watched{path, head}); return err })
+	if errors.Is(err, zk.ErrNoNode) {
+		return false, nil
 	}
-	ttl := t.ttl
+	if err != nil {
+		return false, err
+	}
+	ttl := w.TTL
 	if head {
-		ttl = (*w).ttl
-		if err := b.refresh(ctx, l, t); err != nil { // while the head has the lock, and nobody waits for this
+		ttl = at.ttl
+		if err := b.refresh(ctx, l, w); err != nil { // while the head has the lock, and nobody waits for this
 			return false, err
 		}
 	}
 	var alarm <-chan time.Time
 	if ttl > 0 {
-		timer := time.NewTimer(ttl)
-		defer timer.Stop()
-		alarm = timer.C
+		alarm = time.After(ttl)
 	}
 	select {
-	case <-(*w).fired:
-		first = head && !(*w).ours && (*w).event.Type == zk.EventNodeDeleted
-		*w = nil
-		return first, nil
+	case <-at.fired:
+		return head && !at.ours && at.event.Type == zk.EventNodeDeleted, nil
 	case <-alarm:
 		if !head {
 			return false, nil
 		}
-		// It was seen at this version for all of its TTL. If it has been renewed, it has another version, whether or not the
-		// watch has told so: one that is set again after a reconnection may miss a change.
-		switch err := b.deleteAt(ctx, (*w).of.path, (*w).version); {
-		case broken(err):
-		case err == nil, errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
-			b.unwatch(*w)
-			*w = nil
-		default:
+		// If it has been renewed, it has another version, whether or not the watch has said so: one that is set again after a
+		// reconnection may miss a change.
+		err := b.deleteAt(ctx, path, at.version)
+		if err == nil || errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion) {
+			b.unwatch(at)
+		} else if !broken(err) {
 			return false, err
 		}
-	case <-l.gone:
+		return false, nil
+	case <-l.gone.Done():
 		return false, errGone
 	case <-ctx.Done():
 		return false, fmt.Errorf("waiting: %w", context.Cause(ctx))
 	}
-	return false, nil
 }
 
-// watch watches a node for l, unless that is done already. Of a head of the queue, which may run out, it wants to know every
-// change.
-func (b *Backend) watch(ctx context.Context, l *lease, of watched) (*watch, error) {
+func (b *Backend) watch(ctx context.Context, of watched) (*watch, error) {
 	b.mu.Lock()
 	w := b.watches[of]
 	b.mu.Unlock()
 	if w != nil {
 		return w, nil
 	}
-	w = &watch{of: of, fired: make(chan struct{})}
-	var fired <-chan zk.Event
-	var err error
+	set := b.childrenW // fires when the node is gone
 	if of.head {
-		var data []byte
-		var stat *zk.Stat
-		if data, stat, fired, err = b.getW(ctx, of.path); err == nil {
-			w.version, w.ours = stat.Version, stat.EphemeralOwner == l.session
-			w.ttl, _ = time.ParseDuration(string(data)) // a node of another's make never runs out
-		}
-	} else {
-		fired, err = b.childrenW(ctx, of.path) // fires when the node is gone
+		set = b.getW
 	}
+	r, err := set(ctx, of.path)
 	if err != nil {
 		return nil, err
+	}
+	w = &watch{of: of, fired: make(chan struct{})}
+	if of.head {
+		w.version, w.ours = r.stat.Version, r.stat.EphemeralOwner == b.c.SessionID()
+		w.ttl, _ = time.ParseDuration(string(r.data)) // a foreign node never runs out
 	}
 	b.mu.Lock()
 	b.watches[of] = w // if there is another by now, it ends as this one does
 	b.mu.Unlock()
 	go func() {
-		w.event = <-fired
+		w.event = <-r.fired
 		b.unwatch(w)
 		close(w.fired)
 	}()
 	return w, nil
 }
 
-// unwatch has nobody share a watch any more.
 func (b *Backend) unwatch(w *watch) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.watches[w.of] == w {
 		delete(b.watches, w.of)
-	}
-}
-
-// insist repeats f for a waiter while the connection is broken, for as long as the node is there and somebody waits.
-func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
-	for r := (retry{b: b}); ; {
-		err := f()
-		if !broken(err) {
-			return err
-		}
-		select {
-		case <-r.pause():
-		case <-l.gone:
-			return errGone
-		case <-ctx.Done():
-			return fmt.Errorf("waiting: %w", context.Cause(ctx))
-		}
-		if r.closed() {
-			l.vanish()
-			return errGone
-		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
 // Operations of ZooKeeper's protocol.
@@ -32,9 +33,8 @@ const (
 	opClose           = -11
 )
 
-// link stands between a client and its ZooKeeper. It loses the requests of calls, and loses or holds the replies to
-// writes. What a client says by itself, to begin a session, keep it alive, or set its watches again, passes
-// unless the link is cut.
+// link is a faulty connection of a client to its ZooKeeper. It loses calls, and loses or holds the replies to writes. Handshakes,
+// heartbeats and the renewal of watches pass unless it is cut.
 type link struct {
 	addr string
 	name string // the client's goroutines have it as a label
@@ -44,7 +44,6 @@ type link struct {
 	op     int32          // the one that loseOneReply is for
 	held   chan struct{}  // closed on delivery
 	lost   int            // calls whose request or reply was lost
-	old    bool           // the server is to know no containers
 	pause  time.Duration  // before the client connects again, as to look up a name
 	mute   string         // events of watched paths that begin with it are lost, unless it is empty
 	before func(op int32) // if not nil, called before a call is sent
@@ -71,15 +70,7 @@ func newLink(addr string) *link {
 }
 
 func (l *link) faults() dlocktest.Link {
-	inject := func(f fault) func() (heal func()) {
-		return func() func() { return l.inject(f, 0) }
-	}
-	return dlocktest.Link{
-		LoseRequests: inject(loseRequests),
-		LoseReplies:  inject(loseReplies),
-		HoldReplies:  inject(holdReplies),
-		Cut:          inject(cut),
-	}
+	return locktest.Link(func(f fault) func() { return l.inject(f, 0) }, loseRequests, loseReplies, holdReplies, cut)
 }
 
 func (l *link) inject(f fault, op int32) (heal func()) {
@@ -101,21 +92,21 @@ func (l *link) is(f fault) bool {
 	return l.fault == f
 }
 
-// muffle loses the events of the paths that begin with prefix.
+// muffle loses the events of paths that begin with prefix.
 func (l *link) muffle(prefix string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mute = prefix
 }
 
-// losses is how many calls have lost their request or reply.
+// losses returns the number of calls that lost their request or reply.
 func (l *link) losses() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lost
 }
 
-// sent is how many calls have been sent; of op alone unless it is 0.
+// sent returns the number of calls; of op alone unless it is 0.
 func (l *link) sent(op int32) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,7 +118,7 @@ func (l *link) sent(op int32) (n int) {
 	return n
 }
 
-// drop closes the connections that there are.
+// drop closes all connections.
 func (l *link) drop() {
 	l.mu.Lock()
 	conns := make([]*conn, 0, len(l.conns))
@@ -218,7 +209,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
 	call := op != opPing && op != opAuth && op != opClose && op != opSetWatches
 	c.l.mu.Lock()
-	f, old, before := c.l.fault, c.l.old, c.l.before
+	f, before := c.l.fault, c.l.before
 	if call {
 		c.l.calls[op]++
 	}
@@ -242,10 +233,6 @@ func (c *conn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	c.call[xid] = request{op, watched(op, b[12:])}
 	c.mu.Unlock()
-	if old && op == opCreateContainer {
-		b = append([]byte(nil), b...)
-		binary.BigEndian.PutUint32(b[8:], 99) // no operation
-	}
 	return c.Conn.Write(b)
 }
 
@@ -262,7 +249,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// next returns a frame once it may arrive.
+// next returns the next frame when it may arrive.
 func (c *conn) next() ([]byte, error) {
 	head := make([]byte, 4)
 	if _, err := io.ReadFull(c.Conn, head); err != nil {
@@ -351,10 +338,8 @@ func (l *link) watches(prefix string) bool {
 	return false
 }
 
-// waitReady waits until the client's main goroutine has seen to the watches of a new connection. It sets again those that
-// there are, from the last transaction that the client has heard of, which another goroutine notes, without a lock. That is
-// harmless, but a race; it isn't one if there are no watches, so the first one must not come before, and no reply before
-// those that there were have been set again.
+// waitReady waits until the client has set its watches again on a new connection. It reads the last zxid for that without a
+// lock, which is harmless, but a data race unless no reply comes before.
 func (c *conn) waitReady() {
 	var profile bytes.Buffer
 	for {
@@ -381,8 +366,7 @@ func (c *conn) breaks() error {
 	return &net.OpError{Op: "link", Net: "tcp", Err: net.ErrClosed} // as if the other side had closed
 }
 
-// endSession ends the client's session on the server, by a connection that says it is the same client. The client must be
-// cut off meanwhile.
+// endSession ends the session of the client, which must be cut off, by a connection that claims to be the same client.
 func (l *link) endSession(ctx context.Context) error {
 	l.mu.Lock()
 	id, passwd := l.id, l.passwd

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"net"
 	"net/url"
@@ -17,21 +16,16 @@ import (
 )
 
 // place is where an owner's nodes for a key are: children of parent named owner + ":" + the sequence number.
-type place struct {
-	parent, owner string
-}
+type place struct{ parent, owner string }
 
 func (b *Backend) place(key, owner string) place {
 	return place{b.root + "/" + escape(key), escape(owner)}
 }
 
-// escape makes any text a node's name: letters, digits and -_~%+ only, for ZooKeeper refuses some characters, and "." and
-// ".." as names.
+// escape makes any text a node's name of letters, digits and -_~%+. ZooKeeper refuses some characters, and "." and "..".
 func escape(s string) string { return strings.ReplaceAll(url.QueryEscape(s), ".", "%2E") }
 
-func (p place) prefix() string { return p.parent + "/" + p.owner + ":" }
-
-// node is a place in the queue of a key.
+// node is a position in the queue of a key.
 type node struct {
 	parent, name string
 	owner        string
@@ -41,81 +35,57 @@ type node struct {
 
 func (n node) path() string { return n.parent + "/" + n.name }
 
-// list returns the queue of a key, first come first. What isn't a place in it is left out.
-func (b *Backend) list(ctx context.Context, parent string) ([]node, error) {
-	q, _, err := b.queue(ctx, parent)
-	return q, err
-}
-
-// queue is list, and tells the number of the last transaction that has made or deleted a node of the queue's parent, 0 if
-// that isn't known.
+// queue returns the queue of a key, first come first, and the number of the last transaction that created or deleted a node of
+// it, 0 if that isn't known.
 func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed int64, err error) {
-	names, stat, err := b.children(ctx, parent)
+	r, err := b.children(ctx, parent)
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil, 0, nil
 	}
 	if err != nil {
 		return nil, 0, err
 	}
-	q = make([]node, 0, len(names))
 	overflow := false
-	for _, name := range names {
+	for _, name := range r.names {
 		i := strings.LastIndexByte(name, ':')
-		if i < 0 {
-			continue
-		}
 		seq, err := strconv.ParseInt(name[i+1:], 10, 32)
-		if err != nil {
+		if i < 0 || err != nil {
 			continue
 		}
 		q = append(q, node{parent: parent, name: name, owner: name[:i], seq: int32(seq)})
 		overflow = overflow || seq < 0 || seq == math.MaxInt32
 	}
-	if overflow { // a parent that has outlived its counter may be told of no more creations
-		q, err = b.byCzxid(ctx, q)
-		return q, 0, err
+	if !overflow {
+		slices.SortFunc(q, func(m, n node) int { return cmp.Compare(m.seq, n.seq) })
+		return q, r.stat.Pzxid, nil
 	}
-	slices.SortFunc(q, func(m, n node) int { return cmp.Compare(m.seq, n.seq) })
-	return q, stat.Pzxid, nil
-}
-
-// byCzxid sorts nodes by the transactions that created them, which is what their sequence numbers stand for. It takes a
-// question for each node, so it is for a parent that has outlived its 32-bit counter: it wraps around, and the server may
-// then give one number several times. An idle parent vanishes, and its successor counts from 0.
-func (b *Backend) byCzxid(ctx context.Context, q []node) ([]node, error) {
+	// The parent's 32-bit counter wraps around, and the server may then give a number several times. The zxids tell, by a request
+	// for each node.
 	live := q[:0]
 	for _, n := range q {
-		ok, stat, err := b.exists(ctx, n.path())
+		r, err := b.exists(ctx, n.path())
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		if ok {
-			n.czxid = stat.Czxid
+		if r.ok {
+			n.czxid = r.stat.Czxid
 			live = append(live, n)
 		}
 	}
 	slices.SortFunc(live, func(m, n node) int { return cmp.Compare(m.czxid, n.czxid) })
-	return live, nil
+	return live, 0, nil
 }
 
-// of returns the nodes of owner, in order.
-func of(q []node, owner string) []node {
-	return slices.DeleteFunc(slices.Clone(q), func(n node) bool { return n.owner != owner })
-}
-
-// held reports whether another owner than p's has the lock, and p's has no node.
-func (b *Backend) held(ctx context.Context, p place) (bool, error) {
-	others := func(q []node) bool { return len(q) > 0 && len(of(q, p.owner)) == 0 }
-	q, err := b.list(ctx, p.parent)
-	if err == nil && others(q) { // or had it a moment ago
-		q, err = b.look(ctx, p.parent)
+func (b *Backend) held(ctx context.Context, parent string) (bool, error) {
+	q, _, err := b.queue(ctx, parent)
+	if err == nil && len(q) > 0 { // or had it a moment ago
+		q, err = b.look(ctx, parent)
 	}
-	return others(q), err
+	return len(q) > 0, err
 }
 
-// look is list, but shows what others have been told before look was called. Otherwise the client's server may lag behind
-// theirs. A sync isn't enough: where the client's server is the leader, it does nothing. But writes are in order, and one
-// that must fail is as good as any.
+// look returns the queue as it was when look was called, or later; the client's server may lag behind others. A sync isn't
+// enough: the leader ignores it. But writes are in order, and one that must fail will do.
 func (b *Backend) look(ctx context.Context, parent string) ([]node, error) {
 	switch err := b.setData(ctx, parent, nil, math.MaxInt32); {
 	case errors.Is(err, zk.ErrNoNode):
@@ -123,16 +93,16 @@ func (b *Backend) look(ctx context.Context, parent string) ([]node, error) {
 	case !errors.Is(err, zk.ErrBadVersion):
 		return nil, err
 	}
-	return b.list(ctx, parent)
+	q, _, err := b.queue(ctx, parent)
+	return q, err
 }
 
-// sweep deletes all nodes of a place, and reports how many there were.
-func (b *Backend) sweep(ctx context.Context, p place) (n int, err error) {
-	q, err := b.look(ctx, p.parent)
-	if err != nil {
-		return 0, err
-	}
-	for _, m := range of(q, p.owner) {
+// sweep deletes all nodes of q that are owner's, except one, and reports how many there were.
+func (b *Backend) sweep(ctx context.Context, q []node, owner, except string) (n int, err error) {
+	for _, m := range q {
+		if m.owner != owner || m.name == except {
+			continue
+		}
 		switch err := b.deleteAt(ctx, m.path(), -1); {
 		case err == nil:
 			n++
@@ -143,137 +113,90 @@ func (b *Backend) sweep(ctx context.Context, p place) (n int, err error) {
 	return n, nil
 }
 
-// join makes p's node, or finds the one that an earlier request of the same owner has made, whose answer may have been
-// lost. It returns its lease, the queue, and whether the node is new. If it fails, nothing is left after until.
-//
-// Any number is a token that is no less than that of the transaction which created the node, and less than that of the one
-// which created the next: tokens are in the order of the queue then. Of a node that is the last in the queue, the last change
-// of the queue is one, and is known with the queue.
-func (b *Backend) join(ctx context.Context, p place, ttl time.Duration, until time.Time) (l *lease, q []node, fresh bool, err error) {
-	session := b.c.SessionID()
-	made, sent, err := b.create(ctx, p, ttl)
-	defer func() {
-		if err == nil || !sent {
-			return
-		}
-		if cut, ok := errors.AsType[*cutShortError](err); ok && cut.sent != nil { // nobody waits for it
-			b.doubt(p, time.Now(), cut.sent)
-		} else {
-			b.doubt(p, until, nil)
-		}
-	}()
+func (b *Backend) sweepAll(ctx context.Context, p place) (n int, err error) {
+	q, err := b.look(ctx, p.parent)
 	if err != nil {
-		return nil, nil, false, err
+		return 0, err
 	}
-	if session != 0 && b.c.SessionID() == session { // none comes back once there was another, so the create was this one's
-		l = b.own(p, made, session)
-		b.enlist(l) // so that one who repeats the request finds it, whatever becomes of it
-	} else if l, err = b.adopt(ctx, p, made); err != nil {
-		return nil, nil, false, err
-	}
-	// The queue that this client sees after its create has every node that was made before.
-	var changed int64
-	if err = thrice(func() (err error) { q, changed, err = b.queue(ctx, p.parent); return err }); err != nil {
-		b.remove(l)
-		return nil, nil, false, err
-	}
-	mine := of(q, p.owner)
-	if len(mine) == 0 {
-		l.vanish()
-		return nil, nil, false, errGone
-	}
-	if len(mine) == 1 {
-		if err := b.number(ctx, l, q, changed); err != nil {
-			return nil, nil, false, err
-		}
-		return l, q, true, nil
-	}
-	for _, n := range mine[1:] { // the first one is the acquisition; a create whose reply was lost has made it
-		if err := b.deleteAt(ctx, n.path(), -1); err != nil && !errors.Is(err, zk.ErrNoNode) {
-			b.remove(l)
-			return nil, nil, false, err
-		}
-	}
-	if l.path != mine[0].path() {
-		l.vanish()
-	}
-	l, err = b.adopt(ctx, p, mine[0].path())
-	return l, q, false, err
+	return b.sweep(ctx, q, p.owner, "")
 }
 
-// number gives l its token, if it has none, by its queue, which has last changed with a transaction of that number.
-func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64) error {
-	if l.token != 0 {
-		return nil
+// join creates a node at p. It returns its lease and the queue. If it fails, nothing is left behind.
+func (b *Backend) join(ctx context.Context, p place, ttl time.Duration) (l *lease, q []node, err error) {
+	path, sent, err := b.create(ctx, p, ttl)
+	if err != nil {
+		if sent {
+			b.clean(p, err)
+		}
+		return nil, nil, err
 	}
-	if last := q[len(q)-1]; changed != 0 && last.path() == l.path {
+	l = b.own(node{parent: p.parent, name: path[len(p.parent)+1:]})
+	// This client now sees every node that was created before. The owner's other nodes are of creates without a reply.
+	var changed int64
+	if err = thrice(func() (err error) { q, changed, err = b.queue(ctx, p.parent); return err }); err == nil {
+		_, err = b.sweep(ctx, q, p.owner, l.node.name)
+		q = slices.DeleteFunc(q, func(n node) bool { return n.owner == p.owner && n.name != l.node.name })
+	}
+	if err == nil {
+		err = b.number(ctx, l, q, changed)
+	}
+	if err != nil {
+		b.remove(l)
+		return nil, nil, err
+	}
+	return l, q, nil
+}
+
+// number gives l its token: the number of the transaction that created its node, or that of a later one before the next
+// node was created. If the node is the last in q, the queue's last change is one.
+func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64) error {
+	if len(q) > 0 && changed != 0 && q[len(q)-1].name == l.node.name {
 		l.token = changed
 		return nil
 	}
-	var ok bool
-	var stat *zk.Stat
-	err := thrice(func() (err error) { ok, stat, err = b.exists(ctx, l.path); return err })
+	var r reply
+	err := thrice(func() (err error) { r, err = b.exists(ctx, l.node.path()); return err })
 	switch {
 	case err != nil:
-		b.remove(l)
 		return err
-	case !ok:
-		l.vanish()
+	case !r.ok:
 		return errGone
 	}
-	l.token = stat.Czxid
+	l.token = r.stat.Czxid
 	return nil
 }
 
-// create makes a node at the end of p's queue, and its parent if need be. A create whose reply is lost is repeated; that
-// the first may have been applied comes out in the queue. sent is that there may be a node.
-func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (made string, sent bool, err error) {
+// create creates a node at the end of p's queue, and its parent if need be. A create whose reply is lost is repeated. sent says
+// that there may be a node.
+func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (path string, sent bool, err error) {
 	for range 3 {
+		var r reply
 		err = thrice(func() (err error) {
-			made, err = b.createAt(ctx, p.prefix(), lifetime(ttl), zk.FlagEphemeral|zk.FlagSequence)
+			r, err = b.createAt(ctx, p.parent+"/"+p.owner+":", []byte(ttl.String()), zk.FlagEphemeral|zk.FlagSequence)
 			cut, isCut := errors.AsType[*cutShortError](err)
-			sent = sent || err == nil || isCut && cut.sent != nil || broken(err) && !errors.Is(err, zk.ErrNoServer)
+			sent = sent || err == nil || isCut && cut.answered != nil || broken(err) && !errors.Is(err, zk.ErrNoServer)
 			return err
 		})
 		if !errors.Is(err, zk.ErrNoNode) {
-			return made, sent, err
+			return r.path, sent, err
 		}
-		if err := b.createParent(ctx, p.parent); err != nil {
+		// A container: the server deletes it some time after its last child.
+		if err := b.createNode(ctx, p.parent, zk.FlagContainer); err != nil {
 			return "", sent, err
 		}
 	}
 	return "", sent, err
 }
 
-// createParent makes a key's parent a container: a node that the server deletes some time after its last child is gone. A
-// server that has none (before 3.5) gets a plain node, which stays.
-func (b *Backend) createParent(ctx context.Context, parent string) error {
-	if !b.plain.Load() {
-		err := b.createNode(ctx, parent, b.createContainer)
-		if err == nil || err.Error() != errUnimplemented.Error() {
-			return err
-		}
-		b.plain.Store(true) // such a server closes the connection too
-	}
-	return b.createNode(ctx, parent, b.createPlain)
-}
-
-// errUnimplemented is what the client makes of the code for an operation that the server doesn't know; it has no name for it.
-var errUnimplemented = fmt.Errorf("unknown error: %v", zk.ErrCode(-6))
-
-func (b *Backend) createPlain(ctx context.Context, path string) error {
-	_, err := b.createAt(ctx, path, nil, zk.FlagPersistent)
-	return err
-}
-
-// createNode has create make a node that stays, and plain ones above it if need be. That it is there already is as good.
-func (b *Backend) createNode(ctx context.Context, path string, create func(ctx context.Context, path string) error) error {
-	err := thrice(func() error { return create(ctx, path) })
+// createNode creates a lasting node, and those above it, if need be.
+func (b *Backend) createNode(ctx context.Context, path string, flags int32) error {
+	create := func() error { _, err := b.createAt(ctx, path, nil, flags); return err }
+	err := thrice(create)
 	if errors.Is(err, zk.ErrNoNode) {
-		if err := b.createNode(ctx, dir(path), b.createPlain); err != nil {
+		if err := b.createNode(ctx, path[:strings.LastIndexByte(path, '/')], zk.FlagPersistent); err != nil {
 			return err
 		}
-		err = thrice(func() error { return create(ctx, path) })
+		err = thrice(create)
 	}
 	if errors.Is(err, zk.ErrNodeExists) {
 		return nil
@@ -281,22 +204,17 @@ func (b *Backend) createNode(ctx context.Context, path string, create func(ctx c
 	return err
 }
 
-func dir(path string) string { return path[:strings.LastIndexByte(path, '/')] }
-
-// lifetime is a node's data.
-func lifetime(ttl time.Duration) []byte { return []byte(ttl.String()) }
-
 // thrice repeats f while its connection breaks, as the client's own recipes do.
 func thrice(f func() error) (err error) {
 	for range 3 {
-		if err = f(); !broken(err) || errors.Is(err, zk.ErrNoServer) { // no server: not sent, and none to send to
+		if err = f(); !broken(err) || errors.Is(err, zk.ErrNoServer) { // there is none to send to
 			return err
 		}
 	}
 	return err
 }
 
-// broken reports whether err is the connection's, and no answer of the server's.
+// broken reports whether err is the connection's, and no reply.
 func broken(err error) bool {
 	if _, ok := errors.AsType[*cutShortError](err); ok {
 		return false

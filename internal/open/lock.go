@@ -8,13 +8,16 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redlock"
-	"github.com/fencelab/fencelab/internal/locks"
+	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
 	"github.com/fencelab/fencelab/scenarios"
 )
 
 // nodeTimeout is longer than any live node takes on a busy machine: what makes a node silent in a run is a fault.
 const nodeTimeout = 10 * time.Second
+
+// variantCounters asks for a Redlock whose token is the greatest of the counters of the nodes that granted it.
+const variantCounters = "counters"
 
 // Lock opens a lock of this module.
 func Lock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) { return lock(ctx, s) }
@@ -23,7 +26,7 @@ var lock = scenarios.FromBackend(backend)
 
 func backend(ctx context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
 	spec := locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL, MinSession: s.MinSession}
-	counters := s.Variant == scenarios.VariantCounters
+	counters := s.Variant == variantCounters
 	switch {
 	case s.Lock == locks.Redis || s.Gap != nil:
 		return onredis.Backend(ctx, s)

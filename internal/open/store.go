@@ -3,7 +3,8 @@ package open
 import (
 	"context"
 
-	"github.com/fencelab/fencelab/internal/stores"
+	"github.com/fencelab/fencelab/internal/open/onredis"
+	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -14,6 +15,9 @@ const container = "fencelab-scenarios"
 
 // Store opens a store of this module.
 func Store(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
+	if s.Store == onredis.Bolt.Name {
+		return onredis.Store(ctx, s)
+	}
 	store, err := stores.Open(ctx, s.Addr, stores.Options{Fresh: !s.Held, Prepared: s.Worker})
 	if err != nil {
 		return nil, err // and no *stores.Store that is nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-zookeeper/zk"
 
+	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -16,7 +17,7 @@ const zkRoot = "/dlock"
 
 // reapZooKeeper deletes the parents of locks that nobody holds or waits for, as ZooKeeper does by itself with container
 // nodes, some time after they have become empty.
-func reapZooKeeper(ctx context.Context, s *testbed.Server) error {
+func reapZooKeeper(ctx context.Context, s *testbed.Server, _ scenarios.Step) error {
 	c, events, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(noLog{}))
 	if err != nil {
 		return err

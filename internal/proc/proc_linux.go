@@ -1,7 +1,66 @@
 package proc
 
-import "syscall"
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"syscall"
+)
 
 func sysProcAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// Fields of what Stat returns.
+const (
+	State   = 0
+	Parent  = 1
+	Threads = 17
+	Started = 19 // in clock ticks since boot
+)
+
+// Stat returns the fields of a stat file below /proc from the third on (proc_pid_stat(5)), or fs.ErrNotExist if the process
+// or thread has ended.
+func Stat(file string) ([]string, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, syscall.ESRCH) { // it ended between open and read
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, err
+	}
+	// "pid (comm) state ...", where comm may hold spaces and parentheses.
+	var fields []string
+	for field := range bytes.FieldsSeq(b[bytes.LastIndexByte(b, ')')+1:]) {
+		fields = append(fields, string(field))
+	}
+	if len(fields) <= Started {
+		return nil, fmt.Errorf("%s: too short: %q", file, b)
+	}
+	return fields, nil
+}
+
+// ReservePort returns a free TCP port of the loopback interface. Until release nobody gets it who doesn't ask for it by its
+// number: neither another server nor a client as its own end, which could connect to itself. The socket that holds it never
+// listens, so that servers, which set SO_REUSEADDR, can listen there one after the other (socket(7)).
+func ReservePort() (port int, release func() error, err error) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, nil, fmt.Errorf("reserve a port: %w", err)
+	}
+	release = sync.OnceValue(func() error { return syscall.Close(fd) })
+	err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1)
+	if err == nil {
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err == nil {
+		var bound syscall.Sockaddr
+		if bound, err = syscall.Getsockname(fd); err == nil {
+			return bound.(*syscall.SockaddrInet4).Port, release, nil
+		}
+	}
+	return 0, nil, errors.Join(fmt.Errorf("reserve a port: %w", err), release())
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/faults"
-	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/proc"
+	"github.com/fencelab/fencelab/internal/testmain"
 )
 
 // role makes the test binary a child. Every child has the file lifeline, which is closed when the last of them is gone.
@@ -36,7 +36,7 @@ const (
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "":
-		leak.Main(m)
+		testmain.Run(m)
 	case starts:
 		if _, err := proc.Start(command(sleeps, os.NewFile(lifeline, "lifeline"))); err != nil {
 			panic(err)

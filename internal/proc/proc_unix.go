@@ -2,6 +2,19 @@
 
 package proc
 
-import "syscall"
+import (
+	"net"
+	"syscall"
+)
 
 func sysProcAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// ReservePort returns a TCP port of the loopback interface that was free a moment ago: elsewhere than on Linux it can't be
+// held for servers to come.
+func ReservePort() (port int, release func() error, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binding a loopback port doesn't block
+	if err != nil {
+		return 0, nil, err
+	}
+	return l.Addr().(*net.TCPAddr).Port, func() error { return nil }, l.Close()
+}

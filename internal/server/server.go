@@ -1,4 +1,4 @@
-// Package server runs a resource: its HTTP interface, metrics and health check on one listener.
+// Package server serves a resource over HTTP, with metrics and a health check.
 package server
 
 import (
@@ -19,9 +19,9 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Limits that keep a slow or stuck client from holding a connection for ever.
+// Limits that keep a slow or stuck client from holding a connection forever.
 const (
-	requestTimeout  = 30 * time.Second // for the whole request, and as much again for its answer; a third of it for its header
+	requestTimeout  = 30 * time.Second // for a request, of which a third for its header; as much again for the reply
 	idleTimeout     = 2 * time.Minute  // between requests
 	maxHeaderBytes  = 16 << 10
 	healthTimeout   = 5 * time.Second
@@ -30,19 +30,19 @@ const (
 
 // Options are the settings of [Serve].
 type Options struct {
-	// Handler are the handler's settings. Serve sets Registerer and Logger.
+	// Handler has the handler's settings. Serve sets Registerer and Logger.
 	Handler resource.HandlerOptions
-	// RequestTimeout is how long a connection may take to bring its request; 0: 30 s.
+	// RequestTimeout is how long a client may take to send a request; 0: 30 s.
 	RequestTimeout time.Duration
-	// TLS has the certificate to serve with; nil: plain HTTP.
+	// TLS has the server's certificate; nil: plain HTTP.
 	TLS *tls.Config
-	// Logger is told what an operator wants to know; nil: nobody is.
+	// Logger logs for the operator; nil: nothing is logged.
 	Logger *slog.Logger
 }
 
-// Serve serves store on ln until ctx ends: /r/ as [resource.NewHandler] says, /metrics for Prometheus, and /healthz, which
-// asks the store. The last two need no bearer token, and so tell no details. When ctx ends, requests in flight finish within 10 s.
-// Serve closes ln and store.
+// Serve serves store on ln until ctx ends: /r/ by [resource.NewHandler], /metrics for Prometheus, and /healthz, which reads from
+// the store. The last two need no bearer token, so they reveal no details. When ctx ends, requests in flight have 10 s to
+// finish. Serve closes ln and store.
 func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Options) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
 	reg := prometheus.NewRegistry()
@@ -61,13 +61,13 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 	return run(ctx, ln, opts, mux(reg, health, handler, opts.Logger))
 }
 
-// ServeMetrics serves /metrics and /healthz on ln until ctx ends, for a command that has nothing else to serve. health
-// returns why the command can't work, or nil. It closes ln.
+// ServeMetrics serves only /metrics and /healthz on ln until ctx ends, and closes ln. health returns an error if the command
+// can't work.
 func ServeMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error, log *slog.Logger) error {
 	return run(ctx, ln, Options{}, mux(reg, health, http.NotFoundHandler(), log))
 }
 
-// mux serves /metrics, /healthz and the rest. It is not a ServeMux, which would redirect keys with "//" or ".." in them.
+// mux serves /metrics, /healthz and the rest. An http.ServeMux would redirect keys with "//" or "..".
 func mux(reg *prometheus.Registry, health func(context.Context) error, rest http.Handler, log *slog.Logger) http.Handler {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg})
@@ -83,7 +83,7 @@ func mux(reg *prometheus.Registry, health func(context.Context) error, rest http
 	})
 }
 
-// run serves until ctx ends, and then until the requests in flight have finished.
+// run serves until ctx has ended and the requests in flight have finished.
 func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) error {
 	log := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	timeout := cmp.Or(opts.RequestTimeout, requestTimeout)
@@ -92,7 +92,7 @@ func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) err
 		TLSConfig:         opts.TLS,
 		ReadHeaderTimeout: timeout / 3,
 		ReadTimeout:       timeout,
-		WriteTimeout:      2 * timeout, // counts from the end of the header, so it includes reading the body
+		WriteTimeout:      2 * timeout, // from the end of the header, so it includes the body
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
@@ -117,7 +117,7 @@ func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) err
 	if err != nil {
 		err = fmt.Errorf("server: requests did not finish within %v: %w", shutdownTimeout, errors.Join(err, srv.Close()))
 	}
-	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) { // it had failed by then
+	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) { // it failed before the shutdown
 		err = errors.Join(err, fmt.Errorf("server: %w", serr))
 	}
 	return err
@@ -128,9 +128,9 @@ func healthz(w http.ResponseWriter, r *http.Request, health func(context.Context
 	ctx, cancel := context.WithTimeout(r.Context(), healthTimeout)
 	defer cancel()
 	if err := health(ctx); err != nil {
-		log.ErrorContext(ctx, "unhealthy", "error", err) // anyone may ask, and the error may name files and addresses
+		log.ErrorContext(ctx, "unhealthy", "error", err) // not to the client: the error may name files and addresses
 		http.Error(w, "unhealthy: the log says why", http.StatusServiceUnavailable)
 		return
 	}
-	_, _ = w.Write([]byte("ok\n")) // a client that is gone gets nothing
+	_, _ = w.Write([]byte("ok\n")) // fails only if the client is gone
 }

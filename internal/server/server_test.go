@@ -12,12 +12,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/server"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 )
 
-func TestMain(m *testing.M) { leak.Main(m) }
+func TestMain(m *testing.M) { testmain.Run(m) }
 
 // serve runs Serve until the returned stop is called, which returns Serve's error.
 func serve(t *testing.T, store resource.Store, opts server.Options) (url string, stop func() error) {
@@ -63,7 +63,7 @@ func TestServe(t *testing.T) {
 	require.ErrorIs(t, err, resource.ErrClosed)
 }
 
-// TestHealth has a store that doesn't answer any more.
+// TestHealth has a store that fails.
 func TestHealth(t *testing.T) {
 	store := resource.NewMemory()
 	var log bytes.Buffer
@@ -79,7 +79,7 @@ func TestHealth(t *testing.T) {
 	require.Contains(t, log.String(), `error="resource: store is closed"`)
 }
 
-// TestServeRefuses checks that whatever goes wrong at the start, listener and store are closed.
+// TestServeRefuses checks that after any error at the start, listener and store are closed.
 func TestServeRefuses(t *testing.T) {
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)

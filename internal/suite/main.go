@@ -18,7 +18,9 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -62,7 +64,9 @@ func play(args []string, out io.Writer) error {
 	if err := os.WriteFile(played, nil, 0o600); err != nil {
 		return err
 	}
-	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...) //nolint:noctx // signals end it, see below
+	// Tests wait for servers most of the time, so more packages run at once than there are cores, if these are few.
+	packages := strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))
+	cmd := exec.Command("go", append([]string{"test", "-json", "-p", packages}, args...)...) //nolint:noctx // signals end it, see below
 	cmd.Env = append(os.Environ(), envPlayed+"="+played)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()

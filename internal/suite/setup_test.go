@@ -23,8 +23,8 @@ func newMachine(t *testing.T) machine {
 	b, err := os.ReadFile("../../testdata/setup")
 	require.NoError(t, err)
 	m.write("testdata/setup", string(b))
-	m.write("scenarios/testbed/redis.go", "const RedisImage = \"redis:1\"\n")
-	m.write("scenarios/testbed/etcd.go", "const EtcdImage = \"etcd:2\"\n")
+	m.write("scenarios/testbed/redis.go", "\timage: \"redis:1\",\n")
+	m.write("scenarios/testbed/etcd.go", "\timage: \"etcd:2\",\n")
 	for _, name := range []string{"bash", "env", "dirname", "mkdir", "sed", "grep", "tail", "cut", "tr", "cat", "chmod", "rm", "tee", "timeout", "true"} {
 		path, err := exec.LookPath(name)
 		require.NoError(t, err)
@@ -76,15 +76,15 @@ func TestSetupUnprivileged(t *testing.T) {
 	m.has("sudo", "exit 1") // would ask for a password
 	said, status, testbed := m.setup()
 	require.Zero(t, status, said)
-	require.Contains(t, said, "setup: going on without Redis, ZooKeeper, PostgreSQL, strace, which comes with: "+
-		"sudo apt-get install redis-server zookeeper default-jre-headless postgresql strace\n")
+	require.Contains(t, said, "setup: going on without Redis, ZooKeeper, PostgreSQL, strace, Spin, which comes with: "+
+		"sudo apt-get install redis-server zookeeper default-jre-headless postgresql strace spin\n")
 	require.Contains(t, said, "setup: leaving out Consul, whose build takes minutes: make test SERVERS=all\n")
 	require.Equal(t, "built bin/etcd, built bin/versitygw, built bin/minidyn", m.built())
 	require.Equal(t, "local", testbed)
 
 	said, status, _ = m.setup("SERVERS=all", "FENCELAB_STRICT=1")
 	require.Equal(t, 1, status)
-	require.Contains(t, said, "setup: FENCELAB_STRICT=1, and there is no Redis, ZooKeeper, PostgreSQL, strace\n")
+	require.Contains(t, said, "setup: FENCELAB_STRICT=1, and there is no Redis, ZooKeeper, PostgreSQL, strace, Spin\n")
 	require.Contains(t, m.built(), "built bin/consul")
 }
 
@@ -96,11 +96,11 @@ func TestSetupPackages(t *testing.T) {
 	m.has("apt-get", `echo "$@" >>apt`)
 	said, status, _ := m.setup()
 	require.Zero(t, status, said)
-	require.Contains(t, said, "setup: installing with apt-get, outside this directory: redis-server strace (about a minute; SETUP=off forbids it)\n")
+	require.Contains(t, said, "setup: installing with apt-get, outside this directory: redis-server strace spin (about a minute; SETUP=off forbids it)\n")
 	require.Contains(t, said, "setup: ready: servers are local\n")
 	b, err := os.ReadFile(filepath.Join(m.root, "apt"))
 	require.NoError(t, err)
-	require.Equal(t, "-q update\n-qy --no-install-recommends install redis-server strace\n", string(b))
+	require.Equal(t, "-q update\n-qy --no-install-recommends install redis-server strace spin\n", string(b))
 
 	// What can't be installed or built is one sentence with the reason.
 	m.has("apt-get", `echo "E: Unable to locate package redis-server"; exit 100`)
@@ -108,13 +108,14 @@ func TestSetupPackages(t *testing.T) {
 	said, status, _ = m.setup()
 	require.Zero(t, status, said)
 	require.Contains(t, said, "setup: apt-get failed: E: Unable to locate package redis-server; see bin/setup.log\n")
-	require.Contains(t, said, "setup: going on without Redis, strace, which comes with: sudo apt-get install redis-server strace\n")
+	require.Contains(t, said, "setup: going on without Redis, strace, Spin, which comes with: sudo apt-get install redis-server strace spin\n")
 	require.Contains(t, said, "setup: going on without versitygw: make bin/versitygw failed: write bin/etcd: no space left on device; see bin/setup.log\n")
 }
 
 func TestSetupImages(t *testing.T) {
 	m := newMachine(t)
 	m.has("strace", "")
+	m.has("spin", "")
 	m.has("docker", `case $1 in image) exit 1 ;; pull) echo "$3" >>pulled ;; esac`)
 	said, status, testbed := m.setup()
 	require.Zero(t, status, said)

@@ -1,34 +1,24 @@
 package site
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"html"
-	"image/color"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-
-	xfont "golang.org/x/image/font"
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/text"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// A chart is as wide as a phone, so that its text can be read there; where there is more room the whole of it grows.
+// A chart is as wide as a phone, so that its text can be read there; where there is more room the whole of it grows. Text
+// is given room by the number of its letters.
 const (
-	width       = vg.Length(392)
-	labelRoom   = vg.Length(106) // right of the axes, for the names of the lines
-	lineHeight  = vg.Length(13)
-	titleHeight = vg.Length(18)
+	width       = 392.0
+	lineHeight  = 13.0
+	titleHeight = 17.0
+	letter      = 6.7 // of a label
+	titleRunes  = 44
 )
 
 // The colours of a chart, each with what it becomes on a dark screen. Those of the lines are Okabe and Ito's, darkened or
@@ -46,78 +36,53 @@ var palette = []struct{ name, light, dark string }{
 	{"teal", "#2B7A99", "#9CD8F2"},
 }
 
-func paint(name string) color.Color {
+// ink is a colour as CSS: the light one where variables aren't known.
+func ink(name string) string {
 	for _, p := range palette {
 		if p.name == name {
-			n, err := strconv.ParseUint(p.light[1:], 16, 32)
-			if err != nil {
-				panic(err) // it is a constant
-			}
-			return color.RGBA{R: uint8(n >> 16), G: uint8(n >> 8), B: uint8(n), A: 255}
+			return "var(--" + name + "," + p.light + ")"
 		}
 	}
-	panic("site: no colour " + name)
+	return ink("ink") // a lock without a look of its own
 }
 
 // look is how a line is told from the others: by colour, dashes and glyph.
 type look struct {
-	color string
-	dash  []vg.Length
-	glyph draw.GlyphDrawer
+	color, dash, glyph string
+	hollow             bool
 }
 
-var (
-	solid  []vg.Length
-	dashed = []vg.Length{6, 3}
-	dotted = []vg.Length{1.5, 2.5}
-	mixed  = []vg.Length{7, 2, 1.5, 2}
-)
+// Dashes and glyphs.
+const (
+	solid  = ""
+	dashed = "6 3"
+	dotted = "1.5 2.5"
+	mixed  = "7 2 1.5 2"
 
-var (
-	plus  = strokes{{X: 1}, {Y: 1}}
-	cross = strokes{{X: 0.75, Y: 0.75}, {X: 0.75, Y: -0.75}}
+	circle   = "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0z"
+	square   = "M-2.6-2.6H2.6V2.6H-2.6z"
+	triangle = "M0-3.4 3 2.2H-3z"
+	plus     = "M-3.4 0H3.4M0-3.4V3.4"
+	cross    = "M-2.6-2.6 2.6 2.6M-2.6 2.6 2.6-2.6"
 )
 
 // looks are those of locks. This module's are solid or short of it, and filled.
 var looks = map[string]look{
-	"redis":           {"blue", solid, draw.CircleGlyph{}},
-	"redis-spin":      {"red", dashed, draw.PyramidGlyph{}},
-	"redsync":         {"green", dotted, hollow{draw.BoxGlyph{}}},
-	"redislock":       {"purple", mixed, hollow{draw.PyramidGlyph{}}},
-	"rueidislock":     {"brown", dashed, plus},
-	"redsync-100ms":   {"green", mixed, cross},
-	"redislock-100ms": {"purple", dotted, plus},
-	"redlock":         {"ink", solid, draw.BoxGlyph{}},
-	"redsync-5":       {"teal", dotted, cross},
-	"etcd":            {"green", solid, draw.BoxGlyph{}},
-	"etcd-mutex":      {"green", dashed, hollow{draw.BoxGlyph{}}},
-	"zookeeper":       {"purple", solid, draw.PyramidGlyph{}},
-	"zk-lock":         {"purple", dashed, hollow{draw.PyramidGlyph{}}},
-	"consul":          {"brown", mixed, cross},
-	"postgres":        {"red", dotted, plus},
-}
-
-// hollow is a filled glyph with a hole.
-type hollow struct{ filled draw.GlyphDrawer }
-
-// DrawGlyph implements [draw.GlyphDrawer].
-func (h hollow) DrawGlyph(c *draw.Canvas, s draw.GlyphStyle, p vg.Point) {
-	h.filled.DrawGlyph(c, s, p)
-	s.Radius -= 1.5
-	s.Color = paint("paper")
-	c.SetColor(s.Color)
-	h.filled.DrawGlyph(c, s, p)
-}
-
-// strokes is a glyph of lines through its middle, each by where it ends, in radii.
-type strokes []vg.Point
-
-// DrawGlyph implements [draw.GlyphDrawer].
-func (l strokes) DrawGlyph(c *draw.Canvas, s draw.GlyphStyle, p vg.Point) {
-	for _, d := range l {
-		x, y := d.X*s.Radius, d.Y*s.Radius
-		c.StrokeLine2(draw.LineStyle{Color: s.Color, Width: 1.6}, p.X-x, p.Y-y, p.X+x, p.Y+y)
-	}
+	"redis":           {"blue", solid, circle, false},
+	"redis-spin":      {"red", dashed, triangle, false},
+	"redsync":         {"green", dotted, square, true},
+	"redislock":       {"purple", mixed, triangle, true},
+	"rueidislock":     {"brown", dashed, plus, false},
+	"redsync-100ms":   {"green", mixed, cross, false},
+	"redislock-100ms": {"purple", dotted, plus, false},
+	"redlock":         {"ink", solid, square, false},
+	"redsync-5":       {"teal", dotted, cross, false},
+	"etcd":            {"green", solid, square, false},
+	"etcd-mutex":      {"green", dashed, square, true},
+	"zookeeper":       {"purple", solid, triangle, false},
+	"zk-lock":         {"purple", dashed, triangle, true},
+	"consul":          {"brown", mixed, cross, false},
+	"postgres":        {"red", dotted, plus, false},
 }
 
 // chart is panels below each other under one title.
@@ -130,11 +95,10 @@ type chart struct {
 // panel is a pair of axes with lines, or with a row of marks for each name.
 type panel struct {
 	heading string // what its y axis has, with the unit
-	height  vg.Length
+	height  float64
 	x, y    axis
 	lines   []line
 	rows    []string // names of rows, from the top; y of a mark is its row
-	key     []line   // glyphs that are explained above it
 	spans   []span
 }
 
@@ -142,7 +106,12 @@ type axis struct {
 	label    string
 	log      bool
 	min, max float64
-	ticks    []plot.Tick // nil: as they come out
+	ticks    []tick // nil: as they come out
+}
+
+type tick struct {
+	value float64
+	label string
 }
 
 type line struct {
@@ -152,8 +121,9 @@ type line struct {
 	atLeast map[int]bool // points that are only known to be higher: an arrow says so
 	points  bool         // glyphs alone
 	bare    bool         // no glyphs
-	thin    bool
 }
+
+func (l *line) add(x, y float64) { l.xs, l.ys = append(l.xs, x), append(l.ys, y) }
 
 // span is a stretch of the x axis that has a name.
 type span struct {
@@ -161,142 +131,169 @@ type span struct {
 	from, to float64
 }
 
-func style(size vg.Length, ink string, x text.XAlignment) text.Style {
-	return text.Style{
-		Color: paint(ink), Font: font.Font{Typeface: "Liberation", Variant: "Sans", Size: size}, XAlign: x, YAlign: text.YCenter, Handler: plot.DefaultTextHandler,
+type point struct{ x, y float64 }
+
+// picture is a drawing in the making.
+type picture struct{ strings.Builder }
+
+func (p *picture) text(class string, x, y float64, s string) {
+	_, _ = fmt.Fprintf(p, "<text class=\"%s\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", class, x, y, html.EscapeString(s))
+}
+
+// stroke draws a line through the points.
+func (p *picture) stroke(color, dash string, w float64, pts ...point) {
+	_, _ = fmt.Fprintf(p, `<path style="stroke:%s" stroke-width="%v"`, ink(color), w)
+	if dash != "" {
+		_, _ = fmt.Fprintf(p, ` stroke-dasharray="%s"`, dash)
 	}
+	p.WriteString(` d="M`)
+	for i, pt := range pts {
+		if i > 0 {
+			p.WriteString(" ")
+		}
+		_, _ = fmt.Fprintf(p, "%.1f %.1f", pt.x, pt.y)
+	}
+	p.WriteString("\" />\n")
+}
+
+func (p *picture) glyph(l look, at point) {
+	fill := l.color
+	if l.hollow {
+		fill = "paper"
+	}
+	_, _ = fmt.Fprintf(p, `<path style="stroke:%s;fill:%s" stroke-width="1.4" transform="translate(%.1f %.1f)" d="%s" />`+"\n", ink(l.color), ink(fill), at.x, at.y, l.glyph)
 }
 
 // svg draws c. Its name must be one of its own among the drawings of a page.
-func (c *chart) svg(name string) ([]byte, error) {
-	head := style(13.5, "ink", text.XLeft)
-	head.Font.Weight = xfont.WeightBold
-	title := wrap(head, c.title, width-8)
-	height := titleHeight*vg.Length(len(title)) + 10
-	for _, p := range c.panels {
-		height += p.full()
+func (c *chart) svg(name string) []byte {
+	var body picture
+	y := 5.0
+	for _, l := range wrap(c.title, titleRunes) {
+		body.text("title", 4, y+13, l)
+		y += titleHeight
 	}
-	canvas := vgsvg.New(width, height)
-	dc := draw.New(canvas)
-	dc.SetColor(paint("paper"))
-	dc.Fill(dc.Path())
-	y := height - 5
-	for _, l := range title {
-		dc.FillText(head, vg.Point{X: 4, Y: y - titleHeight/2}, l)
-		y -= titleHeight
-	}
+	y += 5
 	for i := range c.panels {
-		p := &c.panels[i]
-		p.draw(draw.Crop(dc, 0, 0, y-p.full(), y-height))
-		y -= p.full()
+		y = c.panels[i].draw(&body, y)
 	}
-	var b bytes.Buffer
-	if _, err := canvas.WriteTo(&b); err != nil {
-		return nil, fmt.Errorf("site: %s: %w", name, err)
+
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="560" viewBox="0 0 %v %v" role="img" aria-labelledby="%s-title %s-desc">`+"\n", width, math.Ceil(y), name, name)
+	fmt.Fprintf(&b, "<title id=\"%s-title\">%s</title>\n<desc id=\"%s-desc\">%s</desc>\n<style>\n.chart {", name, html.EscapeString(c.title), name, html.EscapeString(c.about))
+	for _, p := range palette {
+		fmt.Fprintf(&b, " --%s: %s;", p.name, p.light)
 	}
-	return c.finish(name, height, b.String()), nil
+	b.WriteString(" }\n@media screen and (prefers-color-scheme: dark) { .chart {")
+	for _, p := range palette {
+		fmt.Fprintf(&b, " --%s: %s;", p.name, p.dark)
+	}
+	b.WriteString(" } }\n")
+	b.WriteString(".chart text { font: 11px Arial, Helvetica, \"Liberation Sans\", sans-serif; fill: " + ink("ink") + "; }\n")
+	b.WriteString(".chart .title { font-size: 12.5px; font-weight: bold; }\n.chart .quiet { fill: " + ink("quiet") + "; }\n")
+	b.WriteString(".chart .middle { text-anchor: middle; }\n.chart .end { text-anchor: end; }\n.chart path { fill: none; }\n</style>\n")
+	fmt.Fprintf(&b, "<rect style=\"fill:%s\" width=\"100%%\" height=\"100%%\" />\n", ink("paper"))
+	return []byte(b.String() + body.String() + "</svg>\n")
 }
 
-func (p *panel) full() vg.Length {
-	h := p.height + 22
-	if len(p.key) > 0 {
-		h += 20
-	}
-	return h
-}
-
-func (p *panel) draw(dc draw.Canvas) {
-	top := dc.Max.Y
+// draw draws p from top on, and returns where it ends.
+func (p *panel) draw(b *picture, top float64) float64 {
 	if p.heading != "" {
-		dc.FillText(style(11.5, "quiet", text.XLeft), vg.Point{X: 4, Y: top - 10}, p.heading)
+		b.text("quiet", 4, top+14, p.heading)
 	}
-	top -= 20
-	if len(p.key) > 0 {
-		x := vg.Length(8)
-		for _, k := range p.key {
-			s := style(11.5, "ink", text.XLeft)
-			dc.DrawGlyph(k.look.glyphStyle(), vg.Point{X: x + 4, Y: top - 6})
-			dc.FillText(s, vg.Point{X: x + 13, Y: top - 6}, k.name)
-			x += 13 + s.Width(k.name) + 16
+	top += 22
+	if p.rows != nil { // the lines are explained above them
+		x := 12.0
+		for _, k := range p.lines {
+			b.glyph(k.look, point{x, top + 7})
+			b.text("", x+9, top+11, k.name)
+			x += 25 + letter*float64(len(k.name))
 		}
-		top -= 20
+		top += 20
 	}
-	room := labelRoom
-	if p.rows != nil {
-		room = 10
+	bottom, end := top+p.height, top+p.height+2
+	x, y := p.x, p.y
+	right := width - 10
+	for _, l := range p.lines {
+		if l.name != "" {
+			right = min(right, width-26-letter*float64(len(l.name)))
+		}
 	}
-	area := draw.Crop(dc, 2, -room, 4, top-dc.Max.Y)
-
-	pl := plot.New()
-	pl.BackgroundColor = color.Transparent
-	p.x.set(&pl.X)
-	p.y.set(&pl.Y)
 	if p.rows != nil {
-		var ticks []plot.Tick
+		y = axis{min: float64(len(p.rows)) - 0.5, max: -0.5} // from the top
 		for i, name := range p.rows {
-			ticks = append(ticks, plot.Tick{Value: float64(i), Label: name})
+			y.ticks = append(y.ticks, tick{float64(i), name})
 		}
-		pl.Y.Tick.Marker = plot.ConstantTicks(ticks)
-		pl.Y.Scale = plot.InvertedScale{Normalizer: plot.LinearScale{}}
-		pl.Y.Min, pl.Y.Max = -0.5, float64(len(p.rows))-0.5
-		pl.Y.Tick.Label.Color = paint("ink")
-		pl.Y.Tick.Length = 0
 	}
-	rule := draw.LineStyle{Color: paint("rule"), Width: 0.7}
-	pl.Add(&plotter.Grid{Vertical: rule, Horizontal: rule})
-	pl.Draw(area)
-	data := pl.DataCanvas(area)
-	tx, ty := pl.Transforms(&data)
-	at := func(l *line, i int) vg.Point { return vg.Point{X: tx(l.xs[i]), Y: ty(l.ys[i])} }
+	for _, a := range []*axis{&x, &y} {
+		if a.ticks == nil {
+			a.ticks = a.usual()
+		}
+	}
+	bottom -= 16
+	if x.label != "" {
+		bottom -= 15
+	}
+	left := 0.0
+	for _, t := range y.ticks {
+		left = max(left, 12+letter*float64(len([]rune(t.label))))
+	}
+	toX := func(v float64) float64 { return left + (right-left)*x.share(v) }
+	toY := func(v float64) float64 { return bottom - (bottom-top)*y.share(v) }
+	at := func(l *line, i int) point { return point{toX(l.xs[i]), toY(l.ys[i])} }
 
+	for _, t := range x.ticks {
+		b.stroke("rule", "", 0.7, point{toX(t.value), top}, point{toX(t.value), bottom})
+		b.text("quiet middle", toX(t.value), bottom+13, t.label)
+	}
+	for _, t := range y.ticks {
+		b.stroke("rule", "", 0.7, point{left, toY(t.value)}, point{right, toY(t.value)})
+		class := "quiet end"
+		if p.rows != nil {
+			class = "end"
+		}
+		b.text(class, left-6, toY(t.value)+4, t.label)
+	}
+	b.stroke("quiet", "", 0.7, point{left, top}, point{left, bottom}, point{right, bottom})
+	b.text("quiet middle", (left+right)/2, bottom+28, x.label)
 	for _, s := range p.spans {
-		from, to := tx(s.from), tx(s.to)
-		data.StrokeLine2(draw.LineStyle{Color: paint("quiet"), Width: 0.6, Dashes: dotted}, to, data.Min.Y, to, data.Max.Y)
-		if st := style(10, "quiet", text.XCenter); st.Width(s.name) < to-from-2 {
-			data.FillText(st, vg.Point{X: (from + to) / 2, Y: data.Max.Y - 6}, s.name)
+		from, to := toX(s.from), toX(s.to)
+		b.stroke("quiet", dotted, 0.6, point{to, top}, point{to, bottom})
+		if letter*float64(len(s.name)) < to-from-2 {
+			b.text("quiet middle", (from+to)/2, top+10, s.name)
 		}
 	}
 	for i := range p.lines {
 		l := &p.lines[i]
-		var pts []vg.Point
+		var pts []point
 		for j := range l.xs {
 			pts = append(pts, at(l, j))
 		}
-		if !l.points {
-			w := vg.Length(1.7)
-			if l.thin {
-				w = 1
-			}
-			data.StrokeLines(draw.LineStyle{Color: paint(l.look.color), Width: w, Dashes: l.look.dash}, data.ClipLinesXY(pts)...)
+		if !l.points && len(pts) > 0 {
+			b.stroke(l.look.color, l.look.dash, 1.7, pts...)
 		}
 		if !l.bare {
 			for _, pt := range spread(pts) {
-				data.DrawGlyph(l.look.glyphStyle(), pt)
+				b.glyph(l.look, pt)
 			}
 		}
 	}
-	for _, l := range p.lines {
-		for _, i := range slices.Sorted(maps.Keys(l.atLeast)) {
-			arrow(&data, l.look.color, at(&l, i))
+	for i := range p.lines {
+		l := &p.lines[i]
+		for _, j := range slices.Sorted(maps.Keys(l.atLeast)) { // an arrow that points up
+			pt := at(l, j)
+			b.stroke(l.look.color, "", 1.1, point{pt.x, pt.y - 3}, point{pt.x, pt.y - 11}, point{pt.x - 3, pt.y - 8}, point{pt.x, pt.y - 11}, point{pt.x + 3, pt.y - 8})
 		}
 	}
 	if p.rows == nil {
-		p.names(dc, data, at)
+		p.names(b, right, top, bottom, at)
 	}
-}
-
-// arrow points up from p.
-func arrow(c *draw.Canvas, ink string, p vg.Point) {
-	const from, tip, wing = 3, 11, 3
-	c.StrokeLines(draw.LineStyle{Color: paint(ink), Width: 1.1},
-		[]vg.Point{{X: p.X, Y: p.Y + from}, {X: p.X, Y: p.Y + tip}},
-		[]vg.Point{{X: p.X - wing, Y: p.Y + tip - wing}, {X: p.X, Y: p.Y + tip}, {X: p.X + wing, Y: p.Y + tip - wing}})
+	return end
 }
 
 // spread is those of the points that are far enough from each other for a glyph.
-func spread(pts []vg.Point) (some []vg.Point) {
+func spread(pts []point) (some []point) {
 	for i, p := range pts {
-		if n := len(some); i == 0 || math.Hypot(float64(p.X-some[n-1].X), float64(p.Y-some[n-1].Y)) >= 16 {
+		if n := len(some); i == 0 || math.Hypot(p.x-some[n-1].x, p.y-some[n-1].y) >= 16 {
 			some = append(some, p)
 		}
 	}
@@ -304,22 +301,20 @@ func spread(pts []vg.Point) (some []vg.Point) {
 }
 
 // names writes the name of each line where it ends, moved up or down until none hides another.
-func (p *panel) names(dc, data draw.Canvas, at func(*line, int) vg.Point) {
+func (p *panel) names(b *picture, right, top, bottom float64, at func(*line, int) point) {
 	type label struct {
-		l    *line
-		end  vg.Point
-		y    vg.Length
-		rank int
+		l   *line
+		end point
+		y   float64
 	}
 	var all []label
 	for i := range p.lines {
 		if l := &p.lines[i]; l.name != "" && len(l.xs) > 0 {
 			end := at(l, len(l.xs)-1)
-			end.X, end.Y = min(end.X, data.Max.X), min(max(end.Y, data.Min.Y), data.Max.Y)
-			all = append(all, label{l, end, end.Y, i})
+			all = append(all, label{l, end, end.y})
 		}
 	}
-	slices.SortFunc(all, func(a, b label) int { return cmp.Or(cmp.Compare(a.end.Y, b.end.Y), cmp.Compare(b.rank, a.rank)) })
+	slices.SortStableFunc(all, func(a, b label) int { return cmp.Compare(a.y, b.y) })
 	for range 200 { // each pass moves neighbours apart by half of what they lack
 		for i := 1; i < len(all); i++ {
 			if lack := lineHeight - (all[i].y - all[i-1].y); lack > 0 {
@@ -328,79 +323,87 @@ func (p *panel) names(dc, data draw.Canvas, at func(*line, int) vg.Point) {
 			}
 		}
 		for i := range all {
-			all[i].y = min(max(all[i].y, data.Min.Y+vg.Length(i)*lineHeight), data.Max.Y+4-vg.Length(len(all)-1-i)*lineHeight)
+			all[i].y = min(max(all[i].y, top-4+float64(i)*lineHeight), bottom-float64(len(all)-1-i)*lineHeight)
 		}
 	}
-	x := data.Max.X + 16
+	x := right + 16
 	for _, l := range all {
-		dc.StrokeLines(draw.LineStyle{Color: paint("quiet"), Width: 0.5}, []vg.Point{{X: l.end.X + 5, Y: l.end.Y}, {X: x - 5, Y: l.y}})
+		b.stroke("quiet", "", 0.5, point{l.end.x + 5, l.end.y}, point{x - 5, l.y})
+		text := x + 7
 		if l.l.bare {
-			dc.StrokeLine2(draw.LineStyle{Color: paint(l.l.look.color), Width: 1.7, Dashes: l.l.look.dash}, x-5, l.y, x+7, l.y)
-			dc.FillText(style(11.5, "ink", text.XLeft), vg.Point{X: x + 10, Y: l.y + 1}, l.l.name)
-			continue
+			b.stroke(l.l.look.color, l.l.look.dash, 1.7, point{x - 5, l.y}, point{x + 7, l.y})
+			text += 3
+		} else {
+			b.glyph(l.l.look, point{x, l.y})
 		}
-		dc.DrawGlyph(l.l.look.glyphStyle(), vg.Point{X: x, Y: l.y})
-		dc.FillText(style(11.5, "ink", text.XLeft), vg.Point{X: x + 7, Y: l.y + 1}, l.l.name)
+		b.text("", text, l.y+4, l.l.name)
 	}
 }
 
-func (l look) glyphStyle() draw.GlyphStyle {
-	return draw.GlyphStyle{Color: paint(l.color), Radius: 3.4, Shape: l.glyph}
-}
-
-func (a *axis) set(x *plot.Axis) {
-	x.Min, x.Max = a.min, a.max
-	x.Label.Text = a.label
-	x.Label.TextStyle = style(11.5, "quiet", text.XCenter)
-	x.Label.TextStyle.YAlign = text.YBottom
-	x.Label.Padding = 2
-	label := x.Tick.Label
-	x.Tick.Label = style(11, "quiet", label.XAlign)
-	x.Tick.Label.YAlign = label.YAlign
-	x.Tick.LineStyle = draw.LineStyle{Color: paint("quiet"), Width: 0.7}
-	x.Tick.Length = 3
-	x.LineStyle = draw.LineStyle{Color: paint("quiet"), Width: 0.7}
-	x.Padding = 0
+// share is where v is between the ends of a, from 0 to 1.
+func (a *axis) share(v float64) float64 {
+	lo, hi := a.min, a.max
 	if a.log {
-		x.Scale = plot.LogScale{}
-		x.Tick.Marker = plot.ConstantTicks(decades(a.min, a.max))
+		lo, hi, v = math.Log(lo), math.Log(hi), math.Log(v)
 	}
-	if a.ticks != nil {
-		x.Tick.Marker = plot.ConstantTicks(a.ticks)
-	}
+	return min(max((v-lo)/(hi-lo), 0), 1)
 }
 
-// decades are the powers of ten from lo to hi.
-func decades(lo, hi float64) (ticks []plot.Tick) {
-	for e := math.Ceil(math.Log10(lo) - 1e-9); e <= math.Log10(hi)+1e-9; e++ {
-		v := math.Pow(10, e)
-		ticks = append(ticks, plot.Tick{Value: v, Label: number(v)})
+// usual are the ticks of an axis that names none: powers of ten, or about five at a round step.
+func (a *axis) usual() (ticks []tick) {
+	if a.log {
+		return decades(a.min, a.max)
+	}
+	step := math.Pow(10, math.Floor(math.Log10((a.max-a.min)/2)))
+	for _, times := range []float64{2, 2.5, 2} { // 2, 5, 10
+		if (a.max-a.min)/step > 6 {
+			step *= times
+		}
+	}
+	for k := math.Ceil(a.min / step); k*step <= a.max; k++ {
+		ticks = append(ticks, at(k*step)...)
 	}
 	return ticks
 }
 
-// logAxis is an axis that has room for all of the values, and ends at powers of ten.
-func logAxis(label string, values ...float64) axis {
-	lo, hi := math.Inf(1), math.Inf(-1)
-	for _, v := range values {
+// decades are the powers of ten from lo to hi.
+func decades(lo, hi float64) (ticks []tick) {
+	for e := math.Ceil(math.Log10(lo) - 1e-9); e <= math.Log10(hi)+1e-9; e++ {
+		v := math.Pow(10, e)
+		ticks = append(ticks, tick{v, number(v)})
+	}
+	return ticks
+}
+
+// logAxis is an axis that has room for all of the values, and ends at powers of ten. A logarithm has no zero: it is put below
+// everything else, and called what it is.
+func logAxis(label string, values ...[]float64) axis {
+	lo, hi, none := math.Inf(1), math.Inf(-1), false
+	for _, v := range slices.Concat(values...) {
 		if v > 0 {
 			lo, hi = min(lo, v), max(hi, v)
+		} else {
+			none = true
 		}
 	}
 	if math.IsInf(lo, 1) {
 		lo, hi = 1, 10
 	}
-	lo, hi = math.Pow(10, math.Floor(math.Log10(lo))), math.Pow(10, math.Ceil(math.Log10(hi)))
-	if lo == hi {
-		hi *= 10
+	a := axis{label: label, log: true, min: math.Pow(10, math.Floor(math.Log10(lo))), max: math.Pow(10, math.Ceil(math.Log10(hi)))}
+	if a.min == a.max {
+		a.max *= 10
 	}
-	return axis{label: label, log: true, min: lo, max: hi}
+	if none {
+		a.ticks = append(decades(a.min, a.max), tick{a.min / 3, "none"})
+		a.min /= 3
+	}
+	return a
 }
 
 // at are ticks at the values.
-func at(values ...float64) (ticks []plot.Tick) {
+func at(values ...float64) (ticks []tick) {
 	for _, v := range values {
-		ticks = append(ticks, plot.Tick{Value: v, Label: number(v)})
+		ticks = append(ticks, tick{v, number(v)})
 	}
 	return ticks
 }
@@ -425,70 +428,14 @@ func number(v float64) string {
 	return whole
 }
 
-// wrap breaks s into lines that aren't wider than w.
-func wrap(st text.Style, s string, w vg.Length) (lines []string) {
+// wrap breaks s into lines of no more than n letters.
+func wrap(s string, n int) (lines []string) {
 	for word := range strings.FieldsSeq(s) {
-		if n := len(lines); n > 0 && st.Width(lines[n-1]+" "+word) <= w {
-			lines[n-1] += " " + word
+		if k := len(lines) - 1; k >= 0 && len([]rune(lines[k]+" "+word)) <= n {
+			lines[k] += " " + word
 		} else {
 			lines = append(lines, word)
 		}
 	}
 	return lines
-}
-
-var (
-	svgHead  = regexp.MustCompile(`(?s)^.*?<svg .*?>\n`)
-	svgFont  = regexp.MustCompile(`font-family:[^;]*;font-variant:[^;]*;font-weight:([^;]*);font-style:[^;"]*;?`)
-	svgText  = regexp.MustCompile(`(<text [^>]*font-size:([\d.]+)px[^>]*)>([^<]*)</text>`)
-	svgBreak = regexp.MustCompile(`\n\t(style=)`)
-	svgColor = regexp.MustCompile(`#[0-9A-F]{6}`)
-)
-
-// finish gives the drawing a title, a description, and colours that follow the screen's.
-func (c *chart) finish(name string, height vg.Length, s string) []byte {
-	s = svgHead.ReplaceAllString(s, "")
-	s = svgBreak.ReplaceAllString(s, " $1")
-	// Whatever font a screen has instead of the measured one, words end where they were to end.
-	s = svgText.ReplaceAllStringFunc(s, func(t string) string {
-		m := svgText.FindStringSubmatch(t)
-		size, err := strconv.ParseFloat(m[2], 64)
-		if err != nil {
-			return t
-		}
-		st := style(vg.Length(size), "ink", text.XLeft)
-		if strings.Contains(m[1], "font-weight:bold") {
-			st.Font.Weight = xfont.WeightBold
-		}
-		return fmt.Sprintf(`%s textLength="%.1f" lengthAdjust="spacingAndGlyphs">%s</text>`, m[1], float64(st.Width(html.UnescapeString(m[3]))), m[3])
-	})
-	s = svgFont.ReplaceAllStringFunc(s, func(m string) string {
-		if svgFont.FindStringSubmatch(m)[1] == "bold" {
-			return "font-weight:bold;"
-		}
-		return ""
-	})
-	s = svgColor.ReplaceAllStringFunc(s, func(m string) string {
-		for _, p := range palette {
-			if p.light == m {
-				return "var(--" + p.name + "," + m + ")"
-			}
-		}
-		return m
-	})
-	var b bytes.Buffer
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="%d" viewBox="0 0 %d %d" role="img" aria-labelledby="%s-title %s-desc">`+"\n",
-		560, int(width), int(math.Ceil(float64(height))), name, name)
-	fmt.Fprintf(&b, "<title id=\"%s-title\">%s</title>\n<desc id=\"%s-desc\">%s</desc>\n", name, html.EscapeString(c.title), name, html.EscapeString(c.about))
-	b.WriteString("<style>\n.chart { font-family: Arial, Helvetica, \"Liberation Sans\", sans-serif;")
-	for _, p := range palette {
-		fmt.Fprintf(&b, " --%s: %s;", p.name, p.light)
-	}
-	b.WriteString(" }\n@media screen and (prefers-color-scheme: dark) { .chart {")
-	for _, p := range palette {
-		fmt.Fprintf(&b, " --%s: %s;", p.name, p.dark)
-	}
-	b.WriteString(" } }\n</style>\n")
-	b.WriteString(s)
-	return b.Bytes()
 }

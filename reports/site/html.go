@@ -53,44 +53,20 @@ func HTML(results fs.FS) (Files, error) {
 func render(results fs.FS, name string, source []byte, out Files) error {
 	dir := path.Dir(name)
 	doc := markdown.Parser().Parse(text.NewReader(source))
-	title := "Recorded results"
-	var drop []*ast.Link // that lead out of the site
-	var fail error
 	err := ast.Walk(doc, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
-		if !entering {
+		link, ok := n.(*ast.Link)
+		if !ok || !entering {
 			return ast.WalkContinue, nil
 		}
-		switch n := n.(type) {
-		case *ast.Heading:
-			if n.Level == 1 {
-				title = plain(n, source)
-			}
-		case *ast.Link:
-			to, file, err := target(results, dir, string(n.Destination))
-			switch {
-			case err != nil:
-				fail = errors.Join(fail, err)
-			case to == "":
-				drop = append(drop, n)
-			default:
-				n.Destination = []byte(to)
-				if file != "" {
-					b, err := fs.ReadFile(results, file)
-					fail = errors.Join(fail, err)
-					out[file] = b
-				}
-			}
+		to, file, err := target(results, dir, string(link.Destination))
+		link.Destination = []byte(to)
+		if err == nil && file != "" {
+			out[file], err = fs.ReadFile(results, file)
 		}
-		return ast.WalkContinue, nil
+		return ast.WalkContinue, err
 	})
-	if err := errors.Join(err, fail); err != nil {
+	if err != nil {
 		return err
-	}
-	for _, l := range drop {
-		for c := l.FirstChild(); c != nil; c = l.FirstChild() {
-			l.Parent().InsertBefore(l.Parent(), l, c)
-		}
-		l.Parent().RemoveChild(l.Parent(), l)
 	}
 	var body bytes.Buffer
 	if err := markdown.Renderer().Render(&body, source, doc); err != nil {
@@ -120,9 +96,13 @@ func render(results fs.FS, name string, source []byte, out Files) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
+	title := heading.FindSubmatch(source)
+	if title == nil {
+		return errors.New("it has no heading")
+	}
 	var b bytes.Buffer
 	if err := page.Execute(&b, map[string]any{
-		"Title": title, "Style": template.CSS(styles), "Body": template.HTML(text), "Home": dir != ".", "Timeline": drawn != nil,
+		"Title": string(title[1]), "Style": template.CSS(styles), "Body": template.HTML(text), "Home": dir != ".", "Timeline": drawn != nil,
 	}); err != nil {
 		return err
 	}
@@ -131,13 +111,14 @@ func render(results fs.FS, name string, source []byte, out Files) error {
 }
 
 var (
+	heading   = regexp.MustCompile(`(?m)^# (.*)$`)
 	image     = regexp.MustCompile(`<img src="([a-z0-9-]+\.svg)" alt="([^"]*)" ?/?>`)
 	paragraph = regexp.MustCompile(`(?s)<p>((?:\s*<figure>.*?</figure>)+\s*)</p>`)
 	figure    = regexp.MustCompile(`<td>((?:&gt; )?[\d.,]+(?: ?(?:%|/s|ms|s|µs|[kMG]B))?|—|·)</td>`)
 )
 
 // target is where a link of a page leads in the site: to the index.html of a folder, or to a file, which is then to be
-// part of the site; "" if it isn't in it.
+// part of the site.
 func target(results fs.FS, dir, link string) (to, file string, err error) {
 	u, err := url.Parse(link)
 	if err != nil {
@@ -147,15 +128,10 @@ func target(results fs.FS, dir, link string) (to, file string, err error) {
 		return link, "", nil
 	}
 	p := path.Join(dir, u.Path)
-	if !fs.ValidPath(p) {
-		return "", "", nil
-	}
 	info, err := fs.Stat(results, p)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "", "", fmt.Errorf("it links to %s, which isn't there", link)
 	case err != nil:
-		return "", "", err
+		return "", "", fmt.Errorf("it links to what isn't in the results: %w", err)
 	case info.IsDir():
 		u.Path = path.Join(u.Path, "index.html")
 		return u.String(), "", nil
@@ -165,16 +141,4 @@ func target(results fs.FS, dir, link string) (to, file string, err error) {
 	default:
 		return link, p, nil
 	}
-}
-
-// plain is the words of a node.
-func plain(n ast.Node, source []byte) string {
-	var b strings.Builder
-	_ = ast.Walk(n, func(n ast.Node, entering bool) (ast.WalkStatus, error) { // which returns no error
-		if t, ok := n.(*ast.Text); ok && entering {
-			b.Write(t.Segment.Value(source))
-		}
-		return ast.WalkContinue, nil
-	})
-	return b.String()
 }

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
 // run is a line of an experiment's data, with what follows from it.
@@ -57,9 +57,8 @@ func decodeRuns(data []byte) (runs, error) {
 	return all, nil
 }
 
-// medians are one run of each config, and its rounds with it: the one with the median of the sections per second. In the
-// open model, where those are as many as were offered, it is that of the 99th percentile of waits. Of two in the middle it
-// is the worse one.
+// medians are one run of each config, with its rounds: the one with the median throughput, or in the open model, where throughput is
+// what was offered, with the median of the 99th percentile of waits. Of two in the middle it is the worse one.
 func (all runs) medians() (runs, error) {
 	var configs []load.Config
 	rounds := map[load.Config]runs{}
@@ -76,7 +75,7 @@ func (all runs) medians() (runs, error) {
 		some, first := rounds[c], rounds[configs[0]]
 		slices.SortStableFunc(some, func(a, b *run) int { return cmp.Compare(a.Config.Round, b.Config.Round) })
 		if len(some) != len(first) {
-			return nil, fmt.Errorf("there are %d rounds of %s with %d contenders and %d of %s with %d: record all anew",
+			return nil, fmt.Errorf("there are %d rounds of %s with %d contenders and %d of %s with %d: record all of them again",
 				len(first), configs[0].Backend, configs[0].Contenders, len(some), c.Backend, c.Contenders)
 		}
 		better := fastest
@@ -99,7 +98,7 @@ func (all runs) rounds() int {
 	return n
 }
 
-// perSecond is r's sections per second, and the fewest and the most of all rounds.
+// perSecond is r's critical sections per second, and the fewest and the most of all rounds.
 func (r *run) perSecond() string {
 	s := perSecond(r.SectionsPerS)
 	if len(r.rounds) > 1 {
@@ -109,39 +108,27 @@ func (r *run) perSecond() string {
 	return s
 }
 
-// all are r's rounds, or itself.
-func (r *run) all() runs {
-	if r.rounds == nil {
-		return runs{r}
-	}
-	return r.rounds
-}
-
-// worst is the round whose sections were shared least evenly.
+// worst is the round in which the lock was shared least evenly.
 func (r *run) worst() *run {
-	return slices.MinFunc(r.all(), func(a, b *run) int { return cmp.Compare(a.Share.Jain, b.Share.Jain) })
+	return slices.MinFunc(r.rounds, func(a, b *run) int { return cmp.Compare(a.Share.Jain, b.Share.Jain) })
 }
 
-// starved is how many contenders starved, and how many had no section, in all rounds.
+// starved is how many contenders starved, and how many never held the lock, in all rounds.
 func (r *run) starved() (starved, without int) {
-	for _, r := range r.all() {
+	for _, r := range r.rounds {
 		starved, without = starved+r.Share.Starved, without+r.Share.Without
 	}
 	return starved, without
 }
 
-// idle reports whether there was no section in a round.
+// idle reports whether nobody held the lock in some round.
 func (r *run) idle() bool {
-	return slices.ContainsFunc(r.all(), func(r *run) bool { return r.Sections == 0 })
+	return slices.ContainsFunc(r.rounds, func(r *run) bool { return r.Sections == 0 })
 }
 
-// times is by how many times r made more sections per second than s, and how that follows from what was measured. The
-// runs of one round follow each other, so it is the median of the rounds' ratios; of two in the middle, the lesser.
+// times is r's throughput by that of s, and what it rests on. The runs of one round follow each other, so it is the
+// median of the rounds' ratios; of two in the middle, the lesser.
 func (r *run) times(s *run) (ratio float64, from string) {
-	if len(r.rounds) < 2 {
-		ratio = r.SectionsPerS / s.SectionsPerS
-		return ratio, fmt.Sprintf("%s ÷ %s (%s) = %s", perSecond(r.SectionsPerS), perSecond(s.SectionsPerS), s.Config.Backend, number(ratio))
-	}
 	var ratios []float64
 	for i := range r.rounds {
 		ratios = append(ratios, r.rounds[i].SectionsPerS/s.rounds[i].SectionsPerS)
@@ -151,24 +138,23 @@ func (r *run) times(s *run) (ratio float64, from string) {
 	return ratio, fmt.Sprintf("%s × %s's (rounds: %s to %s)", number(ratio), s.Config.Backend, number(ratios[0]), number(ratios[len(ratios)-1]))
 }
 
-// of are the runs of a sweep.
-func (all runs) of(sweep string) (some runs) {
+func (all runs) where(ok func(*run) bool) (some runs) {
 	for _, r := range all {
-		if r.Config.Name == sweep {
+		if ok(r) {
 			some = append(some, r)
 		}
 	}
 	return some
 }
 
+// of are the runs of a sweep.
+func (all runs) of(sweep string) runs {
+	return all.where(func(r *run) bool { return r.Config.Name == sweep })
+}
+
 // by are the runs of a lock.
-func (all runs) by(lock string) (some runs) {
-	for _, r := range all {
-		if r.Config.Backend == lock {
-			some = append(some, r)
-		}
-	}
-	return some
+func (all runs) by(lock string) runs {
+	return all.where(func(r *run) bool { return r.Config.Backend == lock })
 }
 
 // own reports whether r is of one of this module's locks.
@@ -178,46 +164,44 @@ func (r *run) own() bool {
 
 // closed returns the run of the closed model, or nil.
 func (all runs) closed(lock string, contenders int, work time.Duration) *run {
-	for _, r := range all {
-		if c := r.Config; c.Backend == lock && c.Contenders == contenders && c.Work.D() == work && c.Rate == 0 {
-			return r
-		}
-	}
-	return nil
+	return first(all.where(func(r *run) bool {
+		c := r.Config
+		return c.Backend == lock && c.Contenders == contenders && c.Work.D() == work && c.Rate == 0
+	}))
 }
 
-// locks are the names of those that were measured, this module's first.
-func (all runs) locks() (names []string) {
-	for _, own := range []bool{true, false} {
-		for _, r := range all {
-			if r.own() == own && !slices.Contains(names, r.Config.Backend) {
-				names = append(names, r.Config.Backend)
-			}
+func first(all runs) *run {
+	if len(all) == 0 {
+		return nil
+	}
+	return all[0]
+}
+
+// distinct are the values that runs have, in the order of the runs.
+func distinct[R any, T comparable](all []R, of func(R) T) (list []T) {
+	for _, r := range all {
+		if v := of(r); !slices.Contains(list, v) {
+			list = append(list, v)
 		}
 	}
-	return names
+	return list
+}
+
+func backend(r *run) string { return r.Config.Backend }
+
+// locks are the names of those that were measured, this module's first.
+func (all runs) locks() []string {
+	return append(distinct(all.where((*run).own), backend), distinct(all.where(func(r *run) bool { return !r.own() }), backend)...)
 }
 
 // contenders are the numbers of them, in order.
-func (all runs) contenders() (list []int) {
-	for _, r := range all {
-		if !slices.Contains(list, r.Config.Contenders) {
-			list = append(list, r.Config.Contenders)
-		}
-	}
-	slices.Sort(list)
-	return list
+func (all runs) contenders() []int {
+	return slices.Sorted(slices.Values(distinct(all, func(r *run) int { return r.Config.Contenders })))
 }
 
 // works are the lengths of the work under the lock, in order.
-func (all runs) works() (list []time.Duration) {
-	for _, r := range all {
-		if !slices.Contains(list, r.Config.Work.D()) {
-			list = append(list, r.Config.Work.D())
-		}
-	}
-	slices.Sort(list)
-	return list
+func (all runs) works() []time.Duration {
+	return slices.Sorted(slices.Values(distinct(all, func(r *run) time.Duration { return r.Config.Work.D() })))
 }
 
 // waits are those of a run, for tables and drawings.
@@ -225,6 +209,9 @@ type waits struct{ load.Waits }
 
 // tells reports whether there are acquisitions enough for the quantile.
 func (w waits) tells(q float64) bool { return !math.IsNaN(w.Quantile(q).Millis) }
+
+// tells reports whether r was recorded, and its 99th percentile can be told.
+func (r *run) tells() bool { return r != nil && r.waits.tells(0.99) }
 
 // cell is a quantile as a table has it: a point where there are too few to tell.
 func (w waits) cell(q float64) string {
@@ -262,26 +249,22 @@ func (w waits) curve() (ms, percent []float64) {
 // machine says where the runs were made.
 func (all runs) machine() string {
 	m := all[0].Machine
-	var servers, libraries []string
-	for _, r := range all {
-		if s := r.Machine.Server; s != "" && !slices.Contains(servers, s) {
-			servers = append(servers, s)
-		}
-		if l := r.Machine.Library; l != "" && !slices.Contains(libraries, l) {
-			libraries = append(libraries, l)
-		}
+	given := func(of func(*run) string) string {
+		list := distinct(all, of)
+		return strings.Join(slices.DeleteFunc(list, func(s string) bool { return s == "" }), ", ")
 	}
+	libraries := given(func(r *run) string { return r.Machine.Library })
 	s := ""
 	if n := all.rounds(); n > 1 {
 		s = fmt.Sprintf("Medians of %d rounds. ", n)
 	}
 	s += fmt.Sprintf("Recorded %s on %d cores (%s/%s, %s) that load and servers share, with %s", all[0].Start.UTC().Format(time.DateOnly),
-		m.Cores, m.OS, m.Arch, m.Go, strings.Join(servers, ", "))
+		m.Cores, m.OS, m.Arch, m.Go, given(func(r *run) string { return r.Machine.Server }))
 	if m.GC > 0 {
 		s += fmt.Sprintf("; the load runs with GOGC=%d", m.GC)
 	}
-	if len(libraries) > 0 {
-		s += "; against " + strings.Join(libraries, ", ")
+	if libraries != "" {
+		s += "; against " + libraries
 	}
 	return s + ".\n"
 }
@@ -296,25 +279,25 @@ func best(all runs, by func(a, b *run) int) *run {
 
 func fastest(a, b *run) int { return cmp.Compare(b.SectionsPerS, a.SectionsPerS) }
 
-func shortestTail(a, b *run) int {
-	last := func(x load.Quantile) int { // one that is only known to be longer comes late, and one that isn't known last
-		switch {
-		case math.IsNaN(x.Millis):
-			return 2
-		case x.Longer:
-			return 1
-		}
-		return 0
+func shortestTail(a, b *run) int { return cmp.Compare(a.tail(), b.tail()) }
+
+// tail orders runs by the 99th percentile: one that is only known to be longer comes late, and one that is not known last.
+func (r *run) tail() float64 {
+	switch p99 := r.waits.Quantile(0.99); {
+	case !r.tells():
+		return math.Inf(1)
+	case p99.Longer:
+		return 1e12 + p99.Millis
+	default:
+		return p99.Millis
 	}
-	x, y := a.waits.Quantile(0.99), b.waits.Quantile(0.99)
-	return cmp.Or(cmp.Compare(last(x), last(y)), cmp.Compare(x.Millis, y.Millis))
 }
 
-// even is the Jain's index from which on sections count as shared evenly.
-const even = 0.999
+// evenly is the Jain's index from which on a lock counts as shared evenly.
+const evenly = 0.999
 
-// mostEven is the greatest Jain's index that r could have: sections are whole, so where they are few some contenders have
-// one more than the others, whatever the lock.
+// mostEven is the greatest Jain's index that r could have: where critical sections are few, some contenders have one more
+// than the others, whatever the lock.
 func (r *run) mostEven() float64 {
 	n := int64(r.Config.Contenders)
 	if r.Sections == 0 || n == 0 {
@@ -325,29 +308,37 @@ func (r *run) mostEven() float64 {
 	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
 }
 
-// tooFew reports whether it is only for want of sections that r's index is below even.
+// tooFew reports whether r's index is below that only because critical sections were too few.
 func (r *run) tooFew() bool {
 	most := r.mostEven()
-	return r.Share.Jain < even && most < even && r.Share.Jain >= most-(1-even)
+	return r.Share.Jain < evenly && most < evenly && r.Share.Jain >= most-(1-evenly)
 }
 
-// evenly reports whether sections were shared evenly, as far as r can tell: everybody could have had one at least.
-func (r *run) evenly() bool {
-	return r.Share.Jain >= even || r.tooFew() && r.Sections >= int64(r.Config.Contenders)
+// even reports whether the lock was shared evenly, as far as r can tell: there was one critical section for each at least.
+func (r *run) even() bool {
+	return r.Share.Jain >= evenly || r.tooFew() && r.Sections >= int64(r.Config.Contenders)
 }
 
-// evenness is the goal that says of r, nil if it wasn't recorded, that sections are shared evenly, in every round.
-func evenness(says string, r *run) claim {
-	c := claim{says: says + "Jain's index at least 0.999", missing: r == nil}
+// fair are the goals of a lock with a queue: it is shared evenly and nobody starves, in every round, and the longest waits
+// are near the median.
+func fair(says string, r *run) []claim {
+	even := claim{says: says + "Jain's index at least 0.999", missing: r == nil}
+	fed := claim{says: says + "nobody starves", missing: r == nil}
+	tail := claim{says: says + "p99 at most 2.5 × the median", missing: !r.tells()}
 	if r == nil {
-		return c
+		return []claim{even, fed, tail}
 	}
-	r = r.worst()
-	c.measured, c.holds, c.open = fmt.Sprintf("%.5f", r.Share.Jain), r.Share.Jain >= even, r.tooFew()
-	if c.open {
-		c.measured += fmt.Sprintf(", and %.5f is the most with %s sections for each", r.mostEven(), number(float64(r.Sections)/float64(r.Config.Contenders)))
+	worst := r.worst()
+	even.measured, even.holds, even.open = fmt.Sprintf("%.5f", worst.Share.Jain), worst.Share.Jain >= evenly, worst.tooFew()
+	if even.open {
+		even.measured += fmt.Sprintf(", and %.5f is the most with %s critical sections each", worst.mostEven(), number(float64(worst.Sections)/float64(worst.Config.Contenders)))
 	}
-	return c
+	starved, without := r.starved()
+	fed.measured, fed.holds = fmt.Sprintf("%d starved, %d never held the lock", starved, without), starved == 0
+	p50, p99 := r.waits.Quantile(0.5), r.waits.Quantile(0.99)
+	tail.measured = fmt.Sprintf("%s ms ÷ %s ms = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99.Millis/p50.Millis))
+	tail.holds = !p50.Longer && !p99.Longer && p99.Millis <= 2.5*p50.Millis
+	return []claim{even, fed, tail}
 }
 
 // table is one in Markdown.
@@ -360,13 +351,13 @@ func table(head []string, rows [][]string) string {
 	return b.String()
 }
 
-// claim is something that should be so, and what the data says.
+// claim is a goal, and what the data says of it.
 type claim struct {
 	says     string
 	measured string
 	holds    bool
 	missing  bool // it was not recorded
-	open     bool // what was recorded can't tell
+	open     bool // the data cannot tell
 }
 
 func claims(list []claim) string {
@@ -386,7 +377,7 @@ func claims(list []claim) string {
 	return table([]string{"goal", "measured", "met"}, rows)
 }
 
-// kept is whether this module's locks have kept their word in all runs.
+// kept is whether this module's locks excluded and issued increasing tokens in all runs.
 func kept(all runs) claim {
 	var c load.Checks
 	n := 0
@@ -398,8 +389,8 @@ func kept(all runs) claim {
 		}
 	}
 	return claim{
-		says:     "this module's locks: never two holders with a lease, and tokens that grow",
-		measured: fmt.Sprintf("in %d runs %d overlaps, %d tokens that didn't grow", n, c.Overlaps, c.TokenRegressions),
+		says:     "this module's locks: never two holders with a lease, and tokens that increase",
+		measured: fmt.Sprintf("in %d runs %d overlaps, %d tokens that did not increase", n, c.Overlaps, c.TokenRegressions),
 		holds:    c.Overlaps == 0 && c.TokenRegressions == 0, missing: n == 0,
 	}
 }

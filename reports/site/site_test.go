@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -18,7 +19,7 @@ import (
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/load"
+	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/reports/site"
 )
 
@@ -38,7 +39,7 @@ func TestRecorded(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEmpty(t, charts)
 	for _, chart := range charts {
-		require.Contains(t, pages, chart, "no data makes this chart: remove it")
+		require.True(t, pages[chart] != nil, "no data makes this chart: remove %s", chart)
 		page, err := fs.ReadFile(folder, path.Join(path.Dir(chart), "README.md"))
 		require.NoError(t, err)
 		require.Contains(t, string(page), "("+path.Base(chart)+")", "its page doesn't show the chart")
@@ -78,6 +79,22 @@ func TestHTML(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestBrokenPage requires an error for a link that leads nowhere, or out of the site, and for a page without a heading.
+func TestBrokenPage(t *testing.T) {
+	for _, page := range []string{"# A\n[b](gone)\n", "# A\n[b](../README.md)\n", "A\n"} {
+		_, err := site.HTML(fstest.MapFS{"README.md": {Data: []byte(page)}})
+		require.Error(t, err, page)
+	}
+}
+
+// TestNames requires that a name from the data is text in a chart.
+func TestNames(t *testing.T) {
+	line := `{"scenario":"HolderKilled","lock":"a<b","server":"","fencing":"on","ttl":"1s","verdict":"safe","stale":0,"refused":0,"lost":[],"writers":[],"tokens":[],"blocked":"1s"}`
+	files, err := site.Pages(fstest.MapFS{"holder-killed/runs.jsonl": {Data: []byte(line + "\n" + strings.ReplaceAll(line, "1s", "2s") + "\n")}})
+	require.NoError(t, err)
+	require.Contains(t, string(files["holder-killed/blocked.svg"]), ">a&lt;b</text>")
 }
 
 // served is a run in whose window waits ended, and others didn't, in milliseconds.
@@ -188,16 +205,16 @@ func TestGoals(t *testing.T) {
 		r.Config.Name, r.Config.Work, r.Hold.Mean = "work", load.Duration(5e6), 5.25
 	}
 	const (
-		sections = "| 200 contenders: at least the sections of the fastest other library on Redis | "
-		tail     = "| 200 contenders: p99 of waits at most 1/10 of that of the other library with the most sections | "
+		sections = "| 200 contenders: at least as fast as the fastest other library on Redis | "
+		tail     = "| 200 contenders: p99 of waits at most 1/10 of that of the other library with the most throughput | "
 		spread   = "| 200 contenders: p99 at most 2.5 × the median | "
 		even     = "| 200 contenders: Jain's index at least 0.999 | "
 		starving = "| 200 contenders: nobody starves | "
 		shortest = "| 200 contenders: p99 of waits at most 1/10 of that of the other library with the shortest tail | "
-		etcd     = "| 200 contenders: etcdlock at least 2 × the sections of `concurrency.Mutex` | "
+		etcd     = "| 200 contenders: etcdlock at least 2 × as fast as `concurrency.Mutex` | "
 		first    = "| uncontended, at the lowest offered rate: p99 below 3 ms | "
 		rate     = "| uncontended: at least 5,000 per second with p99 below 5 ms | "
-		word     = "| this module's locks: never two holders with a lease, and tokens that grow | "
+		word     = "| this module's locks: never two holders with a lease, and tokens that increase | "
 		ceiling  = "| 200 contenders, 5 ms of work: at least 90 % of the ceiling | "
 	)
 	same := func(*load.Result) {}
@@ -219,11 +236,11 @@ func TestGoals(t *testing.T) {
 		"alone": {served(t, same, repeat(10, 1000), nil), []string{sections + "not recorded | ? |", spread + "10 ms ÷ 10 ms = 1 | ✓ |"}},
 		"met": {
 			served(t, same, repeat(10, 1000), nil) + served(t, peer, append(repeat(1, 400), repeat(101, 100)...), nil),
-			[]string{sections + "1,000/s ÷ 500/s (redsync) = 2 | ✓ |", tail + "10 ms ÷ 101 ms (redsync) = 0.099 | ✓ |"},
+			[]string{sections + "2 × redsync's (rounds: 2 to 2) | ✓ |", tail + "10 ms ÷ 101 ms (redsync) = 0.099 | ✓ |"},
 		},
 		"missed": {
 			served(t, same, append(repeat(10, 400), repeat(26, 50)...), nil) + served(t, peer, append(repeat(1, 400), repeat(100, 100)...), nil),
-			[]string{sections + "450/s ÷ 500/s (redsync) = 0.9 | ✗ |", tail + "26 ms ÷ 100 ms (redsync) = 0.26 | ✗ |", spread + "26 ms ÷ 10 ms = 2.6 | ✗ |"},
+			[]string{sections + "0.9 × redsync's (rounds: 0.9 to 0.9) | ✗ |", tail + "26 ms ÷ 100 ms (redsync) = 0.26 | ✗ |", spread + "26 ms ÷ 10 ms = 2.6 | ✗ |"},
 		},
 		"too few to tell a tail": {
 			served(t, same, repeat(10, 99), nil) + served(t, peer, repeat(1, 99), nil) +
@@ -233,11 +250,11 @@ func TestGoals(t *testing.T) {
 		"unknown for how much longer": {served(t, same, repeat(10, 100), repeat(20, 30)), []string{spread + "> 20 ms ÷ 10 ms = 2 | ✗ |"}},
 		"unfair": {
 			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.9, Starved: 3, Without: 4} }, repeat(10, 10000), nil),
-			[]string{even + "0.90000 | ✗ |", starving + "3 starved, 4 without a section | ✗ |"},
+			[]string{even + "0.90000 | ✗ |", starving + "3 starved, 4 never held the lock | ✗ |"},
 		},
 		"as even as whole sections can be": { // 150 have 4 and 50 have 3
 			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.98684}; r.Config.Contenders = 200 }, repeat(10, 750), nil),
-			[]string{even + "0.98684, and 0.98684 is the most with 3.75 sections for each | ? |"},
+			[]string{even + "0.98684, and 0.98684 is the most with 3.75 critical sections each | ? |"},
 		},
 		"too few sections, and uneven besides": {
 			served(t, func(r *load.Result) { r.Share = load.Share{Jain: 0.98} }, repeat(10, 750), nil), []string{even + "0.98000 | ✗ |"},
@@ -259,7 +276,7 @@ func TestGoals(t *testing.T) {
 		},
 		"two others": {
 			served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(200, 500), nil) + served(t, other, repeat(50, 400), nil),
-			[]string{sections + "1,000/s ÷ 500/s (redsync)", tail + "10 ms ÷ 200 ms (redsync) = 0.05 | ✓ |", shortest + "10 ms ÷ 50 ms (redislock) = 0.2 | ✗ |"},
+			[]string{sections + "2 × redsync's (rounds: 2 to 2)", tail + "10 ms ÷ 200 ms (redsync) = 0.05 | ✓ |", shortest + "10 ms ÷ 50 ms (redislock) = 0.2 | ✗ |"},
 		},
 		"one that starves some has no short tail": {
 			served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(1, 500), repeat(20, 500)) + served(t, other, repeat(50, 400), nil),
@@ -270,17 +287,17 @@ func TestGoals(t *testing.T) {
 				served(t, func(r *load.Result) { over(r); r.Config.Backend = "etcd" }, repeat(10, 50), nil) +
 				served(t, func(r *load.Result) { over(r); r.Config.Backend = "etcd-mutex" }, repeat(10, 30), nil),
 			[]string{
-				sections + "not recorded | ? |", etcd + "not recorded | ? |", "| over a network, 0.5 ms there and back, " + sections[2:] + "1,000/s ÷ 500/s (redsync) = 2 | ✓ |",
-				"| over a network, 0.5 ms there and back, " + etcd[2:] + "50/s ÷ 30/s (etcd-mutex) = 1.67 | ✗ |", "| redis | 1,000/s |", "| redsync | 1, 1, · |",
+				sections + "not recorded | ? |", etcd + "not recorded | ? |", "| over a network, 0.5 ms there and back, " + sections[2:] + "2 × redsync's (rounds: 2 to 2) | ✓ |",
+				"| over a network, 0.5 ms there and back, " + etcd[2:] + "1.67 × etcd-mutex's (rounds: 1.67 to 1.67) | ✗ |", "| redis | 1,000/s |", "| redsync | 1, 1, · |",
 				"| redsync | 0.6, 7 |", "| etcd-mutex | 0.6, · |",
 			},
 		},
 		"the load apart": {
 			served(t, aside, repeat(10, 400), nil) + served(t, func(r *load.Result) { aside(r); peer(r) }, repeat(1, 500), nil),
-			[]string{sections + "not recorded | ? |", "| the load on 1 of 2 processors, " + sections[2:] + "400/s ÷ 500/s (redsync) = 0.8 | ✗ |", "| redis | 400/s |", "| redsync | 1, 1, · |"},
+			[]string{sections + "not recorded | ? |", "| the load on 1 of 2 processors, " + sections[2:] + "0.8 × redsync's (rounds: 0.8 to 0.8) | ✗ |", "| redis | 400/s |", "| redsync | 1, 1, · |"},
 		},
-		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "100/s ÷ 50/s (etcd-mutex) = 2 | ✓ |"}},
-		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "99/s ÷ 50/s (etcd-mutex) = 1.98 | ✗ |"}},
+		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "2 × etcd-mutex's (rounds: 2 to 2) | ✓ |"}},
+		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "1.98 × etcd-mutex's (rounds: 1.98 to 1.98) | ✗ |"}},
 		"sustained": {
 			offered(20000, 80) + offered(7500, 4) + offered(1000, 1),
 			[]string{first + "1 ms at 1,000/s | ✓ |", rate + "7,500/s served of 7,500/s | ✓ |"},
@@ -290,15 +307,15 @@ func TestGoals(t *testing.T) {
 		},
 		"a word that was not kept": {
 			served(t, func(r *load.Result) { r.Checks.Overlaps, r.Checks.TokenRegressions = 1, 2 }, repeat(10, 100), nil),
-			[]string{word + "in 1 runs 1 overlaps, 2 tokens that didn't grow | ✗ |"},
+			[]string{word + "in 1 runs 1 overlaps, 2 tokens that did not increase | ✗ |"},
 		},
 		"a floor is no lock": {
 			served(t, func(r *load.Result) { r.Config.Name, r.Config.Backend, r.Config.Rate = "uncontended", "ping", 1000 }, repeat(5, 1000), nil) + offered(1000, 1),
-			[]string{first + "1 ms at 1,000/s | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that didn't grow | ✓ |", "| 1 | 1 | 1 | 0 | 0 | 5 | 5 |"},
+			[]string{first + "1 ms at 1,000/s | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that did not increase | ✓ |", "| 1 | 1 | 1 | 0 | 0 | 5 | 5 |"},
 		},
 		"nor is a baton": {
 			served(t, of("baton"), repeat(1, 5000), nil) + served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(1, 500), nil),
-			[]string{sections + "1,000/s ÷ 500/s (redsync) = 2 | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that didn't grow | ✓ |", "| redis | 1,000/s |\n| baton | 5,000/s |\n| redsync | 500/s |"},
+			[]string{sections + "2 × redsync's (rounds: 2 to 2) | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that did not increase | ✓ |", "| redis | 1,000/s |\n| baton | 5,000/s |\n| redsync | 500/s |"},
 		},
 		"below the ceiling": {
 			served(t, same, repeat(10, 1000), nil) + served(t, work, repeat(10, 140), nil), []string{ceiling + "140/s of 160/s = 87.5 % | ✗ |"},
@@ -323,7 +340,7 @@ func TestRounds(t *testing.T) {
 			}
 		}, repeat(10, sections), nil)
 	}
-	const goal = "| 200 contenders: at least the sections of the fastest other library on Redis | "
+	const goal = "| 200 contenders: at least as fast as the fastest other library on Redis | "
 	two := round(1, "redis", 100) + round(1, "redsync", 50) + round(2, "redis", 300) + round(2, "redsync", 200)
 	page := pageOf(t, two)
 	for _, want := range []string{
@@ -340,7 +357,7 @@ func TestRounds(t *testing.T) {
 		return served(t, func(r *load.Result) { r.Config.Round, r.Share = n, s }, repeat(10, sections), nil)
 	}
 	page = pageOf(t, shared(2, 9000, load.Share{Jain: 1})+shared(1, 9100, load.Share{Jain: 0.5, Starved: 3, Without: 4})+shared(3, 8000, load.Share{Jain: 1, Starved: 1}))
-	for _, want := range []string{"Jain's index at least 0.999 | 0.50000 | ✗ |", "nobody starves | 4 starved, 4 without a section | ✗ |"} {
+	for _, want := range []string{"Jain's index at least 0.999 | 0.50000 | ✗ |", "nobody starves | 4 starved, 4 never held the lock | ✗ |"} {
 		require.Contains(t, page, want, "the worst of all rounds")
 	}
 	// The rounds are paired by their numbers, and one without any section has no ratio.
@@ -382,16 +399,16 @@ func TestFairness(t *testing.T) {
 	for _, want := range []string{
 		"| 200 | no work | redis | 100/s | 10 | 10 | · | 2 | 0.5 % | 2 | 0.9995 | 0 | 0 |",
 		"| 200 | no work | redis-spin | 100/s | 10 | 10 | · | 4,000 | 25 % | 900 | 0.5000 | 7 | 3 |",
-		"| 200 contenders, no work, in line on Redis: Jain's index at least 0.999 | 0.99950 | ✓ |",
+		"| 200 contenders, no work, FIFO queue on Redis: Jain's index at least 0.999 | 0.99950 | ✓ |",
 	} {
 		require.Contains(t, got, want)
 	}
-	require.Contains(t, string(files["fairness/shares.svg"]), "only redis shares its sections evenly")
+	require.Contains(t, string(files["fairness/shares.svg"]), "only redis shares the lock evenly")
 
 	slow := served(t, func(r *load.Result) { // 3 or 4 sections for each, and no lock could share them better
 		r.Config.Name, r.Config.Backend, r.Share = "closed", "zookeeper", load.Share{Jain: 0.98684}
 	}, repeat(10, 750), nil)
-	require.Contains(t, string(pages(two + slow)["fairness/shares.svg"]), "2 of 3 locks share their sections evenly")
+	require.Contains(t, string(pages(two + slow)["fairness/shares.svg"]), "2 of 3 locks share the lock evenly")
 }
 
 // TestPage requires that a page keeps its words, and that a table without a place, or a place without a table, is an error.
@@ -471,4 +488,33 @@ func TestCharts(t *testing.T) {
 		require.NotContains(t, drawn, "NaN", name)
 		require.NotContains(t, drawn, "Inf", name)
 	}
+}
+
+// TestScale requires that charts are to scale, on an axis of either kind.
+func TestScale(t *testing.T) {
+	var data strings.Builder
+	for rate, ms := range map[float64]int64{1000: 1, 11000: 10, 31000: 100} {
+		data.WriteString(served(t, func(r *load.Result) {
+			r.Config.Name, r.Config.Rate, r.SectionsPerS = "uncontended", rate, rate/2
+		}, repeat(ms, 1000), nil))
+	}
+	files, err := site.Pages(contention(data.String()))
+	require.NoError(t, err)
+	type point struct{ x, y float64 }
+	var all []point
+	for _, m := range regexp.MustCompile(`translate\(([\d.]+) ([\d.]+)\)`).FindAllStringSubmatch(string(files["contention/rates.svg"]), -1) {
+		x, err := strconv.ParseFloat(m[1], 64)
+		require.NoError(t, err)
+		y, err := strconv.ParseFloat(m[2], 64)
+		require.NoError(t, err)
+		all = append(all, point{x, y})
+	}
+	require.Len(t, all, 16, "three quantiles, and what was served, at three rates, and by each name")
+	wait, served := all[0:3], all[12:15]
+	for _, p := range [][]point{wait, served} {
+		require.InDelta(t, 2*(p[1].x-p[0].x), p[2].x-p[1].x, 0.2, "linear")
+	}
+	require.InDelta(t, wait[0].y-wait[1].y, wait[1].y-wait[2].y, 0.2, "a logarithm")
+	require.InDelta(t, 2*(served[0].y-served[1].y), served[1].y-served[2].y, 0.2, "linear")
+	require.Greater(t, served[0].y, served[2].y, "more is higher")
 }

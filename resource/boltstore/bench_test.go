@@ -10,23 +10,23 @@ import (
 
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/boltstore"
-	"github.com/fencelab/fencelab/resource/storetest"
+	"github.com/fencelab/fencelab/resource/internal/storebench"
 )
 
-// The benchmarks compare a fenced write with one that doesn't look at the fence, in memory, in a file, and over HTTP with
+// The benchmarks compare writes with and without a check of the fence, in memory, in a file, and over HTTP with
 // that file:
 //
 //	go test -run '^$' -bench . -benchmem ./resource/boltstore
 
 var value = make([]byte, 128)
 
-func stores(b *testing.B, run func(b *testing.B, ways []storetest.Way)) {
+func stores(b *testing.B, run func(b *testing.B, ways []storebench.Way)) {
 	b.Helper()
-	b.Run("store=memory", func(b *testing.B) { run(b, storetest.Ways(resource.NewMemory(), value, nil)) })
-	b.Run("store=bolt", func(b *testing.B) { run(b, storetest.Ways(openBench(b), value, nil)) })
+	b.Run("store=memory", func(b *testing.B) { run(b, storebench.Ways(resource.NewMemory(), value, nil)) })
+	b.Run("store=bolt", func(b *testing.B) { run(b, storebench.Ways(openBench(b), value, nil)) })
 	b.Run("store=http", func(b *testing.B) {
 		s := openBench(b)
-		run(b, storetest.Ways(overHTTP{
+		run(b, storebench.Ways(overHTTP{
 			Store:    served(b, s, nil, nil),
 			unfenced: served(b, s, &resource.HandlerOptions{Unfenced: true}, &resource.ClientOptions{AllowUnfenced: true}),
 		}, value, nil))
@@ -63,11 +63,11 @@ func served(b *testing.B, s resource.Store, h *resource.HandlerOptions, c *resou
 	return client
 }
 
-func BenchmarkFenceCheck(b *testing.B) { stores(b, storetest.BenchFenceCheck) }
+func BenchmarkFenceCheck(b *testing.B) { stores(b, storebench.FenceCheck) }
 
-func BenchmarkWriters(b *testing.B) { stores(b, storetest.BenchWriters) }
+func BenchmarkWriters(b *testing.B) { stores(b, storebench.Writers) }
 
-// BenchmarkRule is the fence check alone: what it adds to a write, without the noise of the disk.
+// BenchmarkRule measures the fence check alone, without the noise of the disk.
 func BenchmarkRule(b *testing.B) {
 	rec := resource.Record{Value: value, MaxFence: at(1)}
 	b.ReportAllocs()

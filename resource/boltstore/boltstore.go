@@ -1,8 +1,16 @@
-// Package boltstore is the durable [resource.Store]: one bbolt file, and no answer before what it says is on disk.
+// Package boltstore is a durable [resource.Store] in one bbolt file: it replies only once the result is on disk.
 //
-// Writes are committed in groups. One goroutine takes all operations that wait, decides them in order in one
-// transaction, syncs the file and then answers them all. There is no timer: a single writer waits for nothing but the
-// disk, and a hundred writers share its syncs.
+// Writes are committed in groups. One goroutine takes all operations that wait, decides them in order in one transaction,
+// syncs the file, and then answers them all. There is no timer: a single writer waits only for the disk, and a hundred writers
+// share one sync.
+//
+// It rests on this:
+//   - The file is on a local file system, where flock(2) keeps other processes out until this one ends. On a shared one, such
+//     as NFS, the lock may be a lease, and a process that was paused would overwrite its successor's file.
+//   - fsync reaches the disk. A restored backup brings old fences back.
+//
+// After a failed commit that left nothing behind, as on a full disk, the store goes on by itself once there is room. After one
+// whose outcome is unknown, it refuses every call until the file is opened again.
 package boltstore
 
 import (
@@ -21,21 +29,22 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// bucket holds a record a key. The name carries the version of the encoding.
+// bucket has a record per key. Its name has the version of the encoding.
 var bucket = []byte("records.v1")
 
-// MaxValue is the largest value in bytes, just under 64 MiB. bbolt takes larger ones, but keeps up to four records on one
-// page whatever their sizes, and panics when a page has more than it can address: 2 GiB, on 32-bit machines 256 MiB.
+// MaxValue is the largest value in bytes, just under 64 MiB. bbolt accepts larger ones, but puts up to four records on a page,
+// and panics if a page exceeds what it can address: 256 MiB on 32-bit machines.
 const MaxValue = 64<<20 - 1<<10
 
 // Options are the optional settings of [Open]. The zero value is ready for use.
 type Options struct {
-	// LockTimeout is how long Open waits for another process that has the file open; 1 s if zero.
+	// LockTimeout is how long Open waits for another process to close the file; 1 s if zero.
 	LockTimeout time.Duration
-	// MaxUnwritten is how many keys there may be that only fenced reads have touched, 1<<20 if zero: one more is refused with
-	// [resource.ErrNoRoom], so that reads can't fill a disk. A write doesn't count, and takes its key out of the count.
+	// MaxUnwritten is the limit for keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero.
+	// A fenced read that would create one more is refused with [resource.ErrNoRoom].
 	MaxUnwritten uint64
 }
 
@@ -43,18 +52,17 @@ type Options struct {
 type Store struct {
 	db     *bolt.DB
 	path   string
-	file   os.FileInfo // of the file that is open
+	file   os.FileInfo // the open file
 	ops    chan *op
 	done   chan struct{} // closed when the committer has ended
 	closer func() error
 	most   uint64               // Options.MaxUnwritten
-	end    func(*bolt.Tx) error // (*bolt.Tx).Commit, but in tests
+	end    func(*bolt.Tx) error // (*bolt.Tx).Commit, except in tests
+	calls  calls.Calls
 
 	mu         sync.RWMutex
-	closed     bool
-	failed     error          // the commit of which it isn't known what is left; no call is answered from the file after it
-	committing *batch         // what is being made durable right now, nil between commits
-	calls      sync.WaitGroup // calls in flight
+	failed     error  // a commit with an unknown outcome; from then on no call is answered from the file
+	committing *batch // what is being committed now, or nil
 }
 
 var (
@@ -62,11 +70,8 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open opens the file at path, and creates it if there is none. A nil opts is the zero Options.
-//
-// The file belongs to one process at a time, by a lock that must not end before that process does: flock(2), which the kernel
-// gives back when the process is gone. So this is for a file system of one machine. On a shared one, NFS for example, the
-// lock is a lease of a server's or none at all, and a process that was frozen past it would write over its successor's file.
+// Open opens the file at path and creates it if there is none. Only one process can have it open. A nil opts is the zero
+// Options.
 func Open(path string, opts *Options) (*Store, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -78,7 +83,7 @@ func Open(path string, opts *Options) (*Store, error) {
 		return nil, fmt.Errorf("boltstore: %s is locked by another process (waited %v): stop that process, or choose another file: %w",
 			path, timeout, err)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, berrors.ErrChecksum):
-		return nil, fmt.Errorf("boltstore: %s is not a store's file, or is damaged: restore it, or choose another file: %w", path, err)
+		return nil, fmt.Errorf("boltstore: %s is damaged, or not a store's file: restore it, or choose another file: %w", path, err)
 	case err != nil:
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
@@ -92,7 +97,10 @@ func Open(path string, opts *Options) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
 	}
-	s := &Store{db: db, path: path, file: file, ops: make(chan *op, maxBatchOps), done: make(chan struct{}), most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit}
+	s := &Store{
+		db: db, path: path, file: file, ops: make(chan *op, maxBatchOps), done: make(chan struct{}),
+		most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit,
+	}
 	s.closer = sync.OnceValue(s.close)
 	go s.commitLoop()
 	return s, nil
@@ -105,8 +113,7 @@ func openFile(path string, timeout time.Duration) (_ *bolt.DB, err error) {
 
 var errDamaged = errors.New("is damaged: restore it, or choose another file")
 
-// undamaged makes an error of a panic, or of a fault, in what its caller does with the file: bbolt follows what it finds on a
-// page, wherever that leads.
+// undamaged turns a panic or a memory fault in its caller into an error: bbolt trusts what it reads from a page.
 func undamaged(path string, err *error) func() {
 	before := debug.SetPanicOnFault(true)
 	return func() {
@@ -117,10 +124,9 @@ func undamaged(path string, err *error) func() {
 	}
 }
 
-// prepare makes all that the file holds durable, and creates the bucket. After a crash of the file's last owner the page
-// cache may show a commit that never reached the disk. It must get there before anything is written: to bbolt the pages of
-// the commit before it are free, and while that is the last one on the disk, a crash of the machine would find it written
-// over. Of a new file the directory entry may be missing on the disk.
+// prepare makes the file durable and creates the bucket. After a crash of its last process, the page cache may show a commit
+// that is not on disk. It must get there before anything is written, because bbolt takes the pages of the commit before it
+// for free, and that one may be the last on disk. A new file's directory entry may be missing on disk too.
 func prepare(db *bolt.DB) (err error) {
 	defer undamaged(db.Path(), &err)()
 	if err := db.Sync(); err != nil {
@@ -129,12 +135,12 @@ func prepare(db *bolt.DB) (err error) {
 	var ready bool
 	err = db.View(func(tx *bolt.Tx) error {
 		ready = tx.Bucket(bucket) != nil
-		if !ready && tx.ID() > 1 { // of a new file it is 1
+		if !ready && tx.ID() > 1 { // a new file has 1
 			return fmt.Errorf("%s %w: it is in use and has no bucket %s", db.Path(), errDamaged, bucket)
 		}
 		return nil
 	})
-	if err == nil && !ready { // else nothing is written, so that a file on a full disk can be opened
+	if err == nil && !ready { // write only if needed: a file on a full disk must open
 		err = db.Update(func(tx *bolt.Tx) error {
 			_, err := tx.CreateBucket(bucket)
 			return err
@@ -150,103 +156,73 @@ func prepare(db *bolt.DB) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Write is [resource.Store.Write]. A value of more than [MaxValue] bytes is refused with [resource.ErrTooLarge]. If ctx
-// ends while the write waits for the disk, Write returns ctx's cause and the write may still take effect.
+// Write is [resource.Store.Write]. A value of more than [MaxValue] bytes is refused with [resource.ErrTooLarge]. If ctx ends
+// while the write waits for the disk, Write returns ctx's cause, and the write may still take effect.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f), checkSize(key, value)); err != nil {
-		return err
-	}
-	_, err := s.do(ctx, &op{kind: write, key: key, fence: f, value: append([]byte{}, value...)})
+	_, err := s.do(ctx, &op{kind: write, key: key, fence: f, value: value}, resource.CheckFence(f))
 	return err
 }
 
 // Overwrite is [resource.Overwriter.Overwrite].
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckOffered(f), checkSize(key, value)); err != nil {
-		return err
-	}
-	_, err := s.do(ctx, &op{kind: overwrite, key: key, fence: f, value: append([]byte{}, value...)})
+	_, err := s.do(ctx, &op{kind: overwrite, key: key, fence: f, value: value}, resource.CheckOffered(f))
 	return err
 }
 
-// checkSize keeps a value that bbolt can't put on a page from failing the commit that it is in.
-func checkSize(key string, value []byte) error {
-	if len(value) <= MaxValue {
-		return nil
-	}
-	return fmt.Errorf("%w: that of %q has %d bytes, at most %d fit into a record", resource.ErrTooLarge, key, len(value), MaxValue)
+// ReadFenced is [resource.Store.ReadFenced]. Like a write it waits for the disk if it raises the fence.
+func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
+	return s.do(ctx, &op{kind: readFenced, key: key, fence: resource.Fence{Token: token}}, resource.CheckToken(token))
 }
 
-// ReadFenced is [resource.Store.ReadFenced]. It waits for the disk like a write, because what it raises must survive.
-func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
-		return resource.Record{}, err
-	}
-	return s.do(ctx, &op{kind: readFenced, key: key, fence: resource.Fence{Token: token}})
+// SetFence is [resource.FenceSetter.SetFence].
+func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
+	_, err := s.do(ctx, &op{kind: setFence, key: key, fence: resource.Fence{Token: token}}, resource.CheckToken(token))
+	return err
 }
 
 // Read is [resource.Store.Read]. It waits for the disk only if the key is being changed.
 func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key)); err != nil {
+	if err := s.calls.Begin(ctx, key); err != nil {
 		return resource.Record{}, err
 	}
+	defer s.calls.End()
 	s.mu.RLock()
-	if err := s.enter(); err != nil {
-		s.mu.RUnlock()
-		return resource.Record{}, err
-	}
-	defer s.calls.Done()
 	for b := s.committing; b != nil && b.changes(key); b = s.committing {
 		s.mu.RUnlock()
 		if rec, err := b.wait(ctx, key); !errors.Is(err, errUndone) {
 			return rec, err
 		}
 		s.mu.RLock()
-		if s.failed != nil {
-			defer s.mu.RUnlock()
-			return resource.Record{}, s.failed
-		}
 	}
-	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit of key runs,
-	// and a commit that begins later can't get into it.
+	if s.failed != nil {
+		defer s.mu.RUnlock()
+		return resource.Record{}, s.failed
+	}
+	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit changes key, and a
+	// later commit is not visible in it.
 	tx, err := s.db.Begin(false)
 	s.mu.RUnlock()
 	if err != nil {
 		return resource.Record{}, fmt.Errorf("boltstore: %s: %w", s.path, err)
 	}
-	defer func() { _ = tx.Rollback() }() // ends a read transaction, and cannot fail
+	defer func() { _ = tx.Rollback() }() // of a read transaction: can't fail
 	if err := s.checkFile(); err != nil {
 		return resource.Record{}, err
 	}
 	defer undamaged(s.path, &err)()
 	rec, found, err := s.load(tx, key)
-	if err != nil {
-		return resource.Record{}, err
-	}
-	if !found {
-		return resource.Record{}, resource.ErrNotFound
+	if err == nil && !found {
+		err = resource.ErrNotFound
 	}
 	rec.Value = bytes.Clone(rec.Value)
-	return rec, nil
-}
-
-// SetFence is [resource.FenceSetter.SetFence].
-func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
-		return err
-	}
-	_, err := s.do(ctx, &op{kind: setFence, key: key, fence: resource.Fence{Token: token}})
-	return err
+	return rec, err
 }
 
 // Close is [resource.Store.Close].
 func (s *Store) Close() error { return s.closer() }
 
 func (s *Store) close() error {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	s.calls.Wait()
+	s.calls.Close()
 	close(s.ops)
 	<-s.done
 	if err := s.db.Close(); err != nil {
@@ -255,25 +231,13 @@ func (s *Store) close() error {
 	return nil
 }
 
-// enter counts a call in, or says why it can't be served. It is called under s.mu.
-func (s *Store) enter() error {
-	if s.closed {
-		return resource.ErrClosed
-	}
-	if s.failed != nil {
-		return s.failed
-	}
-	s.calls.Add(1)
-	return nil
-}
-
-// checkFile returns an error if path isn't the file that is open: it is gone with this process then, and its fences.
+// checkFile returns an error if path is no longer the open file, which is lost when this process ends, with its fences.
 func (s *Store) checkFile() error {
 	now, err := os.Stat(s.path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {
 		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, errUndone)
 	}
-	return nil // that it can't be seen doesn't mean that it isn't there
+	return nil // another error of Stat doesn't mean that the file is gone
 }
 
 // load returns key's record; its Value is valid until tx ends.

@@ -3,7 +3,9 @@ package boltstore_test
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,13 +17,18 @@ import (
 	"github.com/stretchr/testify/require"
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/boltstore"
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-func TestMain(m *testing.M) { leak.Main(m) }
+var (
+	commits = flag.Int("commits", 4, "how many commits TestTornCommit tears, each in 15 ways")
+	seed    = flag.Uint64("seed", 1, "of TestTornCommit's random choices")
+)
+
+func TestMain(m *testing.M) { testmain.Run(m) }
 
 func TestStore(t *testing.T) {
 	var path string
@@ -61,20 +68,20 @@ func TestOpenRefuses(t *testing.T) {
 	path := filepath.Join(dir, "notes.txt")
 	require.NoError(t, os.WriteFile(path, make([]byte, 1<<16), 0o600))
 	_, err := boltstore.Open(path, nil)
-	require.ErrorContains(t, err, "notes.txt is not a store's file, or is damaged")
+	require.ErrorContains(t, err, "notes.txt is damaged, or not a store's file")
 	_, err = boltstore.Open(filepath.Join(dir, "no", "such", "directory"), nil)
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// TestFourLargestOnAPage adds up what bbolt puts on one page at worst, see splitTwo in its node.go: the header and four
-// elements, each with a key and a record. No slice of the page may be longer than MaxAllocSize, which isn't exported.
+// TestFourLargestOnAPage adds up the largest page that bbolt builds (splitTwo in its node.go): a header and four elements, each
+// with a key and a record. It must fit into MaxAllocSize, which isn't exported.
 func TestFourLargestOnAPage(t *testing.T) {
 	const header, element, maxAllocSize = 16, 16, 0xFFFFFFF // on 386 and arm
 	record := len(boltstore.Encode("", resource.Record{Value: []byte{}})) + boltstore.MaxValue
 	require.LessOrEqual(t, header+4*(element+resource.MaxKeyLen+record), maxAllocSize)
 }
 
-// TestDamagedRecord has one record that isn't one. Its key is refused, because nobody knows its fence any more; the others work.
+// TestDamagedRecord has a damaged record. Calls on its key are refused, because its fence is lost; other keys work.
 func TestDamagedRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
 	db, err := bolt.Open(path, 0o600, nil)
@@ -98,7 +105,7 @@ func TestDamagedRecord(t *testing.T) {
 	require.NoError(t, s.Write(ctx, "good", at(9), nil))
 }
 
-// TestFlippedBits has every pair of bits of a record's fence flipped in the file, which would make another fence of it.
+// TestFlippedBits flips every pair of bits of a record, which could turn its fence into another.
 func TestFlippedBits(t *testing.T) {
 	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
 	s, err := boltstore.Open(path, nil)
@@ -130,7 +137,7 @@ func TestFlippedBits(t *testing.T) {
 	require.ErrorContains(t, s.Write(ctx, "k", at(999), nil), want)
 }
 
-// TestDamagedFile has one byte of the file after another changed. What bbolt makes of it is an error at worst.
+// TestDamagedFile changes single bytes of the file. The worst outcome must be an error, never a crash or another fence.
 func TestDamagedFile(t *testing.T) {
 	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
 	s, err := boltstore.Open(path, nil)
@@ -187,7 +194,74 @@ func TestDamagedFile(t *testing.T) {
 	require.NotContains(t, []int{opens, reads, writes}, 0)
 }
 
-// TestFileGone has the file removed, and then replaced, while it is open: what is written then would be gone with the process.
+// TestTornCommit opens what a power cut may leave of a commit: before the first sync any of its sectors but the meta page's,
+// after that any of the meta page's. The accepted write before it must be there, the commit's own wholly or not at all.
+func TestTornCommit(t *testing.T) {
+	const page, sector, keys = 4096, 512, 300
+	random := rand.New(rand.NewPCG(*seed, 0))
+	dir, ctx := t.TempDir(), t.Context()
+	path := filepath.Join(dir, "resource.db")
+	s := open(t, path)
+	bytesOf := func() []byte {
+		b, err := os.ReadFile(path)
+		require.NoError(t, err)
+		return b
+	}
+	fence := map[string]uint64{}
+	write := func(key string) {
+		fence[key]++
+		value := bytes.Repeat([]byte{byte(fence[key])}, random.IntN(2*page))
+		require.NoError(t, s.Write(ctx, key, at(fence[key]), value))
+	}
+	for i := range keys {
+		write(strconv.Itoa(i))
+	}
+	var before, after int
+	for i := range *commits {
+		for range i % 5 {
+			write(strconv.Itoa(random.IntN(keys)))
+		}
+		was := bytesOf()
+		key := strconv.Itoa(random.IntN(keys))
+		write(key)
+		is := bytesOf()
+		for range 15 {
+			b := append(bytes.Clone(was), make([]byte, max(0, len(is)-len(was)))...)
+			synced := random.IntN(2) == 1
+			if synced {
+				copy(b[2*page:], is[2*page:])
+			}
+			for at := 0; at < len(is); at += sector {
+				if meta := at < 2*page; meta == synced && random.IntN(2) == 1 {
+					copy(b[at:at+sector], is[at:])
+				}
+			}
+			torn := filepath.Join(dir, "torn.db")
+			require.NoError(t, os.WriteFile(torn, b, 0o600))
+			o, err := boltstore.Open(torn, nil)
+			require.NoError(t, err, "commit %d", i)
+			for k, f := range fence {
+				rec, err := o.Read(ctx, k)
+				require.NoError(t, err, "commit %d, key %s", i, k)
+				switch {
+				case k == key && rec.MaxFence == at(f-1):
+					before++
+				case k == key && rec.MaxFence == at(f):
+					require.True(t, synced)
+					after++
+				default:
+					require.Equal(t, at(f), rec.MaxFence, "commit %d, key %s", i, k)
+				}
+				require.Empty(t, bytes.Trim(rec.Value, string([]byte{byte(rec.MaxFence.Token)})), "commit %d, key %s", i, k)
+			}
+			require.NoError(t, o.Close())
+		}
+	}
+	require.NotZero(t, before)
+	require.NotZero(t, after)
+}
+
+// TestFileGone removes and then replaces the open file: writes would be lost with the process.
 func TestFileGone(t *testing.T) {
 	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
 	s := open(t, path)
@@ -217,7 +291,7 @@ func reread(t *testing.T, s *boltstore.Store, key string) resource.Fence {
 	return rec.MaxFence
 }
 
-// TestUnwrittenKeys has fenced reads make one key more than they may. Writes may go on, and make room.
+// TestUnwrittenKeys has fenced reads reach the limit for new keys. Writes go on, and make room.
 func TestUnwrittenKeys(t *testing.T) {
 	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
 	reopen := func() *boltstore.Store {
@@ -239,7 +313,7 @@ func TestUnwrittenKeys(t *testing.T) {
 		boltstore.ReadFencedOp("d", 3), boltstore.ReadFencedOp("e", 1)).Wait()
 	require.NoError(t, errors.Join(errs[1], errs[2]))
 	require.ErrorIs(t, errs[0], resource.ErrNoRoom)
-	require.ErrorContains(t, errs[0], `no room for "d": it has 3 keys that only fenced reads have touched`)
+	require.ErrorContains(t, errs[0], `no room for "d": the limit of 3 keys that only fenced reads have touched is reached`)
 	require.ErrorIs(t, errs[3], resource.ErrNoRoom)
 	_, err := s.Read(ctx, "e")
 	require.ErrorIs(t, err, resource.ErrNotFound)
@@ -255,8 +329,8 @@ func TestUnwrittenKeys(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// TestAnswersWaitForCommit looks at a batch while it is committed, whose last operation is a write: no answer may be out, and
-// a refusal that rests on a write of the same batch must wait for it just as the write must.
+// TestAnswersWaitForCommit checks that no operation of a batch is answered before its commit has ended, not even a refusal,
+// which may depend on a write of the same batch.
 func TestAnswersWaitForCommit(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "resource.db"))
 	pending := boltstore.Pending{
@@ -270,8 +344,7 @@ func TestAnswersWaitForCommit(t *testing.T) {
 	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: at(5), Got: at(3)}, errs[1])
 }
 
-// TestValuesOutliveFile uses values after the memory that bbolt maps the file to is gone. A value that still pointed there
-// would crash the test.
+// TestValuesOutliveFile uses values after bbolt has unmapped the file. A value that still pointed there would crash the test.
 func TestValuesOutliveFile(t *testing.T) {
 	s, err := boltstore.Open(filepath.Join(t.TempDir(), "resource.db"), nil)
 	require.NoError(t, err)
@@ -307,7 +380,7 @@ func TestValuesOutliveFile(t *testing.T) {
 	}
 }
 
-// TestGroupCommit has 50 writers come while a commit runs. One commit serves them all.
+// TestGroupCommit has 50 writers arrive during a commit. One commit serves them all.
 func TestGroupCommit(t *testing.T) {
 	s, ctx := open(t, filepath.Join(t.TempDir(), "resource.db")), t.Context()
 	before, err := s.Commits()
@@ -340,8 +413,8 @@ func TestGroupCommit(t *testing.T) {
 	require.Equal(t, 2, after-before, "commits of 1 + 50 writes")
 }
 
-// TestCloseFinishesCalls closes the store under load: every call is either answered for good or told ErrClosed, and
-// what was accepted is there afterwards.
+// TestCloseFinishesCalls closes the store under load: every call is either finished or gets ErrClosed, and accepted writes are
+// there afterwards.
 func TestCloseFinishesCalls(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
 	s, err := boltstore.Open(path, nil)
@@ -378,26 +451,4 @@ func TestCloseFinishesCalls(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, at(token), rec.MaxFence, "writer %d", i)
 	}
-}
-
-// TestManyKeys makes the file grow far beyond its first size while readers are about.
-func TestManyKeys(t *testing.T) {
-	s, ctx := open(t, filepath.Join(t.TempDir(), "resource.db")), t.Context()
-	const writers, keys = 8, 40
-	value := make([]byte, 64<<10)
-	var wg sync.WaitGroup
-	for w := range writers {
-		wg.Go(func() {
-			for i := range keys {
-				key := fmt.Sprintf("%d/%d", w, i)
-				if err := s.Write(ctx, key, at(uint64(i+1)), value); err != nil {
-					t.Errorf("Write of %s: %v", key, err)
-				}
-				if rec, err := s.Read(ctx, key); err != nil || rec.MaxFence != at(uint64(i+1)) || len(rec.Value) != len(value) {
-					t.Errorf("Read of %s: got %d bytes at %v, %v", key, len(rec.Value), rec.MaxFence, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// maxBatchOps and maxBatchBytes bound one commit, so that its first operation doesn't wait for an endless queue.
+// The limits of one commit, so that its first operation doesn't wait for an endless queue.
 const (
 	maxBatchOps   = 1024
 	maxBatchBytes = 16 << 20
@@ -30,15 +30,16 @@ type op struct {
 	kind  kind
 	key   string
 	fence resource.Fence
-	value []byte // the op's own copy: the caller may be gone by the time it is written
+	value []byte // do copies it: the caller may have returned before it is written
 
-	// The answer, valid once done is closed. rec is set for reads.
-	rec  resource.Record
+	// The answer, valid once done is closed.
+	rec  resource.Record // of a read
 	err  error
 	done chan struct{}
 }
 
-// decide returns the record that follows rec and whether it differs, or a refusal.
+// decide returns the record that replaces rec and whether it differs, or a refusal. The result outlives the transaction, and
+// with it the memory of rec's value.
 func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, err error) {
 	switch o.kind {
 	case write:
@@ -49,27 +50,27 @@ func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, er
 		if rec.MaxFence == (resource.Fence{}) && rec.Value == nil {
 			return rec, false, resource.ErrNotFound
 		}
-		return resource.Record{Value: bytes.Clone(rec.Value), MaxFence: o.fence}, true, nil // it outlives the transaction
+		return resource.Record{Value: bytes.Clone(rec.Value), MaxFence: o.fence}, true, nil
 	default:
 		if err := rec.CheckRead(o.key, o.fence.Token); err != nil {
 			return rec, false, err
 		}
-		// Both values outlive the transaction, and with it the memory of rec's. They go to different callers.
 		raised := rec.MaxFence.Max(o.fence)
-		o.rec = resource.Record{Value: bytes.Clone(rec.Value), MaxFence: raised}
+		o.rec = resource.Record{Value: bytes.Clone(rec.Value), MaxFence: raised} // the caller's own
 		return resource.Record{Value: bytes.Clone(rec.Value), MaxFence: raised}, raised != rec.MaxFence, nil
 	}
 }
 
-// do hands o to the committer and waits for its answer.
-func (s *Store) do(ctx context.Context, o *op) (resource.Record, error) {
-	s.mu.RLock()
-	err := s.enter()
-	s.mu.RUnlock()
-	if err != nil {
+// do hands o to the committer and waits for its answer, unless invalid has an error.
+func (s *Store) do(ctx context.Context, o *op, invalid error) (resource.Record, error) {
+	if invalid == nil && len(o.value) > MaxValue { // which would fail the whole commit
+		invalid = fmt.Errorf("%w: that of %q has %d bytes, at most %d fit into a record", resource.ErrTooLarge, o.key, len(o.value), MaxValue)
+	}
+	if err := s.calls.Begin(ctx, o.key, invalid); err != nil {
 		return resource.Record{}, err
 	}
-	defer s.calls.Done()
+	defer s.calls.End()
+	o.value = append([]byte{}, o.value...)
 	o.done = make(chan struct{})
 	select {
 	case s.ops <- o:
@@ -81,13 +82,10 @@ func (s *Store) do(ctx context.Context, o *op) (resource.Record, error) {
 	case <-ctx.Done():
 		return resource.Record{}, fmt.Errorf("%w (the operation may still take effect)", resource.CheckContext(ctx))
 	}
-	if o.err != nil {
-		return resource.Record{}, o.err
-	}
-	return o.rec, nil
+	return o.rec, o.err
 }
 
-// commitLoop takes the operations that wait and commits them as one batch, until the store is closed.
+// commitLoop commits the operations that wait as one batch, again and again until the store is closed.
 func (s *Store) commitLoop() {
 	defer close(s.done)
 	var ops []*op
@@ -98,7 +96,7 @@ func (s *Store) commitLoop() {
 	}
 }
 
-// drain appends what waits right now to ops.
+// drain appends the operations that wait now to ops.
 func (s *Store) drain(ops []*op) []*op {
 	for size := len(ops[0].value); len(ops) < maxBatchOps && size < maxBatchBytes; {
 		select {
@@ -115,11 +113,11 @@ func (s *Store) drain(ops []*op) []*op {
 	return ops
 }
 
-// errUndone says of a commit that failed that it has left nothing behind.
+// errUndone means that a commit failed and left nothing behind.
 var errUndone = errors.New("nothing was changed")
 
-// commit decides ops in order, makes what they change durable, and only then answers. A refusal waits too: it may rest
-// on a write of the same batch.
+// commit decides ops in order, commits what they change, and only then answers. A refusal waits too, since it may depend on a
+// write of the same batch.
 func (s *Store) commit(ops []*op) {
 	b := &batch{records: make(map[string]resource.Record, len(ops)), done: make(chan struct{})}
 	failed := s.failed // written by this goroutine only
@@ -135,7 +133,7 @@ func (s *Store) commit(ops []*op) {
 	b.err = err
 	close(b.done)
 	for _, o := range ops {
-		// After a commit that is undone, answers that don't rest on it stand.
+		// After an undone commit, answers that don't depend on it stand.
 		if err != nil && (failed != nil || !b.decided || b.changes(o.key)) {
 			o.err = err
 		}
@@ -143,8 +141,8 @@ func (s *Store) commit(ops []*op) {
 	}
 }
 
-// apply runs ops in one transaction and collects in b what they change. If it returns an error that isn't errUndone, it's
-// unknown what the disk holds, and what the page cache shows is no proof of it.
+// apply runs ops in one transaction and collects in b what they change. After an error other than errUndone, the contents of the
+// disk are unknown, whatever the page cache shows.
 func (s *Store) apply(b *batch, ops []*op) (err error) {
 	defer undamaged(s.path, &err)()
 	if err := s.checkFile(); err != nil {
@@ -155,11 +153,11 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 		return s.why(err, 0)
 	}
 	id := tx.ID()
-	// After Commit this does nothing, except after some failed ones, which leave the transaction open.
+	// A no-op after Commit, except that some failed commits leave the transaction open.
 	defer func() { _ = tx.Rollback() }()
 
 	keys := tx.Bucket(bucket)
-	unwritten := keys.Sequence() // how many records have no value, since there is this count
+	unwritten := keys.Sequence() // the number of records without a value; older files start at 0
 	for _, o := range ops {
 		rec, ok := b.records[o.key]
 		if !ok {
@@ -175,7 +173,7 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 		isNew := rec.MaxFence == (resource.Fence{})
 		switch {
 		case next.Value == nil && isNew && unwritten >= s.most:
-			o.err = fmt.Errorf("boltstore: %s: %w for %q: it has %d keys that only fenced reads have touched, and that is the most (MaxUnwritten)",
+			o.err = fmt.Errorf("boltstore: %s: %w for %q: the limit of %d keys that only fenced reads have touched is reached (MaxUnwritten)",
 				s.path, resource.ErrNoRoom, o.key, unwritten)
 			continue
 		case next.Value == nil && isNew:
@@ -206,28 +204,28 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	return nil
 }
 
-// why wraps the error with which transaction id has failed. It is undone if the file doesn't show it: the page that makes it
-// valid is written last, after a sync of all others, which were free before and are again.
+// why wraps the error with which transaction id failed. The transaction is undone if the file doesn't show it: the page that
+// makes it valid is written last, after a sync of all others, which were free before and are free again.
 func (s *Store) why(err error, id int) error {
 	tx, cannot := s.db.Begin(false)
 	if cannot != nil {
-		return fmt.Errorf("boltstore: %s: nothing is answered until the file is opened again: %w", s.path, errors.Join(err, cannot))
+		return fmt.Errorf("boltstore: %s: no call is answered until the file is opened again: %w", s.path, errors.Join(err, cannot))
 	}
 	last := tx.ID()
-	_ = tx.Rollback() // of a read
+	_ = tx.Rollback() // of a read transaction: can't fail
 	switch {
 	case last == id:
-		return fmt.Errorf("boltstore: %s: a commit failed; nothing is answered until the file is opened again: %w", s.path, err)
+		return fmt.Errorf("boltstore: %s: a commit failed; no call is answered until the file is opened again: %w", s.path, err)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("boltstore: %s: %w: %w: %w", s.path, errUndone, resource.ErrNoRoom, err)
 	}
 	return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUndone, err)
 }
 
-// batch is what one commit changes. It is complete before Store.committing shows it to readers.
+// batch has what one commit changes. It is complete before readers see it in Store.committing.
 type batch struct {
 	records map[string]resource.Record
-	decided bool          // every op has its answer, should the commit succeed
+	decided bool          // every op has its answer, if the commit succeeds
 	done    chan struct{} // closed when the commit has ended
 	err     error         // why it failed; valid once done is closed
 }

@@ -56,8 +56,7 @@ func (p Pending) Wait() (recs []resource.Record, errs []error) {
 	return recs, errs
 }
 
-// HoldGrowth keeps commits that make the file grow from finishing until release is called: bbolt lets readers end
-// before it maps more of the file.
+// HoldGrowth holds commits that grow the file until release is called: bbolt waits for readers before it remaps the file.
 func (s *Store) HoldGrowth() (release func() error, err error) {
 	tx, err := s.db.Begin(false)
 	if err != nil {
@@ -80,7 +79,7 @@ func (s *Store) AroundCommit(f func()) {
 	}
 }
 
-// HoldCommit keeps the next commit from being written until it is told the error with which it fails.
+// HoldCommit holds the next commit until it receives the error with which to fail.
 func (s *Store) HoldCommit() (fail chan<- error) {
 	held := make(chan error)
 	s.end = func(tx *bolt.Tx) error { return errors.Join(<-held, tx.Rollback()) }

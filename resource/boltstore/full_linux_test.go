@@ -15,8 +15,8 @@ import (
 	"github.com/fencelab/fencelab/resource/boltstore"
 )
 
-// TestDiskFull has a disk that is full for a while. What can't be written is refused as such, all else is answered, and when
-// there is room everything goes on by itself, with a file that is sound.
+// TestDiskFull has a full disk for a while. Calls that must write get ErrNoRoom, the others are answered, and once there is room
+// the store goes on, with a sound file.
 func TestDiskFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
 	s := open(t, path)
@@ -65,7 +65,7 @@ func TestDiskFull(t *testing.T) {
 	require.Equal(t, resource.Record{Value: make([]byte, 19<<10), MaxFence: at(25)}, rec)
 }
 
-// TestReadWhileUndone reads a key whose commit is about to fail.
+// TestReadWhileUndone reads a key during a commit that fails.
 func TestReadWhileUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, filepath.Join(t.TempDir(), "resource.db"))
@@ -90,7 +90,7 @@ func TestReadWhileUndone(t *testing.T) {
 	})
 }
 
-// TestOpenOnFullDisk opens a file that can't be written to: it is read at least.
+// TestOpenOnFullDisk checks that Open writes nothing to an existing file.
 func TestOpenOnFullDisk(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
 	s := open(t, path)
@@ -104,14 +104,14 @@ func TestOpenOnFullDisk(t *testing.T) {
 	require.Equal(t, before, after, "commits that Open needs")
 }
 
-// TestCommitUncertain has the disk fail when all is written but the last sync: it isn't known what a crash would leave.
+// TestCommitUncertain fails the last sync of a commit: nobody knows what a crash would leave.
 func TestCommitUncertain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
 	s := open(t, path)
 	ctx := t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("before")))
 	s.FailLastSync()
-	const want = "a commit failed; nothing is answered until the file is opened again"
+	const want = "a commit failed; no call is answered until the file is opened again"
 	err := s.Write(ctx, "k", at(7), []byte("lost"))
 	require.ErrorContains(t, err, want)
 	require.NotErrorIs(t, err, resource.ErrNoRoom)
@@ -122,8 +122,7 @@ func TestCommitUncertain(t *testing.T) {
 	require.ErrorIs(t, s.Write(ctx, "k", at(9), nil), resource.ErrClosed)
 }
 
-// A value of more than a record takes is refused, and no other call suffers. The value is memory that nobody touches, and
-// so costs none.
+// TestTooLarge has a value beyond the limit, mapped and never touched, so that it takes no memory.
 func TestTooLarge(t *testing.T) {
 	huge, err := syscall.Mmap(-1, 0, boltstore.MaxValue+1, syscall.PROT_READ, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 	require.NoError(t, err)

@@ -9,20 +9,19 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// A record is token and sequence number of the greatest fence accepted (8 bytes each, big endian), one byte that tells
-// whether the key was ever written, a checksum of the key and all else (4 bytes), and the value. Records of before there were
-// checksums have other flags, and none.
+// A record has the token and the sequence number of the greatest accepted fence (8 bytes each, big endian), a flag (1 byte), a
+// checksum of the key and everything else (4 bytes), and the value. Older records have other flags and no checksum.
 const (
 	headerLen   = 17
 	checksumLen = 4
 )
 
-// The flags of both kinds differ by four bits at least, so that a flipped bit or two don't make one of the other.
+// Flags with and without a checksum differ in at least four bits, so that one or two flipped bits don't hide a checksum.
 const (
-	touched       byte = 0x96 // only by fenced reads: there is no value
-	written       byte = 0x69
-	touchedBefore byte = 0 // without a checksum
-	writtenBefore byte = 1
+	touched    byte = 0x96 // only by fenced reads: there is no value
+	written    byte = 0x69
+	oldTouched byte = 0
+	oldWritten byte = 1
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -48,7 +47,7 @@ func encode(key string, rec resource.Record) []byte {
 // decode is the inverse of encode. The record's Value points into b.
 func decode(key string, b []byte) (resource.Record, error) {
 	if len(b) < headerLen {
-		return resource.Record{}, fmt.Errorf("it has %d bytes, a header alone has %d", len(b), headerLen)
+		return resource.Record{}, fmt.Errorf("it has %d bytes, but a header has %d", len(b), headerLen)
 	}
 	rec := resource.Record{MaxFence: resource.Fence{
 		Token: binary.BigEndian.Uint64(b),
@@ -63,14 +62,14 @@ func decode(key string, b []byte) (resource.Record, error) {
 		value = value[checksumLen:]
 	}
 	switch flag {
-	case touched, touchedBefore:
+	case touched, oldTouched:
 		if len(value) > 0 {
-			return resource.Record{}, errors.New("it has a value and is marked as never written")
+			return resource.Record{}, errors.New("it has a value but is marked as never written")
 		}
 		if rec.MaxFence.Token == 0 || rec.MaxFence.Seq != 0 {
-			return resource.Record{}, fmt.Errorf("it was never written and has the fence %v, which no read leaves", rec.MaxFence)
+			return resource.Record{}, fmt.Errorf("it was never written but has the fence %v, which no read sets", rec.MaxFence)
 		}
-	case written, writtenBefore:
+	case written, oldWritten:
 		if rec.MaxFence.Token == 0 && rec.MaxFence.Seq != 0 {
 			return resource.Record{}, fmt.Errorf("it has the fence %v; tokens start at 1", rec.MaxFence)
 		}

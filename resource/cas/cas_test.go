@@ -91,7 +91,7 @@ func TestSwap(t *testing.T) {
 	})
 }
 
-// A ring has a key's versions on more than one server.
+// A ring may have a key's versions on several servers.
 func TestRingRefused(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	t.Cleanup(func() { require.NoError(t, ring.Close()) })
@@ -101,7 +101,7 @@ func TestRingRefused(t *testing.T) {
 	require.ErrorContains(t, cas.Redis{Client: ring}.Swap(t.Context(), "k", 0, nil), want)
 }
 
-// A writer that is frozen between its read and its write, for however long, begins again.
+// A writer that was paused between read and write starts over.
 func TestFrozenWriter(t *testing.T) {
 	onStores(t, func(t *testing.T, s cas.Store) {
 		ctx, key := t.Context(), newKey()
@@ -122,7 +122,7 @@ func TestFrozenWriter(t *testing.T) {
 	})
 }
 
-// Of any number of concurrent updates none is lost.
+// No concurrent update is lost.
 func TestConcurrent(t *testing.T) {
 	for name, opts := range map[string]*cas.Options{"at once": nil, "backoff": {Backoff: time.Millisecond}} {
 		t.Run(name, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestUpdateEnds(t *testing.T) {
 	require.ErrorContains(t, err, "must not be negative")
 }
 
-// The answer to a swap is lost on its way to a client that repeats requests: a repeat would find a conflict, with itself.
+// The reply to a swap is lost, and the client retries requests: a retry would find a conflict with itself.
 func TestReplyLost(t *testing.T) {
 	var lose atomic.Bool
 	s := newRedis(t, func(o *redis.Options) {
@@ -218,6 +218,7 @@ func TestReplyLost(t *testing.T) {
 		}
 	})
 	key := newKey()
+	require.ErrorIs(t, s.Swap(t.Context(), key, 1, nil), cas.ErrConflict, "the server knows the script then")
 	lose.Store(true)
 	tries, err := cas.Update(t.Context(), s, key, addOne, nil)
 	require.ErrorIs(t, err, io.EOF)

@@ -16,8 +16,7 @@ import (
 	"github.com/fencelab/fencelab/resource/cas"
 )
 
-// A Store on the client that a service has already, and an update that anybody may make at the same time. No lock is
-// asked for and no write is lost.
+// Concurrent updates without a lock. None is lost.
 func Example() {
 	m, err := miniredis.Run() // stands for a real Redis
 	if err != nil {
@@ -49,7 +48,7 @@ func Example() {
 	// Output: 10 visits, version 10, <nil>
 }
 
-// [Schema] makes the table, once, as a migration.
+// [Schema] creates the table, for example in a migration.
 func ExamplePostgres() {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, postgresServer.URL) // e.g. postgres://localhost/app
@@ -68,7 +67,7 @@ func ExamplePostgres() {
 	// Output: 1 <nil>
 }
 
-// A request's ID in the value makes it safe to repeat an update whose answer was lost.
+// A request's ID in the value makes it safe to repeat an update whose reply was lost.
 func ExampleUpdate() {
 	m, err := miniredis.Run() // stands for a real Redis
 	if err != nil {

@@ -10,15 +10,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Schema is the statement that makes the table of a [Postgres]. It may be run again.
+// Schema is the SQL that creates the table of a [Postgres]. It may be run again.
 //
 //go:embed schema.sql
 var Schema string
 
-// Postgres is a [Store] in a table of PostgreSQL, fencelab_cas, at any isolation level. For a table of one's own a column
-// does the same: UPDATE ... SET ..., version = version + 1 WHERE ... AND version = $1, and no row is a conflict.
+// Postgres is a [Store] in the PostgreSQL table fencelab_cas, at any isolation level. In a table of your own, a column does the
+// same: UPDATE ... SET ..., version = version + 1 WHERE ... AND version = $1; no row means a conflict.
 type Postgres struct {
-	// Pool is the caller's to close.
+	// Pool is closed by the caller.
 	Pool *pgxpool.Pool
 }
 
@@ -44,13 +44,13 @@ func (p Postgres) Swap(ctx context.Context, key string, version int64, value []b
 	if value == nil {
 		value = []byte{}
 	}
-	// The WHERE is evaluated on the newest version of the row, once the update has locked it.
+	// PostgreSQL evaluates the WHERE on the newest version of the row, once it has locked it.
 	sql, args := "UPDATE fencelab_cas SET version = version + 1, value = $2 WHERE key = $1 AND version = $3", []any{key, value, version}
 	if version == 0 {
 		sql, args = "INSERT INTO fencelab_cas (key, version, value) VALUES ($1, 1, $2) ON CONFLICT DO NOTHING", args[:2]
 	}
 	done, err := p.Pool.Exec(ctx, sql, args...)
-	// Above READ COMMITTED a row that has changed since the statement began is a serialization failure, and nothing was done.
+	// Above READ COMMITTED, a row that has changed since the statement began is a serialization failure.
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "40001" {
 		return ErrConflict
 	}

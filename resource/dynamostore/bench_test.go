@@ -3,21 +3,21 @@ package dynamostore_test
 import (
 	"testing"
 
-	"github.com/fencelab/fencelab/resource/storetest"
+	"github.com/fencelab/fencelab/resource/internal/storebench"
 )
 
-// The benchmarks compare a fenced write with one that doesn't look at the fence, and count requests:
+// The benchmarks compare writes with and without a check of the fence, and count requests:
 //
 //	go test -run '^$' -bench . ./resource/dynamostore
 
-func onServer(b *testing.B, run func(b *testing.B, ways []storetest.Way)) {
+func onServer(b *testing.B, run func(b *testing.B, ways []storebench.Way)) {
 	b.Helper()
 	b.Run("store=dynamodb", func(b *testing.B) {
 		s, link := open(b)
-		run(b, storetest.Ways(s, make([]byte, 128), link.sent))
+		run(b, storebench.Ways(s, make([]byte, 128), link.Total))
 	})
 }
 
-func BenchmarkFenceCheck(b *testing.B) { onServer(b, storetest.BenchFenceCheck) }
+func BenchmarkFenceCheck(b *testing.B) { onServer(b, storebench.FenceCheck) }
 
-func BenchmarkWriters(b *testing.B) { onServer(b, storetest.BenchWriters) }
+func BenchmarkWriters(b *testing.B) { onServer(b, storebench.Writers) }

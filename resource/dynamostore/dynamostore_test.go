@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/dynamostore"
+	"github.com/fencelab/fencelab/resource/internal/awstest"
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
@@ -52,7 +53,7 @@ func TestCreateTableTwice(t *testing.T) {
 	require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(transport), table))
 }
 
-// TestOneRequest counts: every call takes one, whatever the answer.
+// TestOneRequest checks that every call takes one request, accepted or refused.
 func TestOneRequest(t *testing.T) {
 	s, link := open(t)
 	ctx, key := t.Context(), rand.Text()
@@ -75,15 +76,15 @@ func TestOneRequest(t *testing.T) {
 	} {
 		err := c.call()
 		require.Equal(t, c.stale, errors.As(err, &stale), c.name)
-		require.Equal(t, 1, link.sent(), c.name)
+		require.Equal(t, 1, link.Total(), c.name)
 	}
 }
 
-// TestReadIsConsistent looks at the request, since a server of one node has no other reads.
+// TestReadIsConsistent checks the request, because every read of a single-node server is consistent.
 func TestReadIsConsistent(t *testing.T) {
 	s, link := open(t)
 	var body []byte
-	link.on(func(r *http.Request) (_ *http.Response, err error) {
+	link.On(func(r *http.Request) (_ *http.Response, err error) {
 		if body, err = io.ReadAll(r.Body); err != nil {
 			return nil, err
 		}
@@ -95,47 +96,12 @@ func TestReadIsConsistent(t *testing.T) {
 	require.Contains(t, string(body), `"ConsistentRead":true`)
 }
 
-// TestLostReply loses a reply, or a request. The client repeats it; so does the caller of one that doesn't.
+// TestLostReply runs the shared cases.
 func TestLostReply(t *testing.T) {
 	s, link := open(t)
-	ctx, key := t.Context(), rand.Text()
-	link.on(applied)
-	require.NoError(t, s.Write(ctx, key, at(1), []byte("v")), "it took effect")
-	require.ErrorIs(t, s.Write(ctx, key, at(1), []byte("v")), resource.ErrApplied)
-	link.on(notApplied)
-	require.NoError(t, s.Write(ctx, key, at(2), []byte("v")))
-	for i, lose := range []func(*http.Request) (*http.Response, error){applied, notApplied} {
-		token := uint64(3 + i)
-		link.on(lose)
-		rec, err := s.ReadFenced(ctx, key, token)
-		require.NoError(t, err)
-		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: token}}, rec)
-	}
-
-	s, link = open(t, once)
-	link.on(applied)
-	require.ErrorIs(t, s.Write(ctx, key, at(6), []byte("v")), errCut)
-	require.ErrorIs(t, s.Write(ctx, key, at(6), []byte("v")), resource.ErrApplied)
-	link.on(notApplied)
-	require.ErrorIs(t, s.Write(ctx, key, at(7), []byte("v")), errCut)
-	require.NoError(t, s.Write(ctx, key, at(7), []byte("v")))
-}
-
-// TestLostReplyThenLaterFence loses the reply to a write that took effect, and lets a later one in before the client
-// repeats the request. To call that write stale would say that it changed nothing.
-func TestLostReplyThenLaterFence(t *testing.T) {
-	s, link := open(t)
-	rival, _ := open(t)
-	ctx, key := t.Context(), rand.Text()
-	link.on(func(r *http.Request) (*http.Response, error) {
-		_, cut := applied(r)
-		return nil, errors.Join(cut, rival.Write(ctx, key, at(9), nil))
-	})
-	err := s.Write(ctx, key, at(7), []byte("v"))
-	require.ErrorContains(t, err, "the write may have taken effect before: seen 9")
-	_, stale := errors.AsType[*resource.StaleTokenError](err)
-	require.False(t, stale)
-	require.Equal(t, &resource.StaleTokenError{Key: key, Seen: at(9), Got: at(7)}, s.Write(ctx, key, at(7), []byte("v")))
+	other, linkOther := open(t, once)
+	awstest.LostReply(t, rand.Text(), s, link, other, linkOther)
+	awstest.LostReplyThenLaterFence(t, rand.Text(), s, link, other)
 }
 
 func TestTooLarge(t *testing.T) {
@@ -148,11 +114,11 @@ func TestTooLarge(t *testing.T) {
 		require.ErrorIs(t, err, resource.ErrTooLarge)
 		require.ErrorContains(t, err, "has 409035 bytes, at most 409034 fit into an item")
 	}
-	require.Zero(t, link.sent())
+	require.Zero(t, link.Total())
 	require.NoError(t, s.Write(ctx, key, at(1), make([]byte, most)))
 }
 
-// TestItem is the item's form: others may read it, and their attributes are left alone.
+// TestItem checks the item's format, and that other attributes are left alone.
 func TestItem(t *testing.T) {
 	s, _ := open(t)
 	ctx, key, client := t.Context(), rand.Text(), newClient(transport)
@@ -171,7 +137,7 @@ func TestItem(t *testing.T) {
 	require.Equal(t, item, got.Item)
 }
 
-// TestForeignItem has items whose fence or value is not of this package's.
+// TestForeignItem has items with an invalid fence or value.
 func TestForeignItem(t *testing.T) {
 	s, _ := open(t)
 	ctx, key, client := t.Context(), rand.Text(), newClient(transport)
@@ -204,15 +170,4 @@ func TestNewRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "client is nil")
 	_, err = dynamostore.New(newClient(transport), "")
 	require.ErrorContains(t, err, "table is empty")
-}
-
-func TestOverwrite(t *testing.T) {
-	s, _ := open(t)
-	ctx, key := t.Context(), rand.Text()
-	for _, c := range []struct{ offered, want resource.Fence }{{resource.Fence{}, resource.Fence{}}, {at(5), at(5)}, {at(3), at(5)}, {resource.Fence{}, at(5)}} {
-		require.NoError(t, s.Overwrite(ctx, key, c.offered, []byte(c.offered.String())))
-		got, err := s.Read(ctx, key)
-		require.NoError(t, err)
-		require.Equal(t, resource.Record{Value: []byte(c.offered.String()), MaxFence: c.want}, got)
-	}
 }

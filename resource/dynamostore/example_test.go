@@ -15,7 +15,7 @@ import (
 	"github.com/fencelab/fencelab/resource/dynamostore"
 )
 
-// bill is what the holder of a lock does: token comes from the lock's grant.
+// bill is what the holder of a lock does. token comes from the lock's grant.
 func bill(ctx context.Context, client *dynamodb.Client, token uint64) error {
 	accounts, err := dynamostore.New(client, "accounts") // a table made by dynamostore.CreateTable
 	if err != nil {
@@ -39,7 +39,7 @@ func Example() {
 		log.Fatal(err)
 	}
 
-	// 7 was granted to a holder that is slow, 8 to its successor.
+	// 7 was granted to a slow holder, 8 to its successor.
 	fmt.Println(bill(ctx, client, 8))
 	fmt.Println(bill(ctx, client, 7))
 	// Output:

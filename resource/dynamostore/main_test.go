@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,18 +13,16 @@ import (
 	"os"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/aws/retry"
-	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/stretchr/testify/require"
 	"github.com/truora/minidyn/server"
 
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/dynamostore"
+	"github.com/fencelab/fencelab/resource/internal/awstest"
 )
 
 // The tests run against a DynamoDB server in the process, or against the one of FENCELAB_DYNAMODB_ENDPOINT, with the
@@ -34,7 +31,7 @@ import (
 var (
 	endpoint  string
 	table     = "fencelab-" + rand.Text()
-	transport = &http.Transport{MaxIdleConnsPerHost: 200}
+	transport = awstest.Transport
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -64,7 +61,7 @@ func run(m *testing.M) (code int) {
 }
 
 func leaks() int {
-	if err := leak.Find(); err != nil {
+	if err := testmain.FindLeaks(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -96,11 +93,8 @@ func newFake() http.Handler {
 
 func newClient(rt http.RoundTripper, more ...func(*dynamodb.Options)) *dynamodb.Client {
 	o := dynamodb.Options{
-		Region: cmp.Or(os.Getenv("AWS_REGION"), "us-east-1"),
-		Credentials: credentials.NewStaticCredentialsProvider(cmp.Or(os.Getenv("AWS_ACCESS_KEY_ID"), "id"),
-			cmp.Or(os.Getenv("AWS_SECRET_ACCESS_KEY"), "secret"), os.Getenv("AWS_SESSION_TOKEN")),
+		Region: awstest.Region(), Credentials: awstest.Credentials(), Retryer: awstest.Retryer(),
 		HTTPClient: &http.Client{Transport: rt},
-		Retryer:    retry.NewStandard(func(o *retry.StandardOptions) { o.Backoff = atOnce{} }),
 	}
 	if endpoint != "aws" {
 		o.BaseEndpoint = &endpoint
@@ -108,71 +102,13 @@ func newClient(rt http.RoundTripper, more ...func(*dynamodb.Options)) *dynamodb.
 	return dynamodb.New(o, more...)
 }
 
-// atOnce is when the clients repeat a request.
-type atOnce struct{}
-
-func (atOnce) BackoffDelay(int, error) (time.Duration, error) { return 0, nil }
-
 // once is a client that doesn't repeat requests.
 func once(o *dynamodb.Options) { o.Retryer = aws.NopRetryer{} }
 
-// link is the way to the server. It counts requests, and takes what is to happen to the next.
-type link struct {
-	mu       sync.Mutex
-	requests int
-	next     func(r *http.Request) (*http.Response, error)
-}
-
-func (l *link) RoundTrip(r *http.Request) (*http.Response, error) {
-	l.mu.Lock()
-	l.requests++
-	do := transport.RoundTrip
-	if l.next != nil {
-		do, l.next = l.next, nil
-	}
-	l.mu.Unlock()
-	return do(r)
-}
-
-// on sets what happens to the next request.
-func (l *link) on(do func(r *http.Request) (*http.Response, error)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.next = do
-}
-
-// sent returns the number of requests since it was last asked.
-func (l *link) sent() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	sent := l.requests
-	l.requests = 0
-	return sent
-}
-
-var errCut = errors.New("the connection was cut")
-
-// applied is a request whose reply is lost.
-func applied(r *http.Request) (*http.Response, error) {
-	resp, err := transport.RoundTrip(r)
-	if err != nil {
-		return nil, err
-	}
-	_, _ = io.Copy(io.Discard, resp.Body)
-	_ = resp.Body.Close()
-	return nil, errCut
-}
-
-// notApplied is a request that doesn't arrive.
-func notApplied(r *http.Request) (*http.Response, error) {
-	_ = r.Body.Close()
-	return nil, errCut
-}
-
 // open returns a Store on the table that the tests share, and the link that it uses.
-func open(tb testing.TB, more ...func(*dynamodb.Options)) (*dynamostore.Store, *link) {
+func open(tb testing.TB, more ...func(*dynamodb.Options)) (*dynamostore.Store, *awstest.Link) {
 	tb.Helper()
-	l := &link{}
+	l := &awstest.Link{}
 	s, err := dynamostore.New(newClient(l, more...), table)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, s.Close()) })

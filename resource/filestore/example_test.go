@@ -10,8 +10,7 @@ import (
 	"github.com/fencelab/fencelab/resource/filestore"
 )
 
-// One process owns the files. The holders of locks write through it, by resource.NewHandler and resource.NewClient if they
-// are others.
+// One process owns the files. Other processes write through it, by resource.NewHandler and resource.NewClient.
 func Example() {
 	dir, err := os.MkdirTemp("", "accounts")
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 )
 
-// OpenUnlocked is Open without the lock: what a gatekeeper is worth of which there may be two.
+// OpenUnlocked is Open without the lock, as for two gatekeepers.
 func OpenUnlocked(path string) (*Store, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -28,7 +28,7 @@ func (s *Store) BeforeRename(do func() error) {
 	}
 }
 
-// Watch tells f each sync, with what is to be on disk then, and each rename, in their order.
+// Watch calls f for each sync, with the file's contents, and each rename, in order.
 func (s *Store) Watch(f func(what string)) {
 	s.sync = func(file *os.File) error {
 		b, _ := s.root.ReadFile(filepath.Base(file.Name())) // of the directory: nothing

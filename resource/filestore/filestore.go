@@ -1,24 +1,17 @@
-// Package filestore is a gatekeeper: a [resource.Store] of plain files, which can't compare a token themselves.
+// Package filestore is a gatekeeper for plain files: a [resource.Store] in a directory, owned by one process. Serve it to
+// writers on other machines with [resource.NewHandler].
 //
-// A rename replaces whatever is there. A writer that compares its token with the file's first and renames then may be
-// frozen in between, and its rename lands on its successor's file. So one process owns the directory, and all writers send
-// it their tokens: between its look at a record and its rename nobody else can write. [resource.NewHandler] serves it.
+// Files can't compare tokens. A writer that reads the token, compares and renames may be paused before the rename, which then
+// replaces its successor's file. So only one process writes, and checks and renames under a lock. It may be paused too, but as
+// long as nobody takes its place, that costs availability and no data. Hence the exclusion must not time out as a lease does.
 //
-// # What it rests on
+// It rests on this:
+//   - The directory is on a local file system, where flock(2) keeps other gatekeepers out until this process ends. To replace
+//     a frozen gatekeeper, kill it first. On a shared file system the lock may be a lease, or missing: use package s3store.
+//   - Only the gatekeeper writes to the directory. flock doesn't stop a program that ignores it, and deleting a file deletes
+//     its fence.
 //
-// The gatekeeper too may be frozen between check and rename. That is harmless as long as nobody takes its place meanwhile,
-// and a disaster if somebody does: the second one accepts a later token, and then the first one's rename lands. Hence the
-// exclusion must not end by a timeout, as a lease does: [Open] takes flock(2) on the directory, which the kernel gives back
-// when the process is gone, and not before. A frozen gatekeeper costs availability, not data; kill it, and start another.
-//
-// So this is for a file system of one machine. On a shared one, where the lock is a lease of a server's or none at all, use
-// storage that compares in the step in which it writes, such as a conditional PUT (package s3store).
-//
-// Nor does flock keep out a program that doesn't ask for it: the directory must be writable to the gatekeeper alone. Delete
-// a record's file, and its fence is forgotten.
-//
-// An answer waits for the disk, twice: for the file and for the directory. Writes go one after another. Package boltstore
-// does the same with one file, and shares syncs among writers.
+// Each write waits for two syncs, of the file and the directory. Package boltstore shares syncs among writers.
 package filestore
 
 import (
@@ -38,17 +31,17 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Store is a [resource.Store] in a directory: a file a key, whose name is the key's SHA-256 in hex. A file begins with a line of
-// fence, state and key; the value is the rest. Its methods may be called concurrently.
+// Store is a [resource.Store] in a directory. Each key has a file, named by the key's SHA-256 in hex. Its first line has fence,
+// state and key, the rest is the value. Its methods may be called concurrently.
 type Store struct {
-	root   *os.Root // the directory that is locked, whatever becomes of its name
+	root   *os.Root // the locked directory, even if it is renamed
 	dir    *os.File // holds the lock
 	rename func(from, to string) error
 	sync   func(*os.File) error
 
 	mu     sync.Mutex // held from the check to the rename
 	closed bool
-	failed error // a rename that may not be on disk; no call is answered from the files after it
+	failed error // a rename that may not be on disk; from then on no call is answered
 }
 
 var (
@@ -56,8 +49,8 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open makes the calling process the gatekeeper of the directory at path, which must exist, until [Store.Close] or the
-// process's end. It fails at once if there is a gatekeeper, be it frozen.
+// Open makes the calling process the gatekeeper of the existing directory at path, until [Store.Close] or the process's end.
+// It fails at once if there is another gatekeeper, even a frozen one.
 func Open(path string) (*Store, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -74,8 +67,8 @@ func Open(path string) (*Store, error) {
 }
 
 func open(root *os.Root, dir *os.File) (*Store, error) {
-	// The last gatekeeper may have died before a rename, and left a file that nobody wants; or between a rename and its
-	// sync, and the renamed file is visible, and must stay.
+	// If the last gatekeeper died before a rename, remove its temporary file; if it died between a rename and the sync, the
+	// renamed file is visible, so sync it now.
 	left, err := fs.Glob(root.FS(), unfinished+"*")
 	for _, file := range left {
 		err = cmp.Or(err, root.Remove(file))
@@ -88,77 +81,67 @@ func open(root *os.Root, dir *os.File) (*Store, error) {
 
 // Write is [resource.Store.Write].
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f)); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rec, err := s.load(key)
-	if err == nil {
-		err = rec.CheckWrite(key, f, value)
-	}
-	if err != nil {
-		return err
-	}
-	return s.replace(key, resource.Record{Value: append([]byte{}, value...), MaxFence: f})
+	_, err := s.change(ctx, key, resource.CheckFence(f), func(rec resource.Record) (resource.Record, error) {
+		return resource.Record{Value: append([]byte{}, value...), MaxFence: f}, rec.CheckWrite(key, f, value)
+	})
+	return err
 }
 
 // Read is [resource.Store.Read].
 func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key)); err != nil {
-		return resource.Record{}, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rec, err := s.load(key)
-	if err == nil && rec.MaxFence == (resource.Fence{}) {
-		err = resource.ErrNotFound
-	}
-	return rec, err
+	return s.change(ctx, key, nil, found)
 }
 
-// ReadFenced is [resource.Store.ReadFenced]. It waits for the disk like a write, because what it raises must survive.
+// ReadFenced is [resource.Store.ReadFenced]. Like a write it waits for the disk if it raises the fence.
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
-		return resource.Record{}, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rec, err := s.load(key)
-	if err == nil {
-		err = rec.CheckRead(key, token)
-	}
-	if err != nil {
-		return resource.Record{}, err
-	}
-	if raised := rec.MaxFence.Max(resource.Fence{Token: token}); raised != rec.MaxFence {
-		rec.MaxFence = raised
-		if err := s.replace(key, rec); err != nil {
-			return resource.Record{}, err
-		}
-	}
-	return rec, nil
+	return s.change(ctx, key, resource.CheckToken(token), func(rec resource.Record) (resource.Record, error) {
+		err := rec.CheckRead(key, token)
+		rec.MaxFence = rec.MaxFence.Max(resource.Fence{Token: token})
+		return rec, err
+	})
 }
 
 // SetFence is [resource.FenceSetter.SetFence].
 func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
-		return err
+	_, err := s.change(ctx, key, resource.CheckToken(token), func(rec resource.Record) (resource.Record, error) {
+		rec, err := found(rec)
+		rec.MaxFence = resource.Fence{Token: token}
+		return rec, err
+	})
+	return err
+}
+
+// found returns rec if there is a record.
+func found(rec resource.Record) (resource.Record, error) {
+	if rec.MaxFence == (resource.Fence{}) {
+		return rec, resource.ErrNotFound
+	}
+	return rec, nil
+}
+
+// change replaces key's record by what next returns for it, unless invalid or next has an error. A record whose fence stays the
+// same is not written.
+func (s *Store) change(ctx context.Context, key string, invalid error, next func(resource.Record) (resource.Record, error)) (resource.Record, error) {
+	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), invalid); err != nil {
+		return resource.Record{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rec, err := s.load(key)
-	if err == nil && rec.MaxFence == (resource.Fence{}) {
-		err = resource.ErrNotFound
+	before, err := s.load(key)
+	if err != nil {
+		return resource.Record{}, err
+	}
+	rec, err := next(before)
+	if err == nil && rec.MaxFence != before.MaxFence {
+		err = s.replace(key, rec)
 	}
 	if err != nil {
-		return err
+		return resource.Record{}, err
 	}
-	rec.MaxFence = resource.Fence{Token: token}
-	return s.replace(key, rec)
+	return rec, nil
 }
 
-// Close is [resource.Store.Close]. Another process may be the gatekeeper then.
+// Close is [resource.Store.Close]. Then another process can be the gatekeeper.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +155,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// load returns key's record, the zero record if there is none. It is called under s.mu, as replace is.
+// load returns key's record, or the zero record. Callers of load and replace hold s.mu.
 func (s *Store) load(key string) (resource.Record, error) {
 	switch {
 	case s.closed:
@@ -194,28 +177,28 @@ func (s *Store) load(key string) (resource.Record, error) {
 	return rec, nil
 }
 
-// replace puts rec in the place of key's file. Value and fence are one file, because a rename replaces one.
+// replace replaces key's file by rec. Value and fence are in one file, because a rename replaces one.
 func (s *Store) replace(key string, rec resource.Record) error {
 	from := unfinished + rand.Text()
 	err := s.create(from, encode(key, rec))
 	if err == nil {
 		err = s.rename(from, file(key))
 	}
-	if err != nil { // the record is as it was
+	if err != nil { // the record has not changed
 		_ = s.root.Remove(from)
 		return fmt.Errorf("filestore: %w", err)
 	}
 	if err := s.sync(s.dir); err != nil {
-		s.failed = fmt.Errorf("filestore: %s: the last write may not be on disk: see to the disk, and open the store again: %w", s.root.Name(), err)
+		s.failed = fmt.Errorf("filestore: %s: the last write may not be on disk: check the disk, then open the store again: %w", s.root.Name(), err)
 		return s.failed
 	}
 	return nil
 }
 
-// unfinished begins the names of files before their rename.
+// unfinished is the prefix of files that are not renamed yet.
 const unfinished = "new-"
 
-// create writes b to a new file, and to the disk.
+// create writes b to a new file and syncs it.
 func (s *Store) create(name string, b []byte) error {
 	f, err := s.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -228,15 +211,15 @@ func (s *Store) create(name string, b []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// file is the name of key's file. A key may be longer than a file's name, and have any character in it.
+// file is the name of key's file. A hash, because a key may be too long for a name and have any character.
 func file(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(sum[:])
 }
 
-// A record is a line and the value. The line has the fence, whether there is a value, and the key, which has no line end.
+// The states of a record: whether it has a value.
 const (
-	touched = "touched" // only by fenced reads
+	touched = "touched" // by fenced reads only
 	written = "written"
 )
 
@@ -252,7 +235,7 @@ func decode(key string, b []byte) (resource.Record, error) {
 	line, value, ok := bytes.Cut(b, []byte("\n"))
 	parts := bytes.SplitN(line, []byte(" "), 3)
 	if !ok || len(parts) != 3 {
-		return resource.Record{}, errors.New("it doesn't begin with a line of fence, state and key")
+		return resource.Record{}, errors.New("its first line does not have fence, state and key")
 	}
 	f, err := resource.ParseFence(string(parts[0]))
 	if err == nil {
@@ -262,7 +245,7 @@ func decode(key string, b []byte) (resource.Record, error) {
 	case err != nil:
 		return resource.Record{}, err
 	case string(parts[2]) != key:
-		return resource.Record{}, fmt.Errorf("it is of key %q", parts[2])
+		return resource.Record{}, fmt.Errorf("it belongs to key %q", parts[2])
 	case state == written:
 		return resource.Record{Value: value, MaxFence: f}, nil
 	case state == touched && len(value) == 0:

@@ -2,7 +2,6 @@ package filestore_test
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,15 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/faults"
-	"github.com/fencelab/fencelab/internal/leak"
 	"github.com/fencelab/fencelab/internal/proc"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/filestore"
 	"github.com/fencelab/fencelab/resource/storetest"
@@ -35,10 +32,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	leak.Main(m)
+	testmain.Run(m)
 }
 
-// child writes with token 7. Between the check and the rename it says so, and waits for a line.
+// child writes with token 7. Between check and rename it prints a line and waits for one.
 func child(dir string) error {
 	s, err := filestore.Open(dir)
 	if err != nil {
@@ -78,45 +75,7 @@ func open(t *testing.T, with func(string) (*filestore.Store, error), dir string)
 	return s
 }
 
-// plain is a file without a gatekeeper, written by rename, its token in its first line. Every writer checks that itself.
-type plain struct{ path string }
-
-func (p plain) check(token uint64) error {
-	b, err := os.ReadFile(p.path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	line, _, _ := strings.Cut(string(b), "\n")
-	seen, err := strconv.ParseUint(line, 10, 64)
-	if err == nil && token <= seen {
-		err = &resource.StaleTokenError{Key: p.path, Seen: at(seen), Got: at(token)}
-	}
-	return err
-}
-
-func (p plain) rename(token uint64) error {
-	from := fmt.Sprint(p.path, ".", token)
-	return cmp.Or(os.WriteFile(from, fmt.Appendf(nil, "%d\nby %d", token, token), 0o600), os.Rename(from, p.path))
-}
-
-// A writer of a plain file checks its token, and is frozen before its rename, which replaces its successor's file.
-func TestPlainFile(t *testing.T) {
-	p := plain{filepath.Join(t.TempDir(), "k")}
-	require.NoError(t, p.check(7)) // and here 7 is frozen
-	require.NoError(t, p.check(8))
-	require.NoError(t, p.rename(8))
-	require.NoError(t, p.rename(7)) // it wakes
-
-	b, err := os.ReadFile(p.path)
-	require.NoError(t, err)
-	require.Equal(t, "7\nby 7", string(b), "8's write is lost")
-	require.NoError(t, p.check(8), "and its token forgotten")
-}
-
-// The same two writers through one gatekeeper. Whoever comes to it first, 7 never replaces what 8 wrote.
+// Two writers meet at the gatekeeper. Whoever comes first, 7 never replaces what 8 wrote.
 func TestGatekeeper(t *testing.T) {
 	s := open(t, filestore.Open, t.TempDir())
 	checked, wake := make(chan struct{}), make(chan struct{})
@@ -153,18 +112,7 @@ func requireHolds(t *testing.T, s *filestore.Store, value string, token uint64) 
 	require.Equal(t, at(token), rec.MaxFence)
 }
 
-// What remains: of two gatekeepers the frozen one's rename lands on what the other has accepted. Nothing tells.
-func TestTwoGatekeepers(t *testing.T) {
-	dir := t.TempDir()
-	first, second := open(t, filestore.OpenUnlocked, dir), open(t, filestore.OpenUnlocked, dir)
-	first.BeforeRename(func() error { // first is frozen here, and taken for dead
-		return second.Write(t.Context(), "k", at(8), []byte("by 8"))
-	})
-	require.NoError(t, first.Write(t.Context(), "k", at(7), []byte("by 7")))
-	requireHolds(t, second, "by 7", 7)
-}
-
-// A gatekeeper that is frozen, by SIGSTOP, between check and rename: it stays the only one until it is gone.
+// A gatekeeper is frozen by SIGSTOP between check and rename: it stays the only one until it ends.
 func TestFrozenGatekeeper(t *testing.T) {
 	for name, end := range map[string]struct {
 		how   func(t *testing.T, c *proc.Child, stdin io.Writer, wake faults.Heal)
@@ -194,7 +142,7 @@ func TestFrozenGatekeeper(t *testing.T) {
 			wake, err := faults.Pause(t.Context(), c.PID)
 			require.NoError(t, err)
 			_, err = filestore.Open(dir)
-			require.ErrorContains(t, err, dir+": another gatekeeper owns the directory; if it is frozen kill it, and open again")
+			require.ErrorContains(t, err, dir+": another gatekeeper owns the directory; if it is frozen, kill it and open again")
 
 			end.how(t, c, stdin, wake)
 			s := open(t, filestore.Open, dir)
@@ -250,7 +198,7 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "another gatekeeper")
 }
 
-// A rename that fails leaves the record as it was, and the store usable.
+// A failed rename leaves the record unchanged and the store usable.
 func TestRenameFails(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, filestore.Open, dir)
@@ -278,7 +226,7 @@ func TestSyncs(t *testing.T) {
 	require.Equal(t, []string{"sync 7 written k\nby 7", "rename", "sync ", "sync 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
-// What a sync says counts: before the rename the record is as it was, after it nobody knows.
+// A sync fails: before the rename the record has not changed, after it the outcome is unknown.
 func TestSyncFails(t *testing.T) {
 	broken := errors.New("input/output error")
 	s := open(t, filestore.Open, t.TempDir())
@@ -294,7 +242,7 @@ func TestSyncFails(t *testing.T) {
 	require.ErrorIs(t, err, broken)
 }
 
-// A key whose record is damaged is refused, because nobody knows its fence any more; the others work.
+// A damaged record: calls on its key are refused, because its fence is lost; other keys work.
 func TestDamagedRecord(t *testing.T) {
 	for _, b := range []string{"", "7", "7 written k", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {
 		s := open(t, filestore.Open, t.TempDir())
@@ -309,7 +257,7 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// The gatekeeper's directory is the one that it has locked, not whatever has its name later.
+// The gatekeeper keeps the directory that it has locked, even if another one gets its name.
 func TestDirectoryReplaced(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	require.NoError(t, os.Mkdir(dir, 0o700))

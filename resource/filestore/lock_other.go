@@ -9,5 +9,5 @@ import (
 )
 
 func lock(*os.File) error {
-	return fmt.Errorf("one gatekeeper can't be had without flock(2); use package boltstore: %w", errors.ErrUnsupported)
+	return fmt.Errorf("a single gatekeeper needs flock(2), which this system lacks; use package boltstore: %w", errors.ErrUnsupported)
 }

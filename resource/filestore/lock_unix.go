@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// lock takes the lock on dir itself: a file made for the purpose could be deleted, and a second one be locked.
+// lock locks dir itself: a lock file could be deleted, and a second one locked.
 func lock(dir *os.File) error {
 	info, err := dir.Stat()
 	if err != nil {
@@ -20,7 +20,7 @@ func lock(dir *os.File) error {
 	}
 	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return fmt.Errorf("another gatekeeper owns the directory; if it is frozen kill it, and open again: %w", err)
+		return fmt.Errorf("another gatekeeper owns the directory; if it is frozen, kill it and open again: %w", err)
 	}
 	return err
 }

@@ -1,6 +1,5 @@
--- Optional, after schema.sql: a line for every fence accepted, in the transaction that it is part of. The ids of one
--- key's lines rise in the order in which they took effect, since the row of the key is locked meanwhile. A refusal
--- leaves no line: its transaction is rolled back.
+-- Optional, after schema.sql: adds a row for every accepted fence, in its transaction. The ids of one key's rows rise in the
+-- order in which the fences took effect, because the key's row is locked meanwhile. A refusal is rolled back and leaves none.
 CREATE TABLE IF NOT EXISTS fencelab_audit (
   id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   at        timestamptz NOT NULL DEFAULT clock_timestamp(),

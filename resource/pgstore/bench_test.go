@@ -11,18 +11,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/storebench"
 	"github.com/fencelab/fencelab/resource/pgstore"
-	"github.com/fencelab/fencelab/resource/storetest"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// The benchmarks compare fenced writes with those that don't look at the fence, on a server that waits for its disk:
+// The benchmarks compare writes with and without a check of the fence, on a server that waits for its disk:
 //
 //	go test -run '^$' -bench . ./resource/pgstore
 
 // ways returns the ways to write: a Store's, fenced or not, and a business transaction's, guarded by one conditional
 // upsert, guarded by a lock on the row first (SELECT FOR UPDATE, then compare, then write), or not guarded.
-func ways(b *testing.B) []storetest.Way {
+func ways(b *testing.B) []storebench.Way {
 	b.Helper()
 	server := server
 	if server.Provider != testbed.External {
@@ -40,8 +40,8 @@ func ways(b *testing.B) []storetest.Way {
 	b.Cleanup(pool.Close)
 	s, err := pgstore.New(pool, nil)
 	require.NoError(b, err)
-	business := func(name, against string, guard func(ctx context.Context, tx pgx.Tx, key string, token uint64) error) storetest.Way {
-		return storetest.Way{Name: name, Against: against, Write: func(ctx context.Context, key string, token uint64) error {
+	business := func(name, against string, guard func(ctx context.Context, tx pgx.Tx, key string, token uint64) error) storebench.Way {
+		return storebench.Way{Name: name, Against: against, Write: func(ctx context.Context, key string, token uint64) error {
 			key = name + "/" + key
 			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 				if err := guard(ctx, tx, key, token); err != nil {
@@ -53,7 +53,7 @@ func ways(b *testing.B) []storetest.Way {
 			})
 		}}
 	}
-	return append(storetest.Ways(s, make([]byte, 128), nil),
+	return append(storebench.Ways(s, make([]byte, 128), nil),
 		business("tx-unfenced", "", func(context.Context, pgx.Tx, string, uint64) error { return nil }),
 		business("tx-guard", "tx-unfenced", func(ctx context.Context, tx pgx.Tx, key string, token uint64) error {
 			return pgstore.Guard(ctx, tx, key, at(token))
@@ -79,9 +79,9 @@ func pessimistic(ctx context.Context, tx pgx.Tx, key string, token uint64) error
 }
 
 func BenchmarkFenceCheck(b *testing.B) {
-	b.Run("store=postgres", func(b *testing.B) { storetest.BenchFenceCheck(b, ways(b)) })
+	b.Run("store=postgres", func(b *testing.B) { storebench.FenceCheck(b, ways(b)) })
 }
 
 func BenchmarkWriters(b *testing.B) {
-	b.Run("store=postgres", func(b *testing.B) { storetest.BenchWriters(b, ways(b)) })
+	b.Run("store=postgres", func(b *testing.B) { storebench.Writers(b, ways(b)) })
 }

@@ -21,8 +21,8 @@ var (
 	token uint64        // from the lock's grant
 )
 
-// bill is what the holder of a lock does, with a fence of its grant. It may be called again: the guard keeps earlier holders
-// out, and that the invoice isn't billed twice is up to its id.
+// bill is what the holder of a lock does, with a fence of its grant. It may be called again: the guard refuses earlier holders,
+// and the invoice's id prevents a second bill.
 func bill(ctx context.Context, pool *pgxpool.Pool, f resource.Fence, invoice string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := pgstore.Guard(ctx, tx, "account/acme", f); err != nil {
@@ -40,7 +40,7 @@ func bill(ctx context.Context, pool *pgxpool.Pool, f resource.Fence, invoice str
 func ExampleGuard() {
 	pool, drop := database()
 	defer drop()
-	// 7 was granted to a holder that is slow, 8 to its successor.
+	// 7 was granted to a slow holder, 8 to its successor.
 	fmt.Println(bill(ctx, pool, resource.Fence{Token: 8, Seq: 1}, "invoice 17"))
 	fmt.Println(bill(ctx, pool, resource.Fence{Token: 7, Seq: 1}, "invoice 18"))
 	var balance int64
@@ -52,7 +52,7 @@ func ExampleGuard() {
 	// 90 <nil>
 }
 
-// database is a schema of its own, with an account that holds 100.
+// database creates a schema with an account that holds 100.
 func database(edits ...func(*pgxpool.Config)) (pool *pgxpool.Pool, drop func()) {
 	schema := "example_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 	config, err := pgxpool.ParseConfig(server.URL)
@@ -83,8 +83,7 @@ func database(edits ...func(*pgxpool.Config)) (pool *pgxpool.Pool, drop func()) 
 	}
 }
 
-// A transaction whose commit had no answer is repeated as it was, with the same fence and request. Under another fence it
-// would be a new one, and its payment a second.
+// A transaction whose commit had no reply is repeated with the same fence and request. With another fence it would pay twice.
 func ExampleGuardOnce() {
 	pay := func(tx pgx.Tx) error {
 		if err := pgstore.GuardOnce(ctx, tx, "account/acme", resource.Fence{Token: token, Seq: 1}, []byte("invoice 17")); err != nil {

@@ -150,8 +150,7 @@ func TestGuardRefusesInvalid(t *testing.T) {
 	require.Zero(t, fenceOf(t, pool, key))
 }
 
-// A guard that fails in a nested transaction undoes what was written there, whether it could be sent or not: the outer
-// transaction goes on.
+// A guard that fails in a nested transaction rolls that back, whether it was sent or not. The outer transaction goes on.
 func TestGuardFailsNested(t *testing.T) {
 	pool, ctx := newPool(t, server), t.Context()
 	ended, end := context.WithCancel(ctx)
@@ -183,8 +182,8 @@ func TestGuardFailsNested(t *testing.T) {
 	require.Empty(t, holders(ctx, t, pool, key))
 }
 
-// Two guards of one resource meet: the second waits for the first, and what it is told then depends on the isolation level
-// alone, as the package comment says. Repeating the whole transaction is the cure for a serialization failure.
+// Two guards of one resource meet: the second waits for the first, and then its result depends on the isolation level, as
+// Guard's comment says. After a serialization failure the whole transaction is repeated.
 func TestGuardsMeet(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		for _, c := range []struct {
@@ -238,7 +237,7 @@ func TestGuardsMeet(t *testing.T) {
 	})
 }
 
-// A fenced read meets an earlier holder's write: it sees that write, or the write is refused. And a later one's read waits.
+// A fenced read meets an earlier holder's write: it waits and sees that write, and later ones are refused.
 func TestGuardReadMeetsWrite(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := newPool(t, server), newKey(), t.Context()
@@ -274,7 +273,7 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 	})
 }
 
-// A fenced read meets a write of its own grant, which it can't see when it begins: it leaves that write's fence alone.
+// A fenced read meets an uncommitted write of its own grant: it leaves that write's fence alone.
 func TestReadMeetsOwnWrite(t *testing.T) {
 	for _, before := range []uint64{0, 6} { // the row is new, or is there
 		pool, key, ctx := newPool(t, server), newKey(), t.Context()
@@ -299,7 +298,7 @@ func TestReadMeetsOwnWrite(t *testing.T) {
 	}
 }
 
-// A read before the guard isn't protected at READ COMMITTED, and is above it.
+// A read before the guard is not protected at READ COMMITTED, but is at higher levels.
 func TestReadBeforeGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := newPool(t, server), newKey(), t.Context()
@@ -322,7 +321,7 @@ func TestReadBeforeGuard(t *testing.T) {
 	})
 }
 
-// At SERIALIZABLE a guard that has passed is no verdict: the commit may fail, and takes the fence with it.
+// At SERIALIZABLE the commit may fail after an accepted guard, and the fence is rolled back with it.
 func TestSerializationFailureAfterGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, ctx := newPool(t, server), t.Context()
@@ -357,8 +356,8 @@ func TestSerializationFailureAfterGuard(t *testing.T) {
 	})
 }
 
-// A hundred holders with shuffled tokens, each in a transaction that reads, computes and writes. Those that were accepted
-// are in the account in the order of their tokens, none is missing, and the greatest is the last.
+// A hundred holders with shuffled tokens, each in a transaction that reads, computes and writes. All that were accepted are in
+// the account, in the order of their tokens.
 func TestGuardConcurrent(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		const writers = 100
@@ -416,7 +415,7 @@ func TestGuardConcurrent(t *testing.T) {
 	})
 }
 
-// A Store and guards on one key share its fence, and neither is taken for the other.
+// A Store and guards on one key share its fence, and a repeat of one is not taken for the other's.
 func TestStoreAndGuard(t *testing.T) {
 	pool, key, ctx := newPool(t, server), newKey(), t.Context()
 	s := newStore(t, pool, nil)
@@ -477,35 +476,7 @@ func TestKilledBeforeCommit(t *testing.T) {
 	require.ErrorIs(t, err, resource.ErrApplied)
 }
 
-// A connection dies in the middle of a transaction: nothing of it takes effect, and the pool goes on.
-func TestConnectionTerminated(t *testing.T) {
-	admin, pool, key, ctx := newPool(t, server), newPool(t, server), newKey(), t.Context()
-	for _, guarded := range []bool{false, true} { // before the guard, and after it
-		tx := begin(ctx, t, pool, pgx.ReadCommitted)
-		require.NoError(t, adds(ctx, tx, key, "A"))
-		if guarded {
-			require.NoError(t, pgstore.Guard(ctx, tx, key, at(1)))
-		}
-		var ended bool
-		err := admin.QueryRow(ctx, "SELECT pg_terminate_backend($1, 60000)", tx.Conn().PgConn().PID()).Scan(&ended)
-		require.NoError(t, err)
-		require.True(t, ended)
-		if !guarded {
-			err = pgstore.Guard(ctx, tx, key, at(1))
-		} else {
-			err = tx.Commit(ctx)
-		}
-		require.Error(t, err)
-		_, stale := errors.AsType[*resource.StaleTokenError](err)
-		require.False(t, stale)
-		require.Error(t, tx.Commit(ctx))
-		require.Zero(t, fenceOf(t, pool, key))
-		require.Empty(t, holders(ctx, t, pool, key))
-	}
-	require.NoError(t, newStore(t, pool, nil).Write(ctx, key, at(1), nil))
-}
-
-// A commit has no answer. GuardOnce tells whether it was applied; after Guard, only the fence that is seen does.
+// A commit has no reply. GuardOnce recognises the repeat, Guard only refuses it.
 func TestCommitWithoutAnswer(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		for _, lost := range []fault{loseRequest, loseReply} {
@@ -543,7 +514,7 @@ func TestCommitWithoutAnswer(t *testing.T) {
 	})
 }
 
-// TestBillOnce repeats the README's bill in every way that comes to mind after its commit had no answer.
+// TestBillOnce repeats bill with several fences after its commit had no reply.
 func TestBillOnce(t *testing.T) {
 	for _, lost := range []fault{loseRequest, loseReply} {
 		for _, again := range []resource.Fence{at(7), {Token: 7, Seq: 2}, at(8)} {
@@ -574,7 +545,7 @@ const (
 	loseReply
 )
 
-// losing makes connections that lose commits, or the answers to them.
+// losing makes connections that lose commits, or the replies to them.
 func losing(f *atomic.Int32) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
@@ -602,4 +573,20 @@ func (c *losingConn) Read(b []byte) (int, error) {
 		return 0, errors.Join(io.EOF, c.Close())
 	}
 	return n, err
+}
+
+// A transaction creates a temporary table with the name of the table of fences. A Table with a schema is not shadowed by it.
+func TestTemporaryTable(t *testing.T) {
+	pool, key, ctx := newPool(t, server), newKey(), t.Context()
+	schema := "shadow_" + strings.ReplaceAll(key[len("test/"):], "-", "")
+	_, err := pool.Exec(ctx, "CREATE SCHEMA "+schema)
+	require.NoError(t, err)
+	o := &pgstore.Options{Table: pgx.Identifier{schema, "fencelab_fence"}}
+	require.NoError(t, pgstore.CreateSchema(ctx, pool, o))
+	s := newStore(t, pool, o)
+	require.NoError(t, s.Write(ctx, key, at(9), nil))
+	tx := begin(ctx, t, pool, pgx.ReadCommitted)
+	_, err = tx.Exec(ctx, "CREATE TEMPORARY TABLE fencelab_fence (LIKE "+o.Table.Sanitize()+" INCLUDING ALL) ON COMMIT DROP")
+	require.NoError(t, err)
+	isStale(t, s.Guard(ctx, tx, key, at(8)), key, at(9), at(8), false)
 }

@@ -1,105 +1,41 @@
-// Package pgstore is fencing in PostgreSQL 12 or later: a guard for transactions of your own, and a [resource.Store].
+// Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store], a
+// [resource.Store]. A fence is a row in a table of fences, and its check is the WHERE of an upsert, which PostgreSQL evaluates
+// on the newest version of the row once it has locked it. The lock lasts until the transaction ends, so transactions on one
+// resource take effect one at a time, in the order of their fences, and a fence is raised if and only if its transaction
+// commits.
 //
-// A service that owns its tables calls [Guard] at the beginning of the transaction in which it writes:
-//
-//	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-//		if err := pgstore.Guard(ctx, tx, "account/acme", resource.Fence{Token: token, Seq: 1}); err != nil {
-//			return err
-//		}
-//		_, err := tx.Exec(ctx, "UPDATE account SET balance = $1 WHERE name = 'acme'", balance)
-//		return err
-//	})
-//
-// The guard is one conditional upsert of the resource's row in the table of fences. Its check is the upsert's WHERE, which
-// PostgreSQL evaluates once it holds the row's lock, on the newest version of the row; the lock lasts until the
-// transaction ends. So transactions on one resource take effect one after another, in the order of their fences, and a
-// fence is raised exactly if the transaction commits.
-//
-// # Guard first
-//
-// Guard, or GuardRead, before you read what you write back. At READ COMMITTED every statement sees what has been
-// committed before it: a read before the guard may miss what an earlier holder commits until the guard has the row's
-// lock, and the write then loses it. After the guard nobody with an earlier fence can commit any more.
-//
-// # Isolation levels
-//
-// READ COMMITTED: a guard that meets another transaction's waits for its end, and then accepts or refuses.
-//
-// REPEATABLE READ: the same, but if the other has committed, the guard fails with a serialization failure (SQLSTATE
-// 40001) whatever the fences are, because the transaction reads from a snapshot that is too old. For the same reason a
-// read before the guard is harmless.
-//
-// SERIALIZABLE: the same, and any later statement may fail in this way, COMMIT too.
-//
-// A serialization failure means that nothing of the transaction has taken effect, the fence included. Repeat all of it,
-// reads and computation too, with the same fence: a stale one is refused then. A guard can't do that for you, for it
-// doesn't know what else the transaction holds. [Store], whose calls are transactions of one statement, does.
-//
-// Two transactions that guard the same two resources in different orders may deadlock (40P01); guard in a fixed order.
-//
-// # A commit without an answer
-//
-// may have taken effect or not. Begin a transaction that you may want to repeat with [GuardOnce], the first time too, and repeat
-// it with the same fence and the same request: it is refused with [resource.ErrApplied] if it has. After Guard nobody can tell
-// whose the fence is. Under a new fence, of the same grant or a later one, no guard knows the transaction again: then only the
-// data can tell, by the primary key of an invoice for example.
-//
-// # What it rests on
-//
-// Every writer must use the guard: a write without one is not fenced. [Guard]'s table is found by the search_path, and a
-// temporary table of its name comes before it: where a transaction runs SQL of others, give [Options].Table its schema, and use
-// [Store.Guard]. Rows of the table of fences must stay: a resource
-// whose row is deleted accepts any fence. Business rows in another database than the fences are not guarded. A fence is as
-// durable as the transaction that raised it: keep synchronous_commit on. A restore from a backup brings old fences back.
-//
-// # To see and to set a fence
-//
-// After a token that was wrong has locked a key, stop its holders, and set its fence back. [Store.SetFence] does it, or
-//
-//	SELECT token, seq FROM fencelab_fence WHERE key = 'acme'
-//	UPDATE fencelab_fence SET token = 7, seq = 0 WHERE key = 'acme'
-//
-// # Failover
-//
-// A server that is killed and started again forgets nothing that it has committed; a transaction between its guard and its
-// commit is undone whole, the fence too. A standby that is promoted knows what it had received. One that replicates
-// asynchronously may lack the last transactions: their fences are forgotten together with what was written under them, and
-// a holder from before could write again. So list those standbys that may be promoted in synchronous_standby_names, have
-// more than one of them, since commits wait for a standby that is gone, and promote no other. Committed is then what a
-// standby has on disk (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION).
-//
-// The old primary must be stopped, or cut off from its clients, before the new one is promoted. If it goes on it has fences
-// of its own, and accepts under them what the new one knows nothing of. With a synchronous standby that has left it, its
-// commits wait without an end, but a wait that is cancelled or interrupted leaves the transaction committed there.
-//
-// A commit that a failover has cut short is one without an answer, see above; the repeat goes to the new primary.
+// It rests on this:
+//   - Every writer uses the guard, and nobody deletes rows of the table of fences.
+//   - synchronous_commit is on. A restored backup brings old fences back.
+//   - The table is the right one: [Guard] finds it by the search_path, where a temporary table of the same name comes first.
+//     In transactions that run other people's SQL, use a Store whose [Options].Table has a schema, and [Store.Guard].
+//   - A standby that is promoted has every committed transaction: list all that may be promoted in synchronous_standby_names
+//     (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION), and stop the old primary first.
 package pgstore
 
 import (
-	"cmp"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// Schema is the statement that makes the table of fences, under its default name, fencelab_fence. It may be run again.
+// Schema is the SQL that creates the table of fences under its default name, fencelab_fence. It may be run again.
 //
 //go:embed schema.sql
 var Schema string
 
-// AuditSchema is what makes a table fencelab_audit and a trigger that adds a line to it for every fence accepted, in the same
-// transaction: it commits or is undone with it. Run it after [Schema], if you want it; it may be run again. It is for
-// PostgreSQL 14 or later.
+// AuditSchema is SQL to run after [Schema], if you want it, on PostgreSQL 14 or later. It creates a table fencelab_audit, and
+// a trigger that adds a row for every accepted fence, in the same transaction. It may be run again.
 //
 //go:embed audit.sql
 var AuditSchema string
@@ -118,18 +54,15 @@ var (
 )
 
 const (
-	// defaultTable is the table's name in the files of SQL.
-	defaultTable = "fencelab_fence"
-	// maxName is how long a name may be in PostgreSQL, in bytes.
-	maxName = 63
-	// serializationFailure is the SQLSTATE of a transaction that was undone because of a concurrent one.
-	serializationFailure = "40001"
+	defaultTable         = "fencelab_fence" // in the SQL files too
+	maxName              = 63               // bytes of a name in PostgreSQL
+	serializationFailure = "40001"          // SQLSTATE: rolled back because of a concurrent transaction
 )
 
 // Options configure a [Store].
 type Options struct {
-	// Table is the name of the table of fences, with its schema if it has two parts. Default: fencelab_fence, as found by
-	// the connection's search_path.
+	// Table is the name of the table of fences, or its schema and name. Default: fencelab_fence, found by the connection's
+	// search_path.
 	Table pgx.Identifier
 }
 
@@ -139,17 +72,17 @@ func (o *Options) table() (string, error) {
 		return pgx.Identifier{defaultTable}.Sanitize(), nil
 	}
 	if n := len(o.Table); n < 1 || n > 2 {
-		return "", fmt.Errorf("pgstore: table %q has %d parts; it is a name, or a schema and a name", o.Table, n)
+		return "", fmt.Errorf("pgstore: table %q has %d parts; it must be a name, or a schema and a name", o.Table, n)
 	}
 	for _, name := range o.Table {
 		if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
-			return "", fmt.Errorf("pgstore: %q in table %q is no name: 1 to %d bytes without a zero", name, o.Table, maxName)
+			return "", fmt.Errorf("pgstore: %q in table %q is not a valid name: 1 to %d bytes without a zero", name, o.Table, maxName)
 		}
 	}
 	return o.Table.Sanitize(), nil
 }
 
-// CreateSchema makes the table of fences unless it exists. Any number of processes may do so at once.
+// CreateSchema creates the table of fences unless it exists. Any number of processes may call it at once.
 func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	table, err := opts.table()
 	if err != nil {
@@ -166,17 +99,14 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 	return failed(ctx, err)
 }
 
-// Store is a [resource.Store] on a table of fences, which holds the values, too. Its methods may be called concurrently.
+// Store is a [resource.Store] on a table of fences that also holds the values. Its methods may be called concurrently.
 //
-// Each call is one statement, in a transaction of its own at the connection's default isolation level, and is repeated
-// if PostgreSQL undoes it with a serialization failure.
+// Each call is one statement, in its own transaction at the connection's default isolation level. It is retried if PostgreSQL
+// rolls it back with a serialization failure.
 type Store struct {
-	pool *pgxpool.Pool
-	t    table
-
-	mu     sync.Mutex
-	closed bool
-	calls  sync.WaitGroup // calls in flight
+	pool  *pgxpool.Pool
+	t     table
+	calls calls.Calls
 }
 
 var (
@@ -184,7 +114,7 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on pool, which stays the caller's to close. It sends nothing: the table must exist, see [Schema] and
+// New returns a Store on pool, which the caller closes. It sends nothing; the table must exist, see [Schema] and
 // [CreateSchema]. A nil opts is the zero Options.
 func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	if pool == nil {
@@ -199,18 +129,12 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 
 // Write is [resource.Store.Write].
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f)); err != nil {
-		return err
-	}
-	return s.do(ctx, func() error { return s.t.accept(ctx, s.pool, key, f, orEmpty(value), nil) })
+	return s.do(ctx, key, resource.CheckFence(f), func() error { return s.t.accept(ctx, s.pool, key, f, orEmpty(value), nil) })
 }
 
 // Overwrite is [resource.Overwriter.Overwrite].
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckOffered(f)); err != nil {
-		return err
-	}
-	return s.do(ctx, func() error {
+	return s.do(ctx, key, resource.CheckOffered(f), func() error {
 		_, err := s.pool.Exec(ctx, s.t.overwrite, key, number(f.Token), number(f.Seq), orEmpty(value))
 		return err
 	})
@@ -218,10 +142,7 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 
 // Read is [resource.Store.Read].
 func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key)); err != nil {
-		return rec, err
-	}
-	err = s.do(ctx, func() (err error) {
+	err = s.do(ctx, key, nil, func() (err error) {
 		rec, err = scan(s.pool.QueryRow(ctx, s.t.read, key))
 		if errors.Is(err, pgx.ErrNoRows) {
 			return resource.ErrNotFound
@@ -233,22 +154,19 @@ func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err 
 
 // ReadFenced is [resource.Store.ReadFenced].
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (rec resource.Record, err error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
-		return rec, err
-	}
-	err = s.do(ctx, func() (err error) {
+	err = s.do(ctx, key, resource.CheckToken(token), func() (err error) {
 		rec, err = s.t.raise(ctx, s.pool, key, token, true)
 		return err
 	})
 	return rec, err
 }
 
-// SetFence is [resource.FenceSetter.SetFence].
+// SetFence is [resource.FenceSetter.SetFence]. An operator can do it in SQL:
+//
+//	SELECT token, seq FROM fencelab_fence WHERE key = 'acme'
+//	UPDATE fencelab_fence SET token = 7, seq = 0 WHERE key = 'acme'
 func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
-		return err
-	}
-	return s.do(ctx, func() error {
+	return s.do(ctx, key, resource.CheckToken(token), func() error {
 		tag, err := s.pool.Exec(ctx, s.t.setFence, key, number(token))
 		if err == nil && tag.RowsAffected() == 0 {
 			err = resource.ErrNotFound
@@ -259,24 +177,17 @@ func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
 
 // Close is [resource.Store.Close]. The pool stays open.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	s.calls.Wait()
+	s.calls.Close()
 	return nil
 }
 
-// do runs a transaction of one statement, again if PostgreSQL says that it has undone it because of a concurrent one: each
-// time another has got through.
-func (s *Store) do(ctx context.Context, f func() error) error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return resource.ErrClosed
+// do runs a transaction of one statement, and retries it after a serialization failure: each means that another transaction
+// has committed.
+func (s *Store) do(ctx context.Context, key string, invalid error, f func() error) error {
+	if err := s.calls.Begin(ctx, key, invalid); err != nil {
+		return err
 	}
-	s.calls.Add(1)
-	s.mu.Unlock()
-	defer s.calls.Done()
+	defer s.calls.End()
 	for {
 		if err := f(); err == nil || code(err) != serializationFailure || ctx.Err() != nil {
 			return failed(ctx, err)
@@ -284,7 +195,7 @@ func (s *Store) do(ctx context.Context, f func() error) error {
 	}
 }
 
-// table is the statements for one table.
+// table has the statements for one table.
 type table struct{ write, raiseTo, read, overwrite, setFence string }
 
 func tableNamed(name string) table {
@@ -292,7 +203,7 @@ func tableNamed(name string) table {
 	return table{write: sql(writeSQL), raiseTo: sql(raiseSQL), read: sql(readSQL), overwrite: sql(overwriteSQL), setFence: sql(setFenceSQL)}
 }
 
-// querier is a transaction, or a pool, on which every statement is one.
+// querier is a transaction or a pool.
 type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
@@ -301,13 +212,13 @@ type querier interface {
 func (t table) accept(ctx context.Context, q querier, key string, f resource.Fence, value, request []byte) error {
 	var token, seq *string
 	var applied bool
-	err := t.ask(func() error {
+	err := ask(func() error {
 		return q.QueryRow(ctx, t.write, key, number(f.Token), number(f.Seq), value, request).Scan(&token, &seq, &applied)
 	})
 	if err != nil || token == nil {
 		return err
 	}
-	seen, err := parse(*token, *seq)
+	seen, err := resource.ParseFence(*token + "." + *seq)
 	if err != nil {
 		return err
 	}
@@ -316,7 +227,7 @@ func (t table) accept(ctx context.Context, q querier, key string, f resource.Fen
 
 // raise raises key's fence to (token, 0), or returns a [*resource.StaleTokenError]; see raise.sql.
 func (t table) raise(ctx context.Context, q querier, key string, token uint64, withValue bool) (rec resource.Record, err error) {
-	err = t.ask(func() (err error) {
+	err = ask(func() (err error) {
 		rec, err = scan(q.QueryRow(ctx, t.raiseTo, key, number(token), withValue))
 		return err
 	})
@@ -329,44 +240,30 @@ func (t table) raise(ctx context.Context, q querier, key string, token uint64, w
 	return rec, nil
 }
 
-// ask runs a statement that has no row for an answer if a concurrent one with the same or a later fence was committed
-// while it ran. What it has to say about that one it says when it is run again, and sees it from the beginning. This only
-// happens at READ COMMITTED, where a statement sees what was committed before it.
-func (t table) ask(f func() error) error {
+// ask runs a statement twice if it returns no row. That happens at READ COMMITTED, when a concurrent statement commits the
+// same or a later fence after this one has begun; the second run sees that fence from its start.
+func ask(f func() error) error {
 	for range 2 {
 		if err := f(); !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}
 	}
-	return errors.New("the fence was neither raised nor refused: a trigger or a rule is in the way, or its row was deleted meanwhile")
+	return errors.New("the fence was neither raised nor refused: a trigger or a rule interferes, or the row was deleted meanwhile")
 }
 
 // scan reads a record.
-func scan(row pgx.Row) (resource.Record, error) {
+func scan(row pgx.Row) (rec resource.Record, err error) {
 	var token, seq string
-	var rec resource.Record
-	if err := row.Scan(&token, &seq, &rec.Value); err != nil {
-		return resource.Record{}, err
+	if err = row.Scan(&token, &seq, &rec.Value); err == nil {
+		rec.MaxFence, err = resource.ParseFence(token + "." + seq)
 	}
-	f, err := parse(token, seq)
-	if err != nil {
-		return resource.Record{}, err
-	}
-	rec.MaxFence = f
-	return rec, nil
+	return rec, err
 }
 
-// number is how a uint64 travels as a numeric.
+// number is n as a parameter of type numeric.
 func number(n uint64) string { return strconv.FormatUint(n, 10) }
 
-func parse(token, seq string) (f resource.Fence, err error) {
-	if f.Token, err = strconv.ParseUint(token, 10, 64); err == nil {
-		f.Seq, err = strconv.ParseUint(seq, 10, 64)
-	}
-	return f, err
-}
-
-// orEmpty makes an empty value one that is none: a nil slice would be NULL.
+// orEmpty replaces nil, which would be NULL.
 func orEmpty(value []byte) []byte {
 	if value == nil {
 		return []byte{}
@@ -374,21 +271,15 @@ func orEmpty(value []byte) []byte {
 	return value
 }
 
-// failed wraps a client's error, if there is one. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
+// failed wraps a client's error, if there is one.
 func failed(ctx context.Context, err error) error {
-	if _, stale := errors.AsType[*resource.StaleTokenError](err); err == nil || stale || errors.Is(err, resource.ErrNotFound) {
-		return err
+	if code(err) == "42P01" && ctx.Err() == nil {
+		err = fmt.Errorf("the table of fences is missing; see CreateSchema: %w", err)
 	}
-	switch {
-	case ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)):
-		return fmt.Errorf("pgstore: %w: %w", context.Cause(ctx), err)
-	case code(err) == "42P01":
-		return fmt.Errorf("pgstore: the table of fences is missing; see CreateSchema: %w", err)
-	}
-	return fmt.Errorf("pgstore: %w", err)
+	return calls.Wrap(ctx, "pgstore", err)
 }
 
-// code is the SQLSTATE with which the server refused a statement, or "".
+// code is the SQLSTATE of a server's error, or "".
 func code(err error) string {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return e.Code

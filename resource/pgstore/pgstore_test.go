@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -90,7 +89,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// The kit runs at each of the isolation levels that a connection may have by default. To reopen a store is to kill the server.
+// TestStore runs the kit at each default isolation level. Reopen kills the server.
 func TestStore(t *testing.T) {
 	s := start(t)
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
@@ -116,7 +115,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// The server itself writes down what it accepts, in its order: fences only rise, and the last is the greatest.
+// The audit table has every accepted fence in order: they only rise, and the last is the greatest.
 func TestAudit(t *testing.T) {
 	pool := newPool(t, server)
 	schema := "audit_" + strings.ReplaceAll(uuid.NewString(), "-", "")
@@ -226,7 +225,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// The statements work in every way in which pgx can send them.
+// The statements work in all of pgx's query modes.
 func TestExecModes(t *testing.T) {
 	for _, m := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
@@ -251,8 +250,7 @@ func TestExecModes(t *testing.T) {
 	}
 }
 
-// Every call is one statement, accepted or refused: what is checked and what is done can't come apart, and a refusal
-// tells what was seen without asking again.
+// Every call is one statement, accepted or refused, so that check and effect are atomic.
 func TestOneStatement(t *testing.T) {
 	seen := &statements{}
 	pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
@@ -289,34 +287,7 @@ func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Tra
 
 func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// Close waits for the calls that it finds, and refuses those that come later.
-func TestCloseFinishesCalls(t *testing.T) {
-	pool := newPool(t, server)
-	s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
-	require.NoError(t, s.Write(ctx, key, at(1), nil))
-	tx, err := pool.Begin(ctx)
-	require.NoError(t, err)
-	require.NoError(t, pgstore.Guard(ctx, tx, key, at(2)))
-	written, closed := make(chan error, 1), make(chan error, 1)
-	go func() { written <- s.Write(ctx, key, at(3), nil) }()
-	awaitBlocked(t, pool, key)
-	go func() { closed <- s.Close() }()
-	require.Eventually(t, func() bool { // refused at once, though the other still runs
-		_, err := s.Read(ctx, key)
-		return errors.Is(err, resource.ErrClosed)
-	}, 30*time.Second, time.Millisecond)
-	select {
-	case err := <-closed:
-		t.Error("Close returned before the write")
-		closed <- err
-	default:
-	}
-	require.NoError(t, tx.Commit(ctx))
-	require.NoError(t, <-written)
-	require.NoError(t, <-closed)
-}
-
-// A trigger of somebody else's keeps the fence from being raised. That is neither accepted nor asked for ever.
+// A foreign trigger keeps the fence from being raised. The call must fail, and not be repeated forever.
 func TestNeitherRaisedNorRefused(t *testing.T) {
 	pool := newPool(t, server)
 	o := newTable(t, pool)
@@ -333,7 +304,7 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 	require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
 }
 
-// TestCommands runs the statements of the package comment, on a key that a token has locked.
+// TestCommands runs the SQL in SetFence's comment, on a key that a wrong token has locked.
 func TestCommands(t *testing.T) {
 	pool, ctx := newPool(t, server), t.Context()
 	s := newStore(t, pool, nil)

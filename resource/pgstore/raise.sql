@@ -1,7 +1,7 @@
--- Raises the fence of a key to (token, 0), unless the same grant or a later one has touched the key, and reads it in the
--- same statement. $1: key, $2: token, $3: whether the value is asked for.
--- One row: the fence and the value; a token greater than $2 is a refusal; no row: another was faster.
-WITH held AS MATERIALIZED ( -- only a first look, as in write.sql
+-- Raises the fence of a key to (token, 0), unless the same grant or a later one has touched the key, and reads it.
+-- $1: key, $2: token, $3: whether to return the value.
+-- One row: the fence and the value; a token greater than $2 is a refusal. No row: a concurrent one was faster.
+WITH held AS MATERIALIZED ( -- a first check, as in write.sql
   SELECT token, seq, CASE WHEN token = $2::numeric AND $3::boolean THEN value END AS value
   FROM fencelab_fence
   WHERE key = $1::text AND token >= $2::numeric

@@ -1,8 +1,8 @@
--- Raises the fence of a key, if it is greater, and with it the value or the request, in one statement.
+-- Raises the fence of a key to a greater one, and sets the value or the request.
 -- $1: key, $2: token, $3: seq, $4: value, NULL to leave it alone, $5: request, empty for none, NULL with a value.
--- One row: NULLs if accepted, else what was seen, and whether that is this very write; no row: another was faster.
+-- One row: NULLs if accepted, else the fence seen and whether it is this very write. No row: a concurrent one was faster.
 WITH held AS MATERIALIZED (
-  -- Only a first look, at the statement's snapshot, so that a refusal writes nothing and tells what it has seen. What
+  -- A first check on the statement's snapshot, so that a refusal writes nothing and reports what it has seen. The one that
   -- counts is the WHERE of the update, which PostgreSQL evaluates on the newest version of the row, once it has locked it.
   SELECT token, seq, coalesce(
     (token, seq) = ($2::numeric, $3::numeric) AND (value = $4::bytea AND request IS NULL OR request = $5::bytea AND $5::bytea <> ''),

@@ -9,18 +9,18 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/resource/internal/storebench"
 	"github.com/fencelab/fencelab/resource/redisstore"
-	"github.com/fencelab/fencelab/resource/storetest"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// The benchmarks compare fenced writes with those that don't look at the fence, on a Redis that answers from memory and on
+// The benchmarks compare writes with and without a check of the fence, on a Redis that answers from memory and on
 // one that waits for its disk:
 //
 //	go test -run '^$' -bench . ./resource/redisstore
 
 // onServers runs a benchmark of the ways to write: a plain HSET, the store's unfenced script, and its fenced one.
-func onServers(b *testing.B, run func(b *testing.B, ways []storetest.Way)) {
+func onServers(b *testing.B, run func(b *testing.B, ways []storebench.Way)) {
 	b.Helper()
 	for _, store := range []struct {
 		name string
@@ -45,16 +45,16 @@ func onServers(b *testing.B, run func(b *testing.B, ways []storetest.Way)) {
 			prefix, value := uuid.NewString()+"/", make([]byte, 128)
 			s, err := redisstore.New(c, &redisstore.Options{Prefix: prefix})
 			require.NoError(b, err)
-			hset := storetest.Way{Name: "hset", Write: func(ctx context.Context, key string, token uint64) error {
+			hset := storebench.Way{Name: "hset", Write: func(ctx context.Context, key string, token uint64) error {
 				return c.HSet(ctx, prefix+key, "token", token, "seq", 1, "value", value).Err()
 			}}
-			ways := append([]storetest.Way{hset}, storetest.Ways(s, value, nil)...)
+			ways := append([]storebench.Way{hset}, storebench.Ways(s, value, nil)...)
 			ways[1].Against, ways[2].Against = hset.Name, hset.Name
 			run(b, ways)
 		})
 	}
 }
 
-func BenchmarkFenceCheck(b *testing.B) { onServers(b, storetest.BenchFenceCheck) }
+func BenchmarkFenceCheck(b *testing.B) { onServers(b, storebench.FenceCheck) }
 
-func BenchmarkWriters(b *testing.B) { onServers(b, storetest.BenchWriters) }
+func BenchmarkWriters(b *testing.B) { onServers(b, storebench.Writers) }

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/resource/redisstore"
 )
 
-// bill is what the holder of a lock does: token comes from the lock's grant.
+// bill is what the holder of a lock does. token comes from the lock's grant.
 func bill(ctx context.Context, client redis.UniversalClient, token uint64) error {
 	accounts, err := redisstore.New(client, nil)
 	if err != nil {
@@ -34,7 +34,7 @@ func Example() {
 	client := redis.NewClient(&redis.Options{Addr: m.Addr(), ContextTimeoutEnabled: true})
 	defer func() { _ = client.Close() }()
 
-	// 7 was granted to a holder that is slow, 8 to its successor.
+	// 7 was granted to a slow holder, 8 to its successor.
 	fmt.Println(bill(context.Background(), client, 8))
 	fmt.Println(bill(context.Background(), client, 7))
 	// Output:

@@ -1,5 +1,5 @@
--- Stands before the scripts that write. Fences are decimal numbers up to 2^64 - 1, and Lua's numbers are doubles, exact up
--- to 2^53 only: they are compared in two halves of ten digits each.
+-- The beginning of each script that writes. Fences are decimal numbers up to 2^64 - 1, and Lua's numbers are doubles, exact
+-- up to 2^53, so fences are compared in two halves of ten digits.
 
 -- compare returns a number less than, equal to or greater than 0 as a is less than, equal to or greater than b.
 local function compare(a, b)

@@ -1,4 +1,4 @@
--- Sets the value of a record whatever the fence: the unsafe baseline. KEYS: record. ARGV: token, seq, value.
+-- Sets the value of a record whatever the fence: for experiments. KEYS: record. ARGV: token, seq, value.
 local token, seq, value = ARGV[1], ARGV[2], ARGV[3]
 if not after(token, seq, seen_token, seen_seq) then
   token, seq = seen_token, seen_seq

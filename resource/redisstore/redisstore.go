@@ -1,85 +1,56 @@
-// Package redisstore is a [resource.Store] in Redis 4 or later: a server, a replicated one or a Cluster.
+// Package redisstore is a [resource.Store] in Redis 4 or later: a server, a replicated one or a Cluster. A record is a hash,
+// resource:{KEY}, with the fields token, seq and value, and a script checks the fence and writes.
 //
-// A record is one hash, resource:{KEY}, with the fields token, seq and value. One script checks the fence and acts on it,
-// and Redis runs one script at a time. A KEY that is its name's hash tag shares its slot of a Cluster with other keys of
-// the same tag.
+// The store is as safe as the Redis is durable. A Redis that loses writes loses fences with them; then a stale holder gets
+// through, and the value may go back in time:
+//   - A restart without persistence loses everything, one with appendfsync everysec (the default) the last second. Use
+//     appendonly yes and appendfsync always, so that a reply waits for the disk.
+//   - A failover loses what the new primary had not received yet. Replication is asynchronous, and WAIT doesn't change that:
+//     it counts replicas, but neither undoes the write if there are too few nor keeps a lagging one from promotion.
+//   - An old primary that is cut off accepts writes until it learns of the new one, and then drops them.
+//   - An eviction, FLUSHALL, DEL or a TTL deletes the fence with its record. Use maxmemory-policy noeviction.
 //
-// # What it rests on
-//
-// The store is as safe as the Redis is durable. A Redis that loses writes forgets fences with them, and a stale holder
-// that comes after that gets through, with the value going back in time, too:
-//
-//   - A restart forgets all without persistence, and the last second with appendfsync everysec, which is the default of
-//     an append-only file. Use appendonly yes and appendfsync always: then an answer waits for the disk.
-//   - A failover to a replica forgets what the replica didn't have yet. Replication is asynchronous. WAIT makes it
-//     unlikely and not impossible: it counts replicas that have a write, and neither undoes the write nor refuses it to
-//     readers if there are too few, nor keeps a replica without it from being promoted. WAIT is no consensus.
-//   - An old primary that is cut off goes on accepting writes until it learns of the new one, and they are lost then.
-//   - An eviction takes the fence with its record: use maxmemory-policy noeviction. So do FLUSHALL, DEL and a TTL.
-//
-// Where a lost fence isn't tolerable use a store with a quorum or a synchronous standby.
-//
-// # To see and to set a fence
-//
-// After a token that was wrong has locked a key, stop its holders, and set its fence back. [Store.SetFence] does it, or
-//
-//	redis-cli HMGET 'resource:{acme}' token seq
-//	redis-cli HSET 'resource:{acme}' token 7 seq 0
+// If you can't tolerate a lost fence, use a store with a quorum or a synchronous standby.
 package redisstore
 
 import (
-	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencelab/fencelab/internal/redisscript"
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-var (
-	//go:embed fence.lua
-	fenceLua string
-	//go:embed write.lua
-	writeLua string
-	//go:embed raise.lua
-	raiseLua string
-	//go:embed overwrite.lua
-	overwriteLua string
-	//go:embed set.lua
-	setLua string
-)
+//go:embed *.lua
+var lua embed.FS
 
 var (
-	writeScript     = redis.NewScript(fenceLua + writeLua)
-	raiseScript     = redis.NewScript(fenceLua + raiseLua)
-	overwriteScript = redis.NewScript(fenceLua + overwriteLua)
-	setScript       = redis.NewScript(fenceLua + setLua)
+	writeScript     = redisscript.Load(lua, "fence.lua", "write.lua")
+	raiseScript     = redisscript.Load(lua, "fence.lua", "raise.lua")
+	overwriteScript = redisscript.Load(lua, "fence.lua", "overwrite.lua")
+	setScript       = redisscript.Load(lua, "fence.lua", "set.lua")
 )
 
 // Options configure a [Store].
 type Options struct {
-	// Prefix stands before the names of all keys, "" by default. Stores with different prefixes don't know each other.
+	// Prefix is put before the names of all keys; "" by default. Stores with different prefixes share nothing.
 	Prefix string
 }
 
-// Store is a [resource.Store] in Redis. Its methods may be called concurrently. It works with a client that finds a key's one
-// record, or fails: a *redis.Client, one with a Sentinel too, and a *redis.ClusterClient, whose Read may return an old record
-// if it has ReadOnly, RouteByLatency or RouteRandomly set. It doesn't with a *redis.Ring, which looks for a key on another
-// server as soon as its own doesn't answer: there is no fence there, and a stale holder gets through. A client with
-// ContextTimeoutEnabled set ends a call at its context's deadline; without it, at the client's own timeouts.
+// Store is a [resource.Store] in Redis. Its methods may be called concurrently. Its client may be a *redis.Client, with a
+// Sentinel too, or a *redis.ClusterClient, whose Read may return an old record if ReadOnly, RouteByLatency or RouteRandomly is
+// set. It can't be a *redis.Ring: when a server doesn't answer, a ring sends its keys to another one, which has no fence, and
+// a stale holder gets through. Set the client's ContextTimeoutEnabled if calls should end at their context's deadline.
 type Store struct {
 	c      redis.UniversalClient
 	prefix string
-
-	mu     sync.Mutex
-	closed bool
-	calls  sync.WaitGroup // calls in flight
+	calls  calls.Calls
 }
 
 var (
@@ -87,15 +58,13 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on client, which stays the caller's to close, and is not a *redis.Ring. It sends nothing. A nil opts is
-// the zero Options.
+// New returns a Store on client, which the caller closes. It sends nothing. A nil opts is the zero Options.
 func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("redisstore: client is nil")
 	}
-	if _, ring := client.(*redis.Ring); ring {
-		return nil, errors.New("redisstore: a redis.Ring moves keys to other servers when one doesn't answer, and their fences stay " +
-			"behind: use a redis.Client or a redis.ClusterClient")
+	if err := redisscript.Check(client); err != nil {
+		return nil, fmt.Errorf("redisstore: %w", err)
 	}
 	var o Options
 	if opts != nil {
@@ -107,14 +76,11 @@ func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	return &Store{c: client, prefix: o.Prefix}, nil
 }
 
-// Write is [resource.Store.Write]. It is sent once, whatever the client's MaxRetries: if it were repeated behind the
-// caller's back after a lost answer, the caller would be refused without having been told of the loss.
+// Write is [resource.Store.Write]. It is sent once, whatever the client's MaxRetries: after a retry, the caller would be told
+// of a refusal and not of the lost reply.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f)); err != nil {
-		return err
-	}
-	return s.do(ctx, func() error {
-		reply, err := writeScript.Run(ctx, once{s.c}, s.names(key), f.Token, f.Seq, value).StringSlice()
+	return s.do(ctx, key, resource.CheckFence(f), func(name []string) error {
+		reply, err := writeScript.Run(ctx, redisscript.Once{UniversalClient: s.c}, name, f.Token, f.Seq, value).StringSlice()
 		if err != nil || len(reply) == 0 {
 			return err
 		}
@@ -131,21 +97,15 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 
 // Overwrite is [resource.Overwriter.Overwrite]. It is sent once, like Write.
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckOffered(f)); err != nil {
-		return err
-	}
-	return s.do(ctx, func() error {
-		return overwriteScript.Run(ctx, once{s.c}, s.names(key), f.Token, f.Seq, value).Err()
+	return s.do(ctx, key, resource.CheckOffered(f), func(name []string) error {
+		return overwriteScript.Run(ctx, redisscript.Once{UniversalClient: s.c}, name, f.Token, f.Seq, value).Err()
 	})
 }
 
 // Read is [resource.Store.Read].
 func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key)); err != nil {
-		return rec, err
-	}
-	err = s.do(ctx, func() (err error) {
-		fields, err := s.c.HMGet(ctx, s.names(key)[0], "token", "seq", "value").Result()
+	err = s.do(ctx, key, nil, func(name []string) (err error) {
+		fields, err := s.c.HMGet(ctx, name[0], "token", "seq", "value").Result()
 		if err != nil {
 			return err
 		}
@@ -160,11 +120,8 @@ func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err 
 
 // ReadFenced is [resource.Store.ReadFenced].
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (rec resource.Record, err error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
-		return rec, err
-	}
-	err = s.do(ctx, func() error {
-		fields, err := raiseScript.Run(ctx, s.c, s.names(key), token).Slice()
+	err = s.do(ctx, key, resource.CheckToken(token), func(name []string) error {
+		fields, err := raiseScript.Run(ctx, s.c, name, token).Slice()
 		if err != nil {
 			return err
 		}
@@ -180,13 +137,13 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (rec r
 	return rec, err
 }
 
-// SetFence is [resource.FenceSetter.SetFence].
+// SetFence is [resource.FenceSetter.SetFence]. An operator can do it by hand:
+//
+//	redis-cli HMGET 'resource:{acme}' token seq
+//	redis-cli HSET 'resource:{acme}' token 7 seq 0
 func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
-		return err
-	}
-	return s.do(ctx, func() error {
-		set, err := setScript.Run(ctx, s.c, s.names(key), token).Bool()
+	return s.do(ctx, key, resource.CheckToken(token), func(name []string) error {
+		set, err := setScript.Run(ctx, s.c, name, token).Bool()
 		if err == nil && !set {
 			err = resource.ErrNotFound
 		}
@@ -196,30 +153,20 @@ func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
 
 // Close is [resource.Store.Close]. The client stays open.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	s.calls.Wait()
+	s.calls.Close()
 	return nil
 }
 
-// do runs a call, unless the store is closed.
-func (s *Store) do(ctx context.Context, f func() error) error {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return resource.ErrClosed
+// do runs a call on the Redis key of key's record.
+func (s *Store) do(ctx context.Context, key string, invalid error, f func(name []string) error) error {
+	if err := s.calls.Begin(ctx, key, invalid); err != nil {
+		return err
 	}
-	s.calls.Add(1)
-	s.mu.Unlock()
-	defer s.calls.Done()
-	return failed(ctx, f())
+	defer s.calls.End()
+	return calls.Wrap(ctx, "redisstore", f([]string{s.prefix + "resource:{" + key + "}"}))
 }
 
-// names returns the names of the Redis keys of key's record: one.
-func (s *Store) names(key string) []string { return []string{s.prefix + "resource:{" + key + "}"} }
-
-// record makes a record of a hash's token, seq and value.
+// record converts a hash's token, seq and value.
 func record(fields []any) (rec resource.Record, err error) {
 	if len(fields) != 3 {
 		return rec, fmt.Errorf("the script returned %q", fields)
@@ -238,50 +185,10 @@ func record(fields []any) (rec resource.Record, err error) {
 	return rec, nil
 }
 
-func parse(token, seq string) (f resource.Fence, err error) {
-	if f.Token, err = strconv.ParseUint(token, 10, 64); err == nil {
-		f.Seq, err = strconv.ParseUint(seq, 10, 64)
-	}
+func parse(token, seq string) (resource.Fence, error) {
+	f, err := resource.ParseFence(token + "." + seq)
 	if err != nil {
 		return resource.Fence{}, fmt.Errorf("the record is damaged: %w", err)
 	}
 	return f, nil
-}
-
-// failed wraps a client's error, if there is one. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
-func failed(ctx context.Context, err error) error {
-	if _, stale := errors.AsType[*resource.StaleTokenError](err); err == nil || stale || errors.Is(err, resource.ErrNotFound) {
-		return err
-	}
-	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
-		return fmt.Errorf("redisstore: %w: %w", context.Cause(ctx), err)
-	}
-	return fmt.Errorf("redisstore: %w", err)
-}
-
-// once runs scripts without go-redis's retries.
-type once struct{ redis.UniversalClient }
-
-type onceCmd struct{ *redis.Cmd }
-
-func (onceCmd) NoRetry() bool { return true }
-
-func (c once) do(ctx context.Context, name, what string, keys []string, args []any) *redis.Cmd {
-	a := make([]any, 0, 3+len(keys)+len(args))
-	a = append(a, name, what, len(keys))
-	for _, k := range keys {
-		a = append(a, k)
-	}
-	cmd := redis.NewCmd(ctx, append(a, args...)...)
-	cmd.SetFirstKeyPos(3) // where a Cluster client looks for the slot
-	_ = c.Process(ctx, onceCmd{cmd})
-	return cmd
-}
-
-func (c once) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
-	return c.do(ctx, "eval", script, keys, args)
-}
-
-func (c once) EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd {
-	return c.do(ctx, "evalsha", sha1, keys, args)
 }

@@ -62,7 +62,7 @@ func newStore(t *testing.T, c redis.UniversalClient) *redisstore.Store {
 
 func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
-// The kit, on a durable Redis that is killed where a store is reopened.
+// TestStore runs the kit on a durable Redis. Reopen kills it.
 func TestStore(t *testing.T) {
 	s := start(t, durable...)
 	var prefix string
@@ -87,7 +87,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// The kit, on whatever Redis there is, and on the imitation that demonstrations use.
+// TestStoreElsewhere runs the kit on a Redis without persistence, and on miniredis.
 func TestStoreElsewhere(t *testing.T) {
 	mini := miniredis.RunT(t)
 	for name, c := range map[string]*redis.Client{
@@ -134,7 +134,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// A record is what the package comment says, and one of no type, or without a fence, is told.
+// A record has the documented format, and a damaged one is an error.
 func TestRecord(t *testing.T) {
 	c, ctx, key := newClient(t, server), t.Context(), uuid.NewString()
 	s, err := redisstore.New(c, nil)
@@ -157,7 +157,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// Neighbours in the whole range: an order of doubles, of text or of signed numbers gets some of them wrong.
+// Neighbours over the whole range, some of which doubles, text or signed numbers would order wrongly.
 func TestOrder(t *testing.T) {
 	s, ctx := newStore(t, newClient(t, server)), t.Context()
 	var ladder []uint64
@@ -180,7 +180,7 @@ func TestOrder(t *testing.T) {
 
 func pick(from []uint64) uint64 { return from[rand.IntN(len(from))] }
 
-// Every call is one command, accepted or refused: what is checked and what is done can't come apart.
+// Every call is one command, accepted or refused, so that check and effect are atomic.
 func TestOneCommand(t *testing.T) {
 	c, ctx := newClient(t, server), t.Context()
 	s := newStore(t, c)
@@ -217,8 +217,8 @@ func (c *commands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// A write's answer is lost. The caller is told so, at once, however often the client library would repeat by itself; the
-// caller's own repeat is recognised.
+// A write's reply is lost. The caller gets the error at once, whatever the client's MaxRetries, and its own repeat is
+// recognised.
 func TestAnswerLost(t *testing.T) {
 	for _, lost := range []fault{loseRequest, loseReply} {
 		var f atomic.Int32
@@ -245,35 +245,7 @@ func TestAnswerLost(t *testing.T) {
 	}
 }
 
-// Close waits for the calls that it finds, and refuses those that come later.
-func TestCloseFinishesCalls(t *testing.T) {
-	testbed.Need(t, server.Real()) // CLIENT PAUSE
-	c, ctx := newClient(t, start(t)), t.Context()
-	s := newStore(t, c)
-	require.NoError(t, c.Do(ctx, "CLIENT", "PAUSE", 60000, "WRITE").Err())
-	written, closed := make(chan error, 1), make(chan error, 1)
-	go func() { written <- s.Write(ctx, "k", at(1), nil) }()
-	require.Eventually(t, func() bool {
-		info, err := c.Info(ctx, "clients").Result()
-		return err == nil && strings.Contains(info, "blocked_clients:1")
-	}, 30*time.Second, time.Millisecond)
-	go func() { closed <- s.Close() }()
-	require.Eventually(t, func() bool {
-		_, err := s.Read(ctx, "k")
-		return errors.Is(err, resource.ErrClosed)
-	}, 30*time.Second, time.Millisecond)
-	select {
-	case err := <-closed:
-		t.Error("Close returned before the write")
-		closed <- err
-	default:
-	}
-	require.NoError(t, c.Do(ctx, "CLIENT", "UNPAUSE").Err())
-	require.NoError(t, <-written)
-	require.NoError(t, <-closed)
-}
-
-// A durable Redis is killed under load. What was accepted is there, and what comes late is refused.
+// A durable Redis is killed under load. Accepted writes are there afterwards.
 func TestKilledUnderLoad(t *testing.T) {
 	s := start(t, durable...)
 	c, ctx := newClient(t, s, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 }), t.Context()
@@ -314,39 +286,6 @@ func newReader(t *testing.T, s *testbed.Server, like *redisstore.Store) *redisst
 	return r
 }
 
-// What the package comment warns of: a restart without persistence forgets the fence, and a stale holder gets through.
-func TestRestartWithoutPersistence(t *testing.T) {
-	s := start(t)
-	ctx := t.Context()
-	store := newStore(t, newClient(t, s))
-	require.NoError(t, store.Write(ctx, "k", at(5), []byte("B")))
-	testbed.Need(t, s.Kill(ctx))
-	require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
-	require.NoError(t, newReader(t, s, store).Write(ctx, "k", at(4), []byte("A")), "stale, and accepted")
-}
-
-// And so does a failover to a replica that lags.
-func TestFailoverToLaggingReplica(t *testing.T) {
-	s := start(t)
-	ctx := t.Context()
-	store := newStore(t, newClient(t, s))
-	require.NoError(t, store.Write(ctx, "k", at(3), []byte("first")))
-	replica, err := testbed.StartRedisReplica(ctx, s, nil)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, replica.Close()) })
-	admin := newClient(t, replica)
-	require.NoError(t, admin.ReplicaOf(ctx, "127.0.0.1", "1").Err(), "from here on it hears nothing of its primary")
-	require.NoError(t, store.Write(ctx, "k", at(5), []byte("B")))
-	require.NoError(t, s.Kill(ctx))
-	require.NoError(t, admin.ReplicaOf(ctx, "NO", "ONE").Err())
-
-	promoted := newReader(t, replica, store)
-	rec, err := promoted.Read(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, resource.Record{Value: []byte("first"), MaxFence: at(3)}, rec, "the accepted write of 5 is gone")
-	require.NoError(t, promoted.Write(ctx, "k", at(4), []byte("A")), "stale, and accepted")
-}
-
 type fault = int32
 
 const (
@@ -356,7 +295,7 @@ const (
 	once fault = 8 // and no other
 )
 
-// losing makes connections that lose scripts, or the answers to them.
+// losing makes connections that lose scripts, or the replies to them.
 func losing(f *atomic.Int32) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
@@ -398,7 +337,7 @@ func (c *losingConn) breaks() error {
 	return io.EOF
 }
 
-// TestCommands runs the commands of the package comment, on a key that a token has locked.
+// TestCommands runs the commands in SetFence's comment, on a key that a wrong token has locked.
 func TestCommands(t *testing.T) {
 	c, ctx := newClient(t, server), t.Context()
 	s, err := redisstore.New(c, nil)

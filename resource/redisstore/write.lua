@@ -1,5 +1,5 @@
--- Sets the value of a record, if the fence is greater than the greatest accepted. KEYS: record. ARGV: token, seq, value.
--- Returns nothing, or the fence seen, and 1 if that and the value are those of this very write, else 0.
+-- Sets a record's value if the fence is greater than the greatest accepted. KEYS: record. ARGV: token, seq, value.
+-- Returns nothing, or the fence seen and 1 if it and the value are those of this very write, else 0.
 local token, seq, value = ARGV[1], ARGV[2], ARGV[3]
 if not after(token, seq, seen_token, seen_seq) then
   local applied = token == seen_token and seq == seen_seq and redis.call('HGET', KEYS[1], 'value') == value

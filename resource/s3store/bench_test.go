@@ -6,19 +6,20 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/resource/internal/awstest"
+	"github.com/fencelab/fencelab/resource/internal/storebench"
 	"github.com/fencelab/fencelab/resource/s3store"
-	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-// The benchmarks compare a fenced write with one that doesn't look at the fence, and count requests, on a versitygw or the
+// The benchmarks compare writes with and without a check of the fence, and count requests, on a versitygw or the
 // server of FENCELAB_S3_ENDPOINT:
 //
 //	go test -run '^$' -bench . ./resource/s3store
 
-func onServer(b *testing.B, run func(b *testing.B, ways []storetest.Way)) {
+func onServer(b *testing.B, run func(b *testing.B, ways []storebench.Way)) {
 	b.Helper()
 	b.Run("store=s3", func(b *testing.B) {
-		l := newLink()
+		l := &awstest.Link{}
 		client := newClient(endpoint, l)
 		if os.Getenv("FENCELAB_S3_ENDPOINT") == "" {
 			_, client = startVersity(b, l)
@@ -26,15 +27,10 @@ func onServer(b *testing.B, run func(b *testing.B, ways []storetest.Way)) {
 		s, err := s3store.Open(b.Context(), client, bucket, &s3store.Options{Prefix: newPrefix()})
 		require.NoError(b, err)
 		b.Cleanup(func() { require.NoError(b, s.Close()) })
-		run(b, storetest.Ways(s, make([]byte, 128), func() (n int) {
-			for _, sent := range l.sent() {
-				n += sent
-			}
-			return n
-		}))
+		run(b, storebench.Ways(s, make([]byte, 128), l.Total))
 	})
 }
 
-func BenchmarkFenceCheck(b *testing.B) { onServer(b, storetest.BenchFenceCheck) }
+func BenchmarkFenceCheck(b *testing.B) { onServer(b, storebench.FenceCheck) }
 
-func BenchmarkWriters(b *testing.B) { onServer(b, storetest.BenchWriters) }
+func BenchmarkWriters(b *testing.B) { onServer(b, storebench.Writers) }

@@ -16,9 +16,9 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-// bill is what the holder of a lock does: token comes from the lock's grant.
+// bill is what the holder of a lock does. token comes from the lock's grant.
 func bill(ctx context.Context, client *s3.Client, token uint64) error {
-	accounts, err := s3store.Open(ctx, client, "accounts", nil) // once; it asks the server whether it can fence
+	accounts, err := s3store.Open(ctx, client, "accounts", nil) // once; it probes the server
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func Example() {
 		log.Fatal(err)
 	}
 
-	// 7 was granted to a holder that is slow, 8 to its successor.
+	// 7 was granted to a slow holder, 8 to its successor.
 	fmt.Println(bill(ctx, client, 8))
 	fmt.Println(bill(ctx, client, 7))
 	// Output:

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// TestKnownIsBounded sees many keys: what is known of them stays small, and holds no values.
+// TestKnownIsBounded: the cache has a limit, and no values.
 func TestKnownIsBounded(t *testing.T) {
 	var k known
 	v := version{rec: resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 7, Seq: 1}}, etag: `"e"`}

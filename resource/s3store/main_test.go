@@ -4,28 +4,23 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/aws/retry"
-	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/awstest"
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
@@ -35,7 +30,7 @@ import (
 var (
 	endpoint  string
 	bucket    = "fencelab-" + strings.ToLower(rand.Text())
-	transport = &http.Transport{MaxIdleConnsPerHost: 200}
+	transport = awstest.Transport
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -65,8 +60,7 @@ func run(m *testing.M) (code int) {
 }
 
 func leaks() int {
-	// net/http dials in a goroutine that no Close ends: to a container that was killed it tries until the kernel gives up.
-	if err := leak.Find(goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn")); err != nil {
+	if err := testmain.FindLeaks(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -96,13 +90,8 @@ func empty(ctx context.Context, c *s3.Client) error {
 
 func newClient(url string, rt http.RoundTripper, more ...func(*s3.Options)) *s3.Client {
 	o := s3.Options{
-		Region:       cmp.Or(os.Getenv("AWS_REGION"), "us-east-1"),
-		UsePathStyle: true,
-		Credentials: credentials.NewStaticCredentialsProvider(cmp.Or(os.Getenv("AWS_ACCESS_KEY_ID"), "id"),
-			cmp.Or(os.Getenv("AWS_SECRET_ACCESS_KEY"), "secret"), os.Getenv("AWS_SESSION_TOKEN")),
-		HTTPClient: &http.Client{Transport: rt},
-		Retryer:    retry.NewStandard(func(o *retry.StandardOptions) { o.Backoff = atOnce{} }),
-		DisableLogOutputChecksumValidationSkipped: true,
+		Region: awstest.Region(), Credentials: awstest.Credentials(), Retryer: awstest.Retryer(), UsePathStyle: true,
+		HTTPClient: &http.Client{Transport: rt}, DisableLogOutputChecksumValidationSkipped: true,
 	}
 	if url != "aws" {
 		o.BaseEndpoint = &url
@@ -110,68 +99,8 @@ func newClient(url string, rt http.RoundTripper, more ...func(*s3.Options)) *s3.
 	return s3.New(o, more...)
 }
 
-// atOnce is when the clients repeat a request.
-type atOnce struct{}
-
-func (atOnce) BackoffDelay(int, error) (time.Duration, error) { return 0, nil }
-
 // once is a client that doesn't repeat requests.
 func once(o *s3.Options) { o.Retryer = aws.NopRetryer{} }
-
-// link is the way to the server. It counts requests, and takes what is to happen to the next PUT.
-type link struct {
-	mu       sync.Mutex
-	requests map[string]int
-	nextPut  func(r *http.Request) (*http.Response, error)
-}
-
-func newLink() *link { return &link{requests: map[string]int{}} }
-
-func (l *link) RoundTrip(r *http.Request) (*http.Response, error) {
-	l.mu.Lock()
-	l.requests[r.Method]++
-	do := transport.RoundTrip
-	if r.Method == http.MethodPut && l.nextPut != nil {
-		do, l.nextPut = l.nextPut, nil
-	}
-	l.mu.Unlock()
-	return do(r)
-}
-
-// onPut sets what happens to the next PUT.
-func (l *link) onPut(do func(r *http.Request) (*http.Response, error)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.nextPut = do
-}
-
-// sent returns the numbers of requests since it was last asked.
-func (l *link) sent() map[string]int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	sent := l.requests
-	l.requests = map[string]int{}
-	return sent
-}
-
-var errCut = errors.New("the connection was cut")
-
-// applied is a PUT whose reply is lost.
-func applied(r *http.Request) (*http.Response, error) {
-	resp, err := transport.RoundTrip(r)
-	if err != nil {
-		return nil, err
-	}
-	_, _ = io.Copy(io.Discard, resp.Body)
-	_ = resp.Body.Close()
-	return nil, errCut
-}
-
-// notApplied is a PUT that doesn't arrive.
-func notApplied(r *http.Request) (*http.Response, error) {
-	_ = r.Body.Close()
-	return nil, errCut
-}
 
 // conflict is a PUT that meets another one in the server.
 func conflict(r *http.Request) (*http.Response, error) {
@@ -193,9 +122,9 @@ func refused(r *http.Request, status int, code string) (*http.Response, error) {
 }
 
 // open returns a Store with objects of its own, and the link that it uses.
-func open(tb testing.TB, prefix string, more ...func(*s3.Options)) (*s3store.Store, *link) {
+func open(tb testing.TB, prefix string, more ...func(*s3.Options)) (*s3store.Store, *awstest.Link) {
 	tb.Helper()
-	l := newLink()
+	l := &awstest.Link{}
 	s, err := s3store.New(newClient(endpoint, l, more...), bucket, &s3store.Options{Prefix: prefix})
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, s.Close()) })

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	maxName   = 200            // bytes; servers that keep objects in files have about 255
-	maxPrefix = 1024 - maxName // an object's name has 1024 bytes at most
+	maxName   = 200            // bytes; servers that store objects in files allow about 255
+	maxPrefix = 1024 - maxName // S3 allows names of 1024 bytes
 )
 
-// Object returns the name of key's object. Letters, digits, "_", "-" and, except at the beginning, "." stand for
-// themselves, every other byte for "!" and two hexadecimal digits: no name is a path, or the directory of another. A name
-// that would be longer than 200 bytes ends with "~" and the key's SHA-256 instead.
+// Object returns the name of key's object. Letters, digits, "_", "-" and, except at the beginning, "." are kept; any other byte
+// becomes "!" and two hexadecimal digits, so that no name is a path. A name of more than 200 bytes ends with "~" and the key's
+// SHA-256 instead.
 func (s *Store) Object(key string) string {
 	var b strings.Builder
 	for i := range len(key) {
@@ -39,7 +39,7 @@ func (s *Store) Object(key string) string {
 	return s.o.Prefix + name
 }
 
-// An object is a line "fencelab/1 FENCE" and the value, or a line "fencelab/1 FENCE none" if there is no value yet.
+// An object is the line "fencelab/1 FENCE" and the value, or the line "fencelab/1 FENCE none" if there is no value yet.
 const (
 	magic   = "fencelab/1 "
 	noValue = " none"
@@ -69,19 +69,18 @@ func decode(b []byte) (resource.Record, error) {
 	case !none:
 		return resource.Record{Value: append([]byte{}, value...), MaxFence: f}, nil
 	case len(value) > 0:
-		return resource.Record{}, errors.New("it has a value and says that it has none")
+		return resource.Record{}, errors.New("it has a value but is marked as having none")
 	}
 	return resource.Record{MaxFence: f}, nil
 }
 
-// version is an object as it was at some time. The zero version is no object.
+// version is an object at some time. The zero version means that there is no object.
 type version struct {
 	rec  resource.Record
 	etag string
 }
 
-// known are the last versions seen, without their values. It forgets some when there are many. An entry that is out of date
-// costs a request, nothing else.
+// known has the last versions seen, without their values, of at most maxKnown keys. An outdated entry only costs a request.
 type known struct {
 	mu sync.Mutex
 	m  map[string]version

@@ -10,17 +10,19 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/fencelab/fencelab/resource/internal/awscall"
 )
 
-// tries is how often a condition that doesn't hold must be honoured. Of servers that ignore one in two, 1 in 65,536 passes.
+// tries is how often each condition must be honoured. A server that ignores one in two passes with a chance of 1 in 65,536.
 const tries = 8
 
-// Probe writes a scratch object to find out whether the server honours If-None-Match and If-Match. A server that ignores a
-// header that it doesn't know accepts every write without a word; the error names what it did, and wraps
-// [ErrNoConditions]. Another error tells that the server could not be asked. Probe takes 19 requests, for it asks each question
-// again: one address may be several servers; and one to delete the object, which stays if the role may not.
+// Probe writes a scratch object to check that the server honours If-None-Match and If-Match: one that doesn't know a header
+// accepts every write without a word. The error says what the server did and wraps [ErrNoConditions]; any other error means
+// that the probe failed. Probe takes 19 requests, because one address may stand for several servers, and one to delete the
+// object, which stays if the role may not delete.
 //
-// It can't see whether the server compares and writes in one step: package storetest's concurrent case can.
+// It can't detect whether the server compares and writes atomically. Package storetest's concurrent case can.
 func (s *Store) Probe(ctx context.Context) (err error) {
 	p := probe{s: s, name: s.o.Prefix + "~probe-" + rand.Text()}
 	defer func() {
@@ -32,7 +34,7 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 
 	first, err := p.put(ctx, "1", condition(""))
 	switch {
-	case status(err) == http.StatusNotImplemented:
+	case awscall.Status(err) == http.StatusNotImplemented:
 		return fmt.Errorf("%w: it refuses If-None-Match: %w", ErrNoConditions, err)
 	case err != nil:
 		return failed(ctx, err)
@@ -47,8 +49,8 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 	}
 	second, err := p.put(ctx, "3", condition(first))
 	switch {
-	case err != nil && (lostRace(err) || status(err) == http.StatusNotImplemented):
-		return fmt.Errorf("%w: it refuses If-Match with the ETag %s that it gave for the object: %w", ErrNoConditions, first, err)
+	case err != nil && (lostRace(err) || awscall.Status(err) == http.StatusNotImplemented):
+		return fmt.Errorf("%w: it refuses If-Match with the object's own ETag %s: %w", ErrNoConditions, first, err)
 	case err != nil:
 		return failed(ctx, err)
 	case first == "" || first == second:
@@ -57,7 +59,7 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 	for range tries {
 		switch _, err := p.put(ctx, "4", condition(first)); {
 		case err == nil:
-			return fmt.Errorf("%w: it ignores If-Match and accepted a write with the ETag of a version that was replaced", ErrNoConditions)
+			return fmt.Errorf("%w: it ignores If-Match and accepted a write with the ETag of a replaced version", ErrNoConditions)
 		case !lostRace(err):
 			return failed(ctx, err)
 		}
@@ -67,7 +69,7 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 		return failed(ctx, err)
 	}
 	if got := aws.ToString(head.ETag); got != second {
-		return fmt.Errorf("%w: the object has the ETag %s, that of its last accepted write was %s", ErrNoConditions, got, second)
+		return fmt.Errorf("%w: the object has the ETag %s; that of its last accepted write was %s", ErrNoConditions, got, second)
 	}
 	return nil
 }
@@ -78,7 +80,7 @@ type probe struct {
 	name string
 }
 
-// put doesn't repeat a request whose reply was lost: the repeat would fail its own condition.
+// put doesn't retry, because a retry after a lost reply fails its own condition.
 func (p probe) put(ctx context.Context, body string, in *s3.PutObjectInput) (etag string, err error) {
 	in.Bucket, in.Key, in.Body = &p.s.bucket, &p.name, bytes.NewReader([]byte(body))
 	out, err := p.s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = aws.NopRetryer{} })
@@ -91,5 +93,5 @@ func (p probe) put(ctx context.Context, body string, in *s3.PutObjectInput) (eta
 func (p probe) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	_, _ = p.s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &p.s.bucket, Key: &p.name}) // not a reason to refuse the server
+	_, _ = p.s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &p.s.bucket, Key: &p.name}) // no reason to refuse the server
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-// TestProbe is about a server that does what it should. Nothing stays behind.
+// TestProbe has a correct server, on which nothing is left behind.
 func TestProbe(t *testing.T) {
 	client, prefix := newClient(endpoint, transport), newPrefix()
 	s, err := s3store.Open(t.Context(), client, bucket, &s3store.Options{Prefix: prefix})
@@ -23,7 +23,7 @@ func TestProbe(t *testing.T) {
 	require.Empty(t, left.Contents)
 }
 
-// TestProbeRefusesNowAndThen is about servers that ignore one condition in two, as a row of them does of which some are old.
+// TestProbeRefusesNowAndThen has servers that ignore one condition in two, like a cluster with old members.
 func TestProbeRefusesNowAndThen(t *testing.T) {
 	for seed := range uint64(100) {
 		func() {
@@ -46,7 +46,7 @@ func TestProbeRefusesNowAndThen(t *testing.T) {
 	}
 }
 
-// TestProbeRefuses is about servers that do it wrong, each in its way.
+// TestProbeRefuses has servers with one flaw each.
 func TestProbeRefuses(t *testing.T) {
 	without := func(header string) func(http.Handler, http.ResponseWriter, *http.Request) {
 		return func(s3 http.Handler, w http.ResponseWriter, r *http.Request) {
@@ -60,7 +60,7 @@ func TestProbeRefuses(t *testing.T) {
 		want   string
 	}{
 		{"If-None-Match ignored", without("If-None-Match"), "it ignores If-None-Match: * and accepted a second first write of an object"},
-		{"If-Match ignored", without("If-Match"), "it ignores If-Match and accepted a write with the ETag of a version that was replaced"},
+		{"If-Match ignored", without("If-Match"), "it ignores If-Match and accepted a write with the ETag of a replaced version"},
 		{"not implemented", func(s3 http.Handler, w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("If-None-Match") != "" {
 				http.Error(w, "<Error><Code>NotImplemented</Code></Error>", http.StatusNotImplemented)
@@ -74,7 +74,7 @@ func TestProbeRefuses(t *testing.T) {
 				return
 			}
 			s3.ServeHTTP(w, r)
-		}, "it refuses If-Match with the ETag"},
+		}, "it refuses If-Match with the object's own ETag"},
 		{"one ETag for all", func(s3 http.Handler, w http.ResponseWriter, r *http.Request) {
 			r.Header.Del("If-Match")
 			answer := httptest.NewRecorder()

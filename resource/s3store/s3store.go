@@ -1,26 +1,17 @@
-// Package s3store is a [resource.Store] in a bucket of Amazon S3, or of a server that speaks its protocol: one object a key,
-// and every write a conditional PUT, If-None-Match: * for an object's first and If-Match with its ETag for the rest
+// Package s3store is a [resource.Store] in a bucket of Amazon S3, or of a server with its protocol. A record is an object, and
+// every write a conditional PUT: If-None-Match: * for an object's first one, If-Match with its ETag after that
 // (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html).
 //
-// The fence is in the object's body, in a line before the value, and not in its metadata alone. An ETag "reflects changes
-// only to the contents of an object, not its metadata" (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html):
-// had a fenced read raised the fence in the metadata of an unchanged body, If-Match with the ETag from before would still
-// hold, and the stale write get through. With the fence in the body no two versions of an object have the same ETag. A
-// copy of the fence is in the metadata, for people. Copying an object in place can't change its body, so that a fenced read
-// that raises the fence sends the value back: a GET and a PUT.
+// The fence is in the object's body, before the value. In the metadata alone it would not change the ETag, which covers only
+// an object's contents, and a stale write would get through. A copy in the metadata is for people.
 //
-// A write takes one request where the Store knows the object's ETag, from a read or write of its own, and two where it
-// doesn't. What it knows may be old; then the condition fails, and it reads again. It never decides by what it remembers.
-//
-// It rests on three things. The server compares and writes in one step, which [Open] probes as far as it can. It has strong
-// read-after-write consistency, as S3 has since 2020
-// (https://docs.aws.amazon.com/AmazonS3/latest/userguide/Welcome.html#ConsistencyModel); reads through a cache or a
-// replica don't, and replication to a second bucket is asynchronous. And nobody else writes or deletes the objects, by
-// hand, by a lifecycle rule or from a backup, since a fence that is gone fences no more. A bucket policy can demand
-// conditions of every PUT (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html).
-//
-// The client's role needs s3:GetObject and s3:PutObject, s3:ListBucket, without which S3 answers 403 for an object that
-// doesn't exist, and for [Store.Probe] s3:DeleteObject.
+// It rests on this:
+//   - The server compares and writes atomically, which [Open] probes as far as possible.
+//   - Reads are strongly consistent, as in S3 since 2020; through a cache or a replica they are not.
+//   - Nobody else writes or deletes the objects, by hand, lifecycle rule or backup. A bucket policy can demand conditions of
+//     every PUT (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html).
+//   - The client's role has s3:GetObject, s3:PutObject, s3:ListBucket (without it, S3 answers 403 for an object that doesn't
+//     exist) and, for [Store.Probe], s3:DeleteObject.
 package s3store
 
 import (
@@ -32,7 +23,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -41,20 +31,21 @@ import (
 	"github.com/aws/smithy-go"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/awscall"
+	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// ErrNoConditions is wrapped by the error of [Open] and [Store.Probe] about a server that doesn't honour the conditions
-// of a PUT. Nothing can be fenced there.
+// ErrNoConditions is wrapped by the error of [Open] and [Store.Probe] if the server ignores the conditions of a PUT. Nothing can
+// be fenced there.
 var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
 // Options are the optional settings of [New]. The zero value is ready for use.
 type Options struct {
-	// Prefix stands before the names of all objects, "" by default. Stores with different prefixes don't know each other,
-	// as long as none is the beginning of another.
+	// Prefix is put before the names of all objects; "" by default. Stores share nothing if neither prefix is the beginning of
+	// the other.
 	Prefix string
-	// MaxValue is the greatest size of a value in bytes; 5 MiB if zero. A value is held in memory and sent in one request,
-	// with every lost race once more. S3 takes 5 GB in one PUT; multipart uploads are not made. Larger data belong in
-	// objects of their own that are never written twice, whose names are the value here.
+	// MaxValue is the largest value in bytes; 5 MiB if zero. A value is held in memory and sent in one PUT (S3 takes 5 GB),
+	// and again after every lost race. Put larger data into objects that are written once, and their names into the value.
 	MaxValue int
 }
 
@@ -64,10 +55,7 @@ type Store struct {
 	bucket string
 	o      Options
 	known  known
-
-	mu     sync.Mutex
-	closed bool
-	calls  sync.WaitGroup // calls in flight
+	calls  calls.Calls
 }
 
 var (
@@ -75,7 +63,7 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open is [New] and [Store.Probe]: it returns a Store on a server that was seen to honour the conditions of a PUT.
+// Open is [New] followed by [Store.Probe].
 func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	s, err := New(client, bucket, opts)
 	if err != nil {
@@ -87,8 +75,8 @@ func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) 
 	return s, nil
 }
 
-// New returns a Store on a bucket that exists. The client stays the caller's. It sends nothing; use [Open] unless the
-// server is known to honour the conditions of a PUT. A nil opts is the zero Options.
+// New returns a Store on an existing bucket. It sends nothing; use [Open] unless you know that the server honours the
+// conditions of a PUT. A nil opts is the zero Options.
 func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	var o Options
 	if opts != nil {
@@ -108,19 +96,17 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	return &Store{client: client, bucket: bucket, o: o}, nil
 }
 
-// Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is refused with [resource.ErrTooLarge].
+// Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is refused with [resource.ErrTooLarge]. It takes
+// one request if the Store knows the object's ETag from an earlier call, else two. An outdated ETag costs a request; the Store
+// never decides by what it remembers.
 //
-// The client repeats a request whose reply was lost. If the first one had taken effect, Write returns
-// nil, or, if a later fence has come in between, an error that leaves the outcome open.
+// The client retries a request whose reply was lost. If the first attempt took effect, Write returns nil, or, if a later fence
+// has come in between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckFence(f), s.checkSize(key, value)); err != nil {
+	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), s.checkSize(key, value)); err != nil {
 		return err
 	}
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.calls.Done()
-
+	defer s.calls.End()
 	written := resource.Record{Value: append([]byte{}, value...), MaxFence: f}
 	var from *version
 	if v, ok := s.known.get(key); ok && resource.AdmitsWrite(v.rec.MaxFence, f) {
@@ -130,27 +116,16 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 	_, err := s.replace(ctx, key, from, &doubt, func(rec resource.Record) (resource.Record, error) {
 		return written, rec.CheckWrite(key, f, value)
 	})
-	stale, ok := errors.AsType[*resource.StaleTokenError](err)
-	switch {
-	case ok && doubt && stale.Applied:
-		return nil
-	case ok && doubt:
-		return fmt.Errorf("s3store: Write of %q at %v: a reply was lost and a later fence has come since; the write may have "+
-			"taken effect before: seen %v", key, f, stale.Seen)
-	}
-	return err
+	return awscall.Outcome("s3store", err, doubt)
 }
 
-// ReadFenced is [resource.Store.ReadFenced]. It takes two requests if it raises the fence, the second of which sends the
-// value back, and one if the token's grant has touched the key before.
+// ReadFenced is [resource.Store.ReadFenced]. It takes two requests if it raises the fence, of which the second sends the
+// value back, because a copy in place can't change the body. Else it takes one.
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+	if err := s.calls.Begin(ctx, key, resource.CheckToken(token)); err != nil {
 		return resource.Record{}, err
 	}
-	if err := s.enter(); err != nil {
-		return resource.Record{}, err
-	}
-	defer s.calls.Done()
+	defer s.calls.End()
 	return s.replace(ctx, key, nil, new(bool), func(rec resource.Record) (resource.Record, error) {
 		if err := rec.CheckRead(key, token); err != nil {
 			return resource.Record{}, err
@@ -162,33 +137,24 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 
 // Read is [resource.Store.Read].
 func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key)); err != nil {
+	if err := s.calls.Begin(ctx, key); err != nil {
 		return resource.Record{}, err
 	}
-	if err := s.enter(); err != nil {
-		return resource.Record{}, err
-	}
-	defer s.calls.Done()
+	defer s.calls.End()
 	v, err := s.get(ctx, key)
-	if err != nil {
-		return resource.Record{}, err
+	if err == nil && v.etag == "" {
+		err = resource.ErrNotFound
 	}
-	if v.etag == "" {
-		return resource.Record{}, resource.ErrNotFound
-	}
-	return v.rec, nil
+	return v.rec, err
 }
 
-// Overwrite is [resource.Overwriter.Overwrite]: a PUT without a condition. The fence that it keeps is that of the last
-// version that this Store has seen, so that a fence raised by another process meanwhile is lost with its value.
+// Overwrite is [resource.Overwriter.Overwrite]: a PUT without a condition. It keeps the fence that this Store has seen last; one
+// that another process has raised since is lost.
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckOffered(f), s.checkSize(key, value)); err != nil {
+	if err := s.calls.Begin(ctx, key, resource.CheckOffered(f), s.checkSize(key, value)); err != nil {
 		return err
 	}
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.calls.Done()
+	defer s.calls.End()
 	v, ok := s.known.get(key)
 	if !ok {
 		var err error
@@ -202,13 +168,10 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 
 // SetFence is [resource.FenceSetter.SetFence].
 func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
-	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), resource.CheckToken(token)); err != nil {
+	if err := s.calls.Begin(ctx, key, resource.CheckToken(token)); err != nil {
 		return err
 	}
-	if err := s.enter(); err != nil {
-		return err
-	}
-	defer s.calls.Done()
+	defer s.calls.End()
 	_, err := s.replace(ctx, key, nil, new(bool), func(rec resource.Record) (resource.Record, error) {
 		if rec.MaxFence == (resource.Fence{}) && rec.Value == nil {
 			return rec, resource.ErrNotFound
@@ -221,21 +184,7 @@ func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
 
 // Close is [resource.Store.Close]. The client stays open.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	s.calls.Wait()
-	return nil
-}
-
-// enter counts a call in, or says why it can't be served.
-func (s *Store) enter() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return resource.ErrClosed
-	}
-	s.calls.Add(1)
+	s.calls.Close()
 	return nil
 }
 
@@ -246,26 +195,25 @@ func (s *Store) checkSize(key string, value []byte) error {
 	return fmt.Errorf("%w: that of %q has %d bytes, at most %d are allowed (Options.MaxValue)", resource.ErrTooLarge, key, len(value), s.o.MaxValue)
 }
 
-// errLostRace tells that the object was not what a PUT's condition says.
+// errLostRace means that a PUT's condition did not hold.
 var errLostRace = errors.New("s3store: the object has changed")
 
 const (
-	maxIdle  = 8 // lost races in a row by which the object hasn't changed, before replace gives up
+	maxIdle  = 8 // races lost in a row without a change of the object, before replace gives up
 	minPause = 5 * time.Millisecond
 	maxPause = 200 * time.Millisecond
 )
 
-// replace puts what next makes of a key's record in its place, and returns it. It begins with from, or with the object
-// itself if that is nil. A race that is lost is decided anew: by next, on the object as it has become. doubt is set when
-// the reply to a PUT was lost, so that it may have taken effect.
+// replace replaces a key's record by what next returns for it, and returns that. It starts with from, or with the object if that
+// is nil. After a lost race, next decides again on the object as it is then. doubt is set when the reply to a PUT was lost, so
+// that it may have taken effect.
 //
-// It ends. An object changes by accepted fences only, which rise, and next refuses the first that isn't less than the
-// caller's: every race is lost to another write of a lesser fence, and each of those wins once. A server may also answer
-// that something is going on (409) without a change; that is waited out maxIdle times in a row.
+// It ends: an object changes only by accepted fences, which rise, and next refuses the first that is not less than the
+// caller's. A server may also answer 409 without a change; replace waits that out maxIdle times in a row.
 func (s *Store) replace(ctx context.Context, key string, from *version, doubt *bool,
 	next func(resource.Record) (resource.Record, error),
 ) (resource.Record, error) {
-	idle, lost := 0, "none" // lost is the ETag with which the last race was lost; a real one has quotes
+	idle, lost := 0, "none" // lost is the ETag of the last lost race; a real one has quotes
 	for {
 		var v version
 		if from != nil {
@@ -288,7 +236,7 @@ func (s *Store) replace(ctx context.Context, key string, from *version, doubt *b
 			idle, lost = 0, v.etag
 		}
 		if idle == maxIdle {
-			return resource.Record{}, fmt.Errorf("s3store: key %q: %d conditional writes in a row failed and the object is the same: %w",
+			return resource.Record{}, fmt.Errorf("s3store: key %q: %d conditional writes in a row failed, but the object has not changed: %w",
 				key, idle, err)
 		}
 		if idle > 0 {
@@ -310,7 +258,7 @@ func wait(ctx context.Context, pause time.Duration) error {
 	}
 }
 
-// condition is a PUT that replaces the version with this ETag, or none if that is "".
+// condition returns a PUT on condition that the object has this ETag, or that there is no object if etag is "".
 func condition(etag string) *s3.PutObjectInput {
 	if etag == "" {
 		return &s3.PutObjectInput{IfNoneMatch: aws.String("*")}
@@ -318,7 +266,7 @@ func condition(etag string) *s3.PutObjectInput {
 	return &s3.PutObjectInput{IfMatch: &etag}
 }
 
-// get reads key's object. An object that doesn't exist is the zero version.
+// get reads key's object; the zero version means that there is none.
 func (s *Store) get(ctx context.Context, key string) (version, error) {
 	name := s.Object(key)
 	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &name})
@@ -345,12 +293,12 @@ func (s *Store) get(ctx context.Context, key string) (version, error) {
 	return v, nil
 }
 
-// put sends rec with the condition that in has. It returns errLostRace if that doesn't hold.
+// put sends rec with in's condition. It returns errLostRace if that doesn't hold.
 func (s *Store) put(ctx context.Context, key string, rec resource.Record, in *s3.PutObjectInput, doubt *bool) error {
 	name := s.Object(key)
 	in.Bucket, in.Key, in.Body = &s.bucket, &name, bytes.NewReader(encode(rec))
 	in.Metadata = map[string]string{"fence": rec.MaxFence.String()}
-	out, err := s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = watched{o.Retryer, doubt} })
+	out, err := s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = awscall.Retryer(o.Retryer, doubt) })
 	if err != nil {
 		s.known.forget(key)
 		if lostRace(err) {
@@ -362,10 +310,10 @@ func (s *Store) put(ctx context.Context, key string, rec resource.Record, in *s3
 	return nil
 }
 
-// lostRace tells whether err says that a PUT's condition doesn't hold: 412, 409 for a write at the same time, and 404 for
-// If-Match on an object that doesn't exist.
+// lostRace reports whether err means that a PUT's condition did not hold: 412, 409 for a concurrent write, 404 for If-Match
+// without an object.
 func lostRace(err error) bool {
-	switch status(err) {
+	switch awscall.Status(err) {
 	case http.StatusPreconditionFailed, http.StatusConflict:
 		return true
 	case http.StatusNotFound:
@@ -375,43 +323,4 @@ func lostRace(err error) bool {
 	return false
 }
 
-// status is the HTTP status that err tells of, or 0.
-func status(err error) int {
-	if r, ok := errors.AsType[interface {
-		error
-		HTTPStatusCode() int
-	}](err); ok {
-		return r.HTTPStatusCode()
-	}
-	return 0
-}
-
-// failed wraps a client's error. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
-func failed(ctx context.Context, err error) error {
-	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
-		return fmt.Errorf("s3store: %w: %w", context.Cause(ctx), err)
-	}
-	return fmt.Errorf("s3store: %w", err)
-}
-
-// watched is a client's retryer that notes whether an attempt may have taken effect though it failed: every one that the
-// server has not refused.
-type watched struct {
-	aws.Retryer
-	doubt *bool
-}
-
-func (w watched) IsErrorRetryable(err error) bool {
-	if code := status(err); code < 400 || code >= 500 {
-		*w.doubt = true
-	}
-	return w.Retryer.IsErrorRetryable(err)
-}
-
-// GetAttemptToken keeps the rate limit of a retryer that has one.
-func (w watched) GetAttemptToken(ctx context.Context) (func(error) error, error) {
-	if r, ok := w.Retryer.(aws.RetryerV2); ok {
-		return r.GetAttemptToken(ctx)
-	}
-	return w.GetInitialToken(), nil
-}
+func failed(ctx context.Context, err error) error { return calls.Wrap(ctx, "s3store", err) }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/awstest"
 	"github.com/fencelab/fencelab/resource/s3store"
 	"github.com/fencelab/fencelab/resource/storetest"
 )
@@ -39,7 +39,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestTwoStores runs the kit on two Stores that take turns, so that what each knows of an object is out of date.
+// TestTwoStores runs the kit on two Stores that take turns, so that their ETags are outdated.
 func TestTwoStores(t *testing.T) {
 	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
 		prefix := newPrefix()
@@ -75,21 +75,8 @@ func (p *pair) ReadFenced(ctx context.Context, key string, token uint64) (resour
 
 func (p *pair) Close() error { return errors.Join(p.stores[0].Close(), p.stores[1].Close()) }
 
-// TestETagIgnoresMetadata is why the fence is in the body: If-Match can't see what is in the metadata.
-func TestETagIgnoresMetadata(t *testing.T) {
-	client, key := newClient(endpoint, transport), newPrefix()+"k"
-	var etags []string
-	for _, fence := range []string{"1", "2"} {
-		out, err := client.PutObject(t.Context(), &s3.PutObjectInput{
-			Bucket: &bucket, Key: &key, Body: strings.NewReader("v"), Metadata: map[string]string{"fence": fence},
-		})
-		require.NoError(t, err)
-		etags = append(etags, *out.ETag)
-	}
-	require.Equal(t, etags[0], etags[1])
-}
-
-// TestFirstTouchIsSeen has a holder that knows the object's ETag, and a successor that reads and changes nothing else.
+// TestFirstTouchIsSeen has a holder that knows the object's ETag, and a successor that only reads: the fence in the body must
+// change the ETag.
 func TestFirstTouchIsSeen(t *testing.T) {
 	prefix, ctx := newPrefix(), t.Context()
 	holder, link := open(t, prefix)
@@ -98,11 +85,11 @@ func TestFirstTouchIsSeen(t *testing.T) {
 	rec, err := successor.ReadFenced(ctx, "k", 8)
 	require.NoError(t, err)
 	require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 8}}, rec)
-	link.sent()
+	link.Sent()
 
 	late := resource.Fence{Token: 7, Seq: 2}
 	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: rec.MaxFence, Got: late}, holder.Write(ctx, "k", late, []byte("late")))
-	require.Equal(t, map[string]int{http.MethodPut: 1, http.MethodGet: 1}, link.sent())
+	require.Equal(t, map[string]int{http.MethodPut: 1, http.MethodGet: 1}, link.Sent())
 }
 
 // TestRequests counts what each call sends.
@@ -133,11 +120,11 @@ func TestRequests(t *testing.T) {
 		}, map[string]int{get: 1}},
 	} {
 		require.NoError(t, c.call(), c.name)
-		require.Equal(t, c.want, link.sent(), c.name)
+		require.Equal(t, c.want, link.Sent(), c.name)
 	}
 }
 
-// TestLostRace lets another write in between a call's look at the object and its PUT.
+// TestLostRace lets other writes in between a call's read of the object and its PUT.
 func TestLostRace(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -164,11 +151,11 @@ func TestLostRace(t *testing.T) {
 						return nil, err
 					}
 					if rivals = rivals[1:]; len(rivals) > 0 {
-						link.onPut(interfere)
+						link.On(interfere)
 					}
 					return transport.RoundTrip(r)
 				}
-				link.onPut(interfere)
+				link.On(interfere)
 				err := s.Write(ctx, "k", at(7), []byte("v"))
 				want := resource.Record{Value: []byte("v"), MaxFence: at(7)}
 				if c.stale != (resource.Fence{}) {
@@ -192,7 +179,7 @@ func TestLostRaceOfRead(t *testing.T) {
 	s, link := open(t, prefix)
 	rival, _ := open(t, prefix)
 	require.NoError(t, s.Write(ctx, "k", at(1), []byte("old")))
-	link.onPut(func(r *http.Request) (*http.Response, error) {
+	link.On(func(r *http.Request) (*http.Response, error) {
 		if err := rival.Write(ctx, "k", at(3), []byte("new")); err != nil {
 			return nil, err
 		}
@@ -203,63 +190,16 @@ func TestLostRaceOfRead(t *testing.T) {
 	require.Equal(t, resource.Record{Value: []byte("new"), MaxFence: resource.Fence{Token: 7}}, got)
 }
 
-// TestLostReply loses the reply to a PUT, or the PUT. The client repeats it; so does the caller of one that doesn't.
+// TestLostReply runs the shared cases.
 func TestLostReply(t *testing.T) {
-	prefix, ctx := newPrefix(), t.Context()
-	repeating, link := open(t, prefix)
-	require.NoError(t, repeating.Write(ctx, "k", at(1), nil))
-
-	link.onPut(applied)
-	h, err := resource.NewHandler(repeating, nil)
-	require.NoError(t, err)
-	put := func() int {
-		r := httptest.NewRequestWithContext(ctx, http.MethodPut, "/r/k", strings.NewReader("v"))
-		r.Header.Set(resource.HeaderToken, "2")
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		return w.Code
-	}
-	require.Equal(t, http.StatusOK, put(), "it took effect")
-	require.Equal(t, http.StatusConflict, put())
-	require.ErrorIs(t, repeating.Write(ctx, "k", at(2), []byte("v")), resource.ErrApplied)
-	link.onPut(notApplied)
-	require.NoError(t, repeating.Write(ctx, "k", at(3), []byte("v")))
-	for i, lose := range []func(*http.Request) (*http.Response, error){applied, notApplied} {
-		token := uint64(4 + i)
-		link.onPut(lose)
-		rec, err := repeating.ReadFenced(ctx, "k", token)
-		require.NoError(t, err)
-		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: token}}, rec)
-	}
-
-	s, link := open(t, prefix, once)
-	link.onPut(applied)
-	require.ErrorIs(t, s.Write(ctx, "k", at(6), []byte("v")), errCut)
-	require.ErrorIs(t, s.Write(ctx, "k", at(6), []byte("v")), resource.ErrApplied)
-	link.onPut(notApplied)
-	require.ErrorIs(t, s.Write(ctx, "k", at(7), []byte("v")), errCut)
-	require.NoError(t, s.Write(ctx, "k", at(7), []byte("v")))
-}
-
-// TestLostReplyThenLaterFence loses the reply to a write that took effect, and lets a later one in before the client
-// repeats the request. To call that write stale would say that it changed nothing.
-func TestLostReplyThenLaterFence(t *testing.T) {
-	prefix, ctx := newPrefix(), t.Context()
+	prefix := newPrefix()
 	s, link := open(t, prefix)
-	rival, _ := open(t, prefix)
-	link.onPut(func(r *http.Request) (*http.Response, error) {
-		_, cut := applied(r)
-		return nil, errors.Join(cut, rival.Write(ctx, "k", at(9), nil))
-	})
-	err := s.Write(ctx, "k", at(7), []byte("v"))
-	require.ErrorContains(t, err, "the write may have taken effect before: seen 9")
-	_, stale := errors.AsType[*resource.StaleTokenError](err)
-	require.False(t, stale)
-	// The next call has not lost a reply, and says what it saw.
-	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: at(9), Got: at(7)}, s.Write(ctx, "k", at(7), []byte("v")))
+	other, linkOther := open(t, prefix, once)
+	awstest.LostReply(t, "k", s, link, other, linkOther)
+	awstest.LostReplyThenLaterFence(t, "l", s, link, other)
 }
 
-// TestConflict has a server that answers 409 though the object stays the same: now and then, and for ever.
+// TestConflict has a server that answers 409 without a change of the object: for a while, and forever.
 func TestConflict(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx := t.Context()
@@ -268,20 +208,20 @@ func TestConflict(t *testing.T) {
 	var busy func(r *http.Request) (*http.Response, error)
 	busy = func(r *http.Request) (*http.Response, error) {
 		if left--; left > 0 {
-			link.onPut(busy)
+			link.On(busy)
 		}
 		return conflict(r)
 	}
 	left = 3
-	link.onPut(busy)
+	link.On(busy)
 	require.NoError(t, s.Write(ctx, "k", at(2), nil))
 	left = 1000
-	link.onPut(busy)
-	link.sent()
+	link.On(busy)
+	link.Sent()
 	err := s.Write(ctx, "k", at(3), nil)
-	require.ErrorContains(t, err, "8 conditional writes in a row failed and the object is the same")
+	require.ErrorContains(t, err, "8 conditional writes in a row failed, but the object has not changed")
 	require.ErrorContains(t, err, "ConditionalRequestConflict")
-	require.Equal(t, map[string]int{http.MethodPut: 9, http.MethodGet: 8}, link.sent())
+	require.Equal(t, map[string]int{http.MethodPut: 9, http.MethodGet: 8}, link.Sent())
 
 	cause := errors.New("the cause")
 	ended, end := context.WithTimeoutCause(ctx, time.Millisecond, cause)
@@ -289,7 +229,7 @@ func TestConflict(t *testing.T) {
 	require.ErrorIs(t, s.Write(ended, "k", at(3), nil), cause)
 }
 
-// TestDeleted deletes an object behind the Store's back, which takes its fence away: no error, but nothing to be done either.
+// TestDeleted deletes an object, and its fence with it. Writes go on from nothing, without an error.
 func TestDeleted(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx, name, client := t.Context(), s.Object("k"), newClient(endpoint, transport)
@@ -297,7 +237,7 @@ func TestDeleted(t *testing.T) {
 		require.NoError(t, s.Write(ctx, "k", at(uint64(7+i)), nil))
 		_, err := client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: &name})
 		require.NoError(t, err)
-		link.onPut(answer)
+		link.On(answer)
 		require.NoError(t, s.Write(ctx, "k", at(uint64(9+i)), []byte("v")))
 		_, err = client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: &name})
 		require.NoError(t, err)
@@ -308,7 +248,7 @@ func TestDeleted(t *testing.T) {
 }
 
 func TestTooLarge(t *testing.T) {
-	l := newLink()
+	l := &awstest.Link{}
 	s, err := s3store.New(newClient(endpoint, l), bucket, &s3store.Options{Prefix: newPrefix(), MaxValue: 10})
 	require.NoError(t, err)
 	for _, write := range []func(context.Context, string, resource.Fence, []byte) error{s.Write, s.Overwrite} {
@@ -316,11 +256,11 @@ func TestTooLarge(t *testing.T) {
 		require.ErrorIs(t, err, resource.ErrTooLarge)
 		require.ErrorContains(t, err, `that of "k" has 11 bytes, at most 10 are allowed (Options.MaxValue)`)
 	}
-	require.Empty(t, l.sent())
+	require.Empty(t, l.Sent())
 	require.NoError(t, s.Write(t.Context(), "k", at(1), make([]byte, 10)))
 }
 
-// TestForeignObject has objects that others wrote. Nobody knows their fence, so that they are neither read nor replaced.
+// TestForeignObject has objects of others. They have no fence, so they are neither read nor replaced.
 func TestForeignObject(t *testing.T) {
 	s, _ := open(t, newPrefix())
 	ctx, client := t.Context(), newClient(endpoint, transport)
@@ -338,7 +278,7 @@ func TestForeignObject(t *testing.T) {
 	}
 }
 
-// TestNoBucket is not to be taken for an object that doesn't exist.
+// TestNoBucket: a missing bucket must not look like a missing object.
 func TestNoBucket(t *testing.T) {
 	s, err := s3store.New(newClient(endpoint, transport), bucket+"-none", nil)
 	require.NoError(t, err)
@@ -362,17 +302,6 @@ func TestNewRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "prefix has 825 bytes, at most 824 are allowed")
 }
 
-func TestOverwrite(t *testing.T) {
-	s, _ := open(t, newPrefix())
-	ctx := t.Context()
-	for _, c := range []struct{ offered, want resource.Fence }{{resource.Fence{}, resource.Fence{}}, {at(5), at(5)}, {at(3), at(5)}, {resource.Fence{}, at(5)}} {
-		require.NoError(t, s.Overwrite(ctx, "k", c.offered, []byte(c.offered.String())))
-		got, err := s.Read(ctx, "k")
-		require.NoError(t, err)
-		require.Equal(t, resource.Record{Value: []byte(c.offered.String()), MaxFence: c.want}, got)
-	}
-}
-
 func TestObject(t *testing.T) {
 	s, err := s3store.New(newClient(endpoint, transport), bucket, &s3store.Options{Prefix: "p/"})
 	require.NoError(t, err)
@@ -388,7 +317,7 @@ func TestObject(t *testing.T) {
 	require.Equal(t, s.Object(long+"1"), s.Object(strings.Clone(long)+"1"))
 }
 
-// TestFenceInMetadata is for people: they see an object's fence without reading it.
+// TestFenceInMetadata: people can see an object's fence without reading it.
 func TestFenceInMetadata(t *testing.T) {
 	s, _ := open(t, newPrefix())
 	require.NoError(t, s.Write(t.Context(), "k", resource.Fence{Token: 7, Seq: 2}, bytes.Repeat([]byte("v"), 10)))

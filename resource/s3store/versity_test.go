@@ -36,7 +36,7 @@ func startVersity(tb testing.TB, rt http.RoundTripper) (*testbed.Server, *s3.Cli
 	return server, c
 }
 
-// The kit, on a server of its own that is killed where a store is reopened.
+// TestStoreOnVersity runs the kit on a server that Reopen kills.
 func TestStoreOnVersity(t *testing.T) {
 	server, client := startVersity(t, transport)
 	if server.Provider == testbed.External {

@@ -10,25 +10,27 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// The rules, as the comment of resource.Store numbers them.
+// The rules in the comment of resource.Store.
 var rules = [...]string{
-	1: "Write takes effect exactly if AdmitsWrite says so, over the whole range of uint64; otherwise it changes nothing " +
+	1: "Write takes effect if and only if AdmitsWrite says so, over the whole range of uint64. Otherwise it changes nothing " +
 		"and returns a *StaleTokenError.",
 	2: "A refused Write that repeats the accepted one (equal fence, equal value) is reported as Applied, and no other is, " +
-		"so that a caller whose answer was lost learns by repeating the call whether it took effect.",
-	3: "ReadFenced raises the fence to (token, 0) in the same step as it reads, so that a write of an earlier grant that " +
-		"arrives later is refused; it returns a *StaleTokenError if a later grant has touched the key, and leaves the " +
-		"fence alone if its own grant has.",
+		"so that a caller whose reply was lost can repeat the call to find out whether it took effect.",
+	3: "ReadFenced raises the fence to (token, 0) and reads atomically, so that a later write of an earlier grant is " +
+		"refused. It returns a *StaleTokenError if a later grant has touched the key, and leaves the fence alone if its own " +
+		"grant has.",
 	4: "Of any number of concurrent calls on a key, accepted fences strictly increase and the greatest wins.",
-	5: "Keys are independent and may be anything that CheckKey lets pass; a value is any bytes, none included, and is " +
-		"copied in and out.",
-	6: "A zero token, a zero sequence number and an invalid key are refused before anything is changed, and not with a " +
+	5: "Keys are independent and may be anything that CheckKey admits. A value is any bytes, none included, and is copied " +
+		"in and out.",
+	6: "A zero token, a zero sequence number and an invalid key are refused before anything is changed, but not with a " +
 		"*StaleTokenError.",
-	7: "A durable store answers only what a crash cannot undo: value and fence survive reopening.",
+	7: "A durable store replies only what a crash cannot undo: value and fence survive reopening.",
 	8: "A call whose ctx has ended before it starts changes nothing and returns ctx's cause.",
-	9: "After Close every call returns ErrClosed; Close may be called again.",
-	10: "A store that is a FenceSetter sets the fence of a key that exists to (token, 0), back too, leaves its value, and " +
-		"then goes by the rules above.",
+	9: "After Close every call returns ErrClosed. Close may be called again.",
+	10: "A store that is a FenceSetter sets the fence of an existing key to (token, 0), even if that is lower, leaves its " +
+		"value, and then keeps the rules above.",
+	11: "A store that is an Overwriter sets the value whatever the fence, keeps the greatest fence offered, and then keeps the " +
+		"rules above.",
 }
 
 var cases = []Case{
@@ -54,6 +56,7 @@ var cases = []Case{
 	{Name: "ContextEnded", Rule: rules[8], check: contextEnded},
 	{Name: "Closed", Rule: rules[9], check: closed},
 	{Name: "FenceSet", Rule: rules[10], check: fenceSet},
+	{Name: "Overwrites", Rule: rules[11], check: overwrites},
 }
 
 const key = "k"
@@ -62,7 +65,7 @@ func strictlyGreater(ctx context.Context, s *store) error {
 	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
 		return fmt.Errorf("a new key: Read got %s, want %w", text(err), resource.ErrNotFound)
 	}
-	for _, f := range []resource.Fence{at(1, 1), at(2, 1), at(3, 1), at(1000, 1)} { // gaps are no matter
+	for _, f := range []resource.Fence{at(1, 1), at(2, 1), at(3, 1), at(1000, 1)} { // gaps are allowed
 		if err := errors.Join(s.writes(ctx, key, f), s.holds(ctx, key, written(f))); err != nil {
 			return err
 		}
@@ -70,7 +73,7 @@ func strictlyGreater(ctx context.Context, s *store) error {
 	return nil
 }
 
-// equalRefused is about two holders that were handed the same token.
+// equalRefused has two holders of the same token.
 func equalRefused(ctx context.Context, s *store) error {
 	if err := s.writes(ctx, key, at(5, 1)); err != nil {
 		return err
@@ -157,36 +160,38 @@ func retryRecognised(ctx context.Context, s *store) error {
 	return s.refused(ctx, "empty", at(1, 1), nil, true)
 }
 
-// otherValueRefused is about two holders that were handed the same token: only one may believe that it wrote.
+// otherValueRefused has two holders of the same token: only one may believe that it wrote.
 func otherValueRefused(ctx context.Context, s *store) error {
-	f := at(12, 1)
+	f := at(12, 3)
 	if err := s.writes(ctx, key, f); err != nil {
 		return err
 	}
-	for _, value := range []string{"another", "", "1", "123", "12\x00", "13", "22", "99"} {
+	for _, value := range []string{"another", "", "1", "12", "12.34", "12.3\x00", "12.4", "22.3", "99.9"} {
 		if err := s.refused(ctx, key, f, []byte(value), false); err != nil {
 			return err
 		}
 	}
-	if err := s.refused(ctx, key, at(11, 1), valueOf(f), false); err != nil { // equal value, earlier fence
-		return err
+	for _, earlier := range []resource.Fence{at(11, 1), at(11, 3), at(12, 2)} {
+		if err := s.refused(ctx, key, earlier, valueOf(f), false); err != nil {
+			return err
+		}
 	}
-	// A later fenced read hides the write from its retry: whether it was accepted can't be told any more.
+	// After a later fenced read, nobody can tell whether the write was accepted.
 	if _, err := s.ReadFenced(ctx, key, 13); err != nil {
 		return fmt.Errorf("ReadFenced by 13: %w", err)
 	}
 	return s.refused(ctx, key, f, valueOf(f), false)
 }
 
-// repeatTells has writes whose answers are lost, applied and not, and writes that are given up while they run.
+// repeatTells has writes whose replies are lost, applied or not, and writes whose ctx ends while they run.
 func repeatTells(ctx context.Context, s *store) error {
 	under := s.Store
 	defer func() { s.Store = under }()
 	for _, applied := range []bool{true, false} {
-		s.Store = &answerLost{Store: under, applied: applied}
+		s.Store = &replyLost{Store: under, applied: applied}
 		f := at(map[bool]uint64{true: 1, false: 2}[applied], 1)
 		if err := s.Write(ctx, key, f, valueOf(f)); !errors.Is(err, errLost) {
-			return fmt.Errorf("Write at %v whose answer is lost: %w", f, err)
+			return fmt.Errorf("Write at %v whose reply is lost: %w", f, err)
 		}
 		s.Store = under
 		if err := s.Write(ctx, key, f, valueOf(f)); errors.Is(err, resource.ErrApplied) != applied || (err == nil) == applied {
@@ -217,15 +222,15 @@ func repeatTells(ctx context.Context, s *store) error {
 	return nil
 }
 
-var errLost = errors.New("the answer was lost")
+var errLost = errors.New("the reply was lost")
 
-// answerLost is a store whose answers to writes are lost, of writes that were applied or that never arrived.
-type answerLost struct {
+// replyLost loses the replies to writes that were applied, or the writes themselves.
+type replyLost struct {
 	resource.Store
 	applied bool
 }
 
-func (s *answerLost) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+func (s *replyLost) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if s.applied {
 		if err := s.Store.Write(ctx, key, f, value); err != nil {
 			return err
@@ -292,7 +297,7 @@ func fencedReadOwnGrant(ctx context.Context, s *store) error {
 func keysIndependent(ctx context.Context, s *store) error {
 	keys := []string{"a", "A", "b", "ab", "a/b", "a b"}
 	for i, k := range keys {
-		if err := s.writes(ctx, k, at(uint64(100-i), 1)); err != nil { // lower than the fences of all earlier keys
+		if err := s.writes(ctx, k, at(uint64(100-i), 1)); err != nil { // each lower than all before
 			return err
 		}
 	}
@@ -372,7 +377,7 @@ func valuesCopied(ctx context.Context, s *store) error {
 	if err := s.holds(ctx, key, want); err != nil {
 		return fmt.Errorf("after the caller changed what it read: %w", err)
 	}
-	for range 2 { // one raises the fence, one doesn't
+	for range 2 { // the first raises the fence
 		if rec, err = s.ReadFenced(ctx, key, 2); err != nil {
 			return fmt.Errorf("ReadFenced by 2: %w", err)
 		}
@@ -404,7 +409,7 @@ func badKeyRefused(ctx context.Context, s *store) error {
 			return fmt.Errorf("Write of key %.40q: %w", k, err)
 		}
 		if _, err := s.Read(ctx, k); err == nil || errors.Is(err, resource.ErrNotFound) {
-			return fmt.Errorf("key %.40q: Read got %s, want an error that says what is wrong with the key", k, text(err))
+			return fmt.Errorf("key %.40q: Read got %s, want an error about the key", k, text(err))
 		}
 		_, err := s.ReadFenced(ctx, k, 1)
 		if err := s.invalid(ctx, "", err); err != nil {
@@ -414,13 +419,13 @@ func badKeyRefused(ctx context.Context, s *store) error {
 	return nil
 }
 
-// invalid checks that err refuses an invalid call, and that key, if there is one, still doesn't exist.
+// invalid checks that err refuses an invalid call, and that key, if given, still doesn't exist.
 func (s *store) invalid(ctx context.Context, key string, err error) error {
 	if err == nil {
 		return errors.New("it was accepted")
 	}
 	if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
-		return fmt.Errorf("got %w, which is about fences; want what is wrong with the call", err)
+		return fmt.Errorf("got %w, want an error about the argument", err)
 	}
 	if key == "" {
 		return nil
@@ -469,15 +474,8 @@ func contextEnded(ctx context.Context, s *store) error {
 	cause := errors.New("the cause")
 	ended, end := context.WithCancelCause(ctx)
 	end(cause)
-	_, errRead := s.Read(ended, key)
-	_, errReadFenced := s.ReadFenced(ended, key, 2)
-	for _, call := range []struct {
-		name string
-		err  error
-	}{{"Write", s.Write(ended, key, at(2, 1), []byte("v"))}, {"Read", errRead}, {"ReadFenced", errReadFenced}} {
-		if !errors.Is(call.err, cause) {
-			return fmt.Errorf("%s with a ctx that has ended: got %s, want ctx's cause wrapped", call.name, text(call.err))
-		}
+	if err := s.everyCallFails(ended, cause); err != nil {
+		return fmt.Errorf("with a ctx that has ended: %w", err)
 	}
 	return s.holds(ctx, key, written(at(1, 1)))
 }
@@ -490,15 +488,20 @@ func closed(ctx context.Context, s *store) error {
 		if err := s.Close(); err != nil {
 			return fmt.Errorf("call %d of Close: %w", i+1, err)
 		}
-		_, errRead := s.Read(ctx, key)
-		_, errReadFenced := s.ReadFenced(ctx, key, 2)
-		for _, call := range []struct {
-			name string
-			err  error
-		}{{"Write", s.Write(ctx, key, at(2, 1), []byte("v"))}, {"Read", errRead}, {"ReadFenced", errReadFenced}} {
-			if !errors.Is(call.err, resource.ErrClosed) {
-				return fmt.Errorf("%s after Close: got %s, want %w", call.name, text(call.err), resource.ErrClosed)
-			}
+		if err := s.everyCallFails(ctx, resource.ErrClosed); err != nil {
+			return fmt.Errorf("after Close: %w", err)
+		}
+	}
+	return nil
+}
+
+// everyCallFails checks that calls with ctx return want.
+func (s *store) everyCallFails(ctx context.Context, want error) error {
+	_, errRead := s.Read(ctx, key)
+	_, errReadFenced := s.ReadFenced(ctx, key, 2)
+	for name, err := range map[string]error{"Write": s.Write(ctx, key, at(2, 1), []byte("v")), "Read": errRead, "ReadFenced": errReadFenced} {
+		if !errors.Is(err, want) {
+			return fmt.Errorf("%s: got %s, want an error that wraps %w", name, text(err), want)
 		}
 	}
 	return nil
@@ -537,4 +540,26 @@ func fenceSet(ctx context.Context, s *store) error {
 		return fmt.Errorf("SetFence of a new key: got %s, want %w", text(err), resource.ErrNotFound)
 	}
 	return s.invalid(ctx, "new", setter.SetFence(ctx, "new", 0))
+}
+
+func overwrites(ctx context.Context, s *store) error {
+	over, ok := s.Store.(resource.Overwriter)
+	if !ok {
+		return nil
+	}
+	for _, c := range []struct{ offered, keeps resource.Fence }{
+		{resource.Fence{}, resource.Fence{}}, {at(5, 2), at(5, 2)}, {at(5, 1), at(5, 2)}, {at(3, 9), at(5, 2)}, {resource.Fence{}, at(5, 2)},
+	} {
+		if err := over.Overwrite(ctx, key, c.offered, valueOf(c.offered)); err != nil {
+			return fmt.Errorf("at %v: Overwrite: %w", c.offered, err)
+		}
+		if err := s.holds(ctx, key, resource.Record{Value: valueOf(c.offered), MaxFence: c.keeps}); err != nil {
+			return fmt.Errorf("after Overwrite at %v: %w", c.offered, err)
+		}
+	}
+	return errors.Join(
+		s.refused(ctx, key, at(5, 2), []byte("another"), false),
+		s.writes(ctx, key, at(5, 3)),
+		s.invalid(ctx, "new", over.Overwrite(ctx, "new", at(0, 1), nil)),
+	)
 }

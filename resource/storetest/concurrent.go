@@ -11,13 +11,13 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// A call is one of many concurrent ones on a key. Asked and answered are readings of one clock that ticks once a
-// reading, so that answered of one being less than asked of another proves their order.
+// call is one of many concurrent calls on a key. Begin and end are readings of one clock that ticks with each reading: if the
+// end of one is less than the begin of another, their order is known.
 type call struct {
-	fence           resource.Fence // Seq 0: a fenced read
-	asked, answered int64
-	rec             resource.Record // what an accepted fenced read returned
-	err             error           // nil or a *StaleTokenError
+	fence      resource.Fence // Seq 0: a fenced read
+	begin, end int64
+	rec        resource.Record // of an accepted fenced read
+	err        error           // nil or a *StaleTokenError
 }
 
 func (c *call) String() string {
@@ -27,20 +27,20 @@ func (c *call) String() string {
 	return fmt.Sprintf("Write at %v", c.fence)
 }
 
-// concurrent lets 100 holders with tokens in a random order loose on one key at once; every other one reads before it
-// writes. No client sees in which order the store accepted. But if the rules hold, that order is the order of the
-// fences, and every answer must fit it: judge says how. Then come holders with the same token, two at a time: duel.
+// concurrent runs 100 holders with shuffled tokens on one key at once; every other one reads before it writes. No client sees
+// the order in which the store accepted their calls, but by the rules it is the order of the fences, and judge checks every
+// answer against it. Then holders with the same token write, two at a time: duel.
 func concurrent(ctx context.Context, s *store) error {
 	const holders = 100
 	var clock atomic.Int64
 	run := func(f resource.Fence) *call {
-		c := &call{fence: f, asked: clock.Add(1)}
+		c := &call{fence: f, begin: clock.Add(1)}
 		if f.Seq == 0 {
 			c.rec, c.err = s.ReadFenced(ctx, key, f.Token)
 		} else {
 			c.err = s.Write(ctx, key, f, valueOf(f))
 		}
-		c.answered = clock.Add(1)
+		c.end = clock.Add(1)
 		return c
 	}
 
@@ -86,8 +86,7 @@ func concurrent(ctx context.Context, s *store) error {
 	return nil
 }
 
-// duel lets two holders write different values at once, and at the same fence, as they do whose lock has handed out a
-// token twice. One must be accepted, and its value stay.
+// duel has two holders of the same token write different values at once. One must be accepted, and its value must stay.
 func duel(ctx context.Context, s *store, f resource.Fence) error {
 	values := [2][]byte{[]byte("one"), []byte("other")}
 	var errs [2]error
@@ -112,12 +111,12 @@ func duel(ctx context.Context, s *store, f resource.Fence) error {
 		winner, loser = 1, 0
 	}
 	if err := isStale(errs[loser], resource.StaleTokenError{Key: key, Seen: f, Got: f}); err != nil {
-		return fmt.Errorf("the one that was not accepted: %w", err)
+		return fmt.Errorf("the refused one: %w", err)
 	}
 	return s.holds(ctx, key, resource.Record{Value: values[winner], MaxFence: f})
 }
 
-// watch reads until ctx ends: the fence never falls, and the value is the one that came with the fence.
+// watch reads until ctx ends: the fence must never fall, and the value must belong to the fence.
 func watch(ctx context.Context, s *store) error {
 	var last resource.Fence
 	for ctx.Err() == nil {
@@ -135,7 +134,7 @@ func watch(ctx context.Context, s *store) error {
 	return nil
 }
 
-// judge checks the answers of concurrent calls on one key, each with its own fence, whose greatest is last.
+// judge checks the answers of concurrent calls on one key. Each has its own fence; last is the greatest.
 func judge(calls []*call, last resource.Fence) error {
 	byFence := make(map[resource.Fence]*call, len(calls))
 	for _, c := range calls {
@@ -157,7 +156,7 @@ func judge(calls []*call, last resource.Fence) error {
 				return fmt.Errorf("%v: refused because of %v, which is less", c, stale.Seen)
 			case !ok || by.err != nil:
 				return fmt.Errorf("%v: refused because of %v, which was not accepted", c, stale.Seen)
-			case by.asked > c.answered:
+			case by.begin > c.end:
 				return fmt.Errorf("%v: refused because of %v, which came later", c, stale.Seen)
 			}
 		case c.err != nil:
@@ -178,7 +177,7 @@ func accepted(c *call, calls []*call) error {
 		if o.err != nil {
 			continue
 		}
-		if o.fence.Compare(c.fence) > 0 && o.answered < c.asked {
+		if o.fence.Compare(c.fence) > 0 && o.end < c.begin {
 			return fmt.Errorf("%v: accepted after %v was", c, o)
 		}
 		if o.fence.Seq > 0 && o.fence.Compare(c.fence) < 0 {
@@ -188,7 +187,7 @@ func accepted(c *call, calls []*call) error {
 	if c.fence.Seq > 0 {
 		return nil
 	}
-	// Later writes of earlier grants are refused, so that nothing may be missing from what a fenced read returns.
+	// Later writes of earlier grants are refused, so a fenced read must return the last one.
 	want := resource.Record{MaxFence: c.fence}
 	if before.Token > 0 {
 		want.Value = valueOf(before)

@@ -1,11 +1,11 @@
-// Package storetest checks that a [resource.Store] keeps the rules in its comment.
+// Package storetest is the conformance kit for a [resource.Store]: it checks the rules in Store's comment.
 //
 //	func TestStore(t *testing.T) {
 //		storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) { return mystore.New(t.TempDir()) }})
 //	}
 //
-// What the kit can't see: whether an answer waits for the disk (a reopened file may come from the page cache; that takes
-// a trace of system calls, or pulling the plug), and an order of concurrent calls that leaves no trace in any answer.
+// It can't check whether a reply waits for the disk: a reopened file may come from the page cache. That takes a trace of
+// system calls, or pulling the plug.
 package storetest
 
 import (
@@ -18,16 +18,16 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Harness tells the kit how to get at a store.
+// Harness opens stores for the kit.
 type Harness struct {
-	// New returns an empty store. It's called once a case; the kit closes what it returns.
+	// New returns an empty store. The kit calls it once per case and closes the store.
 	New func() (resource.Store, error)
-	// Reopen takes the store of the last New, ends it (by Close, or more rudely) and returns a store on what it left.
-	// A nil Reopen skips the cases that need it: such a store isn't durable.
+	// Reopen closes the store of the last New, or kills it, and opens it again on the same data. If nil, the cases that need
+	// it are skipped: the store isn't durable.
 	Reopen func(resource.Store) (resource.Store, error)
 }
 
-// Case checks one rule. Its name is in the comment of [resource.Store], next to the rule.
+// Case checks one rule. The comment of [resource.Store] has its name in brackets after the rule.
 type Case struct {
 	Name        string
 	Rule        string // the rule, in a sentence
@@ -38,7 +38,7 @@ type Case struct {
 // Cases returns all cases, in the order of the rules.
 func Cases() []Case { return slices.Clone(cases) }
 
-// Run runs all cases as subtests of t. A failure prints the rule that is broken.
+// Run runs all cases as subtests of t. A failure prints the broken rule.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.New == nil {
@@ -47,7 +47,7 @@ func Run(t *testing.T, h Harness) {
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
 			if c.NeedsReopen && h.Reopen == nil {
-				t.Skip("Harness.Reopen is nil: the store is not said to be durable")
+				t.Skip("Harness.Reopen is nil: the store is not durable")
 			}
 			if err := c.Check(t.Context(), h); err != nil {
 				t.Errorf("%v\nThe rule: %s", err, c.Rule)
@@ -56,7 +56,7 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// Check runs the case on a new store of h, and returns what is wrong with it.
+// Check runs the case on a new store of h, and returns an error if the store breaks the rule.
 func (c Case) Check(ctx context.Context, h Harness) (err error) {
 	s, err := h.New()
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *store) reopen() error {
 	return nil
 }
 
-// writes makes writes to key, each of which must be accepted. A fence's own text is its value.
+// writes writes to key at each fence, with the fence's text as the value. All must be accepted.
 func (s *store) writes(ctx context.Context, key string, fences ...resource.Fence) error {
 	for _, f := range fences {
 		if err := s.Write(ctx, key, f, valueOf(f)); err != nil {
@@ -92,7 +92,7 @@ func (s *store) writes(ctx context.Context, key string, fences ...resource.Fence
 	return nil
 }
 
-// refused checks that a write of value is refused as stale, with all that the error must tell, and changes nothing.
+// refused checks that a write is refused as stale with the right error, and changes nothing.
 func (s *store) refused(ctx context.Context, key string, got resource.Fence, value []byte, applied bool) error {
 	before, err := s.record(ctx, key)
 	if err != nil {
@@ -171,7 +171,7 @@ func same(got, want resource.Record) error {
 	return nil
 }
 
-// text is err's message, or says that there is none.
+// text is err's message, or "no error".
 func text(err error) string {
 	if err == nil {
 		return "no error"

@@ -33,7 +33,7 @@ func TestRulesInStep(t *testing.T) {
 		return true
 	})
 	links := strings.NewReplacer("[*StaleTokenError]", "*StaleTokenError", "[AdmitsWrite]", "AdmitsWrite",
-		"[CheckKey]", "CheckKey", "[FenceSetter]", "FenceSetter", "[ErrClosed]", "ErrClosed")
+		"[CheckKey]", "CheckKey", "[FenceSetter]", "FenceSetter", "[Overwriter]", "Overwriter", "[ErrClosed]", "ErrClosed")
 	var want, got []string
 	for _, m := range regexp.MustCompile(`(?s)\d+\.(.*?)\[([\w, \n]+)\]\n`).FindAllStringSubmatch(links.Replace(doc), -1) {
 		rule := strings.Join(strings.Fields(m[1]), " ")
@@ -47,7 +47,7 @@ func TestRulesInStep(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// flaw is a way to get a store wrong. The store embeds it, and asks it at the places where it may go wrong.
+// flaw is a way for a store to be wrong.
 type flaw struct {
 	admits      func(seen, got resource.Fence) bool // nil: the rule
 	key         func(string) string                 // what a key becomes
@@ -76,6 +76,8 @@ type flaw struct {
 	splitsRead  bool // with gathers: fenced reads only, which read before and raise after
 	setsBoth    bool // SetFence loses the value
 	setsUp      bool // SetFence only raises
+	lowers      bool // Overwrite takes the fence offered, also a lower one
+	fences      bool // Overwrite refuses a lower fence
 	pairs       bool // writes are checked two at a time, and then take effect unless a greater fence has come
 }
 
@@ -278,6 +280,23 @@ func (s *store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 	return s.out(rec), nil
 }
 
+func (s *store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	if err := s.check(ctx, key, resource.CheckOffered(f)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, _ := s.get(key)
+	switch {
+	case s.fences && f.Compare(rec.MaxFence) < 0:
+		return &resource.StaleTokenError{Key: key, Seen: rec.MaxFence, Got: f}
+	case !s.lowers:
+		f = f.Max(rec.MaxFence)
+	}
+	s.set(key, resource.Record{Value: append([]byte{}, value...), MaxFence: f})
+	return nil
+}
+
 func (s *store) SetFence(ctx context.Context, key string, token uint64) error {
 	if err := s.check(ctx, key, resource.CheckToken(token)); err != nil {
 		return err
@@ -319,7 +338,7 @@ func (s *store) reopen() *store {
 	return next
 }
 
-// TestFlaws runs the kit on stores that are wrong in one way each. It must find exactly the rules that are broken.
+// TestFlaws runs the kit on stores with one flaw each. Exactly the cases of the broken rules must fail.
 func TestFlaws(t *testing.T) {
 	byToken := func(seen, got resource.Fence) bool { return got.Token > seen.Token }
 	for _, c := range []struct {
@@ -401,6 +420,12 @@ func TestFlaws(t *testing.T) {
 			}},
 		},
 		{
+			name: "retry recognised by its token and its value", want: "OtherValueRefused",
+			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
+				return f.Token == rec.MaxFence.Token && bytes.Equal(v, rec.Value)
+			}},
+		},
+		{
 			name: "retry recognised by its value alone", want: "OtherValueRefused",
 			flaw: flaw{applied: func(rec resource.Record, _ resource.Fence, v []byte) bool { return bytes.Equal(v, rec.Value) }},
 		},
@@ -445,6 +470,8 @@ func TestFlaws(t *testing.T) {
 		{name: "ctx's cause replaced", flaw: flaw{dull: true}, want: "ContextEnded"},
 		{name: "SetFence loses the value", flaw: flaw{setsBoth: true}, want: "FenceSet"},
 		{name: "SetFence only raises", flaw: flaw{setsUp: true}, want: "FenceSet"},
+		{name: "Overwrite takes back the fence", flaw: flaw{lowers: true}, want: "Overwrites"},
+		{name: "Overwrite is fenced", flaw: flaw{fences: true}, want: "Overwrites"},
 		{name: "Close ignored", flaw: flaw{openEnded: true}, want: "Closed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -454,8 +481,8 @@ func TestFlaws(t *testing.T) {
 				if (k.Name == "Concurrent") != (c.flaw.gathers > 0 || c.flaw.pairs) {
 					continue
 				}
-				if k.Name == "FenceSet" && c.want != "" && !c.flaw.setsBoth && !c.flaw.setsUp {
-					continue // it uses most of the rules
+				if (k.Name == "FenceSet" || k.Name == "Overwrites") && c.want != k.Name && c.want != "" {
+					continue // they use most of the rules
 				}
 				err := k.Check(t.Context(), storetest.Harness{
 					New:    func() (resource.Store, error) { return newStore(c.flaw), nil },

@@ -61,31 +61,6 @@ const (
 	Done           = "done"       // the worker has ended
 )
 
-// Names of faults. Target is a worker, "resource", or a server of the lock's.
-const (
-	FaultPause   = "pause"   // SIGSTOP, confirmed in force
-	FaultResume  = "resume"  // SIGCONT
-	FaultHold    = "hold"    // what Target sends to the resource is held in the network
-	FaultDeliver = "deliver" // what was held is delivered
-	FaultKill    = "kill"    // SIGKILL, the process is gone
-	FaultRestart = "restart" // the process is back
-	FaultCut     = "cut"     // nothing passes between Target and the lock's servers in Peers; none: all of them
-	FaultRefuse  = "refuse"  // the same, and connections are refused, as by a dead host's neighbour or a firewall
-	FaultMend    = "mend"    // both are over
-
-	FaultWipe     = "wipe"     // killed, and restarted without its data
-	FaultFlush    = "flush"    // all data of the server is deleted
-	FaultEvict    = "evict"    // the server runs out of memory, and drops keys to make room
-	FaultLag      = "lag"      // the replica gets nothing more from the server
-	FaultFailover = "failover" // the replica takes over
-	FaultJump     = "jump"     // the server's wall clock jumps by Detail
-	FaultIsolate  = "isolate"  // the server is cut off from its peers; clients reach it
-	FaultRejoin   = "rejoin"   // that is over
-	FaultSnapshot = "snapshot" // a snapshot of the server is taken
-	FaultRestore  = "restore"  // the server is restored from it
-	FaultReap     = "reap"     // what the server keeps of a lock that nobody holds or waits for is deleted
-)
-
 // Event is one line of a history. Fields that don't belong to its Kind are zero and left out of the JSON.
 type Event struct {
 	Time  time.Time `json:"time"`            // the actor's wall clock; for drawing, never for judging

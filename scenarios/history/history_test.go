@@ -22,7 +22,7 @@ func TestEncodeDecode(t *testing.T) {
 		}},
 		{Time: at, Actor: "A", Kind: history.KindReport, Name: history.Acquired, Token: 1<<64 - 1, TTL: 1, Until: at.Add(time.Hour)},
 		{Time: at, Actor: "A", Kind: history.KindReport, Name: history.Failed, Error: "two\nlines"},
-		{Time: at, Actor: "controller", Kind: history.KindFault, Name: history.FaultPause, Target: "A"},
+		{Time: at, Actor: "controller", Kind: history.KindFault, Name: "pause", Target: "A"},
 		{
 			Time: at, Actor: "resource", Kind: history.KindDecision, Op: "write", Key: "k", Token: 7, Seq: 2, Seen: 7, SeenSeq: 1,
 			Accepted: true, Enforced: true, Value: "A\n<B>\n",

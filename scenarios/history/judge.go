@@ -22,7 +22,8 @@ func cutLast(ledger string) (rest, entry string, ok bool) {
 	return lines[:i], lines[i:], ok && lines[i:] != ""
 }
 
-// fence is a decision's place in the order of fences.
+// fence is a decision's place in the order of fences. It is compared here, and not by package resource: a judge that shares the code
+// that it judges would share its defects.
 type fence struct{ token, seq uint64 }
 
 func (f fence) after(g fence) bool {
@@ -204,19 +205,16 @@ func (j *judge) event(e *Event) {
 }
 
 func (j *judge) fault(e *Event) {
-	switch e.Name {
-	case FaultKill:
-		if e.Target == "resource" {
-			j.refused = 0 // its metrics die with it
-		}
-		if _, worker := j.ended[e.Target]; worker {
-			j.late = j.late || j.holding[e.Target] // it leaves a lock behind that nobody releases
-			j.ended[e.Target] = true
-		}
-	case FaultPause, FaultResume, FaultHold, FaultDeliver, FaultRestart, FaultCut, FaultRefuse, FaultMend:
-	case FaultWipe, FaultFlush, FaultEvict, FaultLag, FaultFailover, FaultJump, FaultIsolate, FaultRejoin, FaultSnapshot, FaultRestore, FaultReap:
-	default:
+	f, ok := FaultNamed(e.Name)
+	switch _, worker := j.ended[e.Target]; {
+	case !ok:
 		j.doubt("unknown fault %q", e.Name)
+	case f.State != Down:
+	case e.Target == "resource":
+		j.refused = 0 // its metrics die with it
+	case worker:
+		j.late = j.late || j.holding[e.Target] // it leaves a lock behind that nobody releases
+		j.ended[e.Target] = true
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/fencelab/fencelab/internal/observe"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
@@ -127,7 +128,7 @@ func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func newWorld(t require.TestingT, f history.Fencing, store resource.Overwriter) *world {
 	w := &world{fencing: f, store: store, workers: map[string]*person{}}
-	h, err := resource.NewHandler(store, &resource.HandlerOptions{Unfenced: f == history.FencingOff, Observer: w.observe})
+	h, err := resource.NewHandler(observe.Store(store, w.observe), &resource.HandlerOptions{Unfenced: f == history.FencingOff})
 	require.NoError(t, err)
 	w.client, err = resource.NewClient("http://model", &resource.ClientOptions{
 		HTTPClient: &http.Client{Transport: inProcess{h}}, AllowUnfenced: true, // wrong resources are the point
@@ -137,9 +138,9 @@ func newWorld(t require.TestingT, f history.Fencing, store resource.Overwriter) 
 	return w
 }
 
-func (w *world) observe(d resource.Decision) {
+func (w *world) observe(d observe.Decision) {
 	w.events = append(w.events, history.Event{
-		Actor: "resource", Kind: history.KindDecision, Op: string(d.Op), Key: d.Key, Token: d.Fence.Token, Seq: d.Fence.Seq,
+		Actor: "resource", Kind: history.KindDecision, Op: d.Op, Key: d.Key, Token: d.Fence.Token, Seq: d.Fence.Seq,
 		Seen: d.Seen.Token, SeenSeq: d.Seen.Seq, Accepted: d.Accepted, Enforced: d.Enforced, Value: string(d.Value),
 	})
 	if !d.Accepted {
@@ -267,8 +268,8 @@ func (w *world) crash() {
 	}
 	w.stale = 0
 	w.events = append(w.events,
-		history.Event{Kind: history.KindFault, Name: history.FaultKill, Target: "resource"},
-		history.Event{Kind: history.KindFault, Name: history.FaultRestart, Target: "resource"})
+		history.Event{Kind: history.KindFault, Name: "kill", Target: "resource"},
+		history.Event{Kind: history.KindFault, Name: "restart", Target: "resource"})
 }
 
 func (w *world) finish(t require.TestingT) []history.Event {
@@ -282,29 +283,22 @@ func (w *world) finish(t require.TestingT) []history.Event {
 		history.Event{Kind: history.KindEnd})
 }
 
-// nothingShown reports whether a finding says that the run was harmless, and not that something is wrong with it.
-func nothingShown(finding string) bool {
-	return slices.ContainsFunc([]string{noWrite, oneGrant, noHazard}, func(s string) bool { return strings.Contains(finding, s) })
-}
-
 // With fencing on, a resource that keeps the rule is never accused, and never under suspicion.
 func TestTheRuleIsSafe(t *testing.T) {
-	for name, newStore := range map[string]func() resource.Overwriter{
-		"model":  func() resource.Overwriter { return &model{} },
-		"memory": func() resource.Overwriter { return resource.NewMemory() },
-	} {
-		t.Run(name, rapid.MakeCheck(func(t *rapid.T) {
-			w := newWorld(t, history.FencingOn, newStore())
-			got := history.Judge(w.play(t, all))
-			require.False(t, w.bad, "the model's own account")
-			if got.Verdict == history.Inconclusive {
-				for _, f := range got.Findings {
-					require.True(t, nothingShown(f), f)
-				}
-				return
-			}
-			require.Equal(t, history.Safe, got.Verdict, "%q", got.Findings)
-		}))
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t, history.FencingOn, resource.NewMemory())
+		got := history.Judge(w.play(t, all))
+		require.False(t, w.bad, "the model's own account")
+		require.NotEqual(t, history.Violated, got.Verdict, "%q", got.Findings)
+		requireHarmless(t, got)
+	})
+}
+
+// requireHarmless requires that nothing is wrong with a run that is not safe: it only shows nothing.
+func requireHarmless(t require.TestingT, got history.Result) {
+	for _, f := range got.Findings {
+		shown := !slices.ContainsFunc([]string{noWrite, oneGrant, noHazard}, func(s string) bool { return strings.Contains(f, s) })
+		require.False(t, shown && got.Verdict == history.Inconclusive, f)
 	}
 }
 
@@ -340,11 +334,7 @@ func TestTheJudgeNeedsNoTokens(t *testing.T) {
 		}
 		got := history.Judge(events)
 		require.Equal(t, lost, got.Verdict == history.Violated, "%v %q", got.Verdict, got.Findings)
-		if got.Verdict == history.Inconclusive {
-			for _, f := range got.Findings {
-				require.True(t, nothingShown(f), f)
-			}
-		}
+		requireHarmless(t, got)
 	})
 }
 

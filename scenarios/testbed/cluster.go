@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/fencelab/fencelab/faults"
 )
@@ -13,7 +13,8 @@ import (
 // Cluster is servers that were started together. If they elect a leader, they have one when the start returns.
 type Cluster struct {
 	Servers []*Server
-	hosts   hosts // nil: no control over them
+	hosts   hosts        // nil: no control over them
+	open    atomic.Int32 // servers that aren't closed
 	stop    func() error
 }
 
@@ -37,17 +38,25 @@ func (c *Cluster) String() string {
 // Close ends the servers and removes what they left; external ones it leaves alone. It may be called again.
 func (c *Cluster) Close() error { return c.stop() }
 
-// Leader returns the server that says of itself that it leads. It asks until exactly one does, or until ctx ends. It
-// doesn't ask those in but: one that is cut off or frozen goes on to think that it leads for a while. Its error matches
-// [errors.ErrUnsupported] if such servers elect none.
-func (c *Cluster) Leader(ctx context.Context, but ...*Server) (*Server, error) {
-	leads := c.Servers[0].kind.leads
-	if leads == nil {
-		return nil, fmt.Errorf("testbed: %s has no leader: %w", c.Servers[0].kind.title, errors.ErrUnsupported)
+// shut removes the servers and what they share.
+func (c *Cluster) shut() error {
+	errs := make([]error, len(c.Servers))
+	each(c.Servers, func(i int, s *Server) { errs[i] = s.shut() })
+	if c.hosts != nil {
+		errs = append(errs, c.hosts.remove(context.Background()))
 	}
-	var leader *Server
-	err := poll(ctx, func(ctx context.Context) error {
-		leader = nil
+	return errors.Join(errs...)
+}
+
+// Leader returns the server that says that it leads. It asks until exactly one does, or until ctx ends. It doesn't ask those
+// in but: a leader that is cut off or frozen goes on to think that it leads. Its error matches [errors.ErrUnsupported] if
+// such servers elect none.
+func (c *Cluster) Leader(ctx context.Context, but ...*Server) (leader *Server, err error) {
+	leads := c.Servers[0].serverType.leads
+	if leads == nil {
+		return nil, fmt.Errorf("testbed: %s has no leader: %w", c.Servers[0].serverType.title, errors.ErrUnsupported)
+	}
+	err = poll(ctx, func(ctx context.Context) error {
 		said := make([]bool, len(c.Servers))
 		errs := make([]error, len(c.Servers))
 		each(c.Servers, func(i int, s *Server) {
@@ -55,6 +64,7 @@ func (c *Cluster) Leader(ctx context.Context, but ...*Server) (*Server, error) {
 				said[i], errs[i] = leads(ctx, s.Addr)
 			}
 		})
+		leader = nil
 		for i, s := range c.Servers {
 			if said[i] && leader != nil {
 				return fmt.Errorf("%s and %s both say that they lead", leader.Name, s.Name)
@@ -74,47 +84,27 @@ func (c *Cluster) Leader(ctx context.Context, but ...*Server) (*Server, error) {
 	return leader, nil
 }
 
-// Isolate cuts a server from the others of its cluster, both ways, while clients still reach it: packets between them
-// are dropped from when it returns until the heal. It needs servers in containers: without a network of their own
-// between them, its error matches [errors.ErrUnsupported].
+// Isolate cuts a server from the others of its cluster, both ways, while clients still reach it. It needs containers, which
+// have a network of their own between them; else its error matches [errors.ErrUnsupported].
 func (c *Cluster) Isolate(ctx context.Context, s *Server) (faults.Heal, error) {
 	if !slices.Contains(c.Servers, s) {
 		return nil, fmt.Errorf("testbed: isolate %s: it is not of this cluster", s.Name)
 	}
 	all, ok := c.hosts.(*containers)
 	if !ok || all.network == "" {
-		return nil, fmt.Errorf("testbed: isolate %s: only containers have a network that one can be taken from: %w",
-			s.Name, errors.ErrUnsupported)
+		return nil, fmt.Errorf("testbed: isolate %s: only containers have a network between them: %w", s.Name, errors.ErrUnsupported)
 	}
-	ctx, done, err := s.change(ctx, "isolate")
+	box := s.host.(*container)
+	err := s.change(ctx, "isolate", func(ctx context.Context) error {
+		if box.networks[all.network] == "" {
+			return errors.New("it is isolated already")
+		}
+		return box.disconnect(ctx, all.network)
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer done()
-	b := s.host.(*box)
-	if b.networks[all.network] == "" {
-		return nil, fmt.Errorf("testbed: isolate %s: it is isolated already", s.Name)
-	}
-	if err := b.disconnect(ctx, all.network); err != nil {
-		return nil, fmt.Errorf("testbed: %w", err)
-	}
-	var once sync.Mutex
-	healed := false
-	return func(ctx context.Context) error {
-		once.Lock()
-		defer once.Unlock()
-		if healed {
-			return nil
-		}
-		ctx, done, err := s.change(ctx, "rejoin")
-		if err != nil {
-			return err
-		}
-		defer done()
-		if err := b.connect(ctx, all.network, s.Name); err != nil {
-			return fmt.Errorf("testbed: %w", err)
-		}
-		healed = true
-		return nil
-	}, nil
+	return faults.Once(func(ctx context.Context) error {
+		return s.change(ctx, "rejoin", func(ctx context.Context) error { return box.connect(ctx, all.network, s.Name) })
+	}), nil
 }

@@ -13,57 +13,105 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
-	"github.com/moby/moby/api/types/container"
+	"github.com/google/uuid"
+	dockercontainer "github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 	"github.com/testcontainers/testcontainers-go"
+	tclog "github.com/testcontainers/testcontainers-go/log"
 
 	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/proc"
+)
+
+const (
+	engineTimeout = 30 * time.Second // for an engine to answer, and to do what takes a busy one seconds
+	pullTimeout   = 5 * time.Minute  // for an image to arrive
+	createTimeout = 2 * time.Minute  // for a container to be created and started, and for testcontainers' reaper to arrive
 )
 
 // containers are the hosts of a group of containers, and the network between them.
 type containers struct {
 	group   *group
 	engine  *testcontainers.DockerProvider
+	docker  client.APIClient
 	near    bool   // the engine runs on this machine
 	network string // id; empty: none
-	all     []*box
+	all     []*container
 }
 
-// box is the host of one container. Its data directory is a volume, so that a container can be replaced by another
-// one with other arguments.
-type box struct {
+// container is the host of one server. Its data directory is a volume, so that another container with other arguments can
+// take its place.
+type container struct {
 	*containers
-	name      string
-	hostPort  int
-	release   func() error // of hostPort
-	volume    string
-	networks  map[string]string // id of a network to the server's name there
-	container *testcontainers.DockerContainer
-	command   command // that container runs
-	progress  io.Writer
+	name     string
+	hostPort int
+	release  func() error // of hostPort
+	volume   string
+	networks map[string]string // id of a network to the server's name there
+	made     *testcontainers.DockerContainer
+	command  command // that made runs
+	progress io.Writer
 }
 
-// newContainers connects to the engine, chooses ports and, if the servers are linked, makes their network.
-func newContainers(ctx context.Context, g *group, progress io.Writer) (_ hosts, err error) {
+// silence silences testcontainers, which logs all that it does. What fails is in the errors that it returns.
+var silence = sync.OnceFunc(func() { tclog.SetDefault(tclog.NewNoopLogger()) })
+
+// dialEngine connects to the Docker engine that testcontainers finds.
+func dialEngine(ctx context.Context) (*testcontainers.DockerProvider, error) {
+	silence()
+	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
+	defer cancel()
+	var provider testcontainers.GenericProvider
+	var err error
+	done := make(chan struct{})
+	go func() { // it takes no context
+		defer close(done)
+		// NewDockerProvider doesn't know the default network's name, and would make one and leave it behind.
+		provider, err = testcontainers.ProviderDefault.GetProvider()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("no Docker engine answered within %v: %w", engineTimeout, context.Cause(ctx))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("no Docker engine answers (%s): install or start Docker; docker version tells more",
+			strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	engine := provider.(*testcontainers.DockerProvider)
+	// testcontainers looks elsewhere if the engine that was asked for doesn't answer.
+	if want := os.Getenv("DOCKER_HOST"); want != "" && engine.Client().DaemonHost() != want {
+		return nil, errors.Join(fmt.Errorf("the Docker engine at %s (DOCKER_HOST) doesn't answer: start it, or unset DOCKER_HOST", want),
+			engine.Close())
+	}
+	return engine, nil
+}
+
+// newName returns a name for something in the engine.
+func newName() string { return dirPrefix + uuid.NewString() }
+
+// newContainers connects to the engine, reserves ports and, if the servers are linked, makes their network.
+func newContainers(ctx context.Context, g *group, o *Options) (_ hosts, err error) {
 	engine, err := dialEngine(ctx)
 	if err != nil {
 		return nil, g.missing(err)
 	}
-	c := &containers{group: g, engine: engine}
+	c := &containers{group: g, engine: engine, docker: engine.Client()}
 	defer func() {
 		if err != nil {
-			for _, b := range c.all {
-				err = errors.Join(err, b.remove(ctx))
+			for _, one := range c.all {
+				err = errors.Join(err, one.remove(ctx))
 			}
 			err = errors.Join(err, c.remove(ctx))
 		}
 	}()
-	if err := sweepContainers(ctx, engine); err != nil {
+	if err := sweepContainers(ctx, c.docker); err != nil {
 		return nil, err
 	}
 	at, err := engine.DaemonHost(ctx)
@@ -72,30 +120,33 @@ func newContainers(ctx context.Context, g *group, progress io.Writer) (_ hosts, 
 	}
 	c.near = at == "localhost"
 	for _, name := range g.names {
-		b := &box{containers: c, name: name, volume: newName(), networks: make(map[string]string), progress: progress}
-		if b.hostPort, b.release, err = reservePort(); err != nil {
+		port, release, err := proc.ReservePort()
+		if err != nil {
 			return nil, err
 		}
-		c.all = append(c.all, b)
+		c.all = append(c.all, &container{
+			containers: c, name: name, hostPort: port, release: release, volume: newName(),
+			networks: make(map[string]string), progress: o.Progress,
+		})
 	}
-	if g.linked {
+	if g.linked && len(g.names) > 1 || len(g.join) > 0 {
 		return c, c.link(ctx)
 	}
 	return c, nil
 }
 
-// link makes a network on which the servers, and those that the group joins, know each other by name. It leads nowhere
-// else, so that clients come another way, on which they still come when a server is cut from its peers.
+// link makes a network on which the servers, and those that the group joins, know each other by name. Clients come another
+// way, which stays open when a server is cut from its peers.
 func (c *containers) link(ctx context.Context) error {
-	labels, err := labels()
+	owner, err := identify(os.Getpid())
 	if err != nil {
 		return err
 	}
-	// A creation isn't cut short, or a network might come to be whose id nobody learns.
+	// A creation isn't cut short, or nobody might learn the id of what it made.
 	createCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
 	defer cancel()
-	made, err := c.engine.Client().NetworkCreate(createCtx, newName(), client.NetworkCreateOptions{
-		Driver: "bridge", Internal: true, Labels: labels,
+	made, err := c.docker.NetworkCreate(createCtx, newName(), client.NetworkCreateOptions{
+		Driver: "bridge", Internal: true, Labels: map[string]string{labelOwner: owner},
 	})
 	if err != nil {
 		return fmt.Errorf("make a network: %w", err)
@@ -104,16 +155,13 @@ func (c *containers) link(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	for _, b := range c.all {
-		b.networks[c.network] = b.name
+	for _, one := range c.all {
+		one.networks[c.network] = one.name
 	}
 	for _, s := range c.group.join {
-		ctx, done, err := s.change(ctx, "connect")
-		if err != nil {
-			return err
-		}
-		err = s.host.(*box).connect(ctx, c.network, s.Name)
-		done()
+		err := s.change(ctx, "connect", func(ctx context.Context) error {
+			return s.host.(*container).connect(ctx, c.network, s.Name)
+		})
 		if err != nil {
 			return err
 		}
@@ -123,13 +171,13 @@ func (c *containers) link(ctx context.Context) error {
 
 func (c *containers) host(i int) host { return c.all[i] }
 
-func (c *containers) place(i int) place {
-	at := place{Provider: Containers, Dir: c.group.data, Listen: "0.0.0.0", Self: i}
-	for _, b := range c.all {
-		at.Peers = append(at.Peers, peer{Name: b.name, Host: b.name, Ports: c.group.ports})
+func (c *containers) placement(i int) placement {
+	at := placement{Provider: Containers, Dir: c.group.data, Listen: "0.0.0.0", Self: i}
+	for _, one := range c.all {
+		at.Peers = append(at.Peers, peer{Name: one.name, Host: one.name, Ports: c.group.ports})
 	}
 	for _, s := range c.group.join {
-		at.Joined = append(at.Joined, peer{Name: s.Name, Host: s.Name, Ports: s.kind.ports})
+		at.Joined = append(at.Joined, peer{Name: s.Name, Host: s.Name, Ports: s.serverType.ports})
 	}
 	return at
 }
@@ -144,189 +192,181 @@ func (c *containers) remove(ctx context.Context) error {
 	defer cancel()
 	for _, s := range c.group.join {
 		s.mu.Lock()
-		err := s.host.(*box).disconnect(ctx, c.network)
+		err := s.host.(*container).disconnect(ctx, c.network)
 		s.mu.Unlock()
 		if err != nil {
 			return err
 		}
 	}
-	if _, err := c.engine.Client().NetworkRemove(ctx, c.network, client.NetworkRemoveOptions{}); err != nil && !cerrdefs.IsNotFound(err) {
-		return fmt.Errorf("testbed: remove it by hand: docker network rm %s: %w", c.network, err)
-	}
-	return nil
+	_, err := c.docker.NetworkRemove(ctx, c.network, client.NetworkRemoveOptions{})
+	return leftBehind(err, "network rm", c.network)
 }
 
-func (b *box) connect(ctx context.Context, id, name string) error {
-	b.networks[id] = name
-	if b.container == nil {
+// leftBehind is the error of a removal that failed. What is gone already is removed.
+func leftBehind(err error, command, id string) error {
+	if err == nil || cerrdefs.IsNotFound(err) {
 		return nil
 	}
-	_, err := b.engine.Client().NetworkConnect(ctx, id, client.NetworkConnectOptions{
-		Container: b.container.GetContainerID(), EndpointConfig: &network.EndpointSettings{Aliases: []string{name}},
+	return fmt.Errorf("testbed: remove it by hand: docker %s %s: %w", command, id, err)
+}
+
+func (c *container) connect(ctx context.Context, id, name string) error {
+	c.networks[id] = name
+	if c.made == nil {
+		return nil
+	}
+	_, err := c.docker.NetworkConnect(ctx, id, client.NetworkConnectOptions{
+		Container: c.made.GetContainerID(), EndpointConfig: &network.EndpointSettings{Aliases: []string{name}},
 	})
 	if err != nil {
-		return fmt.Errorf("connect %s to the network of its peers: %w", b.name, err)
+		return fmt.Errorf("connect %s to the network of its peers: %w", c.name, err)
 	}
 	return nil
 }
 
-func (b *box) disconnect(ctx context.Context, id string) error {
-	if b.container == nil {
-		delete(b.networks, id)
-		return nil
+func (c *container) disconnect(ctx context.Context, id string) error {
+	if c.made != nil {
+		_, err := c.docker.NetworkDisconnect(ctx, id, client.NetworkDisconnectOptions{Container: c.made.GetContainerID(), Force: true})
+		if err != nil && !cerrdefs.IsNotFound(err) {
+			return fmt.Errorf("disconnect %s from the network of its peers: %w", c.name, err)
+		}
 	}
-	_, err := b.engine.Client().NetworkDisconnect(ctx, id, client.NetworkDisconnectOptions{
-		Container: b.container.GetContainerID(), Force: true,
-	})
-	if err != nil && !cerrdefs.IsNotFound(err) {
-		return fmt.Errorf("disconnect %s from the network of its peers: %w", b.name, err)
-	}
-	delete(b.networks, id)
+	delete(c.networks, id)
 	return nil
 }
-
-func (b *box) clientPort() string { return fmt.Sprintf("%d/tcp", b.group.ports[0]) }
-
-func (b *box) pid() int { return 0 }
 
 // start starts the container again, if it is to run the same command, or else another one with the same data.
-func (b *box) start(ctx context.Context, c command) error {
-	same := slices.Equal(c.Args, b.command.Args) && slices.Equal(c.Env, b.command.Env)
-	if b.container != nil && same {
-		_, err := b.engine.Client().ContainerStart(ctx, b.container.GetContainerID(), client.ContainerStartOptions{})
+func (c *container) start(ctx context.Context, cmd command) error {
+	if c.made != nil && slices.Equal(cmd.Args, c.command.Args) && slices.Equal(cmd.Env, c.command.Env) {
+		_, err := c.docker.ContainerStart(ctx, c.made.GetContainerID(), client.ContainerStartOptions{})
 		if err != nil {
 			return fmt.Errorf("start the container: %w", err)
 		}
 		return nil
 	}
-	if err := b.removeContainer(ctx); err != nil {
+	if err := c.removeContainer(ctx); err != nil {
 		return err
 	}
-	image := cmp.Or(os.Getenv(b.group.envImage()), b.group.image)
-	if err := b.run(ctx, image, c); err != nil {
-		if strings.Contains(err.Error(), "address already in use") || strings.Contains(err.Error(), "port is already allocated") {
-			return fmt.Errorf("%w: %w", errBind, err)
-		}
-		if _, inspectErr := b.engine.Client().ImageInspect(ctx, image); !cerrdefs.IsNotFound(inspectErr) {
-			return err
-		}
-		err = fmt.Errorf("%w\n    where no registry is reachable: sudo make images (make test and make demo then use "+
-			"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", err, b.group.envImage())
-		return &MissingError{b.group.title + " image", "sudo make images", err}
+	image := cmp.Or(os.Getenv(c.group.env("IMAGE")), c.group.image)
+	if err := c.pull(ctx, image); err != nil {
+		return err
 	}
-	b.command = c
+	if err := watch(c.docker.DaemonHost()); err != nil {
+		return err
+	}
+	if err := c.run(ctx, image, cmd); err != nil {
+		return errors.Join(fmt.Errorf("run the image %s: %w", image, err), c.removeContainer(ctx))
+	}
+	c.command = cmd
 	return nil
 }
 
-// once runs a command in a container of its own, with the server's data directory.
-func (b *box) once(ctx context.Context, c command) error {
-	if err := b.start(ctx, c); err != nil {
+// pull gets the image, if the engine doesn't have it.
+func (c *container) pull(ctx context.Context, image string) error {
+	if _, err := c.docker.ImageInspect(ctx, image); !cerrdefs.IsNotFound(err) {
 		return err
 	}
-	wait := b.engine.Client().ContainerWait(ctx, b.container.GetContainerID(), client.ContainerWaitOptions{})
-	select {
-	case r := <-wait.Result:
-		if r.StatusCode != 0 {
-			return b.ended(ctx)
-		}
-	case err := <-wait.Error:
-		return fmt.Errorf("wait for the container's end: %w", err)
+	_, _ = fmt.Fprintf(c.progress, "testbed: pulling the image %s\n", image)
+	pullCtx, cancel := context.WithTimeout(ctx, pullTimeout)
+	defer cancel()
+	err := c.engine.PullImage(pullCtx, image)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	return b.removeContainer(ctx)
+	if _, inspectErr := c.docker.ImageInspect(ctx, image); !cerrdefs.IsNotFound(inspectErr) {
+		return inspectErr
+	}
+	err = fmt.Errorf("cannot pull the image %s: %w\n    where no registry is reachable: sudo make images (make test and make demo then use "+
+		"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", image, err, c.group.env("IMAGE"))
+	return &MissingError{c.group.title + " image", "sudo make images", err}
 }
 
-// run runs image with a command and publishes the port for clients. It returns once the container has started, which
-// says nothing of the server in it.
-func (b *box) run(ctx context.Context, image string, c command) error {
-	labels, err := labels()
+// run runs a command and publishes the port for clients. It returns once the container has started, which says nothing of
+// the server in it. Like a network's, its creation isn't cut short.
+func (c *container) run(ctx context.Context, image string, cmd command) error {
+	owner, err := identify(os.Getpid())
 	if err != nil {
 		return err
 	}
-	if _, err := b.engine.Client().ImageInspect(ctx, image); cerrdefs.IsNotFound(err) {
-		_, _ = fmt.Fprintf(b.progress, "testbed: pulling the image %s\n", image)
+	labels := map[string]string{labelOwner: owner}
+	port := fmt.Sprintf("%d/tcp", c.group.ports[0])
+	binding := network.PortBinding{HostPort: strconv.Itoa(c.hostPort)}
+	if c.near { // else its loopback interface is out of reach
+		binding.HostIP = netip.MustParseAddr(loopback)
 	}
-
-	// A pull can be cut short. The creation can't, or a container might come to be whose id nobody learns.
-	pullCtx, stopPull := context.WithTimeout(ctx, pullTimeout)
-	defer stopPull()
-	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer cancel(nil)
-	pullOver := context.AfterFunc(pullCtx, func() { cancel(context.Cause(pullCtx)) })
-	defer pullOver()
-	create := func(context.Context, testcontainers.ContainerRequest) error {
-		if !pullOver() {
-			return context.Cause(pullCtx)
-		}
-		time.AfterFunc(createTimeout, func() { cancel(context.DeadlineExceeded) })
-		return nil
+	env := make(map[string]string)
+	for _, e := range cmd.Env {
+		name, value, _ := strings.Cut(e, "=")
+		env[name] = value
+	}
+	var files []testcontainers.ContainerFile
+	for path, data := range cmd.Files {
+		files = append(files, testcontainers.ContainerFile{Reader: bytes.NewReader(data), ContainerFilePath: path, FileMode: 0o600})
 	}
 	connect := func(ctx context.Context, made testcontainers.Container) error {
-		b.container = made.(*testcontainers.DockerContainer)
-		for id, name := range b.networks {
-			if err := b.connect(ctx, id, name); err != nil {
+		c.made = made.(*testcontainers.DockerContainer)
+		for id, name := range c.networks {
+			if err := c.connect(ctx, id, name); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-
-	binding := network.PortBinding{HostPort: strconv.Itoa(b.hostPort)}
-	if b.near { // else the engine is elsewhere, and its loopback interface out of reach
-		binding.HostIP = netip.MustParseAddr(loopback)
-	}
-	env := make(map[string]string)
-	for _, e := range c.Env {
-		name, value, _ := strings.Cut(e, "=")
-		env[name] = value
-	}
-	var files []testcontainers.ContainerFile
-	for path, data := range c.Files {
-		files = append(files, testcontainers.ContainerFile{Reader: bytes.NewReader(data), ContainerFilePath: path, FileMode: 0o600})
-	}
+	runCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
 	made, err := testcontainers.Run(runCtx, image,
-		testcontainers.WithCmd(c.Args...),
+		testcontainers.WithCmd(cmd.Args...),
 		testcontainers.WithEnv(env),
 		testcontainers.WithFiles(files...),
-		testcontainers.WithExposedPorts(b.clientPort()),
+		testcontainers.WithExposedPorts(port),
 		testcontainers.WithLabels(labels),
-		testcontainers.WithHostConfigModifier(func(hc *container.HostConfig) {
-			hc.PortBindings = network.PortMap{network.MustParsePort(b.clientPort()): {binding}}
+		testcontainers.WithHostConfigModifier(func(hc *dockercontainer.HostConfig) {
+			hc.PortBindings = network.PortMap{network.MustParsePort(port): {binding}}
 			hc.Mounts = append(hc.Mounts, mount.Mount{
-				Type: mount.TypeVolume, Source: b.volume, Target: b.group.data,
+				Type: mount.TypeVolume, Source: c.volume, Target: c.group.data,
 				VolumeOptions: &mount.VolumeOptions{Labels: labels},
 			})
-			for _, file := range c.mounts {
+			for _, file := range cmd.mounts {
 				hc.Mounts = append(hc.Mounts, mount.Mount{Type: mount.TypeBind, Source: file, Target: file, ReadOnly: true})
 			}
 		}),
 		testcontainers.WithAdditionalLifecycleHooks(testcontainers.ContainerLifecycleHooks{
-			PreCreates:  []testcontainers.ContainerRequestHook{create},
 			PostCreates: []testcontainers.ContainerHook{connect},
 		}),
 	)
 	if made != nil {
-		b.container = made
+		c.made = made
 	}
-	if err != nil {
-		err = fmt.Errorf("run the image %s: %w", image, err)
-		if cause := context.Cause(runCtx); cause != nil {
-			err = fmt.Errorf("%w: %w", cause, err)
+	return err
+}
+
+// once waits for the end of the container.
+func (c *container) once(ctx context.Context, cmd command) error {
+	if err := c.start(ctx, cmd); err != nil {
+		return err
+	}
+	wait := c.docker.ContainerWait(ctx, c.made.GetContainerID(), client.ContainerWaitOptions{})
+	select {
+	case r := <-wait.Result:
+		if r.StatusCode != 0 {
+			return c.ended(ctx)
 		}
-		return errors.Join(err, b.removeContainer(ctx))
+	case err := <-wait.Error:
+		return fmt.Errorf("wait for the container's end: %w", err)
 	}
-	return nil
+	return c.removeContainer(ctx)
 }
 
 // kill returns when the container has stopped. The engine unpauses it for that.
-func (b *box) kill(ctx context.Context) error {
-	if b.container == nil {
+func (c *container) kill(ctx context.Context) error {
+	if c.made == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
-	id := b.container.GetContainerID()
-	wait := b.engine.Client().ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
-	_, err := b.engine.Client().ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "SIGKILL"})
+	id := c.made.GetContainerID()
+	wait := c.docker.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: dockercontainer.WaitConditionNotRunning})
+	_, err := c.docker.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "SIGKILL"})
 	if err != nil && !cerrdefs.IsConflict(err) && !cerrdefs.IsNotFound(err) { // it isn't running
 		return fmt.Errorf("kill the container: %w", err)
 	}
@@ -340,76 +380,74 @@ func (b *box) kill(ctx context.Context) error {
 	return nil
 }
 
-func (b *box) pause(ctx context.Context) (faults.Heal, error) {
-	id := b.container.GetContainerID()
-	if _, err := b.engine.Client().ContainerPause(ctx, id, client.ContainerPauseOptions{}); err != nil {
+func (c *container) pause(ctx context.Context) (faults.Heal, error) {
+	id := c.made.GetContainerID()
+	if _, err := c.docker.ContainerPause(ctx, id, client.ContainerPauseOptions{}); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) error {
-		_, err := b.engine.Client().ContainerUnpause(ctx, id, client.ContainerUnpauseOptions{})
+		_, err := c.docker.ContainerUnpause(ctx, id, client.ContainerUnpauseOptions{})
 		return err
 	}, nil
 }
 
 // wipe removes the container and its volume.
-func (b *box) wipe(ctx context.Context) error {
-	if err := b.removeContainer(ctx); err != nil {
+func (c *container) wipe(ctx context.Context) error {
+	if err := c.removeContainer(ctx); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
 	defer cancel()
-	_, err := b.engine.Client().VolumeRemove(ctx, b.volume, client.VolumeRemoveOptions{Force: true})
-	if err != nil && !cerrdefs.IsNotFound(err) {
-		return fmt.Errorf("testbed: remove it by hand: docker volume rm %s: %w", b.volume, err)
-	}
-	return nil
+	_, err := c.docker.VolumeRemove(ctx, c.volume, client.VolumeRemoveOptions{Force: true})
+	return leftBehind(err, "volume rm", c.volume)
 }
 
-func (b *box) remove(ctx context.Context) error { return errors.Join(b.wipe(ctx), b.release()) }
+func (c *container) remove(ctx context.Context) error { return errors.Join(c.wipe(ctx), c.release()) }
 
 // removeContainer kills and removes the container, and may be called again.
-func (b *box) removeContainer(ctx context.Context) error {
-	if b.container == nil {
+func (c *container) removeContainer(ctx context.Context) error {
+	if c.made == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
 	defer cancel()
-	id := b.container.GetContainerID()
-	_, err := b.engine.Client().ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-	if err != nil && !cerrdefs.IsNotFound(err) {
-		return fmt.Errorf("testbed: remove it by hand: docker rm -f %s: %w", id, err)
+	id := c.made.GetContainerID()
+	_, err := c.docker.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	if err := leftBehind(err, "rm -f", id); err != nil {
+		return err
 	}
-	b.container = nil
+	c.made = nil
 	return nil
 }
 
-// addrs returns the addresses at which the port may be reached. There are two, because testcontainers takes its own
-// container's gateway for the engine's host wherever it runs in a container, which is wrong where the engine runs in
-// that container too.
-func (b *box) addrs(ctx context.Context) ([]string, error) {
-	host, err := b.container.Host(ctx)
+// addrs returns two addresses if testcontainers takes the gateway of its own container for the engine's host: that is wrong
+// if the engine runs in that container too. Nobody else listens at the loopback address, whose port is reserved.
+func (c *container) addrs(ctx context.Context) ([]string, error) {
+	host, err := c.made.Host(ctx)
 	if err != nil {
 		return nil, err
 	}
-	port := strconv.Itoa(b.hostPort)
+	port := strconv.Itoa(c.hostPort)
 	addrs := []string{net.JoinHostPort(host, port)}
 	if host != "localhost" {
-		addrs = append(addrs, net.JoinHostPort(loopback, port))
+		addrs = slices.Insert(addrs, 0, net.JoinHostPort(loopback, port))
 	}
 	return addrs, nil
 }
 
 // ended returns a [permanent] error with the end of the container's log if it has exited.
-func (b *box) ended(ctx context.Context) error {
-	state, err := b.container.State(ctx)
+func (c *container) ended(ctx context.Context) error {
+	state, err := c.made.State(ctx)
 	if err != nil || state.Running {
 		return err
 	}
-	err = fmt.Errorf("container exited with status %d", state.ExitCode)
-	if logs, logErr := b.container.Logs(ctx); logErr == nil {
-		text, _ := io.ReadAll(logs)
-		_ = logs.Close()
-		err = fmt.Errorf("%w: %s", err, tail(text))
+	logs, err := c.made.Logs(ctx)
+	if err != nil { // on a busy machine; the next look may see why it has exited
+		return fmt.Errorf("container exited with status %d: its log: %w", state.ExitCode, err)
 	}
-	return permanent{err}
+	text, err := io.ReadAll(logs)
+	if err = errors.Join(err, logs.Close()); err != nil {
+		return fmt.Errorf("container exited with status %d: its log: %w", state.ExitCode, err)
+	}
+	return permanent{fmt.Errorf("container exited with status %d: %s", state.ExitCode, tail(text))}
 }

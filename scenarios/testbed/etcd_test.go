@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,22 +15,18 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-func dialEtcd(t *testing.T, servers ...*testbed.Server) *clientv3.Client {
-	t.Helper()
+func newEtcd(servers ...*testbed.Server) (*clientv3.Client, error) {
 	var addrs []string
 	for _, s := range servers {
 		addrs = append(addrs, s.Addr)
 	}
-	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: 30 * time.Second})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	return c
+	return clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: 30 * time.Second})
 }
 
-func startEtcd(t *testing.T, n int, p testbed.Provider) *testbed.Cluster {
+func dialEtcd(t *testing.T, servers ...*testbed.Server) *clientv3.Client {
 	t.Helper()
-	c, err := testbed.StartEtcd(t.Context(), n, &testbed.Options{Provider: p})
-	testbed.Need(t, err)
+	c, err := newEtcd(servers...)
+	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
 }
@@ -61,6 +58,20 @@ func TestEtcd(t *testing.T) {
 		require.Regexp(t, `^3 × etcd 3\.\d+\.\d+ \(`+string(p)+`\)$`, c.String())
 		require.Len(t, c.Addrs(), 3)
 		etcd := dialEtcd(t, c.Servers...)
+		require.ErrorIs(t, c.RestoreSnapshot(ctx, nil, 0), errors.ErrUnsupported)
+		if p == testbed.Local {
+			_, err := c.Isolate(ctx, c.Servers[0])
+			require.ErrorIs(t, err, errors.ErrUnsupported)
+			_, err = c.Isolate(ctx, &testbed.Server{Name: "other"})
+			require.ErrorContains(t, err, "not of this cluster")
+			t.Setenv("FENCELAB_ETCD_ADDR", strings.Join(c.Addrs(), ","))
+			users, err := testbed.StartEtcd(ctx, 3, &testbed.Options{Provider: testbed.External})
+			require.NoError(t, err)
+			require.Equal(t, c.Addrs(), users.Addrs())
+			_, err = users.Leader(ctx)
+			require.NoError(t, err)
+			require.NoError(t, users.Close())
+		}
 
 		lease, err := etcd.Grant(ctx, 1)
 		require.NoError(t, err)
@@ -106,16 +117,29 @@ func TestEtcd(t *testing.T) {
 func TestIsolate(t *testing.T) {
 	requireDocker(t, "etcd")
 	ctx := t.Context()
-	c := startEtcd(t, 3, testbed.Containers)
-	etcd := dialEtcd(t, c.Servers...)
-	put(t, etcd, "old")
+	c, err := testbed.StartEtcd(ctx, 3, &testbed.Options{Provider: testbed.Containers})
+	testbed.Need(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	for _, s := range c.Servers {
+		heal, err := c.Isolate(ctx, s)
+		require.NoError(t, err)
+		leader, err := c.Leader(ctx, s)
+		require.NoError(t, err)
+		put(t, dialEtcd(t, leader), s.Name)
+		require.NoError(t, heal(ctx))
+		require.NoError(t, heal(ctx), "heal again")
+		got, err := dialEtcd(t, s).Get(ctx, "key") // linearizable: it waits until the member has caught up
+		require.NoError(t, err)
+		require.Equal(t, s.Name, string(got.Kvs[0].Value))
+	}
+
+	put(t, dialEtcd(t, c.Servers...), "old")
 	old, err := c.Leader(ctx)
 	require.NoError(t, err)
 	alone := dialEtcd(t, old)
 	_, err = alone.Get(ctx, "key")
 	require.NoError(t, err)
-
-	heal, err := c.Isolate(ctx, old)
+	_, err = c.Isolate(ctx, old)
 	require.NoError(t, err)
 	_, err = c.Isolate(ctx, old)
 	require.ErrorContains(t, err, "already")
@@ -140,36 +164,8 @@ func TestIsolate(t *testing.T) {
 		t.Fatalf("it is back in the cluster, though it is isolated: %v", err)
 	case <-time.After(2 * time.Second):
 	}
-	_ = heal
 	require.NoError(t, c.Close())
 	require.Error(t, <-restarted)
-}
-
-func TestIsolateHeals(t *testing.T) {
-	requireDocker(t, "etcd")
-	ctx := t.Context()
-	c := startEtcd(t, 3, testbed.Containers)
-	for _, s := range c.Servers {
-		heal, err := c.Isolate(ctx, s)
-		require.NoError(t, err)
-		leader, err := c.Leader(ctx, s)
-		require.NoError(t, err)
-		put(t, dialEtcd(t, leader), s.Name)
-		require.NoError(t, heal(ctx))
-		require.NoError(t, heal(ctx), "heal again")
-		got, err := dialEtcd(t, s).Get(ctx, "key") // linearizable: it waits until the member has caught up
-		require.NoError(t, err)
-		require.Equal(t, s.Name, string(got.Kvs[0].Value))
-	}
-}
-
-func TestIsolateUnsupported(t *testing.T) {
-	c := startEtcd(t, 3, testbed.Local)
-	_, err := c.Isolate(t.Context(), c.Servers[0])
-	require.ErrorIs(t, err, errors.ErrUnsupported)
-	other, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
-	_, err = c.Isolate(t.Context(), other)
-	require.ErrorContains(t, err, "not of this cluster")
 }
 
 func TestRestoreSnapshot(t *testing.T) {
@@ -206,20 +202,12 @@ func TestRestoreSnapshot(t *testing.T) {
 		require.ErrorContains(t, c.RestoreSnapshot(ctx, bytes.Repeat([]byte("no"), 1000), 0), "etcdutl")
 		require.NoError(t, c.RestoreSnapshot(ctx, snapshot, 0), "after one that failed")
 	})
-	t.Run("Unsupported", func(t *testing.T) {
-		c := startEtcd(t, 3, testbed.Local)
-		require.ErrorIs(t, c.RestoreSnapshot(t.Context(), nil, 0), errors.ErrUnsupported)
-	})
 }
 
-func TestEtcdExternal(t *testing.T) {
-	users := startEtcd(t, 3, testbed.Local)
-	t.Setenv(testbed.EnvEtcdAddr, users.Servers[0].Addr+","+users.Servers[1].Addr+","+users.Servers[2].Addr)
-	c, err := testbed.StartEtcd(t.Context(), 3, &testbed.Options{Provider: testbed.External})
-	testbed.Need(t, err)
-	require.Equal(t, users.Addrs(), c.Addrs())
-	_, err = c.Leader(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, c.Close())
-	require.True(t, listens(t, users.Servers[0].Addr))
+// Of a cluster only a number of members that can elect a leader is started.
+func TestMembers(t *testing.T) {
+	_, err := testbed.StartZooKeeper(t.Context(), 2, nil)
+	require.EqualError(t, err, "testbed: an ensemble of 2 ZooKeepers, want 1 or 3")
+	_, err = testbed.StartEtcd(t.Context(), 2, nil)
+	require.EqualError(t, err, "testbed: 2 members of an etcd; want 1 or 3")
 }

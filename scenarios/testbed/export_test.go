@@ -7,16 +7,22 @@ import (
 	"os"
 )
 
-var kinds = map[string]*kind{
-	"redis": &redisKind, "etcd": &etcdKind, "zookeeper": &zooKeeperKind, "consul": &consulKind, "postgres": &postgresKind,
-	"s3": &s3Kind, "dynamodb": &dynamoDBKind,
+// What tests of what a killed process leaves need.
+var (
+	Identify = identify
+	Watch    = watch
+)
+
+var serverTypes = map[string]*serverType{
+	"redis": &redisServer, "etcd": &etcd, "zookeeper": &zooKeeper, "consul": &consul, "postgres": &postgres, "s3": &s3,
+	"dynamodb": &dynamoDB,
 }
 
-// Lacks returns an error, for [Need], if a provider lacks what runs a server of a kind.
+// Lacks returns an error, for [Need], if a provider lacks what runs a server of a type.
 func Lacks(ctx context.Context, p Provider, name string) error {
-	k := kinds[name]
+	t := serverTypes[name]
 	if p == Local {
-		_, err := k.find(k.programs[0])
+		_, err := t.find(t.program)
 		return err
 	}
 	engine, err := dialEngine(ctx)
@@ -24,9 +30,9 @@ func Lacks(ctx context.Context, p Provider, name string) error {
 		return &MissingError{"Docker engine", "docker version says why", err}
 	}
 	defer func() { _ = engine.Close() }()
-	image := cmp.Or(os.Getenv(k.envImage()), k.image)
+	image := cmp.Or(os.Getenv(t.env("IMAGE")), t.image)
 	if _, err := engine.Client().ImageInspect(ctx, image); err != nil {
-		return &MissingError{k.title + " image", "docker pull " + image + ", or sudo make images", fmt.Errorf("%s: %w", image, err)}
+		return &MissingError{t.title + " image", "docker pull " + image + ", or sudo make images", fmt.Errorf("%s: %w", image, err)}
 	}
 	return nil
 }

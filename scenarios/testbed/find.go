@@ -8,28 +8,26 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// MissingError says that this machine has no server of a kind. A test that needs one is skipped for it, see [Need].
+// MissingError says that this machine has no server of a type. A test that needs one is skipped for it, see [Need].
 type MissingError struct {
 	Server string // "ZooKeeper"
-	Get    string // the command that provides it, for a shell
+	Get    string // the shell command that provides it
 	err    error
 }
 
 func (e *MissingError) Error() string { return e.err.Error() }
 func (e *MissingError) Unwrap() error { return e.err }
 
-// EnvStrict is the environment variable that, set to 1, forbids tests to go without a server, or with an imitation of it.
-const EnvStrict = "FENCELAB_STRICT"
-
 // Strict reports whether [EnvStrict] is set.
 func Strict() bool { return os.Getenv(EnvStrict) == "1" }
 
-// Need ends a test if err is not nil: it is skipped if the server that it needs is missing on this machine, and fails if err is
-// another error, or under [EnvStrict].
+// Need ends a test if err is not nil: it is skipped if this machine lacks the server that it needs, and fails if err is another
+// error, or under [EnvStrict].
 func Need(t interface {
 	Helper()
 	Skipf(format string, args ...any)
@@ -46,77 +44,80 @@ func Need(t interface {
 	}
 }
 
-// missing marks err as one for which a test may be skipped.
-func (k *kind) missing(err error) error { return &MissingError{k.title, k.get(), err} }
-
-// Real returns an error for [Need] if s is an imitation.
-func (s *Server) Real() error {
-	return s.kind.beyond(s.Provider, nil)
+// Program returns an error, for [Need], if a test needs a program that isn't in PATH.
+func Program(name, get string) error {
+	_, err := exec.LookPath(name)
+	if err != nil {
+		err = &MissingError{name, get, fmt.Errorf("%w: %s", err, get)}
+	}
+	return err
 }
 
-// beyond is err, which says what a server of a provider can't do. What an imitation can't do is missing: a real server can.
-func (k *kind) beyond(p Provider, err error) error {
+// missing marks err as one for which a test may be skipped.
+func (t *serverType) missing(err error) error { return &MissingError{t.title, t.get(), err} }
+
+// Real returns an error, for [Need], if the server is an imitation.
+func (s *Server) Real() error {
+	return s.serverType.cannot(s.Provider, nil)
+}
+
+// cannot is err, which says what a server of a provider can't do. What an imitation can't do is missing: a real server can.
+func (t *serverType) cannot(p Provider, err error) error {
 	if p == Embedded {
-		return k.missing(cmp.Or(err, errors.New("the "+k.title+" of this test is an imitation")))
+		return t.missing(cmp.Or(err, errors.New("the "+t.title+" of this test is an imitation")))
 	}
 	return err
 }
 
 // get is the command that provides the server for local use.
-func (k *kind) get() string {
-	if k.module != "" {
-		return "make bin/" + k.programs[0]
+func (t *serverType) get() string {
+	if t.module != "" {
+		return "make bin/" + t.program
 	}
 	if runtime.GOOS == "darwin" {
-		return "brew install " + k.brew
+		return "brew install " + t.brew
 	}
-	return "sudo apt-get install " + k.apt
+	return "sudo apt-get install " + t.apt
 }
 
-// find returns the path of one of the kind's programs on this machine: that which the environment names, one in PATH or in one
-// of the kind's directories, or else what make has built.
-func (k *kind) find(program string) (string, error) {
-	if set := os.Getenv(k.envServer()); set != "" {
-		if program != k.programs[0] { // it lies beside the first
+// find returns the path of a program: that which the environment names, or one beside it; else one in PATH, in one of the
+// type's directories, or in bin.
+func (t *serverType) find(program string) (string, error) {
+	env := t.env("SERVER")
+	if set := os.Getenv(env); set != "" {
+		if program != t.program {
 			set = filepath.Join(filepath.Dir(set), program)
 		}
 		path, err := findProgram(set)
 		if err != nil {
-			err = fmt.Errorf("%s: %w", k.envServer(), err)
+			err = fmt.Errorf("%s: %w", env, err)
 		}
 		return path, err
 	}
 	if path, err := findProgram(program); err == nil {
 		return path, nil
 	}
-	for _, dir := range k.dirs {
+	for _, dir := range t.dirs {
 		all, _ := filepath.Glob(filepath.Join(dir, program)) // in the pattern nothing can be wrong
 		if len(all) > 0 {
-			return newest(all), nil
+			return slices.MaxFunc(all, func(a, b string) int { return cmp.Compare(number(a), number(b)) }), nil
 		}
 	}
-	if k.module != "" {
+	if t.module != "" {
 		if path, err := findBuilt(program); err == nil {
 			return path, nil
 		}
 	}
-	return "", k.missing(fmt.Errorf("there is no %s: %s, or set %s to its path", program, k.get(), k.envServer()))
+	return "", t.missing(fmt.Errorf("there is no %s: %s, or set %s to its path", program, t.get(), env))
 }
 
-// newest is the path with the greatest number in it.
-func newest(paths []string) string {
-	best, most := "", -1
-	for _, path := range paths {
-		n := 0
-		for part := range strings.SplitSeq(path, "/") {
-			v, _ := strconv.Atoi(part)
-			n = cmp.Or(v, n)
-		}
-		if n > most {
-			best, most = path, n
-		}
+// number is the last number among the directories of a path: the version in /usr/lib/postgresql/15/bin.
+func number(path string) (n int) {
+	for part := range strings.SplitSeq(path, "/") {
+		v, _ := strconv.Atoi(part)
+		n = cmp.Or(v, n)
 	}
-	return best
+	return n
 }
 
 // findProgram returns the absolute path of a program in PATH, or at a path.
@@ -131,17 +132,14 @@ func findProgram(name string) (string, error) {
 // findBuilt returns the path of bin/name in the module that the working directory is in.
 func findBuilt(name string) (string, error) {
 	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+	for err == nil {
+		if _, statErr := os.Stat(filepath.Join(dir, "go.mod")); statErr == nil {
 			return findProgram(filepath.Join(dir, "bin", name))
 		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", errors.New("there is no go.mod above the working directory")
+		if dir == filepath.Dir(dir) {
+			err = errors.New("there is no go.mod above the working directory")
 		}
-		dir = parent
+		dir = filepath.Dir(dir)
 	}
+	return "", err
 }

@@ -31,8 +31,8 @@ func TestNeed(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // with nothing in it
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
 	t.Setenv(testbed.EnvStrict, "")
-	for _, kind := range []string{"REDIS", "ETCD", "S3", "DYNAMODB", "CONSUL"} {
-		t.Setenv("FENCELAB_"+kind+"_SERVER", "")
+	for _, name := range []string{"REDIS", "ETCD", "S3", "DYNAMODB", "CONSUL"} {
+		t.Setenv("FENCELAB_"+name+"_SERVER", "")
 	}
 	t.Chdir("/") // where make has built nothing
 	for _, p := range []testbed.Provider{testbed.Auto, testbed.Local} {
@@ -72,13 +72,16 @@ func TestNeed(t *testing.T) {
 // A server that is there and doesn't start is no reason to skip a test; nor is one that the environment names in vain.
 func TestNeedFails(t *testing.T) {
 	t.Setenv(testbed.EnvStrict, "")
+	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
 	dir := t.TempDir()
 	dies := filepath.Join(dir, "redis-server")
 	require.NoError(t, os.WriteFile(dies, []byte("#!/bin/sh\necho 'out of luck' >&2\nexit 3\n"), 0o755))
 	for set, want := range map[string]string{dies: "out of luck", filepath.Join(dir, "gone"): "FENCELAB_REDIS_SERVER: "} {
-		t.Setenv(testbed.EnvRedisServer, set)
+		t.Setenv("FENCELAB_REDIS_SERVER", set)
 		_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Local})
 		require.Contains(t, end(err), "failed: testbed: no Redis: local: ")
 		require.ErrorContains(t, err, want)
+		_, err = testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Auto})
+		require.Contains(t, end(err), "failed: testbed: no Redis: tried every way")
 	}
 }

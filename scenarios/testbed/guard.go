@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -17,9 +19,9 @@ var errInterrupted = errors.New("testbed: interrupted")
 // teardownTimeout bounds how long an interrupted process stays to tear its servers down.
 const teardownTimeout = time.Minute
 
-// A guard tears down what must not outlive the process when SIGINT, SIGTERM or SIGHUP arrives, and then sends the
-// signal again, so that the process dies of it (or its own handler sees it) as if there were no guard.
-// It listens only while it guards something, and never to a signal that the process was started to ignore.
+// A guard tears down what must not outlive the process when SIGINT, SIGTERM or SIGHUP arrives, and then sends the signal
+// again, so that the process dies of it, or its own handler sees it. It listens only while it guards something, and never to
+// a signal that the process was started to ignore.
 type guard struct {
 	mu      sync.Mutex
 	guarded map[*guarded]struct{}
@@ -27,8 +29,8 @@ type guard struct {
 	raised  chan struct{} // set while the process is being torn down; closed when the signal has been sent again
 }
 
-// servers is the guard of this process: signals belong to a process, so their handler does too.
-var servers guard
+// servers is the guard of this process.
+var servers = guard{guarded: make(map[*guarded]struct{})}
 
 type guarded struct {
 	cancel  context.CancelCauseFunc // cuts the start short
@@ -36,17 +38,16 @@ type guarded struct {
 	stop    func() error
 }
 
-// Guard has stop called if a signal ends the process before the returned function is called, which calls stop too.
-// stop is called once. A run that has processes or files of its own is torn down with the servers.
+// Guard has stop called if a signal ends the process before the returned function is called, which calls stop too. stop is
+// called once. Processes and files of a run are so torn down with the servers.
 func Guard(ctx context.Context, stop func() error) (done func() error, err error) {
 	return servers.start(ctx, func(context.Context) (func() error, error) { return stop, nil })
 }
 
-// start runs f and returns the stop that f returned, made idempotent. f's context ends when the process is
-// interrupted, or with ctx. An f that fails must have cleaned up after itself.
+// start runs f and returns the stop that f returned, made idempotent. f's context ends when the process is interrupted, or
+// with ctx. An f that fails must have cleaned up after itself.
 //
-// A start that was interrupted returns after the signal has been sent again, lest the caller turn it into an
-// ordinary failure: only a process that handles the signal itself sees the error.
+// A start that was interrupted returns after the signal has been sent again, lest its caller report an ordinary failure.
 func (g *guard) start(ctx context.Context, f func(context.Context) (stop func() error, err error)) (func() error, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -78,9 +79,6 @@ func (g *guard) add(s *guarded) (raised <-chan struct{}) {
 	defer g.mu.Unlock()
 	if g.raised != nil {
 		return g.raised
-	}
-	if g.guarded == nil {
-		g.guarded = make(map[*guarded]struct{})
 	}
 	if len(g.guarded) == 0 {
 		g.watch()
@@ -143,10 +141,7 @@ func again(sig os.Signal) {
 func (g *guard) teardown() {
 	g.mu.Lock()
 	g.raised = make(chan struct{})
-	all := make([]*guarded, 0, len(g.guarded))
-	for s := range g.guarded {
-		all = append(all, s)
-	}
+	all := slices.Collect(maps.Keys(g.guarded))
 	g.mu.Unlock()
 
 	done := make(chan struct{})

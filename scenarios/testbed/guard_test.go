@@ -24,7 +24,7 @@ func TestInterrupted(t *testing.T) {
 			}
 			t.Run("Local", func(t *testing.T) {
 				need(t, testbed.Local, "redis")
-				c := startChild(t, "local", testbed.EnvProvider+"=local")
+				c := startChild(t, "redis", testbed.EnvProvider+"=local")
 				require.NotEmpty(t, c.addr, c.output)
 				require.NoError(t, c.Process.Signal(sig))
 				requireSignaled(t, c.Wait(), sig)
@@ -33,9 +33,9 @@ func TestInterrupted(t *testing.T) {
 			})
 			t.Run("Containers", func(t *testing.T) {
 				docker := requireDocker(t, "redis")
-				c := startChild(t, "containers", testbed.EnvProvider+"=containers")
+				c := startChild(t, "redis", testbed.EnvProvider+"=containers")
 				require.NotEmpty(t, c.addr, c.output)
-				require.Len(t, containersOf(t, docker, c.Process.Pid), 1)
+				require.Len(t, leftOf(t, docker, c.Process.Pid), 2, "a container and a volume")
 				require.NoError(t, c.Process.Signal(sig))
 				requireSignaled(t, c.Wait(), sig)
 				require.Empty(t, leftOf(t, docker, c.Process.Pid))
@@ -46,25 +46,13 @@ func TestInterrupted(t *testing.T) {
 
 // What several servers share goes too.
 func TestInterruptedCluster(t *testing.T) {
-	t.Run("Local", func(t *testing.T) {
-		need(t, testbed.Local, "etcd")
-		c := startChild(t, "etcd", testbed.EnvProvider+"=local")
-		require.NotEmpty(t, c.addr, c.output)
-		require.Len(t, entries(t, c.tmp), 3)
-		require.NoError(t, c.Process.Signal(syscall.SIGTERM))
-		requireSignaled(t, c.Wait(), syscall.SIGTERM)
-		requireGone(t, c.addr)
-		require.Empty(t, entries(t, c.tmp))
-	})
-	t.Run("Containers", func(t *testing.T) {
-		docker := requireDocker(t, "etcd")
-		c := startChild(t, "etcd", testbed.EnvProvider+"=containers")
-		require.NotEmpty(t, c.addr, c.output)
-		require.Len(t, leftOf(t, docker, c.Process.Pid), 3+1+3, "containers, the network, volumes")
-		require.NoError(t, c.Process.Signal(syscall.SIGTERM))
-		requireSignaled(t, c.Wait(), syscall.SIGTERM)
-		require.Empty(t, leftOf(t, docker, c.Process.Pid))
-	})
+	docker := requireDocker(t, "etcd")
+	c := startChild(t, "etcd", testbed.EnvProvider+"=containers")
+	require.NotEmpty(t, c.addr, c.output)
+	require.Len(t, leftOf(t, docker, c.Process.Pid), 3+1+3, "containers, the network, volumes")
+	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+	requireSignaled(t, c.Wait(), syscall.SIGTERM)
+	require.Empty(t, leftOf(t, docker, c.Process.Pid))
 }
 
 // The signal arrives while the server is starting.
@@ -73,7 +61,7 @@ func TestInterruptedStart(t *testing.T) {
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
 	server := script(t, dir, `echo started >fifo; exec sleep 1000`)
-	c := prepareChild(t, "local", testbed.EnvProvider+"=local", testbed.EnvRedisServer+"="+server)
+	c := prepareChild(t, "redis", testbed.EnvProvider+"=local", "FENCELAB_REDIS_SERVER"+"="+server)
 	require.NoError(t, c.Start())
 	_, err := os.ReadFile(fifo) // blocks until the script runs
 	require.NoError(t, err)
@@ -85,7 +73,7 @@ func TestInterruptedStart(t *testing.T) {
 // A process that was started to ignore a signal, as by nohup, goes on.
 func TestIgnoredSignal(t *testing.T) {
 	need(t, testbed.Local, "redis")
-	c := prepareChild(t, "local", testbed.EnvProvider+"=local")
+	c := prepareChild(t, "redis", testbed.EnvProvider+"=local")
 	ready := filepath.Join(c.tmp, "ready")
 	require.NoError(t, syscall.Mkfifo(ready, 0o600))
 	out, err := os.OpenFile(ready, os.O_RDWR, 0)
@@ -106,67 +94,111 @@ func TestIgnoredSignal(t *testing.T) {
 	requireSignaled(t, c.Wait(), syscall.SIGTERM)
 }
 
-// A process that is killed can clean up nothing; the next one does.
+// A process that is killed can clean up nothing: the kernel ends local servers, and the next process removes their directories.
 func TestKilled(t *testing.T) {
-	t.Run("Local", func(t *testing.T) {
-		need(t, testbed.Local, "redis")
-		c := startChild(t, "local", testbed.EnvProvider+"=local")
-		require.NotEmpty(t, c.addr, c.output)
-		require.NoError(t, c.Process.Kill())
-		requireSignaled(t, c.Wait(), syscall.SIGKILL)
-		require.Len(t, entries(t, c.tmp), 1)
+	for server, dirs := range map[string]int{"redis": 1, "etcd": 3} {
+		t.Run(server, func(t *testing.T) {
+			need(t, testbed.Local, server)
+			c := startChild(t, server, testbed.EnvProvider+"=local")
+			require.NotEmpty(t, c.addr, c.output)
+			require.NoError(t, c.Process.Kill())
+			requireSignaled(t, c.Wait(), syscall.SIGKILL)
+			require.Len(t, entries(t, c.tmp), dirs)
 
-		next := startChild(t, "local", testbed.EnvProvider+"=local", "TMPDIR="+c.tmp)
-		require.NotEmpty(t, next.addr, next.output)
-		require.Len(t, entries(t, c.tmp), 1, "that of the second process")
-		require.Eventually(t, func() bool { return !listens(t, c.addr) }, 30*time.Second, 5*time.Millisecond)
-	})
-	t.Run("Containers", func(t *testing.T) {
-		docker := requireDocker(t, "redis")
-		c := startChild(t, "containers", testbed.EnvProvider+"=containers")
-		other := startChild(t, "containers", testbed.EnvProvider+"=containers")
-		require.NotEmpty(t, c.addr, c.output)
-		require.NotEmpty(t, other.addr, other.output)
-		require.NoError(t, c.Process.Kill())
-		requireSignaled(t, c.Wait(), syscall.SIGKILL)
-
-		next := startChild(t, "containers", testbed.EnvProvider+"=containers")
-		require.NotEmpty(t, next.addr, next.output)
-		requireSwept(t, docker, c.Process.Pid)
-		require.Len(t, containersOf(t, docker, other.Process.Pid), 1, "the sweep leaves the living alone")
-		for _, c := range []*child{other, next} {
-			require.NoError(t, c.Process.Signal(syscall.SIGTERM))
-			requireSignaled(t, c.Wait(), syscall.SIGTERM)
-		}
-	})
+			next := startChild(t, "redis", testbed.EnvProvider+"=local", "TMPDIR="+c.tmp)
+			require.NotEmpty(t, next.addr, next.output)
+			require.Len(t, entries(t, c.tmp), 1, "that of the second process")
+			require.Eventually(t, func() bool { return !listens(t, c.addr) }, 30*time.Second, 5*time.Millisecond)
+		})
+	}
 }
 
-func TestKilledCluster(t *testing.T) {
-	t.Run("Local", func(t *testing.T) {
-		need(t, testbed.Local, "etcd")
-		c := startChild(t, "etcd", testbed.EnvProvider+"=local")
-		require.NotEmpty(t, c.addr, c.output)
-		require.NoError(t, c.Process.Kill())
-		requireSignaled(t, c.Wait(), syscall.SIGKILL)
-		require.Len(t, entries(t, c.tmp), 3)
+// What runs in directories of a process that is gone, for want of a kernel that ends it, the next process kills. It leaves alone
+// what is a living process's, or nobody knows whose.
+func TestSweepDirs(t *testing.T) {
+	need(t, testbed.Local, "redis")
+	orphan := exec.CommandContext(t.Context(), "sleep", "60")
+	orphan.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, orphan.Start())
+	running, err := testbed.Identify(orphan.Process.Pid)
+	require.NoError(t, err)
+	me, err := testbed.Identify(os.Getpid())
+	require.NoError(t, err)
+	tmp := t.TempDir()
+	for name, owner := range map[string]string{
+		"gone": dead(t), "alive": me, "foreign": "elsewhere" + dead(t), "unreadable": "",
+	} {
+		dir := filepath.Join(tmp, "fencelab-"+name)
+		require.NoError(t, os.Mkdir(dir, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "owner"), []byte(owner), 0o600))
+		if name == "gone" {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "child"), []byte(running), 0o600))
+		}
+	}
+	next := startChild(t, "redis", testbed.EnvProvider+"=local", "TMPDIR="+tmp)
+	require.NotEmpty(t, next.addr, next.output)
+	requireSignaled(t, orphan.Wait(), syscall.SIGKILL)
+	require.NoDirExists(t, filepath.Join(tmp, "fencelab-gone"))
+	for _, name := range []string{"alive", "foreign", "unreadable"} {
+		require.DirExists(t, filepath.Join(tmp, "fencelab-"+name))
+	}
+}
 
-		next := startChild(t, "local", testbed.EnvProvider+"=local", "TMPDIR="+c.tmp)
-		require.NotEmpty(t, next.addr, next.output)
-		require.Len(t, entries(t, c.tmp), 1, "that of the second process")
-		require.Eventually(t, func() bool { return !listens(t, c.addr) }, 30*time.Second, 5*time.Millisecond)
-	})
-	t.Run("Containers", func(t *testing.T) {
-		docker := requireDocker(t, "etcd")
-		c := startChild(t, "etcd", testbed.EnvProvider+"=containers")
-		require.NotEmpty(t, c.addr, c.output)
-		require.Len(t, leftOf(t, docker, c.Process.Pid), 3+1+3, "containers, the network, volumes") // afterwards, any process may sweep
-		require.NoError(t, c.Process.Kill())
-		requireSignaled(t, c.Wait(), syscall.SIGKILL)
+// dead is the identity of a process that is gone.
+func dead(t *testing.T) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sleep", "1000")
+	require.NoError(t, cmd.Start())
+	identity, err := testbed.Identify(cmd.Process.Pid)
+	require.NoError(t, err)
+	require.NoError(t, cmd.Process.Kill())
+	requireSignaled(t, cmd.Wait(), syscall.SIGKILL)
+	return identity
+}
 
-		next := startChild(t, "containers", testbed.EnvProvider+"=containers")
-		require.NotEmpty(t, next.addr, next.output)
-		requireSwept(t, docker, c.Process.Pid)
-	})
+// The next process that starts containers removes what processes that are gone have left in the engine, and no more.
+func TestSweepEngine(t *testing.T) {
+	docker := needEngine(t)
+	me, err := testbed.Identify(os.Getpid())
+	require.NoError(t, err)
+	orphan := dead(t)
+	leave(t, docker, orphan)
+	leave(t, docker, me)
+	c := startChild(t, "redis", testbed.EnvProvider+"=containers", "FENCELAB_REDIS_IMAGE=fencelab.invalid/redis:0")
+	require.Error(t, c.Wait(), "there is no such image")
+	require.Empty(t, labelled(t, docker, orphan))
+	require.Len(t, labelled(t, docker, me), 2, "the sweep leaves the living alone")
+}
+
+// A process that is killed, or panics, has a watchdog, which empties the engine at once.
+func TestWatchdog(t *testing.T) {
+	docker := needEngine(t)
+	testbed.Need(t, testbed.Program("docker", "sudo apt-get install docker.io"))
+	for _, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGQUIT} { // Go panics at the latter
+		c := startChild(t, "watchdog")
+		c.Stderr = nil
+		identity, err := testbed.Identify(c.Process.Pid)
+		require.NoError(t, err)
+		leave(t, docker, identity)
+		require.Never(t, func() bool { return len(labelled(t, docker, identity)) < 2 }, 300*time.Millisecond, 50*time.Millisecond,
+			"before the process has ended")
+		require.NoError(t, c.Process.Signal(how))
+		require.Error(t, c.Wait())
+		require.Eventually(t, func() bool { return len(labelled(t, docker, identity)) == 0 }, time.Minute, 10*time.Millisecond)
+	}
+}
+
+// The containers of a process that is killed go with it, those of others stay.
+func TestKilledContainers(t *testing.T) {
+	docker := requireDocker(t, "redis")
+	c := startChild(t, "redis", testbed.EnvProvider+"=containers")
+	other := startChild(t, "redis", testbed.EnvProvider+"=containers")
+	require.NotEmpty(t, c.addr, c.output)
+	require.NotEmpty(t, other.addr, other.output)
+	require.NoError(t, c.Process.Kill())
+	requireSignaled(t, c.Wait(), syscall.SIGKILL)
+	require.Eventually(t, func() bool { return len(leftOf(t, docker, c.Process.Pid)) == 0 }, time.Minute, 10*time.Millisecond)
+	require.Len(t, leftOf(t, docker, other.Process.Pid), 2, "a container and a volume")
 }
 
 func requireSignaled(t *testing.T, err error, want syscall.Signal) {

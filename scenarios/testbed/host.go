@@ -8,8 +8,7 @@ import (
 
 // host is where a server runs, and what can be done to it there. Its methods aren't called concurrently.
 type host interface {
-	addrs(ctx context.Context) ([]string, error)    // at which clients may reach it, best first
-	pid() int                                       // of the server's process on this machine; 0: unknown
+	addrs(ctx context.Context) ([]string, error)    // at which clients may reach it
 	start(ctx context.Context, c command) error     // returns before the server answers
 	once(ctx context.Context, c command) error      // runs a command to its end, while the server is not running
 	ended(ctx context.Context) error                // a [permanent] error with the end of its log, if it has ended
@@ -22,6 +21,6 @@ type host interface {
 // hosts are those of a group: one host for each server, and what they share.
 type hosts interface {
 	host(i int) host
-	place(i int) place                // without the user's arguments
+	placement(i int) placement        // without the user's arguments
 	remove(ctx context.Context) error // what the hosts share, once they are removed
 }

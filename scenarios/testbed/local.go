@@ -1,16 +1,20 @@
 package testbed
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"strconv"
 
 	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/proc"
 )
 
 const loopback = "127.0.0.1"
@@ -28,13 +32,13 @@ type process struct {
 	path    string
 	ports   []int
 	release []func() error
-	dir     string // of the child, see spawn; holds the data directory too
-	child   *child // nil before the first start
+	dir     string      // holds the data directory, its log, and who it is
+	child   *proc.Child // nil before the first start
 }
 
-// newProcesses chooses the ports and makes the directories of g's servers.
-func newProcesses(ctx context.Context, g *group) (_ hosts, err error) {
-	path, err := g.find(g.programs[0])
+// newProcesses reserves the ports and makes the directories of g's servers.
+func newProcesses(ctx context.Context, g *group, _ *Options) (_ hosts, err error) {
+	path, err := g.find(g.program)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +54,7 @@ func newProcesses(ctx context.Context, g *group) (_ hosts, err error) {
 		one := &process{name: name, path: path}
 		p.all = append(p.all, one)
 		for range g.ports {
-			port, release, err := reservePort()
+			port, release, err := proc.ReservePort()
 			if err != nil {
 				return nil, err
 			}
@@ -61,7 +65,7 @@ func newProcesses(ctx context.Context, g *group) (_ hosts, err error) {
 			return nil, err
 		}
 		if err := os.Mkdir(one.data(), 0o700); err != nil {
-			return nil, fmt.Errorf("testbed: %w", err)
+			return nil, err
 		}
 	}
 	return p, nil
@@ -69,45 +73,47 @@ func newProcesses(ctx context.Context, g *group) (_ hosts, err error) {
 
 func (p *processes) host(i int) host { return p.all[i] }
 
-func (p *processes) place(i int) place {
-	at := place{Provider: Local, Path: p.path, Dir: p.all[i].data(), Listen: loopback, Self: i}
+func (p *processes) placement(i int) placement {
+	at := placement{Provider: Local, Path: p.path, Dir: p.all[i].data(), Listen: loopback, Self: i}
 	for _, one := range p.all {
-		at.Peers = append(at.Peers, one.peer())
+		at.Peers = append(at.Peers, one.peer(one.name))
 	}
 	for _, s := range p.group.join {
-		joined := s.host.(*process).peer()
-		joined.Name = s.Name
-		at.Joined = append(at.Joined, joined)
+		at.Joined = append(at.Joined, s.host.(*process).peer(s.Name))
 	}
 	return at
 }
 
 func (p *processes) remove(context.Context) error { return nil }
 
-func (p *process) peer() peer { return peer{Name: p.name, Host: loopback, Ports: p.ports} }
-
-func (p *process) data() string { return filepath.Join(p.dir, "data") }
+func (p *process) peer(name string) peer { return peer{Name: name, Host: loopback, Ports: p.ports} }
+func (p *process) data() string          { return filepath.Join(p.dir, "data") }
 
 func (p *process) addrs(context.Context) ([]string, error) {
-	return []string{fmt.Sprintf("%s:%d", loopback, p.ports[0])}, nil
+	return []string{net.JoinHostPort(loopback, strconv.Itoa(p.ports[0]))}, nil
 }
-
-func (p *process) pid() int { return p.child.PID }
 
 func (p *process) start(_ context.Context, c command) error {
 	for path, data := range c.Files {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
-			return fmt.Errorf("testbed: %w", err)
+			return err
 		}
 	}
-	cmd := exec.Command(cmp.Or(c.Path, p.path)) //nolint:noctx // it outlives the context of its start; kill ends it
-	cmd.Args = c.Args
-	if len(c.Env) > 0 {
-		cmd.Env = append(os.Environ(), c.Env...)
-	}
-	child, err := spawn(p.dir, cmd)
+	log, err := os.Create(p.logFile())
 	if err != nil {
 		return err
+	}
+	defer func() { _ = log.Close() }()          // the child has its own descriptor
+	cmd := exec.Command(cmp.Or(c.Path, p.path)) //nolint:noctx // it outlives the context of its start; kill ends it
+	cmd.Args, cmd.Dir, cmd.Stdout, cmd.Stderr = c.Args, p.dir, log, log
+	cmd.Env = append(os.Environ(), c.Env...)
+	child, err := proc.Start(cmd)
+	if err != nil {
+		return err
+	}
+	err = sign(filepath.Join(p.dir, childFile), child.PID)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // one that has exited already needs no sweep
+		return errors.Join(err, child.Kill())
 	}
 	p.child = child
 	return nil
@@ -119,8 +125,8 @@ func (p *process) once(ctx context.Context, c command) error {
 	}
 	select {
 	case <-p.child.Exited():
-		if err := p.child.Wait(); err != nil {
-			return fmt.Errorf("%w: %s", err, p.child.log())
+		if p.child.Wait() != nil {
+			return p.ended(ctx)
 		}
 		return nil
 	case <-ctx.Done():
@@ -128,21 +134,26 @@ func (p *process) once(ctx context.Context, c command) error {
 	}
 }
 
+func (p *process) logFile() string { return filepath.Join(p.dir, "log") }
+
 func (p *process) ended(context.Context) error {
 	select {
 	case <-p.child.Exited():
-		log := p.child.log()
-		err := fmt.Errorf("%s ended (%w): %s", p.path, p.child.Wait(), log)
-		if strings.Contains(strings.ToLower(log), "address already in use") {
-			err = fmt.Errorf("%w: %w", errBind, err)
-		}
-		return permanent{err}
 	default:
 		return nil
 	}
+	log, err := os.ReadFile(p.logFile())
+	err = errors.Join(fmt.Errorf("%s ended (%w): %s", p.path, p.child.Wait(), tail(log)), err)
+	return permanent{err}
 }
 
-// kill ends the process and all that it has started: a server's processes may be in groups of their own.
+// tail returns the end of an output, for an error message.
+func tail(b []byte) string {
+	b = bytes.TrimSpace(b)
+	return string(b[max(0, len(b)-2000):])
+}
+
+// kill ends the process and all that it has started, also in process groups of their own.
 func (p *process) kill(ctx context.Context) error {
 	if p.child == nil {
 		return nil
@@ -157,7 +168,7 @@ func (p *process) kill(ctx context.Context) error {
 		return err
 	}
 	if err := p.child.Kill(); err != nil {
-		return fmt.Errorf("testbed: %w", err)
+		return err
 	}
 	for _, pid := range under {
 		if err := faults.Kill(ctx, pid); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -167,8 +178,7 @@ func (p *process) kill(ctx context.Context) error {
 	return nil
 }
 
-// pause freezes the process and all that it has started. Those that run under a frozen parent start no others that
-// the next look would miss.
+// pause freezes the process and all that it has started, parents first: a frozen one starts no others.
 func (p *process) pause(ctx context.Context) (faults.Heal, error) {
 	var heals []faults.Heal
 	heal := func(ctx context.Context) error {
@@ -179,51 +189,39 @@ func (p *process) pause(ctx context.Context) (faults.Heal, error) {
 		}
 		return nil
 	}
-	frozen := make(map[int]bool)
+	seen := make(map[int]bool)
 	for pids := []int{p.child.PID}; len(pids) > 0; {
-		for _, pid := range pids {
-			one, err := faults.Pause(ctx, pid)
-			if errors.Is(err, os.ErrProcessDone) && len(heals) > 0 {
-				frozen[pid] = true // it isn't, but it won't run again
-				continue
-			}
-			if err != nil {
-				return nil, errors.Join(err, heal(context.WithoutCancel(ctx)))
-			}
-			frozen[pid] = true
+		pid := pids[0]
+		pids = pids[1:]
+		if seen[pid] {
+			continue
+		}
+		seen[pid] = true
+		one, err := faults.Pause(ctx, pid)
+		if err == nil {
 			heals = append(heals, one)
 		}
-		under, err := descendants(p.child.PID)
+		if err == nil || errors.Is(err, os.ErrProcessDone) && len(heals) > 0 { // a descendant may end
+			var under []int
+			under, err = descendants(p.child.PID)
+			pids = append(pids, under...)
+		}
 		if err != nil {
 			return nil, errors.Join(err, heal(context.WithoutCancel(ctx)))
-		}
-		pids = pids[:0]
-		for _, pid := range under {
-			if !frozen[pid] {
-				pids = append(pids, pid)
-			}
 		}
 	}
 	return heal, nil
 }
 
 func (p *process) wipe(context.Context) error {
-	if err := os.RemoveAll(p.data()); err != nil {
-		return fmt.Errorf("testbed: %w", err)
-	}
-	if err := os.Mkdir(p.data(), 0o700); err != nil {
-		return fmt.Errorf("testbed: %w", err)
-	}
-	return nil
+	return errors.Join(os.RemoveAll(p.data()), os.Mkdir(p.data(), 0o700))
 }
 
 // remove kills the process: a server that holds nothing worth keeping needs no goodbye.
 func (p *process) remove(ctx context.Context) error {
 	err := p.kill(context.WithoutCancel(ctx))
 	if p.dir != "" && err == nil {
-		if rmErr := os.RemoveAll(p.dir); rmErr != nil {
-			err = fmt.Errorf("testbed: %w", rmErr)
-		}
+		err = os.RemoveAll(p.dir)
 	}
 	for _, release := range p.release {
 		err = errors.Join(err, release())
@@ -233,12 +231,11 @@ func (p *process) remove(ctx context.Context) error {
 }
 
 // descendants returns the processes that pid has started and those that they have, as long as their parents live.
-func descendants(pid int) ([]int, error) {
+func descendants(pid int) (found []int, err error) {
 	children, err := children()
 	if err != nil {
 		return nil, err
 	}
-	var found []int
 	for next := children[pid]; len(next) > 0; next = next[1:] {
 		found = append(found, next[0])
 		next = append(next, children[next[0]]...)

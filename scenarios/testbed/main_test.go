@@ -3,6 +3,7 @@ package testbed_test
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
@@ -10,53 +11,56 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
-	"github.com/fencelab/fencelab/internal/leak"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// envChild makes the test binary a process that starts a Redis, or an etcd of three members if it is "etcd", says so
-// and waits to be killed.
+// envChild makes the test binary a process that starts a Redis, or what else it names, says so and waits to be killed.
 const envChild = "TESTBED_TEST_CHILD"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(envChild) != "" {
 		os.Exit(childMain())
 	}
-	// net/http dials in a goroutine that no Close ends: to a container that was killed it tries until the kernel gives up.
-	leak.Main(m, goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn"))
+	testmain.Run(m)
 }
 
 func childMain() int {
-	o := &testbed.Options{AllowEmbedded: os.Getenv(envChild) == "embedded-too", Progress: os.Stdout}
+	what := os.Getenv(envChild)
+	o := &testbed.Options{AllowEmbedded: what == "embedded-too", Progress: os.Stdout}
 	var r interface {
 		fmt.Stringer
 		io.Closer
 	}
 	var addr string
-	if os.Getenv(envChild) == "etcd" {
-		c, err := testbed.StartEtcd(context.Background(), 3, o)
-		if err != nil {
-			fmt.Println(err)
-			return 1
+	var err error
+	switch what {
+	case "watchdog":
+		if err = testbed.Watch(client.DefaultDockerHost); err == nil {
+			fmt.Println(readyPrefix)
+			select {}
 		}
-		r, addr = c, c.Addrs()[0]
-	} else {
-		s, err := testbed.StartRedis(context.Background(), o)
-		if err != nil {
-			fmt.Println(err)
-			return 1
+	case "etcd":
+		var c *testbed.Cluster
+		if c, err = testbed.StartEtcd(context.Background(), 3, o); err == nil {
+			r, addr = c, c.Addrs()[0]
 		}
-		r, addr = s, s.Addr
+	default:
+		var s *testbed.Server
+		if s, err = testbed.StartRedis(context.Background(), o); err == nil {
+			r, addr = s, s.Addr
+		}
 	}
-	fmt.Println(readyPrefix+addr, r)
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it, or is gone
-	if err := r.Close(); err != nil {
+	if err == nil {
+		fmt.Println(readyPrefix+addr, r)
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it, or is gone
+		err = r.Close()
+	}
+	if err != nil {
 		fmt.Println(err)
 		return 1
 	}
@@ -112,18 +116,21 @@ func prepareChild(t *testing.T, mode string, env ...string) *child {
 	return c
 }
 
-// requireDocker skips the test where servers of that kind can't run in containers.
-func requireDocker(t *testing.T, kind string) *client.Client {
+// requireDocker skips the test where servers of that type can't run in containers.
+func requireDocker(t *testing.T, serverType string) *client.Client {
 	t.Helper()
-	need(t, testbed.Containers, kind)
+	need(t, testbed.Containers, serverType)
 	return newDocker(t)
 }
 
-// dockerError says why no Docker engine answers; nil: one does.
-func dockerError(t *testing.T) error {
+// needEngine skips the test where no Docker engine answers.
+func needEngine(t *testing.T) *client.Client {
 	t.Helper()
-	_, err := newDocker(t).Ping(t.Context(), client.PingOptions{})
-	return err
+	docker := newDocker(t)
+	if _, err := docker.Ping(t.Context(), client.PingOptions{}); err != nil {
+		testbed.Need(t, &testbed.MissingError{Server: "Docker engine", Get: "docker version says why"})
+	}
+	return docker
 }
 
 func newDocker(t *testing.T) *client.Client {
@@ -134,43 +141,54 @@ func newDocker(t *testing.T) *client.Client {
 	return docker
 }
 
-// containersOf lists the containers that process pid has started.
-func containersOf(t *testing.T, docker *client.Client, pid int) []string {
-	t.Helper()
-	list, err := docker.ContainerList(t.Context(), client.ContainerListOptions{
-		All: true, Filters: make(client.Filters).Add("label", "dev.fencelab.owner="+strconv.Itoa(pid)),
-	})
-	require.NoError(t, err)
-	ids := make([]string, len(list.Items))
-	for i, c := range list.Items {
-		ids[i] = c.ID
-	}
-	return ids
-}
+const label = "dev.fencelab.owner"
 
-// leftOf lists all that process pid has in the engine.
+// leftOf lists all that process pid of this machine has in the engine.
 func leftOf(t *testing.T, docker *client.Client, pid int) []string {
 	t.Helper()
-	left := containersOf(t, docker, pid)
-	filters := make(client.Filters).Add("label", "dev.fencelab.owner="+strconv.Itoa(pid))
-	networks, err := docker.NetworkList(t.Context(), client.NetworkListOptions{Filters: filters})
-	require.NoError(t, err)
-	for _, n := range networks.Items {
-		left = append(left, "network "+n.Name)
-	}
-	volumes, err := docker.VolumeList(t.Context(), client.VolumeListOptions{Filters: filters})
-	require.NoError(t, err)
-	for _, v := range volumes.Items {
-		left = append(left, "volume "+v.Name)
-	}
-	return left
+	return labelled(t, docker, "|"+strconv.Itoa(pid)+"|")
 }
 
-// requireSwept requires that nothing is left in the engine of what process pid had there. Whoever starts a container sweeps:
-// another process may be about to remove the last of it.
-func requireSwept(t *testing.T, docker *client.Client, pid int) {
+// labelled lists all in the engine whose owner's identity contains part.
+func labelled(t *testing.T, docker *client.Client, part string) (found []string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return len(leftOf(t, docker, pid)) == 0 }, time.Minute, 10*time.Millisecond)
+	add := func(labels map[string]string, id string) {
+		if strings.Contains(labels[label], part) {
+			found = append(found, id)
+		}
+	}
+	owned := make(client.Filters).Add("label", label)
+	containers, err := docker.ContainerList(t.Context(), client.ContainerListOptions{All: true, Filters: owned})
+	require.NoError(t, err)
+	for _, c := range containers.Items {
+		add(c.Labels, c.ID)
+	}
+	networks, err := docker.NetworkList(t.Context(), client.NetworkListOptions{Filters: owned})
+	require.NoError(t, err)
+	for _, n := range networks.Items {
+		add(n.Labels, n.Name)
+	}
+	volumes, err := docker.VolumeList(t.Context(), client.VolumeListOptions{Filters: owned})
+	require.NoError(t, err)
+	for _, v := range volumes.Items {
+		add(v.Labels, v.Name)
+	}
+	return found
+}
+
+// leave makes a network and a volume of an owner, which go with the test.
+func leave(t *testing.T, docker *client.Client, owner string) {
+	t.Helper()
+	labels := map[string]string{label: owner}
+	n, err := docker.NetworkCreate(t.Context(), rand.Text(), client.NetworkCreateOptions{Driver: "bridge", Internal: true, Labels: labels})
+	require.NoError(t, err)
+	v, err := docker.VolumeCreate(t.Context(), client.VolumeCreateOptions{Labels: labels})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		_, _ = docker.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
+		_, _ = docker.VolumeRemove(ctx, v.Volume.Name, client.VolumeRemoveOptions{})
+	})
 }
 
 func entries(t *testing.T, dir string) []string {

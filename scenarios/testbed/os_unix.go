@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -21,13 +20,13 @@ func hostID() (string, error) { return os.Hostname() }
 // startTime returns the start time of a process as ps prints it, or fs.ErrNotExist for one that is dead.
 func startTime(pid int) (string, error) {
 	if err := syscall.Kill(pid, 0); errors.Is(err, syscall.ESRCH) {
-		return "", fmt.Errorf("testbed: process %d: %w", pid, fs.ErrNotExist)
+		return "", fmt.Errorf("process %d: %w", pid, fs.ErrNotExist)
 	}
 	cmd := exec.Command("ps", "-o", "lstart=", "-p", strconv.Itoa(pid))
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "TZ=UTC")
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("testbed: process %d: ps: %w", pid, err)
+		return "", fmt.Errorf("process %d: ps: %w", pid, err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }
@@ -43,28 +42,15 @@ func raise(sig syscall.Signal) error {
 func children() (map[int][]int, error) {
 	out, err := exec.Command("ps", "-A", "-o", "ppid=,pid=").Output() //nolint:noctx // ps ends by itself
 	if err != nil {
-		return nil, fmt.Errorf("testbed: ps: %w", err)
+		return nil, fmt.Errorf("ps: %w", err)
 	}
 	found := make(map[int][]int)
 	for line := range strings.Lines(string(out)) {
 		var parent, pid int
 		if _, err := fmt.Sscan(line, &parent, &pid); err != nil {
-			return nil, fmt.Errorf("testbed: ps: %q: %w", line, err)
+			return nil, fmt.Errorf("ps: %q: %w", line, err)
 		}
 		found[parent] = append(found[parent], pid)
 	}
 	return found, nil
-}
-
-// reservePort returns a TCP port of the loopback interface that was free a moment ago. Elsewhere than on Linux it
-// can't be held for servers to come.
-func reservePort() (port int, release func() error, err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binding a loopback port doesn't block
-	if err != nil {
-		return 0, nil, fmt.Errorf("testbed: %w", err)
-	}
-	if err := l.Close(); err != nil {
-		return 0, nil, fmt.Errorf("testbed: %w", err)
-	}
-	return l.Addr().(*net.TCPAddr).Port, func() error { return nil }, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -15,23 +16,23 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// RedisImage is the image that containers run unless FENCELAB_REDIS_IMAGE names another.
-const RedisImage = "redis:7.4.2-bookworm"
-
-var redisKind = kind{
-	name: "redis", title: "Redis", env: "REDIS",
-	image: RedisImage, ports: []int{6379}, data: "/data",
-	timeout:  time.Minute, // a few ms is usual
-	want:     "host:port or redis:// URL",
-	url:      func(addr string) string { return "redis://" + addr },
-	programs: []string{"redis-server"}, apt: "redis-server", brew: "redis",
-	ready: func(ctx context.Context, addr string, pid int) (string, error) {
-		info, err := redisInfo(ctx, &redis.Options{Addr: addr}, "server")
+var redisServer = serverType{
+	name: "redis", title: "Redis", image: "redis:7.4.2-bookworm", ports: []int{6379}, data: "/data",
+	program: "redis-server", apt: "redis-server", brew: "redis",
+	url: "redis://%s", schemes: []string{"redis", "rediss"},
+	accept: func(u *url.URL, _ bool) bool {
+		_, err := redis.ParseURL(u.String())
+		return err == nil
+	},
+	command: redisCommand,
+	ready: func(ctx context.Context, _, url string, _ bool) (string, error) {
+		opt, err := redis.ParseURL(url)
+		if err != nil {
+			return "", errors.New("not a URL of Redis") // the error may quote a password
+		}
+		info, err := redisInfo(ctx, opt, "server")
 		if err != nil {
 			return "", err
-		}
-		if other := info["process_id"]; pid != 0 && other != strconv.Itoa(pid) {
-			return "", fmt.Errorf("%s is another server's, of process %s", addr, other) // ours is about to fail to bind
 		}
 		return info["redis_version"], nil
 	},
@@ -40,7 +41,6 @@ var redisKind = kind{
 		defer func() { _ = c.Close() }()
 		return c.Time(ctx).Result()
 	},
-	external: findExternalRedis,
 	embedded: func() (addr, version string, stop func() error, err error) {
 		m := miniredis.NewMiniRedis()
 		m.ClockTTL(true) // keys expire as time passes, not as a test says
@@ -51,57 +51,39 @@ var redisKind = kind{
 	},
 }
 
-// StartRedis starts a Redis, or finds the external one, and returns once it answers. It keeps nothing on disk, unless
-// o's Args say so, and allows DEBUG. An error says what to do about it. It matches [errors.ErrUnsupported] if the
-// provider cannot start a server with o's Args.
-//
-// Until Close the process tears the server down when a signal ends it; see the package comment.
+// StartRedis starts a Redis, or finds the external one, and returns once it answers. It keeps nothing on disk, unless o's Args
+// say so, and allows DEBUG. An error says what to do about it. It matches [errors.ErrUnsupported] if the provider cannot start
+// a server with o's Args.
 func StartRedis(ctx context.Context, o *Options) (*Server, error) {
-	c, err := start(ctx, redisGroup("redis"), o)
-	if err != nil {
-		return nil, err
-	}
-	return c.Servers[0], nil
+	return startOne(ctx, &redisServer, o)
 }
 
 // StartRedisNodes starts n Redis servers that know nothing of each other, redis1 to redisN, as [StartRedis] does.
-// External ones are listed in FENCELAB_REDIS_ADDR, separated by commas.
 func StartRedisNodes(ctx context.Context, n int, o *Options) ([]*Server, error) {
-	names := make([]string, n)
-	for i := range names {
-		names[i] = fmt.Sprintf("redis%d", i+1)
-	}
-	c, err := start(ctx, redisGroup(names...), o)
+	c, err := start(ctx, &group{serverType: &redisServer, names: numbered("redis", n)}, o)
 	if err != nil {
 		return nil, err
 	}
 	return c.Servers, nil
 }
 
-// StartRedisReplica starts an asynchronous replica of a running server of [StartRedis], where that comes from. Its
-// name is the primary's and "-replica". It returns once the replica holds all that the primary does. Its error matches
+// StartRedisReplica starts an asynchronous replica of a running server of [StartRedis], where that comes from. Its name is the
+// primary's and "-replica". It returns once the replica holds all that the primary does. Its error matches
 // [errors.ErrUnsupported] if the primary is external or embedded.
 func StartRedisReplica(ctx context.Context, primary *Server, o *Options) (*Server, error) {
-	if primary.kind != &redisKind || primary.host == nil {
-		return nil, primary.kind.beyond(primary.Provider, fmt.Errorf("testbed: no replica of %s: %w", primary, errors.ErrUnsupported))
+	if primary.serverType != &redisServer || primary.host == nil {
+		return nil, primary.serverType.cannot(primary.Provider, fmt.Errorf("testbed: no replica of %s: %w", primary, errors.ErrUnsupported))
 	}
 	var with Options
 	if o != nil {
 		with = *o
 	}
 	with.Provider = primary.Provider
-	g := redisGroup(primary.Name + "-replica")
-	g.linked, g.join = true, []*Server{primary}
-	g.command = func(ctx context.Context, at place) (command, error) {
-		of := at.Joined[0]
-		at.More = append([]string{"--replicaof", of.Host, strconv.Itoa(of.Ports[0])}, at.More...)
-		return redisCommand(ctx, at)
-	}
-	c, err := start(ctx, g, &with)
+	g := &group{serverType: &redisServer, names: []string{primary.Name + "-replica"}, join: []*Server{primary}}
+	replica, err := start1(ctx, g, &with)
 	if err != nil {
 		return nil, err
 	}
-	replica := c.Servers[0]
 	if err := awaitReplica(ctx, primary, replica); err != nil {
 		return nil, errors.Join(fmt.Errorf("testbed: no replica of %s: %w", primary, err), replica.Close())
 	}
@@ -109,7 +91,7 @@ func StartRedisReplica(ctx context.Context, primary *Server, o *Options) (*Serve
 }
 
 func awaitReplica(ctx context.Context, primary, replica *Server) error {
-	ctx, cancel := context.WithTimeout(ctx, redisKind.timeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	return poll(ctx, func(ctx context.Context) error {
 		of, err := redisInfo(ctx, &redis.Options{Addr: primary.Addr}, "replication")
@@ -120,57 +102,32 @@ func awaitReplica(ctx context.Context, primary, replica *Server) error {
 		if err != nil {
 			return err
 		}
-		if link := has["master_link_status"]; link != "up" {
-			return fmt.Errorf("the replica's link is %q", link)
-		}
-		if has["slave_repl_offset"] != of["master_repl_offset"] {
-			return fmt.Errorf("the replica is at %s, the primary at %s", has["slave_repl_offset"], of["master_repl_offset"])
+		if link, at := has["master_link_status"], has["slave_repl_offset"]; link != "up" || at != of["master_repl_offset"] {
+			return fmt.Errorf("the replica's link is %q, and it is at %s of %s", link, at, of["master_repl_offset"])
 		}
 		return nil
 	})
 }
 
-func redisGroup(names ...string) *group {
-	return &group{kind: &redisKind, names: names, command: redisCommand}
-}
-
 // redisCommand runs a redis-server that is volatile and controllable, under any configuration of its packager.
-func redisCommand(_ context.Context, at place) (command, error) {
+func redisCommand(_ context.Context, at placement) (command, error) {
 	args := []string{"redis-server"} // decides what the program is: it may be a link to one that does several things
 	if at.Provider == Local {
 		args = append(args, "--bind", at.Listen, "--port", strconv.Itoa(at.me().Ports[0]))
 	} else {
-		// The network of a container isn't loopback, which is all that the protected mode lets in.
-		args = append(args, "--protected-mode", "no")
+		args = append(args, "--protected-mode", "no") // it would let in loopback only, which a container's network isn't
 	}
 	args = append(args, "--dir", at.Dir, "--save", "", "--appendonly", "no", "--enable-debug-command", "yes",
 		"--repl-diskless-sync-delay", "0") // a replica needn't wait for others to come
+	for _, primary := range at.Joined {
+		args = append(args, "--replicaof", primary.Host, strconv.Itoa(primary.Ports[0]))
+	}
 	return command{Args: append(args, at.More...)}, nil
 }
 
-func findExternalRedis(ctx context.Context, k *kind, set string) ([]*Server, error) {
-	var found []*Server
-	for url := range strings.SplitSeq(set, ",") {
-		if !strings.Contains(url, "://") {
-			url = "redis://" + url
-		}
-		opt, err := redis.ParseURL(url)
-		if err != nil || opt.Network != "tcp" {
-			// The error may quote the URL, and with it a password.
-			return nil, fmt.Errorf("%s is neither host:port nor a redis:// or rediss:// URL", k.envAddr())
-		}
-		info, err := redisInfo(ctx, opt, "server")
-		if err != nil {
-			return nil, fmt.Errorf("the server at %s (%s) does not answer: %w", opt.Addr, k.envAddr(), err)
-		}
-		found = append(found, &Server{Addr: opt.Addr, URL: url, Version: info["redis_version"]})
-	}
-	return found, nil
-}
-
-// redisInfo asks a server for a section of INFO. It tries once.
+// redisInfo asks a server for a section of INFO once.
 func redisInfo(ctx context.Context, opt *redis.Options, section string) (map[string]string, error) {
-	// The client prints a line for every server that it can't reach, so see first whether somebody listens.
+	// The client prints a line for every server that it can't reach.
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", opt.Addr)
 	if err != nil {
 		return nil, err

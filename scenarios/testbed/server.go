@@ -1,7 +1,6 @@
 package testbed
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,19 +33,19 @@ type RestartOptions struct {
 type Server struct {
 	Name     string   // "redis", "etcd2": unique among servers that were started together
 	Addr     string   // host:port for clients; the same after a restart
-	URL      string   // for the client library; with the credentials, if there are any
+	URL      string   // for the client library, with the credentials
 	Provider Provider // where it came from; never [Auto]
 	Version  string   // as the server says; "miniredis" if embedded
 
-	// Clock is the server's wall clock, which it also keeps over a restart; nil unless Options.Clock.
+	// Clock is the server's wall clock, which outlives a restart; nil unless Options.Clock.
 	Clock *faults.Clock
 
-	kind     *kind
-	host     host // nil: no control over it
-	place    func() place
-	command  func(ctx context.Context, at place) (command, error)
-	clockDir string       // of Clock
-	stop     func() error // Close
+	serverType *serverType
+	host       host // nil: no control over it
+	placement  func() placement
+	clockDir   string       // of Clock
+	shut       func() error // removes it alone
+	close      func() error // and what it shared, if it is the last
 
 	ctx     context.Context //nolint:containedctx // ends with Close, and cuts a restart short
 	cancel  context.CancelCauseFunc
@@ -62,126 +61,101 @@ func (s *Server) String() string {
 	if s.Provider == Embedded {
 		return fmt.Sprintf("%s (%s)", s.Version, s.Provider)
 	}
-	return fmt.Sprintf("%s %s (%s)", s.kind.name, s.Version, s.Provider)
+	return fmt.Sprintf("%s %s (%s)", s.serverType.name, s.Version, s.Provider)
 }
 
 // Close ends the server and removes what it left; an external one it leaves alone. It may be called again.
-func (s *Server) Close() error { return s.stop() }
+func (s *Server) Close() error { return s.close() }
 
-// Pause freezes the server, by SIGSTOP of every one of its processes or by the container engine's freezer. In force
-// means that none of them runs. The heal matches [os.ErrProcessDone] if the server was killed under the pause.
+// Pause freezes every process of the server. The heal matches [os.ErrProcessDone] if the server was killed under the pause.
 //
-// Pause, Kill and Restart match [errors.ErrUnsupported] where the provider has no control over the server: [External]
-// and [Embedded].
+// Pause, Kill and Restart match [errors.ErrUnsupported] for servers that are [External] or [Embedded].
 func (s *Server) Pause(ctx context.Context) (faults.Heal, error) {
-	ctx, done, err := s.change(ctx, "pause")
+	var heal faults.Heal
+	var run int
+	err := s.change(ctx, "pause", func(ctx context.Context) (err error) {
+		if !s.running {
+			return os.ErrProcessDone
+		}
+		run = s.run
+		heal, err = s.host.pause(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer done()
-	if !s.running {
-		return nil, fmt.Errorf("testbed: pause %s: %w", s.Name, os.ErrProcessDone)
-	}
-	heal, err := s.host.pause(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("testbed: pause %s: %w", s.Name, err)
-	}
-	run, healed := s.run, false
-	return func(ctx context.Context) error {
-		ctx, done, err := s.change(ctx, "resume")
-		if err != nil {
-			return err
-		}
-		defer done()
-		if healed {
-			return nil
-		}
-		if !s.running || s.run != run {
-			return fmt.Errorf("testbed: resume %s: %w", s.Name, os.ErrProcessDone)
-		}
-		if err := heal(ctx); err != nil {
-			return fmt.Errorf("testbed: resume %s: %w", s.Name, err)
-		}
-		healed = true
-		return nil
-	}, nil
+	return faults.Once(func(ctx context.Context) error {
+		return s.change(ctx, "resume", func(ctx context.Context) error {
+			if !s.running || s.run != run {
+				return os.ErrProcessDone
+			}
+			return heal(ctx)
+		})
+	}), nil
 }
 
-// Kill ends the server by SIGKILL, also while it is paused. In force means that its processes are gone and connections
-// to its address are refused. The data directory stays its own until Close; so does, on Linux, the address.
+// Kill ends the server by SIGKILL, also while it is paused, and returns when connections to its address are refused. It
+// keeps its data directory and, on Linux, its address until Close.
 func (s *Server) Kill(ctx context.Context) error {
-	ctx, done, err := s.change(ctx, "kill")
-	if err != nil {
-		return err
-	}
-	defer done()
-	if !s.running {
-		return fmt.Errorf("testbed: kill %s: %w", s.Name, os.ErrProcessDone)
-	}
-	if err := s.host.kill(ctx); err != nil {
-		return fmt.Errorf("testbed: kill %s: %w", s.Name, err)
-	}
-	s.running = false
-	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
-	defer cancel()
-	err = poll(ctx, func(ctx context.Context) error { // an engine may forward the port for a moment longer
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
-		if err == nil {
-			return errors.Join(errors.New("it is killed, and its address still accepts connections"), conn.Close())
+	return s.change(ctx, "kill", func(ctx context.Context) error {
+		if !s.running {
+			return os.ErrProcessDone
 		}
-		if errors.Is(err, context.DeadlineExceeded) {
+		if err := s.host.kill(ctx); err != nil {
 			return err
 		}
-		return nil
+		s.running = false
+		ctx, cancel := context.WithTimeout(ctx, engineTimeout)
+		defer cancel()
+		return poll(ctx, func(ctx context.Context) error { // an engine may forward the port for a moment longer
+			conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
+			if err == nil {
+				return errors.Join(errors.New("it is killed, and its address still accepts connections"), conn.Close())
+			}
+			if errors.Is(err, context.DeadlineExceeded) {
+				return err
+			}
+			return nil
+		})
 	})
-	if err != nil {
-		return fmt.Errorf("testbed: kill %s: %w", s.Name, err)
-	}
-	return nil
 }
 
 // Restart starts a server that was killed, at the same address, and returns once it answers.
 func (s *Server) Restart(ctx context.Context, o RestartOptions) error {
-	ctx, done, err := s.change(ctx, "restart")
-	if err != nil {
-		return err
-	}
-	defer done()
-	if s.running {
-		return fmt.Errorf("testbed: restart %s: it runs; kill it first", s.Name)
-	}
-	if o.Wipe {
-		if err := s.host.wipe(ctx); err != nil {
-			return fmt.Errorf("testbed: restart %s: %w", s.Name, err)
+	return s.change(ctx, "restart", func(ctx context.Context) error {
+		if s.running {
+			return errors.New("it runs; kill it first")
 		}
-	}
-	if o.Args != nil {
-		s.args = o.Args
-	}
-	if err := s.begin(ctx); err != nil {
-		return fmt.Errorf("testbed: restart %s: %w", s.Name, err)
-	}
-	return nil
+		if o.Wipe {
+			if err := s.host.wipe(ctx); err != nil {
+				return err
+			}
+		}
+		if o.Args != nil {
+			s.args = o.Args
+		}
+		return s.begin(ctx)
+	})
 }
 
-// change makes the caller the only one who changes the server, until done. The context also ends with Close.
-func (s *Server) change(ctx context.Context, verb string) (_ context.Context, done func(), err error) {
+// change runs f while nobody else changes the server. f's context also ends with Close.
+func (s *Server) change(ctx context.Context, verb string, f func(context.Context) error) error {
 	if s.host == nil {
-		return nil, nil, s.kind.beyond(s.Provider, fmt.Errorf("testbed: %s %s: a server of provider %s is out of reach: %w",
+		return s.serverType.cannot(s.Provider, fmt.Errorf("testbed: %s %s: a server of provider %s is out of reach: %w",
 			verb, s.Name, s.Provider, errors.ErrUnsupported))
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.closed {
-		s.mu.Unlock()
-		return nil, nil, fmt.Errorf("testbed: %s %s: %w", verb, s.Name, errClosed)
+		return fmt.Errorf("testbed: %s %s: %w", verb, s.Name, errClosed)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	unhook := context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })
-	return ctx, func() {
-		unhook()
-		cancel(nil)
-		s.mu.Unlock()
-	}, nil
+	defer cancel(nil)
+	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })() //nolint:contextcheck // what ends with the server
+	if err := f(ctx); err != nil {
+		return fmt.Errorf("testbed: %s %s: %w", verb, s.Name, err)
+	}
+	return nil
 }
 
 var errClosed = fmt.Errorf("the server is closed: %w", os.ErrProcessDone)
@@ -195,7 +169,7 @@ func (s *Server) beginFirst(ctx context.Context, o *Options) (err error) {
 		return err
 	}
 	if err := os.Chmod(s.clockDir, 0o755); err != nil { // the server may run as a user of its own
-		return fmt.Errorf("testbed: %w", err)
+		return err
 	}
 	if s.Clock, err = faults.NewClock(ctx, s.clockDir); err != nil {
 		return err
@@ -203,14 +177,14 @@ func (s *Server) beginFirst(ctx context.Context, o *Options) (err error) {
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
-	return s.Clock.Confirm(ctx, func(ctx context.Context) (time.Time, error) { return s.kind.clock(ctx, s.Addr) })
+	return s.Clock.Confirm(ctx, func(ctx context.Context) (time.Time, error) { return s.serverType.clock(ctx, s.Addr) })
 }
 
 // begin starts the server and returns once it answers. If it fails, the server is killed.
 func (s *Server) begin(ctx context.Context) error {
-	at := s.place()
+	at := s.placement()
 	at.More = s.args
-	c, err := s.command(ctx, at)
+	c, err := s.serverType.command(ctx, at)
 	if err != nil {
 		return err
 	}
@@ -230,10 +204,9 @@ func (s *Server) begin(ctx context.Context) error {
 	return nil
 }
 
-// await waits until the server answers at its address. The first time, that is one of its host's, and sets Addr, URL and
-// Version.
+// await waits until the server answers. The first time it finds out at which of its host's addresses.
 func (s *Server) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.kind.timeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	addrs := []string{s.Addr}
 	if s.Addr == "" {
@@ -242,52 +215,34 @@ func (s *Server) await(ctx context.Context) error {
 			return errors.Join(err, s.host.ended(ctx))
 		}
 	}
-	type result struct {
-		addr, version string
-		err           error
-	}
-	var asking sync.Mutex // a host isn't called concurrently
-	results := make(chan result)
-	for _, addr := range addrs {
-		go func() {
-			r := result{addr: addr}
-			r.err = poll(ctx, func(tryCtx context.Context) (err error) {
-				if r.version, err = s.kind.ready(tryCtx, addr, s.host.pid()); err == nil {
-					return nil
+	err := poll(ctx, func(ctx context.Context) error {
+		var errs []error
+		for _, addr := range addrs {
+			tryCtx, cancel := context.WithTimeout(ctx, time.Second/time.Duration(len(addrs)))
+			url := fmt.Sprintf(s.serverType.url, addr)
+			version, err := s.serverType.ready(tryCtx, addr, url, s.placement().Provider == Local)
+			cancel()
+			if err == nil {
+				if s.Addr == "" { // later they are read without a lock
+					s.Addr, s.URL, s.Version = addr, url, version
 				}
-				asking.Lock()
-				defer asking.Unlock()
-				return cmp.Or(s.host.ended(ctx), err)
-			})
-			results <- r
-		}()
-	}
-	var first result
-	var errs []error
-	for range addrs {
-		r := <-results
-		if r.err == nil && first.addr == "" {
-			first = r
+				return nil
+			}
+			errs = append(errs, err)
 		}
-		if _, ok := errors.AsType[permanent](r.err); ok || r.err == nil {
-			cancel() // the other address won't do better
+		if err := s.host.ended(ctx); err != nil {
+			return err
 		}
-		errs = append(errs, r.err)
-	}
-	if first.addr == "" {
-		return fmt.Errorf("does not answer: %w", errors.Join(errs...))
-	}
-	if s.Addr == "" { // who uses the server reads them without asking
-		s.Addr, s.URL, s.Version = first.addr, s.kind.url(first.addr), first.version
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		return fmt.Errorf("does not answer: %w", err)
 	}
 	return nil
 }
 
-// shut removes the server. It may be called again.
-func (s *Server) shut() error {
-	if s.host == nil {
-		return nil
-	}
+// remove ends the server and removes what is left of it.
+func (s *Server) remove() error {
 	s.cancel(errClosed)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -41,82 +40,32 @@ type silent struct{}
 
 func (silent) Printf(string, ...any) {}
 
-// ask sends a four-letter command.
-func ask(t *testing.T, addr, word string) string {
-	t.Helper()
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", addr)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, conn.Close()) }()
-	_, err = io.WriteString(conn, word)
-	require.NoError(t, err)
+// setting returns a line of the answer to a four-letter command; without a name, all of it.
+func setting(ctx context.Context, addr, word, name string) (string, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := io.WriteString(conn, word); err != nil {
+		return "", err
+	}
 	b, err := io.ReadAll(conn)
-	require.NoError(t, err)
-	return string(b)
-}
-
-// setting returns a line of the answer to a four-letter command.
-func setting(t *testing.T, addr, word, name string) string {
-	t.Helper()
-	for sc := bufio.NewScanner(strings.NewReader(ask(t, addr, word))); sc.Scan(); {
+	if name == "" || err != nil {
+		return string(b), err
+	}
+	for sc := bufio.NewScanner(strings.NewReader(string(b))); sc.Scan(); {
 		for _, sep := range []string{"=", ": ", "\t"} {
 			if value, ok := strings.CutPrefix(sc.Text(), name+sep); ok {
-				return value
+				return value, nil
 			}
 		}
 	}
-	return ""
+	return "", nil
 }
 
-func TestZooKeeper(t *testing.T) {
-	onProviders(t, "zookeeper", func(t *testing.T, p testbed.Provider) {
-		requireLife(t, p, life{
-			start: func(ctx context.Context, o *testbed.Options) (*testbed.Server, error) {
-				c, err := testbed.StartZooKeeper(ctx, 1, o)
-				if err != nil {
-					return nil, err
-				}
-				return c.Servers[0], nil
-			},
-			put: func(ctx context.Context, s *testbed.Server) error {
-				return onZooKeeper(ctx, s, func(conn *zk.Conn) error {
-					_, err := conn.Create("/kept", nil, 0, zk.WorldACL(zk.PermAll))
-					return err
-				})
-			},
-			get: func(ctx context.Context, s *testbed.Server) (kept bool, err error) {
-				err = onZooKeeper(ctx, s, func(conn *zk.Conn) error {
-					kept, _, err = conn.Exists("/kept")
-					return err
-				})
-				return kept, err
-			},
-		})
-	})
-}
-
-func TestZooKeeperSettings(t *testing.T) {
-	onProviders(t, "zookeeper", func(t *testing.T, p testbed.Provider) {
-		c, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{Provider: p, Args: []string{"minSessionTimeout=600"}})
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, c.Close()) }()
-		require.Len(t, c.Servers, 1)
-		require.Equal(t, "zk1", c.Servers[0].Name)
-		leader, err := c.Leader(t.Context())
-		require.NoError(t, err)
-		require.Same(t, c.Servers[0], leader)
-		for name, want := range map[string]string{
-			"tickTime":          strconv.FormatInt(testbed.ZooKeeperTick.Milliseconds(), 10),
-			"minSessionTimeout": "600",
-			"maxSessionTimeout": "3600000",
-			"maxClientCnxns":    "0",
-		} {
-			require.Equal(t, want, setting(t, leader.Addr, "conf", name), name)
-		}
-	})
-}
-
-// onMember is onZooKeeper, again as long as the connection breaks: members give each other up when a busy machine holds one up
-// for a second, and then serve nobody until they have elected a leader.
+// onMember is onZooKeeper, repeated as long as the connection breaks: on a busy machine members give each other up, and serve
+// nobody until they have elected a leader.
 func onMember(t *testing.T, s *testbed.Server, f func(*zk.Conn) error) {
 	t.Helper()
 	for began := time.Now(); ; {
@@ -129,7 +78,7 @@ func onMember(t *testing.T, s *testbed.Server, f func(*zk.Conn) error) {
 	}
 }
 
-// requireKept says whether /kept is there, as seen at s.
+// requireKept wants /kept to be there, as seen at s.
 func requireKept(t *testing.T, s *testbed.Server) {
 	t.Helper()
 	onMember(t, s, func(conn *zk.Conn) error {
@@ -155,11 +104,11 @@ func keep(t *testing.T, s *testbed.Server) {
 	})
 }
 
-// requireMember requires that s is one of an ensemble: a follower, or the leader if the others had none for a moment.
+// requireMember wants s to be a follower, or the leader if the others had none for a moment.
 func requireMember(t *testing.T, s *testbed.Server) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		mode := setting(t, s.Addr, "srvr", "Mode")
+		mode, _ := setting(t.Context(), s.Addr, "srvr", "Mode")
 		return mode == "follower" || mode == "leader"
 	}, time.Minute, 10*time.Millisecond)
 }
@@ -171,10 +120,12 @@ func TestZooKeeperEnsemble(t *testing.T) {
 		testbed.Need(t, err)
 		defer func() { require.NoError(t, c.Close()) }()
 		require.Equal(t, "3 × zookeeper "+c.Servers[0].Version+" ("+string(p)+")", c.String())
+		require.Equal(t, "zk1", c.Servers[0].Name)
 		require.Eventually(t, func() bool {
 			modes := make(map[string]int)
 			for _, addr := range c.Addrs() {
-				modes[setting(t, addr, "srvr", "Mode")]++
+				mode, _ := setting(ctx, addr, "srvr", "Mode")
+				modes[mode]++
 			}
 			return maps.Equal(modes, map[string]int{"leader": 1, "follower": 2})
 		}, time.Minute, 10*time.Millisecond)
@@ -216,8 +167,10 @@ func TestZooKeeperIsolate(t *testing.T) {
 	for _, s := range []*testbed.Server{first, c.Servers[0]} {
 		heal, err := c.Isolate(ctx, s)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { return strings.Contains(ask(t, s.Addr, "srvr"), "not currently serving") },
-			time.Minute, 10*time.Millisecond, "it has lost its quorum, and clients still reach it")
+		require.Eventually(t, func() bool {
+			answer, err := setting(ctx, s.Addr, "srvr", "")
+			return err == nil && strings.Contains(answer, "not currently serving")
+		}, time.Minute, 10*time.Millisecond, "it has lost its quorum, and clients still reach it")
 		leader, err := c.Leader(ctx, s)
 		require.NoError(t, err)
 		require.NotEqual(t, s.Name, leader.Name)
@@ -227,35 +180,4 @@ func TestZooKeeperIsolate(t *testing.T) {
 		requireMember(t, s)
 		requireKept(t, s)
 	}
-}
-
-func TestZooKeeperThatEnds(t *testing.T) {
-	onProviders(t, "zookeeper", func(t *testing.T, p testbed.Provider) {
-		_, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{Provider: p, Args: []string{"tickTime=none"}})
-		require.ErrorContains(t, err, "exit")
-		require.ErrorContains(t, err, "NumberFormatException", "its log is in the error")
-	})
-}
-
-func TestZooKeeperMembers(t *testing.T) {
-	_, err := testbed.StartZooKeeper(t.Context(), 2, nil)
-	require.EqualError(t, err, "testbed: an ensemble of 2 ZooKeepers, want 1 or 3")
-}
-
-func TestZooKeeperExternal(t *testing.T) {
-	users, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{Provider: testbed.Local})
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, users.Close()) }()
-
-	t.Setenv(testbed.EnvZooKeeperAddr, users.Addrs()[0])
-	external := &testbed.Options{Provider: testbed.External}
-	c, err := testbed.StartZooKeeper(t.Context(), 1, external)
-	testbed.Need(t, err)
-	require.Equal(t, users.Addrs(), c.Addrs())
-	require.ErrorIs(t, c.Servers[0].Kill(t.Context()), errors.ErrUnsupported)
-	require.NoError(t, c.Close())
-	require.True(t, listens(t, users.Addrs()[0]), "Close leaves the user's server alone")
-
-	_, err = testbed.StartZooKeeper(t.Context(), 3, external)
-	require.ErrorContains(t, err, "FENCELAB_ZOOKEEPER_ADDR names 1 of 3 servers")
 }

@@ -1,10 +1,12 @@
-// Package onredis gives package scenarios the lock of package redislock, a Redis to run it on, and the faults of that.
+// Package onredis gives package scenarios the lock of package redislock, a Redis to run it on, the faults of that, and a resource
+// that a kill doesn't empty.
 package onredis
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"github.com/redis/go-redis/v9"
@@ -12,8 +14,9 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/boltstore"
 	"github.com/fencelab/fencelab/scenarios"
-	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -90,6 +93,14 @@ func (b getThenDel) Release(ctx context.Context, g dlock.Grant) error {
 	return nil
 }
 
+// Bolt is the store of package boltstore, in the process of the resource, which opens it by [Store].
+var Bolt = &scenarios.Store{Name: "bolt", Open: Store}
+
+// Store opens Bolt.
+func Store(_ context.Context, s scenarios.StoreSpec) (resource.Store, error) {
+	return boltstore.Open(filepath.Join(s.Dir, "resource.db"), nil)
+}
+
 // keys are the keys of redislock for a lock.
 func keys(key string) []string { return []string{"lock:{" + key + "}", "fence:{" + key + "}"} }
 
@@ -102,20 +113,16 @@ func Service(r *testbed.Server) *scenarios.Service {
 // leave there.
 func On(s scenarios.ServerSet, replica *testbed.Server) *scenarios.Service {
 	var svc *scenarios.Service
-	s.Inject = func(ctx context.Context, r *testbed.Server, st scenarios.Step) error {
-		switch st.Fault {
-		case history.FaultLag:
-			return lag(ctx, r, replica)
-		case history.FaultFailover:
-			if err := promote(ctx, replica); err != nil {
-				return err
-			}
-			i := slices.IndexFunc(svc.Nodes, func(n scenarios.Node) bool { return n.Name == r.Name })
-			svc.Nodes[i].Addr = replica.URL
-			replica = nil // it follows nobody from now on, in a later run neither
-			return nil
+	s.Faults = Faults()
+	s.Faults["lag"] = func(ctx context.Context, r *testbed.Server, _ scenarios.Step) error { return lag(ctx, r, replica) }
+	s.Faults["failover"] = func(ctx context.Context, r *testbed.Server, _ scenarios.Step) error {
+		if err := promote(ctx, replica); err != nil {
+			return err
 		}
-		return Inject(ctx, r, st)
+		i := slices.IndexFunc(svc.Nodes, func(n scenarios.Node) bool { return n.Name == r.Name })
+		svc.Nodes[i].Addr = replica.URL
+		replica = nil // it follows nobody from now on, in a later run neither
+		return nil
 	}
 	svc = s.On()
 	if r := s.Servers[0]; r.Provider == testbed.External {
@@ -126,18 +133,19 @@ func On(s scenarios.ServerSet, replica *testbed.Server) *scenarios.Service {
 	return svc
 }
 
-// Inject does the faults of one Redis: flush and evict.
-func Inject(ctx context.Context, r *testbed.Server, st scenarios.Step) error {
-	switch st.Fault {
-	case history.FaultFlush:
-		return with(r.URL, func(c *redis.Client) error { return c.FlushAll(ctx).Err() })
-	case history.FaultEvict:
-		if err := r.Real(); err != nil {
-			return err
-		}
-		return with(r.URL, func(c *redis.Client) error { return evict(ctx, c) })
+// Faults are those of one Redis.
+func Faults() map[string]func(context.Context, *testbed.Server, scenarios.Step) error {
+	return map[string]func(context.Context, *testbed.Server, scenarios.Step) error{
+		"flush": func(ctx context.Context, r *testbed.Server, _ scenarios.Step) error {
+			return with(r.URL, func(c *redis.Client) error { return c.FlushAll(ctx).Err() })
+		},
+		"evict": func(ctx context.Context, r *testbed.Server, _ scenarios.Step) error {
+			if err := r.Real(); err != nil {
+				return err
+			}
+			return with(r.URL, func(c *redis.Client) error { return evict(ctx, c) })
+		},
 	}
-	return scenarios.NoFault(st)
 }
 
 func with(url string, f func(c *redis.Client) error) error {

@@ -1,0 +1,147 @@
+// Package locktest is the vocabulary of the backends' own tests and benchmarks.
+package locktest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
+)
+
+// Timeout ends a test that fails. It is no part of one that passes.
+const Timeout = 30 * time.Second
+
+// Request is a new owner's request for a new key.
+func Request(ttl time.Duration) dlock.Request { return Next("test-"+uuid.NewString(), ttl) }
+
+// Next is a new owner's request for key.
+func Next(key string, ttl time.Duration) dlock.Request {
+	return dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl}
+}
+
+// Outcome is what an acquire came to, and when.
+type Outcome struct {
+	G   dlock.Grant
+	Err error
+	At  time.Time
+}
+
+// Go calls acquire in the background.
+func Go(acquire func() (dlock.Grant, error)) <-chan Outcome {
+	c := make(chan Outcome, 1)
+	go func() {
+		g, err := acquire()
+		c <- Outcome{g, err, time.Now()}
+	}()
+	return c
+}
+
+// Acquire calls Acquire in the background.
+func Acquire(ctx context.Context, b dlock.Backend, r dlock.Request) <-chan Outcome {
+	return Go(func() (dlock.Grant, error) { return b.Acquire(ctx, r) })
+}
+
+// Receive returns what comes from c.
+func Receive[T any](tb testing.TB, c <-chan T) (v T) {
+	tb.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(Timeout):
+		require.Fail(tb, "nothing came")
+	}
+	return v
+}
+
+// Won returns the grant that comes from c.
+func Won(tb testing.TB, c <-chan Outcome) dlock.Grant {
+	tb.Helper()
+	o := Receive(tb, c)
+	require.NoError(tb, o.Err)
+	return o.G
+}
+
+// Eventually waits until f reports true.
+func Eventually(tb testing.TB, f func() bool, msg ...any) {
+	tb.Helper()
+	require.Eventually(tb, f, Timeout, time.Millisecond, msg...)
+}
+
+// Release has b give back g.
+func Release(tb testing.TB, b dlock.Backend, g dlock.Grant) {
+	tb.Helper()
+	require.NoError(tb, b.Release(tb.Context(), g))
+}
+
+// Undisturbed runs a test until it reports that it was not disturbed by a machine that stalls: once, if the machine is fast enough.
+func Undisturbed(t *testing.T, f func(t *testing.T) (done bool)) {
+	t.Helper()
+	for began := time.Now(); !f(t); {
+		require.Less(t, time.Since(began), 5*time.Minute, "disturbed again and again")
+	}
+}
+
+// Pair is a way to take a free lock and give it back.
+type Pair struct {
+	Name string
+	Do   func(ctx context.Context) error
+}
+
+// Compare has pairs take turns, so that a busy machine is busy for all: yard, a Backend, a Locker on another, and the others. It
+// reports medians: of yard in µs, of the others as multiples of it.
+func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pair) {
+	b.Helper()
+	const ttl = 10 * time.Second
+	bare := backend()
+	b.Cleanup(func() { require.NoError(b, bare.Close()) })
+	locker, err := dlock.New(backend(), &dlock.Options{TTL: ttl})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, locker.Close()) })
+	key := uuid.NewString()
+	all := append([]Pair{yard, {"Backend", func(ctx context.Context) error {
+		g, err := bare.Acquire(ctx, Next(key, ttl))
+		if err != nil {
+			return err
+		}
+		return bare.Release(ctx, g)
+	}}, {"Locker", func(ctx context.Context) error {
+		h, err := locker.Acquire(ctx, key+"locker")
+		if err != nil {
+			return err
+		}
+		return h.Release(ctx)
+	}}}, others...)
+	times := make([][]time.Duration, len(all))
+	for b.Loop() {
+		for i, p := range all {
+			began := time.Now()
+			if err := p.Do(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			times[i] = append(times[i], time.Since(began))
+		}
+	}
+	median := func(i int) float64 {
+		slices.Sort(times[i])
+		return float64(times[i][len(times[i])/2])
+	}
+	b.ReportMetric(0, "ns/op") // of all together: of no use
+	b.ReportMetric(median(0)/1e3, "µs-"+yard.Name)
+	for i, p := range all[1:] {
+		b.ReportMetric(median(i+1)/median(0), fmt.Sprintf("x-%s", p.Name))
+	}
+}
+
+// Link is what a case of dlocktest disturbs: inject has a fault until heal is called.
+func Link[F any](inject func(F) (heal func()), loseRequests, loseReplies, holdReplies, cut F) dlocktest.Link {
+	fault := func(f F) func() func() { return func() func() { return inject(f) } }
+	return dlocktest.Link{
+		LoseRequests: fault(loseRequests), LoseReplies: fault(loseReplies), HoldReplies: fault(holdReplies), Cut: fault(cut),
+	}
+}

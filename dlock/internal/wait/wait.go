@@ -1,0 +1,99 @@
+// Package wait has what backends share: delays, retries, elapsed time, and the errors and contexts of calls.
+package wait
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// For waits for d, or for the end of ctx.
+func For(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// Retry calls f until it reports that it is done, or ctx ends. The delays in between double, from least to most.
+func Retry(ctx context.Context, least, most time.Duration, f func() (done bool)) {
+	for d := least; !f() && ctx.Err() == nil; d = min(2*d, most) {
+		For(ctx, d)
+	}
+}
+
+// Since is the time from then to now: the larger of what the monotonic clock says, which stops while the machine is
+// suspended, and what the wall clock says, which may be set back.
+func Since(then, now time.Time) time.Duration {
+	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
+}
+
+// ErrNoAnswer is the cause with which a Turn ends a context.
+var ErrNoAnswer = errors.New("the server doesn't answer")
+
+// Turn lets one caller at a time ask a server. While nobody has the turn, the channel holds how long the next call may take.
+type Turn chan time.Duration
+
+// NewTurn returns a Turn whose calls may take limit.
+func NewTurn(limit time.Duration) Turn {
+	t := make(Turn, 1)
+	t <- limit
+	return t
+}
+
+// Do calls f. If f takes longer than it may, its context ends, and the next caller gets its turn and twice the time, at most
+// longest, until a call succeeds, which sets the time back to limit; f is called again after the others. If each caller began
+// with the same short time, many of them would keep one another from a server that is slow.
+func (t Turn) Do(ctx context.Context, limit, longest time.Duration, f func(context.Context) error) error {
+	for {
+		var may time.Duration
+		select {
+		case may = <-t:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		bounded, cancel := context.WithTimeoutCause(ctx, may, ErrNoAnswer)
+		err := f(bounded)
+		late := errors.Is(context.Cause(bounded), ErrNoAnswer)
+		cancel()
+		switch {
+		case err == nil:
+			may = limit
+		case late:
+			may = min(2*may, longest)
+		}
+		t <- may
+		if err == nil || !late || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// Both returns a context that ends with ctx, or with open and its cause. end releases it.
+func Both(ctx, open context.Context) (both context.Context, end func()) {
+	both, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(open, func() { cancel(context.Cause(open)) })
+	return both, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// Failed wraps an error that a backend's call got from its client. After ctx's end that error doesn't tell the cause.
+func Failed(ctx context.Context, backend string, err error) error {
+	cause := context.Cause(ctx)
+	switch {
+	case errors.Is(err, dlock.ErrClosed), cause == dlock.ErrClosed: //nolint:errorlint // the Backend's own: a caller's may wrap it
+		return dlock.ErrClosed
+	case errors.Is(err, dlock.ErrHeld):
+		return err
+	case cause != nil && !errors.Is(err, cause):
+		return fmt.Errorf("%s: %w: %w", backend, cause, err)
+	}
+	return fmt.Errorf("%s: %w", backend, err)
+}

@@ -1,0 +1,116 @@
+package wait_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
+)
+
+// While the machine is suspended only the wall clock goes on.
+func TestSince(t *testing.T) {
+	then := time.Now()
+	now := then.Add(time.Second)
+	require.Equal(t, time.Second, wait.Since(then, now))
+	require.Equal(t, time.Hour, wait.Since(then, then.Round(0).Add(time.Hour)))
+}
+
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var at []time.Duration
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		try := func() bool {
+			at = append(at, time.Since(began))
+			return len(at) == 5
+		}
+		wait.Retry(ctx, time.Second, 3*time.Second, try)
+		require.Equal(t, []time.Duration{0, time.Second, 3 * time.Second, 6 * time.Second, 9 * time.Second}, at)
+		wait.Retry(ctx, time.Second, time.Hour, func() bool { return false })
+		require.Equal(t, 20*time.Second, time.Since(began), "until ctx ends")
+	})
+}
+
+// A call that hangs lets the next one try, and is repeated with more time.
+func TestTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turn, began := wait.NewTurn(time.Second), time.Now()
+		slow := make(chan []time.Duration, 1)
+		go func() {
+			var limits []time.Duration
+			err := turn.Do(t.Context(), time.Second, 3*time.Second, func(ctx context.Context) error {
+				deadline, _ := ctx.Deadline()
+				limits = append(limits, time.Until(deadline))
+				if len(limits) == 4 {
+					return nil
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			require.NoError(t, err)
+			slow <- limits
+		}()
+		synctest.Wait()
+		require.NoError(t, turn.Do(t.Context(), time.Second, time.Second, func(context.Context) error { return nil }))
+		require.Equal(t, time.Second, time.Since(began), "one limit")
+		require.Equal(t, []time.Duration{time.Second, time.Second, 2 * time.Second, 3 * time.Second}, <-slow)
+
+		no, calls := errors.New("no"), 0
+		require.ErrorIs(t, turn.Do(t.Context(), time.Second, time.Second, func(context.Context) error { calls++; return no }), no)
+		require.Equal(t, 1, calls, "an answer in time")
+		<-turn
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, no)
+		defer cancel()
+		require.ErrorIs(t, turn.Do(ctx, time.Hour, time.Hour, nil), no, "another's turn")
+	})
+}
+
+// Twenty callers of a server that takes longer than the first limit: together they wait for as long as it takes.
+func TestTurnOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turn, began := wait.NewTurn(time.Second), time.Now()
+		made := false
+		ends := make(chan error, 20)
+		for range cap(ends) {
+			go func() {
+				ends <- turn.Do(t.Context(), time.Second, time.Hour, func(ctx context.Context) error {
+					if !made {
+						select {
+						case <-time.After(1500 * time.Millisecond):
+							made = true
+						case <-ctx.Done():
+							return ctx.Err()
+						}
+					}
+					return nil
+				})
+			}()
+		}
+		for range cap(ends) {
+			require.NoError(t, <-ends)
+		}
+		require.Equal(t, 2500*time.Millisecond, time.Since(began))
+	})
+}
+
+func TestFailed(t *testing.T) {
+	err, why := errors.New("no reply"), errors.New("why")
+	require.EqualError(t, wait.Failed(t.Context(), "lock", err), "lock: no reply")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	require.EqualError(t, wait.Failed(ctx, "lock", err), "lock: why: no reply")
+	require.Equal(t, dlock.ErrHeld, wait.Failed(ctx, "lock", dlock.ErrHeld))
+	open, end := context.WithCancelCause(t.Context())
+	both, stop := wait.Both(t.Context(), open)
+	defer stop()
+	end(dlock.ErrClosed)
+	<-both.Done()
+	require.Equal(t, dlock.ErrClosed, wait.Failed(both, "lock", err))
+}

@@ -1,0 +1,284 @@
+package faults
+
+import (
+	"context"
+	"io"
+	"net"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
+	"github.com/Shopify/toxiproxy/v2/stream"
+	"github.com/Shopify/toxiproxy/v2/toxics"
+	"github.com/rs/zerolog"
+	"github.com/stretchr/testify/require"
+)
+
+// runPipe returns a direction with one pipe, which ends when in is closed and out has been read to its end.
+func runPipe() (v *direction, in chan<- *stream.StreamChunk, out <-chan *stream.StreamChunk) {
+	v = &direction{changed: make(chan struct{}), pipes: make(map[*pipe]struct{})}
+	from, to := make(chan *stream.StreamChunk), make(chan *stream.StreamChunk)
+	go v.Pipe(toxics.NewToxicStub(from, to))
+	return v, from, to
+}
+
+// From inside, for the proxy may have taken a piece and not written it when a fault comes: the fault is in force only when
+// the piece is written, and what came after it is under the fault.
+func TestDirectionAwaitsWriting(t *testing.T) {
+	for name, f := range map[string]struct {
+		flow flow
+		by   time.Duration
+		kept []string // what arrives after the heal
+	}{"Hold": {hold, 0, []string{"b", "", "c"}}, "Delay": {delay, time.Hour, []string{"b", "", "c"}}, "Drop": {drop, 0, nil}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v, in, out := runPipe()
+				send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
+				send("a")
+				require.Equal(t, "a", string((<-out).Data)) // which is not written until more is asked for
+				send("b")
+				var heal Heal
+				var err error
+				inForce := make(chan struct{})
+				go func() {
+					defer close(inForce)
+					heal, err = inject(t.Context(), "test", effect{v, f.flow, f.by})
+				}()
+				synctest.Wait()
+				select {
+				case <-inForce:
+					t.Fatal("in force while a piece is being written")
+				default:
+				}
+				piece := <-out
+				require.Equal(t, []byte{}, piece.Data, "a piece that should be under the fault")
+				<-inForce
+				require.NoError(t, err)
+				synctest.Wait()
+				select {
+				case piece := <-out:
+					t.Fatalf("%q left a direction that keeps it", piece.Data)
+				default:
+				}
+				healed := make(chan error, 1)
+				go func() {
+					healed <- heal(t.Context())
+					if f.kept != nil {
+						send("c")
+					}
+					close(in)
+				}()
+				var got []string
+				for piece := range out {
+					got = append(got, string(piece.Data))
+				}
+				require.NoError(t, <-healed)
+				require.Equal(t, f.kept, got)
+			})
+		})
+	}
+}
+
+// A socket that takes nothing: no fault can be in force, and none is left behind.
+func TestDirectionStalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, in, out := runPipe()
+		send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
+		send("a")
+		require.Equal(t, "a", string((<-out).Data))
+		start := time.Now()
+		for i, f := range []flow{hold, drop, delay} {
+			_, err := inject(t.Context(), "test", effect{v, f, time.Hour})
+			require.ErrorIs(t, err, errStalled)
+			require.Equal(t, time.Duration(i+1)*stallTimeout, time.Since(start))
+		}
+		send("b")
+		require.Equal(t, "b", string((<-out).Data), "no fault is left")
+		go send("c")
+		require.Equal(t, "c", string((<-out).Data))
+		close(in)
+		require.Nil(t, <-out)
+	})
+}
+
+// A pipe whose connection has died with a piece that nobody takes keeps no fault from coming into force.
+func TestDirectionDead(t *testing.T) {
+	for _, f := range []flow{hold, drop, delay} {
+		synctest.Test(t, func(t *testing.T) {
+			v, in, out := runPipe()
+			for _, s := range []string{"a", "b"} {
+				in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()}
+				if s == "a" {
+					require.Equal(t, "a", string((<-out).Data)) // and its writing fails
+				}
+			}
+			close(in)
+			start := time.Now()
+			heal, err := inject(t.Context(), "test", effect{v, f, time.Hour})
+			require.NoError(t, err)
+			require.Equal(t, deadTimeout, time.Since(start))
+			require.NoError(t, heal(t.Context()))
+			require.NoError(t, v.drained(t.Context()))
+		})
+	}
+}
+
+// In virtual time, where a delay is exact: a piece leaves when the delay has passed since it came, no matter how many
+// are under way, and so does the stream's end.
+func TestDirectionDelays(t *testing.T) {
+	const d = 10 * time.Second
+	type arrival struct {
+		after time.Duration
+		what  string
+	}
+	play := func(t *testing.T, healAfter time.Duration) (got []arrival) {
+		start := time.Now()
+		v, in, out := runPipe()
+		send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				switch piece := <-out; {
+				case piece == nil:
+					got = append(got, arrival{time.Since(start), "end"})
+					return
+				case len(piece.Data) > 0:
+					got = append(got, arrival{time.Since(start), string(piece.Data)})
+				}
+			}
+		}()
+		send("before")
+		synctest.Wait()
+		heal, err := inject(t.Context(), "delay", effect{v, delay, d})
+		require.NoError(t, err)
+		_, err = inject(t.Context(), "hold", effect{v, hold, 0})
+		require.ErrorIs(t, err, errFaulty)
+		send("a")
+		send("b")
+		time.Sleep(time.Second)
+		send("c")
+		time.Sleep(healAfter - time.Second)
+		require.NoError(t, heal(t.Context()))
+		require.Equal(t, healAfter, time.Since(start), "a heal that waits")
+		send("after")
+		close(in)
+		<-done
+		return got
+	}
+	synctest.Test(t, func(t *testing.T) {
+		require.Equal(t, []arrival{
+			{0, "before"}, {d, "a"}, {d, "b"}, {d + time.Second, "c"}, {time.Minute, "after"}, {time.Minute, "end"},
+		}, play(t, time.Minute))
+	})
+	synctest.Test(t, func(t *testing.T) {
+		healed := d + time.Second/2
+		require.Equal(t, []arrival{
+			{0, "before"}, {d, "a"}, {d, "b"}, {healed, "c"}, {healed, "after"}, {healed, "end"},
+		}, play(t, healed))
+	})
+	synctest.Test(t, func(t *testing.T) {
+		v, in, out := runPipe()
+		_, err := inject(t.Context(), "delay", effect{v, delay, d})
+		require.NoError(t, err)
+		start := time.Now()
+		in <- &stream.StreamChunk{Data: []byte("a"), Timestamp: time.Now()}
+		time.Sleep(time.Second)
+		close(in)
+		require.NotNil(t, <-out)
+		require.Equal(t, d, time.Since(start))
+		require.Nil(t, <-out)
+		require.Equal(t, d+time.Second, time.Since(start), "the end of the stream")
+	})
+}
+
+// Effects are one fault. If one of them can't be, no pipe feels any of them, and if one can't be healed, all others are.
+func TestInjectAllOrNone(t *testing.T) {
+	var effects []effect
+	for range 3 {
+		v, in, _ := runPipe()
+		defer close(in)
+		effects = append(effects, effect{v, drop, 0})
+	}
+	want := func(f flow) {
+		t.Helper()
+		for _, s := range effects {
+			s.dir.mu.Lock()
+			require.Equal(t, f, s.dir.flow)
+			s.dir.mu.Unlock()
+		}
+	}
+	epochs := func() (n int) {
+		for _, s := range effects {
+			n += s.dir.epoch
+		}
+		return n
+	}
+	for i := range effects {
+		number, err := effects[i].dir.claim()
+		require.NoError(t, err)
+		before := epochs()
+		_, err = inject(t.Context(), "test", effects...)
+		require.ErrorIs(t, err, errFaulty)
+		require.Equal(t, before, epochs(), "changes of flow")
+		effects[i].dir.end(number)
+	}
+	heal, err := inject(t.Context(), "test", effects...)
+	require.NoError(t, err)
+	want(drop)
+	require.NoError(t, heal(t.Context()))
+	want(pass)
+
+	// The context ends while the second direction is being set: its pipe is busy for ever.
+	ctx, cancel := context.WithCancel(t.Context())
+	busy := effects[1].dir
+	stuck := &pipe{}
+	busy.pipes[stuck] = struct{}{}
+	go func() {
+		_ = busy.wait(t.Context(), func() (bool, error) { return busy.flow == drop, nil })
+		cancel()
+	}()
+	_, err = inject(ctx, "test", effects...)
+	require.ErrorIs(t, err, context.Canceled)
+	want(pass)
+	busy.leave(stuck)
+	heal, err = inject(t.Context(), "test", effects...)
+	require.NoError(t, err)
+
+	busy.shut()
+	require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
+	require.Equal(t, pass, effects[0].dir.flow)
+	require.Equal(t, pass, effects[2].dir.flow)
+	_, err = inject(t.Context(), "test", effects...)
+	require.ErrorIs(t, err, net.ErrClosed)
+	require.Equal(t, pass, effects[0].dir.flow)
+}
+
+// Refuse doesn't take the proxy's word for it that all connections are closed: one that isn't in its list counts too.
+func TestRefuseAwaitsConnections(t *testing.T) {
+	for _, way := range []stream.Direction{stream.Upstream, stream.Downstream} {
+		link, err := NewLink("127.0.0.1:1")
+		require.NoError(t, err)
+		source, _ := io.Pipe()
+		_, dest := io.Pipe()
+		server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
+		link.proxy.Toxics.StartLink(server, "unlisted", source, dest, way)
+		for joined := 0; joined == 0; runtime.Gosched() {
+			for _, e := range link.both(pass, 0) {
+				e.dir.mu.Lock()
+				joined += len(e.dir.pipes)
+				e.dir.mu.Unlock()
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err = link.Refuse(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded, "a connection is open")
+		require.NoError(t, source.Close())
+		_, err = link.Refuse(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, link.Close())
+	}
+}

@@ -1,0 +1,162 @@
+// Package competitors opens locks by name for load: those of this module, and other Go lock libraries to compare them with.
+//
+// Each library is used as its documentation recommends for callers that block until they have the lock, but for the retry
+// interval, which is the same for those that poll. None of the others has fencing tokens.
+package competitors
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/bench/load"
+	"github.com/fencelab/fencelab/internal/open/locks"
+)
+
+// The names of what isn't one of [locks.Names].
+const (
+	RedisSpin     = "redis-spin" // redislock in ModeSpin
+	Redsync       = "redsync"    // github.com/go-redsync/redsync on one Redis, which polls every 10 ms
+	Redislock     = "redislock"  // github.com/bsm/redislock, which polls every 10 ms
+	RedsyncSlow   = "redsync-100ms"
+	RedislockSlow = "redislock-100ms"
+	Redsync5      = "redsync-5"   // redsync on the five nodes of a Redlock
+	Rueidislock   = "rueidislock" // github.com/redis/rueidis/rueidislock
+	EtcdMutex     = "etcd-mutex"  // concurrency.Mutex of etcd's client
+	ZKLock        = "zk-lock"     // Lock of github.com/go-zookeeper/zk
+
+	// No locks, but measured beside them with the client and the options of redislock: what is longer with a lock is the lock's.
+	Ping  = "ping"  // an acquisition and a release are a PING each
+	Baton = "baton" // an acquisition takes the only element of a list, a release gives it back
+)
+
+// Spec says which lock, and where.
+type Spec struct {
+	Lock       string
+	Addrs      []string // none: the usual ones on this host
+	TTL        time.Duration
+	Registerer prometheus.Registerer // for the metrics of this module's locks; may be nil
+	// TryNextAfter is how long rueidislock waits for a reply, if it isn't 0, which is its default.
+	TryNextAfter time.Duration
+	// Dial, if not nil, makes the connections to the servers.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// spec is s for package locks.
+func (s Spec) spec() locks.Spec {
+	return locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL, Dial: s.Dial}
+}
+
+// competitor is what isn't one of [locks.Names].
+type competitor struct {
+	service string // whose addresses it takes, a name of [locks.Names]
+	module  string // "" if it is one of this module's
+	open    func(s Spec) (load.Lock, error)
+}
+
+const (
+	redsyncModule   = "github.com/go-redsync/redsync/v4"
+	redislockModule = "github.com/bsm/redislock"
+)
+
+var all = map[string]competitor{
+	RedisSpin:     {locks.Redis, "", openRedisSpin},
+	Redsync:       {locks.Redis, redsyncModule, redsyncEvery(shortRetry)},
+	RedsyncSlow:   {locks.Redis, redsyncModule, redsyncEvery(longRetry)},
+	Redsync5:      {locks.Redlock, redsyncModule, redsyncEvery(shortRetry)},
+	Redislock:     {locks.Redis, redislockModule, redislockEvery(shortRetry)},
+	RedislockSlow: {locks.Redis, redislockModule, redislockEvery(longRetry)},
+	Rueidislock:   {locks.Redis, "github.com/redis/rueidis", openRueidislock},
+	EtcdMutex:     {locks.Etcd, "go.etcd.io/etcd/client/v3", openEtcdMutex},
+	ZKLock:        {locks.ZooKeeper, "github.com/go-zookeeper/zk", openZKLock},
+	Ping:          {locks.Redis, "", openPing},
+	Baton:         {locks.Redis, "", openBaton},
+}
+
+// Names are the names of all locks, this module's first.
+func Names() []string {
+	return []string{
+		locks.Redis, RedisSpin, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres,
+		Redsync, RedsyncSlow, Redsync5, Redislock, RedislockSlow, Rueidislock, EtcdMutex, ZKLock,
+	}
+}
+
+// All are [Names] and what is no lock.
+func All() []string { return append(Names(), Ping, Baton) }
+
+// Service is the lock service that a lock needs, one of [locks.Names].
+func Service(lock string) string {
+	if c, ok := all[lock]; ok {
+		return c.service
+	}
+	return lock
+}
+
+// Library is the module of a lock that isn't one of this module's, and its version as it was built in.
+func Library(lock string) string {
+	module := all[lock].module
+	if info, ok := debug.ReadBuildInfo(); ok && module != "" {
+		for _, d := range info.Deps {
+			if d.Path == module {
+				return d.Path + " " + d.Version
+			}
+		}
+	}
+	return module
+}
+
+// Open opens a client of s.Lock.
+func Open(ctx context.Context, s Spec) (load.Lock, error) {
+	if !slices.Contains(All(), s.Lock) {
+		return nil, fmt.Errorf("competitors: there is no lock %q; there are %s", s.Lock, strings.Join(All(), ", "))
+	}
+	if len(s.Addrs) == 0 {
+		s.Addrs = locks.Addrs(Service(s.Lock))
+	}
+	if c, ok := all[s.Lock]; ok {
+		return c.open(s)
+	}
+	b, err := locks.Open(ctx, s.spec())
+	if err != nil {
+		return nil, err
+	}
+	return fromBackend(b, s)
+}
+
+// fromBackend returns a Lock on a Locker without renewals, so that a lease is what it is for the others.
+func fromBackend(b dlock.Backend, s Spec) (load.Lock, error) {
+	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL, Registerer: s.Registerer})
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return load.FromLocker(l), nil
+}
+
+// lock is a client of a library.
+type lock struct {
+	acquire func(ctx context.Context, key string) (load.Lease, error)
+	close   func() error
+}
+
+func (l lock) Acquire(ctx context.Context, key string) (load.Lease, error) {
+	return l.acquire(ctx, key)
+}
+func (l lock) Close() error { return l.close() }
+
+// lease is a Lease of a library that hands out no tokens.
+type lease struct {
+	lost    func() bool // nil: the library can't tell
+	release func(ctx context.Context) error
+}
+
+func (l lease) Fence() uint64                     { return 0 }
+func (l lease) Lost() bool                        { return l.lost != nil && l.lost() }
+func (l lease) Release(ctx context.Context) error { return l.release(ctx) }

@@ -1,0 +1,295 @@
+package bench
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/fencelab/fencelab/internal/bench/competitors"
+	"github.com/fencelab/fencelab/internal/bench/load"
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// Experiment is a config.json: a list of runs that are made one after the other on one machine.
+type Experiment struct {
+	About string `json:"about"`
+	// Servers says how the server of a lock service is started; those that it doesn't name, as the testbed has them.
+	Servers map[string]competitors.ServerSpec `json:"servers"`
+	// Defaults is what the sweeps don't say.
+	Defaults load.Config `json:"defaults"`
+	// Rounds is how often all the sweeps are made, one time after the other, since a machine's speed changes within minutes.
+	// 0: once.
+	Rounds int     `json:"rounds"`
+	Sweeps []Sweep `json:"sweeps"`
+}
+
+// Sweep is a run for each combination of its lists. The locks change fastest, so that competitors run one after the other.
+type Sweep struct {
+	Name       string          `json:"name"`
+	Backends   []string        `json:"backends"`
+	Contenders []int           `json:"contenders"`
+	Work       []load.Duration `json:"work"`
+	Delay      load.Duration   `json:"delay"`
+	Rates      []float64       `json:"rates"` // none: the closed model
+	Keys       uint64          `json:"keys"`
+	// Connections is how many clients the contenders of a lock share, if not one each.
+	Connections map[string]int `json:"connections"`
+	Processors  int            `json:"processors"`
+	Duration    load.Duration  `json:"duration"`
+	Warmup      load.Duration  `json:"warmup"`
+}
+
+// ReadExperiment reads dir/config.json, and lists its runs.
+func ReadExperiment(dir string) (*Experiment, []load.Config, error) {
+	path := filepath.Join(dir, "config.json")
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("contend: %w: -experiment wants a directory with a config.json, as in reports/results/contention", err)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	e := &Experiment{}
+	if err := d.Decode(e); err != nil {
+		if bytes.Contains(b, []byte(`"sample_every"`)) {
+			return nil, nil, fmt.Errorf("contend: %s describes an experiment of another command: gen -experiment %s", path, dir)
+		}
+		return nil, nil, fmt.Errorf("contend: %s: %w", path, err)
+	}
+	configs, err := e.Configs()
+	if err != nil {
+		return nil, nil, fmt.Errorf("contend: %s: %w", path, err)
+	}
+	return e, configs, nil
+}
+
+// Configs are the runs in their order.
+func (e *Experiment) Configs() (all []load.Config, err error) {
+	for name := range e.Servers {
+		if !slices.Contains(locks.Names(), name) {
+			return nil, fmt.Errorf("servers: there is no lock service %q; there are %s", name, strings.Join(locks.Names(), ", "))
+		}
+	}
+	for i := range max(1, e.Rounds) {
+		for n, s := range e.Sweeps {
+			c := e.Defaults
+			if e.Rounds > 1 {
+				c.Round = i + 1
+			}
+			if all, err = s.add(all, c); err != nil {
+				return nil, fmt.Errorf("sweep %d: %w", n+1, err)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no runs: there are no sweeps")
+	}
+	return all, nil
+}
+
+// add adds the runs of s to all.
+func (s Sweep) add(all []load.Config, c load.Config) ([]load.Config, error) {
+	backends := orElse(s.Backends, c.Backend)
+	for name := range s.Connections {
+		if !slices.Contains(backends, name) {
+			return nil, fmt.Errorf("connections of %q, which is none of its backends", name)
+		}
+	}
+	c.Name, c.Keys = cmp.Or(s.Name, c.Name), cmp.Or(s.Keys, c.Keys, 1)
+	c.Processes, c.Processors = 1, cmp.Or(s.Processors, c.Processors)
+	c.Delay, c.Duration, c.Warmup = cmp.Or(s.Delay, c.Delay), cmp.Or(s.Duration, c.Duration), cmp.Or(s.Warmup, c.Warmup)
+	for _, c.Work = range orElse(s.Work, c.Work) {
+		for _, c.Rate = range orElse(s.Rates, c.Rate) {
+			for _, c.Contenders = range orElse(s.Contenders, c.Contenders) {
+				for _, c.Backend = range backends {
+					c.Connections = min(c.Contenders, cmp.Or(s.Connections[c.Backend], c.Contenders))
+					if !slices.Contains(competitors.All(), c.Backend) {
+						return nil, fmt.Errorf("there is no lock %q; there are %s", c.Backend, strings.Join(competitors.All(), ", "))
+					}
+					if err := c.Check(); err != nil {
+						return nil, err
+					}
+					if slices.Contains(all, c) {
+						return nil, fmt.Errorf("a run that is there already: %s; a sweep with another name may repeat it", describe(c))
+					}
+					all = append(all, c)
+				}
+			}
+		}
+	}
+	return all, nil
+}
+
+func orElse[T any](list []T, one T) []T {
+	if len(list) == 0 {
+		return []T{one}
+	}
+	return list
+}
+
+// Play plays dir/config.json on servers from a testbed, and writes dir/data.jsonl when all is done. If sweep isn't empty it
+// plays the sweeps of that name alone, and the others' lines stay. A seed other than nil is in place of those that the file has.
+func Play(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64, progress io.Writer) (err error) {
+	e, configs, err := ReadExperiment(dir)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, "data.jsonl")
+	if err := cli.Replaceable(file); err != nil {
+		return fmt.Errorf("contend: -experiment: %w", err)
+	}
+	if seed != nil {
+		for i := range configs {
+			configs[i].Seed = *seed
+		}
+	}
+	lines, err := others(file, sweep, configs)
+	if err != nil {
+		return fmt.Errorf("contend: -sweep %s: %w", sweep, err)
+	}
+	play := slices.DeleteFunc(slices.Clone(configs), func(c load.Config) bool { return lines[c] != nil })
+	for _, c := range play {
+		if err := Check(c); err != nil {
+			return fmt.Errorf("contend: %s: %s: %w", dir, describe(c), err)
+		}
+	}
+	started := map[string]*competitors.Servers{}
+	defer func() {
+		for _, s := range started {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	for _, c := range play {
+		service := competitors.Service(c.Backend)
+		if started[service] != nil {
+			continue
+		}
+		if started[service], err = competitors.Start(ctx, service, e.Servers[service], &testbed.Options{Provider: from, Progress: progress}); err != nil {
+			delete(started, service)
+			return err
+		}
+		_, _ = fmt.Fprintln(progress, started[service])
+	}
+	partial := file + ".partial" // for an end that comes before all is played
+	saved, err := os.OpenFile(partial, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, saved.Close()) }()
+	id := uuid.NewString()[:8] // so that leases which a lock has left behind in an earlier run are in nobody's way
+	var faults []error         // told when all is done: they are results too
+	for i, c := range play {
+		s := started[competitors.Service(c.Backend)]
+		// Each in a process of its own, so that none begins with what another has left in memory.
+		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.String()}.runAlone(ctx)
+		if res != nil && res.Cut {
+			res, err = nil, cmp.Or(context.Cause(ctx), err, errors.New("it was cut short"))
+		}
+		if res != nil {
+			faults = append(faults, err, Broken(res))
+			if lines[c], err = encode(res); err == nil {
+				_, err = saved.Write(lines[c])
+			}
+		}
+		if err != nil {
+			return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was played: run %d of %d, %s: %w",
+				file, partial, i+1, len(play), describe(c), err))...)
+		}
+		_, _ = fmt.Fprintf(progress, "[%d/%d] %s: %.0f sections/s, wait %s, unserved %d, failed %d, Jain %.4f, %s\n",
+			i+1, len(play), describe(c), res.SectionsPerS, waits(res, 0.5, 0.99, 1), res.Unserved.Count, res.Failed, res.Share.Jain, starved(res))
+		if err := Idle(res); err != nil {
+			_, _ = fmt.Fprintln(progress, err)
+		}
+	}
+	var data []byte
+	for _, c := range configs {
+		data = append(data, lines[c]...)
+	}
+	if err := cli.ReplaceFile(file, data); err != nil {
+		return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was played: %w", file, partial, err))...)
+	}
+	return errors.Join(append(faults, os.Remove(partial))...)
+}
+
+func encode(res *load.Result) ([]byte, error) {
+	var line bytes.Buffer
+	out := json.NewEncoder(&line)
+	out.SetEscapeHTML(false)
+	err := out.Encode(res)
+	return line.Bytes(), err
+}
+
+// others are the lines that file has of all runs but those of the sweep, each of which must be there; none if sweep is empty.
+func others(file, sweep string, configs []load.Config) (lines map[load.Config][]byte, err error) {
+	lines = map[load.Config][]byte{}
+	if sweep == "" {
+		return lines, nil
+	}
+	var names []string
+	for _, c := range configs {
+		if name := strconv.Quote(c.Name); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if !slices.Contains(names, strconv.Quote(sweep)) {
+		return nil, fmt.Errorf("there is no sweep of that name; there are %s", strings.Join(names, ", "))
+	}
+	b, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	const again = "play all, without -sweep"
+	n := 0
+	for line := range bytes.Lines(b) {
+		n++
+		var r load.Result
+		if err := json.Unmarshal(line, &r); err != nil {
+			return nil, fmt.Errorf("%s, line %d: %w", file, n, err)
+		}
+		switch c := r.Config; {
+		case c.Name == sweep: // others come in their place, also if the sweep is not what it was
+		case !slices.Contains(configs, c):
+			return nil, fmt.Errorf("%s, line %d, is of a run that config.json doesn't have, %q: %s: %s", file, n, c.Name, describe(c), again)
+		case lines[c] != nil:
+			return nil, fmt.Errorf("%s, line %d, is of the same run as one before it: %s", file, n, again)
+		default:
+			lines[c] = append(bytes.TrimSuffix(line, []byte("\n")), '\n')
+		}
+	}
+	for _, c := range configs {
+		if c.Name != sweep && lines[c] == nil {
+			return nil, fmt.Errorf("%s has no line of %q: %s: %s", file, c.Name, describe(c), again)
+		}
+	}
+	return lines, nil
+}
+
+func describe(c load.Config) string {
+	s := fmt.Sprintf("%s, %d contenders, work %v", c.Backend, c.Contenders, c.Work)
+	if c.Rate > 0 {
+		s += fmt.Sprintf(", %g arrivals/s on %d keys", c.Rate, c.Keys)
+	}
+	if c.Processors > 0 {
+		s += fmt.Sprintf(", on %d processors", c.Processors)
+	}
+	if c.Delay > 0 {
+		s += fmt.Sprintf(", delay %v", c.Delay)
+	}
+	if c.Round > 0 {
+		s += fmt.Sprintf(", round %d", c.Round)
+	}
+	return s
+}

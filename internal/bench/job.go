@@ -1,0 +1,154 @@
+// Package bench measures locks: runs of load, and experiments made of them.
+package bench
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fencelab/fencelab/internal/bench/competitors"
+	"github.com/fencelab/fencelab/internal/bench/load"
+	"github.com/fencelab/fencelab/internal/proc"
+)
+
+// Job is a run.
+type Job struct {
+	Config load.Config
+	Prefix string // Config's, which isn't in its JSON
+	Addrs  []string
+	Server string
+	Start  time.Time // when the load begins, once all are connected; zero: at once
+}
+
+// Check returns an error if this machine can't play c. Its processors are none of [load.Config.Check]'s business, for
+// what was recorded on another machine can be read all the same.
+func Check(c load.Config) error {
+	if n := runtime.NumCPU(); c.Processors > n {
+		return fmt.Errorf("-processors %d; there are %d here, and 0 is all of them", c.Processors, n)
+	}
+	return c.Check()
+}
+
+// ErrLate is the error of a run that comes after its Start.
+var ErrLate = errors.New("it has passed: this process would begin after the others; choose a later one")
+
+// UntilStart is how long it is until j begins.
+func (j Job) UntilStart() (time.Duration, error) {
+	if j.Start.IsZero() {
+		return 0, nil
+	}
+	d := time.Until(j.Start)
+	if d < 0 {
+		return 0, fmt.Errorf("contend: -start-at %s, %s ago: %w", j.Start.Format(time.RFC3339Nano), (-d).Round(time.Millisecond), ErrLate)
+	}
+	return d, nil
+}
+
+// begin waits for the start.
+func (j Job) begin(ctx context.Context) error {
+	wait, err := j.UntilStart()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-time.After(wait):
+		return context.Cause(ctx) // nil, unless both have come
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Open opens a client of a lock; tests have another.
+var Open = competitors.Open
+
+// Run runs j in this process. An error beside a result is as that of [load.Run].
+func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(load.Sample)) (*load.Result, error) {
+	c := j.Config
+	c.Prefix = j.Prefix
+	if c.Processors > 0 {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.Processors))
+	}
+	spec := competitors.Spec{Lock: c.Backend, Addrs: j.Addrs, TTL: c.TTL.D(), Registerer: reg}
+	if c.Delay > 0 {
+		wires, err := load.NewWires(c.Delay.D())
+		if err != nil {
+			return nil, err
+		}
+		defer wires.Close()
+		spec.Dial = wires.Dial
+	}
+	return load.Run(ctx, c, func(ctx context.Context) (load.Lock, error) { return Open(ctx, spec) }, &load.Options{
+		Registerer: reg, Ready: j.begin, OnSample: onSample, Server: j.Server, Library: competitors.Library(c.Backend),
+		Unlocked: c.Backend == competitors.Ping,
+	})
+}
+
+// ChildEnv tells a process that it is a child. It reads its job from its standard input, a line of JSON, and writes its
+// result. It ends its run before its time when the input ends: its parent has ended, or wants it to.
+const ChildEnv = "FENCELAB_CONTEND_CHILD"
+
+// Child is what such a process does.
+func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	in := json.NewDecoder(stdin)
+	var j Job
+	if err := in.Decode(&j); err != nil {
+		return fmt.Errorf("contend: a process of %s=1 is started by contend alone: %w", ChildEnv, err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() { // ends with the input, which the end of the process closes
+		_, _ = io.Copy(io.Discard, stdin)
+		cancel(errors.New("contend: told to stop"))
+	}()
+	res, err := j.Run(ctx, nil, nil)
+	if res == nil {
+		return err
+	}
+	return errors.Join(err, json.NewEncoder(stdout).Encode(res))
+}
+
+// runAlone runs j in a process of its own, which doesn't outlive this one.
+func (j Job) runAlone(ctx context.Context) (*load.Result, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("contend: %w", err)
+	}
+	b, err := json.Marshal(j)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self) //nolint:noctx // its input ends it
+	cmd.Env = append(os.Environ(), ChildEnv+"=1")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("contend: %w", err)
+	}
+	child, err := proc.Start(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := stdin.Write(b); err != nil {
+		_ = child.Kill() // if it hasn't failed by itself
+	}
+	defer context.AfterFunc(ctx, func() { _ = stdin.Close() })()
+	if err = child.Wait(); err != nil {
+		err = fmt.Errorf("contend: a process of the run failed: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	res := &load.Result{}
+	if derr := json.Unmarshal(stdout.Bytes(), res); derr != nil {
+		return nil, cmp.Or(err, derr)
+	}
+	return res, err
+}

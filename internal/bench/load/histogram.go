@@ -1,0 +1,75 @@
+package load
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// histogram is of times from 100 ns to an hour, with 3 significant digits. A longer one counts as an hour.
+type histogram struct{ *hdr.Histogram }
+
+func newHistogram() histogram { return histogram{hdr.New(100, int64(time.Hour), 3)} }
+
+func (h histogram) record(d time.Duration) {
+	if err := h.RecordValue(int64(min(max(d, 0), time.Hour))); err != nil {
+		panic(err) // it is in the range
+	}
+}
+
+func (h histogram) quantile(percent float64) float64 {
+	return millis(float64(h.ValueAtQuantile(percent)))
+}
+
+// latency summarises h.
+func (h histogram) latency() Latency {
+	if h.TotalCount() == 0 {
+		return Latency{}
+	}
+	encoded, err := h.Encode(hdr.V2CompressedEncodingCookieBase)
+	if err != nil {
+		panic(err) // it is written to memory
+	}
+	return Latency{
+		Count: h.TotalCount(), Mean: millis(h.Mean()), Min: millis(float64(h.Min())),
+		P50: h.quantile(50), P90: h.quantile(90), P99: h.quantile(99), P999: h.quantile(99.9), Max: millis(float64(h.Max())),
+		HDR: string(encoded),
+	}
+}
+
+// millis is nanoseconds in milliseconds, to a tenth of a microsecond.
+func millis(ns float64) float64 { return math.Round(ns/100) / 1e4 }
+
+// histogram decodes l's distribution.
+func (l *Latency) histogram() (histogram, error) {
+	if l.Count == 0 {
+		return newHistogram(), nil
+	}
+	h, err := hdr.Decode([]byte(l.HDR))
+	if err != nil {
+		return histogram{}, fmt.Errorf("load: a histogram can't be decoded: %w", err)
+	}
+	if h.TotalCount() != l.Count {
+		return histogram{}, fmt.Errorf("load: a histogram of %d values says that it has %d", h.TotalCount(), l.Count)
+	}
+	return histogram{h}, nil
+}
+
+// add adds o's distribution to l's.
+func (l *Latency) add(o Latency) error {
+	a, err := l.histogram()
+	if err != nil {
+		return err
+	}
+	b, err := o.histogram()
+	if err != nil {
+		return err
+	}
+	if dropped := a.Merge(b.Histogram); dropped > 0 {
+		return fmt.Errorf("load: %d values are out of the range of a histogram", dropped)
+	}
+	*l = a.latency()
+	return nil
+}

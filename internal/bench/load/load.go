@@ -1,0 +1,387 @@
+// Package load offers load to a lock and measures what becomes of it: how long acquisitions wait, the critical sections a
+// second, in which order grants come, and who gets them.
+//
+// In the open model arrivals come at a rate, whatever the lock does, as the requests of a service's users do. A wait
+// counts from the moment at which the arrival was due. So a stall of the lock shows in every acquisition that came during
+// it, and not only in the few that a load generator that waits would have sent (G. Tene's "coordinated omission"). In the
+// closed model a number of contenders acquire, hold and release over and over, which finds a hot key's maximum throughput.
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	rtmetrics "runtime/metrics"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencelab/fencelab/dlock"
+)
+
+// Lock is a client of a lock service. Contenders that share it call it at the same time.
+type Lock interface {
+	// Acquire waits until key is granted or ctx ends.
+	Acquire(ctx context.Context, key string) (Lease, error)
+	Close() error
+}
+
+// Lease is a grant.
+type Lease interface {
+	Fence() uint64 // the fencing token; 0: the lock has none
+	Lost() bool    // whether the holder has been told that its lease has ended; false if it can't be
+	Release(ctx context.Context) error
+}
+
+// FromLocker returns a Lock that closes l with itself.
+func FromLocker(l *dlock.Locker) Lock { return locker{l} }
+
+type locker struct{ *dlock.Locker }
+
+func (l locker) Acquire(ctx context.Context, key string) (Lease, error) {
+	h, err := l.Locker.Acquire(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return handle{h}, nil
+}
+
+type handle struct{ *dlock.Handle }
+
+func (h handle) Lost() bool { return h.Context().Err() != nil }
+
+// Options are the optional parts of a run.
+type Options struct {
+	// Registerer gets metrics of the load, with native histograms, which can be added over many processes.
+	Registerer prometheus.Registerer
+	// Ready is called once all clients are connected, before the load; its error ends the run.
+	Ready func(ctx context.Context) error
+	// OnSample is called with each part of the window when it is over.
+	OnSample func(Sample)
+	// Server and Library are for [Machine].
+	Server, Library string
+	// Unlocked says that the clients lock nothing: who holds what isn't checked.
+	Unlocked bool
+}
+
+const (
+	releaseTimeout = 10 * time.Second
+	errorPause     = 10 * time.Millisecond // of a contender whose acquisition failed, so that it doesn't retry in a hot loop
+	openAtOnce     = 32
+)
+
+// Check returns an error that says what is wrong with c.
+func (c *Config) Check() error {
+	switch {
+	case c.Contenders < 1:
+		return fmt.Errorf("load: %d contenders; there must be one at least", c.Contenders)
+	case c.Connections < 1 || c.Connections > c.Contenders:
+		return fmt.Errorf("load: %d connections for %d contenders; there must be one at least, and no more than contenders", c.Connections, c.Contenders)
+	case c.Keys < 1:
+		return errors.New("load: no keys; 1 is a hot key")
+	case !(c.Rate >= 0) || math.IsInf(c.Rate, 1): // also if it is not a number
+		return fmt.Errorf("load: a rate of %v arrivals a second; it must be positive, or 0 for the closed model", c.Rate)
+	case c.Processors < 0:
+		return fmt.Errorf("load: %d processors; 0 is all that there are", c.Processors)
+	case c.Work < 0 || c.Warmup < 0 || c.Delay < 0:
+		return errors.New("load: work, warm-up and delay must not be negative")
+	case min(c.Duration, c.TTL) < Duration(time.Millisecond):
+		return fmt.Errorf("load: a duration of %v and a TTL of %v; they must be 1ms at least", c.Duration, c.TTL)
+	}
+	return nil
+}
+
+// Run offers the load of c to locks that open opens: c.Connections of them. When ctx ends the run is cut short, and the
+// result tells so; before the window has begun that is an error. Failed acquisitions are no errors of Run: they are in
+// the result. An error beside a result is of what came after the run, such as a client that could not be closed.
+func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o *Options) (res *Result, err error) {
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	locks, err := openAll(ctx, c.Connections, open)
+	defer func() { err = errors.Join(err, closeAll(locks)) }()
+	if err == nil && o.Ready != nil {
+		err = o.Ready(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	r := &run{c: c, rec: newRecorder(c.Contenders, newMetrics(o.Registerer)), unlocked: o.Unlocked}
+	r.holders.keys = map[uint64]*holder{}
+	r.backlog.some = sync.NewCond(&r.backlog.mu)
+	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with the window, and no sooner
+	defer stop(nil)
+	var all errgroup.Group
+	for i := range c.Contenders {
+		all.Go(func() error { return r.contend(loadCtx, i, locks[i%len(locks)]) })
+	}
+	if c.Rate > 0 {
+		all.Go(func() error { return r.pace(loadCtx) })
+	}
+	cut := r.watch(ctx, o.OnSample)
+	stop(errOver)
+	r.backlog.close()
+	if err := all.Wait(); err != nil && !errors.Is(err, errOver) {
+		return nil, err
+	}
+	if cut != nil && r.rec.first.IsZero() {
+		return nil, fmt.Errorf("load: ended before the measurement began: %w", cut)
+	}
+	for _, a := range r.backlog.queue {
+		r.rec.unstarted(a)
+	}
+	res = r.rec.result()
+	res.Config, res.Cut, res.Checks = c, cut != nil, r.holders.checks
+	res.Config.Processes = max(c.Processes, 1)
+	res.Parts = []Part{{ID: uuid.NewString(), Seed: c.Seed}}
+	res.Machine = Machine{
+		OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Used: runtime.GOMAXPROCS(0), Go: runtime.Version(), GC: gcPercent(),
+		Server: o.Server, Library: o.Library,
+	}
+	if c.Rate > 0 {
+		res.Share = Share{}
+	}
+	return res, nil
+}
+
+// gcPercent is GOGC as it is now; -1: off.
+func gcPercent() int {
+	s := []rtmetrics.Sample{{Name: "/gc/gogc:percent"}}
+	rtmetrics.Read(s)
+	return int(int32(s[0].Value.Uint64())) // off is the greatest uint64
+}
+
+var errOver = errors.New("load: the run is over")
+
+func openAll(ctx context.Context, n int, open func(ctx context.Context) (Lock, error)) (locks []Lock, err error) {
+	var mu sync.Mutex
+	all, ctx := errgroup.WithContext(ctx)
+	all.SetLimit(openAtOnce)
+	for i := range n {
+		all.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			l, err := open(ctx)
+			if err != nil {
+				return fmt.Errorf("load: client %d of %d: %w", i+1, n, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			locks = append(locks, l)
+			return nil
+		})
+	}
+	return locks, all.Wait()
+}
+
+func closeAll(locks []Lock) error {
+	var all errgroup.Group
+	all.SetLimit(openAtOnce)
+	for _, l := range locks {
+		all.Go(l.Close)
+	}
+	if err := all.Wait(); err != nil {
+		return fmt.Errorf("load: close a client: %w", err) // one stands for all
+	}
+	return nil
+}
+
+// run is a run under way.
+type run struct {
+	c        Config
+	rec      *recorder
+	backlog  backlog
+	holders  holders
+	unlocked bool
+}
+
+// watch waits for the end of the warm-up, opens the window, takes the samples and closes the window. It returns why ctx
+// ended, if it ended first.
+func (r *run) watch(ctx context.Context, onSample func(Sample)) error {
+	if err := sleep(ctx, r.c.Warmup.D()); err != nil {
+		return err
+	}
+	every := time.Second
+	if r.c.Duration.D() <= 10*time.Second {
+		every = 100 * time.Millisecond
+	}
+	begin := time.Now()
+	r.rec.begin(begin)
+	end := begin.Add(r.c.Duration.D())
+	for at := begin; at.Before(end); {
+		if at = at.Add(every); at.After(end) {
+			at = end
+		}
+		err := sleep(ctx, time.Until(at))
+		s := r.rec.sample(time.Now(), err != nil || at.Equal(end))
+		if onSample != nil {
+			onSample(s)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// contend is a contender's life.
+func (r *run) contend(ctx context.Context, i int, l Lock) error {
+	bell, _ := timerAlarm(ctx)
+	if r.c.Work > 0 {
+		if precise, err := newAlarm(ctx); err == nil { // else there are too many, and these wait as long, if not as exactly
+			bell = precise
+		}
+	}
+	next := keys(r.c, uint64(i)+1)
+	if r.c.Rate == 0 && r.c.Contenders > 1 {
+		// They don't all come at once: an order of arrival that the scheduler decides says nothing about the lock.
+		_ = sleep(ctx, time.Duration(i)*(r.c.Warmup.D()/2)/time.Duration(r.c.Contenders)) // the loop checks ctx
+	}
+	for ctx.Err() == nil {
+		var a arrival
+		var ok bool
+		if r.c.Rate > 0 {
+			a, ok = r.backlog.take()
+		} else {
+			a, ok, _ = r.rec.arrive(time.Now(), next())
+		}
+		if !ok {
+			break
+		}
+		a.contender = i
+		if !r.hold(ctx, l, a, bell) {
+			_ = sleep(ctx, errorPause)
+		}
+	}
+	return bell.close()
+}
+
+// hold serves an arrival, and reports whether the lock was granted.
+func (r *run) hold(ctx context.Context, l Lock, a arrival, bell alarm) bool {
+	lease, err := l.Acquire(ctx, r.c.Prefix+strconv.FormatUint(a.key, 10))
+	granted := time.Now()
+	if err != nil {
+		r.rec.failed(a, err)
+		return false
+	}
+	var in *holder
+	if !r.unlocked {
+		in = r.holders.enter(a.key, lease)
+	}
+	r.rec.granted(a, granted, lease.Fence())
+	if r.c.Work > 0 {
+		_ = bell.wait(r.c.Work.D()) // cut short at the end of the run
+	}
+	if !r.unlocked {
+		r.holders.leave(in)
+	}
+	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	began := time.Now()
+	err = lease.Release(rctx)
+	r.rec.released(began.Sub(granted), time.Since(began), err)
+	return true
+}
+
+// gap is the time between two arrivals by the mean; tests make arrivals even.
+var gap = (*rand.Rand).ExpFloat64
+
+// pace offers arrivals until the run is over, each at its time or, if the machine has let it sleep too long, as soon as it
+// wakes up.
+func (r *run) pace(ctx context.Context) (err error) {
+	bell, err := newAlarm(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bell.close()) }()
+	next := keys(r.c, 0)
+	gaps := rand.New(rand.NewPCG(r.c.Seed, 1<<63))
+	begin, at := time.Now(), 0.0 // seconds from begin: sums of rounded gaps would drift from the rate
+	for {
+		at += gap(gaps) / r.c.Rate
+		due := begin.Add(time.Duration(at * float64(time.Second)))
+		if wait := time.Until(due); wait > 0 {
+			if err := bell.wait(wait); err != nil {
+				return err
+			}
+		}
+		a, ok, ended := r.rec.arrive(due, next())
+		if ended {
+			return nil
+		}
+		if ok {
+			r.rec.paced(time.Since(due))
+			r.backlog.put(a)
+		}
+	}
+}
+
+// sleep waits for d, or returns why ctx ended.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return context.Cause(ctx)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// keys returns a chooser of keys.
+func keys(c Config, stream uint64) func() uint64 {
+	r := rand.New(rand.NewPCG(c.Seed, stream))
+	return func() uint64 { return r.Uint64N(c.Keys) }
+}
+
+// backlog is the arrivals that no contender has taken yet, a FIFO queue. It has no bound: an arrival that is dropped
+// because nobody was free would be missing from the waits.
+type backlog struct {
+	mu     sync.Mutex
+	some   *sync.Cond
+	queue  []arrival
+	closed bool
+}
+
+func (b *backlog) put(a arrival) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.queue = append(b.queue, a)
+	b.some.Signal()
+}
+
+// take waits for an arrival; false once the backlog is closed.
+func (b *backlog) take() (a arrival, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.queue) == 0 && !b.closed {
+		b.some.Wait()
+	}
+	if b.closed {
+		return arrival{}, false
+	}
+	a, b.queue = b.queue[0], b.queue[1:]
+	return a, true
+}
+
+func (b *backlog) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	b.some.Broadcast()
+}

@@ -1,0 +1,374 @@
+package load_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/bench/load"
+)
+
+// TestFIFO is a lock that is fair, and busy all the time.
+func TestFIFO(t *testing.T) {
+	res := play(t, closed(10, 10*ms), &fake{})
+	require.InDelta(t, 1000, res.Sections, 1) // one in 10 ms
+	require.InDelta(t, 100, res.SectionsPerS, 0.1)
+	require.InDelta(t, 90, res.Wait.P50, 1) // for nine others
+	require.InDelta(t, 90, res.Wait.Max, 1)
+	require.InDelta(t, 10, res.Hold.P50, 0.1)
+	require.Zero(t, res.Order.Inversions)
+	require.Equal(t, "token", res.Order.By)
+	require.InDelta(t, 1, res.Share.Jain, 1e-4)
+	require.Len(t, res.Share.Counts, 10)
+	require.Zero(t, res.Share.Without)
+	require.EqualValues(t, 9, res.Unserved.Count)
+	require.Contains(t, []int64{9, 10}, res.MaxWaiting) // ten for no time at all, if who releases is back before the next is told
+	require.Len(t, res.Samples, 100)
+	require.Zero(t, res.Checks)
+	require.False(t, res.Cut)
+}
+
+// TestHandOff: a grant that arrives after the end is none of the window's.
+func TestHandOff(t *testing.T) {
+	res := play(t, closed(10, 10*ms), &fake{handOff: func(int64) time.Duration { return 90 * ms }})
+	require.InDelta(t, 100, res.Sections, 1)
+	require.InDelta(t, 990, res.Wait.P50, 1)
+	require.EqualValues(t, 10, res.Unserved.Count)
+}
+
+// TestLIFO: two contenders pass the lock to each other, and the others starve.
+func TestLIFO(t *testing.T) {
+	res := play(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
+	require.InDelta(t, 1000, res.Sections, 1)
+	require.InDelta(t, 0.2, res.Share.Jain, 0.001) // two of ten have it all
+	require.Equal(t, 8, res.Share.Starved)
+	require.Equal(t, 8, res.Share.Without)
+	require.InDelta(t, 8*1000, res.Order.Inversions, 100) // each section overtakes each of the eight
+	require.InDelta(t, 10, res.Wait.Max, 1)               // those who get it look fine,
+	require.Greater(t, res.Unserved.Max, 10_000.0)        // and that's why those who don't are measured too
+}
+
+// TestOneStarved: whoever waits first is passed over as long as others wait.
+func TestOneStarved(t *testing.T) {
+	res := play(t, closed(10, 10*ms), &fake{serve: func(n int) int { return min(1, n-1) }})
+	require.Equal(t, 1, res.Share.Starved)
+	require.Equal(t, 1, res.Share.Without)
+	require.InDelta(t, 0.9, res.Share.Jain, 0.001)
+	require.InDelta(t, 1000, res.Order.Max, 5)
+	require.EqualValues(t, 1, res.Order.Reordered)
+}
+
+// TestServedBefore: who has had the lock in the window doesn't count as starved, however often it is overtaken later.
+func TestServedBefore(t *testing.T) {
+	served := 0
+	res := play(t, closed(10, 10*ms), &fake{serve: func(n int) int {
+		if served++; served < 500 {
+			return 0
+		}
+		return n - 1
+	}})
+	require.Greater(t, res.Order.Max, int64(100))
+	require.Zero(t, res.Share.Starved)
+}
+
+// TestTooShort: a run that is too short for everybody's turn doesn't find a fair lock unfair.
+func TestTooShort(t *testing.T) {
+	c := closed(100, time.Second)
+	res := play(t, c, &fake{})
+	require.InDelta(t, 10, res.Sections, 1)
+	require.GreaterOrEqual(t, res.Share.Without, 89)
+	require.Zero(t, res.Share.Starved)
+}
+
+// arrivalsAt are arrivals at a rate.
+func arrivalsAt(rate float64, work time.Duration) load.Config {
+	c := closed(100, work)
+	c.Connections, c.Rate = 1, rate
+	return c
+}
+
+// TestStall: the lock stalls once, for a second. All who come in its course wait, and are seen to. With coordinated
+// omission one wait of a second would be recorded, and ten thousand short ones.
+func TestStall(t *testing.T) {
+	defer load.Even()()
+	for _, contenders := range []int{1, 1200} { // those who aren't free to ask for the lock count as well
+		c := arrivalsAt(1000, 0)
+		c.Contenders = contenders
+		res := play(t, c, &fake{handOff: func(granted int64) time.Duration {
+			if granted == 3000 { // 1,995 ms into the window
+				return time.Second
+			}
+			return 0
+		}})
+		require.InDelta(t, 10_000, res.Sections, 2)
+		require.InDelta(t, 10_000, res.Arrivals, 2)
+		require.InDelta(t, 0, res.Wait.P50, 0.001)
+		require.InDelta(t, 900, res.Wait.P99, 5) // of 10,000 a thousand wait for 1 s to 0 s
+		require.InDelta(t, 990, res.Wait.P999, 5)
+		require.InDelta(t, 1000, res.Wait.Max, 1)
+		require.InDelta(t, 100, res.Wait.Mean*res.SectionsPerS/500, 1) // ∑ = 1000 × 1 s / 2
+		require.InDelta(t, 1000, res.MaxWaiting, 2)
+		require.Zero(t, res.Unserved.Count)
+		require.Zero(t, res.Order.Inversions)
+		require.InDelta(t, 0, res.Pacer.Max, 0.001)
+		require.Equal(t, res.Arrivals, res.Pacer.Count)
+		require.InDelta(t, 0, res.Samples[10].Waiting, 1)
+		require.InDelta(t, 505, res.Samples[24].Waiting, 2) // the queue grows: 2.5 s
+	}
+}
+
+// TestOverload offers twice of what the lock can do.
+func TestOverload(t *testing.T) {
+	defer load.Even()()
+	for _, contenders := range []int{100, 6000} {
+		c := arrivalsAt(1000, 2*ms)
+		c.Contenders = contenders
+		res := play(t, c, &fake{})
+		require.InDelta(t, 5000, res.Sections, 2)
+		require.InDelta(t, 10_000, res.Arrivals, 2)
+		require.InDelta(t, 503, res.BacklogStart, 3)
+		require.InDelta(t, 5503, res.Unserved.Count, 3)
+		require.InDelta(t, 5503, res.MaxWaiting, 3)
+		require.InDelta(t, max(0, 5503-contenders), res.Unstarted, 3)
+		require.InDelta(t, 5500, res.Unserved.Max, 15) // of those who came first
+		require.InDelta(t, 3000, res.Samples[49].Waiting, 5)
+		require.Zero(t, res.Share)
+	}
+}
+
+// TestArrivals looks at how arrivals come, and that the seed decides it.
+func TestArrivals(t *testing.T) {
+	c := arrivalsAt(1000, 0)
+	first, again := play(t, c, &fake{}), play(t, c, &fake{})
+	require.InDelta(t, 10_000, first.Arrivals, 300) // 3 standard deviations of a Poisson process
+	require.Equal(t, sections(first), sections(again))
+	c.Seed = 2
+	require.NotEqual(t, sections(first), sections(play(t, c, &fake{})))
+
+	var sum, squares float64 // the variance of a Poisson process's counts is their mean
+	for _, s := range first.Samples {
+		sum += float64(s.Sections)
+		squares += float64(s.Sections) * float64(s.Sections)
+	}
+	mean := sum / float64(len(first.Samples))
+	require.InDelta(t, 1, (squares/float64(len(first.Samples))-mean*mean)/mean, 0.4)
+}
+
+func sections(r *load.Result) (all []int64) {
+	for _, s := range r.Samples {
+		all = append(all, s.Sections)
+	}
+	return all
+}
+
+func TestKeys(t *testing.T) {
+	c := arrivalsAt(1000, 0)
+	c.Keys, c.Prefix = 10, "key/"
+	f := &fake{}
+	play(t, c, f)
+	require.Len(t, f.taken, 10)
+	for _, n := range f.taken {
+		require.InDelta(t, 1100, n, 150)
+	}
+}
+
+func TestChecks(t *testing.T) {
+	res := play(t, closed(10, 10*ms), &fake{token: func(int64) uint64 { return 7 }})
+	require.InDelta(t, 1100, res.Checks.TokenRegressions, 5)
+	require.Zero(t, res.Checks.Overlaps)
+
+	res = play(t, closed(2, 7*ms), &fake{open: true}) // they begin 250 ms after each other, which is 5 ms into a section
+	require.InDelta(t, 2*10_750/7, res.Checks.Overlaps, 5)
+	require.Zero(t, res.Checks.Late)
+
+	res = play(t, closed(2, 7*ms), &fake{open: true, lost: true})
+	require.Zero(t, res.Checks.Overlaps, "they have been told")
+	require.InDelta(t, 2*10_750/7, res.Checks.Late, 5)
+
+	res = play(t, closed(10, 10*ms), &fake{tokenless: true})
+	require.Zero(t, res.Checks)
+	require.Equal(t, "grant", res.Order.By)
+	require.Zero(t, res.Order.Inversions)
+}
+
+// TestUnlocked: clients that lock nothing are not looked at.
+func TestUnlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		res, err := load.Run(t.Context(), closed(2, 7*ms), (&fake{open: true, token: func(int64) uint64 { return 7 }}).client, &load.Options{Unlocked: true})
+		require.NoError(t, err)
+		require.Zero(t, res.Checks)
+		require.InDelta(t, 2*10_000/7, res.Sections, 3)
+	})
+}
+
+// TestFailures: every third acquisition fails.
+func TestFailures(t *testing.T) {
+	res := play(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
+		if asked%3 == 0 {
+			return errBroken
+		}
+		return nil
+	}})
+	require.InDelta(t, 667, res.Sections, 2) // and after each failure there is a pause of 10 ms
+	require.InDelta(t, 333, res.Failed, 2)
+	require.InDelta(t, 367, res.Errors["acquire: other"].Count, 2)
+	require.Equal(t, "broken", res.Errors["acquire: other"].Example)
+	require.Len(t, res.Errors, 1)
+}
+
+func TestCutShort(t *testing.T) {
+	for at, begun := range map[time.Duration]bool{500 * ms: false, 3505 * ms: true} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(at, func() { cancel(errBroken) })
+			f := &fake{}
+			res, err := load.Run(ctx, closed(10, 10*ms), f.client, nil)
+			require.Equal(t, 10, f.closed)
+			if !begun {
+				require.ErrorIs(t, err, errBroken)
+				return
+			}
+			require.NoError(t, err)
+			require.True(t, res.Cut)
+			require.InDelta(t, 2.4995, res.Seconds, 1e-9)
+			require.InDelta(t, 250, res.Sections, 1)
+			require.InDelta(t, 100, res.SectionsPerS, 1)
+		})
+	}
+}
+
+// TestCloseFails: what was measured is there, though a client can't be closed.
+func TestCloseFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{stuck: errBroken}
+		res, err := load.Run(t.Context(), closed(10, 10*ms), f.client, nil)
+		require.ErrorIs(t, err, errBroken)
+		require.Equal(t, 10, f.closed)
+		require.NotNil(t, res)
+		require.InDelta(t, 1000, res.Sections, 1)
+	})
+}
+
+func TestOpenFails(t *testing.T) {
+	f := &fake{}
+	n := 0
+	_, err := load.Run(t.Context(), closed(5, 0), func(ctx context.Context) (load.Lock, error) {
+		f.mu.Lock()
+		n++
+		last := n == 5
+		f.mu.Unlock()
+		if last {
+			return nil, errBroken
+		}
+		return f.client(ctx)
+	}, nil)
+	require.ErrorIs(t, err, errBroken)
+	require.Equal(t, 4, f.closed)
+
+	_, err = load.Run(t.Context(), closed(2, 0), f.client, &load.Options{Ready: func(context.Context) error { return errBroken }})
+	require.ErrorIs(t, err, errBroken)
+	require.Equal(t, 6, f.closed)
+}
+
+func TestCheck(t *testing.T) {
+	for want, spoil := range map[string]func(c *load.Config){
+		"0 contenders":         func(c *load.Config) { c.Contenders = 0 },
+		"11 connections":       func(c *load.Config) { c.Connections = 11 },
+		"no keys":              func(c *load.Config) { c.Keys = 0 },
+		"a rate of -1":         func(c *load.Config) { c.Rate = -1 },
+		"a rate of NaN":        func(c *load.Config) { c.Rate = math.NaN() },
+		"a rate of +Inf":       func(c *load.Config) { c.Rate = math.Inf(1) },
+		"must not be negative": func(c *load.Config) { c.Work = -1 },
+		"a duration of 0s and": func(c *load.Config) { c.Duration = 0 },
+		"and a TTL of 0s":      func(c *load.Config) { c.TTL = 0 },
+	} {
+		c := closed(10, 0)
+		require.NoError(t, c.Check())
+		spoil(&c)
+		_, err := load.Run(t.Context(), c, nil, nil)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	synctest.Test(t, func(t *testing.T) {
+		_, err := load.Run(t.Context(), closed(10, 10*ms), (&fake{}).client, &load.Options{Registerer: reg})
+		require.NoError(t, err)
+	})
+	all, err := reg.Gather()
+	require.NoError(t, err)
+	got := map[string]float64{}
+	for _, f := range all {
+		m := f.GetMetric()[0]
+		got[f.GetName()] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		if h := m.GetHistogram(); h != nil && h.GetSampleCount() > 0 {
+			require.NotNil(t, h.Schema, "%s is no native histogram", f.GetName())
+			require.NotEmpty(t, h.GetPositiveSpan(), f.GetName())
+		}
+	}
+	require.InDelta(t, 1100, got["contend_sections_total"], 2)
+	require.InDelta(t, 1100, got["contend_wait_seconds"], 2)
+	require.InDelta(t, 1110, got["contend_arrivals_total"], 2)
+	require.Zero(t, got["contend_waiting"])
+}
+
+// TestMerge: of two processes with contenders of their own.
+func TestMerge(t *testing.T) {
+	a, b := play(t, closed(10, 10*ms), &fake{}), play(t, closed(5, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
+	m, err := load.Merge([]*load.Result{a, b})
+	require.NoError(t, err)
+	require.Equal(t, 15, m.Config.Contenders)
+	require.Equal(t, 2, m.Config.Processes)
+	require.Equal(t, append(a.Parts[:1:1], b.Parts...), m.Parts)
+	require.NotEqual(t, a.Parts[0].ID, b.Parts[0].ID)
+	require.Len(t, a.Parts, 1)
+	require.Equal(t, a.Sections+b.Sections, m.Sections)
+	require.InDelta(t, 200, m.SectionsPerS, 1)
+	require.Equal(t, m.Sections, m.Wait.Count)
+	require.Equal(t, a.Wait.Max, m.Wait.Max)
+	require.Equal(t, b.Wait.Min, m.Wait.Min)
+	require.InDelta(t, (a.Wait.Mean+b.Wait.Mean)/2, m.Wait.Mean, 0.1)
+	require.Equal(t, a.Wait.P99, m.Wait.P99)
+	require.Equal(t, a.Order.Inversions+b.Order.Inversions, m.Order.Inversions)
+	require.Equal(t, 3, m.Share.Starved)
+	require.Len(t, m.Share.Counts, 15)
+	require.Len(t, m.Samples, 100)
+	require.Equal(t, a.Samples[7].Sections+b.Samples[7].Sections, m.Samples[7].Sections)
+	require.Equal(t, m.BacklogStart+m.Arrivals, m.Sections+m.Failed+m.Unserved.Count)
+	require.Equal(t, 10, a.Config.Contenders, "the parts are left alone")
+	require.Len(t, a.Share.Counts, 10)
+
+	m, err = load.Merge([]*load.Result{a, b, b})
+	require.NoError(t, err)
+	require.Equal(t, b.Wait.P90, m.Wait.P50) // two thirds of the waits are b's, which are the shorter ones
+	require.Equal(t, a.Wait.P50, m.Wait.P90)
+
+	alone, err := load.Merge([]*load.Result{a})
+	require.NoError(t, err)
+	require.Equal(t, a.Wait, alone.Wait)
+	require.Equal(t, a.Share, alone.Share)
+
+	_, err = load.Merge(nil)
+	require.Error(t, err)
+	c := *b
+	c.Wait.Count++ // not what the histogram has
+	_, err = load.Merge([]*load.Result{a, &c})
+	require.Error(t, err)
+}
+
+// A load that stalls at the end of the window has still offered what was due in it.
+func TestDueBeforeTheEndNotedAfterIt(t *testing.T) {
+	begin := time.Now()
+	end := begin.Add(time.Second)
+	res := load.NoteLate(begin, end, begin.Add(time.Second/4), end.Add(-time.Millisecond), end, end.Add(time.Second))
+	require.EqualValues(t, 2, res.Arrivals)
+	require.EqualValues(t, 2, res.Unstarted)
+	require.EqualValues(t, 2, res.Unserved.Count)
+	require.InDelta(t, 750, res.Unserved.Max, 1)
+}

@@ -1,0 +1,184 @@
+package load_test
+
+import (
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/bench/load"
+)
+
+// serve is a server that does f with each connection, and closes it then.
+func serve(t *testing.T, f func(net.Conn)) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it listens at once
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				f(c)
+				_ = c.Close()
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// echo sends back what it gets, to its end.
+func echo(c net.Conn) { _, _ = io.Copy(c, c) }
+
+func wires(t *testing.T, delay time.Duration) *load.Wires {
+	t.Helper()
+	w, err := load.NewWires(delay)
+	require.NoError(t, err)
+	t.Cleanup(w.Close)
+	return w
+}
+
+func dial(t *testing.T, w *load.Wires, addr string) net.Conn {
+	t.Helper()
+	c, err := w.Dial(t.Context(), "tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// TestWires: what is sent arrives, late by the delay in each direction, in order and whole.
+func TestWires(t *testing.T) {
+	const delay = 20 * ms
+	c := dial(t, wires(t, delay), serve(t, echo))
+	began := time.Now()
+	_, err := c.Write([]byte("ab"))
+	require.NoError(t, err)
+	b := make([]byte, 2)
+	_, err = io.ReadFull(c, b)
+	require.NoError(t, err)
+	require.Equal(t, "ab", string(b))
+	require.GreaterOrEqual(t, time.Since(began), 2*delay)
+
+	sent := make([]byte, 1<<20) // more than is read at once, and than a socket's buffer has room for
+	for i := range sent {
+		sent[i] = byte(i >> 8)
+	}
+	began = time.Now()
+	go func() {
+		for b := sent; len(b) > 0; b = b[1<<10:] {
+			_, _ = c.Write(b[:1<<10])
+		}
+	}()
+	got := make([]byte, len(sent))
+	_, err = io.ReadFull(c, got)
+	require.NoError(t, err)
+	require.Equal(t, sent, got)
+	require.GreaterOrEqual(t, time.Since(began), 2*delay)
+}
+
+// TestWiresEnds: an end takes as long as what comes before it, from either side.
+func TestWiresEnds(t *testing.T) {
+	const delay = 20 * ms
+	w := wires(t, delay)
+	began := time.Now()
+	got, err := io.ReadAll(dial(t, w, serve(t, func(c net.Conn) { _, _ = c.Write([]byte("bye")) })))
+	require.NoError(t, err)
+	require.Equal(t, "bye", string(got))
+	require.GreaterOrEqual(t, time.Since(began), delay)
+
+	type said struct {
+		bytes []byte
+		at    time.Time
+	}
+	heard := make(chan said, 1)
+	c := dial(t, w, serve(t, func(c net.Conn) {
+		b, _ := io.ReadAll(c)
+		heard <- said{b, time.Now()}
+	}))
+	b := []byte("bye")
+	_, err = c.Write(b)
+	require.NoError(t, err)
+	copy(b, "???") // it was the caller's again
+	began = time.Now()
+	require.NoError(t, c.Close())
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.ErrClosedPipe)
+	_, err = c.Write(b)
+	require.ErrorIs(t, err, io.ErrClosedPipe)
+	last := <-heard
+	require.Equal(t, "bye", string(last.bytes))
+	require.GreaterOrEqual(t, last.at.Sub(began), delay)
+}
+
+// TestWiresDeadline: a read ends at its deadline, and one that is put off or taken back counts no more.
+func TestWiresDeadline(t *testing.T) {
+	w := wires(t, ms)
+	c := dial(t, w, serve(t, echo))
+	expired := func() {
+		t.Helper()
+		_, err := c.Read(make([]byte, 1))
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		var timeout net.Error
+		require.ErrorAs(t, err, &timeout)
+		require.True(t, timeout.Timeout())
+	}
+	began := time.Now()
+	require.NoError(t, c.SetReadDeadline(began.Add(10*ms)))
+	expired()
+	require.GreaterOrEqual(t, time.Since(began), 10*ms)
+	expired()
+
+	done := make(chan error, 1)
+	require.NoError(t, c.SetDeadline(time.Now().Add(time.Hour)))
+	go func() {
+		_, err := c.Read(make([]byte, 1))
+		done <- err
+	}()
+	require.NoError(t, c.SetReadDeadline(time.Unix(1, 0))) // before the read or in its course
+	require.ErrorIs(t, <-done, os.ErrDeadlineExceeded)
+
+	require.NoError(t, c.SetReadDeadline(time.Time{}))
+	_, err := c.Write([]byte("a"))
+	require.NoError(t, err)
+	b := make([]byte, 1)
+	_, err = io.ReadFull(c, b)
+	require.NoError(t, err)
+	require.Equal(t, "a", string(b))
+}
+
+// TestWiresBroken: a server that is gone shows in a read, and then in writes.
+func TestWiresBroken(t *testing.T) {
+	w := wires(t, ms)
+	c := dial(t, w, serve(t, func(net.Conn) {}))
+	_, err := c.Read(make([]byte, 1))
+	require.Equal(t, io.EOF, err)
+	require.Eventually(t, func() bool {
+		_, err := c.Write([]byte("a"))
+		return err != nil
+	}, time.Minute, ms)
+}
+
+// TestWiresClosed: Close ends connections that are open, also with bytes on their way, and everything else of theirs, as
+// the check for goroutines at the end of the tests has it.
+func TestWiresClosed(t *testing.T) {
+	w := wires(t, time.Hour)
+	addr := serve(t, echo)
+	idle, busy, left := dial(t, w, addr), dial(t, w, addr), dial(t, w, addr)
+	_, err := busy.Write([]byte("never heard"))
+	require.NoError(t, err)
+	require.NoError(t, left.Close())
+	w.Close()
+	for _, c := range []net.Conn{idle, busy, left} {
+		_, err = c.Read(make([]byte, 1))
+		require.Error(t, err)
+	}
+	_, err = w.Dial(t.Context(), "tcp", addr)
+	require.ErrorIs(t, err, net.ErrClosed)
+	w.Close()
+}

@@ -1,0 +1,145 @@
+// Package populate puts many locks into a lock service: the same ones for the same seed.
+//
+// The locks are taken by the backends themselves, so they have the names, the owners, the leases and the fencing tokens
+// that a service under load would have. An owner follows from the seed as its key does. So a second run repeats the first
+// one's requests, which every backend takes for retries: leases that still last are restarted and keep their tokens, and no
+// key is added. Only a lease that has ended in the meantime is a new grant, with the next token.
+package populate
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redislock"
+)
+
+// Set is a set of locks.
+type Set struct {
+	Seed uint64
+	N    uint64        // how many
+	TTL  time.Duration // of each lease
+}
+
+// Request is what takes the i-th lock. It doesn't depend on N, so a larger set of the same seed contains the smaller one.
+func (s Set) Request(i uint64) dlock.Request {
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, s.Seed), i))
+	owner := uuid.Must(uuid.NewRandomFromReader(bytes.NewReader(sum[8:])))
+	return dlock.Request{Key: fmt.Sprintf("gen/%x", sum[:8]), Owner: owner.String(), TTL: s.TTL}
+}
+
+// Counts tells how many locks have been asked for. It can be read meanwhile.
+type Counts struct {
+	granted, held atomic.Uint64
+}
+
+// Granted is how many locks of the set are held by their owners.
+func (c *Counts) Granted() uint64 { return c.granted.Load() }
+
+// Held is how many are held by other owners.
+func (c *Counts) Held() uint64 { return c.held.Load() }
+
+// Done is how many were asked for.
+func (c *Counts) Done() uint64 { return c.Granted() + c.Held() }
+
+// Each calls do for every lock of s, by so many workers at a time, and counts it as granted, or as held if that is what
+// do's error wraps. Any other error ends it.
+func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx context.Context, q dlock.Request) error) error {
+	if workers < 1 {
+		return fmt.Errorf("populate: %d workers; there must be one at least", workers)
+	}
+	all, ctx := errgroup.WithContext(ctx)
+	var next atomic.Uint64
+	for range workers {
+		all.Go(func() error {
+			for i := next.Add(1) - 1; i < s.N; i = next.Add(1) - 1 {
+				if ctx.Err() != nil {
+					return context.Cause(ctx)
+				}
+				switch err := do(ctx, s.Request(i)); {
+				case errors.Is(err, dlock.ErrHeld):
+					c.held.Add(1)
+				case err != nil:
+					return fmt.Errorf("populate: lock %d of %d: %w", i+1, s.N, err)
+				default:
+					c.granted.Add(1)
+				}
+			}
+			return nil
+		})
+	}
+	return all.Wait()
+}
+
+// Locks takes the locks of s with b, by so many workers at a time. Those that other owners hold are left.
+func Locks(ctx context.Context, b dlock.Backend, s Set, workers int, c *Counts) error {
+	return Each(ctx, s, workers, c, func(ctx context.Context, q dlock.Request) error {
+		_, err := b.TryAcquire(ctx, q)
+		return err
+	})
+}
+
+// Pipelined is a redislock.Backend that sends requests of the same time in one pipeline. The client stays the caller's.
+func Pipelined(client *redis.Client, opts *redislock.Options) (dlock.Backend, error) {
+	pipe, err := client.AutoPipeline()
+	if err != nil {
+		return nil, fmt.Errorf("populate: %w", err)
+	}
+	b, err := redislock.New(pipe, opts)
+	if err != nil {
+		return nil, errors.Join(err, pipe.Close())
+	}
+	return &pipelined{b, pipe}, nil
+}
+
+type pipelined struct {
+	dlock.Backend
+	pipe *redis.AutoPipeliner
+}
+
+func (p *pipelined) Close() error { return errors.Join(p.Backend.Close(), p.pipe.Close()) }
+
+// Progress returns what writes a line to w: how many locks of all are done, and what more there is to say.
+func Progress(w io.Writer, total uint64) func(done uint64, more string) error {
+	began := time.Now()
+	return func(done uint64, more string) error {
+		mean := Rate(done, time.Since(began))
+		line := fmt.Sprintf("%5.1f %%  %s of %s  %s/s", 100*float64(done)/float64(total), Short(float64(done)), Short(float64(total)), Short(mean))
+		if done < total && mean > 0 {
+			line += fmt.Sprintf("  ETA %v", time.Duration(float64(total-done)/mean*float64(time.Second)).Round(time.Second))
+		}
+		_, err := fmt.Fprintln(w, line+"  "+more)
+		return err
+	}
+}
+
+// Rate is how many a second.
+func Rate(n uint64, d time.Duration) float64 {
+	if d <= 0 {
+		return 0
+	}
+	return float64(n) / d.Seconds()
+}
+
+// Short is a number with three digits: 950, 1.25k, 10M.
+func Short(v float64) string {
+	for _, unit := range []string{"", "k", "M"} {
+		if v < 999.5 {
+			return strings.TrimSpace(fmt.Sprintf("%.3g%s", v, unit))
+		}
+		v /= 1000
+	}
+	return fmt.Sprintf("%.3gG", v)
+}

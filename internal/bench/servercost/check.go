@@ -1,0 +1,151 @@
+package servercost
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Phases are the ends of the phases of a run, by name. A second phase of the same name has "2" behind it.
+func Phases(lines []Line, run string) map[string]Line {
+	all := map[string]Line{}
+	for _, l := range lines {
+		if l.Kind != KindPhase || l.Run != run {
+			continue
+		}
+		name := l.Phase
+		for n := 2; all[name].Kind != ""; n++ {
+			name = fmt.Sprint(l.Phase, n)
+		}
+		all[name] = l
+	}
+	return all
+}
+
+// checker collects what is not as it must be.
+type checker struct {
+	run    string
+	phases map[string]Line
+	errs   []error
+}
+
+func (c *checker) require(ok bool, format string, args ...any) {
+	if !ok {
+		c.errs = append(c.errs, fmt.Errorf("servercost: %s: %s", c.run, fmt.Sprintf(format, args...)))
+	}
+}
+
+// has reports whether the run was played to its end, which it requires.
+func (c *checker) has(phases ...string) bool {
+	for _, name := range phases {
+		l, ok := c.phases[name]
+		c.require(ok && (l.Redis != nil || l.Etcd != nil), "there is no phase %q", name)
+	}
+	return len(c.errs) == 0
+}
+
+// Check returns an error if the lines are not what the config in the first of them must lead to on any machine: every lock
+// was taken, no expired lease kept anybody out, no token went backwards. Times and bytes are not its business.
+func Check(lines []Line) error {
+	if len(lines) == 0 || lines[0].Setup == nil {
+		return errors.New("servercost: the first line is not the setup")
+	}
+	var errs []error
+	c := lines[0].Setup.Config
+	in := func(run string) *checker { return &checker{run: run, phases: Phases(lines, run)} }
+	if c.Redis != nil {
+		errs = append(errs, checkActive(in("redis active"), c.Redis), checkLazy(in("redis lazy"), c.Redis))
+	}
+	if c.Etcd != nil {
+		errs = append(errs, checkShared(in("etcd shared"), c.Etcd), checkLeases(in("etcd leases"), c.Etcd))
+	}
+	if c.Tokens != nil {
+		errs = append(errs, checkTokens(&checker{run: "tokens"}, lines))
+	}
+	return errors.Join(errs...)
+}
+
+func checkActive(c *checker, want *RedisConfig) error {
+	if !c.has("fill", "drain", "use", "reap", "purge2", "reuse") {
+		return errors.Join(c.errs...)
+	}
+	fill, drain, reap, after := c.phases["fill"], c.phases["drain"], c.phases["reap"], c.phases["purge2"]
+	use, reuse := c.phases["use"], c.phases["reuse"]
+	c.require(fill.Count == want.Keys, "%d locks were taken, not %d", fill.Count, want.Keys)
+	c.require(drain.Redis.Expires == 0, "%d keys still have a TTL", drain.Redis.Expires)
+	c.require(drain.Redis.Keys == want.Keys, "%d keys are left, not a counter for each of %d", drain.Redis.Keys, want.Keys)
+	c.require(drain.Redis.ExpiredKeys == want.Keys, "%d keys expired, not %d", drain.Redis.ExpiredKeys, want.Keys)
+	c.require(reap.Count == want.Keys, "%d counters were reaped, not %d", reap.Count, want.Keys)
+	c.require(after.Redis.Keys == 1, "%d keys are left, not the floor alone", after.Redis.Keys)
+	c.require(reuse.Count == want.Check && reuse.Values["greater"] == float64(want.Check),
+		"of %d tokens %v are greater than the one before", want.Check, reuse.Values["greater"])
+	c.require(reuse.Values["greatest"] == use.Values["greatest"]+1, "tokens go on from %v with %v", use.Values["greatest"], reuse.Values["greatest"])
+	return errors.Join(c.errs...)
+}
+
+func checkLazy(c *checker, want *RedisConfig) error {
+	if !c.has("fill", "expire", "touch", "reclaim", "purge") {
+		return errors.Join(c.errs...)
+	}
+	for _, name := range []string{"fill", "expire"} {
+		s := c.phases[name].Redis
+		c.require(s.Keys == 2*want.Keys && s.Expires == want.Keys && s.ExpiredKeys == 0,
+			"%s: %d keys, %d with a TTL, %d expired: want %d, %d and none", name, s.Keys, s.Expires, s.ExpiredKeys, 2*want.Keys, want.Keys)
+	}
+	touch, reclaim := c.phases["touch"], c.phases["reclaim"]
+	c.require(touch.Count == want.Check && touch.Values["second_token"] == float64(want.Check),
+		"of %d locks that had expired %v were granted anew, with the token 2", want.Check, touch.Values["second_token"])
+	c.require(touch.Redis.ExpiredKeys == want.Check, "%d keys were deleted by being asked for, not %d", touch.Redis.ExpiredKeys, want.Check)
+	c.require(reclaim.Count == want.Keys-want.Check, "%d keys were deleted once that was allowed, not %d", reclaim.Count, want.Keys-want.Check)
+	c.require(reclaim.Redis.Keys == want.Keys, "%d keys are left, not a counter for each of %d", reclaim.Redis.Keys, want.Keys)
+	return errors.Join(c.errs...)
+}
+
+func checkShared(c *checker, want *EtcdConfig) error {
+	if !c.has("empty", "fill", "release", "compact", "defrag") {
+		return errors.Join(c.errs...)
+	}
+	empty, fill, release := c.phases["empty"].Etcd, c.phases["fill"].Etcd, c.phases["release"].Etcd
+	defrag := c.phases["defrag"].Etcd
+	c.require(fill.Keys == want.Keys && release.Keys == 0, "%d keys after the fill and %d after the release", fill.Keys, release.Keys)
+	c.require(fill.LeasesGranted == 1, "%d leases, not one", fill.LeasesGranted)
+	c.require(fill.Revision-empty.Revision == want.Keys, "%d locks took %d revisions", want.Keys, fill.Revision-empty.Revision)
+	c.require(release.Revision-fill.Revision == want.Keys, "%d releases took %d revisions", want.Keys, release.Revision-fill.Revision)
+	c.require(defrag.Revision == release.Revision, "the revision went from %d to %d", release.Revision, defrag.Revision)
+	return errors.Join(c.errs...)
+}
+
+func checkLeases(c *checker, want *EtcdConfig) error {
+	if !c.has("empty", "fill", "expire") {
+		return errors.Join(c.errs...)
+	}
+	fill, expire := c.phases["fill"].Etcd, c.phases["expire"].Etcd
+	c.require(fill.LeasesGranted == want.Leases, "%d leases, not %d", fill.LeasesGranted, want.Leases)
+	c.require(expire.LeasesRevoked == want.Leases && expire.Keys == 0, "%d leases are gone, and %d keys are left", expire.LeasesRevoked, expire.Keys)
+	c.require(expire.Revision-c.phases["empty"].Etcd.Revision == 2*want.Leases, "revision %d: want one for each put and each expiry", expire.Revision)
+	return errors.Join(c.errs...)
+}
+
+func checkTokens(c *checker, lines []Line) error {
+	tokens, costs := map[string]*Tokens{}, 0
+	for _, l := range lines {
+		switch l.Kind {
+		case KindTokens:
+			tokens[l.Tokens.Source] = l.Tokens
+		case KindCost:
+			costs++
+			c.require(l.Cost.P50 > 0 && l.Cost.P99 >= l.Cost.P50 && l.Cost.PerSecond > 0, "%s was not measured", l.Cost.Source)
+		}
+	}
+	c.require(costs == 7, "%d sources, not 7", costs)
+	counter, revision := tokens["`redislock`"], tokens["`etcdlock`"]
+	c.require(counter != nil && revision != nil, "the tokens of a lock are missing")
+	if len(c.errs) == 0 {
+		c.require(slices.Equal(counter.A, []uint64{1, 2, 3}) && slices.Equal(counter.B, []uint64{1, 2}),
+			"a counter for each key gave %v and %v", counter.A, counter.B)
+		a, b := revision.A, revision.B
+		c.require(len(a) == 3 && len(b) == 2 && a[0] < b[0] && b[0] < a[1] && a[1] < b[1] && b[1] < a[2],
+			"revisions %v and %v of keys in turns don't grow across them", a, b)
+	}
+	return errors.Join(c.errs...)
+}

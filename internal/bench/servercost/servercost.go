@@ -1,0 +1,336 @@
+// Package servercost measures what locks cost the servers that keep them: memory of keys that have expired and of counters
+// that never do, revisions, leases; and what a fencing token costs where it is made.
+//
+// An experiment is a directory: config.json says what to do, data.jsonl what came of it.
+package servercost
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/fencelab/fencelab/internal/bench/load"
+	"github.com/fencelab/fencelab/internal/bench/populate"
+	"github.com/fencelab/fencelab/internal/cli"
+)
+
+// Duration reads as "10s" in JSON.
+type Duration = load.Duration
+
+// Config is an experiment. Its parts are run one after the other.
+type Config struct {
+	Seed        uint64   `json:"seed"`
+	SampleEvery Duration `json:"sample_every"`
+	// Limit ends a phase that waits for a server to do something.
+	Limit Duration `json:"limit"`
+
+	Redis  *RedisConfig `json:"redis,omitempty"`
+	Etcd   *EtcdConfig  `json:"etcd,omitempty"`
+	Tokens *TokenConfig `json:"tokens,omitempty"`
+}
+
+// The kinds of a [Line].
+const (
+	KindSetup  = "setup"  // the first line: where all of the others were measured
+	KindSample = "sample" // a moment within a phase
+	KindPhase  = "phase"  // a phase that has ended, with the sample at its end
+	KindCost   = "cost"   // what tokens of one source cost
+	KindTokens = "tokens" // tokens of two keys in turns
+)
+
+// Line is a line of data.jsonl.
+type Line struct {
+	Kind string `json:"kind"`
+
+	Setup *Setup `json:"setup,omitempty"`
+
+	Run   string  `json:"run,omitempty"`   // a server and what was done to it: "redis active", "etcd leases"
+	Phase string  `json:"phase,omitempty"` // "fill"
+	T     float64 `json:"t,omitempty"`     // seconds since the run began
+	// Of a phase: how long it took, and how many operations it was. Of a sample: how many locks have been asked for.
+	Seconds float64 `json:"seconds,omitempty"`
+	Count   uint64  `json:"count,omitempty"`
+
+	populate.Sample
+	// Values are what a phase has found, by name.
+	Values map[string]float64 `json:"values,omitempty"`
+
+	Cost   *Cost   `json:"cost,omitempty"`
+	Tokens *Tokens `json:"tokens,omitempty"`
+}
+
+// Setup is the machine and what ran on it.
+type Setup struct {
+	Start   time.Time `json:"start"`
+	OS      string    `json:"os"`
+	Arch    string    `json:"arch"`
+	Cores   int       `json:"cores"`
+	Go      string    `json:"go"`
+	Servers []string  `json:"servers"` // as they say, "redis 7.0.15 (local)"
+	Config  Config    `json:"config"`
+}
+
+// Decode reads the lines of a data.jsonl.
+func Decode(r io.Reader) ([]Line, error) {
+	var all []Line
+	dec := json.NewDecoder(r)
+	dec.DisallowUnknownFields()
+	for {
+		var l Line
+		err := dec.Decode(&l)
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("servercost: line %d: %w", len(all)+1, err)
+		}
+		all = append(all, l)
+	}
+}
+
+// Load reads the config of the experiment in dir.
+func Load(dir string) (c Config, err error) {
+	file := filepath.Join(dir, "config.json")
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("servercost: %s: %w", file, err)
+		}
+	}()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return c, err
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	err = dec.Decode(&c)
+	switch {
+	case err != nil && bytes.Contains(b, []byte(`"sweeps"`)):
+		return c, fmt.Errorf("it describes an experiment of another command: contend -experiment %s", dir)
+	case err != nil:
+		return c, err
+	case c.SampleEvery <= 0 || c.Limit <= 0:
+		return c, errors.New("sample_every and limit must be positive")
+	case c.Redis == nil && c.Etcd == nil && c.Tokens == nil:
+		return c, errors.New("it has none of redis, etcd and tokens: there is nothing to do")
+	}
+	if r := c.Redis; r != nil && (r.Keys == 0 || r.TTL <= 0 || r.Conns < 1 || r.Batch < 1 || r.Check > r.Keys) {
+		return c, errors.New("redis: keys, ttl, conns and batch must be positive, and check not more than keys")
+	}
+	if e := c.Etcd; e != nil && (e.Keys == 0 || e.Leases == 0 || e.Workers < 1 || e.LeaseTTL.D() < time.Second || e.Quota == 0) {
+		return c, errors.New("etcd: keys, leases, workers and quota must be positive, and lease_ttl 1s at least")
+	}
+	if t := c.Tokens; t != nil && (t.Rounds < 1 || t.Serial < 1 || t.Parallel < 1 || t.Clients < 1) {
+		return c, errors.New("tokens: rounds, serial, parallel and clients must be positive")
+	}
+	return c, nil
+}
+
+// Record plays the experiment in dir on servers that it starts, and replaces its data.jsonl if [Check] finds nothing wrong.
+// It tells progress what it is at.
+func Record(ctx context.Context, dir string, progress io.Writer) error {
+	c, err := Load(dir)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, "data.jsonl")
+	if err := cli.Replaceable(file); err != nil {
+		return fmt.Errorf("servercost: %w", err)
+	}
+	r := &recorder{config: c, progress: progress, start: time.Now()}
+	var runs []func(context.Context) error
+	if c.Redis != nil {
+		runs = append(runs, r.redisActive, r.redisLazy)
+	}
+	if c.Etcd != nil {
+		runs = append(runs, r.etcdShared, r.etcdLeases)
+	}
+	if c.Tokens != nil {
+		runs = append(runs, r.tokens)
+	}
+	for _, run := range runs {
+		err := run(ctx)
+		for _, c := range slices.Backward(r.opened) {
+			err = errors.Join(err, c())
+		}
+		if r.opened = nil; err != nil {
+			return fmt.Errorf("servercost: %s: %w", r.run, err)
+		}
+	}
+	return r.write(file)
+}
+
+// recorder plays an experiment.
+type recorder struct {
+	config   Config
+	progress io.Writer
+	servers  []string
+	start    time.Time
+	lines    []Line
+
+	run    string
+	began  time.Time      // the run
+	opened []func() error // what closes what the run has opened
+}
+
+// closeLater has something closed at the end of the run.
+func (r *recorder) closeLater(c func() error) { r.opened = append(r.opened, c) }
+
+// begin starts a run.
+func (r *recorder) begin(run string) error {
+	r.run, r.began = run, time.Now()
+	return r.say("%s", run)
+}
+
+func (r *recorder) say(format string, args ...any) error {
+	_, err := fmt.Fprintf(r.progress, format+"\n", args...)
+	return err
+}
+
+func (r *recorder) add(l Line) { r.lines = append(r.lines, l) }
+
+// phase is a part of a run.
+type phase struct {
+	name string // "": it isn't recorded
+	// do returns how many operations it did, and what it found.
+	do   func(ctx context.Context) (uint64, map[string]float64, error)
+	done func() uint64 // how many it has done so far; may be nil
+}
+
+func nothing(context.Context) (uint64, map[string]float64, error) { return 0, nil, nil }
+
+// play plays phases one after the other on a server.
+func (r *recorder) play(ctx context.Context, server *populate.Server, phases ...phase) error {
+	for _, p := range phases {
+		if err := r.phase(ctx, server, p); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+// phase does something, samples the server meanwhile, and records both.
+func (r *recorder) phase(ctx context.Context, server *populate.Server, p phase) error {
+	began := time.Now()
+	var pings []populate.Pings
+	line := func(kind string) (Line, error) {
+		l := Line{Kind: kind, Run: r.run, Phase: p.name, T: time.Since(r.began).Seconds()}
+		if p.done != nil {
+			l.Count = p.done()
+		}
+		var err error
+		if l.Sample, err = server.Sample(ctx); err == nil && l.Pings().Count > 0 {
+			pings = append(pings, *l.Pings())
+		}
+		return l, err
+	}
+	end := Line{Kind: KindPhase}
+	inner, cancel := context.WithTimeoutCause(ctx, r.config.Limit.D(), fmt.Errorf("it took longer than %v, the limit", r.config.Limit))
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		end.Count, end.Values, err = p.do(inner)
+		end.Seconds = time.Since(began).Seconds()
+		ended <- err
+	}()
+	tick := time.NewTicker(r.config.SampleEvery.D())
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			l, err := line(KindSample)
+			if err != nil {
+				cancel()
+				return errors.Join(err, <-ended)
+			}
+			r.add(l)
+		case err := <-ended:
+			if err != nil {
+				if inner.Err() != nil && !errors.Is(err, context.Cause(inner)) {
+					err = fmt.Errorf("%w: %w", context.Cause(inner), err)
+				}
+				return err
+			}
+			if p.name == "" {
+				return nil
+			}
+			l, err := line(KindPhase)
+			if err != nil {
+				return err
+			}
+			l.Seconds, l.Count, l.Values = end.Seconds, end.Count, end.Values
+			*l.Pings() = together(pings)
+			r.add(l)
+			return r.say("  %-8s %8s in %7.1f s (%s/s)  %v", p.name, populate.Short(float64(l.Count)), l.Seconds,
+				populate.Short(float64(l.Count)/l.Seconds), l.Sample)
+		}
+	}
+}
+
+// together sums the pings of a phase's samples up. The median is that of the samples' medians.
+func together(all []populate.Pings) (sum populate.Pings) {
+	if len(all) == 0 {
+		return sum
+	}
+	slices.SortFunc(all, func(a, b populate.Pings) int { return cmp.Compare(a.PingP50, b.PingP50) })
+	sum.PingP50 = all[len(all)/2].PingP50
+	for _, p := range all {
+		sum.Count += p.Count
+		sum.PingMax = max(sum.PingMax, p.PingMax)
+	}
+	return sum
+}
+
+// until calls ready every 50 ms until it returns true.
+func until(ctx context.Context, ready func() (bool, error)) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, err := ready()
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// pause waits, for what a server does in the background.
+func pause(ctx context.Context, d time.Duration) error {
+	end := time.Now().Add(d)
+	return until(ctx, func() (bool, error) { return !time.Now().Before(end), nil })
+}
+
+// write checks the lines, and writes them.
+func (r *recorder) write(file string) error {
+	lines := append([]Line{{Kind: KindSetup, Setup: &Setup{
+		Start: r.start.UTC().Truncate(time.Second), OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version(),
+		Servers: r.servers, Config: r.config,
+	}}}, r.lines...)
+	if err := Check(lines); err != nil {
+		return fmt.Errorf("%s stays as it was: %w", file, err)
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	for _, l := range lines {
+		if err := enc.Encode(l); err != nil {
+			return fmt.Errorf("servercost: %w", err)
+		}
+	}
+	if err := cli.ReplaceFile(file, b.Bytes()); err != nil {
+		return fmt.Errorf("servercost: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+package servercost_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/bench/servercost"
+	"github.com/fencelab/fencelab/internal/testmain"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+func TestMain(m *testing.M) { testmain.Run(m) }
+
+// small is an experiment of all parts.
+const small = `{
+	"seed": 1, "sample_every": "50ms", "limit": "1m",
+	"redis": {"keys": 5000, "ttl": "200ms", "conns": 2, "batch": 64, "check": 20},
+	"etcd": {"keys": 100, "leases": 20, "workers": 8, "lease_ttl": "2s", "quota": 67108864},
+	"tokens": {"rounds": 2, "serial": 20, "parallel": 50, "clients": 4}
+}`
+
+func directory(t *testing.T, config string) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	return dir
+}
+
+// It is known before the experiment that its data can't be written, and not after it.
+func TestRecordWhereNothingCanBe(t *testing.T) {
+	dir := directory(t, small)
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "data.jsonl"), 0o700))
+	var progress bytes.Buffer
+	require.ErrorContains(t, servercost.Record(t.Context(), dir, &progress), "data.jsonl is a directory")
+	require.Empty(t, progress.String(), "nothing has begun")
+}
+
+// TestRecord plays a small experiment on real servers, and then spoils what it has found, a line at a time: what Check
+// doesn't notice would be recorded as a finding.
+func TestRecord(t *testing.T) {
+	dir := directory(t, small)
+	var progress bytes.Buffer
+	testbed.Need(t, servercost.Record(t.Context(), dir, &progress))
+	for _, want := range []string{"redis active\n", "redis lazy\n", "etcd shared\n", "etcd leases\n", "tokens\n", "  reap "} {
+		require.Contains(t, progress.String(), want)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
+	require.NoError(t, err)
+	decode := func() []servercost.Line {
+		lines, err := servercost.Decode(bytes.NewReader(b))
+		require.NoError(t, err)
+		return lines
+	}
+	lines := decode()
+	require.NoError(t, servercost.Check(lines))
+	require.Equal(t, []string{"redis", "etcd", "3"}, firstWords(lines[0].Setup.Servers))
+	samples := 0
+	for _, l := range lines {
+		if l.Kind == servercost.KindSample {
+			samples++
+		}
+	}
+	require.Greater(t, samples, 4)
+
+	for _, spoil := range []struct {
+		run, phase, want string
+		f                func(l *servercost.Line)
+	}{
+		{"redis active", "drain", "still have a TTL", func(l *servercost.Line) { l.Redis.Expires = 1 }},
+		{"redis active", "reap", "counters were reaped", func(l *servercost.Line) { l.Count-- }},
+		{"redis active", "reuse", "are greater than the one before", func(l *servercost.Line) { l.Values["greater"]-- }},
+		{"redis active", "reuse", "tokens go on from 6 with 6", func(l *servercost.Line) { l.Values["greatest"]-- }},
+		{"redis lazy", "expire", "expire: 9999 keys", func(l *servercost.Line) { l.Redis.Keys-- }},
+		{"redis lazy", "touch", "were granted anew", func(l *servercost.Line) { l.Values["second_token"]-- }},
+		{"redis lazy", "touch", "deleted by being asked for", func(l *servercost.Line) { l.Redis.ExpiredKeys++ }},
+		{"redis lazy", "reclaim", `there is no phase "reclaim"`, func(l *servercost.Line) { l.Phase = "" }},
+		{"etcd shared", "fill", "101 revisions", func(l *servercost.Line) { l.Etcd.Revision++ }},
+		{"etcd shared", "defrag", "the revision went", func(l *servercost.Line) { l.Etcd.Revision-- }},
+		{"etcd leases", "expire", "1 keys are left", func(l *servercost.Line) { l.Etcd.Keys = 1 }},
+	} {
+		lines := decode()
+		for i := range lines {
+			if lines[i].Kind == servercost.KindPhase && lines[i].Run == spoil.run && lines[i].Phase == spoil.phase {
+				spoil.f(&lines[i])
+			}
+		}
+		require.ErrorContains(t, servercost.Check(lines), spoil.want, "%s, %s", spoil.run, spoil.phase)
+	}
+	lines = decode()
+	for _, l := range lines {
+		if l.Kind == servercost.KindTokens && strings.Contains(l.Tokens.Source, "etcd") {
+			l.Tokens.A[1] = l.Tokens.B[0]
+		}
+	}
+	require.ErrorContains(t, servercost.Check(lines), "don't grow across them")
+	require.ErrorContains(t, servercost.Check(lines[1:]), "the first line is not the setup")
+}
+
+func firstWords(all []string) (words []string) {
+	for _, s := range all {
+		word, _, _ := strings.Cut(s, " ")
+		words = append(words, word)
+	}
+	return words
+}
+
+// TestNotRecorded keeps what was recorded before when an experiment goes wrong.
+func TestNotRecorded(t *testing.T) {
+	redis, err := testbed.StartRedis(t.Context(), nil)
+	testbed.Need(t, err)
+	require.NoError(t, redis.Close())
+	dir := directory(t, `{"seed": 1, "sample_every": "10ms", "limit": "1ms",
+		"redis": {"keys": 1000000, "ttl": "10s", "conns": 2, "batch": 64, "check": 20}}`)
+	file := filepath.Join(dir, "data.jsonl")
+	require.NoError(t, os.WriteFile(file, []byte("before"), 0o600))
+	err = servercost.Record(t.Context(), dir, new(bytes.Buffer))
+	require.ErrorContains(t, err, "redis active: fill: it took longer than 1ms, the limit")
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "before", string(b))
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, servercost.Record(ctx, dir, new(bytes.Buffer)), context.DeadlineExceeded)
+}
+
+func TestLoad(t *testing.T) {
+	for config, want := range map[string]string{
+		`{`: "config.json: unexpected EOF",
+		`{"seed": 1, "sample_every": "1s", "limit": "1m", "rediss": {}}`: `unknown field "rediss"`,
+		`{"seed": 1, "sample_every": "1", "limit": "1m", "redis": {}}`:   "missing unit",
+		`{"seed": 1, "limit": "1m", "redis": {}}`:                        "sample_every and limit must be positive",
+		`{"seed": 1, "sample_every": "1s", "limit": "1m"}`:               "there is nothing to do",
+	} {
+		_, err := servercost.Load(directory(t, config))
+		require.ErrorContains(t, err, want)
+	}
+	for part, want := range map[string]string{
+		`"redis": {"keys": 0}`:    "redis: keys, ttl, conns and batch must be positive",
+		`"etcd": {"keys": 1}`:     "etcd: keys, leases, workers and quota must be positive",
+		`"tokens": {"rounds": 0}`: "tokens: rounds, serial, parallel and clients must be positive",
+	} {
+		_, err := servercost.Load(directory(t, `{"seed": 1, "sample_every": "1s", "limit": "1m", `+part+`}`))
+		require.ErrorContains(t, err, want)
+	}
+	_, err := servercost.Decode(strings.NewReader(`{"kind": "setup", "more": 1}`))
+	require.ErrorContains(t, err, "line 1")
+}

@@ -1,0 +1,169 @@
+package servercost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/bench/populate"
+)
+
+// TokenConfig says how often tokens are made. All sources take turns in each round, so that a machine that is busy with
+// other things is busy for all.
+type TokenConfig struct {
+	Rounds   int    `json:"rounds"`
+	Serial   uint64 `json:"serial"`   // tokens of a round that one client makes, one after the other
+	Parallel uint64 `json:"parallel"` // tokens of a round that all clients make
+	Clients  int    `json:"clients"`
+}
+
+// Cost is what a token of one source costs.
+type Cost struct {
+	Source  string `json:"source"`  // what makes it
+	Servers int    `json:"servers"` // members of the cluster
+	// One client: the median and the 99th percentile of the time for one, over all rounds.
+	Serial int           `json:"serial"`
+	P50    time.Duration `json:"p50_ns"`
+	P99    time.Duration `json:"p99_ns"`
+	// All clients: the median of the rounds.
+	Clients   int     `json:"clients"`
+	PerSecond float64 `json:"per_second"`
+}
+
+// Tokens are those of two keys that were locked in turns, a b a b a, with an unrelated write after each.
+type Tokens struct {
+	Source string   `json:"source"`
+	A      []uint64 `json:"a"`
+	B      []uint64 `json:"b"`
+}
+
+// source makes tokens.
+type source struct {
+	Cost
+	mint func(ctx context.Context, q dlock.Request) error
+
+	took  []time.Duration
+	rates []float64
+}
+
+// tokenTTL outlasts the experiment, so that nothing expires in it.
+const tokenTTL = time.Hour
+
+// tokens measures what a token costs: a Redis counter against revisions of etcd.
+func (r *recorder) tokens(ctx context.Context) error {
+	if err := r.begin("tokens"); err != nil {
+		return err
+	}
+	client, backend, err := r.startRedis(ctx)
+	if err != nil {
+		return err
+	}
+	var all []*source
+	add := func(name string, servers int, mint func(context.Context, dlock.Request) error) {
+		all = append(all, &source{Cost: Cost{Source: name, Servers: servers}, mint: mint})
+	}
+	add("Redis: SET NX PX, a lock without a token", 1, func(ctx context.Context, q dlock.Request) error {
+		return client.SetArgs(ctx, "bare:"+q.Key, q.Owner, redis.SetArgs{Mode: "NX", TTL: q.TTL}).Err()
+	})
+	add("Redis: INCR, a token without a lock", 1, func(ctx context.Context, q dlock.Request) error {
+		return client.Incr(ctx, "token:"+q.Key).Err()
+	})
+	add("Redis: `redislock`, INCR in the script", 1, take(backend))
+	if err := r.order(ctx, "`redislock`", backend, func(ctx context.Context) error { return client.Set(ctx, "unrelated", "", 0).Err() }); err != nil {
+		return err
+	}
+	for _, n := range []int{1, 3} {
+		client, backend, err := r.startEtcd(ctx, n, 8<<30, "--election-timeout", "5000") // ms: an election fails writes, and a busy machine is enough for one
+		if err != nil {
+			return err
+		}
+		put := func(ctx context.Context, key string) error {
+			_, err := client.Put(ctx, key, "") // its reply has the revision
+			return err
+		}
+		add("etcd: Put, a token without a lock", n, func(ctx context.Context, q dlock.Request) error { return put(ctx, "token/"+q.Key) })
+		add("etcd: `etcdlock`, the revision of its key", n, take(backend))
+		if n == 1 {
+			if err := r.order(ctx, "`etcdlock`", backend, func(ctx context.Context) error { return put(ctx, "unrelated") }); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.compare(ctx, all); err != nil {
+		return err
+	}
+	for _, s := range all {
+		slices.Sort(s.took)
+		slices.Sort(s.rates)
+		n := len(s.took)
+		s.Serial, s.P50, s.P99 = n, s.took[n/2], s.took[n*99/100]
+		s.Clients, s.PerSecond = r.config.Tokens.Clients, s.rates[len(s.rates)/2]
+		r.add(Line{Kind: KindCost, Run: r.run, Cost: &s.Cost})
+		if err := r.say("  %-48s %d  p50 %v  p99 %v  %s/s", s.Source, s.Servers, s.P50, s.P99, populate.Short(s.PerSecond)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func take(b dlock.Backend) func(context.Context, dlock.Request) error {
+	return func(ctx context.Context, q dlock.Request) error {
+		_, err := b.TryAcquire(ctx, q)
+		return err
+	}
+}
+
+// compare lets sources make tokens in turns, each of a key of its own.
+func (r *recorder) compare(ctx context.Context, all []*source) error {
+	c := r.config.Tokens
+	for round := range c.Rounds {
+		for _, s := range all {
+			warm := c.Serial / 10 // not counted: an idle server is slower
+			set := populate.Set{Seed: r.config.Seed + 2*uint64(round), N: warm + c.Serial, TTL: tokenTTL}
+			for i := range set.N {
+				q := set.Request(i)
+				began := time.Now()
+				if err := s.mint(ctx, q); err != nil {
+					return fmt.Errorf("%s: %w", s.Source, err)
+				}
+				if i >= warm {
+					s.took = append(s.took, time.Since(began))
+				}
+			}
+			set.Seed, set.N = set.Seed+1, c.Parallel
+			began := time.Now()
+			if err := populate.Each(ctx, set, c.Clients, new(populate.Counts), s.mint); err != nil {
+				return fmt.Errorf("%s: %w", s.Source, err)
+			}
+			s.rates = append(s.rates, populate.Rate(c.Parallel, time.Since(began)))
+		}
+	}
+	return nil
+}
+
+// order records the tokens of two keys that are locked in turns.
+func (r *recorder) order(ctx context.Context, name string, b dlock.Backend, unrelated func(context.Context) error) error {
+	t := Tokens{Source: name}
+	for i := range 5 {
+		q := dlock.Request{Key: "a", Owner: fmt.Sprint("owner ", i), TTL: tokenTTL}
+		tokens := &t.A
+		if i%2 == 1 {
+			q.Key, tokens = "b", &t.B
+		}
+		g, err := b.TryAcquire(ctx, q)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if err := errors.Join(b.Release(ctx, g), unrelated(ctx)); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		*tokens = append(*tokens, g.Fence)
+	}
+	r.add(Line{Kind: KindTokens, Run: r.run, Tokens: &t})
+	return nil
+}

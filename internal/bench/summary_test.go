@@ -1,0 +1,109 @@
+package bench
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	hdr "github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/bench/load"
+)
+
+// latency is the distribution of n times that are alike.
+func latency(t *testing.T, d time.Duration, n int64) load.Latency {
+	t.Helper()
+	h := hdr.New(100, int64(time.Hour), 3)
+	require.NoError(t, h.RecordValues(int64(d), n))
+	b, err := h.Encode(hdr.V2CompressedEncodingCookieBase)
+	require.NoError(t, err)
+	return load.Latency{Count: n, HDR: string(b)}
+}
+
+// TestSummaryWaits: who is still waiting at the end counts in the waits, and so does who has failed.
+func TestSummaryWaits(t *testing.T) {
+	res := &load.Result{Wait: latency(t, time.Millisecond, 950), Unserved: latency(t, 900*time.Millisecond, 30), FailedAfter: latency(t, 900*time.Millisecond, 20)}
+	require.Contains(t, Summary(res), "\n  wait       p50 1.0 ms  p90 1.0 ms  p99 > 900 ms  p999 > 900 ms  max > 900 ms\n")
+	res = &load.Result{Wait: latency(t, time.Millisecond, 350)}
+	require.Contains(t, Summary(res), "\n  wait       p50 1.0 ms  p90 1.0 ms  p99 1.0 ms  p999 unknown  max 1.0 ms\n")
+	res = &load.Result{Unserved: latency(t, 2*time.Second, 30)}
+	require.Contains(t, Summary(res), "\n  wait       p50 > 2.00 s  p90 > 2.00 s  p99 > 2.00 s  p999 > 2.00 s  max > 2.00 s\n")
+	res.Unserved.HDR = "x"
+	require.Contains(t, Summary(res), "\n  wait       unknown: load: a histogram can't be decoded")
+	require.Equal(t, "p50 1.0 ms  p99 unknown  max 1.0 ms", waits(&load.Result{Wait: latency(t, time.Millisecond, 99)}, 0.5, 0.99, 1))
+}
+
+// TestSummaryProcesses: a process sees its own contenders alone, and of others it isn't said that they don't starve.
+func TestSummaryProcesses(t *testing.T) {
+	for _, c := range []struct {
+		contenders, processes int
+		want, not             []string
+	}{
+		{100, 1, []string{"overtaken 0.00 times on average, p99 0, max 0\n", ", 0 starved\n", " lease's end\n"}, []string{"unknown:", "within"}},
+		{1, 1, []string{"overtaken 0.00 times", ", 0 starved\n"}, []string{"unknown:", "within"}},
+		{100, 10, []string{"max 0, within each process\n", ", 0 starved, within each process\n", " lease's end, within each process\n"}, []string{"unknown:"}},
+		{99, 10, []string{"  order      unknown: ", ", starved unknown\n", " lease's end, within each process\n"}, []string{"overtaken", "0 starved"}},
+		{100, 100, []string{"  order      unknown: ", ", starved unknown\n"}, []string{"overtaken", "0 starved"}},
+	} {
+		said := Summary(&load.Result{Config: load.Config{Backend: "redis", Keys: 1, Contenders: c.contenders, Processes: c.processes}})
+		for _, want := range c.want {
+			require.Contains(t, said, want)
+		}
+		for _, not := range c.not {
+			require.NotContains(t, said, not)
+		}
+	}
+}
+
+// TestSummary: what can't be told isn't.
+func TestSummary(t *testing.T) {
+	res := &load.Result{Config: load.Config{Backend: "redis", Keys: 1, Rate: 200}, Pacer: load.Latency{Count: 1, P50: 2, Max: 150}}
+	require.Regexp(t, `\n  pacer late +p50 2\.0 ms .* max 150 ms\n`, Summary(res))
+	require.NotContains(t, Summary(res), "  wait  ")
+	require.NotContains(t, Summary(res), "  share")
+	require.NotContains(t, Summary(&load.Result{}), "  pacer late")
+}
+
+// TestBroken: a lock that doesn't exclude, or whose tokens don't grow, makes contend fail.
+func TestBroken(t *testing.T) {
+	require.NoError(t, Broken(&load.Result{}))
+	require.ErrorContains(t, Broken(&load.Result{Checks: load.Checks{Overlaps: 2}}), "2 times")
+	require.ErrorContains(t, Broken(&load.Result{Checks: load.Checks{TokenRegressions: 3}}), "3 tokens")
+	require.NoError(t, Broken(&load.Result{Checks: load.Checks{Late: 1}}), "that is what fencing is for")
+	require.ErrorContains(t, Idle(&load.Result{Failed: 2, Errors: map[string]load.Errors{"acquire: other": {Count: 2, Example: "no"}}}), "no")
+	require.NoError(t, Idle(&load.Result{}))
+}
+
+// TestRounds: all sweeps of one round, and then of the next.
+func TestRounds(t *testing.T) {
+	e := Experiment{
+		Rounds: 2, Defaults: load.Config{Backend: "redis", Contenders: 1, TTL: load.Duration(time.Second), Duration: load.Duration(time.Second)},
+		Sweeps: []Sweep{{Name: "a"}, {Name: "b"}},
+	}
+	for rounds, want := range [][]string{{"a0", "b0"}, {"a0", "b0"}, {"a1", "b1", "a2", "b2"}} {
+		e.Rounds = rounds
+		all, err := e.Configs()
+		require.NoError(t, err)
+		var got []string
+		for _, c := range all {
+			got = append(got, fmt.Sprint(c.Name, c.Round))
+		}
+		require.Equal(t, want, got)
+	}
+}
+
+// TestStart: a run begins at its time, by the clock of its process, and not if that has passed.
+func TestStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now().Add(time.Hour)
+		require.NoError(t, Job{Start: start}.begin(t.Context()))
+		require.Equal(t, start, time.Now())
+		require.NoError(t, Job{}.begin(t.Context()))
+		require.NoError(t, Job{Start: start}.begin(t.Context()), "now")
+		err := Job{Start: start.Add(-2 * time.Second)}.begin(t.Context())
+		require.ErrorIs(t, err, ErrLate)
+		require.ErrorContains(t, err, "2s ago")
+	})
+}

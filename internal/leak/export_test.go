@@ -1,4 +1,0 @@
-package leak
-
-// Patience is how long goroutines get to end.
-var Patience = &patience

@@ -1,0 +1,108 @@
+// Package observe reports what a store decides, in order, for tests and experiments.
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"sync"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// Decision is one decision of a store.
+type Decision struct {
+	Op       string // Read or Write
+	Key      string
+	Fence    resource.Fence // what the caller offered; zero for an unfenced read
+	Seen     resource.Fence // the greatest fence accepted for Key before this call
+	Accepted bool
+	Enforced bool   // false: the fence was not checked (an unfenced read, or an Overwrite)
+	Value    []byte // what was read or offered, nil for a refused read; not to be kept or changed
+}
+
+// The operations of a [Decision].
+const (
+	Read  = "read"
+	Write = "write"
+)
+
+// Store wraps store so that tell gets every decision before the caller does. Calls on one key run one at a time, so that
+// the decisions of a key come in the order in which the store made them, provided that nobody else uses the store. A call
+// that has begun finishes even if its ctx ends. Errors that are not refusals are not told: their effect is unknown.
+//
+// A store that retries by itself, as Amazon's clients do, may refuse its own write as applied: that counts as accepted.
+func Store(store resource.Store, tell func(Decision)) resource.Overwriter {
+	return &observed{Store: store, tell: tell, seed: maphash.MakeSeed()}
+}
+
+type observed struct {
+	resource.Store
+	tell    func(Decision)
+	seed    maphash.Seed
+	stripes [64]sync.Mutex // by key
+}
+
+func (o *observed) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	d := Decision{Op: Write, Key: key, Fence: f, Enforced: true, Value: value}
+	_, err := o.decide(ctx, d, func(ctx context.Context) (resource.Record, error) {
+		return resource.Record{}, o.Store.Write(ctx, key, f, value)
+	})
+	return err
+}
+
+func (o *observed) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	bare, ok := o.Store.(resource.Overwriter)
+	if !ok {
+		return fmt.Errorf("a %T has no Overwrite: %w", o.Store, errors.ErrUnsupported)
+	}
+	_, err := o.decide(ctx, Decision{Op: Write, Key: key, Fence: f, Value: value}, func(ctx context.Context) (resource.Record, error) {
+		return resource.Record{}, bare.Overwrite(ctx, key, f, value)
+	})
+	return err
+}
+
+func (o *observed) Read(ctx context.Context, key string) (resource.Record, error) {
+	return o.decide(ctx, Decision{Op: Read, Key: key}, func(ctx context.Context) (resource.Record, error) {
+		return o.Store.Read(ctx, key)
+	})
+}
+
+func (o *observed) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
+	d := Decision{Op: Read, Key: key, Fence: resource.Fence{Token: token}, Enforced: true}
+	return o.decide(ctx, d, func(ctx context.Context) (resource.Record, error) { return o.Store.ReadFenced(ctx, key, token) })
+}
+
+// decide runs do as the only call on d's key, and tells d.
+func (o *observed) decide(ctx context.Context, d Decision, do func(context.Context) (resource.Record, error)) (resource.Record, error) {
+	mu := &o.stripes[maphash.String(o.seed, d.Key)%uint64(len(o.stripes))]
+	mu.Lock()
+	defer mu.Unlock()
+	if err := resource.CheckContext(ctx); err != nil {
+		return resource.Record{}, err
+	}
+	ctx = context.WithoutCancel(ctx) // an effect that is not told would be a hole in the history
+	before, err := o.Store.Read(ctx, d.Key)
+	if err != nil && !errors.Is(err, resource.ErrNotFound) {
+		return resource.Record{}, err
+	}
+	rec, err := do(ctx)
+	stale, refused := errors.AsType[*resource.StaleTokenError](err)
+	if refused && stale.Applied && resource.AdmitsWrite(before.MaxFence, d.Fence) {
+		err, refused = nil, false // it was not applied before, and no other call has run since: the store retried it
+	}
+	switch {
+	case refused:
+		d.Seen = stale.Seen
+	case err == nil, errors.Is(err, resource.ErrNotFound):
+		d.Seen, d.Accepted = before.MaxFence, true
+		if d.Op == Read {
+			d.Value = rec.Value
+		}
+	default:
+		return rec, err
+	}
+	o.tell(d)
+	return rec, err
+}

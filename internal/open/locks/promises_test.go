@@ -1,0 +1,44 @@
+package locks_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/promises"
+)
+
+// closing is a backend that closes its client, too.
+type closing struct {
+	dlock.Backend
+	client func() error
+}
+
+func (c closing) Close() error { return errors.Join(c.Backend.Close(), c.client()) }
+
+// Our own locks keep every promise that is asked of anybody's.
+func TestPromises(t *testing.T) {
+	for _, l := range chaosLocks {
+		if l.name == "memory" {
+			continue // it has no servers
+		}
+		t.Run(l.name, func(t *testing.T) {
+			t.Parallel()
+			service := &scenarios.Service{Lock: l.name}
+			for _, s := range l.startServers(t) {
+				service.Nodes = append(service.Nodes, scenarios.Node{Name: s.Name, Addr: s.URL})
+			}
+			promises.Run(t, promises.Kit{
+				Service: service, Strict: true,
+				Open: scenarios.FromBackend(func(ctx context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
+					b, err := l.open(ctx, locks.Spec{Lock: l.name, Addrs: s.Addrs, TTL: s.TTL}, rand.New(rand.NewPCG(1, 1)))
+					return closing{b.Backend, b.close}, err
+				}),
+			})
+		})
+	}
+}

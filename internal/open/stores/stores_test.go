@@ -1,0 +1,314 @@
+package stores_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/open/stores"
+	"github.com/fencelab/fencelab/internal/testmain"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+func TestMain(m *testing.M) {
+	testmain.Run(m)
+}
+
+// servers start what the stores need, and return the address of each.
+var servers = map[string]func(t *testing.T) string{
+	stores.HTTP: func(t *testing.T) string {
+		t.Helper()
+		h, err := resource.NewHandler(resource.NewMemory(), nil)
+		require.NoError(t, err)
+		s := httptest.NewServer(h)
+		t.Cleanup(s.Close)
+		return s.URL
+	},
+	stores.Postgres: func(t *testing.T) string { t.Helper(); return serve(t, testbed.StartPostgres).URL },
+	stores.Redis:    func(t *testing.T) string { t.Helper(); return serve(t, testbed.StartRedis).URL },
+	stores.S3:       func(t *testing.T) string { t.Helper(); return "s3+" + serve(t, testbed.StartS3).URL + "/bucket" },
+	stores.DynamoDB: func(t *testing.T) string {
+		t.Helper()
+		return "dynamodb+" + serve(t, testbed.StartDynamoDB).URL + "/table"
+	},
+}
+
+func serve(t *testing.T, start func(context.Context, *testbed.Options) (*testbed.Server, error)) *testbed.Server {
+	t.Helper()
+	s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+func everyStore(t *testing.T, f func(t *testing.T, addr string, s *stores.Store)) {
+	t.Helper()
+	for _, name := range stores.Names() {
+		t.Run(name, func(t *testing.T) {
+			addr := servers[name](t)
+			s, err := stores.Open(t.Context(), addr, stores.Options{})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, s.Close()) }()
+			require.Equal(t, name, s.Name)
+			f(t, addr, s)
+		})
+	}
+}
+
+func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
+
+// A store that was opened fences, its bare view doesn't, and what is there is opened again.
+func TestOpen(t *testing.T) {
+	everyStore(t, func(t *testing.T, addr string, s *stores.Store) {
+		ctx := t.Context()
+		require.NoError(t, s.Write(ctx, "k", at(2), []byte("two")))
+		for _, o := range []stores.Options{{}, {Prepared: true}, {Fresh: true, Prepared: true}} {
+			again, err := stores.Open(ctx, addr, o)
+			require.NoError(t, err)
+			var stale *resource.StaleTokenError
+			require.ErrorAs(t, again.Write(ctx, "k", at(1), []byte("one")), &stale, "%+v", o)
+			rec, err := again.Read(ctx, "k")
+			require.NoError(t, err)
+			require.Equal(t, resource.Record{Value: []byte("two"), MaxFence: at(2)}, rec)
+			require.NoError(t, again.Close())
+		}
+		err := s.WriteUnfenced(ctx, "k", []byte("one"))
+		if s.Name == stores.HTTP {
+			require.Error(t, err, "it demands a token")
+			return
+		}
+		require.NoError(t, err)
+		rec, err := s.Read(ctx, "k")
+		require.NoError(t, err)
+		require.Equal(t, "one", string(rec.Value))
+	})
+}
+
+// relay is the way to a server, on which it counts.
+type relay struct {
+	net.Listener
+	to string
+	wg sync.WaitGroup
+
+	mu     sync.Mutex
+	opened int  // connections
+	trips  int  // how often a client has spoken first, or after the server
+	spoke  bool // the client was the last to speak
+}
+
+func newRelay(t *testing.T, to string) *relay {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	r := &relay{Listener: l, to: to}
+	r.wg.Go(func() {
+		for {
+			c, err := r.Accept()
+			if err != nil {
+				return
+			}
+			r.wg.Go(func() { r.serve(c) })
+		}
+	})
+	t.Cleanup(func() {
+		require.NoError(t, r.Close())
+		r.wg.Wait()
+	})
+	return r
+}
+
+func (r *relay) serve(client net.Conn) {
+	defer func() { _ = client.Close() }()
+	server, err := new(net.Dialer).DialContext(context.Background(), "tcp", r.to)
+	if err != nil {
+		return
+	}
+	r.mu.Lock()
+	r.opened++
+	r.mu.Unlock()
+	var wg sync.WaitGroup
+	pass := func(from, to net.Conn, isClient bool) {
+		defer func() { _ = to.Close() }()
+		b := make([]byte, 64<<10)
+		for {
+			n, err := from.Read(b)
+			if err != nil {
+				return
+			}
+			r.heard(isClient)
+			if _, err := to.Write(b[:n]); err != nil {
+				return
+			}
+		}
+	}
+	wg.Go(func() { pass(server, client, false) })
+	pass(client, server, true)
+	wg.Wait()
+}
+
+func (r *relay) heard(client bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if client && !r.spoke {
+		r.trips++
+	}
+	r.spoke = client
+}
+
+// counts are those of what f does.
+func (r *relay) counts(t *testing.T, f func() error) (opened, trips int) {
+	t.Helper()
+	r.mu.Lock()
+	opened, trips = r.opened, r.trips
+	r.mu.Unlock()
+	require.NoError(t, f())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.opened - opened, r.trips - trips
+}
+
+// through is the store at addr by way of a relay.
+func through(t *testing.T, addr string, o stores.Options) (*relay, *stores.Store) {
+	t.Helper()
+	u, err := url.Parse(addr)
+	require.NoError(t, err)
+	r := newRelay(t, u.Host)
+	u.Host = r.Addr().String()
+	s, err := stores.Open(t.Context(), u.String(), o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return r, s
+}
+
+// A write on a connection that is there is one round trip: what a slow network holds is the write itself, and neither a
+// greeting nor a question ahead of it. OnSent tells when it leaves.
+func TestAWriteIsOneTrip(t *testing.T) {
+	everyStore(t, func(t *testing.T, addr string, direct *stores.Store) {
+		ctx := t.Context()
+		if direct.Name != stores.HTTP {
+			require.NoError(t, direct.WriteUnfenced(ctx, "k", []byte{}))
+		}
+		require.NoError(t, direct.Write(ctx, "other", at(1), nil)) // Redis has the script
+		r, s := through(t, addr, stores.Options{Prepared: true})
+		_, err := s.Read(ctx, "k")
+		if err != nil {
+			require.ErrorIs(t, err, resource.ErrNotFound)
+		}
+		var sent atomic.Int32
+		for i, write := range []func() error{
+			func() error { return s.Write(ctx, "k", at(1), []byte("one")) },
+			func() error { return s.Write(ctx, "k", at(2), []byte("two")) },
+			func() error { return s.WriteUnfenced(ctx, "k", []byte("three")) },
+		} {
+			if i == 2 && s.Name == stores.HTTP {
+				break // which has no unfenced writes unless it is told to
+			}
+			s.OnSent(func() { sent.Add(1) })
+			opened, trips := r.counts(t, write)
+			require.Equal(t, 1, trips, "round trips of write %d", i+1)
+			if s.Name == stores.Postgres || s.Name == stores.Redis { // a new connection of HTTP's has no greeting
+				require.Zero(t, opened, "connections for write %d", i+1)
+			}
+			require.EqualValues(t, i+1, sent.Load())
+		}
+	})
+}
+
+// A server that breaks the connection of a write gets it once: what a worker hasn't sent again nobody sends for it.
+func TestAWriteIsSentOnce(t *testing.T) {
+	for name, addr := range map[string]string{
+		stores.HTTP: "http://%s", stores.S3: "s3+http://id:secret@%s/name", stores.DynamoDB: "dynamodb+http://id:secret@%s/name",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var writes atomic.Int32
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodGet { // S3's, whose object doesn't exist
+					w.WriteHeader(http.StatusNotFound)
+					_, _ = io.WriteString(w, "<Error><Code>NoSuchKey</Code></Error>")
+					return
+				}
+				writes.Add(1)
+				_, _ = io.Copy(io.Discard, r.Body)
+				if c, _, err := http.NewResponseController(w).Hijack(); err == nil {
+					_ = c.Close()
+				}
+			}))
+			t.Cleanup(s.Close)
+			store, err := stores.Open(t.Context(), fmt.Sprintf(addr, s.Listener.Addr()), stores.Options{Prepared: true})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, store.Close()) })
+			require.Error(t, store.WriteUnfenced(t.Context(), "k", []byte("v")))
+			require.EqualValues(t, 1, writes.Load())
+			require.Error(t, store.Write(t.Context(), "k", at(1), []byte("v")))
+			require.EqualValues(t, 2, writes.Load())
+		})
+	}
+}
+
+// A server with which the default transport would speak HTTP/2, and send some writes twice, hears HTTP/1.1.
+func TestHTTP1(t *testing.T) {
+	h, err := resource.NewHandler(resource.NewMemory(), nil)
+	require.NoError(t, err)
+	var proto string
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		proto = r.Proto
+		h.ServeHTTP(w, r)
+	}))
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	usual := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = usual })
+	trusting := usual.(*http.Transport).Clone()
+	trusting.TLSClientConfig = srv.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	http.DefaultTransport = trusting
+	s, err := stores.Open(t.Context(), srv.URL, stores.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(t, s.Write(t.Context(), "k", at(1), []byte("v")))
+	require.Equal(t, "HTTP/1.1", proto)
+}
+
+// Each call of a fresh store has a connection of its own.
+func TestFresh(t *testing.T) {
+	everyStore(t, func(t *testing.T, addr string, _ *stores.Store) {
+		r, s := through(t, addr, stores.Options{Prepared: true, Fresh: true})
+		require.NoError(t, s.Write(t.Context(), "k", at(1), []byte("one")))
+		for range 2 {
+			opened, _ := r.counts(t, func() error { _, err := s.Read(t.Context(), "k"); return err })
+			require.Equal(t, 1, opened)
+		}
+	})
+}
+
+func TestOpenRefuses(t *testing.T) {
+	const secret = "hunter2"
+	for addr, want := range map[string]string{
+		"redis":                                    "is the beginning of no store's address; there are http://HOST:PORT",
+		"s3+ftp://id:" + secret + "@host/bucket":   `"s3+ftp" is the beginning of no store's address`,
+		"s3+http://id:" + secret + "@host":         "names no bucket or table",
+		"s3+http://id:" + secret + "@host/a/b":     "names no bucket or table",
+		"s3://bucket/key":                          "names no bucket or table",
+		"dynamodb+http://id:" + secret + "@host/":  "names no bucket or table",
+		"s3+http://host/bucket":                    "there are no credentials for s3+http://host/bucket: put them into the address, or set AWS_ACCESS_KEY_ID",
+		"dynamodb://table":                         "there are no credentials",
+		"postgres://u:" + secret + "@host:port/db": "the address is no URL",
+		"http://host:1/?q":                         "is not of the form http://host:port",
+	} {
+		t.Setenv("AWS_ACCESS_KEY_ID", "")
+		s, err := stores.Open(t.Context(), addr, stores.Options{})
+		require.ErrorContains(t, err, want, addr)
+		require.NotContains(t, err.Error(), secret)
+		require.Nil(t, s)
+	}
+}

@@ -1,0 +1,86 @@
+// Package redisscript runs Redis scripts once, whatever the client's MaxRetries, and detects clients that move keys.
+package redisscript
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"reflect"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Load returns the script that the named files make together. A file that is missing is a defect of the build.
+func Load(files embed.FS, names ...string) *redis.Script {
+	var src strings.Builder
+	for _, name := range names {
+		b, err := files.ReadFile(name)
+		if err != nil {
+			panic(err)
+		}
+		src.Write(b)
+	}
+	return redis.NewScript(src.String())
+}
+
+// Check returns an error if client is a ring: when a key's server doesn't answer, a ring sends the key to another server,
+// where the record is missing or old.
+func Check(client redis.UniversalClient) error {
+	if IsRing(client) {
+		return errors.New("a redis.Ring moves keys to other servers when one doesn't answer, and their records stay behind: " +
+			"use a redis.Client or a redis.ClusterClient")
+	}
+	return nil
+}
+
+// IsRing reports whether client is a *redis.Ring, or a struct around one.
+func IsRing(client redis.UniversalClient) bool { return isRing(reflect.ValueOf(client)) }
+
+func isRing(client reflect.Value) bool {
+	for client.Kind() == reflect.Interface || client.Kind() == reflect.Pointer {
+		if client.Type() == reflect.TypeFor[*redis.Ring]() {
+			return true
+		}
+		client = client.Elem()
+	}
+	if client.Kind() != reflect.Struct || client.Type().PkgPath() == reflect.TypeFor[redis.Ring]().PkgPath() {
+		return false
+	}
+	for i := range client.NumField() {
+		if f := client.Type().Field(i).Type; f.Implements(reflect.TypeFor[redis.UniversalClient]()) && isRing(client.Field(i)) {
+			return true
+		}
+	}
+	return false
+}
+
+// Once is a client for [redis.Script.Run] without go-redis's retries. A script that was repeated after a lost reply would
+// find what it has done itself: a lock that it has released, or a record that it has written. Whoever repeats one must know.
+type Once struct{ redis.UniversalClient }
+
+type cmd struct{ *redis.Cmd }
+
+func (cmd) NoRetry() bool { return true }
+
+func (c Once) do(ctx context.Context, name, what string, keys []string, args []any) *redis.Cmd {
+	a := make([]any, 0, 3+len(keys)+len(args))
+	a = append(a, name, what, len(keys))
+	for _, k := range keys {
+		a = append(a, k)
+	}
+	run := redis.NewCmd(ctx, append(a, args...)...)
+	run.SetFirstKeyPos(3) // where a Cluster client looks for the slot
+	_ = c.Process(ctx, cmd{run})
+	return run
+}
+
+// Eval sends a script once.
+func (c Once) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
+	return c.do(ctx, "eval", script, keys, args)
+}
+
+// EvalSha sends a script's hash once.
+func (c Once) EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd {
+	return c.do(ctx, "evalsha", sha1, keys, args)
+}

@@ -1,0 +1,4 @@
+package testmain
+
+// Patience is how long goroutines get to end.
+var Patience = &patience

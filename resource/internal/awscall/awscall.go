@@ -1,0 +1,61 @@
+// Package awscall tells the stores on AWS whether a request may have taken effect although the SDK reports a failure: the
+// SDK retries a request whose reply was lost, and the retry fails the condition that the first attempt met.
+package awscall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// Retryer is r, but sets doubt when an attempt fails that may have taken effect: any that the server has not refused.
+func Retryer(r aws.Retryer, doubt *bool) aws.Retryer { return watched{r, doubt} }
+
+type watched struct {
+	aws.Retryer
+	doubt *bool
+}
+
+func (w watched) IsErrorRetryable(err error) bool {
+	if code := Status(err); code < 400 || code >= 500 {
+		*w.doubt = true
+	}
+	return w.Retryer.IsErrorRetryable(err)
+}
+
+// GetAttemptToken keeps the rate limit of a retryer that has one.
+func (w watched) GetAttemptToken(ctx context.Context) (func(error) error, error) {
+	if r, ok := w.Retryer.(aws.RetryerV2); ok {
+		return r.GetAttemptToken(ctx)
+	}
+	return w.GetInitialToken(), nil
+}
+
+// Status returns the HTTP status in err, or 0.
+func Status(err error) int {
+	if r, ok := errors.AsType[interface {
+		error
+		HTTPStatusCode() int
+	}](err); ok {
+		return r.HTTPStatusCode()
+	}
+	return 0
+}
+
+// Outcome is what a store's Write returns. With doubt, a refusal as applied means that the first attempt took effect, and
+// any other refusal leaves that open: a *StaleTokenError would say that nothing was changed.
+func Outcome(store string, err error, doubt bool) error {
+	stale, refused := errors.AsType[*resource.StaleTokenError](err)
+	switch {
+	case !refused || !doubt:
+		return err
+	case stale.Applied:
+		return nil
+	}
+	return fmt.Errorf("%s: Write of %q at %v: a reply was lost, and a later fence has been accepted since; the write may have "+
+		"taken effect before: seen %v", store, stale.Key, stale.Got, stale.Seen)
+}

@@ -1,0 +1,165 @@
+// Package awstest has what the tests of the stores on AWS share: a transport that loses replies, and the cases about them.
+package awstest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+)
+
+// Transport is the one under every [Link].
+var Transport = &http.Transport{MaxIdleConnsPerHost: 200}
+
+// Region is that of AWS_REGION, or a default.
+func Region() string { return cmp.Or(os.Getenv("AWS_REGION"), "us-east-1") }
+
+// Credentials are those of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or a default.
+func Credentials() aws.CredentialsProvider {
+	return credentials.NewStaticCredentialsProvider(cmp.Or(os.Getenv("AWS_ACCESS_KEY_ID"), "id"),
+		cmp.Or(os.Getenv("AWS_SECRET_ACCESS_KEY"), "secret"), os.Getenv("AWS_SESSION_TOKEN"))
+}
+
+// Retryer retries at once.
+func Retryer() aws.Retryer {
+	return retry.NewStandard(func(o *retry.StandardOptions) { o.Backoff = atOnce{} })
+}
+
+type atOnce struct{}
+
+func (atOnce) BackoffDelay(int, error) (time.Duration, error) { return 0, nil }
+
+// Link is a transport that counts requests and lets a test handle the next PUT or POST.
+type Link struct {
+	mu       sync.Mutex
+	requests map[string]int
+	next     func(r *http.Request) (*http.Response, error)
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (l *Link) RoundTrip(r *http.Request) (*http.Response, error) {
+	l.mu.Lock()
+	if l.requests == nil {
+		l.requests = map[string]int{}
+	}
+	l.requests[r.Method]++
+	do := Transport.RoundTrip
+	if (r.Method == http.MethodPut || r.Method == http.MethodPost) && l.next != nil {
+		do, l.next = l.next, nil
+	}
+	l.mu.Unlock()
+	return do(r)
+}
+
+// On sets what handles the next PUT or POST.
+func (l *Link) On(do func(r *http.Request) (*http.Response, error)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.next = do
+}
+
+// Sent returns the number of requests since the last call, by method.
+func (l *Link) Sent() map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sent := l.requests
+	l.requests = map[string]int{}
+	return sent
+}
+
+// Total returns the number of requests since the last call.
+func (l *Link) Total() (n int) {
+	for _, sent := range l.Sent() {
+		n += sent
+	}
+	return n
+}
+
+// ErrCut is the error of a request without a reply.
+var ErrCut = errors.New("the connection was cut")
+
+// Applied sends a request and loses the reply.
+func Applied(r *http.Request) (*http.Response, error) {
+	resp, err := Transport.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	_ = resp.Body.Close()
+	return nil, ErrCut
+}
+
+// NotApplied loses a request.
+func NotApplied(r *http.Request) (*http.Response, error) {
+	_ = r.Body.Close()
+	return nil, ErrCut
+}
+
+// LostReply loses replies and requests of a store whose client retries, and of one whose client doesn't. Both use the same
+// records, and key is new.
+func LostReply(t *testing.T, key string, retries resource.Store, link *Link, once resource.Store, linkOnce *Link) {
+	t.Helper()
+	ctx := t.Context()
+	require.NoError(t, retries.Write(ctx, key, at(1), nil))
+	link.On(Applied)
+	h, err := resource.NewHandler(retries, nil)
+	require.NoError(t, err)
+	put := func() int {
+		r := httptest.NewRequestWithContext(ctx, http.MethodPut, "/r/"+key, strings.NewReader("v"))
+		r.Header.Set(resource.HeaderToken, "2")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	require.Equal(t, http.StatusOK, put(), "it took effect")
+	require.Equal(t, http.StatusConflict, put())
+	require.ErrorIs(t, retries.Write(ctx, key, at(2), []byte("v")), resource.ErrApplied)
+	link.On(NotApplied)
+	require.NoError(t, retries.Write(ctx, key, at(3), []byte("v")))
+	for i, lose := range []func(*http.Request) (*http.Response, error){Applied, NotApplied} {
+		token := uint64(4 + i)
+		link.On(lose)
+		rec, err := retries.ReadFenced(ctx, key, token)
+		require.NoError(t, err)
+		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: token}}, rec)
+	}
+
+	linkOnce.On(Applied)
+	require.ErrorIs(t, once.Write(ctx, key, at(6), []byte("v")), ErrCut)
+	require.ErrorIs(t, once.Write(ctx, key, at(6), []byte("v")), resource.ErrApplied)
+	linkOnce.On(NotApplied)
+	require.ErrorIs(t, once.Write(ctx, key, at(7), []byte("v")), ErrCut)
+	require.NoError(t, once.Write(ctx, key, at(7), []byte("v")))
+}
+
+// LostReplyThenLaterFence loses the reply to a write that took effect, and lets a later one in before the client retries. A
+// StaleTokenError would say that the write changed nothing. key is new.
+func LostReplyThenLaterFence(t *testing.T, key string, s resource.Store, link *Link, rival resource.Store) {
+	t.Helper()
+	ctx := t.Context()
+	link.On(func(r *http.Request) (*http.Response, error) {
+		_, cut := Applied(r)
+		return nil, errors.Join(cut, rival.Write(context.WithoutCancel(ctx), key, at(9), nil))
+	})
+	err := s.Write(ctx, key, at(7), []byte("v"))
+	require.ErrorContains(t, err, "the write may have taken effect before: seen 9")
+	_, stale := errors.AsType[*resource.StaleTokenError](err)
+	require.False(t, stale)
+	require.Equal(t, &resource.StaleTokenError{Key: key, Seen: at(9), Got: at(7)}, s.Write(ctx, key, at(7), []byte("v")), "no reply was lost this time")
+}
+
+func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }

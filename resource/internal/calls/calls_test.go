@@ -1,0 +1,63 @@
+package calls_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/calls"
+)
+
+// TestClose: Close waits for the calls in flight and refuses later ones.
+func TestClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c calls.Calls
+		for range 2 {
+			require.NoError(t, c.Begin(t.Context(), "k"))
+		}
+		closed := false
+		go func() {
+			c.Close()
+			closed = true
+		}()
+		for range 2 {
+			synctest.Wait()
+			require.False(t, closed)
+			require.ErrorIs(t, c.Begin(t.Context(), "k"), resource.ErrClosed)
+			c.End()
+		}
+		synctest.Wait()
+		require.True(t, closed)
+		c.Close() // again
+	})
+}
+
+// TestBegin: a call with an error has not begun, so Close doesn't wait for it.
+func TestBegin(t *testing.T) {
+	var c calls.Calls
+	ended, end := context.WithCancelCause(t.Context())
+	end(io.EOF)
+	require.ErrorIs(t, c.Begin(ended, "k"), io.EOF)
+	require.ErrorContains(t, c.Begin(t.Context(), ""), "key is empty")
+	require.ErrorIs(t, c.Begin(t.Context(), "k", nil, io.EOF), io.EOF)
+	c.Close()
+}
+
+func TestWrap(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	require.NoError(t, calls.Wrap(ctx, "s", nil))
+	for _, err := range []error{&resource.StaleTokenError{Key: "k"}, resource.ErrNotFound} {
+		require.Equal(t, err, calls.Wrap(ctx, "s", err))
+	}
+	require.EqualError(t, calls.Wrap(ctx, "s", io.EOF), "s: EOF")
+	cause := errors.New("the lease is lost")
+	cancel(cause)
+	require.EqualError(t, calls.Wrap(ctx, "s", io.EOF), "s: the lease is lost: EOF")
+	require.ErrorIs(t, calls.Wrap(ctx, "s", io.EOF), cause)
+	require.EqualError(t, calls.Wrap(ctx, "s", cause), "s: the lease is lost")
+}

@@ -1,0 +1,27 @@
+package storetest_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/storetest"
+)
+
+// lenient is a store that never refuses a fenced read.
+type lenient struct{ *resource.Memory }
+
+func (s lenient) ReadFenced(ctx context.Context, key string, _ uint64) (resource.Record, error) {
+	return s.Read(ctx, key)
+}
+
+// A test calls Run. Check runs a single case, here on a store with a flaw.
+func ExampleCase_Check() {
+	kit := storetest.Harness{New: func() (resource.Store, error) { return lenient{resource.NewMemory()}, nil }}
+	for _, c := range storetest.Cases() {
+		if c.Name == "FencedReadRefused" {
+			fmt.Println(c.Check(context.Background(), kit))
+		}
+	}
+	// Output: ReadFenced by 4: got no error, want resource: stale fencing token for "k": seen 5, got 4
+}

@@ -1,0 +1,42 @@
+package scenarios
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// tooEarly reports grants made before the victim's lease could have expired. The order of events is the same then: only their
+// times tell a lease that has run out from a lock that lets everybody in, and renewals that went on until they were stopped
+// from a lock that doesn't renew.
+func tooEarly(s *Scenario, events []history.Event) (why []string) {
+	doubt := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
+	var holder history.Event // the grant of a victim that believes it holds the lock
+	for _, e := range events {
+		switch {
+		case e.Kind == history.KindFault && fault(e.Name).State == history.Down && e.Target == holder.Actor:
+			holder = history.Event{} // a service that knows that a holder is dead needn't wait
+		case e.Kind != history.KindReport:
+		case e.Name == history.Acquired:
+			if early := holder.Until.Sub(e.Time); early > 0 {
+				doubt("%s was granted the lock %v before the end of %s's lease", e.Actor, early, holder.Actor)
+			}
+			most, ttl := time.Duration(s.Workers[holder.Actor].MaxHold), time.Duration(holder.TTL)
+			switch after := e.Time.Sub(holder.Time); {
+			case most == 0:
+			case ttl >= most:
+				doubt("%s's lease of %v outlasts its renewals, which end after %v: choose a shorter TTL", holder.Actor, ttl, most)
+			case after < most:
+				doubt("%s was granted the lock %v after %s, whose lease was to be renewed for %v", e.Actor, after, holder.Actor, most)
+			}
+			holder = history.Event{}
+			if s.Workers[e.Actor].Victim {
+				holder = e
+			}
+		case e.Actor == holder.Actor && (e.Name == history.Released || e.Name == history.Lost):
+			holder = history.Event{}
+		}
+	}
+	return why
+}

@@ -1,0 +1,127 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// injection is how a fault is brought about: on the process of a worker, on its links, on the resource, on a server of the lock's.
+// It is in force when the function returns, with what undoes it, if anything does. Nil: there is no such fault.
+type injection struct {
+	process  func(ctx context.Context, w *worker) (faults.Heal, error)
+	links    func(ctx context.Context, w *worker, st Step) (faults.Heal, error)
+	resource func(ctx context.Context, r target) (faults.Heal, error)
+	server   func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, st Step) (faults.Heal, error)
+}
+
+// injections are those of [history.Faults]. What isn't here is a fault of certain locks' servers: see [ServerSet].
+var injections = map[string]injection{
+	"pause": {
+		process: func(ctx context.Context, w *worker) (faults.Heal, error) { return faults.Pause(ctx, w.PID) },
+		server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+			return s.Pause(ctx)
+		},
+	},
+	"kill": {
+		process: func(ctx context.Context, w *worker) (faults.Heal, error) { // at a checkpoint: it has said all that it has to say
+			if err := faults.Kill(ctx, w.PID); err != nil {
+				return nil, err
+			}
+			_, err := w.end()
+			return nil, err
+		},
+		resource: func(ctx context.Context, r target) (faults.Heal, error) { return r.restart, r.kill(ctx) },
+		server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+			return func(ctx context.Context) error { return s.Restart(ctx, testbed.RestartOptions{}) }, s.Kill(ctx)
+		},
+	},
+	"hold":   {links: func(ctx context.Context, w *worker, _ Step) (faults.Heal, error) { return w.toStore.HoldRequests(ctx) }},
+	"cut":    {links: between((*faults.Link).Cut)},
+	"refuse": {links: between((*faults.Link).Refuse)},
+	"isolate": {server: func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+		if c == nil {
+			return nil, fmt.Errorf("it has no peers: %w", errors.ErrUnsupported)
+		}
+		return c.Isolate(ctx, s)
+	}},
+	"wipe": {server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+		if err := s.Kill(ctx); err != nil {
+			return nil, err
+		}
+		return nil, s.Restart(ctx, testbed.RestartOptions{Wipe: true})
+	}},
+	"jump": {server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, st Step) (faults.Heal, error) {
+		d, err := time.ParseDuration(st.Detail)
+		if err != nil {
+			return nil, fmt.Errorf("a jump's detail is how far, as in \"20s\": %w", err)
+		}
+		if s.Clock == nil {
+			return nil, fmt.Errorf("its clock is the machine's: %w", errors.ErrUnsupported)
+		}
+		return s.Clock.Jump(ctx, d)
+	}},
+}
+
+// between is a fault of the links between a worker and servers of the lock's.
+func between(fault func(*faults.Link, context.Context) (faults.Heal, error)) func(context.Context, *worker, Step) (faults.Heal, error) {
+	return func(ctx context.Context, w *worker, st Step) (faults.Heal, error) {
+		var all heals
+		for _, n := range w.nodes {
+			if len(st.From) > 0 && !slices.Contains(st.From, n.Name) {
+				continue
+			}
+			heal, err := fault(w.toLock[n.Name], ctx)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", n.Name, err)
+			}
+			all = append(all, heal)
+		}
+		return all.heal, nil
+	}
+}
+
+// heals undo several faults, the last first.
+type heals []faults.Heal
+
+func (h heals) heal(ctx context.Context) error {
+	for _, heal := range slices.Backward(h) {
+		if err := heal(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kind is what a step is for.
+type kind string
+
+const (
+	ofWorker   kind = "a worker"
+	ofResource kind = "the resource"
+	ofServer   kind = "a server of the lock's"
+)
+
+// verbs are the names of the faults that there are of a kind of target, and of what undoes them.
+func verbs(k kind) (names []string) {
+	for _, f := range history.Faults {
+		if len(undone(f.Name)) > 0 {
+			continue
+		}
+		e, known := injections[f.Name]
+		if k == ofWorker && (e.process != nil || e.links != nil) || k == ofResource && e.resource != nil || k == ofServer && (e.server != nil || !known) {
+			names = append(names, f.Name)
+			forGood := k == ofWorker && f.State == history.Down
+			if f.Undo != "" && !forGood && !slices.Contains(names, f.Undo) {
+				names = append(names, f.Undo)
+			}
+		}
+	}
+	return names
+}

@@ -1,0 +1,231 @@
+package scenarios
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/tools/txtar"
+
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+//go:embed hazards
+var embedded embed.FS
+
+// Hazards are the ways in which a lock fails, by name: the files in hazards.
+func Hazards() []Scenario {
+	folder, err := fs.Sub(embedded, "hazards")
+	if err != nil {
+		panic(err)
+	}
+	all, err := Load(folder)
+	if err != nil {
+		panic(err) // a test loads them
+	}
+	return all
+}
+
+// Hazard returns the hazard of that name.
+func Hazard(name string) (Scenario, bool) {
+	for _, s := range Hazards() {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return Scenario{}, false
+}
+
+// Load reads the scenarios in a folder of yours: its files NAME.txt, in the order of their names, as [Parse] does.
+func Load(folder fs.FS) ([]Scenario, error) {
+	files, err := fs.Glob(folder, "*.txt")
+	if err == nil && len(files) == 0 {
+		err = errors.New("scenarios: the folder has no file *.txt")
+	}
+	errs := []error{err}
+	var all []Scenario
+	for _, file := range files {
+		text, err := fs.ReadFile(folder, file)
+		if err == nil {
+			var s Scenario
+			s, err = Parse(file, text)
+			all = append(all, s)
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// Parse reads a scenario from the text of a file, which names it, and checks it. First comes what happens as a sentence, then an
+// empty line, then the schedule, a line a step, with what it needs before it:
+//
+//	locks redis etcd           these have the hazard; without the line, all
+//	variant counters           see LockSpec
+//	tokens-lost                the hazard takes the lock's source of tokens back
+//	min-ttl 3s                 the victim's lease is at least that long
+//	worker A victim no-renew   how A differs from the plain worker; the options are the fields of Worker
+//	run A until read
+//	pause A
+//	# why
+//
+// For each fencing mode in which it makes sense there is a section with the verdict and the trace, "-- on: safe --". The section
+// "-- unfenced --" is the trace with fencing off of workers that write straight to a store, and send no tokens.
+func Parse(file string, text []byte) (Scenario, error) {
+	s := Scenario{
+		Name: strings.TrimSuffix(path.Base(file), ".txt"), file: file, Workers: map[string]Worker{},
+		Expect: map[history.Fencing]history.Verdict{}, Traces: map[string]string{},
+	}
+	var errs []error
+	archive := txtar.Parse(text)
+	n, sentence := 0, true
+	check := func(err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", s.where(n), err))
+		}
+	}
+	for line := range strings.Lines(string(archive.Comment)) {
+		n++
+		words := strings.Fields(line)
+		switch {
+		case sentence && len(words) > 0:
+			s.Hazard = strings.TrimSpace(s.Hazard + " " + strings.TrimSpace(line))
+		case len(words) == 0:
+			sentence = sentence && s.Hazard == ""
+		case !strings.HasPrefix(words[0], "#"):
+			check(s.line(words[0], words[1:], n))
+		}
+	}
+	for _, section := range archive.Files {
+		n++
+		check(s.section(section.Name, string(section.Data)))
+		n += strings.Count(string(section.Data), "\n")
+	}
+	if len(errs) == 0 {
+		return s, s.Check()
+	}
+	return s, fmt.Errorf("scenarios: %w", errors.Join(errs...))
+}
+
+// where is a line of s, for error messages.
+func (s *Scenario) where(line int) string {
+	if line == 0 {
+		return s.Name
+	}
+	return fmt.Sprintf("%s:%d", s.file, line)
+}
+
+// settings begin the lines before the schedule.
+var settings = []string{"locks", "variant", "tokens-lost", "min-ttl", "worker"}
+
+// line reads line n, of the schedule or of what it needs.
+func (s *Scenario) line(first string, rest []string, n int) (err error) {
+	one := func() (string, error) {
+		if len(rest) != 1 {
+			return "", fmt.Errorf("%s is followed by one word, and here are %d", first, len(rest))
+		}
+		return rest[0], nil
+	}
+	switch first {
+	case "locks":
+		if s.Locks = rest; len(rest) == 0 {
+			return errors.New("it names no lock; remove the line if every lock has the hazard")
+		}
+	case "variant":
+		s.Variant, err = one()
+	case "tokens-lost":
+		if s.TokensLost = true; len(rest) > 0 {
+			return errors.New("tokens-lost stands alone")
+		}
+	case "min-ttl":
+		text, err := one()
+		if err != nil {
+			return err
+		}
+		return s.MinTTL.UnmarshalText([]byte(text))
+	case "worker":
+		if len(rest) == 0 {
+			return errors.New("it names no worker")
+		}
+		if _, ok := s.Workers[rest[0]]; ok {
+			return fmt.Errorf("worker %s has a line already; put all its options there", rest[0])
+		}
+		s.Workers[rest[0]], err = parseWorker(rest[1:])
+	default:
+		var st Step
+		st, err = parseStep(first, rest)
+		st.line = n
+		s.Steps = append(s.Steps, st)
+	}
+	return err
+}
+
+func parseWorker(options []string) (w Worker, err error) {
+	flags := map[string]*bool{
+		"victim": &w.Victim, "no-renew": &w.NoRenew, "check": &w.Check, "try": &w.Try, "idle": &w.Idle, "outlive": &w.Outlive,
+		"second": &w.Second, "get-then-del": &w.GetThenDel,
+	}
+	for _, option := range options {
+		if d, ok := strings.CutPrefix(option, "max-hold="); ok {
+			if err := w.MaxHold.UnmarshalText([]byte(d)); err != nil {
+				return w, err
+			}
+			continue
+		}
+		flag := flags[option]
+		if flag == nil {
+			return w, fmt.Errorf("a worker has no option %q; there are %s and max-hold=%v",
+				option, strings.Join(slices.Sorted(maps.Keys(flags)), ", "), time.Hour)
+		}
+		*flag = true
+	}
+	return w, nil
+}
+
+// parseStep reads what [Step.String] writes.
+func parseStep(verb string, rest []string) (Step, error) {
+	st := Step{Verb: verb}
+	if len(rest) > 0 {
+		st.Target, rest = rest[0], rest[1:]
+	}
+	switch {
+	case len(rest) == 2 && rest[0] == "until":
+		st.Until = rest[1]
+	case len(rest) > 1 && rest[0] == "from":
+		st.From = rest[1:]
+	case len(rest) == 1:
+		st.Detail = rest[0]
+	case len(rest) > 1:
+		return st, fmt.Errorf("%q follows %s: it may be until and a report, from and servers, or one word", strings.Join(rest, " "), st.Target)
+	}
+	return st, nil
+}
+
+// unfenced is the section of workers that write straight to a store.
+const unfenced = "unfenced"
+
+// section reads what is expected in a fencing mode.
+func (s *Scenario) section(title, trace string) error {
+	mode, text, _ := strings.Cut(title, ": ")
+	if _, ok := s.Traces[mode]; ok {
+		return fmt.Errorf("there is a section %s already", mode)
+	}
+	s.Traces[mode] = trace
+	if title == unfenced {
+		return nil
+	}
+	var v history.Verdict
+	if err := v.UnmarshalText([]byte(text)); err != nil {
+		return fmt.Errorf("section %q is not a fencing mode and a verdict, as in %q: %w", title, "on: safe", err)
+	}
+	s.Expect[history.Fencing(mode)] = v
+	return nil
+}

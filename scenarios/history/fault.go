@@ -1,0 +1,80 @@
+package history
+
+// Fault is what is done to a worker, the resource or a server of the lock's: all that a schedule, a trace, the judge and a report
+// say of it. How it is done is up to who can do it: see package scenarios.
+type Fault struct {
+	Name string // the verb of schedules, events and traces
+	Undo string // the name of what ends it; empty: nothing does
+	From bool   // it is between its target and servers of the lock's, which follow it
+
+	State State  // of the target, until it is undone
+	Needs string // of the servers, beyond what they are: a clock, replica or network of their own
+
+	Label    string // in a drawing, after the target's name
+	Sentence string // in a list; {target}, {from} and {detail} stand for what the event says
+}
+
+// State is how a fault leaves a worker or the resource.
+type State int
+
+// The states that somebody asks for; most faults are none of them.
+const (
+	Frozen  State = iota + 1
+	Down          // the process is gone
+	Delayed       // what it sends to the resource is held in the network
+	CutOff        // from servers of the lock's
+)
+
+// Faults are all faults, and what undoes them.
+var Faults = []Fault{
+	// of processes
+	{Name: "pause", Undo: "resume", State: Frozen, Label: " frozen", Sentence: "froze {target} (SIGSTOP)"},
+	{Name: "resume", Label: " resumed", Sentence: "resumed {target} (SIGCONT)"},
+	{Name: "kill", Undo: "restart", State: Down, Label: " killed", Sentence: "killed {target} (SIGKILL)"},
+	{Name: "restart", Label: " restarted", Sentence: "restarted {target}"},
+
+	// of a worker's network
+	{
+		Name: "hold", Undo: "deliver", State: Delayed, Label: " link held",
+		Sentence: "began to hold in the network what {target} sends to the resource",
+	},
+	{Name: "deliver", Label: " link delivers", Sentence: "delivered what {target} had sent"},
+	{
+		Name: "cut", Undo: "mend", From: true, State: CutOff, Label: " cut off from",
+		Sentence: "cut {target} off from {from}: what is sent either way is lost",
+	},
+	{
+		Name: "refuse", Undo: "mend", From: true, Label: " refused by",
+		Sentence: "cut {target} off from {from}: connections are refused",
+	},
+	{Name: "mend", Label: " reconnected", Sentence: "connected {target} again"},
+
+	// of the lock's servers
+	{
+		Name: "isolate", Undo: "rejoin", Needs: "network", Label: " isolated",
+		Sentence: "cut {target} off from its peers, not from clients",
+	},
+	{Name: "rejoin", Label: " rejoins", Sentence: "connected {target} with its peers again"},
+	{Name: "wipe", Label: " restarted empty", Sentence: "killed {target} and restarted it without its data"},
+	{Name: "jump", Needs: "clock", Label: ": clock jumps", Sentence: "let the clock of {target} jump by {detail}"},
+	{Name: "flush", Label: " flushed", Sentence: "deleted all data of {target}"},
+	{Name: "evict", Label: " evicts its keys", Sentence: "made {target} run out of memory, so that it evicted its keys"},
+	{Name: "lag", Needs: "replica", Label: ": replica stops", Sentence: "stopped the replication from {target} to its replica"},
+	{Name: "failover", Label: ": replica takes over", Sentence: "made the replica of {target} the primary"},
+	{Name: "snapshot", Label: ": snapshot taken", Sentence: "took a snapshot of {target}"},
+	{Name: "restore", Label: ": restored", Sentence: "restored {target} from the snapshot"},
+	{
+		Name: "reap", Label: ": idle lock deleted",
+		Sentence: "deleted on {target} what it kept of a lock that nobody held or waited for",
+	},
+}
+
+// FaultNamed returns the fault of that name.
+func FaultNamed(name string) (Fault, bool) {
+	for _, f := range Faults {
+		if f.Name == name {
+			return f, true
+		}
+	}
+	return Fault{}, false
+}

@@ -1,0 +1,96 @@
+package model
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// Check visits all states, the nearest first, until one breaks one of the rules in broken. It returns how many it has
+// visited, and the shortest way to that one; nil: there is none up to the bound. States that differ in the names of
+// workers alone count as one, unless distinct.
+func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Step) {
+	type visit struct {
+		key    string
+		parent int
+	}
+	queue := []State{{}}
+	visits := []visit{{queue[0].key(distinct), -1}}
+	known := map[string]bool{visits[0].key: true}
+	for at := 0; len(queue) > 0; at++ {
+		s := queue[0]
+		queue = queue[1:]
+		for _, step := range c.Next(s) {
+			key := step.State.key(distinct)
+			if known[key] {
+				continue
+			}
+			known[key] = true
+			visits = append(visits, visit{key, at})
+			queue = append(queue, step.State)
+			if step.State.Broken&broken == 0 {
+				continue
+			}
+			way := []string{key}
+			for i := at; i > 0; i = visits[i].parent {
+				way = append(way, visits[i].key)
+			}
+			s = State{}
+			for _, key := range slices.Backward(way) { // again with names, which keys don't tell
+				steps := c.Next(s)
+				i := slices.IndexFunc(steps, func(step Step) bool { return step.State.key(distinct) == key })
+				shortest = append(shortest, steps[i])
+				s = steps[i].State
+			}
+			return len(visits), shortest
+		}
+	}
+	return len(visits), nil
+}
+
+// key is the same for the same state; unless distinct, also where the names of workers are exchanged.
+func (s *State) key(distinct bool) string {
+	var room [MaxWorkers][32]byte
+	var workers [MaxWorkers][]byte
+	for i, w := range s.Workers {
+		workers[i] = room[i][:1]
+		if w.Phase != Idle {
+			live := map[bool]int{true: 1}[w.Live]
+			workers[i] = pack(room[i][:0], w.Ledger, int(w.Phase), live, w.Grant, w.Fence.Token, w.Fence.Seq)
+		}
+	}
+	if !distinct {
+		slices.SortFunc(workers[:], bytes.Compare)
+	}
+	key := pack(make([]byte, 0, 128), s.Value, s.Holder, s.Grants, s.Top, s.Seen.Token, s.Seen.Seq, s.Max.Token, s.Max.Seq, s.Last, int(s.Broken))
+	for _, w := range workers {
+		key = append(key, w...)
+	}
+	for _, m := range s.Sent {
+		key = pack(key, m.Value, m.Grant, m.Fence.Token, m.Fence.Seq)
+	}
+	return string(key)
+}
+
+// pack appends numbers and text so that no others give the same bytes.
+func pack(b []byte, text string, numbers ...int) []byte {
+	for _, n := range numbers {
+		b = binary.AppendUvarint(b, uint64(n))
+	}
+	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
+}
+
+func (s State) String() string {
+	said := []string{fmt.Sprintf("store %s, fence %v; grant %d of %d has the lock", history.Entries(s.Value), s.Seen, s.Holder, s.Grants)}
+	for i, w := range s.Workers {
+		if w.Phase != Idle {
+			phase := [...]string{"idle", "without a token", "acquired", "ready", "waiting", "refused"}[w.Phase]
+			said = append(said, fmt.Sprintf("%c %s, grant %d, fence %v, has %s", 'A'+i, phase, w.Grant, w.Fence, history.Entries(w.Ledger)))
+		}
+	}
+	return strings.Join(said, "; ")
+}

@@ -1,0 +1,303 @@
+// Package model is the protocol of lock and fence, small enough that every state can be visited.
+//
+// [Config.Next] lists what may happen next, [Config.Check] visits all states up to a bound, and [Config.Replay] says whether
+// a recorded history is one of the model's runs. There is no clock: a lease may expire at any time, and its holder isn't
+// told. A paused worker takes no step for a while, a killed one none any more.
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// MaxWorkers is how many workers a [State] has room for.
+const MaxWorkers = 5
+
+// Config bounds the model, and removes guards from it.
+type Config struct {
+	Fencing                 history.Fencing
+	Workers, Grants, Writes int      // grants in all, writes under one grant
+	Entries                 []string // what a worker may append; nil: an entry named after its grant
+	Tokens                  int      // the lock service may leave out numbers up to this one
+
+	AcceptEqual bool // the store accepts a fence that is equal to the greatest, and not only a greater one
+	IgnoreSeq   bool // the store compares tokens only
+	ForgetFence bool // a crash of the store loses its fence, and not the value
+	ReleaseAny  bool // a release frees the lock, whoever holds it
+	RenewAny    bool // a renewal succeeds, whoever holds the lock
+	LateToken   bool // the token is read in a second step, after the grant
+	Regress     bool // the lock service may lose data, and grant a token again or a smaller one
+}
+
+// Breach is a set of what must never happen.
+type Breach uint8
+
+// The breaches. The judge looks for the first two; a lock that keeps its promises is needed against the others.
+const (
+	EntryLost  Breach = 1 << iota // an accepted entry is not in the value any more
+	StaleWrite                    // a write or fenced read was accepted behind a fence that was accepted before
+	Overtaken                     // a write or fenced read was accepted after the store had served a later grant
+	TwoHolders                    // two workers have a lease that has not expired
+)
+
+func (b Breach) String() string {
+	var words []string
+	for i, word := range []string{"an accepted entry is lost", "a stale write is accepted", "a successor is overtaken", "the lock has two holders"} {
+		if b&(1<<i) != 0 {
+			words = append(words, word)
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// Fence is what the store compares.
+type Fence struct{ Token, Seq int }
+
+func (f Fence) after(g Fence) bool {
+	return f.Token > g.Token || f.Token == g.Token && f.Seq > g.Seq
+}
+
+func (f Fence) String() string { return fmt.Sprintf("%d.%d", f.Token, f.Seq) }
+
+// Phase is where a worker stands.
+type Phase uint8
+
+// The phases of a worker.
+const (
+	Idle      Phase = iota
+	Tokenless       // it was granted the lock and has not read its token
+	Acquired        // it has not read the value
+	Ready           // it has read, or its last write was accepted
+	Waiting         // it has sent a write and waits for the answer
+	Refused         // the store has refused it
+)
+
+// Worker is what a worker knows; that its lease has expired it doesn't.
+type Worker struct {
+	Phase  Phase
+	Grant  int // counts the grants of the lock, whatever their tokens
+	Fence  Fence
+	Ledger string // what it has read and written
+	Live   bool   // its lease has not expired
+}
+
+// Write is a message to the store. Once sent it may arrive at any time, many times or never. A read needs no message: one
+// that is late is that of a worker that is slow, and one that is repeated changes nothing.
+type Write struct {
+	Fence Fence
+	Grant int
+	Value string
+}
+
+// State is the state of everything. What follows Seen is known to nobody, and is there for the breaches.
+type State struct {
+	Workers [MaxWorkers]Worker
+	Holder  int // the grant that has the lock, as the lock service knows it; 0: nobody's
+	Grants  int
+	Top     int     // the greatest token granted
+	Sent    []Write // in the order of grants
+	Value   string  // what the store holds: one entry a line
+	Seen    Fence   // the greatest fence that the store remembers
+	Max     Fence   // the greatest accepted
+	Last    int     // the latest grant that the store has served
+	Broken  Breach
+}
+
+// Verb is what happens in a step, as the sentence that tells it.
+type Verb string
+
+// The verbs.
+const (
+	Acquire     Verb = "WHO acquires the lock, token TOKEN"
+	AcquireOnly Verb = "WHO acquires the lock, and has no token yet"
+	ReadToken   Verb = "WHO reads its token: TOKEN"
+	Expire      Verb = "the lease of WHO expires; WHO does not know"
+	Renew       Verb = "WHO renews its lease, which had expired"
+	Read        Verb = "WHO reads VALUE"
+	ReadRefused Verb = "WHO reads, and the store refuses"
+	Send        Verb = "WHO sends write FENCE, value VALUE"
+	Accept      Verb = "the store accepts write FENCE, value VALUE"
+	Refuse      Verb = "the store refuses write FENCE, value VALUE"
+	Release     Verb = "WHO releases"
+	Crash       Verb = "the store crashes and restarts"
+)
+
+// Step is something that happens, and the state after it.
+type Step struct {
+	Verb    Verb
+	Worker  int  // -1: nobody, or nobody any more
+	Unheard bool // the worker gets no answer
+	Fence   Fence
+	Value   string
+	State   State
+}
+
+func (s Step) String() string {
+	line := strings.NewReplacer("WHO", string(rune('A'+s.Worker)), "TOKEN", strconv.Itoa(s.Fence.Token),
+		"FENCE", s.Fence.String(), "VALUE", fmt.Sprint(history.Entries(s.Value))).Replace(string(s.Verb))
+	if s.Unheard && s.Worker >= 0 {
+		line += "; the answer is lost"
+	}
+	if s.State.Broken != 0 {
+		line += ": " + s.State.Broken.String()
+	}
+	return line
+}
+
+// Next lists what may happen in s.
+func (c *Config) Next(s State) []Step {
+	var steps []Step
+	add := func(v Verb, i int, f Fence, value string, change func(n *State, me *Worker)) {
+		n := s
+		change(&n, &n.Workers[i])
+		steps = append(steps, Step{v, i, false, f, value, n})
+	}
+	add(Crash, 0, Fence{}, "", func(n *State, _ *Worker) {
+		if c.ForgetFence {
+			n.Seen = Fence{}
+		}
+	})
+	for i, w := range s.Workers[:c.Workers] {
+		if w.Phase == Idle {
+			for token := 1; s.Holder == 0 && s.Grants < c.Grants && token <= max(s.Top+1, c.Tokens); token++ {
+				if token > s.Top || c.Regress {
+					c.acquire(token, i, add)
+				}
+			}
+			continue
+		}
+		if w.Live {
+			add(Expire, i, w.Fence, "", func(n *State, me *Worker) {
+				me.Live = false
+				n.free(w.Grant)
+			})
+		}
+		if c.RenewAny && !w.Live && s.Holder != 0 { // a renewal by the owner changes nothing, and any other is refused
+			add(Renew, i, w.Fence, "", func(n *State, me *Worker) { n.lease(me) })
+		}
+		token := Fence{Token: w.Fence.Token}
+		fenced := c.Fencing == history.FencingOn
+		switch {
+		case w.Phase == Tokenless:
+			add(ReadToken, i, Fence{Token: s.Top}, "", func(_ *State, me *Worker) { me.Phase, me.Fence.Token = Acquired, s.Top })
+		case w.Phase != Acquired && w.Phase != Ready:
+		case fenced && token.Token < s.Seen.Token:
+			add(ReadRefused, i, token, "", func(_ *State, me *Worker) { me.Phase = Refused })
+		default:
+			add(Read, i, token, s.Value, func(n *State, me *Worker) {
+				me.Phase, me.Ledger = Ready, s.Value
+				if fenced {
+					n.accept(token, w.Grant, token.Token < s.Max.Token)
+				}
+			})
+		}
+		for _, e := range c.entries(&w) {
+			m := Write{Fence{w.Fence.Token, w.Fence.Seq + 1}, w.Grant, history.Append(w.Ledger, e)}
+			add(Send, i, m.Fence, m.Value, func(n *State, me *Worker) {
+				me.Phase, me.Fence, me.Ledger = Waiting, m.Fence, m.Value
+				n.Sent = append(slices.Clone(s.Sent), m)
+				slices.SortStableFunc(n.Sent, func(a, b Write) int { return a.Grant - b.Grant })
+			})
+		}
+		add(Release, i, w.Fence, "", func(n *State, me *Worker) { // in any phase: it may give up
+			*me = Worker{}
+			if n.free(w.Grant); c.ReleaseAny {
+				n.Holder = 0
+			}
+		})
+	}
+	for _, m := range s.Sent {
+		v, n := c.deliver(s, m)
+		i := slices.IndexFunc(s.Workers[:], func(w Worker) bool { return w.Phase == Waiting && w.Grant == m.Grant && w.Fence == m.Fence })
+		steps = append(steps, Step{v, i, true, m.Fence, m.Value, n})
+		if i >= 0 {
+			n.Workers[i].Phase = Refused
+			if v == Accept || m.Fence == s.Seen && m.Value == s.Value { // or a repeat of what was accepted
+				n.Workers[i].Phase = Ready
+			}
+			steps = append(steps, Step{v, i, false, m.Fence, m.Value, n})
+		}
+	}
+	return steps
+}
+
+func (c *Config) acquire(token, i int, add func(Verb, int, Fence, string, func(*State, *Worker))) {
+	v := Acquire
+	if c.LateToken {
+		v = AcquireOnly
+	}
+	add(v, i, Fence{Token: token}, "", func(n *State, me *Worker) {
+		n.Grants++
+		n.Holder, n.Top = n.Grants, max(n.Top, token)
+		*me = Worker{Phase: Acquired, Grant: n.Grants, Fence: Fence{Token: token}}
+		if c.LateToken {
+			me.Phase, me.Fence = Tokenless, Fence{}
+		}
+		n.lease(me)
+	})
+}
+
+// deliver brings m to the store, which accepts or refuses it.
+func (c *Config) deliver(s State, m Write) (Verb, State) {
+	admitted := c.Fencing == history.FencingOff || m.Fence.after(s.Seen) ||
+		c.AcceptEqual && m.Fence == s.Seen || c.IgnoreSeq && m.Fence.Token == s.Seen.Token
+	if !admitted {
+		return Refuse, s
+	}
+	for _, e := range history.Entries(s.Value) {
+		if !slices.Contains(history.Entries(m.Value), e) {
+			s.Broken |= EntryLost
+		}
+	}
+	s.Value = m.Value
+	s.accept(m.Fence, m.Grant, !m.Fence.after(s.Max))
+	return Accept, s
+}
+
+// entries are what w may append next. Those of a grant have names of its own, so that workers can be exchanged.
+func (c *Config) entries(w *Worker) []string {
+	switch {
+	case w.Phase != Ready || w.Fence.Seq >= c.Writes:
+		return nil
+	case c.Entries == nil:
+		return []string{string(rune('a'-1+w.Grant)) + strconv.Itoa(w.Fence.Seq+1)}
+	}
+	held := history.Entries(w.Ledger)
+	return slices.DeleteFunc(slices.Clone(c.Entries), func(e string) bool { return slices.Contains(held, e) })
+}
+
+// lease gives w a live lease.
+func (s *State) lease(w *Worker) {
+	w.Live = true
+	for i := range s.Workers {
+		if other := &s.Workers[i]; other != w && other.Live {
+			s.Broken |= TwoHolders
+		}
+	}
+}
+
+func (s *State) free(grant int) {
+	if s.Holder == grant {
+		s.Holder = 0
+	}
+}
+
+// accept is what the store remembers of what it has accepted.
+func (s *State) accept(f Fence, grant int, stale bool) {
+	if grant < s.Last {
+		s.Broken |= Overtaken
+	}
+	if stale {
+		s.Broken |= StaleWrite
+	}
+	if s.Last = max(s.Last, grant); f.after(s.Seen) {
+		s.Seen = f
+	}
+	if f.after(s.Max) {
+		s.Max = f
+	}
+}

@@ -1,0 +1,98 @@
+package model
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// golden compares got with a file of testdata.
+func golden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		require.NoError(t, os.WriteFile("testdata/"+file, []byte(got), 0o600))
+	}
+	want, err := os.ReadFile("testdata/" + file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got, "if it is right, -update records it")
+}
+
+// bounded returns c with 3 workers, 3 grants and 2 writes under each.
+func bounded(f history.Fencing, c Config) Config {
+	c.Fencing, c.Workers, c.Grants, c.Writes = f, 3, 3, 2
+	return c
+}
+
+// noLock is a lock that keeps no promise, in front of a store that keeps all.
+func noLock(grants, writes int) Config {
+	return Config{
+		Fencing: history.FencingOn, Workers: 2, Grants: grants, Writes: writes,
+		ReleaseAny: true, RenewAny: true, LateToken: true, Regress: true,
+	}
+}
+
+const fencing = EntryLost | StaleWrite | Overtaken
+
+// The table says for each guard what its removal breaks and what it doesn't; ok: it breaks nothing of what is looked for.
+var guards = []struct {
+	name   string
+	config Config
+	looked Breach
+	ok     bool
+}{
+	{"all guards", bounded(history.FencingOn, Config{}), ^Breach(0), true},
+	{"all guards", Config{Fencing: history.FencingOn, Workers: 3, Grants: 4, Writes: 1}, ^Breach(0), true},
+	{"fencing off", Config{Fencing: history.FencingOff, Workers: 2, Grants: 2, Writes: 1}, EntryLost, false},
+	{"fencing off", bounded(history.FencingOff, Config{}), EntryLost, false},
+	{"fencing on writes only", bounded(history.FencingWrites, Config{}), EntryLost, false},
+	{"fencing on writes only", Config{Fencing: history.FencingWrites, Workers: 3, Grants: 3, Writes: 1}, StaleWrite | Overtaken | TwoHolders, true},
+	{"the store accepts an equal fence", bounded(history.FencingOn, Config{AcceptEqual: true}), EntryLost | Overtaken, true},
+	{"the store accepts an equal fence", bounded(history.FencingOn, Config{AcceptEqual: true}), StaleWrite, false},
+	{"the store accepts an equal fence, and tokens regress", bounded(history.FencingOn, Config{AcceptEqual: true, Regress: true}), EntryLost, false},
+	{"the store ignores seq", bounded(history.FencingOn, Config{IgnoreSeq: true}), EntryLost, false},
+	{"the fence is not durable", bounded(history.FencingOn, Config{ForgetFence: true}), EntryLost, false},
+	{"release without owner", bounded(history.FencingOn, Config{ReleaseAny: true}), fencing, true},
+	{"release without owner", bounded(history.FencingOn, Config{ReleaseAny: true}), TwoHolders, false},
+	{"renew without owner", bounded(history.FencingOn, Config{RenewAny: true}), fencing, true},
+	{"renew without owner", bounded(history.FencingOn, Config{RenewAny: true}), TwoHolders, false},
+	{"token read after the grant", bounded(history.FencingOn, Config{LateToken: true}), Overtaken, false},
+	{"tokens regress", bounded(history.FencingOn, Config{Regress: true}), Overtaken, false},
+	{"a lock without any guard", noLock(3, 1), EntryLost | StaleWrite, true},
+	{"a lock without any guard", noLock(2, 2), EntryLost | StaleWrite, true},
+}
+
+func TestGuards(t *testing.T) {
+	var b strings.Builder
+	total, start := 0, time.Now()
+	for _, g := range guards {
+		states, shortest := g.config.Check(g.looked, false)
+		total += states
+		require.Equal(t, g.ok, shortest == nil, "%s: %v: %v", g.name, g.looked, shortest)
+		fmt.Fprintf(&b, "== %s: ", g.name)
+		if g.ok {
+			fmt.Fprintf(&b, "never in %d states (workers: %d, grants: %d, writes under each: %d): %v\n\n",
+				states, g.config.Workers, g.config.Grants, g.config.Writes, g.looked&(fencing|TwoHolders))
+			continue
+		}
+		more, distinct := g.config.Check(g.looked, true)
+		total += more
+		require.Len(t, distinct, len(shortest), "symmetry hides a shorter way")
+		fmt.Fprintf(&b, "%v\n", g.looked)
+		for i, step := range shortest {
+			fmt.Fprintf(&b, "%2d. %v\n", i+1, step)
+		}
+		b.WriteString("\n")
+	}
+	took := time.Since(start)
+	t.Logf("%d states in %v: %.0f a second", total, took.Round(time.Millisecond), float64(total)/took.Seconds())
+	golden(t, "guards.txt", b.String())
+}

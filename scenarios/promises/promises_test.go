@@ -1,0 +1,315 @@
+package promises_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/promises"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+func kit(t *testing.T, open scenarios.Open) promises.Kit {
+	t.Helper()
+	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, server.Close()) })
+	return promises.Kit{
+		Open: open,
+		Service: &scenarios.Service{
+			Lock: "mine", Server: server.String(), Nodes: []scenarios.Node{{Name: "server", Addr: server.Addr}}, NoRenew: true,
+		},
+	}
+}
+
+// simple is a lock on one Redis as it is written in an afternoon, but right; each field breaks it in one way.
+type simple struct {
+	redis *redis.Client
+	ttl   time.Duration
+
+	plainDelete  bool // a release deletes the key, whoever has it
+	oneOwner     bool // all grants of a client have one owner
+	lateUntil    bool // a lease is counted from its reply
+	seconds      bool // TTLs are cut to seconds
+	noTTL        bool // leases never end
+	patternHeld  bool // a key that begins with a held one is held
+	randomTokens bool // tokens don't grow
+	deaf         bool // calls don't end with their contexts
+	deafClose    bool // Close releases what is held, and waits for it
+	queue        bool // waiters stand in a queue, and leave it only if the server answers
+	opaque       bool // TryAcquire's error doesn't say that the lock is held
+	neverTold    bool // a lease's context doesn't end
+	claimsTwice  bool // an acquisition first marks the key in a message of its own, without a TTL
+	everybody    bool // TryAcquire is granted to all
+	getThenSet   bool // a waiter looks whether the key is there, and then sets it
+	owner        string
+	held         []*lease
+}
+
+type lease struct {
+	s      *simple
+	key    string
+	value  string
+	fence  uint64
+	until  time.Time
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+var (
+	acquire = redis.NewScript(`
+		if redis.call('exists', KEYS[1]) == 1 then return 0 end
+		redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
+		return redis.call('incr', KEYS[1] .. ':fence')`)
+	release = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0`)
+)
+
+// patient ends a call whose context was cancelled: go-redis heeds deadlines alone.
+const patient = 5 * time.Second
+
+func open(set func(*simple)) scenarios.Open {
+	return func(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+		l := &simple{redis: redis.NewClient(&redis.Options{Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient}), ttl: s.TTL, owner: uuid.NewString()}
+		set(l)
+		if l.deaf || l.deafClose { // nothing else ends a call
+			l.redis.Options().ReadTimeout = -1
+		}
+		return l, nil
+	}
+}
+
+// call is the context of a request.
+func (s *simple) call(ctx context.Context) context.Context {
+	if s.deaf {
+		return context.WithoutCancel(ctx)
+	}
+	return ctx
+}
+
+func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	value, ttl, start := uuid.NewString(), s.ttl, time.Now()
+	if s.oneOwner {
+		value = s.owner
+	}
+	if s.seconds {
+		ttl = ttl.Truncate(time.Second)
+	}
+	if s.patternHeld {
+		for i := 1; i < len(key); i++ {
+			if n, err := s.redis.Exists(ctx, key[:i]).Result(); n > 0 || err != nil {
+				return nil, errors.Join(dlock.ErrHeld, err)
+			}
+		}
+	}
+	if s.claimsTwice {
+		if ok, err := s.redis.SetNX(ctx, key+":claim", value, 0).Result(); !ok || err != nil {
+			return nil, errors.Join(dlock.ErrHeld, err)
+		}
+		defer s.redis.Del(ctx, key+":claim")
+	}
+	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, (ttl + time.Millisecond - 1).Milliseconds()).Uint64()
+	if err != nil {
+		return nil, err
+	}
+	if fence == 0 && !s.everybody {
+		if s.opaque {
+			return nil, errors.New("try again")
+		}
+		return nil, dlock.ErrHeld
+	}
+	if s.noTTL {
+		if err := s.redis.Persist(ctx, key).Err(); err != nil {
+			return nil, err
+		}
+	}
+	if s.lateUntil {
+		start = time.Now()
+	}
+	if s.randomTokens {
+		fence = 1 + uint64(time.Now().UnixNano()%1000)
+	}
+	l := &lease{s: s, key: key, value: value, fence: max(fence, 1), until: start.Add(s.ttl)}
+	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), l.until)
+	if s.neverTold {
+		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	}
+	if s.deafClose {
+		s.held = append(s.held, l)
+	}
+	return l, nil
+}
+
+func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	if s.queue {
+		return s.line(ctx, key)
+	}
+	for {
+		if s.getThenSet {
+			if n, err := s.redis.Exists(ctx, key).Result(); n > 0 || err != nil {
+				time.Sleep(time.Millisecond)
+				continue
+			}
+			if err := s.redis.Del(ctx, key).Err(); err != nil {
+				return nil, err
+			}
+		}
+		l, err := s.TryAcquire(ctx, key)
+		if !errors.Is(err, dlock.ErrHeld) {
+			return l, err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// line waits in a queue. One that leaves it when its server doesn't answer stays in it.
+func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) {
+	me := uuid.NewString()
+	if err := s.redis.RPush(ctx, key+":queue", me).Err(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
+		defer cancel()
+		_ = s.redis.LRem(ctx, key+":queue", 1, me).Err()
+	}()
+	for {
+		if first, err := s.redis.LIndex(ctx, key+":queue", 0).Result(); err != nil {
+			return nil, err
+		} else if first == me {
+			if l, err := s.TryAcquire(ctx, key); !errors.Is(err, dlock.ErrHeld) {
+				return l, err
+			}
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (s *simple) Close() error {
+	if s.deafClose {
+		for _, l := range s.held {
+			_ = l.Release(context.Background())
+		}
+	}
+	return s.redis.Close()
+}
+
+func (l *lease) Fence() uint64            { return l.fence }
+func (l *lease) TTL() time.Duration       { return l.s.ttl }
+func (l *lease) Until() time.Time         { return l.until }
+func (l *lease) Context() context.Context { return l.ctx }
+
+func (l *lease) Release(ctx context.Context) error {
+	l.cancel()
+	if l.s.plainDelete {
+		return l.s.redis.Del(ctx, l.key).Err()
+	}
+	n, err := release.Run(l.s.call(ctx), l.s.redis, []string{l.key}, l.value).Int()
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%w: another has it", dlock.ErrLost)
+	}
+	return err
+}
+
+func TestKept(t *testing.T) {
+	r := promises.Run(t, kit(t, open(func(*simple) {})))
+	for _, row := range r.Rows {
+		require.Equal(t, promises.Kept, row.Verdict, "%s: %s", row.Promise, row.Why)
+	}
+}
+
+// Each promise is found broken by a lock that breaks it.
+func TestBroken(t *testing.T) {
+	for name, c := range map[string]struct {
+		set  func(*simple)
+		want []string
+	}{
+		"granted to all":      {func(s *simple) { s.everybody = true }, []string{"Exclusive"}},
+		"get, then set":       {func(s *simple) { s.getThenSet = true }, []string{"Exclusive"}},
+		"an opaque error":     {func(s *simple) { s.opaque = true }, []string{"Exclusive"}},
+		"late until":          {func(s *simple) { s.lateUntil = true }, []string{"LeaseLasts"}},
+		"whole seconds":       {func(s *simple) { s.seconds = true }, []string{"LeaseLasts"}},
+		"no TTL":              {func(s *simple) { s.noTTL = true }, []string{"LeaseLasts"}},
+		"never told":          {func(s *simple) { s.neverTold = true }, []string{"LeaseLasts"}},
+		"random tokens":       {func(s *simple) { s.randomTokens = true }, []string{"TokensIncrease"}},
+		"prefixes are held":   {func(s *simple) { s.patternHeld = true }, []string{"KeysIndependent"}},
+		"plain delete":        {func(s *simple) { s.plainDelete = true }, []string{"ReleaseRepeated", "ReleaseStale", "ReleaseLate"}},
+		"one owner":           {func(s *simple) { s.oneOwner = true }, []string{"ReleaseRepeated", "ReleaseStale"}},
+		"two messages":        {func(s *simple) { s.claimsTwice = true }, []string{"EveryMessage"}},
+		"a queue of the dead": {func(s *simple) { s.queue = true }, []string{"WaitersCutOff"}},
+		"deaf":                {func(s *simple) { s.deaf = true }, []string{"EndsWithContext"}},
+		"deaf Close":          {func(s *simple) { s.deafClose = true }, []string{"CloseEnds"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := kit(t, open(c.set))
+			k.Only = c.want
+			r := promises.Run(t, k)
+			require.Len(t, r.Rows, len(c.want))
+			for _, row := range r.Rows {
+				require.Equal(t, promises.Broken, row.Verdict, "%s: %s", row.Promise, row.Why)
+			}
+		})
+	}
+}
+
+// What is wrong with the adapter is an error, and no broken promise.
+func TestAdapter(t *testing.T) {
+	t.Parallel()
+	good := kit(t, open(func(*simple) {}))
+	for want, change := range map[string]func(*promises.Kit){
+		"Kit.Service and Kit.Open are required":          func(k *promises.Kit) { k.Open = nil },
+		"Kit.TTL -1s is negative":                        func(k *promises.Kit) { k.TTL = -time.Second },
+		"Service.Nodes is empty":                         func(k *promises.Kit) { k.Service = &scenarios.Service{} },
+		`Kit.Only: there is no promise "Exclusiv"`:       func(k *promises.Kit) { k.Only = []string{"Exclusiv"} },
+		"Lease.Fence is 1, and Service.NoTokens is true": func(k *promises.Kit) { k.Service.NoTokens = true },
+		"mine: open: no such server": func(k *promises.Kit) {
+			k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) {
+				return nil, errors.New("no such server")
+			}
+		},
+	} {
+		k, service := good, *good.Service
+		k.Service = &service
+		change(&k)
+		_, err := k.Check(t.Context())
+		require.ErrorContains(t, err, want)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	enough := errors.New("the user has had enough")
+	cancel(enough)
+	_, err := good.Check(ctx)
+	require.ErrorIs(t, err, enough)
+}
+
+func TestReport(t *testing.T) {
+	r := promises.Report{Lock: "mine", Rows: []promises.Row{
+		{Promise: "Exclusive", Text: "one at a time"},
+		{Promise: "LeaseLasts", Text: "as long as it says", Verdict: promises.Broken, Why: "it was 1 s short"},
+		{Promise: "TokensIncrease", Text: "always", Verdict: promises.Unchecked, Why: "it has none"},
+	}}
+	require.Equal(t, `mine breaks 1 of 2 promises; 1 not checked.
+
+Exclusive       keeps        one at a time
+LeaseLasts      breaks       as long as it says
+TokensIncrease  not checked  always
+
+breaks LeaseLasts: it was 1 s short
+not checked TokensIncrease: it has none
+`, r.String())
+}

@@ -1,0 +1,436 @@
+package promises
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios"
+)
+
+// promise is what users expect of a lock, and how it is checked.
+type promise struct {
+	name, text string
+	check      func(c *check)
+	never      func(k Kit) (why string) // not "": why it can't be checked on this lock
+}
+
+var promises = []promise{
+	{"Exclusive", "a lock has one holder at a time, however many contend, and TryAcquire of a held one says so", exclusive, nil},
+	{"LeaseLasts", "nobody else is granted a lock before its holder's lease ends, and the holder is told by then", leaseLasts, nil},
+	{"TokensIncrease", "each grant's token is greater than all before, also after a lease that ran out", tokensIncrease, tokenless},
+	{"KeysIndependent", "a lock on one key blocks no other, also where one key begins with the other", keysIndependent, nil},
+	{"ReleaseRepeated", "a release that is repeated frees no later grant, of this client or another", releaseRepeated, nil},
+	{"ReleaseStale", "the release of a lease that has run out frees no later grant of the same client", releaseStale, nil},
+	{"ReleaseLate", "a release that arrives late frees no later grant", releaseLate, nil},
+	{"AcquireLate", "an acquisition that was given up blocks nobody for good, late or without its reply", acquireLate, nil},
+	{"EveryMessage", "whichever message of a call is lost, nobody is blocked for good", everyMessage, nil},
+	{"WaiterCancelled", "waiters whose contexts end return, and block nobody, at whatever moment they leave", waiterCancelled, nil},
+	{"WaitersCutOff", "waiters who are cut off when their contexts end return, and block nobody, however many", waitersCutOff, nil},
+	{"EndsWithContext", "calls end with their contexts while the servers are silent", endsWithContext, nil},
+	{"CloseEnds", "Close ends while the servers are silent", closeEnds, nil},
+}
+
+func tokenless(k Kit) string {
+	if k.Service.NoTokens {
+		return "the lock has no tokens: a holder that is paused past its TTL can write over its successor, and no resource can tell"
+	}
+	return ""
+}
+
+func exclusive(c *check) {
+	a, b, key := c.lasting(), c.lasting(), newKey()
+	l := c.take(a, key)
+	got, err := c.try(b, key)
+	for range 3 {
+		if err != nil && !errors.Is(err, dlock.ErrHeld) {
+			got, err = c.try(b, key) // a client's own time limit may have been too short for the machine
+		}
+	}
+	now := time.Now()
+	switch {
+	case err == nil && lasts(l, now):
+		c.breaks("two clients held the lock at once")
+	case err != nil && !errors.Is(err, dlock.ErrHeld):
+		c.breaks("TryAcquire of a held lock returned %q, which doesn't wrap dlock.ErrHeld", err)
+	}
+	if err == nil {
+		_ = c.do(got.Release)
+	}
+	_ = c.do(l.Release)
+
+	const contenders, rounds = 6, 5
+	var clients []*client
+	for range contenders {
+		clients = append(clients, c.lasting())
+	}
+	var inside atomic.Pointer[scenarios.Lease]
+	var wg sync.WaitGroup
+	key = newKey()
+	for _, cl := range clients {
+		wg.Go(func() {
+			for range rounds {
+				l, err := c.within(6*patience, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
+				now := time.Now()
+				if err != nil {
+					c.breaks("one of %d contenders: Acquire: %v", contenders, err)
+					return
+				}
+				if other := inside.Swap(&l); other != nil && lasts(*other, now) {
+					c.breaks("two contenders held the lock at once")
+				}
+				time.Sleep(pause / 4)
+				inside.CompareAndSwap(&l, nil)
+				_ = c.do(l.Release)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// leaseLasts has a successor wait for the lease of a holder who is cut off, at several TTLs and delays of the replies.
+func leaseLasts(c *check) {
+	ttls := []time.Duration{c.k.TTL}
+	if !c.k.Fixed { // one that isn't exact on the server must be refused, or not be cut short
+		ttls = append(ttls, c.k.TTL*3/2+time.Millisecond/2)
+	}
+	var wg sync.WaitGroup
+	var checked atomic.Int32
+	defer wg.Wait()
+	for _, ttl := range ttls {
+		for _, slow := range []time.Duration{0, ttl / 3, ttl + ttl/2} {
+			a, err := c.open(ttl)
+			if err != nil && ttl != c.k.TTL {
+				continue // refused
+			}
+			if err != nil {
+				c.cannot("%v", err)
+			}
+			if slow > 0 {
+				c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
+			}
+			b := c.client()
+			wg.Go(func() {
+				if c.outlast(a, b, slow) {
+					checked.Add(1)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if checked.Load() == 0 {
+		c.cannot("TryAcquire of a free lock granted no lease that lasted")
+	}
+}
+
+// outlast checks one lease of a, whose replies are slow, and after which b comes. It reports whether there was one.
+func (c *check) outlast(a, b *client, slow time.Duration) bool {
+	key := newKey()
+	first, err := c.try(a, key)
+	if err != nil {
+		return false // the TTL is refused, or the lease known to be over
+	}
+	for _, l := range a.links {
+		if _, err := l.LoseRequests(c.ctx); err != nil {
+			return false
+		}
+	}
+	second, err := c.acquire(b, key)
+	now := time.Now()
+	if err != nil {
+		c.breaks("the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
+		return true
+	}
+	after := ""
+	if slow > 0 {
+		after = fmt.Sprintf(" (its replies took %v)", slow)
+	}
+	if early := first.Until().Sub(now); early > 0 {
+		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early.Round(time.Microsecond), first.TTL(), after)
+	}
+	if !isTold(first) {
+		c.breaks("a holder wasn't told within %v of its successor's grant%s", told, after)
+	}
+	_ = c.do(second.Release)
+	return true
+}
+
+func tokensIncrease(c *check) {
+	a, b, key := c.client(), c.client(), newKey()
+	var last uint64
+	next := func(cl *client, after string) scenarios.Lease {
+		l := c.take(cl, key)
+		if l.Fence() <= last {
+			c.breaks("after %s the token was %d, and the one before %d", after, l.Fence(), last)
+		}
+		last = l.Fence()
+		return l
+	}
+	for range 3 {
+		_ = c.do(next(a, "a release").Release)
+		_ = c.do(next(b, "a release by another client").Release)
+	}
+	next(a, "a release")
+	heal := c.inject(a, (*faults.Link).Cut)
+	defer heal()
+	_ = c.do(next(b, "a lease that ran out").Release)
+}
+
+func keysIndependent(c *check) {
+	a, b := c.lasting(), c.lasting()
+	for _, more := range []string{"/a", "a", "-1", ":a"} {
+		short := newKey()
+		for _, keys := range [][2]string{{short, short + more}, {short + more, short}} {
+			l := c.take(a, keys[0])
+			got, err := c.acquire(b, keys[1])
+			if err != nil {
+				c.breaks("while %q was held nobody got %q: %v", keys[0], keys[1], err)
+				return
+			}
+			_ = c.do(got.Release)
+			_ = c.do(l.Release)
+		}
+	}
+}
+
+func releaseRepeated(c *check) {
+	for _, of := range []string{"another client", "the same client"} {
+		c.often(func() (sure bool) {
+			a, b, other, key := c.lasting(), c.lasting(), c.lasting(), newKey()
+			l := c.take(a, key)
+			c.release(l)
+			if of == "the same client" {
+				b = a
+			}
+			later := c.take(b, key)
+			_ = c.do(l.Release)
+			sure = c.still(later, other, key, "a release that was repeated with a grant of "+of)
+			_ = c.do(later.Release)
+			return sure
+		})
+	}
+}
+
+func releaseStale(c *check) {
+	c.often(func() (sure bool) {
+		a, b, other, key := c.client(), c.client(), c.client(), newKey()
+		stale := c.take(a, key)
+		heal := c.inject(a, (*faults.Link).Cut)
+		_ = c.do(c.take(b, key).Release)
+		heal()
+		later, err := c.try(a, key)
+		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); { // connections and sessions may have to be made anew
+			time.Sleep(pause)
+			later, err = c.try(a, key)
+		}
+		if err != nil {
+			c.cannot("a client that had been cut off got no lock within %v: %v", patience, err)
+		}
+		_ = c.do(stale.Release)
+		sure = c.still(later, other, key, "the release of a lease that had run out")
+		_ = c.do(later.Release)
+		return sure
+	})
+}
+
+// looks is how often it is looked whether a message that has just been delivered does harm, and pause the time between.
+const (
+	looks = 20
+	pause = 20 * time.Millisecond
+)
+
+func releaseLate(c *check) {
+	c.often(func() (sure bool) {
+		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+		l := c.take(a, key)
+		deliver := c.inject(a, (*faults.Link).HoldRequests)
+		c.ends("Release, while its messages were held,", releasing(l))
+		later, err := c.acquire(b, key)
+		if err != nil {
+			c.breaks("after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
+			return true
+		}
+		deliver()
+		for range looks {
+			if !c.still(later, other, key, "a release that arrived late") {
+				return false
+			}
+			if c.isBroken() {
+				break
+			}
+			time.Sleep(pause) // or the message may be on its way; nothing is missed by it but a defect
+		}
+		_ = c.do(later.Release)
+		return true
+	})
+}
+
+func acquireLate(c *check) {
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"an acquisition that arrived late":         (*faults.Link).HoldRequests,
+		"an acquisition whose reply was lost":      (*faults.Link).LoseReplies,
+		"an acquisition whose request was lost":    (*faults.Link).LoseRequests,
+		"an acquisition while the link was silent": (*faults.Link).Cut,
+	} {
+		a, b, key := c.client(), c.client(), newKey()
+		_ = c.do(c.take(a, newKey()).Release) // it is connected
+		heal := c.inject(a, fault)
+		r := c.ends("TryAcquire", func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
+		heal()
+		if r.returned && r.err == nil {
+			c.breaks("TryAcquire was granted a lock without its reply")
+			continue
+		}
+		c.comesFree(b, key, what)
+	}
+}
+
+// maxMessages bounds the messages of a call that are lost one by one.
+const maxMessages = 12
+
+func everyMessage(c *check) {
+	lose := map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
+		"request": (*faults.Link).LoseRequestsFrom, "reply": (*faults.Link).LoseRepliesFrom,
+	}
+	b := c.client()
+	for _, what := range []string{"Acquire", "Release"} {
+		for kind, from := range lose {
+			for n := 1; n <= maxMessages; n++ {
+				a, key := c.client(), newKey()
+				_ = c.do(c.take(a, newKey()).Release)
+				var l scenarios.Lease
+				if what == "Release" {
+					l = c.take(a, key)
+				}
+				heal := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return from(l, ctx, n) })
+				call := func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }
+				if what == "Release" {
+					call = releasing(l)
+				}
+				r := c.ends(what, call)
+				lost := a.loses()
+				heal()
+				if r.lease != nil {
+					_ = c.do(r.lease.Release)
+				}
+				c.comesFree(b, key, fmt.Sprintf("the %s of message %d of %s was lost", kind, n, what))
+				if !lost || c.isBroken() {
+					break
+				}
+			}
+		}
+	}
+}
+
+func (cl *client) loses() bool {
+	for _, l := range cl.links {
+		if l.Loses() {
+			return true
+		}
+	}
+	return false
+}
+
+// waiting starts n waiters of a client for a key that is held, the i-th of which is cancelled when leave(i) returns, and returns when
+// all have.
+func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, leave func(i int)) {
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(c.ctx)
+			defer cancel()
+			go func() {
+				leave(i)
+				cancel()
+			}()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				l, err := cl.Acquire(ctx, key)
+				if err != nil {
+					return
+				}
+				if lasts(held, time.Now()) {
+					c.breaks("a waiter was granted a lock that another client held")
+				}
+				_ = c.do(l.Release) //nolint:contextcheck // its context has ended
+			}()
+			<-ctx.Done()
+			select {
+			case <-done:
+			case <-time.After(patience):
+				c.breaks("a waiter hadn't returned %v after its context had ended", patience)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func waiterCancelled(c *check) {
+	a, b, key := c.lasting(), c.client(), newKey()
+	l := c.take(a, key)
+	const waiters = 40
+	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many moments
+	if !c.isBroken() {
+		c.release(l)
+		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cancelled", waiters))
+	}
+}
+
+func waitersCutOff(c *check) {
+	a, b, key := c.lasting(), c.client(), newKey()
+	_ = c.do(c.take(b, newKey()).Release)
+	l := c.take(a, key)
+	const waiters = 100
+	cut, leave := context.WithCancel(c.ctx)
+	left := make(chan struct{})
+	defer func() {
+		leave()
+		<-left
+	}()
+	go func() {
+		defer close(left)
+		c.waiting(b, key, l, waiters, func(int) { <-cut.Done() }) //nolint:contextcheck // it has the check's
+	}()
+	time.Sleep(c.k.TTL / 2) // most of them wait by then
+	heal := c.inject(b, (*faults.Link).LoseRequests)
+	leave()
+	<-left
+	heal()
+	if !c.isBroken() {
+		c.release(l)
+		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cut off", waiters))
+	}
+}
+
+func endsWithContext(c *check) {
+	for _, name := range []string{"TryAcquire", "Acquire", "Release"} {
+		a := c.client()
+		call := releasing(c.take(a, newKey()))
+		switch name {
+		case "TryAcquire":
+			call = func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, newKey()) }
+		case "Acquire":
+			call = func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, newKey()) }
+		}
+		heal := c.inject(a, (*faults.Link).Cut)
+		c.ends(name+", while the servers were silent,", call)
+		heal()
+	}
+}
+
+func closeEnds(c *check) {
+	a := c.client()
+	c.take(a, newKey())
+	heal := c.inject(a, (*faults.Link).Cut)
+	defer heal()
+	limit := c.k.TTL + patience
+	if r := c.call(limit, func() (scenarios.Lease, error) { return nil, a.close() }); !r.returned {
+		c.breaks("Close hadn't returned after %v while the servers were silent", limit)
+	}
+}

@@ -1,0 +1,251 @@
+package scenarios
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/fencelab/fencelab/internal/proc"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// Workers and the resource are this binary, started again with a childSpec in the environment. They send messages, JSON lines, and
+// wait for lines of the controller: a worker at each checkpoint, the resource for a sync, which it answers.
+
+// childEnv tells a process that it is a child, and which.
+const childEnv = "FENCELAB_SCENARIO_CHILD"
+
+// The files that a child inherits beside the standard ones.
+const (
+	eventsFile  = 3 // messages to the controller
+	controlFile = 4 // lines from it
+	listenFile  = 5 // the resource's listener, which outlives its process
+)
+
+// childSpec is what childEnv holds, as JSON.
+type childSpec struct {
+	Name    string // a worker's name, or Resource
+	Fencing history.Fencing
+
+	// of a worker
+	Lock   LockSpec
+	Keys   []string // the ledgers; the first is the lock's too
+	URL    string   // of the resource, or of the store if Direct
+	Direct bool
+	Store  string // the Store's Name: of a worker that is Direct, and of the resource
+	Sent   bool   // the schedule waits for history.Sent
+	Worker Worker
+
+	// of the resource
+	Dir string // where its data is
+
+	files []*os.File // the child's from listenFile on
+	env   []string
+}
+
+// message is a line from a child to the controller.
+type message struct {
+	Event  *history.Event `json:",omitempty"`
+	Stops  bool           `json:",omitempty"` // a worker waits for a line before it goes on
+	Synced bool           `json:",omitempty"` // the resource has answered a sync; all earlier decisions came before
+
+	Error       string `json:",omitempty"` // the resource can't be served
+	Unsupported bool   `json:",omitempty"` // and nothing is wrong with it
+}
+
+// Child plays the role of a worker or of the resource if this process was started as one, and then doesn't return.
+// Call it first in main or TestMain, with the function that opens the lock under test.
+func Child(open Open) { ChildWithStore(open, nil) }
+
+// ChildWithStore is [Child] for runs over a [Store] of one's own: the same function as in its Open opens that.
+func ChildWithStore(open Open, store OpenStore) {
+	text, ok := os.LookupEnv(childEnv)
+	if !ok {
+		return
+	}
+	if err := child(text, open, store); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func child(text string, open Open, store OpenStore) error {
+	var spec childSpec
+	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+		return fmt.Errorf("scenarios: %s: %w", childEnv, err)
+	}
+	p := &pipe{out: json.NewEncoder(os.NewFile(eventsFile, "events")), in: bufio.NewScanner(os.NewFile(controlFile, "control"))}
+	if spec.Name == Resource {
+		return resourceProcess(&spec, p, store)
+	}
+	return workerProcess(&spec, p, open, store)
+}
+
+// pipe connects a child with the controller.
+type pipe struct {
+	mu  sync.Mutex
+	out *json.Encoder
+	in  *bufio.Scanner
+}
+
+func (p *pipe) send(m message) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.Encode(m)
+}
+
+var errControllerGone = errors.New("scenarios: the controller is gone")
+
+// wait waits for a line from the controller.
+func (p *pipe) wait() error {
+	if !p.in.Scan() {
+		return errors.Join(errControllerGone, p.in.Err())
+	}
+	return nil
+}
+
+// report reports e, and waits until the controller lets the child go on if it stops there.
+func (p *pipe) report(e history.Event, stops bool) error {
+	e.Time, e.Kind = time.Now(), history.KindReport
+	err := p.send(message{Event: &e, Stops: stops})
+	if err == nil && stops {
+		err = p.wait()
+	}
+	return err
+}
+
+// process is a child and our ends of its pipes.
+type process struct {
+	*proc.Child
+	messages chan message // closed when the child has closed its end
+	control  *os.File
+	output   *output
+}
+
+// backlog is how many messages a child can be ahead of us. A child of ours sends a few dozen in its life.
+const backlog = 1024
+
+// start starts this binary as a child.
+func start(spec childSpec) (*process, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	eventsR, eventsW, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = eventsW.Close() }()
+	controlR, controlW, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, eventsR.Close())
+	}
+	defer func() { _ = controlR.Close() }()
+
+	p := &process{messages: make(chan message, backlog), control: controlW, output: &output{}}
+	cmd := exec.Command(exe) //nolint:noctx // ended by close, also when it is stopped
+	// A program built with the race detector sleeps for a second when it exits, unless it is told not to.
+	cmd.Env = append(os.Environ(), childEnv+"="+string(text), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Env = append(cmd.Env, spec.env...)
+	cmd.Stdout, cmd.Stderr = p.output, p.output
+	cmd.ExtraFiles = append([]*os.File{eventsW, controlR}, spec.files...)
+	p.Child, err = proc.Start(cmd)
+	if err != nil {
+		return nil, errors.Join(err, eventsR.Close(), controlW.Close())
+	}
+	go func() {
+		defer close(p.messages)
+		defer func() { _ = eventsR.Close() }()
+		for dec := json.NewDecoder(eventsR); ; {
+			var m message
+			if dec.Decode(&m) != nil {
+				return // the end, or cut off in the middle of a line by a kill
+			}
+			p.messages <- m
+		}
+	}()
+	return p, nil
+}
+
+// tell sends a line.
+func (p *process) tell(ctx context.Context, line string) error {
+	if _, err := fmt.Fprintln(p.control, line); err != nil { // nobody reads any more
+		return cmp.Or(p.exit(ctx), fmt.Errorf("tell it %q: %w%s", line, err, p.output))
+	}
+	return nil
+}
+
+// next returns the child's next message.
+func (p *process) next(ctx context.Context) (message, error) {
+	select {
+	case m, ok := <-p.messages:
+		if !ok {
+			return m, cmp.Or(p.exit(ctx), fmt.Errorf("its process has ended%s", p.output))
+		}
+		return m, nil
+	case <-ctx.Done():
+		return message{}, fmt.Errorf("waiting for its next report: %w%s", context.Cause(ctx), p.output)
+	}
+}
+
+// exit lets the child end by itself, and returns an error if it didn't end well; a data race that it found, for example.
+func (p *process) exit(ctx context.Context) error {
+	p.close()
+	select {
+	case <-p.Exited():
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for its end: %w", context.Cause(ctx))
+	}
+	if err := p.Wait(); err != nil {
+		return fmt.Errorf("its process ended with %w%s", err, p.output)
+	}
+	return nil
+}
+
+// end kills the child if it is still there, and returns what it had to say.
+func (p *process) end() (last []message, err error) {
+	err = p.Kill()
+	for m := range p.messages { // until its reader has ended
+		last = append(last, m)
+	}
+	p.close()
+	return last, err
+}
+
+// close closes the control pipe, which tells the child that nothing more will come.
+func (p *process) close() { _ = p.control.Close() }
+
+// output is what a child has printed, for error messages.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(b)
+}
+
+// String is empty, or begins with a line break.
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.buf.Len() == 0 {
+		return ""
+	}
+	return "\n--- it printed:\n" + o.buf.String()
+}

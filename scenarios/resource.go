@@ -1,0 +1,252 @@
+package scenarios
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/observe"
+	"github.com/fencelab/fencelab/internal/server"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// target is what the ledgers of a run are in, as the controller sees it: an httpResource or a storeTarget.
+type target interface {
+	// name is what histories call it.
+	name() string
+	// begin makes it ready for ledgers of these keys.
+	begin(ctx context.Context, keys []string) error
+	// url is where a worker finds it: where a link begins, or straight if that is empty.
+	url(link string) (string, error)
+	// hostPort is what a link leads to.
+	hostPort() string
+	// sync reports the decisions that it has made until now. told is the worker's report that comes next, or nil.
+	sync(ctx context.Context, told *history.Event) error
+	kill(ctx context.Context) error
+	restart(ctx context.Context) error
+	// final returns what is there at the end, and how many calls have been refused since it was started last.
+	final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error)
+	// end lets it end by itself, after which there is nothing more to report.
+	end(ctx context.Context) error
+	// close ends all that is left of it.
+	close() error
+}
+
+// httpResource is a process that serves a store over HTTP, and reports its decisions itself.
+type httpResource struct {
+	*Store
+	fencing history.Fencing
+	dir     string // of its data
+	tell    func(history.Event)
+
+	listener *net.TCPListener
+	process  *process // nil while it is dead
+	keys     []string
+}
+
+// begin listens, too. The listener belongs to us and not to the resource's process, so that the address stays the
+// resource's when the process is killed; who connects meanwhile waits for its successor.
+func (h *httpResource) begin(ctx context.Context, keys []string) error {
+	h.keys = keys
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	h.listener = l.(*net.TCPListener)
+	if err := h.restart(ctx); err != nil {
+		return err
+	}
+	return h.sync(ctx, nil) // it fails if the store doesn't open
+}
+
+func (h *httpResource) hostPort() string { return h.listener.Addr().String() }
+
+func (h *httpResource) url(link string) (string, error) {
+	if link == "" {
+		link = h.hostPort()
+	}
+	return "http://" + link, nil
+}
+
+func (h *httpResource) restart(context.Context) error {
+	f, err := h.listener.File()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // the child has its own
+	h.process, err = start(childSpec{Name: Resource, Fencing: h.fencing, Store: h.Name, Dir: h.dir, files: []*os.File{f}})
+	return err
+}
+
+// sync asks the resource's process for its decisions. Workers and the resource report to us side by side; this puts what the
+// resource decided before what a worker tells of it.
+func (h *httpResource) sync(ctx context.Context, _ *history.Event) error {
+	if h.process == nil {
+		return nil
+	}
+	if err := h.process.tell(ctx, "sync"); err != nil {
+		return fmt.Errorf("resource: %w", err)
+	}
+	for {
+		m, err := h.process.next(ctx)
+		switch {
+		case err != nil:
+			return fmt.Errorf("resource: %w", err)
+		case m.Unsupported:
+			return unsupported("resource: " + m.Error)
+		case m.Error != "":
+			return fmt.Errorf("resource: %s", m.Error)
+		case m.Synced:
+			return nil
+		}
+		h.decided(m)
+	}
+}
+
+// unsupported is an error of a child's that matches [errors.ErrUnsupported].
+type unsupported string
+
+func (e unsupported) Error() string { return string(e) }
+
+func (unsupported) Is(target error) bool { return target == errors.ErrUnsupported }
+
+func (h *httpResource) decided(m message) {
+	if m.Event != nil {
+		h.tell(*m.Event)
+	}
+}
+
+// kill reports the last decisions of the process, too.
+func (h *httpResource) kill(ctx context.Context) error {
+	if err := faults.Kill(ctx, h.process.PID); err != nil {
+		return err
+	}
+	last, err := h.process.end()
+	for _, m := range last {
+		h.decided(m)
+	}
+	h.process = nil
+	return err
+}
+
+// final reads the ledgers. These reads are no part of the history: their decisions aren't reported.
+func (h *httpResource) final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error) {
+	url, _ := h.url("")
+	if refused, err = refusals(ctx, url+"/metrics"); err != nil {
+		return nil, 0, err
+	}
+	client, err := resource.NewClient(url, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	ledgers = map[string]resource.Record{}
+	for _, key := range h.keys {
+		rec, err := client.Read(ctx, key)
+		if err != nil && !errors.Is(err, resource.ErrNotFound) {
+			return nil, 0, err
+		}
+		ledgers[key] = rec
+	}
+	return ledgers, refused, nil
+}
+
+// refusalsMetric is the headline number of a resource.
+const refusalsMetric = "resource_stale_token_rejections_total"
+
+// refusals reads the resource's count of stale tokens refused from its metrics.
+func refusals(ctx context.Context, url string) (n int, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, resp.Body.Close()) }()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), refusalsMetric+" "); ok {
+			return strconv.Atoi(value)
+		}
+	}
+	return 0, errors.Join(fmt.Errorf("%s has no %s", url, refusalsMetric), lines.Err())
+}
+
+func (h *httpResource) end(ctx context.Context) error {
+	if err := h.process.exit(ctx); err != nil {
+		return fmt.Errorf("resource: %w", err)
+	}
+	return nil
+}
+
+func (h *httpResource) close() error {
+	var errs []error
+	if h.process != nil {
+		_, err := h.process.end()
+		errs = append(errs, err)
+	}
+	if h.listener != nil {
+		errs = append(errs, h.listener.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// resourceProcess is the resource, in its process, until the controller closes its end.
+func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
+	f := os.NewFile(listenFile, "listener")
+	listener, err := net.FileListener(f) // on a duplicate
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("scenarios: resource: %w", err)
+	}
+	store, err := resourceStore(context.Background(), spec, own)
+	if err != nil {
+		err = errors.Join(p.send(message{Error: err.Error(), Unsupported: errors.Is(err, errors.ErrUnsupported)}), listener.Close())
+		_ = p.wait() // for the first sync: who is gone before it breaks the pipe, and what it has said isn't read
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer cancel()
+		for {
+			if p.wait() != nil || p.send(message{Synced: true}) != nil {
+				return
+			}
+		}
+	}()
+	store = observe.Store(store, func(d observe.Decision) { // a dead controller ends us anyway
+		_ = p.send(message{Event: &history.Event{
+			Time: time.Now(), Kind: history.KindDecision, Op: d.Op, Key: d.Key,
+			Token: d.Fence.Token, Seq: d.Fence.Seq, Seen: d.Seen.Token, SeenSeq: d.Seen.Seq,
+			Accepted: d.Accepted, Enforced: d.Enforced, Value: string(d.Value),
+		}})
+	})
+	return server.Serve(ctx, listener, store, server.Options{
+		RequestTimeout: 24 * time.Hour, // a request that is held in the network is the point of some scenarios
+		Handler:        resource.HandlerOptions{Unfenced: spec.Fencing == history.FencingOff},
+	})
+}
+
+// resourceStore is what the resource serves.
+func resourceStore(ctx context.Context, spec *childSpec, own OpenStore) (resource.Store, error) {
+	if spec.Store == memory.Name {
+		return resource.NewMemory(), nil
+	}
+	s, err := openOwn(ctx, own, StoreSpec{Store: spec.Store, Dir: spec.Dir})
+	if err == nil && spec.Fencing == history.FencingOff {
+		if _, err = overwriter(spec.Store, s); err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}
+	return s, err
+}

@@ -1,0 +1,393 @@
+package scenarios
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+const (
+	// DefaultTTL is the victim's lease where a Runner doesn't say.
+	DefaultTTL = 250 * time.Millisecond
+	// DefaultStepTimeout is how long a step may take beyond the TTL and the pause, where a Runner doesn't say.
+	DefaultStepTimeout = 30 * time.Second
+	// longTTL is the lease of workers that are no victims. No machine is so slow that it ends during a run.
+	longTTL = 10 * time.Minute
+	// longHold is for how long a lease is renewed where the schedule doesn't say. No run takes so long.
+	longHold = time.Hour
+)
+
+// Runner runs scenarios on a lock service and a store.
+type Runner struct {
+	// Service is what is under test. Required.
+	Service *Service
+	// Store is what the workers write to. Nil: a [resource.Memory], over HTTP, in a process of its own. It keeps nothing over a
+	// kill, so that ResourceCrash is then not applicable.
+	Store *Store
+	// TTL is the victim's lease, DefaultTTL if 0.
+	TTL time.Duration
+	// Pause is how long a fault that is undone lasts at least. 0: until the schedule goes on, which is as soon as the
+	// successor has got in.
+	Pause time.Duration
+	// StepTimeout is how long a step may take beyond TTL and Pause, DefaultStepTimeout if 0.
+	StepTimeout time.Duration
+	// Command, if not nil, returns the command line that repeats a run.
+	Command func(s Scenario, f history.Fencing) string
+	// OnEvent, if not nil, is told of each event as it enters the history.
+	OnEvent func(e history.Event)
+}
+
+// Outcome is a run's history and what the judge says of it. Where times show that the hazard never came about, the history
+// says so: see [Worker].
+type Outcome struct {
+	Events []history.Event
+	history.Result
+}
+
+// Run runs s. An error says that the schedule could not be carried out; the outcome then holds what has happened until
+// then and is never safe. All processes are gone when Run returns.
+func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outcome, error) {
+	if r.Store == nil {
+		withMemory := *r
+		withMemory.Store = memory
+		r = &withMemory
+	}
+	ttl := max(cmp.Or(r.TTL, DefaultTTL), time.Duration(s.MinTTL))
+	if err := r.check(&s, f, ttl); err != nil {
+		return &Outcome{}, err
+	}
+	key := s.Name + "/" + string(f) + "/" + uuid.NewString()
+	run := &run{
+		Runner: r, s: &s, fencing: f, ttl: ttl, timeout: cmp.Or(r.StepTimeout, DefaultStepTimeout) + ttl + r.Pause,
+		keys: []string{key}, workers: map[string]*worker{}, begun: map[string]begun{},
+	}
+	for _, w := range s.Workers {
+		if w.Second {
+			run.keys = []string{key, key + "/second"}
+		}
+	}
+	err := run.guarded(ctx)
+	o := &Outcome{run.events, history.Judge(run.events)}
+	if err != nil {
+		err = fmt.Errorf("scenarios: %s, fencing %s: %w", s.Name, f, err)
+		if o.Verdict == history.Safe {
+			o.Verdict, o.Findings = history.Inconclusive, []string{err.Error()}
+		}
+	}
+	return o, err
+}
+
+// check returns an error if s can't be run.
+func (r *Runner) check(s *Scenario, f history.Fencing, ttl time.Duration) error {
+	_, child := os.LookupEnv(childEnv)
+	switch {
+	case child: // it would start itself for ever
+		return errors.New("scenarios: this process was started to be a worker or the resource: call scenarios.Child or " +
+			"ChildWithStore first in main or TestMain")
+	case !slices.Contains(modes, f):
+		return fmt.Errorf("scenarios: there is no fencing mode %q; there are %v", f, modes)
+	case r.Service == nil:
+		return errors.New("scenarios: Runner.Service is nil; say what lock service is under test")
+	case r.Pause != 0 && r.Pause <= ttl:
+		return fmt.Errorf("scenarios: a pause of %v doesn't exceed the TTL of %v; make it longer, or the TTL shorter", r.Pause, ttl)
+	}
+	if err := s.Check(); err != nil {
+		return err
+	}
+	if err := r.Service.check(s, f); err != nil {
+		return err
+	}
+	return r.Store.check(s)
+}
+
+// errInterrupted is why a run ends when a signal ends the process.
+var errInterrupted = errors.New("interrupted")
+
+// forgetTimeout bounds Service.Forget: a server that is gone has nothing to forget.
+const forgetTimeout = 5 * time.Second
+
+// guarded runs r, and cleans up after it also when a signal ends the process meanwhile.
+func (r *run) guarded(ctx context.Context) (err error) {
+	ctx, interrupt := context.WithCancelCause(ctx)
+	defer interrupt(nil)
+	cleaned := make(chan struct{})
+	unguard, err := testbed.Guard(ctx, func() error {
+		interrupt(errInterrupted)
+		<-cleaned
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		close(cleaned)
+		err = errors.Join(err, unguard())
+	}()
+	err = r.play(ctx)
+	if r.Service.Forget != nil {
+		forget, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgetTimeout)
+		defer cancel()
+		err = errors.Join(err, r.Service.Forget(forget, r.keys[0]))
+	}
+	return err
+}
+
+// run is one run under way.
+type run struct {
+	*Runner
+	s       *Scenario
+	fencing history.Fencing
+	ttl     time.Duration
+	timeout time.Duration // of a step
+	keys    []string      // the ledgers; the first is the lock's too
+
+	dir      string
+	resource target // nil before it is made
+	workers  map[string]*worker
+	begun    map[string]begun // by what undoes them: "resume A"
+	events   []history.Event
+}
+
+// begun are the faults of a target that one verb undoes.
+type begun struct {
+	since time.Time // of the last
+	heals heals     // none of a server's, which its Service undoes
+}
+
+func (r *run) play(ctx context.Context) (err error) {
+	r.dir, err = testbed.MkdirTemp("scenario")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	decided := func(d history.Event) {
+		d.Actor = Resource
+		r.append(d)
+	}
+	if r.Store.served() {
+		r.resource = &httpResource{Store: r.Store, fencing: r.fencing, dir: r.dir, tell: decided}
+	} else {
+		r.resource = newStoreTarget(r.Store, r.fencing, decided)
+	}
+	about := history.Run{
+		Scenario: r.s.Name, Hazard: r.s.Hazard, Fencing: r.fencing, Lock: r.Service.Lock, Server: r.Service.Server,
+		Store: r.resource.name(), TTL: history.Duration(r.ttl), Pause: history.Duration(r.Pause), Workers: r.s.workers(),
+		TokensLost: r.s.TokensLost,
+	}
+	if len(r.keys) > 1 {
+		about.Keys = r.keys
+	}
+	if r.Command != nil {
+		about.Command = r.Command(*r.s, r.fencing)
+	}
+	r.add(history.Event{Kind: history.KindRun, Run: &about})
+	if err := r.within(ctx, "the resource was not ready", func(ctx context.Context) error { return r.resource.begin(ctx, r.keys) }); err != nil {
+		return err
+	}
+	for i, st := range r.s.Steps {
+		if err := r.within(ctx, "it has not happened", func(ctx context.Context) error { return r.do(ctx, st) }); err != nil {
+			return fmt.Errorf("step %d, %s: %w", i+1, st, err)
+		}
+	}
+	return r.within(ctx, "the resource did not end", r.finish)
+}
+
+// within gives f the time of a step. The error after that says what hasn't happened.
+func (r *run) within(ctx context.Context, what string, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout, fmt.Errorf("%s within %v", what, r.timeout))
+	defer cancel()
+	return f(ctx)
+}
+
+// do carries out a step.
+func (r *run) do(ctx context.Context, st Step) error {
+	switch {
+	case st.Verb == verbRun:
+		return r.runUntil(ctx, st.Target, st.Until)
+	case undone(st.Verb) != nil:
+		return r.undo(ctx, st)
+	}
+	heal, err := r.inject(ctx, st)
+	if err != nil {
+		return err
+	}
+	undo := fault(st.Verb).Undo + " " + st.Target
+	b := begun{time.Now(), r.begun[undo].heals}
+	if heal != nil {
+		b.heals = append(b.heals, heal)
+	}
+	r.begun[undo] = b
+	return r.happened(ctx, st)
+}
+
+// inject does to a target what a step says, and returns what undoes it. What a server can have, the service does and undoes.
+func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
+	inject := injections[st.Verb]
+	switch r.s.kind(st.Target) {
+	case ofResource:
+		return inject.resource(ctx, r.resource)
+	case ofServer:
+		return nil, r.Service.fault(ctx, st)
+	case ofWorker:
+	}
+	w, err := r.worker(st.Target)
+	switch {
+	case err != nil:
+		return nil, err
+	case inject.process != nil:
+		return inject.process(ctx, w)
+	}
+	return inject.links(ctx, w, st)
+}
+
+// undo ends the faults of a target that a verb ends. That is in the history first: what the target does next comes after.
+func (r *run) undo(ctx context.Context, st Step) error {
+	b := r.begun[st.Verb+" "+st.Target]
+	delete(r.begun, st.Verb+" "+st.Target)
+	if err := sleepUntil(ctx, b.since.Add(r.Pause)); err != nil {
+		return err
+	}
+	if err := r.happened(ctx, st); err != nil {
+		return err
+	}
+	if r.s.kind(st.Target) == ofServer {
+		return r.Service.fault(ctx, st)
+	}
+	return b.heals.heal(ctx)
+}
+
+// happened puts a fault, or its end, into the history, after the decisions that the resource has made until now.
+func (r *run) happened(ctx context.Context, st Step) error {
+	if err := r.resource.sync(ctx, nil); err != nil {
+		return err
+	}
+	r.add(history.Event{Kind: history.KindFault, Name: st.Verb, Target: st.Target, Peers: st.From, Detail: st.Detail})
+	return nil
+}
+
+func sleepUntil(ctx context.Context, t time.Time) error {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// runUntil lets a worker go on until it reports until.
+func (r *run) runUntil(ctx context.Context, name, until string) error {
+	w, err := r.worker(name)
+	if err != nil {
+		return err
+	}
+	if w.process == nil {
+		if err := r.start(name, w); err != nil {
+			return err
+		}
+	}
+	for {
+		if w.stopped {
+			if err := w.tell(ctx, "go on"); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		m, err := w.next(ctx)
+		switch {
+		case err != nil && ctx.Err() != nil && until == history.Lost && w.toLock != nil:
+			return fmt.Errorf("%s: %w; it is cut off, and its lease goes on: does Open connect to LockSpec.Addrs, and does the lease end "+
+				"when it can't be renewed?", name, err)
+		case err != nil:
+			return fmt.Errorf("%s: %w", name, err)
+		case m.Event == nil:
+			return fmt.Errorf("%s sent a message without an event", name)
+		}
+		m.Event.Actor = name
+		w.stopped = m.Stops
+		if err := r.resource.sync(ctx, m.Event); err != nil { // its decisions until now come before
+			return err
+		}
+		r.append(*m.Event)
+		ended := m.Event.Name == history.Done || m.Event.Name == history.Failed
+		switch {
+		case ended && m.Event.Name == until:
+			return w.exit(ctx)
+		case ended && m.Event.Name == history.Failed:
+			return fmt.Errorf("%s failed: %s", name, m.Event.Error)
+		case ended:
+			return fmt.Errorf("%s was done without reporting %q", name, until)
+		case m.Event.Name == until && until == history.Sent:
+			if err := w.toStore.AwaitHeld(ctx); err != nil { // now it is in the network, and not merely about to be
+				return fmt.Errorf("%s's write isn't on the way on which it was to be late: %w; does OpenStore connect to StoreSpec.Addr?",
+					name, err)
+			}
+			return nil
+		case m.Event.Name == until:
+			return nil
+		case m.Event.Name == history.Acquired && until == history.Held && r.s.Workers[name].Try:
+			return fmt.Errorf("%s was granted the lock, which it should have found %s", name, until)
+		}
+	}
+}
+
+// add appends an event of the runner's own.
+func (r *run) add(e history.Event) {
+	e.Time, e.Actor = time.Now(), controller
+	r.append(e)
+}
+
+func (r *run) append(e history.Event) {
+	r.events = append(r.events, e)
+	if r.OnEvent != nil {
+		r.OnEvent(e)
+	}
+}
+
+// finish reads what the resource holds at the end, and ends it.
+func (r *run) finish(ctx context.Context) error {
+	if err := r.resource.sync(ctx, nil); err != nil {
+		return err
+	}
+	ledgers, refused, err := r.resource.final(ctx)
+	if err != nil {
+		return err
+	}
+	for _, key := range r.keys {
+		rec := ledgers[key]
+		r.add(history.Event{
+			Kind: history.KindFinal, Key: key, Value: string(rec.Value),
+			Seen: rec.MaxFence.Token, SeenSeq: rec.MaxFence.Seq, Stale: refused,
+		})
+	}
+	if err := r.resource.end(ctx); err != nil {
+		return err
+	}
+	for _, why := range tooEarly(r.s, r.events) {
+		r.add(history.Event{Kind: history.KindDoubt, Detail: why})
+	}
+	r.add(history.Event{Kind: history.KindEnd})
+	return nil
+}
+
+// close ends all that is left of the run.
+func (r *run) close() error {
+	var errs []error
+	for _, w := range r.workers {
+		errs = append(errs, w.close())
+	}
+	if r.resource != nil {
+		errs = append(errs, r.resource.close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
+}

@@ -1,0 +1,199 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+)
+
+// What a process that was killed leaves behind is known by its owner: the identity of the process.
+
+const (
+	dirPrefix  = "fencelab-" // of temporary directories
+	ownerFile  = "owner"     // in such a directory: who made it
+	childFile  = "child"     // and the server that runs there
+	labelOwner = "dev.fencelab.owner"
+)
+
+// identify names a process for ever: a process id alone is used again, and means something only on one machine, between two
+// boots, in one pid namespace. Its error matches [fs.ErrNotExist] if the process is dead.
+func identify(pid int) (string, error) {
+	host, err := hostID()
+	if err != nil {
+		return "", err
+	}
+	started, err := startTime(pid)
+	return fmt.Sprintf("%s|%d|%s", host, pid, started), err
+}
+
+// pidOf returns the process id in an identity; 0: the process is of another host.
+func pidOf(identity string) int {
+	host, err := hostID()
+	own, ok := strings.CutPrefix(identity, host+"|")
+	pid, _, _ := strings.Cut(own, "|")
+	n, atoiErr := strconv.Atoi(pid)
+	if err != nil || !ok || atoiErr != nil {
+		return 0
+	}
+	return n
+}
+
+// gone reports whether a process is known to be dead.
+func gone(identity string) bool {
+	pid := pidOf(identity)
+	if pid == 0 {
+		return false
+	}
+	now, err := identify(pid)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && now != identity
+}
+
+// sign writes the identity of a process to a file.
+func sign(path string, pid int) error {
+	identity, err := identify(pid)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(identity), 0o600)
+}
+
+// MkdirTemp makes a directory for temporary files. If the process is killed, the next call on the same machine, or the
+// next start of a server, removes it.
+func MkdirTemp(name string) (dir string, err error) {
+	if err := sweepDirs(); err != nil {
+		return "", fmt.Errorf("testbed: %w", err)
+	}
+	if dir, err = os.MkdirTemp("", dirPrefix+name+"-"); err != nil {
+		return "", fmt.Errorf("testbed: %w", err)
+	}
+	if err := sign(filepath.Join(dir, ownerFile), os.Getpid()); err != nil {
+		return "", errors.Join(fmt.Errorf("testbed: %w", err), os.RemoveAll(dir))
+	}
+	return dir, nil
+}
+
+// sweepDirs removes, once, directories whose owners are gone, and kills servers that still run there: not everywhere does
+// the kernel end them with their parent.
+var sweepDirs = sync.OnceValue(func() error {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		// A directory that can't be read is another user's, or its owner has only just made it.
+		owner, err := os.ReadFile(filepath.Join(dir, ownerFile))
+		if err != nil || !gone(string(owner)) {
+			continue
+		}
+		child, err := os.ReadFile(filepath.Join(dir, childFile))
+		if pid := pidOf(string(child)); err == nil && pid != 0 && !gone(string(child)) {
+			if err := syscall.Kill(-pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("kill what a killed process left: %w", err)
+			}
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove what a killed process left: %w", err)
+		}
+	}
+	return nil
+})
+
+// swept is set once this process has swept the engine.
+var swept struct {
+	sync.Mutex
+	done bool
+}
+
+// sweepContainers removes, once, what is in the engine and whose owners are gone.
+func sweepContainers(ctx context.Context, docker client.APIClient) error {
+	swept.Lock()
+	defer swept.Unlock()
+	if swept.done {
+		return nil
+	}
+	owned := make(client.Filters).Add("label", labelOwner)
+	containers, err := docker.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: owned})
+	networks, networksErr := docker.NetworkList(ctx, client.NetworkListOptions{Filters: owned})
+	volumes, volumesErr := docker.VolumeList(ctx, client.VolumeListOptions{Filters: owned})
+	if err := errors.Join(err, networksErr, volumesErr); err != nil {
+		return fmt.Errorf("list what killed processes left: %w", err)
+	}
+	sweep := func(labels map[string]string, what, id string, remove func() error) {
+		if !gone(labels[labelOwner]) {
+			return
+		}
+		// Another process may be sweeping too.
+		if e := remove(); e != nil && !cerrdefs.IsNotFound(e) && !cerrdefs.IsConflict(e) {
+			err = errors.Join(err, fmt.Errorf("remove what a killed process left: docker %s rm -f %s: %w", what, id, e))
+		}
+	}
+	for _, c := range containers.Items {
+		sweep(c.Labels, "container", c.ID, func() error {
+			_, err := docker.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+			return err
+		})
+	}
+	for _, n := range networks.Items {
+		sweep(n.Labels, "network", n.ID, func() error {
+			_, err := docker.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
+			return err
+		})
+	}
+	for _, v := range volumes.Items {
+		sweep(v.Labels, "volume", v.Name, func() error {
+			_, err := docker.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{Force: true})
+			return err
+		})
+	}
+	swept.done = err == nil
+	return err
+}
+
+// watchdog removes what is labelled $0 from the engine when its input ends, which it does with the process that has the
+// other end of the pipe, whatever ends that: a panic and a SIGKILL too.
+const watchdog = `read -r _
+for id in $(docker ps -aq --filter "label=$0"); do docker rm -fv "$id"; done
+for id in $(docker network ls -q --filter "label=$0"); do docker network rm "$id"; done
+for id in $(docker volume ls -q --filter "label=$0"); do docker volume rm -f "$id"; done`
+
+var watching struct {
+	sync.Mutex
+	pipe *os.File // kept open for as long as the process lives
+}
+
+// watch starts the watchdog, once. Without a docker command, what a killed process leaves waits for the next sweep.
+func watch(engine string) error {
+	watching.Lock()
+	defer watching.Unlock()
+	if watching.pipe != nil {
+		return nil
+	}
+	owner, err := identify(os.Getpid())
+	if err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	cmd := exec.Command("sh", "-c", watchdog, labelOwner+"="+owner) //nolint:noctx // it outlives this process
+	cmd.Dir, cmd.Stdin, cmd.Env = "/", r, append(os.Environ(), "DOCKER_HOST="+engine)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // out of reach of Ctrl-C
+	if err := cmd.Start(); err != nil {
+		return errors.Join(err, w.Close())
+	}
+	watching.pipe = w
+	return nil
+}

@@ -1,0 +1,249 @@
+package scenarios
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptrace"
+	"time"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// workerChild is a worker, in its process: a read-modify-write of a ledger under a lock, the shape of a billing run or an export.
+// It stops at each checkpoint until the controller lets it go on.
+type workerChild struct {
+	*childSpec
+	*pipe
+	lock  Lock
+	store ledgers
+}
+
+// workerProcess does a worker's work.
+func workerProcess(spec *childSpec, p *pipe, open Open, own OpenStore) error {
+	w := workerChild{childSpec: spec, pipe: p}
+	if err := w.run(context.Background(), open, own); err != nil {
+		return p.report(history.Event{Name: history.Failed, Error: err.Error()}, false)
+	}
+	return p.report(history.Event{Name: history.Done}, false)
+}
+
+func (w *workerChild) run(ctx context.Context, open Open, own OpenStore) (err error) {
+	if w.Worker.GetThenDel {
+		w.Lock.Gap = func() error { return w.at(history.Event{Name: history.ReleaseGap}) }
+	}
+	lock, err := open(ctx, w.Lock)
+	if err != nil {
+		return err
+	}
+	if lock == nil {
+		return errors.New("open: got no lock and no error")
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if w.store, err = openStore(ctx, w.childSpec, own); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.store.Close()) }()
+	w.lock = checkedLock{lock, w.childSpec}
+	lease, err := w.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	err = w.at(history.Event{
+		Name: history.Acquired, Key: w.Keys[0], Token: lease.Fence(), TTL: history.Duration(lease.TTL()), Until: lease.Until(),
+	})
+	ledgers := w.Keys[:1]
+	switch {
+	case w.Worker.Idle:
+		ledgers = nil
+	case w.Worker.Second:
+		ledgers = w.Keys
+	}
+	wrote := true
+	for _, key := range ledgers {
+		if err == nil && wrote {
+			wrote, err = w.write(ctx, lease, key)
+		}
+	}
+	return errors.Join(err, w.release(ctx, lease)) // whatever has happened
+}
+
+// at reports a checkpoint, or an outcome. What follows [history.Held] and [history.Sent] is a wait, in which the worker is free.
+func (w *workerChild) at(e history.Event) error {
+	return w.report(e, e.Name != history.Held && e.Name != history.Sent)
+}
+
+func (w *workerChild) acquire(ctx context.Context) (Lease, error) {
+	if w.Worker.Try {
+		lease, err := w.lock.TryAcquire(ctx, w.Keys[0])
+		if !errors.Is(err, dlock.ErrHeld) {
+			return lease, err
+		}
+		if err := w.at(history.Event{Name: history.Held}); err != nil {
+			return nil, err
+		}
+	}
+	return w.lock.Acquire(ctx, w.Keys[0])
+}
+
+// write appends the worker's entry to a ledger, and reports whether it did: it is not to if it was refused, or gave up. It doesn't
+// use the lease's context for the write: a request that is cut off when the lease ends may still arrive, so that cutting it off
+// would hide the hazard and not remove it.
+func (w *workerChild) write(ctx context.Context, lease Lease, key string) (wrote bool, err error) {
+	token := lease.Fence()
+	at := func(name, ledger string) error { return w.at(history.Event{Name: name, Token: token, Value: ledger}) }
+	rec, err := w.read(ctx, key, token)
+	if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
+		return false, at(history.ReadStale, "")
+	}
+	if err != nil && !errors.Is(err, resource.ErrNotFound) { // which is the ledger's first entry
+		return false, err
+	}
+	ledger := string(rec.Value)
+	if err := at(history.Read, ledger); err != nil {
+		return false, err
+	}
+	ledger = history.Append(ledger, w.Name)
+	if err := at(history.BeforeWrite, ledger); err != nil {
+		return false, err
+	}
+	if w.Worker.Outlive {
+		if err := outlive(ctx, lease); err != nil {
+			return false, err
+		}
+		if err := w.at(history.Event{Name: history.Lost, Token: token, Until: lease.Until()}); err != nil {
+			return false, err
+		}
+	}
+	if w.Worker.Check {
+		if lease.Context().Err() != nil {
+			return false, at(history.LostLease, "")
+		}
+		if err := at(history.Checked, ""); err != nil {
+			return false, err
+		}
+	}
+	if w.Sent {
+		ctx = w.tellSent(ctx, func() { _ = at(history.Sent, "") }) // the write's own outcome is what counts
+	}
+	err = w.store.Write(ctx, key, resource.Fence{Token: token, Seq: 1}, []byte(ledger))
+	stale, refused := errors.AsType[*resource.StaleTokenError](err)
+	switch {
+	case err == nil || refused && stale.Applied:
+		return true, at(history.Wrote, ledger)
+	case refused:
+		return false, at(history.WriteStale, "")
+	}
+	return false, err
+}
+
+func (w *workerChild) read(ctx context.Context, key string, token uint64) (resource.Record, error) {
+	if w.Fencing == history.FencingOn {
+		return w.store.ReadFenced(ctx, key, token)
+	}
+	return w.store.Read(ctx, key)
+}
+
+// tellSent calls sent when the call that is about to be made with the context has left.
+func (w *workerChild) tellSent(ctx context.Context, sent func()) context.Context {
+	if s, ok := w.store.(workerStore); ok {
+		s.OnSent(sent)
+		return ctx
+	}
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(info httptrace.WroteRequestInfo) {
+		if info.Err == nil {
+			sent()
+		}
+	}})
+}
+
+// releaseTimeout is long enough for a client to connect again: after a fault only the lock service can say whose the lock was.
+const releaseTimeout = time.Minute
+
+func (w *workerChild) release(ctx context.Context, lease Lease) error {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	err := lease.Release(ctx)
+	name := history.Released
+	switch {
+	case err == nil:
+	case errors.Is(err, dlock.ErrForeignRelease):
+		name = history.ReleaseForeign
+	case errors.Is(err, dlock.ErrLost):
+		name = history.ReleaseLost
+	default:
+		return fmt.Errorf("release: %w", err)
+	}
+	return w.at(history.Event{Name: name, Token: lease.Fence()})
+}
+
+// overdue is how long after its lease's end a context that hasn't ended is a defect of the lock.
+const overdue = 500 * time.Millisecond
+
+// outlive waits until the lease is lost. It checks the context itself once the time is over, so that a stall of this process is
+// no defect of the lock's.
+func outlive(ctx context.Context, lease Lease) error {
+	for {
+		end := lease.Until().Add(overdue) // a renewal moves it
+		timer := time.NewTimer(time.Until(end))
+		select {
+		case <-lease.Context().Done():
+			timer.Stop()
+			return nil
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+		if !lease.Until().Add(overdue).After(end) && lease.Context().Err() == nil {
+			return fmt.Errorf("the lease's context goes on %v after the end of the lease", overdue)
+		}
+	}
+}
+
+// ledgers is what a worker's ledgers are in.
+type ledgers interface {
+	Read(ctx context.Context, key string) (resource.Record, error)
+	ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error)
+	Write(ctx context.Context, key string, f resource.Fence, value []byte) error
+	Close() error
+}
+
+// openStore connects a worker to its ledgers. There is a connection for each call: one that was kept from before a fault would
+// make the outcome depend on whether its end is noticed before or after the next call leaves.
+func openStore(ctx context.Context, spec *childSpec, own OpenStore) (ledgers, error) {
+	off := spec.Fencing == history.FencingOff
+	if !spec.Direct {
+		transport := &http.Transport{DisableKeepAlives: true}
+		c, err := resource.NewClient(spec.URL, &resource.ClientOptions{HTTPClient: &http.Client{Transport: transport}, AllowUnfenced: off})
+		return client{c}, err
+	}
+	s, err := openOwn(ctx, own, StoreSpec{Store: spec.Store, Addr: spec.URL, Worker: true, Held: spec.Sent})
+	if err != nil || !off {
+		return workerStore{Store: s}, err
+	}
+	bare, err := overwriter(spec.Store, s)
+	return workerStore{s, bare}, err
+}
+
+// client is the HTTP resource as a worker sees it. One whose lock has no tokens writes without.
+type client struct{ *resource.Client }
+
+func (c client) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	if f.Token == 0 {
+		return c.WriteUnfenced(ctx, key, value)
+	}
+	return c.Client.Write(ctx, key, f, value)
+}
+
+// openOwn opens the user's store in a child.
+func openOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, error) {
+	if open == nil {
+		return nil, fmt.Errorf("nothing opens the store %s in the processes of workers and resource: call scenarios.ChildWithStore in "+
+			"TestMain or main, with the function in Runner.Store.Open", s.Store)
+	}
+	return open.open(ctx, s)
+}

@@ -1,0 +1,92 @@
+package scenarios
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// worker is a worker as the runner sees it: a process, and links on its ways where the schedule has a fault of those.
+type worker struct {
+	*process      // nil before it is started
+	stopped  bool // at a checkpoint, until we let it go on
+
+	toStore *faults.Link            // nil unless the schedule holds what the worker sends
+	toLock  map[string]*faults.Link // by server; nil unless the schedule cuts the worker off
+	nodes   []Node                  // where it finds the lock's servers: at the links, if there are any
+}
+
+// worker returns the worker of that name.
+func (r *run) worker(name string) (w *worker, err error) {
+	if w := r.workers[name]; w != nil {
+		return w, nil
+	}
+	w = &worker{nodes: slices.Clone(r.Service.Nodes)}
+	r.workers[name] = w
+	if r.s.leaves(name, history.Delayed) {
+		if w.toStore, err = faults.NewLink(r.resource.hostPort()); err != nil {
+			return nil, err
+		}
+	}
+	if !r.s.has(func(st Step) bool { return st.Target == name && fault(st.Verb).From }) {
+		return w, nil
+	}
+	w.toLock = map[string]*faults.Link{}
+	for i, n := range w.nodes {
+		link, addr, err := n.Link()
+		if err != nil {
+			return nil, err
+		}
+		w.toLock[n.Name], w.nodes[i].Addr = link, addr
+	}
+	return w, nil
+}
+
+// start starts the worker's process.
+func (r *run) start(name string, w *worker) (err error) {
+	how := r.s.Workers[name]
+	spec := childSpec{
+		Name: name, Fencing: r.fencing, Keys: r.keys, Worker: how, Store: r.Store.Name, Direct: !r.Store.served(),
+		Lock: LockSpec{
+			Lock: r.Service.Lock, Variant: r.s.Variant, MinSession: r.Service.MinSession,
+			TTL: longTTL, Renew: !how.NoRenew, MaxHold: cmp.Or(time.Duration(how.MaxHold), longHold),
+		},
+		Sent: r.s.has(func(st Step) bool { return st.Target == name && st.Until == history.Sent }),
+		env:  r.Service.Env,
+	}
+	if how.Victim {
+		spec.Lock.TTL = r.ttl
+	}
+	for _, n := range w.nodes {
+		spec.Lock.Addrs = append(spec.Lock.Addrs, n.Addr)
+	}
+	link := ""
+	if w.toStore != nil {
+		link = w.toStore.Addr()
+	}
+	if spec.URL, err = r.resource.url(link); err != nil {
+		return err
+	}
+	w.process, err = start(spec)
+	return err
+}
+
+// close ends all that is left of the worker.
+func (w *worker) close() error {
+	var errs []error
+	if w.process != nil {
+		_, err := w.end()
+		errs = append(errs, err)
+	}
+	if w.toStore != nil {
+		errs = append(errs, w.toStore.Close())
+	}
+	for _, link := range w.toLock {
+		errs = append(errs, link.Close())
+	}
+	return errors.Join(errs...)
+}
