@@ -178,7 +178,7 @@ func playOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s sc
 		t.Skipf("not applicable: %v", err)
 	}
 	if err != nil {
-		t.Fatalf("%v\n%srepeat it with: %s", err, trace, again)
+		t.Fatalf("%s%v\nrepeat it with: %s", trace, err, again) // the reason last: the end is what one sees first
 	}
 	on, mode := svc.Lock, string(f)
 	if direct {
@@ -191,7 +191,7 @@ func playOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s sc
 		save(t, filepath.Join(*record, s.Name+"_"+on+"_"+string(f)+".jsonl"), o.Events)
 	}
 	if want := s.Expect[f]; o.Verdict != want {
-		t.Fatalf("got verdict %v, want %v: %v\n%srepeat it with: %s", o.Verdict, want, o.Findings, trace, again)
+		t.Fatalf("%sgot verdict %v, want %v: %v\nrepeat it with: %s", trace, o.Verdict, want, o.Findings, again)
 	}
 	t.Logf("%v, as expected: %s\n%s", o.Verdict, strings.Join(slices.Concat(o.Findings, o.Notes, []string{fmt.Sprintf("%d refused", o.Refused)}), "; "), trace)
 	golden(t, s, mode, trace)

@@ -170,10 +170,9 @@ type check struct {
 	k   Kit
 	ctx context.Context
 
-	mu     sync.Mutex
-	broken []string
-	why    string // it couldn't be checked
-
+	mu      sync.Mutex
+	broken  []string
+	why     string // it couldn't be checked
 	clients []*client
 }
 
@@ -189,10 +188,11 @@ func (c *check) breaks(format string, args ...any) {
 	}
 }
 
-func (c *check) isBroken() bool {
+// isDecided reports whether the verdict is certain already.
+func (c *check) isDecided() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.broken) > 0
+	return len(c.broken) > 0 || c.why != ""
 }
 
 // cannot ends the check: there is nothing to say of the promise.
@@ -246,7 +246,9 @@ func (c *check) clientOf(ttl time.Duration) *client {
 
 func (c *check) open(ttl time.Duration) (*client, error) {
 	cl := &client{}
+	c.mu.Lock()
 	c.clients = append(c.clients, cl)
+	c.mu.Unlock()
 	spec := scenarios.LockSpec{
 		Lock: c.k.Service.Lock, TTL: ttl, MinSession: c.k.Service.MinSession, Renew: !c.k.Service.NoRenew, MaxHold: time.Hour,
 	}
@@ -342,7 +344,17 @@ func newKey() string { return "promises-" + uuid.NewString() }
 
 // acquire waits for a lock that should be free now, or when the lease of somebody gone has run out, which may take twice the TTL.
 func (c *check) acquire(cl *client, key string) (scenarios.Lease, error) {
-	return c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
+	return c.persist(c.limit(), cl, key)
+}
+
+// persist calls Acquire until it grants a lease: a client's own time limit may be too short for the machine.
+func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.Lease, error) {
+	for end := time.Now().Add(limit); ; time.Sleep(pause) {
+		l, err := c.within(time.Until(end), func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
+		if err == nil || time.Until(end) < pause || c.ctx.Err() != nil {
+			return l, err
+		}
+	}
 }
 
 // limit is how long a lease of somebody gone may be in the way.
@@ -380,10 +392,27 @@ func (c *check) release(l scenarios.Lease) {
 func (c *check) comesFree(cl *client, key, after string) {
 	l, err := c.acquire(cl, key)
 	if err != nil {
-		c.breaks("after %s nobody had got the lock within %v: %v", after, c.limit(), err)
+		c.blocked("after %s nobody had got the lock within %v: %v", after, c.limit(), err)
 		return
 	}
 	_ = c.do(l.Release)
+}
+
+// blocked says that the promise is broken, because nobody gets a lock, unless a new client doesn't get a new one either: then it
+// is the servers or the machine that don't serve, and there is nothing to say of the promise.
+func (c *check) blocked(format string, args ...any) {
+	cl, err := c.open(c.k.TTL)
+	if err == nil {
+		var l scenarios.Lease
+		if l, err = c.acquire(cl, newKey()); err == nil {
+			_ = c.do(l.Release)
+			c.breaks(format, args...)
+			return
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.why = fmt.Sprintf("a new client doesn't get a lock that nobody has touched: %v", err)
 }
 
 // still says that the promise is broken if another client gets the lock while l is a lease by its own word. It reports false if

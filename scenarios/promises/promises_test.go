@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -295,6 +296,41 @@ func TestAdapter(t *testing.T) {
 	cancel(enough)
 	_, err := good.Check(ctx)
 	require.ErrorIs(t, err, enough)
+}
+
+// brittle is a lock that isn't served any more after a number of calls of TryAcquire.
+type brittle struct {
+	scenarios.Lock
+	left *atomic.Int32
+}
+
+func (b brittle) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	if b.left.Add(-1) < 0 {
+		return nil, errors.New("out of order")
+	}
+	return b.Lock.TryAcquire(ctx, key)
+}
+
+func (b brittle) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	if b.left.Load() < 0 {
+		return nil, errors.New("out of order")
+	}
+	return b.Lock.Acquire(ctx, key)
+}
+
+// Servers that serve nobody are no broken promise.
+func TestNobodyIsServed(t *testing.T) {
+	t.Parallel()
+	var left atomic.Int32
+	left.Store(1) // the adapter's trial
+	k := kit(t, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+		l, err := open(func(*simple) {})(ctx, s)
+		return brittle{l, &left}, err
+	})
+	k.Only = []string{"AcquireLate"}
+	row := promises.Run(t, k).Rows[0]
+	require.Equal(t, promises.Unchecked, row.Verdict, row.Why)
+	require.Equal(t, "a new client doesn't get a lock that nobody has touched: out of order", row.Why)
 }
 
 func TestReport(t *testing.T) {

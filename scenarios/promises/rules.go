@@ -75,10 +75,10 @@ func exclusive(c *check) {
 	for _, cl := range clients {
 		wg.Go(func() {
 			for range rounds {
-				l, err := c.within(6*patience, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
+				l, err := c.persist(6*patience, cl, key)
 				now := time.Now()
 				if err != nil {
-					c.breaks("one of %d contenders: Acquire: %v", contenders, err)
+					c.blocked("one of %d contenders got no lock within %v: %v", contenders, 6*patience, err)
 					return
 				}
 				if other := inside.Swap(&l); other != nil && lasts(*other, now) {
@@ -143,7 +143,7 @@ func (c *check) outlast(a, b *client, slow time.Duration) bool {
 	second, err := c.acquire(b, key)
 	now := time.Now()
 	if err != nil {
-		c.breaks("the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
+		c.blocked("the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
 		return true
 	}
 	after := ""
@@ -189,7 +189,7 @@ func keysIndependent(c *check) {
 			l := c.take(a, keys[0])
 			got, err := c.acquire(b, keys[1])
 			if err != nil {
-				c.breaks("while %q was held nobody got %q: %v", keys[0], keys[1], err)
+				c.blocked("while %q was held nobody got %q: %v", keys[0], keys[1], err)
 				return
 			}
 			_ = c.do(got.Release)
@@ -252,7 +252,7 @@ func releaseLate(c *check) {
 		c.ends("Release, while its messages were held,", releasing(l))
 		later, err := c.acquire(b, key)
 		if err != nil {
-			c.breaks("after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
+			c.blocked("after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
 			return true
 		}
 		deliver()
@@ -260,7 +260,7 @@ func releaseLate(c *check) {
 			if !c.still(later, other, key, "a release that arrived late") {
 				return false
 			}
-			if c.isBroken() {
+			if c.isDecided() {
 				break
 			}
 			time.Sleep(pause) // or the message may be on its way; nothing is missed by it but a defect
@@ -286,7 +286,9 @@ func acquireLate(c *check) {
 			c.breaks("TryAcquire was granted a lock without its reply")
 			continue
 		}
-		c.comesFree(b, key, what)
+		if c.comesFree(b, key, what); c.isDecided() {
+			break
+		}
 	}
 }
 
@@ -319,7 +321,7 @@ func everyMessage(c *check) {
 					_ = c.do(r.lease.Release)
 				}
 				c.comesFree(b, key, fmt.Sprintf("the %s of message %d of %s was lost", kind, n, what))
-				if !lost || c.isBroken() {
+				if !lost || c.isDecided() {
 					break
 				}
 			}
@@ -376,7 +378,7 @@ func waiterCancelled(c *check) {
 	l := c.take(a, key)
 	const waiters = 40
 	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many moments
-	if !c.isBroken() {
+	if !c.isDecided() {
 		c.release(l)
 		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cancelled", waiters))
 	}
@@ -402,7 +404,7 @@ func waitersCutOff(c *check) {
 	leave()
 	<-left
 	heal()
-	if !c.isBroken() {
+	if !c.isDecided() {
 		c.release(l)
 		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cut off", waiters))
 	}
