@@ -36,13 +36,14 @@ type reply struct {
 	fired <-chan zk.Event
 }
 
-// ask has f send a request, and returns with its reply or ctx's end.
+// ask has f send a request, and returns with its reply or ctx's end. Its error then has ctx's Err and not its cause, which is the
+// caller's and may be any error, one of ZooKeeper's answers too. What the caller gets has the cause: see [failed].
 func (b *Backend) ask(ctx context.Context, f func() (reply, error)) (reply, error) {
 	if ctx.Done() == nil {
 		return f()
 	}
 	notSent := func() (reply, error) {
-		return reply{}, &cutShortError{error: fmt.Errorf("request not sent: %w", context.Cause(ctx))}
+		return reply{}, &cutShortError{error: fmt.Errorf("request not sent: %w", ctx.Err())}
 	}
 	if ctx.Err() != nil {
 		return notSent()
@@ -64,7 +65,7 @@ func (b *Backend) ask(ctx context.Context, f func() (reply, error)) (reply, erro
 	case <-answered.Done():
 		return r, err
 	case <-ctx.Done():
-		return reply{}, &cutShortError{fmt.Errorf("ZooKeeper doesn't answer: %w", context.Cause(ctx)), answered}
+		return reply{}, &cutShortError{fmt.Errorf("ZooKeeper doesn't answer: %w", ctx.Err()), answered}
 	}
 }
 

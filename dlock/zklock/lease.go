@@ -177,7 +177,7 @@ func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
 		case <-gone.Done():
 			return errGone
 		case <-ctx.Done():
-			return fmt.Errorf("waiting: %w", context.Cause(ctx))
+			return fmt.Errorf("waiting: %w", ctx.Err())
 		}
 		// After every pause, not just after one: a client whose connections break is disconnected for a moment, again and again.
 		unsure++
@@ -206,7 +206,7 @@ type wanted struct {
 func (b *Backend) win(ctx context.Context, l *lease, q []node, w wanted) (g dlock.Grant, err error) {
 	for first := false; !first; {
 		if ctx.Err() != nil {
-			return g, context.Cause(ctx)
+			return g, ctx.Err()
 		}
 		i := slices.IndexFunc(q, func(n node) bool { return n.name == l.node.name })
 		switch {
@@ -326,7 +326,7 @@ func (b *Backend) await(ctx context.Context, l *lease, path string, head bool, w
 	case <-l.gone.Done():
 		return false, errGone
 	case <-ctx.Done():
-		return false, fmt.Errorf("waiting: %w", context.Cause(ctx))
+		return false, fmt.Errorf("waiting: %w", ctx.Err())
 	}
 }
 

@@ -370,6 +370,20 @@ func TestConnectionLostWhileWaiting(t *testing.T) {
 	}
 }
 
+// The cause of a caller's context may be any error; one of ZooKeeper's is no answer of the server.
+func TestCauseIsNoAnswer(t *testing.T) {
+	a, key := connect(t, server.Addr), newKey()
+	g := a.take(t, key, long)
+	heal := a.link.inject(holdReplies, 0)
+	defer heal()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	released := make(chan error, 1)
+	go func() { released <- a.Release(ctx, g) }()
+	locktest.Eventually(t, func() bool { return a.link.sent(opDelete) > 0 })
+	cancel(zk.ErrNoNode)
+	require.ErrorIs(t, <-released, zk.ErrNoNode, "it isn't known whether the node was there")
+}
+
 // A waiter retries when its connection breaks while it reads its position.
 func TestReplyLostAfterWaiting(t *testing.T) {
 	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()

@@ -88,9 +88,9 @@ func Both(ctx, open context.Context) (both context.Context, end func()) {
 func Failed(ctx context.Context, backend string, err error) error {
 	cause := context.Cause(ctx)
 	switch {
-	case errors.Is(err, dlock.ErrClosed), cause == dlock.ErrClosed: //nolint:errorlint // the Backend's own: a caller's may wrap it
+	case cause == dlock.ErrClosed, cause == nil && errors.Is(err, dlock.ErrClosed): //nolint:errorlint // a caller's cause may wrap it
 		return dlock.ErrClosed
-	case errors.Is(err, dlock.ErrHeld):
+	case errors.Is(err, dlock.ErrHeld) && !errors.Is(cause, dlock.ErrHeld):
 		return err
 	case cause != nil && !errors.Is(err, cause):
 		return fmt.Errorf("%s: %w: %w", backend, cause, err)

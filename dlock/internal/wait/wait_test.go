@@ -3,6 +3,7 @@ package wait_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -100,17 +101,40 @@ func TestTurnOfMany(t *testing.T) {
 	})
 }
 
-func TestFailed(t *testing.T) {
-	err, why := errors.New("no reply"), errors.New("why")
-	require.EqualError(t, wait.Failed(t.Context(), "lock", err), "lock: no reply")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(why)
-	require.EqualError(t, wait.Failed(ctx, "lock", err), "lock: why: no reply")
-	require.Equal(t, dlock.ErrHeld, wait.Failed(ctx, "lock", dlock.ErrHeld))
+func TestBoth(t *testing.T) {
 	open, end := context.WithCancelCause(t.Context())
 	both, stop := wait.Both(t.Context(), open)
 	defer stop()
 	end(dlock.ErrClosed)
 	<-both.Done()
-	require.Equal(t, dlock.ErrClosed, wait.Failed(both, "lock", err))
+	require.Equal(t, dlock.ErrClosed, wait.Failed(both, "lock", errors.New("no reply")))
+}
+
+// What a caller gives its context as a cause is never taken for what the Backend says.
+func TestFailed(t *testing.T) {
+	no := errors.New("no answer")
+	ended := func(cause error) context.Context {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		return ctx
+	}
+	shutdown := fmt.Errorf("shutting down: %w", dlock.ErrClosed)
+	held := fmt.Errorf("enough: %w", dlock.ErrHeld)
+	for _, c := range []struct {
+		ctx  context.Context
+		err  error
+		want string
+	}{
+		{t.Context(), no, "mine: no answer"},
+		{t.Context(), fmt.Errorf("wait: %w", dlock.ErrClosed), dlock.ErrClosed.Error()},
+		{ended(dlock.ErrClosed), no, dlock.ErrClosed.Error()},
+		{ended(nil), dlock.ErrHeld, dlock.ErrHeld.Error()},
+		{ended(nil), no, "mine: context canceled: no answer"},
+		{ended(nil), fmt.Errorf("read: %w", context.Canceled), "mine: read: context canceled"},
+		{ended(shutdown), no, "mine: shutting down: " + dlock.ErrClosed.Error() + ": no answer"},
+		{ended(shutdown), fmt.Errorf("read: %w", shutdown), "mine: read: shutting down: " + dlock.ErrClosed.Error()},
+		{ended(held), fmt.Errorf("read: %w", held), "mine: read: enough: " + dlock.ErrHeld.Error()},
+	} {
+		require.EqualError(t, wait.Failed(c.ctx, "mine", c.err), c.want)
+	}
 }
