@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -44,9 +45,15 @@ type Kit struct {
 	Only []string
 	// Strict has a broken promise fail the test. By default it is a finding, and the test passes.
 	Strict bool
+	// Module is the path of the Go module that the lock comes from. A report that is recorded has its version.
+	Module string
 }
 
-// Run checks every promise, all at once, and logs the report. It fails the test if the lock couldn't be checked at all.
+// recordEnv names the file to which Run appends each report as a line of JSON.
+const recordEnv = "FENCELAB_PROMISES"
+
+// Run checks every promise, all at once, and logs the report. It fails the test if the lock couldn't be checked at all. If the
+// environment's FENCELAB_PROMISES is the name of a file, it appends the report there, as a line of JSON.
 func Run(t *testing.T, k Kit) *Report {
 	t.Helper()
 	r, err := k.Check(t.Context())
@@ -54,6 +61,11 @@ func Run(t *testing.T, k Kit) *Report {
 		t.Fatal(err)
 	}
 	t.Log("\n" + r.String())
+	if file := os.Getenv(recordEnv); file != "" {
+		if err := r.append(t.Context(), file); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if r.Count(Broken) > 0 && k.Strict {
 		t.Errorf("%s breaks promises, see above", k.Service.Lock)
 	}
@@ -83,7 +95,10 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	if err := k.works(ctx); err != nil && ctx.Err() == nil {
 		return nil, fmt.Errorf("promises: %s: %w", k.Service.Lock, err)
 	}
-	report := &Report{Lock: k.Service.Lock, Rows: make([]Row, len(chosen))}
+	report := &Report{
+		Lock: k.Service.Lock, Module: k.Module, Server: k.Service.Server, TTL: k.TTL.String(), Time: time.Now().UTC().Truncate(time.Second),
+		Rows: make([]Row, len(chosen)),
+	}
 	var wg sync.WaitGroup
 	for i, p := range chosen {
 		wg.Go(func() { report.Rows[i] = k.check(ctx, p) })
@@ -277,7 +292,7 @@ type result struct {
 	returned bool
 }
 
-// call calls f, and gives up on it at the limit.
+// call calls f, and gives up on it at the limit. A lease that comes later is released.
 func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) result {
 	done := make(chan result, 1)
 	go func() {
@@ -290,6 +305,11 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 	case r := <-done:
 		return r
 	case <-after.C:
+		go func() {
+			if r := <-done; r.lease != nil {
+				_ = c.do(r.lease.Release)
+			}
+		}()
 		return result{err: errors.New("the call hasn't returned")}
 	case <-c.ctx.Done():
 		return result{nil, context.Cause(c.ctx), true}
@@ -308,13 +328,9 @@ func (c *check) do(f func(ctx context.Context) error) error {
 	return c.within(patience, func(ctx context.Context) (scenarios.Lease, error) { return nil, f(ctx) }).err
 }
 
-// ends says that the promise is broken if a call doesn't end with its context, which lasts for a fifth of the patience.
-func (c *check) ends(what string, f func(ctx context.Context) (scenarios.Lease, error)) result {
-	r := c.within(patience/5, f)
-	if !r.returned {
-		c.breaks("%s hadn't returned %v after its context had ended", what, patience)
-	}
-	return r
+// briefly is within for a call that can't succeed.
+func (c *check) briefly(f func(ctx context.Context) (scenarios.Lease, error)) result {
+	return c.within(patience/5, f)
 }
 
 // releasing is a release as within and ends want it.

@@ -1,7 +1,13 @@
 package promises
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -17,23 +23,61 @@ const (
 	Unchecked                // it can't be checked, and why
 )
 
-func (v Verdict) String() string {
-	return [...]string{"keeps", "breaks", "not checked"}[v]
+var verdicts = [...]string{"keeps", "breaks", "not checked"}
+
+func (v Verdict) String() string { return verdicts[v] }
+
+// MarshalText writes the verdict as String does.
+func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText reads what MarshalText has written.
+func (v *Verdict) UnmarshalText(text []byte) error {
+	i := slices.Index(verdicts[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("promises: there is no verdict %q; there are %q", text, verdicts)
+	}
+	*v = Verdict(i)
+	return nil
 }
 
 // Row is what is known of one promise.
 type Row struct {
-	Promise string        // its name
-	Text    string        // what is promised, in a sentence
-	Verdict Verdict       //
-	Why     string        // what happened, or why it can't be checked
-	Took    time.Duration // to find out
+	Promise string        `json:"promise"` // its name
+	Text    string        `json:"text"`    // what is promised, in a sentence
+	Verdict Verdict       `json:"verdict"`
+	Why     string        `json:"why,omitempty"` // what happened, or why it can't be checked
+	Took    time.Duration `json:"-"`             // to find out
 }
 
 // Report says what a lock keeps and what it breaks.
 type Report struct {
-	Lock string
-	Rows []Row
+	Lock   string    `json:"lock"`
+	Module string    `json:"module,omitempty"` // Kit.Module and its version
+	Server string    `json:"server,omitempty"`
+	TTL    string    `json:"ttl"`
+	Time   time.Time `json:"time"`
+	Rows   []Row     `json:"rows"`
+}
+
+// append adds the report to a file, as a line of JSON, with the version of its module. (A test's binary doesn't know it.)
+func (r *Report) append(ctx context.Context, file string) error {
+	if r.Module != "" {
+		out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Path}} {{.Version}}", r.Module).Output() //nolint:gosec // the test's own
+		if err != nil {
+			return fmt.Errorf("promises: the version of %s: %w", r.Module, err)
+		}
+		r.Module = strings.TrimSpace(string(out))
+	}
+	line, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("promises: %w", err)
+	}
+	f, err := os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644) //nolint:gosec // a report is no secret
+	if err != nil {
+		return fmt.Errorf("promises: %w", err)
+	}
+	_, err = f.Write(append(line, '\n')) // at once: other processes may write, too
+	return errors.Join(err, f.Close())
 }
 
 // Count returns how many promises have a verdict.

@@ -148,13 +148,19 @@ func (c *check) outlast(a, b *client, slow time.Duration) bool {
 	}
 	after := ""
 	if slow > 0 {
-		after = fmt.Sprintf(" (its replies took %v)", slow)
+		after = fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
 	}
 	if early := first.Until().Sub(now); early > 0 {
 		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early.Round(time.Microsecond), first.TTL(), after)
 	}
 	if !isTold(first) {
-		c.breaks("a holder wasn't told within %v of its successor's grant%s", told, after)
+		select {
+		case <-first.Context().Done():
+			c.breaks("a holder was told %v after its successor's grant%s", time.Since(now).Round(10*time.Millisecond), after)
+		case <-time.After(patience):
+			c.breaks("a holder hadn't been told %v after its successor's grant%s", patience, after)
+		case <-c.ctx.Done():
+		}
 	}
 	_ = c.do(second.Release)
 	return true
@@ -249,7 +255,7 @@ func releaseLate(c *check) {
 		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 		l := c.take(a, key)
 		deliver := c.inject(a, (*faults.Link).HoldRequests)
-		c.ends("Release, while its messages were held,", releasing(l))
+		c.briefly(releasing(l))
 		later, err := c.acquire(b, key)
 		if err != nil {
 			c.blocked("after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
@@ -280,7 +286,7 @@ func acquireLate(c *check) {
 		a, b, key := c.client(), c.client(), newKey()
 		_ = c.do(c.take(a, newKey()).Release) // it is connected
 		heal := c.inject(a, fault)
-		r := c.ends("TryAcquire", func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
+		r := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
 		heal()
 		if r.returned && r.err == nil {
 			c.breaks("TryAcquire was granted a lock without its reply")
@@ -314,7 +320,10 @@ func everyMessage(c *check) {
 				if what == "Release" {
 					call = releasing(l)
 				}
-				r := c.ends(what, call)
+				r := c.briefly(call)
+				if !r.returned { // and so it would be with each
+					c.cannot("%s hadn't returned %v after its context had ended when %s %d was lost", what, patience, kind, n)
+				}
 				lost := a.loses()
 				heal()
 				if r.lease != nil {
@@ -360,7 +369,7 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 				if lasts(held, time.Now()) {
 					c.breaks("a waiter was granted a lock that another client held")
 				}
-				_ = c.do(l.Release) //nolint:contextcheck // its context has ended
+				_ = c.do(l.Release)
 			}()
 			<-ctx.Done()
 			select {
@@ -421,7 +430,9 @@ func endsWithContext(c *check) {
 			call = func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, newKey()) }
 		}
 		heal := c.inject(a, (*faults.Link).Cut)
-		c.ends(name+", while the servers were silent,", call)
+		if !c.briefly(call).returned {
+			c.breaks("%s, while the servers were silent, hadn't returned %v after its context had ended", name, patience)
+		}
 		heal()
 	}
 }

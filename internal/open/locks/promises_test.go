@@ -3,6 +3,7 @@ package locks_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -31,7 +32,12 @@ func TestPromises(t *testing.T) {
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
 			service := &scenarios.Service{Lock: l.name}
-			for _, s := range l.startServers(t) {
+			all := l.startServers(t)
+			service.Server = all[0].String()
+			if len(all) > 1 {
+				service.Server = fmt.Sprintf("%d × %s", len(all), all[0])
+			}
+			for _, s := range all {
 				service.Nodes = append(service.Nodes, scenarios.Node{Name: s.Name, Addr: s.URL})
 			}
 			promises.Run(t, promises.Kit{

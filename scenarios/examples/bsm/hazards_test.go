@@ -1,4 +1,4 @@
-// Package bsm_test plays the hazards on github.com/bsm/redislock, a lock on one Redis without fencing tokens. Copy it for a lock of
+// Package bsm_test runs the hazards on github.com/bsm/redislock, a lock on one Redis without fencing tokens. Copy it for a lock of
 // your own: openLock, and the types lock and lease, are all that is written for this one.
 package bsm_test
 
@@ -90,10 +90,10 @@ func (l lease) Release(ctx context.Context) error {
 	return err
 }
 
-// start starts a Redis within this process.
+// start starts a Redis: one within this process, if no other can be had.
 func start(t *testing.T) *scenarios.Service {
 	t.Helper()
-	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded})
+	server, err := testbed.StartRedis(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func start(t *testing.T) *scenarios.Service {
 // What the lock keeps and breaks of what is expected of every lock.
 func TestPromises(t *testing.T) {
 	t.Parallel()
-	promises.Run(t, promises.Kit{Service: start(t), Open: openLock, Strict: true})
+	promises.Run(t, promises.Kit{Service: start(t), Open: openLock, Module: "github.com/bsm/redislock", Strict: true})
 }
 
 // What becomes of the data that it guards.

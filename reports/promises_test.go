@@ -1,0 +1,141 @@
+package reports_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/scenarios/promises"
+)
+
+// notes are what the page says to each promise that a library breaks: whether it was ever promised, and where it is known.
+var notes = map[string]map[string]string{
+	"rueidislock": {
+		"LeaseLasts": "its README: the context is \"canceled automatically and immediately once the `KeyMajority` is not held anymore\". An extension " +
+			"without a reply is waited for until the end that it would have set",
+	},
+	"etcd-mutex": {
+		"LeaseLasts": "`Session.Done` is closed when the client has had no reply for a TTL, which it looks at every half second; no time is promised",
+		"KeysIndependent": "waiters on `k` wait for all keys below `k/`: [etcd-io/website#710](https://github.com/etcd-io/website/issues/710), " +
+			"[etcd-io/etcd#6278](https://github.com/etcd-io/etcd/issues/6278)",
+		"WaitersCutOff": "`Lock` deletes its key with the client's context, not the caller's: " +
+			"[etcd-io/etcd#18082](https://github.com/etcd-io/etcd/issues/18082)",
+	},
+	"consul-api": {
+		"LeaseLasts":      "[hashicorp/consul#18271](https://github.com/hashicorp/consul/issues/18271), open",
+		"EndsWithContext": "never promised: `Unlock` takes no context, and `Lock` a channel that ends the wait, but no request",
+	},
+}
+
+// others and ours are the locks of the page's tables, in that order.
+var (
+	others = []string{"bsm/redislock", "redsync", "redsync-5", "rueidislock", "etcd-mutex", "consul-api"}
+	ours   = []string{"redis", "redis-polling", "redlock", "etcd", "zookeeper", "consul", "postgres"}
+)
+
+// TestPromisesTable keeps the page about other libraries' locks what the recorded reports say. Each promise that was seen broken has
+// a note there, and no other.
+func TestPromisesTable(t *testing.T) {
+	const dir = "results/competitors/"
+	f, err := os.Open(dir + "reports.jsonl")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	byLock := map[string][]promises.Report{}
+	for lines := json.NewDecoder(f); ; {
+		var r promises.Report
+		err := lines.Decode(&r)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		byLock[r.Lock] = append(byLock[r.Lock], r)
+	}
+	require.ElementsMatch(t, slices.Concat(others, ours), slices.Collect(maps.Keys(byLock)))
+
+	page := dir + "README.md"
+	region(t, page, "table: versions", versions(byLock))
+	region(t, page, "table: others", kept(t, byLock, others))
+	region(t, page, "table: ours", kept(t, byLock, ours))
+	region(t, page, "table: broken", broken(t, byLock))
+}
+
+func versions(byLock map[string][]promises.Report) string {
+	var b strings.Builder
+	b.WriteString("| lock | library | server | TTL | runs |\n| --- | --- | --- | --- | --- |\n")
+	for _, lock := range others {
+		runs := byLock[lock]
+		r := runs[0]
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d on %s |\n", lock, r.Module, strings.TrimPrefix(r.Server, lock+" on "), r.TTL, len(runs), r.Time.Format("2006-01-02"))
+	}
+	return b.String()
+}
+
+// verdicts are how often each verdict was given, and what the first run that broke the promise, or couldn't check it, says.
+func verdicts(runs []promises.Report, promise int) (n [3]int, why string) {
+	for _, r := range runs {
+		row := r.Rows[promise]
+		n[row.Verdict]++
+		if why == "" {
+			why = row.Why
+		}
+	}
+	return n, why
+}
+
+func kept(t *testing.T, byLock map[string][]promises.Report, locks []string) string {
+	t.Helper()
+	var b strings.Builder
+	fmt.Fprintf(&b, "| | %s |\n| --- |%s\n", strings.Join(locks, " | "), strings.Repeat(" --- |", len(locks)))
+	for i, p := range byLock[locks[0]][0].Rows {
+		fmt.Fprintf(&b, "| **%s**: %s |", p.Promise, p.Text)
+		for _, lock := range locks {
+			runs := byLock[lock]
+			require.Equal(t, p.Promise, runs[0].Rows[i].Promise, lock)
+			n, _ := verdicts(runs, i)
+			switch {
+			case n[promises.Broken] > 0:
+				fmt.Fprintf(&b, " **✕** %d of %d |", n[promises.Broken], len(runs))
+			case n[promises.Kept] == len(runs):
+				b.WriteString(" ✓ |")
+			case n[promises.Kept] > 0:
+				fmt.Fprintf(&b, " ✓ %d of %d |", n[promises.Kept], len(runs))
+			default:
+				b.WriteString(" – |")
+			}
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// key is a key's name in a report.
+var key = regexp.MustCompile(`promises-[0-9a-f-]{36}`)
+
+func broken(t *testing.T, byLock map[string][]promises.Report) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("| lock | breaks | what the first such run saw | promised? known? |\n| --- | --- | --- | --- |\n")
+	for _, lock := range slices.Concat(others, ours) {
+		noted := maps.Clone(notes[lock])
+		for i, row := range byLock[lock][0].Rows {
+			n, why := verdicts(byLock[lock], i)
+			if n[promises.Broken] == 0 {
+				continue
+			}
+			require.NotEmpty(t, noted[row.Promise], "%s breaks %s, and the page has no note on it: %s", lock, row.Promise, why)
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", lock, row.Promise, strings.ReplaceAll(key.ReplaceAllString(why, "k"), "|", "\\|"), noted[row.Promise])
+			delete(noted, row.Promise)
+		}
+		require.Empty(t, noted, "%s: notes on promises that it keeps", lock)
+	}
+	return b.String()
+}
