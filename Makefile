@@ -27,11 +27,11 @@ testbed = $(or $(FENCELAB_TESTBED),$(shell cat bin/testbed 2>/dev/null),auto)
 # Tests get a directory of their own for temporary files, which goes whatever becomes of them. The scenarios wait most of the
 # time; they come first, so that the other packages' tests have the cores meanwhile.
 .PHONY: test
-test: setup ## Set up, run the tests, and say what was played (PKG=./... RACE=off TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
-	@$(MAKE) --no-print-directory play
+test: setup ## Set up, run the tests, and say what ran (PKG=./... RACE=off TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
+	@$(MAKE) --no-print-directory run-tests
 
-.PHONY: play
-play:
+.PHONY: run-tests
+run-tests:
 	@echo "test: compiling and running $(PKG); servers: $(testbed)"
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
@@ -97,7 +97,7 @@ images: servers ## Build container images, for where no registry is reachable (a
 
 .PHONY: fleet
 fleet: ## Check what puts load from many hosts: manifests, dashboard and, where Docker answers, the compose profile
-	@echo "fleet: checking manifests and dashboard; playing the compose file takes Docker, Compose and images"
+	@echo "fleet: checking manifests and dashboard; running the compose file takes Docker, Compose and images"
 	@cd deploy/kubernetes && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count=1 -v $(TESTFLAGS) ./...
 
 .PHONY: clean

@@ -20,7 +20,7 @@ const DefaultTTL = 10 * time.Second
 type Options struct {
 	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required,
 	// at least 1 ms (nil Options have DefaultTTL). With fencing it is a choice about liveness alone. A lock that another
-	// holder hands over may last for less until its first renewal: with redislock, for Queue.Claim if that is shorter.
+	// holder hands over may last for less until its first renewal: with redislock, for Queue.HandoffTTL if that is shorter.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew

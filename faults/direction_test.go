@@ -133,7 +133,7 @@ func TestDirectionDelays(t *testing.T) {
 		after time.Duration
 		what  string
 	}
-	play := func(t *testing.T, healAfter time.Duration) (got []arrival) {
+	exchange := func(t *testing.T, healAfter time.Duration) (got []arrival) {
 		start := time.Now()
 		v, in, out := runPipe()
 		send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
@@ -171,13 +171,13 @@ func TestDirectionDelays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		require.Equal(t, []arrival{
 			{0, "before"}, {d, "a"}, {d, "b"}, {d + time.Second, "c"}, {time.Minute, "after"}, {time.Minute, "end"},
-		}, play(t, time.Minute))
+		}, exchange(t, time.Minute))
 	})
 	synctest.Test(t, func(t *testing.T) {
 		healed := d + time.Second/2
 		require.Equal(t, []arrival{
 			{0, "before"}, {d, "a"}, {d, "b"}, {healed, "c"}, {healed, "after"}, {healed, "end"},
-		}, play(t, healed))
+		}, exchange(t, healed))
 	})
 	synctest.Test(t, func(t *testing.T) {
 		v, in, out := runPipe()

@@ -19,7 +19,7 @@ type Lock interface {
 
 // Lease is what a scenario needs of a grant; a *dlock.Handle is one.
 type Lease interface {
-	Fence() uint64                     // the fencing token, from 1; 0 of a lock that has none, which is played with fencing off
+	Fence() uint64                     // the fencing token, from 1; 0 of a lock that has none, which runs with fencing off
 	TTL() time.Duration                // how long the lease lasts, from the grant
 	Until() time.Time                  // when it must be presumed lost unless it is renewed
 	Context() context.Context          // ends when it is, or must be presumed, lost

@@ -243,7 +243,7 @@ func TestOwnStore(t *testing.T) {
 			t.Parallel()
 			store := startMap(t, repeats{resource.NewMemory()}).store()
 			for f := range hazard(t, name).Expect {
-				playOnce(t, onredis.Service(sharedRedis(t)), store, hazard(t, name), f)
+				runOnce(t, onredis.Service(sharedRedis(t)), store, hazard(t, name), f)
 			}
 		})
 	}
@@ -256,7 +256,7 @@ func (r repeats) Write(ctx context.Context, key string, f resource.Fence, value 
 	return errors.Join(r.Memory.Write(ctx, key, f, value), r.Memory.Write(ctx, key, f, value))
 }
 
-// Without a store the resource keeps its records in memory: all is played but what kills it.
+// Without a store the resource keeps its records in memory: all hazards run but those that kill it.
 func TestWithoutStore(t *testing.T) {
 	o, err := playOver(t, nil, "PauseExceedsTTL", history.FencingOn)
 	require.NoError(t, err)
@@ -370,7 +370,7 @@ func TestOwnStoreCloses(t *testing.T) {
 	require.Equal(t, history.Safe, o.Verdict)
 }
 
-// What can't be played over a store is no failure, and what is wrong is told in words of use to its author.
+// What can't run over a store is no failure, and what is wrong is told in words of use to its author.
 func TestOwnStoreRefuses(t *testing.T) {
 	t.Parallel()
 	server := startMap(t, resource.NewMemory())
@@ -584,7 +584,7 @@ func (l ownLease) Release(ctx context.Context) error {
 }
 
 // A lock without tokens is shown for what it is: with fencing off it goes wrong as others do, and with fencing on there is
-// nothing to play.
+// nothing to run.
 func TestLockWithoutTokens(t *testing.T) {
 	t.Parallel()
 	sharedRedis(t)

@@ -61,7 +61,7 @@ type message struct {
 	Unsupported bool   `json:",omitempty"` // and nothing is wrong with it
 }
 
-// Child plays the role of a worker or of the resource if this process was started as one, and then doesn't return.
+// Child is a worker or the resource if this process was started as one, and then doesn't return.
 // Call it first in main or TestMain, with the function that opens the lock under test.
 func Child(open Open) { ChildWithStore(open, nil) }
 

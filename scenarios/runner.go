@@ -133,7 +133,7 @@ func (r *run) guarded(ctx context.Context) (err error) {
 		close(cleaned)
 		err = errors.Join(err, unguard())
 	}()
-	err = r.play(ctx)
+	err = r.carryOut(ctx)
 	if r.Service.Forget != nil {
 		forget, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgetTimeout)
 		defer cancel()
@@ -164,7 +164,7 @@ type begun struct {
 	heals heals     // none of a server's, which its Service undoes
 }
 
-func (r *run) play(ctx context.Context) (err error) {
+func (r *run) carryOut(ctx context.Context) (err error) {
 	r.dir, err = testbed.MkdirTemp("scenario")
 	if err != nil {
 		return err

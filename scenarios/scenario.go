@@ -3,7 +3,7 @@
 // A [Scenario] is a schedule of steps for worker processes that do a read-modify-write of a ledger under a lock.
 // A worker stops at named checkpoints and goes on when told, so that faults are placed by happens-before: "A has read"
 // comes before "A is frozen" comes before "B has the lock", run after run. Expiry is observed, as the next worker's grant, and
-// not slept through. A [Runner] plays a scenario, records its history, and package history judges it.
+// not slept through. A [Runner] runs a scenario, records its history, and package history judges it.
 //
 // The workers and the resource are processes of their own: the running binary, started again. A test binary or a main
 // hands over to them by calling [Child] first, or [ChildWithStore].

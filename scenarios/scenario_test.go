@@ -17,13 +17,13 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Each hazard is played by a test of its name, and has a trace for each verdict; -update leaves the rest of its file alone.
+// Each hazard is run by a test of its name, and has a trace for each verdict; -update leaves the rest of its file alone.
 func TestHazards(t *testing.T) {
 	source, err := os.ReadFile("scenarios_test.go")
 	require.NoError(t, err)
-	var played, names []string
-	for _, m := range regexp.MustCompile(`(?m)^func Test(\w+)\(t \*testing\.T\) +\{ play\(t\) \}$`).FindAllSubmatch(source, -1) {
-		played = append(played, string(m[1]))
+	var ran, names []string
+	for _, m := range regexp.MustCompile(`(?m)^func Test(\w+)\(t \*testing\.T\) +\{ runHazard\(t\) \}$`).FindAllSubmatch(source, -1) {
+		ran = append(ran, string(m[1]))
 	}
 	for _, s := range scenarios.Hazards() {
 		names = append(names, s.Name)
@@ -36,7 +36,7 @@ func TestHazards(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(text), string(txtar.Format(txtar.Parse(text))))
 	}
-	require.Equal(t, names, played, "the hazards and the tests that play them")
+	require.Equal(t, names, ran, "the hazards and the tests that run them")
 	require.True(t, slices.IsSorted(names))
 	_, ok := scenarios.Hazard("TheSkyFalls")
 	require.False(t, ok)
@@ -175,7 +175,7 @@ func TestParse(t *testing.T) {
 		require.ErrorContains(t, err, want, text)
 		require.ErrorContains(t, err, "scenarios: Test", text)
 		o, err := new(scenarios.Runner).Run(t.Context(), s, history.FencingOn)
-		require.Error(t, err, "a bad scenario is not played: %s", text)
+		require.Error(t, err, "a bad scenario does not run: %s", text)
 		require.Empty(t, o.Events)
 		require.Equal(t, history.Inconclusive, o.Verdict)
 	}

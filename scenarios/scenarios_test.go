@@ -79,41 +79,41 @@ func parallel() {
 }
 
 // What each hazard is, and what must come of it, is in hazards/NAME.txt.
-func TestEtcdSnapshotRestore(t *testing.T)            { play(t) }
-func TestEtcdSnapshotRestoreBumped(t *testing.T)      { play(t) }
-func TestFailoverOvertakesToken(t *testing.T)         { play(t) }
-func TestFailoverReissuesToken(t *testing.T)          { play(t) }
-func TestFenceCounterEvicted(t *testing.T)            { play(t) }
-func TestFenceCounterFlushed(t *testing.T)            { play(t) }
-func TestFenceCounterWiped(t *testing.T)              { play(t) }
-func TestHolderKilled(t *testing.T)                   { play(t) }
-func TestHolderPartitioned(t *testing.T)              { play(t) }
-func TestLateWriteBeforeSuccessorWrites(t *testing.T) { play(t) }
-func TestLeaderFrozen(t *testing.T)                   { play(t) }
-func TestLeaderIsolated(t *testing.T)                 { play(t) }
-func TestLeaderKilled(t *testing.T)                   { play(t) }
-func TestPauseAtWrite(t *testing.T)                   { play(t) }
-func TestPauseExceedsTTL(t *testing.T)                { play(t) }
-func TestRedlockClockJump(t *testing.T)               { play(t) }
-func TestRedlockCountersNotMonotonic(t *testing.T)    { play(t) }
-func TestRedlockNodeRestart(t *testing.T)             { play(t) }
-func TestRedlockNodeRestartOvertakes(t *testing.T)    { play(t) }
-func TestRedlockPartition(t *testing.T)               { play(t) }
-func TestRedlockTokensMonotonic(t *testing.T)         { play(t) }
-func TestReleaseCompareAndDelete(t *testing.T)        { play(t) }
-func TestReleaseGetThenDel(t *testing.T)              { play(t) }
-func TestResourceCrash(t *testing.T)                  { play(t) }
-func TestSecondResourceUntouched(t *testing.T)        { play(t) }
-func TestTwoResources(t *testing.T)                   { play(t) }
-func TestWedgedHolder(t *testing.T)                   { play(t) }
-func TestWorkExceedsTTL(t *testing.T)                 { play(t) }
-func TestWriteDelayedInNetwork(t *testing.T)          { play(t) }
-func TestZooKeeperSequenceResets(t *testing.T)        { play(t) }
+func TestEtcdSnapshotRestore(t *testing.T)            { runHazard(t) }
+func TestEtcdSnapshotRestoreBumped(t *testing.T)      { runHazard(t) }
+func TestFailoverOvertakesToken(t *testing.T)         { runHazard(t) }
+func TestFailoverReissuesToken(t *testing.T)          { runHazard(t) }
+func TestFenceCounterEvicted(t *testing.T)            { runHazard(t) }
+func TestFenceCounterFlushed(t *testing.T)            { runHazard(t) }
+func TestFenceCounterWiped(t *testing.T)              { runHazard(t) }
+func TestHolderKilled(t *testing.T)                   { runHazard(t) }
+func TestHolderPartitioned(t *testing.T)              { runHazard(t) }
+func TestLateWriteBeforeSuccessorWrites(t *testing.T) { runHazard(t) }
+func TestLeaderFrozen(t *testing.T)                   { runHazard(t) }
+func TestLeaderIsolated(t *testing.T)                 { runHazard(t) }
+func TestLeaderKilled(t *testing.T)                   { runHazard(t) }
+func TestPauseAtWrite(t *testing.T)                   { runHazard(t) }
+func TestPauseExceedsTTL(t *testing.T)                { runHazard(t) }
+func TestRedlockClockJump(t *testing.T)               { runHazard(t) }
+func TestRedlockCountersNotMonotonic(t *testing.T)    { runHazard(t) }
+func TestRedlockNodeRestart(t *testing.T)             { runHazard(t) }
+func TestRedlockNodeRestartOvertakes(t *testing.T)    { runHazard(t) }
+func TestRedlockPartition(t *testing.T)               { runHazard(t) }
+func TestRedlockTokensMonotonic(t *testing.T)         { runHazard(t) }
+func TestReleaseCompareAndDelete(t *testing.T)        { runHazard(t) }
+func TestReleaseGetThenDel(t *testing.T)              { runHazard(t) }
+func TestResourceCrash(t *testing.T)                  { runHazard(t) }
+func TestSecondResourceUntouched(t *testing.T)        { runHazard(t) }
+func TestTwoResources(t *testing.T)                   { runHazard(t) }
+func TestWedgedHolder(t *testing.T)                   { runHazard(t) }
+func TestWorkExceedsTTL(t *testing.T)                 { runHazard(t) }
+func TestWriteDelayedInNetwork(t *testing.T)          { runHazard(t) }
+func TestZooKeeperSequenceResets(t *testing.T)        { runHazard(t) }
 
-// play runs the hazard that the test is named after on every lock that has it, in each fencing mode, and compares verdict and
-// trace with those in its file. A hazard that has a trace of workers that write straight to a store is played over every store,
+// runHazard runs the hazard that the test is named after on every lock that has it, in each fencing mode, and compares verdict and
+// trace with those in its file. A hazard that has a trace of workers that write straight to a store runs over every store,
 // too.
-func play(t *testing.T) {
+func runHazard(t *testing.T) {
 	t.Helper()
 	s, ok := scenarios.Hazard(strings.TrimPrefix(t.Name(), "Test"))
 	require.True(t, ok, "no hazard is named like the test")
@@ -139,7 +139,7 @@ func play(t *testing.T) {
 	}
 	for _, lock := range locksOf(s) {
 		if wantsStore(stores.HTTP) {
-			inEachMode(lock, func(t *testing.T, f history.Fencing) { playOnce(t, serversFor(t, lock, s).On(), onredis.Bolt, s, f) })
+			inEachMode(lock, func(t *testing.T, f history.Fencing) { runOnce(t, serversFor(t, lock, s).On(), onredis.Bolt, s, f) })
 		}
 	}
 	// The store doesn't know who has made its tokens, so one lock will do: redis, or that of -backend.
@@ -150,7 +150,7 @@ func play(t *testing.T) {
 	for _, store := range stores.Names() {
 		if overStores && store != stores.HTTP && wantsStore(store) {
 			inEachMode(lock+"+"+store, func(t *testing.T, f history.Fencing) {
-				playOnce(t, sharedServers(t, lock).On(), open.OnServer(store, storeServer(t, store)), s, f)
+				runOnce(t, sharedServers(t, lock).On(), open.OnServer(store, storeServer(t, store)), s, f)
 			})
 		}
 	}
@@ -162,9 +162,9 @@ const stepTimeout = 2 * time.Minute
 // fencings are the fencing modes, in the order of what they protect.
 var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// playOnce runs a scenario once, over the HTTP resource or a store. The trace is the same for every lock and every resource. Only
+// runOnce runs a scenario once, over the HTTP resource or a store. The trace is the same for every lock and every resource. Only
 // a store's clients that know nothing of fencing have one of their own: they send no tokens, where those of the HTTP resource do.
-func playOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s scenarios.Scenario, f history.Fencing) {
+func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s scenarios.Scenario, f history.Fencing) {
 	t.Helper()
 	again, direct := command(t.Name()), store != onredis.Bolt
 	r := scenarios.Runner{Service: svc, Store: store, TTL: *ttl, Pause: *pause, StepTimeout: stepTimeout}

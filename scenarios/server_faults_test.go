@@ -31,7 +31,7 @@ func TestFailoverIsForGood(t *testing.T) {
 	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "resume", Target: "redis"}), "there is nothing that resume would end")
 }
 
-// One service is played on several times, and each run's leader is another: the one before has been killed.
+// One service is used by several runs, and each run's leader is another: the one before has been killed.
 func TestLeaderOfEachRun(t *testing.T) {
 	t.Parallel()
 	s := hazard(t, "LeaderKilled")
@@ -119,7 +119,7 @@ func TestExternalIsLeftAlone(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		require.Contains(t, string(out), "not applicable to external servers")
-		require.NotRegexp(t, `--- PASS: \S+/(off|writes|on) `, string(out), "it was played")
+		require.NotRegexp(t, `--- PASS: \S+/(off|writes|on) `, string(out), "it ran")
 		untouched(t, string(out))
 	})
 }

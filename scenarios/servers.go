@@ -78,7 +78,7 @@ func (f *faulty) step(ctx context.Context, st Step) error {
 	return nil
 }
 
-// findLeader asks who leads, for each fault again: the service may be played on several times. What undoes a fault is done to
+// findLeader asks who leads, for each fault again: the service may be used by several runs. What undoes a fault is done to
 // the server that was hit.
 func (f *faulty) findLeader(ctx context.Context, st Step) error {
 	switch {

@@ -105,7 +105,7 @@ var shared struct {
 	servers map[string]open.Servers
 }
 
-// serversFor are servers of a lock on which s can be played: of the test's own, if s breaks them.
+// serversFor are servers of a lock on which s can run: of the test's own, if s breaks them.
 func serversFor(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
 	if s.Faulty() {

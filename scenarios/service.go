@@ -25,7 +25,7 @@ type Service struct {
 	MinSession time.Duration
 	// NoRenew says that the lock doesn't renew leases, so that hazards that end its renewals show nothing.
 	NoRenew bool
-	// NoTokens says that the lock has no fencing tokens, so that there is nothing to play with fencing on.
+	// NoTokens says that the lock has no fencing tokens, so that there is nothing to run with fencing on.
 	NoTokens bool
 	// Env are variables that workers get beside those of this process: "GORACE=exitcode=0", say.
 	Env []string

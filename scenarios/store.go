@@ -42,7 +42,7 @@ type Store struct {
 }
 
 // OpenStore opens a store, which should keep the rules of [resource.Store]: package storetest says which it breaks, where a
-// scenario only shows what comes of it. To be played with fencing off it must be a [resource.Overwriter]. The caller closes what
+// scenario only shows what comes of it. To run with fencing off it must be a [resource.Overwriter]. The caller closes what
 // it returns, and uses it after ctx has ended, which bounds the opening alone. It must not time out a call before the schedule
 // lets it go on: a write may be held up for longer than a lease lasts.
 //
@@ -67,7 +67,7 @@ type StoreSpec struct {
 	Held bool
 }
 
-// check returns an error if sc can't be played over s. One that matches [errors.ErrUnsupported] says that nothing is wrong
+// check returns an error if sc can't run over s. One that matches [errors.ErrUnsupported] says that nothing is wrong
 // with either.
 func (s *Store) check(sc *Scenario) error {
 	if s != memory && (s.Open == nil || s.Name == "") {

@@ -13,16 +13,16 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Summary says what became of the data in the hazards that were played on one lock: a sentence, a table, and what was not
-// played and why. The zero Summary is empty. Add may be called concurrently.
+// Summary says what became of the data in the hazards that ran on one lock: a sentence, a table, and what did not
+// run and why. The zero Summary is empty. Add may be called concurrently.
 type Summary struct {
 	mu   sync.Mutex
 	said map[string]map[history.Fencing]string // by hazard
-	why  map[string]string                     // it couldn't be played in one of its modes
+	why  map[string]string                     // it couldn't run in one of its modes
 }
 
-// notPlayed stands in the table for a mode in which a hazard isn't played.
-const notPlayed = "-"
+// notRun stands in the table for a mode in which a hazard doesn't run.
+const notRun = "-"
 
 // Add adds what [Runner.Run] has returned.
 func (s *Summary) Add(sc Scenario, f history.Fencing, o *Outcome, err error) {
@@ -39,7 +39,7 @@ func (s *Summary) Add(sc Scenario, f history.Fencing, o *Outcome, err error) {
 		s.why[sc.Name] = strings.ReplaceAll(err.Error(), "\n", "; ")
 		says = "failed"
 		if errors.Is(err, errors.ErrUnsupported) {
-			says = notPlayed
+			says = notRun
 		}
 	}
 	s.said[sc.Name][f] = says
@@ -67,7 +67,7 @@ func (s *Summary) String() string {
 	for _, c := range columns {
 		violated, judged := 0, 0
 		for i, name := range rows {
-			says := cmp.Or(s.said[name][c.fencing], notPlayed)
+			says := cmp.Or(s.said[name][c.fencing], notRun)
 			lines[1+i] += "\t" + says
 			if says == history.Violated.String() {
 				violated++

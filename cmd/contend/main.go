@@ -47,9 +47,9 @@ program put under every wait. "baton" is the only element of a list, taken with 
 and given back with RPUSH: a FIFO queue without owner, lease and token, and so the most
 that a queue of go-redis clients can be expected to do on a hot key.
 
-With -experiment it plays the list of runs in DIR/config.json, on servers that it
+With -experiment it runs the list of runs in DIR/config.json, on servers that it
 starts, and writes a line for each to DIR/data.jsonl: when all are done, and until then
-to data.jsonl.partial, which stays if the experiment ends before. -sweep NAME plays some of
+to data.jsonl.partial, which stays if the experiment ends before. -sweep NAME runs some of
 them, and leaves the others' lines as they are.
 
 Processes on several hosts contend with each other if they have the same -prefix.
@@ -115,7 +115,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		"their results are added up, and the other flags but -o don't count")
 	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
 	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -sweep, -testbed and -seed, which is in place of the file's, don't count")
-	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to play; the lines of the others' runs stay, and all must be there;\n"+
+	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to run; the lines of the others' runs stay, and all must be there;\n"+
 		"empty: all sweeps")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
@@ -140,7 +140,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			}
 		})
 		defer outlive()()
-		return bench.Play(ctx, *experiment, *sweep, from, seed, os.Stderr)
+		return bench.Run(ctx, *experiment, *sweep, from, seed, os.Stderr)
 	}
 
 	if *logs != "" {

@@ -284,7 +284,7 @@ func children(t *testing.T) (pids []int) {
 }
 
 // TestExperimentInterrupted: neither processes nor servers outlive an experiment that is interrupted, and what was there of
-// an earlier one does, and what it has played itself.
+// an earlier one does, and what it has run itself.
 func TestExperimentInterrupted(t *testing.T) {
 	testbed.Need(t, redisServer.Real()) // the experiment starts one itself
 	dir := t.TempDir()
@@ -306,7 +306,7 @@ func TestExperimentInterrupted(t *testing.T) {
 		}
 	}
 	require.NoError(t, said.Err())
-	played := func() {
+	served := func() {
 		t.Helper()
 		b, err := os.ReadFile(file + ".partial")
 		require.NoError(t, err)
@@ -314,7 +314,7 @@ func TestExperimentInterrupted(t *testing.T) {
 		require.NoError(t, json.Unmarshal(b, &r), "a line, and no more")
 		require.Equal(t, "short", r.Config.Name)
 	}
-	played() // by now: a killed process couldn't write it later
+	served() // by now: a killed process couldn't write it later
 	require.NotEmpty(t, marked(t, mark))
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	var last string
@@ -322,12 +322,12 @@ func TestExperimentInterrupted(t *testing.T) {
 		last = said.Text()
 	}
 	require.Error(t, cmd.Wait())
-	require.Regexp(t, `data\.jsonl is as it was, and .*data\.jsonl\.partial has what was played: run 2 of 2`, last)
+	require.Regexp(t, `data\.jsonl is as it was, and .*data\.jsonl\.partial has what was run: run 2 of 2`, last)
 	require.Eventually(t, func() bool { return len(marked(t, mark)) == 0 }, time.Minute, time.Millisecond) // the kernel may still be at it
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, "earlier", string(b))
-	played()
+	served()
 }
 
 // marked are the processes that have something in their environment.
@@ -430,7 +430,7 @@ func TestExperiment(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "data.jsonl.partial"))
 }
 
-// TestSweep: the runs of a sweep are played, and the others' lines stay.
+// TestSweep: the runs of a sweep are run, and the others' lines stay.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{
@@ -460,7 +460,7 @@ func TestSweep(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		old := []string{line(load.Config{Name: name, Backend: "gone"})} // which config.json had before
 		for _, c := range slices.Backward(configs) {
-			if c.Name != name || c.Round == 1 { // one round was never played
+			if c.Name != name || c.Round == 1 { // one round was never run
 				old = append(old, line(c))
 			}
 		}
@@ -480,7 +480,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSweepRefuses: what would leave the data without some runs, or with others, is known before anything is played.
+// TestSweepRefuses: what would leave the data without some runs, or with others, is known before anything is run.
 func TestSweepRefuses(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{

@@ -26,7 +26,7 @@ import (
 var command = cli.Command{
 	Name: "demo",
 	About: `
-Plays one hazard with fencing off and with fencing on, on a real lock server and
+Runs one hazard with fencing off and with fencing on, on a real lock server and
 with real processes, prints what happened side by side, and draws it to scale.
 
 Redis comes from a container where a Docker engine answers, else from a local
@@ -46,7 +46,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	out := &printer{w: stdout}
 	defer func() { err = errors.Join(err, out.err) }()
 	var fs flag.FlagSet
-	name := fs.String("scenario", "PauseExceedsTTL", "the `hazard` to play: "+strings.Join(names(), ", "))
+	name := fs.String("scenario", "PauseExceedsTTL", "the `hazard` to run: "+strings.Join(names(), ", "))
 	ttl := fs.Duration("ttl", 2*time.Second, "the lease of the worker that the fault hits")
 	pause := fs.Duration("pause", 5*time.Second, "how long the freeze, or the delay in the network, lasts at least; 0: until the successor has got in")
 	provider := cli.Choice(&fs, "testbed", "where Redis comes from",

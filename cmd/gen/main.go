@@ -34,7 +34,7 @@ lease that has ended meanwhile is granted again, with the next token.
 While it works it tells what the server says: memory, keys and expiry, and how long a
 ping takes meanwhile.
 
-With -experiment it plays the experiment that DIRECTORY/config.json describes, on servers
+With -experiment it runs the experiment that DIRECTORY/config.json describes, on servers
 that it starts and ends itself, and writes DIRECTORY/data.jsonl.`,
 	Examples: `
   gen -keys 100000 -ttl 10s                     # into Redis on its usual port
@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	fs.DurationVar(&g.set.TTL, "ttl", time.Hour, "how long each lease lasts")
 	fs.IntVar(&g.workers, "contenders", 512, "requests under way at a time; to Redis they share pipelines")
 	fs.DurationVar(&g.every, "every", time.Second, "time between samples of the server")
-	experiment := fs.String("experiment", "", "the `directory` of an experiment to play, instead of all of the above")
+	experiment := fs.String("experiment", "", "the `directory` of an experiment to run, instead of all of the above")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}

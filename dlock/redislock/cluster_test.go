@@ -191,7 +191,7 @@ func TestSlotMoves(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
 		var refused refusals
 		c.AddHook(&refused)
-		return newBackend(t, c, &redislock.Options{Mode: mode, Queue: redislock.Queue{Claim: time.Minute}}), &refused.Int64
+		return newBackend(t, c, &redislock.Options{Mode: mode, Queue: redislock.Queue{HandoffTTL: time.Minute}}), &refused.Int64
 	}
 	a, _ := open(redislock.ModeQueue)
 	held := func(t *testing.T) *queue {

@@ -228,12 +228,12 @@ func (w *waiting) waits() {
 	}
 }
 
-// costsAClaim has the lock handed to a dead waiter; w is granted it soon after.
-func (w *waiting) costsAClaim() {
+// costsAHandoff has the lock handed to a dead waiter; w is granted it soon after.
+func (w *waiting) costsAHandoff() {
 	w.q.Helper()
 	cost := w.wins(3, w.q.release()) // the second token was lost to a dead waiter
-	require.GreaterOrEqual(w.q, cost, claim)
-	require.LessOrEqual(w.q, cost, claim+grace+200*time.Millisecond)
+	require.GreaterOrEqual(w.q, cost, handoff)
+	require.LessOrEqual(w.q, cost, handoff+grace+200*time.Millisecond)
 }
 
 // listener returns a Backend over a link that disturbs its subscription alone.

@@ -27,15 +27,15 @@ import (
 //
 //   - A waiter's process dies, or its connection breaks: nothing. Nobody subscribes there, and the script goes on to the
 //     next. In a Cluster a server can't tell, and the next case applies.
-//   - Waiters are frozen or cut off, and still seem to subscribe. The first is granted the lock, for Claim. Whoever polls
+//   - Waiters are frozen or cut off, and still seem to subscribe. The first is granted the lock, for HandoffTTL. Whoever polls
 //     then calls the roll: the waiters of processes that don't poll within 300 ms are removed. However many they are,
-//     together they cost one Claim. One that was removed joins again, at the end.
+//     together they cost one HandoffTTL. One that was removed joins again, at the end.
 //   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is. One that becomes
-//     first by a hand-over isn't told before the next renewal, so all poll: at random after half a Claim to a Claim, or, if
+//     first by a hand-over isn't told before the next renewal, so all poll: at random after half a HandoffTTL to a HandoffTTL, or, if
 //     they are many, 200 times a second together, up to every 30 s each.
 //   - The notification is lost with its connection. Over the next connection every waiter polls. A connection on which
 //     nothing is heard is pinged after 2 s and replaced 2 s later; so is one that leads to another server than that which
-//     runs the scripts, as after a failover. The bus of a Cluster may lose a message: up to a Claim.
+//     runs the scripts, as after a failover. The bus of a Cluster may lose a message: up to a HandoffTTL.
 //   - Waiters give up. They leave the queue, a thousand with one script, which is retried until the server serves; what they
 //     were granted meanwhile is handed on.
 //   - A request arrives after its sender has gone. What the orphaned waiter is granted its process hands on, but for a lock
@@ -44,15 +44,15 @@ import (
 //   - Redis restarts. Waiters retry for up to their TTL; the queue is as durable as the locks.
 //   - Everybody dies. The list expires two minutes after the last poll.
 //
-// The lease of a lock that is handed over counts from its waiter's last poll. If that is more than half a Claim ago, the
+// The lease of a lock that is handed over counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the
 // waiter polls first, and the lease starts again; so a waiter that was frozen detects whether the lock is still its own.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
-	// Claim is the handoff TTL: that of a lock that is handed over, until its first renewal. It is 10 s by default, as
+	// HandoffTTL is the TTL of a lock that is handed over, until its first renewal. It is 10 s by default, as
 	// [dlock.DefaultTTL], and never longer than the TTL. So a stall of Redis ends a handed-over lease no sooner than another;
-	// a shorter Claim gives that up, and has the others wait less for a dead waiter. It should be many times a round trip.
-	Claim time.Duration
+	// a shorter one gives that up, and has the others wait less for a dead waiter. It should be many times a round trip.
+	HandoffTTL time.Duration
 }
 
 const (
@@ -64,7 +64,7 @@ const (
 )
 
 // handoff is for how long a grant to a waiter lasts until it is renewed.
-func (b *Backend) handoff(ttl time.Duration) time.Duration { return min(b.o.Queue.Claim, ttl) }
+func (b *Backend) handoff(ttl time.Duration) time.Duration { return min(b.o.Queue.HandoffTTL, ttl) }
 
 // entryPrefix is a waiter's entry in the queue up to its owner: its handoff TTL in ms, and the channel to notify it.
 func (b *Backend) entryPrefix(ttl time.Duration) string {
@@ -160,7 +160,7 @@ func (b *Backend) pause(a answer) time.Duration {
 	if a.position == 1 && a.left >= 0 {
 		return until(a.left)
 	}
-	d := min(max(b.o.Queue.Claim, time.Duration(a.length)*time.Second/pollRate), longestPause)
+	d := min(max(b.o.Queue.HandoffTTL, time.Duration(a.length)*time.Second/pollRate), longestPause)
 	d = d/2 + rand.N(d/2+1)
 	if a.left >= 0 { // many don't all poll when the lease ends
 		d = min(d, until(a.left)+rand.N(time.Duration(a.length)*time.Millisecond))

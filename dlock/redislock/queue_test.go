@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	claim   = time.Second            // of Backends on a virtual server
+	handoff = time.Second            // of Backends on a virtual server
 	grace   = 300 * time.Millisecond // that a process has to answer a roll call
 	longest = 30 * time.Second       // for which a waiter doesn't poll
 )
@@ -72,8 +72,8 @@ func TestDeadWaiterSkipped(t *testing.T) {
 	})
 }
 
-// Waiters that subscribe and don't stir cost one Claim and a roll call, however many they are, of however many processes.
-func TestFrozenWaitersCostAClaim(t *testing.T) {
+// Waiters that subscribe and don't stir cost one HandoffTTL and a roll call, however many they are, of however many processes.
+func TestFrozenWaitersCostAHandoff(t *testing.T) {
 	for _, c := range []struct{ frozen, processes int }{{1, 1}, {3, 1}, {3, 3}, {60, 1}, {60, 60}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			virtually(t, func(q *queue) {
@@ -91,7 +91,7 @@ func TestFrozenWaitersCostAClaim(t *testing.T) {
 				}()
 				w := q.line(1)[0]
 				time.Sleep(10 * time.Minute)
-				w.costsAClaim()
+				w.costsAHandoff()
 			})
 		})
 	}
@@ -114,7 +114,7 @@ func TestDeadWaitersInACluster(t *testing.T) {
 		w := q.join(cluster(), "first")
 		dead()
 		next := q.join(cluster(), "next")
-		w.costsAClaim()
+		w.costsAHandoff()
 		began := time.Now()
 		w.release()
 		require.Zero(q, next.wins(4, began), "the wait for the dead behind the first")
@@ -296,11 +296,11 @@ func TestCounterBreaksWhileTheyWait(t *testing.T) {
 	})
 }
 
-// Waiters poll once per Claim or so, and many no more often together than 200 times a second.
+// Waiters poll once per HandoffTTL or so, and many no more often together than 200 times a second.
 func TestWaitersHardlyPoll(t *testing.T) {
 	const waiters = 60
 	for _, l := range []struct {
-		claim       time.Duration
+		handoff     time.Duration
 		least, most int // in a second
 		seconds     int
 	}{
@@ -308,7 +308,7 @@ func TestWaitersHardlyPoll(t *testing.T) {
 		{10 * time.Millisecond, 200 * 9 / 10, 200 * 2, 5},
 	} {
 		virtually(t, func(q *queue) {
-			q.s.claim = l.claim
+			q.s.handoff = l.handoff
 			polled := 0
 			var counts []func() int
 			for i := range waiters {
@@ -368,7 +368,7 @@ func TestNotificationOlderThanTheLastAnswer(t *testing.T) {
 	virtually(t, func(q *queue) {
 		w := q.line(1)[0]
 		q.publish("held 0 " + w.owner) // it polls, and learns that the lock is still held
-		time.Sleep(claim / 4)
+		time.Sleep(handoff / 4)
 		q.publish("granted 1 " + w.owner + " " + q.lock())
 		synctest.Wait()
 		w.waits()
@@ -390,7 +390,7 @@ func TestNotificationAfterTheAnswer(t *testing.T) {
 			require.NoError(q, q.c.Set(q.Context(), "fence:{"+q.key+"}", c.token, 0).Err())
 			require.NoError(q, q.c.Del(q.Context(), q.list(), q.lock()).Err())
 			if c.granted {
-				require.NoError(q, q.c.Set(q.Context(), q.lock(), w.owner, claim).Err())
+				require.NoError(q, q.c.Set(q.Context(), q.lock(), w.owner, handoff).Err())
 			} else {
 				require.NoError(q, q.c.Decr(q.Context(), "fence:{"+q.key+"}").Err())
 			}
@@ -476,7 +476,7 @@ func TestSilentConnection(t *testing.T) {
 	} {
 		t.Run(l.name, func(t *testing.T) {
 			virtually(t, func(q *queue) {
-				q.s.claim = time.Minute // so that it doesn't poll
+				q.s.handoff = time.Minute // so that it doesn't poll
 				h := &hooks{}
 				b := q.s.hooked(q.T, h)
 				token := uint64(2)
@@ -506,7 +506,7 @@ func TestSilentConnection(t *testing.T) {
 // However long a message is under way, it is read to its end.
 func TestSlowMessage(t *testing.T) {
 	virtually(t, func(q *queue) {
-		q.s.claim = time.Minute
+		q.s.handoff = time.Minute
 		var slow atomic.Bool
 		h := &hooks{}
 		h.read = func(c *hooked, b []byte) (int, error) {
@@ -533,7 +533,7 @@ func TestSlowMessage(t *testing.T) {
 
 // A lease that was handed over counts from its waiter's last poll, and from a new one if that is long ago.
 func TestStartOfAHandedOverLease(t *testing.T) {
-	for _, waited := range []time.Duration{0, claim / 2, claim/2 + 1, claim - 1, claim, 2 * claim} {
+	for _, waited := range []time.Duration{0, handoff / 2, handoff/2 + 1, handoff - 1, handoff, 2 * handoff} {
 		virtually(t, func(q *queue) {
 			slow, link := q.listener()
 			polled := time.Now()
@@ -545,9 +545,9 @@ func TestStartOfAHandedOverLease(t *testing.T) {
 			deliver()
 			got := w.granted()
 			require.Equal(q, time.Hour, got.TTL)
-			if waited <= claim/2 {
+			if waited <= handoff/2 {
 				require.Equal(q, polled, got.Start)
-				require.Equal(q, claim, got.Provisional)
+				require.Equal(q, handoff, got.Provisional)
 			} else {
 				require.Zero(q, got.Provisional)
 				require.WithinRange(q, got.Start, polled.Add(waited).Add(-longest), w.at)
@@ -564,10 +564,10 @@ func TestHandedOverLockLasts(t *testing.T) {
 		h := q.handedOver(q.backend(), &dlock.Options{TTL: time.Minute})
 		ttl := func() time.Duration { return q.c.PTTL(q.Context(), q.lock()).Val() }
 		require.Equal(q, time.Minute, h.TTL())
-		require.LessOrEqual(q, ttl(), claim)
-		time.Sleep(claim / 2)
+		require.LessOrEqual(q, ttl(), handoff)
+		time.Sleep(handoff / 2)
 		synctest.Wait() // the renewal is due at this very time
-		require.Greater(q, ttl(), 59*time.Second, "half a Claim after the hand-over")
+		require.Greater(q, ttl(), 59*time.Second, "half a HandoffTTL after the hand-over")
 		time.Sleep(30 * time.Second)
 		require.NoError(q, h.Context().Err())
 		require.NoError(q, h.Release(q.Context()))
@@ -637,7 +637,7 @@ func TestOrphanedWaiter(t *testing.T) {
 		w := q.line(1)[0]
 		q.release()
 		// orphan, b, w: the orphan's lock goes to b, which takes it, and is not left for who polls first.
-		require.Eventually(q, func() bool { return q.owner() == "b" }, q.s.claim/3, time.Millisecond)
+		require.Eventually(q, func() bool { return q.owner() == "b" }, q.s.handoff/3, time.Millisecond)
 		require.NoError(q, b.Release(q.Context(), dlock.Grant{Key: q.key, Owner: "b", TTL: time.Hour}))
 		w.wins(4, q.g.Start)
 	})

@@ -102,14 +102,14 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	o.Spin.Min = cmp.Or(o.Spin.Min, 2*time.Millisecond)
 	o.Spin.Max = cmp.Or(o.Spin.Max, max(o.Spin.Min, 100*time.Millisecond))
 	o.Queue.Max = cmp.Or(o.Queue.Max, 10_000)
-	o.Queue.Claim = cmp.Or(o.Queue.Claim, dlock.DefaultTTL)
+	o.Queue.HandoffTTL = cmp.Or(o.Queue.HandoffTTL, dlock.DefaultTTL)
 	switch q := o.Queue; {
 	case o.Mode != ModeQueue && o.Mode != ModeSpin:
 		return nil, invalid("Mode %d; want ModeQueue or ModeSpin", o.Mode)
 	case o.Mode == ModeQueue && redisscript.IsRing(client):
 		return nil, invalid("a redis.Ring subscribes on one of its servers, not on each key's; set Mode to ModeSpin")
-	case q.Max < 1 || q.Claim < time.Millisecond || q.Claim%time.Millisecond != 0:
-		return nil, invalid("Queue{Max: %d, Claim: %v}; Max must be positive and Claim a whole number of milliseconds", q.Max, q.Claim)
+	case q.Max < 1 || q.HandoffTTL < time.Millisecond || q.HandoffTTL%time.Millisecond != 0:
+		return nil, invalid("Queue{Max: %d, HandoffTTL: %v}; Max must be positive and HandoffTTL a whole number of milliseconds", q.Max, q.HandoffTTL)
 	case o.Spin.Min <= 0 || o.Spin.Max < o.Spin.Min:
 		return nil, invalid("Spin{Min: %v, Max: %v}; Min must be positive and Max at least Min", o.Spin.Min, o.Spin.Max)
 	case strings.ContainsAny(o.Prefix, "{}"):

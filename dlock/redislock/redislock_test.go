@@ -41,9 +41,9 @@ const patience = 30 * time.Second
 
 // redisServer is a Redis, real or not.
 type redisServer struct {
-	dial  dlocktest.DialFunc // whatever the address
-	opts  redis.Options      // what it takes to log in
-	claim time.Duration      // Queue.Claim: long where a machine that stalls must not cost a waiter its turn
+	dial    dlocktest.DialFunc // whatever the address
+	opts    redis.Options      // what it takes to log in
+	handoff time.Duration      // Queue.HandoffTTL: long where a machine that stalls must not cost a waiter its turn
 }
 
 // newMini starts a Redis inside the process, and inside the bubble if there is one.
@@ -52,7 +52,7 @@ func newMini(t *testing.T) redisServer {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
 	t.Cleanup(m.Close)
-	return redisServer{claim: claim, dial: func(context.Context, string, string) (net.Conn, error) {
+	return redisServer{handoff: handoff, dial: func(context.Context, string, string) (net.Conn, error) {
 		c, err := m.Dial()
 		if err != nil {
 			return nil, err
@@ -156,7 +156,7 @@ func onServer(t *testing.T, s *testbed.Server) redisServer {
 			DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience, // a machine may stall for longer than by default
 			ContextTimeoutEnabled: true,
 		},
-		claim: time.Minute,
+		handoff: time.Minute,
 	}
 }
 
@@ -188,7 +188,7 @@ func (s redisServer) backend(t *testing.T) (*redislock.Backend, *redis.Client, *
 }
 
 func (s redisServer) options() *redislock.Options {
-	return &redislock.Options{Queue: redislock.Queue{Claim: s.claim}}
+	return &redislock.Options{Queue: redislock.Queue{HandoffTTL: s.handoff}}
 }
 
 // warm sends every script once, so that a fault meets the script's run and not its first upload.
@@ -271,8 +271,8 @@ func TestNewRefuses(t *testing.T) {
 		{c, redislock.Options{Spin: redislock.Spin{Max: -1}}, false},
 		{c, redislock.Options{Spin: redislock.Spin{Min: time.Second, Max: time.Millisecond}}, false},
 		{c, redislock.Options{Queue: redislock.Queue{Max: -1}}, false},
-		{c, redislock.Options{Queue: redislock.Queue{Claim: time.Microsecond}}, false},
-		{c, redislock.Options{Queue: redislock.Queue{Claim: 1500 * time.Microsecond}}, false},
+		{c, redislock.Options{Queue: redislock.Queue{HandoffTTL: time.Microsecond}}, false},
+		{c, redislock.Options{Queue: redislock.Queue{HandoffTTL: 1500 * time.Microsecond}}, false},
 	} {
 		_, err := redislock.New(l.client, &l.o)
 		require.Equal(t, !l.good, errors.Is(err, dlock.ErrInvalid), "%T, %+v: %v", l.client, l.o, err)

@@ -21,7 +21,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/redlock"
 )
 
-// The search plays seeded schedules of three proposers on three nodes in virtual time. Every request and every reply
+// The search simulates seeded schedules of three proposers on three nodes in virtual time. Every request and every reply
 // waits until the schedule lets it through, late or never; clocks of nodes jump; holders stall for longer than leases.
 // Between two steps all is at rest, so a seed is a schedule.
 
@@ -125,8 +125,8 @@ type outcome struct {
 	start, end time.Time
 }
 
-// play plays one schedule and returns the grants.
-func play(t *testing.T, seed uint64, unsafe, forget bool) (grants []outcome) {
+// simulate runs one schedule and returns the grants.
+func simulate(t *testing.T, seed uint64, unsafe, forget bool) (grants []outcome) {
 	t.Helper()
 	const procs, size, steps, ttl = 3, 3, 250, time.Second
 	synctest.Test(t, func(t *testing.T) {
@@ -226,7 +226,7 @@ const schedules = 80
 func TestTokensUnderAnySchedule(t *testing.T) {
 	total, overlapping := 0, 0
 	for seed := range uint64(schedules) {
-		grants := play(t, seed, false, false)
+		grants := simulate(t, seed, false, false)
 		require.Empty(t, wrong(grants), "seed %d", seed)
 		total += len(grants)
 		for i := 1; i < len(grants); i++ {
@@ -248,7 +248,7 @@ func TestTokensThatFail(t *testing.T) {
 	}{{"UnsafeCounters", true, false}, {"nodes that forget", false, true}} {
 		t.Run(c.name, func(t *testing.T) {
 			for seed := range uint64(schedules) {
-				if w := wrong(play(t, seed, c.unsafe, c.forget)); w != "" {
+				if w := wrong(simulate(t, seed, c.unsafe, c.forget)); w != "" {
 					t.Logf("seed %d: %s", seed, w)
 					return
 				}

@@ -140,9 +140,9 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// Play plays dir/config.json on servers from a testbed, and writes dir/data.jsonl when all is done. If sweep isn't empty it
-// plays the sweeps of that name alone, and the others' lines stay. A seed other than nil is in place of those that the file has.
-func Play(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64, progress io.Writer) (err error) {
+// Run runs the experiment of dir/config.json on servers from a testbed, and writes dir/data.jsonl when all is done. If sweep isn't empty it
+// runs the sweeps of that name alone, and the others' lines stay. A seed other than nil is in place of those that the file has.
+func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64, progress io.Writer) (err error) {
 	e, configs, err := ReadExperiment(dir)
 	if err != nil {
 		return err
@@ -160,8 +160,8 @@ func Play(ctx context.Context, dir, sweep string, from testbed.Provider, seed *u
 	if err != nil {
 		return fmt.Errorf("contend: -sweep %s: %w", sweep, err)
 	}
-	play := slices.DeleteFunc(slices.Clone(configs), func(c load.Config) bool { return lines[c] != nil })
-	for _, c := range play {
+	todo := slices.DeleteFunc(slices.Clone(configs), func(c load.Config) bool { return lines[c] != nil })
+	for _, c := range todo {
 		if err := Check(c); err != nil {
 			return fmt.Errorf("contend: %s: %s: %w", dir, describe(c), err)
 		}
@@ -172,7 +172,7 @@ func Play(ctx context.Context, dir, sweep string, from testbed.Provider, seed *u
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	for _, c := range play {
+	for _, c := range todo {
 		service := competitors.Service(c.Backend)
 		if started[service] != nil {
 			continue
@@ -183,7 +183,7 @@ func Play(ctx context.Context, dir, sweep string, from testbed.Provider, seed *u
 		}
 		_, _ = fmt.Fprintln(progress, started[service])
 	}
-	partial := file + ".partial" // for an end that comes before all is played
+	partial := file + ".partial" // for an end that comes before all have run
 	saved, err := os.OpenFile(partial, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func Play(ctx context.Context, dir, sweep string, from testbed.Provider, seed *u
 	defer func() { err = errors.Join(err, saved.Close()) }()
 	id := uuid.NewString()[:8] // so that leases which a lock has left behind in an earlier run are in nobody's way
 	var faults []error         // told when all is done: they are results too
-	for i, c := range play {
+	for i, c := range todo {
 		s := started[competitors.Service(c.Backend)]
 		// Each in a process of its own, so that none begins with what another has left in memory.
 		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.String()}.runAlone(ctx)
@@ -205,11 +205,11 @@ func Play(ctx context.Context, dir, sweep string, from testbed.Provider, seed *u
 			}
 		}
 		if err != nil {
-			return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was played: run %d of %d, %s: %w",
-				file, partial, i+1, len(play), describe(c), err))...)
+			return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: run %d of %d, %s: %w",
+				file, partial, i+1, len(todo), describe(c), err))...)
 		}
 		_, _ = fmt.Fprintf(progress, "[%d/%d] %s: %.0f sections/s, wait %s, unserved %d, failed %d, Jain %.4f, %s\n",
-			i+1, len(play), describe(c), res.SectionsPerS, waits(res, 0.5, 0.99, 1), res.Unserved.Count, res.Failed, res.Share.Jain, starved(res))
+			i+1, len(todo), describe(c), res.SectionsPerS, waits(res, 0.5, 0.99, 1), res.Unserved.Count, res.Failed, res.Share.Jain, starved(res))
 		if err := Idle(res); err != nil {
 			_, _ = fmt.Fprintln(progress, err)
 		}
@@ -219,7 +219,7 @@ func Play(ctx context.Context, dir, sweep string, from testbed.Provider, seed *u
 		data = append(data, lines[c]...)
 	}
 	if err := cli.ReplaceFile(file, data); err != nil {
-		return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was played: %w", file, partial, err))...)
+		return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: %w", file, partial, err))...)
 	}
 	return errors.Join(append(faults, os.Remove(partial))...)
 }
@@ -251,7 +251,7 @@ func others(file, sweep string, configs []load.Config) (lines map[load.Config][]
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	const again = "play all, without -sweep"
+	const again = "run all, without -sweep"
 	n := 0
 	for line := range bytes.Lines(b) {
 		n++

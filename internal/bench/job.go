@@ -30,7 +30,7 @@ type Job struct {
 	Start  time.Time // when the load begins, once all are connected; zero: at once
 }
 
-// Check returns an error if this machine can't play c. Its processors are none of [load.Config.Check]'s business, for
+// Check returns an error if this machine can't run c. Its processors are none of [load.Config.Check]'s business, for
 // what was recorded on another machine can be read all the same.
 func Check(c load.Config) error {
 	if n := runtime.NumCPU(); c.Processors > n {

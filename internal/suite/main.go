@@ -1,5 +1,5 @@
-// Command suite runs go test with its arguments, prints what it prints, and ends with a table: which servers the tests were played
-// on, and which tests were not played and why. With FENCELAB_RAN it adds the names of the tests that ran, and of those that
+// Command suite runs go test with its arguments, prints what it prints, and ends with a table: which servers the tests ran
+// on, and which tests did not run and why. With FENCELAB_RAN it adds the names of the tests that ran, and of those that
 // were skipped, to that file, for [never].
 //
 //	suite ARGUMENTS-OF-GO-TEST
@@ -26,7 +26,7 @@ import (
 )
 
 func main() {
-	run := play
+	run := test
 	if len(os.Args) == 3 && os.Args[1] == "-never" {
 		run = never
 	}
@@ -42,8 +42,8 @@ func main() {
 // envRan names the file for [never].
 const envRan = "FENCELAB_RAN"
 
-// envPlayed names the file to which the tests' processes write what servers they started; see package testbed.
-const envPlayed = "FENCELAB_PLAYED"
+// envStarted names the file to which the tests' processes write what servers they started; see package testbed.
+const envStarted = "FENCELAB_STARTED"
 
 // event is a line of go test -json.
 type event struct {
@@ -54,20 +54,20 @@ type event struct {
 	Output     string
 }
 
-func play(args []string, out io.Writer) error {
+func test(args []string, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "fencelab-suite")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	played := filepath.Join(dir, "played")
-	if err := os.WriteFile(played, nil, 0o600); err != nil {
+	started := filepath.Join(dir, "started")
+	if err := os.WriteFile(started, nil, 0o600); err != nil {
 		return err
 	}
 	// Tests wait for servers most of the time, so more packages run at once than there are cores, if these are few.
 	packages := strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))
 	cmd := exec.Command("go", append([]string{"test", "-json", "-p", packages}, args...)...) //nolint:noctx // signals end it, see below
-	cmd.Env = append(os.Environ(), envPlayed+"="+played)
+	cmd.Env = append(os.Environ(), envStarted+"="+started)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -92,12 +92,12 @@ func play(args []string, out io.Writer) error {
 	if readErr != nil {
 		return errors.Join(readErr, err)
 	}
-	text, playedErr := os.ReadFile(played)
+	text, startedErr := os.ReadFile(started)
 	s.table(out, string(text))
 	if path := os.Getenv(envRan); path != "" {
-		return errors.Join(err, playedErr, appendTo(path, s.ran))
+		return errors.Join(err, startedErr, appendTo(path, s.ran))
 	}
-	return errors.Join(err, playedErr)
+	return errors.Join(err, startedErr)
 }
 
 // summary is what the events have told.
@@ -169,9 +169,9 @@ func (s *summary) end(e event, text string, out io.Writer) {
 			s.skip(e.Package, "all tests: "+strings.TrimSpace(why))
 		}
 		if none && strings.HasPrefix(line, "ok ") {
-			line = "not played" + strings.TrimPrefix(line, "ok  ")
+			line = "did not run" + strings.TrimPrefix(line, "ok  ")
 		}
-		last := strings.HasPrefix(line, "ok ") || strings.HasPrefix(line, "not played\t") || strings.HasPrefix(line, "?") || strings.HasPrefix(line, "FAIL\t")
+		last := strings.HasPrefix(line, "ok ") || strings.HasPrefix(line, "did not run\t") || strings.HasPrefix(line, "?") || strings.HasPrefix(line, "FAIL\t")
 		if e.Action == "fail" || last && !strings.Contains(line, "[no test files]") {
 			_, _ = io.WriteString(out, line)
 		}
@@ -214,15 +214,15 @@ func byDesign(why string) bool {
 	return strings.HasPrefix(why, "not applicable") || strings.Contains(why, " is nil: ")
 }
 
-// table prints which packages were played on which servers, and what was not played.
-func (s *summary) table(out io.Writer, played string) {
+// table prints which packages ran on which servers, and what did not run.
+func (s *summary) table(out io.Writer, started string) {
 	servers := map[string][]string{}
-	for line := range strings.Lines(played) {
+	for line := range strings.Lines(started) {
 		dir, server, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
 		servers[dir] = append(servers[dir], server)
 	}
 	wd, _ := os.Getwd()
-	_, _ = fmt.Fprintf(out, "\n%-24s %s\n", "package", "played on; − not played")
+	_, _ = fmt.Fprintf(out, "\n%-24s %s\n", "package", "ran on; − did not run")
 	for _, pkg := range slices.Sorted(slices.Values(s.packages)) {
 		name := pkg[strings.LastIndex(pkg, "/fencelab")+len("/fencelab"):]
 		on := servers[filepath.Join(wd, name)]
@@ -247,7 +247,7 @@ func (s *summary) table(out io.Writer, played string) {
 				skipped++
 			}
 		}
-		_, _ = fmt.Fprintf(out, "%d tests were played, %d were not\n", n-skipped, skipped)
+		_, _ = fmt.Fprintf(out, "%d tests ran, %d did not\n", n-skipped, skipped)
 	}
 }
 

@@ -12,12 +12,12 @@ import (
 const module = "github.com/fencelab/fencelab"
 
 // told is what the events of go test -json make of a run: what is printed, and the table.
-func told(t *testing.T, played string, lines ...string) (printed, table string, s *summary) {
+func told(t *testing.T, started string, lines ...string) (printed, table string, s *summary) {
 	t.Helper()
 	var out, end strings.Builder
 	s = &summary{output: map[string][]string{}, skips: map[string]map[string]int{}}
 	require.NoError(t, s.read(strings.NewReader(strings.Join(lines, "\n")), &out))
-	s.table(&end, played)
+	s.table(&end, started)
 	return out.String(), end.String(), s
 }
 
@@ -50,15 +50,15 @@ func TestSummary(t *testing.T) {
 		line("pass", "none", "", ""),
 	)
 	require.Equal(t, strings.Join([]string{
-		"# the compiler says this", "ok  \tlocks\t1s", "    y_test.go:2: it is broken", "FAIL\tbad\t1s", "panic: test timed out", "not played\tnone\t0s", "",
+		"# the compiler says this", "ok  \tlocks\t1s", "    y_test.go:2: it is broken", "FAIL\tbad\t1s", "panic: test timed out", "did not run\tnone\t0s", "",
 	}, "\n"), printed)
 	require.Equal(t, `
-package                  played on; − not played
+package                  ran on; − did not run
 locks                    redis 7 (local)
                          − 1 tests: no etcd here: make bin/etcd
 none                     no server
                          − all tests: no Consul here: make bin/consul
-2 tests were played, 1 were not
+2 tests ran, 1 did not
 `, table)
 	require.Equal(t, []string{"ran " + module + "/locks TestGood", "skipped " + module + "/locks TestSkipped", "ran " + module + "/bad TestBad"}, s.ran)
 }

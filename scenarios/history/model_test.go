@@ -232,8 +232,8 @@ var told = []string{"A steps", "B steps", "C steps", "A stops", "B stops", "the 
 // all are all moves. A write may be delivered again, with an answer to nobody.
 var all = append(slices.Clone(told), "A repeats", "B repeats")
 
-// play draws a run.
-func (w *world) play(t *rapid.T, moves []string) []history.Event {
+// run draws a run.
+func (w *world) run(t *rapid.T, moves []string) []history.Event {
 	for _, move := range rapid.SliceOfN(rapid.SampledFrom(moves), 0, 16).Draw(t, "moves") {
 		name, what, _ := strings.Cut(move, " ")
 		p := w.workers[name]
@@ -287,7 +287,7 @@ func (w *world) finish(t require.TestingT) []history.Event {
 func TestTheRuleIsSafe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, history.FencingOn, resource.NewMemory())
-		got := history.Judge(w.play(t, all))
+		got := history.Judge(w.run(t, all))
 		require.False(t, w.bad, "the model's own account")
 		require.NotEqual(t, history.Violated, got.Verdict, "%q", got.Findings)
 		requireHarmless(t, got)
@@ -307,7 +307,7 @@ func TestTheJudgeAgreesWithTheModel(t *testing.T) {
 	for _, f := range []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn} {
 		t.Run(string(f), rapid.MakeCheck(func(t *rapid.T) {
 			w := newWorld(t, f, &model{})
-			got := history.Judge(w.play(t, all))
+			got := history.Judge(w.run(t, all))
 			require.Equal(t, w.bad, got.Verdict == history.Violated, "%v %q", got.Verdict, got.Findings)
 			if f != history.FencingOff {
 				require.Zero(t, got.Stale, "the rule keeps stale writes out")
@@ -321,7 +321,7 @@ func TestTheJudgeAgreesWithTheModel(t *testing.T) {
 func TestTheJudgeNeedsNoTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, history.FencingOff, &model{})
-		events := withoutTokens(w.play(t, told))
+		events := withoutTokens(w.run(t, told))
 		lost, was := false, ""
 		for _, e := range events {
 			if e.Kind != history.KindDecision || e.Op != "write" {
@@ -357,7 +357,7 @@ func TestWrongRulesAreCaught(t *testing.T) {
 			var found []history.Event
 			caught := falsify(t, func(t *rapid.T) {
 				w := newWorld(t, history.FencingOn, &model{wrong: c.wrong})
-				events := w.play(t, all)
+				events := w.run(t, all)
 				if got := history.Judge(events); got.Verdict == history.Violated {
 					found = events
 					t.Fatalf("%q", got.Findings)
@@ -368,7 +368,7 @@ func TestWrongRulesAreCaught(t *testing.T) {
 
 			rapid.Check(t, func(t *rapid.T) {
 				w := newWorld(t, history.FencingOn, &model{wrong: c.wrong})
-				got := history.Judge(w.play(t, all))
+				got := history.Judge(w.run(t, all))
 				if w.bad {
 					require.NotEqual(t, history.Safe, got.Verdict)
 				}
@@ -384,7 +384,7 @@ func TestNoEventCanBeDropped(t *testing.T) {
 	for _, f := range []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn} {
 		t.Run(string(f), rapid.MakeCheck(func(t *rapid.T) {
 			w := newWorld(t, f, &model{})
-			events := w.play(t, told)
+			events := w.run(t, told)
 			whole := history.Judge(events)
 			for i, e := range events {
 				got := history.Judge(slices.Delete(slices.Clone(events), i, i+1))

@@ -109,9 +109,9 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options) (*Cluster, e
 
 var recorded sync.Map
 
-// record appends the working directory and the server's String to [EnvPlayed], for the summary of a test run.
+// record appends the working directory and the server's String to [EnvStarted], for the summary of a test run.
 func record(c *Cluster) {
-	path, line := os.Getenv(EnvPlayed), c.String()
+	path, line := os.Getenv(EnvStarted), c.String()
 	if _, before := recorded.LoadOrStore(line, true); path == "" || before {
 		return
 	}

@@ -37,8 +37,8 @@ const (
 const (
 	EnvProvider  = "FENCELAB_TESTBED"
 	EnvRedisAddr = "FENCELAB_REDIS_ADDR"
-	EnvStrict    = "FENCELAB_STRICT" // set to 1, it forbids tests to skip a missing server or to use an imitation
-	EnvPlayed    = "FENCELAB_PLAYED" // a file that gets a line for each server type that a process starts
+	EnvStrict    = "FENCELAB_STRICT"  // set to 1, it forbids tests to skip a missing server or to use an imitation
+	EnvStarted   = "FENCELAB_STARTED" // a file that gets a line for each server type that a process starts
 )
 
 // ParseProvider returns the provider named s, or an error that lists the names.

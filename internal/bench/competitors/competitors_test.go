@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testmain.Run(m) }
 
-// TestContended plays a little load on each lock, from clients of their own and from one that is shared: every one of
+// TestContended puts a little load on each lock, from clients of their own and from one that is shared: every one of
 // them excludes, has tokens if it says so, goes on after a wait that was given up, and can be put behind wires.
 func TestContended(t *testing.T) {
 	byService := map[string][]string{}

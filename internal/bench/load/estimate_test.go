@@ -112,7 +112,7 @@ func TestEstimateOfAllServed(t *testing.T) {
 
 // TestEstimateOfRun: two of ten pass the lock to each other and look fast, and that isn't all.
 func TestEstimateOfRun(t *testing.T) {
-	res := play(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
+	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
 	require.InDelta(t, 10, res.Wait.P999, 1)
 	w, err := load.Estimate(res)
 	require.NoError(t, err)
@@ -124,7 +124,7 @@ func TestEstimateOfRun(t *testing.T) {
 
 // TestFailedAfter: an acquisition that fails has waited in vain, and for longer than it has taken to fail.
 func TestFailedAfter(t *testing.T) {
-	res := play(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
+	res := simulate(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
 		if asked%3 == 0 {
 			time.Sleep(50 * ms)
 			return errBroken
@@ -147,7 +147,7 @@ func TestFailedAfter(t *testing.T) {
 	b, err := json.Marshal(res)
 	require.NoError(t, err)
 	require.Contains(t, string(b), `"failed_after":`)
-	b, err = json.Marshal(play(t, closed(1, 10*ms), &fake{}))
+	b, err = json.Marshal(simulate(t, closed(1, 10*ms), &fake{}))
 	require.NoError(t, err)
 	require.NotContains(t, string(b), "failed_after", "results without failures are what they were")
 }

@@ -130,8 +130,8 @@ func closed(contenders int, work time.Duration) load.Config {
 	}
 }
 
-// play runs c in virtual time.
-func play(t *testing.T, c load.Config, f *fake) (res *load.Result) {
+// simulate runs c in virtual time.
+func simulate(t *testing.T, c load.Config, f *fake) (res *load.Result) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		var err error

@@ -15,7 +15,7 @@ import (
 
 // TestFIFO is a lock that is fair, and busy all the time.
 func TestFIFO(t *testing.T) {
-	res := play(t, closed(10, 10*ms), &fake{})
+	res := simulate(t, closed(10, 10*ms), &fake{})
 	require.InDelta(t, 1000, res.Sections, 1) // one in 10 ms
 	require.InDelta(t, 100, res.SectionsPerS, 0.1)
 	require.InDelta(t, 90, res.Wait.P50, 1) // for nine others
@@ -35,7 +35,7 @@ func TestFIFO(t *testing.T) {
 
 // TestHandOff: a grant that arrives after the end is none of the window's.
 func TestHandOff(t *testing.T) {
-	res := play(t, closed(10, 10*ms), &fake{handOff: func(int64) time.Duration { return 90 * ms }})
+	res := simulate(t, closed(10, 10*ms), &fake{handOff: func(int64) time.Duration { return 90 * ms }})
 	require.InDelta(t, 100, res.Sections, 1)
 	require.InDelta(t, 990, res.Wait.P50, 1)
 	require.EqualValues(t, 10, res.Unserved.Count)
@@ -43,7 +43,7 @@ func TestHandOff(t *testing.T) {
 
 // TestLIFO: two contenders pass the lock to each other, and the others starve.
 func TestLIFO(t *testing.T) {
-	res := play(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
+	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
 	require.InDelta(t, 1000, res.Sections, 1)
 	require.InDelta(t, 0.2, res.Share.Jain, 0.001) // two of ten have it all
 	require.Equal(t, 8, res.Share.Starved)
@@ -55,7 +55,7 @@ func TestLIFO(t *testing.T) {
 
 // TestOneStarved: whoever waits first is passed over as long as others wait.
 func TestOneStarved(t *testing.T) {
-	res := play(t, closed(10, 10*ms), &fake{serve: func(n int) int { return min(1, n-1) }})
+	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return min(1, n-1) }})
 	require.Equal(t, 1, res.Share.Starved)
 	require.Equal(t, 1, res.Share.Without)
 	require.InDelta(t, 0.9, res.Share.Jain, 0.001)
@@ -66,7 +66,7 @@ func TestOneStarved(t *testing.T) {
 // TestServedBefore: who has had the lock in the window doesn't count as starved, however often it is overtaken later.
 func TestServedBefore(t *testing.T) {
 	served := 0
-	res := play(t, closed(10, 10*ms), &fake{serve: func(n int) int {
+	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int {
 		if served++; served < 500 {
 			return 0
 		}
@@ -79,7 +79,7 @@ func TestServedBefore(t *testing.T) {
 // TestTooShort: a run that is too short for everybody's turn doesn't find a fair lock unfair.
 func TestTooShort(t *testing.T) {
 	c := closed(100, time.Second)
-	res := play(t, c, &fake{})
+	res := simulate(t, c, &fake{})
 	require.InDelta(t, 10, res.Sections, 1)
 	require.GreaterOrEqual(t, res.Share.Without, 89)
 	require.Zero(t, res.Share.Starved)
@@ -99,7 +99,7 @@ func TestStall(t *testing.T) {
 	for _, contenders := range []int{1, 1200} { // those who aren't free to ask for the lock count as well
 		c := arrivalsAt(1000, 0)
 		c.Contenders = contenders
-		res := play(t, c, &fake{handOff: func(granted int64) time.Duration {
+		res := simulate(t, c, &fake{handOff: func(granted int64) time.Duration {
 			if granted == 3000 { // 1,995 ms into the window
 				return time.Second
 			}
@@ -128,7 +128,7 @@ func TestOverload(t *testing.T) {
 	for _, contenders := range []int{100, 6000} {
 		c := arrivalsAt(1000, 2*ms)
 		c.Contenders = contenders
-		res := play(t, c, &fake{})
+		res := simulate(t, c, &fake{})
 		require.InDelta(t, 5000, res.Sections, 2)
 		require.InDelta(t, 10_000, res.Arrivals, 2)
 		require.InDelta(t, 503, res.BacklogStart, 3)
@@ -144,11 +144,11 @@ func TestOverload(t *testing.T) {
 // TestArrivals looks at how arrivals come, and that the seed decides it.
 func TestArrivals(t *testing.T) {
 	c := arrivalsAt(1000, 0)
-	first, again := play(t, c, &fake{}), play(t, c, &fake{})
+	first, again := simulate(t, c, &fake{}), simulate(t, c, &fake{})
 	require.InDelta(t, 10_000, first.Arrivals, 300) // 3 standard deviations of a Poisson process
 	require.Equal(t, sections(first), sections(again))
 	c.Seed = 2
-	require.NotEqual(t, sections(first), sections(play(t, c, &fake{})))
+	require.NotEqual(t, sections(first), sections(simulate(t, c, &fake{})))
 
 	var sum, squares float64 // the variance of a Poisson process's counts is their mean
 	for _, s := range first.Samples {
@@ -170,7 +170,7 @@ func TestKeys(t *testing.T) {
 	c := arrivalsAt(1000, 0)
 	c.Keys, c.Prefix = 10, "key/"
 	f := &fake{}
-	play(t, c, f)
+	simulate(t, c, f)
 	require.Len(t, f.taken, 10)
 	for _, n := range f.taken {
 		require.InDelta(t, 1100, n, 150)
@@ -178,19 +178,19 @@ func TestKeys(t *testing.T) {
 }
 
 func TestChecks(t *testing.T) {
-	res := play(t, closed(10, 10*ms), &fake{token: func(int64) uint64 { return 7 }})
+	res := simulate(t, closed(10, 10*ms), &fake{token: func(int64) uint64 { return 7 }})
 	require.InDelta(t, 1100, res.Checks.TokenRegressions, 5)
 	require.Zero(t, res.Checks.Overlaps)
 
-	res = play(t, closed(2, 7*ms), &fake{open: true}) // they begin 250 ms after each other, which is 5 ms into a section
+	res = simulate(t, closed(2, 7*ms), &fake{open: true}) // they begin 250 ms after each other, which is 5 ms into a section
 	require.InDelta(t, 2*10_750/7, res.Checks.Overlaps, 5)
 	require.Zero(t, res.Checks.Late)
 
-	res = play(t, closed(2, 7*ms), &fake{open: true, lost: true})
+	res = simulate(t, closed(2, 7*ms), &fake{open: true, lost: true})
 	require.Zero(t, res.Checks.Overlaps, "they have been told")
 	require.InDelta(t, 2*10_750/7, res.Checks.Late, 5)
 
-	res = play(t, closed(10, 10*ms), &fake{tokenless: true})
+	res = simulate(t, closed(10, 10*ms), &fake{tokenless: true})
 	require.Zero(t, res.Checks)
 	require.Equal(t, "grant", res.Order.By)
 	require.Zero(t, res.Order.Inversions)
@@ -208,7 +208,7 @@ func TestUnlocked(t *testing.T) {
 
 // TestFailures: every third acquisition fails.
 func TestFailures(t *testing.T) {
-	res := play(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
+	res := simulate(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
 		if asked%3 == 0 {
 			return errBroken
 		}
@@ -320,7 +320,7 @@ func TestMetrics(t *testing.T) {
 
 // TestMerge: of two processes with contenders of their own.
 func TestMerge(t *testing.T) {
-	a, b := play(t, closed(10, 10*ms), &fake{}), play(t, closed(5, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
+	a, b := simulate(t, closed(10, 10*ms), &fake{}), simulate(t, closed(5, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
 	m, err := load.Merge([]*load.Result{a, b})
 	require.NoError(t, err)
 	require.Equal(t, 15, m.Config.Contenders)

@@ -35,7 +35,7 @@ func (c *checker) require(ok bool, format string, args ...any) {
 	}
 }
 
-// has reports whether the run was played to its end, which it requires.
+// has reports whether the run went on to its end, which it requires.
 func (c *checker) has(phases ...string) bool {
 	for _, name := range phases {
 		l, ok := c.phases[name]

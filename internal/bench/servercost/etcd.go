@@ -48,7 +48,7 @@ func (r *recorder) startEtcd(ctx context.Context, members int, quota uint64, arg
 	return client, backend, nil
 }
 
-// onEtcd plays phases on an etcd of one member, and then compacts its history and defragments its database.
+// onEtcd runs phases on an etcd of one member, and then compacts its history and defragments its database.
 func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3.Client, *etcdlock.Backend, *populate.Server) []phase) error {
 	if err := r.begin(run); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3
 	r.closeLater(func() error { server.Close(); return nil })
 	r.began = time.Now()
 	all := append([]phase{{name: "empty", do: nothing}}, phases(client, backend, server)...)
-	return r.play(ctx, server, append(
+	return r.phases(ctx, server, append(
 		all,
 		phase{name: "compact", do: func(ctx context.Context) (uint64, map[string]float64, error) {
 			now, err := client.Get(ctx, "revision", clientv3.WithCountOnly())

@@ -151,7 +151,7 @@ func (r *recorder) redisActive(ctx context.Context) error {
 		return err
 	}
 	tokens := make([]float64, r.config.Redis.Check)
-	return r.play(
+	return r.phases(
 		ctx, b.server, phase{name: "empty", do: nothing}, b.fill(), b.reclaim("drain"), b.purge(),
 		// Some keys are locked a few times more, so that not all counters are the same.
 		phase{name: "use", do: func(ctx context.Context) (n uint64, _ map[string]float64, err error) {
@@ -193,7 +193,7 @@ func (r *recorder) redisLazy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.play(
+	return r.phases(
 		ctx, b.server, phase{name: "empty", do: nothing}, b.expiry(0), b.fill(),
 		phase{name: "expire", do: func(ctx context.Context) (uint64, map[string]float64, error) {
 			return 0, nil, pause(ctx, b.set.TTL) // every lease began before the fill ended

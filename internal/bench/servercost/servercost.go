@@ -134,7 +134,7 @@ func Load(dir string) (c Config, err error) {
 	return c, nil
 }
 
-// Record plays the experiment in dir on servers that it starts, and replaces its data.jsonl if [Check] finds nothing wrong.
+// Record runs the experiment in dir on servers that it starts, and replaces its data.jsonl if [Check] finds nothing wrong.
 // It tells progress what it is at.
 func Record(ctx context.Context, dir string, progress io.Writer) error {
 	c, err := Load(dir)
@@ -168,7 +168,7 @@ func Record(ctx context.Context, dir string, progress io.Writer) error {
 	return r.write(file)
 }
 
-// recorder plays an experiment.
+// recorder runs an experiment.
 type recorder struct {
 	config   Config
 	progress io.Writer
@@ -207,8 +207,8 @@ type phase struct {
 
 func nothing(context.Context) (uint64, map[string]float64, error) { return 0, nil, nil }
 
-// play plays phases one after the other on a server.
-func (r *recorder) play(ctx context.Context, server *populate.Server, phases ...phase) error {
+// phases runs phases one after the other on a server.
+func (r *recorder) phases(ctx context.Context, server *populate.Server, phases ...phase) error {
 	for _, p := range phases {
 		if err := r.phase(ctx, server, p); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)

@@ -42,7 +42,7 @@ func TestRecordWhereNothingCanBe(t *testing.T) {
 	require.Empty(t, progress.String(), "nothing has begun")
 }
 
-// TestRecord plays a small experiment on real servers, and then spoils what it has found, a line at a time: what Check
+// TestRecord runs a small experiment on real servers, and then spoils what it has found, a line at a time: what Check
 // doesn't notice would be recorded as a finding.
 func TestRecord(t *testing.T) {
 	dir := directory(t, small)

@@ -69,7 +69,7 @@ var chaosLocks = []chaosLock{
 	},
 }
 
-// startServers skips the test of a lock that can't be played here.
+// startServers skips the test of a lock that can't run here.
 func (l chaosLock) startServers(t *testing.T) []*testbed.Server {
 	t.Helper()
 	if b, _ := debug.ReadBuildInfo(); l.name == locks.ZooKeeper && slices.Contains(b.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
@@ -134,7 +134,7 @@ func openRedis(mode redislock.Mode) func(context.Context, locks.Spec, *rand.Rand
 		}
 		o.PoolSize, o.Protocol, o.MaxRetries = pick(r, 1, 2, 10), pick(r, 2, 3), pick(r, -1, 3)
 		c := redis.NewClient(o)
-		b, err := redislock.New(c, &redislock.Options{Mode: mode, Queue: redislock.Queue{Claim: pick(r, ttl/2, ttl)}})
+		b, err := redislock.New(c, &redislock.Options{Mode: mode, Queue: redislock.Queue{HandoffTTL: pick(r, ttl/2, ttl)}})
 		return backend{Backend: b, close: c.Close}, err
 	}
 }
