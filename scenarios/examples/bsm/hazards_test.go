@@ -3,6 +3,7 @@
 package bsm_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,10 +91,11 @@ func (l lease) Release(ctx context.Context) error {
 	return err
 }
 
-// start starts a Redis: one within this process, if no other can be had.
+// start starts a Redis within this process, unless the environment says otherwise: FENCELAB_TESTBED=local, for example.
 func start(t *testing.T) *scenarios.Service {
 	t.Helper()
-	server, err := testbed.StartRedis(t.Context(), nil)
+	provider := testbed.Provider(cmp.Or(os.Getenv(testbed.EnvProvider), string(testbed.Embedded)))
+	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: provider, AllowEmbedded: true})
 	if err != nil {
 		t.Fatal(err)
 	}

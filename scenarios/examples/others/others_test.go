@@ -266,7 +266,7 @@ func TestPromises(t *testing.T) {
 
 func redisNodes(n int) servers {
 	return func(ctx context.Context) ([]*testbed.Server, func() error, error) {
-		all, err := testbed.StartRedisNodes(ctx, n, nil)
+		all, err := testbed.StartRedisNodes(ctx, n, &testbed.Options{AllowEmbedded: true})
 		return all, func() (err error) {
 			for _, s := range all {
 				err = errors.Join(err, s.Close())
