@@ -24,17 +24,21 @@ var notes = map[string]map[string]string{
 			"without a reply is waited for until the end that it would have set",
 	},
 	"etcd-mutex": {
-		"LeaseLasts": "`Session.Done` is closed when the client has had no reply for a TTL, which it looks at every half second; no time is promised",
-		"KeysIndependent": "waiters on `k` wait for all keys below `k/`: [etcd-io/website#710](https://github.com/etcd-io/website/issues/710), " +
-			"[etcd-io/etcd#6278](https://github.com/etcd-io/etcd/issues/6278)",
+		"LeaseLasts": "`Session.Done` is closed when a TTL has passed since the last reply arrived (before the first: 5 s, or `DialTimeout` and 1 s), " +
+			"checked once a second; no time is promised",
+		"KeysIndependent": "waiters on `k` wait for all older keys below `k/`: [etcd-io/website#710](https://github.com/etcd-io/website/issues/710), " +
+			"closed as a question of use",
 		"WaitersCutOff": "`Lock` deletes its key with the client's context, not the caller's: " +
-			"[etcd-io/etcd#18082](https://github.com/etcd-io/etcd/issues/18082)",
+			"[etcd-io/etcd#18082](https://github.com/etcd-io/etcd/issues/18082), closed as stale",
 	},
 	"consul-api": {
 		"LeaseLasts":      "[hashicorp/consul#18271](https://github.com/hashicorp/consul/issues/18271), open",
-		"EndsWithContext": "never promised: `Unlock` takes no context, and `Lock` a channel that ends the wait, but no request",
+		"WaitersCutOff":   consulCalls,
+		"EndsWithContext": consulCalls,
 	},
 }
+
+const consulCalls = "never promised: `Unlock` takes no context, and the channel of `Lock` ends the wait, but no request under way"
 
 // others and ours are the locks of the page's tables, in that order.
 var (
@@ -79,12 +83,12 @@ func versions(byLock map[string][]promises.Report) string {
 	return b.String()
 }
 
-// verdicts are how often each verdict was given, and what the first run that broke the promise, or couldn't check it, says.
+// verdicts are how often each verdict was given, and what the first run that broke the promise says.
 func verdicts(runs []promises.Report, promise int) (n [3]int, why string) {
 	for _, r := range runs {
 		row := r.Rows[promise]
 		n[row.Verdict]++
-		if why == "" {
+		if why == "" && row.Verdict == promises.Broken {
 			why = row.Why
 		}
 	}

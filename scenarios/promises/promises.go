@@ -5,7 +5,7 @@
 //
 // That a lease has run out is observed, by a successor's grant, never slept for. That a lock is still held is only claimed
 // while the holder's lease lasts by its own word. A call may take ten seconds more than it was given, and a dead holder may block
-// a lock for twice its lease and ten seconds more: a machine that stalls breaks no promise.
+// a lock for four times the TTL and ten seconds more: a machine that stalls breaks no promise.
 //
 // What it cannot see: whether the servers keep what they granted over a crash, a failover or a clock that jumps; whether a token is
 // minted in the same step as its grant. A broken promise is always shown by what happened; a promise that is kept has only not been
@@ -43,7 +43,8 @@ type Kit struct {
 	Fixed bool
 	// Only are the names of the promises to check. None: all.
 	Only []string
-	// Strict has a broken promise fail the test. By default it is a finding, and the test passes.
+	// Strict has a broken promise fail the test. By default it is a finding, and the test passes. One that couldn't be checked
+	// never fails it: see the report.
 	Strict bool
 	// Module is the path of the Go module that the lock comes from. A report that is recorded has its version.
 	Module string
@@ -210,11 +211,16 @@ func (c *check) isDecided() bool {
 	return len(c.broken) > 0 || c.why != ""
 }
 
-// cannot ends the check: there is nothing to say of the promise.
-func (c *check) cannot(format string, args ...any) {
+// unsure says why there is nothing to say of the promise, unless it is broken.
+func (c *check) unsure(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.why = fmt.Sprintf(format, args...)
+}
+
+// cannot is unsure, and ends the check. It must be called on the check's own goroutine.
+func (c *check) cannot(format string, args ...any) {
+	c.unsure(format, args...)
 	panic(errStop)
 }
 
@@ -306,8 +312,8 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 		return r
 	case <-after.C:
 		go func() {
-			if r := <-done; r.lease != nil {
-				_ = c.do(r.lease.Release)
+			if l, err := (<-done).granted(); err == nil && l != nil {
+				_ = c.do(l.Release)
 			}
 		}()
 		return result{err: errors.New("the call hasn't returned")}
@@ -358,7 +364,7 @@ func (c *check) inject(cl *client, fault func(*faults.Link, context.Context) (fa
 
 func newKey() string { return "promises-" + uuid.NewString() }
 
-// acquire waits for a lock that should be free now, or when the lease of somebody gone has run out, which may take twice the TTL.
+// acquire waits for a lock that should be free now, or when the lease of somebody gone has run out.
 func (c *check) acquire(cl *client, key string) (scenarios.Lease, error) {
 	return c.persist(c.limit(), cl, key)
 }
@@ -373,8 +379,9 @@ func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.
 	}
 }
 
-// limit is how long a lease of somebody gone may be in the way.
-func (c *check) limit() time.Duration { return 2*max(c.k.TTL, c.k.Service.MinSession) + patience }
+// limit is how long a lease of somebody gone may be in the way: some lock services end it only after two and a half times its TTL, which
+// is up to one and a half times the kit's.
+func (c *check) limit() time.Duration { return 4*max(c.k.TTL, c.k.Service.MinSession) + patience }
 
 // granted is the result of a call that returns a lease.
 func (r result) granted() (scenarios.Lease, error) {
@@ -426,9 +433,7 @@ func (c *check) blocked(format string, args ...any) {
 			return
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.why = fmt.Sprintf("a new client doesn't get a lock that nobody has touched: %v", err)
+	c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
 }
 
 // still says that the promise is broken if another client gets the lock while l is a lease by its own word. It reports false if

@@ -51,6 +51,8 @@ type simple struct {
 	claimsTwice  bool // an acquisition first marks the key in a message of its own, without a TTL
 	everybody    bool // TryAcquire is granted to all
 	getThenSet   bool // a waiter looks whether the key is there, and then sets it
+	oneLock      bool // all keys are one
+	untold       bool // a lease doesn't tell when it ends
 	owner        string
 	held         []*lease
 }
@@ -97,6 +99,9 @@ func (s *simple) call(ctx context.Context) context.Context {
 
 func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
 	value, ttl, start := uuid.NewString(), s.ttl, time.Now()
+	if s.oneLock {
+		key = "all"
+	}
 	if s.oneOwner {
 		value = s.owner
 	}
@@ -158,6 +163,7 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 				time.Sleep(time.Millisecond)
 				continue
 			}
+			time.Sleep(3 * time.Millisecond) // or two waiters seldom look before one sets
 			if err := s.redis.Del(ctx, key).Err(); err != nil {
 				return nil, err
 			}
@@ -210,9 +216,14 @@ func (s *simple) Close() error {
 	return s.redis.Close()
 }
 
-func (l *lease) Fence() uint64            { return l.fence }
-func (l *lease) TTL() time.Duration       { return l.s.ttl }
-func (l *lease) Until() time.Time         { return l.until }
+func (l *lease) Fence() uint64      { return l.fence }
+func (l *lease) TTL() time.Duration { return l.s.ttl }
+func (l *lease) Until() time.Time {
+	if l.s.untold {
+		return time.Time{}
+	}
+	return l.until
+}
 func (l *lease) Context() context.Context { return l.ctx }
 
 func (l *lease) Release(ctx context.Context) error {
@@ -242,6 +253,8 @@ func TestBroken(t *testing.T) {
 	}{
 		"granted to all":      {func(s *simple) { s.everybody = true }, []string{"Exclusive"}},
 		"get, then set":       {func(s *simple) { s.getThenSet = true }, []string{"Exclusive"}},
+		"and it doesn't tell": {func(s *simple) { s.getThenSet, s.untold = true, true }, []string{"Exclusive"}},
+		"one lock for all":    {func(s *simple) { s.oneLock = true }, []string{"KeysIndependent"}},
 		"an opaque error":     {func(s *simple) { s.opaque = true }, []string{"Exclusive"}},
 		"late until":          {func(s *simple) { s.lateUntil = true }, []string{"LeaseLasts"}},
 		"whole seconds":       {func(s *simple) { s.seconds = true }, []string{"LeaseLasts"}},

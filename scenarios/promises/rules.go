@@ -64,7 +64,8 @@ func exclusive(c *check) {
 	}
 	_ = c.do(l.Release)
 
-	const contenders, rounds = 6, 5
+	const contenders, rounds = 6, 10
+	limit := 2*long*c.k.TTL + patience // a release that was lost blocks the others for a lease
 	var clients []*client
 	for range contenders {
 		clients = append(clients, c.lasting())
@@ -75,17 +76,17 @@ func exclusive(c *check) {
 	for _, cl := range clients {
 		wg.Go(func() {
 			for range rounds {
-				l, err := c.persist(6*patience, cl, key)
-				now := time.Now()
+				l, err := c.persist(limit, cl, key)
 				if err != nil {
-					c.blocked("one of %d contenders got no lock within %v: %v", contenders, 6*patience, err)
+					c.unsure("one of %d contenders got no lock within %v: %v", contenders, limit, err)
 					return
 				}
-				if other := inside.Swap(&l); other != nil && lasts(*other, now) {
+				inside.Store(&l)
+				time.Sleep(pause / 4)
+				// The holder says whether its lease lasts, and before its release: after it any lease is over.
+				if !inside.CompareAndSwap(&l, nil) && lasts(l, time.Now()) {
 					c.breaks("two contenders held the lock at once")
 				}
-				time.Sleep(pause / 4)
-				inside.CompareAndSwap(&l, nil)
 				_ = c.do(l.Release)
 			}
 		})
@@ -135,8 +136,12 @@ func (c *check) outlast(a, b *client, slow time.Duration) bool {
 	if err != nil {
 		return false // the TTL is refused, or the lease known to be over
 	}
+	lose := (*faults.Link).Cut
+	if slow > 0 { // the replies have a fault already
+		lose = (*faults.Link).LoseRequests
+	}
 	for _, l := range a.links {
-		if _, err := l.LoseRequests(c.ctx); err != nil {
+		if _, err := lose(l, c.ctx); err != nil {
 			return false
 		}
 	}
@@ -194,12 +199,18 @@ func keysIndependent(c *check) {
 		for _, keys := range [][2]string{{short, short + more}, {short + more, short}} {
 			l := c.take(a, keys[0])
 			got, err := c.acquire(b, keys[1])
-			if err != nil {
-				c.blocked("while %q was held nobody got %q: %v", keys[0], keys[1], err)
-				return
+			_ = c.do(l.Release)
+			if err == nil {
+				_ = c.do(got.Release)
+				continue
+			}
+			got, again := c.acquire(b, keys[1])
+			if again != nil {
+				c.cannot("nobody gets %q, whether or not %q is held: %v", keys[1], keys[0], again)
 			}
 			_ = c.do(got.Release)
-			_ = c.do(l.Release)
+			c.breaks("while %q was held nobody got %q: %v", keys[0], keys[1], err)
+			return
 		}
 	}
 }
@@ -326,8 +337,8 @@ func everyMessage(c *check) {
 				}
 				lost := a.loses()
 				heal()
-				if r.lease != nil {
-					_ = c.do(r.lease.Release)
+				if got, err := r.granted(); err == nil && got != nil {
+					_ = c.do(got.Release)
 				}
 				c.comesFree(b, key, fmt.Sprintf("the %s of message %d of %s was lost", kind, n, what))
 				if !lost || c.isDecided() {
@@ -348,9 +359,15 @@ func (cl *client) loses() bool {
 }
 
 // waiting starts n waiters of a client for a key that is held, the i-th of which is cancelled when leave(i) returns, and returns when
-// all have.
+// all have. It is unsure if none waited until then.
 func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, leave func(i int)) {
 	var wg sync.WaitGroup
+	var stood atomic.Int32
+	defer func() {
+		if stood.Load() == 0 {
+			c.unsure("none of %d waiters waited until it was cancelled", n)
+		}
+	}()
 	for i := range n {
 		wg.Go(func() {
 			ctx, cancel := context.WithCancel(c.ctx)
@@ -371,7 +388,12 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 				}
 				_ = c.do(l.Release)
 			}()
-			<-ctx.Done()
+			select {
+			case <-done:
+				return
+			case <-ctx.Done():
+				stood.Add(1)
+			}
 			select {
 			case <-done:
 			case <-time.After(patience):
@@ -409,7 +431,7 @@ func waitersCutOff(c *check) {
 		c.waiting(b, key, l, waiters, func(int) { <-cut.Done() }) //nolint:contextcheck // it has the check's
 	}()
 	time.Sleep(c.k.TTL / 2) // most of them wait by then
-	heal := c.inject(b, (*faults.Link).LoseRequests)
+	heal := c.inject(b, (*faults.Link).Cut)
 	leave()
 	<-left
 	heal()

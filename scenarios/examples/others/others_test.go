@@ -142,9 +142,7 @@ func openRueidislock(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, e
 }
 
 func openEtcd(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: s.Addrs, Logger: zap.NewNop(), DialKeepAliveTime: 2 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
-	})
+	client, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, Logger: zap.NewNop()})
 	if err != nil {
 		return nil, err
 	}
