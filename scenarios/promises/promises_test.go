@@ -2,8 +2,11 @@ package promises_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -238,8 +241,29 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
+// typed is a lock that returns nil leases behind the interface with its errors, as adapters of a line do.
+type typed struct{ scenarios.Lock }
+
+func (l typed) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	return l.behind(l.Lock.TryAcquire(ctx, key))
+}
+
+func (l typed) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	return l.behind(l.Lock.Acquire(ctx, key))
+}
+
+func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {
+	if err != nil {
+		return (*lease)(nil), err
+	}
+	return l, nil
+}
+
 func TestKept(t *testing.T) {
-	r := promises.Run(t, kit(t, open(func(*simple) {})))
+	r := promises.Run(t, kit(t, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+		l, err := open(func(*simple) {})(ctx, s)
+		return typed{l}, err
+	}))
 	for _, row := range r.Rows {
 		require.Equal(t, promises.Kept, row.Verdict, "%s: %s", row.Promise, row.Why)
 	}
@@ -282,6 +306,12 @@ func TestBroken(t *testing.T) {
 	}
 }
 
+// silent is a lock that does nothing.
+type silent struct{ scenarios.Lock }
+
+func (silent) Acquire(context.Context, string) (scenarios.Lease, error) { return nil, nil }
+func (silent) Close() error                                             { return nil }
+
 // What is wrong with the adapter is an error, and no broken promise.
 func TestAdapter(t *testing.T) {
 	t.Parallel()
@@ -292,6 +322,9 @@ func TestAdapter(t *testing.T) {
 		"Service.Nodes is empty":                         func(k *promises.Kit) { k.Service = &scenarios.Service{} },
 		`Kit.Only: there is no promise "Exclusiv"`:       func(k *promises.Kit) { k.Only = []string{"Exclusiv"} },
 		"Lease.Fence is 1, and Service.NoTokens is true": func(k *promises.Kit) { k.Service.NoTokens = true },
+		"the lock has returned neither a lease nor an error": func(k *promises.Kit) {
+			k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) { return silent{}, nil }
+		},
 		"mine: open: no such server": func(k *promises.Kit) {
 			k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) {
 				return nil, errors.New("no such server")
@@ -309,6 +342,29 @@ func TestAdapter(t *testing.T) {
 	cancel(enough)
 	_, err := good.Check(ctx)
 	require.ErrorIs(t, err, enough)
+}
+
+// What is recorded is what was found, with the version of the module.
+func TestRecord(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "reports.jsonl")
+	t.Setenv("FENCELAB_PROMISES", file)
+	k := kit(t, open(func(s *simple) { s.plainDelete = true }))
+	k.Only, k.Module = []string{"ReleaseRepeated"}, "github.com/redis/go-redis/v9"
+	want := []*promises.Report{promises.Run(t, k), promises.Run(t, k)}
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	lines := json.NewDecoder(f)
+	for _, w := range want {
+		var got promises.Report
+		require.NoError(t, lines.Decode(&got))
+		got.Rows[0].Took = w.Rows[0].Took
+		require.Equal(t, *w, got)
+		require.Equal(t, promises.Broken, got.Rows[0].Verdict)
+		require.Regexp(t, `^github.com/redis/go-redis/v9 v9\.\d+`, got.Module)
+	}
+	require.False(t, lines.More())
+	require.ErrorContains(t, json.Unmarshal([]byte(`{"rows": [{"verdict": "kept"}]}`), new(promises.Report)), `no verdict "kept"`)
 }
 
 // brittle is a lock that isn't served any more after a number of calls of TryAcquire.

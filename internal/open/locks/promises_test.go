@@ -3,7 +3,6 @@ package locks_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -31,17 +30,8 @@ func TestPromises(t *testing.T) {
 		}
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
-			service := &scenarios.Service{Lock: l.name}
-			all := l.startServers(t)
-			service.Server = all[0].String()
-			if len(all) > 1 {
-				service.Server = fmt.Sprintf("%d × %s", len(all), all[0])
-			}
-			for _, s := range all {
-				service.Nodes = append(service.Nodes, scenarios.Node{Name: s.Name, Addr: s.URL})
-			}
 			promises.Run(t, promises.Kit{
-				Service: service, Strict: true,
+				Service: scenarios.ServerSet{Lock: l.name, Servers: l.startServers(t)}.On(), Strict: true,
 				Open: scenarios.FromBackend(func(ctx context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
 					spec := locks.Spec{Lock: l.name, Addrs: s.Addrs, TTL: s.TTL}
 					if l.name == locks.Redlock {

@@ -214,14 +214,14 @@ func openConsul(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	return lock{get(false), get(true), func() error { return nil }}, nil
 }
 
-// servers starts what a lock runs on.
-type servers func(ctx context.Context) (all []*testbed.Server, stop func() error, err error)
+// start starts the servers that a lock runs on.
+type start func(ctx context.Context) (scenarios.ServerSet, error)
 
 func TestPromises(t *testing.T) {
 	for _, l := range []struct {
 		name, module string
 		open         scenarios.Open
-		start        servers
+		start        start
 		kit          promises.Kit
 		// broken are promises that it breaks in every run. Where it depends on the moment, none is named.
 		broken []string
@@ -242,16 +242,13 @@ func TestPromises(t *testing.T) {
 	} {
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
-			all, stop, err := l.start(t.Context())
+			set, err := l.start(t.Context())
 			testbed.Need(t, err)
-			t.Cleanup(func() { _ = stop() })
-			k := l.kit
-			k.Open, k.Module, k.Service.Lock, k.Service.Server = l.open, l.module, l.name, all[0].String()
-			if len(all) > 1 {
-				k.Service.Server = fmt.Sprintf("%d × %s", len(all), all[0])
-			}
-			for _, s := range all {
-				k.Service.Nodes = append(k.Service.Nodes, scenarios.Node{Name: s.Name, Addr: s.Addr})
+			t.Cleanup(func() { _ = set.Close() })
+			k, on := l.kit, set.On()
+			k.Open, k.Module, k.Service.Lock, k.Service.Server, k.Service.Nodes = l.open, l.module, l.name, on.Server, on.Nodes
+			for i, s := range set.Servers {
+				k.Service.Nodes[i].Addr = s.Addr // not a URL
 			}
 			for _, row := range promises.Run(t, k).Rows {
 				if row.Verdict != promises.Broken && slices.Contains(l.broken, row.Promise) {
@@ -262,41 +259,33 @@ func TestPromises(t *testing.T) {
 	}
 }
 
-func redisNodes(n int) servers {
-	return func(ctx context.Context) ([]*testbed.Server, func() error, error) {
+func redisNodes(n int) start {
+	return func(ctx context.Context) (scenarios.ServerSet, error) {
 		all, err := testbed.StartRedisNodes(ctx, n, &testbed.Options{AllowEmbedded: true})
-		return all, func() (err error) {
-			for _, s := range all {
-				err = errors.Join(err, s.Close())
-			}
-			return err
-		}, err
+		return scenarios.ServerSet{Servers: all}, err
 	}
 }
 
-// realRedis is no miniredis, which doesn't tell a client what has changed.
-func realRedis(ctx context.Context) ([]*testbed.Server, func() error, error) {
-	all, stop, err := redisNodes(1)(ctx)
+// realRedis rejects miniredis, which has no client-side caching.
+func realRedis(ctx context.Context) (scenarios.ServerSet, error) {
+	set, err := redisNodes(1)(ctx)
 	if err == nil {
-		if err = all[0].Real(); err != nil {
-			err = errors.Join(err, stop())
+		if err = set.Servers[0].Real(); err != nil {
+			err = errors.Join(err, set.Close())
 		}
 	}
-	return all, stop, err
+	return set, err
 }
 
-func etcd(ctx context.Context) ([]*testbed.Server, func() error, error) {
+func etcd(ctx context.Context) (scenarios.ServerSet, error) {
 	c, err := testbed.StartEtcd(ctx, 1, nil)
 	if err != nil {
-		return nil, nil, err
+		return scenarios.ServerSet{}, err
 	}
-	return c.Servers, c.Close, nil
+	return scenarios.ServerSet{Servers: c.Servers, Cluster: c}, nil
 }
 
-func consul(ctx context.Context) ([]*testbed.Server, func() error, error) {
+func consul(ctx context.Context) (scenarios.ServerSet, error) {
 	s, err := testbed.StartConsul(ctx, nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	return []*testbed.Server{s}, s.Close, nil
+	return scenarios.ServerSet{Servers: []*testbed.Server{s}}, err
 }
