@@ -16,32 +16,27 @@ import (
 	"unsafe"
 )
 
-// Clock is the wall clock of one server, which may jump, run fast or slow, or stand still. Linux only.
+// Clock is the wall clock of one server. It can jump, run fast or slow, or stop. Linux only.
 //
-// The server is started with [Clock.Env]: the dynamic linker preloads a shim that answers clock_gettime(CLOCK_REALTIME),
-// gettimeofday, time and timespec_get. All processes started with one Clock's Env, and their children, show the same time. In
-// force means that every read of the clock that begins from now on sees the fault.
+// Start the server with [Clock.Env]: a preloaded shim answers clock_gettime(CLOCK_REALTIME), gettimeofday, time and timespec_get.
+// All processes with one Clock's Env show the same time. In force means that every later read of the clock sees the fault.
+// CLOCK_MONOTONIC, timers and sleeps are unaffected, as on a real machine.
 //
-// As on a real machine, CLOCK_MONOTONIC, timers and sleeps run on, and so does a wait until an absolute wall-clock time. Redis 7
-// uses the wall clock for the expiry of keys and for the timeouts of blocked clients.
+// It works for programs that get the time from libc: Redis, PostgreSQL, the JVM; not for statically linked ones or Go programs.
+// Check with [Clock.Confirm].
 //
-// It works for programs that ask their C library for the time: Redis, PostgreSQL, the JVM; not for statically linked ones, nor for
-// Go's, which ask the kernel. [Clock.Confirm] tells.
-//
-// Jumps add up, also while the clock runs fast or stands still. Of [Clock.Rate] and [Clock.Hold] one is in force at a time; a
-// second one is an error. A heal works with a context that has ended too. The methods may be called concurrently.
+// Jumps add up, at any rate. Only one of [Clock.Rate] and [Clock.Hold] can be in force; a second one is an error. Heals work with
+// an ended context too. Methods may be called concurrently.
 type Clock struct {
 	dir string
 
 	mu    sync.Mutex
 	law   law
 	jumps time.Duration // the sum of those in force
-	speed int           // the fault that sets the rate; 0: none
-	last  int           // the last that did
+	rated bool          // a fault sets the rate
 }
 
-// law says what the clock shows at the real time now: base + (now - since) * rate, in nanoseconds since 1970.
-// clockshim.c computes the same.
+// law gives the time shown at the real time now: base + (now - since) * rate, in ns since 1970; as in clockshim.c.
 type law struct {
 	since, base int64
 	rate        float64
@@ -54,21 +49,18 @@ func (l law) at(now int64) int64 {
 	return l.base + int64(float64(now-l.since)*l.rate)
 }
 
-// clockPage is what server and Clock share, as in clockshim.c.
+// clockPage is shared with the server; as in clockshim.c.
 type clockPage struct {
 	changes     atomic.Uint64 // odd while the law is being changed
 	since, base atomic.Int64
 	rate        atomic.Uint64
 }
 
-// maxRate keeps the clock in range for years.
 const maxRate = 1000
 
-// NewClock makes a clock that shows the real time, as the files [Clock.Shim] and [Clock.Page] in the existing directory dir, where
-// the server must be able to read them.
-//
-// The shim is compiled by the C compiler that CC names, or the system's, and kept in the user's cache directory. Without a
-// compiler NewClock fails, saying what to install; elsewhere than on Linux its error matches [errors.ErrUnsupported].
+// NewClock creates a clock that shows the real time, with the files [Clock.Shim] and [Clock.Page] in the existing directory dir. It
+// compiles the shim with $CC or the system's C compiler, and caches it in the user's cache directory. On systems other than Linux
+// the error matches [errors.ErrUnsupported].
 func NewClock(ctx context.Context, dir string) (*Clock, error) {
 	c := &Clock{law: law{rate: 1}}
 	if err := c.create(ctx, dir); err != nil {
@@ -100,7 +92,7 @@ func (c *Clock) create(ctx context.Context, dir string) (err error) {
 	return c.change(func(now int64) law { return law{since: now, base: now, rate: 1} })
 }
 
-// writeNew writes a new file that everybody may read, whatever the umask: servers like to run as users of their own.
+// writeNew ignores the umask: servers often run as other users.
 func writeNew(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
@@ -113,27 +105,26 @@ func writeNew(path string, data []byte) error {
 	return nil
 }
 
-// Shim returns the path of the shared library that the server preloads.
+// Shim returns the path of the library to preload.
 func (c *Clock) Shim() string { return filepath.Join(c.dir, "clockshim.so") }
 
-// Page returns the path of the file that tells the shim the time.
+// Page returns the path of the file with the time.
 func (c *Clock) Page() string { return filepath.Join(c.dir, "clock") }
 
-// Env returns the environment variables with which the server is to be started: LD_PRELOAD, which replaces any other, and
-// FENCELAB_CLOCK. A container needs Shim and Page mounted at the paths that they have here. A server that finds the shim and
-// not the page exits at once and says so.
+// Env returns the server's environment variables: LD_PRELOAD and FENCELAB_CLOCK. In a container, mount Shim and Page at the same
+// paths. Without the page the server exits at once with a message.
 func (c *Clock) Env() []string {
 	return []string{"LD_PRELOAD=" + c.Shim(), "FENCELAB_CLOCK=" + c.Page()}
 }
 
-// Now returns what the server's clock shows, to the nanosecond.
+// Now returns the server's time, in nanoseconds.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return time.Unix(0, c.law.at(time.Now().UnixNano()))
 }
 
-// Offset returns how far the server's clock is ahead of the real one; less than 0: behind.
+// Offset returns how far the clock is ahead of the real one; negative if behind.
 func (c *Clock) Offset() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,7 +132,7 @@ func (c *Clock) Offset() time.Duration {
 	return time.Duration(c.law.at(now) - now)
 }
 
-// Jump sets the clock forward by d, or back if d is less than 0. The heal sets it back, or forward, by as much.
+// Jump moves the clock by d, which may be negative. The heal moves it back.
 func (c *Clock) Jump(ctx context.Context, d time.Duration) (Heal, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("faults: clock jump by %v: %w", d, context.Cause(ctx))
@@ -173,64 +164,54 @@ func (c *Clock) jump(d time.Duration) error {
 	return nil
 }
 
-// Rate makes the clock run rate times as fast as the real one, from what it shows now; 0 to 1000. The heal takes back what the
-// clock has gained or lost by it, at once.
+// Rate makes the clock run at rate (0 to 1000) times real speed, from what it shows now. The heal undoes the gain or loss at once.
 func (c *Clock) Rate(ctx context.Context, rate float64) (Heal, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("faults: clock rate %v: %w", rate, context.Cause(ctx))
 	}
-	fault, err := c.run(rate)
-	if err != nil {
+	if err := c.run(rate); err != nil {
 		return nil, fmt.Errorf("faults: clock rate %v: %w", rate, err)
 	}
-	return func(context.Context) error {
-		if err := c.restore(fault); err != nil {
+	return Once(func(context.Context) error {
+		if err := c.restore(); err != nil {
 			return fmt.Errorf("faults: heal clock rate %v: %w", rate, err)
 		}
 		return nil
-	}, nil
+	}), nil
 }
 
-// Hold stops the clock until the heal, which is that of [Clock.Rate]. Jumps still move it, so that things happen at the same
-// instant, or exactly when something expires. A server that waits for the wall clock to move on waits as long.
+// Hold stops the clock; the heal is that of [Clock.Rate]. Jumps still move it, so events can coincide exactly with an expiry. A
+// server that waits for its wall clock to advance blocks.
 func (c *Clock) Hold(ctx context.Context) (Heal, error) { return c.Rate(ctx, 0) }
 
-func (c *Clock) run(rate float64) (fault int, err error) {
+func (c *Clock) run(rate float64) error {
 	if !(rate >= 0 && rate <= maxRate) { // NaN is neither
-		return 0, fmt.Errorf("the rate must be from 0 to %d", maxRate)
+		return fmt.Errorf("the rate must be from 0 to %d", maxRate)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.speed != 0 {
-		return 0, errors.New("the clock's rate is another fault's")
+	if c.rated {
+		return errors.New("the clock's rate is another fault's")
 	}
 	if err := c.change(func(now int64) law { return law{since: now, base: c.law.at(now), rate: rate} }); err != nil {
-		return 0, err
-	}
-	c.last++
-	c.speed = c.last
-	return c.speed, nil
-}
-
-// restore ends a fault that sets the rate, unless it has ended.
-func (c *Clock) restore(fault int) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.speed != fault {
-		return nil
-	}
-	if err := c.change(func(now int64) law { return law{since: now, base: now + int64(c.jumps), rate: 1} }); err != nil {
 		return err
 	}
-	c.speed = 0
+	c.rated = true
 	return nil
 }
 
-// change replaces the law by what next makes of the real time, at that time. The caller holds mu.
-//
-// Readers wait while changes is odd, and repeat a read that began before. So next's now is after the last read under the old law
-// and before the first under the new. With a pair of laws, one of which is valid, nobody would wait, but a clock that is stopped
-// would go back by the time between reading now and publishing the law.
+func (c *Clock) restore() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.change(func(now int64) law { return law{since: now, base: now + int64(c.jumps), rate: 1} }); err != nil {
+		return err
+	}
+	c.rated = false
+	return nil
+}
+
+// change replaces the law with next(the real time). The caller holds mu. Readers wait while changes is odd, and repeat a read that
+// began before, or a clock that is being stopped could go back.
 func (c *Clock) change(next func(now int64) law) error {
 	f, err := os.OpenFile(c.Page(), os.O_RDWR, 0)
 	if err != nil {
@@ -251,8 +232,7 @@ func (c *Clock) change(next func(now int64) law) error {
 	return syscall.Munmap(mem)
 }
 
-// Confirm checks that the server follows the clock: ask returns what the server's clock shows, to the microsecond or finer. The
-// clock is held meanwhile, so ask must return that very microsecond. (The same millisecond may be the real one.)
+// Confirm checks that the server follows the clock, which it holds: ask returns the server's time, in microseconds or finer.
 func (c *Clock) Confirm(ctx context.Context, ask func(context.Context) (time.Time, error)) (err error) {
 	heal, err := c.Hold(ctx)
 	if err != nil {

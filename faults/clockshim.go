@@ -18,13 +18,11 @@ import (
 //go:embed clockshim/clockshim.c
 var shimSource string
 
-// shimFlags make a library that needs no other; see clockshim.c.
 var shimFlags = []string{
 	"-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-nostdlib", "-fvisibility=hidden",
 	"-fno-stack-protector", "-U_FORTIFY_SOURCE",
 }
 
-// buildShim returns the shim, which it compiles unless the cache has it.
 func buildShim(ctx context.Context) ([]byte, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -45,7 +43,7 @@ func buildShim(ctx context.Context) ([]byte, error) {
 	return shim, nil
 }
 
-// shimCache returns where the shim is kept: under a name that is another for another shim.
+// shimCache returns the cached shim's path, which holds a hash of source and flags.
 func shimCache() (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -55,7 +53,7 @@ func shimCache() (string, error) {
 	return filepath.Join(dir, "fencelab", fmt.Sprintf("clockshim-%s-%x.so", runtime.GOARCH, sum[:8])), nil
 }
 
-// publish makes the file path with all of data in it, or none: other processes may be looking for it, and making it.
+// publish creates the file atomically: other processes may do the same.
 func publish(path string, data []byte) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -102,7 +100,6 @@ func compileShim(ctx context.Context) ([]byte, error) {
 const installCompiler = "a C compiler and the C library's headers are needed: sudo apt-get install gcc libc6-dev " +
 	"(Debian, Ubuntu), sudo dnf install gcc (Fedora) or sudo apk add gcc musl-dev (Alpine), or set CC to the path of one"
 
-// findCompiler returns what CC names, or the first usual one that is there.
 func findCompiler() (string, error) {
 	names := []string{"cc", "gcc", "clang"}
 	if cc := os.Getenv("CC"); cc != "" {

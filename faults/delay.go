@@ -6,22 +6,19 @@ import (
 	"time"
 )
 
-// DelayRequests delays every byte that a client sends by at least d, and the end of its stream too; nothing is lost, and
-// nothing overtakes. In force means that no byte leaves the link for the server earlier than d after the link read it, those
-// included that it had read before and not handed on. If the server's socket takes nothing for 10 s, DelayRequests fails.
-//
-// The heal hands what is under way to the server at once, in order, and returns when that is written to the server's socket.
+// DelayRequests delays the clients' bytes and the end of their streams by at least d, without loss or reordering. In force means
+// that no byte leaves the link for the server less than d after the link read it. If the server's socket accepts nothing for 10 s,
+// DelayRequests fails. The heal forwards delayed bytes at once, in order, and returns when they are written to the server's socket.
 func (l *Link) DelayRequests(ctx context.Context, d time.Duration) (Heal, error) {
 	return late(ctx, "delay requests", d, effect{l.requests, delay, d})
 }
 
-// DelayReplies delays what the server sends, as [Link.DelayRequests] does what clients send.
+// DelayReplies delays the server's bytes as [Link.DelayRequests] delays those of clients.
 func (l *Link) DelayReplies(ctx context.Context, d time.Duration) (Heal, error) {
 	return late(ctx, "delay replies", d, effect{l.replies, delay, d})
 }
 
-// Delay is [Link.DelayRequests] and [Link.DelayReplies] at once, by d each. Connecting takes no longer, for the link itself
-// accepts.
+// Delay is [Link.DelayRequests] and [Link.DelayReplies] at once, by d each. Connecting takes no longer.
 func (l *Link) Delay(ctx context.Context, d time.Duration) (Heal, error) {
 	return late(ctx, "delay", d, l.both(delay, d)...)
 }

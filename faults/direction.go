@@ -12,82 +12,73 @@ import (
 	"github.com/Shopify/toxiproxy/v2/toxics"
 )
 
-// flow says what a direction does with what comes to it.
 type flow int
 
 const (
-	pass  flow = iota // hand it on; the end of a stream closes the connection
-	delay             // hand it on, in order, when the direction's delay has passed since it came
-	hold              // keep it, in order, until the direction passes again
-	drop              // lose it, and close the connection once the direction passes again: its stream has a hole
-	shut              // lose it and close the connection at once
-	stall             // of a pipe only: keep it until the last piece is written, and then do what the direction does
+	pass  flow = iota // forward; the end of a stream closes the connection
+	delay             // forward in order, d.delay after arrival
+	hold              // keep in order until the direction passes again
+	drop              // discard, and close the connection once the direction passes again: its stream has a hole
+	shut              // discard and close the connection at once
+	stall             // of a pipe only: keep until the last piece is written, then follow the direction
 )
 
-// stallTimeout bounds how long a fault waits until the pieces that pipes have handed on are written. It takes microseconds,
-// unless a socket's buffer is full, or the socket is gone and nobody has noticed yet.
+// stallTimeout bounds how long a fault waits until forwarded pieces are written: usually microseconds.
 const stallTimeout = 10 * time.Second
 
-// deadTimeout is how long a fault waits for the last piece of a stream that has ended: when a write fails, the proxy leaves the
-// pipe with what it has.
+// deadTimeout bounds the wait for the last piece of an ended stream, which a failed write leaves in the pipe.
 const deadTimeout = stallTimeout / 2
 
-// direction is a toxic that controls one direction of every connection of a link. It stays for the link's whole life: adding and
-// removing the stock toxics doesn't wait for bytes on their way to a socket, and can hang when a connection has died
+// direction is a toxic that controls one direction of every connection of a link, for the link's whole life: adding and removing
+// the stock toxics doesn't wait for bytes on their way, and can hang on a dead connection
 // (https://github.com/Shopify/toxiproxy/issues/558).
 //
-// A change is in force once every pipe has carried it out, between two pieces of its stream, and what it has handed on before is
-// written to a socket. (Except for shut, whose caller closes the sockets.) After hold and drop nothing is written any more;
-// after delay nothing is written early; after pass all that was kept has been written.
+// A change is in force once every pipe has applied it, and pieces forwarded before are written to a socket (except for shut, whose
+// caller closes the sockets).
 type direction struct {
-	addr    string // of the link
-	mu      sync.Mutex
-	flow    flow
-	delay   time.Duration      // if the flow is delay
-	closed  bool               // shut for ever
-	epoch   int                // counts the changes of flow
-	faults  int                // how many there have been
-	fault   int                // the number of the present one; 0: there is none
-	holding bool               // a pipe has kept a piece since the flow last changed
-	left    int                // pieces until loses does; 0: it doesn't
-	loses   *direction         // it or the other one
-	pipes   map[*pipe]struct{} // those that run
-	changed chan struct{}      // closed and replaced when anything above or a pipe's epoch changes
+	addr      string // of the link
+	mu        sync.Mutex
+	flow      flow
+	delay     time.Duration      // if the flow is delay
+	closed    bool               // shut for ever
+	epoch     int                // counts the changes of flow
+	faulty    bool               // a fault has claimed the direction
+	holding   bool               // a pipe has kept a piece since the flow last changed
+	remaining int                // pieces until target drops; 0: never
+	target    *direction         // this or the opposite direction
+	pipes     map[*pipe]struct{} // those that run
+	changed   chan struct{}      // closed and replaced when anything above or a pipe's epoch changes
 }
 
-// pipe is one direction of one connection. Its goroutine owns it; epoch is guarded by the direction.
+// pipe is one direction of one connection. Its goroutine owns it; the direction guards epoch.
 type pipe struct {
-	epoch  int                        // the last change that is carried out
-	flow   flow                       // what it does; once shut it stays so
-	delay  time.Duration              // how much later than it came a piece is handed on
-	source <-chan *stream.StreamChunk // nil once the stream has ended
-	ended  time.Time                  // when it has
-	queue  []*stream.StreamChunk      // what is to be handed on
-	unsure bool                       // the last piece that was handed on may not be written yet
+	epoch     int  // the last change applied
+	flow      flow // once shut it stays so
+	delay     time.Duration
+	source    <-chan *stream.StreamChunk // nil once the stream has ended
+	ended     time.Time                  // when the stream ended
+	queue     []*stream.StreamChunk      // to be forwarded
+	unwritten bool                       // the last piece forwarded may not be written yet
 }
 
-// errFaulty is returned for a second fault in the same direction.
 var errFaulty = errors.New("the link has another fault in this direction")
 
-// errStalled is returned when a fault can't be put in force.
 var errStalled = fmt.Errorf("a socket has not taken what was on its way to it for %v", stallTimeout)
 
-// claim keeps other faults out until end, and returns the number of the one that has room now.
-func (d *direction) claim() (fault int, err error) {
+// claim reserves the direction for one fault.
+func (d *direction) claim() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
 	case d.closed:
-		return 0, net.ErrClosed
-	case d.fault != 0:
-		return 0, errFaulty
+		return net.ErrClosed
+	case d.faulty:
+		return errFaulty
 	}
-	d.faults++
-	d.fault = d.faults
-	return d.fault, nil
+	d.faulty = true
+	return nil
 }
 
-// enforce puts a fault in force that has claimed the direction. Of all flows delay alone takes one.
 func (d *direction) enforce(ctx context.Context, f flow, by time.Duration) error {
 	d.mu.Lock()
 	if !d.closed {
@@ -99,42 +90,32 @@ func (d *direction) enforce(ctx context.Context, f flow, by time.Duration) error
 	return d.settle(ctx)
 }
 
-// heal ends a fault, unless it has ended, and returns once the direction passes.
-func (d *direction) heal(ctx context.Context, fault int) error {
-	if !d.reopen(fault) {
-		return nil
-	}
+func (d *direction) heal(ctx context.Context) error {
+	d.reopen()
 	if err := d.settle(ctx); err != nil {
 		return err
 	}
-	d.end(fault)
+	d.release()
 	return nil
 }
 
-// reopen lets the direction pass again. It reports whether the fault is the present one.
-func (d *direction) reopen(fault int) bool {
+func (d *direction) reopen() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.fault != fault {
-		return false
-	}
 	if d.flow != pass && !d.closed {
 		d.set(pass, 0)
 	}
-	return true
 }
 
-// end makes room for the next fault. Of a direction that doesn't pass yet it doesn't wait for that.
-func (d *direction) end(fault int) {
-	d.reopen(fault)
+// release allows the next fault. It reopens the direction without waiting until it passes.
+func (d *direction) release() {
+	d.reopen()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.fault == fault {
-		d.fault = 0
-	}
+	d.faulty = false
 }
 
-// shut closes every connection, those to come included, for ever.
+// shut closes every present and future connection.
 func (d *direction) shut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -142,7 +123,6 @@ func (d *direction) shut() {
 	d.set(shut, 0)
 }
 
-// settle waits until every pipe has carried out the last change. It fails if the direction is closed.
 func (d *direction) settle(ctx context.Context) error {
 	return d.wait(ctx, func() (bool, error) {
 		if d.closed {
@@ -157,12 +137,11 @@ func (d *direction) settle(ctx context.Context) error {
 	})
 }
 
-// drained waits until every pipe has ended.
 func (d *direction) drained(ctx context.Context) error {
 	return d.wait(ctx, func() (bool, error) { return len(d.pipes) == 0, nil })
 }
 
-// wait waits until ok, called with d locked, holds or fails.
+// wait waits until ok, called with d.mu held, returns true or an error.
 func (d *direction) wait(ctx context.Context, ok func() (bool, error)) error {
 	for {
 		d.mu.Lock()
@@ -180,7 +159,7 @@ func (d *direction) wait(ctx context.Context, ok func() (bool, error)) error {
 	}
 }
 
-// set changes the flow, with d locked.
+// set changes the flow. The caller holds d.mu.
 func (d *direction) set(f flow, by time.Duration) {
 	d.flow, d.delay = f, by
 	d.holding = false
@@ -188,13 +167,13 @@ func (d *direction) set(f flow, by time.Duration) {
 	d.notify()
 }
 
-// notify wakes whoever waits for a change, with d locked.
+// notify wakes waiters. The caller holds d.mu.
 func (d *direction) notify() {
 	close(d.changed)
 	d.changed = make(chan struct{})
 }
 
-// Pipe runs one direction of one connection until its stream has ended; the proxy calls it.
+// Pipe runs one direction of one connection. The proxy calls it.
 func (d *direction) Pipe(stub *toxics.ToxicStub) {
 	p := d.join(stub)
 	defer d.leave(p)
@@ -213,10 +192,10 @@ func (d *direction) Pipe(stub *toxics.ToxicStub) {
 			}
 		case wait > 0:
 			due = time.After(wait)
-		case p.hands() && len(p.queue) > 0:
+		case p.forwards() && len(p.queue) > 0:
 			source = nil // one piece at a time, so that the sender feels a slow destination
 			output, head = stub.Output, p.queue[0]
-		case p.hands() && source == nil:
+		case p.forwards() && source == nil:
 			stub.Close()
 			return
 		case p.flow == shut && source == nil:
@@ -228,10 +207,10 @@ func (d *direction) Pipe(stub *toxics.ToxicStub) {
 				p.source, p.ended = nil, time.Now()
 			} else {
 				p.queue = append(p.queue, piece)
-				d.kept(p)
+				d.received(p)
 			}
 		case output <- head:
-			p.unsure = len(head.Data) > 0
+			p.unwritten = len(head.Data) > 0
 			if p.flow != stall {
 				p.queue = p.queue[1:]
 			}
@@ -244,10 +223,9 @@ func (d *direction) Pipe(stub *toxics.ToxicStub) {
 	}
 }
 
-// hands reports whether p hands on what comes to it.
-func (p *pipe) hands() bool { return p.flow == pass || p.flow == delay }
+func (p *pipe) forwards() bool { return p.flow == pass || p.flow == delay }
 
-// wait returns how long p keeps its first piece, or what is left of its stream's end, for a delay.
+// wait returns how long p keeps its first piece, or the end of its stream.
 func (p *pipe) wait() time.Duration {
 	switch {
 	case p.flow != delay:
@@ -275,7 +253,7 @@ func (d *direction) leave(p *pipe) {
 	d.notify()
 }
 
-// follow makes p do what the direction does, and returns the channel that tells of the next change.
+// follow applies the direction's flow to p, and returns the channel that the next change closes.
 func (d *direction) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -286,7 +264,7 @@ func (d *direction) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 		case (p.flow == hold || p.flow == delay) && d.flow == pass && len(p.queue) > 0:
 			p.flow = pass
 			p.queue = append(p.queue, barrier())
-		case p.unsure && d.flow != pass && d.flow != shut:
+		case p.unwritten && d.flow != pass && d.flow != shut:
 			p.flow = stall
 		default:
 			p.flow, p.delay = d.flow, d.delay
@@ -306,11 +284,11 @@ func (d *direction) follow(p *pipe, stub *toxics.ToxicStub) <-chan struct{} {
 	return d.changed
 }
 
-// loseFrom has other, which may be d, lose everything from the nth piece of d on.
-func (d *direction) loseFrom(n int, other *direction) {
+// loseFrom makes target, which may be d, drop everything from d's nth piece on.
+func (d *direction) loseFrom(n int, target *direction) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.left, d.loses = n, other
+	d.remaining, d.target = n, target
 }
 
 func (d *direction) drops() bool {
@@ -319,25 +297,24 @@ func (d *direction) drops() bool {
 	return d.flow == drop
 }
 
-// count is called for each piece, before it is handed on.
+// count counts a piece before it is forwarded. The caller holds d.mu.
 func (d *direction) count() {
-	if d.left == 0 {
+	if d.remaining == 0 {
 		return
 	}
-	if d.left--; d.left > 0 {
+	if d.remaining--; d.remaining > 0 {
 		return
 	}
-	if d.loses != d {
-		d.loses.mu.Lock()
-		defer d.loses.mu.Unlock()
+	if d.target != d {
+		d.target.mu.Lock()
+		defer d.target.mu.Unlock()
 	}
-	if !d.loses.closed {
-		d.loses.set(drop, 0)
+	if !d.target.closed {
+		d.target.set(drop, 0)
 	}
 }
 
-// kept notes that p has just taken a piece, and whether it keeps it.
-func (d *direction) kept(p *pipe) {
+func (d *direction) received(p *pipe) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.count()
@@ -347,10 +324,8 @@ func (d *direction) kept(p *pipe) {
 	}
 }
 
-// errNotHeld is returned to a caller that waits for something to be held where nothing can be.
 var errNotHeld = errors.New("no hold is in force")
 
-// held waits until a pipe holds a piece.
 func (d *direction) held(ctx context.Context) error {
 	return d.wait(ctx, func() (bool, error) {
 		if d.flow != hold {
@@ -360,6 +335,5 @@ func (d *direction) held(ctx context.Context) error {
 	})
 }
 
-// barrier returns an empty piece. The proxy takes a piece only when it has written the one before to the socket, so
-// that once a barrier is taken everything ahead of it is written. (Empty, not nil: nil data ends the stream.)
+// barrier returns an empty piece (nil data would end the stream). The proxy takes it only after writing all earlier pieces.
 func barrier() *stream.StreamChunk { return &stream.StreamChunk{Data: []byte{}} }

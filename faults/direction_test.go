@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// runPipe returns a direction with one pipe, which ends when in is closed and out has been read to its end.
+// runPipe returns a direction with one pipe. It ends when in is closed and out is drained.
 func runPipe() (v *direction, in chan<- *stream.StreamChunk, out <-chan *stream.StreamChunk) {
 	v = &direction{changed: make(chan struct{}), pipes: make(map[*pipe]struct{})}
 	from, to := make(chan *stream.StreamChunk), make(chan *stream.StreamChunk)
@@ -24,8 +24,8 @@ func runPipe() (v *direction, in chan<- *stream.StreamChunk, out <-chan *stream.
 	return v, from, to
 }
 
-// From inside, for the proxy may have taken a piece and not written it when a fault comes: the fault is in force only when
-// the piece is written, and what came after it is under the fault.
+// The proxy may have taken a piece and not written it when a fault comes: the fault is in force once the piece is written, and
+// affects all later ones.
 func TestDirectionAwaitsWriting(t *testing.T) {
 	for name, f := range map[string]struct {
 		flow flow
@@ -81,7 +81,7 @@ func TestDirectionAwaitsWriting(t *testing.T) {
 	}
 }
 
-// A socket that takes nothing: no fault can be in force, and none is left behind.
+// If a socket accepts nothing, no fault can be in force, and none is left behind.
 func TestDirectionStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v, in, out := runPipe()
@@ -103,7 +103,7 @@ func TestDirectionStalled(t *testing.T) {
 	})
 }
 
-// A pipe whose connection has died with a piece that nobody takes keeps no fault from coming into force.
+// A pipe whose connection died while writing doesn't block a fault.
 func TestDirectionDead(t *testing.T) {
 	for _, f := range []flow{hold, drop, delay} {
 		synctest.Test(t, func(t *testing.T) {
@@ -125,8 +125,7 @@ func TestDirectionDead(t *testing.T) {
 	}
 }
 
-// In virtual time, where a delay is exact: a piece leaves when the delay has passed since it came, no matter how many
-// are under way, and so does the stream's end.
+// In virtual time delays are exact, for several pieces at once and for the end of the stream.
 func TestDirectionDelays(t *testing.T) {
 	const d = 10 * time.Second
 	type arrival struct {
@@ -194,7 +193,7 @@ func TestDirectionDelays(t *testing.T) {
 	})
 }
 
-// Effects are one fault. If one of them can't be, no pipe feels any of them, and if one can't be healed, all others are.
+// Several effects are one fault: if one fails, no pipe is affected; if one can't be healed, the others are.
 func TestInjectAllOrNone(t *testing.T) {
 	var effects []effect
 	for range 3 {
@@ -217,13 +216,12 @@ func TestInjectAllOrNone(t *testing.T) {
 		return n
 	}
 	for i := range effects {
-		number, err := effects[i].dir.claim()
-		require.NoError(t, err)
+		require.NoError(t, effects[i].dir.claim())
 		before := epochs()
-		_, err = inject(t.Context(), "test", effects...)
+		_, err := inject(t.Context(), "test", effects...)
 		require.ErrorIs(t, err, errFaulty)
 		require.Equal(t, before, epochs(), "changes of flow")
-		effects[i].dir.end(number)
+		effects[i].dir.release()
 	}
 	heal, err := inject(t.Context(), "test", effects...)
 	require.NoError(t, err)
@@ -231,7 +229,7 @@ func TestInjectAllOrNone(t *testing.T) {
 	require.NoError(t, heal(t.Context()))
 	want(pass)
 
-	// The context ends while the second direction is being set: its pipe is busy for ever.
+	// The context ends while the second direction, whose pipe never reacts, is being set.
 	ctx, cancel := context.WithCancel(t.Context())
 	busy := effects[1].dir
 	stuck := &pipe{}
@@ -256,7 +254,7 @@ func TestInjectAllOrNone(t *testing.T) {
 	require.Equal(t, pass, effects[0].dir.flow)
 }
 
-// Refuse doesn't take the proxy's word for it that all connections are closed: one that isn't in its list counts too.
+// Refuse waits for all connections, even one that isn't in the proxy's list.
 func TestRefuseAwaitsConnections(t *testing.T) {
 	for _, way := range []stream.Direction{stream.Upstream, stream.Downstream} {
 		link, err := NewLink("127.0.0.1:1")

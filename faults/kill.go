@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// Kill ends the process pid by SIGKILL, also a stopped one. In force means that no thread runs, and that its files, sockets and
-// locks are closed; a zombie may be left for its parent. There is no heal. Kill refuses the same pids as [Pause].
+// Kill kills the process pid with SIGKILL, even if it is stopped. In force means that no thread runs, and that its files, sockets
+// and locks are closed; a zombie may remain. It refuses the same pids as [Pause].
 func Kill(ctx context.Context, pid int) error {
 	p, err := find(ctx, pid)
 	if err != nil {

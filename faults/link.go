@@ -15,18 +15,14 @@ import (
 	"github.com/fencelab/fencelab/internal/proc"
 )
 
-// closeTimeout bounds [Link.Close], which waits for the proxy's goroutines: one may be connecting to a server that doesn't
-// answer.
+// closeTimeout bounds [Link.Close]: the proxy may be dialing a server that doesn't answer.
 const closeTimeout = 10 * time.Second
 
-// Link relays TCP connections from clients to one server, by an embedded toxiproxy, and injects faults on the way.
+// Link relays TCP connections from clients to one server through an embedded toxiproxy, and injects faults. A fault affects all
+// present and future connections; give each client its own link to affect it alone. A second fault in one direction is an error.
 //
-// A fault affects all connections of the link, present and future; give each client a link of its own to hurt one alone. At most
-// one fault is in force in a direction at a time; a second one is an error.
-//
-// Except under [Link.Refuse] a client can always connect, and the server sees it connect, whether or not bytes get through.
-// When either side ends its stream, the connection is closed for both. Under a fault the end of a stream is held, late or
-// lost, like the bytes before it.
+// Except under [Link.Refuse] clients can always connect, and the server sees the connection. When either side ends its stream, the
+// connection is closed for both; under a fault the end is held, delayed or lost like the bytes before it.
 type Link struct {
 	addr     string
 	proxy    *toxiproxy.Proxy
@@ -36,14 +32,14 @@ type Link struct {
 	close    func() error
 
 	mu     sync.Mutex
-	closed bool // nobody may listen any more
+	closed bool // listen fails
 }
 
-// register makes directions known to toxiproxy, whose list of toxics is global.
+// register adds directions to toxiproxy's global list of toxics.
 var register = sync.OnceFunc(func() { toxics.Register("direction", new(direction)) })
 
-// NewLink returns a link to the server at upstream ("host:port"), which need not be up yet: a client's connection is
-// closed if the server can't be reached when it is made. The link listens on a free port of the loopback interface.
+// NewLink returns a link to the server at upstream ("host:port"), listening on a free loopback port. If the server can't be reached
+// when a client connects, the client's connection is closed.
 func NewLink(upstream string) (*Link, error) {
 	register()
 	port, release, err := proc.ReservePort()
@@ -66,7 +62,6 @@ func NewLink(upstream string) (*Link, error) {
 	return l, nil
 }
 
-// addDirection adds a direction to a toxiproxy stream that has no connections yet.
 func (l *Link) addDirection(stream string) (*direction, error) {
 	toxic, err := l.proxy.Toxics.AddToxicJson(strings.NewReader(fmt.Sprintf(`{"type": "direction", "stream": %q}`, stream)))
 	if err != nil {
@@ -82,16 +77,15 @@ func (l *Link) addDirection(stream string) (*direction, error) {
 	return d, nil
 }
 
-// both is an effect on both directions.
 func (l *Link) both(f flow, by time.Duration) []effect {
 	return []effect{{l.requests, f, by}, {l.replies, f, by}}
 }
 
-// Addr returns the address that clients connect to in the server's place.
+// Addr returns the address for clients.
 func (l *Link) Addr() string { return l.addr }
 
-// Close stops listening, closes every connection and loses what is held. It returns within seconds, in any state of the link,
-// its clients and its server. The heal of a fault in force then fails with net.ErrClosed.
+// Close stops listening, closes every connection and discards held bytes, within seconds. The heal of a fault in force then fails
+// with net.ErrClosed.
 func (l *Link) Close() error { return l.close() }
 
 func (l *Link) shut() error {

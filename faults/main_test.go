@@ -16,10 +16,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/testmain"
 )
 
-// tickerFile makes the test binary a ticker: a process that does nothing but count in the file named by this variable.
+// tickerFile makes the test binary a ticker: a process that counts in the file named by this variable.
 const tickerFile = "FAULTS_TEST_TICKER"
 
 func TestMain(m *testing.M) {
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 	testmain.Run(m)
 }
 
-// ticks are a ticker's counters: two threads that live on, and threads that are born, tick once and die.
+// ticks are a ticker's counters: of two threads that live on, and of threads that tick once and end.
 type ticks [3]atomic.Uint64
 
 func mapTicks(path string) (*ticks, []byte, error) {
@@ -82,7 +83,7 @@ type ticker struct {
 	counters *ticks
 }
 
-// startTicker returns a process of which every counter moves.
+// startTicker returns a process all of whose counters advance.
 func startTicker(t *testing.T) *ticker {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ticks")
@@ -111,7 +112,6 @@ func startTicker(t *testing.T) *ticker {
 
 func (tk *ticker) pid() int { return tk.cmd.Process.Pid }
 
-// reap ends the process, whatever state it is in, and collects it.
 func (tk *ticker) reap() {
 	_ = tk.cmd.Process.Kill()
 	_ = tk.cmd.Wait()
@@ -124,7 +124,7 @@ func (tk *ticker) count() (n [3]uint64) {
 	return n
 }
 
-// awaitTicks waits until every counter has moved on by n.
+// awaitTicks waits until every counter has advanced by n.
 func (tk *ticker) awaitTicks(t *testing.T, n uint64) {
 	t.Helper()
 	start := tk.count()
@@ -138,12 +138,30 @@ func (tk *ticker) awaitTicks(t *testing.T, n uint64) {
 	})
 }
 
-// await waits until ok holds; there is no event for what it is used for.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(100 * time.Microsecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("no %s within 30 s", what)
 		}
+	}
+}
+
+// inForce requires that a fault could be injected, and returns its heal.
+func inForce(t *testing.T) func(faults.Heal, error) faults.Heal {
+	t.Helper()
+	return func(heal faults.Heal, err error) faults.Heal {
+		t.Helper()
+		require.NoError(t, err)
+		return heal
+	}
+}
+
+// requireBusy requires that a fault was refused because of another.
+func requireBusy(t *testing.T) func(faults.Heal, error) {
+	t.Helper()
+	return func(_ faults.Heal, err error) {
+		t.Helper()
+		require.ErrorContains(t, err, "another fault")
 	}
 }

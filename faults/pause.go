@@ -7,13 +7,12 @@ import (
 	"syscall"
 )
 
-// Pause freezes the process pid by SIGSTOP. In force means that the kernel reports every thread of it as stopped.
+// Pause freezes the process pid with SIGSTOP. In force means that the kernel reports every thread as stopped. The heal sends
+// SIGCONT and returns when no thread is stopped; if the process has died, the error matches os.ErrProcessDone. On Linux it never
+// signals a later process with the same pid.
 //
-// The heal, SIGCONT, is over when no thread is stopped. On Linux it never reaches another process that was given pid since. If
-// the process has died under the pause, its error matches os.ErrProcessDone.
-//
-// Pause refuses, without a signal: a pid below 2, the calling process, a process that is gone or a zombie (os.ErrProcessDone),
-// somebody else's (os.ErrPermission), and one that is stopped already, for that stop is not Pause's to end.
+// Pause refuses, without a signal: a pid below 2, the calling process, a dead process or zombie (os.ErrProcessDone), another user's
+// (os.ErrPermission), and one that is already stopped.
 func Pause(ctx context.Context, pid int) (Heal, error) {
 	p, err := find(ctx, pid)
 	if err != nil {

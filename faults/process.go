@@ -8,27 +8,26 @@ import (
 	"time"
 )
 
-// pollEvery is how often a process's state is read. The kernel tells of stops only through wait, and only the parent.
+// pollEvery is the interval of reading a process's state: the kernel reports stops only to the parent.
 const pollEvery = 500 * time.Microsecond
 
-// process is a target. On Linux its handle holds a pidfd and never signals a later process with the same pid.
+// process is a target. On Linux its handle is a pidfd.
 type process struct {
 	pid    int
 	handle *os.Process
 }
 
-// threads counts a process's threads by state. A process that is gone has none.
+// threads counts a process's threads by state; all 0 if it is gone.
 type threads struct {
 	total   int
 	stopped int // by a signal
-	dead    int // 1 if the first has ended, which stays until the parent collects the process
+	dead    int // 1 if the first has ended, until the parent reaps the process
 }
 
 func (t threads) gone() bool   { return t.dead == t.total }
 func (t threads) halted() bool { return !t.gone() && t.stopped+t.dead == t.total }
 func (t threads) going() bool  { return !t.gone() && t.stopped == 0 }
 
-// find returns the process pid if it is alive and may be signalled.
 func find(ctx context.Context, pid int) (*process, error) {
 	switch {
 	case ctx.Err() != nil:
@@ -54,16 +53,14 @@ func find(ctx context.Context, pid int) (*process, error) {
 	return p, nil
 }
 
-// release gives the handle back; that can't fail.
 func (p *process) release() { _ = p.handle.Release() }
 
-// threads reads the process's state once.
 func (p *process) threads(ctx context.Context) (threads, error) {
 	t, err := readThreads(ctx, p.pid)
 	if err != nil {
 		return threads{}, err
 	}
-	// Afterwards: as long as the handle's process has not been reaped, its pid is its own.
+	// Checked after reading: until the handle's process is reaped, its pid can't be reused.
 	switch err := p.handle.Signal(syscall.Signal(0)); {
 	case errors.Is(err, os.ErrProcessDone):
 		return threads{}, nil
@@ -73,7 +70,7 @@ func (p *process) threads(ctx context.Context) (threads, error) {
 	return t, nil
 }
 
-// wait polls the process until ok holds. It returns os.ErrProcessDone if the process is gone instead.
+// wait polls the process until ok, or returns os.ErrProcessDone.
 func (p *process) wait(ctx context.Context, ok func(threads) bool) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()

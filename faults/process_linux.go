@@ -12,10 +12,8 @@ import (
 	"github.com/fencelab/fencelab/internal/proc"
 )
 
-// readThreads looks at every thread of pid: /proc/PID/stat tells the state of the first alone.
-//
-// A list of threads of which some end meanwhile may lack others. So the kernel's count, taken afterwards, is the total: if as
-// many were seen stopped, no thread was missed, for what is stopped stays so and starts no other.
+// readThreads reads every thread's state. A listing taken while threads end may miss others, so the total is the kernel's count,
+// read afterwards: if as many were seen stopped, none was missed.
 func readThreads(_ context.Context, pid int) (threads, error) {
 	process := fmt.Sprintf("/proc/%d", pid)
 	entries, err := os.ReadDir(filepath.Join(process, "task"))

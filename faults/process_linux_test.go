@@ -16,7 +16,7 @@ import (
 
 func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
 
-// threadStates returns the state letter of every thread, from the file that the package doesn't read.
+// threadStates returns every thread's state letter, from a file that the package doesn't read.
 func threadStates(t *testing.T, pid int) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task", "*", "status"))
@@ -36,8 +36,7 @@ func threadStates(t *testing.T, pid int) string {
 func TestEveryThread(t *testing.T) {
 	tk := startTicker(t)
 	for i := range 20 {
-		resume, err := faults.Pause(t.Context(), tk.pid())
-		require.NoError(t, err)
+		resume := inForce(t)(faults.Pause(t.Context(), tk.pid()))
 		states := threadStates(t, tk.pid())
 		require.Empty(t, strings.Trim(states, "T"), "round %d: states %s", i, states)
 		require.GreaterOrEqual(t, len(states), 3)
@@ -51,8 +50,7 @@ func TestEveryThread(t *testing.T) {
 	}
 }
 
-// A thread that is locked and has given up root is how a test that runs as root meets EPERM: to the kernel,
-// credentials are a thread's. The thread ends with its goroutine.
+// To the kernel, credentials are a thread's: one locked thread gives up root and gets EPERM. It ends with its goroutine.
 func TestNotPermitted(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to start a process that somebody else may not signal")

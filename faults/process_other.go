@@ -10,7 +10,7 @@ import (
 	"strconv"
 )
 
-// readThreads asks ps, which reports a process's threads as one.
+// readThreads runs ps, which reports a process's threads as one.
 func readThreads(ctx context.Context, pid int) (threads, error) {
 	state, err := exec.CommandContext(ctx, "ps", "-o", "state=", "-p", strconv.Itoa(pid)).Output()
 	if _, failed := errors.AsType[*exec.ExitError](err); failed && ctx.Err() == nil && len(state) == 0 {

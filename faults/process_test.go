@@ -14,21 +14,19 @@ import (
 
 func TestPause(t *testing.T) {
 	paused, control := startTicker(t), startTicker(t)
-	resume, err := faults.Pause(t.Context(), paused.pid())
-	require.NoError(t, err)
+	resume := inForce(t)(faults.Pause(t.Context(), paused.pid()))
 	before := paused.count()
 	control.awaitTicks(t, 100) // long enough for a process that runs to tick
 	require.Equal(t, before, paused.count(), "ticks under a pause")
 
-	_, err = faults.Pause(t.Context(), paused.pid())
+	_, err := faults.Pause(t.Context(), paused.pid())
 	require.ErrorContains(t, err, "stopped already")
 
 	require.NoError(t, resume(t.Context()))
 	paused.awaitTicks(t, 1)
 	require.NoError(t, resume(t.Context()))
 
-	again, err := faults.Pause(t.Context(), paused.pid())
-	require.NoError(t, err)
+	again := inForce(t)(faults.Pause(t.Context(), paused.pid()))
 	require.NoError(t, resume(t.Context()), "the first pause's heal")
 	before = paused.count()
 	control.awaitTicks(t, 100)
@@ -47,8 +45,7 @@ func TestPauseContextEnded(t *testing.T) {
 	require.ErrorIs(t, faults.Kill(ended, tk.pid()), cause)
 	tk.awaitTicks(t, 1)
 
-	resume, err := faults.Pause(t.Context(), tk.pid())
-	require.NoError(t, err)
+	resume := inForce(t)(faults.Pause(t.Context(), tk.pid()))
 	require.NoError(t, resume(t.Context()))
 }
 
@@ -57,9 +54,7 @@ func TestKill(t *testing.T) {
 		tk := startTicker(t)
 		var resume faults.Heal
 		if paused {
-			var err error
-			resume, err = faults.Pause(t.Context(), tk.pid())
-			require.NoError(t, err)
+			resume = inForce(t)(faults.Pause(t.Context(), tk.pid()))
 		}
 		require.NoError(t, faults.Kill(t.Context(), tk.pid()))
 		before := tk.count()

@@ -8,15 +8,11 @@ import (
 	"time"
 )
 
-// undoTimeout bounds how long a refuse that failed waits for the proxy to stop, so as to listen again.
 const undoTimeout = 10 * time.Second
 
-// Refuse is a partition that says so, like a host whose server has died, or a firewall that rejects: clients learn of it at
-// once, where [Link.Cut] lets them wait. In force means that every connection of the link is closed, to clients and to the
-// server, what was under way on them is lost, and whoever connects is refused (ECONNREFUSED). No other fault of the link can be
-// in force.
-//
-// The heal returns when clients can connect again, at the same address.
+// Refuse is a partition that clients detect at once. In force means that every connection is closed on both sides, bytes on their
+// way are lost, and new connections are refused (ECONNREFUSED). No other fault of the link can be in force. The heal returns when
+// clients can connect again, at the same address.
 func (l *Link) Refuse(ctx context.Context) (Heal, error) {
 	open, err := inject(ctx, "refuse", l.both(shut, 0)...)
 	if err != nil {
@@ -55,7 +51,6 @@ func (l *Link) Refuse(ctx context.Context) (Heal, error) {
 	return heal, nil
 }
 
-// listen lets clients connect again, unless the link is closed.
 func (l *Link) listen() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package observe reports what a store decides, in order, for tests and experiments.
+// Package observe reports a store's decisions in order, for tests and experiments.
 package observe
 
 import (
@@ -28,11 +28,9 @@ const (
 	Write = "write"
 )
 
-// Store wraps store so that tell gets every decision before the caller does. Calls on one key run one at a time, so that
-// the decisions of a key come in the order in which the store made them, provided that nobody else uses the store. A call
-// that has begun finishes even if its ctx ends. Errors that are not refusals are not told: their effect is unknown.
-//
-// A store that retries by itself, as Amazon's clients do, may refuse its own write as applied: that counts as accepted.
+// Store wraps store and calls tell with every decision before the caller gets it. Calls on one key are serialized, so its decisions
+// come in the store's order if nobody else uses the store. A call that has started finishes even if its ctx ends. Errors other than
+// refusals are not reported. A write that the store's own retry refused as applied counts as accepted.
 func Store(store resource.Store, tell func(Decision)) resource.Overwriter {
 	return &observed{Store: store, tell: tell, seed: maphash.MakeSeed()}
 }
@@ -74,7 +72,6 @@ func (o *observed) ReadFenced(ctx context.Context, key string, token uint64) (re
 	return o.decide(ctx, d, func(ctx context.Context) (resource.Record, error) { return o.Store.ReadFenced(ctx, key, token) })
 }
 
-// decide runs do as the only call on d's key, and tells d.
 func (o *observed) decide(ctx context.Context, d Decision, do func(context.Context) (resource.Record, error)) (resource.Record, error) {
 	mu := &o.stripes[maphash.String(o.seed, d.Key)%uint64(len(o.stripes))]
 	mu.Lock()

@@ -26,7 +26,7 @@ func TestStore(t *testing.T) {
 	}})
 }
 
-// TestDecisions checks every kind of decision, and that invalid calls are none.
+// Every kind of decision is reported; invalid calls are not.
 func TestDecisions(t *testing.T) {
 	var told []string
 	s := observe.Store(resource.NewMemory(), func(d observe.Decision) {
@@ -55,7 +55,6 @@ func TestDecisions(t *testing.T) {
 	}, told)
 }
 
-// wrong is a store whose writes do what a test says.
 type wrong struct {
 	resource.Store
 	write func(ctx context.Context, key string, f resource.Fence, value []byte) error
@@ -65,7 +64,7 @@ func (w wrong) Write(ctx context.Context, key string, f resource.Fence, value []
 	return w.write(ctx, key, f, value)
 }
 
-// TestStoreRetries has a store that refuses its own writes as applied. Only the first attempt is accepted.
+// Of a write that the store retries, refusing it as applied, only the first attempt is accepted.
 func TestStoreRetries(t *testing.T) {
 	m := resource.NewMemory()
 	var told []string
@@ -89,7 +88,7 @@ func TestStoreRetries(t *testing.T) {
 	}, told)
 }
 
-// TestUnknownOutcome: a call that fails is no decision, and a store without Overwrite stays one.
+// A failed call is no decision, and a store without Overwrite returns ErrUnsupported.
 func TestUnknownOutcome(t *testing.T) {
 	failed := errors.New("disk on fire")
 	s := observe.Store(wrong{resource.NewMemory(), func(context.Context, string, resource.Fence, []byte) error { return failed }},
@@ -98,7 +97,7 @@ func TestUnknownOutcome(t *testing.T) {
 	require.ErrorIs(t, s.Overwrite(t.Context(), "k", at(5), nil), errors.ErrUnsupported)
 }
 
-// TestCallerGone ends ctx while a write is decided. It takes effect, so it must be told.
+// A write whose ctx ends meanwhile takes effect, so it must be reported.
 func TestCallerGone(t *testing.T) {
 	m := resource.NewMemory()
 	ctx, leave := context.WithCancel(t.Context())
@@ -115,7 +114,6 @@ func TestCallerGone(t *testing.T) {
 	require.Equal(t, 1, told)
 }
 
-// TestOneAtATime has many writes to one key, of which the store must see one after the other.
 func TestOneAtATime(t *testing.T) {
 	m := resource.NewMemory()
 	var inside, most atomic.Int64
@@ -135,7 +133,7 @@ func TestOneAtATime(t *testing.T) {
 	require.EqualValues(t, 1, most.Load())
 }
 
-// TestOrder has many writers on two keys. What is told must be a possible history of each.
+// With many writers on two keys, the decisions of each key must be a possible history.
 func TestOrder(t *testing.T) {
 	var mu sync.Mutex
 	told := map[string][]observe.Decision{}

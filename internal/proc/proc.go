@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Child is a running process, the leader of a process group of its own: out of reach of the terminal's Ctrl-C, so that
-// its parent decides when it ends. On Linux the kernel kills it when the parent is killed.
+// Child is a running process that leads its own process group, out of reach of the terminal's Ctrl-C. On Linux the kernel kills it
+// when the parent is killed.
 type Child struct {
 	PID    int
 	exited chan struct{}
@@ -23,8 +23,7 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 	c := &Child{exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// Linux sends the parent-death signal when the *thread* that forked ends, so this one stays until the child
-		// has exited.
+		// Linux sends the parent-death signal when the *thread* that forked ends.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -41,17 +40,16 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// Exited is closed when the process is gone and reaped, and its output has been read to the end.
+// Exited is closed when the process is reaped and its output read.
 func (c *Child) Exited() <-chan struct{} { return c.exited }
 
-// Wait waits until the process is gone, and returns how it ended as [exec.Cmd.Wait] does.
+// Wait waits for the process like [exec.Cmd.Wait].
 func (c *Child) Wait() error {
 	<-c.exited
 	return c.err
 }
 
-// Kill kills the process and all that it has started, also while they are stopped, and waits until the process is gone.
-// It may be called again.
+// Kill kills the process group, even if stopped, and waits until the process is gone.
 func (c *Child) Kill() error {
 	select {
 	case <-c.exited:

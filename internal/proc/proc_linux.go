@@ -22,8 +22,7 @@ const (
 	Started = 19 // in clock ticks since boot
 )
 
-// Stat returns the fields of a stat file below /proc from the third on (proc_pid_stat(5)), or fs.ErrNotExist if the process
-// or thread has ended.
+// Stat returns the fields of a /proc stat file from the third on (proc_pid_stat(5)), or fs.ErrNotExist if the process has ended.
 func Stat(file string) ([]string, error) {
 	b, err := os.ReadFile(file)
 	if errors.Is(err, syscall.ESRCH) { // it ended between open and read
@@ -43,9 +42,8 @@ func Stat(file string) ([]string, error) {
 	return fields, nil
 }
 
-// ReservePort returns a free TCP port of the loopback interface. Until release nobody gets it who doesn't ask for it by its
-// number: neither another server nor a client as its own end, which could connect to itself. The socket that holds it never
-// listens, so that servers, which set SO_REUSEADDR, can listen there one after the other (socket(7)).
+// ReservePort returns a free TCP port of the loopback interface, which the kernel gives to nobody until release. The socket that
+// reserves it never listens, so servers that set SO_REUSEADDR can listen there (socket(7)).
 func ReservePort() (port int, release func() error, err error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

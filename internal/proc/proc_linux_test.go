@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A parent that is killed can't clean up after itself; the kernel does.
+// The kernel kills the child of a parent that was killed.
 func TestChildDiesWithParent(t *testing.T) {
 	c := start(t, starts)
 	require.NoError(t, syscall.Kill(c.PID, syscall.SIGKILL)) // the parent alone, not its group

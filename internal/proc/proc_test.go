@@ -22,7 +22,7 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 )
 
-// role makes the test binary a child. Every child has the file lifeline, which is closed when the last of them is gone.
+// role makes the test binary a child. Every child has the file lifeline open; it is closed when the last of them is gone.
 const (
 	role     = "PROC_TEST_ROLE"
 	lifeline = 3
@@ -69,7 +69,6 @@ func command(what string, life *os.File) *exec.Cmd {
 	return cmd
 }
 
-// child is a started process, its lifeline and its ends of the pipes.
 type child struct {
 	*proc.Child
 	life io.Reader
@@ -104,7 +103,7 @@ func start(t *testing.T, what string) *child {
 	return ch
 }
 
-// requireGone waits until the child and all that it has started are gone.
+// requireGone waits until the child and all its descendants are gone.
 func (c *child) requireGone(t *testing.T) {
 	t.Helper()
 	b, err := io.ReadAll(c.life)
@@ -182,7 +181,7 @@ func TestStartFails(t *testing.T) {
 	require.ErrorContains(t, err, "proc: ")
 }
 
-// A child lives as long as its parent, and not as long as the thread that asked for it.
+// A child outlives the thread that started it.
 func TestChildOutlivesThread(t *testing.T) {
 	var c *child
 	awaitThreadEnd(t, onThread(func() { c = start(t, waits) }))
@@ -194,7 +193,7 @@ func TestChildOutlivesThread(t *testing.T) {
 	}
 }
 
-// onThread calls f on a thread that ends afterwards, and returns the thread's id.
+// onThread calls f on a thread that ends afterwards, and returns its id.
 func onThread(f func()) (tid int) {
 	done := make(chan struct{})
 	go func() {

@@ -9,8 +9,7 @@ import (
 
 func sysProcAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// ReservePort returns a TCP port of the loopback interface that was free a moment ago: elsewhere than on Linux it can't be
-// held for servers to come.
+// ReservePort returns a free TCP port of the loopback interface. Only on Linux is it reserved.
 func ReservePort() (port int, release func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binding a loopback port doesn't block
 	if err != nil {

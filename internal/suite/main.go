@@ -1,9 +1,8 @@
-// Command suite runs go test with its arguments, prints what it prints, and ends with a table: which servers the tests ran
-// on, and which tests did not run and why. With FENCELAB_RAN it adds the names of the tests that ran, and of those that
-// were skipped, to that file, for [never].
+// Command suite runs go test with its arguments, prints its output, and ends with a table of servers used and tests not run. If
+// FENCELAB_RAN names a file, it appends the tests that ran and those that were skipped.
 //
 //	suite ARGUMENTS-OF-GO-TEST
-//	suite -never FILE          fails if a test was skipped in every run that FILE tells of
+//	suite -never FILE          fails if a test was skipped in every run recorded in FILE
 package main
 
 import (
@@ -39,19 +38,16 @@ func main() {
 	}
 }
 
-// envRan names the file for [never].
 const envRan = "FENCELAB_RAN"
 
-// envStarted names the file to which the tests' processes write what servers they started; see package testbed.
+// envStarted names the file in which test processes record their servers; see package testbed.
 const envStarted = "FENCELAB_STARTED"
 
-// event is a line of go test -json.
 type event struct {
-	Action     string
-	ImportPath string
-	Package    string
-	Test       string
-	Output     string
+	Action  string
+	Package string
+	Test    string
+	Output  string
 }
 
 func test(args []string, out io.Writer) error {
@@ -64,7 +60,7 @@ func test(args []string, out io.Writer) error {
 	if err := os.WriteFile(started, nil, 0o600); err != nil {
 		return err
 	}
-	// Tests wait for servers most of the time, so more packages run at once than there are cores, if these are few.
+	// Tests mostly wait for servers.
 	packages := strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))
 	cmd := exec.Command("go", append([]string{"test", "-json", "-p", packages}, args...)...) //nolint:noctx // signals end it, see below
 	cmd.Env = append(os.Environ(), envStarted+"="+started)
@@ -73,7 +69,7 @@ func test(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// Ctrl-C goes to the whole group of processes: the tests tear their servers down and end, then go test does, and then this.
+	// Ctrl-C reaches the whole process group: tests stop their servers, go test ends, then this process.
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	if err := cmd.Start(); err != nil {
@@ -100,7 +96,6 @@ func test(args []string, out io.Writer) error {
 	return errors.Join(err, startedErr)
 }
 
-// summary is what the events have told.
 type summary struct {
 	output   map[string][]string       // of tests that have not ended, and of their packages
 	packages []string                  // that were tested, in the order of their end
@@ -108,7 +103,7 @@ type summary struct {
 	ran      []string                  // "ran" or "skipped", a package and a test
 }
 
-// read prints what go test would print: of a package that passes a line, and of a test that fails all.
+// read prints one line for a package that passes, and all output of a test that fails.
 func (s *summary) read(in io.Reader, out io.Writer) error {
 	lines := bufio.NewReader(in)
 	for {
@@ -157,10 +152,10 @@ func (s *summary) take(e event, out io.Writer) {
 	}
 }
 
-// noTests is how a package says that it ran none of its tests; see package testmain.
+// noTests starts a package's message that it ran none of its tests; see package testmain.
 const noTests = "no tests were run: "
 
-// end prints the last line of a package, and all that it has said if it failed. A test that was cut short has not ended.
+// end prints a package's last line, or, if it failed, its whole output and that of tests cut short.
 func (s *summary) end(e event, text string, out io.Writer) {
 	none := false
 	for line := range strings.Lines(text) {
@@ -198,7 +193,7 @@ func (s *summary) skip(pkg, why string) {
 	s.skips[pkg][why]++
 }
 
-// reason is what a skipped test says, without where.
+// reason returns a skipped test's message.
 func reason(text string) string {
 	for line := range strings.Lines(text) {
 		if file, why, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && strings.Contains(file, ".go:") {
@@ -208,13 +203,11 @@ func reason(text string) string {
 	return "it says no reason"
 }
 
-// byDesign reports whether a test was skipped for what it tests and not for what the machine lacks: it is for other servers, or
-// one of a kit whose harness has no such thing.
+// byDesign reports whether a test was skipped for another reason than what the machine lacks.
 func byDesign(why string) bool {
 	return strings.HasPrefix(why, "not applicable") || strings.Contains(why, " is nil: ")
 }
 
-// table prints which packages ran on which servers, and what did not run.
 func (s *summary) table(out io.Writer, started string) {
 	servers := map[string][]string{}
 	for line := range strings.Lines(started) {
@@ -260,7 +253,6 @@ func appendTo(path string, lines []string) error {
 	return errors.Join(err, f.Close())
 }
 
-// never fails if a test was skipped in every run.
 func never(args []string, out io.Writer) error {
 	text, err := os.ReadFile(args[1])
 	if err != nil {

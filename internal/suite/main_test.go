@@ -11,7 +11,6 @@ import (
 
 const module = "github.com/fencelab/fencelab"
 
-// told is what the events of go test -json make of a run: what is printed, and the table.
 func told(t *testing.T, started string, lines ...string) (printed, table string, s *summary) {
 	t.Helper()
 	var out, end strings.Builder
@@ -21,7 +20,6 @@ func told(t *testing.T, started string, lines ...string) (printed, table string,
 	return out.String(), end.String(), s
 }
 
-// line is an event.
 func line(action, pkg, test, output string) string {
 	return `{"Action":"` + action + `","Package":"` + module + "/" + pkg + `","Test":"` + test + `","Output":"` + output + `"}`
 }

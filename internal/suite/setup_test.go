@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// machine is a machine for testdata/setup: a copy of that, and the programs that it finds.
+// machine is a directory with testdata/setup and the programs that it finds.
 type machine struct {
 	t    *testing.T
 	root string
@@ -44,13 +44,12 @@ func (m machine) write(name, text string) {
 	require.NoError(m.t, os.WriteFile(path, []byte(text), 0o755))
 }
 
-// has gives the machine a program.
 func (m machine) has(name, script string) {
 	m.t.Helper()
 	m.write("path/"+name, "#!/bin/sh\n"+script+"\n")
 }
 
-// setup runs the script, and returns what it has said, its exit status, and where servers are to come from.
+// setup runs the script and returns its output, its exit status, and where servers are to come from.
 func (m machine) setup(env ...string) (said string, status int, testbed string) {
 	m.t.Helper()
 	cmd := exec.CommandContext(m.t.Context(), filepath.Join(m.root, "testdata/setup"))
@@ -69,7 +68,7 @@ func (m machine) built() string {
 	return strings.ReplaceAll(strings.TrimSpace(string(b)), "\n", ", ")
 }
 
-// A user without rights gets what can be built, and one line for the rest.
+// A user without rights gets what can be built, and one line about the rest.
 func TestSetupUnprivileged(t *testing.T) {
 	m := newMachine(t)
 	m.has("apt-get", "echo must not be called; exit 1")
@@ -102,7 +101,7 @@ func TestSetupPackages(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "-q update\n-qy --no-install-recommends install redis-server strace spin\n", string(b))
 
-	// What can't be installed or built is one sentence with the reason.
+	// A failed installation or build is reported in one sentence with its reason.
 	m.has("apt-get", `echo "E: Unable to locate package redis-server"; exit 100`)
 	m.has("make", `[ "$1" = -q ] && exit 1; echo "write bin/etcd: no space left on device"; exit 2`)
 	said, status, _ = m.setup()
@@ -124,7 +123,7 @@ func TestSetupImages(t *testing.T) {
 	require.Equal(t, "containers", testbed)
 	require.Empty(t, m.built())
 
-	// Without a registry servers are local, unless containers are asked for.
+	// Without a registry servers are local, unless containers were requested.
 	m.has("docker", `case $1 in image) exit 1 ;; pull) echo "no such host"; exit 1 ;; esac`)
 	said, _, testbed = m.setup()
 	require.Contains(t, said, "setup: a Docker engine answers, and images cannot be pulled (no such host): servers are local processes\n")

@@ -16,14 +16,13 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// startTimeout is for images to be pulled.
 const startTimeout = 5 * time.Minute
 
-// Start starts what tests need: servers, or what is to be in them.
+// Start starts what tests need: servers, or data in them.
 type Start func(ctx context.Context) (io.Closer, error)
 
-// Run starts what the tests of m, a *testing.M, need, in order, runs them, and exits. Tests that pass and leave goroutines behind
-// fail. Where this machine has no such server, none of the tests runs, and that is no failure unless [testbed.Strict].
+// Run calls starts, runs the tests of m, a *testing.M, and exits. It fails if passing tests leave goroutines. If a server is
+// missing on this machine, no test runs; that is a failure only if [testbed.Strict].
 func Run(m interface{ Run() int }, starts ...Start) {
 	redisclient.Silence()
 	log.SetOutput(io.Discard) // go-redis's pool logs connections that the tests break
@@ -58,13 +57,12 @@ func run(m interface{ Run() int }, starts []Start) (code int) {
 	return code
 }
 
-// patience is how long goroutines get to end that are about to. goleak itself gives them less than half a second, and a thread
-// can stand still for longer than that on a machine with other work.
+// patience is how long FindLeaks waits: goleak's half a second is too short on a loaded machine.
 var patience = time.Minute
 
-// FindLeaks returns an error if there are goroutines that don't end. net/http dials in one that no Close ends: to a container that
-// was killed it tries until the kernel gives up. A connection of go-zookeeper 1.0.4 hangs for ever if it breaks in the very moment in
-// which it sets its watches again: two answers go to a channel with room for one.
+// FindLeaks returns an error if goroutines remain. It ignores two: net/http dialing a killed container, until the kernel gives up;
+// and a go-zookeeper 1.0.4 connection that broke while setting its watches again, which hangs because two replies go to a channel
+// of capacity 1.
 func FindLeaks(options ...goleak.Option) error {
 	options = append(options, goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn"),
 		goleak.IgnoreAnyFunction("github.com/go-zookeeper/zk.(*Conn).flushRequests"))
@@ -75,7 +73,7 @@ func FindLeaks(options ...goleak.Option) error {
 	}
 }
 
-// Server starts one server with start and options o, and stores it in s.
+// Server starts a server and stores it in s.
 func Server(s **testbed.Server, start func(context.Context, *testbed.Options) (*testbed.Server, error), o *testbed.Options) Start {
 	return func(ctx context.Context) (_ io.Closer, err error) {
 		*s, err = start(ctx, o)
@@ -83,12 +81,12 @@ func Server(s **testbed.Server, start func(context.Context, *testbed.Options) (*
 	}
 }
 
-// Redis starts a Redis, or an imitation of it where there is none, and stores it in s.
+// Redis starts a Redis, or an embedded imitation, and stores it in s.
 func Redis(s **testbed.Server) Start {
 	return Server(s, testbed.StartRedis, &testbed.Options{AllowEmbedded: true})
 }
 
-// Cluster starts n members of a cluster.
+// Cluster starts n members of a cluster and stores it in c.
 func Cluster(
 	c **testbed.Cluster, start func(ctx context.Context, n int, o *testbed.Options) (*testbed.Cluster, error), n int, o *testbed.Options,
 ) Start {
@@ -98,7 +96,7 @@ func Cluster(
 	}
 }
 
-// Prepare calls f, on servers that are there.
+// Prepare calls f.
 func Prepare(f func(ctx context.Context) error) Start {
 	return func(ctx context.Context) (io.Closer, error) { return io.NopCloser(nil), f(ctx) }
 }

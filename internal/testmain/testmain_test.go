@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	testmain.Run(m)
 }
 
-// A goroutine that ends late has not been left behind, one that doesn't end has.
+// A goroutine that ends late is no leak.
 func TestFindLeaks(t *testing.T) {
 	if os.Getenv(leaves) != "" {
 		go func() { select {} }()
