@@ -1,31 +1,30 @@
 package history
 
-// Fault is what is done to a worker, the resource or a server of the lock's: all that a schedule, a trace, the judge and a report
-// say of it. How it is done is up to who can do it: see package scenarios.
+// Fault is a fault of a worker, the resource or a server of the lock. Package scenarios injects it.
 type Fault struct {
-	Name string // the verb of schedules, events and traces
-	Undo string // the name of what ends it; empty: nothing does
-	From bool   // it is between its target and servers of the lock's, which follow it
+	Name string // in schedules, events and traces
+	Undo string // the name of its undo; empty: none
+	From bool   // it is between its target and servers of the lock, which are listed after it
 
-	State State  // of the target, until it is undone
-	Needs string // of the servers, beyond what they are: a clock, replica or network of their own
+	State State  // of the target, until the undo
+	Needs string // of the server: a clock, replica or network of its own
 
 	Label    string // in a drawing, after the target's name
-	Sentence string // in a list; {target}, {from} and {detail} stand for what the event says
+	Sentence string // in a list; {target}, {from} and {detail} are replaced by those of the event
 }
 
-// State is how a fault leaves a worker or the resource.
+// State is the state of a fault's target.
 type State int
 
-// The states that somebody asks for; most faults are none of them.
+// States that matter to somebody; most faults have none.
 const (
 	Frozen  State = iota + 1
 	Down          // the process is gone
-	Delayed       // what it sends to the resource is held in the network
-	CutOff        // from servers of the lock's
+	Delayed       // its requests to the resource are held in the network
+	CutOff        // from servers of the lock
 )
 
-// Faults are all faults, and what undoes them.
+// Faults are all faults and their undos.
 var Faults = []Fault{
 	// of processes
 	{Name: "pause", Undo: "resume", State: Frozen, Label: " frozen", Sentence: "froze {target} (SIGSTOP)"},

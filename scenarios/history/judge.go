@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Entries splits a ledger into its entries: one a line.
+// Entries splits a ledger into its lines.
 func Entries(ledger string) []string {
 	return strings.FieldsFunc(ledger, func(r rune) bool { return r == '\n' })
 }
@@ -15,15 +15,14 @@ func Entries(ledger string) []string {
 // Append returns ledger with entry as its last line.
 func Append(ledger, entry string) string { return ledger + entry + "\n" }
 
-// cutLast undoes Append. It reports whether there is an entry to cut.
+// cutLast is the inverse of Append.
 func cutLast(ledger string) (rest, entry string, ok bool) {
 	lines, ok := strings.CutSuffix(ledger, "\n")
 	i := strings.LastIndexByte(lines, '\n') + 1
 	return lines[:i], lines[i:], ok && lines[i:] != ""
 }
 
-// fence is a decision's place in the order of fences. It is compared here, and not by package resource: a judge that shares the code
-// that it judges would share its defects.
+// fence repeats package resource's comparison: sharing the judged code would share its defects.
 type fence struct{ token, seq uint64 }
 
 func (f fence) after(g fence) bool {
@@ -40,33 +39,28 @@ func (f fence) String() string {
 	return fmt.Sprintf("%d.%d", f.token, f.seq)
 }
 
-// Judge says what a history shows. It trusts nobody's opinion: it keeps its own account of the greatest fence and of the
-// ledger that must be there, from the resource's decisions in their order. Times mean nothing to it: what they show, the
-// runner has put into the history.
+// Judge judges a history. It keeps its own account of the greatest fence and of the ledger, from the resource's decisions, and
+// ignores times: the runner has put what they show into the history.
 //
 // Violated:
-//   - a write was accepted whose fence was not greater than that of every write and fenced read accepted before it, or
-//     that had no token although fencing was on;
-//   - a fenced read was accepted after one of a greater token, or after such a token's write;
-//   - an entry that was in an accepted write is missing from a later accepted write, from a read, or at the end;
-//   - an entry is there twice, or is there although its write was refused;
+//   - a write was accepted that had no token although fencing was on, or whose fence was not greater than those of all writes and
+//     fenced reads accepted before;
+//   - a fenced read was accepted after a read or write with a greater token;
+//   - an entry of an accepted write is missing from a later accepted write, a read, or the final value;
+//   - an entry is there twice, or although its write was refused;
 //   - the resource forgot a fence that it had accepted.
 //
 // Inconclusive, if nothing is violated:
-//   - the history is incomplete, is about several runs or about keys that the run doesn't name, or has events that the
-//     judge doesn't know;
+//   - the history is incomplete, covers several runs or undeclared keys, or has unknown events;
 //   - a worker has not ended, or has failed;
 //   - fewer than two grants, or grants of different locks, or no accepted write;
-//   - no holder did anything after its successor's grant, and none was killed, so that the hazard never came about;
-//   - the history says for another reason that it didn't (without fencing, whatever is violated);
-//   - the lock's tokens do not grow, unless that is the hazard, and then that they do; or somebody uses a token that it was
-//     not granted;
-//   - a grant has no token, with fencing on; or some have one and others don't;
-//   - the resource looked at the fence where the run says that it doesn't, or the other way round;
-//   - the resource refused what the rule admits;
-//   - an accepted write is not the ledger that was there with one entry added, or a ledger is not what it must be;
-//   - decisions are missing: a worker tells of one, the resource knows a fence, or counts refusals, that the history
-//     doesn't have.
+//   - the hazard did not happen: no holder acted after its successor's grant, and none was killed; or the history says so (without
+//     fencing, whatever is violated);
+//   - tokens do not grow (or do, if the hazard is that they don't), are used without their grant, or are missing from a grant, with
+//     fencing on or if others have one;
+//   - the resource checked the fence in a mode without, or the reverse, or refused what the rule admits;
+//   - an accepted write is not the last ledger plus one entry, or a ledger is not the expected one;
+//   - decisions are missing that a worker reports or that the resource's fence or count of refusals implies.
 func Judge(events []Event) Result {
 	j := judge{
 		keys: map[string]*keyState{}, ended: map[string]bool{}, holders: map[holder]bool{}, holding: map[string]bool{},
@@ -78,7 +72,7 @@ func Judge(events []Event) Result {
 	}
 	j.end()
 	switch {
-	case len(j.violations) > 0 && (len(j.missed) == 0 || j.fenced()): // without fencing it would show nothing of the hazard
+	case len(j.violations) > 0 && (len(j.missed) == 0 || j.fenced()): // without fencing violations then say nothing of the hazard
 		j.Verdict, j.Findings = Violated, slices.Concat(j.violations, j.missed)
 	case len(j.missed)+len(j.doubts) > 0:
 		j.Verdict, j.Findings = Inconclusive, slices.Concat(j.missed, j.doubts, j.violations)
@@ -91,46 +85,44 @@ func Judge(events []Event) Result {
 type judge struct {
 	Result
 	violations, doubts []string
-	missed             []string // why the hazard never came about
+	missed             []string // why the hazard did not happen
 
-	fencing Fencing // "" if the history doesn't say
+	fencing Fencing // "" if unknown
 	keys    map[string]*keyState
 	ended   map[string]bool // by worker
-	lock    string          // whose key the last grant was of; empty where the history doesn't say
+	lock    string          // the key of the last grant, if known
 	granted int             // grants
-	grants  []uint64        // their tokens, in their order; none of a lock without tokens
-	holders map[holder]bool // and whose they are
-	holding map[string]bool // workers that were granted the lock and have not released it
-	answers map[answer]int  // what the resource decided and no worker has told of yet
-	refused int             // refusals since the resource was last started
+	grants  []uint64        // their tokens, in order; none of a lock without tokens
+	holders map[holder]bool // and their workers
+	holding map[string]bool // workers between grant and release
+	answers map[answer]int  // the resource's decisions that no worker has reported yet
+	refused int             // refusals since the resource's last start
 	late    bool            // a holder acted after a grant of a greater token, or died
 
-	declared   []string // the keys of a history of several
-	tokensLost bool     // the run is about tokens that go backwards
-	regressed  bool     // and they have
-	last       string   // who was granted the lock last
+	declared   []string // Run.Keys
+	tokensLost bool     // Run.TokensLost
+	regressed  bool     // tokens went backwards
+	last       string   // the worker of the last grant
 	overtaken  bool     // a holder acted after another's grant, whatever their tokens
 }
 
-// holder is a worker under one grant.
 type holder struct {
 	name  string
 	token uint64
 }
 
-// answer is a decision as the worker that asked for it sees it.
 type answer struct {
 	op       string
 	token    uint64
 	accepted bool
-	ledger   string // of what was accepted
+	ledger   string // if accepted
 }
 
 type keyState struct {
 	max     fence
 	ledger  string          // of the last accepted write
-	written bool            // there was one
-	refused map[string]bool // entries whose write was refused, and not accepted since
+	written bool            // there was an accepted write
+	refused map[string]bool // entries refused, and not accepted since
 	gap     bool            // an accepted decision is missing
 	final   bool
 }
@@ -183,7 +175,6 @@ func (j *judge) begin(run *Run) {
 	j.declared, j.tokensLost = run.Keys, run.TokensLost
 }
 
-// fenced reports whether the resource has promised to look at the fences of writes.
 func (j *judge) fenced() bool { return j.fencing == FencingWrites || j.fencing == FencingOn }
 
 func (j *judge) event(e *Event) {
@@ -284,10 +275,10 @@ func (j *judge) grant(e *Event) {
 	j.last = e.Actor
 }
 
-// told holds a worker's report of a decision against the decisions: the resource decides before the worker knows.
+// told matches a report with an earlier decision.
 func (j *judge) told(e *Event, a answer) {
 	if (a.op == "read" || j.fencing == FencingOff) && j.answers[a] == 0 {
-		a.token = 0 // reads that aren't fenced carry none, nor do writes of a client that knows nothing of fencing
+		a.token = 0 // unfenced reads carry none, nor do writes of a client without fencing
 	}
 	if j.answers[a] == 0 {
 		j.doubt("%s reports %s with token %d, but the resource's decision is missing", e.Actor, e.Name, e.Token)
@@ -296,7 +287,6 @@ func (j *judge) told(e *Event, a answer) {
 	j.answers[a]--
 }
 
-// superseded reports whether token was granted, and a greater one too.
 func (j *judge) superseded(token uint64) bool {
 	return slices.Contains(j.grants, token) && slices.Max(j.grants) > token
 }
@@ -350,7 +340,7 @@ func (j *judge) decision(e *Event) {
 	}
 }
 
-// knows compares the greatest fence that the resource says it has accepted with our own account.
+// knows compares the resource's greatest fence with the judge's.
 func (j *judge) knows(k *keyState, said fence) {
 	switch {
 	case said == k.max:
@@ -378,7 +368,7 @@ func (j *judge) acceptRead(e *Event, k *keyState, got fence) {
 
 func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
 	switch {
-	case e.Token == 0 && !j.fenced(): // a writer without a lock; its entry tells
+	case e.Token == 0 && !j.fenced(): // a client without fencing
 	case e.Token == 0:
 		j.violate("a write without a token was accepted, with fencing %s", j.fencing)
 	case !got.after(k.max):
@@ -413,13 +403,13 @@ func (j *judge) refuse(e *Event, k *keyState, got fence) {
 	case admitted:
 		j.doubt("the resource refused a %s with fence %v, although it had accepted nothing above %v", e.Op, got, k.max)
 	}
-	// A repeat of an accepted write is refused too, and its entry is there by right.
+	// A repeat of an accepted write is refused, too.
 	if _, entry, ok := cutLast(e.Value); ok && e.Op == "write" && !slices.Contains(Entries(k.ledger), entry) {
 		k.refused[entry] = true
 	}
 }
 
-// compare holds a ledger, whole, against the last accepted one. The part of it that was there before, base, must be that.
+// compare compares a ledger, whole, with the last accepted one, which base should equal.
 func (j *judge) compare(k *keyState, where, base, whole string) {
 	held, there := Entries(k.ledger), Entries(whole)
 	for _, w := range held {
@@ -431,7 +421,7 @@ func (j *judge) compare(k *keyState, where, base, whole string) {
 		}
 	}
 	for _, w := range Entries(base) {
-		if k.refused[w] && !k.gap { // else the missing decision may have been its acceptance
+		if k.refused[w] && !k.gap { // the missing decision may be its acceptance
 			j.violate("entry %s is in %s, although its write was refused", w, where)
 		}
 	}
@@ -461,7 +451,7 @@ func (j *judge) final(e *Event) {
 func (j *judge) end() {
 	written := false
 	for _, name := range j.declared {
-		j.key(name) // one of which nothing was heard, too
+		j.key(name) // even without events
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.keys)) {
 		written = written || j.keys[name].written
@@ -492,7 +482,7 @@ func (j *judge) end() {
 	}
 	acted := j.late
 	switch {
-	case j.tokensLost: // tokens don't tell who came later
+	case j.tokensLost: // tokens don't show the order of grants
 		acted = j.overtaken
 	case len(j.grants) == 0:
 		acted = j.late || j.overtaken

@@ -17,14 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/judged.txt")
 
-// What shows nothing, and is not wrong either.
-const (
-	noWrite  = "no write was accepted"
-	noHazard = "the hazard did not come about"
-	oneGrant = "fewer than two grants"
-)
-
-// recorded is a directory of hand-made histories. A file's name begins with the verdict and says what happens in it.
+// recorded has hand-made histories. A file's name is its verdict and what happens.
 var recorded = filepath.Join("..", "..", "testdata", "histories")
 
 func load(t *testing.T, name string) []history.Event {
@@ -37,7 +30,6 @@ func load(t *testing.T, name string) []history.Event {
 	return events
 }
 
-// names are those of all hand-made histories.
 func names(tb testing.TB) (all []string) {
 	tb.Helper()
 	files, err := os.ReadDir(recorded)
@@ -48,7 +40,7 @@ func names(tb testing.TB) (all []string) {
 	return all
 }
 
-// withoutTokens is what would have happened with a lock that has none, and with fencing off.
+// withoutTokens returns the history as of a lock without tokens, with fencing off.
 func withoutTokens(events []history.Event) []history.Event {
 	for i := range events {
 		events[i].Token, events[i].Seq, events[i].Seen, events[i].SeenSeq, events[i].Enforced = 0, 0, 0, 0, false
@@ -59,7 +51,7 @@ func withoutTokens(events []history.Event) []history.Event {
 	return events
 }
 
-// change returns a function that changes the first event of that actor, or target, and name.
+// change returns an edit of the first event of that actor, or target, and name.
 func change(who, name string, to func(e *history.Event)) func([]history.Event) []history.Event {
 	return func(events []history.Event) []history.Event {
 		i := slices.IndexFunc(events, func(e history.Event) bool { return (e.Actor == who || e.Target == who) && e.Name == name })
@@ -68,8 +60,7 @@ func change(who, name string, to func(e *history.Event)) func([]history.Event) [
 	}
 }
 
-// All that the judge says of each hand-made history, and of some that differ from one in a single thing, is in testdata/judged.txt.
-// The name of a history begins with its verdict.
+// testdata/judged.txt has the results of each hand-made history, and of some with an edit.
 func TestJudge(t *testing.T) {
 	var b strings.Builder
 	write := func(name string, events []history.Event) history.Result {
@@ -150,7 +141,7 @@ func TestJudge(t *testing.T) {
 	require.Equal(t, string(want), b.String(), "if the change is meant, run go test ./scenarios/history -update, and read it")
 }
 
-// What counts is the order of the events. No time makes a difference to the judge, and neither do tokens and keys to a trace.
+// Only the order of events matters: times don't change the judge's result, nor tokens and keys the trace.
 func TestTimesAndNamesMeanNothing(t *testing.T) {
 	for _, name := range names(t) {
 		events := load(t, name)
@@ -204,7 +195,7 @@ func TestTraceLines(t *testing.T) {
 	require.Empty(t, history.Trace(nil))
 }
 
-// Ranks are by token and not by the order in which the grants are told.
+// Ranks are by token, not by order.
 func TestTraceRanks(t *testing.T) {
 	var events []history.Event
 	for _, token := range []uint64{30, 10, 40, 10, 20} {
@@ -213,7 +204,7 @@ func TestTraceRanks(t *testing.T) {
 	require.Equal(t, []string{"A acquired #3", "A acquired #1", "A acquired #4", "A acquired #1", "A acquired #2"}, history.Trace(events))
 }
 
-// Dropping an event of a violated history never makes it safe.
+// A violated history without one of its events is not safe.
 func TestDroppingAnEventNeverClears(t *testing.T) {
 	for _, name := range names(t) {
 		if !strings.HasPrefix(name, "violated-") {
@@ -228,7 +219,7 @@ func TestDroppingAnEventNeverClears(t *testing.T) {
 	}
 }
 
-// Judge and Trace take what anybody may have written to a file.
+// Judge and Trace accept any file.
 func FuzzJudge(f *testing.F) {
 	for _, name := range names(f) {
 		b, err := os.ReadFile(filepath.Join(recorded, name+".jsonl"))

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Trace is what a history says without its times, names of keys and values of tokens: one line an event, the same run
-// after run. A token is written as its rank among the tokens granted, "#1" being the smallest.
+// Trace returns a history without times, keys and token values, one line an event. A token is written as its rank among the granted
+// ones, "#1" being the smallest.
 func Trace(events []Event) []string {
 	var granted []uint64
 	for _, e := range events {
@@ -100,7 +100,7 @@ func traceLine(e *Event, rank func(uint64) string) string {
 	return fmt.Sprintf("%s %s %s", e.Kind, e.Actor, e.Name)
 }
 
-// bracketed writes entries as "[A B]", and those that would be misread in quotes.
+// bracketed returns entries as "[A B]", quoting ambiguous ones.
 func bracketed(entries []string) string {
 	words := slices.Clone(entries)
 	for i, w := range words {

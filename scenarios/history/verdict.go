@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Verdict is what the judge says of a history. Its zero value is Inconclusive, so that a forgotten verdict never passes.
+// Verdict is the judge's verdict. The zero value never passes.
 type Verdict int
 
 // The verdicts.
@@ -24,10 +24,10 @@ func (v Verdict) String() string {
 	return verdictNames[v]
 }
 
-// MarshalText writes v as String does.
+// MarshalText implements [encoding.TextMarshaler].
 func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText implements [encoding.TextUnmarshaler].
 func (v *Verdict) UnmarshalText(b []byte) error {
 	i := slices.Index(verdictNames[:], string(b))
 	if i < 0 {
@@ -37,7 +37,7 @@ func (v *Verdict) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Result is a verdict and what it rests on.
+// Result is a verdict and its reasons.
 type Result struct {
 	Verdict  Verdict
 	Findings []string // sentences: what was violated, or why the history is inconclusive

@@ -10,9 +10,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Check visits all states, the nearest first, until one breaks one of the rules in broken. It returns how many it has
-// visited, and the shortest way to that one; nil: there is none up to the bound. States that differ in the names of
-// workers alone count as one, unless distinct.
+// Check visits all states, breadth first, until one breaks a rule in broken. It returns the number of states and the shortest path
+// to that one, or nil if there is none. States that differ in the names of workers only count as one unless distinct.
 func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Step) {
 	type visit struct {
 		key    string
@@ -40,7 +39,7 @@ func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Ste
 				way = append(way, visits[i].key)
 			}
 			s = State{}
-			for _, key := range slices.Backward(way) { // again with names, which keys don't tell
+			for _, key := range slices.Backward(way) { // again, for the names of workers, which keys lack
 				steps := c.Next(s)
 				i := slices.IndexFunc(steps, func(step Step) bool { return step.State.key(distinct) == key })
 				shortest = append(shortest, steps[i])
@@ -52,7 +51,7 @@ func (c *Config) Check(broken Breach, distinct bool) (states int, shortest []Ste
 	return len(visits), nil
 }
 
-// key is the same for the same state; unless distinct, also where the names of workers are exchanged.
+// key identifies a state, up to a permutation of workers unless distinct.
 func (s *State) key(distinct bool) string {
 	var room [MaxWorkers][32]byte
 	var workers [MaxWorkers][]byte
@@ -76,7 +75,7 @@ func (s *State) key(distinct bool) string {
 	return string(key)
 }
 
-// pack appends numbers and text so that no others give the same bytes.
+// pack appends an unambiguous encoding of numbers and text.
 func pack(b []byte, text string, numbers ...int) []byte {
 	for _, n := range numbers {
 		b = binary.AppendUvarint(b, uint64(n))

@@ -1,8 +1,5 @@
-// Package model is the protocol of lock and fence, small enough that every state can be visited.
-//
-// [Config.Next] lists what may happen next, [Config.Check] visits all states up to a bound, and [Config.Replay] says whether
-// a recorded history is one of the model's runs. There is no clock: a lease may expire at any time, and its holder isn't
-// told. A paused worker takes no step for a while, a killed one none any more.
+// Package model is the protocol of lock and fence, small enough to visit every state. There is no clock: a lease may expire at any
+// time, and its holder isn't told. Paused and killed workers take no steps.
 package model
 
 import (
@@ -14,29 +11,33 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// MaxWorkers is how many workers a [State] has room for.
+// MaxWorkers is the size of [State.Workers].
 const MaxWorkers = 5
 
-// Config bounds the model, and removes guards from it.
+// Config bounds the model and removes guards from it.
 type Config struct {
 	Fencing                 history.Fencing
-	Workers, Grants, Writes int      // grants in all, writes under one grant
+	Workers, Grants, Writes int      // grants in all, writes per grant
 	Entries                 []string // what a worker may append; nil: an entry named after its grant
-	Tokens                  int      // the lock service may leave out numbers up to this one
+	Tokens                  int      // the lock service may skip tokens up to this one
 
-	AcceptEqual bool // the store accepts a fence that is equal to the greatest, and not only a greater one
+	AcceptEqual bool // the store accepts a fence equal to the greatest
 	IgnoreSeq   bool // the store compares tokens only
-	ForgetFence bool // a crash of the store loses its fence, and not the value
+	ForgetFence bool // a crash of the store loses its fence, but not the value
+	LoseValue   bool // a crash of the store loses the value
+	NoRaise     bool // a fenced read doesn't raise the fence
+	StaleReads  bool // the store refuses no fenced read
+	ApplyStale  bool // the store refuses stale writes and applies them
 	ReleaseAny  bool // a release frees the lock, whoever holds it
 	RenewAny    bool // a renewal succeeds, whoever holds the lock
 	LateToken   bool // the token is read in a second step, after the grant
 	Regress     bool // the lock service may lose data, and grant a token again or a smaller one
 }
 
-// Breach is a set of what must never happen.
+// Breach is a set of broken rules.
 type Breach uint8
 
-// The breaches. The judge looks for the first two; a lock that keeps its promises is needed against the others.
+// The breaches. The last two also need a lock that keeps its promises.
 const (
 	EntryLost  Breach = 1 << iota // an accepted entry is not in the value any more
 	StaleWrite                    // a write or fenced read was accepted behind a fence that was accepted before
@@ -63,40 +64,39 @@ func (f Fence) after(g Fence) bool {
 
 func (f Fence) String() string { return fmt.Sprintf("%d.%d", f.Token, f.Seq) }
 
-// Phase is where a worker stands.
+// Phase is a worker's phase.
 type Phase uint8
 
 // The phases of a worker.
 const (
 	Idle      Phase = iota
-	Tokenless       // it was granted the lock and has not read its token
-	Acquired        // it has not read the value
-	Ready           // it has read, or its last write was accepted
-	Waiting         // it has sent a write and waits for the answer
-	Refused         // the store has refused it
+	Tokenless       // granted the lock, token not read
+	Acquired        // value not read
+	Ready           // has read, or its last write was accepted
+	Waiting         // for the reply to a write
+	Refused         // by the store
 )
 
-// Worker is what a worker knows; that its lease has expired it doesn't.
+// Worker is what a worker knows, and whether its lease has expired.
 type Worker struct {
 	Phase  Phase
-	Grant  int // counts the grants of the lock, whatever their tokens
+	Grant  int // the number of its grant, whatever the token
 	Fence  Fence
-	Ledger string // what it has read and written
+	Ledger string // as read and written
 	Live   bool   // its lease has not expired
 }
 
-// Write is a message to the store. Once sent it may arrive at any time, many times or never. A read needs no message: one
-// that is late is that of a worker that is slow, and one that is repeated changes nothing.
+// Write is a write on its way to the store: it may arrive at any time, many times or never. Reads need no messages.
 type Write struct {
 	Fence Fence
 	Grant int
 	Value string
 }
 
-// State is the state of everything. What follows Seen is known to nobody, and is there for the breaches.
+// State is a state of the system. Fields after Seen serve to detect breaches.
 type State struct {
 	Workers [MaxWorkers]Worker
-	Holder  int // the grant that has the lock, as the lock service knows it; 0: nobody's
+	Holder  int // the grant that has the lock, to the lock service; 0: none
 	Grants  int
 	Top     int     // the greatest token granted
 	Sent    []Write // in the order of grants
@@ -107,7 +107,7 @@ type State struct {
 	Broken  Breach
 }
 
-// Verb is what happens in a step, as the sentence that tells it.
+// Verb is the event of a step, as a sentence.
 type Verb string
 
 // The verbs.
@@ -126,11 +126,11 @@ const (
 	Crash       Verb = "the store crashes and restarts"
 )
 
-// Step is something that happens, and the state after it.
+// Step is an event and the state after it.
 type Step struct {
 	Verb    Verb
 	Worker  int  // -1: nobody, or nobody any more
-	Unheard bool // the worker gets no answer
+	Unheard bool // the worker gets no reply
 	Fence   Fence
 	Value   string
 	State   State
@@ -160,6 +160,9 @@ func (c *Config) Next(s State) []Step {
 		if c.ForgetFence {
 			n.Seen = Fence{}
 		}
+		if c.LoseValue {
+			n.Value = ""
+		}
 	})
 	for i, w := range s.Workers[:c.Workers] {
 		if w.Phase == Idle {
@@ -176,7 +179,7 @@ func (c *Config) Next(s State) []Step {
 				n.free(w.Grant)
 			})
 		}
-		if c.RenewAny && !w.Live && s.Holder != 0 { // a renewal by the owner changes nothing, and any other is refused
+		if c.RenewAny && !w.Live && s.Holder != 0 { // other renewals change nothing or are refused
 			add(Renew, i, w.Fence, "", func(n *State, me *Worker) { n.lease(me) })
 		}
 		token := Fence{Token: w.Fence.Token}
@@ -185,13 +188,16 @@ func (c *Config) Next(s State) []Step {
 		case w.Phase == Tokenless:
 			add(ReadToken, i, Fence{Token: s.Top}, "", func(_ *State, me *Worker) { me.Phase, me.Fence.Token = Acquired, s.Top })
 		case w.Phase != Acquired && w.Phase != Ready:
-		case fenced && token.Token < s.Seen.Token:
+		case fenced && token.Token < s.Seen.Token && !c.StaleReads:
 			add(ReadRefused, i, token, "", func(_ *State, me *Worker) { me.Phase = Refused })
 		default:
 			add(Read, i, token, s.Value, func(n *State, me *Worker) {
 				me.Phase, me.Ledger = Ready, s.Value
 				if fenced {
 					n.accept(token, w.Grant, token.Token < s.Max.Token)
+				}
+				if c.NoRaise {
+					n.Seen = s.Seen
 				}
 			})
 		}
@@ -203,7 +209,7 @@ func (c *Config) Next(s State) []Step {
 				slices.SortStableFunc(n.Sent, func(a, b Write) int { return a.Grant - b.Grant })
 			})
 		}
-		add(Release, i, w.Fence, "", func(n *State, me *Worker) { // in any phase: it may give up
+		add(Release, i, w.Fence, "", func(n *State, me *Worker) { // in any phase
 			*me = Worker{}
 			if n.free(w.Grant); c.ReleaseAny {
 				n.Holder = 0
@@ -241,11 +247,13 @@ func (c *Config) acquire(token, i int, add func(Verb, int, Fence, string, func(*
 	})
 }
 
-// deliver brings m to the store, which accepts or refuses it.
 func (c *Config) deliver(s State, m Write) (Verb, State) {
 	admitted := c.Fencing == history.FencingOff || m.Fence.after(s.Seen) ||
 		c.AcceptEqual && m.Fence == s.Seen || c.IgnoreSeq && m.Fence.Token == s.Seen.Token
 	if !admitted {
+		if c.ApplyStale {
+			s.Value = m.Value
+		}
 		return Refuse, s
 	}
 	for _, e := range history.Entries(s.Value) {
@@ -258,7 +266,7 @@ func (c *Config) deliver(s State, m Write) (Verb, State) {
 	return Accept, s
 }
 
-// entries are what w may append next. Those of a grant have names of its own, so that workers can be exchanged.
+// entries returns what w may append next. Names after grants keep workers exchangeable.
 func (c *Config) entries(w *Worker) []string {
 	switch {
 	case w.Phase != Ready || w.Fence.Seq >= c.Writes:
@@ -270,7 +278,6 @@ func (c *Config) entries(w *Worker) []string {
 	return slices.DeleteFunc(slices.Clone(c.Entries), func(e string) bool { return slices.Contains(held, e) })
 }
 
-// lease gives w a live lease.
 func (s *State) lease(w *Worker) {
 	w.Live = true
 	for i := range s.Workers {
@@ -286,7 +293,7 @@ func (s *State) free(grant int) {
 	}
 }
 
-// accept is what the store remembers of what it has accepted.
+// accept updates the store's fence.
 func (s *State) accept(f Fence, grant int, stale bool) {
 	if grant < s.Last {
 		s.Broken |= Overtaken

@@ -26,13 +26,13 @@ func golden(t *testing.T, file, got string) {
 	require.Equal(t, string(want), got, "if it is right, -update records it")
 }
 
-// bounded returns c with 3 workers, 3 grants and 2 writes under each.
+// bounded returns c with 3 workers, 3 grants and 2 writes per grant.
 func bounded(f history.Fencing, c Config) Config {
 	c.Fencing, c.Workers, c.Grants, c.Writes = f, 3, 3, 2
 	return c
 }
 
-// noLock is a lock that keeps no promise, in front of a store that keeps all.
+// noLock is a lock that keeps no promise, with a correct store.
 func noLock(grants, writes int) Config {
 	return Config{
 		Fencing: history.FencingOn, Workers: 2, Grants: grants, Writes: writes,
@@ -42,7 +42,7 @@ func noLock(grants, writes int) Config {
 
 const fencing = EntryLost | StaleWrite | Overtaken
 
-// The table says for each guard what its removal breaks and what it doesn't; ok: it breaks nothing of what is looked for.
+// guards lists, for each guard, what its removal breaks, and (ok) what it doesn't.
 var guards = []struct {
 	name   string
 	config Config

@@ -10,10 +10,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Replay follows a history through the model, as the set of all states in which the system may be after each event. It
-// returns the rules that are broken on every way that is left, and an error that names the event at which no way is left:
-// the model forbids it. Fencing and whether tokens may regress are taken from the history. What is missing at its end is
-// not held against it.
+// Replay follows a history through the model, as the set of possible states after each event. It returns the breaches common to all
+// possible runs, or an error that names the event that the model forbids. The history may be incomplete at its end.
 func (c Config) Replay(events []history.Event) (Breach, error) {
 	if len(events) == 0 || events[0].Run == nil {
 		return 0, fmt.Errorf("event 1: the history doesn't say what was run")
@@ -35,7 +33,7 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 		}
 	}
 	if len(keys) == 0 {
-		keys[""] = true // of a history without any, there are still the grants to follow
+		keys[""] = true // grants can be followed even without a key
 	}
 	r.Entries, r.tokens, r.alone = slices.Sorted(maps.Keys(entries)), slices.Sorted(maps.Keys(tokens)), len(keys) == 1
 	r.Tokens = len(tokens) - 1
@@ -53,18 +51,18 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 	return broken, nil
 }
 
-// replay follows what happened to one key.
+// replay follows the events of one key.
 type replay struct {
 	Config
 	key     string
-	alone   bool     // there is no other: what a worker reports is about this one
-	told    bool     // the store was told of tokens
-	tokens  []uint64 // the model has their ranks
+	alone   bool     // the only key: workers' reports are about it
+	told    bool     // the store got tokens
+	tokens  []uint64 // the model uses their ranks
 	workers []string
 	gone    []string // workers that have ended
 }
 
-// point is where the system may be, and what workers have heard from the store and not reported.
+// point is a possible state, with replies that workers have not reported yet.
 type point struct {
 	State
 	unreported [MaxWorkers]Verb
@@ -97,15 +95,14 @@ func (r *replay) follow(events []history.Event) (Breach, error) {
 	return broken, nil
 }
 
-// kills reports whether e is the end of a process.
 func kills(e *history.Event) bool {
 	f, _ := history.FaultNamed(e.Name)
 	return e.Kind == history.KindFault && f.State == history.Down
 }
 
-// explain adds to next where e may lead from p. Nothing happens unseen but the end of a lease and the sending of a write.
+// explain adds to next where e may lead from p. Only expiry and sending happen without an event.
 func (r *replay) explain(e *history.Event, p point, next map[string]point) {
-	heard := p // reports change what is unreported
+	heard := p // possible changes unreported
 	ok, wanted := r.possible(e, &heard)
 	if ok && wanted == nil {
 		next[heard.key(true)+fmt.Sprint(heard.unreported)] = heard
@@ -129,7 +126,7 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 	}
 }
 
-// possible reports whether e can happen at p, and which steps it may be; nil: none, it changes nothing in the model.
+// possible reports whether e can happen at p, and as which steps; nil: it changes nothing.
 func (r *replay) possible(e *history.Event, p *point) (ok bool, wanted func(*Step) bool) {
 	token, seen := slices.Index(r.tokens, e.Token), slices.Index(r.tokens, e.Seen)
 	remembers := !r.told || p.Seen == Fence{seen, int(e.SeenSeq)}
@@ -161,7 +158,6 @@ func (r *replay) possible(e *history.Event, p *point) (ok bool, wanted func(*Ste
 	return false, nil
 }
 
-// report is what a worker tells.
 func (r *replay) report(e *history.Event, p *point, token int) (ok bool, wanted func(*Step) bool) {
 	i := slices.Index(r.workers, e.Actor)
 	if i < 0 {
@@ -187,7 +183,7 @@ func (r *replay) report(e *history.Event, p *point, token int) (ok bool, wanted 
 		return true, func(s *Step) bool {
 			return does(Acquire)(s) && (s.Fence.Token == token || e.Token == 0 && r.Fencing == history.FencingOff)
 		}
-	case history.Released: // who is late may find its lock free, too
+	case history.Released: // a late holder may find the lock free, too
 		return p.Holder == 0 || p.Holder == w.Grant, does(Release)
 	case history.ReleaseLost:
 		return p.Holder != w.Grant, func(s *Step) bool { return does(Release)(s) && s.State.Holder == p.Holder }
@@ -196,7 +192,7 @@ func (r *replay) report(e *history.Event, p *point, token int) (ok bool, wanted 
 	case history.Checked, history.ReleaseGap, history.Lost, history.LostLease:
 		return holds, nil
 	case history.BeforeWrite, history.Sent, history.Read, history.ReadStale, history.Wrote, history.WriteStale:
-		if !r.alone { // it doesn't say which key it is about
+		if !r.alone { // the report doesn't name its key
 			return holds, nil
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,12 +24,12 @@ func read(t *testing.T, file string) []history.Event {
 	return events
 }
 
-// getThenDel reports whether events are those of the lock that is to release wrongly.
+// getThenDel reports whether the run's lock releases wrongly.
 func getThenDel(events []history.Event) bool {
 	return strings.HasPrefix(events[0].Run.Scenario, "ReleaseGetThenDel") || events[0].Run.Scenario == "ReleaseTOCTOU"
 }
 
-// Every recorded history is a run of the model, and the judge says what the model says of it.
+// The model allows every recorded history, and agrees with the judge.
 func TestRecordedHistories(t *testing.T) {
 	files, err := filepath.Glob("../../reports/results/*/*_*_*.jsonl")
 	require.NoError(t, err)
@@ -40,7 +41,7 @@ func TestRecordedHistories(t *testing.T) {
 		events := read(t, file)
 		broken, err := Config{ReleaseAny: getThenDel(events)}.Replay(events)
 		require.NoError(t, err, file)
-		require.Equal(t, history.Judge(events).Verdict == history.Violated, broken&(EntryLost|StaleWrite) != 0, "%s: %v", file, broken)
+		require.Equal(t, history.Judge(events).Verdict == history.Violated, broken&damage != 0, "%s: %v", file, broken)
 		if getThenDel(events) {
 			_, err = Config{}.Replay(events)
 			require.ErrorContains(t, err, "A release-foreign", file)
@@ -48,8 +49,8 @@ func TestRecordedHistories(t *testing.T) {
 	}
 }
 
-// Of those made by hand, the golden file says what the model forbids, and from which event. It allows what the judge
-// calls safe; and what is violated with fencing on it forbids, or the store would be safe and violated.
+// The golden file lists what the model forbids of hand-made histories, and from which event. It allows what the judge calls safe,
+// and forbids what is violated with fencing on.
 func TestHandMadeHistories(t *testing.T) {
 	files, err := filepath.Glob("../../testdata/histories/*.jsonl")
 	require.NoError(t, err)
@@ -67,17 +68,17 @@ func TestHandMadeHistories(t *testing.T) {
 		switch verdict := history.Judge(events).Verdict; {
 		case verdict == history.Safe:
 			require.NoError(t, err, file)
-			require.Zero(t, broken&(EntryLost|StaleWrite), file)
+			require.Zero(t, broken&damage, file)
 		case verdict == history.Violated && events[0].Run.Fencing == history.FencingOn:
 			require.Error(t, err, file)
 		case verdict == history.Violated && err == nil:
-			require.NotZero(t, broken&(EntryLost|StaleWrite), file)
+			require.NotZero(t, broken&damage, file)
 		}
 	}
 	golden(t, "histories.txt", b.String())
 }
 
-// What a broken store did, the model does without that guard.
+// Without a guard the model allows what a broken store did.
 func TestBrokenStore(t *testing.T) {
 	c := Config{AcceptEqual: true}
 	broken, err := c.Replay(read(t, "../../testdata/histories/violated-tokens-lost-equal-token-accepted.jsonl"))
@@ -85,7 +86,6 @@ func TestBrokenStore(t *testing.T) {
 	require.Equal(t, EntryLost|StaleWrite|Overtaken, broken)
 }
 
-// record writes steps as a history.
 func record(c Config, steps []Step) []history.Event {
 	events := []history.Event{{Kind: history.KindRun, Run: &history.Run{Scenario: "model", Fencing: c.Fencing, TokensLost: c.Regress, Workers: []string{"A", "B", "C"}}}}
 	var was State
@@ -130,7 +130,7 @@ func record(c Config, steps []Step) []history.Event {
 		case Crash:
 			events = append(events, history.Event{Kind: history.KindFault, Name: "kill", Target: "resource"})
 			refused = 0
-		case AcquireOnly, ReadToken, Expire, Renew: // nobody tells
+		case AcquireOnly, ReadToken, Expire, Renew: // unreported
 		}
 		if write || step.Verb == Read || step.Verb == ReadRefused {
 			events = append(events, decision)
@@ -151,38 +151,139 @@ func record(c Config, steps []Step) []history.Event {
 	}, history.Event{Kind: history.KindEnd})
 }
 
-// What the model does is a history that the model allows; the judge finds it violated exactly when the model does; and
-// with fencing on, the model with its guards forbids it then.
+// run returns 30 random steps, only reported ones and each read once if told, and releases by all workers, and the state at the end.
+func run(c Config, told bool, seed uint64) (steps []Step, end State) {
+	random := rand.New(rand.NewPCG(seed, 0))
+	take := func(step Step) { steps, end = append(steps, step), step.State }
+	for range 30 {
+		next := slices.DeleteFunc(c.Next(end), func(step Step) bool {
+			return told && (step.Unheard || step.Verb == Release || step.Verb == Read && end.Workers[step.Worker].Phase == Ready)
+		})
+		take(next[random.IntN(len(next))])
+	}
+	for worker := range c.Workers {
+		next := c.Next(end)
+		if i := slices.IndexFunc(next, func(step Step) bool { return step.Verb == Release && step.Worker == worker }); i >= 0 {
+			take(next[i])
+		}
+	}
+	return steps, end
+}
+
+const damage = EntryLost | StaleWrite
+
+var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
+
+// The model allows its own runs, the judge finds them violated exactly if the model does, and with all guards and fencing on the
+// model forbids those.
 func TestRandomRuns(t *testing.T) {
 	found := map[bool]int{}
-	for _, f := range []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn} {
+	for _, f := range modes {
 		for n, c := range []Config{{}, {Regress: true}, {AcceptEqual: true}, {IgnoreSeq: true}, {ReleaseAny: true}} {
 			for seed := range uint64(12) {
-				random := rand.New(rand.NewPCG(seed, uint64(n)))
 				c := bounded(f, c)
-				var s State
-				var steps []Step
-				for range 30 {
-					next := c.Next(s)
-					steps = append(steps, next[random.IntN(len(next))])
-					s = steps[len(steps)-1].State
-				}
+				steps, end := run(c, false, 100*uint64(n)+seed)
 				events := record(c, steps)
 				broken, err := c.Replay(events)
 				require.NoError(t, err, "%v", steps)
 				verdict := history.Judge(events)
-				unsafe := s.Broken&(EntryLost|StaleWrite) != 0
-				require.Equal(t, unsafe, broken&(EntryLost|StaleWrite) != 0, "%v", steps)
+				unsafe := end.Broken&damage != 0
+				require.Equal(t, unsafe, broken&damage != 0, "%v", steps)
 				require.Equal(t, unsafe, verdict.Verdict == history.Violated, "%v %v", verdict.Findings, steps)
 				found[unsafe]++
 				if unsafe && f == history.FencingOn {
 					_, err = Config{}.Replay(events)
 					require.Error(t, err, "%v", steps)
 				}
+				if n == 0 {
+					requireHarmless(t, verdict)
+				}
 			}
 		}
 	}
 	require.Greater(t, min(found[true], found[false]), 30, "%v", found)
+}
+
+// requireHarmless requires that an inconclusive run only shows nothing.
+func requireHarmless(t *testing.T, got history.Result) {
+	t.Helper()
+	for _, f := range got.Findings {
+		require.True(t, got.Verdict == history.Violated || f == "no write was accepted" || f == "fewer than two grants" ||
+			f == "no holder acted after its successor's grant: the hazard did not come about", f)
+	}
+}
+
+// The judge also agrees about locks without tokens.
+func TestRandomRunsWithoutTokens(t *testing.T) {
+	for seed := range uint64(100) {
+		c := bounded(history.FencingOff, Config{})
+		steps, end := run(c, true, seed)
+		events := record(c, steps)
+		for i := range events {
+			events[i].Token, events[i].Seq, events[i].Seen, events[i].SeenSeq = 0, 0, 0, 0
+		}
+		got := history.Judge(events)
+		require.Equal(t, end.Broken&EntryLost != 0, got.Verdict == history.Violated, "%v %v", got, steps)
+		requireHarmless(t, got)
+	}
+}
+
+// Each defect of a store is found in some run, and no run with damage is safe.
+func TestDefectiveStores(t *testing.T) {
+	for _, d := range []struct {
+		config  Config
+		finding string
+	}{
+		{Config{AcceptEqual: true}, "a stale write was accepted"},
+		{Config{IgnoreSeq: true}, "a stale write was accepted"},
+		{Config{NoRaise: true}, "the resource forgot a fence"},
+		{Config{StaleReads: true}, "a fenced read with token"},
+		{Config{ForgetFence: true}, "the resource forgot a fence"},
+		{Config{LoseValue: true}, "was accepted and is lost"},
+		{Config{ApplyStale: true}, "although its write was refused"},
+	} {
+		found := 0
+		for seed := range uint64(200) {
+			c := bounded(history.FencingOn, d.config)
+			steps, end := run(c, false, seed)
+			got := history.Judge(record(c, steps))
+			if strings.Contains(strings.Join(got.Findings, "; "), d.finding) {
+				require.Equal(t, history.Violated, got.Verdict)
+				found++
+			}
+			if !c.LoseValue && !c.ApplyStale { // whose damage the model doesn't see
+				require.False(t, got.Verdict == history.Safe && end.Broken&damage != 0, "%+v: %v", c, steps)
+			}
+		}
+		require.Positive(t, found, "%+v", d)
+	}
+}
+
+// Without any one event a violated history is not safe; and without one that the verdict rests on, a safe one is inconclusive. That
+// needs reports of everything.
+func TestDroppedEvents(t *testing.T) {
+	found := map[history.Verdict]int{}
+	for _, f := range modes {
+		for seed := range uint64(100) {
+			c := Config{Fencing: f, Workers: 2, Grants: 3, Writes: 2}
+			steps, _ := run(c, true, seed)
+			events := record(c, steps)
+			whole := history.Judge(events).Verdict
+			found[whole]++
+			for i, e := range events {
+				got := history.Judge(slices.Delete(slices.Clone(events), i, i+1)).Verdict
+				switch {
+				case whole == history.Violated:
+					require.NotEqual(t, history.Safe, got, "without event %d, %+v", i+1, e)
+				case whole == history.Safe && (e.Kind == history.KindFault || e.Kind == history.KindReport && e.Name != history.Acquired && e.Name != history.Done):
+					require.NotEqual(t, history.Violated, got, "without event %d, %+v", i+1, e)
+				case whole == history.Safe:
+					require.Equal(t, history.Inconclusive, got, "without event %d, %+v", i+1, e)
+				}
+			}
+		}
+	}
+	require.Greater(t, min(found[history.Safe], found[history.Violated]), 20, "%v", found)
 }
 
 func TestShortHistories(t *testing.T) {
@@ -207,7 +308,7 @@ func TestShortHistories(t *testing.T) {
 		_, err := Config{}.Replay(append(start, events...))
 		require.ErrorContains(t, err, fmt.Sprintf("event %d:", len(events)+1), name)
 	}
-	// A reads again after B has written, and the store isn't told who writes: nothing is lost, and fences say nothing.
+	// A reads again after B has written, and the store gets no tokens: nothing is lost, and fences show nothing.
 	broken, err := Config{}.Replay(append(start, a, b, decide("read", ""), tell("B", history.Read, 2, ""), decide("write", "b\n"),
 		tell("B", history.Wrote, 2, "b\n"), decide("read", "b\n"), tell("A", history.Read, 1, "b\n"), decide("write", "b\na\n"), tell("A", history.Wrote, 1, "b\na\n")))
 	require.NoError(t, err)

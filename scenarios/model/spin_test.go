@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Spin, which shares no line with this package, visits the same number of states.
+// Spin, with a model of its own, visits the same number of states.
 func TestSpinAgrees(t *testing.T) {
 	spin, err := exec.LookPath("spin")
 	if err != nil {
