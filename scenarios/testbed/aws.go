@@ -10,8 +10,6 @@ import (
 	"strings"
 )
 
-// What the servers of Amazon's protocols have in common.
-
 const (
 	awsID     = "id"
 	awsSecret = "secret"
@@ -21,7 +19,7 @@ const (
 
 var awsSchemes = []string{"http", "https"}
 
-// acceptAWS takes the URL of a service, and gives it the credentials of the environment if it has none.
+// acceptAWS accepts a service's URL without a path, and adds credentials.
 func acceptAWS(u *url.URL, bare bool) bool {
 	if bare || u.User == nil {
 		u.User = url.UserPassword(cmp.Or(os.Getenv("AWS_ACCESS_KEY_ID"), awsID), cmp.Or(os.Getenv("AWS_SECRET_ACCESS_KEY"), awsSecret))
@@ -31,8 +29,7 @@ func acceptAWS(u *url.URL, bare bool) bool {
 	return root
 }
 
-// readyAWS asks a service once for anything: it refuses a request without a signature, and to sign one takes an SDK. The version is
-// what it calls itself, for want of a better one.
+// readyAWS sends any request: it takes an SDK to sign one. The version is the server's name.
 func readyAWS(ctx context.Context, _, at string, _ bool) (version string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {

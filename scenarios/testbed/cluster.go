@@ -10,7 +10,7 @@ import (
 	"github.com/fencelab/fencelab/faults"
 )
 
-// Cluster is servers that were started together. If they elect a leader, they have one when the start returns.
+// Cluster is servers that were started together, with a leader if they elect one.
 type Cluster struct {
 	Servers []*Server
 	hosts   hosts        // nil: no control over them
@@ -18,7 +18,7 @@ type Cluster struct {
 	stop    func() error
 }
 
-// Addrs returns the addresses of the servers, in order.
+// Addrs returns the servers' addresses, in order.
 func (c *Cluster) Addrs() []string {
 	addrs := make([]string, len(c.Servers))
 	for i, s := range c.Servers {
@@ -27,7 +27,7 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// String is, for example, "3 × etcd 3.6.16 (local)".
+// String returns, for example, "3 × etcd 3.6.16 (local)".
 func (c *Cluster) String() string {
 	if len(c.Servers) == 1 {
 		return c.Servers[0].String()
@@ -35,10 +35,9 @@ func (c *Cluster) String() string {
 	return fmt.Sprintf("%d × %s", len(c.Servers), c.Servers[0])
 }
 
-// Close ends the servers and removes what they left; external ones it leaves alone. It may be called again.
+// Close stops the servers and deletes their data, except external ones. It may be called again.
 func (c *Cluster) Close() error { return c.stop() }
 
-// shut removes the servers and what they share.
 func (c *Cluster) shut() error {
 	errs := make([]error, len(c.Servers))
 	each(c.Servers, func(i int, s *Server) { errs[i] = s.shut() })
@@ -48,9 +47,8 @@ func (c *Cluster) shut() error {
 	return errors.Join(errs...)
 }
 
-// Leader returns the server that says that it leads. It asks until exactly one does, or until ctx ends. It doesn't ask those
-// in but: a leader that is cut off or frozen goes on to think that it leads. Its error matches [errors.ErrUnsupported] if
-// such servers elect none.
+// Leader polls the servers, except those in but, until exactly one says that it leads. (One that is frozen or cut off may still
+// believe so.) If there are no leaders, the error matches [errors.ErrUnsupported].
 func (c *Cluster) Leader(ctx context.Context, but ...*Server) (leader *Server, err error) {
 	leads := c.Servers[0].serverType.leads
 	if leads == nil {
@@ -84,8 +82,8 @@ func (c *Cluster) Leader(ctx context.Context, but ...*Server) (leader *Server, e
 	return leader, nil
 }
 
-// Isolate cuts a server from the others of its cluster, both ways, while clients still reach it. It needs containers, which
-// have a network of their own between them; else its error matches [errors.ErrUnsupported].
+// Isolate cuts a server off from its cluster, but not from clients. It needs containers; otherwise its error matches
+// [errors.ErrUnsupported].
 func (c *Cluster) Isolate(ctx context.Context, s *Server) (faults.Heal, error) {
 	if !slices.Contains(c.Servers, s) {
 		return nil, fmt.Errorf("testbed: isolate %s: it is not of this cluster", s.Name)

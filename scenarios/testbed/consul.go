@@ -17,11 +17,11 @@ var consul = serverType{
 	ready:   consulReady,
 }
 
-// ConsulMinSession is the shortest TTL of a session here; 10 s is usual.
+// ConsulMinSession is these servers' shortest session TTL; Consul's default is 10 s.
 const ConsulMinSession = 10 * time.Millisecond
 
-// StartConsul starts a single Consul server, or finds the external one, and returns once sessions can be made. Killed and
-// restarted, it keeps its data. Consul ends sessions after twice their TTL.
+// StartConsul starts a single Consul server, or finds the external one, and returns once sessions can be created. It keeps its data
+// over a kill. Sessions end after twice their TTL.
 func StartConsul(ctx context.Context, o *Options) (*Server, error) { return startOne(ctx, &consul, o) }
 
 func consulCommand(_ context.Context, at placement) (command, error) {
@@ -29,19 +29,19 @@ func consulCommand(_ context.Context, at placement) (command, error) {
 	args := []string{
 		"consul", "agent", "-server", "-bootstrap", "-node=consul",
 		"-data-dir=" + at.Dir, "-disable-host-node-id",
-		"-bind=127.0.0.1", // what one server tells itself stays on the machine, or in the container
+		"-bind=127.0.0.1", // its own cluster traffic
 		"-client=" + at.Listen, "-http-port=" + strconv.Itoa(ports[0]),
 		"-server-port=" + strconv.Itoa(ports[1]), "-serf-lan-port=" + strconv.Itoa(ports[2]),
 		"-serf-wan-port=-1", "-dns-port=-1", "-grpc-port=-1", "-grpc-tls-port=-1",
 		"-hcl=disable_update_check=true",
-		"-hcl=performance{raft_multiplier=1}", // the shortest timeouts, instead of 5 times those
+		"-hcl=performance{raft_multiplier=1}", // the shortest timeouts; 5 by default
 		fmt.Sprintf("-hcl=session_ttl_min=%q", ConsulMinSession),
 		"-hcl=limits{http_max_conns_per_client=0}", // unlimited: all clients come from one address; 200 by default
 	}
 	return command{Args: append(args, at.More...)}, nil
 }
 
-// consulReady makes a session and removes it: that takes a leader which knows the node.
+// consulReady creates and destroys a session.
 func consulReady(ctx context.Context, addr, _ string, _ bool) (version string, err error) {
 	var session struct{ ID string }
 	if err := askJSON(ctx, http.MethodPut, addr, "/v1/session/create", &session); err != nil {

@@ -30,12 +30,11 @@ import (
 )
 
 const (
-	engineTimeout = 30 * time.Second // for an engine to answer, and to do what takes a busy one seconds
-	pullTimeout   = 5 * time.Minute  // for an image to arrive
-	createTimeout = 2 * time.Minute  // for a container to be created and started, and for testcontainers' reaper to arrive
+	engineTimeout = 30 * time.Second // for an engine to answer, and for what a busy one does in seconds
+	pullTimeout   = 5 * time.Minute
+	createTimeout = 2 * time.Minute // to create and start a container and testcontainers' reaper
 )
 
-// containers are the hosts of a group of containers, and the network between them.
 type containers struct {
 	group   *group
 	engine  *testcontainers.DockerProvider
@@ -45,8 +44,7 @@ type containers struct {
 	all     []*container
 }
 
-// container is the host of one server. Its data directory is a volume, so that another container with other arguments can
-// take its place.
+// container is the host of one server. Its data is in a volume, so that a container with other arguments can replace it.
 type container struct {
 	*containers
 	name     string
@@ -59,10 +57,8 @@ type container struct {
 	progress io.Writer
 }
 
-// silence silences testcontainers, which logs all that it does. What fails is in the errors that it returns.
 var silence = sync.OnceFunc(func() { tclog.SetDefault(tclog.NewNoopLogger()) })
 
-// dialEngine connects to the Docker engine that testcontainers finds.
 func dialEngine(ctx context.Context) (*testcontainers.DockerProvider, error) {
 	silence()
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
@@ -72,7 +68,7 @@ func dialEngine(ctx context.Context) (*testcontainers.DockerProvider, error) {
 	done := make(chan struct{})
 	go func() { // it takes no context
 		defer close(done)
-		// NewDockerProvider doesn't know the default network's name, and would make one and leave it behind.
+		// NewDockerProvider would leave a default network behind.
 		provider, err = testcontainers.ProviderDefault.GetProvider()
 	}()
 	select {
@@ -85,7 +81,7 @@ func dialEngine(ctx context.Context) (*testcontainers.DockerProvider, error) {
 			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	engine := provider.(*testcontainers.DockerProvider)
-	// testcontainers looks elsewhere if the engine that was asked for doesn't answer.
+	// testcontainers tries other engines, too.
 	if want := os.Getenv("DOCKER_HOST"); want != "" && engine.Client().DaemonHost() != want {
 		return nil, errors.Join(fmt.Errorf("the Docker engine at %s (DOCKER_HOST) doesn't answer: start it, or unset DOCKER_HOST", want),
 			engine.Close())
@@ -93,10 +89,8 @@ func dialEngine(ctx context.Context) (*testcontainers.DockerProvider, error) {
 	return engine, nil
 }
 
-// newName returns a name for something in the engine.
 func newName() string { return dirPrefix + uuid.NewString() }
 
-// newContainers connects to the engine, reserves ports and, if the servers are linked, makes their network.
 func newContainers(ctx context.Context, g *group, o *Options) (_ hosts, err error) {
 	engine, err := dialEngine(ctx)
 	if err != nil {
@@ -135,14 +129,13 @@ func newContainers(ctx context.Context, g *group, o *Options) (_ hosts, err erro
 	return c, nil
 }
 
-// link makes a network on which the servers, and those that the group joins, know each other by name. Clients come another
-// way, which stays open when a server is cut from its peers.
+// link creates a network on which servers know each other by name. Clients use another one.
 func (c *containers) link(ctx context.Context) error {
 	owner, err := identify(os.Getpid())
 	if err != nil {
 		return err
 	}
-	// A creation isn't cut short, or nobody might learn the id of what it made.
+	// Not cut short, or nobody might learn the id.
 	createCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
 	defer cancel()
 	made, err := c.docker.NetworkCreate(createCtx, newName(), client.NetworkCreateOptions{
@@ -182,7 +175,7 @@ func (c *containers) placement(i int) placement {
 	return at
 }
 
-// remove removes the network. The group's containers are gone; those it joined leave it.
+// remove removes the network, after the group's containers.
 func (c *containers) remove(ctx context.Context) error {
 	defer func() { _ = c.engine.Close() }()
 	if c.network == "" {
@@ -202,7 +195,6 @@ func (c *containers) remove(ctx context.Context) error {
 	return leftBehind(err, "network rm", c.network)
 }
 
-// leftBehind is the error of a removal that failed. What is gone already is removed.
 func leftBehind(err error, command, id string) error {
 	if err == nil || cerrdefs.IsNotFound(err) {
 		return nil
@@ -235,7 +227,6 @@ func (c *container) disconnect(ctx context.Context, id string) error {
 	return nil
 }
 
-// start starts the container again, if it is to run the same command, or else another one with the same data.
 func (c *container) start(ctx context.Context, cmd command) error {
 	if c.made != nil && slices.Equal(cmd.Args, c.command.Args) && slices.Equal(cmd.Env, c.command.Env) {
 		_, err := c.docker.ContainerStart(ctx, c.made.GetContainerID(), client.ContainerStartOptions{})
@@ -261,7 +252,6 @@ func (c *container) start(ctx context.Context, cmd command) error {
 	return nil
 }
 
-// pull gets the image, if the engine doesn't have it.
 func (c *container) pull(ctx context.Context, image string) error {
 	if _, err := c.docker.ImageInspect(ctx, image); !cerrdefs.IsNotFound(err) {
 		return err
@@ -281,8 +271,7 @@ func (c *container) pull(ctx context.Context, image string) error {
 	return &MissingError{c.group.title + " image", "sudo make images", err}
 }
 
-// run runs a command and publishes the port for clients. It returns once the container has started, which says nothing of
-// the server in it. Like a network's, its creation isn't cut short.
+// run runs a command and publishes the clients' port. It returns before the server is ready. The creation isn't cut short.
 func (c *container) run(ctx context.Context, image string, cmd command) error {
 	owner, err := identify(os.Getpid())
 	if err != nil {
@@ -291,7 +280,7 @@ func (c *container) run(ctx context.Context, image string, cmd command) error {
 	labels := map[string]string{labelOwner: owner}
 	port := fmt.Sprintf("%d/tcp", c.group.ports[0])
 	binding := network.PortBinding{HostPort: strconv.Itoa(c.hostPort)}
-	if c.near { // else its loopback interface is out of reach
+	if c.near { // for a remote engine, loopback would be out of reach
 		binding.HostIP = netip.MustParseAddr(loopback)
 	}
 	env := make(map[string]string)
@@ -340,7 +329,6 @@ func (c *container) run(ctx context.Context, image string, cmd command) error {
 	return err
 }
 
-// once waits for the end of the container.
 func (c *container) once(ctx context.Context, cmd command) error {
 	if err := c.start(ctx, cmd); err != nil {
 		return err
@@ -357,7 +345,6 @@ func (c *container) once(ctx context.Context, cmd command) error {
 	return c.removeContainer(ctx)
 }
 
-// kill returns when the container has stopped. The engine unpauses it for that.
 func (c *container) kill(ctx context.Context) error {
 	if c.made == nil {
 		return nil
@@ -391,7 +378,6 @@ func (c *container) pause(ctx context.Context) (faults.Heal, error) {
 	}, nil
 }
 
-// wipe removes the container and its volume.
 func (c *container) wipe(ctx context.Context) error {
 	if err := c.removeContainer(ctx); err != nil {
 		return err
@@ -404,7 +390,6 @@ func (c *container) wipe(ctx context.Context) error {
 
 func (c *container) remove(ctx context.Context) error { return errors.Join(c.wipe(ctx), c.release()) }
 
-// removeContainer kills and removes the container, and may be called again.
 func (c *container) removeContainer(ctx context.Context) error {
 	if c.made == nil {
 		return nil
@@ -420,8 +405,7 @@ func (c *container) removeContainer(ctx context.Context) error {
 	return nil
 }
 
-// addrs returns two addresses if testcontainers takes the gateway of its own container for the engine's host: that is wrong
-// if the engine runs in that container too. Nobody else listens at the loopback address, whose port is reserved.
+// addrs also returns the loopback address, unless testcontainers does: its own guess is wrong if the engine runs in its container.
 func (c *container) addrs(ctx context.Context) ([]string, error) {
 	host, err := c.made.Host(ctx)
 	if err != nil {
@@ -435,14 +419,13 @@ func (c *container) addrs(ctx context.Context) ([]string, error) {
 	return addrs, nil
 }
 
-// ended returns a [permanent] error with the end of the container's log if it has exited.
 func (c *container) ended(ctx context.Context) error {
 	state, err := c.made.State(ctx)
 	if err != nil || state.Running {
 		return err
 	}
 	logs, err := c.made.Logs(ctx)
-	if err != nil { // on a busy machine; the next look may see why it has exited
+	if err != nil { // on a busy machine; the next poll may get it
 		return fmt.Errorf("container exited with status %d: its log: %w", state.ExitCode, err)
 	}
 	text, err := io.ReadAll(logs)

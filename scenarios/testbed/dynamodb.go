@@ -20,8 +20,7 @@ var dynamoDB = serverType{
 }
 
 // StartDynamoDB starts an imitation of DynamoDB, or finds the external server, and returns once it answers: minidyn as a local
-// process, Amazon's DynamoDB Local in a container. Both keep everything in memory, so that a crash of theirs says nothing about
-// DynamoDB. Its Version is what the server calls itself.
+// process, Amazon's DynamoDB Local in a container. Both keep everything in memory. Version is the server's name.
 func StartDynamoDB(ctx context.Context, o *Options) (*Server, error) {
 	return startOne(ctx, &dynamoDB, o)
 }

@@ -41,11 +41,8 @@ var etcd = serverType{
 	},
 }
 
-// StartEtcd starts an etcd of n members, 1 or 3, and returns once each of them answers linearizable reads. Raft takes a
-// member whose disk is wiped for one with a corrupted log; a real cluster would remove it and add a new one.
-//
-// Leases can be as short as 1 s: etcd raises a TTL below 1.5 election timeouts to that, rounded up to seconds. Nothing is
-// synced to disk: data survive a kill, not a power failure.
+// StartEtcd starts an etcd of n members, 1 or 3, and returns once each answers linearizable reads. To Raft, a wiped member has a
+// corrupted log. Leases are at least 1 s, in whole seconds. Data survive a kill, not a power failure.
 func StartEtcd(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	if n != 1 && n != 3 {
 		return nil, fmt.Errorf("testbed: %d members of an etcd; want 1 or 3", n)
@@ -55,7 +52,7 @@ func StartEtcd(ctx context.Context, n int, o *Options) (*Cluster, error) {
 
 const (
 	etcdHeartbeat = 60 * time.Millisecond
-	// etcdElection is the longest for which a lease of 1 s is one: etcd counts in heartbeats, floor(1.5 × 11) of them.
+	// etcdElection is the longest that permits leases of 1 s: etcd counts floor(1.5 × 11) heartbeats.
 	etcdElection = 11 * etcdHeartbeat
 	etcdQuota    = 64 << 20
 )
@@ -79,7 +76,6 @@ func etcdCommand(_ context.Context, at placement) (command, error) {
 	return command{Args: append(args, at.More...)}, nil
 }
 
-// etcdMembers are the flags that say who the members are, to etcd and to etcdutl.
 func etcdMembers(at placement) []string {
 	urls := make([]string, len(at.Peers))
 	members := make([]string, len(at.Peers))
@@ -92,13 +88,12 @@ func etcdMembers(at placement) []string {
 
 func etcdURL(host string, port int) string { return fmt.Sprintf("http://%s:%d", host, port) }
 
-// etcdData is the data directory that etcd makes: it wants one with permissions of its own.
+// etcdData is created by etcd, with its own permissions.
 func etcdData(at placement) string { return path.Join(at.Dir, "etcd") }
 
-// RestoreSnapshot replaces what a single etcd member holds by a snapshot, as its operator would after losing the disk: it kills the
-// member, restores the snapshot with etcdutl and restarts the member. All that was written since is lost, and revisions go
-// back to the snapshot's. With a bumpRevision above 0 they go on from the snapshot's plus bumpRevision, and watchers are told
-// that what came before is compacted (--bump-revision --mark-compacted).
+// RestoreSnapshot replaces the data of a single etcd member, as an operator would after losing the disk: it kills the member,
+// restores the snapshot with etcdutl and restarts the member. Later writes are lost, and revisions go back, or continue from the
+// snapshot's plus bumpRevision, if that is above 0 (--bump-revision --mark-compacted).
 func (c *Cluster) RestoreSnapshot(ctx context.Context, snapshot []byte, bumpRevision uint64) error {
 	s := c.Servers[0]
 	if s.serverType != &etcd || len(c.Servers) != 1 {

@@ -31,8 +31,8 @@ func dialEtcd(t *testing.T, servers ...*testbed.Server) *clientv3.Client {
 	return c
 }
 
-// put sets key. It asks until it is told that it has: a leader that a busy machine holds up for most of a second is voted
-// out, and the client library doesn't repeat writes.
+// put sets key, retrying: a leader that is stalled for most of a second loses its election, and the client library doesn't retry
+// writes.
 func put(t *testing.T, c *clientv3.Client, value string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -41,7 +41,6 @@ func put(t *testing.T, c *clientv3.Client, value string) {
 	}, time.Minute, 10*time.Millisecond)
 }
 
-// termOf is the term of raft that s is in.
 func termOf(ctx context.Context, t *testing.T, s *testbed.Server) uint64 {
 	t.Helper()
 	status, err := dialEtcd(t, s).Status(ctx, s.Addr)
@@ -204,7 +203,7 @@ func TestRestoreSnapshot(t *testing.T) {
 	})
 }
 
-// Of a cluster only a number of members that can elect a leader is started.
+// The number of members must be able to elect a leader.
 func TestMembers(t *testing.T) {
 	_, err := testbed.StartZooKeeper(t.Context(), 2, nil)
 	require.EqualError(t, err, "testbed: an ensemble of 2 ZooKeepers, want 1 or 3")

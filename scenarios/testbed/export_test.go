@@ -7,7 +7,6 @@ import (
 	"os"
 )
 
-// What tests of what a killed process leaves need.
 var (
 	Identify = identify
 	Watch    = watch
@@ -18,7 +17,7 @@ var serverTypes = map[string]*serverType{
 	"dynamodb": &dynamoDB,
 }
 
-// Lacks returns an error, for [Need], if a provider lacks what runs a server of a type.
+// Lacks returns an error, for [Need], if a provider can't run a type of server.
 func Lacks(ctx context.Context, p Provider, name string) error {
 	t := serverTypes[name]
 	if p == Local {

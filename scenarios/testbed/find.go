@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// MissingError says that this machine has no server of a type. A test that needs one is skipped for it, see [Need].
+// MissingError says that this machine lacks a type of server.
 type MissingError struct {
 	Server string // "ZooKeeper"
 	Get    string // the shell command that provides it
@@ -26,8 +26,7 @@ func (e *MissingError) Unwrap() error { return e.err }
 // Strict reports whether [EnvStrict] is set.
 func Strict() bool { return os.Getenv(EnvStrict) == "1" }
 
-// Need ends a test if err is not nil: it is skipped if this machine lacks the server that it needs, and fails if err is another
-// error, or under [EnvStrict].
+// Need ends a test if err is not nil: it skips it for a [MissingError], unless [Strict], and fails it otherwise.
 func Need(t interface {
 	Helper()
 	Skipf(format string, args ...any)
@@ -44,7 +43,7 @@ func Need(t interface {
 	}
 }
 
-// Program returns an error, for [Need], if a test needs a program that isn't in PATH.
+// Program returns an error, for [Need], if a program isn't in PATH; get installs it.
 func Program(name, get string) error {
 	_, err := exec.LookPath(name)
 	if err != nil {
@@ -53,7 +52,6 @@ func Program(name, get string) error {
 	return err
 }
 
-// missing marks err as one for which a test may be skipped.
 func (t *serverType) missing(err error) error { return &MissingError{t.title, t.get(), err} }
 
 // Real returns an error, for [Need], if the server is an imitation.
@@ -61,7 +59,7 @@ func (s *Server) Real() error {
 	return s.serverType.cannot(s.Provider, nil)
 }
 
-// cannot is err, which says what a server of a provider can't do. What an imitation can't do is missing: a real server can.
+// cannot returns err, as a [MissingError] for an imitation.
 func (t *serverType) cannot(p Provider, err error) error {
 	if p == Embedded {
 		return t.missing(cmp.Or(err, errors.New("the "+t.title+" of this test is an imitation")))
@@ -69,7 +67,6 @@ func (t *serverType) cannot(p Provider, err error) error {
 	return err
 }
 
-// get is the command that provides the server for local use.
 func (t *serverType) get() string {
 	if t.module != "" {
 		return "make bin/" + t.program
@@ -80,8 +77,7 @@ func (t *serverType) get() string {
 	return "sudo apt-get install " + t.apt
 }
 
-// find returns the path of a program: that which the environment names, or one beside it; else one in PATH, in one of the
-// type's directories, or in bin.
+// find searches the environment, PATH, t.dirs and bin.
 func (t *serverType) find(program string) (string, error) {
 	env := t.env("SERVER")
 	if set := os.Getenv(env); set != "" {
@@ -111,7 +107,7 @@ func (t *serverType) find(program string) (string, error) {
 	return "", t.missing(fmt.Errorf("there is no %s: %s, or set %s to its path", program, t.get(), env))
 }
 
-// number is the last number among the directories of a path: the version in /usr/lib/postgresql/15/bin.
+// number returns the version in /usr/lib/postgresql/15/bin.
 func number(path string) (n int) {
 	for part := range strings.SplitSeq(path, "/") {
 		v, _ := strconv.Atoi(part)
@@ -120,7 +116,6 @@ func number(path string) (n int) {
 	return n
 }
 
-// findProgram returns the absolute path of a program in PATH, or at a path.
 func findProgram(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -129,7 +124,6 @@ func findProgram(name string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// findBuilt returns the path of bin/name in the module that the working directory is in.
 func findBuilt(name string) (string, error) {
 	dir, err := os.Getwd()
 	for err == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// ending is a test that notes how it ended.
+// ending is a test that records its end.
 type ending struct{ how string }
 
 func (e *ending) Helper() {}
@@ -26,7 +26,7 @@ func end(err error) string {
 	return e.how
 }
 
-// On a machine without servers tests are skipped, with the command that provides what they need.
+// On a machine without servers tests are skipped, with a command that provides them.
 func TestNeed(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // with nothing in it
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
@@ -69,7 +69,7 @@ func TestNeed(t *testing.T) {
 	require.Contains(t, end(err), "failed: testbed: no Redis: tried every way", "an imitation doesn't do")
 }
 
-// A server that is there and doesn't start is no reason to skip a test; nor is one that the environment names in vain.
+// A server that fails to start, or a path that doesn't exist, doesn't skip a test.
 func TestNeedFails(t *testing.T) {
 	t.Setenv(testbed.EnvStrict, "")
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")

@@ -13,41 +13,34 @@ import (
 	"time"
 )
 
-// errInterrupted is the cause with which a start ends that a signal cut short.
 var errInterrupted = errors.New("testbed: interrupted")
 
-// teardownTimeout bounds how long an interrupted process stays to tear its servers down.
 const teardownTimeout = time.Minute
 
-// A guard tears down what must not outlive the process when SIGINT, SIGTERM or SIGHUP arrives, and then sends the signal
-// again, so that the process dies of it, or its own handler sees it. It listens only while it guards something, and never to
-// a signal that the process was started to ignore.
+// A guard tears down what must not outlive the process on SIGINT, SIGTERM or SIGHUP, and then raises the signal again. It listens
+// only while it guards something, and not to ignored signals.
 type guard struct {
 	mu      sync.Mutex
 	guarded map[*guarded]struct{}
-	unwatch func()        // set while something is guarded
-	raised  chan struct{} // set while the process is being torn down; closed when the signal has been sent again
+	unwatch func()        // not nil while something is guarded
+	raised  chan struct{} // not nil during teardown; closed when the signal has been raised again
 }
 
-// servers is the guard of this process.
 var servers = guard{guarded: make(map[*guarded]struct{})}
 
 type guarded struct {
-	cancel  context.CancelCauseFunc // cuts the start short
-	started chan struct{}           // closed when the start is over; stop is set if it succeeded
+	cancel  context.CancelCauseFunc // of the start
+	started chan struct{}           // closed after the start; stop is set if it succeeded
 	stop    func() error
 }
 
-// Guard has stop called if a signal ends the process before the returned function is called, which calls stop too. stop is
-// called once. Processes and files of a run are so torn down with the servers.
+// Guard calls stop once: when done is called, or when a signal ends the process before.
 func Guard(ctx context.Context, stop func() error) (done func() error, err error) {
 	return servers.start(ctx, func(context.Context) (func() error, error) { return stop, nil })
 }
 
-// start runs f and returns the stop that f returned, made idempotent. f's context ends when the process is interrupted, or
-// with ctx. An f that fails must have cleaned up after itself.
-//
-// A start that was interrupted returns after the signal has been sent again, lest its caller report an ordinary failure.
+// start runs f, whose context also ends when the process is interrupted, and returns f's stop, made idempotent. If f fails, it must
+// have cleaned up. An interrupted start returns after the signal has been raised again.
 func (g *guard) start(ctx context.Context, f func(context.Context) (stop func() error, err error)) (func() error, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -73,7 +66,6 @@ func (g *guard) start(ctx context.Context, f func(context.Context) (stop func() 
 	return nil, err
 }
 
-// add guards s, unless the process is being torn down.
 func (g *guard) add(s *guarded) (raised <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -97,7 +89,7 @@ func (g *guard) remove(s *guarded) (raised <-chan struct{}) {
 	return g.raised
 }
 
-// watch starts to listen for signals, until unwatch. The caller holds mu.
+// watch listens for signals until unwatch. The caller holds mu.
 func (g *guard) watch() {
 	signals := make(chan os.Signal, 1)
 	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
@@ -130,14 +122,12 @@ func (g *guard) watch() {
 	}()
 }
 
-// again sends a signal that was held up to this process again.
 func again(sig os.Signal) {
 	if err := raise(sig.(syscall.Signal)); err != nil {
 		fmt.Fprintln(os.Stderr, "testbed: cannot raise", sig, "again:", err)
 	}
 }
 
-// teardown stops all that is guarded, at once, and refuses what comes later.
 func (g *guard) teardown() {
 	g.mu.Lock()
 	g.raised = make(chan struct{})

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// A process that is interrupted takes its servers with it, and dies of the signal.
+// An interrupted process stops its servers, and dies of the signal.
 func TestInterrupted(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
@@ -44,7 +44,6 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// What several servers share goes too.
 func TestInterruptedCluster(t *testing.T) {
 	docker := requireDocker(t, "etcd")
 	c := startChild(t, "etcd", testbed.EnvProvider+"=containers")
@@ -55,7 +54,7 @@ func TestInterruptedCluster(t *testing.T) {
 	require.Empty(t, leftOf(t, docker, c.Process.Pid))
 }
 
-// The signal arrives while the server is starting.
+// The signal arrives during the start.
 func TestInterruptedStart(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
@@ -70,7 +69,7 @@ func TestInterruptedStart(t *testing.T) {
 	require.Empty(t, entries(t, c.tmp))
 }
 
-// A process that was started to ignore a signal, as by nohup, goes on.
+// A process that was started to ignore a signal, as by nohup, survives it.
 func TestIgnoredSignal(t *testing.T) {
 	need(t, testbed.Local, "redis")
 	c := prepareChild(t, "redis", testbed.EnvProvider+"=local")
@@ -94,7 +93,7 @@ func TestIgnoredSignal(t *testing.T) {
 	requireSignaled(t, c.Wait(), syscall.SIGTERM)
 }
 
-// A process that is killed can clean up nothing: the kernel ends local servers, and the next process removes their directories.
+// After a SIGKILL, the kernel ends local servers, and the next process removes their directories.
 func TestKilled(t *testing.T) {
 	for server, dirs := range map[string]int{"redis": 1, "etcd": 3} {
 		t.Run(server, func(t *testing.T) {
@@ -113,8 +112,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// What runs in directories of a process that is gone, for want of a kernel that ends it, the next process kills. It leaves alone
-// what is a living process's, or nobody knows whose.
+// The next process kills servers in a dead process's directories, where the kernel didn't. It leaves alone what belongs to a living
+// process or an unknown one.
 func TestSweepDirs(t *testing.T) {
 	need(t, testbed.Local, "redis")
 	orphan := exec.CommandContext(t.Context(), "sleep", "60")
@@ -144,7 +143,6 @@ func TestSweepDirs(t *testing.T) {
 	}
 }
 
-// dead is the identity of a process that is gone.
 func dead(t *testing.T) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sleep", "1000")
@@ -156,7 +154,7 @@ func dead(t *testing.T) string {
 	return identity
 }
 
-// The next process that starts containers removes what processes that are gone have left in the engine, and no more.
+// The next process that starts containers removes what dead processes left in the engine, and nothing else.
 func TestSweepEngine(t *testing.T) {
 	docker := needEngine(t)
 	me, err := testbed.Identify(os.Getpid())
@@ -170,7 +168,7 @@ func TestSweepEngine(t *testing.T) {
 	require.Len(t, labelled(t, docker, me), 2, "the sweep leaves the living alone")
 }
 
-// A process that is killed, or panics, has a watchdog, which empties the engine at once.
+// The watchdog of a process that is killed, or panics, cleans up the engine at once.
 func TestWatchdog(t *testing.T) {
 	docker := needEngine(t)
 	testbed.Need(t, testbed.Program("docker", "sudo apt-get install docker.io"))
@@ -188,7 +186,7 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-// The containers of a process that is killed go with it, those of others stay.
+// The containers of a killed process are removed, those of others stay.
 func TestKilledContainers(t *testing.T) {
 	docker := requireDocker(t, "redis")
 	c := startChild(t, "redis", testbed.EnvProvider+"=containers")

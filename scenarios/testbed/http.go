@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// request sends req once, over a connection of its own, and returns the answer with its body.
+// request sends req once, over its own connection.
 func request(req *http.Request) (*http.Response, []byte, error) {
 	addr := req.URL.Host
 	if req.URL.Port() == "" {
 		addr = net.JoinHostPort(req.URL.Hostname(), req.URL.Scheme)
 	}
-	// A transport that dials by itself goes on to do so when the context has ended.
+	// A transport that dials by itself continues after the context has ended.
 	conn, err := new(net.Dialer).DialContext(req.Context(), "tcp", addr)
 	if err != nil {
 		return nil, nil, err
@@ -35,7 +35,6 @@ func request(req *http.Request) (*http.Response, []byte, error) {
 	return resp, body, err
 }
 
-// askJSON asks the server at addr once, and decodes its answer.
 func askJSON(ctx context.Context, method, addr, path string, answer any) error {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+addr+path, strings.NewReader("{}"))
 	if err != nil {

@@ -17,17 +17,16 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// What a process that was killed leaves behind is known by its owner: the identity of the process.
+// Leftovers of a killed process name their owner: the process's identity.
 
 const (
 	dirPrefix  = "fencelab-" // of temporary directories
-	ownerFile  = "owner"     // in such a directory: who made it
-	childFile  = "child"     // and the server that runs there
+	ownerFile  = "owner"     // in such a directory: its creator
+	childFile  = "child"     // in such a directory: the server that runs there
 	labelOwner = "dev.fencelab.owner"
 )
 
-// identify names a process for ever: a process id alone is used again, and means something only on one machine, between two
-// boots, in one pid namespace. Its error matches [fs.ErrNotExist] if the process is dead.
+// identify names a process uniquely over machines, boots and pid namespaces. If it is dead, the error matches [fs.ErrNotExist].
 func identify(pid int) (string, error) {
 	host, err := hostID()
 	if err != nil {
@@ -37,7 +36,7 @@ func identify(pid int) (string, error) {
 	return fmt.Sprintf("%s|%d|%s", host, pid, started), err
 }
 
-// pidOf returns the process id in an identity; 0: the process is of another host.
+// pidOf returns 0 for another host.
 func pidOf(identity string) int {
 	host, err := hostID()
 	own, ok := strings.CutPrefix(identity, host+"|")
@@ -49,7 +48,6 @@ func pidOf(identity string) int {
 	return n
 }
 
-// gone reports whether a process is known to be dead.
 func gone(identity string) bool {
 	pid := pidOf(identity)
 	if pid == 0 {
@@ -59,7 +57,6 @@ func gone(identity string) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && now != identity
 }
 
-// sign writes the identity of a process to a file.
 func sign(path string, pid int) error {
 	identity, err := identify(pid)
 	if err != nil {
@@ -68,8 +65,7 @@ func sign(path string, pid int) error {
 	return os.WriteFile(path, []byte(identity), 0o600)
 }
 
-// MkdirTemp makes a directory for temporary files. If the process is killed, the next call on the same machine, or the
-// next start of a server, removes it.
+// MkdirTemp creates a temporary directory. If the process is killed, the next call, or start of a local server, removes it.
 func MkdirTemp(name string) (dir string, err error) {
 	if err := sweepDirs(); err != nil {
 		return "", fmt.Errorf("testbed: %w", err)
@@ -83,15 +79,14 @@ func MkdirTemp(name string) (dir string, err error) {
 	return dir, nil
 }
 
-// sweepDirs removes, once, directories whose owners are gone, and kills servers that still run there: not everywhere does
-// the kernel end them with their parent.
+// sweepDirs removes dead owners' directories and kills servers there: only Linux ends them with their parent.
 var sweepDirs = sync.OnceValue(func() error {
 	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	if err != nil {
 		return err
 	}
 	for _, dir := range dirs {
-		// A directory that can't be read is another user's, or its owner has only just made it.
+		// An unreadable directory is another user's, or new.
 		owner, err := os.ReadFile(filepath.Join(dir, ownerFile))
 		if err != nil || !gone(string(owner)) {
 			continue
@@ -109,13 +104,11 @@ var sweepDirs = sync.OnceValue(func() error {
 	return nil
 })
 
-// swept is set once this process has swept the engine.
 var swept struct {
 	sync.Mutex
 	done bool
 }
 
-// sweepContainers removes, once, what is in the engine and whose owners are gone.
 func sweepContainers(ctx context.Context, docker client.APIClient) error {
 	swept.Lock()
 	defer swept.Unlock()
@@ -133,7 +126,7 @@ func sweepContainers(ctx context.Context, docker client.APIClient) error {
 		if !gone(labels[labelOwner]) {
 			return
 		}
-		// Another process may be sweeping too.
+		// Another process may sweep, too.
 		if e := remove(); e != nil && !cerrdefs.IsNotFound(e) && !cerrdefs.IsConflict(e) {
 			err = errors.Join(err, fmt.Errorf("remove what a killed process left: docker %s rm -f %s: %w", what, id, e))
 		}
@@ -160,8 +153,7 @@ func sweepContainers(ctx context.Context, docker client.APIClient) error {
 	return err
 }
 
-// watchdog removes what is labelled $0 from the engine when its input ends, which it does with the process that has the
-// other end of the pipe, whatever ends that: a panic and a SIGKILL too.
+// watchdog removes what is labelled $0 from the engine when its input ends, with this process.
 const watchdog = `read -r _
 for id in $(docker ps -aq --filter "label=$0"); do docker rm -fv "$id"; done
 for id in $(docker network ls -q --filter "label=$0"); do docker network rm "$id"; done
@@ -169,10 +161,10 @@ for id in $(docker volume ls -q --filter "label=$0"); do docker volume rm -f "$i
 
 var watching struct {
 	sync.Mutex
-	pipe *os.File // kept open for as long as the process lives
+	pipe *os.File // open until the process ends
 }
 
-// watch starts the watchdog, once. Without a docker command, what a killed process leaves waits for the next sweep.
+// watch starts the watchdog, once. It needs a docker command.
 func watch(engine string) error {
 	watching.Lock()
 	defer watching.Unlock()

@@ -19,24 +19,22 @@ import (
 
 const loopback = "127.0.0.1"
 
-// processes are the hosts of a group of local processes.
 type processes struct {
 	group *group
 	path  string
 	all   []*process
 }
 
-// process is the host of one local process. Its ports and its directory stay its own while it is killed.
+// process is the host of one local process.
 type process struct {
 	name    string
 	path    string
 	ports   []int
 	release []func() error
-	dir     string      // holds the data directory, its log, and who it is
+	dir     string      // holds the data directory, log and identity
 	child   *proc.Child // nil before the first start
 }
 
-// newProcesses reserves the ports and makes the directories of g's servers.
 func newProcesses(ctx context.Context, g *group, _ *Options) (_ hosts, err error) {
 	path, err := g.find(g.program)
 	if err != nil {
@@ -147,20 +145,19 @@ func (p *process) ended(context.Context) error {
 	return permanent{err}
 }
 
-// tail returns the end of an output, for an error message.
 func tail(b []byte) string {
 	b = bytes.TrimSpace(b)
 	return string(b[max(0, len(b)-2000):])
 }
 
-// kill ends the process and all that it has started, also in process groups of their own.
+// kill also kills descendants in other process groups.
 func (p *process) kill(ctx context.Context) error {
 	if p.child == nil {
 		return nil
 	}
 	select {
 	case <-p.child.Exited():
-		return nil // and its process id may be another's
+		return nil // its pid may have been reused
 	default:
 	}
 	under, err := descendants(p.child.PID)
@@ -178,7 +175,7 @@ func (p *process) kill(ctx context.Context) error {
 	return nil
 }
 
-// pause freezes the process and all that it has started, parents first: a frozen one starts no others.
+// pause freezes parents first: a frozen one starts no others.
 func (p *process) pause(ctx context.Context) (faults.Heal, error) {
 	var heals []faults.Heal
 	heal := func(ctx context.Context) error {
@@ -217,7 +214,7 @@ func (p *process) wipe(context.Context) error {
 	return errors.Join(os.RemoveAll(p.data()), os.Mkdir(p.data(), 0o700))
 }
 
-// remove kills the process: a server that holds nothing worth keeping needs no goodbye.
+// remove kills the process, which has nothing to save.
 func (p *process) remove(ctx context.Context) error {
 	err := p.kill(context.WithoutCancel(ctx))
 	if p.dir != "" && err == nil {
@@ -230,7 +227,6 @@ func (p *process) remove(ctx context.Context) error {
 	return err
 }
 
-// descendants returns the processes that pid has started and those that they have, as long as their parents live.
 func descendants(pid int) (found []int, err error) {
 	children, err := children()
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// envChild makes the test binary a process that starts a Redis, or what else it names, says so and waits to be killed.
+// envChild makes the test binary a process that starts the named server, or a Redis, and waits until its input ends.
 const envChild = "TESTBED_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -69,16 +69,15 @@ func childMain() int {
 
 const readyPrefix = "ready at "
 
-// child is a process that has started a Redis or an etcd, or failed to.
+// child is a process that has started a server, or failed to.
 type child struct {
 	*exec.Cmd
-	tmp    string // its directory for temporary files
-	addr   string // of its server; empty if there is none
+	tmp    string // its TMPDIR
+	addr   string // of its server; empty if it failed
 	name   string // its server's String
-	output string // what it printed before that
+	output string // what it printed before
 }
 
-// startChild returns once the child has a server or has failed.
 func startChild(t *testing.T, mode string, env ...string) *child {
 	t.Helper()
 	c := prepareChild(t, mode, env...)
@@ -116,14 +115,14 @@ func prepareChild(t *testing.T, mode string, env ...string) *child {
 	return c
 }
 
-// requireDocker skips the test where servers of that type can't run in containers.
+// requireDocker skips the test if containers can't run that type of server.
 func requireDocker(t *testing.T, serverType string) *client.Client {
 	t.Helper()
 	need(t, testbed.Containers, serverType)
 	return newDocker(t)
 }
 
-// needEngine skips the test where no Docker engine answers.
+// needEngine skips the test if no Docker engine answers.
 func needEngine(t *testing.T) *client.Client {
 	t.Helper()
 	docker := newDocker(t)
@@ -143,13 +142,12 @@ func newDocker(t *testing.T) *client.Client {
 
 const label = "dev.fencelab.owner"
 
-// leftOf lists all that process pid of this machine has in the engine.
 func leftOf(t *testing.T, docker *client.Client, pid int) []string {
 	t.Helper()
 	return labelled(t, docker, "|"+strconv.Itoa(pid)+"|")
 }
 
-// labelled lists all in the engine whose owner's identity contains part.
+// labelled lists everything in the engine whose owner's identity contains part.
 func labelled(t *testing.T, docker *client.Client, part string) (found []string) {
 	t.Helper()
 	add := func(labels map[string]string, id string) {
@@ -176,7 +174,7 @@ func labelled(t *testing.T, docker *client.Client, part string) (found []string)
 	return found
 }
 
-// leave makes a network and a volume of an owner, which go with the test.
+// leave creates a network and a volume of an owner.
 func leave(t *testing.T, docker *client.Client, owner string) {
 	t.Helper()
 	labels := map[string]string{label: owner}

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/internal/proc"
 )
 
-// hostID is the boot and the pid namespace.
+// hostID returns the boot and the pid namespace.
 func hostID() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -24,7 +24,7 @@ func hostID() (string, error) {
 	return strings.TrimSpace(string(boot)) + "/" + ns, err
 }
 
-// startTime returns the start time of a process in clock ticks since boot, or fs.ErrNotExist for a dead one, reaped or not.
+// startTime returns a process's start in clock ticks since boot, or fs.ErrNotExist if it is dead or a zombie.
 func startTime(pid int) (string, error) {
 	stat, err := proc.Stat(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -36,7 +36,7 @@ func startTime(pid int) (string, error) {
 	return stat[proc.Started], nil
 }
 
-// children returns the processes that each process has started.
+// children maps each process to its children.
 func children() (map[int][]int, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -61,7 +61,7 @@ func children() (map[int][]int, error) {
 	return found, nil
 }
 
-// raise sends sig to the calling thread, so that a process that does not handle it is dead before raise returns.
+// raise sends sig to the calling thread: without a handler, the process is dead before raise returns.
 func raise(sig syscall.Signal) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

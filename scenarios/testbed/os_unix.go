@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// hostID is the host's name: elsewhere than on Linux, a start time with a date tells boots apart as well.
+// hostID returns the host's name: here start times contain dates.
 func hostID() (string, error) { return os.Hostname() }
 
-// startTime returns the start time of a process as ps prints it, or fs.ErrNotExist for one that is dead.
+// startTime returns a process's start as ps prints it, or fs.ErrNotExist if it is dead.
 func startTime(pid int) (string, error) {
 	if err := syscall.Kill(pid, 0); errors.Is(err, syscall.ESRCH) {
 		return "", fmt.Errorf("process %d: %w", pid, fs.ErrNotExist)
@@ -31,14 +31,14 @@ func startTime(pid int) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// raise sends sig to this process, and leaves it a moment to die: the signal may be another thread's to take.
+// raise sends sig to this process and waits: another thread may take the signal.
 func raise(sig syscall.Signal) error {
 	err := syscall.Kill(os.Getpid(), sig)
 	time.Sleep(100 * time.Millisecond)
 	return err
 }
 
-// children returns the processes that each process has started.
+// children maps each process to its children.
 func children() (map[int][]int, error) {
 	out, err := exec.Command("ps", "-A", "-o", "ppid=,pid=").Output() //nolint:noctx // ps ends by itself
 	if err != nil {

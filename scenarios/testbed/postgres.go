@@ -24,14 +24,14 @@ var postgres = serverType{
 	ready:   postgresReady,
 }
 
-// StartPostgres starts a PostgreSQL, or finds the external one, and returns once it answers. Its user and its database are
-// called postgres, and there is no password. Killed and restarted, it keeps its data; it would not survive a power failure.
+// StartPostgres starts a PostgreSQL, or finds the external one, and returns once it answers. User and database are postgres,
+// without a password. Data survive a kill, not a power failure.
 func StartPostgres(ctx context.Context, o *Options) (*Server, error) {
 	return startOne(ctx, &postgres, o)
 }
 
-// postgresScript runs a postgres in the data directory $0, which it fills with $1, initdb, if need be. As root it changes to the
-// user that an image has for that. Clients come from the container's network, into which the engine lets this machine only.
+// postgresScript runs postgres in the data directory $0, which $1, initdb, creates. As root it changes to the image's user. Only
+// this machine can reach the container's network.
 const postgresScript = `cd "$0"
 if [ "$(id -u)" = 0 ]; then
 	chown postgres . && chmod 700 .
@@ -58,18 +58,17 @@ func postgresCommand(ctx context.Context, at placement) (command, error) {
 		"sh", "-ec", postgresScript, at.Dir, initdb,
 		server, "-D", at.Dir, "-p", strconv.Itoa(at.me().Ports[0]), "-c", "listen_addresses=" + at.Listen,
 		"-c", "unix_socket_directories=", "-c", "max_connections=300",
-		"-c", "fsync=off", // data need to survive a kill, not a power failure
-		"-c", "dynamic_shared_memory_type=mmap", // in files of its directory, so that nothing outlives a SIGKILL
+		"-c", "fsync=off", // data survive a kill, not a power failure
+		"-c", "dynamic_shared_memory_type=mmap", // in files of its directory, so that nothing survives a SIGKILL
 	}, at.More)
 	return command{Path: argv[0], Args: argv}, nil
 }
 
-// unprivileged returns the start of a command line that runs a program as somebody else than root, as PostgreSQL demands, in
-// the same process and with access to dir. It is empty if this process isn't root's.
+// unprivileged returns the start of a command line that runs a program as another user than root, as PostgreSQL demands, in the
+// same process and with access to dir; empty if this process isn't root's.
 //
-// Another user couldn't reach a temporary directory of root's. In a user namespace, root has another name, while files and signals
-// stay root's. Where there are no user namespaces, as in many containers and under chroot, it is another user, who gets dir and
-// the power to reach it. The change of credentials drops the parent-death signal, so setpriv sets it again.
+// Another user can't enter root's temporary directories. In a user namespace root has another name and keeps its files. Elsewhere,
+// as in many containers, another user gets dir and the capability to enter it. setpriv sets the parent-death signal again.
 func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -102,8 +101,8 @@ func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	}, nil
 }
 
-// postgresReady asks the server for its version. If it is a process of ours, it also has the system remove its shared
-// memory segment once no process uses it: a killed server would leave it for ever, and a system has room for few.
+// postgresReady returns the version. It also marks a local process's shared memory segment for removal: a killed server would leak
+// it.
 func postgresReady(ctx context.Context, _, url string, local bool) (string, error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -120,7 +119,7 @@ func postgresReady(ctx context.Context, _, url string, local bool) (string, erro
 	if !local {
 		return version, nil
 	}
-	// The lines are: process id, data directory, start time, port, socket directory, address, shared memory key and id.
+	// Lines: process id, data directory, start time, port, socket directory, address, shared memory key and id.
 	text, err := os.ReadFile(filepath.Join(dir, "postmaster.pid"))
 	if err != nil {
 		return "", err

@@ -43,7 +43,7 @@ var redisServer = serverType{
 	},
 	embedded: func() (addr, version string, stop func() error, err error) {
 		m := miniredis.NewMiniRedis()
-		m.ClockTTL(true) // keys expire as time passes, not as a test says
+		m.ClockTTL(true) // keys expire by themselves
 		if err := m.StartAddr("127.0.0.1:0"); err != nil {
 			return "", "", nil, err
 		}
@@ -51,14 +51,13 @@ var redisServer = serverType{
 	},
 }
 
-// StartRedis starts a Redis, or finds the external one, and returns once it answers. It keeps nothing on disk, unless o's Args
-// say so, and allows DEBUG. An error says what to do about it. It matches [errors.ErrUnsupported] if the provider cannot start
-// a server with o's Args.
+// StartRedis starts a Redis, or finds the external one, and returns once it answers. It allows DEBUG, and keeps nothing on disk
+// unless o.Args say so. If the provider can't use o.Args, the error matches [errors.ErrUnsupported].
 func StartRedis(ctx context.Context, o *Options) (*Server, error) {
 	return startOne(ctx, &redisServer, o)
 }
 
-// StartRedisNodes starts n Redis servers that know nothing of each other, redis1 to redisN, as [StartRedis] does.
+// StartRedisNodes starts n independent Redis servers, redis1 to redisN, as [StartRedis] does.
 func StartRedisNodes(ctx context.Context, n int, o *Options) ([]*Server, error) {
 	c, err := start(ctx, &group{serverType: &redisServer, names: numbered("redis", n)}, o)
 	if err != nil {
@@ -67,9 +66,8 @@ func StartRedisNodes(ctx context.Context, n int, o *Options) ([]*Server, error) 
 	return c.Servers, nil
 }
 
-// StartRedisReplica starts an asynchronous replica of a running server of [StartRedis], where that comes from. Its name is the
-// primary's and "-replica". It returns once the replica holds all that the primary does. Its error matches
-// [errors.ErrUnsupported] if the primary is external or embedded.
+// StartRedisReplica starts an asynchronous replica of a server, named after it with "-replica", with the same provider, and returns
+// once it is up to date. If the primary is external or embedded, the error matches [errors.ErrUnsupported].
 func StartRedisReplica(ctx context.Context, primary *Server, o *Options) (*Server, error) {
 	if primary.serverType != &redisServer || primary.host == nil {
 		return nil, primary.serverType.cannot(primary.Provider, fmt.Errorf("testbed: no replica of %s: %w", primary, errors.ErrUnsupported))
@@ -109,25 +107,24 @@ func awaitReplica(ctx context.Context, primary, replica *Server) error {
 	})
 }
 
-// redisCommand runs a redis-server that is volatile and controllable, under any configuration of its packager.
+// redisCommand runs a volatile redis-server, whatever its packager's configuration.
 func redisCommand(_ context.Context, at placement) (command, error) {
-	args := []string{"redis-server"} // decides what the program is: it may be a link to one that does several things
+	args := []string{"redis-server"} // the program may be a link to one that looks at its name
 	if at.Provider == Local {
 		args = append(args, "--bind", at.Listen, "--port", strconv.Itoa(at.me().Ports[0]))
 	} else {
-		args = append(args, "--protected-mode", "no") // it would let in loopback only, which a container's network isn't
+		args = append(args, "--protected-mode", "no") // or it refuses clients outside the container
 	}
 	args = append(args, "--dir", at.Dir, "--save", "", "--appendonly", "no", "--enable-debug-command", "yes",
-		"--repl-diskless-sync-delay", "0") // a replica needn't wait for others to come
+		"--repl-diskless-sync-delay", "0") // don't wait for more replicas
 	for _, primary := range at.Joined {
 		args = append(args, "--replicaof", primary.Host, strconv.Itoa(primary.Ports[0]))
 	}
 	return command{Args: append(args, at.More...)}, nil
 }
 
-// redisInfo asks a server for a section of INFO once.
 func redisInfo(ctx context.Context, opt *redis.Options, section string) (map[string]string, error) {
-	// The client prints a line for every server that it can't reach.
+	// The client would log that it can't connect.
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", opt.Addr)
 	if err != nil {
 		return nil, err
@@ -153,7 +150,7 @@ func redisInfo(ctx context.Context, opt *redis.Options, section string) (map[str
 	return info, nil
 }
 
-// oneRedis returns a client that tries once.
+// oneRedis returns a client that doesn't retry.
 func oneRedis(opt *redis.Options) *redis.Client {
 	once := *opt
 	once.ContextTimeoutEnabled, once.DisableIdentity = true, true

@@ -17,15 +17,24 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// startRedis starts a Redis whose temporary files go to the directory it returns.
-func startRedis(t *testing.T, o *testbed.Options) (*testbed.Server, string) {
+func startRedis(t *testing.T, o *testbed.Options) *testbed.Server {
 	t.Helper()
-	tmp := t.TempDir()
-	t.Setenv("TMPDIR", tmp)
-	r, err := testbed.StartRedis(t.Context(), o)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, r.Close()) })
-	return r, tmp
+	return started(t)(testbed.StartRedis(t.Context(), o))
+}
+
+func startReplica(t *testing.T, primary *testbed.Server) *testbed.Server {
+	t.Helper()
+	return started(t)(testbed.StartRedisReplica(t.Context(), primary, nil))
+}
+
+func started(t *testing.T) func(*testbed.Server, error) *testbed.Server {
+	t.Helper()
+	return func(s *testbed.Server, err error) *testbed.Server {
+		t.Helper()
+		testbed.Need(t, err)
+		t.Cleanup(func() { require.NoError(t, s.Close()) })
+		return s
+	}
 }
 
 func dialRedis(t *testing.T, addr string) *redis.Client {
@@ -35,7 +44,6 @@ func dialRedis(t *testing.T, addr string) *redis.Client {
 	return c
 }
 
-// listens reports whether somebody accepts connections at addr.
 func listens(t *testing.T, addr string) bool {
 	t.Helper()
 	conn, err := (&net.Dialer{Timeout: 30 * time.Second}).DialContext(t.Context(), "tcp", addr)
@@ -54,7 +62,7 @@ func requireGone(t *testing.T, addr string) {
 
 var moreArgs = []string{"--maxmemory", "1mb"}
 
-// TestDockerHost asks for an engine that isn't there: another one must not take its place.
+// If DOCKER_HOST names an engine that isn't there, no other is used.
 func TestDockerHost(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
 	_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Containers})
@@ -63,7 +71,7 @@ func TestDockerHost(t *testing.T) {
 
 func TestContainerRemovedByHand(t *testing.T) {
 	docker := requireDocker(t, "redis")
-	r, _ := startRedis(t, &testbed.Options{Provider: testbed.Containers})
+	r := startRedis(t, &testbed.Options{Provider: testbed.Containers})
 	_, err := docker.ContainerRemove(t.Context(), leftOf(t, docker, os.Getpid())[0], client.ContainerRemoveOptions{Force: true})
 	require.NoError(t, err)
 	require.NoError(t, r.Close())
@@ -80,7 +88,6 @@ func TestContainerStartCut(t *testing.T) {
 	require.Empty(t, leftOf(t, docker, os.Getpid()))
 }
 
-// script writes an executable shell script that runs in dir.
 func script(t *testing.T, dir, body string) string {
 	t.Helper()
 	path := filepath.Join(dir, "script")
@@ -89,7 +96,7 @@ func script(t *testing.T, dir, body string) string {
 }
 
 func TestEmbedded(t *testing.T) {
-	r, _ := startRedis(t, &testbed.Options{Provider: testbed.Embedded})
+	r := startRedis(t, &testbed.Options{Provider: testbed.Embedded})
 	require.Equal(t, "miniredis", r.Version)
 	require.Equal(t, "miniredis (embedded)", r.String())
 

@@ -16,47 +16,46 @@ import (
 // Options are the optional settings of a start.
 type Options struct {
 	Provider      Provider  // default: FENCELAB_TESTBED, else [Auto]
-	AllowEmbedded bool      // let [Auto] take [Embedded], where there is such a thing and nothing else can be had
-	Args          []string  // further arguments for the server; containers and local only
-	Clock         bool      // give each server a clock of its own, [Server.Clock]; Redis in containers and local only
-	Progress      io.Writer // takes a line for what lasts or was decided; nil: none
+	AllowEmbedded bool      // [Auto] may choose [Embedded] as the last resort
+	Args          []string  // more arguments for the server; containers and local only
+	Clock         bool      // give each server its own [Server.Clock]; Redis in containers and local only
+	Progress      io.Writer // gets a line for each long operation or decision; nil: none
 }
 
-// RestartOptions say how a server comes back.
+// RestartOptions are the optional settings of a restart.
 type RestartOptions struct {
-	Wipe bool     // on an empty disk
-	Args []string // instead of those in [Options]; nil: as it was started last
+	Wipe bool     // delete its data
+	Args []string // replaces those of the last start; nil: the same
 }
 
-// Server is a running server that holds nothing but what its users put there.
-// An [External] one is the user's: it holds what it held, and Close leaves it alone.
+// Server is a running server, empty at its start unless [External].
 type Server struct {
 	Name     string   // "redis", "etcd2": unique among servers that were started together
 	Addr     string   // host:port for clients; the same after a restart
-	URL      string   // for the client library, with the credentials
-	Provider Provider // where it came from; never [Auto]
-	Version  string   // as the server says; "miniredis" if embedded
+	URL      string   // for client libraries, with credentials
+	Provider Provider // never [Auto]
+	Version  string   // as reported by the server; "miniredis" if embedded
 
-	// Clock is the server's wall clock, which outlives a restart; nil unless Options.Clock.
+	// Clock survives restarts; nil unless Options.Clock.
 	Clock *faults.Clock
 
 	serverType *serverType
-	host       host // nil: no control over it
+	host       host // nil: out of reach
 	placement  func() placement
 	clockDir   string       // of Clock
-	shut       func() error // removes it alone
+	shut       func() error // removes the server
 	close      func() error // and what it shared, if it is the last
 
-	ctx     context.Context //nolint:containedctx // ends with Close, and cuts a restart short
+	ctx     context.Context //nolint:containedctx // ends with Close
 	cancel  context.CancelCauseFunc
 	mu      sync.Mutex // held while the server is being changed
 	args    []string   // of the last start
 	running bool
 	closed  bool
-	run     int // counts starts: a heal must not touch a later one
+	run     int // counts starts: a heal must not affect a later one
 }
 
-// String is, for example, "redis 7.0.15 (containers)".
+// String returns, for example, "redis 7.0.15 (containers)".
 func (s *Server) String() string {
 	if s.Provider == Embedded {
 		return fmt.Sprintf("%s (%s)", s.Version, s.Provider)
@@ -64,12 +63,12 @@ func (s *Server) String() string {
 	return fmt.Sprintf("%s %s (%s)", s.serverType.name, s.Version, s.Provider)
 }
 
-// Close ends the server and removes what it left; an external one it leaves alone. It may be called again.
+// Close stops the server and deletes its data, unless it is external. It may be called again.
 func (s *Server) Close() error { return s.close() }
 
-// Pause freezes every process of the server. The heal matches [os.ErrProcessDone] if the server was killed under the pause.
+// Pause freezes every process of the server. If the server was killed meanwhile, the heal matches [os.ErrProcessDone].
 //
-// Pause, Kill and Restart match [errors.ErrUnsupported] for servers that are [External] or [Embedded].
+// Pause, Kill and Restart match [errors.ErrUnsupported] for [External] and [Embedded] servers.
 func (s *Server) Pause(ctx context.Context) (faults.Heal, error) {
 	var heal faults.Heal
 	var run int
@@ -94,8 +93,8 @@ func (s *Server) Pause(ctx context.Context) (faults.Heal, error) {
 	}), nil
 }
 
-// Kill ends the server by SIGKILL, also while it is paused, and returns when connections to its address are refused. It
-// keeps its data directory and, on Linux, its address until Close.
+// Kill kills the server with SIGKILL, even if it is paused, and returns when connections are refused. Its data and, on Linux, its
+// address stay its own until Close.
 func (s *Server) Kill(ctx context.Context) error {
 	return s.change(ctx, "kill", func(ctx context.Context) error {
 		if !s.running {
@@ -107,7 +106,7 @@ func (s *Server) Kill(ctx context.Context) error {
 		s.running = false
 		ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 		defer cancel()
-		return poll(ctx, func(ctx context.Context) error { // an engine may forward the port for a moment longer
+		return poll(ctx, func(ctx context.Context) error { // an engine may forward the port a moment longer
 			conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr)
 			if err == nil {
 				return errors.Join(errors.New("it is killed, and its address still accepts connections"), conn.Close())
@@ -120,7 +119,7 @@ func (s *Server) Kill(ctx context.Context) error {
 	})
 }
 
-// Restart starts a server that was killed, at the same address, and returns once it answers.
+// Restart restarts a killed server at its address, and returns once it answers.
 func (s *Server) Restart(ctx context.Context, o RestartOptions) error {
 	return s.change(ctx, "restart", func(ctx context.Context) error {
 		if s.running {
@@ -138,7 +137,7 @@ func (s *Server) Restart(ctx context.Context, o RestartOptions) error {
 	})
 }
 
-// change runs f while nobody else changes the server. f's context also ends with Close.
+// change calls f with s.mu held. f's context also ends with Close.
 func (s *Server) change(ctx context.Context, verb string, f func(context.Context) error) error {
 	if s.host == nil {
 		return s.serverType.cannot(s.Provider, fmt.Errorf("testbed: %s %s: a server of provider %s is out of reach: %w",
@@ -160,7 +159,6 @@ func (s *Server) change(ctx context.Context, verb string, f func(context.Context
 
 var errClosed = fmt.Errorf("the server is closed: %w", os.ErrProcessDone)
 
-// beginFirst starts the server for the first time, with the clock that it will keep.
 func (s *Server) beginFirst(ctx context.Context, o *Options) (err error) {
 	if !o.Clock {
 		return s.begin(ctx)
@@ -168,7 +166,7 @@ func (s *Server) beginFirst(ctx context.Context, o *Options) (err error) {
 	if s.clockDir, err = MkdirTemp("clock"); err != nil {
 		return err
 	}
-	if err := os.Chmod(s.clockDir, 0o755); err != nil { // the server may run as a user of its own
+	if err := os.Chmod(s.clockDir, 0o755); err != nil { // the server may run as another user
 		return err
 	}
 	if s.Clock, err = faults.NewClock(ctx, s.clockDir); err != nil {
@@ -180,7 +178,6 @@ func (s *Server) beginFirst(ctx context.Context, o *Options) (err error) {
 	return s.Clock.Confirm(ctx, func(ctx context.Context) (time.Time, error) { return s.serverType.clock(ctx, s.Addr) })
 }
 
-// begin starts the server and returns once it answers. If it fails, the server is killed.
 func (s *Server) begin(ctx context.Context) error {
 	at := s.placement()
 	at.More = s.args
@@ -204,7 +201,6 @@ func (s *Server) begin(ctx context.Context) error {
 	return nil
 }
 
-// await waits until the server answers. The first time it finds out at which of its host's addresses.
 func (s *Server) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -223,7 +219,7 @@ func (s *Server) await(ctx context.Context) error {
 			version, err := s.serverType.ready(tryCtx, addr, url, s.placement().Provider == Local)
 			cancel()
 			if err == nil {
-				if s.Addr == "" { // later they are read without a lock
+				if s.Addr == "" { // set once: it is read without a lock
 					s.Addr, s.URL, s.Version = addr, url, version
 				}
 				return nil
@@ -241,7 +237,6 @@ func (s *Server) await(ctx context.Context) error {
 	return nil
 }
 
-// remove ends the server and removes what is left of it.
 func (s *Server) remove() error {
 	s.cancel(errClosed)
 	s.mu.Lock()

@@ -18,26 +18,21 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// onProviders runs test with servers of a type from this machine's binaries and in containers, and looks for what is left
-// afterwards.
+// onProviders runs test with local servers and in containers, and then checks for leftovers.
 func onProviders(t *testing.T, serverType string, test func(t *testing.T, p testbed.Provider)) {
 	t.Helper()
-	t.Run("Local", func(t *testing.T) {
-		need(t, testbed.Local, serverType)
-		tmp := t.TempDir()
-		t.Setenv("TMPDIR", tmp)
-		test(t, testbed.Local)
-		require.Empty(t, entries(t, tmp))
-	})
-	t.Run("Containers", func(t *testing.T) {
-		need(t, testbed.Containers, serverType)
-		docker := newDocker(t)
-		tmp := t.TempDir()
-		t.Setenv("TMPDIR", tmp)
-		test(t, testbed.Containers)
-		require.Empty(t, leftOf(t, docker, os.Getpid()))
-		require.Empty(t, entries(t, tmp))
-	})
+	for _, p := range []testbed.Provider{testbed.Local, testbed.Containers} {
+		t.Run(string(p), func(t *testing.T) {
+			need(t, p, serverType)
+			tmp := t.TempDir()
+			t.Setenv("TMPDIR", tmp)
+			t.Run(serverType, func(t *testing.T) { test(t, p) })
+			if p == testbed.Containers {
+				require.Empty(t, leftOf(t, newDocker(t), os.Getpid()))
+			}
+			require.Empty(t, entries(t, tmp))
+		})
+	}
 }
 
 // need skips the test where a provider has no server of that type.
@@ -46,7 +41,7 @@ func need(t *testing.T, p testbed.Provider, serverType string) {
 	testbed.Need(t, testbed.Lacks(t.Context(), p, serverType))
 }
 
-// during starts f, and returns a function that waits until it has returned. Until then it must not have returned.
+// during starts f, which must not return yet, and returns a function that waits for it.
 func during(t *testing.T, f func() error) (after func()) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -65,9 +60,7 @@ func during(t *testing.T, f func() error) (after func()) {
 func TestPause(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
-		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, s.Close()) }()
+		s := startRedis(t, &testbed.Options{Provider: p})
 		c := dialPatient(t, s.Addr)
 		require.NoError(t, c.Ping(ctx).Err())
 
@@ -109,7 +102,6 @@ func TestPause(t *testing.T) {
 	})
 }
 
-// dialPatient connects to a Redis with a client that waits for an answer as long as its context allows.
 func dialPatient(t *testing.T, addr string) *redis.Client {
 	t.Helper()
 	c := redis.NewClient(&redis.Options{
@@ -122,11 +114,9 @@ func dialPatient(t *testing.T, addr string) *redis.Client {
 func TestRestart(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
-		s, err := testbed.StartRedis(ctx, &testbed.Options{
+		s := startRedis(t, &testbed.Options{
 			Provider: p, Args: []string{"--appendonly", "yes", "--appendfsync", "always"},
 		})
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, s.Close()) }()
 		addr := s.Addr
 		c := dialRedis(t, addr)
 		require.NoError(t, c.Set(ctx, "key", "value", 0).Err())
@@ -159,15 +149,13 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// A restart that fails leaves the server killed, and it can be tried again.
+// A failed restart leaves the server down, and can be retried.
 func TestRestartFails(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
-		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, s.Close()) }()
+		s := startRedis(t, &testbed.Options{Provider: p})
 		require.NoError(t, s.Kill(ctx))
-		err = s.Restart(ctx, testbed.RestartOptions{Args: []string{"--no-such-directive", "1"}})
+		err := s.Restart(ctx, testbed.RestartOptions{Args: []string{"--no-such-directive", "1"}})
 		require.ErrorContains(t, err, "no-such-directive")
 		requireGone(t, s.Addr)
 
@@ -182,12 +170,12 @@ func TestRestartFails(t *testing.T) {
 	})
 }
 
-// Nobody gets the address of a server that is down: neither another server nor a client that dials it, as its own end.
+// A down server's address can't be given to another server, nor to a client that dials it.
 func TestAddressStaysReserved(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("a port can be held for a server to come on Linux only")
 	}
-	s, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
+	s := startRedis(t, &testbed.Options{Provider: testbed.Local})
 	require.NoError(t, s.Kill(t.Context()))
 	own, err := net.ResolveTCPAddr("tcp", s.Addr)
 	require.NoError(t, err)
@@ -197,7 +185,7 @@ func TestAddressStaysReserved(t *testing.T) {
 	require.NoError(t, s.Restart(t.Context(), testbed.RestartOptions{}))
 }
 
-// All of a server's processes are frozen and killed, also those in groups of their own.
+// All processes of a server are frozen and killed, even in other process groups.
 func TestManyProcesses(t *testing.T) {
 	need(t, testbed.Local, "redis")
 	ctx := t.Context()
@@ -205,7 +193,7 @@ func TestManyProcesses(t *testing.T) {
 	t.Setenv("FENCELAB_REDIS_SERVER", script(t, dir, `
 setsid sh -c 'while echo >>ticks; do sleep 0.01; done 2>/dev/null' &
 exec redis-server "$@"`))
-	s, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
+	s := startRedis(t, &testbed.Options{Provider: testbed.Local})
 	ticks := func() int64 {
 		info, err := os.Stat(filepath.Join(dir, "ticks"))
 		if err != nil {
@@ -239,7 +227,7 @@ exec redis-server "$@"`))
 
 func TestNoControl(t *testing.T) {
 	ctx := t.Context()
-	users, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
+	users := startRedis(t, &testbed.Options{Provider: testbed.Local})
 	t.Setenv(testbed.EnvRedisAddr, users.Addr)
 	for _, p := range []testbed.Provider{testbed.External, testbed.Embedded} {
 		s, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
@@ -306,7 +294,7 @@ func TestRedisNodes(t *testing.T) {
 	})
 }
 
-// One of several that fails to start takes the others with it.
+// If one of several fails to start, so do all.
 func TestRedisNodesFail(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		_, err := testbed.StartRedisNodes(t.Context(), 3, &testbed.Options{
@@ -320,15 +308,11 @@ func TestRedisNodesFail(t *testing.T) {
 func TestRedisReplica(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
-		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, primary.Close()) }()
+		primary := startRedis(t, &testbed.Options{Provider: p})
 		require.NoError(t, dialPatient(t, primary.Addr).Do(ctx, "DEBUG", "POPULATE", 200_000).Err(), "so that it takes a while")
 		require.NoError(t, dialRedis(t, primary.Addr).Set(ctx, "before", "1", 0).Err())
 
-		replica, err := testbed.StartRedisReplica(ctx, primary, nil)
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, replica.Close()) }()
+		replica := startReplica(t, primary)
 		require.Equal(t, "redis-replica", replica.Name)
 		require.Equal(t, p, replica.Provider)
 		r := dialRedis(t, replica.Addr)
@@ -354,16 +338,12 @@ func TestRedisReplica(t *testing.T) {
 	})
 }
 
-// A replica finds its primary again after either was restarted, and wiped.
+// A replica reconnects to its primary after either was restarted or wiped.
 func TestRedisReplicaRestarts(t *testing.T) {
 	onProviders(t, "redis", func(t *testing.T, p testbed.Provider) {
 		ctx := t.Context()
-		primary, err := testbed.StartRedis(ctx, &testbed.Options{Provider: p})
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, primary.Close()) }()
-		replica, err := testbed.StartRedisReplica(ctx, primary, nil)
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, replica.Close()) }()
+		primary := startRedis(t, &testbed.Options{Provider: p})
+		replica := startReplica(t, primary)
 		for i, restart := range []struct {
 			s    *testbed.Server
 			wipe bool

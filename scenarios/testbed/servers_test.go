@@ -24,15 +24,15 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// A life is what is needed to test a type of server.
+// A life is what TestServers needs to know of a type of server.
 type life struct {
 	start    func(ctx context.Context, o *testbed.Options) (*testbed.Server, error)
 	args     []string // get fails without them
 	version  string   // a pattern; default: numbers
-	volatile bool     // it loses everything when it is killed
-	bad      []string // arguments with which the server ends,
-	says     string   // and what its log then says, a pattern
-	// put stores something, and get says whether it is still there. Both connect anew.
+	volatile bool     // it loses everything when killed
+	bad      []string // arguments with which it exits,
+	says     string   // and a pattern of its log then
+	// put stores something, and get reports whether it is still there. Both connect.
 	put func(ctx context.Context, s *testbed.Server) error
 	get func(ctx context.Context, s *testbed.Server) (bool, error)
 }
@@ -129,12 +129,12 @@ var lives = map[string]life{
 		start:   testbed.StartS3,
 		version: `^VERSITYGW$`,
 		bad:     []string{"--no-such-flag"},
-		says:    `no-such-flag|\$VGW_`, // a container's log may have what it says of the flag before what it says of all others
+		says:    `no-such-flag|\$VGW_`, // a container's log may be cut before the rest
 	}),
 	"dynamodb": inStore(stores.DynamoDB, life{start: testbed.StartDynamoDB, version: `\S`, volatile: true}),
 }
 
-// inStore is l of a server of one of this module's stores, in which put and get are a write and a read.
+// inStore returns l with a write and a read of one of this module's stores.
 func inStore(name string, l life) life {
 	on := func(ctx context.Context, s *testbed.Server, f func(*stores.Store) error) error {
 		store, err := stores.Open(ctx, open.OnServer(name, s).Addr, stores.Options{Fresh: true})
@@ -162,7 +162,6 @@ func inStore(name string, l life) life {
 	return l
 }
 
-// one makes a start of a server of that of a cluster.
 func one(start func(context.Context, int, *testbed.Options) (*testbed.Cluster, error)) func(context.Context, *testbed.Options) (*testbed.Server, error) {
 	return func(ctx context.Context, o *testbed.Options) (*testbed.Server, error) {
 		c, err := start(ctx, 1, o)
@@ -202,7 +201,7 @@ func onPostgres(ctx context.Context, s *testbed.Server, f func(*pgx.Conn) error)
 	return errors.Join(f(conn), conn.Close(ctx))
 }
 
-// Every type of server is started, frozen, killed, restarted, wiped, found as a user's server, and closed.
+// Every type of server is started, frozen, killed, restarted, wiped, used as an external server, and closed.
 func TestServers(t *testing.T) {
 	for name, l := range lives {
 		t.Run(name, func(t *testing.T) {
@@ -279,7 +278,7 @@ func (l life) require(t *testing.T, p testbed.Provider, env string) {
 	require.NoError(t, s.Close(), "Close again")
 }
 
-// An address that can't be one is refused without being quoted.
+// A malformed address is refused without being quoted.
 func TestExternalAddress(t *testing.T) {
 	t.Setenv(testbed.EnvProvider, "external")
 	for name, all := range map[string][]string{
@@ -309,9 +308,9 @@ func TestExternalAddress(t *testing.T) {
 	}
 }
 
-// Credentials are checked, and those of a URL are used.
+// A URL's credentials are used.
 func TestExternalCredentials(t *testing.T) {
-	users, _ := startRedis(t, &testbed.Options{Provider: testbed.Local})
+	users := startRedis(t, &testbed.Options{Provider: testbed.Local})
 	require.NoError(t, dialRedis(t, users.Addr).ConfigSet(t.Context(), "requirepass", "hunter2").Err())
 	external := &testbed.Options{Provider: testbed.External}
 	t.Setenv(testbed.EnvRedisAddr, "redis://:hunter2@"+users.Addr+"/0")
@@ -325,15 +324,14 @@ func TestExternalCredentials(t *testing.T) {
 	require.ErrorContains(t, err, "NOAUTH")
 }
 
-// A session lasts for its TTL, as short as that may be, and then frees its lock at once.
+// A session lasts for its TTL, however short, and then frees its lock.
 func TestConsulSession(t *testing.T) {
 	onProviders(t, "consul", func(t *testing.T, p testbed.Provider) {
 		s, err := testbed.StartConsul(t.Context(), &testbed.Options{Provider: p})
 		testbed.Need(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
 		require.NoError(t, onConsul(s, func(c *api.Client) error {
-			// Consul ends a session after twice its TTL, which elsewhere is 10 s at least. This one lives until it has the lock
-			// even if the machine stands still for two seconds.
+			// Twice the TTL, after which Consul ends the session, allows for a stall of two seconds. The default minimum is 10 s.
 			const ttl, elsewhere = 1500 * time.Millisecond, 10 * time.Second
 			start := time.Now()
 			id, _, err := c.Session().CreateNoChecks(&api.SessionEntry{TTL: ttl.String(), LockDelay: 1}, nil)
@@ -357,7 +355,7 @@ func TestConsulSession(t *testing.T) {
 	})
 }
 
-// A server that was killed can't remove its shared memory, which no file system shows.
+// A killed server's shared memory, which no file system shows, doesn't leak.
 func TestPostgresSharedMemory(t *testing.T) {
 	s, err := testbed.StartPostgres(t.Context(), &testbed.Options{Provider: testbed.Local})
 	testbed.Need(t, err)
@@ -375,7 +373,6 @@ func TestPostgresSharedMemory(t *testing.T) {
 	require.True(t, failed, "ipcrm -m %s found something to remove", id)
 }
 
-// The directory isn't one in which a database can be made.
 func TestPostgresInitFails(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(dir+"/initdb", []byte("#!/bin/sh\necho cannot; exit 3\n"), 0o700)) //nolint:gosec // a program

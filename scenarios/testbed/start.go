@@ -12,10 +12,8 @@ import (
 	"time"
 )
 
-// startTimeout is from the start of a server to its first answer; most take milliseconds, a JVM seconds.
 const startTimeout = time.Minute
 
-// start1 starts a group of one server.
 func start1(ctx context.Context, g *group, o *Options) (*Server, error) {
 	c, err := start(ctx, g, o)
 	if err != nil {
@@ -24,7 +22,6 @@ func start1(ctx context.Context, g *group, o *Options) (*Server, error) {
 	return c.Servers[0], nil
 }
 
-// start starts g's servers where the options and the environment say, and returns once all of them answer.
 func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 	var o Options
 	if opts != nil {
@@ -109,7 +106,7 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options) (*Cluster, e
 
 var recorded sync.Map
 
-// record appends the working directory and the server's String to [EnvStarted], for the summary of a test run.
+// record appends to [EnvStarted].
 func record(c *Cluster) {
 	path, line := os.Getenv(EnvStarted), c.String()
 	if _, before := recorded.LoadOrStore(line, true); path == "" || before {
@@ -135,7 +132,7 @@ func (c *Cluster) startHosted(ctx context.Context, g *group, o *Options, open fu
 		s.shut = sync.OnceValue(s.remove)
 		c.Servers = append(c.Servers, s)
 	}
-	// The first that fails ends the starts of the others.
+	// The first failure cancels the other starts.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var failed sync.Once
@@ -157,7 +154,6 @@ func (c *Cluster) startHosted(ctx context.Context, g *group, o *Options, open fu
 	return nil
 }
 
-// each calls f for all servers at the same time.
 func each(all []*Server, f func(i int, s *Server)) {
 	var wg sync.WaitGroup
 	for i, s := range all {

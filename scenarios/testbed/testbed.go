@@ -1,16 +1,15 @@
-// Package testbed starts the real servers that scenarios run against. None of them outlives the process: Close, a signal and
-// the death of the process end them, and the next start on the machine removes what is left even so.
+// Package testbed starts the real servers that scenarios run against. No server outlives the process: Close, signals and the death
+// of the process end it, and the next start on the machine removes leftovers.
 //
-// A [Provider] is where servers come from. The environment chooses it, so that one test runs everywhere:
+// The environment chooses the [Provider] of servers:
 //
 //	FENCELAB_TESTBED        the provider; "auto" if unset
 //	FENCELAB_REDIS_IMAGE    containers: the Redis image
 //	FENCELAB_REDIS_SERVER   local: the path of redis-server
 //	FENCELAB_REDIS_ADDR     external: host:port, or a redis:// or rediss:// URL; of several servers, separated by commas
 //
-// The same goes for ETCD, ZOOKEEPER (path: zkServer.sh), CONSUL, POSTGRES (path: postgres, with initdb beside it; postgres://
-// URLs), S3 (path: versitygw) and DYNAMODB (path: minidyn). URLs of the last two are http:// or https://, with the
-// credentials, or else those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+// Others are ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and DYNAMODB (minidyn). The
+// last two have http:// or https:// URLs, with credentials or those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 package testbed
 
 import (
@@ -37,11 +36,11 @@ const (
 const (
 	EnvProvider  = "FENCELAB_TESTBED"
 	EnvRedisAddr = "FENCELAB_REDIS_ADDR"
-	EnvStrict    = "FENCELAB_STRICT"  // set to 1, it forbids tests to skip a missing server or to use an imitation
-	EnvStarted   = "FENCELAB_STARTED" // a file that gets a line for each server type that a process starts
+	EnvStrict    = "FENCELAB_STRICT"  // 1: tests must not skip missing servers or use imitations
+	EnvStarted   = "FENCELAB_STARTED" // a file that lists the server types that processes start
 )
 
-// ParseProvider returns the provider named s, or an error that lists the names.
+// ParseProvider returns the provider named s.
 func ParseProvider(s string) (Provider, error) {
 	var names []string
 	for _, p := range []Provider{Auto, Containers, Local, External, Embedded} {
@@ -53,8 +52,7 @@ func ParseProvider(s string) (Provider, error) {
 	return "", fmt.Errorf("testbed: provider %q is none of %s", s, strings.Join(names, ", "))
 }
 
-// poll calls try until it returns nil or a [permanent] error, or until ctx ends. Each try ends within a second, so that one
-// lost packet doesn't use up ctx.
+// poll retries try, with a second for each in case a packet is lost, until it returns nil or a [permanent] error, or ctx ends.
 func poll(ctx context.Context, try func(context.Context) error) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -67,7 +65,7 @@ func poll(ctx context.Context, try func(context.Context) error) error {
 		if _, ok := errors.AsType[permanent](err); ok || err == nil {
 			return err
 		}
-		// An error that is only the end of ctx must not hide the one before.
+		// The end of ctx must not hide the error before.
 		if cut := ctx.Err() != nil || bounded && !time.Now().Before(deadline); last == nil || !cut {
 			last = err
 		}
@@ -79,7 +77,7 @@ func poll(ctx context.Context, try func(context.Context) error) error {
 	}
 }
 
-// permanent marks an error that no further try will cure.
+// permanent marks an error that ends a poll.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }

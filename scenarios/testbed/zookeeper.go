@@ -39,7 +39,6 @@ var zooKeeper = serverType{
 
 var zooKeeperVersion = regexp.MustCompile(`(?m)^Zookeeper version: (\d+\.\d+\.\d+)`)
 
-// zkServer is the name of the script that runs a server.
 func zkServer() string {
 	if runtime.GOOS == "darwin" {
 		return "zkServer" // Homebrew's
@@ -47,12 +46,11 @@ func zkServer() string {
 	return "zkServer.sh"
 }
 
-// zooKeeperTick is tickTime: sessions expire at multiples of it and last for 2 ticks at least.
+// zooKeeperTick is tickTime: sessions expire at its multiples and last at least 2 ticks.
 const zooKeeperTick = 200 * time.Millisecond
 
-// StartZooKeeper starts an ensemble of n members, zk1 to zkN, or finds the external one, and returns once all of them serve
-// clients; n is 1 or 3. A member killed and restarted keeps its data. It answers every four-letter command. More arguments
-// are lines of zoo.cfg.
+// StartZooKeeper starts an ensemble of n members, 1 or 3, named zk1 to zkN, or finds the external one, and returns once all serve
+// clients. They keep their data over a kill, and allow all four-letter commands. Options.Args are lines of zoo.cfg.
 func StartZooKeeper(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	if n != 1 && n != 3 {
 		return nil, fmt.Errorf("testbed: an ensemble of %d ZooKeepers, want 1 or 3", n)
@@ -60,7 +58,6 @@ func StartZooKeeper(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	return start(ctx, &group{serverType: &zooKeeper, names: numbered("zk", n)}, o)
 }
 
-// zooKeeperCommand runs zkServer.sh, which knows where its installation has what.
 func zooKeeperCommand(_ context.Context, at placement) (command, error) {
 	config := path.Join(at.Dir, "zoo.cfg")
 	c := command{
@@ -69,9 +66,9 @@ func zooKeeperCommand(_ context.Context, at placement) (command, error) {
 			"-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", // starts fast, and has little to do
 			"-XX:-UsePerfData", // no file in /tmp
 			"-Djava.net.preferIPv4Stack=true",
-			// To its output only. zkServer.sh has its own value before this, and the last one counts.
+			// Only to the console; the last value counts.
 			"-Dzookeeper.root.logger=INFO,CONSOLE",
-			// Debian's ZooKeeper finds nothing to log with. Elsewhere there are no such files, which does no harm.
+			// Debian's ZooKeeper lacks a logger; elsewhere these files don't exist, which is harmless.
 			"-Xbootclasspath/a:/usr/share/java/slf4j-api.jar:/usr/share/java/slf4j-simple.jar",
 		}, " ")},
 		Files: map[string][]byte{
@@ -79,13 +76,13 @@ func zooKeeperCommand(_ context.Context, at placement) (command, error) {
 			path.Join(at.Dir, "myid"): []byte(strconv.Itoa(at.Self+1) + "\n"),
 		},
 	}
-	if at.Provider == Containers { // a shell keeps the image's entrypoint from changing the user and the configuration
+	if at.Provider == Containers { // a shell, or the image's entrypoint would change user and configuration
 		c.Args = []string{"sh", "-c", `cd "$0" && exec zkServer.sh start-foreground "$0/zoo.cfg"`, at.Dir}
 	}
 	return c, nil
 }
 
-// zooKeeperConfig is zoo.cfg. Names that ZooKeeper doesn't know become system properties, zookeeper.*.
+// zooKeeperConfig returns zoo.cfg. Unknown keys become system properties zookeeper.*.
 func zooKeeperConfig(at placement) string {
 	lines := []string{
 		"dataDir=" + at.Dir,
@@ -95,13 +92,13 @@ func zooKeeperConfig(at placement) string {
 		"tickTime=" + strconv.FormatInt(zooKeeperTick.Milliseconds(), 10),
 		"maxSessionTimeout=" + strconv.FormatInt(time.Hour.Milliseconds(), 10),
 		"initLimit=50",                            // ticks for a follower to catch up
-		"syncLimit=5",                             // ticks without an answer after which a leader or follower is given up
+		"syncLimit=5",                             // ticks without an answer before a leader or follower is dropped
 		"preAllocSize=1024",                       // KiB of a log file, instead of 64 MiB
-		"forceSync=no",                            // data need to survive a kill, not a power failure
-		"admin.enableServer=false",                // it would listen on a port of its own
-		"4lw.commands.whitelist=*",                // conf, cons, mntr, ruok, wchp, ...
+		"forceSync=no",                            // data survive a kill, not a power failure
+		"admin.enableServer=false",                // it has a port of its own
+		"4lw.commands.whitelist=*",                // all four-letter commands
 		"cnxTimeout=500",                          // ms to connect to a peer in an election; 5 s by default
-		"electionPortBindRetry=1",                 // a taken port is tried again elsewhere
+		"electionPortBindRetry=1",                 // a taken port is retried elsewhere, by this package
 		"fastleader.maxNotificationInterval=1000", // ms between repeated votes; a minute by default
 	}
 	if len(at.Peers) > 1 {
@@ -112,7 +109,6 @@ func zooKeeperConfig(at placement) string {
 	return strings.Join(append(lines, at.More...), "\n") + "\n"
 }
 
-// fourLetters sends a four-letter command.
 func fourLetters(ctx context.Context, addr, word string) (answer string, err error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {

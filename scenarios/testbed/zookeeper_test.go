@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"maps"
 	"net"
 	"strings"
@@ -17,9 +18,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// onZooKeeper has a session for as long as f takes.
 func onZooKeeper(ctx context.Context, s *testbed.Server, f func(*zk.Conn) error) error {
-	conn, events, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogger(silent{}))
+	conn, events, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogger(log.New(io.Discard, "", 0)))
 	if err != nil {
 		return err
 	}
@@ -36,11 +36,7 @@ func onZooKeeper(ctx context.Context, s *testbed.Server, f func(*zk.Conn) error)
 	}
 }
 
-type silent struct{}
-
-func (silent) Printf(string, ...any) {}
-
-// setting returns a line of the answer to a four-letter command; without a name, all of it.
+// setting returns a line of the reply to a four-letter command; without a name, all of it.
 func setting(ctx context.Context, addr, word, name string) (string, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -64,8 +60,8 @@ func setting(ctx context.Context, addr, word, name string) (string, error) {
 	return "", nil
 }
 
-// onMember is onZooKeeper, repeated as long as the connection breaks: on a busy machine members give each other up, and serve
-// nobody until they have elected a leader.
+// onMember retries onZooKeeper while connections break: on a busy machine an ensemble loses its leader, and serves nobody until the
+// next election.
 func onMember(t *testing.T, s *testbed.Server, f func(*zk.Conn) error) {
 	t.Helper()
 	for began := time.Now(); ; {
@@ -78,7 +74,6 @@ func onMember(t *testing.T, s *testbed.Server, f func(*zk.Conn) error) {
 	}
 }
 
-// requireKept wants /kept to be there, as seen at s.
 func requireKept(t *testing.T, s *testbed.Server) {
 	t.Helper()
 	onMember(t, s, func(conn *zk.Conn) error {
@@ -104,7 +99,7 @@ func keep(t *testing.T, s *testbed.Server) {
 	})
 }
 
-// requireMember wants s to be a follower, or the leader if the others had none for a moment.
+// requireMember waits until s is a follower or, after another election, the leader.
 func requireMember(t *testing.T, s *testbed.Server) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -130,7 +125,7 @@ func TestZooKeeperEnsemble(t *testing.T) {
 			return maps.Equal(modes, map[string]int{"leader": 1, "follower": 2})
 		}, time.Minute, 10*time.Millisecond)
 
-		// Without its leader it elects another one, which knows what was written.
+		// Without its leader it elects another, which has the data.
 		old, err := c.Leader(ctx)
 		require.NoError(t, err)
 		keep(t, old)
@@ -140,7 +135,7 @@ func TestZooKeeperEnsemble(t *testing.T) {
 		require.NotEqual(t, old.Name, leader.Name)
 		requireKept(t, leader)
 
-		// The old one comes back, on an empty disk too.
+		// The old one rejoins, even with an empty disk.
 		for _, wipe := range []bool{false, true} {
 			require.NoError(t, old.Restart(ctx, testbed.RestartOptions{Wipe: wipe}))
 			requireMember(t, old)
@@ -163,7 +158,7 @@ func TestZooKeeperIsolate(t *testing.T) {
 	first, err := c.Leader(ctx)
 	require.NoError(t, err)
 	keep(t, first)
-	// Members connect to those whose number is less than theirs, so the first can't help to be found again.
+	// Members dial those with smaller numbers, so the first can't rejoin by itself.
 	for _, s := range []*testbed.Server{first, c.Servers[0]} {
 		heal, err := c.Isolate(ctx, s)
 		require.NoError(t, err)
