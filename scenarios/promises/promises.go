@@ -1,15 +1,12 @@
-// Package promises checks what users expect of every lock, on a lock of anybody's: it opens clients of the lock, each over links
-// of its own to the servers, breaks these links in the midst of calls, and says promise by promise what the lock keeps, what it
-// breaks, and what can't be checked. The lock needs the few methods of a scenarios.Lock; one with fencing tokens that implements
-// dlock.Backend has a stricter kit, dlock/dlocktest.
+// Package promises checks what users expect of any lock, with faults in the middle of calls. For a dlock.Backend, dlock/dlocktest is
+// stricter.
 //
-// That a lease has run out is observed, by a successor's grant, never slept for. That a lock is still held is only claimed
-// while the holder's lease lasts by its own word. A call may take ten seconds more than it was given, and a dead holder may block
-// a lock for four times the TTL and ten seconds more: a machine that stalls breaks no promise.
+// Expiry is observed, as a successor's grant. A lock counts as held only while the holder's own lease says so. A call may take ten
+// seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus ten seconds: a stalled machine
+// breaks no promise.
 //
-// What it cannot see: whether the servers keep what they granted over a crash, a failover or a clock that jumps; whether a token is
-// minted in the same step as its grant. A broken promise is always shown by what happened; a promise that is kept has only not been
-// seen broken.
+// It cannot see crashes, failovers or clock jumps of the servers, nor whether a token is minted atomically with its grant. A broken
+// promise is proved by what happened; a kept one has only not been seen broken.
 package promises
 
 import (
@@ -32,29 +29,26 @@ import (
 
 // Kit is a lock to check, and how.
 type Kit struct {
-	// Service is the lock: its name and Nodes, and what it never promised: NoTokens, NoRenew.
+	// Service is the lock: its name and Nodes, NoTokens, NoRenew.
 	Service *scenarios.Service
-	// Open opens a client of the lock, as for the hazards; but a lease's Until may be the zero time, if the lock doesn't tell: what
-	// counts is then its Context alone.
+	// Open opens a client of the lock. Until of its leases may be zero; then only their Context counts.
 	Open scenarios.Open
-	// TTL is a short lease that the lock allows and that is several times a round trip. Default: one second.
+	// TTL is a short lease, several times a round trip. Default: one second.
 	TTL time.Duration
-	// Fixed says that the lock's leases can't have another TTL.
+	// Fixed says that the TTL can't be changed.
 	Fixed bool
-	// Only are the names of the promises to check. None: all.
+	// Only are promises to check. None: all.
 	Only []string
-	// Strict has a broken promise fail the test. By default it is a finding, and the test passes. One that couldn't be checked
-	// never fails it: see the report.
+	// Strict makes a broken promise fail the test; by default it is only reported.
 	Strict bool
-	// Module is the path of the Go module that the lock comes from. A report that is recorded has its version.
+	// Module is the lock's Go module, whose version reports name.
 	Module string
 }
 
-// recordEnv names the file to which Run appends each report as a line of JSON.
 const recordEnv = "FENCELAB_PROMISES"
 
-// Run checks every promise, all at once, and logs the report. It fails the test if the lock couldn't be checked at all. If the
-// environment's FENCELAB_PROMISES is the name of a file, it appends the report there, as a line of JSON.
+// Run checks every promise, concurrently, and logs the report. It fails the test if the lock can't be checked at all. If
+// FENCELAB_PROMISES names a file, it appends the report as a line of JSON.
 func Run(t *testing.T, k Kit) *Report {
 	t.Helper()
 	r, err := k.Check(t.Context())
@@ -73,7 +67,7 @@ func Run(t *testing.T, k Kit) *Report {
 	return r
 }
 
-// Check is Run without a test. It returns an error if no client of the lock can be opened or none gets a free lock, and when ctx ends.
+// Check is Run without a test. It fails if no client of the lock can be opened or acquires a free lock, or if ctx ends.
 func (k Kit) Check(ctx context.Context) (*Report, error) {
 	if k.TTL == 0 {
 		k.TTL = time.Second
@@ -111,11 +105,11 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	return report, nil
 }
 
-// works tries the adapter out, so that its errors aren't taken for broken promises.
+// works checks the adapter, whose errors would look like broken promises.
 func (k Kit) works(ctx context.Context) error {
 	row := k.check(ctx, promise{check: func(c *check) { //nolint:contextcheck // it is the check's
 		cl := c.lasting()
-		first := newKey() // its connection may take its time
+		first := newKey() // it may take long to connect
 		l, err := c.within(6*patience, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, first) }).granted()
 		if err != nil {
 			c.cannot("Acquire of a free lock: %v", err)
@@ -158,7 +152,7 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 	}()
 	c.end()
 	row.Took = time.Since(start)
-	c.mu.Lock() // what was given up on may go on
+	c.mu.Lock() // a call that was given up may still run
 	defer c.mu.Unlock()
 	switch {
 	case len(c.broken) > 0:
@@ -172,16 +166,14 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 	return row
 }
 
-// patience is how much longer than it should a call may take.
+// patience is how much longer than allowed a call may take.
 const patience = 10 * time.Second
 
-// shown is how many findings of one promise are told.
 const shown = 3
 
-// long is a lease that doesn't run out in what is done with it, in TTLs.
+// long is the TTL of a lease that outlasts a check, in TTLs of the kit.
 const long = 60
 
-// check is one promise's check.
 type check struct {
 	k   Kit
 	ctx context.Context
@@ -192,10 +184,8 @@ type check struct {
 	clients []*client
 }
 
-// errStop ends a check from within.
 var errStop = errors.New("the check is over")
 
-// breaks says that the promise is broken. The check goes on.
 func (c *check) breaks(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,27 +194,25 @@ func (c *check) breaks(format string, args ...any) {
 	}
 }
 
-// isDecided reports whether the verdict is certain already.
 func (c *check) isDecided() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.broken) > 0 || c.why != ""
 }
 
-// unsure says why there is nothing to say of the promise, unless it is broken.
+// unsure records why the promise can't be checked, unless it is broken.
 func (c *check) unsure(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.why = fmt.Sprintf(format, args...)
 }
 
-// cannot is unsure, and ends the check. It must be called on the check's own goroutine.
+// cannot is unsure and ends the check. Call it on the check's own goroutine.
 func (c *check) cannot(format string, args ...any) {
 	c.unsure(format, args...)
 	panic(errStop)
 }
 
-// end closes all clients. One that doesn't close in time is left behind, without its links.
 func (c *check) end() {
 	var wg sync.WaitGroup
 	for _, cl := range c.clients {
@@ -240,7 +228,6 @@ func (c *check) end() {
 	wg.Wait()
 }
 
-// client is a client of the lock with links of its own.
 type client struct {
 	scenarios.Lock
 	links []*faults.Link
@@ -249,7 +236,7 @@ type client struct {
 
 func (c *check) client() *client { return c.clientOf(c.k.TTL) }
 
-// lasting returns a client whose leases don't run out by themselves, as far as the lock has such.
+// lasting returns a client whose leases outlast a check, unless the TTL is fixed.
 func (c *check) lasting() *client {
 	if c.k.Fixed {
 		return c.client()
@@ -291,14 +278,13 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 	return cl, nil
 }
 
-// result is what a call has returned, and whether it has.
 type result struct {
 	lease    scenarios.Lease
 	err      error
 	returned bool
 }
 
-// call calls f, and gives up on it at the limit. A lease that comes later is released.
+// call gives up on f after limit. A later lease is released.
 func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) result {
 	done := make(chan result, 1)
 	go func() {
@@ -322,30 +308,26 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 	}
 }
 
-// within calls f with a context that ends at the limit, and gives up on it some time later.
+// within ends f's context after limit, and gives up patience later.
 func (c *check) within(limit time.Duration, f func(ctx context.Context) (scenarios.Lease, error)) result {
 	ctx, cancel := context.WithTimeout(c.ctx, limit)
 	defer cancel()
 	return c.call(limit+patience, func() (scenarios.Lease, error) { return f(ctx) })
 }
 
-// do is within for a call that returns no lease.
 func (c *check) do(f func(ctx context.Context) error) error {
 	return c.within(patience, func(ctx context.Context) (scenarios.Lease, error) { return nil, f(ctx) }).err
 }
 
-// briefly is within for a call that can't succeed.
 func (c *check) briefly(f func(ctx context.Context) (scenarios.Lease, error)) result {
 	return c.within(patience/5, f)
 }
 
-// releasing is a release as within and ends want it.
 func releasing(l scenarios.Lease) func(ctx context.Context) (scenarios.Lease, error) {
 	return func(ctx context.Context) (scenarios.Lease, error) { return nil, l.Release(ctx) }
 }
 
-// inject puts a fault in force on all of the client's links. The heal may be called again. What can't be delivered any more, because
-// the server has closed the connection meanwhile, does no harm.
+// inject puts a fault in force on all of the client's links. heal ignores bytes that can't be delivered any more.
 func (c *check) inject(cl *client, fault func(*faults.Link, context.Context) (faults.Heal, error)) (heal func()) {
 	var heals []faults.Heal
 	for _, l := range cl.links {
@@ -364,12 +346,11 @@ func (c *check) inject(cl *client, fault func(*faults.Link, context.Context) (fa
 
 func newKey() string { return "promises-" + uuid.NewString() }
 
-// acquire waits for a lock that should be free now, or when the lease of somebody gone has run out.
 func (c *check) acquire(cl *client, key string) (scenarios.Lease, error) {
 	return c.persist(c.limit(), cl, key)
 }
 
-// persist calls Acquire until it grants a lease: a client's own time limit may be too short for the machine.
+// persist retries: the lock's own timeout may be too short.
 func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.Lease, error) {
 	for end := time.Now().Add(limit); ; time.Sleep(pause) {
 		l, err := c.within(time.Until(end), func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
@@ -379,11 +360,10 @@ func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.
 	}
 }
 
-// limit is how long a lease of somebody gone may be in the way: some lock services end it only after two and a half times its TTL, which
+// limit bounds how long a dead holder's lease may block others. Some services end it only after two and a half times its TTL, which
 // is up to one and a half times the kit's.
 func (c *check) limit() time.Duration { return 4*max(c.k.TTL, c.k.Service.MinSession) + patience }
 
-// granted is the result of a call that returns a lease.
 func (r result) granted() (scenarios.Lease, error) {
 	if r.err == nil && r.lease == nil {
 		return nil, errors.New("the lock has returned neither a lease nor an error")
@@ -391,7 +371,6 @@ func (r result) granted() (scenarios.Lease, error) {
 	return r.lease, r.err
 }
 
-// take has a client acquire a key that is free.
 func (c *check) take(cl *client, key string) scenarios.Lease {
 	l, err := c.acquire(cl, key)
 	if err != nil {
@@ -400,7 +379,6 @@ func (c *check) take(cl *client, key string) scenarios.Lease {
 	return l
 }
 
-// try has a client try to acquire a lock.
 func (c *check) try(cl *client, key string) (scenarios.Lease, error) {
 	return c.within(patience, func(ctx context.Context) (scenarios.Lease, error) { return cl.TryAcquire(ctx, key) }).granted()
 }
@@ -411,7 +389,6 @@ func (c *check) release(l scenarios.Lease) {
 	}
 }
 
-// comesFree says that the promise is broken if nobody gets the lock in the time that a dead holder may block it.
 func (c *check) comesFree(cl *client, key, after string) {
 	l, err := c.acquire(cl, key)
 	if err != nil {
@@ -421,8 +398,8 @@ func (c *check) comesFree(cl *client, key, after string) {
 	_ = c.do(l.Release)
 }
 
-// blocked says that the promise is broken, because nobody gets a lock, unless a new client doesn't get a new one either: then it
-// is the servers or the machine that don't serve, and there is nothing to say of the promise.
+// blocked records that nobody gets a lock: the promise is broken, or, if a new client doesn't get an unused lock either, it is
+// unsure.
 func (c *check) blocked(format string, args ...any) {
 	cl, err := c.open(c.k.TTL)
 	if err == nil {
@@ -436,8 +413,7 @@ func (c *check) blocked(format string, args ...any) {
 	c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
 }
 
-// still says that the promise is broken if another client gets the lock while l is a lease by its own word. It reports false if
-// that can't be said: the lease has run out.
+// still checks that no other client gets the lock while l lasts. It reports false if the lease has expired or TryAcquire failed.
 func (c *check) still(l scenarios.Lease, other *client, key, after string) (sure bool) {
 	got, err := c.try(other, key)
 	if err != nil {
@@ -452,10 +428,10 @@ func (c *check) still(l scenarios.Lease, other *client, key, after string) (sure
 	return true
 }
 
-// told is how much later than its successor's grant a holder may notice: its timer has to get a processor.
+// told is how long after its successor's grant a holder's timer may fire.
 const told = 240 * time.Millisecond
 
-// lasts reports whether l is still a lease at a moment, which has just been, by its own word.
+// lasts reports whether l, by its own account, lasted at a time just past.
 func lasts(l scenarios.Lease, at time.Time) bool {
 	if until := l.Until(); !until.IsZero() {
 		return l.Context().Err() == nil && at.Before(until)
@@ -463,9 +439,9 @@ func lasts(l scenarios.Lease, at time.Time) bool {
 	return !isTold(l)
 }
 
-// isTold reports whether the holder is told by now, or soon, that its lease is over.
+// isTold waits up to told until the holder learns that its lease is over.
 func isTold(l scenarios.Lease) bool {
-	for range told / pause { // in steps, or a stall of the machine would count
+	for range told / pause { // in steps: a stall of the machine counts once
 		if l.Context().Err() == nil {
 			time.Sleep(pause)
 		}
@@ -473,7 +449,7 @@ func isTold(l scenarios.Lease) bool {
 	return l.Context().Err() != nil
 }
 
-// often repeats a part of a check that a machine which stalls can spoil.
+// often retries f while a stall of the machine spoils it.
 func (c *check) often(f func() (sure bool)) {
 	const tries = 10
 	for range tries {

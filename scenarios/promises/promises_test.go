@@ -34,7 +34,7 @@ func kit(t *testing.T, open scenarios.Open) promises.Kit {
 	}
 }
 
-// simple is a lock on one Redis as it is written in an afternoon, but right; each field breaks it in one way.
+// simple is a plain, correct lock on one Redis; each field breaks it in one way.
 type simple struct {
 	redis *redis.Client
 	ttl   time.Duration
@@ -42,20 +42,20 @@ type simple struct {
 	plainDelete  bool // a release deletes the key, whoever has it
 	oneOwner     bool // all grants of a client have one owner
 	lateUntil    bool // a lease is counted from its reply
-	seconds      bool // TTLs are cut to seconds
+	seconds      bool // TTLs are truncated to seconds
 	noTTL        bool // leases never end
 	patternHeld  bool // a key that begins with a held one is held
 	randomTokens bool // tokens don't grow
 	deaf         bool // calls don't end with their contexts
 	deafClose    bool // Close releases what is held, and waits for it
-	queue        bool // waiters stand in a queue, and leave it only if the server answers
+	queue        bool // waiters queue, and leave only if the server replies
 	opaque       bool // TryAcquire's error doesn't say that the lock is held
 	neverTold    bool // a lease's context doesn't end
-	claimsTwice  bool // an acquisition first marks the key in a message of its own, without a TTL
-	everybody    bool // TryAcquire is granted to all
-	getThenSet   bool // a waiter looks whether the key is there, and then sets it
+	claimsTwice  bool // an acquisition first marks the key in another message, without a TTL
+	everybody    bool // TryAcquire always succeeds
+	getThenSet   bool // a waiter checks the key, and then sets it
 	oneLock      bool // all keys are one
-	untold       bool // a lease doesn't tell when it ends
+	untold       bool // Until is zero
 	owner        string
 	held         []*lease
 }
@@ -78,7 +78,7 @@ var (
 	release = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0`)
 )
 
-// patient ends a call whose context was cancelled: go-redis heeds deadlines alone.
+// patient bounds a call whose context was cancelled: go-redis only uses deadlines.
 const patient = 5 * time.Second
 
 func open(set func(*simple)) scenarios.Open {
@@ -92,7 +92,6 @@ func open(set func(*simple)) scenarios.Open {
 	}
 }
 
-// call is the context of a request.
 func (s *simple) call(ctx context.Context) context.Context {
 	if s.deaf {
 		return context.WithoutCancel(ctx)
@@ -166,7 +165,7 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 				time.Sleep(time.Millisecond)
 				continue
 			}
-			time.Sleep(3 * time.Millisecond) // or two waiters seldom look before one sets
+			time.Sleep(3 * time.Millisecond) // so that two waiters check before one sets
 			if err := s.redis.Del(ctx, key).Err(); err != nil {
 				return nil, err
 			}
@@ -183,7 +182,7 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 	}
 }
 
-// line waits in a queue. One that leaves it when its server doesn't answer stays in it.
+// line waits in a queue, and stays in it if the server doesn't reply.
 func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) {
 	me := uuid.NewString()
 	if err := s.redis.RPush(ctx, key+":queue", me).Err(); err != nil {
@@ -241,7 +240,7 @@ func (l *lease) Release(ctx context.Context) error {
 	return err
 }
 
-// typed is a lock that returns nil leases behind the interface with its errors, as adapters of a line do.
+// typed returns typed nil leases with its errors, as simple adapters do.
 type typed struct{ scenarios.Lock }
 
 func (l typed) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
@@ -269,7 +268,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// Each promise is found broken by a lock that breaks it.
+// Each broken promise is detected.
 func TestBroken(t *testing.T) {
 	for name, c := range map[string]struct {
 		set  func(*simple)
@@ -306,13 +305,12 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// silent is a lock that does nothing.
 type silent struct{ scenarios.Lock }
 
 func (silent) Acquire(context.Context, string) (scenarios.Lease, error) { return nil, nil }
 func (silent) Close() error                                             { return nil }
 
-// What is wrong with the adapter is an error, and no broken promise.
+// A defect of the adapter is an error, not a broken promise.
 func TestAdapter(t *testing.T) {
 	t.Parallel()
 	good := kit(t, open(func(*simple) {}))
@@ -344,7 +342,6 @@ func TestAdapter(t *testing.T) {
 	require.ErrorIs(t, err, enough)
 }
 
-// What is recorded is what was found, with the version of the module.
 func TestRecord(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "reports.jsonl")
 	t.Setenv("FENCELAB_PROMISES", file)
@@ -367,7 +364,7 @@ func TestRecord(t *testing.T) {
 	require.ErrorContains(t, json.Unmarshal([]byte(`{"rows": [{"verdict": "kept"}]}`), new(promises.Report)), `no verdict "kept"`)
 }
 
-// brittle is a lock that isn't served any more after a number of calls of TryAcquire.
+// brittle is a lock that fails after a number of calls of TryAcquire.
 type brittle struct {
 	scenarios.Lock
 	left *atomic.Int32
@@ -387,7 +384,7 @@ func (b brittle) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 	return b.Lock.Acquire(ctx, key)
 }
 
-// Servers that serve nobody are no broken promise.
+// A lock that serves nobody breaks no promise.
 func TestNobodyIsServed(t *testing.T) {
 	t.Parallel()
 	var left atomic.Int32

@@ -13,24 +13,24 @@ import (
 	"time"
 )
 
-// Verdict says what is known of a promise.
+// Verdict is what is known of a promise.
 type Verdict int
 
-// What can be known of a promise.
+// The verdicts.
 const (
-	Kept      Verdict = iota // it wasn't seen broken
-	Broken                   // it was
-	Unchecked                // it can't be checked, and why
+	Kept      Verdict = iota // not seen broken
+	Broken                   // seen broken
+	Unchecked                // can't be checked
 )
 
 var verdicts = [...]string{"keeps", "breaks", "not checked"}
 
 func (v Verdict) String() string { return verdicts[v] }
 
-// MarshalText writes the verdict as String does.
+// MarshalText implements [encoding.TextMarshaler].
 func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText reads what MarshalText has written.
+// UnmarshalText implements [encoding.TextUnmarshaler].
 func (v *Verdict) UnmarshalText(text []byte) error {
 	i := slices.Index(verdicts[:], string(text))
 	if i < 0 {
@@ -40,16 +40,16 @@ func (v *Verdict) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Row is what is known of one promise.
+// Row is the result of one promise.
 type Row struct {
 	Promise string        `json:"promise"` // its name
-	Text    string        `json:"text"`    // what is promised, in a sentence
+	Text    string        `json:"text"`    // the promise as a sentence
 	Verdict Verdict       `json:"verdict"`
 	Why     string        `json:"why,omitempty"` // what happened, or why it can't be checked
-	Took    time.Duration `json:"-"`             // to find out
+	Took    time.Duration `json:"-"`             // the check
 }
 
-// Report says what a lock keeps and what it breaks.
+// Report says which promises a lock keeps and breaks.
 type Report struct {
 	Lock   string    `json:"lock"`
 	Module string    `json:"module,omitempty"` // Kit.Module and its version
@@ -59,7 +59,7 @@ type Report struct {
 	Rows   []Row     `json:"rows"`
 }
 
-// append adds the report to a file, as a line of JSON, with the version of its module. (A test's binary doesn't know it.)
+// append appends the report to a file, with its module's version, which a test binary lacks.
 func (r *Report) append(ctx context.Context, file string) error {
 	if r.Module != "" {
 		out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Path}} {{.Version}}", r.Module).Output() //nolint:gosec // the test's own
@@ -76,11 +76,11 @@ func (r *Report) append(ctx context.Context, file string) error {
 	if err != nil {
 		return fmt.Errorf("promises: %w", err)
 	}
-	_, err = f.Write(append(line, '\n')) // at once: other processes may write, too
+	_, err = f.Write(append(line, '\n')) // at once: other processes may append, too
 	return errors.Join(err, f.Close())
 }
 
-// Count returns how many promises have a verdict.
+// Count counts promises with verdict v.
 func (r *Report) Count(v Verdict) (n int) {
 	for _, row := range r.Rows {
 		if row.Verdict == v {
@@ -90,7 +90,7 @@ func (r *Report) Count(v Verdict) (n int) {
 	return n
 }
 
-// String is the report as text: a sentence, a table, and what happened.
+// String returns the report as text.
 func (r *Report) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s breaks %d of %d promises", r.Lock, r.Count(Broken), r.Count(Broken)+r.Count(Kept))

@@ -13,11 +13,10 @@ import (
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-// promise is what users expect of a lock, and how it is checked.
 type promise struct {
 	name, text string
 	check      func(c *check)
-	never      func(k Kit) (why string) // not "": why it can't be checked on this lock
+	never      func(k Kit) (why string) // not "": why this lock's can't be checked
 }
 
 var promises = []promise{
@@ -83,7 +82,7 @@ func exclusive(c *check) {
 				}
 				inside.Store(&l)
 				time.Sleep(pause / 4)
-				// The holder says whether its lease lasts, and before its release: after it any lease is over.
+				// Before the release, after which any lease is over.
 				if !inside.CompareAndSwap(&l, nil) && lasts(l, time.Now()) {
 					c.breaks("two contenders held the lock at once")
 				}
@@ -94,10 +93,9 @@ func exclusive(c *check) {
 	wg.Wait()
 }
 
-// leaseLasts has a successor wait for the lease of a holder who is cut off, at several TTLs and delays of the replies.
 func leaseLasts(c *check) {
 	ttls := []time.Duration{c.k.TTL}
-	if !c.k.Fixed { // one that isn't exact on the server must be refused, or not be cut short
+	if !c.k.Fixed { // a TTL that the server can't represent must be refused, or not cut short
 		ttls = append(ttls, c.k.TTL*3/2+time.Millisecond/2)
 	}
 	var wg sync.WaitGroup
@@ -129,7 +127,7 @@ func leaseLasts(c *check) {
 	}
 }
 
-// outlast checks one lease of a, whose replies are slow, and after which b comes. It reports whether there was one.
+// outlast checks a lease of a, then granted to b, and reports whether there was one.
 func (c *check) outlast(a, b *client, slow time.Duration) bool {
 	key := newKey()
 	first, err := c.try(a, key)
@@ -241,7 +239,7 @@ func releaseStale(c *check) {
 		_ = c.do(c.take(b, key).Release)
 		heal()
 		later, err := c.try(a, key)
-		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); { // connections and sessions may have to be made anew
+		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); { // it may have to reconnect
 			time.Sleep(pause)
 			later, err = c.try(a, key)
 		}
@@ -255,7 +253,7 @@ func releaseStale(c *check) {
 	})
 }
 
-// looks is how often it is looked whether a message that has just been delivered does harm, and pause the time between.
+// After a late message, still is called looks times, every pause.
 const (
 	looks = 20
 	pause = 20 * time.Millisecond
@@ -280,7 +278,7 @@ func releaseLate(c *check) {
 			if c.isDecided() {
 				break
 			}
-			time.Sleep(pause) // or the message may be on its way; nothing is missed by it but a defect
+			time.Sleep(pause) // the server may not have read the message yet
 		}
 		_ = c.do(later.Release)
 		return true
@@ -309,7 +307,6 @@ func acquireLate(c *check) {
 	}
 }
 
-// maxMessages bounds the messages of a call that are lost one by one.
 const maxMessages = 12
 
 func everyMessage(c *check) {
@@ -332,7 +329,7 @@ func everyMessage(c *check) {
 					call = releasing(l)
 				}
 				r := c.briefly(call)
-				if !r.returned { // and so it would be with each
+				if !r.returned { // neither would the others
 					c.cannot("%s hadn't returned %v after its context had ended when %s %d was lost", what, patience, kind, n)
 				}
 				lost := a.loses()
@@ -358,8 +355,8 @@ func (cl *client) loses() bool {
 	return false
 }
 
-// waiting starts n waiters of a client for a key that is held, the i-th of which is cancelled when leave(i) returns, and returns when
-// all have. It is unsure if none waited until then.
+// waiting starts n waiters for a held key, and returns when all have returned. The i-th is cancelled when leave(i) returns. It is
+// unsure if none waited until then.
 func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, leave func(i int)) {
 	var wg sync.WaitGroup
 	var stood atomic.Int32

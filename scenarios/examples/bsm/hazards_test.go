@@ -1,5 +1,5 @@
-// Package bsm_test runs the hazards on github.com/bsm/redislock, a lock on one Redis without fencing tokens. Copy it for a lock of
-// your own: openLock, and the types lock and lease, are all that is written for this one.
+// Package bsm_test runs the hazards on github.com/bsm/redislock, a lock on one Redis without fencing tokens. To test your own lock,
+// copy it and change openLock, lock and lease.
 package bsm_test
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Workers are processes of their own: the test binary, started again.
+// Workers are the test binary, started again.
 func TestMain(m *testing.M) {
 	scenarios.Child(openLock)
 	os.Exit(m.Run())
@@ -59,7 +59,7 @@ func (l lock) obtain(ctx context.Context, key string, retry redislock.RetryStrat
 	if err != nil {
 		return nil, err
 	}
-	asked := time.Now() // it has neither a time nor a context of its own; what is left of the lease only its server knows
+	asked := time.Now() // the lock has neither a time nor a context; only the server knows the rest of the lease
 	left, err := got.TTL(ctx)
 	if err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func (l lease) Release(ctx context.Context) error {
 	return err
 }
 
-// start starts a Redis within this process, unless the environment says otherwise: FENCELAB_TESTBED=local, for example.
+// start starts a Redis within this process, or as the environment says: FENCELAB_TESTBED=local, for example.
 func start(t *testing.T) *scenarios.Service {
 	t.Helper()
 	provider := testbed.Provider(cmp.Or(os.Getenv(testbed.EnvProvider), string(testbed.Embedded)))
@@ -106,13 +106,13 @@ func start(t *testing.T) *scenarios.Service {
 	}
 }
 
-// What the lock keeps and breaks of what is expected of every lock.
+// TestPromises checks the promises that users expect of any lock.
 func TestPromises(t *testing.T) {
 	t.Parallel()
 	promises.Run(t, promises.Kit{Service: start(t), Open: openLock, Module: "github.com/bsm/redislock", Strict: true})
 }
 
-// What becomes of the data that it guards.
+// TestHazards shows what happens to the data that the lock guards.
 func TestHazards(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the faults need Linux")
@@ -122,7 +122,7 @@ func TestHazards(t *testing.T) {
 	t.Cleanup(func() { t.Log("\n" + summary.String()) }) // go test -v shows it
 	for _, s := range scenarios.Hazards() {
 		if !s.On(service.Lock) || s.Faulty() {
-			continue // another lock's, or one that needs faults of its server
+			continue // of another lock, or with faults of its server
 		}
 		t.Run(s.Name, func(t *testing.T) {
 			t.Parallel()

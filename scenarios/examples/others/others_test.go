@@ -1,5 +1,5 @@
-// Package others_test asks well-known locks for what is expected of every lock: an adapter of some thirty lines each, and a report.
-// What a library doesn't promise it can't break; the report says what happens, not whose fault it is.
+// Package others_test checks well-known locks for the promises that users expect, with an adapter of some thirty lines each. A
+// library can't break what it doesn't promise; the report says what happens, not whose fault it is.
 package others_test
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// lock is a scenarios.Lock of a few functions.
+// lock is a scenarios.Lock of functions.
 type lock struct {
 	acquire, try func(ctx context.Context, key string) (scenarios.Lease, error)
 	close        func() error
@@ -46,7 +46,7 @@ func (l lock) Close() error { return l.close() }
 type lease struct {
 	fence   uint64 // 0: the library has no tokens
 	ttl     time.Duration
-	until   time.Time       // zero: the library renews it, and doesn't tell
+	until   time.Time       // zero: renewed by the library
 	held    context.Context //nolint:containedctx // it is the lease's
 	release func(ctx context.Context) error
 }
@@ -57,7 +57,7 @@ func (l lease) Until() time.Time                  { return l.until }
 func (l lease) Context() context.Context          { return l.held }
 func (l lease) Release(ctx context.Context) error { return l.release(ctx) }
 
-// whileOpen is a context that ends when lost is closed.
+// whileOpen returns a context that ends when lost is closed.
 func whileOpen(lost <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -110,7 +110,7 @@ func openRedsync(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error
 func openRueidislock(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: s.Addrs}, KeyMajority: 1, KeyValidity: s.TTL, NoLoopTracking: true,
-		// By default it gives up on a reply after 20 ms; on a busy machine its waiters then sleep until somebody else releases.
+		// By default it stops waiting for a reply after 20 ms; on a busy machine its waiters then sleep until somebody releases.
 		TryNextAfter: time.Minute,
 	})
 	if err != nil {
@@ -118,7 +118,7 @@ func openRueidislock(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, e
 	}
 	get := func(with func(context.Context, string) (context.Context, context.CancelFunc, error)) func(context.Context, string) (scenarios.Lease, error) {
 		return func(ctx context.Context, key string) (scenarios.Lease, error) {
-			life, end := context.WithCancel(context.WithoutCancel(ctx)) // it ends the wait, and later the lease
+			life, end := context.WithCancel(context.WithoutCancel(ctx)) // ends the wait, and later the lease
 			waits := context.AfterFunc(ctx, end)
 			held, release, err := with(life, key)
 			waits()
@@ -146,7 +146,7 @@ func openEtcd(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	session := func(ctx context.Context) (*concurrency.Session, error) { // one for each lock: within a session it is reentrant
+	session := func(ctx context.Context) (*concurrency.Session, error) { // one per lock: within a session it is reentrant
 		ttl := int((s.TTL + time.Second - 1) / time.Second)
 		granted, err := client.Grant(ctx, int64(ttl))
 		if err != nil {
@@ -169,7 +169,7 @@ func openEtcd(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 				return nil, errors.Join(err, s1.Close())
 			}
 			held, cancel := whileOpen(s1.Done())
-			// The library doesn't call it a token, but it grows with every grant: it is the store's revision when the lock was known to be held.
+			// Not called a token, but it grows with every grant: the store's revision when the lock was known to be held.
 			token := uint64(m.Header().GetRevision()) //nolint:gosec // a revision is positive
 			return lease{token, s.TTL, time.Time{}, held, func(ctx context.Context) error {
 				cancel()
@@ -214,7 +214,6 @@ func openConsul(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	return lock{get(false), get(true), func() error { return nil }}, nil
 }
 
-// start starts the servers that a lock runs on.
 type start func(ctx context.Context) (scenarios.ServerSet, error)
 
 func TestPromises(t *testing.T) {
@@ -223,7 +222,7 @@ func TestPromises(t *testing.T) {
 		open         scenarios.Open
 		start        start
 		kit          promises.Kit
-		// broken are promises that it breaks in every run. Where it depends on the moment, none is named.
+		// broken are promises that it breaks in every run.
 		broken []string
 	}{
 		{"redsync", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(1), promises.Kit{Service: &scenarios.Service{NoTokens: true, NoRenew: true}}, nil},
