@@ -17,25 +17,17 @@ import (
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
-	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Renewal, release, another's acquisition and the lease's end meet in one instant of the server's clock, which stands still:
-// in every order, one millisecond before the lease ends, at its last one, and one after.
+// Renewal, release and another's acquisition at one instant of the server's clock, in every order: one millisecond before the lease
+// ends, in its last millisecond, and one after.
 func TestExpiryRace(t *testing.T) {
 	notExternal(t)
-	if len(locksOf(scenarios.Scenario{Locks: []string{locks.Redis}})) == 0 {
-		t.Skip("-backend asks for other locks")
-	}
+	needLock(t, locks.Redis)
 	o := options(t)
 	o.Clock = true
-	redis, err := testbed.StartRedis(t.Context(), o)
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, redis.Close()) }()
-	client, err := redisclient.New(redis.URL)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, client.Close()) }()
+	redis, client := ownRedis(t, o)
 	b, err := redislock.New(client, nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
@@ -60,7 +52,7 @@ func TestExpiryRace(t *testing.T) {
 				_, err = redis.Clock.Jump(ctx, ttl+at)
 				require.NoError(t, err)
 
-				// What must come of it: a lease is good to the end of its last millisecond.
+				// A lease lasts until the end of its last millisecond.
 				holder, last := "A", a.Fence
 				if at > 0 {
 					holder = ""
@@ -97,13 +89,11 @@ func requireOutcome(t *testing.T, op string, err error, works bool, otherwise er
 	require.ErrorIs(t, err, otherwise, op)
 }
 
-// TestClockSkew lets the clocks of some of Redlock's nodes run ahead. Two holders at once are a matter of how many and how
-// far; what becomes of the data is not, where the resource looks at the token.
+// With fast clocks on some of Redlock's nodes there may be two holders at once, depending on how many and how fast; a resource that
+// compares tokens keeps the data safe.
 func TestClockSkew(t *testing.T) {
 	notExternal(t)
-	if len(locksOf(scenarios.Scenario{Locks: []string{locks.Redlock}})) == 0 {
-		t.Skip("-backend asks for other locks")
-	}
+	needLock(t, locks.Redlock)
 	o := options(t)
 	o.Clock = true
 	nodes, err := testbed.StartRedisNodes(t.Context(), 5, o)
@@ -130,7 +120,7 @@ func TestClockSkew(t *testing.T) {
 				ctx, key := t.Context(), newKey(t)
 				first, err := b.TryAcquire(ctx, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl})
 				require.NoError(t, err)
-				// The lock was had with a majority of the votes; the others are still on their way.
+				// A majority of the votes was enough; wait for the others.
 				for _, c := range clients {
 					require.Eventually(t, func() bool { return c.Exists(ctx, "redlock:{"+key+"}").Val() == 1 }, patience, look)
 				}
@@ -139,7 +129,7 @@ func TestClockSkew(t *testing.T) {
 					require.NoError(t, err)
 					defer func() { require.NoError(t, back(ctx)) }()
 				}
-				// No time has passed: the first holder's lease is good, and a lock that keeps its word keeps others out.
+				// No time has passed: the first lease lasts, and a correct lock excludes others.
 				second, err := b.TryAcquire(ctx, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl})
 				if ahead < 3 || by <= ttl {
 					require.ErrorIs(t, err, dlock.ErrHeld, "exclusion")
@@ -153,7 +143,7 @@ func TestClockSkew(t *testing.T) {
 	}
 }
 
-// requireFenced has two holders at once work on one resource, each from before the other's write.
+// requireFenced lets two simultaneous holders read and then write one resource.
 func requireFenced(t *testing.T, first, second dlock.Grant) {
 	t.Helper()
 	ctx, store := t.Context(), resource.NewMemory()

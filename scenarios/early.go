@@ -7,9 +7,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// tooEarly reports grants made before the victim's lease could have expired. The order of events is the same then: only their
-// times tell a lease that has run out from a lock that lets everybody in, and renewals that went on until they were stopped
-// from a lock that doesn't renew.
+// tooEarly reports grants before the victim's lease could have expired, and locks that don't renew: only times show those.
 func tooEarly(s *Scenario, events []history.Event) (why []string) {
 	doubt := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
 	var holder history.Event // the grant of a victim that believes it holds the lock

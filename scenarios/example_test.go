@@ -14,12 +14,12 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// A lock and a store of one's own: any type with the methods of [scenarios.Lock], and any [resource.Store].
+// Your own lock and store: any type with the methods of [scenarios.Lock], and any [resource.Store].
 func ExampleChildWithStore() {
 	openStore := func(_ context.Context, s scenarios.StoreSpec) (resource.Store, error) {
 		return boltstore.Open(filepath.Join(s.Dir, "mine.db"), nil) // your store
 	}
-	// In TestMain, or main, first of all: workers and the resource are this binary, started again.
+	// First in TestMain or main: workers and the resource are this binary, started again.
 	scenarios.ChildWithStore(open.Lock, openStore)
 
 	// In a test:

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// injection is how a fault is brought about: on the process of a worker, on its links, on the resource, on a server of the lock's.
-// It is in force when the function returns, with what undoes it, if anything does. Nil: there is no such fault.
+// injection injects a fault into a worker's process, its links, the resource, or a server of the lock. The functions return once it
+// is in force, with its undo, if any. Nil: there is no such fault.
 type injection struct {
 	process  func(ctx context.Context, w *worker) (faults.Heal, error)
 	links    func(ctx context.Context, w *worker, st Step) (faults.Heal, error)
@@ -21,7 +21,7 @@ type injection struct {
 	server   func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, st Step) (faults.Heal, error)
 }
 
-// injections are those of [history.Faults]. What isn't here is a fault of certain locks' servers: see [ServerSet].
+// injections are those of [history.Faults], except faults of certain locks' servers: see [ServerSet].
 var injections = map[string]injection{
 	"pause": {
 		process: func(ctx context.Context, w *worker) (faults.Heal, error) { return faults.Pause(ctx, w.PID) },
@@ -69,7 +69,6 @@ var injections = map[string]injection{
 	}},
 }
 
-// between is a fault of the links between a worker and servers of the lock's.
 func between(fault func(*faults.Link, context.Context) (faults.Heal, error)) func(context.Context, *worker, Step) (faults.Heal, error) {
 	return func(ctx context.Context, w *worker, st Step) (faults.Heal, error) {
 		var all heals
@@ -87,7 +86,7 @@ func between(fault func(*faults.Link, context.Context) (faults.Heal, error)) fun
 	}
 }
 
-// heals undo several faults, the last first.
+// heals undo several faults in reverse order.
 type heals []faults.Heal
 
 func (h heals) heal(ctx context.Context) error {
@@ -99,7 +98,6 @@ func (h heals) heal(ctx context.Context) error {
 	return nil
 }
 
-// kind is what a step is for.
 type kind string
 
 const (
@@ -108,7 +106,6 @@ const (
 	ofServer   kind = "a server of the lock's"
 )
 
-// verbs are the names of the faults that there are of a kind of target, and of what undoes them.
 func verbs(k kind) (names []string) {
 	for _, f := range history.Faults {
 		if len(undone(f.Name)) > 0 {

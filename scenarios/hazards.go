@@ -19,7 +19,7 @@ import (
 //go:embed hazards
 var embedded embed.FS
 
-// Hazards are the ways in which a lock fails, by name: the files in hazards.
+// Hazards returns all hazards, sorted by name.
 func Hazards() []Scenario {
 	folder, err := fs.Sub(embedded, "hazards")
 	if err != nil {
@@ -42,7 +42,7 @@ func Hazard(name string) (Scenario, bool) {
 	return Scenario{}, false
 }
 
-// Load reads the scenarios in a folder of yours: its files NAME.txt, in the order of their names, as [Parse] does.
+// Load parses all files *.txt of a folder, in the order of their names.
 func Load(folder fs.FS) ([]Scenario, error) {
 	files, err := fs.Glob(folder, "*.txt")
 	if err == nil && len(files) == 0 {
@@ -65,20 +65,19 @@ func Load(folder fs.FS) ([]Scenario, error) {
 	return all, nil
 }
 
-// Parse reads a scenario from the text of a file, which names it, and checks it. First comes what happens as a sentence, then an
-// empty line, then the schedule, a line a step, with what it needs before it:
+// Parse reads a scenario from a file's text, checks it, and names it after the file. What happens comes first, as a sentence, then
+// an empty line, settings, and the schedule:
 //
 //	locks redis etcd           these have the hazard; without the line, all
 //	variant counters           see LockSpec
-//	tokens-lost                the hazard takes the lock's source of tokens back
-//	min-ttl 3s                 the victim's lease is at least that long
-//	worker A victim no-renew   how A differs from the plain worker; the options are the fields of Worker
+//	tokens-lost                see Scenario.TokensLost
+//	min-ttl 3s                 see Scenario.MinTTL
+//	worker A victim no-renew   the options are the fields of Worker
 //	run A until read
 //	pause A
 //	# why
 //
-// For each fencing mode in which it makes sense there is a section with the verdict and the trace, "-- on: safe --". The section
-// "-- unfenced --" is the trace with fencing off of workers that write straight to a store, and send no tokens.
+// Sections such as "-- on: safe --" have the verdict and the trace for a fencing mode; see Scenario.Traces for "-- unfenced --".
 func Parse(file string, text []byte) (Scenario, error) {
 	s := Scenario{
 		Name: strings.TrimSuffix(path.Base(file), ".txt"), file: file, Workers: map[string]Worker{},
@@ -115,7 +114,6 @@ func Parse(file string, text []byte) (Scenario, error) {
 	return s, fmt.Errorf("scenarios: %w", errors.Join(errs...))
 }
 
-// where is a line of s, for error messages.
 func (s *Scenario) where(line int) string {
 	if line == 0 {
 		return s.Name
@@ -123,10 +121,8 @@ func (s *Scenario) where(line int) string {
 	return fmt.Sprintf("%s:%d", s.file, line)
 }
 
-// settings begin the lines before the schedule.
 var settings = []string{"locks", "variant", "tokens-lost", "min-ttl", "worker"}
 
-// line reads line n, of the schedule or of what it needs.
 func (s *Scenario) line(first string, rest []string, n int) (err error) {
 	one := func() (string, error) {
 		if len(rest) != 1 {
@@ -190,7 +186,7 @@ func parseWorker(options []string) (w Worker, err error) {
 	return w, nil
 }
 
-// parseStep reads what [Step.String] writes.
+// parseStep is the inverse of [Step.String].
 func parseStep(verb string, rest []string) (Step, error) {
 	st := Step{Verb: verb}
 	if len(rest) > 0 {
@@ -209,10 +205,8 @@ func parseStep(verb string, rest []string) (Step, error) {
 	return st, nil
 }
 
-// unfenced is the section of workers that write straight to a store.
 const unfenced = "unfenced"
 
-// section reads what is expected in a fencing mode.
 func (s *Scenario) section(title, trace string) error {
 	mode, text, _ := strings.Cut(title, ": ")
 	if _, ok := s.Traces[mode]; ok {

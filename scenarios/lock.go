@@ -10,23 +10,23 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Lock is what a scenario needs of a lock; [FromLocker] makes one of a *dlock.Locker.
+// Lock is what a scenario needs of a lock; [FromLocker] adapts a *dlock.Locker.
 type Lock interface {
 	Acquire(ctx context.Context, key string) (Lease, error)    // waits
-	TryAcquire(ctx context.Context, key string) (Lease, error) // wraps dlock.ErrHeld when another holder has it
+	TryAcquire(ctx context.Context, key string) (Lease, error) // wraps dlock.ErrHeld if another holder has the lock
 	Close() error
 }
 
 // Lease is what a scenario needs of a grant; a *dlock.Handle is one.
 type Lease interface {
-	Fence() uint64                     // the fencing token, from 1; 0 of a lock that has none, which runs with fencing off
-	TTL() time.Duration                // how long the lease lasts, from the grant
-	Until() time.Time                  // when it must be presumed lost unless it is renewed
-	Context() context.Context          // ends when it is, or must be presumed, lost
-	Release(ctx context.Context) error // wraps dlock.ErrLost when the lock was no longer the lease's
+	Fence() uint64                     // the fencing token, from 1; 0 if the lock has none, and then fencing must be off
+	TTL() time.Duration                // of the lease, from the grant
+	Until() time.Time                  // the lease must be presumed lost then, unless it is renewed
+	Context() context.Context          // ends when the lease is, or must be presumed, lost
+	Release(ctx context.Context) error // wraps dlock.ErrLost if the lease no longer had the lock
 }
 
-// FromLocker makes a [Lock] of a Locker.
+// FromLocker adapts a Locker.
 func FromLocker(l *dlock.Locker) Lock { return locker{l} }
 
 type locker struct{ *dlock.Locker }
@@ -39,7 +39,7 @@ func (l locker) TryAcquire(ctx context.Context, key string) (Lease, error) {
 	return leased(l.Locker.TryAcquire(ctx, key))
 }
 
-// leased keeps a nil *Handle from becoming a Lease that is not nil.
+// leased returns a nil Lease, not a nil *Handle in one.
 func leased(h *dlock.Handle, err error) (Lease, error) {
 	if err != nil {
 		return nil, err
@@ -47,26 +47,25 @@ func leased(h *dlock.Handle, err error) (Lease, error) {
 	return h, nil
 }
 
-// Open opens the lock that a worker uses, in the worker's process.
+// Open opens the lock in a worker's process.
 type Open func(ctx context.Context, s LockSpec) (Lock, error)
 
-// LockSpec says what lock a worker needs.
+// LockSpec describes the lock that a worker needs.
 type LockSpec struct {
-	Lock    string        // the Service's Lock: which lock
-	Addrs   []string      // those of the Service's Nodes: where its servers are
+	Lock    string        // Service.Lock
+	Addrs   []string      // of Service.Nodes
 	TTL     time.Duration // of the leases
-	Renew   bool          // renew them in the background: HolderPartitioned and WedgedHolder detect a lock that doesn't;
-	MaxHold time.Duration // for so long
-	// MinSession is the shortest session that the servers allow; 0: what is usual.
+	Renew   bool          // in the background; HolderPartitioned and WedgedHolder detect a lock that doesn't
+	MaxHold time.Duration // ends the renewals
+	// MinSession is the servers' shortest session; 0: the usual one.
 	MinSession time.Duration
-	// Variant, if not empty, asks for a lock that is built wrongly in a certain way. Open returns an error for one that it
-	// doesn't know.
+	// Variant, if not empty, requests a certain defect. Open returns an error for an unknown one.
 	Variant string
-	// Gap, if not nil, asks for a release that is not atomic: GET, Gap, DEL. A lock that has no such release returns an error.
+	// Gap, if not nil, requests a non-atomic release: GET, Gap, DEL. Open may return an error.
 	Gap func() error `json:"-"`
 }
 
-// FromBackend is the [Open] of a lock whose [dlock.Backend] open returns.
+// FromBackend returns the [Open] of a lock on a [dlock.Backend].
 func FromBackend(open func(ctx context.Context, s LockSpec) (dlock.Backend, error)) Open {
 	return func(ctx context.Context, s LockSpec) (Lock, error) {
 		var backend dlock.Backend
@@ -89,14 +88,12 @@ func FromBackend(open func(ctx context.Context, s LockSpec) (dlock.Backend, erro
 	}
 }
 
-// renewEvery is a third of a short lease, as is usual. Of a lease that is to outlast a stall of the machine it is less, so that
-// the lease survives a stall of nine tenths of its TTL.
+// renewEvery is a third of a short TTL, down to a tenth of a long one, which then survives a stall of nine tenths.
 func renewEvery(ttl time.Duration) time.Duration {
 	return min(ttl/3, max(ttl/10, 250*time.Millisecond))
 }
 
-// retryingLock retries, as a service would: when a short lease had expired by the time the grant arrived, and when the lock
-// service did not answer.
+// retryingLock retries after lost replies and grants that come too late.
 type retryingLock struct{ Lock }
 
 func (l retryingLock) Acquire(ctx context.Context, key string) (lease Lease, err error) {
@@ -107,10 +104,8 @@ func (l retryingLock) Acquire(ctx context.Context, key string) (lease Lease, err
 	return lease, err
 }
 
-// maxTries bounds the calls to a lock service that fails.
 const maxTries = 10
 
-// again calls a lock service until it succeeds, or until a retry is pointless.
 func again(ctx context.Context, call func() error) (err error) {
 	for range maxTries {
 		err = call()
@@ -121,7 +116,6 @@ func again(ctx context.Context, call func() error) (err error) {
 	return err
 }
 
-// checkedLock is a lock whose grants are checked before they count.
 type checkedLock struct {
 	Lock
 	spec *childSpec
@@ -135,8 +129,7 @@ func (l checkedLock) TryAcquire(ctx context.Context, key string) (Lease, error) 
 	return l.acquire(ctx, func() (Lease, error) { return l.Lock.TryAcquire(ctx, key) })
 }
 
-// acquire acquires the lock. Where the schedule ends renewals, it retries until a lease has been renewed: one that is not, because
-// the lock doesn't or the machine stood still, would end by itself.
+// acquire retries, if the schedule ends renewals, until a lease has been renewed: otherwise it would end by itself.
 func (l checkedLock) acquire(ctx context.Context, acquire func() (Lease, error)) (Lease, error) {
 	how := l.spec.Worker
 	n := max(2, min(maxTries, int(DefaultStepTimeout/2/max(l.spec.Lock.TTL, time.Millisecond)))) // within a step
@@ -171,7 +164,6 @@ func (l checkedLock) check(lease Lease) error {
 	return nil
 }
 
-// renewed waits until the lease is renewed, and reports whether it was.
 func renewed(ctx context.Context, lease Lease) bool {
 	first := lease.Until()
 	poll := time.NewTicker(2 * time.Millisecond)
@@ -179,7 +171,7 @@ func renewed(ctx context.Context, lease Lease) bool {
 	for !lease.Until().After(first) {
 		select {
 		case <-poll.C:
-			if time.Since(first) > 0 { // of a context that goes on there is more to say later
+			if time.Since(first) > 0 { // a context that doesn't end is reported later
 				return false
 			}
 		case <-lease.Context().Done():

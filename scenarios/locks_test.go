@@ -3,6 +3,8 @@ package scenarios_test
 import (
 	"context"
 	"errors"
+	"io"
+	"log"
 	"net/http"
 	"net/url"
 	"path"
@@ -31,15 +33,12 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Hazards that end at the lock, and need neither workers nor a resource: each on every lock.
+// Hazards that concern only the lock, and need neither workers nor a resource: each on every lock.
 
 const (
-	// hold is a lease that doesn't run out while a test runs.
-	hold = time.Minute
-	// patience ends a test that fails, and is no part of one that passes.
+	hold     = time.Minute // a lease that outlasts its test
 	patience = 30 * time.Second
-	// look is how often something that a server does by itself is looked for.
-	look = 5 * time.Millisecond
+	look     = 5 * time.Millisecond // between polls
 )
 
 func everyLock(t *testing.T, f func(t *testing.T, lock string)) {
@@ -52,7 +51,6 @@ func everyLock(t *testing.T, f func(t *testing.T, lock string)) {
 	}
 }
 
-// nodes are the servers' addresses, for clients.
 func nodes(s open.Servers) []string {
 	var addrs []string
 	for _, n := range s.On().Nodes {
@@ -61,15 +59,13 @@ func nodes(s open.Servers) []string {
 	return addrs
 }
 
-// minSession is the shortest session that is worth asking for.
 var minSession = map[string]time.Duration{locks.Consul: testbed.ConsulMinSession, locks.ZooKeeper: time.Second}
 
-// dial returns a Locker with a client of its own.
 func dial(t *testing.T, lock string, addrs []string, o dlock.Options) *dlock.Locker {
 	t.Helper()
 	spec := locks.Spec{Lock: lock, Addrs: addrs, TTL: o.TTL, MinSession: minSession[lock]}
 	open := locks.Open
-	if lock == locks.Redlock { // whose patience with a node is a part of the TTL otherwise, too little on a busy machine
+	if lock == locks.Redlock { // its default timeout, a part of the TTL, is too short on a busy machine
 		open = func(ctx context.Context, s locks.Spec) (*locks.Backend, error) {
 			return locks.OpenRedlock(ctx, s, &redlock.Options{NodeTimeout: 10 * time.Second})
 		}
@@ -82,7 +78,7 @@ func dial(t *testing.T, lock string, addrs []string, o dlock.Options) *dlock.Loc
 	return l
 }
 
-// links are a client's own way to each of the servers, and the addresses at which they begin.
+// links returns links to each server for one client, and their addresses.
 func links(t *testing.T, s open.Servers) (all []*faults.Link, addrs []string) {
 	t.Helper()
 	for _, server := range s.Servers {
@@ -116,7 +112,6 @@ type granted struct {
 	err error
 }
 
-// acquiring is an Acquire in the background.
 func acquiring(ctx context.Context, t *testing.T, l *dlock.Locker, key string) <-chan granted {
 	t.Helper()
 	c, done := make(chan granted, 1), make(chan struct{})
@@ -129,7 +124,7 @@ func acquiring(ctx context.Context, t *testing.T, l *dlock.Locker, key string) <
 	return c
 }
 
-// A lock service that can't be reached grants nothing, and leases that it has granted end by themselves.
+// A lock service that is down grants nothing, and its leases end by themselves.
 func TestCoordinatorDown(t *testing.T) {
 	notExternal(t)
 	everyLock(t, func(t *testing.T, lock string) {
@@ -147,7 +142,7 @@ func TestCoordinatorDown(t *testing.T) {
 		_, err = l.Acquire(within(t, time.Second), newKey(t))
 		require.Error(t, err, "Acquire, of a service that is down")
 		select {
-		case <-h.Context().Done(): // nothing but the holder's own clock can have told it
+		case <-h.Context().Done(): // by the holder's own clock
 		case <-ctx.Done():
 			t.Fatal("the holder's context goes on without the service")
 		}
@@ -156,7 +151,7 @@ func TestCoordinatorDown(t *testing.T) {
 	})
 }
 
-// An acquisition that was granted, and of which the holder never heard, keeps nobody out and its token isn't used again.
+// A grant whose reply is lost blocks nobody, and its token isn't reused.
 func TestAcquireReplyLost(t *testing.T) {
 	everyLock(t, func(t *testing.T, lock string) {
 		all := sharedServers(t, lock)
@@ -185,14 +180,13 @@ func TestAcquireReplyLost(t *testing.T) {
 		for _, heal := range heals {
 			require.NoError(t, heal(ctx))
 		}
-		// Were it not undone, the lost grant would be in the way for longer than the test's patience.
+		// If the lost grant weren't undone, it would last longer than the test.
 		next := turn(b)
 		require.Greater(t, next, before)
 		require.Greater(t, turn(a), next, "the retry's token")
 	})
 }
 
-// taken reports whether the lock's servers hold key for somebody.
 func taken(t *testing.T, lock string, all open.Servers, key string) bool {
 	t.Helper()
 	switch lock {
@@ -228,7 +222,7 @@ func taken(t *testing.T, lock string, all open.Servers, key string) bool {
 	return false
 }
 
-// A waiter that is cancelled stands in nobody's way.
+// A cancelled waiter blocks nobody.
 func TestWaiterCancelled(t *testing.T) {
 	everyLock(t, func(t *testing.T, lock string) {
 		all := sharedServers(t, lock)
@@ -257,8 +251,8 @@ func TestWaiterCancelled(t *testing.T) {
 	})
 }
 
-// queued waits until n clients hold key or wait for it. Where the server knows nothing of who waits, it lets a while pass,
-// as another lease ends: enough for a waiter to have asked.
+// queued waits until n clients hold key or wait for it. If the server doesn't know its waiters, it waits for another lease to end,
+// long enough for a waiter to have polled.
 func queued(t *testing.T, lock string, all open.Servers, key string, n int) {
 	t.Helper()
 	switch lock {
@@ -276,7 +270,7 @@ func queued(t *testing.T, lock string, all open.Servers, key string, n int) {
 	}
 }
 
-// A lease that was entered again has one token, is renewed as one, and is free when the last handle is released.
+// Reentrant handles share one token and its renewals, and the lock is free when the last is released.
 func TestReentrant(t *testing.T) {
 	everyLock(t, func(t *testing.T, lock string) {
 		all := sharedServers(t, lock)
@@ -295,7 +289,6 @@ func TestReentrant(t *testing.T) {
 		require.NoError(t, inner.Release(ctx))
 		require.ErrorIs(t, context.Cause(inner.Context()), dlock.ErrReleased)
 
-		// Renewals prolong it beyond the first lease, for both.
 		require.Eventually(t, func() bool { return outer.Until().After(first) || outer.Context().Err() != nil }, patience, look)
 		require.NoError(t, outer.Context().Err())
 		require.Positive(t, counter(t, reg, "dlock_renewals_total"))
@@ -323,8 +316,8 @@ func counter(t *testing.T, reg *prometheus.Registry, name string) float64 {
 	return found.GetMetric()[0].GetCounter().GetValue()
 }
 
-// A waiter whose session the server has ended has lost its place, and must not take the lock for its own. Its session, which
-// is as long as the TTL in etcd and twice as long in ZooKeeper, must live until it stands in the queue.
+// A waiter whose session has expired has lost its position and must not take the lock. The session, as long as the TTL in etcd and
+// twice as long in ZooKeeper, must live until the waiter is queued.
 func TestEtcdExpiredWaiter(t *testing.T) { expiredWaiter(t, locks.Etcd, 4*time.Second, etcdQueue) }
 
 func TestZooKeeperSessionExpiry(t *testing.T) {
@@ -334,9 +327,7 @@ func TestZooKeeperSessionExpiry(t *testing.T) {
 func expiredWaiter(t *testing.T, lock string, ttl time.Duration, queue func(t *testing.T, s *testbed.Server, key string) int) {
 	t.Helper()
 	t.Parallel()
-	if len(locksOf(scenarios.Scenario{Locks: []string{lock}})) == 0 {
-		t.Skip("-backend asks for other locks")
-	}
+	needLock(t, lock)
 	all := sharedServers(t, lock)
 	key, ctx := newKey(t), within(t, 2*patience)
 	await := func(n int, what string) {
@@ -361,7 +352,7 @@ func expiredWaiter(t *testing.T, lock string, ttl time.Duration, queue func(t *t
 	require.NoError(t, won.err)
 
 	require.NoError(t, cut(ctx))
-	// It fails, or waits again; in neither case does it have the lock.
+	// It fails or queues again; in neither case does it have the lock.
 	var late granted
 	select {
 	case late = <-waits:
@@ -378,7 +369,7 @@ func expiredWaiter(t *testing.T, lock string, ttl time.Duration, queue func(t *t
 	}
 }
 
-// etcdQueue is how many keys hold key's lock or wait for it.
+// etcdQueue returns how many keys hold key's lock or wait for it.
 func etcdQueue(t *testing.T, s *testbed.Server, key string) int {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Addr}, Logger: zap.NewNop()})
@@ -389,11 +380,10 @@ func etcdQueue(t *testing.T, s *testbed.Server, key string) int {
 	return int(r.Count)
 }
 
-// zooKeeperQueue is how many nodes hold key's lock or wait for it, -1 if the server was too slow for the client library, which
-// gives it a second to let it in.
+// zooKeeperQueue returns how many nodes hold key's lock or wait for it; -1 if connecting took longer than the client's second.
 func zooKeeperQueue(t *testing.T, s *testbed.Server, key string) int {
 	t.Helper()
-	c, _, err := zk.Connect([]string{s.Addr}, patience, zk.WithLogger(quiet{}))
+	c, _, err := zk.Connect([]string{s.Addr}, patience, zk.WithLogger(log.New(io.Discard, "", 0)))
 	require.NoError(t, err)
 	defer c.Close()
 	children, _, err := c.Children("/dlock/" + url.PathEscape(key))
@@ -406,7 +396,3 @@ func zooKeeperQueue(t *testing.T, s *testbed.Server, key string) int {
 	require.NoError(t, err)
 	return len(children)
 }
-
-type quiet struct{}
-
-func (quiet) Printf(string, ...any) {}

@@ -30,7 +30,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// What the name of a store asks of openStore.
+// Names of stores, for openStore.
 const (
 	ownNoBare    = "plain files"   // one process's, and always fenced
 	ownForgets   = "memory"        // one process's, that forgets all in a crash
@@ -42,10 +42,9 @@ const (
 	ownNothing   = "nothing"
 )
 
-// envServer is where the client of ownElsewhere goes.
 const envServer = "FENCELAB_TEST_OWN_SERVER"
 
-// openStore is what the processes of this package's tests open, beside the lock.
+// openStore opens the stores of this package's tests.
 func openStore(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
 	if s.Store == onredis.Bolt.Name || slices.Contains(stores.Names(), s.Store) {
 		return open.Store(ctx, s)
@@ -69,7 +68,6 @@ func openStore(ctx context.Context, s scenarios.StoreSpec) (resource.Store, erro
 	return nil, fmt.Errorf("the store is on fire: %w", syscall.ENOTSUP) // which is no reason to skip anything
 }
 
-// careless is a store that takes fences and looks at none.
 type careless struct{ *resource.Memory }
 
 func (c careless) Write(ctx context.Context, key string, _ resource.Fence, value []byte) error {
@@ -80,23 +78,21 @@ func (c careless) ReadFenced(ctx context.Context, key string, _ uint64) (resourc
 	return c.Read(ctx, key)
 }
 
-// unraised is a store that fences writes alone.
 type unraised struct{ *resource.Memory }
 
 func (u unraised) ReadFenced(ctx context.Context, key string, _ uint64) (resource.Record, error) {
 	return u.Read(ctx, key)
 }
 
-// mapServer is a store as a user may have it: a map behind an HTTP server with a protocol of its own.
+// mapServer is a user's store: a map behind an HTTP server with its own protocol.
 type mapServer struct {
 	addr   string
 	data   resource.Overwriter
-	port   *os.File // keeps the port while the server is down: any process may be given one that is free
+	port   *os.File // keeps the port reserved while the server is down
 	server *http.Server
 	served chan error
 }
 
-// mapCall is a call of the protocol, and its answer.
 type mapCall struct {
 	Op     string
 	Key    string
@@ -119,7 +115,6 @@ func startMap(t *testing.T, data resource.Overwriter) *mapServer {
 	return s
 }
 
-// store is s as a Runner sees it.
 func (s *mapServer) store() *scenarios.Store {
 	return &scenarios.Store{Name: ownServer, Addr: s.addr, Open: openStore, Kill: s.kill, Restart: s.start}
 }
@@ -168,7 +163,7 @@ func (s *mapServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(c)
 }
 
-// mapClient is the client of a mapServer, with a connection for each call.
+// mapClient connects for each call.
 type mapClient struct{ url string }
 
 func (m mapClient) call(ctx context.Context, c mapCall) (resource.Record, error) {
@@ -226,7 +221,7 @@ func hazard(t *testing.T, name string) scenarios.Scenario {
 	return s
 }
 
-// playOver runs a hazard on Redis over a store of the user's.
+// playOver runs a hazard on Redis over a user's store.
 func playOver(t *testing.T, store *scenarios.Store, name string, f history.Fencing) (*scenarios.Outcome, error) {
 	t.Helper()
 	r := onRedis(sharedRedis(t))
@@ -234,7 +229,7 @@ func playOver(t *testing.T, store *scenarios.Store, name string, f history.Fenci
 	return r.Run(t.Context(), hazard(t, name), f)
 }
 
-// The hazards take place over a store of the user's as over this module's: the traces are the same.
+// Over a user's store the hazards have the same traces.
 func TestOwnStore(t *testing.T) {
 	t.Parallel()
 	sharedRedis(t)
@@ -249,14 +244,13 @@ func TestOwnStore(t *testing.T) {
 	}
 }
 
-// repeats is a store that gets each write twice, and answers the second.
 type repeats struct{ *resource.Memory }
 
 func (r repeats) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	return errors.Join(r.Memory.Write(ctx, key, f, value), r.Memory.Write(ctx, key, f, value))
 }
 
-// Without a store the resource keeps its records in memory: all hazards run but those that kill it.
+// Without a store the resource keeps its records in memory; only hazards that kill it don't apply.
 func TestWithoutStore(t *testing.T) {
 	o, err := playOver(t, nil, "PauseExceedsTTL", history.FencingOn)
 	require.NoError(t, err)
@@ -267,7 +261,7 @@ func TestWithoutStore(t *testing.T) {
 	require.ErrorContains(t, err, "memory keeps nothing over a kill")
 }
 
-// What a store of the user's does wrong comes out in the hazard that it is there for.
+// The hazards detect the defects of a user's store.
 func TestOwnStoreIsFoundOut(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -304,7 +298,7 @@ func TestOwnStoreIsFoundOut(t *testing.T) {
 	}
 }
 
-// A store behind the resource's process is found out by the worker's client already: its first fenced read raises no fence.
+// Behind the resource's process, the worker's client detects a store whose fenced reads don't raise the fence.
 func TestOwnStoreThatRaisesNoFence(t *testing.T) {
 	t.Parallel()
 	for _, store := range []string{ownCareless, ownReads} {
@@ -314,7 +308,7 @@ func TestOwnStoreThatRaisesNoFence(t *testing.T) {
 	}
 }
 
-// A run that ends while the server is dead leaves it alive.
+// A run that ends while the server is down restarts it.
 func TestOwnStoreIsBack(t *testing.T) {
 	t.Parallel()
 	server := startMap(t, resource.NewMemory())
@@ -323,7 +317,7 @@ func TestOwnStoreIsBack(t *testing.T) {
 	store := server.store()
 	store.Kill = func(ctx context.Context) error {
 		err := server.kill(ctx)
-		cancel(errors.New("the user has had enough"))
+		cancel(errEnough)
 		return err
 	}
 	store.Restart = func(ctx context.Context) error {
@@ -335,16 +329,16 @@ func TestOwnStoreIsBack(t *testing.T) {
 	r := onRedis(sharedRedis(t))
 	r.Store = store
 	_, err := r.Run(ctx, hazard(t, "ResourceCrash"), history.FencingOn)
-	require.ErrorContains(t, err, "the user has had enough")
+	require.ErrorContains(t, err, errEnough.Error())
 	_, err = mapClient{"http://" + server.addr}.Read(t.Context(), "none")
 	require.ErrorIs(t, err, resource.ErrNotFound)
 }
 
-// partner is a client that can't take its leave of a server that was killed.
+// partner is a client whose Close fails once its server was killed.
 type partner struct {
 	mapClient
-	dead *atomic.Int32 // servers that were
-	at   int32         // when it was opened
+	dead *atomic.Int32 // kills so far
+	at   int32         // kills before it was opened
 }
 
 func (p partner) Close() error {
@@ -370,7 +364,7 @@ func TestOwnStoreCloses(t *testing.T) {
 	require.Equal(t, history.Safe, o.Verdict)
 }
 
-// What can't run over a store is no failure, and what is wrong is told in words of use to its author.
+// A hazard that doesn't apply to a store is unsupported, and other errors say what to change.
 func TestOwnStoreRefuses(t *testing.T) {
 	t.Parallel()
 	server := startMap(t, resource.NewMemory())
@@ -432,33 +426,36 @@ func TestOwnStoreRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "call scenarios.ChildWithStore in TestMain or main, with the function in Runner.Store.Open")
 }
 
-// until ends a run of r's that has no reason to end by itself, some time after an event.
-func until(t *testing.T, r *scenarios.Runner, actorOrTarget, name string) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithCancelCause(t.Context())
-	t.Cleanup(func() { cancel(nil) })
-	r.OnEvent = func(e history.Event) {
-		if is(e, actorOrTarget, name) {
-			time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("the user has had enough")) })
+var errEnough = errors.New("the user has had enough")
+
+// endAfter cancels a run some time after an event.
+func endAfter(actorOrTarget, name string) func(*scenarios.Runner, context.CancelCauseFunc) {
+	return func(r *scenarios.Runner, cancel context.CancelCauseFunc) {
+		r.OnEvent = func(e history.Event) {
+			if is(e, actorOrTarget, name) {
+				time.AfterFunc(500*time.Millisecond, func() { cancel(errEnough) })
+			}
 		}
 	}
-	return ctx
 }
 
-// A client that doesn't go where it is told can't be late on the way.
+// A client that ignores StoreSpec.Addr can't be delayed.
 func TestOwnStoreElsewhere(t *testing.T) {
 	server := startMap(t, resource.NewMemory())
 	t.Setenv(envServer, server.addr)
 	r := onRedis(sharedRedis(t))
 	r.Store = server.store()
 	r.Store.Name = ownElsewhere
-	o, err := r.Run(until(t, r, "A", history.Sent), hazard(t, "WriteDelayedInNetwork"), history.FencingOn)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	endAfter("A", history.Sent)(r, cancel)
+	o, err := r.Run(ctx, hazard(t, "WriteDelayedInNetwork"), history.FencingOn)
 	require.ErrorContains(t, err, "A's write isn't on the way on which it was to be late: ")
 	require.ErrorContains(t, err, "the user has had enough; does OpenStore connect to StoreSpec.Addr?")
 	require.NotEqual(t, history.Safe, o.Verdict)
 }
 
-// What a scenario's variant asks of openLock.
+// Variants of openLock.
 const (
 	variantNoToken     = "test-no-token"
 	variantNeverRenews = "test-never-renews"
@@ -474,10 +471,9 @@ const (
 	variantKills       = "test-kills-" // and a worker's name, or "resource"
 )
 
-// envRedis is where the lock of variantElsewhere goes.
 const envRedis = "FENCELAB_TEST_OWN_REDIS"
 
-// openLock is what the workers of this package's tests open: a lock of this module, with trouble if the variant asks for it.
+// openLock opens the locks of this package's tests, with the defect that the variant names.
 func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	what := s.Variant
 	if !strings.HasPrefix(what, "test-") {
@@ -498,7 +494,6 @@ func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	return ownLock{l, what, s.Addrs[0]}, err
 }
 
-// ownLock is a lock that does what a variant says, and so do its leases.
 type ownLock struct {
 	scenarios.Lock
 	what, addr string
@@ -533,7 +528,6 @@ func (l ownLock) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	return l.Lock.TryAcquire(ctx, key)
 }
 
-// killSibling kills the child of that name that this child's parent has.
 func killSibling(name string) error {
 	for _, pid := range childrenOf(os.Getppid()) {
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
@@ -583,8 +577,7 @@ func (l ownLease) Release(ctx context.Context) error {
 	return err
 }
 
-// A lock without tokens is shown for what it is: with fencing off it goes wrong as others do, and with fencing on there is
-// nothing to run.
+// A lock without tokens has the usual verdicts with fencing off, and can't run with fencing on.
 func TestLockWithoutTokens(t *testing.T) {
 	t.Parallel()
 	sharedRedis(t)
@@ -610,7 +603,7 @@ func TestLockWithoutTokens(t *testing.T) {
 		require.ErrorContains(t, err, "A failed: the lock has granted a lease without a fencing token, Lease.Fence is 0: with fencing "+string(f))
 		require.Equal(t, history.Inconclusive, o.Verdict)
 	}
-	// A client of the store itself sends none with any lock.
+	// A direct client of a store with fencing off never sends tokens.
 	r := onRedis(sharedRedis(t))
 	r.Store = startMap(t, resource.NewMemory()).store()
 	s := hazard(t, "PauseExceedsTTL")
@@ -621,7 +614,7 @@ func TestLockWithoutTokens(t *testing.T) {
 	require.Equal(t, withoutTokens(t, "PauseExceedsTTL"), history.Trace(o.Events))
 }
 
-// withoutTokens is the golden trace of a hazard with fencing off, as it is of a lock without tokens.
+// withoutTokens returns the golden trace with fencing off, as it is for a lock without tokens.
 func withoutTokens(t *testing.T, name string) []string {
 	t.Helper()
 	text := regexp.MustCompile(`(?m)^(\w+ acquired) #\d$`).ReplaceAllString(hazard(t, name).Traces["off"], "$1 none")
@@ -630,7 +623,8 @@ func withoutTokens(t *testing.T, name string) []string {
 	return strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 }
 
-// A holder that is cut off loses a lease that it would have renewed. A lock that shows something else is told apart.
+// HolderPartitioned needs a lock that renews, and that loses its lease when cut off; other locks get an error that says what is
+// wrong.
 func TestHolderNotPartitioned(t *testing.T) {
 	redis := sharedRedis(t)
 	for name, c := range map[string]struct {
@@ -648,7 +642,7 @@ func TestHolderNotPartitioned(t *testing.T) {
 		"a lease that goes on and on": {variantBelieves, "HolderPartitioned", false, []string{
 			"the user has had enough; it is cut off, and its lease goes on", "does the lease end when it can't be renewed?",
 		}},
-		// Cut off, it would be the same after some seconds, in which its release fails.
+		// Cut off, it would fail in the same way, some seconds later.
 		"a lease whose end nobody is told": {variantGoesOn, "WorkExceedsTTL", true, []string{
 			"A failed: the lease's context goes on 500ms after the end of the lease",
 		}},
@@ -658,10 +652,11 @@ func TestHolderNotPartitioned(t *testing.T) {
 			s.Variant = c.variant
 			r := onRedis(redis)
 			r.Service.Env = []string{envRedis + "=" + redis.URL}
-			ctx := t.Context()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
 			if !c.ends {
 				r.TTL = 10 * time.Second // the lease must not end by a stall
-				ctx = until(t, r, "A", "cut")
+				endAfter("A", "cut")(r, cancel)
 			}
 			o, err := r.Run(ctx, s, history.FencingOn)
 			for _, want := range c.want {
@@ -672,7 +667,7 @@ func TestHolderNotPartitioned(t *testing.T) {
 	}
 }
 
-// A lock that never renews, and says so, isn't asked to.
+// For a service with NoRenew, hazards that end renewals don't apply.
 func TestServiceWithoutRenewals(t *testing.T) {
 	for _, s := range scenarios.Hazards() {
 		if !s.On(locks.Redis) || s.Faulty() {
@@ -689,7 +684,6 @@ func TestServiceWithoutRenewals(t *testing.T) {
 	}
 }
 
-// So is one that has no tokens, and says so.
 func TestServiceWithoutTokens(t *testing.T) {
 	for _, name := range []string{"PauseExceedsTTL", "HolderKilled"} {
 		s := hazard(t, name)
@@ -725,7 +719,7 @@ func TestOwnLockIsVetted(t *testing.T) {
 	require.NotEqual(t, history.Safe, o.Verdict)
 }
 
-// A binary whose main doesn't call Child would start itself, and itself, and itself.
+// A binary whose main doesn't call Child would start itself forever.
 func TestRunInAChild(t *testing.T) {
 	t.Setenv(scenarios.ChildEnv, "{}")
 	r := scenarios.Runner{Service: &scenarios.Service{}}

@@ -17,20 +17,18 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Workers and the resource are this binary, started again with a childSpec in the environment. They send messages, JSON lines, and
-// wait for lines of the controller: a worker at each checkpoint, the resource for a sync, which it answers.
+// Workers and the resource are this binary, started again with a childSpec in the environment. They send messages, as JSON lines,
+// and wait for lines: a worker at each checkpoint, the resource for sync requests.
 
-// childEnv tells a process that it is a child, and which.
 const childEnv = "FENCELAB_SCENARIO_CHILD"
 
-// The files that a child inherits beside the standard ones.
+// A child's files, after the standard ones.
 const (
 	eventsFile  = 3 // messages to the controller
 	controlFile = 4 // lines from it
 	listenFile  = 5 // the resource's listener, which outlives its process
 )
 
-// childSpec is what childEnv holds, as JSON.
 type childSpec struct {
 	Name    string // a worker's name, or Resource
 	Fencing history.Fencing
@@ -51,21 +49,20 @@ type childSpec struct {
 	env   []string
 }
 
-// message is a line from a child to the controller.
 type message struct {
 	Event  *history.Event `json:",omitempty"`
-	Stops  bool           `json:",omitempty"` // a worker waits for a line before it goes on
-	Synced bool           `json:",omitempty"` // the resource has answered a sync; all earlier decisions came before
+	Stops  bool           `json:",omitempty"` // the worker waits for a line
+	Synced bool           `json:",omitempty"` // the resource's reply to a sync, after all earlier decisions
 
-	Error       string `json:",omitempty"` // the resource can't be served
-	Unsupported bool   `json:",omitempty"` // and nothing is wrong with it
+	Error       string `json:",omitempty"` // why the resource can't be served
+	Unsupported bool   `json:",omitempty"` // Error matches errors.ErrUnsupported
 }
 
-// Child is a worker or the resource if this process was started as one, and then doesn't return.
-// Call it first in main or TestMain, with the function that opens the lock under test.
+// Child runs a worker or the resource, and doesn't return, if this process was started as one. Call it first in main or TestMain.
+// open opens the lock under test.
 func Child(open Open) { ChildWithStore(open, nil) }
 
-// ChildWithStore is [Child] for runs over a [Store] of one's own: the same function as in its Open opens that.
+// ChildWithStore is [Child] for runs over your own [Store], with its Open.
 func ChildWithStore(open Open, store OpenStore) {
 	text, ok := os.LookupEnv(childEnv)
 	if !ok {
@@ -90,7 +87,6 @@ func child(text string, open Open, store OpenStore) error {
 	return workerProcess(&spec, p, open, store)
 }
 
-// pipe connects a child with the controller.
 type pipe struct {
 	mu  sync.Mutex
 	out *json.Encoder
@@ -105,7 +101,6 @@ func (p *pipe) send(m message) error {
 
 var errControllerGone = errors.New("scenarios: the controller is gone")
 
-// wait waits for a line from the controller.
 func (p *pipe) wait() error {
 	if !p.in.Scan() {
 		return errors.Join(errControllerGone, p.in.Err())
@@ -113,7 +108,7 @@ func (p *pipe) wait() error {
 	return nil
 }
 
-// report reports e, and waits until the controller lets the child go on if it stops there.
+// report reports e, and waits for the controller if the child stops there.
 func (p *pipe) report(e history.Event, stops bool) error {
 	e.Time, e.Kind = time.Now(), history.KindReport
 	err := p.send(message{Event: &e, Stops: stops})
@@ -123,7 +118,6 @@ func (p *pipe) report(e history.Event, stops bool) error {
 	return err
 }
 
-// process is a child and our ends of its pipes.
 type process struct {
 	*proc.Child
 	messages chan message // closed when the child has closed its end
@@ -131,10 +125,9 @@ type process struct {
 	output   *output
 }
 
-// backlog is how many messages a child can be ahead of us. A child of ours sends a few dozen in its life.
+// backlog is how many unread messages a child may have sent; ours send a few dozen.
 const backlog = 1024
 
-// start starts this binary as a child.
 func start(spec childSpec) (*process, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -157,7 +150,7 @@ func start(spec childSpec) (*process, error) {
 
 	p := &process{messages: make(chan message, backlog), control: controlW, output: &output{}}
 	cmd := exec.Command(exe) //nolint:noctx // ended by close, also when it is stopped
-	// A program built with the race detector sleeps for a second when it exits, unless it is told not to.
+	// By default the race detector delays exit by a second.
 	cmd.Env = append(os.Environ(), childEnv+"="+string(text), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	cmd.Env = append(cmd.Env, spec.env...)
 	cmd.Stdout, cmd.Stderr = p.output, p.output
@@ -180,7 +173,6 @@ func start(spec childSpec) (*process, error) {
 	return p, nil
 }
 
-// tell sends a line.
 func (p *process) tell(ctx context.Context, line string) error {
 	if _, err := fmt.Fprintln(p.control, line); err != nil { // nobody reads any more
 		return cmp.Or(p.exit(ctx), fmt.Errorf("tell it %q: %w%s", line, err, p.output))
@@ -188,7 +180,6 @@ func (p *process) tell(ctx context.Context, line string) error {
 	return nil
 }
 
-// next returns the child's next message.
 func (p *process) next(ctx context.Context) (message, error) {
 	select {
 	case m, ok := <-p.messages:
@@ -201,7 +192,7 @@ func (p *process) next(ctx context.Context) (message, error) {
 	}
 }
 
-// exit lets the child end by itself, and returns an error if it didn't end well; a data race that it found, for example.
+// exit waits for the child to end, and returns its error, such as a data race.
 func (p *process) exit(ctx context.Context) error {
 	p.close()
 	select {
@@ -215,7 +206,6 @@ func (p *process) exit(ctx context.Context) error {
 	return nil
 }
 
-// end kills the child if it is still there, and returns what it had to say.
 func (p *process) end() (last []message, err error) {
 	err = p.Kill()
 	for m := range p.messages { // until its reader has ended
@@ -225,10 +215,9 @@ func (p *process) end() (last []message, err error) {
 	return last, err
 }
 
-// close closes the control pipe, which tells the child that nothing more will come.
+// close closes the control pipe: the child's next read fails.
 func (p *process) close() { _ = p.control.Close() }
 
-// output is what a child has printed, for error messages.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -2,6 +2,7 @@ package scenarios
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,29 +20,25 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// target is what the ledgers of a run are in, as the controller sees it: an httpResource or a storeTarget.
+// target holds the ledgers of a run, for the controller.
 type target interface {
-	// name is what histories call it.
+	// name is for histories.
 	name() string
-	// begin makes it ready for ledgers of these keys.
 	begin(ctx context.Context, keys []string) error
-	// url is where a worker finds it: where a link begins, or straight if that is empty.
-	url(link string) (string, error)
-	// hostPort is what a link leads to.
+	// url is a worker's address, through link if not empty.
+	url(link string) string
+	// hostPort is the upstream of links.
 	hostPort() string
-	// sync reports the decisions that it has made until now. told is the worker's report that comes next, or nil.
+	// sync reports decisions so far. told is the worker's report that comes next, or nil.
 	sync(ctx context.Context, told *history.Event) error
 	kill(ctx context.Context) error
 	restart(ctx context.Context) error
-	// final returns what is there at the end, and how many calls have been refused since it was started last.
+	// final returns the ledgers, and the number of refusals since the last start.
 	final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error)
-	// end lets it end by itself, after which there is nothing more to report.
 	end(ctx context.Context) error
-	// close ends all that is left of it.
 	close() error
 }
 
-// httpResource is a process that serves a store over HTTP, and reports its decisions itself.
 type httpResource struct {
 	*Store
 	fencing history.Fencing
@@ -53,8 +50,7 @@ type httpResource struct {
 	keys     []string
 }
 
-// begin listens, too. The listener belongs to us and not to the resource's process, so that the address stays the
-// resource's when the process is killed; who connects meanwhile waits for its successor.
+// begin listens in the controller, so that the address survives a kill; clients then wait for the next process.
 func (h *httpResource) begin(ctx context.Context, keys []string) error {
 	h.keys = keys
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
@@ -65,17 +61,12 @@ func (h *httpResource) begin(ctx context.Context, keys []string) error {
 	if err := h.restart(ctx); err != nil {
 		return err
 	}
-	return h.sync(ctx, nil) // it fails if the store doesn't open
+	return h.sync(ctx, nil) // fails if the store doesn't open
 }
 
 func (h *httpResource) hostPort() string { return h.listener.Addr().String() }
 
-func (h *httpResource) url(link string) (string, error) {
-	if link == "" {
-		link = h.hostPort()
-	}
-	return "http://" + link, nil
-}
+func (h *httpResource) url(link string) string { return "http://" + cmp.Or(link, h.hostPort()) }
 
 func (h *httpResource) restart(context.Context) error {
 	f, err := h.listener.File()
@@ -87,8 +78,7 @@ func (h *httpResource) restart(context.Context) error {
 	return err
 }
 
-// sync asks the resource's process for its decisions. Workers and the resource report to us side by side; this puts what the
-// resource decided before what a worker tells of it.
+// sync gets the resource's decisions, which must come before what a worker reports of them.
 func (h *httpResource) sync(ctx context.Context, _ *history.Event) error {
 	if h.process == nil {
 		return nil
@@ -112,7 +102,7 @@ func (h *httpResource) sync(ctx context.Context, _ *history.Event) error {
 	}
 }
 
-// unsupported is an error of a child's that matches [errors.ErrUnsupported].
+// unsupported is a child's error that matches [errors.ErrUnsupported].
 type unsupported string
 
 func (e unsupported) Error() string { return string(e) }
@@ -125,7 +115,6 @@ func (h *httpResource) decided(m message) {
 	}
 }
 
-// kill reports the last decisions of the process, too.
 func (h *httpResource) kill(ctx context.Context) error {
 	if err := faults.Kill(ctx, h.process.PID); err != nil {
 		return err
@@ -138,9 +127,9 @@ func (h *httpResource) kill(ctx context.Context) error {
 	return err
 }
 
-// final reads the ledgers. These reads are no part of the history: their decisions aren't reported.
+// final reads the ledgers, without reporting decisions.
 func (h *httpResource) final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error) {
-	url, _ := h.url("")
+	url := h.url("")
 	if refused, err = refusals(ctx, url+"/metrics"); err != nil {
 		return nil, 0, err
 	}
@@ -160,10 +149,8 @@ func (h *httpResource) final(ctx context.Context) (ledgers map[string]resource.R
 	return ledgers, refused, nil
 }
 
-// refusalsMetric is the headline number of a resource.
 const refusalsMetric = "resource_stale_token_rejections_total"
 
-// refusals reads the resource's count of stale tokens refused from its metrics.
 func refusals(ctx context.Context, url string) (n int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -202,7 +189,6 @@ func (h *httpResource) close() error {
 	return errors.Join(errs...)
 }
 
-// resourceProcess is the resource, in its process, until the controller closes its end.
 func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
 	f := os.NewFile(listenFile, "listener")
 	listener, err := net.FileListener(f) // on a duplicate
@@ -212,7 +198,7 @@ func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
 	store, err := resourceStore(context.Background(), spec, own)
 	if err != nil {
 		err = errors.Join(p.send(message{Error: err.Error(), Unsupported: errors.Is(err, errors.ErrUnsupported)}), listener.Close())
-		_ = p.wait() // for the first sync: who is gone before it breaks the pipe, and what it has said isn't read
+		_ = p.wait() // for the first sync: ending earlier would break the controller's pipe before it reads the message
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -237,7 +223,6 @@ func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
 	})
 }
 
-// resourceStore is what the resource serves.
 func resourceStore(ctx context.Context, spec *childSpec, own OpenStore) (resource.Store, error) {
 	if spec.Store == memory.Name {
 		return resource.NewMemory(), nil

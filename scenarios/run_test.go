@@ -30,7 +30,7 @@ func onRedis(redis *testbed.Server) *scenarios.Runner {
 	return &scenarios.Runner{Service: onredis.Service(redis), Store: onredis.Bolt}
 }
 
-// childrenOf lists the children of a process, those included that nobody has waited for.
+// childrenOf lists the children of a process, including zombies.
 func childrenOf(pid int) []int {
 	var pids []int
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -49,7 +49,7 @@ func childrenOf(pid int) []int {
 	return pids
 }
 
-// owned lists this process's children, and its open sockets and pipes.
+// owned lists this process's children, sockets and pipes.
 func owned() (all []string) {
 	for _, pid := range childrenOf(os.Getpid()) {
 		all = append(all, fmt.Sprint("process ", pid))
@@ -63,8 +63,8 @@ func owned() (all []string) {
 	return all
 }
 
-// requireNothingLeft returns a function that requires that no process, goroutine, socket, pipe or file is left of what
-// was started in between. Processes and sockets are seen on Linux only.
+// requireNothingLeft returns a function that requires that no process, goroutine, socket, pipe or file is left of what was started
+// in between. Processes and sockets are checked on Linux only.
 func requireNothingLeft(t *testing.T) func() {
 	t.Helper()
 	tmp := t.TempDir()
@@ -72,13 +72,12 @@ func requireNothingLeft(t *testing.T) func() {
 	goroutines := goleak.IgnoreCurrent()
 	percent := debug.SetGCPercent(-1) // a file that is forgotten would be closed with the garbage
 	t.Cleanup(func() { debug.SetGCPercent(percent) })
-	before := owned() // some of which may go meanwhile: an idle connection to a container engine, for one
+	before := owned() // some may go meanwhile, such as idle connections
 	if runtime.GOOS == "linux" {
 		require.NotEmpty(t, before, "the list sees nothing")
 	}
 	return func() {
 		t.Helper()
-		// The last thing that a goroutine does may be to close a socket.
 		for began := time.Now(); ; time.Sleep(look) {
 			left := slices.DeleteFunc(owned(), func(what string) bool { return slices.Contains(before, what) })
 			if len(left) == 0 {
@@ -93,7 +92,7 @@ func requireNothingLeft(t *testing.T) func() {
 	}
 }
 
-// schedule is a scenario of a test's own, of lines with commas between them.
+// schedule parses a scenario; commas separate the lines.
 func schedule(t *testing.T, lines string) scenarios.Scenario {
 	t.Helper()
 	s, err := scenarios.Parse("Test.txt", []byte("It happens.\n\n"+strings.ReplaceAll(lines, ", ", "\n")+"\n"))
@@ -101,35 +100,24 @@ func schedule(t *testing.T, lines string) scenarios.Scenario {
 	return s
 }
 
-// A schedule that can't be carried out ends with an error that says where and why, proves nothing and leaves nothing.
+// A schedule that can't be carried out ends with an error that says where and why, is never safe, and leaves nothing.
 func TestRunFails(t *testing.T) {
-	cause := errors.New("the user has had enough")
-	// endAfter ends r's run in a step that has no reason to end by itself, the one after an event.
-	endAfter := func(r *scenarios.Runner, actorOrTarget, name string) {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		r.OnEvent = func(e history.Event) {
-			if is(e, actorOrTarget, name) {
-				time.AfterFunc(500*time.Millisecond, func() { cancel(cause) })
-			}
-		}
-		contexts[r] = ctx
-	}
 	for name, c := range map[string]struct {
 		steps   string
 		variant string
-		change  func(*scenarios.Runner)
+		change  func(*scenarios.Runner, context.CancelCauseFunc)
 		want    string
 		last    string // of the trace; "": that depends
 	}{
 		"a lock that nobody frees": {
 			steps:  "run A until read, run B until acquired, run A until done, run B until done",
-			change: func(r *scenarios.Runner) { endAfter(r, "A", history.Read) },
+			change: endAfter("A", history.Read),
 			want:   "step 2, run B until acquired: B: waiting for its next report: the user has had enough",
 			last:   "A read []",
 		},
 		"a fault that never comes into force": {
 			steps: "pause redis, run A until done",
-			change: func(r *scenarios.Runner) {
+			change: func(r *scenarios.Runner, _ context.CancelCauseFunc) {
 				r.StepTimeout = time.Second
 				r.Service.Fault = func(ctx context.Context, _ scenarios.Step) error {
 					<-ctx.Done()
@@ -151,7 +139,7 @@ func TestRunFails(t *testing.T) {
 		},
 		"a dead resource": {
 			steps:  "run A until acquired, kill resource, run A until read, restart resource, run A until done",
-			change: func(r *scenarios.Runner) { endAfter(r, scenarios.Resource, "kill") },
+			change: endAfter(scenarios.Resource, "kill"),
 			want:   "step 3, run A until read: A: waiting for its next report: the user has had enough",
 			last:   "kill resource",
 		},
@@ -187,16 +175,14 @@ func TestRunFails(t *testing.T) {
 		},
 		"a context that ends": {
 			steps: "run A until read, run B until read, run A until done, run B until done",
-			change: func(r *scenarios.Runner) {
-				ctx, cancel := context.WithCancelCause(t.Context())
-				r.Command = func(scenarios.Scenario, history.Fencing) string { cancel(cause); return "" }
-				contexts[r] = ctx
+			change: func(r *scenarios.Runner, cancel context.CancelCauseFunc) {
+				r.Command = func(scenarios.Scenario, history.Fencing) string { cancel(errEnough); return "" }
 			},
 			want: "the user has had enough",
 		},
 		"a lock's remains that can't be removed": {
 			steps: "worker A victim, run A until read, pause A, run B until done, resume A, run A until done",
-			change: func(r *scenarios.Runner) {
+			change: func(r *scenarios.Runner, _ context.CancelCauseFunc) {
 				r.Service.Forget = func(context.Context, string) error { return errors.New("the lock server is on fire") }
 			},
 			want: "scenarios: Test, fencing on: the lock server is on fire",
@@ -205,12 +191,10 @@ func TestRunFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := onRedis(sharedRedis(t))
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
 			if c.change != nil {
-				c.change(r)
-			}
-			ctx, ok := contexts[r]
-			if !ok {
-				ctx = t.Context()
+				c.change(r, cancel)
 			}
 			nothingLeft := requireNothingLeft(t)
 			s := schedule(t, c.steps)
@@ -226,9 +210,6 @@ func TestRunFails(t *testing.T) {
 		})
 	}
 }
-
-// contexts are the contexts of runs that don't get their test's.
-var contexts = map[*scenarios.Runner]context.Context{}
 
 func TestRunLeavesNothing(t *testing.T) {
 	redis := sharedRedis(t)
@@ -264,7 +245,7 @@ func TestRunRefuses(t *testing.T) {
 	require.ErrorContains(t, err, `has no server "redis9"`)
 }
 
-// What doesn't do what its order of events suggests is inconclusive, although the judge calls it what is expected.
+// A hazard that did not happen is inconclusive, even if the order of events is as expected.
 func TestHazardDoesNotBite(t *testing.T) {
 	minute := history.Duration(time.Minute)
 	for name, c := range map[string]struct {
@@ -297,7 +278,7 @@ func TestHazardDoesNotBite(t *testing.T) {
 	}
 }
 
-// A holder that runs renews its lease, so that nobody gets in beside it: what lets the successor in is the freeze.
+// A running holder renews its lease and keeps others out; only the freeze ends the lease.
 func TestOnlyAFreezeEndsTheLease(t *testing.T) {
 	redis := sharedRedis(t)
 	const steps = ", run A until read, run B until done, run A until done"
@@ -323,7 +304,7 @@ func TestOnlyAFreezeEndsTheLease(t *testing.T) {
 	require.Equal(t, history.Safe, o.Verdict, "%q", o.Findings)
 }
 
-// A worker that checks its lease gives up, and gives back what it no longer has.
+// A worker that checks its lease gives up if it is lost.
 func TestWorkerGivesUp(t *testing.T) {
 	s := schedule(t, "worker A victim no-renew outlive check, run A until lost-lease, run B until acquired, run A until done, run B until done")
 	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
@@ -332,7 +313,7 @@ func TestWorkerGivesUp(t *testing.T) {
 	require.Subset(t, history.Trace(o.Events), []string{"A lost", "A lost-lease", "A release-lost", "final [B], 0 refused"})
 }
 
-// A service is told what to do to its servers, and what to undo.
+// Service.Fault gets the steps that affect its servers, and their undos.
 func TestServiceIsTold(t *testing.T) {
 	r := onRedis(sharedRedis(t))
 	var told []string
@@ -345,7 +326,7 @@ func TestServiceIsTold(t *testing.T) {
 	require.Equal(t, []string{"jump redis 1s", "pause redis", "resume redis"}, told)
 }
 
-// Pause is a lower limit for freezes and for delays.
+// Pause is the minimum duration of freezes and delays.
 func TestPauseLasts(t *testing.T) {
 	redis := sharedRedis(t)
 	for name, faults := range map[string][2]string{
@@ -361,19 +342,17 @@ func TestPauseLasts(t *testing.T) {
 		at := func(fault string) int {
 			return slices.IndexFunc(o.Events, func(e history.Event) bool { return e.Kind == history.KindFault && e.Name == fault })
 		}
-		// A fault is in force a little before its event, and after the worker's last report.
+		// The fault is in force between the worker's last report and its event.
 		last, end := o.Events[at(faults[0])-1], o.Events[at(faults[1])]
 		require.Equal(t, "A", last.Actor)
 		require.GreaterOrEqual(t, end.Time.Sub(last.Time), r.Pause, name)
 	}
 }
 
-// The embedded imitation is good enough for the whole table.
+// The embedded imitation passes all hazards.
 func TestEmbedded(t *testing.T) {
 	t.Parallel()
-	redis, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, redis.Close()) })
+	redis, _ := ownRedis(t, &testbed.Options{Provider: testbed.Embedded})
 	for _, s := range scenarios.Hazards() {
 		if !s.On(locks.Redis) || s.Faulty() {
 			continue

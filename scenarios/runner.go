@@ -17,45 +17,40 @@ import (
 )
 
 const (
-	// DefaultTTL is the victim's lease where a Runner doesn't say.
+	// DefaultTTL is the default of Runner.TTL.
 	DefaultTTL = 250 * time.Millisecond
-	// DefaultStepTimeout is how long a step may take beyond the TTL and the pause, where a Runner doesn't say.
+	// DefaultStepTimeout is the default of Runner.StepTimeout.
 	DefaultStepTimeout = 30 * time.Second
-	// longTTL is the lease of workers that are no victims. No machine is so slow that it ends during a run.
-	longTTL = 10 * time.Minute
-	// longHold is for how long a lease is renewed where the schedule doesn't say. No run takes so long.
-	longHold = time.Hour
+	longTTL            = 10 * time.Minute // of workers that are no victims: longer than any run
+	longHold           = time.Hour        // of renewals that the schedule doesn't end
 )
 
-// Runner runs scenarios on a lock service and a store.
+// Runner runs scenarios.
 type Runner struct {
-	// Service is what is under test. Required.
+	// Service is under test. Required.
 	Service *Service
-	// Store is what the workers write to. Nil: a [resource.Memory], over HTTP, in a process of its own. It keeps nothing over a
-	// kill, so that ResourceCrash is then not applicable.
+	// Store is what the workers write to. Nil: a [resource.Memory] behind HTTP, to which ResourceCrash doesn't apply.
 	Store *Store
-	// TTL is the victim's lease, DefaultTTL if 0.
+	// TTL is that of the victim's lease. 0: DefaultTTL.
 	TTL time.Duration
-	// Pause is how long a fault that is undone lasts at least. 0: until the schedule goes on, which is as soon as the
-	// successor has got in.
+	// Pause is the minimum duration of faults that are undone. 0: until the schedule continues.
 	Pause time.Duration
-	// StepTimeout is how long a step may take beyond TTL and Pause, DefaultStepTimeout if 0.
+	// StepTimeout bounds a step, beyond TTL and Pause. 0: DefaultStepTimeout.
 	StepTimeout time.Duration
-	// Command, if not nil, returns the command line that repeats a run.
+	// Command, if not nil, returns a command line that repeats the run.
 	Command func(s Scenario, f history.Fencing) string
-	// OnEvent, if not nil, is told of each event as it enters the history.
+	// OnEvent, if not nil, is called with each event.
 	OnEvent func(e history.Event)
 }
 
-// Outcome is a run's history and what the judge says of it. Where times show that the hazard never came about, the history
-// says so: see [Worker].
+// Outcome is a run's history and the judge's result.
 type Outcome struct {
 	Events []history.Event
 	history.Result
 }
 
-// Run runs s. An error says that the schedule could not be carried out; the outcome then holds what has happened until
-// then and is never safe. All processes are gone when Run returns.
+// Run runs s. An error means that the schedule could not be carried out; the outcome then holds the history so far and is never
+// safe. No process is left.
 func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outcome, error) {
 	if r.Store == nil {
 		withMemory := *r
@@ -87,7 +82,6 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 	return o, err
 }
 
-// check returns an error if s can't be run.
 func (r *Runner) check(s *Scenario, f history.Fencing, ttl time.Duration) error {
 	_, child := os.LookupEnv(childEnv)
 	switch {
@@ -110,13 +104,11 @@ func (r *Runner) check(s *Scenario, f history.Fencing, ttl time.Duration) error 
 	return r.Store.check(s)
 }
 
-// errInterrupted is why a run ends when a signal ends the process.
 var errInterrupted = errors.New("interrupted")
 
-// forgetTimeout bounds Service.Forget: a server that is gone has nothing to forget.
 const forgetTimeout = 5 * time.Second
 
-// guarded runs r, and cleans up after it also when a signal ends the process meanwhile.
+// guarded cleans up even if a signal ends the process.
 func (r *run) guarded(ctx context.Context) (err error) {
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
@@ -142,7 +134,6 @@ func (r *run) guarded(ctx context.Context) (err error) {
 	return err
 }
 
-// run is one run under way.
 type run struct {
 	*Runner
 	s       *Scenario
@@ -158,7 +149,6 @@ type run struct {
 	events   []history.Event
 }
 
-// begun are the faults of a target that one verb undoes.
 type begun struct {
 	since time.Time // of the last
 	heals heals     // none of a server's, which its Service undoes
@@ -202,14 +192,12 @@ func (r *run) carryOut(ctx context.Context) (err error) {
 	return r.within(ctx, "the resource did not end", r.finish)
 }
 
-// within gives f the time of a step. The error after that says what hasn't happened.
 func (r *run) within(ctx context.Context, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.timeout, fmt.Errorf("%s within %v", what, r.timeout))
 	defer cancel()
 	return f(ctx)
 }
 
-// do carries out a step.
 func (r *run) do(ctx context.Context, st Step) error {
 	switch {
 	case st.Verb == verbRun:
@@ -230,7 +218,7 @@ func (r *run) do(ctx context.Context, st Step) error {
 	return r.happened(ctx, st)
 }
 
-// inject does to a target what a step says, and returns what undoes it. What a server can have, the service does and undoes.
+// inject returns no heal for a server: its service has that.
 func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
 	inject := injections[st.Verb]
 	switch r.s.kind(st.Target) {
@@ -250,7 +238,7 @@ func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
 	return inject.links(ctx, w, st)
 }
 
-// undo ends the faults of a target that a verb ends. That is in the history first: what the target does next comes after.
+// undo records and undoes a target's faults, in this order: the target's next events come after.
 func (r *run) undo(ctx context.Context, st Step) error {
 	b := r.begun[st.Verb+" "+st.Target]
 	delete(r.begun, st.Verb+" "+st.Target)
@@ -266,7 +254,7 @@ func (r *run) undo(ctx context.Context, st Step) error {
 	return b.heals.heal(ctx)
 }
 
-// happened puts a fault, or its end, into the history, after the decisions that the resource has made until now.
+// happened records st after the resource's decisions so far.
 func (r *run) happened(ctx context.Context, st Step) error {
 	if err := r.resource.sync(ctx, nil); err != nil {
 		return err
@@ -286,7 +274,6 @@ func sleepUntil(ctx context.Context, t time.Time) error {
 	}
 }
 
-// runUntil lets a worker go on until it reports until.
 func (r *run) runUntil(ctx context.Context, name, until string) error {
 	w, err := r.worker(name)
 	if err != nil {
@@ -315,7 +302,7 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 		}
 		m.Event.Actor = name
 		w.stopped = m.Stops
-		if err := r.resource.sync(ctx, m.Event); err != nil { // its decisions until now come before
+		if err := r.resource.sync(ctx, m.Event); err != nil { // its earlier decisions come first
 			return err
 		}
 		r.append(*m.Event)
@@ -328,7 +315,7 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 		case ended:
 			return fmt.Errorf("%s was done without reporting %q", name, until)
 		case m.Event.Name == until && until == history.Sent:
-			if err := w.toStore.AwaitHeld(ctx); err != nil { // now it is in the network, and not merely about to be
+			if err := w.toStore.AwaitHeld(ctx); err != nil { // on the network, not merely about to be sent
 				return fmt.Errorf("%s's write isn't on the way on which it was to be late: %w; does OpenStore connect to StoreSpec.Addr?",
 					name, err)
 			}
@@ -341,7 +328,6 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 	}
 }
 
-// add appends an event of the runner's own.
 func (r *run) add(e history.Event) {
 	e.Time, e.Actor = time.Now(), controller
 	r.append(e)
@@ -354,7 +340,6 @@ func (r *run) append(e history.Event) {
 	}
 }
 
-// finish reads what the resource holds at the end, and ends it.
 func (r *run) finish(ctx context.Context) error {
 	if err := r.resource.sync(ctx, nil); err != nil {
 		return err
@@ -380,7 +365,6 @@ func (r *run) finish(ctx context.Context) error {
 	return nil
 }
 
-// close ends all that is left of the run.
 func (r *run) close() error {
 	var errs []error
 	for _, w := range r.workers {

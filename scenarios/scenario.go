@@ -1,20 +1,11 @@
 // Package scenarios shows, on real servers, how locks fail and what fencing does about it.
 //
-// A [Scenario] is a schedule of steps for worker processes that do a read-modify-write of a ledger under a lock.
-// A worker stops at named checkpoints and goes on when told, so that faults are placed by happens-before: "A has read"
-// comes before "A is frozen" comes before "B has the lock", run after run. Expiry is observed, as the next worker's grant, and
-// not slept through. A [Runner] runs a scenario, records its history, and package history judges it.
+// A [Scenario] is a schedule for worker processes that do a read-modify-write of a ledger under a lock. A worker stops at named
+// checkpoints until it is told to continue, so faults are placed by happens-before, and expiry is observed, as the next worker's
+// grant. A [Runner] runs a scenario and records its history; package history judges it.
 //
-// The workers and the resource are processes of their own: the running binary, started again. A test binary or a main
-// hands over to them by calling [Child] first, or [ChildWithStore].
-//
-// The way of a run through the files: a schedule (hazards.go, scenario.go) is carried out by the runner (runner.go), which starts
-// workers and cuts their links (workers.go), and does faults (faults.go; servers.go, those of the lock's servers). A worker
-// (worker.go, in a process that protocol.go starts) takes the lock (lock.go) and writes to the store: a process that tells its
-// decisions (resource.go), or a server whose record tells them (store.go). They make the history, which package history judges,
-// once early.go has put into it who was granted the lock too early.
-//
-// Both the lock and what it protects may be your own: [Open] opens any [Lock], and a [Store] any [resource.Store].
+// The workers and the resource are the running binary, started again: call [Child], or [ChildWithStore], first in main or TestMain.
+// Both the lock and the store may be your own: [Open] opens any [Lock], and a [Store] any [resource.Store].
 package scenarios
 
 import (
@@ -29,92 +20,84 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Resource is the target of steps that act on the resource's process.
+// Resource is the target of steps that affect the resource.
 const Resource = "resource"
 
-// LockService is the target of faults that hit every server of the lock's.
+// LockService is the target of faults of all the lock's servers.
 const LockService = "lock"
 
-// Leader is the target of faults that hit the leader of the lock's cluster. What undoes them is done to the server that was hit
-// last, whoever leads by then.
+// Leader is the target of faults of the cluster's leader. Its undo goes to the server that was hit last, whoever leads by then.
 const Leader = "leader"
 
-// controller is the actor of what the Runner does.
 const controller = "controller"
 
 // Scenario is one way in which a lock fails. [Parse] reads one from text.
 type Scenario struct {
-	Name   string // what happens; it names the recorded run
-	Hazard string // the same as a sentence
+	Name   string // what happens; names the recorded run
+	Hazard string // what happens, as a sentence
 
-	// Locks are the locks that have the hazard, by the name of their Service; none: every lock has it.
+	// Locks are the Services that have the hazard; none: all.
 	Locks []string
-	// Variant asks the lock's Open for a lock that is built wrongly in a certain way; see [LockSpec].
+	// Variant is [LockSpec].Variant.
 	Variant string
-	// TokensLost says that the hazard takes the lock's source of tokens back: that tokens go backwards is then what must
-	// happen, and what the resource makes of it is judged.
+	// TokensLost says that the hazard resets the lock's source of tokens: tokens must go backwards.
 	TokensLost bool
 
-	// Workers says how workers differ from the plain one. Workers that only appear in Steps are plain.
+	// Workers are those that differ from the zero Worker.
 	Workers map[string]Worker
 	Steps   []Step
 
-	// MinTTL raises the victim's lease to at least this, where the victim must still hold it when the fault hits: only a
-	// stall as long as that spoils the run then.
+	// MinTTL is the minimum TTL of a victim that must survive until the fault, as a shorter stall does no harm then.
 	MinTTL history.Duration
 
-	// Expect is the verdict for each fencing mode in which the scenario makes sense.
+	// Expect is the verdict for each applicable fencing mode.
 	Expect map[history.Fencing]history.Verdict
-	// Traces are the golden traces, by fencing mode. "unfenced" is that with fencing off of workers that write straight to a
-	// store, and send no tokens.
+	// Traces are the golden traces by fencing mode; "unfenced": with fencing off, of direct clients of a store, which send no
+	// tokens.
 	Traces map[string]string
 
 	file string // where it was read
 }
 
-// Worker says how a worker does its job. The zero Worker has a lease that outlives every run, and renews it.
+// Worker describes a worker. The zero Worker's lease is renewed and outlives every run.
 type Worker struct {
-	// Victim gives the worker the run's TTL, so that its lease can end while others wait. A run in which another is granted
-	// the lock before that time is over is inconclusive, unless the victim has said that it released or lost it, or was
-	// killed. A worker whose lease a fault of the server takes away is no victim.
+	// Victim gives the worker the run's TTL, so that its lease can expire. The run is inconclusive if another worker gets the lock
+	// before, unless the victim was killed, or reported that it released or lost the lock.
 	Victim bool
-	// NoRenew leaves the lease to itself; otherwise it is renewed in the background while the worker runs, so that only
-	// a real freeze can end it.
+	// NoRenew disables renewal. Otherwise only a real freeze can end the lease.
 	NoRenew bool
-	// Check makes the worker check its lease right before it writes, and give up if it is lost.
+	// Check makes the worker check its lease before it writes, and give up if it is lost.
 	Check bool
-	// Try makes the worker ask for the lock without waiting first, and report whether it was held.
+	// Try makes the worker first try to acquire without waiting, and report held.
 	Try bool
-	// Idle makes the worker take the lock and release it, and leave the resource alone.
+	// Idle makes the worker not use the resource.
 	Idle bool
-	// Outlive makes the worker wait, before it writes, until its lease is lost, report that, and write all the same. A lease
-	// that is renewed has been renewed once before the worker reports that it has it: what ends it later is the schedule.
+	// Outlive makes the worker write only after its lease is lost. With renewal, the lease has been renewed once before the worker
+	// reports it, so that the schedule ends it.
 	Outlive bool
-	// MaxHold ends the renewals, that long after the grant. 0: no run is so long. If another is granted the lock of a victim
-	// before, the lease wasn't renewed, and the run is inconclusive.
+	// MaxHold ends the renewals that long after the grant; 0: after the run. A victim whose lock another gets earlier wasn't
+	// renewed: the run is inconclusive.
 	MaxHold history.Duration
-	// Second makes the worker append its entry to a second ledger after the first, under the same grant.
+	// Second makes the worker also append to a second ledger, under the same grant.
 	Second bool
-	// GetThenDel makes the worker release by GET and DEL, with a gap between them, instead of the lock's own release.
+	// GetThenDel makes the worker release by GET and DEL, with a gap between them.
 	GetThenDel bool
 }
 
-// Step is one step of a schedule: "run A until read", or a fault or what undoes it, in words of [history.Faults]. It is over when
-// what it does has happened.
+// Step is one step of a schedule: "run A until read", or a fault or undo of [history.Faults]. It ends when it has taken effect.
 type Step struct {
-	Verb   string   // "run", or the name of a fault
-	Target string   // a worker, Resource, or servers of the lock's: a name, LockService or Leader
-	Until  string   // of run: the report at which the worker stops, until it is run again
+	Verb   string   // "run", a fault or an undo
+	Target string   // a worker, Resource, or servers of the lock: a name, LockService or Leader
+	Until  string   // of run: the report at which the worker stops until its next run
 	From   []string // of cut and refuse: the lock's servers that Target can't reach; none: all
-	Detail string   // of a fault of a server: its size, where it has one
+	Detail string   // of some faults of a server: the size
 
 	line int // of the file
 }
 
-// verbRun is the verb of a step that starts a worker, or lets it go on.
 const verbRun = "run"
 
-// String is the step as in "run A until read".
+// String returns the step as in a file.
 func (st Step) String() string {
 	words := []string{st.Verb, st.Target}
 	if st.Until != "" {
@@ -129,7 +112,7 @@ func (st Step) String() string {
 	return strings.Join(words, " ")
 }
 
-// workers returns the names of the workers, in the order of their first step.
+// workers are sorted by their first step.
 func (s *Scenario) workers() []string {
 	var names []string
 	for _, st := range s.Steps {
@@ -140,7 +123,6 @@ func (s *Scenario) workers() []string {
 	return names
 }
 
-// kind is what target is.
 func (s *Scenario) kind(target string) kind {
 	switch {
 	case target == Resource:
@@ -151,30 +133,29 @@ func (s *Scenario) kind(target string) kind {
 	return ofServer
 }
 
-// On reports whether the lock of that name has the hazard.
+// On reports whether the lock has the hazard.
 func (s *Scenario) On(lock string) bool { return len(s.Locks) == 0 || slices.Contains(s.Locks, lock) }
 
-// Faulty reports whether the scenario needs faults of the lock's servers.
+// Faulty reports whether there are faults of the lock's servers.
 func (s *Scenario) Faulty() bool {
 	return s.has(func(st Step) bool { return s.kind(st.Target) == ofServer })
 }
 
 func (s *Scenario) has(is func(Step) bool) bool { return slices.ContainsFunc(s.Steps, is) }
 
-// leaves reports whether a step of the schedule leaves target in a state, or any target if that is empty.
+// leaves reports whether a step puts target, or any target if empty, into a state.
 func (s *Scenario) leaves(target string, state history.State) bool {
 	return s.has(func(st Step) bool {
 		return (target == "" || st.Target == target) && fault(st.Verb).State == state
 	})
 }
 
-// fault is the fault of that name, none if there is none.
 func fault(name string) history.Fault {
 	f, _ := history.FaultNamed(name)
 	return f
 }
 
-// undone are the names of the faults that a verb undoes.
+// undone returns the faults that verb undoes.
 func undone(verb string) (names []string) {
 	for _, f := range history.Faults {
 		if f.Undo == verb {
@@ -184,10 +165,9 @@ func undone(verb string) (names []string) {
 	return names
 }
 
-// modes are the fencing modes.
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// Check returns an error that says what is wrong with the scenario, or nil.
+// Check returns everything wrong with the scenario, or nil.
 func (s *Scenario) Check() error {
 	var errs []error
 	bad := func(line int, format string, args ...any) {
@@ -246,8 +226,7 @@ func (s *Scenario) Check() error {
 	return nil
 }
 
-// checkName returns what is wrong with the name of a scenario or a worker, or nil. Names become parts of keys, and entries
-// of ledgers, which are lines.
+// checkName checks a scenario's or worker's name, which becomes part of keys and lines of ledgers.
 func checkName(name string) error {
 	plain := func(r rune) bool { return r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) }
 	if name == "" || len(name) > 100 || strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
@@ -256,18 +235,16 @@ func checkName(name string) error {
 	return nil
 }
 
-// checker walks a schedule without running it.
 type checker struct {
 	scenario *Scenario
 
-	inForce       map[string][]history.Fault // by worker, or the resource
+	inForce       map[string][]history.Fault // by worker or Resource
 	started, done map[string]bool
 
-	loose map[string]string // workers that were run until a report at which they don't stop, and that report
-	next  string            // the worker whose delivered write is on its way
+	loose map[string]string // worker → the report of its last run, if the worker doesn't stop there
+	next  string            // the worker whose write is being delivered
 }
 
-// reports are the reports up to which a worker can be run.
 var reports = []string{
 	history.Held, history.Acquired, history.Read, history.BeforeWrite, history.Checked, history.Sent, history.Wrote,
 	history.WriteStale, history.ReadStale, history.LostLease, history.Lost, history.ReleaseGap, history.Released, history.ReleaseLost,
@@ -312,7 +289,7 @@ func (c *checker) step(st Step) error {
 	return c.fault(st, f)
 }
 
-// ordered returns an error if what st does and what a worker does that is running would happen in either order.
+// ordered detects races of st with a running worker.
 func (c *checker) ordered(st Step) error {
 	if c.next != "" && (st.Verb != verbRun || st.Target != c.next) {
 		return fmt.Errorf("what %s sent has just been delivered, and this step would race with it; add a run of %s before", c.next, c.next)
@@ -352,7 +329,6 @@ func (c *checker) run(st Step) error {
 	return nil
 }
 
-// fault is a step that begins or ends a fault of a worker or the resource.
 func (c *checker) fault(st Step, f history.Fault) error {
 	before := c.inForce[st.Target]
 	if what := undone(st.Verb); what != nil {

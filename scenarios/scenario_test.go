@@ -17,7 +17,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Each hazard is run by a test of its name, and has a trace for each verdict; -update leaves the rest of its file alone.
+// Each hazard is run by a test of its name, and has a trace for each verdict; -update changes nothing else in its file.
 func TestHazards(t *testing.T) {
 	source, err := os.ReadFile("scenarios_test.go")
 	require.NoError(t, err)
@@ -102,7 +102,7 @@ nothing
 	require.ErrorContains(t, err, `scenarios: b.txt:3: a worker has no option "sleepy"; there are check, get-then-del, idle,`)
 }
 
-// What is wrong with a file is told with its line, and with what may stand there.
+// Errors in a file are reported with their line, and say what is allowed.
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		"nap A, run A until done":                             `Test.txt:3: nap A: no line begins with "nap"; these do: locks, variant, tokens-lost, min-ttl, worker, run, pause, resume,`,
@@ -125,7 +125,7 @@ func TestParse(t *testing.T) {
 		"run A until done, -- on: inconclusive --":            "inconclusive, which never passes; leave that mode out",
 		"": "Test: it has no steps",
 
-		// What would happen in either order.
+		// Races.
 		"run A until before-write, hold A, run A until sent, run B until before-write, deliver A, run B until done, run A until done": "Test.txt:8: run B until done: what A sent has just been delivered, and this step would race with it; add a run of A before",
 		"run A until read, run B until held, run C until acquired, run A until done, run B until done, run C until done":              "Test.txt:5: run C until acquired: B waits for the lock already, and who gets it is left to chance; add a run of B before",
 		"run A until read, run B until held, pause B, run A until done, resume B, run B until done":                                   `Test.txt:5: pause B: the worker doesn't stop at "held", so where the pause hits it is left to chance; add a run before`,

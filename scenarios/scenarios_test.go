@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 	}
 	parallel()
 	code := m.Run()
-	if err := closeShared(); err != nil {
+	if err := errors.Join(shared.Close(), sharedStores.Close()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
@@ -69,7 +69,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// parallel has as many tests run at once as two cores bear, unless the command line says how many: they wait most of the time.
+// parallel raises the default number of parallel tests to four: they mostly wait.
 func parallel() {
 	said := false
 	flag.Visit(func(f *flag.Flag) { said = said || f.Name == "test.parallel" })
@@ -78,7 +78,7 @@ func parallel() {
 	}
 }
 
-// What each hazard is, and what must come of it, is in hazards/NAME.txt.
+// Each hazard and its expectations are in hazards/NAME.txt.
 func TestEtcdSnapshotRestore(t *testing.T)            { runHazard(t) }
 func TestEtcdSnapshotRestoreBumped(t *testing.T)      { runHazard(t) }
 func TestFailoverOvertakesToken(t *testing.T)         { runHazard(t) }
@@ -110,15 +110,14 @@ func TestWorkExceedsTTL(t *testing.T)                 { runHazard(t) }
 func TestWriteDelayedInNetwork(t *testing.T)          { runHazard(t) }
 func TestZooKeeperSequenceResets(t *testing.T)        { runHazard(t) }
 
-// runHazard runs the hazard that the test is named after on every lock that has it, in each fencing mode, and compares verdict and
-// trace with those in its file. A hazard that has a trace of workers that write straight to a store runs over every store,
-// too.
+// runHazard runs the hazard of the test's name on every lock that has it, in each fencing mode, and compares verdict and trace with
+// its file. With a section "unfenced" it also runs over every store.
 func runHazard(t *testing.T) {
 	t.Helper()
 	s, ok := scenarios.Hazard(strings.TrimPrefix(t.Name(), "Test"))
 	require.True(t, ok, "no hazard is named like the test")
 	_, overStores := s.Traces["unfenced"]
-	if !overStores { // else it has a store to itself: it may kill it
+	if !overStores { // otherwise it may kill the store
 		t.Parallel()
 	}
 	if len(locksOf(s)) == 0 {
@@ -129,7 +128,7 @@ func runHazard(t *testing.T) {
 	}
 	inEachMode := func(name string, run func(*testing.T, history.Fencing)) {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it waits most of the time
+			t.Parallel()
 			for _, f := range fencings {
 				if _, ok := s.Expect[f]; ok {
 					t.Run(string(f), func(t *testing.T) { run(t, f) })
@@ -142,7 +141,7 @@ func runHazard(t *testing.T) {
 			inEachMode(lock, func(t *testing.T, f history.Fencing) { runOnce(t, serversFor(t, lock, s).On(), onredis.Bolt, s, f) })
 		}
 	}
-	// The store doesn't know who has made its tokens, so one lock will do: redis, or that of -backend.
+	// One lock is enough for the stores: redis, or that of -backend.
 	lock := locksOf(s)[0]
 	if slices.Contains(locksOf(s), locks.Redis) {
 		lock = locks.Redis
@@ -156,14 +155,14 @@ func runHazard(t *testing.T) {
 	}
 }
 
-// stepTimeout ends a run that fails: servers that are restarted, and elect a leader, may take long on a machine with other work.
+// stepTimeout allows for restarts and leader elections on a busy machine.
 const stepTimeout = 2 * time.Minute
 
-// fencings are the fencing modes, in the order of what they protect.
+// fencings are the fencing modes, from the weakest.
 var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// runOnce runs a scenario once, over the HTTP resource or a store. The trace is the same for every lock and every resource. Only
-// a store's clients that know nothing of fencing have one of their own: they send no tokens, where those of the HTTP resource do.
+// runOnce runs a scenario once, over the HTTP resource or a store. The trace is the same for all, except with fencing off over a
+// store, whose clients send no tokens.
 func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s scenarios.Scenario, f history.Fencing) {
 	t.Helper()
 	again, direct := command(t.Name()), store != onredis.Bolt
@@ -178,7 +177,7 @@ func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s sce
 		t.Skipf("not applicable: %v", err)
 	}
 	if err != nil {
-		t.Fatalf("%s%v\nrepeat it with: %s", trace, err, again) // the reason last: the end is what one sees first
+		t.Fatalf("%s%v\nrepeat it with: %s", trace, err, again)
 	}
 	on, mode := svc.Lock, string(f)
 	if direct {
@@ -198,7 +197,7 @@ func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s sce
 	requireLeases(t, o)
 }
 
-// command repeats the test of that name.
+// command returns the command that repeats a test.
 func command(test string) string {
 	var parts []string
 	for part := range strings.SplitSeq(test, "/") {
@@ -214,7 +213,7 @@ func command(test string) string {
 	return line
 }
 
-// golden compares a trace with the one in the scenario's file, or puts it there.
+// golden compares a trace with the scenario's file, or updates the file.
 func golden(t *testing.T, s scenarios.Scenario, mode, got string) {
 	t.Helper()
 	if !*update {
@@ -234,7 +233,7 @@ func golden(t *testing.T, s scenarios.Scenario, mode, got string) {
 	require.NoError(t, os.WriteFile(file, txtar.Format(archive), 0o644))
 }
 
-// updating keeps runs of one hazard, on several locks, from writing its file at once.
+// updating serializes updates of one file by runs on several locks.
 var updating sync.Mutex
 
 func save(t *testing.T, path string, events []history.Event) {
@@ -245,9 +244,9 @@ func save(t *testing.T, path string, events []history.Event) {
 	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o644))
 }
 
-// requireLeases requires of a lock of this module what its times tell, and a trace doesn't: the lease of a holder that was killed
-// runs out before the next grant, and a holder that sees its lease end has counted on it for no longer than its TTL after the last
-// moment at which it can have been renewed, and not when another was granted the lock.
+// requireLeases checks what the times of a lock of this module must show: the lease of a killed holder expires before the next
+// grant, and a holder whose lease ends has counted on it no longer than its TTL after the last possible renewal, and not beyond
+// another's grant.
 func requireLeases(t *testing.T, o *scenarios.Outcome) {
 	t.Helper()
 	var grant, lost, last history.Event // A's

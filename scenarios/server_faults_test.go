@@ -4,25 +4,21 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
-	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// A replica that has taken over follows nobody, in a later run on the same service neither.
+// A promoted replica stays a primary, also in later runs on the same service.
 func TestFailoverIsForGood(t *testing.T) {
 	s := hazard(t, "FailoverReissuesToken")
-	if !slices.Contains(locksOf(s), locks.Redis) {
-		t.Skip("-backend asks for other locks")
-	}
+	needLock(t, locks.Redis)
 	svc, ctx := servers(t, locks.Redis, s).On(), within(t, patience)
 	lag := scenarios.Step{Verb: "lag", Target: "redis"}
 	require.NoError(t, svc.Fault(ctx, lag))
@@ -31,13 +27,11 @@ func TestFailoverIsForGood(t *testing.T) {
 	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "resume", Target: "redis"}), "there is nothing that resume would end")
 }
 
-// One service is used by several runs, and each run's leader is another: the one before has been killed.
+// Several runs may use a service, each with another leader, because the one before was killed.
 func TestLeaderOfEachRun(t *testing.T) {
 	t.Parallel()
 	s := hazard(t, "LeaderKilled")
-	if !slices.Contains(locksOf(s), locks.Etcd) {
-		t.Skip("-backend asks for other locks")
-	}
+	needLock(t, locks.Etcd)
 	all, ctx := servers(t, locks.Etcd, s), within(t, stepTimeout)
 	svc := all.On()
 	restart := scenarios.Step{Verb: "restart", Target: scenarios.Leader}
@@ -47,23 +41,18 @@ func TestLeaderOfEachRun(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "kill", Target: scenarios.Leader}))
 		require.ErrorIs(t, leader.Kill(ctx), os.ErrProcessDone, "%s leads, and another was killed", leader.Name)
-		_, err = all.Cluster.Leader(ctx, leader) // the restart is for the old one all the same
+		_, err = all.Cluster.Leader(ctx, leader) // the restart still goes to the old one
 		require.NoError(t, err)
 		require.NoError(t, svc.Fault(ctx, restart))
 	}
 }
 
-// A Redis that has dropped keys for want of memory has room again, as much as before.
+// After an eviction, the memory limit is restored.
 func TestEvictIsUndone(t *testing.T) {
 	notExternal(t)
 	o := options(t)
 	o.Args = []string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"}
-	server, err := testbed.StartRedis(t.Context(), o)
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, server.Close()) }()
-	c, err := redisclient.New(server.URL)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
+	server, c := ownRedis(t, o)
 	ctx := within(t, patience)
 	before, err := c.ConfigGet(ctx, "maxmemory*").Result()
 	require.NoError(t, err)
@@ -76,16 +65,11 @@ func TestEvictIsUndone(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// What a server that is the user's holds is no run's to lose, and tests that would are not applicable to it.
+// Runs leave the data of an external server alone, and tests that would not are skipped.
 func TestExternalIsLeftAlone(t *testing.T) {
 	notExternal(t)
-	server, err := testbed.StartRedis(t.Context(), options(t))
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, server.Close()) }()
+	server, c := ownRedis(t, options(t))
 	testbed.Need(t, server.Real())
-	c, err := redisclient.New(server.URL)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
 	ctx := within(t, stepTimeout)
 	require.NoError(t, c.Set(ctx, "a user's key", "x", 0).Err())
 	before, err := c.ConfigGet(ctx, "*").Result()

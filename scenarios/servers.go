@@ -10,17 +10,17 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// ServerSet is what a lock runs on, and what can be done to them.
+// ServerSet is the servers of a lock and their faults.
 type ServerSet struct {
-	Lock    string // the Service's
+	Lock    string // Service.Lock
 	Servers []*testbed.Server
 
-	Cluster *testbed.Cluster // of which Servers are the members; for the target Leader and the fault isolate
-	// Faults are those that only this lock's servers can have: commands to them, by the names in package history.
+	Cluster *testbed.Cluster // whose members are Servers; for the target Leader and the fault isolate
+	// Faults are faults of this lock's servers only, by name.
 	Faults map[string]func(ctx context.Context, s *testbed.Server, st Step) error
 }
 
-// On is the service on these servers. One that is the user's can have no fault.
+// On returns the service on these servers. External servers have no faults.
 func (s ServerSet) On() *Service {
 	names := make([]string, len(s.Servers))
 	svc := &Service{Lock: s.Lock}
@@ -40,7 +40,7 @@ func (s ServerSet) On() *Service {
 	return svc
 }
 
-// Close ends the servers.
+// Close closes the servers.
 func (s ServerSet) Close() error {
 	if s.Cluster != nil {
 		return s.Cluster.Close()
@@ -52,10 +52,9 @@ func (s ServerSet) Close() error {
 	return errors.Join(errs...)
 }
 
-// faulty does the faults of a ServerSet, and undoes them.
 type faulty struct {
 	ServerSet
-	leader string                 // the server that led when a fault hit the leader last
+	leader string                 // the target of the last fault of Leader
 	undo   map[string]faults.Heal // by verb and server
 }
 
@@ -78,8 +77,7 @@ func (f *faulty) step(ctx context.Context, st Step) error {
 	return nil
 }
 
-// findLeader asks who leads, for each fault again: the service may be used by several runs. What undoes a fault is done to
-// the server that was hit.
+// findLeader finds the leader for each fault: several runs may use the service. An undo goes to the server that was hit.
 func (f *faulty) findLeader(ctx context.Context, st Step) error {
 	switch {
 	case f.Cluster == nil:
@@ -97,7 +95,7 @@ func (f *faulty) findLeader(ctx context.Context, st Step) error {
 }
 
 func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
-	if s.Provider == testbed.External { // nor are its data to be lost, for which an address is enough
+	if s.Provider == testbed.External { // an address alone doesn't permit losing its data
 		return fmt.Errorf("it is the user's, and not to be broken: %w", errors.ErrUnsupported)
 	}
 	if undone(st.Verb) != nil {

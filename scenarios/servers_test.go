@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -11,16 +12,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// starters start the servers of a lock, with what a scenario needs of them.
+// starters start the servers of a lock as a scenario needs them.
 var starters = map[string]func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error){
 	locks.Redis:     startRedis,
 	locks.Redlock:   startRedlock,
@@ -30,7 +33,7 @@ var starters = map[string]func(ctx context.Context, s scenarios.Scenario, o *tes
 	locks.Postgres:  single(testbed.StartPostgres),
 }
 
-// needs reports whether a step of s hits the target, or does a fault that needs something of its server.
+// needs reports whether a step of s has the target what, or a fault that needs it.
 func needs(s scenarios.Scenario, what string) bool {
 	return slices.ContainsFunc(s.Steps, func(st scenarios.Step) bool {
 		f, _ := history.FaultNamed(st.Verb)
@@ -87,7 +90,7 @@ func single(start startServer) func(context.Context, scenarios.Scenario, *testbe
 	}
 }
 
-// locksOf are the locks that have the hazard, and that the command line asks for.
+// locksOf returns the locks of -backend that have the hazard.
 func locksOf(s scenarios.Scenario) []string {
 	var names []string
 	for _, name := range locks.Names() {
@@ -99,13 +102,38 @@ func locksOf(s scenarios.Scenario) []string {
 	return names
 }
 
-// shared are the servers that several tests use, and leave as they were. Each is started by the first that needs it.
-var shared struct {
-	sync.Mutex
-	servers map[string]open.Servers
+// cache has servers that tests share and don't break, started on first use.
+type cache[S io.Closer] struct {
+	mu      sync.Mutex
+	servers map[string]S
 }
 
-// serversFor are servers of a lock on which s can run: of the test's own, if s breaks them.
+func (c *cache[S]) get(name string, start func() S) S {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, ok := c.servers[name]
+	if !ok {
+		s = start()
+		if c.servers == nil {
+			c.servers = map[string]S{}
+		}
+		c.servers[name] = s
+	}
+	return s
+}
+
+func (c *cache[S]) Close() (err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.servers {
+		err = errors.Join(err, s.Close())
+	}
+	return err
+}
+
+var shared cache[open.Servers]
+
+// serversFor returns a lock's servers for s: the test's own if s breaks them.
 func serversFor(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
 	if s.Faulty() {
@@ -116,36 +144,10 @@ func serversFor(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 
 func sharedServers(t *testing.T, lock string) open.Servers {
 	t.Helper()
-	shared.Lock()
-	defer shared.Unlock()
-	s, ok := shared.servers[lock]
-	if ok {
-		return s
-	}
-	s = start(t, lock, scenarios.Scenario{})
-	if shared.servers == nil {
-		shared.servers = map[string]open.Servers{}
-	}
-	shared.servers[lock] = s
-	return s
+	return shared.get(lock, func() open.Servers { return start(t, lock, scenarios.Scenario{}) })
 }
 
-func closeShared() error {
-	shared.Lock()
-	defer shared.Unlock()
-	var errs []error
-	for _, s := range shared.servers {
-		errs = append(errs, s.Close())
-	}
-	sharedStores.Lock()
-	defer sharedStores.Unlock()
-	for _, s := range sharedStores.servers {
-		errs = append(errs, s.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// servers are servers of the test's own, for it to break as s does.
+// servers starts servers of the test's own.
 func servers(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	t.Helper()
 	all := start(t, lock, s)
@@ -171,7 +173,15 @@ func start(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	return all
 }
 
-// notExternal skips a test that breaks its servers, or wants them started in a way of its own, where they are the user's.
+// needLock skips a test if -backend excludes its lock.
+func needLock(t *testing.T, lock string) {
+	t.Helper()
+	if len(locksOf(scenarios.Scenario{Locks: []string{lock}})) == 0 {
+		t.Skip("-backend asks for other locks")
+	}
+}
+
+// notExternal skips a test that breaks its servers, or needs them started in a special way, if they are external.
 func notExternal(t *testing.T) {
 	t.Helper()
 	if cmp.Or(options(t).Provider, testbed.Provider(os.Getenv(testbed.EnvProvider))) == testbed.External {
@@ -190,14 +200,25 @@ func options(t *testing.T) *testbed.Options {
 	return o
 }
 
-// providerOf is where servers come from.
 func providerOf(t *testing.T) testbed.Provider {
 	t.Helper()
 	return sharedRedis(t).Provider
 }
 
-// sharedRedis is the Redis of tests that are about the runner and not about a lock.
+// sharedRedis is the Redis of tests of the runner.
 func sharedRedis(t *testing.T) *testbed.Server {
 	t.Helper()
 	return sharedServers(t, locks.Redis).Servers[0]
+}
+
+// ownRedis starts a Redis of the test's own, and a client of it.
+func ownRedis(t *testing.T, o *testbed.Options) (*testbed.Server, *redis.Client) {
+	t.Helper()
+	s, err := testbed.StartRedis(t.Context(), o)
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	c, err := redisclient.New(s.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return s, c
 }

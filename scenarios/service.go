@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -16,23 +15,23 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Service is the lock service that workers use, as the runner sees it.
+// Service is the lock service, as the runner sees it.
 type Service struct {
 	Lock   string // the lock's name, in histories and for Open
 	Server string // what serves it, e.g. "redis 7.0.15 (containers)"
-	Nodes  []Node // where a worker that is started now finds it, and what it can be cut off from
-	// MinSession is the shortest session that it allows, where that isn't the usual one; see LockSpec.
+	Nodes  []Node // its servers: where new workers connect, and what they can be cut off from
+	// MinSession is as in LockSpec.
 	MinSession time.Duration
-	// NoRenew says that the lock doesn't renew leases, so that hazards that end its renewals show nothing.
+	// NoRenew says that leases aren't renewed: hazards that end renewals don't apply.
 	NoRenew bool
-	// NoTokens says that the lock has no fencing tokens, so that there is nothing to run with fencing on.
+	// NoTokens says that there are no fencing tokens: fencing must be off.
 	NoTokens bool
-	// Env are variables that workers get beside those of this process: "GORACE=exitcode=0", say.
+	// Env are more environment variables of workers.
 	Env []string
-	// Forget, if not nil, removes from the servers what the lock of key has left there.
+	// Forget, if not nil, removes what the lock of key has left on the servers.
 	Forget func(ctx context.Context, key string) error
-	// Fault carries out a step of the schedule that hits a server, and returns when it has happened. An error that matches
-	// errors.ErrUnsupported says that this service can't have it. It may change Nodes. Nil: no fault can be had.
+	// Fault carries out a step that affects a server; it may change Nodes. If this service can't have the fault, the error matches
+	// errors.ErrUnsupported. Nil: there are none.
 	Fault func(ctx context.Context, st Step) error
 }
 
@@ -42,7 +41,7 @@ type Node struct {
 	Addr string // host:port, or a URL with one
 }
 
-// Link makes a link to the node, for one client alone, and returns the address at which that client finds the node over it.
+// Link makes a link to the node for one client, and returns the node's address through it.
 func (n Node) Link() (l *faults.Link, addr string, err error) {
 	upstream, err := hostPort(n.Addr)
 	if err != nil {
@@ -51,10 +50,7 @@ func (n Node) Link() (l *faults.Link, addr string, err error) {
 	if l, err = faults.NewLink(upstream); err != nil {
 		return nil, "", err
 	}
-	if addr, err = through(n.Addr, l.Addr()); err != nil {
-		return nil, "", errors.Join(err, l.Close())
-	}
-	return l, addr, nil
+	return l, through(n.Addr, l.Addr()), nil
 }
 
 func (s *Service) fault(ctx context.Context, st Step) error {
@@ -64,7 +60,6 @@ func (s *Service) fault(ctx context.Context, st Step) error {
 	return s.Fault(ctx, st)
 }
 
-// check returns an error if s can't be the service of sc in a fencing mode.
 func (s *Service) check(sc *Scenario, f history.Fencing) error {
 	if s.NoTokens && f != history.FencingOff {
 		return fmt.Errorf("scenarios: scenario %q: %s has no tokens, and with fencing %s each grant needs one: %w",
@@ -97,7 +92,6 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 	return nil
 }
 
-// hostPort is where addr is to be connected to.
 func hostPort(addr string) (string, error) {
 	if !strings.Contains(addr, "://") {
 		return addr, nil
@@ -112,18 +106,12 @@ func hostPort(addr string) (string, error) {
 	return u.Host, nil
 }
 
-// through is addr with another host and port.
-func through(addr, hostPort string) (string, error) {
-	if !strings.Contains(addr, "://") {
-		return hostPort, nil
-	}
+// through returns addr with the host and port of a link.
+func through(addr, link string) string {
 	u, err := url.Parse(addr)
-	if err != nil {
-		return "", errors.New("scenarios: the server's address is no URL")
+	if err != nil || !strings.Contains(addr, "://") {
+		return link
 	}
-	if _, _, err := net.SplitHostPort(hostPort); err != nil {
-		return "", fmt.Errorf("scenarios: %w", err)
-	}
-	u.Host = hostPort
-	return u.String(), nil
+	u.Host = link
+	return u.String()
 }

@@ -18,57 +18,46 @@ import (
 
 // Store is what workers write to.
 //
-// A store with an Addr is a server, and workers are its clients: package pgstore's on PostgreSQL, for example. With fencing off
-// they are clients that know nothing of fences. A server doesn't report its decisions, and what a worker believes is no evidence.
-// So the [Runner] reads the ledger's record over a connection of its own, before and after each step of a worker; a run is serial,
-// so that there is at most one call between two reads. If the fence has risen or the value has changed, the store has accepted
-// that call. A call that the worker reports and that has changed nothing was refused, whatever the worker was told.
+// A store with an Addr is a server whose clients are the workers; with fencing off they send no fences. A server doesn't report its
+// decisions, and a worker's belief is no evidence, so the [Runner] reads the ledger's record itself before and after each step of a
+// worker. If the fence rose or the value changed, the store accepted a call; a call that changed nothing was refused, whatever the
+// worker was told.
 //
-// A store without an Addr belongs to one process: a file, or an embedded database. The resource's
-// process opens it, and serves it to the workers over HTTP, by [resource.NewHandler].
+// A store without an Addr belongs to one process: the resource's, which serves it over HTTP with [resource.NewHandler].
 type Store struct {
-	Name   string // for Open and for histories
+	Name   string // for Open and histories
 	Server string // what serves it, e.g. "postgres 15.10 (containers)"; empty: Name
-	Addr   string // where it is: what [Node] takes, or anything if nothing is to be delayed
-	// Open opens the store in the process of this Runner. Workers and the resource call [ChildWithStore]'s.
+	Addr   string // as in [Node]; any string if nothing is to be delayed
+	// Open opens the store in the Runner's process; children use that of [ChildWithStore].
 	Open OpenStore
-	// Volatile says that the store loses its data when its process is killed, so that a schedule that kills the resource shows
-	// nothing.
+	// Volatile says that a kill loses the data: schedules that kill the resource don't apply.
 	Volatile bool
-	// Kill ends the server by SIGKILL, and Restart starts it again on its data. Nil: it can't be killed. A store without an Addr
-	// dies with its process, and is opened again. No other run may use the server meanwhile: runs over one that can be killed
-	// don't run in parallel, or have a server each. ctx bounds the call, and the server outlives it.
+	// Kill kills the server with SIGKILL, and Restart starts it on its data. ctx bounds the call only. Nil: it can't be killed. No
+	// other run may use such a server at the same time. (A store without an Addr dies with its process.)
 	Kill, Restart func(ctx context.Context) error
 }
 
-// OpenStore opens a store, which should keep the rules of [resource.Store]: package storetest says which it breaks, where a
-// scenario only shows what comes of it. To run with fencing off it must be a [resource.Overwriter]. The caller closes what
-// it returns, and uses it after ctx has ended, which bounds the opening alone. It must not time out a call before the schedule
-// lets it go on: a write may be held up for longer than a lease lasts.
+// OpenStore opens a store. To run with fencing off it must be a [resource.Overwriter]. The caller closes it; ctx bounds the opening
+// only. A write may be held for longer than a lease lasts, so calls must not time out. A worker may use its client over a restart
+// of the server, so it must reconnect by itself.
 //
-// After the server was killed and restarted, a worker writes by the client that it opened before: one that doesn't connect
-// again by itself needs a connection for each call.
-//
-// A store that can tell when a write has left the process has a method OnSent(f func()), which arms f for the next bytes that
-// it sends, and once. Of another one the [Runner] waits until the link holds the write.
+// A store that knows when a write has left the process has a method OnSent(f func()), which calls f once, when it next sends bytes.
+// Otherwise the [Runner] waits until the link holds the write.
 type OpenStore func(ctx context.Context, s StoreSpec) (resource.Store, error)
 
-// StoreSpec says which store a process needs.
+// StoreSpec describes the store that a process needs.
 type StoreSpec struct {
-	Store string // the Store's Name
-	Addr  string // its Addr, or that of a link which leads there and on which calls are delayed
-	// Dir is where a store without an Addr keeps its data: a directory of the run's own, empty at first, and after a kill as
-	// it was left.
+	Store string // Store.Name
+	Addr  string // Store.Addr, or that of a link to it that delays calls
+	// Dir is the data directory of a store without an Addr: empty at first, and kept over a kill.
 	Dir string
-	// Worker says that a worker opens it. The Runner has opened it before, so that its table or bucket is there.
+	// Worker says that a worker opens it; the Runner has opened it before.
 	Worker bool
-	// Held says that a write of the worker's will be held in the network. It must be the write that is held, and not the greeting
-	// of a new connection.
+	// Held says that a write of the worker will be held, which must not be the handshake of a new connection.
 	Held bool
 }
 
-// check returns an error if sc can't run over s. One that matches [errors.ErrUnsupported] says that nothing is wrong
-// with either.
+// check returns an error if sc can't run over s; if nothing is wrong with either, it matches [errors.ErrUnsupported].
 func (s *Store) check(sc *Scenario) error {
 	if s != memory && (s.Open == nil || s.Name == "") {
 		return errors.New("scenarios: Runner.Store has no Open or no Name; give it both")
@@ -102,20 +91,17 @@ func (s *Store) check(sc *Scenario) error {
 	return nil
 }
 
-// memory is the store of a Runner that has none. The resource's process opens it by itself.
+// memory is the default.
 var memory = &Store{Server: "memory", Volatile: true}
 
-// served reports whether the resource's process opens s.
 func (s *Store) served() bool { return s.Addr == "" }
 
 func (s *Store) name() string { return cmp.Or(s.Server, s.Name) }
 
-// open connects to s by its address.
 func (s *Store) open(ctx context.Context) (resource.Store, error) {
 	return s.Open.open(ctx, StoreSpec{Store: s.Name, Addr: s.Addr})
 }
 
-// open calls open, and says whose error it is.
 func (open OpenStore) open(ctx context.Context, s StoreSpec) (resource.Store, error) {
 	store, err := open(ctx, s)
 	switch {
@@ -127,7 +113,6 @@ func (open OpenStore) open(ctx context.Context, s StoreSpec) (resource.Store, er
 	return store, nil
 }
 
-// overwriter is s without the check of fences.
 func overwriter(name string, s resource.Store) (resource.Overwriter, error) {
 	o, ok := s.(resource.Overwriter)
 	if !ok {
@@ -137,7 +122,6 @@ func overwriter(name string, s resource.Store) (resource.Overwriter, error) {
 	return o, nil
 }
 
-// workerStore is a store as a worker sees it.
 type workerStore struct {
 	resource.Store
 	bare resource.Overwriter // not nil: the worker knows nothing of fencing
@@ -150,7 +134,7 @@ func (s workerStore) Write(ctx context.Context, key string, f resource.Fence, va
 	return s.Store.Write(ctx, key, f, value)
 }
 
-// OnSent arms f if the store can tell when it sends. Else f is called at once, and the Runner waits until the link holds the write.
+// OnSent calls f when the store sends, if it can tell; otherwise at once, and the Runner waits for the link.
 func (s workerStore) OnSent(f func()) {
 	if s, ok := s.Store.(interface{ OnSent(f func()) }); ok {
 		s.OnSent(f)
@@ -159,7 +143,6 @@ func (s workerStore) OnSent(f func()) {
 	f()
 }
 
-// storeTarget is a [Store] during a run.
 type storeTarget struct {
 	*Store
 	fencing history.Fencing
@@ -167,9 +150,9 @@ type storeTarget struct {
 
 	client  resource.Store
 	key     string
-	last    resource.Record   // what it held when it was read last
-	offered map[string]string // by worker: the ledger that it is about to write
-	refused int               // what workers were told, since the server was started last
+	last    resource.Record   // as last read
+	offered map[string]string // worker → the ledger that it is about to write
+	refused int               // calls, as reported by workers since the server's last start
 	down    bool
 }
 
@@ -177,7 +160,7 @@ func newStoreTarget(s *Store, f history.Fencing, tell func(history.Event)) *stor
 	return &storeTarget{Store: s, fencing: f, tell: tell, offered: map[string]string{}}
 }
 
-// begin makes an empty ledger, which workers of a service find too, in a store that can be written to without a fence.
+// begin creates an empty ledger, if the store can be written to without a fence.
 func (t *storeTarget) begin(ctx context.Context, keys []string) (err error) {
 	t.key = keys[0]
 	if t.client, err = t.open(ctx); err != nil {
@@ -204,9 +187,9 @@ func (t *storeTarget) hostPort() string {
 	return addr
 }
 
-func (t *storeTarget) url(link string) (string, error) {
+func (t *storeTarget) url(link string) string {
 	if link == "" {
-		return t.Addr, nil
+		return t.Addr
 	}
 	return through(t.Addr, link)
 }
@@ -223,7 +206,7 @@ func (t *storeTarget) kill(ctx context.Context) error {
 	return nil
 }
 
-// restart takes the record as it is then: what a crash has undone is no decision.
+// restart takes the record as it is: what a crash has undone is no decision.
 func (t *storeTarget) restart(ctx context.Context) (err error) {
 	if err := t.Restart(ctx); err != nil {
 		return err
@@ -247,14 +230,12 @@ func (t *storeTarget) read(ctx context.Context) (resource.Record, error) {
 	return rec, err
 }
 
-// call is one that a worker has made of the store, as far as it can be known without an answer.
 type call struct {
 	op    string
-	fence resource.Fence // zero: it had none
-	value string         // what was to be written
+	fence resource.Fence // zero: none
+	value string         // to be written
 }
 
-// callOf is the call that a report is about, nil if it is about none.
 func (t *storeTarget) callOf(e *history.Event) *call {
 	if e == nil {
 		return nil
@@ -283,7 +264,6 @@ func (t *storeTarget) callOf(e *history.Event) *call {
 	return c
 }
 
-// sync reads the record, and reports what the store has decided since it was read last.
 func (t *storeTarget) sync(ctx context.Context, told *history.Event) error {
 	if t.down {
 		return nil
@@ -306,14 +286,12 @@ func (t *storeTarget) sync(ctx context.Context, told *history.Event) error {
 	return nil
 }
 
-// decided reports a decision of the store, whose record was that before.
 func (t *storeTarget) decided(before resource.Record, d history.Event) {
 	d.Kind, d.Time, d.Key = history.KindDecision, time.Now(), t.key
 	d.Seen, d.SeenSeq = before.MaxFence.Token, before.MaxFence.Seq
 	t.tell(d)
 }
 
-// effect is the call that has made one record of another. It reports whether there was one.
 func effect(before, after resource.Record) (d history.Event, changed bool) {
 	rose := after.MaxFence.Compare(before.MaxFence) > 0
 	same := bytes.Equal(after.Value, before.Value) && (after.Value == nil) == (before.Value == nil)
@@ -330,8 +308,7 @@ func effect(before, after resource.Record) (d history.Event, changed bool) {
 	return d, true
 }
 
-// withoutEffect is what a store that holds rec has decided about a call that has changed nothing. A read needn't; a write that
-// was accepted has.
+// withoutEffect returns the decision about a call that changed nothing: a refused write, or any read.
 func withoutEffect(rec resource.Record, c *call) history.Event {
 	d := history.Event{Op: c.op, Token: c.fence.Token, Seq: c.fence.Seq, Enforced: c.fence != resource.Fence{}, Value: c.value}
 	if c.op == observe.Read {
@@ -343,7 +320,7 @@ func withoutEffect(rec resource.Record, c *call) history.Event {
 	return d
 }
 
-// final reads the ledger. The refusals are those that workers were told of; the judge counts those that the record shows.
+// final reads the ledger. The refusals are those reported by workers.
 func (t *storeTarget) final(ctx context.Context) (ledgers map[string]resource.Record, refused int, err error) {
 	rec, err := t.read(ctx)
 	return map[string]resource.Record{t.key: rec}, t.refused, err
@@ -351,7 +328,7 @@ func (t *storeTarget) final(ctx context.Context) (ledgers map[string]resource.Re
 
 func (t *storeTarget) end(context.Context) error { return nil }
 
-// close leaves the server as it was found, also after a run that has ended while it was dead.
+// close restarts the server if it is down.
 func (t *storeTarget) close() (err error) {
 	if t.down {
 		ctx, cancel := context.WithTimeout(context.Background(), DefaultStepTimeout)

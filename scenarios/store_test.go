@@ -18,7 +18,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// overRedis is a run over a Redis, of which onEvent is told.
+// overRedis runs a hazard over a Redis and calls onEvent.
 func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *stores.Store, key string, e history.Event)) *scenarios.Outcome {
 	t.Helper()
 	s := hazard(t, name)
@@ -38,12 +38,12 @@ func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *sto
 	return o
 }
 
-// is reports whether e is a worker's report, or a fault that hits a target.
+// is reports whether e is a worker's report, or a fault of a target.
 func is(e history.Event, actorOrTarget, name string) bool {
 	return e.Name == name && (e.Kind == history.KindReport && e.Actor == actorOrTarget || e.Kind == history.KindFault && e.Target == actorOrTarget)
 }
 
-// What the store holds is judged, and not what workers believe: an effect that no worker tells of is a decision.
+// The judge gets what the store holds, not what workers believe: an effect that no worker reports is a decision.
 func TestStoreIsWatched(t *testing.T) {
 	write := func(f resource.Fence, value string) func(*testing.T, *stores.Store, string) {
 		return func(t *testing.T, s *stores.Store, key string) {
@@ -108,7 +108,7 @@ func TestStoreIsWatched(t *testing.T) {
 	}
 }
 
-// Where a worker's belief and the store differ, the store's record is what counts.
+// If a worker's report and the store's record differ, the record counts.
 func TestStoreAgainstWorker(t *testing.T) {
 	const key, ledger = "k", "A\n"
 	at := resource.Fence{Token: 7, Seq: 1}
@@ -156,12 +156,9 @@ func TestStoreAgainstWorker(t *testing.T) {
 	}
 }
 
-// A store that forgets fences when it crashes lets the stale holder in: fencing is as durable as the store.
+// A store that forgets fences in a crash admits the stale holder: fencing is as durable as the store.
 func TestStoreThatForgets(t *testing.T) {
-	o := options(t)
-	redis, err := testbed.StartRedis(t.Context(), o) // it keeps nothing on disk
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, redis.Close()) }()
+	redis, _ := ownRedis(t, options(t)) // it keeps nothing on disk
 	s := hazard(t, "ResourceCrash")
 	for _, f := range []history.Fencing{history.FencingWrites, history.FencingOn} {
 		r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: open.OnServer(stores.Redis, redis)}

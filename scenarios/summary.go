@@ -13,18 +13,17 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Summary says what became of the data in the hazards that ran on one lock: a sentence, a table, and what did not
-// run and why. The zero Summary is empty. Add may be called concurrently.
+// Summary summarizes the hazards that ran on one lock: a sentence, a table, and what did not run and why. Add may be called
+// concurrently.
 type Summary struct {
 	mu   sync.Mutex
 	said map[string]map[history.Fencing]string // by hazard
 	why  map[string]string                     // it couldn't run in one of its modes
 }
 
-// notRun stands in the table for a mode in which a hazard doesn't run.
 const notRun = "-"
 
-// Add adds what [Runner.Run] has returned.
+// Add adds the result of [Runner.Run].
 func (s *Summary) Add(sc Scenario, f history.Fencing, o *Outcome, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,7 +44,6 @@ func (s *Summary) Add(sc Scenario, f history.Fencing, o *Outcome, err error) {
 	s.said[sc.Name][f] = says
 }
 
-// columns are the fencing modes, in words of the headline and of the table.
 var columns = []struct {
 	fencing     history.Fencing
 	says, table string
@@ -55,7 +53,7 @@ var columns = []struct {
 	{history.FencingOn, "on reads and writes, in %d of %d", "on reads and writes"},
 }
 
-// String is the summary as text.
+// String returns the summary as text.
 func (s *Summary) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

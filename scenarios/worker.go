@@ -13,16 +13,15 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// workerChild is a worker, in its process: a read-modify-write of a ledger under a lock, the shape of a billing run or an export.
-// It stops at each checkpoint until the controller lets it go on.
+// workerChild is a worker's process: a read-modify-write of a ledger under a lock. It stops at each checkpoint until told to
+// continue.
 type workerChild struct {
 	*childSpec
 	*pipe
 	lock  Lock
-	store ledgers
+	store resource.Store
 }
 
-// workerProcess does a worker's work.
 func workerProcess(spec *childSpec, p *pipe, open Open, own OpenStore) error {
 	w := workerChild{childSpec: spec, pipe: p}
 	if err := w.run(context.Background(), open, own); err != nil {
@@ -71,7 +70,7 @@ func (w *workerChild) run(ctx context.Context, open Open, own OpenStore) (err er
 	return errors.Join(err, w.release(ctx, lease)) // whatever has happened
 }
 
-// at reports a checkpoint, or an outcome. What follows [history.Held] and [history.Sent] is a wait, in which the worker is free.
+// at reports a checkpoint or an outcome. After [history.Held] and [history.Sent] the worker doesn't stop.
 func (w *workerChild) at(e history.Event) error {
 	return w.report(e, e.Name != history.Held && e.Name != history.Sent)
 }
@@ -89,9 +88,8 @@ func (w *workerChild) acquire(ctx context.Context) (Lease, error) {
 	return w.lock.Acquire(ctx, w.Keys[0])
 }
 
-// write appends the worker's entry to a ledger, and reports whether it did: it is not to if it was refused, or gave up. It doesn't
-// use the lease's context for the write: a request that is cut off when the lease ends may still arrive, so that cutting it off
-// would hide the hazard and not remove it.
+// write appends the worker's entry to a ledger, and reports whether it did. It doesn't use the lease's context: a request that is
+// cut off may still arrive, so that would hide the hazard, not remove it.
 func (w *workerChild) write(ctx context.Context, lease Lease, key string) (wrote bool, err error) {
 	token := lease.Fence()
 	at := func(name, ledger string) error { return w.at(history.Event{Name: name, Token: token, Value: ledger}) }
@@ -147,7 +145,7 @@ func (w *workerChild) read(ctx context.Context, key string, token uint64) (resou
 	return w.store.Read(ctx, key)
 }
 
-// tellSent calls sent when the call that is about to be made with the context has left.
+// tellSent calls sent when the next call with the returned context has been sent.
 func (w *workerChild) tellSent(ctx context.Context, sent func()) context.Context {
 	if s, ok := w.store.(workerStore); ok {
 		s.OnSent(sent)
@@ -160,7 +158,6 @@ func (w *workerChild) tellSent(ctx context.Context, sent func()) context.Context
 	}})
 }
 
-// releaseTimeout is long enough for a client to connect again: after a fault only the lock service can say whose the lock was.
 const releaseTimeout = time.Minute
 
 func (w *workerChild) release(ctx context.Context, lease Lease) error {
@@ -180,11 +177,10 @@ func (w *workerChild) release(ctx context.Context, lease Lease) error {
 	return w.at(history.Event{Name: name, Token: lease.Fence()})
 }
 
-// overdue is how long after its lease's end a context that hasn't ended is a defect of the lock.
+// overdue is how long after its lease a context may live.
 const overdue = 500 * time.Millisecond
 
-// outlive waits until the lease is lost. It checks the context itself once the time is over, so that a stall of this process is
-// no defect of the lock's.
+// outlive waits until the lease is lost. A stall of this process doesn't count as a defect of the lock.
 func outlive(ctx context.Context, lease Lease) error {
 	for {
 		end := lease.Until().Add(overdue) // a renewal moves it
@@ -204,17 +200,8 @@ func outlive(ctx context.Context, lease Lease) error {
 	}
 }
 
-// ledgers is what a worker's ledgers are in.
-type ledgers interface {
-	Read(ctx context.Context, key string) (resource.Record, error)
-	ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error)
-	Write(ctx context.Context, key string, f resource.Fence, value []byte) error
-	Close() error
-}
-
-// openStore connects a worker to its ledgers. There is a connection for each call: one that was kept from before a fault would
-// make the outcome depend on whether its end is noticed before or after the next call leaves.
-func openStore(ctx context.Context, spec *childSpec, own OpenStore) (ledgers, error) {
+// openStore connects for each call: with a connection from before a fault, the outcome would depend on when its end is noticed.
+func openStore(ctx context.Context, spec *childSpec, own OpenStore) (resource.Store, error) {
 	off := spec.Fencing == history.FencingOff
 	if !spec.Direct {
 		transport := &http.Transport{DisableKeepAlives: true}
@@ -229,7 +216,7 @@ func openStore(ctx context.Context, spec *childSpec, own OpenStore) (ledgers, er
 	return workerStore{s, bare}, err
 }
 
-// client is the HTTP resource as a worker sees it. One whose lock has no tokens writes without.
+// client writes unfenced without a token.
 type client struct{ *resource.Client }
 
 func (c client) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
@@ -239,7 +226,6 @@ func (c client) Write(ctx context.Context, key string, f resource.Fence, value [
 	return c.Client.Write(ctx, key, f, value)
 }
 
-// openOwn opens the user's store in a child.
 func openOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, error) {
 	if open == nil {
 		return nil, fmt.Errorf("nothing opens the store %s in the processes of workers and resource: call scenarios.ChildWithStore in "+

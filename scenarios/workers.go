@@ -10,17 +10,15 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// worker is a worker as the runner sees it: a process, and links on its ways where the schedule has a fault of those.
 type worker struct {
 	*process      // nil before it is started
-	stopped  bool // at a checkpoint, until we let it go on
+	stopped  bool // at a checkpoint
 
-	toStore *faults.Link            // nil unless the schedule holds what the worker sends
+	toStore *faults.Link            // nil unless the schedule holds the worker's requests
 	toLock  map[string]*faults.Link // by server; nil unless the schedule cuts the worker off
-	nodes   []Node                  // where it finds the lock's servers: at the links, if there are any
+	nodes   []Node                  // the lock's servers, through the links if any
 }
 
-// worker returns the worker of that name.
 func (r *run) worker(name string) (w *worker, err error) {
 	if w := r.workers[name]; w != nil {
 		return w, nil
@@ -46,7 +44,6 @@ func (r *run) worker(name string) (w *worker, err error) {
 	return w, nil
 }
 
-// start starts the worker's process.
 func (r *run) start(name string, w *worker) (err error) {
 	how := r.s.Workers[name]
 	spec := childSpec{
@@ -68,14 +65,11 @@ func (r *run) start(name string, w *worker) (err error) {
 	if w.toStore != nil {
 		link = w.toStore.Addr()
 	}
-	if spec.URL, err = r.resource.url(link); err != nil {
-		return err
-	}
+	spec.URL = r.resource.url(link)
 	w.process, err = start(spec)
 	return err
 }
 
-// close ends all that is left of the worker.
 func (w *worker) close() error {
 	var errs []error
 	if w.process != nil {
