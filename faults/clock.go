@@ -18,15 +18,14 @@ import (
 
 // Clock is the wall clock of one server. It can jump, run fast or slow, or stop. Linux only.
 //
-// Start the server with [Clock.Env]: a preloaded shim answers clock_gettime(CLOCK_REALTIME), gettimeofday, time and timespec_get.
-// All processes with one Clock's Env show the same time. In force means that every later read of the clock sees the fault.
-// CLOCK_MONOTONIC, timers and sleeps are unaffected, as on a real machine.
+// Start the server with [Clock.Env], which preloads a shim for libc's wall clock. In force means that every later read of the clock
+// sees the fault. CLOCK_MONOTONIC, timers and sleeps are unaffected, as on a real machine.
 //
 // It works for programs that get the time from libc: Redis, PostgreSQL, the JVM; not for statically linked ones or Go programs.
 // Check with [Clock.Confirm].
 //
-// Jumps add up, at any rate. Only one of [Clock.Rate] and [Clock.Hold] can be in force; a second one is an error. Heals work with
-// an ended context too. Methods may be called concurrently.
+// Jumps add up, at any rate. Only one of [Clock.Rate] and [Clock.Hold] can be in force. Heals work with an ended context too.
+// Methods may be called concurrently.
 type Clock struct {
 	dir string
 
@@ -49,7 +48,7 @@ func (l law) at(now int64) int64 {
 	return l.base + int64(float64(now-l.since)*l.rate)
 }
 
-// clockPage is shared with the server; as in clockshim.c.
+// clockPage is as in clockshim.c.
 type clockPage struct {
 	changes     atomic.Uint64 // odd while the law is being changed
 	since, base atomic.Int64

@@ -251,7 +251,7 @@ func TestClockReaderWaits(t *testing.T) {
 		order := binary.NativeEndian
 		order.PutUint64(page, order.Uint64(page)+by)
 		order.PutUint64(page[16:], shown)
-		order.PutUint64(page[24:], math.Float64bits(0)) // it stands still
+		order.PutUint64(page[24:], math.Float64bits(0)) // stopped
 		f, err := os.OpenFile(clock.Page(), os.O_WRONLY, 0)
 		require.NoError(t, err)
 		_, err = f.WriteAt(page, 0)

@@ -23,7 +23,7 @@ const (
 	stall             // of a pipe only: keep until the last piece is written, then follow the direction
 )
 
-// stallTimeout bounds how long a fault waits until forwarded pieces are written: usually microseconds.
+// stallTimeout bounds how long a fault waits until forwarded pieces are written.
 const stallTimeout = 10 * time.Second
 
 // deadTimeout bounds the wait for the last piece of an ended stream, which a failed write leaves in the pipe.
@@ -159,7 +159,7 @@ func (d *direction) wait(ctx context.Context, ok func() (bool, error)) error {
 	}
 }
 
-// set changes the flow. The caller holds d.mu.
+// The caller holds d.mu.
 func (d *direction) set(f flow, by time.Duration) {
 	d.flow, d.delay = f, by
 	d.holding = false
@@ -167,7 +167,7 @@ func (d *direction) set(f flow, by time.Duration) {
 	d.notify()
 }
 
-// notify wakes waiters. The caller holds d.mu.
+// The caller holds d.mu.
 func (d *direction) notify() {
 	close(d.changed)
 	d.changed = make(chan struct{})
@@ -297,7 +297,7 @@ func (d *direction) drops() bool {
 	return d.flow == drop
 }
 
-// count counts a piece before it is forwarded. The caller holds d.mu.
+// The caller holds d.mu.
 func (d *direction) count() {
 	if d.remaining == 0 {
 		return

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelab/fencelab/internal/proc"
 )
 
-// closeTimeout bounds [Link.Close]: the proxy may be dialing a server that doesn't answer.
+// closeTimeout bounds [Link.Close]: the proxy may be dialing.
 const closeTimeout = 10 * time.Second
 
 // Link relays TCP connections from clients to one server through an embedded toxiproxy, and injects faults. A fault affects all

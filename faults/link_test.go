@@ -160,7 +160,7 @@ func askOften(t *testing.T, s *server) {
 	}
 }
 
-// What each fault does while in force, and what remains after the heal.
+// The effects of each fault while in force, and after the heal.
 func TestLinkFaults(t *testing.T) {
 	slow := func(inject func(*faults.Link, context.Context, time.Duration) (faults.Heal, error)) func(*faults.Link, context.Context) (faults.Heal, error) {
 		return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return inject(l, ctx, time.Hour) }

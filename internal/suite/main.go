@@ -40,7 +40,7 @@ func main() {
 
 const envRan = "FENCELAB_RAN"
 
-// envStarted names the file in which test processes record their servers; see package testbed.
+// envStarted is testbed.EnvStarted.
 const envStarted = "FENCELAB_STARTED"
 
 type event struct {
@@ -69,7 +69,7 @@ func test(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// Ctrl-C reaches the whole process group: tests stop their servers, go test ends, then this process.
+	// Ctrl-C reaches the whole process group: tests stop their servers first.
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	if err := cmd.Start(); err != nil {
@@ -103,7 +103,6 @@ type summary struct {
 	ran      []string                  // "ran" or "skipped", a package and a test
 }
 
-// read prints one line for a package that passes, and all output of a test that fails.
 func (s *summary) read(in io.Reader, out io.Writer) error {
 	lines := bufio.NewReader(in)
 	for {
@@ -193,7 +192,6 @@ func (s *summary) skip(pkg, why string) {
 	s.skips[pkg][why]++
 }
 
-// reason returns a skipped test's message.
 func reason(text string) string {
 	for line := range strings.Lines(text) {
 		if file, why, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && strings.Contains(file, ".go:") {
@@ -203,7 +201,7 @@ func reason(text string) string {
 	return "it says no reason"
 }
 
-// byDesign reports whether a test was skipped for another reason than what the machine lacks.
+// byDesign reports whether a skip isn't for lack of a server.
 func byDesign(why string) bool {
 	return strings.HasPrefix(why, "not applicable") || strings.Contains(why, " is nil: ")
 }

@@ -73,7 +73,7 @@ func FindLeaks(options ...goleak.Option) error {
 	}
 }
 
-// Server starts a server and stores it in s.
+// Server stores a server in s.
 func Server(s **testbed.Server, start func(context.Context, *testbed.Options) (*testbed.Server, error), o *testbed.Options) Start {
 	return func(ctx context.Context) (_ io.Closer, err error) {
 		*s, err = start(ctx, o)
@@ -81,12 +81,12 @@ func Server(s **testbed.Server, start func(context.Context, *testbed.Options) (*
 	}
 }
 
-// Redis starts a Redis, or an embedded imitation, and stores it in s.
+// Redis stores a Redis, or an imitation, in s.
 func Redis(s **testbed.Server) Start {
 	return Server(s, testbed.StartRedis, &testbed.Options{AllowEmbedded: true})
 }
 
-// Cluster starts n members of a cluster and stores it in c.
+// Cluster stores a cluster of n members in c.
 func Cluster(
 	c **testbed.Cluster, start func(ctx context.Context, n int, o *testbed.Options) (*testbed.Cluster, error), n int, o *testbed.Options,
 ) Start {
