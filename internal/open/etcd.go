@@ -11,8 +11,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// bumped is the detail of a restore that raises etcd's revision. Every revision that was given out after the snapshot
-// must be below it (https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump).
+// bumped is the detail of a restore that raises etcd's revision, above all that were given out after the snapshot
+// (https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump).
 const (
 	bumped = "bumped"
 	bumpBy = 1_000_000_000

@@ -1,4 +1,4 @@
-// Package open gives package scenarios this module's locks, stores and servers, by name.
+// Package open provides this module's locks, stores and servers to package scenarios.
 package open
 
 import (
@@ -13,16 +13,14 @@ import (
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-// nodeTimeout is longer than any live node takes on a busy machine: what makes a node silent in a run is a fault.
+// nodeTimeout is longer than a live node takes on a busy machine.
 const nodeTimeout = 10 * time.Second
 
-// variantCounters asks for a Redlock whose token is the greatest of the counters of the nodes that granted it.
+// variantCounters is a Redlock whose token is the greatest counter of its nodes.
 const variantCounters = "counters"
 
 // Lock opens a lock of this module.
-func Lock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) { return lock(ctx, s) }
-
-var lock = scenarios.FromBackend(backend)
+var Lock = scenarios.FromBackend(backend)
 
 func backend(ctx context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
 	spec := locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL, MinSession: s.MinSession}

@@ -12,17 +12,15 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// onServer are what only a certain lock's servers can have.
 type onServer = map[string]func(ctx context.Context, s *testbed.Server, st scenarios.Step) error
 
-// Servers are what a lock of this module runs on.
+// Servers are a lock's servers.
 type Servers struct {
 	scenarios.ServerSet
-	Replica *testbed.Server // of the one Redis, for the faults lag and failover
+	Replica *testbed.Server // of the one Redis, for lag and failover
 }
 
-// On is the service of servers that run for this process. One that is the user's can have no fault, and runs remove from a
-// Redis what they leave there; other servers go with all that they hold.
+// On returns the service on the servers. External servers have no faults, and runs delete their keys from an external Redis.
 func (s Servers) On() *scenarios.Service {
 	var snapshot []byte
 	switch s.Lock {
@@ -45,8 +43,7 @@ func (s Servers) On() *scenarios.Service {
 	}
 	svc := s.ServerSet.On()
 	if s.Lock == locks.ZooKeeper {
-		// go-zookeeper 1.0.4 has a race of its own: a connection that is made again reads Conn.lastZxid, for the watches
-		// that it sets again, beside the goroutine that writes it. What it finds in a worker is printed, and no failure.
+		// go-zookeeper 1.0.4 has a data race of its own: a new connection reads Conn.lastZxid while another goroutine writes it.
 		svc.Env = []string{"GORACE=" + os.Getenv("GORACE") + " atexit_sleep_ms=0 exitcode=0"}
 	}
 	if s.Lock == locks.Consul && s.Servers[0].Provider != testbed.External {
@@ -55,7 +52,7 @@ func (s Servers) On() *scenarios.Service {
 	return svc
 }
 
-// Close ends the servers.
+// Close closes the servers.
 func (s Servers) Close() error {
 	err := s.ServerSet.Close()
 	if s.Replica != nil {

@@ -10,7 +10,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// container is the name of the bucket or table of the stores that need one.
 const container = "fencelab-scenarios"
 
 // Store opens a store of this module.
@@ -20,13 +19,12 @@ func Store(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
 	}
 	store, err := stores.Open(ctx, s.Addr, stores.Options{Fresh: !s.Held, Prepared: s.Worker})
 	if err != nil {
-		return nil, err // and no *stores.Store that is nil
+		return nil, err // not a nil *stores.Store
 	}
 	return store, nil
 }
 
-// OnServer is the store of that name on a server that runs for this process. Of a server that is the user's, what runs leave
-// there stays: rows, keys, or objects with the name of the scenario. Redis is to be started with [DurableRedis].
+// OnServer returns a store on a server; start Redis with [DurableRedis]. Runs leave data on an external server.
 func OnServer(store string, s *testbed.Server) *scenarios.Store {
 	st := &scenarios.Store{Name: store, Server: s.String(), Addr: s.URL, Open: Store}
 	if store == stores.S3 || store == stores.DynamoDB {
@@ -38,5 +36,5 @@ func OnServer(store string, s *testbed.Server) *scenarios.Store {
 	return st
 }
 
-// DurableRedis are the arguments of a Redis that keeps what it has acknowledged over a kill.
+// DurableRedis returns the arguments of a Redis that keeps acknowledged writes over a kill.
 func DurableRedis() []string { return []string{"--appendonly", "yes", "--appendfsync", "always"} }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -12,18 +14,16 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// zkRoot is where zklock keeps its locks.
 const zkRoot = "/dlock"
 
-// reapZooKeeper deletes the parents of locks that nobody holds or waits for, as ZooKeeper does by itself with container
-// nodes, some time after they have become empty.
+// reapZooKeeper deletes the parents of unused locks, as ZooKeeper does some time later.
 func reapZooKeeper(ctx context.Context, s *testbed.Server, _ scenarios.Step) error {
-	c, events, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(noLog{}))
+	c, events, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(log.New(io.Discard, "", 0)))
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	for connected := false; !connected; { // a request from before would fail if the server took a second to let it in
+	for connected := false; !connected; { // an earlier request would fail if connecting took a second
 		select {
 		case e := <-events:
 			connected = e.State == zk.StateHasSession
@@ -50,7 +50,3 @@ func reapZooKeeper(ctx context.Context, s *testbed.Server, _ scenarios.Step) err
 	}
 	return nil
 }
-
-type noLog struct{}
-
-func (noLog) Printf(string, ...any) {}

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -37,9 +37,9 @@ const (
 	slack   = 20 * time.Second // for a busy machine, beyond the time that a lock promises
 )
 
-// TestChaos disturbs each lock at random. A seed repeats what is done, and not what real servers make of it. Whatever that is,
-// there must not be two holders at a time, a token that doesn't grow, a stale grant that is renewed or released, a waiter that is
-// stuck once the faults are over, or anything left in the process or on the servers.
+// TestChaos injects random faults into each lock. A seed repeats the faults, not the servers' reactions. In any case there must not
+// be two holders at a time, a token that doesn't grow, a stale grant that is renewed or released, a waiter that is stuck once the
+// faults are over, or anything left in the process or on the servers.
 func TestChaos(t *testing.T) {
 	for _, l := range chaosLocks {
 		t.Run(l.name, func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// world is a lock with its servers and clients, and what has happened, in one order.
+// world is a lock with its servers and clients, and the events so far.
 type world struct {
 	chaosLock
 	t       *testing.T
@@ -90,7 +90,7 @@ func key(i int) string { return fmt.Sprintf("chaos/%d", i) }
 
 func (w *world) rand(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(w.seed, stream)) }
 
-// note notes an event, and counts those of its kind.
+// note records an event and counts its kind.
 func (w *world) note(kind, format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,7 +99,7 @@ func (w *world) note(kind, format string, args ...any) {
 	w.events = append(w.events[max(0, len(w.events)-200):], event)
 }
 
-// fail reports the first failure with what came before it.
+// fail reports the first failure with the events before it.
 func (w *world) fail(format string, args ...any) {
 	w.note("FAILED", format, args...)
 	w.mu.Lock()
@@ -109,25 +109,18 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-// inTime calls f, which must be done in the time that the lock promises.
+// inTime calls f, which must return within the lock's bound.
 func (w *world) inTime(what string, f func(ctx context.Context)) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.bound+slack)
 	defer cancel()
 	defer time.AfterFunc(w.bound+slack, func() {
-		stacks := make([]byte, 1<<20)
-		w.note("stacks", "%s", stacks[:runtime.Stack(stacks, true)])
-		w.fail("not after %v: %s", w.bound+slack, what)
-		for i := range w.slots {
-			if c := w.slots[i].Load(); c != nil {
-				go func() { _ = c.Close() }() // wakes those that wait for a lock
-			}
-		}
+		w.mu.Lock()
+		debug.SetTraceback("all")
+		panic(fmt.Sprintf("not after %v: %s, with -seed=%d; the last events:\n%s", w.bound+slack, what, w.seed, strings.Join(w.events, "\n")))
 	}).Stop()
-	defer time.AfterFunc(w.bound+2*slack, func() { panic(what + ": stuck, even after Close") }).Stop()
 	f(ctx)
 }
 
-// gone waits until find finds nothing.
 func (w *world) gone(where string, limit time.Duration, find func(ctx context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -139,14 +132,14 @@ func (w *world) gone(where string, limit time.Duration, find func(ctx context.Co
 	}
 }
 
-// granted compares a grant with those before.
+// granted compares a grant with earlier ones.
 func (w *world) granted(c *client, h *dlock.Handle) {
 	key, token := h.Key(), h.Fence()
 	w.note("grant", "%s has %s #%d", c.name, key, token)
 	name := fmt.Sprintf("%s #%d", key, token)
 	w.mu.Lock()
 	last, highest, again := w.held[key], w.tokens[key], w.seen[name]
-	// In this order: what has ended doesn't begin again.
+	// In this order: a lease that has ended stays so.
 	held := last != nil && last.Context().Err() == nil
 	holds := h.Context().Err() == nil
 	if w.seen[name], w.tokens[key] = true, max(highest, token); holds {
@@ -163,7 +156,7 @@ func (w *world) granted(c *client, h *dlock.Handle) {
 	}
 }
 
-// disturb has clients work under faults, and returns when the faults are over.
+// disturb lets clients work under faults, and returns when the faults are over.
 func (w *world) disturb() {
 	var under sync.WaitGroup
 	for i := range w.slots {
@@ -179,7 +172,6 @@ func (w *world) disturb() {
 	w.note("calm", "")
 }
 
-// fault brings about one fault, and ends it.
 func (w *world) fault(r *rand.Rand) {
 	slot, during := r.IntN(clients), time.Duration(r.Int64N(int64(ttl)*3/2))
 	c := w.slots[slot].Load()
@@ -188,7 +180,7 @@ func (w *world) fault(r *rand.Rand) {
 		w.replace(slot, "crash", r)
 	case n == 1:
 		w.replace(slot, "close", r)
-	case c == nil || len(c.links) == 0: // replaced at this moment, or there is nothing to break
+	case c == nil || len(c.links) == 0: // being replaced, or without links
 	case n < 4:
 		w.stop(r.IntN(len(w.servers)), r.IntN(4) == 0, during)
 	case n < 12:
@@ -224,7 +216,7 @@ func (w *world) stop(i int, kill bool, during time.Duration) {
 	w.note("healed", "%s", s.Name)
 }
 
-// replace ends a slot's client and opens another. One that crashes sends no more.
+// replace ends a slot's client and opens another. One that crashes is cut off first.
 func (w *world) replace(slot int, how string, r *rand.Rand) {
 	s := &w.slots[slot]
 	if !s.TryLock() {
@@ -256,7 +248,7 @@ func (w *world) replace(slot int, how string, r *rand.Rand) {
 	})
 }
 
-// drain waits until every caller has had a lock, ends all clients, and has another take every lock.
+// drain waits until every caller has had a lock, ends all clients, and lets another acquire every lock.
 func (w *world) drain() {
 	w.inTime("every waiter has a lock", func(context.Context) {
 		for i := range w.slots {
@@ -283,14 +275,14 @@ func (w *world) drain() {
 	})
 }
 
-// client is a Locker with a client library of its own.
+// client is a Locker that owns its client library.
 type client struct {
 	*dlock.Locker
 	w       *world
 	name    string
 	backend backend
 	links   []*faults.Link // to all servers
-	broken  sync.Mutex     // held while there is a fault on them
+	broken  sync.Mutex     // held while a fault affects them
 	working sync.WaitGroup
 
 	mu     sync.Mutex
@@ -300,7 +292,7 @@ type client struct {
 	grants []dlock.Grant
 }
 
-// backend notes grants, and is closed with its client library.
+// backend records grants, and is closed with its client library.
 type backend struct {
 	dlock.Backend
 	close func() error
@@ -356,7 +348,7 @@ func (w *world) connect(ctx context.Context, r *rand.Rand) (_ *client, err error
 	return c, err
 }
 
-// end closes the Locker, and the client library once nothing is held: some take all locks along.
+// end closes the Locker and, once nothing is held, the client library: closing some releases all locks.
 func (c *client) end() {
 	c.w.inTime("closed", func(context.Context) {
 		if err := c.Close(); err != nil {
@@ -373,7 +365,7 @@ func (c *client) end() {
 	c.hangUp()
 }
 
-// hangUp cuts the client off for ever.
+// hangUp cuts the client off permanently.
 func (c *client) hangUp() {
 	c.mu.Lock()
 	c.hungUp = true
@@ -385,7 +377,7 @@ func (c *client) hangUp() {
 	}
 }
 
-// work takes locks until one has been taken after the faults.
+// work acquires and releases locks until it has done so after the faults.
 func (c *client) work(r *rand.Rand) {
 	pause := ttl / 100
 	for {
@@ -440,7 +432,7 @@ func (c *client) acquire(r *rand.Rand, calm bool) (h *dlock.Handle, err error) {
 	return h, nil
 }
 
-// hold does with a lock what holders do, and reports whether it has released it. It is soon done when the faults are over.
+// hold behaves like various holders, and reports whether it has released the lock. After the faults it is quick.
 func (c *client) hold(r *rand.Rand, h *dlock.Handle) bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -453,15 +445,15 @@ func (c *client) hold(r *rand.Rand, h *dlock.Handle) bool {
 	switch how := r.IntN(60); {
 	case c.w.calm.Err() != nil:
 	case how < 3:
-		return false // it has forgotten
+		return false // forgotten
 	case how < 6:
-		sleep(3 * ttl) // longer than it has the lock
+		sleep(3 * ttl) // longer than the lease
 	case how == 6:
 		for range 3 {
 			sleep(time.Duration(r.Int64N(int64(ttl / 2))))
 			_ = h.Renew(ctx)
 		}
-	case how < 10: // twice at once
+	case how < 10: // twice, concurrently
 		c.working.Go(func() { c.release(context.Background(), h) })
 	case how < 13:
 		cancel()
@@ -480,7 +472,7 @@ func (c *client) release(ctx context.Context, h *dlock.Handle) bool {
 	return err == nil
 }
 
-// repeat renews or releases a grant, as a late request does, when another has had the lock since.
+// repeat renews or releases a stale grant, as a late request would.
 func (c *client) repeat(r *rand.Rand) {
 	var g dlock.Grant
 	c.mu.Lock()
@@ -507,7 +499,7 @@ func (c *client) repeat(r *rand.Rand) {
 	}
 }
 
-// breaks has one link break for a while, or all.
+// breaks injects a fault into one link, or all.
 func (c *client) breaks(r *rand.Rand, during time.Duration) {
 	if !c.broken.TryLock() {
 		return
@@ -540,7 +532,7 @@ func (c *client) breaks(r *rand.Rand, during time.Duration) {
 				time.Sleep(during)
 				err = heal(ctx)
 			}
-			if err != nil { // the client is gone, or its server is frozen and takes nothing
+			if err != nil { // the client is gone, or its server is frozen
 				c.w.note("error", "%s: %v", c.name, err)
 			}
 		})
@@ -549,7 +541,6 @@ func (c *client) breaks(r *rand.Rand, during time.Duration) {
 	c.w.note("healed", "%s", c.name)
 }
 
-// conn is a connection of a client.
 type conn struct {
 	*net.TCPConn
 	c *client
@@ -562,7 +553,7 @@ func (c *client) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.hungUp { // the link's port may be another's
+	if c.hungUp { // the link's port may have been reused
 		return nil, errors.Join(net.ErrClosed, under.Close())
 	}
 	n := &conn{under.(*net.TCPConn), c}
@@ -577,7 +568,7 @@ func (n *conn) Close() error {
 	return n.TCPConn.Close()
 }
 
-// cut ends a connection, or all, as the other side would.
+// cut closes one connection, or all, as the server would.
 func (c *client) cut(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -30,24 +32,23 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// chaosLock is all that TestChaos needs to know of a lock.
 type chaosLock struct {
 	name  string
 	start func(ctx context.Context) ([]*testbed.Server, error)
 	open  func(ctx context.Context, s locks.Spec, r *rand.Rand) (backend, error)
 	left  func(ctx context.Context, all []*testbed.Server) error
-	// bound is within what time of the last fault a waiter has the lock, by the documentation, and nothing is left.
+	// bound is the time after the last fault, by the documentation, in which waiters get the lock and everything is cleaned up.
 	bound time.Duration
 }
 
 const (
 	zkSession    = 2 * ttl
-	zkRequest    = 7 * zkSession   // go-zookeeper's patience with a server that was frozen
+	zkRequest    = 7 * zkSession   // go-zookeeper's timeout with a server that was frozen
 	etcdSession  = 2 * time.Second // the TTL and a second, in whole seconds
 	silence      = 4 * time.Second // until redislock replaces a subscription
 	handOver     = ttl + ttl       // to a dead waiter: redislock's handoff TTL, and a poll
-	redisRequest = 9 * time.Second // go-redis's patience: for a connection of the pool, and a reply
-	askAgain     = 5 * time.Second // pglock's and consullock's patience
+	redisRequest = 9 * time.Second // go-redis's timeouts: for a connection of the pool, and a reply
+	waiterRetry  = 5 * time.Second // pglock's and consullock's wait for a reply
 )
 
 var memory = memlock.New(nil)
@@ -58,8 +59,8 @@ var chaosLocks = []chaosLock{
 	{"redlock", startRedis(5), openRedlock, leftOnRedis, ttl + redisRequest},
 	{"etcd", startCluster(testbed.StartEtcd), openByName(locks.Etcd), leftOnEtcd, 2*etcdSession + 2*time.Second},
 	{"zookeeper", startCluster(testbed.StartZooKeeper), openByName(locks.ZooKeeper), leftOnZooKeeper, zkRequest + zkSession},
-	{"consul", startOne(testbed.StartConsul), openByName(locks.Consul), leftOnConsul, 3*ttl + askAgain},
-	{"postgres", startOne(testbed.StartPostgres), openByName(locks.Postgres), leftOnPostgres, ttl + askAgain},
+	{"consul", startOne(testbed.StartConsul), openByName(locks.Consul), leftOnConsul, 3*ttl + waiterRetry},
+	{"postgres", startOne(testbed.StartPostgres), openByName(locks.Postgres), leftOnPostgres, ttl + waiterRetry},
 	{
 		"memory", func(context.Context) ([]*testbed.Server, error) { return nil, nil },
 		func(context.Context, locks.Spec, *rand.Rand) (backend, error) {
@@ -69,7 +70,6 @@ var chaosLocks = []chaosLock{
 	},
 }
 
-// startServers skips the test of a lock that can't run here.
 func (l chaosLock) startServers(t *testing.T) []*testbed.Server {
 	t.Helper()
 	if b, _ := debug.ReadBuildInfo(); l.name == locks.ZooKeeper && slices.Contains(b.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
@@ -86,7 +86,7 @@ func (l chaosLock) startServers(t *testing.T) []*testbed.Server {
 	return all
 }
 
-// startRedis starts Redis servers whose data survive a kill.
+// startRedis starts Redis servers that keep their data over a kill.
 func startRedis(n int) func(context.Context) ([]*testbed.Server, error) {
 	return func(ctx context.Context) ([]*testbed.Server, error) {
 		return testbed.StartRedisNodes(ctx, n, &testbed.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "no"}})
@@ -152,7 +152,6 @@ func openRedlock(ctx context.Context, s locks.Spec, r *rand.Rand) (backend, erro
 	return backend{Backend: b.Backend, close: b.Close}, nil
 }
 
-// errLeft names what is left, if anything is.
 func errLeft(names []string) error {
 	if len(names) > 0 {
 		return fmt.Errorf("%q", names)
@@ -160,7 +159,7 @@ func errLeft(names []string) error {
 	return nil
 }
 
-// leftOnRedis lets pass counters, and roll calls, which end within a minute.
+// leftOnRedis ignores counters, and the keys of roll calls, which expire within a minute.
 func leftOnRedis(ctx context.Context, all []*testbed.Server) error {
 	var left []string
 	for _, s := range all {
@@ -209,9 +208,9 @@ func leftOnEtcd(ctx context.Context, all []*testbed.Server) error {
 	return errLeft(left)
 }
 
-// leftOnZooKeeper lets pass the parents, which ZooKeeper removes.
+// leftOnZooKeeper ignores the parents, which ZooKeeper removes.
 func leftOnZooKeeper(_ context.Context, all []*testbed.Server) error {
-	c, _, err := zk.Connect([]string{all[0].Addr}, zkSession, zk.WithLogger(quiet{}))
+	c, _, err := zk.Connect([]string{all[0].Addr}, zkSession, zk.WithLogger(log.New(io.Discard, "", 0)))
 	if err != nil {
 		return err
 	}
@@ -230,10 +229,6 @@ func leftOnZooKeeper(_ context.Context, all []*testbed.Server) error {
 	return errLeft(left)
 }
 
-type quiet struct{}
-
-func (quiet) Printf(string, ...any) {}
-
 func leftOnConsul(ctx context.Context, all []*testbed.Server) error {
 	c, err := api.NewClient(&api.Config{Address: all[0].Addr, Transport: &http.Transport{DisableKeepAlives: true}})
 	if err != nil {
@@ -246,7 +241,7 @@ func leftOnConsul(ctx context.Context, all []*testbed.Server) error {
 	}
 	sessions, _, err := c.Session().List(q)
 	for _, s := range sessions {
-		if s.TTL != "" { // else the testbed has made it, to see that Consul is ready
+		if s.TTL != "" { // others are of the testbed's readiness check
 			left = append(left, "session "+s.ID)
 		}
 	}

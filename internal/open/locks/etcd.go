@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/etcdlock"
 )
 
-// EtcdDial are options of an etcd client that connects as s says.
+// EtcdDial returns the options of a client that connects with s.Dial.
 func (s Spec) EtcdDial() []grpc.DialOption {
 	if s.Dial == nil {
 		return nil
@@ -25,8 +25,7 @@ func (s Spec) EtcdDial() []grpc.DialOption {
 func openEtcd(_ context.Context, s Spec) (*Backend, error) {
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints: s.Addrs, Logger: zap.NewNop(),
-		// Without these a call of which a frozen server says nothing takes until the server wakes up. etcd takes pings that
-		// come more often for an attack.
+		// Otherwise a call waits for a frozen server. etcd rejects more frequent pings.
 		DialKeepAliveTime: answerTimeout, DialKeepAliveTimeout: answerTimeout, DialOptions: s.EtcdDial(),
 	})
 	if err != nil {

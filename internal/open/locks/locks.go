@@ -1,4 +1,4 @@
-// Package locks opens the lock backends by their names, for commands and scenarios that take the name from a flag.
+// Package locks opens lock backends by name.
 package locks
 
 import (
@@ -24,41 +24,38 @@ const (
 	Postgres  = "postgres"
 )
 
-// Spec says which lock, and where.
+// Spec selects a lock and its servers.
 type Spec struct {
 	Lock  string
-	Addrs []string      // host:port, or URLs; none: the lock's usual address on this host
-	TTL   time.Duration // of the leases that will be asked for
-	// Dial, if not nil, makes the connections to the servers.
+	Addrs []string      // host:port, or URLs; none: the lock's default addresses
+	TTL   time.Duration // of the leases
+	// Dial, if not nil, connects to servers.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// MinSession is the shortest session that Consul allows, or that ZooKeeper is to be asked for; 0: what is usual.
+	// MinSession is Consul's shortest session, or ZooKeeper's to request; 0: the default.
 	MinSession time.Duration
 }
 
-// Backend is a backend with a client of its own, which Close closes too.
+// Backend is a backend that owns its client.
 type Backend struct {
 	dlock.Backend
 	client client
 }
 
-// client is a client of a lock service.
 type client struct {
-	ping  func(ctx context.Context) error // whether the service answers
+	ping  func(ctx context.Context) error
 	close func() error
 }
 
-// Close closes the backend and its client.
+// Close also closes the client.
 func (b *Backend) Close() error { return errors.Join(b.Backend.Close(), b.client.close()) }
 
-// Ping returns an error if the lock service doesn't answer.
+// Ping returns an error if the lock service doesn't reply.
 func (b *Backend) Ping(ctx context.Context) error { return b.client.ping(ctx) }
 
-// answerTimeout is how long a server may take to answer that was not heard of before.
 const answerTimeout = 5 * time.Second
 
-// opener opens a lock.
 type opener struct {
-	addrs []string // the usual ones
+	addrs []string // the default
 	open  func(ctx context.Context, s Spec) (*Backend, error)
 }
 
@@ -74,13 +71,13 @@ var openers = map[string]opener{
 	Postgres:  {[]string{"postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable"}, openPostgres},
 }
 
-// Names are the names of the locks.
+// Names returns all locks.
 func Names() []string { return slices.Sorted(maps.Keys(openers)) }
 
-// Addrs are the usual addresses of a lock.
+// Addrs returns the default addresses of a lock.
 func Addrs(lock string) []string { return openers[lock].addrs }
 
-// Open connects to a lock's servers. It may return before they have answered.
+// Open opens a lock. It may return before servers have replied.
 func Open(ctx context.Context, s Spec) (*Backend, error) {
 	o, ok := openers[s.Lock]
 	if !ok {
@@ -100,7 +97,6 @@ func Open(ctx context.Context, s Spec) (*Backend, error) {
 	return o.open(ctx, s)
 }
 
-// one is the only address of a lock with one server.
 func (s Spec) one() (string, error) {
 	if len(s.Addrs) != 1 {
 		return "", fmt.Errorf("locks: %s is one server, and there are %d addresses", s.Lock, len(s.Addrs))
@@ -108,7 +104,6 @@ func (s Spec) one() (string, error) {
 	return s.Addrs[0], nil
 }
 
-// opened makes a Backend of what a backend's New has returned.
 func opened(b dlock.Backend, err error, c client) (*Backend, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.close())

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/pglock"
 )
 
-// openPostgres makes the table of locks too, if it isn't there.
+// openPostgres also creates the table of locks if necessary.
 func openPostgres(ctx context.Context, s Spec) (*Backend, error) {
 	addr, err := s.one()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/promises"
 )
 
-// closing is a backend that closes its client, too.
+// closing is a backend that also closes its client.
 type closing struct {
 	dlock.Backend
 	client func() error
@@ -22,7 +22,7 @@ type closing struct {
 
 func (c closing) Close() error { return errors.Join(c.Backend.Close(), c.client()) }
 
-// Our own locks keep every promise that is asked of anybody's.
+// Our locks keep every promise.
 func TestPromises(t *testing.T) {
 	for _, l := range chaosLocks {
 		if l.name == "memory" {
@@ -35,7 +35,7 @@ func TestPromises(t *testing.T) {
 				Open: scenarios.FromBackend(func(ctx context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
 					spec := locks.Spec{Lock: l.name, Addrs: s.Addrs, TTL: s.TTL}
 					if l.name == locks.Redlock {
-						// By itself a node has a twentieth of the TTL, which is too short for a machine with other work.
+						// The default, a twentieth of the TTL, is too short on a busy machine.
 						return locks.OpenRedlock(ctx, spec, &redlock.Options{NodeTimeout: 2 * time.Second})
 					}
 					b, err := l.open(ctx, spec, rand.New(rand.NewPCG(1, 1)))

@@ -25,7 +25,7 @@ func openRedis(_ context.Context, s Spec) (*Backend, error) {
 	return opened(b, err, client{func(ctx context.Context) error { return c.Ping(ctx).Err() }, c.Close})
 }
 
-// OpenRedlock opens a Redlock with options of its own.
+// OpenRedlock opens a Redlock with options.
 func OpenRedlock(_ context.Context, s Spec, opts *redlock.Options) (*Backend, error) {
 	var clients []*redis.Client
 	all := client{
@@ -55,7 +55,7 @@ func OpenRedlock(_ context.Context, s Spec, opts *redlock.Options) (*Backend, er
 		if err != nil {
 			return nil, errors.Join(err, all.close())
 		}
-		o.MaxRetries, o.DialerRetries = -1, 1 // a node that fails is outvoted, and asked again with the next attempt
+		o.MaxRetries, o.DialerRetries = -1, 1 // a node that fails is outvoted until the next attempt
 		c := redis.NewClient(o)
 		clients, nodes = append(clients, c), append(nodes, c)
 	}

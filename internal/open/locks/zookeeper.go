@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"strings"
 	"time"
@@ -13,13 +15,11 @@ import (
 	"github.com/fencelab/fencelab/dlock/zklock"
 )
 
-// usualSession is the session timeout where the lease's TTL doesn't need a longer one. It is no shorter for short TTLs:
-// zklock's waiters end the lease of a dead holder by its TTL, and a connection needs time to be made again.
+// usualSession is the minimum session timeout, as reconnecting takes time. zklock's waiters end a dead holder's lease by its TTL.
 const usualSession = 10 * time.Second
 
-// openZooKeeper makes a session that is as long as zklock needs for the TTL.
 func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
-	conn, events, err := zk.Connect(s.Addrs, max(2*s.TTL, cmp.Or(s.MinSession, usualSession)), zk.WithLogger(noLog{}), zk.WithDialer(s.ZKDialer())) //nolint:contextcheck // the client lasts
+	conn, events, err := zk.Connect(s.Addrs, max(2*s.TTL, cmp.Or(s.MinSession, usualSession)), zk.WithLogger(log.New(io.Discard, "", 0)), zk.WithDialer(s.ZKDialer())) //nolint:contextcheck // the client lasts
 	if err != nil {
 		return nil, fmt.Errorf("locks: zookeeper: %w", err)
 	}
@@ -33,7 +33,7 @@ func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout,
 		fmt.Errorf("no server answered within %v at %s", answerTimeout, strings.Join(s.Addrs, ", ")))
 	defer cancel()
-	for { // zklock must know what session timeout the server has agreed to
+	for { // zklock needs the session timeout that the server has granted
 		select {
 		case e := <-events:
 			if e.State != zk.StateHasSession {
@@ -48,7 +48,7 @@ func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
 	}
 }
 
-// ZKDialer is how a ZooKeeper client connects that does so as s says.
+// ZKDialer returns the dialer of a client that connects with s.Dial.
 func (s Spec) ZKDialer() zk.Dialer {
 	if s.Dial == nil {
 		return net.DialTimeout
@@ -59,7 +59,3 @@ func (s Spec) ZKDialer() zk.Dialer {
 		return s.Dial(ctx, network, addr)
 	}
 }
-
-type noLog struct{}
-
-func (noLog) Printf(string, ...any) {}

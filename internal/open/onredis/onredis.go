@@ -1,5 +1,4 @@
-// Package onredis gives package scenarios the lock of package redislock, a Redis to run it on, the faults of that, and a resource
-// that a kill doesn't empty.
+// Package onredis provides package redislock's lock, its Redis's faults, and a durable resource to package scenarios.
 package onredis
 
 import (
@@ -24,11 +23,9 @@ import (
 const Name = "redis"
 
 // Lock opens the lock.
-func Lock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) { return lock(ctx, s) }
+var Lock = scenarios.FromBackend(Backend)
 
-var lock = scenarios.FromBackend(Backend)
-
-// Backend opens the lock's backend, with a client of its own.
+// Backend opens the lock's backend, which owns its client.
 func Backend(_ context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
 	if s.Lock != Name {
 		return nil, fmt.Errorf("%s has no release by GET and DEL; that is %s's", s.Lock, Name)
@@ -54,7 +51,6 @@ func Backend(_ context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
 	return owned, nil
 }
 
-// backend closes its client too.
 type backend struct {
 	dlock.Backend
 	client *redis.Client
@@ -62,8 +58,7 @@ type backend struct {
 
 func (b backend) Close() error { return errors.Join(b.Backend.Close(), b.client.Close()) }
 
-// getThenDel releases in the way that is wrong: it checks that the lock is its own, and then deletes it, whosever it is by then.
-// Only the value that the deletion returns tells what was deleted.
+// getThenDel releases wrongly: it checks the owner, and then deletes the lock, whoever owns it by then.
 type getThenDel struct {
 	backend
 	gap func() error
@@ -93,7 +88,7 @@ func (b getThenDel) Release(ctx context.Context, g dlock.Grant) error {
 	return nil
 }
 
-// Bolt is the store of package boltstore, in the process of the resource, which opens it by [Store].
+// Bolt is package boltstore's store, in the resource's process.
 var Bolt = &scenarios.Store{Name: "bolt", Open: Store}
 
 // Store opens Bolt.
@@ -101,16 +96,14 @@ func Store(_ context.Context, s scenarios.StoreSpec) (resource.Store, error) {
 	return boltstore.Open(filepath.Join(s.Dir, "resource.db"), nil)
 }
 
-// keys are the keys of redislock for a lock.
 func keys(key string) []string { return []string{"lock:{" + key + "}", "fence:{" + key + "}"} }
 
-// Service is the lock's service on one Redis.
+// Service is On without a replica.
 func Service(r *testbed.Server) *scenarios.Service {
 	return On(scenarios.ServerSet{Lock: Name, Servers: []*testbed.Server{r}}, nil)
 }
 
-// On is the lock's service on one Redis, with a replica unless that is nil. From one that is the user's, runs remove what they
-// leave there.
+// On returns the lock's service on one Redis. replica may be nil. On an external Redis, runs delete their keys.
 func On(s scenarios.ServerSet, replica *testbed.Server) *scenarios.Service {
 	var svc *scenarios.Service
 	s.Faults = Faults()
@@ -121,7 +114,7 @@ func On(s scenarios.ServerSet, replica *testbed.Server) *scenarios.Service {
 		}
 		i := slices.IndexFunc(svc.Nodes, func(n scenarios.Node) bool { return n.Name == r.Name })
 		svc.Nodes[i].Addr = replica.URL
-		replica = nil // it follows nobody from now on, in a later run neither
+		replica = nil // a primary from now on
 		return nil
 	}
 	svc = s.On()
@@ -133,7 +126,7 @@ func On(s scenarios.ServerSet, replica *testbed.Server) *scenarios.Service {
 	return svc
 }
 
-// Faults are those of one Redis.
+// Faults returns the faults of one Redis.
 func Faults() map[string]func(context.Context, *testbed.Server, scenarios.Step) error {
 	return map[string]func(context.Context, *testbed.Server, scenarios.Step) error{
 		"flush": func(ctx context.Context, r *testbed.Server, _ scenarios.Step) error {
@@ -156,7 +149,6 @@ func with(url string, f func(c *redis.Client) error) error {
 	return errors.Join(f(client), client.Close())
 }
 
-// evict fills the server's memory, in effect: with room for nothing, it drops all keys before it refuses a write.
 func evict(ctx context.Context, c *redis.Client) (err error) {
 	was, err := c.ConfigGet(ctx, "maxmemory*").Result()
 	if err != nil {
@@ -183,13 +175,13 @@ func evict(ctx context.Context, c *redis.Client) (err error) {
 	return err
 }
 
-// lag stops the replication of s once the replica has all that s has.
+// lag stops the replication of s once the replica is up to date.
 func lag(ctx context.Context, s, replica *testbed.Server) error {
 	if replica == nil {
 		return fmt.Errorf("it has no replica: %w", errors.ErrUnsupported)
 	}
 	return with(s.URL, func(c *redis.Client) error {
-		// WAIT tells of what the same connection has written, so write something.
+		// WAIT refers to writes of the same connection.
 		conn := c.Conn()
 		defer func() { _ = conn.Close() }()
 		if err := conn.Set(ctx, "last", "replicated", 0).Err(); err != nil {
@@ -202,12 +194,11 @@ func lag(ctx context.Context, s, replica *testbed.Server) error {
 		if n != 1 {
 			return fmt.Errorf("%d replicas have all that it has, want 1", n)
 		}
-		// From now on the replica gets nothing: it follows a server that isn't there.
+		// The replica now follows nobody.
 		return with(replica.URL, func(c *redis.Client) error { return c.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err() })
 	})
 }
 
-// promote makes a replica a primary. The old one goes on, for those who still reach it.
 func promote(ctx context.Context, replica *testbed.Server) error {
 	if replica == nil {
 		return fmt.Errorf("it has no replica: %w", errors.ErrUnsupported)

@@ -19,17 +19,16 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-// services are where a service of Amazon's protocols is: Amazon's own, or one at a host.
+// services are the schemes after "s3+" or "dynamodb+"; none: Amazon's own.
 var services = []string{"", "http", "https"}
 
-// awsConfig returns what a client needs to know of the service at u, and the bucket or table that u names. Credentials that
-// aren't in u are those of the environment.
+// awsConfig takes credentials from u or the environment.
 func awsConfig(u *url.URL, service string, o Options) (config aws.Config, name string, d *dialer, closeIdle func() error, err error) {
 	d = &dialer{}
 	client, transport := httpClient(d, o.Fresh)
 	config = aws.Config{
 		Region: cmp.Or(os.Getenv("AWS_REGION"), "us-east-1"), HTTPClient: client,
-		// A worker's write is sent once: the SDK would repeat one whose connection a hazard breaks, unfenced ones too.
+		// A write is sent once: the SDK would retry when a hazard breaks the connection.
 		Retryer: func() aws.Retryer { return aws.NopRetryer{} },
 	}
 	name = u.Host
@@ -73,17 +72,16 @@ func openS3(ctx context.Context, u *url.URL, service string, o Options) (*Store,
 	return opened(S3, s, err, d, closeIdle)
 }
 
-// createBucket makes a bucket unless it is there.
 func createBucket(ctx context.Context, c *s3.Client, bucket, region string) error {
 	if _, err := c.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &bucket}); err == nil {
 		return nil
 	}
 	in := &s3.CreateBucketInput{Bucket: &bucket}
-	if region != "us-east-1" { // which must not be named
+	if region != "us-east-1" { // the default must not be named
 		in.CreateBucketConfiguration = &types.CreateBucketConfiguration{LocationConstraint: types.BucketLocationConstraint(region)}
 	}
 	_, err := c.CreateBucket(ctx, in)
-	_, exists := errors.AsType[*types.BucketAlreadyOwnedByYou](err) // another process has made it meanwhile
+	_, exists := errors.AsType[*types.BucketAlreadyOwnedByYou](err) // created by another process meanwhile
 	if err != nil && !exists {
 		return fmt.Errorf("stores: create bucket %s: %w", bucket, err)
 	}

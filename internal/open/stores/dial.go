@@ -7,11 +7,11 @@ import (
 	"sync"
 )
 
-// dialer makes a store's connections, and tells when something has been sent on one.
+// dialer makes connections, and calls sent once when bytes have been sent on one.
 type dialer struct {
 	net.Dialer
 	mu   sync.Mutex
-	sent func() // called once
+	sent func()
 }
 
 func (d *dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -51,15 +51,14 @@ func (c *conn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// httpClient is a client on d's connections. It doesn't speak HTTP/2, which sends some requests twice, as [resource.NewClient]
-// says of its own.
+// httpClient returns a client on d's connections, without HTTP/2: see [resource.NewClient].
 func httpClient(d *dialer, fresh bool) (*http.Client, *http.Transport) {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.DialContext, t.DisableKeepAlives = d.DialContext, fresh
 	t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
-	if t.TLSClientConfig != nil { // that of a transport that speaks HTTP/2 still offers it to servers
+	if t.TLSClientConfig != nil { // the default transport's still offers HTTP/2
 		t.TLSClientConfig.NextProtos = nil
 	}
 	return &http.Client{Transport: t}, t

@@ -36,10 +36,10 @@ func openPostgres(ctx context.Context, addr string, o Options) (*Store, error) {
 	}
 	d := &dialer{}
 	config.ConnConfig.DialFunc = d.DialContext
-	// A call is one message, of which nothing is sent ahead: it isn't prepared, and its connection not tried.
+	// A call is one message: no prepared statements, no pings.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	if o.Fresh { // else it must be nil: with an AfterRelease a connection goes back to the pool a moment later
+	if o.Fresh { // only then: with an AfterRelease, a connection returns to the pool a moment later
 		config.AfterRelease = func(*pgx.Conn) bool { return false }
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
@@ -62,15 +62,15 @@ func openRedis(ctx context.Context, addr string, o Options) (*Store, error) {
 		return nil, err
 	}
 	d := &dialer{}
-	if opt.TLSConfig == nil { // else it is the default dialer that makes TLS connections
+	if opt.TLSConfig == nil { // TLS needs the default dialer
 		opt.Dialer = d.DialContext
 	}
-	opt.ReadTimeout = -1 // none but the context's
+	opt.ReadTimeout = -1 // the context's only
 	if o.Fresh {
 		opt.ConnMaxLifetime = time.Nanosecond
 	}
 	c := redis.NewClient(opt)
-	if !o.Prepared { // Redis needs nothing, but to be there
+	if !o.Prepared { // Redis needs no preparation
 		if err := c.Ping(ctx).Err(); err != nil {
 			return nil, errors.Join(fmt.Errorf("stores: %w", err), c.Close())
 		}

@@ -1,4 +1,4 @@
-// Package stores opens the protected stores by address, for commands and scenarios whose workers write straight to one.
+// Package stores opens protected stores by address.
 package stores
 
 import (
@@ -14,14 +14,14 @@ import (
 
 // The names of the stores.
 const (
-	HTTP     = "http" // the resource of cmd/resource
+	HTTP     = "http" // cmd/resource
 	Postgres = "postgres"
 	Redis    = "redis"
 	S3       = "s3"
 	DynamoDB = "dynamodb"
 )
 
-// usual are the stores' addresses on this host, as in deploy/compose.yaml.
+// usual are the addresses in deploy/compose.yaml.
 var usual = map[string]string{
 	HTTP:     "http://127.0.0.1:8080",
 	Postgres: "postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable",
@@ -30,13 +30,13 @@ var usual = map[string]string{
 	DynamoDB: "dynamodb+http://id:secret@127.0.0.1:8000/fencelab",
 }
 
-// Names are the names of the stores.
+// Names returns the names of the stores.
 func Names() []string { return []string{HTTP, Postgres, Redis, S3, DynamoDB} }
 
-// Addr is the usual address of a store on this host.
+// Addr returns a store's default address.
 func Addr(name string) string { return usual[name] }
 
-// Redacted is addr without a password, for messages.
+// Redacted removes the password.
 func Redacted(addr string) string {
 	u, err := url.Parse(addr)
 	if err != nil {
@@ -45,54 +45,50 @@ func Redacted(addr string) string {
 	return u.Redacted()
 }
 
-// Addresses says what [Open] takes.
+// Addresses lists [Open]'s addresses.
 const Addresses = "http://HOST:PORT, postgres://USER@HOST:PORT/DB, redis://HOST:PORT, s3+http://ID:SECRET@HOST:PORT/BUCKET,\n" +
 	"dynamodb+http://ID:SECRET@HOST:PORT/TABLE, or Amazon's s3://BUCKET or dynamodb://TABLE"
 
-// Options are the optional settings of [Open]. The zero value is ready for use.
+// Options are the optional settings of [Open].
 type Options struct {
-	// Token is the bearer token of the HTTP resource.
+	// Token is the HTTP resource's bearer token.
 	Token string
-	// Fresh gives each call a connection of its own, so that none meets one from before a crash of the server.
+	// Fresh uses a new connection for each call.
 	Fresh bool
-	// Prepared says that what the store needs is there, so that Open changes nothing: the table, the bucket, and for S3 that
-	// the server honours conditions.
+	// Prepared says that the table or bucket exists and, for S3, that the server honours conditions.
 	Prepared bool
 }
 
-// Store is a store with a client of its own, which Close closes too. Its calls take as long as their contexts let them: a
-// write that is late in the network is late, and not sent again.
+// Store is a store that owns its client. Calls are bounded by their contexts only, and writes are not retried.
 type Store struct {
 	resource.Store
 
 	// Name is one of [Names].
-	Name string
-	// unfenced writes without a token.
+	Name     string
 	unfenced func(ctx context.Context, key string, value []byte) error
 	close    func() error
 	dial     *dialer
 }
 
-// Close closes the store and its client.
+// Close also closes the client.
 func (s *Store) Close() error { return errors.Join(s.Store.Close(), s.close()) }
 
-// WriteUnfenced writes without a token, and whatever the fence: what a client does that knows nothing of fencing.
+// WriteUnfenced writes without a token, whatever the fence.
 func (s *Store) WriteUnfenced(ctx context.Context, key string, value []byte) error {
 	return s.unfenced(ctx, key, value)
 }
 
-// Overwrite is WriteUnfenced, as a [resource.Overwriter] has it.
+// Overwrite is WriteUnfenced, for [resource.Overwriter].
 func (s *Store) Overwrite(ctx context.Context, key string, _ resource.Fence, value []byte) error {
 	return s.unfenced(ctx, key, value)
 }
 
-// OnSent makes the store call f once, when the next bytes have left this process on one of the store's connections. f must not
-// stay. It is armed right before a call, whose first bytes they then are.
+// OnSent makes the store call f once, when it next sends bytes. f must not block.
 func (s *Store) OnSent(f func()) { s.dial.onSent(f) }
 
-// Open connects to the store at addr, one of [Addresses], and makes its table or bucket unless that is there.
+// Open opens the store at addr, one of [Addresses], and creates its table or bucket if necessary.
 func Open(ctx context.Context, addr string, o Options) (*Store, error) {
-	// Errors of a parser may quote the address, and with it a password.
+	// A parser's error may quote a password.
 	u, err := url.Parse(addr)
 	if err != nil {
 		return nil, fmt.Errorf("stores: the address is no URL; it is %s", Addresses)
@@ -113,7 +109,6 @@ func Open(ctx context.Context, addr string, o Options) (*Store, error) {
 	return nil, fmt.Errorf("stores: %.40q is the beginning of no store's address; there are %s", u.Scheme, Addresses)
 }
 
-// opened makes a Store of what a store's New has returned.
 func opened(name string, s resource.Overwriter, err error, d *dialer, closeClient func() error) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, closeClient())

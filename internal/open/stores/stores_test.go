@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	testmain.Run(m)
 }
 
-// servers start what the stores need, and return the address of each.
+// servers start what the stores need, and return their addresses.
 var servers = map[string]func(t *testing.T) string{
 	stores.HTTP: func(t *testing.T) string {
 		t.Helper()
@@ -67,7 +67,7 @@ func everyStore(t *testing.T, f func(t *testing.T, addr string, s *stores.Store)
 
 func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
-// A store that was opened fences, its bare view doesn't, and what is there is opened again.
+// An opened store fences, except WriteUnfenced, and existing data is opened again.
 func TestOpen(t *testing.T) {
 	everyStore(t, func(t *testing.T, addr string, s *stores.Store) {
 		ctx := t.Context()
@@ -94,7 +94,7 @@ func TestOpen(t *testing.T) {
 	})
 }
 
-// relay is the way to a server, on which it counts.
+// relay is a proxy that counts connections and round trips.
 type relay struct {
 	net.Listener
 	to string
@@ -102,8 +102,8 @@ type relay struct {
 
 	mu     sync.Mutex
 	opened int  // connections
-	trips  int  // how often a client has spoken first, or after the server
-	spoke  bool // the client was the last to speak
+	trips  int  // changes of direction to the server
+	spoke  bool // the last bytes were the client's
 }
 
 func newRelay(t *testing.T, to string) *relay {
@@ -165,7 +165,6 @@ func (r *relay) heard(client bool) {
 	r.spoke = client
 }
 
-// counts are those of what f does.
 func (r *relay) counts(t *testing.T, f func() error) (opened, trips int) {
 	t.Helper()
 	r.mu.Lock()
@@ -177,7 +176,6 @@ func (r *relay) counts(t *testing.T, f func() error) (opened, trips int) {
 	return r.opened - opened, r.trips - trips
 }
 
-// through is the store at addr by way of a relay.
 func through(t *testing.T, addr string, o stores.Options) (*relay, *stores.Store) {
 	t.Helper()
 	u, err := url.Parse(addr)
@@ -190,8 +188,7 @@ func through(t *testing.T, addr string, o stores.Options) (*relay, *stores.Store
 	return r, s
 }
 
-// A write on a connection that is there is one round trip: what a slow network holds is the write itself, and neither a
-// greeting nor a question ahead of it. OnSent tells when it leaves.
+// A write on an open connection is one round trip: what a slow network holds is the write itself. OnSent is called when it leaves.
 func TestAWriteIsOneTrip(t *testing.T) {
 	everyStore(t, func(t *testing.T, addr string, direct *stores.Store) {
 		ctx := t.Context()
@@ -224,7 +221,7 @@ func TestAWriteIsOneTrip(t *testing.T) {
 	})
 }
 
-// A server that breaks the connection of a write gets it once: what a worker hasn't sent again nobody sends for it.
+// A write whose connection breaks is sent once.
 func TestAWriteIsSentOnce(t *testing.T) {
 	for name, addr := range map[string]string{
 		stores.HTTP: "http://%s", stores.S3: "s3+http://id:secret@%s/name", stores.DynamoDB: "dynamodb+http://id:secret@%s/name",
@@ -255,7 +252,7 @@ func TestAWriteIsSentOnce(t *testing.T) {
 	}
 }
 
-// A server with which the default transport would speak HTTP/2, and send some writes twice, hears HTTP/1.1.
+// A server with HTTP/2, over which the default transport sends some writes twice, gets HTTP/1.1.
 func TestHTTP1(t *testing.T) {
 	h, err := resource.NewHandler(resource.NewMemory(), nil)
 	require.NoError(t, err)
@@ -279,7 +276,7 @@ func TestHTTP1(t *testing.T) {
 	require.Equal(t, "HTTP/1.1", proto)
 }
 
-// Each call of a fresh store has a connection of its own.
+// Each call of a fresh store has its own connection.
 func TestFresh(t *testing.T) {
 	everyStore(t, func(t *testing.T, addr string, _ *stores.Store) {
 		r, s := through(t, addr, stores.Options{Prepared: true, Fresh: true})
