@@ -29,9 +29,8 @@ const stallTimeout = 10 * time.Second
 // deadTimeout bounds the wait for the last piece of an ended stream, which a failed write leaves in the pipe.
 const deadTimeout = stallTimeout / 2
 
-// direction is a toxic that controls one direction of every connection of a link, for the link's whole life: adding and removing
-// the stock toxics doesn't wait for bytes on their way, and can hang on a dead connection
-// (https://github.com/Shopify/toxiproxy/issues/558).
+// direction is a toxic that controls one direction of a link, for its whole life: adding and removing the stock toxics doesn't wait
+// for bytes on their way, and can hang (https://github.com/Shopify/toxiproxy/issues/558).
 //
 // A change is in force once every pipe has applied it, and pieces forwarded before are written to a socket (except for shut, whose
 // caller closes the sockets).

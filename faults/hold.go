@@ -6,8 +6,8 @@ import (
 )
 
 // HoldRequests holds the clients' bytes, like a network that delivers late. In force means that no byte leaves the link for the
-// server. Clients notice nothing, and their bytes stay held even if they close the connection or die. If the server's socket accepts
-// nothing for 10 s, HoldRequests fails.
+// server. Clients notice nothing, and their bytes stay held even if they close the connection or die. If the server's socket
+// accepts nothing for 10 s, HoldRequests fails.
 //
 // The heal, deliver, forwards the held bytes, in order on each connection, and returns when they are written to the server's
 // socket: the server may not have read them yet. If the server is paused or gone, deliver waits until its ctx ends.

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// injection injects a fault into a worker's process, its links, the resource, or a server of the lock. The functions return once it
-// is in force, with its undo, if any. Nil: there is no such fault.
+// injection injects a fault into a worker's process, its links, the resource, or a server of the lock, and returns its undo, if
+// any, once it is in force. Nil: there is no such fault.
 type injection struct {
 	process  func(ctx context.Context, w *worker) (faults.Heal, error)
 	links    func(ctx context.Context, w *worker, st Step) (faults.Heal, error)

@@ -65,8 +65,8 @@ func Load(folder fs.FS) ([]Scenario, error) {
 	return all, nil
 }
 
-// Parse reads a scenario from a file's text, checks it, and names it after the file. What happens comes first, as a sentence, then
-// an empty line, settings, and the schedule:
+// Parse reads and checks a scenario, and names it after its file. A sentence says what happens; then come an empty line, settings,
+// and the schedule:
 //
 //	locks redis etcd           these have the hazard; without the line, all
 //	variant counters           see LockSpec

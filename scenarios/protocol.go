@@ -215,7 +215,6 @@ func (p *process) end() (last []message, err error) {
 	return last, err
 }
 
-// close closes the control pipe: the child's next read fails.
 func (p *process) close() { _ = p.control.Close() }
 
 type output struct {

@@ -106,7 +106,6 @@ func hostPort(addr string) (string, error) {
 	return u.Host, nil
 }
 
-// through returns addr with the host and port of a link.
 func through(addr, link string) string {
 	u, err := url.Parse(addr)
 	if err != nil || !strings.Contains(addr, "://") {

@@ -60,9 +60,8 @@ func run(m interface{ Run() int }, starts []Start) (code int) {
 // patience is how long FindLeaks waits: goleak's half a second is too short on a loaded machine.
 var patience = time.Minute
 
-// FindLeaks returns an error if goroutines remain. It ignores two: net/http dialing a killed container, until the kernel gives up;
-// and a go-zookeeper 1.0.4 connection that broke while setting its watches again, which hangs because two replies go to a channel
-// of capacity 1.
+// FindLeaks returns an error if goroutines remain, except two: net/http dialing a killed container, and a go-zookeeper 1.0.4
+// connection that broke while setting its watches again: two replies go to a channel of capacity 1.
 func FindLeaks(options ...goleak.Option) error {
 	options = append(options, goleak.IgnoreAnyFunction("net/http.(*Transport).dialConn"),
 		goleak.IgnoreAnyFunction("github.com/go-zookeeper/zk.(*Conn).flushRequests"))

@@ -10,8 +10,8 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Replay follows a history through the model, as the set of possible states after each event. It returns the breaches common to all
-// possible runs, or an error that names the event that the model forbids. The history may be incomplete at its end.
+// Replay follows a history, perhaps incomplete at its end, as the set of possible states after each event. It returns the breaches
+// common to all possible runs, or an error that names the event that the model forbids.
 func (c Config) Replay(events []history.Event) (Breach, error) {
 	if len(events) == 0 || events[0].Run == nil {
 		return 0, fmt.Errorf("event 1: the history doesn't say what was run")

@@ -151,7 +151,8 @@ func record(c Config, steps []Step) []history.Event {
 	}, history.Event{Kind: history.KindEnd})
 }
 
-// run returns 30 random steps, only reported ones and each read once if told, and releases by all workers, and the state at the end.
+// run returns 30 random steps, only reported ones and each read once if told, and releases by all workers, and the state at the
+// end.
 func run(c Config, told bool, seed uint64) (steps []Step, end State) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	take := func(step Step) { steps, end = append(steps, step), step.State }

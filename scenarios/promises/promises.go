@@ -1,5 +1,5 @@
-// Package promises checks what users expect of any lock, with faults in the middle of calls. For a dlock.Backend, dlock/dlocktest is
-// stricter.
+// Package promises checks what users expect of any lock, with faults in the middle of calls. For a dlock.Backend, dlock/dlocktest
+// is stricter.
 //
 // Expiry is observed, as a successor's grant. A lock counts as held only while the holder's own lease says so. A call may take ten
 // seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus ten seconds: a stalled machine
@@ -360,8 +360,7 @@ func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.
 	}
 }
 
-// limit bounds how long a dead holder's lease may block others. Some services end it only after two and a half times its TTL, which
-// is up to one and a half times the kit's.
+// limit bounds how long a dead holder may block others: some services end a lease after two and a half times its TTL.
 func (c *check) limit() time.Duration { return 4*max(c.k.TTL, c.k.Service.MinSession) + patience }
 
 func (r result) granted() (scenarios.Lease, error) {

@@ -39,8 +39,8 @@ func Guard(ctx context.Context, stop func() error) (done func() error, err error
 	return servers.start(ctx, func(context.Context) (func() error, error) { return stop, nil })
 }
 
-// start runs f, whose context also ends when the process is interrupted, and returns f's stop, made idempotent. If f fails, it must
-// have cleaned up. An interrupted start returns after the signal has been raised again.
+// start runs f, whose context also ends on an interrupt, and returns f's stop, made idempotent. If f fails, it must have cleaned
+// up. An interrupted start returns after the signal has been raised again.
 func (g *guard) start(ctx context.Context, f func(context.Context) (stop func() error, err error)) (func() error, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -214,7 +214,6 @@ func (p *process) wipe(context.Context) error {
 	return errors.Join(os.RemoveAll(p.data()), os.Mkdir(p.data(), 0o700))
 }
 
-// remove kills the process, which has nothing to save.
 func (p *process) remove(ctx context.Context) error {
 	err := p.kill(context.WithoutCancel(ctx))
 	if p.dir != "" && err == nil {

@@ -67,8 +67,8 @@ func postgresCommand(ctx context.Context, at placement) (command, error) {
 // unprivileged returns the start of a command line that runs a program as another user than root, as PostgreSQL demands, in the
 // same process and with access to dir; empty if this process isn't root's.
 //
-// Another user can't enter root's temporary directories. In a user namespace root has another name and keeps its files. Elsewhere,
-// as in many containers, another user gets dir and the capability to enter it. setpriv sets the parent-death signal again.
+// In a user namespace root has another name and keeps its files. Elsewhere, as in many containers, another user gets dir and the
+// capability to enter root's directories. setpriv sets the parent-death signal again.
 func unprivileged(ctx context.Context, dir string) ([]string, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil

@@ -175,7 +175,6 @@ func evict(ctx context.Context, c *redis.Client) (err error) {
 	return err
 }
 
-// lag stops the replication of s once the replica is up to date.
 func lag(ctx context.Context, s, replica *testbed.Server) error {
 	if replica == nil {
 		return fmt.Errorf("it has no replica: %w", errors.ErrUnsupported)
