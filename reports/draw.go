@@ -13,29 +13,29 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// The drawing's measures, in its units (CSS pixels at natural size).
+// Measures, in CSS pixels at natural size.
 const (
 	width    = 680.0
-	plotA    = 92.0 // the plot's left edge; lane names stand before it
+	plotA    = 92.0 // the plot's left edge; lane names are before it
 	plotB    = 674.0
-	lanesY   = 24.0 // the top of the first lane; the time is above it
+	lanesY   = 24.0 // the top of the first lane, below the time axis
 	lanePad  = 9.0
 	barH     = 18.0
-	fadeLen  = 26.0 // over which a bar fades that ends by expiry
-	leastBar = 2.0  // a shorter interval is drawn this wide
-	tickRoom = 90.0 // between two labels of the axis, at least
+	fadeLen  = 26.0 // the fade at the end of a lease that expired
+	leastBar = 2.0  // the least width of an interval
+	tickRoom = 90.0 // the least distance of two labels on the axis
 
 	maxWorkers = 24
 	maxBars    = 400 // of each kind
 	hues       = 6
 )
 
-// px is a coordinate; it prints with one decimal, which is finer than any screen.
+// Prints with one decimal.
 type px float64
 
 func (p px) String() string { return strconv.FormatFloat(math.Round(float64(p)*10)/10, 'f', -1, 64) }
 
-// mark is the sign of a decision. Shape and words tell what colour tells.
+// Shape and words tell marks apart, not colour alone.
 type mark int
 
 const (
@@ -49,7 +49,7 @@ const (
 	faultMark
 )
 
-// sign is something that a drawing has and its key explains: a shape for a mark, a box for an interval.
+// An entry of the drawing's key: a shape for a mark, a box for an interval.
 type sign struct{ Class, Words, Shape, Pattern string }
 
 var marks = [...]sign{
@@ -74,7 +74,6 @@ var (
 	signs = append([]sign{leaseSign, fadeSign, beliefSign, frozenSign, heldSign, downSign, cutSign}, marks[1:]...)
 )
 
-// drawing is one run's timeline, ready for the template.
 type drawing struct {
 	ID, Title, Desc string
 	W, H            px
@@ -82,21 +81,20 @@ type drawing struct {
 	Key             []sign
 }
 
-// lane is a row of the drawing.
 type lane struct {
 	name, sub string
 	y         float64
 	notes     []note
 	stacks    []stack
-	taken     [][2]float64 // where the bar has words already
-	tick      float64      // the last one
+	taken     [][2]float64 // intervals of the bar that have a label
+	tick      float64      // x of the last tick
 }
 
 func (l *lane) top() float64    { return l.y + lanePad }
 func (l *lane) bottom() float64 { return l.top() + barH }
 func (l *lane) mid() float64    { return l.top() + barH/2 }
 
-// The layers of a drawing, from the back to the front.
+// Layers, from back to front.
 const (
 	grounds = iota
 	boxes
@@ -107,8 +105,8 @@ const (
 	layers
 )
 
-// chart draws a scene. The lanes are, from top to bottom: the lock, the workers, the network if something was held in
-// it, and the resource, so that grants come from above and writes go down.
+// Lanes from top to bottom: the lock, the workers, the network if it held something, the resource. So grants come from
+// above and writes go down.
 type chart struct {
 	*scene
 	id       string
@@ -120,7 +118,7 @@ type chart struct {
 	network        *lane // nil: nothing was held
 	workers        []*lane
 	layer          [layers]strings.Builder
-	used           map[string]bool // classes
+	used           map[string]bool // classes, for the key
 }
 
 func draw(s *scene, id, title string, from, to time.Duration) *drawing {
@@ -162,7 +160,6 @@ func draw(s *scene, id, title string, from, to time.Duration) *drawing {
 	return d
 }
 
-// x is where a time is drawn. A margin of 1.5 % keeps first and last events off the edges.
 func (c *chart) x(at time.Duration) float64 {
 	f := (float64(at) - float64(c.from)) / (float64(c.to) - float64(c.from))
 	return plotA + (plotB-plotA)*(0.015+0.97*min(max(f, 0), 1))
@@ -172,7 +169,6 @@ func (c *chart) hue(worker string) string {
 	return fmt.Sprintf("w%d", max(slices.Index(c.scene.workers, worker), 0)%hues)
 }
 
-// laneOf is the lane of a worker or of the resource, or nil.
 func (c *chart) laneOf(who string) *lane {
 	if who == resourceName {
 		return c.resource
@@ -183,7 +179,6 @@ func (c *chart) laneOf(who string) *lane {
 	return nil
 }
 
-// laneOfEvent is where an item has its label, or nil.
 func (c *chart) laneOfEvent(it item) *lane {
 	switch {
 	case !it.timed:
@@ -200,12 +195,10 @@ func (c *chart) laneOfEvent(it item) *lane {
 	return nil
 }
 
-// concerns tells whether an item belongs in the worker's lane.
 func (it item) concerns(worker string) bool {
 	return it.Kind == history.KindReport && it.Actor == worker || it.Kind == history.KindFault && it.Target == worker
 }
 
-// mark is the sign of an item in the resource's lane.
 func (it item) mark() mark {
 	switch {
 	case it.fault().State == history.Down:
@@ -225,7 +218,6 @@ func (it item) mark() mark {
 	}
 }
 
-// arrange labels every lane and gives it its height; it returns where the last one ends.
 func (c *chart) arrange() float64 {
 	for _, l := range c.leases {
 		note := func(at time.Duration, class, text string) {
@@ -245,7 +237,7 @@ func (c *chart) arrange() float64 {
 	}
 	for _, it := range c.items {
 		l := c.laneOfEvent(it)
-		if l == nil || it.reports(history.Done) { // the end of its line shows that a worker is done
+		if l == nil || it.reports(history.Done) { // the end of its line shows it
 			continue
 		}
 		n := note{x: c.x(it.at), first: it.n, last: it.n, count: 1, text: it.label()}
@@ -279,7 +271,6 @@ func (c *chart) arrange() float64 {
 
 func (l lease) label() string { return fmt.Sprintf("%s: token %d", short(l.worker, 11), l.token) }
 
-// fits tells whether the label has room in the lease's bar.
 func (l lease) fits(c *chart) bool { return textWidth(l.label())+12 <= c.x(l.end)-c.x(l.from) }
 
 func (c *chart) put(layer int, format string, args ...any) {
@@ -294,7 +285,6 @@ func (c *chart) vline(class string, x, a, b float64) {
 	c.path(lines, class, "M%v %vV%v", px(x), px(a), px(b))
 }
 
-// box draws a stretch of a lane's bar from a to b.
 func (c *chart) box(l *lane, s sign, hue string, a, b float64) {
 	c.used[s.Class] = true
 	fill := ""
@@ -309,7 +299,6 @@ func (c *chart) glyph(m mark, x, y float64) {
 	c.put(glyphs, `<path class="m %s" transform="translate(%v %v)" d="%s" />`, marks[m].Class, px(x), px(y), marks[m].Shape)
 }
 
-// text writes s, which may hold anything.
 func (c *chart) text(class, anchor string, x, y float64, s string) {
 	if anchor != "" {
 		anchor = ` text-anchor="` + anchor + `"`
@@ -317,7 +306,7 @@ func (c *chart) text(class, anchor string, x, y float64, s string) {
 	c.put(words, `<text class="%s" x="%v" y="%v"%s>%s</text>`, class, px(x), px(y), anchor, template.HTMLEscapeString(s))
 }
 
-// label writes s into the lane's bar between a and b, in the middle or from x on, unless it is too long or others are there.
+// label writes s into the lane's bar between a and b, unless it is too long or overlaps another label.
 func (c *chart) label(l *lane, class, anchor, s string, x, a, b float64) {
 	w := textWidth(s)
 	left := x
@@ -331,7 +320,6 @@ func (c *chart) label(l *lane, class, anchor, s string, x, a, b float64) {
 	c.text(class, anchor, x, l.mid()+4, s)
 }
 
-// axis draws lane borders and names, the grid and the time.
 func (c *chart) axis(bottom float64) {
 	for _, l := range c.lanes {
 		c.path(grounds, "border", "M0 %vH%v", px(l.y), px(width))
@@ -366,8 +354,7 @@ func niceStep(v float64) float64 {
 	return 10 * p
 }
 
-// lives draws a thin line while a process was there: a worker from its first event to its end, the resource always.
-// Where it was down, the box of that covers the line.
+// lives draws a thin line from a worker's first event to its end.
 func (c *chart) lives() {
 	line := func(l *lane, from, to time.Duration) {
 		if a, b := c.x(from), c.x(to); b > a {
@@ -389,7 +376,6 @@ func (c *chart) lives() {
 	line(c.resource, c.from, c.to)
 }
 
-// fault is an interval in which one was in force, as it is drawn and described.
 type fault struct {
 	span
 	lane        *lane
@@ -411,7 +397,7 @@ func (c *chart) inForce() (all []fault) {
 		for _, s := range kind.spans[:min(len(kind.spans), maxBars)] {
 			f := fault{span: s, lane: c.laneOf(s.target), sign: kind.sign, label: kind.label}
 			f.does = fmt.Sprintf(kind.does+" from %s to %s.", short(s.target, 30), human(s.from), human(s.to))
-			if kind.label == "" { // it is drawn from when a write was under way
+			if kind.label == "" { // drawn from when a write was sent
 				f.lane, f.label = c.network, short(s.target, 11)+"’s write held"
 				if i := slices.IndexFunc(c.writes, s.carries); i >= 0 {
 					f.from = max(s.from, c.writes[i].sent)
@@ -423,8 +409,8 @@ func (c *chart) inForce() (all []fault) {
 	return all
 }
 
-// intervals draws each lease twice: in the lock's lane as long as it lasted, and in its holder's lane, where a dashed
-// outline goes on for as long as the holder believed in it. Over them come the faults.
+// intervals draws each lease in the lock's lane and in its holder's, there with a dashed outline for as long as the
+// holder believed in it after its end.
 func (c *chart) intervals() {
 	faults := c.inForce()
 	for _, f := range faults {
@@ -474,7 +460,6 @@ func (c *chart) intervals() {
 	}
 }
 
-// bar draws a lease from a to b: it ends with an edge where it was released, and fades where it expired.
 func (c *chart) bar(l *lane, le lease, a, b float64) {
 	hue := c.hue(le.worker)
 	c.box(l, sign{Class: "back"}, "", a, b)
@@ -491,20 +476,19 @@ func (c *chart) bar(l *lane, le lease, a, b float64) {
 	}
 }
 
-// interrupted tells whether the worker was frozen or down within an interval.
 func (c *chart) interrupted(worker string, from, to time.Duration) bool {
 	return slices.ContainsFunc(slices.Concat(c.frozen, c.down), func(s span) bool {
 		return s.target == worker && s.from < to && s.to > from
 	})
 }
 
-// carries tells whether a write was on its way while what its sender sends was held.
+// carries reports whether a write was on its way while its sender's messages were held.
 func (s span) carries(w write) bool {
 	return s.target == w.worker && s.from <= w.decision.at && w.sent <= s.to && w.decision.at > w.sent
 }
 
-// arrows draws each write from its sender to the resource, through the network's lane if it was held there. Of those
-// that fall on the same pixels one is drawn; the stale ones are all drawn, on top.
+// arrows draws each write from its sender to the resource. Of several on the same pixels one is drawn; stale ones are
+// on top.
 func (c *chart) arrows() {
 	seen := map[string]bool{}
 	for _, w := range c.writes {
@@ -535,8 +519,8 @@ func (c *chart) arrows() {
 	}
 }
 
-// points marks each event at its exact time. Where decisions would cover one another the gravest is drawn; the rows
-// below have them all.
+// points marks events at their exact times. Of decisions that would overlap, only the gravest is drawn; the rows below
+// have all.
 func (c *chart) points() {
 	x, gravest := math.Inf(-1), noMark
 	flush := func() {
@@ -569,7 +553,7 @@ func (c *chart) points() {
 	flush()
 }
 
-// describe writes the text alternative: the intervals and the decisions, as long as they are few.
+// describe is the text alternative.
 func (c *chart) describe() string {
 	const most = 16
 	var say []string

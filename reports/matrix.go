@@ -9,14 +9,14 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// locksOrder is the order of the matrix's columns. Locks of others follow.
+// locksOrder is the order of the matrix's columns. Other locks follow.
 var locksOrder = []string{"redis", "redlock", "etcd", "zookeeper", "consul", "postgres"}
 
-// The signs in a cell of the matrix, from the best to the worst.
+// The signs of a matrix cell, from best to worst.
 const (
 	notRun      = "·"
 	safeSign    = "✓"
-	refusedSign = "✓!" // safe, and the live holder was refused
+	refusedSign = "✓!" // safe, but the live holder was refused
 	brokenSign  = "✕"
 	unknownSign = "?"
 )
@@ -35,8 +35,8 @@ func (s *Summary) sign() string {
 	return safeSign
 }
 
-// Cell is what runs came to with fencing off, with fencing on writes alone, and on, as in "✕ ✓ ✓": ✕ violated, ✓ safe,
-// ✓! safe with the live holder refused, ? inconclusive, · not run. Of several runs in one mode the worst counts.
+// Cell returns what runs came to with fencing off, on writes alone, and on, as in "✕ ✓ ✓": ✕ violated, ✓ safe, ✓! safe
+// with the live holder refused, ? inconclusive, · not run. Of several runs in a mode the worst counts.
 func Cell(runs []Summary) string {
 	var words []string
 	for _, mode := range modes {
@@ -51,8 +51,8 @@ func Cell(runs []Summary) string {
 	return strings.Join(words, " ")
 }
 
-// Matrix writes what runs came to as Markdown: a table of the hazards that more than two locks have, with a column for
-// each lock; one of the others, with a line for each lock; and how many there were. Hazards are in order of their names.
+// Matrix writes runs as Markdown: a table of the hazards that more than two locks have, with a column for each lock;
+// one of the others, with a row for each lock; and the [Tally]. Hazards are sorted by name.
 func Matrix(w io.Writer, runs []Summary) error {
 	var locks, names []string
 	by := map[string]map[string][]Summary{}

@@ -10,75 +10,71 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// A scene is what a history says, put in order for drawing: who was there, which intervals there were, and every
-// event with its number and its time. It knows nothing of coordinates.
+// A scene is a history prepared for drawing. It knows no coordinates.
 type scene struct {
 	run     history.Run
-	items   []item // by time; what happened at the same instant stays as recorded
+	items   []item // by time; at the same instant as recorded
 	workers []string
 	leases  []lease
-	frozen  []span // a worker's, SIGSTOP to SIGCONT
-	down    []span // a worker's or the resource's, SIGKILL to restart
-	held    []span // what a worker sends is held in the network
-	cut     []span // a worker is cut off from servers of the lock's
+	frozen  []span // a worker, SIGSTOP to SIGCONT
+	down    []span // a worker or the resource, SIGKILL to restart
+	held    []span // a worker's messages are held in the network
+	cut     []span // a worker is cut off from servers of the lock
 	writes  []write
 	final   *history.Event
 
-	start    time.Time // the wall clock at t = 0
-	granted  bool      // t = 0 is the first grant; otherwise the first event
+	start    time.Time
+	granted  bool // t = 0 is the first grant; otherwise the first event
 	from, to time.Duration
-	moved    int // events that their clocks put elsewhere than where they were recorded
+	moved    int // events recorded in another order than that of their clocks
 	complete bool
 }
 
-// item is an event with its place in the list.
 type item struct {
 	*history.Event
-	n     int           // its number in list and drawing, from 1
+	n     int           // number in list and drawing, from 1
 	at    time.Duration // since t = 0
 	timed bool          // false: the event has no time, and at is its predecessor's
 	stale bool          // an accepted write that the fencing rule refuses
-	lost  string        // the entry of an accepted write that is gone at the end
+	lost  string        // the accepted entry that is missing at the end
 }
 
-// lease is one grant as the lock's lane shows it and as its holder believes it to last.
+// lease is one grant, as the server has it and as its holder believes.
 type lease struct {
 	worker string
 	token  uint64
-	n      int // the number of its acquired report
+	n      int // number of its acquired report
 	from   time.Duration
-	until  time.Duration // the end that the grant promised
-	solid  time.Duration // held for certain until here
-	end    time.Duration // free for certain from here
+	until  time.Duration // end promised by the grant
+	solid  time.Duration // certainly held until here
+	end    time.Duration // certainly free from here
 	belief time.Duration // the holder knows that it is over
 	how    ending
 }
 
-// ending is how a lease came to its end.
 type ending int
 
 const (
-	open       ending = iota // the history ends first
-	released                 // by its owner
-	expired                  // its time was up
-	superseded               // another was granted, or freed it, while it had time left
+	open     ending = iota // the history ends first
+	released               // by its owner
+	expired
+	superseded // another was granted, or freed it, before it expired
 )
 
-// span is an interval in which a fault was in force.
+// A fault was in force.
 type span struct {
 	target   string
 	from, to time.Duration
-	open     bool // never healed within the history
+	open     bool // not healed within the history
 }
 
-// write ties a resource's decision to the worker that asked for it.
+// write ties a decision to the write's sender.
 type write struct {
 	worker   string
 	sent     time.Duration
 	decision item
 }
 
-// resourceName is the resource's name as actor and as the target of faults.
 const resourceName = "resource"
 
 func newScene(events []history.Event, lost []string) *scene {
@@ -93,7 +89,6 @@ func newScene(events []history.Event, lost []string) *scene {
 	return s
 }
 
-// number puts the events in order of time and gives each its number.
 func (s *scene) number(events []history.Event) {
 	described := false
 	type stamped struct {
@@ -153,15 +148,14 @@ func (s *scene) number(events []history.Event) {
 	}
 }
 
-// since is t-start, kept so far from overflow that differences of two results are right too.
+// since is clamped so that differences of two results don't overflow.
 func since(t, start time.Time) time.Duration {
 	const most = time.Duration(1) << 61 // 73 years
 	return min(max(t.Sub(start), -most), most)
 }
 
-// mark finds the writes that matter most: accepted though stale, and accepted but gone at the end. Tokens are
-// compared in the order of recording, which for one resource is the order in which its decisions took effect, and by
-// the same rule as the judge does.
+// mark finds writes that were accepted though stale, or accepted and then lost, in the order of recording and by the
+// judge's rule.
 func (s *scene) mark(events []history.Event, lost []string) {
 	type fence struct{ token, seq uint64 }
 	greatest := make(map[string]fence)
@@ -193,7 +187,6 @@ func (s *scene) mark(events []history.Event, lost []string) {
 
 func (it item) isWrite() bool { return it.Kind == history.KindDecision && it.Op == "write" }
 
-// fault is the fault of which an item tells, none if it is no fault or an unknown one.
 func (it item) fault() history.Fault {
 	if it.Kind != history.KindFault {
 		return history.Fault{}
@@ -204,8 +197,8 @@ func (it item) fault() history.Fault {
 
 func (it item) reports(name string) bool { return it.Kind == history.KindReport && it.Name == name }
 
-// roster lists the workers: as the run declares them, then whoever else turns up. Where they are declared, any other
-// target of a fault is a server of the lock's.
+// roster lists the declared workers, then any others. If workers are declared, any other target of a fault is a server
+// of the lock.
 func (s *scene) roster() {
 	known := map[string]bool{"": true, resourceName: true}
 	add := func(name string) {
@@ -230,13 +223,11 @@ func (s *scene) roster() {
 	}
 }
 
-// atServer tells whether an item is a fault of the lock's servers.
 func (s *scene) atServer(it item) bool {
 	return it.Kind == history.KindFault && it.Target != resourceName && !slices.Contains(s.workers, it.Target)
 }
 
-// domain is the time from the first event to the last, without the controller's epilogue: final and end tell what
-// was found after the run, not when.
+// domain leaves out the controller's epilogue: it records what was found after the run, not when.
 func (s *scene) domain() {
 	first := true
 	for _, it := range s.items {
@@ -257,11 +248,11 @@ func (s *scene) faults() {
 	s.cut = s.during(history.CutOff)
 }
 
-// during pairs the faults that leave their targets in a state with what undoes them.
+// during pairs faults that put their targets into a state with their undoing.
 func (s *scene) during(state history.State) []span {
 	var spans []span
 	current := make(map[string]int)
-	undo := "" // of all faults of one state it is the same
+	undo := "" // the same for all faults of a state
 	for _, it := range s.items {
 		i, on := current[it.Target]
 		f := it.fault()
@@ -278,9 +269,9 @@ func (s *scene) during(state history.State) []span {
 	return spans
 }
 
-// grants derives each lease's end. Renewals aren't reported, so a lease counts as held until its owner released it;
-// one that was never released ended at the latest when the next was granted, and at the earliest when its promised
-// time was up or, if its holder was frozen, when the holder was last able to renew.
+// grants derives each lease's end. Renewals aren't reported, so a lease counts as held until its owner released it. One
+// that was never released ended at the latest when the next was granted, and at the earliest when it expired or, if its
+// holder was frozen, when the holder could last renew.
 func (s *scene) grants() {
 	for _, it := range s.items {
 		if !it.reports(history.Acquired) {
@@ -328,8 +319,8 @@ func (s *scene) grants() {
 	}
 }
 
-// goesOn tells whether the holder of l reports more than its grant before a time: it then held the lock, and what its
-// predecessor released at that time was not.
+// goesOn reports whether the holder of l reports more than its grant before a time. It then held the lock, and its
+// predecessor's release at that time freed nothing.
 func (s *scene) goesOn(l lease, before time.Duration) bool {
 	return slices.ContainsFunc(s.items[l.n:], func(it item) bool {
 		return it.Kind == history.KindReport && it.Actor == l.worker && it.at < before
@@ -345,8 +336,8 @@ func (s *scene) deleted(by item) {
 	}
 }
 
-// leaves finds when the holder of l learned that its grant is over, sets belief, and tells whether and when it
-// released the lock itself.
+// leaves sets belief to when the holder of l learned that its grant is over, and returns when it released the lock
+// itself, if it did.
 func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	limit := time.Duration(1<<63 - 1)
 	for _, later := range s.leases[i+1:] {
@@ -378,7 +369,7 @@ func (s *scene) leaves(l *lease, i int) (gone time.Duration, ok bool) {
 	return 0, false
 }
 
-// stopped tells whether the holder of l was frozen, killed or done, so that it could not renew to the end.
+// The holder of l couldn't renew to the end.
 func (s *scene) stopped(l *lease) bool {
 	if l.belief < s.to {
 		return true
@@ -391,8 +382,8 @@ func (s *scene) stopped(l *lease) bool {
 	return false
 }
 
-// match ties each write that reached the resource to the worker that sent it: the last one granted its token, or of
-// several with that token the one whose entry it adds, and that worker's sends in their order.
+// match ties each write that reached the resource to its sender: the last worker granted its token, or of several with
+// that token the one whose entry it adds.
 func (s *scene) match() {
 	sent := make(map[string][]time.Duration)
 	for _, it := range s.items {
@@ -425,7 +416,6 @@ func (s *scene) match() {
 	slices.SortStableFunc(s.writes, func(a, b write) int { return cmp.Compare(a.sent, b.sent) })
 }
 
-// label is an item's text in the drawing, in as few words as tell it.
 func (it item) label() string {
 	switch it.Kind {
 	case history.KindReport:
@@ -477,7 +467,6 @@ func (it item) label() string {
 	}
 }
 
-// from says of which servers of the lock's a worker can't reach.
 func (it item) from(what string) string {
 	if len(it.Peers) == 0 {
 		return what + " the lock"
@@ -485,7 +474,6 @@ func (it item) from(what string) string {
 	return short(what+" "+strings.Join(it.Peers, ", "), 44)
 }
 
-// serverLabel is the text in the drawing of a fault of the lock's servers.
 func (it item) serverLabel() string {
 	who := short(it.Target, 14)
 	if it.Target == "lock" {
@@ -501,7 +489,6 @@ func (it item) serverLabel() string {
 	return short(it.Name, 22) + " " + who + detail
 }
 
-// sentence is an item's text in the list.
 func (it item) sentence() string {
 	switch it.Kind {
 	case history.KindReport:
@@ -523,7 +510,6 @@ func (it item) sentence() string {
 	}
 }
 
-// reportSentences are what workers report, as the list says it.
 var reportSentences = map[string]string{
 	history.Held:           "found the lock held by another",
 	history.Read:           "read the ledger",
@@ -566,7 +552,6 @@ func (it item) faultSentence() string {
 	return strings.NewReplacer("{target}", clean(it.Target, 60), "{from}", it.peers(), "{detail}", clean(it.Detail, 80)).Replace(sentence)
 }
 
-// peers names the servers of a cut.
 func (it item) peers() string {
 	if len(it.Peers) == 0 {
 		return "all servers of the lock"

@@ -6,20 +6,19 @@ import (
 	"strings"
 )
 
-// Sizes of labels in the drawing, in its units.
 const (
 	rowStep  = 14.0
 	stemGap  = 6.0   // from a stem to its rows
 	markRoom = 13.0  // for the mark before a row
-	near     = 36.0  // events that are closer share a stem
-	crowded  = 40    // notes of a lane, of which those share a stem that are
-	nearer   = 160.0 // closer than this
+	near     = 36.0  // events closer than this share a stem
+	crowded  = 40    // with more notes in a lane,
+	nearer   = 160.0 // events closer than this do
 
-	stackRows = 8 // what a stack shows before it counts the rest
-	alarmRows = 3 // rows of alarm that it shows beyond that
+	stackRows = 8 // rows of a stack before it counts the rest
+	alarmRows = 3 // rows of alarm beyond that
 )
 
-// textWidth is room enough for s at the drawing's size of text, in any common font: nothing is measured.
+// textWidth is enough room for s in any common font; nothing is measured.
 func textWidth(s string) float64 {
 	w := 0.0
 	for _, r := range s {
@@ -30,15 +29,13 @@ func textWidth(s string) float64 {
 	return w
 }
 
-// note is a label that hangs from its exact time in a lane.
 type note struct {
 	x                  float64
-	first, last, count int // the events that it stands for; 0: none
+	first, last, count int // its events; count 0: none
 	text, class        string
 	mark               mark
 }
 
-// parts are the number by which the list knows the note's events, and its words.
 func (n note) parts() (number, words string) {
 	switch n.count {
 	case 0:
@@ -59,17 +56,16 @@ func (n note) width() float64 {
 	return w
 }
 
-// stack is a column of labels beside one stem. The labels of events that are near each other share a stack, in order.
 type stack struct {
 	rows  []note
-	more  int     // how many did not fit
+	more  int     // rows that did not fit
 	x, x1 float64 // the first event and the last
-	left  bool    // the rows end before the first event instead of starting after the last
-	a, b  float64 // what it covers
-	base  int     // the rows that it leaves free above its first
+	left  bool    // the rows are left of the first event, not right of the last
+	a, b  float64 // the interval that it covers
+	base  int     // rows left free above its first
 }
 
-// hang puts notes, in order of x, into stacks of which none covers another: one that would hangs lower.
+// hang puts notes, sorted by x, into stacks. A stack that would overlap another hangs lower.
 func hang(notes []note) (stacks []stack) {
 	reach := near
 	if len(notes) > crowded {
@@ -87,7 +83,6 @@ func hang(notes []note) (stacks []stack) {
 	return stacks
 }
 
-// add appends n: to the last row if it says the same, to a row of its own, or to the count of the rest.
 func (s *stack) add(n note) {
 	s.x1 = n.x
 	k := len(s.rows)
@@ -123,7 +118,6 @@ func (s *stack) place(others []stack) {
 	}
 }
 
-// hangStack writes a stack's rows beside its stem.
 func (c *chart) hangStack(l *lane, s stack) {
 	stem, side, anchor := s.x1, 1.0, ""
 	if s.left {

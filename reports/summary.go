@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Summary is a run in one line: what was run, and what the judge says of its history.
+// Summary is a run in one line: what was run, and the judge's verdict.
 type Summary struct {
 	Scenario string           `json:"scenario"`
 	Lock     string           `json:"lock"`
@@ -24,15 +24,15 @@ type Summary struct {
 	Verdict  history.Verdict  `json:"verdict"`
 	Stale    int              `json:"stale"`   // accepted writes whose fence was not greater than all accepted before
 	Refused  int              `json:"refused"` // refused writes and reads
-	Lost     []string         `json:"lost"`    // entries that were accepted and are gone
+	Lost     []string         `json:"lost"`    // entries that were accepted and are missing
 	Writers  []string         `json:"writers"` // the entries of accepted writes, in order
-	// Tokens are the grants in their order, each with the rank of its token among the run's: "A#2".
+	// Tokens are the grants in order, each with its token's rank among the run's: "A#2".
 	Tokens []string `json:"tokens"`
-	// TokensLost says that the hazard takes the lock's source of tokens back.
+	// TokensLost says that the hazard makes the lock lose tokens.
 	TokensLost bool `json:"tokens_lost,omitempty"`
-	// LiveRefused says that the holder of the run's last grant was refused something.
+	// LiveRefused says that the holder of the last grant was refused something.
 	LiveRefused bool `json:"live_refused,omitempty"`
-	// Blocked is the time from a worker's kill until the next grant; 0: none was killed.
+	// Blocked is the time from a worker's kill to the next grant; 0: none was killed.
 	Blocked history.Duration `json:"blocked,omitempty"`
 }
 
@@ -75,7 +75,7 @@ func Summarize(events []history.Event) Summary {
 	return s
 }
 
-// some is list, and never nil, so that an empty one is written as [].
+// some makes an empty list encode as [].
 func some(list []string) []string {
 	if list == nil {
 		return []string{}
@@ -83,7 +83,7 @@ func some(list []string) []string {
 	return list
 }
 
-// SortSummaries puts runs in order of scenario, lock, TTL and fencing: off, writes, on.
+// SortSummaries sorts by scenario, lock, TTL and fencing: off, writes, on.
 func SortSummaries(all []Summary) {
 	slices.SortStableFunc(all, func(a, b Summary) int {
 		return cmp.Or(
@@ -93,7 +93,7 @@ func SortSummaries(all []Summary) {
 	})
 }
 
-// modes are the fencing modes, in the order of what they protect.
+// By what they protect.
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
 // EncodeSummaries writes one JSON line a run.
@@ -107,7 +107,7 @@ func EncodeSummaries(w io.Writer, all []Summary) error {
 	return nil
 }
 
-// DecodeSummaries reads what EncodeSummaries writes. A line that is none is an error that names the line.
+// DecodeSummaries reads what EncodeSummaries writes. Errors name the line.
 func DecodeSummaries(r io.Reader) ([]Summary, error) {
 	var all []Summary
 	sc := bufio.NewScanner(r)

@@ -10,9 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// clean makes s, which may come from anyone, safe to look at: at most limit runes, a note of what was cut, and every
-// rune that has no picture (controls, direction overrides, broken UTF-8) spelled out instead of acted on.
-// Escaping for HTML is the template's work.
+// clean makes untrusted s safe to read: at most limit runes, those that aren't graphic spelled out. The template
+// escapes HTML.
 func clean(s string, limit int) string {
 	var b strings.Builder
 	n := 0
@@ -36,7 +35,6 @@ func clean(s string, limit int) string {
 	return b.String()
 }
 
-// short is clean for the drawing, where there is no room for a note.
 func short(s string, limit int) string {
 	r := []rune(clean(s, 4*limit))
 	if len(r) > limit {
@@ -45,7 +43,6 @@ func short(s string, limit int) string {
 	return string(r)
 }
 
-// grouped writes n with a comma after every three digits.
 func grouped(n int) string {
 	s := strconv.Itoa(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -63,14 +60,12 @@ func plural(n int, noun string) string {
 	return grouped(n) + " " + noun
 }
 
-// unit is what a time axis counts in.
 type unit struct {
 	name     string
 	size     time.Duration
-	decimals int // for exact times in the list
+	decimals int // of exact times in the list
 }
 
-// unitFor picks the greatest unit of which the span has at least one.
 func unitFor(span time.Duration) unit {
 	switch {
 	case span >= time.Second:
@@ -82,12 +77,11 @@ func unitFor(span time.Duration) unit {
 	}
 }
 
-// exact writes d in u to the last decimal that is kept.
 func (u unit) exact(d time.Duration) string {
 	return minus(strconv.FormatFloat(float64(d)/float64(u.size), 'f', u.decimals, 64))
 }
 
-// minus writes a negative number with the minus sign, which is as wide as the plus.
+// The minus sign is as wide as the plus.
 func minus(s string) string {
 	if rest, ok := strings.CutPrefix(s, "-"); ok {
 		return "−" + rest
@@ -95,7 +89,7 @@ func minus(s string) string {
 	return s
 }
 
-// human writes a duration with three significant digits in its own best unit: "4.98 s", "300 ms", "10 min".
+// human has three significant digits: "4.98 s", "300 ms", "10 min".
 func human(d time.Duration) string {
 	switch {
 	case d == 0:
@@ -113,7 +107,6 @@ func human(d time.Duration) string {
 	return minus(s) + " " + u.name
 }
 
-// fit shortens the name of a lane to the room before the plot.
 func fit(s string) string {
 	r := []rune(short(s, 12))
 	for n := len(r); textWidth(string(r)) > plotA-8; {

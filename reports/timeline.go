@@ -1,4 +1,4 @@
-// Package reports draws what runs recorded, for people who decide by it: histories as timelines that are to scale.
+// Package reports draws recorded runs: histories as timelines to scale.
 package reports
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// What a page shows at most of things that have no end of their own. What is left out is counted on the page.
+// Limits of what a page shows. It counts what is left out.
 const (
 	headEvents  = 300
 	tailEvents  = 100
@@ -24,7 +24,7 @@ const (
 	valueRunes  = 240
 )
 
-// Run is a recorded history and what the judge says of it.
+// Run is a recorded history and its verdict.
 type Run struct {
 	Events []history.Event
 	Result history.Result
@@ -35,13 +35,11 @@ var files embed.FS
 
 var pageTemplate = template.Must(template.ParseFS(files, "page.html.tmpl", "style.css"))
 
-// Timeline writes one HTML page that shows the runs: for each its verdict, a drawing of who held the lock, who
-// believed so and what the resource accepted, drawn to scale, and the list of all events. Runs of the same scenario
-// share a time axis, in the order of what fencing protects: off, on writes, on.
+// Timeline writes one HTML page of the runs: verdict, drawing to scale, list of all events. Runs of the same scenario
+// share a time axis, in the order of fencing: off, on writes, on.
 //
-// The page needs nothing but itself: no script, no network. The same runs give the same bytes. A history may come
-// from anywhere; whatever its strings hold is shown as text. Histories that are empty or broken off are shown as far
-// as they go, with a sentence that says so.
+// The page needs no script and no network. The same runs give the same bytes. Histories are untrusted: their strings
+// are shown as text. An empty or incomplete history is shown as far as it goes, and the page says so.
 func Timeline(w io.Writer, runs ...Run) error {
 	if len(runs) == 0 {
 		return errors.New("reports: no runs to draw")
@@ -57,7 +55,7 @@ func Timeline(w io.Writer, runs ...Run) error {
 	return nil
 }
 
-// The page as the template writes it.
+// The template's data.
 type (
 	page struct {
 		Title  string
@@ -115,7 +113,7 @@ func newPage(runs []Run) page {
 	return p
 }
 
-// draw draws the group's runs on one time axis, unless one is so much longer than another that it would hide it.
+// draw uses one time axis for the group's runs, unless the longest would hide the shortest.
 func (g *group) draw() {
 	const atMost = 4
 	var from, to, least time.Duration
@@ -176,7 +174,6 @@ func newPanel(id string, r Run) *panel {
 	return p
 }
 
-// lead is the verdict as a sentence.
 func lead(r history.Result) string {
 	refused := plural(r.Refused, "call") + " refused."
 	switch r.Verdict {
@@ -189,7 +186,6 @@ func lead(r history.Result) string {
 	}
 }
 
-// remarks says what a reader must know before trusting the drawing.
 func (p *panel) remarks(r Run) {
 	s := p.scene
 	say := func(format string, args ...any) { p.Notes = append(p.Notes, fmt.Sprintf(format, args...)) }
@@ -222,7 +218,6 @@ func (p *panel) remarks(r Run) {
 	}
 }
 
-// shown is as much of a list as the page shows.
 func shown(list []string) (some []string) {
 	for _, e := range list[:min(len(list), mostEntries)] {
 		some = append(some, clean(e, valueRunes))
@@ -259,7 +254,6 @@ func (p *panel) facts() {
 	}
 }
 
-// list fills the table of events: all of them, or the first and the last and how many are between.
 func (p *panel) list(id string) {
 	s := p.scene
 	u := unitFor(s.to - s.from)

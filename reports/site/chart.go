@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// A chart is as wide as a phone, so that its text can be read there; where there is more room the whole of it grows. Text
-// is given room by the number of its letters.
+// A chart is as wide as a phone, so that its text is readable there, and is scaled up on wider screens. The room for
+// text is estimated from its length.
 const (
 	width       = 392.0
 	lineHeight  = 13.0
@@ -21,8 +21,8 @@ const (
 	titleRunes  = 44
 )
 
-// The colours of a chart, each with what it becomes on a dark screen. Those of the lines are Okabe and Ito's, darkened or
-// lightened until they stand out from the paper. No two lines of a chart differ in colour alone.
+// The lines' colours are Okabe and Ito's, with more contrast to the background. No two lines of a chart differ in
+// colour alone.
 var palette = []struct{ name, light, dark string }{
 	{"paper", "#FFFFFF", "#14171B"},
 	{"ink", "#1C2127", "#E7EAEE"},
@@ -36,7 +36,6 @@ var palette = []struct{ name, light, dark string }{
 	{"teal", "#2B7A99", "#9CD8F2"},
 }
 
-// ink is a colour as CSS: the light one where variables aren't known.
 func ink(name string) string {
 	for _, p := range palette {
 		if p.name == name {
@@ -46,13 +45,11 @@ func ink(name string) string {
 	return ink("ink") // a lock without a look of its own
 }
 
-// look is how a line is told from the others: by colour, dashes and glyph.
 type look struct {
 	color, dash, glyph string
 	hollow             bool
 }
 
-// Dashes and glyphs.
 const (
 	solid  = ""
 	dashed = "6 3"
@@ -66,7 +63,7 @@ const (
 	cross    = "M-2.6-2.6 2.6 2.6M-2.6 2.6 2.6-2.6"
 )
 
-// looks are those of locks. This module's are solid or short of it, and filled.
+// This module's locks have solid lines where possible, and filled glyphs.
 var looks = map[string]look{
 	"redis":           {"blue", solid, circle, false},
 	"redis-spin":      {"red", dashed, triangle, false},
@@ -85,20 +82,18 @@ var looks = map[string]look{
 	"postgres":        {"red", dotted, plus, false},
 }
 
-// chart is panels below each other under one title.
 type chart struct {
-	title  string // what is seen
-	about  string // for who can't see it
+	title  string // visible
+	about  string // for screen readers
 	panels []panel
 }
 
-// panel is a pair of axes with lines, or with a row of marks for each name.
 type panel struct {
-	heading string // what its y axis has, with the unit
+	heading string // of the y axis, with the unit
 	height  float64
 	x, y    axis
 	lines   []line
-	rows    []string // names of rows, from the top; y of a mark is its row
+	rows    []string // names of rows, from the top; a mark's y is its row
 	spans   []span
 }
 
@@ -106,7 +101,7 @@ type axis struct {
 	label    string
 	log      bool
 	min, max float64
-	ticks    []tick // nil: as they come out
+	ticks    []tick // nil: see usual
 }
 
 type tick struct {
@@ -118,14 +113,13 @@ type line struct {
 	name    string
 	look    look
 	xs, ys  []float64
-	atLeast map[int]bool // points that are only known to be higher: an arrow says so
+	atLeast map[int]bool // points that are lower bounds, marked with an arrow
 	points  bool         // glyphs alone
 	bare    bool         // no glyphs
 }
 
 func (l *line) add(x, y float64) { l.xs, l.ys = append(l.xs, x), append(l.ys, y) }
 
-// span is a stretch of the x axis that has a name.
 type span struct {
 	name     string
 	from, to float64
@@ -133,14 +127,12 @@ type span struct {
 
 type point struct{ x, y float64 }
 
-// picture is a drawing in the making.
 type picture struct{ strings.Builder }
 
 func (p *picture) text(class string, x, y float64, s string) {
 	_, _ = fmt.Fprintf(p, "<text class=\"%s\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", class, x, y, html.EscapeString(s))
 }
 
-// stroke draws a line through the points.
 func (p *picture) stroke(color, dash string, w float64, pts ...point) {
 	_, _ = fmt.Fprintf(p, `<path style="stroke:%s" stroke-width="%v"`, ink(color), w)
 	if dash != "" {
@@ -164,7 +156,7 @@ func (p *picture) glyph(l look, at point) {
 	_, _ = fmt.Fprintf(p, `<path style="stroke:%s;fill:%s" stroke-width="1.4" transform="translate(%.1f %.1f)" d="%s" />`+"\n", ink(l.color), ink(fill), at.x, at.y, l.glyph)
 }
 
-// svg draws c. Its name must be one of its own among the drawings of a page.
+// The name must be unique on a page.
 func (c *chart) svg(name string) []byte {
 	var body picture
 	y := 5.0
@@ -195,13 +187,12 @@ func (c *chart) svg(name string) []byte {
 	return []byte(b.String() + body.String() + "</svg>\n")
 }
 
-// draw draws p from top on, and returns where it ends.
 func (p *panel) draw(b *picture, top float64) float64 {
 	if p.heading != "" {
 		b.text("quiet", 4, top+14, p.heading)
 	}
 	top += 22
-	if p.rows != nil { // the lines are explained above them
+	if p.rows != nil { // the legend is above
 		x := 12.0
 		for _, k := range p.lines {
 			b.glyph(k.look, point{x, top + 7})
@@ -290,7 +281,7 @@ func (p *panel) draw(b *picture, top float64) float64 {
 	return end
 }
 
-// spread is those of the points that are far enough from each other for a glyph.
+// spread drops points that are too close for a glyph.
 func spread(pts []point) (some []point) {
 	for i, p := range pts {
 		if n := len(some); i == 0 || math.Hypot(p.x-some[n-1].x, p.y-some[n-1].y) >= 16 {
@@ -300,7 +291,7 @@ func spread(pts []point) (some []point) {
 	return some
 }
 
-// names writes the name of each line where it ends, moved up or down until none hides another.
+// names writes the name of each line at its end, moved up or down until none overlap.
 func (p *panel) names(b *picture, right, top, bottom float64, at func(*line, int) point) {
 	type label struct {
 		l   *line
@@ -340,7 +331,6 @@ func (p *panel) names(b *picture, right, top, bottom float64, at func(*line, int
 	}
 }
 
-// share is where v is between the ends of a, from 0 to 1.
 func (a *axis) share(v float64) float64 {
 	lo, hi := a.min, a.max
 	if a.log {
@@ -349,7 +339,7 @@ func (a *axis) share(v float64) float64 {
 	return min(max((v-lo)/(hi-lo), 0), 1)
 }
 
-// usual are the ticks of an axis that names none: powers of ten, or about five at a round step.
+// usual are the default ticks: powers of ten, or about five at a round step.
 func (a *axis) usual() (ticks []tick) {
 	if a.log {
 		return decades(a.min, a.max)
@@ -366,7 +356,6 @@ func (a *axis) usual() (ticks []tick) {
 	return ticks
 }
 
-// decades are the powers of ten from lo to hi.
 func decades(lo, hi float64) (ticks []tick) {
 	for e := math.Ceil(math.Log10(lo) - 1e-9); e <= math.Log10(hi)+1e-9; e++ {
 		v := math.Pow(10, e)
@@ -375,8 +364,7 @@ func decades(lo, hi float64) (ticks []tick) {
 	return ticks
 }
 
-// logAxis is an axis that has room for all of the values, and ends at powers of ten. A logarithm has no zero: it is put below
-// everything else, and called what it is.
+// logAxis goes from one power of ten to another. Zero has no logarithm: it is below everything else, as "none".
 func logAxis(label string, values ...[]float64) axis {
 	lo, hi, none := math.Inf(1), math.Inf(-1), false
 	for _, v := range slices.Concat(values...) {
@@ -400,7 +388,6 @@ func logAxis(label string, values ...[]float64) axis {
 	return a
 }
 
-// at are ticks at the values.
 func at(values ...float64) (ticks []tick) {
 	for _, v := range values {
 		ticks = append(ticks, tick{v, number(v)})
@@ -408,7 +395,7 @@ func at(values ...float64) (ticks []tick) {
 	return ticks
 }
 
-// number is v as a tick or a cell has it: three digits that count, thousands apart.
+// number has three significant digits and commas.
 func number(v float64) string {
 	if v == 0 {
 		return "0"
@@ -428,7 +415,6 @@ func number(v float64) string {
 	return whole
 }
 
-// wrap breaks s into lines of no more than n letters.
 func wrap(s string, n int) (lines []string) {
 	for word := range strings.FieldsSeq(s) {
 		if k := len(lines) - 1; k >= 0 && len([]rune(lines[k]+" "+word)) <= n {

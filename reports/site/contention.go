@@ -9,27 +9,24 @@ import (
 	"time"
 )
 
-// derived is what follows from the data of a result: charts by the name of their file, and what stands between the comments
-// of its page, by name.
+// derived has charts by file name, and tables by the name that the page's comments have for them.
 type derived struct {
 	charts map[string]*chart
 	tables map[string]string
 }
 
-// Sweeps of the experiment on contention, by their names in its config.json, and the number of contenders at which locks
-// are compared.
+// Sweeps by their names in config.json, and the number of contenders at which locks are compared.
 const (
 	hotKey      = "hot key"
-	network     = "network" // the hot key, and messages take as long as between hosts
-	apart       = "apart"   // the hot key, and the load leaves a processor to the server
+	network     = "network" // the hot key, with messages as slow as between hosts
+	apart       = "apart"   // the hot key, with a processor left to the server
 	withWork    = "work"
 	uncontended = "uncontended"
-	floor       = "ping"  // not a lock: a PING for each acquisition and each release
-	baton       = "baton" // not a lock: an element of a list that is taken and given back
+	floor       = "ping"  // no lock: a PING for each acquisition and each release
+	baton       = "baton" // no lock: a list element that is taken and given back
 	crowd       = 200
 )
 
-// groups are the locks that share a drawing.
 var groups = []struct {
 	file, on string
 	locks    []string
@@ -71,7 +68,6 @@ func contention(data []byte) (*derived, error) {
 	return d, nil
 }
 
-// working is the work under a lock in words.
 func working(w time.Duration) string {
 	if w == 0 {
 		return "no work"
@@ -81,7 +77,6 @@ func working(w time.Duration) string {
 
 func perSecond(v float64) string { return number(v) + "/s" }
 
-// hotTable has a row for each lock and a column for each number of contenders.
 func hotTable(hot runs, cell func(*run) string) string {
 	head := []string{"lock"}
 	for _, n := range hot.contenders() {
@@ -117,19 +112,18 @@ func waitsCell(r *run) string {
 	return fmt.Sprintf("%s, %s, %s", r.waits.cell(0.5), r.waits.cell(0.99), r.waits.cell(0.999))
 }
 
-// releaseCell is how long releases take, median and 99th percentile in milliseconds: one request each, for most locks.
+// Median and 99th percentile, in ms.
 func releaseCell(r *run) string {
 	switch {
 	case r.Release.Count == 0:
 		return "·"
-	case r.Release.Count < 100: // the percentile would be the longest
+	case r.Release.Count < 100: // the percentile would be the maximum
 		return number(r.Release.P50) + ", ·"
 	default:
 		return number(r.Release.P50) + ", " + number(r.Release.P99)
 	}
 }
 
-// hotPanel has a line for each lock against the number of contenders.
 func hotPanel(heading string, height float64, hot runs, locks []string, add func(l *line, contenders float64, r *run)) panel {
 	list := hot.contenders()
 	p := panel{heading: heading, height: height, x: axis{label: "contenders", log: true, min: float64(list[0]) * 0.9, max: float64(list[len(list)-1]) * 1.1}}
@@ -183,7 +177,6 @@ func waitsChart(hot runs, locks []string, on string) *chart {
 	return c
 }
 
-// addWait adds a quantile of r's waits to a line.
 func (l *line) addWait(x float64, r *run, q float64) {
 	if !r.waits.tells(q) {
 		return
@@ -198,15 +191,15 @@ func (l *line) addWait(x float64, r *run, q float64) {
 	l.add(x, max(w.Millis, 0.01)) // where the axis ends
 }
 
-// peersOf are the runs of other libraries' locks among those named, with no work.
+// Other libraries' locks, with no work.
 func peersOf(hot runs, locks []string, contenders int) runs {
 	return hot.where(func(r *run) bool {
 		return r.Machine.Library != "" && r.Config.Contenders == contenders && r.Config.Work == 0 && slices.Contains(locks, r.Config.Backend)
 	})
 }
 
-// handOff is the least time that a critical section of a lock took without work: from a release to the next grant, and on
-// to the next release.
+// handOff is the least time that a critical section of a lock took without work: from a release to the next grant and
+// its release.
 func handOff(hot runs, lock string) time.Duration {
 	most := 0.0
 	for _, n := range hot.contenders() {
@@ -220,8 +213,8 @@ func handOff(hot runs, lock string) time.Duration {
 	return time.Duration(float64(time.Second) / most)
 }
 
-// ceiling is the greatest throughput that the lock of r could have: one critical section at a time, each as long as the work
-// of r's holders and the hand-off. share is how much of it r reached.
+// ceiling is the greatest possible throughput of r's lock, and the share of it that r reached: one critical section at
+// a time, each as long as the work of r's holders and the hand-off.
 func ceiling(hot runs, r *run) (perS, share float64) {
 	h := handOff(hot, r.Config.Backend)
 	if h == 0 {
@@ -289,10 +282,10 @@ func ceilings(all runs) (*chart, string) {
 	}, table([]string{"lock", "work", "held for", "hand-off", "ceiling", "measured", "share", "99 % of waits, ms", "starved"}, rows)
 }
 
-// quick is what an uncontended acquisition may take, in milliseconds, for its rate to count as sustained.
+// quick is the p99 in ms below which an uncontended rate counts as sustained.
 const quick = 5
 
-// sustained is the highest of the offered rates up to which p99 stayed below quick, or nil.
+// sustained is the highest rate up to which p99 stayed below quick, or nil.
 func sustained(open runs) *run {
 	var last *run
 	for _, r := range byRate(open) {
@@ -357,7 +350,6 @@ func ratesChart(open runs) *chart {
 	}
 }
 
-// contentionClaims are the goals of the lock with a queue, and of the others against the libraries of their services.
 func contentionClaims(all runs) (list []claim) {
 	hot, work, open := all.of(hotKey), all.of(withWork), all.of(uncontended).by("redis")
 	redis := groups[0].locks
@@ -400,7 +392,7 @@ func contentionClaims(all runs) (list []claim) {
 	}{{"with the most throughput", fastest}, {"with the shortest tail", shortestTail}} {
 		s := best(peersOf(hot, redis, crowd), c.by)
 		add(fmt.Sprintf("%d contenders: p99 of waits at most 1/10 of that of the other library %s", crowd, c.name), r.tells() && s.tells(), func() (string, bool) {
-			a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is longer than that, so much the better
+			a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is a lower bound, so much the better
 			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.waits.cell(0.99), number(b.Millis), s.Config.Backend, number(a.Millis/b.Millis)) +
 				map[bool]string{true: ", or less", false: ""}[b.Longer], !a.Longer && a.Millis <= b.Millis/10
 		})

@@ -63,7 +63,6 @@ func openTable(open runs) string {
 	return table([]string{"lock", "offered", "sections", "median, ms", "99 %", "99.9 %", "inversions", "overtaken", "most often", "waiting at the end"}, rows)
 }
 
-// tails is the distribution of waits with and without work, for each way to wait.
 func tails(closed runs) *chart {
 	c := &chart{
 		title: fmt.Sprintf("%d contenders: who waits for how long", crowd),
@@ -90,7 +89,7 @@ func tails(closed runs) *chart {
 	return c
 }
 
-// trim takes away that a wait is known only to be longer, where the words say it.
+// The words say that it is a lower bound.
 func trim(cell string) string { return strings.TrimPrefix(cell, "> ") }
 
 func tailsOf(title string, all runs, locks []string) *chart {
@@ -128,7 +127,6 @@ func curves(heading string, some runs) panel {
 	return p
 }
 
-// shares shows how evenly sections are shared, and how many are overtaken.
 func shares(closed runs) *chart {
 	locks := closed.locks()
 	c := &chart{

@@ -29,8 +29,8 @@ var page = template.Must(template.New("page").Parse(pageSource))
 
 var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
 
-// HTML returns a site of the results: an index, a page for each with its drawings in it, and the files that the pages link
-// to. It needs no server and nothing from elsewhere: index.html can be opened as a file.
+// HTML returns a site of the results: an index, a page for each, and the files that pages link to. It needs no server
+// and no network: index.html can be opened as a file.
 func HTML(results fs.FS) (Files, error) {
 	out := Files{}
 	pages, err := fs.Glob(results, "*/README.md")
@@ -49,7 +49,6 @@ func HTML(results fs.FS) (Files, error) {
 	return out, nil
 }
 
-// render adds a page to the site, and what it links to.
 func render(results fs.FS, name string, source []byte, out Files) error {
 	dir := path.Dir(name)
 	doc := markdown.Parser().Parse(text.NewReader(source))
@@ -117,8 +116,7 @@ var (
 	figure    = regexp.MustCompile(`<td>((?:&gt; )?[\d.,]+(?: ?(?:%|/s|ms|s|µs|[kMG]B))?|—|·)</td>`)
 )
 
-// target is where a link of a page leads in the site: to the index.html of a folder, or to a file, which is then to be
-// part of the site.
+// target resolves a link of a page: to the index.html of a folder, or to a file that must be part of the site.
 func target(results fs.FS, dir, link string) (to, file string, err error) {
 	u, err := url.Parse(link)
 	if err != nil {

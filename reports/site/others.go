@@ -15,7 +15,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// blocked draws how long a dead holder is in the way against its TTL.
+// How long a dead holder blocks others, against its TTL.
 func blocked(data []byte) (*derived, error) {
 	all, err := reports.DecodeSummaries(bytes.NewReader(data))
 	if err != nil {
@@ -24,7 +24,7 @@ func blocked(data []byte) (*derived, error) {
 	if len(all) == 0 {
 		return nil, errors.New("there are no runs in it")
 	}
-	most, least := 0.0, math.Inf(1) // of a lock's time by its TTL
+	most, least := 0.0, math.Inf(1) // of the ratio to the TTL
 	for _, r := range all {
 		if r.TTL <= 0 || r.Blocked <= 0 {
 			return nil, fmt.Errorf("%s, TTL %v: blocked for %v", r.Lock, time.Duration(r.TTL), time.Duration(r.Blocked))
@@ -63,7 +63,7 @@ func blocked(data []byte) (*derived, error) {
 	}}}, nil
 }
 
-// memory draws what Redis uses while ten million locks are made and expire.
+// Redis's memory while ten million locks are made and expire.
 func memory(data []byte) (*derived, error) {
 	all, err := servercost.Decode(bytes.NewReader(data))
 	if err != nil {
@@ -112,7 +112,6 @@ func memory(data []byte) (*derived, error) {
 	return d, nil
 }
 
-// shortSources are the sources of tokens as a tick has them, for which there is little room.
 var shortSources = map[string]string{
 	"Redis: SET NX PX, a lock without a token":  "SET",
 	"Redis: INCR, a token without a lock":       "INCR",
@@ -121,7 +120,6 @@ var shortSources = map[string]string{
 	"etcd: `etcdlock`, the revision of its key": "lock",
 }
 
-// tokens draws what a token costs, a place on the axis for each source.
 func tokens(data []byte) (*derived, error) {
 	all, err := servercost.Decode(bytes.NewReader(data))
 	if err != nil {

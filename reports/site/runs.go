@@ -15,14 +15,13 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// run is a line of an experiment's data, with what follows from it.
 type run struct {
 	*load.Result
 	waits  waits
-	rounds runs // those that differ in the round alone, this one among them, in their order; set by medians
+	rounds runs // the runs of the same config, this one included, by round; set by medians
 }
 
-// runs are those of an experiment, in the order in which they were made.
+// In recorded order.
 type runs []*run
 
 func decodeRuns(data []byte) (runs, error) {
@@ -57,8 +56,8 @@ func decodeRuns(data []byte) (runs, error) {
 	return all, nil
 }
 
-// medians are one run of each config, with its rounds: the one with the median throughput, or in the open model, where throughput is
-// what was offered, with the median of the 99th percentile of waits. Of two in the middle it is the worse one.
+// medians are one run of each config, with its rounds: the one with the median throughput, or in the open model, where
+// throughput is what was offered, with the median p99. Of two in the middle it is the worse.
 func (all runs) medians() (runs, error) {
 	var configs []load.Config
 	rounds := map[load.Config]runs{}
@@ -89,7 +88,6 @@ func (all runs) medians() (runs, error) {
 	return medians, nil
 }
 
-// rounds is how often each run was made.
 func (all runs) rounds() int {
 	n := 1
 	for _, r := range all {
@@ -98,7 +96,7 @@ func (all runs) rounds() int {
 	return n
 }
 
-// perSecond is r's critical sections per second, and the fewest and the most of all rounds.
+// perSecond is r's throughput, with the lowest and highest of all rounds.
 func (r *run) perSecond() string {
 	s := perSecond(r.SectionsPerS)
 	if len(r.rounds) > 1 {
@@ -108,12 +106,10 @@ func (r *run) perSecond() string {
 	return s
 }
 
-// worst is the round in which the lock was shared least evenly.
 func (r *run) worst() *run {
 	return slices.MinFunc(r.rounds, func(a, b *run) int { return cmp.Compare(a.Share.Jain, b.Share.Jain) })
 }
 
-// starved is how many contenders starved, and how many never held the lock, in all rounds.
 func (r *run) starved() (starved, without int) {
 	for _, r := range r.rounds {
 		starved, without = starved+r.Share.Starved, without+r.Share.Without
@@ -121,13 +117,12 @@ func (r *run) starved() (starved, without int) {
 	return starved, without
 }
 
-// idle reports whether nobody held the lock in some round.
 func (r *run) idle() bool {
 	return slices.ContainsFunc(r.rounds, func(r *run) bool { return r.Sections == 0 })
 }
 
-// times is r's throughput by that of s, and what it rests on. The runs of one round follow each other, so it is the
-// median of the rounds' ratios; of two in the middle, the lesser.
+// times is r's throughput divided by that of s, with its basis in words. Runs of one round follow each other, so it is
+// the median of the rounds' ratios; of two in the middle, the lesser.
 func (r *run) times(s *run) (ratio float64, from string) {
 	var ratios []float64
 	for i := range r.rounds {
@@ -147,22 +142,19 @@ func (all runs) where(ok func(*run) bool) (some runs) {
 	return some
 }
 
-// of are the runs of a sweep.
 func (all runs) of(sweep string) runs {
 	return all.where(func(r *run) bool { return r.Config.Name == sweep })
 }
 
-// by are the runs of a lock.
 func (all runs) by(lock string) runs {
 	return all.where(func(r *run) bool { return r.Config.Backend == lock })
 }
 
-// own reports whether r is of one of this module's locks.
+// This module's locks.
 func (r *run) own() bool {
 	return r.Machine.Library == "" && r.Config.Backend != floor && r.Config.Backend != baton
 }
 
-// closed returns the run of the closed model, or nil.
 func (all runs) closed(lock string, contenders int, work time.Duration) *run {
 	return first(all.where(func(r *run) bool {
 		c := r.Config
@@ -177,7 +169,6 @@ func first(all runs) *run {
 	return all[0]
 }
 
-// distinct are the values that runs have, in the order of the runs.
 func distinct[R any, T comparable](all []R, of func(R) T) (list []T) {
 	for _, r := range all {
 		if v := of(r); !slices.Contains(list, v) {
@@ -189,31 +180,26 @@ func distinct[R any, T comparable](all []R, of func(R) T) (list []T) {
 
 func backend(r *run) string { return r.Config.Backend }
 
-// locks are the names of those that were measured, this module's first.
+// This module's are first.
 func (all runs) locks() []string {
 	return append(distinct(all.where((*run).own), backend), distinct(all.where(func(r *run) bool { return !r.own() }), backend)...)
 }
 
-// contenders are the numbers of them, in order.
 func (all runs) contenders() []int {
 	return slices.Sorted(slices.Values(distinct(all, func(r *run) int { return r.Config.Contenders })))
 }
 
-// works are the lengths of the work under the lock, in order.
 func (all runs) works() []time.Duration {
 	return slices.Sorted(slices.Values(distinct(all, func(r *run) time.Duration { return r.Config.Work.D() })))
 }
 
-// waits are those of a run, for tables and drawings.
 type waits struct{ load.Waits }
 
-// tells reports whether there are acquisitions enough for the quantile.
+// There are enough acquisitions for the quantile.
 func (w waits) tells(q float64) bool { return !math.IsNaN(w.Quantile(q).Millis) }
 
-// tells reports whether r was recorded, and its 99th percentile can be told.
 func (r *run) tells() bool { return r != nil && r.waits.tells(0.99) }
 
-// cell is a quantile as a table has it: a point where there are too few to tell.
 func (w waits) cell(q float64) string {
 	x := w.Quantile(q)
 	switch {
@@ -228,11 +214,11 @@ func (w waits) cell(q float64) string {
 	}
 }
 
-// curve is the share of acquisitions that wait for longer, in per cent, against the wait.
+// curve is the percentage of acquisitions that wait longer, against the wait.
 func (w waits) curve() (ms, percent []float64) {
 	last := math.Inf(1)
 	for i, s := range w.Steps {
-		// Enough points for a drawing: one for each twentieth that the share shrinks by, and the ends.
+		// One point for each 5 % that the share shrinks by.
 		if i == 0 || i == len(w.Steps)-1 || s.Left < last*0.95 {
 			if s.Left < 1e-4 {
 				s.Left = 1e-4
@@ -246,7 +232,6 @@ func (w waits) curve() (ms, percent []float64) {
 	return ms, percent
 }
 
-// machine says where the runs were made.
 func (all runs) machine() string {
 	m := all[0].Machine
 	given := func(of func(*run) string) string {
@@ -269,7 +254,6 @@ func (all runs) machine() string {
 	return s + ".\n"
 }
 
-// best is the run that comes first in the order of by, or nil.
 func best(all runs, by func(a, b *run) int) *run {
 	if len(all) == 0 {
 		return nil
@@ -281,7 +265,7 @@ func fastest(a, b *run) int { return cmp.Compare(b.SectionsPerS, a.SectionsPerS)
 
 func shortestTail(a, b *run) int { return cmp.Compare(a.tail(), b.tail()) }
 
-// tail orders runs by the 99th percentile: one that is only known to be longer comes late, and one that is not known last.
+// tail is a sort key, the p99: lower bounds come late, unknown ones last.
 func (r *run) tail() float64 {
 	switch p99 := r.waits.Quantile(0.99); {
 	case !r.tells():
@@ -293,11 +277,11 @@ func (r *run) tail() float64 {
 	}
 }
 
-// evenly is the Jain's index from which on a lock counts as shared evenly.
+// The least Jain's index that counts as even.
 const evenly = 0.999
 
-// mostEven is the greatest Jain's index that r could have: where critical sections are few, some contenders have one more
-// than the others, whatever the lock.
+// mostEven is the greatest possible Jain's index of r: with few critical sections, some contenders have one more than
+// others.
 func (r *run) mostEven() float64 {
 	n := int64(r.Config.Contenders)
 	if r.Sections == 0 || n == 0 {
@@ -308,19 +292,19 @@ func (r *run) mostEven() float64 {
 	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
 }
 
-// tooFew reports whether r's index is below that only because critical sections were too few.
+// r's index is below evenly only because there were too few critical sections.
 func (r *run) tooFew() bool {
 	most := r.mostEven()
 	return r.Share.Jain < evenly && most < evenly && r.Share.Jain >= most-(1-evenly)
 }
 
-// even reports whether the lock was shared evenly, as far as r can tell: there was one critical section for each at least.
+// even also requires one critical section for each contender.
+// contender at least.
 func (r *run) even() bool {
 	return r.Share.Jain >= evenly || r.tooFew() && r.Sections >= int64(r.Config.Contenders)
 }
 
-// fair are the goals of a lock with a queue: it is shared evenly and nobody starves, in every round, and the longest waits
-// are near the median.
+// The goals of a lock with a queue.
 func fair(says string, r *run) []claim {
 	even := claim{says: says + "Jain's index at least 0.999", missing: r == nil}
 	fed := claim{says: says + "nobody starves", missing: r == nil}
@@ -341,7 +325,7 @@ func fair(says string, r *run) []claim {
 	return []claim{even, fed, tail}
 }
 
-// table is one in Markdown.
+// Markdown.
 func table(head []string, rows [][]string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(head, " | "), strings.Repeat(" --- |", len(head)))
@@ -351,13 +335,12 @@ func table(head []string, rows [][]string) string {
 	return b.String()
 }
 
-// claim is a goal, and what the data says of it.
 type claim struct {
 	says     string
 	measured string
 	holds    bool
 	missing  bool // it was not recorded
-	open     bool // the data cannot tell
+	open     bool // the data is not enough to tell
 }
 
 func claims(list []claim) string {
@@ -377,7 +360,6 @@ func claims(list []claim) string {
 	return table([]string{"goal", "measured", "met"}, rows)
 }
 
-// kept is whether this module's locks excluded and issued increasing tokens in all runs.
 func kept(all runs) claim {
 	var c load.Checks
 	n := 0

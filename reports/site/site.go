@@ -1,6 +1,5 @@
-// Package site makes what the recorded results are shown with: charts and tables of their pages, and a site of all pages.
-//
-// Everything follows from the data alone, and is the same each time.
+// Package site makes charts and tables for the pages of the recorded results, and a site of all pages, from the data
+// alone.
 package site
 
 import (
@@ -16,7 +15,6 @@ import (
 	"strings"
 )
 
-// sources are the results that have charts, with the file of their data and what makes them from it.
 var sources = []struct {
 	dir, data string
 	derive    func(data []byte) (*derived, error)
@@ -28,11 +26,11 @@ var sources = []struct {
 	{"token-costs", "data.jsonl", tokens},
 }
 
-// Files are contents by the path that a file has below a folder, with slashes.
+// Files are contents by path relative to a folder, with slashes.
 type Files map[string][]byte
 
-// Pages returns what follows from the data in the folder of results: the charts, and the pages whose tables are made from
-// it, between comments, with those tables in them. Results that have no data yet have none of that.
+// Pages returns the charts made from the data in the results folder, and the pages with the tables made from it between
+// their comments. Results without data are skipped.
 func Pages(results fs.FS) (Files, error) {
 	out := Files{}
 	for _, s := range sources {
@@ -65,7 +63,8 @@ func Pages(results fs.FS) (Files, error) {
 	return out, nil
 }
 
-// fill puts the tables between the comments of a page that name them, and complains about one that has no place or no table.
+// fill puts the tables between the comments that name them. A table without a place and a place without a table are
+// errors.
 func fill(page []byte, tables map[string]string) ([]byte, error) {
 	var b strings.Builder
 	rest := string(page)
@@ -97,7 +96,7 @@ func fill(page []byte, tables map[string]string) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// Differ lists the files that aren't in the folder as they are in f.
+// Differ lists the files of f that are missing in the folder or differ from it.
 func (f Files) Differ(folder fs.FS) (names []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(f)) {
 		b, err := fs.ReadFile(folder, name)
@@ -111,7 +110,7 @@ func (f Files) Differ(folder fs.FS) (names []string, err error) {
 	return names, nil
 }
 
-// Write writes the files into a folder, which it makes if need be. Files that are there and not in f stay.
+// Write writes the files into a folder, which it creates. It removes no other files.
 func (f Files) Write(dir string) error {
 	for _, name := range slices.Sorted(maps.Keys(f)) {
 		file := filepath.Join(dir, filepath.FromSlash(name))
