@@ -24,20 +24,19 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Experiment is a config.json: a list of runs that are made one after the other on one machine.
+// Experiment is a config.json: a list of runs, made one after the other on one machine.
 type Experiment struct {
 	About string `json:"about"`
-	// Servers says how the server of a lock service is started; those that it doesn't name, as the testbed has them.
+	// Servers says how lock services are started; others have the testbed's defaults.
 	Servers map[string]competitors.ServerSpec `json:"servers"`
-	// Defaults is what the sweeps don't say.
+	// Defaults apply where a sweep says nothing.
 	Defaults load.Config `json:"defaults"`
-	// Rounds is how often all the sweeps are made, one time after the other, since a machine's speed changes within minutes.
-	// 0: once.
+	// Rounds is how often all sweeps are repeated, since a machine's speed changes within minutes; 0: once.
 	Rounds int     `json:"rounds"`
 	Sweeps []Sweep `json:"sweeps"`
 }
 
-// Sweep is a run for each combination of its lists. The locks change fastest, so that competitors run one after the other.
+// Sweep is a run for each combination of its lists. Backends vary fastest, so that competitors run one after the other.
 type Sweep struct {
 	Name       string          `json:"name"`
 	Backends   []string        `json:"backends"`
@@ -46,14 +45,14 @@ type Sweep struct {
 	Delay      load.Duration   `json:"delay"`
 	Rates      []float64       `json:"rates"` // none: the closed model
 	Keys       uint64          `json:"keys"`
-	// Connections is how many clients the contenders of a lock share, if not one each.
+	// Connections is how many clients the contenders of a lock share; default: one each.
 	Connections map[string]int `json:"connections"`
 	Processors  int            `json:"processors"`
 	Duration    load.Duration  `json:"duration"`
 	Warmup      load.Duration  `json:"warmup"`
 }
 
-// ReadExperiment reads dir/config.json, and lists its runs.
+// ReadExperiment reads dir/config.json and lists its runs.
 func ReadExperiment(dir string) (*Experiment, []load.Config, error) {
 	path := filepath.Join(dir, "config.json")
 	b, err := os.ReadFile(path)
@@ -76,7 +75,7 @@ func ReadExperiment(dir string) (*Experiment, []load.Config, error) {
 	return e, configs, nil
 }
 
-// Configs are the runs in their order.
+// Configs returns the runs in order.
 func (e *Experiment) Configs() (all []load.Config, err error) {
 	for name := range e.Servers {
 		if !slices.Contains(locks.Names(), name) {
@@ -100,7 +99,6 @@ func (e *Experiment) Configs() (all []load.Config, err error) {
 	return all, nil
 }
 
-// add adds the runs of s to all.
 func (s Sweep) add(all []load.Config, c load.Config) ([]load.Config, error) {
 	backends := orElse(s.Backends, c.Backend)
 	for name := range s.Connections {
@@ -140,8 +138,8 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// Run runs the experiment of dir/config.json on servers from a testbed, and writes dir/data.jsonl when all is done. If sweep isn't empty it
-// runs the sweeps of that name alone, and the others' lines stay. A seed other than nil is in place of those that the file has.
+// Run runs the experiment of dir/config.json on servers from a testbed, and writes dir/data.jsonl at the end. With a
+// sweep it runs the sweeps of that name and keeps the lines of the others. A seed overrides that of the file.
 func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64, progress io.Writer) (err error) {
 	e, configs, err := ReadExperiment(dir)
 	if err != nil {
@@ -183,17 +181,17 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 		}
 		_, _ = fmt.Fprintln(progress, started[service])
 	}
-	partial := file + ".partial" // for an end that comes before all have run
+	partial := file + ".partial" // in case not all runs are made
 	saved, err := os.OpenFile(partial, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, saved.Close()) }()
-	id := uuid.NewString()[:8] // so that leases which a lock has left behind in an earlier run are in nobody's way
-	var faults []error         // told when all is done: they are results too
+	id := uuid.NewString()[:8] // leases left behind by an earlier run have other keys
+	var faults []error         // returned at the end: they are results too
 	for i, c := range todo {
 		s := started[competitors.Service(c.Backend)]
-		// Each in a process of its own, so that none begins with what another has left in memory.
+		// Each has a process of its own, so that none starts with another's garbage.
 		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.String()}.runAlone(ctx)
 		if res != nil && res.Cut {
 			res, err = nil, cmp.Or(context.Cause(ctx), err, errors.New("it was cut short"))
@@ -232,7 +230,7 @@ func encode(res *load.Result) ([]byte, error) {
 	return line.Bytes(), err
 }
 
-// others are the lines that file has of all runs but those of the sweep, each of which must be there; none if sweep is empty.
+// others returns the lines of all runs outside of the sweep, each of which must be in the file.
 func others(file, sweep string, configs []load.Config) (lines map[load.Config][]byte, err error) {
 	lines = map[load.Config][]byte{}
 	if sweep == "" {
@@ -260,7 +258,7 @@ func others(file, sweep string, configs []load.Config) (lines map[load.Config][]
 			return nil, fmt.Errorf("%s, line %d: %w", file, n, err)
 		}
 		switch c := r.Config; {
-		case c.Name == sweep: // others come in their place, also if the sweep is not what it was
+		case c.Name == sweep: // replaced, even if the sweep has changed
 		case !slices.Contains(configs, c):
 			return nil, fmt.Errorf("%s, line %d, is of a run that config.json doesn't have, %q: %s: %s", file, n, c.Name, describe(c), again)
 		case lines[c] != nil:

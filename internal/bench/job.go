@@ -27,11 +27,11 @@ type Job struct {
 	Prefix string // Config's, which isn't in its JSON
 	Addrs  []string
 	Server string
-	Start  time.Time // when the load begins, once all are connected; zero: at once
+	Start  time.Time // of the load, once all are connected; zero: at once
 }
 
-// Check returns an error if this machine can't run c. Its processors are none of [load.Config.Check]'s business, for
-// what was recorded on another machine can be read all the same.
+// Check returns an error if this machine can't run c. [load.Config.Check] doesn't know the machine's processors, so
+// that records of other machines can be read.
 func Check(c load.Config) error {
 	if n := runtime.NumCPU(); c.Processors > n {
 		return fmt.Errorf("-processors %d; there are %d here, and 0 is all of them", c.Processors, n)
@@ -39,10 +39,10 @@ func Check(c load.Config) error {
 	return c.Check()
 }
 
-// ErrLate is the error of a run that comes after its Start.
+// ErrLate is the error of a run that starts after its Start.
 var ErrLate = errors.New("it has passed: this process would begin after the others; choose a later one")
 
-// UntilStart is how long it is until j begins.
+// UntilStart is the time left until j starts.
 func (j Job) UntilStart() (time.Duration, error) {
 	if j.Start.IsZero() {
 		return 0, nil
@@ -54,7 +54,6 @@ func (j Job) UntilStart() (time.Duration, error) {
 	return d, nil
 }
 
-// begin waits for the start.
 func (j Job) begin(ctx context.Context) error {
 	wait, err := j.UntilStart()
 	if err != nil {
@@ -68,10 +67,10 @@ func (j Job) begin(ctx context.Context) error {
 	}
 }
 
-// Open opens a client of a lock; tests have another.
+// Open opens a client of a lock. Tests replace it.
 var Open = competitors.Open
 
-// Run runs j in this process. An error beside a result is as that of [load.Run].
+// Run runs j in this process. It can return a result and an error, as [load.Run].
 func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(load.Sample)) (*load.Result, error) {
 	c := j.Config
 	c.Prefix = j.Prefix
@@ -93,11 +92,11 @@ func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(l
 	})
 }
 
-// ChildEnv tells a process that it is a child. It reads its job from its standard input, a line of JSON, and writes its
-// result. It ends its run before its time when the input ends: its parent has ended, or wants it to.
+// ChildEnv marks a process that reads a [Job] from standard input, a line of JSON, and writes its result. It cuts its
+// run short when the input ends.
 const ChildEnv = "FENCELAB_CONTEND_CHILD"
 
-// Child is what such a process does.
+// Child is the main function of such a process.
 func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	in := json.NewDecoder(stdin)
 	var j Job
@@ -106,7 +105,7 @@ func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	go func() { // ends with the input, which the end of the process closes
+	go func() { // ends with the input, at the latest when the process ends
 		_, _ = io.Copy(io.Discard, stdin)
 		cancel(errors.New("contend: told to stop"))
 	}()
@@ -117,7 +116,7 @@ func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	return errors.Join(err, json.NewEncoder(stdout).Encode(res))
 }
 
-// runAlone runs j in a process of its own, which doesn't outlive this one.
+// runAlone runs j in a child process, which doesn't outlive this one.
 func (j Job) runAlone(ctx context.Context) (*load.Result, error) {
 	self, err := os.Executable()
 	if err != nil {

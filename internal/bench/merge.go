@@ -13,8 +13,8 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// Merge makes one result of those in the logs of processes, on as many hosts, that have taken part in one run and printed
-// their results as lines. What a log has before the result in its line, and other lines, are skipped.
+// Merge adds up the results in the logs of the processes of one run, on one host or several. Other lines, and anything
+// before a result in its line, are skipped.
 func Merge(logs io.Reader) (*load.Result, error) {
 	var results []*load.Result
 	in := bufio.NewReader(logs)
@@ -41,8 +41,8 @@ func Merge(logs io.Reader) (*load.Result, error) {
 	}
 }
 
-// oneRun returns an error if the results can't be of one run: they offered different loads, the same arrivals, or at
-// different times; or if one is there twice.
+// oneRun returns an error if the results can't be of one run: another load, the same arrivals, another time, or a
+// duplicate.
 func oneRun(results []*load.Result) error {
 	same := shared(results[0].Config)
 	processes, seeds := map[string]int{}, map[uint64]int{}
@@ -73,7 +73,7 @@ func oneRun(results []*load.Result) error {
 	return nil
 }
 
-// shared is what the processes of a run have in common.
+// shared is the part of a config that all processes of a run have in common.
 func shared(c load.Config) load.Config {
 	c.Name, c.Contenders, c.Connections, c.Processes, c.Seed = "", 0, 0, 0, 0
 	if c.Rate > 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// Progress returns what writes a line to w for each second of samples.
+// Progress returns a function that writes a line to w for each second of samples.
 func Progress(w io.Writer) func(load.Sample) {
 	var acc load.Sample // since the last line, with its T
 	return func(s load.Sample) {
@@ -28,7 +28,6 @@ func Progress(w io.Writer) func(load.Sample) {
 	}
 }
 
-// millis prints milliseconds with as many digits as they are worth.
 func millis(ms float64) string {
 	switch {
 	case ms >= 1000:
@@ -41,7 +40,7 @@ func millis(ms float64) string {
 	return fmt.Sprintf("%.3f ms", ms)
 }
 
-// Summary is a result for people.
+// Summary is a result as text.
 func Summary(r *load.Result) string {
 	var b strings.Builder
 	c := r.Config
@@ -93,7 +92,7 @@ func Summary(r *load.Result) string {
 	return b.String()
 }
 
-// waits are quantiles of the waits of all, those who weren't served among them; 1 is the longest wait.
+// waits are quantiles of all waits, unserved ones included; 1 is the longest.
 func waits(r *load.Result, quantiles ...float64) string {
 	w, err := load.Estimate(r)
 	if err != nil {
@@ -117,13 +116,11 @@ func waits(r *load.Result, quantiles ...float64) string {
 	return strings.Join(words, "  ")
 }
 
-// crowd is how many contenders a process must have for it to tell who overtakes and who starves: it sees its own alone.
+// crowd is how many contenders a process needs to tell overtaking and starvation: it sees only its own.
 const crowd = 10
 
-// tooFew reports whether the processes of c have too few contenders each to tell.
 func tooFew(c load.Config) bool { return c.Processes > 1 && c.Contenders/c.Processes < crowd }
 
-// starved is how many contenders starved.
 func starved(r *load.Result) string {
 	if tooFew(r.Config) {
 		return "starved unknown"
@@ -131,7 +128,6 @@ func starved(r *load.Result) string {
 	return fmt.Sprintf("%d starved%s", r.Share.Starved, within(r.Config))
 }
 
-// within says of what a process sees that there are others.
 func within(c load.Config) string {
 	if c.Processes > 1 {
 		return ", within each process"
@@ -139,7 +135,7 @@ func within(c load.Config) string {
 	return ""
 }
 
-// Broken is an error if the result tells of a lock that doesn't exclude, or whose tokens don't grow.
+// Broken returns an error if the lock didn't exclude, or its tokens didn't increase.
 func Broken(res *load.Result) error {
 	switch c := res.Checks; {
 	case c.Overlaps > 0:
@@ -151,7 +147,7 @@ func Broken(res *load.Result) error {
 	return nil
 }
 
-// Idle is an error if nothing was granted and something failed.
+// Idle returns an error if nothing was granted and something failed.
 func Idle(res *load.Result) error {
 	if res.Sections == 0 && res.Failed > 0 {
 		for kind, e := range res.Errors {

@@ -11,10 +11,10 @@ type alarm struct {
 	close func() error
 }
 
-// newAlarm is another in tests, which run in virtual time.
+// Tests, which run in virtual time, replace it.
 var newAlarm = preciseAlarm
 
-// timerAlarm is an alarm of the runtime's timers, which can be a millisecond late in a process that is otherwise idle.
+// timerAlarm has the runtime's timers, which can be a millisecond late in an idle process.
 func timerAlarm(ctx context.Context) (alarm, error) {
 	return alarm{func(d time.Duration) error { return sleep(ctx, d) }, func() error { return nil }}, nil
 }

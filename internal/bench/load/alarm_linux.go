@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// preciseAlarm is a timer of the kernel's. The runtime waits for it as for a socket, and so not in whole milliseconds.
+// preciseAlarm is a timerfd. The runtime polls it like a socket, not in whole milliseconds.
 func preciseAlarm(ctx context.Context) (alarm, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {

@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// Waits is the Kaplan-Meier estimate of how long acquisitions wait. Of those that failed or still waited at the end only a
-// lower bound is known. Leaving them out makes a lock that starves some look fast; counting them as served makes every lock
+// Waits is the Kaplan-Meier estimate of waits. For acquisitions that failed or still waited at the end only a lower
+// bound is known. Leaving them out makes a lock that starves some look fast; counting them as served makes every lock
 // look faster than it is.
 type Waits struct {
 	Count int64  // acquisitions: granted, failed and still waiting
 	Steps []Step // by Millis
 }
 
-// Step is a time at which a wait ended, or was observed last.
+// Step is a time at which a wait ended, or was last observed.
 type Step struct {
 	Millis float64
 	Left   float64 // the share of acquisitions that wait longer
@@ -54,8 +54,8 @@ func Estimate(r *Result) (Waits, error) {
 	return w, nil
 }
 
-// Quantile is the wait that the share q of acquisitions doesn't exceed. With too few acquisitions for one of them to lie
-// above it the run can't tell, unless a quantile that it can tell is only known to be longer: then so is this one.
+// Quantile is the wait that the share q of acquisitions doesn't exceed. Unless one of them lies above it the run can't
+// tell; but if a smaller quantile is only a lower bound, so is this one.
 func (w Waits) Quantile(q float64) Quantile {
 	finest := 1 - 1/float64(w.Count) // one lies above it
 	x := w.at(min(q, finest))

@@ -8,14 +8,14 @@ import (
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// histogram is of times from 100 ns to an hour, with 3 significant digits. A longer one counts as an hour.
+// histogram has times from 100 ns to an hour, with 3 significant digits. Longer ones count as an hour.
 type histogram struct{ *hdr.Histogram }
 
 func newHistogram() histogram { return histogram{hdr.New(100, int64(time.Hour), 3)} }
 
 func (h histogram) record(d time.Duration) {
 	if err := h.RecordValue(int64(min(max(d, 0), time.Hour))); err != nil {
-		panic(err) // it is in the range
+		panic(err) // it is in range
 	}
 }
 
@@ -23,14 +23,13 @@ func (h histogram) quantile(percent float64) float64 {
 	return millis(float64(h.ValueAtQuantile(percent)))
 }
 
-// latency summarises h.
 func (h histogram) latency() Latency {
 	if h.TotalCount() == 0 {
 		return Latency{}
 	}
 	encoded, err := h.Encode(hdr.V2CompressedEncodingCookieBase)
 	if err != nil {
-		panic(err) // it is written to memory
+		panic(err) // to memory
 	}
 	return Latency{
 		Count: h.TotalCount(), Mean: millis(h.Mean()), Min: millis(float64(h.Min())),
@@ -39,10 +38,9 @@ func (h histogram) latency() Latency {
 	}
 }
 
-// millis is nanoseconds in milliseconds, to a tenth of a microsecond.
+// millis rounds to 0.1 µs.
 func millis(ns float64) float64 { return math.Round(ns/100) / 1e4 }
 
-// histogram decodes l's distribution.
 func (l *Latency) histogram() (histogram, error) {
 	if l.Count == 0 {
 		return newHistogram(), nil
@@ -57,7 +55,6 @@ func (l *Latency) histogram() (histogram, error) {
 	return histogram{h}, nil
 }
 
-// add adds o's distribution to l's.
 func (l *Latency) add(o Latency) error {
 	a, err := l.histogram()
 	if err != nil {

@@ -1,10 +1,8 @@
-// Package load offers load to a lock and measures what becomes of it: how long acquisitions wait, the critical sections a
-// second, in which order grants come, and who gets them.
+// Package load offers load to a lock and measures waits, throughput, the order of grants and fairness.
 //
-// In the open model arrivals come at a rate, whatever the lock does, as the requests of a service's users do. A wait
-// counts from the moment at which the arrival was due. So a stall of the lock shows in every acquisition that came during
-// it, and not only in the few that a load generator that waits would have sent (G. Tene's "coordinated omission"). In the
-// closed model a number of contenders acquire, hold and release over and over, which finds a hot key's maximum throughput.
+// In the open model arrivals come at a rate, whatever the lock does, and a wait counts from the moment at which the
+// arrival was due. So a stall of the lock shows in every acquisition that came during it (no "coordinated omission").
+// In the closed model contenders acquire, hold and release over and over, which finds a hot key's maximum throughput.
 package load
 
 import (
@@ -26,7 +24,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// Lock is a client of a lock service. Contenders that share it call it at the same time.
+// Lock is a client of a lock service. Contenders that share it call it concurrently.
 type Lock interface {
 	// Acquire waits until key is granted or ctx ends.
 	Acquire(ctx context.Context, key string) (Lease, error)
@@ -36,7 +34,7 @@ type Lock interface {
 // Lease is a grant.
 type Lease interface {
 	Fence() uint64 // the fencing token; 0: the lock has none
-	Lost() bool    // whether the holder has been told that its lease has ended; false if it can't be
+	Lost() bool    // the holder was notified that its lease has ended; false if the lock can't notify
 	Release(ctx context.Context) error
 }
 
@@ -57,27 +55,27 @@ type handle struct{ *dlock.Handle }
 
 func (h handle) Lost() bool { return h.Context().Err() != nil }
 
-// Options are the optional parts of a run.
+// Options are optional settings of a run.
 type Options struct {
-	// Registerer gets metrics of the load, with native histograms, which can be added over many processes.
+	// Registerer gets metrics of the load.
 	Registerer prometheus.Registerer
 	// Ready is called once all clients are connected, before the load; its error ends the run.
 	Ready func(ctx context.Context) error
-	// OnSample is called with each part of the window when it is over.
+	// OnSample is called with each sample of the window.
 	OnSample func(Sample)
 	// Server and Library are for [Machine].
 	Server, Library string
-	// Unlocked says that the clients lock nothing: who holds what isn't checked.
+	// Unlocked says that the clients lock nothing, so holders aren't checked.
 	Unlocked bool
 }
 
 const (
 	releaseTimeout = 10 * time.Second
-	errorPause     = 10 * time.Millisecond // of a contender whose acquisition failed, so that it doesn't retry in a hot loop
+	errorPause     = 10 * time.Millisecond // after a failed acquisition, instead of a hot loop
 	openAtOnce     = 32
 )
 
-// Check returns an error that says what is wrong with c.
+// Check returns an error if c is invalid.
 func (c *Config) Check() error {
 	switch {
 	case c.Contenders < 1:
@@ -98,9 +96,9 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Run offers the load of c to locks that open opens: c.Connections of them. When ctx ends the run is cut short, and the
-// result tells so; before the window has begun that is an error. Failed acquisitions are no errors of Run: they are in
-// the result. An error beside a result is of what came after the run, such as a client that could not be closed.
+// Run offers the load of c to c.Connections locks from open. If ctx ends, the run is cut short and the result says so;
+// before the window that is an error. Failed acquisitions are in the result, not in the error. An error with a result
+// is from after the run, such as a client that couldn't be closed.
 func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o *Options) (res *Result, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -120,7 +118,7 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	r := &run{c: c, rec: newRecorder(c.Contenders, newMetrics(o.Registerer)), unlocked: o.Unlocked}
 	r.holders.keys = map[uint64]*holder{}
 	r.backlog.some = sync.NewCond(&r.backlog.mu)
-	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with the window, and no sooner
+	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with the window
 	defer stop(nil)
 	var all errgroup.Group
 	for i := range c.Contenders {
@@ -155,7 +153,7 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	return res, nil
 }
 
-// gcPercent is GOGC as it is now; -1: off.
+// -1: off.
 func gcPercent() int {
 	s := []rtmetrics.Sample{{Name: "/gc/gogc:percent"}}
 	rtmetrics.Read(s)
@@ -198,7 +196,6 @@ func closeAll(locks []Lock) error {
 	return nil
 }
 
-// run is a run under way.
 type run struct {
 	c        Config
 	rec      *recorder
@@ -207,8 +204,8 @@ type run struct {
 	unlocked bool
 }
 
-// watch waits for the end of the warm-up, opens the window, takes the samples and closes the window. It returns why ctx
-// ended, if it ended first.
+// watch opens the window after the warm-up, takes samples and closes the window. It returns why ctx ended, if it ended
+// first.
 func (r *run) watch(ctx context.Context, onSample func(Sample)) error {
 	if err := sleep(ctx, r.c.Warmup.D()); err != nil {
 		return err
@@ -236,17 +233,16 @@ func (r *run) watch(ctx context.Context, onSample func(Sample)) error {
 	return nil
 }
 
-// contend is a contender's life.
 func (r *run) contend(ctx context.Context, i int, l Lock) error {
 	bell, _ := timerAlarm(ctx)
 	if r.c.Work > 0 {
-		if precise, err := newAlarm(ctx); err == nil { // else there are too many, and these wait as long, if not as exactly
+		if precise, err := newAlarm(ctx); err == nil { // else there are too many, and these wait less exactly
 			bell = precise
 		}
 	}
 	next := keys(r.c, uint64(i)+1)
 	if r.c.Rate == 0 && r.c.Contenders > 1 {
-		// They don't all come at once: an order of arrival that the scheduler decides says nothing about the lock.
+		// Not all at once: an order of arrival that the scheduler decides says nothing about the lock.
 		_ = sleep(ctx, time.Duration(i)*(r.c.Warmup.D()/2)/time.Duration(r.c.Contenders)) // the loop checks ctx
 	}
 	for ctx.Err() == nil {
@@ -268,7 +264,7 @@ func (r *run) contend(ctx context.Context, i int, l Lock) error {
 	return bell.close()
 }
 
-// hold serves an arrival, and reports whether the lock was granted.
+// hold reports whether the lock was granted.
 func (r *run) hold(ctx context.Context, l Lock, a arrival, bell alarm) bool {
 	lease, err := l.Acquire(ctx, r.c.Prefix+strconv.FormatUint(a.key, 10))
 	granted := time.Now()
@@ -295,11 +291,10 @@ func (r *run) hold(ctx context.Context, l Lock, a arrival, bell alarm) bool {
 	return true
 }
 
-// gap is the time between two arrivals by the mean; tests make arrivals even.
+// gap is the time between arrivals, divided by the mean. Tests replace it.
 var gap = (*rand.Rand).ExpFloat64
 
-// pace offers arrivals until the run is over, each at its time or, if the machine has let it sleep too long, as soon as it
-// wakes up.
+// pace offers arrivals until the run is over, each when it is due, or at once if that has passed.
 func (r *run) pace(ctx context.Context) (err error) {
 	bell, err := newAlarm(ctx)
 	if err != nil {
@@ -343,14 +338,13 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// keys returns a chooser of keys.
 func keys(c Config, stream uint64) func() uint64 {
 	r := rand.New(rand.NewPCG(c.Seed, stream))
 	return func() uint64 { return r.Uint64N(c.Keys) }
 }
 
-// backlog is the arrivals that no contender has taken yet, a FIFO queue. It has no bound: an arrival that is dropped
-// because nobody was free would be missing from the waits.
+// backlog is a FIFO queue of arrivals that no contender has taken. It is unbounded: an arrival dropped because nobody
+// was free would be missing from the waits.
 type backlog struct {
 	mu     sync.Mutex
 	some   *sync.Cond
@@ -365,7 +359,7 @@ func (b *backlog) put(a arrival) {
 	b.some.Signal()
 }
 
-// take waits for an arrival; false once the backlog is closed.
+// take waits for an arrival, or returns false once the backlog is closed.
 func (b *backlog) take() (a arrival, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

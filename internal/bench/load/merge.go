@@ -8,9 +8,8 @@ import (
 	"slices"
 )
 
-// Merge makes one result of those of several processes that have taken part in one run. Counts, distributions and rates
-// are added. Of what can't be added (quantiles of samples and of the order) it has the greatest: no process has seen
-// another's arrivals.
+// Merge adds up the results of several processes of one run. Quantiles of samples and of the order can't be added: it
+// has the greatest. No process has seen another's arrivals.
 func Merge(results []*Result) (*Result, error) {
 	if len(results) == 0 {
 		return nil, errors.New("load: no results to merge")
@@ -88,7 +87,7 @@ func (m *Result) latencies() []*Latency {
 	return []*Latency{&m.Wait, &m.Unserved, &m.Hold, &m.Release, &m.Pacer, &m.FailedAfter}
 }
 
-// counts are those that add up.
+// counts can be added up.
 func (m *Result) counts() []*int64 {
 	return []*int64{
 		&m.Arrivals, &m.Sections, &m.Failed, &m.BacklogStart, &m.MaxWaiting, &m.Unstarted,

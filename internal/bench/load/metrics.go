@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// metrics is the load as Prometheus sees it, warm-up and all. The histograms are native ones: their buckets are the same
-// in every process, so that quantiles over many pods are computed from sums.
+// metrics include the warm-up. Native histograms have the same buckets in every process, so quantiles over many pods
+// are computed from sums.
 type metrics struct {
 	arrivals, sections prometheus.Counter
 	errors             *prometheus.CounterVec
@@ -16,7 +16,6 @@ type metrics struct {
 	wait, hold, late   prometheus.Histogram
 }
 
-// newMetrics registers metrics with reg, which may be nil and has none of them yet.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	to := promauto.With(reg)
 	histogram := func(name, help string) prometheus.Histogram {

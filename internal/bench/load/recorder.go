@@ -11,22 +11,20 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// arrival is an acquisition from its arrival on.
 type arrival struct {
 	key       uint64
-	seq       uint64 // its number in the order of arrival, from 1
+	seq       uint64 // order of arrival, from 1
 	at        time.Time
 	contender int
 }
 
-// outcome is what became of an arrival, for the order.
 type outcome struct {
 	key, seq     uint64
-	fence, grant uint64 // token and number in the order in which grants were seen; grant 0: unserved
+	fence, grant uint64 // token, and number in the order of grants seen; grant 0: unserved
 	contender    int
 }
 
-// recorder counts. One mutex is enough for it: it is held for some hundred nanoseconds three times a critical section.
+// recorder has one mutex. It is held for some hundred nanoseconds, three times a critical section.
 type recorder struct {
 	m *metrics
 
@@ -52,10 +50,8 @@ func newRecorder(contenders int, m *metrics) *recorder {
 	}
 }
 
-// open reports whether the window is open.
 func (r *recorder) open() bool { return !r.first.IsZero() && r.end.IsZero() }
 
-// begin opens the window.
 func (r *recorder) begin(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +59,7 @@ func (r *recorder) begin(now time.Time) {
 	r.res.BacklogStart, r.res.MaxWaiting = r.waiting, r.waiting
 }
 
-// sample ends a part of the window, and with the last one the window.
+// sample ends a part of the window; the last one closes the window.
 func (r *recorder) sample(now time.Time, last bool) Sample {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,9 +75,9 @@ func (r *recorder) sample(now time.Time, last bool) Sample {
 	return s
 }
 
-// arrive numbers an acquisition. It returns false when the run is over, or was when at came; ended tells which. An arrival
-// that was due before the end and is recorded after it is unserved like any other: a load that stalls at the end must not
-// look better for it.
+// arrive numbers an acquisition. It returns false when the run is over, or was when at came; ended tells which. An
+// arrival due before the end and recorded after it is unserved: a load that stalls at the end must not look better for
+// it.
 func (r *recorder) arrive(at time.Time, key uint64) (a arrival, ok, ended bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,7 +102,6 @@ func (r *recorder) arrive(at time.Time, key uint64) (a arrival, ok, ended bool) 
 	return a, true, false
 }
 
-// paced records how late an arrival was offered.
 func (r *recorder) paced(late time.Duration) {
 	r.m.late.Observe(late.Seconds())
 	r.mu.Lock()
@@ -116,7 +111,7 @@ func (r *recorder) paced(late time.Duration) {
 	}
 }
 
-// served ends an acquisition's wait. It returns false if that was after the window: then it is unserved.
+// served ends a wait, and returns false if that was after the window: then it is unserved.
 func (r *recorder) served(a arrival) bool {
 	r.m.waiting.Dec()
 	if !r.end.IsZero() {
@@ -170,7 +165,7 @@ func (r *recorder) failed(a arrival, err error) {
 	}
 }
 
-// unstarted records an arrival that no contender was ever free for.
+// unstarted records an arrival for which no contender was free.
 func (r *recorder) unstarted(a arrival) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -191,7 +186,7 @@ func (r *recorder) released(hold, release time.Duration, err error) {
 	}
 }
 
-// count counts an error; those of the warm-up too, for they are the same problem.
+// Errors of the warm-up count too: they are the same problem.
 func (r *recorder) count(op string, err error) {
 	kind := op + ": " + errorKind(err)
 	r.m.errors.WithLabelValues(kind).Inc()
@@ -206,7 +201,6 @@ func (r *recorder) count(op string, err error) {
 	r.res.Errors[kind] = e
 }
 
-// errorKind is a word for err.
 func errorKind(err error) string {
 	for _, k := range []struct {
 		err  error
@@ -230,7 +224,7 @@ func errorKind(err error) string {
 	return "other"
 }
 
-// result is the result of a window that is over, and of a run whose contenders have ended.
+// result requires that the window is closed and all contenders have ended.
 func (r *recorder) result() *Result {
 	res := r.res
 	res.Start, res.Seconds = r.first.UTC().Round(time.Millisecond), r.end.Sub(r.first).Seconds()
@@ -249,7 +243,6 @@ func (r *recorder) result() *Result {
 	return &res
 }
 
-// share is how counts are shared.
 func share(counts []int64) Share {
 	s := Share{Counts: counts, Min: slices.Min(counts), Max: slices.Max(counts)}
 	var sum, squares float64
@@ -266,7 +259,7 @@ func share(counts []int64) Share {
 	return s
 }
 
-// holders checks who holds what, as far as this process can see.
+// holders checks exclusion, as far as this process can see.
 type holders struct {
 	mu     sync.Mutex
 	keys   map[uint64]*holder
@@ -280,8 +273,8 @@ type holder struct {
 	inside bool
 }
 
-// enter records a grant of key. Its holder hasn't begun to release it, so the grants of a sound lock come here in the order
-// in which they were made, unless a lease has ended in between.
+// enter records a grant. Its holder hasn't begun to release it, so a sound lock's grants come here in order, unless a
+// lease has ended in between.
 func (h *holders) enter(key uint64, l Lease) *holder {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -304,7 +297,7 @@ func (h *holders) enter(key uint64, l Lease) *holder {
 	return in
 }
 
-// leave records that the holder is about to release.
+// leave is called before the release.
 func (h *holders) leave(in *holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

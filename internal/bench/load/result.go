@@ -7,100 +7,98 @@ import (
 
 // Config says what load to offer to which lock. In JSON durations are strings, as in "50ms".
 type Config struct {
-	// Name tells runs of one experiment apart that differ in nothing else; optional.
+	// Name distinguishes runs of one experiment; optional.
 	Name string `json:"name,omitempty"`
-	// Backend is the lock, by the name that cmd/contend has for it.
+	// Backend is the lock, as cmd/contend names it.
 	Backend string `json:"backend"`
-	// Contenders is how many acquisitions can be under way at a time. In the closed model each acquires, holds and releases
-	// over and over. In the open model they serve the arrivals in order, and waiting for one counts as waiting for the lock.
+	// Contenders is how many acquisitions can be under way at a time. In the closed model each acquires, holds and
+	// releases over and over. In the open model they serve arrivals in order, and waiting for a contender counts as
+	// waiting for the lock.
 	Contenders int `json:"contenders"`
-	// Connections is how many clients of the lock service the contenders share; as many as contenders: one each.
+	// Connections is how many clients the contenders share.
 	Connections int `json:"connections"`
 	// Processes is how many processes a merged result is of.
 	Processes int `json:"processes"`
-	// Processors is the GOMAXPROCS of each, which the caller of [Run] sets; 0: all, for which it competes with a server on
-	// the same host.
+	// Processors is the GOMAXPROCS of each, which the caller of [Run] sets; 0: all, shared with a server on the same
+	// host.
 	Processors int `json:"processors,omitempty"`
 	// Keys is the number of keys; 1 is a hot key.
 	Keys uint64 `json:"keys"`
-	// Rate is the arrivals offered per second, those of a Poisson process: the open model. 0 is the closed one.
+	// Rate is the mean of Poisson arrivals per second: the open model. 0 is the closed one.
 	Rate float64 `json:"rate,omitempty"`
 	// Work is how long a holder holds, TTL the lease.
 	Work Duration `json:"work"`
 	TTL  Duration `json:"ttl"`
-	// Delay is how much longer than on one host a message takes in each direction, see [Wires].
+	// Delay is added to each message in each direction, see [Wires].
 	Delay Duration `json:"delay,omitempty"`
 	// Warmup is the load before the measurement, which lasts for Duration.
 	Warmup   Duration `json:"warmup"`
 	Duration Duration `json:"duration"`
 	// Seed decides the keys and the arrivals.
 	Seed uint64 `json:"seed"`
-	// Round counts the runs of an experiment that differ in nothing else, from 1; 0: there is one.
+	// Round numbers repeated runs of an experiment from 1; 0: there is one.
 	Round int `json:"round,omitempty"`
-	// Prefix begins the name of every key. Runs with the same prefix contend with each other.
+	// Prefix begins every key. Runs with the same prefix contend with each other.
 	Prefix string `json:"-"`
 }
 
-// Result is what a run has measured, and one line of a data.jsonl.
+// Result is what a run has measured, one line of a data.jsonl.
 //
 // It covers a window of Config.Duration after the warm-up. An acquisition counts if it was granted or failed in the
-// window, whenever it arrived. One that was still waiting at the end is in Unserved with what it had waited by then, one
-// that failed in FailedAfter; [Estimate] counts them all. So
+// window, whenever it arrived. One that still waited at the end is in Unserved, one that failed in FailedAfter;
+// [Estimate] counts them all. BacklogStart + Arrivals = Sections + Failed + Unserved.Count.
 //
-//	BacklogStart + Arrivals = Sections + Failed + Unserved.Count
-//
-// A wait counts from the arrival: in the open model from the moment at which it was due, whether or not anybody was free
-// to take it up, and in the closed model from the call.
+// A wait counts from the arrival: in the open model from when it was due, in the closed model from the call.
 type Result struct {
 	Config  Config    `json:"config"`
 	Machine Machine   `json:"machine"`
 	Parts   []Part    `json:"parts,omitempty"`
 	Start   time.Time `json:"start"`     // of the window
-	Seconds float64   `json:"seconds"`   // that the window lasted; less than Config.Duration if it was cut short
-	Cut     bool      `json:"cut_short"` // ended by the user before its time
+	Seconds float64   `json:"seconds"`   // length of the window; less than Config.Duration if it was cut short
+	Cut     bool      `json:"cut_short"` // ended by the user
 
-	Arrivals     int64   `json:"arrivals"`       // acquisitions that began to wait in the window
+	Arrivals     int64   `json:"arrivals"`       // in the window
 	Sections     int64   `json:"sections"`       // grants
 	SectionsPerS float64 `json:"sections_per_s"` // Sections / Seconds
-	Failed       int64   `json:"failed"`         // acquisitions that ended with an error
+	Failed       int64   `json:"failed"`         // acquisitions that returned an error
 	BacklogStart int64   `json:"backlog_start"`  // waiting when the window began
-	MaxWaiting   int64   `json:"max_waiting"`    // the most that waited at a time
-	Unstarted    int64   `json:"unstarted"`      // open model: of Unserved, those for which no contender was ever free
+	MaxWaiting   int64   `json:"max_waiting"`    // at a time
+	Unstarted    int64   `json:"unstarted"`      // open model: of Unserved, those for which no contender was free
 
 	Wait     Latency `json:"wait"`     // arrival to grant, of those granted
 	Unserved Latency `json:"unserved"` // arrival to the end of the window, of those still waiting
-	Hold     Latency `json:"hold"`     // grant to the begin of the release
+	Hold     Latency `json:"hold"`     // grant to the start of the release
 	Release  Latency `json:"release"`  // the call that releases
-	Pacer    Latency `json:"pacer"`    // open model: how late the pacer was with an arrival; it is a part of that arrival's wait
-	// FailedAfter is arrival to error, of those that failed.
+	Pacer    Latency `json:"pacer"`    // open model: how late arrivals were offered, a part of their waits
+	// FailedAfter is arrival to error.
 	FailedAfter Latency `json:"failed_after,omitzero"`
 
-	// Errors counts what went wrong by kind: "acquire: network", "release: lost".
+	// Errors counts errors by kind: "acquire: network", "release: lost".
 	Errors map[string]Errors `json:"errors,omitempty"`
 	Order  Order             `json:"order"`
 	Share  Share             `json:"share"`
 	Checks Checks            `json:"checks"`
 
-	// Samples follow each other at equal times through the window.
+	// Samples are at equal intervals through the window.
 	Samples []Sample `json:"samples"`
 }
 
-// Part is a process that has taken part in a run.
+// Part is a process of a run.
 type Part struct {
-	ID   string `json:"id"` // no other run of a process has it
+	ID   string `json:"id"` // unique
 	Seed uint64 `json:"seed"`
 }
 
-// Machine is where a run took place.
+// Machine is where a run was made.
 type Machine struct {
 	OS      string `json:"os"`
 	Arch    string `json:"arch"`
 	Cores   int    `json:"cores"`
-	Used    int    `json:"gomaxprocs,omitempty"` // of the cores, how many each process of the load used at a time; 0: unknown
+	Used    int    `json:"gomaxprocs,omitempty"` // of the cores, by each process of the load; 0: unknown
 	Go      string `json:"go"`
-	GC      int    `json:"gogc,omitempty"`    // GOGC of the load, in per cent; -1: no garbage collection; 0: unknown
-	Server  string `json:"server,omitempty"`  // as the server says, "3 × etcd 3.6.16 (local)"; empty: unknown
-	Library string `json:"library,omitempty"` // module and version of a lock that isn't this module's
+	GC      int    `json:"gogc,omitempty"`    // GOGC of the load, in per cent; -1: off; 0: unknown
+	Server  string `json:"server,omitempty"`  // as in "3 × etcd 3.6.16 (local)"; empty: unknown
+	Library string `json:"library,omitempty"` // module and version of another library's lock
 }
 
 // Latency is a distribution of times in milliseconds.
@@ -117,24 +115,24 @@ type Latency struct {
 	HDR string `json:"hdr,omitempty"`
 }
 
-// Errors is how often something went wrong, and what was said the first time.
+// Errors is how often something failed, and the first message.
 type Errors struct {
 	Count   int64  `json:"count"`
 	Example string `json:"example"`
 }
 
-// Order compares the order of arrival with the order of grants, key by key. Arrivals are numbered in the process. Grants
-// are in the order of their tokens; of a lock that has none, in the order in which the process saw them. Acquisitions
-// that were still waiting at the end count as granted last, in the order of their arrival.
+// Order compares the order of arrival, as numbered in the process, with the order of grants, key by key. Grants are in
+// the order of their tokens; without tokens, as the process saw them. Acquisitions that still waited at the end count
+// as granted last, in order of arrival.
 //
-// An acquisition is overtaken by one of the same key that arrived later and was granted earlier. A strict FIFO lock shows
-// a few, of those that were overtaken on the way to the server.
+// An acquisition is overtaken by one of the same key that arrived later and was granted earlier. Even a strict FIFO
+// lock shows a few, overtaken on the way to the server.
 type Order struct {
 	By         string `json:"by"`         // "token" or "grant"; empty: nothing was granted
 	Count      int64  `json:"count"`      // acquisitions compared: granted and unserved
-	Inversions int64  `json:"inversions"` // pairs of the same key that were granted in the other order
+	Inversions int64  `json:"inversions"` // pairs of the same key granted in the other order
 	Pairs      int64  `json:"pairs"`      // pairs of the same key
-	Reordered  int64  `json:"reordered"`  // acquisitions that were overtaken at least once
+	Reordered  int64  `json:"reordered"`  // acquisitions overtaken at least once
 	// How often an acquisition was overtaken. Mean is Inversions / Count.
 	Mean float64 `json:"mean"`
 	P50  int64   `json:"p50"`
@@ -142,46 +140,48 @@ type Order struct {
 	Max  int64   `json:"max"`
 }
 
-// Share is how the critical sections were shared among the contenders. Closed model only: in the open one each arrival is
-// its own.
+// Share is how critical sections were shared among contenders. Closed model only: in the open one each arrival is its
+// own contender.
 type Share struct {
-	// Jain is Jain's fairness index of Counts, (Σx)² / (n·Σx²): 1 if all have the same, 1/n if one has everything.
-	// A run of few sections for a contender is below 1 by rounding alone.
+	// Jain is Jain's fairness index of Counts, (Σx)² / (n·Σx²): 1 if all have the same, 1/n if one has everything. With
+	// few critical sections for each contender it is below 1 by rounding alone.
 	Jain float64 `json:"jain,omitempty"`
 	Min  int64   `json:"min"`
 	Max  int64   `json:"max"`
-	// Without is the contenders that had no critical section. Starved are those of them that were overtaken by a tenth as many
-	// acquisitions as there are contenders, or more: for the others the run may just have been too short. Each process
+	// Without counts contenders without a critical section. Starved are those of them that were overtaken by a tenth as
+	// many acquisitions as there are contenders, or more: for the others the run may have been too short. Each process
 	// counts its own contenders.
 	Without int     `json:"without"`
 	Starved int     `json:"starved"`
-	Counts  []int64 `json:"counts,omitempty"` // sections of each contender
+	Counts  []int64 `json:"counts,omitempty"` // of each contender
 }
 
-// Checks is how often the lock broke its promises, in the warm-up and the window, as far as one process can see.
+// Checks counts broken promises, in the warm-up and the window, as far as one process can see.
 type Checks struct {
-	// Overlaps is grants of a key whose holder was still at work and had not been told that its lease had ended.
+	// Overlaps is grants of a key whose holder was still in its critical section and had not been notified that its
+	// lease had ended.
 	Overlaps int64 `json:"overlaps"`
 	// TokenRegressions is grants whose token was not greater than that of the grant before.
 	TokenRegressions int64 `json:"token_regressions"`
-	// Late is grants of a key whose holder was still at work after the end of its lease: what fencing is for.
+	// Late is grants of a key whose holder was still in its critical section after its lease had ended: fencing is for
+	// these.
 	Late int64 `json:"late"`
 }
 
-// Sample is what happened in one part of the window.
+// Sample is a part of the window.
 type Sample struct {
 	T        float64 `json:"t"`        // seconds from the start of the window to the end of the part
 	Sections int64   `json:"sections"` // granted in it
 	Failed   int64   `json:"failed,omitempty"`
-	P50      float64 `json:"p50_ms"` // of the waits that ended in it; of several processes the greatest
+	P50      float64 `json:"p50_ms"` // of the waits that ended in it; merged: the greatest
 	P99      float64 `json:"p99_ms"`
 	Waiting  int64   `json:"waiting"` // at its end
 }
 
-// Duration is a time.Duration that JSON writes as a string, "1.5s".
+// Duration is a time.Duration that is a string in JSON, "1.5s".
 type Duration time.Duration
 
-// D returns d as what it is.
+// D returns d as a time.Duration.
 func (d Duration) D() time.Duration { return time.Duration(d) }
 
 func (d Duration) String() string { return time.Duration(d).String() }

@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// Wires delay every message between clients and servers, in both directions, as a network between hosts does. On one host
-// a message takes next to no time, so that a lock that sends fewer is ahead of one that waits for fewer.
+// Wires delay every message between clients and servers, in both directions, as a network does. On one host a message
+// takes almost no time, which favours locks that send few messages over locks that wait for few.
 //
-// They are in the clients' connections: a relay would read and write each message once more. They cost some goroutine
-// switches and a timer for each message, on the cores of the load. Nothing is lost or reordered, connecting is not delayed,
-// and bandwidth is unlimited. A receiver that reads nothing until the buffers are full makes all the others wait.
+// They wrap the clients' connections: a relay would read and write each message once more. They cost some goroutine
+// switches and a timer for each message, on the load's cores. Nothing is lost or reordered, connecting is not delayed,
+// and bandwidth is unlimited. A receiver that stops reading blocks all others once the buffers are full.
 type Wires struct {
 	delay   time.Duration
 	dialer  net.Dialer
 	closed  context.Context
 	close   context.CancelFunc
 	running sync.WaitGroup
-	queue   chan parcel // the delay is the same for all, so what was sent first is due first
+	queue   chan parcel // the delay is constant, so this is the order of delivery
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool // both ends of each
 }
 
-// parcel is what was sent at once; nil: the end of what is sent.
+// bytes is nil at the end of the stream.
 type parcel struct {
 	due     time.Time
 	bytes   []byte
@@ -91,7 +91,7 @@ func (w *Wires) Dial(ctx context.Context, network, addr string) (net.Conn, error
 			}
 		})
 	})
-	w.running.Go(func() { // the client may take its time to read
+	w.running.Go(func() { // the client may be slow to read
 		defer func() { _ = far.Close() }()
 		for {
 			select {
@@ -108,7 +108,7 @@ func (w *Wires) Dial(ctx context.Context, network, addr string) (net.Conn, error
 	return wire{near, server}, nil
 }
 
-// receive has what it reads delivered later, to its end.
+// receive queues what it reads for delivery.
 func (w *Wires) receive(from net.Conn, deliver func([]byte)) {
 	send := func(b []byte) {
 		select {
@@ -138,7 +138,7 @@ func (w *Wires) hangUp(conns ...net.Conn) {
 	}
 }
 
-// Close breaks all connections. What is under way is lost.
+// Close breaks all connections. Queued messages are lost.
 func (w *Wires) Close() {
 	w.close()
 	w.mu.Lock()
@@ -149,7 +149,6 @@ func (w *Wires) Close() {
 	w.running.Wait()
 }
 
-// wire is a client's end of a connection.
 type wire struct {
 	net.Conn
 	server net.Conn
