@@ -68,8 +68,8 @@ together, and -merge adds their results up.`,
   contend -merge logs                                          # what they have printed`,
 }
 
-// gcPercent is the GOGC of this command, unless the environment has one. Garbage of the load and of the client libraries
-// is collected by the same cores that serve the lock, and with the usual 100 four times as often.
+// gcPercent is the default GOGC. The cores that serve the lock also collect the load's garbage, and with 100 four times
+// as often.
 const gcPercent = 400
 
 func main() {
@@ -129,12 +129,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return errors.New("contend: -sweep is for an experiment: give its directory with -experiment")
 	}
 	if *experiment != "" {
-		from := testbed.Provider("") // as the environment says
+		from := testbed.Provider("") // from the environment
 		if *provider != "none" {
 			from = testbed.Provider(*provider)
 		}
 		var seed *uint64
-		fs.Visit(func(f *flag.Flag) { // it was set, by an argument or in the environment
+		fs.Visit(func(f *flag.Flag) { // set by an argument or the environment
 			if f.Name == "seed" {
 				seed = &c.Seed
 			}
@@ -211,7 +211,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return errors.Join(report(*output, stdout, res), err)
 }
 
-// merge makes one result of those in a file, or in standard input if it is "-".
 func merge(path string) (*load.Result, error) {
 	if path == "-" {
 		return bench.Merge(os.Stdin)
@@ -224,7 +223,7 @@ func merge(path string) (*load.Result, error) {
 	return bench.Merge(f)
 }
 
-// report prints a result and saves it as -o says. It returns an error if the result tells of one.
+// report prints a result and saves it as -o says. It returns an error if the lock is broken or idle.
 func report(output string, stdout io.Writer, res *load.Result) error {
 	if output != "-" {
 		if _, err := io.WriteString(stdout, bench.Summary(res)); err != nil {
@@ -237,10 +236,8 @@ func report(output string, stdout io.Writer, res *load.Result) error {
 	return cmp.Or(bench.Broken(res), bench.Idle(res))
 }
 
-// reachTimeout is how long the lock service may take to answer for the first time.
 const reachTimeout = 5 * time.Second
 
-// reach returns an error if the lock service doesn't answer.
 func reach(ctx context.Context, j bench.Job) (err error) {
 	service := competitors.Service(j.Config.Backend)
 	addrs := j.Addrs
@@ -271,7 +268,6 @@ func reach(ctx context.Context, j bench.Job) (err error) {
 	return nil
 }
 
-// save writes the result to a file, or as a line to stdout if path is -.
 func save(path string, stdout io.Writer, res *load.Result) error {
 	switch path {
 	case "":

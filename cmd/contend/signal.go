@@ -6,9 +6,9 @@ import (
 	"syscall"
 )
 
-// outlive has this process live on after the signal that interrupts it, to tell what it has measured: package testbed ends the
-// servers at a signal and then sends it again, which would kill. The one after that does. A process that is not interrupted
-// calls the function that it returns; one that is may not be done with the signal yet when it closes its servers.
+// outlive keeps this process alive after the first signal, to report what it has measured: package testbed stops the
+// servers at a signal and then sends it again, which would kill. The signal after that kills. A process that is not
+// interrupted calls done; one that is may still be handling the signal when it closes its servers.
 func outlive() (done func()) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)

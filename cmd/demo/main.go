@@ -1,4 +1,4 @@
-// Command demo shows the product's argument: a frozen holder corrupts data without fencing and is refused with it.
+// Command demo shows that a frozen holder corrupts data without fencing and is refused with it.
 package main
 
 import (
@@ -133,7 +133,7 @@ func (p *printer) printf(format string, args ...any) {
 	}
 }
 
-// names are the hazards that one Redis has, and that need no fault of it.
+// names are the hazards of one Redis without a fault of its own.
 func names() []string {
 	var names []string
 	for _, s := range scenarios.Hazards() {
@@ -144,12 +144,11 @@ func names() []string {
 	return names
 }
 
-// progress prints events as they happen, with the time since the first.
 func progress(out *printer) func(history.Event) {
 	var events []history.Event
 	return func(e history.Event) {
 		events = append(events, e)
-		lines := history.Trace(events) // a token's rank can only be told from all that were granted
+		lines := history.Trace(events) // a token's rank depends on all grants
 		if e.Kind == history.KindRun || e.Kind == history.KindEnd {
 			return
 		}
@@ -157,7 +156,7 @@ func progress(out *printer) func(history.Event) {
 	}
 }
 
-// sideBySide prints two runs' traces and verdicts beside each other, marks where they differ, and ends with the findings.
+// sideBySide marks where the traces and verdicts of two runs differ, and ends with the findings.
 func sideBySide(left, right reports.Run) string {
 	l, r := column(left), column(right)
 	width := 0

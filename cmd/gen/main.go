@@ -1,4 +1,4 @@
-// Command gen populates a lock service with many locks, and records what they cost it.
+// Command gen populates a lock service with many locks, and records their cost.
 package main
 
 import (
@@ -87,7 +87,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	return nil
 }
 
-// generator is what the flags say.
 type generator struct {
 	stdout  io.Writer
 	spec    locks.Spec
@@ -96,7 +95,6 @@ type generator struct {
 	every   time.Duration
 }
 
-// reachTimeout is how long the lock service may take to answer for the first time.
 const reachTimeout = 5 * time.Second
 
 func (g *generator) run(ctx context.Context) (err error) {
@@ -142,7 +140,7 @@ func (g *generator) run(ctx context.Context) (err error) {
 	return err
 }
 
-// remove is the shell command that removes what this and earlier runs have left, with any seed. It names no password.
+// remove is the shell command that removes all locks of gen, with any seed. It names no password.
 func (g *generator) remove() string {
 	if g.spec.Lock == locks.Etcd {
 		return fmt.Sprintf("etcdctl --endpoints=%s del --prefix lock/gen/", strings.Join(g.spec.Addrs, ","))
@@ -156,7 +154,7 @@ func (g *generator) remove() string {
 	return fmt.Sprintf("redis-cli -u %s --scan --pattern '*:{gen/*' | xargs -r -n 1000 redis-cli -u %[1]s unlink", at)
 }
 
-// populate takes the locks, and shows how that goes until it is done, and once after that.
+// populate takes the locks, and shows progress until the end and once after it.
 func (g *generator) populate(ctx context.Context, b dlock.Backend, counts *populate.Counts, show func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -183,7 +181,7 @@ func (g *generator) populate(ctx context.Context, b dlock.Backend, counts *popul
 	}
 }
 
-// openRedis connects to a Redis. It may return before that has answered.
+// openRedis may return before Redis has answered.
 func (g *generator) openRedis(ctx context.Context) (dlock.Backend, *populate.Server, func() error, error) {
 	if len(g.spec.Addrs) != 1 {
 		return nil, nil, nil, fmt.Errorf("redis is one server, and -lock-addr has %d addresses", len(g.spec.Addrs))
@@ -203,7 +201,7 @@ func (g *generator) openRedis(ctx context.Context) (dlock.Backend, *populate.Ser
 	}, nil
 }
 
-// openEtcd connects to an etcd. It may return before that has answered.
+// openEtcd may return before etcd has answered.
 func (g *generator) openEtcd(ctx context.Context) (dlock.Backend, *populate.Server, func() error, error) {
 	b, err := locks.Open(ctx, g.spec)
 	if err != nil {

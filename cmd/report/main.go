@@ -1,5 +1,5 @@
-// Command report judges recorded histories and draws them as one HTML page, and makes the charts, tables and site of the
-// recorded results from their data.
+// Command report judges recorded histories and draws them as one HTML page, and makes the charts, tables and site of
+// the recorded results.
 package main
 
 import (
@@ -119,7 +119,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	return nil
 }
 
-// build makes the charts and tables of the results anew, and a site of all of their pages.
 func build(results, web string, stdout io.Writer) error {
 	folder := os.DirFS(results)
 	pages, err := site.Pages(folder)
@@ -158,7 +157,6 @@ func read(name string) ([]history.Event, error) {
 	return history.Decode(bytes.NewReader(b))
 }
 
-// summary is a verdict and what it rests on.
 func summary(name string, r reports.Run) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-12s %s (%s)\n", r.Result.Verdict, name, describe(r.Events))
@@ -168,7 +166,7 @@ func summary(name string, r reports.Run) string {
 	return printable(b.String())
 }
 
-// printable replaces what a terminal would act on instead of printing it: histories come from anywhere.
+// printable replaces control characters of untrusted histories.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || unicode.IsPrint(r) {
@@ -185,7 +183,7 @@ func describe(events []history.Event) string {
 	return fmt.Sprintf("%s, fencing %s", events[0].Run.Scenario, events[0].Run.Fencing)
 }
 
-// expected tells whether a run ended as a run with its fencing may end. A run that doesn't say how it was fenced
+// expected reports whether the verdict is allowed with the run's fencing. A run that doesn't say how it was fenced
 // counts as fenced.
 func expected(r reports.Run) bool {
 	switch r.Result.Verdict {

@@ -1,4 +1,4 @@
-// Command worker does a job under a lock: it takes the lock, works, writes with the fencing token and releases.
+// Command worker does a job under a lock: it acquires, works, writes with the fencing token and releases.
 package main
 
 import (
@@ -86,7 +86,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	return w.run(ctx)
 }
 
-// worker is what the flags say.
 type worker struct {
 	stdout io.Writer
 
@@ -101,7 +100,7 @@ type worker struct {
 }
 
 func (w *worker) run(ctx context.Context) (err error) {
-	// All that the flags say is looked at before anybody is asked.
+	// Check all flags before connecting.
 	if _, err := dlock.New(struct{ dlock.Backend }{}, &w.lock); err != nil {
 		return fmt.Errorf("worker: %w", err)
 	}
@@ -110,7 +109,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		if ln, err = cli.ListenFor(ctx, "metrics", w.metrics); err != nil {
 			return fmt.Errorf("worker: %w", err)
 		}
-		defer func() { // once it is served, that has closed it
+		defer func() { // ServeMetrics closes it too
 			if cerr := ln.Close(); !errors.Is(cerr, net.ErrClosed) {
 				err = errors.Join(err, cerr)
 			}
@@ -154,8 +153,8 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return w.jobs(ctx, locker, store)
 }
 
-// jobs does the job as often as the flags say. Of several jobs some may be refused, for that is what fencing is for; if all
-// are, nothing was done, and the last refusal is the error.
+// jobs does the job as often as -n says. Some jobs may be refused: that is what fencing is for. If all are, the last
+// refusal is the error.
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error
@@ -198,7 +197,7 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 	}
 }
 
-// Between refusals a series without end pauses, for longer each time.
+// Backoff after refusals, with -n 0.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Second
@@ -211,13 +210,13 @@ func nextPause(pause time.Duration, refused error) time.Duration {
 	return min(max(2*pause, firstPause), lastPause)
 }
 
-// recovery is what brings the tokens of the lock and the fence of the resource together again.
+// recovery is how to bring the lock's tokens and the resource's fence together again.
 func (w *worker) recovery(refusal error) string {
 	stale, _ := errors.AsType[*resource.StaleTokenError](refusal)
 	if stale == nil || stale.Got.Token >= stale.Seen.Token {
 		return "take another -key"
 	}
-	const most = 1<<53 - 1 // the greatest token of these two
+	const most = 1<<53 - 1 // the greatest token of these two locks
 	behind := stale.Seen.Token - stale.Got.Token
 	quoted := strings.ReplaceAll(w.key, "'", `'\''`)
 	switch {
@@ -231,7 +230,6 @@ func (w *worker) recovery(refusal error) string {
 		"else as the store's package comment says", quoted, stale.Got.Token)
 }
 
-// open connects to the resource.
 func (w *worker) open(ctx context.Context) (*stores.Store, error) {
 	addr := w.resource
 	if slices.Contains(stores.Names(), addr) {
@@ -249,10 +247,10 @@ func (w *worker) open(ctx context.Context) (*stores.Store, error) {
 	return store, nil
 }
 
-// reachTimeout is how long the lock service, and the resource, may take to answer for the first time.
 const reachTimeout = 5 * time.Second
 
-// reach returns an error if the lock service doesn't answer, so that a wrong address isn't taken for a lock that is held.
+// reach returns an error if the lock service doesn't answer, so that a wrong address isn't taken for a lock that is
+// held.
 func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
 	defer cancel()
@@ -265,11 +263,9 @@ func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
 	return nil
 }
 
-// errGaveUp is why nothing is written under a lease that is lost, with -check.
 var errGaveUp = errors.New("the lease was lost before the write")
 
-// once does the job for the i-th time. refused is why nothing was written although nothing failed. The lock is released whatever
-// happens.
+// once does the i-th job. refused is why nothing was written although nothing failed. The lock is always released.
 func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store, i int) (refused, err error) {
 	entry := w.name
 	if w.n != 1 {
@@ -294,7 +290,6 @@ func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store,
 	return refused, err
 }
 
-// acquire waits for the lock for as long as -wait says.
 func (w *worker) acquire(ctx context.Context, l *dlock.Locker) (*dlock.Handle, error) {
 	if w.wait > 0 {
 		var cancel context.CancelFunc
@@ -304,7 +299,7 @@ func (w *worker) acquire(ctx context.Context, l *dlock.Locker) (*dlock.Handle, e
 	return l.Acquire(ctx, w.key)
 }
 
-// write reads the ledger, works and writes. The write doesn't use the lease's context: a request that is cut off may still arrive.
+// write doesn't use the lease's context: a request that is cut off may still arrive.
 func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store, entry string) (refused, err error) {
 	token, seq := h.Next()
 	refusal := func(err error, outcome string) (refused, failed error) {
@@ -319,7 +314,7 @@ func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store
 	} else {
 		rec, err = store.Read(ctx, w.key)
 	}
-	if err != nil && !errors.Is(err, resource.ErrNotFound) { // which is the ledger's first entry
+	if err != nil && !errors.Is(err, resource.ErrNotFound) { // the ledger's first entry
 		return refusal(err, "read-stale")
 	}
 	if err := w.say(entry, "read %v", strings.Fields(string(rec.Value))); err != nil {
@@ -345,7 +340,6 @@ func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store
 	return nil, w.say(entry, "wrote")
 }
 
-// say prints what the worker has done.
 func (w *worker) say(entry, format string, args ...any) error {
 	_, err := fmt.Fprintf(w.stdout, "%s %s %s\n", clock(time.Now()), entry, fmt.Sprintf(format, args...))
 	return err

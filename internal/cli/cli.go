@@ -1,4 +1,4 @@
-// Package cli is what the commands share: flags that are also environment variables, help, logs, signals, listening and
+// Package cli is shared by the commands: flags that are also environment variables, help, logs, signals, listening and
 // files.
 package cli
 
@@ -21,17 +21,16 @@ import (
 	"github.com/peterbourgon/ff/v3"
 )
 
-// envPrefix starts the environment variable of every flag.
 const envPrefix = "FENCELAB"
 
-// Main calls run with the command's arguments and exits: 0 after success and -h, else 1. run's ctx ends at the first
-// SIGINT or SIGTERM; the second one kills.
+// Main calls run with the command's arguments and exits: 0 after success and -h, else 1. ctx ends at the first SIGINT
+// or SIGTERM; the second one kills.
 func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
-	signal.Ignore(syscall.SIGPIPE) // a reader that has gone is a write error, and no reason to leave servers behind
+	signal.Ignore(syscall.SIGPIPE) // a closed pipe is a write error, and must not leave servers behind
 	signals, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	context.AfterFunc(signals, func() {
-		stop() // first, so that whoever sees ctx end knows that the next signal kills
+		stop() // before ctx ends, so that whoever sees that can rely on the next signal to kill
 		cancel(context.Cause(signals))
 	})
 	err := run(ctx, os.Args[1:], os.Stdout)
@@ -41,16 +40,16 @@ func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) 
 	}
 }
 
-// Command is what -h tells besides the flags.
+// Command is what -h shows besides the flags.
 type Command struct {
 	Name     string
-	Args     string // the arguments after the flags, as in "FILE..."; empty: it takes none
+	Args     string // arguments after the flags, as in "FILE..."; empty: none
 	About    string // what the command is for, in lines of text
 	Examples string // command lines
 }
 
-// Parse sets the flags of fs from args, and those that args don't name from the environment. Asked for help, it writes
-// help to stdout and returns [flag.ErrHelp]. Every other error says what to do.
+// Parse sets the flags of fs from args, and the others from the environment. For -h it writes help to stdout and
+// returns [flag.ErrHelp]. Other errors say what to do.
 func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error {
 	fs.Init(c.Name, flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors are returned, not printed as well
@@ -88,12 +87,12 @@ func (c Command) help(fs *flag.FlagSet, w io.Writer) error {
 	return err
 }
 
-// EnvName returns the environment variable of the flag with the given name.
+// EnvName returns the environment variable of a flag.
 func EnvName(name string) string {
 	return envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
-// Choice defines a flag that takes one of the given values, the first of which is its default.
+// Choice defines a flag with the given values, of which the first is the default.
 func Choice(fs *flag.FlagSet, name, usage string, values ...string) *string {
 	v := &choice{value: values[0], values: values}
 	fs.Var(v, name, "`"+strings.Join(values, "|")+"`: "+usage)
@@ -127,13 +126,13 @@ func NewLogger(w io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
 }
 
-// Listen listens on addr, the value of -addr: host:port, or fd:N for a listening socket that the parent process hands
-// over as file descriptor N.
+// Listen listens on addr, the value of -addr: host:port, or fd:N for a listening socket that the parent process passes
+// as file descriptor N.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return ListenFor(ctx, "addr", addr)
 }
 
-// ListenFor is [Listen] for the value of another flag, which its errors name.
+// ListenFor is [Listen] for the value of another flag, which errors name.
 func ListenFor(ctx context.Context, name, addr string) (net.Listener, error) {
 	if s, ok := strings.CutPrefix(addr, "fd:"); ok {
 		return inherited(name, s)
@@ -155,7 +154,7 @@ func inherited(name, fd string) (net.Listener, error) {
 		return nil, fmt.Errorf("-%s fd:%s: want the number of an inherited file descriptor, 3 or more", name, fd)
 	}
 	f := os.NewFile(uintptr(n), "listener")
-	ln, err := net.FileListener(f) // on a duplicate
+	ln, err := net.FileListener(f) // a duplicate
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("-%s fd:%s is not a listening socket: %w", name, fd, err)
 	}

@@ -8,8 +8,7 @@ import (
 	"path/filepath"
 )
 
-// Replaceable returns why [ReplaceFile] could not write a file at path, or nil, for a command that works for long before it
-// does. It changes nothing.
+// Replaceable returns why [ReplaceFile] could not write a file at path, or nil. It changes nothing.
 func Replaceable(path string) error {
 	switch info, err := os.Stat(path); {
 	case err == nil && info.IsDir():
@@ -26,7 +25,7 @@ func Replaceable(path string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// ReplaceFile writes a file that is there as a whole or not at all. What is no regular file, such as /dev/null, is written to.
+// ReplaceFile writes a file atomically. What is no regular file, such as /dev/null, is written to.
 func ReplaceFile(path string, b []byte) (err error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return os.WriteFile(path, b, 0o644)
@@ -47,7 +46,6 @@ func ReplaceFile(path string, b []byte) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// beside creates a file that can be renamed to path.
 func beside(path string) (*os.File, error) {
 	return os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 }

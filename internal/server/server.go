@@ -19,9 +19,9 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Limits that keep a slow or stuck client from holding a connection forever.
+// Limits for slow or stuck clients.
 const (
-	requestTimeout  = 30 * time.Second // for a request, of which a third for its header; as much again for the reply
+	requestTimeout  = 30 * time.Second // for a request, a third of it for the header; as much again for the reply
 	idleTimeout     = 2 * time.Minute  // between requests
 	maxHeaderBytes  = 16 << 10
 	healthTimeout   = 5 * time.Second
@@ -36,13 +36,13 @@ type Options struct {
 	RequestTimeout time.Duration
 	// TLS has the server's certificate; nil: plain HTTP.
 	TLS *tls.Config
-	// Logger logs for the operator; nil: nothing is logged.
+	// Logger is for the operator; nil: nothing is logged.
 	Logger *slog.Logger
 }
 
-// Serve serves store on ln until ctx ends: /r/ by [resource.NewHandler], /metrics for Prometheus, and /healthz, which reads from
-// the store. The last two need no bearer token, so they reveal no details. When ctx ends, requests in flight have 10 s to
-// finish. Serve closes ln and store.
+// Serve serves store on ln until ctx ends: /r/ by [resource.NewHandler], /metrics for Prometheus, and /healthz, which
+// reads from the store. The last two need no bearer token, so they reveal no details. When ctx ends, requests in flight
+// have 10 s to finish. Serve closes ln and store.
 func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Options) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
 	reg := prometheus.NewRegistry()
@@ -61,8 +61,8 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 	return run(ctx, ln, opts, mux(reg, health, handler, opts.Logger))
 }
 
-// ServeMetrics serves only /metrics and /healthz on ln until ctx ends, and closes ln. health returns an error if the command
-// can't work.
+// ServeMetrics serves only /metrics and /healthz on ln until ctx ends, and closes ln. health returns an error if the
+// command can't work.
 func ServeMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error, log *slog.Logger) error {
 	return run(ctx, ln, Options{}, mux(reg, health, http.NotFoundHandler(), log))
 }
@@ -83,7 +83,6 @@ func mux(reg *prometheus.Registry, health func(context.Context) error, rest http
 	})
 }
 
-// run serves until ctx has ended and the requests in flight have finished.
 func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) error {
 	log := cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	timeout := cmp.Or(opts.RequestTimeout, requestTimeout)
@@ -92,7 +91,7 @@ func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) err
 		TLSConfig:         opts.TLS,
 		ReadHeaderTimeout: timeout / 3,
 		ReadTimeout:       timeout,
-		WriteTimeout:      2 * timeout, // from the end of the header, so it includes the body
+		WriteTimeout:      2 * timeout, // from the end of the header, so with the body
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
@@ -123,7 +122,6 @@ func run(ctx context.Context, ln net.Listener, opts Options, h http.Handler) err
 	return err
 }
 
-// healthz answers 200 if health returns nil.
 func healthz(w http.ResponseWriter, r *http.Request, health func(context.Context) error, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(r.Context(), healthTimeout)
 	defer cancel()

@@ -1,7 +1,7 @@
-// Package competitors opens locks by name for load: those of this module, and other Go lock libraries to compare them with.
+// Package competitors opens locks by name for load: those of this module, and those of other Go libraries.
 //
-// Each library is used as its documentation recommends for callers that block until they have the lock, but for the retry
-// interval, which is the same for those that poll. None of the others has fencing tokens.
+// Each library is used as its documentation recommends for callers that block until they have the lock, except for the
+// retry interval, which is the same for all that poll. None of the others has fencing tokens.
 package competitors
 
 import (
@@ -21,21 +21,21 @@ import (
 	"github.com/fencelab/fencelab/internal/open/locks"
 )
 
-// The names of what isn't one of [locks.Names].
+// Names besides [locks.Names].
 const (
 	RedisSpin     = "redis-spin" // redislock in ModeSpin
-	Redsync       = "redsync"    // github.com/go-redsync/redsync on one Redis, which polls every 10 ms
-	Redislock     = "redislock"  // github.com/bsm/redislock, which polls every 10 ms
+	Redsync       = "redsync"    // github.com/go-redsync/redsync on one Redis, polling every 10 ms
+	Redislock     = "redislock"  // github.com/bsm/redislock, polling every 10 ms
 	RedsyncSlow   = "redsync-100ms"
 	RedislockSlow = "redislock-100ms"
-	Redsync5      = "redsync-5"   // redsync on the five nodes of a Redlock
+	Redsync5      = "redsync-5"   // redsync on five Redlock nodes
 	Rueidislock   = "rueidislock" // github.com/redis/rueidis/rueidislock
 	EtcdMutex     = "etcd-mutex"  // concurrency.Mutex of etcd's client
 	ZKLock        = "zk-lock"     // Lock of github.com/go-zookeeper/zk
 
-	// No locks, but measured beside them with the client and the options of redislock: what is longer with a lock is the lock's.
+	// No locks, but the floor for them, with redislock's client and options.
 	Ping  = "ping"  // an acquisition and a release are a PING each
-	Baton = "baton" // an acquisition takes the only element of a list, a release gives it back
+	Baton = "baton" // an acquisition takes the only element of a list, a release puts it back
 )
 
 // Spec says which lock, and where.
@@ -44,21 +44,19 @@ type Spec struct {
 	Addrs      []string // none: the usual ones on this host
 	TTL        time.Duration
 	Registerer prometheus.Registerer // for the metrics of this module's locks; may be nil
-	// TryNextAfter is how long rueidislock waits for a reply, if it isn't 0, which is its default.
+	// TryNextAfter is how long rueidislock waits for a reply; 0: its default.
 	TryNextAfter time.Duration
-	// Dial, if not nil, makes the connections to the servers.
+	// Dial, if not nil, connects to the servers.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// spec is s for package locks.
 func (s Spec) spec() locks.Spec {
 	return locks.Spec{Lock: s.Lock, Addrs: s.Addrs, TTL: s.TTL, Dial: s.Dial}
 }
 
-// competitor is what isn't one of [locks.Names].
 type competitor struct {
 	service string // whose addresses it takes, a name of [locks.Names]
-	module  string // "" if it is one of this module's
+	module  string // "" if it is this module's
 	open    func(s Spec) (load.Lock, error)
 }
 
@@ -81,7 +79,7 @@ var all = map[string]competitor{
 	Baton:         {locks.Redis, "", openBaton},
 }
 
-// Names are the names of all locks, this module's first.
+// Names returns the names of all locks, this module's first.
 func Names() []string {
 	return []string{
 		locks.Redis, RedisSpin, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres,
@@ -89,10 +87,10 @@ func Names() []string {
 	}
 }
 
-// All are [Names] and what is no lock.
+// All returns [Names], Ping and Baton.
 func All() []string { return append(Names(), Ping, Baton) }
 
-// Service is the lock service that a lock needs, one of [locks.Names].
+// Service returns the lock service of a lock, one of [locks.Names].
 func Service(lock string) string {
 	if c, ok := all[lock]; ok {
 		return c.service
@@ -100,7 +98,7 @@ func Service(lock string) string {
 	return lock
 }
 
-// Library is the module of a lock that isn't one of this module's, and its version as it was built in.
+// Library returns the module and version of another library's lock.
 func Library(lock string) string {
 	module := all[lock].module
 	if info, ok := debug.ReadBuildInfo(); ok && module != "" {
@@ -131,7 +129,7 @@ func Open(ctx context.Context, s Spec) (load.Lock, error) {
 	return fromBackend(b, s)
 }
 
-// fromBackend returns a Lock on a Locker without renewals, so that a lease is what it is for the others.
+// fromBackend has no renewals, so that leases are like those of the others.
 func fromBackend(b dlock.Backend, s Spec) (load.Lock, error) {
 	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL, Registerer: s.Registerer})
 	if err != nil {
@@ -140,7 +138,6 @@ func fromBackend(b dlock.Backend, s Spec) (load.Lock, error) {
 	return load.FromLocker(l), nil
 }
 
-// lock is a client of a library.
 type lock struct {
 	acquire func(ctx context.Context, key string) (load.Lease, error)
 	close   func() error
@@ -151,7 +148,7 @@ func (l lock) Acquire(ctx context.Context, key string) (load.Lease, error) {
 }
 func (l lock) Close() error { return l.close() }
 
-// lease is a Lease of a library that hands out no tokens.
+// lease is for libraries without tokens.
 type lease struct {
 	lost    func() bool // nil: the library can't tell
 	release func(ctx context.Context) error

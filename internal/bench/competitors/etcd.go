@@ -15,7 +15,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// openEtcdMutex: concurrency.Mutex, with sessions that are kept from one acquisition to the next.
+// openEtcdMutex: concurrency.Mutex, with sessions that are reused.
 func openEtcdMutex(s Spec) (load.Lock, error) {
 	c, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, Logger: zap.NewNop(), DialOptions: s.spec().EtcdDial()})
 	if err != nil {
@@ -39,7 +39,7 @@ func (l *etcdMutex) Acquire(ctx context.Context, key string) (load.Lease, error)
 	}
 	m := concurrency.NewMutex(s, "/"+key)
 	if err := m.Lock(ctx); err != nil {
-		// The key may be left in the queue, where it would keep the others out for as long as the session lives.
+		// The key may be left in the queue, where it would block others while the session lives.
 		return nil, errors.Join(err, s.Close())
 	}
 	return lease{
@@ -63,7 +63,7 @@ func (l *etcdMutex) Acquire(ctx context.Context, key string) (load.Lease, error)
 	}, nil
 }
 
-// leaseTimeout is how long etcd may take to grant a session's lease. Its client would wait for a server for ever.
+// etcd's client would wait for a server without end.
 const leaseTimeout = 5 * time.Second
 
 func (l *etcdMutex) session(ctx context.Context) (*concurrency.Session, error) {
@@ -77,7 +77,7 @@ func (l *etcdMutex) session(ctx context.Context) (*concurrency.Session, error) {
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, leaseTimeout, fmt.Errorf("no lease within %v: start it there, or give the address where it runs", leaseTimeout))
 	defer cancel()
-	granted, err := l.client.Grant(ctx, int64(l.ttl)) // by NewSession it would have the session's context, which lasts
+	granted, err := l.client.Grant(ctx, int64(l.ttl)) // NewSession would grant with the session's context, which lasts
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)

@@ -24,18 +24,17 @@ import (
 	"github.com/fencelab/fencelab/internal/redisclient"
 )
 
-// The retry intervals of the libraries that poll, which leave it to the caller. With a long one the last holder takes the
-// lock again, over and over, while the others sleep: the highest throughput, and starvation. With a short one the retries
-// of many leave little of the server to the holder. bsm/redislock's examples have 100 ms, redsync draws from 50 to 250 ms.
+// Retry intervals of the libraries that leave them to the caller. With a long one the last holder takes the lock again,
+// over and over, while the others sleep: the highest throughput, and starvation. With a short one many retries leave
+// little of the server to the holder. bsm/redislock's examples have 100 ms; redsync draws from 50 to 250 ms.
 const (
 	shortRetry = 10 * time.Millisecond
 	longRetry  = 100 * time.Millisecond
 )
 
-// forEver is the deadline of a caller that waits for as long as it takes; it is cancelled at the end of the run.
+// forEver is the timeout of a caller that waits until the run is over.
 const forEver = 24 * time.Hour
 
-// connect connects to the only address.
 func connect(s Spec) (*redis.Client, error) {
 	if len(s.Addrs) != 1 {
 		return nil, fmt.Errorf("competitors: %s is on one server, and there are %d addresses", s.Lock, len(s.Addrs))
@@ -45,7 +44,7 @@ func connect(s Spec) (*redis.Client, error) {
 		return nil, err
 	}
 	if s.Lock == Baton {
-		o.PoolSize = 100_000 // each that waits has a connection
+		o.PoolSize = 100_000 // each waiter has a connection
 	}
 	return redis.NewClient(o), nil
 }
@@ -62,7 +61,6 @@ func openRedisSpin(s Spec) (load.Lock, error) {
 	return fromBackend(owned{b, c}, s)
 }
 
-// owned is a backend that closes its client.
 type owned struct {
 	dlock.Backend
 	client *redis.Client
@@ -70,7 +68,7 @@ type owned struct {
 
 func (o owned) Close() error { return errors.Join(o.Backend.Close(), o.client.Close()) }
 
-// redsyncEvery: a Mutex for each acquisition, as its README has it, that retries until its context ends.
+// redsyncEvery: a Mutex for each acquisition, as in its README, that retries until its context ends.
 func redsyncEvery(retry time.Duration) func(Spec) (load.Lock, error) {
 	return func(s Spec) (load.Lock, error) {
 		var pools []syncredis.Pool
@@ -111,8 +109,8 @@ func redsyncEvery(retry time.Duration) func(Spec) (load.Lock, error) {
 	}
 }
 
-// redislockEvery: Obtain with a linear backoff and a deadline, as its examples have it. Without a deadline it would give up
-// after one TTL.
+// redislockEvery: Obtain with a linear backoff and a deadline, as in its examples. Without a deadline it gives up after
+// one TTL.
 func redislockEvery(retry time.Duration) func(Spec) (load.Lock, error) {
 	return func(s Spec) (load.Lock, error) {
 		c, err := connect(s)
@@ -139,10 +137,10 @@ func redislockEvery(retry time.Duration) func(Spec) (load.Lock, error) {
 	}
 }
 
-// openRueidislock: a Locker with the settings that its README has for one Redis of version 7.0.5 or later: a majority of
-// one key, and no notifications of the client's own changes. It waits for the server's invalidations, and renews. All else
-// is at its defaults, also TryNextAfter: there is no next key, and yet no reply may take longer than its 20 ms. On two cores
-// a thousand clients exceed that, and throughput was two to three times as high with 2 s.
+// openRueidislock: a Locker with the settings of its README for one Redis since 7.0.5: a majority of one key, and no
+// notifications of the client's own changes. It waits for invalidations, and renews. All else is at its defaults, even
+// TryNextAfter: there is no next key, and yet no reply may take longer than its 20 ms. A thousand clients on two cores
+// exceed that; with 2 s throughput was two to three times as high.
 func openRueidislock(s Spec) (load.Lock, error) {
 	o := rueidis.ClientOption{InitAddress: s.Addrs}
 	if len(s.Addrs) == 1 {
@@ -172,7 +170,7 @@ func openRueidislock(s Spec) (load.Lock, error) {
 		}
 		return lease{
 			lost:    func() bool { return held.Err() != nil },
-			release: func(context.Context) error { cancel(); return nil }, // it doesn't say whether it worked
+			release: func(context.Context) error { cancel(); return nil }, // it returns no error
 		}, nil
 	}
 	return lock{acquire, func() error { l.Close(); return nil }}, nil
@@ -187,11 +185,11 @@ func openPing(s Spec) (load.Lock, error) {
 	return lock{func(ctx context.Context, _ string) (load.Lease, error) { return lease{release: ping}, ping(ctx) }, c.Close}, nil
 }
 
-// makeBaton gives the list of a key its element, once.
+// makeBaton gives a key's list its element, once.
 var makeBaton = redis.NewScript(`return redis.call('SETNX', KEYS[2], 1) == 1 and redis.call('RPUSH', KEYS[1], 'baton') or 0`)
 
-// openBaton hands over the only element of a key's list: Redis serves those who wait for a list in the order in which they
-// came. One that is lost with its holder stays lost; another prefix has another.
+// openBaton: Redis serves clients that block on a list in FIFO order. An element that is lost with its holder stays
+// lost; another prefix has another.
 func openBaton(s Spec) (load.Lock, error) {
 	c, err := connect(s)
 	if err != nil {

@@ -17,7 +17,7 @@ type ServerSpec struct {
 	Args  []string `json:"args"`  // further arguments of each server
 }
 
-// Servers is a lock service that was started.
+// Servers is a started lock service.
 type Servers struct {
 	Addrs []string
 	text  string
@@ -27,7 +27,7 @@ type Servers struct {
 // String is, for example, "3 × etcd 3.6.16 (local)".
 func (s *Servers) String() string { return s.text }
 
-// Close ends the servers.
+// Close stops the servers.
 func (s *Servers) Close() error {
 	var errs []error
 	for _, c := range s.close {
@@ -36,8 +36,8 @@ func (s *Servers) Close() error {
 	return errors.Join(errs...)
 }
 
-// Start starts a lock service, one of [locks.Names]: five nodes of a Redlock, a cluster of etcd or ZooKeeper, one server
-// of the others.
+// Start starts a lock service, one of [locks.Names]: five Redlock nodes, a cluster of etcd or ZooKeeper, one server of
+// the others.
 func Start(ctx context.Context, service string, spec ServerSpec, o *testbed.Options) (*Servers, error) {
 	opts := *o
 	opts.Args = spec.Args

@@ -1,9 +1,8 @@
-// Package populate puts many locks into a lock service: the same ones for the same seed.
+// Package populate takes many locks of a lock service, the same ones for the same seed.
 //
-// The locks are taken by the backends themselves, so they have the names, the owners, the leases and the fencing tokens
-// that a service under load would have. An owner follows from the seed as its key does. So a second run repeats the first
-// one's requests, which every backend takes for retries: leases that still last are restarted and keep their tokens, and no
-// key is added. Only a lease that has ended in the meantime is a new grant, with the next token.
+// The backends take them, with names, owners, leases and fencing tokens as under load. Owners follow from the seed too,
+// so a second run's requests are retries for every backend: leases that haven't expired restart with their tokens, and
+// no key is added. An expired lease is a new grant, with the next token.
 package populate
 
 import (
@@ -33,29 +32,29 @@ type Set struct {
 	TTL  time.Duration // of each lease
 }
 
-// Request is what takes the i-th lock. It doesn't depend on N, so a larger set of the same seed contains the smaller one.
+// Request takes the i-th lock. It doesn't depend on N: a larger set contains a smaller one of the same seed.
 func (s Set) Request(i uint64) dlock.Request {
 	sum := sha256.Sum256(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, s.Seed), i))
 	owner := uuid.Must(uuid.NewRandomFromReader(bytes.NewReader(sum[8:])))
 	return dlock.Request{Key: fmt.Sprintf("gen/%x", sum[:8]), Owner: owner.String(), TTL: s.TTL}
 }
 
-// Counts tells how many locks have been asked for. It can be read meanwhile.
+// Counts is a progress that can be read concurrently.
 type Counts struct {
 	granted, held atomic.Uint64
 }
 
-// Granted is how many locks of the set are held by their owners.
+// Granted is how many locks are held by their owners.
 func (c *Counts) Granted() uint64 { return c.granted.Load() }
 
 // Held is how many are held by other owners.
 func (c *Counts) Held() uint64 { return c.held.Load() }
 
-// Done is how many were asked for.
+// Done is how many were requested.
 func (c *Counts) Done() uint64 { return c.Granted() + c.Held() }
 
-// Each calls do for every lock of s, by so many workers at a time, and counts it as granted, or as held if that is what
-// do's error wraps. Any other error ends it.
+// Each calls do for every lock of s with so many workers, and counts it as granted, or as held if do's error wraps
+// [dlock.ErrHeld]. Any other error ends it.
 func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx context.Context, q dlock.Request) error) error {
 	if workers < 1 {
 		return fmt.Errorf("populate: %d workers; there must be one at least", workers)
@@ -83,7 +82,7 @@ func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx contex
 	return all.Wait()
 }
 
-// Locks takes the locks of s with b, by so many workers at a time. Those that other owners hold are left.
+// Locks takes the locks of s with b, except those that other owners hold.
 func Locks(ctx context.Context, b dlock.Backend, s Set, workers int, c *Counts) error {
 	return Each(ctx, s, workers, c, func(ctx context.Context, q dlock.Request) error {
 		_, err := b.TryAcquire(ctx, q)
@@ -91,7 +90,7 @@ func Locks(ctx context.Context, b dlock.Backend, s Set, workers int, c *Counts) 
 	})
 }
 
-// Pipelined is a redislock.Backend that sends requests of the same time in one pipeline. The client stays the caller's.
+// Pipelined returns a redislock.Backend that pipelines concurrent requests. It doesn't close the client.
 func Pipelined(client *redis.Client, opts *redislock.Options) (dlock.Backend, error) {
 	pipe, err := client.AutoPipeline()
 	if err != nil {
@@ -111,7 +110,7 @@ type pipelined struct {
 
 func (p *pipelined) Close() error { return errors.Join(p.Backend.Close(), p.pipe.Close()) }
 
-// Progress returns what writes a line to w: how many locks of all are done, and what more there is to say.
+// Progress returns a function that writes a line to w: how many locks of total are done, and more.
 func Progress(w io.Writer, total uint64) func(done uint64, more string) error {
 	began := time.Now()
 	return func(done uint64, more string) error {
@@ -125,7 +124,7 @@ func Progress(w io.Writer, total uint64) func(done uint64, more string) error {
 	}
 }
 
-// Rate is how many a second.
+// Rate is n per second.
 func Rate(n uint64, d time.Duration) float64 {
 	if d <= 0 {
 		return 0
@@ -133,7 +132,7 @@ func Rate(n uint64, d time.Duration) float64 {
 	return float64(n) / d.Seconds()
 }
 
-// Short is a number with three digits: 950, 1.25k, 10M.
+// Short formats v with three digits: 950, 1.25k, 10M.
 func Short(v float64) string {
 	for _, unit := range []string{"", "k", "M"} {
 		if v < 999.5 {

@@ -18,23 +18,22 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Pings tells how long a server took for the cheapest of its requests since the sample before, on a connection of their own.
+// Pings are the latencies of a server's cheapest request since the sample before, on a connection of their own.
 type Pings struct {
 	Count   int           `json:"pings"`       // about 100 a second, fewer if they took longer
 	PingP50 time.Duration `json:"ping_p50_ns"` // the median
-	PingMax time.Duration `json:"ping_max_ns"` // the longest
+	PingMax time.Duration `json:"ping_max_ns"`
 }
 
-// RedisSample is what a Redis says of itself at one moment. Fields are named in JSON as in INFO, but for the keys and the
-// PINGs.
+// RedisSample is from a Redis's INFO.
 type RedisSample struct {
-	UsedMemory       uint64  `json:"used_memory"`             // bytes that it has allocated
-	UsedMemoryRSS    uint64  `json:"used_memory_rss"`         // bytes that the system has given it
+	UsedMemory       uint64  `json:"used_memory"`             // bytes allocated
+	UsedMemoryRSS    uint64  `json:"used_memory_rss"`         // bytes in RAM
 	Fragmentation    float64 `json:"mem_fragmentation_ratio"` // the latter by the former
-	Keys             uint64  `json:"keys"`                    // expired ones that are not yet deleted included
-	Expires          uint64  `json:"expires"`                 // those of them that have a TTL
-	ExpiredKeys      uint64  `json:"expired_keys"`            // deleted since it started because they had expired
-	ExpiredStalePerc float64 `json:"expired_stale_perc"`      // its guess of how much of Expires has expired, in %
+	Keys             uint64  `json:"keys"`                    // with expired ones that are not yet deleted
+	Expires          uint64  `json:"expires"`                 // those of them with a TTL
+	ExpiredKeys      uint64  `json:"expired_keys"`            // deleted by expiry since the start
+	ExpiredStalePerc float64 `json:"expired_stale_perc"`      // Redis's estimate of how much of Expires has expired, in %
 	Pings
 }
 
@@ -46,16 +45,16 @@ func (s RedisSample) String() string {
 		s.PingP50.Round(time.Microsecond), s.PingMax.Round(time.Microsecond))
 }
 
-// EtcdSample is what an etcd member says of itself at one moment, in its /metrics. A ping is a linearizable read.
+// EtcdSample is from an etcd member's /metrics. A ping is a linearizable read.
 type EtcdSample struct {
 	Revision      uint64 `json:"revision"`       // grows by one with each write
 	Keys          uint64 `json:"keys"`           // that exist
 	DBSize        uint64 `json:"db_size"`        // bytes of the database's file
-	DBSizeInUse   uint64 `json:"db_size_in_use"` // bytes of it that hold something, history included
-	RSS           uint64 `json:"rss"`            // bytes that the system has given the process
+	DBSizeInUse   uint64 `json:"db_size_in_use"` // bytes of it in use, with history
+	RSS           uint64 `json:"rss"`            // bytes in RAM
 	LeasesGranted uint64 `json:"leases_granted"` // since it started
-	LeasesRevoked uint64 `json:"leases_revoked"` // since it started, expired ones included
-	Proposals     uint64 `json:"proposals"`      // entries of the Raft log that are committed
+	LeasesRevoked uint64 `json:"leases_revoked"` // since it started, with expired ones
+	Proposals     uint64 `json:"proposals"`      // committed entries of the Raft log
 	Syncs         uint64 `json:"wal_fsyncs"`     // since it started
 	Pings
 }
@@ -68,7 +67,7 @@ func (s EtcdSample) String() string {
 		s.PingP50.Round(time.Microsecond), s.PingMax.Round(time.Microsecond))
 }
 
-// Sample is what a server says of itself at one moment.
+// Sample is a server's state at one moment.
 type Sample struct {
 	Redis *RedisSample `json:"redis,omitempty"`
 	Etcd  *EtcdSample  `json:"etcd,omitempty"`
@@ -81,7 +80,7 @@ func (s Sample) String() string {
 	return s.Etcd.String()
 }
 
-// Pings are those of the sample.
+// Pings returns those of the sample.
 func (s Sample) Pings() *Pings {
 	if s.Redis != nil {
 		return &s.Redis.Pings
@@ -89,8 +88,7 @@ func (s Sample) Pings() *Pings {
 	return &s.Etcd.Pings
 }
 
-// Server is a server that is watched: it is pinged about 100 times a second until Close, and sampled on request. The
-// client stays the caller's.
+// Server is pinged about 100 times a second until Close, and sampled on request. It doesn't close the client.
 type Server struct {
 	ask  func(ctx context.Context) (Sample, error)
 	stop func()
@@ -142,7 +140,7 @@ func (s *Server) Ask(ctx context.Context) (Sample, error) {
 	return out, nil
 }
 
-// Sample returns a sample with the pings since the last one. The error of a ping that failed is Sample's.
+// Sample returns a sample with the pings since the last one, and the error of a failed ping.
 func (s *Server) Sample(ctx context.Context) (Sample, error) {
 	out, err := s.Ask(ctx)
 	if err != nil {
@@ -159,7 +157,7 @@ func (s *Server) Sample(ctx context.Context) (Sample, error) {
 	return out, err
 }
 
-// WatchRedis watches the server of a client.
+// WatchRedis watches the client's server.
 func WatchRedis(ctx context.Context, client *redis.Client) *Server {
 	return watch(ctx, func(ctx context.Context) (Sample, error) {
 		info, err := client.InfoMap(ctx).Result()
@@ -171,7 +169,7 @@ func WatchRedis(ctx context.Context, client *redis.Client) *Server {
 	}, func(ctx context.Context) error { return client.Ping(ctx).Err() })
 }
 
-// parseInfo reads INFO's reply. The databases are summed up; a field that is missing is an error, for 0 would be an answer.
+// parseInfo sums up the databases. A missing field is an error, since 0 would be an answer.
 func parseInfo(info map[string]map[string]string) (s RedisSample, err error) {
 	number := func(section, name string) float64 {
 		v, perr := strconv.ParseFloat(info[section][name], 64)
@@ -222,7 +220,7 @@ func WatchEtcd(ctx context.Context, client *clientv3.Client) *Server {
 	return s
 }
 
-// parseMetrics reads what etcd's /metrics says. A metric that is missing is an error, for 0 would be an answer.
+// A missing metric is an error, since 0 would be an answer.
 func parseMetrics(r io.Reader) (s EtcdSample, err error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	all, err := parser.TextToMetricFamilies(r)

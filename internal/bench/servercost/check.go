@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Phases are the ends of the phases of a run, by name. A second phase of the same name has "2" behind it.
+// Phases are the ends of a run's phases by name; of a repeated name, the second has "2" appended.
 func Phases(lines []Line, run string) map[string]Line {
 	all := map[string]Line{}
 	for _, l := range lines {
@@ -22,7 +22,6 @@ func Phases(lines []Line, run string) map[string]Line {
 	return all
 }
 
-// checker collects what is not as it must be.
 type checker struct {
 	run    string
 	phases map[string]Line
@@ -35,7 +34,7 @@ func (c *checker) require(ok bool, format string, args ...any) {
 	}
 }
 
-// has reports whether the run went on to its end, which it requires.
+// has requires that the run reached its end.
 func (c *checker) has(phases ...string) bool {
 	for _, name := range phases {
 		l, ok := c.phases[name]
@@ -44,8 +43,8 @@ func (c *checker) has(phases ...string) bool {
 	return len(c.errs) == 0
 }
 
-// Check returns an error if the lines are not what the config in the first of them must lead to on any machine: every lock
-// was taken, no expired lease kept anybody out, no token went backwards. Times and bytes are not its business.
+// Check returns an error if the lines contradict what their config must lead to on any machine: every lock taken, no
+// expired lease blocking, no token regressing. It checks no times and no bytes.
 func Check(lines []Line) error {
 	if len(lines) == 0 || lines[0].Setup == nil {
 		return errors.New("servercost: the first line is not the setup")

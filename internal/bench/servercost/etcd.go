@@ -14,18 +14,18 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// EtcdConfig is what is done to etcd, twice: with locks that share one lease, and with a lease for each key.
+// EtcdConfig is for two runs: with locks that share one lease, and with a lease for each key.
 type EtcdConfig struct {
 	Keys    uint64 `json:"keys"`    // locks that share a lease
 	Leases  uint64 `json:"leases"`  // keys with a lease of their own
 	Workers int    `json:"workers"` // requests at a time
-	// LeaseTTL is the TTL of the leases of one key.
+	// LeaseTTL is for leases of one key.
 	LeaseTTL Duration `json:"lease_ttl"`
-	// Quota is how large the database may become, in bytes.
+	// Quota limits the database, in bytes.
 	Quota uint64 `json:"quota"`
 }
 
-// startEtcd starts an etcd for the run, which syncs to disk as it does in production.
+// startEtcd starts an etcd that syncs to disk, as in production.
 func (r *recorder) startEtcd(ctx context.Context, members int, quota uint64, args ...string) (*clientv3.Client, *etcdlock.Backend, error) {
 	cluster, err := testbed.StartEtcd(ctx, members, &testbed.Options{
 		Args: append(args, "--unsafe-no-fsync=false", "--quota-backend-bytes", fmt.Sprint(quota)),
@@ -48,7 +48,7 @@ func (r *recorder) startEtcd(ctx context.Context, members int, quota uint64, arg
 	return client, backend, nil
 }
 
-// onEtcd runs phases on an etcd of one member, and then compacts its history and defragments its database.
+// onEtcd runs phases on one member, and then compacts and defragments it.
 func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3.Client, *etcdlock.Backend, *populate.Server) []phase) error {
 	if err := r.begin(run); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3
 	)...)
 }
 
-// each is a phase that does something for each lock of a set.
+// each does something for each lock of a set.
 func (r *recorder) each(name string, set populate.Set, do func(ctx context.Context, q dlock.Request) error) phase {
 	var counts populate.Counts
 	return phase{name, func(ctx context.Context) (uint64, map[string]float64, error) {
@@ -87,7 +87,7 @@ func (r *recorder) each(name string, set populate.Set, do func(ctx context.Conte
 	}, counts.Done}
 }
 
-// etcdShared takes locks with etcdlock, whose locks of one process share a lease, and releases them.
+// etcdShared takes and releases locks with etcdlock; those of one process share a lease.
 func (r *recorder) etcdShared(ctx context.Context) error {
 	return r.onEtcd(ctx, "etcd shared", func(_ *clientv3.Client, backend *etcdlock.Backend, _ *populate.Server) []phase {
 		set := populate.Set{Seed: r.config.Seed, N: r.config.Etcd.Keys, TTL: 2 * r.config.Limit.D()}
@@ -97,7 +97,7 @@ func (r *recorder) etcdShared(ctx context.Context) error {
 	})
 }
 
-// etcdLeases grants a lease for each key, as processes with a session for each lock do, and lets them all expire.
+// etcdLeases grants a lease for each key, like processes with a session for each lock, and lets all expire.
 func (r *recorder) etcdLeases(ctx context.Context) error {
 	return r.onEtcd(ctx, "etcd leases", func(client *clientv3.Client, _ *etcdlock.Backend, server *populate.Server) []phase {
 		set := populate.Set{Seed: r.config.Seed, N: r.config.Etcd.Leases, TTL: r.config.Etcd.LeaseTTL.D()}
@@ -115,7 +115,7 @@ func (r *recorder) etcdLeases(ctx context.Context) error {
 				return 0, nil, err
 			}
 			before, wait := s.Etcd.LeasesRevoked, time.Now()
-			var first time.Time // since when leases have been expiring
+			var first time.Time // lease expired
 			err = until(ctx, func() (bool, error) {
 				if s, err = server.Ask(ctx); err != nil {
 					return false, err

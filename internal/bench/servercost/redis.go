@@ -14,17 +14,16 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// RedisConfig is what is done to Redis, twice: with active expiry, and with it suspended at first.
+// RedisConfig is for two runs: with active expiry, and with it suspended at first.
 type RedisConfig struct {
 	Keys  uint64   `json:"keys"`
 	TTL   Duration `json:"ttl"`
-	Conns int      `json:"conns"` // times Batch is how many requests are under way at a time
+	Conns int      `json:"conns"` // times Batch is the number of concurrent requests
 	Batch int      `json:"batch"`
 	// Check is how many of the keys are tested one by one.
 	Check uint64 `json:"check"`
 }
 
-// startRedis starts a Redis for the run.
 func (r *recorder) startRedis(ctx context.Context) (*redis.Client, *redislock.Backend, error) {
 	server, err := testbed.StartRedis(ctx, nil)
 	if err != nil {
@@ -45,14 +44,12 @@ func (r *recorder) startRedis(ctx context.Context) (*redis.Client, *redislock.Ba
 	return client, backend, nil
 }
 
-// uses records that a server took part.
 func (r *recorder) uses(server fmt.Stringer) {
 	if s := server.String(); !slices.Contains(r.servers, s) {
 		r.servers = append(r.servers, s)
 	}
 }
 
-// redisBed is a Redis of a run.
 type redisBed struct {
 	*recorder
 	client  *redis.Client
@@ -75,7 +72,6 @@ func (r *recorder) onRedis(ctx context.Context, run string) (*redisBed, error) {
 	return &redisBed{r, client, backend, server, populate.Set{Seed: r.config.Seed, N: r.config.Redis.Keys, TTL: r.config.Redis.TTL.D()}}, nil
 }
 
-// fill takes all locks.
 func (b *redisBed) fill() phase {
 	var counts populate.Counts
 	return phase{"fill", func(ctx context.Context) (uint64, map[string]float64, error) {
@@ -93,7 +89,6 @@ func (b *redisBed) fill() phase {
 	}, counts.Done}
 }
 
-// expiry switches active expiry on or off.
 func (b *redisBed) expiry(on int) phase {
 	return phase{do: func(ctx context.Context) (uint64, map[string]float64, error) {
 		if err := b.client.Do(ctx, "DEBUG", "SET-ACTIVE-EXPIRE", on).Err(); err != nil {
@@ -103,7 +98,7 @@ func (b *redisBed) expiry(on int) phase {
 	}}
 }
 
-// reclaim waits until Redis has deleted every key that has a TTL, and counts them.
+// reclaim waits until Redis has deleted all keys with a TTL, and counts them.
 func (b *redisBed) reclaim(name string) phase {
 	return phase{name: name, do: func(ctx context.Context) (uint64, map[string]float64, error) {
 		s, err := b.server.Ask(ctx)
@@ -122,8 +117,7 @@ func (b *redisBed) reclaim(name string) phase {
 	}}
 }
 
-// purge asks the allocator to give back what it doesn't use, and waits for Redis to update its RSS, which it does ten times
-// a second.
+// purge waits for Redis to update its RSS, which it does ten times a second.
 func (b *redisBed) purge() phase {
 	return phase{name: "purge", do: func(ctx context.Context) (uint64, map[string]float64, error) {
 		if err := b.client.Do(ctx, "MEMORY", "PURGE").Err(); err != nil {
@@ -133,7 +127,7 @@ func (b *redisBed) purge() phase {
 	}}
 }
 
-// take acquires and releases the i-th key for an owner that is not of the set, and returns the token.
+// take acquires and releases the i-th key for an owner outside of the set, and returns the token.
 func (b *redisBed) take(ctx context.Context, i uint64) (float64, error) {
 	q := b.set.Request(i)
 	q.Owner, q.TTL = "another", tokenTTL
@@ -144,7 +138,7 @@ func (b *redisBed) take(ctx context.Context, i uint64) (float64, error) {
 	return float64(g.Fence), b.backend.Release(ctx, g)
 }
 
-// redisActive lets Redis expire keys as it does by itself, while they are made and after that, and then reaps the counters.
+// redisActive fills Redis with active expiry on, and then reaps the counters.
 func (r *recorder) redisActive(ctx context.Context) error {
 	b, err := r.onRedis(ctx, "redis active")
 	if err != nil {
@@ -153,7 +147,7 @@ func (r *recorder) redisActive(ctx context.Context) error {
 	tokens := make([]float64, r.config.Redis.Check)
 	return r.phases(
 		ctx, b.server, phase{name: "empty", do: nothing}, b.fill(), b.reclaim("drain"), b.purge(),
-		// Some keys are locked a few times more, so that not all counters are the same.
+		// Some keys are locked again, so that counters differ.
 		phase{name: "use", do: func(ctx context.Context) (n uint64, _ map[string]float64, err error) {
 			for i := range tokens {
 				for range 1 + i%5 {
@@ -187,7 +181,7 @@ func (r *recorder) redisActive(ctx context.Context) error {
 	)
 }
 
-// redisLazy suspends active expiry until all leases have ended, so that only a key that somebody asks for is deleted.
+// redisLazy suspends active expiry until all leases have ended, so that only keys that are accessed are deleted.
 func (r *recorder) redisLazy(ctx context.Context) error {
 	b, err := r.onRedis(ctx, "redis lazy")
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package servercost measures what locks cost the servers that keep them: memory of keys that have expired and of counters
-// that never do, revisions, leases; and what a fencing token costs where it is made.
+// Package servercost measures what locks cost their servers: memory of expired keys and of counters, which never
+// expire, revisions, leases; and what a fencing token costs where it is made.
 //
-// An experiment is a directory: config.json says what to do, data.jsonl what came of it.
+// An experiment is a directory with a config.json and its data.jsonl.
 package servercost
 
 import (
@@ -26,11 +26,11 @@ import (
 // Duration reads as "10s" in JSON.
 type Duration = load.Duration
 
-// Config is an experiment. Its parts are run one after the other.
+// Config is an experiment. Its parts run one after the other.
 type Config struct {
 	Seed        uint64   `json:"seed"`
 	SampleEvery Duration `json:"sample_every"`
-	// Limit ends a phase that waits for a server to do something.
+	// Limit bounds phases that wait for a server.
 	Limit Duration `json:"limit"`
 
 	Redis  *RedisConfig `json:"redis,omitempty"`
@@ -40,11 +40,11 @@ type Config struct {
 
 // The kinds of a [Line].
 const (
-	KindSetup  = "setup"  // the first line: where all of the others were measured
+	KindSetup  = "setup"  // the first line: machine, servers and config
 	KindSample = "sample" // a moment within a phase
-	KindPhase  = "phase"  // a phase that has ended, with the sample at its end
-	KindCost   = "cost"   // what tokens of one source cost
-	KindTokens = "tokens" // tokens of two keys in turns
+	KindPhase  = "phase"  // the end of a phase, with a sample
+	KindCost   = "cost"   // the cost of one source's tokens
+	KindTokens = "tokens" // tokens of two keys, alternating
 )
 
 // Line is a line of data.jsonl.
@@ -53,15 +53,15 @@ type Line struct {
 
 	Setup *Setup `json:"setup,omitempty"`
 
-	Run   string  `json:"run,omitempty"`   // a server and what was done to it: "redis active", "etcd leases"
+	Run   string  `json:"run,omitempty"`   // server and treatment: "redis active", "etcd leases"
 	Phase string  `json:"phase,omitempty"` // "fill"
 	T     float64 `json:"t,omitempty"`     // seconds since the run began
-	// Of a phase: how long it took, and how many operations it was. Of a sample: how many locks have been asked for.
+	// Of a phase: its duration and operations. Of a sample: locks requested so far.
 	Seconds float64 `json:"seconds,omitempty"`
 	Count   uint64  `json:"count,omitempty"`
 
 	populate.Sample
-	// Values are what a phase has found, by name.
+	// Values are findings of a phase, by name.
 	Values map[string]float64 `json:"values,omitempty"`
 
 	Cost   *Cost   `json:"cost,omitempty"`
@@ -75,11 +75,11 @@ type Setup struct {
 	Arch    string    `json:"arch"`
 	Cores   int       `json:"cores"`
 	Go      string    `json:"go"`
-	Servers []string  `json:"servers"` // as they say, "redis 7.0.15 (local)"
+	Servers []string  `json:"servers"` // as in "redis 7.0.15 (local)"
 	Config  Config    `json:"config"`
 }
 
-// Decode reads the lines of a data.jsonl.
+// Decode reads a data.jsonl.
 func Decode(r io.Reader) ([]Line, error) {
 	var all []Line
 	dec := json.NewDecoder(r)
@@ -134,8 +134,8 @@ func Load(dir string) (c Config, err error) {
 	return c, nil
 }
 
-// Record runs the experiment in dir on servers that it starts, and replaces its data.jsonl if [Check] finds nothing wrong.
-// It tells progress what it is at.
+// Record runs the experiment in dir on servers that it starts, and replaces its data.jsonl if [Check] accepts the
+// result.
 func Record(ctx context.Context, dir string, progress io.Writer) error {
 	c, err := Load(dir)
 	if err != nil {
@@ -168,7 +168,6 @@ func Record(ctx context.Context, dir string, progress io.Writer) error {
 	return r.write(file)
 }
 
-// recorder runs an experiment.
 type recorder struct {
 	config   Config
 	progress io.Writer
@@ -178,13 +177,11 @@ type recorder struct {
 
 	run    string
 	began  time.Time      // the run
-	opened []func() error // what closes what the run has opened
+	opened []func() error // closers of what the run has opened
 }
 
-// closeLater has something closed at the end of the run.
 func (r *recorder) closeLater(c func() error) { r.opened = append(r.opened, c) }
 
-// begin starts a run.
 func (r *recorder) begin(run string) error {
 	r.run, r.began = run, time.Now()
 	return r.say("%s", run)
@@ -197,17 +194,15 @@ func (r *recorder) say(format string, args ...any) error {
 
 func (r *recorder) add(l Line) { r.lines = append(r.lines, l) }
 
-// phase is a part of a run.
 type phase struct {
 	name string // "": it isn't recorded
-	// do returns how many operations it did, and what it found.
+	// do returns how many operations it did, and findings.
 	do   func(ctx context.Context) (uint64, map[string]float64, error)
-	done func() uint64 // how many it has done so far; may be nil
+	done func() uint64 // operations so far; may be nil
 }
 
 func nothing(context.Context) (uint64, map[string]float64, error) { return 0, nil, nil }
 
-// phases runs phases one after the other on a server.
 func (r *recorder) phases(ctx context.Context, server *populate.Server, phases ...phase) error {
 	for _, p := range phases {
 		if err := r.phase(ctx, server, p); err != nil {
@@ -217,7 +212,7 @@ func (r *recorder) phases(ctx context.Context, server *populate.Server, phases .
 	return nil
 }
 
-// phase does something, samples the server meanwhile, and records both.
+// phase runs p, samples the server meanwhile, and records both.
 func (r *recorder) phase(ctx context.Context, server *populate.Server, p phase) error {
 	began := time.Now()
 	var pings []populate.Pings
@@ -276,7 +271,7 @@ func (r *recorder) phase(ctx context.Context, server *populate.Server, p phase) 
 	}
 }
 
-// together sums the pings of a phase's samples up. The median is that of the samples' medians.
+// together sums pings up. The median is that of the samples' medians.
 func together(all []populate.Pings) (sum populate.Pings) {
 	if len(all) == 0 {
 		return sum
@@ -290,7 +285,7 @@ func together(all []populate.Pings) (sum populate.Pings) {
 	return sum
 }
 
-// until calls ready every 50 ms until it returns true.
+// until polls ready every 50 ms.
 func until(ctx context.Context, ready func() (bool, error)) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -307,13 +302,11 @@ func until(ctx context.Context, ready func() (bool, error)) error {
 	}
 }
 
-// pause waits, for what a server does in the background.
 func pause(ctx context.Context, d time.Duration) error {
 	end := time.Now().Add(d)
 	return until(ctx, func() (bool, error) { return !time.Now().Before(end), nil })
 }
 
-// write checks the lines, and writes them.
 func (r *recorder) write(file string) error {
 	lines := append([]Line{{Kind: KindSetup, Setup: &Setup{
 		Start: r.start.UTC().Truncate(time.Second), OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version(),

@@ -13,20 +13,19 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/populate"
 )
 
-// TokenConfig says how often tokens are made. All sources take turns in each round, so that a machine that is busy with
-// other things is busy for all.
+// TokenConfig says how often tokens are made. Sources alternate within each round, so that a busy machine slows all.
 type TokenConfig struct {
 	Rounds   int    `json:"rounds"`
-	Serial   uint64 `json:"serial"`   // tokens of a round that one client makes, one after the other
-	Parallel uint64 `json:"parallel"` // tokens of a round that all clients make
+	Serial   uint64 `json:"serial"`   // tokens of a round made by one client
+	Parallel uint64 `json:"parallel"` // tokens of a round made by all clients
 	Clients  int    `json:"clients"`
 }
 
-// Cost is what a token of one source costs.
+// Cost is the cost of one source's tokens.
 type Cost struct {
-	Source  string `json:"source"`  // what makes it
+	Source  string `json:"source"`
 	Servers int    `json:"servers"` // members of the cluster
-	// One client: the median and the 99th percentile of the time for one, over all rounds.
+	// One client: median and p99 over all rounds.
 	Serial int           `json:"serial"`
 	P50    time.Duration `json:"p50_ns"`
 	P99    time.Duration `json:"p99_ns"`
@@ -35,14 +34,13 @@ type Cost struct {
 	PerSecond float64 `json:"per_second"`
 }
 
-// Tokens are those of two keys that were locked in turns, a b a b a, with an unrelated write after each.
+// Tokens are those of two keys, locked a b a b a, with an unrelated write after each.
 type Tokens struct {
 	Source string   `json:"source"`
 	A      []uint64 `json:"a"`
 	B      []uint64 `json:"b"`
 }
 
-// source makes tokens.
 type source struct {
 	Cost
 	mint func(ctx context.Context, q dlock.Request) error
@@ -51,10 +49,10 @@ type source struct {
 	rates []float64
 }
 
-// tokenTTL outlasts the experiment, so that nothing expires in it.
+// tokenTTL outlasts the experiment.
 const tokenTTL = time.Hour
 
-// tokens measures what a token costs: a Redis counter against revisions of etcd.
+// tokens compares a Redis counter with revisions of etcd.
 func (r *recorder) tokens(ctx context.Context) error {
 	if err := r.begin("tokens"); err != nil {
 		return err
@@ -78,7 +76,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 		return err
 	}
 	for _, n := range []int{1, 3} {
-		client, backend, err := r.startEtcd(ctx, n, 8<<30, "--election-timeout", "5000") // ms: an election fails writes, and a busy machine is enough for one
+		client, backend, err := r.startEtcd(ctx, n, 8<<30, "--election-timeout", "5000") // ms: an election, for which a busy machine is enough, fails writes
 		if err != nil {
 			return err
 		}
@@ -118,7 +116,7 @@ func take(b dlock.Backend) func(context.Context, dlock.Request) error {
 	}
 }
 
-// compare lets sources make tokens in turns, each of a key of its own.
+// compare alternates sources. Each request has its own key.
 func (r *recorder) compare(ctx context.Context, all []*source) error {
 	c := r.config.Tokens
 	for round := range c.Rounds {
@@ -146,7 +144,7 @@ func (r *recorder) compare(ctx context.Context, all []*source) error {
 	return nil
 }
 
-// order records the tokens of two keys that are locked in turns.
+// order records tokens of two keys, locked alternately.
 func (r *recorder) order(ctx context.Context, name string, b dlock.Backend, unrelated func(context.Context) error) error {
 	t := Tokens{Source: name}
 	for i := range 5 {
