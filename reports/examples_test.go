@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestExamples keeps the snippets of the README what is compiled and run as a test, complete, and short.
+// TestExamples: the README's snippets are tests that run, complete, and short.
 func TestExamples(t *testing.T) {
 	for _, s := range []struct {
 		file      string
@@ -35,7 +35,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// snippet returns functions behind the imports that they need. With a package clause they compile.
+// snippet returns functions behind their imports. With a package clause they compile.
 func snippet(t *testing.T, file string, functions ...string) string {
 	t.Helper()
 	source, err := os.ReadFile(file)
@@ -55,7 +55,7 @@ func snippet(t *testing.T, file string, functions ...string) string {
 	}
 	body := strings.Join(all, "\n\n")
 
-	// What they use and do not declare must be imported. A name is that of its path, less the version.
+	// Undeclared package names must be imported. A name is the path's last element, less the version.
 	alone, err := parser.ParseFile(token.NewFileSet(), "", "package p\n"+body, 0)
 	require.NoError(t, err)
 	missing := map[string]bool{}
@@ -99,7 +99,7 @@ func snippet(t *testing.T, file string, functions ...string) string {
 	return strings.TrimPrefix(string(code), "package p\n\n")
 }
 
-// handWritten are the pages that no test but this one reads, as far as they aren't results.
+// handWritten are pages that no other test reads, except results.
 var handWritten = []string{
 	readme, "../CONTRIBUTING.md", "../docs/design.md", "../docs/operations.md", "../docs/your-own-lock.md", "../cmd/README.md", "../scenarios/README.md",
 }
@@ -110,7 +110,7 @@ var (
 	target     = regexp.MustCompile("(?m)(?:`|^)make ([a-z]+)")
 )
 
-// TestNames holds what those pages name against what there is: identifiers, tests, files and make's targets.
+// TestNames: identifiers, tests, files and make's targets on those pages exist.
 func TestNames(t *testing.T) {
 	dirs := map[string][]string{} // of packages, by name
 	for _, root := range []string{"dlock", "resource", "scenarios", "faults"} {
@@ -169,8 +169,7 @@ func declares(t *testing.T, dir, name string) bool {
 	return false
 }
 
-// TestRecordedResults keeps what the page of the late write says of where it was recorded what its histories say. They don't
-// tell the machine.
+// TestRecordedResults checks what the late write's page says of where it was recorded, except the machine.
 func TestRecordedResults(t *testing.T) {
 	const dir = "results/late-write"
 	var said []string

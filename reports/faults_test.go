@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// draw is the page of one run of workers A and B, whose events are at these milliseconds.
+// draw is a page of one run of A and B, with events by their milliseconds.
 func draw(t *testing.T, at map[int]history.Event) string {
 	t.Helper()
 	start := time.Date(2026, 11, 20, 9, 30, 0, 0, time.UTC)
@@ -33,7 +33,7 @@ func draw(t *testing.T, at map[int]history.Event) string {
 	return page.String()
 }
 
-// Every fault has words of its own, and one that hits a server stands in the lock's lane and has no lane.
+// Every fault has words; a fault of a server is in the lock's lane and has no lane.
 func TestFaultsOfServers(t *testing.T) {
 	for _, known := range history.Faults {
 		name := known.Name
@@ -69,8 +69,8 @@ func TestCutOff(t *testing.T) {
 	require.NotContains(t, page, "believes it holds", "it knows better from 30 ms on")
 }
 
-// Two holders at once, of one token: the first lease ends where the lock service gave it away and not where its holder
-// released it, and each write is its sender's.
+// Two holders at once, of one token: the first lease ends where the lock service gave it away and not at its release,
+// and each write is its sender's.
 func TestTwoHolders(t *testing.T) {
 	at := map[int]history.Event{
 		1:  {Actor: "A", Name: history.Acquired, Token: 1, TTL: history.Duration(time.Minute)},
@@ -87,7 +87,7 @@ func TestTwoHolders(t *testing.T) {
 	} {
 		require.Contains(t, page, words)
 	}
-	// The same up to A's release, which crosses B's grant: a hand-over.
+	// A hand-over, where A's release crosses B's grant.
 	handover := map[int]history.Event{1: at[1], 30: at[30], 31: at[70], 40: at[40], 45: at[45]}
 	require.Contains(t, draw(t, handover), "A is granted token 1 at 0 s; released at 29 ms.")
 	require.NotContains(t, strings.ToLower(draw(t, handover)), "ended early")

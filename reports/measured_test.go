@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// measured are the metrics of a benchmark's recorded output: by the name of the benchmark, and by unit.
+// measured are a benchmark's metrics, by benchmark and unit.
 func measured(t *testing.T, file string) map[string]map[string]float64 {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -38,7 +38,7 @@ func measured(t *testing.T, file string) map[string]map[string]float64 {
 	return all
 }
 
-// metric is one of them, which must be there.
+// metric requires that it is there.
 func metric(t *testing.T, all map[string]map[string]float64, name, unit string) float64 {
 	t.Helper()
 	require.Contains(t, all, name)
@@ -46,7 +46,7 @@ func metric(t *testing.T, all map[string]map[string]float64, name, unit string) 
 	return all[name][unit]
 }
 
-// round is x with two digits that count, or all that stand before the point.
+// round is x with two significant digits, or all before the point.
 func round(x float64) string {
 	digits := 0
 	if a := math.Abs(x); a > 0 && a < 10 {
@@ -55,7 +55,7 @@ func round(x float64) string {
 	return strconv.FormatFloat(x, 'f', digits, 64)
 }
 
-// TestCompareAndSwap makes the page's table from the benchmark's recorded output, and holds the page's claims against it.
+// TestCompareAndSwap makes the page's table from the recorded benchmark, and checks the page's claims.
 func TestCompareAndSwap(t *testing.T) {
 	const dir = "results/compare-and-swap/"
 	all := measured(t, dir+"bench.txt")
@@ -104,7 +104,6 @@ func TestCompareAndSwap(t *testing.T) {
 	region(t, dir+"README.md", "table: updates", b.String())
 }
 
-// TestStoreCosts does the same for the costs of fencing.
 func TestStoreCosts(t *testing.T) {
 	const dir = "results/store-costs/"
 	all := measured(t, dir+"bench.txt")

@@ -17,7 +17,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/promises"
 )
 
-// notes are what the page says to each promise that a library breaks: whether it was ever promised, and where it is known.
+// notes are the page's comments on each broken promise: whether it was ever promised, and where it is known.
 var notes = map[string]map[string]string{
 	"rueidislock": {
 		"LeaseLasts": "its README: the context is \"canceled automatically and immediately once the `KeyMajority` is not held anymore\". An extension " +
@@ -40,14 +40,13 @@ var notes = map[string]map[string]string{
 
 const consulCalls = "never promised: `Unlock` takes no context, and the channel of `Lock` ends the wait, but no request under way"
 
-// others and ours are the locks of the page's tables, in that order.
+// In the order of the tables.
 var (
 	others = []string{"bsm/redislock", "redsync", "redsync-5", "rueidislock", "etcd-mutex", "consul-api"}
 	ours   = []string{"redis", "redis-polling", "redlock", "etcd", "zookeeper", "consul", "postgres"}
 )
 
-// TestPromisesTable keeps the page about other libraries' locks what the recorded reports say. Each promise that was seen broken has
-// a note there, and no other.
+// TestPromisesTable checks the page against the recorded reports. Each broken promise has a note, and no other.
 func TestPromisesTable(t *testing.T) {
 	const dir = "results/competitors/"
 	f, err := os.Open(dir + "reports.jsonl")
@@ -83,7 +82,7 @@ func versions(byLock map[string][]promises.Report) string {
 	return b.String()
 }
 
-// verdicts are how often each verdict was given, and what the first run that broke the promise says.
+// verdicts counts each verdict; why is from the first run that broke the promise.
 func verdicts(runs []promises.Report, promise int) (n [3]int, why string) {
 	for _, r := range runs {
 		row := r.Rows[promise]
@@ -121,7 +120,6 @@ func kept(t *testing.T, byLock map[string][]promises.Report, locks []string) str
 	return b.String()
 }
 
-// key is a key's name in a report.
 var key = regexp.MustCompile(`promises-[0-9a-f-]{36}`)
 
 func broken(t *testing.T, byLock map[string][]promises.Report) string {

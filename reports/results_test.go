@@ -24,7 +24,7 @@ const (
 	matrix = "results/matrix/matrix.jsonl"
 )
 
-// histories are the recorded ones in the folders of results, by folder: SCENARIO_LOCK_FENCING.jsonl.
+// histories are by folder: SCENARIO_LOCK_FENCING.jsonl.
 func histories(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("results/*/*_*_*.jsonl")
@@ -46,7 +46,7 @@ func recordedEvents(t *testing.T, file string) []history.Event {
 	return events
 }
 
-// TestResults keeps the recorded results' pages what their histories say.
+// TestResults checks pages against their histories.
 func TestResults(t *testing.T) {
 	for dir, files := range histories(t) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// TestPictures keeps the README's pictures what the recorded page shows.
+// TestPictures checks the README's pictures against the recorded page.
 func TestPictures(t *testing.T) {
 	page, err := os.ReadFile("results/pause-exceeds-ttl/timeline.html")
 	require.NoError(t, err)
@@ -117,7 +117,7 @@ func summaries(t *testing.T, file string) []reports.Summary {
 	return all
 }
 
-// region compares what stands between two comments of a Markdown file with what should, and with -update puts it there.
+// region compares the text between two comments of a file; -update replaces it.
 func region(t *testing.T, file, name, want string) {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -135,7 +135,6 @@ func region(t *testing.T, file, name, want string) {
 	require.Equal(t, want, old, "%s: run make report", file)
 }
 
-// TestMatrix keeps the tables of the matrix what its data says.
 func TestMatrix(t *testing.T) {
 	all := summaries(t, matrix)
 	var table strings.Builder
@@ -143,14 +142,14 @@ func TestMatrix(t *testing.T) {
 	region(t, "results/matrix/README.md", "matrix: cmd/report", table.String())
 }
 
-// harmless are the hazards that no lock needs fencing for, with what each is there to show.
+// harmless are the hazards that need no fencing, with what each shows.
 var harmless = map[string]string{
 	"HolderKilled":            "a dead holder writes nothing",
 	"ReleaseCompareAndDelete": "a release that compares leaves the successor's lock alone",
 	"SecondResourceUntouched": "nobody but the stale holder has touched the second resource",
 }
 
-// TestClaims holds the claims of the pages against the data of the matrix.
+// TestClaims checks the pages' claims against the matrix.
 func TestClaims(t *testing.T) {
 	all := summaries(t, matrix)
 	locks := map[string]map[string]bool{}
@@ -186,8 +185,8 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// order tells what became of the tokens of r's grants: whether each is greater than the one before it, whether no two
-// are equal, and whether the last is smaller than the one before it.
+// order reports whether each token of r is greater than the one before, whether no two are equal, and whether the last
+// is smaller than the one before.
 func order(t *testing.T, r *reports.Summary) (monotonic, unique, smaller bool) {
 	t.Helper()
 	monotonic, unique = true, true
@@ -212,7 +211,7 @@ var (
 	command = regexp.MustCompile(`\bTest[A-Za-z]+`)
 )
 
-// rows are the cells of a page's tables, by the names of their columns.
+// rows are the cells of a page's tables, by column.
 func rows(page string) (all []map[string]string) {
 	cells := func(line string) (list []string) {
 		for c := range strings.SplitSeq(strings.Trim(line, "| "), "|") {
@@ -241,8 +240,7 @@ func rows(page string) (all []map[string]string) {
 	return all
 }
 
-// TestPages holds the rows of hand-written tables against the recorded runs that they name, and what the pages tell the
-// reader to run against the tests that there are.
+// TestPages checks hand-written tables against the runs that they name, and that the tests that pages name exist.
 func TestPages(t *testing.T) {
 	pages, err := filepath.Glob("results/*/README.md")
 	require.NoError(t, err)
@@ -310,8 +308,7 @@ func requireRow(t *testing.T, row map[string]string, runs []reports.Summary) {
 	}
 }
 
-// requireTest requires that there is a test whose name begins so, in a folder of the module or, if it is empty, in any that
-// the pages speak of.
+// requireTest requires a test with such a prefix in a folder, or if dir is empty, in any that the pages name.
 func requireTest(t *testing.T, dir, name string) {
 	t.Helper()
 	pattern := "../" + dir + "/*_test.go"
@@ -333,7 +330,6 @@ func requireTest(t *testing.T, dir, name string) {
 	require.Fail(t, "there is no such test", "%s in %q", name, dir)
 }
 
-// TestHolderKilledTable keeps the table of how long a dead holder blocks what the recorded runs say.
 func TestHolderKilledTable(t *testing.T) {
 	const dir = "results/holder-killed/"
 	all := summaries(t, dir+"runs.jsonl")
@@ -364,8 +360,7 @@ func TestHolderKilledTable(t *testing.T) {
 	region(t, dir+"README.md", "table: blocked", b.String())
 }
 
-// TestClockSkewTable makes the table of the clock sweep from the subtests that passed, each of which requires what its cell
-// says.
+// TestClockSkewTable makes the clock sweep's table from the subtests that passed; each requires what its cell says.
 func TestClockSkewTable(t *testing.T) {
 	const dir = "results/redlock/"
 	passed, err := os.ReadFile(dir + "clock-skew.txt")
@@ -388,7 +383,7 @@ func TestClockSkewTable(t *testing.T) {
 	region(t, dir+"README.md", "table: clock skew", b.String())
 }
 
-// TestRenewalsTable keeps the table of when the successor got in what the histories say.
+// TestRenewalsTable checks when the successor was granted the lock.
 func TestRenewalsTable(t *testing.T) {
 	const dir = "results/renewals"
 	waits := map[string][]string{}

@@ -14,7 +14,7 @@ import (
 
 const protected = "results/protected-stores"
 
-// storeOf is the store to which the workers of a run wrote straight, or "" if they wrote to the HTTP resource.
+// storeOf is the store of a run; "": the HTTP resource.
 func storeOf(run *history.Run) string {
 	if run.Store == "bolt" {
 		return ""
@@ -23,7 +23,6 @@ func storeOf(run *history.Run) string {
 	return store
 }
 
-// TestProtectedStores keeps the page's table what its histories say, and holds its claims against them.
 func TestProtectedStores(t *testing.T) {
 	columns := []string{"postgres", "redis", "s3", "dynamodb"}
 	by := map[string]map[string][]reports.Summary{}

@@ -25,8 +25,7 @@ import (
 
 var update = flag.Bool("update", false, "write the recorded pages instead of comparing with them")
 
-// recorded are the hand-made histories with what the judge must say of them. Findings are its own words and no part of
-// the comparison.
+// recorded are the judge's results of the hand-made histories. Findings are not compared.
 var recorded = map[string]history.Result{
 	"pause-off": {
 		Verdict: history.Violated, Stale: 1, Lost: []string{"B2"},
@@ -64,7 +63,6 @@ func render(t *testing.T, runs ...reports.Run) string {
 	return b.String()
 }
 
-// The results that the hand-made histories are shown with are the judge's.
 func TestRecordedResultsAreTheJudges(t *testing.T) {
 	for name, want := range recorded {
 		got := history.Judge(load(t, name)[0].Events)
@@ -75,7 +73,7 @@ func TestRecordedResultsAreTheJudges(t *testing.T) {
 	}
 }
 
-// The alarm marks are where the judge's counts say, and nowhere else.
+// Alarm marks are where the judge's counts say, and nowhere else.
 func TestMarksAgreeWithResult(t *testing.T) {
 	for name, res := range recorded {
 		got := render(t, load(t, name)...)
@@ -97,7 +95,6 @@ func decision(op string, token, seq uint64, enforced bool) history.Event {
 	}
 }
 
-// The drawing calls stale what the judge counts as stale.
 func TestStale(t *testing.T) {
 	for name, c := range map[string]struct {
 		events []history.Event
@@ -120,7 +117,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// A stale write is labelled even where there is no room for the others.
+// A stale write is labelled even where others have no room.
 func TestAlarmInFullStack(t *testing.T) {
 	var events []history.Event
 	for i := range uint64(30) {
@@ -136,12 +133,12 @@ func TestAlarmInFullStack(t *testing.T) {
 	has(t, got, "and 22 more</text>")
 }
 
-// The drawing is to scale: distances between marks are as the times between decisions.
+// Distances between marks are as the times between decisions.
 func TestToScale(t *testing.T) {
 	d := parse(t, render(t, load(t, "network-on")...)).svgs[0]
 	var x []float64
 	for _, p := range d.paths {
-		// The lane's marks; those before labels stand lower.
+		// The lane's marks; those before labels are lower.
 		if strings.HasPrefix(p.class, "m ") && p.y == d.texts["resource"].y-1 {
 			x = append(x, p.x)
 		}
@@ -152,7 +149,7 @@ func TestToScale(t *testing.T) {
 	require.InDelta(t, want, got, 0.002)
 }
 
-// Runs of one scenario share the axis; a run that is much longer than the other would hide it and doesn't.
+// Runs of one scenario share the axis, unless one is much longer.
 func TestSharedAxis(t *testing.T) {
 	runs := load(t, "pause-off", "pause-on")
 	// The run with fencing on ends a second early.
@@ -176,7 +173,7 @@ func TestSharedAxis(t *testing.T) {
 	require.Contains(t, parse(t, html).svgs[1].texts, "40 ms")
 }
 
-// Modes stand in the order of what they protect, and events are folded.
+// Fencing modes are in order, and events are folded.
 func TestOrder(t *testing.T) {
 	runs := load(t, "pause-on", "pause-off", "pause-on")
 	run := *runs[2].Events[0].Run
@@ -189,7 +186,7 @@ func TestOrder(t *testing.T) {
 	require.Contains(t, html, "details::details-content { content-visibility: visible; }", "open on paper")
 }
 
-// build makes a history from the first two fields of the events that matter, one millisecond apart.
+// build makes a history of events one millisecond apart.
 func build(events ...history.Event) []history.Event {
 	t0 := time.Date(2026, 11, 20, 9, 30, 0, 0, time.UTC)
 	all := []history.Event{{Time: t0, Actor: "controller", Kind: history.KindRun, Run: &history.Run{
@@ -218,7 +215,7 @@ func fault(name, target string) history.Event {
 	return history.Event{Actor: "controller", Kind: history.KindFault, Name: name, Target: target}
 }
 
-// How each lease ends, as the text alternative tells it.
+// How each lease ends, in the text alternative.
 func TestLeaseEndings(t *testing.T) {
 	const ms = time.Millisecond
 	for name, c := range map[string]struct {
@@ -270,7 +267,7 @@ func TestLeaseEndings(t *testing.T) {
 	}
 }
 
-// A history that isn't whole is shown as far as it goes, and the page says what is missing.
+// An incomplete history is shown as far as it goes, and the page says what is missing.
 func TestIncompleteHistories(t *testing.T) {
 	timeless := build(report("A", history.Held), report("A", history.Done))
 	for i := range timeless {
@@ -319,7 +316,7 @@ func TestIncompleteHistories(t *testing.T) {
 	require.Error(t, reports.Timeline(io.Discard), "no runs at all")
 }
 
-// Nothing that a history says can become markup, or reach out, or flood the page.
+// No string of a history becomes markup, leaves the page, or floods it.
 func TestHostileHistory(t *testing.T) {
 	const attack = `<script>alert(1)</script>"'><img src=x onerror=alert(1)>]]>-->{{.}}&amp;</style></title></svg>`
 	bad := attack + "\x00\x1b[31m\u202eevil\u2066\xff\ufeff" + strings.Repeat("long ", 400_000)
@@ -346,7 +343,7 @@ func TestHostileHistory(t *testing.T) {
 	require.Less(t, len(got), 200_000)
 }
 
-// Ten thousand events stay a page that opens, and the alarm among them is still drawn.
+// A page of ten thousand events is small, and shows the alarm.
 func TestManyEvents(t *testing.T) {
 	var events []history.Event
 	for i := range uint64(2500) {
@@ -369,7 +366,7 @@ func TestManyEvents(t *testing.T) {
 	require.Less(t, len(got), 2_000_000)
 }
 
-// Whatever a history holds, the page is well-formed, self-contained, the same each time, and its labels don't touch.
+// Whatever a history holds, the page is well-formed, self-contained, reproducible, and its labels don't overlap.
 func TestRandomHistories(t *testing.T) {
 	names := []string{
 		history.Held, history.Acquired, history.Read, history.Checked, history.BeforeWrite, history.Sent, history.Wrote, history.WriteStale,
@@ -426,7 +423,7 @@ type failing struct{ err error }
 
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
-// Text has a contrast of at least 4.5 on its ground, in both schemes (WCAG 2.2, 1.4.3).
+// Text has a contrast of at least 4.5 in both schemes (WCAG 2.2, 1.4.3).
 func TestContrast(t *testing.T) {
 	b, err := os.ReadFile("style.css")
 	require.NoError(t, err)
@@ -463,7 +460,6 @@ func luminance(t *testing.T, hex string) float64 {
 	return sum
 }
 
-// A page as the tests read it back.
 type (
 	document struct{ svgs []*svg }
 	svg      struct {
@@ -483,7 +479,6 @@ type (
 	}
 )
 
-// has and lacks fail without printing the page.
 func has(t *testing.T, html, want string) {
 	t.Helper()
 	if !strings.Contains(html, want) {
@@ -498,7 +493,7 @@ func lacks(t *testing.T, html, banned string) {
 	}
 }
 
-// elements are all that a page is made of: none of them loads or runs anything.
+// elements of a page: none of them loads or runs anything.
 var elements = func() map[string]bool {
 	m := make(map[string]bool)
 	for e := range strings.FieldsSeq(`html head meta title style body main section header div article h1 h2 h3 p strong span figure
@@ -509,7 +504,6 @@ var elements = func() map[string]bool {
 	return m
 }()
 
-// inspect checks what must be so on every page.
 func inspect(t *testing.T, html string) {
 	t.Helper()
 	for _, banned := range []string{"<script", "<link", "<img", "@import", "@font-face", "ZgotmplZ", "NaN", "+Inf", "-Inf", "%!"} {
@@ -534,8 +528,7 @@ func inspect(t *testing.T, html string) {
 	}
 }
 
-// parse reads the page as XML, which is stricter than HTML, and collects the drawings. It checks that ids are unique
-// and that references have a target.
+// parse reads the page as XML, which is stricter than HTML. It checks that ids are unique and references have a target.
 func parse(t *testing.T, html string) document {
 	t.Helper()
 	var (

@@ -35,10 +35,9 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// redisServer is a Redis for all tests.
 var redisServer *testbed.Server
 
-// stuckEnv has the clients of a process, and of those that it starts, say when they are closed that they can't be.
+// stuckEnv makes clients of this process and its children fail to close.
 const stuckEnv = "CONTEND_STUCK"
 
 type stuck struct{ load.Lock }
@@ -60,8 +59,8 @@ func TestMain(m *testing.M) {
 	testmain.Run(m, testmain.Redis(&redisServer))
 }
 
-// measured runs contend on the server and returns its output and the result. It measures until there is a section, and a release:
-// there may be none while the machine stands still.
+// measured repeats a short run until it has a critical section and a release: there may be none while the machine is
+// stalled.
 func measured(t *testing.T, args ...string) (string, *load.Result) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")
@@ -97,7 +96,7 @@ func TestOpen(t *testing.T) {
 	require.Equal(t, res.BacklogStart+res.Arrivals, res.Sections+res.Failed+res.Unserved.Count)
 }
 
-// TestPing: what is measured beside a lock is none, and isn't judged as one.
+// TestPing: it is no lock and isn't checked as one.
 func TestPing(t *testing.T) {
 	out, res := measured(t, "-closed", "-backend", "ping", "-contenders", "4", "-work", "1ms")
 	require.Contains(t, out, "ping (server unknown): closed model")
@@ -114,7 +113,7 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// TestBaton: there is one, whoever comes first, and nobody else has it until it is given back.
+// TestBaton: one holder at a time.
 func TestBaton(t *testing.T) {
 	_, res := measured(t, "-closed", "-backend", "baton", "-contenders", "4", "-prefix", t.Name()+"/")
 	require.Zero(t, res.Failed)
@@ -135,7 +134,7 @@ func TestBaton(t *testing.T) {
 	_, err = b.Acquire(ctx, key)
 	require.Error(t, err)
 
-	// Another: Redis may give that one to a client that has gone, as long as it doesn't know that.
+	// Another key: Redis may give the first one's element to a client that is gone.
 	lease, err := a.Acquire(t.Context(), other)
 	require.NoError(t, err)
 	require.NoError(t, lease.Release(t.Context()))
@@ -144,7 +143,7 @@ func TestBaton(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-// TestDelay: over a network whatever asks a server takes a round trip at least.
+// TestDelay: every request takes a round trip at least.
 func TestDelay(t *testing.T) {
 	_, res := measured(t, "-closed", "-contenders", "2", "-delay", "5ms")
 	require.Zero(t, res.Failed)
@@ -155,7 +154,7 @@ func TestDelay(t *testing.T) {
 	require.ErrorContains(t, err, "delay must not be negative")
 }
 
-// TestProcessors: the load leaves processors to others, and the process has its own back afterwards.
+// TestProcessors: GOMAXPROCS is limited, and restored.
 func TestProcessors(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
 	for processors, used := range map[int]int{1: 1, 0: 3} {
@@ -167,7 +166,7 @@ func TestProcessors(t *testing.T) {
 	err := run(t.Context(), []string{"-processors", "-1"}, io.Discard)
 	require.ErrorContains(t, err, "-1 processors; 0 is all that there are")
 
-	// No more than there are; what says so of another machine can be read all the same.
+	// Results of larger machines can be read.
 	more := runtime.NumCPU() + 1
 	want := fmt.Sprintf("-processors %d; there are %d here", more, more-1)
 	err = run(t.Context(), []string{"-processors", strconv.Itoa(more), "-lock-addr", "127.0.0.1:1"}, io.Discard)
@@ -182,7 +181,7 @@ func TestProcessors(t *testing.T) {
 	require.ErrorContains(t, err, want)
 }
 
-// TestCloseFails: what was measured is told and written though a client can't be closed afterwards, and that is told too.
+// TestCloseFails: if a client can't be closed, the result is still printed and saved.
 func TestCloseFails(t *testing.T) {
 	t.Setenv(stuckEnv, "yes")
 	file := filepath.Join(t.TempDir(), "result.json")
@@ -210,7 +209,7 @@ func TestCloseFails(t *testing.T) {
 	require.Equal(t, 2, bytes.Count(b, []byte("\n")))
 }
 
-// TestNowhereToWrite: it is known before the run that its result can't be written, and not after it.
+// TestNowhereToWrite: it is detected before the run.
 func TestNowhereToWrite(t *testing.T) {
 	dir := t.TempDir()
 	err := run(t.Context(), []string{"-o", filepath.Join(dir, "none", "run.json"), "-lock-addr", "127.0.0.1:1"}, io.Discard)
@@ -226,7 +225,7 @@ func TestNowhereToWrite(t *testing.T) {
 	require.NotContains(t, err.Error(), "127.0.0.1:1")
 }
 
-// TestProcessFails: an experiment ends with a process of its that is killed, and names the run.
+// TestProcessFails: a killed child ends the experiment with an error that names the run.
 func TestProcessFails(t *testing.T) {
 	testbed.Need(t, redisServer.Real())
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
@@ -250,7 +249,6 @@ func TestProcessFails(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "data.jsonl"))
 }
 
-// granted waits for so many grants of the hot key with a prefix.
 func granted(ctx context.Context, t *testing.T, prefix string, n int) {
 	t.Helper()
 	client, err := redisclient.New(redisServer.URL)
@@ -261,7 +259,6 @@ func granted(ctx context.Context, t *testing.T, prefix string, n int) {
 	assert.NoError(t, client.Close())
 }
 
-// children are the processes of this one that take part in a run.
 func children(t *testing.T) (pids []int) {
 	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*/children")
@@ -283,8 +280,7 @@ func children(t *testing.T) (pids []int) {
 	return pids
 }
 
-// TestExperimentInterrupted: neither processes nor servers outlive an experiment that is interrupted, and what was there of
-// an earlier one does, and what it has run itself.
+// TestExperimentInterrupted: no child or server survives it. Earlier data and partial results do.
 func TestExperimentInterrupted(t *testing.T) {
 	testbed.Need(t, redisServer.Real()) // the experiment starts one itself
 	dir := t.TempDir()
@@ -330,7 +326,7 @@ func TestExperimentInterrupted(t *testing.T) {
 	served()
 }
 
-// marked are the processes that have something in their environment.
+// marked are the processes with env in their environment.
 func marked(t *testing.T, env string) (names []string) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -343,7 +339,7 @@ func marked(t *testing.T, env string) (names []string) {
 	return names
 }
 
-// TestInterrupted asks a run in another process for its metrics and interrupts it.
+// TestInterrupted reads a run's metrics in another process and interrupts it.
 func TestInterrupted(t *testing.T) {
 	testbed.Need(t, redisServer.Real()) // the command starts one itself
 	running, own := "-lock-addr="+redisServer.URL, "-testbed="+cmp.Or(os.Getenv("FENCELAB_TESTBED"), "auto")
@@ -430,7 +426,7 @@ func TestExperiment(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "data.jsonl.partial"))
 }
 
-// TestSweep: the runs of a sweep are run, and the others' lines stay.
+// TestSweep: only its runs are replaced.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{
@@ -480,7 +476,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSweepRefuses: what would leave the data without some runs, or with others, is known before anything is run.
+// TestSweepRefuses: data with missing or foreign runs is detected before the first run.
 func TestSweepRefuses(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{
@@ -521,7 +517,6 @@ func TestSweepRefuses(t *testing.T) {
 	require.ErrorContains(t, run(t.Context(), []string{"-sweep", "a"}, io.Discard), "-sweep is for an experiment")
 }
 
-// TestExperimentSeed: the seed is the file's, unless the user wants another.
 func TestExperimentSeed(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"]}],
@@ -538,7 +533,7 @@ func TestExperimentSeed(t *testing.T) {
 	}
 }
 
-// TestMetricsFail: metrics that could not be served are an error, if the run was one or not.
+// TestMetricsFail: a failing listener is an error, whatever the run's result.
 func TestMetricsFail(t *testing.T) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0) // which run closes
 	require.NoError(t, err)
@@ -565,7 +560,7 @@ func TestMetricsFail(t *testing.T) {
 	require.ErrorContains(t, err, "accept")
 }
 
-// TestCommitted: the experiments of this repository can be read, and their data are of their configuration.
+// TestCommitted: recorded data matches its config.
 func TestCommitted(t *testing.T) {
 	for _, name := range []string{"contention", "fairness"} {
 		dir := filepath.Join("../../reports/results", name)

@@ -18,7 +18,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// TestMerge adds up what two processes have printed, as a log of containers has it.
+// TestMerge adds up two processes' results in a log of containers.
 func TestMerge(t *testing.T) {
 	var logs strings.Builder
 	var sections int64
@@ -60,7 +60,7 @@ func TestMerge(t *testing.T) {
 	require.ErrorContains(t, run(t.Context(), []string{"-merge", file}, io.Discard), "results 1 and 2 are of the same process")
 }
 
-// TestStartAt: a process begins at the time, by its own clock, and not if that has passed.
+// TestStartAt: a process starts at the time, and not after it.
 func TestStartAt(t *testing.T) {
 	require.ErrorIs(t, run(t.Context(), []string{"-start-at", "2001-01-01T00:00:00Z"}, io.Discard), bench.ErrLate)
 	require.ErrorContains(t, run(t.Context(), []string{"-start-at", "soon"}, io.Discard), "want a time such as")

@@ -23,12 +23,12 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// redisServer is the Redis of all tests, each of which finds it empty.
+// Every test finds it empty.
 var redisServer *testbed.Server
 
 func TestMain(m *testing.M) { testmain.Run(m, testmain.Server(&redisServer, testbed.StartRedis, nil)) }
 
-// connect returns a client of the server, which it empties, and sees to it that the test leaves no goroutine behind.
+// connect empties the server, and checks for leaked goroutines.
 func connect(t *testing.T) *redis.Client {
 	t.Helper()
 	if redisServer.Provider == testbed.External {
@@ -45,7 +45,7 @@ func connect(t *testing.T) *redis.Client {
 	return c
 }
 
-// The tests don't empty a Redis that is the user's.
+// The tests don't empty a user's Redis.
 func TestExternal(t *testing.T) {
 	c := connect(t)
 	require.NoError(t, c.Set(t.Context(), "a user's key", "x", 0).Err())
@@ -113,7 +113,6 @@ func TestHeldByAnother(t *testing.T) {
 	require.Contains(t, out, "9 locks taken")
 }
 
-// writer calls each with every write.
 type writer func(p string) error
 
 func (w writer) Write(p []byte) (int, error) { return len(p), w(string(p)) }

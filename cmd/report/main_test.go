@@ -15,7 +15,7 @@ import (
 
 const histories = "../../reports/testdata/"
 
-// What a CI job sees of each kind of history.
+// As a CI job sees it.
 func TestExit(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, from string, change func(string) string) string {
@@ -71,7 +71,7 @@ func TestExit(t *testing.T) {
 	}
 }
 
-// A matrix has a line a run, in an order that doesn't depend on that of the files, and its table is printed.
+// The order of lines doesn't depend on the order of files.
 func TestMatrix(t *testing.T) {
 	dir := t.TempDir()
 	write := func(names ...string) (lines, table string) {
@@ -98,7 +98,7 @@ func TestMatrix(t *testing.T) {
 	require.ErrorContains(t, err, "no such file")
 }
 
-// The site is made from the data, charts and tables are as they were committed, and what was tampered with is made anew.
+// Charts and tables are as committed; changed ones are restored.
 func TestSite(t *testing.T) {
 	results, web := filepath.Join(t.TempDir(), "results"), filepath.Join(t.TempDir(), "web")
 	require.NoError(t, os.CopyFS(results, os.DirFS("../../reports/results")))
@@ -136,7 +136,7 @@ func TestHelp(t *testing.T) {
 	require.Contains(t, stdout.String(), "exit code")
 }
 
-// A history cannot make the terminal act.
+// A history can't control the terminal.
 func TestTerminal(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "h")
 	event := `{"time":"2026-11-20T09:30:00Z","actor":"\u001b[31mA\u202e","kind":"report","name":"failed","error":"\u0007"}` + "\n"

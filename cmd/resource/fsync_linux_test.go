@@ -16,14 +16,13 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// strace returns a wrapper for start that writes the command's writes, syncs and answers to file.
+// strace returns a wrapper for start that logs writes, syncs and replies to file.
 func strace(t *testing.T, file string, more ...string) []string {
 	t.Helper()
 	testbed.Need(t, testbed.Program("strace", "sudo apt-get install strace"))
 	return append([]string{"strace", "-f", "-y", "-s", "400", "-e", "trace=write,pwrite64,fsync,fdatasync", "-o", file}, more...)
 }
 
-// step is what matters in a trace.
 type step struct {
 	what   string // "write" to the store's file, "sync" of it, or "answer"
 	answer string // of an answer: its status line and headers
@@ -35,7 +34,7 @@ var (
 	answer    = regexp.MustCompile(`^\d+ +write\(\d+<.*>, "(HTTP/1\.1 \d.*)`)
 )
 
-// steps reads a trace: writes and answers count when they begin, a sync when it has succeeded.
+// steps reads a trace: writes and replies count from their start, syncs from their end.
 func steps(t *testing.T, file string) []step {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -54,15 +53,15 @@ func steps(t *testing.T, file string) []step {
 	return out
 }
 
-// stop ends a traced child. strace passes the signal on.
+// strace passes the signal on.
 func (c *child) stop(t *testing.T) {
 	t.Helper()
 	require.NoError(t, syscall.Kill(-c.Process.Pid, syscall.SIGTERM))
 	<-c.exited
 }
 
-// TestAnswerLeavesAfterSync traces system calls: an accepted write or fenced read is synced before its reply is sent. Refusals,
-// plain reads and fenced reads that change nothing cost no sync.
+// TestAnswerLeavesAfterSync traces system calls: an accepted write or fenced read is synced before its reply. Refusals,
+// plain reads and fenced reads that change nothing need no sync.
 func TestAnswerLeavesAfterSync(t *testing.T) {
 	ln, dir, ctx := listen(t), t.TempDir(), t.Context()
 	trace := filepath.Join(dir, "trace")
@@ -114,8 +113,8 @@ func TestAnswerLeavesAfterSync(t *testing.T) {
 	require.Equal(t, len(calls), i, "answers in the trace")
 }
 
-// TestOpenSyncs checks that a file is synced before the first reply: a new one with its directory entry, and one whose last
-// process may have been killed between write and sync.
+// TestOpenSyncs checks that a file is synced before the first reply: a new one with its directory entry, and one whose
+// last process may have been killed between write and sync.
 func TestOpenSyncs(t *testing.T) {
 	ln, dir := listen(t), t.TempDir()
 	c := client(t, ln)
@@ -137,9 +136,8 @@ func TestOpenSyncs(t *testing.T) {
 	}
 }
 
-// TestNothingSeenBeforeSync makes every sync slow, and reads a key while a write to it waits for the disk. bbolt shows a commit
-// to readers before it has synced it; the store must not, and no refusal may depend on it. Other keys don't wait: during one
-// of many commits another key is read and answered.
+// TestNothingSeenBeforeSync makes syncs slow, and reads a key while its write is being synced. bbolt shows a commit to
+// readers before that; the store must not, and no refusal may depend on it. Other keys don't wait.
 func TestNothingSeenBeforeSync(t *testing.T) {
 	ln, dir, ctx := listen(t), t.TempDir(), t.Context()
 	trace := filepath.Join(dir, "trace")
@@ -184,9 +182,9 @@ func TestNothingSeenBeforeSync(t *testing.T) {
 	require.True(t, other, "a question about another key, and its answer, during a commit")
 }
 
-// rest reads a trace of [TestNothingSeenBeforeSync]. It counts the replies that depend on the write of the key, none of which
-// may leave before its sync, and reports whether another key was read between a write and its sync: then there are two replies
-// about it, and its reader waits for the first before it sends the second request.
+// rest counts replies that depend on the write of the key, none of which may precede its sync, and reports whether
+// another key was read between a write and its sync: then there are two replies about it, since its reader waits for
+// the first one.
 func rest(t *testing.T, trace string) (resting int, other bool) {
 	t.Helper()
 	dirty, others := false, 0

@@ -60,7 +60,7 @@ func get(t *testing.T, url string) string {
 	return string(body)
 }
 
-// running runs the command in this process, and returns its address. The command ends with the test.
+// running returns the address of a command in this process. It ends with the test.
 func running(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -81,7 +81,7 @@ func running(t *testing.T, args ...string) string {
 	return url
 }
 
-// TestPrintsAddress has no socket handed over: port 0 takes a free port, and the printed address is the real one.
+// TestPrintsAddress: the printed address has the port in place of 0.
 func TestPrintsAddress(t *testing.T) {
 	t.Setenv("FENCELAB_STORE", "memory")
 	url := running(t, "-addr", "127.0.0.1:0", "-log-level", "error")
@@ -100,7 +100,7 @@ func TestTLS(t *testing.T) {
 	requireStale(t, c.Write(t.Context(), "a//b", at(4), nil), at(5), false)
 }
 
-// certificate writes a certificate for 127.0.0.1 that signs itself.
+// certificate is self-signed, for 127.0.0.1.
 func certificate(t *testing.T, dir string) (certFile, keyFile string, pool *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -151,7 +151,7 @@ func TestRefusesToStart(t *testing.T) {
 	}
 }
 
-// TestSetFence runs the help's example, on a key that a wrong token has locked.
+// TestSetFence runs the help's example.
 func TestSetFence(t *testing.T) {
 	t.Chdir(t.TempDir())
 	s, err := boltstore.Open("resource.db", nil)

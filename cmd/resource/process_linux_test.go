@@ -25,7 +25,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// asMain in the environment makes the test binary the command itself.
+// asMain makes the test binary the command itself.
 const asMain = "RESOURCE_TEST_MAIN"
 
 var kills = flag.Int("kills", 4, "how often TestKillUnderLoad kills the resource")
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child is the command in a process of its own, and in a process group of its own with what it runs under.
+// child has a process group of its own, with its wrapper.
 type child struct {
 	*exec.Cmd
 	stderr *logBuffer
@@ -46,8 +46,8 @@ type child struct {
 	err    error // of Wait, valid once exited is closed
 }
 
-// start runs the command on the listening socket ln, under the program in wrapper if there is one. The socket stays
-// open here: no other process can take its port while the child is down, and clients can connect before it is up.
+// start runs the command on ln, under wrapper if any. The socket stays open here: no other process can take its port
+// while the child is down, and clients can connect before it is up.
 func start(t *testing.T, ln *net.TCPListener, wrapper []string, args ...string) *child {
 	t.Helper()
 	exe, err := os.Executable()
@@ -82,7 +82,6 @@ func (c *child) signal(t *testing.T, sig syscall.Signal) {
 	require.NoError(t, c.Process.Signal(sig))
 }
 
-// logBuffer is a log that can be waited on.
 type logBuffer struct {
 	mu      sync.Mutex
 	buf     bytes.Buffer
@@ -105,7 +104,6 @@ func (b *logBuffer) String() string {
 	return b.buf.String()
 }
 
-// waitFor blocks until the log has s in it.
 func (b *logBuffer) waitFor(t *testing.T, s string) {
 	t.Helper()
 	deadline := time.After(time.Minute)
@@ -136,8 +134,8 @@ func client(t *testing.T, ln net.Listener) *resource.Client {
 	return c
 }
 
-// TestKillUnderLoad kills the resource while eight writers count up. A write that was accepted is there in every later life;
-// a writer whose reply was lost repeats the write, and finds out whether it took effect.
+// TestKillUnderLoad kills the resource while eight writers count up. Accepted writes survive; a writer whose reply was
+// lost repeats the write, and learns whether it was applied.
 func TestKillUnderLoad(t *testing.T) {
 	ln, file, ctx := listen(t), filepath.Join(t.TempDir(), "resource.db"), t.Context()
 	c := client(t, ln)
@@ -214,7 +212,7 @@ func TestKillUnderLoad(t *testing.T) {
 	t.Logf("%d kills, %d accepted writes", *kills, accepted.Load())
 }
 
-// TestGracefulStop sends SIGTERM during a request: the request finishes, and the command succeeds.
+// TestGracefulStop sends SIGTERM during a request, which finishes.
 func TestGracefulStop(t *testing.T) {
 	ln, file := listen(t), filepath.Join(t.TempDir(), "resource.db")
 	c := start(t, ln, nil, "-file", file)
@@ -262,7 +260,6 @@ func halfRequest(t *testing.T, ln net.Listener) net.Conn {
 	return conn
 }
 
-// TestWarnings starts the command with settings that deserve a warning.
 func TestWarnings(t *testing.T) {
 	for _, c := range []struct {
 		ip   string
@@ -291,7 +288,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestUnfenced turns fencing off: a late write destroys a newer one.
+// TestUnfenced: a late write destroys a newer one.
 func TestUnfenced(t *testing.T) {
 	ln, ctx := listen(t), t.Context()
 	start(t, ln, nil, "-store", "memory", "-fence", "off")

@@ -24,7 +24,6 @@ import (
 
 func TestMain(m *testing.M) { testmain.Run(m) }
 
-// bench is a Redis and a resource in this process.
 type bench struct {
 	redis *miniredis.Miniredis
 	store *resource.Memory
@@ -105,7 +104,7 @@ func TestStaleWriteIsRefused(t *testing.T) {
 	}
 }
 
-// TestRecovery does what the error says, with a lock that has lost its tokens, and with a token that no lock reaches.
+// TestRecovery follows the error's advice, for a lock that has lost its tokens, and for a token that no lock reaches.
 func TestRecovery(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	b.args = append(b.args, "-name", "A", "-key", "billing/acme's")
@@ -151,7 +150,7 @@ func TestUnfenced(t *testing.T) {
 	require.ErrorContains(t, err, "X-Fence-Token")
 }
 
-// A worker that writes straight to a store, here to the Redis that has the lock, too.
+// Written straight to the Redis that has the lock.
 func TestStore(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	b.args = append(b.args, "-resource", "redis://"+b.redis.Addr())
@@ -189,7 +188,7 @@ func TestBadStore(t *testing.T) {
 	}
 }
 
-// What a flag says is wrong is told before anybody is asked, and so wherever the lock service is.
+// Wrong flags are detected before connecting.
 func TestFlagsFirst(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for want, args := range map[string][]string{
@@ -216,7 +215,7 @@ func TestLockNotToBeHad(t *testing.T) {
 	require.Equal(t, "somebody", owner)
 }
 
-// TestInterrupted ends a worker between its read and its write: it writes nothing and gives the lock back.
+// TestInterrupted, between read and write: nothing is written and the lock is released.
 func TestInterrupted(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for _, n := range []string{"0", "1"} {
@@ -237,7 +236,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestRefusedOnAndOn has a series without end of which every job is refused: it takes longer from one to the next.
+// TestRefusedOnAndOn: the pauses between refused jobs grow.
 func TestRefusedOnAndOn(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	require.NoError(t, b.store.Write(t.Context(), "demo", resource.Fence{Token: 1000, Seq: 1}, nil))
@@ -253,7 +252,7 @@ func TestRefusedOnAndOn(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(begin), 700*time.Millisecond, "between four")
 }
 
-// TestInterruptedBetween ends a worker between two of its jobs.
+// TestInterruptedBetween ends a worker between two jobs.
 func TestInterruptedBetween(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for _, c := range []struct{ n, want string }{{"0", ""}, {"1", ""}, {"2", "interrupted"}} {
@@ -273,7 +272,6 @@ func TestInterruptedBetween(t *testing.T) {
 	require.Equal(t, "A.1\nA\nA.1\n", b.ledger(t, "demo"))
 }
 
-// onLine calls then with each line written.
 type onLine struct {
 	then func(line string)
 }

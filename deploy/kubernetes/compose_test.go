@@ -18,14 +18,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// project is the name under which [TestCompose] runs. What a killed run has left behind goes when the next one begins.
+// project is fixed, so that the next run removes what a killed one has left.
 const project = "fencelab-check"
 
-// pods is how many containers contend.
 const pods = 3
 
-// TestCompose runs the compose file's contenders, workers and resource, looks at every query of the dashboard while
-// Prometheus scrapes them, and adds up the contenders' results.
+// TestCompose runs the compose file's contenders, workers and resource, checks every query of the dashboard while
+// Prometheus scrapes them, and merges the contenders' results.
 func TestCompose(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
@@ -41,7 +40,7 @@ func TestCompose(t *testing.T) {
 	start := "FENCELAB_START_AT=" + time.Now().Add(15*time.Second).UTC().Format(time.RFC3339)
 	c.env = append(c.env, start)
 	c.run(ctx, t, append(profiles, "up", "-d", "--scale", "contend="+strconv.Itoa(pods), "--scale", "worker=2", "contend", "worker")...)
-	// Contenders of another key that hold for longer than their lease, so that leases are lost and releases fail.
+	// Holding for longer than the lease, so that leases are lost and releases fail.
 	c.run(ctx, t, append(profiles, "run", "-d", "--no-deps", "--use-aliases", "-e", "FENCELAB_TTL=20ms", "-e", "FENCELAB_WORK=50ms",
 		"-e", "FENCELAB_PREFIX=lost/", "-e", start, "contend")...)
 	ids := strings.Fields(c.run(ctx, t, append(profiles, "ps", "-q", "contend")...))
@@ -105,7 +104,7 @@ func TestCompose(t *testing.T) {
 	require.Equal(t, map[string]int64{"overlaps": 0, "token_regressions": 0, "late": 0}, result.Checks)
 }
 
-// abridged is a log without the rest of long lines: results.
+// abridged cuts long lines, which are results.
 func abridged(log string) string {
 	var b strings.Builder
 	for line := range strings.Lines(log) {
@@ -117,7 +116,6 @@ func abridged(log string) string {
 	return b.String()
 }
 
-// prometheus is a Prometheus at a URL.
 type prometheus struct {
 	ctx context.Context
 	url string
@@ -158,7 +156,6 @@ func (p prometheus) has(expr string) (bool, error) {
 	return false, nil
 }
 
-// compose is docker compose on the compose file.
 type compose struct {
 	command  []string
 	dir      string
@@ -166,7 +163,7 @@ type compose struct {
 	envFiles []string
 }
 
-// newCompose skips the test where there is no Docker, unless FENCELAB_STRICT is set.
+// newCompose skips the test without Docker, unless FENCELAB_STRICT is set.
 func newCompose(ctx context.Context, t *testing.T) *compose {
 	t.Helper()
 	c := &compose{dir: "../..", env: []string{
@@ -202,7 +199,7 @@ func newCompose(ctx context.Context, t *testing.T) *compose {
 	return c
 }
 
-// lastLine is the last line of a command's output, which says why it failed.
+// The last line says why a command failed.
 func lastLine(out string) string {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	return strings.TrimSpace(lines[len(lines)-1])
@@ -220,7 +217,7 @@ func (c *compose) run(ctx context.Context, t *testing.T, args ...string) string 
 	return stdout.String()
 }
 
-// down ends everything, and looks whether it is gone.
+// down removes everything, and checks that it is gone.
 func (c *compose) down(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// dashboard is the part of Grafana's model that fencelab.json uses.
+// dashboard has the fields of Grafana's model that fencelab.json uses.
 type dashboard struct {
 	UID           string   `json:"uid"`
 	Title         string   `json:"title"`
@@ -66,7 +66,7 @@ type source struct {
 
 const grafana = "../grafana"
 
-// readDashboard refuses fields that dashboard doesn't have.
+// readDashboard refuses unknown fields.
 func readDashboard(t *testing.T) *dashboard {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(grafana, "fencelab.json"))
@@ -78,7 +78,7 @@ func readDashboard(t *testing.T) *dashboard {
 	return d
 }
 
-// atInterval is expr with Grafana's own variable filled in.
+// atInterval fills in Grafana's own variable.
 func atInterval(expr, interval string) string {
 	return strings.ReplaceAll(expr, "$__rate_interval", interval)
 }

@@ -1,5 +1,5 @@
-// Package kubernetes_test checks what runs the load on many hosts: manifests, dashboard and compose file. It is a module of
-// its own, so that Kubernetes' types and Prometheus' parser are nobody's dependencies.
+// Package kubernetes_test checks manifests, dashboard and compose file. It is a module of its own, so that Kubernetes'
+// types and Prometheus' parser are nobody's dependencies.
 package kubernetes_test
 
 import (
@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// manifests is what kubectl apply -k applies.
 type manifests struct {
 	job         batch.Job
 	deployments []apps.Deployment
@@ -33,7 +32,7 @@ type manifests struct {
 	monitors    []monitoring.PodMonitor
 }
 
-// build builds a directory as kubectl does, and decodes what comes out. A field that its type doesn't have is an error.
+// build renders a directory as kubectl does. Unknown fields are errors.
 func build(t *testing.T, dir string) *manifests {
 	t.Helper()
 	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
@@ -71,8 +70,7 @@ func appendTo[T any](all []T, b []byte) ([]T, error) {
 	return append(all, one), err
 }
 
-// TestSources: every file is used, and the files themselves have no unknown fields or keys that are there twice, which
-// kustomize would drop.
+// TestSources: every file is used, and has no unknown fields or repeated keys, which kustomize would drop.
 func TestSources(t *testing.T) {
 	for _, dir := range []string{".", "podmonitor"} {
 		b, err := os.ReadFile(filepath.Join(dir, "kustomization.yaml"))
@@ -152,8 +150,8 @@ func TestManifests(t *testing.T) {
 	require.EqualValues(t, 9100, contend.Ports[0].ContainerPort)
 }
 
-// requireRestricted: the pod passes the "restricted" profile of the Pod Security Standards, can write nowhere but to its
-// volumes, and has resources of its own.
+// requireRestricted: the pod passes the "restricted" Pod Security Standard, writes only to its volumes, and has
+// resources.
 func requireRestricted(t *testing.T, p core.PodSpec) {
 	t.Helper()
 	require.True(t, *p.SecurityContext.RunAsNonRoot)
@@ -175,7 +173,7 @@ func requireRestricted(t *testing.T, p core.PodSpec) {
 	}
 }
 
-// requireFlags: each variable is a flag of contend; one that isn't would be passed over.
+// requireFlags: each variable is a flag of contend; another would be ignored.
 func requireFlags(t *testing.T, env map[string]string) {
 	t.Helper()
 	require.NotEmpty(t, env)

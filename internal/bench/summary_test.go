@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// latency is the distribution of n times that are alike.
+// latency is n equal times.
 func latency(t *testing.T, d time.Duration, n int64) load.Latency {
 	t.Helper()
 	h := hdr.New(100, int64(time.Hour), 3)
@@ -22,7 +22,7 @@ func latency(t *testing.T, d time.Duration, n int64) load.Latency {
 	return load.Latency{Count: n, HDR: string(b)}
 }
 
-// TestSummaryWaits: who is still waiting at the end counts in the waits, and so does who has failed.
+// TestSummaryWaits: unserved and failed acquisitions count.
 func TestSummaryWaits(t *testing.T) {
 	res := &load.Result{Wait: latency(t, time.Millisecond, 950), Unserved: latency(t, 900*time.Millisecond, 30), FailedAfter: latency(t, 900*time.Millisecond, 20)}
 	require.Contains(t, Summary(res), "\n  wait       p50 1.0 ms  p90 1.0 ms  p99 > 900 ms  p999 > 900 ms  max > 900 ms\n")
@@ -35,7 +35,7 @@ func TestSummaryWaits(t *testing.T) {
 	require.Equal(t, "p50 1.0 ms  p99 unknown  max 1.0 ms", waits(&load.Result{Wait: latency(t, time.Millisecond, 99)}, 0.5, 0.99, 1))
 }
 
-// TestSummaryProcesses: a process sees its own contenders alone, and of others it isn't said that they don't starve.
+// TestSummaryProcesses: what a process sees is said to be its own contenders only.
 func TestSummaryProcesses(t *testing.T) {
 	for _, c := range []struct {
 		contenders, processes int
@@ -57,7 +57,7 @@ func TestSummaryProcesses(t *testing.T) {
 	}
 }
 
-// TestSummary: what can't be told isn't.
+// TestSummary omits what is unknown.
 func TestSummary(t *testing.T) {
 	res := &load.Result{Config: load.Config{Backend: "redis", Keys: 1, Rate: 200}, Pacer: load.Latency{Count: 1, P50: 2, Max: 150}}
 	require.Regexp(t, `\n  pacer late +p50 2\.0 ms .* max 150 ms\n`, Summary(res))
@@ -66,7 +66,7 @@ func TestSummary(t *testing.T) {
 	require.NotContains(t, Summary(&load.Result{}), "  pacer late")
 }
 
-// TestBroken: a lock that doesn't exclude, or whose tokens don't grow, makes contend fail.
+// TestBroken: contend fails if the lock doesn't exclude or its tokens don't increase.
 func TestBroken(t *testing.T) {
 	require.NoError(t, Broken(&load.Result{}))
 	require.ErrorContains(t, Broken(&load.Result{Checks: load.Checks{Overlaps: 2}}), "2 times")
@@ -76,7 +76,7 @@ func TestBroken(t *testing.T) {
 	require.NoError(t, Idle(&load.Result{}))
 }
 
-// TestRounds: all sweeps of one round, and then of the next.
+// TestRounds: all sweeps of a round before the next.
 func TestRounds(t *testing.T) {
 	e := Experiment{
 		Rounds: 2, Defaults: load.Config{Backend: "redis", Contenders: 1, TTL: load.Duration(time.Second), Duration: load.Duration(time.Second)},
@@ -94,7 +94,7 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestStart: a run begins at its time, by the clock of its process, and not if that has passed.
+// TestStart: a run starts at its time, and not after it.
 func TestStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now().Add(time.Hour)

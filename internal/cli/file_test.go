@@ -34,7 +34,7 @@ func TestReplaceFile(t *testing.T) {
 	require.Len(t, entries, 1, "nothing is left beside the file")
 }
 
-// A device, or a pipe, is written to: a file in its place would be no use, and in that of /dev/null a nuisance.
+// A device or a pipe isn't replaced by a file.
 func TestReplaceFileThatIsNone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "null")
 	require.NoError(t, os.Symlink(os.DevNull, path))

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testmain.Run(m) }
 
-// serve runs Serve until the returned stop is called, which returns Serve's error.
+// serve runs Serve until stop, which returns Serve's error.
 func serve(t *testing.T, store resource.Store, opts server.Options) (url string, stop func() error) {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -63,7 +63,6 @@ func TestServe(t *testing.T) {
 	require.ErrorIs(t, err, resource.ErrClosed)
 }
 
-// TestHealth has a store that fails.
 func TestHealth(t *testing.T) {
 	store := resource.NewMemory()
 	var log bytes.Buffer

@@ -27,7 +27,7 @@ const recorded = "../results"
 
 var recordedPages = sync.OnceValues(func() (site.Files, error) { return site.Pages(os.DirFS(recorded)) })
 
-// TestRecorded keeps charts and tables of the recorded results what their data says, and every chart on a page.
+// TestRecorded: charts and tables match their data, and every chart is on a page.
 func TestRecorded(t *testing.T) {
 	folder := os.DirFS(recorded)
 	pages, err := recordedPages()
@@ -46,8 +46,7 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestHTML requires of the site what a browser without a network needs: well-formed drawings, links that lead somewhere, and
-// nothing from elsewhere.
+// TestHTML: well-formed drawings, working links, and nothing from the network.
 func TestHTML(t *testing.T) {
 	files, err := site.HTML(os.DirFS(recorded))
 	require.NoError(t, err)
@@ -81,7 +80,7 @@ func TestHTML(t *testing.T) {
 	}
 }
 
-// TestBrokenPage requires an error for a link that leads nowhere, or out of the site, and for a page without a heading.
+// TestBrokenPage: a dead link, one out of the site, and a page without heading are errors.
 func TestBrokenPage(t *testing.T) {
 	for _, page := range []string{"# A\n[b](gone)\n", "# A\n[b](../README.md)\n", "A\n"} {
 		_, err := site.HTML(fstest.MapFS{"README.md": {Data: []byte(page)}})
@@ -89,7 +88,7 @@ func TestBrokenPage(t *testing.T) {
 	}
 }
 
-// TestNames requires that a name from the data is text in a chart.
+// TestNames: names from the data are escaped.
 func TestNames(t *testing.T) {
 	line := `{"scenario":"HolderKilled","lock":"a<b","server":"","fencing":"on","ttl":"1s","verdict":"safe","stale":0,"refused":0,"lost":[],"writers":[],"tokens":[],"blocked":"1s"}`
 	files, err := site.Pages(fstest.MapFS{"holder-killed/runs.jsonl": {Data: []byte(line + "\n" + strings.ReplaceAll(line, "1s", "2s") + "\n")}})
@@ -97,7 +96,7 @@ func TestNames(t *testing.T) {
 	require.Contains(t, string(files["holder-killed/blocked.svg"]), ">a&lt;b</text>")
 }
 
-// served is a run in whose window waits ended, and others didn't, in milliseconds.
+// served is a run with waits in ms, ended and unserved.
 func served(t *testing.T, change func(*load.Result), ended, unserved []int64) string {
 	t.Helper()
 	latency := func(list []int64) load.Latency {
@@ -169,7 +168,7 @@ func pageOf(t *testing.T, data string) string {
 	return string(files["contention/README.md"])
 }
 
-// TestWaits holds what tables say of waits against waits that were made up: those that weren't over count too.
+// TestWaits: waits that weren't over count in tables.
 func TestWaits(t *testing.T) {
 	same := func(*load.Result) {}
 	for name, c := range map[string]struct {
@@ -196,7 +195,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// TestGoals requires that a goal that is missed is said to be missed, and one that nothing was recorded for, too.
+// TestGoals: missed goals say so, and those without a record too.
 func TestGoals(t *testing.T) {
 	peer := func(r *load.Result) {
 		r.Config.Backend, r.Machine.Library = "redsync", "github.com/go-redsync/redsync/v4"
@@ -330,7 +329,7 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// TestRounds requires the median of what was made in several rounds, and of their ratios.
+// TestRounds: medians of rounds, and of their ratios.
 func TestRounds(t *testing.T) {
 	round := func(n int, lock string, sections int) string {
 		return served(t, func(r *load.Result) {
@@ -360,7 +359,7 @@ func TestRounds(t *testing.T) {
 	for _, want := range []string{"Jain's index at least 0.999 | 0.50000 | ✗ |", "nobody starves | 4 starved, 4 never held the lock | ✗ |"} {
 		require.Contains(t, page, want, "the worst of all rounds")
 	}
-	// The rounds are paired by their numbers, and one without any section has no ratio.
+	// Rounds are paired by number; one without a critical section has no ratio.
 	page = pageOf(t, round(2, "redis", 300)+round(1, "redis", 100)+round(1, "redsync", 50)+round(2, "redsync", 200))
 	require.Contains(t, page, goal+"1.5 × redsync's (rounds: 1.5 to 2) | ✓ |")
 	page = pageOf(t, round(1, "redis", 100)+round(2, "redis", 100)+round(1, "redsync", 50)+round(2, "redsync", 0))
@@ -376,7 +375,6 @@ func TestRounds(t *testing.T) {
 	require.ErrorContains(t, err, "there are 3 rounds of redis with 200 contenders and 2 of redsync with 200")
 }
 
-// TestFairness holds the page on fairness against runs that were made up.
 func TestFairness(t *testing.T) {
 	closed := func(lock string, order load.Order, share load.Share) string {
 		return served(t, func(r *load.Result) {
@@ -411,7 +409,7 @@ func TestFairness(t *testing.T) {
 	require.Contains(t, string(pages(two + slow)["fairness/shares.svg"]), "2 of 3 locks share the lock evenly")
 }
 
-// TestPage requires that a page keeps its words, and that a table without a place, or a place without a table, is an error.
+// TestPage keeps a page's words. A table without a place, and a place without a table, are errors.
 func TestPage(t *testing.T) {
 	data := served(t, func(*load.Result) {}, repeat(10, 100), nil)
 	page := func(text string) (string, error) {
@@ -438,7 +436,7 @@ func TestPage(t *testing.T) {
 	require.ErrorContains(t, err, `no place for the table "rates"`)
 }
 
-// TestData requires that data that can't be right is refused, with the run that is to blame.
+// TestData: impossible data is refused, and the error names the run.
 func TestData(t *testing.T) {
 	good := served(t, func(*load.Result) {}, repeat(10, 100), nil)
 	for name, c := range map[string]struct{ data, err string }{
@@ -459,7 +457,7 @@ func TestData(t *testing.T) {
 	require.Empty(t, none, "what isn't recorded yet has no charts")
 }
 
-// TestCharts requires well-formed drawings that say what they are, in colours that a dark screen changes.
+// TestCharts: well-formed, with text alternatives and colours for dark screens.
 func TestCharts(t *testing.T) {
 	files, err := recordedPages()
 	require.NoError(t, err)
@@ -490,7 +488,7 @@ func TestCharts(t *testing.T) {
 	}
 }
 
-// TestScale requires that charts are to scale, on an axis of either kind.
+// TestScale: charts are to scale, on linear and logarithmic axes.
 func TestScale(t *testing.T) {
 	var data strings.Builder
 	for rate, ms := range map[float64]int64{1000: 1, 11000: 10, 31000: 100} {

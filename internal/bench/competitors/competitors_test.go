@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { testmain.Run(m) }
 
-// TestContended puts a little load on each lock, from clients of their own and from one that is shared: every one of
-// them excludes, has tokens if it says so, goes on after a wait that was given up, and can be put behind wires.
+// TestContended: every lock, with clients of its own and with a shared one, excludes, has tokens if it says so, works
+// after a cancelled wait, and works over wires.
 func TestContended(t *testing.T) {
 	byService := map[string][]string{}
 	for _, lock := range competitors.Names() {
@@ -56,8 +56,8 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	require.NoError(t, err)
 	defer wires.Close()
 	var dialled atomic.Bool
-	// On a busy machine a reply takes longer than rueidislock's 20 ms. It then deletes what it may have locked, of which its
-	// own client isn't notified: those who wait on that client may wait for ever.
+	// On a busy machine a reply takes longer than rueidislock's 20 ms. It then deletes what it may have locked, without
+	// a notification to its own client, whose waiters may wait for ever.
 	s := competitors.Spec{Lock: lock, Addrs: addrs, TTL: c.TTL.D(), TryNextAfter: time.Minute, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		dialled.Store(true)
 		return wires.Dial(ctx, network, addr)
@@ -97,7 +97,6 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	}
 }
 
-// counter ends a run after so many grants.
 type counter struct {
 	load.Lock
 	n    *atomic.Int64

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/competitors"
 )
 
-// TestEtcdMutexNobodyThere: an acquisition ends with its context, or says after a while what to do.
+// TestEtcdMutexNobodyThere: an acquisition ends with its context, or with advice after a while.
 func TestEtcdMutexNobodyThere(t *testing.T) {
 	t.Parallel() // it waits
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

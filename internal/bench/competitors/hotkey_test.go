@@ -16,10 +16,9 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// BenchmarkHotKey has contenders with a client each take one lock over and over: every lock of this module, and others to
-// compare. It measures for two seconds, b.N times, and reports sections per second, waits in milliseconds, Jain's
-// fairness index, and of a run how many were still waiting at its end and how many contenders starved. Those count in the
-// waits too: where unserved isn't 0 a wait may be longer than it says. To compare two versions:
+// BenchmarkHotKey has contenders with a client each take one lock over and over, for two seconds, b.N times. It reports
+// critical sections per second, waits in ms, Jain's index, and per run how many still waited at the end and how many
+// starved. The former count in the waits: where unserved isn't 0 a wait may be longer. To compare two versions:
 //
 //	go test ./internal/bench/competitors -run '^$' -bench 'HotKey/lock=redis/' -count 10 >old.txt    # and new.txt
 //	benchstat old.txt new.txt
@@ -74,7 +73,7 @@ func hotKey(b *testing.B, lock string, s *competitors.Servers, contenders int) {
 	}
 }
 
-// hotKeyMetrics are what runs have measured, by unit.
+// hotKeyMetrics is by unit.
 func hotKeyMetrics(all []*load.Result) (map[string]float64, error) {
 	runs := float64(len(all))
 	var jain, seconds float64
@@ -102,7 +101,7 @@ func hotKeyMetrics(all []*load.Result) (map[string]float64, error) {
 	return metrics, nil
 }
 
-// TestHotKeyMetrics: a lock that leaves most of its contenders waiting doesn't look fast.
+// TestHotKeyMetrics: a lock that leaves most contenders waiting doesn't look fast.
 func TestHotKeyMetrics(t *testing.T) {
 	latency := func(d time.Duration, n int64) load.Latency {
 		h := hdr.New(100, int64(time.Hour), 3)

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// TestAlarm: it is never early, and the end of its context ends it.
+// TestAlarm: never early, and cancelled with its context.
 func TestAlarm(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	wait, closeAlarm, err := load.PreciseAlarm(ctx)

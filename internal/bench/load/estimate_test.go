@@ -14,7 +14,6 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// latency is the distribution of times in milliseconds.
 func latency(t require.TestingT, times ...int64) load.Latency {
 	if len(times) == 0 {
 		return load.Latency{}
@@ -39,7 +38,7 @@ func estimate(t require.TestingT, served, unserved, failed []int64) load.Waits {
 
 func repeat(v int64, n int) []int64 { return slices.Repeat([]int64{v}, n) }
 
-// TestEstimate holds the estimate against some that were made by hand.
+// TestEstimate compares with estimates made by hand.
 func TestEstimate(t *testing.T) {
 	const unknown = -1
 	longer := func(v float64) load.Quantile { return load.Quantile{Millis: v, Longer: true} }
@@ -89,7 +88,7 @@ func TestEstimate(t *testing.T) {
 	require.ErrorContains(t, err, "a histogram can't be decoded")
 }
 
-// TestEstimateOfAllServed: where nobody was left the estimate is what was measured.
+// TestEstimateOfAllServed: then the estimate is what was measured.
 func TestEstimateOfAllServed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		served := rapid.SliceOfN(rapid.Int64Range(1, 1000), 1, 300).Draw(t, "served")
@@ -110,7 +109,7 @@ func TestEstimateOfAllServed(t *testing.T) {
 	})
 }
 
-// TestEstimateOfRun: two of ten pass the lock to each other and look fast, and that isn't all.
+// TestEstimateOfRun: two of ten pass the lock to each other and look fast.
 func TestEstimateOfRun(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
 	require.InDelta(t, 10, res.Wait.P999, 1)
@@ -122,7 +121,7 @@ func TestEstimateOfRun(t *testing.T) {
 	require.Greater(t, p999.Millis, 10_000.0)
 }
 
-// TestFailedAfter: an acquisition that fails has waited in vain, and for longer than it has taken to fail.
+// TestFailedAfter: a failed acquisition would have waited longer than until its error.
 func TestFailedAfter(t *testing.T) {
 	res := simulate(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
 		if asked%3 == 0 {

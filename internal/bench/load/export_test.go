@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// UseTimers has everything wait with the runtime's timers, which virtual time is for.
+// UseTimers is for virtual time.
 func UseTimers() { newAlarm = timerAlarm }
 
-// Even has arrivals come at equal times until the function that it returns is called.
+// Even makes arrivals evenly spaced until undo.
 func Even() (undo func()) {
 	poisson := gap
 	gap = func(*rand.Rand) float64 { return 1 }
 	return func() { gap = poisson }
 }
 
-// PreciseAlarm returns the methods of the alarm that there is outside of tests.
+// PreciseAlarm is not replaced in tests.
 func PreciseAlarm(ctx context.Context) (wait func(time.Duration) error, done func() error, err error) {
 	a, err := preciseAlarm(ctx)
 	return a.wait, a.close, err
@@ -25,7 +25,7 @@ func PreciseAlarm(ctx context.Context) (wait func(time.Duration) error, done fun
 // Outcome is an acquisition for [Overtaken].
 type Outcome struct{ Key, Seq, Fence, Grant uint64 }
 
-// Overtaken sorts all by key and order of grants, and tells of each how often it was overtaken.
+// Overtaken sorts all as order does, and counts how often each was overtaken.
 func Overtaken(all []Outcome) (Order, []Outcome, []int64) {
 	in := make([]outcome, len(all))
 	for i, x := range all {
@@ -39,7 +39,7 @@ func Overtaken(all []Outcome) (Order, []Outcome, []int64) {
 	return o, out, n
 }
 
-// NoteLate is the result of a window in which nothing happens, from begin to end, when arrivals are noted after it.
+// NoteLate has a window without events, and arrivals that are recorded after it.
 func NoteLate(begin, end time.Time, due ...time.Time) *Result {
 	r := newRecorder(1, newMetrics(nil))
 	r.begin(begin)

@@ -19,7 +19,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fake is a lock in memory whose behaviour is known.
 type fake struct {
 	serve           func(n int) int                   // which of n waiters is next, in the order of arrival; nil: the first
 	handOff         func(granted int64) time.Duration // how long a grant takes; nil: no time
@@ -120,7 +119,7 @@ func (l *lease) Release(context.Context) error {
 
 const ms = time.Millisecond
 
-// warmup ends between two events: nothing happens at the moment at which the window begins or ends.
+// warmup ends between two events.
 const warmup = time.Second + 5500*time.Microsecond
 
 func closed(contenders int, work time.Duration) load.Config {

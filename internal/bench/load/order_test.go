@@ -9,7 +9,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// TestOrder compares the count with one that looks at every pair.
+// TestOrder compares with a count of all pairs.
 func TestOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 60).Draw(t, "n")

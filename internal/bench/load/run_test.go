@@ -13,7 +13,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// TestFIFO is a lock that is fair, and busy all the time.
+// TestFIFO: a fair lock that is always busy.
 func TestFIFO(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{})
 	require.InDelta(t, 1000, res.Sections, 1) // one in 10 ms
@@ -33,7 +33,7 @@ func TestFIFO(t *testing.T) {
 	require.False(t, res.Cut)
 }
 
-// TestHandOff: a grant that arrives after the end is none of the window's.
+// TestHandOff: a grant after the end doesn't count.
 func TestHandOff(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{handOff: func(int64) time.Duration { return 90 * ms }})
 	require.InDelta(t, 100, res.Sections, 1)
@@ -53,7 +53,7 @@ func TestLIFO(t *testing.T) {
 	require.Greater(t, res.Unserved.Max, 10_000.0)        // and that's why those who don't are measured too
 }
 
-// TestOneStarved: whoever waits first is passed over as long as others wait.
+// TestOneStarved: the longest waiter is passed over while others wait.
 func TestOneStarved(t *testing.T) {
 	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return min(1, n-1) }})
 	require.Equal(t, 1, res.Share.Starved)
@@ -63,7 +63,7 @@ func TestOneStarved(t *testing.T) {
 	require.EqualValues(t, 1, res.Order.Reordered)
 }
 
-// TestServedBefore: who has had the lock in the window doesn't count as starved, however often it is overtaken later.
+// TestServedBefore: a contender that has had the lock isn't starved, however often it is overtaken later.
 func TestServedBefore(t *testing.T) {
 	served := 0
 	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int {
@@ -76,7 +76,7 @@ func TestServedBefore(t *testing.T) {
 	require.Zero(t, res.Share.Starved)
 }
 
-// TestTooShort: a run that is too short for everybody's turn doesn't find a fair lock unfair.
+// TestTooShort: a short run of a fair lock shows no starvation.
 func TestTooShort(t *testing.T) {
 	c := closed(100, time.Second)
 	res := simulate(t, c, &fake{})
@@ -85,15 +85,14 @@ func TestTooShort(t *testing.T) {
 	require.Zero(t, res.Share.Starved)
 }
 
-// arrivalsAt are arrivals at a rate.
 func arrivalsAt(rate float64, work time.Duration) load.Config {
 	c := closed(100, work)
 	c.Connections, c.Rate = 1, rate
 	return c
 }
 
-// TestStall: the lock stalls once, for a second. All who come in its course wait, and are seen to. With coordinated
-// omission one wait of a second would be recorded, and ten thousand short ones.
+// TestStall: the lock stalls once, for a second, and all who arrive meanwhile wait. With coordinated omission one wait
+// of a second would be recorded, and ten thousand short ones.
 func TestStall(t *testing.T) {
 	defer load.Even()()
 	for _, contenders := range []int{1, 1200} { // those who aren't free to ask for the lock count as well
@@ -122,7 +121,7 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestOverload offers twice of what the lock can do.
+// TestOverload offers twice the lock's capacity.
 func TestOverload(t *testing.T) {
 	defer load.Even()()
 	for _, contenders := range []int{100, 6000} {
@@ -141,7 +140,7 @@ func TestOverload(t *testing.T) {
 	}
 }
 
-// TestArrivals looks at how arrivals come, and that the seed decides it.
+// TestArrivals: their distribution; the seed decides them.
 func TestArrivals(t *testing.T) {
 	c := arrivalsAt(1000, 0)
 	first, again := simulate(t, c, &fake{}), simulate(t, c, &fake{})
@@ -196,7 +195,7 @@ func TestChecks(t *testing.T) {
 	require.Zero(t, res.Order.Inversions)
 }
 
-// TestUnlocked: clients that lock nothing are not looked at.
+// TestUnlocked: no lock, no checks.
 func TestUnlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		res, err := load.Run(t.Context(), closed(2, 7*ms), (&fake{open: true, token: func(int64) uint64 { return 7 }}).client, &load.Options{Unlocked: true})
@@ -206,7 +205,6 @@ func TestUnlocked(t *testing.T) {
 	})
 }
 
-// TestFailures: every third acquisition fails.
 func TestFailures(t *testing.T) {
 	res := simulate(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
 		if asked%3 == 0 {
@@ -242,7 +240,7 @@ func TestCutShort(t *testing.T) {
 	}
 }
 
-// TestCloseFails: what was measured is there, though a client can't be closed.
+// TestCloseFails: the result is there though a client can't be closed.
 func TestCloseFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{stuck: errBroken}
@@ -318,7 +316,6 @@ func TestMetrics(t *testing.T) {
 	require.Zero(t, got["contend_waiting"])
 }
 
-// TestMerge: of two processes with contenders of their own.
 func TestMerge(t *testing.T) {
 	a, b := simulate(t, closed(10, 10*ms), &fake{}), simulate(t, closed(5, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
 	m, err := load.Merge([]*load.Result{a, b})
@@ -362,7 +359,7 @@ func TestMerge(t *testing.T) {
 	require.Error(t, err)
 }
 
-// A load that stalls at the end of the window has still offered what was due in it.
+// A load that stalls at the end has still offered what was due.
 func TestDueBeforeTheEndNotedAfterIt(t *testing.T) {
 	begin := time.Now()
 	end := begin.Add(time.Second)

@@ -12,7 +12,6 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// serve is a server that does f with each connection, and closes it then.
 func serve(t *testing.T, f func(net.Conn)) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it listens at once
@@ -33,7 +32,6 @@ func serve(t *testing.T, f func(net.Conn)) (addr string) {
 	return l.Addr().String()
 }
 
-// echo sends back what it gets, to its end.
 func echo(c net.Conn) { _, _ = io.Copy(c, c) }
 
 func wires(t *testing.T, delay time.Duration) *load.Wires {
@@ -52,7 +50,7 @@ func dial(t *testing.T, w *load.Wires, addr string) net.Conn {
 	return c
 }
 
-// TestWires: what is sent arrives, late by the delay in each direction, in order and whole.
+// TestWires: bytes arrive late by the delay in each direction, in order and complete.
 func TestWires(t *testing.T) {
 	const delay = 20 * ms
 	c := dial(t, wires(t, delay), serve(t, echo))
@@ -82,7 +80,7 @@ func TestWires(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(began), 2*delay)
 }
 
-// TestWiresEnds: an end takes as long as what comes before it, from either side.
+// TestWiresEnds: EOF comes after the data, from either side.
 func TestWiresEnds(t *testing.T) {
 	const delay = 20 * ms
 	w := wires(t, delay)
@@ -116,7 +114,7 @@ func TestWiresEnds(t *testing.T) {
 	require.GreaterOrEqual(t, last.at.Sub(began), delay)
 }
 
-// TestWiresDeadline: a read ends at its deadline, and one that is put off or taken back counts no more.
+// TestWiresDeadline: deadlines can be moved and removed.
 func TestWiresDeadline(t *testing.T) {
 	w := wires(t, ms)
 	c := dial(t, w, serve(t, echo))
@@ -152,7 +150,7 @@ func TestWiresDeadline(t *testing.T) {
 	require.Equal(t, "a", string(b))
 }
 
-// TestWiresBroken: a server that is gone shows in a read, and then in writes.
+// TestWiresBroken: a dead server shows in a read, and then in writes.
 func TestWiresBroken(t *testing.T) {
 	w := wires(t, ms)
 	c := dial(t, w, serve(t, func(net.Conn) {}))
@@ -164,8 +162,7 @@ func TestWiresBroken(t *testing.T) {
 	}, time.Minute, ms)
 }
 
-// TestWiresClosed: Close ends connections that are open, also with bytes on their way, and everything else of theirs, as
-// the check for goroutines at the end of the tests has it.
+// TestWiresClosed: Close ends open connections, also with bytes in flight, and leaks no goroutine.
 func TestWiresClosed(t *testing.T) {
 	w := wires(t, time.Hour)
 	addr := serve(t, echo)

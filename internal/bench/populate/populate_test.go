@@ -28,7 +28,7 @@ var server *testbed.Server
 
 func TestMain(m *testing.M) { testmain.Run(m, testmain.Server(&server, testbed.StartRedis, nil)) }
 
-// connect returns a client of the server, which it empties.
+// connect empties the server.
 func connect(tb testing.TB) *redis.Client {
 	tb.Helper()
 	if server.Provider == testbed.External {
@@ -41,7 +41,7 @@ func connect(tb testing.TB) *redis.Client {
 	return c
 }
 
-// The tests don't empty a Redis that is the user's.
+// The tests don't empty a user's Redis.
 func TestExternal(t *testing.T) {
 	c := connect(t)
 	require.NoError(t, c.Set(t.Context(), "a user's key", "x", 0).Err())
@@ -71,7 +71,7 @@ func TestSet(t *testing.T) {
 	require.Len(t, owners, 20_000)
 }
 
-// TestPipelined: what pipelines have made is what redislock would make, and a second run adds nothing.
+// TestPipelined: same keys as redislock's, and a second run adds none.
 func TestPipelined(t *testing.T) {
 	ctx, c := t.Context(), connect(t)
 	opts := &redislock.Options{Prefix: "p:"}

@@ -21,7 +21,7 @@ const (
 	costsDir = "../../../reports/results/token-costs/"
 )
 
-// recorded is what was recorded in dir, with the config that lies there.
+// recorded checks that data matches its config.
 func recorded(t *testing.T, dir string) []servercost.Line {
 	t.Helper()
 	f, err := os.Open(dir + "data.jsonl")
@@ -36,7 +36,7 @@ func recorded(t *testing.T, dir string) []servercost.Line {
 	return lines
 }
 
-// region compares what stands between two comments of a page with what should, and with -update puts it there.
+// region compares the text between two comments of a page; -update replaces it.
 func region(t *testing.T, dir, name, want string) {
 	t.Helper()
 	file := dir + "README.md"
@@ -74,7 +74,6 @@ func perSecond(l servercost.Line) string {
 	return populate.Short(populate.Rate(l.Count, time.Duration(l.Seconds*float64(time.Second))))
 }
 
-// redisPhases is the table of a run on Redis.
 func redisPhases(lines []servercost.Line, run string) string {
 	var rows []string
 	for _, l := range lines {
@@ -100,7 +99,7 @@ func etcdPhases(lines []servercost.Line, run string) string {
 	return table("phase | took | keys/s | revision | keys | leases | file | in use | RSS | longest read", rows...)
 }
 
-// TestTenMillionKeys keeps the page what its data says, and holds its findings against the data.
+// TestTenMillionKeys checks the page's tables and findings against its data.
 func TestTenMillionKeys(t *testing.T) {
 	lines := recorded(t, keysDir)
 	region(t, keysDir, "machine", machine(lines))
@@ -163,7 +162,6 @@ func TestTenMillionKeys(t *testing.T) {
 		fmt.Sprintf("until 8 GiB are full | %s | %s", fit(8*gib, sharedEnded), fit(8*gib, leasesEnded))))
 }
 
-// TestTokenCosts keeps the page what its data says.
 func TestTokenCosts(t *testing.T) {
 	lines := recorded(t, costsDir)
 	region(t, costsDir, "machine", machine(lines))

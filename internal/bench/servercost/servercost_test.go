@@ -18,7 +18,6 @@ import (
 
 func TestMain(m *testing.M) { testmain.Run(m) }
 
-// small is an experiment of all parts.
 const small = `{
 	"seed": 1, "sample_every": "50ms", "limit": "1m",
 	"redis": {"keys": 5000, "ttl": "200ms", "conns": 2, "batch": 64, "check": 20},
@@ -33,7 +32,7 @@ func directory(t *testing.T, config string) string {
 	return dir
 }
 
-// It is known before the experiment that its data can't be written, and not after it.
+// It is detected before the experiment.
 func TestRecordWhereNothingCanBe(t *testing.T) {
 	dir := directory(t, small)
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "data.jsonl"), 0o700))
@@ -42,8 +41,7 @@ func TestRecordWhereNothingCanBe(t *testing.T) {
 	require.Empty(t, progress.String(), "nothing has begun")
 }
 
-// TestRecord runs a small experiment on real servers, and then spoils what it has found, a line at a time: what Check
-// doesn't notice would be recorded as a finding.
+// TestRecord runs a small experiment on real servers, and then spoils its lines one by one: Check must notice each.
 func TestRecord(t *testing.T) {
 	dir := directory(t, small)
 	var progress bytes.Buffer
@@ -111,7 +109,7 @@ func firstWords(all []string) (words []string) {
 	return words
 }
 
-// TestNotRecorded keeps what was recorded before when an experiment goes wrong.
+// TestNotRecorded: a failed experiment replaces no data.
 func TestNotRecorded(t *testing.T) {
 	redis, err := testbed.StartRedis(t.Context(), nil)
 	testbed.Need(t, err)
