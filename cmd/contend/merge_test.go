@@ -103,9 +103,9 @@ func TestMergeRefuses(t *testing.T) {
 		require.NoError(t, results(lines(fine)))
 	}
 	for want, broken := range map[string]func(*load.Result){
-		"of 10.0 s they were at it together for 8.0 s":         func(r *load.Result) { r.Start = at.Add(2 * time.Second) },
-		"they were at it together for 0.0 s":                   func(r *load.Result) { r.Start = at.Add(-time.Minute) },
-		"together for 3.0 s":                                   func(r *load.Result) { r.Seconds = 3 },
+		"of 10.0 s they overlap for 8.0 s":                     func(r *load.Result) { r.Start = at.Add(2 * time.Second) },
+		"they overlap for 0.0 s":                               func(r *load.Result) { r.Start = at.Add(-time.Minute) },
+		"overlap for 3.0 s":                                    func(r *load.Result) { r.Seconds = 3 },
 		"1 and 2 are not of one run":                           func(r *load.Result) { r.Config.Work = 1 },
 		"the processes of results 1 and 2 both had the seed 1": func(r *load.Result) { r.Config.Rate, r.Parts[0].Seed = 7, 1 },
 		"both had the seed 1,":                                 func(r *load.Result) { r.Config.Rate, r.Parts = 7, []load.Part{{ID: "b", Seed: 0}, {ID: "c", Seed: 1}} },

@@ -24,14 +24,14 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// Experiment is a config.json: a list of runs, made one after the other on one machine.
+// Experiment is a config.json: runs, made one after the other on one machine.
 type Experiment struct {
 	About string `json:"about"`
-	// Servers says how lock services are started; others have the testbed's defaults.
+	// How lock services are started; others have the testbed's defaults.
 	Servers map[string]competitors.ServerSpec `json:"servers"`
-	// Defaults apply where a sweep says nothing.
+	// Where a sweep says nothing.
 	Defaults load.Config `json:"defaults"`
-	// Rounds is how often all sweeps are repeated, since a machine's speed changes within minutes; 0: once.
+	// How often all sweeps are made, since a machine's speed changes within minutes; 0: once.
 	Rounds int     `json:"rounds"`
 	Sweeps []Sweep `json:"sweeps"`
 }
@@ -45,7 +45,7 @@ type Sweep struct {
 	Delay      load.Duration   `json:"delay"`
 	Rates      []float64       `json:"rates"` // none: the closed model
 	Keys       uint64          `json:"keys"`
-	// Connections is how many clients the contenders of a lock share; default: one each.
+	// Clients that the contenders of a lock share; default: one each.
 	Connections map[string]int `json:"connections"`
 	Processors  int            `json:"processors"`
 	Duration    load.Duration  `json:"duration"`
@@ -138,8 +138,8 @@ func orElse[T any](list []T, one T) []T {
 	return list
 }
 
-// Run runs the experiment of dir/config.json on servers from a testbed, and writes dir/data.jsonl at the end. With a
-// sweep it runs the sweeps of that name and keeps the lines of the others. A seed overrides that of the file.
+// Run runs the experiment of dir/config.json and writes dir/data.jsonl at the end. With a sweep it runs only the sweeps
+// of that name. A seed overrides that of the file.
 func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *uint64, progress io.Writer) (err error) {
 	e, configs, err := ReadExperiment(dir)
 	if err != nil {
@@ -230,7 +230,7 @@ func encode(res *load.Result) ([]byte, error) {
 	return line.Bytes(), err
 }
 
-// others returns the lines of all runs outside of the sweep, each of which must be in the file.
+// others returns the lines of all runs outside of the sweep, which must be in the file.
 func others(file, sweep string, configs []load.Config) (lines map[load.Config][]byte, err error) {
 	lines = map[load.Config][]byte{}
 	if sweep == "" {

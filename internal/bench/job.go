@@ -30,8 +30,8 @@ type Job struct {
 	Start  time.Time // of the load, once all are connected; zero: at once
 }
 
-// Check returns an error if this machine can't run c. [load.Config.Check] doesn't know the machine's processors, so
-// that records of other machines can be read.
+// Check returns an error if this machine can't run c. [load.Config.Check] doesn't know the machine, so that records of
+// others can be read.
 func Check(c load.Config) error {
 	if n := runtime.NumCPU(); c.Processors > n {
 		return fmt.Errorf("-processors %d; there are %d here, and 0 is all of them", c.Processors, n)
@@ -61,16 +61,15 @@ func (j Job) begin(ctx context.Context) error {
 	}
 	select {
 	case <-time.After(wait):
-		return context.Cause(ctx) // nil, unless both have come
 	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
+	return context.Cause(ctx)
 }
 
 // Open opens a client of a lock. Tests replace it.
 var Open = competitors.Open
 
-// Run runs j in this process. It can return a result and an error, as [load.Run].
+// Run runs j in this process. Result and error are as of [load.Run].
 func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(load.Sample)) (*load.Result, error) {
 	c := j.Config
 	c.Prefix = j.Prefix
@@ -92,11 +91,11 @@ func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(l
 	})
 }
 
-// ChildEnv marks a process that reads a [Job] from standard input, a line of JSON, and writes its result. It cuts its
-// run short when the input ends.
+// ChildEnv marks a process that reads a [Job] from standard input and writes its result. It cuts its run short when the
+// input ends.
 const ChildEnv = "FENCELAB_CONTEND_CHILD"
 
-// Child is the main function of such a process.
+// Child is its main function.
 func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	in := json.NewDecoder(stdin)
 	var j Job
@@ -107,7 +106,7 @@ func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	defer cancel(nil)
 	go func() { // ends with the input, at the latest when the process ends
 		_, _ = io.Copy(io.Discard, stdin)
-		cancel(errors.New("contend: told to stop"))
+		cancel(errors.New("contend: stopped by its parent"))
 	}()
 	res, err := j.Run(ctx, nil, nil)
 	if res == nil {
@@ -116,7 +115,7 @@ func Child(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	return errors.Join(err, json.NewEncoder(stdout).Encode(res))
 }
 
-// runAlone runs j in a child process, which doesn't outlive this one.
+// runAlone runs j in a child process.
 func (j Job) runAlone(ctx context.Context) (*load.Result, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
-// Merge adds up the results in the logs of the processes of one run, on one host or several. Other lines, and anything
-// before a result in its line, are skipped.
+// Merge adds up the results in the logs of the processes of one run. Other lines, and anything before a result in its
+// line, are skipped.
 func Merge(logs io.Reader) (*load.Result, error) {
 	var results []*load.Result
 	in := bufio.NewReader(logs)
@@ -41,8 +41,7 @@ func Merge(logs io.Reader) (*load.Result, error) {
 	}
 }
 
-// oneRun returns an error if the results can't be of one run: another load, the same arrivals, another time, or a
-// duplicate.
+// oneRun returns an error for another load, the same arrivals, another time, or a duplicate.
 func oneRun(results []*load.Result) error {
 	same := shared(results[0].Config)
 	processes, seeds := map[string]int{}, map[uint64]int{}
@@ -67,13 +66,12 @@ func oneRun(results []*load.Result) error {
 	}
 	together := slices.MinFunc(ends, time.Time.Compare).Sub(slices.MaxFunc(starts, time.Time.Compare)).Seconds()
 	if together < 0.9*longest {
-		return fmt.Errorf("the results are not of one run: of %.1f s they were at it together for %.1f s (-start-at makes processes begin together)",
+		return fmt.Errorf("the results are not of one run: of %.1f s they overlap for %.1f s (-start-at makes processes begin together)",
 			longest, max(0, together))
 	}
 	return nil
 }
 
-// shared is the part of a config that all processes of a run have in common.
 func shared(c load.Config) load.Config {
 	c.Name, c.Contenders, c.Connections, c.Processes, c.Seed = "", 0, 0, 0, 0
 	if c.Rate > 0 {

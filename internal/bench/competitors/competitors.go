@@ -1,7 +1,6 @@
-// Package competitors opens locks by name for load: those of this module, and those of other Go libraries.
-//
-// Each library is used as its documentation recommends for callers that block until they have the lock, except for the
-// retry interval, which is the same for all that poll. None of the others has fencing tokens.
+// Package competitors opens locks by name for load: those of this module, and those of other Go libraries, which have
+// no fencing tokens. Each is used as its documentation recommends for callers that block until they have the lock,
+// except for the retry interval, which is the same for all that poll.
 package competitors
 
 import (
@@ -33,7 +32,7 @@ const (
 	EtcdMutex     = "etcd-mutex"  // concurrency.Mutex of etcd's client
 	ZKLock        = "zk-lock"     // Lock of github.com/go-zookeeper/zk
 
-	// No locks, but the floor for them, with redislock's client and options.
+	// No locks, but the floor for them, with redislock's client.
 	Ping  = "ping"  // an acquisition and a release are a PING each
 	Baton = "baton" // an acquisition takes the only element of a list, a release puts it back
 )
@@ -44,9 +43,9 @@ type Spec struct {
 	Addrs      []string // none: the usual ones on this host
 	TTL        time.Duration
 	Registerer prometheus.Registerer // for the metrics of this module's locks; may be nil
-	// TryNextAfter is how long rueidislock waits for a reply; 0: its default.
+	// How long rueidislock waits for a reply; 0: its default.
 	TryNextAfter time.Duration
-	// Dial, if not nil, connects to the servers.
+	// Connects to the servers, if not nil.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
@@ -98,7 +97,7 @@ func Service(lock string) string {
 	return lock
 }
 
-// Library returns the module and version of another library's lock.
+// Library returns the module and version of another library.
 func Library(lock string) string {
 	module := all[lock].module
 	if info, ok := debug.ReadBuildInfo(); ok && module != "" {

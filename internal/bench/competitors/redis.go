@@ -24,15 +24,14 @@ import (
 	"github.com/fencelab/fencelab/internal/redisclient"
 )
 
-// Retry intervals of the libraries that leave them to the caller. With a long one the last holder takes the lock again,
-// over and over, while the others sleep: the highest throughput, and starvation. With a short one many retries leave
-// little of the server to the holder. bsm/redislock's examples have 100 ms; redsync draws from 50 to 250 ms.
+// Retry intervals, where the caller chooses them. With a long one the last holder takes the lock again, over and over,
+// while the others sleep: the highest throughput, and starvation. With a short one many retries leave little of the
+// server to the holder. bsm/redislock's examples have 100 ms; redsync draws from 50 to 250 ms.
 const (
 	shortRetry = 10 * time.Millisecond
 	longRetry  = 100 * time.Millisecond
 )
 
-// forEver is the timeout of a caller that waits until the run is over.
 const forEver = 24 * time.Hour
 
 func connect(s Spec) (*redis.Client, error) {
@@ -68,7 +67,7 @@ type owned struct {
 
 func (o owned) Close() error { return errors.Join(o.Backend.Close(), o.client.Close()) }
 
-// redsyncEvery: a Mutex for each acquisition, as in its README, that retries until its context ends.
+// redsyncEvery: a Mutex for each acquisition, as in its README.
 func redsyncEvery(retry time.Duration) func(Spec) (load.Lock, error) {
 	return func(s Spec) (load.Lock, error) {
 		var pools []syncredis.Pool
@@ -109,8 +108,7 @@ func redsyncEvery(retry time.Duration) func(Spec) (load.Lock, error) {
 	}
 }
 
-// redislockEvery: Obtain with a linear backoff and a deadline, as in its examples. Without a deadline it gives up after
-// one TTL.
+// redislockEvery: Obtain with a linear backoff, as in its examples. Without a deadline it gives up after one TTL.
 func redislockEvery(retry time.Duration) func(Spec) (load.Lock, error) {
 	return func(s Spec) (load.Lock, error) {
 		c, err := connect(s)
@@ -137,10 +135,10 @@ func redislockEvery(retry time.Duration) func(Spec) (load.Lock, error) {
 	}
 }
 
-// openRueidislock: a Locker with the settings of its README for one Redis since 7.0.5: a majority of one key, and no
-// notifications of the client's own changes. It waits for invalidations, and renews. All else is at its defaults, even
-// TryNextAfter: there is no next key, and yet no reply may take longer than its 20 ms. A thousand clients on two cores
-// exceed that; with 2 s throughput was two to three times as high.
+// openRueidislock: the settings of its README for one Redis since 7.0.5: a majority of one key, and no notifications of
+// the client's own changes. All else is at its defaults, even TryNextAfter: no reply may take longer than its 20 ms,
+// though there is no next key. A thousand clients on two cores exceed that; with 2 s throughput was two to three times
+// as high.
 func openRueidislock(s Spec) (load.Lock, error) {
 	o := rueidis.ClientOption{InitAddress: s.Addrs}
 	if len(s.Addrs) == 1 {
@@ -185,11 +183,9 @@ func openPing(s Spec) (load.Lock, error) {
 	return lock{func(ctx context.Context, _ string) (load.Lease, error) { return lease{release: ping}, ping(ctx) }, c.Close}, nil
 }
 
-// makeBaton gives a key's list its element, once.
 var makeBaton = redis.NewScript(`return redis.call('SETNX', KEYS[2], 1) == 1 and redis.call('RPUSH', KEYS[1], 'baton') or 0`)
 
-// openBaton: Redis serves clients that block on a list in FIFO order. An element that is lost with its holder stays
-// lost; another prefix has another.
+// openBaton: Redis serves clients that block on a list in FIFO order. An element is lost with its holder.
 func openBaton(s Spec) (load.Lock, error) {
 	c, err := connect(s)
 	if err != nil {

@@ -36,8 +36,7 @@ func (s *Servers) Close() error {
 	return errors.Join(errs...)
 }
 
-// Start starts a lock service, one of [locks.Names]: five Redlock nodes, a cluster of etcd or ZooKeeper, one server of
-// the others.
+// Start starts a lock service: five Redlock nodes, a cluster of etcd or ZooKeeper, one server of the others.
 func Start(ctx context.Context, service string, spec ServerSpec, o *testbed.Options) (*Servers, error) {
 	opts := *o
 	opts.Args = spec.Args

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// alarm waits for a time, or returns why the context that it was made with ended.
+// wait returns why the alarm's context ended, if it did.
 type alarm struct {
 	wait  func(d time.Duration) error
 	close func() error

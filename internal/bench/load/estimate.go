@@ -7,8 +7,8 @@ import (
 )
 
 // Waits is the Kaplan-Meier estimate of waits. For acquisitions that failed or still waited at the end only a lower
-// bound is known. Leaving them out makes a lock that starves some look fast; counting them as served makes every lock
-// look faster than it is.
+// bound is known. Without them a lock that starves some looks fast; counted as served they make every lock look faster
+// than it is.
 type Waits struct {
 	Count int64  // acquisitions: granted, failed and still waiting
 	Steps []Step // by Millis

@@ -1,8 +1,8 @@
 // Package load offers load to a lock and measures waits, throughput, the order of grants and fairness.
 //
-// In the open model arrivals come at a rate, whatever the lock does, and a wait counts from the moment at which the
-// arrival was due. So a stall of the lock shows in every acquisition that came during it (no "coordinated omission").
-// In the closed model contenders acquire, hold and release over and over, which finds a hot key's maximum throughput.
+// In the open model arrivals come at a rate, whatever the lock does, and a wait counts from when the arrival was due.
+// So a stall shows in every acquisition that came during it (no "coordinated omission"). In the closed model contenders
+// acquire, hold and release over and over, which finds a hot key's maximum throughput.
 package load
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// Lock is a client of a lock service. Contenders that share it call it concurrently.
+// Lock is a client of a lock service. Contenders call it concurrently.
 type Lock interface {
 	// Acquire waits until key is granted or ctx ends.
 	Acquire(ctx context.Context, key string) (Lease, error)
@@ -57,15 +57,15 @@ func (h handle) Lost() bool { return h.Context().Err() != nil }
 
 // Options are optional settings of a run.
 type Options struct {
-	// Registerer gets metrics of the load.
+	// For metrics of the load.
 	Registerer prometheus.Registerer
-	// Ready is called once all clients are connected, before the load; its error ends the run.
+	// Called once all clients are connected, before the load; its error ends the run.
 	Ready func(ctx context.Context) error
-	// OnSample is called with each sample of the window.
+	// Called with each sample.
 	OnSample func(Sample)
-	// Server and Library are for [Machine].
+	// For [Machine].
 	Server, Library string
-	// Unlocked says that the clients lock nothing, so holders aren't checked.
+	// The clients lock nothing, so holders aren't checked.
 	Unlocked bool
 }
 
@@ -97,8 +97,8 @@ func (c *Config) Check() error {
 }
 
 // Run offers the load of c to c.Connections locks from open. If ctx ends, the run is cut short and the result says so;
-// before the window that is an error. Failed acquisitions are in the result, not in the error. An error with a result
-// is from after the run, such as a client that couldn't be closed.
+// before the window that is an error. Failed acquisitions are in the result. An error with a result is from after the
+// run, such as a client that couldn't be closed.
 func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o *Options) (res *Result, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -204,8 +204,7 @@ type run struct {
 	unlocked bool
 }
 
-// watch opens the window after the warm-up, takes samples and closes the window. It returns why ctx ended, if it ended
-// first.
+// watch opens the window, takes samples and closes it. It returns why ctx ended, if it ended first.
 func (r *run) watch(ctx context.Context, onSample func(Sample)) error {
 	if err := sleep(ctx, r.c.Warmup.D()); err != nil {
 		return err
@@ -291,10 +290,10 @@ func (r *run) hold(ctx context.Context, l Lock, a arrival, bell alarm) bool {
 	return true
 }
 
-// gap is the time between arrivals, divided by the mean. Tests replace it.
+// Divided by the mean. Tests replace it.
 var gap = (*rand.Rand).ExpFloat64
 
-// pace offers arrivals until the run is over, each when it is due, or at once if that has passed.
+// pace offers each arrival when it is due, or at once if that has passed.
 func (r *run) pace(ctx context.Context) (err error) {
 	bell, err := newAlarm(ctx)
 	if err != nil {
@@ -323,7 +322,6 @@ func (r *run) pace(ctx context.Context) (err error) {
 	}
 }
 
-// sleep waits for d, or returns why ctx ended.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return context.Cause(ctx)
@@ -343,8 +341,8 @@ func keys(c Config, stream uint64) func() uint64 {
 	return func() uint64 { return r.Uint64N(c.Keys) }
 }
 
-// backlog is a FIFO queue of arrivals that no contender has taken. It is unbounded: an arrival dropped because nobody
-// was free would be missing from the waits.
+// backlog is a FIFO queue of arrivals. It is unbounded: an arrival dropped because nobody was free would be missing
+// from the waits.
 type backlog struct {
 	mu     sync.Mutex
 	some   *sync.Cond
@@ -359,7 +357,7 @@ func (b *backlog) put(a arrival) {
 	b.some.Signal()
 }
 
-// take waits for an arrival, or returns false once the backlog is closed.
+// take returns false once the backlog is closed.
 func (b *backlog) take() (a arrival, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -7,8 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// metrics include the warm-up. Native histograms have the same buckets in every process, so quantiles over many pods
-// are computed from sums.
+// Native histograms have the same buckets in every process, so quantiles over many pods are computed from sums.
 type metrics struct {
 	arrivals, sections prometheus.Counter
 	errors             *prometheus.CounterVec

@@ -6,7 +6,6 @@ import (
 	"slices"
 )
 
-// order sorts outcomes by key and order of grants, and counts how often each was overtaken.
 func order(all []outcome) (o Order, overtaken []int64) {
 	o.Count = int64(len(all))
 	if o.Count == 0 {

@@ -24,7 +24,7 @@ type outcome struct {
 	contender    int
 }
 
-// recorder has one mutex. It is held for some hundred nanoseconds, three times a critical section.
+// recorder has one mutex, held for some hundred nanoseconds three times a critical section.
 type recorder struct {
 	m *metrics
 
@@ -59,7 +59,7 @@ func (r *recorder) begin(now time.Time) {
 	r.res.BacklogStart, r.res.MaxWaiting = r.waiting, r.waiting
 }
 
-// sample ends a part of the window; the last one closes the window.
+// The last sample closes the window.
 func (r *recorder) sample(now time.Time, last bool) Sample {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,9 +75,8 @@ func (r *recorder) sample(now time.Time, last bool) Sample {
 	return s
 }
 
-// arrive numbers an acquisition. It returns false when the run is over, or was when at came; ended tells which. An
-// arrival due before the end and recorded after it is unserved: a load that stalls at the end must not look better for
-// it.
+// arrive returns false when the run is over, or was when at came; ended tells which. An arrival due before the end and
+// recorded after it is unserved: a load that stalls at the end must not look better for it.
 func (r *recorder) arrive(at time.Time, key uint64) (a arrival, ok, ended bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,7 +110,7 @@ func (r *recorder) paced(late time.Duration) {
 	}
 }
 
-// served ends a wait, and returns false if that was after the window: then it is unserved.
+// served returns false if the wait ended after the window: then it is unserved.
 func (r *recorder) served(a arrival) bool {
 	r.m.waiting.Dec()
 	if !r.end.IsZero() {
@@ -165,7 +164,6 @@ func (r *recorder) failed(a arrival, err error) {
 	}
 }
 
-// unstarted records an arrival for which no contender was free.
 func (r *recorder) unstarted(a arrival) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -266,7 +264,6 @@ type holders struct {
 	checks Checks
 }
 
-// holder is the latest holder of a key.
 type holder struct {
 	lease  Lease
 	fence  uint64 // the greatest of the key

@@ -5,48 +5,44 @@ import (
 	"time"
 )
 
-// Config says what load to offer to which lock. In JSON durations are strings, as in "50ms".
+// Config is what load to offer to which lock. Durations are strings in JSON, as in "50ms".
 type Config struct {
-	// Name distinguishes runs of one experiment; optional.
+	// Distinguishes runs of one experiment; optional.
 	Name string `json:"name,omitempty"`
-	// Backend is the lock, as cmd/contend names it.
+	// The lock, as cmd/contend names it.
 	Backend string `json:"backend"`
-	// Contenders is how many acquisitions can be under way at a time. In the closed model each acquires, holds and
-	// releases over and over. In the open model they serve arrivals in order, and waiting for a contender counts as
-	// waiting for the lock.
+	// The most acquisitions at a time. In the closed model each contender acquires, holds and releases over and over.
+	// In the open model they serve arrivals in order, and waiting for one counts as waiting for the lock.
 	Contenders int `json:"contenders"`
-	// Connections is how many clients the contenders share.
+	// Clients that the contenders share.
 	Connections int `json:"connections"`
-	// Processes is how many processes a merged result is of.
+	// 1, unless the result is merged.
 	Processes int `json:"processes"`
-	// Processors is the GOMAXPROCS of each, which the caller of [Run] sets; 0: all, shared with a server on the same
-	// host.
+	// GOMAXPROCS, which the caller of [Run] sets; 0: all, shared with a server on the same host.
 	Processors int `json:"processors,omitempty"`
-	// Keys is the number of keys; 1 is a hot key.
+	// 1 is a hot key.
 	Keys uint64 `json:"keys"`
-	// Rate is the mean of Poisson arrivals per second: the open model. 0 is the closed one.
-	Rate float64 `json:"rate,omitempty"`
-	// Work is how long a holder holds, TTL the lease.
+	// Poisson arrivals per second: the open model. 0 is the closed one.
+	Rate float64  `json:"rate,omitempty"`
 	Work Duration `json:"work"`
 	TTL  Duration `json:"ttl"`
-	// Delay is added to each message in each direction, see [Wires].
-	Delay Duration `json:"delay,omitempty"`
-	// Warmup is the load before the measurement, which lasts for Duration.
+	// Added to each message in each direction, see [Wires].
+	Delay    Duration `json:"delay,omitempty"`
 	Warmup   Duration `json:"warmup"`
 	Duration Duration `json:"duration"`
-	// Seed decides the keys and the arrivals.
+	// Decides keys and arrivals.
 	Seed uint64 `json:"seed"`
-	// Round numbers repeated runs of an experiment from 1; 0: there is one.
+	// Of repeated runs, from 1; 0: there is one.
 	Round int `json:"round,omitempty"`
-	// Prefix begins every key. Runs with the same prefix contend with each other.
+	// Begins every key. Runs with the same prefix contend with each other.
 	Prefix string `json:"-"`
 }
 
 // Result is what a run has measured, one line of a data.jsonl.
 //
-// It covers a window of Config.Duration after the warm-up. An acquisition counts if it was granted or failed in the
-// window, whenever it arrived. One that still waited at the end is in Unserved, one that failed in FailedAfter;
-// [Estimate] counts them all. BacklogStart + Arrivals = Sections + Failed + Unserved.Count.
+// An acquisition counts if it was granted or failed in the window, whenever it arrived. One that still waited at the
+// end is in Unserved, one that failed in FailedAfter; [Estimate] counts them all. BacklogStart + Arrivals = Sections +
+// Failed + Unserved.Count.
 //
 // A wait counts from the arrival: in the open model from when it was due, in the closed model from the call.
 type Result struct {
@@ -73,13 +69,13 @@ type Result struct {
 	// FailedAfter is arrival to error.
 	FailedAfter Latency `json:"failed_after,omitzero"`
 
-	// Errors counts errors by kind: "acquire: network", "release: lost".
+	// By kind: "acquire: network", "release: lost".
 	Errors map[string]Errors `json:"errors,omitempty"`
 	Order  Order             `json:"order"`
 	Share  Share             `json:"share"`
 	Checks Checks            `json:"checks"`
 
-	// Samples are at equal intervals through the window.
+	// At equal intervals.
 	Samples []Sample `json:"samples"`
 }
 
@@ -111,7 +107,7 @@ type Latency struct {
 	P99   float64 `json:"p99_ms"`
 	P999  float64 `json:"p999_ms"`
 	Max   float64 `json:"max_ms"`
-	// HDR is a HdrHistogram of nanoseconds with 3 significant digits in the V2 compressed encoding, base64.
+	// A HdrHistogram of nanoseconds with 3 significant digits in the V2 compressed encoding, base64.
 	HDR string `json:"hdr,omitempty"`
 }
 
@@ -121,12 +117,11 @@ type Errors struct {
 	Example string `json:"example"`
 }
 
-// Order compares the order of arrival, as numbered in the process, with the order of grants, key by key. Grants are in
-// the order of their tokens; without tokens, as the process saw them. Acquisitions that still waited at the end count
-// as granted last, in order of arrival.
+// Order compares the order of arrival with the order of grants, key by key. Grants are in the order of their tokens;
+// without tokens, as the process saw them. Acquisitions that still waited at the end count as granted last.
 //
-// An acquisition is overtaken by one of the same key that arrived later and was granted earlier. Even a strict FIFO
-// lock shows a few, overtaken on the way to the server.
+// An acquisition is overtaken by one that arrived later and was granted earlier. Even a strict FIFO lock shows a few,
+// overtaken on the way to the server.
 type Order struct {
 	By         string `json:"by"`         // "token" or "grant"; empty: nothing was granted
 	Count      int64  `json:"count"`      // acquisitions compared: granted and unserved
@@ -140,31 +135,29 @@ type Order struct {
 	Max  int64   `json:"max"`
 }
 
-// Share is how critical sections were shared among contenders. Closed model only: in the open one each arrival is its
-// own contender.
+// Share is how critical sections were shared among contenders, in the closed model only.
 type Share struct {
-	// Jain is Jain's fairness index of Counts, (Σx)² / (n·Σx²): 1 if all have the same, 1/n if one has everything. With
-	// few critical sections for each contender it is below 1 by rounding alone.
+	// Jain's fairness index of Counts, (Σx)² / (n·Σx²): 1 if all have the same, 1/n if one has everything. With few
+	// critical sections for each contender it is below 1 by rounding alone.
 	Jain float64 `json:"jain,omitempty"`
 	Min  int64   `json:"min"`
 	Max  int64   `json:"max"`
 	// Without counts contenders without a critical section. Starved are those of them that were overtaken by a tenth as
 	// many acquisitions as there are contenders, or more: for the others the run may have been too short. Each process
-	// counts its own contenders.
+	// counts its own.
 	Without int     `json:"without"`
 	Starved int     `json:"starved"`
 	Counts  []int64 `json:"counts,omitempty"` // of each contender
 }
 
-// Checks counts broken promises, in the warm-up and the window, as far as one process can see.
+// Checks counts broken promises, also in the warm-up, as far as one process can see.
 type Checks struct {
-	// Overlaps is grants of a key whose holder was still in its critical section and had not been notified that its
-	// lease had ended.
+	// Grants of a key whose holder was still in its critical section and had not been notified that its lease had
+	// ended.
 	Overlaps int64 `json:"overlaps"`
-	// TokenRegressions is grants whose token was not greater than that of the grant before.
+	// Grants whose token was not greater than that of the grant before.
 	TokenRegressions int64 `json:"token_regressions"`
-	// Late is grants of a key whose holder was still in its critical section after its lease had ended: fencing is for
-	// these.
+	// Grants of a key whose holder was still in its critical section after its lease had ended.
 	Late int64 `json:"late"`
 }
 

@@ -12,22 +12,22 @@ import (
 // takes almost no time, which favours locks that send few messages over locks that wait for few.
 //
 // They wrap the clients' connections: a relay would read and write each message once more. They cost some goroutine
-// switches and a timer for each message, on the load's cores. Nothing is lost or reordered, connecting is not delayed,
-// and bandwidth is unlimited. A receiver that stops reading blocks all others once the buffers are full.
+// switches and a timer for each message. Nothing is lost or reordered, connecting is not delayed, and bandwidth is
+// unlimited. A receiver that stops reading blocks all others once the buffers are full.
 type Wires struct {
 	delay   time.Duration
 	dialer  net.Dialer
 	closed  context.Context
 	close   context.CancelFunc
 	running sync.WaitGroup
-	queue   chan parcel // the delay is constant, so this is the order of delivery
+	queue   chan message // the delay is constant, so this is the order of delivery
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool // both ends of each
 }
 
 // bytes is nil at the end of the stream.
-type parcel struct {
+type message struct {
 	due     time.Time
 	bytes   []byte
 	deliver func([]byte)
@@ -35,7 +35,7 @@ type parcel struct {
 
 // NewWires returns wires that delay messages in each direction.
 func NewWires(delay time.Duration) (*Wires, error) {
-	w := &Wires{delay: delay, queue: make(chan parcel, 1<<16), conns: map[net.Conn]bool{}}
+	w := &Wires{delay: delay, queue: make(chan message, 1<<16), conns: map[net.Conn]bool{}}
 	w.closed, w.close = context.WithCancel(context.Background())
 	bell, err := newAlarm(w.closed)
 	if err != nil {
@@ -112,7 +112,7 @@ func (w *Wires) Dial(ctx context.Context, network, addr string) (net.Conn, error
 func (w *Wires) receive(from net.Conn, deliver func([]byte)) {
 	send := func(b []byte) {
 		select {
-		case w.queue <- parcel{time.Now().Add(w.delay), b, deliver}:
+		case w.queue <- message{time.Now().Add(w.delay), b, deliver}:
 		case <-w.closed.Done():
 		}
 	}

@@ -1,8 +1,7 @@
 // Package populate takes many locks of a lock service, the same ones for the same seed.
 //
-// The backends take them, with names, owners, leases and fencing tokens as under load. Owners follow from the seed too,
-// so a second run's requests are retries for every backend: leases that haven't expired restart with their tokens, and
-// no key is added. An expired lease is a new grant, with the next token.
+// The backends take them, with names, owners, leases and fencing tokens as under load. A second run's requests are
+// retries: leases that haven't expired restart with their tokens. An expired lease is a new grant, with the next token.
 package populate
 
 import (
@@ -32,7 +31,7 @@ type Set struct {
 	TTL  time.Duration // of each lease
 }
 
-// Request takes the i-th lock. It doesn't depend on N: a larger set contains a smaller one of the same seed.
+// Request takes the i-th lock. A larger set contains a smaller one of the same seed.
 func (s Set) Request(i uint64) dlock.Request {
 	sum := sha256.Sum256(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, s.Seed), i))
 	owner := uuid.Must(uuid.NewRandomFromReader(bytes.NewReader(sum[8:])))
@@ -44,17 +43,17 @@ type Counts struct {
 	granted, held atomic.Uint64
 }
 
-// Granted is how many locks are held by their owners.
+// Granted counts locks held by their owners.
 func (c *Counts) Granted() uint64 { return c.granted.Load() }
 
-// Held is how many are held by other owners.
+// Held counts locks held by other owners.
 func (c *Counts) Held() uint64 { return c.held.Load() }
 
-// Done is how many were requested.
+// Done counts requests.
 func (c *Counts) Done() uint64 { return c.Granted() + c.Held() }
 
-// Each calls do for every lock of s with so many workers, and counts it as granted, or as held if do's error wraps
-// [dlock.ErrHeld]. Any other error ends it.
+// Each calls do for every lock of s, and counts it as granted, or as held if do's error wraps [dlock.ErrHeld]. Any
+// other error ends it.
 func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx context.Context, q dlock.Request) error) error {
 	if workers < 1 {
 		return fmt.Errorf("populate: %d workers; there must be one at least", workers)
@@ -82,7 +81,7 @@ func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx contex
 	return all.Wait()
 }
 
-// Locks takes the locks of s with b, except those that other owners hold.
+// Locks takes the locks of s with b.
 func Locks(ctx context.Context, b dlock.Backend, s Set, workers int, c *Counts) error {
 	return Each(ctx, s, workers, c, func(ctx context.Context, q dlock.Request) error {
 		_, err := b.TryAcquire(ctx, q)
@@ -110,7 +109,7 @@ type pipelined struct {
 
 func (p *pipelined) Close() error { return errors.Join(p.Backend.Close(), p.pipe.Close()) }
 
-// Progress returns a function that writes a line to w: how many locks of total are done, and more.
+// Progress returns a function that writes a line to w.
 func Progress(w io.Writer, total uint64) func(done uint64, more string) error {
 	began := time.Now()
 	return func(done uint64, more string) error {

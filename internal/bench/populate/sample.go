@@ -18,7 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Pings are the latencies of a server's cheapest request since the sample before, on a connection of their own.
+// Pings are latencies of the server's cheapest request since the sample before, on a connection of their own.
 type Pings struct {
 	Count   int           `json:"pings"`       // about 100 a second, fewer if they took longer
 	PingP50 time.Duration `json:"ping_p50_ns"` // the median
@@ -88,7 +88,7 @@ func (s Sample) Pings() *Pings {
 	return &s.Etcd.Pings
 }
 
-// Server is pinged about 100 times a second until Close, and sampled on request. It doesn't close the client.
+// Server is pinged about 100 times a second, and sampled on request. It doesn't close the client.
 type Server struct {
 	ask  func(ctx context.Context) (Sample, error)
 	stop func()
@@ -169,7 +169,7 @@ func WatchRedis(ctx context.Context, client *redis.Client) *Server {
 	}, func(ctx context.Context) error { return client.Ping(ctx).Err() })
 }
 
-// parseInfo sums up the databases. A missing field is an error, since 0 would be an answer.
+// A missing field is an error, since 0 would be an answer.
 func parseInfo(info map[string]map[string]string) (s RedisSample, err error) {
 	number := func(section, name string) float64 {
 		v, perr := strconv.ParseFloat(info[section][name], 64)

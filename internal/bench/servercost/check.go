@@ -23,6 +23,7 @@ func Phases(lines []Line, run string) map[string]Line {
 }
 
 type checker struct {
+	lines  []Line
 	run    string
 	phases map[string]Line
 	errs   []error
@@ -34,39 +35,41 @@ func (c *checker) require(ok bool, format string, args ...any) {
 	}
 }
 
-// has requires that the run reached its end.
-func (c *checker) has(phases ...string) bool {
+// begin selects a run, and requires that it has the phases.
+func (c *checker) begin(run string, phases ...string) bool {
+	c.run, c.phases = run, Phases(c.lines, run)
+	before := len(c.errs)
 	for _, name := range phases {
 		l, ok := c.phases[name]
 		c.require(ok && (l.Redis != nil || l.Etcd != nil), "there is no phase %q", name)
 	}
-	return len(c.errs) == 0
+	return len(c.errs) == before
 }
 
 // Check returns an error if the lines contradict what their config must lead to on any machine: every lock taken, no
-// expired lease blocking, no token regressing. It checks no times and no bytes.
+// expired lease blocking, no token regressing.
 func Check(lines []Line) error {
 	if len(lines) == 0 || lines[0].Setup == nil {
 		return errors.New("servercost: the first line is not the setup")
 	}
-	var errs []error
-	c := lines[0].Setup.Config
-	in := func(run string) *checker { return &checker{run: run, phases: Phases(lines, run)} }
-	if c.Redis != nil {
-		errs = append(errs, checkActive(in("redis active"), c.Redis), checkLazy(in("redis lazy"), c.Redis))
+	want, c := lines[0].Setup.Config, &checker{lines: lines}
+	if want.Redis != nil {
+		c.active(want.Redis)
+		c.lazy(want.Redis)
 	}
-	if c.Etcd != nil {
-		errs = append(errs, checkShared(in("etcd shared"), c.Etcd), checkLeases(in("etcd leases"), c.Etcd))
+	if want.Etcd != nil {
+		c.shared(want.Etcd)
+		c.leases(want.Etcd)
 	}
-	if c.Tokens != nil {
-		errs = append(errs, checkTokens(&checker{run: "tokens"}, lines))
+	if want.Tokens != nil {
+		c.tokens()
 	}
-	return errors.Join(errs...)
+	return errors.Join(c.errs...)
 }
 
-func checkActive(c *checker, want *RedisConfig) error {
-	if !c.has("fill", "drain", "use", "reap", "purge2", "reuse") {
-		return errors.Join(c.errs...)
+func (c *checker) active(want *RedisConfig) {
+	if !c.begin("redis active", "fill", "drain", "use", "reap", "purge2", "reuse") {
+		return
 	}
 	fill, drain, reap, after := c.phases["fill"], c.phases["drain"], c.phases["reap"], c.phases["purge2"]
 	use, reuse := c.phases["use"], c.phases["reuse"]
@@ -79,12 +82,11 @@ func checkActive(c *checker, want *RedisConfig) error {
 	c.require(reuse.Count == want.Check && reuse.Values["greater"] == float64(want.Check),
 		"of %d tokens %v are greater than the one before", want.Check, reuse.Values["greater"])
 	c.require(reuse.Values["greatest"] == use.Values["greatest"]+1, "tokens go on from %v with %v", use.Values["greatest"], reuse.Values["greatest"])
-	return errors.Join(c.errs...)
 }
 
-func checkLazy(c *checker, want *RedisConfig) error {
-	if !c.has("fill", "expire", "touch", "reclaim", "purge") {
-		return errors.Join(c.errs...)
+func (c *checker) lazy(want *RedisConfig) {
+	if !c.begin("redis lazy", "fill", "expire", "touch", "reclaim", "purge") {
+		return
 	}
 	for _, name := range []string{"fill", "expire"} {
 		s := c.phases[name].Redis
@@ -93,16 +95,15 @@ func checkLazy(c *checker, want *RedisConfig) error {
 	}
 	touch, reclaim := c.phases["touch"], c.phases["reclaim"]
 	c.require(touch.Count == want.Check && touch.Values["second_token"] == float64(want.Check),
-		"of %d locks that had expired %v were granted anew, with the token 2", want.Check, touch.Values["second_token"])
-	c.require(touch.Redis.ExpiredKeys == want.Check, "%d keys were deleted by being asked for, not %d", touch.Redis.ExpiredKeys, want.Check)
+		"of %d locks that had expired %v were granted again, with the token 2", want.Check, touch.Values["second_token"])
+	c.require(touch.Redis.ExpiredKeys == want.Check, "%d keys were deleted on access, not %d", touch.Redis.ExpiredKeys, want.Check)
 	c.require(reclaim.Count == want.Keys-want.Check, "%d keys were deleted once that was allowed, not %d", reclaim.Count, want.Keys-want.Check)
 	c.require(reclaim.Redis.Keys == want.Keys, "%d keys are left, not a counter for each of %d", reclaim.Redis.Keys, want.Keys)
-	return errors.Join(c.errs...)
 }
 
-func checkShared(c *checker, want *EtcdConfig) error {
-	if !c.has("empty", "fill", "release", "compact", "defrag") {
-		return errors.Join(c.errs...)
+func (c *checker) shared(want *EtcdConfig) {
+	if !c.begin("etcd shared", "empty", "fill", "release", "compact", "defrag") {
+		return
 	}
 	empty, fill, release := c.phases["empty"].Etcd, c.phases["fill"].Etcd, c.phases["release"].Etcd
 	defrag := c.phases["defrag"].Etcd
@@ -111,23 +112,22 @@ func checkShared(c *checker, want *EtcdConfig) error {
 	c.require(fill.Revision-empty.Revision == want.Keys, "%d locks took %d revisions", want.Keys, fill.Revision-empty.Revision)
 	c.require(release.Revision-fill.Revision == want.Keys, "%d releases took %d revisions", want.Keys, release.Revision-fill.Revision)
 	c.require(defrag.Revision == release.Revision, "the revision went from %d to %d", release.Revision, defrag.Revision)
-	return errors.Join(c.errs...)
 }
 
-func checkLeases(c *checker, want *EtcdConfig) error {
-	if !c.has("empty", "fill", "expire") {
-		return errors.Join(c.errs...)
+func (c *checker) leases(want *EtcdConfig) {
+	if !c.begin("etcd leases", "empty", "fill", "expire") {
+		return
 	}
 	fill, expire := c.phases["fill"].Etcd, c.phases["expire"].Etcd
 	c.require(fill.LeasesGranted == want.Leases, "%d leases, not %d", fill.LeasesGranted, want.Leases)
 	c.require(expire.LeasesRevoked == want.Leases && expire.Keys == 0, "%d leases are gone, and %d keys are left", expire.LeasesRevoked, expire.Keys)
 	c.require(expire.Revision-c.phases["empty"].Etcd.Revision == 2*want.Leases, "revision %d: want one for each put and each expiry", expire.Revision)
-	return errors.Join(c.errs...)
 }
 
-func checkTokens(c *checker, lines []Line) error {
+func (c *checker) tokens() {
+	c.begin("tokens")
 	tokens, costs := map[string]*Tokens{}, 0
-	for _, l := range lines {
+	for _, l := range c.lines {
 		switch l.Kind {
 		case KindTokens:
 			tokens[l.Tokens.Source] = l.Tokens
@@ -138,13 +138,13 @@ func checkTokens(c *checker, lines []Line) error {
 	}
 	c.require(costs == 7, "%d sources, not 7", costs)
 	counter, revision := tokens["`redislock`"], tokens["`etcdlock`"]
-	c.require(counter != nil && revision != nil, "the tokens of a lock are missing")
-	if len(c.errs) == 0 {
-		c.require(slices.Equal(counter.A, []uint64{1, 2, 3}) && slices.Equal(counter.B, []uint64{1, 2}),
-			"a counter for each key gave %v and %v", counter.A, counter.B)
-		a, b := revision.A, revision.B
-		c.require(len(a) == 3 && len(b) == 2 && a[0] < b[0] && b[0] < a[1] && a[1] < b[1] && b[1] < a[2],
-			"revisions %v and %v of keys in turns don't grow across them", a, b)
+	if counter == nil || revision == nil {
+		c.require(false, "the tokens of a lock are missing")
+		return
 	}
-	return errors.Join(c.errs...)
+	c.require(slices.Equal(counter.A, []uint64{1, 2, 3}) && slices.Equal(counter.B, []uint64{1, 2}),
+		"a counter for each key gave %v and %v", counter.A, counter.B)
+	a, b := revision.A, revision.B
+	c.require(len(a) == 3 && len(b) == 2 && a[0] < b[0] && b[0] < a[1] && a[1] < b[1] && b[1] < a[2],
+		"revisions %v and %v of keys locked alternately don't grow across them", a, b)
 }

@@ -10,18 +10,18 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
+	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/bench/populate"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// EtcdConfig is for two runs: with locks that share one lease, and with a lease for each key.
+// EtcdConfig is for two runs: locks that share a lease, and a lease for each key.
 type EtcdConfig struct {
-	Keys    uint64 `json:"keys"`    // locks that share a lease
-	Leases  uint64 `json:"leases"`  // keys with a lease of their own
-	Workers int    `json:"workers"` // requests at a time
-	// LeaseTTL is for leases of one key.
-	LeaseTTL Duration `json:"lease_ttl"`
-	// Quota limits the database, in bytes.
+	Keys     uint64        `json:"keys"`    // locks that share a lease
+	Leases   uint64        `json:"leases"`  // keys with a lease of their own
+	Workers  int           `json:"workers"` // requests at a time
+	LeaseTTL load.Duration `json:"lease_ttl"`
+	// In bytes.
 	Quota uint64 `json:"quota"`
 }
 
@@ -48,7 +48,7 @@ func (r *recorder) startEtcd(ctx context.Context, members int, quota uint64, arg
 	return client, backend, nil
 }
 
-// onEtcd runs phases on one member, and then compacts and defragments it.
+// onEtcd runs phases on one member, then compacts and defragments it.
 func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3.Client, *etcdlock.Backend, *populate.Server) []phase) error {
 	if err := r.begin(run); err != nil {
 		return err
@@ -78,7 +78,6 @@ func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3
 	)...)
 }
 
-// each does something for each lock of a set.
 func (r *recorder) each(name string, set populate.Set, do func(ctx context.Context, q dlock.Request) error) phase {
 	var counts populate.Counts
 	return phase{name, func(ctx context.Context) (uint64, map[string]float64, error) {
@@ -87,7 +86,7 @@ func (r *recorder) each(name string, set populate.Set, do func(ctx context.Conte
 	}, counts.Done}
 }
 
-// etcdShared takes and releases locks with etcdlock; those of one process share a lease.
+// etcdShared takes and releases locks; those of one process share a lease.
 func (r *recorder) etcdShared(ctx context.Context) error {
 	return r.onEtcd(ctx, "etcd shared", func(_ *clientv3.Client, backend *etcdlock.Backend, _ *populate.Server) []phase {
 		set := populate.Set{Seed: r.config.Seed, N: r.config.Etcd.Keys, TTL: 2 * r.config.Limit.D()}
@@ -97,7 +96,7 @@ func (r *recorder) etcdShared(ctx context.Context) error {
 	})
 }
 
-// etcdLeases grants a lease for each key, like processes with a session for each lock, and lets all expire.
+// etcdLeases grants a lease for each key, like a session for each lock, and lets all expire.
 func (r *recorder) etcdLeases(ctx context.Context) error {
 	return r.onEtcd(ctx, "etcd leases", func(client *clientv3.Client, _ *etcdlock.Backend, server *populate.Server) []phase {
 		set := populate.Set{Seed: r.config.Seed, N: r.config.Etcd.Leases, TTL: r.config.Etcd.LeaseTTL.D()}

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/bench/populate"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -16,11 +17,11 @@ import (
 
 // RedisConfig is for two runs: with active expiry, and with it suspended at first.
 type RedisConfig struct {
-	Keys  uint64   `json:"keys"`
-	TTL   Duration `json:"ttl"`
-	Conns int      `json:"conns"` // times Batch is the number of concurrent requests
-	Batch int      `json:"batch"`
-	// Check is how many of the keys are tested one by one.
+	Keys  uint64        `json:"keys"`
+	TTL   load.Duration `json:"ttl"`
+	Conns int           `json:"conns"` // times Batch is the number of concurrent requests
+	Batch int           `json:"batch"`
+	// How many keys are tested one by one.
 	Check uint64 `json:"check"`
 }
 
@@ -98,7 +99,7 @@ func (b *redisBed) expiry(on int) phase {
 	}}
 }
 
-// reclaim waits until Redis has deleted all keys with a TTL, and counts them.
+// reclaim waits until Redis has deleted all keys with a TTL.
 func (b *redisBed) reclaim(name string) phase {
 	return phase{name: name, do: func(ctx context.Context) (uint64, map[string]float64, error) {
 		s, err := b.server.Ask(ctx)
@@ -127,7 +128,7 @@ func (b *redisBed) purge() phase {
 	}}
 }
 
-// take acquires and releases the i-th key for an owner outside of the set, and returns the token.
+// take acquires and releases the i-th key for another owner, and returns the token.
 func (b *redisBed) take(ctx context.Context, i uint64) (float64, error) {
 	q := b.set.Request(i)
 	q.Owner, q.TTL = "another", tokenTTL

@@ -1,7 +1,6 @@
 // Package servercost measures what locks cost their servers: memory of expired keys and of counters, which never
-// expire, revisions, leases; and what a fencing token costs where it is made.
-//
-// An experiment is a directory with a config.json and its data.jsonl.
+// expire, revisions, leases; and the cost of a fencing token. An experiment is a directory with a config.json and its
+// data.jsonl.
 package servercost
 
 import (
@@ -23,15 +22,12 @@ import (
 	"github.com/fencelab/fencelab/internal/cli"
 )
 
-// Duration reads as "10s" in JSON.
-type Duration = load.Duration
-
 // Config is an experiment. Its parts run one after the other.
 type Config struct {
-	Seed        uint64   `json:"seed"`
-	SampleEvery Duration `json:"sample_every"`
-	// Limit bounds phases that wait for a server.
-	Limit Duration `json:"limit"`
+	Seed        uint64        `json:"seed"`
+	SampleEvery load.Duration `json:"sample_every"`
+	// For phases that wait for a server.
+	Limit load.Duration `json:"limit"`
 
 	Redis  *RedisConfig `json:"redis,omitempty"`
 	Etcd   *EtcdConfig  `json:"etcd,omitempty"`
@@ -61,7 +57,7 @@ type Line struct {
 	Count   uint64  `json:"count,omitempty"`
 
 	populate.Sample
-	// Values are findings of a phase, by name.
+	// Findings of a phase.
 	Values map[string]float64 `json:"values,omitempty"`
 
 	Cost   *Cost   `json:"cost,omitempty"`
@@ -196,7 +192,7 @@ func (r *recorder) add(l Line) { r.lines = append(r.lines, l) }
 
 type phase struct {
 	name string // "": it isn't recorded
-	// do returns how many operations it did, and findings.
+	// Returns the number of operations, and findings.
 	do   func(ctx context.Context) (uint64, map[string]float64, error)
 	done func() uint64 // operations so far; may be nil
 }
@@ -212,7 +208,7 @@ func (r *recorder) phases(ctx context.Context, server *populate.Server, phases .
 	return nil
 }
 
-// phase runs p, samples the server meanwhile, and records both.
+// phase samples the server while p runs, and records both.
 func (r *recorder) phase(ctx context.Context, server *populate.Server, p phase) error {
 	began := time.Now()
 	var pings []populate.Pings
@@ -271,7 +267,7 @@ func (r *recorder) phase(ctx context.Context, server *populate.Server, p phase) 
 	}
 }
 
-// together sums pings up. The median is that of the samples' medians.
+// The median is that of the samples' medians.
 func together(all []populate.Pings) (sum populate.Pings) {
 	if len(all) == 0 {
 		return sum

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/populate"
 )
 
-// TokenConfig says how often tokens are made. Sources alternate within each round, so that a busy machine slows all.
+// TokenConfig says how often tokens are made. Sources alternate, so that a busy machine slows all.
 type TokenConfig struct {
 	Rounds   int    `json:"rounds"`
 	Serial   uint64 `json:"serial"`   // tokens of a round made by one client
@@ -49,10 +49,9 @@ type source struct {
 	rates []float64
 }
 
-// tokenTTL outlasts the experiment.
 const tokenTTL = time.Hour
 
-// tokens compares a Redis counter with revisions of etcd.
+// A Redis counter against revisions of etcd.
 func (r *recorder) tokens(ctx context.Context) error {
 	if err := r.begin("tokens"); err != nil {
 		return err
@@ -144,7 +143,6 @@ func (r *recorder) compare(ctx context.Context, all []*source) error {
 	return nil
 }
 
-// order records tokens of two keys, locked alternately.
 func (r *recorder) order(ctx context.Context, name string, b dlock.Backend, unrelated func(context.Context) error) error {
 	t := Tokens{Source: name}
 	for i := range 5 {
