@@ -30,7 +30,7 @@ var command = cli.Command{
 	Name: "contend",
 	About: `
 Offers load to a lock and measures it: how long acquisitions wait, how many
-sections a second get done, who gets them, and in which order.
+critical sections a second, who gets them, and in which order.
 
 In the open model arrivals come at -rate, whatever the lock does, and a wait counts
 from the moment at which the arrival was due. With -closed the contenders acquire,
@@ -68,8 +68,7 @@ together, and -merge adds their results up.`,
   contend -merge logs                                          # what they have printed`,
 }
 
-// gcPercent is the default GOGC. The cores that serve the lock also collect the load's garbage, and with 100 four times
-// as often.
+// The cores that serve the lock also collect the load's garbage, with 100 four times as often.
 const gcPercent = 400
 
 func main() {
@@ -179,18 +178,13 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	reg := prometheus.NewRegistry()
 	if *metrics != "" {
-		ln, lerr := cli.ListenFor(ctx, "metrics", *metrics)
+		ln, lerr := cli.Listen(ctx, "metrics", *metrics)
 		if lerr != nil {
 			return fmt.Errorf("contend: %w", lerr)
 		}
 		fmt.Fprintf(os.Stderr, "metrics on http://%s/metrics\n", ln.Addr())
-		mctx, stop := context.WithCancel(ctx)
-		served := make(chan error, 1)
-		go func() { served <- server.ServeMetrics(mctx, ln, reg, func(context.Context) error { return nil }, nil) }()
-		defer func() {
-			stop()
-			err = errors.Join(err, <-served)
-		}()
+		stop := server.StartMetrics(ctx, ln, reg, func(context.Context) error { return nil }, nil)
+		defer func() { err = errors.Join(err, stop()) }()
 	}
 	if *provider != "none" && *addrs == "" {
 		defer outlive()()
@@ -224,21 +218,28 @@ func merge(path string) (*load.Result, error) {
 }
 
 // report prints a result and saves it as -o says. It returns an error if the lock is broken or idle.
-func report(output string, stdout io.Writer, res *load.Result) error {
-	if output != "-" {
-		if _, err := io.WriteString(stdout, bench.Summary(res)); err != nil {
-			return err
-		}
+func report(output string, stdout io.Writer, res *load.Result) (err error) {
+	if output == "-" {
+		err = json.NewEncoder(stdout).Encode(res)
+	} else {
+		_, err = io.WriteString(stdout, bench.Summary(res))
 	}
-	if err := save(output, stdout, res); err != nil {
+	if err != nil {
 		return err
+	}
+	if output != "" && output != "-" {
+		b, err := json.MarshalIndent(res, "", "  ")
+		if err == nil {
+			err = cli.ReplaceFile(output, append(b, '\n'))
+		}
+		if err != nil {
+			return fmt.Errorf("contend: -o: %w", err)
+		}
 	}
 	return cmp.Or(bench.Broken(res), bench.Idle(res))
 }
 
-const reachTimeout = 5 * time.Second
-
-func reach(ctx context.Context, j bench.Job) (err error) {
+func reach(ctx context.Context, j bench.Job) error {
 	service := competitors.Service(j.Config.Backend)
 	addrs := j.Addrs
 	if len(addrs) == 0 {
@@ -247,40 +248,16 @@ func reach(ctx context.Context, j bench.Job) (err error) {
 	if service == locks.Redis && len(addrs) > 1 { // redsync's
 		service = locks.Redlock
 	}
-	advice := func(err error) error {
+	if err := cli.Reach(ctx, func(ctx context.Context) error {
+		b, err := locks.Open(ctx, locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()})
+		if err != nil {
+			return err
+		}
+		return errors.Join(b.Ping(ctx), b.Close())
+	}); err != nil {
 		return fmt.Errorf("contend: %s at %s doesn't answer: %w (-lock-addr says where it is; "+
 			"docker compose -f deploy/compose.yaml --profile all up starts one, and so does -testbed auto, for this run)",
 			service, strings.Join(addrs, ", "), err)
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
-	defer cancel()
-	b, err := locks.Open(ctx, locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()})
-	if err != nil {
-		return advice(err)
-	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	if err := b.Ping(ctx); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return advice(err)
-	}
-	return nil
-}
-
-func save(path string, stdout io.Writer, res *load.Result) error {
-	switch path {
-	case "":
-		return nil
-	case "-":
-		return json.NewEncoder(stdout).Encode(res)
-	}
-	b, err := json.MarshalIndent(res, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := cli.ReplaceFile(path, append(b, '\n')); err != nil {
-		return fmt.Errorf("contend: -o: %w", err)
 	}
 	return nil
 }

@@ -69,15 +69,41 @@ func measured(t *testing.T, args ...string) (string, *load.Result) {
 		err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+uuid.NewString()+"/", "-warmup", "10ms",
 			"-duration", d.String(), "-o", file), &out)
 		require.NoError(t, err, out.String())
-		b, err := os.ReadFile(file)
-		require.NoError(t, err)
-		res := &load.Result{}
-		require.NoError(t, json.Unmarshal(b, res))
+		res := &results(t, file)[0]
 		if res.Sections > 0 && res.Release.Count > 0 { // one that ends after the window is not counted
 			return out.String(), res
 		}
 		require.Less(t, d, 10*time.Second, "no section or no release")
 	}
+}
+
+// results are those in a file.
+func results(t *testing.T, file string) (all []load.Result) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	for dec := json.NewDecoder(bytes.NewReader(b)); dec.More(); {
+		var r load.Result
+		require.NoError(t, dec.Decode(&r))
+		all = append(all, r)
+	}
+	return all
+}
+
+// experiment returns a directory with a config.json.
+func experiment(t *testing.T, config string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	return dir
+}
+
+// record runs the experiment in dir on redisServer.
+func record(t *testing.T, dir string, args ...string) error {
+	t.Helper()
+	testbed.Need(t, redisServer.Real())
+	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
+	return run(t.Context(), append(args, "-experiment", dir, "-testbed", "external"), io.Discard)
 }
 
 func TestClosed(t *testing.T) {
@@ -171,9 +197,8 @@ func TestProcessors(t *testing.T) {
 	want := fmt.Sprintf("-processors %d; there are %d here", more, more-1)
 	err = run(t.Context(), []string{"-processors", strconv.Itoa(more), "-lock-addr", "127.0.0.1:1"}, io.Discard)
 	require.ErrorContains(t, err, want)
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), fmt.Appendf(nil, `{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
-		"defaults": {"ttl": "10s", "duration": "10ms", "processors": %d}}`, more), 0o600))
+	dir := experiment(t, fmt.Sprintf(`{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
+		"defaults": {"ttl": "10s", "duration": "10ms", "processors": %d}}`, more))
 	_, _, err = bench.ReadExperiment(dir)
 	require.NoError(t, err)
 	t.Setenv(testbed.EnvRedisAddr, "127.0.0.1:1")
@@ -191,22 +216,12 @@ func TestCloseFails(t *testing.T) {
 	}, &out)
 	require.ErrorContains(t, err, "load: close a client: stuck")
 	require.Contains(t, out.String(), "  sections ")
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	var res load.Result
-	require.NoError(t, json.Unmarshal(b, &res))
-	require.Equal(t, 2, res.Config.Contenders)
+	require.Equal(t, 2, results(t, file)[0].Config.Contenders)
 
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"], "contenders": [1, 2]}],
-		"defaults": {"ttl": "10s", "duration": "50ms"}}`), 0o600))
-	testbed.Need(t, redisServer.Real())
-	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
-	err = run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard)
-	require.ErrorContains(t, err, "load: close a client: stuck")
-	b, err = os.ReadFile(filepath.Join(dir, "data.jsonl"))
-	require.NoError(t, err)
-	require.Equal(t, 2, bytes.Count(b, []byte("\n")))
+	dir := experiment(t, `{"sweeps": [{"backends": ["redis"], "contenders": [1, 2]}],
+		"defaults": {"ttl": "10s", "duration": "50ms"}}`)
+	require.ErrorContains(t, record(t, dir), "load: close a client: stuck")
+	require.Len(t, results(t, filepath.Join(dir, "data.jsonl")), 2)
 }
 
 // TestNowhereToWrite: it is detected before the run.
@@ -229,9 +244,8 @@ func TestNowhereToWrite(t *testing.T) {
 func TestProcessFails(t *testing.T) {
 	testbed.Need(t, redisServer.Real())
 	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
-		"defaults": {"ttl": "10s", "duration": "1h"}}`), 0o600))
+	dir := experiment(t, `{"sweeps": [{"backends": ["redis"], "contenders": [1]}],
+		"defaults": {"ttl": "10s", "duration": "1h"}}`)
 	late, done := context.WithTimeout(t.Context(), time.Minute)
 	defer done()
 	killed := make(chan error, 1)
@@ -283,10 +297,8 @@ func children(t *testing.T) (pids []int) {
 // TestExperimentInterrupted: no child or server survives it. Earlier data and partial results do.
 func TestExperimentInterrupted(t *testing.T) {
 	testbed.Need(t, redisServer.Real()) // the experiment starts one itself
-	dir := t.TempDir()
-	config := `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},
-		"sweeps": [{"name": "short", "duration": "10ms"}, {"name": "long", "duration": "1h"}]}`
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	dir := experiment(t, `{"defaults": {"backend": "redis", "ttl": "10s", "contenders": 2},
+		"sweeps": [{"name": "short", "duration": "10ms"}, {"name": "long", "duration": "1h"}]}`)
 	file := filepath.Join(dir, "data.jsonl")
 	require.NoError(t, os.WriteFile(file, []byte("earlier"), 0o600))
 	mark := "CONTEND_TEST=" + dir // of all that it starts
@@ -304,11 +316,9 @@ func TestExperimentInterrupted(t *testing.T) {
 	require.NoError(t, said.Err())
 	served := func() {
 		t.Helper()
-		b, err := os.ReadFile(file + ".partial")
-		require.NoError(t, err)
-		var r load.Result
-		require.NoError(t, json.Unmarshal(b, &r), "a line, and no more")
-		require.Equal(t, "short", r.Config.Name)
+		all := results(t, file+".partial")
+		require.Len(t, all, 1)
+		require.Equal(t, "short", all[0].Config.Name)
 	}
 	served() // by now: a killed process couldn't write it later
 	require.NotEmpty(t, marked(t, mark))
@@ -373,10 +383,7 @@ func TestInterrupted(t *testing.T) {
 		for said.Scan() { // to the end, so that nobody waits for a reader
 		}
 		require.NoError(t, cmd.Wait())
-		b, err := os.ReadFile(file)
-		require.NoError(t, err)
-		var res load.Result
-		require.NoError(t, json.Unmarshal(b, &res))
+		res := results(t, file)[0]
 		require.True(t, res.Cut)
 		require.Positive(t, res.Sections)
 		require.Less(t, res.Seconds, 3600.0)
@@ -396,23 +403,15 @@ func get(t *testing.T, url string) string {
 }
 
 func TestExperiment(t *testing.T) {
-	dir := t.TempDir()
-	config := `{
+	dir := experiment(t, `{
 		"defaults": {"ttl": "10s", "duration": "20ms", "warmup": "10ms", "seed": 1},
 		"sweeps": [
 			{"name": "a", "backends": ["redis", "redislock"], "contenders": [2, 4], "work": ["0s", "1ms"]},
 			{"name": "b", "backends": ["redis-spin", "ping"], "contenders": [4], "connections": {"redis-spin": 2, "ping": 2}, "rates": [100], "keys": 10, "delay": "1ms", "processors": 1}
-		]}`
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
-	testbed.Need(t, redisServer.Real())
-	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
-	require.NoError(t, run(t.Context(), []string{"-experiment", dir, "-testbed", "external"}, io.Discard))
-	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
-	require.NoError(t, err)
+		]}`)
+	require.NoError(t, record(t, dir))
 	var got []string
-	for line := range bytes.Lines(b) {
-		var r load.Result
-		require.NoError(t, json.Unmarshal(line, &r))
+	for _, r := range results(t, filepath.Join(dir, "data.jsonl")) {
 		got = append(got, fmt.Sprintf("%s %s %d/%d %v %v %d %v %d", r.Config.Name, r.Config.Backend, r.Config.Contenders, r.Config.Connections, r.Config.Work, r.Config.Rate, r.Config.Keys, r.Config.Delay, r.Config.Processors))
 		require.Contains(t, r.Machine.Server, "(external)")
 		require.Positive(t, r.Seconds)
@@ -428,15 +427,14 @@ func TestExperiment(t *testing.T) {
 
 // TestSweep: only its runs are replaced.
 func TestSweep(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{
+	dir := experiment(t, `{
 		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1}, "rounds": 2,
 		"sweeps": [
 			{"name": "a", "contenders": [1, 2]},
 			{"name": "b", "contenders": [3], "rates": [0.9]},
 			{"name": "a", "contenders": [4]},
 			{"name": "c", "contenders": [1]}
-		]}`), 0o600))
+		]}`)
 	_, configs, err := bench.ReadExperiment(dir)
 	require.NoError(t, err)
 	require.Len(t, configs, 10)
@@ -448,11 +446,8 @@ func TestSweep(t *testing.T) {
 	file := filepath.Join(dir, "data.jsonl")
 	sweep := func(name string, lines ...string) error {
 		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "")), 0o600))
-		return run(t.Context(), []string{"-experiment", dir, "-testbed", "external", "-sweep", name}, io.Discard)
+		return record(t, dir, "-sweep", name)
 	}
-
-	testbed.Need(t, redisServer.Real())
-	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
 	for _, name := range []string{"a", "b"} {
 		old := []string{line(load.Config{Name: name, Backend: "gone"})} // which config.json had before
 		for _, c := range slices.Backward(configs) {
@@ -478,10 +473,9 @@ func TestSweep(t *testing.T) {
 
 // TestSweepRefuses: data with missing or foreign runs is detected before the first run.
 func TestSweepRefuses(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{
+	dir := experiment(t, `{
 		"defaults": {"backend": "redis", "ttl": "10s", "duration": "20ms", "seed": 1},
-		"sweeps": [{"name": "a b", "contenders": [1]}, {"name": "c", "contenders": [1, 2]}, {"name": "a b", "contenders": [3]}]}`), 0o600))
+		"sweeps": [{"name": "a b", "contenders": [1]}, {"name": "c", "contenders": [1, 2]}, {"name": "a b", "contenders": [3]}]}`)
 	_, configs, err := bench.ReadExperiment(dir)
 	require.NoError(t, err)
 	line := func(c load.Config) string {
@@ -518,18 +512,11 @@ func TestSweepRefuses(t *testing.T) {
 }
 
 func TestExperimentSeed(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"sweeps": [{"backends": ["redis"]}],
-		"defaults": {"ttl": "10s", "duration": "10ms", "contenders": 1, "seed": 5}}`), 0o600))
-	testbed.Need(t, redisServer.Real())
-	t.Setenv(testbed.EnvRedisAddr, redisServer.URL)
+	dir := experiment(t, `{"sweeps": [{"backends": ["redis"]}],
+		"defaults": {"ttl": "10s", "duration": "10ms", "contenders": 1, "seed": 5}}`)
 	for want, args := range map[uint64][]string{5: nil, 7: {"-seed", "7"}, 1: {"-seed", "1"}} {
-		require.NoError(t, run(t.Context(), append(args, "-experiment", dir, "-testbed", "external"), io.Discard))
-		b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
-		require.NoError(t, err)
-		var r load.Result
-		require.NoError(t, json.Unmarshal(b, &r))
-		require.Equal(t, want, r.Config.Seed)
+		require.NoError(t, record(t, dir, args...))
+		require.Equal(t, want, results(t, filepath.Join(dir, "data.jsonl"))[0].Config.Seed)
 	}
 }
 
@@ -566,12 +553,8 @@ func TestCommitted(t *testing.T) {
 		dir := filepath.Join("../../reports/results", name)
 		_, configs, err := bench.ReadExperiment(dir)
 		require.NoError(t, err)
-		b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
-		require.NoError(t, err)
 		var recorded []load.Config
-		for line := range bytes.Lines(b) {
-			var r load.Result
-			require.NoError(t, json.Unmarshal(line, &r))
+		for _, r := range results(t, filepath.Join(dir, "data.jsonl")) {
 			require.Zero(t, r.Checks)
 			recorded = append(recorded, r.Config)
 		}
@@ -606,9 +589,7 @@ func TestRefuses(t *testing.T) {
 		`connections of "postgre"`:     `{"sweeps": [{"backends": ["redis", "postgres"], "contenders": [1], "connections": {"postgre": 1}}]}`,
 		"a run that is there already":  `{"defaults": {"ttl": "1s", "duration": "1s"}, "sweeps": [{"backends": ["redis"], "contenders": [2, 2]}]}`,
 	} {
-		dir := t.TempDir()
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
-		_, _, err := bench.ReadExperiment(dir)
+		_, _, err := bench.ReadExperiment(experiment(t, config))
 		require.ErrorContains(t, err, want)
 	}
 }

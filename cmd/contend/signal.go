@@ -7,8 +7,8 @@ import (
 )
 
 // outlive keeps this process alive after the first signal, to report what it has measured: package testbed stops the
-// servers at a signal and then sends it again, which would kill. The signal after that kills. A process that is not
-// interrupted calls done; one that is may still be handling the signal when it closes its servers.
+// servers at a signal and then sends it again. The signal after that kills. A process that is not interrupted calls
+// done.
 func outlive() (done func()) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)

@@ -71,6 +71,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return fmt.Errorf("demo: %s is no directory; choose another file with -o", filepath.Dir(*page))
 	}
 
+	if *record != "" {
+		if err := os.MkdirAll(*record, 0o755); err != nil {
+			return fmt.Errorf("demo: %w; choose another directory with -record", err)
+		}
+	}
+
 	redis, err := testbed.StartRedis(ctx, &testbed.Options{
 		Provider: testbed.Provider(*provider), AllowEmbedded: true, Progress: out,
 	})
@@ -99,13 +105,14 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			unexpected = append(unexpected, fmt.Sprintf("fencing %s is %v, expected %v: %s", f, o.Verdict, s.Expect[f], strings.Join(o.Findings, "; ")))
 		}
 		if *record != "" {
-			if err := save(filepath.Join(*record, s.Name+"_"+string(f)+".jsonl"), o.Events); err != nil {
+			file := filepath.Join(*record, s.Name+"_"+string(f)+".jsonl")
+			if err := create(file, "directory with -record", func(w io.Writer) error { return history.Encode(w, o.Events) }); err != nil {
 				return err
 			}
 		}
 	}
 	out.printf("\n%s", sideBySide(runs[0], runs[1]))
-	if err := draw(*page, runs); err != nil {
+	if err := create(*page, "file with -o", func(w io.Writer) error { return reports.Timeline(w, runs...) }); err != nil {
 		return err
 	}
 	out.printf("\nThe timeline, to scale: %s\n", *page)
@@ -195,21 +202,10 @@ func findings(r history.Result) []string {
 	return r.Findings
 }
 
-func draw(path string, runs []reports.Run) error {
+func create(path, choice string, write func(io.Writer) error) error {
 	f, err := os.Create(path)
 	if err != nil {
-		return fmt.Errorf("demo: %w; choose another file with -o", err)
+		return fmt.Errorf("demo: %w; choose another %s", err, choice)
 	}
-	return errors.Join(reports.Timeline(f, runs...), f.Close())
-}
-
-func save(path string, events []history.Event) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("demo: %w; choose another directory with -record", err)
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("demo: %w; choose another directory with -record", err)
-	}
-	return errors.Join(history.Encode(f, events), f.Close())
+	return errors.Join(write(f), f.Close())
 }

@@ -31,8 +31,7 @@ a second run finds its own locks, restarts their leases and adds nothing, and on
 that was interrupted is completed. (On etcd it finds them held, and leaves them.) A
 lease that has ended meanwhile is granted again, with the next token.
 
-While it works it tells what the server says: memory, keys and expiry, and how long a
-ping takes meanwhile.
+Meanwhile it prints the server's memory, keys, expiry and ping times.
 
 With -experiment it runs the experiment that DIRECTORY/config.json describes, on servers
 that it starts and ends itself, and writes DIRECTORY/data.jsonl.`,
@@ -95,8 +94,6 @@ type generator struct {
 	every   time.Duration
 }
 
-const reachTimeout = 5 * time.Second
-
 func (g *generator) run(ctx context.Context) (err error) {
 	open := g.openRedis
 	if g.spec.Lock == locks.Etcd {
@@ -107,12 +104,10 @@ func (g *generator) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	reach, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
-	defer cancel()
-	if _, err := server.Ask(reach); err != nil {
-		if reach.Err() != nil {
-			err = context.Cause(reach)
-		}
+	if err := cli.Reach(ctx, func(ctx context.Context) error {
+		_, err := server.Ask(ctx)
+		return err
+	}); err != nil {
 		return fmt.Errorf("%s at %s (-lock-addr) doesn't answer: %w", g.spec.Lock, strings.Join(g.spec.Addrs, ", "), err)
 	}
 
@@ -154,7 +149,6 @@ func (g *generator) remove() string {
 	return fmt.Sprintf("redis-cli -u %s --scan --pattern '*:{gen/*' | xargs -r -n 1000 redis-cli -u %[1]s unlink", at)
 }
 
-// populate takes the locks, and shows progress until the end and once after it.
 func (g *generator) populate(ctx context.Context, b dlock.Backend, counts *populate.Counts, show func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -181,7 +175,7 @@ func (g *generator) populate(ctx context.Context, b dlock.Backend, counts *popul
 	}
 }
 
-// openRedis may return before Redis has answered.
+// Redis may not have answered yet.
 func (g *generator) openRedis(ctx context.Context) (dlock.Backend, *populate.Server, func() error, error) {
 	if len(g.spec.Addrs) != 1 {
 		return nil, nil, nil, fmt.Errorf("redis is one server, and -lock-addr has %d addresses", len(g.spec.Addrs))
@@ -201,7 +195,7 @@ func (g *generator) openRedis(ctx context.Context) (dlock.Backend, *populate.Ser
 	}, nil
 }
 
-// openEtcd may return before etcd has answered.
+// etcd may not have answered yet.
 func (g *generator) openEtcd(ctx context.Context) (dlock.Backend, *populate.Server, func() error, error) {
 	b, err := locks.Open(ctx, g.spec)
 	if err != nil {

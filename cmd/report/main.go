@@ -1,5 +1,4 @@
-// Command report judges recorded histories and draws them as one HTML page, and makes the charts, tables and site of
-// the recorded results.
+// Command report judges and draws recorded histories, and regenerates charts, tables and site of the recorded results.
 package main
 
 import (
@@ -25,16 +24,16 @@ var command = cli.Command{
 	Args: "history.jsonl...",
 	About: `
 Judges each history, prints the verdicts, and writes one HTML page that draws them
-to scale. Runs of the same scenario stand beside each other. "-" reads a history
+to scale. Runs of the same scenario share a time axis. "-" reads a history
 from standard input. No server is needed.
 
 With -matrix it writes no page but a file of one JSON line a run, and prints what the
 runs came to as a Markdown table of hazards and locks: ✕ violated, ✓ safe, ✓! safe
 with the live holder refused, · not run, each with fencing off, on writes alone, and on.
 
-With -site it reads the recorded results instead, in the folder -results: it makes
-their charts and tables anew from their data, writes them there, and writes a site of
-all pages to the folder that it is given. Open its index.html; no server is needed.
+With -site it reads the recorded results in the folder -results instead: it regenerates
+their charts and tables there, and writes a site of all pages to the given folder. Open
+its index.html; no server is needed.
 
 The exit code is 1 if a history with fencing on is violated, if any history is
 inconclusive, if one can't be read, or if the page can't be written. Else it is 0:
@@ -183,8 +182,7 @@ func describe(events []history.Event) string {
 	return fmt.Sprintf("%s, fencing %s", events[0].Run.Scenario, events[0].Run.Fencing)
 }
 
-// expected reports whether the verdict is allowed with the run's fencing. A run that doesn't say how it was fenced
-// counts as fenced.
+// A run that doesn't say how it was fenced counts as fenced.
 func expected(r reports.Run) bool {
 	switch r.Result.Verdict {
 	case history.Safe:

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -127,13 +126,6 @@ func TestSite(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(results, "contention", "data.jsonl"), []byte("{"), 0o644))
 	err = run(context.Background(), []string{"-site", web, "-results", results}, &bytes.Buffer{})
 	require.ErrorContains(t, err, "contention/data.jsonl: run 1")
-}
-
-func TestHelp(t *testing.T) {
-	var stdout bytes.Buffer
-	err := run(context.Background(), []string{"-h"}, &stdout)
-	require.ErrorIs(t, err, flag.ErrHelp)
-	require.Contains(t, stdout.String(), "exit code")
 }
 
 // A history can't control the terminal.

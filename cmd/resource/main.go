@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		"bearer `token` that requests for /r/ must send; set it by the environment to hide it from ps")
 	certFile := fs.String("tls-cert", "", "`path` of the TLS certificate in PEM; needs -tls-key")
 	keyFile := fs.String("tls-key", "", "`path` of the TLS certificate's key in PEM; needs -tls-cert")
-	level := cli.LogLevel(&fs)
+	opts.Logger = cli.Logger(&fs)
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
@@ -85,9 +85,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		scheme, opts.TLS = "https", &tls.Config{Certificates: []tls.Certificate{cert}}
 	}
 	opts.Handler.Unfenced = *fence == "off"
-	opts.Logger = cli.NewLogger(os.Stderr, *level)
 
-	ln, err := cli.Listen(ctx, *addr)
+	ln, err := cli.Listen(ctx, "addr", *addr)
 	if err != nil {
 		return fmt.Errorf("resource: %w", err)
 	}

@@ -81,13 +81,6 @@ func running(t *testing.T, args ...string) string {
 	return url
 }
 
-// TestPrintsAddress: the printed address has the port in place of 0.
-func TestPrintsAddress(t *testing.T) {
-	t.Setenv("FENCELAB_STORE", "memory")
-	url := running(t, "-addr", "127.0.0.1:0", "-log-level", "error")
-	require.Equal(t, "ok\n", get(t, url+"/healthz"))
-}
-
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	certFile, keyFile, pool := certificate(t, dir)

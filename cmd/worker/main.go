@@ -64,10 +64,10 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	fs.DurationVar(&w.pause, "pause", 0, "a hold-up between read and write, after the work; renewals go on")
 	fs.DurationVar(&w.wait, "wait", 0, "how long to wait for the lock at most; 0: until interrupted")
 	fence := cli.Choice(&fs, "fence", "read and write with the token, write with it only,\nor send none (to a store, or a resource with -fence off)", "on", "writes", "off")
-	check := cli.Choice(&fs, "check", "look at the lease right before the write, and give up if it is lost", "off", "on")
+	check := cli.Choice(&fs, "check", "check the lease right before the write, and give up if it is lost", "off", "on")
 	fs.IntVar(&w.n, "n", 1, "how many times to do the job; 0: until interrupted")
 	fs.StringVar(&w.metrics, "metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
-	level := cli.LogLevel(&fs)
+	w.lock.Logger = cli.Logger(&fs)
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
@@ -82,7 +82,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if *addrs != "" {
 		w.backend.Addrs = strings.Split(*addrs, ",")
 	}
-	w.lock.Logger = cli.NewLogger(os.Stderr, *level)
 	return w.run(ctx)
 }
 
@@ -106,10 +105,10 @@ func (w *worker) run(ctx context.Context) (err error) {
 	}
 	var ln net.Listener
 	if w.metrics != "" {
-		if ln, err = cli.ListenFor(ctx, "metrics", w.metrics); err != nil {
+		if ln, err = cli.Listen(ctx, "metrics", w.metrics); err != nil {
 			return fmt.Errorf("worker: %w", err)
 		}
-		defer func() { // ServeMetrics closes it too
+		defer func() { // StartMetrics closes it too
 			if cerr := ln.Close(); !errors.Is(cerr, net.ErrClosed) {
 				err = errors.Join(err, cerr)
 			}
@@ -140,21 +139,13 @@ func (w *worker) run(ctx context.Context) (err error) {
 		if _, err := fmt.Fprintf(w.stdout, "metrics on http://%s/metrics\n", ln.Addr()); err != nil {
 			return err
 		}
-		mctx, stop := context.WithCancel(ctx)
-		served := make(chan error, 1)
-		go func() {
-			served <- server.ServeMetrics(mctx, ln, reg, backend.Ping, w.lock.Logger)
-		}()
-		defer func() {
-			stop()
-			err = errors.Join(err, <-served)
-		}()
+		stop := server.StartMetrics(ctx, ln, reg, backend.Ping, w.lock.Logger)
+		defer func() { err = errors.Join(err, stop()) }()
 	}
 	return w.jobs(ctx, locker, store)
 }
 
-// jobs does the job as often as -n says. Some jobs may be refused: that is what fencing is for. If all are, the last
-// refusal is the error.
+// jobs may be refused: that is what fencing is for. If all are, the last refusal is the error.
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error
@@ -192,7 +183,7 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 	case errors.Is(refusal, errGaveUp):
 		return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refusal)
 	default:
-		return fmt.Errorf("worker: %w (that is fencing at work if another worker was at it; if not, the tokens before came "+
+		return fmt.Errorf("worker: %w (that is fencing at work if another worker has written; if not, the tokens before came "+
 			"from another lock service, or this one has lost its own: %s)", refusal, w.recovery(refusal))
 	}
 }
@@ -210,7 +201,6 @@ func nextPause(pause time.Duration, refused error) time.Duration {
 	return min(max(2*pause, firstPause), lastPause)
 }
 
-// recovery is how to bring the lock's tokens and the resource's fence together again.
 func (w *worker) recovery(refusal error) string {
 	stale, _ := errors.AsType[*resource.StaleTokenError](refusal)
 	if stale == nil || stale.Got.Token >= stale.Seen.Token {
@@ -230,34 +220,23 @@ func (w *worker) recovery(refusal error) string {
 		"else as the store's package comment says", quoted, stale.Got.Token)
 }
 
-func (w *worker) open(ctx context.Context) (*stores.Store, error) {
+func (w *worker) open(ctx context.Context) (store *stores.Store, err error) {
 	addr := w.resource
 	if slices.Contains(stores.Names(), addr) {
 		addr = stores.Addr(addr)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
-	defer cancel()
-	store, err := stores.Open(ctx, addr, stores.Options{Token: w.token})
-	if err != nil {
-		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		}
+	if err := cli.Reach(ctx, func(ctx context.Context) error {
+		store, err = stores.Open(ctx, addr, stores.Options{Token: w.token})
+		return err
+	}); err != nil {
 		return nil, fmt.Errorf("worker: -resource: %w", err)
 	}
 	return store, nil
 }
 
-const reachTimeout = 5 * time.Second
-
-// reach returns an error if the lock service doesn't answer, so that a wrong address isn't taken for a lock that is
-// held.
+// reach is for wrong addresses, which would look like a lock that is held.
 func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
-	defer cancel()
-	if err := b.Ping(ctx); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
+	if err := cli.Reach(ctx, b.Ping); err != nil {
 		return fmt.Errorf("worker: %s at %s (-lock-addr) doesn't answer: %w", w.backend.Lock, strings.Join(w.backend.Addrs, ", "), err)
 	}
 	return nil
@@ -265,7 +244,7 @@ func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
 
 var errGaveUp = errors.New("the lease was lost before the write")
 
-// once does the i-th job. refused is why nothing was written although nothing failed. The lock is always released.
+// refused is why nothing was written although nothing failed. The lock is always released.
 func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store, i int) (refused, err error) {
 	entry := w.name
 	if w.n != 1 {
@@ -293,13 +272,13 @@ func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store,
 func (w *worker) acquire(ctx context.Context, l *dlock.Locker) (*dlock.Handle, error) {
 	if w.wait > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, w.wait, fmt.Errorf("the lock was not to be had within %v (-wait)", w.wait))
+		ctx, cancel = context.WithTimeoutCause(ctx, w.wait, fmt.Errorf("the lock was not free within %v (-wait)", w.wait))
 		defer cancel()
 	}
 	return l.Acquire(ctx, w.key)
 }
 
-// write doesn't use the lease's context: a request that is cut off may still arrive.
+// It doesn't use the lease's context: a request that is cut off may still arrive.
 func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store, entry string) (refused, err error) {
 	token, seq := h.Next()
 	refusal := func(err error, outcome string) (refused, failed error) {

@@ -1,5 +1,4 @@
-// Package cli is shared by the commands: flags that are also environment variables, help, logs, signals, listening and
-// files.
+// Package cli is shared by the commands: flags that are also environment variables, help, logs, signals and files.
 package cli
 
 import (
@@ -17,14 +16,15 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/peterbourgon/ff/v3"
 )
 
 const envPrefix = "FENCELAB"
 
-// Main calls run with the command's arguments and exits: 0 after success and -h, else 1. ctx ends at the first SIGINT
-// or SIGTERM; the second one kills.
+// Main calls run and exits: 0 after success and -h, else 1. ctx ends at the first SIGINT or SIGTERM; the second one
+// kills.
 func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
 	signal.Ignore(syscall.SIGPIPE) // a closed pipe is a write error, and must not leave servers behind
 	signals, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -49,7 +49,7 @@ type Command struct {
 }
 
 // Parse sets the flags of fs from args, and the others from the environment. For -h it writes help to stdout and
-// returns [flag.ErrHelp]. Other errors say what to do.
+// returns [flag.ErrHelp].
 func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error {
 	fs.Init(c.Name, flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors are returned, not printed as well
@@ -76,7 +76,7 @@ func (c Command) help(fs *flag.FlagSet, w io.Writer) error {
 		if arg != "" {
 			b.WriteString(" " + arg)
 		}
-		fmt.Fprintf(&b, "  (%s", EnvName(f.Name))
+		fmt.Fprintf(&b, "  (%s_%s", envPrefix, strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")))
 		if f.DefValue != "" {
 			b.WriteString(", default " + f.DefValue)
 		}
@@ -87,12 +87,7 @@ func (c Command) help(fs *flag.FlagSet, w io.Writer) error {
 	return err
 }
 
-// EnvName returns the environment variable of a flag.
-func EnvName(name string) string {
-	return envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-}
-
-// Choice defines a flag with the given values, of which the first is the default.
+// Choice defines a flag with the given values. The first is the default.
 func Choice(fs *flag.FlagSet, name, usage string, values ...string) *string {
 	v := &choice{value: values[0], values: values}
 	fs.Var(v, name, "`"+strings.Join(values, "|")+"`: "+usage)
@@ -114,26 +109,28 @@ func (c *choice) Set(s string) error {
 	return nil
 }
 
-// LogLevel defines -log-level.
-func LogLevel(fs *flag.FlagSet) *slog.Level {
-	var l slog.Level
-	fs.TextVar(&l, "log-level", slog.LevelInfo, "`debug|info|warn|error`: the least important messages to log on standard error")
-	return &l
+// Logger defines -log-level, and returns a logger of lines of text on standard error.
+func Logger(fs *flag.FlagSet) *slog.Logger {
+	level := new(slog.LevelVar)
+	fs.TextVar(level, "log-level", new(slog.LevelVar), "`debug|info|warn|error`: the least important messages to log on standard error")
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-// NewLogger returns a logger that writes lines of text to w.
-func NewLogger(w io.Writer, level slog.Level) *slog.Logger {
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level}))
+const reachTimeout = 5 * time.Second
+
+// Reach calls ask, which has 5 s to succeed.
+func Reach(ctx context.Context, ask func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
+	defer cancel()
+	err := ask(ctx)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }
 
-// Listen listens on addr, the value of -addr: host:port, or fd:N for a listening socket that the parent process passes
-// as file descriptor N.
-func Listen(ctx context.Context, addr string) (net.Listener, error) {
-	return ListenFor(ctx, "addr", addr)
-}
-
-// ListenFor is [Listen] for the value of another flag, which errors name.
-func ListenFor(ctx context.Context, name, addr string) (net.Listener, error) {
+// Listen listens on addr, the value of the flag with the given name: host:port, or fd:N for an inherited socket.
+func Listen(ctx context.Context, name, addr string) (net.Listener, error) {
 	if s, ok := strings.CutPrefix(addr, "fd:"); ok {
 		return inherited(name, s)
 	}

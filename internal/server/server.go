@@ -30,19 +30,19 @@ const (
 
 // Options are the settings of [Serve].
 type Options struct {
-	// Handler has the handler's settings. Serve sets Registerer and Logger.
+	// Serve sets Registerer and Logger.
 	Handler resource.HandlerOptions
-	// RequestTimeout is how long a client may take to send a request; 0: 30 s.
+	// How long a client may take to send a request; 0: 30 s.
 	RequestTimeout time.Duration
-	// TLS has the server's certificate; nil: plain HTTP.
+	// nil: plain HTTP.
 	TLS *tls.Config
-	// Logger is for the operator; nil: nothing is logged.
+	// nil: nothing is logged.
 	Logger *slog.Logger
 }
 
 // Serve serves store on ln until ctx ends: /r/ by [resource.NewHandler], /metrics for Prometheus, and /healthz, which
-// reads from the store. The last two need no bearer token, so they reveal no details. When ctx ends, requests in flight
-// have 10 s to finish. Serve closes ln and store.
+// reads from the store. The last two need no bearer token, so they reveal no details. Requests in flight have 10 s to
+// finish. Serve closes ln and store.
 func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Options) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
 	reg := prometheus.NewRegistry()
@@ -61,10 +61,16 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 	return run(ctx, ln, opts, mux(reg, health, handler, opts.Logger))
 }
 
-// ServeMetrics serves only /metrics and /healthz on ln until ctx ends, and closes ln. health returns an error if the
-// command can't work.
-func ServeMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error, log *slog.Logger) error {
-	return run(ctx, ln, Options{}, mux(reg, health, http.NotFoundHandler(), log))
+// StartMetrics serves only /metrics and /healthz on ln until stop, which closes ln. health returns an error if the command
+// can't work.
+func StartMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error, log *slog.Logger) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	served := make(chan error, 1)
+	go func() { served <- run(ctx, ln, Options{}, mux(reg, health, http.NotFoundHandler(), log)) }()
+	return func() error {
+		cancel()
+		return <-served
+	}
 }
 
 // mux serves /metrics, /healthz and the rest. An http.ServeMux would redirect keys with "//" or "..".
