@@ -49,7 +49,7 @@ const (
 	faultMark
 )
 
-// An entry of the drawing's key: a shape for a mark, a box for an interval.
+// An entry of the key: a shape for a mark, a box for an interval.
 type sign struct{ Class, Words, Shape, Pattern string }
 
 var marks = [...]sign{
@@ -354,7 +354,6 @@ func niceStep(v float64) float64 {
 	return 10 * p
 }
 
-// lives draws a thin line from a worker's first event to its end.
 func (c *chart) lives() {
 	line := func(l *lane, from, to time.Duration) {
 		if a, b := c.x(from), c.x(to); b > a {
@@ -553,7 +552,6 @@ func (c *chart) points() {
 	flush()
 }
 
-// describe is the text alternative.
 func (c *chart) describe() string {
 	const most = 16
 	var say []string

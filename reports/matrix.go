@@ -1,6 +1,7 @@
 package reports
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -36,7 +37,7 @@ func (s *Summary) sign() string {
 }
 
 // Cell returns what runs came to with fencing off, on writes alone, and on, as in "✕ ✓ ✓": ✕ violated, ✓ safe, ✓! safe
-// with the live holder refused, ? inconclusive, · not run. Of several runs in a mode the worst counts.
+// with the live holder refused, ? inconclusive, · not run. The worst run of a mode counts.
 func Cell(runs []Summary) string {
 	var words []string
 	for _, mode := range modes {
@@ -51,8 +52,8 @@ func Cell(runs []Summary) string {
 	return strings.Join(words, " ")
 }
 
-// Matrix writes runs as Markdown: a table of the hazards that more than two locks have, with a column for each lock;
-// one of the others, with a row for each lock; and the [Tally]. Hazards are sorted by name.
+// Matrix writes Markdown: a table of the hazards that more than two locks have, with a column for each lock; one of the
+// others, with a row for each lock; and the [Tally].
 func Matrix(w io.Writer, runs []Summary) error {
 	var locks, names []string
 	by := map[string]map[string][]Summary{}
@@ -73,12 +74,7 @@ func Matrix(w io.Writer, runs []Summary) error {
 		}
 		return len(locksOrder)
 	}
-	slices.SortFunc(locks, func(a, b string) int {
-		if d := order(a) - order(b); d != 0 {
-			return d
-		}
-		return strings.Compare(a, b)
-	})
+	slices.SortFunc(locks, func(a, b string) int { return cmp.Or(order(a)-order(b), strings.Compare(a, b)) })
 
 	var wide, narrow strings.Builder
 	fmt.Fprintf(&wide, "| hazard | %s |\n| --- |%s\n", strings.Join(locks, " | "), strings.Repeat(" --- |", len(locks)))
@@ -108,7 +104,7 @@ func Matrix(w io.Writer, runs []Summary) error {
 	return err
 }
 
-// Tally counts what runs came to, a Markdown line for each fencing mode.
+// Tally is a Markdown line for each fencing mode.
 func Tally(runs []Summary) string {
 	names := map[history.Fencing]string{
 		history.FencingOff: "off", history.FencingWrites: "on writes alone", history.FencingOn: "on",

@@ -64,19 +64,17 @@ func TestCompareAndSwap(t *testing.T) {
 	}
 	const many, sixteen, most = "writers=16/keys=many", "writers=16/keys=one", "writers=128/keys=one"
 	ways := []string{"cas", "cas+backoff", "lock"}
-	var b strings.Builder
-	b.WriteString("| store | writers, keys | work | way | updates/s | p50 ms | p99 ms | max ms | work done for one update |\n" +
-		"| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	var rows []string
 	for _, store := range []string{"redis", "postgres"} {
 		for _, load := range []string{many, sixteen, most} {
 			for _, work := range []string{"0s", "5ms"} {
 				for _, way := range ways {
 					writers := strings.NewReplacer("writers=", "", "/keys=", ", ").Replace(load)
-					fmt.Fprintf(&b, "| %s | %s | %s | %s |", store, writers, work, way)
+					row := []string{store, writers, work, way}
 					for _, unit := range []string{"updates/s", "p50-ms", "p99-ms", "max-ms", "tries/update"} {
-						fmt.Fprintf(&b, " %s |", round(get(store, load, work, way, unit)))
+						row = append(row, round(get(store, load, work, way, unit)))
 					}
-					b.WriteString("\n")
+					rows = append(rows, strings.Join(row, " | "))
 				}
 			}
 		}
@@ -101,14 +99,13 @@ func TestCompareAndSwap(t *testing.T) {
 			}
 		}
 	}
-	region(t, dir+"README.md", "table: updates", b.String())
+	region(t, dir+"README.md", "table: updates", table("store | writers, keys | work | way | updates/s | p50 ms | p99 ms | max ms | work done for one update", rows...))
 }
 
 func TestStoreCosts(t *testing.T) {
 	const dir = "results/store-costs/"
 	all := measured(t, dir+"bench.txt")
-	var b strings.Builder
-	b.WriteString("| store | the yardstick | takes | the other | takes more | that is | requests |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	var rows []string
 	for _, c := range []struct{ store, way, against string }{
 		{"memory", "fenced", "unfenced"},
 		{"bolt", "fenced", "unfenced"},
@@ -130,13 +127,12 @@ func TestStoreCosts(t *testing.T) {
 			requests = round(get("requests/" + c.way))
 		}
 		require.Less(t, get("+µs/"+c.way), 1000.0, "%s, %s: less than a millisecond more", c.store, c.way)
-		fmt.Fprintf(&b, "| %s | %s | %s µs | %s | %s µs | %s %% | %s |\n", c.store, c.against, round(get("µs/"+c.against)), c.way,
-			round(get("+µs/"+c.way)), round(get("+%/"+c.way)), requests)
+		rows = append(rows, fmt.Sprintf("%s | %s | %s µs | %s | %s µs | %s %% | %s", c.store, c.against, round(get("µs/"+c.against)), c.way,
+			round(get("+µs/"+c.way)), round(get("+%/"+c.way)), requests))
 	}
-	region(t, dir+"README.md", "table: checks", b.String())
+	region(t, dir+"README.md", "table: checks", table("store | the yardstick | takes | the other | takes more | that is | requests", rows...))
 
-	b.Reset()
-	b.WriteString("| store | keys | a write | 1 writer | 16 | 128 | refused of 16 | of 128 |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	rows = nil
 	for _, c := range []struct {
 		store string
 		ways  []string
@@ -158,20 +154,20 @@ func TestStoreCosts(t *testing.T) {
 				get := func(writers int, unit string) float64 {
 					return metric(t, all, fmt.Sprintf("Writers/store=%s/keys=%s/writers=%d", c.store, keys, writers), unit+"/"+way)
 				}
-				fmt.Fprintf(&b, "| %s | %s | %s |", c.store, keys, way)
+				row := []string{c.store, keys, way}
 				for _, writers := range []int{1, 16, 128} {
-					fmt.Fprintf(&b, " %s/s |", round(get(writers, "writes/s")))
+					row = append(row, round(get(writers, "writes/s"))+"/s")
 				}
 				for _, writers := range []int{16, 128} {
 					refused := get(writers, "refused")
 					if keys == "many" {
 						require.Zero(t, refused, "a key of one writer sees rising tokens")
 					}
-					fmt.Fprintf(&b, " %.0f %% |", 100*refused)
+					row = append(row, fmt.Sprintf("%.0f %%", 100*refused))
 				}
-				b.WriteString("\n")
+				rows = append(rows, strings.Join(row, " | "))
 			}
 		}
 	}
-	region(t, dir+"README.md", "table: writers", b.String())
+	region(t, dir+"README.md", "table: writers", table("store | keys | a write | 1 writer | 16 | 128 | refused of 16 | of 128", rows...))
 }

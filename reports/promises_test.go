@@ -72,14 +72,13 @@ func TestPromisesTable(t *testing.T) {
 }
 
 func versions(byLock map[string][]promises.Report) string {
-	var b strings.Builder
-	b.WriteString("| lock | library | server | TTL | runs |\n| --- | --- | --- | --- | --- |\n")
+	var rows []string
 	for _, lock := range others {
 		runs := byLock[lock]
 		r := runs[0]
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d on %s |\n", lock, r.Module, strings.TrimPrefix(r.Server, lock+" on "), r.TTL, len(runs), r.Time.Format("2006-01-02"))
+		rows = append(rows, fmt.Sprintf("%s | %s | %s | %s | %d on %s", lock, r.Module, strings.TrimPrefix(r.Server, lock+" on "), r.TTL, len(runs), r.Time.Format("2006-01-02")))
 	}
-	return b.String()
+	return table("lock | library | server | TTL | runs", rows...)
 }
 
 // verdicts counts each verdict; why is from the first run that broke the promise.
@@ -96,36 +95,34 @@ func verdicts(runs []promises.Report, promise int) (n [3]int, why string) {
 
 func kept(t *testing.T, byLock map[string][]promises.Report, locks []string) string {
 	t.Helper()
-	var b strings.Builder
-	fmt.Fprintf(&b, "| | %s |\n| --- |%s\n", strings.Join(locks, " | "), strings.Repeat(" --- |", len(locks)))
+	var rows []string
 	for i, p := range byLock[locks[0]][0].Rows {
-		fmt.Fprintf(&b, "| **%s**: %s |", p.Promise, p.Text)
+		row := []string{fmt.Sprintf("**%s**: %s", p.Promise, p.Text)}
 		for _, lock := range locks {
 			runs := byLock[lock]
 			require.Equal(t, p.Promise, runs[0].Rows[i].Promise, lock)
 			n, _ := verdicts(runs, i)
 			switch {
 			case n[promises.Broken] > 0:
-				fmt.Fprintf(&b, " **✕** %d of %d |", n[promises.Broken], len(runs))
+				row = append(row, fmt.Sprintf("**✕** %d of %d", n[promises.Broken], len(runs)))
 			case n[promises.Kept] == len(runs):
-				b.WriteString(" ✓ |")
+				row = append(row, "✓")
 			case n[promises.Kept] > 0:
-				fmt.Fprintf(&b, " ✓ %d of %d |", n[promises.Kept], len(runs))
+				row = append(row, fmt.Sprintf("✓ %d of %d", n[promises.Kept], len(runs)))
 			default:
-				b.WriteString(" – |")
+				row = append(row, "–")
 			}
 		}
-		b.WriteString("\n")
+		rows = append(rows, strings.Join(row, " | "))
 	}
-	return b.String()
+	return table("| "+strings.Join(locks, " | "), rows...)
 }
 
 var key = regexp.MustCompile(`promises-[0-9a-f-]{36}`)
 
 func broken(t *testing.T, byLock map[string][]promises.Report) string {
 	t.Helper()
-	var b strings.Builder
-	b.WriteString("| lock | breaks | what the first such run saw | promised? known? |\n| --- | --- | --- | --- |\n")
+	var rows []string
 	for _, lock := range slices.Concat(others, ours) {
 		noted := maps.Clone(notes[lock])
 		for i, row := range byLock[lock][0].Rows {
@@ -134,10 +131,10 @@ func broken(t *testing.T, byLock map[string][]promises.Report) string {
 				continue
 			}
 			require.NotEmpty(t, noted[row.Promise], "%s breaks %s, and the page has no note on it: %s", lock, row.Promise, why)
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", lock, row.Promise, strings.ReplaceAll(key.ReplaceAllString(why, "k"), "|", "\\|"), noted[row.Promise])
+			rows = append(rows, fmt.Sprintf("%s | %s | %s | %s", lock, row.Promise, strings.ReplaceAll(key.ReplaceAllString(why, "k"), "|", "\\|"), noted[row.Promise]))
 			delete(noted, row.Promise)
 		}
 		require.Empty(t, noted, "%s: notes on promises that it keeps", lock)
 	}
-	return b.String()
+	return table("lock | breaks | what the first such run saw | promised? known?", rows...)
 }

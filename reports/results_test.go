@@ -123,7 +123,7 @@ func region(t *testing.T, file, name, want string) {
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
 	kind, _, _ := strings.Cut(name, ":")
-	begin, end := "<!-- "+name+" -->\n", "<!-- end "+kind+" -->"
+	begin, end := "<!-- "+name+" -->\n", "<!-- end "+kind
 	before, rest, ok := strings.Cut(string(b), begin)
 	require.True(t, ok, "%s has no %q", file, begin)
 	old, after, ok := strings.Cut(rest, end)
@@ -334,14 +334,13 @@ func TestHolderKilledTable(t *testing.T) {
 	const dir = "results/holder-killed/"
 	all := summaries(t, dir+"runs.jsonl")
 	ttls := []time.Duration{500 * time.Millisecond, 2 * time.Second, 10 * time.Second}
-	var b strings.Builder
-	b.WriteString("| lock |")
+	head := []string{"lock"}
 	for _, ttl := range ttls {
-		fmt.Fprintf(&b, " TTL %v |", ttl)
+		head = append(head, fmt.Sprintf("TTL %v", ttl))
 	}
-	b.WriteString("\n| --- |" + strings.Repeat(" --- |", len(ttls)) + "\n")
+	var rows []string
 	for _, lock := range []string{"redis", "redlock", "postgres", "zookeeper", "etcd", "consul"} {
-		fmt.Fprintf(&b, "| %s |", lock)
+		row := []string{lock}
 		for _, ttl := range ttls {
 			var got []string
 			for _, r := range all {
@@ -353,11 +352,11 @@ func TestHolderKilledTable(t *testing.T) {
 				}
 			}
 			require.Len(t, got, 2, "%s, %v", lock, ttl)
-			fmt.Fprintf(&b, " %s s |", strings.Join(got, ", "))
+			row = append(row, strings.Join(got, ", ")+" s")
 		}
-		b.WriteString("\n")
+		rows = append(rows, strings.Join(row, " | "))
 	}
-	region(t, dir+"README.md", "table: blocked", b.String())
+	region(t, dir+"README.md", "table: blocked", table(strings.Join(head, " | "), rows...))
 }
 
 // TestClockSkewTable makes the clock sweep's table from the subtests that passed; each requires what its cell says.
@@ -366,21 +365,20 @@ func TestClockSkewTable(t *testing.T) {
 	passed, err := os.ReadFile(dir + "clock-skew.txt")
 	require.NoError(t, err)
 	steps := []string{"0s", "30m0s", "59m59.999s", "1h0m0s", "1h0m0.001s", "2h0m0s"}
-	var b strings.Builder
-	fmt.Fprintf(&b, "| clocks ahead | %s |\n| --- |%s\n", strings.Join(steps, " | "), strings.Repeat(" --- |", len(steps)))
+	var rows []string
 	for n := range 6 {
-		fmt.Fprintf(&b, "| %d of 5 |", n)
+		row := []string{fmt.Sprintf("%d of 5", n)}
 		for i, by := range steps {
 			require.Contains(t, string(passed), fmt.Sprintf("--- PASS: TestClockSkew/%d_nodes_ahead_by_%s ", n, by))
 			cell := "one holder"
 			if n >= 3 && i >= 4 { // as the test has it
 				cell = "**two**, late write refused"
 			}
-			fmt.Fprintf(&b, " %s |", cell)
+			row = append(row, cell)
 		}
-		b.WriteString("\n")
+		rows = append(rows, strings.Join(row, " | "))
 	}
-	region(t, dir+"README.md", "table: clock skew", b.String())
+	region(t, dir+"README.md", "table: clock skew", table("clocks ahead | "+strings.Join(steps, " | "), rows...))
 }
 
 // TestRenewalsTable checks when the successor was granted the lock.
@@ -399,11 +397,10 @@ func TestRenewalsTable(t *testing.T) {
 		name := events[0].Run.Scenario
 		waits[name] = append(waits[name], fmt.Sprint(granted[1].Sub(granted[0]).Milliseconds()))
 	}
-	var b strings.Builder
-	b.WriteString("| run | fencing off | on writes alone | on |\n| --- | --- | --- | --- |\n")
+	var rows []string
 	for _, name := range []string{"WorkExceedsTTL", "PauseExceedsTTL", "WedgedHolder"} {
 		require.Len(t, waits[name], 3, name)
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, waits[name][0], waits[name][2], waits[name][1])
+		rows = append(rows, fmt.Sprintf("`%s` | %s | %s | %s", name, waits[name][0], waits[name][2], waits[name][1]))
 	}
-	region(t, dir+"/README.md", "table: renewals", b.String())
+	region(t, dir+"/README.md", "table: renewals", table("run | fencing off | on writes alone | on", rows...))
 }

@@ -61,7 +61,6 @@ const (
 	superseded // another was granted, or freed it, before it expired
 )
 
-// A fault was in force.
 type span struct {
 	target   string
 	from, to time.Duration
@@ -419,26 +418,10 @@ func (s *scene) match() {
 func (it item) label() string {
 	switch it.Kind {
 	case history.KindReport:
-		switch it.Name {
-		case history.Acquired:
+		if it.Name == history.Acquired {
 			return fmt.Sprintf("acquired, token %d", it.Token)
-		case history.Held:
-			return "found it held"
-		case history.ReadStale:
-			return "read refused"
-		case history.WriteStale:
-			return "write refused"
-		case history.ReleaseLost:
-			return "release: not owner"
-		case history.ReleaseForeign:
-			return "freed another’s lock"
-		case history.LostLease:
-			return "lease lost"
-		case history.Lost:
-			return "lease ended"
-		default:
-			return short(it.Name, 22)
 		}
+		return cmp.Or(reportWords[it.Name].label, short(it.Name, 22))
 	case history.KindFault:
 		switch f := it.fault(); {
 		case f.From:
@@ -492,7 +475,13 @@ func (it item) serverLabel() string {
 func (it item) sentence() string {
 	switch it.Kind {
 	case history.KindReport:
-		return it.reportSentence()
+		switch it.Name {
+		case history.Acquired:
+			return fmt.Sprintf("was granted the lock: token %d, lease %s", it.Token, human(time.Duration(it.TTL)))
+		case history.Failed:
+			return "failed: " + clean(it.Error, 400)
+		}
+		return cmp.Or(reportWords[it.Name].sentence, "reported "+clean(it.Name, 80))
 	case history.KindFault:
 		return it.faultSentence()
 	case history.KindDecision:
@@ -510,35 +499,23 @@ func (it item) sentence() string {
 	}
 }
 
-var reportSentences = map[string]string{
-	history.Held:           "found the lock held by another",
-	history.Read:           "read the ledger",
-	history.ReadStale:      "learned that its read was refused (409)",
-	history.Checked:        "checked its lease and found it held",
-	history.BeforeWrite:    "computed the value to write",
-	history.Sent:           "sent its write",
-	history.Wrote:          "learned that its write was accepted",
-	history.WriteStale:     "learned that its write was refused (409)",
-	history.ReleaseGap:     "was between the check and the delete of its release",
-	history.Released:       "released the lock",
-	history.ReleaseLost:    "found that the lock was no longer its own to release",
-	history.ReleaseForeign: "freed another owner’s lock with its release",
-	history.LostLease:      "checked its lease, found it lost and gave up",
-	history.Lost:           "was told that its lease ended, and goes on",
-	history.Done:           "ended",
-}
-
-func (it item) reportSentence() string {
-	switch s, known := reportSentences[it.Name]; {
-	case known:
-		return s
-	case it.Name == history.Acquired:
-		return fmt.Sprintf("was granted the lock: token %d, lease %s", it.Token, human(time.Duration(it.TTL)))
-	case it.Name == history.Failed:
-		return "failed: " + clean(it.Error, 400)
-	default:
-		return "reported " + clean(it.Name, 80)
-	}
+// reportWords are what workers report, in the drawing and in the list. Without a label the drawing has the name.
+var reportWords = map[string]struct{ label, sentence string }{
+	history.Held:           {"found it held", "found the lock held by another"},
+	history.Read:           {"", "read the ledger"},
+	history.ReadStale:      {"read refused", "learned that its read was refused (409)"},
+	history.Checked:        {"", "checked its lease and found it held"},
+	history.BeforeWrite:    {"", "computed the value to write"},
+	history.Sent:           {"", "sent its write"},
+	history.Wrote:          {"", "learned that its write was accepted"},
+	history.WriteStale:     {"write refused", "learned that its write was refused (409)"},
+	history.ReleaseGap:     {"", "was between the check and the delete of its release"},
+	history.Released:       {"", "released the lock"},
+	history.ReleaseLost:    {"release: not owner", "found that the lock was no longer its own to release"},
+	history.ReleaseForeign: {"freed another’s lock", "freed another owner’s lock with its release"},
+	history.LostLease:      {"lease lost", "checked its lease, found it lost and gave up"},
+	history.Lost:           {"lease ended", "was told that its lease ended, and goes on"},
+	history.Done:           {"", "ended"},
 }
 
 func (it item) faultSentence() string {

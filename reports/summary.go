@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Summary is a run in one line: what was run, and the judge's verdict.
+// Summary is a run in one line.
 type Summary struct {
 	Scenario string           `json:"scenario"`
 	Lock     string           `json:"lock"`
@@ -26,20 +26,21 @@ type Summary struct {
 	Refused  int              `json:"refused"` // refused writes and reads
 	Lost     []string         `json:"lost"`    // entries that were accepted and are missing
 	Writers  []string         `json:"writers"` // the entries of accepted writes, in order
-	// Tokens are the grants in order, each with its token's rank among the run's: "A#2".
+	// The grants in order, each with its token's rank among the run's: "A#2".
 	Tokens []string `json:"tokens"`
-	// TokensLost says that the hazard makes the lock lose tokens.
+	// The hazard makes the lock lose tokens.
 	TokensLost bool `json:"tokens_lost,omitempty"`
-	// LiveRefused says that the holder of the last grant was refused something.
+	// The holder of the last grant was refused something.
 	LiveRefused bool `json:"live_refused,omitempty"`
-	// Blocked is the time from a worker's kill to the next grant; 0: none was killed.
+	// From a worker's kill to the next grant; 0: none was killed.
 	Blocked history.Duration `json:"blocked,omitempty"`
 }
 
 // Summarize judges a history.
 func Summarize(events []history.Event) Summary {
 	r := history.Judge(events)
-	s := Summary{Verdict: r.Verdict, Stale: r.Stale, Refused: r.Refused, Lost: some(r.Lost), Writers: some(r.Writers), Tokens: []string{}}
+	s := Summary{Verdict: r.Verdict, Stale: r.Stale, Refused: r.Refused, Tokens: []string{}}
+	s.Lost, s.Writers = append([]string{}, r.Lost...), append([]string{}, r.Writers...) // empty ones encode as []
 	var run history.Run
 	if len(events) > 0 && events[0].Run != nil {
 		run = *events[0].Run
@@ -73,14 +74,6 @@ func Summarize(events []history.Event) Summary {
 		}
 	}
 	return s
-}
-
-// some makes an empty list encode as [].
-func some(list []string) []string {
-	if list == nil {
-		return []string{}
-	}
-	return list
 }
 
 // SortSummaries sorts by scenario, lock, TTL and fencing: off, writes, on.

@@ -43,13 +43,22 @@ func short(s string, limit int) string {
 	return string(r)
 }
 
-func grouped(n int) string {
-	s := strconv.Itoa(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
+// Number has three significant digits, or all before the point, and commas: "0.123", "12,345".
+func Number(v float64) string {
+	if v == 0 {
+		return "0"
+	}
+	s := strconv.FormatFloat(v, 'f', max(0, 2-int(math.Floor(math.Log10(math.Abs(v))))), 64)
+	if strings.Contains(s, ".") {
+		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	}
+	for i := strings.IndexByte(s+".", '.') - 3; i > 0 && s[i-1] != '-'; i -= 3 {
 		s = s[:i] + "," + s[i:]
 	}
 	return s
 }
+
+func grouped(n int) string { return Number(float64(n)) }
 
 // plural is "1 write", "2 writes", "0 entries".
 func plural(n int, noun string) string {
@@ -82,12 +91,7 @@ func (u unit) exact(d time.Duration) string {
 }
 
 // The minus sign is as wide as the plus.
-func minus(s string) string {
-	if rest, ok := strings.CutPrefix(s, "-"); ok {
-		return "−" + rest
-	}
-	return s
-}
+func minus(s string) string { return strings.Replace(s, "-", "−", 1) }
 
 // human has three significant digits: "4.98 s", "300 ms", "10 min".
 func human(d time.Duration) string {
@@ -98,13 +102,7 @@ func human(d time.Duration) string {
 		return grouped(int(d/time.Minute)) + " min"
 	}
 	u := unitFor(max(d, -d))
-	v := float64(d) / float64(u.size)
-	digits := max(0, 2-int(math.Floor(math.Log10(math.Abs(v)))))
-	s := strconv.FormatFloat(v, 'f', digits, 64)
-	if strings.Contains(s, ".") {
-		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
-	}
-	return minus(s) + " " + u.name
+	return minus(Number(float64(d)/float64(u.size))) + " " + u.name
 }
 
 func fit(s string) string {

@@ -38,8 +38,8 @@ var pageTemplate = template.Must(template.ParseFS(files, "page.html.tmpl", "styl
 // Timeline writes one HTML page of the runs: verdict, drawing to scale, list of all events. Runs of the same scenario
 // share a time axis, in the order of fencing: off, on writes, on.
 //
-// The page needs no script and no network. The same runs give the same bytes. Histories are untrusted: their strings
-// are shown as text. An empty or incomplete history is shown as far as it goes, and the page says so.
+// The page needs no script and no network. The same runs give the same bytes. Strings of histories are untrusted, and
+// shown as text. The page says if a history is empty or incomplete.
 func Timeline(w io.Writer, runs ...Run) error {
 	if len(runs) == 0 {
 		return errors.New("reports: no runs to draw")
@@ -48,8 +48,7 @@ func Timeline(w io.Writer, runs ...Run) error {
 	if err := pageTemplate.ExecuteTemplate(&b, "page.html.tmpl", newPage(runs)); err != nil {
 		return fmt.Errorf("reports: %w", err)
 	}
-	_, err := w.Write(b.Bytes())
-	if err != nil {
+	if _, err := w.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("reports: %w", err)
 	}
 	return nil

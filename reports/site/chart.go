@@ -7,12 +7,12 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/fencelab/fencelab/reports"
 )
 
-// A chart is as wide as a phone, so that its text is readable there, and is scaled up on wider screens. The room for
-// text is estimated from its length.
+// A chart is as wide as a phone, so that its text is readable there, and is scaled up on wider screens.
 const (
 	width       = 392.0
 	lineHeight  = 13.0
@@ -21,8 +21,7 @@ const (
 	titleRunes  = 44
 )
 
-// The lines' colours are Okabe and Ito's, with more contrast to the background. No two lines of a chart differ in
-// colour alone.
+// Okabe and Ito's colours, with more contrast. No two lines of a chart differ in colour alone.
 var palette = []struct{ name, light, dark string }{
 	{"paper", "#FFFFFF", "#14171B"},
 	{"ink", "#1C2127", "#E7EAEE"},
@@ -63,7 +62,7 @@ const (
 	cross    = "M-2.6-2.6 2.6 2.6M-2.6 2.6 2.6-2.6"
 )
 
-// This module's locks have solid lines where possible, and filled glyphs.
+// This module's locks have filled glyphs.
 var looks = map[string]look{
 	"redis":           {"blue", solid, circle, false},
 	"redis-spin":      {"red", dashed, triangle, false},
@@ -281,7 +280,6 @@ func (p *panel) draw(b *picture, top float64) float64 {
 	return end
 }
 
-// spread drops points that are too close for a glyph.
 func spread(pts []point) (some []point) {
 	for i, p := range pts {
 		if n := len(some); i == 0 || math.Hypot(p.x-some[n-1].x, p.y-some[n-1].y) >= 16 {
@@ -339,7 +337,6 @@ func (a *axis) share(v float64) float64 {
 	return min(max((v-lo)/(hi-lo), 0), 1)
 }
 
-// usual are the default ticks: powers of ten, or about five at a round step.
 func (a *axis) usual() (ticks []tick) {
 	if a.log {
 		return decades(a.min, a.max)
@@ -359,7 +356,7 @@ func (a *axis) usual() (ticks []tick) {
 func decades(lo, hi float64) (ticks []tick) {
 	for e := math.Ceil(math.Log10(lo) - 1e-9); e <= math.Log10(hi)+1e-9; e++ {
 		v := math.Pow(10, e)
-		ticks = append(ticks, tick{v, number(v)})
+		ticks = append(ticks, tick{v, reports.Number(v)})
 	}
 	return ticks
 }
@@ -390,29 +387,9 @@ func logAxis(label string, values ...[]float64) axis {
 
 func at(values ...float64) (ticks []tick) {
 	for _, v := range values {
-		ticks = append(ticks, tick{v, number(v)})
+		ticks = append(ticks, tick{v, reports.Number(v)})
 	}
 	return ticks
-}
-
-// number has three significant digits and commas.
-func number(v float64) string {
-	if v == 0 {
-		return "0"
-	}
-	digits := max(0, 2-int(math.Floor(math.Log10(math.Abs(v)))))
-	s := strconv.FormatFloat(v, 'f', digits, 64)
-	if strings.Contains(s, ".") {
-		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
-	}
-	whole, frac, _ := strings.Cut(s, ".")
-	for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
-		whole = whole[:i] + "," + whole[i:]
-	}
-	if frac != "" {
-		return whole + "." + frac
-	}
-	return whole
 }
 
 func wrap(s string, n int) (lines []string) {

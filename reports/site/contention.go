@@ -7,15 +7,16 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/fencelab/fencelab/reports"
 )
 
-// derived has charts by file name, and tables by the name that the page's comments have for them.
 type derived struct {
 	charts map[string]*chart
 	tables map[string]string
 }
 
-// Sweeps by their names in config.json, and the number of contenders at which locks are compared.
+// Names in config.json, and the number of contenders at which locks are compared.
 const (
 	hotKey      = "hot key"
 	network     = "network" // the hot key, with messages as slow as between hosts
@@ -36,17 +37,11 @@ var groups = []struct {
 }
 
 func contention(data []byte) (*derived, error) {
-	rounds, err := decodeRuns(data)
-	if err != nil {
-		return nil, err
-	}
-	all, err := rounds.medians()
+	all, d, err := experiment(data, contentionClaims)
 	if err != nil {
 		return nil, err
 	}
 	hot := all.of(hotKey)
-	d := &derived{charts: map[string]*chart{}, tables: map[string]string{"machine": rounds.machine()}}
-	d.tables["goals"] = claims(append(contentionClaims(all), kept(rounds)))
 	for prefix, some := range map[string]runs{"": hot, "network-": all.of(network), "apart-": all.of(apart)} {
 		d.tables[cmp.Or(strings.TrimSuffix(prefix, "-"), "throughput")] = hotTable(some, throughputCell)
 		d.tables[prefix+"waits"] = hotTable(some, waitsCell)
@@ -72,15 +67,15 @@ func working(w time.Duration) string {
 	if w == 0 {
 		return "no work"
 	}
-	return number(float64(w)/1e6) + " ms of work"
+	return reports.Number(float64(w)/1e6) + " ms of work"
 }
 
-func perSecond(v float64) string { return number(v) + "/s" }
+func perSecond(v float64) string { return reports.Number(v) + "/s" }
 
 func hotTable(hot runs, cell func(*run) string) string {
 	head := []string{"lock"}
 	for _, n := range hot.contenders() {
-		head = append(head, number(float64(n)))
+		head = append(head, reports.Number(float64(n)))
 	}
 	var rows [][]string
 	for _, lock := range hot.locks() {
@@ -100,7 +95,7 @@ func hotTable(hot runs, cell func(*run) string) string {
 func throughputCell(r *run) string {
 	s := r.perSecond()
 	if r.Failed > 0 {
-		s += fmt.Sprintf(", %s failed", number(float64(r.Failed)))
+		s += fmt.Sprintf(", %s failed", reports.Number(float64(r.Failed)))
 	}
 	if r.Share.Starved > 0 {
 		s += fmt.Sprintf(", %d starved", r.Share.Starved)
@@ -109,7 +104,7 @@ func throughputCell(r *run) string {
 }
 
 func waitsCell(r *run) string {
-	return fmt.Sprintf("%s, %s, %s", r.waits.cell(0.5), r.waits.cell(0.99), r.waits.cell(0.999))
+	return fmt.Sprintf("%s, %s, %s", r.cell(0.5), r.cell(0.99), r.cell(0.999))
 }
 
 // Median and 99th percentile, in ms.
@@ -118,9 +113,9 @@ func releaseCell(r *run) string {
 	case r.Release.Count == 0:
 		return "·"
 	case r.Release.Count < 100: // the percentile would be the maximum
-		return number(r.Release.P50) + ", ·"
+		return reports.Number(r.Release.P50) + ", ·"
 	default:
-		return number(r.Release.P50) + ", " + number(r.Release.P99)
+		return reports.Number(r.Release.P50) + ", " + reports.Number(r.Release.P99)
 	}
 }
 
@@ -166,7 +161,7 @@ func waitsChart(hot runs, locks []string, on string) *chart {
 	r, s := hot.closed(locks[0], crowd, 0), best(peersOf(hot, locks, crowd), fastest)
 	if r.tells() && s.tells() {
 		c.title = fmt.Sprintf("Hot key %s, %d contenders, no work: 1 in 100 waits for more than %s ms for %s, and %s ms for %s", on, crowd,
-			trim(r.waits.cell(0.99)), locks[0], trim(s.waits.cell(0.99)), s.Config.Backend)
+			trim(r.cell(0.99)), locks[0], trim(s.cell(0.99)), s.Config.Backend)
 	}
 	for _, p := range []struct {
 		name string
@@ -178,10 +173,10 @@ func waitsChart(hot runs, locks []string, on string) *chart {
 }
 
 func (l *line) addWait(x float64, r *run, q float64) {
-	if !r.waits.tells(q) {
+	w := r.waits.Quantile(q)
+	if math.IsNaN(w.Millis) {
 		return
 	}
-	w := r.waits.Quantile(q)
 	if w.Longer {
 		if l.atLeast == nil {
 			l.atLeast = map[int]bool{}
@@ -198,8 +193,7 @@ func peersOf(hot runs, locks []string, contenders int) runs {
 	})
 }
 
-// handOff is the least time that a critical section of a lock took without work: from a release to the next grant and
-// its release.
+// handOff is the shortest critical section of a lock without work: from a release to the next.
 func handOff(hot runs, lock string) time.Duration {
 	most := 0.0
 	for _, n := range hot.contenders() {
@@ -213,8 +207,8 @@ func handOff(hot runs, lock string) time.Duration {
 	return time.Duration(float64(time.Second) / most)
 }
 
-// ceiling is the greatest possible throughput of r's lock, and the share of it that r reached: one critical section at
-// a time, each as long as the work of r's holders and the hand-off.
+// ceiling is r's throughput if each critical section took only the work of r's holders and the hand-off, and how much
+// of it r reached.
 func ceiling(hot runs, r *run) (perS, share float64) {
 	h := handOff(hot, r.Config.Backend)
 	if h == 0 {
@@ -236,12 +230,10 @@ func ceilings(all runs) (*chart, string) {
 		x: axis{label: "work under the lock", min: -0.15, max: float64(len(works)) - 0.85}, y: axis{min: 0, max: 1.05},
 	}
 	for i, w := range works {
-		pan.x.ticks = append(pan.x.ticks, at(float64(i))...)
-		pan.x.ticks[i].label = strings.TrimSuffix(working(w), " of work")
+		pan.x.ticks = append(pan.x.ticks, tick{float64(i), strings.TrimSuffix(working(w), " of work")})
 	}
 	for v := 0.0; v < 1.1; v += 0.25 {
-		pan.y.ticks = append(pan.y.ticks, at(v)...)
-		pan.y.ticks[len(pan.y.ticks)-1].label = fmt.Sprintf("%.0f %%", 100*v)
+		pan.y.ticks = append(pan.y.ticks, tick{v, fmt.Sprintf("%.0f %%", 100*v)})
 	}
 	title := "How much of its ceiling a lock reaches"
 	for _, lock := range work.locks() {
@@ -260,11 +252,11 @@ func ceilings(all runs) (*chart, string) {
 			}
 			held := "—"
 			if w > 0 {
-				held = number(r.Hold.Mean) + " ms"
+				held = reports.Number(r.Hold.Mean) + " ms"
 			}
 			rows = append(rows, []string{
-				lock, strings.TrimSuffix(working(w), " of work"), held, number(float64(handOff(hot, lock))/1e6) + " ms", perSecond(c), perSecond(r.SectionsPerS),
-				fmt.Sprintf("%.0f %%", 100*share), r.waits.cell(0.99), fmt.Sprint(r.Share.Starved),
+				lock, strings.TrimSuffix(working(w), " of work"), held, reports.Number(float64(handOff(hot, lock))/1e6) + " ms", perSecond(c), perSecond(r.SectionsPerS),
+				fmt.Sprintf("%.0f %%", 100*share), r.cell(0.99), fmt.Sprint(r.Share.Starved),
 			})
 			l.add(float64(i), share)
 			pan.y.max = max(pan.y.max, share*1.03)
@@ -282,13 +274,12 @@ func ceilings(all runs) (*chart, string) {
 	}, table([]string{"lock", "work", "held for", "hand-off", "ceiling", "measured", "share", "99 % of waits, ms", "starved"}, rows)
 }
 
-// quick is the p99 in ms below which an uncontended rate counts as sustained.
 const quick = 5
 
-// sustained is the highest rate up to which p99 stayed below quick, or nil.
+// sustained is the run of the highest rate up to which p99 stayed below quick, or nil.
 func sustained(open runs) *run {
 	var last *run
-	for _, r := range byRate(open) {
+	for _, r := range open {
 		if p99 := r.waits.Quantile(0.99); !r.tells() || p99.Longer || p99.Millis >= quick {
 			break
 		}
@@ -299,7 +290,7 @@ func sustained(open runs) *run {
 
 func byRate(open runs) runs {
 	open = slices.Clone(open)
-	slices.SortFunc(open, func(a, b *run) int { return int(a.Config.Rate - b.Config.Rate) })
+	slices.SortFunc(open, func(a, b *run) int { return cmp.Compare(a.Config.Rate, b.Config.Rate) })
 	return open
 }
 
@@ -307,12 +298,12 @@ func ratesTable(open, floors runs) string {
 	var rows [][]string
 	for _, r := range open {
 		row := []string{
-			perSecond(r.Config.Rate), perSecond(r.SectionsPerS), r.waits.cell(0.5), r.waits.cell(0.99), r.waits.cell(0.999), number(r.Pacer.P99),
-			number(float64(r.MaxWaiting)), "·", "·",
+			perSecond(r.Config.Rate), perSecond(r.SectionsPerS), r.cell(0.5), r.cell(0.99), r.cell(0.999), reports.Number(r.Pacer.P99),
+			reports.Number(float64(r.MaxWaiting)), "·", "·",
 		}
 		for _, f := range floors {
 			if f.Config.Rate == r.Config.Rate {
-				row[len(row)-2], row[len(row)-1] = f.waits.cell(0.5), f.waits.cell(0.99)
+				row[len(row)-2], row[len(row)-1] = f.cell(0.5), f.cell(0.99)
 			}
 		}
 		rows = append(rows, row)
@@ -338,7 +329,7 @@ func ratesChart(open runs) *chart {
 	ideal := line{name: "as offered", look: look{color: "quiet", dash: dotted}, xs: []float64{0, most}, ys: []float64{0, most}, bare: true}
 	title := fmt.Sprintf("Uncontended, ten million keys: at no offered rate did 99 %% of acquisitions take less than %d ms", quick)
 	if r := sustained(open); r != nil {
-		title = fmt.Sprintf("Uncontended, ten million keys: up to %s arrivals per second 99 %% of acquisitions take less than %d ms", number(r.Config.Rate), quick)
+		title = fmt.Sprintf("Uncontended, ten million keys: up to %s arrivals per second 99 %% of acquisitions take less than %d ms", reports.Number(r.Config.Rate), quick)
 	}
 	return &chart{
 		title: title,
@@ -351,7 +342,7 @@ func ratesChart(open runs) *chart {
 }
 
 func contentionClaims(all runs) (list []claim) {
-	hot, work, open := all.of(hotKey), all.of(withWork), all.of(uncontended).by("redis")
+	hot, work, open := all.of(hotKey), all.of(withWork), byRate(all.of(uncontended).by("redis"))
 	redis := groups[0].locks
 	queue := func(n int) *run { return hot.closed("redis", n, 0) }
 	add := func(says string, ok bool, measured func() (string, bool)) {
@@ -373,7 +364,7 @@ func contentionClaims(all runs) (list []claim) {
 	}
 	far, few := place{"over a network, ", all.of(network)}, place{"the load apart from the server, ", all.of(apart)}
 	if len(far.runs) > 0 {
-		far.where += number(2*far.runs[0].Config.Delay.D().Seconds()*1e3) + " ms there and back, "
+		far.where += reports.Number(2*far.runs[0].Config.Delay.D().Seconds()*1e3) + " ms there and back, "
 	}
 	if len(few.runs) > 0 {
 		few.where = fmt.Sprintf("the load on %d of %d processors, ", few.runs[0].Config.Processors, few.runs[0].Machine.Cores)
@@ -381,7 +372,7 @@ func contentionClaims(all runs) (list []claim) {
 	here := place{"", hot}
 	for _, p := range []place{here, few, far} {
 		for _, n := range []int{crowd, 1000} {
-			atLeast(fmt.Sprintf("%s%s contenders: at least as fast as the fastest other library on Redis", p.where, number(float64(n))),
+			atLeast(fmt.Sprintf("%s%s contenders: at least as fast as the fastest other library on Redis", p.where, reports.Number(float64(n))),
 				p.runs.closed("redis", n, 0), best(peersOf(p.runs, redis, n), fastest), 1)
 		}
 	}
@@ -393,12 +384,12 @@ func contentionClaims(all runs) (list []claim) {
 		s := best(peersOf(hot, redis, crowd), c.by)
 		add(fmt.Sprintf("%d contenders: p99 of waits at most 1/10 of that of the other library %s", crowd, c.name), r.tells() && s.tells(), func() (string, bool) {
 			a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is a lower bound, so much the better
-			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.waits.cell(0.99), number(b.Millis), s.Config.Backend, number(a.Millis/b.Millis)) +
+			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.cell(0.99), reports.Number(b.Millis), s.Config.Backend, reports.Number(a.Millis/b.Millis)) +
 				map[bool]string{true: ", or less", false: ""}[b.Longer], !a.Longer && a.Millis <= b.Millis/10
 		})
 	}
 	for _, n := range []int{crowd, 1000} {
-		list = append(list, fair(number(float64(n))+" contenders: ", queue(n))...)
+		list = append(list, fair(reports.Number(float64(n))+" contenders: ", queue(n))...)
 	}
 	for _, w := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond} {
 		r := work.closed("redis", crowd, w)
@@ -413,15 +404,15 @@ func contentionClaims(all runs) (list []claim) {
 	}{{"etcdlock", "etcd", "etcd-mutex", "`concurrency.Mutex`", 2}, {"zklock", "zookeeper", "zk-lock", "go-zookeeper", 1}} {
 		for _, p := range []place{here, far} {
 			for _, n := range []int{50, crowd} {
-				atLeast(fmt.Sprintf("%s%d contenders: %s at least %s × as fast as %s", p.where, n, c.lock, number(c.times), c.name),
+				atLeast(fmt.Sprintf("%s%d contenders: %s at least %s × as fast as %s", p.where, n, c.lock, reports.Number(c.times), c.name),
 					p.runs.closed(c.own, n, 0), p.runs.closed(c.other, n, 0), c.times)
 			}
 		}
 	}
-	slow := best(byRate(open), func(a, b *run) int { return int(a.Config.Rate - b.Config.Rate) })
+	slow := first(open)
 	add("uncontended, at the lowest offered rate: p99 below 3 ms", slow.tells(), func() (string, bool) {
 		p99 := slow.waits.Quantile(0.99)
-		return fmt.Sprintf("%s ms at %s", slow.waits.cell(0.99), perSecond(slow.Config.Rate)), !p99.Longer && p99.Millis < 3
+		return fmt.Sprintf("%s ms at %s", slow.cell(0.99), perSecond(slow.Config.Rate)), !p99.Longer && p99.Millis < 3
 	})
 	add(fmt.Sprintf("uncontended: at least 5,000 per second with p99 below %d ms", quick), len(open) > 0, func() (string, bool) {
 		s := sustained(open)

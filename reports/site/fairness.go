@@ -2,23 +2,20 @@ package site
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/fencelab/fencelab/reports"
 )
 
 func fairness(data []byte) (*derived, error) {
-	rounds, err := decodeRuns(data)
-	if err != nil {
-		return nil, err
-	}
-	all, err := rounds.medians()
+	all, d, err := experiment(data, fairnessClaims)
 	if err != nil {
 		return nil, err
 	}
 	closed, open := all.of("closed"), all.of("open")
-	d := &derived{charts: map[string]*chart{}, tables: map[string]string{"machine": rounds.machine()}}
-	d.tables["goals"] = claims(append(fairnessClaims(closed), kept(rounds)))
 	d.tables["closed"], d.tables["open"] = closedTable(closed), openTable(open)
 	d.charts["waits"] = tails(closed)
 	d.charts["shares"] = shares(closed)
@@ -35,8 +32,8 @@ func overtaken(r *run) float64 {
 
 func orderCells(r *run) []string {
 	return []string{
-		perSecond(r.SectionsPerS), r.waits.cell(0.5), r.waits.cell(0.99), r.waits.cell(0.999), number(float64(r.Order.Inversions)),
-		number(overtaken(r)) + " %", number(float64(r.Order.Max)),
+		perSecond(r.SectionsPerS), r.cell(0.5), r.cell(0.99), r.cell(0.999), reports.Number(float64(r.Order.Inversions)),
+		reports.Number(overtaken(r)) + " %", reports.Number(float64(r.Order.Max)),
 	}
 }
 
@@ -46,7 +43,7 @@ func closedTable(closed runs) string {
 		for _, w := range closed.works() {
 			for _, lock := range closed.locks() {
 				if r := closed.closed(lock, n, w); r != nil {
-					row := append([]string{number(float64(n)), strings.TrimSuffix(working(w), " of work"), lock}, orderCells(r)...)
+					row := append([]string{reports.Number(float64(n)), strings.TrimSuffix(working(w), " of work"), lock}, orderCells(r)...)
 					rows = append(rows, append(row, fmt.Sprintf("%.4f", r.Share.Jain), fmt.Sprint(r.Share.Without), fmt.Sprint(r.Share.Starved)))
 				}
 			}
@@ -58,7 +55,7 @@ func closedTable(closed runs) string {
 func openTable(open runs) string {
 	var rows [][]string
 	for _, r := range open {
-		rows = append(rows, append([]string{r.Config.Backend, perSecond(r.Config.Rate)}, append(orderCells(r), number(float64(r.Unserved.Count)))...))
+		rows = append(rows, append([]string{r.Config.Backend, perSecond(r.Config.Rate)}, append(orderCells(r), reports.Number(float64(r.Unserved.Count)))...))
 	}
 	return table([]string{"lock", "offered", "sections", "median, ms", "99 %", "99.9 %", "inversions", "overtaken", "most often", "waiting at the end"}, rows)
 }
@@ -73,7 +70,7 @@ func tails(closed runs) *chart {
 	queue, spin := closed.closed("redis", crowd, 0), closed.closed("redis-spin", crowd, 0)
 	if queue.tells() && spin.tells() {
 		c.title = fmt.Sprintf("%d contenders, no work: 1 in 100 waits for longer than %s ms in the FIFO queue, and than %s ms spinning", crowd,
-			trim(queue.waits.cell(0.99)), trim(spin.waits.cell(0.99)))
+			trim(queue.cell(0.99)), trim(spin.cell(0.99)))
 	}
 	for _, w := range closed.works() {
 		var some runs
@@ -102,7 +99,7 @@ func tailsOf(title string, all runs, locks []string) *chart {
 	r, s := best(some, shortestTail), first(some.by("redis-spin"))
 	if r != s && r.tells() && s.tells() {
 		c.title = fmt.Sprintf("Arrivals at %s, %s: 1 in 100 waits for longer than %s ms for %s, and %s ms for %s", perSecond(r.Config.Rate), working(r.Config.Work.D()),
-			trim(r.waits.cell(0.99)), r.Config.Backend, trim(s.waits.cell(0.99)), s.Config.Backend)
+			trim(r.cell(0.99)), r.Config.Backend, trim(s.cell(0.99)), s.Config.Backend)
 	}
 	c.panels = []panel{curves("% that wait for longer", some)}
 	return c
@@ -113,10 +110,13 @@ func curves(heading string, some runs) panel {
 	var xs [][]float64
 	for _, r := range some {
 		l := line{name: r.Config.Backend, look: looks[r.Config.Backend]}
-		ms, percent := r.waits.curve()
-		for i := range ms {
-			l.add(ms[i], max(percent[i], p.y.min))
-			if percent[i] < p.y.min {
+		last := math.Inf(1)
+		for i, s := range r.waits.Steps {
+			if i > 0 && i < len(r.waits.Steps)-1 && s.Left >= last*0.95 {
+				continue // a point for each 5 % that the share shrinks by is enough
+			}
+			l.add(max(s.Millis, 0.01), max(100*s.Left, p.y.min))
+			if last = s.Left; 100*last < p.y.min {
 				break
 			}
 		}
@@ -174,7 +174,8 @@ func shares(closed runs) *chart {
 	return c
 }
 
-func fairnessClaims(closed runs) (list []claim) {
+func fairnessClaims(all runs) (list []claim) {
+	closed := all.of("closed")
 	for _, n := range closed.contenders() {
 		for _, w := range closed.works() {
 			list = append(list, fair(fmt.Sprintf("%d contenders, %s, FIFO queue on Redis: ", n, working(w)), closed.closed("redis", n, w))...)

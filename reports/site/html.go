@@ -30,7 +30,7 @@ var page = template.Must(template.New("page").Parse(pageSource))
 var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
 
 // HTML returns a site of the results: an index, a page for each, and the files that pages link to. It needs no server
-// and no network: index.html can be opened as a file.
+// and no network.
 func HTML(results fs.FS) (Files, error) {
 	out := Files{}
 	pages, err := fs.Glob(results, "*/README.md")
@@ -116,7 +116,7 @@ var (
 	figure    = regexp.MustCompile(`<td>((?:&gt; )?[\d.,]+(?: ?(?:%|/s|ms|s|µs|[kMG]B))?|—|·)</td>`)
 )
 
-// target resolves a link of a page: to the index.html of a folder, or to a file that must be part of the site.
+// target resolves a link: to the index.html of a folder, or to a file that must be part of the site.
 func target(results fs.FS, dir, link string) (to, file string, err error) {
 	u, err := url.Parse(link)
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// How long a dead holder blocks others, against its TTL.
 func blocked(data []byte) (*derived, error) {
 	all, err := reports.DecodeSummaries(bytes.NewReader(data))
 	if err != nil {
@@ -63,7 +62,6 @@ func blocked(data []byte) (*derived, error) {
 	}}}, nil
 }
 
-// Redis's memory while ten million locks are made and expire.
 func memory(data []byte) (*derived, error) {
 	all, err := servercost.Decode(bytes.NewReader(data))
 	if err != nil {
@@ -101,7 +99,7 @@ func memory(data []byte) (*derived, error) {
 		peak := slices.Max(used.ys)
 		x := axis{label: "seconds", min: 0, max: used.xs[len(used.xs)-1]}
 		d.charts[run.file] = &chart{
-			title: fmt.Sprintf("%s: used_memory reaches %s MB and ends at %s MB", run.words, number(peak*1e3), number(used.ys[len(used.ys)-1]*1e3)),
+			title: fmt.Sprintf("%s: used_memory reaches %s MB and ends at %s MB", run.words, reports.Number(peak*1e3), reports.Number(used.ys[len(used.ys)-1]*1e3)),
 			about: "Above, gigabytes that Redis uses and that the system has given it, against seconds. Below, millions of keys, and of those with a TTL. Phases are marked.",
 			panels: []panel{
 				{heading: "GB", height: 190, x: x, y: axis{min: 0, max: top * 1.12}, lines: []line{used, rss}, spans: spans},
@@ -156,7 +154,7 @@ func tokens(data []byte) (*derived, error) {
 	}
 	x.min, x.max = -0.4, float64(len(p50.xs))-0.6
 	return &derived{charts: map[string]*chart{"costs": {
-		title: fmt.Sprintf("The median of a token for one client: %s ms at most from Redis, %s ms at least from etcd", number(most), number(least)),
+		title: fmt.Sprintf("The median of a token for one client: %s ms at most from Redis, %s ms at least from etcd", reports.Number(most), reports.Number(least)),
 		about: "Above, milliseconds for one token of one client, median and 99th percentile, for each source. Below, tokens a second of many clients. The table has the numbers.",
 		panels: []panel{
 			{heading: "ms for one token", height: 200, x: x, y: logAxis("", p50.ys, p99.ys), lines: []line{p50, p99}},

@@ -13,11 +13,12 @@ import (
 	"time"
 
 	"github.com/fencelab/fencelab/internal/bench/load"
+	"github.com/fencelab/fencelab/reports"
 )
 
 type run struct {
 	*load.Result
-	waits  waits
+	waits  load.Waits
 	rounds runs // the runs of the same config, this one included, by round; set by medians
 }
 
@@ -45,7 +46,7 @@ func decodeRuns(data []byte) (runs, error) {
 			return nil, fmt.Errorf("run %d is of the same config as one before it: each is recorded once", len(all)+1)
 		}
 		seen[r.Config] = true
-		if r.waits.Waits, err = load.Estimate(r.Result); err != nil {
+		if r.waits, err = load.Estimate(r.Result); err != nil {
 			return nil, fmt.Errorf("run %d (%s): %w", len(all)+1, r.Config.Backend, err)
 		}
 		all = append(all, r)
@@ -56,8 +57,23 @@ func decodeRuns(data []byte) (runs, error) {
 	return all, nil
 }
 
-// medians are one run of each config, with its rounds: the one with the median throughput, or in the open model, where
-// throughput is what was offered, with the median p99. Of two in the middle it is the worse.
+// experiment returns the medians of an experiment's runs, and what every page has.
+func experiment(data []byte, goals func(all runs) []claim) (runs, *derived, error) {
+	rounds, err := decodeRuns(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := rounds.medians()
+	if err != nil {
+		return nil, nil, err
+	}
+	return all, &derived{charts: map[string]*chart{}, tables: map[string]string{
+		"machine": rounds.machine(), "goals": claims(append(goals(all), kept(rounds))),
+	}}, nil
+}
+
+// medians are one run of each config, with its rounds: the one with the median throughput, or in the open model with
+// the median p99. Of two in the middle it is the worse.
 func (all runs) medians() (runs, error) {
 	var configs []load.Config
 	rounds := map[load.Config]runs{}
@@ -96,12 +112,11 @@ func (all runs) rounds() int {
 	return n
 }
 
-// perSecond is r's throughput, with the lowest and highest of all rounds.
 func (r *run) perSecond() string {
 	s := perSecond(r.SectionsPerS)
 	if len(r.rounds) > 1 {
 		least, most := slices.MaxFunc(r.rounds, fastest), slices.MinFunc(r.rounds, fastest)
-		s += fmt.Sprintf(" (%s to %s)", number(least.SectionsPerS), number(most.SectionsPerS))
+		s += fmt.Sprintf(" (%s to %s)", reports.Number(least.SectionsPerS), reports.Number(most.SectionsPerS))
 	}
 	return s
 }
@@ -121,8 +136,8 @@ func (r *run) idle() bool {
 	return slices.ContainsFunc(r.rounds, func(r *run) bool { return r.Sections == 0 })
 }
 
-// times is r's throughput divided by that of s, with its basis in words. Runs of one round follow each other, so it is
-// the median of the rounds' ratios; of two in the middle, the lesser.
+// times is the median of the rounds' ratios, since runs of one round follow each other; of two in the middle, the
+// lesser.
 func (r *run) times(s *run) (ratio float64, from string) {
 	var ratios []float64
 	for i := range r.rounds {
@@ -130,7 +145,7 @@ func (r *run) times(s *run) (ratio float64, from string) {
 	}
 	slices.Sort(ratios)
 	ratio = ratios[(len(ratios)-1)/2]
-	return ratio, fmt.Sprintf("%s × %s's (rounds: %s to %s)", number(ratio), s.Config.Backend, number(ratios[0]), number(ratios[len(ratios)-1]))
+	return ratio, fmt.Sprintf("%s × %s's (rounds: %s to %s)", reports.Number(ratio), s.Config.Backend, reports.Number(ratios[0]), reports.Number(ratios[len(ratios)-1]))
 }
 
 func (all runs) where(ok func(*run) bool) (some runs) {
@@ -193,43 +208,21 @@ func (all runs) works() []time.Duration {
 	return slices.Sorted(slices.Values(distinct(all, func(r *run) time.Duration { return r.Config.Work.D() })))
 }
 
-type waits struct{ load.Waits }
+// tells reports whether r was recorded, with enough acquisitions for p99.
+func (r *run) tells() bool { return r != nil && !math.IsNaN(r.waits.Quantile(0.99).Millis) }
 
-// There are enough acquisitions for the quantile.
-func (w waits) tells(q float64) bool { return !math.IsNaN(w.Quantile(q).Millis) }
-
-func (r *run) tells() bool { return r != nil && r.waits.tells(0.99) }
-
-func (w waits) cell(q float64) string {
-	x := w.Quantile(q)
+func (r *run) cell(q float64) string {
+	x := r.waits.Quantile(q)
 	switch {
-	case w.Count == 0:
+	case r.waits.Count == 0:
 		return "—"
-	case !w.tells(q):
+	case math.IsNaN(x.Millis):
 		return "·"
 	case x.Longer:
-		return "> " + number(x.Millis)
+		return "> " + reports.Number(x.Millis)
 	default:
-		return number(x.Millis)
+		return reports.Number(x.Millis)
 	}
-}
-
-// curve is the percentage of acquisitions that wait longer, against the wait.
-func (w waits) curve() (ms, percent []float64) {
-	last := math.Inf(1)
-	for i, s := range w.Steps {
-		// One point for each 5 % that the share shrinks by.
-		if i == 0 || i == len(w.Steps)-1 || s.Left < last*0.95 {
-			if s.Left < 1e-4 {
-				s.Left = 1e-4
-			}
-			ms, percent, last = append(ms, max(s.Millis, 0.01)), append(percent, 100*s.Left), s.Left
-			if s.Left <= 1e-4 {
-				break
-			}
-		}
-	}
-	return ms, percent
 }
 
 func (all runs) machine() string {
@@ -280,8 +273,7 @@ func (r *run) tail() float64 {
 // The least Jain's index that counts as even.
 const evenly = 0.999
 
-// mostEven is the greatest possible Jain's index of r: with few critical sections, some contenders have one more than
-// others.
+// mostEven is the greatest possible Jain's index of r: some contenders have one critical section more than others.
 func (r *run) mostEven() float64 {
 	n := int64(r.Config.Contenders)
 	if r.Sections == 0 || n == 0 {
@@ -292,14 +284,13 @@ func (r *run) mostEven() float64 {
 	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
 }
 
-// r's index is below evenly only because there were too few critical sections.
+// Below evenly only because there were too few critical sections.
 func (r *run) tooFew() bool {
 	most := r.mostEven()
 	return r.Share.Jain < evenly && most < evenly && r.Share.Jain >= most-(1-evenly)
 }
 
 // even also requires one critical section for each contender.
-// contender at least.
 func (r *run) even() bool {
 	return r.Share.Jain >= evenly || r.tooFew() && r.Sections >= int64(r.Config.Contenders)
 }
@@ -315,12 +306,12 @@ func fair(says string, r *run) []claim {
 	worst := r.worst()
 	even.measured, even.holds, even.open = fmt.Sprintf("%.5f", worst.Share.Jain), worst.Share.Jain >= evenly, worst.tooFew()
 	if even.open {
-		even.measured += fmt.Sprintf(", and %.5f is the most with %s critical sections each", worst.mostEven(), number(float64(worst.Sections)/float64(worst.Config.Contenders)))
+		even.measured += fmt.Sprintf(", and %.5f is the most with %s critical sections each", worst.mostEven(), reports.Number(float64(worst.Sections)/float64(worst.Config.Contenders)))
 	}
 	starved, without := r.starved()
 	fed.measured, fed.holds = fmt.Sprintf("%d starved, %d never held the lock", starved, without), starved == 0
 	p50, p99 := r.waits.Quantile(0.5), r.waits.Quantile(0.99)
-	tail.measured = fmt.Sprintf("%s ms ÷ %s ms = %s", r.waits.cell(0.99), r.waits.cell(0.5), number(p99.Millis/p50.Millis))
+	tail.measured = fmt.Sprintf("%s ms ÷ %s ms = %s", r.cell(0.99), r.cell(0.5), reports.Number(p99.Millis/p50.Millis))
 	tail.holds = !p50.Longer && !p99.Longer && p99.Millis <= 2.5*p50.Millis
 	return []claim{even, fed, tail}
 }

@@ -1,5 +1,4 @@
-// Package site makes charts and tables for the pages of the recorded results, and a site of all pages, from the data
-// alone.
+// Package site makes charts and tables of the recorded results, and a site of all pages, from the data alone.
 package site
 
 import (
@@ -29,8 +28,8 @@ var sources = []struct {
 // Files are contents by path relative to a folder, with slashes.
 type Files map[string][]byte
 
-// Pages returns the charts made from the data in the results folder, and the pages with the tables made from it between
-// their comments. Results without data are skipped.
+// Pages returns the charts made from the data in the results folder, and the pages with tables made from it. Results
+// without data are skipped.
 func Pages(results fs.FS) (Files, error) {
 	out := Files{}
 	for _, s := range sources {
@@ -63,8 +62,7 @@ func Pages(results fs.FS) (Files, error) {
 	return out, nil
 }
 
-// fill puts the tables between the comments that name them. A table without a place and a place without a table are
-// errors.
+// fill puts the tables between the comments that name them. Each must have a place, and each place a table.
 func fill(page []byte, tables map[string]string) ([]byte, error) {
 	var b strings.Builder
 	rest := string(page)
@@ -110,7 +108,7 @@ func (f Files) Differ(folder fs.FS) (names []string, err error) {
 	return names, nil
 }
 
-// Write writes the files into a folder, which it creates. It removes no other files.
+// Write writes the files into a folder. It removes no other files.
 func (f Files) Write(dir string) error {
 	for _, name := range slices.Sorted(maps.Keys(f)) {
 		file := filepath.Join(dir, filepath.FromSlash(name))

@@ -1,7 +1,6 @@
-package servercost_test
+package reports_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -14,15 +13,13 @@ import (
 	"github.com/fencelab/fencelab/internal/bench/servercost"
 )
 
-var update = flag.Bool("update", false, "write the tables of the pages anew from their data")
-
 const (
-	keysDir  = "../../../reports/results/ten-million-keys/"
-	costsDir = "../../../reports/results/token-costs/"
+	keysDir  = "results/ten-million-keys/"
+	costsDir = "results/token-costs/"
 )
 
-// recorded checks that data matches its config.
-func recorded(t *testing.T, dir string) []servercost.Line {
+// serverCosts checks that data matches its config.
+func serverCosts(t *testing.T, dir string) []servercost.Line {
 	t.Helper()
 	f, err := os.Open(dir + "data.jsonl")
 	require.NoError(t, err)
@@ -34,24 +31,6 @@ func recorded(t *testing.T, dir string) []servercost.Line {
 	require.NoError(t, err)
 	require.Equal(t, config, lines[0].Setup.Config, "the config has changed: record it again")
 	return lines
-}
-
-// region compares the text between two comments of a page; -update replaces it.
-func region(t *testing.T, dir, name, want string) {
-	t.Helper()
-	file := dir + "README.md"
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	begin, end := "<!-- "+name+" -->\n", "<!-- end "+name+" -->"
-	before, rest, ok := strings.Cut(string(b), begin)
-	require.True(t, ok, "%s has no %q", file, begin)
-	old, after, ok := strings.Cut(rest, end)
-	require.True(t, ok, "%s has no %q", file, end)
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(before+begin+want+end+after), 0o644))
-		return
-	}
-	require.Equal(t, want, old, "%s: run go test ./internal/bench/servercost -update", file)
 }
 
 func machine(lines []servercost.Line) string {
@@ -101,13 +80,13 @@ func etcdPhases(lines []servercost.Line, run string) string {
 
 // TestTenMillionKeys checks the page's tables and findings against its data.
 func TestTenMillionKeys(t *testing.T) {
-	lines := recorded(t, keysDir)
-	region(t, keysDir, "machine", machine(lines))
+	lines := serverCosts(t, keysDir)
+	region(t, keysDir+"README.md", "machine", machine(lines))
 	for name, run := range map[string]string{"active": "redis active", "lazy": "redis lazy"} {
-		region(t, keysDir, "table: "+name, redisPhases(lines, run))
+		region(t, keysDir+"README.md", "table: "+name, redisPhases(lines, run))
 	}
 	for name, run := range map[string]string{"shared": "etcd shared", "leases": "etcd leases"} {
-		region(t, keysDir, "table: "+name, etcdPhases(lines, run))
+		region(t, keysDir+"README.md", "table: "+name, etcdPhases(lines, run))
 	}
 
 	c := lines[0].Setup.Config
@@ -124,7 +103,7 @@ func TestTenMillionKeys(t *testing.T) {
 	stale := used(lazy["expire"]) - used(lazy["purge"])
 	counters := used(active["purge"]) - used(active["empty"])
 	left := used(active["purge2"]) - used(active["empty"])
-	region(t, keysDir, "table: bytes", table("what | bytes | a key",
+	region(t, keysDir+"README.md", "table: bytes", table("what | bytes | a key",
 		fmt.Sprintf("locks and counters, none of them deleted | %s | %.0f", size(uint64(used(lazy["fill"]))), used(lazy["fill"])/n),
 		fmt.Sprintf("of them locks whose lease is over, and which nobody has asked for | %s | %.0f", size(uint64(stale)), stale/n),
 		fmt.Sprintf("counters | %s | %.0f", size(uint64(counters)), counters/n),
@@ -146,7 +125,7 @@ func TestTenMillionKeys(t *testing.T) {
 	rate := float64(leases["expire"].Count) / v["expiring"]
 	require.LessOrEqual(t, rate, 1050.0, "etcd ends no more than 1000 leases a second")
 	made := populate.Rate(leases["fill"].Count, time.Duration(leases["fill"].Seconds*float64(time.Second)))
-	region(t, keysDir, "table: rates", table("a second | locks on one lease | locks with a lease each",
+	region(t, keysDir+"README.md", "table: rates", table("a second | locks on one lease | locks with a lease each",
 		fmt.Sprintf("made | %s | %s", perSecond(shared["fill"]), populate.Short(made)),
 		fmt.Sprintf("ended | %s, released | %s, expired", perSecond(shared["release"]), populate.Short(rate))))
 	each := func(l, empty servercost.Line) float64 {
@@ -155,7 +134,7 @@ func TestTenMillionKeys(t *testing.T) {
 	sharedEnded, leasesEnded := each(shared["release"], shared["empty"]), each(leases["expire"], leases["empty"])
 	fit := func(quota, bytes float64) string { return populate.Short(quota / bytes) }
 	const gib = 1 << 30
-	region(t, keysDir, "table: etcd bytes", table("bytes of the file for each | locks on one lease | locks with a lease each",
+	region(t, keysDir+"README.md", "table: etcd bytes", table("bytes of the file for each | locks on one lease | locks with a lease each",
 		fmt.Sprintf("lock that was made | %.0f | %.0f", each(shared["fill"], shared["empty"]), each(leases["fill"], leases["empty"])),
 		fmt.Sprintf("lock that was made and has ended | %.0f | %.0f", sharedEnded, leasesEnded),
 		fmt.Sprintf("made and ended until 2 GiB are full, without compaction | %s | %s", fit(2*gib, sharedEnded), fit(2*gib, leasesEnded)),
@@ -163,8 +142,8 @@ func TestTenMillionKeys(t *testing.T) {
 }
 
 func TestTokenCosts(t *testing.T) {
-	lines := recorded(t, costsDir)
-	region(t, costsDir, "machine", machine(lines))
+	lines := serverCosts(t, costsDir)
+	region(t, costsDir+"README.md", "machine", machine(lines))
 	var costs, tokens []string
 	p50, rate := map[string]float64{}, map[string]float64{} // by source and servers
 	first := 0.0
@@ -181,8 +160,8 @@ func TestTokenCosts(t *testing.T) {
 			tokens = append(tokens, fmt.Sprintf("%s | %s | %s", l.Tokens.Source, numbers(l.Tokens.A), numbers(l.Tokens.B)))
 		}
 	}
-	region(t, costsDir, "table: costs", table("token | servers | median | × the first row | p99 | a second, 64 clients", costs...))
-	region(t, costsDir, "table: tokens", table("lock | tokens of a | of b", tokens...))
+	region(t, costsDir+"README.md", "table: costs", table("token | servers | median | × the first row | p99 | a second, 64 clients", costs...))
+	region(t, costsDir+"README.md", "table: tokens", table("lock | tokens of a | of b", tokens...))
 	require.Equal(t, 64, lines[0].Setup.Config.Tokens.Clients)
 	const bare, script = "Redis: SET NX PX, a lock without a token1", "Redis: `redislock`, INCR in the script1"
 	set, incr, both := p50[bare], p50["Redis: INCR, a token without a lock1"], p50[script]
