@@ -12,7 +12,7 @@ type Config struct {
 	// The lock, as cmd/contend names it.
 	Backend string `json:"backend"`
 	// The most acquisitions at a time. In the closed model each contender acquires, holds and releases over and over.
-	// In the open model they serve arrivals in order, and waiting for one counts as waiting for the lock.
+	// In the open model they serve arrivals in order, and waiting for a contender counts as waiting for the lock.
 	Contenders int `json:"contenders"`
 	// Clients that the contenders share.
 	Connections int `json:"connections"`
@@ -24,12 +24,12 @@ type Config struct {
 	Keys uint64 `json:"keys"`
 	// Poisson arrivals per second: the open model. 0 is the closed one.
 	Rate float64  `json:"rate,omitempty"`
-	Work Duration `json:"work"`
-	TTL  Duration `json:"ttl"`
+	Work Duration `json:"work"` // how long a holder holds
+	TTL  Duration `json:"ttl"`  // of leases
 	// Added to each message in each direction, see [Wires].
 	Delay    Duration `json:"delay,omitempty"`
-	Warmup   Duration `json:"warmup"`
-	Duration Duration `json:"duration"`
+	Warmup   Duration `json:"warmup"`   // load before the window
+	Duration Duration `json:"duration"` // of the window, the measured part
 	// Decides keys and arrivals.
 	Seed uint64 `json:"seed"`
 	// Of repeated runs, from 1; 0: there is one.

@@ -22,7 +22,7 @@ import (
 type Pings struct {
 	Count   int           `json:"pings"`       // about 100 a second, fewer if they took longer
 	PingP50 time.Duration `json:"ping_p50_ns"` // the median
-	PingMax time.Duration `json:"ping_max_ns"`
+	PingMax time.Duration `json:"ping_max_ns"` // the longest
 }
 
 // RedisSample is from a Redis's INFO.

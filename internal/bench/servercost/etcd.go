@@ -17,10 +17,10 @@ import (
 
 // EtcdConfig is for two runs: locks that share a lease, and a lease for each key.
 type EtcdConfig struct {
-	Keys     uint64        `json:"keys"`    // locks that share a lease
-	Leases   uint64        `json:"leases"`  // keys with a lease of their own
-	Workers  int           `json:"workers"` // requests at a time
-	LeaseTTL load.Duration `json:"lease_ttl"`
+	Keys     uint64        `json:"keys"`      // locks that share a lease
+	Leases   uint64        `json:"leases"`    // keys with a lease of their own
+	Workers  int           `json:"workers"`   // requests at a time
+	LeaseTTL load.Duration `json:"lease_ttl"` // of Leases
 	// In bytes.
 	Quota uint64 `json:"quota"`
 }
