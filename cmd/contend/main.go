@@ -2,6 +2,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -143,7 +144,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 
 	if *logs != "" {
-		res, err := merge(*logs)
+		b, err := cli.ReadFile(*logs)
+		if err != nil {
+			return fmt.Errorf("contend: -merge: %w", err)
+		}
+		res, err := bench.Merge(bytes.NewReader(b))
 		if err != nil {
 			return fmt.Errorf("contend: -merge %s: %w", *logs, err)
 		}
@@ -203,18 +208,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	return errors.Join(report(*output, stdout, res), err)
-}
-
-func merge(path string) (*load.Result, error) {
-	if path == "-" {
-		return bench.Merge(os.Stdin)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }() // it was read only
-	return bench.Merge(f)
 }
 
 // report prints a result and saves it as -o says. It returns an error if the lock is broken or idle.

@@ -76,7 +76,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("report: %w", context.Cause(ctx))
 		}
-		events, err := read(name)
+		b, err := cli.ReadFile(name)
+		if err != nil {
+			return fmt.Errorf("report: %w", err)
+		}
+		events, err := history.Decode(bytes.NewReader(b))
 		if err != nil {
 			return fmt.Errorf("report: %s: %w", name, err)
 		}
@@ -143,17 +147,6 @@ func build(results, web string, stdout io.Writer) error {
 		return fmt.Errorf("report: %w", err)
 	}
 	return nil
-}
-
-func read(name string) ([]history.Event, error) {
-	if name == "-" {
-		return history.Decode(os.Stdin)
-	}
-	b, err := os.ReadFile(name)
-	if err != nil {
-		return nil, err
-	}
-	return history.Decode(bytes.NewReader(b))
 }
 
 func summary(name string, r reports.Run) string {

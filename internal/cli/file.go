@@ -3,10 +3,19 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 )
+
+// ReadFile reads a file, or standard input if path is "-".
+func ReadFile(path string) ([]byte, error) {
+	if path == "-" {
+		return io.ReadAll(os.Stdin)
+	}
+	return os.ReadFile(path)
+}
 
 // Replaceable returns why [ReplaceFile] could not write a file at path, or nil. It changes nothing.
 func Replaceable(path string) error {
