@@ -43,14 +43,7 @@ func (l *etcdMutex) Acquire(ctx context.Context, key string) (load.Lease, error)
 		return nil, errors.Join(err, s.Close())
 	}
 	return lease{
-		lost: func() bool {
-			select {
-			case <-s.Done():
-				return true
-			default:
-				return false
-			}
-		},
+		lost: func() bool { return s.Ctx().Err() != nil },
 		release: func(ctx context.Context) error {
 			if err := m.Unlock(ctx); err != nil {
 				return errors.Join(err, s.Close())

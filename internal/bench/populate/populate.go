@@ -83,10 +83,15 @@ func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx contex
 
 // Locks takes the locks of s with b.
 func Locks(ctx context.Context, b dlock.Backend, s Set, workers int, c *Counts) error {
-	return Each(ctx, s, workers, c, func(ctx context.Context, q dlock.Request) error {
+	return Each(ctx, s, workers, c, Take(b))
+}
+
+// Take returns a function that requests a lock of b once.
+func Take(b dlock.Backend) func(context.Context, dlock.Request) error {
+	return func(ctx context.Context, q dlock.Request) error {
 		_, err := b.TryAcquire(ctx, q)
 		return err
-	})
+	}
 }
 
 // Pipelined returns a redislock.Backend that pipelines concurrent requests. It doesn't close the client.

@@ -90,7 +90,7 @@ func (r *recorder) each(name string, set populate.Set, do func(ctx context.Conte
 func (r *recorder) etcdShared(ctx context.Context) error {
 	return r.onEtcd(ctx, "etcd shared", func(_ *clientv3.Client, backend *etcdlock.Backend, _ *populate.Server) []phase {
 		set := populate.Set{Seed: r.config.Seed, N: r.config.Etcd.Keys, TTL: 2 * r.config.Limit.D()}
-		return []phase{r.each("fill", set, take(backend)), r.each("release", set, func(ctx context.Context, q dlock.Request) error {
+		return []phase{r.each("fill", set, populate.Take(backend)), r.each("release", set, func(ctx context.Context, q dlock.Request) error {
 			return backend.Release(ctx, dlock.Grant{Key: q.Key, Owner: q.Owner, TTL: q.TTL})
 		})}
 	})

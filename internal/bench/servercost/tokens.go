@@ -70,7 +70,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 	add("Redis: INCR, a token without a lock", 1, func(ctx context.Context, q dlock.Request) error {
 		return client.Incr(ctx, "token:"+q.Key).Err()
 	})
-	add("Redis: `redislock`, INCR in the script", 1, take(backend))
+	add("Redis: `redislock`, INCR in the script", 1, populate.Take(backend))
 	if err := r.order(ctx, "`redislock`", backend, func(ctx context.Context) error { return client.Set(ctx, "unrelated", "", 0).Err() }); err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 			return err
 		}
 		add("etcd: Put, a token without a lock", n, func(ctx context.Context, q dlock.Request) error { return put(ctx, "token/"+q.Key) })
-		add("etcd: `etcdlock`, the revision of its key", n, take(backend))
+		add("etcd: `etcdlock`, the revision of its key", n, populate.Take(backend))
 		if n == 1 {
 			if err := r.order(ctx, "`etcdlock`", backend, func(ctx context.Context) error { return put(ctx, "unrelated") }); err != nil {
 				return err
@@ -106,13 +106,6 @@ func (r *recorder) tokens(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-func take(b dlock.Backend) func(context.Context, dlock.Request) error {
-	return func(ctx context.Context, q dlock.Request) error {
-		_, err := b.TryAcquire(ctx, q)
-		return err
-	}
 }
 
 // compare alternates sources. Each request has its own key.
