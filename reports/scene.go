@@ -67,7 +67,6 @@ type span struct {
 	open     bool // not healed within the history
 }
 
-// write ties a decision to the write's sender.
 type write struct {
 	worker   string
 	sent     time.Duration

@@ -86,7 +86,6 @@ func SortSummaries(all []Summary) {
 	})
 }
 
-// By what they protect.
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
 // EncodeSummaries writes one JSON line a run.

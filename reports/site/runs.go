@@ -165,7 +165,6 @@ func (all runs) by(lock string) runs {
 	return all.where(func(r *run) bool { return r.Config.Backend == lock })
 }
 
-// This module's locks.
 func (r *run) own() bool {
 	return r.Machine.Library == "" && r.Config.Backend != floor && r.Config.Backend != baton
 }

@@ -263,7 +263,6 @@ func (r *run) contend(ctx context.Context, i int, l Lock) error {
 	return bell.close()
 }
 
-// hold reports whether the lock was granted.
 func (r *run) hold(ctx context.Context, l Lock, a arrival, bell alarm) bool {
 	lease, err := l.Acquire(ctx, r.c.Prefix+strconv.FormatUint(a.key, 10))
 	granted := time.Now()
