@@ -21,39 +21,29 @@ type ClientOptions struct {
 	Token string
 	// MaxBody is the largest value in bytes that a read accepts, at least 4096; [DefaultMaxBody] if zero.
 	MaxBody int64
-	// AllowUnfenced accepts replies of a resource with fencing off, for experiments. Without it they are errors that wrap
-	// [ErrUnfenced].
+	// AllowUnfenced accepts replies of a resource with fencing off, for experiments.
 	AllowUnfenced bool
-	// HTTPClient is for TLS settings, proxies and the like; nil: a client with its own connection pool. Its CheckRedirect
-	// is ignored.
+	// HTTPClient, if not nil, replaces a client with its own connection pool. Its CheckRedirect is ignored.
 	HTTPClient *http.Client
 }
 
 // Client is a [Store] over HTTP, on a server that runs [NewHandler].
 //
-// It never sends a write twice, and treats redirects as errors. Go's HTTP transport retries a PUT only if a reused connection
-// broke before any byte of the request was written; it also retries a GET without a reply, which does no harm even to a
-// fenced read. That holds for HTTP/1.1, which the client speaks. A transport in [ClientOptions].HTTPClient that speaks
-// HTTP/2 may also retry a request that the server has reset.
-//
-// No proxy may retry a PUT either: with nginx, set proxy_next_upstream off. Else a write may be accepted, its reply lost, and
-// the proxy's retry refused because of a later token, and the [*StaleTokenError] would wrongly say that nothing was changed.
-//
-// A write that returns an error other than [*StaleTokenError], [ErrTooLarge] and [ErrNoRoom] may have taken effect: repeat the
-// call to find out.
+// It never sends a write twice: it treats redirects as errors and speaks HTTP/1.1. A transport that speaks HTTP/2 may retry a
+// request that the server has reset. No proxy may retry a PUT (nginx: proxy_next_upstream off): the first attempt may take
+// effect and the retry be refused because of a later token, and the [*StaleTokenError] would be wrong.
 type Client struct {
-	http     *http.Client
-	base     string
-	token    string
-	maxBody  int64
-	baseline bool // AllowUnfenced
-	closed   atomic.Bool
+	http          *http.Client
+	base          string
+	token         string
+	maxBody       int64
+	allowUnfenced bool
+	closed        atomic.Bool
 }
 
 var _ Store = (*Client)(nil)
 
-// NewClient returns a client of the resource at baseURL, for example "http://127.0.0.1:8080". A nil opts is the zero
-// ClientOptions.
+// NewClient returns a client of the resource at baseURL, such as "http://127.0.0.1:8080". opts may be nil.
 func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	u, err := url.Parse(baseURL)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
@@ -66,13 +56,15 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	if o.MaxBody < 0 {
 		return nil, fmt.Errorf("resource: ClientOptions.MaxBody is %d; it must not be negative", o.MaxBody)
 	}
-	c := &Client{base: strings.TrimSuffix(baseURL, "/"), token: o.Token, maxBody: cmp.Or(o.MaxBody, DefaultMaxBody), baseline: o.AllowUnfenced}
+	c := &Client{
+		base: strings.TrimSuffix(baseURL, "/"), token: o.Token, maxBody: cmp.Or(o.MaxBody, DefaultMaxBody), allowUnfenced: o.AllowUnfenced,
+	}
 	if o.HTTPClient != nil {
 		c.http = new(*o.HTTPClient)
 	} else {
 		t := http.DefaultTransport.(*http.Transport).Clone()
 		t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
-		// No HTTP/2, which retries some requests. NextProtos too: the clone of a transport with HTTP/2 still offers it.
+		// No HTTP/2. The clone of a transport that speaks it still offers it in NextProtos.
 		t.Protocols = new(http.Protocols)
 		t.Protocols.SetHTTP1(true)
 		if t.TLSClientConfig != nil {
@@ -84,7 +76,7 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	return c, nil
 }
 
-// shown is baseURL without user information and query, which may have secrets. baseURL need not be valid.
+// shown is baseURL, which may be invalid, without what may be secret: user information and query.
 func shown(baseURL string) string {
 	if at := strings.LastIndex(baseURL, "@"); at >= 0 {
 		baseURL = "..." + baseURL[at:]
@@ -104,7 +96,7 @@ func (c *Client) Write(ctx context.Context, key string, f Fence, value []byte) e
 	return err
 }
 
-// WriteUnfenced writes without a token, for experiments. A resource that enforces fencing refuses it.
+// WriteUnfenced writes without a token, which a resource that enforces fencing refuses.
 func (c *Client) WriteUnfenced(ctx context.Context, key string, value []byte) error {
 	_, err := c.do(ctx, http.MethodPut, key, Fence{}, value)
 	return err
@@ -123,7 +115,7 @@ func (c *Client) ReadFenced(ctx context.Context, key string, token uint64) (Reco
 	return c.do(ctx, http.MethodGet, key, Fence{Token: token}, nil)
 }
 
-// Close closes idle connections. Calls in flight go on.
+// Close closes idle connections. It doesn't wait for calls in flight.
 func (c *Client) Close() error {
 	if !c.closed.Swap(true) {
 		c.http.CloseIdleConnections()
@@ -131,7 +123,6 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// do sends one request and reads the reply.
 func (c *Client) do(ctx context.Context, method, key string, f Fence, value []byte) (Record, error) {
 	if c.closed.Load() {
 		return Record{}, ErrClosed
@@ -176,7 +167,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	if err != nil {
 		return Record{}, fmt.Errorf("reply %s: %w", resp.Status, err)
 	}
-	// Only a resource sets these headers. Without them the reply comes from something else, and even a 200 proves nothing.
+	// Only a resource sets these headers; without them even a 200 proves nothing.
 	maxFence, errMax := ParseFence(resp.Header.Get(HeaderMax))
 	seen, errSeen := ParseFence(resp.Header.Get(HeaderSeen))
 	switch {
@@ -185,7 +176,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 		if err := c.checkEnforced(resp.Header, f, maxFence); err != nil {
 			return Record{}, err
 		}
-		// A resource that did not see our Accept header replies with JSON, which is not the value.
+		// Without our Accept header, a resource replies with JSON.
 		if t := resp.Header.Get("Content-Type"); method == http.MethodGet && t != rawType {
 			return Record{}, fmt.Errorf("the reply has type %q, want %q: does a proxy change it, or drop Accept?", t, rawType)
 		}
@@ -220,11 +211,10 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	return Record{}, err
 }
 
-// checkEnforced returns an error if the reply to an accepted call with fence f shows that f was not checked: an accepted
-// fence is the greatest.
+// checkEnforced returns an error if the reply to an accepted call shows that its fence f was not checked.
 func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	switch {
-	case f == Fence{} || c.baseline:
+	case f == Fence{} || c.allowUnfenced:
 		return nil
 	case h.Get(HeaderFencing) == "off":
 		return fmt.Errorf("%w: the resource at %s runs with fencing off", ErrUnfenced, shown(c.base))
@@ -235,7 +225,7 @@ func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	return nil
 }
 
-// read reads resp's body to its end, so that the connection can be reused, and closes it. The result is not nil.
+// read reads resp's body to its end, so that the connection can be reused. The result is not nil.
 func (c *Client) read(resp *http.Response) ([]byte, error) {
 	limit := max(c.maxBody, 4096) // error replies need some room
 	b, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, limit))
@@ -245,8 +235,7 @@ func (c *Client) read(resp *http.Response) ([]byte, error) {
 	return b, errors.Join(err, resp.Body.Close())
 }
 
-// escape makes key one path segment, so that nobody who reads the path as it is cleans ".." or "//" away. A proxy that
-// unescapes the path first may turn it into another key's; [HeaderKey] lets the resource detect that.
+// escape makes key one path segment, in which nothing is cleaned away. [HeaderKey] detects a proxy that unescapes it first.
 func escape(key string) string {
 	if key == "." || key == ".." {
 		return strings.ReplaceAll(key, ".", "%2E")

@@ -25,24 +25,18 @@ import (
 
 // HandlerOptions are the optional settings of [NewHandler]. The zero value enforces fencing.
 type HandlerOptions struct {
-	// Unfenced turns fencing off, for experiments: every write is accepted, with or without a token, and no read raises the
-	// fence. The store must be an [Overwriter].
+	// Unfenced turns fencing off, for experiments: no write needs a token, no read raises the fence. Needs an [Overwriter].
 	Unfenced bool
-
 	// MaxBody is the largest value in bytes; [DefaultMaxBody] if zero.
 	MaxBody int64
-
 	// Registerer registers the handler's metrics; nil: none.
 	Registerer prometheus.Registerer
-
-	// Token is the secret that a request must send as "Authorization: Bearer TOKEN"; empty: anyone may call.
+	// Token must be sent as "Authorization: Bearer TOKEN"; empty: anyone may call.
 	Token string
-
-	// Logger logs errors of the store, whose details clients don't see; nil: nothing is logged.
+	// Logger logs the store's errors, whose details clients don't see; nil: nothing is logged.
 	Logger *slog.Logger
 }
 
-// handler serves one store.
 type handler struct {
 	HandlerOptions
 	store   Store
@@ -53,14 +47,14 @@ type handler struct {
 // NewHandler returns the HTTP interface of store:
 //
 //	PUT /r/{key}   writes the request's body. Needs X-Fence-Token; X-Fence-Seq counts a grant's writes from 1.
-//	GET /r/{key}   returns the value and the greatest fence. With X-Fence-Token it is a fenced read, which raises the fence.
+//	GET /r/{key}   returns the value and the greatest fence. With X-Fence-Token it is a fenced read.
 //
-// The key is the rest of the path, slashes included, percent-escaped where URLs need it. The handler takes it as it comes;
-// an [http.ServeMux] in front of it redirects paths with "//", "." or ".." unless these are escaped, as [Client] does. If a
-// request has X-Fence-Key, the percent-escaped key, the handler refuses it when a proxy has rewritten the path.
+// The key is the rest of the path, percent-escaped. An [http.ServeMux] in front of the handler redirects paths with "//", "." or
+// ".." unless these are escaped, as by [Client]. If X-Fence-Key, the percent-escaped key, differs from the path's, a proxy has
+// rewritten the path, and the request is refused.
 //
-// The reply to a stale token is 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}.
-// The reply to a call for which the store has no room is 507, and nothing was changed.
+// The reply to a stale token is 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false},
+// and 507 if the store has no room.
 func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
 	h := &handler{store: store, write: store.Write}
 	if opts != nil {
@@ -91,7 +85,6 @@ func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// No cache may keep a reply: it changes with every write, and a fenced GET changes the store.
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if h.Unfenced {
@@ -208,7 +201,6 @@ func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
 	h.answer(w, http.StatusOK, answer)
 }
 
-// refuse replies with an error of the store.
 func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if stale, ok := errors.AsType[*StaleTokenError](err); ok {
 		h.metrics.stale.Inc()
@@ -262,7 +254,7 @@ func (h *handler) answer(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(b.Bytes()) // fails only if the client is gone
 }
 
-// checkTarget returns an error unless key, from r's path, is valid and the one that the client meant.
+// checkTarget returns an error unless key, from r's path, is valid and equals [HeaderKey].
 func checkTarget(r *http.Request, key string) error {
 	if r.URL.RawQuery != "" || r.URL.ForceQuery {
 		return errors.New("the URL has a query: escape a ? in the key as %3F")
@@ -276,7 +268,7 @@ func checkTarget(r *http.Request, key string) error {
 	return CheckKey(key)
 }
 
-// fenceOf returns the fence in h, zero if there is none, or an error that says what to send instead.
+// fenceOf returns the fence in h, or zero if there is none.
 func fenceOf(h http.Header) (Fence, error) {
 	token, err := number(h, HeaderToken)
 	if err != nil {
@@ -294,7 +286,7 @@ func fenceOf(h http.Header) (Fence, error) {
 	return Fence{Token: token, Seq: cmp.Or(seq, 1)}, nil
 }
 
-// number returns the integer in the named header, or 0 if there is no such header.
+// number returns the named header's integer, or 0 if there is no such header.
 func number(h http.Header, name string) (uint64, error) {
 	values := h.Values(name)
 	if len(values) == 0 {

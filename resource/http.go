@@ -1,7 +1,6 @@
 package resource
 
-// Headers of the resource's HTTP interface. Some JSON readers round numbers above 2^53; the headers have every fence exactly,
-// in the form of [Fence.String].
+// Headers of the resource's HTTP interface. Fences have the form of [Fence.String]; JSON readers may round numbers above 2^53.
 const (
 	HeaderToken   = "X-Fence-Token"   // request: the grant's fencing token
 	HeaderSeq     = "X-Fence-Seq"     // request: the write's number under its grant; 1 if absent
@@ -13,7 +12,7 @@ const (
 	HeaderFencing = "X-Fencing"       // every reply of a resource with fencing off: "off"
 )
 
-// DefaultMaxBody is the default limit of a handler and a client for a value, in bytes.
+// DefaultMaxBody is the default limit for a value, in bytes.
 const DefaultMaxBody = 1 << 20
 
 const (

@@ -9,12 +9,9 @@ import (
 // ErrJump is wrapped by the error of a call that [LimitJumps] refuses. Nothing was changed.
 var ErrJump = errors.New("resource: the fencing token is too far ahead")
 
-// LimitJumps wraps s to refuse a token that exceeds the greatest one seen for the key by more than most: a single token of
-// 2^64-1, sent by mistake or malice, would lock the key for good. Each call costs a read. A caller that raises the token in
-// many small steps still gets through.
-//
-// A new key has seen 0, so most must exceed a lock's first token. The tokens of etcd, Consul and ZooKeeper count all that
-// their cluster does, and ZooKeeper's begin at 2^32; 1<<48 is enough for each.
+// LimitJumps wraps s to refuse a token that exceeds the greatest one seen for the key by more than most: 2^64-1, sent by
+// mistake, would lock the key forever. Each call costs a read. Many small jumps still get through. most must exceed the first
+// token for a key; 1<<48 is enough for etcd, Consul and ZooKeeper, whose tokens count all of their cluster's changes.
 func LimitJumps(s Store, most uint64) Store { return &limited{s, most} }
 
 type limited struct {

@@ -7,8 +7,7 @@ import (
 	"sync"
 )
 
-// Memory is a [Store] in memory, for tests and as the reference for what a Store does. It loses everything when the process
-// ends; to protect real data, use a durable store.
+// Memory is a [Store] in memory, for tests and as the reference for what a Store does.
 type Memory struct {
 	mu      sync.Mutex
 	records map[string]Record
@@ -23,7 +22,7 @@ var (
 // NewMemory returns an empty store.
 func NewMemory() *Memory { return &Memory{records: map[string]Record{}} }
 
-// change replaces key's record by what f returns, unless a check of the arguments or f returns an error.
+// change replaces key's record by what f returns, unless invalid or f has an error.
 func (m *Memory) change(ctx context.Context, key string, invalid error, f func(rec Record, found bool) (Record, error)) (Record, error) {
 	if err := cmp.Or(CheckContext(ctx), CheckKey(key), invalid); err != nil {
 		return Record{}, err
@@ -42,7 +41,7 @@ func (m *Memory) change(ctx context.Context, key string, invalid error, f func(r
 	return rec, nil
 }
 
-// copied is rec with a value of the caller's own. A stored value is replaced and never changed, so no lock is needed.
+// copied clones rec's value. It needs no lock: stored values are replaced, never changed.
 func copied(rec Record, err error) (Record, error) {
 	rec.Value = bytes.Clone(rec.Value)
 	return rec, err

@@ -11,7 +11,6 @@ type metrics struct {
 	seconds              *prometheus.HistogramVec
 }
 
-// newMetrics registers a handler's metrics with r, if there is one.
 func newMetrics(r prometheus.Registerer) (metrics, error) {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
@@ -38,7 +37,6 @@ func newMetrics(r prometheus.Registerer) (metrics, error) {
 	return m, nil
 }
 
-// observe measures a request; op is "read" or "write".
 func (m metrics) observe(op string, start time.Time) {
 	m.seconds.WithLabelValues(op).Observe(time.Since(start).Seconds())
 }

@@ -1,9 +1,7 @@
-// Package resource enforces fencing: a [Store] refuses a write whose fencing token is not greater than every token that it
-// has accepted. A sequence number orders the writes under one token, see [Fence].
+// Package resource enforces fencing: a [Store] refuses a write unless its [Fence] is greater than every fence it has accepted.
 //
-// A lock with a TTL is only a hint: its holder may be paused, cut off or slow for longer than the TTL, and write after its
-// successor. Only the resource can detect that, and only by the token (Kleppmann, "How to do distributed locking", 2016).
-// This package trusts the token alone and knows nothing of locks.
+// The holder of a lock with a TTL may be paused for longer than the TTL, and write after its successor. Only the resource can
+// detect that, by the token (Kleppmann, "How to do distributed locking", 2016). This package knows nothing of locks.
 package resource
 
 import (
@@ -27,34 +25,31 @@ var (
 	ErrNotFound = errors.New("resource: key not found")
 	// ErrClosed is returned by every call on a closed [Store].
 	ErrClosed = errors.New("resource: store is closed")
-	// ErrUnfenced is wrapped by the error of a [Client]'s call whose token the resource did not check. The call may have
-	// taken effect, unprotected.
+	// ErrUnfenced is wrapped by a [Client]'s error if the token was not checked. The call may have taken effect.
 	ErrUnfenced = errors.New("resource: the fencing token was not enforced")
-	// ErrTooLarge is wrapped by the error of a write whose value exceeds the [Store]'s limit. Nothing was written.
+	// ErrTooLarge is wrapped by the error of a write whose value exceeds a limit. Nothing was written.
 	ErrTooLarge = errors.New("resource: value is too large")
-	// ErrNoRoom is wrapped by the error of a call for which the [Store] has no room, because its disk is full for example.
-	// Nothing was changed. A retry fails until there is room.
+	// ErrNoRoom is wrapped by the error of a call on a full [Store]. Nothing was changed.
 	ErrNoRoom = errors.New("resource: the store has no room")
-	// ErrApplied is matched by a [*StaleTokenError] whose write repeats the last accepted one: same token, same sequence
-	// number, same value. The write took effect; its first reply was lost. The fence alone can't tell, because a lock service
-	// that has lost data may grant a token twice. A second holder that writes the same value is told the same, so put
-	// something into the value that differs between writers, such as an idempotency key.
+	// ErrApplied is matched by a [*StaleTokenError] whose write repeats the last accepted one: same fence, same value. A lock
+	// service that has lost data may grant a token twice, and a second holder that writes the same value gets this error too:
+	// put an idempotency key into the value.
 	ErrApplied = errors.New("resource: this write is already applied")
 )
 
-// Fence orders writes. Token comes from the lock's grant and only grows. Seq counts the writes under one grant, from 1.
-// A fenced read has Seq 0: it comes after every write of earlier grants and before every write of its own.
+// Fence orders writes by Token, which comes from the lock's grant, and then by Seq, which counts the writes under one grant
+// from 1. A fenced read has Seq 0: after every write of earlier grants, before every write of its own.
 type Fence struct {
 	Token uint64
 	Seq   uint64
 }
 
-// Compare returns -1, 0 or +1 as f is before, at or after g; Token decides, then Seq.
+// Compare returns -1, 0 or +1 if f is less than, equal to or greater than g.
 func (f Fence) Compare(g Fence) int {
 	return cmp.Or(cmp.Compare(f.Token, g.Token), cmp.Compare(f.Seq, g.Seq))
 }
 
-// Max returns the later of f and g.
+// Max returns the greater of f and g.
 func (f Fence) Max(g Fence) Fence {
 	if f.Compare(g) < 0 {
 		return g
@@ -62,7 +57,7 @@ func (f Fence) Max(g Fence) Fence {
 	return f
 }
 
-// String is the token, followed by the sequence number where it isn't 1: "7", "7.0", "7.2".
+// String is the token, and the sequence number unless it is 1: "7", "7.0", "7.2".
 func (f Fence) String() string {
 	if f.Seq == 1 {
 		return strconv.FormatUint(f.Token, 10)
@@ -70,7 +65,7 @@ func (f Fence) String() string {
 	return fmt.Sprintf("%d.%d", f.Token, f.Seq)
 }
 
-// ParseFence parses what [Fence.String] writes. Numbers have decimal digits only and are at most [math.MaxUint64].
+// ParseFence parses the form of [Fence.String].
 func ParseFence(s string) (Fence, error) {
 	token, seq, found := strings.Cut(s, ".")
 	if !found {
@@ -84,22 +79,19 @@ func ParseFence(s string) (Fence, error) {
 	return Fence{Token: t, Seq: n}, nil
 }
 
-// AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen, so that of two holders
-// with the same token only one can write.
+// AdmitsWrite is the fencing rule for writes. It is strict, so that of two holders with the same token only one can write.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
-// AdmitsRead is the fencing rule for reads: a grant may read as long as no later grant has touched the key.
+// AdmitsRead is the fencing rule for reads: a grant may read until a later grant touches the key.
 func AdmitsRead(seen, got Fence) bool { return got.Token >= seen.Token }
 
-// Record is what a [Store] holds for a key. Value is nil if only fenced reads have touched the key; an empty value that
-// was written is empty and not nil.
+// Record is what a [Store] holds for a key. Value is nil only if the key was never written.
 type Record struct {
 	Value    []byte
 	MaxFence Fence // the greatest fence accepted so far
 }
 
-// CheckWrite returns nil if r admits a write of value at f, else a [*StaleTokenError]: rules 1 and 2 of [Store], for
-// stores that decide in memory.
+// CheckWrite returns nil or a [*StaleTokenError], by rules 1 and 2 of [Store].
 func (r Record) CheckWrite(key string, f Fence, value []byte) error {
 	if AdmitsWrite(r.MaxFence, f) {
 		return nil
@@ -108,7 +100,7 @@ func (r Record) CheckWrite(key string, f Fence, value []byte) error {
 	return &StaleTokenError{Key: key, Seen: r.MaxFence, Got: f, Applied: applied}
 }
 
-// CheckRead returns nil if r admits a fenced read by token, else a [*StaleTokenError]: rule 3 of [Store].
+// CheckRead returns nil or a [*StaleTokenError], by rule 3 of [Store].
 func (r Record) CheckRead(key string, token uint64) error {
 	f := Fence{Token: token}
 	if AdmitsRead(r.MaxFence, f) {
@@ -117,9 +109,8 @@ func (r Record) CheckRead(key string, token uint64) error {
 	return &StaleTokenError{Key: key, Seen: r.MaxFence, Got: f}
 }
 
-// Store holds a value and the greatest accepted fence for each key. It checks and acts atomically.
-//
-// An implementation must keep these rules. Package storetest has the cases in brackets for each:
+// Store holds a value and the greatest accepted fence for each key. Its methods may be called concurrently. An implementation
+// must keep these rules, which the cases in brackets of package storetest check:
 //
 //  1. Write takes effect if and only if [AdmitsWrite] says so, over the whole range of uint64. Otherwise it changes nothing
 //     and returns a [*StaleTokenError]. [StrictlyGreater, EqualRefused, LowerRefused, SeqOrders, FullRange]
@@ -147,41 +138,35 @@ type Store interface {
 	// write may have taken effect: repeat the call to find out (rule 2). The repeat can't tell if a later fence has come in
 	// between, or if another holder of the same token has written the same value, see [ErrApplied].
 	Write(ctx context.Context, key string, f Fence, value []byte) error
-	// Read returns key's record, or [ErrNotFound]. It is not fenced: an earlier grant may still change the value before the
-	// caller writes. A holder that writes what it computes from the value must use ReadFenced.
+	// Read returns key's record, or [ErrNotFound]. A holder that writes what it computes from the value must use ReadFenced.
 	Read(ctx context.Context, key string) (Record, error)
-	// ReadFenced raises key's fence to (token, 0) and atomically returns the record, with the raised fence. For a key never
-	// touched before, Value is nil and there is no error.
+	// ReadFenced raises key's fence to (token, 0) and atomically returns the record, of a new key too.
 	ReadFenced(ctx context.Context, key string, token uint64) (Record, error)
-	// Close waits for calls in flight, and then releases what the store holds.
+	// Close waits for calls in flight, then releases the store's resources.
 	Close() error
 }
 
-// FenceSetter is a [Store] whose fences an operator can set, lower too, after a wrong token has locked a key. Stop the
-// key's holders first: one whose token is greater than the new fence can write again.
+// FenceSetter is a [Store] whose fences an operator can lower after a wrong token has locked a key. Stop the key's holders
+// first: one whose token is greater than the new fence can write again.
 type FenceSetter interface {
 	Store
-	// SetFence sets the fence of an existing key to (token, 0) and leaves its value. The token must be at least 1. It returns
-	// [ErrNotFound] for a key that doesn't exist.
+	// SetFence sets key's fence to (token, 0). The token must be at least 1. For a new key it returns [ErrNotFound].
 	SetFence(ctx context.Context, key string, token uint64) error
 }
 
-// Overwriter is a [Store] that can also write without checking the fence. It is for experiments that show what happens
-// without fencing (package scenarios, [HandlerOptions].Unfenced); production code has no use for it.
+// Overwriter is a [Store] that can also write without checking the fence, for experiments.
 type Overwriter interface {
 	Store
-	// Overwrite sets key's value whatever f is; zero is the fence of a caller that has none. MaxFence becomes the greatest
-	// fence offered.
+	// Overwrite sets key's value whatever f is; zero means none. MaxFence becomes the greatest fence offered.
 	Overwrite(ctx context.Context, key string, f Fence, value []byte) error
 }
 
-// StaleTokenError means that a call's fence was not greater than the greatest accepted one. Nothing was changed.
+// StaleTokenError means that a call was refused because of its fence, and changed nothing.
 type StaleTokenError struct {
-	Key  string
-	Seen Fence // the greatest fence accepted
-	Got  Fence // the fence of the refused call
-	// Applied means that the refused write repeats the accepted one: same fence, same value. See [ErrApplied].
-	Applied bool
+	Key     string
+	Seen    Fence // the greatest fence accepted
+	Got     Fence // the fence of the refused call
+	Applied bool  // the refused write repeats the accepted one, see [ErrApplied]
 }
 
 func (e *StaleTokenError) Error() string {
@@ -217,7 +202,7 @@ func CheckKey(key string) error {
 	return nil
 }
 
-// CheckToken returns an error unless token is valid for a fenced read: at least 1.
+// CheckToken returns an error if token is 0.
 func CheckToken(token uint64) error {
 	if token == 0 {
 		return errors.New("resource: fencing token is 0; tokens start at 1")
@@ -225,7 +210,7 @@ func CheckToken(token uint64) error {
 	return nil
 }
 
-// CheckFence returns an error unless f is valid for a write: token and sequence number are at least 1.
+// CheckFence returns an error unless f is valid for a write: neither part is 0.
 func CheckFence(f Fence) error {
 	if f.Seq == 0 {
 		return cmp.Or(CheckToken(f.Token), errors.New("resource: sequence number is 0; a grant's first write is 1"))
@@ -233,7 +218,7 @@ func CheckFence(f Fence) error {
 	return CheckToken(f.Token)
 }
 
-// CheckOffered is [CheckFence] for an [Overwriter], which also takes the zero fence.
+// CheckOffered is [CheckFence], but admits the zero fence.
 func CheckOffered(f Fence) error {
 	if f == (Fence{}) {
 		return nil

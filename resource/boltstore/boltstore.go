@@ -1,16 +1,13 @@
-// Package boltstore is a durable [resource.Store] in one bbolt file: it replies only once the result is on disk.
+// Package boltstore is a durable [resource.Store] in one bbolt file. It replies only once the result is on disk. Concurrent
+// writers share one sync.
 //
-// Writes are committed in groups. One goroutine takes all operations that wait, decides them in order in one transaction,
-// syncs the file, and then answers them all. There is no timer: a single writer waits only for the disk, and a hundred writers
-// share one sync.
-//
-// It rests on this:
-//   - The file is on a local file system, where flock(2) keeps other processes out until this one ends. On a shared one, such
-//     as NFS, the lock may be a lease, and a process that was paused would overwrite its successor's file.
+// It requires that
+//   - the file is on a local file system, where flock(2) keeps other processes out until this one ends. On NFS and the like
+//     the lock may be a lease, and a paused process would overwrite its successor's file;
 //   - fsync reaches the disk. A restored backup brings old fences back.
 //
-// After a failed commit that left nothing behind, as on a full disk, the store goes on by itself once there is room. After one
-// whose outcome is unknown, it refuses every call until the file is opened again.
+// If a commit fails and leaves nothing behind, as on a full disk, the store recovers once there is room. If the outcome is
+// unknown, it refuses every call until the file is opened again.
 package boltstore
 
 import (
@@ -35,33 +32,32 @@ import (
 // bucket has a record per key. Its name has the version of the encoding.
 var bucket = []byte("records.v1")
 
-// MaxValue is the largest value in bytes, just under 64 MiB. bbolt accepts larger ones, but puts up to four records on a page,
-// and panics if a page exceeds what it can address: 256 MiB on 32-bit machines.
+// MaxValue is the largest value in bytes: bbolt puts up to four on a page, and panics if it exceeds 256 MiB on 32-bit machines.
 const MaxValue = 64<<20 - 1<<10
 
-// Options are the optional settings of [Open]. The zero value is ready for use.
+// Options are the optional settings of [Open].
 type Options struct {
 	// LockTimeout is how long Open waits for another process to close the file; 1 s if zero.
 	LockTimeout time.Duration
-	// MaxUnwritten is the limit for keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero.
-	// A fenced read that would create one more is refused with [resource.ErrNoRoom].
+	// MaxUnwritten limits the keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero. A
+	// fenced read that would create one more is refused with [resource.ErrNoRoom].
 	MaxUnwritten uint64
 }
 
-// Store is a [resource.Store] in a file. Its methods may be called concurrently.
+// Store is a [resource.Store] in a file.
 type Store struct {
 	db     *bolt.DB
 	path   string
 	file   os.FileInfo // the open file
 	ops    chan *op
-	done   chan struct{} // closed when the committer has ended
+	done   chan struct{} // closed when commitLoop has ended
 	closer func() error
 	most   uint64               // Options.MaxUnwritten
 	end    func(*bolt.Tx) error // (*bolt.Tx).Commit, except in tests
 	calls  calls.Calls
 
 	mu         sync.RWMutex
-	failed     error  // a commit with an unknown outcome; from then on no call is answered from the file
+	failed     error  // of a commit with an unknown outcome; every later call returns it
 	committing *batch // what is being committed now, or nil
 }
 
@@ -70,8 +66,7 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open opens the file at path and creates it if there is none. Only one process can have it open. A nil opts is the zero
-// Options.
+// Open opens the file at path, or creates it. Only one process can have it open. opts may be nil.
 func Open(path string, opts *Options) (*Store, error) {
 	if opts == nil {
 		opts = &Options{}
@@ -113,7 +108,7 @@ func openFile(path string, timeout time.Duration) (_ *bolt.DB, err error) {
 
 var errDamaged = errors.New("is damaged: restore it, or choose another file")
 
-// undamaged turns a panic or a memory fault in its caller into an error: bbolt trusts what it reads from a page.
+// undamaged turns a panic or memory fault of bbolt, which trusts the contents of pages, into an error.
 func undamaged(path string, err *error) func() {
 	before := debug.SetPanicOnFault(true)
 	return func() {
@@ -124,9 +119,8 @@ func undamaged(path string, err *error) func() {
 	}
 }
 
-// prepare makes the file durable and creates the bucket. After a crash of its last process, the page cache may show a commit
-// that is not on disk. It must get there before anything is written, because bbolt takes the pages of the commit before it
-// for free, and that one may be the last on disk. A new file's directory entry may be missing on disk too.
+// prepare syncs file and directory and creates the bucket. After a crash, the page cache may show a commit that isn't on disk.
+// It must be synced before the next write, because bbolt reuses the pages of the commit before, which may be the last on disk.
 func prepare(db *bolt.DB) (err error) {
 	defer undamaged(db.Path(), &err)()
 	if err := db.Sync(); err != nil {
@@ -156,8 +150,8 @@ func prepare(db *bolt.DB) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Write is [resource.Store.Write]. A value of more than [MaxValue] bytes is refused with [resource.ErrTooLarge]. If ctx ends
-// while the write waits for the disk, Write returns ctx's cause, and the write may still take effect.
+// Write is [resource.Store.Write]. A value of more than [MaxValue] bytes is [resource.ErrTooLarge]. If ctx ends while the write
+// waits for the disk, Write returns ctx's cause, and the write may still take effect.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	_, err := s.do(ctx, &op{kind: write, key: key, fence: f, value: value}, resource.CheckFence(f))
 	return err
@@ -198,8 +192,7 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 		defer s.mu.RUnlock()
 		return resource.Record{}, s.failed
 	}
-	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit changes key, and a
-	// later commit is not visible in it.
+	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit changes key.
 	tx, err := s.db.Begin(false)
 	s.mu.RUnlock()
 	if err != nil {
@@ -231,7 +224,7 @@ func (s *Store) close() error {
 	return nil
 }
 
-// checkFile returns an error if path is no longer the open file, which is lost when this process ends, with its fences.
+// checkFile returns an error if path is no longer the open file.
 func (s *Store) checkFile() error {
 	now, err := os.Stat(s.path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {

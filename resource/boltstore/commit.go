@@ -10,7 +10,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// The limits of one commit, so that its first operation doesn't wait for an endless queue.
+// The limits of one commit.
 const (
 	maxBatchOps   = 1024
 	maxBatchBytes = 16 << 20
@@ -25,21 +25,19 @@ const (
 	setFence
 )
 
-// op is one operation on its way through the committer.
 type op struct {
 	kind  kind
 	key   string
 	fence resource.Fence
-	value []byte // do copies it: the caller may have returned before it is written
+	value []byte
 
-	// The answer, valid once done is closed.
+	done chan struct{}   // closed once rec and err are valid
 	rec  resource.Record // of a read
 	err  error
-	done chan struct{}
 }
 
 // decide returns the record that replaces rec and whether it differs, or a refusal. The result outlives the transaction, and
-// with it the memory of rec's value.
+// so doesn't use the memory of rec's value.
 func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, err error) {
 	switch o.kind {
 	case write:
@@ -61,7 +59,6 @@ func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, er
 	}
 }
 
-// do hands o to the committer and waits for its answer, unless invalid has an error.
 func (s *Store) do(ctx context.Context, o *op, invalid error) (resource.Record, error) {
 	if invalid == nil && len(o.value) > MaxValue { // which would fail the whole commit
 		invalid = fmt.Errorf("%w: that of %q has %d bytes, at most %d fit into a record", resource.ErrTooLarge, o.key, len(o.value), MaxValue)
@@ -70,7 +67,7 @@ func (s *Store) do(ctx context.Context, o *op, invalid error) (resource.Record, 
 		return resource.Record{}, err
 	}
 	defer s.calls.End()
-	o.value = append([]byte{}, o.value...)
+	o.value = append([]byte{}, o.value...) // the caller may return before it is written
 	o.done = make(chan struct{})
 	select {
 	case s.ops <- o:
@@ -85,7 +82,6 @@ func (s *Store) do(ctx context.Context, o *op, invalid error) (resource.Record, 
 	return o.rec, o.err
 }
 
-// commitLoop commits the operations that wait as one batch, again and again until the store is closed.
 func (s *Store) commitLoop() {
 	defer close(s.done)
 	var ops []*op
@@ -96,7 +92,6 @@ func (s *Store) commitLoop() {
 	}
 }
 
-// drain appends the operations that wait now to ops.
 func (s *Store) drain(ops []*op) []*op {
 	for size := len(ops[0].value); len(ops) < maxBatchOps && size < maxBatchBytes; {
 		select {
@@ -116,8 +111,7 @@ func (s *Store) drain(ops []*op) []*op {
 // errUndone means that a commit failed and left nothing behind.
 var errUndone = errors.New("nothing was changed")
 
-// commit decides ops in order, commits what they change, and only then answers. A refusal waits too, since it may depend on a
-// write of the same batch.
+// commit answers only after the commit, because a refusal too may depend on a write of its batch.
 func (s *Store) commit(ops []*op) {
 	b := &batch{records: make(map[string]resource.Record, len(ops)), done: make(chan struct{})}
 	failed := s.failed // written by this goroutine only
@@ -133,7 +127,7 @@ func (s *Store) commit(ops []*op) {
 	b.err = err
 	close(b.done)
 	for _, o := range ops {
-		// After an undone commit, answers that don't depend on it stand.
+		// After an undone commit, answers that don't depend on it remain valid.
 		if err != nil && (failed != nil || !b.decided || b.changes(o.key)) {
 			o.err = err
 		}
@@ -141,8 +135,8 @@ func (s *Store) commit(ops []*op) {
 	}
 }
 
-// apply runs ops in one transaction and collects in b what they change. After an error other than errUndone, the contents of the
-// disk are unknown, whatever the page cache shows.
+// apply runs ops in one transaction and collects their changes in b. After an error other than errUndone, the disk's contents
+// are unknown, whatever the page cache shows.
 func (s *Store) apply(b *batch, ops []*op) (err error) {
 	defer undamaged(s.path, &err)()
 	if err := s.checkFile(); err != nil {
@@ -153,7 +147,7 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 		return s.why(err, 0)
 	}
 	id := tx.ID()
-	// A no-op after Commit, except that some failed commits leave the transaction open.
+	// Some failed commits leave the transaction open.
 	defer func() { _ = tx.Rollback() }()
 
 	keys := tx.Bucket(bucket)
@@ -204,8 +198,8 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	return nil
 }
 
-// why wraps the error with which transaction id failed. The transaction is undone if the file doesn't show it: the page that
-// makes it valid is written last, after a sync of all others, which were free before and are free again.
+// why wraps the error with which transaction id failed. It is undone if the file doesn't show it: the page that makes it valid
+// is written last, after a sync of all others, which become free again.
 func (s *Store) why(err error, id int) error {
 	tx, cannot := s.db.Begin(false)
 	if cannot != nil {
@@ -222,7 +216,7 @@ func (s *Store) why(err error, id int) error {
 	return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUndone, err)
 }
 
-// batch has what one commit changes. It is complete before readers see it in Store.committing.
+// batch is the changes of one commit. It is complete before readers see it in Store.committing.
 type batch struct {
 	records map[string]resource.Record
 	decided bool          // every op has its answer, if the commit succeeds

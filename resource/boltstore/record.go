@@ -9,14 +9,14 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// A record has the token and the sequence number of the greatest accepted fence (8 bytes each, big endian), a flag (1 byte), a
-// checksum of the key and everything else (4 bytes), and the value. Older records have other flags and no checksum.
+// A record has the greatest accepted fence (token, seq: 8 bytes each, big endian), a flag (1 byte), a checksum of the key and
+// all else (4 bytes), and the value. Older records have other flags and no checksum.
 const (
 	headerLen   = 17
 	checksumLen = 4
 )
 
-// Flags with and without a checksum differ in at least four bits, so that one or two flipped bits don't hide a checksum.
+// Old and new flags differ in at least four bits, so that two flipped bits don't hide a checksum.
 const (
 	touched    byte = 0x96 // only by fenced reads: there is no value
 	written    byte = 0x69

@@ -1,16 +1,12 @@
-// Package cas is compare-and-swap on a version: it prevents lost updates with neither a lock nor a token. [Update] reads a
-// value with its version, computes, writes if the version is still the same, and else starts over. It is safe however long
-// a writer is paused, because there is no lease that could expire. [Redis] and [Postgres] are stores; any other that compares
-// and writes atomically is a [Store] in two methods.
+// Package cas is compare-and-swap on a version: it prevents lost updates without a lock or a token, however long a writer is
+// paused. [Update] reads a value with its version, computes, and writes if the version is still the same, else starts over.
 //
-// Prefer it to a lock if a critical section only replaces one value, and is short or rarely contended. It doesn't fit
-//   - side effects, such as a payment or a mail: an attempt that loses has had them already;
-//   - expensive work: of N writers that start together, N-1 work in vain, and there is no queue;
-//   - several values in several stores: each is compared by itself.
+// Prefer it to a lock if a critical section only replaces one value, and is short or rarely contended. Avoid it for side
+// effects, such as a payment, which an attempt that loses has already had, for expensive work, because of N concurrent writers
+// N-1 start over, and for values in several stores.
 //
-// It rests on versions that only grow. If a record is deleted, or its server loses a write, versions start again at 0, and an
-// old writer may find the version that it has read, with another value. Packages redisstore and pgstore say when servers
-// lose writes.
+// Versions must only grow. If a record is deleted, or its server loses a write, a writer may find the version that it has read
+// with another value. Packages redisstore and pgstore say when servers lose writes.
 package cas
 
 import (
@@ -28,30 +24,28 @@ import (
 // ErrConflict is returned by [Store.Swap] if the version has changed. Nothing was written.
 var ErrConflict = errors.New("cas: the version has changed")
 
-// Store holds versioned values.
+// Store holds versioned values. [Redis] and [Postgres] are Stores.
 type Store interface {
-	// Get returns key's value and its version, nil and 0 if there is none.
+	// Get returns key's value and version, nil and 0 if there is none.
 	Get(ctx context.Context, key string) (value []byte, version int64, err error)
-	// Swap sets key's value and increments its version if that equals version, else it returns [ErrConflict]. After any
-	// other error the swap may have taken effect.
+	// Swap atomically sets key's value and increments its version if that equals version, else it returns [ErrConflict].
+	// After any other error the swap may have taken effect.
 	Swap(ctx context.Context, key string, version int64, value []byte) error
 }
 
 // Options configure [Update].
 type Options struct {
-	// Backoff is the upper limit of the random wait after the first conflict; it doubles with each conflict, up to 64 times.
-	// Zero: Update retries at once.
+	// Backoff limits the random wait after a conflict; it doubles with each, up to 64 times. Zero: Update retries at once.
 	Backoff time.Duration
 }
 
 const maxDoublings = 6
 
-// Update replaces key's value by what change returns for it, nil for a key that doesn't exist. It retries after conflicts until
-// a swap succeeds, change returns an error, or ctx ends, and returns how often it called change. A nil opts is the zero
-// Options.
+// Update replaces key's value, nil for a new key, by what change returns for it. It retries after conflicts until a swap
+// succeeds, change returns an error, or ctx ends, and returns how often it called change. opts may be nil.
 //
-// Another error of a swap leaves open whether it took effect, and Update returns it: a retry could apply the change twice. A
-// caller that wants to repeat Update puts a mark into the value, such as a request's ID, by which change can detect that.
+// After another error of a swap the change may have taken effect. To repeat Update safely, put a mark into the value, such as a
+// request's ID, by which change can detect that.
 func Update(ctx context.Context, s Store, key string, change func(value []byte) ([]byte, error), opts *Options) (tries int, err error) {
 	if err := resource.CheckKey(key); err != nil {
 		return 0, fmt.Errorf("cas: %w", err)
@@ -93,7 +87,6 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// check validates the arguments of a call.
 func check(ctx context.Context, key string, version int64) error {
 	err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key))
 	if err == nil && version < 0 {

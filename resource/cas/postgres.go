@@ -15,8 +15,7 @@ import (
 //go:embed schema.sql
 var Schema string
 
-// Postgres is a [Store] in the PostgreSQL table fencelab_cas, at any isolation level. In a table of your own, a column does the
-// same: UPDATE ... SET ..., version = version + 1 WHERE ... AND version = $1; no row means a conflict.
+// Postgres is a [Store] in the PostgreSQL table fencelab_cas, at any isolation level.
 type Postgres struct {
 	// Pool is closed by the caller.
 	Pool *pgxpool.Pool

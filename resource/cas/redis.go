@@ -18,9 +18,9 @@ var swapLua string
 
 var swapScript = redis.NewScript(swapLua)
 
-// Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value, and a script that compares.
+// Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value.
 type Redis struct {
-	// Client is closed by the caller. It may be any but a *redis.Ring, see package redisstore.
+	// Client is closed by the caller. It must not be a *redis.Ring, see package redisstore.
 	Client redis.UniversalClient
 }
 

@@ -1,17 +1,13 @@
-// Package dynamostore is a [resource.Store] in a table of Amazon DynamoDB: one item per key, and one request per call. A write
-// is an UpdateItem with the condition
-//
-//	attribute_not_exists(fence) OR fence < :fence
-//
-// which DynamoDB checks atomically
+// Package dynamostore is a [resource.Store] in an Amazon DynamoDB table: an item per key, a request per call. A write is an
+// UpdateItem with a condition on the fence, which DynamoDB checks atomically
 // (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/Expressions.ConditionExpressions.html).
 //
-// It rests on this:
-//   - The table is in one region, or a global table with strong consistency (MRSC). With eventual consistency (MREC, the
+// It requires that
+//   - the table is in one region, or a global table with strong consistency (MRSC). With eventual consistency (MREC, the
 //     default) the last writer wins across regions, and stale writes get through, unless all writes of a key go to one region
-//     (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/V2globaltables_HowItWorks.html).
-//   - Nobody else writes the attributes fence and value or deletes items, by hand or by TTL. Other attributes are left alone.
-//   - Reads don't go through DynamoDB Accelerator (DAX). A restored backup brings old fences back.
+//     (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/V2globaltables_HowItWorks.html);
+//   - nobody else writes the attributes fence and value or deletes items, by hand or by TTL. Other attributes are left alone;
+//   - reads don't go through DynamoDB Accelerator (DAX). A restored backup brings old fences back.
 package dynamostore
 
 import (
@@ -36,11 +32,9 @@ const (
 	attrValue = "value" // a reserved word: expressions need a placeholder for it
 )
 
-// maxItem is the limit for an item in bytes: names and values
-// (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/Constraints.html).
-const maxItem = 400 << 10
+const maxItem = 400 << 10 // bytes of names and values: docs.aws.amazon.com/amazondynamodb/latest/developerguide/Constraints.html
 
-// Store is a [resource.Store] in a table. Its methods may be called concurrently, also in several processes.
+// Store is a [resource.Store] in a table, which several processes may use.
 type Store struct {
 	client *dynamodb.Client
 	table  string
@@ -52,8 +46,7 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on an existing table with a partition key named "key" of type S and no sort key, see [CreateTable]. It
-// sends nothing.
+// New returns a Store on an existing table, see [CreateTable]. It sends nothing.
 func New(client *dynamodb.Client, table string) (*Store, error) {
 	switch {
 	case client == nil:
@@ -64,7 +57,7 @@ func New(client *dynamodb.Client, table string) (*Store, error) {
 	return &Store{client: client, table: table}, nil
 }
 
-// Schema is the minimum that [New] needs, billed by request. The table may have more.
+// Schema is the minimum that a [Store] needs: a partition key "key" of type S, no sort key, billed by request.
 func Schema(table string) *dynamodb.CreateTableInput {
 	return &dynamodb.CreateTableInput{
 		TableName:            &table,
@@ -74,7 +67,7 @@ func Schema(table string) *dynamodb.CreateTableInput {
 	}
 }
 
-// CreateTable creates a table by [Schema] and waits until it can be used. An existing table is left as it is.
+// CreateTable creates a table by [Schema], unless it exists, and waits until it can be used.
 func CreateTable(ctx context.Context, client *dynamodb.Client, table string) error {
 	_, err := client.CreateTable(ctx, Schema(table))
 	if _, exists := errors.AsType[*types.ResourceInUseException](err); err != nil && !exists {
@@ -92,11 +85,9 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 	return nil
 }
 
-// Write is [resource.Store.Write]. A value that doesn't fit into an item (400 KB with key and names) is refused with
-// [resource.ErrTooLarge].
-//
-// The client retries a request whose reply was lost. If the first attempt took effect, Write returns nil, or, if a later fence
-// has come in between, an error that leaves the outcome open.
+// Write is [resource.Store.Write]. A value that doesn't fit into an item (400 KB with key and names) is [resource.ErrTooLarge].
+// If the client's retry is refused after the first attempt took effect, Write returns nil, or, if a later fence has come in
+// between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err
@@ -146,7 +137,7 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 	return rec, err
 }
 
-// Overwrite is [resource.Overwriter.Overwrite]. It takes a second request if f is not zero and less than the item's fence.
+// Overwrite is [resource.Overwriter.Overwrite].
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckOffered(f), checkSize(key, value)); err != nil {
 		return err
@@ -189,9 +180,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// raise raises the fence of key's item to f if f is greater, and sets its value if hasValue. It returns the item as it is then,
-// or, as seen, the item that refused. doubt is set when a reply was lost, so that the update may have taken effect although
-// the retry was refused.
+// raise raises the fence of key's item to f if f is greater, and sets its value if hasValue. It returns the new item, or, as
+// seen, the one that refused. doubt is set if a reply was lost: the update may have taken effect although its retry was refused.
 func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value []byte, hasValue bool, doubt *bool,
 ) (rec resource.Record, seen *resource.Record, err error) {
 	in := &dynamodb.UpdateItemInput{
@@ -230,7 +220,7 @@ func id(key string) map[string]types.AttributeValue {
 	return map[string]types.AttributeValue{attrKey: &types.AttributeValueMemberS{Value: key}}
 }
 
-// bytesValue copies b. An empty one must not be nil, which would be no value.
+// bytesValue copies b; nil would be no value.
 func bytesValue(b []byte) types.AttributeValue {
 	return &types.AttributeValueMemberB{Value: append([]byte{}, b...)}
 }
@@ -238,8 +228,7 @@ func bytesValue(b []byte) types.AttributeValue {
 // digits is the width of the greatest uint64.
 const digits = 20
 
-// encode returns a string of fixed width, because strings then compare as fences do. A DynamoDB number is exact to 38 digits,
-// too few for both parts, and two numbers would take a condition of three comparisons.
+// encode returns a string of fixed width, because strings then compare as fences do. A DynamoDB number has only 38 digits.
 func encode(f resource.Fence) string { return fmt.Sprintf("%0*d.%0*d", digits, f.Token, digits, f.Seq) }
 
 func (s *Store) decode(key string, item map[string]types.AttributeValue) (resource.Record, error) {

@@ -1,17 +1,15 @@
 // Package filestore is a gatekeeper for plain files: a [resource.Store] in a directory, owned by one process. Serve it to
 // writers on other machines with [resource.NewHandler].
 //
-// Files can't compare tokens. A writer that reads the token, compares and renames may be paused before the rename, which then
-// replaces its successor's file. So only one process writes, and checks and renames under a lock. It may be paused too, but as
-// long as nobody takes its place, that costs availability and no data. Hence the exclusion must not time out as a lease does.
+// A writer that has compared tokens may be paused before its rename, which then replaces its successor's file. So one process
+// compares and renames, under a lock that doesn't time out.
 //
-// It rests on this:
-//   - The directory is on a local file system, where flock(2) keeps other gatekeepers out until this process ends. To replace
-//     a frozen gatekeeper, kill it first. On a shared file system the lock may be a lease, or missing: use package s3store.
-//   - Only the gatekeeper writes to the directory. flock doesn't stop a program that ignores it, and deleting a file deletes
-//     its fence.
+// It requires that
+//   - the directory is on a local file system, where flock(2) keeps other gatekeepers out until this process ends. To replace
+//     a frozen gatekeeper, kill it first. On a shared file system the lock may be a lease, or missing: use package s3store;
+//   - only the gatekeeper writes to the directory. Deleting a file deletes its fence.
 //
-// Each write waits for two syncs, of the file and the directory. Package boltstore shares syncs among writers.
+// Each write waits for two syncs. Package boltstore shares them among writers.
 package filestore
 
 import (
@@ -31,8 +29,8 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Store is a [resource.Store] in a directory. Each key has a file, named by the key's SHA-256 in hex. Its first line has fence,
-// state and key, the rest is the value. Its methods may be called concurrently.
+// Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. The first line has fence, state and
+// key, the rest is the value.
 type Store struct {
 	root   *os.Root // the locked directory, even if it is renamed
 	dir    *os.File // holds the lock
@@ -41,7 +39,7 @@ type Store struct {
 
 	mu     sync.Mutex // held from the check to the rename
 	closed bool
-	failed error // a rename that may not be on disk; from then on no call is answered
+	failed error // of a rename that may not be on disk; every later call returns it
 }
 
 var (
@@ -49,8 +47,8 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open makes the calling process the gatekeeper of the existing directory at path, until [Store.Close] or the process's end.
-// It fails at once if there is another gatekeeper, even a frozen one.
+// Open makes this process the gatekeeper of the existing directory at path, until [Store.Close]. It fails at once if there is
+// another gatekeeper, even a frozen one.
 func Open(path string) (*Store, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -67,8 +65,7 @@ func Open(path string) (*Store, error) {
 }
 
 func open(root *os.Root, dir *os.File) (*Store, error) {
-	// If the last gatekeeper died before a rename, remove its temporary file; if it died between a rename and the sync, the
-	// renamed file is visible, so sync it now.
+	// The last gatekeeper may have died before a rename, or between it and the sync.
 	left, err := fs.Glob(root.FS(), unfinished+"*")
 	for _, file := range left {
 		err = cmp.Or(err, root.Remove(file))
@@ -111,7 +108,6 @@ func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
 	return err
 }
 
-// found returns rec if there is a record.
 func found(rec resource.Record) (resource.Record, error) {
 	if rec.MaxFence == (resource.Fence{}) {
 		return rec, resource.ErrNotFound
@@ -119,8 +115,7 @@ func found(rec resource.Record) (resource.Record, error) {
 	return rec, nil
 }
 
-// change replaces key's record by what next returns for it, unless invalid or next has an error. A record whose fence stays the
-// same is not written.
+// change replaces key's record by what next returns for it, if its fence differs, unless invalid or next has an error.
 func (s *Store) change(ctx context.Context, key string, invalid error, next func(resource.Record) (resource.Record, error)) (resource.Record, error) {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), invalid); err != nil {
 		return resource.Record{}, err
@@ -177,7 +172,6 @@ func (s *Store) load(key string) (resource.Record, error) {
 	return rec, nil
 }
 
-// replace replaces key's file by rec. Value and fence are in one file, because a rename replaces one.
 func (s *Store) replace(key string, rec resource.Record) error {
 	from := unfinished + rand.Text()
 	err := s.create(from, encode(key, rec))
@@ -195,10 +189,8 @@ func (s *Store) replace(key string, rec resource.Record) error {
 	return nil
 }
 
-// unfinished is the prefix of files that are not renamed yet.
-const unfinished = "new-"
+const unfinished = "new-" // prefix of files that are not renamed yet
 
-// create writes b to a new file and syncs it.
 func (s *Store) create(name string, b []byte) error {
 	f, err := s.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -211,13 +203,12 @@ func (s *Store) create(name string, b []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// file is the name of key's file. A hash, because a key may be too long for a name and have any character.
+// file is the name of key's file: a hash, because a key may be too long for a name and have any character.
 func file(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(sum[:])
 }
 
-// The states of a record: whether it has a value.
 const (
 	touched = "touched" // by fenced reads only
 	written = "written"

@@ -1,15 +1,13 @@
 // Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store], a
-// [resource.Store]. A fence is a row in a table of fences, and its check is the WHERE of an upsert, which PostgreSQL evaluates
-// on the newest version of the row once it has locked it. The lock lasts until the transaction ends, so transactions on one
-// resource take effect one at a time, in the order of their fences, and a fence is raised if and only if its transaction
-// commits.
+// [resource.Store]. A fence is a row, checked by the WHERE of an upsert, which PostgreSQL evaluates once it has locked the row.
+// The lock lasts until the transaction ends, so transactions on one resource take effect in the order of their fences.
 //
-// It rests on this:
-//   - Every writer uses the guard, and nobody deletes rows of the table of fences.
-//   - synchronous_commit is on. A restored backup brings old fences back.
-//   - The table is the right one: [Guard] finds it by the search_path, where a temporary table of the same name comes first.
-//     In transactions that run other people's SQL, use a Store whose [Options].Table has a schema, and [Store.Guard].
-//   - A standby that is promoted has every committed transaction: list all that may be promoted in synchronous_standby_names
+// It requires that
+//   - every writer uses the guard, and nobody deletes fences;
+//   - synchronous_commit is on. A restored backup brings old fences back;
+//   - no temporary table shadows the table of fences. In transactions that run other people's SQL, use a Store whose
+//     [Options].Table has a schema, and [Store.Guard];
+//   - a promoted standby has every committed transaction: list all that may be promoted in synchronous_standby_names
 //     (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION), and stop the old primary first.
 package pgstore
 
@@ -29,13 +27,13 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// Schema is the SQL that creates the table of fences under its default name, fencelab_fence. It may be run again.
+// Schema is SQL that creates the table fencelab_fence. It may be run again.
 //
 //go:embed schema.sql
 var Schema string
 
-// AuditSchema is SQL to run after [Schema], if you want it, on PostgreSQL 14 or later. It creates a table fencelab_audit, and
-// a trigger that adds a row for every accepted fence, in the same transaction. It may be run again.
+// AuditSchema is SQL for PostgreSQL 14 or later, to run after [Schema]. It creates a table fencelab_audit, and a trigger that
+// adds a row for every accepted fence, in its transaction. It may be run again.
 //
 //go:embed audit.sql
 var AuditSchema string
@@ -61,12 +59,12 @@ const (
 
 // Options configure a [Store].
 type Options struct {
-	// Table is the name of the table of fences, or its schema and name. Default: fencelab_fence, found by the connection's
-	// search_path.
+	// Table is the name of the table of fences, or its schema and name; fencelab_fence if nil. Without a schema, the
+	// connection's search_path decides.
 	Table pgx.Identifier
 }
 
-// table returns the table's name, quoted.
+// table returns the table's quoted name.
 func (o *Options) table() (string, error) {
 	if o == nil || o.Table == nil {
 		return pgx.Identifier{defaultTable}.Sanitize(), nil
@@ -82,14 +80,14 @@ func (o *Options) table() (string, error) {
 	return o.Table.Sanitize(), nil
 }
 
-// CreateSchema creates the table of fences unless it exists. Any number of processes may call it at once.
+// CreateSchema creates the table of fences unless it exists. It may be called concurrently.
 func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	table, err := opts.table()
 	if err != nil {
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// CREATE TABLE IF NOT EXISTS fails when another does the same at this moment.
+		// CREATE TABLE IF NOT EXISTS fails if another runs at the same time.
 		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext($1::text))", defaultTable); err != nil {
 			return err
 		}
@@ -99,10 +97,8 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 	return failed(ctx, err)
 }
 
-// Store is a [resource.Store] on a table of fences that also holds the values. Its methods may be called concurrently.
-//
-// Each call is one statement, in its own transaction at the connection's default isolation level. It is retried if PostgreSQL
-// rolls it back with a serialization failure.
+// Store is a [resource.Store] on a table of fences that also holds the values. Each call is one statement at the connection's
+// default isolation level, retried after a serialization failure.
 type Store struct {
 	pool  *pgxpool.Pool
 	t     table
@@ -114,8 +110,8 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on pool, which the caller closes. It sends nothing; the table must exist, see [Schema] and
-// [CreateSchema]. A nil opts is the zero Options.
+// New returns a Store on pool, which the caller closes. It sends nothing. The table must exist, see [CreateSchema]. opts may be
+// nil.
 func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	if pool == nil {
 		return nil, errors.New("pgstore: pool is nil")
@@ -181,8 +177,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// do runs a transaction of one statement, and retries it after a serialization failure: each means that another transaction
-// has committed.
+// do repeats f after a serialization failure, each of which means that another transaction has committed.
 func (s *Store) do(ctx context.Context, key string, invalid error, f func() error) error {
 	if err := s.calls.Begin(ctx, key, invalid); err != nil {
 		return err
@@ -195,7 +190,6 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func() erro
 	}
 }
 
-// table has the statements for one table.
 type table struct{ write, raiseTo, read, overwrite, setFence string }
 
 func tableNamed(name string) table {
@@ -203,12 +197,11 @@ func tableNamed(name string) table {
 	return table{write: sql(writeSQL), raiseTo: sql(raiseSQL), read: sql(readSQL), overwrite: sql(overwriteSQL), setFence: sql(setFenceSQL)}
 }
 
-// querier is a transaction or a pool.
 type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// accept raises key's fence to f, or returns a [*resource.StaleTokenError]; see write.sql.
+// accept raises key's fence to f, see write.sql.
 func (t table) accept(ctx context.Context, q querier, key string, f resource.Fence, value, request []byte) error {
 	var token, seq *string
 	var applied bool
@@ -225,7 +218,7 @@ func (t table) accept(ctx context.Context, q querier, key string, f resource.Fen
 	return &resource.StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied}
 }
 
-// raise raises key's fence to (token, 0), or returns a [*resource.StaleTokenError]; see raise.sql.
+// raise raises key's fence to (token, 0), see raise.sql.
 func (t table) raise(ctx context.Context, q querier, key string, token uint64, withValue bool) (rec resource.Record, err error) {
 	err = ask(func() (err error) {
 		rec, err = scan(q.QueryRow(ctx, t.raiseTo, key, number(token), withValue))
@@ -240,8 +233,8 @@ func (t table) raise(ctx context.Context, q querier, key string, token uint64, w
 	return rec, nil
 }
 
-// ask runs a statement twice if it returns no row. That happens at READ COMMITTED, when a concurrent statement commits the
-// same or a later fence after this one has begun; the second run sees that fence from its start.
+// ask runs a statement again if it returns no row: at READ COMMITTED, a concurrent statement has committed the same or a later
+// fence since it began.
 func ask(f func() error) error {
 	for range 2 {
 		if err := f(); !errors.Is(err, pgx.ErrNoRows) {
@@ -251,7 +244,6 @@ func ask(f func() error) error {
 	return errors.New("the fence was neither raised nor refused: a trigger or a rule interferes, or the row was deleted meanwhile")
 }
 
-// scan reads a record.
 func scan(row pgx.Row) (rec resource.Record, err error) {
 	var token, seq string
 	if err = row.Scan(&token, &seq, &rec.Value); err == nil {
@@ -260,7 +252,7 @@ func scan(row pgx.Row) (rec resource.Record, err error) {
 	return rec, err
 }
 
-// number is n as a parameter of type numeric.
+// number is n as a numeric parameter.
 func number(n uint64) string { return strconv.FormatUint(n, 10) }
 
 // orEmpty replaces nil, which would be NULL.
@@ -271,7 +263,6 @@ func orEmpty(value []byte) []byte {
 	return value
 }
 
-// failed wraps a client's error, if there is one.
 func failed(ctx context.Context, err error) error {
 	if code(err) == "42P01" && ctx.Err() == nil {
 		err = fmt.Errorf("the table of fences is missing; see CreateSchema: %w", err)

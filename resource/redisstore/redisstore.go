@@ -1,16 +1,15 @@
 // Package redisstore is a [resource.Store] in Redis 4 or later: a server, a replicated one or a Cluster. A record is a hash,
 // resource:{KEY}, with the fields token, seq and value, and a script checks the fence and writes.
 //
-// The store is as safe as the Redis is durable. A Redis that loses writes loses fences with them; then a stale holder gets
-// through, and the value may go back in time:
-//   - A restart without persistence loses everything, one with appendfsync everysec (the default) the last second. Use
-//     appendonly yes and appendfsync always, so that a reply waits for the disk.
-//   - A failover loses what the new primary had not received yet. Replication is asynchronous, and WAIT doesn't change that:
-//     it counts replicas, but neither undoes the write if there are too few nor keeps a lagging one from promotion.
+// A Redis that loses writes loses fences, and then a stale holder gets through:
+//   - A restart without persistence loses everything, with appendfsync everysec (the default) the last second. Use
+//     appendonly yes and appendfsync always.
+//   - A failover loses what the new primary has not received. WAIT doesn't prevent that: it neither undoes the write if there
+//     are too few replicas nor keeps a lagging one from promotion.
 //   - An old primary that is cut off accepts writes until it learns of the new one, and then drops them.
-//   - An eviction, FLUSHALL, DEL or a TTL deletes the fence with its record. Use maxmemory-policy noeviction.
+//   - An eviction, FLUSHALL, DEL or a TTL deletes the fence. Use maxmemory-policy noeviction.
 //
-// If you can't tolerate a lost fence, use a store with a quorum or a synchronous standby.
+// If you can't tolerate that, use a store with a quorum or a synchronous standby.
 package redisstore
 
 import (
@@ -39,14 +38,12 @@ var (
 
 // Options configure a [Store].
 type Options struct {
-	// Prefix is put before the names of all keys; "" by default. Stores with different prefixes share nothing.
+	// Prefix begins the names of all keys. Stores with different prefixes share nothing.
 	Prefix string
 }
 
-// Store is a [resource.Store] in Redis. Its methods may be called concurrently. Its client may be a *redis.Client, with a
-// Sentinel too, or a *redis.ClusterClient, whose Read may return an old record if ReadOnly, RouteByLatency or RouteRandomly is
-// set. It can't be a *redis.Ring: when a server doesn't answer, a ring sends its keys to another one, which has no fence, and
-// a stale holder gets through. Set the client's ContextTimeoutEnabled if calls should end at their context's deadline.
+// Store is a [resource.Store] in Redis. Read may return an old record from a *redis.ClusterClient with ReadOnly, RouteByLatency
+// or RouteRandomly.
 type Store struct {
 	c      redis.UniversalClient
 	prefix string
@@ -58,7 +55,9 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on client, which the caller closes. It sends nothing. A nil opts is the zero Options.
+// New returns a Store on client, which the caller closes. It sends nothing. opts may be nil. A *redis.Ring is refused: when a
+// server doesn't answer, it sends keys to another one, which has no fence. Set ContextTimeoutEnabled if calls should end at
+// their context's deadline.
 func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("redisstore: client is nil")
@@ -76,8 +75,7 @@ func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	return &Store{c: client, prefix: o.Prefix}, nil
 }
 
-// Write is [resource.Store.Write]. It is sent once, whatever the client's MaxRetries: after a retry, the caller would be told
-// of a refusal and not of the lost reply.
+// Write is [resource.Store.Write]. It is sent once, whatever the client's MaxRetries.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	return s.do(ctx, key, resource.CheckFence(f), func(name []string) error {
 		reply, err := writeScript.Run(ctx, redisscript.Once{UniversalClient: s.c}, name, f.Token, f.Seq, value).StringSlice()
@@ -157,7 +155,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// do runs a call on the Redis key of key's record.
+// do runs f with the Redis key of key's record.
 func (s *Store) do(ctx context.Context, key string, invalid error, f func(name []string) error) error {
 	if err := s.calls.Begin(ctx, key, invalid); err != nil {
 		return err
@@ -166,7 +164,7 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func(name [
 	return calls.Wrap(ctx, "redisstore", f([]string{s.prefix + "resource:{" + key + "}"}))
 }
 
-// record converts a hash's token, seq and value.
+// record converts token, seq and value.
 func record(fields []any) (rec resource.Record, err error) {
 	if len(fields) != 3 {
 		return rec, fmt.Errorf("the script returned %q", fields)

@@ -17,9 +17,8 @@ const (
 	maxPrefix = 1024 - maxName // S3 allows names of 1024 bytes
 )
 
-// Object returns the name of key's object. Letters, digits, "_", "-" and, except at the beginning, "." are kept; any other byte
-// becomes "!" and two hexadecimal digits, so that no name is a path. A name of more than 200 bytes ends with "~" and the key's
-// SHA-256 instead.
+// Object returns the name of key's object: the prefix and the key, in which a byte other than a letter, digit, "_", "-" or, except
+// at the beginning, "." becomes "!" and two hexadecimal digits. After 200 bytes it ends with "~" and the key's SHA-256.
 func (s *Store) Object(key string) string {
 	var b strings.Builder
 	for i := range len(key) {
@@ -74,13 +73,13 @@ func decode(b []byte) (resource.Record, error) {
 	return resource.Record{MaxFence: f}, nil
 }
 
-// version is an object at some time. The zero version means that there is no object.
+// version is a version of an object; zero: there is no object.
 type version struct {
 	rec  resource.Record
 	etag string
 }
 
-// known has the last versions seen, without their values, of at most maxKnown keys. An outdated entry only costs a request.
+// known has the last versions seen of at most maxKnown keys, without values. An outdated entry only costs a request.
 type known struct {
 	mu sync.Mutex
 	m  map[string]version

@@ -14,15 +14,12 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/awscall"
 )
 
-// tries is how often each condition must be honoured. A server that ignores one in two passes with a chance of 1 in 65,536.
+// tries is how often each condition must be honoured. A server that ignores half of them passes with a chance of 1 in 65,536.
 const tries = 8
 
-// Probe writes a scratch object to check that the server honours If-None-Match and If-Match: one that doesn't know a header
-// accepts every write without a word. The error says what the server did and wraps [ErrNoConditions]; any other error means
-// that the probe failed. Probe takes 19 requests, because one address may stand for several servers, and one to delete the
-// object, which stays if the role may not delete.
-//
-// It can't detect whether the server compares and writes atomically. Package storetest's concurrent case can.
+// Probe writes and deletes a scratch object to check that the server honours If-None-Match and If-Match. The error wraps
+// [ErrNoConditions] if it doesn't; any other error means that the probe failed. Probe takes 20 requests, because one address
+// may stand for several servers. Whether the server compares and writes atomically, only package storetest can check.
 func (s *Store) Probe(ctx context.Context) (err error) {
 	p := probe{s: s, name: s.o.Prefix + "~probe-" + rand.Text()}
 	defer func() {
@@ -74,7 +71,6 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 	return nil
 }
 
-// probe is a scratch object.
 type probe struct {
 	s    *Store
 	name string

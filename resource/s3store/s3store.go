@@ -1,17 +1,15 @@
 // Package s3store is a [resource.Store] in a bucket of Amazon S3, or of a server with its protocol. A record is an object, and
 // every write a conditional PUT: If-None-Match: * for an object's first one, If-Match with its ETag after that
 // (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html).
+// The fence is in the object's body, because metadata doesn't change the ETag. A copy in the metadata is for people.
 //
-// The fence is in the object's body, before the value. In the metadata alone it would not change the ETag, which covers only
-// an object's contents, and a stale write would get through. A copy in the metadata is for people.
-//
-// It rests on this:
-//   - The server compares and writes atomically, which [Open] probes as far as possible.
-//   - Reads are strongly consistent, as in S3 since 2020; through a cache or a replica they are not.
-//   - Nobody else writes or deletes the objects, by hand, lifecycle rule or backup. A bucket policy can demand conditions of
-//     every PUT (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html).
-//   - The client's role has s3:GetObject, s3:PutObject, s3:ListBucket (without it, S3 answers 403 for an object that doesn't
-//     exist) and, for [Store.Probe], s3:DeleteObject.
+// It requires that
+//   - the server compares and writes atomically, which [Open] probes as far as possible;
+//   - reads are strongly consistent, as in S3 since 2020, but not through a cache or a replica;
+//   - nobody else writes or deletes the objects, by hand, lifecycle rule or backup. A bucket policy can demand conditions of
+//     every PUT (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html);
+//   - the client's role has s3:GetObject, s3:PutObject, s3:ListBucket (without it, S3 answers 403 for a missing object) and,
+//     for [Store.Probe], s3:DeleteObject.
 package s3store
 
 import (
@@ -35,21 +33,18 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// ErrNoConditions is wrapped by the error of [Open] and [Store.Probe] if the server ignores the conditions of a PUT. Nothing can
-// be fenced there.
+// ErrNoConditions is wrapped by the error of [Open] and [Store.Probe] if the server ignores the conditions of a PUT.
 var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
-// Options are the optional settings of [New]. The zero value is ready for use.
+// Options are the optional settings of [New].
 type Options struct {
-	// Prefix is put before the names of all objects; "" by default. Stores share nothing if neither prefix is the beginning of
-	// the other.
+	// Prefix begins the names of all objects. Stores share nothing if neither prefix is the beginning of the other.
 	Prefix string
-	// MaxValue is the largest value in bytes; 5 MiB if zero. A value is held in memory and sent in one PUT (S3 takes 5 GB),
-	// and again after every lost race. Put larger data into objects that are written once, and their names into the value.
+	// MaxValue is the largest value in bytes; 5 MiB if zero. A value is held in memory and sent again after every lost race.
 	MaxValue int
 }
 
-// Store is a [resource.Store] in a bucket. Its methods may be called concurrently, also in several processes.
+// Store is a [resource.Store] in a bucket, which several processes may use.
 type Store struct {
 	client *s3.Client
 	bucket string
@@ -75,8 +70,8 @@ func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) 
 	return s, nil
 }
 
-// New returns a Store on an existing bucket. It sends nothing; use [Open] unless you know that the server honours the
-// conditions of a PUT. A nil opts is the zero Options.
+// New returns a Store on an existing bucket. It sends nothing. Use [Open] unless you know that the server honours conditions.
+// opts may be nil.
 func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	var o Options
 	if opts != nil {
@@ -96,12 +91,9 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	return &Store{client: client, bucket: bucket, o: o}, nil
 }
 
-// Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is refused with [resource.ErrTooLarge]. It takes
-// one request if the Store knows the object's ETag from an earlier call, else two. An outdated ETag costs a request; the Store
-// never decides by what it remembers.
-//
-// The client retries a request whose reply was lost. If the first attempt took effect, Write returns nil, or, if a later fence
-// has come in between, an error that leaves the outcome open.
+// Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is [resource.ErrTooLarge]. If the client's retry
+// is refused after the first attempt took effect, Write returns nil, or, if a later fence has come in between, an error that
+// leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), s.checkSize(key, value)); err != nil {
 		return err
@@ -119,8 +111,7 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 	return awscall.Outcome("s3store", err, doubt)
 }
 
-// ReadFenced is [resource.Store.ReadFenced]. It takes two requests if it raises the fence, of which the second sends the
-// value back, because a copy in place can't change the body. Else it takes one.
+// ReadFenced is [resource.Store.ReadFenced]. If it raises the fence, it sends the value back, in a second request.
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
 	if err := s.calls.Begin(ctx, key, resource.CheckToken(token)); err != nil {
 		return resource.Record{}, err
@@ -148,8 +139,8 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 	return v.rec, err
 }
 
-// Overwrite is [resource.Overwriter.Overwrite]: a PUT without a condition. It keeps the fence that this Store has seen last; one
-// that another process has raised since is lost.
+// Overwrite is [resource.Overwriter.Overwrite]: a PUT without a condition. It loses a fence that another process has raised since
+// this Store last saw the object.
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckOffered(f), s.checkSize(key, value)); err != nil {
 		return err
@@ -195,21 +186,18 @@ func (s *Store) checkSize(key string, value []byte) error {
 	return fmt.Errorf("%w: that of %q has %d bytes, at most %d are allowed (Options.MaxValue)", resource.ErrTooLarge, key, len(value), s.o.MaxValue)
 }
 
-// errLostRace means that a PUT's condition did not hold.
+// errLostRace: a PUT's condition did not hold.
 var errLostRace = errors.New("s3store: the object has changed")
 
 const (
-	maxIdle  = 8 // races lost in a row without a change of the object, before replace gives up
+	maxIdle  = 8 // races lost in a row while the object didn't change, before replace gives up
 	minPause = 5 * time.Millisecond
 	maxPause = 200 * time.Millisecond
 )
 
-// replace replaces a key's record by what next returns for it, and returns that. It starts with from, or with the object if that
-// is nil. After a lost race, next decides again on the object as it is then. doubt is set when the reply to a PUT was lost, so
-// that it may have taken effect.
-//
-// It ends: an object changes only by accepted fences, which rise, and next refuses the first that is not less than the
-// caller's. A server may also answer 409 without a change; replace waits that out maxIdle times in a row.
+// replace replaces a key's record by what next returns for it, starting with from, or with the object if that is nil. doubt is set
+// if a PUT's reply was lost, so that it may have taken effect. It ends, because accepted fences rise, and next refuses the first
+// that is not less than the caller's. A server may also answer 409 without a change.
 func (s *Store) replace(ctx context.Context, key string, from *version, doubt *bool,
 	next func(resource.Record) (resource.Record, error),
 ) (resource.Record, error) {
@@ -258,7 +246,7 @@ func wait(ctx context.Context, pause time.Duration) error {
 	}
 }
 
-// condition returns a PUT on condition that the object has this ETag, or that there is no object if etag is "".
+// condition is a PUT if the object has this ETag, or if there is no object for "".
 func condition(etag string) *s3.PutObjectInput {
 	if etag == "" {
 		return &s3.PutObjectInput{IfNoneMatch: aws.String("*")}
@@ -293,7 +281,6 @@ func (s *Store) get(ctx context.Context, key string) (version, error) {
 	return v, nil
 }
 
-// put sends rec with in's condition. It returns errLostRace if that doesn't hold.
 func (s *Store) put(ctx context.Context, key string, rec resource.Record, in *s3.PutObjectInput, doubt *bool) error {
 	name := s.Object(key)
 	in.Bucket, in.Key, in.Body = &s.bucket, &name, bytes.NewReader(encode(rec))
@@ -310,8 +297,7 @@ func (s *Store) put(ctx context.Context, key string, rec resource.Record, in *s3
 	return nil
 }
 
-// lostRace reports whether err means that a PUT's condition did not hold: 412, 409 for a concurrent write, 404 for If-Match
-// without an object.
+// lostRace reports whether a PUT's condition did not hold: 412, 409 for a concurrent write, 404 for If-Match without an object.
 func lostRace(err error) bool {
 	switch awscall.Status(err) {
 	case http.StatusPreconditionFailed, http.StatusConflict:

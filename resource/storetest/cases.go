@@ -183,7 +183,7 @@ func otherValueRefused(ctx context.Context, s *store) error {
 	return s.refused(ctx, key, f, valueOf(f), false)
 }
 
-// repeatTells has writes whose replies are lost, applied or not, and writes whose ctx ends while they run.
+// repeatTells has writes whose replies are lost, applied or not, and writes whose ctx ends meanwhile.
 func repeatTells(ctx context.Context, s *store) error {
 	under := s.Store
 	defer func() { s.Store = under }()

@@ -11,11 +11,10 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// call is one of many concurrent calls on a key. Begin and end are readings of one clock that ticks with each reading: if the
-// end of one is less than the begin of another, their order is known.
+// call is one of many concurrent calls on a key.
 type call struct {
-	fence      resource.Fence // Seq 0: a fenced read
-	begin, end int64
+	fence      resource.Fence  // Seq 0: a fenced read
+	begin, end int64           // readings of a clock that ticks with each
 	rec        resource.Record // of an accepted fenced read
 	err        error           // nil or a *StaleTokenError
 }
@@ -27,9 +26,8 @@ func (c *call) String() string {
 	return fmt.Sprintf("Write at %v", c.fence)
 }
 
-// concurrent runs 100 holders with shuffled tokens on one key at once; every other one reads before it writes. No client sees
-// the order in which the store accepted their calls, but by the rules it is the order of the fences, and judge checks every
-// answer against it. Then holders with the same token write, two at a time: duel.
+// concurrent runs 100 holders with shuffled tokens on one key, of which every other one reads before it writes. By the rules the
+// store accepts calls in the order of their fences, and judge checks every answer against that.
 func concurrent(ctx context.Context, s *store) error {
 	const holders = 100
 	var clock atomic.Int64
@@ -86,7 +84,7 @@ func concurrent(ctx context.Context, s *store) error {
 	return nil
 }
 
-// duel has two holders of the same token write different values at once. One must be accepted, and its value must stay.
+// duel has two holders of the same token write different values. Exactly one must be accepted, and its value stay.
 func duel(ctx context.Context, s *store, f resource.Fence) error {
 	values := [2][]byte{[]byte("one"), []byte("other")}
 	var errs [2]error
@@ -116,7 +114,7 @@ func duel(ctx context.Context, s *store, f resource.Fence) error {
 	return s.holds(ctx, key, resource.Record{Value: values[winner], MaxFence: f})
 }
 
-// watch reads until ctx ends: the fence must never fall, and the value must belong to the fence.
+// watch reads until ctx ends: the fence must never fall, and the value must be that of the fence.
 func watch(ctx context.Context, s *store) error {
 	var last resource.Fence
 	for ctx.Err() == nil {
@@ -134,7 +132,7 @@ func watch(ctx context.Context, s *store) error {
 	return nil
 }
 
-// judge checks the answers of concurrent calls on one key. Each has its own fence; last is the greatest.
+// judge checks the answers of concurrent calls on one key, each with a fence of its own; last is the greatest.
 func judge(calls []*call, last resource.Fence) error {
 	byFence := make(map[resource.Fence]*call, len(calls))
 	for _, c := range calls {
@@ -170,7 +168,6 @@ func judge(calls []*call, last resource.Fence) error {
 	return nil
 }
 
-// accepted checks an accepted call against all others.
 func accepted(c *call, calls []*call) error {
 	var before resource.Fence // the greatest write accepted below c
 	for _, o := range calls {

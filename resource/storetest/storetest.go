@@ -4,8 +4,7 @@
 //		storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) { return mystore.New(t.TempDir()) }})
 //	}
 //
-// It can't check whether a reply waits for the disk: a reopened file may come from the page cache. That takes a trace of
-// system calls, or pulling the plug.
+// It can't check whether a reply waits for the disk: a reopened file may come from the page cache.
 package storetest
 
 import (
@@ -20,17 +19,17 @@ import (
 
 // Harness opens stores for the kit.
 type Harness struct {
-	// New returns an empty store. The kit calls it once per case and closes the store.
+	// New returns an empty store for a case, which closes it.
 	New func() (resource.Store, error)
-	// Reopen closes the store of the last New, or kills it, and opens it again on the same data. If nil, the cases that need
-	// it are skipped: the store isn't durable.
+	// Reopen closes or kills the store of the last New and opens it again on the same data. If nil, cases that need it are
+	// skipped: the store isn't durable.
 	Reopen func(resource.Store) (resource.Store, error)
 }
 
-// Case checks one rule. The comment of [resource.Store] has its name in brackets after the rule.
+// Case checks one rule in the comment of [resource.Store].
 type Case struct {
 	Name        string
-	Rule        string // the rule, in a sentence
+	Rule        string
 	NeedsReopen bool
 	check       func(ctx context.Context, s *store) error
 }
@@ -56,7 +55,7 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// Check runs the case on a new store of h, and returns an error if the store breaks the rule.
+// Check returns an error if a new store of h breaks the rule.
 func (c Case) Check(ctx context.Context, h Harness) (err error) {
 	s, err := h.New()
 	if err != nil {

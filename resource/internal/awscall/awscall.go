@@ -1,5 +1,5 @@
-// Package awscall tells the stores on AWS whether a request may have taken effect although the SDK reports a failure: the
-// SDK retries a request whose reply was lost, and the retry fails the condition that the first attempt met.
+// Package awscall detects that a request may have taken effect although it failed: the SDK retries it after a lost reply, and
+// the retry fails the condition that the first attempt met.
 package awscall
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Retryer is r, but sets doubt when an attempt fails that may have taken effect: any that the server has not refused.
+// Retryer is r, but sets doubt when an attempt fails that the server has not refused, and that may have taken effect.
 func Retryer(r aws.Retryer, doubt *bool) aws.Retryer { return watched{r, doubt} }
 
 type watched struct {
@@ -27,7 +27,7 @@ func (w watched) IsErrorRetryable(err error) bool {
 	return w.Retryer.IsErrorRetryable(err)
 }
 
-// GetAttemptToken keeps the rate limit of a retryer that has one.
+// GetAttemptToken keeps r's rate limit, if it has one.
 func (w watched) GetAttemptToken(ctx context.Context) (func(error) error, error) {
 	if r, ok := w.Retryer.(aws.RetryerV2); ok {
 		return r.GetAttemptToken(ctx)
@@ -46,8 +46,8 @@ func Status(err error) int {
 	return 0
 }
 
-// Outcome is what a store's Write returns. With doubt, a refusal as applied means that the first attempt took effect, and
-// any other refusal leaves that open: a *StaleTokenError would say that nothing was changed.
+// Outcome is the result of a store's Write. With doubt, a refusal as applied means that the first attempt took effect. Any
+// other leaves that open, and a *StaleTokenError would say that nothing was changed.
 func Outcome(store string, err error, doubt bool) error {
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
 	switch {

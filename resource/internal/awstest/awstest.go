@@ -1,4 +1,4 @@
-// Package awstest has what the tests of the stores on AWS share: a transport that loses replies, and the cases about them.
+// Package awstest has a transport that loses replies, and the test cases for it that the stores on AWS share.
 package awstest
 
 import (
@@ -28,7 +28,7 @@ var Transport = &http.Transport{MaxIdleConnsPerHost: 200}
 // Region is that of AWS_REGION, or a default.
 func Region() string { return cmp.Or(os.Getenv("AWS_REGION"), "us-east-1") }
 
-// Credentials are those of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or a default.
+// Credentials are those of the AWS_ variables, or a default.
 func Credentials() aws.CredentialsProvider {
 	return credentials.NewStaticCredentialsProvider(cmp.Or(os.Getenv("AWS_ACCESS_KEY_ID"), "id"),
 		cmp.Or(os.Getenv("AWS_SECRET_ACCESS_KEY"), "secret"), os.Getenv("AWS_SESSION_TOKEN"))
@@ -109,8 +109,7 @@ func NotApplied(r *http.Request) (*http.Response, error) {
 	return nil, ErrCut
 }
 
-// LostReply loses replies and requests of a store whose client retries, and of one whose client doesn't. Both use the same
-// records, and key is new.
+// LostReply loses replies and requests of a store whose client retries, and of one on the same records whose client doesn't.
 func LostReply(t *testing.T, key string, retries resource.Store, link *Link, once resource.Store, linkOnce *Link) {
 	t.Helper()
 	ctx := t.Context()
@@ -146,8 +145,7 @@ func LostReply(t *testing.T, key string, retries resource.Store, link *Link, onc
 	require.NoError(t, once.Write(ctx, key, at(7), []byte("v")))
 }
 
-// LostReplyThenLaterFence loses the reply to a write that took effect, and lets a later one in before the client retries. A
-// StaleTokenError would say that the write changed nothing. key is new.
+// LostReplyThenLaterFence loses the reply to a write that took effect, and lets a later one in before the client retries.
 func LostReplyThenLaterFence(t *testing.T, key string, s resource.Store, link *Link, rival resource.Store) {
 	t.Helper()
 	ctx := t.Context()

@@ -1,5 +1,4 @@
-// Package calls is what all stores share: the checks at the start of a call, a Close that waits for calls in flight, and
-// the wrapping of a client's errors.
+// Package calls checks the arguments of a store's calls, lets Close wait for those in flight, and wraps a client's errors.
 package calls
 
 import (
@@ -19,8 +18,7 @@ type Calls struct {
 	inFlight sync.WaitGroup
 }
 
-// Begin starts a call, unless ctx has ended, the key is invalid, invalid has an error, or the store is closed. A call that
-// has begun must call End.
+// Begin starts a call, which must call End, unless ctx has ended, key is invalid, invalid has an error, or the store is closed.
 func (c *Calls) Begin(ctx context.Context, key string, invalid ...error) error {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), cmp.Or(invalid...)); err != nil {
 		return err
@@ -34,7 +32,7 @@ func (c *Calls) Begin(ctx context.Context, key string, invalid ...error) error {
 	return nil
 }
 
-// End ends a call.
+// End ends a call that Begin started.
 func (c *Calls) End() { c.inFlight.Done() }
 
 // Close refuses new calls and waits for those in flight. It may be called again.
@@ -45,8 +43,8 @@ func (c *Calls) Close() {
 	c.inFlight.Wait()
 }
 
-// Wrap puts a store's name before a client's error, and ctx's cause too if ctx has ended, since clients report ctx.Err at
-// best. A refusal and [resource.ErrNotFound] stay as they are.
+// Wrap puts the store's name before a client's error, and ctx's cause if ctx has ended. A refusal and [resource.ErrNotFound]
+// stay as they are.
 func Wrap(ctx context.Context, store string, err error) error {
 	if _, stale := errors.AsType[*resource.StaleTokenError](err); err == nil || stale || errors.Is(err, resource.ErrNotFound) {
 		return err

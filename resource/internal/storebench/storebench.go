@@ -17,22 +17,19 @@ import (
 
 // Way is a way to write.
 type Way struct {
-	Name string
-	// Write writes to key, with token if the way is fenced. A refusal is a [*resource.StaleTokenError].
-	Write func(ctx context.Context, key string, token uint64) error
-	// Against is the name of the way to compare with; empty: this is a baseline.
-	Against string
-	// Requests returns the number of requests sent since the last call. May be nil.
-	Requests func() int
+	Name     string
+	Write    func(ctx context.Context, key string, token uint64) error
+	Against  string     // the name of the way to compare with; empty: this is a baseline
+	Requests func() int // returns the number of requests sent since the last call; may be nil
 }
 
-// Unfenced and Fenced are the names of the ways of [Ways].
+// The names of the ways of [Ways].
 const (
 	Unfenced = "unfenced"
 	Fenced   = "fenced"
 )
 
-// Ways returns the two ways to write value to s, without and with a check of the fence. requests may be nil.
+// Ways returns the ways to write value to s without and with a check of the fence.
 func Ways(s resource.Overwriter, value []byte, requests func() int) []Way {
 	return []Way{
 		{Name: Unfenced, Requests: requests, Write: func(ctx context.Context, key string, token uint64) error {
@@ -44,15 +41,14 @@ func Ways(s resource.Overwriter, value []byte, requests func() int) []Way {
 	}
 }
 
-// lastToken rises over all runs, so that fenced writes are refused only where writers race.
+// lastToken rises over all runs, so that writes are refused only where writers race.
 var lastToken atomic.Uint64
 
-// rounds is how often the ways take turns in one iteration of [FenceCheck], enough for a median.
+// rounds is how often the ways alternate in one iteration of [FenceCheck].
 const rounds = 300
 
-// FenceCheck has one writer on one key. The ways take turns, each first equally often, so that they meet the same disk and
-// noise. It reports medians in µs: of a baseline, and of how much longer the others took in the same round, also in % of the
-// baseline. A negative value is noise.
+// FenceCheck has one writer on one key. The ways alternate, each first equally often, so that they meet the same noise. It
+// reports medians: a baseline's in µs, and how much longer the others took in the same round, in µs and % of the baseline.
 func FenceCheck(b *testing.B, ways []Way) {
 	b.Helper()
 	took, requests := make([][]float64, len(ways)), make([]int, len(ways))
@@ -66,7 +62,7 @@ func FenceCheck(b *testing.B, ways []Way) {
 	}
 	for i, w := range ways {
 		index[w.Name] = i
-		write(i) // warm up: the first write of a key is slower
+		write(i) // warm up
 	}
 	for b.Loop() {
 		for round := range rounds {
@@ -103,25 +99,24 @@ func FenceCheck(b *testing.B, ways []Way) {
 
 func median(of []float64) float64 { return slices.Sorted(slices.Values(of))[len(of)/2] }
 
-// turn is how long the writers of a way start writes before the next way's turn, in [Writers].
-const turn = 25 * time.Millisecond
+// slice is how long the writers of a way start writes before the next way's, in [Writers].
+const slice = 25 * time.Millisecond
 
-// Writers has 1, 16 and 128 writers, on a key each or all on one, in sub-benchmarks keys=K/writers=N. The ways take turns. It
-// reports writes per second. On one key a fenced write is refused if a later token came first; it counts, and the share of
-// those is reported.
+// Writers has 1, 16 and 128 writers, on a key each or all on one, in sub-benchmarks keys=K/writers=N. The ways alternate. It
+// reports writes per second, refused ones included, and the share of those.
 func Writers(b *testing.B, ways []Way) {
 	b.Helper()
 	for _, keys := range []string{"many", "one"} {
 		for _, writers := range []int{1, 16, 128} {
 			b.Run(fmt.Sprintf("keys=%s/writers=%d", keys, writers), func(b *testing.B) {
-				for _, w := range ways { // warm up: connect, and create the keys
+				for _, w := range ways { // warm up
 					new(writes).add(b, w, keys, writers, 0)
 				}
 				all := make([]writes, len(ways))
 				for round := 0; b.Loop(); round++ {
 					for n := range ways {
 						i := (round + n) % len(ways)
-						all[i].add(b, ways[i], keys, writers, turn)
+						all[i].add(b, ways[i], keys, writers, slice)
 					}
 				}
 				b.ReportMetric(0, "ns/op") // meaningless here
@@ -138,14 +133,13 @@ func Writers(b *testing.B, ways []Way) {
 	}
 }
 
-// writes counts the writes of a way.
 type writes struct {
 	made, refused atomic.Int64
 	requests      int
 	elapsed       time.Duration
 }
 
-// add runs writers for d, and at least one write each.
+// add runs writers for d, each at least once.
 func (all *writes) add(b *testing.B, w Way, keys string, writers int, d time.Duration) {
 	b.Helper()
 	w.sent()
