@@ -94,25 +94,3 @@ func TestCheckContext(t *testing.T) {
 	cancel(cause)
 	require.ErrorIs(t, resource.CheckContext(ctx), cause)
 }
-
-// TestOverwrite: every write is accepted, and the greatest fence offered is kept.
-func TestOverwrite(t *testing.T) {
-	m := resource.NewMemory()
-	ctx := t.Context()
-	for _, c := range []struct{ f, max resource.Fence }{
-		{resource.Fence{}, resource.Fence{}},
-		{resource.Fence{Token: 5, Seq: 1}, resource.Fence{Token: 5, Seq: 1}},
-		{resource.Fence{Token: 3, Seq: 1}, resource.Fence{Token: 5, Seq: 1}},
-		{resource.Fence{}, resource.Fence{Token: 5, Seq: 1}},
-	} {
-		require.NoError(t, m.Overwrite(ctx, "k", c.f, []byte(c.f.String())))
-		rec, err := m.Read(ctx, "k")
-		require.NoError(t, err)
-		require.Equal(t, resource.Record{Value: []byte(c.f.String()), MaxFence: c.max}, rec)
-	}
-	require.Error(t, m.Overwrite(ctx, "k", resource.Fence{Token: 1}, nil), "sequence number 0")
-	require.Error(t, m.Overwrite(ctx, "k", resource.Fence{Seq: 1}, nil), "token 0")
-	require.Error(t, m.Overwrite(ctx, "", resource.Fence{}, nil))
-	require.NoError(t, m.Close())
-	require.ErrorIs(t, m.Overwrite(ctx, "k", resource.Fence{}, nil), resource.ErrClosed)
-}

@@ -61,145 +61,101 @@ var cases = []Case{
 
 const key = "k"
 
-func strictlyGreater(ctx context.Context, s *store) error {
+func strictlyGreater(ctx context.Context, s *store) {
 	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
-		return fmt.Errorf("a new key: Read got %s, want %w", text(err), resource.ErrNotFound)
+		fail("a new key: Read got %s, want %w", text(err), resource.ErrNotFound)
 	}
 	for _, f := range []resource.Fence{at(1, 1), at(2, 1), at(3, 1), at(1000, 1)} { // gaps are allowed
-		if err := errors.Join(s.writes(ctx, key, f), s.holds(ctx, key, written(f))); err != nil {
-			return err
-		}
+		s.writes(ctx, key, f)
+		s.holds(ctx, key, written(f))
 	}
-	return nil
 }
 
-// equalRefused has two holders of the same token.
-func equalRefused(ctx context.Context, s *store) error {
-	if err := s.writes(ctx, key, at(5, 1)); err != nil {
-		return err
-	}
+func equalRefused(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(5, 1))
 	for _, value := range []string{"another holder's", at(5, 1).String()} {
 		err := s.Write(ctx, key, at(5, 1), []byte(value))
 		if _, stale := errors.AsType[*resource.StaleTokenError](err); !stale {
-			return fmt.Errorf("second Write at 5: got %s, want a *StaleTokenError", text(err))
+			fail("second Write at 5: got %s, want a *StaleTokenError", text(err))
 		}
-		if err := s.holds(ctx, key, written(at(5, 1))); err != nil {
-			return err
-		}
+		s.holds(ctx, key, written(at(5, 1)))
 	}
-	return nil
 }
 
-func lowerRefused(ctx context.Context, s *store) error {
-	if err := s.writes(ctx, key, at(2, 1), at(9, 1)); err != nil {
-		return err
-	}
+func lowerRefused(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(2, 1), at(9, 1))
 	for _, token := range []uint64{8, 2, 1, 3} {
-		if err := s.refused(ctx, key, at(token, 1), []byte("late"), false); err != nil {
-			return err
-		}
+		s.refused(ctx, key, at(token, 1), []byte("late"), false)
 	}
-	return s.writes(ctx, key, at(10, 1))
+	s.writes(ctx, key, at(10, 1))
 }
 
-func seqOrders(ctx context.Context, s *store) error {
-	if err := s.writes(ctx, key, at(3, 1), at(3, 2), at(3, 5)); err != nil {
-		return err
-	}
-	if err := errors.Join(
-		s.refused(ctx, key, at(3, 4), []byte("late"), false),
-		s.refused(ctx, key, at(2, 9), []byte("late"), false),
-	); err != nil {
-		return err
-	}
-	if err := s.writes(ctx, key, at(4, 1)); err != nil {
-		return err
-	}
-	return s.refused(ctx, key, at(3, 6), []byte("late"), false)
+func seqOrders(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(3, 1), at(3, 2), at(3, 5))
+	s.refused(ctx, key, at(3, 4), []byte("late"), false)
+	s.refused(ctx, key, at(2, 9), []byte("late"), false)
+	s.writes(ctx, key, at(4, 1))
+	s.refused(ctx, key, at(3, 6), []byte("late"), false)
 }
 
-func fullRange(ctx context.Context, s *store) error {
+func fullRange(ctx context.Context, s *store) {
 	const top = math.MaxUint64
 	ladder := []resource.Fence{
 		at(1, 1), at(1, 1<<63), at(1, top), at(2, 1), at(1<<53, 1), at(1<<53+1, 1), at(1<<63-1, 1), at(1<<63, 1),
 		at(top-1, top), at(top, 1), at(top, top-1), at(top, top),
 	}
 	for i, f := range ladder {
-		if err := errors.Join(s.writes(ctx, key, f), s.holds(ctx, key, written(f))); err != nil {
-			return err
-		}
+		s.writes(ctx, key, f)
+		s.holds(ctx, key, written(f))
 		for _, lower := range ladder[:i] {
-			if err := s.refused(ctx, key, lower, []byte("late"), false); err != nil {
-				return err
-			}
+			s.refused(ctx, key, lower, []byte("late"), false)
 		}
 	}
-	if _, err := s.ReadFenced(ctx, "read", top); err != nil {
-		return fmt.Errorf("ReadFenced by %d: %w", uint64(top), err)
-	}
-	if err := s.refused(ctx, "read", at(top-1, top), []byte("late"), false); err != nil {
-		return err
-	}
-	return s.writes(ctx, "read", at(top, 1))
+	s.reads(ctx, "read", top)
+	s.refused(ctx, "read", at(top-1, top), []byte("late"), false)
+	s.writes(ctx, "read", at(top, 1))
 }
 
-func retryRecognised(ctx context.Context, s *store) error {
+func retryRecognised(ctx context.Context, s *store) {
 	for _, f := range []resource.Fence{at(5, 1), at(5, 2), at(6, 1)} {
-		if err := s.writes(ctx, key, f); err != nil {
-			return err
-		}
+		s.writes(ctx, key, f)
 		for range 2 {
-			if err := s.refused(ctx, key, f, valueOf(f), true); err != nil {
-				return err
-			}
+			s.refused(ctx, key, f, valueOf(f), true)
 		}
 	}
-	if err := s.Write(ctx, "empty", at(1, 1), nil); err != nil {
-		return fmt.Errorf("Write of no value: %w", err)
-	}
-	return s.refused(ctx, "empty", at(1, 1), nil, true)
+	s.writesValue(ctx, "empty", at(1, 1), nil)
+	s.refused(ctx, "empty", at(1, 1), nil, true)
 }
 
-// otherValueRefused has two holders of the same token: only one may believe that it wrote.
-func otherValueRefused(ctx context.Context, s *store) error {
+func otherValueRefused(ctx context.Context, s *store) {
 	f := at(12, 3)
-	if err := s.writes(ctx, key, f); err != nil {
-		return err
-	}
+	s.writes(ctx, key, f)
 	for _, value := range []string{"another", "", "1", "12", "12.34", "12.3\x00", "12.4", "22.3", "99.9"} {
-		if err := s.refused(ctx, key, f, []byte(value), false); err != nil {
-			return err
-		}
+		s.refused(ctx, key, f, []byte(value), false)
 	}
 	for _, earlier := range []resource.Fence{at(11, 1), at(11, 3), at(12, 2)} {
-		if err := s.refused(ctx, key, earlier, valueOf(f), false); err != nil {
-			return err
-		}
+		s.refused(ctx, key, earlier, valueOf(f), false)
 	}
 	// After a later fenced read, nobody can tell whether the write was accepted.
-	if _, err := s.ReadFenced(ctx, key, 13); err != nil {
-		return fmt.Errorf("ReadFenced by 13: %w", err)
-	}
-	return s.refused(ctx, key, f, valueOf(f), false)
+	s.reads(ctx, key, 13)
+	s.refused(ctx, key, f, valueOf(f), false)
 }
 
 // repeatTells has writes whose replies are lost, applied or not, and writes whose ctx ends meanwhile.
-func repeatTells(ctx context.Context, s *store) error {
+func repeatTells(ctx context.Context, s *store) {
 	under := s.Store
 	defer func() { s.Store = under }()
 	for _, applied := range []bool{true, false} {
 		s.Store = &replyLost{Store: under, applied: applied}
 		f := at(map[bool]uint64{true: 1, false: 2}[applied], 1)
 		if err := s.Write(ctx, key, f, valueOf(f)); !errors.Is(err, errLost) {
-			return fmt.Errorf("Write at %v whose reply is lost: %w", f, err)
+			fail("Write at %v whose reply is lost: %w", f, err)
 		}
 		s.Store = under
 		if err := s.Write(ctx, key, f, valueOf(f)); errors.Is(err, resource.ErrApplied) != applied || (err == nil) == applied {
-			return fmt.Errorf("repeated Write at %v, first one applied: %t: got %s", f, applied, text(err))
+			fail("repeated Write at %v, first one applied: %t: got %s", f, applied, text(err))
 		}
-		if err := s.holds(ctx, key, written(f)); err != nil {
-			return err
-		}
+		s.holds(ctx, key, written(f))
 	}
 	for token := uint64(3); token < 50; token++ {
 		f := at(token, 1)
@@ -208,23 +164,19 @@ func repeatTells(ctx context.Context, s *store) error {
 		first := s.Write(givenUp, key, f, valueOf(f))
 		giveUp()
 		if _, stale := errors.AsType[*resource.StaleTokenError](first); stale {
-			return fmt.Errorf("Write at %v with a ctx that ends: %w", f, first)
+			fail("Write at %v with a ctx that ends: %w", f, first)
 		}
 		again := s.Write(ctx, key, f, valueOf(f))
 		if !errors.Is(again, resource.ErrApplied) && (again != nil || first == nil) {
-			return fmt.Errorf("Write at %v: first got %s, then %s; want ErrApplied if the first took effect, else no error",
-				f, text(first), text(again))
+			fail("Write at %v: first got %s, then %s; want ErrApplied if the first took effect, else no error", f, text(first), text(again))
 		}
-		if err := s.holds(ctx, key, written(f)); err != nil {
-			return err
-		}
+		s.holds(ctx, key, written(f))
 	}
-	return nil
 }
 
 var errLost = errors.New("the reply was lost")
 
-// replyLost loses the replies to writes that were applied, or the writes themselves.
+// replyLost loses writes, or the replies to them if applied.
 type replyLost struct {
 	resource.Store
 	applied bool
@@ -239,327 +191,223 @@ func (s *replyLost) Write(ctx context.Context, key string, f resource.Fence, val
 	return errLost
 }
 
-func fencedReadRaises(ctx context.Context, s *store) error {
-	if err := s.writes(ctx, key, at(1, 1)); err != nil {
-		return err
-	}
+func fencedReadRaises(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(1, 1))
 	for key, value := range map[string][]byte{key: valueOf(at(1, 1)), "never written": nil} {
 		want := resource.Record{Value: value, MaxFence: at(2, 0)}
-		got, err := s.ReadFenced(ctx, key, 2)
-		if err == nil {
-			err = same(got, want)
-		}
-		if err != nil {
-			return fmt.Errorf("ReadFenced of %q by 2: %w", key, err)
-		}
-		if err := errors.Join(
-			s.holds(ctx, key, want),
-			s.refused(ctx, key, at(1, 2), []byte("late"), false),
-			s.writes(ctx, key, at(2, 1)),
-		); err != nil {
-			return err
-		}
+		s.readsRecord(ctx, key, want)
+		s.holds(ctx, key, want)
+		s.refused(ctx, key, at(1, 2), []byte("late"), false)
+		s.writes(ctx, key, at(2, 1))
 	}
-	return nil
 }
 
-func fencedReadRefused(ctx context.Context, s *store) error {
-	if err := errors.Join(s.writes(ctx, key, at(5, 1)), s.readRefused(ctx, key, 4), s.writes(ctx, key, at(6, 1))); err != nil {
-		return err
-	}
-	if _, err := s.ReadFenced(ctx, key, 8); err != nil {
-		return fmt.Errorf("ReadFenced by 8: %w", err)
-	}
-	return errors.Join(s.readRefused(ctx, key, 7), s.readRefused(ctx, key, 1), s.writes(ctx, key, at(8, 1)))
+func fencedReadRefused(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(5, 1))
+	s.readRefused(ctx, key, 4)
+	s.writes(ctx, key, at(6, 1))
+	s.reads(ctx, key, 8)
+	s.readRefused(ctx, key, 7)
+	s.readRefused(ctx, key, 1)
+	s.writes(ctx, key, at(8, 1))
 }
 
-func fencedReadOwnGrant(ctx context.Context, s *store) error {
+func fencedReadOwnGrant(ctx context.Context, s *store) {
 	for _, f := range []resource.Fence{at(5, 1), at(5, 2), at(6, 1)} {
-		if err := s.writes(ctx, key, f); err != nil {
-			return err
-		}
+		s.writes(ctx, key, f)
 		for range 2 {
-			got, err := s.ReadFenced(ctx, key, f.Token)
-			if err == nil {
-				err = same(got, written(f))
-			}
-			if err != nil {
-				return fmt.Errorf("ReadFenced by %d after its own Write at %v: %w", f.Token, f, err)
-			}
-			if err := s.holds(ctx, key, written(f)); err != nil {
-				return err
-			}
+			s.readsRecord(ctx, key, written(f))
+			s.holds(ctx, key, written(f))
 		}
 	}
-	return nil
 }
 
-func keysIndependent(ctx context.Context, s *store) error {
+func keysIndependent(ctx context.Context, s *store) {
 	keys := []string{"a", "A", "b", "ab", "a/b", "a b"}
 	for i, k := range keys {
-		if err := s.writes(ctx, k, at(uint64(100-i), 1)); err != nil { // each lower than all before
-			return err
-		}
+		s.writes(ctx, k, at(uint64(100-i), 1)) // each lower than all before
 	}
-	if _, err := s.ReadFenced(ctx, "c", 1000); err != nil {
-		return fmt.Errorf("ReadFenced by 1000: %w", err)
-	}
+	s.reads(ctx, "c", 1000)
 	for i, k := range keys {
-		if err := s.holds(ctx, k, written(at(uint64(100-i), 1))); err != nil {
-			return err
-		}
+		s.holds(ctx, k, written(at(uint64(100-i), 1)))
 	}
-	return nil
 }
 
-func anyKey(ctx context.Context, s *store) error {
+func anyKey(ctx context.Context, s *store) {
 	keys := []string{
 		"/", "//", "a/", "/a", "a//b", "a/b", ".", "..", "../a", "a/..", "a/./b", "a/../b", "%", "%2F", "%2e%2e", "%zz",
 		" ", " a", "a ", "a+b", "?", "a?b=c", "#", "&", ";", ":", "@", "\\", `"`, "'", "<", "*", "$", "{a}", "\u00a0",
 		"\ufeff", "é", "e\u0301", "ключ", "🔒", "\u2028", strings.Repeat("k", resource.MaxKeyLen), strings.Repeat("я", resource.MaxKeyLen/2),
 	}
 	for i, k := range keys {
-		if err := s.writes(ctx, k, at(uint64(i+1), 1)); err != nil {
-			return fmt.Errorf("key %.40q: %w", k, err)
-		}
+		s.writes(ctx, k, at(uint64(i+1), 1))
 	}
 	for i, k := range keys {
-		if err := s.holds(ctx, k, written(at(uint64(i+1), 1))); err != nil {
-			return err
-		}
-		if _, err := s.ReadFenced(ctx, k, uint64(i+1)); err != nil {
-			return fmt.Errorf("ReadFenced of %.40q: %w", k, err)
-		}
+		s.holds(ctx, k, written(at(uint64(i+1), 1)))
+		s.reads(ctx, k, uint64(i+1))
 	}
-	return nil
 }
 
-func anyValue(ctx context.Context, s *store) error {
+func anyValue(ctx context.Context, s *store) {
 	all := make([]byte, 1<<16)
 	for i := range all {
 		all[i] = byte(i)
 	}
 	for i, value := range []string{"", "\x00", "null", `{"value":""}`, "\xff\xfe", "a\r\n\r\nb", " ", string(all)} {
-		f := at(uint64(i+1), 1)
-		if err := s.Write(ctx, key, f, []byte(value)); err != nil {
-			return fmt.Errorf("Write of %.40q: %w", value, err)
-		}
-		want := resource.Record{Value: []byte(value), MaxFence: f}
-		if err := s.holds(ctx, key, want); err != nil {
-			return err
-		}
-		got, err := s.ReadFenced(ctx, key, f.Token)
-		if err == nil {
-			err = same(got, want)
-		}
-		if err != nil {
-			return fmt.Errorf("ReadFenced after Write of %.40q: %w", value, err)
-		}
+		want := resource.Record{Value: []byte(value), MaxFence: at(uint64(i+1), 1)}
+		s.writesValue(ctx, key, want.MaxFence, want.Value)
+		s.holds(ctx, key, want)
+		s.readsRecord(ctx, key, want)
 	}
-	return nil
 }
 
-func valuesCopied(ctx context.Context, s *store) error {
+func valuesCopied(ctx context.Context, s *store) {
 	want := written(at(1, 1))
 	mine := valueOf(at(1, 1))
-	if err := s.Write(ctx, key, at(1, 1), mine); err != nil {
-		return fmt.Errorf("Write at 1: %w", err)
-	}
+	s.writesValue(ctx, key, at(1, 1), mine)
 	mine[0] = 'X'
-	if err := s.holds(ctx, key, want); err != nil {
-		return fmt.Errorf("after the caller changed what it wrote: %w", err)
-	}
-	rec, err := s.Read(ctx, key)
-	if err != nil {
-		return fmt.Errorf("key %q: %w", key, err)
-	}
-	rec.Value[0] = 'Y'
-	if err := s.holds(ctx, key, want); err != nil {
-		return fmt.Errorf("after the caller changed what it read: %w", err)
-	}
+	s.holds(ctx, key, want)
+	s.record(ctx, key).Value[0] = 'Y'
+	s.holds(ctx, key, want)
+	want.MaxFence = at(2, 0)
 	for range 2 { // the first raises the fence
-		if rec, err = s.ReadFenced(ctx, key, 2); err != nil {
-			return fmt.Errorf("ReadFenced by 2: %w", err)
-		}
-		rec.Value[0] = 'Z'
-		want.MaxFence = at(2, 0)
-		if err := s.holds(ctx, key, want); err != nil {
-			return fmt.Errorf("after the caller changed what it read fenced: %w", err)
-		}
+		s.reads(ctx, key, 2).Value[0] = 'Z'
+		s.holds(ctx, key, want)
 	}
-	return nil
 }
 
-func zeroTokenRefused(ctx context.Context, s *store) error {
+func zeroTokenRefused(ctx context.Context, s *store) {
 	for _, f := range []resource.Fence{at(0, 0), at(0, 1), at(1, 0)} {
-		if err := s.invalid(ctx, key, s.Write(ctx, key, f, []byte("v"))); err != nil {
-			return fmt.Errorf("Write at (%d, %d): %w", f.Token, f.Seq, err)
-		}
+		s.invalid(ctx, fmt.Sprintf("Write at (%d, %d)", f.Token, f.Seq), key, s.Write(ctx, key, f, []byte("v")))
 	}
 	_, err := s.ReadFenced(ctx, key, 0)
-	if err := s.invalid(ctx, key, err); err != nil {
-		return fmt.Errorf("ReadFenced by 0: %w", err)
-	}
-	return s.writes(ctx, key, at(1, 1))
+	s.invalid(ctx, "ReadFenced by 0", key, err)
+	s.writes(ctx, key, at(1, 1))
 }
 
-func badKeyRefused(ctx context.Context, s *store) error {
+func badKeyRefused(ctx context.Context, s *store) {
 	for _, k := range []string{"", strings.Repeat("k", resource.MaxKeyLen+1), "\xff", "a\x00b", "a\nb", "\x7f", "\u0085"} {
-		if err := s.invalid(ctx, "", s.Write(ctx, k, at(1, 1), []byte("v"))); err != nil {
-			return fmt.Errorf("Write of key %.40q: %w", k, err)
-		}
+		s.invalid(ctx, fmt.Sprintf("Write of key %.40q", k), "", s.Write(ctx, k, at(1, 1), []byte("v")))
 		if _, err := s.Read(ctx, k); err == nil || errors.Is(err, resource.ErrNotFound) {
-			return fmt.Errorf("key %.40q: Read got %s, want an error about the key", k, text(err))
+			fail("key %.40q: Read got %s, want an error about the key", k, text(err))
 		}
 		_, err := s.ReadFenced(ctx, k, 1)
-		if err := s.invalid(ctx, "", err); err != nil {
-			return fmt.Errorf("ReadFenced of key %.40q: %w", k, err)
-		}
+		s.invalid(ctx, fmt.Sprintf("ReadFenced of key %.40q", k), "", err)
 	}
-	return nil
 }
 
 // invalid checks that err refuses an invalid call, and that key, if given, still doesn't exist.
-func (s *store) invalid(ctx context.Context, key string, err error) error {
+func (s *store) invalid(ctx context.Context, call, key string, err error) {
 	if err == nil {
-		return errors.New("it was accepted")
+		fail("%s: it was accepted", call)
 	}
 	if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
-		return fmt.Errorf("got %w, want an error about the argument", err)
+		fail("%s: got %w, want an error about the argument", call, err)
 	}
 	if key == "" {
-		return nil
+		return
 	}
 	if _, err := s.Read(ctx, key); !errors.Is(err, resource.ErrNotFound) {
-		return fmt.Errorf("afterwards Read got %s, want %w", text(err), resource.ErrNotFound)
+		fail("%s: afterwards Read got %s, want %w", call, text(err), resource.ErrNotFound)
 	}
-	return nil
 }
 
-func durable(ctx context.Context, s *store) error {
-	if err := s.writes(ctx, key, at(5, 1), at(5, 2)); err != nil {
-		return err
-	}
-	if err := s.Write(ctx, "empty", at(4, 1), nil); err != nil {
-		return fmt.Errorf("Write of no value: %w", err)
-	}
-	for _, k := range []string{"only read", "empty"} {
-		if _, err := s.ReadFenced(ctx, k, 7); err != nil {
-			return fmt.Errorf("ReadFenced by 7: %w", err)
-		}
-	}
+func durable(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(5, 1), at(5, 2))
+	s.writesValue(ctx, "empty", at(4, 1), nil)
+	s.reads(ctx, "only read", 7)
+	s.reads(ctx, "empty", 7)
 	for range 2 {
-		if err := s.reopen(); err != nil {
-			return err
-		}
-		if err := errors.Join(
-			s.holds(ctx, key, written(at(5, 2))),
-			s.holds(ctx, "empty", resource.Record{Value: []byte{}, MaxFence: at(7, 0)}),
-			s.holds(ctx, "only read", resource.Record{MaxFence: at(7, 0)}),
-			s.refused(ctx, key, at(5, 1), []byte("late"), false),
-			s.refused(ctx, key, at(5, 2), valueOf(at(5, 2)), true),
-			s.refused(ctx, "only read", at(6, 1), []byte("late"), false),
-			s.readRefused(ctx, "only read", 6),
-		); err != nil {
-			return fmt.Errorf("after reopening: %w", err)
-		}
+		s.reopen()
+		s.holds(ctx, key, written(at(5, 2)))
+		s.holds(ctx, "empty", resource.Record{Value: []byte{}, MaxFence: at(7, 0)})
+		s.holds(ctx, "only read", resource.Record{MaxFence: at(7, 0)})
+		s.refused(ctx, key, at(5, 1), []byte("late"), false)
+		s.refused(ctx, key, at(5, 2), valueOf(at(5, 2)), true)
+		s.refused(ctx, "only read", at(6, 1), []byte("late"), false)
+		s.readRefused(ctx, "only read", 6)
 	}
-	return s.writes(ctx, key, at(5, 3))
+	s.writes(ctx, key, at(5, 3))
 }
 
-func contextEnded(ctx context.Context, s *store) error {
-	if err := s.writes(ctx, key, at(1, 1)); err != nil {
-		return err
-	}
+func contextEnded(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(1, 1))
 	cause := errors.New("the cause")
 	ended, end := context.WithCancelCause(ctx)
 	end(cause)
-	if err := s.everyCallFails(ended, cause); err != nil {
-		return fmt.Errorf("with a ctx that has ended: %w", err)
-	}
-	return s.holds(ctx, key, written(at(1, 1)))
+	s.everyCallFails(ended, "with a ctx that has ended", cause)
+	s.holds(ctx, key, written(at(1, 1)))
 }
 
-func closed(ctx context.Context, s *store) error {
-	if err := s.writes(ctx, key, at(1, 1)); err != nil {
-		return err
-	}
+func closed(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(1, 1))
 	for i := range 2 {
 		if err := s.Close(); err != nil {
-			return fmt.Errorf("call %d of Close: %w", i+1, err)
+			fail("call %d of Close: %w", i+1, err)
 		}
-		if err := s.everyCallFails(ctx, resource.ErrClosed); err != nil {
-			return fmt.Errorf("after Close: %w", err)
-		}
+		s.everyCallFails(ctx, "after Close", resource.ErrClosed)
 	}
-	return nil
 }
 
-// everyCallFails checks that calls with ctx return want.
-func (s *store) everyCallFails(ctx context.Context, want error) error {
+func (s *store) everyCallFails(ctx context.Context, when string, want error) {
 	_, errRead := s.Read(ctx, key)
 	_, errReadFenced := s.ReadFenced(ctx, key, 2)
-	for name, err := range map[string]error{"Write": s.Write(ctx, key, at(2, 1), []byte("v")), "Read": errRead, "ReadFenced": errReadFenced} {
+	errs := map[string]error{"Write": s.Write(ctx, key, at(2, 1), []byte("v")), "Read": errRead, "ReadFenced": errReadFenced}
+	if setter, ok := s.Store.(resource.FenceSetter); ok {
+		errs["SetFence"] = setter.SetFence(ctx, key, 2)
+	}
+	if over, ok := s.Store.(resource.Overwriter); ok {
+		errs["Overwrite"] = over.Overwrite(ctx, key, at(2, 1), []byte("v"))
+	}
+	for name, err := range errs {
 		if !errors.Is(err, want) {
-			return fmt.Errorf("%s: got %s, want an error that wraps %w", name, text(err), want)
+			fail("%s: %s: got %s, want an error that wraps %w", when, name, text(err), want)
 		}
 	}
-	return nil
 }
 
-func fenceSet(ctx context.Context, s *store) error {
+func fenceSet(ctx context.Context, s *store) {
 	setter, ok := s.Store.(resource.FenceSetter)
 	if !ok {
-		return nil
+		return
 	}
 	top := at(math.MaxUint64, math.MaxUint64)
-	if err := s.writes(ctx, key, top); err != nil {
-		return err
-	}
-	if _, err := s.ReadFenced(ctx, "only read", top.Token); err != nil {
-		return fmt.Errorf("ReadFenced by %d: %w", top.Token, err)
-	}
+	s.writes(ctx, key, top)
+	s.reads(ctx, "only read", top.Token)
 	for key, value := range map[string][]byte{key: valueOf(top), "only read": nil} {
 		for _, token := range []uint64{7, 9, 6} { // back, on, and back again
 			if err := setter.SetFence(ctx, key, token); err != nil {
-				return fmt.Errorf("SetFence of %q to %d: %w", key, token, err)
+				fail("SetFence of %q to %d: %w", key, token, err)
 			}
-			if err := errors.Join(
-				s.holds(ctx, key, resource.Record{Value: value, MaxFence: at(token, 0)}),
-				s.refused(ctx, key, at(token-1, 1), []byte("late"), false),
-				s.readRefused(ctx, key, token-1),
-			); err != nil {
-				return err
-			}
+			s.holds(ctx, key, resource.Record{Value: value, MaxFence: at(token, 0)})
+			s.refused(ctx, key, at(token-1, 1), []byte("late"), false)
+			s.readRefused(ctx, key, token-1)
 		}
-		if err := s.writes(ctx, key, at(6, 1)); err != nil {
-			return err
-		}
+		s.writes(ctx, key, at(6, 1))
 	}
 	if err := setter.SetFence(ctx, "new", 1); !errors.Is(err, resource.ErrNotFound) {
-		return fmt.Errorf("SetFence of a new key: got %s, want %w", text(err), resource.ErrNotFound)
+		fail("SetFence of a new key: got %s, want %w", text(err), resource.ErrNotFound)
 	}
-	return s.invalid(ctx, "new", setter.SetFence(ctx, "new", 0))
+	s.invalid(ctx, "SetFence to 0", "new", setter.SetFence(ctx, "new", 0))
 }
 
-func overwrites(ctx context.Context, s *store) error {
+func overwrites(ctx context.Context, s *store) {
 	over, ok := s.Store.(resource.Overwriter)
 	if !ok {
-		return nil
+		return
 	}
 	for _, c := range []struct{ offered, keeps resource.Fence }{
 		{resource.Fence{}, resource.Fence{}}, {at(5, 2), at(5, 2)}, {at(5, 1), at(5, 2)}, {at(3, 9), at(5, 2)}, {resource.Fence{}, at(5, 2)},
 	} {
 		if err := over.Overwrite(ctx, key, c.offered, valueOf(c.offered)); err != nil {
-			return fmt.Errorf("at %v: Overwrite: %w", c.offered, err)
+			fail("Overwrite at %v: %w", c.offered, err)
 		}
-		if err := s.holds(ctx, key, resource.Record{Value: valueOf(c.offered), MaxFence: c.keeps}); err != nil {
-			return fmt.Errorf("after Overwrite at %v: %w", c.offered, err)
-		}
+		s.holds(ctx, key, resource.Record{Value: valueOf(c.offered), MaxFence: c.keeps})
 	}
-	return errors.Join(
-		s.refused(ctx, key, at(5, 2), []byte("another"), false),
-		s.writes(ctx, key, at(5, 3)),
-		s.invalid(ctx, "new", over.Overwrite(ctx, "new", at(0, 1), nil)),
-	)
+	s.refused(ctx, key, at(5, 2), []byte("another"), false)
+	s.writes(ctx, key, at(5, 3))
+	for _, f := range []resource.Fence{at(0, 1), at(1, 0)} {
+		s.invalid(ctx, fmt.Sprintf("Overwrite at (%d, %d)", f.Token, f.Seq), "new", over.Overwrite(ctx, "new", f, nil))
+	}
+	s.invalid(ctx, `Overwrite of key ""`, "", over.Overwrite(ctx, "", resource.Fence{}, nil))
 }

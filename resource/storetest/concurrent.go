@@ -28,7 +28,7 @@ func (c *call) String() string {
 
 // concurrent runs 100 holders with shuffled tokens on one key, of which every other one reads before it writes. By the rules the
 // store accepts calls in the order of their fences, and judge checks every answer against that.
-func concurrent(ctx context.Context, s *store) error {
+func concurrent(ctx context.Context, s *store) {
 	const holders = 100
 	var clock atomic.Int64
 	run := func(f resource.Fence) *call {
@@ -55,17 +55,15 @@ func concurrent(ctx context.Context, s *store) error {
 			results <- run(at(token, 1))
 		})
 	}
-	var watchErr error
 	watching, stop := context.WithCancel(ctx)
-	watched := make(chan struct{})
 	go func() {
-		defer close(watched)
-		watchErr = watch(watching, s)
+		wg.Wait()
+		stop()
 	}()
 	close(start)
+	defer wg.Wait()
+	watch(watching, s)
 	wg.Wait()
-	stop()
-	<-watched
 	close(results)
 
 	var calls []*call
@@ -73,19 +71,15 @@ func concurrent(ctx context.Context, s *store) error {
 		calls = append(calls, c)
 	}
 	last := at(holders, 1)
-	if err := errors.Join(watchErr, judge(calls, last), s.holds(ctx, key, written(last))); err != nil {
-		return err
+	judge(calls, last)
+	s.holds(ctx, key, written(last))
+	for i := range uint64(holders / 2) {
+		duel(ctx, s, at(holders+i+1, 1))
 	}
-	for i := range holders / 2 {
-		if err := duel(ctx, s, at(holders+uint64(i)+1, 1)); err != nil {
-			return fmt.Errorf("two Writes of different values at %v: %w", at(holders+uint64(i)+1, 1), err)
-		}
-	}
-	return nil
 }
 
 // duel has two holders of the same token write different values. Exactly one must be accepted, and its value stay.
-func duel(ctx context.Context, s *store, f resource.Fence) error {
+func duel(ctx context.Context, s *store, f resource.Fence) {
 	values := [2][]byte{[]byte("one"), []byte("other")}
 	var errs [2]error
 	start := make(chan struct{})
@@ -98,48 +92,42 @@ func duel(ctx context.Context, s *store, f resource.Fence) error {
 	}
 	close(start)
 	wg.Wait()
-	switch {
-	case errs == [2]error{}:
-		return errors.New("both were accepted")
-	case errs[0] != nil && errs[1] != nil:
-		return fmt.Errorf("want one of them accepted: %w", errors.Join(errs[:]...))
-	}
 	winner, loser := 0, 1
 	if errs[0] != nil {
 		winner, loser = 1, 0
 	}
-	if err := isStale(errs[loser], resource.StaleTokenError{Key: key, Seen: f, Got: f}); err != nil {
-		return fmt.Errorf("the refused one: %w", err)
+	if errs[winner] != nil {
+		fail("two Writes of different values at %v: want one of them accepted: %w", f, errors.Join(errs[:]...))
 	}
-	return s.holds(ctx, key, resource.Record{Value: values[winner], MaxFence: f})
+	if err := isStale(errs[loser], resource.StaleTokenError{Key: key, Seen: f, Got: f}); err != nil {
+		fail("two Writes of different values at %v: one was accepted, the other: %w", f, err)
+	}
+	s.holds(ctx, key, resource.Record{Value: values[winner], MaxFence: f})
 }
 
 // watch reads until ctx ends: the fence must never fall, and the value must be that of the fence.
-func watch(ctx context.Context, s *store) error {
+func watch(ctx context.Context, s *store) {
 	var last resource.Fence
 	for ctx.Err() == nil {
-		rec, err := s.record(context.WithoutCancel(ctx), key)
-		switch {
-		case err != nil:
-			return err
-		case rec.MaxFence.Compare(last) < 0:
-			return fmt.Errorf("consecutive Reads: got fence %v after %v", rec.MaxFence, last)
-		case rec.MaxFence.Seq > 0 && string(rec.Value) != rec.MaxFence.String():
-			return fmt.Errorf("a Read got value %q with fence %v", rec.Value, rec.MaxFence)
+		rec := s.record(context.WithoutCancel(ctx), key)
+		if rec.MaxFence.Compare(last) < 0 {
+			fail("consecutive Reads: got fence %v after %v", rec.MaxFence, last)
+		}
+		if rec.MaxFence.Seq > 0 && string(rec.Value) != rec.MaxFence.String() {
+			fail("a Read got value %q with fence %v", rec.Value, rec.MaxFence)
 		}
 		last = rec.MaxFence
 	}
-	return nil
 }
 
 // judge checks the answers of concurrent calls on one key, each with a fence of its own; last is the greatest.
-func judge(calls []*call, last resource.Fence) error {
+func judge(calls []*call, last resource.Fence) {
 	byFence := make(map[resource.Fence]*call, len(calls))
 	for _, c := range calls {
 		byFence[c.fence] = c
 	}
 	if err := byFence[last].err; err != nil {
-		return fmt.Errorf("Write at %v, the greatest: got %w, want it accepted", last, err)
+		fail("Write at %v, the greatest: got %w, want it accepted", last, err)
 	}
 	for _, c := range calls {
 		stale, refused := errors.AsType[*resource.StaleTokenError](c.err)
@@ -149,40 +137,37 @@ func judge(calls []*call, last resource.Fence) error {
 			want := resource.StaleTokenError{Key: key, Seen: stale.Seen, Got: c.fence}
 			switch {
 			case *stale != want:
-				return fmt.Errorf("%v: got %+v, want %+v", c, *stale, want)
+				fail("%v: got %+v, want %+v", c, *stale, want)
 			case resource.AdmitsWrite(stale.Seen, c.fence):
-				return fmt.Errorf("%v: refused because of %v, which is less", c, stale.Seen)
+				fail("%v: refused because of %v, which is less", c, stale.Seen)
 			case !ok || by.err != nil:
-				return fmt.Errorf("%v: refused because of %v, which was not accepted", c, stale.Seen)
+				fail("%v: refused because of %v, which was not accepted", c, stale.Seen)
 			case by.begin > c.end:
-				return fmt.Errorf("%v: refused because of %v, which came later", c, stale.Seen)
+				fail("%v: refused because of %v, which came later", c, stale.Seen)
 			}
 		case c.err != nil:
-			return fmt.Errorf("%v: %w", c, c.err)
+			fail("%v: %w", c, c.err)
 		default:
-			if err := accepted(c, calls); err != nil {
-				return err
-			}
+			accepted(c, calls)
 		}
 	}
-	return nil
 }
 
-func accepted(c *call, calls []*call) error {
+func accepted(c *call, calls []*call) {
 	var before resource.Fence // the greatest write accepted below c
 	for _, o := range calls {
 		if o.err != nil {
 			continue
 		}
 		if o.fence.Compare(c.fence) > 0 && o.end < c.begin {
-			return fmt.Errorf("%v: accepted after %v was", c, o)
+			fail("%v: accepted after %v was", c, o)
 		}
 		if o.fence.Seq > 0 && o.fence.Compare(c.fence) < 0 {
 			before = before.Max(o.fence)
 		}
 	}
 	if c.fence.Seq > 0 {
-		return nil
+		return
 	}
 	// Later writes of earlier grants are refused, so a fenced read must return the last one.
 	want := resource.Record{MaxFence: c.fence}
@@ -190,7 +175,6 @@ func accepted(c *call, calls []*call) error {
 		want.Value = valueOf(before)
 	}
 	if err := same(c.rec, want); err != nil {
-		return fmt.Errorf("%v: %w", c, err)
+		fail("%v: %w", c, err)
 	}
-	return nil
 }

@@ -21,8 +21,7 @@ import (
 type Harness struct {
 	// New returns an empty store for a case, which closes it.
 	New func() (resource.Store, error)
-	// Reopen closes or kills the store of the last New and opens it again on the same data. If nil, cases that need it are
-	// skipped: the store isn't durable.
+	// Reopen closes or kills the store of the last New and opens it again on its data; nil if the store isn't durable.
 	Reopen func(resource.Store) (resource.Store, error)
 }
 
@@ -31,7 +30,7 @@ type Case struct {
 	Name        string
 	Rule        string
 	NeedsReopen bool
-	check       func(ctx context.Context, s *store) error
+	check       func(ctx context.Context, s *store)
 }
 
 // Cases returns all cases, in the order of the rules.
@@ -62,87 +61,102 @@ func (c Case) Check(ctx context.Context, h Harness) (err error) {
 		return fmt.Errorf("Harness.New: %w", err)
 	}
 	st := &store{Store: s, harness: h}
-	defer func() { err = errors.Join(err, st.Close()) }()
-	return c.check(ctx, st)
+	defer func() {
+		p := recover()
+		f, failed := p.(failure)
+		if p != nil && !failed {
+			panic(p)
+		}
+		err = errors.Join(f.error, st.Close())
+	}()
+	c.check(ctx, st)
+	return nil
 }
 
-// store is the store under test, with the checks that many cases share.
+// failure is the panic with which a failed check ends its case.
+type failure struct{ error }
+
+func fail(format string, args ...any) { panic(failure{fmt.Errorf(format, args...)}) }
+
+// store is the store under test. Its own methods end the case if they fail.
 type store struct {
 	resource.Store
 	harness Harness
 }
 
-func (s *store) reopen() error {
+func (s *store) reopen() {
 	reopened, err := s.harness.Reopen(s.Store)
 	if err != nil {
-		return fmt.Errorf("Harness.Reopen: %w", err)
+		fail("Harness.Reopen: %w", err)
 	}
 	s.Store = reopened
-	return nil
 }
 
-// writes writes to key at each fence, with the fence's text as the value. All must be accepted.
-func (s *store) writes(ctx context.Context, key string, fences ...resource.Fence) error {
+// writes writes to key at each fence, with the fence's text as the value.
+func (s *store) writes(ctx context.Context, key string, fences ...resource.Fence) {
 	for _, f := range fences {
-		if err := s.Write(ctx, key, f, valueOf(f)); err != nil {
-			return fmt.Errorf("Write at %v: got %w, want it accepted", f, err)
-		}
+		s.writesValue(ctx, key, f, valueOf(f))
 	}
-	return nil
 }
 
-// refused checks that a write is refused as stale with the right error, and changes nothing.
-func (s *store) refused(ctx context.Context, key string, got resource.Fence, value []byte, applied bool) error {
-	before, err := s.record(ctx, key)
-	if err != nil {
-		return err
+func (s *store) writesValue(ctx context.Context, key string, f resource.Fence, value []byte) {
+	if err := s.Write(ctx, key, f, value); err != nil {
+		fail("key %.40q: Write of %.40q at %v: got %w, want it accepted", key, value, f, err)
 	}
-	err = s.Write(ctx, key, got, value)
-	want := resource.StaleTokenError{Key: key, Seen: before.MaxFence, Got: got, Applied: applied}
-	if err := isStale(err, want); err != nil {
-		return fmt.Errorf("Write at %v: %w", got, err)
-	}
-	return s.holds(ctx, key, before)
 }
 
-// readRefused checks the same for a fenced read.
-func (s *store) readRefused(ctx context.Context, key string, token uint64) error {
-	before, err := s.record(ctx, key)
+func (s *store) reads(ctx context.Context, key string, token uint64) resource.Record {
+	rec, err := s.ReadFenced(ctx, key, token)
 	if err != nil {
-		return err
+		fail("key %.40q: ReadFenced by %d: got %w, want it accepted", key, token, err)
 	}
-	_, err = s.ReadFenced(ctx, key, token)
-	want := resource.StaleTokenError{Key: key, Seen: before.MaxFence, Got: resource.Fence{Token: token}}
-	if err := isStale(err, want); err != nil {
-		return fmt.Errorf("ReadFenced by %d: %w", token, err)
-	}
-	return s.holds(ctx, key, before)
+	return rec
 }
 
-// holds checks key's record.
-func (s *store) holds(ctx context.Context, key string, want resource.Record) error {
-	got, err := s.record(ctx, key)
-	if err != nil {
-		return err
+// readsRecord reads with the token of want, which must be what it gets.
+func (s *store) readsRecord(ctx context.Context, key string, want resource.Record) {
+	if err := same(s.reads(ctx, key, want.MaxFence.Token), want); err != nil {
+		fail("key %.40q: ReadFenced by %d: %w", key, want.MaxFence.Token, err)
 	}
-	if err := same(got, want); err != nil {
-		return fmt.Errorf("key %.40q: %w", key, err)
+}
+
+// refused checks that a write is refused, and changes nothing.
+func (s *store) refused(ctx context.Context, key string, got resource.Fence, value []byte, applied bool) {
+	before := s.record(ctx, key)
+	err := s.Write(ctx, key, got, value)
+	if err := isStale(err, resource.StaleTokenError{Key: key, Seen: before.MaxFence, Got: got, Applied: applied}); err != nil {
+		fail("Write at %v: %w", got, err)
 	}
-	return nil
+	s.holds(ctx, key, before)
+}
+
+func (s *store) readRefused(ctx context.Context, key string, token uint64) {
+	before := s.record(ctx, key)
+	_, err := s.ReadFenced(ctx, key, token)
+	if err := isStale(err, resource.StaleTokenError{Key: key, Seen: before.MaxFence, Got: at(token, 0)}); err != nil {
+		fail("ReadFenced by %d: %w", token, err)
+	}
+	s.holds(ctx, key, before)
+}
+
+func (s *store) holds(ctx context.Context, key string, want resource.Record) {
+	if err := same(s.record(ctx, key), want); err != nil {
+		fail("key %.40q: %w", key, err)
+	}
 }
 
 // record is Read with the zero record for a key that doesn't exist.
-func (s *store) record(ctx context.Context, key string) (resource.Record, error) {
+func (s *store) record(ctx context.Context, key string) resource.Record {
 	rec, err := s.Read(ctx, key)
 	switch {
 	case errors.Is(err, resource.ErrNotFound):
-		return resource.Record{}, nil
+		return resource.Record{}
 	case err != nil:
-		return resource.Record{}, fmt.Errorf("key %.40q: %w", key, err)
+		fail("key %.40q: %w", key, err)
 	case rec.Value == nil && rec.MaxFence == resource.Fence{}:
-		return resource.Record{}, fmt.Errorf("key %.40q: Read got an empty record, want %w", key, resource.ErrNotFound)
+		fail("key %.40q: Read got an empty record, want %w", key, resource.ErrNotFound)
 	}
-	return rec, nil
+	return rec
 }
 
 func isStale(err error, want resource.StaleTokenError) error {

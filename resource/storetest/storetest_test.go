@@ -20,8 +20,7 @@ import (
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-// TestRulesInStep compares the rules in the comment of resource.Store with those that the kit prints, and the names in
-// brackets with the names of the cases.
+// TestRulesInStep compares the rules and names of cases in the comment of resource.Store with those of the kit.
 func TestRulesInStep(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "../resource.go", nil, parser.ParseComments)
 	require.NoError(t, err)
@@ -47,7 +46,6 @@ func TestRulesInStep(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// flaw is a way for a store to be wrong.
 type flaw struct {
 	admits      func(seen, got resource.Fence) bool // nil: the rule
 	key         func(string) string                 // what a key becomes
@@ -81,7 +79,6 @@ type flaw struct {
 	pairs       bool // writes are checked two at a time, and then take effect unless a greater fence has come
 }
 
-// store is a small store with a flaw.
 type store struct {
 	flaw
 	mu      sync.Mutex
@@ -118,7 +115,7 @@ func (s *store) check(ctx context.Context, key string, err error) error {
 	return cmp.Or(resource.CheckKey(key), err)
 }
 
-// gather blocks until the last of gathers calls waits, so that all of them see what was before any took effect.
+// gather blocks until the last of gathers calls waits, so that none sees another's effect.
 func (s *store) gather() {
 	if s.gathers == 0 {
 		return
@@ -131,7 +128,7 @@ func (s *store) gather() {
 	<-s.gathered
 }
 
-// pair blocks until another call waits, so that both of them see what was before either took effect.
+// pair blocks until another call waits, so that neither sees the other's effect.
 func (s *store) pair() {
 	s.mu.Lock()
 	mine := s.partner
@@ -341,113 +338,62 @@ func (s *store) reopen() *store {
 // TestFlaws runs the kit on stores with one flaw each. Exactly the cases of the broken rules must fail.
 func TestFlaws(t *testing.T) {
 	byToken := func(seen, got resource.Fence) bool { return got.Token > seen.Token }
+	byTokens := func(compare func(a, b uint64) int) flaw {
+		return flaw{admits: func(seen, got resource.Fence) bool {
+			return cmp.Or(compare(got.Token, seen.Token), cmp.Compare(got.Seq, seen.Seq)) > 0
+		}}
+	}
+	byFence := func(equal func(a, b []byte) bool) flaw { // and the values' length
+		return flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
+			return f == rec.MaxFence && len(v) == len(rec.Value) && (len(v) == 0 || equal(v, rec.Value))
+		}}
+	}
 	for _, c := range []struct {
 		name string
 		flaw flaw
 		want string // the cases that fail
 	}{
 		{name: "none"},
-		{
-			name: "< for <=", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }},
-			want: "EqualRefused RetryRecognised OtherValueRefused RepeatTells Durable",
-		},
-		{
-			name: "fence not looked at", flaw: flaw{admits: func(_, _ resource.Fence) bool { return true }},
-			want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises Durable",
-		},
-		{
-			name: "sequence number ignored", flaw: flaw{admits: byToken},
-			want: "SeqOrders FullRange RetryRecognised FencedReadRaises FencedReadRefused FencedReadOwnGrant Durable",
-		},
+		{name: "< for <=", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }}, want: "EqualRefused RetryRecognised OtherValueRefused RepeatTells Durable"},
+		{name: "fence not looked at", flaw: flaw{admits: func(_, _ resource.Fence) bool { return true }}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises Durable"},
+		{name: "sequence number ignored", flaw: flaw{admits: byToken}, want: "SeqOrders FullRange RetryRecognised FencedReadRaises FencedReadRefused FencedReadOwnGrant Durable"},
 		{
 			name: "sequence number alone", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Seq > seen.Seq }},
 			want: "StrictlyGreater LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells " +
 				"FencedReadRaises FencedReadRefused FencedReadOwnGrant AnyValue Durable",
 		},
-		{
-			name: "signed tokens", want: "FullRange",
-			flaw: flaw{admits: func(seen, got resource.Fence) bool {
-				return cmp.Or(cmp.Compare(int64(got.Token), int64(seen.Token)), cmp.Compare(got.Seq, seen.Seq)) > 0
-			}},
-		},
-		{
-			name: "tokens in floating point", want: "FullRange",
-			flaw: flaw{admits: func(seen, got resource.Fence) bool {
-				return cmp.Or(cmp.Compare(float64(got.Token), float64(seen.Token)), cmp.Compare(got.Seq, seen.Seq)) > 0
-			}},
-		},
+		{name: "signed tokens", flaw: byTokens(func(a, b uint64) int { return cmp.Compare(int64(a), int64(b)) }), want: "FullRange"},
+		{name: "tokens in floating point", flaw: byTokens(func(a, b uint64) int { return cmp.Compare(float64(a), float64(b)) }), want: "FullRange"},
 		{
 			name: "next token only", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Token == seen.Token+1 }},
 			want: "StrictlyGreater EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused " +
 				"FencedReadRaises FencedReadRefused FencedReadOwnGrant KeysIndependent AnyKey Durable",
 		},
-		{
-			name: "refused write sets the value", flaw: flaw{setsValue: true},
-			want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises Durable",
-		},
-		{
-			name: "refused write raises the fence", flaw: flaw{raises: true},
-			want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises Durable",
-		},
-		{
-			name: "refusal without the fence seen", flaw: flaw{vague: true},
-			want: "LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises Durable",
-		},
-		{
-			name: "retry not recognised", flaw: flaw{applied: func(resource.Record, resource.Fence, []byte) bool { return false }},
-			want: "RetryRecognised RepeatTells Durable",
-		},
-		{
-			name: "retry recognised by its fence alone", want: "OtherValueRefused",
-			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, _ []byte) bool { return f == rec.MaxFence }},
-		},
-		{
-			name: "retry recognised by its fence and its value's length", want: "OtherValueRefused",
-			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
-				return f == rec.MaxFence && len(v) == len(rec.Value)
-			}},
-		},
-		{
-			name: "retry recognised by its fence and its value's beginning", want: "OtherValueRefused",
-			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
-				return f == rec.MaxFence && len(v) == len(rec.Value) && (len(v) == 0 || v[0] == rec.Value[0])
-			}},
-		},
-		{
-			name: "retry recognised by its fence and its value's end", want: "OtherValueRefused",
-			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
-				return f == rec.MaxFence && len(v) == len(rec.Value) && (len(v) == 0 || v[len(v)-1] == rec.Value[len(v)-1])
-			}},
-		},
+		{name: "refused write sets the value", flaw: flaw{setsValue: true}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises Durable"},
+		{name: "refused write raises the fence", flaw: flaw{raises: true}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises Durable"},
+		{name: "refusal without the fence seen", flaw: flaw{vague: true}, want: "LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises Durable"},
+		{name: "retry not recognised", flaw: flaw{applied: func(resource.Record, resource.Fence, []byte) bool { return false }}, want: "RetryRecognised RepeatTells Durable"},
+		{name: "retry recognised by its fence alone", want: "OtherValueRefused", flaw: flaw{applied: func(rec resource.Record, f resource.Fence, _ []byte) bool { return f == rec.MaxFence }}},
+		{name: "retry recognised by its fence and its value's length", flaw: byFence(func(_, _ []byte) bool { return true }), want: "OtherValueRefused"},
+		{name: "retry recognised by its fence and its value's beginning", flaw: byFence(func(a, b []byte) bool { return a[0] == b[0] }), want: "OtherValueRefused"},
+		{name: "retry recognised by its fence and its value's end", flaw: byFence(func(a, b []byte) bool { return a[len(a)-1] == b[len(b)-1] }), want: "OtherValueRefused"},
 		{
 			name: "retry recognised by its token and its value", want: "OtherValueRefused",
 			flaw: flaw{applied: func(rec resource.Record, f resource.Fence, v []byte) bool {
 				return f.Token == rec.MaxFence.Token && bytes.Equal(v, rec.Value)
 			}},
 		},
-		{
-			name: "retry recognised by its value alone", want: "OtherValueRefused",
-			flaw: flaw{applied: func(rec resource.Record, _ resource.Fence, v []byte) bool { return bytes.Equal(v, rec.Value) }},
-		},
+		{name: "retry recognised by its value alone", want: "OtherValueRefused", flaw: flaw{applied: func(rec resource.Record, _ resource.Fence, v []byte) bool { return bytes.Equal(v, rec.Value) }}},
 		{name: "retry accepted again", flaw: flaw{retryIsNil: true}, want: "EqualRefused RetryRecognised RepeatTells Durable"},
-		{
-			name: "fenced read doesn't raise", flaw: flaw{dirtyRead: true},
-			want: "FullRange OtherValueRefused FencedReadRaises FencedReadRefused ValuesCopied Durable",
-		},
+		{name: "fenced read doesn't raise", flaw: flaw{dirtyRead: true}, want: "FullRange OtherValueRefused FencedReadRaises FencedReadRefused ValuesCopied Durable"},
 		{name: "fenced read doesn't raise a new key", flaw: flaw{meekRead: true}, want: "FullRange FencedReadRaises Durable"},
 		{name: "fenced read never refused", flaw: flaw{boldRead: true}, want: "FencedReadRefused Durable"},
-		{
-			name: "fenced read refused to its own grant", flaw: flaw{shyRead: true},
-			want: "FencedReadOwnGrant AnyKey AnyValue ValuesCopied",
-		},
+		{name: "fenced read refused to its own grant", flaw: flaw{shyRead: true}, want: "FencedReadOwnGrant AnyKey AnyValue ValuesCopied"},
 		{name: "fenced read lowers the fence", flaw: flaw{lowersFence: true}, want: "FencedReadOwnGrant AnyValue"},
 		{name: "check and write not atomic", flaw: flaw{gathers: 100}, want: "Concurrent"},
 		{name: "check for <, write for <=", flaw: flaw{pairs: true}, want: "Concurrent"},
 		{name: "read and raise not atomic", flaw: flaw{gathers: 100, splitsRead: true}, want: "Concurrent"},
-		{
-			name: "one fence for all keys", flaw: flaw{oneFence: true},
-			want: "FullRange RetryRecognised FencedReadRaises KeysIndependent AnyKey Durable",
-		},
+		{name: "one fence for all keys", flaw: flaw{oneFence: true}, want: "FullRange RetryRecognised FencedReadRaises KeysIndependent AnyKey Durable"},
 		{name: "keys cleaned like paths", flaw: flaw{key: path.Clean}, want: "AnyKey"},
 		{name: "keys folded", flaw: flaw{key: strings.ToLower}, want: "KeysIndependent"},
 		{
@@ -477,7 +423,7 @@ func TestFlaws(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var failed []string
 			for _, k := range storetest.Cases() {
-				// Whether Concurrent meets a flaw is up to the scheduler, except for those that are made for it.
+				// Whether Concurrent meets a flaw depends on the scheduler, except for those made for it.
 				if (k.Name == "Concurrent") != (c.flaw.gathers > 0 || c.flaw.pairs) {
 					continue
 				}
