@@ -16,12 +16,10 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// The benchmarks compare writes with and without a check of the fence, on a server that waits for its disk:
-//
-//	go test -run '^$' -bench . ./resource/pgstore
+// go test -run '^$' -bench . ./resource/pgstore
 
-// ways returns the ways to write: a Store's, fenced or not, and a business transaction's, guarded by one conditional
-// upsert, guarded by a lock on the row first (SELECT FOR UPDATE, then compare, then write), or not guarded.
+// ways are those of a Store, and a transaction with one conditional upsert, a lock on the row first, or no guard. The server
+// waits for its disk.
 func ways(b *testing.B) []storebench.Way {
 	b.Helper()
 	server := server
@@ -61,7 +59,7 @@ func ways(b *testing.B) []storebench.Way {
 		business("tx-for-update", "tx-unfenced", pessimistic))
 }
 
-// pessimistic is what Guard is not: two statements, the first of which locks the row.
+// pessimistic locks the row first, in a statement of its own.
 func pessimistic(ctx context.Context, tx pgx.Tx, key string, token uint64) error {
 	var seen int64
 	err := tx.QueryRow(ctx, "SELECT token::bigint FROM fencelab_fence WHERE key = $1 FOR UPDATE", key).Scan(&seen)

@@ -21,8 +21,7 @@ var (
 	token uint64        // from the lock's grant
 )
 
-// bill is what the holder of a lock does, with a fence of its grant. It may be called again: the guard refuses earlier holders,
-// and the invoice's id prevents a second bill.
+// bill is what the holder of a lock does. It may be called again: the invoice's id prevents a second bill.
 func bill(ctx context.Context, pool *pgxpool.Pool, f resource.Fence, invoice string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := pgstore.Guard(ctx, tx, "account/acme", f); err != nil {
@@ -52,7 +51,6 @@ func ExampleGuard() {
 	// 90 <nil>
 }
 
-// database creates a schema with an account that holds 100.
 func database(edits ...func(*pgxpool.Config)) (pool *pgxpool.Pool, drop func()) {
 	schema := "example_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 	config, err := pgxpool.ParseConfig(server.URL)

@@ -10,7 +10,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,12 +17,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/pgstore"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// begin begins a transaction, which is rolled back at the end if it isn't over.
 func begin(ctx context.Context, t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel) pgx.Tx {
 	t.Helper()
 	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
@@ -32,14 +31,13 @@ func begin(ctx context.Context, t *testing.T, pool *pgxpool.Pool, level pgx.TxIs
 	return tx
 }
 
-// adds is the business write: it adds a holder to those of the account, as a service does that has read them.
+// adds is the business write.
 func adds(ctx context.Context, tx pgx.Tx, name, holders string) error {
 	_, err := tx.Exec(ctx, `INSERT INTO account (name, holders) VALUES ($1, $2)
 		ON CONFLICT (name) DO UPDATE SET holders = excluded.holders`, name, holders)
 	return err
 }
 
-// q is what reads: a pool or a transaction.
 type q interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
@@ -53,7 +51,6 @@ func holders(ctx context.Context, t *testing.T, from q, name string) (s string) 
 	return s
 }
 
-// fenceOf is the committed fence of a key.
 func fenceOf(t *testing.T, pool *pgxpool.Pool, key string) resource.Fence {
 	t.Helper()
 	rec, err := newStore(t, pool, nil).Read(t.Context(), key)
@@ -63,14 +60,24 @@ func fenceOf(t *testing.T, pool *pgxpool.Pool, key string) resource.Fence {
 	return rec.MaxFence
 }
 
-// awaitBlocked waits until a statement of this package that is about to touch key's row waits for a lock.
-func awaitBlocked(t *testing.T, pool *pgxpool.Pool, key string) {
+// meets runs second, ends first once second waits for a lock, and returns second's result. If fails, second gets a serialization
+// failure, and is repeated.
+func meets(t *testing.T, pool *pgxpool.Pool, second func() error, first func(context.Context) error, fails bool) error {
 	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- second() }()
 	require.Eventually(t, func() (blocked bool) {
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 			WHERE wait_event_type = 'Lock' AND query LIKE '-- Raises the fence of a key%')`).Scan(&blocked))
 		return blocked
-	}, 30*time.Second, 5*time.Millisecond, key)
+	}, 30*time.Second, 5*time.Millisecond)
+	require.NoError(t, first(t.Context()))
+	err := <-done
+	if fails {
+		require.Equal(t, "40001", sqlState(err), "got %v", err)
+		err = second()
+	}
+	return err
 }
 
 func isStale(t *testing.T, err error, key string, seen, got resource.Fence, applied bool) {
@@ -150,7 +157,7 @@ func TestGuardRefusesInvalid(t *testing.T) {
 	require.Zero(t, fenceOf(t, pool, key))
 }
 
-// A guard that fails in a nested transaction rolls that back, whether it was sent or not. The outer transaction goes on.
+// A guard that fails in a nested transaction rolls that back, sent or not.
 func TestGuardFailsNested(t *testing.T) {
 	pool, ctx := newPool(t, server), t.Context()
 	ended, end := context.WithCancel(ctx)
@@ -182,8 +189,7 @@ func TestGuardFailsNested(t *testing.T) {
 	require.Empty(t, holders(ctx, t, pool, key))
 }
 
-// Two guards of one resource meet: the second waits for the first, and then its result depends on the isolation level, as
-// Guard's comment says. After a serialization failure the whole transaction is repeated.
+// The second guard waits for the first; then the result depends on the isolation level.
 func TestGuardsMeet(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		for _, c := range []struct {
@@ -212,19 +218,11 @@ func TestGuardsMeet(t *testing.T) {
 						return pgstore.Guard(ctx, tx, key, c.second)
 					})
 				}
-				done := make(chan error, 1)
-				go func() { done <- second() }()
-				awaitBlocked(t, pool, key)
-				if c.commits {
-					require.NoError(t, first.Commit(ctx))
-				} else {
-					require.NoError(t, first.Rollback(ctx))
+				end := first.Commit
+				if !c.commits {
+					end = first.Rollback
 				}
-				err := <-done
-				if c.commits && level != pgx.ReadCommitted {
-					require.Equal(t, "40001", sqlState(err), "got %v", err)
-					err = second()
-				}
+				err := meets(t, pool, second, end, c.commits && level != pgx.ReadCommitted)
 				if c.commits && !resource.AdmitsWrite(c.first, c.second) {
 					isStale(t, err, key, c.first, c.second, false)
 					require.Equal(t, c.first, fenceOf(t, pool, key))
@@ -237,7 +235,7 @@ func TestGuardsMeet(t *testing.T) {
 	})
 }
 
-// A fenced read meets an earlier holder's write: it waits and sees that write, and later ones are refused.
+// A fenced read waits for an earlier holder's write and sees it, and later ones are refused.
 func TestGuardReadMeetsWrite(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := newPool(t, server), newKey(), t.Context()
@@ -254,16 +252,7 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 				return err
 			})
 		}
-		done := make(chan error, 1)
-		go func() { done <- read() }()
-		awaitBlocked(t, pool, key)
-		require.NoError(t, old.Commit(ctx))
-		err := <-done
-		if level != pgx.ReadCommitted {
-			require.Equal(t, "40001", sqlState(err), "got %v", err)
-			err = read()
-		}
-		require.NoError(t, err)
+		require.NoError(t, meets(t, pool, read, old.Commit, level != pgx.ReadCommitted))
 		require.Equal(t, "A", saw)
 		require.Equal(t, resource.Fence{Token: 2}, fenceOf(t, pool, key))
 		late := begin(ctx, t, pool, level)
@@ -273,7 +262,7 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 	})
 }
 
-// A fenced read meets an uncommitted write of its own grant: it leaves that write's fence alone.
+// A fenced read leaves the fence of its own grant's uncommitted write alone.
 func TestReadMeetsOwnWrite(t *testing.T) {
 	for _, before := range []uint64{0, 6} { // the row is new, or is there
 		pool, key, ctx := newPool(t, server), newKey(), t.Context()
@@ -283,22 +272,16 @@ func TestReadMeetsOwnWrite(t *testing.T) {
 		}
 		own := begin(ctx, t, pool, pgx.ReadCommitted)
 		require.NoError(t, pgstore.Guard(ctx, own, key, resource.Fence{Token: 7, Seq: 2}))
-		done := make(chan error, 1)
-		go func() {
-			rec, err := s.ReadFenced(ctx, key, 7)
-			if err == nil && rec.MaxFence != (resource.Fence{Token: 7, Seq: 2}) {
-				err = fmt.Errorf("read at fence %v", rec.MaxFence)
-			}
-			done <- err
-		}()
-		awaitBlocked(t, pool, key)
-		require.NoError(t, own.Commit(ctx))
-		require.NoError(t, <-done)
+		var rec resource.Record
+		require.NoError(t, meets(t, pool, func() (err error) {
+			rec, err = s.ReadFenced(ctx, key, 7)
+			return err
+		}, own.Commit, false))
+		require.Equal(t, resource.Fence{Token: 7, Seq: 2}, rec.MaxFence)
 		require.Equal(t, resource.Fence{Token: 7, Seq: 2}, fenceOf(t, pool, key))
 	}
 }
 
-// A read before the guard is not protected at READ COMMITTED, but is at higher levels.
 func TestReadBeforeGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, key, ctx := newPool(t, server), newKey(), t.Context()
@@ -321,7 +304,7 @@ func TestReadBeforeGuard(t *testing.T) {
 	})
 }
 
-// At SERIALIZABLE the commit may fail after an accepted guard, and the fence is rolled back with it.
+// At SERIALIZABLE the commit may fail after an accepted guard, and the fence is rolled back.
 func TestSerializationFailureAfterGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		pool, ctx := newPool(t, server), t.Context()
@@ -356,8 +339,7 @@ func TestSerializationFailureAfterGuard(t *testing.T) {
 	})
 }
 
-// A hundred holders with shuffled tokens, each in a transaction that reads, computes and writes. All that were accepted are in
-// the account, in the order of their tokens.
+// All accepted holders are in the account, in the order of their tokens.
 func TestGuardConcurrent(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		const writers = 100
@@ -415,17 +397,12 @@ func TestGuardConcurrent(t *testing.T) {
 	})
 }
 
-// A Store and guards on one key share its fence, and a repeat of one is not taken for the other's.
+// A repeat of a Store's write is not taken for a guard's, or the reverse.
 func TestStoreAndGuard(t *testing.T) {
 	pool, key, ctx := newPool(t, server), newKey(), t.Context()
 	s := newStore(t, pool, nil)
 	guard := func(f resource.Fence, request string) error {
-		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if request == "" {
-				return pgstore.Guard(ctx, tx, key, f)
-			}
-			return pgstore.GuardOnce(ctx, tx, key, f, []byte(request))
-		})
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return guard(ctx, tx, key, f, request) })
 	}
 	require.NoError(t, s.Write(ctx, key, at(1), []byte("v")))
 	require.NoError(t, guard(at(2), ""))
@@ -446,7 +423,6 @@ func TestStoreAndGuard(t *testing.T) {
 	isStale(t, s.Write(ctx, key, at(4), []byte("r")), key, at(4), at(4), true)
 }
 
-// The server is killed between guard and commit: neither the business row nor the fence is there when it is back.
 func TestKilledBeforeCommit(t *testing.T) {
 	s := start(t)
 	pool, key, ctx := newPool(t, s), newKey(), t.Context()
@@ -476,34 +452,38 @@ func TestKilledBeforeCommit(t *testing.T) {
 	require.ErrorIs(t, err, resource.ErrApplied)
 }
 
-// A commit has no reply. GuardOnce recognises the repeat, Guard only refuses it.
+// loseCommits returns a link, and lost, which runs f and loses its commit, or the reply to it if applied.
+func loseCommits(t *testing.T, applied bool) (link func(*pgxpool.Config), lost func(f func() error)) {
+	t.Helper()
+	d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("commit\x00")) })
+	inject, want := d.Link().LoseRequests, io.EOF
+	if applied {
+		inject, want = d.Link().LoseReplies, io.ErrUnexpectedEOF
+	}
+	return func(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext }, func(f func() error) {
+		defer inject()()
+		require.ErrorIs(t, f(), want)
+	}
+}
+
 func TestCommitWithoutAnswer(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
-		for _, lost := range []fault{loseRequest, loseReply} {
+		for _, applied := range []bool{false, true} {
 			for _, request := range []string{"", "transfer 17"} {
-				var f atomic.Int32
 				key, ctx := newKey(), t.Context()
-				pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = losing(&f) })
+				link, lost := loseCommits(t, applied)
+				pool := newPool(t, server, link)
 				write := func() error {
 					return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-						var err error
-						if request == "" {
-							err = pgstore.Guard(ctx, tx, key, at(1))
-						} else {
-							err = pgstore.GuardOnce(ctx, tx, key, at(1), []byte(request))
-						}
-						if err != nil {
+						if err := guard(ctx, tx, key, at(1), request); err != nil {
 							return err
 						}
 						return adds(ctx, tx, key, holders(ctx, t, tx, key)+"A")
 					})
 				}
-				f.Store(int32(lost))
+				lost(write)
 				err := write()
-				require.ErrorIs(t, err, io.EOF)
-				f.Store(int32(none))
-				err = write()
-				if lost == loseReply {
+				if applied {
 					isStale(t, err, key, at(1), at(1), request != "")
 				} else {
 					require.NoError(t, err)
@@ -514,68 +494,34 @@ func TestCommitWithoutAnswer(t *testing.T) {
 	})
 }
 
-// TestBillOnce repeats bill with several fences after its commit had no reply.
+func guard(ctx context.Context, tx pgx.Tx, key string, f resource.Fence, request string) error {
+	if request == "" {
+		return pgstore.Guard(ctx, tx, key, f)
+	}
+	return pgstore.GuardOnce(ctx, tx, key, f, []byte(request))
+}
+
 func TestBillOnce(t *testing.T) {
-	for _, lost := range []fault{loseRequest, loseReply} {
+	for _, applied := range []bool{false, true} {
 		for _, again := range []resource.Fence{at(7), {Token: 7, Seq: 2}, at(8)} {
-			var f atomic.Int32
-			pool, drop := database(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = losing(&f) })
-			f.Store(int32(lost))
-			require.ErrorIs(t, bill(t.Context(), pool, at(7), "invoice 17"), io.EOF)
-			f.Store(int32(none))
+			link, lost := loseCommits(t, applied)
+			pool, drop := database(link)
+			lost(func() error { return bill(t.Context(), pool, at(7), "invoice 17") })
 			err := bill(t.Context(), pool, again, "invoice 17")
-			if lost == loseReply && again == at(7) {
+			if applied && again == at(7) {
 				isStale(t, err, "account/acme", again, again, false)
 			} else {
 				require.NoError(t, err)
 			}
 			var balance int64
 			require.NoError(t, pool.QueryRow(t.Context(), "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance))
-			require.EqualValues(t, 90, balance, "lost %d, again at %v", lost, again)
+			require.EqualValues(t, 90, balance, "applied %t, again at %v", applied, again)
 			drop()
 		}
 	}
 }
 
-type fault int32
-
-const (
-	none fault = iota
-	loseRequest
-	loseReply
-)
-
-// losing makes connections that lose commits, or the replies to them.
-func losing(f *atomic.Int32) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := new(net.Dialer).DialContext(ctx, network, addr)
-		return &losingConn{Conn: c, fault: f}, err
-	}
-}
-
-type losingConn struct {
-	net.Conn
-	fault   *atomic.Int32
-	commits atomic.Bool // the reply that is waited for is a commit's
-}
-
-func (c *losingConn) Write(b []byte) (int, error) {
-	c.commits.Store(bytes.Contains(b, []byte("commit\x00")))
-	if c.commits.Load() && fault(c.fault.Load()) == loseRequest {
-		return 0, errors.Join(io.EOF, c.Close())
-	}
-	return c.Conn.Write(b)
-}
-
-func (c *losingConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if err == nil && c.commits.Load() && fault(c.fault.Load()) == loseReply {
-		return 0, errors.Join(io.EOF, c.Close())
-	}
-	return n, err
-}
-
-// A transaction creates a temporary table with the name of the table of fences. A Table with a schema is not shadowed by it.
+// A Table with a schema is not shadowed by a temporary table.
 func TestTemporaryTable(t *testing.T) {
 	pool, key, ctx := newPool(t, server), newKey(), t.Context()
 	schema := "shadow_" + strings.ReplaceAll(key[len("test/"):], "-", "")

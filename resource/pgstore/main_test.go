@@ -20,7 +20,6 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// prepare makes the table of fences, and a table of business rows.
 func prepare(ctx context.Context, s *testbed.Server) error {
 	pool, err := pgxpool.New(ctx, s.URL)
 	if err != nil {

@@ -1,12 +1,10 @@
-// Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store], a
-// [resource.Store]. A fence is a row, checked by the WHERE of an upsert, which PostgreSQL evaluates once it has locked the row.
-// The lock lasts until the transaction ends, so transactions on one resource take effect in the order of their fences.
+// Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store]. A fence is a row,
+// compared after it is locked, until the transaction ends. So transactions take effect in the order of their fences.
 //
 // It requires that
 //   - every writer uses the guard, and nobody deletes fences;
 //   - synchronous_commit is on. A restored backup brings old fences back;
-//   - no temporary table shadows the table of fences. In transactions that run other people's SQL, use a Store whose
-//     [Options].Table has a schema, and [Store.Guard];
+//   - no temporary table shadows the table of fences: where others' SQL runs, give [Options].Table a schema and use [Store.Guard];
 //   - a promoted standby has every committed transaction: list all that may be promoted in synchronous_standby_names
 //     (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION), and stop the old primary first.
 package pgstore
@@ -64,7 +62,6 @@ type Options struct {
 	Table pgx.Identifier
 }
 
-// table returns the table's quoted name.
 func (o *Options) table() (string, error) {
 	if o == nil || o.Table == nil {
 		return pgx.Identifier{defaultTable}.Sanitize(), nil
@@ -252,10 +249,8 @@ func scan(row pgx.Row) (rec resource.Record, err error) {
 	return rec, err
 }
 
-// number is n as a numeric parameter.
 func number(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// orEmpty replaces nil, which would be NULL.
 func orEmpty(value []byte) []byte {
 	if value == nil {
 		return []byte{}
@@ -270,7 +265,6 @@ func failed(ctx context.Context, err error) error {
 	return calls.Wrap(ctx, "pgstore", err)
 }
 
-// code is the SQLSTATE of a server's error, or "".
 func code(err error) string {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return e.Code

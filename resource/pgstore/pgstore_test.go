@@ -24,7 +24,6 @@ import (
 
 var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
-// onLevels runs test at each isolation level.
 func onLevels(t *testing.T, test func(t *testing.T, level pgx.TxIsoLevel)) {
 	t.Helper()
 	for _, level := range levels {
@@ -45,7 +44,6 @@ func newPool(t *testing.T, s *testbed.Server, set ...func(*pgxpool.Config)) *pgx
 	return pool
 }
 
-// start starts a server that the test may kill.
 func start(t *testing.T) *testbed.Server {
 	t.Helper()
 	if server.Provider == testbed.External {
@@ -62,7 +60,6 @@ func byDefault(level pgx.TxIsoLevel) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level) }
 }
 
-// newTable makes an empty table of fences.
 func newTable(t *testing.T, pool *pgxpool.Pool) *pgstore.Options {
 	t.Helper()
 	o := &pgstore.Options{Table: pgx.Identifier{"fences_" + strings.ReplaceAll(uuid.NewString(), "-", "")}}
@@ -89,7 +86,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// TestStore runs the kit at each default isolation level. Reopen kills the server.
+// TestStore: Reopen kills the server.
 func TestStore(t *testing.T) {
 	s := start(t)
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
@@ -115,7 +112,6 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// The audit table has every accepted fence in order: they only rise, and the last is the greatest.
 func TestAudit(t *testing.T) {
 	pool := newPool(t, server)
 	schema := "audit_" + strings.ReplaceAll(uuid.NewString(), "-", "")
@@ -225,7 +221,6 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// The statements work in all of pgx's query modes.
 func TestExecModes(t *testing.T) {
 	for _, m := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
@@ -250,7 +245,7 @@ func TestExecModes(t *testing.T) {
 	}
 }
 
-// Every call is one statement, accepted or refused, so that check and effect are atomic.
+// Every call is one statement, so that check and effect are atomic.
 func TestOneStatement(t *testing.T) {
 	seen := &statements{}
 	pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
@@ -277,7 +272,6 @@ func TestOneStatement(t *testing.T) {
 	}
 }
 
-// statements counts the statements sent.
 type statements struct{ n int }
 
 func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -287,7 +281,7 @@ func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Tra
 
 func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A foreign trigger keeps the fence from being raised. The call must fail, and not be repeated forever.
+// If a trigger keeps the fence from being raised, the call must fail, and not repeat forever.
 func TestNeitherRaisedNorRefused(t *testing.T) {
 	pool := newPool(t, server)
 	o := newTable(t, pool)
@@ -304,7 +298,7 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 	require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
 }
 
-// TestCommands runs the SQL in SetFence's comment, on a key that a wrong token has locked.
+// TestCommands runs the SQL in SetFence's comment.
 func TestCommands(t *testing.T) {
 	pool, ctx := newPool(t, server), t.Context()
 	s := newStore(t, pool, nil)
