@@ -25,13 +25,12 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// A way is a way to read a value, to work, and to write what became of it. It returns how often it did the work.
+// A way reads a value, works, and writes the result. It returns how often it did the work.
 type way struct {
 	name   string
 	update func(ctx context.Context, key string, work func()) (tries int, err error)
 }
 
-// backoff is the first limit of the waits after a conflict, of the way of that name.
 const backoff = 2 * time.Millisecond
 
 func swaps(name string, s cas.Store, opts *cas.Options) way {
@@ -64,7 +63,7 @@ func locked(b *testing.B, backend dlock.Backend, s resource.Store) way {
 	}}
 }
 
-// connections is how many each store's clients have: as many as a Postgres takes by default, and some to spare.
+// connections is what a Postgres takes by default, less some to spare.
 const connections = 80
 
 func onRedis(b *testing.B) []way {
@@ -104,13 +103,11 @@ func onPostgres(b *testing.B) []way {
 	return []way{swaps("cas", p, nil), swaps("cas+backoff", p, &cas.Options{Backoff: backoff}), locked(b, backend, s)}
 }
 
-// window is for how long the writers of a case begin updates, so that slow ones too have begun many.
+// window is for how long writers begin updates.
 const window = 3 * time.Second
 
-// BenchmarkUpdate compares compare-and-swap with a lock and fenced writes in the same store: writers that each read a
-// value, work (that is, wait for something else), and write, again and again. It reports updates a second, the times of an
-// update from its begin to its end, and how often the work was done for one update that counts. What
-// reports/results/compare-and-swap has is
+// BenchmarkUpdate compares compare-and-swap with a lock and fenced writes in the same store, for
+// reports/results/compare-and-swap:
 //
 //	go test -run '^$' -bench Update -benchtime 1x ./resource/cas
 func BenchmarkUpdate(b *testing.B) {
@@ -136,7 +133,6 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// manyKeys is how many keys there are for writers on many: enough that two never meet.
 const manyKeys = 10_000
 
 func update(b *testing.B, w way, writers int, many bool, work time.Duration) {

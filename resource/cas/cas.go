@@ -73,17 +73,8 @@ func Update(ctx context.Context, s Store, key string, change func(value []byte) 
 			return tries, calls.Wrap(ctx, "cas", err)
 		}
 		if o.Backoff > 0 {
-			wait(ctx, rand.N(o.Backoff<<min(tries-1, maxDoublings)))
+			_ = calls.Wait(ctx, rand.N(o.Backoff<<min(tries-1, maxDoublings))) // the next try checks ctx
 		}
-	}
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
 	}
 }
 

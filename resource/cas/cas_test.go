@@ -8,7 +8,6 @@ import (
 	"net"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/resource/cas"
 )
 
@@ -47,7 +47,7 @@ func newPostgres(tb testing.TB, set ...func(*pgxpool.Config)) cas.Postgres {
 	return cas.Postgres{Pool: pool}
 }
 
-// onStores runs test on each store, and on PostgreSQL at each of the isolation levels that a connection may have by default.
+// onStores runs test on each store, on PostgreSQL at each isolation level.
 func onStores(t *testing.T, test func(t *testing.T, s cas.Store)) {
 	t.Helper()
 	t.Run("redis", func(t *testing.T) { test(t, newRedis(t)) })
@@ -91,7 +91,6 @@ func TestSwap(t *testing.T) {
 	})
 }
 
-// A ring may have a key's versions on several servers.
 func TestRingRefused(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	t.Cleanup(func() { require.NoError(t, ring.Close()) })
@@ -101,7 +100,6 @@ func TestRingRefused(t *testing.T) {
 	require.ErrorContains(t, cas.Redis{Client: ring}.Swap(t.Context(), "k", 0, nil), want)
 }
 
-// A writer that was paused between read and write starts over.
 func TestFrozenWriter(t *testing.T) {
 	onStores(t, func(t *testing.T, s cas.Store) {
 		ctx, key := t.Context(), newKey()
@@ -122,7 +120,6 @@ func TestFrozenWriter(t *testing.T) {
 	})
 }
 
-// No concurrent update is lost.
 func TestConcurrent(t *testing.T) {
 	for name, opts := range map[string]*cas.Options{"at once": nil, "backoff": {Backoff: time.Millisecond}} {
 		t.Run(name, func(t *testing.T) {
@@ -160,7 +157,6 @@ func addOne(value []byte) ([]byte, error) {
 	return strconv.AppendInt(nil, int64(n)+1, 10), nil
 }
 
-// ending is a store whose swaps end in err, after what they do.
 type ending struct {
 	cas.Store
 	do  func(ctx context.Context, key string, version int64, value []byte) error
@@ -207,51 +203,19 @@ func TestUpdateEnds(t *testing.T) {
 	require.ErrorContains(t, err, "must not be negative")
 }
 
-// The reply to a swap is lost, and the client retries requests: a retry would find a conflict with itself.
+// The reply to a swap is lost. A client that retried it would find a conflict with itself.
 func TestReplyLost(t *testing.T) {
-	var lose atomic.Bool
-	s := newRedis(t, func(o *redis.Options) {
-		o.MaxRetries = 3
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			c, err := new(net.Dialer).DialContext(ctx, network, addr)
-			return &losingConn{Conn: c, lose: &lose}, err
-		}
-	})
+	d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("eval")) })
+	s := newRedis(t, func(o *redis.Options) { o.Dialer, o.MaxRetries = d.DialContext, 3 })
 	key := newKey()
 	require.ErrorIs(t, s.Swap(t.Context(), key, 1, nil), cas.ErrConflict, "the server knows the script then")
-	lose.Store(true)
+	d.LoseReply()
 	tries, err := cas.Update(t.Context(), s, key, addOne, nil)
 	require.ErrorIs(t, err, io.EOF)
 	require.Equal(t, 1, tries)
-	require.False(t, lose.Load(), "an answer was lost")
+	require.Equal(t, 1, d.Lost())
 	value, version, err := s.Get(t.Context(), key)
 	require.NoError(t, err)
 	require.Equal(t, "1", string(value))
 	require.EqualValues(t, 1, version)
-}
-
-// losingConn loses the answer to a script, once lose is set, and breaks.
-type losingConn struct {
-	net.Conn
-	lose         *atomic.Bool
-	lost, broken atomic.Bool
-}
-
-func (c *losingConn) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte("eval")) && c.lose.CompareAndSwap(true, false) {
-		c.lost.Store(true)
-	}
-	return c.Conn.Write(b)
-}
-
-func (c *losingConn) Read(b []byte) (int, error) {
-	if c.broken.Load() {
-		return 0, io.EOF
-	}
-	n, err := c.Conn.Read(b)
-	if err == nil && c.lost.Load() { // it has been applied
-		c.broken.Store(true)
-		return 0, io.EOF
-	}
-	return n, err
 }

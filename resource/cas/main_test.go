@@ -11,7 +11,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// The servers of all tests.
 var redisServer, postgresServer *testbed.Server
 
 func TestMain(m *testing.M) {

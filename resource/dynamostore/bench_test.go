@@ -6,9 +6,7 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/storebench"
 )
 
-// The benchmarks compare writes with and without a check of the fence, and count requests:
-//
-//	go test -run '^$' -bench . ./resource/dynamostore
+// go test -run '^$' -bench . ./resource/dynamostore
 
 func onServer(b *testing.B, run func(b *testing.B, ways []storebench.Way)) {
 	b.Helper()

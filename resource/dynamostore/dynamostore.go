@@ -1,12 +1,11 @@
-// Package dynamostore is a [resource.Store] in an Amazon DynamoDB table: an item per key, a request per call. A write is an
-// UpdateItem with a condition on the fence, which DynamoDB checks atomically
+// Package dynamostore is a [resource.Store] in an Amazon DynamoDB table, by conditional updates
 // (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/Expressions.ConditionExpressions.html).
 //
 // It requires that
-//   - the table is in one region, or a global table with strong consistency (MRSC). With eventual consistency (MREC, the
-//     default) the last writer wins across regions, and stale writes get through, unless all writes of a key go to one region
+//   - the table is in one region, or a global table with strong consistency (MRSC), or all writes of a key go to one region:
+//     with eventual consistency (MREC, the default) stale writes get through
 //     (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/V2globaltables_HowItWorks.html);
-//   - nobody else writes the attributes fence and value or deletes items, by hand or by TTL. Other attributes are left alone;
+//   - nobody else writes the attributes fence and value or deletes items, by hand or by TTL;
 //   - reads don't go through DynamoDB Accelerator (DAX). A restored backup brings old fences back.
 package dynamostore
 
@@ -85,16 +84,15 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 	return nil
 }
 
-// Write is [resource.Store.Write]. A value that doesn't fit into an item (400 KB with key and names) is [resource.ErrTooLarge].
-// If the client's retry is refused after the first attempt took effect, Write returns nil, or, if a later fence has come in
-// between, an error that leaves the outcome open.
+// Write is [resource.Store.Write]. Key and value must fit into 400 KB. If the client's retry is refused after the first attempt
+// took effect, Write returns nil, or, if a later fence has come in between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err
 	}
 	defer s.calls.End()
 	doubt := false
-	_, seen, err := s.raise(ctx, key, f, value, true, &doubt)
+	_, seen, err := s.raise(ctx, key, f, bytesValue(value), &doubt)
 	if err != nil || seen == nil {
 		return err
 	}
@@ -110,7 +108,7 @@ func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 		return resource.Record{}, err
 	}
 	defer s.calls.End()
-	rec, seen, err := s.raise(ctx, key, resource.Fence{Token: token}, nil, false, new(bool))
+	rec, seen, err := s.raise(ctx, key, resource.Fence{Token: token}, nil, new(bool))
 	if err != nil || seen == nil {
 		return rec, err
 	}
@@ -144,7 +142,7 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 	}
 	defer s.calls.End()
 	if f != (resource.Fence{}) {
-		_, seen, err := s.raise(ctx, key, f, value, true, new(bool))
+		_, seen, err := s.raise(ctx, key, f, bytesValue(value), new(bool))
 		if err != nil || seen == nil {
 			return err
 		}
@@ -180,9 +178,9 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// raise raises the fence of key's item to f if f is greater, and sets its value if hasValue. It returns the new item, or, as
-// seen, the one that refused. doubt is set if a reply was lost: the update may have taken effect although its retry was refused.
-func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value []byte, hasValue bool, doubt *bool,
+// raise raises the fence of key's item to f if f is greater, and sets value unless it is nil. It returns the new item, or, as seen,
+// the one that refused. doubt is set if a reply was lost.
+func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value types.AttributeValue, doubt *bool,
 ) (rec resource.Record, seen *resource.Record, err error) {
 	in := &dynamodb.UpdateItemInput{
 		TableName:                           &s.table,
@@ -193,10 +191,10 @@ func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value [
 		ReturnValues:                        types.ReturnValueAllNew,
 		ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 	}
-	if hasValue {
+	if value != nil {
 		in.UpdateExpression = aws.String("SET fence = :fence, #value = :value")
 		in.ExpressionAttributeNames = map[string]string{"#value": attrValue}
-		in.ExpressionAttributeValues[":value"] = bytesValue(value)
+		in.ExpressionAttributeValues[":value"] = value
 		in.ReturnValues = types.ReturnValueNone
 	}
 	out, err := s.client.UpdateItem(ctx, in, func(o *dynamodb.Options) { o.Retryer = awscall.Retryer(o.Retryer, doubt) })
@@ -210,7 +208,7 @@ func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value [
 		return rec, &rec, err
 	case err != nil:
 		return rec, nil, failed(ctx, err)
-	case !hasValue:
+	case value == nil:
 		rec, err = s.decode(key, out.Attributes)
 	}
 	return rec, nil, err
@@ -225,7 +223,6 @@ func bytesValue(b []byte) types.AttributeValue {
 	return &types.AttributeValueMemberB{Value: append([]byte{}, b...)}
 }
 
-// digits is the width of the greatest uint64.
 const digits = 20
 
 // encode returns a string of fixed width, because strings then compare as fences do. A DynamoDB number has only 38 digits.

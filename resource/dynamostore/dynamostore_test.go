@@ -53,7 +53,6 @@ func TestCreateTableTwice(t *testing.T) {
 	require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(transport), table))
 }
 
-// TestOneRequest checks that every call takes one request, accepted or refused.
 func TestOneRequest(t *testing.T) {
 	s, link := open(t)
 	ctx, key := t.Context(), rand.Text()
@@ -80,7 +79,7 @@ func TestOneRequest(t *testing.T) {
 	}
 }
 
-// TestReadIsConsistent checks the request, because every read of a single-node server is consistent.
+// TestReadIsConsistent checks the request: every read of a single-node server is consistent.
 func TestReadIsConsistent(t *testing.T) {
 	s, link := open(t)
 	var body []byte
@@ -96,7 +95,6 @@ func TestReadIsConsistent(t *testing.T) {
 	require.Contains(t, string(body), `"ConsistentRead":true`)
 }
 
-// TestLostReply runs the shared cases.
 func TestLostReply(t *testing.T) {
 	s, link := open(t)
 	other, linkOther := open(t, once)
@@ -118,7 +116,6 @@ func TestTooLarge(t *testing.T) {
 	require.NoError(t, s.Write(ctx, key, at(1), make([]byte, most)))
 }
 
-// TestItem checks the item's format, and that other attributes are left alone.
 func TestItem(t *testing.T) {
 	s, _ := open(t)
 	ctx, key, client := t.Context(), rand.Text(), newClient(transport)
@@ -137,7 +134,6 @@ func TestItem(t *testing.T) {
 	require.Equal(t, item, got.Item)
 }
 
-// TestForeignItem has items with an invalid fence or value.
 func TestForeignItem(t *testing.T) {
 	s, _ := open(t)
 	ctx, key, client := t.Context(), rand.Text(), newClient(transport)

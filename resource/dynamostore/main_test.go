@@ -2,15 +2,12 @@ package dynamostore_test
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"sync"
 	"testing"
 
@@ -25,51 +22,27 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/awstest"
 )
 
-// The tests run against a DynamoDB server in the process, or against the one of FENCELAB_DYNAMODB_ENDPOINT, with the
-// credentials of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN and the region of AWS_REGION: an address,
-// or "aws" for Amazon's. They make a table, and delete it.
+// The tests run on a server in the process, or on FENCELAB_DYNAMODB_ENDPOINT, an address or "aws", with AWS_ACCESS_KEY_ID,
+// AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION. They make a table, and delete it.
 var (
 	endpoint  string
 	table     = "fencelab-" + rand.Text()
 	transport = awstest.Transport
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
+func TestMain(m *testing.M) {
+	testmain.Run(awstest.Tests{M: m}, awstest.Server("FENCELAB_DYNAMODB_ENDPOINT", newFake(), &endpoint), createTable)
+}
 
-func run(m *testing.M) (code int) {
-	if endpoint = os.Getenv("FENCELAB_DYNAMODB_ENDPOINT"); endpoint == "" {
-		fake := httptest.NewServer(newFake())
-		defer func() {
-			fake.Close()
-			code = cmp.Or(code, leaks())
-		}()
-		endpoint = fake.URL
-	}
-	defer transport.CloseIdleConnections()
-	ctx := context.Background()
+func createTable(ctx context.Context) (io.Closer, error) {
 	c := newClient(transport)
-	if err := dynamostore.CreateTable(ctx, c, table); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code = m.Run()
-	if _, err := c.DeleteTable(ctx, &dynamodb.DeleteTableInput{TableName: &table}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
+	return awstest.Closer(func() error {
+		_, err := c.DeleteTable(context.Background(), &dynamodb.DeleteTableInput{TableName: &table})
+		return err
+	}), dynamostore.CreateTable(ctx, c, table)
 }
 
-func leaks() int {
-	if err := testmain.FindLeaks(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
-}
-
-// newFake is the server in the process, with two things made good. It can't keep empty bytes, as DynamoDB does: they
-// become other bytes. And it writes the items of its answers while other requests change them: they come one by one.
+// newFake corrects minidyn: it can't keep empty bytes, and writes the items of replies while other requests change them.
 func newFake() http.Handler {
 	const empty, instead = `{"B":""}`, `{"B":"ZW1wdHkgdmFsdWU="}`
 	fake := server.NewServer()
@@ -102,10 +75,9 @@ func newClient(rt http.RoundTripper, more ...func(*dynamodb.Options)) *dynamodb.
 	return dynamodb.New(o, more...)
 }
 
-// once is a client that doesn't repeat requests.
 func once(o *dynamodb.Options) { o.Retryer = aws.NopRetryer{} }
 
-// open returns a Store on the table that the tests share, and the link that it uses.
+// open returns a Store on the shared table, and its link.
 func open(tb testing.TB, more ...func(*dynamodb.Options)) (*dynamostore.Store, *awstest.Link) {
 	tb.Helper()
 	l := &awstest.Link{}

@@ -14,12 +14,9 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// The benchmarks compare writes with and without a check of the fence, on a Redis that answers from memory and on
-// one that waits for its disk:
-//
-//	go test -run '^$' -bench . ./resource/redisstore
+// go test -run '^$' -bench . ./resource/redisstore
 
-// onServers runs a benchmark of the ways to write: a plain HSET, the store's unfenced script, and its fenced one.
+// onServers has a Redis that answers from memory, and one that waits for its disk.
 func onServers(b *testing.B, run func(b *testing.B, ways []storebench.Way)) {
 	b.Helper()
 	for _, store := range []struct {

@@ -1,5 +1,5 @@
-// Package redisstore is a [resource.Store] in Redis 4 or later: a server, a replicated one or a Cluster. A record is a hash,
-// resource:{KEY}, with the fields token, seq and value, and a script checks the fence and writes.
+// Package redisstore is a [resource.Store] in Redis 4 or later, replicated or a Cluster too. A record is a hash, resource:{KEY},
+// with the fields token, seq and value.
 //
 // A Redis that loses writes loses fences, and then a stale holder gets through:
 //   - A restart without persistence loses everything, with appendfsync everysec (the default) the last second. Use
@@ -55,9 +55,8 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on client, which the caller closes. It sends nothing. opts may be nil. A *redis.Ring is refused: when a
-// server doesn't answer, it sends keys to another one, which has no fence. Set ContextTimeoutEnabled if calls should end at
-// their context's deadline.
+// New returns a Store on client, which the caller closes. opts may be nil. A *redis.Ring is refused: when a server doesn't
+// answer, it sends keys to another one, which has no fence. Without ContextTimeoutEnabled calls may outlive their deadline.
 func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("redisstore: client is nil")
@@ -155,7 +154,6 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// do runs f with the Redis key of key's record.
 func (s *Store) do(ctx context.Context, key string, invalid error, f func(name []string) error) error {
 	if err := s.calls.Begin(ctx, key, invalid); err != nil {
 		return err
@@ -164,7 +162,6 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func(name [
 	return calls.Wrap(ctx, "redisstore", f([]string{s.prefix + "resource:{" + key + "}"}))
 }
 
-// record converts token, seq and value.
 func record(fields []any) (rec resource.Record, err error) {
 	if len(fields) != 3 {
 		return rec, fmt.Errorf("the script returned %q", fields)

@@ -21,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/redisstore"
 	"github.com/fencelab/fencelab/resource/storetest"
@@ -62,7 +63,7 @@ func newStore(t *testing.T, c redis.UniversalClient) *redisstore.Store {
 
 func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
-// TestStore runs the kit on a durable Redis. Reopen kills it.
+// TestStore: Reopen kills a durable Redis.
 func TestStore(t *testing.T) {
 	s := start(t, durable...)
 	var prefix string
@@ -87,7 +88,6 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestStoreElsewhere runs the kit on a Redis without persistence, and on miniredis.
 func TestStoreElsewhere(t *testing.T) {
 	mini := miniredis.RunT(t)
 	for name, c := range map[string]*redis.Client{
@@ -102,7 +102,6 @@ func TestStoreElsewhere(t *testing.T) {
 	}
 }
 
-// Cluster clients find a record's slot, and the node lets scripts touch it.
 func TestCluster(t *testing.T) {
 	s := start(t, "--cluster-enabled", "yes")
 	c := newClient(t, s)
@@ -134,7 +133,6 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// A record has the documented format, and a damaged one is an error.
 func TestRecord(t *testing.T) {
 	c, ctx, key := newClient(t, server), t.Context(), uuid.NewString()
 	s, err := redisstore.New(c, nil)
@@ -157,7 +155,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// Neighbours over the whole range, some of which doubles, text or signed numbers would order wrongly.
+// TestOrder has neighbours that doubles, text or signed numbers would order wrongly.
 func TestOrder(t *testing.T) {
 	s, ctx := newStore(t, newClient(t, server)), t.Context()
 	var ladder []uint64
@@ -180,7 +178,7 @@ func TestOrder(t *testing.T) {
 
 func pick(from []uint64) uint64 { return from[rand.IntN(len(from))] }
 
-// Every call is one command, accepted or refused, so that check and effect are atomic.
+// Every call is one command, so that check and effect are atomic.
 func TestOneCommand(t *testing.T) {
 	c, ctx := newClient(t, server), t.Context()
 	s := newStore(t, c)
@@ -198,7 +196,6 @@ func TestOneCommand(t *testing.T) {
 	}
 }
 
-// commands is a hook that keeps the names of the commands sent.
 type commands struct{ names []string }
 
 func (*commands) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -217,39 +214,37 @@ func (c *commands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// A write's reply is lost. The caller gets the error at once, whatever the client's MaxRetries, and its own repeat is
-// recognised.
+// The caller gets the error at once, whatever the client's MaxRetries.
 func TestAnswerLost(t *testing.T) {
-	for _, lost := range []fault{loseRequest, loseReply} {
-		var f atomic.Int32
-		s, ctx := newStore(t, newClient(t, server, func(o *redis.Options) { o.Dialer, o.MaxRetries = losing(&f), 3 })), t.Context()
+	for _, applied := range []bool{false, true} {
+		d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("evalsha")) })
+		s, ctx := newStore(t, newClient(t, server, func(o *redis.Options) { o.Dialer, o.MaxRetries = d.DialContext, 3 })), t.Context()
 		require.NoError(t, s.Write(ctx, "warm", at(1), nil), "the script is known to the server")
-		f.Store(lost | once) // a repeat would get through
-		err := s.Write(ctx, "k", at(5), []byte("v"))
-		require.ErrorIs(t, err, io.EOF)
-		_, stale := errors.AsType[*resource.StaleTokenError](err)
-		require.False(t, stale)
-		require.EqualValues(t, none, f.Load(), "an answer was lost")
-		err = s.Write(ctx, "k", at(5), []byte("v"))
-		if lost == loseReply {
-			require.ErrorIs(t, err, resource.ErrApplied)
-		} else {
-			require.NoError(t, err)
+		heal := d.Link().LoseRequests()
+		if applied {
+			d.LoseReply()
 		}
-		// A fenced read may be repeated: it is the same a second time.
-		f.Store(lost | once)
+		require.ErrorIs(t, s.Write(ctx, "k", at(5), []byte("v")), io.EOF)
+		require.Equal(t, 1, d.Lost(), "attempts")
+		heal()
+		err := s.Write(ctx, "k", at(5), []byte("v"))
+		require.Equal(t, applied, errors.Is(err, resource.ErrApplied), "%v", err)
+		require.Equal(t, !applied, err == nil, "%v", err)
+
+		d.LoseReply() // a fenced read may be repeated
 		rec, err := s.ReadFenced(ctx, "k", 6)
 		require.NoError(t, err)
 		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 6}}, rec)
-		require.EqualValues(t, none, f.Load(), "an answer was lost")
+		require.Equal(t, 2, d.Lost())
 	}
 }
 
-// A durable Redis is killed under load. Accepted writes are there afterwards.
 func TestKilledUnderLoad(t *testing.T) {
 	s := start(t, durable...)
 	c, ctx := newClient(t, s, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 }), t.Context()
-	store := newStore(t, c)
+	o := &redisstore.Options{Prefix: uuid.NewString() + "/"}
+	store, err := redisstore.New(c, o)
+	require.NoError(t, err)
 	var accepted atomic.Uint64
 	var wg sync.WaitGroup
 	some := make(chan struct{})
@@ -272,72 +267,15 @@ func TestKilledUnderLoad(t *testing.T) {
 	require.NoError(t, s.Kill(ctx))
 	wg.Wait()
 	require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
-	rec, err := newReader(t, s, store).Read(ctx, "k")
+	again, err := redisstore.New(newClient(t, s), o)
+	require.NoError(t, err)
+	rec, err := again.Read(ctx, "k")
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, rec.MaxFence.Token, accepted.Load())
 	require.LessOrEqual(t, rec.MaxFence.Token, accepted.Load()+1, "one write had no answer")
 }
 
-// newReader is a store like the other, on connections of its own.
-func newReader(t *testing.T, s *testbed.Server, like *redisstore.Store) *redisstore.Store {
-	t.Helper()
-	r, err := redisstore.New(newClient(t, s), &redisstore.Options{Prefix: like.Prefix()})
-	require.NoError(t, err)
-	return r
-}
-
-type fault = int32
-
-const (
-	none fault = iota
-	loseRequest
-	loseReply
-	once fault = 8 // and no other
-)
-
-// losing makes connections that lose scripts, or the replies to them.
-func losing(f *atomic.Int32) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := new(net.Dialer).DialContext(ctx, network, addr)
-		return &losingConn{Conn: c, fault: f}, err
-	}
-}
-
-type losingConn struct {
-	net.Conn
-	fault  *atomic.Int32
-	script atomic.Bool // the reply that is waited for is a script's
-	broken atomic.Bool
-}
-
-func (c *losingConn) loses(what fault) bool {
-	return c.script.Load() && (c.fault.Load() == what || c.fault.CompareAndSwap(what|once, none))
-}
-
-func (c *losingConn) Write(b []byte) (int, error) {
-	c.script.Store(bytes.Contains(b, []byte("evalsha")))
-	if c.loses(loseRequest) {
-		return 0, c.breaks()
-	}
-	return c.Conn.Write(b)
-}
-
-func (c *losingConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if c.broken.Load() || err == nil && c.loses(loseReply) {
-		return 0, c.breaks()
-	}
-	return n, err
-}
-
-// breaks ends the connection as if the other side had closed it.
-func (c *losingConn) breaks() error {
-	c.broken.Store(true)
-	_ = c.Close()
-	return io.EOF
-}
-
-// TestCommands runs the commands in SetFence's comment, on a key that a wrong token has locked.
+// TestCommands runs the commands in SetFence's comment.
 func TestCommands(t *testing.T) {
 	c, ctx := newClient(t, server), t.Context()
 	s, err := redisstore.New(c, nil)

@@ -11,10 +11,7 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-// The benchmarks compare writes with and without a check of the fence, and count requests, on a versitygw or the
-// server of FENCELAB_S3_ENDPOINT:
-//
-//	go test -run '^$' -bench . ./resource/s3store
+// go test -run '^$' -bench . ./resource/s3store
 
 func onServer(b *testing.B, run func(b *testing.B, ways []storebench.Way)) {
 	b.Helper()

@@ -9,7 +9,6 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// TestKnownIsBounded: the cache has a limit, and no values.
 func TestKnownIsBounded(t *testing.T) {
 	var k known
 	v := version{rec: resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 7, Seq: 1}}, etag: `"e"`}

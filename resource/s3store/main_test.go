@@ -1,14 +1,10 @@
 package s3store_test
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
-	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 
@@ -24,55 +20,29 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-// The tests run against an S3 server in the process, or against the one of FENCELAB_S3_ENDPOINT, with the credentials of
-// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN and the region of AWS_REGION: an address, or "aws" for
-// Amazon's. They make a bucket, and delete it.
+// The tests run on a server in the process, or on FENCELAB_S3_ENDPOINT, an address or "aws", with AWS_ACCESS_KEY_ID,
+// AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION. They make a bucket, and delete it.
 var (
 	endpoint  string
 	bucket    = "fencelab-" + strings.ToLower(rand.Text())
 	transport = awstest.Transport
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) (code int) {
-	if endpoint = os.Getenv("FENCELAB_S3_ENDPOINT"); endpoint == "" {
-		fake := httptest.NewServer(newFake())
-		defer func() {
-			fake.Close()
-			code = cmp.Or(code, leaks())
-		}()
-		endpoint = fake.URL
-	}
-	defer transport.CloseIdleConnections()
-	ctx := context.Background()
-	c := newClient(endpoint, transport)
-	if _, err := c.CreateBucket(ctx, &s3.CreateBucketInput{Bucket: &bucket}); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code = m.Run()
-	if err := empty(ctx, c); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
-}
-
-func leaks() int {
-	if err := testmain.FindLeaks(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
+func TestMain(m *testing.M) {
+	testmain.Run(awstest.Tests{M: m}, awstest.Server("FENCELAB_S3_ENDPOINT", newFake(), &endpoint), createBucket)
 }
 
 func newFake() http.Handler {
 	return gofakes3.New(s3mem.New(), gofakes3.WithTimeSkewLimit(0)).Server()
 }
 
-// empty deletes the bucket and what is in it.
-func empty(ctx context.Context, c *s3.Client) error {
+func createBucket(ctx context.Context) (io.Closer, error) {
+	c := newClient(endpoint, transport)
+	_, err := c.CreateBucket(ctx, &s3.CreateBucketInput{Bucket: &bucket})
+	return awstest.Closer(func() error { return deleteBucket(context.Background(), c) }), err
+}
+
+func deleteBucket(ctx context.Context, c *s3.Client) error {
 	for pages := s3.NewListObjectsV2Paginator(c, &s3.ListObjectsV2Input{Bucket: &bucket}); pages.HasMorePages(); {
 		page, err := pages.NextPage(ctx)
 		if err != nil {
@@ -99,10 +69,8 @@ func newClient(url string, rt http.RoundTripper, more ...func(*s3.Options)) *s3.
 	return s3.New(o, more...)
 }
 
-// once is a client that doesn't repeat requests.
 func once(o *s3.Options) { o.Retryer = aws.NopRetryer{} }
 
-// conflict is a PUT that meets another one in the server.
 func conflict(r *http.Request) (*http.Response, error) {
 	return refused(r, http.StatusConflict, "ConditionalRequestConflict")
 }
@@ -121,7 +89,6 @@ func refused(r *http.Request, status int, code string) (*http.Response, error) {
 	}, nil
 }
 
-// open returns a Store with objects of its own, and the link that it uses.
 func open(tb testing.TB, prefix string, more ...func(*s3.Options)) (*s3store.Store, *awstest.Link) {
 	tb.Helper()
 	l := &awstest.Link{}

@@ -73,7 +73,7 @@ func decode(b []byte) (resource.Record, error) {
 	return resource.Record{MaxFence: f}, nil
 }
 
-// version is a version of an object; zero: there is no object.
+// version is an object's; zero: there is none.
 type version struct {
 	rec  resource.Record
 	etag string
@@ -94,27 +94,23 @@ func (k *known) get(key string) (version, bool) {
 	return v, ok
 }
 
+// set forgets key if v has no ETag.
 func (k *known) set(key string, v version) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	delete(k.m, key)
+	if v.etag == "" {
+		return
+	}
 	if k.m == nil {
 		k.m = map[string]version{}
 	}
-	if _, ok := k.m[key]; !ok && len(k.m) >= maxKnown {
-		for other := range k.m { // any
-			delete(k.m, other)
+	for other := range k.m {
+		if len(k.m) < maxKnown {
 			break
 		}
+		delete(k.m, other)
 	}
 	v.rec.Value = nil
 	k.m[key] = v
-	if v.etag == "" {
-		delete(k.m, key)
-	}
-}
-
-func (k *known) forget(key string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.m, key)
 }

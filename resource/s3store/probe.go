@@ -1,11 +1,11 @@
 package s3store
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -17,19 +17,30 @@ import (
 // tries is how often each condition must be honoured. A server that ignores half of them passes with a chance of 1 in 65,536.
 const tries = 8
 
-// Probe writes and deletes a scratch object to check that the server honours If-None-Match and If-Match. The error wraps
-// [ErrNoConditions] if it doesn't; any other error means that the probe failed. Probe takes 20 requests, because one address
-// may stand for several servers. Whether the server compares and writes atomically, only package storetest can check.
+// Probe checks on a scratch object that the server honours If-None-Match and If-Match, else the error wraps [ErrNoConditions].
+// It takes 20 requests, because one address may stand for several servers. It can't check that the server compares and writes
+// atomically; package storetest can.
 func (s *Store) Probe(ctx context.Context) (err error) {
-	p := probe{s: s, name: s.o.Prefix + "~probe-" + rand.Text()}
+	name := s.o.Prefix + "~probe-" + rand.Text()
+	put := func(body string, in *s3.PutObjectInput) (etag string, err error) {
+		in.Bucket, in.Key, in.Body = &s.bucket, &name, strings.NewReader(body)
+		// No retries: after a lost reply one fails its own condition.
+		out, err := s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = aws.NopRetryer{} })
+		if err != nil {
+			return "", err
+		}
+		return aws.ToString(out.ETag), nil
+	}
 	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_, _ = s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: &name}) // no reason to refuse the server
 		if err != nil {
 			err = fmt.Errorf("s3store: probing bucket %q: %w", s.bucket, err)
 		}
 	}()
-	defer p.remove(ctx)
 
-	first, err := p.put(ctx, "1", condition(""))
+	first, err := put("1", condition(""))
 	switch {
 	case awscall.Status(err) == http.StatusNotImplemented:
 		return fmt.Errorf("%w: it refuses If-None-Match: %w", ErrNoConditions, err)
@@ -37,14 +48,14 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 		return failed(ctx, err)
 	}
 	for range tries {
-		switch _, err := p.put(ctx, "2", condition("")); {
+		switch _, err := put("2", condition("")); {
 		case err == nil:
 			return fmt.Errorf("%w: it ignores If-None-Match: * and accepted a second first write of an object", ErrNoConditions)
 		case !lostRace(err):
 			return failed(ctx, err)
 		}
 	}
-	second, err := p.put(ctx, "3", condition(first))
+	second, err := put("3", condition(first))
 	switch {
 	case err != nil && (lostRace(err) || awscall.Status(err) == http.StatusNotImplemented):
 		return fmt.Errorf("%w: it refuses If-Match with the object's own ETag %s: %w", ErrNoConditions, first, err)
@@ -54,14 +65,14 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: the ETag was %q before and %q after the object's content changed", ErrNoConditions, first, second)
 	}
 	for range tries {
-		switch _, err := p.put(ctx, "4", condition(first)); {
+		switch _, err := put("4", condition(first)); {
 		case err == nil:
 			return fmt.Errorf("%w: it ignores If-Match and accepted a write with the ETag of a replaced version", ErrNoConditions)
 		case !lostRace(err):
 			return failed(ctx, err)
 		}
 	}
-	head, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &s.bucket, Key: &p.name})
+	head, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &s.bucket, Key: &name})
 	if err != nil {
 		return failed(ctx, err)
 	}
@@ -69,25 +80,4 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: the object has the ETag %s; that of its last accepted write was %s", ErrNoConditions, got, second)
 	}
 	return nil
-}
-
-type probe struct {
-	s    *Store
-	name string
-}
-
-// put doesn't retry, because a retry after a lost reply fails its own condition.
-func (p probe) put(ctx context.Context, body string, in *s3.PutObjectInput) (etag string, err error) {
-	in.Bucket, in.Key, in.Body = &p.s.bucket, &p.name, bytes.NewReader([]byte(body))
-	out, err := p.s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = aws.NopRetryer{} })
-	if err != nil {
-		return "", err
-	}
-	return aws.ToString(out.ETag), nil
-}
-
-func (p probe) remove(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	_, _ = p.s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &p.s.bucket, Key: &p.name}) // no reason to refuse the server
 }

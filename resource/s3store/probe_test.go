@@ -12,7 +12,6 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-// TestProbe has a correct server, on which nothing is left behind.
 func TestProbe(t *testing.T) {
 	client, prefix := newClient(endpoint, transport), newPrefix()
 	s, err := s3store.Open(t.Context(), client, bucket, &s3store.Options{Prefix: prefix})
@@ -23,30 +22,33 @@ func TestProbe(t *testing.T) {
 	require.Empty(t, left.Contents)
 }
 
-// TestProbeRefusesNowAndThen has servers that ignore one condition in two, like a cluster with old members.
+// TestProbeRefusesNowAndThen has servers that ignore half of the conditions, like a cluster with old members.
 func TestProbeRefusesNowAndThen(t *testing.T) {
 	for seed := range uint64(100) {
-		func() {
-			fake, coin := newFake(), rand.New(rand.NewPCG(seed, 0))
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if coin.IntN(2) == 0 {
-					r.Header.Del("If-None-Match")
-					r.Header.Del("If-Match")
-				}
-				fake.ServeHTTP(w, r)
-			}))
-			defer server.Close()
-			defer transport.CloseIdleConnections()
-			client := newClient(server.URL, transport)
-			_, err := client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: &bucket})
-			require.NoError(t, err)
-			_, err = s3store.Open(t.Context(), client, bucket, nil)
-			require.ErrorIs(t, err, s3store.ErrNoConditions, "seed %d", seed)
-		}()
+		fake, coin := newFake(), rand.New(rand.NewPCG(seed, 0))
+		require.ErrorIs(t, openOn(t, func(w http.ResponseWriter, r *http.Request) {
+			if coin.IntN(2) == 0 {
+				r.Header.Del("If-None-Match")
+				r.Header.Del("If-Match")
+			}
+			fake.ServeHTTP(w, r)
+		}), s3store.ErrNoConditions, "seed %d", seed)
 	}
 }
 
-// TestProbeRefuses has servers with one flaw each.
+// openOn opens a Store on a server.
+func openOn(t *testing.T, h http.HandlerFunc) error {
+	t.Helper()
+	server := httptest.NewServer(h)
+	defer server.Close()
+	defer transport.CloseIdleConnections()
+	client := newClient(server.URL, transport)
+	_, err := client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: &bucket})
+	require.NoError(t, err)
+	_, err = s3store.Open(t.Context(), client, bucket, nil)
+	return err
+}
+
 func TestProbeRefuses(t *testing.T) {
 	without := func(header string) func(http.Handler, http.ResponseWriter, *http.Request) {
 		return func(s3 http.Handler, w http.ResponseWriter, r *http.Request) {
@@ -107,13 +109,7 @@ func TestProbeRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fake := newFake()
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.server(fake, w, r) }))
-			defer server.Close()
-			defer transport.CloseIdleConnections()
-			client := newClient(server.URL, transport)
-			_, err := client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: &bucket})
-			require.NoError(t, err)
-			_, err = s3store.Open(t.Context(), client, bucket, nil)
+			err := openOn(t, func(w http.ResponseWriter, r *http.Request) { c.server(fake, w, r) })
 			require.ErrorIs(t, err, s3store.ErrNoConditions)
 			require.ErrorContains(t, err, c.want)
 		})

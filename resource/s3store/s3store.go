@@ -1,15 +1,14 @@
-// Package s3store is a [resource.Store] in a bucket of Amazon S3, or of a server with its protocol. A record is an object, and
-// every write a conditional PUT: If-None-Match: * for an object's first one, If-Match with its ETag after that
-// (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html).
-// The fence is in the object's body, because metadata doesn't change the ETag. A copy in the metadata is for people.
+// Package s3store is a [resource.Store] in a bucket of Amazon S3, or of a server with its protocol. A record is an object,
+// written by conditional PUTs (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). The fence is in
+// the object's body, because metadata doesn't change the ETag; a copy in the metadata is for people.
 //
 // It requires that
 //   - the server compares and writes atomically, which [Open] probes as far as possible;
 //   - reads are strongly consistent, as in S3 since 2020, but not through a cache or a replica;
 //   - nobody else writes or deletes the objects, by hand, lifecycle rule or backup. A bucket policy can demand conditions of
 //     every PUT (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html);
-//   - the client's role has s3:GetObject, s3:PutObject, s3:ListBucket (without it, S3 answers 403 for a missing object) and,
-//     for [Store.Probe], s3:DeleteObject.
+//   - the client may s3:GetObject, s3:PutObject, s3:ListBucket (else S3 answers 403 for a missing object) and, for
+//     [Store.Probe], s3:DeleteObject.
 package s3store
 
 import (
@@ -33,14 +32,14 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// ErrNoConditions is wrapped by the error of [Open] and [Store.Probe] if the server ignores the conditions of a PUT.
+// ErrNoConditions is wrapped by the error of [Store.Probe] if the server ignores the conditions of a PUT.
 var ErrNoConditions = errors.New("the server does not honour conditional writes")
 
 // Options are the optional settings of [New].
 type Options struct {
 	// Prefix begins the names of all objects. Stores share nothing if neither prefix is the beginning of the other.
 	Prefix string
-	// MaxValue is the largest value in bytes; 5 MiB if zero. A value is held in memory and sent again after every lost race.
+	// MaxValue is the largest value in bytes; 5 MiB if zero. A value is sent again after every lost race.
 	MaxValue int
 }
 
@@ -70,8 +69,7 @@ func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) 
 	return s, nil
 }
 
-// New returns a Store on an existing bucket. It sends nothing. Use [Open] unless you know that the server honours conditions.
-// opts may be nil.
+// New returns a Store on an existing bucket. It sends nothing; [Open] also probes the server. opts may be nil.
 func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	var o Options
 	if opts != nil {
@@ -91,9 +89,8 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	return &Store{client: client, bucket: bucket, o: o}, nil
 }
 
-// Write is [resource.Store.Write]. A value of more than [Options].MaxValue bytes is [resource.ErrTooLarge]. If the client's retry
-// is refused after the first attempt took effect, Write returns nil, or, if a later fence has come in between, an error that
-// leaves the outcome open.
+// Write is [resource.Store.Write]. If the client's retry is refused after the first attempt took effect, Write returns nil, or,
+// if a later fence has come in between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), s.checkSize(key, value)); err != nil {
 		return err
@@ -139,8 +136,7 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 	return v.rec, err
 }
 
-// Overwrite is [resource.Overwriter.Overwrite]: a PUT without a condition. It loses a fence that another process has raised since
-// this Store last saw the object.
+// Overwrite is [resource.Overwriter.Overwrite], but loses a fence that another process has raised since this Store last saw it.
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckOffered(f), s.checkSize(key, value)); err != nil {
 		return err
@@ -186,7 +182,6 @@ func (s *Store) checkSize(key string, value []byte) error {
 	return fmt.Errorf("%w: that of %q has %d bytes, at most %d are allowed (Options.MaxValue)", resource.ErrTooLarge, key, len(value), s.o.MaxValue)
 }
 
-// errLostRace: a PUT's condition did not hold.
 var errLostRace = errors.New("s3store: the object has changed")
 
 const (
@@ -196,8 +191,7 @@ const (
 )
 
 // replace replaces a key's record by what next returns for it, starting with from, or with the object if that is nil. doubt is set
-// if a PUT's reply was lost, so that it may have taken effect. It ends, because accepted fences rise, and next refuses the first
-// that is not less than the caller's. A server may also answer 409 without a change.
+// if a PUT's reply was lost. The loop ends, because next refuses the first fence that is not less than the caller's.
 func (s *Store) replace(ctx context.Context, key string, from *version, doubt *bool,
 	next func(resource.Record) (resource.Record, error),
 ) (resource.Record, error) {
@@ -228,25 +222,15 @@ func (s *Store) replace(ctx context.Context, key string, from *version, doubt *b
 				key, idle, err)
 		}
 		if idle > 0 {
-			if err := wait(ctx, min(minPause<<idle, maxPause)); err != nil {
-				return resource.Record{}, err
+			pause := min(minPause<<idle, maxPause)
+			if err := calls.Wait(ctx, pause/2+rand.N(pause/2)); err != nil {
+				return resource.Record{}, fmt.Errorf("s3store: waiting: %w", err)
 			}
 		}
 	}
 }
 
-func wait(ctx context.Context, pause time.Duration) error {
-	t := time.NewTimer(pause/2 + rand.N(pause/2))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("s3store: waiting: %w", context.Cause(ctx))
-	}
-}
-
-// condition is a PUT if the object has this ETag, or if there is no object for "".
+// condition is a PUT if the object has this ETag, "" for no object.
 func condition(etag string) *s3.PutObjectInput {
 	if etag == "" {
 		return &s3.PutObjectInput{IfNoneMatch: aws.String("*")}
@@ -254,12 +238,11 @@ func condition(etag string) *s3.PutObjectInput {
 	return &s3.PutObjectInput{IfMatch: &etag}
 }
 
-// get reads key's object; the zero version means that there is none.
 func (s *Store) get(ctx context.Context, key string) (version, error) {
 	name := s.Object(key)
 	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &name})
 	if _, missing := errors.AsType[*types.NoSuchKey](err); missing {
-		s.known.forget(key)
+		s.known.set(key, version{})
 		return version{}, nil
 	}
 	if err != nil {
@@ -287,7 +270,7 @@ func (s *Store) put(ctx context.Context, key string, rec resource.Record, in *s3
 	in.Metadata = map[string]string{"fence": rec.MaxFence.String()}
 	out, err := s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = awscall.Retryer(o.Retryer, doubt) })
 	if err != nil {
-		s.known.forget(key)
+		s.known.set(key, version{})
 		if lostRace(err) {
 			return fmt.Errorf("%w: %w", errLostRace, err)
 		}

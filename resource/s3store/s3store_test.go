@@ -39,7 +39,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestTwoStores runs the kit on two Stores that take turns, so that their ETags are outdated.
+// TestTwoStores alternates between two Stores, so that their ETags are outdated.
 func TestTwoStores(t *testing.T) {
 	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
 		prefix := newPrefix()
@@ -75,8 +75,7 @@ func (p *pair) ReadFenced(ctx context.Context, key string, token uint64) (resour
 
 func (p *pair) Close() error { return errors.Join(p.stores[0].Close(), p.stores[1].Close()) }
 
-// TestFirstTouchIsSeen has a holder that knows the object's ETag, and a successor that only reads: the fence in the body must
-// change the ETag.
+// TestFirstTouchIsSeen has a holder that knows the object's ETag, and a successor that only reads: that must change the ETag.
 func TestFirstTouchIsSeen(t *testing.T) {
 	prefix, ctx := newPrefix(), t.Context()
 	holder, link := open(t, prefix)
@@ -92,7 +91,6 @@ func TestFirstTouchIsSeen(t *testing.T) {
 	require.Equal(t, map[string]int{http.MethodPut: 1, http.MethodGet: 1}, link.Sent())
 }
 
-// TestRequests counts what each call sends.
 func TestRequests(t *testing.T) {
 	prefix, ctx := newPrefix(), t.Context()
 	s, link := open(t, prefix)
@@ -124,7 +122,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestLostRace lets other writes in between a call's read of the object and its PUT.
+// TestLostRace has other writes between a call's GET and its PUT.
 func TestLostRace(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -173,7 +171,7 @@ func TestLostRace(t *testing.T) {
 	}
 }
 
-// TestLostRaceOfRead has a write between a fenced read's GET and the PUT that raises the fence: the read must return it.
+// TestLostRaceOfRead has a write between a fenced read's GET and PUT: the read must return it.
 func TestLostRaceOfRead(t *testing.T) {
 	prefix, ctx := newPrefix(), t.Context()
 	s, link := open(t, prefix)
@@ -190,7 +188,6 @@ func TestLostRaceOfRead(t *testing.T) {
 	require.Equal(t, resource.Record{Value: []byte("new"), MaxFence: resource.Fence{Token: 7}}, got)
 }
 
-// TestLostReply runs the shared cases.
 func TestLostReply(t *testing.T) {
 	prefix := newPrefix()
 	s, link := open(t, prefix)
@@ -199,7 +196,7 @@ func TestLostReply(t *testing.T) {
 	awstest.LostReplyThenLaterFence(t, "l", s, link, other)
 }
 
-// TestConflict has a server that answers 409 without a change of the object: for a while, and forever.
+// TestConflict has a server that answers 409 without a change of the object, for a while and forever.
 func TestConflict(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx := t.Context()
@@ -229,7 +226,7 @@ func TestConflict(t *testing.T) {
 	require.ErrorIs(t, s.Write(ended, "k", at(3), nil), cause)
 }
 
-// TestDeleted deletes an object, and its fence with it. Writes go on from nothing, without an error.
+// TestDeleted deletes an object, and its fence. Writes start again, without an error.
 func TestDeleted(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx, name, client := t.Context(), s.Object("k"), newClient(endpoint, transport)
@@ -260,7 +257,6 @@ func TestTooLarge(t *testing.T) {
 	require.NoError(t, s.Write(t.Context(), "k", at(1), make([]byte, 10)))
 }
 
-// TestForeignObject has objects of others. They have no fence, so they are neither read nor replaced.
 func TestForeignObject(t *testing.T) {
 	s, _ := open(t, newPrefix())
 	ctx, client := t.Context(), newClient(endpoint, transport)
@@ -278,7 +274,6 @@ func TestForeignObject(t *testing.T) {
 	}
 }
 
-// TestNoBucket: a missing bucket must not look like a missing object.
 func TestNoBucket(t *testing.T) {
 	s, err := s3store.New(newClient(endpoint, transport), bucket+"-none", nil)
 	require.NoError(t, err)
@@ -317,7 +312,6 @@ func TestObject(t *testing.T) {
 	require.Equal(t, s.Object(long+"1"), s.Object(strings.Clone(long)+"1"))
 }
 
-// TestFenceInMetadata: people can see an object's fence without reading it.
 func TestFenceInMetadata(t *testing.T) {
 	s, _ := open(t, newPrefix())
 	require.NoError(t, s.Write(t.Context(), "k", resource.Fence{Token: 7, Seq: 2}, bytes.Repeat([]byte("v"), 10)))

@@ -17,7 +17,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// startVersity starts an S3 server that keeps objects in files, with a bucket in it.
+// startVersity starts an S3 server that keeps objects in files, with a bucket.
 func startVersity(tb testing.TB, rt http.RoundTripper) (*testbed.Server, *s3.Client) {
 	tb.Helper()
 	ctx := context.Background()
@@ -36,7 +36,6 @@ func startVersity(tb testing.TB, rt http.RoundTripper) (*testbed.Server, *s3.Cli
 	return server, c
 }
 
-// TestStoreOnVersity runs the kit on a server that Reopen kills.
 func TestStoreOnVersity(t *testing.T) {
 	server, client := startVersity(t, transport)
 	if server.Provider == testbed.External {

@@ -25,6 +25,37 @@ import (
 // Transport is the one under every [Link].
 var Transport = &http.Transport{MaxIdleConnsPerHost: 200}
 
+// Tests closes the idle connections of [Transport] after M's tests, so that no goroutine is left.
+type Tests struct{ M *testing.M }
+
+// Run runs the tests.
+func (t Tests) Run() int {
+	defer Transport.CloseIdleConnections()
+	return t.M.Run()
+}
+
+// Closer is an [io.Closer].
+type Closer func() error
+
+// Close calls c.
+func (c Closer) Close() error { return c() }
+
+// Server starts fake, unless the environment variable env has an endpoint, and stores the endpoint.
+func Server(env string, fake http.Handler, endpoint *string) func(context.Context) (io.Closer, error) {
+	return func(context.Context) (io.Closer, error) {
+		if *endpoint = os.Getenv(env); *endpoint != "" {
+			return io.NopCloser(nil), nil
+		}
+		server := httptest.NewServer(fake)
+		*endpoint = server.URL
+		return Closer(func() error {
+			Transport.CloseIdleConnections()
+			server.Close()
+			return nil
+		}), nil
+	}
+}
+
 // Region is that of AWS_REGION, or a default.
 func Region() string { return cmp.Or(os.Getenv("AWS_REGION"), "us-east-1") }
 
@@ -36,12 +67,10 @@ func Credentials() aws.CredentialsProvider {
 
 // Retryer retries at once.
 func Retryer() aws.Retryer {
-	return retry.NewStandard(func(o *retry.StandardOptions) { o.Backoff = atOnce{} })
+	return retry.NewStandard(func(o *retry.StandardOptions) {
+		o.Backoff = retry.BackoffDelayerFunc(func(int, error) (time.Duration, error) { return 0, nil })
+	})
 }
-
-type atOnce struct{}
-
-func (atOnce) BackoffDelay(int, error) (time.Duration, error) { return 0, nil }
 
 // Link is a transport that counts requests and lets a test handle the next PUT or POST.
 type Link struct {

@@ -1,4 +1,4 @@
-// Package calls checks the arguments of a store's calls, lets Close wait for those in flight, and wraps a client's errors.
+// Package calls has what the calls of all stores share.
 package calls
 
 import (
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/fencelab/fencelab/resource"
 )
@@ -53,4 +54,16 @@ func Wrap(ctx context.Context, store string, err error) error {
 		return fmt.Errorf("%s: %w: %w", store, context.Cause(ctx), err)
 	}
 	return fmt.Errorf("%s: %w", store, err)
+}
+
+// Wait waits for d, or returns ctx's cause if that ends first.
+func Wait(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// TestClose: Close waits for the calls in flight and refuses later ones.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c calls.Calls
@@ -37,7 +36,6 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// TestBegin: a call with an error has not begun, so Close doesn't wait for it.
 func TestBegin(t *testing.T) {
 	var c calls.Calls
 	ended, end := context.WithCancelCause(t.Context())

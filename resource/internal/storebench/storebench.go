@@ -52,7 +52,6 @@ const rounds = 300
 func FenceCheck(b *testing.B, ways []Way) {
 	b.Helper()
 	took, requests := make([][]float64, len(ways)), make([]int, len(ways))
-	index := map[string]int{}
 	write := func(i int) float64 {
 		began := time.Now()
 		if err := ways[i].Write(b.Context(), "one", lastToken.Add(1)); err != nil {
@@ -60,8 +59,7 @@ func FenceCheck(b *testing.B, ways []Way) {
 		}
 		return float64(time.Since(began)) / 1e3
 	}
-	for i, w := range ways {
-		index[w.Name] = i
+	for i := range ways {
 		write(i) // warm up
 	}
 	for b.Loop() {
@@ -83,11 +81,7 @@ func FenceCheck(b *testing.B, ways []Way) {
 			b.ReportMetric(median(took[i]), "µs/"+w.Name)
 			continue
 		}
-		against, ok := index[w.Against]
-		if !ok {
-			b.Fatalf("%s is compared with %s, which doesn't exist", w.Name, w.Against)
-		}
-		baseline := took[against]
+		baseline := took[slices.IndexFunc(ways, func(o Way) bool { return o.Name == w.Against })]
 		more := make([]float64, len(baseline))
 		for round := range baseline {
 			more[round] = took[i][round] - baseline[round]
