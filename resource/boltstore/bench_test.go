@@ -13,10 +13,7 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/storebench"
 )
 
-// The benchmarks compare writes with and without a check of the fence, in memory, in a file, and over HTTP with
-// that file:
-//
-//	go test -run '^$' -bench . -benchmem ./resource/boltstore
+// go test -run '^$' -bench . -benchmem ./resource/boltstore
 
 var value = make([]byte, 128)
 
@@ -41,7 +38,7 @@ func openBench(b *testing.B) *boltstore.Store {
 	return s
 }
 
-// overHTTP is a store behind two handlers, one of which has fencing off.
+// overHTTP is a store behind two handlers, one with fencing off.
 type overHTTP struct {
 	resource.Store
 	unfenced *resource.Client
@@ -67,7 +64,6 @@ func BenchmarkFenceCheck(b *testing.B) { stores(b, storebench.FenceCheck) }
 
 func BenchmarkWriters(b *testing.B) { stores(b, storebench.Writers) }
 
-// BenchmarkRule measures the fence check alone, without the noise of the disk.
 func BenchmarkRule(b *testing.B) {
 	rec := resource.Record{Value: value, MaxFence: at(1)}
 	b.ReportAllocs()

@@ -2,12 +2,11 @@
 // writers share one sync.
 //
 // It requires that
-//   - the file is on a local file system, where flock(2) keeps other processes out until this one ends. On NFS and the like
-//     the lock may be a lease, and a paused process would overwrite its successor's file;
+//   - the file is on a local file system: on NFS and the like flock(2) may be a lease, and a paused process would overwrite its
+//     successor's file;
 //   - fsync reaches the disk. A restored backup brings old fences back.
 //
-// If a commit fails and leaves nothing behind, as on a full disk, the store recovers once there is room. If the outcome is
-// unknown, it refuses every call until the file is opened again.
+// On a full disk, writes fail until there is room. If a commit's outcome is unknown, all calls fail until the file is opened again.
 package boltstore
 
 import (
@@ -29,7 +28,6 @@ import (
 	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
-// bucket has a record per key. Its name has the version of the encoding.
 var bucket = []byte("records.v1")
 
 // MaxValue is the largest value in bytes: bbolt puts up to four on a page, and panics if it exceeds 256 MiB on 32-bit machines.
@@ -39,8 +37,8 @@ const MaxValue = 64<<20 - 1<<10
 type Options struct {
 	// LockTimeout is how long Open waits for another process to close the file; 1 s if zero.
 	LockTimeout time.Duration
-	// MaxUnwritten limits the keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero. A
-	// fenced read that would create one more is refused with [resource.ErrNoRoom].
+	// MaxUnwritten limits the keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero.
+	// Beyond it fenced reads of new keys return [resource.ErrNoRoom].
 	MaxUnwritten uint64
 }
 
@@ -79,14 +77,16 @@ func Open(path string, opts *Options) (*Store, error) {
 			path, timeout, err)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, berrors.ErrChecksum):
 		return nil, fmt.Errorf("boltstore: %s is damaged, or not a store's file: restore it, or choose another file: %w", path, err)
+	case errors.Is(err, errDamaged):
+		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
 	if err := prepare(db); err != nil {
-		if errors.Is(err, errDamaged) {
-			return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
+		if !errors.Is(err, errDamaged) {
+			err = fmt.Errorf("boltstore: %s: %w", path, err)
 		}
-		return nil, errors.Join(fmt.Errorf("boltstore: %s: %w", path, err), db.Close())
+		return nil, errors.Join(err, db.Close())
 	}
 	file, err := os.Stat(path)
 	if err != nil {
@@ -130,7 +130,7 @@ func prepare(db *bolt.DB) (err error) {
 	err = db.View(func(tx *bolt.Tx) error {
 		ready = tx.Bucket(bucket) != nil
 		if !ready && tx.ID() > 1 { // a new file has 1
-			return fmt.Errorf("%s %w: it is in use and has no bucket %s", db.Path(), errDamaged, bucket)
+			return fmt.Errorf("boltstore: %s %w: it is in use and has no bucket %s", db.Path(), errDamaged, bucket)
 		}
 		return nil
 	})
@@ -150,8 +150,7 @@ func prepare(db *bolt.DB) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Write is [resource.Store.Write]. A value of more than [MaxValue] bytes is [resource.ErrTooLarge]. If ctx ends while the write
-// waits for the disk, Write returns ctx's cause, and the write may still take effect.
+// Write is [resource.Store.Write]. If ctx ends meanwhile, the write may still take effect.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	_, err := s.do(ctx, &op{kind: write, key: key, fence: f, value: value}, resource.CheckFence(f))
 	return err
@@ -163,7 +162,7 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 	return err
 }
 
-// ReadFenced is [resource.Store.ReadFenced]. Like a write it waits for the disk if it raises the fence.
+// ReadFenced is [resource.Store.ReadFenced].
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
 	return s.do(ctx, &op{kind: readFenced, key: key, fence: resource.Fence{Token: token}}, resource.CheckToken(token))
 }
@@ -224,7 +223,6 @@ func (s *Store) close() error {
 	return nil
 }
 
-// checkFile returns an error if path is no longer the open file.
 func (s *Store) checkFile() error {
 	now, err := os.Stat(s.path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {

@@ -10,7 +10,6 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// The limits of one commit.
 const (
 	maxBatchOps   = 1024
 	maxBatchBytes = 16 << 20
@@ -36,8 +35,8 @@ type op struct {
 	err  error
 }
 
-// decide returns the record that replaces rec and whether it differs, or a refusal. The result outlives the transaction, and
-// so doesn't use the memory of rec's value.
+// decide returns the record that replaces rec and whether it differs, or a refusal. It clones rec's value, which the transaction
+// owns.
 func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, err error) {
 	switch o.kind {
 	case write:
@@ -216,7 +215,7 @@ func (s *Store) why(err error, id int) error {
 	return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUndone, err)
 }
 
-// batch is the changes of one commit. It is complete before readers see it in Store.committing.
+// batch is what one commit changes, complete before readers see it in Store.committing.
 type batch struct {
 	records map[string]resource.Record
 	decided bool          // every op has its answer, if the commit succeeds
@@ -229,7 +228,6 @@ func (b *batch) changes(key string) bool {
 	return ok
 }
 
-// wait returns key's record once it is durable.
 func (b *batch) wait(ctx context.Context, key string) (resource.Record, error) {
 	select {
 	case <-b.done:

@@ -9,22 +9,18 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// The encoding of records, for the tests.
 var (
 	Encode = encode
 	Decode = decode
 	Bucket = bucket
 )
 
-// Pending are operations on their way through one commit.
 type Pending []*op
 
-// WriteOp is a Write for Batch.
 func WriteOp(key string, f resource.Fence, value []byte) *op {
 	return &op{kind: write, key: key, fence: f, value: value, done: make(chan struct{})}
 }
 
-// ReadFencedOp is a ReadFenced for Batch.
 func ReadFencedOp(key string, token uint64) *op {
 	return &op{kind: readFenced, key: key, fence: resource.Fence{Token: token}, done: make(chan struct{})}
 }
@@ -35,7 +31,6 @@ func (s *Store) Batch(ops ...*op) Pending {
 	return ops
 }
 
-// Answered returns how many operations have their answer.
 func (p Pending) Answered() (n int) {
 	for _, o := range p {
 		select {
@@ -47,7 +42,6 @@ func (p Pending) Answered() (n int) {
 	return n
 }
 
-// Wait returns the answers.
 func (p Pending) Wait() (recs []resource.Record, errs []error) {
 	for _, o := range p {
 		<-o.done
@@ -56,7 +50,7 @@ func (p Pending) Wait() (recs []resource.Record, errs []error) {
 	return recs, errs
 }
 
-// HoldGrowth holds commits that grow the file until release is called: bbolt waits for readers before it remaps the file.
+// HoldGrowth holds commits that grow the file: bbolt waits for readers before it remaps the file.
 func (s *Store) HoldGrowth() (release func() error, err error) {
 	tx, err := s.db.Begin(false)
 	if err != nil {
@@ -65,28 +59,11 @@ func (s *Store) HoldGrowth() (release func() error, err error) {
 	return tx.Rollback, nil
 }
 
-// FailLastSync makes commits fail at their very end.
-func (s *Store) FailLastSync() {
-	s.end = func(tx *bolt.Tx) error { return errors.Join(tx.Commit(), errors.New("sync failed")) }
+// OnCommit sets what commits do.
+func (s *Store) OnCommit(do func(commit func() error) error) {
+	s.end = func(tx *bolt.Tx) error { return do(tx.Commit) }
 }
 
-// AroundCommit calls f before and after each commit.
-func (s *Store) AroundCommit(f func()) {
-	s.end = func(tx *bolt.Tx) error {
-		f()
-		defer f()
-		return tx.Commit()
-	}
-}
-
-// HoldCommit holds the next commit until it receives the error with which to fail.
-func (s *Store) HoldCommit() (fail chan<- error) {
-	held := make(chan error)
-	s.end = func(tx *bolt.Tx) error { return errors.Join(<-held, tx.Rollback()) }
-	return held
-}
-
-// CheckFile returns what bbolt finds wrong with the file.
 func (s *Store) CheckFile() (all error) {
 	err := s.db.View(func(tx *bolt.Tx) error {
 		for err := range tx.Check() {
@@ -97,17 +74,15 @@ func (s *Store) CheckFile() (all error) {
 	return errors.Join(all, err)
 }
 
-// Committing tells whether a commit runs.
 func (s *Store) Committing() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.committing != nil
 }
 
-// Queued returns how many operations wait for the committer.
 func (s *Store) Queued() int { return len(s.ops) }
 
-// Commits returns the number of transactions of the file so far.
+// Commits is the number of transactions of the file so far.
 func (s *Store) Commits() (int, error) {
 	tx, err := s.db.Begin(false)
 	if err != nil {

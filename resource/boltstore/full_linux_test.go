@@ -2,6 +2,7 @@ package boltstore_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,8 +16,7 @@ import (
 	"github.com/fencelab/fencelab/resource/boltstore"
 )
 
-// TestDiskFull has a full disk for a while. Calls that must write get ErrNoRoom, the others are answered, and once there is room
-// the store goes on, with a sound file.
+// TestDiskFull: calls that must write get ErrNoRoom, the others are answered, and the store recovers once there is room.
 func TestDiskFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
 	s := open(t, path)
@@ -65,12 +65,12 @@ func TestDiskFull(t *testing.T) {
 	require.Equal(t, resource.Record{Value: make([]byte, 19<<10), MaxFence: at(25)}, rec)
 }
 
-// TestReadWhileUndone reads a key during a commit that fails.
 func TestReadWhileUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, filepath.Join(t.TempDir(), "resource.db"))
 		require.NoError(t, s.Write(t.Context(), "k", at(5), []byte("before")))
-		fail := s.HoldCommit()
+		fail := make(chan error)
+		s.OnCommit(func(func() error) error { return <-fail })
 		pending := s.Batch(boltstore.WriteOp("k", at(7), nil))
 		synctest.Wait() // for the commit to be held
 		var rec resource.Record
@@ -90,7 +90,6 @@ func TestReadWhileUndone(t *testing.T) {
 	})
 }
 
-// TestOpenOnFullDisk checks that Open writes nothing to an existing file.
 func TestOpenOnFullDisk(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
 	s := open(t, path)
@@ -104,13 +103,13 @@ func TestOpenOnFullDisk(t *testing.T) {
 	require.Equal(t, before, after, "commits that Open needs")
 }
 
-// TestCommitUncertain fails the last sync of a commit: nobody knows what a crash would leave.
+// TestCommitUncertain fails the last sync of a commit, whose outcome is then unknown.
 func TestCommitUncertain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resource.db")
 	s := open(t, path)
 	ctx := t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("before")))
-	s.FailLastSync()
+	s.OnCommit(func(commit func() error) error { return errors.Join(commit(), errors.New("sync failed")) })
 	const want = "a commit failed; no call is answered until the file is opened again"
 	err := s.Write(ctx, "k", at(7), []byte("lost"))
 	require.ErrorContains(t, err, want)
@@ -122,7 +121,7 @@ func TestCommitUncertain(t *testing.T) {
 	require.ErrorIs(t, s.Write(ctx, "k", at(9), nil), resource.ErrClosed)
 }
 
-// TestTooLarge has a value beyond the limit, mapped and never touched, so that it takes no memory.
+// TestTooLarge has a value that is mapped and never touched, so that it takes no memory.
 func TestTooLarge(t *testing.T) {
 	huge, err := syscall.Mmap(-1, 0, boltstore.MaxValue+1, syscall.PROT_READ, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 	require.NoError(t, err)
@@ -136,7 +135,7 @@ func TestTooLarge(t *testing.T) {
 	require.NoError(t, s.Write(t.Context(), "k", at(1), []byte("v")))
 }
 
-// fillDisk makes every write to the open file at path fail as on a full disk, until makeRoom is called.
+// fillDisk makes writes to the open file at path fail as on a full disk.
 func fillDisk(t *testing.T, path string) (makeRoom func()) {
 	t.Helper()
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 )
 
-// OpenUnlocked is Open without the lock, as for two gatekeepers.
 func OpenUnlocked(path string) (*Store, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -18,7 +17,6 @@ func OpenUnlocked(path string) (*Store, error) {
 	return open(root, dir)
 }
 
-// BeforeRename sets what s does between the check and the rename.
 func (s *Store) BeforeRename(do func() error) {
 	s.rename = func(from, to string) error {
 		if err := do(); err != nil {
@@ -28,7 +26,7 @@ func (s *Store) BeforeRename(do func() error) {
 	}
 }
 
-// Watch calls f for each sync, with the file's contents, and each rename, in order.
+// Watch calls f for each sync, with the file's contents, and each rename.
 func (s *Store) Watch(f func(what string)) {
 	s.sync = func(file *os.File) error {
 		b, _ := s.root.ReadFile(filepath.Base(file.Name())) // of the directory: nothing
@@ -41,7 +39,6 @@ func (s *Store) Watch(f func(what string)) {
 	}
 }
 
-// FailSync makes the n-th sync from now on fail.
 func (s *Store) FailSync(n int, err error) {
 	s.sync = func(file *os.File) error {
 		if n--; n == 0 {
@@ -51,5 +48,4 @@ func (s *Store) FailSync(n int, err error) {
 	}
 }
 
-// File is the name of key's file.
 func (s *Store) File(key string) string { return filepath.Join(s.root.Name(), file(key)) }

@@ -1,15 +1,11 @@
-// Package filestore is a gatekeeper for plain files: a [resource.Store] in a directory, owned by one process. Serve it to
-// writers on other machines with [resource.NewHandler].
-//
-// A writer that has compared tokens may be paused before its rename, which then replaces its successor's file. So one process
-// compares and renames, under a lock that doesn't time out.
+// Package filestore is a gatekeeper for plain files: a [resource.Store] in a directory. A writer that has compared tokens may be
+// paused before its rename, which then replaces its successor's file. So one process compares and renames, under a lock that
+// doesn't time out. Other processes use it by [resource.NewHandler].
 //
 // It requires that
-//   - the directory is on a local file system, where flock(2) keeps other gatekeepers out until this process ends. To replace
-//     a frozen gatekeeper, kill it first. On a shared file system the lock may be a lease, or missing: use package s3store;
+//   - the directory is on a local file system: on a shared one flock(2) may be a lease, or missing. To replace a frozen
+//     gatekeeper, kill it;
 //   - only the gatekeeper writes to the directory. Deleting a file deletes its fence.
-//
-// Each write waits for two syncs. Package boltstore shares them among writers.
 package filestore
 
 import (
@@ -37,7 +33,7 @@ type Store struct {
 	rename func(from, to string) error
 	sync   func(*os.File) error
 
-	mu     sync.Mutex // held from the check to the rename
+	mu     sync.Mutex // held from the check to the rename: callers of load and replace hold it
 	closed bool
 	failed error // of a rename that may not be on disk; every later call returns it
 }
@@ -47,8 +43,8 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open makes this process the gatekeeper of the existing directory at path, until [Store.Close]. It fails at once if there is
-// another gatekeeper, even a frozen one.
+// Open makes this process the gatekeeper of the existing directory at path, until [Store.Close] or the process's end. It fails
+// at once if there is another gatekeeper, even a frozen one.
 func Open(path string) (*Store, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -89,7 +85,7 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 	return s.change(ctx, key, nil, found)
 }
 
-// ReadFenced is [resource.Store.ReadFenced]. Like a write it waits for the disk if it raises the fence.
+// ReadFenced is [resource.Store.ReadFenced].
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
 	return s.change(ctx, key, resource.CheckToken(token), func(rec resource.Record) (resource.Record, error) {
 		err := rec.CheckRead(key, token)
@@ -150,7 +146,6 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// load returns key's record, or the zero record. Callers of load and replace hold s.mu.
 func (s *Store) load(key string) (resource.Record, error) {
 	switch {
 	case s.closed:

@@ -21,7 +21,7 @@ import (
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-// gatekeeper is set for a child process: the directory that it is to be the gatekeeper of.
+// gatekeeper is set for a child process, to its directory.
 const gatekeeper = "FENCELAB_TEST_GATEKEEPER"
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	testmain.Run(m)
 }
 
-// child writes with token 7. Between check and rename it prints a line and waits for one.
+// child writes with token 7. Before the rename it prints a line and waits for one.
 func child(dir string) error {
 	s, err := filestore.Open(dir)
 	if err != nil {
@@ -75,7 +75,7 @@ func open(t *testing.T, with func(string) (*filestore.Store, error), dir string)
 	return s
 }
 
-// Two writers meet at the gatekeeper. Whoever comes first, 7 never replaces what 8 wrote.
+// Two writers meet at the gatekeeper. In either order, 7 never replaces what 8 wrote.
 func TestGatekeeper(t *testing.T) {
 	s := open(t, filestore.Open, t.TempDir())
 	checked, wake := make(chan struct{}), make(chan struct{})
@@ -112,7 +112,7 @@ func requireHolds(t *testing.T, s *filestore.Store, value string, token uint64) 
 	require.Equal(t, at(token), rec.MaxFence)
 }
 
-// A gatekeeper is frozen by SIGSTOP between check and rename: it stays the only one until it ends.
+// A gatekeeper that is frozen between check and rename keeps others out until it ends.
 func TestFrozenGatekeeper(t *testing.T) {
 	for name, end := range map[string]struct {
 		how   func(t *testing.T, c *proc.Child, stdin io.Writer, wake faults.Heal)
@@ -161,7 +161,7 @@ func files(t *testing.T, dir string) []os.DirEntry {
 	return all
 }
 
-// start starts a gatekeeper of dir and returns once it is between check and rename.
+// start starts a gatekeeper of dir, which stops between check and rename.
 func start(t *testing.T, dir string) (*proc.Child, io.Writer) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -198,7 +198,6 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "another gatekeeper")
 }
 
-// A failed rename leaves the record unchanged and the store usable.
 func TestRenameFails(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, filestore.Open, dir)
@@ -215,7 +214,6 @@ func TestRenameFails(t *testing.T) {
 	requireHolds(t, s, "by 8", 8)
 }
 
-// The file is on disk, whole, before the rename, and the rename before the answer.
 func TestSyncs(t *testing.T) {
 	s := open(t, filestore.Open, t.TempDir())
 	var did []string
@@ -226,7 +224,7 @@ func TestSyncs(t *testing.T) {
 	require.Equal(t, []string{"sync 7 written k\nby 7", "rename", "sync ", "sync 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
-// A sync fails: before the rename the record has not changed, after it the outcome is unknown.
+// Before the rename the record has not changed, after it the outcome is unknown.
 func TestSyncFails(t *testing.T) {
 	broken := errors.New("input/output error")
 	s := open(t, filestore.Open, t.TempDir())
@@ -242,7 +240,7 @@ func TestSyncFails(t *testing.T) {
 	require.ErrorIs(t, err, broken)
 }
 
-// A damaged record: calls on its key are refused, because its fence is lost; other keys work.
+// Calls on the key are refused, because its fence is lost; other keys work.
 func TestDamagedRecord(t *testing.T) {
 	for _, b := range []string{"", "7", "7 written k", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {
 		s := open(t, filestore.Open, t.TempDir())

@@ -16,9 +16,9 @@ import (
 	"github.com/fencelab/fencelab/resource/filestore"
 )
 
-// What happens without a gatekeeper, and with two: see reports/results/plain-file.
+// See reports/results/plain-file.
 
-// plain is a file without a gatekeeper, written by rename, its token in its first line. Every writer checks that itself.
+// plain is a file without a gatekeeper: each writer checks the token in its first line, and renames.
 type plain struct{ path string }
 
 func (p plain) check(token uint64) error {
@@ -42,7 +42,6 @@ func (p plain) rename(token uint64) error {
 	return cmp.Or(os.WriteFile(from, fmt.Appendf(nil, "%d\nby %d", token, token), 0o600), os.Rename(from, p.path))
 }
 
-// A writer of a plain file checks its token, and is frozen before its rename, which replaces its successor's file.
 func TestPlainFile(t *testing.T) {
 	p := plain{filepath.Join(t.TempDir(), "k")}
 	require.NoError(t, p.check(7)) // and here 7 is frozen
@@ -56,7 +55,7 @@ func TestPlainFile(t *testing.T) {
 	require.NoError(t, p.check(8), "and its token forgotten")
 }
 
-// What remains: of two gatekeepers the frozen one's rename lands on what the other has accepted. Nothing tells.
+// Of two gatekeepers the frozen one's rename lands on what the other has accepted, undetected.
 func TestTwoGatekeepers(t *testing.T) {
 	dir := t.TempDir()
 	first, second := open(t, filestore.OpenUnlocked, dir), open(t, filestore.OpenUnlocked, dir)
