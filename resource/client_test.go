@@ -21,7 +21,6 @@ import (
 
 var five = resource.Fence{Token: 5, Seq: 1}
 
-// count counts requests and connections to h.
 func count(t *testing.T, h http.Handler) (url string, requests, conns *atomic.Int64) {
 	t.Helper()
 	requests, conns = new(atomic.Int64), new(atomic.Int64)
@@ -59,7 +58,7 @@ func TestClientUnfencedWrite(t *testing.T) {
 	require.Equal(t, resource.Record{Value: []byte("late"), MaxFence: five}, rec)
 }
 
-// proxied serves store through a proxy that edits requests, and the headers of replies.
+// proxied serves store through a proxy that edits requests and the headers of replies.
 func proxied(t *testing.T, store resource.Store, edit func(r *http.Request, reply http.Header)) string {
 	t.Helper()
 	h := newHandler(t, store, nil)
@@ -75,7 +74,7 @@ func proxied(t *testing.T, store resource.Store, edit func(r *http.Request, repl
 	return url
 }
 
-// TestClientDetectsProxy has proxies that break the protocol. No reply may be taken for what it isn't.
+// TestClientDetectsProxy has proxies that break the protocol.
 func TestClientDetectsProxy(t *testing.T) {
 	ctx := t.Context()
 	written := func(value string) func(*http.Request, http.Header) {
@@ -123,7 +122,7 @@ func TestClientDetectsLostToken(t *testing.T) {
 	require.ErrorIs(t, err, resource.ErrNotFound)
 }
 
-// TestClientDetectsLostSeq: a write that is taken for the grant's first would let the second be repeated over the third.
+// TestClientDetectsLostSeq: a write taken for the grant's first would let the second be repeated over the third.
 func TestClientDetectsLostSeq(t *testing.T) {
 	url := proxied(t, resource.NewMemory(), func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderSeq) })
 	err := newClient(t, url, nil).Write(t.Context(), "k", resource.Fence{Token: 6, Seq: 2}, nil)
@@ -131,7 +130,6 @@ func TestClientDetectsLostSeq(t *testing.T) {
 	require.ErrorContains(t, err, "the request had fence 6.2, and the reply has 6: does a proxy drop X-Fence-Token or X-Fence-Seq?")
 }
 
-// TestClientDetectsRewrittenPath has a proxy that cleans paths, and so turns a key into another one.
 func TestClientDetectsRewrittenPath(t *testing.T) {
 	store, ctx := resource.NewMemory(), t.Context()
 	c := newClient(t, proxied(t, store, func(r *http.Request, _ http.Header) { r.URL.Path = path.Clean(r.URL.Path) }), nil)
@@ -147,7 +145,6 @@ func TestClientDetectsRewrittenPath(t *testing.T) {
 	require.NoError(t, c.Write(ctx, "a/b", five, []byte("v")))
 }
 
-// TestClientHidesPassword has every error with a base URL.
 func TestClientHidesPassword(t *testing.T) {
 	for _, base := range []string{
 		"http://user:secret@h:port", "http://user:sec#ret@h", "http://user:sec?ret@h", "http://user:1#secret@h", "http://user:1?secret@h",
@@ -176,7 +173,7 @@ func TestClientHidesPassword(t *testing.T) {
 	require.NotContains(t, err.Error(), "secret")
 }
 
-// TestClientSpeaksHTTP1 has a server with which the default transport would speak HTTP/2, and send some writes twice.
+// TestClientSpeaksHTTP1 has a server with which the default transport would speak HTTP/2.
 func TestClientSpeaksHTTP1(t *testing.T) {
 	h := newHandler(t, resource.NewMemory(), nil)
 	var proto string
@@ -202,8 +199,7 @@ func TestClientSpeaksHTTP1(t *testing.T) {
 	trusting.CloseIdleConnections()
 }
 
-// TestClientReusesConnection has every kind of reply: each body must be read to its end and closed, else its connection can't
-// be reused.
+// TestClientReusesConnection: a connection can be reused only if each body was read to its end and closed.
 func TestClientReusesConnection(t *testing.T) {
 	url, requests, conns := count(t, newHandler(t, resource.NewMemory(), nil))
 	ask := func(c *resource.Client) {
@@ -231,7 +227,6 @@ func TestClientReusesConnection(t *testing.T) {
 	}
 }
 
-// watchedTransport keeps the bodies of its answers.
 type watchedTransport struct {
 	*http.Transport
 	bodies []*watchedBody
@@ -263,8 +258,7 @@ func (b *watchedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// TestClientNeverRepeatsWrite loses the replies to writes on a reused connection, where a transport that took writes for
-// idempotent would retry them.
+// TestClientNeverRepeatsWrite loses replies on a reused connection, where a transport retries what it takes for idempotent.
 func TestClientNeverRepeatsWrite(t *testing.T) {
 	store := resource.NewMemory()
 	h := newHandler(t, store, nil)
@@ -302,7 +296,7 @@ func TestClientNeverRepeatsWrite(t *testing.T) {
 	}
 }
 
-// TestClientForeignAnswers has replies from something other than a resource. None may be taken for a decision.
+// TestClientForeignAnswers has replies that don't come from a resource.
 func TestClientForeignAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		status int
@@ -361,7 +355,6 @@ func TestClientMaxBody(t *testing.T) {
 	require.ErrorContains(t, err, "413 Request Entity Too Large: the value is larger than the limit of 1048576 bytes")
 }
 
-// TestClientContext ends ctx while the server holds back the reply.
 func TestClientContext(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
 	url := serve(t, blocking{resource.NewMemory(), arrived, release}, nil)
@@ -387,12 +380,10 @@ func TestClientContext(t *testing.T) {
 	require.ErrorContains(t, err, "operation was canceled")
 }
 
-// roundTrip is a transport that fails.
 type roundTrip func() error
 
 func (f roundTrip) RoundTrip(*http.Request) (*http.Response, error) { return nil, f() }
 
-// blocking is a store whose writes wait.
 type blocking struct {
 	resource.Store
 	arrived, release chan struct{}

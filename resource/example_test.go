@@ -46,32 +46,3 @@ func Example() {
 	// 7 is stale: true seen 8 got 7
 	// 8 again: true
 }
-
-// bill is what the holder of a lock does. token comes from the lock's grant.
-func bill(ctx context.Context, url string, token uint64) error {
-	accounts, err := resource.NewClient(url, nil) // e.g. http://localhost:8080
-	if err != nil {
-		return err
-	}
-	account, err := accounts.ReadFenced(ctx, "acme", token)
-	if err != nil {
-		return err
-	}
-	return accounts.Write(ctx, "acme", resource.Fence{Token: token, Seq: 1}, append(account.Value, "billed"...))
-}
-
-func ExampleClient() {
-	handler, err := resource.NewHandler(resource.NewMemory(), nil)
-	if err != nil {
-		panic(err)
-	}
-	server := httptest.NewServer(handler)
-	defer server.Close()
-
-	// 7 was granted to a slow holder, 8 to its successor.
-	fmt.Println(bill(context.Background(), server.URL, 8))
-	fmt.Println(bill(context.Background(), server.URL, 7))
-	// Output:
-	// <nil>
-	// resource: stale fencing token for "acme": seen 8, got 7
-}

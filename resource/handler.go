@@ -268,7 +268,6 @@ func checkTarget(r *http.Request, key string) error {
 	return CheckKey(key)
 }
 
-// fenceOf returns the fence in h, or zero if there is none.
 func fenceOf(h http.Header) (Fence, error) {
 	token, err := number(h, HeaderToken)
 	if err != nil {
@@ -286,7 +285,6 @@ func fenceOf(h http.Header) (Fence, error) {
 	return Fence{Token: token, Seq: cmp.Or(seq, 1)}, nil
 }
 
-// number returns the named header's integer, or 0 if there is no such header.
 func number(h http.Header, name string) (uint64, error) {
 	values := h.Values(name)
 	if len(values) == 0 {
@@ -309,7 +307,6 @@ func number(h http.Header, name string) (uint64, error) {
 	return n, nil
 }
 
-// sentence is err's message without the package's name.
 func sentence(err error) string { return strings.TrimPrefix(err.Error(), "resource: ") }
 
 func acceptsRaw(h http.Header) bool {

@@ -22,7 +22,6 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// ask sends one request; header lines are "Name: value".
 func ask(t *testing.T, h http.Handler, method, target, body string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
@@ -42,7 +41,6 @@ func newHandler(t *testing.T, store resource.Store, opts *resource.HandlerOption
 	return h
 }
 
-// TestHandler checks the documented interface byte by byte.
 func TestHandler(t *testing.T) {
 	h := newHandler(t, resource.NewMemory(), nil)
 	for i, c := range []struct {
@@ -146,8 +144,8 @@ func TestHandlerBadInput(t *testing.T) {
 	require.Equal(t, 200, got.Code, "a value of exactly the limit")
 }
 
-// raw sends a request as it is and returns the reply. Unless the request says that the connection is to be closed, it ends the
-// sending side, and with that the request's context, which may be before the store has been asked.
+// raw sends a request as it is and returns the reply. Without "Connection: close" it ends the sending side, and with that the
+// request's context, maybe before the store is called.
 func raw(t *testing.T, addr, format string, args ...any) string {
 	t.Helper()
 	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
@@ -163,7 +161,6 @@ func raw(t *testing.T, addr, format string, args ...any) string {
 	return string(answer)
 }
 
-// TestHandlerBody has bodies of unknown length, and bodies that end early.
 func TestHandlerBody(t *testing.T) {
 	store := resource.NewMemory()
 	addr := strings.TrimPrefix(serve(t, store, &resource.HandlerOptions{MaxBody: 10}), "http://")
@@ -180,7 +177,6 @@ func TestHandlerBody(t *testing.T) {
 	require.ErrorIs(t, err, resource.ErrNotFound, "half a value was written")
 }
 
-// TestHandlerKeys sends raw request lines, which no client library has cleaned.
 func TestHandlerKeys(t *testing.T) {
 	store := resource.NewMemory()
 	addr := strings.TrimPrefix(serve(t, store, nil), "http://")
@@ -265,7 +261,6 @@ func TestHandlerUnfenced(t *testing.T) {
 	require.ErrorContains(t, err, "has no Overwrite")
 }
 
-// onlyStore hides everything but the Store of what it wraps.
 type onlyStore struct{ resource.Store }
 
 func TestHandlerOptionsRefused(t *testing.T) {
@@ -302,7 +297,6 @@ func TestHandlerMetrics(t *testing.T) {
 	}
 }
 
-// failing is a store whose writes fail.
 type failing struct {
 	resource.Store
 	err error
@@ -310,7 +304,7 @@ type failing struct {
 
 func (f failing) Write(context.Context, string, resource.Fence, []byte) error { return f.err }
 
-// TestHandlerStoreFails has a store whose writes fail. The client learns whether a repeat helps, and only the log has details.
+// TestHandlerStoreFails: the client learns whether a repeat helps, and only the log has details.
 func TestHandlerStoreFails(t *testing.T) {
 	for _, c := range []struct {
 		err        error
@@ -346,7 +340,6 @@ func TestHandlerStoreFails(t *testing.T) {
 	}
 }
 
-// FuzzTokenHeader checks that only decimal digits are accepted.
 func FuzzTokenHeader(f *testing.F) {
 	for _, s := range []string{"7", "007", "0", "-1", "+1", "", " 7", "1e3", "18446744073709551615", "18446744073709551616", "٣", "1,2", "0b1"} {
 		f.Add(s)
@@ -368,7 +361,6 @@ func FuzzTokenHeader(f *testing.F) {
 	})
 }
 
-// FuzzKey checks that a key arrives as it was sent, whatever its characters.
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"a", "a/b", "//", "..", ".", "%2F", "a?b#c", "\xff", "", "a b", "ключ", "a\\b"} {
 		f.Add(key)

@@ -12,7 +12,6 @@ import (
 
 func at(token, seq uint64) resource.Fence { return resource.Fence{Token: token, Seq: seq} }
 
-// TestLimitJumps refuses tokens that would lock the key.
 func TestLimitJumps(t *testing.T) {
 	ctx, under := t.Context(), resource.NewMemory()
 	c := newClient(t, serve(t, resource.LimitJumps(under, 10), nil), nil)

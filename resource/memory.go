@@ -22,7 +22,6 @@ var (
 // NewMemory returns an empty store.
 func NewMemory() *Memory { return &Memory{records: map[string]Record{}} }
 
-// change replaces key's record by what f returns, unless invalid or f has an error.
 func (m *Memory) change(ctx context.Context, key string, invalid error, f func(rec Record, found bool) (Record, error)) (Record, error) {
 	if err := cmp.Or(CheckContext(ctx), CheckKey(key), invalid); err != nil {
 		return Record{}, err

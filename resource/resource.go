@@ -1,7 +1,6 @@
 // Package resource enforces fencing: a [Store] refuses a write unless its [Fence] is greater than every fence it has accepted.
-//
-// The holder of a lock with a TTL may be paused for longer than the TTL, and write after its successor. Only the resource can
-// detect that, by the token (Kleppmann, "How to do distributed locking", 2016). This package knows nothing of locks.
+// So the holder of a lock who was paused for longer than its TTL can't write after its successor (Kleppmann, "How to do
+// distributed locking", 2016). This package knows nothing of locks.
 package resource
 
 import (
@@ -21,7 +20,7 @@ import (
 const MaxKeyLen = 512
 
 var (
-	// ErrNotFound is returned by [Store.Read] for a key that was neither written nor read with a fence.
+	// ErrNotFound is returned for a key that was neither written nor read with a fence.
 	ErrNotFound = errors.New("resource: key not found")
 	// ErrClosed is returned by every call on a closed [Store].
 	ErrClosed = errors.New("resource: store is closed")
@@ -31,9 +30,8 @@ var (
 	ErrTooLarge = errors.New("resource: value is too large")
 	// ErrNoRoom is wrapped by the error of a call on a full [Store]. Nothing was changed.
 	ErrNoRoom = errors.New("resource: the store has no room")
-	// ErrApplied is matched by a [*StaleTokenError] whose write repeats the last accepted one: same fence, same value. A lock
-	// service that has lost data may grant a token twice, and a second holder that writes the same value gets this error too:
-	// put an idempotency key into the value.
+	// ErrApplied is matched by a [*StaleTokenError] whose write repeats the last accepted one: same fence, same value. If the
+	// lock may grant a token twice, put an idempotency key into the value, so that their holders' writes differ.
 	ErrApplied = errors.New("resource: this write is already applied")
 )
 
@@ -57,7 +55,7 @@ func (f Fence) Max(g Fence) Fence {
 	return f
 }
 
-// String is the token, and the sequence number unless it is 1: "7", "7.0", "7.2".
+// String returns "7.2", or "7" if Seq is 1.
 func (f Fence) String() string {
 	if f.Seq == 1 {
 		return strconv.FormatUint(f.Token, 10)
@@ -79,7 +77,7 @@ func ParseFence(s string) (Fence, error) {
 	return Fence{Token: t, Seq: n}, nil
 }
 
-// AdmitsWrite is the fencing rule for writes. It is strict, so that of two holders with the same token only one can write.
+// AdmitsWrite is the fencing rule for writes. Of two holders with the same token only one can write.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
 // AdmitsRead is the fencing rule for reads: a grant may read until a later grant touches the key.
@@ -134,9 +132,8 @@ func (r Record) CheckRead(key string, token uint64) error {
 //     rules above. [Overwrites]
 type Store interface {
 	// Write sets key's value if f is greater than every fence accepted for key. f.Token and f.Seq must be at least 1.
-	// It returns nil, a [*StaleTokenError], or an error that wraps [ErrTooLarge] or [ErrNoRoom]. After any other error the
-	// write may have taken effect: repeat the call to find out (rule 2). The repeat can't tell if a later fence has come in
-	// between, or if another holder of the same token has written the same value, see [ErrApplied].
+	// After an error other than [*StaleTokenError], [ErrTooLarge] and [ErrNoRoom] the write may have taken effect: repeat
+	// the call to find out (rule 2). After a later fence the repeat can't tell; see also [ErrApplied].
 	Write(ctx context.Context, key string, f Fence, value []byte) error
 	// Read returns key's record, or [ErrNotFound]. A holder that writes what it computes from the value must use ReadFenced.
 	Read(ctx context.Context, key string) (Record, error)
@@ -146,11 +143,10 @@ type Store interface {
 	Close() error
 }
 
-// FenceSetter is a [Store] whose fences an operator can lower after a wrong token has locked a key. Stop the key's holders
-// first: one whose token is greater than the new fence can write again.
+// FenceSetter is a [Store] whose fences an operator can lower after a wrong token has locked a key. Stop the key's holders first.
 type FenceSetter interface {
 	Store
-	// SetFence sets key's fence to (token, 0). The token must be at least 1. For a new key it returns [ErrNotFound].
+	// SetFence sets key's fence to (token, 0), token at least 1. For a new key it returns [ErrNotFound].
 	SetFence(ctx context.Context, key string, token uint64) error
 }
 
@@ -183,10 +179,10 @@ func (e *StaleTokenError) Error() string {
 	return s
 }
 
-// Is makes errors.Is(err, ErrApplied) true if e.Applied.
+// Is matches [ErrApplied] if e.Applied.
 func (e *StaleTokenError) Is(target error) bool { return target == ErrApplied && e.Applied }
 
-// CheckKey returns an error unless key is valid: 1 to [MaxKeyLen] bytes of UTF-8 without control characters.
+// CheckKey returns an error unless key is 1 to [MaxKeyLen] bytes of UTF-8 without control characters.
 func CheckKey(key string) error {
 	switch {
 	case key == "":
@@ -210,7 +206,7 @@ func CheckToken(token uint64) error {
 	return nil
 }
 
-// CheckFence returns an error unless f is valid for a write: neither part is 0.
+// CheckFence returns an error if a part of f is 0.
 func CheckFence(f Fence) error {
 	if f.Seq == 0 {
 		return cmp.Or(CheckToken(f.Token), errors.New("resource: sequence number is 0; a grant's first write is 1"))
@@ -226,7 +222,7 @@ func CheckOffered(f Fence) error {
 	return CheckFence(f)
 }
 
-// CheckContext returns ctx's cause, wrapped, if ctx has ended, else nil.
+// CheckContext returns ctx's cause, wrapped, if ctx has ended.
 func CheckContext(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil

@@ -14,14 +14,12 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) { return resource.NewMemory(), nil }})
 }
 
-// TestHTTP runs the kit through client and handler.
 func TestHTTP(t *testing.T) {
 	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
 		return newClient(t, serve(t, resource.NewMemory(), nil), nil), nil
 	}})
 }
 
-// serve serves store until the test ends and returns its address.
 func serve(t *testing.T, store resource.Store, opts *resource.HandlerOptions) string {
 	t.Helper()
 	h, err := resource.NewHandler(store, opts)
