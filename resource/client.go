@@ -235,7 +235,7 @@ func (c *Client) read(resp *http.Response) ([]byte, error) {
 	return b, errors.Join(err, resp.Body.Close())
 }
 
-// escape makes key one path segment, in which nothing is cleaned away. [HeaderKey] detects a proxy that unescapes it first.
+// escape makes key one path segment, which proxies don't clean. [HeaderKey] detects one that unescapes it first.
 func escape(key string) string {
 	if key == "." || key == ".." {
 		return strings.ReplaceAll(key, ".", "%2E")

@@ -87,6 +87,12 @@ func TestStaleTokenError(t *testing.T) {
 	require.EqualError(t, err, `resource: stale write for "k": seen 7, got 7 (already applied)`)
 }
 
+// A key that was never written holds no write to repeat, whatever its fence.
+func TestCheckWriteOfUnwritten(t *testing.T) {
+	f := resource.Fence{Token: 7, Seq: 1}
+	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: f, Got: f}, resource.Record{MaxFence: f}.CheckWrite("k", f, nil))
+}
+
 func TestCheckContext(t *testing.T) {
 	require.NoError(t, resource.CheckContext(t.Context()))
 	cause := errors.New("enough")

@@ -30,7 +30,8 @@ import (
 
 var bucket = []byte("records.v1")
 
-// MaxValue is the largest value in bytes: bbolt puts up to four on a page, and panics if it exceeds 256 MiB on 32-bit machines.
+// MaxValue is the largest value in bytes: bbolt puts up to four on a page, and on 32-bit machines panics if a page
+// exceeds 256 MiB.
 const MaxValue = 64<<20 - 1<<10
 
 // Options are the optional settings of [Open].

@@ -37,8 +37,8 @@ func GuardOnce(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fen
 	return fences.GuardOnce(ctx, tx, resourceID, f, request)
 }
 
-// GuardRead raises the fence of resourceID to (token, 0), as a fenced read does, before a holder reads what it writes back in tx
-// or later. What tx reads is protected once tx has committed. The rest is as with [Guard].
+// GuardRead raises the fence of resourceID to (token, 0), as a fenced read does. Call it before you read what you write back, in
+// tx or later. What tx reads is protected once tx has committed. The rest is as with [Guard].
 func GuardRead(ctx context.Context, tx pgx.Tx, resourceID string, token uint64) error {
 	return fences.GuardRead(ctx, tx, resourceID, token)
 }

@@ -1,5 +1,5 @@
 // Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store]. A fence is a row,
-// compared after it is locked, until the transaction ends. So transactions take effect in the order of their fences.
+// compared once it is locked. The lock lasts until the transaction ends, so transactions take effect in the order of their fences.
 //
 // It requires that
 //   - every writer uses the guard, and nobody deletes fences;
@@ -107,8 +107,7 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// New returns a Store on pool, which the caller closes. It sends nothing. The table must exist, see [CreateSchema]. opts may be
-// nil.
+// New returns a Store on pool, which the caller closes. It sends nothing. The table must exist. opts may be nil.
 func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	if pool == nil {
 		return nil, errors.New("pgstore: pool is nil")

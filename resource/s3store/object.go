@@ -73,7 +73,7 @@ func decode(b []byte) (resource.Record, error) {
 	return resource.Record{MaxFence: f}, nil
 }
 
-// version is an object's; zero: there is none.
+// version is a version of an object; zero: there is none.
 type version struct {
 	rec  resource.Record
 	etag string

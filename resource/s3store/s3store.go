@@ -92,17 +92,13 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 // Write is [resource.Store.Write]. If the client's retry is refused after the first attempt took effect, Write returns nil, or,
 // if a later fence has come in between, an error that leaves the outcome open.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), s.checkSize(key, value)); err != nil {
-		return err
-	}
-	defer s.calls.End()
 	written := resource.Record{Value: append([]byte{}, value...), MaxFence: f}
 	var from *version
 	if v, ok := s.known.get(key); ok && resource.AdmitsWrite(v.rec.MaxFence, f) {
 		from = &v
 	}
 	doubt := false
-	_, err := s.replace(ctx, key, from, &doubt, func(rec resource.Record) (resource.Record, error) {
+	_, err := s.replace(ctx, key, cmp.Or(resource.CheckFence(f), s.checkSize(key, value)), from, &doubt, func(rec resource.Record) (resource.Record, error) {
 		return written, rec.CheckWrite(key, f, value)
 	})
 	return awscall.Outcome("s3store", err, doubt)
@@ -110,11 +106,7 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 
 // ReadFenced is [resource.Store.ReadFenced]. If it raises the fence, it sends the value back, in a second request.
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	if err := s.calls.Begin(ctx, key, resource.CheckToken(token)); err != nil {
-		return resource.Record{}, err
-	}
-	defer s.calls.End()
-	return s.replace(ctx, key, nil, new(bool), func(rec resource.Record) (resource.Record, error) {
+	return s.replace(ctx, key, resource.CheckToken(token), nil, new(bool), func(rec resource.Record) (resource.Record, error) {
 		if err := rec.CheckRead(key, token); err != nil {
 			return resource.Record{}, err
 		}
@@ -155,11 +147,7 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 
 // SetFence is [resource.FenceSetter.SetFence].
 func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
-	if err := s.calls.Begin(ctx, key, resource.CheckToken(token)); err != nil {
-		return err
-	}
-	defer s.calls.End()
-	_, err := s.replace(ctx, key, nil, new(bool), func(rec resource.Record) (resource.Record, error) {
+	_, err := s.replace(ctx, key, resource.CheckToken(token), nil, new(bool), func(rec resource.Record) (resource.Record, error) {
 		if rec.MaxFence == (resource.Fence{}) && rec.Value == nil {
 			return rec, resource.ErrNotFound
 		}
@@ -190,11 +178,16 @@ const (
 	maxPause = 200 * time.Millisecond
 )
 
-// replace replaces a key's record by what next returns for it, starting with from, or with the object if that is nil. doubt is set
-// if a PUT's reply was lost. The loop ends, because next refuses the first fence that is not less than the caller's.
-func (s *Store) replace(ctx context.Context, key string, from *version, doubt *bool,
+// replace replaces a key's record by what next returns for it, unless invalid or next has an error. It starts with from, or with
+// the object if that is nil. doubt is set if a PUT's reply was lost. The loop ends, because next refuses the first fence that is
+// not less than the caller's.
+func (s *Store) replace(ctx context.Context, key string, invalid error, from *version, doubt *bool,
 	next func(resource.Record) (resource.Record, error),
 ) (resource.Record, error) {
+	if err := s.calls.Begin(ctx, key, invalid); err != nil {
+		return resource.Record{}, err
+	}
+	defer s.calls.End()
 	idle, lost := 0, "none" // lost is the ETag of the last lost race; a real one has quotes
 	for {
 		var v version
@@ -230,7 +223,7 @@ func (s *Store) replace(ctx context.Context, key string, from *version, doubt *b
 	}
 }
 
-// condition is a PUT if the object has this ETag, "" for no object.
+// condition returns a PUT that requires this ETag, or no object if it is "".
 func condition(etag string) *s3.PutObjectInput {
 	if etag == "" {
 		return &s3.PutObjectInput{IfNoneMatch: aws.String("*")}
