@@ -84,8 +84,7 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 	return nil
 }
 
-// Write is [resource.Store.Write]. Key and value must fit into 400 KB. If the client's retry is refused after the first attempt
-// took effect, Write returns nil, or, if a later fence has come in between, an error that leaves the outcome open.
+// Write is [resource.Store.Write], also if the client retries a request. Key and value must fit into 400 KB.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err

@@ -17,6 +17,21 @@ func OpenUnlocked(path string) (*Store, error) {
 	return open(root, dir)
 }
 
+// OpenUnsyncable opens a directory that can't be synced.
+func OpenUnsyncable(path string) error {
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return err
+	}
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	_ = dir.Close()
+	_, err = open(root, dir)
+	return err
+}
+
 func (s *Store) BeforeRename(do func() error) {
 	s.rename = func(from, to string) error {
 		if err := do(); err != nil {

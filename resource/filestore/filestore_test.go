@@ -193,6 +193,7 @@ func TestOpenRefuses(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, err = filestore.Open(file)
 	require.ErrorContains(t, err, "not a directory")
+	require.ErrorIs(t, filestore.OpenUnsyncable(dir), os.ErrClosed)
 	open(t, filestore.Open, dir)
 	_, err = filestore.Open(dir)
 	require.ErrorContains(t, err, "another gatekeeper")

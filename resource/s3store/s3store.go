@@ -89,8 +89,7 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	return &Store{client: client, bucket: bucket, o: o}, nil
 }
 
-// Write is [resource.Store.Write]. If the client's retry is refused after the first attempt took effect, Write returns nil, or,
-// if a later fence has come in between, an error that leaves the outcome open.
+// Write is [resource.Store.Write], also if the client retries a request.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	written := resource.Record{Value: append([]byte{}, value...), MaxFence: f}
 	var from *version
@@ -104,7 +103,7 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 	return awscall.Outcome("s3store", err, doubt)
 }
 
-// ReadFenced is [resource.Store.ReadFenced]. If it raises the fence, it sends the value back, in a second request.
+// ReadFenced is [resource.Store.ReadFenced]. To raise the fence it sends the value back.
 func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
 	return s.replace(ctx, key, resource.CheckToken(token), nil, new(bool), func(rec resource.Record) (resource.Record, error) {
 		if err := rec.CheckRead(key, token); err != nil {

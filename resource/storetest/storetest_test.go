@@ -59,6 +59,7 @@ type flaw struct {
 	boldRead    bool // a fenced read is never refused
 	shyRead     bool // a fenced read of a grant that has touched the key is refused
 	lowersFence bool // a fenced read lowers its own grant's fence
+	sinks       bool // a refused fenced read lowers the fence
 	shares      bool // values are not copied in
 	lends       bool // values are not copied out
 	oneFence    bool // all keys have one fence
@@ -259,6 +260,9 @@ func (s *store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 	}
 	f := resource.Fence{Token: token}
 	if err := rec.CheckRead(key, token); err != nil && !s.boldRead {
+		if s.sinks {
+			s.set(key, resource.Record{Value: rec.Value, MaxFence: f})
+		}
 		return resource.Record{}, err
 	}
 	if s.shyRead && token == rec.MaxFence.Token {
@@ -390,6 +394,7 @@ func TestFlaws(t *testing.T) {
 		{name: "fenced read never refused", flaw: flaw{boldRead: true}, want: "FencedReadRefused Durable"},
 		{name: "fenced read refused to its own grant", flaw: flaw{shyRead: true}, want: "FencedReadOwnGrant AnyKey AnyValue ValuesCopied"},
 		{name: "fenced read lowers the fence", flaw: flaw{lowersFence: true}, want: "FencedReadOwnGrant AnyValue"},
+		{name: "refused fenced read lowers the fence", flaw: flaw{sinks: true}, want: "FencedReadRefused Durable"},
 		{name: "check and write not atomic", flaw: flaw{gathers: 100}, want: "Concurrent"},
 		{name: "check for <, write for <=", flaw: flaw{pairs: true}, want: "Concurrent"},
 		{name: "read and raise not atomic", flaw: flaw{gathers: 100, splitsRead: true}, want: "Concurrent"},
@@ -442,4 +447,13 @@ func TestFlaws(t *testing.T) {
 			require.Equal(t, c.want, strings.Join(failed, " "))
 		})
 	}
+}
+
+type unclosable struct{ *resource.Memory }
+
+func (unclosable) Close() error { return errPlain }
+
+func TestCloseFails(t *testing.T) {
+	err := storetest.Cases()[0].Check(t.Context(), storetest.Harness{New: func() (resource.Store, error) { return unclosable{resource.NewMemory()}, nil }})
+	require.ErrorIs(t, err, errPlain)
 }

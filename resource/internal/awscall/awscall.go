@@ -46,8 +46,8 @@ func Status(err error) int {
 	return 0
 }
 
-// Outcome is the result of a store's Write. With doubt, a refusal as applied means that the first attempt took effect. Any
-// other leaves that open, and a *StaleTokenError would say that nothing was changed.
+// Outcome is the result of a store's Write. With doubt, a refusal as applied means that the first attempt took effect; any other
+// leaves that open, and must not be a *StaleTokenError.
 func Outcome(store string, err error, doubt bool) error {
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
 	switch {

@@ -19,7 +19,7 @@ type Calls struct {
 	inFlight sync.WaitGroup
 }
 
-// Begin starts a call, which must call End, unless ctx has ended, key is invalid, invalid has an error, or the store is closed.
+// Begin starts a call, unless ctx has ended, key is invalid, invalid has an error, or the store is closed.
 func (c *Calls) Begin(ctx context.Context, key string, invalid ...error) error {
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), cmp.Or(invalid...)); err != nil {
 		return err
