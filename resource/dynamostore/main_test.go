@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 func createTable(ctx context.Context) (io.Closer, error) {
 	c := newClient(transport)
 	return awstest.Closer(func() error {
-		_, err := c.DeleteTable(context.Background(), &dynamodb.DeleteTableInput{TableName: &table})
+		_, err := c.DeleteTable(context.WithoutCancel(ctx), &dynamodb.DeleteTableInput{TableName: &table})
 		return err
 	}), dynamostore.CreateTable(ctx, c, table)
 }

@@ -39,7 +39,7 @@ func newFake() http.Handler {
 func createBucket(ctx context.Context) (io.Closer, error) {
 	c := newClient(endpoint, transport)
 	_, err := c.CreateBucket(ctx, &s3.CreateBucketInput{Bucket: &bucket})
-	return awstest.Closer(func() error { return deleteBucket(context.Background(), c) }), err
+	return awstest.Closer(func() error { return deleteBucket(context.WithoutCancel(ctx), c) }), err
 }
 
 func deleteBucket(ctx context.Context, c *s3.Client) error {

@@ -33,8 +33,9 @@ func TestJudge(t *testing.T) {
 		"because of 2.7, which was not accepted": {accepted(at(3, 1), 1, 2), refused(at(1, 1), at(2, 7), 3, 4)},
 		"because of 3, which came later":         {refused(at(1, 1), at(3, 1), 1, 2), accepted(at(3, 1), 3, 4)},
 		"accepted after Write at 3 was":          {accepted(at(3, 1), 1, 2), accepted(at(1, 1), 3, 4)},
-		`ReadFenced by 2: got value "", want "1"`: {accepted(at(3, 1), 1, 6), accepted(at(1, 1), 2, 3),
-			{fence: at(2, 0), begin: 4, end: 5, rec: resource.Record{MaxFence: at(2, 0)}}},
+		`ReadFenced by 2: got value "", want "1"`: {
+			accepted(at(3, 1), 1, 6), accepted(at(1, 1), 2, 3), {fence: at(2, 0), begin: 4, end: 5, rec: resource.Record{MaxFence: at(2, 0)}},
+		},
 	} {
 		err := failureOf(func() { judge(calls, at(3, 1)) })
 		if want == "" {
