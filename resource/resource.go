@@ -77,7 +77,8 @@ func ParseFence(s string) (Fence, error) {
 	return Fence{Token: t, Seq: n}, nil
 }
 
-// AdmitsWrite is the fencing rule for writes. Of two holders with the same token only one can write.
+// AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen, so that of two holders with the
+// same token only one can write.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
 // AdmitsRead is the fencing rule for reads: a grant may read until a later grant touches the key.
@@ -137,7 +138,7 @@ type Store interface {
 	Write(ctx context.Context, key string, f Fence, value []byte) error
 	// Read returns key's record, or [ErrNotFound]. A holder that writes what it computes from the value must use ReadFenced.
 	Read(ctx context.Context, key string) (Record, error)
-	// ReadFenced raises key's fence to (token, 0) and atomically returns the record, of a new key too.
+	// ReadFenced raises key's fence to (token, 0) and atomically returns the record. A new key has a nil Value, which is no error.
 	ReadFenced(ctx context.Context, key string, token uint64) (Record, error)
 	// Close waits for calls in flight, then releases the store's resources.
 	Close() error

@@ -6,6 +6,11 @@
 //
 // The workers and the resource are the running binary, started again: call [Child], or [ChildWithStore], first in main or TestMain.
 // Both the lock and the store may be your own: [Open] opens any [Lock], and a [Store] any [resource.Store].
+//
+// A run, file by file: hazards.go and scenario.go read and check the schedule; runner.go carries it out, with workers.go (processes
+// and their links), faults.go and servers.go; worker.go is a worker's process, started through protocol.go, on a lock (lock.go);
+// decisions come from the resource's process (resource.go) or from a server's record (store.go); early.go adds who was granted the
+// lock too early; package history judges.
 package scenarios
 
 import (

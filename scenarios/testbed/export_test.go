@@ -17,6 +17,17 @@ var serverTypes = map[string]*serverType{
 	"dynamodb": &dynamoDB,
 }
 
+func noEngine(err error) error { return &MissingError{"Docker engine", "docker version says why", err} }
+
+// Engine returns an error, for [Need], if no Docker engine answers.
+func Engine(ctx context.Context) error {
+	engine, err := dialEngine(ctx)
+	if err != nil {
+		return noEngine(err)
+	}
+	return engine.Close()
+}
+
 // Lacks returns an error, for [Need], if a provider can't run a type of server.
 func Lacks(ctx context.Context, p Provider, name string) error {
 	t := serverTypes[name]
@@ -26,7 +37,7 @@ func Lacks(ctx context.Context, p Provider, name string) error {
 	}
 	engine, err := dialEngine(ctx)
 	if err != nil {
-		return &MissingError{"Docker engine", "docker version says why", err}
+		return noEngine(err)
 	}
 	defer func() { _ = engine.Close() }()
 	image := cmp.Or(os.Getenv(t.env("IMAGE")), t.image)

@@ -125,11 +125,8 @@ func requireDocker(t *testing.T, serverType string) *client.Client {
 // needEngine skips the test if no Docker engine answers.
 func needEngine(t *testing.T) *client.Client {
 	t.Helper()
-	docker := newDocker(t)
-	if _, err := docker.Ping(t.Context(), client.PingOptions{}); err != nil {
-		testbed.Need(t, &testbed.MissingError{Server: "Docker engine", Get: "docker version says why"})
-	}
-	return docker
+	testbed.Need(t, testbed.Engine(t.Context()))
+	return newDocker(t)
 }
 
 func newDocker(t *testing.T) *client.Client {

@@ -37,6 +37,9 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 	if o.Clock && g.clock == nil {
 		return nil, fmt.Errorf("testbed: %s can't be given a clock: %w", g.title, errors.ErrUnsupported)
 	}
+	if p == Embedded && o.Provider == "" && !o.AllowEmbedded {
+		return nil, g.cannot(p, fmt.Errorf("testbed: this takes a real %s, and %s is %s: %s, and unset it", g.title, EnvProvider, p, g.get()))
+	}
 	providers := []Provider{p}
 	if p == Auto {
 		providers = []Provider{Containers, Local}
