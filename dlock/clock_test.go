@@ -2,13 +2,14 @@ package dlock
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
-// instant grants every lease at once, and renews it in a time that can be set.
+// instant grants every lease at once, and renews it after a time.
 type instant struct {
 	Backend
 	renewal time.Duration
@@ -25,18 +26,22 @@ func (b instant) Renew(context.Context, Grant) error {
 func (instant) Release(context.Context, Grant) error { return nil }
 func (instant) Close() error                         { return nil }
 
-func newInstant(t *testing.T, ttl time.Duration) *Locker {
+const ttl = 10 * time.Second
+
+func held(t *testing.T, f func(t *testing.T, l *Locker, h *Handle)) {
 	t.Helper()
-	l, err := New(instant{renewal: ttl}, &Options{TTL: ttl})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	return l
+	synctest.Test(t, func(t *testing.T) {
+		l, err := New(instant{renewal: ttl}, &Options{TTL: ttl})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		h, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		f(t, l, h)
+	})
 }
 
-// suspend makes the lease see what a machine that was suspended for d sees: the wall clock has moved, the monotonic
-// clock has not, and no timer has run.
+// suspend simulates the suspension of the machine: the wall clock has moved, the monotonic clock has not, and no timer has
+// run.
 func suspend(h *Handle, d time.Duration) {
 	h.ls.mu.Lock()
 	defer h.ls.mu.Unlock()
@@ -44,123 +49,68 @@ func suspend(h *Handle, d time.Duration) {
 }
 
 func TestSuspendedMachine(t *testing.T) {
-	const ttl = 10 * time.Second
 	end := ttl - margin(ttl)
-	t.Run("seen when asked", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			h, err := newInstant(t, ttl).Acquire(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
+	t.Run("seen by Err", func(t *testing.T) {
+		held(t, func(t *testing.T, _ *Locker, h *Handle) {
 			suspend(h, end-1)
-			if err := h.Context().Err(); err != nil {
-				t.Errorf("got %v a moment before the end, want nil", err)
-			}
+			require.NoError(t, h.Context().Err(), "a moment before the end")
 			suspend(h, 1)
 			// Not even the timer's turn is needed.
-			if err := h.Context().Err(); !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v, want context canceled", err)
-			}
-			if err := context.Cause(h.Context()); !errors.Is(err, ErrLost) {
-				t.Errorf("got cause %v, want ErrLost", err)
-			}
+			require.ErrorIs(t, h.Context().Err(), context.Canceled)
+			require.ErrorIs(t, context.Cause(h.Context()), ErrLost)
 		})
 	})
 	t.Run("seen by the channel", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			h, err := newInstant(t, ttl).Acquire(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
+		held(t, func(t *testing.T, _ *Locker, h *Handle) {
 			done := h.Context().Done()
 			suspend(h, ttl)
 			began := time.Now()
 			<-done
-			if got := time.Since(began); got > recheck {
-				t.Errorf("noticed after %v, want at most %v", got, recheck)
-			}
+			require.LessOrEqual(t, time.Since(began), recheck)
 		})
 	})
 	t.Run("seen by Do's context, Renew and Acquire", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			l := newInstant(t, ttl)
-			err := l.Do(t.Context(), "k", func(ctx context.Context, h *Handle) error {
+		held(t, func(t *testing.T, l *Locker, h *Handle) {
+			require.NoError(t, l.Do(t.Context(), "k", func(ctx context.Context, h *Handle) error {
 				suspend(h, ttl)
-				if err := ctx.Err(); !errors.Is(err, context.Canceled) {
-					t.Errorf("got %v, want context canceled", err)
-				}
+				require.ErrorIs(t, ctx.Err(), context.Canceled)
 				return nil
-			})
-			if err != nil {
-				t.Errorf("got %v, want nil: the Backend says that it was held to the end", err)
-			}
-			h, err := l.Acquire(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
+			}), "the Backend says that it was held to the end")
 			suspend(h, ttl)
 			was := context.WithoutCancel(h.Context())
-			if err := h.Renew(t.Context()); !errors.Is(err, ErrLost) {
-				t.Errorf("Renew: got %v, want ErrLost", err)
-			}
-			if _, err := l.Acquire(was, "k"); err != nil {
-				t.Errorf("Acquire: got %v, want a new lease", err)
-			}
+			require.ErrorIs(t, h.Renew(t.Context()), ErrLost)
+			_, err := l.Acquire(was, "k")
+			require.NoError(t, err, "a new lease")
 		})
 	})
 	t.Run("the wall clock is set back", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			h, err := newInstant(t, ttl).Acquire(t.Context(), "k")
-			if err != nil {
-				t.Fatal(err)
-			}
+		held(t, func(t *testing.T, _ *Locker, h *Handle) {
 			suspend(h, -time.Hour)
 			<-h.Context().Done()
-			if got := time.Since(h.AcquiredAt()); got != end {
-				t.Errorf("ended after %v, want %v", got, end)
-			}
+			require.Equal(t, end, time.Since(h.AcquiredAt()))
 		})
 	})
 }
 
-// A process that is woken from a freeze may look at its context before its timers have run.
+// Its context may be checked before its timers have run. A late answer to a renewal doesn't extend the lease.
 func TestFrozenProcess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, err := newInstant(t, 10*time.Second).Acquire(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.ls.mu.Lock()
-		h.ls.timer.Stop()
-		h.ls.mu.Unlock()
-		time.Sleep(time.Minute)
-		select {
-		case <-h.Context().Done():
-		default:
-			t.Error("Done's channel is open, want it closed")
-		}
-		if err := h.Context().Err(); !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v, want context canceled", err)
-		}
-	})
-}
-
-// The same while a renewal is under way: its answer, too late, must not make up for the freeze.
-func TestFrozenDuringARenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, err := newInstant(t, 10*time.Second).Acquire(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.ls.mu.Lock()
-		h.ls.timer.Stop()
-		h.ls.mu.Unlock()
-		time.Sleep(time.Second)
-		if err := h.Renew(t.Context()); !errors.Is(err, ErrLost) {
-			t.Errorf("got %v, want ErrLost", err)
-		}
-		if err := h.Context().Err(); !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v, want context canceled", err)
-		}
-	})
+	for _, renewing := range []bool{false, true} {
+		held(t, func(t *testing.T, _ *Locker, h *Handle) {
+			h.ls.mu.Lock()
+			h.ls.timer.Stop()
+			h.ls.mu.Unlock()
+			if renewing {
+				time.Sleep(time.Second)
+				require.ErrorIs(t, h.Renew(t.Context()), ErrLost)
+			} else {
+				time.Sleep(time.Minute)
+				select {
+				case <-h.Context().Done():
+				default:
+					require.Fail(t, "Done's channel is open, want it closed")
+				}
+			}
+			require.ErrorIs(t, h.Context().Err(), context.Canceled)
+		})
+	}
 }

@@ -1,18 +1,17 @@
 // Package dlock is a distributed lock whose every grant carries a fencing token.
 //
-// The lock is a hint. It keeps most of the work from being done twice, but a holder that is frozen, cut off or slow for
-// longer than its TTL goes on after its successor has begun, whatever the lock service does. What keeps data safe is the
-// token: a number that grows with every grant of a key. Send [Handle.Fence] with every write and let the resource refuse
-// a write whose token is not greater than every token it has accepted (package resource, which also counts the writes under
-// one token, as [Handle.Next] does; M. Kleppmann, "How to do distributed locking", 2016). The TTL is then a choice about liveness
-// alone.
+// The lock is a hint. A holder that is frozen, cut off or slow for longer than its TTL continues after its successor has
+// begun, whatever the lock service does. The token, a number that grows with every grant of a key, keeps data safe: send
+// [Handle.Fence] with every write, and let the resource refuse a write whose token is not greater than every token it has
+// accepted. Package resource does that, and also orders the writes under one token, see [Handle.Next] (M. Kleppmann, "How
+// to do distributed locking", 2016). The TTL then affects liveness only.
 //
 //	err := locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 //		return bill(ctx, h.Fence())
 //	})
 //
-// [Handle.Context] ends when the lease is, or must be presumed, lost. It saves useless work. It is no safety device: the
-// process can be frozen between the last look at the context and the write.
+// [Handle.Context] ends when the lease is, or must be presumed, lost. That saves useless work but is no safety device: the
+// process can be frozen between the last check of the context and the write.
 package dlock
 
 import (
@@ -23,38 +22,37 @@ import (
 	"unicode/utf8"
 )
 
-// MaxKeyLen is the longest key in bytes that [CheckKey] lets pass.
+// MaxKeyLen is the longest key, in bytes, that [CheckKey] accepts.
 const MaxKeyLen = 512
 
 var (
-	// ErrHeld is returned by TryAcquire when another holder has the lock, and by Acquire, beside its context's cause, when
-	// another had it while the caller waited.
+	// ErrHeld is returned by TryAcquire when another holder has the lock, and by Acquire, along with its context's cause,
+	// when another had it while the caller waited.
 	ErrHeld = errors.New("dlock: held by another owner")
-	// ErrQueueFull is returned by Acquire when as many wait for the lock as may.
+	// ErrQueueFull is returned by Acquire when the lock has the maximum number of waiters.
 	ErrQueueFull = errors.New("dlock: too many wait for the lock")
-	// ErrLost says that the lease is gone: it has expired, must be presumed to have expired, or was taken away.
+	// ErrLost means that the lease is gone: it has expired, must be presumed expired, or was taken away.
 	ErrLost = errors.New("dlock: lease lost")
-	// ErrRequestLost is returned by Acquire when its place in the queue is gone, or its grants arrived too late to be of
-	// use. Nothing was held; acquire again.
+	// ErrRequestLost is returned by Acquire when its place in the queue is gone, or its grants arrived too late to be used.
+	// Nothing was held; acquire again.
 	ErrRequestLost = errors.New("dlock: request lost")
-	// ErrMaxHold says that a lease is not renewed any more, for it has been held for Options.Renew.MaxHold.
+	// ErrMaxHold means that a lease is no longer renewed because it was held for Options.Renew.MaxHold.
 	ErrMaxHold = errors.New("dlock: held for the longest time allowed")
 	// ErrReleased is the cause with which a handle's context ends on Release.
 	ErrReleased = errors.New("dlock: released")
-	// ErrNotReentrant is returned by Acquire when its context already holds the key and the Locker isn't reentrant:
-	// it would wait for itself.
+	// ErrNotReentrant is returned by Acquire when its context already holds the key and the Locker isn't reentrant: it would
+	// wait for itself.
 	ErrNotReentrant = errors.New("dlock: key is already held by this context; set Options.Reentrant or pass another context")
 	// ErrInvalid is wrapped by errors about a key or an option that cannot work. Nothing was sent.
 	ErrInvalid = errors.New("dlock: invalid")
 	// ErrClosed is returned by every call on a closed Locker or Backend.
 	ErrClosed = errors.New("dlock: closed")
-	// ErrForeignRelease is returned by a [Backend] that finds it has released another owner's lock. A correct backend
-	// never does; it exists so that an incorrect one can be counted (release_by_non_owner_applied_total).
+	// ErrForeignRelease is returned by a [Backend] that has released another owner's lock. A correct backend never does; the
+	// error lets an incorrect one be counted (release_by_non_owner_applied_total).
 	ErrForeignRelease = errors.New("dlock: released a lock held by another owner")
 )
 
-// CheckKey returns an error that says what is wrong with key, or nil: a key is 1 to [MaxKeyLen] bytes of UTF-8 without
-// control characters.
+// CheckKey returns nil if key is 1 to [MaxKeyLen] bytes of UTF-8 without control characters, or else what is wrong.
 func CheckKey(key string) error {
 	switch {
 	case key == "":

@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// recheck is the longest time between two looks at the wall clock. Go's timers don't run while a machine is suspended;
-// the wall clock does.
+// recheck is the longest time between two checks of the wall clock: timers don't run while a machine is suspended.
 const recheck = time.Second
 
 // Handle is one acquisition of a lock. It is never reused and its token never changes.
@@ -19,14 +18,14 @@ type Handle struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	releasing chan struct{} // has room for the one call of Release that is under way
+	releasing chan struct{} // has room for one call of Release
 	dropped   bool          // no longer counted in the lease's holds
-	last      bool          // was the last to be dropped: it is the one that asks the lock service
+	last      bool          // was the last to be dropped: it sends the release
 	done      bool
 	err       error // what Release returns once done
 }
 
-// Key is what is locked.
+// Key is the locked key.
 func (h *Handle) Key() string { return h.ls.g.Key }
 
 // Owner is a random UUID that names this lease in the lock service.
@@ -35,16 +34,16 @@ func (h *Handle) Owner() string { return h.ls.g.Owner }
 // Fence is the fencing token: greater than that of every earlier grant of the key. Send it with every write.
 func (h *Handle) Fence() uint64 { return h.ls.g.Fence }
 
-// Next returns the token, and the number of the grant's next write: 1, 2, and so on, over all handles of a re-entered lease.
-// A store orders writes by both. A repeat of a write, to learn whether it took effect, re-uses its pair; a fenced read is by
-// the token alone.
+// Next returns the token and the number of the grant's next write: 1, 2, and so on, over all handles of a re-entered lease.
+// A store orders writes by both. To learn whether a write took effect, repeat it with the same pair. A fenced read uses the
+// token alone.
 func (h *Handle) Next() (token, seq uint64) { return h.ls.g.Fence, h.ls.writes.Add(1) }
 
-// TTL is how long the lease lasts, from the grant and from each renewal. A lease that was handed over by another holder
-// may last for less at first, until it is renewed for the first time, which happens by itself.
+// TTL is how long the lease lasts, from the grant and from each renewal. A lease handed over by another holder may last for
+// less until its first renewal, which is automatic.
 func (h *Handle) TTL() time.Duration { return h.ls.g.TTL }
 
-// AcquiredAt is when the lease began, on this process's clock: just before the request that was granted left.
+// AcquiredAt is when the lease began, on this process's clock: just before the winning request was sent.
 func (h *Handle) AcquiredAt() time.Time { return h.ls.g.Start }
 
 // Until is when the lease must be presumed lost unless it is renewed: its last start, plus the TTL, minus a margin for
@@ -56,18 +55,17 @@ func (h *Handle) Until() time.Time {
 }
 
 // Context ends when the lease must be presumed lost, with a cause that wraps [ErrLost], or is released, with the cause
-// [ErrReleased]. A local timer ends it, whatever the network does: a context that ended only when a renewal fails would
-// outlive the lease by the length of a timeout. Its Err method looks at the clock by itself, so that a process that
-// has just been woken from a long freeze sees the end at once; contexts derived from it learn of it from the timer.
+// [ErrReleased]. A local timer ends it, whatever the network does. Its Err method checks the clock itself, so a process
+// that wakes from a long freeze sees the end at once; derived contexts learn of it from the timer.
 //
 // It has the values of the context given to Acquire, but not its end.
 func (h *Handle) Context() context.Context { return h.ctx }
 
-// Renew makes the lease run for its TTL from now. It returns an error that wraps [ErrLost] if the lease is gone, also if it
-// ends while there is no answer, and [ErrMaxHold] if it has been held for the longest time allowed. After any other error the old
-// lease goes on as it was.
+// Renew makes the lease run for its TTL from now. It returns an error that wraps [ErrLost] if the lease is gone, or ends
+// before there is an answer, and [ErrMaxHold] if it was held for the longest time allowed. After any other error the old
+// lease continues unchanged.
 func (h *Handle) Renew(ctx context.Context) error {
-	err := h.ended()
+	err := context.Cause(h.ctx)
 	if err == nil {
 		err = h.ls.renew(ctx)
 	}
@@ -77,22 +75,19 @@ func (h *Handle) Renew(ctx context.Context) error {
 	return nil
 }
 
-// ended is why the handle's context has ended, or nil.
-func (h *Handle) ended() error { return context.Cause(h.ctx) }
-
-// Release frees the lock and ends the handle's context first. Calling it again returns the same answer.
+// Release frees the lock; it ends the handle's context first. Calling it again returns the same answer.
 //
-// If the lock was no longer this handle's, the store is left untouched, release_by_non_owner_total counts it, and the
-// error wraps [ErrLost]: the work done under the handle may have overlapped with another holder's. After any other
-// error the lock is freed in the background or runs out by its TTL; Release may be called again.
+// If the lock was no longer this handle's, nothing changes, release_by_non_owner_total counts it, and the error wraps
+// [ErrLost]: the critical section may have overlapped with another holder's. After any other error the lock is freed in the
+// background or expires by its TTL; Release may be called again.
 //
-// It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have; for a second after
-// [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second.
+// It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have; for a second
+// after [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second.
 //
-// Release doesn't revoke the token: a write that arrives later with it is accepted until a successor has used its own. So wait
-// for the answers to all writes first.
+// Release doesn't revoke the token, which stays valid until a successor has used its own: first wait for the answers to all
+// writes.
 //
-// While other handles of a re-entered lease are held, nothing is sent; an error that wraps [ErrLost] tells if it is lost.
+// While other handles of a re-entered lease are held, nothing is sent; the error wraps [ErrLost] if the lease is lost.
 func (h *Handle) Release(ctx context.Context) error {
 	select {
 	case h.releasing <- struct{}{}:
@@ -120,7 +115,6 @@ func (h *Handle) Release(ctx context.Context) error {
 	return h.err
 }
 
-// awaitRelease waits until no other call of Release is under way.
 func (h *Handle) awaitRelease(ctx context.Context) error {
 	ctx, cancel := tryingOn(ctx)
 	defer cancel()
@@ -132,7 +126,7 @@ func (h *Handle) awaitRelease(ctx context.Context) error {
 	}
 }
 
-// tryingOn is ctx, or one that lasts for a try if ctx has ended.
+// tryingOn is ctx or, if that has ended, a context that lasts for one try.
 func tryingOn(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() == nil {
 		return ctx, func() {}
@@ -140,7 +134,6 @@ func tryingOn(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), undoTry)
 }
 
-// lease is what the backend has granted; re-entered handles share one.
 type lease struct {
 	l    *Locker
 	g    Grant
@@ -149,31 +142,29 @@ type lease struct {
 	ctx    context.Context // ends with the lease
 	cancel context.CancelCauseFunc
 
-	mu     sync.Mutex
-	limit  time.Duration // the age at which the lease is presumed lost
-	unsaid time.Duration // the age at which a provisional lease is renewed for the first time; 0: it isn't provisional
-	start  time.Time     // of the current period: when its request left
-	wall   time.Time     // start on the wall clock alone
-	holds  int
-	over   error // why it was lost or released: ctx has ended, start and timer don't change any more
-	good   bool  // over by the last release, and not lost before
-	capped bool  // MaxHold has stopped the renewals
-	timer  *time.Timer
+	mu        sync.Mutex
+	limit     time.Duration // the age at which the lease is presumed lost
+	confirmAt time.Duration // the age at which a provisional lease is renewed for the first time; 0: it isn't provisional
+	start     time.Time     // of the current period: when its request left
+	wall      time.Time     // start on the wall clock alone
+	holds     int
+	over      error // why it was lost or released: ctx has ended, start and timer don't change any more
+	heldToEnd bool  // over by the last release, and not lost before
+	capped    bool  // MaxHold has stopped the renewals
+	timer     *time.Timer
 
 	writes atomic.Uint64 // the last number that Next has given
 
 	unsure bool // a release was sent whose outcome isn't known; belongs to the last handle's Release
 }
 
-// newLease takes over a grant. The lease's age counts from g.Start, before the request left, so that a slow reply
-// shortens it.
+// newLease takes over a grant. Its age counts from g.Start, so a slow reply shortens the lease.
 func newLease(ctx context.Context, l *Locker, g Grant) *lease {
-	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), born: time.Now(), holds: 1}
+	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), start: g.Start, wall: g.Start.Round(0), born: time.Now(), holds: 1}
 	if p := g.Provisional; p != 0 { // one that isn't positive is over, and not one of the whole TTL
-		ls.limit, ls.unsaid = p-margin(p), p/2
+		ls.limit, ls.confirmAt = p-margin(p), p/2
 	}
 	ls.ctx, ls.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	ls.begin(g.Start)
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.timer = time.AfterFunc(ls.untilCheck(), func() { //nolint:contextcheck // the lease outlives ctx
@@ -185,8 +176,8 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease {
 		if ls.over != nil {
 			return
 		}
-		if ls.unsaid > 0 && ls.age() >= ls.unsaid {
-			ls.unsaid = 0
+		if ls.confirmAt > 0 && ls.age() >= ls.confirmAt {
+			ls.confirmAt = 0
 			if l.enter() {
 				go ls.confirm()
 			}
@@ -196,8 +187,7 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease {
 	return ls
 }
 
-// confirm renews a provisional lease for the first time: it tries until it is renewed, by whomever, or over. Short
-// sections are over before that, and cost no renewal.
+// confirm retries the first renewal of a provisional lease until it is renewed or over.
 func (ls *lease) confirm() {
 	defer ls.l.busy.Done()
 	for ls.provisional() {
@@ -218,14 +208,12 @@ func (ls *lease) confirm() {
 	}
 }
 
-// provisional reports whether the lease is to be renewed for the first time, or was and is over.
 func (ls *lease) provisional() bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.over == nil && ls.limit < ls.g.TTL-margin(ls.g.TTL)
 }
 
-// watch starts what a lease needs in the background.
 func (ls *lease) watch() {
 	if ls.l.o.Renew.Every > 0 {
 		ls.l.busy.Go(ls.keepAlive)
@@ -242,16 +230,17 @@ func (ls *lease) watch() {
 	}
 }
 
-// handle returns a handle for an Acquire with ctx.
 func (ls *lease) handle(ctx context.Context) *Handle {
 	end, cancel := ls.ctx, ls.cancel
 	if ls.l.o.Reentrant { // a handle's context ends with its own release, the lease's with the last one
 		end, cancel = context.WithCancelCause(ls.ctx)
 	}
-	return &Handle{ls: ls, ctx: &leaseContext{end, context.WithoutCancel(ctx), ls}, cancel: cancel, releasing: make(chan struct{}, 1)}
+	return &Handle{
+		ls: ls, ctx: &leaseContext{valuesContext{end, context.WithoutCancel(ctx)}, ls}, cancel: cancel, releasing: make(chan struct{}, 1),
+	}
 }
 
-// reenter returns another handle of a lease that the caller's context holds, or nil if the lease has ended.
+// reenter returns nil if the lease has ended.
 func (ls *lease) reenter(ctx context.Context) *Handle {
 	if ls.ended() != nil {
 		return nil
@@ -265,28 +254,23 @@ func (ls *lease) reenter(ctx context.Context) *Handle {
 	return ls.handle(ctx)
 }
 
-// drop takes away one hold and reports whether it was the last, with which the lease ends. If the lease was lost before,
-// it returns why.
+// drop removes one hold. It reports whether that ends the lease, and why the lease was lost before.
 func (ls *lease) drop() (last bool, lost error) {
 	ls.mu.Lock()
-	news := ls.expire()
+	expired := ls.expire()
 	lost = ls.over
 	ls.holds--
 	last = ls.holds == 0
 	if last {
-		ls.good = ls.end(ErrReleased)
+		ls.heldToEnd = ls.end(ErrReleased)
 	}
 	ls.mu.Unlock()
-	ls.report(news)
+	ls.report(expired)
 	return last, lost
 }
 
-func (ls *lease) begin(start time.Time) {
-	ls.start, ls.wall = start, start.Round(0)
-}
-
-// age is how long ago the current period began: the larger of what the monotonic clock says, which stops while the
-// machine is suspended, and what the wall clock says, which may be set back.
+// age is the larger of what the monotonic clock says, which stops while the machine is suspended, and what the wall clock
+// says, which may be set back.
 func (ls *lease) age() time.Duration {
 	now := time.Now()
 	return max(now.Sub(ls.start), now.Round(0).Sub(ls.wall))
@@ -294,20 +278,19 @@ func (ls *lease) age() time.Duration {
 
 func (ls *lease) untilCheck() time.Duration {
 	d := min(ls.limit, recheck+ls.age())
-	if ls.unsaid > 0 {
-		d = min(d, ls.unsaid)
+	if ls.confirmAt > 0 {
+		d = min(d, ls.confirmAt)
 	}
 	return max(d-ls.age(), 0)
 }
 
-// left is for how long the lease can still be relied on.
 func (ls *lease) left() time.Duration {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.limit - ls.age()
 }
 
-// ended is why the lease is lost or released, or nil. If its time has come, it ends it.
+// ended is why the lease is lost or released, or nil. It ends the lease if its time is up.
 func (ls *lease) ended() error {
 	ls.mu.Lock()
 	lost := ls.expire()
@@ -317,7 +300,6 @@ func (ls *lease) ended() error {
 	return over
 }
 
-// lose ends the lease as lost.
 func (ls *lease) lose(why error) {
 	err := fmt.Errorf("%w: %w", ErrLost, why)
 	ls.mu.Lock()
@@ -328,7 +310,7 @@ func (ls *lease) lose(why error) {
 	}
 }
 
-// expire ends the lease as lost if its time has come, and then returns what to report. ls.mu is held.
+// expire ends the lease if its time is up, and returns what to report. ls.mu is held.
 func (ls *lease) expire() (lost error) {
 	if ls.over == nil && ls.age() >= ls.limit {
 		lost = ErrLost
@@ -340,21 +322,21 @@ func (ls *lease) expire() (lost error) {
 	return lost
 }
 
-// report counts and logs that the lease was lost, unless lost is nil. ls.mu is not held: the logger is the user's.
+// report counts and logs a loss, if lost isn't nil. ls.mu is not held: the logger is the user's.
 func (ls *lease) report(lost error) {
 	if lost == nil {
 		return
 	}
 	ls.l.m.lost.Inc()
-	says := []any{"key", ls.g.Key, "fence", ls.g.Fence, "ttl", ls.g.TTL}
+	attrs := []any{"key", ls.g.Key, "fence", ls.g.Fence, "ttl", ls.g.TTL}
 	if !errors.Is(ErrLost, lost) { // it has more to say than that
-		says = append(says, "err", lost)
+		attrs = append(attrs, "err", lost)
 	}
-	ls.l.log.Warn(ErrLost.Error(), says...)
+	ls.l.log.Warn(ErrLost.Error(), attrs...)
 }
 
-// end ends the lease's context, timer and renewals, and reports whether it was the first to do so. ls.mu is held, so
-// that whoever sees that the lease is over sees an ended context too.
+// end ends the lease, and reports whether it was the first to do so. ls.mu is held: whoever sees that the lease is over
+// sees an ended context too.
 func (ls *lease) end(why error) bool {
 	if ls.over != nil {
 		return false
@@ -385,7 +367,7 @@ func (ls *lease) renew(ctx context.Context) error {
 	defer ls.l.busy.Done()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(ls.ctx, func() { cancel(context.Cause(ls.ctx)) })() //nolint:contextcheck // it is to end with both
+	defer context.AfterFunc(ls.ctx, func() { cancel(context.Cause(ls.ctx)) })() //nolint:contextcheck // it ends with both
 
 	start := time.Now() // before the request leaves, as for the grant
 	err := ls.l.await(ctx, 0, func() error { return ls.l.b.Renew(ctx, ls.g) })
@@ -399,8 +381,8 @@ func (ls *lease) renew(ctx context.Context) error {
 	lost := ls.expire() // an answer that comes too late renews nothing: an ended context cannot be taken back
 	over := ls.over
 	if over == nil && start.After(ls.start) {
-		ls.begin(start)
-		ls.limit, ls.unsaid = ls.g.TTL-margin(ls.g.TTL), 0
+		ls.start, ls.wall = start, start.Round(0)
+		ls.limit, ls.confirmAt = ls.g.TTL-margin(ls.g.TTL), 0
 	}
 	ls.mu.Unlock()
 	ls.report(lost)
@@ -411,7 +393,6 @@ func (ls *lease) renew(ctx context.Context) error {
 	return nil
 }
 
-// keepAlive renews the lease until it ends.
 func (ls *lease) keepAlive() {
 	tick := time.NewTicker(ls.l.o.Renew.Every)
 	defer tick.Stop()
@@ -423,7 +404,6 @@ func (ls *lease) keepAlive() {
 			return
 		case <-tick.C:
 		}
-		// One try must not wait for a lost reply while there is time for another, and must be given the time it needs.
 		try, done := context.WithTimeout(ls.ctx, max(ls.l.o.Renew.Every, ls.left()/3))
 		err := ls.renew(try)
 		done()
@@ -438,7 +418,7 @@ func (ls *lease) keepAlive() {
 	}
 }
 
-// release gives the lease back to the lock service. It reports whether the outcome is known.
+// release reports whether the outcome is known.
 func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	if !ls.l.enter() {
 		return false, ErrClosed
@@ -452,7 +432,7 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 		limit = time.Until(deadline)
 	}
 	ctx, stop := context.WithTimeout(ctx, limit)
-	defer stop() // also for a call that goes on: Close waits for it
+	defer stop() // also for a call that is still running: Close waits for it
 	if endless {
 		defer context.AfterFunc(ls.l.open, func() { time.AfterFunc(undoTry, stop) })() //nolint:contextcheck // the Locker's
 	}
@@ -483,8 +463,8 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 		ls.l.m.nonOwner.Inc()
 		ls.l.m.nonOwnerApplied.Inc()
 		err = fmt.Errorf("%w: %w", ErrLost, err)
-	case errors.Is(err, ErrLost) && ls.unsure && ls.good:
-		err = nil // the lease was good when the first request left; that request took it, or it ran out since
+	case errors.Is(err, ErrLost) && ls.unsure && ls.heldToEnd:
+		err = nil // the lease was held when the first request left; that request took it, or it ran out since
 	case errors.Is(err, ErrLost):
 		ls.l.m.nonOwner.Inc()
 	}
@@ -514,18 +494,15 @@ func (l *Locker) await(ctx context.Context, grace time.Duration, f func() error)
 	return fmt.Errorf("no answer from the lock service: %w", why)
 }
 
-// heldKey finds the lease that a context holds.
 type heldKey struct {
 	l   *Locker
 	key string
 }
 
-// leaseContext is a context that looks at the clocks whenever it is asked: after a freeze, the question may come before
-// the timer's turn.
+// leaseContext checks the clocks on every call: after a freeze, the caller may be faster than the timer.
 type leaseContext struct {
-	context.Context                 // ends with the handle
-	values          context.Context // has the values, and no end
-	ls              *lease
+	valuesContext // ends with the handle
+	ls            *lease
 }
 
 func (c *leaseContext) Err() error {
@@ -542,6 +519,16 @@ func (c *leaseContext) Value(key any) any {
 	if key == (heldKey{c.ls.l, c.ls.g.Key}) {
 		return c.ls
 	}
+	return c.valuesContext.Value(key)
+}
+
+// valuesContext has the end of one context and the values of another, which doesn't end.
+type valuesContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c *valuesContext) Value(key any) any {
 	if v := c.values.Value(key); v != nil {
 		return v
 	}

@@ -8,14 +8,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/memlock"
 )
 
-// limit is the age at which a lease of ttl must be presumed lost.
 func limit(ttl time.Duration) time.Duration { return ttl - ttl/100 - 2*time.Millisecond }
 
 func TestLossWithoutIO(t *testing.T) {
@@ -33,15 +31,11 @@ func TestLossWithoutIO(t *testing.T) {
 	}
 }
 
-// A reply that takes long leaves less of the lease, because the server counts from the request.
+// The server counts from the request.
 func TestSlowReplyShortensTheLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			g, err := next(ctx, r)
-			time.Sleep(600 * time.Millisecond)
-			return g, err
-		}
+		f.acquire = granting(func(*dlock.Grant) { time.Sleep(600 * time.Millisecond) })
 		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
 		asked := time.Now()
 		h := acquire(t, l, t.Context(), "k")
@@ -50,18 +44,16 @@ func TestSlowReplyShortensTheLease(t *testing.T) {
 	})
 }
 
-// A grant that arrives after its own end is of no use; it is given back and asked for again, but not for ever.
+// It is released and requested again, but not for ever.
 func TestGrantArrivesTooLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
 		slow := 2
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			g, err := next(ctx, r)
+		f.acquire = granting(func(*dlock.Grant) {
 			if slow--; slow >= 0 {
 				time.Sleep(limit(time.Second))
 			}
-			return g, err
-		}
+		})
 		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
 		h := acquire(t, l, t.Context(), "k")
 		require.NoError(t, h.Context().Err())
@@ -80,11 +72,7 @@ func TestGrantArrivesTooLate(t *testing.T) {
 func TestNoTokenNoLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			g, err := next(ctx, r)
-			g.Fence = 0
-			return g, err
-		}
+		f.acquire = granting(func(g *dlock.Grant) { g.Fence = 0 })
 		_, err := newLocker(t, f, nil).Acquire(t.Context(), "k")
 		require.ErrorContains(t, err, "without a fencing token")
 		synctest.Wait()
@@ -92,7 +80,6 @@ func TestNoTokenNoLease(t *testing.T) {
 	})
 }
 
-// What the backend says ends the lease, although its renewals succeed.
 func TestLostByTheBackend(t *testing.T) {
 	for name, renew := range map[string]dlock.Renew{
 		"no renewals": {}, "renewals": {Every: time.Second, MaxHold: 24 * time.Hour},
@@ -101,11 +88,7 @@ func TestLostByTheBackend(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				f := newFake()
 				lost := make(chan struct{})
-				f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-					g, err := next(ctx, r)
-					g.Lost = lost
-					return g, err
-				}
+				f.acquire = granting(func(g *dlock.Grant) { g.Lost = lost })
 				h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour, Renew: renew}), t.Context(), "k")
 				time.Sleep(time.Minute)
 				require.NoError(t, h.Context().Err())
@@ -137,7 +120,7 @@ func TestRenewExtends(t *testing.T) {
 	})
 }
 
-// provisional is a fake whose grants are provisional, and how often it was asked to renew.
+// provisional returns a fake whose grants are provisional, and counts renewals.
 func provisional(lease time.Duration, fail func() error) (*fake, *atomic.Int32) {
 	f := newFake()
 	var renewals atomic.Int32
@@ -183,7 +166,7 @@ func TestShortHoldOfAProvisionalLease(t *testing.T) {
 		time.Sleep(time.Second/2 - 1)
 		require.NoError(t, h.Release(t.Context()))
 		time.Sleep(time.Minute)
-		require.Zero(t, renewals.Load(), "a short section costs no renewal")
+		require.Zero(t, renewals.Load(), "a short critical section costs no renewal")
 	})
 }
 
@@ -202,11 +185,7 @@ func TestProvisionalLeaseThatCannotBeConfirmed(t *testing.T) {
 func TestProvisionalLeaseWithNothingLeft(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			g, err := next(ctx, r)
-			g.Provisional = -time.Millisecond
-			return g, err
-		}
+		f.acquire = granting(func(g *dlock.Grant) { g.Provisional = -time.Millisecond })
 		_, err := newLocker(t, f, &dlock.Options{TTL: time.Hour}).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrRequestLost)
 		time.Sleep(time.Minute) // what was granted is undone
@@ -260,13 +239,13 @@ func TestRenewCappedByHand(t *testing.T) {
 		require.NoError(t, h.Renew(t.Context()))
 		time.Sleep(600 * time.Millisecond)
 		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrMaxHold)
-		require.NoError(t, h.Context().Err(), "the lease goes on to its end")
+		require.NoError(t, h.Context().Err(), "the lease continues to its end")
 		<-h.Context().Done()
 		require.Equal(t, 900*time.Millisecond+limit(time.Second), time.Since(h.AcquiredAt()))
 	})
 }
 
-// A renewal without answer leaves time for another, and takes nothing away from the lease.
+// It leaves time for another, and the lease unchanged.
 func TestRenewFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -295,7 +274,7 @@ func TestRenewFails(t *testing.T) {
 	})
 }
 
-// A server that takes longer to answer than the time between two renewals still keeps the lease alive.
+// Replies take longer than the time between two renewals.
 func TestRenewSlowly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -327,7 +306,7 @@ func TestRenewFindsTheLockTaken(t *testing.T) {
 	})
 }
 
-// Another lock's loss, as the cause of the context of a renewal, says nothing about this lock.
+// The cause of a context may be another lock's loss.
 func TestRenewWithAContextLostElsewhere(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -354,11 +333,7 @@ func TestRenewWithAContextLostElsewhere(t *testing.T) {
 func TestLateRenewalDoesNotRevive(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			err := next(ctx, g)
-			time.Sleep(500 * time.Millisecond)
-			return err
-		}
+		f.renew = repliesAfter(500 * time.Millisecond)
 		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second}), t.Context(), "k")
 		time.Sleep(800 * time.Millisecond)
 		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
@@ -367,15 +342,10 @@ func TestLateRenewalDoesNotRevive(t *testing.T) {
 	})
 }
 
-// A renewal's lease counts from its request, like a grant's.
 func TestSlowRenewalShortensTheLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			err := next(ctx, g)
-			time.Sleep(400 * time.Millisecond)
-			return err
-		}
+		f.renew = repliesAfter(400 * time.Millisecond)
 		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second}), t.Context(), "k")
 		time.Sleep(100 * time.Millisecond)
 		asked := time.Now()
@@ -384,7 +354,7 @@ func TestSlowRenewalShortensTheLease(t *testing.T) {
 	})
 }
 
-// Of two renewals at once, the one that left first is answered last: it doesn't take back what the other has renewed.
+// The renewal that left first is answered last.
 func TestRenewalsOvertakeEachOther(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -448,8 +418,8 @@ func TestReleaseWithEndedContext(t *testing.T) {
 
 func TestReleaseByNonOwner(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		f, reg := newFake(), prometheus.NewRegistry()
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg}), t.Context(), "k")
+		f := newFake()
+		h, reg := hold(t, f, time.Second)
 		next := acquire(t, newLocker(t, f.Client(), nil), t.Context(), "k")
 		for range 2 {
 			require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
@@ -461,11 +431,11 @@ func TestReleaseByNonOwner(t *testing.T) {
 	})
 }
 
-// The service has lost the lock, before its time had come: only the release finds that out.
+// Only the release detects that the service has lost the lock.
 func TestReleaseFindsTheLockGone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		f, reg := newFake(), prometheus.NewRegistry()
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour, Registerer: reg}), t.Context(), "k")
+		f := newFake()
+		h, reg := hold(t, f, time.Hour)
 		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
 		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
 		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
@@ -474,9 +444,9 @@ func TestReleaseFindsTheLockGone(t *testing.T) {
 
 func TestForeignReleaseIsCounted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		f, reg := newFake(), prometheus.NewRegistry()
+		f := newFake()
 		f.release = func(context.Context, dlock.Grant, grantFunc) error { return dlock.ErrForeignRelease }
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg}), t.Context(), "k")
+		h, reg := hold(t, f, time.Second)
 		err := h.Release(t.Context())
 		require.ErrorIs(t, err, dlock.ErrLost)
 		require.ErrorIs(t, err, dlock.ErrForeignRelease)
@@ -485,69 +455,44 @@ func TestForeignReleaseIsCounted(t *testing.T) {
 	})
 }
 
-// The reply to the first release is lost; the second finds the lock free. It was this handle's to the end.
+// The second request finds the lock free. It was this handle's to the end.
 func TestReleaseReplyLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		f, reg := newFake(), prometheus.NewRegistry()
-		fails := 1
-		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			if err := next(ctx, g); err != nil {
-				return err
-			}
-			if fails--; fails >= 0 {
-				return errNetwork
-			}
-			return nil
-		}
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg}), t.Context(), "k")
+		f := newFake()
+		f.release = firstLost(false)
+		h, reg := hold(t, f, time.Second)
 		require.NoError(t, h.Release(t.Context()))
 		require.Zero(t, value(t, reg, "release_by_non_owner_total"))
 	})
 }
 
-// If the lease was lost before, a lost reply doesn't make it good.
 func TestReleaseReplyLostAfterTheLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		f, reg := newFake(), prometheus.NewRegistry()
-		fails := 1
-		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			if fails--; fails >= 0 {
-				return errNetwork
-			}
-			return next(ctx, g)
-		}
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg}), t.Context(), "k")
+		f := newFake()
+		f.release = firstLost(true)
+		h, reg := hold(t, f, time.Second)
 		time.Sleep(time.Second)
 		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
 		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
 	})
 }
 
-// The same if a renewal has said that it is lost, although its time has not come.
 func TestReleaseReplyLostAfterALostRenewal(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
 		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
 		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
 		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
-		fails := 1
-		f.set(func() {
-			f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-				if fails--; fails >= 0 {
-					return errNetwork
-				}
-				return next(ctx, g)
-			}
-		})
+		f.set(func() { f.release = firstLost(true) })
 		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
 	})
 }
 
 func TestReleaseGoesOnInTheBackground(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		f, reg := newFake(), prometheus.NewRegistry()
-		f.release = func(context.Context, dlock.Grant, grantFunc) error { return errNetwork }
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour, Registerer: reg}), t.Context(), "k")
+		f := newFake()
+		f.release = fails
+		h, reg := hold(t, f, time.Hour)
 		require.ErrorIs(t, h.Release(t.Context()), errNetwork)
 		require.ErrorIs(t, h.Release(t.Context()), errNetwork, "it may be called again")
 		f.set(func() { f.release = nil })
@@ -558,7 +503,6 @@ func TestReleaseGoesOnInTheBackground(t *testing.T) {
 	})
 }
 
-// A second call waits for the first no longer than its own context allows.
 func TestReleaseDuringAnother(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -603,18 +547,12 @@ func TestReleaseHangs(t *testing.T) {
 	})
 }
 
-// The service is silent and callers set no deadline: a renewal ends with the lease, a release a second later, and Close cuts
-// off both.
+// Without deadlines a renewal ends with the lease, a release a second later, and Close ends both.
 func TestSilence(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		silent := func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
-			<-ctx.Done()
-			return ctx.Err()
-		}
-		f.renew, f.release = silent, silent
-		l, err := dlock.New(f, &dlock.Options{TTL: 10 * time.Second})
-		require.NoError(t, err)
+		f.renew, f.release = hangs, hangs
+		l := newLocker(t, f, &dlock.Options{TTL: 10 * time.Second})
 		ctx := context.Background()
 		h := acquire(t, l, t.Context(), "k")
 		require.ErrorIs(t, h.Renew(ctx), dlock.ErrLost)

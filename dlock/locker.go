@@ -18,32 +18,32 @@ const DefaultTTL = 10 * time.Second
 
 // Options configure a [Locker].
 type Options struct {
-	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required,
-	// at least 1 ms (nil Options have DefaultTTL). With fencing it is a choice about liveness alone. A lock that another
-	// holder hands over may last for less until its first renewal: with redislock, for Queue.HandoffTTL if that is shorter.
+	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at
+	// least 1 ms (nil Options have DefaultTTL). With fencing it affects liveness only. A lock that another holder hands over
+	// may last for less until its first renewal: with redislock, for Queue.HandoffTTL if that is shorter.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
-	// Reentrant lets a context that descends from a handle's context acquire that handle's key again. The inner handle
-	// has the same token; the lock is freed when every handle has been released.
+	// Reentrant lets a context that descends from a handle's context acquire that handle's key again. The inner handle has
+	// the same token; the lock is freed when every handle has been released.
 	Reentrant bool
 	// Registerer, if not nil, gets the Locker's metrics.
 	Registerer prometheus.Registerer
-	// Logger gets leases that are lost and clean-ups that fail. Nil: no logs.
+	// Logger logs lost leases and failed clean-ups. Nil: no logs.
 	Logger *slog.Logger
 }
 
-// Renew says how leases are renewed in the background. Renewal makes it rarer that a live holder loses its lease. It
-// never closes the window: what freezes the holder freezes its renewals too.
+// Renew configures background renewal. It makes it rarer that a live holder loses its lease but never closes the window:
+// what freezes the holder freezes its renewals too.
 type Renew struct {
 	// Every is the time between renewals; a third of the TTL is usual. 0: leases aren't renewed in the background.
 	Every time.Duration
-	// MaxHold is the longest time for which a lease is renewed, from its grant, so that a wedged holder doesn't hold for
-	// ever; the lease then ends within one more TTL. Required with Every. It binds [Handle.Renew] too; 0: no limit.
+	// MaxHold is the longest time for which a lease is renewed, from its grant, so that a stuck holder doesn't hold for
+	// ever; the lease then ends within one more TTL. Required with Every. It limits [Handle.Renew] too; 0: no limit.
 	MaxHold time.Duration
 }
 
-// Locker hands out leases on keys. Its methods may be called from any number of goroutines.
+// Locker grants leases on keys. Its methods may be called from any number of goroutines.
 type Locker struct {
 	b   Backend
 	o   Options
@@ -54,15 +54,15 @@ type Locker struct {
 	close context.CancelCauseFunc
 
 	mu      sync.Mutex
-	busy    sync.WaitGroup // calls and background work under way
-	undoing chan struct{}  // has room for the clean-ups under way
+	busy    sync.WaitGroup // calls and background work
+	undoing chan struct{}  // has room for the clean-ups
 
 	tasks chan func()  // to idle workers
 	idle  atomic.Int32 // workers that wait for a task
 }
 
-// New returns a Locker on b, which is the Locker's from now on and closed with it. It returns an error for options that cannot
-// work. Nil options mean a TTL of [DefaultTTL] and no renewal.
+// New returns a Locker on b, which it owns from now on and closes. It returns an error that wraps [ErrInvalid] for options
+// that cannot work. Nil options mean a TTL of [DefaultTTL] and no renewal.
 func New(b Backend, opts *Options) (*Locker, error) {
 	if b == nil {
 		return nil, fmt.Errorf("%w: backend is nil", ErrInvalid)
@@ -95,8 +95,8 @@ func New(b Backend, opts *Options) (*Locker, error) {
 	return l, nil
 }
 
-// margin is how much earlier than the server a holder takes its lease for expired: the holder's clock may run slower
-// than the server's. 1 % and 2 ms are Redlock's figures for drift and for the server's resolution
+// margin is how much earlier than the server a holder presumes its lease expired, since its clock may run slower. 1 % and 2
+// ms are Redlock's figures for drift and for the server's resolution
 // (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/); never more than a quarter of the TTL.
 func margin(ttl time.Duration) time.Duration {
 	return min(ttl/100+2*time.Millisecond, ttl/4)
@@ -105,11 +105,11 @@ func margin(ttl time.Duration) time.Duration {
 // Acquire waits until key is granted or ctx ends, and returns a handle that the caller must Release.
 //
 // It returns an error that wraps ctx's cause when ctx ends, [ErrClosed], [ErrNotReentrant], [ErrRequestLost], or the
-// backend's error: it fails closed when the lock service cannot be reached. When ctx ends, the error wraps [ErrHeld] too if the
-// lock service has said that another holds the lock; otherwise it has not answered. When Acquire returns an error, nothing
-// stays locked for longer than one TTL: a request whose outcome is unknown is undone in the background.
+// backend's error: it fails closed when the lock service cannot be reached. When ctx ends, the error wraps [ErrHeld] too if
+// the lock service has said that another holds the lock; otherwise it has not answered. After an error nothing stays locked
+// for longer than one TTL: a request whose outcome is unknown is undone in the background.
 //
-// The end of ctx after Acquire has returned doesn't touch the lease; see [Handle.Context].
+// The end of ctx after Acquire has returned doesn't affect the lease; see [Handle.Context].
 func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
 	return l.acquire(ctx, "acquire", key, l.b.Acquire)
 }
@@ -119,10 +119,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
 	return l.acquire(ctx, "try acquire", key, l.b.TryAcquire)
 }
 
-// Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns the error of
-// [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease: [ErrLost] then says that what f
-// did may overlap with another holder's work, and only the fencing token at the resource has kept them apart. It doesn't say
-// whether f's writes took effect; that the resource has told f.
+// Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns the error
+// of [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease. [ErrLost] then means
+// that f may have overlapped with another holder, and only the fencing token kept their writes apart. Whether f's writes
+// took effect, only the resource's answers to f say.
 func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {
 	h, err := l.Acquire(ctx, key)
 	if err != nil {
@@ -133,7 +133,7 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 	defer func() { // also when f panics
 		stop()
 		_ = h.Context().Err() // if the lease's time has come, it ends now
-		why := h.ended()
+		why := context.Cause(h.ctx)
 		rerr := h.Release(ctx)
 		cancel(ErrReleased)
 		if err != nil && rerr == nil && errors.Is(why, ErrLost) && !errors.Is(err, ErrLost) { // err may be just fctx's end
@@ -141,11 +141,11 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 		}
 		err = errors.Join(err, rerr)
 	}()
-	return f(&leaseContext{fctx, context.WithoutCancel(h.Context()), h.ls}, h) //nolint:contextcheck // it has ctx's end and values
+	return f(&leaseContext{valuesContext{fctx, context.WithoutCancel(h.Context())}, h.ls}, h) //nolint:contextcheck // it has ctx's end
 }
 
-// Close ends what the Locker does in the background, waits for it, and closes the backend. Calls that wait return
-// [ErrClosed]. Leases that are still held are not released; they are renewed no more and run out. Close may be called again.
+// Close stops the Locker's background work, waits for it, and closes the backend. Calls that wait return [ErrClosed].
+// Leases that are still held are not released or renewed, and expire. Close may be called again.
 func (l *Locker) Close() error {
 	l.mu.Lock()
 	l.close(ErrClosed)
@@ -154,8 +154,7 @@ func (l *Locker) Close() error {
 	return l.b.Close()
 }
 
-// enter registers a call or a background task that Close waits for. It reports false on a closed Locker.
-// Work that is registered may register more work, closed or not, through l.busy itself.
+// enter registers work that Close waits for; false on a closed Locker. Registered work may register more through l.busy.
 func (l *Locker) enter() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,11 +165,10 @@ func (l *Locker) enter() bool {
 	return true
 }
 
-// maxIdle is how many workers are kept for the next task.
 const maxIdle = 16
 
-// run calls f in another goroutine. It keeps some of those that it has started, because a new one begins with a small
-// stack, and growing it takes longer than the rest of an Acquire.
+// run calls f in another goroutine, an idle one if possible: growing a new one's stack takes longer than the rest of an
+// Acquire.
 func (l *Locker) run(f func()) {
 	select {
 	case l.tasks <- f:
@@ -220,7 +218,6 @@ func (l *Locker) acquire(ctx context.Context, op, key string, f acquireFunc) (h 
 	return h, err
 }
 
-// take enters the lease on key that ctx holds, or asks the backend for one.
 func (l *Locker) take(ctx context.Context, key string, f acquireFunc) (*Handle, error) {
 	if ctx.Err() != nil {
 		return nil, cause(ctx)
@@ -236,12 +233,11 @@ func (l *Locker) take(ctx context.Context, key string, f acquireFunc) (*Handle, 
 	return l.grant(ctx, key, f)
 }
 
-// arrivals is how often an acquisition is tried when its grants arrive too late to be of use.
-const arrivals = 3
+// maxAttempts is how often an acquisition is tried when its grants arrive too late.
+const maxAttempts = 3
 
-// grant asks the backend for a lease that is still good when the answer arrives.
 func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle, error) {
-	for range arrivals {
+	for range maxAttempts {
 		if ctx.Err() != nil {
 			return nil, cause(ctx)
 		}
@@ -271,11 +267,11 @@ func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle,
 	return nil, fmt.Errorf("%w: its grant took longer to arrive than it lasts (TTL %v); set a longer TTL", ErrRequestLost, l.o.TTL)
 }
 
-// request calls f and returns when f does, when ctx ends or when the Locker is closed, whichever is first: a client
-// library may not look at the context while it waits for a reply. A request without a known outcome is undone.
+// request doesn't wait for f beyond ctx's or the Locker's end: a client library may ignore the context while it waits for a
+// reply. A request whose outcome is unknown is undone.
 func (l *Locker) request(ctx context.Context, r Request, f acquireFunc) (Grant, error) {
 	if ctx.Done() == nil { // then nobody waits but Close, and it waits for the answer anyway
-		call := &callContext{l.open, ctx}
+		call := &valuesContext{l.open, ctx}
 		g, err := f(call, r) //nolint:contextcheck // call has all that ctx has: its values
 		g, err = l.answer(ctx, call, r, g, err)
 		if err != nil && call.Err() != nil && !errors.Is(err, ErrClosed) {
@@ -314,7 +310,7 @@ func (l *Locker) request(ctx context.Context, r Request, f acquireFunc) (Grant, 
 	return Grant{}, err
 }
 
-// answer is what a Backend's answer to a call with the context call is worth.
+// answer validates the backend's reply; it schedules clean-up if the outcome is unknown.
 func (l *Locker) answer(ctx, call context.Context, r Request, g Grant, err error) (Grant, error) {
 	if err == nil && g.Fence == 0 {
 		err = errors.New("the backend granted a lease without a fencing token")
@@ -334,21 +330,8 @@ func (l *Locker) answer(ctx, call context.Context, r Request, g Grant, err error
 	return Grant{}, err
 }
 
-// callContext ends with the Locker and has the values of a context that doesn't end.
-type callContext struct {
-	context.Context
-	values context.Context
-}
-
-func (c *callContext) Value(key any) any {
-	if v := c.values.Value(key); v != nil {
-		return v
-	}
-	return c.Context.Value(key)
-}
-
-// unknown reports whether err, a backend's answer to a call with ctx, leaves open whether the call took effect. After
-// ctx's end it may be no more than ctx's cause, and that can be any error: another lock's ErrLost, for one.
+// unknown reports whether err, from a backend's call with ctx, leaves open whether the call took effect. After ctx's end
+// err may be just ctx's cause, and that can be any error: another lock's ErrLost, for one.
 func unknown(ctx context.Context, err error) bool {
 	if err == nil {
 		return false
@@ -368,8 +351,7 @@ const (
 	undoMost     = 256 // at once; others wait
 )
 
-// undo releases what a request may have left behind. It tries until the lease, if there was one, has run out by itself.
-// It doesn't use ctx's end, which is often the very reason for it.
+// undo releases what a request may have left, until its lease has expired. It ignores ctx's end, often the reason for it.
 func (l *Locker) undo(ctx context.Context, g Grant) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.TTL)
 	defer cancel()
@@ -384,7 +366,7 @@ func (l *Locker) undo(ctx context.Context, g Grant) {
 	}
 }
 
-// mayUndo waits until there is room in l.undoing, and takes it; after Close, until the tries under way have ended.
+// mayUndo waits for room in l.undoing; after Close, until the tries in flight have ended.
 func (l *Locker) mayUndo(ctx context.Context) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -416,7 +398,6 @@ func (l *Locker) tryUndo(ctx context.Context, g Grant) error {
 	}
 }
 
-// cause is why ctx ended: both ctx.Err, which callers compare with, and the cause that somebody gave.
 func cause(ctx context.Context) error {
 	err, why := ctx.Err(), context.Cause(ctx)
 	if errors.Is(why, err) {
@@ -425,7 +406,7 @@ func cause(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, why)
 }
 
-// withCause adds ctx's cause to an error that came after its end, unless the error tells it already.
+// withCause adds ctx's cause to an error that came after its end, unless the error wraps it.
 func withCause(ctx context.Context, err error) error {
 	if errors.Is(err, ctx.Err()) && errors.Is(err, context.Cause(ctx)) {
 		return err

@@ -46,7 +46,7 @@ func TestCause(t *testing.T) {
 	})
 }
 
-// A Backend whose errors hide ctx's cause, as go-redis's do, doesn't hide it from the caller.
+// go-redis's errors, for one, hide it.
 func TestCauseHiddenByTheBackend(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for range 50 { // whether the answer or ctx's end is seen first is open
@@ -63,12 +63,7 @@ func TestCauseHiddenByTheBackend(t *testing.T) {
 	})
 }
 
-// An acquire whose outcome is unknown is undone, on a context that outlives the caller's.
 func TestUnknownOutcomeIsUndone(t *testing.T) {
-	replyLost := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-		_, err := next(ctx, r)
-		return dlock.Grant{}, errors.Join(errNetwork, err)
-	}
 	replyLate := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
 		g, err := next(ctx, r)
 		<-ctx.Done()
@@ -88,8 +83,8 @@ func TestUnknownOutcomeIsUndone(t *testing.T) {
 		<-ctx.Done()
 		return dlock.Grant{}, errors.Join(context.Cause(ctx), err)
 	}
-	for name, acquire := range map[string]func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error){
-		"reply lost": replyLost, "reply late": replyLate, "request late": requestLate,
+	for name, acquire := range map[string]acquireHook{
+		"reply lost": acquireReplyLost, "reply late": replyLate, "request late": requestLate,
 		"request late, reply lost": requestLateReplyLost, "cause looks like an answer": misleading,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,14 +114,8 @@ func TestUnknownOutcomeIsUndone(t *testing.T) {
 func TestUndoTriesAgain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			_, err := next(ctx, r)
-			return dlock.Grant{}, errors.Join(errNetwork, err)
-		}
-		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
-			<-ctx.Done() // a try has its own timeout
-			return ctx.Err()
-		}
+		f.acquire = acquireReplyLost
+		f.release = hangs
 		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
 		_, err := l.Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errNetwork)
@@ -141,10 +130,8 @@ func TestUndoTriesAgain(t *testing.T) {
 func TestUndoEndsWithTheLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
-			return dlock.Grant{}, errNetwork
-		}
-		f.release = func(context.Context, dlock.Grant, grantFunc) error { return errNetwork }
+		f.acquire = acquireFails
+		f.release = fails
 		_, err := newLocker(t, f, &dlock.Options{TTL: time.Second}).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errNetwork)
 		time.Sleep(time.Second)
@@ -155,18 +142,12 @@ func TestUndoEndsWithTheLease(t *testing.T) {
 	})
 }
 
-// When the lock service is gone, the clean-ups of many failed calls don't pile up there, and none is dropped without a word.
+// The clean-ups of many failed calls don't pile up, and none is dropped without a log.
 func TestUndoIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			_, err := next(ctx, r)
-			return dlock.Grant{}, errors.Join(errNetwork, err)
-		}
-		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
-			<-ctx.Done()
-			return ctx.Err()
-		}
+		f.acquire = acquireReplyLost
+		f.release = hangs
 		var log bytes.Buffer
 		l := newLocker(t, f, &dlock.Options{TTL: time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		const calls = 1000
@@ -186,12 +167,7 @@ func TestUndoIsBounded(t *testing.T) {
 		}
 		require.Empty(t, log.String())
 
-		f.set(func() {
-			f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
-				return dlock.Grant{}, errNetwork
-			}
-		})
-		f.set(func() { f.release = func(context.Context, dlock.Grant, grantFunc) error { return errNetwork } })
+		f.set(func() { f.acquire, f.release = acquireFails, fails })
 		fail()
 		time.Sleep(time.Minute + 1)
 		synctest.Wait()
@@ -199,22 +175,14 @@ func TestUndoIsBounded(t *testing.T) {
 	})
 }
 
-// Close undoes also what waits for others to be undone, if the lock service answers in time.
 func TestCloseUndoesMany(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		bubble(t, func(t *testing.T) {
 			f := newFake()
-			f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-				_, err := next(ctx, r)
-				return dlock.Grant{}, errors.Join(errNetwork, err)
-			}
-			f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
-				<-ctx.Done()
-				return ctx.Err()
-			}
+			f.acquire = acquireReplyLost
+			f.release = hangs
 			var log bytes.Buffer
-			l, err := dlock.New(f, &dlock.Options{TTL: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-			require.NoError(t, err)
+			l := newLocker(t, f, &dlock.Options{TTL: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			const calls = 1000
 			for i := range calls {
 				_, err := l.Acquire(t.Context(), fmt.Sprint(i))
@@ -241,7 +209,6 @@ func TestCloseUndoesMany(t *testing.T) {
 	}
 }
 
-// An Acquire that gives up says whether it has waited for another holder or for the lock service.
 func TestAcquireSaysWhatItWaitedFor(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -258,12 +225,7 @@ func TestAcquireSaysWhatItWaitedFor(t *testing.T) {
 		err := try()
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		require.NotContains(t, err.Error(), "no answer")
-		f.set(func() {
-			f.acquire = func(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
-				<-ctx.Done()
-				return dlock.Grant{}, ctx.Err()
-			}
-		})
+		f.set(func() { f.acquire = acquireHangs })
 		err = try()
 		require.NotErrorIs(t, err, dlock.ErrHeld)
 		require.ErrorContains(t, err, "no answer from the lock service")
@@ -301,7 +263,7 @@ func TestNotReentrant(t *testing.T) {
 		_, err := newLocker(t, m.Client(), nil).TryAcquire(h.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld, "another Locker knows nothing of this one's leases")
 
-		// What the context of a lease that is over tells is of the past.
+		// The context of a lease that is over has no effect.
 		was := context.WithoutCancel(h.Context())
 		require.NoError(t, h.Release(t.Context()))
 		h = acquire(t, l, was, "k")
@@ -339,7 +301,6 @@ func TestReentrant(t *testing.T) {
 		require.True(t, f.free(t, "k"))
 		require.Equal(t, 1, f.count("release"))
 
-		// Without the handle's context there is no re-entry.
 		h := acquire(t, l, t.Context(), "k")
 		_, err = l.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
@@ -347,7 +308,6 @@ func TestReentrant(t *testing.T) {
 	})
 }
 
-// The numbers of a grant's writes are each given once, whoever asks, and a new grant begins at 1.
 func TestNext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour, Reentrant: true})
@@ -468,7 +428,7 @@ func TestDo(t *testing.T) {
 	})
 }
 
-// f returns the bare end of its context, and the release is in time: Do tells that the lease was lost.
+// f returns just the end of its context, and the release is in time.
 func TestDoTellsTheLoss(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second})
@@ -479,7 +439,7 @@ func TestDoTellsTheLoss(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, dlock.ErrLost)
 
-		// Another lock's loss, which has ended the caller's context, is not this one's.
+		// Another lock's loss has ended the caller's context.
 		ctx, cancel := context.WithCancelCause(t.Context())
 		err = l.Do(ctx, "k", func(ctx context.Context, _ *dlock.Handle) error {
 			cancel(dlock.ErrLost)
@@ -491,7 +451,6 @@ func TestDoTellsTheLoss(t *testing.T) {
 	})
 }
 
-// A waiter that loses its place has had nothing to lose: f hasn't run.
 func TestRequestLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -515,7 +474,6 @@ func TestRequestLost(t *testing.T) {
 	})
 }
 
-// A call that doesn't wait for another holder and isn't answered says so.
 func TestNoAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -544,7 +502,7 @@ func TestNoAnswer(t *testing.T) {
 	})
 }
 
-// f returns no error and yet the lease was lost: Do tells, at every level of re-entry.
+// At every level of re-entry.
 func TestDoLostUnnoticed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second, Reentrant: true})
@@ -566,22 +524,13 @@ func TestClose(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
 		reg := prometheus.NewRegistry()
-		l, err := dlock.New(f, &dlock.Options{
+		l := newLocker(t, f, &dlock.Options{
 			TTL: time.Minute, Registerer: reg, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour},
 		})
-		require.NoError(t, err)
 		lost := make(chan struct{})
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			g, err := next(ctx, r)
-			g.Lost = lost // watched in the background
-			return g, err
-		}
+		f.acquire = granting(func(g *dlock.Grant) { g.Lost = lost }) // watched in the background
 		h := acquire(t, l, t.Context(), "k")
-		waits := make(chan error, 1)
-		go func() {
-			_, err := l.Acquire(t.Context(), "k")
-			waits <- err
-		}()
+		waits := acquiring(l, t.Context(), "k")
 		time.Sleep(1500 * time.Millisecond)
 		require.Equal(t, 1, f.count("renew"))
 
@@ -599,7 +548,7 @@ func TestClose(t *testing.T) {
 		}
 		n := f.count("renew")
 		left := f.Client()
-		_, err = left.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
+		_, err := left.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
 		require.ErrorIs(t, err, dlock.ErrHeld, "leases are not released")
 		time.Sleep(time.Minute)
 		require.Equal(t, n, f.count("renew"))
@@ -608,7 +557,6 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// A request that is under way when the Locker is closed is undone before the Backend goes.
 func TestCloseUndoes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -617,56 +565,35 @@ func TestCloseUndoes(t *testing.T) {
 			<-ctx.Done()
 			return dlock.Grant{}, errors.Join(context.Cause(ctx), err)
 		}
-		l, err := dlock.New(f, &dlock.Options{TTL: time.Hour})
-		require.NoError(t, err)
-		waits := make(chan error, 1)
-		go func() {
-			_, err := l.Acquire(t.Context(), "k")
-			waits <- err
-		}()
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+		waits := acquiring(l, t.Context(), "k")
 		synctest.Wait()
 		require.NoError(t, l.Close())
 		require.ErrorIs(t, <-waits, dlock.ErrClosed)
-		_, err = f.Client().TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
+		_, err := f.Client().TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
 		require.NoError(t, err)
 	})
 }
 
-// Whatever a Backend makes of its context's end, a call that the Locker's own end has ended says so.
 func TestCloseHiddenByTheBackend(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
-			<-ctx.Done()
-			return dlock.Grant{}, ctx.Err()
-		}
-		l, err := dlock.New(f, nil)
-		require.NoError(t, err)
-		waits := make(chan error, 1)
-		go func() {
-			_, err := l.Acquire(context.Background(), "k")
-			waits <- err
-		}()
+		f.acquire = acquireHangs
+		l := newLocker(t, f, nil)
+		waits := acquiring(l, context.Background(), "k")
 		synctest.Wait()
 		require.NoError(t, l.Close())
 		require.ErrorIs(t, <-waits, dlock.ErrClosed)
 	})
 }
 
-// A lock service that is gone doesn't keep Close waiting for the rest of the lease.
 func TestCloseGivesUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
-		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
-			return dlock.Grant{}, errNetwork
-		}
-		f.release = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
-			<-ctx.Done()
-			return ctx.Err()
-		}
-		l, err := dlock.New(f, &dlock.Options{TTL: time.Hour})
-		require.NoError(t, err)
-		_, err = l.Acquire(t.Context(), "k")
+		f.acquire = acquireFails
+		f.release = hangs
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+		_, err := l.Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errNetwork)
 		began := time.Now()
 		require.NoError(t, l.Close())

@@ -18,7 +18,6 @@ import (
 
 func TestMain(m *testing.M) { testmain.Run(m) }
 
-// bubble runs f in virtual time. Every goroutine that f started must end before the bubble does.
 func bubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	synctest.Test(t, f)
@@ -39,21 +38,95 @@ func acquire(t *testing.T, l *dlock.Locker, ctx context.Context, key string) *dl
 	return h
 }
 
-// fake is a Backend on memlock whose calls can be watched and replaced. Replacements get the call that they replace.
+// acquiring calls Acquire in the background.
+func acquiring(l *dlock.Locker, ctx context.Context, key string) <-chan error { //nolint:revive // l first
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(ctx, key)
+		done <- err
+	}()
+	return done
+}
+
+// hold has a new Locker on f acquire k.
+func hold(t *testing.T, f *fake, ttl time.Duration) (*dlock.Handle, *prometheus.Registry) {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	return acquire(t, newLocker(t, f, &dlock.Options{TTL: ttl, Registerer: reg}), t.Context(), "k"), reg
+}
+
+// fake is a Backend on memlock with hooks, which get the call that they replace.
 type fake struct {
 	*memlock.Backend
 
 	mu      sync.Mutex
-	acquire func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error)
-	renew   func(ctx context.Context, g dlock.Grant, next grantFunc) error
-	release func(ctx context.Context, g dlock.Grant, next grantFunc) error
+	acquire acquireHook
+	renew   grantHook
+	release grantHook
 	calls   []string // renew and release only
 }
 
 type (
 	acquireFunc func(context.Context, dlock.Request) (dlock.Grant, error)
+	acquireHook func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error)
 	grantFunc   func(context.Context, dlock.Grant) error
+	grantHook   func(ctx context.Context, g dlock.Grant, next grantFunc) error
 )
+
+func acquireFails(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+	return dlock.Grant{}, errNetwork
+}
+
+func acquireHangs(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
+	<-ctx.Done()
+	return dlock.Grant{}, ctx.Err()
+}
+
+func acquireReplyLost(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+	_, err := next(ctx, r)
+	return dlock.Grant{}, errors.Join(errNetwork, err)
+}
+
+// granting changes grants.
+func granting(change func(g *dlock.Grant)) acquireHook {
+	return func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+		g, err := next(ctx, r)
+		change(&g)
+		return g, err
+	}
+}
+
+func fails(context.Context, dlock.Grant, grantFunc) error { return errNetwork }
+
+func hangs(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// repliesAfter delays replies.
+func repliesAfter(d time.Duration) grantHook {
+	return func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+		err := next(ctx, g)
+		time.Sleep(d)
+		return err
+	}
+}
+
+// firstLost loses the request or the reply of the first call.
+func firstLost(request bool) grantHook {
+	first := true
+	return func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+		lost := first
+		first = false
+		if lost && request {
+			return errNetwork
+		}
+		if err := next(ctx, g); err != nil || !lost {
+			return err
+		}
+		return errNetwork
+	}
+}
 
 func newFake() *fake { return &fake{Backend: memlock.New(nil)} }
 
@@ -84,7 +157,7 @@ func (f *fake) Release(ctx context.Context, g dlock.Grant) error {
 }
 
 func (f *fake) tell(
-	ctx context.Context, name string, hook *func(context.Context, dlock.Grant, grantFunc) error, g dlock.Grant, next grantFunc,
+	ctx context.Context, name string, hook *grantHook, g dlock.Grant, next grantFunc,
 ) error {
 	f.mu.Lock()
 	f.calls = append(f.calls, name)
@@ -114,7 +187,6 @@ func (f *fake) count(name string) (n int) {
 	return n
 }
 
-// holder tells who could take key: nil if it is free.
 func (f *fake) free(t *testing.T, key string) bool {
 	t.Helper()
 	g, err := f.Backend.TryAcquire(t.Context(), dlock.Request{Key: key, Owner: "the test", TTL: time.Hour})

@@ -8,8 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics counts what every lock has in common. Lockers that share a Registerer share its collectors; tell them apart
-// with prometheus.WrapRegistererWith.
+// metrics is shared by Lockers with one Registerer; tell them apart with prometheus.WrapRegistererWith.
 type metrics struct {
 	attempts, successes, timeouts prometheus.Counter
 	acquireSeconds, heldSeconds   prometheus.Histogram

@@ -9,7 +9,7 @@ import (
 // Clock is a server's clock.
 type Clock interface {
 	Now() time.Time
-	// AfterFunc calls f in a goroutine of its own choice, at the earliest when d has passed.
+	// AfterFunc calls f in a goroutine of its own choice, no earlier than after d.
 	AfterFunc(d time.Duration, f func())
 }
 
@@ -18,8 +18,8 @@ type realClock struct{}
 func (realClock) Now() time.Time                      { return time.Now() }
 func (realClock) AfterFunc(d time.Duration, f func()) { time.AfterFunc(d, f) }
 
-// ManualClock is a [Clock] that stands still until [ManualClock.Advance] moves it. Grants still start on the process's
-// clock: a manual clock makes leases run out on the server, early or never, without the holder's timers knowing.
+// ManualClock is a [Clock] that only [ManualClock.Advance] moves. Grants still start on the process's clock: a manual clock
+// makes leases expire on the server, early or never, without the holder's timers knowing.
 type ManualClock struct {
 	mu     sync.Mutex
 	now    time.Time
@@ -31,7 +31,7 @@ type alarm struct {
 	f  func()
 }
 
-// NewClock returns a clock that stands at the Unix epoch.
+// NewClock returns a clock at the Unix epoch.
 func NewClock() *ManualClock { return &ManualClock{now: time.Unix(0, 0)} }
 
 // Now implements [Clock].
@@ -49,7 +49,7 @@ func (c *ManualClock) AfterFunc(d time.Duration, f func()) {
 	slices.SortStableFunc(c.alarms, func(a, b alarm) int { return a.at.Compare(b.at) })
 }
 
-// Advance moves the clock by d. It returns when everything that falls due on the way has been done, each at its time.
+// Advance moves the clock by d. It returns when everything that falls due has been done, each at its time.
 func (c *ManualClock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,7 +1,5 @@
-// Package memlock is a dlock.Backend in the memory of one process: the reference for what the rules of dlock.Backend mean,
-// and a lock service for tests. It has no part in production, where processes are what a lock keeps apart.
-//
-// Waiters are served first come, first served. Tokens are kept for as long as the Backend exists.
+// Package memlock is a dlock.Backend in the memory of one process: the reference for the rules of dlock.Backend, and a lock
+// service for tests. Waiters are served first come, first served. Tokens last as long as the Backend.
 package memlock
 
 import (
@@ -16,7 +14,7 @@ import (
 
 // Options configure a [Backend].
 type Options struct {
-	// Clock is the server's clock, which decides when a lease has run out. Nil: the process's own.
+	// Clock is the server's clock, which decides when a lease has expired. Nil: the process's own.
 	Clock Clock
 }
 
@@ -50,7 +48,7 @@ type waiter struct {
 	granted chan dlock.Grant // has room for the grant
 }
 
-// New returns a Backend with a memory of its own. It cannot fail.
+// New returns a Backend with its own memory.
 func New(opts *Options) *Backend {
 	m := &memory{clock: realClock{}, locks: map[string]*lock{}}
 	if opts != nil && opts.Clock != nil {
@@ -59,7 +57,7 @@ func New(opts *Options) *Backend {
 	return &Backend{m: m, closed: make(chan struct{})}
 }
 
-// Client returns another Backend on the same memory, as another process would have. Each is closed by itself.
+// Client returns another Backend on the same memory, like another process. Each is closed by itself.
 func (b *Backend) Client() *Backend { return &Backend{m: b.m, closed: make(chan struct{})} }
 
 // Acquire implements dlock.Backend.
@@ -145,7 +143,6 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// enter locks the memory, unless the call must be refused.
 func (b *Backend) enter(ctx context.Context, ttl time.Duration) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("memlock: %w", context.Cause(ctx))
@@ -173,7 +170,7 @@ func (m *memory) lock(key string) *lock {
 
 func (m *memory) held(l *lock) bool { return l.owner != "" && m.clock.Now().Before(l.until) }
 
-// settle gives the lock, if it is free, to whoever has waited longest, and looks again when the lease runs out.
+// settle grants a free lock to the first waiter, and sets a timer for the end of the lease.
 func (m *memory) settle(l *lock) {
 	if len(l.waiters) == 0 {
 		return
@@ -202,7 +199,6 @@ func (m *memory) settle(l *lock) {
 	}
 }
 
-// grant gives the lock to r, or again to r with the same token if it has it.
 func (m *memory) grant(l *lock, r dlock.Request) dlock.Grant {
 	start := time.Now() // the holder's clock, read before the server's
 	if !m.held(l) || l.owner != r.Owner {

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/memlock"
 )
 
-// That a Backend keeps the rules is tested in package dlocktest.
+// Package dlocktest tests the rules.
 
 func TestFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

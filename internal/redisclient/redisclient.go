@@ -1,4 +1,4 @@
-// Package redisclient makes clients of Redis that give up when their context ends, and that log nothing.
+// Package redisclient makes quiet Redis clients whose requests end with their context.
 package redisclient
 
 import (
@@ -24,7 +24,7 @@ func New(addr string) (*redis.Client, error) {
 	return redis.NewClient(o), nil
 }
 
-// Options are those of [New], for a client that connects by dial unless that is nil.
+// Options returns those of [New], for a client that connects by dial unless that is nil.
 func Options(addr string, dial Dial) (*redis.Options, error) {
 	Silence()
 	o := &redis.Options{Addr: addr}
@@ -48,7 +48,7 @@ func Options(addr string, dial Dial) (*redis.Options, error) {
 	return o, nil
 }
 
-// Silence drops what go-redis logs: its errors are returned too.
+// Silence drops go-redis's logs: its errors are returned too.
 var Silence = sync.OnceFunc(func() { redis.SetLogger(quiet{}) })
 
 type quiet struct{}

@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Load returns the script that the named files make together. A file that is missing is a defect of the build.
+// Load joins the named files into a script. It panics if one is missing from the build.
 func Load(files embed.FS, names ...string) *redis.Script {
 	var src strings.Builder
 	for _, name := range names {
@@ -55,8 +55,8 @@ func isRing(client reflect.Value) bool {
 	return false
 }
 
-// Once is a client for [redis.Script.Run] without go-redis's retries. A script that was repeated after a lost reply would
-// find what it has done itself: a lock that it has released, or a record that it has written. Whoever repeats one must know.
+// Once is a client for [redis.Script.Run] without go-redis's retries. A script repeated after a lost reply would find its
+// own effect: a lock that it has released, or a record that it has written. Only the caller can tell.
 type Once struct{ redis.UniversalClient }
 
 type cmd struct{ *redis.Cmd }

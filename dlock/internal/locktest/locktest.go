@@ -1,4 +1,4 @@
-// Package locktest is the vocabulary of the backends' own tests and benchmarks.
+// Package locktest has helpers of the backends' own tests and benchmarks.
 package locktest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 )
 
-// Timeout ends a test that fails. It is no part of one that passes.
+// Timeout ends a failing test.
 const Timeout = 30 * time.Second
 
 // Request is a new owner's request for a new key.
@@ -26,14 +26,13 @@ func Next(key string, ttl time.Duration) dlock.Request {
 	return dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl}
 }
 
-// Outcome is what an acquire came to, and when.
+// Outcome is the result of an acquire, and when it came.
 type Outcome struct {
 	G   dlock.Grant
 	Err error
 	At  time.Time
 }
 
-// Go calls acquire in the background.
 func Go(acquire func() (dlock.Grant, error)) <-chan Outcome {
 	c := make(chan Outcome, 1)
 	go func() {
@@ -43,12 +42,10 @@ func Go(acquire func() (dlock.Grant, error)) <-chan Outcome {
 	return c
 }
 
-// Acquire calls Acquire in the background.
 func Acquire(ctx context.Context, b dlock.Backend, r dlock.Request) <-chan Outcome {
 	return Go(func() (dlock.Grant, error) { return b.Acquire(ctx, r) })
 }
 
-// Receive returns what comes from c.
 func Receive[T any](tb testing.TB, c <-chan T) (v T) {
 	tb.Helper()
 	select {
@@ -59,7 +56,6 @@ func Receive[T any](tb testing.TB, c <-chan T) (v T) {
 	return v
 }
 
-// Won returns the grant that comes from c.
 func Won(tb testing.TB, c <-chan Outcome) dlock.Grant {
 	tb.Helper()
 	o := Receive(tb, c)
@@ -67,19 +63,17 @@ func Won(tb testing.TB, c <-chan Outcome) dlock.Grant {
 	return o.G
 }
 
-// Eventually waits until f reports true.
 func Eventually(tb testing.TB, f func() bool, msg ...any) {
 	tb.Helper()
 	require.Eventually(tb, f, Timeout, time.Millisecond, msg...)
 }
 
-// Release has b give back g.
 func Release(tb testing.TB, b dlock.Backend, g dlock.Grant) {
 	tb.Helper()
 	require.NoError(tb, b.Release(tb.Context(), g))
 }
 
-// Undisturbed runs a test until it reports that it was not disturbed by a machine that stalls: once, if the machine is fast enough.
+// Undisturbed repeats a test until it reports that no stall of the machine disturbed it.
 func Undisturbed(t *testing.T, f func(t *testing.T) (done bool)) {
 	t.Helper()
 	for began := time.Now(); !f(t); {
@@ -87,13 +81,13 @@ func Undisturbed(t *testing.T, f func(t *testing.T) (done bool)) {
 	}
 }
 
-// Pair is a way to take a free lock and give it back.
+// Pair is a way to take a free lock and release it.
 type Pair struct {
 	Name string
 	Do   func(ctx context.Context) error
 }
 
-// Compare has pairs take turns, so that a busy machine is busy for all: yard, a Backend, a Locker on another, and the others. It
+// Compare alternates the pairs, so that a busy machine slows all: yard, a Backend, a Locker on another, and the others. It
 // reports medians: of yard in µs, of the others as multiples of it.
 func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pair) {
 	b.Helper()
@@ -138,7 +132,7 @@ func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pa
 	}
 }
 
-// Link is what a case of dlocktest disturbs: inject has a fault until heal is called.
+// Link returns the faults of a dlocktest.Link: inject keeps a fault in force until heal is called.
 func Link[F any](inject func(F) (heal func()), loseRequests, loseReplies, holdReplies, cut F) dlocktest.Link {
 	fault := func(f F) func() func() { return func() func() { return inject(f) } }
 	return dlocktest.Link{

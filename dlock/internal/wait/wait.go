@@ -10,7 +10,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// For waits for d, or for the end of ctx.
 func For(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -20,15 +19,15 @@ func For(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Retry calls f until it reports that it is done, or ctx ends. The delays in between double, from least to most.
+// Retry calls f until it reports done or ctx ends. The delays in between double, from least to most.
 func Retry(ctx context.Context, least, most time.Duration, f func() (done bool)) {
 	for d := least; !f() && ctx.Err() == nil; d = min(2*d, most) {
 		For(ctx, d)
 	}
 }
 
-// Since is the time from then to now: the larger of what the monotonic clock says, which stops while the machine is
-// suspended, and what the wall clock says, which may be set back.
+// Since is the larger of what the monotonic clock says, which stops while the machine is suspended, and what the wall clock
+// says, which may be set back.
 func Since(then, now time.Time) time.Duration {
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
 }
@@ -36,19 +35,18 @@ func Since(then, now time.Time) time.Duration {
 // ErrNoAnswer is the cause with which a Turn ends a context.
 var ErrNoAnswer = errors.New("the server doesn't answer")
 
-// Turn lets one caller at a time ask a server. While nobody has the turn, the channel holds how long the next call may take.
+// Turn lets one caller at a time call a server. While nobody has it, the channel holds the next call's time limit.
 type Turn chan time.Duration
 
-// NewTurn returns a Turn whose calls may take limit.
 func NewTurn(limit time.Duration) Turn {
 	t := make(Turn, 1)
 	t <- limit
 	return t
 }
 
-// Do calls f. If f takes longer than it may, its context ends, and the next caller gets its turn and twice the time, at most
-// longest, until a call succeeds, which sets the time back to limit; f is called again after the others. If each caller began
-// with the same short time, many of them would keep one another from a server that is slow.
+// Do calls f. If f exceeds its time limit, its context ends, and the next caller gets the turn and twice the time, at most
+// longest, until a success resets the limit; f is retried after the others. With one short limit, many callers could keep
+// one another from a slow server.
 func (t Turn) Do(ctx context.Context, limit, longest time.Duration, f func(context.Context) error) error {
 	for {
 		var may time.Duration
@@ -84,8 +82,11 @@ func Both(ctx, open context.Context) (both context.Context, end func()) {
 	}
 }
 
-// Failed wraps an error that a backend's call got from its client. After ctx's end that error doesn't tell the cause.
+// Failed wraps an error from a backend's client. After ctx's end that error doesn't include the cause.
 func Failed(ctx context.Context, backend string, err error) error {
+	if err == nil {
+		return nil
+	}
 	cause := context.Cause(ctx)
 	switch {
 	case cause == dlock.ErrClosed, cause == nil && errors.Is(err, dlock.ErrClosed): //nolint:errorlint // a caller's cause may wrap it

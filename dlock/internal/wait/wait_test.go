@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// While the machine is suspended only the wall clock goes on.
+// While the machine is suspended only the wall clock runs.
 func TestSince(t *testing.T) {
 	then := time.Now()
 	now := then.Add(time.Second)
@@ -39,7 +39,6 @@ func TestRetry(t *testing.T) {
 	})
 }
 
-// A call that hangs lets the next one try, and is repeated with more time.
 func TestTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turn, began := wait.NewTurn(time.Second), time.Now()
@@ -73,7 +72,7 @@ func TestTurn(t *testing.T) {
 	})
 }
 
-// Twenty callers of a server that takes longer than the first limit: together they wait for as long as it takes.
+// The server takes longer than the first limit; together they wait only that long.
 func TestTurnOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turn, began := wait.NewTurn(time.Second), time.Now()
@@ -110,7 +109,7 @@ func TestBoth(t *testing.T) {
 	require.Equal(t, dlock.ErrClosed, wait.Failed(both, "lock", errors.New("no reply")))
 }
 
-// What a caller gives its context as a cause is never taken for what the Backend says.
+// A context's cause isn't taken for the Backend's error.
 func TestFailed(t *testing.T) {
 	no := errors.New("no answer")
 	ended := func(cause error) context.Context {
