@@ -23,7 +23,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 )
 
-// TestRulesInStep compares the cases with the names in brackets in the comment of dlock.Backend.
+// TestRulesInStep compares the cases with the brackets in dlock.Backend's comment.
 func TestRulesInStep(t *testing.T) {
 	f, err := parser.ParseFile(token.NewFileSet(), "../backend.go", nil, parser.ParseComments)
 	require.NoError(t, err)
@@ -58,8 +58,7 @@ func TestRulesInStep(t *testing.T) {
 	require.Equal(t, want, dlocktest.Cases())
 }
 
-// broken are backends that each break a rule. The cases in want must see it, those in may can see it too, because they
-// depend on the rule, and all others must pass.
+// broken are backends that each break a rule. The cases in want must fail, those in may can; all others pass.
 var broken = []struct {
 	name      string
 	brk       func(b *breaker)
@@ -70,7 +69,7 @@ var broken = []struct {
 		b.release = func(ctx context.Context, g dlock.Grant) error { return b.Backend.Release(ctx, b.asHolder(g)) }
 	}, []string{"ReleaseByNonOwner"}, []string{
 		"ReleaseRepeated", "WaitersCutOff",
-		// A clean-up that comes when the key is another's does harm only without the check.
+		// A clean-up after the key became another's does harm only without the check.
 		"WaiterCancelled", "WaiterOutlivesHolder", "AcquireReplyLost", "AcquireRequestLost", "ReleaseReplyLost", "ReleaseRequestLost",
 	}},
 	{"release checks, then deletes", func(b *breaker) {
@@ -171,24 +170,7 @@ var broken = []struct {
 	}, []string{"RetrySameOwner", "AcquireReplyLost"}, nil},
 	{"cancelled waiter stays in the queue", func(b *breaker) {
 		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-			if ctx.Err() != nil {
-				return dlock.Grant{}, context.Cause(ctx)
-			}
-			type reply struct {
-				g   dlock.Grant
-				err error
-			}
-			c := make(chan reply, 1)
-			go func() {
-				g, err := b.Backend.Acquire(context.WithoutCancel(ctx), r)
-				c <- reply{g, err}
-			}()
-			select {
-			case r := <-c:
-				return r.g, r.err
-			case <-ctx.Done():
-				return dlock.Grant{}, context.Cause(ctx)
-			}
+			return b.leaves(ctx, r, func() bool { return false })
 		}
 	}, []string{"WaiterCancelled"}, []string{"WaitersCutOff"}},
 	{"cause hidden", func(b *breaker) {
@@ -201,19 +183,7 @@ var broken = []struct {
 		}
 	}, []string{"WaiterCancelled"}, nil},
 	{"waiter sleeps through a release", func(b *breaker) {
-		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-			for {
-				g, err := b.Backend.TryAcquire(ctx, r)
-				if !errors.Is(err, dlock.ErrHeld) {
-					return g, err
-				}
-				select {
-				case <-ctx.Done():
-					return g, context.Cause(ctx)
-				case <-time.After(time.Hour):
-				}
-			}
-		}
+		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) { return b.polls(ctx, r, time.Hour) }
 	}, []string{"WaiterWakes", "WaiterOutlivesHolder"}, []string{"*"}},
 	{"TTL rounded", func(b *breaker) {
 		b.ttl = func(d time.Duration) time.Duration { return d.Truncate(time.Millisecond) }
@@ -237,31 +207,13 @@ var broken = []struct {
 		}
 	}, []string{"Unreachable", "AcquireReplyLost", "AcquireRequestLost"}, nil},
 	{"release knows what it cannot know", func(b *breaker) {
-		b.release = func(ctx context.Context, g dlock.Grant) error {
-			err := b.Backend.Release(ctx, g)
-			if errors.Is(err, errLink) {
-				return dlock.ErrLost
-			}
-			return err
-		}
+		b.release = insteadOfDoubt(b.Backend.Release, dlock.ErrLost)
 	}, []string{"Unreachable", "ReleaseReplyLost", "ReleaseRequestLost"}, nil},
 	{"renew knows what it cannot know", func(b *breaker) {
-		b.renew = func(ctx context.Context, g dlock.Grant) error {
-			err := b.Backend.Renew(ctx, g)
-			if errors.Is(err, errLink) {
-				return dlock.ErrLost
-			}
-			return err
-		}
+		b.renew = insteadOfDoubt(b.Backend.Renew, dlock.ErrLost)
 	}, []string{"Unreachable", "RenewReplyLost", "RenewRequestLost"}, nil},
 	{"release says that it has tried", func(b *breaker) {
-		b.release = func(ctx context.Context, g dlock.Grant) error {
-			err := b.Backend.Release(ctx, g)
-			if errors.Is(err, errLink) {
-				return nil
-			}
-			return err
-		}
+		b.release = insteadOfDoubt(b.Backend.Release, nil)
 	}, []string{"Unreachable", "ReleaseReplyLost", "ReleaseRequestLost"}, nil},
 	{"undo needs a grant", func(b *breaker) {
 		b.release = func(ctx context.Context, g dlock.Grant) error {
@@ -297,18 +249,7 @@ var broken = []struct {
 	}, []string{"WaitersCutOff"}, nil},
 	{"waiter polls", func(b *breaker) {
 		b.acquire = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-			for {
-				g, err := b.Backend.TryAcquire(ctx, r)
-				if !errors.Is(err, dlock.ErrHeld) {
-					return g, err
-				}
-				r.NoteHeld()
-				select {
-				case <-ctx.Done():
-					return g, context.Cause(ctx)
-				case <-time.After(time.Millisecond):
-				}
-			}
+			return b.polls(ctx, r, time.Millisecond)
 		}
 	}, []string{"WaiterIsTold"}, nil},
 	{"doesn't say that the key is held", func(b *breaker) {
@@ -346,7 +287,7 @@ var broken = []struct {
 	{"works after Close", func(b *breaker) { b.open = true }, []string{"Closed"}, nil},
 }
 
-// breaker is one client of a broken service. Its hooks replace what the Backend below does.
+// breaker is a client of a broken service.
 type breaker struct {
 	dlock.Backend
 	*books
@@ -383,7 +324,33 @@ func breaking(brk func(*breaker)) func() func(dlock.Backend) dlock.Backend {
 	}
 }
 
-// leaves is Acquire by a waiter that, when ctx has ended, leaves the queue if it can.
+// insteadOfDoubt replaces the error of a call whose outcome is unknown.
+func insteadOfDoubt(f func(context.Context, dlock.Grant) error, instead error) func(context.Context, dlock.Grant) error {
+	return func(ctx context.Context, g dlock.Grant) error {
+		err := f(ctx, g)
+		if errors.Is(err, errLink) {
+			return instead
+		}
+		return err
+	}
+}
+
+func (b *breaker) polls(ctx context.Context, r dlock.Request, every time.Duration) (dlock.Grant, error) {
+	for {
+		g, err := b.Backend.TryAcquire(ctx, r)
+		if !errors.Is(err, dlock.ErrHeld) {
+			return g, err
+		}
+		r.NoteHeld()
+		select {
+		case <-ctx.Done():
+			return g, context.Cause(ctx)
+		case <-time.After(every):
+		}
+	}
+}
+
+// leaves is Acquire by a waiter that leaves the queue after ctx's end only if it can.
 func (b *breaker) leaves(ctx context.Context, r dlock.Request, can func() bool) (dlock.Grant, error) {
 	if ctx.Err() != nil {
 		return dlock.Grant{}, context.Cause(ctx)
@@ -409,7 +376,6 @@ func (b *breaker) leaves(ctx context.Context, r dlock.Request, can func() bool) 
 	return rep.g, rep.err
 }
 
-// reachable reports whether the service can be reached.
 func (b *breaker) reachable() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -492,7 +458,7 @@ func (b *breaker) Close() error {
 
 const brokenEnv = "DLOCKTEST_BROKEN"
 
-// TestBroken runs the kit on broken backends, in child processes, since they fail.
+// TestBroken uses child processes, since they fail.
 func TestBroken(t *testing.T) {
 	failed := regexp.MustCompile(`(?m)^\s*--- FAIL: TestChild/(\w+) `)
 	for _, b := range broken {

@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// cases are the rules of dlock.Backend.
 var cases = []struct {
 	name string
 	rule int // its number there
@@ -33,32 +32,31 @@ var cases = []struct {
 	{"TryHeld", 4, "TryAcquire of a held key returns ErrHeld and leaves nothing behind", tryHeld},
 	{"WaiterWakes", 5, "Acquire is granted after a release", waiterWakes},
 	{"WaiterOutlivesHolder", 5, "Acquire is granted once the holder's lease has run out, and not before", waiterOutlivesHolder},
-	{"WaiterCancelled", 5, "when ctx ends, Acquire returns its cause, and the waiter stands in nobody's way", waiterCancelled},
-	{"WaitersCutOff", 5, "waiters whose ctx ends while their messages are lost stand in nobody's way once undone, however many", waitersCutOff},
+	{"WaiterCancelled", 5, "when ctx ends, Acquire returns its cause, and the waiter blocks nobody", waiterCancelled},
+	{"WaitersCutOff", 5, "waiters whose ctx ends while their messages are lost block nobody once undone, however many", waitersCutOff},
 	{"WaiterIsTold", 5, "a waiter doesn't poll where the server can tell", waiterIsTold},
-	{"RetrySameOwner", 6, "a request that the client library repeats is the same acquisition, with a lease that starts anew", retrySameOwner},
+	{"RetrySameOwner", 6, "a request that the client library repeats is the same acquisition, with a lease that restarts", retrySameOwner},
 	{"RenewExtends", 7, "Renew makes the lease run for its TTL from now", renewExtends},
 	{"RenewByNonOwner", 7, "Renew by anyone but the holder changes nothing and returns ErrLost", renewByNonOwner},
 	{"RenewAtomic", 7, "Renew's check and effect are one atomic step", renewAtomic},
 	{"ReleaseByNonOwner", 8, "Release by anyone but the holder changes nothing and returns ErrLost", releaseByNonOwner},
 	{"ReleaseRepeated", 8, "a release that is repeated late frees no later grant of the same Backend", releaseRepeated},
 	{"ReleaseAtomic", 8, "Release's check and effect are one atomic step", releaseAtomic},
-	{"AcquireReplyLost", 9, "a grant whose reply was lost is undone by Release with Key and Owner", acquireReplyLost},
-	{"AcquireRequestLost", 9, "a request that never arrived leaves nothing; Release undoes nothing", acquireRequestLost},
-	{"RenewReplyLost", 9, "a renewal whose reply was lost is not reported as a lost lease", renewReplyLost},
-	{"RenewRequestLost", 9, "a renewal that never arrived is not reported as a lost lease", renewRequestLost},
-	{"ReleaseReplyLost", 9, "a release whose reply was lost is not reported as a lost lease", releaseReplyLost},
+	{"AcquireReplyLost", 9, "a grant whose reply was lost is undone by Release with Key and Owner", func(e *env) { acquireFails(e, repliesLost) }},
+	{"AcquireRequestLost", 9, "a request that never arrived leaves nothing; Release undoes nothing", func(e *env) { acquireFails(e, requestsLost) }},
+	{"RenewReplyLost", 9, "a renewal whose reply was lost is not reported as a lost lease", func(e *env) { renewFails(e, repliesLost) }},
+	{"RenewRequestLost", 9, "a renewal that never arrived is not reported as a lost lease", func(e *env) { renewFails(e, requestsLost) }},
+	{"ReleaseReplyLost", 9, "a release whose reply was lost is not reported as a lost lease", func(e *env) { releaseFails(e, repliesLost) }},
 	{"ReleaseRequestLost", 9, "a release that never arrived is not reported as done", releaseRequestLost},
 	{"Unreachable", 10, "a server that cannot be reached yields an error, never a grant", unreachable},
 	{"Silent", 10, "while a server is silent, calls return with ctx or the client's own timeout, and Locker.Close does", silent},
 	{"KeysIndependent", 11, "keys are independent", keysIndependent},
 	{"AwkwardKeys", 11, "every key that CheckKey lets pass works or is refused with ErrInvalid", awkwardKeys},
 	{"TTLNotRounded", 12, "a TTL that is not positive, or not exact on the server, is refused with ErrInvalid, not rounded", ttlNotRounded},
-	{"GrantOutlivesContext", 13, "a grant outlives the ctx it was asked with", grantOutlivesContext},
+	{"GrantOutlivesContext", 13, "a grant outlives the ctx of its request", grantOutlivesContext},
 	{"Closed", 13, "after Close every method returns ErrClosed, and leases stay", closed},
 }
 
-// contend has several clients take key in turn, and returns the tokens in the order of their grants.
 func (e *env) contend(key string) []uint64 {
 	const clients, rounds = 6, 8
 	var (
@@ -143,14 +141,14 @@ func tokensSurviveExpiry(e *env) {
 	}
 }
 
-// lateGrant has a take a key over a link that holds the reply back until b has taken it too, after a's lease has run out.
-// It returns what a and b came to, and whether a saw by itself that its grant came too late, and was granted anew after b.
-func lateGrant(e *env) (first, second granted, anew bool) {
-	a, link := e.faulty(holdsReplies)
+// lateGrant has a take a key over a link that holds the reply back until b has taken it too, after a's lease has expired.
+// It returns both results, and whether a detected that its grant came too late, and got another one after b's.
+func lateGrant(e *env) (first, second granted, again bool) {
+	a, hold := e.faulty(repliesHeld)
 	b := e.backend()
 	for {
 		r := request(newKey(), e.short)
-		deliver := link.HoldReplies()
+		deliver := hold()
 		defer deliver()
 		ctx, cancel := context.WithCancel(e.ctx)
 		defer cancel()
@@ -167,47 +165,39 @@ func lateGrant(e *env) (first, second granted, anew bool) {
 		require.ErrorIs(e, err, dlock.ErrHeld)
 		won := e.acquiring(e.ctx, b, request(r.Key, long))
 		e.pass(e.short)
-		second = <-won
-		require.NoError(e, second.err)
+		second = e.won(won)
 		deliver()
 		e.pass(e.short / 4)
 		select {
 		case first = <-late:
-		default: // a asks again, and waits for b
+		default: // a retries, and waits for b
 			e.release(b, second.g)
 			first = <-late
-			anew = first.g.Start.After(second.at)
+			again = first.g.Start.After(second.at)
 		}
 		if e.virtual {
 			require.NoError(e, first.err) // elsewhere its client may have given up
 		}
-		return first, second, anew
+		return first, second, again
 	}
 }
 
 func tokenMintedWithGrant(e *env) {
-	first, second, anew := lateGrant(e)
+	first, second, again := lateGrant(e)
 	switch {
 	case first.err != nil: // no grant, no token
 		return
-	case anew:
+	case again:
 		require.Greater(e, first.g.Fence, second.g.Fence, "token of a grant after the other's release")
 		return
 	}
-	require.Less(e, first.g.Fence, second.g.Fence, "token of a grant that was overtaken by its reply")
+	require.Less(e, first.g.Fence, second.g.Fence, "token of a grant whose reply came late")
 }
 
 // handedOver has b wait for a key with the given TTL, and get it when its holder releases it. Nobody renews b's lease, and
-// what b said of it must hold when a third one gets the key. If link isn't nil it is b's, and b learns of its grant late.
-//
-// One lease is shorter than a provisional one usually is, and one longer, which is of no interest unless it is provisional.
-// The third one may wait for longer than b's lease, for b may have repeated its request.
-func handedOver(e *env, b dlock.Backend, link *Link) {
-	handedOverFor(e, b, link, e.short)
-	handedOverFor(e, b, link, e.short+4*time.Second)
-}
-
-func handedOverFor(e *env, b dlock.Backend, link *Link, ttl time.Duration) {
+// it must last as long as b was told. If hold isn't nil it holds b's replies, and b learns of its grant late. The longer of the two
+// leases matters only if it is provisional.
+func handedOver(e *env, b dlock.Backend, hold func() (deliver func()), ttl time.Duration) {
 	a, c := e.backend(), e.backend()
 	for {
 		r := request(newKey(), ttl)
@@ -218,18 +208,18 @@ func handedOverFor(e *env, b dlock.Backend, link *Link, ttl time.Duration) {
 		})
 		e.pass(e.short / 4) // let it queue up
 		deliver := func() {}
-		if link != nil {
-			deliver = link.HoldReplies()
+		if hold != nil {
+			deliver = hold()
 			defer deliver()
 		}
 		released := time.Now()
 		e.release(a, g)
-		if link != nil {
+		if hold != nil {
 			e.pass(e.short / 4)
 			deliver()
 		}
 		w := <-waits
-		if w.err != nil && (e.slow(released, w.done, e.short) || link != nil && !e.virtual && e.ctx.Err() == nil) {
+		if w.err != nil && (e.slow(released, w.done, e.short) || hold != nil && !e.virtual && e.ctx.Err() == nil) {
 			continue // the machine was too slow, or b's client has given up
 		}
 		require.NoError(e, w.err, "Acquire of a key that was released")
@@ -239,8 +229,7 @@ func handedOverFor(e *env, b dlock.Backend, link *Link, ttl time.Duration) {
 			e.release(b, w.g)
 			return
 		}
-		next := <-e.acquiring(e.ctx, c, request(r.Key, long))
-		require.NoError(e, next.err)
+		next := e.won(e.acquiring(e.ctx, c, request(r.Key, long)))
 		lease := cmp.Or(w.g.Provisional, w.g.TTL)
 		require.GreaterOrEqual(e, next.at.Sub(w.g.Start), lease-e.slack(lease), "time from a handed-over lease's start to the successor's grant")
 		return
@@ -251,12 +240,18 @@ func startBeforeRequest(e *env) {
 	if e.Advance != nil {
 		return // a clock of its own cannot be compared with
 	}
-	handedOver(e, e.backend(), nil)
-	if first, second, anew := lateGrant(e); first.err == nil && !anew {
+	ttls := []time.Duration{e.short, e.short + 4*time.Second} // shorter than a provisional lease usually is, and longer
+	b := e.backend()
+	for _, ttl := range ttls {
+		handedOver(e, b, nil, ttl)
+	}
+	if first, second, again := lateGrant(e); first.err == nil && !again {
 		e.requireOver(first.g.Start, first.g.TTL, second.at)
 	}
-	b, link := e.faulty(holdsReplies)
-	handedOver(e, b, &link)
+	b, hold := e.faulty(repliesHeld)
+	for _, ttl := range ttls {
+		handedOver(e, b, hold, ttl)
+	}
 }
 
 func tryHeld(e *env) {
@@ -305,8 +300,7 @@ func waiterOutlivesHolder(e *env) {
 	g := e.take(a, key, e.short)
 	won := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short)
-	w := <-won
-	require.NoError(e, w.err)
+	w := e.won(won)
 	if e.Advance != nil {
 		return // the Locker's timer and the server's clock have nothing to do with each other
 	}
@@ -323,7 +317,7 @@ func waiterOutlivesHolder(e *env) {
 
 func waiterCancelled(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
-	// The cause may be what another lock has answered: an errgroup's, say.
+	// The cause may be another lock's error: an errgroup's, say.
 	why := fmt.Errorf("the caller has had enough: %w, %w, %w", dlock.ErrHeld, dlock.ErrLost, dlock.ErrQueueFull)
 	ended, end := context.WithCancelCause(e.ctx)
 	end(why)
@@ -369,14 +363,14 @@ func waiterCancelled(e *env) {
 	require.ErrorIs(e, err, why, "Locker.Acquire whose ctx ended")
 	require.ErrorIs(e, err, context.Canceled, "Locker.Acquire whose ctx ended")
 	e.release(a, g)
-	w = <-e.acquiring(e.ctx, b, request(key, long))
-	require.NoError(e, w.err)
+	w = e.won(e.acquiring(e.ctx, b, request(key, long)))
 }
 
-// waitersCutOff has so many waiters that a handover to each of the dead, if it lasts for a second, takes longer than the case.
+// waitersCutOff has so many waiters that one hand-over to each of the dead, if it lasts for a second, exceeds the case's
+// time.
 func waitersCutOff(e *env) {
 	const waiters = 200
-	a, link := e.faulty(losesRequests)
+	a, loseRequests := e.faulty(requestsLost)
 	b, key := e.backend(), newKey()
 	g := e.take(b, key, long)
 	l := e.locker(a, &dlock.Options{TTL: long})
@@ -390,7 +384,7 @@ func waitersCutOff(e *env) {
 		}))
 	}
 	e.pass(e.short) // let them queue up
-	heal := link.LoseRequests()
+	heal := loseRequests()
 	defer heal()
 	cancel()
 	for _, err := range left {
@@ -418,8 +412,7 @@ func waiterIsTold(e *env) {
 	}
 	spent := e.Requests() - before
 	e.release(a, g)
-	w := <-won
-	require.NoError(e, w.err)
+	w := e.won(won)
 	e.release(b, w.g)
 	before = e.Requests()
 	e.pass(e.short)
@@ -442,12 +435,11 @@ func retrySameOwner(e *env) {
 	e.release(a, again)
 	e.requireFree(b, key)
 
-	// The lease that a repeated request is told of must not end sooner than it says.
 	for {
 		r = request(newKey(), e.short)
 		first := e.try(a, r)
 		e.pass(e.short / 2)
-		g, err = e.ask(a, r)
+		g, err = e.tryShort(a, r)
 		if err != nil && e.slow(first.Start, time.Now(), first.TTL) { // the first one was over, and may be in the way for a time
 			continue
 		}
@@ -457,8 +449,7 @@ func retrySameOwner(e *env) {
 	}
 	won := e.acquiring(e.ctx, b, request(r.Key, long))
 	e.pass(e.short)
-	w := <-won
-	require.NoError(e, w.err)
+	w := e.won(won)
 	if e.Advance == nil {
 		e.requireOver(g.Start, g.TTL, w.at)
 	}
@@ -482,8 +473,7 @@ func renewExtends(e *env) {
 			e.requireHeld(a, key)
 			e.pass(1)
 		}
-		w := <-won
-		require.NoError(e, w.err)
+		w := e.won(won)
 		if e.Advance == nil {
 			e.requireOver(renewed, g.TTL, w.at)
 		}
@@ -496,8 +486,7 @@ func renewByNonOwner(e *env) {
 	first := e.take(a, key, e.short)
 	won := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short)
-	second := <-won
-	require.NoError(e, second.err)
+	second := e.won(won)
 	require.ErrorIs(e, a.Renew(e.ctx, first), dlock.ErrLost, "Renew of a lease that another has taken over")
 	e.pass(2 * e.short) // had it changed the successor's lease, that would be over now
 	e.requireHeld(a, key)
@@ -509,16 +498,16 @@ func renewByNonOwner(e *env) {
 
 // successor has b take over a's short lease on key while the reply to a's call f is held back, and then a learn it.
 func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Backend, key string) {
-	a, link := e.faulty(holdsReplies)
+	a, hold := e.faulty(repliesHeld)
 	b, key = e.backend(), newKey()
 	g := e.take(a, key, e.short)
-	deliver := link.HoldReplies()
+	deliver := hold()
 	defer deliver()
 	answer := begin(e, func() error { return f(a, g) })
 	won := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short)
 	e.pass(e.short)
-	require.NoError(e, (<-won).err)
+	e.won(won)
 	deliver()
 	<-answer // whatever it is: the outcome is what counts
 	return b, key
@@ -535,8 +524,7 @@ func releaseByNonOwner(e *env) {
 	first := e.take(a, key, e.short)
 	won := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short)
-	second := <-won
-	require.NoError(e, second.err)
+	second := e.won(won)
 	require.ErrorIs(e, a.Release(e.ctx, first), dlock.ErrLost, "Release of a lease that another has taken over")
 	e.requireHeld(a, key)
 	e.release(b, second.g)
@@ -569,11 +557,11 @@ func releaseRepeated(e *env) {
 }
 
 func silent(e *env) {
-	a, link := e.faulty(holdsReplies)
+	a, hold := e.faulty(repliesHeld)
 	l := e.locker(a, &dlock.Options{TTL: long})
 	h, err := l.Acquire(e.ctx, newKey())
 	require.NoError(e, err)
-	deliver := link.HoldReplies()
+	deliver := hold()
 	defer deliver()
 	for _, call := range []func(context.Context) error{
 		func(ctx context.Context) error { _, err := l.Acquire(ctx, newKey()); return err },
@@ -607,29 +595,24 @@ func releaseAtomic(e *env) {
 	e.requireHeld(b, key)
 }
 
-func holdsReplies(l Link) bool  { return l.HoldReplies != nil }
-func losesReplies(l Link) bool  { return l.LoseReplies != nil }
-func losesRequests(l Link) bool { return l.LoseRequests != nil }
+// faultOf is one of a Link's faults.
+type faultOf = func(Link) func() (heal func())
 
-func acquireReplyLost(e *env) {
-	a, link := e.faulty(losesReplies)
-	acquireFails(e, a, link.LoseReplies)
-}
+func requestsLost(l Link) func() func() { return l.LoseRequests }
+func repliesLost(l Link) func() func()  { return l.LoseReplies }
+func repliesHeld(l Link) func() func()  { return l.HoldReplies }
+func linkCut(l Link) func() func()      { return l.Cut }
 
-func acquireRequestLost(e *env) {
-	a, link := e.faulty(losesRequests)
-	acquireFails(e, a, link.LoseRequests)
-}
-
-func acquireFails(e *env, a dlock.Backend, fault func() (heal func())) {
+func acquireFails(e *env, f faultOf) {
+	a, inject := e.faulty(f)
 	b, key := e.backend(), newKey()
 	for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){a.TryAcquire, a.Acquire} {
 		r := request(key, long)
-		heal := fault()
+		heal := inject()
 		_, err := acquire(e.ctx, r)
 		heal()
 		e.requireDoubt(err)
-		// What the Locker does: undo it, knowing key and owner.
+		// As the Locker does.
 		if err := a.Release(e.ctx, dlock.Grant{Key: r.Key, Owner: r.Owner}); !errors.Is(err, dlock.ErrLost) {
 			require.NoError(e, err, "Release that undoes a request")
 		}
@@ -638,8 +621,8 @@ func acquireFails(e *env, a dlock.Backend, fault func() (heal func())) {
 		if !e.repeats {
 			continue
 		}
-		// What a client library does: repeat it.
-		heal = fault()
+		// As a client library does.
+		heal = inject()
 		_, err = acquire(e.ctx, r)
 		heal()
 		e.requireDoubt(err)
@@ -650,7 +633,7 @@ func acquireFails(e *env, a dlock.Backend, fault func() (heal func())) {
 	}
 
 	l := e.locker(a, &dlock.Options{TTL: long})
-	heal := fault()
+	heal := inject()
 	_, err := l.Acquire(e.ctx, key)
 	heal()
 	e.requireDoubt(err)
@@ -658,20 +641,11 @@ func acquireFails(e *env, a dlock.Backend, fault func() (heal func())) {
 	e.release(b, g)
 }
 
-func renewReplyLost(e *env) {
-	a, link := e.faulty(losesReplies)
-	renewFails(e, a, link.LoseReplies)
-}
-
-func renewRequestLost(e *env) {
-	a, link := e.faulty(losesRequests)
-	renewFails(e, a, link.LoseRequests)
-}
-
-func renewFails(e *env, a dlock.Backend, fault func() (heal func())) {
+func renewFails(e *env, f faultOf) {
+	a, inject := e.faulty(f)
 	b, key := e.backend(), newKey()
 	g := e.take(a, key, long)
-	heal := fault()
+	heal := inject()
 	err := a.Renew(e.ctx, g)
 	heal()
 	e.requireDoubt(err)
@@ -682,7 +656,7 @@ func renewFails(e *env, a dlock.Backend, fault func() (heal func())) {
 	l := e.locker(a, &dlock.Options{TTL: long})
 	h, err := l.Acquire(e.ctx, key)
 	require.NoError(e, err)
-	heal = fault()
+	heal = inject()
 	err = h.Renew(e.ctx)
 	heal()
 	e.requireDoubt(err)
@@ -691,28 +665,24 @@ func renewFails(e *env, a dlock.Backend, fault func() (heal func())) {
 	require.NoError(e, h.Release(e.ctx))
 }
 
-func releaseReplyLost(e *env) {
-	a, link := e.faulty(losesReplies)
-	releaseFails(e, a, link.LoseReplies)
-}
-
 func releaseRequestLost(e *env) {
-	a, link := e.faulty(losesRequests)
+	a, inject := e.faulty(requestsLost)
 	b, key := e.backend(), newKey()
 	g := e.take(a, key, long)
-	heal := link.LoseRequests()
+	heal := inject()
 	e.requireDoubt(a.Release(e.ctx, g))
 	e.requireHeld(b, key)
 	heal()
 	e.release(a, g)
 	e.requireFree(b, key)
-	releaseFails(e, a, link.LoseRequests)
+	releaseFails(e, requestsLost)
 }
 
-func releaseFails(e *env, a dlock.Backend, fault func() (heal func())) {
+func releaseFails(e *env, f faultOf) {
+	a, inject := e.faulty(f)
 	b, key := e.backend(), newKey()
 	g := e.take(a, key, long)
-	heal := fault()
+	heal := inject()
 	err := a.Release(e.ctx, g)
 	heal()
 	e.requireDoubt(err)
@@ -725,11 +695,11 @@ func releaseFails(e *env, a dlock.Backend, fault func() (heal func())) {
 	l := e.locker(a, &dlock.Options{TTL: long, Registerer: reg})
 	h, err := l.Acquire(e.ctx, key)
 	require.NoError(e, err)
-	heal = fault()
+	heal = inject()
 	err = h.Release(e.ctx)
 	heal()
 	e.requireDoubt(err)
-	g, _ = e.await(b, key) // long before the TTL: the Locker goes on trying
+	g, _ = e.await(b, key) // long before the TTL: the Locker keeps trying
 	require.NoError(e, h.Release(e.ctx), "Handle.Release repeated: the lock was never anybody else's before it was free")
 	e.requireHeld(a, key)
 	e.release(b, g)
@@ -737,11 +707,11 @@ func releaseFails(e *env, a dlock.Backend, fault func() (heal func())) {
 }
 
 func unreachable(e *env) {
-	a, link := e.faulty(func(l Link) bool { return l.Cut != nil })
+	a, cut := e.faulty(linkCut)
 	b, key := e.backend(), newKey()
 	g := e.take(a, key, long)
 	free := request(newKey(), long)
-	heal := link.Cut()
+	heal := cut()
 	_, err := a.TryAcquire(e.ctx, free)
 	e.requireDoubt(err)
 	_, err = a.Acquire(e.ctx, free)
@@ -807,7 +777,7 @@ func ttlNotRounded(e *env) {
 		1, time.Microsecond, 999 * time.Microsecond, 1500 * time.Microsecond, e.short + 1, e.short + e.short/3 + 1, e.short + e.short/3,
 	} {
 		key := newKey()
-		g, err := e.ask(a, request(key, ttl))
+		g, err := e.tryShort(a, request(key, ttl))
 		if errors.Is(err, dlock.ErrInvalid) {
 			e.requireFree(b, key)
 			_, err := a.Acquire(e.ctx, request(key, ttl))
@@ -822,8 +792,7 @@ func ttlNotRounded(e *env) {
 			e.requireHeld(a, key)
 			e.Advance(1)
 		}
-		w := <-won
-		require.NoError(e, w.err)
+		w := e.won(won)
 		if e.Advance == nil {
 			e.requireOver(g.Start, g.TTL, w.at)
 		}
@@ -839,7 +808,7 @@ func grantOutlivesContext(e *env) {
 		require.NoError(e, err)
 		e.pass(e.short)
 		e.requireHeld(b, key)
-		require.NoError(e, a.Renew(e.ctx, g), "Renew after the end of the ctx that the grant was asked with")
+		require.NoError(e, a.Renew(e.ctx, g), "Renew after the end of the ctx of its request")
 		e.release(a, g)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Dialer makes connections that lose messages: the [Link] of a client that speaks a protocol of requests and replies,
-// one at a time on a connection, as those of Redis and PostgreSQL do. Give DialContext to the client library.
+// Dialer makes connections that lose messages: the [Link] of a client whose protocol has one request and reply at a time on
+// a connection, as those of Redis and PostgreSQL do. Give DialContext to the client library.
 type Dialer struct {
 	dial    DialFunc
 	disturb func(request []byte) bool
@@ -25,9 +25,9 @@ type Dialer struct {
 // DialFunc is what (*net.Dialer).DialContext is.
 type DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// NewDialer returns a Dialer on dial. disturb tells from what the client writes at once whether it is a request of the
-// Backend's, whose loss a case is about, or one that passes: how a client begins a connection, the upload of a script
-// or statement. A request whose reply is lost has then always been carried out. Nil disturbs all.
+// NewDialer returns a Dialer on dial. disturb reports whether a write of the client's is a request of the Backend's, or one
+// that must pass: how a client begins a connection, the upload of a script or statement. So a request whose reply is lost
+// has always been carried out. Nil disturbs all.
 func NewDialer(dial DialFunc, disturb func(request []byte) bool) *Dialer {
 	if disturb == nil {
 		disturb = func([]byte) bool { return true }
@@ -35,7 +35,7 @@ func NewDialer(dial DialFunc, disturb func(request []byte) bool) *Dialer {
 	return &Dialer{dial: dial, disturb: disturb, conns: map[*conn]struct{}{}}
 }
 
-// Link returns the faults. The last that was injected is in force.
+// Link returns the faults. The last one injected is in force.
 func (d *Dialer) Link() Link {
 	inject := func(f fault) func() (heal func()) {
 		return func() func() { return d.inject(f) }
@@ -48,7 +48,7 @@ func (d *Dialer) Link() Link {
 	}
 }
 
-// LoseReply loses the next reply and no other, so that a client that repeats requests by itself gets through.
+// LoseReply loses only the next reply, so a client that repeats requests by itself succeeds.
 func (d *Dialer) LoseReply() { d.inject(loseOneReply) }
 
 // Lost is how many requests and replies have been lost.
@@ -191,8 +191,8 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// await returns on delivery. If the connection is closed or its deadline passes first, the reply is lost and the
-// connection broken.
+// await returns on delivery. If the connection is closed or its deadline passes first, the reply is lost and the connection
+// broken.
 func (c *conn) await(held <-chan struct{}) error {
 	for {
 		c.mu.Lock()
@@ -235,7 +235,7 @@ func (c *conn) setDeadline(t time.Time) {
 	c.reset = make(chan struct{})
 }
 
-// ended replaces the error of a connection that was broken here by what is seen of one that the other side has closed.
+// ended replaces the error of a connection broken here by that of one that the other side has closed.
 func (c *conn) ended(err, instead error) error {
 	if err != nil && c.isClosed() {
 		return instead
@@ -243,7 +243,6 @@ func (c *conn) ended(err, instead error) error {
 	return err
 }
 
-// breaks ends the connection as if the other side had closed it.
 func (c *conn) breaks() error {
 	c.d.mu.Lock()
 	c.d.lost++

@@ -1,16 +1,12 @@
-// Package dlocktest checks that a dlock.Backend keeps the rules in the comment of dlock.Backend. Each case has the name
-// that stands there in brackets; a failure prints the rule.
+// Package dlocktest checks that a dlock.Backend keeps the rules in the comment of dlock.Backend. A failure prints the rule.
 //
-// Nothing is slept through and hoped for. That a lease has run out is seen by a successor's Acquire that is granted;
-// times are compared by inequalities that hold on a machine that stalls; that a lock is still held is only claimed of a
-// lease of an hour; a request for a short lease, and one whose grant is a provisional one for a short time, is repeated if
-// it failed after more time than the lease lasts. In a
-// testing/synctest bubble (Harness.Virtual) the same cases ask for exact times as well.
+// No case sleeps. A lease has expired when a successor's Acquire is granted; times are compared by inequalities that hold
+// on a machine that stalls; a lock is claimed to be held only during a lease of an hour; a request that failed after more
+// time than its lease lasts is repeated. In a testing/synctest bubble (Harness.Virtual) the cases also check exact times.
 //
-// What the kit cannot see: whether tokens survive the loss of the server's data, a failover or a restart; whether the
-// server's clock may jump; whether an atomic step stays atomic when the server dies in its middle; what happens at a
-// larger scale than a dozen clients. Without a Link it cannot see what happens when a message is lost or late, and
-// says so by skipping those cases.
+// The kit cannot see whether tokens survive the loss of the server's data, a failover or a restart; whether the server's
+// clock may jump; whether an atomic step stays atomic when the server dies in its middle; or what happens with more than a
+// dozen clients. Without a Link it skips the cases in which a message is lost or late.
 package dlocktest
 
 import (
@@ -27,17 +23,17 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// Harness tells the kit about the lock service under test.
+// Harness describes the lock service under test.
 type Harness struct {
-	// New prepares a case: an empty service, or one that runs already, since every case uses keys of its own. What it
-	// starts it ends by t.Cleanup. Required.
+	// New prepares a case: an empty service, or a running one, since every case uses its own keys. It cleans up by
+	// t.Cleanup. Required.
 	New func(t *testing.T) Service
 	// Virtual runs each case, New included, in a testing/synctest bubble. Otherwise cases run in parallel.
 	Virtual bool
-	// ShortTTL is a lease that a case waits for, once or twice. Default: 200 ms, or 1 s in virtual time. A client's
-	// timeouts should be several times as long.
+	// ShortTTL is a lease that a case waits for, once or twice. Default: 200 ms, or 1 s in virtual time. A client's timeouts
+	// should be several times as long.
 	ShortTTL time.Duration
-	// NoRepeats says that the client library never repeats a request by itself: rule 6 has nothing to check then.
+	// NoRepeats says that the client library never repeats a request by itself: rule 6 then has nothing to check.
 	NoRepeats bool
 }
 
@@ -47,15 +43,14 @@ type Service struct {
 	Backend func() dlock.Backend
 	// Faulty returns a Backend and the link between it and the service. Nil skips the cases that need one.
 	Faulty func() (dlock.Backend, Link)
-	// Requests says how many requests the case's Backends have sent, which shows whether a waiter polls. Nil skips the case.
+	// Requests counts the requests of the case's Backends, which shows whether a waiter polls. Nil skips the case.
 	Requests func() int
-	// Advance moves the service's clock on by d. Nil: it runs by itself, with the process's.
+	// Advance advances the service's clock by d. Nil: it runs by itself, with the process's.
 	Advance func(d time.Duration)
 }
 
-// Link is how a Backend's messages get lost. Each func returns when the fault is in force, and the returned one when
-// it is healed, and may be called again. While a fault is in force calls must fail soon: a lost message breaks the
-// connection.
+// Link injects faults into a Backend's messages. Each func returns when the fault is in force, and the returned one when it
+// is healed, and may be called again. During a fault calls must fail soon: a lost message breaks the connection.
 type Link struct {
 	LoseRequests func() (heal func())    // calls fail and never reach the service
 	LoseReplies  func() (heal func())    // calls take effect and fail
@@ -87,13 +82,13 @@ func Run(t *testing.T, h Harness) {
 }
 
 const (
-	// long is a lease that doesn't run out while a case runs.
+	// long doesn't expire while a case runs.
 	long = time.Hour
-	// patience is when a case gives up. It ends a failing case and is no part of a passing one.
+	// patience ends a failing case.
 	patience = 2 * time.Minute
 )
 
-// env is what a case works with. Its methods end the case when they fail.
+// env's methods end the case when they fail.
 type env struct {
 	*testing.T
 	Service
@@ -122,7 +117,6 @@ func newEnv(t *testing.T, h Harness) *env {
 	return e
 }
 
-// backend returns a Backend that is closed with the case.
 func (e *env) backend() dlock.Backend {
 	e.Helper()
 	b := e.Backend()
@@ -130,21 +124,20 @@ func (e *env) backend() dlock.Backend {
 	return b
 }
 
-// faulty is backend with a link. It skips the case if the harness has none, or if has says that it lacks the fault.
-func (e *env) faulty(has func(Link) bool) (dlock.Backend, Link) {
+// faulty is backend with a fault of its link. It skips the case if the harness has no link, or the link no such fault.
+func (e *env) faulty(f faultOf) (b dlock.Backend, inject func() (heal func())) {
 	e.Helper()
 	if e.Faulty == nil {
 		e.Skip("Service.Faulty is nil: without a link the kit cannot lose or delay messages")
 	}
 	b, l := e.Faulty()
 	e.Cleanup(func() { require.NoError(e, b.Close()) })
-	if !has(l) {
+	if inject = f(l); inject == nil {
 		e.Skip("not applicable: the harness's link cannot produce this fault")
 	}
-	return b, l
+	return b, inject
 }
 
-// locker returns a Locker, which closes b with the case.
 func (e *env) locker(b dlock.Backend, o *dlock.Options) *dlock.Locker {
 	e.Helper()
 	l, err := dlock.New(b, o)
@@ -159,7 +152,6 @@ func request(key string, ttl time.Duration) dlock.Request {
 	return dlock.Request{Key: key, Owner: uuid.NewString(), TTL: ttl}
 }
 
-// take has a new owner take a key that is free.
 func (e *env) take(b dlock.Backend, key string, ttl time.Duration) dlock.Grant {
 	e.Helper()
 	return e.try(b, request(key, ttl))
@@ -167,15 +159,14 @@ func (e *env) take(b dlock.Backend, key string, ttl time.Duration) dlock.Grant {
 
 func (e *env) try(b dlock.Backend, r dlock.Request) dlock.Grant {
 	e.Helper()
-	g, err := e.ask(b, r)
+	g, err := e.tryShort(b, r)
 	require.NoError(e, err, "TryAcquire of a free key")
 	e.checkGrant(r, g)
 	return g
 }
 
-// ask calls TryAcquire, again if the machine was too slow for the lease. What the earlier call has left may be in the way for
-// a time.
-func (e *env) ask(b dlock.Backend, r dlock.Request) (dlock.Grant, error) {
+// tryShort calls TryAcquire, again if the machine was too slow for the lease. The earlier call's lease may block it for a while.
+func (e *env) tryShort(b dlock.Backend, r dlock.Request) (dlock.Grant, error) {
 	var said error
 	for {
 		began := time.Now()
@@ -196,7 +187,6 @@ func (e *env) ask(b dlock.Backend, r dlock.Request) (dlock.Grant, error) {
 	}
 }
 
-// hold has a Locker take a key that is free.
 func (e *env) hold(b dlock.Backend, key string, o *dlock.Options) *dlock.Handle {
 	e.Helper()
 	for l := e.locker(b, o); ; {
@@ -210,20 +200,26 @@ func (e *env) hold(b dlock.Backend, key string, o *dlock.Options) *dlock.Handle 
 	}
 }
 
-// slow reports whether a call has taken so long that a lease of ttl may have been over before it was known, for which a
-// Backend may return an error. A case is over when its time is.
+// slow reports whether a call took so long that a lease of ttl may have ended before it was known, for which a Backend may
+// return an error.
 func (e *env) slow(from, to time.Time, ttl time.Duration) bool {
 	return !e.virtual && e.Advance == nil && to.Sub(from) >= ttl && e.ctx.Err() == nil
 }
 
-// await has a new owner wait for a key. It returns the grant and when it was known.
 func (e *env) await(b dlock.Backend, key string) (dlock.Grant, time.Time) {
 	e.Helper()
 	r := request(key, long)
-	w := e.acquire(e.ctx, b, r)
-	require.NoError(e, w.err, "Acquire")
+	w := e.won(e.acquiring(e.ctx, b, r))
 	e.checkGrant(r, w.g)
 	return w.g, w.at
+}
+
+// won returns what an Acquire came to, which must be a grant.
+func (e *env) won(c <-chan granted) granted {
+	e.Helper()
+	w := <-c
+	require.NoError(e, w.err, "Acquire")
+	return w
 }
 
 func (e *env) checkGrant(r dlock.Request, g dlock.Grant) {
@@ -234,14 +230,13 @@ func (e *env) checkGrant(r dlock.Request, g dlock.Grant) {
 	require.NotZero(e, g.Fence, "the grant's token")
 }
 
-// requireHeld claims that another owner doesn't get key. The holder's lease must be a long one.
+// requireHeld checks that another owner doesn't get key. The holder's lease must be a long one.
 func (e *env) requireHeld(b dlock.Backend, key string) {
 	e.Helper()
 	g, err := b.TryAcquire(e.ctx, request(key, long))
 	require.ErrorIs(e, err, dlock.ErrHeld, "TryAcquire of a key that is held for an hour; got token %d", g.Fence)
 }
 
-// requireFree claims that another owner gets key, and gives it back.
 func (e *env) requireFree(b dlock.Backend, key string) {
 	e.Helper()
 	g, err := b.TryAcquire(e.ctx, request(key, long))
@@ -254,7 +249,6 @@ func (e *env) release(b dlock.Backend, g dlock.Grant) {
 	require.NoError(e, b.Release(e.ctx, g), "Release by the holder")
 }
 
-// requireDoubt claims that err leaves open whether a call took effect.
 func (e *env) requireDoubt(err error) {
 	e.Helper()
 	require.Error(e, err, "a call over a broken link")
@@ -271,7 +265,7 @@ func (e *env) slack(ttl time.Duration) time.Duration {
 	return ttl/100 + 2*time.Millisecond
 }
 
-// requireOver claims that a lease which began not before start lasted for ttl, and in virtual time not longer: the
+// requireOver checks that a lease which began not before start lasted for ttl, and in virtual time not longer: the
 // successor's grant was known at end.
 func (e *env) requireOver(start time.Time, ttl time.Duration, end time.Time) {
 	e.Helper()
@@ -282,8 +276,8 @@ func (e *env) requireOver(start time.Time, ttl time.Duration, end time.Time) {
 	}
 }
 
-// pass lets d pass on the service's clock, by seeing a lease of d run out. Every event of the case that was under way
-// has had that much time too, but nothing may depend on it.
+// pass lets d pass on the service's clock, by waiting for a lease of d to expire. Nothing may depend on that much time
+// having passed for other events.
 func (e *env) pass(d time.Duration) {
 	e.Helper()
 	if e.Advance != nil {
@@ -295,7 +289,6 @@ func (e *env) pass(d time.Duration) {
 	e.await(b, key)
 }
 
-// begin calls f in a goroutine, which the case waits for, and returns its answer's channel.
 func begin[T any](e *env, f func() T) <-chan T {
 	e.Helper()
 	c, done := make(chan T, 1), make(chan struct{})
@@ -307,7 +300,6 @@ func begin[T any](e *env, f func() T) <-chan T {
 	return c
 }
 
-// granted is what an Acquire in the background came to.
 type granted struct {
 	g    dlock.Grant
 	err  error
@@ -315,8 +307,8 @@ type granted struct {
 	done time.Time // when it was renewed, if it was provisional
 }
 
-// acquire calls Acquire, and renews a provisional grant at once, as the Locker does in time. It asks again if the machine
-// was too slow for that.
+// acquire calls Acquire, and renews a provisional grant at once, as the Locker does in time. It retries if the machine was
+// too slow for that.
 func (e *env) acquire(ctx context.Context, b dlock.Backend, r dlock.Request) granted {
 	for {
 		g, err := b.Acquire(ctx, r)
@@ -334,7 +326,6 @@ func (e *env) acquire(ctx context.Context, b dlock.Backend, r dlock.Request) gra
 	}
 }
 
-// provisional returns what is wrong with the grant's Provisional, or nil.
 func provisional(g dlock.Grant) error {
 	if g.Provisional != 0 && (g.Provisional < 0 || g.Provisional >= g.TTL) {
 		return fmt.Errorf("got a grant with Provisional %v and TTL %v, want it between 0 and the TTL", g.Provisional, g.TTL)
@@ -342,7 +333,6 @@ func provisional(g dlock.Grant) error {
 	return nil
 }
 
-// acquiring is acquire in the background.
 func (e *env) acquiring(ctx context.Context, b dlock.Backend, r dlock.Request) <-chan granted {
 	e.Helper()
 	return begin(e, func() granted { return e.acquire(ctx, b, r) })

@@ -35,8 +35,8 @@ func TestMemlock(t *testing.T) {
 	})
 }
 
-// stalled hands a lock over for a short time, and its machine stalls for longer than that: before every other such grant is
-// known, and before whatever Acquire has got is released, so that there are others who wait.
+// stalled hands a lock over for a short time, and its machine stalls for longer: before every other such grant is known,
+// and before every release of what Acquire got, so that others wait.
 type stalled struct {
 	dlock.Backend
 	late atomic.Bool
@@ -75,7 +75,7 @@ func (s *stalled) Release(ctx context.Context, g dlock.Grant) error {
 	return s.Backend.Release(ctx, g)
 }
 
-// memory makes services on memlock. wrapping, if not nil, makes what stands between the kit and a service's Backends.
+// memory makes services on memlock, whose Backends are wrapped.
 func memory(wrapping func() func(dlock.Backend) dlock.Backend) func(*testing.T) dlocktest.Service {
 	return func(*testing.T) dlocktest.Service {
 		wrap := func(b dlock.Backend) dlock.Backend { return b }
@@ -103,7 +103,6 @@ func service(m *memlock.Backend, wrap func(dlock.Backend) dlock.Backend) dlockte
 	}
 }
 
-// counted counts a Backend's requests.
 type counted struct {
 	dlock.Backend
 	n *atomic.Int32
@@ -119,7 +118,6 @@ func (c *counted) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return c.Backend.TryAcquire(ctx, r)
 }
 
-// link is the way to a Backend, on which messages get lost.
 type link struct {
 	dlock.Backend
 
@@ -155,7 +153,6 @@ func (l *link) hold() (deliver func()) {
 
 var errLink = errors.New("broken link")
 
-// call sends one message.
 func (l *link) call(ctx context.Context, f func() error) error {
 	l.mu.Lock()
 	fault := l.loseRequests
