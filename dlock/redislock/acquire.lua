@@ -8,7 +8,7 @@ local owner, ttl, place, most, again = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[
 local holder = redis.call('GET', lock)
 if holder == owner then
   -- The same acquisition again: a reply or a notification was lost. Nobody has acquired since, so the counter still is
-  -- this grant's token. The lease starts anew, since its holder counts from this request.
+  -- this grant's token. The lease restarts, since its holder counts from this request.
   redis.call('PEXPIRE', lock, ttl)
   return {tonumber(redis.call('GET', fence)), 1}
 end

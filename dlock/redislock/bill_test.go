@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/resource/redisstore"
 )
 
-// opened returns what a service of the quickstart makes once, on a Redis of its own.
 func opened(t *testing.T) (*redis.Client, *dlock.Locker, *redisstore.Store) {
 	t.Helper()
 	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr(), ContextTimeoutEnabled: true})
@@ -29,8 +28,7 @@ func opened(t *testing.T) (*redis.Client, *dlock.Locker, *redisstore.Store) {
 	return client, locker, accounts
 }
 
-// The quickstart's bill is called as people do: with an invoice that is a line or isn't, again, and again after an error. Each is
-// billed once.
+// With an invoice that is a line or isn't, again, and after an error. Each is billed once.
 func TestBillOnce(t *testing.T) {
 	for _, fault := range []string{"none", "reply lost", "request lost", "request late"} {
 		t.Run(fault, func(t *testing.T) {

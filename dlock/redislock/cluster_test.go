@@ -17,18 +17,17 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// node is one of a Cluster.
 type node struct {
 	*redis.Client
 	*testbed.Server
 	id, bus string
 }
 
-// startNode starts node i of n, with its part of the slots.
 func startNode(t *testing.T, i, n int) node {
 	t.Helper()
 	bus := busPort(t)
@@ -46,7 +45,7 @@ func startNode(t *testing.T, i, n int) node {
 	return node{c, s, id, bus}
 }
 
-// ready returns when the node knows n nodes, and serves.
+// ready returns when the node knows so many nodes, and serves.
 func (n node) ready(t *testing.T, nodes int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -55,7 +54,6 @@ func (n node) ready(t *testing.T, nodes int) {
 	}, 30*time.Second, 10*time.Millisecond)
 }
 
-// startCluster starts three nodes.
 func startCluster(t *testing.T) (nodes []node) {
 	t.Helper()
 	for i := range 3 {
@@ -73,8 +71,8 @@ func startCluster(t *testing.T) (nodes []node) {
 	return nodes
 }
 
-// busPort returns a port for a node's bus: a free one, which no client is given as its own end. By default it would be the
-// node's and 10,000, which may be none.
+// busPort returns a free port that no client is given as its own end. By default it would be the node's plus 10,000, which
+// may be none.
 func busPort(t *testing.T) string {
 	t.Helper()
 	for {
@@ -87,14 +85,13 @@ func busPort(t *testing.T) string {
 	}
 }
 
-// move is a slot that is on its way from a node to another.
+// move is a slot on its way between nodes.
 type move struct {
 	nodes    []node
 	slot     int64
 	from, to node
 }
 
-// begin has the slot of key leave its node.
 func begin(t *testing.T, nodes []node, key string) move {
 	t.Helper()
 	m := move{nodes: nodes, slot: nodes[0].ClusterKeySlot(t.Context(), "{"+key+"}").Val()}
@@ -107,7 +104,6 @@ func begin(t *testing.T, nodes []node, key string) move {
 	return m
 }
 
-// keys moves keys, wherever they are.
 func (m move) keys(t *testing.T, keys ...string) {
 	t.Helper()
 	host, port, err := net.SplitHostPort(m.to.Addr)
@@ -126,7 +122,6 @@ func (m move) end(t *testing.T) {
 	}
 }
 
-// A Cluster refuses a script whose keys don't share a slot.
 func TestConformanceCluster(t *testing.T) {
 	n := startNode(t, 0, 1)
 	n.ready(t, 1)
@@ -159,7 +154,7 @@ func TestConformanceCluster(t *testing.T) {
 	require.ErrorContains(t, err, "CROSSSLOT", "the server checks slots")
 }
 
-// refusals counts the requests of a client that were refused for the slot's sake.
+// refusals counts TRYAGAIN replies.
 type refusals struct{ atomic.Int64 }
 
 func (*refusals) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -178,8 +173,7 @@ func (*refusals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	return next
 }
 
-// While a slot moves, what is held is renewed and released, wherever its keys are; who waits is granted the lock when it has
-// moved.
+// Held locks are renewed and released, wherever their keys are; waiters are granted them after the move.
 func TestSlotMoves(t *testing.T) {
 	nodes := startCluster(t)
 	open := func(mode redislock.Mode) (*redislock.Backend, *atomic.Int64) {
@@ -196,7 +190,7 @@ func TestSlotMoves(t *testing.T) {
 	a, _ := open(redislock.ModeQueue)
 	held := func(t *testing.T) *queue {
 		t.Helper()
-		r := request(time.Hour)
+		r := locktest.Request(time.Hour)
 		g, err := a.TryAcquire(t.Context(), r)
 		require.NoError(t, err)
 		return &queue{T: t, key: r.Key, holder: a, g: g}

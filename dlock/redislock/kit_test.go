@@ -16,10 +16,11 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
-// queue is a lock that somebody holds, and those who wait for it.
+// queue is a held lock and its waiters.
 type queue struct {
 	*testing.T
 	s      redisServer
@@ -29,17 +30,16 @@ type queue struct {
 	g      dlock.Grant
 }
 
-// hold has a Backend of s take a lock for ttl.
 func hold(t *testing.T, s redisServer, ttl time.Duration) *queue {
 	t.Helper()
 	b, c, _ := s.backend(t)
-	r := request(ttl)
+	r := locktest.Request(ttl)
 	g, err := b.TryAcquire(t.Context(), r)
 	require.NoError(t, err)
 	return &queue{T: t, s: s, c: c, key: r.Key, holder: b, g: g}
 }
 
-// heldFor runs f in a bubble on a Redis inside the process, with a lock that is held for ttl.
+// heldFor runs f in a bubble with a Redis, on a lock that is held for ttl.
 func heldFor(t *testing.T, ttl time.Duration, f func(q *queue)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -54,14 +54,12 @@ func virtually(t *testing.T, f func(q *queue)) {
 	heldFor(t, time.Hour, f)
 }
 
-// both runs f virtually and on a real Redis.
 func both(t *testing.T, f func(q *queue)) {
 	t.Helper()
 	t.Run("real", func(t *testing.T) { f(hold(t, onServer(t, server), time.Hour)) })
 	t.Run("virtual", func(t *testing.T) { virtually(t, f) })
 }
 
-// backend returns a Backend with a client of its own.
 func (q *queue) backend(set ...func(*redislock.Options)) *redislock.Backend {
 	q.Helper()
 	o := q.s.options()
@@ -71,7 +69,6 @@ func (q *queue) backend(set ...func(*redislock.Options)) *redislock.Backend {
 	return newBackend(q.T, q.s.client(q.T, q.s.link()), o)
 }
 
-// waiting is a call of Acquire.
 type waiting struct {
 	q      *queue
 	b      *redislock.Backend
@@ -83,7 +80,6 @@ type waiting struct {
 	at     time.Time
 }
 
-// acquire has b wait for the lock.
 func (q *queue) acquire(b *redislock.Backend, owner string) *waiting {
 	q.Helper()
 	ctx, cancel := context.WithCancelCause(q.Context())
@@ -100,7 +96,7 @@ func (q *queue) acquire(b *redislock.Backend, owner string) *waiting {
 	return w
 }
 
-// join has b wait for the lock, and returns once it is in the queue.
+// join has b wait, and returns once it is in the queue.
 func (q *queue) join(b *redislock.Backend, owner string) *waiting {
 	q.Helper()
 	n := q.len()
@@ -109,7 +105,6 @@ func (q *queue) join(b *redislock.Backend, owner string) *waiting {
 	return w
 }
 
-// line has n Backends join.
 func (q *queue) line(n int) []*waiting {
 	q.Helper()
 	all := make([]*waiting, n)
@@ -119,7 +114,7 @@ func (q *queue) line(n int) []*waiting {
 	return all
 }
 
-// inOrder checks that all are granted the lock in that order, with the second token and those that follow.
+// inOrder checks that all are granted the lock in that order, from the second token on.
 func (q *queue) inOrder(all []*waiting) {
 	q.Helper()
 	for i, w := range all {
@@ -133,24 +128,22 @@ func (q *queue) lock() string { return "lock:{" + q.key + "}" }
 
 func (q *queue) len() int { return int(q.c.LLen(q.Context(), q.list()).Val()) }
 
-// queued returns once n wait.
 func (q *queue) queued(n int) {
 	q.Helper()
 	require.Eventually(q, func() bool { return q.len() == n }, 30*time.Second, time.Millisecond, "%d waiters", n)
 }
 
-// add puts a waiter into the queue that nobody is, of a process with that channel.
+// add queues a waiter that doesn't exist, of a process with that channel.
 func (q *queue) add(channel, owner string) {
 	q.Helper()
 	require.NoError(q, q.c.RPush(q.Context(), q.list(), "1000 "+channel+" "+owner).Err())
 }
 
-// first returns the channel of the first waiter.
 func (q *queue) first() string {
 	return strings.Fields(q.c.LIndex(q.Context(), q.list(), 0).Val())[1]
 }
 
-// publish tells the process of the first waiter message.
+// publish sends message to the first waiter's process.
 func (q *queue) publish(message string) {
 	q.Helper()
 	q.publishTo(q.first(), message)
@@ -161,7 +154,7 @@ func (q *queue) publishTo(channel, message string) {
 	require.NoError(q, q.c.Publish(q.Context(), channel, message).Err())
 }
 
-// expires checks that the queue does, when it isn't polled.
+// expires checks that the queue has a TTL.
 func (q *queue) expires() {
 	q.Helper()
 	left := q.c.PTTL(q.Context(), q.list()).Val()
@@ -169,10 +162,8 @@ func (q *queue) expires() {
 	require.LessOrEqual(q, left, 2*time.Minute)
 }
 
-// owner is who has the lock.
 func (q *queue) owner() string { return q.c.Get(q.Context(), q.lock()).Val() }
 
-// release has the holder release the lock, and returns when.
 func (q *queue) release() time.Time {
 	q.Helper()
 	now := time.Now()
@@ -180,20 +171,17 @@ func (q *queue) release() time.Time {
 	return now
 }
 
-// expire ends the holder's lease.
 func (q *queue) expire() {
 	q.Helper()
 	require.NoError(q, q.c.Del(q.Context(), q.lock()).Err())
 }
 
-// tryHeld has b ask for the lock, which is another's.
 func (q *queue) tryHeld(b *redislock.Backend) {
 	q.Helper()
 	_, err := b.TryAcquire(q.Context(), dlock.Request{Key: q.key, Owner: "barger", TTL: time.Hour})
 	require.ErrorIs(q, err, dlock.ErrHeld)
 }
 
-// granted returns once w is granted the lock.
 func (w *waiting) granted() dlock.Grant {
 	w.q.Helper()
 	select {
@@ -205,20 +193,18 @@ func (w *waiting) granted() dlock.Grant {
 	return w.g
 }
 
-// wins returns once w is granted the lock, and checks the token. It returns how long it took from began.
+// wins returns how long w's grant took since began, and checks the token.
 func (w *waiting) wins(token uint64, began time.Time) time.Duration {
 	w.q.Helper()
 	require.Equal(w.q, token, w.granted().Fence)
 	return w.at.Sub(began)
 }
 
-// release releases what w has been granted.
 func (w *waiting) release() {
 	w.q.Helper()
 	require.NoError(w.q, w.b.Release(w.q.Context(), w.granted()))
 }
 
-// waits checks that w does.
 func (w *waiting) waits() {
 	w.q.Helper()
 	select {
@@ -228,7 +214,7 @@ func (w *waiting) waits() {
 	}
 }
 
-// costsAHandoff has the lock handed to a dead waiter; w is granted it soon after.
+// costsAHandoff checks that w gets the lock soon after a dead waiter has cost one HandoffTTL.
 func (w *waiting) costsAHandoff() {
 	w.q.Helper()
 	cost := w.wins(3, w.q.release()) // the second token was lost to a dead waiter
@@ -236,14 +222,14 @@ func (w *waiting) costsAHandoff() {
 	require.LessOrEqual(w.q, cost, handoff+grace+200*time.Millisecond)
 }
 
-// listener returns a Backend over a link that disturbs its subscription alone.
+// listener returns a Backend whose link disturbs its subscription alone.
 func (q *queue) listener() (*redislock.Backend, *dlocktest.Dialer) {
 	q.Helper()
 	l := dlocktest.NewDialer(q.s.dial, func(request []byte) bool { return bytes.Contains(request, []byte("subscribe")) })
 	return newBackend(q.T, q.s.client(q.T, l), q.s.options()), l
 }
 
-// counting returns a Backend, a link that disturbs scripts, and how many it has run.
+// counting returns a Backend, a link that disturbs scripts, and their number.
 func (q *queue) counting() (*redislock.Backend, *dlocktest.Dialer, func() int) {
 	q.Helper()
 	var all atomic.Int64
@@ -255,7 +241,6 @@ func (q *queue) counting() (*redislock.Backend, *dlocktest.Dialer, func() int) {
 	return newBackend(q.T, q.s.client(q.T, l), q.s.options()), l, func() int { return int(all.Load()) }
 }
 
-// handedOver has a Locker on b wait for the lock, and hands it over.
 func (q *queue) handedOver(b dlock.Backend, o *dlock.Options) *dlock.Handle {
 	q.Helper()
 	l, err := dlock.New(b, o)
@@ -274,7 +259,7 @@ func (q *queue) handedOver(b dlock.Backend, o *dlock.Options) *dlock.Handle {
 	return <-got
 }
 
-// hooks replace what connections do; each gets the connection.
+// hooks replace what connections do.
 type hooks struct {
 	write, read func(c *hooked, b []byte) (int, error)
 	subscribe   atomic.Pointer[func(c *hooked, b []byte) (int, error)] // the next request to
@@ -323,7 +308,6 @@ func (c *hooked) Read(b []byte) (int, error) {
 	}
 }
 
-// hooked returns a Backend over connections with hooks.
 func (s redisServer) hooked(t *testing.T, h *hooks) *redislock.Backend {
 	t.Helper()
 	dial := s.dial

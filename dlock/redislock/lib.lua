@@ -1,4 +1,4 @@
--- What the scripts share; it stands before each of them.
+-- What the scripts share, prepended to each of them.
 -- KEYS: lock, fence counter, queue; renew has the lock alone. ARGV: floor of the counters, 1 if the server knows all
 -- subscribers (it does not in a Cluster), and then the script's own.
 -- An entry of the queue is "HANDOFF-TTL CHANNEL OWNER"; its first two words are the place of all waiters of a process.

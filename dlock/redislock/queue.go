@@ -17,41 +17,36 @@ import (
 	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
-// Queue is a FIFO queue: a Redis list.
+// Queue is a FIFO queue: a Redis list. The script that finds the lock held appends the waiter. The script that releases the
+// lock pops the first waiter, mints its token, makes it the owner, and publishes the grant to the one Pub/Sub connection
+// that a Backend has for all its keys.
 //
-// The script that finds the lock held puts the waiter at its end, in the same round trip. The script that releases the lock
-// takes the first waiter off, mints its token, makes it the owner, and publishes the grant to the one Pub/Sub connection
-// that a Backend has for all its keys and waiters.
+// What can fail, and the cost:
 //
-// What can go wrong, and what it costs:
-//
-//   - A waiter's process dies, or its connection breaks: nothing. Nobody subscribes there, and the script goes on to the
-//     next. In a Cluster a server can't tell, and the next case applies.
-//   - Waiters are frozen or cut off, and still seem to subscribe. The first is granted the lock, for HandoffTTL. Whoever polls
-//     then calls the roll: the waiters of processes that don't poll within 300 ms are removed. However many they are,
-//     together they cost one HandoffTTL. One that was removed joins again, at the end.
-//   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is. One that becomes
-//     first by a hand-over isn't told before the next renewal, so all poll: at random after half a HandoffTTL to a HandoffTTL, or, if
-//     they are many, 200 times a second together, up to every 30 s each.
-//   - The notification is lost with its connection. Over the next connection every waiter polls. A connection on which
-//     nothing is heard is pinged after 2 s and replaced 2 s later; so is one that leads to another server than that which
-//     runs the scripts, as after a failover. The bus of a Cluster may lose a message: up to a HandoffTTL.
-//   - Waiters give up. They leave the queue, a thousand with one script, which is retried until the server serves; what they
-//     were granted meanwhile is handed on.
-//   - A request arrives after its sender has gone. What the orphaned waiter is granted its process hands on, but for a lock
-//     that was free: that is locked for a TTL, as in every mode.
-//   - A Cluster moves the slot. Held locks are renewed and released; nobody is granted one until all keys have moved.
+//   - A waiter's process dies, or its connection breaks: none. The script skips a waiter that doesn't subscribe. In a
+//     Cluster a server can't tell, and the next case applies.
+//   - Waiters are frozen or cut off but seem to subscribe: one HandoffTTL together. The first is granted the lock for that
+//     long. The next poll calls the roll: waiters of processes that don't poll within 300 ms are removed. They rejoin at
+//     the end.
+//   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is. A waiter that
+//     becomes the first isn't told before the next renewal, so all poll: at random after half a HandoffTTL to a
+//     HandoffTTL, or, if they are many, 200 times a second together, up to every 30 s each.
+//   - A notification is lost with its connection. Over the next connection every waiter polls. A silent connection is
+//     pinged after 2 s and replaced 2 s later; so is one to another server than that of the scripts, as after a failover.
+//     The bus of a Cluster may lose a message: up to a HandoffTTL.
+//   - Waiters give up. They leave by a script, which is retried until the server serves, and hand on what they were granted.
+//   - A request arrives after its sender has gone. The orphaned waiter's process hands on what it is granted, except a lock
+//     that was free: that is locked for a TTL.
 //   - Redis restarts. Waiters retry for up to their TTL; the queue is as durable as the locks.
-//   - Everybody dies. The list expires two minutes after the last poll.
 //
-// The lease of a lock that is handed over counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the
-// waiter polls first, and the lease starts again; so a waiter that was frozen detects whether the lock is still its own.
+// A handed-over lease counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the waiter polls
+// first, which restarts the lease, and detects whether the lock is still its own.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
-	// HandoffTTL is the TTL of a lock that is handed over, until its first renewal. It is 10 s by default, as
-	// [dlock.DefaultTTL], and never longer than the TTL. So a stall of Redis ends a handed-over lease no sooner than another;
-	// a shorter one gives that up, and has the others wait less for a dead waiter. It should be many times a round trip.
+	// HandoffTTL is the TTL of a handed-over lock until its first renewal: 10 s by default, and never longer than the TTL. A
+	// shorter one makes a dead waiter cost less, but a stall of Redis may then end a handed-over lease sooner than others.
+	// It should be many times a round trip.
 	HandoffTTL time.Duration
 }
 
@@ -63,29 +58,27 @@ const (
 	tryAgain     = "TRYAGAIN "
 )
 
-// handoff is for how long a grant to a waiter lasts until it is renewed.
 func (b *Backend) handoff(ttl time.Duration) time.Duration { return min(b.o.Queue.HandoffTTL, ttl) }
 
-// entryPrefix is a waiter's entry in the queue up to its owner: its handoff TTL in ms, and the channel to notify it.
 func (b *Backend) entryPrefix(ttl time.Duration) string {
-	return strconv.FormatInt(b.handoff(ttl).Milliseconds(), 10) + " " + b.inbox.channel + " "
+	return strconv.FormatInt(b.handoff(ttl).Milliseconds(), 10) + " " + b.sub.channel + " "
 }
 
 func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, err error) {
-	if !b.inbox.isOpen() { // only those that have to wait need a subscription
+	if !b.sub.isOpen() { // only those that have to wait need a subscription
 		a, err := b.settled(ctx, r, outside)
 		if err != nil || a.token != 0 {
 			return a.grant(r), err
 		}
-		if err := b.inbox.open(ctx); err != nil {
+		if err := b.sub.open(ctx); err != nil {
 			return g, err
 		}
 	}
-	w, err := b.inbox.join(r)
+	w, err := b.sub.join(r)
 	if err != nil {
 		return g, err
 	}
-	defer b.inbox.drop(w)
+	defer b.sub.drop(w)
 	a, err := b.settled(ctx, r, joining)
 	if err != nil && !answered(err) && ctx.Err() == nil && b.open.Err() == nil {
 		a, err = b.settled(ctx, r, queued)
@@ -94,9 +87,9 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 		return a.grant(r), err
 	}
 	if g, err = b.await(ctx, r, w, a); err != nil && !errors.Is(err, dlock.ErrQueueFull) {
-		b.inbox.mu.Lock()
-		defer b.inbox.mu.Unlock()
-		b.inbox.scheduleLeave(r.Key, r.Owner, r.TTL) //nolint:contextcheck // ctx's end is a reason to leave the queue
+		b.sub.mu.Lock()
+		defer b.sub.mu.Unlock()
+		b.sub.scheduleLeave(r.Key, r.Owner, r.TTL) //nolint:contextcheck // ctx's end is a reason to leave the queue
 	}
 	return g, err
 }
@@ -106,7 +99,7 @@ func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer
 	for {
 		a, err := b.poll(ctx, r, p)
 		if err == nil && a.position > 0 && a.unheard {
-			b.inbox.unheard(a.at)
+			b.sub.unheard(a.at)
 		}
 		if !redis.HasErrorPrefix(err, tryAgain) {
 			return a, err
@@ -117,12 +110,11 @@ func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer
 	}
 }
 
-// await waits in the queue after the answer a.
 func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answer) (g dlock.Grant, err error) {
 	var failing time.Time // since when polls fail
 	next := time.Now().Add(b.pause(a))
 	for {
-		n, err := b.wait(ctx, time.Until(next), w.told)
+		n, err := b.wait(ctx, time.Until(next), w.notices)
 		switch {
 		case err != nil:
 			return g, err
@@ -155,7 +147,6 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 	}
 }
 
-// pause is how long a waiter goes without polling after the answer a, if it is told nothing.
 func (b *Backend) pause(a answer) time.Duration {
 	if a.position == 1 && a.left >= 0 {
 		return until(a.left)
@@ -168,10 +159,10 @@ func (b *Backend) pause(a answer) time.Duration {
 	return d
 }
 
-// until is when to poll after a lease that lasts for left: it is good to the end of its last millisecond.
+// until is when to poll after a lease that lasts for left: it is valid to the end of its last millisecond.
 func until(left time.Duration) time.Duration { return min(max(left, 0)+time.Millisecond, longestPause) }
 
-// answered reports whether err will be the same the next time, unlike that of a broken connection.
+// answered reports whether a retry would get the same err, unlike that of a broken connection.
 func answered(err error) bool {
 	if errors.Is(err, dlock.ErrQueueFull) || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) {
 		return true
@@ -186,7 +177,7 @@ func answered(err error) bool {
 }
 
 // batch is of owners that leave a key's queue by one script, which hands on the lock if one of them has it. It is retried
-// until the server serves, or the queue has expired. Close tries it once more.
+// until the server serves, or the queue has expired; after Close, once.
 type batch struct {
 	entries map[string]string // in the queue, by owner
 	began   time.Time
@@ -202,46 +193,45 @@ const (
 	leaveBatch   = 1000 // owners of one script
 )
 
-// scheduleLeave returns the batch by which owner leaves key's queue. in.mu is held, and the Backend open or the caller one
-// that Close waits for. ttl is that of owner's request, which tells its entry from others, or 0 if only its lock is known.
-func (in *inbox) scheduleLeave(key, owner string, ttl time.Duration) *batch {
-	all, running := in.leaving[key]
+// scheduleLeave returns the batch by which owner leaves key's queue. sub.mu is held, and the Backend open or the caller one
+// that Close waits for. ttl is the request's, which identifies its entry, or 0 if only its lock is known.
+func (sub *subscriber) scheduleLeave(key, owner string, ttl time.Duration) *batch {
+	all, running := sub.leaving[key]
 	i := slices.IndexFunc(all, func(l *batch) bool { return !l.sent && l.entries[owner] != "" })
 	if i < 0 {
 		i = len(all) - 1
 		if i < 0 || all[i].sent || len(all[i].entries) == leaveBatch {
 			all = append(all, &batch{entries: map[string]string{}, began: time.Now(), done: make(chan struct{})})
-			in.leaving[key] = all
+			sub.leaving[key] = all
 			i++
 		}
 	}
 	if all[i].entries[owner] == "" || ttl != 0 {
-		all[i].entries[owner] = in.b.entryPrefix(ttl) + owner
+		all[i].entries[owner] = sub.b.entryPrefix(ttl) + owner
 	}
 	if !running {
-		in.busy.Go(func() { in.sendBatches(key) })
+		sub.busy.Go(func() { sub.sendBatches(key) })
 	}
 	return all[i]
 }
 
-// sendBatches sends a key's batches, one after the other.
-func (in *inbox) sendBatches(key string) {
+func (sub *subscriber) sendBatches(key string) {
 	pause := leavePause
 	var gone error // the server doesn't serve, and Close must end
 	for {
-		in.mu.Lock()
-		if len(in.leaving[key]) == 0 {
-			delete(in.leaving, key)
-			in.mu.Unlock()
+		sub.mu.Lock()
+		if len(sub.leaving[key]) == 0 {
+			delete(sub.leaving, key)
+			sub.mu.Unlock()
 			return
 		}
-		l := in.leaving[key][0]
+		l := sub.leaving[key][0]
 		l.sent = true
-		in.mu.Unlock()
-		last := in.b.open.Err() != nil
+		sub.mu.Unlock()
+		last := sub.b.open.Err() != nil
 		holder, err := "", gone
 		if gone == nil {
-			holder, err = in.b.leave(key, l)
+			holder, err = sub.b.leave(key, l)
 		}
 		switch {
 		case err == nil, answered(err), time.Since(l.began) > kept:
@@ -249,19 +239,19 @@ func (in *inbox) sendBatches(key string) {
 		case last:
 			gone = err
 		default:
-			_, _ = in.b.wait(in.b.open, pause, nil)
+			_, _ = sub.b.wait(sub.b.open, pause, nil)
 			pause = min(2*pause, time.Second)
 			continue
 		}
-		in.mu.Lock()
-		in.leaving[key] = in.leaving[key][1:]
-		in.mu.Unlock()
+		sub.mu.Lock()
+		sub.leaving[key] = sub.leaving[key][1:]
+		sub.mu.Unlock()
 		l.holder, l.err = holder, err
 		close(l.done)
 	}
 }
 
-// leave runs the script for a batch and returns the owner whose lock it handed on.
+// leave returns the owner whose lock the script handed on.
 func (b *Backend) leave(key string, l *batch) (holder string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
@@ -273,19 +263,18 @@ func (b *Backend) leave(key string, l *batch) (holder string, err error) {
 	return holder, failed(ctx, err)
 }
 
-// leave has g's owner leave. It returns nil if the Backend is closed.
-func (in *inbox) leave(g dlock.Grant) *batch {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if in.b.open.Err() != nil {
+// leave returns nil if the Backend is closed.
+func (sub *subscriber) leave(g dlock.Grant) *batch {
+	sub.mu.Lock()
+	defer sub.mu.Unlock()
+	if sub.b.open.Err() != nil {
 		return nil
 	}
-	return in.scheduleLeave(g.Key, g.Owner, g.TTL)
+	return sub.scheduleLeave(g.Key, g.Owner, g.TTL)
 }
 
-// undo has g's owner leave and waits for the outcome.
-func (in *inbox) undo(ctx context.Context, g dlock.Grant) error {
-	l := in.leave(g) //nolint:contextcheck // it goes on when ctx has ended
+func (sub *subscriber) undo(ctx context.Context, g dlock.Grant) error {
+	l := sub.leave(g) //nolint:contextcheck // it continues when ctx has ended
 	if l == nil {
 		return dlock.ErrClosed
 	}

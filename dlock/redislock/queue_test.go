@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -28,8 +29,7 @@ const (
 	longest = 30 * time.Second       // for which a waiter doesn't poll
 )
 
-// Waiters are granted in the order in which they came, without the one that has given up, which costs no token, and one that
-// polls stands behind them.
+// One that has given up costs no token, and one that polls is behind them.
 func TestQueueIsFIFO(t *testing.T) {
 	both(t, func(q *queue) {
 		all := q.line(8)
@@ -46,7 +46,7 @@ func TestQueueIsFIFO(t *testing.T) {
 				later.waits()
 			}
 			require.Equal(q, w.owner, q.owner())
-			_, err := q.holder.TryAcquire(q.Context(), request(time.Hour)) // another key
+			_, err := q.holder.TryAcquire(q.Context(), locktest.Request(time.Hour)) // another key
 			require.NoError(q, err)
 			q.tryHeld(q.holder)
 			w.release()
@@ -60,7 +60,6 @@ func TestQueueIsFIFO(t *testing.T) {
 	})
 }
 
-// A waiter whose connection is gone costs nothing.
 func TestDeadWaiterSkipped(t *testing.T) {
 	virtually(t, func(q *queue) {
 		dead, link := q.listener()
@@ -72,7 +71,7 @@ func TestDeadWaiterSkipped(t *testing.T) {
 	})
 }
 
-// Waiters that subscribe and don't stir cost one HandoffTTL and a roll call, however many they are, of however many processes.
+// Waiters that subscribe and don't react cost one HandoffTTL and a roll call, however many they and their processes are.
 func TestFrozenWaitersCostAHandoff(t *testing.T) {
 	for _, c := range []struct{ frozen, processes int }{{1, 1}, {3, 1}, {3, 3}, {60, 1}, {60, 60}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
@@ -97,7 +96,7 @@ func TestFrozenWaitersCostAHandoff(t *testing.T) {
 	}
 }
 
-// In a Cluster, where a server doesn't know who subscribes, dead waiters cost no more.
+// A server of a Cluster doesn't know who subscribes.
 func TestDeadWaitersInACluster(t *testing.T) {
 	virtually(t, func(q *queue) {
 		cluster := func() *redislock.Backend {
@@ -121,7 +120,6 @@ func TestDeadWaitersInACluster(t *testing.T) {
 	})
 }
 
-// A roll call changes nothing for those that live.
 func TestRollCallKeepsTheOrder(t *testing.T) {
 	both(t, func(q *queue) {
 		all := q.line(4)
@@ -131,7 +129,6 @@ func TestRollCallKeepsTheOrder(t *testing.T) {
 	})
 }
 
-// One that was removed, since it was frozen for too long, joins the queue again when it wakes.
 func TestRemovedWaiterComesBack(t *testing.T) {
 	virtually(t, func(q *queue) {
 		frozen, link := q.listener()
@@ -150,7 +147,7 @@ func TestRemovedWaiterComesBack(t *testing.T) {
 	})
 }
 
-// many has n waiters join, each by acquire, and returns what makes them give up.
+// many has n waiters join, each by acquire.
 func (q *queue) many(n int, acquire func(ctx context.Context, i int)) (giveUp func()) {
 	q.Helper()
 	ctx, cancel := context.WithCancel(q.Context())
@@ -168,8 +165,7 @@ func (q *queue) many(n int, acquire func(ctx context.Context, i int)) (giveUp fu
 	}
 }
 
-// Waiters that give up while Redis doesn't serve are off the queue soon after it does, by a few scripts, and whoever comes
-// next waits for none of them.
+// Waiters that give up while Redis doesn't serve leave soon after it does, by a few scripts, and cost the next one nothing.
 func TestManyGiveUp(t *testing.T) {
 	virtually(t, func(q *queue) {
 		const waiters = 1200
@@ -196,7 +192,7 @@ func TestManyGiveUp(t *testing.T) {
 	})
 }
 
-// A Backend that is closed meanwhile tries each batch once more. If the server doesn't serve it tries one.
+// It tries each batch once more, or one if the server doesn't serve.
 func TestCloseWhileTheyLeave(t *testing.T) {
 	for _, serves := range []bool{true, false} {
 		virtually(t, func(q *queue) {
@@ -226,7 +222,7 @@ func TestCloseWhileTheyLeave(t *testing.T) {
 	}
 }
 
-// What leaves while Redis is away for so long that it has forgotten the queue is given up.
+// Redis is away for so long that it has forgotten the queue.
 func TestLeavingIsGivenUp(t *testing.T) {
 	virtually(t, func(q *queue) {
 		b, _, l := q.s.backend(q.T)
@@ -243,10 +239,10 @@ func TestLeavingIsGivenUp(t *testing.T) {
 	})
 }
 
-// Calls that undo requests of one key share batches, also while the last batch is on its way out.
+// Calls that undo requests of one key share batches, also while the last batch is being sent.
 func TestManyUndone(t *testing.T) {
 	b, _, _ := newMini(t).backend(t)
-	key := request(time.Hour).Key
+	key := locktest.Request(time.Hour).Key
 	var wg sync.WaitGroup
 	for range 32 {
 		wg.Go(func() {
@@ -261,7 +257,7 @@ func TestManyUndone(t *testing.T) {
 	wg.Wait()
 }
 
-// The first waiter polls when the holder's lease is over, and not before; a holder that renews tells it when that is.
+// The first waiter polls when the holder's lease is over, and not before; renewals tell it when that is.
 func TestHolderDies(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Millisecond, 100 * time.Millisecond, 10 * time.Second} {
 		heldFor(t, ttl, func(q *queue) {
@@ -283,7 +279,7 @@ func TestHolderDies(t *testing.T) {
 	}
 }
 
-// A waiter whose key's counter is broken is told so, and doesn't poll until its TTL is over.
+// It gets the error, and doesn't poll until its TTL is over.
 func TestCounterBreaksWhileTheyWait(t *testing.T) {
 	heldFor(t, 10*time.Second, func(q *queue) {
 		b, _, polled := q.counting()
@@ -296,7 +292,7 @@ func TestCounterBreaksWhileTheyWait(t *testing.T) {
 	})
 }
 
-// Waiters poll once per HandoffTTL or so, and many no more often together than 200 times a second.
+// About once per HandoffTTL, and many no more often together than 200 times a second.
 func TestWaitersHardlyPoll(t *testing.T) {
 	const waiters = 60
 	for _, l := range []struct {
@@ -328,7 +324,7 @@ func TestWaitersHardlyPoll(t *testing.T) {
 	}
 }
 
-// Whatever is lost on the way to a waiter, it is granted the lock, and the others after it.
+// The waiter is granted the lock, and the others after it.
 func TestNotificationLost(t *testing.T) {
 	both(t, func(q *queue) {
 		deaf, link := q.listener()
@@ -345,7 +341,7 @@ func TestNotificationLost(t *testing.T) {
 	})
 }
 
-// A waiter that was frozen until its grant was over detects it by the server's clock, and doesn't return a dead lease.
+// It detects by the server's clock that its grant was over.
 func TestNotificationTooLate(t *testing.T) {
 	virtually(t, func(q *queue) {
 		slow, link := q.listener()
@@ -363,7 +359,7 @@ func TestNotificationTooLate(t *testing.T) {
 	})
 }
 
-// The server's last answer counts: a grant from before it has said that the lock is another's is over.
+// A grant from before the server said that the lock is another's is over.
 func TestNotificationOlderThanTheLastAnswer(t *testing.T) {
 	virtually(t, func(q *queue) {
 		w := q.line(1)[0]
@@ -375,8 +371,8 @@ func TestNotificationOlderThanTheLastAnswer(t *testing.T) {
 	})
 }
 
-// A waiter that polls may be granted the lock before it is notified: of this grant, of one that has lapsed, or of one for which
-// it was too late. It keeps the lock when the notifications come.
+// A waiter that polls may be granted the lock before it is notified: of this grant, of one that has lapsed, or of one that
+// came too late. It keeps the lock when the notifications come.
 func TestNotificationAfterTheAnswer(t *testing.T) {
 	for _, c := range []struct {
 		token   int
@@ -407,8 +403,8 @@ func TestNotificationAfterTheAnswer(t *testing.T) {
 	}
 }
 
-// After a planned failover a waiter may still subscribe to the old master, which passes on what the new one publishes. The
-// new one doesn't know of it, and must not tell it what it then takes back.
+// After a planned failover a waiter may still subscribe to the old master, which relays what the new one publishes. The new
+// one doesn't know of it, and must not notify it of a grant that it then takes back.
 func TestSubscriberOfAnotherServer(t *testing.T) {
 	if server.Provider == testbed.External {
 		t.Skip("needs a replica")
@@ -437,7 +433,7 @@ func TestSubscriberOfAnotherServer(t *testing.T) {
 	require.Equal(t, "done", msg.Payload, "what a waiter that was passed over has heard")
 }
 
-// Such a waiter would be passed over, but learns of it when it polls, and subscribes where the lock is.
+// It learns of it when it polls, and subscribes where the lock is.
 func TestSubscriberOfAnotherServerComesOver(t *testing.T) {
 	virtually(t, func(q *queue) {
 		old, h := newMini(q.T), &hooks{}
@@ -453,8 +449,8 @@ func TestSubscriberOfAnotherServerComesOver(t *testing.T) {
 	})
 }
 
-// A subscription that has silently died is replaced, whatever the kernel thinks of it, and whether or not somebody waits. So
-// is one over which the subscription was not made, though the connection is well.
+// It is replaced, whatever the kernel says, and whether or not somebody waits. So is a sound connection without a
+// subscription.
 func TestSilentConnection(t *testing.T) {
 	breaks := func(*hooked, []byte) (int, error) { return 0, io.ErrClosedPipe }
 	refuses := func(c *hooked, b []byte) (int, error) { // as it does while it is busy with a script
@@ -503,7 +499,6 @@ func TestSilentConnection(t *testing.T) {
 	}
 }
 
-// However long a message is under way, it is read to its end.
 func TestSlowMessage(t *testing.T) {
 	virtually(t, func(q *queue) {
 		q.s.handoff = time.Minute
@@ -531,7 +526,7 @@ func TestSlowMessage(t *testing.T) {
 	})
 }
 
-// A lease that was handed over counts from its waiter's last poll, and from a new one if that is long ago.
+// It counts from its waiter's last poll, and from a new one if that is long ago.
 func TestStartOfAHandedOverLease(t *testing.T) {
 	for _, waited := range []time.Duration{0, handoff / 2, handoff/2 + 1, handoff - 1, handoff, 2 * handoff} {
 		virtually(t, func(q *queue) {
@@ -558,7 +553,7 @@ func TestStartOfAHandedOverLease(t *testing.T) {
 	}
 }
 
-// A lock that was handed over lasts for its TTL once it has been renewed, which the Locker does by itself.
+// The Locker renews it by itself.
 func TestHandedOverLockLasts(t *testing.T) {
 	virtually(t, func(q *queue) {
 		h := q.handedOver(q.backend(), &dlock.Options{TTL: time.Minute})
@@ -574,7 +569,7 @@ func TestHandedOverLockLasts(t *testing.T) {
 	})
 }
 
-// With default options, a stall of Redis ends a lock that was handed over no sooner than one that was free.
+// A stall of Redis ends it no sooner than one that was free.
 func TestHandedOverLockBearsAStall(t *testing.T) {
 	virtually(t, func(q *queue) {
 		l := q.s.link()
@@ -587,7 +582,7 @@ func TestHandedOverLockBearsAStall(t *testing.T) {
 	})
 }
 
-// as returns the server for a user with rules, and a client of one who may do all.
+// as returns the server for a user with rules, and an admin's client.
 func as(t *testing.T, rules ...any) (redisServer, *redis.Client) {
 	t.Helper()
 	testbed.Need(t, server.Real()) // ACL
@@ -603,7 +598,6 @@ func as(t *testing.T, rules ...any) (redisServer, *redis.Client) {
 	return s, admin
 }
 
-// A user who may not ask who subscribes loses no waiter.
 func TestUserWithoutPubSubCommand(t *testing.T) {
 	for _, rule := range []string{"+pubsub", "-pubsub"} {
 		s, admin := as(t, "~lock:*", "~fence:*", "~queue:*", "~fence-floor", "&wake:*", "+@all", "-@dangerous", rule)
@@ -615,7 +609,7 @@ func TestUserWithoutPubSubCommand(t *testing.T) {
 	}
 }
 
-// Nor does one who may not tell the waiter: it is first until somebody may.
+// The waiter stays first until somebody may publish.
 func TestUserWhoMayNotPublish(t *testing.T) {
 	mute, admin := as(t, "~*", "resetchannels", "+@all")
 	q := hold(t, mute, time.Hour)
@@ -627,7 +621,6 @@ func TestUserWhoMayNotPublish(t *testing.T) {
 	require.Greater(t, w.granted().Fence, uint64(1))
 }
 
-// What an orphaned waiter is granted is handed on.
 func TestOrphanedWaiter(t *testing.T) {
 	both(t, func(q *queue) {
 		b := q.backend()
@@ -643,7 +636,7 @@ func TestOrphanedWaiter(t *testing.T) {
 	})
 }
 
-// An orphan whose lock is handed on and whose request is undone, by one batch, is off the queue too.
+// One batch hands on its lock and undoes its request: it is off the queue too.
 func TestOrphanIsUndone(t *testing.T) {
 	virtually(t, func(q *queue) {
 		b, _, l := q.s.backend(q.T)
@@ -664,7 +657,7 @@ func TestOrphanIsUndone(t *testing.T) {
 	})
 }
 
-// One that joins again, since it was removed, finds the queue as full as others do.
+// One that rejoins, since it was removed, finds the queue full, too.
 func TestQueueFull(t *testing.T) {
 	two := func(o *redislock.Options) { o.Queue.Max = 2 }
 	both(t, func(q *queue) {
@@ -697,7 +690,6 @@ func TestQueueFull(t *testing.T) {
 	})
 }
 
-// Everybody dies: the queue is gone two minutes later.
 func TestForgottenQueueExpires(t *testing.T) {
 	virtually(t, func(q *queue) {
 		b, link := q.listener()
@@ -715,7 +707,6 @@ func TestForgottenQueueExpires(t *testing.T) {
 	})
 }
 
-// One Backend waits for any number of keys over one subscription.
 func TestOneSubscription(t *testing.T) {
 	virtually(t, func(q *queue) {
 		b := q.backend()
@@ -733,7 +724,7 @@ func TestOneSubscription(t *testing.T) {
 	})
 }
 
-// A waiter that doesn't know whether it is in the queue asks, and is there once.
+// It polls, and is in the queue once.
 func TestEnqueueReplyLost(t *testing.T) {
 	virtually(t, func(q *queue) {
 		b, _, l := q.s.backend(q.T)
@@ -748,8 +739,8 @@ func TestEnqueueReplyLost(t *testing.T) {
 	})
 }
 
-// A waiter whose reply was lost may learn by polling that it has been handed the lock. The notification, which is read
-// later, must not release the lock under it; nor before its holder does, which would be told that it had lost it.
+// It may learn by polling that it has the lock. The notification, read later, must not release the lock under it; nor
+// before its holder does, who would get ErrLost.
 func TestHandedOverWhileTheReplyWasLost(t *testing.T) {
 	for _, releases := range []bool{false, true} {
 		both(t, func(q *queue) {
@@ -808,8 +799,7 @@ func TestHandedOverWhileTheReplyWasLost(t *testing.T) {
 	}
 }
 
-// However many want a subscription that isn't confirmed, they wait for it together, and begin again when they come again. One
-// whose context ends, or whose Backend is closed, waits no longer.
+// They wait for it together, and retry when they come again. One whose context ends, or whose Backend is closed, returns.
 func TestSubscriptionNotConfirmed(t *testing.T) {
 	virtually(t, func(q *queue) {
 		b, link := q.listener()
@@ -848,7 +838,7 @@ func TestSubscriptionNotConfirmed(t *testing.T) {
 	})
 }
 
-// Waiters outlive a restart of Redis, and so do the locks and the queue, as far as Redis keeps them.
+// So do the locks and the queue, as far as Redis keeps them.
 func TestRedisRestarts(t *testing.T) {
 	if server.Provider == testbed.External {
 		t.Skip("needs a Redis that can be restarted")

@@ -13,9 +13,9 @@ import (
 // reapBatch is how many counters one script checks: about a millisecond of the server's time.
 const reapBatch = 500
 
-// Reap deletes the fence counters, which never expire, of keys that are not locked and that nobody has locked for idle, at
-// least, to the second. It returns how many, and may be run at any time, and again after an error. No token goes backwards:
-// the script that deletes counters raises fence-floor to the greatest of them, from which a counter that is missing starts.
+// Reap deletes the fence counters of free keys that nobody has locked for at least idle, to the second. It returns how
+// many. It may run at any time, and again after an error. No token goes backwards: the script raises fence-floor to the
+// greatest counter that it deletes, and a missing counter starts from there.
 //
 // Every client of these locks must know the floor: a release of this package from before Reap doesn't. Reap returns an
 // error that wraps dlock.ErrInvalid in a Cluster and on a redis.Ring, where one script can't reach all counters and the
@@ -60,5 +60,4 @@ func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
 	}
 }
 
-// globEscaper makes a name a pattern of SCAN that matches it alone.
 var globEscaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)

@@ -15,7 +15,6 @@ import (
 	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
-// reaping is a Backend whose keys nobody else uses.
 type reaping struct {
 	*testing.T
 	b      *redislock.Backend
@@ -53,7 +52,6 @@ func (r reaping) counter(key string) string {
 	return r.c.Get(r.Context(), r.prefix+"fence:{"+key+"}").Val()
 }
 
-// reap checks how many counters are deleted.
 func (r reaping) reap(idle time.Duration, want int) {
 	r.Helper()
 	n, err := r.b.Reap(r.Context(), idle)
@@ -84,7 +82,7 @@ func TestReap(t *testing.T) {
 	r.b = newBackend(t, traced{r.c}, &redislock.Options{Prefix: r.prefix})
 	require.EqualValues(t, 11, r.use("by a client of the user's own kind"))
 
-	// A key whose lease has just run out, and for which somebody waits.
+	// A key whose lease has expired, and that has a waiter.
 	require.NoError(t, r.c.RPush(t.Context(), r.prefix+"queue:{k7}", "1000 wake:x somebody").Err())
 	r.reap(0, 2)
 	require.Equal(t, "11", r.counter("k7"))
@@ -93,7 +91,7 @@ func TestReap(t *testing.T) {
 // traced is a client of the user's own kind.
 type traced struct{ redis.UniversalClient }
 
-// A counter that is used up, or was set to be, does not use up those of all other keys.
+// It doesn't use up those of all other keys.
 func TestReapSparesTheUsedUp(t *testing.T) {
 	r := newReaping(t)
 	r.set("last", "9007199254740991")
@@ -106,7 +104,6 @@ func TestReapSparesTheUsedUp(t *testing.T) {
 	require.ErrorContains(t, err, "out of range")
 }
 
-// Tokens grow, whenever counters are reaped.
 func TestReapWhileLocksAreTaken(t *testing.T) {
 	r := newReaping(t)
 	var wg sync.WaitGroup

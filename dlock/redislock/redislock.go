@@ -1,8 +1,8 @@
 // Package redislock is a dlock.Backend on one Redis: a server, a replicated one or a Cluster.
 //
-// One script takes the lock and mints the fencing token in the same round trip; release and renewal compare the owner in
-// the step in which they act (https://redis.io/docs/latest/commands/set/#patterns). Acquire of a lock that is held waits
-// in a FIFO queue that all processes share, see [Queue]; [ModeSpin] polls instead.
+// One script takes the lock and mints the fencing token; release and renewal compare the owner atomically with their effect
+// (https://redis.io/docs/latest/commands/set/#patterns). Acquire of a held lock waits in a FIFO queue that all processes
+// share, see [Queue]; [ModeSpin] polls instead.
 //
 // The keys; each begins with [Options.Prefix], and the hash tag keeps those of a lock in one slot of a Cluster:
 //
@@ -13,17 +13,15 @@
 //	fence-floor         counter: the greatest token that [Backend.Reap] has deleted
 //	wake:UUID           Pub/Sub channel of a Backend
 //
-// The counter never expires: a resource refuses tokens that begin again, or mistakes them for earlier ones. It is as durable
-// as the Redis: a restart without persistence, a failover to a replica that lags, an eviction or a FLUSHALL can set it
-// back. Run its Redis with appendonly yes, appendfsync always and maxmemory-policy noeviction, or take the token from a
-// consensus store. The error of a resource that refuses such tokens says which it has seen: INCRBY fence:{KEY} by that, and
-// the next grant is greater. (SET could set it back again.)
+// The counter is as durable as the Redis: a restart without persistence, a failover to a lagging replica, an eviction or a
+// FLUSHALL can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or take the token from
+// a consensus store. To repair a counter, INCRBY fence:{KEY} by the token in the resource's error (SET could set it back).
 //
-// While a Cluster moves the slot of a key, its lock can be renewed and released, but not granted until all its keys have
-// moved: Acquire waits for that, and TryAcquire returns the server's TRYAGAIN.
+// While a Cluster moves a key's slot, its lock can be renewed and released, but not granted: Acquire waits for the end of
+// the move, and TryAcquire returns the server's TRYAGAIN.
 //
 // It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and
-// fence-floor, publish and subscribe on wake:*, and run PUBSUB. Without PUBSUB, dead waiters are not passed over at once.
+// fence-floor, publish and subscribe on wake:*, and run PUBSUB. Without PUBSUB, dead waiters are not skipped at once.
 package redislock
 
 import (
@@ -41,6 +39,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
@@ -70,23 +69,22 @@ type Mode int
 const (
 	// ModeQueue waits in a FIFO queue of all processes; see [Queue].
 	ModeQueue Mode = iota
-	// ModeSpin polls. It works where Redis has no Pub/Sub for the client. It can't overtake the queue, except in the moment
-	// after a lease has run out.
+	// ModeSpin polls. It needs no Pub/Sub. It can't overtake the queue, except in the moment after a lease has expired.
 	ModeSpin
 )
 
 // Spin polls after a random backoff that grows from Min to Max, or when the holder's lease ends, if that is sooner. It is
-// unfair: whoever polls first after a release gets the lock. Defaults: 2 ms, and 100 ms or Min if that is longer.
+// unfair: the first to poll after a release gets the lock. Defaults: 2 ms, and 100 ms or Min if that is longer.
 type Spin struct{ Min, Max time.Duration }
 
-// Backend implements dlock.Backend. It works with every redis.UniversalClient. A client with ContextTimeoutEnabled set
-// ends a request at its context's deadline; without it, at the client's own timeouts.
+// Backend implements dlock.Backend on any redis.UniversalClient. One with ContextTimeoutEnabled ends a request at its
+// context's deadline; others at the client's own timeouts.
 type Backend struct {
 	c       redis.UniversalClient
 	o       Options
 	counted string // "1" if the server that runs a script knows all subscribers
 	floor   string // the name of the counters' floor
-	inbox   *inbox
+	sub     *subscriber
 	open    context.Context // ends with the Backend
 	close   context.CancelFunc
 }
@@ -122,7 +120,7 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	if _, single := client.(*redis.Client); single {
 		b.counted = "1"
 	}
-	b.inbox = &inbox{
+	b.sub = &subscriber{
 		b: b, channel: o.Prefix + "wake:" + uuid.NewString(),
 		waiters: map[string]*waiter{}, taken: map[string]bool{}, leaving: map[string][]*batch{},
 	}
@@ -147,7 +145,7 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return g, err
 }
 
-// try polls once. With dlock.ErrHeld it returns how long the holder's lease lasts, less than 0 if the lock has no TTL.
+// try polls once. With dlock.ErrHeld it returns the rest of the holder's lease, less than 0 if the lock has no TTL.
 func (b *Backend) try(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
 	a, err := b.poll(ctx, r, outside)
 	if err == nil && a.token == 0 {
@@ -162,17 +160,16 @@ func (b *Backend) spin(ctx context.Context, r dlock.Request) (dlock.Grant, error
 		if !errors.Is(err, dlock.ErrHeld) && !redis.HasErrorPrefix(err, tryAgain) {
 			return g, err
 		}
-		wait := pause/2 + rand.N(pause/2+1)
+		d := pause/2 + rand.N(pause/2+1)
 		if errors.Is(err, dlock.ErrHeld) && left >= 0 {
-			wait = min(wait, left+time.Millisecond) // the lease is good to the end of its last millisecond
+			d = min(d, left+time.Millisecond) // the lease is valid to the end of its last millisecond
 		}
-		if _, err := b.wait(ctx, wait, nil); err != nil {
+		if _, err := b.wait(ctx, d, nil); err != nil {
 			return dlock.Grant{}, err
 		}
 	}
 }
 
-// answer is the acquire script's.
 type answer struct {
 	at               time.Time // when the request left: the server cannot have started the lease earlier
 	token            uint64    // 0: the lock is held
@@ -189,16 +186,15 @@ func (a answer) grant(r dlock.Request) dlock.Grant {
 	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: a.token, TTL: r.TTL, Start: a.at}
 }
 
-// phase is how far a request's sender is.
 type phase int
 
 const (
-	outside phase = iota // the queue: it doesn't wait
-	joining              // the queue
-	queued               // perhaps: it has asked to be
+	outside phase = iota // it doesn't wait
+	joining              // the queue, if the lock is held
+	queued               // perhaps: an earlier request joined
 )
 
-// poll runs the acquire script. go-redis doesn't repeat a request that joins: it would be in the queue twice.
+// poll runs the acquire script. A request that joins isn't repeated: it would be in the queue twice.
 func (b *Backend) poll(ctx context.Context, r dlock.Request, p phase) (a answer, err error) {
 	ms, err := b.check(r.Key, r.TTL)
 	if err != nil {
@@ -230,7 +226,7 @@ func (b *Backend) poll(ctx context.Context, r dlock.Request, p phase) (a answer,
 	default:
 		a.token = uint64(reply[0])
 		if len(reply) == 2 || p == queued { // it was r.Owner's already, or a grant that has lapsed may still be announced
-			b.inbox.take(r.Owner, true)
+			b.sub.take(r.Owner, true)
 		}
 	}
 	return a, nil
@@ -247,26 +243,25 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	return owned(ctx, n, err)
 }
 
-// Release implements dlock.Backend. Without a token, which undoes a request, it also takes g's owner off the queue.
+// Release implements dlock.Backend. Without a token, which undoes a request, it also removes g's owner from the queue.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if _, err := b.check(g.Key, time.Millisecond); err != nil {
 		return err
 	}
-	defer b.inbox.take(g.Owner, false) // not before: its notification, if it is read meanwhile, must not release it first
+	defer b.sub.take(g.Owner, false) // not before: its notification, if it is read meanwhile, must not release it first
 	if g.Fence == 0 {
-		return b.inbox.undo(ctx, g)
+		return b.sub.undo(ctx, g)
 	}
 	c, keys := redisscript.Once{UniversalClient: b.c}, b.names(g.Key)
 	n, err := releaseScript.Run(ctx, c, keys, b.floor, b.counted, g.Owner).Int64()
 	if redis.HasErrorPrefix(err, tryAgain) { // a Cluster moves the slot: waiters are notified when it has
 		if n, err = freeScript.Run(ctx, c, keys[:1], g.Owner).Int64(); n == 1 {
-			b.inbox.leave(g) //nolint:contextcheck // it goes on when ctx has ended
+			b.sub.leave(g) //nolint:contextcheck // it continues when ctx has ended
 		}
 	}
 	return owned(ctx, n, err)
 }
 
-// owned turns a script's answer into an error: 0 means that another is the owner.
 func owned(ctx context.Context, n int64, err error) error {
 	if err == nil && n == 0 {
 		return dlock.ErrLost
@@ -274,32 +269,23 @@ func owned(ctx context.Context, n int64, err error) error {
 	return failed(ctx, err)
 }
 
-// failed wraps a client's error. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
-func failed(ctx context.Context, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)):
-		return fmt.Errorf("redislock: %w: %w", context.Cause(ctx), err)
-	}
-	return fmt.Errorf("redislock: %w", err)
-}
+func failed(ctx context.Context, err error) error { return wait.Failed(ctx, "redislock", err) }
 
 // Close implements dlock.Backend. Calls of Acquire that wait leave the queue and return dlock.ErrClosed.
 func (b *Backend) Close() error {
-	b.inbox.mu.Lock()
+	b.sub.mu.Lock()
 	b.close() // ends the subscription, so that hand-overs pass its waiters over
-	b.inbox.mu.Unlock()
-	b.inbox.busy.Wait()
+	b.sub.mu.Unlock()
+	b.sub.busy.Wait()
 	return nil
 }
 
-// wait returns after d, or sooner what comes from told, or an error when ctx ends or the Backend is closed.
-func (b *Backend) wait(ctx context.Context, d time.Duration, told <-chan notice) (notice, error) {
+// wait returns after d, or sooner with a notice, or with an error when ctx ends or the Backend is closed.
+func (b *Backend) wait(ctx context.Context, d time.Duration, notices <-chan notice) (notice, error) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case n := <-told:
+	case n := <-notices:
 		return n, nil
 	case <-timer.C:
 		return notice{}, nil

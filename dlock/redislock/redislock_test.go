@@ -14,12 +14,12 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -39,14 +39,13 @@ func TestConformance(t *testing.T) {
 // patience is how long a real server may take to answer.
 const patience = 30 * time.Second
 
-// redisServer is a Redis, real or not.
 type redisServer struct {
 	dial    dlocktest.DialFunc // whatever the address
 	opts    redis.Options      // what it takes to log in
 	handoff time.Duration      // Queue.HandoffTTL: long where a machine that stalls must not cost a waiter its turn
 }
 
-// newMini starts a Redis inside the process, and inside the bubble if there is one.
+// newMini starts a Redis in the process.
 func newMini(t *testing.T) redisServer {
 	t.Helper()
 	m := miniredis.NewMiniRedis()
@@ -61,9 +60,8 @@ func newMini(t *testing.T) redisServer {
 	}}
 }
 
-// socket is the client's end of a pipe that has room for what nobody reads, as a kernel's has. Without it the server waits in
-// the middle of an answer, and who wants to tell the same client something waits for a mutex: for a bubble that is no reason
-// to let time go on.
+// socket is the client's end of a pipe with a buffer, as a kernel's has. Otherwise the server blocks in the middle of an
+// answer, and a publisher to the same client waits for a mutex, which keeps a bubble's time from advancing.
 type socket struct {
 	net.Conn
 
@@ -160,15 +158,15 @@ func onServer(t *testing.T, s *testbed.Server) redisServer {
 	}
 }
 
-// link returns a link that disturbs scripts, and lets pass what a client says to begin a connection.
+// link returns a link that disturbs scripts alone.
 func (s redisServer) link() *dlocktest.Dialer {
 	return dlocktest.NewDialer(s.dial, func(request []byte) bool {
 		return bytes.Contains(request, []byte("eval")) || bytes.Contains(request, []byte("EVAL"))
 	})
 }
 
-// client returns a client over l with go-redis's defaults, but for the half second for which it dials a dead server, and for
-// how long it waits for a real one.
+// client returns a client with go-redis's defaults, but for the half second for which it dials a dead server, and for its
+// patience with a real one.
 func (s redisServer) client(t *testing.T, l *dlocktest.Dialer) *redis.Client {
 	t.Helper()
 	o := s.opts
@@ -179,7 +177,6 @@ func (s redisServer) client(t *testing.T, l *dlocktest.Dialer) *redis.Client {
 	return c
 }
 
-// backend returns a Backend with a client of its own, and both.
 func (s redisServer) backend(t *testing.T) (*redislock.Backend, *redis.Client, *dlocktest.Dialer) {
 	t.Helper()
 	l := s.link()
@@ -191,18 +188,17 @@ func (s redisServer) options() *redislock.Options {
 	return &redislock.Options{Queue: redislock.Queue{HandoffTTL: s.handoff}}
 }
 
-// warm sends every script once, so that a fault meets the script's run and not its first upload.
+// warm loads every script, so that a fault hits the script's run.
 func (s redisServer) warm(t *testing.T) {
 	t.Helper()
 	b, _, _ := s.backend(t)
 	useOnce(t, b, func() {})
 }
 
-// useOnce takes a lock, renews and releases it, and calls before before each.
 func useOnce(t *testing.T, b *redislock.Backend, before func()) {
 	t.Helper()
 	before()
-	g, err := b.TryAcquire(t.Context(), request(time.Hour))
+	g, err := b.TryAcquire(t.Context(), locktest.Request(time.Hour))
 	require.NoError(t, err)
 	before()
 	require.NoError(t, b.Renew(t.Context(), g))
@@ -234,17 +230,12 @@ func newBackend(t *testing.T, c redis.UniversalClient, o *redislock.Options) *re
 	return b
 }
 
-// onBoth runs f on a real Redis, and in a bubble on one inside the process.
 func onBoth(t *testing.T, f func(t *testing.T, s redisServer)) {
 	t.Helper()
 	t.Run("real", func(t *testing.T) { f(t, onServer(t, server)) })
 	t.Run("virtual", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { f(t, newMini(t)) })
 	})
-}
-
-func request(ttl time.Duration) dlock.Request {
-	return dlock.Request{Key: "test/" + uuid.NewString(), Owner: uuid.NewString(), TTL: ttl}
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -284,7 +275,7 @@ func TestNewRefuses(t *testing.T) {
 func TestNames(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		_, c, _ := s.backend(t)
-		r := request(time.Hour)
+		r := locktest.Request(time.Hour)
 		for _, prefix := range []string{"", "app:"} {
 			b := newBackend(t, c, &redislock.Options{Prefix: prefix})
 			lock, fence := prefix+"lock:{"+r.Key+"}", prefix+"fence:{"+r.Key+"}"
@@ -305,14 +296,13 @@ func TestBackendRefuses(t *testing.T) {
 	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "}x", Owner: "o", TTL: time.Second}) // its keys would share no slot
 	require.ErrorIs(t, err, dlock.ErrInvalid)
 	for _, ttl := range []time.Duration{-time.Second, 0, time.Millisecond - 1, time.Millisecond + 1, 1500 * time.Microsecond} {
-		r := request(ttl)
+		r := locktest.Request(ttl)
 		_, err := b.TryAcquire(t.Context(), r)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
 		require.ErrorIs(t, b.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
 	}
 }
 
-// Every server may lose scripts at any time.
 func TestScriptsFlushed(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		b, c, _ := s.backend(t)
@@ -324,7 +314,7 @@ func TestFenceCounterUnusable(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		b, c, _ := s.backend(t)
 		try := func(counter string) (dlock.Request, dlock.Grant, error) {
-			r := request(time.Hour)
+			r := locktest.Request(time.Hour)
 			require.NoError(t, c.Set(t.Context(), "fence:{"+r.Key+"}", counter, 0).Err())
 			g, err := b.TryAcquire(t.Context(), r)
 			return r, g, err
@@ -344,14 +334,14 @@ func TestFenceCounterUnusable(t *testing.T) {
 	})
 }
 
-// A client repeats by itself an acquisition whose reply was lost, which must not meet its own ghost, and not a release: that
-// the Locker repeats, which knows that it does (the kit's ReleaseReplyLost).
+// A client repeats an acquisition, which must not find itself in the way, but no release: the Locker does that
+// (ReleaseReplyLost in the kit).
 func TestReplyLost(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		s.warm(t)
 		b, c, l := s.backend(t)
 		require.NoError(t, c.Ping(t.Context()).Err())
-		r := request(time.Hour)
+		r := locktest.Request(time.Hour)
 		l.LoseReply()
 		g, err := b.Acquire(t.Context(), r)
 		require.NoError(t, err)
@@ -364,7 +354,7 @@ func TestReplyLost(t *testing.T) {
 	})
 }
 
-// However long the pauses have grown, a waiter wakes when the holder's lease ends.
+// However long the backoff has grown.
 func TestSpinWakesAtExpiry(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Millisecond, time.Minute} {
 		heldFor(t, ttl, func(q *queue) {
@@ -377,7 +367,7 @@ func TestSpinWakesAtExpiry(t *testing.T) {
 	}
 }
 
-// A key without a TTL is not a lock of ours. It is waited for at the usual pace, and not taken.
+// It is not a lock of ours. It is polled at the usual pace, and not taken.
 func TestForeignKey(t *testing.T) {
 	virtually(t, func(q *queue) {
 		require.NoError(t, q.c.Persist(q.Context(), q.lock()).Err())
