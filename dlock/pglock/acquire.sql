@@ -13,7 +13,7 @@ WITH held AS MATERIALIZED (
   WHERE NOT EXISTS (SELECT FROM held)
   ON CONFLICT (key) DO UPDATE SET
     owner = excluded.owner,
-    -- The same owner again: a reply was lost. It is the same acquisition, with a lease that starts anew.
+    -- The same owner again: a reply was lost. It is the same acquisition, whose lease restarts.
     fence = l.fence + CASE WHEN l.owner = excluded.owner THEN 0 ELSE 1 END,
     -- Not excluded.expires, nor now(): they are from before the wait for the row's lock.
     expires = clock_timestamp() + $3::interval

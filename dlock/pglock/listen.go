@@ -9,11 +9,11 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// queue is where the calls of Acquire wait that want one key.
+// queue is the calls of Acquire that wait for a key.
 type queue struct {
 	n    int           // how many there are; Backend.mu guards it
-	turn chan struct{} // whoever has put something in is the one that asks the database
-	wake chan struct{} // something has happened: ask again
+	turn chan struct{} // full while one polls
+	wake chan struct{} // full when it is time to poll
 }
 
 // join enters key's queue, and starts to listen if that is the first wait.
@@ -41,28 +41,26 @@ func (b *Backend) leave(key string, q *queue) {
 	}
 }
 
-// woken has the waiters for key ask again.
-func (b *Backend) woken(key string) {
+func (b *Backend) wake(key string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if q := b.waiting[key]; q != nil {
-		q.poke()
+		q.notify()
 	}
 }
 
-// allWoken has the waiters for all keys ask again.
-func (b *Backend) allWoken() {
+func (b *Backend) wakeAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, q := range b.waiting {
-		q.poke()
+		q.notify()
 	}
 }
 
-func (q *queue) poke() {
+func (q *queue) notify() {
 	select {
 	case q.wake <- struct{}{}:
-	default: // it will ask anyhow
+	default: // it polls anyway
 	}
 }
 
@@ -72,14 +70,14 @@ const (
 	goodbye        = time.Second // how long a connection that is of no more use may take to end
 )
 
-// listen wakes waiters until the Backend is closed. Whatever was notified while nobody listened is made up for by waking
-// all: when the connection stands, and when it cannot be had, so that they learn from their own requests how things are.
+// listen wakes waiters until the Backend is closed. Notifications may be missed while nobody listens, so it wakes all when
+// the connection is ready, and when there is none.
 func (b *Backend) listen() {
 	for pause := listenPause; b.open.Err() == nil; pause = min(2*pause, listenMaxPause) {
 		if b.listenOnce() {
 			pause = listenPause
 		}
-		b.allWoken()
+		b.wakeAll()
 		wait.For(b.open, pause)
 	}
 }
@@ -103,12 +101,12 @@ func (b *Backend) listenOnce() bool {
 	if _, err := c.Exec(b.open, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
 		return false
 	}
-	b.allWoken()
+	b.wakeAll()
 	for {
 		n, err := c.WaitForNotification(b.open)
 		if err != nil {
 			return true
 		}
-		b.woken(n.Payload)
+		b.wake(n.Payload)
 	}
 }

@@ -1,50 +1,36 @@
 // Package pglock is a dlock.Backend on PostgreSQL 12 or later: one row a lock.
 //
-// The row holds the owner, the moment at which its lease ends on the database's clock, and a counter, which is the fencing
-// token. One statement takes the lock and counts: INSERT … ON CONFLICT (key) DO UPDATE … WHERE the lock is free, the lease
-// has run out, or the owner is the same. Two that race for a row are put in order by the row's lock, and the second sees
-// what the first has written. Release and renewal compare the owner in the statement in which they act.
+// The row holds the owner, the end of its lease on the database's clock, and a counter, which is the fencing token. Each
+// operation is one statement, which compares the owner atomically with its effect. A release keeps the row with its
+// counter. Delete a row only together with the key's resource: one that remembers refuses a counter that restarts at 1.
 //
-// A release takes the owner away and leaves the row and its counter. Rows are never deleted here. If you must, delete
-// only rows of keys whose resource is gone for good, with the tokens that it has seen: the counter of a key that comes back
-// begins at 1, and a resource that remembers refuses all its holders.
+// NOTIFY, sent by the release's own statement, wakes a waiter, or a timer when the holder's lease ends. All waiters of a
+// Backend share one LISTEN connection, and only one per key polls. PostgreSQL serialises commits that notify, across the
+// whole server: with a commit of a millisecond, all locks together can't be released more than a thousand times a second.
 //
-// A waiter is woken by NOTIFY, which the release's own statement sends, or by a timer when the holder's lease ends. All
-// waiters of a Backend share one connection that LISTENs, and those for one key ask in turn: a release costs one statement
-// for each Backend that waits, not one for each waiter. PostgreSQL commits transactions that notify one after another,
-// across the whole server: with a commit that takes a millisecond, all locks together can't be released more often than
-// a thousand times a second.
+// # Token durability
 //
-// # What a token is worth
+// The token is as durable as its transaction. With synchronous_commit = off, after a failover to a lagging asynchronous
+// replica, or after a restore from a backup, the last tokens are issued again: keep synchronous_commit on, and list
+// replicas that may be promoted in synchronous_standby_names. PostgreSQL reports a commit that is cancelled while it waits
+// for a standby as a success, with a warning. If the end of its context cancelled it, it is no grant here; an
+// administrator's pg_cancel_backend goes unnoticed, and a failover forgets that token.
 //
-// The token is as durable as the transaction that handed it out. With synchronous_commit = off, or after a failover to a
-// replica that replicates asynchronously and lags, the last grants are forgotten, and their tokens are handed out again,
-// as with a Redis: keep synchronous_commit on, and with replicas list those that may be promoted in
-// synchronous_standby_names. The same goes for a restore from a backup. A commit that is cancelled while it waits for a
-// standby is a success to PostgreSQL, with a warning. If its context's end has cancelled it, it is no grant here; of an
-// administrator's pg_cancel_backend a Backend doesn't hear, and grants a token that a failover forgets.
-//
-// The lease runs on the wall clock of the database's host: a clock set forward ends leases early, which costs exclusion
-// and no safety at a resource that checks tokens; one set back, or a promoted replica's that is behind, makes them last
-// longer.
+// The lease runs on the wall clock of the database's host: a clock set forward ends leases early, which costs exclusion but
+// no safety at a resource that checks tokens; one set back, or a promoted replica's that is behind, makes them last longer.
 //
 // # The connection pool
 //
-// LISTEN needs a session. Behind a proxy that pools by transaction nothing is heard: a waiter asks when the holder's lease
-// ends, and once a minute.
+// Behind a proxy that pools by transaction no notification arrives: a waiter polls when the holder's lease ends, and once a
+// minute. In a database whose encoding isn't UTF8 all clients must have the same client_encoding, or one key may have two
+// rows.
 //
-// In a database whose encoding isn't UTF8 all clients must have the same client_encoding, or one key may have two rows.
-//
-// By default pgx closes a connection whose context ends while a reply is awaited, and the statement may still run. Undoing
-// it waits for one that runs or is being committed. One that has not begun, because the server's process was frozen, say,
-// or its data on the way, takes the lock when it does, and nobody has it until that lease ends. With
-// pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for
-// its word, for DeadlineDelay at most, and keeps the connection.
-//
-// Of those who wait for a key only one asks. If it has no answer after some seconds, because its connection has died
-// without a word, say, it ends that request as its context's end would, and asks again on another connection, for a TTL or
-// 15 s. As with a context's end, what was ended so may arrive later still: after the waiter's release it takes the lock,
-// and nobody has it until that lease ends.
+// By default pgx closes a connection whose context ends before the reply, and the statement may still run. Undoing it waits
+// for one that runs or is being committed. One that has not begun, for example because the server's process was frozen,
+// takes the lock when it does, and nobody holds it until that lease ends. With pgconn.CancelRequestContextWatcherHandler as
+// the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for its answer, at most for DeadlineDelay, and
+// keeps the connection. The waiter that polls cancels a request that isn't answered for some seconds, likewise, and retries
+// on another connection, for a TTL or 15 s.
 package pglock
 
 import (
@@ -61,9 +47,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// Schema is the statement that makes the table of locks, under its default name, fencelab_lock. It may be run again.
+// Schema is the statement that creates the table of locks, under its default name, fencelab_lock. It may be run again.
 //
 //go:embed schema.sql
 var Schema string
@@ -80,22 +67,19 @@ var (
 )
 
 const (
-	// defaultTable is the table's name in the files of SQL.
 	defaultTable = "fencelab_lock"
-	// channel is what NOTIFY is sent on, with the key, for the locks of all tables: a name for each table would have to be
-	// the same for everyone, however they spell the table. A waiter whose key was released in another table asks in vain.
+	// channel is NOTIFY's, with the key as payload, for the locks of all tables: spellings of a table's name vary. A waiter
+	// whose key was released in another table polls in vain.
 	channel = "fencelab_released"
-	// maxName is how long a name may be in PostgreSQL, in bytes.
+	// maxName is the longest name in PostgreSQL, in bytes.
 	maxName = 63
-	// recheck is the longest time for which a waiter trusts what it knows of the holder: the database's clock may be set,
-	// timers don't run while a machine is suspended, and a listening connection may be dead without a word.
+	// recheck limits how long a waiter relies on the holder's lease: the database's clock may be set, timers don't run while
+	// a machine is suspended, and the LISTEN connection may be dead unnoticed.
 	recheck = time.Minute
-	// patience is how long the waiter whose turn it is waits for an answer before it asks again. It doubles with each time,
-	// up to recheck.
+	// patience is how long a polling waiter waits for an answer before it retries. It doubles each time, up to recheck.
 	patience = 5 * time.Second
 )
 
-// errSilent ends a request whose answer has been waited for long enough.
 var errSilent = errors.New("pglock: no answer in time")
 
 // Options configure a [Backend].
@@ -105,7 +89,6 @@ type Options struct {
 	Table pgx.Identifier
 }
 
-// table returns the table's name, quoted.
 func (o *Options) table() (string, error) {
 	if o == nil || o.Table == nil {
 		return pgx.Identifier{defaultTable}.Sanitize(), nil
@@ -122,27 +105,23 @@ func (o *Options) table() (string, error) {
 	return o.Table.Sanitize(), nil
 }
 
-// forTable puts the table's name into a statement.
 func forTable(sql, table string) string { return strings.ReplaceAll(sql, defaultTable, table) }
 
-// CreateSchema makes the table of locks unless it exists. Any number of processes may do so at once.
+// CreateSchema creates the table of locks unless it exists. Any number of processes may do so at once.
 func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	table, err := opts.table()
 	if err != nil {
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// CREATE TABLE IF NOT EXISTS fails when another does the same at this moment.
+		// CREATE TABLE IF NOT EXISTS fails if another runs concurrently.
 		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext($1::text))", defaultTable); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, forTable(Schema, table))
 		return err
 	})
-	if err != nil {
-		return failed(ctx, err)
-	}
-	return nil
+	return failed(ctx, err)
 }
 
 // Backend implements dlock.Backend.
@@ -163,10 +142,8 @@ type Backend struct {
 var _ dlock.Backend = (*Backend)(nil)
 
 // New returns a Backend on pool, which stays the caller's to close. It sends nothing: the table must exist, see [Schema]
-// and [CreateSchema].
-//
-// Once a call of Acquire has had to wait, the Backend has one connection more than the pool's MaxConns, made by the pool,
-// until Close.
+// and [CreateSchema]. Once a call of Acquire has had to wait, the Backend has one connection more than the pool's MaxConns,
+// made by the pool, until Close.
 func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 	if pool == nil {
 		return nil, fmt.Errorf("%w: pglock: pool is nil", dlock.ErrInvalid)
@@ -210,8 +187,8 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		return g, dlock.ErrClosed
 	}
 	for {
-		// Ask only now, having joined the queue: a release from here on wakes it.
-		g, left, err := b.ask(ctx, r)
+		// Poll only after joining the queue: a release from here on wakes it.
+		g, left, err := b.poll(ctx, r)
 		if !errors.Is(err, dlock.ErrHeld) {
 			return g, err
 		}
@@ -221,10 +198,9 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	}
 }
 
-// ask is try for the waiter whose turn it is. Those behind it hear nothing until it has an answer, so it doesn't count on
-// one connection. Whatever became of a request without an answer, the same owner's next is the same acquisition. A server
-// that stays silent for a TTL is gone.
-func (b *Backend) ask(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
+// poll is try for the waiter that polls. The others wait for it, so it doesn't rely on one connection; a repeated request is
+// the same acquisition. A server that stays silent for a TTL is given up.
+func (b *Backend) poll(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
 	began := time.Now()
 	for d := b.patience; ; d = min(2*d, recheck) { // a server that is slow must come to its answer some time
 		once, cancel := context.WithTimeoutCause(ctx, d, errSilent)
@@ -236,7 +212,6 @@ func (b *Backend) ask(ctx context.Context, r dlock.Request) (dlock.Grant, time.D
 	}
 }
 
-// wait returns when it is time to ask again, or an error.
 func (b *Backend) wait(ctx context.Context, q *queue, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -258,7 +233,7 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return g, err
 }
 
-// try asks once. With dlock.ErrHeld it returns how long the holder's lease lasts; 0 if that isn't known.
+// try polls once. With dlock.ErrHeld it returns the rest of the holder's lease; 0 if that isn't known.
 func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left time.Duration, err error) {
 	if err := b.check(r.TTL); err != nil {
 		return g, 0, err
@@ -307,7 +282,6 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return b.update(ctx, sql, g.Key, g.Owner)
 }
 
-// update runs a statement that changes the owner's row. It returns dlock.ErrLost if there is none.
 func (b *Backend) update(ctx context.Context, sql string, args ...any) error {
 	var tag pgconn.CommandTag
 	err := b.do(ctx, func(c *pgxpool.Conn) (err error) {
@@ -320,7 +294,6 @@ func (b *Backend) update(ctx context.Context, sql string, args ...any) error {
 	return err
 }
 
-// check returns why a call cannot work.
 func (b *Backend) check(ttl time.Duration) error {
 	// Rounding would make the database's lease shorter, or longer, than the holder believes.
 	if ttl <= 0 || ttl%time.Microsecond != 0 {
@@ -333,8 +306,8 @@ func (b *Backend) check(ttl time.Duration) error {
 	return nil
 }
 
-// do runs one statement, again if the server says that it has undone it because of a concurrent one, which happens under
-// default_transaction_isolation above READ COMMITTED: each time another has got through.
+// do runs a statement, again after a serialization failure, which happens under default_transaction_isolation above READ
+// COMMITTED: each time another has succeeded.
 func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 	c, err := b.pool.Acquire(ctx)
 	if err != nil {
@@ -357,25 +330,20 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// gaveUp is why a waiter whose ctx has ended goes away.
 func gaveUp(ctx context.Context) error { return fmt.Errorf("pglock: waiting: %w", context.Cause(ctx)) }
 
-// failed wraps a client's error, if there is one. After ctx's end that is ctx.Err at best, which doesn't tell the cause.
+// failed wraps a client's error, if there is one. After ctx's end that is ctx.Err at best, without the cause.
 func failed(ctx context.Context, err error) error {
 	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)):
-		return fmt.Errorf("pglock: %w: %w", context.Cause(ctx), err)
+	case ctx.Err() != nil:
 	case code(err) == "42P01":
 		return fmt.Errorf("pglock: the table of locks is missing; see CreateSchema: %w", err)
 	case code(err) == "22P05", code(err) == "22021":
 		return fmt.Errorf("%w: pglock: the key cannot be written in the database's encoding: %w", dlock.ErrInvalid, err)
 	}
-	return fmt.Errorf("pglock: %w", err)
+	return wait.Failed(ctx, "pglock", err)
 }
 
-// code is the SQLSTATE with which the server refused a statement, or "".
 func code(err error) string {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return e.Code

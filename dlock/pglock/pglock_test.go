@@ -19,13 +19,13 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/pglock"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 func TestConformance(t *testing.T) { conform(t, nil) }
 
-// Above READ COMMITTED the server undoes statements that meet a concurrent one.
 func TestConformanceSerializable(t *testing.T) {
 	conform(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" })
 }
@@ -48,7 +48,7 @@ func conform(t *testing.T, set func(*pgxpool.Config)) {
 	}})
 }
 
-// dialer disturbs statements that have been prepared before: pgx sends them with a message of type Bind first.
+// dialer disturbs prepared statements: pgx sends them with a Bind message first.
 type dialer struct{ *dlocktest.Dialer }
 
 func newDialer() dialer {
@@ -57,7 +57,7 @@ func newDialer() dialer {
 
 func (d dialer) over(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext }
 
-// newPool returns a pool of one connection, so that what was said of a connection holds for the next call.
+// newPool returns a pool of one connection, which all calls share.
 func newPool(t *testing.T, set ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	c, err := pgxpool.ParseConfig(server.URL)
@@ -77,34 +77,24 @@ func newPool(t *testing.T, set ...func(*pgxpool.Config)) *pgxpool.Pool {
 func newBackend(t *testing.T, set ...func(*pgxpool.Config)) (*pglock.Backend, *pgxpool.Pool) {
 	t.Helper()
 	pool := newPool(t, set...)
-	b, err := pglock.New(pool, nil)
-	require.NoError(t, err)
-	return b, pool
+	return open(t, pool, nil), pool
 }
 
-// closing has a Backend closed with the test.
-func closing(t *testing.T, b *pglock.Backend) *pglock.Backend {
+func open(t *testing.T, pool *pgxpool.Pool, o *pglock.Options) *pglock.Backend {
 	t.Helper()
+	b, err := pglock.New(pool, o)
+	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b
 }
 
-// warm prepares every statement, so that a fault meets its run and not its preparation.
+// warm prepares every statement, so that a fault hits its run.
 func warm(t *testing.T, b *pglock.Backend) {
 	t.Helper()
-	g := take(t, b, request(time.Hour))
+	g := take(t, b, locktest.Request(time.Hour))
 	require.NoError(t, b.Renew(t.Context(), g))
 	require.NoError(t, b.Release(t.Context(), g))
 	require.ErrorIs(t, b.Release(t.Context(), dlock.Grant{Key: g.Key, Owner: g.Owner}), dlock.ErrLost)
-}
-
-func request(ttl time.Duration) dlock.Request {
-	return dlock.Request{Key: "test/" + uuid.NewString(), Owner: uuid.NewString(), TTL: ttl}
-}
-
-// next is a request of another owner for r's key.
-func next(r dlock.Request, ttl time.Duration) dlock.Request {
-	return dlock.Request{Key: r.Key, Owner: uuid.NewString(), TTL: ttl}
 }
 
 func take(t *testing.T, b dlock.Backend, r dlock.Request) dlock.Grant {
@@ -114,27 +104,7 @@ func take(t *testing.T, b dlock.Backend, r dlock.Request) dlock.Grant {
 	return g
 }
 
-type granted struct {
-	g   dlock.Grant
-	err error
-}
-
-// acquiring calls Acquire in the background.
-func acquiring(t *testing.T, b dlock.Backend, r dlock.Request) <-chan granted {
-	t.Helper()
-	won, done := make(chan granted, 1), make(chan struct{})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // sooner than a waiter asks without being woken
-	go func() {
-		defer close(done)
-		defer cancel()
-		g, err := b.Acquire(ctx, r)
-		won <- granted{g, err}
-	}()
-	t.Cleanup(func() { <-done })
-	return won
-}
-
-// listener returns the process that serves the listening connection of the application app.
+// listener returns the process of app's LISTEN connection.
 func listener(t *testing.T, watch *pgxpool.Pool, app string) int32 {
 	t.Helper()
 	rows, err := watch.Query(t.Context(), "SELECT pid FROM pg_stat_activity WHERE application_name = $1 AND query LIKE 'LISTEN %'", app)
@@ -144,13 +114,12 @@ func listener(t *testing.T, watch *pgxpool.Pool, app string) int32 {
 	return pid
 }
 
-// named gives a pool's connections a name of their own, which is returned.
 func named() (app string, set func(*pgxpool.Config)) {
 	app = "pglock-" + uuid.NewString()
 	return app, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = app }
 }
 
-// spy tells of the statements that a pool's connections run.
+// spy reports a pool's statements.
 type spy struct {
 	asked chan string // each, once it has been answered
 
@@ -163,7 +132,6 @@ func newSpy() *spy { return &spy{asked: make(chan string, 1000), wanted: make(ch
 
 func (s *spy) on(p *pgxpool.Config) { p.ConnConfig.Tracer = s }
 
-// deafen holds back every LISTEN from now on, until heal is called.
 func (s *spy) deafen() (heal func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,12 +155,49 @@ func (s *spy) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEn
 	s.asked <- ctx.Value(s).(string)
 }
 
-// settled waits until the first waiter of a Backend has been refused for the last time before it sleeps: at once, in the
-// queue, and again when LISTEN is in force, each in this order but for the second and LISTEN.
+// settled waits until the first waiter has been refused for the last time before it sleeps: at once, in the queue, and when
+// LISTEN is in force.
 func (s *spy) settled() {
 	for range 4 {
 		<-s.asked
 	}
+}
+
+// contest is a lock that a holds, and for which b's callers wait.
+type contest struct {
+	*testing.T
+	a, b  *pglock.Backend
+	watch *pgxpool.Pool // a's
+	*spy                // on b
+	g     dlock.Grant
+}
+
+func newContest(t *testing.T, set ...func(*pgxpool.Config)) contest {
+	t.Helper()
+	c := contest{T: t, spy: newSpy()}
+	c.a, c.watch = newBackend(t)
+	c.b, _ = newBackend(t, append(set, c.on)...)
+	c.g = take(t, c.a, locktest.Request(time.Hour))
+	return c
+}
+
+func (c contest) next(ttl time.Duration) dlock.Request { return locktest.Next(c.g.Key, ttl) }
+
+func (c contest) first(r dlock.Request) <-chan locktest.Outcome {
+	won := locktest.Acquire(c.Context(), c.b, r)
+	c.settled()
+	return won
+}
+
+func (c contest) another(ttl time.Duration) <-chan locktest.Outcome {
+	won := locktest.Acquire(c.Context(), c.b, c.next(ttl))
+	<-c.asked // it has been refused, and queues up
+	return won
+}
+
+func (c contest) release() {
+	c.Helper()
+	locktest.Release(c, c.a, c.g)
 }
 
 type row struct {
@@ -233,26 +238,21 @@ func TestTables(t *testing.T) {
 		_, err := pool.Exec(context.Background(), "DROP SCHEMA "+pgx.Identifier{schema}.Sanitize()+" CASCADE")
 		require.NoError(t, err)
 	})
-	here, err := pglock.New(pool, nil)
-	require.NoError(t, err)
-	closing(t, here)
-	r := request(time.Hour)
-	require.EqualValues(t, 1, take(t, here, r).Fence)
+	r := locktest.Request(time.Hour)
+	require.EqualValues(t, 1, take(t, open(t, pool, nil), r).Fence)
 	for _, name := range []string{"locks", `"; DROP TABLE fencelab_lock; --`, "fencelab_lock", strings.Repeat("x", 63)} {
 		o := &pglock.Options{Table: pgx.Identifier{schema, name}}
-		b, err := pglock.New(pool, o)
-		require.NoError(t, err)
-		closing(t, b)
-		_, err = b.TryAcquire(t.Context(), r)
+		b := open(t, pool, o)
+		_, err := b.TryAcquire(t.Context(), r)
 		require.ErrorContains(t, err, "CreateSchema", "a table that is missing is not made behind anyone's back")
 		require.NotErrorIs(t, err, dlock.ErrInvalid)
 		require.NoError(t, pglock.CreateSchema(t.Context(), pool, o))
 		g := take(t, b, r)
 		require.EqualValues(t, 1, g.Fence, "tables are apart")
 		require.NoError(t, pglock.CreateSchema(t.Context(), pool, o), "again")
-		won := acquiring(t, b, next(r, time.Hour))
+		won := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 		require.NoError(t, b.Release(t.Context(), g))
-		require.NoError(t, (<-won).err)
+		locktest.Won(t, won)
 	}
 }
 
@@ -271,11 +271,9 @@ func TestCreateSchemaAtOnce(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The row stays, and with it the counter, whatever ends the lease.
 func TestCounterSurvives(t *testing.T) {
 	b, pool := newBackend(t)
-	closing(t, b)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	g := take(t, b, r)
 	require.EqualValues(t, 1, g.Fence)
 	require.Equal(t, r.Owner, *read(t, pool, r.Key).Owner)
@@ -284,37 +282,34 @@ func TestCounterSurvives(t *testing.T) {
 	require.Nil(t, free.Owner)
 	require.EqualValues(t, 1, free.Fence)
 
-	g = take(t, b, next(r, time.Microsecond))
+	g = take(t, b, locktest.Next(r.Key, time.Microsecond))
 	require.EqualValues(t, 2, g.Fence)
-	w := <-acquiring(t, b, next(r, time.Hour))
-	require.NoError(t, w.err)
-	require.EqualValues(t, 3, w.g.Fence)
+	w := locktest.Won(t, locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour)))
+	require.EqualValues(t, 3, w.Fence)
 	require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
-	require.Equal(t, w.g.Owner, *read(t, pool, r.Key).Owner)
+	require.Equal(t, w.Owner, *read(t, pool, r.Key).Owner)
 }
 
-// What a session says about the form of values changes nothing: under the simple protocol all of them are text.
+// Under the simple protocol all values are text.
 func TestTextFormats(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
 		for _, style := range []string{"postgres", "postgres_verbose", "sql_standard", "iso_8601"} {
 			for _, ttl := range []time.Duration{400*24*time.Hour + time.Microsecond, 90 * time.Minute, 400 * time.Millisecond} {
 				t.Run(fmt.Sprint(mode, "/", style, "/", ttl), func(t *testing.T) {
 					holder, _ := newBackend(t)
-					closing(t, holder)
 					s := newSpy()
 					b, _ := newBackend(t, s.on, func(c *pgxpool.Config) {
 						c.ConnConfig.DefaultQueryExecMode = mode
 						c.ConnConfig.RuntimeParams["IntervalStyle"] = style
 					})
-					closing(t, b)
-					g := take(t, holder, request(ttl))
-					won := acquiring(t, b, next(dlock.Request{Key: g.Key}, ttl))
+					g := take(t, holder, locktest.Request(ttl))
+					won := locktest.Acquire(t.Context(), b, locktest.Next(g.Key, ttl))
 					if ttl > time.Minute {
 						for range 4 { // as in settled
 							select {
 							case <-s.asked:
 							case w := <-won:
-								require.Fail(t, "it doesn't wait", "%v", w.err)
+								require.Fail(t, "it doesn't wait", "%v", w.Err)
 							}
 						}
 						select {
@@ -324,22 +319,19 @@ func TestTextFormats(t *testing.T) {
 						}
 						require.NoError(t, holder.Release(t.Context(), g))
 					} // else it runs out
-					w := <-won
-					require.NoError(t, w.err)
+					w := locktest.Won(t, won)
 					require.Less(t, len(s.asked), 10)
-					require.NoError(t, b.Renew(t.Context(), w.g))
-					require.NoError(t, b.Release(t.Context(), w.g))
+					require.NoError(t, b.Renew(t.Context(), w))
+					require.NoError(t, b.Release(t.Context(), w))
 				})
 			}
 		}
 	}
 }
 
-// A counter at its end yields an error and no lock.
 func TestCounterExhausted(t *testing.T) {
 	b, pool := newBackend(t)
-	closing(t, b)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	require.NoError(t, b.Release(t.Context(), take(t, b, r)))
 	_, err := pool.Exec(t.Context(), "UPDATE fencelab_lock SET fence = 9223372036854775806 WHERE key = $1", r.Key)
 	require.NoError(t, err)
@@ -351,17 +343,16 @@ func TestCounterExhausted(t *testing.T) {
 	require.Nil(t, read(t, pool, r.Key).Owner)
 }
 
-// The lease ends by the database's clock, and is as long as was asked for to the microsecond.
+// The lease runs on the database's clock, exact to the microsecond.
 func TestExpiryIsExact(t *testing.T) {
 	b, pool := newBackend(t)
-	closing(t, b)
 	for _, ttl := range []time.Duration{time.Microsecond, 1234567 * time.Microsecond, 400 * 24 * time.Hour, 200 * 365 * 24 * time.Hour} {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
 		var before, after time.Time
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
 		require.NoError(t, tx.Rollback(t.Context()))
-		r := request(ttl)
+		r := locktest.Request(ttl)
 		take(t, b, r)
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&after))
 		began := read(t, pool, r.Key).Expires.Add(-ttl)
@@ -369,25 +360,23 @@ func TestExpiryIsExact(t *testing.T) {
 		require.False(t, began.After(after), "TTL %v: began %v after %v", ttl, began, after)
 	}
 	for _, ttl := range []time.Duration{-time.Second, 0, 1, 999, 1001, time.Second + 1} {
-		r := request(ttl)
+		r := locktest.Request(ttl)
 		_, err := b.TryAcquire(t.Context(), r)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
 		require.ErrorIs(t, b.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
 	}
 }
 
-// A lease that has run out isn't renewed or released, though nobody has taken its place.
 func TestExpiredIsLost(t *testing.T) {
 	b, pool := newBackend(t)
-	closing(t, b)
-	g := take(t, b, request(time.Microsecond))
+	g := take(t, b, locktest.Request(time.Microsecond))
 	expires := read(t, pool, g.Key).Expires // asked later than granted: a microsecond has gone
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
 	require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
 	require.Equal(t, expires, read(t, pool, g.Key).Expires)
 }
 
-// lockRow makes a row for r's key and locks it, so that b's next request for it waits for the server.
+// lockRow makes and locks a row for r's key, so that b's next request waits.
 func lockRow(t *testing.T, b dlock.Backend, r dlock.Request) (unlock func()) {
 	t.Helper()
 	require.NoError(t, b.Release(t.Context(), take(t, b, r)))
@@ -400,13 +389,12 @@ func lockRow(t *testing.T, b dlock.Backend, r dlock.Request) (unlock func()) {
 	return unlock
 }
 
-// awaitBlocked waits until an acquire does.
 func awaitBlocked(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, blocked(t, "Takes the lock"), 30*time.Second, 5*time.Millisecond)
 }
 
-// blocked returns what reports whether a statement that contains text waits for another.
+// blocked returns a func that reports whether a statement that contains text waits.
 func blocked(t *testing.T, text string) func() bool {
 	t.Helper()
 	pool := newPool(t)
@@ -417,28 +405,26 @@ func blocked(t *testing.T, text string) func() bool {
 	}
 }
 
-// A lease begins when it is granted, on the database's clock, and not when its request left or began to wait for the row.
+// Not when its request left or began to wait for the row.
 func TestLeaseBeginsAfterTheWaitForTheRow(t *testing.T) {
 	b, _ := newBackend(t)
-	closing(t, b)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	unlock := lockRow(t, b, r)
-	won := acquiring(t, b, r)
+	won := locktest.Acquire(t.Context(), b, r)
 	awaitBlocked(t)
 	pool := newPool(t)
 	var freed time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&freed))
 	unlock()
-	require.NoError(t, (<-won).err)
+	locktest.Won(t, won)
 	began := read(t, pool, r.Key).Expires.Add(-r.TTL)
 	require.False(t, began.Before(freed), "the lease began %v before it could be granted", freed.Sub(began))
 }
 
-// A try in vain writes nothing: no row version, no transaction ID, no WAL to wait for.
+// No row version, no transaction ID, no WAL.
 func TestTryInVainWritesNothing(t *testing.T) {
 	b, pool := newBackend(t)
-	closing(t, b)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	take(t, b, r)
 	version := func() (v string) {
 		require.NoError(t, pool.QueryRow(t.Context(),
@@ -446,224 +432,151 @@ func TestTryInVainWritesNothing(t *testing.T) {
 		return v
 	}
 	before := version()
-	_, err := b.TryAcquire(t.Context(), next(r, time.Hour))
+	_, err := b.TryAcquire(t.Context(), locktest.Next(r.Key, time.Hour))
 	require.ErrorIs(t, err, dlock.ErrHeld)
 	require.Equal(t, before, version())
 }
 
-// A release wakes a waiter of another Backend, long before the holder's lease ends.
 func TestNotified(t *testing.T) {
-	a, _ := newBackend(t)
-	spy := newSpy()
-	b, _ := newBackend(t, spy.on)
-	closing(t, a)
-	closing(t, b)
-	r := request(time.Hour)
-	g := take(t, a, r)
-	won := acquiring(t, b, next(r, time.Hour))
-	spy.settled()
-	require.NoError(t, a.Release(t.Context(), g))
-	w := <-won
-	require.NoError(t, w.err)
-	require.EqualValues(t, 2, w.g.Fence)
+	for _, undo := range []bool{false, true} {
+		c := newContest(t)
+		won := c.first(c.next(time.Hour))
+		if undo {
+			c.g = dlock.Grant{Key: c.g.Key, Owner: c.g.Owner, TTL: c.g.TTL}
+		}
+		c.release()
+		require.EqualValues(t, 2, locktest.Won(t, won).Fence)
+	}
 }
 
-// A release while the listening connection was gone is heard of all the same.
 func TestListenerKilled(t *testing.T) {
 	app, name := named()
-	spy := newSpy()
-	a, watch := newBackend(t)
-	b, _ := newBackend(t, name, spy.on)
-	closing(t, a)
-	closing(t, b)
-	r := request(time.Hour)
-	g := take(t, a, r)
-	won := acquiring(t, b, next(r, time.Hour))
-	spy.settled()
-	pid := listener(t, watch, app)
-	heal := spy.deafen()
+	c := newContest(t, name)
+	won := c.first(c.next(time.Hour))
+	pid := listener(t, c.watch, app)
+	heal := c.deafen()
 	defer heal()
-	_, err := watch.Exec(t.Context(), "SELECT pg_terminate_backend($1, 10000)", pid)
+	_, err := c.watch.Exec(t.Context(), "SELECT pg_terminate_backend($1, 10000)", pid)
 	require.NoError(t, err)
-	<-spy.asked // the waiter has looked what was up
-	<-spy.wanted
-	require.NoError(t, a.Release(t.Context(), g)) // nobody hears it
+	<-c.asked // the waiter has polled
+	<-c.wanted
+	c.release() // nobody hears it
 	heal()
-	w := <-won
-	require.NoError(t, w.err)
-	for len(spy.asked) > 0 {
-		<-spy.asked
+	w := locktest.Won(t, won)
+	for len(c.asked) > 0 {
+		<-c.asked
 	}
 
-	won = acquiring(t, b, next(r, time.Hour))
-	<-spy.asked
-	<-spy.asked // it sleeps, and the new connection listens
-	require.NotEqual(t, pid, listener(t, watch, app))
-	require.NoError(t, a.Release(t.Context(), w.g))
-	require.NoError(t, (<-won).err)
+	won = c.another(time.Hour)
+	<-c.asked // it sleeps, and the new connection listens
+	require.NotEqual(t, pid, listener(t, c.watch, app))
+	locktest.Release(t, c.a, w)
+	locktest.Won(t, won)
 }
 
-// One Backend has one listening connection, and its waiters for a key ask in turn: a release costs the same with fifty
-// as with two.
+// A release costs the same with fifty waiters as with two.
 func TestFiftyWaiters(t *testing.T) {
 	const waiters = 50
 	app, name := named()
-	spy := newSpy()
-	a, watch := newBackend(t)
-	b, _ := newBackend(t, name, spy.on, func(c *pgxpool.Config) { c.MaxConns = 4 })
-	closing(t, a)
-	closing(t, b)
-	r := request(time.Hour)
-	g := take(t, a, r)
-	var won [waiters]<-chan granted
-	all := make(chan granted, waiters)
-	for i := range won {
-		won[i] = acquiring(t, b, next(r, time.Hour))
-		go func() { all <- <-won[i] }()
-	}
-	for range waiters + 3 { // each asks once, the first again in the queue, then it listens, then the first asks again
-		<-spy.asked
-	}
-	require.NoError(t, a.Release(t.Context(), g))
-	last := g.Fence
+	c := newContest(t, name, func(c *pgxpool.Config) { c.MaxConns = 4 })
+	all := make(chan locktest.Outcome, waiters)
 	for range waiters {
-		w := <-all
-		require.NoError(t, w.err)
-		require.Equal(t, last+1, w.g.Fence)
-		last = w.g.Fence
-		require.NoError(t, a.Release(t.Context(), w.g))
+		won := locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
+		go func() { all <- <-won }()
 	}
-	listener(t, watch, app) // one
-	require.LessOrEqual(t, len(spy.asked), 3*waiters, "statements for %d grants", waiters)
+	for range waiters + 3 { // each polls once, the first again in the queue, then it listens, then the first polls again
+		<-c.asked
+	}
+	c.release()
+	last := c.g.Fence
+	for range waiters {
+		w := locktest.Won(t, all)
+		require.Equal(t, last+1, w.Fence)
+		last = w.Fence
+		locktest.Release(t, c.a, w)
+	}
+	listener(t, c.watch, app) // one
+	require.LessOrEqual(t, len(c.asked), 3*waiters, "statements for %d grants", waiters)
 }
 
-// A waiter that gives up hands its turn on: the one behind it hears of the release.
 func TestTurnIsHandedOn(t *testing.T) {
-	a, _ := newBackend(t)
-	closing(t, a)
-	spy := newSpy()
-	b, _ := newBackend(t, spy.on)
-	closing(t, b)
-	r := request(time.Hour)
-	g := take(t, a, r)
+	c := newContest(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
-	first := make(chan error, 1)
-	go func() {
-		_, err := b.Acquire(ctx, next(r, time.Hour))
-		first <- err
-	}()
-	spy.settled()
-	second := acquiring(t, b, next(r, time.Hour))
-	<-spy.asked // it has been refused, and queues up
+	first := locktest.Acquire(ctx, c.b, c.next(time.Hour))
+	c.settled()
+	second := c.another(time.Hour)
 	why := errors.New("enough")
 	cancel(why)
-	require.ErrorIs(t, <-first, why)
-	require.NoError(t, a.Release(t.Context(), g))
-	require.NoError(t, (<-second).err)
+	require.ErrorIs(t, locktest.Receive(t, first).Err, why)
+	c.release()
+	locktest.Won(t, second)
 }
 
-// A holder that took the lock over from a waiter's own Backend, and dies, doesn't keep those behind it waiting for the
-// lease of the holder before.
+// The new holder, of the waiters' own Backend, dies.
 func TestWaitersLearnOfTheNewHolder(t *testing.T) {
-	a, _ := newBackend(t)
-	spy := newSpy()
-	b, _ := newBackend(t, spy.on)
-	closing(t, a)
-	closing(t, b)
-	r := request(time.Hour)
-	g := take(t, a, r)
-	won := []<-chan granted{acquiring(t, b, next(r, 50*time.Millisecond))}
-	spy.settled()
-	for range 2 {
-		won = append(won, acquiring(t, b, next(r, 50*time.Millisecond)))
-		<-spy.asked
-	}
-	require.NoError(t, a.Release(t.Context(), g))
-	for _, c := range won { // none of them releases
-		require.NoError(t, (<-c).err)
+	c := newContest(t)
+	const ttl = 50 * time.Millisecond
+	won := []<-chan locktest.Outcome{c.first(c.next(ttl)), c.another(ttl), c.another(ttl)}
+	c.release()
+	for _, w := range won { // none of them releases
+		locktest.Won(t, w)
 	}
 }
 
-// A waiter whose connection goes silent while it is its turn asks again on another, although it had been granted the lock,
-// and those behind it get on.
+// It retries on another connection, although it had been granted the lock.
 func TestSilentConnection(t *testing.T) {
-	a, watch := newBackend(t)
-	d, spy := newDialer(), newSpy()
-	b, _ := newBackend(t, d.over, spy.on)
-	b.Patience(3 * time.Second) // nothing else takes so long
-	closing(t, a)
-	closing(t, b)
-	r := request(time.Hour)
-	g := take(t, a, r)
-	first := next(r, time.Hour)
-	won := acquiring(t, b, first)
-	spy.settled()
-	behind := acquiring(t, b, next(r, time.Hour))
-	<-spy.asked // it has been refused, and queues up
+	d := newDialer()
+	c := newContest(t, d.over)
+	c.b.Patience(3 * time.Second) // nothing else takes so long
+	first := c.next(time.Hour)
+	won := c.first(first)
+	behind := c.another(time.Hour)
 	heal := d.Link().HoldReplies()
 	defer heal()
-	require.NoError(t, a.Release(t.Context(), g))
+	c.release()
 	require.Eventually(t, func() bool { return d.Lost() > 0 }, 10*time.Second, time.Millisecond)
 	require.Eventually(t, func() bool {
-		owner := read(t, watch, r.Key).Owner
+		owner := read(t, c.watch, first.Key).Owner
 		return owner != nil && *owner == first.Owner
 	}, 10*time.Second, time.Millisecond)
 	heal()
-	w := <-won
-	require.NoError(t, w.err)
-	require.EqualValues(t, 2, w.g.Fence)
-	require.NoError(t, b.Release(t.Context(), w.g))
-	require.NoError(t, (<-behind).err)
+	w := locktest.Won(t, won)
+	require.EqualValues(t, 2, w.Fence)
+	locktest.Release(t, c.b, w)
+	locktest.Won(t, behind)
 }
 
-// A waiter whose server stays silent gives up.
 func TestSilentServer(t *testing.T) {
-	a, _ := newBackend(t)
-	d, spy := newDialer(), newSpy()
-	b, _ := newBackend(t, d.over, spy.on)
-	b.Patience(time.Second)
-	closing(t, a)
-	closing(t, b)
-	r := request(time.Hour)
-	g := take(t, a, r)
-	won := acquiring(t, b, next(r, time.Second))
-	spy.settled()
+	d := newDialer()
+	c := newContest(t, d.over)
+	c.b.Patience(time.Second)
+	won := c.first(c.next(time.Second))
 	heal := d.Link().HoldReplies()
 	defer heal()
-	require.NoError(t, a.Release(t.Context(), g))
-	require.ErrorContains(t, (<-won).err, "no answer in time")
+	c.release()
+	require.ErrorContains(t, locktest.Receive(t, won).Err, "no answer in time")
 }
 
-// While the server cannot be reached, a waiter fails rather than wait for ever.
 func TestServerGoneWhileWaiting(t *testing.T) {
-	a, _ := newBackend(t)
-	d, spy := newDialer(), newSpy()
-	b, _ := newBackend(t, d.over, spy.on)
-	closing(t, a)
-	closing(t, b)
-	r := request(time.Hour)
-	g := take(t, a, r)
-	won := acquiring(t, b, next(r, time.Hour))
-	spy.settled()
+	d := newDialer()
+	c := newContest(t, d.over)
+	won := c.first(c.next(time.Hour))
 	heal := d.Link().Cut()
-	err := (<-won).err
-	require.Error(t, err)
-	require.NotErrorIs(t, err, context.DeadlineExceeded)
+	require.Error(t, locktest.Receive(t, won).Err)
 	heal()
-	require.NoError(t, a.Release(t.Context(), g))
-	require.NoError(t, (<-acquiring(t, b, next(r, time.Hour))).err)
+	c.release()
+	locktest.Won(t, locktest.Acquire(t.Context(), c.b, c.next(time.Hour)))
 }
 
-// The first acquisition of a key is undone although its row is not to be seen yet, because its commit takes long.
+// The row isn't visible yet: its commit takes long.
 func TestUndoOfAnUncommittedRow(t *testing.T) {
 	for _, isolation := range []string{"read committed", "serializable"} {
 		t.Run(isolation, func(t *testing.T) {
 			b, pool := newBackend(t, func(c *pgxpool.Config) {
 				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
 			})
-			closing(t, b)
-			r := request(time.Hour)
+			r := locktest.Request(time.Hour)
 			tx, err := newPool(t).Begin(t.Context())
 			require.NoError(t, err)
 			defer func() { _ = tx.Rollback(context.Background()) }()
@@ -676,54 +589,34 @@ func TestUndoOfAnUncommittedRow(t *testing.T) {
 			require.NoError(t, tx.Commit(t.Context()))
 			require.NoError(t, <-undone)
 			require.Nil(t, read(t, pool, r.Key).Owner)
-			require.EqualValues(t, 2, take(t, b, next(r, time.Hour)).Fence)
+			require.EqualValues(t, 2, take(t, b, locktest.Next(r.Key, time.Hour)).Fence)
 		})
 	}
 }
 
-// Undoing what nobody has asked for, or what is another's, takes nothing and frees nothing.
 func TestUndoOfNothing(t *testing.T) {
 	b, pool := newBackend(t)
-	closing(t, b)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	undo := dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}
 	for range 2 {
 		require.ErrorIs(t, b.Release(t.Context(), undo), dlock.ErrLost)
 	}
-	g := take(t, b, next(r, time.Hour))
+	g := take(t, b, locktest.Next(r.Key, time.Hour))
 	require.ErrorIs(t, b.Release(t.Context(), undo), dlock.ErrLost)
 	require.Equal(t, g.Owner, *read(t, pool, r.Key).Owner)
 	require.NoError(t, b.Renew(t.Context(), g))
 }
 
-// Undoing a grant wakes those who wait.
-func TestUndoNotifies(t *testing.T) {
-	a, _ := newBackend(t)
-	spy := newSpy()
-	b, _ := newBackend(t, spy.on)
-	closing(t, a)
-	closing(t, b)
-	r := request(time.Hour)
-	take(t, a, r)
-	won := acquiring(t, b, next(r, time.Hour))
-	spy.settled()
-	require.NoError(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}))
-	require.NoError(t, (<-won).err)
-}
-
-// cancels has a pool's connections ask the server to cancel what is under way when its context ends.
 func cancels(c *pgxpool.Config) {
 	c.ConnConfig.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.CancelRequestContextWatcherHandler{Conn: c, DeadlineDelay: 30 * time.Second}
 	}
 }
 
-// With a pool that cancels requests, as the package comment advises, one whose context ends leaves nothing behind, nor
-// does it cost the connection.
+// As the package comment advises.
 func TestCancelledRequest(t *testing.T) {
 	b, pool := newBackend(t, cancels)
-	closing(t, b)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	unlock := lockRow(t, b, r)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -741,8 +634,7 @@ func TestCancelledRequest(t *testing.T) {
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount())
 }
 
-// A commit that is cancelled while it waits for a synchronous standby is a success to PostgreSQL, but no grant: a standby
-// that is promoted would hand out the token again.
+// It is a success to PostgreSQL, but a standby that is promoted would issue the token again.
 func TestCancelledBeforeReplicated(t *testing.T) {
 	if server.Provider == testbed.External {
 		t.Skip("an external server has the standbys that it has")
@@ -758,8 +650,7 @@ func TestCancelledBeforeReplicated(t *testing.T) {
 	watch := newPool(t, there, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })
 	require.NoError(t, pglock.CreateSchema(t.Context(), watch, nil))
 	b, _ := newBackend(t, there, cancels)
-	closing(t, b)
-	r := request(time.Hour)
+	r := locktest.Request(time.Hour)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	tried := make(chan error, 1)
@@ -778,7 +669,6 @@ func TestCancelledBeforeReplicated(t *testing.T) {
 	require.Equal(t, r.Owner, *read(t, watch, r.Key).Owner, "the server has committed it")
 }
 
-// A key that cannot be written in the database's encoding is refused.
 func TestOtherEncoding(t *testing.T) {
 	_, admin := newBackend(t)
 	name := "latin_" + strings.ReplaceAll(uuid.NewString(), "-", "")
@@ -792,24 +682,21 @@ func TestOtherEncoding(t *testing.T) {
 		c.ConnConfig.Database = name
 		c.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	})
-	closing(t, b)
 	require.NoError(t, pglock.CreateSchema(t.Context(), pool, nil))
 	take(t, b, dlock.Request{Key: "caf\u00e9", Owner: "o", TTL: time.Hour})
 	_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "\u65e5", Owner: "o", TTL: time.Hour})
 	require.ErrorIs(t, err, dlock.ErrInvalid)
 }
 
-// The statements work in every way in which pgx can send them.
 func TestExecModes(t *testing.T) {
 	for _, m := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
 		b, _ := newBackend(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m })
-		closing(t, b)
-		r := request(3 * time.Hour)
+		r := locktest.Request(3 * time.Hour)
 		g := take(t, b, r)
 		require.EqualValues(t, 1, g.Fence, "%v", m)
-		_, err := b.TryAcquire(t.Context(), next(r, time.Hour))
+		_, err := b.TryAcquire(t.Context(), locktest.Next(r.Key, time.Hour))
 		require.ErrorIs(t, err, dlock.ErrHeld, "%v", m)
 		require.NoError(t, b.Renew(t.Context(), g), "%v", m)
 		require.NoError(t, b.Release(t.Context(), g), "%v", m)
