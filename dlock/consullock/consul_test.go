@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/consul/api"
@@ -28,14 +29,16 @@ type consul struct {
 	watches  int // blocking queries for sessions that are under way
 }
 
-// inBubble returns a Backend that is closed with the test, and its Consul.
-func inBubble(t *testing.T) (*consullock.Backend, *consul) {
+// virtually runs f in a bubble, with a Backend and its Consul.
+func virtually(t *testing.T, f func(t *testing.T, b *consullock.Backend, s *consul)) {
 	t.Helper()
-	s := newConsul()
-	s.link = newLink(s, "consul")
-	b := over(t, s.link, nil)
-	t.Cleanup(func() { require.NoError(t, b.Close()) })
-	return b, s
+	synctest.Test(t, func(t *testing.T) {
+		s := newConsul()
+		s.link = newLink(s, "consul")
+		b := over(t, s.link, nil)
+		t.Cleanup(func() { require.NoError(t, b.Close()) })
+		f(t, b, s)
+	})
 }
 
 func newConsul() *consul {
@@ -56,7 +59,6 @@ func (s *consul) hold(key string) (free func()) {
 	return func() { write(func() { delete(s.entries, "lock/"+key) }) }
 }
 
-// state returns the number of sessions, and of blocking queries for sessions.
 func (s *consul) state() (sessions, watches int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,13 +78,11 @@ func (s *consul) RoundTrip(req *http.Request) (*http.Response, error) {
 	return s.serve(req)
 }
 
-// hangs never answers.
 func hangs(req *http.Request) (*http.Response, error) {
 	<-req.Context().Done()
 	return nil, req.Context().Err()
 }
 
-// answer is a reply in JSON.
 func (s *consul) answer(req *http.Request, status int, v any) (*http.Response, error) {
 	body, err := json.Marshal(v)
 	return &http.Response{

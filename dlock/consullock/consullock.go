@@ -1,46 +1,36 @@
 // Package consullock is a dlock.Backend on HashiCorp Consul.
 //
-// A lock is a KV entry that exists while the lock is held. One transaction checks that the entry doesn't exist and acquires it
-// for a session, with the owner as its value. A release, or the end of the session, deletes it.
-//
-// The token is the entry's ModifyIndex: the Raft index of the write that took the lock. LockIndex, the usual answer, restarts at
-// 1 whenever the entry is deleted. The index goes back only when a snapshot is restored or the cluster is created again.
+// A lock is a KV entry that exists while the lock is held. One transaction checks that the entry doesn't exist and acquires
+// it for a session. The token is the entry's ModifyIndex: the Raft index of that write. (LockIndex restarts at 1 whenever
+// the entry is deleted.) It goes back only when a snapshot is restored or the cluster is created again.
 //
 // # Leases and sessions
 //
 // Consul has no lease on a key, only sessions, which it ends between one and two TTLs after the last renewal. So two clocks
-// bound a grant. A timer of the Backend deletes the entry once the lease's TTL has passed without a renewal. If the process is
-// dead, frozen, cut off or closed, its session ends instead, at the latest two session TTLs after its last renewal or after a
-// change of leader. The session never ends before a lease on it: its TTL is longer by a quarter, and no grant is given or
-// renewed that the session, as last renewed, doesn't cover. A session has no health checks, which could end it sooner.
+// bound a grant. A timer of the Backend deletes the entry once the lease's TTL has passed without a renewal. If the process
+// is dead, frozen, cut off or closed, its session ends, at the latest two session TTLs after its last renewal or after a
+// change of leader. The session's TTL is longer by a quarter, and no grant is given or renewed that the session, as last
+// renewed, doesn't cover. All grants of a Backend with one TTL share a session.
 //
-// What does end it sooner is the deregistration of the agent's node: through the catalog, by consul leave, or by SIGTERM to
-// a client agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there
-// may be another. Deregister no node whose processes hold locks, or make the lock-delay as long as the leases.
-//
-// All grants of a Backend with the same TTL share a session, which is renewed when a grant needs it, at most four times in a
-// TTL. So a lock and an unlock take two writes.
+// Deregistration of the agent's node ends a session sooner: through the catalog, by consul leave, or by SIGTERM to a client
+// agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may
+// be a second one. Deregister no node whose processes hold locks, or make the lock-delay as long as the leases.
 //
 // # Requests that arrive late
 //
-// A lock request whose reply never came may reach Consul long after its sender has given up, while its session is still renewed
-// for other grants. Every lock request is therefore conditional on its session not being sealed: the entry
-// {Prefix}=session/{ID} must not exist. Undoing a request seals its session and deletes the entry in one transaction. Grants
-// of a sealed session are still renewed; new ones use another. The session is destroyed, with its seal, after its last grant.
-//
-// A proxy may also repeat a request. The second then finds its own entry, which it knows by its flags: a number that no other
-// request of the session has.
+// A lock request without a reply may reach Consul long after its sender has given up. So every one requires that its
+// session isn't sealed: the entry {Prefix}=session/{ID} must not exist. Undoing a request seals its session and deletes the
+// entry in one transaction. Grants of a sealed session are still renewed; new ones use another. A request that a proxy
+// repeats recognises its own entry by its flags: a number that no other request of the session has.
 //
 // # Limits
 //
-// Consul's own locks can't be taken for 15 s after the end of a session, the lock-delay. With a token that the resource checks it
-// isn't needed: it is 0 unless [Options] say otherwise.
-//
-// A Backend has one blocking query for each key that is waited for and one for each session; an agent takes 200 connections from
+// A Backend has one blocking query for each key with waiters and one for each session; an agent takes 200 connections from
 // one address unless http_max_conns_per_client says otherwise. A waiter retries while Consul fails, for up to its TTL.
 package consullock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,16 +56,16 @@ const (
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix stands before the names of all keys, "lock/" by default: letters, digits and any of ,-._/ without an empty
+	// Prefix precedes the names of all keys, "lock/" by default: letters, digits and any of ,-._/ without an empty
 	// segment, or a dot that begins one or follows another. Locks with different prefixes are independent, unless one prefix
 	// begins with the other: key "a/x" after "lock/" is key "x" after "lock/a/".
 	Prefix string
-	// MinSessionTTL is the shortest TTL of a session, 10 s by default; not less than the servers' session_ttl_min. It doesn't
-	// limit how short a lease may be, but how soon the keys of a dead process are free: after twice this time at the latest,
-	// or two and a half times the lease's TTL if that is more.
+	// MinSessionTTL is the shortest TTL of a session, 10 s by default; not less than the servers' session_ttl_min. It
+	// doesn't limit leases. The keys of a dead process are free after twice this time at the latest, or two and a half times
+	// the lease's TTL if that is more.
 	MinSessionTTL time.Duration
-	// LockDelay is how long keys can't be locked after the end of the session that held them: 0 to 60 s. It doesn't delay
-	// anyone after a release or the end of a lease, costs one more round trip, and must be set by all that lock the same keys.
+	// LockDelay is how long keys can't be locked after the end of the session that held them: 0 to 60 s. It doesn't apply
+	// after a release or the end of a lease, costs one more round trip, and must be set by all that lock the same keys.
 	LockDelay time.Duration
 }
 
@@ -91,7 +81,7 @@ type Backend struct {
 	busy     sync.WaitGroup             // background work
 	sessions map[time.Duration]*session // for new grants, by TTL
 	leases   map[id]*lease              // that are held, or may be
-	asked    uint64                     // lock requests so far
+	requests uint64                     // lock requests so far
 	waiting  map[string]*queue          // by key
 }
 
@@ -103,16 +93,9 @@ func New(client *api.Client, opts *Options) (*Backend, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: consullock: client is nil", dlock.ErrInvalid)
 	}
-	o := Options{}
-	if opts != nil {
-		o = *opts
-	}
-	if o.Prefix == "" {
-		o.Prefix = "lock/"
-	}
-	if o.MinSessionTTL == 0 {
-		o.MinSessionTTL = 10 * time.Second
-	}
+	o := *cmp.Or(opts, &Options{})
+	o.Prefix = cmp.Or(o.Prefix, "lock/")
+	o.MinSessionTTL = cmp.Or(o.MinSessionTTL, 10*time.Second)
 	switch {
 	case clean(o.Prefix+"x") != o.Prefix+"x":
 		return nil, fmt.Errorf("%w: consullock: prefix %q has an empty segment, or characters that must be escaped", dlock.ErrInvalid, o.Prefix)
@@ -155,7 +138,6 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		if err == nil {
 			index, poll, err = since(index, now), longPoll, dlock.ErrHeld
 			if e == nil {
-				// Whatever happens from here on has a greater index, so the next read sees it at once.
 				var delayed bool
 				once, cancel := context.WithTimeoutCause(ctx, grace, wait.ErrNoAnswer) // all others on the key wait meanwhile
 				g, delayed, err = b.try(once, r)
@@ -175,9 +157,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 			q.failing = time.Time{}
 			continue
 		}
-		if q.failing.IsZero() {
-			q.failing = time.Now()
-		}
+		q.failing = cmp.Or(q.failing, time.Now())
 		if !retryable(err) || time.Since(q.failing) > r.TTL {
 			return g, err
 		}
@@ -192,15 +172,15 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return g, err
 }
 
-// try requests the lock once. With dlock.ErrHeld it reports whether a lock-delay is why.
+// try reports with dlock.ErrHeld whether a lock-delay is why.
 func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, delayed bool, err error) {
 	if err := b.check(r.TTL); err != nil {
 		return g, false, err
 	}
 	for {
 		if b.o.LockDelay > 0 {
-			// Consul checks the lock-delay when a request arrives, not when it is applied: one that was sent before the session's
-			// end would get through.
+			// Consul checks the lock-delay when a request arrives, not when it is applied: one sent before the session's end
+			// would succeed.
 			if e, _, err := b.read(ctx, r.Key, 0, 0); err != nil {
 				return g, false, err
 			} else if e != nil {
@@ -236,7 +216,6 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 	}
 }
 
-// lock sends the request for l. It returns the index at which it was applied, or why it was refused.
 func (b *Backend) lock(ctx context.Context, l *lease) (index uint64, no refusal, err error) {
 	name := b.name(l.key)
 	res, no, err := b.txn(ctx,
@@ -262,7 +241,6 @@ func (b *Backend) lock(ctx context.Context, l *lease) (index uint64, no refusal,
 	return 0, no, nil
 }
 
-// heldBeside reports whether another lease of l's session is known to have l's key.
 func (b *Backend) heldBeside(l *lease) (held bool) {
 	b.locked(func() {
 		for _, other := range b.leases {
@@ -290,7 +268,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	} else if err != nil {
 		return err
 	}
-	// From here on nobody but this Backend deletes the entry before the lease is over.
+	// From here on only this Backend deletes the entry before the lease is over.
 	_, no, err := b.txn(ctx, &api.KVTxnOp{Verb: api.KVCheckIndex, Key: b.name(g.Key), Index: g.Fence})
 	switch {
 	case err != nil:
@@ -323,9 +301,9 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return err
 }
 
-// remove deletes the entry of a grant or request, and returns dlock.ErrLost if there is none. l may be nil. index is that of the
-// write that took the key, 0 if it isn't known. A request for l that has no reply takes nothing from then on: the transaction
-// seals its session, too.
+// remove deletes the entry of a grant or request, and returns dlock.ErrLost if there is none. l may be nil. index is that
+// of the write that took the key, 0 if it isn't known. If l's request has no reply, the transaction also seals its session,
+// so that the request fails from then on.
 func (b *Backend) remove(ctx context.Context, what id, l *lease, index uint64) error {
 	seals := false
 	if l != nil && index == 0 {
@@ -412,8 +390,8 @@ func (b *Backend) name(key string) string { return b.o.Prefix + clean(key) }
 // sealOf is the name of s's seal, which no key has: after an equals sign clean writes two hexadecimal digits, or nothing.
 func (b *Backend) sealOf(s *session) string { return b.o.Prefix + "=session/" + s.id }
 
-// clean escapes what would be changed in a URL's path, or what Consul 1.21.5 refuses: all that isn't of
-// ^[a-zA-Z0-9,_./\-?&=]+$, and two dots in a row. Different keys have different names.
+// clean escapes what a URL's path would change, or what Consul 1.21.5 refuses: all that isn't of ^[a-zA-Z0-9,_./\-?&=]+$,
+// and two dots in a row. Different keys have different names.
 func clean(key string) string {
 	var name strings.Builder
 	name.Grow(len(key))
@@ -437,12 +415,11 @@ func clean(key string) string {
 	return name.String()
 }
 
-// queue is the calls of Acquire that wait for a key. One of them polls Consul.
 type queue struct {
 	n      int           // of calls; guarded by Backend.mu
 	poller chan struct{} // full while one polls
-	// failing is since when polling fails, zero if it doesn't. The next poller goes on from there: otherwise each would bear
-	// the failure for its own TTL, one after the other.
+	// failing is since when polling fails, zero if it doesn't. The next poller continues from there; otherwise the waiters
+	// would bear the failure for their TTLs one after the other.
 	failing time.Time
 }
 

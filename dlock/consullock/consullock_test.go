@@ -25,7 +25,7 @@ import (
 
 func TestConformance(t *testing.T) { conform(t, nil) }
 
-// With sessions that are hardly longer than leases, and so renewed and ended all the time.
+// Sessions are hardly longer than leases, so renewed and ended all the time.
 func TestConformanceShortSessions(t *testing.T) {
 	conform(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond})
 }
@@ -34,7 +34,6 @@ func TestConformanceLockDelay(t *testing.T) {
 	conform(t, &consullock.Options{LockDelay: 50 * time.Millisecond})
 }
 
-// In virtual time, with a minimal Consul.
 func TestConformanceVirtual(t *testing.T) {
 	dlocktest.Run(t, dlocktest.Harness{Virtual: true, NoRepeats: true, New: func(t *testing.T) dlocktest.Service {
 		s := newConsul()
@@ -79,7 +78,6 @@ type node struct {
 	l *link
 }
 
-// newNode returns a node whose Backend is closed with the test.
 func newNode(t *testing.T, o *consullock.Options) node {
 	t.Helper()
 	l := toServer(t)
@@ -95,7 +93,7 @@ func take(t *testing.T, b dlock.Backend, r dlock.Request) dlock.Grant {
 	return g
 }
 
-// awaits returns when a waiter's blocking query is under way on l.
+// awaits returns when l has sent a waiter's blocking query.
 func awaits(t *testing.T, l *link) {
 	t.Helper()
 	locktest.Eventually(t, func() bool {
@@ -202,7 +200,6 @@ func TestKeyDeletedUnderTheLock(t *testing.T) {
 	require.Equal(t, w.Owner, string(entry(t, r.Key).Value))
 }
 
-// A foreign entry is neither taken nor changed.
 func TestForeignEntry(t *testing.T) {
 	b := newNode(t, nil)
 	r := locktest.Request(time.Hour)
@@ -213,7 +210,6 @@ func TestForeignEntry(t *testing.T) {
 	require.Equal(t, "data", string(entry(t, r.Key).Value))
 }
 
-// A lock, an unlock and a refusal are one transaction each; the session is created once, and renewed when it is due.
 func TestRoundTrips(t *testing.T) {
 	other := newNode(t, nil)
 	held := locktest.Request(time.Hour)
@@ -255,7 +251,6 @@ func TestSessionDestroyed(t *testing.T) {
 	require.NoError(t, a.Renew(t.Context(), g2))
 }
 
-// Renew detects the end of the session by itself.
 func TestRenewOfADestroyedSession(t *testing.T) {
 	b := newNode(t, nil)
 	b.l.on("session/info", func(*http.Request) (*http.Response, error) { return nil, errLink })
@@ -267,7 +262,6 @@ func TestRenewOfADestroyedSession(t *testing.T) {
 	require.Greater(t, again.Fence, g.Fence)
 }
 
-// A request whose session has just ended takes nothing, and is repeated on another.
 func TestDeadSessionNeverAcquires(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
 	mine := locktest.Request(time.Hour)
@@ -292,7 +286,6 @@ func TestDeadSessionNeverAcquires(t *testing.T) {
 	require.NoError(t, b.Renew(t.Context(), w))
 }
 
-// Nobody acquires before the lock-delay is over.
 func TestLockDelay(t *testing.T) {
 	const delay = time.Second
 	a, b := newNode(t, &consullock.Options{LockDelay: delay}), newNode(t, &consullock.Options{LockDelay: delay})
@@ -317,7 +310,7 @@ func TestLockDelay(t *testing.T) {
 	require.GreaterOrEqual(t, w.At.Sub(began), delay)
 }
 
-// By default there is no lock-delay; Consul's default is 15 s.
+// Consul's default is 15 s.
 func TestNoLockDelay(t *testing.T) {
 	a := newNode(t, nil)
 	r := locktest.Request(time.Hour)
@@ -334,7 +327,6 @@ func TestNoLockDelay(t *testing.T) {
 	take(t, b, locktest.Next(r.Key, time.Hour))
 }
 
-// A dead process's session ends with its keys, not before the lease.
 func TestHolderGone(t *testing.T) {
 	const ttl = 200 * time.Millisecond
 	a, b := newNode(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond}), newNode(t, nil)
@@ -346,7 +338,6 @@ func TestHolderGone(t *testing.T) {
 	require.GreaterOrEqual(t, w.At.Sub(g.Start), ttl)
 }
 
-// Renewals keep the session alive.
 func TestRenewed(t *testing.T) {
 	const ttl = 300 * time.Millisecond // and the session at most 750 ms
 	a, b := newNode(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond}), newNode(t, nil)
@@ -375,7 +366,7 @@ func TestRenewed(t *testing.T) {
 	}
 }
 
-// said returns a request's body, which can still be read.
+// said reads a request's body, and restores it.
 func said(t *testing.T, req *http.Request) string {
 	t.Helper()
 	if req.Body == nil {
@@ -389,7 +380,7 @@ func said(t *testing.T, req *http.Request) string {
 	return string(body)
 }
 
-// later has l lose the next transaction on key. deliver sends it after all, and returns the status.
+// later loses the next transaction on key. deliver sends it after all, and returns the status.
 func later(t *testing.T, l *link, key string) (deliver func() int) {
 	t.Helper()
 	var late *http.Request
@@ -412,7 +403,7 @@ func later(t *testing.T, l *link, key string) (deliver func() int) {
 	}
 }
 
-// A request that arrives after it was undone takes nothing, although its session lives on.
+// Its session is still alive.
 func TestLateRequest(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
 	other, r := locktest.Request(time.Hour), locktest.Request(time.Hour)
@@ -434,7 +425,7 @@ func TestLateRequest(t *testing.T) {
 	locktest.Receive(t, g.Lost)
 }
 
-// The same if only the Backend undoes it.
+// Only the Backend undoes it.
 func TestLateRequestNotUndone(t *testing.T) {
 	const ttl = 300 * time.Millisecond
 	a, b := newNode(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond}), newNode(t, nil)
@@ -463,7 +454,7 @@ func TestLateRequestNotUndone(t *testing.T) {
 	}
 }
 
-// The deletion of an expired lease is retried if its reply was lost. The same owner's next grant is left alone.
+// It is retried after a lost reply, and leaves the same owner's next grant alone.
 func TestRepeatedDelete(t *testing.T) {
 	for name, answered := range map[string]bool{"answered": true, "unanswered": false} {
 		t.Run(name, func(t *testing.T) {
@@ -517,7 +508,6 @@ func TestRepeatedDelete(t *testing.T) {
 	}
 }
 
-// A request that a proxy repeats is granted once.
 func TestRepeatedOnTheWay(t *testing.T) {
 	b := newNode(t, nil)
 	for name, between := range map[string]func(session string){
@@ -551,7 +541,6 @@ func TestRepeatedOnTheWay(t *testing.T) {
 	}
 }
 
-// A request that finds its session sealed is granted on a new one.
 func TestSealedUnderARequest(t *testing.T) {
 	a := newNode(t, nil)
 	g, r := take(t, a, locktest.Request(time.Hour)), locktest.Request(time.Hour)
@@ -565,7 +554,6 @@ func TestSealedUnderARequest(t *testing.T) {
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// One blocking query serves all waiters for a key.
 func TestFiftyWaiters(t *testing.T) {
 	const waiters = 50
 	a, b := newNode(t, nil), newNode(t, nil)
@@ -595,7 +583,6 @@ func TestFiftyWaiters(t *testing.T) {
 	require.LessOrEqual(t, counts["kv"], 3*waiters+5)
 }
 
-// A refusal of unknown reason is an error, and no reason to wait.
 func TestUnknownRefusal(t *testing.T) {
 	b := newNode(t, nil)
 	b.l.on("txn", func(req *http.Request) (*http.Response, error) {
@@ -609,7 +596,6 @@ func TestUnknownRefusal(t *testing.T) {
 	}
 }
 
-// Another Backend may release a grant, but can't renew it, and says so.
 func TestRenewByAnotherBackend(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
 	g := take(t, a, locktest.Request(time.Hour))

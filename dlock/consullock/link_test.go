@@ -12,8 +12,8 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// link is what a client's requests go over. It disturbs transactions: a session is made and renewed, and an entry read,
-// on the way to one, and a transaction whose reply is lost has always been carried out.
+// link disturbs transactions. A client makes and renews sessions and reads entries before them, so a transaction whose
+// reply is lost has been carried out.
 type link struct {
 	base http.RoundTripper
 	url  string
@@ -22,10 +22,10 @@ type link struct {
 	fault fault
 	held  chan struct{} // closed on delivery
 	cut   chan struct{} // closed while nothing gets through
-	// meddle, if not nil, may answer a request in the server's place, or do something before it leaves.
+	// meddle, if not nil, may answer a request, or do something before it leaves.
 	meddle func(*http.Request) (*http.Response, error)
 	count  map[string]int // requests by kind, as txn or session/renew
-	// blocking is how many reads of entries have been sent that wait for a change.
+	// blocking counts blocking queries for entries.
 	blocking int
 }
 
@@ -70,14 +70,12 @@ func (l *link) inject(f fault) (heal func()) {
 	})
 }
 
-// set has f see each request before it leaves.
 func (l *link) set(f func(*http.Request) (*http.Response, error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.meddle = f
 }
 
-// on has f see each request of a kind before it leaves.
 func (l *link) on(k string, f func(*http.Request) (*http.Response, error)) {
 	l.set(func(req *http.Request) (*http.Response, error) {
 		if kind(req) != k {
@@ -87,7 +85,6 @@ func (l *link) on(k string, f func(*http.Request) (*http.Response, error)) {
 	})
 }
 
-// once has f see the next request of a kind before it leaves.
 func (l *link) once(k string, f func(*http.Request) (*http.Response, error)) {
 	l.on(k, func(req *http.Request) (*http.Response, error) {
 		l.set(nil)
@@ -97,7 +94,7 @@ func (l *link) once(k string, f func(*http.Request) (*http.Response, error)) {
 
 func pass(*http.Request) (*http.Response, error) { return nil, nil } //nolint:nilnil // it goes on its way
 
-// counts returns how many requests of each kind there have been since the last call.
+// counts returns the number of requests by kind since the last call.
 func (l *link) counts() map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

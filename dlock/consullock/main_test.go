@@ -28,7 +28,6 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// direct is a client that nothing disturbs.
 func direct(tb testing.TB) *api.Client {
 	tb.Helper()
 	testbed.Need(tb, missing)
@@ -37,7 +36,6 @@ func direct(tb testing.TB) *api.Client {
 	return c
 }
 
-// toServer returns a link to the server.
 func toServer(tb testing.TB) *link {
 	tb.Helper()
 	testbed.Need(tb, missing)

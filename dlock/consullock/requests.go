@@ -14,13 +14,12 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// txn runs operations in one transaction. If it was refused, no says why.
 func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (res api.TxnResults, no refusal, err error) {
 	all := make(api.TxnOps, len(ops))
 	for i, op := range ops {
 		all[i] = &api.TxnOp{KV: op}
 	}
-	// Consistent is for those that only read: the leader checks that it still leads.
+	// Consistent is for transactions that only read: the leader checks that it still leads.
 	ok, answer, _, err := b.c.Txn().Txn(all, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
 	switch {
 	case err != nil:
@@ -45,7 +44,7 @@ func (r refusal) Error() string {
 	return "consullock: refused: " + strings.Join(s, "; ")
 }
 
-// is recognises an operation's error by its text: Consul has no codes.
+// is matches an operation's error by its text: Consul has no codes.
 func (r refusal) is(prefix, suffix string) bool {
 	return slices.ContainsFunc(r, func(e *api.TxnError) bool {
 		return strings.HasPrefix(e.What, prefix) && strings.HasSuffix(e.What, suffix)
@@ -59,12 +58,10 @@ func (r refusal) changed() bool {
 	return r.is("failed index check for key ", "") || r.is("failed to check index, key ", "")
 }
 
-// heldElsewhere says that another session has the key.
 func (r refusal) heldElsewhere(name string) bool {
 	return r.is(fmt.Sprintf("failed to lock key %q, lock is already held", name), "")
 }
 
-// retryable reports whether a retry may help, which Consul has not ruled out by its reply.
 func retryable(err error) bool {
 	if _, refused := errors.AsType[refusal](err); refused {
 		return false
@@ -73,8 +70,7 @@ func retryable(err error) bool {
 	return !ok || status.Code >= http.StatusInternalServerError || status.Code == http.StatusTooManyRequests
 }
 
-// read returns the entry of key, nil if there is none, and its index. It waits for an index greater than after, at most for
-// poll.
+// read returns the entry of key, nil if there is none, and its index. It waits up to poll for an index greater than after.
 func (b *Backend) read(ctx context.Context, key string, after uint64, poll time.Duration) (*api.KVPair, uint64, error) {
 	q, cancel := query(ctx, after, poll)
 	defer cancel()

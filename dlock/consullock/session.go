@@ -11,12 +11,12 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// session is a session of Consul's, or is about to be. Backend.mu guards the first part, and busy the second.
+// session is a session of Consul's, or will be. Backend.mu guards the first part, and busy the second.
 type session struct {
 	ttl    time.Duration
 	over   context.Context // ends when it is known to have ended, or is destroyed
 	finish context.CancelFunc
-	sealed bool // no request is granted on it any more, not even one that is under way
+	sealed bool // no request is granted on it any more, not even one in flight
 	leases int  // that are held, or may be
 
 	busy  wait.Turn // of the call that creates or renews it
@@ -24,16 +24,14 @@ type session struct {
 	since time.Time // when the last request left that is known to have restarted it
 }
 
-// errGone says that a session has ended.
 var errGone = errors.New("consullock: the session has ended")
 
-// sessionTTL is the TTL of the session for leases of ttl. The quarter saves most renewals.
+// sessionTTL adds a quarter, which saves most renewals.
 func (b *Backend) sessionTTL(ttl time.Duration) time.Duration {
 	ttl = min(ttl, maxSession)
 	return max((ttl + ttl/4 + time.Millisecond - 1).Truncate(time.Millisecond), b.o.MinSessionTTL)
 }
 
-// cover returns a session that lasts until start + ttl at least.
 func (b *Backend) cover(ctx context.Context, ttl time.Duration) (s *session, start time.Time, err error) {
 	for size := b.sessionTTL(ttl); ; {
 		b.locked(func() {
@@ -49,11 +47,10 @@ func (b *Backend) cover(ctx context.Context, ttl time.Duration) (s *session, sta
 	}
 }
 
-// patience is how long a session's renewal may take at first.
 func patience(ttl time.Duration) time.Duration { return min(max(ttl/8, time.Second), grace) }
 
-// extend creates or renews s, unless it lasts until start + ttl already. It returns errGone if s has ended. A request that
-// takes too long doesn't keep the session's other leases from being renewed.
+// extend creates or renews s, unless it lasts until start + ttl already. It returns errGone if s has ended. A slow request
+// doesn't keep the session's other leases from being renewed.
 func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (start time.Time, err error) {
 	err = s.busy.Do(ctx, patience(s.ttl), s.ttl, func(ctx context.Context) (err error) {
 		start = time.Now() // before the request leaves: the server cannot count from earlier
@@ -80,7 +77,7 @@ func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (st
 	return start, err
 }
 
-// create creates s. If the reply is lost, an unused session remains, and expires.
+// create leaves an unused session, which expires, if the reply is lost.
 func (b *Backend) create(ctx context.Context, s *session) error {
 	var made struct{ ID string }
 	// Not through api.Session, which omits a LockDelay of 0; the server's default is 15 s.
@@ -134,7 +131,6 @@ func (b *Backend) watch(s *session, id string) {
 	}
 }
 
-// retire has no new grants given on s.
 func (b *Backend) retire(s *session) {
 	b.locked(func() {
 		if b.sessions[s.ttl] == s {
@@ -157,7 +153,6 @@ func (b *Backend) discard(s *session) {
 	})
 }
 
-// end notes that s has ended, and all its leases.
 func (b *Backend) end(s *session) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -177,7 +172,7 @@ func (b *Backend) end(s *session) {
 
 type id struct{ key, owner string }
 
-// lease is a key that this Backend holds, or may hold: its request was sent, and has not been refused. Backend.mu guards what
+// lease is a key that this Backend holds, or may hold: its request was sent, and not refused. Backend.mu guards what
 // changes.
 type lease struct {
 	id
@@ -191,17 +186,16 @@ type lease struct {
 	over    bool // it isn't held, and never will be; s doesn't count it
 }
 
-// wrote reports whether the request for l, which may be nil, wrote e.
 func (l *lease) wrote(e *api.KVPair) bool {
 	return l != nil && e != nil && e.Session == l.s.id && e.Flags == l.flags && string(e.Value) == l.owner
 }
 
-// begin notes that a request for key is about to be sent. Whatever becomes of it, it will be undone when it expires.
+// begin registers a request before it is sent. It is undone when it expires.
 func (b *Backend) begin(key, owner string, s *session, expires time.Time) *lease {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.asked++
-	l := &lease{id: id{key, owner}, b: b, s: s, flags: b.asked}
+	b.requests++
+	l := &lease{id: id{key, owner}, b: b, s: s, flags: b.requests}
 	l.timer = time.AfterFunc(1<<63-1, func() { b.expire(l) })
 	s.leases++
 	b.leases[l.id] = l
@@ -209,7 +203,6 @@ func (b *Backend) begin(key, owner string, s *session, expires time.Time) *lease
 	return l
 }
 
-// expireAt sets l's timer. b.mu is held.
 func (b *Backend) expireAt(l *lease, at time.Time) {
 	l.expires = at
 	l.timer.Stop()
@@ -218,7 +211,7 @@ func (b *Backend) expireAt(l *lease, at time.Time) {
 	}
 }
 
-// keep has l expire at that time, unless it expires later anyway. It reports false if l has expired.
+// keep has l expire at that time or later. It reports false if l has expired.
 func (b *Backend) keep(l *lease, at time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -233,7 +226,7 @@ func (b *Backend) keep(l *lease, at time.Time) bool {
 
 func (b *Backend) drop(l *lease) { b.locked(func() { b.forget(l) }) }
 
-// forget is drop. b.mu is held.
+// forget is drop with b.mu held.
 func (b *Backend) forget(l *lease) {
 	l.timer.Stop()
 	if b.leases[l.id] == l {
@@ -252,7 +245,7 @@ const (
 	expireMaxPause = time.Second
 )
 
-// expire deletes l's entry, long before its session would. It retries until that is done, or the session has ended.
+// expire deletes l's entry, long before its session would. It retries until that succeeds, or the session has ended.
 func (b *Backend) expire(l *lease) {
 	b.mu.Lock()
 	if l.ending || l.over || b.open.Err() != nil || time.Now().Before(l.expires) { // renewed at this moment

@@ -15,16 +15,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/consullock"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// lease is the TTL of these tests' leases; their sessions' is longer by a quarter.
 const lease = 10 * time.Second
 
-// A session's renewal that hangs doesn't block the renewal of its other leases.
+// It doesn't block the renewal of the session's other leases.
 func TestStuckRenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		g, other := take(t, b, locktest.Request(lease)), take(t, b, locktest.Request(lease))
 		time.Sleep(lease / 3)
 		s.once("session/renew", hangs)
@@ -38,10 +37,8 @@ func TestStuckRenewal(t *testing.T) {
 	})
 }
 
-// A request to create a session that hangs is repeated.
 func TestStuckSession(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		s.once("session/create", hangs)
 		began := time.Now()
 		_, err := b.TryAcquire(t.Context(), locktest.Request(lease))
@@ -50,10 +47,9 @@ func TestStuckSession(t *testing.T) {
 	})
 }
 
-// What another lease of the same Backend holds is refused without a read.
+// It is refused without a read.
 func TestHeldBeside(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		g := take(t, b, locktest.Request(lease))
 		var asked []string
 		s.set(func(req *http.Request) (*http.Response, error) {
@@ -68,10 +64,8 @@ func TestHeldBeside(t *testing.T) {
 	})
 }
 
-// A Consul that is slower than the first timeout is waited for.
 func TestSlowConsul(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		s.set(func(req *http.Request) (*http.Response, error) {
 			if !strings.HasPrefix(kind(req), "session/") {
 				return pass(req)
@@ -89,7 +83,7 @@ func TestSlowConsul(t *testing.T) {
 	})
 }
 
-// A waiter retries a request that hangs, whether it was applied or not, and the waiters behind get their turn.
+// Whether the request was applied or not. The waiters behind are served.
 func TestStuckWaiter(t *testing.T) {
 	for name, stuck := range map[string]struct {
 		kind       string
@@ -101,8 +95,7 @@ func TestStuckWaiter(t *testing.T) {
 		"answer":     {kind: "txn", carriedOut: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, s := inBubble(t)
+			virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 				r := locktest.Request(time.Hour)
 				free := s.hold(r.Key)
 				sticks := func() {
@@ -139,7 +132,7 @@ func TestStuckWaiter(t *testing.T) {
 	}
 }
 
-// failing answers reads of entries with a status; with none if that is 0.
+// failing answers reads of entries with a status, or with an error if that is 0.
 func failing(status int) func(*http.Request) (*http.Response, error) {
 	return func(req *http.Request) (*http.Response, error) {
 		switch {
@@ -152,12 +145,11 @@ func failing(status int) func(*http.Request) (*http.Response, error) {
 	}
 }
 
-// A waiter retries while Consul fails for less than its TTL, more than once.
+// Failures of less than its TTL, more than once.
 func TestWaiterBearsFailures(t *testing.T) {
 	for _, status := range []int{0, http.StatusInternalServerError, http.StatusTooManyRequests} {
 		t.Run(fmt.Sprintf("status %d", status), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b, s := inBubble(t)
+			virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 				r := locktest.Request(lease)
 				free := s.hold(r.Key)
 				won := locktest.Acquire(t.Context(), b, r)
@@ -177,10 +169,8 @@ func TestWaiterBearsFailures(t *testing.T) {
 	}
 }
 
-// After its TTL it gives up, and so do the others.
 func TestWaitersGiveUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		r := locktest.Request(lease)
 		s.hold(r.Key)
 		s.set(failing(0)) //nolint:bodyclose // it is a string
@@ -195,10 +185,8 @@ func TestWaitersGiveUp(t *testing.T) {
 	})
 }
 
-// It does not retry what Consul refuses.
 func TestWaiterIsRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		r := locktest.Request(lease)
 		s.hold(r.Key)
 		s.set(failing(http.StatusForbidden)) //nolint:bodyclose // it is a string
@@ -209,7 +197,7 @@ func TestWaiterIsRefused(t *testing.T) {
 	})
 }
 
-// loses has the next transaction applied, and its reply lost.
+// loses applies the next transaction, and loses its reply.
 func (s *consul) loses() {
 	s.once("txn", func(req *http.Request) (*http.Response, error) {
 		_, err := s.serve(req)
@@ -217,10 +205,8 @@ func (s *consul) loses() {
 	})
 }
 
-// A retired session is destroyed after its last grant.
 func TestRetiredSession(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		has := func(n int, when string) {
 			t.Helper()
 			synctest.Wait()
@@ -249,10 +235,9 @@ func TestRetiredSession(t *testing.T) {
 	})
 }
 
-// The entry of an expired lease that is being deleted isn't taken for a new grant of the same owner.
+// Its deletion is late, and it isn't taken for the same owner's new grant.
 func TestEntryOfALeaseThatRanOut(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		r := locktest.Request(lease)
 		g := take(t, b, r)
 		arrive := make(chan struct{})
@@ -275,10 +260,9 @@ func TestEntryOfALeaseThatRanOut(t *testing.T) {
 	})
 }
 
-// A request is undone although others take and release its key all the time.
+// Others take and release the key all the time.
 func TestUndoOfABusyKey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		r := locktest.Request(lease)
 		var reads atomic.Int32
 		s.once("txn", func(*http.Request) (*http.Response, error) {
@@ -299,10 +283,8 @@ func TestUndoOfABusyKey(t *testing.T) {
 	})
 }
 
-// So is one that arrives while it is being undone.
 func TestUndoOverlapsTheRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, s := inBubble(t)
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		take(t, b, locktest.Request(lease)) // keeps the session alive
 		r := locktest.Request(lease)
 		s.once("txn", func(late *http.Request) (*http.Response, error) {
