@@ -17,7 +17,7 @@ var errLate = errors.New("redlock: the nodes took so long to reply that the leas
 // maxToken is the largest integer that a script can count to: Lua's numbers are doubles.
 const maxToken = 1<<53 - 1
 
-// attempt is one try to take a lock. It ends as a grant or is undone on every node.
+// attempt ends as a grant or is undone on every node.
 type attempt struct {
 	b       *Backend
 	r       dlock.Request
@@ -27,10 +27,10 @@ type attempt struct {
 	timeout time.Duration
 	start   time.Time
 	renewed atomic.Pointer[time.Time] // when the last renewal that a quorum granted was sent
-	nodes   []asked
+	nodes   []phaseOne
 	undone  bool
 
-	// What the nodes have replied.
+	// The nodes' replies.
 	took, refused, failed int
 	again                 bool // this owner already had the lock on a node
 	token                 uint64
@@ -40,13 +40,14 @@ type attempt struct {
 	frees                 []time.Time // when leases on nodes that refused end; those without an end are left out
 }
 
-// asked is the state of phase one on a node. On another connection phase two and a release would overtake it, so they wait.
-type asked struct {
+// phaseOne is the state of phase one on a node. Phase two and a release wait for it: on another connection they could overtake
+// it.
+type phaseOne struct {
 	done    chan struct{} // closed when the request has been answered or abandoned
 	refused bool          // the node has nothing of ours; valid once done is closed
 }
 
-// run returns the token of the grant. After dlock.ErrHeld and errLate another attempt may succeed.
+// run may succeed in another attempt after dlock.ErrHeld and errLate.
 func (a *attempt) run(ctx context.Context) (token uint64, err error) {
 	if ctx.Err() != nil {
 		return 0, ended(ctx)
@@ -72,7 +73,7 @@ func (a *attempt) run(ctx context.Context) (token uint64, err error) {
 	return token, nil
 }
 
-// extend notes a renewal that was sent at start. Renewals that overlap may be answered in either order.
+// extend records a renewal sent at start. Overlapping renewals may be answered in either order.
 func (a *attempt) extend(start time.Time) {
 	for {
 		last := a.renewed.Load()
@@ -82,7 +83,6 @@ func (a *attempt) extend(start time.Time) {
 	}
 }
 
-// over reports whether the validity has ended.
 func (a *attempt) over() bool {
 	start := a.start
 	if r := a.renewed.Load(); r != nil {
@@ -97,11 +97,11 @@ func (a *attempt) lock(ctx context.Context) error {
 	if a.b.o.UnsafeCounters {
 		script = unsafeScript
 	}
-	a.nodes = make([]asked, len(a.b.nodes))
+	a.nodes = make([]phaseOne, len(a.b.nodes))
 	for i := range a.nodes {
 		a.nodes[i].done = make(chan struct{})
 	}
-	p := ask(ctx, a.b, a.timeout, func(ctx context.Context, i int) (vote, error) {
+	p := broadcast(ctx, a.b, a.timeout, func(ctx context.Context, i int) (vote, error) {
 		defer close(a.nodes[i].done)
 		v, err := acquireOn(ctx, a.b.nodes[i], script, a.keys, a.r.Owner, a.number, a.ttl)
 		a.nodes[i].refused = err == nil && !v.took
@@ -179,7 +179,7 @@ func (a *attempt) write(ctx context.Context, token uint64) (top uint64, err erro
 		written
 		counter uint64
 	}
-	p := ask(ctx, a.b, a.timeout, func(ctx context.Context, i int) (reply, error) {
+	p := broadcast(ctx, a.b, a.timeout, func(ctx context.Context, i int) (reply, error) {
 		if err := a.nodes[i].settled(ctx); err != nil || a.nodes[i].refused {
 			return reply{written: gone}, err
 		}
@@ -227,7 +227,7 @@ func (a *attempt) undo(ctx context.Context) {
 	}
 }
 
-func (n *asked) settled(ctx context.Context) error {
+func (n *phaseOne) settled(ctx context.Context) error {
 	select {
 	case <-n.done:
 		return nil
@@ -236,7 +236,7 @@ func (n *asked) settled(ctx context.Context) error {
 	}
 }
 
-// free is the earliest time at which a quorum can be free without a release, if that is known: of nodes that didn't refuse or fail.
+// free is the earliest time at which a quorum can be free without a release, if known.
 func (a *attempt) free() (time.Time, bool) {
 	i := a.b.quorum - (len(a.nodes) - a.refused - a.failed) - 1
 	if i < 0 || i >= len(a.frees) {

@@ -13,59 +13,42 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redlock"
 )
 
-const benchTTL = 10 * time.Second
-
-// BenchmarkPair is the time and the allocations of taking a free lock and giving it back, on the same five nodes. redsync is the
-// yardstick, and has no token.
+// BenchmarkPair compares with redsync, which has no token, on the same five nodes.
 func BenchmarkPair(b *testing.B) {
+	const ttl = 10 * time.Second
 	var clients []redis.UniversalClient
 	var pools []redsyncredis.Pool
 	for _, s := range servers {
 		o, err := redis.ParseURL(s.URL)
 		require.NoError(b, err)
 		c := redis.NewClient(o)
-		defer func() { require.NoError(b, c.Close()) }()
+		b.Cleanup(func() { require.NoError(b, c.Close()) })
 		clients, pools = append(clients, c), append(pools, goredis.NewPool(c))
 	}
-	rs := redsync.New(pools...)
-	pair := func(o *redlock.Options) func(ctx context.Context, key string) error {
+	backend := func(o *redlock.Options) dlock.Backend {
 		l, err := redlock.New(clients, o)
 		require.NoError(b, err)
-		b.Cleanup(func() { require.NoError(b, l.Close()) })
-		return func(ctx context.Context, key string) error {
-			g, err := l.Acquire(ctx, dlock.Request{Key: key, Owner: uuid.NewString(), TTL: benchTTL})
-			if err != nil {
-				return err
-			}
-			return l.Release(ctx, g)
-		}
+		return l
 	}
-	for _, lock := range []struct {
-		name string
-		pair func(ctx context.Context, key string) error
-	}{
-		{"Redsync", func(ctx context.Context, key string) error {
-			m := rs.NewMutex(key, redsync.WithExpiry(benchTTL))
-			if err := m.LockContext(ctx); err != nil {
-				return err
-			}
-			_, err := m.UnlockContext(ctx)
+	rs, key := redsync.New(pools...), "bench/"+uuid.NewString()
+	unsafe := backend(&redlock.Options{UnsafeCounters: true}) // as many round trips as redsync
+	b.Cleanup(func() { require.NoError(b, unsafe.Close()) })
+	locktest.Compare(b, locktest.Pair{Name: "Redsync", Do: func(ctx context.Context) error {
+		m := rs.NewMutex(key, redsync.WithExpiry(ttl))
+		if err := m.LockContext(ctx); err != nil {
 			return err
-		}},
-		{"UnsafeCounters", pair(&redlock.Options{UnsafeCounters: true})}, // as many round trips as redsync
-		{"Redlock", pair(nil)},
-	} {
-		b.Run(lock.name, func(b *testing.B) {
-			key := "bench/" + uuid.NewString()
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := lock.pair(context.Background(), key); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
+		}
+		_, err := m.UnlockContext(ctx)
+		return err
+	}}, func() dlock.Backend { return backend(nil) }, locktest.Pair{Name: "UnsafeCounters", Do: func(ctx context.Context) error {
+		g, err := unsafe.Acquire(ctx, locktest.Next(key+"unsafe", ttl))
+		if err != nil {
+			return err
+		}
+		return unsafe.Release(ctx, g)
+	}})
 }

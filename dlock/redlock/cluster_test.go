@@ -11,17 +11,16 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// node is a Redis, real or not.
 type node struct {
 	dial dlocktest.DialFunc // whatever the address
 	opts redis.Options      // what it takes to log in
@@ -45,7 +44,6 @@ func newNode(n node) node {
 	return n
 }
 
-// holeConn is a connection to a node that may have been frozen.
 type holeConn struct {
 	net.Conn
 	hole *atomic.Bool
@@ -58,7 +56,7 @@ func (c holeConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// minis starts Redis nodes inside the process, and inside the bubble if there is one.
+// minis starts Redis nodes in the process.
 func minis(t *testing.T, n int) nodes {
 	t.Helper()
 	ns := make(nodes, n)
@@ -104,21 +102,21 @@ func (n node) client(t *testing.T, dial dlocktest.DialFunc) *redis.Client {
 	return c
 }
 
-// link returns a link that disturbs scripts, and lets pass what a client says to begin a connection.
+// link returns a link that disturbs scripts alone.
 func (n node) link() *dlocktest.Dialer {
 	return dlocktest.NewDialer(n.dial, func(request []byte) bool {
 		return bytes.Contains(request, []byte("eval")) || bytes.Contains(request, []byte("EVAL"))
 	})
 }
 
-// proc is what one process has: a Backend with a client and a link for each node.
+// proc is a process: a Backend with a client and a link for each node.
 type proc struct {
 	*redlock.Backend
 	links   []*dlocktest.Dialer
 	clients []*redis.Client
 }
 
-// patient is what tests use that are not about the node timeout: nothing depends on a machine that stalls.
+// patient is for tests that aren't about the node timeout: no stall of the machine matters.
 var patient = redlock.Options{NodeTimeout: 10 * time.Second}
 
 func (ns nodes) proc(t *testing.T, o redlock.Options) proc {
@@ -137,7 +135,7 @@ func (ns nodes) proc(t *testing.T, o redlock.Options) proc {
 	return p
 }
 
-// link is the fault on the way to the first n nodes.
+// link returns faults on the way to the first n nodes.
 func (p proc) link(n int) dlocktest.Link {
 	all := func(f func(dlocktest.Link) func() func()) func() func() {
 		return func() func() {
@@ -160,7 +158,7 @@ func (p proc) link(n int) dlocktest.Link {
 	}
 }
 
-// warm has every node load every script, so that a fault meets the script's run and not its first upload.
+// warm loads every script, so that a fault hits the script's run.
 func (ns nodes) warm(t *testing.T) {
 	t.Helper()
 	p := ns.proc(t, patient)
@@ -168,18 +166,16 @@ func (ns nodes) warm(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-// useOnce takes a lock, renews and releases it, and calls before before each.
 func (p proc) useOnce(t *testing.T, before func()) {
 	t.Helper()
 	before()
-	g := try(t, p, request(time.Hour))
+	g := try(t, p, locktest.Request(time.Hour))
 	before()
 	require.NoError(t, p.Renew(t.Context(), g))
 	before()
 	require.NoError(t, p.Release(t.Context(), g))
 }
 
-// connect has every client make a connection.
 func (p proc) connect(t *testing.T) {
 	t.Helper()
 	for _, c := range p.clients {
@@ -187,9 +183,9 @@ func (p proc) connect(t *testing.T) {
 	}
 }
 
-// service has a link on which faults hit the first n nodes. If these are not all, what is lost on the way to them has an
-// effect on the others, so that only replies can be disturbed. A frozen node is waited for until its timeout when the others
-// disagree, so the timeout must be short then, and replies cannot be held for longer than leases.
+// service's faults hit the first n nodes. If these are not all, requests that are lost on the way to them have an effect on
+// the others, so only replies can be disturbed. A frozen node is waited for when the others disagree, so the timeout must
+// be short, and replies cannot be held for longer than leases.
 func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 	t.Helper()
 	ns.warm(t)
@@ -214,17 +210,7 @@ func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 	}
 }
 
-func request(ttl time.Duration) dlock.Request {
-	return dlock.Request{Key: "test/" + uuid.NewString(), Owner: uuid.NewString(), TTL: ttl}
-}
-
-// bubble runs f in virtual time.
-func bubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	synctest.Test(t, f)
-}
-
-// on runs f in virtual time, on n nodes that know the scripts, with a process that is connected and a request for an hour.
+// on runs f in virtual time, on n nodes that know the scripts, with a connected process and a request for an hour.
 func on(t *testing.T, n int, f func(t *testing.T, ns nodes, p proc, r dlock.Request)) {
 	t.Helper()
 	onFor(t, n, patient, f)
@@ -232,12 +218,12 @@ func on(t *testing.T, n int, f func(t *testing.T, ns nodes, p proc, r dlock.Requ
 
 func onFor(t *testing.T, n int, o redlock.Options, f func(t *testing.T, ns nodes, p proc, r dlock.Request)) {
 	t.Helper()
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		ns := minis(t, n)
 		ns.warm(t)
 		p := ns.proc(t, o)
 		p.connect(t)
-		f(t, ns, p, request(time.Hour))
+		f(t, ns, p, locktest.Request(time.Hour))
 	})
 }
 

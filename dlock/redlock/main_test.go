@@ -10,7 +10,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// servers are the Redis nodeSet of all tests.
 var servers nodeSet
 
 type nodeSet []*testbed.Server

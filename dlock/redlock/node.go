@@ -25,7 +25,6 @@ var (
 	releaseScript = redisscript.Load(lua, "release.lua")
 )
 
-// vote is a node's reply to a request for its lock.
 type vote struct {
 	took   bool
 	token  uint64        // the node's counter
@@ -76,8 +75,8 @@ func mintOn(
 
 const maxReleases = 3 // to a node whose connections break
 
-// releaseOn reports whether the owner had the lock. It repeats the script itself instead of letting go-redis do so: after a lost
-// reply, a script that finds nothing doesn't tell who had it.
+// releaseOn reports whether the owner had the lock. It repeats the script itself instead of go-redis: after a lost reply, a
+// script that finds nothing doesn't say who had it.
 func releaseOn(ctx context.Context, c redis.UniversalClient, lock, owner string, attempt int64) (owned bool, err error) {
 	for range maxReleases {
 		n, failure := releaseScript.Run(ctx, redisscript.Once{UniversalClient: c}, []string{lock}, owner, attempt).Int64()
@@ -103,7 +102,6 @@ type poll[T any] struct {
 	failure error // the first node's
 }
 
-// answer is a node's reply, or what went wrong.
 type answer[T any] struct {
 	node int
 	val  T
@@ -112,8 +110,8 @@ type answer[T any] struct {
 
 var errNoAnswer = errors.New("no reply in time")
 
-// ask calls f for all nodes at once. The calls don't end with ctx: their outcome must become known. Close waits for that.
-func ask[T any](ctx context.Context, b *Backend, timeout time.Duration, f func(ctx context.Context, node int) (T, error)) *poll[T] {
+// broadcast calls f for all nodes at once. The calls don't end with ctx: their outcome must become known. Close waits for them.
+func broadcast[T any](ctx context.Context, b *Backend, timeout time.Duration, f func(ctx context.Context, node int) (T, error)) *poll[T] {
 	p := &poll[T]{b: b, answers: make(chan answer[T], len(b.nodes)), left: len(b.nodes)}
 	ctx, p.cancel = context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	p.end = ctx.Done()

@@ -1,43 +1,36 @@
 // Package redlock is a dlock.Backend on N independent Redis nodes: the Redlock algorithm
 // (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/) with a fencing token.
 //
-// A request goes to all nodes at once; a quorum of N/2+1 grants the lock. An attempt that fails is undone on every node.
+// A request goes to all nodes at once; a quorum of N/2+1 grants the lock. A failed attempt is undone on every node, but
+// keeps its votes until NodeTimeout while a node is silent: where that may happen and locks are contended, set it to a few
+// round trips.
 //
-// A silent node (frozen, or cut off by dropped packets) costs more than one that refuses connections: when contenders split the
-// votes of the other nodes, each could still win with the silent node's vote, and keeps its votes until NodeTimeout. Where nodes may
-// go silent and locks are contended, set NodeTimeout to a few round trips.
-//
-// # Validity
-//
-// A lease is valid for its TTL, minus the time that the nodes took to answer, minus 1 % and 2 ms for clock drift. A Grant has the
-// full TTL and as its Start the time before the first request left, which subtracts the first; dlock.Locker subtracts the drift, but
-// at most a quarter of the TTL, so a TTL below 9 ms is refused. A lease that is over before it is known is not granted. A node whose
-// clock jumps, or that restarts without its data, votes for a second owner while the first still counts on its vote.
+// A lease is valid for its TTL, minus the time the nodes took to answer, minus 1 % and 2 ms for clock drift. A Grant has
+// the full TTL and starts before the first request left; dlock.Locker subtracts the drift, but at most a quarter of the
+// TTL, so a TTL below 9 ms is refused. A node whose clock jumps, or that restarts without its data, votes for a second
+// owner while the first still counts on its vote.
 //
 // # The token
 //
-// Independent nodes share no counter. Each keeps its own, redlock:fence:{KEY}: a number, and the owner who wrote it. A grant takes
-// two round trips to all nodes:
+// Each node keeps a counter, redlock:fence:{KEY}: a number, and the owner who wrote it. A grant takes two round trips:
 //
 //  1. The lock is taken on a quorum, whose replies carry their counters.
-//  2. The highest counter plus one is written to a quorum. A node accepts it only while it still has this attempt's lock, and only if
-//     it is greater than its counter, or equal and written by the same owner. If nodes are ahead, a higher number is tried.
+//  2. The highest counter plus one is written to a quorum. A node accepts it only while it still has this attempt's lock,
+//     and only if it is greater than its counter, or equal and written by the same owner. If nodes are ahead, a higher
+//     number is tried.
 //
 // As long as no node forgets a counter that it has acknowledged,
 //
 //   - no two owners get the same token: two quorums share a node, and a node accepts no number from two owners;
-//   - a grant requested after another was answered has the greater token: in the first phase it hears from a node that had
-//     accepted the other's.
+//   - a grant requested after another was answered has the greater token: in phase one it hears from a node that had
+//     accepted the other's. Two concurrent grants may get their tokens in either order.
 //
-// Neither argument uses a clock, a TTL or the lock, nor who crashes, or which messages are lost, late or duplicated. Two concurrent
-// grants may get their tokens in either order.
-//
-// Both fail when nodes forget (a restart without persistence or without the last writes, a failover to a lagging replica, an
-// eviction, a FLUSHALL), or when clients are given different nodes. A token that no quorum remembers is issued again to another
-// owner, or is followed by a smaller one; a resource can't tell two owners of one token apart. With a token on exactly three of five
-// nodes, one that forgets is enough if the two that know don't answer the next attempt in time; with it on all five, it takes three.
-// Run the nodes with appendonly yes, appendfsync always and maxmemory-policy noeviction. Bring a node that has lost data back only
-// with the counters of a quorum of the others. Or take the token from a consensus store.
+// Neither depends on clocks, TTLs or the lock, nor on crashes, or lost, late or duplicated messages. Both fail when nodes
+// forget (a restart without the last writes, a failover to a lagging replica, an eviction, a FLUSHALL), or when clients are
+// given different nodes: a token is issued again, or is followed by a smaller one. With a token on exactly three of five
+// nodes, one forgetful node is enough if the two that know don't answer in time; with it on all five, it takes three. Use
+// appendonly yes, appendfsync always and maxmemory-policy noeviction. Bring a node that has lost data back only with the
+// counters of a quorum of the others. Or take the token from a consensus store.
 package redlock
 
 import (
@@ -64,20 +57,19 @@ type Options struct {
 	// uses up the lease. Default: a twentieth of the TTL, at least 1 ms and at most 1 s.
 	NodeTimeout time.Duration
 	Spin        Spin // how Acquire waits for a lock that is held
-	// UnsafeCounters uses a token that is often proposed, to show that it is unsound: every node increments its own counter
-	// when it votes, and the token is the highest counter of the quorum. Failed attempts and downtime let the counters drift
-	// apart; a later grant, by a quorum without the node that was ahead, then gets a smaller token or the same. It saves a
-	// round trip. Never use it to protect data, nor on keys that were used without it.
+	// UnsafeCounters shows that a token that is often proposed is unsound: every node increments its own counter when it
+	// votes, and the token is the highest of the quorum. Counters drift apart, and a later quorum without the node that was
+	// ahead gets a smaller token or the same. Never use it to protect data, nor on keys that were used without it.
 	UnsafeCounters bool
 }
 
-// Spin is how Acquire retries: after a random backoff below a limit that doubles from Min to Max, or when enough of the leases in
-// its way have ended, if that is sooner. Randomness ends a split vote, in which two contenders get a minority each. It is unfair:
-// whoever retries first after a release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that is longer.
+// Spin is how Acquire retries: after a random backoff, which resolves split votes, below a limit that doubles from Min to
+// Max, or when enough of the leases in its way have ended, if that is sooner. It is unfair: the first to retry after a
+// release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that is longer.
 type Spin struct{ Min, Max time.Duration }
 
-// Backend implements dlock.Backend on any redis.UniversalClient. Set ContextTimeoutEnabled on the clients: without it a request to
-// a silent node holds its connection, and delays Close, until the client's own timeouts.
+// Backend implements dlock.Backend on any redis.UniversalClient. Set ContextTimeoutEnabled on the clients: without it a
+// request to a silent node holds its connection, and delays Close, until the client's own timeouts.
 type Backend struct {
 	nodes  []redis.UniversalClient
 	quorum int
@@ -92,8 +84,8 @@ type Backend struct {
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on independent nodes, one client each; closing the clients is up to the caller. An odd number is best: four nodes
-// tolerate no more failures than three. New sends nothing.
+// New returns a Backend on independent nodes, one client each, which stay the caller's to close. An odd number is best:
+// four nodes tolerate no more failures than three. New sends nothing.
 func New(nodes []redis.UniversalClient, opts *Options) (*Backend, error) {
 	o := *cmp.Or(opts, &Options{})
 	o.Spin.Min = cmp.Or(o.Spin.Min, 2*time.Millisecond)
@@ -130,13 +122,13 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	return b.acquire(ctx, r, true)
 }
 
-// TryAcquire implements dlock.Backend. It returns dlock.ErrHeld when a quorum names the same other owner. When no owner has a
-// quorum, because the vote was split or a release is in flight, it retries for up to NodeTimeout.
+// TryAcquire implements dlock.Backend. It returns dlock.ErrHeld when a quorum names the same other owner. When no owner has
+// a quorum, because the vote was split or a release is in flight, it retries for up to NodeTimeout.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, false)
 }
 
-// maxLate is how many attempts in a row, with no other holder between them for a TTL, may win too late to be of use.
+// maxLate limits attempts that win too late to be used, in a row with no other holder between them for a TTL.
 const maxLate = 3
 
 func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (dlock.Grant, error) {
@@ -183,7 +175,8 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 	}
 }
 
-// Renew implements dlock.Backend. It needs a quorum. After an error a minority may have been renewed, which extends no lease.
+// Renew implements dlock.Backend. It needs a quorum. After an error a minority may have been renewed, which extends no
+// lease.
 func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	ttl, err := millis(g.TTL)
 	if err != nil {
@@ -204,9 +197,9 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	return err
 }
 
-// Release implements dlock.Backend. It returns when a quorum has freed the lock, and frees the other nodes in the background.
-// Without the State of a grant it undoes a request, and returns when a quorum has nothing of it left. After the end of the
-// validity it returns dlock.ErrLost even if it frees a quorum, which may have locked a request that was late.
+// Release implements dlock.Backend. It returns when a quorum has freed the lock, and frees the other nodes in the
+// background. Without a grant's State it undoes a request, and returns when a quorum has nothing of it left. After the end
+// of the validity it returns dlock.ErrLost: what it frees may have been locked by a late request.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	number := b.next() // covers all that the owner has requested until now
 	why, over := undoing, false
@@ -222,7 +215,6 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return err
 }
 
-// purpose is what a request to all nodes is for.
 type purpose int
 
 const (
@@ -245,7 +237,7 @@ func (b *Backend) each(
 		return ended(ctx)
 	}
 	a, _ := g.State.(*attempt)
-	p := ask(ctx, b, b.timeout(g.TTL), func(ctx context.Context, i int) (bool, error) {
+	p := broadcast(ctx, b, b.timeout(g.TTL), func(ctx context.Context, i int) (bool, error) {
 		if a != nil {
 			if err := a.nodes[i].settled(ctx); err != nil {
 				return false, err
@@ -280,7 +272,7 @@ func (b *Backend) each(
 	return nil
 }
 
-// Close implements dlock.Backend. It waits for requests in flight, also for those that undo failed attempts.
+// Close implements dlock.Backend. It waits for requests in flight, and those that undo failed attempts.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	b.close(dlock.ErrClosed)
@@ -289,8 +281,8 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// enter begins a call, which Close waits for until done is called. The context that it returns also ends with the Backend. The hash
-// tag keeps the names of the key's lock and fence counter in one slot if a node is a Cluster.
+// enter begins a call, which Close waits for until done is called. Its context also ends with the Backend. The hash tag
+// keeps the key's names in one slot if a node is a Cluster.
 func (b *Backend) enter(ctx context.Context, key string) (_ context.Context, names []string, done func(), err error) {
 	if strings.HasPrefix(key, "}") { // "{}" is no hash tag
 		return nil, nil, nil, invalid("key %q begins with a closing brace", key)
@@ -301,14 +293,13 @@ func (b *Backend) enter(ctx context.Context, key string) (_ context.Context, nam
 		return nil, nil, nil, ended(b.open)
 	}
 	b.busy.Add(1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(b.open, func() { cancel(dlock.ErrClosed) })
+	ctx, end := wait.Both(ctx, b.open)
 	names = []string{b.o.Prefix + "redlock:{" + key + "}", b.o.Prefix + "redlock:fence:{" + key + "}"}
-	return ctx, names, func() { stop(); cancel(nil); b.busy.Done() }, nil
+	return ctx, names, func() { end(); b.busy.Done() }, nil
 }
 
-// next numbers attempts: a late release of a failed attempt must not free what a later attempt of the same owner has taken. The
-// clock orders those of different Backends.
+// next numbers attempts: a late release of a failed attempt must not free what a later attempt of the same owner has taken.
+// The clock orders those of different Backends.
 func (b *Backend) next() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -323,7 +314,7 @@ func (b *Backend) timeout(ttl time.Duration) time.Duration {
 	return cmp.Or(b.o.NodeTimeout, min(max(ttl/20, time.Millisecond), time.Second))
 }
 
-// drift is the allowance for clock drift within a TTL, and for Redis's resolution: the algorithm's own figures.
+// drift is the algorithm's own allowance for clock drift and for Redis's resolution.
 func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
 // millis is ttl in Redis's unit. For a shorter TTL the Locker's margin would be smaller than drift.

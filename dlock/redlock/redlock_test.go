@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -44,7 +45,6 @@ func TestConformance(t *testing.T) {
 	}})
 }
 
-// cut cuts a process off from nodes, until the returned func is called.
 func (p proc) cut(nodes ...int) (heal func()) {
 	heals := make([]func(), len(nodes))
 	for i, n := range nodes {
@@ -57,7 +57,7 @@ func (p proc) cut(nodes ...int) (heal func()) {
 	}
 }
 
-// have checks that, once all is at rest, r's owner has the lock on these nodes, and no other.
+// have checks that, once all is at rest, r's owner has the lock on exactly these nodes.
 func (ns nodes) have(t *testing.T, r dlock.Request, want ...int) {
 	t.Helper()
 	synctest.Wait()
@@ -68,22 +68,6 @@ func (ns nodes) have(t *testing.T, r dlock.Request, want ...int) {
 		}
 	}
 	require.Equal(t, want, got)
-}
-
-// acquired is what an Acquire in the background came to.
-type acquired struct {
-	dlock.Grant
-	err error
-}
-
-func (p proc) acquiring(t *testing.T, r dlock.Request) <-chan acquired {
-	t.Helper()
-	won := make(chan acquired, 1)
-	go func() {
-		g, err := p.Acquire(t.Context(), r)
-		won <- acquired{g, err}
-	}()
-	return won
 }
 
 func noQuorum(t *testing.T, err error) {
@@ -110,7 +94,6 @@ func try(t *testing.T, p proc, r dlock.Request) dlock.Grant {
 	return g
 }
 
-// However many nodes are frozen, as long as there is a quorum without them nothing waits for them.
 func TestFrozenNodesAreNotWaitedFor(t *testing.T) {
 	for frozen := range 3 {
 		on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
@@ -129,11 +112,11 @@ func TestFrozenNodesAreNotWaitedFor(t *testing.T) {
 	}
 }
 
-// Without a quorum there is neither a grant nor a renewal, and the answer comes at the nodes' timeout.
+// The answer comes at the nodes' timeout.
 func TestNoQuorum(t *testing.T) {
 	onFor(t, 5, redlock.Options{}, func(t *testing.T, ns nodes, p proc, r dlock.Request) { // a twentieth of the TTL
 		r.TTL = 10 * time.Second
-		g := try(t, p, request(r.TTL))
+		g := try(t, p, locktest.Request(r.TTL))
 		synctest.Wait()
 		for _, i := range []int{0, 2, 4} {
 			ns[i].hole.Store(true)
@@ -152,12 +135,11 @@ func TestNoQuorum(t *testing.T) {
 	})
 }
 
-// Two of five are no quorum, and two more that hold for others are none either.
 func TestQuorum(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		on(t, n, func(t *testing.T, ns nodes, p proc, _ dlock.Request) {
 			for have := range n + 1 {
-				r := request(time.Hour)
+				r := locktest.Request(time.Hour)
 				for i := have; i < n; i++ {
 					require.NoError(t, ns[i].mini.Set(lockName(r), "another 1"))
 				}
@@ -172,7 +154,6 @@ func TestQuorum(t *testing.T) {
 				require.NoError(t, err, "%d of %d", have, n)
 				ns.have(t, r, []int{0, 1, 2, 3, 4}[:have]...)
 
-				// As many nodes have to renew.
 				ns[0].mini.Del(lockName(r))
 				err = p.Renew(t.Context(), g)
 				if have-1 <= n/2 {
@@ -185,7 +166,7 @@ func TestQuorum(t *testing.T) {
 	}
 }
 
-// Each of two proposers gets two of five nodes, and the fifth is down: both give up what they have, and one wins soon.
+// Each of two proposers gets two of five nodes, and the fifth is down. Both give up, and one wins soon.
 func TestSplitVote(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, a proc, r dlock.Request) {
 		b := ns.proc(t, patient)
@@ -199,27 +180,24 @@ func TestSplitVote(t *testing.T) {
 		ns.have(t, r, 3, 4)
 		heal()
 
-		won := a.acquiring(t, other(r))
+		won := locktest.Acquire(t.Context(), a, other(r))
 		time.Sleep(time.Second)
 		require.Empty(t, won)
 		deliver3()
 		deliver4()
 		began := time.Now()
-		first := <-won
-		require.NoError(t, first.err)
+		first := locktest.Won(t, won)
 		// go-redis asks the node that is down for up to 24 + 40 + 72 ms, and a backoff is up to 100 ms.
 		require.Less(t, time.Since(began), 240*time.Millisecond)
-		won = b.acquiring(t, other(other(r)))
+		won = locktest.Acquire(t.Context(), b, other(other(r)))
 		time.Sleep(time.Second)
 		require.Empty(t, won)
-		require.NoError(t, a.Release(t.Context(), first.Grant))
-		second := <-won
-		require.NoError(t, second.err)
-		require.Greater(t, second.Fence, first.Fence)
+		locktest.Release(t, a, first)
+		require.Greater(t, locktest.Won(t, won).Fence, first.Fence)
 	})
 }
 
-// A quorum that was had, but is known too late, is no grant: clocks may have drifted apart by then.
+// Clocks may have drifted apart when a late quorum is known.
 func TestValidity(t *testing.T) {
 	for _, c := range []struct {
 		after time.Duration // at which the replies come
@@ -242,7 +220,7 @@ func TestValidity(t *testing.T) {
 	}
 }
 
-// A waiter may win too late more than once, as long as it finds the lock held for a TTL in between.
+// As long as it finds the lock held for a TTL in between.
 func TestLateNowAndThen(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		r.TTL = time.Second
@@ -257,7 +235,7 @@ func TestLateNowAndThen(t *testing.T) {
 			}
 		}
 		hold()
-		won := p.acquiring(t, r)
+		won := locktest.Acquire(t.Context(), p, r)
 		for range 5 {
 			time.Sleep(2 * r.TTL) // the waiter asks every 100 ms at least
 			synctest.Wait()
@@ -271,20 +249,19 @@ func TestLateNowAndThen(t *testing.T) {
 		time.Sleep(time.Second)
 		require.Empty(t, won)
 		free()
-		require.NoError(t, (<-won).err)
+		locktest.Won(t, won)
 	})
 }
 
-// The Locker never relies on a lease for longer than the algorithm does.
 func TestLockerSetsTheDriftAside(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		ns := minis(t, 5)
 		for ms := time.Duration(1); ms <= 20; ms++ {
 			ttl := ms * time.Millisecond
 			l, err := dlock.New(ns.proc(t, patient).Backend, &dlock.Options{TTL: ttl})
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, l.Close()) })
-			h, err := l.TryAcquire(t.Context(), request(ttl).Key)
+			h, err := l.TryAcquire(t.Context(), locktest.Request(ttl).Key)
 			if ms < 9 {
 				require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
 				continue
@@ -296,7 +273,7 @@ func TestLockerSetsTheDriftAside(t *testing.T) {
 	})
 }
 
-// What an attempt that fails has taken is freed, also on nodes whose answer was lost, although its context has ended.
+// Also on nodes whose answer was lost, although its context has ended.
 func TestFailedAttemptIsUndone(t *testing.T) {
 	onFor(t, 5, redlock.Options{NodeTimeout: time.Second}, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		deliver := p.link(5).HoldReplies()
@@ -317,7 +294,7 @@ func TestFailedAttemptIsUndone(t *testing.T) {
 	})
 }
 
-// A node whose first answer is late belongs to the lock, and to its release.
+// A node whose first answer is late is released too.
 func TestReleaseEverywhere(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		deliver := p.links[3].Link().HoldReplies()
@@ -330,8 +307,7 @@ func TestReleaseEverywhere(t *testing.T) {
 	})
 }
 
-// A release that finds no quorum says so when all nodes have answered, or had the time to: one that is repeated can't overtake
-// it where it was still to be answered, and finds the lock gone.
+// It fails when all nodes have answered, or the timeout is over, so a repeated release can't overtake it.
 func TestReleaseWithoutAQuorum(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		p.cut(3, 4)
@@ -351,8 +327,7 @@ func TestReleaseWithoutAQuorum(t *testing.T) {
 	})
 }
 
-// Requests that reach nodes after the lease has ended, and after another owner has come and gone, lock them again. To find
-// the lock on a quorum then proves nothing.
+// Late requests lock nodes again after another owner has come and gone: a quorum then proves nothing.
 func TestReleaseAfterLateRequests(t *testing.T) {
 	on(t, 3, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		r.TTL = time.Second
@@ -373,8 +348,7 @@ func TestReleaseAfterLateRequests(t *testing.T) {
 		require.ErrorIs(t, p.Release(t.Context(), g), dlock.ErrLost)
 		ns.have(t, r)
 
-		// A lease counts from its last renewal.
-		g = try(t, p, request(r.TTL))
+		g = try(t, p, locktest.Request(r.TTL))
 		for range 2 {
 			synctest.Wait()
 			time.Sleep(2 * r.TTL / 3)
@@ -386,7 +360,7 @@ func TestReleaseAfterLateRequests(t *testing.T) {
 	})
 }
 
-// The late undoing of a failed attempt must not free what the next attempt of the same owner has taken.
+// It must not free what the next attempt of the same owner has taken.
 func TestLateUndo(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		before := try(t, p, other(r))
@@ -407,7 +381,7 @@ func TestLateUndo(t *testing.T) {
 	})
 }
 
-// However long the pauses have grown, a waiter wakes when a quorum of the leases in its way has ended.
+// However long the backoff has grown.
 func TestWakesWhenAQuorumIsFree(t *testing.T) {
 	for _, c := range []struct {
 		left []time.Duration // on each node; 0: free, less: for ever
@@ -439,7 +413,7 @@ func TestWakesWhenAQuorumIsFree(t *testing.T) {
 	}
 }
 
-// A request with the same owner gets the same token, whichever nodes answer, and a later owner a greater one.
+// A repeat gets the same token, whichever nodes answer, and a later owner a greater one.
 func TestTokens(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		last := uint64(0)
@@ -467,7 +441,6 @@ func TestTokens(t *testing.T) {
 	})
 }
 
-// between runs f after phase one has taken the lock everywhere and before its answers arrive.
 func between(t *testing.T, p proc, r dlock.Request, f func()) (g dlock.Grant, err error) {
 	t.Helper()
 	deliver := p.link(5).HoldReplies()
@@ -483,7 +456,6 @@ func between(t *testing.T, p proc, r dlock.Request, f func()) (g dlock.Grant, er
 	return g, err
 }
 
-// A token that another has written meanwhile is not written again, and a counter never goes down.
 func TestCounterRisesBetweenThePhases(t *testing.T) {
 	for _, counter := range []uint64{1, 9} {
 		for ahead := 3; ahead <= 5; ahead++ {
@@ -500,7 +472,7 @@ func TestCounterRisesBetweenThePhases(t *testing.T) {
 	}
 }
 
-// One whose lock has gone to another between the phases, because the nodes' clocks jumped, is granted nothing.
+// The nodes' clocks jumped, and another took the lock.
 func TestOvertakenBetweenThePhases(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		q := ns.proc(t, patient)
@@ -518,7 +490,7 @@ func TestOvertakenBetweenThePhases(t *testing.T) {
 	})
 }
 
-// A request that comes after a later one of the same owner, which has taken the lock over, changes nothing.
+// A later attempt of the same owner has taken the lock over.
 func TestLateRequest(t *testing.T) {
 	on(t, 1, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		try(t, p, r)
@@ -536,7 +508,7 @@ func TestLateRequest(t *testing.T) {
 	})
 }
 
-// A node that says that it has nothing to release, after a reply was lost, doesn't know whether it had.
+// After a lost reply, a node that has nothing to release doesn't say whether it had.
 func TestReleaseReplyLost(t *testing.T) {
 	for lost := range 6 {
 		on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
@@ -557,8 +529,8 @@ func TestReleaseReplyLost(t *testing.T) {
 	}
 }
 
-// A request is undone when a quorum has nothing of it. Of an even number of nodes, one half is none: the other could stand in
-// everybody's way.
+// A request is undone when a quorum has nothing of it. Half of an even number is none: the other half could block
+// everybody.
 func TestUndoOfAnEvenNumber(t *testing.T) {
 	on(t, 4, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		try(t, p, r)
@@ -576,7 +548,7 @@ func TestUndoOfAnEvenNumber(t *testing.T) {
 	})
 }
 
-// TryAcquire of a lock that several have in parts asks again, as these give up soon, but not for ever.
+// It retries for a while, as the others give up soon.
 func TestTryAcquireOfALockThatNobodyHas(t *testing.T) {
 	for _, forever := range []bool{false, true} {
 		on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
@@ -599,7 +571,6 @@ func TestTryAcquireOfALockThatNobodyHas(t *testing.T) {
 	}
 }
 
-// A node that an attempt has left ahead of the others doesn't hold anybody up.
 func TestNodeAhead(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		for i, ahead := range []string{"7", "0", "9", "0", "8"} {
@@ -618,8 +589,7 @@ func TestNodeAhead(t *testing.T) {
 	})
 }
 
-// A schedule in which counters that each node keeps for itself go backwards, and the token does not: two attempts reach
-// one node alone and fail, and the next grants come from quorums with it and without.
+// Two attempts reach one node alone and fail; the next grants come from quorums with it and without.
 func TestUnsafeCountersGoBackwards(t *testing.T) {
 	tokens := func(o redlock.Options) (tokens []uint64) {
 		o.NodeTimeout = patient.NodeTimeout
@@ -649,8 +619,8 @@ func TestUnsafeCountersGoBackwards(t *testing.T) {
 	require.Equal(t, []uint64{1, 2}, tokens(redlock.Options{}))
 }
 
-// What a node that restarts without its data does: it votes twice. If the token was on no more than a quorum, it is also
-// given twice, which no scheme on independent nodes can keep from happening.
+// A node that restarts without its data votes twice. If the token was on no more than a quorum, it is also issued twice,
+// which no scheme on independent nodes can prevent.
 func TestNodeForgets(t *testing.T) {
 	for _, c := range []struct {
 		cut     []int // the first owner from these
@@ -680,7 +650,7 @@ func TestNodeForgets(t *testing.T) {
 	}
 }
 
-// A node whose clock jumps votes twice, too, but the tokens stay apart.
+// It votes twice, too, but the tokens differ.
 func TestClockJump(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		first := try(t, p, r)
@@ -698,7 +668,7 @@ func TestClockJump(t *testing.T) {
 func TestCounterUnusable(t *testing.T) {
 	on(t, 3, func(t *testing.T, ns nodes, p proc, _ dlock.Request) {
 		for _, counter := range []string{"abc", "1.5", "", "-5", "9007199254740991", "9007199254740992", "1e300"} {
-			r := request(time.Hour)
+			r := locktest.Request(time.Hour)
 			for _, n := range ns[:2] {
 				n.mini.HSet(fenceName(r), "token", counter, "owner", "gone")
 			}
@@ -707,7 +677,7 @@ func TestCounterUnusable(t *testing.T) {
 			require.NotErrorIs(t, err, dlock.ErrHeld)
 			ns.have(t, r)
 		}
-		r := request(time.Hour)
+		r := locktest.Request(time.Hour)
 		ns[0].mini.HSet(fenceName(r), "token", "9007199254740990", "owner", "gone")
 		ns[1].mini.HSet(fenceName(r), "token", "9007199254740990", "owner", "gone")
 		g := try(t, p, r)
@@ -726,14 +696,13 @@ func TestScriptsFlushed(t *testing.T) {
 	})
 }
 
-// Real nodes, two of them stopped: grants come from the others, and go on when different ones are.
 func TestStoppedNodes(t *testing.T) {
 	if servers[0].Provider == testbed.External {
 		t.Skip("an external server cannot be stopped")
 	}
 	ns := onServers(t)
 	ns.warm(t)
-	p, r := ns.proc(t, patient), request(time.Hour)
+	p, r := ns.proc(t, patient), locktest.Request(time.Hour)
 	last := uint64(0)
 	for _, stopped := range [][]int{{0, 1}, {3, 4}, {1, 3}} {
 		heals := make([]func() error, 0, len(stopped))
@@ -780,7 +749,7 @@ func TestNewRefuses(t *testing.T) {
 	backend, err := redlock.New([]redis.UniversalClient{a}, nil)
 	require.NoError(t, err)
 	for _, ttl := range []time.Duration{-time.Second, 0, 1, time.Millisecond, 8 * time.Millisecond, 9*time.Millisecond + 1} {
-		r := request(ttl)
+		r := locktest.Request(ttl)
 		_, err := backend.TryAcquire(t.Context(), r)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
 		require.ErrorIs(t, backend.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)

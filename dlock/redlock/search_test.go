@@ -21,18 +21,17 @@ import (
 	"github.com/fencelab/fencelab/dlock/redlock"
 )
 
-// The search simulates seeded schedules of three proposers on three nodes in virtual time. Every request and every reply
-// waits until the schedule lets it through, late or never; clocks of nodes jump; holders stall for longer than leases.
-// Between two steps all is at rest, so a seed is a schedule.
+// The search simulates seeded schedules of three proposers on three nodes in virtual time. Every request and reply waits
+// until the schedule delivers it, late or never; clocks of nodes jump; holders stall for longer than leases. All is at rest
+// between two steps, so a seed is a schedule.
 
-// scheduler decides what goes on.
 type scheduler struct {
 	mu      sync.Mutex
 	waiting map[*step]struct{}
 	free    bool // nothing waits any more
 }
 
-// step is something that waits for the schedule.
+// step waits for the schedule.
 type step struct {
 	key string
 	ok  chan bool
@@ -78,7 +77,7 @@ func (s *scheduler) letAll() {
 	}
 }
 
-// stepConn is a connection whose scripts and their replies are steps. It knows no deadline: what is late comes late.
+// stepConn's scripts and their replies are steps. It has no deadline: what is late comes late.
 type stepConn struct {
 	net.Conn
 	s    *scheduler
@@ -125,7 +124,7 @@ type outcome struct {
 	start, end time.Time
 }
 
-// simulate runs one schedule and returns the grants.
+// simulate returns the grants of one schedule.
 func simulate(t *testing.T, seed uint64, unsafe, forget bool) (grants []outcome) {
 	t.Helper()
 	const procs, size, steps, ttl = 3, 3, 250, time.Second
@@ -206,7 +205,7 @@ func simulate(t *testing.T, seed uint64, unsafe, forget bool) (grants []outcome)
 	return grants
 }
 
-// wrong says which two grants' tokens break a promise.
+// wrong names two grants whose tokens break a promise.
 func wrong(grants []outcome) string {
 	for _, a := range grants {
 		for _, b := range grants {
@@ -240,7 +239,7 @@ func TestTokensUnderAnySchedule(t *testing.T) {
 	require.Positive(t, overlapping)
 }
 
-// The same schedules show what is wrong with counters that know nothing of each other, and with nodes that forget.
+// The same schedules show what is wrong with independent counters, and with nodes that forget.
 func TestTokensThatFail(t *testing.T) {
 	for _, c := range []struct {
 		name           string
