@@ -9,11 +9,10 @@ import (
 )
 
 const (
-	// maxAsked is how many requests of calls the client has at once. While the server is frozen, it keeps each for minutes, and
-	// with it a goroutine, although the call has returned.
-	maxAsked = 64
-	// maxWorkers is how many goroutines clean up.
-	maxWorkers = 8
+	// maxInFlight limits the client's requests in flight. A frozen server holds each for minutes, and with it a goroutine,
+	// although the call has returned.
+	maxInFlight = 64
+	maxWorkers  = 8
 	// goodbye is how long a call waits, after its context's end, for its node to be deleted in the background.
 	goodbye = 250 * time.Millisecond
 )
@@ -26,7 +25,6 @@ type cutShortError struct {
 
 func (c *cutShortError) Unwrap() error { return c.error }
 
-// reply is what a request of any kind returns.
 type reply struct {
 	ok    bool
 	path  string
@@ -36,9 +34,9 @@ type reply struct {
 	fired <-chan zk.Event
 }
 
-// ask has f send a request, and returns with its reply or ctx's end. Its error then has ctx's Err and not its cause, which is the
-// caller's and may be any error, one of ZooKeeper's answers too. What the caller gets has the cause: see [failed].
-func (b *Backend) ask(ctx context.Context, f func() (reply, error)) (reply, error) {
+// call runs f and returns its reply, or ctx's end: that error has ctx's Err and not its cause, which may be any error, one
+// of ZooKeeper's answers too. [failed] adds the cause for the caller.
+func (b *Backend) call(ctx context.Context, f func() (reply, error)) (reply, error) {
 	if ctx.Done() == nil {
 		return f()
 	}
@@ -49,7 +47,7 @@ func (b *Backend) ask(ctx context.Context, f func() (reply, error)) (reply, erro
 		return notSent()
 	}
 	select {
-	case b.asked <- struct{}{}:
+	case b.inFlight <- struct{}{}:
 	case <-ctx.Done():
 		return notSent()
 	}
@@ -59,7 +57,7 @@ func (b *Backend) ask(ctx context.Context, f func() (reply, error)) (reply, erro
 	go func() {
 		defer done()
 		r, err = f()
-		<-b.asked
+		<-b.inFlight
 	}()
 	select {
 	case <-answered.Done():
@@ -70,29 +68,28 @@ func (b *Backend) ask(ctx context.Context, f func() (reply, error)) (reply, erro
 }
 
 func (b *Backend) exists(ctx context.Context, path string) (reply, error) {
-	return b.ask(ctx, func() (r reply, err error) { r.ok, r.stat, err = b.c.Exists(path); return r, err })
+	return b.call(ctx, func() (r reply, err error) { r.ok, r.stat, err = b.c.Exists(path); return r, err })
 }
 
 func (b *Backend) children(ctx context.Context, path string) (reply, error) {
-	return b.ask(ctx, func() (r reply, err error) { r.names, r.stat, err = b.c.Children(path); return r, err })
+	return b.call(ctx, func() (r reply, err error) { r.names, r.stat, err = b.c.Children(path); return r, err })
 }
 
-// childrenW watches for the end of an ephemeral node, which has no children.
 func (b *Backend) childrenW(ctx context.Context, path string) (reply, error) {
-	return b.ask(ctx, func() (r reply, err error) { _, _, r.fired, err = b.c.ChildrenW(path); return r, err })
+	return b.call(ctx, func() (r reply, err error) { _, _, r.fired, err = b.c.ChildrenW(path); return r, err })
 }
 
 func (b *Backend) getW(ctx context.Context, path string) (reply, error) {
-	return b.ask(ctx, func() (r reply, err error) { r.data, r.stat, r.fired, err = b.c.GetW(path); return r, err })
+	return b.call(ctx, func() (r reply, err error) { r.data, r.stat, r.fired, err = b.c.GetW(path); return r, err })
 }
 
 func (b *Backend) setData(ctx context.Context, path string, data []byte, version int32) error {
-	_, err := b.ask(ctx, func() (r reply, err error) { _, err = b.c.Set(path, data, version); return r, err })
+	_, err := b.call(ctx, func() (r reply, err error) { _, err = b.c.Set(path, data, version); return r, err })
 	return err
 }
 
 func (b *Backend) createAt(ctx context.Context, path string, data []byte, flags int32) (reply, error) {
-	return b.ask(ctx, func() (r reply, err error) {
+	return b.call(ctx, func() (r reply, err error) {
 		if flags == zk.FlagContainer {
 			_, err = b.c.CreateContainer(path, nil, zk.FlagContainer, b.acl)
 		} else {
@@ -103,11 +100,10 @@ func (b *Backend) createAt(ctx context.Context, path string, data []byte, flags 
 }
 
 func (b *Backend) deleteAt(ctx context.Context, path string, version int32) error {
-	_, err := b.ask(ctx, func() (r reply, err error) { return r, b.c.Delete(path, version) })
+	_, err := b.call(ctx, func() (r reply, err error) { return r, b.c.Delete(path, version) })
 	return err
 }
 
-// chore has f run in the background, after others if there are many.
 func (b *Backend) chore(f func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

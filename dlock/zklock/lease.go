@@ -14,11 +14,10 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// errGone says that the own node is gone.
 var errGone = fmt.Errorf("%w: its node is gone: the session has expired, or the lease has run out", dlock.ErrLost)
 
-// A waiter's lease counts from before its node was written. When it is granted, up to an eighth of its TTL may be gone; or up to
-// three quarters, if it is provisional.
+// A waiter's lease counts from before its node was written. When it is granted, up to an eighth of its TTL may have passed;
+// or up to three quarters, if it is provisional.
 const (
 	maxWaited = 8  // of the TTL
 	minRest   = 4  // of the TTL
@@ -49,7 +48,6 @@ type lease struct {
 	over    bool            // run out, released or gone
 }
 
-// own returns the lease of a node of ours. It has no token yet.
 func (b *Backend) own(n node) *lease {
 	l := &lease{b: b, node: n}
 	l.gone, l.lose = context.WithCancel(b.always)
@@ -60,7 +58,7 @@ func (b *Backend) own(n node) *lease {
 	return l
 }
 
-// watch returns when the node is gone, or its client closed, which comes to the same.
+// watch returns when the node is gone or its client closed.
 func (l *lease) watch() {
 	// A watch of its children doesn't fire when it is renewed.
 	var r reply
@@ -76,13 +74,12 @@ func (l *lease) watch() {
 	}
 }
 
-// vanish notes that the node is gone.
 func (l *lease) vanish() {
 	l.end()
 	l.lose()
 }
 
-// write writes ttl to the node. That proves that it was there, and its session, and restarts the TTL for the waiter behind.
+// write writes ttl to the node, which proves that it and its session existed, and restarts the TTL for the waiter behind.
 func (b *Backend) write(ctx context.Context, l *lease, ttl time.Duration) error {
 	err := b.setData(ctx, l.node.path(), []byte(ttl.String()), -1)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -92,7 +89,7 @@ func (b *Backend) write(ctx context.Context, l *lease, ttl time.Duration) error 
 	return err
 }
 
-// begin makes the lease last until then, or longer if it does so already. It reports false if it is over.
+// begin makes the lease last until then at least. It reports false if it is over.
 func (l *lease) begin(until time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +116,6 @@ func (l *lease) end() {
 	l.timer.Stop()
 }
 
-// expire deletes the node if its time is up.
 func (l *lease) expire() {
 	l.mu.Lock()
 	due := !l.over && !time.Now().Before(l.expires) // or it was renewed at this moment
@@ -130,7 +126,7 @@ func (l *lease) expire() {
 	}
 }
 
-// remove deletes the node. If that takes long, it goes on in the background until the node is gone.
+// remove deletes the node. If that takes long, it continues in the background.
 func (b *Backend) remove(l *lease) {
 	l.end()
 	ctx, done := context.WithTimeout(b.always, goodbye)
@@ -144,8 +140,8 @@ func (b *Backend) remove(l *lease) {
 	<-ctx.Done()
 }
 
-// clean deletes what a create without a reply may have left at p, when the client knows what became of the create. No worker
-// waits for that: leases that run out meanwhile need them.
+// clean deletes what a create without a reply may have left at p, once the client knows the create's outcome. No worker
+// waits for that: leases that expire meanwhile need them.
 func (b *Backend) clean(p place, create error) {
 	sweep := func() {
 		b.chore(func() {
@@ -159,8 +155,7 @@ func (b *Backend) clean(p place, create error) {
 	sweep()
 }
 
-// insist repeats f while its connection is broken, until ctx ends, l's node is gone, or the client is closed, which comes to
-// the same. l may be nil.
+// insist repeats f while its connection is broken, until ctx ends, l's node is gone, or the client is closed. l may be nil.
 func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
 	gone := b.always
 	if l != nil {
@@ -179,7 +174,7 @@ func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
 		case <-ctx.Done():
 			return fmt.Errorf("waiting: %w", ctx.Err())
 		}
-		// After every pause, not just after one: a client whose connections break is disconnected for a moment, again and again.
+		// Checked after every pause: a client whose connections break is disconnected for a moment, again and again.
 		unsure++
 		if b.c.State() != zk.StateDisconnected {
 			unsure = 0
@@ -193,7 +188,6 @@ func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
 	}
 }
 
-// wanted is the lease that a node is to be granted.
 type wanted struct {
 	dlock.Request
 	queue bool      // else dlock.ErrHeld
@@ -201,8 +195,8 @@ type wanted struct {
 	late  bool      // it has had to wait
 }
 
-// win returns l's grant when its node is the first of q, its queue. A waiter waits for the end of the last node but one before
-// its own, and is then the second at the latest. Then it waits for the end of the first.
+// win returns l's grant when its node is the first of q, its queue. A waiter waits for the end of the last node but one
+// before its own, and is then the second at the latest. Then it waits for the end of the first.
 func (b *Backend) win(ctx context.Context, l *lease, q []node, w wanted) (g dlock.Grant, err error) {
 	for first := false; !first; {
 		if ctx.Err() != nil {
@@ -234,7 +228,7 @@ func (b *Backend) win(ctx context.Context, l *lease, q []node, w wanted) (g dloc
 }
 
 // grant begins the lease of the first node of a queue. The node need not be read: it was written within the TTL, and before
-// start + TTL neither its session, nor the waiter behind, nor this Backend ends it. If somebody else has, the holder is told.
+// start + TTL neither its session, nor the waiter behind, nor this Backend ends it. If somebody else did, Lost is closed.
 func (b *Backend) grant(ctx context.Context, l *lease, w wanted) (g dlock.Grant, err error) {
 	if err := b.refresh(ctx, l, &w); err != nil {
 		return g, err
@@ -253,10 +247,9 @@ func (b *Backend) grant(ctx context.Context, l *lease, w wanted) (g dlock.Grant,
 	return g, nil
 }
 
-// rest is what is left of the TTL for a waiter, by its own clock.
 func (w *wanted) rest(waited time.Duration) time.Duration { return w.TTL - waited - waited/slowest }
 
-// refresh writes the node if there isn't enough left of its TTL. Then its lease counts from now.
+// refresh writes the node if too little of its TTL is left. Its lease then counts from now.
 func (b *Backend) refresh(ctx context.Context, l *lease, w *wanted) error {
 	if w.rest(wait.Since(w.start, time.Now())) >= w.TTL/minRest {
 		return nil
@@ -268,7 +261,6 @@ func (b *Backend) refresh(ctx context.Context, l *lease, w *wanted) error {
 	return thrice(write)
 }
 
-// watched is what a watch is of.
 type watched struct {
 	path string
 	head bool // every change, not only the end
@@ -284,9 +276,9 @@ type watch struct {
 	event   zk.Event
 }
 
-// await waits until there is reason to read the queue: a node before l's is gone; or it is the head of the queue and was
-// renewed or has run out; or it may be the head by now. It reports whether l's node is the first: the next after the head, which
-// is gone, but not with l's own session.
+// await waits until the queue must be read again: a node before l's is gone; the head was renewed or has expired; or the
+// own node may be the head. It reports whether l's node is now the first: the next after the head, which is gone, but not
+// with l's own session.
 func (b *Backend) await(ctx context.Context, l *lease, path string, head bool, w *wanted) (first bool, err error) {
 	var at *watch
 	err = b.insist(ctx, l, func() (err error) { at, err = b.watch(ctx, watched{path, head}); return err })
@@ -314,8 +306,8 @@ func (b *Backend) await(ctx context.Context, l *lease, path string, head bool, w
 		if !head {
 			return false, nil
 		}
-		// If it has been renewed, it has another version, whether or not the watch has said so: one that is set again after a
-		// reconnection may miss a change.
+		// A renewed head has another version, even if the watch hasn't said so: one that is set again after a reconnection
+		// may miss a change.
 		err := b.deleteAt(ctx, path, at.version)
 		if err == nil || errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion) {
 			b.unwatch(at)

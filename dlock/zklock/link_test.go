@@ -18,7 +18,6 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// Operations of ZooKeeper's protocol.
 const (
 	opCreate          = 1
 	opDelete          = 2
@@ -33,8 +32,8 @@ const (
 	opClose           = -11
 )
 
-// link is a faulty connection of a client to its ZooKeeper. It loses calls, and loses or holds the replies to writes. Handshakes,
-// heartbeats and the renewal of watches pass unless it is cut.
+// link loses calls, and loses or holds the replies to writes. Handshakes, heartbeats and the renewal of watches pass unless
+// it is cut.
 type link struct {
 	addr string
 	name string // the client's goroutines have it as a label
@@ -92,21 +91,19 @@ func (l *link) is(f fault) bool {
 	return l.fault == f
 }
 
-// muffle loses the events of paths that begin with prefix.
 func (l *link) muffle(prefix string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mute = prefix
 }
 
-// losses returns the number of calls that lost their request or reply.
 func (l *link) losses() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lost
 }
 
-// sent returns the number of calls; of op alone unless it is 0.
+// sent counts calls of op, or all if that is 0.
 func (l *link) sent(op int32) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,7 +115,6 @@ func (l *link) sent(op int32) (n int) {
 	return n
 }
 
-// drop closes all connections.
 func (l *link) drop() {
 	l.mu.Lock()
 	conns := make([]*conn, 0, len(l.conns))
@@ -133,7 +129,6 @@ func (l *link) drop() {
 
 var errRefused = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("cut")}
 
-// Dial is a zk.Dialer.
 func (l *link) Dial(network, _ string, timeout time.Duration) (net.Conn, error) {
 	if l.is(cut) {
 		return nil, errRefused
@@ -150,8 +145,7 @@ func (l *link) Dial(network, _ string, timeout time.Duration) (net.Conn, error) 
 	return c, nil
 }
 
-// The link is its client's zk.HostProvider too: the default one has a client with one server wait for a second before it
-// connects again.
+// The link is its client's zk.HostProvider too: the default one waits for a second before it reconnects to the only server.
 
 func (l *link) Init([]string) error { return nil }
 func (l *link) Len() int            { return 1 }
@@ -164,7 +158,7 @@ func (l *link) Next() (addr string, _ bool) {
 }
 func (l *link) Connected() {}
 
-// conn carries frames: a length and so many bytes. The client writes each by one Write.
+// conn carries frames, each of which the client writes at once: a length and so many bytes.
 type conn struct {
 	net.Conn
 	l         *link
@@ -182,7 +176,6 @@ type conn struct {
 	call map[int32]request // those that wait for replies, by their numbers
 }
 
-// request is a call.
 type request struct {
 	op    int32
 	watch string // the path that it watches
@@ -280,7 +273,7 @@ func (c *conn) next() ([]byte, error) {
 		c.waitReady()
 		c.ready = true
 	}
-	// Of all that a lock asks it is the write whose reply makes the difference. A create that fails needs its parent first.
+	// Only a write's reply makes a difference. A create that fails needs its parent first.
 	write := op == opSetData || op == opDelete || op == opCreate && good
 	c.l.mu.Lock()
 	f, held, mute := c.l.fault, c.l.held, c.l.mute
@@ -315,7 +308,6 @@ func (c *conn) next() ([]byte, error) {
 	return frame, nil
 }
 
-// watched is the path that a request watches.
 func watched(op int32, b []byte) string {
 	if path := text(b); (op == opGetData || op == opGetChildren) && b[4+len(path)] != 0 {
 		return path
@@ -323,10 +315,8 @@ func watched(op int32, b []byte) string {
 	return ""
 }
 
-// text is a string of ZooKeeper's encoding.
 func text(b []byte) string { return string(b[4 : 4+binary.BigEndian.Uint32(b)]) }
 
-// watches reports whether a path that begins with prefix is watched.
 func (l *link) watches(prefix string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -339,7 +329,7 @@ func (l *link) watches(prefix string) bool {
 }
 
 // waitReady waits until the client has set its watches again on a new connection. It reads the last zxid for that without a
-// lock, which is harmless, but a data race unless no reply comes before.
+// lock: a data race, though harmless, unless no reply comes before.
 func (c *conn) waitReady() {
 	var profile bytes.Buffer
 	for {
@@ -366,7 +356,7 @@ func (c *conn) breaks() error {
 	return &net.OpError{Op: "link", Net: "tcp", Err: net.ErrClosed} // as if the other side had closed
 }
 
-// endSession ends the session of the client, which must be cut off, by a connection that claims to be the same client.
+// endSession ends the session of a client that is cut off, by a connection that claims to be the same client.
 func (l *link) endSession(ctx context.Context) error {
 	l.mu.Lock()
 	id, passwd := l.id, l.passwd

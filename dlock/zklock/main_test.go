@@ -13,7 +13,6 @@ import (
 // maxTimeout is the longest session timeout that the server agrees to. The kit asks for leases of an hour.
 const maxTimeout = 3 * time.Hour
 
-// cluster is the ZooKeeper of all tests but those of an ensemble, and server its one member.
 var (
 	cluster *testbed.Cluster
 	server  *testbed.Server

@@ -22,10 +22,9 @@ func (b *Backend) place(key, owner string) place {
 	return place{b.root + "/" + escape(key), escape(owner)}
 }
 
-// escape makes any text a node's name of letters, digits and -_~%+. ZooKeeper refuses some characters, and "." and "..".
+// escape turns any text into letters, digits and -_~%+. ZooKeeper refuses some characters, and "." and "..".
 func escape(s string) string { return strings.ReplaceAll(url.QueryEscape(s), ".", "%2E") }
 
-// node is a position in the queue of a key.
 type node struct {
 	parent, name string
 	owner        string
@@ -35,8 +34,8 @@ type node struct {
 
 func (n node) path() string { return n.parent + "/" + n.name }
 
-// queue returns the queue of a key, first come first, and the number of the last transaction that created or deleted a node of
-// it, 0 if that isn't known.
+// queue returns the queue of a key, in order, and the zxid of the last transaction that created or deleted a node of it, 0
+// if that isn't known.
 func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed int64, err error) {
 	r, err := b.children(ctx, parent)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -59,8 +58,8 @@ func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed i
 		slices.SortFunc(q, func(m, n node) int { return cmp.Compare(m.seq, n.seq) })
 		return q, r.stat.Pzxid, nil
 	}
-	// The parent's 32-bit counter wraps around, and the server may then give a number several times. The zxids tell, by a request
-	// for each node.
+	// The parent's 32-bit counter wraps around, and the server may then issue a number several times. The zxids give the
+	// order, by a request for each node.
 	live := q[:0]
 	for _, n := range q {
 		r, err := b.exists(ctx, n.path())
@@ -84,8 +83,8 @@ func (b *Backend) held(ctx context.Context, parent string) (bool, error) {
 	return len(q) > 0, err
 }
 
-// look returns the queue as it was when look was called, or later; the client's server may lag behind others. A sync isn't
-// enough: the leader ignores it. But writes are in order, and one that must fail will do.
+// look returns the queue as it was when look was called, or later; the client's server may lag. A sync isn't enough: the
+// leader ignores it. But writes are in order, so look writes with a version that must fail.
 func (b *Backend) look(ctx context.Context, parent string) ([]node, error) {
 	switch err := b.setData(ctx, parent, nil, math.MaxInt32); {
 	case errors.Is(err, zk.ErrNoNode):
@@ -97,7 +96,6 @@ func (b *Backend) look(ctx context.Context, parent string) ([]node, error) {
 	return q, err
 }
 
-// sweep deletes all nodes of q that are owner's, except one, and reports how many there were.
 func (b *Backend) sweep(ctx context.Context, q []node, owner, except string) (n int, err error) {
 	for _, m := range q {
 		if m.owner != owner || m.name == except {
@@ -121,7 +119,7 @@ func (b *Backend) sweepAll(ctx context.Context, p place) (n int, err error) {
 	return b.sweep(ctx, q, p.owner, "")
 }
 
-// join creates a node at p. It returns its lease and the queue. If it fails, nothing is left behind.
+// join creates a node at p. If it fails, it leaves nothing behind.
 func (b *Backend) join(ctx context.Context, p place, ttl time.Duration) (l *lease, q []node, err error) {
 	path, sent, err := b.create(ctx, p, ttl)
 	if err != nil {
@@ -147,8 +145,8 @@ func (b *Backend) join(ctx context.Context, p place, ttl time.Duration) (l *leas
 	return l, q, nil
 }
 
-// number gives l its token: the number of the transaction that created its node, or that of a later one before the next
-// node was created. If the node is the last in q, the queue's last change is one.
+// number sets l's token: the zxid of its node's creation, or a later one before the next node was created. If the node is
+// the last in q, the queue's last change qualifies.
 func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64) error {
 	if len(q) > 0 && changed != 0 && q[len(q)-1].name == l.node.name {
 		l.token = changed
@@ -166,7 +164,7 @@ func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64)
 	return nil
 }
 
-// create creates a node at the end of p's queue, and its parent if need be. A create whose reply is lost is repeated. sent says
+// create creates a node at the end of p's queue, and its parent if need be. A create without a reply is repeated. sent says
 // that there may be a node.
 func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (path string, sent bool, err error) {
 	for range 3 {
@@ -188,7 +186,6 @@ func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (path 
 	return "", sent, err
 }
 
-// createNode creates a lasting node, and those above it, if need be.
 func (b *Backend) createNode(ctx context.Context, path string, flags int32) error {
 	create := func() error { _, err := b.createAt(ctx, path, nil, flags); return err }
 	err := thrice(create)
@@ -204,7 +201,6 @@ func (b *Backend) createNode(ctx context.Context, path string, flags int32) erro
 	return err
 }
 
-// thrice repeats f while its connection breaks, as the client's own recipes do.
 func thrice(f func() error) (err error) {
 	for range 3 {
 		if err = f(); !broken(err) || errors.Is(err, zk.ErrNoServer) { // there is none to send to
@@ -214,7 +210,6 @@ func thrice(f func() error) (err error) {
 	return err
 }
 
-// broken reports whether err is the connection's, and no reply.
 func broken(err error) bool {
 	if _, ok := errors.AsType[*cutShortError](err); ok {
 		return false

@@ -1,48 +1,40 @@
 // Package zklock is a dlock.Backend on ZooKeeper 3.5 or later, by its recipe for locks
 // (https://zookeeper.apache.org/doc/current/recipes.html#sc_recipes_Locks).
 //
-// A key is a container node. A waiter creates an ephemeral sequential child, whose name carries the owner, so that a node whose
-// create had no reply is found again. The first child has the lock. The second watches it, and every other one watches the
-// last but one before it: a release wakes the new holder and the new second. The token is the czxid of the holder's node or a
-// later zxid before the next node's. Zxids grow also when sequence numbers restart at 0, because the container has vanished. A
-// quorum that is restored from an old backup takes them back.
+// A key is a container node. A waiter creates an ephemeral sequential child, whose name carries the owner. The first child
+// has the lock. The second watches it, and every other one watches the last but one before it: a release wakes the new
+// holder and the new second, which need not read: no node can come before one that exists. The token is the czxid of the
+// holder's node or a later zxid before the next node's. Zxids grow even when sequence numbers restart, but go back when a
+// quorum is restored from an old backup.
 //
 // # Leases
 //
-// ZooKeeper has no TTL of a node, only a session timeout for all nodes of a client. So three things end a lease:
+// ZooKeeper nodes have no TTL, only a session timeout for all nodes of a client. So three things end a lease:
 //
 //   - Its own Backend deletes the node at Start + TTL, unless it was renewed.
-//   - The waiter behind the first node deletes it after it has seen the same version for its TTL, which is the node's data. A
-//     renewal changes the version. Only intervals are compared, never two machines' clocks.
+//   - The waiter behind the first node deletes it after it has seen the same version for its TTL, which is the node's data.
+//     A renewal writes it. Only intervals are compared, never two machines' clocks.
 //   - ZooKeeper deletes the node when its session has ended.
 //
-// A renewal is a write, so a quorum has agreed that the node was there. A waiter's lease counts from the write that created its
-// node, so it begins with less than its TTL. If more than an eighth is gone, the lease is provisional (see dlock.Grant). If less
-// than a quarter would be left, the waiter writes its node again, if possible as the second, while nobody waits for it.
+// A waiter's lease counts from the write that created its node. If more than an eighth is gone when it is granted, it is
+// provisional (see dlock.Grant). If less than a quarter would be left, the waiter writes its node again, if possible as the
+// second, while nobody waits.
 //
-// The second has the lock when it is notified that the first is gone, and reads nothing: no node can come before one that
-// exists. If somebody else deletes a node, its Backend notices once it is 2 s old. The client's Close ends all its nodes at once,
-// so close the Locker first, and the client when its critical sections are over. If the first is of the same client as the
-// second, the second does read.
+// The client's Close ends all its nodes at once, so close the Locker first, and the client after its critical sections. If
+// somebody else deletes a node, its Backend notices once it is 2 s old.
 //
-// A session must not end before its leases, so a TTL longer than half the session timeout is refused with dlock.ErrInvalid. The
-// server may have agreed to less than zk.Connect asked for: 20 ticks at most unless configured, 40 s. Half, because the leader
-// counts from the last heartbeat it has heard of, which may be a third of the timeout and half a tick old.
+// A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may have agreed to less than
+// zk.Connect asked for: 20 ticks at most unless configured, 40 s. Half, because the leader counts from the last heartbeat
+// it knows of, which may be a third of the timeout and half a tick old.
 //
-// A dead holder, or a dead waiter that comes to the front, blocks others for its TTL; twice that if the waiter behind it has
-// just become the second because another left; and never longer than the session timeout. For TryAcquire, which does not wait,
-// the session timeout applies.
+// A dead holder, or a dead waiter that comes to the front, blocks others for its TTL; twice that if the waiter behind it
+// has just become the second because another left; and never longer than the session timeout, which applies to TryAcquire.
 //
 // # Connections
 //
 // Waiters survive the loss of a connection as long as the session does. When it has expired, Acquire returns an error that
-// wraps dlock.ErrLost. Every call returns with its context. go-zookeeper keeps a request for up to 7 session timeouts while the
-// server is frozen: a Backend leaves it 64 at most. What a call without a reply has created is deleted in the background.
-//
-// # Cost
-//
-// A free lock costs two writes and one read. A waiter that comes as the second reads once more, one that comes later three times.
-// No request comes between a release and the next grant, unless one client has both.
+// wraps dlock.ErrLost. Every call returns with its context. go-zookeeper keeps a request for up to 7 session timeouts while
+// the server is frozen: a Backend leaves it 64 at most. A node whose create had no reply is deleted in the background.
 package zklock
 
 import (
@@ -83,7 +75,7 @@ type Backend struct {
 	open   context.Context // ends with dlock.ErrClosed
 	close  context.CancelCauseFunc
 
-	asked chan struct{} // has one for each request that a context's end may cut short
+	inFlight chan struct{} // has one for each request that a context's end may cut short
 
 	mu      sync.Mutex
 	session int64              // the session whose timeout is known
@@ -100,10 +92,7 @@ func New(client *zk.Conn, opts *Options) (*Backend, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: zklock: client is nil", dlock.ErrInvalid)
 	}
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &Options{})
 	o.Root = cmp.Or(o.Root, "/dlock")
 	if o.Root[0] != '/' || o.Root == "/" || path.Clean(o.Root) != o.Root {
 		return nil, fmt.Errorf("%w: zklock: root %q is not a path like /dlock", dlock.ErrInvalid, o.Root)
@@ -116,14 +105,14 @@ func New(client *zk.Conn, opts *Options) (*Backend, error) {
 	}
 	b := &Backend{
 		c: client, root: o.Root, acl: slices.Clone(o.ACL), unwatched: unwatched,
-		always: context.Background(), asked: make(chan struct{}, maxAsked), watches: map[watched]*watch{},
+		always: context.Background(), inFlight: make(chan struct{}, maxInFlight), watches: map[watched]*watch{},
 	}
 	b.open, b.close = context.WithCancelCause(b.always)
 	return b, nil
 }
 
-// sessionTimeout is the session timeout in ms that the server has agreed to. The client has no method for it. It writes the field
-// whenever it connects, without a lock, so read it only between the reply to a request and the next request.
+// sessionTimeout is the session timeout in ms that the server has agreed to. The client has no method for it, and writes
+// the field without a lock whenever it connects: read it only between the reply to a request and the next request.
 func sessionTimeout(c *zk.Conn) reflect.Value {
 	return reflect.ValueOf(c).Elem().FieldByName("sessionTimeoutMs")
 }
@@ -213,7 +202,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return nil
 }
 
-// Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. Leases run out as they would have.
+// Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. Leases expire as they would have.
 func (b *Backend) Close() error {
 	b.close(dlock.ErrClosed)
 	return nil
@@ -229,7 +218,6 @@ func (b *Backend) enter(ctx context.Context) error {
 	return nil
 }
 
-// check refuses a TTL that the session cannot promise.
 func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("%w: zklock: TTL %v is not positive", dlock.ErrInvalid, ttl)

@@ -34,7 +34,7 @@ func TestConformance(t *testing.T) {
 	dlocktest.Run(t, dlocktest.Harness{NoRepeats: true, New: func(t *testing.T) dlocktest.Service { return service(t, server) }})
 }
 
-// Clients of an ensemble talk to servers that lag behind each other.
+// Servers of an ensemble lag behind each other.
 func TestConformanceEnsemble(t *testing.T) {
 	if server.Provider == testbed.External {
 		t.Skip("the external ensemble has been tested already")
@@ -49,7 +49,6 @@ func TestConformanceEnsemble(t *testing.T) {
 	})
 }
 
-// service is the servers' lock; each client talks to one of them.
 func service(t *testing.T, servers ...*testbed.Server) dlocktest.Service {
 	t.Helper()
 	i := 0
@@ -78,7 +77,6 @@ func service(t *testing.T, servers ...*testbed.Server) dlocktest.Service {
 	}
 }
 
-// party is a Backend with a client and a link of its own.
 type party struct {
 	*zklock.Backend
 	conn *zk.Conn
@@ -128,7 +126,7 @@ func (p party) take(t *testing.T, key string, ttl time.Duration) dlock.Grant {
 	return g
 }
 
-// release gives back a moderate lease, which may have expired on a machine that stalls.
+// release releases a moderate lease, which a stall of the machine may have ended.
 func (p party) release(t *testing.T, g dlock.Grant) {
 	t.Helper()
 	lasts := g.TTL
@@ -140,9 +138,12 @@ func (p party) release(t *testing.T, g dlock.Grant) {
 	}
 }
 
-// acquire calls Acquire in the background.
-func (p party) acquire(ctx context.Context, r dlock.Request) <-chan locktest.Outcome {
-	return locktest.Acquire(ctx, p, r)
+// waits has p wait for g's key, while g's owner has the lock.
+func (p party) waits(t *testing.T, g dlock.Grant, ttl time.Duration) <-chan locktest.Outcome {
+	t.Helper()
+	won := locktest.Acquire(t.Context(), p, locktest.Next(g.Key, ttl))
+	p.follows(t, g.Key, g.Owner)
+	return won
 }
 
 // nodes returns the children of key's node, as the leader knows them.
@@ -157,7 +158,6 @@ func (p party) nodes(t *testing.T, key string) []string {
 	return names
 }
 
-// drop deletes owner's nodes.
 func (p party) drop(t *testing.T, key, owner string) {
 	t.Helper()
 	for _, name := range p.nodes(t, key) {
@@ -167,7 +167,6 @@ func (p party) drop(t *testing.T, key, owner string) {
 	}
 }
 
-// follows waits until p watches owner's node.
 func (p party) follows(t *testing.T, key, owner string) {
 	t.Helper()
 	locktest.Eventually(t, func() bool { return p.link.watches(nodePrefix(key, owner)) })
@@ -196,7 +195,7 @@ func TestTTLLongerThanTheSession(t *testing.T) {
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrInvalid)
 	locktest.Release(t, b, g)
 
-	// What the client asks for doesn't count, but what the server agrees to.
+	// What the server agrees to counts.
 	c = client(t, newLink(server.Addr), 2*maxTimeout)
 	b, err = zklock.New(c, nil)
 	require.NoError(t, err)
@@ -247,7 +246,6 @@ func TestCreateReplyLost(t *testing.T) {
 	}
 }
 
-// A node whose create had no reply is deleted when the connection is back, though nobody undoes it.
 func TestCreateReplyLostAndNotUndone(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	locktest.Release(t, a, a.take(t, key, long)) // its parent is there
@@ -261,7 +259,7 @@ func TestCreateReplyLostAndNotUndone(t *testing.T) {
 	locktest.Release(t, b, b.take(t, key, long))
 }
 
-// Tokens are in the order of the nodes. The last in the queue needs no read for its own.
+// The last in the queue needs no read for its own.
 func TestTokenByQueue(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	var tokens []func() (uint64, error)
@@ -294,7 +292,7 @@ func TestTokenByQueue(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrLost, "its node is gone")
 }
 
-// A lock whose parent is deleted counts its nodes from 0 again. Its tokens grow.
+// Its nodes are numbered from 0 again. Its tokens grow.
 func TestParentDeleted(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	var last uint64
@@ -310,7 +308,7 @@ func TestParentDeleted(t *testing.T) {
 	}
 }
 
-// A parent whose counter has overflowed gives 2147483647 again and again, and negative numbers.
+// It yields 2147483647 several times, and negative numbers.
 func TestSequenceOverflow(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	locktest.Release(t, a, a.take(t, key, long))
@@ -320,25 +318,23 @@ func TestSequenceOverflow(t *testing.T) {
 		require.NoError(t, err)
 		_, err = b.TryAcquire(t.Context(), locktest.Next(key, long))
 		require.ErrorIs(t, err, dlock.ErrHeld)
-		won := b.acquire(t.Context(), locktest.Next(key, long)) // its node has a smaller number, or a greater one
+		won := locktest.Acquire(t.Context(), b, locktest.Next(key, long)) // its node has a smaller number, or a greater one
 		b.follows(t, key, "other")
 		require.Empty(t, won)
 		require.NoError(t, a.conn.Delete(node, -1))
-		w := locktest.Won(t, won)
-		locktest.Release(t, b, w)
+		locktest.Release(t, b, locktest.Won(t, won))
 	}
 }
 
-// A waiter leaves from the middle of the queue: the next one must not take itself for the first.
+// The next one must not take itself for the first.
 func TestWaiterInTheMiddleGone(t *testing.T) {
 	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
 	ctx, cancel := context.WithCancel(t.Context())
 	r := locktest.Next(key, long)
-	middle := b.acquire(ctx, r)
+	middle := locktest.Acquire(ctx, b, r)
 	b.follows(t, key, g.Owner)
-	last := c.acquire(t.Context(), locktest.Next(key, long))
-	c.follows(t, key, g.Owner)
+	last := c.waits(t, g, long)
 	cancel()
 	require.Error(t, locktest.Receive(t, middle).Err)
 	require.Empty(t, last)
@@ -351,8 +347,7 @@ func TestConnectionLostWhileWaiting(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	for _, meanwhile := range []bool{false, true} { // the lock is released while the waiter is cut off
 		g := a.take(t, key, long)
-		won := b.acquire(t.Context(), locktest.Next(key, long))
-		b.follows(t, key, g.Owner)
+		won := b.waits(t, g, long)
 		heal := b.link.inject(cut, 0)
 		b.link.drop()
 		locktest.Eventually(t, func() bool { return b.conn.State() == zk.StateConnecting })
@@ -370,7 +365,7 @@ func TestConnectionLostWhileWaiting(t *testing.T) {
 	}
 }
 
-// The cause of a caller's context may be any error; one of ZooKeeper's is no answer of the server.
+// ZooKeeper's error as a cause is no answer of the server.
 func TestCauseIsNoAnswer(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
@@ -384,7 +379,6 @@ func TestCauseIsNoAnswer(t *testing.T) {
 	require.ErrorIs(t, <-released, zk.ErrNoNode, "it isn't known whether the node was there")
 }
 
-// A waiter retries when its connection breaks while it reads its position.
 func TestReplyLostAfterWaiting(t *testing.T) {
 	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 	for _, op := range []int32{opSetData, opGetChildren, opGetData} {
@@ -393,7 +387,7 @@ func TestReplyLostAfterWaiting(t *testing.T) {
 		if op != opSetData { // these are the questions of the one that becomes the second
 			ctx, cancel := context.WithCancel(t.Context())
 			r := locktest.Next(key, long)
-			second := c.acquire(ctx, r)
+			second := locktest.Acquire(ctx, c, r)
 			c.follows(t, key, first.Owner)
 			leave = func() {
 				locktest.Release(t, a, first)
@@ -408,7 +402,7 @@ func TestReplyLostAfterWaiting(t *testing.T) {
 		if op == opSetData { // it has waited for too long
 			r.TTL = moderate
 		}
-		won := b.acquire(t.Context(), r)
+		won := locktest.Acquire(t.Context(), b, r)
 		b.follows(t, key, first.Owner)
 		if op == opSetData {
 			waitLonger()
@@ -429,10 +423,8 @@ func TestSessionExpires(t *testing.T) {
 	held, waited := newKey(), newKey()
 	g := b.take(t, held, long)
 	before := a.take(t, waited, long)
-	stale := b.acquire(t.Context(), locktest.Next(waited, long))
-	b.follows(t, waited, before.Owner)
-	next := c.acquire(t.Context(), locktest.Next(held, long))
-	c.follows(t, held, g.Owner)
+	stale := b.waits(t, before, long)
+	next := c.waits(t, g, long)
 
 	heal := b.link.inject(cut, 0)
 	b.link.drop()
@@ -455,27 +447,14 @@ func TestSessionExpires(t *testing.T) {
 	require.NoError(t, b.Release(t.Context(), b.take(t, waited, long)), "the new session works")
 }
 
-// A lease's Start is before the write that counts, and not long before.
+// It is before the write that counts, but not long before.
 func TestStart(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-		written := make(chan time.Time, 8)
-		watchWrites := func(p party, op int32) {
-			p.link.mu.Lock()
-			defer p.link.mu.Unlock()
-			p.link.before = func(o int32) {
-				if o == op {
-					written <- time.Now()
-				}
-			}
-		}
-		watchWrites(a, opCreate)
+		created, written := a.sends(opCreate), b.sends(opSetData)
 		g := a.take(t, key, long)
-		require.False(t, g.Start.After(<-written))
-		watchWrites(b, opSetData)
-		won := b.acquire(t.Context(), locktest.Next(key, moderate))
-		b.follows(t, key, g.Owner)
+		require.False(t, g.Start.After(<-created))
+		won := b.waits(t, g, moderate)
 		waitLonger()
 		released := time.Now()
 		locktest.Release(t, a, g)
@@ -493,30 +472,28 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// creations tells when p sends creates.
-func (p party) creations() <-chan time.Time {
-	created := make(chan time.Time, 8)
+// sends returns a channel of the times at which p sends an operation.
+func (p party) sends(op int32) <-chan time.Time {
+	sent := make(chan time.Time, 8)
 	p.link.mu.Lock()
 	defer p.link.mu.Unlock()
-	p.link.before = func(op int32) {
-		if op == opCreate {
-			created <- time.Now()
+	p.link.before = func(o int32) {
+		if o == op {
+			sent <- time.Now()
 		}
 	}
-	return created
+	return sent
 }
 
-// A waiter's lease counts from before its node was created, and is granted without a request; a renewal extends it to its TTL.
+// It counts from before its node was created, and is granted without a request; a renewal extends it to its TTL.
 func TestProvisional(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, long)
-		created := b.creations()
+		created := b.sends(opCreate)
 		b.WatchAfter(long)
 		asked := time.Now()
-		won := b.acquire(t.Context(), locktest.Next(key, moderate))
-		b.follows(t, key, g.Owner)
+		won := b.waits(t, g, moderate)
 		waitLong()
 		sent, released := b.link.sent(0), time.Now()
 		locktest.Release(t, a, g)
@@ -539,17 +516,16 @@ func TestProvisional(t *testing.T) {
 			return false
 		}
 		require.NoError(t, err)
-		locktest.Won(t, a.acquire(t.Context(), locktest.Next(key, long)))
+		locktest.Won(t, locktest.Acquire(t.Context(), a, locktest.Next(key, long)))
 		require.GreaterOrEqual(t, time.Since(renewed), moderate)
 		locktest.Receive(t, w.Lost)
 		return true
 	})
 }
 
-// A lease that was granted without a wait isn't provisional, however slow the replies.
+// However slow the replies.
 func TestSlowGrantIsNotProvisional(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, key := connect(t, server.Addr), newKey()
 		a.link.mu.Lock()
 		a.link.before = func(op int32) {
@@ -575,25 +551,21 @@ func TestSlowGrantIsNotProvisional(t *testing.T) {
 	})
 }
 
-// A provisional lease ends in its time, and not before.
 func TestProvisionalEnds(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
-	won := b.acquire(t.Context(), locktest.Next(key, moderate))
-	b.follows(t, key, g.Owner)
+	won := b.waits(t, g, moderate)
 	waitLong()
 	locktest.Release(t, a, g)
 	w := locktest.Won(t, won)
-	locktest.Won(t, a.acquire(t.Context(), locktest.Next(key, long)))
+	locktest.Won(t, locktest.Acquire(t.Context(), a, locktest.Next(key, long)))
 	end := w.Start.Add(w.Provisional)
 	require.GreaterOrEqual(t, time.Now(), end)
 	require.ErrorIs(t, b.Renew(t.Context(), w), dlock.ErrLost)
 }
 
-// A Locker renews a provisional lease in a long critical section.
 func TestProvisionalIsConfirmed(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 		l, err := dlock.New(b, &dlock.Options{TTL: moderate})
 		require.NoError(t, err)
@@ -623,19 +595,17 @@ func TestProvisionalIsConfirmed(t *testing.T) {
 	})
 }
 
-// A waiter that has waited for too long writes its node as the second, and needs no request when it is first.
+// It writes its node as the second, and needs no request when it is first.
 func TestSecondWrites(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, long)
 		r := locktest.Next(key, long)
-		first := b.acquire(t.Context(), r)
+		first := locktest.Acquire(t.Context(), b, r)
 		b.follows(t, key, g.Owner)
 		c.WatchAfter(long)
 		asked := time.Now()
-		second := c.acquire(t.Context(), locktest.Next(key, moderate))
-		c.follows(t, key, g.Owner)
+		second := c.waits(t, g, moderate)
 		waitLonger()
 		require.Zero(t, c.link.sent(opSetData))
 		locktest.Release(t, a, g)
@@ -655,77 +625,67 @@ func TestSecondWrites(t *testing.T) {
 	})
 }
 
-// A dead waiter that comes to the front blocks others for its own TTL only.
+// It blocks others for its own TTL only.
 func TestWaiterDead(t *testing.T) {
 	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
 	r := locktest.Next(key, short)
 	ctx, cancel := context.WithCancel(t.Context())
-	dead := b.acquire(ctx, r)
+	dead := locktest.Acquire(ctx, b, r)
 	b.follows(t, key, g.Owner)
-	last := c.acquire(t.Context(), locktest.Next(key, long)) // its own TTL is not what it waits for
-	c.follows(t, key, g.Owner)
+	last := c.waits(t, g, long) // its own TTL is not what it waits for
 	heal := b.link.inject(cut, 0)
 	b.link.drop()
 	locktest.Release(t, a, g)
-	require.NoError(t, locktest.Receive(t, last).Err)
+	locktest.Won(t, last)
 	heal()
 	require.Error(t, locktest.Receive(t, dead).Err)
 	cancel()
 }
 
-// Calls on a closed client end.
 func TestClientClosed(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
-	waits := b.acquire(t.Context(), locktest.Next(key, long))
-	b.follows(t, key, g.Owner)
+	waits := b.waits(t, g, long)
 	b.conn.Close()
 	require.ErrorIs(t, locktest.Receive(t, waits).Err, dlock.ErrLost)
 	a.conn.Close()
 	locktest.Receive(t, g.Lost)
 }
 
-// A closed client's nodes go all at once. Its waiter has not got the lock.
+// All its nodes go at once. Its waiter has not got the lock.
 func TestClientClosedUnderBoth(t *testing.T) {
 	for range 10 { // the server ends the nodes in any order
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, long)
-		waits := a.acquire(t.Context(), locktest.Next(key, long))
-		a.follows(t, key, g.Owner)
-		next := b.acquire(t.Context(), locktest.Next(key, long))
-		b.follows(t, key, g.Owner)
+		waits := a.waits(t, g, long)
+		next := b.waits(t, g, long)
 		a.conn.Close()
 		w := locktest.Receive(t, waits)
 		require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
-		n := locktest.Won(t, next)
-		locktest.Release(t, b, n)
+		locktest.Release(t, b, locktest.Won(t, next))
 	}
 }
 
-// Two waiters of one client are granted the lock one after the other.
 func TestOneClient(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
-	won := a.acquire(t.Context(), locktest.Next(key, long))
-	a.follows(t, key, g.Owner)
+	won := a.waits(t, g, long)
 	locktest.Release(t, a, g)
 	w := locktest.Won(t, won)
 	require.Greater(t, w.Fence, g.Fence)
 	require.NoError(t, a.Renew(t.Context(), w))
 }
 
-// A waiter that writes its node when it is first, and gets the reply after its TTL, has lost the lock; its grant says so.
+// If the reply to its write as the first comes after its TTL, it has lost the lock; its grant says so.
 func TestLateReplyAfterWaiting(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, long)
 		r := locktest.Next(key, short)
-		won := b.acquire(t.Context(), r)
+		won := locktest.Acquire(t.Context(), b, r)
 		b.follows(t, key, g.Owner)
-		next := c.acquire(t.Context(), locktest.Next(key, long))
-		c.follows(t, key, g.Owner)
+		next := c.waits(t, g, long)
 		time.Sleep(short) // it must write now
 		heal := b.link.inject(holdReplies, 0)
 		locktest.Release(t, a, g)
@@ -749,7 +709,7 @@ func TestLateReplyAfterWaiting(t *testing.T) {
 	})
 }
 
-// While the server is frozen, every call returns with its context, and the number of goroutines is bounded.
+// Every call returns with its context, and the number of goroutines is bounded.
 func TestFrozenServer(t *testing.T) {
 	h, p := connect(t, server.Addr), connect(t, server.Addr)
 	key := newKey()
@@ -760,7 +720,7 @@ func TestFrozenServer(t *testing.T) {
 	ended, cancel := context.WithCancelCause(t.Context())
 	var waiting []<-chan locktest.Outcome
 	for range 50 {
-		waiting = append(waiting, p.acquire(ended, locktest.Next(key, long)))
+		waiting = append(waiting, locktest.Acquire(ended, p, locktest.Next(key, long)))
 	}
 	locktest.Eventually(t, func() bool { return len(h.nodes(t, key)) == 51 })
 
@@ -827,13 +787,12 @@ func TestFrozenServer(t *testing.T) {
 	locktest.Release(t, h, held)
 }
 
-// A watch can't be taken back, so waiters share it.
 func TestWatchesAreShared(t *testing.T) {
 	h, p := connect(t, server.Addr), connect(t, server.Addr)
 	key := newKey()
 	g := h.take(t, key, long)
 	ctx, cancel := context.WithCancel(t.Context())
-	first := p.acquire(ctx, locktest.Next(key, long))
+	first := locktest.Acquire(ctx, p, locktest.Next(key, long))
 	locktest.Eventually(t, func() bool { return p.Watches() == 1 })
 	cancel()
 	require.ErrorIs(t, locktest.Receive(t, first).Err, context.Canceled)
@@ -844,22 +803,20 @@ func TestWatchesAreShared(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
 	require.Equal(t, 1, p.link.sent(opGetData))
-	won := p.acquire(t.Context(), locktest.Next(key, long))
-	p.follows(t, key, g.Owner)
+	won := p.waits(t, g, long)
 	locktest.Release(t, h, g)
-	require.NoError(t, locktest.Receive(t, won).Err)
+	locktest.Won(t, won)
 	locktest.Eventually(t, func() bool { return p.Watches() == 0 })
 }
 
-// A client whose connections break isn't taken for a closed one.
+// It isn't taken for a closed one.
 func TestConnectionsThatDoNotLast(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	b.link.mu.Lock()
 	b.link.pause = 5 * time.Millisecond
 	b.link.mu.Unlock()
 	g := a.take(t, key, long)
-	won := b.acquire(t.Context(), locktest.Next(key, moderate))
-	b.follows(t, key, g.Owner)
+	won := b.waits(t, g, moderate)
 	waitLonger()
 	heal := b.link.inject(loseReplies, 0)
 	lost := b.link.losses()
@@ -870,15 +827,13 @@ func TestConnectionsThatDoNotLast(t *testing.T) {
 	b.release(t, w)
 }
 
-// A waiter that is served soon sends nothing more.
 func TestShortWait(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
 	asked := time.Now()
-	created := b.creations()
+	created := b.sends(opCreate)
 	b.WatchAfter(long)
-	won := b.acquire(t.Context(), locktest.Next(key, long))
-	b.follows(t, key, g.Owner)
+	won := b.waits(t, g, long)
 	locktest.Release(t, a, g)
 	w := locktest.Won(t, won)
 	require.Greater(t, w.Fence, g.Fence)
@@ -892,12 +847,11 @@ func TestShortWait(t *testing.T) {
 	}
 }
 
-// A waiter whose node goes just before its grant learns it from the write.
 func TestNodeGoneBeforeTheGrant(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
 	r := locktest.Next(key, moderate)
-	won := b.acquire(t.Context(), r)
+	won := locktest.Acquire(t.Context(), b, r)
 	b.follows(t, key, g.Owner)
 	waitLonger()
 	b.link.mu.Lock()
@@ -916,20 +870,18 @@ func TestNodeGoneBeforeTheGrant(t *testing.T) {
 	require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
 }
 
-// A waiter whose node is gone never gets the lock.
 func TestNodeGoneWhileWaiting(t *testing.T) {
 	t.Run("third", func(t *testing.T) { // it isn't told: it looks
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, long)
-		middle := c.acquire(t.Context(), locktest.Next(key, long))
-		c.follows(t, key, g.Owner)
+		middle := c.waits(t, g, long)
 		r := locktest.Next(key, long)
-		won := b.acquire(t.Context(), r)
+		won := locktest.Acquire(t.Context(), b, r)
 		b.follows(t, key, g.Owner)
 		b.link.muffle(nodePrefix(key, r.Owner))
 		b.drop(t, key, r.Owner)
 		locktest.Release(t, a, g)
-		require.NoError(t, locktest.Receive(t, middle).Err)
+		locktest.Won(t, middle)
 		w := locktest.Receive(t, won)
 		require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
 	})
@@ -938,7 +890,7 @@ func TestNodeGoneWhileWaiting(t *testing.T) {
 		b.WatchAfter(0)
 		g := a.take(t, key, long)
 		r := locktest.Next(key, long)
-		won := b.acquire(t.Context(), r)
+		won := locktest.Acquire(t.Context(), b, r)
 		b.follows(t, key, g.Owner)
 		b.follows(t, key, r.Owner)
 		b.drop(t, key, r.Owner)
@@ -948,7 +900,6 @@ func TestNodeGoneWhileWaiting(t *testing.T) {
 	})
 }
 
-// A lease that isn't renewed ends by itself.
 func TestLeaseRunsOut(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, short)
@@ -959,7 +910,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	require.Greater(t, b.take(t, key, long).Fence, g.Fence)
 }
 
-// An expired lease isn't renewed, even if its node can't be deleted.
+// Even if its node can't be deleted.
 func TestRenewalTooLate(t *testing.T) {
 	a := connect(t, server.Addr)
 	b, err := zklock.New(a.conn, &zklock.Options{Root: "/" + uuid.NewString(), ACL: zk.WorldACL(zk.PermAll &^ zk.PermDelete)})
@@ -970,7 +921,6 @@ func TestRenewalTooLate(t *testing.T) {
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
 }
 
-// A Backend that was cut off when a lease expired deletes the node later.
 func TestLeaseRunsOutWhileCutOff(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, short)
@@ -982,10 +932,9 @@ func TestLeaseRunsOutWhileCutOff(t *testing.T) {
 	require.Empty(t, b.nodes(t, key))
 }
 
-// Creates without a reply don't keep expired leases from being deleted.
+// They don't delay the deletion of expired leases.
 func TestLeaseRunsOutBesideSilentCreates(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b, key, other := connect(t, server.Addr), connect(t, server.Addr), newKey(), newKey()
 		locktest.Release(t, a, a.take(t, other, long)) // its parent is there
 		g := a.take(t, key, moderate)
@@ -997,7 +946,7 @@ func TestLeaseRunsOutBesideSilentCreates(t *testing.T) {
 		const many = 20 // more than clean up at once
 		var silent []<-chan locktest.Outcome
 		for range many {
-			silent = append(silent, a.acquire(ctx, locktest.Next(other, long)))
+			silent = append(silent, locktest.Acquire(ctx, a, locktest.Next(other, long)))
 		}
 		locktest.Eventually(t, func() bool { return a.link.sent(opCreate) == sent+many })
 		cancel()
@@ -1014,11 +963,10 @@ func TestLeaseRunsOutBesideSilentCreates(t *testing.T) {
 	})
 }
 
-// Renewals restart the successor's timer.
 func TestHolderDeadAfterRenewals(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, short)
-	won := b.acquire(t.Context(), locktest.Next(key, long))
+	won := locktest.Acquire(t.Context(), b, locktest.Next(key, long))
 	var renewed time.Time
 	for range 6 {
 		now := time.Now()
@@ -1036,35 +984,29 @@ func TestHolderDeadAfterRenewals(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(renewed), short)
 }
 
-// A renewal whose event was lost keeps the waiter out.
 func TestRenewalUnseen(t *testing.T) {
-	done := false
-	for !done { // once is enough, if the machine is fast enough
-		done = renewalUnseen(t)
-	}
+	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
+		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+		g := a.take(t, key, short)
+		won := locktest.Acquire(t.Context(), b, locktest.Next(key, long))
+		locktest.Eventually(t, func() bool { return len(won) > 0 || b.link.watches(nodePrefix(key, g.Owner)) })
+		b.link.muffle("/")
+		time.Sleep(short / 2)
+		renewed := time.Now()
+		err := a.Renew(t.Context(), g)
+		a.link.inject(cut, 0)
+		a.link.drop()
+		locktest.Won(t, won)
+		if errors.Is(err, dlock.ErrLost) {
+			return false
+		}
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, time.Since(renewed), short)
+		return true
+	})
 }
 
-func renewalUnseen(t *testing.T) (done bool) {
-	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-	g := a.take(t, key, short)
-	won := b.acquire(t.Context(), locktest.Next(key, long))
-	locktest.Eventually(t, func() bool { return len(won) > 0 || b.link.watches(nodePrefix(key, g.Owner)) })
-	b.link.muffle("/")
-	time.Sleep(short / 2)
-	renewed := time.Now()
-	err := a.Renew(t.Context(), g)
-	a.link.inject(cut, 0)
-	a.link.drop()
-	require.NoError(t, locktest.Receive(t, won).Err)
-	if errors.Is(err, dlock.ErrLost) {
-		return false
-	}
-	require.NoError(t, err)
-	require.GreaterOrEqual(t, time.Since(renewed), short)
-	return true
-}
-
-// A release wakes the new holder, which sends nothing, and the new second.
+// The new holder sends nothing.
 func TestNoHerd(t *testing.T) {
 	const waiters = 30
 	a, key := connect(t, server.Addr), newKey()
@@ -1076,7 +1018,7 @@ func TestNoHerd(t *testing.T) {
 		all[i] = connect(t, server.Addr)
 		all[i].WatchAfter(long)
 		r := locktest.Next(key, long)
-		won[i] = all[i].acquire(t.Context(), r)
+		won[i] = locktest.Acquire(t.Context(), all[i], r)
 		all[i].follows(t, key, owners[i])
 		owners = append(owners, r.Owner)
 	}
