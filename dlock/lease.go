@@ -93,7 +93,7 @@ func (h *Handle) Release(ctx context.Context) error {
 	case h.releasing <- struct{}{}:
 	default:
 		if err := h.awaitRelease(ctx); err != nil {
-			return fmt.Errorf("release %q: another call is under way: %w", h.Key(), err)
+			return fmt.Errorf("release %q: another call is in progress: %w", h.Key(), err)
 		}
 	}
 	defer func() { <-h.releasing }()

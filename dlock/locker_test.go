@@ -71,7 +71,7 @@ func TestUnknownOutcomeIsUndone(t *testing.T) {
 	}
 	requestLate := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
 		<-ctx.Done()
-		time.Sleep(3 * time.Second) // still under way when Acquire has returned
+		time.Sleep(3 * time.Second) // still in flight when Acquire has returned
 		return next(context.WithoutCancel(ctx), r)
 	}
 	requestLateReplyLost := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {

@@ -29,7 +29,7 @@ func TestMemlock(t *testing.T) {
 			c := memlock.NewClock()
 			s := service(memlock.New(&memlock.Options{Clock: c}), func(b dlock.Backend) dlock.Backend { return b })
 			s.Advance = c.Advance
-			s.Faulty = nil // a clock that moves at once leaves no time for a message to be under way
+			s.Faulty = nil // a clock that moves at once leaves no time for messages
 			return s
 		}})
 	})

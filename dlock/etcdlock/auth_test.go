@@ -17,7 +17,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// TestTokenExpires: etcd refuses new watches on a stream whose token has expired. Waiters survive that and are notified.
+// etcd refuses new watches on a stream whose token has expired.
 func TestTokenExpires(t *testing.T) {
 	t.Run("simple", func(t *testing.T) { tokenExpires(t, "--auth-token", "simple", "--auth-token-ttl", "1") })
 	t.Run("jwt", func(t *testing.T) { tokenExpires(t, "--auth-token", jwt(t)) })
@@ -39,11 +39,11 @@ func tokenExpires(t *testing.T, args ...string) {
 	_, first := waiter.waits(t, key, time.Hour) // its watch stays open, and with it the stream
 	streamExpires(t, waiter.c)
 	opened := waiter.l.openedWatches()
-	r := locktest.Request(time.Minute) // another session, with another inbox
+	r := locktest.Request(time.Minute) // another session, with another watch of messages
 	r.Key = key
-	second := waiter.acquiring(t.Context(), r)
+	second := locktest.Acquire(t.Context(), waiter, r)
 	deadline := time.After(30 * time.Second)
-	for waiter.l.openedWatches() < opened+2 { // its inbox, and the key before its own
+	for waiter.l.openedWatches() < opened+2 { // its messages, and the key before its own
 		select {
 		case got := <-second:
 			require.Fail(t, "the waiter is gone", "%v", got.Err)
@@ -53,16 +53,13 @@ func tokenExpires(t *testing.T, args ...string) {
 		}
 	}
 	require.NoError(t, holder.Release(t.Context(), g))
-	got := locktest.Receive(t, first)
-	require.NoError(t, got.Err)
-	require.NoError(t, waiter.Release(t.Context(), got.G))
-	got = locktest.Receive(t, second)
-	require.NoError(t, got.Err)
-	require.NoError(t, waiter.Renew(t.Context(), got.G))
-	require.NoError(t, waiter.Release(t.Context(), got.G))
+	locktest.Release(t, waiter, locktest.Won(t, first))
+	got := locktest.Won(t, second)
+	require.NoError(t, waiter.Renew(t.Context(), got))
+	locktest.Release(t, waiter, got)
 }
 
-// streamExpires returns when new watches are refused on a stream that is opened now. A request makes a simple token last longer.
+// streamExpires returns when new watches are refused on a stream opened now. A request extends a simple token.
 func streamExpires(t *testing.T, c *clientv3.Client) {
 	t.Helper()
 	probe := metadata.AppendToOutgoingContext(t.Context(), "stream", "probe")
@@ -91,7 +88,6 @@ func enableAuth(t *testing.T, c *testbed.Cluster) {
 	require.NoError(t, err)
 }
 
-// jwt is the flag for tokens that last for a second.
 func jwt(t *testing.T) string {
 	t.Helper()
 	key := filepath.Join(t.TempDir(), "key")

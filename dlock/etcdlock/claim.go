@@ -43,14 +43,14 @@ var next = map[state][]state{
 
 // claim is a key in a queue, from before its put leaves until the key is known to be gone.
 type claim struct {
-	b     *Backend
-	id    id
-	s     *session
-	queue string        // prefix of its queue
-	name  string        // of its key; no other claim of this Backend has it
-	value string        // of its key, unique
-	told  chan struct{} // full if there is a notice
-	ended chan struct{} // closed when the key is gone
+	b        *Backend
+	id       id
+	s        *session
+	queue    string        // prefix of its queue
+	name     string        // of its key; no other claim of this Backend has it
+	value    string        // of its key, unique
+	notified chan struct{} // full if there is a notice
+	ended    chan struct{} // closed when the key is gone
 
 	mu      sync.Mutex
 	state   state
@@ -61,14 +61,13 @@ type claim struct {
 	waiters []position // behind the key that has the lock, as far as is known
 }
 
-// claim returns a new claim of r's owner, under the first free name.
 func (b *Backend) claim(r dlock.Request, s *session) *claim {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lives++
 	c := &claim{
 		b: b, id: id{r.Key, r.Owner}, s: s, queue: queueOf(b.prefix, r.Key),
-		value: fmt.Sprintf("%s %d", r.Owner, b.lives), told: make(chan struct{}, 1), ended: make(chan struct{}),
+		value: fmt.Sprintf("%s %d", r.Owner, b.lives), notified: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	prefix := fmt.Sprintf("%s%x-", c.queue, s.id)
 	for n := 0; c.name == "" || b.names[c.name] != nil; n++ {
@@ -78,14 +77,13 @@ func (b *Backend) claim(r dlock.Request, s *session) *claim {
 	return c
 }
 
-// to changes the state, unless that is too late. The key is deleted at expires, if that isn't zero.
 func (c *claim) to(next state, expires time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.move(next, expires)
 }
 
-// move is to. c.mu is held.
+// move refuses invalid transitions. c.mu is held.
 func (c *claim) move(to state, expires time.Time) bool {
 	if !slices.Contains(next[c.state], to) {
 		return false
@@ -100,7 +98,6 @@ func (c *claim) move(to state, expires time.Time) bool {
 	return true
 }
 
-// expire deletes the key if its time is up, and retries until it is gone.
 func (c *claim) expire() {
 	c.mu.Lock()
 	due := !c.expires.IsZero() && !time.Now().Before(c.expires) // or it was renewed at this moment
@@ -136,7 +133,7 @@ func (c *claim) end() {
 	}
 }
 
-// undone waits until the key is gone, and reports whether it is. It gives up where not even that is answered in time.
+// undone reports whether the key is gone, which it waits for as long as that may reasonably take.
 func (c *claim) undone(ctx context.Context) bool {
 	after := time.NewTimer(3 * goodbye)
 	defer after.Stop()
@@ -149,7 +146,6 @@ func (c *claim) undone(ctx context.Context) bool {
 	return false
 }
 
-// stop stops the timer and reports whether the claim has the lock.
 func (c *claim) stop() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,14 +155,13 @@ func (c *claim) stop() bool {
 	return c.state == held
 }
 
-// holds reports whether a grant is this claim's.
 func (c *claim) holds(fence uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state == held && uint64(c.rev) == fence && c.s.over.Err() == nil
 }
 
-// renewed has a grant expire at that time. It reports false if the timer was faster.
+// renewed reports false if the timer was faster.
 func (c *claim) renewed(fence uint64, expires time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,7 +176,6 @@ var (
 	errLate  = fmt.Errorf("%w in time", errAgain)
 )
 
-// take puts the key and, if queue, waits until it is first.
 func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.Grant, err error) {
 	s, ttl := c.s, r.TTL
 	var guard int64
@@ -200,7 +194,7 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 		c.end()
 		s.end()
 		return g, again
-	case errors.Is(err, rpctypes.ErrNoSpace): // refused, or applied all the same; in either case nothing is under way
+	case errors.Is(err, rpctypes.ErrNoSpace): // refused, or applied all the same; in either case nothing is in flight
 		c.to(queued, time.Time{})
 		c.leave(ctx)
 		return g, fmt.Errorf("joining the queue: %w", err)
@@ -232,7 +226,6 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 	return c.wait(ctx, ttl, a)
 }
 
-// answer is the reply to a put or a look.
 type answer struct {
 	rev    int64  // create revision of the own key, 0 if there is none
 	first  bool   // the own key is first
@@ -244,7 +237,7 @@ type answer struct {
 	guard  int64  // 0 if there is no such key; -1: the own key's name is taken
 }
 
-// put puts the own key at the end of the queue; unless it is to wait, only into an empty queue.
+// put appends the own key; without wait only to an empty queue.
 func (c *claim) put(ctx context.Context, guard int64, wait bool) (a answer, err error) {
 	absent := clientv3.Compare(clientv3.CreateRevision(c.name), "=", 0)
 	if !wait {
@@ -287,7 +280,6 @@ func (c *claim) put(ctx context.Context, guard int64, wait bool) (a answer, err 
 	return a, nil
 }
 
-// look reads where the own key, created at rev, is in the queue.
 func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
 	resp, err := c.b.c.Get(ctx, c.queue, clientv3.WithPrefix(), clientv3.WithMaxCreateRev(rev), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(2))
@@ -305,8 +297,7 @@ func (c *claim) look(ctx context.Context, rev int64) (a answer, err error) {
 	return a, nil
 }
 
-// stands reports whether the own key and the one before it still exist.
-func (c *claim) stands(ctx context.Context, a answer) bool {
+func (c *claim) exists(ctx context.Context, a answer) bool {
 	resp, err := c.b.c.Txn(ctx).Then(clientv3.OpGet(c.name, clientv3.WithKeysOnly()), clientv3.OpGet(a.before, clientv3.WithKeysOnly())).Commit()
 	if err != nil {
 		return false
@@ -319,8 +310,8 @@ func (c *claim) stands(ctx context.Context, a answer) bool {
 	return true
 }
 
-// minUnanswered is the shortest time after which a put without a reply is undone. With a TTL shorter than a round trip every put
-// would be undone before it has arrived.
+// minUnanswered is the shortest time after which a put without a reply is undone: with a shorter TTL, every slow put would
+// be undone before it arrives.
 const minUnanswered = 100 * time.Millisecond
 
 const (
@@ -328,18 +319,17 @@ const (
 	maxPause = time.Second
 )
 
-// wait waits until the own key is first in the queue. If it fails, the key is deleted.
 func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Grant, error) {
 	s := c.s
-	heard := s.listen(c.b, a.at+1) //nolint:contextcheck // for all who wait on the session
+	complete := s.listen(c.b, a.at+1) //nolint:contextcheck // for all who wait on the session
 	rest := minPause
 	for {
 		var n notice
 		var err error
-		if heard {
+		if complete {
 			n, err = c.mayBeFirst(ctx, a)
 		}
-		heard = true // the look below is later than the start of the watch
+		complete = true // the look below is later than the start of the watch
 		if err == nil && n.rev != 0 {
 			return c.grant(ctx, n, ttl)
 		}
@@ -365,8 +355,8 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 	}
 }
 
-// mayBeFirst waits until the own key is said to be first, or may be: the key before it, if known, is deleted, or there was no
-// message for a while. It then returns a notice without a revision.
+// mayBeFirst waits until the own key is said to be first, or may be: the key before it, if known, is deleted, or no message
+// came for a while. The notice then has no revision.
 func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -389,9 +379,9 @@ func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) 
 		}
 		select {
 		case w = <-opened:
-		case <-c.told:
+		case <-c.notified:
 		case <-quiet.C:
-			if a.before == "" || gone || !c.stands(ctx, a) {
+			if a.before == "" || gone || !c.exists(ctx, a) {
 				return n, nil
 			}
 			quiet.Reset(longQuietTime)
@@ -418,7 +408,6 @@ func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) 
 	}
 }
 
-// passing reports whether err may be over when the cluster has a leader again.
 func passing(err error) bool {
 	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		return e.Code() == codes.Unavailable
@@ -426,9 +415,8 @@ func passing(err error) bool {
 	return status.Code(err) == codes.Unavailable
 }
 
-// watching returns the context of a watch, which leaves a member without a leader. refused is told the error that ended it:
-// etcd refuses every watch on a stream whose token has expired. The client has one stream for all contexts of the same
-// metadata, so the next watch gets other metadata, and with it a new stream and token.
+// watching returns the context of a watch, which leaves a member without a leader. Pass the error that ended it to refused:
+// etcd refuses every watch on a stream whose token has expired. The client opens a new stream for other metadata.
 func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func(error)) {
 	n := b.stream.Load()
 	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "fencelab-stream", strconv.FormatInt(n, 10))
@@ -439,13 +427,12 @@ func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func
 	}
 }
 
-// staleToken reports whether err, of a watch, may be over with another token. A watch gets it as text.
+// staleToken reports whether err, of a watch, may pass with another token. A watch gets it as text.
 func staleToken(err error) bool {
 	return err != nil && slices.ContainsFunc([]error{rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty},
 		func(e error) bool { return strings.HasSuffix(err.Error(), rpctypes.ErrorDesc(e)) })
 }
 
-// grant is the grant of a key that is first in its queue.
 func (c *claim) grant(ctx context.Context, n notice, ttl time.Duration) (g dlock.Grant, err error) {
 	c.mu.Lock()
 	c.rev, c.waiters = n.rev, n.waiters
@@ -463,7 +450,6 @@ func (c *claim) grant(ctx context.Context, n notice, ttl time.Duration) (g dlock
 	}, nil
 }
 
-// leave deletes the key; if that fails, in the background.
 func (c *claim) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 	defer cancel()
@@ -474,8 +460,8 @@ func (c *claim) leave(ctx context.Context) {
 	}
 }
 
-// remove deletes a key that was created at the revision fence or, if that is 0, has the value, and reports whether it did. It
-// notifies the next waiter. A put of c, which may be nil, that may still arrive will fail.
+// remove deletes a key that was created at the revision fence or, if that is 0, has the value, and reports whether it did.
+// It notifies the next waiter. A put of c, which may be nil, that is still in flight will fail.
 func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string, fence uint64) (had bool, err error) {
 	queue := queueOf(b.prefix, key)
 	cond := owns(name, fence)
@@ -498,7 +484,7 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 			c = nil
 		}
 	}
-	next, told := b.handOver(queue, waiters)
+	next, notifies := b.handOver(queue, waiters)
 	then, otherwise := []clientv3.Op{next, clientv3.OpDelete(name)}, []clientv3.Op(nil)
 	if s != nil {
 		moved := clientv3.OpPut(s.guard, "", clientv3.WithLease(s.id))
@@ -506,9 +492,9 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 	}
 	sent := time.Now()
 	resp, err := b.c.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
-	if s == nil && told && errors.Is(err, rpctypes.ErrNoSpace) { // without the message, which is a put
+	if s == nil && notifies && errors.Is(err, rpctypes.ErrNoSpace) { // without the message, which is a put
 		waiters = nil
-		next, told = b.handOver(queue, nil)
+		next, notifies = b.handOver(queue, nil)
 		full := err
 		resp, err = b.c.Txn(ctx).If(cond).Then(next, clientv3.OpDelete(name)).Commit()
 		if err == nil && !resp.Succeeded { // the first was applied, or the key was gone before
@@ -529,7 +515,7 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 	}
 	c.end()
 	if resp.Succeeded {
-		b.handedOver(ctx, queue, name, waiters, resp.Responses[0], told, sent)
+		b.handedOver(ctx, queue, name, waiters, resp.Responses[0], notifies, sent)
 	}
 	return resp.Succeeded, nil
 }

@@ -2,38 +2,35 @@
 //
 // # The queue
 //
-// A waiter puts a key {Prefix}lock/{KEY}/{LEASE}-{N}; the key that was created first has the lock. LEASE is the session,
-// N tells a Backend's keys apart, and the value is unique. Names are reused: etcd keeps every name until it is compacted
-// and reads all of them with the queue. The token is the key's create revision. A restored snapshot takes tokens back, unless it
-// is restored with a revision bump (etcdutl snapshot restore --bump-revision).
+// A waiter puts a key {Prefix}lock/{KEY}/{LEASE}-{N}; the key created first has the lock. LEASE is the session, N tells a
+// Backend's keys apart; names are reused, since etcd keeps every name until compaction and reads all of them with the
+// queue. The token is the key's create revision. A restored snapshot takes tokens back, unless it is restored with a
+// revision bump (etcdutl snapshot restore --bump-revision).
 //
-// One transaction checks whether the queue is empty and puts the key. If it was empty, that was the whole acquisition. Otherwise
-// the waiter is notified when its key is the first: the holder's release writes a message to {Prefix}turn/{LEASE}, which the
-// waiter's Backend watches, in the transaction that deletes the holder's key. The message also names the next 32 waiters. So a
-// handover costs one commit and no read, and wakes one waiter. A holder without that list, or whose next waiter has left, reads the
-// queue in its transaction and sends the message in a second one. A waiter of the same Backend needs no message.
+// The transaction that deletes the holder's key also writes a message to {Prefix}turn/{LEASE}, which the next waiter's
+// Backend watches. The message names the next 32 waiters, so a hand-over costs one commit and no read. A holder without that
+// list, or whose next waiter has left, reads the queue in its transaction and sends the message in a second one.
 //
 // The message is proof: nobody gets in front of the first key, and only its own Backend deletes it, or etcd with its
-// session, which a grant requires to be alive. A dead holder sends none. A waiter without one for a second therefore reads whether
-// its key is the first. If it isn't, it watches the key before its own, and reads again when that is deleted.
+// session, which a grant requires to be alive. A waiter without one for a second reads whether its key is first.
 //
 // # Leases
 //
-// Two clocks bound a grant. A timer in the Backend deletes the key at Start + TTL unless it is renewed, and what a put without a
-// reply may have left. If the process is dead, frozen or cut off, the key goes with the session, a lease in etcd that all grants
-// of one TTL share. It lasts for S, whole seconds: the TTL and an eighth more (at least 1 s, at most 10 s) rounded up, or the
-// server's minimum if that is longer. A grant is given or renewed only if the session is known to last for the TTL: a keep-alive
-// left no more than S - TTL ago and was answered. Keep-alives are frequent enough for that, so a renewal needs no commit.
+// Two clocks bound a grant. A timer in the Backend deletes the key at Start + TTL unless it is renewed. If the process is
+// dead, frozen or cut off, the key goes with the session, a lease in etcd that all grants of one TTL share. It lasts for S,
+// whole seconds: the TTL and an eighth more (at least 1 s, at most 10 s) rounded up, or the server's minimum if that is
+// longer. A grant is given or renewed only if the session is known to last for the TTL: a keep-alive left no more than S -
+// TTL ago and was answered. Keep-alives are frequent enough for that, so a renewal needs no commit.
 //
 // A dead holder blocks a key for at most S after its last keep-alive, 500 ms for etcd's checks, and a second until a waiter
 // reads; a change of etcd's leader restarts S.
 //
 // # Requests that arrive late
 //
-// A put whose reply was lost may reach etcd long after its sender has given up, and would block the lock while the session lives.
-// So every put is conditional on the revision of its session's guard, {Prefix}session/{LEASE}, which doesn't exist at first.
-// Undoing such a put deletes the lock's key and modifies the guard in one transaction. A deletion that arrives late deletes only
-// the key of its create revision or, if that isn't known, of its value.
+// A put without a reply may reach etcd long after its sender has given up. So every put is conditional on the revision of
+// its session's guard, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing such a put deletes the lock's key and
+// modifies the guard in one transaction. A deletion is conditional on the key's create revision or, if that isn't known, on
+// its unique value.
 //
 // If a put finds the guard's revision lower than before, or its own name taken, the store was restored from a snapshot or
 // changed by hand. The Backend then replaces the session, and all grants of the old one are lost.
@@ -46,6 +43,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,7 +62,7 @@ import (
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix stands before the names of all keys, "" by default. Locks with different prefixes are independent.
+	// Prefix precedes the names of all keys, "" by default. Locks with different prefixes are independent.
 	Prefix string
 }
 
@@ -88,17 +86,13 @@ type Backend struct {
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on client, which stays the caller's to close. It sends nothing.
-//
-// Set the client's DialKeepAliveTime and DialKeepAliveTimeout, or calls without a deadline wait for a silent server for ever.
+// New returns a Backend on client, which stays the caller's to close. It sends nothing. Set the client's DialKeepAliveTime
+// and DialKeepAliveTimeout, or calls without a deadline wait for a silent server for ever.
 func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: etcdlock: client is nil", dlock.ErrInvalid)
 	}
-	var o Options
-	if opts != nil {
-		o = *opts
-	}
+	o := cmp.Or(opts, &Options{})
 	if strings.Contains(o.Prefix, "lock/") { // else a key of one prefix could be in a queue of another
 		return nil, fmt.Errorf(`%w: etcdlock: prefix %q contains "lock/", which ends a prefix`, dlock.ErrInvalid, o.Prefix)
 	}
@@ -124,7 +118,7 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return b.acquire(ctx, r, false)
 }
 
-// maxLate is how many puts of one call may be answered too late to be of use.
+// maxLate limits the puts of one call that are answered too late to be used.
 const maxLate = 3
 
 func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlock.Grant, error) {
@@ -160,10 +154,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlo
 		if errors.Is(err, errAgain) && ctx.Err() == nil {
 			continue
 		}
-		if err != nil {
-			err = failed(ctx, err)
-		}
-		return g, err
+		return g, failed(ctx, err)
 	}
 }
 
@@ -231,7 +222,7 @@ func (b *Backend) IsOwner(g dlock.Grant) clientv3.Cmp {
 	return owns(name, g.Fence)
 }
 
-// find returns g's claim, nil if there is none any more, and its key's name and value, "" if they aren't known.
+// find returns g's claim, nil if it has ended, and its key's name and value, "" if they aren't known.
 func (b *Backend) find(g dlock.Grant) (c *claim, name, value string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -246,7 +237,6 @@ func (b *Backend) find(g dlock.Grant) (c *claim, name, value string) {
 	return c, name, c.value
 }
 
-// owns is the condition that a key exists and was created at a revision.
 func owns(name string, fence uint64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(name), "=", int64(fence))
 }
@@ -281,7 +271,6 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// enter registers a call, whose context ends with the Backend, too. The call must leave.
 func (b *Backend) enter(ctx context.Context) (call context.Context, leave func(), err error) {
 	if ctx.Err() != nil {
 		return nil, nil, failed(ctx, ctx.Err())
@@ -309,5 +298,4 @@ func (b *Backend) begin() bool {
 
 func failed(ctx context.Context, err error) error { return wait.Failed(ctx, "etcdlock", err) }
 
-// leaseGone reports whether err says that a session doesn't exist.
 func leaseGone(err error) bool { return errors.Is(err, rpctypes.ErrLeaseNotFound) }

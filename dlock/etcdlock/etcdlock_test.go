@@ -54,7 +54,7 @@ func newBackend(tb testing.TB, c *clientv3.Client, o *etcdlock.Options) *etcdloc
 	return b
 }
 
-// client returns a client over l with default options, except that it gives up soon.
+// client returns a client with default options, except that it gives up soon.
 func client(tb testing.TB, c *testbed.Cluster, l *link, set ...func(*clientv3.Config)) *clientv3.Client {
 	tb.Helper()
 	cfg := clientv3.Config{

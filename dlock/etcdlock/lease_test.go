@@ -21,10 +21,9 @@ import (
 
 func queue(key string) string { return "lock/" + url.PathEscape(key) + "/" }
 
-// While keep-alives fail, grants are refused before one would outlive the session.
+// Without keep-alives grants are refused before one would outlive the session.
 func TestSessionOutlivesGrants(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		const ttl = 900 * time.Millisecond
 		a, b := newNode(t, one), newNode(t, one)
 		first := a.take(t, locktest.Request(ttl))
@@ -64,16 +63,14 @@ func TestSessionOutlivesGrants(t *testing.T) {
 	})
 }
 
-// So are renewals.
 func TestSessionOutlivesRenewals(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		const ttl = 900 * time.Millisecond
 		a, b := newNode(t, one), newNode(t, one)
 		g := a.take(t, locktest.Request(ttl))
 		r := locktest.Next(g.Key, time.Hour)
 		defer a.l.inject(cutKeepAlives)()
-		won := b.acquiring(t.Context(), r)
+		won := locktest.Acquire(t.Context(), b, r)
 		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
 		last := g.Start
@@ -82,7 +79,7 @@ func TestSessionOutlivesRenewals(t *testing.T) {
 			renewed := time.Now()
 			err := a.Renew(t.Context(), g)
 			if err != nil && time.Since(last) >= ttl { // the lease has run out
-				require.NoError(t, locktest.Receive(t, won).Err)
+				locktest.Won(t, won)
 				return false
 			}
 			if err != nil {
@@ -99,10 +96,8 @@ func TestSessionOutlivesRenewals(t *testing.T) {
 	})
 }
 
-// A renewal whose reply comes after the lease has expired renews nothing.
 func TestRenewalTooLate(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b := newNode(t, one), newNode(t, one)
 		g := a.take(t, locktest.Request(shortTTL))
 		deliver := a.l.inject(holdReplies)
@@ -121,10 +116,9 @@ func TestRenewalTooLate(t *testing.T) {
 	})
 }
 
-// What a put without a reply has created expires, though nobody undoes it and the session lives on.
+// The key expires, though nobody undoes it and the session is alive.
 func TestOrphanRunsOut(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b := newNode(t, one), newNode(t, one)
 		held := a.take(t, locktest.Request(shortTTL)) // the same session
 		r := locktest.Request(shortTTL)
@@ -144,14 +138,14 @@ func TestOrphanRunsOut(t *testing.T) {
 	})
 }
 
-// So does the key of a put whose reply is late. The call then waits with another key.
+// The key of a put whose reply is late expires. The call then waits with another key.
 func TestAnswerLate(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Next(b.take(t, locktest.Request(time.Hour)).Key, shortTTL)
 	answered, deliver := a.l.holdAnswer()
 	defer deliver()
 	ctx, cancel := context.WithCancel(t.Context())
-	left := a.acquiring(ctx, r)
+	left := locktest.Acquire(ctx, a, r)
 	locktest.Receive(t, answered)
 	key := func() []*mvccpb.KeyValue { return b.keysOf(t, r) }
 	locktest.Eventually(t, func() bool { return len(key()) == 0 })
@@ -162,7 +156,7 @@ func TestAnswerLate(t *testing.T) {
 	locktest.Eventually(t, func() bool { return len(key()) == 0 })
 }
 
-// Puts that are answered after their time is up are of no use, whether they were applied or came too late for that.
+// Whether they were applied or came too late for that.
 func TestRepliesSlowerThanTheTTL(t *testing.T) {
 	for _, late := range []fault{answerLate, sendLate} {
 		for _, acquire := range []func(*etcdlock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
@@ -187,7 +181,7 @@ func TestRepliesSlowerThanTheTTL(t *testing.T) {
 	}
 }
 
-// The next put of a call doesn't find the key of the one before in its way.
+// The call's next put doesn't wait for the key of the one before.
 func TestUndoSlowerThanTheReply(t *testing.T) {
 	a := newNode(t, one)
 	const ttl = 500 * time.Millisecond
@@ -201,7 +195,7 @@ func TestUndoSlowerThanTheReply(t *testing.T) {
 	require.Equal(t, 3, n)
 }
 
-// A call without a deadline doesn't wait for ever until a put that was answered too late is undone.
+// It doesn't wait for ever for the undo of a put that was answered too late.
 func TestUndoNeverAnswered(t *testing.T) {
 	a := newNode(t, one)
 	a.starts(t, shortTTL)
@@ -212,11 +206,10 @@ func TestUndoNeverAnswered(t *testing.T) {
 	require.ErrorContains(t, err, "set a longer TTL")
 }
 
-// A session request without a reply doesn't block other calls.
 func TestStuckSession(t *testing.T) {
 	a := newNode(t, one)
 	defer a.l.inject(holdGrant)()
-	first := a.acquiring(t.Context(), locktest.Request(time.Hour))
+	first := locktest.Acquire(t.Context(), a, locktest.Request(time.Hour))
 	locktest.Eventually(t, func() bool {
 		n, _, _ := a.l.counts(grant)
 		return n == 1
@@ -225,10 +218,10 @@ func TestStuckSession(t *testing.T) {
 	defer cancel()
 	_, err := a.TryAcquire(ctx, locktest.Request(time.Hour))
 	require.NoError(t, err)
-	require.NoError(t, locktest.Receive(t, first).Err)
+	locktest.Won(t, first)
 }
 
-// A put that arrives after it was undone doesn't take effect. Later puts of the same session do.
+// Later puts of the same session succeed.
 func TestLatePut(t *testing.T) {
 	for _, acquire := range []func(*etcdlock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
 		(*etcdlock.Backend).TryAcquire, (*etcdlock.Backend).Acquire,
@@ -254,7 +247,7 @@ func TestLatePut(t *testing.T) {
 	}
 }
 
-// The same if only the timer undoes it.
+// Only the timer undoes it.
 func TestLatePutNotUndone(t *testing.T) {
 	t.Parallel() // it waits
 	const ttl = 5 * time.Second
@@ -275,7 +268,7 @@ func TestLatePutNotUndone(t *testing.T) {
 	require.Empty(t, b.keysOf(t, r), "the late put's key")
 }
 
-// A deletion that arrives when its name is in use again leaves the new key alone.
+// Its name is in use again; the new key stays.
 func TestLateDelete(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) { lateDelete(t, "next") })
 	t.Run("the same owner", func(t *testing.T) { lateDelete(t, "") })
@@ -304,7 +297,7 @@ func lateDelete(t *testing.T, owner string) {
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// So does one that is retried in the background after somebody else has deleted the key.
+// It is retried in the background after somebody else has deleted the key.
 func TestRepeatedDelete(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) { repeatedDelete(t, "next") })
 	t.Run("the same owner", func(t *testing.T) { repeatedDelete(t, "") })
@@ -317,7 +310,7 @@ func repeatedDelete(t *testing.T, owner string) {
 	r := locktest.Next(held.Key, time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	left := a.acquiring(ctx, r)
+	left := locktest.Acquire(ctx, a, r)
 	a.watches(t, 1)
 	keys := b.keysOf(t, r)
 	require.Len(t, keys, 1)
@@ -349,7 +342,6 @@ func repeatedDelete(t *testing.T, owner string) {
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// Keep-alives are frequent enough for the longest TTL of a session, and not more frequent.
 func TestKeepAlivesAreFew(t *testing.T) {
 	for name, c := range map[string]struct {
 		ttls        []time.Duration // all of one session of 12 s
@@ -379,7 +371,6 @@ func TestKeepAlivesAreFew(t *testing.T) {
 	}
 }
 
-// Renewals commit nothing.
 func TestRenewalsWriteNothing(t *testing.T) {
 	a := newNode(t, three)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -393,10 +384,8 @@ func TestRenewalsWriteNothing(t *testing.T) {
 	require.Equal(t, writes, a.l.writes)
 }
 
-// Close keeps grants, and revokes unused sessions.
 func TestCloseRevokesIdleSessions(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		n := newNode(t, one)
 		lease := func(r dlock.Request) clientv3.LeaseID {
 			kvs := n.keysOf(t, r)
@@ -428,11 +417,10 @@ func TestCloseRevokesIdleSessions(t *testing.T) {
 	})
 }
 
-// A put may be applied just before etcd notices that its session is over. The keep-alive that the grant needs tells, and the
-// call retries on a new session.
+// A put may be applied just before etcd detects that its session is over. The grant's keep-alive reveals it.
 func TestSessionEndsUnderAGrant(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 0) })
-	// The first deletion of the key fails; the retry leaves the next key alone.
+	// The first deletion fails; the retry leaves the next key alone.
 	locktest.Undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 1) })
 }
 
@@ -494,7 +482,6 @@ func TestNew(t *testing.T) {
 	require.Equal(t, resp.Kvs[0].CreateRevision, resp.Kvs[0].ModRevision)
 }
 
-// Repeated acquisitions create no new names.
 func TestNamesAreUsedAgain(t *testing.T) {
 	a := newNode(t, one)
 	r := locktest.Request(time.Hour)
@@ -510,10 +497,8 @@ func TestNamesAreUsedAgain(t *testing.T) {
 	require.Len(t, names, 1)
 }
 
-// An expired grant's name may be another's by now.
 func TestStaleGrantOfAName(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		t.Helper()
 		a, b := newNode(t, one), newNode(t, one)
 		r := locktest.Request(shortTTL)
 		first := a.take(t, r)

@@ -17,7 +17,6 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// link is a faulty connection of a client to its etcd.
 type link struct {
 	mu      sync.Mutex
 	fault   fault
@@ -66,7 +65,6 @@ const (
 	read      = "/etcdserverpb.KV/Range"
 )
 
-// cuts reports whether f breaks streams of a method.
 func (f fault) cuts(method string) bool {
 	switch f {
 	case cut, loseRequests, loseReplies:
@@ -88,7 +86,7 @@ func (l *link) faults() dlocktest.Link {
 	return locktest.Link(l.inject, loseRequests, loseReplies, holdReplies, cut)
 }
 
-// inject makes f the fault until heal is called, and breaks open streams.
+// inject breaks open streams, too.
 func (l *link) inject(f fault) (heal func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +120,6 @@ func (l *link) holdAnswer() (answered <-chan struct{}, deliver func()) {
 	return there, sync.OnceFunc(func() { close(gate) })
 }
 
-// whatIsAfter returns what is to be done once after a call of a method.
 func (l *link) whatIsAfter(method string) (after func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -132,21 +129,19 @@ func (l *link) whatIsAfter(method string) (after func()) {
 	return after
 }
 
-// counts returns the number of calls of a method, of watches, and of events.
+// counts returns the number of a method's calls, of watches, and of events.
 func (l *link) counts(method string) (calls, watches, events int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.calls[method], l.watches, l.events
 }
 
-// openedWatches returns the number of watches that etcd has opened.
 func (l *link) openedWatches() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.opened
 }
 
-// keptAlive returns when keep-alives left.
 func (l *link) keptAlive() []time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -238,13 +233,12 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 	return err
 }
 
-// first reports whether no request was late so far.
 func (l *link) first() bool {
 	n, _, _ := l.counts("late")
 	return n == 0
 }
 
-// lost counts a request that is lost, and reports whether it is the last of n.
+// lost counts a lost request, and reports whether it is the nth.
 func (l *link) lost(n int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -252,7 +246,7 @@ func (l *link) lost(n int) bool {
 	return l.calls["lost"] == n
 }
 
-// untilUndone delays a put until the deletion of its key has been answered, which another call of it notes.
+// untilUndone delays a put until the deletion of its key has been answered; the deletion calls it too.
 func (l *link) untilUndone(ctx context.Context, r *pb.TxnRequest) {
 	undone := func(value []byte) chan struct{} {
 		l.mu.Lock()
@@ -278,7 +272,6 @@ func (l *link) untilUndone(ctx context.Context, r *pb.TxnRequest) {
 	}
 }
 
-// undoes reports whether a transaction deletes a key by its value.
 func undoes(r *pb.TxnRequest) bool { return len(r.Compare[0].GetValue()) > 0 }
 
 func puts(r *pb.TxnRequest) bool {
@@ -287,7 +280,7 @@ func puts(r *pb.TxnRequest) bool {
 	})
 }
 
-// stream breaks streams by their contexts: the client library reads and writes them at any time.
+// stream breaks streams by their contexts: the client library uses them at any time.
 func (l *link) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {

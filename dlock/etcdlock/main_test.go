@@ -7,10 +7,9 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// one and three are the etcd of all tests, of one member and of three.
 var one, three *testbed.Cluster
 
-// steady is a cluster whose leader stays: by default a member that is stopped for 700 ms loses an election.
+// steady has a stable leader: by default a member that is stopped for 700 ms loses an election.
 var steady = &testbed.Options{Args: []string{"--election-timeout", "5000"}}
 
 func TestMain(m *testing.M) {

@@ -17,16 +17,15 @@ import (
 const (
 	// quietTime is how long a waiter waits for a message before it reads.
 	quietTime = time.Second
-	// longQuietTime is the same for a waiter that watches the key before its own, and then reads both keys: in a store that was
-	// restored to an earlier revision, the watch sees nothing until its first revision has come again.
+	// longQuietTime is the same for a waiter that watches the key before its own. It then reads both keys: in a store
+	// restored to an earlier revision, the watch sees nothing until its first revision comes again.
 	longQuietTime = 10 * time.Second
 	// messageTime is how long a waiter waits for a message after the key before its own was deleted.
 	messageTime = 20 * time.Millisecond
-	// most is how many waiters a message names. One handover in so many takes two commits.
+	// most is how many waiters a message names. One hand-over in so many takes two commits.
 	most = 32
 )
 
-// position is a key in a queue.
 type position struct {
 	name string // without the queue's prefix: {LEASE}-{N}
 	rev  int64  // its create revision
@@ -34,24 +33,20 @@ type position struct {
 
 func (p position) in(queue string) clientv3.Cmp { return owns(queue+p.name, uint64(p.rev)) }
 
-// notice says that a key is the first of its queue.
 type notice struct {
 	rev     int64      // the key's create revision; 0: it isn't the first
 	at      time.Time  // when it was, at the latest
 	waiters []position // behind it, in order, as far as is known; any of them may have left
 }
 
-// messages is the name of the key to which messages for a session are written.
 func (b *Backend) messages(id clientv3.LeaseID) string { return fmt.Sprintf("%sturn/%x", b.prefix, id) }
 
-// message tells the first of a queue that it is, and who waits behind it.
 func (b *Backend) message(queue string, q []position) (clientv3.Op, error) {
 	lease, _, _ := strings.Cut(q[0].name, "-")
 	id, err := strconv.ParseInt(lease, 16, 64)
 	return clientv3.OpPut(b.messages(clientv3.LeaseID(id)), format(queue, q), clientv3.WithLease(clientv3.LeaseID(id))), err
 }
 
-// format is the text of a message.
 func format(queue string, q []position) string {
 	var m strings.Builder
 	for _, p := range q {
@@ -60,7 +55,6 @@ func format(queue string, q []position) string {
 	return m.String() + "\n" + queue
 }
 
-// parse is the reverse of format. It returns nothing if m is malformed.
 func parse(m string) (queue string, q []position) {
 	positions, queue, _ := strings.Cut(m, "\n")
 	f := strings.Fields(positions)
@@ -74,16 +68,15 @@ func parse(m string) (queue string, q []position) {
 	return queue, q
 }
 
-// claimOf returns this Backend's claim at a position, or nil.
 func (b *Backend) claimOf(queue string, p position) *claim {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.names[queue+p.name]
 }
 
-// handOver is the part of a transaction, which deletes a key that has the lock, that notifies the first of the waiters if it is
-// still there. A claim of this Backend needs no message. Otherwise it reads the first keys of the queue before the deletion.
-func (b *Backend) handOver(queue string, waiters []position) (op clientv3.Op, told bool) {
+// handOver is the part of a transaction, which deletes a key that has the lock, that notifies the first waiter if it is
+// still there, or else reads the first keys of the queue. A claim of this Backend needs no message.
+func (b *Backend) handOver(queue string, waiters []position) (op clientv3.Op, notifies bool) {
 	read := clientv3.OpGet(queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1+most))
 	if len(waiters) == 0 {
@@ -93,21 +86,20 @@ func (b *Backend) handOver(queue string, waiters []position) (op clientv3.Op, to
 	if err != nil {
 		return read, false
 	}
-	var tell []clientv3.Op
+	var message []clientv3.Op
 	if b.claimOf(queue, waiters[0]) == nil {
-		tell = []clientv3.Op{op}
+		message = []clientv3.Op{op}
 	}
-	return clientv3.OpTxn([]clientv3.Cmp{waiters[0].in(queue)}, tell, []clientv3.Op{read}), true
+	return clientv3.OpTxn([]clientv3.Cmp{waiters[0].in(queue)}, message, []clientv3.Op{read}), true
 }
 
-// handedOver processes the reply to handOver, in a transaction that left at sent and deleted the key of that name.
 func (b *Backend) handedOver(
-	ctx context.Context, queue, name string, waiters []position, answer *pb.ResponseOp, told bool, sent time.Time,
+	ctx context.Context, queue, name string, waiters []position, answer *pb.ResponseOp, notifies bool, sent time.Time,
 ) {
-	if told {
+	if notifies {
 		txn := answer.GetResponseTxn()
 		if txn.Succeeded {
-			b.claimOf(queue, waiters[0]).tell(waiters, sent)
+			b.claimOf(queue, waiters[0]).notify(waiters, sent)
 			return
 		}
 		answer = txn.Responses[0]
@@ -118,7 +110,7 @@ func (b *Backend) handedOver(
 	}
 	q = q[1:]
 	if c := b.claimOf(queue, q[0]); c != nil {
-		c.tell(q, sent)
+		c.notify(q, sent)
 		return
 	}
 	op, err := b.message(queue, q)
@@ -140,8 +132,8 @@ func positions(queue string, kvs []*mvccpb.KeyValue) (q []position) {
 	return q
 }
 
-// tell notifies a claim, which may be nil, that its key is the first of q, as of a request that left at that time.
-func (c *claim) tell(q []position, at time.Time) {
+// notify tells c, which may be nil, that its key is the first of q, as of a request that left at that time.
+func (c *claim) notify(q []position, at time.Time) {
 	if c == nil {
 		return
 	}
@@ -149,12 +141,11 @@ func (c *claim) tell(q []position, at time.Time) {
 	c.notice = notice{q[0].rev, at, q[1:]}
 	c.mu.Unlock()
 	select {
-	case c.told <- struct{}{}:
+	case c.notified <- struct{}{}:
 	default:
 	}
 }
 
-// noticeOf returns the notice for the key created at rev, if any.
 func (c *claim) noticeOf(rev int64) notice {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,7 +155,7 @@ func (c *claim) noticeOf(rev int64) notice {
 	return c.notice
 }
 
-// listen watches for messages to the session, from the first call's revision on, and reports whether none since rev is missed.
+// listen watches the session's messages, from the first call's revision on, and reports whether none since rev is missed.
 func (s *session) listen(b *Backend, rev int64) (all bool) {
 	s.listens.Do(func() {
 		s.from = rev
@@ -173,26 +164,25 @@ func (s *session) listen(b *Backend, rev int64) (all bool) {
 		}
 		go func() {
 			defer b.busy.Done()
-			s.hear(b, rev)
+			s.receive(b, rev)
 		}()
 	})
 	return s.from <= rev
 }
 
-// hear passes messages on, from revision rev on. Waiters don't depend on those that are missed because etcd has compacted them
-// or was restored.
-func (s *session) hear(b *Backend, rev int64) {
+// receive delivers messages from revision rev on. Waiters tolerate those that etcd has compacted or lost in a restore.
+func (s *session) receive(b *Backend, rev int64) {
 	ctx, end := wait.Both(b.open, s.over)
 	defer end()
 	for rest := minPause; ctx.Err() == nil; rest = min(2*rest, maxPause) {
 		var err error
 		watched, refused := b.watching(ctx)
-		// One watch for as long as the session lasts: to open one for each acquisition takes etcd longer than a hand-over.
+		// One watch for the session's lifetime: opening one takes etcd longer than a hand-over.
 		for resp := range b.c.Watch(watched, b.messages(s.id), clientv3.WithRev(rev), clientv3.WithFilterDelete()) {
 			now := time.Now()
 			for _, e := range resp.Events {
 				if queue, q := parse(string(e.Kv.Value)); len(q) > 0 {
-					b.claimOf(queue, q[0]).tell(q, now)
+					b.claimOf(queue, q[0]).notify(q, now)
 				}
 				rev, rest = e.Kv.ModRevision+1, minPause
 			}

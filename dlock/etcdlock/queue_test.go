@@ -21,7 +21,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// node is a Backend with a client of its own.
 type node struct {
 	*etcdlock.Backend
 	l *link
@@ -38,7 +37,7 @@ func newNode(tb testing.TB, c *testbed.Cluster, set ...func(*clientv3.Config)) n
 	return node{b, l, cl}
 }
 
-// take has n take a free key. On a machine that stalls, it retries when a short session's keep-alive is late, or the reply.
+// take has n take a free key. It retries when a stall of the machine delays a short session's keep-alive, or the reply.
 func (n node) take(tb testing.TB, r dlock.Request) dlock.Grant {
 	tb.Helper()
 	for began := time.Now(); ; {
@@ -52,7 +51,6 @@ func (n node) take(tb testing.TB, r dlock.Request) dlock.Grant {
 	}
 }
 
-// starts starts the session for a TTL.
 func (n node) starts(tb testing.TB, ttl time.Duration) {
 	tb.Helper()
 	if err := n.Release(tb.Context(), n.take(tb, locktest.Request(ttl))); !errors.Is(err, dlock.ErrLost) { // it may have run out
@@ -60,20 +58,15 @@ func (n node) starts(tb testing.TB, ttl time.Duration) {
 	}
 }
 
-// shortSession is a TTL whose session may expire on a machine that stalls.
+// shortSession is a TTL whose session a stall of the machine may end.
 const shortSession = time.Second
 
-// acquiring calls Acquire in the background.
-func (n node) acquiring(ctx context.Context, r dlock.Request) <-chan locktest.Outcome {
-	return locktest.Acquire(ctx, n, r)
-}
-
-// waits has n wait for key, and returns when it is in the queue and watches.
+// waits has n wait for key, and returns when it watches.
 func (n node) waits(tb testing.TB, key string, ttl time.Duration) (r dlock.Request, came <-chan locktest.Outcome) {
 	tb.Helper()
 	_, before, _ := n.l.counts(txn)
 	r = locktest.Next(key, ttl)
-	came = n.acquiring(tb.Context(), r)
+	came = locktest.Acquire(tb.Context(), n, r)
 	n.watches(tb, before+1)
 	return r, came
 }
@@ -90,7 +83,6 @@ func (n node) sends(tb testing.TB, f func() (dlock.Grant, error)) <-chan locktes
 	return came
 }
 
-// watches waits until n has requested so many watches.
 func (n node) watches(tb testing.TB, want int) {
 	tb.Helper()
 	locktest.Eventually(tb, func() bool {
@@ -99,7 +91,6 @@ func (n node) watches(tb testing.TB, want int) {
 	})
 }
 
-// keysOf returns an owner's keys in etcd, one at most.
 func (n node) keysOf(tb testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
 	tb.Helper()
 	resp, err := n.c.Get(tb.Context(), queue(r.Key), clientv3.WithPrefix())
@@ -112,7 +103,6 @@ func (n node) keysOf(tb testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
 	return keys
 }
 
-// revoke ends the session of an owner's key, and with it the key.
 func (n node) revoke(tb testing.TB, r dlock.Request) {
 	tb.Helper()
 	kvs := n.keysOf(tb, r)
@@ -144,7 +134,7 @@ func TestExpiredWaiterNeverAcquires(t *testing.T) {
 	require.Greater(t, o.G.Fence, g.Fence)
 }
 
-// A waiter leaves from the middle of the queue: the next one must not take itself for the first.
+// The next one must not take itself for the first.
 func TestPredecessorLeaves(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -163,13 +153,12 @@ func TestPredecessorLeaves(t *testing.T) {
 	require.Greater(t, o.Fence, g.Fence)
 }
 
-// The last waiter leaves without a message to anybody.
 func TestLastLeaves(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
 	r, second := b.waits(t, g.Key, time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())
-	third := c.acquiring(ctx, locktest.Next(g.Key, time.Hour))
+	third := locktest.Acquire(ctx, c, locktest.Next(g.Key, time.Hour))
 	c.watches(t, 1)
 	cancel()
 	require.ErrorIs(t, locktest.Receive(t, third).Err, context.Canceled)
@@ -183,10 +172,9 @@ func TestLastLeaves(t *testing.T) {
 		require.Empty(t, resp.Kvs)
 	}
 	require.NoError(t, a.Release(t.Context(), g))
-	require.NoError(t, locktest.Receive(t, second).Err)
+	locktest.Won(t, second)
 }
 
-// A watch resumes from a compacted revision, so the message is lost.
 func TestCompactedWhileWaiting(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -199,7 +187,7 @@ func TestCompactedWhileWaiting(t *testing.T) {
 	require.NoError(t, err)
 	stillWaits(t, came, "acquired without a message")
 	heal()
-	require.NoError(t, (<-came).Err)
+	locktest.Won(t, came)
 }
 
 func TestSessionLostWhileHeld(t *testing.T) {
@@ -214,7 +202,7 @@ func TestSessionLostWhileHeld(t *testing.T) {
 	require.Greater(t, a.take(t, r).Fence, g.Fence, "with a new session")
 }
 
-// Each of many waiters is notified once, by the release that makes it first except for one in 32.
+// The release that makes a waiter first notifies it, except for one in 32.
 func TestNoHerd(t *testing.T) {
 	const waiters = 50
 	n := newNode(t, one) // one client, so that there is one count
@@ -254,8 +242,8 @@ func TestNoHerd(t *testing.T) {
 	require.IsIncreasing(t, tokens, "first come, first served")
 	newTxns, watches, events := n.l.counts(txn)
 	newReads, _, _ := n.l.counts(read)
-	// On a slow machine each may read, watch the key before its own, and read again. One that learns so that it is first
-	// doesn't know who is next, and its release takes two transactions.
+	// On a slow machine each may read, watch the key before its own, and read again. One that becomes first this way doesn't
+	// know who is next, and its release takes two transactions.
 	require.GreaterOrEqual(t, newTxns-txns, 2*waiters+1, "transactions: a put and a release for each, the first release")
 	require.LessOrEqual(t, newTxns-txns, 2*waiters+1+2+newReads-reads, "transactions: those, and two messages")
 	require.LessOrEqual(t, newReads-reads, 2*waiters, "reads")
@@ -263,7 +251,7 @@ func TestNoHerd(t *testing.T) {
 	require.LessOrEqual(t, events, 2*waiters, "events")
 }
 
-// A release notifies the next waiter and names those behind it: no reads, one transaction for each release.
+// No reads, and one transaction for each release.
 func TestToldByRelease(t *testing.T) {
 	a, b, c, d := newNode(t, one), newNode(t, one), newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -292,7 +280,6 @@ func TestToldByRelease(t *testing.T) {
 	}
 }
 
-// A holder doesn't know that the next waiter has left.
 func TestFollowerLeft(t *testing.T) {
 	for name, leave := range map[string]func(t *testing.T, n node, r dlock.Request, cancel func()){
 		"cancelled": func(_ *testing.T, _ node, _ dlock.Request, cancel func()) { cancel() },
@@ -305,7 +292,7 @@ func TestFollowerLeft(t *testing.T) {
 			r := locktest.Next(g.Key, time.Hour)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			third := c.acquiring(ctx, r)
+			third := locktest.Acquire(ctx, c, r)
 			c.watches(t, 1)
 			_, fourth := d.waits(t, g.Key, time.Hour)
 			defer d.l.inject(blind)()
@@ -321,7 +308,6 @@ func TestFollowerLeft(t *testing.T) {
 	}
 }
 
-// A waiter without a message reads.
 func TestMessageLost(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -332,20 +318,18 @@ func TestMessageLost(t *testing.T) {
 	require.Greater(t, o.Fence, g.Fence)
 }
 
-// etcd with a full disk refuses puts, and so messages. A lock can still be released, and the next waiter reads.
+// Puts, and so messages, are refused. A lock can still be released, and the next waiter reads.
 func TestNoSpace(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
 	_, second := b.waits(t, g.Key, time.Hour)
 	_, third := c.waits(t, g.Key, time.Hour)
 	require.NoError(t, a.Release(t.Context(), g))
-	o := locktest.Receive(t, second) // knows who follows
-	require.NoError(t, o.Err)
+	o := locktest.Won(t, second) // knows who follows
 	full := noSpace(t, c.c)
-	require.NoError(t, b.Release(t.Context(), o.G))
-	o = locktest.Receive(t, third)
-	require.NoError(t, o.Err)
-	require.NoError(t, c.Release(t.Context(), o.G))
+	require.NoError(t, b.Release(t.Context(), o))
+	o = locktest.Won(t, third)
+	require.NoError(t, c.Release(t.Context(), o))
 	r := locktest.Request(time.Hour)
 	_, err := c.Acquire(t.Context(), r)
 	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
@@ -354,7 +338,7 @@ func TestNoSpace(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), c.take(t, locktest.Next(g.Key, time.Hour))))
 }
 
-// A transaction that crosses the quota is applied and refused.
+// As when it crosses the quota.
 func TestNoSpaceButApplied(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	r := locktest.Request(time.Hour)
@@ -367,20 +351,17 @@ func TestNoSpaceButApplied(t *testing.T) {
 	_, second := a.waits(t, g.Key, time.Hour)
 	_, third := c.waits(t, g.Key, time.Hour)
 	require.NoError(t, b.Release(t.Context(), g))
-	o := locktest.Receive(t, second) // knows who follows
-	require.NoError(t, o.Err)
+	o := locktest.Won(t, second) // knows who follows
 	heal = a.l.inject(fillDisk)
-	err = a.Release(t.Context(), o.G)
+	err = a.Release(t.Context(), o)
 	require.Error(t, err, "it may have been another's")
 	require.NotErrorIs(t, err, dlock.ErrLost, "it was freed")
-	require.ErrorIs(t, a.Release(t.Context(), o.G), dlock.ErrLost)
+	require.ErrorIs(t, a.Release(t.Context(), o), dlock.ErrLost)
 	heal()
-	o = locktest.Receive(t, third)
-	require.NoError(t, o.Err)
-	require.NoError(t, c.Release(t.Context(), o.G))
+	o = locktest.Won(t, third)
+	require.NoError(t, c.Release(t.Context(), o))
 }
 
-// noSpace raises etcd's alarm until disarm is called.
 func noSpace(t *testing.T, c *clientv3.Client) (disarm func()) {
 	t.Helper()
 	r := &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, Alarm: pb.AlarmType_NOSPACE, MemberID: 1}
@@ -394,7 +375,7 @@ func noSpace(t *testing.T, c *clientv3.Client) (disarm func()) {
 	return disarm
 }
 
-// A waiter whose put was applied before its session's watch began, and was answered after, reads at once.
+// The put was applied before its session's watch began, and answered after. The waiter reads at once.
 func TestMessageBeforeTheWatch(t *testing.T) {
 	for try := 1; ; try++ {
 		took := messageBeforeTheWatch(t)
@@ -412,7 +393,7 @@ func messageBeforeTheWatch(t *testing.T) (took time.Duration) {
 	r := locktest.Next(first.Key, time.Hour)
 	answered, deliver := b.l.holdAnswer()
 	defer deliver()
-	came := b.acquiring(t.Context(), r)
+	came := locktest.Acquire(t.Context(), b, r)
 	locktest.Receive(t, answered)
 	keys := a.keysOf(t, r)
 	require.Len(t, keys, 1)
@@ -427,11 +408,10 @@ func messageBeforeTheWatch(t *testing.T) (took time.Duration) {
 	o := locktest.Receive(t, came)
 	require.NoError(t, o.Err)
 	require.NoError(t, a.Release(t.Context(), second))
-	require.NoError(t, locktest.Receive(t, other).Err)
+	locktest.Won(t, other)
 	return o.At.Sub(began)
 }
 
-// A message about an earlier key of the same name, or a malformed one, grants nothing.
 func TestOtherMessages(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -456,10 +436,10 @@ func TestOtherMessages(t *testing.T) {
 	require.NoError(t, a.Renew(t.Context(), g)) // a moment later
 	stillWaits(t, came, "acquired while another holds")
 	require.NoError(t, a.Release(t.Context(), g))
-	require.NoError(t, locktest.Receive(t, came).Err)
+	locktest.Won(t, came)
 }
 
-// The error of a call that ran out of time tells whether it waited for another holder or for etcd.
+// It says whether the call waited for another holder or for etcd.
 func TestDeadline(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -510,14 +490,14 @@ func TestLeaderKilledWhileWaiting(t *testing.T) {
 	require.Greater(t, o.Fence, g.Fence)
 }
 
-// A release notifies waiters of its own Backend directly, without a watch.
+// Of the same Backend, without a watch.
 func TestHandOver(t *testing.T) {
 	a := newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
 	waiters := make([]<-chan locktest.Outcome, 3)
 	for i := range waiters {
 		r := locktest.Next(g.Key, time.Hour)
-		came := a.acquiring(t.Context(), r)
+		came := locktest.Acquire(t.Context(), a, r)
 		locktest.Eventually(t, func() bool { return len(a.keysOf(t, r)) == 1 })
 		waiters[i] = came
 	}

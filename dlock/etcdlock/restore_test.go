@@ -15,7 +15,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// guardOf returns the guard of a grant's session.
 func (n node) guardOf(tb testing.TB, g dlock.Grant) string {
 	tb.Helper()
 	keys := n.keysOf(tb, dlock.Request{Key: g.Key, Owner: g.Owner})
@@ -23,7 +22,7 @@ func (n node) guardOf(tb testing.TB, g dlock.Grant) string {
 	return fmt.Sprintf("session/%x", keys[0].Lease)
 }
 
-// moveGuard undoes a put without a reply, and returns the revision of the guard then.
+// moveGuard undoes a put without a reply, and returns the guard's revision.
 func (n node) moveGuard(tb testing.TB, guard string, ttl time.Duration) int64 {
 	tb.Helper()
 	r := locktest.Request(ttl)
@@ -38,8 +37,8 @@ func (n node) moveGuard(tb testing.TB, guard string, ttl time.Duration) int64 {
 	return resp.Kvs[0].ModRevision
 }
 
-// goesOn shows that n, whose guard has been lost, can acquire a free key with few requests; that the holder of a grant in the
-// store learns that it is lost; and that nobody else gets that key before its time.
+// goesOn checks that n, whose guard was lost, acquires a free key with few requests, that a holder in the store learns of
+// its loss, and that its key isn't granted before its time.
 func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Grant {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -65,7 +64,6 @@ func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Gr
 	return g
 }
 
-// A session whose guard was deleted is replaced.
 func TestGuardDeleted(t *testing.T) {
 	a := newNode(t, one)
 	held := a.take(t, locktest.Request(time.Hour))
@@ -76,7 +74,6 @@ func TestGuardDeleted(t *testing.T) {
 	a.goesOn(t, held, time.Hour)
 }
 
-// So is one whose guard is older or missing in a restored snapshot.
 func TestRestoredSnapshot(t *testing.T) {
 	for _, moved := range []bool{false, true} {
 		for _, bump := range []uint64{0, 1000} {
@@ -111,7 +108,7 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
-// A deleted key is back, in the queue of a live Backend. It goes with its session.
+// It goes with its session.
 func TestDeletedKeyIsBack(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(shortSession)
@@ -130,7 +127,7 @@ func TestDeletedKeyIsBack(t *testing.T) {
 	}
 }
 
-// A waiter's watch begins at a revision that the restored store hasn't reached. It reads all the same.
+// The restored store hasn't reached the watch's first revision.
 func TestWatchAfterARestore(t *testing.T) {
 	c, err := testbed.StartEtcd(t.Context(), 1, nil)
 	testbed.Need(t, err)
@@ -154,10 +151,10 @@ func TestWatchAfterARestore(t *testing.T) {
 		return err == nil
 	})
 	a.revoke(t, dlock.Request{Key: g.Key, Owner: g.Owner}) // so that it tells nobody
-	require.NoError(t, locktest.Receive(t, came).Err)
+	locktest.Won(t, came)
 }
 
-// A put that is overtaken by another claim's undo is repeated on the same session.
+// Another claim's undo overtakes a put, which is repeated on the same session.
 func TestGuardMoves(t *testing.T) {
 	a := newNode(t, one)
 	held := a.take(t, locktest.Request(time.Hour))
@@ -184,7 +181,6 @@ func TestGuardMoves(t *testing.T) {
 	<-a.l.late
 }
 
-// Requests are not repeated without a delay.
 func TestRetriesPause(t *testing.T) {
 	a := newNode(t, one)
 	defer a.l.inject(forgetLeases)()

@@ -22,7 +22,6 @@ const (
 	goodbye  = time.Second      // for what is done after a call's context has ended
 )
 
-// session is a lease in etcd that all claims of one TTL share.
 type session struct {
 	id    clientv3.LeaseID
 	guard string        // the key on whose revision puts are conditional
@@ -43,13 +42,11 @@ type session struct {
 	rev   int64         // guard's revision
 }
 
-// slot has the current session of one S.
 type slot struct {
 	busy wait.Turn // of the call that creates the session
 	s    *session
 }
 
-// sessionFor returns a live session for grants of ttl. The first call for an S creates it.
 func (b *Backend) sessionFor(ctx context.Context, ttl time.Duration) (s *session, err error) {
 	if ttl/time.Second > mostS-60 {
 		return nil, fmt.Errorf("%w: TTL %v is longer than etcd allows", dlock.ErrInvalid, ttl)
@@ -91,22 +88,21 @@ func (s *session) locked(f func()) {
 	f()
 }
 
-// every is the time between keep-alives: short enough for the last one to cover any grant's TTL, and for the session to survive
-// three failures; not shorter, for the keep-alives of hundreds of waiters compete with the lock's own requests.
+// every is the time between keep-alives: short enough for the last one to cover any grant's TTL, and for the session to
+// survive three failures; not shorter, since those of hundreds of waiters compete with the lock's own requests.
 func (s *session) every() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return min((s.s-s.ttl)*3/4, s.s/4, maxEvery)
 }
 
-// covers reports whether the lease is known to last until start + ttl at least.
 func (s *session) covers(start time.Time, ttl time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return wait.Since(s.kept, start) <= s.s-ttl
 }
 
-// cover makes sure that the lease lasts until start + ttl at least, if need be with a keep-alive, which callers share.
+// cover makes the lease last until start + ttl at least, if need be with a keep-alive, which callers share.
 func (s *session) cover(ctx context.Context, start time.Time, ttl time.Duration) error {
 	for {
 		s.mu.Lock()
@@ -132,7 +128,6 @@ func (s *session) cover(ctx context.Context, start time.Time, ttl time.Duration)
 	}
 }
 
-// failing returns the last keep-alive's error.
 func (s *session) failing() (err error) {
 	s.locked(func() { err = s.err })
 	return err
@@ -140,14 +135,12 @@ func (s *session) failing() (err error) {
 
 var errExpired = fmt.Errorf("%w: the session has expired", dlock.ErrLost)
 
-// dead reports whether the server may have ended the lease.
 func (s *session) dead() bool { return !s.covers(time.Now(), 0) }
 
-// guardedBy notes guard's revision.
 func (s *session) guardedBy(rev int64) { s.locked(func() { s.rev = max(s.rev, rev) }) }
 
-// keep sends keep-alives until ctx ends or the session is over. The client's own KeepAlive doesn't tell when a request left, and
-// its KeepAliveOnce repeats a failing one without a pause.
+// keep sends keep-alives until ctx ends or the session is over. The client's own KeepAlive doesn't say when a request left,
+// and its KeepAliveOnce repeats a failing one without a pause.
 func (s *session) keep(ctx context.Context, lc pb.LeaseClient) {
 	defer close(s.stopped)
 	ctx, end := wait.Both(ctx, s.over)
@@ -158,7 +151,6 @@ func (s *session) keep(ctx context.Context, lc pb.LeaseClient) {
 	}
 }
 
-// stream sends keep-alives until one fails.
 func (s *session) stream(ctx context.Context, lc pb.LeaseClient) error {
 	limit := max(s.every(), patience)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -192,7 +184,6 @@ func (s *session) stream(ctx context.Context, lc pb.LeaseClient) error {
 	return err
 }
 
-// finish notes that a keep-alive, which left at sent, was answered or failed.
 func (s *session) finish(sent time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +195,6 @@ func (s *session) finish(sent time.Time, err error) {
 	s.round = make(chan struct{})
 }
 
-// rest waits for d, or until a keep-alive is requested.
 func (s *session) rest(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -214,7 +204,6 @@ func (s *session) rest(ctx context.Context, d time.Duration) {
 	}
 }
 
-// revoke ends the lease now, if it can.
 func (s *session) revoke(c *clientv3.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), goodbye)
 	defer cancel()

@@ -40,7 +40,7 @@ func TestConformanceEnsemble(t *testing.T) {
 		t.Skip("the external ensemble has been tested already")
 	}
 	o := options()
-	o.Args = append(o.Args, "syncLimit=100") // ticks; on a machine that stalls, nobody is to be given up
+	o.Args = append(o.Args, "syncLimit=100") // ticks; on a machine that stalls, nobody may be given up
 	c, err := testbed.StartZooKeeper(t.Context(), 3, o)
 	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
@@ -113,7 +113,7 @@ func nodePrefix(key, owner string) string { return "/dlock/" + key + "/" + owner
 
 func newKey() string { return "test-" + uuid.NewString() }
 
-// moderate is the TTL of a waiter whose lease is to be provisional, or to be written again.
+// moderate is the TTL of a waiter whose lease becomes provisional, or is written again.
 const moderate = 2 * time.Second
 
 func waitLong()   { time.Sleep(moderate / 8) }
