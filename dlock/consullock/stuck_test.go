@@ -37,6 +37,22 @@ func TestStuckRenewal(t *testing.T) {
 	})
 }
 
+// A session is renewed when a grant or a renewal needs it.
+func TestSessionCoversLeases(t *testing.T) {
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
+		g := take(t, b, locktest.Request(lease))
+		time.Sleep(lease / 4)
+		take(t, b, locktest.Request(lease))
+		require.Zero(t, s.counts()["session/renew"], "it lasts as long as this lease")
+		time.Sleep(time.Millisecond)
+		take(t, b, locktest.Request(lease))
+		require.Equal(t, 1, s.counts()["session/renew"])
+		time.Sleep(lease/4 + time.Millisecond)
+		require.NoError(t, b.Renew(t.Context(), g))
+		require.Equal(t, 1, s.counts()["session/renew"])
+	})
+}
+
 func TestStuckSession(t *testing.T) {
 	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		s.once("session/create", hangs)

@@ -156,6 +156,17 @@ func TestAnswerLate(t *testing.T) {
 	locktest.Eventually(t, func() bool { return len(key()) == 0 })
 }
 
+func TestLeaseStartsBeforeThePut(t *testing.T) {
+	a := newNode(t, one)
+	answered, deliver := a.l.holdAnswer()
+	defer deliver()
+	came := locktest.Acquire(t.Context(), a, locktest.Request(time.Hour))
+	locktest.Receive(t, answered)
+	applied := time.Now()
+	deliver()
+	require.False(t, locktest.Won(t, came).Start.After(applied))
+}
+
 // Whether they were applied or came too late for that.
 func TestRepliesSlowerThanTheTTL(t *testing.T) {
 	for _, late := range []fault{answerLate, sendLate} {
