@@ -360,6 +360,20 @@ func TestReleaseAfterLateRequests(t *testing.T) {
 	})
 }
 
+// The reply comes half a TTL after the request, from which the lease counts.
+func TestSlowRenewal(t *testing.T) {
+	on(t, 3, func(t *testing.T, _ nodes, p proc, r dlock.Request) {
+		r.TTL = time.Second
+		g := try(t, p, r)
+		synctest.Wait()
+		time.Sleep(r.TTL / 2)
+		time.AfterFunc(r.TTL/2, p.link(3).HoldReplies())
+		require.NoError(t, p.Renew(t.Context(), g))
+		time.Sleep(r.TTL/2 - 11*time.Millisecond) // within the drift
+		require.ErrorIs(t, p.Renew(t.Context(), g), dlock.ErrLost)
+	})
+}
+
 // It must not free what the next attempt of the same owner has taken.
 func TestLateUndo(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
