@@ -65,7 +65,7 @@ func (h *Handle) Context() context.Context { return h.ctx }
 // before there is an answer, and [ErrMaxHold] if it was held for the longest time allowed. After any other error the old
 // lease continues unchanged.
 func (h *Handle) Renew(ctx context.Context) error {
-	err := context.Cause(h.ctx)
+	err := h.ended()
 	if err == nil {
 		err = h.ls.renew(ctx)
 	}
@@ -74,6 +74,8 @@ func (h *Handle) Renew(ctx context.Context) error {
 	}
 	return nil
 }
+
+func (h *Handle) ended() error { return context.Cause(h.ctx) }
 
 // Release frees the lock; it ends the handle's context first. Calling it again returns the same answer.
 //

@@ -133,7 +133,7 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 	defer func() { // also when f panics
 		stop()
 		_ = h.Context().Err() // if the lease's time has come, it ends now
-		why := context.Cause(h.ctx)
+		why := h.ended()
 		rerr := h.Release(ctx)
 		cancel(ErrReleased)
 		if err != nil && rerr == nil && errors.Is(why, ErrLost) && !errors.Is(err, ErrLost) { // err may be just fctx's end

@@ -33,6 +33,7 @@ type Outcome struct {
 	At  time.Time
 }
 
+// Go calls acquire in the background.
 func Go(acquire func() (dlock.Grant, error)) <-chan Outcome {
 	c := make(chan Outcome, 1)
 	go func() {
@@ -42,10 +43,12 @@ func Go(acquire func() (dlock.Grant, error)) <-chan Outcome {
 	return c
 }
 
+// Acquire calls Acquire in the background.
 func Acquire(ctx context.Context, b dlock.Backend, r dlock.Request) <-chan Outcome {
 	return Go(func() (dlock.Grant, error) { return b.Acquire(ctx, r) })
 }
 
+// Receive returns what comes from c.
 func Receive[T any](tb testing.TB, c <-chan T) (v T) {
 	tb.Helper()
 	select {
@@ -56,6 +59,7 @@ func Receive[T any](tb testing.TB, c <-chan T) (v T) {
 	return v
 }
 
+// Won returns the grant that comes from c.
 func Won(tb testing.TB, c <-chan Outcome) dlock.Grant {
 	tb.Helper()
 	o := Receive(tb, c)
@@ -63,11 +67,13 @@ func Won(tb testing.TB, c <-chan Outcome) dlock.Grant {
 	return o.G
 }
 
+// Eventually waits until f reports true.
 func Eventually(tb testing.TB, f func() bool, msg ...any) {
 	tb.Helper()
 	require.Eventually(tb, f, Timeout, time.Millisecond, msg...)
 }
 
+// Release has b release g.
 func Release(tb testing.TB, b dlock.Backend, g dlock.Grant) {
 	tb.Helper()
 	require.NoError(tb, b.Release(tb.Context(), g))

@@ -10,6 +10,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
+// For waits for d, or for the end of ctx.
 func For(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -38,6 +39,7 @@ var ErrNoAnswer = errors.New("the server doesn't answer")
 // Turn lets one caller at a time call a server. While nobody has it, the channel holds the next call's time limit.
 type Turn chan time.Duration
 
+// NewTurn returns a Turn whose calls may take limit.
 func NewTurn(limit time.Duration) Turn {
 	t := make(Turn, 1)
 	t <- limit
