@@ -43,6 +43,11 @@ run-tests:
 bench: setup ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
 	@FENCELAB_TESTBED=$(testbed) $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKG)
 
+.PHONY: explore
+explore: setup ## Run random schedules over locks in virtual time, and known ones on a real Redis (SECONDS=60 SEED=N LOCK=redislock)
+	@FENCELAB_TESTBED=$(testbed) $(GO) test ./scenarios/explore -tags replay -count=1 -timeout 0 -v -run 'TestExplore|TestReplay' \
+		-args -for $(or $(SECONDS),60)s -seed $(or $(SEED),$(shell date +%s)) -lock '$(LOCK)'
+
 # Tables that tests make are written first; a claim that the data doesn't bear out fails, and the site is built all the same.
 .PHONY: report
 report: ## Make the charts, tables and site of the recorded results anew from their data (site/index.html)

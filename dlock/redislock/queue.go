@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
@@ -104,7 +104,7 @@ func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer
 		if !redis.HasErrorPrefix(err, tryAgain) {
 			return a, err
 		}
-		if _, err := b.wait(ctx, retryPause+rand.N(retryPause), nil); err != nil {
+		if _, err := b.wait(ctx, retryPause+jitter.N(retryPause), nil); err != nil {
 			return a, err
 		}
 	}
@@ -143,7 +143,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 		if answered(err) || ctx.Err() != nil || b.open.Err() != nil || time.Since(failing) > r.TTL {
 			return g, err
 		}
-		next = time.Now().Add(retryPause + rand.N(retryPause))
+		next = time.Now().Add(retryPause + jitter.N(retryPause))
 	}
 }
 
@@ -152,9 +152,9 @@ func (b *Backend) pause(a answer) time.Duration {
 		return until(a.left)
 	}
 	d := min(max(b.o.Queue.HandoffTTL, time.Duration(a.length)*time.Second/pollRate), longestPause)
-	d = d/2 + rand.N(d/2+1)
+	d = d/2 + jitter.N(d/2+1)
 	if a.left >= 0 { // many don't all poll when the lease ends
-		d = min(d, until(a.left)+rand.N(time.Duration(a.length)*time.Millisecond))
+		d = min(d, until(a.left)+jitter.N(time.Duration(a.length)*time.Millisecond))
 	}
 	return d
 }

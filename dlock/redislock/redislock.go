@@ -30,7 +30,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"time"
 	"unicode"
@@ -40,6 +39,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/wait"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
@@ -160,7 +160,7 @@ func (b *Backend) spin(ctx context.Context, r dlock.Request) (dlock.Grant, error
 		if !errors.Is(err, dlock.ErrHeld) && !redis.HasErrorPrefix(err, tryAgain) {
 			return g, err
 		}
-		d := pause/2 + rand.N(pause/2+1)
+		d := pause/2 + jitter.N(pause/2+1)
 		if errors.Is(err, dlock.ErrHeld) && left >= 0 {
 			d = min(d, left+time.Millisecond) // the lease is valid to the end of its last millisecond
 		}

@@ -38,7 +38,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -48,6 +47,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/wait"
+	"github.com/fencelab/fencelab/internal/jitter"
 )
 
 // Options configure a [Backend]. All clients of a lock must be given the same nodes, and the same Prefix.
@@ -165,7 +165,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 		if late == maxLate || !patient && (a.held || !time.Now().Before(giveUp)) {
 			return dlock.Grant{}, err
 		}
-		backoff := rand.N(pause)
+		backoff := jitter.N(pause)
 		if free, ok := a.free(); ok {
 			backoff = min(backoff, max(time.Until(free), 0)+time.Millisecond) // a lease lasts to the end of its last millisecond
 		}

@@ -1,0 +1,30 @@
+// Package jitter returns random pauses, which can be made repeatable.
+package jitter
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+var (
+	mu     sync.Mutex
+	seeded *rand.Rand
+)
+
+// N returns a random duration below d, which must be positive.
+func N(d time.Duration) time.Duration {
+	mu.Lock()
+	defer mu.Unlock()
+	if seeded == nil {
+		return rand.N(d)
+	}
+	return time.Duration(seeded.Int64N(int64(d)))
+}
+
+// Seed has N return the same sequence for the same seed from now on, in the whole process.
+func Seed(seed uint64) {
+	mu.Lock()
+	defer mu.Unlock()
+	seeded = rand.New(rand.NewPCG(seed, 0))
+}

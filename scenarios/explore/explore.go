@@ -1,0 +1,589 @@
+// Package explore runs random schedules over the real code of a lock's clients in virtual time, thousands a minute, and looks for
+// one that breaks a promise.
+//
+// Clients, their connections and the servers live in one testing/synctest bubble. A schedule lets one client make one call at a time,
+// and disturbs them in between: it freezes, kills and cuts off clients, loses, delays and repeats messages, ends contexts, restarts
+// servers. Each message takes a time that is its client's alone, so that no two events have the same time and a schedule does the same
+// in each run. What may be broken is checked after each step, see [Finding]; when the schedule is over all faults end, and every client
+// that waits must get the lock. A schedule that breaks something is shrunk.
+//
+// What it can't see: what a real server does when it loses power, and a process that is frozen between two instructions. A frozen
+// client's code still runs here, but none of its messages leaves and none reaches it.
+package explore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/jitter"
+	"github.com/fencelab/fencelab/internal/observe"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/model"
+)
+
+// System is a lock and its servers.
+type System struct {
+	Name    string
+	TTL     time.Duration // of leases
+	Servers int
+	// Serve starts a server within the bubble.
+	Serve func(t testing.TB) Server
+	// Open opens a client's lock. It connects to servers by c.Dial, at c.Addr. A lease may have a method Renew(context.Context) error.
+	Open func(c *Client) (scenarios.Lock, error)
+	// Greeting is how many messages a client sends, and gets, to begin a connection.
+	Greeting int
+	// Without are verbs that schedules don't have: faults that the lock doesn't promise to bear.
+	Without []Verb
+	// Wait is how long a client may wait for a lock that nobody holds, once all faults are over. Default: a minute.
+	Wait time.Duration
+}
+
+// Server is a server of a lock's, in this process.
+type Server interface {
+	Dial() (net.Conn, error)
+	// Restart closes all connections and forgets the data if wipe is set.
+	Restart(wipe bool)
+	// Jump sets the clock by which leases expire forward.
+	Jump(d time.Duration)
+}
+
+// Finding is a promise that a schedule has broken.
+type Finding string
+
+// The findings.
+const (
+	TwoHolders   Finding = "two holders"     // a client was granted the lock while another's lease lasted
+	TokenRegress Finding = "token"           // a grant's token was not greater than that of an earlier grant
+	Corrupted    Finding = "corrupted"       // the judge calls the history violated
+	Impossible   Finding = "impossible"      // the model has no run like it
+	Stuck        Finding = "stuck"           // a client did not get a lock that nobody held, or a call did not return
+	WrongError   Finding = "wrong error"     // a call failed although there was no fault
+	LostForeign  Finding = "foreign release" // a release freed another client's lock
+)
+
+// Result is what a schedule did.
+type Result struct {
+	Finding Finding // empty: nothing was broken
+	Detail  string
+	Step    int    // the number of the step after which it was found, from 1; 0: after the last
+	Trace   string // what happened in which order
+	Grants  int
+}
+
+// Run runs a schedule in virtual time. The pauses of this module's locks are the same in each run.
+func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
+	t.Helper()
+	jitter.Seed(1)
+	synctest.Test(t, func(t *testing.T) {
+		r = (&world{sys: sys, t: t, slow: 1, settled: synctest.Wait}).run(s)
+	})
+	return r
+}
+
+// Replay runs a schedule in real time, on servers that Serve connects to. Leases and waits last slow times as long, so that a machine that
+// stalls changes nothing.
+func (sys *System) Replay(t *testing.T, s Schedule, slow int) Result {
+	t.Helper()
+	slower := *sys
+	slower.TTL *= time.Duration(slow)
+	return (&world{sys: &slower, t: t, slow: time.Duration(slow), settled: func() { time.Sleep(slower.TTL / 200) }}).run(s)
+}
+
+// world is one run.
+type world struct {
+	Result
+	sys     *System
+	t       *testing.T
+	servers []Server
+	workers [MaxWorkers]*worker
+	store   resource.Store
+	slow    time.Duration // a factor
+	settled func()        // waits until nothing happens any more but by time
+
+	mu     sync.Mutex
+	trace  strings.Builder
+	events []history.Event
+	faults bool   // there has been a fault of the network or of a process
+	forgot bool   // a server has lost data, or its clock has jumped
+	top    uint64 // the greatest token granted
+}
+
+// settle is how much time passes after each step: more than the messages take that a step can cause. The odd nanoseconds keep steps apart
+// from what clients do whole milliseconds after an earlier step.
+const settle = 5*time.Millisecond + 101*time.Nanosecond
+
+func (w *world) run(s Schedule) Result {
+	for range w.sys.Servers {
+		w.servers = append(w.servers, w.sys.Serve(w.t))
+	}
+	w.store = observe.Store(resource.NewMemory(), w.decided)
+	w.add(history.Event{Kind: history.KindRun, Run: &history.Run{Fencing: history.FencingOn, Lock: w.sys.Name, TokensLost: true}})
+	for i, st := range s {
+		w.step(st)
+		w.pass(settle)
+		if w.check() {
+			w.Step = i + 1
+			break
+		}
+	}
+	w.end()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.Trace = w.trace.String()
+	return w.Result
+}
+
+// pass lets time pass.
+func (w *world) pass(d time.Duration) {
+	time.Sleep(d)
+	w.settled()
+}
+
+func (w *world) found(f Finding, format string, args ...any) {
+	if w.Finding == "" {
+		w.Finding, w.Detail = f, fmt.Sprintf(format, args...)
+		fmt.Fprintf(&w.trace, "%s: %s\n", w.Finding, w.Detail)
+	}
+}
+
+func (w *world) note(format string, args ...any) { fmt.Fprintf(&w.trace, format+"\n", args...) }
+
+func (w *world) add(e history.Event) {
+	e.Time = time.Now()
+	w.events = append(w.events, e)
+}
+
+func (w *world) decided(d observe.Decision) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.add(history.Event{
+		Actor: scenarios.Resource, Kind: history.KindDecision, Op: d.Op, Key: d.Key, Token: d.Fence.Token, Seq: d.Fence.Seq,
+		Seen: d.Seen.Token, SeenSeq: d.Seen.Seq, Accepted: d.Accepted, Enforced: d.Enforced, Value: string(d.Value),
+	})
+	w.note("store: %s %d.%d accepted %v", d.Op, d.Fence.Token, d.Fence.Seq, d.Accepted)
+}
+
+const key = "key"
+
+// worker is a client of the lock, which does one call at a time.
+type worker struct {
+	*world
+	name   string
+	client *Client
+	lock   scenarios.Lock
+
+	busy   string // the call under way, "" if there is none
+	cancel context.CancelCauseFunc
+	ended  bool // the context of the call has ended
+	dead   bool
+	frozen bool
+
+	actor   string // the name of the present grant's holder in the history: A1, A2, ...
+	grants  int
+	lease   scenarios.Lease // nil: it holds none
+	old     scenarios.Lease // the one before
+	at      string          // what it has done last under the lease
+	ledger  string
+	release bool // the release of the lease has begun
+
+	last func() // sends the last write again
+	late bool   // the next write is kept in the network
+	sent func() // delivers the write that is
+}
+
+func (w *world) worker(i int) *worker {
+	if w.workers[i] != nil {
+		return w.workers[i]
+	}
+	c := &Client{
+		Name: name(i), TTL: w.sys.TTL, flows: make([]fault, w.sys.Servers), change: make(chan struct{}),
+		latency:  10*time.Microsecond + time.Duration(i)*time.Microsecond,
+		greeting: w.sys.Greeting,
+		dial:     func(server int) (net.Conn, error) { return w.servers[server].Dial() },
+	}
+	lock, err := w.sys.Open(c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.workers[i] = &worker{world: w, name: c.Name, client: c, lock: lock}
+	return w.workers[i]
+}
+
+// step does what a step says, if it can be done.
+func (w *world) step(st Step) {
+	w.mu.Lock()
+	w.note("> %v", st)
+	w.mu.Unlock()
+	w.quietly(st)
+}
+
+// begin does a step, up to what it returns: that lets time pass, or has the store decide. w.mu is held.
+func (w *world) begin(st Step) (now func()) {
+	switch st.Verb {
+	case Wait:
+		return func() { w.pass(st.For * w.slow) }
+	case Restart, Wipe:
+		w.faults, w.forgot = true, w.forgot || st.Verb == Wipe
+		return func() { w.servers[st.Server].Restart(st.Verb == Wipe) }
+	case Jump:
+		w.faults, w.forgot = true, true
+		return func() { w.servers[st.Server].Jump(st.For) }
+	default:
+	}
+	k := w.worker(st.Worker)
+	if k.dead {
+		return nil
+	}
+	switch st.Verb {
+	case Run, Try, Renew, Release, Rerelease:
+		if k.busy == "" && !k.frozen {
+			k.call(st.Verb)
+		}
+	case Late:
+		k.late = true
+	case Deliver:
+		now, k.sent = k.sent, nil
+	case Duplicate:
+		now = k.last
+	case Cancel:
+		if k.busy != "" && !k.ended {
+			k.ended = true
+			k.cancel(context.Canceled)
+		}
+	default:
+		w.faults = true
+		now = func() { k.fault(st) }
+		switch st.Verb {
+		case Kill:
+			k.dead = true
+		case Pause, Resume:
+			k.frozen = st.Verb == Pause
+		default:
+		}
+	}
+	return now
+}
+
+// fault is a step that disturbs the worker's process or network.
+func (k *worker) fault(st Step) {
+	switch st.Verb {
+	case Pause, Resume:
+		k.client.set(func() { k.client.frozen = st.Verb == Pause })
+	case Cut:
+		k.client.fault(st.Server, requests, lose, st.N)
+	case Deafen:
+		k.client.fault(st.Server, replies, lose, st.N)
+	case Hold:
+		k.client.fault(st.Server, requests, hold, st.N)
+	case Lag:
+		k.client.fault(st.Server, replies, hold, st.N)
+	case Mend:
+		k.client.mend()
+	case Reset:
+		k.client.closeIf(func(*conn) bool { return true })
+	case Kill:
+		k.client.kill()
+	default:
+	}
+}
+
+// call begins the worker's next call.
+func (k *worker) call(v Verb) {
+	what := ""
+	switch {
+	case v == Rerelease && k.old != nil:
+		what = "rerelease"
+	case v == Rerelease:
+		return
+	case k.lease == nil && v == Try:
+		what = "try"
+	case k.lease == nil && v == Run:
+		what = "acquire"
+	case k.lease == nil || v == Try:
+		return
+	case v == Renew:
+		what = "renew"
+	case v == Release || k.at == "write":
+		what = "release"
+	case k.at == "":
+		what = "read"
+	default:
+		what = "write"
+	}
+	if _, ok := k.lease.(renewer); what == "renew" && !ok {
+		return
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	k.busy, k.cancel, k.ended = what, cancel, false
+	go func() {
+		err := k.do(ctx, what)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		cancel(nil)
+		k.busy = ""
+		k.finished(what, err)
+	}()
+}
+
+type renewer interface {
+	Renew(ctx context.Context) error
+}
+
+func (k *worker) do(ctx context.Context, what string) (err error) {
+	switch what {
+	case "try", "acquire":
+		acquire := k.lock.Acquire
+		if what == "try" {
+			acquire = k.lock.TryAcquire
+		}
+		lease, err := acquire(ctx, key)
+		if err == nil {
+			k.mu.Lock()
+			if !k.dead {
+				k.granted(lease)
+			}
+			k.mu.Unlock()
+		}
+		return err
+	case "renew":
+		return k.lease.(renewer).Renew(ctx)
+	case "rerelease":
+		return k.old.Release(ctx)
+	case "release":
+		k.mu.Lock()
+		k.release = true
+		k.mu.Unlock()
+		return k.lease.Release(ctx)
+	case "read":
+		rec, err := k.store.ReadFenced(ctx, key, k.lease.Fence())
+		if err == nil || errors.Is(err, resource.ErrNotFound) {
+			k.ledger, err = string(rec.Value), nil
+		}
+		return err
+	}
+	value := []byte(history.Append(k.ledger, k.actor))
+	k.mu.Lock()
+	k.event(history.BeforeWrite, nil, func(e *history.Event) { e.Value = string(value) })
+	k.mu.Unlock()
+	fence := resource.Fence{Token: k.lease.Fence(), Seq: 1}
+	write := func() error { return k.store.Write(context.WithoutCancel(ctx), key, fence, value) } // it may arrive after the call
+	done := make(chan error, 1)
+	k.mu.Lock()
+	k.last = func() { _ = write() }
+	late := k.late
+	if late {
+		k.late, k.sent = false, func() { done <- write() }
+	}
+	k.mu.Unlock()
+	if !late {
+		return write()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// granted checks a grant as it is made.
+func (k *worker) granted(lease scenarios.Lease) {
+	k.grants++
+	k.Grants++
+	k.actor = fmt.Sprint(k.name, k.grants)
+	k.note("%s: granted %d", k.actor, lease.Fence())
+	for _, o := range k.workers {
+		if o != nil && o != k && !o.dead && !o.release && o.lease != nil && o.lease.Until().After(time.Now()) && !k.forgot {
+			k.found(TwoHolders, "%s was granted the lock with token %d while the lease of %s, token %d, lasted", k.actor, lease.Fence(), o.actor, o.lease.Fence())
+		}
+	}
+	if lease.Fence() <= k.top && !k.forgot {
+		k.found(TokenRegress, "%s was granted token %d after %d", k.actor, lease.Fence(), k.top)
+	}
+	k.top = max(k.top, lease.Fence())
+	k.lease, k.at, k.release = lease, "", false
+	k.event(history.Acquired, nil, func(e *history.Event) { e.Key = key })
+}
+
+// event records a report of the worker's.
+func (k *worker) event(name string, err error, set func(*history.Event)) {
+	e := history.Event{Actor: k.actor, Kind: history.KindReport, Name: name, Token: k.lease.Fence()}
+	if err != nil {
+		e.Error = err.Error()
+	}
+	if set != nil {
+		set(&e)
+	}
+	k.add(e)
+}
+
+// finished records the outcome of a call.
+func (k *worker) finished(what string, err error) {
+	if k.dead {
+		return // nobody hears of it
+	}
+	stale, refused := errors.AsType[*resource.StaleTokenError](err)
+	switch {
+	case err == nil:
+		k.note("%s: %s", cmp.Or(k.actor, k.name), what)
+	case refused:
+		k.note("%s: %s refused", k.actor, what)
+	default:
+		k.note("%s: %s failed", cmp.Or(k.actor, k.name), what)
+	}
+	switch what {
+	case "read", "write":
+		names := map[bool]string{true: history.ReadStale, false: history.Read}
+		if what == "write" {
+			names = map[bool]string{true: history.WriteStale, false: history.Wrote}
+		}
+		switch {
+		case err == nil, refused:
+			k.event(names[refused && !stale.Applied], nil, func(e *history.Event) {
+				if what == "read" && err == nil {
+					e.Value = k.ledger
+				}
+			})
+			k.at = what
+			if refused && !stale.Applied {
+				k.at = "write" // it has nothing left to do but to release
+			}
+		case !k.ended:
+			k.found(WrongError, "%s: %s: %v", k.actor, what, err)
+		default:
+			k.at = "write"
+		}
+	case "release":
+		name := history.Released
+		if errors.Is(err, dlock.ErrLost) {
+			name = history.ReleaseLost
+		}
+		if errors.Is(err, dlock.ErrForeignRelease) {
+			k.found(LostForeign, "%s: %v", k.actor, err)
+		}
+		if err == nil || errors.Is(err, dlock.ErrLost) {
+			k.event(name, nil, nil)
+		} else {
+			k.event(history.Failed, err, nil)
+		}
+		k.old, k.lease = k.lease, nil
+	case "acquire":
+		if err != nil && !k.ended && !k.faults {
+			k.found(WrongError, "%s: acquire: %v", k.name, err)
+		}
+	case "try":
+		if err != nil && !k.ended && !k.faults && !errors.Is(err, dlock.ErrHeld) {
+			k.found(WrongError, "%s: try: %v", k.name, err)
+		}
+	case "renew":
+		if err != nil && !k.ended && !k.faults && k.lease.Until().After(time.Now()) {
+			k.found(WrongError, "%s: renew: %v", k.actor, err)
+		}
+	}
+}
+
+// check looks for what a step has broken.
+func (w *world) check() (found bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r := history.Judge(w.events); r.Verdict == history.Violated {
+		w.found(Corrupted, "%s", strings.Join(r.Findings, "; "))
+	}
+	return w.Finding != ""
+}
+
+// end ends all faults and has every worker finish.
+func (w *world) end() {
+	bound := w.sys.Wait
+	if bound == 0 {
+		bound = time.Minute
+	}
+	var alive []*worker
+	for i, k := range w.workers {
+		if k == nil || k.dead {
+			continue
+		}
+		alive = append(alive, k)
+		for _, v := range []Verb{Resume, Mend, Deliver} {
+			w.quietly(Step{Verb: v, Worker: i})
+			w.pass(settle)
+		}
+	}
+	for waited := time.Duration(0); !w.idle(alive) && waited < bound; waited += w.sys.TTL / 4 {
+		for _, k := range alive {
+			w.mu.Lock()
+			if k.busy == "" && k.lease != nil {
+				k.call(Release)
+			}
+			w.mu.Unlock()
+			w.pass(settle)
+		}
+		w.pass(w.sys.TTL / 4)
+	}
+	w.mu.Lock()
+	for _, k := range alive {
+		if k.busy != "" {
+			w.found(Stuck, "%v after the last fault the %s of %s has not returned", bound, k.busy, k.name)
+		}
+	}
+	if _, err := (model.Config{}).Replay(w.events); err != nil && w.Finding == "" && w.modelled() {
+		w.found(Impossible, "%v", err)
+	}
+	for _, k := range w.workers {
+		if k != nil && k.cancel != nil {
+			k.cancel(context.Canceled)
+		}
+	}
+	w.mu.Unlock()
+	for _, k := range w.workers {
+		if k == nil {
+			continue
+		}
+		_ = k.lock.Close()
+		k.client.kill()
+	}
+	w.pass(2 * time.Second) // what go-redis and others do once a second sees that they are closed
+}
+
+// quietly does a step that the trace doesn't have.
+func (w *world) quietly(st Step) {
+	w.mu.Lock()
+	now := w.begin(st)
+	w.mu.Unlock()
+	if now != nil {
+		now()
+	}
+}
+
+// idle reports whether no worker makes a call or has a lease.
+func (w *world) idle(workers []*worker) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !slices.ContainsFunc(workers, func(k *worker) bool { return k.busy != "" || k.lease != nil })
+}
+
+// modelled reports whether the model knows all that is in the history: it has no worker that fails, and few workers.
+func (w *world) modelled() bool {
+	actors := map[string]bool{}
+	for _, e := range w.events {
+		if e.Name == history.Failed {
+			return false
+		}
+		if e.Kind == history.KindReport {
+			actors[e.Actor] = true
+		}
+	}
+	return len(actors) <= model.MaxWorkers
+}

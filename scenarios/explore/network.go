@@ -1,0 +1,242 @@
+package explore
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// flow is what a direction of a client's connections does with a message.
+type flow int
+
+const (
+	pass flow = iota
+	hold      // keep it, in order, until the direction passes again
+	lose      // drop it; the connection is closed when the direction passes again, since its stream has a hole
+)
+
+// Client is the way of one process to the servers. Its connections have the faults of the schedule.
+type Client struct {
+	Name string
+	TTL  time.Duration // of leases
+
+	dial     func(server int) (net.Conn, error)
+	greeting int           // messages each way
+	latency  time.Duration // of each message; no two clients have the same, so that no two events have the same time
+
+	mu     sync.Mutex
+	dead   bool
+	frozen bool
+	flows  []fault // by server
+	conns  []*conn // in the order in which they were opened
+	opened int
+	change chan struct{} // closed and replaced when anything above changes
+}
+
+// fault is what the connections to a server do, by direction.
+type fault struct {
+	flow  [2]flow
+	after [2]int // messages that pass before
+}
+
+// The directions.
+const (
+	requests = iota
+	replies
+)
+
+// Addr is the address of a server for [Client.Dial].
+func (c *Client) Addr(server int) string {
+	return net.JoinHostPort("127.0.0.1", string(rune('1'+server)))
+}
+
+// Dial connects to the server whose address is addr. While the client has a fault it fails at once: a client library may hold a mutex
+// while it connects, and in a bubble no time passes while another goroutine waits for that. The messages of the client's greeting take
+// no time for the same reason.
+func (c *Client) Dial(_ context.Context, _, addr string) (net.Conn, error) {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	n := int(port[0] - '1')
+	refused := c.dead || c.frozen || c.flows[n].flow != [2]flow{}
+	c.mu.Unlock()
+	if refused {
+		return nil, net.ErrClosed
+	}
+	server, err := c.dial(n)
+	if err != nil {
+		return nil, err
+	}
+	ours, theirs := net.Pipe()
+	k := &conn{c: c, server: n, ends: [2]net.Conn{theirs, server}, greeting: [2]int{c.greeting, c.greeting}}
+	c.mu.Lock()
+	c.opened++
+	k.latency = c.latency + time.Duration(c.opened)*time.Nanosecond
+	c.conns = append(c.conns, k)
+	c.mu.Unlock()
+	for dir := range 2 {
+		go k.read(dir)
+		go k.write(dir)
+	}
+	return ours, nil
+}
+
+// conn carries a connection's messages between the client and the server.
+type conn struct {
+	c       *Client
+	server  int
+	latency time.Duration
+	ends    [2]net.Conn  // the client's, the server's
+	queues  [2][]message // by direction
+	broken  bool         // it has lost a message
+	closed  bool
+	// greeting counts the messages of each direction that are still part of the client's greeting.
+	greeting [2]int
+}
+
+type message struct {
+	bytes []byte // none: the stream ends
+	held  bool
+}
+
+// read puts what comes from a direction's source into its queue.
+func (k *conn) read(dir int) {
+	for buf := make([]byte, 1<<13); ; {
+		n, err := k.ends[dir].Read(buf)
+		k.c.mu.Lock()
+		if n > 0 {
+			k.arrive(dir, bytes.Clone(buf[:n]))
+		}
+		if err != nil {
+			k.arrive(dir, nil)
+		}
+		k.c.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// arrive puts a message, or the end of the stream, into a direction's queue, unless it is lost. c.mu is held.
+func (k *conn) arrive(dir int, b []byte) {
+	c, f := k.c, &k.c.flows[k.server]
+	flow := f.flow[dir]
+	if flow != pass && f.after[dir] > 0 {
+		flow = pass
+		if b != nil {
+			f.after[dir]--
+		}
+	}
+	if flow == lose { // the other end doesn't learn of it until the fault is over
+		k.broken = true
+		return
+	}
+	k.queues[dir] = append(k.queues[dir], message{b, flow == hold})
+	c.changed()
+}
+
+// write takes messages from a direction's queue to where they go. What the server sends to a client that has closed the connection
+// is dropped: requests of that client may still be on their way.
+func (k *conn) write(dir int) {
+	for {
+		b, ok := k.next(dir)
+		if !ok {
+			break
+		}
+		if k.greeting[dir] > 0 { // only this goroutine looks at it
+			k.greeting[dir]--
+		} else {
+			time.Sleep(k.latency)
+		}
+		if _, err := k.ends[1-dir].Write(b); err != nil && dir == requests {
+			break
+		}
+	}
+	k.close()
+}
+
+// next waits for a direction's next message. It reports whether there is one.
+func (k *conn) next(dir int) ([]byte, bool) {
+	c := k.c
+	for {
+		c.mu.Lock()
+		if k.closed {
+			c.mu.Unlock()
+			return nil, false
+		}
+		if q := k.queues[dir]; len(q) > 0 && !c.frozen && (!q[0].held || c.flows[k.server].flow[dir] != hold) {
+			k.queues[dir] = q[1:]
+			c.mu.Unlock()
+			return q[0].bytes, q[0].bytes != nil
+		}
+		change := c.change
+		c.mu.Unlock()
+		<-change
+	}
+}
+
+func (k *conn) close() {
+	k.c.mu.Lock()
+	k.closed = true
+	k.c.conns = slices.DeleteFunc(k.c.conns, func(o *conn) bool { return o == k })
+	k.c.changed()
+	k.c.mu.Unlock()
+	_ = k.ends[0].Close()
+	_ = k.ends[1].Close()
+}
+
+// changed wakes who waits. c.mu is held.
+func (c *Client) changed() {
+	close(c.change)
+	c.change = make(chan struct{})
+}
+
+// set changes the client's faults.
+func (c *Client) set(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	c.changed()
+}
+
+// fault lets n messages of a direction pass, and then f applies, on the connections to a server, or to all.
+func (c *Client) fault(server, dir int, f flow, n int) {
+	c.set(func() {
+		for i := range c.flows {
+			if server == All || server == i {
+				c.flows[i].flow[dir], c.flows[i].after[dir] = f, n
+			}
+		}
+	})
+}
+
+// mend lets everything pass.
+func (c *Client) mend() {
+	c.set(func() { clear(c.flows) })
+	c.closeIf(func(k *conn) bool { return k.broken })
+}
+
+func (c *Client) closeIf(is func(*conn) bool) {
+	c.mu.Lock()
+	var all []*conn
+	for _, k := range c.conns {
+		if is(k) {
+			all = append(all, k)
+		}
+	}
+	c.mu.Unlock()
+	for _, k := range all {
+		k.close()
+		time.Sleep(c.latency)
+	}
+}
+
+func (c *Client) kill() {
+	c.set(func() { c.dead = true })
+	c.closeIf(func(*conn) bool { return true })
+}

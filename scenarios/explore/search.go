@@ -1,0 +1,84 @@
+package explore
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Options say what [System.Explore] runs.
+type Options struct {
+	Seed      uint64        // of the first schedule; each following one has the next
+	Schedules int           // how many, if For is 0
+	Steps     int           // of a schedule; 0: 24
+	For       time.Duration // run schedules for so long
+	Best      int           // how many schedules to shrink, of which the shortest is reported; 0: 1
+	Log       func(format string, args ...any)
+}
+
+// Report is what schedules have found.
+type Report struct {
+	Name      string
+	Schedules int
+	Grants    int
+	Took      time.Duration
+	First     int      // how many schedules it took until one broke something
+	Seed      uint64   // of the schedule that is reported
+	Schedule  Schedule // that one, shrunk
+	Found     *Result  // nil: nothing was broken
+}
+
+func (r *Report) String() string {
+	s := fmt.Sprintf("%s: %d schedules, %d grants in %v (%.0f schedules/s)", r.Name, r.Schedules, r.Grants, r.Took.Round(time.Millisecond),
+		float64(r.Schedules)/r.Took.Seconds())
+	if r.Found != nil {
+		s += fmt.Sprintf("; after %d, seed %d: %s, %d steps", r.First, r.Seed, r.Found.Finding, len(r.Schedule))
+	}
+	return s
+}
+
+// Explore runs random schedules until one breaks something, or Best do, and shrinks them.
+func (sys *System) Explore(t *testing.T, o Options) *Report {
+	t.Helper()
+	start := time.Now()
+	rep := &Report{Name: sys.Name}
+	defer func() { rep.Took = time.Since(start) }()
+	steps := o.Steps
+	if steps == 0 {
+		steps = 24
+	}
+	found := 0
+	for logged := start; o.For == 0 && rep.Schedules < o.Schedules || o.For > 0 && time.Since(start) < o.For; rep.Schedules++ {
+		seed := o.Seed + uint64(rep.Schedules)
+		s := sys.Random(seed, steps)
+		r := sys.Run(t, s)
+		rep.Grants += r.Grants
+		if r.Finding != "" {
+			found++
+			if rep.Found == nil {
+				rep.First = rep.Schedules + 1
+			}
+			small := s.shrink(func(s Schedule) bool {
+				smaller := sys.Run(t, s)
+				fails := smaller.Finding == r.Finding
+				if fails {
+					r = smaller
+				}
+				return fails
+			})
+			if rep.Found == nil || len(small) < len(rep.Schedule) {
+				rep.Seed, rep.Schedule, rep.Found = seed, small, &r
+			}
+			if found >= o.Best {
+				rep.Schedules++
+				return rep
+			}
+		}
+		if o.Log != nil && time.Since(logged) > 10*time.Second {
+			logged = time.Now()
+			rep.Took = time.Since(start)
+			o.Log("%v", rep)
+		}
+	}
+	return rep
+}
