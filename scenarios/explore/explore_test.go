@@ -156,7 +156,7 @@ func TestExplore(t *testing.T) {
 		}
 		t.Run(sys.Name, func(t *testing.T) {
 			t.Logf("-seed %d", *seed)
-			report := sys.Explore(t, explore.Options{Seed: *seed, Schedules: 60, For: *seconds, Log: t.Logf})
+			report := sys.Explore(t, explore.Options{Seed: *seed, Schedules: few(60), For: *seconds, Log: t.Logf})
 			t.Log(report)
 			if report.Found != nil {
 				t.Errorf("%s: %s\n%s\n%s", report.Found.Finding, report.Found.Detail, report.Schedule, report.Found.Trace)
@@ -169,7 +169,7 @@ func TestExplore(t *testing.T) {
 func TestReproducible(t *testing.T) {
 	for _, sys := range append(systems, onNaive(none)) {
 		t.Run(sys.Name, func(t *testing.T) {
-			for seed := range uint64(25) {
+			for seed := range uint64(few(25)) {
 				s := sys.Random(seed, 30)
 				a, b := sys.Run(t, s), sys.Run(t, s)
 				require.Equal(t, a.Finding, b.Finding)
@@ -188,7 +188,11 @@ func TestDefects(t *testing.T) {
 	for _, is := range []defect{none, getThenDel, releaseAny, getThenSet, fromReply, tokenFromTime} {
 		t.Run(string(is), func(t *testing.T) {
 			sys := onNaive(is)
-			r := sys.Explore(t, explore.Options{Seed: 1, Schedules: most, Best: 5})
+			o := explore.Options{Seed: 1, Schedules: most, Best: few(5)}
+			if is == none {
+				o.Schedules = few(most)
+			}
+			r := sys.Explore(t, o)
 			t.Log(r)
 			if is == none {
 				require.Nil(t, r.Found, "%v\n%v", r.Found, r.Schedule)
@@ -234,6 +238,14 @@ func TestRecorded(t *testing.T) {
 
 // most is how many schedules a defect may take.
 const most = 300
+
+// few is n, or less under the race detector, which makes a schedule take five times as long.
+func few(n int) int {
+	if ordered {
+		return n
+	}
+	return n / 5
+}
 
 // Counters as tokens of Redlock, which its documentation calls unsound.
 func TestUnsafeCounters(t *testing.T) {

@@ -391,25 +391,42 @@ func (c *check) release(l scenarios.Lease) {
 func (c *check) comesFree(cl *client, key, after string) {
 	l, err := c.acquire(cl, key)
 	if err != nil {
-		c.blocked("after %s nobody had got the lock within %v: %v", after, c.limit(), err)
+		c.blocked(key, "after %s nobody had got the lock within %v: %v", after, c.limit(), err)
 		return
 	}
 	_ = c.do(l.Release)
 }
 
-// blocked records that nobody gets a lock: the promise is broken, or, if a new client doesn't get an unused lock either, it is
-// unsure.
-func (c *check) blocked(format string, args ...any) {
-	cl, err := c.open(c.k.TTL)
-	if err == nil {
-		var l scenarios.Lease
-		if l, err = c.acquire(cl, newKey()); err == nil {
-			_ = c.do(l.Release)
-			c.breaks(format, args...)
-			return
+// blocked records that nobody gets the lock of key: the promise is broken if new clients, at the same time, get an unused lock and
+// still not this one. Otherwise it is unsure: the machine or the servers have stalled.
+func (c *check) blocked(key, format string, args ...any) {
+	get := func(key string) <-chan error {
+		done := make(chan error, 1)
+		cl, err := c.open(c.k.TTL)
+		if err != nil {
+			done <- err
+			return done
 		}
+		go func() {
+			l, err := c.acquire(cl, key)
+			if err == nil {
+				_ = c.do(l.Release)
+			}
+			done <- err
+		}()
+		return done
 	}
-	c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
+	unused, again := get(newKey()), get(key)
+	if err := <-unused; err != nil {
+		<-again
+		c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
+		return
+	}
+	if err := <-again; err == nil {
+		c.unsure("a new client got it in the end")
+		return
+	}
+	c.breaks(format, args...)
 }
 
 // still checks that no other client gets the lock while l lasts. It reports false if the lease has expired or TryAcquire failed.

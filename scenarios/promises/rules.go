@@ -146,7 +146,7 @@ func (c *check) outlast(a, b *client, slow time.Duration) bool {
 	second, err := c.acquire(b, key)
 	now := time.Now()
 	if err != nil {
-		c.blocked("the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
+		c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
 		return true
 	}
 	after := ""
@@ -267,7 +267,7 @@ func releaseLate(c *check) {
 		c.briefly(releasing(l))
 		later, err := c.acquire(b, key)
 		if err != nil {
-			c.blocked("after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
+			c.blocked(key, "after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
 			return true
 		}
 		deliver()
