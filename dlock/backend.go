@@ -11,7 +11,8 @@ import (
 //
 //  1. A key has at most one live grant, until its TTL has run out on the server's clock [Exclusive].
 //  2. A grant's Fence is at least 1 and strictly greater than that of every earlier grant of the key, however those
-//     ended [TokensIncrease, TokensSurviveExpiry]. It is minted atomically with the grant [TokenMintedWithGrant].
+//     ended [TokensIncrease, TokensSurviveExpiry]. It is minted no later than the grant, never read afterwards
+//     [TokenMintedWithGrant].
 //  3. A grant's Start is not later than the moment at which the server began to count its TTL, or its Provisional lease:
 //     in practice the time just before the request was sent, never that of the reply [StartBeforeRequest].
 //  4. TryAcquire of a held key returns [ErrHeld] and leaves nothing behind [TryHeld].

@@ -15,7 +15,8 @@
 //
 // The counter is as durable as the Redis: a restart without persistence, a failover to a lagging replica, an eviction or a
 // FLUSHALL can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or take the token from
-// a consensus store. To repair a counter, INCRBY fence:{KEY} by the token in the resource's error (SET could set it back).
+// a consensus store. To repair a counter, INCRBY fence:{KEY} by the difference of the tokens in the resource's error
+// (SET could set it back).
 //
 // While a Cluster moves a key's slot, its lock can be renewed and released, but not granted: Acquire waits for the end of
 // the move, and TryAcquire returns the server's TRYAGAIN.

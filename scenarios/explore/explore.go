@@ -1,14 +1,16 @@
-// Package explore runs random schedules over the real code of a lock's clients in virtual time, thousands a minute, and looks for
-// one that breaks a promise.
+// Package explore runs random schedules over the real code of a lock's clients in virtual time, hundreds a second, and looks for one
+// that breaks a promise.
 //
 // Clients, their connections and the servers live in one testing/synctest bubble. A schedule lets one client make one call at a time,
-// and disturbs them in between: it freezes, kills and cuts off clients, loses, delays and repeats messages, ends contexts, restarts
-// servers. Each message takes a time that is its client's alone, so that no two events have the same time and a schedule does the same
-// in each run. What may be broken is checked after each step, see [Finding]; when the schedule is over all faults end, and every client
-// that waits must get the lock. A schedule that breaks something is shrunk.
+// and disturbs them in between: it freezes, kills and cuts off clients, loses and delays messages, repeats writes, ends contexts,
+// restarts servers. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a schedule always runs
+// the same way. Grants are checked as they are made and the history after each step, see [Finding]. When the schedule ends, all faults
+// are lifted, and every waiting call must return. A schedule that breaks something is shrunk.
 //
-// What it can't see: what a real server does when it loses power, and a process that is frozen between two instructions. A frozen
-// client's code still runs here, but none of its messages leaves and none reaches it.
+// What it can't see: what a server does when it loses power; a process that is frozen between two instructions (a frozen client's code
+// still runs, but none of its messages leaves and none reaches it); clocks that differ; a loss that a lease's context doesn't tell. Once
+// a schedule has wiped a server or moved its clock, neither exclusion nor the order of tokens is checked. [Corrupted] and [Impossible]
+// concern the store, which is a resource.Memory.
 package explore
 
 import (

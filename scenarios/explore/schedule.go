@@ -24,10 +24,10 @@ const (
 	Kill      Verb = "kill"      // the worker's process dies
 	Pause     Verb = "pause"     // nothing enters or leaves the worker's process
 	Resume    Verb = "resume"    //
-	Cut       Verb = "cut"       // requests are lost, from the Nth from now on
-	Deafen    Verb = "deafen"    // replies are lost, from the Nth from now on
-	Hold      Verb = "hold"      // requests are kept in the network, from the Nth from now on
-	Lag       Verb = "lag"       // replies are kept in the network, from the Nth from now on
+	Cut       Verb = "cut"       // requests are lost, after N more have passed; no new connection can be made meanwhile
+	Deafen    Verb = "deafen"    // replies are lost, after N more have passed; no new connection can be made meanwhile
+	Hold      Verb = "hold"      // requests are kept in the network, after N more have passed; no new connection can be made meanwhile
+	Lag       Verb = "lag"       // replies are kept in the network, after N more have passed; no new connection can be made meanwhile
 	Mend      Verb = "mend"      // ends cut, deafen, hold and lag: what is held arrives, connections that have lost something are closed
 	Reset     Verb = "reset"     // the worker's connections are closed
 	Late      Verb = "late"      // the worker's next write stays in the network
@@ -297,7 +297,7 @@ func (s Schedule) clean() Schedule {
 	return s
 }
 
-// shrink returns the smallest schedule that it finds for which fails still holds, by leaving out steps and then by shorter waits.
+// shrink returns the smallest schedule that it finds for which fails still holds, by leaving out steps, and then by faults that hit earlier.
 func (s Schedule) shrink(fails func(Schedule) bool) Schedule {
 	for size := len(s) / 2; size > 0; {
 		smaller := false
