@@ -5,7 +5,7 @@
 // and disturbs them in between: it freezes, kills and cuts off clients, loses and delays messages, repeats writes, ends contexts,
 // restarts servers. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a schedule always runs
 // the same way. Grants are checked as they are made and the history after each step, see [Finding]. When the schedule ends, all faults
-// are lifted, and every waiting call must return. A schedule that breaks something is shrunk.
+// are lifted, and every waiting call must return; one that fails counts as served. A schedule that breaks something is shrunk.
 //
 // What it can't see: what a server does when it loses power; a process that is frozen between two instructions (a frozen client's code
 // still runs, but none of its messages leaves and none reaches it); clocks that differ; a loss that a lease's context doesn't tell. Once
@@ -66,13 +66,12 @@ type Finding string
 
 // The findings.
 const (
-	TwoHolders   Finding = "two holders"     // a client was granted the lock while another's lease lasted
-	TokenRegress Finding = "token"           // a grant's token was not greater than that of an earlier grant
-	Corrupted    Finding = "corrupted"       // the judge calls the history violated
-	Impossible   Finding = "impossible"      // the model has no run like it
-	Stuck        Finding = "stuck"           // a client did not get a lock that nobody held, or a call did not return
-	WrongError   Finding = "wrong error"     // a call failed although there was no fault
-	LostForeign  Finding = "foreign release" // a release freed another client's lock
+	TwoHolders   Finding = "two holders" // a client was granted the lock while another's lease lasted
+	TokenRegress Finding = "token"       // a grant's token was not greater than that of an earlier grant
+	Corrupted    Finding = "corrupted"   // the judge calls the history violated
+	Impossible   Finding = "impossible"  // the model has no run like it
+	Stuck        Finding = "stuck"       // a client did not get a lock that nobody held, or a call did not return
+	WrongError   Finding = "wrong error" // a call failed although there was no fault
 )
 
 // Result is what a schedule did.
@@ -265,7 +264,7 @@ func (w *world) begin(st Step) (now func()) {
 			k.cancel(context.Canceled)
 		}
 	default:
-		w.faults = true
+		w.faults = w.faults || st.Verb != Mend && st.Verb != Resume
 		now = func() { k.fault(st) }
 		switch st.Verb {
 		case Kill:
@@ -472,9 +471,6 @@ func (k *worker) finished(what string, err error) {
 		if errors.Is(err, dlock.ErrLost) {
 			name = history.ReleaseLost
 		}
-		if errors.Is(err, dlock.ErrForeignRelease) {
-			k.found(LostForeign, "%s: %v", k.actor, err)
-		}
 		if err == nil || errors.Is(err, dlock.ErrLost) {
 			k.event(name, nil, nil)
 		} else {
@@ -523,17 +519,7 @@ func (w *world) end() {
 			w.pass(settle)
 		}
 	}
-	for waited := time.Duration(0); !w.idle(alive) && waited < bound; waited += w.sys.TTL / 4 {
-		for _, k := range alive {
-			w.mu.Lock()
-			if k.busy == "" && k.lease != nil {
-				k.call(Release)
-			}
-			w.mu.Unlock()
-			w.pass(settle)
-		}
-		w.pass(w.sys.TTL / 4)
-	}
+	w.finish(alive, bound)
 	w.mu.Lock()
 	for _, k := range alive {
 		if k.busy != "" {
@@ -557,6 +543,21 @@ func (w *world) end() {
 		k.client.kill()
 	}
 	w.pass(2 * time.Second) // what go-redis and others do once a second sees that they are closed
+}
+
+// finish lets calls return and releases leases, for so long.
+func (w *world) finish(workers []*worker, bound time.Duration) {
+	for waited := time.Duration(0); !w.idle(workers) && waited < bound; waited += w.sys.TTL / 4 {
+		for _, k := range workers {
+			w.mu.Lock()
+			if k.busy == "" && k.lease != nil {
+				k.call(Release)
+			}
+			w.mu.Unlock()
+			w.pass(settle)
+		}
+		w.pass(w.sys.TTL / 4)
+	}
 }
 
 // quietly does a step that the trace doesn't have.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -150,6 +151,8 @@ func onRedlock(name string, o redlock.Options) explore.System {
 
 // The locks that run on Redis break nothing.
 func TestExplore(t *testing.T) {
+	known := slices.ContainsFunc(systems, func(sys explore.System) bool { return *system == "" || *system == sys.Name })
+	require.True(t, known, "there is no lock %q", *system)
 	for _, sys := range systems {
 		if *system != "" && *system != sys.Name {
 			continue
