@@ -1,13 +1,14 @@
 // Package dlock is a distributed lock whose every grant carries a fencing token.
 //
 // The lock is a hint. A holder that is frozen, cut off or slow for longer than its TTL continues after its successor has
-// begun, whatever the lock service does. The token, a number that grows with every grant of a key, keeps data safe: send
-// [Handle.Fence] with every write, and let the resource refuse a write whose token is not greater than every token it has
-// accepted. Package resource does that, and also orders the writes under one token, see [Handle.Next] (M. Kleppmann, "How
-// to do distributed locking", 2016). The TTL then affects liveness only.
+// begun, whatever the lock service does. The token, a number that grows with every grant of a key, keeps data safe: send it
+// with every write, and let the resource refuse a write whose token is not greater than every token it has accepted (M.
+// Kleppmann, "How to do distributed locking", 2016). The TTL then affects liveness only. [Handle.Next] also numbers the calls
+// under one token; package resource orders them by both.
 //
 //	err := locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
-//		return bill(ctx, h.Fence())
+//		token, seq := h.Next()
+//		return bill(ctx, token, seq)
 //	})
 //
 // [Handle.Context] ends when the lease is, or must be presumed, lost. That saves useless work but is no safety device: the

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -14,12 +13,13 @@ const recheck = time.Second
 
 // Handle is one acquisition of a lock. It is never reused and its token never changes.
 type Handle struct {
-	ls     *lease
-	ctx    context.Context
-	cancel context.CancelCauseFunc
+	ls      *lease
+	section int // which of the lease's
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
 
 	releasing chan struct{} // has room for one call of Release
-	dropped   bool          // no longer counted in the lease's holds
+	dropped   bool          // no longer counted in the lease's holds; ls.mu guards it too
 	last      bool          // was the last to be dropped: it sends the release
 	done      bool
 	err       error // what Release returns once done
@@ -31,13 +31,22 @@ func (h *Handle) Key() string { return h.ls.g.Key }
 // Owner is a random UUID that names this lease in the lock service.
 func (h *Handle) Owner() string { return h.ls.g.Owner }
 
-// Fence is the fencing token: greater than that of every earlier grant of the key. Send it with every write.
+// Fence is the fencing token: greater than that of every earlier grant of the key. Send it with every write, or the pair of
+// [Handle.Next].
 func (h *Handle) Fence() uint64 { return h.ls.g.Fence }
 
-// Next returns the token and the number of the grant's next write: 1, 2, and so on, over all handles of a re-entered lease.
-// A store orders writes by both. To learn whether a write took effect, repeat it with the same pair. A fenced read uses the
-// token alone.
-func (h *Handle) Next() (token, seq uint64) { return h.ls.g.Fence, h.ls.writes.Add(1) }
+// Next returns the token and the number of the grant's next call to a store: 1, 2, and so on, over all handles of a lease that is
+// re-entered or shared. A store orders calls by both, so send them in this order. To learn whether a write took effect, repeat
+// it with the same pair. After Release it returns zeros, which stores refuse.
+func (h *Handle) Next() (token, seq uint64) {
+	h.ls.mu.Lock()
+	defer h.ls.mu.Unlock()
+	if h.dropped {
+		return 0, 0
+	}
+	h.ls.calls++
+	return h.ls.g.Fence, h.ls.calls
+}
 
 // TTL is how long the lease lasts, from the grant and from each renewal. A lease handed over by another holder may last for
 // less until its first renewal, which is automatic.
@@ -89,7 +98,8 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 // Release doesn't revoke the token, which stays valid until a successor has used its own: first wait for the answers to all
 // writes.
 //
-// While other handles of a re-entered lease are held, nothing is sent; the error wraps [ErrLost] if the lease is lost.
+// While other handles of a re-entered lease are held, or if a shared lease is passed on or kept, nothing is sent; the error wraps
+// [ErrLost] if the lease is lost.
 func (h *Handle) Release(ctx context.Context) error {
 	select {
 	case h.releasing <- struct{}{}:
@@ -103,8 +113,7 @@ func (h *Handle) Release(ctx context.Context) error {
 		return h.err
 	}
 	if !h.dropped {
-		h.dropped = true
-		h.last, h.err = h.ls.drop()
+		h.last, h.err = h.drop()
 		h.cancel(ErrReleased)
 	}
 	h.done = true
@@ -155,21 +164,25 @@ type lease struct {
 	capped    bool  // MaxHold has stopped the renewals
 	timer     *time.Timer
 
-	writes atomic.Uint64 // the last number that Next has given
+	calls    uint64 // the last number that Next has given
+	sections int    // critical sections so far; more than one only if leases are shared
 
 	unsure bool // a release was sent whose outcome isn't known; belongs to the last handle's Release
 }
 
 // newLease takes over a grant. Its age counts from g.Start, so a slow reply shortens the lease.
-func newLease(ctx context.Context, l *Locker, g Grant) *lease {
-	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), start: g.Start, wall: g.Start.Round(0), born: time.Now(), holds: 1}
+func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:contextcheck // the lease outlives ctx
+	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), start: g.Start, wall: g.Start.Round(0), born: time.Now(), holds: 1, sections: 1}
 	if p := g.Provisional; p != 0 { // one that isn't positive is over, and not one of the whole TTL
 		ls.limit, ls.confirmAt = p-margin(p), p/2
+	}
+	if l.o.Share.Sections > 0 {
+		ctx = l.open // the first holder's values aren't the next one's
 	}
 	ls.ctx, ls.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	ls.timer = time.AfterFunc(ls.untilCheck(), func() { //nolint:contextcheck // the lease outlives ctx
+	ls.timer = time.AfterFunc(ls.untilCheck(), func() {
 		if ls.ended() != nil {
 			return
 		}
@@ -234,41 +247,65 @@ func (ls *lease) watch() {
 
 func (ls *lease) handle(ctx context.Context) *Handle {
 	end, cancel := ls.ctx, ls.cancel
-	if ls.l.o.Reentrant { // a handle's context ends with its own release, the lease's with the last one
+	if ls.l.o.Reentrant || ls.l.o.Share.Sections > 0 { // a handle's context ends with its own release, the lease's with the last one
 		end, cancel = context.WithCancelCause(ls.ctx)
 	}
 	return &Handle{
-		ls: ls, ctx: &leaseContext{valuesContext{end, context.WithoutCancel(ctx)}, ls}, cancel: cancel, releasing: make(chan struct{}, 1),
+		ls: ls, section: ls.sections, ctx: &leaseContext{valuesContext{end, context.WithoutCancel(ctx)}, ls, ls.sections}, cancel: cancel,
+		releasing: make(chan struct{}, 1),
 	}
 }
 
-// reenter returns nil if the lease has ended.
-func (ls *lease) reenter(ctx context.Context) *Handle {
+// reenter reports whether c's critical section is under way, and returns another handle on it if the Locker is reentrant.
+func (c *leaseContext) reenter(ctx context.Context) (h *Handle, held bool) {
+	ls := c.ls
 	if ls.ended() != nil {
-		return nil
+		return nil, false
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if ls.over != nil {
-		return nil
+	held = ls.over == nil && ls.holds > 0 && ls.sections == c.section
+	if !held || !ls.l.o.Reentrant {
+		return nil, held
 	}
 	ls.holds++
-	return ls.handle(ctx)
+	return ls.handle(ctx), true
 }
 
-// drop removes one hold. It reports whether that ends the lease, and why the lease was lost before.
-func (ls *lease) drop() (last bool, lost error) {
+// drop removes h's hold. It reports whether the lock is to be released, and why the lease was lost before.
+func (h *Handle) drop() (last bool, lost error) {
+	ls := h.ls
 	ls.mu.Lock()
+	h.dropped = true
 	expired := ls.expire()
 	lost = ls.over
 	ls.holds--
 	last = ls.holds == 0
-	if last {
-		ls.heldToEnd = ls.end(ErrReleased)
-	}
+	young := last && ls.young()
 	ls.mu.Unlock()
 	ls.report(expired)
+	if young {
+		h.cancel(ErrReleased) // this section is over before the next begins
+		if ls.l.shared.pass(ls) {
+			return false, nil
+		}
+	}
+	if last {
+		ls.retire()
+	}
 	return last, lost
+}
+
+// retire ends a lease that nobody holds, and reports whether it had not ended before.
+func (ls *lease) retire() bool {
+	ls.mu.Lock()
+	ls.heldToEnd = ls.end(ErrReleased)
+	mine := ls.heldToEnd
+	ls.mu.Unlock()
+	if ls.l.o.Share.Sections > 0 {
+		ls.l.shared.ended(ls.g.Key, ls)
+	}
+	return mine
 }
 
 // age is the larger of what the monotonic clock says, which stops while the machine is suspended, and what the wall clock
@@ -305,14 +342,14 @@ func (ls *lease) ended() error {
 func (ls *lease) lose(why error) {
 	err := fmt.Errorf("%w: %w", ErrLost, why)
 	ls.mu.Lock()
-	first := ls.end(err)
+	first := ls.end(err) && ls.holds > 0
 	ls.mu.Unlock()
 	if first {
 		ls.report(err)
 	}
 }
 
-// expire ends the lease if its time is up, and returns what to report. ls.mu is held.
+// expire ends the lease if its time is up, and returns what to report: nothing if nobody held it. ls.mu is held.
 func (ls *lease) expire() (lost error) {
 	if ls.over == nil && ls.age() >= ls.limit {
 		lost = ErrLost
@@ -320,6 +357,9 @@ func (ls *lease) expire() (lost error) {
 			lost = fmt.Errorf("%w: %w", ErrLost, ErrMaxHold)
 		}
 		ls.end(lost)
+		if ls.holds == 0 {
+			return nil
+		}
 	}
 	return lost
 }
@@ -505,6 +545,7 @@ type heldKey struct {
 type leaseContext struct {
 	valuesContext // ends with the handle
 	ls            *lease
+	section       int
 }
 
 func (c *leaseContext) Err() error {
@@ -519,7 +560,7 @@ func (c *leaseContext) Done() <-chan struct{} {
 
 func (c *leaseContext) Value(key any) any {
 	if key == (heldKey{c.ls.l, c.ls.g.Key}) {
-		return c.ls
+		return c
 	}
 	return c.valuesContext.Value(key)
 }

@@ -27,6 +27,8 @@ type Options struct {
 	// Reentrant lets a context that descends from a handle's context acquire that handle's key again. The inner handle has
 	// the same token; the lock is freed when every handle has been released.
 	Reentrant bool
+	// Share, if Sections is set, lets goroutines of this process share leases.
+	Share Share
 	// Registerer, if not nil, gets the Locker's metrics.
 	Registerer prometheus.Registerer
 	// Logger logs lost leases and failed clean-ups. Nil: no logs.
@@ -57,6 +59,8 @@ type Locker struct {
 	busy    sync.WaitGroup // calls and background work
 	undoing chan struct{}  // has room for the clean-ups
 
+	shared shared
+
 	tasks chan func()  // to idle workers
 	idle  atomic.Int32 // workers that wait for a task
 }
@@ -82,6 +86,9 @@ func New(b Backend, opts *Options) (*Locker, error) {
 	case r.Every > 0 && r.MaxHold == 0:
 		return nil, fmt.Errorf("%w: Options.Renew.MaxHold is not set; say for how long a wedged holder may go on renewing", ErrInvalid)
 	}
+	if err := o.Share.check(o.Renew.MaxHold); err != nil {
+		return nil, err
+	}
 	m, err := newMetrics(o.Registerer)
 	if err != nil {
 		return nil, err
@@ -91,6 +98,7 @@ func New(b Backend, opts *Options) (*Locker, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	l := &Locker{b: b, o: o, m: m, log: log, undoing: make(chan struct{}, undoMost), tasks: make(chan func())}
+	l.shared.keys = map[string]*turn{}
 	l.open, l.close = context.WithCancelCause(context.Background())
 	return l, nil
 }
@@ -111,12 +119,12 @@ func margin(ttl time.Duration) time.Duration {
 //
 // The end of ctx after Acquire has returned doesn't affect the lease; see [Handle.Context].
 func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
-	return l.acquire(ctx, "acquire", key, l.b.Acquire)
+	return l.acquire(ctx, key, true)
 }
 
 // TryAcquire is [Locker.Acquire] without the wait: it returns [ErrHeld] when another holder has the lock.
 func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
-	return l.acquire(ctx, "try acquire", key, l.b.TryAcquire)
+	return l.acquire(ctx, key, false)
 }
 
 // Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns the error
@@ -141,12 +149,14 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 		}
 		err = errors.Join(err, rerr)
 	}()
-	return f(&leaseContext{valuesContext{fctx, context.WithoutCancel(h.Context())}, h.ls}, h) //nolint:contextcheck // it has ctx's end
+	return f(&leaseContext{valuesContext{fctx, context.WithoutCancel(h.Context())}, h.ls, h.section}, h) //nolint:contextcheck // it has ctx's end
 }
 
 // Close stops the Locker's background work, waits for it, and closes the backend. Calls that wait return [ErrClosed].
-// Leases that are still held are not released or renewed, and expire. Close may be called again.
+// Leases that are still held are not released or renewed, and expire; those that are only kept for the next caller (see [Share])
+// are released. Close may be called again.
 func (l *Locker) Close() error {
+	l.shared.close()
 	l.mu.Lock()
 	l.close(ErrClosed)
 	l.mu.Unlock()
@@ -190,10 +200,12 @@ func (l *Locker) run(f func()) {
 	})
 }
 
-type acquireFunc func(context.Context, Request) (Grant, error)
-
-func (l *Locker) acquire(ctx context.Context, op, key string, f acquireFunc) (h *Handle, err error) {
+func (l *Locker) acquire(ctx context.Context, key string, wait bool) (h *Handle, err error) {
 	defer func() {
+		op := "acquire"
+		if !wait {
+			op = "try acquire"
+		}
 		if err != nil && (!errors.Is(err, ErrHeld) || ctx.Err() != nil) {
 			err = fmt.Errorf("%s %q: %w", op, key, err)
 		}
@@ -207,7 +219,7 @@ func (l *Locker) acquire(ctx context.Context, op, key string, f acquireFunc) (h 
 	defer l.busy.Done()
 	began := time.Now()
 	l.m.attempts.Inc()
-	h, err = l.take(ctx, key, f)
+	h, err = l.take(ctx, key, wait)
 	switch {
 	case err == nil:
 		l.m.successes.Inc()
@@ -218,44 +230,47 @@ func (l *Locker) acquire(ctx context.Context, op, key string, f acquireFunc) (h 
 	return h, err
 }
 
-func (l *Locker) take(ctx context.Context, key string, f acquireFunc) (*Handle, error) {
+func (l *Locker) take(ctx context.Context, key string, wait bool) (*Handle, error) {
 	if ctx.Err() != nil {
 		return nil, cause(ctx)
 	}
-	if outer, ok := ctx.Value(heldKey{l, key}).(*lease); ok {
-		if !l.o.Reentrant && outer.ended() == nil {
+	if outer, ok := ctx.Value(heldKey{l, key}).(*leaseContext); ok {
+		switch h, held := outer.reenter(ctx); {
+		case h != nil:
+			return h, nil
+		case held:
 			return nil, ErrNotReentrant
 		}
-		if h := outer.reenter(ctx); h != nil {
-			return h, nil
-		}
 	}
-	return l.grant(ctx, key, f)
+	if l.o.Share.Sections > 0 {
+		return l.share(ctx, key, wait)
+	}
+	return l.grant(ctx, key, wait, nil)
 }
 
 // maxAttempts is how often an acquisition is tried when its grants arrive too late.
 const maxAttempts = 3
 
-func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle, error) {
+// grant asks the lock service. It sets held, unless that is nil, when another holds the lock.
+func (l *Locker) grant(ctx context.Context, key string, wait bool, held *atomic.Bool) (*Handle, error) {
+	if held == nil && ctx.Done() != nil {
+		held = new(atomic.Bool)
+	}
 	for range maxAttempts {
 		if ctx.Err() != nil {
 			return nil, cause(ctx)
 		}
 		r := Request{Key: key, Owner: uuid.NewString(), TTL: l.o.TTL}
-		var held *atomic.Bool
-		if ctx.Done() != nil {
-			b := new(atomic.Bool)
-			held, r.OnHeld = b, func() { b.Store(true) }
+		if held != nil {
+			r.OnHeld = func() { held.Store(true) }
 		}
-		g, err := l.request(ctx, r, f)
+		g, err := l.request(ctx, r, wait)
 		switch {
 		case err == nil:
 		case ctx.Err() == nil, errors.Is(err, ErrHeld), errors.Is(err, ErrQueueFull), errors.Is(err, ErrInvalid):
 			return nil, err
-		case held.Load():
-			return nil, fmt.Errorf("%w: %w", ErrHeld, err)
 		default:
-			return nil, fmt.Errorf("no answer from the lock service: %w", err)
+			return nil, gaveUp(held.Load(), err)
 		}
 		ls := newLease(ctx, l, g)
 		if ls.ended() == nil {
@@ -267,9 +282,21 @@ func (l *Locker) grant(ctx context.Context, key string, f acquireFunc) (*Handle,
 	return nil, fmt.Errorf("%w: its grant took longer to arrive than it lasts (TTL %v); set a longer TTL", ErrRequestLost, l.o.TTL)
 }
 
-// request doesn't wait for f beyond ctx's or the Locker's end: a client library may ignore the context while it waits for a
+// gaveUp is the error of a wait that ctx has ended.
+func gaveUp(held bool, why error) error {
+	if held {
+		return fmt.Errorf("%w: %w", ErrHeld, why)
+	}
+	return fmt.Errorf("no answer from the lock service: %w", why)
+}
+
+// request doesn't wait for the backend beyond ctx's or the Locker's end: a client library may ignore the context while it waits for a
 // reply. A request whose outcome is unknown is undone.
-func (l *Locker) request(ctx context.Context, r Request, f acquireFunc) (Grant, error) {
+func (l *Locker) request(ctx context.Context, r Request, wait bool) (Grant, error) {
+	f := l.b.Acquire
+	if !wait {
+		f = l.b.TryAcquire
+	}
 	if ctx.Done() == nil { // then nobody waits but Close, and it waits for the answer anyway
 		call := &valuesContext{l.open, ctx}
 		g, err := f(call, r) //nolint:contextcheck // call has all that ctx has: its values

@@ -51,8 +51,14 @@ func acquiring(l *dlock.Locker, ctx context.Context, key string) <-chan error { 
 // hold has a new Locker on f acquire k.
 func hold(t *testing.T, f *fake, ttl time.Duration) (*dlock.Handle, *prometheus.Registry) {
 	t.Helper()
+	return holdWith(t, f, &dlock.Options{TTL: ttl})
+}
+
+func holdWith(t *testing.T, f *fake, o *dlock.Options) (*dlock.Handle, *prometheus.Registry) {
+	t.Helper()
 	reg := prometheus.NewRegistry()
-	return acquire(t, newLocker(t, f, &dlock.Options{TTL: ttl, Registerer: reg}), t.Context(), "k"), reg
+	o.Registerer = reg
+	return acquire(t, newLocker(t, f, o), t.Context(), "k"), reg
 }
 
 // fake is a Backend on memlock with hooks, which get the call that they replace.

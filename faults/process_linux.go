@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strconv"
 
@@ -16,7 +15,7 @@ import (
 // read afterwards: if as many were seen stopped, none was missed.
 func readThreads(_ context.Context, pid int) (threads, error) {
 	process := fmt.Sprintf("/proc/%d", pid)
-	entries, err := os.ReadDir(filepath.Join(process, "task"))
+	entries, err := proc.ReadDir(filepath.Join(process, "task"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return threads{}, nil
 	}

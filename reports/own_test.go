@@ -2,11 +2,8 @@ package reports_test
 
 import (
 	"context"
-	"errors"
 	"os"
-	"runtime"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -17,6 +14,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/storetest"
 	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/promises"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -57,39 +55,15 @@ func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	return scenarios.FromLocker(locker), nil
 }
 
-func TestHazards(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("the faults need Linux")
-	}
+// TestLock shows which promises the lock keeps, and what becomes of the data that it guards: alone, and with its tokens.
+func TestLock(t *testing.T) {
 	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded}) // or give the address of yours
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Close() })
-	nodes := []scenarios.Node{{Name: "server", Addr: server.Addr}}
-	var summary scenarios.Summary
-	t.Cleanup(func() { t.Log("\n" + summary.String()) }) // go test -v shows it
-	for _, s := range scenarios.Hazards() {
-		if !s.On("mine") || s.Faulty() {
-			continue // another lock's, or one that needs faults of its server: see scenarios.Service
-		}
-		for fencing, want := range s.Expect {
-			t.Run(s.Name+"/"+string(fencing), func(t *testing.T) {
-				t.Parallel()
-				// A store of your own is in Store. A server that can be killed is this run's alone: start one here.
-				runner := scenarios.Runner{Service: &scenarios.Service{Lock: "mine", Server: "mine 1.0", Nodes: nodes}, TTL: time.Second}
-				got, err := runner.Run(t.Context(), s, fencing)
-				summary.Add(s, fencing, got, err)
-				if errors.Is(err, errors.ErrUnsupported) {
-					t.Skip("not applicable:", err) // your lock or store hasn't what it takes
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				if got.Verdict != want {
-					t.Errorf("%v, want %v: %q", got.Verdict, want, got.Findings)
-				}
-			})
-		}
-	}
+	promises.Run(t, promises.Kit{
+		Service: &scenarios.Service{Lock: "mine", Server: "mine 1.0", Nodes: []scenarios.Node{{Name: "server", Addr: server.Addr}}},
+		Open:    open, Strict: true,
+	})
 }

@@ -22,6 +22,8 @@ var notes = map[string]map[string]string{
 	"rueidislock": {
 		"LeaseLasts": "its README: the context is \"canceled automatically and immediately once the `KeyMajority` is not held anymore\". An extension " +
 			"without a reply is waited for until the end that it would have set",
+		"ClockSkew": "never promised: its README documents `SET NX PXAT`, and so a time of the client's clock. `FallbackSETPX` acquires with `PX`; " +
+			"extensions stay absolute (`PEXPIREAT`)",
 	},
 	"etcd-mutex": {
 		"LeaseLasts": "`Session.Done` is closed when a TTL has passed since the last reply arrived (before the first: 5 s, or `DialTimeout` and 1 s), " +
@@ -82,7 +84,8 @@ func versions(byLock map[string][]promises.Report) string {
 }
 
 // verdicts counts each verdict; why is from the first run that broke the promise.
-func verdicts(runs []promises.Report, promise int) (n [3]int, why string) {
+func verdicts(runs []promises.Report, promise int) (n map[promises.Verdict]int, why string) {
+	n = map[promises.Verdict]int{}
 	for _, r := range runs {
 		row := r.Rows[promise]
 		n[row.Verdict]++

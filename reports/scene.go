@@ -486,7 +486,7 @@ func (it item) sentence() string {
 	case history.KindDecision:
 		return it.decisionSentence()
 	case history.KindFinal:
-		return "read the final value; " + plural(it.Stale, "refusal") + " counted by the resource"
+		return "read the final value; " + plural(it.Refusals, "refusal") + " counted by the resource"
 	case history.KindDoubt:
 		return "found that the hazard never came about: " + clean(it.Detail, 200)
 	case history.KindEnd:

@@ -108,11 +108,11 @@ func (c *Client) Read(ctx context.Context, key string) (Record, error) {
 }
 
 // ReadFenced is [Store.ReadFenced].
-func (c *Client) ReadFenced(ctx context.Context, key string, token uint64) (Record, error) {
-	if err := CheckToken(token); err != nil {
+func (c *Client) ReadFenced(ctx context.Context, key string, f Fence) (Record, error) {
+	if err := CheckToken(f.Token); err != nil {
 		return Record{}, err
 	}
-	return c.do(ctx, http.MethodGet, key, Fence{Token: token}, nil)
+	return c.do(ctx, http.MethodGet, key, f, nil)
 }
 
 // Close closes idle connections. It doesn't wait for calls in flight.

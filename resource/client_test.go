@@ -47,13 +47,13 @@ func TestClientUnfencedWrite(t *testing.T) {
 	c = newClient(t, url, nil)
 	require.NoError(t, c.WriteUnfenced(ctx, "k", []byte("plain")))
 	require.ErrorIs(t, c.Write(ctx, "k", five, nil), resource.ErrUnfenced, "who sends a token counts on it")
-	_, err := c.ReadFenced(ctx, "k", 5)
+	_, err := c.ReadFenced(ctx, "k", resource.Fence{Token: 5})
 	require.ErrorIs(t, err, resource.ErrUnfenced)
 
 	c = newClient(t, url, &resource.ClientOptions{AllowUnfenced: true})
 	require.NoError(t, c.Write(ctx, "k", five, []byte("new")))
 	require.NoError(t, c.Write(ctx, "k", resource.Fence{Token: 4, Seq: 1}, []byte("late")))
-	rec, err := c.ReadFenced(ctx, "k", 6)
+	rec, err := c.ReadFenced(ctx, "k", resource.Fence{Token: 6})
 	require.NoError(t, err)
 	require.Equal(t, resource.Record{Value: []byte("late"), MaxFence: five}, rec)
 }
@@ -98,7 +98,7 @@ func TestClientDetectsProxy(t *testing.T) {
 		require.NoError(t, store.Write(ctx, "k", five, []byte("v")))
 		client := newClient(t, proxied(t, store, c.edit), nil)
 		_, err := client.Read(ctx, "k")
-		_, errFenced := client.ReadFenced(ctx, "k", 6)
+		_, errFenced := client.ReadFenced(ctx, "k", resource.Fence{Token: 6})
 		for want, err := range map[*string]error{&c.read: err, &c.fenced: errFenced} {
 			if *want == "" {
 				require.NoError(t, err, c.name)
@@ -113,10 +113,10 @@ func TestClientDetectsProxy(t *testing.T) {
 func TestClientDetectsLostToken(t *testing.T) {
 	ctx := t.Context()
 	url := proxied(t, resource.NewMemory(), func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) })
-	_, err := newClient(t, url, nil).ReadFenced(ctx, "new", 6)
+	_, err := newClient(t, url, nil).ReadFenced(ctx, "new", resource.Fence{Token: 6})
 	require.ErrorIs(t, err, resource.ErrUnfenced)
 	require.NotErrorIs(t, err, resource.ErrNotFound)
-	_, err = newClient(t, url, &resource.ClientOptions{AllowUnfenced: true}).ReadFenced(ctx, "new", 6)
+	_, err = newClient(t, url, &resource.ClientOptions{AllowUnfenced: true}).ReadFenced(ctx, "new", resource.Fence{Token: 6})
 	require.NotErrorIs(t, err, resource.ErrUnfenced)
 	_, err = newClient(t, url, nil).Read(ctx, "new")
 	require.ErrorIs(t, err, resource.ErrNotFound)
@@ -135,7 +135,7 @@ func TestClientDetectsRewrittenPath(t *testing.T) {
 	c := newClient(t, proxied(t, store, func(r *http.Request, _ http.Header) { r.URL.Path = path.Clean(r.URL.Path) }), nil)
 	for _, key := range []string{"a/../b", "b/", "./b", "//b"} {
 		_, errRead := c.Read(ctx, key)
-		_, errFenced := c.ReadFenced(ctx, key, 5)
+		_, errFenced := c.ReadFenced(ctx, key, resource.Fence{Token: 5})
 		for _, err := range []error{c.Write(ctx, key, five, []byte("v")), errRead, errFenced} {
 			require.ErrorContains(t, err, `and the key in the path is "b"`)
 		}
@@ -207,7 +207,7 @@ func TestClientReusesConnection(t *testing.T) {
 		for range 3 {
 			_, _ = c.Read(ctx, "unknown")
 			_ = c.Write(ctx, "k", five, make([]byte, 1<<20))
-			_, _ = c.ReadFenced(ctx, "k", 1)
+			_, _ = c.ReadFenced(ctx, "k", resource.Fence{Token: 1})
 			_ = c.WriteUnfenced(ctx, "k", nil)
 			rec, err := c.Read(ctx, "k")
 			require.NoError(t, err)
@@ -327,7 +327,7 @@ func TestClientForeignAnswers(t *testing.T) {
 				client.Write(t.Context(), "k", five, []byte("v")),
 				client.WriteUnfenced(t.Context(), "k", []byte("v")),
 				errRead(client.Read(t.Context(), "k")),
-				errRead(client.ReadFenced(t.Context(), "k", 5)),
+				errRead(client.ReadFenced(t.Context(), "k", resource.Fence{Token: 5})),
 			} {
 				require.ErrorContains(t, err, c.want)
 				require.NotErrorIs(t, err, resource.ErrNotFound)

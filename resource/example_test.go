@@ -25,10 +25,10 @@ func Example() {
 	ctx := context.Background()
 
 	// The tokens come from the lock: 7 was granted to a holder that is slow, 8 to its successor.
-	if _, err := accounts.ReadFenced(ctx, "acme", 7); err != nil {
+	if _, err := accounts.ReadFenced(ctx, "acme", resource.Fence{Token: 7}); err != nil {
 		panic(err)
 	}
-	account, err := accounts.ReadFenced(ctx, "acme", 8)
+	account, err := accounts.ReadFenced(ctx, "acme", resource.Fence{Token: 8})
 	if err != nil {
 		panic(err)
 	}

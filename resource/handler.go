@@ -46,8 +46,8 @@ type handler struct {
 
 // NewHandler returns the HTTP interface of store:
 //
-//	PUT /r/{key}   writes the request's body. Needs X-Fence-Token; X-Fence-Seq counts a grant's writes from 1.
-//	GET /r/{key}   returns the value and the greatest fence. With X-Fence-Token it is a fenced read.
+//	PUT /r/{key}   writes the request's body. Needs X-Fence-Token; X-Fence-Seq counts a grant's calls from 1.
+//	GET /r/{key}   returns the value and the greatest fence. With X-Fence-Token, and X-Fence-Seq or not, it is a fenced read.
 //
 // The key is the rest of the path, percent-escaped. An [http.ServeMux] in front of the handler redirects paths with "//", "." or
 // ".." unless these are escaped, as by [Client]. If X-Fence-Key, the percent-escaped key, differs from the path's, a proxy has
@@ -120,7 +120,7 @@ func (h *handler) authorized(r *http.Request) bool {
 }
 
 func (h *handler) put(w http.ResponseWriter, r *http.Request, key string) {
-	f, err := fenceOf(r.Header)
+	f, err := fenceOf(r.Header, 1)
 	if err == nil && f == (Fence{}) && !h.Unfenced {
 		err = fmt.Errorf("%s is missing: send the fencing token of your lock grant, an integer from 1", HeaderToken)
 	}
@@ -157,17 +157,14 @@ func (h *handler) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 }
 
 func (h *handler) get(w http.ResponseWriter, r *http.Request, key string) {
-	f, err := fenceOf(r.Header)
-	if r.Header.Get(HeaderSeq) != "" {
-		err = cmp.Or(err, fmt.Errorf("%s belongs to writes: leave it out", HeaderSeq))
-	}
+	f, err := fenceOf(r.Header, 0)
 	if err := cmp.Or(checkTarget(r, key), err); err != nil {
 		h.fail(w, http.StatusBadRequest, sentence(err))
 		return
 	}
 	var rec Record
 	if f.Token > 0 && !h.Unfenced {
-		rec, err = h.store.ReadFenced(r.Context(), key, f.Token)
+		rec, err = h.store.ReadFenced(r.Context(), key, f)
 	} else {
 		rec, err = h.store.Read(r.Context(), key)
 		if f.Token > 0 && errors.Is(err, ErrNotFound) {
@@ -268,7 +265,7 @@ func checkTarget(r *http.Request, key string) error {
 	return CheckKey(key)
 }
 
-func fenceOf(h http.Header) (Fence, error) {
+func fenceOf(h http.Header, seqIfAbsent uint64) (Fence, error) {
 	token, err := number(h, HeaderToken)
 	if err != nil {
 		return Fence{}, err
@@ -282,7 +279,7 @@ func fenceOf(h http.Header) (Fence, error) {
 	case token == 0:
 		return Fence{}, nil
 	}
-	return Fence{Token: token, Seq: cmp.Or(seq, 1)}, nil
+	return Fence{Token: token, Seq: cmp.Or(seq, seqIfAbsent)}, nil
 }
 
 func number(h http.Header, name string) (uint64, error) {

@@ -3,7 +3,7 @@ package resource
 // Headers of the resource's HTTP interface. Fences have the form of [Fence.String]; JSON readers may round numbers above 2^53.
 const (
 	HeaderToken   = "X-Fence-Token"   // request: the grant's fencing token
-	HeaderSeq     = "X-Fence-Seq"     // request: the write's number under its grant; 1 if absent
+	HeaderSeq     = "X-Fence-Seq"     // request: the call's number under its grant; if absent, 1 for a write, 0 for a read
 	HeaderKey     = "X-Fence-Key"     // request: the key, percent-escaped; it must equal the key in the path
 	HeaderMax     = "X-Fence-Max"     // reply to a read: the greatest fence accepted; to a write: the write's own, which is that
 	HeaderWritten = "X-Fence-Written" // reply to a read: "false" if only fenced reads have touched the key

@@ -39,9 +39,9 @@ func (l *limited) Write(ctx context.Context, key string, f Fence, value []byte) 
 }
 
 // ReadFenced is [Store.ReadFenced].
-func (l *limited) ReadFenced(ctx context.Context, key string, token uint64) (Record, error) {
-	if err := l.check(ctx, key, token); err != nil {
+func (l *limited) ReadFenced(ctx context.Context, key string, f Fence) (Record, error) {
+	if err := l.check(ctx, key, f.Token); err != nil {
 		return Record{}, err
 	}
-	return l.Store.ReadFenced(ctx, key, token)
+	return l.Store.ReadFenced(ctx, key, f)
 }

@@ -18,7 +18,7 @@ func TestLimitJumps(t *testing.T) {
 	jump := func(key string, token uint64) {
 		t.Helper()
 		before, _ := under.Read(ctx, key)
-		_, err := c.ReadFenced(ctx, key, token)
+		_, err := c.ReadFenced(ctx, key, resource.Fence{Token: token})
 		for _, err := range []error{err, c.Write(ctx, key, at(token, 1), []byte("v"))} {
 			require.ErrorContains(t, err, "400 Bad Request: the fencing token is too far ahead: ")
 		}
@@ -30,7 +30,7 @@ func TestLimitJumps(t *testing.T) {
 	}
 	require.NoError(t, c.Write(ctx, "k", at(10, 1), []byte("v")))
 	jump("k", 21)
-	_, err := c.ReadFenced(ctx, "k", 20)
+	_, err := c.ReadFenced(ctx, "k", resource.Fence{Token: 20})
 	require.NoError(t, err)
 	var stale *resource.StaleTokenError
 	require.ErrorAs(t, c.Write(ctx, "k", at(10, 1), []byte("late")), &stale, "which is behind")

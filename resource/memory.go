@@ -73,10 +73,10 @@ func (m *Memory) Read(ctx context.Context, key string) (Record, error) {
 }
 
 // ReadFenced is [Store.ReadFenced].
-func (m *Memory) ReadFenced(ctx context.Context, key string, token uint64) (Record, error) {
-	return copied(m.change(ctx, key, CheckToken(token), func(rec Record, _ bool) (Record, error) {
-		err := rec.CheckRead(key, token)
-		rec.MaxFence = rec.MaxFence.Max(Fence{Token: token})
+func (m *Memory) ReadFenced(ctx context.Context, key string, f Fence) (Record, error) {
+	return copied(m.change(ctx, key, CheckToken(f.Token), func(rec Record, _ bool) (Record, error) {
+		err := rec.CheckRead(key, f)
+		rec.MaxFence = rec.MaxFence.Max(f)
 		return rec, err
 	}))
 }

@@ -35,12 +35,16 @@ var (
 	ErrApplied = errors.New("resource: this write is already applied")
 )
 
-// Fence orders writes by Token, which comes from the lock's grant, and then by Seq, which counts the writes under one grant
-// from 1. A fenced read has Seq 0: after every write of earlier grants, before every write of its own.
+// Fence orders calls by Token, which comes from the lock's grant, and then by Seq, which counts the calls under one grant from 1.
+// A pair is for one call, which may be repeated. A fenced read may have Seq 0: it comes after every call of earlier grants, and any
+// call of its own may come before it.
 type Fence struct {
 	Token uint64
 	Seq   uint64
 }
+
+// NewFence makes a Fence of a token and a number, such as those that a lock's handle counts: NewFence(handle.Next()).
+func NewFence(token, seq uint64) Fence { return Fence{Token: token, Seq: seq} }
 
 // Compare returns -1, 0 or +1 if f is less than, equal to or greater than g.
 func (f Fence) Compare(g Fence) int {
@@ -77,12 +81,15 @@ func ParseFence(s string) (Fence, error) {
 	return Fence{Token: t, Seq: n}, nil
 }
 
-// AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen, so that of two holders with the
-// same token only one can write.
+// AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen, so that of two calls with an equal
+// fence only the first is accepted. Stores that decide on their server say it again there: redisstore in fence.lua, pgstore in write.sql.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
-// AdmitsRead is the fencing rule for reads: a grant may read until a later grant touches the key.
-func AdmitsRead(seen, got Fence) bool { return got.Token >= seen.Token }
+// AdmitsRead is the fencing rule for reads: got must not be less than anything seen. With Seq 0 a grant may read until a later
+// grant touches the key.
+func AdmitsRead(seen, got Fence) bool {
+	return got.Compare(seen) >= 0 || got.Token == seen.Token && got.Seq == 0
+}
 
 // Record is what a [Store] holds for a key. Value is nil only if the key was never written.
 type Record struct {
@@ -100,8 +107,7 @@ func (r Record) CheckWrite(key string, f Fence, value []byte) error {
 }
 
 // CheckRead returns nil or a [*StaleTokenError], by rule 3 of [Store].
-func (r Record) CheckRead(key string, token uint64) error {
-	f := Fence{Token: token}
+func (r Record) CheckRead(key string, f Fence) error {
 	if AdmitsRead(r.MaxFence, f) {
 		return nil
 	}
@@ -116,10 +122,10 @@ func (r Record) CheckRead(key string, token uint64) error {
 //  2. A refused Write that repeats the accepted one (equal fence, equal value) is reported as Applied, and no other is,
 //     so that a caller whose reply was lost can repeat the call to find out whether it took effect.
 //     [RetryRecognised, OtherValueRefused, RepeatTells]
-//  3. ReadFenced raises the fence to (token, 0) and reads atomically, so that a later write of an earlier grant is refused.
-//     It returns a [*StaleTokenError] if a later grant has touched the key, and leaves the fence alone if its own grant
-//     has. [FencedReadRaises, FencedReadRefused, FencedReadOwnGrant]
-//  4. Of any number of concurrent calls on a key, accepted fences strictly increase and the greatest wins. [Concurrent]
+//  3. ReadFenced takes effect if and only if [AdmitsRead] says so, and otherwise returns a [*StaleTokenError]. It raises the
+//     fence to its own and reads atomically, so that a later write with a lower fence is refused.
+//     [FencedReadRaises, FencedReadRefused, FencedReadOwnGrant, FencedReadSeq]
+//  4. Of any number of concurrent calls on a key, accepted writes' fences strictly increase and the greatest wins. [Concurrent]
 //  5. Keys are independent and may be anything that [CheckKey] admits. A value is any bytes, none included, and is copied
 //     in and out. [KeysIndependent, AnyKey, AnyValue, ValuesCopied]
 //  6. A zero token, a zero sequence number and an invalid key are refused before anything is changed, but not with a
@@ -138,8 +144,9 @@ type Store interface {
 	Write(ctx context.Context, key string, f Fence, value []byte) error
 	// Read returns key's record, or [ErrNotFound]. A holder that writes what it computes from the value must use ReadFenced.
 	Read(ctx context.Context, key string) (Record, error)
-	// ReadFenced raises key's fence to (token, 0) and atomically returns the record. A new key has a nil Value, which is no error.
-	ReadFenced(ctx context.Context, key string, token uint64) (Record, error)
+	// ReadFenced raises key's fence to f and atomically returns the record. f.Token must be at least 1; f.Seq may be 0. A new
+	// key has a nil Value, which is no error.
+	ReadFenced(ctx context.Context, key string, f Fence) (Record, error)
 	// Close waits for calls in flight, then releases the store's resources.
 	Close() error
 }
@@ -168,13 +175,13 @@ type StaleTokenError struct {
 
 func (e *StaleTokenError) Error() string {
 	s := fmt.Sprintf("resource: stale fencing token for %q: seen %d, got %d", e.Key, e.Seen.Token, e.Got.Token)
-	if e.Seen.Token == e.Got.Token { // one grant: show the sequence numbers
-		s = fmt.Sprintf("resource: stale write for %q: seen %v, got %v", e.Key, e.Seen, e.Got)
+	if e.Seen.Token == e.Got.Token { // one grant: show the numbers
+		s = fmt.Sprintf("resource: stale fence for %q: seen %v, got %v", e.Key, e.Seen, e.Got)
 	}
 	switch {
 	case e.Applied:
 		s += " (already applied)"
-	case e.Seen.Token == e.Got.Token && e.Seen.Seq < math.MaxUint64:
+	case e.Seen == e.Got && e.Seen.Seq < math.MaxUint64: // no read: one would be admitted
 		s += fmt.Sprintf(": a further write under this token takes Seq %d", e.Seen.Seq+1)
 	}
 	return s

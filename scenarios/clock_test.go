@@ -148,7 +148,7 @@ func requireFenced(t *testing.T, first, second dlock.Grant) {
 	t.Helper()
 	ctx, store := t.Context(), resource.NewMemory()
 	for _, g := range []dlock.Grant{first, second} {
-		_, err := store.ReadFenced(ctx, g.Key, g.Fence)
+		_, err := store.ReadFenced(ctx, g.Key, resource.Fence{Token: g.Fence})
 		require.True(t, err == nil || errors.Is(err, resource.ErrNotFound), "%v", err)
 	}
 	require.NoError(t, store.Write(ctx, second.Key, resource.Fence{Token: second.Fence, Seq: 1}, []byte("second")))

@@ -51,7 +51,10 @@ var injections = map[string]injection{
 		}
 		return c.Isolate(ctx, s)
 	}},
-	"wipe": {server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+	"wipe": {server: func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
+		if c != nil && len(c.Servers) > 1 {
+			return nil, fmt.Errorf("a member of a cluster that lost its data must not come back as the same: %w", errors.ErrUnsupported)
+		}
 		if err := s.Kill(ctx); err != nil {
 			return nil, err
 		}

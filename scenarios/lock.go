@@ -47,6 +47,102 @@ func leased(h *dlock.Handle, err error) (Lease, error) {
 	return h, nil
 }
 
+// Adapter is a [Lock] made of a client library's functions.
+type Adapter struct {
+	// Get acquires the lock of key. It waits for it until ctx ends, or returns at once.
+	Get func(ctx context.Context, key string, wait bool) (Grant, error)
+	// Held and Lost are the library's errors for a lock that another holder has, and for the release of a lease that was lost. Nil: Get
+	// and Grant.Release wrap dlock.ErrHeld and dlock.ErrLost.
+	Held, Lost error
+	// Shut frees what the client uses. Nil: nothing.
+	Shut func() error
+}
+
+// Grant describes a [Lease].
+type Grant struct {
+	Token   uint64 // as Lease.Fence
+	TTL     time.Duration
+	Until   time.Time       // as Lease.Until; zero: unknown, and hazards don't run
+	Lost    <-chan struct{} // closed when the lease is lost. Nil: the library doesn't say, and a timer ends the lease at Until
+	Release func(ctx context.Context) error
+}
+
+// Acquire implements [Lock].
+func (a Adapter) Acquire(ctx context.Context, key string) (Lease, error) {
+	return a.lease(ctx, key, true)
+}
+
+// TryAcquire implements [Lock].
+func (a Adapter) TryAcquire(ctx context.Context, key string) (Lease, error) {
+	return a.lease(ctx, key, false)
+}
+
+// Close implements [Lock].
+func (a Adapter) Close() error {
+	if a.Shut == nil {
+		return nil
+	}
+	return a.Shut()
+}
+
+func (a Adapter) lease(ctx context.Context, key string, wait bool) (Lease, error) {
+	g, err := a.Get(ctx, key, wait)
+	if err != nil {
+		return nil, as(dlock.ErrHeld, a.Held, err)
+	}
+	life := context.WithoutCancel(ctx)
+	switch {
+	case g.Lost != nil:
+		return adapted{g, a.Lost, whileHeld{life, g.Lost}, func() {}}, nil
+	case g.Until.IsZero():
+		return nil, errors.New("scenarios: Grant has neither Until nor Lost: one of them says when the lease is over")
+	}
+	life, over := context.WithDeadline(life, g.Until)
+	return adapted{g, a.Lost, life, over}, nil
+}
+
+// whileHeld is a context that ends when lost is closed.
+type whileHeld struct {
+	context.Context
+	lost <-chan struct{}
+}
+
+func (c whileHeld) Done() <-chan struct{} { return c.lost }
+
+func (c whileHeld) Err() error {
+	select {
+	case <-c.lost:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+type adapted struct {
+	g    Grant
+	lost error
+	life context.Context
+	over context.CancelFunc
+}
+
+func (l adapted) Fence() uint64            { return l.g.Token }
+func (l adapted) TTL() time.Duration       { return l.g.TTL }
+func (l adapted) Until() time.Time         { return l.g.Until }
+func (l adapted) Context() context.Context { return l.life }
+
+func (l adapted) Release(ctx context.Context) error {
+	l.over()
+	return as(dlock.ErrLost, l.lost, l.g.Release(ctx))
+}
+
+// as wraps err with ours if it is theirs.
+func as(ours, theirs, err error) error {
+	if theirs != nil && errors.Is(err, theirs) {
+		return fmt.Errorf("%w: %w", ours, err)
+	}
+	return err
+}
+
 // Open opens the lock in a worker's process.
 type Open func(ctx context.Context, s LockSpec) (Lock, error)
 

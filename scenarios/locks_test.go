@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/go-zookeeper/zk"
 	"github.com/google/uuid"
 	"github.com/hashicorp/consul/api"
@@ -29,6 +32,7 @@ import (
 	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/internal/s3object"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -164,10 +168,13 @@ func TestAcquireReplyLost(t *testing.T) {
 			require.NoError(t, h.Release(ctx))
 			return h.Fence()
 		}
-		before := turn(a)
+		before, lose := turn(a), (*faults.Link).LoseReplies
+		if lock == locks.S3 { // whose first request is a GET
+			lose = func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.LoseRepliesFrom(ctx, 2) }
+		}
 		var heals []faults.Heal
 		for _, w := range ways {
-			heal, err := w.LoseReplies(ctx)
+			heal, err := lose(w, ctx)
 			require.NoError(t, err)
 			heals = append(heals, heal)
 		}
@@ -217,6 +224,20 @@ func taken(t *testing.T, lock string, all open.Servers, key string) bool {
 		err = c.QueryRow(t.Context(), "SELECT owner IS NOT NULL FROM fencelab_lock WHERE key = $1", key).Scan(&owned)
 		require.NoError(t, errors.Join(err, c.Close(t.Context())))
 		return owned
+	case locks.S3:
+		u, err := url.Parse(all.Servers[0].URL)
+		require.NoError(t, err)
+		secret, _ := u.User.Password()
+		c := s3.New(s3.Options{
+			Region: "us-east-1", BaseEndpoint: aws.String("http://" + u.Host), UsePathStyle: true,
+			Credentials: credentials.NewStaticCredentialsProvider(u.User.Username(), secret, ""),
+			HTTPClient:  &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+		})
+		out, err := c.GetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String("locks"), Key: aws.String("lock/" + s3object.Name(key))})
+		require.NoError(t, err)
+		body, err := io.ReadAll(out.Body)
+		require.NoError(t, errors.Join(err, out.Body.Close()))
+		return strings.Contains(string(body), `"held":true`)
 	}
 	require.FailNow(t, "no way to look into it", lock)
 	return false

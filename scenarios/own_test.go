@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
@@ -74,13 +75,13 @@ func (c careless) Write(ctx context.Context, key string, _ resource.Fence, value
 	return c.Overwrite(ctx, key, resource.Fence{}, value)
 }
 
-func (c careless) ReadFenced(ctx context.Context, key string, _ uint64) (resource.Record, error) {
+func (c careless) ReadFenced(ctx context.Context, key string, _ resource.Fence) (resource.Record, error) {
 	return c.Read(ctx, key)
 }
 
 type unraised struct{ *resource.Memory }
 
-func (u unraised) ReadFenced(ctx context.Context, key string, _ uint64) (resource.Record, error) {
+func (u unraised) ReadFenced(ctx context.Context, key string, _ resource.Fence) (resource.Record, error) {
 	return u.Read(ctx, key)
 }
 
@@ -151,7 +152,7 @@ func (s *mapServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case c.Op == "read":
 		c.Record, err = s.data.Read(ctx, c.Key)
 	default:
-		c.Record, err = s.data.ReadFenced(ctx, c.Key, c.Fence.Token)
+		c.Record, err = s.data.ReadFenced(ctx, c.Key, c.Fence)
 	}
 	if err != nil {
 		c.Error = err.Error()
@@ -208,8 +209,8 @@ func (m mapClient) Read(ctx context.Context, key string) (resource.Record, error
 	return m.call(ctx, mapCall{Op: "read", Key: key})
 }
 
-func (m mapClient) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	return m.call(ctx, mapCall{Op: "read fenced", Key: key, Fence: resource.Fence{Token: token}})
+func (m mapClient) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	return m.call(ctx, mapCall{Op: "read fenced", Key: key, Fence: f})
 }
 
 func (mapClient) Close() error { return nil }
@@ -727,4 +728,48 @@ func TestRunInAChild(t *testing.T) {
 	require.ErrorContains(t, err, "call scenarios.Child or ChildWithStore first in main or TestMain")
 	require.Equal(t, history.Inconclusive, o.Verdict)
 	require.Empty(t, o.Events)
+}
+
+// An Adapter's errors, and how its leases end.
+func TestAdapter(t *testing.T) {
+	held, lost := errors.New("taken"), errors.New("too late")
+	over := make(chan struct{})
+	var grant scenarios.Grant
+	var waits bool
+	var err error
+	a := scenarios.Adapter{Held: held, Lost: lost, Get: func(_ context.Context, _ string, wait bool) (scenarios.Grant, error) {
+		waits = wait
+		return grant, err
+	}}
+	require.NoError(t, a.Close())
+	err = held
+	_, got := a.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, got, dlock.ErrHeld)
+	require.ErrorIs(t, got, held)
+	require.False(t, waits)
+	err = nil
+	_, got = a.Acquire(t.Context(), "k")
+	require.ErrorContains(t, got, "neither Until nor Lost")
+	require.True(t, waits)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	grant = scenarios.Grant{Token: 7, TTL: time.Hour, Until: time.Now().Add(time.Hour), Release: func(context.Context) error { return lost }}
+	l, got := a.Acquire(ctx, "k")
+	require.NoError(t, got)
+	require.Equal(t, []any{uint64(7), time.Hour, grant.Until}, []any{l.Fence(), l.TTL(), l.Until()})
+	cancel()
+	require.NoError(t, l.Context().Err(), "a lease outlives the context of its acquisition")
+	end, _ := l.Context().Deadline()
+	require.Equal(t, grant.Until, end)
+	require.ErrorIs(t, l.Release(t.Context()), dlock.ErrLost)
+	require.ErrorIs(t, l.Context().Err(), context.Canceled)
+
+	grant.Until, grant.Lost = time.Time{}, over
+	l, got = a.Acquire(t.Context(), "k")
+	require.NoError(t, got)
+	require.NoError(t, l.Context().Err())
+	close(over)
+	<-l.Context().Done()
+	require.ErrorIs(t, l.Context().Err(), context.Canceled)
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelab/fencelab/internal/proc"
@@ -58,12 +59,18 @@ type message struct {
 	Unsupported bool   `json:",omitempty"` // Error matches errors.ErrUnsupported
 }
 
+var childReady atomic.Bool
+
+// IsChildReady reports whether Child was called: started again, this binary becomes a worker, and doesn't run its tests.
+func IsChildReady() bool { return childReady.Load() }
+
 // Child runs a worker or the resource, and doesn't return, if this process was started as one. Call it first in main or TestMain.
 // open opens the lock under test.
 func Child(open Open) { ChildWithStore(open, nil) }
 
 // ChildWithStore is [Child] for runs over your own [Store], with its Open.
 func ChildWithStore(open Open, store OpenStore) {
+	childReady.Store(true)
 	text, ok := os.LookupEnv(childEnv)
 	if !ok {
 		return

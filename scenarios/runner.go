@@ -352,7 +352,7 @@ func (r *run) finish(ctx context.Context) error {
 		rec := ledgers[key]
 		r.add(history.Event{
 			Kind: history.KindFinal, Key: key, Value: string(rec.Value),
-			Seen: rec.MaxFence.Token, SeenSeq: rec.MaxFence.Seq, Stale: refused,
+			Seen: rec.MaxFence.Token, SeenSeq: rec.MaxFence.Seq, Refusals: refused,
 		})
 	}
 	if err := r.resource.end(ctx); err != nil {

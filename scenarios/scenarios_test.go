@@ -30,7 +30,7 @@ import (
 
 var (
 	provider = flag.String("testbed", "", "where servers come from: auto, containers, local, external or embedded (default: $FENCELAB_TESTBED, then auto)")
-	backend  = flag.String("backend", os.Getenv("FENCELAB_BACKEND"), "the lock to test, of redis, redlock, etcd, zookeeper, consul and postgres, or several with commas; empty: all")
+	backend  = flag.String("backend", os.Getenv("FENCELAB_BACKEND"), "the lock to test, of redis, redlock, etcd, zookeeper, consul, postgres and s3, or several with commas; empty: all")
 	over     = flag.String("resource", "", "what the workers write to, of http, postgres, redis, s3 and dynamodb, or several with commas, on the lock of -backend\n"+
 		"or redis; empty: http on every lock, and where a test is over every store, those on redis")
 	ttl    = flag.Duration("ttl", scenarios.DefaultTTL, "the lease of the worker that the fault hits")

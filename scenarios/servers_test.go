@@ -31,6 +31,7 @@ var starters = map[string]func(ctx context.Context, s scenarios.Scenario, o *tes
 	locks.ZooKeeper: cluster(testbed.StartZooKeeper),
 	locks.Consul:    single(testbed.StartConsul),
 	locks.Postgres:  single(testbed.StartPostgres),
+	locks.S3:        single(testbed.StartS3),
 }
 
 // needs reports whether a step of s has the target what, or a fault that needs it.

@@ -40,9 +40,6 @@ type Store struct {
 // OpenStore opens a store. To run with fencing off it must be a [resource.Overwriter]. The caller closes it; ctx bounds the opening
 // only. A write may be held for longer than a lease lasts, so calls must not time out. A worker may use its client over a restart
 // of the server, so it must reconnect by itself.
-//
-// A store that knows when a write has left the process has a method OnSent(f func()), which calls f once, when it next sends bytes.
-// Otherwise the [Runner] waits until the link holds the write.
 type OpenStore func(ctx context.Context, s StoreSpec) (resource.Store, error)
 
 // StoreSpec describes the store that a process needs.
@@ -132,15 +129,6 @@ func (s workerStore) Write(ctx context.Context, key string, f resource.Fence, va
 		return s.bare.Overwrite(ctx, key, resource.Fence{}, value)
 	}
 	return s.Store.Write(ctx, key, f, value)
-}
-
-// OnSent calls f when the store sends, if it can tell; otherwise at once, and the Runner waits for the link.
-func (s workerStore) OnSent(f func()) {
-	if s, ok := s.Store.(interface{ OnSent(f func()) }); ok {
-		s.OnSent(f)
-		return
-	}
-	f()
 }
 
 type storeTarget struct {

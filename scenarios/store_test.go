@@ -114,7 +114,10 @@ func TestStoreAgainstWorker(t *testing.T) {
 	at := resource.Fence{Token: 7, Seq: 1}
 	write := func(s *resource.Memory) error { return s.Write(t.Context(), key, at, []byte(ledger)) }
 	overwrite := func(s *resource.Memory) error { return s.Overwrite(t.Context(), key, resource.Fence{}, []byte(ledger)) }
-	raise := func(s *resource.Memory) error { _, err := s.ReadFenced(t.Context(), key, at.Token); return err }
+	raise := func(s *resource.Memory) error {
+		_, err := s.ReadFenced(t.Context(), key, resource.Fence{Token: at.Token})
+		return err
+	}
 	nothing := func(*resource.Memory) error { return nil }
 	for name, c := range map[string]struct {
 		fencing  history.Fencing

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptrace"
 	"time"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -125,7 +124,9 @@ func (w *workerChild) write(ctx context.Context, lease Lease, key string) (wrote
 		}
 	}
 	if w.Sent {
-		ctx = w.tellSent(ctx, func() { _ = at(history.Sent, "") }) // the write's own outcome is what counts
+		if err := at(history.Sent, ""); err != nil { // the Runner waits until the link holds it
+			return false, err
+		}
 	}
 	err = w.store.Write(ctx, key, resource.Fence{Token: token, Seq: 1}, []byte(ledger))
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
@@ -140,22 +141,9 @@ func (w *workerChild) write(ctx context.Context, lease Lease, key string) (wrote
 
 func (w *workerChild) read(ctx context.Context, key string, token uint64) (resource.Record, error) {
 	if w.Fencing == history.FencingOn {
-		return w.store.ReadFenced(ctx, key, token)
+		return w.store.ReadFenced(ctx, key, resource.Fence{Token: token})
 	}
 	return w.store.Read(ctx, key)
-}
-
-// tellSent calls sent when the next call with the returned context has been sent.
-func (w *workerChild) tellSent(ctx context.Context, sent func()) context.Context {
-	if s, ok := w.store.(workerStore); ok {
-		s.OnSent(sent)
-		return ctx
-	}
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(info httptrace.WroteRequestInfo) {
-		if info.Err == nil {
-			sent()
-		}
-	}})
 }
 
 const releaseTimeout = time.Minute

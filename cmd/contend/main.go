@@ -241,16 +241,16 @@ func reach(ctx context.Context, j bench.Job) error {
 	if service == locks.Redis && len(addrs) > 1 { // redsync's
 		service = locks.Redlock
 	}
+	spec := locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()}
 	if err := cli.Reach(ctx, func(ctx context.Context) error {
-		b, err := locks.Open(ctx, locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()})
+		b, err := locks.Open(ctx, spec)
 		if err != nil {
 			return err
 		}
 		return errors.Join(b.Ping(ctx), b.Close())
 	}); err != nil {
-		return fmt.Errorf("contend: %s at %s doesn't answer: %w (-lock-addr says where it is; "+
-			"docker compose -f deploy/compose.yaml --profile all up starts one, and so does -testbed auto, for this run)",
-			service, strings.Join(addrs, ", "), err)
+		return fmt.Errorf("contend: %v doesn't answer: %w (-lock-addr says where it is; "+
+			"docker compose -f deploy/compose.yaml --profile all up starts one, and so does -testbed auto, for this run)", spec, err)
 	}
 	return nil
 }

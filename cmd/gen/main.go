@@ -108,7 +108,7 @@ func (g *generator) run(ctx context.Context) (err error) {
 		_, err := server.Ask(ctx)
 		return err
 	}); err != nil {
-		return fmt.Errorf("%s at %s (-lock-addr) doesn't answer: %w", g.spec.Lock, strings.Join(g.spec.Addrs, ", "), err)
+		return fmt.Errorf("%v (-lock-addr) doesn't answer: %w", g.spec, err)
 	}
 
 	var counts populate.Counts

@@ -68,7 +68,7 @@ func TestAnswerLeavesAfterSync(t *testing.T) {
 	p := start(t, ln, strace(t, trace), "-file", filepath.Join(dir, "resource.db"))
 	c := client(t, ln)
 	read := func(token uint64) error {
-		_, err := c.ReadFenced(ctx, "k", token)
+		_, err := c.ReadFenced(ctx, "k", resource.Fence{Token: token})
 		return err
 	}
 	calls := []struct {
@@ -151,7 +151,7 @@ func TestNothingSeenBeforeSync(t *testing.T) {
 		func() { _, _ = c.Read(ctx, "k") },
 		func() { _, _ = c.Read(ctx, "other") },
 		func() { _ = c.Write(ctx, "k", at(3), []byte("late")) },
-		func() { _, _ = c.ReadFenced(ctx, "k", 4) },
+		func() { _, _ = c.ReadFenced(ctx, "k", resource.Fence{Token: 4}) },
 	} {
 		calls.Go(func() {
 			for {

@@ -51,7 +51,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	host, _ := os.Hostname()
 	fs.StringVar(&w.name, "name", fmt.Sprintf("%s-%d", host, os.Getpid()), "`name` of this worker: its entry in the ledger")
 	fs.StringVar(&w.key, "key", "demo", "`key` of the lock and of the ledger")
-	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres)
+	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres, locks.S3)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
 		"empty: the usual ones on this host, as in deploy/compose.yaml")
 	fs.StringVar(&w.resource, "resource", stores.Addr(stores.HTTP), "`URL` of the resource, or of a store to which the worker writes straight:\n"+stores.Addresses+";\n"+
@@ -124,7 +124,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 	w.lock.Registerer = reg
 	backend, err := locks.Open(ctx, w.backend)
 	if err != nil {
-		return fmt.Errorf("worker: %w (is %s at %s? -lock-addr says where)", err, w.backend.Lock, strings.Join(w.backend.Addrs, ", "))
+		return fmt.Errorf("worker: %w (is %v? -lock-addr says where)", err, w.backend)
 	}
 	locker, err := dlock.New(backend, &w.lock)
 	if err != nil {
@@ -157,8 +157,7 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 		case w.n == 0 && ctx.Err() != nil:
 		case err != nil:
 			if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
-				return fmt.Errorf("worker: %w (is %s at %s (-lock-addr), and the resource at %s (-resource)?)",
-					err, w.backend.Lock, strings.Join(w.backend.Addrs, ", "), stores.Redacted(w.resource))
+				return fmt.Errorf("worker: %w (is %v (-lock-addr), and the resource at %s (-resource)?)", err, w.backend, stores.Redacted(w.resource))
 			}
 			return fmt.Errorf("worker: %w", err)
 		case refused == nil:
@@ -237,7 +236,7 @@ func (w *worker) open(ctx context.Context) (store *stores.Store, err error) {
 // reach is for wrong addresses, which would look like a lock that is held.
 func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
 	if err := cli.Reach(ctx, b.Ping); err != nil {
-		return fmt.Errorf("worker: %s at %s (-lock-addr) doesn't answer: %w", w.backend.Lock, strings.Join(w.backend.Addrs, ", "), err)
+		return fmt.Errorf("worker: %v (-lock-addr) doesn't answer: %w", w.backend, err)
 	}
 	return nil
 }
@@ -280,7 +279,6 @@ func (w *worker) acquire(ctx context.Context, l *dlock.Locker) (*dlock.Handle, e
 
 // It doesn't use the lease's context: a request that is cut off may still arrive.
 func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store, entry string) (refused, err error) {
-	token, seq := h.Next()
 	refusal := func(err error, outcome string) (refused, failed error) {
 		if _, stale := errors.AsType[*resource.StaleTokenError](err); !stale {
 			return nil, err
@@ -289,7 +287,7 @@ func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store
 	}
 	var rec resource.Record
 	if w.fence == "on" {
-		rec, err = store.ReadFenced(ctx, w.key, token)
+		rec, err = store.ReadFenced(ctx, w.key, resource.NewFence(h.Next()))
 	} else {
 		rec, err = store.Read(ctx, w.key)
 	}
@@ -311,7 +309,7 @@ func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store
 	if w.fence == "off" {
 		err = store.WriteUnfenced(ctx, w.key, ledger)
 	} else {
-		err = store.Write(ctx, w.key, resource.Fence{Token: token, Seq: seq}, ledger)
+		err = store.Write(ctx, w.key, resource.NewFence(h.Next()), ledger)
 	}
 	if err != nil && !errors.Is(err, resource.ErrApplied) {
 		return refusal(err, "write-stale")

@@ -86,7 +86,7 @@ func TestStaleWriteIsRefused(t *testing.T) {
 	for fence, late := range map[string]string{"on": "A read-stale", "writes": "A write-stale"} {
 		t.Run(fence, func(t *testing.T) {
 			b := newBench(t, resource.HandlerOptions{})
-			require.NoError(t, b.store.Write(t.Context(), "demo", resource.Fence{Token: 7, Seq: 1}, []byte("B\n")))
+			require.NoError(t, b.store.Write(t.Context(), "demo", resource.Fence{Token: 7, Seq: 2}, []byte("B\n")))
 			out, err := b.work(t, "-name", "A", "-fence", fence)
 			var stale *resource.StaleTokenError
 			require.ErrorAs(t, err, &stale)
@@ -174,13 +174,13 @@ func TestStore(t *testing.T) {
 func TestBadStore(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for addr, want := range map[string]string{
-		"postgres://u:hunter2@127.0.0.1:1/db":        "worker: -resource: ",
-		"redis://:hunter2@127.0.0.1:1":               "worker: -resource: ",
-		"s3+http://id:hunter2@127.0.0.1:1/bucket":    "worker: -resource: ",
-		"dynamodb+http://id:hunter2@127.0.0.1:1/tab": "worker: -resource: ",
-		"memcached://u:hunter2@127.0.0.1:1":          `worker: -resource: stores: "memcached" is the beginning of no store's address; there are http://HOST:PORT`,
-		"http://u:hunter2@host:port":                 "worker: -resource: stores: the address is no URL",
-		"mongo":                                      `"" is the beginning of no store's address`,
+		"postgres://u:hunter2@127.0.0.1:1/db":                   "worker: -resource: ",
+		"redis://:hunter2@127.0.0.1:1":                          "worker: -resource: ",
+		"s3://id:hunter2@bucket?endpoint=http://127.0.0.1:1":    "worker: -resource: ",
+		"dynamodb://id:hunter2@tab?endpoint=http://127.0.0.1:1": "worker: -resource: ",
+		"memcached://u:hunter2@127.0.0.1:1":                     `worker: -resource: stores: "memcached" is the beginning of no store's address; there are http://HOST:PORT`,
+		"http://u:hunter2@host:port":                            "worker: -resource: stores: the address is no URL",
+		"mongo":                                                 `"" is the beginning of no store's address`,
 	} {
 		_, err := b.work(t, "-resource", addr)
 		require.ErrorContains(t, err, want, addr)
@@ -202,6 +202,13 @@ func TestFlagsFirst(t *testing.T) {
 			require.ErrorContains(t, err, want, "%q", args)
 		}
 	}
+}
+
+func TestLockWithPassword(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	_, err := b.work(t, "-lock-addr", "redis://:hunter2@127.0.0.1:1/0")
+	require.ErrorContains(t, err, "redis at 127.0.0.1:1/0 (-lock-addr)")
+	require.NotContains(t, err.Error(), "hunter2")
 }
 
 func TestLockNotToBeHad(t *testing.T) {

@@ -481,12 +481,39 @@ func TestBroken(t *testing.T) {
 				require.True(t, seen, "%s failed, and has nothing to do with it\n%s", name, out)
 			}
 			require.NotContains(t, string(out), "DATA RACE")
+			if b.name == "two at once" { // a case goes on
+				require.Greater(t, strings.Count(string(out), "rule 1 of dlock.Backend, Exclusive: "), 1, "%s", out)
+			}
 		})
 	}
 }
 
+const neverReturns = "never returns"
+
+// A call that never returns is a failure, and the case ends before the test's time.
+func TestNeverReturns(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$/^TryHeld$", "-test.timeout=40s")
+	cmd.Env = append(os.Environ(), brokenEnv+"="+neverReturns)
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	require.Regexp(t, `(?s)rule 4 of dlock\.Backend, TryHeld: .*TryAcquire: the call hasn't returned 10s after its context had ended`, string(out))
+	require.NotContains(t, string(out), "panic: ")
+}
+
 func TestChild(t *testing.T) {
 	name := os.Getenv(brokenEnv)
+	if name == neverReturns {
+		dlocktest.Run(t, dlocktest.Harness{New: memory(breaking(func(b *breaker) {
+			b.try = func(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+				g, err := b.Backend.TryAcquire(ctx, r)
+				if errors.Is(err, dlock.ErrHeld) {
+					select {}
+				}
+				return g, err
+			}
+		}))})
+	}
 	for _, b := range broken {
 		if b.name == name {
 			dlocktest.Run(t, dlocktest.Harness{New: memory(breaking(b.brk)), Virtual: true})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -90,7 +91,7 @@ func (e *env) contend(key string) []uint64 {
 	wg.Wait()
 	close(errs)
 	for err := range errs {
-		require.NoError(e, err)
+		assert.NoError(e, err)
 	}
 	require.Len(e, tokens, clients*rounds)
 	return tokens
@@ -99,8 +100,8 @@ func (e *env) contend(key string) []uint64 {
 func exclusive(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
 	e.take(a, key, long)
-	e.requireHeld(b, key)
-	e.requireHeld(a, key) // it's the owner that counts, not the client
+	e.checkHeld(b, key)
+	e.checkHeld(a, key) // it's the owner that counts, not the client
 	e.contend(newKey())
 }
 
@@ -109,13 +110,13 @@ func tokensIncrease(e *env) {
 	last := uint64(0)
 	for _, c := range []dlock.Backend{a, b, b, a} {
 		g := e.take(c, key, long)
-		require.Greater(e, g.Fence, last, "token after a release")
+		assert.Greater(e, g.Fence, last, "token after a release")
 		e.release(c, g)
 		last = g.Fence
 	}
 	tokens := e.contend(key)
-	require.Greater(e, tokens[0], last)
-	require.True(e, slices.IsSorted(tokens) && len(slices.Compact(slices.Clone(tokens))) == len(tokens),
+	assert.Greater(e, tokens[0], last)
+	assert.True(e, slices.IsSorted(tokens) && len(slices.Compact(slices.Clone(tokens))) == len(tokens),
 		"tokens in the order of their grants: got %v, want them to increase", tokens)
 }
 
@@ -136,7 +137,7 @@ func tokensSurviveExpiry(e *env) {
 			next = <-e.acquiring(e.ctx, b, request(key, e.short))
 		}
 		require.NoError(e, next.err)
-		require.Greater(e, next.g.Fence, last.Fence, "token after an expiry")
+		assert.Greater(e, next.g.Fence, last.Fence, "token after an expiry")
 		last = next.g
 	}
 }
@@ -162,7 +163,7 @@ func lateGrant(e *env) (first, second granted, again bool) {
 			<-late
 			continue
 		}
-		require.ErrorIs(e, err, dlock.ErrHeld)
+		assert.ErrorIs(e, err, dlock.ErrHeld)
 		won := e.acquiring(e.ctx, b, request(r.Key, long))
 		e.pass(e.short)
 		second = e.won(won)
@@ -176,7 +177,7 @@ func lateGrant(e *env) (first, second granted, again bool) {
 			again = first.g.Start.After(second.at)
 		}
 		if e.virtual {
-			require.NoError(e, first.err) // elsewhere its client may have given up
+			assert.NoError(e, first.err) // elsewhere its client may have given up
 		}
 		return first, second, again
 	}
@@ -188,10 +189,10 @@ func tokenMintedWithGrant(e *env) {
 	case first.err != nil: // no grant, no token
 		return
 	case again:
-		require.Greater(e, first.g.Fence, second.g.Fence, "token of a grant after the other's release")
+		assert.Greater(e, first.g.Fence, second.g.Fence, "token of a grant after the other's release")
 		return
 	}
-	require.Less(e, first.g.Fence, second.g.Fence, "token of a grant whose reply came late")
+	assert.Less(e, first.g.Fence, second.g.Fence, "token of a grant whose reply came late")
 }
 
 // handedOver has b wait for a key with the given TTL, and get it when its holder releases it. Nobody renews b's lease, and
@@ -222,16 +223,16 @@ func handedOver(e *env, b dlock.Backend, hold func() (deliver func()), ttl time.
 		if w.err != nil && (e.slow(released, w.done, e.short) || hold != nil && !e.virtual && e.ctx.Err() == nil) {
 			continue // the machine was too slow, or b's client has given up
 		}
-		require.NoError(e, w.err, "Acquire of a key that was released")
+		assert.NoError(e, w.err, "Acquire of a key that was released")
 		e.checkGrant(r, w.g)
-		require.NoError(e, provisional(w.g))
+		assert.NoError(e, provisional(w.g))
 		if ttl > e.short && w.g.Provisional == 0 {
 			e.release(b, w.g)
 			return
 		}
 		next := e.won(e.acquiring(e.ctx, c, request(r.Key, long)))
 		lease := cmp.Or(w.g.Provisional, w.g.TTL)
-		require.GreaterOrEqual(e, next.at.Sub(w.g.Start), lease-e.slack(lease), "time from a handed-over lease's start to the successor's grant")
+		assert.GreaterOrEqual(e, next.at.Sub(w.g.Start), lease-e.slack(lease), "time from a handed-over lease's start to the successor's grant")
 		return
 	}
 }
@@ -246,7 +247,7 @@ func startBeforeRequest(e *env) {
 		handedOver(e, b, nil, ttl)
 	}
 	if first, second, again := lateGrant(e); first.err == nil && !again {
-		e.requireOver(first.g.Start, first.g.TTL, second.at)
+		e.checkOver(first.g.Start, first.g.TTL, second.at)
 	}
 	b, hold := e.faulty(repliesHeld)
 	for _, ttl := range ttls {
@@ -257,12 +258,12 @@ func startBeforeRequest(e *env) {
 func tryHeld(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
 	g := e.take(a, key, long)
-	e.requireHeld(b, key)
+	e.checkHeld(b, key)
 	l := e.locker(b, &dlock.Options{TTL: long})
 	_, err := l.TryAcquire(e.ctx, key)
-	require.ErrorIs(e, err, dlock.ErrHeld, "Locker.TryAcquire")
+	assert.ErrorIs(e, err, dlock.ErrHeld, "Locker.TryAcquire")
 	e.release(a, g)
-	e.requireFree(a, key)
+	e.checkFree(a, key)
 }
 
 func waiterWakes(e *env) {
@@ -288,11 +289,11 @@ func waiterWakes(e *env) {
 		case w = <-won[2]:
 			i = 2
 		}
-		require.NoError(e, w.err)
-		e.requireHeld(a, key)
+		assert.NoError(e, w.err)
+		e.checkHeld(a, key)
 		e.release(b[i], w.g)
 	}
-	e.requireFree(a, key)
+	e.checkFree(a, key)
 }
 
 func waiterOutlivesHolder(e *env) {
@@ -304,15 +305,15 @@ func waiterOutlivesHolder(e *env) {
 	if e.Advance != nil {
 		return // the Locker's timer and the server's clock have nothing to do with each other
 	}
-	e.requireOver(g.Start, g.TTL, w.at)
+	e.checkOver(g.Start, g.TTL, w.at)
 
 	key = newKey()
 	h := e.hold(a, key, &dlock.Options{TTL: e.short})
 	_, at := e.await(b, key)
-	require.ErrorIs(e, h.Context().Err(), context.Canceled, "the holder's context when the successor has been granted")
-	require.ErrorIs(e, context.Cause(h.Context()), dlock.ErrLost)
-	e.requireOver(h.AcquiredAt(), h.TTL(), at)
-	require.ErrorIs(e, h.Release(e.ctx), dlock.ErrLost, "Release after the successor has been granted")
+	assert.ErrorIs(e, h.Context().Err(), context.Canceled, "the holder's context when the successor has been granted")
+	assert.ErrorIs(e, context.Cause(h.Context()), dlock.ErrLost)
+	e.checkOver(h.AcquiredAt(), h.TTL(), at)
+	assert.ErrorIs(e, h.Release(e.ctx), dlock.ErrLost, "Release after the successor has been granted")
 }
 
 func waiterCancelled(e *env) {
@@ -322,9 +323,9 @@ func waiterCancelled(e *env) {
 	ended, end := context.WithCancelCause(e.ctx)
 	end(why)
 	_, err := b.Acquire(ended, request(key, long))
-	require.ErrorIs(e, err, why, "Acquire of a free key with a ctx that has ended")
+	assert.ErrorIs(e, err, why, "Acquire of a free key with a ctx that has ended")
 	_, err = b.TryAcquire(ended, request(key, long))
-	require.ErrorIs(e, err, why, "TryAcquire of a free key with a ctx that has ended")
+	assert.ErrorIs(e, err, why, "TryAcquire of a free key with a ctx that has ended")
 
 	g := e.take(a, key, long)
 	ctx, cancel := context.WithCancelCause(e.ctx)
@@ -335,18 +336,18 @@ func waiterCancelled(e *env) {
 	select {
 	case <-held:
 	case <-e.ctx.Done():
-		require.Fail(e, "Acquire of a key that is held didn't call NoteHeld")
+		assert.Fail(e, "Acquire of a key that is held didn't call NoteHeld")
 	}
 	e.pass(e.short / 4) // let it queue up
 	stays := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short / 4)
 	cancel(why)
-	require.ErrorIs(e, (<-gone).err, why, "Acquire whose ctx ended")
+	assert.ErrorIs(e, (<-gone).err, why, "Acquire whose ctx ended")
 	e.release(a, g)
 	w := <-stays
-	require.NoError(e, w.err, "Acquire of one that waited behind the cancelled waiter")
+	assert.NoError(e, w.err, "Acquire of one that waited behind the cancelled waiter")
 	e.release(b, w.g)
-	e.requireFree(a, key)
+	e.checkFree(a, key)
 
 	// The same through the Locker, and without anyone behind.
 	g = e.take(a, key, long)
@@ -360,8 +361,8 @@ func waiterCancelled(e *env) {
 	e.pass(e.short / 4)
 	cancel(why)
 	err = <-failed
-	require.ErrorIs(e, err, why, "Locker.Acquire whose ctx ended")
-	require.ErrorIs(e, err, context.Canceled, "Locker.Acquire whose ctx ended")
+	assert.ErrorIs(e, err, why, "Locker.Acquire whose ctx ended")
+	assert.ErrorIs(e, err, context.Canceled, "Locker.Acquire whose ctx ended")
 	e.release(a, g)
 	w = e.won(e.acquiring(e.ctx, b, request(key, long)))
 }
@@ -388,12 +389,12 @@ func waitersCutOff(e *env) {
 	defer heal()
 	cancel()
 	for _, err := range left {
-		require.Error(e, <-err, "Acquire whose ctx ended")
+		assert.Error(e, <-err, "Acquire whose ctx ended")
 	}
 	heal()
 	e.release(b, g)
 	w := <-e.acquiring(e.ctx, b, request(key, long))
-	require.NoError(e, w.err, "Acquire behind waiters that are gone")
+	assert.NoError(e, w.err, "Acquire behind waiters that are gone")
 	e.release(b, w.g)
 }
 
@@ -417,7 +418,7 @@ func waiterIsTold(e *env) {
 	before = e.Requests()
 	e.pass(e.short)
 	passing := e.Requests() - before // what the kit asks to let the time pass
-	require.LessOrEqual(e, spent, times*(passing+2), "requests while a waiter waits for %d times the short TTL", times)
+	assert.LessOrEqual(e, spent, times*(passing+2), "requests while a waiter waits for %d times the short TTL", times)
 }
 
 func retrySameOwner(e *env) {
@@ -427,13 +428,13 @@ func retrySameOwner(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
 	r := request(key, long)
 	g := e.try(a, r)
-	require.Equal(e, g.Fence, e.try(a, r).Fence, "token of a repeated TryAcquire")
+	assert.Equal(e, g.Fence, e.try(a, r).Fence, "token of a repeated TryAcquire")
 	again, err := a.Acquire(e.ctx, r)
 	require.NoError(e, err, "Acquire repeated by the holder")
-	require.Equal(e, g.Fence, again.Fence, "token of a repeated Acquire")
-	e.requireHeld(b, key)
+	assert.Equal(e, g.Fence, again.Fence, "token of a repeated Acquire")
+	e.checkHeld(b, key)
 	e.release(a, again)
-	e.requireFree(b, key)
+	e.checkFree(b, key)
 
 	for {
 		r = request(newKey(), e.short)
@@ -451,7 +452,7 @@ func retrySameOwner(e *env) {
 	e.pass(e.short)
 	w := e.won(won)
 	if e.Advance == nil {
-		e.requireOver(g.Start, g.TTL, w.at)
+		e.checkOver(g.Start, g.TTL, w.at)
 	}
 }
 
@@ -470,12 +471,12 @@ func renewExtends(e *env) {
 		require.NoError(e, err, "Renew by the holder")
 		if e.Advance != nil {
 			e.pass(e.short - 1)
-			e.requireHeld(a, key)
+			e.checkHeld(a, key)
 			e.pass(1)
 		}
 		w := e.won(won)
 		if e.Advance == nil {
-			e.requireOver(renewed, g.TTL, w.at)
+			e.checkOver(renewed, g.TTL, w.at)
 		}
 		return
 	}
@@ -487,13 +488,13 @@ func renewByNonOwner(e *env) {
 	won := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short)
 	second := e.won(won)
-	require.ErrorIs(e, a.Renew(e.ctx, first), dlock.ErrLost, "Renew of a lease that another has taken over")
+	assert.ErrorIs(e, a.Renew(e.ctx, first), dlock.ErrLost, "Renew of a lease that another has taken over")
 	e.pass(2 * e.short) // had it changed the successor's lease, that would be over now
-	e.requireHeld(a, key)
+	e.checkHeld(a, key)
 	e.release(b, second.g)
-	require.ErrorIs(e, a.Renew(e.ctx, first), dlock.ErrLost, "Renew of a key that is free")
-	require.ErrorIs(e, b.Renew(e.ctx, second.g), dlock.ErrLost, "Renew after Release")
-	e.requireFree(a, key)
+	assert.ErrorIs(e, a.Renew(e.ctx, first), dlock.ErrLost, "Renew of a key that is free")
+	assert.ErrorIs(e, b.Renew(e.ctx, second.g), dlock.ErrLost, "Renew after Release")
+	e.checkFree(a, key)
 }
 
 // successor has b take over a's short lease on key while the reply to a's call f is held back, and then a learn it.
@@ -516,7 +517,7 @@ func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Ba
 func renewAtomic(e *env) {
 	b, key := successor(e, func(a dlock.Backend, g dlock.Grant) error { return a.Renew(e.ctx, g) })
 	e.pass(2 * e.short) // had it changed the successor's lease, that would be over now
-	e.requireHeld(b, key)
+	e.checkHeld(b, key)
 }
 
 func releaseByNonOwner(e *env) {
@@ -525,11 +526,11 @@ func releaseByNonOwner(e *env) {
 	won := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short)
 	second := e.won(won)
-	require.ErrorIs(e, a.Release(e.ctx, first), dlock.ErrLost, "Release of a lease that another has taken over")
-	e.requireHeld(a, key)
+	assert.ErrorIs(e, a.Release(e.ctx, first), dlock.ErrLost, "Release of a lease that another has taken over")
+	e.checkHeld(a, key)
 	e.release(b, second.g)
-	require.ErrorIs(e, b.Release(e.ctx, second.g), dlock.ErrLost, "Release of a key that is free")
-	e.requireFree(a, key)
+	assert.ErrorIs(e, b.Release(e.ctx, second.g), dlock.ErrLost, "Release of a key that is free")
+	e.checkFree(a, key)
 	if e.Advance != nil {
 		return
 	}
@@ -537,10 +538,10 @@ func releaseByNonOwner(e *env) {
 	reg := prometheus.NewRegistry()
 	h := e.hold(a, key, &dlock.Options{TTL: e.short, Registerer: reg})
 	e.await(b, key)
-	require.ErrorIs(e, h.Release(e.ctx), dlock.ErrLost, "Handle.Release of a lease that another has taken over")
-	e.requireHeld(b, key)
-	e.requireCount(reg, "release_by_non_owner_total", 1)
-	e.requireCount(reg, "release_by_non_owner_applied_total", 0)
+	assert.ErrorIs(e, h.Release(e.ctx), dlock.ErrLost, "Handle.Release of a lease that another has taken over")
+	e.checkHeld(b, key)
+	e.checkCount(reg, "release_by_non_owner_total", 1)
+	e.checkCount(reg, "release_by_non_owner_applied_total", 0)
 }
 
 func releaseRepeated(e *env) {
@@ -549,11 +550,11 @@ func releaseRepeated(e *env) {
 	e.release(a, first)
 	second := e.take(a, key, long)
 	for _, late := range []dlock.Grant{first, {Key: key, Owner: first.Owner, TTL: long}} {
-		require.ErrorIs(e, a.Release(e.ctx, late), dlock.ErrLost, "Release of an earlier grant, repeated")
-		e.requireHeld(b, key)
+		assert.ErrorIs(e, a.Release(e.ctx, late), dlock.ErrLost, "Release of an earlier grant, repeated")
+		e.checkHeld(b, key)
 	}
 	e.release(a, second)
-	e.requireFree(b, key)
+	e.checkFree(b, key)
 }
 
 func silent(e *env) {
@@ -571,28 +572,28 @@ func silent(e *env) {
 		ctx, cancel := context.WithTimeout(e.ctx, e.short)
 		err := call(ctx)
 		cancel()
-		require.Error(e, err, "a call that isn't answered")
+		assert.Error(e, err, "a call that isn't answered")
 	}
 	select {
 	case err := <-begin(e, l.Close):
 		require.NoError(e, err)
 	case <-e.ctx.Done():
-		require.Fail(e, "Locker.Close waits for a server that is silent")
+		assert.Fail(e, "Locker.Close waits for a server that is silent")
 	}
 }
 
-func (e *env) requireCount(reg *prometheus.Registry, name string, want float64) {
+func (e *env) checkCount(reg *prometheus.Registry, name string, want float64) {
 	e.Helper()
 	families, err := reg.Gather()
 	require.NoError(e, err)
 	i := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == name })
 	require.GreaterOrEqual(e, i, 0, "metric %s", name)
-	require.Equal(e, want, families[i].GetMetric()[0].GetCounter().GetValue(), name)
+	assert.Equal(e, want, families[i].GetMetric()[0].GetCounter().GetValue(), name)
 }
 
 func releaseAtomic(e *env) {
 	b, key := successor(e, func(a dlock.Backend, g dlock.Grant) error { return a.Release(e.ctx, g) })
-	e.requireHeld(b, key)
+	e.checkHeld(b, key)
 }
 
 // faultOf is one of a Link's faults.
@@ -611,12 +612,12 @@ func acquireFails(e *env, f faultOf) {
 		heal := inject()
 		_, err := acquire(e.ctx, r)
 		heal()
-		e.requireDoubt(err)
+		e.checkDoubt(err)
 		// As the Locker does.
 		if err := a.Release(e.ctx, dlock.Grant{Key: r.Key, Owner: r.Owner}); !errors.Is(err, dlock.ErrLost) {
-			require.NoError(e, err, "Release that undoes a request")
+			assert.NoError(e, err, "Release that undoes a request")
 		}
-		e.requireFree(b, key)
+		e.checkFree(b, key)
 
 		if !e.repeats {
 			continue
@@ -625,18 +626,18 @@ func acquireFails(e *env, f faultOf) {
 		heal = inject()
 		_, err = acquire(e.ctx, r)
 		heal()
-		e.requireDoubt(err)
+		e.checkDoubt(err)
 		g := e.try(a, r)
-		e.requireHeld(b, key)
+		e.checkHeld(b, key)
 		e.release(a, g)
-		e.requireFree(b, key)
+		e.checkFree(b, key)
 	}
 
 	l := e.locker(a, &dlock.Options{TTL: long})
 	heal := inject()
 	_, err := l.Acquire(e.ctx, key)
 	heal()
-	e.requireDoubt(err)
+	e.checkDoubt(err)
 	g, _ := e.await(b, key) // long before the TTL: the Locker has undone it
 	e.release(b, g)
 }
@@ -648,9 +649,9 @@ func renewFails(e *env, f faultOf) {
 	heal := inject()
 	err := a.Renew(e.ctx, g)
 	heal()
-	e.requireDoubt(err)
-	e.requireHeld(b, key)
-	require.NoError(e, a.Renew(e.ctx, g), "Renew after the link has healed")
+	e.checkDoubt(err)
+	e.checkHeld(b, key)
+	assert.NoError(e, a.Renew(e.ctx, g), "Renew after the link has healed")
 	e.release(a, g)
 
 	l := e.locker(a, &dlock.Options{TTL: long})
@@ -659,10 +660,10 @@ func renewFails(e *env, f faultOf) {
 	heal = inject()
 	err = h.Renew(e.ctx)
 	heal()
-	e.requireDoubt(err)
-	require.NoError(e, h.Context().Err(), "the handle's context after a renewal without answer")
-	require.NoError(e, h.Renew(e.ctx), "Handle.Renew after the link has healed")
-	require.NoError(e, h.Release(e.ctx))
+	e.checkDoubt(err)
+	assert.NoError(e, h.Context().Err(), "the handle's context after a renewal without answer")
+	assert.NoError(e, h.Renew(e.ctx), "Handle.Renew after the link has healed")
+	assert.NoError(e, h.Release(e.ctx))
 }
 
 func releaseRequestLost(e *env) {
@@ -670,11 +671,11 @@ func releaseRequestLost(e *env) {
 	b, key := e.backend(), newKey()
 	g := e.take(a, key, long)
 	heal := inject()
-	e.requireDoubt(a.Release(e.ctx, g))
-	e.requireHeld(b, key)
+	e.checkDoubt(a.Release(e.ctx, g))
+	e.checkHeld(b, key)
 	heal()
 	e.release(a, g)
-	e.requireFree(b, key)
+	e.checkFree(b, key)
 	releaseFails(e, requestsLost)
 }
 
@@ -685,11 +686,11 @@ func releaseFails(e *env, f faultOf) {
 	heal := inject()
 	err := a.Release(e.ctx, g)
 	heal()
-	e.requireDoubt(err)
+	e.checkDoubt(err)
 	if err := a.Release(e.ctx, g); !errors.Is(err, dlock.ErrLost) {
-		require.NoError(e, err, "Release repeated")
+		assert.NoError(e, err, "Release repeated")
 	}
-	e.requireFree(b, key)
+	e.checkFree(b, key)
 
 	reg := prometheus.NewRegistry()
 	l := e.locker(a, &dlock.Options{TTL: long, Registerer: reg})
@@ -698,12 +699,12 @@ func releaseFails(e *env, f faultOf) {
 	heal = inject()
 	err = h.Release(e.ctx)
 	heal()
-	e.requireDoubt(err)
+	e.checkDoubt(err)
 	g, _ = e.await(b, key) // long before the TTL: the Locker keeps trying
-	require.NoError(e, h.Release(e.ctx), "Handle.Release repeated: the lock was never anybody else's before it was free")
-	e.requireHeld(a, key)
+	assert.NoError(e, h.Release(e.ctx), "Handle.Release repeated: the lock was never anybody else's before it was free")
+	e.checkHeld(a, key)
 	e.release(b, g)
-	e.requireCount(reg, "release_by_non_owner_total", 0)
+	e.checkCount(reg, "release_by_non_owner_total", 0)
 }
 
 func unreachable(e *env) {
@@ -713,16 +714,16 @@ func unreachable(e *env) {
 	free := request(newKey(), long)
 	heal := cut()
 	_, err := a.TryAcquire(e.ctx, free)
-	e.requireDoubt(err)
+	e.checkDoubt(err)
 	_, err = a.Acquire(e.ctx, free)
-	e.requireDoubt(err)
-	e.requireDoubt(a.Renew(e.ctx, g))
-	e.requireDoubt(a.Release(e.ctx, g))
+	e.checkDoubt(err)
+	e.checkDoubt(a.Renew(e.ctx, g))
+	e.checkDoubt(a.Release(e.ctx, g))
 	_, err = e.locker(a, &dlock.Options{TTL: long}).Acquire(e.ctx, newKey())
-	e.requireDoubt(err)
+	e.checkDoubt(err)
 	heal()
-	e.requireHeld(b, key)
-	e.requireFree(b, free.Key)
+	e.checkHeld(b, key)
+	e.checkFree(b, free.Key)
 }
 
 func keysIndependent(e *env) {
@@ -733,9 +734,9 @@ func keysIndependent(e *env) {
 		grants[i] = e.take(a, k, long)
 	}
 	for i, k := range keys {
-		e.requireHeld(b, k)
+		e.checkHeld(b, k)
 		e.release(a, grants[i])
-		e.requireFree(b, k)
+		e.checkFree(b, k)
 	}
 }
 
@@ -749,7 +750,7 @@ func awkwardKeys(e *env) {
 	grants := map[string]dlock.Grant{}
 	for _, s := range starts {
 		for _, k := range []string{s + id, id + s} {
-			require.NoError(e, dlock.CheckKey(k))
+			assert.NoError(e, dlock.CheckKey(k))
 			g, err := a.TryAcquire(e.ctx, request(k, long))
 			if errors.Is(err, dlock.ErrInvalid) {
 				continue
@@ -759,9 +760,9 @@ func awkwardKeys(e *env) {
 		}
 	}
 	for k, g := range grants {
-		e.requireHeld(b, k)
+		e.checkHeld(b, k)
 		e.release(a, g)
-		e.requireFree(b, k)
+		e.checkFree(b, k)
 	}
 }
 
@@ -769,9 +770,9 @@ func ttlNotRounded(e *env) {
 	a, b := e.backend(), e.backend()
 	for _, ttl := range []time.Duration{-time.Second, 0} {
 		_, err := a.TryAcquire(e.ctx, request(newKey(), ttl))
-		require.ErrorIs(e, err, dlock.ErrInvalid, "TryAcquire with a TTL of %v", ttl)
+		assert.ErrorIs(e, err, dlock.ErrInvalid, "TryAcquire with a TTL of %v", ttl)
 		_, err = a.Acquire(e.ctx, request(newKey(), ttl))
-		require.ErrorIs(e, err, dlock.ErrInvalid, "Acquire with a TTL of %v", ttl)
+		assert.ErrorIs(e, err, dlock.ErrInvalid, "Acquire with a TTL of %v", ttl)
 	}
 	for _, ttl := range []time.Duration{
 		1, time.Microsecond, 999 * time.Microsecond, 1500 * time.Microsecond, e.short + 1, e.short + e.short/3 + 1, e.short + e.short/3,
@@ -779,22 +780,22 @@ func ttlNotRounded(e *env) {
 		key := newKey()
 		g, err := e.tryShort(a, request(key, ttl))
 		if errors.Is(err, dlock.ErrInvalid) {
-			e.requireFree(b, key)
+			e.checkFree(b, key)
 			_, err := a.Acquire(e.ctx, request(key, ttl))
-			require.ErrorIs(e, err, dlock.ErrInvalid, "Acquire with a TTL that TryAcquire refuses")
+			assert.ErrorIs(e, err, dlock.ErrInvalid, "Acquire with a TTL that TryAcquire refuses")
 			continue
 		}
 		require.NoError(e, err, "TryAcquire with a TTL of %v", ttl)
-		require.GreaterOrEqual(e, g.TTL, ttl, "the grant's TTL")
+		assert.GreaterOrEqual(e, g.TTL, ttl, "the grant's TTL")
 		won := e.acquiring(e.ctx, b, request(key, long))
 		if e.Advance != nil {
 			e.Advance(g.TTL - 1)
-			e.requireHeld(a, key)
+			e.checkHeld(a, key)
 			e.Advance(1)
 		}
 		w := e.won(won)
 		if e.Advance == nil {
-			e.requireOver(g.Start, g.TTL, w.at)
+			e.checkOver(g.Start, g.TTL, w.at)
 		}
 	}
 }
@@ -807,8 +808,8 @@ func grantOutlivesContext(e *env) {
 		cancel()
 		require.NoError(e, err)
 		e.pass(e.short)
-		e.requireHeld(b, key)
-		require.NoError(e, a.Renew(e.ctx, g), "Renew after the end of the ctx of its request")
+		e.checkHeld(b, key)
+		assert.NoError(e, a.Renew(e.ctx, g), "Renew after the end of the ctx of its request")
 		e.release(a, g)
 	}
 }
@@ -818,16 +819,16 @@ func closed(e *env) {
 	g := e.take(a, key, long)
 	waits := e.acquiring(e.ctx, a, request(key, long))
 	e.pass(e.short / 4) // let it queue up
-	require.NoError(e, a.Close())
-	require.ErrorIs(e, (<-waits).err, dlock.ErrClosed, "Acquire that waited when the Backend was closed")
-	require.NoError(e, a.Close(), "Close again")
+	assert.NoError(e, a.Close())
+	assert.ErrorIs(e, (<-waits).err, dlock.ErrClosed, "Acquire that waited when the Backend was closed")
+	assert.NoError(e, a.Close(), "Close again")
 	_, err := a.Acquire(e.ctx, request(newKey(), long))
-	require.ErrorIs(e, err, dlock.ErrClosed, "Acquire")
+	assert.ErrorIs(e, err, dlock.ErrClosed, "Acquire")
 	_, err = a.TryAcquire(e.ctx, request(newKey(), long))
-	require.ErrorIs(e, err, dlock.ErrClosed, "TryAcquire")
-	require.ErrorIs(e, a.Renew(e.ctx, g), dlock.ErrClosed, "Renew")
-	require.ErrorIs(e, a.Release(e.ctx, g), dlock.ErrClosed, "Release")
-	e.requireHeld(b, key)
+	assert.ErrorIs(e, err, dlock.ErrClosed, "TryAcquire")
+	assert.ErrorIs(e, a.Renew(e.ctx, g), dlock.ErrClosed, "Renew")
+	assert.ErrorIs(e, a.Release(e.ctx, g), dlock.ErrClosed, "Release")
+	e.checkHeld(b, key)
 	e.release(b, g) // it's the owner that counts, not the client
-	e.requireFree(b, key)
+	e.checkFree(b, key)
 }

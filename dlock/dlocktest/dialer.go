@@ -1,6 +1,7 @@
 package dlocktest
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
@@ -33,6 +34,11 @@ func NewDialer(dial DialFunc, disturb func(request []byte) bool) *Dialer {
 		disturb = func([]byte) bool { return true }
 	}
 	return &Dialer{dial: dial, disturb: disturb, conns: map[*conn]struct{}{}}
+}
+
+// RedisScripts reports whether a request to Redis runs a script: what a Dialer of a lock of scripts disturbs.
+func RedisScripts(request []byte) bool {
+	return bytes.Contains(request, []byte("eval")) || bytes.Contains(request, []byte("EVAL"))
 }
 
 // Link returns the faults. The last one injected is in force.

@@ -227,27 +227,27 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 }
 
 type answer struct {
-	rev    int64  // create revision of the own key, 0 if there is none
-	first  bool   // the own key is first
+	rev    int64  // create revision of the claim's key, 0 if there is none
+	first  bool   // the claim's key is first
 	before string // else the key before it, if known
 	since  int64  // create revision of that
 	at     int64  // revision of this state
-	held   bool   // another has the lock, and the own key was not put
+	held   bool   // another has the lock, and the claim's key was not put
 	stale  bool   // nothing was put, for the session's guard is at another revision:
-	guard  int64  // 0 if there is no such key; -1: the own key's name is taken
+	guard  int64  // 0 if there is no such key; -1: the name of the claim's key is taken
 }
 
-// put appends the own key; without wait only to an empty queue.
-func (c *claim) put(ctx context.Context, guard int64, wait bool) (a answer, err error) {
+// put appends the claim's key; unless it is to join others, only to an empty queue.
+func (c *claim) put(ctx context.Context, guard int64, join bool) (a answer, err error) {
 	absent := clientv3.Compare(clientv3.CreateRevision(c.name), "=", 0)
-	if !wait {
+	if !join {
 		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // holds if there is no key at all
 	}
 	first := clientv3.OpGet(c.queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...)
 	anyone := clientv3.OpGet(c.queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1)) // sorting is slow
 	put := clientv3.OpPut(c.name, c.value, clientv3.WithLease(c.s.id))
 	then := []clientv3.Op{put}
-	if wait {
+	if join {
 		then = []clientv3.Op{anyone, put}
 	}
 	resp, err := c.b.c.Txn(ctx).
@@ -260,7 +260,7 @@ func (c *claim) put(ctx context.Context, guard int64, wait bool) (a answer, err 
 	}
 	a.at = resp.Header.Revision
 	if resp.Succeeded {
-		a.rev = resp.Header.Revision
+		a.rev = resp.Header.Revision // the transaction has created the key, so this is its create revision
 		a.first = len(resp.Responses[0].GetResponseRange().GetKvs()) == 0
 		return a, nil
 	}
@@ -269,7 +269,7 @@ func (c *claim) put(ctx context.Context, guard int64, wait bool) (a answer, err 
 	switch {
 	case len(own) > 0: // a key that was deleted is back: the store was restored
 		a.stale, a.guard = true, -1
-	case len(queue) > 0 && !wait:
+	case len(queue) > 0 && !join:
 		a.held = true
 	default:
 		a.stale = true
@@ -355,7 +355,7 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 	}
 }
 
-// mayBeFirst waits until the own key is said to be first, or may be: the key before it, if known, is deleted, or no message
+// mayBeFirst waits until the claim's key is said to be first, or may be: the key before it, if known, is deleted, or no message
 // came for a while. The notice then has no revision.
 func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) {
 	ctx, cancel := context.WithCancel(ctx)

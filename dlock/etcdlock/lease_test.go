@@ -4,15 +4,19 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net"
 	"net/url"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
@@ -215,6 +219,27 @@ func TestUndoNeverAnswered(t *testing.T) {
 	_, err := a.TryAcquire(t.Context(), locktest.Request(shortTTL))
 	require.ErrorIs(t, err, dlock.ErrLost)
 	require.ErrorContains(t, err, "set a longer TTL")
+}
+
+// The client waits for a server that it can't connect to until the context ends, and this one doesn't.
+func TestUnreachableWithoutDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := errors.New("refused")
+		cl, err := clientv3.New(clientv3.Config{
+			Endpoints: []string{"127.0.0.1:1"}, Logger: zap.NewNop(),
+			DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, refused })},
+		})
+		require.NoError(t, err)
+		b := newBackend(t, cl, nil)
+		for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){b.Acquire, b.TryAcquire} {
+			began := time.Now()
+			_, err := acquire(context.Background(), locktest.Request(time.Hour))
+			require.EqualError(t, err, "etcdlock: session: the server doesn't answer within 20s")
+			require.Equal(t, 20*time.Second, time.Since(began))
+		}
+		require.NoError(t, b.Close())
+		require.NoError(t, cl.Close())
+	})
 }
 
 func TestStuckSession(t *testing.T) {

@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ const (
 	mostS    = 9_000_000_000    // seconds; etcd's limit
 	patience = time.Second      // for a reply that others wait for, if keep-alives aren't rarer
 	goodbye  = time.Second      // for what is done after a call's context has ended
+	greeting = 20 * time.Second // for a session to begin; the client itself waits for an unreachable server for ever
 )
 
 type session struct {
@@ -59,6 +61,8 @@ func (b *Backend) sessionFor(ctx context.Context, ttl time.Duration) (s *session
 		b.sessions[seconds] = l
 	}
 	b.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, greeting, wait.ErrNoAnswer)
+	defer cancel()
 	err = l.busy.Do(ctx, patience, time.Hour, func(ctx context.Context) error {
 		if s = l.s; s != nil && s.over.Err() == nil {
 			s.locked(func() { s.ttl = max(s.ttl, ttl) })
@@ -79,6 +83,9 @@ func (b *Backend) sessionFor(ctx context.Context, ttl time.Duration) (s *session
 		l.s = s
 		return nil
 	})
+	if err != nil && errors.Is(context.Cause(ctx), wait.ErrNoAnswer) {
+		err = fmt.Errorf("session: %w within %v", wait.ErrNoAnswer, greeting)
+	}
 	return s, err
 }
 

@@ -89,8 +89,12 @@ func (b *Backend) listenOnce() bool {
 		return false
 	}
 	c := pooled.Hijack() // it isn't coming back, and must not take the place of one that does
+	// Ended by its context, a call could first ask the server to cancel, and wait for that: see the package comment.
+	listening := context.WithoutCancel(b.open)
+	stop := context.AfterFunc(b.open, func() { _ = c.PgConn().Conn().SetReadDeadline(time.Unix(1, 0)) })
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.open), goodbye)
+		stop()
+		ctx, cancel := context.WithTimeout(listening, goodbye)
 		defer cancel()
 		_ = c.Close(ctx)
 		select { // pgx may be closing it in the background
@@ -98,12 +102,12 @@ func (b *Backend) listenOnce() bool {
 		case <-ctx.Done():
 		}
 	}()
-	if _, err := c.Exec(b.open, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
+	if _, err := c.Exec(listening, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
 		return false
 	}
 	b.wakeAll()
 	for {
-		n, err := c.WaitForNotification(b.open)
+		n, err := c.WaitForNotification(listening)
 		if err != nil {
 			return true
 		}

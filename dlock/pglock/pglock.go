@@ -29,8 +29,8 @@
 // for one that runs or is being committed. One that has not begun, for example because the server's process was frozen,
 // takes the lock when it does, and nobody holds it until that lease ends. With pgconn.CancelRequestContextWatcherHandler as
 // the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for its answer, at most for DeadlineDelay, and
-// keeps the connection. The waiter that polls cancels a request that isn't answered for some seconds, likewise, and retries
-// on another connection, for a TTL or 15 s.
+// keeps the connection if the statement was cancelled. The waiter that polls cancels a request that isn't answered for some
+// seconds, likewise, and retries on another connection, for a TTL or 15 s.
 package pglock
 
 import (
@@ -315,10 +315,14 @@ func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 	}
 	defer c.Release()
 	for {
-		if err := f(c); err == nil || code(err) != "40001" || ctx.Err() != nil {
-			return failed(ctx, err)
+		if err = f(c); err == nil || code(err) != "40001" || ctx.Err() != nil {
+			break
 		}
 	}
+	if ctx.Err() != nil && code(err) != "57014" { // the server may have been asked to cancel, and would cancel what comes next
+		_ = c.Conn().Close(context.WithoutCancel(ctx)) // this waits for nobody
+	}
+	return failed(ctx, err)
 }
 
 // Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. The pool stays open.

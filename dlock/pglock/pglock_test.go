@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -609,7 +610,7 @@ func TestUndoOfNothing(t *testing.T) {
 
 func cancels(c *pgxpool.Config) {
 	c.ConnConfig.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
-		return &pgconn.CancelRequestContextWatcherHandler{Conn: c, DeadlineDelay: 30 * time.Second}
+		return &pgconn.CancelRequestContextWatcherHandler{Conn: c, DeadlineDelay: 2 * locktest.Timeout}
 	}
 }
 
@@ -632,6 +633,44 @@ func TestCancelledRequest(t *testing.T) {
 	unlock()
 	require.Nil(t, read(t, pool, r.Key).Owner)
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount())
+}
+
+// ends cancels when a statement has been answered.
+type ends struct{ cancel context.CancelFunc }
+
+func (ends) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (e ends) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) { e.cancel() }
+
+// A request to cancel may reach the server after the answer, and would then cancel what comes next on the connection.
+func TestAnsweredBeforeCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	b, pool := newBackend(t, cancels, func(c *pgxpool.Config) { c.ConnConfig.Tracer = ends{cancel} })
+	_, err := b.TryAcquire(ctx, locktest.Request(time.Hour))
+	require.ErrorIs(t, err, context.Canceled)
+	take(t, b, locktest.Request(time.Hour))
+	require.EqualValues(t, 2, pool.Stat().NewConnsCount())
+}
+
+// There is no statement to cancel while a connection listens, so asking for that is waiting for nothing.
+func TestClosedWhileListening(t *testing.T) {
+	var dialled atomic.Int32
+	c := newContest(t, cancels, func(c *pgxpool.Config) {
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dialled.Add(1)
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}
+	})
+	waits := c.first(c.next(time.Hour))
+	before := dialled.Load()
+	closed := make(chan error, 1)
+	go func() { closed <- c.b.Close() }()
+	require.NoError(t, locktest.Receive(t, closed))
+	require.ErrorIs(t, locktest.Receive(t, waits).Err, dlock.ErrClosed)
+	require.Equal(t, before, dialled.Load())
 }
 
 // It is a success to PostgreSQL, but a standby that is promoted would issue the token again.

@@ -19,8 +19,7 @@ if not holder then
   if not entry or pause == 0 then
     local first, token, wrong
     if entry then
-      first, token = hand_over(owner)
-      wrong = not first and token
+      first, token, wrong = hand_over(owner)
     end
     if not first and not wrong then
       token, wrong = mint() -- before the lock: a lock without a token must not exist

@@ -39,12 +39,11 @@ func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error
 func bill(ctx context.Context, locker *dlock.Locker, accounts *redisstore.Store, invoice string) error {
 	line := fmt.Sprintf("%q\n", strings.TrimSpace(invoice)) // quoted, it is one line and no part of another
 	return locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
-		account, err := accounts.ReadFenced(ctx, "acme", h.Fence()) // from now on earlier holders are refused
+		account, err := accounts.ReadFenced(ctx, "acme", resource.NewFence(h.Next())) // from now on earlier holders are refused
 		if err != nil || slices.Contains(strings.SplitAfter(string(account.Value), "\n"), line) {
 			return err
 		}
-		token, seq := h.Next()
-		return accounts.Write(ctx, "acme", resource.Fence{Token: token, Seq: seq}, append(account.Value, line...))
+		return accounts.Write(ctx, "acme", resource.NewFence(h.Next()), append(account.Value, line...))
 	})
 }
 

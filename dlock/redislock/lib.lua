@@ -54,7 +54,7 @@ end
 
 -- hand_over grants the lock, which is free or its owner's to give away, to the first waiter that subscribes: it takes it off
 -- the queue, mints its token, notifies it, and sets the lock to its handoff TTL. It returns the waiter and its token, or
--- nil and, if that is why, what went wrong; the lock is then as it was. A waiter that doesn't subscribe is gone. It is
+-- nil, nil and, if that is why, what went wrong; the lock is then as it was. A waiter that doesn't subscribe is gone. It is
 -- not notified, since it may subscribe to a server that was the master once.
 -- asker, if given, is a waiter that learns of its grant by this script's reply.
 local function hand_over(asker)
@@ -72,7 +72,7 @@ local function hand_over(asker)
       end
       if wrong then
         redis.call('LPUSH', queue, entry)
-        return nil, wrong
+        return nil, nil, wrong
       end
       if token % 64 == 0 then
         redis.call('PEXPIRE', queue, KEPT)

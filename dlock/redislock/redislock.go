@@ -227,7 +227,7 @@ func (b *Backend) poll(ctx context.Context, r dlock.Request, p phase) (a answer,
 	default:
 		a.token = uint64(reply[0])
 		if len(reply) == 2 || p == queued { // it was r.Owner's already, or a grant that has lapsed may still be announced
-			b.sub.take(r.Owner, true)
+			b.sub.take(r.Owner)
 		}
 	}
 	return a, nil
@@ -249,7 +249,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if _, err := b.check(g.Key, time.Millisecond); err != nil {
 		return err
 	}
-	defer b.sub.take(g.Owner, false) // not before: its notification, if it is read meanwhile, must not release it first
+	defer b.sub.forget(g.Owner) // not before: its notification, if it is read meanwhile, must not release it first
 	if g.Fence == 0 {
 		return b.sub.undo(ctx, g)
 	}

@@ -1,7 +1,6 @@
 package redislock_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -160,9 +159,7 @@ func onServer(t *testing.T, s *testbed.Server) redisServer {
 
 // link returns a link that disturbs scripts alone.
 func (s redisServer) link() *dlocktest.Dialer {
-	return dlocktest.NewDialer(s.dial, func(request []byte) bool {
-		return bytes.Contains(request, []byte("eval")) || bytes.Contains(request, []byte("EVAL"))
-	})
+	return dlocktest.NewDialer(s.dial, dlocktest.RedisScripts)
 }
 
 // client returns a client with go-redis's defaults, but for the half second for which it dials a dead server, and for its

@@ -235,12 +235,16 @@ func (sub *subscriber) drop(w *waiter) {
 	sub.busy.Done()
 }
 
-// take notes that owner has the lock, so a late notification is not an orphan's; or that it has been released.
-func (sub *subscriber) take(owner string, has bool) {
+// take notes that owner has the lock, so a late notification is not an orphan's.
+func (sub *subscriber) take(owner string) {
+	sub.mu.Lock()
+	defer sub.mu.Unlock()
+	sub.taken[owner] = true
+}
+
+// forget is the reverse of take.
+func (sub *subscriber) forget(owner string) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
 	delete(sub.taken, owner)
-	if has {
-		sub.taken[owner] = true
-	}
 }

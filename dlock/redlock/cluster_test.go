@@ -1,7 +1,6 @@
 package redlock_test
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net"
@@ -104,9 +103,7 @@ func (n node) client(t *testing.T, dial dlocktest.DialFunc) *redis.Client {
 
 // link returns a link that disturbs scripts alone.
 func (n node) link() *dlocktest.Dialer {
-	return dlocktest.NewDialer(n.dial, func(request []byte) bool {
-		return bytes.Contains(request, []byte("eval")) || bytes.Contains(request, []byte("EVAL"))
-	})
+	return dlocktest.NewDialer(n.dial, dlocktest.RedisScripts)
 }
 
 // proc is a process: a Backend with a client and a link for each node.

@@ -54,7 +54,8 @@ import (
 type Options struct {
 	Prefix string // before the names of all keys; "" by default. Locks with different prefixes are apart.
 	// NodeTimeout is how long each phase waits for a node's reply. Keep it small against the TTL: waiting for a dead node
-	// uses up the lease. Default: a twentieth of the TTL, at least 1 ms and at most 1 s.
+	// uses up the lease. Default: a twentieth of the TTL, at least 1 ms and at most 1 s. Where nodes or client are so busy that
+	// a quorum often answers later than that, nobody gets the lock: raise it, and the TTL with it.
 	NodeTimeout time.Duration
 	Spin        Spin // how Acquire waits for a lock that is held
 	// UnsafeCounters shows that a token that is often proposed is unsound: every node increments its own counter when it

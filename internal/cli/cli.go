@@ -23,10 +23,22 @@ import (
 
 const envPrefix = "FENCELAB"
 
-// Main calls run and exits: 0 after success and -h, else 1. ctx ends at the first SIGINT or SIGTERM; the second one
+// ExitError makes [Main] exit with Code, and print Err unless it is nil.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+func (e *ExitError) Error() string { return fmt.Sprintf("exit status %d: %v", e.Code, e.Err) }
+
+// Unwrap returns e.Err.
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// Main calls run and exits: 0 after success and -h, with an [ExitError]'s code, else 1. ctx ends at the first SIGINT or SIGTERM; the second one
 // kills.
 func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
-	signal.Ignore(syscall.SIGPIPE) // a closed pipe is a write error, and must not leave servers behind
+	// A closed pipe is a write error, and must not leave servers behind. Child processes would inherit signal.Ignore.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	signals, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	context.AfterFunc(signals, func() {
@@ -34,10 +46,17 @@ func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) 
 		cancel(context.Cause(signals))
 	})
 	err := run(ctx, os.Args[1:], os.Stdout)
-	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return
 	}
+	code := 1
+	if exit, ok := errors.AsType[*ExitError](err); ok {
+		code, err = exit.Code, exit.Err
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
 }
 
 // Command is what -h shows besides the flags.

@@ -67,9 +67,9 @@ func (o *observed) Read(ctx context.Context, key string) (resource.Record, error
 	})
 }
 
-func (o *observed) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	d := Decision{Op: Read, Key: key, Fence: resource.Fence{Token: token}, Enforced: true}
-	return o.decide(ctx, d, func(ctx context.Context) (resource.Record, error) { return o.Store.ReadFenced(ctx, key, token) })
+func (o *observed) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	d := Decision{Op: Read, Key: key, Fence: f, Enforced: true}
+	return o.decide(ctx, d, func(ctx context.Context) (resource.Record, error) { return o.Store.ReadFenced(ctx, key, f) })
 }
 
 func (o *observed) decide(ctx context.Context, d Decision, do func(context.Context) (resource.Record, error)) (resource.Record, error) {

@@ -33,7 +33,7 @@ func TestDecisions(t *testing.T) {
 		told = append(told, fmt.Sprintf("%s %s at %v, seen %v, accepted %t, enforced %t: %q", d.Op, d.Key, d.Fence, d.Seen, d.Accepted, d.Enforced, d.Value))
 	})
 	ctx := t.Context()
-	read := func(token uint64) { _, _ = s.ReadFenced(ctx, "k", token) }
+	read := func(token uint64) { _, _ = s.ReadFenced(ctx, "k", resource.Fence{Token: token}) }
 	_, _ = s.Read(ctx, "k")
 	read(4)
 	_ = s.Write(ctx, "k", at(5), []byte("a"))

@@ -28,7 +28,7 @@ func Store(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
 func OnServer(store string, s *testbed.Server) *scenarios.Store {
 	st := &scenarios.Store{Name: store, Server: s.String(), Addr: s.URL, Open: Store}
 	if store == stores.S3 || store == stores.DynamoDB {
-		st.Addr = store + "+" + s.URL + "/" + container
+		st.Addr = stores.On(store, container, s.URL)
 	}
 	st.Volatile = store == stores.DynamoDB
 	st.Kill = s.Kill

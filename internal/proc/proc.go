@@ -2,6 +2,7 @@
 package proc
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -13,13 +14,18 @@ import (
 // when the parent is killed.
 type Child struct {
 	PID    int
+	group  int
 	exited chan struct{}
 	err    error
 }
 
-// Start starts cmd.
+// Start starts cmd. If cmd.SysProcAttr has a Pgid, the child joins that process group.
 func Start(cmd *exec.Cmd) (*Child, error) {
-	cmd.SysProcAttr = sysProcAttr()
+	attr := sysProcAttr()
+	if cmd.SysProcAttr != nil {
+		attr.Pgid = cmd.SysProcAttr.Pgid
+	}
+	cmd.SysProcAttr = attr
 	c := &Child{exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
@@ -37,6 +43,7 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 		return nil, fmt.Errorf("proc: %w", err)
 	}
 	c.PID = cmd.Process.Pid
+	c.group = cmp.Or(attr.Pgid, c.PID)
 	return c, nil
 }
 
@@ -56,8 +63,8 @@ func (c *Child) Kill() error {
 		return nil
 	default:
 	}
-	if err := syscall.Kill(-c.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return fmt.Errorf("proc: kill process group %d: %w", c.PID, err)
+	if err := syscall.Kill(-c.group, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("proc: kill process group %d: %w", c.group, err)
 	}
 	<-c.exited
 	return nil

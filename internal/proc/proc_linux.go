@@ -25,11 +25,8 @@ const (
 // Stat returns the fields of a /proc stat file from the third on (proc_pid_stat(5)), or fs.ErrNotExist if the process has ended.
 func Stat(file string) ([]string, error) {
 	b, err := os.ReadFile(file)
-	if errors.Is(err, syscall.ESRCH) { // it ended between open and read
-		err = fs.ErrNotExist
-	}
 	if err != nil {
-		return nil, err
+		return nil, ended(err)
 	}
 	// "pid (comm) state ...", where comm may hold spaces and parentheses.
 	var fields []string
@@ -40,6 +37,20 @@ func Stat(file string) ([]string, error) {
 		return nil, fmt.Errorf("%s: too short: %q", file, b)
 	}
 	return fields, nil
+}
+
+// ReadDir lists a directory of /proc, or returns fs.ErrNotExist if the process has ended.
+func ReadDir(dir string) ([]os.DirEntry, error) {
+	entries, err := os.ReadDir(dir)
+	return entries, ended(err)
+}
+
+// ended maps the error of a process that ended between the steps of one call: lookup, open, read.
+func ended(err error) error {
+	if errors.Is(err, syscall.ESRCH) {
+		return fs.ErrNotExist
+	}
+	return err
 }
 
 // ReservePort returns a free TCP port of the loopback interface, which the kernel gives to nobody until release. The socket that

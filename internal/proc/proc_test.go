@@ -146,6 +146,17 @@ func TestKill(t *testing.T) {
 	c.requireGone(t)
 }
 
+func TestKillReachesTheGroup(t *testing.T) {
+	leader := start(t, waits)
+	cmd := command(sleeps, nil)
+	cmd.ExtraFiles, cmd.SysProcAttr = nil, &syscall.SysProcAttr{Pgid: leader.PID}
+	c, err := proc.Start(cmd)
+	require.NoError(t, err)
+	require.NoError(t, c.Kill())
+	<-leader.Exited()
+	require.Equal(t, syscall.SIGKILL, signalOf(t, leader.Wait()))
+}
+
 func TestKillStopped(t *testing.T) {
 	c := start(t, waits)
 	_, err := faults.Pause(t.Context(), c.PID)

@@ -23,13 +23,12 @@ type Start func(ctx context.Context) (io.Closer, error)
 
 // Run calls starts, runs the tests of m, a *testing.M, and exits. It fails if passing tests leave goroutines. If a server is
 // missing on this machine, no test runs; that is a failure only if [testbed.Strict].
-func Run(m interface{ Run() int }, starts ...Start) {
+func Run(m interface{ Run() int }, starts ...Start) { os.Exit(Code(m, starts...)) }
+
+// Code is [Run] that returns the exit code instead.
+func Code(m interface{ Run() int }, starts ...Start) (code int) {
 	redisclient.Silence()
 	log.SetOutput(io.Discard) // go-redis's pool logs connections that the tests break
-	os.Exit(run(m, starts))
-}
-
-func run(m interface{ Run() int }, starts []Start) (code int) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	fail := func(err error) {

@@ -164,8 +164,8 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 }
 
 // ReadFenced is [resource.Store.ReadFenced].
-func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	return s.do(ctx, &op{kind: readFenced, key: key, fence: resource.Fence{Token: token}}, resource.CheckToken(token))
+func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	return s.do(ctx, &op{kind: readFenced, key: key, fence: f}, resource.CheckToken(f.Token))
 }
 
 // SetFence is [resource.FenceSetter.SetFence].

@@ -100,7 +100,7 @@ func TestFlippedBits(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, sound, 0o600))
 	s = open(t, path)
 	_, errRead := s.Read(ctx, "k")
-	_, errFenced := s.ReadFenced(ctx, "k", 1001)
+	_, errFenced := s.ReadFenced(ctx, "k", resource.Fence{Token: 1001})
 	for _, err := range []error{errRead, errFenced, s.Write(ctx, "k", at(999), nil)} {
 		require.ErrorContains(t, err, `the record of "k" is damaged: restore the file: its checksum`)
 	}
@@ -239,7 +239,7 @@ func TestFileGone(t *testing.T) {
 		t.Helper()
 		const want = "nothing was changed: the file was removed or replaced while it is open: stop this process and restore it"
 		require.ErrorContains(t, s.Write(ctx, "k", at(6), nil), want)
-		_, err := s.ReadFenced(ctx, "k", 6)
+		_, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 6})
 		require.ErrorContains(t, err, want)
 		_, err = s.Read(ctx, "k")
 		require.ErrorContains(t, err, want)
@@ -269,7 +269,7 @@ func TestUnwrittenKeys(t *testing.T) {
 	}
 	s := reopen()
 	touch := func(key string, token uint64) error {
-		_, err := s.ReadFenced(ctx, key, token)
+		_, err := s.ReadFenced(ctx, key, resource.Fence{Token: token})
 		return err
 	}
 	require.NoError(t, s.Write(ctx, "written", at(1), nil))
@@ -325,9 +325,9 @@ func TestValuesOutliveFile(t *testing.T) {
 	require.NoError(t, s.Write(ctx, "k", at(1), []byte("v")))
 	read, err := s.Read(ctx, "k")
 	require.NoError(t, err)
-	raised, err := s.ReadFenced(ctx, "k", 2)
+	raised, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 2})
 	require.NoError(t, err)
-	again, err := s.ReadFenced(ctx, "k", 2)
+	again, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 2})
 	require.NoError(t, err)
 
 	// The next read's commit makes the file grow and moves the memory, while others wait to read the key.

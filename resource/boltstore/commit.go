@@ -49,7 +49,7 @@ func (o *op) decide(rec resource.Record) (next resource.Record, changed bool, er
 		}
 		return resource.Record{Value: bytes.Clone(rec.Value), MaxFence: o.fence}, true, nil
 	default:
-		if err := rec.CheckRead(o.key, o.fence.Token); err != nil {
+		if err := rec.CheckRead(o.key, o.fence); err != nil {
 			return rec, false, err
 		}
 		raised := rec.MaxFence.Max(o.fence)

@@ -66,7 +66,7 @@ func decode(key string, b []byte) (resource.Record, error) {
 		if len(value) > 0 {
 			return resource.Record{}, errors.New("it has a value but is marked as never written")
 		}
-		if rec.MaxFence.Token == 0 || rec.MaxFence.Seq != 0 {
+		if rec.MaxFence.Token == 0 || flag == oldTouched && rec.MaxFence.Seq != 0 {
 			return resource.Record{}, fmt.Errorf("it was never written but has the fence %v, which no read sets", rec.MaxFence)
 		}
 	case written, oldWritten:

@@ -49,7 +49,7 @@ func locked(b *testing.B, backend dlock.Backend, s resource.Store) way {
 	b.Cleanup(func() { require.NoError(b, locker.Close()) })
 	return way{"lock", func(ctx context.Context, key string, work func()) (int, error) {
 		return 1, locker.Do(ctx, key, func(ctx context.Context, h *dlock.Handle) error {
-			rec, err := s.ReadFenced(ctx, key, h.Fence())
+			rec, err := s.ReadFenced(ctx, key, resource.Fence{Token: h.Fence()})
 			if err != nil {
 				return err
 			}

@@ -1,7 +1,6 @@
 package cas_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -205,7 +204,7 @@ func TestUpdateEnds(t *testing.T) {
 
 // The reply to a swap is lost. A client that retried it would find a conflict with itself.
 func TestReplyLost(t *testing.T) {
-	d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("eval")) })
+	d := dlocktest.NewDialer(new(net.Dialer).DialContext, dlocktest.RedisScripts)
 	s := newRedis(t, func(o *redis.Options) { o.Dialer, o.MaxRetries = d.DialContext, 3 })
 	key := newKey()
 	require.ErrorIs(t, s.Swap(t.Context(), key, 1, nil), cas.ErrConflict, "the server knows the script then")

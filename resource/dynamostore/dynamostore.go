@@ -102,16 +102,16 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 }
 
 // ReadFenced is [resource.Store.ReadFenced].
-func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	if err := s.calls.Begin(ctx, key, resource.CheckToken(token)); err != nil {
+func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	if err := s.calls.Begin(ctx, key, resource.CheckToken(f.Token)); err != nil {
 		return resource.Record{}, err
 	}
 	defer s.calls.End()
-	rec, seen, err := s.raise(ctx, key, resource.Fence{Token: token}, nil, new(bool))
+	rec, seen, err := s.raise(ctx, key, f, nil, new(bool))
 	if err != nil || seen == nil {
 		return rec, err
 	}
-	if err := seen.CheckRead(key, token); err != nil {
+	if err := seen.CheckRead(key, f); err != nil {
 		return resource.Record{}, err
 	}
 	return *seen, nil // its own grant has touched the key before

@@ -56,7 +56,7 @@ func TestCreateTableTwice(t *testing.T) {
 func TestOneRequest(t *testing.T) {
 	s, link := open(t)
 	ctx, key := t.Context(), rand.Text()
-	read := func(token uint64) error { _, err := s.ReadFenced(ctx, key, token); return err }
+	read := func(token uint64) error { _, err := s.ReadFenced(ctx, key, resource.Fence{Token: token}); return err }
 	stale := &resource.StaleTokenError{}
 	for _, c := range []struct {
 		name  string
@@ -156,7 +156,7 @@ func TestForeignItem(t *testing.T) {
 		require.NoError(t, err)
 		_, err = s.Read(ctx, key)
 		require.ErrorContains(t, err, c.want, c.name)
-		_, err = s.ReadFenced(ctx, key, 5)
+		_, err = s.ReadFenced(ctx, key, resource.Fence{Token: 5})
 		require.ErrorContains(t, err, c.want, c.name)
 	}
 }

@@ -86,10 +86,10 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 }
 
 // ReadFenced is [resource.Store.ReadFenced].
-func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	return s.change(ctx, key, resource.CheckToken(token), func(rec resource.Record) (resource.Record, error) {
-		err := rec.CheckRead(key, token)
-		rec.MaxFence = rec.MaxFence.Max(resource.Fence{Token: token})
+func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	return s.change(ctx, key, resource.CheckToken(f.Token), func(rec resource.Record) (resource.Record, error) {
+		err := rec.CheckRead(key, f)
+		rec.MaxFence = rec.MaxFence.Max(f)
 		return rec, err
 	})
 }

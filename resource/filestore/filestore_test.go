@@ -206,7 +206,7 @@ func TestRenameFails(t *testing.T) {
 	full := errors.New("no space left")
 	s.BeforeRename(func() error { return full })
 	require.ErrorIs(t, s.Write(t.Context(), "k", at(8), []byte("by 8")), full)
-	_, err := s.ReadFenced(t.Context(), "k", 8)
+	_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
 	require.ErrorIs(t, err, full)
 	requireHolds(t, s, "by 7", 7)
 	require.Len(t, files(t, dir), 1, "and no files behind")
@@ -220,7 +220,7 @@ func TestSyncs(t *testing.T) {
 	var did []string
 	s.Watch(func(what string) { did = append(did, what) })
 	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
-	_, err := s.ReadFenced(t.Context(), "k", 8)
+	_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
 	require.NoError(t, err)
 	require.Equal(t, []string{"sync 7 written k\nby 7", "rename", "sync ", "sync 8.0 written k\nby 7", "rename", "sync "}, did)
 }
@@ -250,7 +250,7 @@ func TestDamagedRecord(t *testing.T) {
 		require.ErrorContains(t, err, `the record of "k", is damaged: restore it`, "%q", b)
 		_, err = s.Read(t.Context(), "k")
 		require.ErrorContains(t, err, "is damaged", "%q", b)
-		_, err = s.ReadFenced(t.Context(), "k", 9)
+		_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 9})
 		require.ErrorContains(t, err, "is damaged", "%q", b)
 		require.NoError(t, s.Write(t.Context(), "other", at(1), nil))
 	}

@@ -101,7 +101,7 @@ func ExampleGuardOnce() {
 func ExampleGuardRead() {
 	var balance int64
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if err := pgstore.GuardRead(ctx, tx, "account/acme", token); err != nil {
+		if err := pgstore.GuardRead(ctx, tx, "account/acme", resource.Fence{Token: token}); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance)
@@ -114,7 +114,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	account, err := accounts.ReadFenced(ctx, "acme", token)
+	account, err := accounts.ReadFenced(ctx, "acme", resource.Fence{Token: token})
 	if err != nil {
 		log.Fatal(err)
 	}

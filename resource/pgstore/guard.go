@@ -37,10 +37,10 @@ func GuardOnce(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fen
 	return fences.GuardOnce(ctx, tx, resourceID, f, request)
 }
 
-// GuardRead raises the fence of resourceID to (token, 0), as a fenced read does. Call it before you read what you write back, in
+// GuardRead raises the fence of resourceID to f, as a fenced read does; f.Seq may be 0. Call it before you read what you write back, in
 // tx or later. What tx reads is protected once tx has committed. The rest is as with [Guard].
-func GuardRead(ctx context.Context, tx pgx.Tx, resourceID string, token uint64) error {
-	return fences.GuardRead(ctx, tx, resourceID, token)
+func GuardRead(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence) error {
+	return fences.GuardRead(ctx, tx, resourceID, f)
 }
 
 // Guard is the function [Guard] on the Store's table. The Store's calls and its guards share the fence of a key.
@@ -57,10 +57,10 @@ func (s *Store) GuardOnce(ctx context.Context, tx pgx.Tx, resourceID string, f r
 }
 
 // GuardRead is the function [GuardRead] on the Store's table.
-func (s *Store) GuardRead(ctx context.Context, tx pgx.Tx, resourceID string, token uint64) error {
-	err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(resourceID), resource.CheckToken(token))
+func (s *Store) GuardRead(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence) error {
+	err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(resourceID), resource.CheckToken(f.Token))
 	if err == nil {
-		_, err = s.t.raise(ctx, tx, resourceID, token, false)
+		_, err = s.t.raise(ctx, tx, resourceID, f, false)
 	}
 	return ended(ctx, tx, err)
 }

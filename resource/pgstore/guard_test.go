@@ -124,9 +124,9 @@ func TestGuard(t *testing.T) {
 		require.Equal(t, "10", holders(ctx, t, pool, key))
 
 		tx = begin(ctx, t, pool, level) // several writes, each with a fence, in one transaction
-		require.NoError(t, pgstore.GuardRead(ctx, tx, key, 12))
+		require.NoError(t, pgstore.GuardRead(ctx, tx, key, resource.Fence{Token: 12}))
 		require.NoError(t, pgstore.Guard(ctx, tx, key, at(12)))
-		require.NoError(t, pgstore.GuardRead(ctx, tx, key, 12))
+		require.NoError(t, pgstore.GuardRead(ctx, tx, key, resource.Fence{Token: 12}))
 		require.NoError(t, pgstore.Guard(ctx, tx, key, resource.Fence{Token: 12, Seq: 2}))
 		require.NoError(t, tx.Commit(ctx))
 		require.Equal(t, resource.Fence{Token: 12, Seq: 2}, fenceOf(t, pool, key))
@@ -143,7 +143,7 @@ func TestGuardRefusesInvalid(t *testing.T) {
 		"zero seq":      func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, key, resource.Fence{Token: 1}) },
 		"no key":        func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, "", at(1)) },
 		"no request":    func(tx pgx.Tx) error { return pgstore.GuardOnce(t.Context(), tx, key, at(1), nil) },
-		"read at zero":  func(tx pgx.Tx) error { return pgstore.GuardRead(t.Context(), tx, key, 0) },
+		"read at zero":  func(tx pgx.Tx) error { return pgstore.GuardRead(t.Context(), tx, key, resource.Fence{Token: 0}) },
 		"context ended": func(tx pgx.Tx) error { return pgstore.Guard(ended, tx, key, at(1)) },
 	} {
 		tx := begin(t.Context(), t, pool, pgx.ReadCommitted)
@@ -245,7 +245,7 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 		var saw string
 		read := func() error {
 			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-				err := pgstore.GuardRead(ctx, tx, key, 2)
+				err := pgstore.GuardRead(ctx, tx, key, resource.Fence{Token: 2})
 				if err == nil {
 					saw = holders(ctx, t, tx, key)
 				}
@@ -258,7 +258,7 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 		late := begin(ctx, t, pool, level)
 		isStale(t, pgstore.Guard(ctx, late, key, resource.Fence{Token: 1, Seq: 2}), key, resource.Fence{Token: 2}, resource.Fence{Token: 1, Seq: 2}, false)
 		late = begin(ctx, t, pool, level)
-		isStale(t, pgstore.GuardRead(ctx, late, key, 1), key, resource.Fence{Token: 2}, resource.Fence{Token: 1}, false)
+		isStale(t, pgstore.GuardRead(ctx, late, key, resource.Fence{Token: 1}), key, resource.Fence{Token: 2}, resource.Fence{Token: 1}, false)
 	})
 }
 
@@ -274,7 +274,7 @@ func TestReadMeetsOwnWrite(t *testing.T) {
 		require.NoError(t, pgstore.Guard(ctx, own, key, resource.Fence{Token: 7, Seq: 2}))
 		var rec resource.Record
 		require.NoError(t, meets(t, pool, func() (err error) {
-			rec, err = s.ReadFenced(ctx, key, 7)
+			rec, err = s.ReadFenced(ctx, key, resource.Fence{Token: 7})
 			return err
 		}, own.Commit, false))
 		require.Equal(t, resource.Fence{Token: 7, Seq: 2}, rec.MaxFence)

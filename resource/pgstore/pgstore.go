@@ -145,9 +145,9 @@ func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err 
 }
 
 // ReadFenced is [resource.Store.ReadFenced].
-func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (rec resource.Record, err error) {
-	err = s.do(ctx, key, resource.CheckToken(token), func() (err error) {
-		rec, err = s.t.raise(ctx, s.pool, key, token, true)
+func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (rec resource.Record, err error) {
+	err = s.do(ctx, key, resource.CheckToken(f.Token), func() (err error) {
+		rec, err = s.t.raise(ctx, s.pool, key, f, true)
 		return err
 	})
 	return rec, err
@@ -214,14 +214,14 @@ func (t table) accept(ctx context.Context, q querier, key string, f resource.Fen
 	return &resource.StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied}
 }
 
-// raise raises key's fence to (token, 0), see raise.sql.
-func (t table) raise(ctx context.Context, q querier, key string, token uint64, withValue bool) (rec resource.Record, err error) {
+// raise raises key's fence to f for a read, see raise.sql.
+func (t table) raise(ctx context.Context, q querier, key string, f resource.Fence, withValue bool) (rec resource.Record, err error) {
 	err = ask(func() (err error) {
-		rec, err = scan(q.QueryRow(ctx, t.raiseTo, key, number(token), withValue))
+		rec, err = scan(q.QueryRow(ctx, t.raiseTo, key, number(f.Token), number(f.Seq), withValue))
 		return err
 	})
 	if err == nil {
-		err = rec.CheckRead(key, token)
+		err = rec.CheckRead(key, f)
 	}
 	if err != nil {
 		return resource.Record{}, err

@@ -207,7 +207,7 @@ func TestTables(t *testing.T) {
 		wg.Wait()
 		require.NoError(t, s.Write(t.Context(), key, at(1), nil), "tables are apart")
 		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			if err := s.GuardRead(t.Context(), tx, key, 1); err != nil {
+			if err := s.GuardRead(t.Context(), tx, key, resource.Fence{Token: 1}); err != nil {
 				return err
 			}
 			if err := s.Guard(t.Context(), tx, key, at(2)); err != nil {
@@ -232,7 +232,7 @@ func TestExecModes(t *testing.T) {
 			require.NoError(t, s.Overwrite(ctx, key, resource.Fence{}, []byte("\xff\x00'")))
 			require.NoError(t, s.Write(ctx, key, top, []byte("\xff\x00'")))
 			require.ErrorIs(t, s.Write(ctx, key, top, []byte("\xff\x00'")), resource.ErrApplied)
-			rec, err := s.ReadFenced(ctx, key, top.Token)
+			rec, err := s.ReadFenced(ctx, key, resource.Fence{Token: top.Token})
 			require.NoError(t, err)
 			require.Equal(t, resource.Record{Value: []byte("\xff\x00'"), MaxFence: top}, rec)
 			top.Seq++
@@ -255,7 +255,7 @@ func TestOneStatement(t *testing.T) {
 			"Write":      func() error { return s.Write(ctx, key, f, nil) },
 			"Overwrite":  func() error { return s.Overwrite(ctx, key, f, nil) },
 			"Read":       func() error { _, err := s.Read(ctx, key); return err },
-			"ReadFenced": func() error { _, err := s.ReadFenced(ctx, key, f.Token); return err },
+			"ReadFenced": func() error { _, err := s.ReadFenced(ctx, key, resource.Fence{Token: f.Token}); return err },
 		} {
 			seen.n = 0
 			_ = call()
@@ -263,7 +263,7 @@ func TestOneStatement(t *testing.T) {
 		}
 		for name, guard := range map[string]func(pgx.Tx) error{
 			"Guard":     func(tx pgx.Tx) error { return pgstore.Guard(ctx, tx, key, resource.Fence{Token: f.Token, Seq: 2}) },
-			"GuardRead": func(tx pgx.Tx) error { return pgstore.GuardRead(ctx, tx, key, f.Token) },
+			"GuardRead": func(tx pgx.Tx) error { return pgstore.GuardRead(ctx, tx, key, resource.Fence{Token: f.Token}) },
 		} {
 			seen.n = 0
 			_ = pgx.BeginFunc(ctx, pool, guard)
@@ -291,7 +291,7 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 		CREATE TRIGGER skip BEFORE UPDATE ON `+o.Table.Sanitize()+` FOR EACH ROW EXECUTE FUNCTION skip()`)
 	require.NoError(t, err)
 	require.ErrorContains(t, s.Write(ctx, "k", at(5), nil), "neither raised nor refused")
-	_, err = s.ReadFenced(ctx, "k", 5)
+	_, err = s.ReadFenced(ctx, "k", resource.Fence{Token: 5})
 	require.ErrorContains(t, err, "neither raised nor refused")
 	tx := begin(ctx, t, pool, pgx.ReadCommitted)
 	require.ErrorContains(t, s.Guard(ctx, tx, "k", at(5)), "neither raised nor refused")

@@ -18,7 +18,7 @@ func bill(ctx context.Context, client redis.UniversalClient, token uint64) error
 	if err != nil {
 		return err
 	}
-	account, err := accounts.ReadFenced(ctx, "acme", token)
+	account, err := accounts.ReadFenced(ctx, "acme", resource.Fence{Token: token})
 	if err != nil {
 		return err
 	}

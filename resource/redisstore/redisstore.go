@@ -117,15 +117,15 @@ func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err 
 }
 
 // ReadFenced is [resource.Store.ReadFenced].
-func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (rec resource.Record, err error) {
-	err = s.do(ctx, key, resource.CheckToken(token), func(name []string) error {
-		fields, err := raiseScript.Run(ctx, s.c, name, token).Slice()
+func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (rec resource.Record, err error) {
+	err = s.do(ctx, key, resource.CheckToken(f.Token), func(name []string) error {
+		fields, err := raiseScript.Run(ctx, s.c, name, f.Token, f.Seq).Slice()
 		if err != nil {
 			return err
 		}
 		got, err := record(fields)
 		if err == nil {
-			err = got.CheckRead(key, token)
+			err = got.CheckRead(key, f)
 		}
 		if err == nil {
 			rec = got

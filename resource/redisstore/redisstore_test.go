@@ -182,13 +182,13 @@ func pick(from []uint64) uint64 { return from[rand.IntN(len(from))] }
 func TestOneCommand(t *testing.T) {
 	c, ctx := newClient(t, server), t.Context()
 	s := newStore(t, c)
-	_, err := s.ReadFenced(ctx, "warm", 1)
+	_, err := s.ReadFenced(ctx, "warm", resource.Fence{Token: 1})
 	require.NoError(t, errors.Join(err, s.Write(ctx, "warm", at(1), nil), s.Overwrite(ctx, "warm", at(1), nil)))
 	seen := &commands{}
 	c.AddHook(seen)
 	for _, f := range []resource.Fence{at(2), at(2), at(1), at(3)} {
 		_ = s.Write(ctx, "k", f, nil)
-		_, _ = s.ReadFenced(ctx, "k", f.Token)
+		_, _ = s.ReadFenced(ctx, "k", resource.Fence{Token: f.Token})
 		_ = s.Overwrite(ctx, "k", f, nil)
 		_, _ = s.Read(ctx, "k")
 		require.Equal(t, []string{"evalsha", "evalsha", "evalsha", "hmget"}, seen.names)
@@ -232,7 +232,7 @@ func TestAnswerLost(t *testing.T) {
 		require.Equal(t, !applied, err == nil, "%v", err)
 
 		d.LoseReply() // a fenced read may be repeated
-		rec, err := s.ReadFenced(ctx, "k", 6)
+		rec, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 6})
 		require.NoError(t, err)
 		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 6}}, rec)
 		require.Equal(t, 2, d.Lost())

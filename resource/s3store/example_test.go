@@ -22,7 +22,7 @@ func bill(ctx context.Context, client *s3.Client, token uint64) error {
 	if err != nil {
 		return err
 	}
-	account, err := accounts.ReadFenced(ctx, "acme", token)
+	account, err := accounts.ReadFenced(ctx, "acme", resource.Fence{Token: token})
 	if err != nil {
 		return err
 	}

@@ -2,41 +2,18 @@ package s3store
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
 
+	"github.com/fencelab/fencelab/internal/s3object"
 	"github.com/fencelab/fencelab/resource"
-)
-
-const (
-	maxName   = 200            // bytes; servers that store objects in files allow about 255
-	maxPrefix = 1024 - maxName // S3 allows names of 1024 bytes
 )
 
 // Object returns the name of key's object: the prefix and the key, in which a byte other than a letter, digit, "_", "-" or, except
 // at the beginning, "." becomes "!" and two hexadecimal digits. After 200 bytes it ends with "~" and the key's SHA-256.
-func (s *Store) Object(key string) string {
-	var b strings.Builder
-	for i := range len(key) {
-		switch c := key[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '_', c == '-', c == '.' && i > 0:
-			b.WriteByte(c)
-		default:
-			fmt.Fprintf(&b, "!%02X", c)
-		}
-	}
-	name := b.String()
-	if len(name) > maxName {
-		sum := sha256.Sum256([]byte(key))
-		tail := "~" + hex.EncodeToString(sum[:])
-		name = name[:maxName-len(tail)] + tail
-	}
-	return s.o.Prefix + name
-}
+func (s *Store) Object(key string) string { return s.o.Prefix + s3object.Name(key) }
 
 // An object is the line "fencelab/1 FENCE" and the value, or the line "fencelab/1 FENCE none" if there is no value yet.
 const (

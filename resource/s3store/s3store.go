@@ -19,21 +19,20 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
-	"github.com/aws/smithy-go"
 
+	"github.com/fencelab/fencelab/internal/s3object"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/internal/awscall"
 	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
 // ErrNoConditions is wrapped by the error of [Store.Probe] if the server ignores the conditions of a PUT.
-var ErrNoConditions = errors.New("the server does not honour conditional writes")
+var ErrNoConditions = s3object.ErrNoConditions
 
 // Options are the optional settings of [New].
 type Options struct {
@@ -83,10 +82,17 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 		return nil, errors.New("s3store: bucket is empty")
 	case o.MaxValue < 0:
 		return nil, fmt.Errorf("s3store: MaxValue is %d bytes; it must be positive", o.MaxValue)
-	case len(o.Prefix) > maxPrefix:
-		return nil, fmt.Errorf("s3store: prefix has %d bytes, at most %d are allowed", len(o.Prefix), maxPrefix)
+	case len(o.Prefix) > s3object.MaxPrefix:
+		return nil, fmt.Errorf("s3store: prefix has %d bytes, at most %d are allowed", len(o.Prefix), s3object.MaxPrefix)
 	}
 	return &Store{client: client, bucket: bucket, o: o}, nil
+}
+
+// Probe checks on a scratch object that the server honours If-None-Match and If-Match, else the error wraps [ErrNoConditions].
+// It takes 20 requests, because one address may stand for several servers. It can't check that the server compares and writes
+// atomically; package storetest can.
+func (s *Store) Probe(ctx context.Context) error {
+	return failed(ctx, s3object.Probe(ctx, s.client, s.bucket, s.o.Prefix))
 }
 
 // Write is [resource.Store.Write], also if the client retries a request.
@@ -104,12 +110,12 @@ func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value [
 }
 
 // ReadFenced is [resource.Store.ReadFenced]. To raise the fence it sends the value back.
-func (s *Store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	return s.replace(ctx, key, resource.CheckToken(token), nil, new(bool), func(rec resource.Record) (resource.Record, error) {
-		if err := rec.CheckRead(key, token); err != nil {
+func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	return s.replace(ctx, key, resource.CheckToken(f.Token), nil, new(bool), func(rec resource.Record) (resource.Record, error) {
+		if err := rec.CheckRead(key, f); err != nil {
 			return resource.Record{}, err
 		}
-		rec.MaxFence = rec.MaxFence.Max(resource.Fence{Token: token})
+		rec.MaxFence = rec.MaxFence.Max(f)
 		return rec, nil
 	})
 }
@@ -202,7 +208,7 @@ func (s *Store) replace(ctx context.Context, key string, invalid error, from *ve
 		if err != nil || rec.MaxFence == v.rec.MaxFence {
 			return rec, err
 		}
-		err = s.put(ctx, key, rec, condition(v.etag), doubt)
+		err = s.put(ctx, key, rec, s3object.Condition(v.etag), doubt)
 		if !errors.Is(err, errLostRace) {
 			return rec, err
 		}
@@ -220,14 +226,6 @@ func (s *Store) replace(ctx context.Context, key string, invalid error, from *ve
 			}
 		}
 	}
-}
-
-// condition returns a PUT that requires this ETag, or no object if it is "".
-func condition(etag string) *s3.PutObjectInput {
-	if etag == "" {
-		return &s3.PutObjectInput{IfNoneMatch: aws.String("*")}
-	}
-	return &s3.PutObjectInput{IfMatch: &etag}
 }
 
 func (s *Store) get(ctx context.Context, key string) (version, error) {
@@ -263,25 +261,13 @@ func (s *Store) put(ctx context.Context, key string, rec resource.Record, in *s3
 	out, err := s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = awscall.Retryer(o.Retryer, doubt) })
 	if err != nil {
 		s.known.set(key, version{})
-		if lostRace(err) {
+		if s3object.LostRace(err) {
 			return fmt.Errorf("%w: %w", errLostRace, err)
 		}
 		return failed(ctx, err)
 	}
 	s.known.set(key, version{rec: rec, etag: aws.ToString(out.ETag)})
 	return nil
-}
-
-// lostRace reports whether a PUT's condition did not hold: 412, 409 for a concurrent write, 404 for If-Match without an object.
-func lostRace(err error) bool {
-	switch awscall.Status(err) {
-	case http.StatusPreconditionFailed, http.StatusConflict:
-		return true
-	case http.StatusNotFound:
-		api, ok := errors.AsType[smithy.APIError](err)
-		return ok && api.ErrorCode() == "NoSuchKey"
-	}
-	return false
 }
 
 func failed(ctx context.Context, err error) error { return calls.Wrap(ctx, "s3store", err) }

@@ -69,8 +69,8 @@ func (p *pair) Read(ctx context.Context, key string) (resource.Record, error) {
 	return p.next().Read(ctx, key)
 }
 
-func (p *pair) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	return p.next().ReadFenced(ctx, key, token)
+func (p *pair) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	return p.next().ReadFenced(ctx, key, f)
 }
 
 func (p *pair) Close() error { return errors.Join(p.stores[0].Close(), p.stores[1].Close()) }
@@ -81,7 +81,7 @@ func TestFirstTouchIsSeen(t *testing.T) {
 	holder, link := open(t, prefix)
 	successor, _ := open(t, prefix)
 	require.NoError(t, holder.Write(ctx, "k", at(7), []byte("v")))
-	rec, err := successor.ReadFenced(ctx, "k", 8)
+	rec, err := successor.ReadFenced(ctx, "k", resource.Fence{Token: 8})
 	require.NoError(t, err)
 	require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 8}}, rec)
 	link.Sent()
@@ -103,9 +103,9 @@ func TestRequests(t *testing.T) {
 	}{
 		{"write of a key not seen before", func() error { return s.Write(ctx, "k", at(1), nil) }, map[string]int{get: 1, put: 1}},
 		{"write", func() error { return s.Write(ctx, "k", at(2), nil) }, map[string]int{put: 1}},
-		{"first fenced read of a grant", func() error { _, err := s.ReadFenced(ctx, "k", 3); return err }, map[string]int{get: 1, put: 1}},
+		{"first fenced read of a grant", func() error { _, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 3}); return err }, map[string]int{get: 1, put: 1}},
 		{"write after it", func() error { return s.Write(ctx, "k", at(3), nil) }, map[string]int{put: 1}},
-		{"another fenced read", func() error { _, err := s.ReadFenced(ctx, "k", 3); return err }, map[string]int{get: 1}},
+		{"another fenced read", func() error { _, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 3}); return err }, map[string]int{get: 1}},
 		{"read", func() error { _, err := s.Read(ctx, "k"); return err }, map[string]int{get: 1}},
 		{"another's write", func() error { return other.Write(ctx, "k", at(4), nil) }, map[string]int{}},
 		{"write after it", func() error { return s.Write(ctx, "k", at(5), nil) }, map[string]int{put: 2, get: 1}},
@@ -183,7 +183,7 @@ func TestLostRaceOfRead(t *testing.T) {
 		}
 		return transport.RoundTrip(r)
 	})
-	got, err := s.ReadFenced(ctx, "k", 7)
+	got, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 7})
 	require.NoError(t, err)
 	require.Equal(t, resource.Record{Value: []byte("new"), MaxFence: resource.Fence{Token: 7}}, got)
 }
@@ -267,7 +267,7 @@ func TestForeignObject(t *testing.T) {
 		const want = "is not a record of this package"
 		_, err = s.Read(ctx, "k")
 		require.ErrorContains(t, err, want, body)
-		_, err = s.ReadFenced(ctx, "k", 9)
+		_, err = s.ReadFenced(ctx, "k", resource.Fence{Token: 9})
 		require.ErrorContains(t, err, want, body)
 		require.ErrorContains(t, s.Write(ctx, "k", at(9), nil), want, body)
 		require.ErrorContains(t, s.Overwrite(ctx, "k", at(9), nil), want, body)
@@ -279,7 +279,7 @@ func TestNoBucket(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Read(t.Context(), "k")
 	require.ErrorContains(t, err, "NoSuchBucket")
-	_, err = s.ReadFenced(t.Context(), "k", 1)
+	_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 1})
 	require.ErrorContains(t, err, "NoSuchBucket")
 	require.ErrorContains(t, s.Write(t.Context(), "k", at(1), nil), "NoSuchBucket")
 	require.ErrorContains(t, s.Probe(t.Context()), "NoSuchBucket")

@@ -16,10 +16,9 @@ var rules = [...]string{
 		"and returns a *StaleTokenError.",
 	2: "A refused Write that repeats the accepted one (equal fence, equal value) is reported as Applied, and no other is, " +
 		"so that a caller whose reply was lost can repeat the call to find out whether it took effect.",
-	3: "ReadFenced raises the fence to (token, 0) and reads atomically, so that a later write of an earlier grant is " +
-		"refused. It returns a *StaleTokenError if a later grant has touched the key, and leaves the fence alone if its own " +
-		"grant has.",
-	4: "Of any number of concurrent calls on a key, accepted fences strictly increase and the greatest wins.",
+	3: "ReadFenced takes effect if and only if AdmitsRead says so, and otherwise returns a *StaleTokenError. It raises the " +
+		"fence to its own and reads atomically, so that a later write with a lower fence is refused.",
+	4: "Of any number of concurrent calls on a key, accepted writes' fences strictly increase and the greatest wins.",
 	5: "Keys are independent and may be anything that CheckKey admits. A value is any bytes, none included, and is copied " +
 		"in and out.",
 	6: "A zero token, a zero sequence number and an invalid key are refused before anything is changed, but not with a " +
@@ -45,6 +44,7 @@ var cases = []Case{
 	{Name: "FencedReadRaises", Rule: rules[3], check: fencedReadRaises},
 	{Name: "FencedReadRefused", Rule: rules[3], check: fencedReadRefused},
 	{Name: "FencedReadOwnGrant", Rule: rules[3], check: fencedReadOwnGrant},
+	{Name: "FencedReadSeq", Rule: rules[3], check: fencedReadSeq},
 	{Name: "Concurrent", Rule: rules[4], check: concurrent},
 	{Name: "KeysIndependent", Rule: rules[5], check: keysIndependent},
 	{Name: "AnyKey", Rule: rules[5], check: anyKey},
@@ -111,7 +111,7 @@ func fullRange(ctx context.Context, s *store) {
 			s.refused(ctx, key, lower, []byte("late"), false)
 		}
 	}
-	s.reads(ctx, "read", top)
+	s.reads(ctx, "read", at(top, 0))
 	s.refused(ctx, "read", at(top-1, top), []byte("late"), false)
 	s.writes(ctx, "read", at(top, 1))
 }
@@ -137,7 +137,7 @@ func otherValueRefused(ctx context.Context, s *store) {
 		s.refused(ctx, key, earlier, valueOf(f), false)
 	}
 	// After a later fenced read, nobody can tell whether the write was accepted.
-	s.reads(ctx, key, 13)
+	s.reads(ctx, key, at(13, 0))
 	s.refused(ctx, key, f, valueOf(f), false)
 }
 
@@ -204,11 +204,11 @@ func fencedReadRaises(ctx context.Context, s *store) {
 
 func fencedReadRefused(ctx context.Context, s *store) {
 	s.writes(ctx, key, at(5, 1))
-	s.readRefused(ctx, key, 4)
+	s.readRefused(ctx, key, at(4, 0))
 	s.writes(ctx, key, at(6, 1))
-	s.reads(ctx, key, 8)
-	s.readRefused(ctx, key, 7)
-	s.readRefused(ctx, key, 1)
+	s.reads(ctx, key, at(8, 0))
+	s.readRefused(ctx, key, at(7, 0))
+	s.readRefused(ctx, key, at(1, 0))
 	s.writes(ctx, key, at(8, 1))
 }
 
@@ -222,12 +222,32 @@ func fencedReadOwnGrant(ctx context.Context, s *store) {
 	}
 }
 
+func fencedReadSeq(ctx context.Context, s *store) {
+	s.writes(ctx, key, at(5, 1))
+	for _, f := range []resource.Fence{at(5, 3), at(5, 3), at(5, 1<<63), at(6, 2)} { // an equal one may be repeated
+		want := resource.Record{Value: valueOf(at(5, 1)), MaxFence: f}
+		if err := same(s.reads(ctx, key, f), want); err != nil {
+			fail("ReadFenced by %v: %w", f, err)
+		}
+		s.holds(ctx, key, want)
+		s.refused(ctx, key, at(f.Token, f.Seq-1), []byte("late"), false)
+		s.refused(ctx, key, f, []byte("late"), false)
+		s.readRefused(ctx, key, at(f.Token, f.Seq-1))
+	}
+	s.writes(ctx, key, at(6, 3))
+	s.readRefused(ctx, key, at(6, 2))
+	s.reads(ctx, "never written", at(1, 1))
+	s.holds(ctx, "never written", resource.Record{MaxFence: at(1, 1)})
+	s.writes(ctx, "never written", at(1, 2))
+	s.readsRecord(ctx, key, written(at(6, 3))) // Seq 0 is the whole grant's
+}
+
 func keysIndependent(ctx context.Context, s *store) {
 	keys := []string{"a", "A", "b", "ab", "a/b", "a b"}
 	for i, k := range keys {
 		s.writes(ctx, k, at(uint64(100-i), 1)) // each lower than all before
 	}
-	s.reads(ctx, "c", 1000)
+	s.reads(ctx, "c", at(1000, 0))
 	for i, k := range keys {
 		s.holds(ctx, k, written(at(uint64(100-i), 1)))
 	}
@@ -244,7 +264,7 @@ func anyKey(ctx context.Context, s *store) {
 	}
 	for i, k := range keys {
 		s.holds(ctx, k, written(at(uint64(i+1), 1)))
-		s.reads(ctx, k, uint64(i+1))
+		s.reads(ctx, k, at(uint64(i+1), 0))
 	}
 }
 
@@ -271,7 +291,7 @@ func valuesCopied(ctx context.Context, s *store) {
 	s.holds(ctx, key, want)
 	want.MaxFence = at(2, 0)
 	for range 2 { // the first raises the fence
-		s.reads(ctx, key, 2).Value[0] = 'Z'
+		s.reads(ctx, key, at(2, 0)).Value[0] = 'Z'
 		s.holds(ctx, key, want)
 	}
 }
@@ -280,7 +300,7 @@ func zeroTokenRefused(ctx context.Context, s *store) {
 	for _, f := range []resource.Fence{at(0, 0), at(0, 1), at(1, 0)} {
 		s.invalid(ctx, fmt.Sprintf("Write at (%d, %d)", f.Token, f.Seq), key, s.Write(ctx, key, f, []byte("v")))
 	}
-	_, err := s.ReadFenced(ctx, key, 0)
+	_, err := s.ReadFenced(ctx, key, at(0, 1))
 	s.invalid(ctx, "ReadFenced by 0", key, err)
 	s.writes(ctx, key, at(1, 1))
 }
@@ -291,7 +311,7 @@ func badKeyRefused(ctx context.Context, s *store) {
 		if _, err := s.Read(ctx, k); err == nil || errors.Is(err, resource.ErrNotFound) {
 			fail("key %.40q: Read got %s, want an error about the key", k, text(err))
 		}
-		_, err := s.ReadFenced(ctx, k, 1)
+		_, err := s.ReadFenced(ctx, k, at(1, 0))
 		s.invalid(ctx, fmt.Sprintf("ReadFenced of key %.40q", k), "", err)
 	}
 }
@@ -315,17 +335,21 @@ func (s *store) invalid(ctx context.Context, call, key string, err error) {
 func durable(ctx context.Context, s *store) {
 	s.writes(ctx, key, at(5, 1), at(5, 2))
 	s.writesValue(ctx, "empty", at(4, 1), nil)
-	s.reads(ctx, "only read", 7)
-	s.reads(ctx, "empty", 7)
+	s.reads(ctx, "only read", at(7, 0))
+	s.reads(ctx, "numbered", at(7, 3))
+	s.reads(ctx, "empty", at(7, 0))
 	for range 2 {
 		s.reopen()
+		s.holds(ctx, "numbered", resource.Record{MaxFence: at(7, 3)})
+		s.refused(ctx, "numbered", at(7, 3), []byte("late"), false)
+		s.readRefused(ctx, "numbered", at(7, 2))
 		s.holds(ctx, key, written(at(5, 2)))
 		s.holds(ctx, "empty", resource.Record{Value: []byte{}, MaxFence: at(7, 0)})
 		s.holds(ctx, "only read", resource.Record{MaxFence: at(7, 0)})
 		s.refused(ctx, key, at(5, 1), []byte("late"), false)
 		s.refused(ctx, key, at(5, 2), valueOf(at(5, 2)), true)
 		s.refused(ctx, "only read", at(6, 1), []byte("late"), false)
-		s.readRefused(ctx, "only read", 6)
+		s.readRefused(ctx, "only read", at(6, 0))
 	}
 	s.writes(ctx, key, at(5, 3))
 }
@@ -351,7 +375,7 @@ func closed(ctx context.Context, s *store) {
 
 func (s *store) everyCallFails(ctx context.Context, when string, want error) {
 	_, errRead := s.Read(ctx, key)
-	_, errReadFenced := s.ReadFenced(ctx, key, 2)
+	_, errReadFenced := s.ReadFenced(ctx, key, at(2, 0))
 	errs := map[string]error{"Write": s.Write(ctx, key, at(2, 1), []byte("v")), "Read": errRead, "ReadFenced": errReadFenced}
 	if setter, ok := s.Store.(resource.FenceSetter); ok {
 		errs["SetFence"] = setter.SetFence(ctx, key, 2)
@@ -373,7 +397,7 @@ func fenceSet(ctx context.Context, s *store) {
 	}
 	top := at(math.MaxUint64, math.MaxUint64)
 	s.writes(ctx, key, top)
-	s.reads(ctx, "only read", top.Token)
+	s.reads(ctx, "only read", at(top.Token, 0))
 	for key, value := range map[string][]byte{key: valueOf(top), "only read": nil} {
 		for _, token := range []uint64{7, 9, 6} { // back, on, and back again
 			if err := setter.SetFence(ctx, key, token); err != nil {
@@ -381,7 +405,7 @@ func fenceSet(ctx context.Context, s *store) {
 			}
 			s.holds(ctx, key, resource.Record{Value: value, MaxFence: at(token, 0)})
 			s.refused(ctx, key, at(token-1, 1), []byte("late"), false)
-			s.readRefused(ctx, key, token-1)
+			s.readRefused(ctx, key, at(token-1, 0))
 		}
 		s.writes(ctx, key, at(6, 1))
 	}

@@ -34,7 +34,7 @@ func concurrent(ctx context.Context, s *store) {
 	run := func(f resource.Fence) *call {
 		c := &call{fence: f, begin: clock.Add(1)}
 		if f.Seq == 0 {
-			c.rec, c.err = s.ReadFenced(ctx, key, f.Token)
+			c.rec, c.err = s.ReadFenced(ctx, key, f)
 		} else {
 			c.err = s.Write(ctx, key, f, valueOf(f))
 		}

@@ -11,7 +11,7 @@ import (
 // lenient is a store that never refuses a fenced read.
 type lenient struct{ *resource.Memory }
 
-func (s lenient) ReadFenced(ctx context.Context, key string, _ uint64) (resource.Record, error) {
+func (s lenient) ReadFenced(ctx context.Context, key string, _ resource.Fence) (resource.Record, error) {
 	return s.Read(ctx, key)
 }
 
@@ -23,5 +23,5 @@ func ExampleCase_Check() {
 			fmt.Println(c.Check(context.Background(), kit))
 		}
 	}
-	// Output: ReadFenced by 4: got no error, want resource: stale fencing token for "k": seen 5, got 4
+	// Output: ReadFenced by 4.0: got no error, want resource: stale fencing token for "k": seen 5, got 4
 }

@@ -105,17 +105,17 @@ func (s *store) writesValue(ctx context.Context, key string, f resource.Fence, v
 	}
 }
 
-func (s *store) reads(ctx context.Context, key string, token uint64) resource.Record {
-	rec, err := s.ReadFenced(ctx, key, token)
+func (s *store) reads(ctx context.Context, key string, f resource.Fence) resource.Record {
+	rec, err := s.ReadFenced(ctx, key, f)
 	if err != nil {
-		fail("key %.40q: ReadFenced by %d: got %w, want it accepted", key, token, err)
+		fail("key %.40q: ReadFenced by %v: got %w, want it accepted", key, f, err)
 	}
 	return rec
 }
 
 // readsRecord reads with the token of want, which must be what it gets.
 func (s *store) readsRecord(ctx context.Context, key string, want resource.Record) {
-	if err := same(s.reads(ctx, key, want.MaxFence.Token), want); err != nil {
+	if err := same(s.reads(ctx, key, at(want.MaxFence.Token, 0)), want); err != nil {
 		fail("key %.40q: ReadFenced by %d: %w", key, want.MaxFence.Token, err)
 	}
 }
@@ -130,11 +130,11 @@ func (s *store) refused(ctx context.Context, key string, got resource.Fence, val
 	s.holds(ctx, key, before)
 }
 
-func (s *store) readRefused(ctx context.Context, key string, token uint64) {
+func (s *store) readRefused(ctx context.Context, key string, f resource.Fence) {
 	before := s.record(ctx, key)
-	_, err := s.ReadFenced(ctx, key, token)
-	if err := isStale(err, resource.StaleTokenError{Key: key, Seen: before.MaxFence, Got: at(token, 0)}); err != nil {
-		fail("ReadFenced by %d: %w", token, err)
+	_, err := s.ReadFenced(ctx, key, f)
+	if err := isStale(err, resource.StaleTokenError{Key: key, Seen: before.MaxFence, Got: f}); err != nil {
+		fail("ReadFenced by %v: %w", f, err)
 	}
 	s.holds(ctx, key, before)
 }

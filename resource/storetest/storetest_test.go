@@ -32,7 +32,7 @@ func TestRulesInStep(t *testing.T) {
 		return true
 	})
 	links := strings.NewReplacer("[*StaleTokenError]", "*StaleTokenError", "[AdmitsWrite]", "AdmitsWrite",
-		"[CheckKey]", "CheckKey", "[FenceSetter]", "FenceSetter", "[Overwriter]", "Overwriter", "[ErrClosed]", "ErrClosed")
+		"[AdmitsRead]", "AdmitsRead", "[CheckKey]", "CheckKey", "[FenceSetter]", "FenceSetter", "[Overwriter]", "Overwriter", "[ErrClosed]", "ErrClosed")
 	var want, got []string
 	for _, m := range regexp.MustCompile(`(?s)\d+\.(.*?)\[([\w, \n]+)\]\n`).FindAllStringSubmatch(links.Replace(doc), -1) {
 		rule := strings.Join(strings.Fields(m[1]), " ")
@@ -47,37 +47,38 @@ func TestRulesInStep(t *testing.T) {
 }
 
 type flaw struct {
-	admits      func(seen, got resource.Fence) bool // nil: the rule
-	key         func(string) string                 // what a key becomes
-	value       func([]byte) []byte                 // what a value becomes
-	applied     func(rec resource.Record, f resource.Fence, value []byte) bool
-	retryIsNil  bool // a repeat is accepted once more
-	setsValue   bool // a refused write sets the value
-	raises      bool // a refused write raises the fence to its token's last
-	dirtyRead   bool // a fenced read doesn't raise
-	meekRead    bool // a fenced read doesn't raise the fence of a key that was never written
-	boldRead    bool // a fenced read is never refused
-	shyRead     bool // a fenced read of a grant that has touched the key is refused
-	lowersFence bool // a fenced read lowers its own grant's fence
-	sinks       bool // a refused fenced read lowers the fence
-	shares      bool // values are not copied in
-	lends       bool // values are not copied out
-	oneFence    bool // all keys have one fence
-	forgets     bool // the fence is kept in memory only
-	loses       bool // nothing survives
-	unchecked   bool // a zero token and a bad key are accepted
-	staleIsZero bool // a zero token is refused as stale
-	deaf        bool // ctx is ignored
-	dull        bool // ctx's cause is replaced
-	openEnded   bool // Close does nothing
-	vague       bool // a refusal doesn't tell the fence seen
-	gathers     int  // this many calls are all checked before the first takes effect
-	splitsRead  bool // with gathers: fenced reads only, which read before and raise after
-	setsBoth    bool // SetFence loses the value
-	setsUp      bool // SetFence only raises
-	lowers      bool // Overwrite takes the fence offered, also a lower one
-	fences      bool // Overwrite refuses a lower fence
-	pairs       bool // writes are checked two at a time, and then take effect unless a greater fence has come
+	admits       func(seen, got resource.Fence) bool // nil: the rule
+	key          func(string) string                 // what a key becomes
+	value        func([]byte) []byte                 // what a value becomes
+	applied      func(rec resource.Record, f resource.Fence, value []byte) bool
+	retryIsNil   bool // a repeat is accepted once more
+	setsValue    bool // a refused write sets the value
+	raises       bool // a refused write raises the fence to its token's last
+	dirtyRead    bool // a fenced read doesn't raise
+	meekRead     bool // a fenced read doesn't raise the fence of a key that was never written
+	boldRead     bool // a fenced read is never refused
+	shyRead      bool // a fenced read of a grant that has touched the key is refused
+	seqBlindRead bool // a fenced read ignores its number
+	lowersFence  bool // a fenced read lowers its own grant's fence
+	sinks        bool // a refused fenced read lowers the fence
+	shares       bool // values are not copied in
+	lends        bool // values are not copied out
+	oneFence     bool // all keys have one fence
+	forgets      bool // the fence is kept in memory only
+	loses        bool // nothing survives
+	unchecked    bool // a zero token and a bad key are accepted
+	staleIsZero  bool // a zero token is refused as stale
+	deaf         bool // ctx is ignored
+	dull         bool // ctx's cause is replaced
+	openEnded    bool // Close does nothing
+	vague        bool // a refusal doesn't tell the fence seen
+	gathers      int  // this many calls are all checked before the first takes effect
+	splitsRead   bool // with gathers: fenced reads only, which read before and raise after
+	setsBoth     bool // SetFence loses the value
+	setsUp       bool // SetFence only raises
+	lowers       bool // Overwrite takes the fence offered, also a lower one
+	fences       bool // Overwrite refuses a lower fence
+	pairs        bool // writes are checked two at a time, and then take effect unless a greater fence has come
 }
 
 type store struct {
@@ -241,8 +242,8 @@ func (s *store) Read(ctx context.Context, key string) (resource.Record, error) {
 	return s.out(rec), nil
 }
 
-func (s *store) ReadFenced(ctx context.Context, key string, token uint64) (resource.Record, error) {
-	if err := s.check(ctx, key, resource.CheckToken(token)); err != nil {
+func (s *store) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	if err := s.check(ctx, key, resource.CheckToken(f.Token)); err != nil {
 		return resource.Record{}, err
 	}
 	s.mu.Lock()
@@ -258,14 +259,16 @@ func (s *store) ReadFenced(ctx context.Context, key string, token uint64) (resou
 	if s.gathers == 0 || s.splitsRead {
 		rec, ok = s.get(key)
 	}
-	f := resource.Fence{Token: token}
-	if err := rec.CheckRead(key, token); err != nil && !s.boldRead {
+	if s.seqBlindRead {
+		f.Seq = 0
+	}
+	if err := rec.CheckRead(key, f); err != nil && !s.boldRead {
 		if s.sinks {
 			s.set(key, resource.Record{Value: rec.Value, MaxFence: f})
 		}
 		return resource.Record{}, err
 	}
-	if s.shyRead && token == rec.MaxFence.Token {
+	if s.shyRead && f.Token == rec.MaxFence.Token {
 		return resource.Record{}, &resource.StaleTokenError{Key: key, Seen: rec.MaxFence, Got: f}
 	}
 	rec.MaxFence = rec.MaxFence.Max(f)
@@ -358,9 +361,9 @@ func TestFlaws(t *testing.T) {
 		want string // the cases that fail
 	}{
 		{name: "none"},
-		{name: "< for <=", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }}, want: "EqualRefused RetryRecognised OtherValueRefused RepeatTells Durable"},
-		{name: "fence not looked at", flaw: flaw{admits: func(_, _ resource.Fence) bool { return true }}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises Durable"},
-		{name: "sequence number ignored", flaw: flaw{admits: byToken}, want: "SeqOrders FullRange RetryRecognised FencedReadRaises FencedReadRefused FencedReadOwnGrant Durable"},
+		{name: "< for <=", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }}, want: "EqualRefused RetryRecognised OtherValueRefused RepeatTells FencedReadSeq Durable"},
+		{name: "fence not looked at", flaw: flaw{admits: func(_, _ resource.Fence) bool { return true }}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises FencedReadSeq Durable"},
+		{name: "sequence number ignored", flaw: flaw{admits: byToken}, want: "SeqOrders FullRange RetryRecognised FencedReadRaises FencedReadRefused FencedReadOwnGrant FencedReadSeq Durable"},
 		{
 			name: "sequence number alone", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Seq > seen.Seq }},
 			want: "StrictlyGreater LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells " +
@@ -371,13 +374,13 @@ func TestFlaws(t *testing.T) {
 		{
 			name: "next token only", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Token == seen.Token+1 }},
 			want: "StrictlyGreater EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused " +
-				"FencedReadRaises FencedReadRefused FencedReadOwnGrant KeysIndependent AnyKey Durable",
+				"FencedReadRaises FencedReadRefused FencedReadOwnGrant FencedReadSeq KeysIndependent AnyKey Durable",
 		},
-		{name: "refused write sets the value", flaw: flaw{setsValue: true}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises Durable"},
-		{name: "refused write raises the fence", flaw: flaw{raises: true}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises Durable"},
-		{name: "refusal without the fence seen", flaw: flaw{vague: true}, want: "LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises Durable"},
+		{name: "refused write sets the value", flaw: flaw{setsValue: true}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises FencedReadSeq Durable"},
+		{name: "refused write raises the fence", flaw: flaw{raises: true}, want: "EqualRefused LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused RepeatTells FencedReadRaises FencedReadSeq Durable"},
+		{name: "refusal without the fence seen", flaw: flaw{vague: true}, want: "LowerRefused SeqOrders FullRange RetryRecognised OtherValueRefused FencedReadRaises FencedReadSeq Durable"},
 		{name: "retry not recognised", flaw: flaw{applied: func(resource.Record, resource.Fence, []byte) bool { return false }}, want: "RetryRecognised RepeatTells Durable"},
-		{name: "retry recognised by its fence alone", want: "OtherValueRefused", flaw: flaw{applied: func(rec resource.Record, f resource.Fence, _ []byte) bool { return f == rec.MaxFence }}},
+		{name: "retry recognised by its fence alone", want: "OtherValueRefused FencedReadSeq Durable", flaw: flaw{applied: func(rec resource.Record, f resource.Fence, _ []byte) bool { return f == rec.MaxFence }}},
 		{name: "retry recognised by its fence and its value's length", flaw: byFence(func(_, _ []byte) bool { return true }), want: "OtherValueRefused"},
 		{name: "retry recognised by its fence and its value's beginning", flaw: byFence(func(a, b []byte) bool { return a[0] == b[0] }), want: "OtherValueRefused"},
 		{name: "retry recognised by its fence and its value's end", flaw: byFence(func(a, b []byte) bool { return a[len(a)-1] == b[len(b)-1] }), want: "OtherValueRefused"},
@@ -389,16 +392,17 @@ func TestFlaws(t *testing.T) {
 		},
 		{name: "retry recognised by its value alone", want: "OtherValueRefused", flaw: flaw{applied: func(rec resource.Record, _ resource.Fence, v []byte) bool { return bytes.Equal(v, rec.Value) }}},
 		{name: "retry accepted again", flaw: flaw{retryIsNil: true}, want: "EqualRefused RetryRecognised RepeatTells Durable"},
-		{name: "fenced read doesn't raise", flaw: flaw{dirtyRead: true}, want: "FullRange OtherValueRefused FencedReadRaises FencedReadRefused ValuesCopied Durable"},
-		{name: "fenced read doesn't raise a new key", flaw: flaw{meekRead: true}, want: "FullRange FencedReadRaises Durable"},
-		{name: "fenced read never refused", flaw: flaw{boldRead: true}, want: "FencedReadRefused Durable"},
-		{name: "fenced read refused to its own grant", flaw: flaw{shyRead: true}, want: "FencedReadOwnGrant AnyKey AnyValue ValuesCopied"},
-		{name: "fenced read lowers the fence", flaw: flaw{lowersFence: true}, want: "FencedReadOwnGrant AnyValue"},
-		{name: "refused fenced read lowers the fence", flaw: flaw{sinks: true}, want: "FencedReadRefused Durable"},
+		{name: "fenced read doesn't raise", flaw: flaw{dirtyRead: true}, want: "FullRange OtherValueRefused FencedReadRaises FencedReadRefused FencedReadSeq ValuesCopied Durable"},
+		{name: "fenced read doesn't raise a new key", flaw: flaw{meekRead: true}, want: "FullRange FencedReadRaises FencedReadSeq Durable"},
+		{name: "fenced read never refused", flaw: flaw{boldRead: true}, want: "FencedReadRefused FencedReadSeq Durable"},
+		{name: "fenced read refused to its own grant", flaw: flaw{shyRead: true}, want: "FencedReadOwnGrant FencedReadSeq AnyKey AnyValue ValuesCopied"},
+		{name: "fenced read ignores its number", flaw: flaw{seqBlindRead: true}, want: "FencedReadSeq Durable"},
+		{name: "fenced read lowers the fence", flaw: flaw{lowersFence: true}, want: "FencedReadOwnGrant FencedReadSeq AnyValue"},
+		{name: "refused fenced read lowers the fence", flaw: flaw{sinks: true}, want: "FencedReadRefused FencedReadSeq Durable"},
 		{name: "check and write not atomic", flaw: flaw{gathers: 100}, want: "Concurrent"},
 		{name: "check for <, write for <=", flaw: flaw{pairs: true}, want: "Concurrent"},
 		{name: "read and raise not atomic", flaw: flaw{gathers: 100, splitsRead: true}, want: "Concurrent"},
-		{name: "one fence for all keys", flaw: flaw{oneFence: true}, want: "FullRange RetryRecognised FencedReadRaises KeysIndependent AnyKey Durable"},
+		{name: "one fence for all keys", flaw: flaw{oneFence: true}, want: "FullRange RetryRecognised FencedReadRaises FencedReadSeq KeysIndependent AnyKey Durable"},
 		{name: "keys cleaned like paths", flaw: flaw{key: path.Clean}, want: "AnyKey"},
 		{name: "keys folded", flaw: flaw{key: strings.ToLower}, want: "KeysIndependent"},
 		{

@@ -5,12 +5,14 @@
 // and disturbs them in between: it freezes, kills and cuts off clients, loses and delays messages, repeats writes, ends contexts,
 // restarts servers. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a schedule always runs
 // the same way. Grants are checked as they are made and the history after each step, see [Finding]. When the schedule ends, all faults
-// are lifted, and every waiting call must return; one that fails counts as served. A schedule that breaks something is shrunk.
+// are lifted. Every call must then return, a new client must be granted the lock, and so must one that has had faults and waits while
+// the new one holds it. A schedule that breaks something is shrunk.
 //
-// What it can't see: what a server does when it loses power; a process that is frozen between two instructions (a frozen client's code
-// still runs, but none of its messages leaves and none reaches it); clocks that differ; a loss that a lease's context doesn't tell. Once
-// a schedule has wiped a server or moved its clock, neither exclusion nor the order of tokens is checked. [Corrupted] and [Impossible]
-// concern the store, which is a resource.Memory.
+// What it can't see: what a server does when it loses power, or while it is down; a process that is frozen between two instructions (a
+// frozen client's code still runs, but none of its messages leaves and none reaches it); clocks that differ; a loss that a lease's
+// context doesn't tell; what other random pauses of a lock's would do. While a fault is in force, a dial fails at once, see [Client.Dial].
+// A lease that was running when a server lost its data or its clock jumped is excused: another may be granted beside it, with any token.
+// [Corrupted] and [Impossible] concern the store, which is a resource.Memory.
 package explore
 
 import (
@@ -19,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -48,8 +51,9 @@ type System struct {
 	Greeting int
 	// Without are verbs that schedules don't have: faults that the lock doesn't promise to bear.
 	Without []Verb
-	// Wait is how long a client may wait for a lock that nobody holds, once all faults are over. Default: a minute.
-	Wait time.Duration
+	// Wait is how long, in TTLs, it may take until a client is granted a lock that nobody alive holds, once all faults are over. Default: 2.
+	// Without a fault it is half a TTL.
+	Wait int
 }
 
 // Server is a server of a lock's, in this process.
@@ -66,12 +70,12 @@ type Finding string
 
 // The findings.
 const (
-	TwoHolders   Finding = "two holders" // a client was granted the lock while another's lease lasted
+	TwoHolders   Finding = "two holders" // a client had the lock while another's lease lasted
 	TokenRegress Finding = "token"       // a grant's token was not greater than that of an earlier grant
 	Corrupted    Finding = "corrupted"   // the judge calls the history violated
 	Impossible   Finding = "impossible"  // the model has no run like it
-	Stuck        Finding = "stuck"       // a client did not get a lock that nobody held, or a call did not return
-	WrongError   Finding = "wrong error" // a call failed although there was no fault
+	Stuck        Finding = "stuck"       // a client did not get a lock that nobody held, or a call did not return, see System.Wait
+	WrongError   Finding = "wrong error" // a call failed although no fault has hit its client or a server
 )
 
 // Result is what a schedule did.
@@ -86,6 +90,9 @@ type Result struct {
 // Run runs a schedule in virtual time. The pauses of this module's locks are the same in each run.
 func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
 	t.Helper()
+	if runtime.GOMAXPROCS(0) != 1 {
+		t.Fatal("explore: call runtime.GOMAXPROCS(1) in TestMain: with more processors a schedule does something else each time")
+	}
 	jitter.Seed(1)
 	synctest.Test(t, func(t *testing.T) {
 		r = (&world{sys: sys, t: t, slow: 1, settled: synctest.Wait}).run(s)
@@ -108,17 +115,18 @@ type world struct {
 	sys     *System
 	t       *testing.T
 	servers []Server
-	workers [MaxWorkers]*worker
+	workers [MaxWorkers + 1]*worker // the last is there for the end
 	store   resource.Store
 	slow    time.Duration // a factor
 	settled func()        // waits until nothing happens any more but by time
 
-	mu     sync.Mutex
-	trace  strings.Builder
-	events []history.Event
-	faults bool   // there has been a fault of the network or of a process
-	forgot bool   // a server has lost data, or its clock has jumped
-	top    uint64 // the greatest token granted
+	mu      sync.Mutex
+	trace   strings.Builder
+	events  []history.Event
+	served  bool      // a server has had a fault
+	drifted bool      // a server's clock has jumped; the first time, a hundredth of a TTL is drift, which a lock must bear
+	forgot  time.Time // when a server last lost data, or its clock jumped
+	top     uint64    // the greatest token granted since a server last lost data
 }
 
 // settle is how much time passes after each step: more than the messages take that a step can cause. The odd nanoseconds keep steps apart
@@ -189,10 +197,12 @@ type worker struct {
 	cancel context.CancelCauseFunc
 	ended  bool // the context of the call has ended
 	dead   bool
-	frozen bool
+	hit    bool // its process or network has had a fault
 
 	actor   string // the name of the present grant's holder in the history: A1, A2, ...
 	grants  int
+	called  time.Time       // when the last call began
+	asked   time.Time       // when the one did that acquired the lease, or last renewed it
 	lease   scenarios.Lease // nil: it holds none
 	old     scenarios.Lease // the one before
 	at      string          // what it has done last under the lease
@@ -236,20 +246,26 @@ func (w *world) begin(st Step) (now func()) {
 	case Wait:
 		return func() { w.pass(st.For * w.slow) }
 	case Restart, Wipe:
-		w.faults, w.forgot = true, w.forgot || st.Verb == Wipe
+		w.served = true
+		if st.Verb == Wipe {
+			w.forgot, w.top = time.Now(), 0
+		}
 		return func() { w.servers[st.Server].Restart(st.Verb == Wipe) }
 	case Jump:
-		w.faults, w.forgot = true, true
+		if w.drifted || st.For > w.sys.TTL/100 {
+			w.forgot = time.Now()
+		}
+		w.served, w.drifted = true, true
 		return func() { w.servers[st.Server].Jump(st.For) }
 	default:
 	}
 	k := w.worker(st.Worker)
-	if k.dead {
+	if k.dead && st.Verb != Mend && st.Verb != Deliver { // what it has sent may still be on its way
 		return nil
 	}
 	switch st.Verb {
 	case Run, Try, Renew, Release, Rerelease:
-		if k.busy == "" && !k.frozen {
+		if k.busy == "" && !k.client.isFrozen() {
 			k.call(st.Verb)
 		}
 	case Late:
@@ -264,15 +280,9 @@ func (w *world) begin(st Step) (now func()) {
 			k.cancel(context.Canceled)
 		}
 	default:
-		w.faults = w.faults || st.Verb != Mend && st.Verb != Resume
+		k.hit = k.hit || st.Verb != Mend && st.Verb != Resume
+		k.dead = k.dead || st.Verb == Kill
 		now = func() { k.fault(st) }
-		switch st.Verb {
-		case Kill:
-			k.dead = true
-		case Pause, Resume:
-			k.frozen = st.Verb == Pause
-		default:
-		}
 	}
 	return now
 }
@@ -280,8 +290,10 @@ func (w *world) begin(st Step) (now func()) {
 // fault is a step that disturbs the worker's process or network.
 func (k *worker) fault(st Step) {
 	switch st.Verb {
-	case Pause, Resume:
-		k.client.set(func() { k.client.frozen = st.Verb == Pause })
+	case Pause:
+		k.client.set(func() { k.client.frozen, k.client.freeze = st.N == 0, st.N })
+	case Resume:
+		k.client.set(func() { k.client.frozen, k.client.freeze = false, 0 })
 	case Cut:
 		k.client.fault(st.Server, requests, lose, st.N)
 	case Deafen:
@@ -327,7 +339,7 @@ func (k *worker) call(v Verb) {
 		return
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	k.busy, k.cancel, k.ended = what, cancel, false
+	k.busy, k.cancel, k.ended, k.called = what, cancel, false, time.Now()
 	go func() {
 		err := k.do(ctx, what)
 		k.mu.Lock()
@@ -368,7 +380,7 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 		k.mu.Unlock()
 		return k.lease.Release(ctx)
 	case "read":
-		rec, err := k.store.ReadFenced(ctx, key, k.lease.Fence())
+		rec, err := k.store.ReadFenced(ctx, key, resource.Fence{Token: k.lease.Fence()})
 		if err == nil || errors.Is(err, resource.ErrNotFound) {
 			k.ledger, err = string(rec.Value), nil
 		}
@@ -405,17 +417,35 @@ func (k *worker) granted(lease scenarios.Lease) {
 	k.Grants++
 	k.actor = fmt.Sprint(k.name, k.grants)
 	k.note("%s: granted %d", k.actor, lease.Fence())
-	for _, o := range k.workers {
-		if o != nil && o != k && !o.dead && !o.release && o.lease != nil && o.lease.Until().After(time.Now()) && !k.forgot {
-			k.found(TwoHolders, "%s was granted the lock with token %d while the lease of %s, token %d, lasted", k.actor, lease.Fence(), o.actor, o.lease.Fence())
+	k.lease, k.at, k.release, k.asked = lease, "", false, k.called
+	k.exclusive()
+	if !k.excused() {
+		if lease.Fence() <= k.top {
+			k.found(TokenRegress, "%s was granted token %d after %d", k.actor, lease.Fence(), k.top)
 		}
+		k.top = max(k.top, lease.Fence())
 	}
-	if lease.Fence() <= k.top && !k.forgot {
-		k.found(TokenRegress, "%s was granted token %d after %d", k.actor, lease.Fence(), k.top)
-	}
-	k.top = max(k.top, lease.Fence())
-	k.lease, k.at, k.release = lease, "", false
 	k.event(history.Acquired, nil, func(e *history.Event) { e.Key = key })
+}
+
+// exclusive checks that one worker at most has the lock.
+func (w *world) exclusive() {
+	var holder *worker
+	for _, k := range w.workers {
+		if k == nil || k.dead || k.release || k.lease == nil || !k.lease.Until().After(time.Now()) || k.excused() {
+			continue
+		}
+		if holder != nil {
+			w.found(TwoHolders, "%s has the lock with token %d while the lease of %s, token %d, lasts", k.actor, k.lease.Fence(), holder.actor, holder.lease.Fence())
+		}
+		holder = k
+	}
+}
+
+// excused reports whether a server may have forgotten the worker's lease, or ended it too soon: it began before that, and hasn't been renewed.
+func (k *worker) excused() bool {
+	began := k.lease.Until().Add(-k.sys.TTL) // or a little later: a lock ends a lease sooner than its servers do
+	return !began.After(k.forgot) && !k.asked.After(k.forgot)
 }
 
 // event records a report of the worker's.
@@ -435,6 +465,7 @@ func (k *worker) finished(what string, err error) {
 	if k.dead {
 		return // nobody hears of it
 	}
+	sound := err != nil && !k.ended && !k.hit && !k.served // nothing explains the error
 	stale, refused := errors.AsType[*resource.StaleTokenError](err)
 	switch {
 	case err == nil:
@@ -467,6 +498,9 @@ func (k *worker) finished(what string, err error) {
 			k.at = "write"
 		}
 	case "release":
+		if sound && k.lease.Until().After(time.Now()) {
+			k.found(WrongError, "%s: release: %v", k.actor, err)
+		}
 		name := history.Released
 		if errors.Is(err, dlock.ErrLost) {
 			name = history.ReleaseLost
@@ -478,15 +512,18 @@ func (k *worker) finished(what string, err error) {
 		}
 		k.old, k.lease = k.lease, nil
 	case "acquire":
-		if err != nil && !k.ended && !k.faults {
+		if sound {
 			k.found(WrongError, "%s: acquire: %v", k.name, err)
 		}
 	case "try":
-		if err != nil && !k.ended && !k.faults && !errors.Is(err, dlock.ErrHeld) {
+		if sound && !errors.Is(err, dlock.ErrHeld) {
 			k.found(WrongError, "%s: try: %v", k.name, err)
 		}
 	case "renew":
-		if err != nil && !k.ended && !k.faults && k.lease.Until().After(time.Now()) {
+		if err == nil {
+			k.asked = k.called
+		}
+		if sound && k.lease.Until().After(time.Now()) {
 			k.found(WrongError, "%s: renew: %v", k.actor, err)
 		}
 	}
@@ -496,39 +533,25 @@ func (k *worker) finished(what string, err error) {
 func (w *world) check() (found bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.exclusive()
 	if r := history.Judge(w.events); r.Verdict == history.Violated {
 		w.found(Corrupted, "%s", strings.Join(r.Findings, "; "))
 	}
 	return w.Finding != ""
 }
 
-// end ends all faults and has every worker finish.
+// end ends all faults and has every worker finish. Then a new client must get the lock, and one that has been there must get it from that
+// one.
 func (w *world) end() {
-	bound := w.sys.Wait
-	if bound == 0 {
-		bound = time.Minute
-	}
-	var alive []*worker
-	for i, k := range w.workers {
-		if k == nil || k.dead {
-			continue
+	if alive := w.lift(); w.finish(alive) {
+		w.mu.Lock()
+		if _, err := (model.Config{}).Replay(w.events); err != nil && w.modelled() {
+			w.found(Impossible, "%v", err)
 		}
-		alive = append(alive, k)
-		for _, v := range []Verb{Resume, Mend, Deliver} {
-			w.quietly(Step{Verb: v, Worker: i})
-			w.pass(settle)
-		}
+		w.mu.Unlock()
+		w.probe(alive)
 	}
-	w.finish(alive, bound)
 	w.mu.Lock()
-	for _, k := range alive {
-		if k.busy != "" {
-			w.found(Stuck, "%v after the last fault the %s of %s has not returned", bound, k.busy, k.name)
-		}
-	}
-	if _, err := (model.Config{}).Replay(w.events); err != nil && w.Finding == "" && w.modelled() {
-		w.found(Impossible, "%v", err)
-	}
 	for _, k := range w.workers {
 		if k != nil && k.cancel != nil {
 			k.cancel(context.Canceled)
@@ -541,22 +564,96 @@ func (w *world) end() {
 		}
 		_ = k.lock.Close()
 		k.client.kill()
+		k.client.mend()
 	}
 	w.pass(2 * time.Second) // what go-redis and others do once a second sees that they are closed
 }
 
-// finish lets calls return and releases leases, for so long.
-func (w *world) finish(workers []*worker, bound time.Duration) {
-	for waited := time.Duration(0); !w.idle(workers) && waited < bound; waited += w.sys.TTL / 4 {
-		for _, k := range workers {
-			w.mu.Lock()
-			if k.busy == "" && k.lease != nil {
-				k.call(Release)
-			}
-			w.mu.Unlock()
+// lift ends all faults. It returns the workers that are alive.
+func (w *world) lift() (alive []*worker) {
+	for i, k := range w.workers {
+		if k == nil {
+			continue
+		}
+		if !k.dead {
+			alive = append(alive, k)
+		}
+		for _, v := range []Verb{Resume, Mend, Deliver} {
+			w.quietly(Step{Verb: v, Worker: i})
 			w.pass(settle)
 		}
-		w.pass(w.sys.TTL / 4)
+	}
+	return alive
+}
+
+// finish lets calls return, and releases leases, one after the other.
+func (w *world) finish(workers []*worker) bool {
+	return w.await(workers, func() bool {
+		idle, releases := true, slices.ContainsFunc(workers, func(k *worker) bool { return k.busy == "release" })
+		for _, k := range workers {
+			if k.busy == "" && k.lease != nil && !releases {
+				releases = true
+				k.call(Release)
+			}
+			idle = idle && k.busy == "" && k.lease == nil
+		}
+		return idle
+	})
+}
+
+// probe has a new client acquire the lock, and a worker that has seen faults while that one holds it.
+func (w *world) probe(alive []*worker) {
+	w.mu.Lock()
+	fresh := w.worker(MaxWorkers)
+	w.mu.Unlock()
+	if !w.acquire(fresh) {
+		return
+	}
+	i := slices.IndexFunc(alive, func(k *worker) bool { return k.hit })
+	if i >= 0 {
+		w.quietly(Step{Verb: Run, Worker: int(alive[i].name[0] - 'A')})
+		w.pass(settle)
+	}
+	w.quietly(Step{Verb: Release, Worker: MaxWorkers})
+	w.pass(settle)
+	if i >= 0 {
+		w.acquire(alive[i])
+	}
+}
+
+// acquire has a worker try to acquire until it is granted the lock: go-redis, for one, goes on failing for a second after many failures.
+func (w *world) acquire(k *worker) bool {
+	return w.await([]*worker{k}, func() bool {
+		if k.busy == "" && k.lease == nil {
+			k.call(Run)
+		}
+		return k.busy == "" && k.lease != nil
+	})
+}
+
+// await lets time pass until it is so, and reports whether it is. If nobody is granted the lock for System.Wait, workers are stuck.
+func (w *world) await(workers []*worker, is func() bool) bool {
+	bound, pause := w.sys.TTL*time.Duration(cmp.Or(w.sys.Wait, 2)), w.sys.TTL/20+settle
+	if !w.served && !slices.ContainsFunc(w.workers[:], func(k *worker) bool { return k != nil && k.hit }) {
+		bound = w.sys.TTL / 2 // nobody has failed to release
+	}
+	for grants, waited := -1, time.Duration(0); ; waited += pause {
+		w.mu.Lock()
+		done := w.Finding == "" && is()
+		if w.Grants != grants {
+			grants, waited = w.Grants, 0
+		}
+		for _, k := range workers {
+			if !done && waited > bound {
+				w.found(Stuck, "%s waits too long after the last fault and grant: %s", k.name, cmp.Or(k.busy, "acquire"))
+			}
+		}
+		over := done || w.Finding != ""
+		w.mu.Unlock()
+		if over {
+			return done
+		}
+		w.pass(pause)
 	}
 }
 
@@ -568,13 +665,6 @@ func (w *world) quietly(st Step) {
 	if now != nil {
 		now()
 	}
-}
-
-// idle reports whether no worker makes a call or has a lease.
-func (w *world) idle(workers []*worker) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return !slices.ContainsFunc(workers, func(k *worker) bool { return k.busy != "" || k.lease != nil })
 }
 
 // modelled reports whether the model knows all that is in the history: it has no worker that fails, and few workers.

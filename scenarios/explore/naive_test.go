@@ -22,6 +22,9 @@ const (
 	getThenSet    defect = "takes the lock by GET, then SET"
 	fromReply     defect = "counts the lease from the reply"
 	tokenFromTime defect = "takes tokens from the server's clock"
+	noExpiry      defect = "sets no expiry"
+	slow          defect = "polls every three TTLs"
+	renewAny      defect = "renews it whoever holds it"
 )
 
 // naive is a lock on one Redis as it is often written: SET NX PX, a counter, and polling.
@@ -38,6 +41,9 @@ var (
 
 func (n naive) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	g := dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL, Start: time.Now()}
+	if n.is == noExpiry {
+		r.TTL *= 1000
+	}
 	var token int64
 	var err error
 	if n.is == getThenSet {
@@ -80,8 +86,12 @@ func (n naive) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error
 			return g, err
 		}
 		r.NoteHeld()
+		pause := r.TTL / 20
+		if n.is == slow {
+			pause *= 60
+		}
 		select {
-		case <-time.After(r.TTL / 20):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return g, ctx.Err()
 		}
@@ -97,6 +107,9 @@ func lost(changed int64, err error) error {
 }
 
 func (n naive) Renew(ctx context.Context, g dlock.Grant) error {
+	if n.is == renewAny {
+		return n.PExpire(ctx, g.Key, g.TTL).Err()
+	}
 	return lost(naiveRenew.Run(ctx, n, []string{g.Key}, g.Owner, g.TTL.Milliseconds()).Int64())
 }
 

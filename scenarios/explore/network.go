@@ -15,7 +15,7 @@ type flow int
 const (
 	pass flow = iota
 	hold      // keep it, in order, until the direction passes again
-	lose      // drop it; the connection is closed when the direction passes again, since its stream has a hole
+	lose      // drop it; the client's end is closed when the direction passes again, since the stream has a hole
 )
 
 // Client is the way of one process to the servers. Its connections have the faults of the schedule.
@@ -29,7 +29,8 @@ type Client struct {
 
 	mu     sync.Mutex
 	dead   bool
-	frozen bool
+	frozen bool    // what it sends stays with it, and what it is sent in the network
+	freeze int     // how many requests it sends until it is frozen; 0: it isn't about to be
 	flows  []fault // by server
 	conns  []*conn // in the order in which they were opened
 	opened int
@@ -41,6 +42,17 @@ type fault struct {
 	flow  [2]flow
 	after [2]int // messages that pass before
 }
+
+// inForce is what happens to a message now.
+func (f *fault) inForce(dir int) flow {
+	if f.after[dir] > 0 {
+		return pass
+	}
+	return f.flow[dir]
+}
+
+// replyLater keeps a reply apart from the request behind it.
+const replyLater = 500 * time.Nanosecond
 
 // The directions.
 const (
@@ -63,7 +75,7 @@ func (c *Client) Dial(_ context.Context, _, addr string) (net.Conn, error) {
 	}
 	c.mu.Lock()
 	n := int(port[0] - '1')
-	refused := c.dead || c.frozen || c.flows[n].flow != [2]flow{}
+	refused := c.dead || c.frozen || c.flows[n].inForce(requests) != pass || c.flows[n].inForce(replies) != pass
 	c.mu.Unlock()
 	if refused {
 		return nil, net.ErrClosed
@@ -83,7 +95,20 @@ func (c *Client) Dial(_ context.Context, _, addr string) (net.Conn, error) {
 		go k.read(dir)
 		go k.write(dir)
 	}
-	return ours, nil
+	return clientEnd{ours, k.latency}, nil
+}
+
+// clientEnd lets a deadline pass later than a context's timer for the same time, or either would be the first.
+type clientEnd struct {
+	net.Conn
+	later time.Duration
+}
+
+func (e clientEnd) SetReadDeadline(t time.Time) error {
+	if !t.IsZero() {
+		t = t.Add(e.later)
+	}
+	return e.Conn.SetReadDeadline(t)
 }
 
 // conn carries a connection's messages between the client and the server.
@@ -100,8 +125,10 @@ type conn struct {
 }
 
 type message struct {
-	bytes []byte // none: the stream ends
-	held  bool
+	bytes    []byte // none: the stream ends
+	held     bool   // until the direction passes again
+	unsent   bool   // by a frozen process
+	greeting bool
 }
 
 // read puts what comes from a direction's source into its queue.
@@ -124,19 +151,29 @@ func (k *conn) read(dir int) {
 
 // arrive puts a message, or the end of the stream, into a direction's queue, unless it is lost. c.mu is held.
 func (k *conn) arrive(dir int, b []byte) {
-	c, f := k.c, &k.c.flows[k.server]
-	flow := f.flow[dir]
-	if flow != pass && f.after[dir] > 0 {
-		flow = pass
-		if b != nil {
+	c, f, m := k.c, &k.c.flows[k.server], message{bytes: b}
+	switch {
+	case b != nil && dir == requests && c.dead:
+		return
+	case b != nil && k.greeting[dir] > 0: // no fault begins within it
+		k.greeting[dir]--
+		m.greeting = true
+	default:
+		flow := f.inForce(dir)
+		if b != nil && flow == lose { // the other end doesn't learn of it until the fault is over
+			k.broken = true
+			return
+		}
+		m.held, m.unsent = flow != pass, dir == requests && c.frozen
+		if b != nil && f.after[dir] > 0 {
 			f.after[dir]--
 		}
+		if b != nil && dir == requests && c.freeze > 0 {
+			c.freeze--
+			c.frozen = c.freeze == 0
+		}
 	}
-	if flow == lose { // the other end doesn't learn of it until the fault is over
-		k.broken = true
-		return
-	}
-	k.queues[dir] = append(k.queues[dir], message{b, flow == hold})
+	k.queues[dir] = append(k.queues[dir], m)
 	c.changed()
 }
 
@@ -144,35 +181,39 @@ func (k *conn) arrive(dir int, b []byte) {
 // is dropped: requests of that client may still be on their way.
 func (k *conn) write(dir int) {
 	for {
-		b, ok := k.next(dir)
+		m, ok := k.next(dir)
 		if !ok {
 			break
 		}
-		if k.greeting[dir] > 0 { // only this goroutine looks at it
-			k.greeting[dir]--
-		} else {
-			time.Sleep(k.latency)
+		if !m.greeting {
+			time.Sleep(k.latency + time.Duration(dir)*replyLater)
 		}
-		if _, err := k.ends[1-dir].Write(b); err != nil && dir == requests {
+		if m.bytes == nil {
+			break
+		}
+		if _, err := k.ends[1-dir].Write(m.bytes); err != nil && dir == requests {
 			break
 		}
 	}
 	k.close()
 }
 
-// next waits for a direction's next message. It reports whether there is one.
-func (k *conn) next(dir int) ([]byte, bool) {
+// next waits for a direction's next message. It reports false when the connection is closed.
+func (k *conn) next(dir int) (message, bool) {
 	c := k.c
 	for {
 		c.mu.Lock()
 		if k.closed {
 			c.mu.Unlock()
-			return nil, false
+			return message{}, false
 		}
-		if q := k.queues[dir]; len(q) > 0 && !c.frozen && (!q[0].held || c.flows[k.server].flow[dir] != hold) {
-			k.queues[dir] = q[1:]
-			c.mu.Unlock()
-			return q[0].bytes, q[0].bytes != nil
+		if q := k.queues[dir]; len(q) > 0 {
+			stays := c.frozen && (dir == replies || q[0].unsent)
+			if !stays && (!q[0].held || c.flows[k.server].flow[dir] == pass) {
+				k.queues[dir] = q[1:]
+				c.mu.Unlock()
+				return q[0], true
+			}
 		}
 		change := c.change
 		c.mu.Unlock()
@@ -221,6 +262,13 @@ func (c *Client) mend() {
 	c.closeIf(func(k *conn) bool { return k.broken })
 }
 
+func (c *Client) isFrozen() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.frozen
+}
+
+// closeIf closes the client's end of connections. What it has sent arrives.
 func (c *Client) closeIf(is func(*conn) bool) {
 	c.mu.Lock()
 	var all []*conn
@@ -231,12 +279,18 @@ func (c *Client) closeIf(is func(*conn) bool) {
 	}
 	c.mu.Unlock()
 	for _, k := range all {
-		k.close()
+		_ = k.ends[0].Close()
 		time.Sleep(c.latency)
 	}
 }
 
+// kill ends the client's process: from now on it sends nothing.
 func (c *Client) kill() {
-	c.set(func() { c.dead = true })
+	c.set(func() {
+		c.dead, c.frozen, c.freeze = true, false, 0
+		for _, k := range c.conns {
+			k.queues[requests] = slices.DeleteFunc(k.queues[requests], func(m message) bool { return m.unsent && m.bytes != nil })
+		}
+	})
 	c.closeIf(func(*conn) bool { return true })
 }

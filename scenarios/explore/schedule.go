@@ -22,7 +22,7 @@ const (
 	Rerelease Verb = "rerelease" // the worker releases its previous lease once more
 	Cancel    Verb = "cancel"    // the context of the worker's call ends
 	Kill      Verb = "kill"      // the worker's process dies
-	Pause     Verb = "pause"     // nothing enters or leaves the worker's process
+	Pause     Verb = "pause"     // nothing enters or leaves the worker's process, after N more requests have left
 	Resume    Verb = "resume"    //
 	Cut       Verb = "cut"       // requests are lost, after N more have passed; no new connection can be made meanwhile
 	Deafen    Verb = "deafen"    // replies are lost, after N more have passed; no new connection can be made meanwhile
@@ -44,7 +44,7 @@ type Step struct {
 	Verb   Verb
 	Worker int           // of all but those of servers, and wait
 	Server int           // of restart, wipe and jump; of cut, deafen, hold and lag: the server whose connections are hit, or All
-	N      int           // of cut, deafen, hold and lag: how many messages pass before
+	N      int           // of cut, deafen, hold, lag and pause: how many messages pass before
 	For    time.Duration // of wait and jump
 }
 
@@ -77,6 +77,9 @@ func (st Step) String() string {
 		}
 		return fmt.Sprintf("%s %s %d", st.Verb, name(st.Worker), st.N)
 	default:
+		if st.Verb == Pause && st.N > 0 {
+			return fmt.Sprintf("%s %s %d", st.Verb, name(st.Worker), st.N)
+		}
 		return fmt.Sprintf("%s %s", st.Verb, name(st.Worker))
 	}
 }
@@ -149,6 +152,10 @@ func parseStep(words []string) (st Step, err error) {
 		}
 		fallthrough
 	default:
+		if st.Verb == Pause && len(args) == 2 {
+			st.N, err = strconv.Atoi(args[1])
+			args = args[:1]
+		}
 		if len(args) > 0 && len(args[0]) == 1 && 'A' <= args[0][0] && args[0][0] < 'A'+MaxWorkers {
 			st.Worker = int(args[0][0] - 'A')
 			args = args[:1]
@@ -192,7 +199,7 @@ var alphabet = []letter{
 	{Duplicate, 3},
 	{Restart, 1},
 	{Wipe, 1},
-	{Jump, 1},
+	{Jump, 3},
 	{Wait, 14},
 }
 
@@ -209,8 +216,10 @@ func verbs() []Verb {
 func (sys *System) Random(seed uint64, n int) Schedule {
 	g := generator{System: sys, Rand: rand.New(rand.NewPCG(seed, 0))}
 	g.workers = 2 + g.IntN(2)
+	calm := g.IntN(4) == 0 // System.Wait is longer after a fault
 	for _, l := range alphabet {
-		if slices.Contains(sys.Without, l.Verb) || sys.Servers == 0 && needsServer(l.Verb) || g.IntN(4) == 0 && l.Verb != Run { // with fewer verbs a schedule gets further
+		skip := (calm || sys.Servers == 0) && needsServer(l.Verb) || calm && (l.Verb == Kill || l.Verb == Pause)
+		if skip || slices.Contains(sys.Without, l.Verb) || g.IntN(4) == 0 && l.Verb != Run { // with fewer verbs a schedule gets further
 			continue
 		}
 		g.letters = append(g.letters, l)
@@ -258,6 +267,9 @@ func (g *generator) pick(of ...Verb) Verb {
 
 func (g *generator) step(v Verb, worker int) Step {
 	st := Step{Verb: v, Worker: worker, N: g.IntN(3), For: g.TTL * time.Duration([]int{1, 10, 40, 90, 110, 250}[g.IntN(6)]) / 100}
+	if v == Jump && g.IntN(2) == 0 {
+		st.For = g.TTL / 100
+	}
 	if g.Servers > 0 {
 		st.Server = g.IntN(g.Servers)
 	}

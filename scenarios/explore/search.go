@@ -60,7 +60,7 @@ func (sys *System) Explore(t *testing.T, o Options) *Report {
 			}
 			small := s.shrink(func(s Schedule) bool {
 				smaller := sys.Run(t, s)
-				fails := smaller.Finding == r.Finding
+				fails := smaller.Finding != "" // often it is another of the same defect's
 				if fails {
 					r = smaller
 				}

@@ -7,7 +7,7 @@ type Fault struct {
 	From bool   // it is between its target and servers of the lock, which are listed after it
 
 	State State  // of the target, until the undo
-	Needs string // of the server: a clock, replica or network of its own
+	Needs string // of the server: a clock, replica or network of its own; scenarios/servers_test.go starts such servers
 
 	Label    string // in a drawing, after the target's name
 	Sentence string // in a list; {target}, {from} and {detail} are replaced by those of the event

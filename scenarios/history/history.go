@@ -84,7 +84,7 @@ type Event struct {
 	Accepted bool   `json:"accepted,omitempty"` // of a decision
 	Enforced bool   `json:"enforced,omitempty"` // of a decision: the fence was checked
 	Value    string `json:"value,omitempty"`    // of a decision, a read report or final: the ledger
-	Stale    int    `json:"rejected,omitempty"` // of final: the resource's count of refusals, from its metrics
+	Refusals int    `json:"rejected,omitempty"` // of final: the resource's count of refusals, from its metrics
 }
 
 // Run describes a history's run.

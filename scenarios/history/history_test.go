@@ -27,7 +27,7 @@ func TestEncodeDecode(t *testing.T) {
 			Time: at, Actor: "resource", Kind: history.KindDecision, Op: "write", Key: "k", Token: 7, Seq: 2, Seen: 7, SeenSeq: 1,
 			Accepted: true, Enforced: true, Value: "A\n<B>\n",
 		},
-		{Time: at, Actor: "controller", Kind: history.KindFinal, Key: "k", Value: "A\n", Seen: 7, SeenSeq: 2, Stale: 3},
+		{Time: at, Actor: "controller", Kind: history.KindFinal, Key: "k", Value: "A\n", Seen: 7, SeenSeq: 2, Refusals: 3},
 		{Time: at, Actor: "controller", Kind: history.KindEnd},
 	}
 	var b strings.Builder

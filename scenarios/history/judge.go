@@ -42,7 +42,7 @@ func (f fence) String() string {
 // Judge judges a history. It keeps its own account of the greatest fence and of the ledger, from the resource's decisions, and
 // ignores times: the runner has put what they show into the history.
 //
-// Violated:
+// Violated, unless fencing is off and the history itself says that the hazard did not happen:
 //   - a write was accepted that had no token although fencing was on, or whose fence was not greater than those of all writes and
 //     fenced reads accepted before;
 //   - a fenced read was accepted after a read or write with a greater token;
@@ -50,12 +50,11 @@ func (f fence) String() string {
 //   - an entry is there twice, or although its write was refused;
 //   - the resource forgot a fence that it had accepted.
 //
-// Inconclusive, if nothing is violated:
+// Otherwise inconclusive:
 //   - the history is incomplete, covers several runs or undeclared keys, or has unknown events;
 //   - a worker has not ended, or has failed;
 //   - fewer than two grants, or grants of different locks, or no accepted write;
-//   - the hazard did not happen: no holder acted after its successor's grant, and none was killed; or the history says so (without
-//     fencing, whatever is violated);
+//   - the hazard did not happen: no holder acted after its successor's grant, and none was killed; or the history says so;
 //   - tokens do not grow (or do, if the hazard is that they don't), are used without their grant, or are missing from a grant, with
 //     fencing on or if others have one;
 //   - the resource checked the fence in a mode without, or the reverse, or refused what the rule admits;
@@ -72,10 +71,10 @@ func Judge(events []Event) Result {
 	}
 	j.end()
 	switch {
-	case len(j.violations) > 0 && (len(j.missed) == 0 || j.fenced()): // without fencing violations then say nothing of the hazard
-		j.Verdict, j.Findings = Violated, slices.Concat(j.violations, j.missed)
-	case len(j.missed)+len(j.doubts) > 0:
-		j.Verdict, j.Findings = Inconclusive, slices.Concat(j.missed, j.doubts, j.violations)
+	case len(j.violations) > 0 && (len(j.objections) == 0 || j.fenced()):
+		j.Verdict, j.Findings = Violated, slices.Concat(j.violations, j.objections)
+	case len(j.objections)+len(j.doubts) > 0:
+		j.Verdict, j.Findings = Inconclusive, slices.Concat(j.objections, j.doubts, j.violations)
 	default:
 		j.Verdict = Safe
 	}
@@ -85,7 +84,7 @@ func Judge(events []Event) Result {
 type judge struct {
 	Result
 	violations, doubts []string
-	missed             []string // why the hazard did not happen
+	objections         []string // the history's own: why the hazard did not happen
 
 	fencing Fencing // "" if unknown
 	keys    map[string]*keyState
@@ -181,7 +180,7 @@ func (j *judge) event(e *Event) {
 	switch e.Kind {
 	case KindRun, KindEnd:
 	case KindDoubt:
-		j.missed = append(j.missed, e.Detail)
+		j.objections = append(j.objections, e.Detail)
 	case KindReport:
 		j.report(e)
 	case KindFault:
@@ -443,8 +442,8 @@ func (j *judge) final(e *Event) {
 	k.final = true
 	j.knows(k, fence{e.Seen, e.SeenSeq})
 	j.compare(k, "the final value", e.Value, e.Value)
-	if e.Stale != j.refused {
-		j.doubt("the resource counts %d refusals since it was started, the history has %d", e.Stale, j.refused)
+	if e.Refusals != j.refused {
+		j.doubt("the resource counts %d refusals since it was started, the history has %d", e.Refusals, j.refused)
 	}
 }
 

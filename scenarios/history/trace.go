@@ -91,7 +91,7 @@ func traceLine(e *Event, rank func(uint64) string) string {
 		}
 		return line
 	case KindFinal:
-		return fmt.Sprintf("final %s, %d refused", ledger, e.Stale)
+		return fmt.Sprintf("final %s, %d refused", ledger, e.Refusals)
 	case KindDoubt:
 		return "the hazard never came about"
 	case KindEnd:

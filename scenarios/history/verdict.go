@@ -11,8 +11,8 @@ type Verdict int
 // The verdicts.
 const (
 	Inconclusive Verdict = iota // the history does not show enough to say; never a pass
-	Safe                        // no stale write was accepted and no accepted entry was lost
-	Violated                    // a stale write was accepted or an accepted entry was lost
+	Safe                        // the history shows the hazard, and nothing wrong
+	Violated                    // the resource did what it must not: see Judge
 )
 
 var verdictNames = [...]string{"inconclusive", "safe", "violated"}

@@ -17,7 +17,7 @@ func (c Config) Replay(events []history.Event) (Breach, error) {
 		return 0, fmt.Errorf("event 1: the history doesn't say what was run")
 	}
 	c.Fencing, c.Regress = events[0].Run.Fencing, events[0].Run.TokensLost
-	c.Workers, c.Grants, c.Writes = MaxWorkers, math.MaxInt, math.MaxInt
+	c.Writes = math.MaxInt
 	r := replay{Config: c}
 	keys, entries, tokens := map[string]bool{}, map[string]bool{}, map[uint64]bool{0: true}
 	for _, e := range events {
@@ -106,6 +106,10 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 	ok, wanted := r.possible(e, &heard)
 	if ok && wanted == nil {
 		next[heard.key(true)+fmt.Sprint(heard.unreported)] = heard
+	}
+	r.Workers, r.Grants = min(len(r.workers), MaxWorkers), 0 // what nobody has reported is not worth following
+	if e.Name == history.Acquired {
+		r.Grants = math.MaxInt
 	}
 	for _, step := range r.Next(p.State) {
 		q := p

@@ -1,11 +1,11 @@
-// Package promises checks what users expect of any lock, with faults in the middle of calls. For a dlock.Backend, dlock/dlocktest
-// is stricter.
+// Package promises is the kit for any lock: it checks what users expect of one, with faults in the middle of calls, and runs the
+// hazards, which show what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
 //
 // Expiry is observed, as a successor's grant. A lock counts as held only while the holder's own lease says so. A call may take ten
 // seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus ten seconds: a stalled machine
 // breaks no promise.
 //
-// It cannot see crashes, failovers or clock jumps of the servers, nor whether a token is minted atomically with its grant. A broken
+// It cannot see failovers, nor clocks that jump during a lease, nor whether a token is minted atomically with its grant. A broken
 // promise is proved by what happened; a kept one has only not been seen broken.
 package promises
 
@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -29,17 +30,24 @@ import (
 
 // Kit is a lock to check, and how.
 type Kit struct {
-	// Service is the lock: its name and Nodes, NoTokens, NoRenew.
+	// Service is the lock: its name and Nodes, NoTokens, NoRenew. With Fault, which must have the faults wipe and jump of
+	// [scenarios.LockService] and wipe of each node, the kit also restarts the servers without their data and sets their clocks: no
+	// other test may use them meanwhile.
 	Service *scenarios.Service
-	// Open opens a client of the lock. Until of its leases may be zero; then only their Context counts.
+	// Open opens a client of the lock. Until of its leases may be zero; then only their Context counts. The hazards use what was given
+	// to [scenarios.Child].
 	Open scenarios.Open
+	// Store is what the hazards' workers write to, as Runner.Store.
+	Store *scenarios.Store
 	// TTL is a short lease, several times a round trip. Default: one second.
 	TTL time.Duration
 	// Fixed says that the TTL can't be changed.
 	Fixed bool
-	// Only are promises to check. None: all.
+	// Only are the promises and hazards to check, by name. None: all.
 	Only []string
-	// Strict makes a broken promise fail the test; by default it is only reported.
+	// Strict fails the test if a promise is broken, if data is lost although its token was checked on reads and writes, or if a check
+	// came to no result. It doesn't fail for what the lock, the servers or the platform rule out: those rows are Excluded. By default
+	// everything is only reported.
 	Strict bool
 	// Module is the lock's Go module, whose version reports name.
 	Module string
@@ -47,8 +55,9 @@ type Kit struct {
 
 const recordEnv = "FENCELAB_PROMISES"
 
-// Run checks every promise, concurrently, and logs the report. It fails the test if the lock can't be checked at all. If
-// FENCELAB_PROMISES names a file, it appends the report as a line of JSON.
+// Run checks every promise, runs the hazards if the process has called [scenarios.Child], and logs the report. It fails the test if
+// the lock can't be checked at all. If FENCELAB_PROMISES names a file, it appends the report as a line of JSON, or as a page if the
+// name ends in .html.
 func Run(t *testing.T, k Kit) *Report {
 	t.Helper()
 	r, err := k.Check(t.Context())
@@ -57,12 +66,12 @@ func Run(t *testing.T, k Kit) *Report {
 	}
 	t.Log("\n" + r.String())
 	if file := os.Getenv(recordEnv); file != "" {
-		if err := r.append(t.Context(), file); err != nil {
+		if err := r.record(t.Context(), file); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if r.Count(Broken) > 0 && k.Strict {
-		t.Errorf("%s breaks promises, see above", k.Service.Lock)
+	if bad := r.failures(); len(bad) > 0 && k.Strict {
+		t.Errorf("%s: Kit.Strict: these broke, or came to no result (see above): %s", k.Service.Lock, strings.Join(bad, ", "))
 	}
 	return r
 }
@@ -80,14 +89,22 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	case len(k.Service.Nodes) == 0:
 		return nil, errors.New("promises: Service.Nodes is empty: without the servers' addresses no link to them can be broken")
 	}
-	chosen := slices.Clone(promises)
-	for _, name := range k.Only {
-		if !slices.ContainsFunc(promises, func(p promise) bool { return p.name == name }) {
-			return nil, fmt.Errorf("promises: Kit.Only: there is no promise %q", name)
-		}
-		chosen = slices.DeleteFunc(chosen, func(p promise) bool { return !slices.Contains(k.Only, p.name) })
+	var names []string
+	omit := func(name string) bool {
+		names = append(names, name)
+		return len(k.Only) > 0 && !slices.Contains(k.Only, name)
 	}
-	if err := k.works(ctx); err != nil && ctx.Err() == nil {
+	chosen := slices.DeleteFunc(slices.Clone(promises), func(p promise) bool { return omit(p.name) })
+	hazards := slices.DeleteFunc(scenarios.Hazards(), func(s scenarios.Scenario) bool {
+		return !s.On(k.Service.Lock) || s.Faulty() || omit(s.Name) // another lock's, or with faults of its servers
+	})
+	for _, name := range k.Only {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("promises: Kit.Only: there is no promise or hazard %q of this lock; there are %s", name, strings.Join(names, ", "))
+		}
+	}
+	noHazards, err := k.works(ctx)
+	if err != nil && ctx.Err() == nil {
 		return nil, fmt.Errorf("promises: %s: %w", k.Service.Lock, err)
 	}
 	report := &Report{
@@ -96,17 +113,35 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	}
 	var wg sync.WaitGroup
 	for i, p := range chosen {
-		wg.Go(func() { report.Rows[i] = k.check(ctx, p) })
+		if !p.alone {
+			wg.Go(func() { report.Rows[i] = k.check(ctx, p) })
+		}
 	}
 	wg.Wait()
+	switch {
+	case len(hazards) == 0:
+	case noHazards != "":
+		report.NoHazards = noHazards
+	default:
+		report.Hazards = k.run(ctx, hazards)
+	}
+	for i, p := range chosen {
+		row := &report.Rows[i]
+		if !p.alone && (row.Verdict != Unchecked || row.Excluded) {
+			continue
+		}
+		if again := k.check(ctx, p); p.alone || again.Verdict != Unchecked { // the other checks may have stalled it
+			*row = again
+		}
+	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("promises: %s: %w", k.Service.Lock, context.Cause(ctx))
 	}
 	return report, nil
 }
 
-// works checks the adapter, whose errors would look like broken promises.
-func (k Kit) works(ctx context.Context) error {
+// works checks the adapter, whose errors would look like broken promises, and returns why hazards can't run, if so.
+func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 	row := k.check(ctx, promise{check: func(c *check) { //nolint:contextcheck // it is the check's
 		cl := c.lasting()
 		first := newKey() // it may take long to connect
@@ -124,24 +159,31 @@ func (k Kit) works(ctx context.Context) error {
 		case (l.Fence() == 0) != k.Service.NoTokens:
 			c.cannot("Lease.Fence is %d, and Service.NoTokens is %v: 0 is for a lock without tokens", l.Fence(), k.Service.NoTokens)
 		}
+		switch {
+		case l.Until().IsZero():
+			noHazards = "Lease.Until is the zero time: a worker can't tell when its lease must be presumed lost"
+		case !scenarios.IsChildReady():
+			noHazards = "call scenarios.Child first in TestMain: workers are this binary, started again"
+		case runtime.GOOS != "linux":
+			noHazards = "the hazards' faults need Linux"
+		}
 		_ = c.do(l.Release)
 	}})
 	if row.Verdict != Kept {
-		return errors.New(row.Why)
+		return "", errors.New(row.Why)
 	}
-	return nil
+	return noHazards, nil
 }
 
 func (k Kit) check(ctx context.Context, p promise) (row Row) {
-	row = Row{Promise: p.name, Text: p.text}
+	row = Row{Promise: p.name, Text: p.text, Verdict: Kept}
 	if p.never != nil {
 		if why := p.never(k); why != "" {
-			row.Verdict, row.Why = Unchecked, why
+			row.Verdict, row.Why, row.Excluded = Unchecked, why, true
 			return row
 		}
 	}
 	c := &check{k: k, ctx: ctx}
-	start := time.Now()
 	func() {
 		defer func() {
 			if r := recover(); r != nil && r != errStop { //nolint:errorlint // the very value
@@ -151,7 +193,6 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 		p.check(c)
 	}()
 	c.end()
-	row.Took = time.Since(start)
 	c.mu.Lock() // a call that was given up may still run
 	defer c.mu.Unlock()
 	switch {
@@ -161,13 +202,15 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 			row.Why += fmt.Sprintf("; and %d more", more)
 		}
 	case c.why != "":
-		row.Verdict, row.Why = Unchecked, c.why
+		row.Verdict, row.Why, row.Excluded = Unchecked, c.why, c.excluded
 	}
 	return row
 }
 
 // patience is how much longer than allowed a call may take.
 const patience = 10 * time.Second
+
+const faultLimit = time.Minute
 
 const shown = 3
 
@@ -182,6 +225,8 @@ type check struct {
 	broken  []string
 	why     string // it couldn't be checked
 	clients []*client
+
+	excluded bool // by the servers
 }
 
 var errStop = errors.New("the check is over")
@@ -237,11 +282,14 @@ type client struct {
 func (c *check) client() *client { return c.clientOf(c.k.TTL) }
 
 // lasting returns a client whose leases outlast a check, unless the TTL is fixed.
-func (c *check) lasting() *client {
+func (c *check) lasting() *client { return c.times(long) }
+
+// times returns a client whose leases last for n TTLs, unless the TTL is fixed.
+func (c *check) times(n time.Duration) *client {
 	if c.k.Fixed {
 		return c.client()
 	}
-	return c.clientOf(long * c.k.TTL)
+	return c.clientOf(n * c.k.TTL)
 }
 
 func (c *check) clientOf(ttl time.Duration) *client {
@@ -268,14 +316,42 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 		cl.links = append(cl.links, l)
 		spec.Addrs = append(spec.Addrs, addr)
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, patience)
-	defer cancel()
-	var err error
-	if cl.Lock, err = c.k.Open(ctx, spec); err != nil {
-		return nil, fmt.Errorf("open: %w", err)
+	r := c.within(patience, func(ctx context.Context) (scenarios.Lease, error) {
+		l, err := c.k.Open(ctx, spec)
+		if l == nil && err == nil {
+			err = errors.New("got no lock and no error")
+		}
+		return opened{lock: l}, err
+	})
+	if !r.returned {
+		return nil, fmt.Errorf("open: Kit.Open hasn't returned %v after its context had ended: it must return once that ends", patience)
 	}
+	if r.err != nil {
+		return nil, fmt.Errorf("open: %w", r.err)
+	}
+	cl.Lock = r.lease.(opened).lock
 	cl.close = sync.OnceValue(cl.Close)
 	return cl, nil
+}
+
+// opened has a lock that is opened too late closed, as a lease is released.
+type opened struct {
+	scenarios.Lease
+	lock scenarios.Lock
+}
+
+func (o opened) Release(context.Context) error { return o.lock.Close() }
+
+// fault carries out a fault of the lock's servers.
+func (c *check) fault(st scenarios.Step) {
+	err := fmt.Errorf("Service.Fault is nil: %w", errors.ErrUnsupported)
+	if c.k.Service.Fault != nil {
+		err = c.within(faultLimit, func(ctx context.Context) (scenarios.Lease, error) { return nil, c.k.Service.Fault(ctx, st) }).err
+	}
+	if err != nil {
+		c.excluded = errors.Is(err, errors.ErrUnsupported)
+		c.cannot("%s: %v", st, err)
+	}
 }
 
 type result struct {
@@ -444,20 +520,20 @@ func (c *check) still(l scenarios.Lease, other *client, key, after string) (sure
 	return true
 }
 
-// told is how long after its successor's grant a holder's timer may fire.
-const told = 240 * time.Millisecond
+// grace is how long after its successor's grant a holder's timer may fire.
+const grace = 240 * time.Millisecond
 
 // lasts reports whether l, by its own account, lasted at a time just past.
 func lasts(l scenarios.Lease, at time.Time) bool {
 	if until := l.Until(); !until.IsZero() {
 		return l.Context().Err() == nil && at.Before(until)
 	}
-	return !isTold(l)
+	return !isOver(l)
 }
 
-// isTold waits up to told until the holder learns that its lease is over.
-func isTold(l scenarios.Lease) bool {
-	for range told / pause { // in steps: a stall of the machine counts once
+// isOver waits up to grace until the holder learns that its lease is over.
+func isOver(l scenarios.Lease) bool {
+	for range grace / pause { // in steps: a stall of the machine counts once
 		if l.Context().Err() == nil {
 			time.Sleep(pause)
 		}

@@ -1,66 +1,123 @@
 package promises
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	_ "embed" // of the page
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html/template"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
+
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Verdict is what is known of a promise.
-type Verdict int
+// Verdict is what is known of a promise, or of a hazard in the strictest fencing mode that the lock has.
+type Verdict string
 
 // The verdicts.
 const (
-	Kept      Verdict = iota // not seen broken
-	Broken                   // seen broken
-	Unchecked                // can't be checked
+	Kept      Verdict = "keeps"       // not seen broken
+	Broken    Verdict = "breaks"      // seen broken; data was lost
+	Unchecked Verdict = "not checked" // can't be checked
 )
 
-var verdicts = [...]string{"keeps", "breaks", "not checked"}
-
-func (v Verdict) String() string { return verdicts[v] }
-
-// MarshalText implements [encoding.TextMarshaler].
-func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
-
-// UnmarshalText implements [encoding.TextUnmarshaler].
-func (v *Verdict) UnmarshalText(text []byte) error {
-	i := slices.Index(verdicts[:], string(text))
-	if i < 0 {
-		return fmt.Errorf("promises: there is no verdict %q; there are %q", text, verdicts)
-	}
-	*v = Verdict(i)
-	return nil
-}
-
-// Row is the result of one promise.
+// Row is the result of one promise or hazard.
 type Row struct {
-	Promise string        `json:"promise"` // its name
-	Text    string        `json:"text"`    // the promise as a sentence
-	Verdict Verdict       `json:"verdict"`
-	Why     string        `json:"why,omitempty"` // what happened, or why it can't be checked
-	Took    time.Duration `json:"-"`             // the check
+	Promise  string  `json:"promise"` // its name
+	Text     string  `json:"text"`    // it as a sentence
+	Verdict  Verdict `json:"verdict"`
+	Why      string  `json:"why,omitempty"` // what happened, or why it can't be checked
+	Excluded bool    `json:"-"`             // the lock, the servers or the platform rule out that it is checked
+
+	// Data is a hazard's verdict for each fencing mode in which it ran. A violated run lost data.
+	Data map[history.Fencing]history.Verdict `json:"data,omitempty"`
+
+	traces map[history.Fencing][]string
 }
 
-// Report says which promises a lock keeps and breaks.
+// Report says which promises a lock keeps and breaks, and in which hazards data is lost.
 type Report struct {
-	Lock   string    `json:"lock"`
-	Module string    `json:"module,omitempty"` // Kit.Module and its version
-	Server string    `json:"server,omitempty"`
-	TTL    string    `json:"ttl"`
-	Time   time.Time `json:"time"`
-	Rows   []Row     `json:"rows"`
+	Lock    string    `json:"lock"`
+	Module  string    `json:"module,omitempty"` // Kit.Module and its version
+	Server  string    `json:"server,omitempty"`
+	TTL     string    `json:"ttl"`
+	Time    time.Time `json:"time"`
+	Rows    []Row     `json:"rows"`
+	Hazards []Row     `json:"hazards,omitempty"`
+	// NoHazards is why none ran.
+	NoHazards string `json:"no_hazards,omitempty"`
 }
 
-// append appends the report to a file, with its module's version, which a test binary lacks.
-func (r *Report) append(ctx context.Context, file string) error {
+// run runs hazards.
+func (k Kit) run(ctx context.Context, hazards []scenarios.Scenario) []Row {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	rows := make([]Row, len(hazards))
+	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i, s := range hazards {
+		rows[i] = Row{Promise: s.Name, Text: s.Hazard, Data: map[history.Fencing]history.Verdict{}, traces: map[history.Fencing][]string{}}
+		row := &rows[i]
+		for f := range s.Expect {
+			if k.Service.NoTokens && f != history.FencingOff {
+				continue
+			}
+			wg.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				o, err := (&scenarios.Runner{Service: k.Service, Store: k.Store, TTL: k.TTL}).Run(ctx, s, f)
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					row.Data[f], row.traces[f] = o.Verdict, slices.Concat(o.Findings, history.Trace(o.Events))
+					return
+				}
+				row.Excluded = errors.Is(err, errors.ErrUnsupported)
+				row.Why = strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\n", "; "), fmt.Sprintf("scenarios: scenario %q: ", s.Name))
+			})
+		}
+	}
+	wg.Wait()
+	for i := range rows {
+		row := &rows[i]
+		row.Verdict = Unchecked
+		for _, m := range modes {
+			if v, ran := row.Data[m.fencing]; ran && row.Why == "" {
+				row.Verdict = map[history.Verdict]Verdict{history.Safe: Kept, history.Violated: Broken, history.Inconclusive: Unchecked}[v]
+			}
+		}
+	}
+	return rows
+}
+
+// failures are what Kit.Strict fails for.
+func (r *Report) failures() (names []string) {
+	for _, row := range slices.Concat(r.Rows, r.Hazards) {
+		_, fenced := row.Data[history.FencingOn]
+		if row.Verdict == Broken && (row.Data == nil || fenced) || row.Verdict == Unchecked && !row.Excluded {
+			names = append(names, row.Promise)
+		}
+	}
+	return names
+}
+
+//go:embed page.html.tmpl
+var pageText string
+
+var pageTemplate = template.Must(template.New("page").Parse(pageText))
+
+// record appends the report to a file, with its module's version, which a test binary lacks.
+func (r *Report) record(ctx context.Context, file string) error {
 	if r.Module != "" {
 		out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Path}} {{.Version}}", r.Module).Output() //nolint:gosec // the test's own
 		if err != nil {
@@ -68,7 +125,12 @@ func (r *Report) append(ctx context.Context, file string) error {
 		}
 		r.Module = strings.TrimSpace(string(out))
 	}
-	line, err := json.Marshal(r)
+	var b bytes.Buffer
+	err := json.NewEncoder(&b).Encode(r)
+	if strings.HasSuffix(file, ".html") {
+		b.Reset()
+		err = pageTemplate.Execute(&b, r)
+	}
 	if err != nil {
 		return fmt.Errorf("promises: %w", err)
 	}
@@ -76,7 +138,7 @@ func (r *Report) append(ctx context.Context, file string) error {
 	if err != nil {
 		return fmt.Errorf("promises: %w", err)
 	}
-	_, err = f.Write(append(line, '\n')) // at once: other processes may append, too
+	_, err = f.Write(b.Bytes()) // at once: other processes may append, too
 	return errors.Join(err, f.Close())
 }
 
@@ -90,25 +152,93 @@ func (r *Report) Count(v Verdict) (n int) {
 	return n
 }
 
+var modes = []struct {
+	fencing    history.Fencing
+	name, says string
+}{
+	{history.FencingOff, "alone", "The lock alone lost data in %d of %d hazards"},
+	{history.FencingWrites, "token on writes", "with its token checked on writes, in %d of %d"},
+	{history.FencingOn, "on reads and writes", "on reads and writes, in %d of %d"},
+}
+
+// Headline says what came out in two sentences.
+func (r *Report) Headline() string {
+	s := fmt.Sprintf("%s breaks %d of %d promises", r.Lock, r.Count(Broken), r.Count(Broken)+r.Count(Kept))
+	if n := r.Count(Unchecked); n > 0 {
+		s += fmt.Sprintf("; %d not checked", n)
+	}
+	var lost []string
+	for _, m := range modes {
+		count := map[history.Verdict]int{}
+		for _, h := range r.Hazards {
+			if v, ran := h.Data[m.fencing]; ran {
+				count[v]++
+			}
+		}
+		if n := count[history.Violated]; n+count[history.Safe] > 0 {
+			lost = append(lost, fmt.Sprintf(m.says, n, n+count[history.Safe]))
+		}
+	}
+	switch len(lost) {
+	case 0:
+		return s + "."
+	case 1:
+		lost = append(lost, "it has no token to check")
+	}
+	return s + ". " + strings.Join(lost, "; ") + "."
+}
+
+// Result is the verdict; of a hazard, that for each mode.
+func (row *Row) Result() string {
+	var all []string
+	for _, m := range modes {
+		if v, ran := row.Data[m.fencing]; ran {
+			all = append(all, m.name+": "+v.String())
+		}
+	}
+	return cmp.Or(strings.Join(all, ", "), string(row.Verdict))
+}
+
+// Traces are what happened in a hazard, for each mode.
+func (row *Row) Traces() (all []string) {
+	for _, m := range modes {
+		if t := row.traces[m.fencing]; t != nil {
+			all = append(all, m.name+": "+strings.Join(t, "\n"))
+		}
+	}
+	return all
+}
+
+// All are the rows of promises and hazards.
+func (r *Report) All() (all []*Row) {
+	rows := slices.Concat(r.Rows, r.Hazards)
+	if r.NoHazards != "" {
+		rows = append(rows, Row{Promise: "Hazards", Text: "what becomes of the data that the lock guards", Verdict: Unchecked, Why: r.NoHazards})
+	}
+	for i := range rows {
+		rows[i].Why = strings.TrimSuffix(rows[i].Why, ": "+errors.ErrUnsupported.Error())
+		all = append(all, &rows[i])
+	}
+	return all
+}
+
 // String returns the report as text.
 func (r *Report) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s breaks %d of %d promises", r.Lock, r.Count(Broken), r.Count(Broken)+r.Count(Kept))
-	if n := r.Count(Unchecked); n > 0 {
-		fmt.Fprintf(&b, "; %d not checked", n)
-	}
-	b.WriteString(".\n\n")
+	fmt.Fprintf(&b, "%s\n\n", r.Headline())
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, row := range r.Rows {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", row.Promise, row.Verdict, row.Text) // a Builder takes everything
+	names := map[string][]string{} // by reason
+	var reasons []string
+	for _, row := range r.All() {
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", row.Promise, row.Result(), row.Text) // a Builder takes everything
+		if row.Why != "" && names[row.Why] == nil {
+			reasons = append(reasons, row.Why)
+		}
+		names[row.Why] = append(names[row.Why], row.Promise)
 	}
 	_ = table.Flush()
-	for _, v := range []Verdict{Broken, Unchecked} {
-		for _, row := range r.Rows {
-			if row.Verdict == v {
-				fmt.Fprintf(&b, "\n%s %s: %s", v, row.Promise, row.Why)
-			}
-		}
+	for _, why := range reasons {
+		fmt.Fprintf(&b, "\n%s: %s", strings.Join(names[why], ", "), why)
 	}
 	return strings.TrimRight(b.String(), "\n") + "\n"
 }

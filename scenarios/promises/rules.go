@@ -17,22 +17,34 @@ type promise struct {
 	name, text string
 	check      func(c *check)
 	never      func(k Kit) (why string) // not "": why this lock's can't be checked
+	alone      bool                     // it breaks the servers
 }
 
 var promises = []promise{
-	{"Exclusive", "a lock has one holder at a time, however many contend, and TryAcquire of a held one says so", exclusive, nil},
-	{"LeaseLasts", "nobody else is granted a lock before its holder's lease ends, and the holder is told by then", leaseLasts, nil},
-	{"TokensIncrease", "each grant's token is greater than all before, also after a lease that ran out", tokensIncrease, tokenless},
-	{"KeysIndependent", "a lock on one key blocks no other, also where one key begins with the other", keysIndependent, nil},
-	{"ReleaseRepeated", "a release that is repeated frees no later grant, of this client or another", releaseRepeated, nil},
-	{"ReleaseStale", "the release of a lease that has run out frees no later grant of the same client", releaseStale, nil},
-	{"ReleaseLate", "a release that arrives late frees no later grant", releaseLate, nil},
-	{"AcquireLate", "an acquisition that was given up blocks nobody for good, late or without its reply", acquireLate, nil},
-	{"EveryMessage", "whichever message of a call is lost, nobody is blocked for good", everyMessage, nil},
-	{"WaiterCancelled", "waiters whose contexts end return, and block nobody, at whatever moment they leave", waiterCancelled, nil},
-	{"WaitersCutOff", "waiters who are cut off when their contexts end return, and block nobody, however many", waitersCutOff, nil},
-	{"EndsWithContext", "calls end with their contexts while the servers are silent", endsWithContext, nil},
-	{"CloseEnds", "Close ends while the servers are silent", closeEnds, nil},
+	{name: "Exclusive", text: "a lock has one holder at a time, however many contend, and TryAcquire of a held one says so", check: exclusive},
+	{name: "LeaseLasts", text: "nobody else is granted a lock before its holder's lease ends, and the holder's context has ended by then", check: leaseLasts},
+	{name: "OddTTLs", text: "a TTL such as 999 µs or 1 s + 1 ns is refused or rounded up: its lease neither ends early nor lasts for ever", check: oddTTLs, never: fixed},
+	{name: "TokensIncrease", text: "each grant's token is greater than all before, also after a lease that ran out", check: tokensIncrease, never: tokenless},
+	{name: "KeysIndependent", text: "a lock on one key blocks no other, also where one key begins with the other", check: keysIndependent},
+	{name: "ReleaseRepeated", text: "a release that is repeated frees no later grant, of this client or another", check: releaseRepeated},
+	{name: "ReleaseRetried", text: "a release that is retried because its reply was lost frees no later grant of the same client", check: releaseRetried},
+	{name: "ReleaseStale", text: "the release of a lease that has run out frees no later grant of the same client", check: releaseStale},
+	{name: "ReleaseLate", text: "a release that arrives late frees no later grant", check: releaseLate},
+	{name: "AcquireLate", text: "an abandoned acquisition that arrives late, or gets no reply, doesn't leave the lock blocked", check: acquireLate},
+	{name: "EveryMessage", text: "whichever message of a call is lost, the lock doesn't stay blocked", check: everyMessage},
+	{name: "WaiterCancelled", text: "waiters whose contexts end return, and block nobody, at whatever moment they leave", check: waiterCancelled},
+	{name: "WaitersCutOff", text: "waiters who are cut off when their contexts end return, and block nobody, however many", check: waitersCutOff},
+	{name: "EndsWithContext", text: "calls end with their contexts while the servers are silent", check: endsWithContext},
+	{name: "CloseEnds", text: "Close ends while the servers are silent", check: closeEnds},
+	{name: "ClockSkew", text: "a server's clock that is an hour ahead or behind neither ends a lease early nor prolongs it", check: clockSkew, alone: true},
+	{name: "DataLoss", text: "if one of several servers loses its data, nobody else gets in; if all do, an old lease's release frees no new grant", check: dataLoss, alone: true},
+}
+
+func fixed(k Kit) string {
+	if k.Fixed {
+		return "Kit.Fixed: the lock's TTL can't be changed"
+	}
+	return ""
 }
 
 func tokenless(k Kit) string {
@@ -47,15 +59,23 @@ func exclusive(c *check) {
 	l := c.take(a, key)
 	got, err := c.try(b, key)
 	for range 3 {
-		if err != nil && !errors.Is(err, dlock.ErrHeld) {
-			got, err = c.try(b, key) // a client's own time limit may have been too short for the machine
+		if err == nil || errors.Is(err, dlock.ErrHeld) {
+			break
 		}
+		// A client's own time limit may have been too short for the machine: then it is too short for an unused lock too.
+		unused, failed := c.try(b, newKey())
+		if failed != nil {
+			c.unsure("TryAcquire of a lock that nobody has touched fails: %v", failed)
+			break
+		}
+		_ = c.do(unused.Release)
+		got, err = c.try(b, key)
 	}
 	now := time.Now()
 	switch {
 	case err == nil && lasts(l, now):
 		c.breaks("two clients held the lock at once")
-	case err != nil && !errors.Is(err, dlock.ErrHeld):
+	case err != nil && !errors.Is(err, dlock.ErrHeld) && !c.isDecided():
 		c.breaks("TryAcquire of a held lock returned %q, which doesn't wrap dlock.ErrHeld", err)
 	}
 	if err == nil {
@@ -94,32 +114,19 @@ func exclusive(c *check) {
 }
 
 func leaseLasts(c *check) {
-	ttls := []time.Duration{c.k.TTL}
-	if !c.k.Fixed { // a TTL that the server can't represent must be refused, or not cut short
-		ttls = append(ttls, c.k.TTL*3/2+time.Millisecond/2)
-	}
 	var wg sync.WaitGroup
 	var checked atomic.Int32
 	defer wg.Wait()
-	for _, ttl := range ttls {
-		for _, slow := range []time.Duration{0, ttl / 3, ttl + ttl/2} {
-			a, err := c.open(ttl)
-			if err != nil && ttl != c.k.TTL {
-				continue // refused
-			}
-			if err != nil {
-				c.cannot("%v", err)
-			}
-			if slow > 0 {
-				c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
-			}
-			b := c.client()
-			wg.Go(func() {
-				if c.outlast(a, b, slow) {
-					checked.Add(1)
-				}
-			})
+	for _, slow := range []time.Duration{0, c.k.TTL / 3, c.k.TTL + c.k.TTL/2} {
+		a, b := c.client(), c.client()
+		if slow > 0 {
+			c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
 		}
+		wg.Go(func() {
+			if c.outlast(a, b, slow, "") {
+				checked.Add(1)
+			}
+		})
 	}
 	wg.Wait()
 	if checked.Load() == 0 {
@@ -127,12 +134,29 @@ func leaseLasts(c *check) {
 	}
 }
 
+func oddTTLs(c *check) {
+	ttls := []time.Duration{
+		999 * time.Microsecond, 3 * time.Millisecond / 2, time.Second + 1, 2*c.k.TTL - time.Millisecond/2, 3*c.k.TTL - time.Millisecond/2,
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, ttl := range ttls {
+		a, err := c.open(ttl)
+		if err != nil {
+			continue // refused
+		}
+		b := c.client()
+		wg.Go(func() { c.outlast(a, b, 0, fmt.Sprintf(", of a TTL of %v", ttl)) })
+	}
+}
+
 // outlast checks a lease of a, then granted to b, and reports whether there was one.
-func (c *check) outlast(a, b *client, slow time.Duration) bool {
-	key := newKey()
+func (c *check) outlast(a, b *client, slow time.Duration, circumstance string) bool {
+	key, start := newKey(), time.Now()
 	first, err := c.try(a, key)
-	if err != nil {
-		return false // the TTL is refused, or the lease known to be over
+	if err != nil { // the TTL is refused, or the lease known to be over
+		c.comesFree(b, key, "an acquisition that failed"+circumstance)
+		return false
 	}
 	lose := (*faults.Link).Cut
 	if slow > 0 { // the replies have a fault already
@@ -146,22 +170,26 @@ func (c *check) outlast(a, b *client, slow time.Duration) bool {
 	second, err := c.acquire(b, key)
 	now := time.Now()
 	if err != nil {
-		c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
+		c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v%s: %v", c.limit(), circumstance, err)
 		return true
 	}
-	after := ""
+	notified := circumstance == "" // elsewhere only the servers' time matters
 	if slow > 0 {
-		after = fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
+		circumstance = fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
 	}
-	if early := first.Until().Sub(now); early > 0 {
-		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early.Round(time.Microsecond), first.TTL(), after)
+	end := first.Until()
+	if end.IsZero() {
+		end = start.Add(first.TTL()) // it began no earlier
 	}
-	if !isTold(first) {
+	if early := end.Sub(now); early > 0 {
+		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early.Round(time.Microsecond), first.TTL(), circumstance)
+	}
+	if notified && !isOver(first) {
 		select {
 		case <-first.Context().Done():
-			c.breaks("a holder was told %v after its successor's grant%s", time.Since(now).Round(10*time.Millisecond), after)
+			c.breaks("a holder's context ended %v after its successor's grant%s", time.Since(now).Round(10*time.Millisecond), circumstance)
 		case <-time.After(patience):
-			c.breaks("a holder hadn't been told %v after its successor's grant%s", patience, after)
+			c.breaks("a holder's context hadn't ended %v after its successor's grant%s", patience, circumstance)
 		case <-c.ctx.Done():
 		}
 	}
@@ -229,6 +257,24 @@ func releaseRepeated(c *check) {
 			return sure
 		})
 	}
+}
+
+func releaseRetried(c *check) {
+	c.often(func() (sure bool) {
+		a, other, key := c.times(10), c.client(), newKey() // at the worst the lock comes free when the lease ends
+		l := c.take(a, key)
+		heal := c.inject(a, (*faults.Link).LoseReplies)
+		c.briefly(releasing(l))
+		heal()
+		later, err := c.acquire(a, key)
+		if err != nil {
+			c.cannot("after a release whose reply was lost its client got no lock: %v", err)
+		}
+		_ = c.do(l.Release)
+		sure = c.still(later, other, key, "a release whose reply had been lost was retried,")
+		_ = c.do(later.Release)
+		return sure
+	})
 }
 
 func releaseStale(c *check) {
@@ -465,4 +511,57 @@ func closeEnds(c *check) {
 	if r := c.call(limit, func() (scenarios.Lease, error) { return nil, a.close() }); !r.returned {
 		c.breaks("Close hadn't returned after %v while the servers were silent", limit)
 	}
+}
+
+func clockSkew(c *check) {
+	c.skewed(time.Hour, "ahead")
+	c.skewed(-time.Hour, "behind")
+}
+
+func (c *check) skewed(by time.Duration, says string) {
+	jump := func(d time.Duration) {
+		c.fault(scenarios.Step{Verb: "jump", Target: scenarios.LockService, Detail: d.String()})
+	}
+	jump(by)
+	defer jump(-by)
+	c.often(func() bool {
+		return c.outlast(c.client(), c.client(), 0, ", with the servers' clocks an hour "+says) || c.isDecided()
+	})
+}
+
+func dataLoss(c *check) {
+	nodes := c.k.Service.Nodes
+	if len(nodes) < 3 {
+		nodes = nil // one of two is no minority
+	}
+	for _, n := range nodes {
+		c.often(func() (sure bool) {
+			key := newKey()
+			l := c.take(c.lasting(), key)
+			c.fault(scenarios.Step{Verb: "wipe", Target: n.Name})
+			sure = c.still(l, c.client(), key, "one of "+fmt.Sprint(len(nodes))+" servers had lost its data")
+			_ = c.do(l.Release)
+			return sure
+		})
+	}
+	c.often(func() (sure bool) {
+		key := newKey()
+		old := c.take(c.lasting(), key)
+		c.fault(scenarios.Step{Verb: "wipe", Target: scenarios.LockService})
+		later, err := c.acquire(c.lasting(), key)
+		if err != nil {
+			c.blocked(key, "after the servers had lost their data nobody had got the lock within %v: %v", c.limit(), err)
+			return true
+		}
+		other := c.client()
+		for range 3 { // it may have to reconnect
+			err = c.briefly(releasing(old)).err
+			sure = c.still(later, other, key, "the servers had lost their data, and a lease from before was released,")
+			if err == nil || errors.Is(err, dlock.ErrLost) || c.isDecided() {
+				break
+			}
+		}
+		_ = c.do(later.Release)
+		return sure
+	})
 }

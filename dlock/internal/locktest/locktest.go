@@ -3,7 +3,7 @@ package locktest
 
 import (
 	"context"
-	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -94,7 +94,7 @@ type Pair struct {
 }
 
 // Compare alternates the pairs, so that a busy machine slows all: yard, a Backend, a Locker on another, and the others. It
-// reports medians: of yard in µs, of the others as multiples of it.
+// reports medians: of yard in µs, of the others as multiples of it; and the allocations of each.
 func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pair) {
 	b.Helper()
 	const ttl = 10 * time.Second
@@ -117,11 +117,11 @@ func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pa
 		}
 		return h.Release(ctx)
 	}}}, others...)
-	times := make([][]time.Duration, len(all))
+	times, ctx := make([][]time.Duration, len(all)), context.WithoutCancel(b.Context()) // a Locker needn't watch it
 	for b.Loop() {
-		for i, p := range all {
+		for _, i := range rand.Perm(len(all)) { // who comes after a slow one pays for it
 			began := time.Now()
-			if err := p.Do(b.Context()); err != nil {
+			if err := all[i].Do(ctx); err != nil {
 				b.Fatal(err)
 			}
 			times[i] = append(times[i], time.Since(began))
@@ -133,8 +133,11 @@ func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pa
 	}
 	b.ReportMetric(0, "ns/op") // of all together: of no use
 	b.ReportMetric(median(0)/1e3, "µs-"+yard.Name)
-	for i, p := range all[1:] {
-		b.ReportMetric(median(i+1)/median(0), fmt.Sprintf("x-%s", p.Name))
+	for i, p := range all {
+		if i > 0 {
+			b.ReportMetric(median(i)/median(0), "x-"+p.Name)
+		}
+		b.ReportMetric(testing.AllocsPerRun(100, func() { _ = p.Do(ctx) }), "allocs-"+p.Name)
 	}
 }
 

@@ -33,7 +33,7 @@ func Since(then, now time.Time) time.Duration {
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
 }
 
-// ErrNoAnswer is the cause with which a Turn ends a context.
+// ErrNoAnswer is the cause of a context whose time for a reply is over.
 var ErrNoAnswer = errors.New("the server doesn't answer")
 
 // Turn lets one caller at a time call a server. While nobody has it, the channel holds the next call's time limit.

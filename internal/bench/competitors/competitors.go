@@ -27,10 +27,12 @@ const (
 	Redislock     = "redislock"  // github.com/bsm/redislock, polling every 10 ms
 	RedsyncSlow   = "redsync-100ms"
 	RedislockSlow = "redislock-100ms"
-	Redsync5      = "redsync-5"   // redsync on five Redlock nodes
-	Rueidislock   = "rueidislock" // github.com/redis/rueidis/rueidislock
-	EtcdMutex     = "etcd-mutex"  // concurrency.Mutex of etcd's client
-	ZKLock        = "zk-lock"     // Lock of github.com/go-zookeeper/zk
+	Redsync5      = "redsync-5"    // redsync on five Redlock nodes
+	Rueidislock   = "rueidislock"  // github.com/redis/rueidis/rueidislock
+	EtcdMutex     = "etcd-mutex"   // concurrency.Mutex of etcd's client
+	ZKLock        = "zk-lock"      // Lock of github.com/go-zookeeper/zk
+	RedisShared   = "redis-shared" // redislock and etcdlock with dlock.Share: clients share leases with those of their process
+	EtcdShared    = "etcd-shared"
 
 	// No locks, but the floor for them, with redislock's client.
 	Ping  = "ping"  // an acquisition and a release are a PING each
@@ -74,6 +76,8 @@ var all = map[string]competitor{
 	Rueidislock:   {locks.Redis, "github.com/redis/rueidis", openRueidislock},
 	EtcdMutex:     {locks.Etcd, "go.etcd.io/etcd/client/v3", openEtcdMutex},
 	ZKLock:        {locks.ZooKeeper, "github.com/go-zookeeper/zk", openZKLock},
+	RedisShared:   {locks.Redis, "", openShared(locks.Redis)},
+	EtcdShared:    {locks.Etcd, "", openShared(locks.Etcd)},
 	Ping:          {locks.Redis, "", openPing},
 	Baton:         {locks.Redis, "", openBaton},
 }
@@ -81,8 +85,8 @@ var all = map[string]competitor{
 // Names returns the names of all locks, this module's first.
 func Names() []string {
 	return []string{
-		locks.Redis, RedisSpin, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres,
-		Redsync, RedsyncSlow, Redsync5, Redislock, RedislockSlow, Rueidislock, EtcdMutex, ZKLock,
+		locks.Redis, RedisSpin, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres, locks.S3,
+		Redsync, RedsyncSlow, Redsync5, Redislock, RedislockSlow, Rueidislock, EtcdMutex, ZKLock, RedisShared, EtcdShared,
 	}
 }
 
@@ -127,6 +131,40 @@ func Open(ctx context.Context, s Spec) (load.Lock, error) {
 	}
 	return fromBackend(b, s)
 }
+
+func openShared(name string) func(Spec) (load.Lock, error) {
+	return func(s Spec) (load.Lock, error) {
+		s.Lock = name
+		b, err := locks.Open(context.Background(), s.spec())
+		if err != nil {
+			return nil, err
+		}
+		l, err := dlock.New(b, &dlock.Options{
+			TTL: s.TTL, Registerer: s.Registerer, Share: dlock.Share{Sections: 1000, For: s.TTL / 2, Idle: 10 * time.Millisecond},
+		})
+		if err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+		acquire := func(ctx context.Context, key string) (load.Lease, error) {
+			h, err := l.Acquire(ctx, key)
+			if err != nil {
+				return nil, err
+			}
+			token, seq := h.Next()
+			return section{h, token<<10 | seq}, nil // Share.Sections fits
+		}
+		return lock{acquire, l.Close}, nil
+	}
+}
+
+// section is a critical section under a shared lease. Sections are ordered by token and number.
+type section struct {
+	*dlock.Handle
+	order uint64
+}
+
+func (s section) Fence() uint64 { return s.order }
+func (s section) Lost() bool    { return s.Context().Err() != nil }
 
 // fromBackend has no renewals, so that leases are like those of the others.
 func fromBackend(b dlock.Backend, s Spec) (load.Lock, error) {

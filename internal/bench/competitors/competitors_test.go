@@ -49,7 +49,7 @@ func TestContended(t *testing.T) {
 
 func contended(t *testing.T, lock string, connections int, addrs []string) {
 	c := load.Config{
-		Contenders: 5, Connections: connections, Keys: 1, Work: load.Duration(time.Millisecond), TTL: load.Duration(10 * time.Minute),
+		Contenders: 5, Connections: connections, Keys: 1, Work: load.Duration(time.Millisecond), TTL: load.Duration(20 * time.Second),
 		Duration: load.Duration(3 * time.Minute), Prefix: t.Name() + "/", // at most
 	}
 	wires, err := load.NewWires(100 * time.Microsecond)
@@ -74,7 +74,7 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 		by = "token"
 	}
 	const enough = 20  // each has been served several times, and has had others before it
-	for i := range 2 { // those who waited at the end of the first run have left nothing behind that lasts, for a TTL
+	for i := range 2 { // those who waited at the end of the first run have left nothing behind for longer than a TTL
 		if competitors.Library(lock) != "" { // that is more than others promise: redsync can leave votes, until they run out
 			c.Prefix = fmt.Sprintf("%s/%d/", t.Name(), i)
 		}

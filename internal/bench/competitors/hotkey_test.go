@@ -55,8 +55,11 @@ func hotKey(b *testing.B, lock string, s *competitors.Servers, contenders int) {
 			Warmup: load.Duration(time.Second), Duration: load.Duration(2 * time.Second),
 			Prefix: fmt.Sprintf("bench-%d-%d/", time.Now().UnixNano(), len(all)), // nobody's leftovers are in the way
 		}
-		if lock == "postgres" {
+		switch lock {
+		case "postgres":
 			c.Connections = 8 // each a pool; the server's connections are processes
+		case competitors.RedisShared, competitors.EtcdShared:
+			c.Connections = 1 // one process
 		}
 		r, err := load.Run(b.Context(), c, func(ctx context.Context) (load.Lock, error) {
 			return competitors.Open(ctx, competitors.Spec{Lock: lock, Addrs: s.Addrs, TTL: c.TTL.D()})

@@ -58,6 +58,8 @@ func Start(ctx context.Context, service string, spec ServerSpec, o *testbed.Opti
 		one, err = testbed.StartConsul(ctx, &opts)
 	case locks.Postgres:
 		one, err = testbed.StartPostgres(ctx, &opts)
+	case locks.S3:
+		one, err = testbed.StartS3(ctx, &opts)
 	default:
 		err = fmt.Errorf("competitors: there is no lock service %q; there are %s", service, strings.Join(locks.Names(), ", "))
 	}

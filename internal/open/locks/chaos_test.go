@@ -134,9 +134,10 @@ func (w *world) gone(where string, limit time.Duration, find func(ctx context.Co
 
 // granted compares a grant with earlier ones.
 func (w *world) granted(c *client, h *dlock.Handle) {
-	key, token := h.Key(), h.Fence()
-	w.note("grant", "%s has %s #%d", c.name, key, token)
-	name := fmt.Sprintf("%s #%d", key, token)
+	key := h.Key()
+	token, seq := h.Next() // the number tells the sections of a shared lease apart
+	name := fmt.Sprintf("%s #%d.%d", key, token, seq)
+	w.note("grant", "%s has %s", c.name, name)
 	w.mu.Lock()
 	last, highest, again := w.held[key], w.tokens[key], w.seen[name]
 	// In this order: a lease that has ended stays so.
@@ -339,6 +340,9 @@ func (w *world) connect(ctx context.Context, r *rand.Rand) (_ *client, err error
 	o := &dlock.Options{TTL: ttl}
 	if r.IntN(2) == 0 {
 		o.Renew = dlock.Renew{Every: ttl / 3, MaxHold: 2 * ttl}
+	}
+	if r.IntN(3) == 0 {
+		o.Share = dlock.Share{Sections: 1 + r.IntN(5), For: ttl, Idle: time.Duration(r.Int64N(int64(ttl / 10)))}
 	}
 	c.Locker, err = dlock.New(c.backend, o)
 	w.mu.Lock()

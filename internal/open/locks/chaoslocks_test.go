@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -62,6 +63,10 @@ var chaosLocks = []chaosLock{
 	{"consul", startOne(testbed.StartConsul), openByName(locks.Consul), leftOnConsul, 3*ttl + waiterRetry},
 	{"postgres", startOne(testbed.StartPostgres), openByName(locks.Postgres), leftOnPostgres, ttl + waiterRetry},
 	{
+		"s3", startOne(testbed.StartS3), openByName(locks.S3),
+		func(context.Context, []*testbed.Server) error { return nil }, ttl + 3*time.Second, // a poll after the server's clock
+	},
+	{
 		"memory", func(context.Context) ([]*testbed.Server, error) { return nil, nil },
 		func(context.Context, locks.Spec, *rand.Rand) (backend, error) {
 			return backend{Backend: memory.Client(), close: func() error { return nil }}, nil
@@ -89,7 +94,9 @@ func (l chaosLock) startServers(t *testing.T) []*testbed.Server {
 // startRedis starts Redis servers that keep their data over a kill.
 func startRedis(n int) func(context.Context) ([]*testbed.Server, error) {
 	return func(ctx context.Context) ([]*testbed.Server, error) {
-		return testbed.StartRedisNodes(ctx, n, &testbed.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "no"}})
+		return testbed.StartRedisNodes(ctx, n, &testbed.Options{
+			Args: []string{"--appendonly", "yes", "--appendfsync", "no"}, Clock: runtime.GOOS == "linux",
+		})
 	}
 }
 

@@ -22,6 +22,7 @@ const (
 	ZooKeeper = "zookeeper"
 	Consul    = "consul"
 	Postgres  = "postgres"
+	S3        = "s3"
 )
 
 // Spec selects a lock and its servers.
@@ -69,6 +70,7 @@ var openers = map[string]opener{
 	ZooKeeper: {[]string{"127.0.0.1:2181"}, openZooKeeper},
 	Consul:    {[]string{"127.0.0.1:8500"}, openConsul},
 	Postgres:  {[]string{"postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable"}, openPostgres},
+	S3:        {[]string{"http://id:secret@127.0.0.1:7070"}, openS3},
 }
 
 // Names returns all locks.
@@ -90,7 +92,7 @@ func Open(ctx context.Context, s Spec) (*Backend, error) {
 	for i, addr := range s.Addrs {
 		addr = strings.TrimSpace(addr)
 		if addr == "" || slices.Contains(s.Addrs[:i], addr) {
-			return nil, fmt.Errorf("locks: %s: the addresses %q have an empty one, or one twice", s.Lock, s.Addrs)
+			return nil, fmt.Errorf("locks: of the addresses of %v, one is empty or there twice", s)
 		}
 		s.Addrs[i] = addr
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 func TestNames(t *testing.T) {
-	require.Equal(t, []string{locks.Consul, locks.Etcd, locks.Postgres, locks.Redis, locks.Redlock, locks.ZooKeeper}, locks.Names())
+	require.Equal(t, []string{locks.Consul, locks.Etcd, locks.Postgres, locks.Redis, locks.Redlock, locks.S3, locks.ZooKeeper}, locks.Names())
 	for _, name := range locks.Names() {
 		require.NotEmpty(t, locks.Addrs(name), name)
 	}
@@ -23,12 +23,15 @@ func TestOpenRefuses(t *testing.T) {
 		spec locks.Spec
 		want string
 	}{
-		{locks.Spec{Lock: "memcached"}, `there is no lock "memcached"; there are consul, etcd, postgres, redis, redlock, zookeeper`},
+		{locks.Spec{Lock: "memcached"}, `there is no lock "memcached"; there are consul, etcd, postgres, redis, redlock, s3, zookeeper`},
 		{locks.Spec{Lock: locks.Redis, Addrs: []string{"a:1", "b:1"}}, "redis is one server, and there are 2 addresses"},
 		{locks.Spec{Lock: locks.Redis, Addrs: []string{"redis://:" + secret + "@host:port"}}, "no redis:// URL"},
 		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"127.0.0.1:5432"}}, "is no postgres:// URL, as in"},
-		{locks.Spec{Lock: locks.Redlock, Addrs: []string{"a:1", " a:1", "b:1"}}, "have an empty one, or one twice"},
-		{locks.Spec{Lock: locks.Etcd, Addrs: []string{"a:1", ""}}, "have an empty one, or one twice"},
+		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:7070/a/b"}}, "is not like http://ID:SECRET@HOST:PORT or"},
+		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:port"}}, "is not like http://ID:SECRET@HOST:PORT or"},
+		{locks.Spec{Lock: locks.S3, Addrs: []string{"127.0.0.1:7070"}}, "is not like http://ID:SECRET@HOST:PORT or"},
+		{locks.Spec{Lock: locks.Redlock, Addrs: []string{"a:1", " a:1", "b:1"}}, "one is empty or there twice"},
+		{locks.Spec{Lock: locks.Etcd, Addrs: []string{"a:1", ""}}, "one is empty or there twice"},
 		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"postgres://u:" + secret + "@host:port/db"}}, "no postgres:// URL"},
 	} {
 		c.spec.TTL = time.Second
@@ -36,5 +39,43 @@ func TestOpenRefuses(t *testing.T) {
 		require.ErrorContains(t, err, c.want)
 		require.NotContains(t, err.Error(), secret)
 		require.Nil(t, b)
+	}
+}
+
+func TestParseURL(t *testing.T) {
+	for url, want := range map[string]struct {
+		lock  string
+		addrs []string
+		says  string
+	}{
+		"redis://:pw@h:1/2":            {locks.Redis, []string{"redis://:pw@h:1/2"}, "redis at h:1/2"},
+		"rediss://h:1":                 {locks.Redis, []string{"rediss://h:1"}, "redis at h:1"},
+		"redlock://u:p,w@a:1,b:2/3":    {locks.Redlock, []string{"redis://u:p,w@a:1/3", "redis://u:p,w@b:2/3"}, "redlock at a:1/3, b:2/3"},
+		"redlocks://a:1,[::1]:2":       {locks.Redlock, []string{"rediss://a:1", "rediss://[::1]:2"}, "redlock at a:1, [::1]:2"},
+		"etcd://a:1,b:2":               {locks.Etcd, []string{"http://a:1", "http://b:2"}, "etcd at a:1, b:2"},
+		"etcds://a:1/":                 {locks.Etcd, []string{"https://a:1"}, "etcd at a:1"},
+		"zookeeper://a:1,b:2":          {locks.ZooKeeper, []string{"a:1", "b:2"}, "zookeeper at a:1, b:2"},
+		"consul://a:1":                 {locks.Consul, []string{"http://a:1"}, "consul at a:1"},
+		"consuls://a:1":                {locks.Consul, []string{"https://a:1"}, "consul at a:1"},
+		"postgres://u:pw@h/db?x=y":     {locks.Postgres, []string{"postgres://u:pw@h/db?x=y"}, "postgres at h/db"},
+		"postgresql://h/?password=p@w": {locks.Postgres, []string{"postgresql://h/?password=p@w"}, "postgres at the given address"},
+	} {
+		s, err := locks.ParseURL(url)
+		require.NoError(t, err, url)
+		require.Equal(t, locks.Spec{Lock: want.lock, Addrs: want.addrs}, s)
+		require.Equal(t, want.says, s.String())
+	}
+	for url, want := range map[string]string{
+		"":                         "there are redis://HOST:PORT",
+		"hunter2":                  "there are redis://HOST:PORT",
+		"s3://u:hunter2@bucket":    "there are redis://HOST:PORT",
+		"etcd://u:hunter2@h:1":     "a URL of etcd is etcd://HOST:PORT alone, without a user",
+		"consul://h:1/path":        "a URL of consul is consul://HOST:PORT alone",
+		"redlock://:hunter2@a:1,b": `a URL of redlock is redlock://HOST:PORT, and "b" is no HOST:PORT`,
+		"zookeeper://":             `and "" is no HOST:PORT`,
+	} {
+		_, err := locks.ParseURL(url)
+		require.ErrorContains(t, err, want, url)
+		require.NotContains(t, err.Error(), "hunter2")
 	}
 }

@@ -19,25 +19,36 @@ import (
 	"github.com/fencelab/fencelab/resource/s3store"
 )
 
-// services are the schemes after "s3+" or "dynamodb+"; none: Amazon's own.
-var services = []string{"", "http", "https"}
+// On returns the address of a bucket or table on the server at a URL.
+func On(store, name, server string) string {
+	u, err := url.Parse(server)
+	if err != nil {
+		return server // Open refuses it
+	}
+	to := url.URL{Scheme: store, User: u.User, Host: name, RawQuery: "endpoint=" + u.Scheme + "://" + u.Host}
+	return to.String()
+}
 
 // awsConfig takes credentials from u or the environment.
-func awsConfig(u *url.URL, service string, o Options) (config aws.Config, name string, d *dialer, closeIdle func() error, err error) {
-	d = &dialer{}
-	client, transport := httpClient(d, o.Fresh)
+func awsConfig(u *url.URL, o Options) (config aws.Config, closeIdle func() error, err error) {
+	client, transport := httpClient(o.Fresh)
+	q := u.Query()
 	config = aws.Config{
-		Region: cmp.Or(os.Getenv("AWS_REGION"), "us-east-1"), HTTPClient: client,
+		Region: cmp.Or(q.Get("region"), os.Getenv("AWS_REGION"), "us-east-1"), HTTPClient: client,
 		// A write is sent once: the SDK would retry when a hazard breaks the connection.
 		Retryer: func() aws.Retryer { return aws.NopRetryer{} },
 	}
-	name = u.Host
-	if service != "" {
-		name = strings.Trim(u.Path, "/")
-		config.BaseEndpoint = aws.String(service + "://" + u.Host)
+	if endpoint := q.Get("endpoint"); endpoint != "" {
+		config.BaseEndpoint = &endpoint
+		at, err := url.Parse(endpoint)
+		if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.Host == "" || at.User != nil {
+			return config, nil, errors.New("stores: the endpoint of " + u.Scheme + " is not of the form http://HOST:PORT or https://HOST:PORT")
+		}
 	}
-	if name == "" || strings.Contains(name, "/") || u.Host == "" || u.RawQuery != "" || service == "" && strings.Trim(u.Path, "/") != "" {
-		return config, "", nil, nil, fmt.Errorf("stores: the address of %s names no bucket or table; there are %s", u.Redacted(), Addresses)
+	q.Del("region")
+	q.Del("endpoint")
+	if u.Host == "" || len(q) > 0 || u.Scheme == DynamoDB && strings.Trim(u.Path, "/") != "" {
+		return config, nil, fmt.Errorf("stores: the %s address is not of the form %s://[ID:SECRET@]NAME?endpoint=URL&region=NAME", u.Scheme, u.Scheme)
 	}
 	id, secret := u.User.Username(), ""
 	session := ""
@@ -47,19 +58,20 @@ func awsConfig(u *url.URL, service string, o Options) (config aws.Config, name s
 		id, secret, session = os.Getenv("AWS_ACCESS_KEY_ID"), os.Getenv("AWS_SECRET_ACCESS_KEY"), os.Getenv("AWS_SESSION_TOKEN")
 	}
 	if id == "" || secret == "" {
-		return config, "", nil, nil, fmt.Errorf("stores: there are no credentials for %s: put them into the address, or set "+
+		return config, nil, fmt.Errorf("stores: there are no credentials for %s: put them into the address, or set "+
 			"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", u.Redacted())
 	}
 	config.Credentials = credentials.NewStaticCredentialsProvider(id, secret, session)
-	return config, name, d, func() error { transport.CloseIdleConnections(); return nil }, nil
+	return config, func() error { transport.CloseIdleConnections(); return nil }, nil
 }
 
-func openS3(ctx context.Context, u *url.URL, service string, o Options) (*Store, error) {
-	config, bucket, d, closeIdle, err := awsConfig(u, service, o)
+func openS3(ctx context.Context, u *url.URL, o Options) (*Store, error) {
+	config, closeIdle, err := awsConfig(u, o)
 	if err != nil {
 		return nil, err
 	}
-	client := s3.NewFromConfig(config, func(o *s3.Options) { o.UsePathStyle = service != "" })
+	bucket := u.Host
+	client := s3.NewFromConfig(config, func(o *s3.Options) { o.UsePathStyle = config.BaseEndpoint != nil })
 	open := s3store.Open
 	if o.Prepared {
 		open = func(_ context.Context, c *s3.Client, bucket string, opts *s3store.Options) (*s3store.Store, error) {
@@ -68,8 +80,12 @@ func openS3(ctx context.Context, u *url.URL, service string, o Options) (*Store,
 	} else if err := createBucket(ctx, client, bucket, config.Region); err != nil {
 		return nil, errors.Join(err, closeIdle())
 	}
-	s, err := open(ctx, client, bucket, nil)
-	return opened(S3, s, err, d, closeIdle)
+	prefix := strings.Trim(u.Path, "/")
+	if prefix != "" {
+		prefix += "/"
+	}
+	s, err := open(ctx, client, bucket, &s3store.Options{Prefix: prefix})
+	return opened(S3, s, err, closeIdle)
 }
 
 func createBucket(ctx context.Context, c *s3.Client, bucket, region string) error {
@@ -88,17 +104,17 @@ func createBucket(ctx context.Context, c *s3.Client, bucket, region string) erro
 	return nil
 }
 
-func openDynamoDB(ctx context.Context, u *url.URL, service string, o Options) (*Store, error) {
-	config, table, d, closeIdle, err := awsConfig(u, service, o)
+func openDynamoDB(ctx context.Context, u *url.URL, o Options) (*Store, error) {
+	config, closeIdle, err := awsConfig(u, o)
 	if err != nil {
 		return nil, err
 	}
 	client := dynamodb.NewFromConfig(config)
 	if !o.Prepared {
-		if err := dynamostore.CreateTable(ctx, client, table); err != nil {
+		if err := dynamostore.CreateTable(ctx, client, u.Host); err != nil {
 			return nil, errors.Join(err, closeIdle())
 		}
 	}
-	s, err := dynamostore.New(client, table)
-	return opened(DynamoDB, s, err, d, closeIdle)
+	s, err := dynamostore.New(client, u.Host)
+	return opened(DynamoDB, s, err, closeIdle)
 }

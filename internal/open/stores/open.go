@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,16 +18,28 @@ import (
 )
 
 func openHTTP(addr string, o Options) (*Store, error) {
-	d := &dialer{}
-	client, transport := httpClient(d, o.Fresh)
+	client, transport := httpClient(o.Fresh)
 	c, err := resource.NewClient(addr, &resource.ClientOptions{Token: o.Token, HTTPClient: client})
 	if err != nil {
 		return nil, err
 	}
 	return &Store{
-		Store: c, Name: HTTP, unfenced: c.WriteUnfenced, dial: d,
+		Store: c, Name: HTTP, unfenced: c.WriteUnfenced,
 		close: func() error { transport.CloseIdleConnections(); return nil },
 	}, nil
+}
+
+// httpClient returns a client with connections of its own, without HTTP/2: see [resource.NewClient].
+func httpClient(fresh bool) (*http.Client, *http.Transport) {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.DisableKeepAlives = fresh
+	t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
+	t.Protocols = new(http.Protocols)
+	t.Protocols.SetHTTP1(true)
+	if t.TLSClientConfig != nil { // the default transport's still offers HTTP/2
+		t.TLSClientConfig.NextProtos = nil
+	}
+	return &http.Client{Transport: t}, t
 }
 
 func openPostgres(ctx context.Context, addr string, o Options) (*Store, error) {
@@ -34,8 +47,6 @@ func openPostgres(ctx context.Context, addr string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, errors.New("stores: the PostgreSQL address is no postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
 	}
-	d := &dialer{}
-	config.ConnConfig.DialFunc = d.DialContext
 	// A call is one message: no prepared statements, no pings.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
@@ -53,17 +64,13 @@ func openPostgres(ctx context.Context, addr string, o Options) (*Store, error) {
 		}
 	}
 	s, err := pgstore.New(pool, nil)
-	return opened(Postgres, s, err, d, closePool)
+	return opened(Postgres, s, err, closePool)
 }
 
 func openRedis(ctx context.Context, addr string, o Options) (*Store, error) {
 	opt, err := redisclient.Options(addr, nil)
 	if err != nil {
 		return nil, err
-	}
-	d := &dialer{}
-	if opt.TLSConfig == nil { // TLS needs the default dialer
-		opt.Dialer = d.DialContext
 	}
 	opt.ReadTimeout = -1 // the context's only
 	if o.Fresh {
@@ -76,5 +83,5 @@ func openRedis(ctx context.Context, addr string, o Options) (*Store, error) {
 		}
 	}
 	s, err := redisstore.New(c, nil)
-	return opened(Redis, s, err, d, c.Close)
+	return opened(Redis, s, err, c.Close)
 }

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
-	"strings"
 
 	"github.com/fencelab/fencelab/resource"
 )
@@ -26,8 +24,8 @@ var usual = map[string]string{
 	HTTP:     "http://127.0.0.1:8080",
 	Postgres: "postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable",
 	Redis:    "redis://127.0.0.1:6379",
-	S3:       "s3+http://id:secret@127.0.0.1:7070/fencelab",
-	DynamoDB: "dynamodb+http://id:secret@127.0.0.1:8000/fencelab",
+	S3:       "s3://id:secret@fencelab?endpoint=http://127.0.0.1:7070",
+	DynamoDB: "dynamodb://id:secret@fencelab?endpoint=http://127.0.0.1:8000",
 }
 
 // Names returns the names of the stores.
@@ -46,8 +44,8 @@ func Redacted(addr string) string {
 }
 
 // Addresses lists [Open]'s addresses.
-const Addresses = "http://HOST:PORT, postgres://USER@HOST:PORT/DB, redis://HOST:PORT, s3+http://ID:SECRET@HOST:PORT/BUCKET,\n" +
-	"dynamodb+http://ID:SECRET@HOST:PORT/TABLE, or Amazon's s3://BUCKET or dynamodb://TABLE"
+const Addresses = "http://HOST:PORT, postgres://USER@HOST:PORT/DB, redis://HOST:PORT, s3://[ID:SECRET@]BUCKET[/PREFIX] or\n" +
+	"dynamodb://[ID:SECRET@]TABLE, the last two with ?endpoint=URL and &region=NAME unless they are the environment's, at Amazon"
 
 // Options are the optional settings of [Open].
 type Options struct {
@@ -67,7 +65,6 @@ type Store struct {
 	Name     string
 	unfenced func(ctx context.Context, key string, value []byte) error
 	close    func() error
-	dial     *dialer
 }
 
 // Close also closes the client.
@@ -83,9 +80,6 @@ func (s *Store) Overwrite(ctx context.Context, key string, _ resource.Fence, val
 	return s.unfenced(ctx, key, value)
 }
 
-// OnSent makes the store call f once, when it next sends bytes. f must not block.
-func (s *Store) OnSent(f func()) { s.dial.onSent(f) }
-
 // Open opens the store at addr, one of [Addresses], and creates its table or bucket if necessary.
 func Open(ctx context.Context, addr string, o Options) (*Store, error) {
 	// A parser's error may quote a password.
@@ -93,28 +87,27 @@ func Open(ctx context.Context, addr string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("stores: the address is no URL; it is %s", Addresses)
 	}
-	scheme, service, _ := strings.Cut(u.Scheme, "+")
-	switch {
-	case u.Scheme == "http", u.Scheme == "https":
+	switch u.Scheme {
+	case "http", "https":
 		return openHTTP(addr, o)
-	case u.Scheme == "postgres", u.Scheme == "postgresql":
+	case "postgres", "postgresql":
 		return openPostgres(ctx, addr, o)
-	case u.Scheme == "redis", u.Scheme == "rediss":
+	case "redis", "rediss":
 		return openRedis(ctx, addr, o)
-	case scheme == S3 && slices.Contains(services, service):
-		return openS3(ctx, u, service, o)
-	case scheme == DynamoDB && slices.Contains(services, service):
-		return openDynamoDB(ctx, u, service, o)
+	case S3:
+		return openS3(ctx, u, o)
+	case DynamoDB:
+		return openDynamoDB(ctx, u, o)
 	}
 	return nil, fmt.Errorf("stores: %.40q is the beginning of no store's address; there are %s", u.Scheme, Addresses)
 }
 
-func opened(name string, s resource.Overwriter, err error, d *dialer, closeClient func() error) (*Store, error) {
+func opened(name string, s resource.Overwriter, err error, closeClient func() error) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, closeClient())
 	}
 	overwrite := func(ctx context.Context, key string, value []byte) error {
 		return s.Overwrite(ctx, key, resource.Fence{}, value)
 	}
-	return &Store{Store: s, Name: name, unfenced: overwrite, close: closeClient, dial: d}, nil
+	return &Store{Store: s, Name: name, unfenced: overwrite, close: closeClient}, nil
 }

@@ -21,7 +21,7 @@ type watched struct {
 }
 
 func (w watched) IsErrorRetryable(err error) bool {
-	if code := Status(err); code < 400 || code >= 500 {
+	if code := status(err); code < 400 || code >= 500 {
 		*w.doubt = true
 	}
 	return w.Retryer.IsErrorRetryable(err)
@@ -35,8 +35,8 @@ func (w watched) GetAttemptToken(ctx context.Context) (func(error) error, error)
 	return w.GetInitialToken(), nil
 }
 
-// Status returns the HTTP status in err, or 0.
-func Status(err error) int {
+// status returns the HTTP status in err, or 0.
+func status(err error) int {
 	if r, ok := errors.AsType[interface {
 		error
 		HTTPStatusCode() int

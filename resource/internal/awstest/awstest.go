@@ -159,11 +159,11 @@ func LostReply(t *testing.T, key string, retries resource.Store, link *Link, onc
 	link.On(NotApplied)
 	require.NoError(t, retries.Write(ctx, key, at(3), []byte("v")))
 	for i, lose := range []func(*http.Request) (*http.Response, error){Applied, NotApplied} {
-		token := uint64(4 + i)
+		f := resource.Fence{Token: uint64(4 + i)}
 		link.On(lose)
-		rec, err := retries.ReadFenced(ctx, key, token)
+		rec, err := retries.ReadFenced(ctx, key, f)
 		require.NoError(t, err)
-		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: token}}, rec)
+		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: f}, rec)
 	}
 
 	linkOnce.On(Applied)

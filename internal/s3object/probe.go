@@ -1,8 +1,9 @@
-package s3store
+package s3object
 
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -10,22 +11,22 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
-
-	"github.com/fencelab/fencelab/resource/internal/awscall"
 )
 
 // tries is how often each condition must be honoured. A server that ignores half of them passes with a chance of 1 in 65,536.
 const tries = 8
 
-// Probe checks on a scratch object that the server honours If-None-Match and If-Match, else the error wraps [ErrNoConditions].
-// It takes 20 requests, because one address may stand for several servers. It can't check that the server compares and writes
-// atomically; package storetest can.
-func (s *Store) Probe(ctx context.Context) (err error) {
-	name := s.o.Prefix + "~probe-" + rand.Text()
+// ErrNoConditions is wrapped by the error of [Probe] if the server ignores the conditions of a PUT.
+var ErrNoConditions = errors.New("the server does not honour conditional writes")
+
+// Probe checks on a scratch object, whose name begins with prefix, that the server honours If-None-Match and If-Match. It takes 20
+// requests, because one address may stand for several servers. It can't check that the server compares and writes atomically.
+func Probe(ctx context.Context, client *s3.Client, bucket, prefix string) (err error) {
+	name := prefix + "~probe-" + rand.Text()
 	put := func(body string, in *s3.PutObjectInput) (etag string, err error) {
-		in.Bucket, in.Key, in.Body = &s.bucket, &name, strings.NewReader(body)
+		in.Bucket, in.Key, in.Body = &bucket, &name, strings.NewReader(body)
 		// No retries: after a lost reply one fails its own condition.
-		out, err := s.client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = aws.NopRetryer{} })
+		out, err := client.PutObject(ctx, in, func(o *s3.Options) { o.Retryer = aws.NopRetryer{} })
 		if err != nil {
 			return "", err
 		}
@@ -34,47 +35,47 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		_, _ = s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: &name}) // no reason to refuse the server
+		_, _ = client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: &name}) // no reason to refuse the server
 		if err != nil {
-			err = fmt.Errorf("s3store: probing bucket %q: %w", s.bucket, err)
+			err = fmt.Errorf("probing bucket %q: %w", bucket, err)
 		}
 	}()
 
-	first, err := put("1", condition(""))
+	first, err := put("1", Condition(""))
 	switch {
-	case awscall.Status(err) == http.StatusNotImplemented:
+	case status(err) == http.StatusNotImplemented:
 		return fmt.Errorf("%w: it refuses If-None-Match: %w", ErrNoConditions, err)
 	case err != nil:
-		return failed(ctx, err)
+		return err
 	}
 	for range tries {
-		switch _, err := put("2", condition("")); {
+		switch _, err := put("2", Condition("")); {
 		case err == nil:
 			return fmt.Errorf("%w: it ignores If-None-Match: * and accepted a second first write of an object", ErrNoConditions)
-		case !lostRace(err):
-			return failed(ctx, err)
+		case !LostRace(err):
+			return err
 		}
 	}
-	second, err := put("3", condition(first))
+	second, err := put("3", Condition(first))
 	switch {
-	case err != nil && (lostRace(err) || awscall.Status(err) == http.StatusNotImplemented):
+	case err != nil && (LostRace(err) || status(err) == http.StatusNotImplemented):
 		return fmt.Errorf("%w: it refuses If-Match with the object's own ETag %s: %w", ErrNoConditions, first, err)
 	case err != nil:
-		return failed(ctx, err)
+		return err
 	case first == "" || first == second:
 		return fmt.Errorf("%w: the ETag was %q before and %q after the object's content changed", ErrNoConditions, first, second)
 	}
 	for range tries {
-		switch _, err := put("4", condition(first)); {
+		switch _, err := put("4", Condition(first)); {
 		case err == nil:
 			return fmt.Errorf("%w: it ignores If-Match and accepted a write with the ETag of a replaced version", ErrNoConditions)
-		case !lostRace(err):
-			return failed(ctx, err)
+		case !LostRace(err):
+			return err
 		}
 	}
-	head, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &s.bucket, Key: &name})
+	head, err := client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &bucket, Key: &name})
 	if err != nil {
-		return failed(ctx, err)
+		return err
 	}
 	if got := aws.ToString(head.ETag); got != second {
 		return fmt.Errorf("%w: the object has the ETag %s; that of its last accepted write was %s", ErrNoConditions, got, second)

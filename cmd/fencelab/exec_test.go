@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/memlock"
+)
+
+// renewing is a lock service that renews a lease a few times, and then has an error.
+type renewing struct {
+	dlock.Backend
+	left int
+	err  error
+}
+
+func (r *renewing) Renew(ctx context.Context, g dlock.Grant) error {
+	if r.left--; r.left < 0 {
+		return r.err
+	}
+	return r.Backend.Renew(ctx, g)
+}
+
+// It gives up a command that SIGKILL doesn't end, such as one with other rights. In virtual time.
+func TestSuperviseGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := dlock.New(memlock.New(nil), &dlock.Options{TTL: 30 * time.Second})
+		require.NoError(t, err)
+		h, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		kills := 0
+		err = supervise(h, nil, func(s syscall.Signal) {
+			if s == syscall.SIGKILL {
+				kills++
+			}
+		}, nil)
+		require.ErrorIs(t, err, dlock.ErrLost)
+		require.ErrorContains(t, err, "it can't be killed, and still runs")
+		require.Equal(t, killMost, kills)
+		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
+		require.NoError(t, l.Close())
+	})
+}
+
+// A command that ignores SIGTERM gets it when two renewals have failed, and SIGKILL before the lease ends; if the lease is taken
+// away, SIGKILL at once. In virtual time.
+func TestSupervise(t *testing.T) {
+	silent := errors.New("no answer")
+	for want, c := range map[string]struct {
+		renewed int
+		err     error
+	}{
+		"[24.698s terminated 28.698s killed]": {0, silent},
+		"[34.698s terminated 38.698s killed]": {1, silent},
+		"[20s killed]":                        {1, dlock.ErrLost},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			o := &dlock.Options{TTL: 30 * time.Second, Renew: dlock.Renew{Every: 10 * time.Second, MaxHold: time.Hour}}
+			l, err := dlock.New(&renewing{memlock.New(nil), c.renewed, c.err}, o)
+			require.NoError(t, err)
+			began := time.Now()
+			h, err := l.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			var sent []string
+			exited := make(chan struct{})
+			err = supervise(h, exited, func(s syscall.Signal) {
+				require.Equal(t, errors.Is(c.err, dlock.ErrLost), h.Context().Err() != nil, "the lease goes on")
+				sent = append(sent, fmt.Sprint(time.Since(began), s))
+				if s == syscall.SIGKILL {
+					close(exited)
+				}
+			}, nil)
+			require.ErrorIs(t, err, dlock.ErrLost)
+			require.Equal(t, want, fmt.Sprint(sent))
+			_ = h.Release(t.Context())
+			require.NoError(t, l.Close())
+		})
+	}
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/open/stores"
+	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/resource"
+)
+
+const fenceAbout = `
+Shows or raises the fence of a store's key, or with -counter the last token of a
+lock at redis://. With -force it lowers them too: first stop all holders.`
+
+const fenceExamples = `
+  fencelab fence show postgres://app@db/app acme
+  fencelab fence set -counter redis://127.0.0.1:6379 billing/acme 10   # the lock has lost its tokens
+  fencelab fence set -force postgres://app@db/app acme 7               # the store has got a wrong token`
+
+const lastCounter = 1<<53 - 2 // the greatest that has a next token
+
+func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	if len(args) == 0 || args[0] != "show" && args[0] != "set" {
+		return misuse(errors.New("fencelab: want fence show or fence set ('fencelab -h' describes them)"))
+	}
+	c := cli.Command{Name: "fencelab fence " + args[0], Args: "URL KEY", About: fenceAbout, Examples: fenceExamples}
+	var fs flag.FlagSet
+	token, force, n := bearer(&fs), false, 2
+	isCounter := fs.Bool("counter", false, "the last token of a lock instead of a store's fence")
+	set := args[0] == "set"
+	if set {
+		fs.BoolVar(&force, "force", false, "lower it too")
+		c.Args, n = "URL KEY TOKEN", 3
+	}
+	if args, err = parse(c, &fs, n, args[1:], stdout); err != nil {
+		return err
+	}
+	what := fmt.Sprintf("the fence of %q", args[1])
+	if *isCounter {
+		what = fmt.Sprintf("the last token of the lock %q", args[1])
+	}
+	var to uint64
+	if set {
+		if to, err = strconv.ParseUint(args[2], 10, 64); err != nil || to == 0 || *isCounter && to > lastCounter {
+			return misuse(fmt.Errorf("%s: %q is no token: want a number from 1, with -counter to %d", c.Name, args[2], uint64(lastCounter)))
+		}
+	}
+	f, err := openFence(ctx, args[0], *token, *isCounter)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.Name, err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	rec, err := f.Read(ctx, args[1])
+	old := rec.MaxFence
+	switch {
+	case err != nil:
+	case !set:
+		_, err = fmt.Fprintf(stdout, "%s is %v\n", what, old)
+	case to < old.Token && !force:
+		err = fmt.Errorf("it is %v, and %d would lower it: stop all holders and add -force", old, to)
+	default:
+		if err = f.set(ctx, args[1], to, force && resource.Fence{Token: to}.Compare(old) < 0); err == nil {
+			rec, err = f.Read(ctx, args[1]) // a holder may have raised it meanwhile
+		}
+		if err == nil {
+			_, err = fmt.Fprintf(stdout, "%s was %v and is %d\n", what, old, rec.MaxFence.Token)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %s: %w", c.Name, what, err)
+	}
+	return err
+}
+
+// fence is a store, or a lock's counter.
+type fence interface {
+	Read(ctx context.Context, key string) (resource.Record, error)
+	// set raises the fence, atomically, or lowers it.
+	set(ctx context.Context, key string, token uint64, lower bool) error
+	Close() error
+}
+
+func openFence(ctx context.Context, url, token string, isCounter bool) (fence, error) {
+	spec, err := locks.ParseURL(url)
+	switch {
+	case err != nil && (isCounter || !errors.Is(err, locks.ErrScheme)):
+		return nil, err
+	case isCounter && spec.Lock == locks.Postgres:
+		return nil, errors.New("a pglock's counter is raised in SQL: 'UPDATE fencelab_lock SET fence = fence + N WHERE key = KEY'")
+	case err == nil && spec.Lock != locks.Postgres && spec.Lock != locks.Redis:
+		return nil, fmt.Errorf("%s has no counter to set: stop all holders and set the store's fence back: 'fencelab fence set -force STORE-URL KEY TOKEN'", spec.Lock)
+	case isCounter:
+		c, err := redisclient.New(url)
+		return counter{c}, err
+	}
+	s, err := stores.Open(ctx, url, stores.Options{Token: token, Prepared: true})
+	return store{s}, err
+}
+
+type store struct{ *stores.Store }
+
+func (s store) set(ctx context.Context, key string, token uint64, lower bool) error {
+	if !lower {
+		_, err := s.ReadFenced(ctx, key, resource.Fence{Token: token})
+		return err
+	}
+	setter, ok := s.Store.Store.(resource.FenceSetter)
+	if !ok {
+		return fmt.Errorf("stop the resource, and lower it where the file is: 'resource -set-fence %s=%d'", key, token)
+	}
+	return setter.SetFence(ctx, key, token)
+}
+
+// counter is that of a redislock without a prefix. One that was reaped goes on from fence-floor.
+type counter struct{ *redis.Client }
+
+func (c counter) Read(ctx context.Context, key string) (rec resource.Record, err error) {
+	rec.MaxFence = resource.Fence{Seq: 1}
+	for _, name := range []string{"fence:{" + key + "}", "fence-floor"} {
+		if rec.MaxFence.Token, err = c.Get(ctx, name).Uint64(); !errors.Is(err, redis.Nil) {
+			return rec, err
+		}
+	}
+	return rec, nil
+}
+
+var setCounter = redis.NewScript(`
+if ARGV[2] == '1' or tonumber(redis.call('GET', KEYS[1]) or 0) < tonumber(ARGV[1]) then
+  redis.call('SET', KEYS[1], ARGV[1])
+end
+return 1`)
+
+func (c counter) set(ctx context.Context, key string, token uint64, lower bool) error {
+	return setCounter.Run(ctx, c, []string{"fence:{" + key + "}"}, token, lower).Err()
+}

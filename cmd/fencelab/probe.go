@@ -1,0 +1,255 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"regexp"
+	"time"
+
+	"github.com/hashicorp/consul/api"
+	"github.com/jackc/pgx/v5"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/open/stores"
+	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/resource"
+)
+
+var probeCommand = cli.Command{
+	Name: "fencelab probe", Args: "URL",
+	About: `
+Says whether a lock service or a store can fence: one line a check, ok, warning or
+bad. It writes to stores at http://, dynamodb:// and s3:// only: a record with the
+key fencelab-probe, or an object that it deletes.
+
+Exit codes: 0 all is ok, or a warning; 1 something is bad; 2 wrong arguments.`,
+	Examples: `
+  fencelab probe redis://127.0.0.1:6379
+  fencelab probe 's3://bucket?endpoint=http://127.0.0.1:7070'`,
+}
+
+const probeTimeout = 10 * time.Second // for each server
+
+func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
+	var fs flag.FlagSet
+	token := bearer(&fs)
+	args, err := parse(probeCommand, &fs, 1, args, stdout)
+	if err != nil {
+		return err
+	}
+	p := probe{out: stdout}
+	spec, err := locks.ParseURL(args[0])
+	check := map[string]func(context.Context, string) error{
+		locks.Redis: p.redis, locks.Redlock: p.redis, locks.Postgres: p.postgres,
+		locks.Etcd: p.etcd, locks.Consul: p.consul, locks.ZooKeeper: p.zooKeeper,
+	}[spec.Lock]
+	if errors.Is(err, locks.ErrScheme) {
+		var s *stores.Store
+		if s, err = stores.Open(ctx, args[0], stores.Options{Token: *token, Prepared: true}); err == nil {
+			defer func() { _ = s.Close() }()
+			spec.Addrs = []string{s.Name}
+			check = func(ctx context.Context, name string) error {
+				err := refusesStale(ctx, s)
+				p.expect(err == nil, bad, name+" refuses stale tokens", fmt.Sprintf("%s: %v", name, err))
+				return nil
+			}
+		}
+	}
+	if err != nil {
+		return misuse(fmt.Errorf("fencelab probe: %w ('fencelab -h' lists all URLs)", err))
+	}
+	for _, addr := range spec.Addrs {
+		ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %v", probeTimeout))
+		err := check(ctx, addr)
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		cancel()
+		if err != nil {
+			p.expect(false, bad, "", fmt.Sprintf("%v: %v", locks.Spec{Lock: spec.Lock, Addrs: []string{addr}}, err))
+		}
+	}
+	if p.err == nil && p.bad {
+		return &cli.ExitError{Code: 1}
+	}
+	return p.err
+}
+
+const warning, bad = "warning", "bad" // the levels of a check
+
+type probe struct {
+	out io.Writer
+	bad bool
+	err error // of out
+}
+
+// expect says what is good, or else what to do.
+func (p *probe) expect(good bool, level, yes, no string) {
+	if good {
+		level, no = "ok", yes
+	}
+	p.bad = p.bad || level == bad
+	_, err := fmt.Fprintf(p.out, "%-8s %s\n", level, no)
+	p.err = errors.Join(p.err, err)
+}
+
+// clock compares a server's clock with this machine's, from the reply to a request that was sent at sent.
+func (p *probe) clock(now, sent time.Time) {
+	trip := time.Since(sent)
+	offset := now.Sub(sent.Add(trip / 2)).Round(time.Millisecond)
+	said := fmt.Sprintf("its clock is %v ahead of this machine's", offset)
+	p.expect(offset.Abs() <= time.Second+trip, warning, said, said+": run NTP; a server's clock that is set ends leases early or late")
+}
+
+func (p *probe) redis(ctx context.Context, addr string) error {
+	c, err := redisclient.New(addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	sent := time.Now()
+	now, err := c.Time(ctx).Result()
+	if err != nil {
+		return err
+	}
+	p.clock(now, sent)
+	sections, err := c.InfoMap(ctx).Result()
+	if err != nil {
+		return err
+	}
+	info := map[string]string{}
+	for _, s := range sections {
+		maps.Copy(info, s)
+	}
+	fsync := "unknown"
+	if config, err := c.ConfigGet(ctx, "appendfsync").Result(); err == nil { // providers forbid it
+		fsync = config["appendfsync"]
+	}
+	p.expect(info["role"] != "slave", bad, "Redis "+info["redis_version"]+" at "+c.Options().Addr+" is no replica", "it is a replica: use the address of its primary")
+	p.expect(info["connected_slaves"] == "0", warning, "it has no replicas", "it has replicas: a failover loses the tokens and fences that they lack")
+	p.expect(info["aof_enabled"] == "1", bad, "appendonly is yes",
+		"appendonly is no, so a restart loses tokens and fences: 'redis-cli CONFIG SET appendonly yes', then 'redis-cli CONFIG REWRITE'")
+	p.expect(fsync == "always", warning, "appendfsync is always", "appendfsync is "+fsync+
+		", and a crash loses tokens and fences unless it is always: 'redis-cli CONFIG SET appendfsync always', then 'redis-cli CONFIG REWRITE'")
+	p.expect(info["maxmemory"] == "0" || info["maxmemory_policy"] == "noeviction", bad, "it evicts no keys", "maxmemory-policy is "+
+		info["maxmemory_policy"]+", which evicts leases, tokens or fences: 'redis-cli CONFIG SET maxmemory-policy noeviction', then 'redis-cli CONFIG REWRITE'")
+	return nil
+}
+
+func (p *probe) postgres(ctx context.Context, addr string) error {
+	config, err := pgx.ParseConfig(addr)
+	if err != nil {
+		return errors.New("the address is no postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
+	}
+	c, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
+	var now time.Time
+	var version, fsync, commit string
+	var standby, lag bool
+	sent := time.Now()
+	if err := c.QueryRow(ctx, `SELECT clock_timestamp(), current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'),
+		pg_is_in_recovery(), EXISTS (SELECT FROM pg_stat_replication) AND
+		(current_setting('synchronous_standby_names') = '' OR current_setting('synchronous_commit') IN ('off', 'local'))`).
+		Scan(&now, &version, &fsync, &commit, &standby, &lag); err != nil {
+		return err
+	}
+	p.clock(now, sent)
+	p.expect(!standby, bad, "PostgreSQL "+version+" is no standby", "it is a standby: use the address of its primary")
+	p.expect(!lag, warning, "it has no asynchronous standby", "its standbys are asynchronous, so a failover loses tokens and fences: set synchronous_standby_names")
+	p.expect(fsync == "on", bad, "fsync is on", "fsync is off, so a crash loses tokens and fences: 'ALTER SYSTEM SET fsync = on', then 'SELECT pg_reload_conf()'")
+	p.expect(commit != "off", bad, "synchronous_commit is "+commit,
+		"synchronous_commit is off, so a crash loses tokens and fences: 'ALTER SYSTEM SET synchronous_commit = on', then 'SELECT pg_reload_conf()'")
+	return nil
+}
+
+func (p *probe) etcd(ctx context.Context, addr string) error {
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{addr}, Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	s, err := c.Status(ctx, addr)
+	if err != nil {
+		return err
+	}
+	p.expect(s.Leader != 0 && len(s.Errors) == 0, bad, "etcd "+s.Version+" at "+addr+" has a leader",
+		fmt.Sprintf("etcd %s at %s has no leader or an alarm %q: 'etcdctl endpoint status', 'etcdctl alarm list'", s.Version, addr, s.Errors))
+	return nil
+}
+
+func (p *probe) consul(ctx context.Context, addr string) error {
+	c, err := api.NewClient(&api.Config{Address: addr})
+	if err != nil {
+		return err
+	}
+	o := (&api.QueryOptions{}).WithContext(ctx)
+	leader, err := c.Status().LeaderWithQueryOptions(o)
+	if err != nil {
+		return err
+	}
+	var self struct{ Config struct{ Version string } }
+	if _, err := c.Raw().Query("/v1/agent/self", &self, o); err != nil {
+		self.Config.Version = "of an unknown version" // that takes the ACL agent:read
+	}
+	p.expect(leader != "", bad, "Consul "+self.Config.Version+" at "+addr+" has a leader",
+		"Consul at "+addr+" has no leader: 'consul operator raft list-peers'")
+	return nil
+}
+
+func (p *probe) zooKeeper(ctx context.Context, addr string) error {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	if _, err := io.WriteString(c, "srvr"); err != nil {
+		return err
+	}
+	reply, err := io.ReadAll(c)
+	if err != nil {
+		return err
+	}
+	m := regexp.MustCompile(`(?s)version: ([0-9.]+).*Mode: (\w+)`).FindSubmatch(reply)
+	if m == nil {
+		return fmt.Errorf("it has no quorum, or srvr isn't in its 4lw.commands.whitelist: %.60q", reply)
+	}
+	p.expect(true, "", fmt.Sprintf("ZooKeeper %s at %s is %s", m[1], addr, m[2]), "")
+	return nil
+}
+
+// refusesStale tries whether a store refuses a stale token.
+func refusesStale(ctx context.Context, s *stores.Store) error {
+	if s3, ok := s.Store.(interface {
+		Probe(ctx context.Context) error
+	}); ok {
+		return s3.Probe(ctx)
+	}
+	const key = "fencelab-probe"
+	rec, err := s.Read(ctx, key)
+	if err != nil && !errors.Is(err, resource.ErrNotFound) {
+		return err
+	}
+	fence := resource.Fence{Token: rec.MaxFence.Token + 2, Seq: 1}
+	if err := s.Write(ctx, key, fence, nil); err != nil {
+		return err
+	}
+	fence.Token--
+	err = s.Write(ctx, key, fence, nil)
+	if _, refused := errors.AsType[*resource.StaleTokenError](err); refused {
+		return nil
+	}
+	return cmp.Or(err, errors.New("it accepted a stale token"))
+}

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/open/stores"
+	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios/testbed"
+)
+
+// tool runs fencelab in this process.
+func tool(t *testing.T, args ...string) (out string, code int, err error) {
+	t.Helper()
+	var b bytes.Buffer
+	if err = run(t.Context(), args, &b); err != nil {
+		code = 1
+	}
+	if exit, ok := errors.AsType[*cli.ExitError](err); ok {
+		code, err = exit.Code, exit.Err
+	}
+	return b.String(), code, err
+}
+
+func requireProbe(t *testing.T, code int, url string, want ...string) {
+	t.Helper()
+	out, got, err := tool(t, "probe", url)
+	require.NoError(t, err)
+	require.Equal(t, code, got, out)
+	for _, w := range want {
+		require.Regexp(t, "(?m)^"+w, out)
+	}
+}
+
+func started[S interface{ Close() error }](t *testing.T, s S, err error) S {
+	t.Helper()
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
+}
+
+func startRedis(t *testing.T, args ...string) *testbed.Server {
+	t.Helper()
+	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: args})
+	s = started(t, s, err)
+	testbed.Need(t, s.Real())
+	return s
+}
+
+func TestProbeRedis(t *testing.T) {
+	s := startRedis(t)
+	requireProbe(t, 1, s.URL, `ok +its clock is -?[0-9.]+(µ|m)?s ahead`, `ok +Redis [0-9.]+ at 127.0.0.1:\d+ is no replica`,
+		`bad +appendonly is no, .*'redis-cli CONFIG SET appendonly yes'`, `warning +appendfsync is everysec`, "ok +it evicts no keys", "ok +it has no replicas")
+	c, err := redisclient.New(s.URL)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	set := func(name, value string) { require.NoError(t, c.ConfigSet(t.Context(), name, value).Err()) }
+	set("appendonly", "yes")
+	requireProbe(t, 0, s.URL, "ok +appendonly is yes", `warning +appendfsync is everysec, .*'redis-cli CONFIG SET appendfsync always'`)
+	set("appendfsync", "always")
+	requireProbe(t, 0, s.URL, "ok +appendfsync is always")
+	set("maxmemory", "1gb")
+	requireProbe(t, 0, s.URL)
+	set("maxmemory-policy", "allkeys-lru")
+	requireProbe(t, 1, s.URL, `bad +maxmemory-policy is allkeys-lru, .*'redis-cli CONFIG SET maxmemory-policy noeviction'`)
+	set("maxmemory-policy", "noeviction")
+	require.NoError(t, c.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">hunter2", "~*", "+@all", "-config").Err())
+	requireProbe(t, 0, "redis://app:hunter2@"+s.Addr, "warning +appendfsync is unknown")
+
+	replica, err := testbed.StartRedisReplica(t.Context(), s, nil)
+	replica = started(t, replica, err)
+	requireProbe(t, 0, s.URL, "warning +it has replicas")
+	requireProbe(t, 1, replica.URL, "bad +it is a replica: use the address of its primary")
+	_, node, _ := strings.Cut(s.URL, "://")
+	out, code, _ := tool(t, "probe", "redlock://:hunter2@127.0.0.1:1,"+node)
+	require.Equal(t, 1, code)
+	require.Regexp(t, `(?m)^bad +redlock at 127\.0\.0\.1:1: .*refused`, out)
+	require.Regexp(t, `bad +redlock at `, out)
+	require.NotContains(t, out, "hunter2")
+}
+
+// An imitation with a clock that is an hour ahead.
+func TestProbeClock(t *testing.T) {
+	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Clock: true, Provider: testbed.Local})
+	s = started(t, s, err)
+	_, err = s.Clock.Jump(t.Context(), 3600e9)
+	require.NoError(t, err)
+	requireProbe(t, 1, s.URL, `warning +its clock is (1h0m|59m59)\S*s ahead of this machine's: run NTP`)
+}
+
+func TestPostgres(t *testing.T) {
+	s, err := testbed.StartPostgres(t.Context(), nil)
+	s = started(t, s, err)
+	c, err := pgx.Connect(t.Context(), s.URL)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close(context.Background())) }()
+	set := func(setting string) {
+		t.Helper()
+		_, err := c.Exec(t.Context(), "ALTER DATABASE postgres SET "+setting)
+		require.NoError(t, err)
+	}
+	out, _, err := tool(t, "probe", s.URL)
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^ok +PostgreSQL \d+.* is no standby$`, out)
+	require.Regexp(t, `(?m)^ok +its clock is`, out)
+	require.Regexp(t, `(?m)^ok +it has no asynchronous standby`, out)
+	require.Regexp(t, `(?m)^(ok +fsync is on|bad +fsync is off, .*'ALTER SYSTEM SET fsync = on')`, out)
+	set("synchronous_commit = off")
+	requireProbe(t, 1, s.URL, `bad +synchronous_commit is off, .*'ALTER SYSTEM SET synchronous_commit = on'`)
+	out, code, _ := tool(t, "probe", strings.Replace(s.URL, s.Addr, "127.0.0.1:1", 1))
+	require.Equal(t, 1, code)
+	require.Regexp(t, "^bad +postgres at 127.0.0.1:1", out)
+
+	_, code, err = tool(t, "fence", "set", "-counter", s.URL, "acme", "7")
+	require.Equal(t, 1, code)
+	require.ErrorContains(t, err, "'UPDATE fencelab_lock SET fence = fence + N WHERE key = KEY'")
+}
+
+func TestProbeClusters(t *testing.T) {
+	for lock, c := range map[string]struct {
+		want  string
+		start func() (*testbed.Server, error)
+	}{
+		locks.Etcd:      {`ok +etcd 3\.[0-9.]+ at http://\S+ has a leader`, func() (*testbed.Server, error) { return first(testbed.StartEtcd(t.Context(), 1, nil)) }},
+		locks.ZooKeeper: {`ok +ZooKeeper 3\.[0-9.]+ at \S+ is standalone`, func() (*testbed.Server, error) { return first(testbed.StartZooKeeper(t.Context(), 1, nil)) }},
+		locks.Consul:    {`ok +Consul 1\.[0-9.]+ at http://\S+ has a leader`, func() (*testbed.Server, error) { return testbed.StartConsul(t.Context(), nil) }},
+	} {
+		t.Run(lock, func(t *testing.T) {
+			s, err := c.start()
+			s = started(t, s, err)
+			url := lock + "://" + s.Addr
+			requireProbe(t, 0, url, c.want)
+			if lock != locks.Etcd && s.Kill(t.Context()) == nil { // etcd's client tries until the timeout
+				requireProbe(t, 1, url, "bad +"+lock+" at "+s.Addr+": ")
+			}
+		})
+	}
+}
+
+func first(c *testbed.Cluster, err error) (*testbed.Server, error) {
+	if err != nil {
+		return nil, err
+	}
+	return c.Servers[0], nil
+}
+
+func TestProbeStores(t *testing.T) {
+	for _, name := range []string{stores.S3, stores.DynamoDB} {
+		t.Run(name, func(t *testing.T) {
+			start := map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){stores.S3: testbed.StartS3, stores.DynamoDB: testbed.StartDynamoDB}[name]
+			s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
+			s = started(t, s, err)
+			url := stores.On(name, "name", s.URL)
+			requireProbe(t, 1, url, "bad +"+name+": ") // there is no bucket, and probe makes none
+			store, err := stores.Open(t.Context(), url, stores.Options{})
+			require.NoError(t, err)
+			require.NoError(t, store.Close())
+			requireProbe(t, 0, url, "ok +"+name+" refuses stale tokens")
+			requireProbe(t, 0, url)
+		})
+	}
+	for unfenced, want := range map[bool]string{false: "ok +http refuses stale tokens", true: "bad +http: .* runs with fencing off"} {
+		h, err := resource.NewHandler(resource.NewMemory(), &resource.HandlerOptions{Unfenced: unfenced})
+		require.NoError(t, err)
+		s := httptest.NewServer(h)
+		code := map[bool]int{true: 1}[unfenced]
+		requireProbe(t, code, s.URL, want)
+		requireProbe(t, code, s.URL, want)
+		s.Close()
+	}
+
+	// A resource's fence can be raised from afar, and not lowered.
+	m := resource.NewMemory()
+	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, nil))
+	h, err := resource.NewHandler(m, &resource.HandlerOptions{Token: "secret"})
+	require.NoError(t, err)
+	s := httptest.NewServer(h)
+	defer s.Close()
+	out, _, err := tool(t, "fence", "set", "-token", "secret", s.URL, "acme", "6")
+	require.NoError(t, err)
+	require.Equal(t, "the fence of \"acme\" was 5.2 and is 6\n", out)
+	_, code, err := tool(t, "fence", "set", "-token", "secret", "-force", s.URL, "acme", "4")
+	require.Equal(t, 1, code)
+	require.ErrorContains(t, err, "'resource -set-fence acme=4'")
+	_, _, err = tool(t, "fence", "show", s.URL, "acme")
+	require.ErrorContains(t, err, "401")
+}
+
+func TestProbeMisuse(t *testing.T) {
+	for _, args := range [][]string{{}, {"a", "b"}, {"ftp://u:hunter2@h"}, {"etcd://u:hunter2@h:1"}, {"redlock://:hunter2@h"}, {"s3://id:hunter2@"}, {"-x"}} {
+		out, code, err := tool(t, append([]string{"probe"}, args...)...)
+		require.Equal(t, 2, code, "%q", args)
+		require.ErrorContains(t, err, "fencelab probe: ")
+		require.NotContains(t, err.Error()+out, "hunter2")
+	}
+	out, code, _ := tool(t, "probe", "redis://:hunter2@host:port")
+	require.Equal(t, 1, code)
+	require.NotContains(t, out, "hunter2")
+}

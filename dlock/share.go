@@ -1,0 +1,319 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Share lets the goroutines of a process that want the same key pass one lease on among themselves, first come, first served,
+// so that a local hand-over costs no round trip (cohort locking: D. Dice, V. J. Marathe, N. Shavit, "Lock Cohorting", 2012).
+// Each critical section has its own [Handle]. The token stays and [Handle.Next] counts on, so a store orders all sections. Read
+// and write with Next: with the token alone, a store refuses the writes of the second section.
+//
+// The bounds keep a process from holding the lock for too long. If the lock is first come, first served, a waiter in another
+// process waits for at most Sections critical sections, or until the lease is For old and the section under way ends. The lease may
+// be idle for part of that time. While one goroutine waits for the lock service, those behind it wait too; if it gives up, the next
+// one sends its own request, behind the other processes' waiters. If the lock service fails, all of them fail.
+//
+// The loss of the lease ends the section under way. A Release that passes the lease on doesn't contact the service: a loss is
+// detected by a renewal, by [Grant].Lost or by the final Release. Without Options.Renew a section may begin with half of the TTL left.
+// A process that exits without [Locker.Close] leaves the leases that it keeps to their TTL.
+type Share struct {
+	// Sections is the greatest number of critical sections under one lease. 0: leases aren't shared.
+	Sections int
+	// For is the age at which a lease is no longer passed on; nor is one that has less than half of its time left. Required with
+	// Sections, and less than Renew.MaxHold.
+	For time.Duration
+	// Idle is for how long a lease that nobody here waits for is kept for the next caller. 0: it is released at once.
+	Idle time.Duration
+}
+
+func (s Share) check(maxHold time.Duration) error {
+	switch {
+	case s.Sections < 0 || s.For < 0 || s.Idle < 0:
+		return fmt.Errorf("%w: Options.Share has a negative value: %+v", ErrInvalid, s)
+	case s.Sections == 0 && s != Share{}:
+		return fmt.Errorf("%w: Options.Share.Sections is not set; say how many critical sections may share a lease", ErrInvalid)
+	case s.Sections > 0 && s.For == 0:
+		return fmt.Errorf("%w: Options.Share.For is not set; say for how long a lease may be passed on", ErrInvalid)
+	case maxHold > 0 && s.For >= maxHold:
+		return fmt.Errorf("%w: Options.Share.For is %v; it must be less than Renew.MaxHold, %v, to leave time for the last section",
+			ErrInvalid, s.For, maxHold)
+	}
+	return nil
+}
+
+// shared has the keys that this process holds, keeps or asks for. Its mutex is never taken while a lease's is held.
+type shared struct {
+	mu      sync.Mutex
+	keys    map[string]*turn
+	freeing sync.WaitGroup // leases whose idle time is over
+	closed  bool
+}
+
+// turn is what the goroutines that want a key take in order. Whoever has it asks the lock service, if lease is nil, or holds
+// lease; if idle isn't nil, nobody has it. When the lease ends, the next in line has the turn.
+type turn struct {
+	lease *lease
+	idle  *time.Timer // releases lease
+	queue []chan handed
+	held  atomic.Bool // somebody has the lock
+}
+
+// handed is what the next in line gets: the lease, an error, or neither to ask the lock service.
+type handed struct {
+	ls  *lease
+	err error
+}
+
+// share returns a handle on a lease that this process has, or on a new one.
+func (l *Locker) share(ctx context.Context, key string, wait bool) (*Handle, error) {
+	for first := true; ; first = false {
+		t, ls, err := l.shared.await(ctx, l.open, key, wait, first)
+		switch {
+		case err != nil:
+			return nil, err
+		case t == nil:
+			return l.grant(ctx, key, wait, nil) // it isn't passed on
+		case ls == nil:
+			return l.ask(ctx, t, key, wait)
+		}
+		if h := ls.section(ctx); h != nil {
+			return h, nil
+		}
+		// It is too old, or has ended just now. If it is still held, the next request had better come after its release.
+		freed := make(chan struct{})
+		l.busy.Go(func() {
+			ls.free()
+			close(freed)
+		})
+		select {
+		case <-freed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// ask asks the lock service in t's turn, unless ctx has ended before the turn came.
+func (l *Locker) ask(ctx context.Context, t *turn, key string, wait bool) (h *Handle, err error) {
+	defer func() { // also when the backend panics
+		if h == nil {
+			l.shared.failed(ctx, key, err)
+		}
+	}()
+	switch {
+	case l.open.Err() != nil:
+		return nil, ErrClosed
+	case ctx.Err() != nil:
+		return nil, gaveUp(t.held.Load(), cause(ctx))
+	}
+	t.held.Store(false)
+	if h, err = l.grant(ctx, key, wait, &t.held); err == nil {
+		l.shared.began(t, h.ls)
+	}
+	return h, err
+}
+
+// await returns when the caller has the key's turn, with the lease if there is one. Without a turn, the caller is to ask for
+// itself. A caller that was handed a lease of no use is not first: it comes before the others.
+func (s *shared) await(ctx, open context.Context, key string, wait, first bool) (*turn, *lease, error) {
+	s.mu.Lock()
+	t := s.keys[key]
+	switch {
+	case t == nil:
+		t = new(turn)
+		s.keys[key] = t
+		s.mu.Unlock()
+		return t, nil, nil
+	case t.idle != nil:
+		t.idle.Stop() // if it is too late, the timer sees that idle is nil
+		ls := t.lease
+		t.idle = nil
+		s.mu.Unlock()
+		return t, ls, nil
+	case !wait:
+		s.mu.Unlock()
+		if t.held.Load() {
+			return nil, nil, ErrHeld
+		}
+		return nil, nil, nil
+	}
+	mine, at := make(chan handed, 1), len(t.queue)
+	if !first {
+		at = 0
+	}
+	t.queue = slices.Insert(t.queue, at, mine)
+	s.mu.Unlock()
+
+	select {
+	case got := <-mine:
+		return t, got.ls, got.err
+	case <-ctx.Done():
+	case <-open.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(t.queue, mine)
+	if i < 0 { // the turn has come meanwhile, and somebody must take it
+		got := <-mine
+		return t, got.ls, got.err
+	}
+	t.queue = slices.Delete(t.queue, i, i+1)
+	if ctx.Err() == nil {
+		return nil, nil, ErrClosed
+	}
+	return nil, nil, gaveUp(t.held.Load(), cause(ctx))
+}
+
+// began notes the lease of whoever has the key's turn.
+func (s *shared) began(t *turn, ls *lease) {
+	s.mu.Lock()
+	t.lease = ls
+	s.mu.Unlock()
+	t.held.Store(true)
+	context.AfterFunc(ls.ctx, func() { s.ended(ls.g.Key, ls) })
+}
+
+// failed gives the turn of a request that has failed to the next in line. If the lock service is at fault, all that wait get the
+// error: if each asked in turn, the last would wait for the sum of their time limits.
+func (s *shared) failed(ctx context.Context, key string, err error) {
+	all := err != nil && ctx.Err() == nil && !slices.ContainsFunc([]error{ErrHeld, ErrQueueFull, ErrRequestLost}, func(own error) bool { return errors.Is(err, own) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for t := s.keys[key]; all && len(t.queue) > 0; {
+		t.give(handed{err: err})
+	}
+	s.next(key)
+}
+
+// ended gives the turn to the next in line if it belongs to ls.
+func (s *shared) ended(key string, ls *lease) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.keys[key]
+	if t == nil || t.lease != ls {
+		return
+	}
+	if t.idle != nil {
+		t.idle.Stop()
+	}
+	t.lease, t.idle = nil, nil
+	s.next(key)
+}
+
+func (s *shared) next(key string) {
+	if t := s.keys[key]; len(t.queue) > 0 {
+		t.give(handed{})
+		return
+	}
+	delete(s.keys, key)
+}
+
+func (t *turn) give(h handed) {
+	t.queue[0] <- h
+	t.queue[0] = nil
+	t.queue = t.queue[1:]
+}
+
+// pass gives a lease that nobody holds to the next in line, or keeps it for a while, and reports whether it did.
+func (s *shared) pass(ls *lease) bool {
+	idle := ls.keptFor()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.keys[ls.g.Key]
+	switch {
+	case s.closed || t == nil || t.lease != ls: // it ends, has ended just now, or was never in turn
+		return false
+	case len(t.queue) > 0:
+		t.give(handed{ls: ls})
+		return true
+	case idle <= 0:
+		return false
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(idle, func() {
+		s.mu.Lock()
+		over := t.idle == timer
+		if over {
+			t.idle = nil
+			s.freeing.Add(1)
+		}
+		s.mu.Unlock()
+		if over {
+			defer s.freeing.Done()
+			ls.free()
+		}
+	})
+	t.idle = timer
+	return true
+}
+
+// close releases the leases that are kept, as far as a second allows.
+func (s *shared) close() {
+	var kept []*lease
+	s.mu.Lock()
+	s.closed = true
+	for _, t := range s.keys {
+		if t.idle != nil {
+			t.idle.Stop()
+			t.idle = nil
+			kept = append(kept, t.lease)
+		}
+	}
+	s.mu.Unlock()
+	began, room := time.Now(), make(chan struct{}, freeMost)
+	for _, ls := range kept {
+		if room <- struct{}{}; time.Since(began) >= undoTry {
+			break
+		}
+		s.freeing.Go(func() {
+			ls.free()
+			<-room
+		})
+	}
+	s.freeing.Wait()
+}
+
+const freeMost = 64 // leases that close releases at once
+
+// keptFor is for how long the lease may be kept for the next caller.
+func (ls *lease) keptFor() time.Duration {
+	s := ls.l.o.Share
+	d := min(s.Idle, s.For-time.Since(ls.born))
+	if ls.l.o.Renew.Every == 0 { // nobody could use it later
+		ls.mu.Lock()
+		d = min(d, ls.limit/2-ls.age())
+		ls.mu.Unlock()
+	}
+	return d
+}
+
+// young reports whether the lease may be passed on. ls.mu is held.
+func (ls *lease) young() bool {
+	s := ls.l.o.Share
+	return ls.over == nil && ls.sections < s.Sections && time.Since(ls.born) < s.For && ls.limit-ls.age() >= ls.limit/2
+}
+
+// section begins the next critical section, unless the lease is too old or has ended.
+func (ls *lease) section(ctx context.Context) *Handle {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if !ls.young() {
+		return nil
+	}
+	ls.holds++
+	ls.sections++
+	return ls.handle(ctx)
+}
+
+// free releases a lease that nobody holds. It takes a second at most, since the lease's context has ended.
+func (ls *lease) free() {
+	if ls.retire() {
+		_, _ = ls.release(ls.ctx) // if the outcome is unknown, it is undone in the background
+	}
+}

@@ -1,0 +1,445 @@
+package dlock_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/memlock"
+)
+
+func sharing(s dlock.Share) *dlock.Options { return &dlock.Options{TTL: time.Hour, Share: s} }
+
+// section is a critical section of a goroutine that waits for k.
+type section struct {
+	h   *dlock.Handle
+	err error
+}
+
+// queue has n goroutines ask for k, one after the other.
+func queue(l *dlock.Locker, ctx context.Context, n int) []chan section { //nolint:revive // l first
+	var waiters []chan section
+	for range n {
+		got := make(chan section, 1)
+		go func() {
+			h, err := l.Acquire(ctx, "k")
+			got <- section{h, err}
+		}()
+		synctest.Wait()
+		waiters = append(waiters, got)
+	}
+	return waiters
+}
+
+func pair(token, seq uint64) [2]uint64 { return [2]uint64{token, seq} }
+
+func TestShare(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute}))
+		h := acquire(t, l, t.Context(), "k")
+		require.Equal(t, pair(1, 1), pair(h.Next()))
+		foreign := acquiring(newLocker(t, f.Client(), nil), t.Context(), "k")
+		synctest.Wait()
+		for i, w := range queue(l, t.Context(), 4) {
+			require.Empty(t, w, "one after the other")
+			before := h
+			require.NoError(t, before.Release(t.Context()))
+			require.NoError(t, before.Release(t.Context()), "counted once")
+			require.ErrorIs(t, context.Cause(before.Context()), dlock.ErrReleased)
+			require.Equal(t, pair(0, 0), pair(before.Next()), "its section is over")
+			require.ErrorIs(t, before.Renew(t.Context()), dlock.ErrReleased)
+			synctest.Wait()
+			if i == 2 { // three sections are over: another process has its turn
+				require.NoError(t, <-foreign)
+				require.Empty(t, w)
+				time.Sleep(dlock.DefaultTTL)
+			}
+			got := <-w
+			require.NoError(t, got.err)
+			h = got.h
+			require.NoError(t, h.Context().Err())
+			want := []([2]uint64){{1, 2}, {1, 3}, {3, 1}, {3, 2}}[i]
+			require.Equal(t, want, pair(h.Next()))
+		}
+		require.NoError(t, h.Release(t.Context()))
+		require.Equal(t, 2, f.count("release"))
+		require.True(t, f.free(t, "k"), "nobody waits for it")
+	})
+}
+
+// A lease that is shared is not renewed by hand-overs, and isn't passed on shortly before its end.
+func TestShareEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		o    dlock.Options
+		hold time.Duration
+		want uint64
+	}{
+		"young":                   {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, time.Minute - 1, 1},
+		"as old as For":           {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, time.Minute, 2},
+		"half of the lease left":  {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 4900 * time.Millisecond, 1},
+		"less than half":          {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 4950 * time.Millisecond, 2},
+		"less, but it is renewed": {dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour}, Share: dlock.Share{Sections: 9, For: time.Minute}}, 20 * time.Second, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				l := newLocker(t, memlock.New(nil), &c.o)
+				h := acquire(t, l, t.Context(), "k")
+				next := queue(l, t.Context(), 1)[0]
+				time.Sleep(c.hold)
+				require.NoError(t, h.Release(t.Context()))
+				got := <-next
+				require.NoError(t, got.err)
+				require.Equal(t, c.want, got.h.Fence())
+				require.NoError(t, got.h.Release(t.Context()))
+			})
+		})
+	}
+}
+
+func TestShareIdle(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute, Idle: time.Second}))
+		h := acquire(t, l, t.Context(), "k")
+		_, err := l.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		for range 2 {
+			require.NoError(t, h.Release(t.Context()))
+			time.Sleep(time.Second - 1)
+			h, err = l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			require.Equal(t, uint64(1), h.Fence(), "it was kept")
+			_, err = l.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, dlock.ErrHeld, "it isn't kept any more")
+		}
+		require.NoError(t, h.Release(t.Context()))
+		require.True(t, f.free(t, "k"), "three sections")
+
+		h, err = l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, h.Release(t.Context()))
+		time.Sleep(time.Second - 1)
+		require.False(t, f.free(t, "k"))
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		require.True(t, f.free(t, "k"), "nobody came")
+
+		h = acquire(t, l, t.Context(), "k")
+		time.Sleep(time.Minute - 1)
+		require.NoError(t, h.Release(t.Context()))
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		require.True(t, f.free(t, "k"), "as old as For")
+	})
+}
+
+func TestShareOfALeaseThatExpiresWhileItIsKept(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, &dlock.Options{TTL: time.Second, Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute}})
+		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
+		time.Sleep(600 * time.Millisecond)
+		require.True(t, f.free(t, "k"), "too little is left to pass it on")
+	})
+}
+
+// The loss of a lease that nobody holds is none.
+func TestShareKeptLeaseIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, lost := newFake(), make(chan struct{})
+		f.acquire = granting(func(g *dlock.Grant) { g.Lost = lost })
+		reg := prometheus.NewRegistry()
+		l := newLocker(t, f, &dlock.Options{TTL: time.Hour, Registerer: reg, Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute}})
+		h := acquire(t, l, t.Context(), "k")
+		require.NoError(t, h.Release(t.Context()))
+		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+		close(lost)
+		synctest.Wait()
+		require.Zero(t, value(t, reg, "dlock_leases_lost_total"))
+		h = acquire(t, l, t.Context(), "k")
+		require.Equal(t, uint64(2), h.Fence())
+		require.NoError(t, h.Release(t.Context()))
+	})
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.renew = fails
+		h, reg := holdWith(t, f, &dlock.Options{
+			TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour},
+			Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute},
+		})
+		require.NoError(t, h.Release(t.Context()))
+		time.Sleep(10 * time.Second)
+		require.Zero(t, value(t, reg, "dlock_leases_lost_total"), "it has run out")
+	})
+}
+
+// A section has the values of its own context, and no other's: with those of the first holder it could re-enter its locks.
+func TestShareContextValues(t *testing.T) {
+	for _, reentrant := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			type userKey struct{}
+			o := sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Second})
+			o.Reentrant = reentrant
+			l := newLocker(t, memlock.New(nil), o)
+			outer := acquire(t, l, context.WithValue(t.Context(), userKey{}, "alice"), "outer")
+			require.NoError(t, acquire(t, l, outer.Context(), "inner").Release(t.Context()))
+			next := acquire(t, l, t.Context(), "inner")
+			require.Nil(t, next.Context().Value(userKey{}))
+			_, err := l.TryAcquire(next.Context(), "outer")
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			require.NoError(t, next.Release(t.Context()))
+			require.NoError(t, outer.Release(t.Context()))
+		})
+	}
+}
+
+func TestShareAfterAPanic(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) { panic("a backend's") }
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
+		require.Panics(t, func() { _, _ = l.Acquire(context.Background(), "k") })
+		f.set(func() { f.acquire = nil })
+		h, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
+// A lock service that fails after a while is asked once, and all are told.
+func TestShareFails(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+			time.Sleep(20 * time.Second)
+			return dlock.Grant{}, errNetwork
+		}
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
+		began := time.Now()
+		for _, w := range queue(l, context.Background(), 50) {
+			require.ErrorIs(t, (<-w).err, errNetwork)
+		}
+		require.Equal(t, 20*time.Second, time.Since(began))
+	})
+}
+
+// A kept lease turns out too old, and the lock service is silent.
+func TestShareEndsWithContext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, &dlock.Options{
+			TTL: 10 * time.Second, Renew: dlock.Renew{Every: 9 * time.Second, MaxHold: time.Hour},
+			Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute},
+		})
+		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
+		time.Sleep(6 * time.Second)
+		f.set(func() { f.release = hangs })
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, err := l.Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 10*time.Millisecond, time.Since(began))
+	})
+}
+
+// A section that never ends, such as that of a goroutine that is stuck, holds up the others until the lease ends.
+func TestShareLost(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}})
+		first := acquire(t, l, t.Context(), "k")
+		waiters := queue(l, t.Context(), 2)
+		require.NoError(t, first.Release(t.Context()))
+		stuck := (<-waiters[0]).h
+		time.Sleep(time.Second)
+		got := <-waiters[1]
+		require.NoError(t, got.err)
+		require.Equal(t, pair(2, 1), pair(got.h.Next()))
+		require.ErrorIs(t, context.Cause(stuck.Context()), dlock.ErrLost)
+		require.ErrorIs(t, stuck.Release(t.Context()), dlock.ErrLost)
+		require.NoError(t, got.h.Context().Err(), "it has another lease")
+		require.NoError(t, got.h.Release(t.Context()))
+	})
+}
+
+func TestShareLostByTheService(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
+		h := acquire(t, l, t.Context(), "k")
+		next := queue(l, t.Context(), 1)[0]
+		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
+		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
+		got := <-next
+		require.NoError(t, got.err)
+		require.Equal(t, uint64(2), got.h.Fence())
+		require.NoError(t, got.h.Release(t.Context()))
+	})
+}
+
+func TestShareSaysWhatItWaitedFor(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 1, For: time.Minute}))
+		second, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		h := acquire(t, l, t.Context(), "k")
+		require.ErrorIs(t, (<-queue(l, second, 1)[0]).err, dlock.ErrHeld, "by this process")
+
+		minute, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		waiters := queue(l, minute, 2)
+		f.set(func() { f.acquire = acquireHangs })
+		require.NoError(t, h.Release(t.Context()))
+		for _, w := range waiters { // the first asks the lock service, the second waits for it
+			err := (<-w).err
+			require.ErrorContains(t, err, "no answer from the lock service")
+			require.NotErrorIs(t, err, dlock.ErrHeld)
+		}
+		silent, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		waiter := queue(l, silent, 1)[0]
+		_, err := l.TryAcquire(silent, "k")
+		require.NotErrorIs(t, err, dlock.ErrHeld, "it is asked, and nobody has said so")
+		require.ErrorContains(t, (<-waiter).err, "no answer from the lock service")
+	})
+}
+
+func TestShareWaitersGiveUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
+		foreign := acquire(t, newLocker(t, f.Client(), nil), t.Context(), "k")
+		cause := fmt.Errorf("enough")
+		asking, giveUp := context.WithCancelCause(t.Context())
+		asks, waits := queue(l, asking, 2), queue(l, t.Context(), 1)
+		giveUp(cause)
+		for _, w := range asks { // the first asks the lock service, the second waits for the first
+			err := (<-w).err
+			require.ErrorIs(t, err, cause)
+			require.ErrorIs(t, err, dlock.ErrHeld)
+		}
+		synctest.Wait()
+		require.NoError(t, foreign.Release(t.Context()))
+		got := <-waits[0]
+		require.NoError(t, got.err, "it asks in its turn")
+		require.NoError(t, got.h.Release(t.Context()))
+
+		f.set(func() { f.acquire = acquireFails })
+		for _, w := range queue(l, t.Context(), 3) {
+			require.ErrorIs(t, (<-w).err, errNetwork)
+		}
+	})
+}
+
+func TestShareClose(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		l, err := dlock.New(f, sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute}))
+		require.NoError(t, err)
+		other := f.Client()
+		free := func(key string) error {
+			_, err := other.TryAcquire(t.Context(), dlock.Request{Key: key, Owner: "other", TTL: time.Hour})
+			return err
+		}
+		require.NoError(t, acquire(t, l, t.Context(), "kept").Release(t.Context()))
+		held := acquire(t, l, t.Context(), "k")
+		waiter := queue(l, t.Context(), 1)[0]
+		require.ErrorIs(t, free("kept"), dlock.ErrHeld)
+		require.NoError(t, l.Close())
+		require.NoError(t, free("kept"), "nobody holds it")
+		require.ErrorIs(t, free("k"), dlock.ErrHeld)
+		require.ErrorIs(t, (<-waiter).err, dlock.ErrClosed)
+		require.ErrorIs(t, held.Release(t.Context()), dlock.ErrClosed)
+		require.NoError(t, other.Close())
+	})
+}
+
+func TestShareReentrant(t *testing.T) {
+	for _, reentrant := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			o := sharing(dlock.Share{Sections: 9, For: time.Minute})
+			o.Reentrant = reentrant
+			l := newLocker(t, memlock.New(nil), o)
+			first := acquire(t, l, t.Context(), "k")
+			inner, err := l.TryAcquire(first.Context(), "k")
+			if reentrant {
+				require.NoError(t, err)
+				require.NoError(t, first.Release(t.Context()))
+				first = inner
+			} else {
+				require.ErrorIs(t, err, dlock.ErrNotReentrant)
+			}
+			next := queue(l, t.Context(), 1)[0]
+			require.Empty(t, next)
+			left := context.WithoutCancel(first.Context()) // of a section that is over soon
+			require.NoError(t, first.Release(t.Context()))
+			second := (<-next).h
+			_, err = l.TryAcquire(left, "k")
+			require.ErrorIs(t, err, dlock.ErrHeld, "it is another section's")
+			require.NoError(t, second.Release(t.Context()))
+		})
+	}
+}
+
+func TestShareByManyGoroutines(t *testing.T) {
+	f := newFake()
+	l := newLocker(t, f, &dlock.Options{TTL: time.Minute, Share: dlock.Share{Sections: 10, For: time.Minute, Idle: time.Millisecond}})
+	var in, sections int // guarded by the lock, as the race detector sees
+	last := pair(0, 0)
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for n := range 100 {
+				ctx, cancel := t.Context(), func() {}
+				if n%3 == 0 { // waits that end as the turn comes
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(n)*time.Microsecond)
+				}
+				err := l.Do(ctx, "k", func(_ context.Context, h *dlock.Handle) error {
+					in++
+					now := pair(h.Next())
+					if in != 1 || now[0] < last[0] || now[0] == last[0] && now[1] <= last[1] {
+						t.Errorf("%d in the section, pair %v after %v", in, now, last)
+					}
+					last = now
+					sections++
+					in--
+					return nil
+				})
+				cancel()
+				if n%3 > 0 && err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.GreaterOrEqual(t, sections, 16*66)
+	require.Less(t, f.count("release"), sections/4, "most were passed on")
+	require.NoError(t, l.Close())
+	_, err := f.Client().TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
+	require.NoError(t, err, "nothing is left")
+}
+
+func TestShareOptions(t *testing.T) {
+	for want, o := range map[string]dlock.Options{
+		"negative value":            {Share: dlock.Share{Sections: -1}},
+		"Share.Sections is not set": {Share: dlock.Share{Idle: time.Second}},
+		"Share.For is not set":      {Share: dlock.Share{Sections: 2}},
+		"less than Renew.MaxHold":   {Renew: dlock.Renew{Every: 1, MaxHold: time.Minute}, Share: dlock.Share{Sections: 2, For: time.Minute}},
+	} {
+		o.TTL = time.Second
+		_, err := dlock.New(memlock.New(nil), &o)
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.ErrorContains(t, err, want)
+	}
+}

@@ -1,0 +1,70 @@
+package locks
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+)
+
+// URLs lists [ParseURL]'s URLs.
+const URLs = "redis://HOST:PORT, redlock://HOST:PORT,HOST:PORT,..., etcd://HOST:PORT,..., zookeeper://HOST:PORT,..., consul://HOST:PORT\n" +
+	"or postgres://USER@HOST:PORT/DB; with TLS rediss, redlocks, etcds, consuls or ?sslmode=verify-full"
+
+// ErrScheme is wrapped by the error of [ParseURL] if the URL is no lock's.
+var ErrScheme = errors.New("locks: the beginning of the URL is that of no lock")
+
+// schemes are those of URLs, and each server's address begins with prefix.
+var schemes = map[string]struct{ lock, prefix string }{
+	"redis": {Redis, "redis://"}, "rediss": {Redis, "rediss://"},
+	"redlock": {Redlock, "redis://"}, "redlocks": {Redlock, "rediss://"},
+	"etcd": {Etcd, "http://"}, "etcds": {Etcd, "https://"},
+	"zookeeper": {ZooKeeper, ""},
+	"consul":    {Consul, "http://"}, "consuls": {Consul, "https://"},
+	"postgres": {Postgres, ""}, "postgresql": {Postgres, ""},
+}
+
+// ParseURL returns the lock and the servers of a URL, one of [URLs]. Errors don't quote it: it may hold a password.
+func ParseURL(u string) (Spec, error) {
+	name, rest, _ := strings.Cut(u, "://")
+	scheme, ok := schemes[name]
+	if !ok {
+		return Spec{}, fmt.Errorf("%w; there are %s", ErrScheme, URLs)
+	}
+	spec := Spec{Lock: scheme.lock}
+	if spec.Lock == Postgres || spec.Lock == Redis {
+		spec.Addrs = []string{u}
+		return spec, nil
+	}
+	at := strings.LastIndex(rest, "@") + 1
+	hosts, user, tail := rest[at:], rest[:at], ""
+	if i := strings.IndexAny(hosts, "/?"); i >= 0 {
+		hosts, tail = hosts[:i], hosts[i:]
+	}
+	if spec.Lock != Redlock && user+strings.Trim(tail, "/") != "" {
+		return Spec{}, fmt.Errorf("locks: a URL of %s is %s://HOST:PORT alone, without a user, a path or parameters", spec.Lock, name)
+	}
+	for host := range strings.SplitSeq(hosts, ",") {
+		if _, _, err := net.SplitHostPort(host); err != nil {
+			return Spec{}, fmt.Errorf("locks: a URL of %s is %s://HOST:PORT, and %q is no HOST:PORT", spec.Lock, name, host)
+		}
+		spec.Addrs = append(spec.Addrs, strings.TrimRight(scheme.prefix+user+host+tail, "/"))
+	}
+	return spec, nil
+}
+
+// String names the lock and its servers, without passwords.
+func (s Spec) String() string {
+	var at []string
+	for _, addr := range s.Addrs {
+		if _, rest, found := strings.Cut(addr, "://"); found {
+			addr = rest
+		}
+		addr, query, _ := strings.Cut(addr, "?")
+		if strings.Contains(query, "@") || strings.Contains(addr, "password=") { // malformed, or PostgreSQL's other form
+			addr = "the given address"
+		}
+		at = append(at, addr[strings.LastIndex(addr, "@")+1:])
+	}
+	return s.Lock + " at " + strings.Join(at, ", ")
+}
