@@ -37,7 +37,7 @@ func TestCompose(t *testing.T) {
 		c.run(ctx, t, append(profiles, "build", "contend")...)
 	}
 	c.run(ctx, t, append(profiles, "up", "-d", "redis", "resource", "contend-prometheus")...)
-	start := "FENCELAB_START_AT=" + time.Now().Add(15*time.Second).UTC().Format(time.RFC3339)
+	start := "FENCELAB_START_AT=" + time.Now().Add(20*time.Second).UTC().Format(time.RFC3339)
 	c.env = append(c.env, start)
 	c.run(ctx, t, append(profiles, "up", "-d", "--scale", "contend="+strconv.Itoa(pods), "--scale", "worker=2", "contend", "worker")...)
 	// Holding for longer than the lease, so that leases are lost and releases fail.
@@ -78,6 +78,8 @@ func TestCompose(t *testing.T) {
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
+	// All has been seen. Interrupted, a contender prints what it has measured.
+	require.NoError(t, exec.CommandContext(ctx, "docker", append([]string{"kill", "--signal", "INT"}, ids...)...).Run())
 	require.NoError(t, <-ended)
 
 	merge := exec.CommandContext(ctx, "go", "run", "./cmd/contend", "-merge", "-", "-o", "-")
@@ -167,7 +169,7 @@ type compose struct {
 func newCompose(ctx context.Context, t *testing.T) *compose {
 	t.Helper()
 	c := &compose{dir: "../..", env: []string{
-		"FENCELAB_REDIS_PORT=0", "FENCELAB_PROMETHEUS_PORT=0", "FENCELAB_CONTENDERS=10", "FENCELAB_WARMUP=1s", "FENCELAB_DURATION=10s",
+		"FENCELAB_REDIS_PORT=0", "FENCELAB_PROMETHEUS_PORT=0", "FENCELAB_CONTENDERS=10", "FENCELAB_WARMUP=1s", "FENCELAB_DURATION=3m",
 	}}
 	for _, command := range [][]string{{"docker", "compose"}, {"docker-compose"}} {
 		if exec.CommandContext(ctx, command[0], append(command[1:], "version")...).Run() == nil {
