@@ -49,6 +49,8 @@ type System struct {
 	Open func(c *Client) (scenarios.Lock, error)
 	// Greeting is how many messages a client sends, and gets, to begin a connection.
 	Greeting int
+	// NoTokens says that the lock has no fencing tokens. Its holders then neither read nor write.
+	NoTokens bool
 	// Without are verbs that schedules don't have: faults that the lock doesn't promise to bear.
 	Without []Verb
 	// Wait is how long, in TTLs, it may take until a client is granted a lock that nobody alive holds, once all faults are over. Default: 2.
@@ -85,6 +87,7 @@ type Result struct {
 	Step    int    // the number of the step after which it was found, from 1; 0: after the last
 	Trace   string // what happened in which order
 	Grants  int
+	met     map[string]Verb // what steps have met, see Report.Met
 }
 
 // Run runs a schedule in virtual time. The pauses of this module's locks are the same in each run.
@@ -134,6 +137,7 @@ type world struct {
 const settle = 5*time.Millisecond + 101*time.Nanosecond
 
 func (w *world) run(s Schedule) Result {
+	w.met = map[string]Verb{}
 	for range w.sys.Servers {
 		w.servers = append(w.servers, w.sys.Serve(w.t))
 	}
@@ -244,8 +248,10 @@ func (w *world) step(st Step) {
 func (w *world) begin(st Step) (now func()) {
 	switch st.Verb {
 	case Wait:
+		w.meet(st.Verb, "")
 		return func() { w.pass(st.For * w.slow) }
 	case Restart, Wipe:
+		w.meet(st.Verb, "")
 		w.served = true
 		if st.Verb == Wipe {
 			w.forgot, w.top = time.Now(), 0
@@ -255,6 +261,7 @@ func (w *world) begin(st Step) (now func()) {
 		if w.drifted || st.For > w.sys.TTL/100 {
 			w.forgot = time.Now()
 		}
+		w.meet(st.Verb, "")
 		w.served, w.drifted = true, true
 		return func() { w.servers[st.Server].Jump(st.For) }
 	default:
@@ -268,24 +275,34 @@ func (w *world) begin(st Step) (now func()) {
 		if k.busy == "" && !k.client.isFrozen() {
 			k.call(st.Verb)
 		}
+		return nil
 	case Late:
 		k.late = true
 	case Deliver:
-		now, k.sent = k.sent, nil
-	case Duplicate:
-		now = k.last
-	case Cancel:
-		if k.busy != "" && !k.ended {
-			k.ended = true
-			k.cancel(context.Canceled)
+		if now, k.sent = k.sent, nil; now == nil {
+			return nil
 		}
+	case Duplicate:
+		if now = k.last; now == nil {
+			return nil
+		}
+	case Cancel:
+		if k.busy == "" || k.ended {
+			return nil
+		}
+		k.ended = true
+		k.cancel(context.Canceled)
 	default:
 		k.hit = k.hit || st.Verb != Mend && st.Verb != Resume
 		k.dead = k.dead || st.Verb == Kill
 		now = func() { k.fault(st) }
 	}
+	w.meet(st.Verb, k.busy)
 	return now
 }
+
+// meet notes that a step has done something while a worker's call was under way.
+func (w *world) meet(v Verb, call string) { w.met[string(v)+" "+call] = v }
 
 // fault is a step that disturbs the worker's process or network.
 func (k *worker) fault(st Step) {
@@ -328,7 +345,7 @@ func (k *worker) call(v Verb) {
 		return
 	case v == Renew:
 		what = "renew"
-	case v == Release || k.at == "write":
+	case v == Release || k.at == "write" || k.sys.NoTokens:
 		what = "release"
 	case k.at == "":
 		what = "read"
@@ -338,6 +355,7 @@ func (k *worker) call(v Verb) {
 	if _, ok := k.lease.(renewer); what == "renew" && !ok {
 		return
 	}
+	k.meet(v, what)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	k.busy, k.cancel, k.ended, k.called = what, cancel, false, time.Now()
 	go func() {
@@ -419,7 +437,7 @@ func (k *worker) granted(lease scenarios.Lease) {
 	k.note("%s: granted %d", k.actor, lease.Fence())
 	k.lease, k.at, k.release, k.asked = lease, "", false, k.called
 	k.exclusive()
-	if !k.excused() {
+	if !k.excused() && !k.sys.NoTokens {
 		if lease.Fence() <= k.top {
 			k.found(TokenRegress, "%s was granted token %d after %d", k.actor, lease.Fence(), k.top)
 		}
@@ -545,7 +563,7 @@ func (w *world) check() (found bool) {
 func (w *world) end() {
 	if alive := w.lift(); w.finish(alive) {
 		w.mu.Lock()
-		if _, err := (model.Config{}).Replay(w.events); err != nil && w.modelled() {
+		if _, err := (model.Config{}).Replay(w.events); err != nil && !w.sys.NoTokens && w.modelled() {
 			w.found(Impossible, "%v", err)
 		}
 		w.mu.Unlock()

@@ -140,6 +140,8 @@ var systems = []explore.System{
 	onRedis("redislock-renew", queue, true),
 	onRedis("redislock-spin", spin, false),
 	onRedlock("redlock", redlock.Options{}),
+	others[0],
+	others[1],
 }
 
 // onRedlock is Redlock on five nodes. Nodes that forget are known to break its tokens.

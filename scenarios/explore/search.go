@@ -2,6 +2,8 @@ package explore
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 )
@@ -21,6 +23,7 @@ type Report struct {
 	Name      string
 	Schedules int
 	Grants    int
+	Met       map[string]Verb // steps and calls that were under way, as in "cut acquire", with the step's verb
 	Took      time.Duration
 	First     int      // how many schedules it took until one broke something
 	Seed      uint64   // of the schedule that is reported
@@ -29,8 +32,11 @@ type Report struct {
 }
 
 func (r *Report) String() string {
-	s := fmt.Sprintf("%s: %d schedules, %d grants in %v (%.0f schedules/s)", r.Name, r.Schedules, r.Grants, r.Took.Round(time.Millisecond),
-		float64(r.Schedules)/r.Took.Seconds())
+	s := fmt.Sprintf("%s: %d schedules, %d grants in %v (%.0f schedules/s), %d pairs of a step and the call that it met", r.Name, r.Schedules, r.Grants,
+		r.Took.Round(time.Millisecond), float64(r.Schedules)/r.Took.Seconds(), len(r.Met))
+	if never := slices.DeleteFunc(verbs(), func(v Verb) bool { return slices.Contains(slices.Collect(maps.Values(r.Met)), v) }); len(never) > 0 {
+		s += fmt.Sprintf(", none of %v", never)
+	}
 	if r.Found != nil {
 		s += fmt.Sprintf("; after %d, seed %d: %s, %d steps", r.First, r.Seed, r.Found.Finding, len(r.Schedule))
 	}
@@ -41,7 +47,7 @@ func (r *Report) String() string {
 func (sys *System) Explore(t *testing.T, o Options) *Report {
 	t.Helper()
 	start := time.Now()
-	rep := &Report{Name: sys.Name}
+	rep := &Report{Name: sys.Name, Met: map[string]Verb{}}
 	defer func() { rep.Took = time.Since(start) }()
 	steps := o.Steps
 	if steps == 0 {
@@ -53,6 +59,7 @@ func (sys *System) Explore(t *testing.T, o Options) *Report {
 		s := sys.Random(seed, steps)
 		r := sys.Run(t, s)
 		rep.Grants += r.Grants
+		maps.Copy(rep.Met, r.met)
 		if r.Finding != "" {
 			found++
 			if rep.Found == nil {
