@@ -64,24 +64,21 @@ func (s Schedule) String() string {
 }
 
 func (st Step) String() string {
-	switch st.Verb {
-	case Wait:
-		return fmt.Sprintf("%s %v", st.Verb, st.For)
-	case Restart, Wipe:
-		return fmt.Sprintf("%s %d", st.Verb, st.Server)
-	case Jump:
-		return fmt.Sprintf("%s %d %v", st.Verb, st.Server, st.For)
-	case Cut, Deafen, Hold, Lag:
-		if st.Server != All {
-			return fmt.Sprintf("%s %s %d %d", st.Verb, name(st.Worker), st.N, st.Server)
+	words := []string{string(st.Verb)}
+	for arg := range strings.FieldsSeq(st.Verb.args()) {
+		switch {
+		case arg == "[n]" && st.N == 0, arg == "[server]" && st.Server == All:
+		case arg == "worker":
+			words = append(words, name(st.Worker))
+		case arg == "duration":
+			words = append(words, st.For.String())
+		case strings.Contains(arg, "server"):
+			words = append(words, strconv.Itoa(st.Server))
+		default:
+			words = append(words, strconv.Itoa(st.N))
 		}
-		return fmt.Sprintf("%s %s %d", st.Verb, name(st.Worker), st.N)
-	default:
-		if st.Verb == Pause && st.N > 0 {
-			return fmt.Sprintf("%s %s %d", st.Verb, name(st.Worker), st.N)
-		}
-		return fmt.Sprintf("%s %s", st.Verb, name(st.Worker))
 	}
+	return strings.Join(words, " ")
 }
 
 // name is that of a worker: A, B, C.
@@ -106,101 +103,82 @@ func Parse(text string) (Schedule, error) {
 	return s, nil
 }
 
-func parseStep(words []string) (st Step, err error) {
-	st.Verb = Verb(words[0])
-	if !slices.ContainsFunc(alphabet, func(l letter) bool { return l.Verb == st.Verb }) {
+func parseStep(words []string) (Step, error) {
+	st := Step{Verb: Verb(words[0])}
+	if !slices.Contains(verbs(), st.Verb) {
 		return st, fmt.Errorf("there is no verb %q; there are %v", st.Verb, verbs())
 	}
-	args := words[1:]
-	want := "a worker, as in \"run A\""
-	switch st.Verb {
-	case Wait:
-		want = "how long, as in \"wait 1s\""
-		if len(args) == 1 {
-			st.For, err = time.ParseDuration(args[0])
-		}
-	case Restart, Wipe:
-		want = "a server's number, as in \"wipe 0\""
-		if len(args) == 1 {
-			st.Server, err = strconv.Atoi(args[0])
-		}
-	case Jump:
-		want = "a server's number and how far, as in \"jump 0 5s\""
-		if len(args) == 2 {
-			st.Server, err = strconv.Atoi(args[0])
-			if err == nil {
-				st.For, err = time.ParseDuration(args[1])
-			}
-			args = args[:1]
-		} else {
-			args = nil
-		}
-	case Cut, Deafen, Hold, Lag:
-		want = "a worker, how many messages pass before, and perhaps a server, as in \"cut A 0\" and \"cut A 0 2\""
-		st.Server = All
-		switch len(args) {
-		case 3:
-			st.Server, err = strconv.Atoi(args[2])
-			if err != nil || st.Server < 0 {
-				return st, fmt.Errorf("it wants %s", want)
-			}
-			fallthrough
-		case 2:
-			st.N, err = strconv.Atoi(args[1])
+	sound, rest := true, words[1:]
+	for arg := range strings.FieldsSeq(st.Verb.args()) {
+		switch {
+		case len(rest) > 0:
+			sound, rest = sound && st.set(strings.Trim(arg, "[]"), rest[0]), rest[1:]
+		case arg == "[server]":
+			st.Server = All
 		default:
-			args = nil
-		}
-		fallthrough
-	default:
-		if st.Verb == Pause && len(args) == 2 {
-			st.N, err = strconv.Atoi(args[1])
-			args = args[:1]
-		}
-		if len(args) > 0 && len(args[0]) == 1 && 'A' <= args[0][0] && args[0][0] < 'A'+MaxWorkers {
-			st.Worker = int(args[0][0] - 'A')
-			args = args[:1]
-		} else {
-			args = nil
+			sound = sound && arg == "[n]"
 		}
 	}
-	if len(args) != 1 || err != nil || st.N < 0 || st.Server < All || st.For < 0 {
-		return st, fmt.Errorf("it wants %s", want)
+	if !sound || len(rest) > 0 {
+		return st, fmt.Errorf("want %s %s; a worker is A to %s, servers count from 0, a duration is as in 1.5s", st.Verb, st.Verb.args(), name(MaxWorkers-1))
 	}
 	return st, nil
+}
+
+// set reads an argument, and reports whether it is one.
+func (st *Step) set(arg, word string) bool {
+	var err error
+	switch arg {
+	case "worker":
+		st.Worker = int(word[0]) - 'A'
+		return len(word) == 1 && 0 <= st.Worker && st.Worker < MaxWorkers
+	case "server":
+		st.Server, err = strconv.Atoi(word)
+	case "n":
+		st.N, err = strconv.Atoi(word)
+	default:
+		st.For, err = time.ParseDuration(word)
+	}
+	return err == nil && st.Server >= 0 && st.N >= 0 && st.For >= 0
 }
 
 // MaxWorkers is how many workers a schedule may have.
 const MaxWorkers = 5
 
-// letter is a verb and how often schedules use it.
+// letter is a verb, the words that follow it, and how often schedules use it. What is in brackets may be left out.
 type letter struct {
 	Verb
+	takes  string
 	weight int
 }
 
 var alphabet = []letter{
-	{Run, 40},
-	{Try, 4},
-	{Renew, 4},
-	{Release, 6},
-	{Rerelease, 3},
-	{Cancel, 6},
-	{Kill, 2},
-	{Pause, 5},
-	{Resume, 5},
-	{Cut, 4},
-	{Deafen, 5},
-	{Hold, 6},
-	{Lag, 4},
-	{Mend, 9},
-	{Reset, 3},
-	{Late, 2},
-	{Deliver, 3},
-	{Duplicate, 3},
-	{Restart, 1},
-	{Wipe, 1},
-	{Jump, 3},
-	{Wait, 14},
+	{Run, "worker", 40},
+	{Try, "worker", 4},
+	{Renew, "worker", 4},
+	{Release, "worker", 6},
+	{Rerelease, "worker", 3},
+	{Cancel, "worker", 6},
+	{Kill, "worker", 2},
+	{Pause, "worker [n]", 5},
+	{Resume, "worker", 5},
+	{Cut, "worker n [server]", 4},
+	{Deafen, "worker n [server]", 5},
+	{Hold, "worker n [server]", 6},
+	{Lag, "worker n [server]", 4},
+	{Mend, "worker", 9},
+	{Reset, "worker", 3},
+	{Late, "worker", 2},
+	{Deliver, "worker", 3},
+	{Duplicate, "worker", 3},
+	{Restart, "server", 1},
+	{Wipe, "server", 1},
+	{Jump, "server duration", 3},
+	{Wait, "duration", 14},
+}
+
+func (v Verb) args() string {
+	return alphabet[slices.Index(verbs(), v)].takes
 }
 
 func verbs() []Verb {

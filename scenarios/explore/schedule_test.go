@@ -15,17 +15,21 @@ func TestParse(t *testing.T) {
 	require.Equal(t, text, s.String())
 	for bad, want := range map[string]string{
 		"fly A":       `line 1, "fly A": there is no verb "fly"; there are [run try`,
-		"run A\nrun":  `line 2, "run": it wants a worker, as in "run A"`,
-		"run AB":      `it wants a worker`,
-		"run F":       `it wants a worker`,
-		"wait long":   `it wants how long, as in "wait 1s"`,
-		"wait -1s":    `it wants how long`,
-		"cut A":       `it wants a worker, how many messages pass before`,
-		"cut A -1":    `it wants a worker, how many`,
-		"cut A 0 x":   `and perhaps a server`,
-		"wipe one":    `it wants a server's number, as in "wipe 0"`,
-		"jump 0":      `it wants a server's number and how far, as in "jump 0 5s"`,
-		"jump 0 soon": `it wants a server's number and how far`,
+		"run A\nrun":  `line 2, "run": want run worker; a worker is A to E`,
+		"run AB":      `want run worker`,
+		"run F":       `want run worker`,
+		"run A 1":     `want run worker`,
+		"wait long":   `want wait duration; `,
+		"wait -1s":    `want wait duration`,
+		"cut A":       `want cut worker n [server]`,
+		"cut A -1":    `want cut worker n [server]`,
+		"cut A 0 x":   `want cut worker n [server]`,
+		"cut A 0 -1":  `want cut worker n [server]`,
+		"cut A 0 1 2": `want cut worker n [server]`,
+		"pause A x":   `want pause worker [n]`,
+		"wipe one":    `want wipe server`,
+		"jump 0":      `want jump server duration`,
+		"jump 0 soon": `want jump server duration`,
 	} {
 		_, err := explore.Parse(bad)
 		require.ErrorContains(t, err, want, "%q", bad)
