@@ -51,6 +51,9 @@ type System struct {
 	Greeting int
 	// NoTokens says that the lock has no fencing tokens. Its holders then neither read nor write.
 	NoTokens bool
+	// Together says how many workers, from the first, are goroutines of one process, which share leases. Their leases have a method
+	// Next() (token, seq uint64), as a dlock.Handle has. 0: each worker is a process of its own.
+	Together int
 	// Without are verbs that schedules don't have: faults that the lock doesn't promise to bear.
 	Without []Verb
 	// Wait is how long, in TTLs, it may take until a client is granted a lock that nobody alive holds, once all faults are over. Default: 2.
@@ -119,6 +122,7 @@ type world struct {
 	t       *testing.T
 	servers []Server
 	workers [MaxWorkers + 1]*worker // the last is there for the end
+	shared  *process                // of the workers that are together
 	store   resource.Store
 	slow    time.Duration // a factor
 	settled func()        // waits until nothing happens any more but by time
@@ -129,7 +133,7 @@ type world struct {
 	served  bool      // a server has had a fault
 	drifted bool      // a server's clock has jumped; the first time, a hundredth of a TTL is drift, which a lock must bear
 	forgot  time.Time // when a server last lost data, or its clock jumped
-	top     uint64    // the greatest token granted since a server last lost data
+	top     resource.Fence // the greatest that a grant began with since a server last lost data
 }
 
 // settle is how much time passes after each step: more than the messages take that a step can cause. The odd nanoseconds keep steps apart
@@ -190,18 +194,23 @@ func (w *world) decided(d observe.Decision) {
 
 const key = "key"
 
-// worker is a client of the lock, which does one call at a time.
-type worker struct {
-	*world
-	name   string
+// process is a client of the lock.
+type process struct {
 	client *Client
 	lock   scenarios.Lock
+	dead   bool
+	hit    bool // it or its network has had a fault
+}
+
+// worker is a goroutine of a process, which does one call at a time.
+type worker struct {
+	*world
+	*process
+	name string
 
 	busy   string // the call under way, "" if there is none
 	cancel context.CancelCauseFunc
 	ended  bool // the context of the call has ended
-	dead   bool
-	hit    bool // its process or network has had a fault
 
 	actor   string // the name of the present grant's holder in the history: A1, A2, ...
 	grants  int
@@ -209,6 +218,7 @@ type worker struct {
 	asked   time.Time       // when the one did that acquired the lease, or last renewed it
 	lease   scenarios.Lease // nil: it holds none
 	old     scenarios.Lease // the one before
+	fence   resource.Fence  // of its next read or write
 	at      string          // what it has done last under the lease
 	ledger  string
 	release bool // the release of the lease has begun
@@ -219,9 +229,20 @@ type worker struct {
 }
 
 func (w *world) worker(i int) *worker {
-	if w.workers[i] != nil {
-		return w.workers[i]
+	if w.workers[i] == nil {
+		p := w.shared
+		if i >= w.sys.Together || p == nil {
+			p = w.process(i)
+		}
+		if i < w.sys.Together {
+			w.shared = p
+		}
+		w.workers[i] = &worker{world: w, process: p, name: name(i)}
 	}
+	return w.workers[i]
+}
+
+func (w *world) process(i int) *process {
 	c := &Client{
 		Name: name(i), TTL: w.sys.TTL, flows: make([]fault, w.sys.Servers), change: make(chan struct{}),
 		latency:  10*time.Microsecond + time.Duration(i)*time.Microsecond,
@@ -232,8 +253,7 @@ func (w *world) worker(i int) *worker {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.workers[i] = &worker{world: w, name: c.Name, client: c, lock: lock}
-	return w.workers[i]
+	return &process{client: c, lock: lock}
 }
 
 // step does what a step says, if it can be done.
@@ -254,7 +274,7 @@ func (w *world) begin(st Step) (now func()) {
 		w.meet(st.Verb, "")
 		w.served = true
 		if st.Verb == Wipe {
-			w.forgot, w.top = time.Now(), 0
+			w.forgot, w.top = time.Now(), resource.Fence{}
 		}
 		return func() { w.servers[st.Server].Restart(st.Verb == Wipe) }
 	case Jump:
@@ -398,7 +418,7 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 		k.mu.Unlock()
 		return k.lease.Release(ctx)
 	case "read":
-		rec, err := k.store.ReadFenced(ctx, key, resource.Fence{Token: k.lease.Fence()})
+		rec, err := k.store.ReadFenced(ctx, key, k.fence)
 		if err == nil || errors.Is(err, resource.ErrNotFound) {
 			k.ledger, err = string(rec.Value), nil
 		}
@@ -408,7 +428,7 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	k.mu.Lock()
 	k.event(history.BeforeWrite, nil, func(e *history.Event) { e.Value = string(value) })
 	k.mu.Unlock()
-	fence := resource.Fence{Token: k.lease.Fence(), Seq: 1}
+	fence := k.next(k.lease)
 	write := func() error { return k.store.Write(context.WithoutCancel(ctx), key, fence, value) } // it may arrive after the call
 	done := make(chan error, 1)
 	k.mu.Lock()
@@ -429,19 +449,30 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	}
 }
 
+// next is what orders a worker's next call to the store.
+func (k *worker) next(lease scenarios.Lease) resource.Fence {
+	if h, ok := lease.(interface{ Next() (token, seq uint64) }); ok && k.sys.Together > 0 {
+		return resource.NewFence(h.Next())
+	}
+	return resource.NewFence(lease.Fence(), k.fence.Seq+1)
+}
+
 // granted checks a grant as it is made.
 func (k *worker) granted(lease scenarios.Lease) {
 	k.grants++
 	k.Grants++
 	k.actor = fmt.Sprint(k.name, k.grants)
 	k.note("%s: granted %d", k.actor, lease.Fence())
-	k.lease, k.at, k.release, k.asked = lease, "", false, k.called
+	k.lease, k.at, k.release, k.asked, k.fence = lease, "", false, k.called, resource.Fence{Token: lease.Fence()}
+	if k.sys.Together > 0 {
+		k.fence = k.next(lease)
+	}
 	k.exclusive()
 	if !k.excused() && !k.sys.NoTokens {
-		if lease.Fence() <= k.top {
-			k.found(TokenRegress, "%s was granted token %d after %d", k.actor, lease.Fence(), k.top)
+		if k.fence.Compare(k.top) <= 0 {
+			k.found(TokenRegress, "%s was granted token %d.%d after %d.%d", k.actor, k.fence.Token, k.fence.Seq, k.top.Token, k.top.Seq)
 		}
-		k.top = max(k.top, lease.Fence())
+		k.top = k.top.Max(k.fence)
 	}
 	k.event(history.Acquired, nil, func(e *history.Event) { e.Key = key })
 }
@@ -461,9 +492,10 @@ func (w *world) exclusive() {
 }
 
 // excused reports whether a server may have forgotten the worker's lease, or ended it too soon: it began before that, and hasn't been renewed.
+// A lease that is passed on asks no server.
 func (k *worker) excused() bool {
 	began := k.lease.Until().Add(-k.sys.TTL) // or a little later: a lock ends a lease sooner than its servers do
-	return !began.After(k.forgot) && !k.asked.After(k.forgot)
+	return !began.After(k.forgot) && (!k.asked.After(k.forgot) || k.sys.Together > 0)
 }
 
 // event records a report of the worker's.
@@ -563,7 +595,7 @@ func (w *world) check() (found bool) {
 func (w *world) end() {
 	if alive := w.lift(); w.finish(alive) {
 		w.mu.Lock()
-		if _, err := (model.Config{}).Replay(w.events); err != nil && !w.sys.NoTokens && w.modelled() {
+		if _, err := (model.Config{}).Replay(w.events); err != nil && w.modelled() {
 			w.found(Impossible, "%v", err)
 		}
 		w.mu.Unlock()
@@ -685,8 +717,12 @@ func (w *world) quietly(st Step) {
 	}
 }
 
-// modelled reports whether the model knows all that is in the history: it has no worker that fails, and few workers.
+// modelled reports whether the model knows all that is in the history: it has no worker that fails, and few workers, whose grants have
+// tokens of their own.
 func (w *world) modelled() bool {
+	if w.sys.NoTokens || w.sys.Together > 0 {
+		return false
+	}
 	actors := map[string]bool{}
 	for _, e := range w.events {
 		if e.Name == history.Failed {

@@ -104,42 +104,45 @@ func (o owned) Close() error {
 	return errors.Join(errs...)
 }
 
-func locker(c *explore.Client, b dlock.Backend, renew bool, closers ...func() error) (scenarios.Lock, error) {
-	o := &dlock.Options{TTL: c.TTL}
-	if renew {
-		o.Renew = dlock.Renew{Every: c.TTL / 3, MaxHold: 20 * c.TTL}
-	}
-	l, err := dlock.New(b, o)
+func locker(c *explore.Client, b dlock.Backend, o dlock.Options, closers ...func() error) (scenarios.Lock, error) {
+	o.TTL = c.TTL
+	l, err := dlock.New(b, &o)
 	if err != nil {
 		return nil, err
 	}
 	return owned{scenarios.FromLocker(l), closers}, nil
 }
 
-func onRedis(name string, o redislock.Options, renew bool, how ...sabotage) explore.System {
+var (
+	queue   = redislock.Options{Queue: redislock.Queue{HandoffTTL: time.Second}}
+	spin    = redislock.Options{Mode: redislock.ModeSpin}
+	plain   = dlock.Options{}
+	renewed = dlock.Options{Renew: dlock.Renew{Every: time.Second / 3, MaxHold: 20 * time.Second}}
+	shared  = dlock.Options{Share: dlock.Share{Sections: 3, For: time.Second, Idle: 20 * time.Millisecond}}
+	both    = dlock.Options{Renew: renewed.Renew, Share: dlock.Share{Sections: 3, For: 2 * time.Second, Idle: 400 * time.Millisecond}}
+)
+
+func onRedis(name string, r redislock.Options, o dlock.Options, how ...sabotage) explore.System {
 	return explore.System{
-		Name: name, TTL: time.Second, Servers: 1, Serve: serveRedis, Greeting: 1,
+		Name: name, TTL: time.Second, Servers: 1, Serve: serveRedis, Greeting: 1, Together: min(2, o.Share.Sections),
 		Open: func(c *explore.Client) (scenarios.Lock, error) {
 			rdb := client(c, 0)
-			b, err := redislock.New(rdb, &o)
+			b, err := redislock.New(rdb, &r)
 			if err != nil {
 				return nil, err
 			}
-			return locker(c, apply(how, []*redis.Client{rdb}, b), renew, b.Close, rdb.Close)
+			return locker(c, apply(how, []*redis.Client{rdb}, b), o, b.Close, rdb.Close)
 		},
 	}
 }
 
-var (
-	queue = redislock.Options{Queue: redislock.Queue{HandoffTTL: time.Second}}
-	spin  = redislock.Options{Mode: redislock.ModeSpin}
-)
-
 var systems = []explore.System{
-	onRedis("redislock", queue, false),
-	onRedis("redislock-renew", queue, true),
-	onRedis("redislock-spin", spin, false),
+	onRedis("redislock", queue, plain),
+	onRedis("redislock-renew", queue, renewed),
+	onRedis("redislock-spin", spin, plain),
 	onRedlock("redlock", redlock.Options{}),
+	onRedis("redislock-share", queue, shared),
+	onRedis("redislock-share-renew", queue, both),
 	others[0],
 	others[1],
 }
@@ -161,7 +164,7 @@ func onRedlock(name string, o redlock.Options, how ...sabotage) explore.System {
 			if err != nil {
 				return nil, err
 			}
-			return locker(c, apply(how, clients, b), false, append([]func() error{b.Close}, closers...)...)
+			return locker(c, apply(how, clients, b), plain, append([]func() error{b.Close}, closers...)...)
 		},
 	}
 }
@@ -214,16 +217,16 @@ var known = []struct {
 	{noExpiry, onNaive(noExpiry), onNaive(none)},
 	{slow, onNaive(slow), onNaive(none)},
 	{"compares the owner, then releases", broken(releaseInTwo), systems[0]},
-	{"renews whoever holds it", onRedis("redislock", queue, true, replace(ownerOnly+"redis.call('PEXPIRE'", "redis.call('PEXPIRE'")), systems[1]},
+	{"renews whoever holds it", onRedis("redislock", queue, renewed, replace(ownerOnly+"redis.call('PEXPIRE'", "redis.call('PEXPIRE'")), systems[1]},
 	{"draws the token before it has the lock", broken(tokenFirst), systems[0]},
 	{"leaves a cancelled waiter in the queue", broken(replace("-- Takes owners off", "do return '' end -- Takes owners off")), systems[0]},
 	{"doesn't poll when a notification is lost", broken(intercept(deaf)), systems[0]},
-	{"counts on the whole TTL, without an allowance for drift", onRedis("redislock-spin", spin, false, longer(12*time.Millisecond)), systems[2]},
+	{"counts on the whole TTL, without an allowance for drift", onRedis("redislock-spin", spin, plain, longer(12*time.Millisecond)), systems[2]},
 	{"counts on 12 ms more than the TTL", onRedlock("redlock", redlock.Options{}, longer(24*time.Millisecond)), systems[3]},
 	{"takes two of four nodes for a quorum", onRedlock("redlock", redlock.Options{}, yes()), systems[3]},
 }
 
-func broken(how sabotage) explore.System { return onRedis("redislock", queue, false, how) }
+func broken(how sabotage) explore.System { return onRedis("redislock", queue, plain, how) }
 
 // What is known to be wrong is found, and shrunk; a lock without a defect breaks nothing in as many schedules. With -update the shortest
 // schedules are written to testdata.

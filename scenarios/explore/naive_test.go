@@ -136,7 +136,7 @@ func onNaive(is defect) explore.System {
 		Name: "naive " + string(is), TTL: time.Second, Servers: 1, Serve: serveRedis, Greeting: 1,
 		Open: func(c *explore.Client) (scenarios.Lock, error) {
 			n := naive{client(c, 0), is}
-			return locker(c, n, false, n.Close)
+			return locker(c, n, plain, n.Close)
 		},
 	}
 }

@@ -55,7 +55,7 @@ func TestFaults(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				wire := &wire{t: t}
-				k := &worker{client: &Client{flows: make([]fault, 1), change: make(chan struct{}), latency: time.Microsecond, dial: wire.dial}}
+				k := &worker{process: &process{client: &Client{flows: make([]fault, 1), change: make(chan struct{}), latency: time.Microsecond, dial: wire.dial}}}
 				defer time.Sleep(settle) // what is being delivered
 				defer k.client.mend()
 				defer k.client.kill()
