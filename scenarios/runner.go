@@ -315,15 +315,45 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 		case ended:
 			return fmt.Errorf("%s was done without reporting %q", name, until)
 		case m.Event.Name == until && until == history.Sent:
-			if err := w.toStore.AwaitHeld(ctx); err != nil { // on the network, not merely about to be sent
-				return fmt.Errorf("%s's write isn't on the way on which it was to be late: %w; does OpenStore connect to StoreSpec.Addr?",
-					name, err)
-			}
-			return nil
+			return w.onItsWay(ctx, name)
 		case m.Event.Name == until:
 			return nil
 		case m.Event.Name == history.Acquired && until == history.Held && r.s.Workers[name].Try:
 			return fmt.Errorf("%s was granted the lock, which it should have found %s", name, until)
+		}
+	}
+}
+
+// onItsWay waits until the network holds the worker's write: it was merely about to be sent.
+func (w *worker) onItsWay(ctx context.Context, name string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	held := make(chan error, 1)
+	go func() { held <- w.toStore.AwaitHeld(ctx) }()
+	const elsewhere = "does OpenStore connect to StoreSpec.Addr?"
+	for {
+		select {
+		case err := <-held:
+			if err != nil {
+				return fmt.Errorf("%s's write isn't on the way on which it was to be late: %w; %s", name, err, elsewhere)
+			}
+			return nil
+		case m, ok := <-w.messages:
+			switch {
+			case !ok:
+				_, err := w.next(ctx) // says why
+				return fmt.Errorf("%s: %w", name, err)
+			case m.Event == nil:
+				return fmt.Errorf("%s sent a message without an event", name)
+			case m.Event.Name == history.Failed:
+				return fmt.Errorf("%s failed before its write was on its way: %s", name, m.Event.Error)
+			case m.Event.Name == history.Wrote || m.Event.Name == history.WriteStale:
+				return fmt.Errorf("%s's write, which was to be late, has been answered; %s", name, elsewhere)
+			case m.Stops:
+				if err := w.tell(ctx, "go on"); err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+			}
 		}
 	}
 }

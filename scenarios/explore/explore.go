@@ -130,9 +130,9 @@ type world struct {
 	mu      sync.Mutex
 	trace   strings.Builder
 	events  []history.Event
-	served  bool      // a server has had a fault
-	drifted bool      // a server's clock has jumped; the first time, a hundredth of a TTL is drift, which a lock must bear
-	forgot  time.Time // when a server last lost data, or its clock jumped
+	served  bool           // a server has had a fault
+	drifted bool           // a server's clock has jumped; the first time, a hundredth of a TTL is drift, which a lock must bear
+	forgot  time.Time      // when a server last lost data, or its clock jumped
 	top     resource.Fence // the greatest that a grant began with since a server last lost data
 }
 
