@@ -154,16 +154,23 @@ func TestConformanceCluster(t *testing.T) {
 	require.ErrorContains(t, err, "CROSSSLOT", "the server checks slots")
 }
 
-// refusals counts TRYAGAIN replies.
+// refusals counts TRYAGAIN replies. Every second one is a redirect: that is what go-redis returns if the slot has moved when it has
+// no attempt left.
 type refusals struct{ atomic.Int64 }
+
+type redirect string
+
+func (r redirect) Error() string { return string(r) }
+func (redirect) RedisError()     {}
 
 func (*refusals) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (r *refusals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if redis.HasErrorPrefix(err, "TRYAGAIN") {
-			r.Add(1)
+		if redis.HasErrorPrefix(err, "TRYAGAIN") && r.Add(1)%2 == 0 {
+			err = redirect([]string{"MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"}[r.Load()/2%2])
+			cmd.SetErr(err)
 		}
 		return err
 	}
@@ -219,6 +226,16 @@ func TestSlotMoves(t *testing.T) {
 			})
 		}
 	}
+	t.Run("a client that follows no redirects", func(t *testing.T) {
+		m := begin(t, nodes, "k")
+		m.end(t)
+		for _, mode := range modes {
+			c := redis.NewClient(&redis.Options{Addr: m.from.Addr})
+			t.Cleanup(func() { require.NoError(t, c.Close()) })
+			_, err := newBackend(t, c, &redislock.Options{Mode: mode}).Acquire(t.Context(), dlock.Request{Key: "k", Owner: "owner", TTL: time.Hour})
+			require.ErrorContains(t, err, "MOVED")
+		}
+	})
 	t.Run("waiter", func(t *testing.T) { // it came before
 		q := held(t)
 		b, _ := open(redislock.ModeQueue)

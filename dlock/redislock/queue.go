@@ -55,7 +55,6 @@ const (
 	kept         = 2 * time.Minute  // for how long the scripts keep a queue that nobody polls
 	pollRate     = 200              // how often all waiters of a key together poll per second, if they are many
 	retryPause   = 20 * time.Millisecond
-	tryAgain     = "TRYAGAIN "
 )
 
 func (b *Backend) handoff(ttl time.Duration) time.Duration { return min(b.o.Queue.HandoffTTL, ttl) }
@@ -96,18 +95,31 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 
 // settled polls until the keys of the script are on one server: while a Cluster moves their slot it is refused.
 func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer, error) {
-	for {
+	for redirects := 0; ; {
 		a, err := b.poll(ctx, r, p)
 		if err == nil && a.position > 0 && a.unheard {
 			b.sub.unheard(a.at)
 		}
-		if !redis.HasErrorPrefix(err, tryAgain) {
+		switch {
+		case tryAgain(err):
+			redirects = 0
+		case redirected(err) && redirects < 3: // a redis.Client follows none, however often it tries
+			redirects++
+		default:
 			return a, err
 		}
 		if _, err := b.wait(ctx, retryPause+jitter.N(retryPause), nil); err != nil {
 			return a, err
 		}
 	}
+}
+
+// tryAgain and redirected report whether a Cluster has refused a script because it moves the slot, or has just moved it; go-redis has then
+// followed as many redirects as it does.
+func tryAgain(err error) bool { return redis.HasErrorPrefix(err, "TRYAGAIN ") }
+
+func redirected(err error) bool {
+	return redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ")
 }
 
 func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answer) (g dlock.Grant, err error) {

@@ -19,7 +19,7 @@
 // (SET could set it back).
 //
 // While a Cluster moves a key's slot, its lock can be renewed and released, but not granted: Acquire waits for the end of
-// the move, and TryAcquire returns the server's TRYAGAIN.
+// the move, and TryAcquire returns the server's TRYAGAIN, MOVED or ASK.
 //
 // It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and
 // fence-floor, publish and subscribe on wake:*, and run PUBSUB. Without PUBSUB, dead waiters are not skipped at once.
@@ -29,7 +29,6 @@ import (
 	"cmp"
 	"context"
 	"embed"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -142,28 +141,22 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 
 // TryAcquire implements dlock.Backend.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-	g, _, err := b.try(ctx, r)
-	return g, err
-}
-
-// try polls once. With dlock.ErrHeld it returns the rest of the holder's lease, less than 0 if the lock has no TTL.
-func (b *Backend) try(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
 	a, err := b.poll(ctx, r, outside)
 	if err == nil && a.token == 0 {
 		err = dlock.ErrHeld
 	}
-	return a.grant(r), a.left, err
+	return a.grant(r), err
 }
 
 func (b *Backend) spin(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	for pause := b.o.Spin.Min; ; pause = min(2*pause, b.o.Spin.Max) {
-		g, left, err := b.try(ctx, r)
-		if !errors.Is(err, dlock.ErrHeld) && !redis.HasErrorPrefix(err, tryAgain) {
-			return g, err
+		a, err := b.settled(ctx, r, outside)
+		if err != nil || a.token != 0 {
+			return a.grant(r), err
 		}
 		d := pause/2 + jitter.N(pause/2+1)
-		if errors.Is(err, dlock.ErrHeld) && left >= 0 {
-			d = min(d, left+time.Millisecond) // the lease is valid to the end of its last millisecond
+		if a.left >= 0 { // less: the lock has no TTL
+			d = min(d, a.left+time.Millisecond) // the lease is valid to the end of its last millisecond
 		}
 		if _, err := b.wait(ctx, d, nil); err != nil {
 			return dlock.Grant{}, err
@@ -255,7 +248,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	}
 	c, keys := redisscript.Once{UniversalClient: b.c}, b.names(g.Key)
 	n, err := releaseScript.Run(ctx, c, keys, b.floor, b.counted, g.Owner).Int64()
-	if redis.HasErrorPrefix(err, tryAgain) { // a Cluster moves the slot: waiters are notified when it has
+	if tryAgain(err) || redirected(err) { // waiters are notified when it has moved
 		if n, err = freeScript.Run(ctx, c, keys[:1], g.Owner).Int64(); n == 1 {
 			b.sub.leave(g) //nolint:contextcheck // it continues when ctx has ended
 		}
