@@ -143,6 +143,7 @@ var systems = []explore.System{
 	onRedlock("redlock", redlock.Options{}),
 	onRedis("redislock-share", queue, shared),
 	onRedis("redislock-share-renew", queue, both),
+	onS3(),
 	others[0],
 	others[1],
 }
