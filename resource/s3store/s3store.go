@@ -18,13 +18,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/internal/s3object"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/internal/awscall"
@@ -221,7 +221,7 @@ func (s *Store) replace(ctx context.Context, key string, invalid error, from *ve
 		}
 		if idle > 0 {
 			pause := min(minPause<<idle, maxPause)
-			if err := calls.Wait(ctx, pause/2+rand.N(pause/2)); err != nil {
+			if err := calls.Wait(ctx, pause/2+jitter.N(pause/2)); err != nil {
 				return resource.Record{}, fmt.Errorf("s3store: waiting: %w", err)
 			}
 		}

@@ -11,38 +11,23 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// call is one of many concurrent calls on a key.
-type call struct {
-	fence      resource.Fence  // Seq 0: a fenced read
-	begin, end int64           // readings of a clock that ticks with each
-	rec        resource.Record // of an accepted fenced read
-	err        error           // nil or a *StaleTokenError
-}
-
-func (c *call) String() string {
-	if c.fence.Seq == 0 {
-		return fmt.Sprintf("ReadFenced by %d", c.fence.Token)
-	}
-	return fmt.Sprintf("Write at %v", c.fence)
-}
-
 // concurrent runs 100 holders with shuffled tokens on one key, of which every other one reads before it writes. By the rules the
-// store accepts calls in the order of their fences, and judge checks every answer against that.
+// store accepts calls in the order of their fences, and Judge checks every answer against that.
 func concurrent(ctx context.Context, s *store) {
 	const holders = 100
 	var clock atomic.Int64
-	run := func(f resource.Fence) *call {
-		c := &call{fence: f, begin: clock.Add(1)}
+	run := func(f resource.Fence) *Call {
+		c := &Call{Fence: f, Value: valueOf(f), Begin: clock.Add(1)}
 		if f.Seq == 0 {
-			c.rec, c.err = s.ReadFenced(ctx, key, f)
+			c.Record, c.Err = s.ReadFenced(ctx, key, f)
 		} else {
-			c.err = s.Write(ctx, key, f, valueOf(f))
+			c.Err = s.Write(ctx, key, f, c.Value)
 		}
-		c.end = clock.Add(1)
+		c.End = clock.Add(1)
 		return c
 	}
 
-	results := make(chan *call, 2*holders)
+	results := make(chan *Call, 2*holders)
 	start := make(chan struct{})
 	var wg sync.WaitGroup
 	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(holders) {
@@ -66,12 +51,18 @@ func concurrent(ctx context.Context, s *store) {
 	wg.Wait()
 	close(results)
 
-	var calls []*call
+	last := at(holders, 1)
+	var calls []*Call
 	for c := range results {
 		calls = append(calls, c)
+		_, refused := errors.AsType[*resource.StaleTokenError](c.Err)
+		if c.Err != nil && (!refused || c.Fence == last) {
+			fail("%v: got %w; the greatest of all must be accepted, others may be refused", c, c.Err)
+		}
 	}
-	last := at(holders, 1)
-	judge(calls, last)
+	if err := Judge(calls); err != nil {
+		fail("%w", err)
+	}
 	s.holds(ctx, key, written(last))
 	for i := range uint64(holders / 2) {
 		duel(ctx, s, at(holders+i+1, 1))
@@ -120,61 +111,113 @@ func watch(ctx context.Context, s *store) {
 	}
 }
 
-// judge checks the answers of concurrent calls on one key, each with a fence of its own; last is the greatest.
-func judge(calls []*call, last resource.Fence) {
-	byFence := make(map[resource.Fence]*call, len(calls))
-	for _, c := range calls {
-		byFence[c.fence] = c
-	}
-	if err := byFence[last].err; err != nil {
-		fail("Write at %v, the greatest: got %w, want it accepted", last, err)
-	}
-	for _, c := range calls {
-		stale, refused := errors.AsType[*resource.StaleTokenError](c.err)
-		switch {
-		case refused:
-			by, ok := byFence[stale.Seen]
-			want := resource.StaleTokenError{Key: key, Seen: stale.Seen, Got: c.fence}
-			switch {
-			case *stale != want:
-				fail("%v: got %+v, want %+v", c, *stale, want)
-			case resource.AdmitsWrite(stale.Seen, c.fence):
-				fail("%v: refused because of %v, which is less", c, stale.Seen)
-			case !ok || by.err != nil:
-				fail("%v: refused because of %v, which was not accepted", c, stale.Seen)
-			case by.begin > c.end:
-				fail("%v: refused because of %v, which came later", c, stale.Seen)
-			}
-		case c.err != nil:
-			fail("%v: %w", c, c.err)
-		default:
-			accepted(c, calls)
-		}
-	}
+// Call is a call on a key, which took place between Begin and End: readings of a clock that differ for any two moments. Reads have
+// Seq 0, writes don't.
+type Call struct {
+	Fence      resource.Fence
+	Value      []byte // of a write
+	Begin, End int64
+	Record     resource.Record // that an accepted fenced read returned
+	Err        error           // nil: accepted; a *resource.StaleTokenError: refused; any other: unknown, and it may still arrive
 }
 
-func accepted(c *call, calls []*call) {
-	var before resource.Fence // the greatest write accepted below c
+func (c *Call) String() string {
+	if c.Fence.Seq == 0 {
+		return fmt.Sprintf("ReadFenced by %d", c.Fence.Token)
+	}
+	return fmt.Sprintf("Write at %v", c.Fence)
+}
+
+// Judge returns an error if no store that keeps the rules gives these answers to concurrent calls on a key that was empty before. By the
+// rules a store accepts calls in the order of their fences. Writes with the same fence must have the same value.
+func Judge(calls []*Call) error {
+	for _, c := range calls {
+		stale, refused := errors.AsType[*resource.StaleTokenError](c.Err)
+		var err error
+		switch {
+		case refused:
+			err = c.refused(*stale, calls)
+		case c.Err == nil:
+			err = c.accepted(calls)
+		}
+		if err != nil {
+			return fmt.Errorf("%v: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// outcome reports whether a call took effect, and whether it may have: a fenced read may raise the fence, and be refused when a client
+// library repeats it because the reply was lost.
+func (c *Call) outcome() (did, may bool) {
+	_, refused := errors.AsType[*resource.StaleTokenError](c.Err)
+	did = c.Err == nil || errors.Is(c.Err, resource.ErrApplied)
+	return did, did || !refused || c.Fence.Seq == 0
+}
+
+func (c *Call) refused(stale resource.StaleTokenError, calls []*Call) error {
+	admitted := resource.AdmitsWrite
+	if c.Fence.Seq == 0 {
+		admitted = resource.AdmitsRead
+	}
+	want := resource.StaleTokenError{Key: stale.Key, Seen: stale.Seen, Got: c.Fence, Applied: c.Fence.Seq > 0 && stale.Seen == c.Fence}
+	if stale != want {
+		return fmt.Errorf("got %+v, want %+v", stale, want)
+	}
+	if admitted(stale.Seen, c.Fence) {
+		return fmt.Errorf("refused because of %v, which is less", stale.Seen)
+	}
+	late := false
 	for _, o := range calls {
-		if o.err != nil {
+		if _, may := o.outcome(); may && o.Fence == stale.Seen {
+			if o.Begin < c.End {
+				return nil
+			}
+			late = true
+		}
+	}
+	if late {
+		return fmt.Errorf("refused because of %v, which came later", stale.Seen)
+	}
+	return fmt.Errorf("refused because of %v, which was not accepted", stale.Seen)
+}
+
+func (c *Call) accepted(calls []*Call) error {
+	read := c.Fence.Seq == 0
+	var values []resource.Record // that a read may return
+	var least resource.Fence     // of these
+	for _, o := range calls {
+		did, may := o.outcome()
+		seen := o.Fence // an answer shows
+		stale, refused := errors.AsType[*resource.StaleTokenError](o.Err)
+		if refused {
+			seen = stale.Seen
+		}
+		later := seen.Compare(c.Fence) > 0 && (!read || seen.Token != c.Fence.Token)
+		switch {
+		case (did || refused) && later && o.End < c.Begin:
+			return fmt.Errorf("accepted after %v was", o)
+		case o != c && !read && o.Err == nil && o.Fence == c.Fence:
+			return errors.New("accepted twice")
+		case o.Fence.Seq == 0 || !may || o.Fence.Token > c.Fence.Token || o.Begin > c.End:
 			continue
 		}
-		if o.fence.Compare(c.fence) > 0 && o.end < c.begin {
-			fail("%v: accepted after %v was", c, o)
-		}
-		if o.fence.Seq > 0 && o.fence.Compare(c.fence) < 0 {
-			before = before.Max(o.fence)
+		values = append(values, resource.Record{Value: o.Value, MaxFence: o.Fence})
+		if did && (o.Fence.Token < c.Fence.Token || o.End < c.Begin) {
+			least = least.Max(o.Fence)
 		}
 	}
-	if c.fence.Seq > 0 {
-		return
+	if !read {
+		return nil
 	}
-	// Later writes of earlier grants are refused, so a fenced read must return the last one.
-	want := resource.Record{MaxFence: c.fence}
-	if before.Token > 0 {
-		want.Value = valueOf(before)
+	err := same(c.Record, resource.Record{MaxFence: c.Fence})
+	if least.Token > 0 {
+		err = fmt.Errorf("got %q at %v, but there was a write at %v", c.Record.Value, c.Record.MaxFence, least)
 	}
-	if err := same(c.rec, want); err != nil {
-		fail("%v: %w", c, err)
+	for _, v := range values {
+		if v.MaxFence.Compare(least) >= 0 && same(c.Record, resource.Record{Value: v.Value, MaxFence: v.MaxFence.Max(c.Fence)}) == nil {
+			return nil
+		}
 	}
+	return err
 }

@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,28 +22,54 @@ func failureOf(f func()) (err error) {
 
 // TestJudge has answers that break a rule, and some that don't.
 func TestJudge(t *testing.T) {
-	accepted := func(f resource.Fence, begin, end int64) *call { return &call{fence: f, begin: begin, end: end} }
-	refused := func(f, seen resource.Fence, begin, end int64) *call {
-		return &call{fence: f, begin: begin, end: end, err: &resource.StaleTokenError{Key: key, Seen: seen, Got: f}}
+	call := func(f resource.Fence, err error, begin, end int64) *Call {
+		return &Call{Fence: f, Value: valueOf(f), Err: err, Begin: begin, End: end}
 	}
-	for want, calls := range map[string][]*call{
-		"":                                       {accepted(at(3, 1), 1, 4), accepted(at(1, 1), 2, 3), refused(at(2, 1), at(3, 1), 5, 6)},
-		"Write at 3, the greatest: got":          {refused(at(3, 1), at(1, 1), 1, 2), accepted(at(1, 1), 3, 4)},
-		"refused because of 1, which is less":    {accepted(at(1, 1), 1, 2), accepted(at(3, 1), 3, 4), refused(at(2, 1), at(1, 1), 5, 6)},
-		"because of 2, which was not accepted":   {accepted(at(3, 1), 1, 2), refused(at(2, 1), at(3, 1), 3, 4), refused(at(1, 1), at(2, 1), 5, 6)},
-		"because of 2.7, which was not accepted": {accepted(at(3, 1), 1, 2), refused(at(1, 1), at(2, 7), 3, 4)},
-		"because of 3, which came later":         {refused(at(1, 1), at(3, 1), 1, 2), accepted(at(3, 1), 3, 4)},
-		"accepted after Write at 3 was":          {accepted(at(3, 1), 1, 2), accepted(at(1, 1), 3, 4)},
-		`ReadFenced by 2: got value "", want "1"`: {
-			accepted(at(3, 1), 1, 6), accepted(at(1, 1), 2, 3), {fence: at(2, 0), begin: 4, end: 5, rec: resource.Record{MaxFence: at(2, 0)}},
-		},
-	} {
-		err := failureOf(func() { judge(calls, at(3, 1)) })
-		if want == "" {
-			require.NoError(t, err)
-			continue
+	accepted := func(f resource.Fence, begin, end int64) *Call { return call(f, nil, begin, end) }
+	refused := func(f, seen resource.Fence, begin, end int64) *Call {
+		return call(f, &resource.StaleTokenError{Key: key, Seen: seen, Got: f, Applied: f == seen && f.Seq > 0}, begin, end)
+	}
+	unknown := func(f resource.Fence, begin, end int64) *Call { return call(f, errors.New("no answer"), begin, end) }
+	read := func(token uint64, value resource.Fence, begin, end int64) *Call {
+		c := accepted(at(token, 0), begin, end)
+		if c.Record.MaxFence = c.Fence.Max(value); value.Token > 0 {
+			c.Record.Value = valueOf(value)
 		}
-		require.ErrorContains(t, err, want)
+		return c
+	}
+	for _, c := range []struct {
+		want  string
+		calls []*Call
+	}{
+		{"", []*Call{accepted(at(3, 1), 1, 4), accepted(at(1, 1), 2, 3), refused(at(2, 1), at(3, 1), 5, 6)}},
+		{"", []*Call{accepted(at(1, 1), 1, 2), read(1, at(1, 1), 3, 4), refused(at(1, 1), at(1, 1), 5, 6)}},
+		{"refused because of 1, which is less", []*Call{accepted(at(1, 1), 1, 2), refused(at(2, 1), at(1, 1), 5, 6)}},
+		{"refused because of 2.0, which is less", []*Call{read(2, at(0, 0), 1, 2), refused(at(2, 0), at(2, 0), 5, 6)}},
+		{"because of 2, which was not accepted", []*Call{accepted(at(3, 1), 1, 2), refused(at(2, 1), at(3, 1), 3, 4), refused(at(1, 1), at(2, 1), 5, 6)}},
+		{"because of 2.7, which was not accepted", []*Call{accepted(at(3, 1), 1, 2), refused(at(1, 1), at(2, 7), 3, 4)}},
+		{"because of 3, which came later", []*Call{refused(at(1, 1), at(3, 1), 1, 2), accepted(at(3, 1), 3, 4)}},
+		{"Applied:false", []*Call{accepted(at(1, 1), 1, 2), call(at(1, 1), &resource.StaleTokenError{Seen: at(1, 1), Got: at(1, 1)}, 3, 4)}},
+		{"accepted after Write at 3 was", []*Call{accepted(at(3, 1), 1, 2), accepted(at(1, 1), 3, 4)}},
+		{"accepted after Write at 1 was", []*Call{refused(at(1, 1), at(3, 1), 2, 3), accepted(at(2, 1), 4, 5), unknown(at(3, 1), 1, 6)}},
+		{"accepted twice", []*Call{accepted(at(1, 1), 1, 2), accepted(at(1, 1), 3, 4)}},
+		{`got "" at 2.0, but there was a write at 1`, []*Call{accepted(at(1, 1), 2, 3), read(2, at(0, 0), 4, 5)}},
+		{`got "1" at 3.0, but there was a write at 2`, []*Call{accepted(at(1, 1), 1, 2), accepted(at(2, 1), 3, 4), read(3, at(1, 1), 5, 6)}},
+		{`got "" at 1.0, but there was a write at 1`, []*Call{accepted(at(1, 1), 1, 2), read(1, at(0, 0), 3, 4)}},
+		{`got value "2", want ""`, []*Call{read(3, at(2, 1), 1, 2), accepted(at(2, 1), 3, 4)}},
+
+		// What has no answer may take effect at any time, or not at all.
+		{"", []*Call{refused(at(2, 0), at(3, 1), 1, 6), refused(at(1, 1), at(2, 0), 2, 3), accepted(at(3, 1), 4, 5)}},
+		{"", []*Call{unknown(at(1, 1), 1, 2), read(2, at(1, 1), 3, 4)}},
+		{"", []*Call{unknown(at(1, 1), 1, 2), read(2, at(0, 0), 3, 4)}},
+		{"", []*Call{unknown(at(2, 1), 1, 2), accepted(at(1, 1), 3, 4), refused(at(1, 1), at(2, 1), 5, 6), read(3, at(2, 1), 7, 8)}},
+		{"", []*Call{unknown(at(1, 1), 1, 2), refused(at(1, 1), at(1, 1), 3, 4), read(2, at(1, 1), 5, 6)}},
+		{"but there was a write at 1", []*Call{unknown(at(1, 1), 1, 2), refused(at(1, 1), at(1, 1), 3, 4), read(2, at(0, 0), 5, 6)}},
+	} {
+		if err := Judge(c.calls); c.want != "" {
+			require.ErrorContains(t, err, c.want, c.calls)
+		} else {
+			require.NoError(t, err, c.calls)
+		}
 	}
 }
 

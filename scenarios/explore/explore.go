@@ -12,7 +12,7 @@
 // frozen client's code still runs, but none of its messages leaves and none reaches it); clocks that differ; a loss that a lease's
 // context doesn't tell; what other random pauses of a lock's would do. While a fault is in force, a dial fails at once, see [Client.Dial].
 // A lease that was running when a server lost its data or its clock jumped is excused: another may be granted beside it, with any token.
-// [Corrupted] and [Impossible] concern the store, which is a resource.Memory.
+// [Corrupted] and [Impossible] concern a history whose store is a resource.Memory; [WrongAnswer] concerns another store.
 package explore
 
 import (
@@ -33,6 +33,7 @@ import (
 	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/internal/observe"
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/storetest"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/model"
@@ -47,6 +48,9 @@ type System struct {
 	Serve func(t testing.TB) Server
 	// Open opens a client's lock. It connects to servers by c.Dial, at c.Addr. A lease may have a method Renew(context.Context) error.
 	Open func(c *Client) (scenarios.Lock, error)
+	// Store opens what a client's holders read and write, in the same way. Its answers are then checked by [storetest.Judge], instead of
+	// the history. By default all have one resource.Memory.
+	Store func(c *Client) (resource.Store, error)
 	// Greeting is how many messages a client sends, and gets, to begin a connection.
 	Greeting int
 	// NoTokens says that the lock has no fencing tokens. Its holders then neither read nor write.
@@ -81,6 +85,7 @@ const (
 	Impossible   Finding = "impossible"  // the model has no run like it
 	Stuck        Finding = "stuck"       // a client did not get a lock that nobody held, or a call did not return, see System.Wait
 	WrongError   Finding = "wrong error" // a call failed although no fault has hit its client or a server
+	WrongAnswer  Finding = "store"       // System.Store has broken a rule of resource.Store
 )
 
 // Result is what a schedule did.
@@ -123,17 +128,19 @@ type world struct {
 	servers []Server
 	workers [MaxWorkers + 1]*worker // the last is there for the end
 	shared  *process                // of the workers that are together
-	store   resource.Store
+	memory  resource.Store
 	slow    time.Duration // a factor
 	settled func()        // waits until nothing happens any more but by time
 
 	mu      sync.Mutex
 	trace   strings.Builder
 	events  []history.Event
-	served  bool           // a server has had a fault
-	drifted bool           // a server's clock has jumped; the first time, a hundredth of a TTL is drift, which a lock must bear
-	forgot  time.Time      // when a server last lost data, or its clock jumped
-	top     resource.Fence // the greatest that a grant began with since a server last lost data
+	calls   []*storetest.Call // of System.Store
+	clock   int64             // of these
+	served  bool              // a server has had a fault
+	drifted bool              // a server's clock has jumped; the first time, a hundredth of a TTL is drift, which a lock must bear
+	forgot  time.Time         // when a server last lost data, or its clock jumped
+	top     resource.Fence    // the greatest that a grant began with since a server last lost data
 }
 
 // settle is how much time passes after each step: more than the messages take that a step can cause. The odd nanoseconds keep steps apart
@@ -145,7 +152,7 @@ func (w *world) run(s Schedule) Result {
 	for range w.sys.Servers {
 		w.servers = append(w.servers, w.sys.Serve(w.t))
 	}
-	w.store = observe.Store(resource.NewMemory(), w.decided)
+	w.memory = observe.Store(resource.NewMemory(), w.decided)
 	w.add(history.Event{Kind: history.KindRun, Run: &history.Run{Fencing: history.FencingOn, Lock: w.sys.Name, TokensLost: true}})
 	for i, st := range s {
 		w.step(st)
@@ -198,6 +205,7 @@ const key = "key"
 type process struct {
 	client *Client
 	lock   scenarios.Lock
+	store  resource.Store
 	dead   bool
 	hit    bool // it or its network has had a fault
 }
@@ -253,7 +261,13 @@ func (w *world) process(i int) *process {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return &process{client: c, lock: lock}
+	p := &process{client: c, lock: lock, store: w.memory}
+	if w.sys.Store != nil {
+		if p.store, err = w.sys.Store(c); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	return p
 }
 
 // step does what a step says, if it can be done.
@@ -418,7 +432,7 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 		k.mu.Unlock()
 		return k.lease.Release(ctx)
 	case "read":
-		rec, err := k.store.ReadFenced(ctx, key, k.fence)
+		rec, err := k.request(k.fence, nil, func() (resource.Record, error) { return k.store.ReadFenced(ctx, key, k.fence) })
 		if err == nil || errors.Is(err, resource.ErrNotFound) {
 			k.ledger, err = string(rec.Value), nil
 		}
@@ -429,7 +443,15 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	k.event(history.BeforeWrite, nil, func(e *history.Event) { e.Value = string(value) })
 	k.mu.Unlock()
 	fence := k.next(k.lease)
-	write := func() error { return k.store.Write(context.WithoutCancel(ctx), key, fence, value) } // it may arrive after the call
+	send := func(ctx context.Context) error {
+		_, err := k.request(fence, value, func() (resource.Record, error) { return resource.Record{}, k.store.Write(ctx, key, fence, value) })
+		return err
+	}
+	if k.sys.Store != nil {
+		k.last = func() { go func() { _ = send(context.WithoutCancel(ctx)) }() }
+		return send(ctx)
+	}
+	write := func() error { return send(context.WithoutCancel(ctx)) } // it may arrive after the call
 	done := make(chan error, 1)
 	k.mu.Lock()
 	k.last = func() { _ = write() }
@@ -447,6 +469,21 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// request notes a call to the store.
+func (k *worker) request(f resource.Fence, value []byte, send func() (resource.Record, error)) (resource.Record, error) {
+	k.mu.Lock()
+	k.clock++
+	c := &storetest.Call{Fence: f, Value: value, Begin: k.clock, Err: context.Canceled}
+	k.calls = append(k.calls, c)
+	k.mu.Unlock()
+	rec, err := send()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.clock++
+	c.End, c.Record, c.Err = k.clock, rec, err
+	return rec, err
 }
 
 // next is what orders a worker's next call to the store.
@@ -542,9 +579,9 @@ func (k *worker) finished(what string, err error) {
 			if refused && !stale.Applied {
 				k.at = "write" // it has nothing left to do but to release
 			}
-		case !k.ended:
+		case sound, k.sys.Store == nil && !k.ended:
 			k.found(WrongError, "%s: %s: %v", k.actor, what, err)
-		default:
+		case k.sys.Store == nil: // otherwise it repeats the call
 			k.at = "write"
 		}
 	case "release":
@@ -584,6 +621,9 @@ func (w *world) check() (found bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.exclusive()
+	if w.sys.Store != nil {
+		return w.Finding != ""
+	}
 	if r := history.Judge(w.events); r.Verdict == history.Violated {
 		w.found(Corrupted, "%s", strings.Join(r.Findings, "; "))
 	}
@@ -613,6 +653,7 @@ func (w *world) end() {
 			continue
 		}
 		_ = k.lock.Close()
+		_ = k.store.Close()
 		k.client.kill()
 		k.client.mend()
 	}
@@ -659,6 +700,9 @@ func (w *world) probe(alive []*worker) {
 	if !w.acquire(fresh) {
 		return
 	}
+	if w.sys.Store != nil {
+		w.asks(fresh)
+	}
 	i := slices.IndexFunc(alive, func(k *worker) bool { return k.hit })
 	if i >= 0 {
 		w.quietly(Step{Verb: Run, Worker: int(alive[i].name[0] - 'A')})
@@ -668,6 +712,21 @@ func (w *world) probe(alive []*worker) {
 	w.pass(settle)
 	if i >= 0 {
 		w.acquire(alive[i])
+	}
+}
+
+// asks has a worker read and write, and checks what the store has answered.
+func (w *world) asks(k *worker) {
+	w.await([]*worker{k}, func() bool {
+		if k.busy == "" && k.at != "write" {
+			k.call(Run)
+		}
+		return k.busy == "" && k.at == "write"
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := storetest.Judge(w.calls); err != nil {
+		w.found(WrongAnswer, "%v", err)
 	}
 }
 
@@ -720,7 +779,7 @@ func (w *world) quietly(st Step) {
 // modelled reports whether the model knows all that is in the history: it has no worker that fails, and few workers, whose grants have
 // tokens of their own.
 func (w *world) modelled() bool {
-	if w.sys.NoTokens || w.sys.Together > 0 {
+	if w.sys.NoTokens || w.sys.Together > 0 || w.sys.Store != nil {
 		return false
 	}
 	actors := map[string]bool{}

@@ -144,6 +144,8 @@ var systems = []explore.System{
 	onRedis("redislock-share", queue, shared),
 	onRedis("redislock-share-renew", queue, both),
 	onS3(),
+	redisStore(),
+	s3Store(),
 	others[0],
 	others[1],
 }

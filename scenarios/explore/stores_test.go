@@ -1,0 +1,98 @@
+package explore_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/redisstore"
+	"github.com/fencelab/fencelab/resource/s3store"
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/explore"
+)
+
+// free is a lock that everybody gets at once: what is left is the token, which grows with time, and the store. Its own leases are over when
+// they begin.
+type free struct{}
+
+func (free) Acquire(context.Context, string) (scenarios.Lease, error) { return lease{time.Now()}, nil }
+func (free) TryAcquire(context.Context, string) (scenarios.Lease, error) {
+	return lease{time.Now()}, nil
+}
+func (free) Close() error { return nil }
+
+type lease struct{ at time.Time }
+
+var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // of a bubble
+
+func (l lease) Fence() uint64               { return uint64(l.at.Sub(epoch)/time.Millisecond) + 1 }
+func (l lease) TTL() time.Duration          { return time.Second }
+func (l lease) Until() time.Time            { return l.at }
+func (lease) Context() context.Context      { return context.Background() }
+func (lease) Release(context.Context) error { return nil }
+
+func store(sys explore.System, open func(c *explore.Client) (resource.Store, error)) explore.System {
+	sys.TTL, sys.Servers, sys.Store = time.Second, 1, open
+	sys.Open = func(*explore.Client) (scenarios.Lock, error) { return free{}, nil }
+	// Hold and Reset disturb calls on their way.
+	sys.Without = []explore.Verb{explore.Wipe, explore.Jump, explore.Renew, explore.Rerelease, explore.Try, explore.Late, explore.Deliver}
+	return sys
+}
+
+// closing closes what a store is on, too.
+type closing struct {
+	resource.Store
+	closer func()
+}
+
+func (c closing) Close() error {
+	err := c.Store.Close()
+	c.closer()
+	return err
+}
+
+func redisStore(how ...sabotage) explore.System {
+	return store(explore.System{Name: "redisstore", Serve: serveRedis, Greeting: 1}, func(c *explore.Client) (resource.Store, error) {
+		rdb := client(c, 0)
+		apply(how, []*redis.Client{rdb}, nil)
+		s, err := redisstore.New(rdb, nil)
+		return closing{s, func() { _ = rdb.Close() }}, err
+	})
+}
+
+func s3Store() explore.System {
+	return store(explore.System{Name: "s3store", Serve: serveS3}, func(c *explore.Client) (resource.Store, error) {
+		transport := &http.Transport{DialContext: c.Dial, DisableCompression: true}
+		s, err := s3store.New(s3Client(&http.Client{Transport: transport, Timeout: 3 * c.TTL}, "http://"+c.Addr(0)), bucket, nil)
+		return closing{s, transport.CloseIdleConnections}, err
+	})
+}
+
+// The defects of a store on Redis, put into its scripts, are found.
+func TestBrokenStores(t *testing.T) {
+	for _, c := range []struct{ is, old, changed string }{
+		{"accepts an equal fence", "if not after(token, seq, seen_token, seen_seq) then\n  local", "if after(seen_token, seen_seq, token, seq) then\n  local"},
+		{"ignores the sequence number", "return d > 0 or d == 0 and compare(seq, other_seq) > 0", "return d > 0"},
+		{
+			"raises no fence on a read", "if after(token, seq, seen_token, seen_seq) then\n  redis.call('HSET', KEYS[1], 'token'",
+			"if not seen[1] then\n  redis.call('HSET', KEYS[1], 'token'",
+		},
+		{"keeps the fence of a write for itself", "'token', token, 'seq', seq, 'value', value)\nreturn {}", "'value', value)\nreturn {}"},
+		{"never says that a write was applied", "applied and '1' or '0'", "'0'"},
+	} {
+		t.Run(strings.ReplaceAll(c.is, " ", "_"), func(t *testing.T) {
+			sys := redisStore(replace(c.old, c.changed))
+			r := sys.Explore(t, explore.Options{Seed: 1, Schedules: most})
+			t.Log(r)
+			require.NotNil(t, r.Found)
+			require.Equal(t, explore.WrongAnswer, r.Found.Finding)
+			t.Logf("%s\n%s", r.Found.Detail, r.Schedule)
+		})
+	}
+}
