@@ -3,6 +3,7 @@ package pgstore
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"time"
 
@@ -10,6 +11,33 @@ import (
 
 	"github.com/fencelab/fencelab/resource"
 )
+
+// Tx is what a guard needs of a transaction: a [pgx.Tx], or [SQL].
+type Tx interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Rollback(ctx context.Context) error
+}
+
+// SQL returns a transaction of database/sql as a [Tx]. Its driver is pgx's, package stdlib, or lib/pq.
+func SQL(tx *sql.Tx) Tx { return sqlTx{tx} }
+
+type sqlTx struct{ *sql.Tx }
+
+func (tx sqlTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	return tx.QueryRowContext(ctx, query, args...)
+}
+
+// Rollback ends with ctx. Without an answer of the server's database/sql goes on, and then discards the connection.
+func (tx sqlTx) Rollback(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- tx.Tx.Rollback() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
 
 // fences is the Store of the package's functions. It has no pool.
 var fences = &Store{t: tableNamed(pgx.Identifier{defaultTable}.Sanitize())}
@@ -21,11 +49,11 @@ var fences = &Store{t: tableNamed(pgx.Identifier{defaultTable}.Sanitize())}
 // Guard waits for a concurrent guard's transaction to end. At REPEATABLE READ and SERIALIZABLE, if that one commits, it returns
 // a serialization failure (40001); at SERIALIZABLE so may any later statement, and the commit. Then repeat tx with the same fence.
 //
-// After an error tx is rolled back, and tx.Commit returns [pgx.ErrTxClosed]. A nested transaction is rolled back to its
+// After an error tx is rolled back, and its Commit returns [pgx.ErrTxClosed] or [sql.ErrTxDone]. A nested transaction is rolled back to its
 // savepoint, so guard where you write. The rollback continues after ctx ends, for at most 5 s.
 //
 // Guard uses the table fencelab_fence, [Store.Guard] the Store's.
-func Guard(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence) error {
+func Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
 	return fences.Guard(ctx, tx, resourceID, f)
 }
 
@@ -33,23 +61,23 @@ func Guard(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence) 
 // at least one byte, identifies the transaction. If it was committed, the repeat with the same fence and request is refused with
 // [resource.ErrApplied], unless a later fence has come in between. Under another fence only the data can tell, such as an
 // invoice's primary key.
-func GuardOnce(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence, request []byte) error {
+func GuardOnce(ctx context.Context, tx Tx, resourceID string, f resource.Fence, request []byte) error {
 	return fences.GuardOnce(ctx, tx, resourceID, f, request)
 }
 
 // GuardRead raises the fence of resourceID to f, as a fenced read does; f.Seq may be 0. Call it before you read what you write back, in
 // tx or later. What tx reads is protected once tx has committed. The rest is as with [Guard].
-func GuardRead(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence) error {
+func GuardRead(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
 	return fences.GuardRead(ctx, tx, resourceID, f)
 }
 
 // Guard is the function [Guard] on the Store's table. The Store's calls and its guards share the fence of a key.
-func (s *Store) Guard(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence) error {
+func (s *Store) Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
 	return s.guard(ctx, tx, resourceID, f, []byte{})
 }
 
 // GuardOnce is the function [GuardOnce] on the Store's table.
-func (s *Store) GuardOnce(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence, request []byte) error {
+func (s *Store) GuardOnce(ctx context.Context, tx Tx, resourceID string, f resource.Fence, request []byte) error {
 	if len(request) == 0 {
 		return ended(ctx, tx, errors.New("the request is empty"))
 	}
@@ -57,7 +85,7 @@ func (s *Store) GuardOnce(ctx context.Context, tx pgx.Tx, resourceID string, f r
 }
 
 // GuardRead is the function [GuardRead] on the Store's table.
-func (s *Store) GuardRead(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence) error {
+func (s *Store) GuardRead(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
 	err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(resourceID), resource.CheckToken(f.Token))
 	if err == nil {
 		_, err = s.t.raise(ctx, tx, resourceID, f, false)
@@ -65,7 +93,7 @@ func (s *Store) GuardRead(ctx context.Context, tx pgx.Tx, resourceID string, f r
 	return ended(ctx, tx, err)
 }
 
-func (s *Store) guard(ctx context.Context, tx pgx.Tx, resourceID string, f resource.Fence, request []byte) error {
+func (s *Store) guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence, request []byte) error {
 	err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(resourceID), resource.CheckFence(f))
 	if err == nil {
 		err = s.t.accept(ctx, tx, resourceID, f, nil, request)
@@ -76,7 +104,7 @@ func (s *Store) guard(ctx context.Context, tx pgx.Tx, resourceID string, f resou
 // rollbackTimeout bounds a rollback. Then the connection is closed, and the server rolls back.
 const rollbackTimeout = 5 * time.Second
 
-func ended(ctx context.Context, tx pgx.Tx, err error) error {
+func ended(ctx context.Context, tx Tx, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -84,7 +112,9 @@ func ended(ctx context.Context, tx pgx.Tx, err error) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	if e := tx.Rollback(end); e != nil && !errors.Is(e, pgx.ErrTxClosed) {
-		_ = tx.Conn().Close(end)
+		if tx, ok := tx.(pgx.Tx); ok {
+			_ = tx.Conn().Close(end)
+		}
 	}
 	return failed(ctx, err)
 }

@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock/dlocktest"
@@ -130,6 +132,67 @@ func TestGuard(t *testing.T) {
 		require.NoError(t, pgstore.Guard(ctx, tx, key, resource.Fence{Token: 12, Seq: 2}))
 		require.NoError(t, tx.Commit(ctx))
 		require.Equal(t, resource.Fence{Token: 12, Seq: 2}, fenceOf(t, pool, key))
+	})
+}
+
+// A transaction of database/sql is guarded as one of pgx is.
+func TestGuardSQL(t *testing.T) {
+	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
+		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		db := stdlib.OpenDBFromPool(pool)
+		t.Cleanup(func() { require.NoError(t, db.Close()) })
+		isolation := map[pgx.TxIsoLevel]sql.IsolationLevel{pgx.RepeatableRead: sql.LevelRepeatableRead, pgx.Serializable: sql.LevelSerializable}[level]
+		begin := func() *sql.Tx {
+			tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: isolation})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = tx.Rollback() })
+			return tx
+		}
+		write := func(f resource.Fence, value, request string, first func(*sql.Tx)) error {
+			tx := begin()
+			first(tx)
+			if err := guard(ctx, pgstore.SQL(tx), key, f, request); err != nil {
+				require.ErrorIs(t, tx.Commit(), sql.ErrTxDone)
+				return err
+			}
+			_, err := tx.ExecContext(ctx, "INSERT INTO account VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET holders = excluded.holders", key, value)
+			require.NoError(t, err)
+			return tx.Commit()
+		}
+		none := func(*sql.Tx) {}
+		require.NoError(t, write(at(5), "5", "transfer 17", none))
+		isStale(t, write(at(5), "again", "transfer 17", none), key, at(5), at(5), true)
+		isStale(t, write(at(4), "late", "", none), key, at(5), at(4), false)
+		require.NoError(t, write(at(6), "6", "", func(tx *sql.Tx) {
+			require.NoError(t, pgstore.GuardRead(ctx, pgstore.SQL(tx), key, resource.Fence{Token: 6}))
+		}))
+
+		// What was written before the refused guard is rolled back.
+		isStale(t, write(at(3), "late", "", func(tx *sql.Tx) {
+			_, err := tx.ExecContext(ctx, "UPDATE account SET holders = 'late' WHERE name = $1", key)
+			require.NoError(t, err)
+		}), key, at(6), at(3), false)
+		// A connection that is busy takes neither guard nor rollback, and isn't used again.
+		var rows *sql.Rows
+		require.ErrorContains(t, write(at(7), "7", "", func(tx *sql.Tx) {
+			_, err := tx.ExecContext(ctx, "UPDATE account SET holders = 'busy' WHERE name = $1", key)
+			require.NoError(t, err)
+			rows, err = tx.QueryContext(ctx, "SELECT 1") //nolint:rowserrcheck // it is, below
+			require.NoError(t, err)
+		}), "conn busy")
+		require.ErrorIs(t, rows.Err(), context.Canceled)
+		require.Equal(t, "6", holders(ctx, t, pool, key))
+		require.Equal(t, at(6), fenceOf(t, pool, key))
+
+		old, young := begin(), begin()
+		require.NoError(t, pgstore.Guard(ctx, pgstore.SQL(young), key, at(9)))
+		err := meets(t, pool, func() error { return pgstore.Guard(ctx, pgstore.SQL(old), key, at(8)) }, func(context.Context) error { return young.Commit() }, false)
+		if level == pgx.ReadCommitted {
+			isStale(t, err, key, at(9), at(8), false)
+		} else {
+			require.Equal(t, "40001", sqlState(err))
+		}
+		require.ErrorIs(t, old.Commit(), sql.ErrTxDone)
 	})
 }
 
@@ -494,7 +557,7 @@ func TestCommitWithoutAnswer(t *testing.T) {
 	})
 }
 
-func guard(ctx context.Context, tx pgx.Tx, key string, f resource.Fence, request string) error {
+func guard(ctx context.Context, tx pgstore.Tx, key string, f resource.Fence, request string) error {
 	if request == "" {
 		return pgstore.Guard(ctx, tx, key, f)
 	}

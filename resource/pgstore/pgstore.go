@@ -11,6 +11,7 @@ package pgstore
 
 import (
 	"context"
+	"database/sql"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -18,7 +19,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelab/fencelab/resource"
@@ -136,7 +136,7 @@ func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err error) {
 	err = s.do(ctx, key, nil, func() (err error) {
 		rec, err = scan(s.pool.QueryRow(ctx, s.t.read, key))
-		if errors.Is(err, pgx.ErrNoRows) {
+		if errors.Is(err, sql.ErrNoRows) {
 			return resource.ErrNotFound
 		}
 		return err
@@ -189,8 +189,8 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func() erro
 type table struct{ write, raiseTo, read, overwrite, setFence string }
 
 func tableNamed(name string) table {
-	sql := func(s string) string { return strings.ReplaceAll(s, defaultTable, name) }
-	return table{write: sql(writeSQL), raiseTo: sql(raiseSQL), read: sql(readSQL), overwrite: sql(overwriteSQL), setFence: sql(setFenceSQL)}
+	on := func(s string) string { return strings.ReplaceAll(s, defaultTable, name) }
+	return table{write: on(writeSQL), raiseTo: on(raiseSQL), read: on(readSQL), overwrite: on(overwriteSQL), setFence: on(setFenceSQL)}
 }
 
 type querier interface {
@@ -233,7 +233,7 @@ func (t table) raise(ctx context.Context, q querier, key string, f resource.Fenc
 // fence since it began.
 func ask(f func() error) error {
 	for range 2 {
-		if err := f(); !errors.Is(err, pgx.ErrNoRows) {
+		if err := f(); !errors.Is(err, sql.ErrNoRows) { // which pgx's wraps
 			return err
 		}
 	}
@@ -265,8 +265,11 @@ func failed(ctx context.Context, err error) error {
 }
 
 func code(err error) string {
-	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return e.Code
+	if e, ok := errors.AsType[interface { // of pgx and lib/pq
+		error
+		SQLState() string
+	}](err); ok {
+		return e.SQLState()
 	}
 	return ""
 }
