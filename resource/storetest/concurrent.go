@@ -129,7 +129,8 @@ func (c *Call) String() string {
 }
 
 // Judge returns an error if no store that keeps the rules gives these answers to concurrent calls on a key that was empty before. By the
-// rules a store accepts calls in the order of their fences. Writes with the same fence must have the same value.
+// rules a store accepts calls in the order of their fences. Writes with the same fence must have the same value; at the same time they may
+// both be accepted, since a store that got no reply to one can't tell which of them took effect.
 func Judge(calls []*Call) error {
 	for _, c := range calls {
 		stale, refused := errors.AsType[*resource.StaleTokenError](c.Err)
@@ -197,7 +198,7 @@ func (c *Call) accepted(calls []*Call) error {
 		switch {
 		case (did || refused) && later && o.End < c.Begin:
 			return fmt.Errorf("accepted after %v was", o)
-		case o != c && !read && o.Err == nil && o.Fence == c.Fence:
+		case o != c && !read && o.Err == nil && o.Fence == c.Fence && o.End < c.Begin:
 			return errors.New("accepted twice")
 		case o.Fence.Seq == 0 || !may || o.Fence.Token > c.Fence.Token || o.Begin > c.End:
 			continue

@@ -52,6 +52,7 @@ func TestJudge(t *testing.T) {
 		{"accepted after Write at 3 was", []*Call{accepted(at(3, 1), 1, 2), accepted(at(1, 1), 3, 4)}},
 		{"accepted after Write at 1 was", []*Call{refused(at(1, 1), at(3, 1), 2, 3), accepted(at(2, 1), 4, 5), unknown(at(3, 1), 1, 6)}},
 		{"accepted twice", []*Call{accepted(at(1, 1), 1, 2), accepted(at(1, 1), 3, 4)}},
+		{"", []*Call{accepted(at(1, 1), 1, 3), accepted(at(1, 1), 2, 4)}},
 		{`got "" at 2.0, but there was a write at 1`, []*Call{accepted(at(1, 1), 2, 3), read(2, at(0, 0), 4, 5)}},
 		{`got "1" at 3.0, but there was a write at 2`, []*Call{accepted(at(1, 1), 1, 2), accepted(at(2, 1), 3, 4), read(3, at(1, 1), 5, 6)}},
 		{`got "" at 1.0, but there was a write at 1`, []*Call{accepted(at(1, 1), 1, 2), read(1, at(0, 0), 3, 4)}},
