@@ -96,7 +96,9 @@ func openFence(ctx context.Context, url, token string, isCounter bool) (fence, e
 		return nil, err
 	case isCounter && spec.Lock == locks.Postgres:
 		return nil, errors.New("a pglock's counter is raised in SQL: 'UPDATE fencelab_lock SET fence = fence + N WHERE key = KEY'")
-	case err == nil && spec.Lock != locks.Postgres && spec.Lock != locks.Redis:
+	case isCounter && spec.Lock == locks.S3:
+		return nil, errors.New("an s3lock's counter is in its object: docs/operations.md says how to raise it")
+	case err == nil && spec.Lock != locks.Postgres && spec.Lock != locks.Redis && spec.Lock != locks.S3:
 		return nil, fmt.Errorf("%s has no counter to set: stop all holders and set the store's fence back: 'fencelab fence set -force STORE-URL KEY TOKEN'", spec.Lock)
 	case isCounter:
 		c, err := redisclient.New(url)

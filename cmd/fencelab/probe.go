@@ -52,7 +52,7 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 		locks.Redis: p.redis, locks.Redlock: p.redis, locks.Postgres: p.postgres,
 		locks.Etcd: p.etcd, locks.Consul: p.consul, locks.ZooKeeper: p.zooKeeper,
 	}[spec.Lock]
-	if errors.Is(err, locks.ErrScheme) {
+	if errors.Is(err, locks.ErrScheme) || spec.Lock == locks.S3 {
 		var s *stores.Store
 		if s, err = stores.Open(ctx, args[0], stores.Options{Token: *token, Prepared: true}); err == nil {
 			defer func() { _ = s.Close() }()

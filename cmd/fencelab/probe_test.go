@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
@@ -160,7 +161,7 @@ func TestProbeStores(t *testing.T) {
 			start := map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){stores.S3: testbed.StartS3, stores.DynamoDB: testbed.StartDynamoDB}[name]
 			s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
 			s = started(t, s, err)
-			url := stores.On(name, "name", s.URL)
+			url := onaws.On(name, "name", s.URL)
 			requireProbe(t, 1, url, "bad +"+name+": ") // there is no bucket, and probe makes none
 			store, err := stores.Open(t.Context(), url, stores.Options{})
 			require.NoError(t, err)

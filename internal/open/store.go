@@ -3,6 +3,7 @@ package open
 import (
 	"context"
 
+	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/internal/open/onredis"
 	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/resource"
@@ -28,7 +29,7 @@ func Store(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
 func OnServer(store string, s *testbed.Server) *scenarios.Store {
 	st := &scenarios.Store{Name: store, Server: s.String(), Addr: s.URL, Open: Store}
 	if store == stores.S3 || store == stores.DynamoDB {
-		st.Addr = stores.On(store, container, s.URL)
+		st.Addr = onaws.On(store, container, s.URL)
 	}
 	st.Volatile = store == stores.DynamoDB
 	st.Kill = s.Kill

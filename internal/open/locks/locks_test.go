@@ -1,12 +1,18 @@
 package locks_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/open/onaws"
+	"github.com/fencelab/fencelab/internal/open/stores"
+	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 func TestNames(t *testing.T) {
@@ -27,9 +33,11 @@ func TestOpenRefuses(t *testing.T) {
 		{locks.Spec{Lock: locks.Redis, Addrs: []string{"a:1", "b:1"}}, "redis is one server, and there are 2 addresses"},
 		{locks.Spec{Lock: locks.Redis, Addrs: []string{"redis://:" + secret + "@host:port"}}, "no redis:// URL"},
 		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"127.0.0.1:5432"}}, "is no postgres:// URL, as in"},
-		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:7070/a/b"}}, "is not like http://ID:SECRET@HOST:PORT or"},
-		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:port"}}, "is not like http://ID:SECRET@HOST:PORT or"},
-		{locks.Spec{Lock: locks.S3, Addrs: []string{"127.0.0.1:7070"}}, "is not like http://ID:SECRET@HOST:PORT or"},
+		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:7070/a/b"}}, "is not like s3://[ID:SECRET@]BUCKET"},
+		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:port"}}, "is not like s3://[ID:SECRET@]BUCKET"},
+		{locks.Spec{Lock: locks.S3, Addrs: []string{"127.0.0.1:7070"}}, "is not like s3://[ID:SECRET@]BUCKET"},
+		{locks.Spec{Lock: locks.S3, Addrs: []string{"s3://id:" + secret + "@bucket?endpoint=h:1"}}, "the endpoint of s3 is not of the form http://HOST:PORT"},
+		{locks.Spec{Lock: locks.S3, Addrs: []string{"s3://:" + secret + "@bucket"}}, "there are no credentials for s3://:xxxxx@bucket"},
 		{locks.Spec{Lock: locks.Redlock, Addrs: []string{"a:1", " a:1", "b:1"}}, "one is empty or there twice"},
 		{locks.Spec{Lock: locks.Etcd, Addrs: []string{"a:1", ""}}, "one is empty or there twice"},
 		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"postgres://u:" + secret + "@host:port/db"}}, "no postgres:// URL"},
@@ -58,6 +66,7 @@ func TestParseURL(t *testing.T) {
 		"consul://a:1":                 {locks.Consul, []string{"http://a:1"}, "consul at a:1"},
 		"consuls://a:1":                {locks.Consul, []string{"https://a:1"}, "consul at a:1"},
 		"postgres://u:pw@h/db?x=y":     {locks.Postgres, []string{"postgres://u:pw@h/db?x=y"}, "postgres at h/db"},
+		"s3://id:pw@bucket/p?region=x": {locks.S3, []string{"s3://id:pw@bucket/p?region=x"}, "s3 at bucket/p"},
 		"postgresql://h/?password=p@w": {locks.Postgres, []string{"postgresql://h/?password=p@w"}, "postgres at the given address"},
 	} {
 		s, err := locks.ParseURL(url)
@@ -68,7 +77,7 @@ func TestParseURL(t *testing.T) {
 	for url, want := range map[string]string{
 		"":                         "there are redis://HOST:PORT",
 		"hunter2":                  "there are redis://HOST:PORT",
-		"s3://u:hunter2@bucket":    "there are redis://HOST:PORT",
+		"s4://u:hunter2@bucket":    "there are redis://HOST:PORT",
 		"etcd://u:hunter2@h:1":     "a URL of etcd is etcd://HOST:PORT alone, without a user",
 		"consul://h:1/path":        "a URL of consul is consul://HOST:PORT alone",
 		"redlock://:hunter2@a:1,b": `a URL of redlock is redlock://HOST:PORT, and "b" is no HOST:PORT`,
@@ -78,4 +87,30 @@ func TestParseURL(t *testing.T) {
 		require.ErrorContains(t, err, want, url)
 		require.NotContains(t, err.Error(), "hunter2")
 	}
+}
+
+// A lock and a store may be in the same bucket, below the same prefix.
+func TestS3URL(t *testing.T) {
+	s, err := testbed.StartS3(t.Context(), &testbed.Options{AllowEmbedded: true})
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	url := onaws.On(onaws.S3, "bucket", s.URL)
+	at, query, _ := strings.Cut(url, "?")
+	url = at + "/app?" + query
+	spec, err := locks.ParseURL(url)
+	require.NoError(t, err)
+	_, err = locks.Open(t.Context(), spec)
+	require.ErrorContains(t, err, "there is no bucket bucket; 'aws s3 mb s3://bucket' creates it")
+
+	store, err := stores.Open(t.Context(), url, stores.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, store.Close()) }()
+	b, err := locks.Open(t.Context(), spec)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	require.NoError(t, b.Ping(t.Context()))
+	g, err := b.TryAcquire(t.Context(), dlock.Request{Key: "acme", Owner: "a", TTL: time.Minute})
+	require.NoError(t, err)
+	require.NoError(t, store.Write(t.Context(), "acme", resource.NewFence(g.Fence, 1), []byte("value")))
+	require.NoError(t, b.Release(t.Context(), g))
 }

@@ -1,60 +1,48 @@
 package locks
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 
-	"github.com/aws/aws-sdk-go-v2/credentials"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
-
 	"github.com/fencelab/fencelab/dlock/s3lock"
+	"github.com/fencelab/fencelab/internal/open/onaws"
 )
 
-// openS3 also creates the bucket if necessary. It is "locks" if the address names none.
+// openS3 takes a server's address too, and then creates the bucket "locks" on it.
 func openS3(ctx context.Context, s Spec) (*Backend, error) {
 	addr, err := s.one()
 	if err != nil {
 		return nil, err
 	}
 	u, err := url.Parse(addr)
-	secret, ok := "", false
-	if err == nil {
-		secret, ok = u.User.Password()
+	server := err == nil && (u.Scheme == "http" || u.Scheme == "https") && strings.Trim(u.Path, "/") == ""
+	if server {
+		u, err = url.Parse(onaws.On(onaws.S3, "locks", addr))
 	}
-	bucket := "locks"
-	if err == nil && strings.Trim(u.Path, "/") != "" {
-		bucket = strings.Trim(u.Path, "/")
+	if err != nil || u.Scheme != onaws.S3 { // it may hold a secret
+		return nil, errors.New("locks: the S3 address is not like s3://[ID:SECRET@]BUCKET[/PREFIX]?endpoint=URL&region=NAME or http://ID:SECRET@HOST:PORT")
 	}
-	if !ok || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Contains(bucket, "/") { // it may hold a secret
-		return nil, errors.New("locks: the S3 address is not like http://ID:SECRET@HOST:PORT or http://ID:SECRET@HOST:PORT/BUCKET")
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	if s.Dial != nil {
+		transport.DialContext = s.Dial
 	}
-	transport := &http.Transport{DialContext: s.Dial}
-	endpoint := u.Scheme + "://" + u.Host
-	c := s3.New(s3.Options{
-		Region: cmp.Or(os.Getenv("AWS_REGION"), "us-east-1"), BaseEndpoint: &endpoint, UsePathStyle: true, HTTPClient: &http.Client{Transport: transport},
-		Credentials: credentials.NewStaticCredentialsProvider(u.User.Username(), secret, ""),
-		DisableLogOutputChecksumValidationSkipped: true,
-	})
-	owns := client{
-		ping: func(ctx context.Context) error {
-			_, err := c.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &bucket})
-			return err
-		},
-		close: func() error { transport.CloseIdleConnections(); return nil },
+	config, err := onaws.Config(u, &http.Client{Transport: transport})
+	if err != nil {
+		return nil, fmt.Errorf("locks: %w", err)
 	}
-	if err := owns.ping(ctx); err != nil {
-		_, err := c.CreateBucket(ctx, &s3.CreateBucketInput{Bucket: &bucket})
-		if _, exists := errors.AsType[*types.BucketAlreadyOwnedByYou](err); err != nil && !exists { // another process has created it meanwhile
-			return nil, errors.Join(fmt.Errorf("locks: create bucket %s: %w", bucket, err), owns.close())
-		}
+	bucket := onaws.OpenBucket(u, config)
+	owns := client{ping: bucket.Check, close: func() error { transport.CloseIdleConnections(); return nil }}
+	prepare := bucket.Check
+	if server {
+		prepare = bucket.Create
 	}
-	b, err := s3lock.Open(ctx, c, bucket, nil)
+	if err := prepare(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("locks: %w", err), owns.close())
+	}
+	b, err := s3lock.Open(ctx, bucket.Client, bucket.Name, &s3lock.Options{Prefix: bucket.Prefix + "lock/"})
 	return opened(b, err, owns)
 }

@@ -9,7 +9,8 @@ import (
 
 // URLs lists [ParseURL]'s URLs.
 const URLs = "redis://HOST:PORT, redlock://HOST:PORT,HOST:PORT,..., etcd://HOST:PORT,..., zookeeper://HOST:PORT,..., consul://HOST:PORT\n" +
-	"or postgres://USER@HOST:PORT/DB; with TLS rediss, redlocks, etcds, consuls or ?sslmode=verify-full"
+	"postgres://USER@HOST:PORT/DB or s3://[ID:SECRET@]BUCKET[/PREFIX]?endpoint=URL&region=NAME; with TLS rediss, redlocks, etcds, consuls\n" +
+	"or ?sslmode=verify-full"
 
 // ErrScheme is wrapped by the error of [ParseURL] if the URL is no lock's.
 var ErrScheme = errors.New("locks: the beginning of the URL is that of no lock")
@@ -22,6 +23,7 @@ var schemes = map[string]struct{ lock, prefix string }{
 	"zookeeper": {ZooKeeper, ""},
 	"consul":    {Consul, "http://"}, "consuls": {Consul, "https://"},
 	"postgres": {Postgres, ""}, "postgresql": {Postgres, ""},
+	"s3": {S3, ""},
 }
 
 // ParseURL returns the lock and the servers of a URL, one of [URLs]. Errors don't quote it: it may hold a password.
@@ -32,7 +34,7 @@ func ParseURL(u string) (Spec, error) {
 		return Spec{}, fmt.Errorf("%w; there are %s", ErrScheme, URLs)
 	}
 	spec := Spec{Lock: scheme.lock}
-	if spec.Lock == Postgres || spec.Lock == Redis {
+	if spec.Lock == Postgres || spec.Lock == Redis || spec.Lock == S3 {
 		spec.Addrs = []string{u}
 		return spec, nil
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 
+	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/resource"
 )
 
@@ -15,8 +16,8 @@ const (
 	HTTP     = "http" // cmd/resource
 	Postgres = "postgres"
 	Redis    = "redis"
-	S3       = "s3"
-	DynamoDB = "dynamodb"
+	S3       = onaws.S3
+	DynamoDB = onaws.DynamoDB
 )
 
 // usual are the addresses in deploy/compose.yaml.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
@@ -39,11 +40,11 @@ var servers = map[string]func(t *testing.T) string{
 	stores.Redis:    func(t *testing.T) string { t.Helper(); return serve(t, testbed.StartRedis).URL },
 	stores.S3: func(t *testing.T) string {
 		t.Helper()
-		return stores.On(stores.S3, "bucket", serve(t, testbed.StartS3).URL)
+		return onaws.On(stores.S3, "bucket", serve(t, testbed.StartS3).URL)
 	},
 	stores.DynamoDB: func(t *testing.T) string {
 		t.Helper()
-		return stores.On(stores.DynamoDB, "table", serve(t, testbed.StartDynamoDB).URL)
+		return onaws.On(stores.DynamoDB, "table", serve(t, testbed.StartDynamoDB).URL)
 	},
 }
 
