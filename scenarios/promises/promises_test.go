@@ -7,9 +7,11 @@ import (
 	"flag"
 	"fmt"
 	"html"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,7 +31,7 @@ import (
 func TestMain(m *testing.M) {
 	scenarios.Child(open(func(*simple) {}))
 	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil { // most tests wait most of the time
+	if err := flag.Set("test.parallel", "16"); err != nil { // most tests wait most of the time
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -100,10 +102,34 @@ type simple struct {
 	shortForEver bool // a TTL below a millisecond is none, and its grant is an error
 	absolute     bool // the server is told when the lease ends by the client's clock
 	tokenOwner   bool // a grant's owner is its token
+	reentrant    bool // a client that holds the lock gets it again
+	tokenAfter   bool // the token is minted in another message, after the grant
+	clockToken   bool // the token is the server's time
+	folded       bool // keys have no case
+	short        bool // a TTL has 32 bits
+	subscribed   bool // waiters try again when a message says so, or the lease has run out
+	session      bool // a lock is free if its holder isn't connected any more
+	anyServer    bool // any server that can be reached will do
+	late         bool // a release does nothing if its context has ended
+	renewal      renewal
 	ahead        *atomic.Int64
 	owner        string
 	held         []*lease
+	sessions     []*redis.PubSub
 }
+
+// renewal says what a renewing lock does wrong.
+type renewal int
+
+const (
+	renewNever renewal = iota
+	renewRight
+	renewBlindly    // whoever holds it
+	renewOverwrites // whoever holds it, its owner too
+	renewSeconds    // for as many milliseconds as the TTL has seconds
+	renewLate       // it is counted from its reply
+	renewForEver    // also when the lease is over and the client closed
+)
 
 type lease struct {
 	s      *simple
@@ -111,18 +137,19 @@ type lease struct {
 	value  string
 	freed  bool
 	fence  uint64
-	until  time.Time
+	until  atomic.Pointer[time.Time]
 	ctx    context.Context
 	cancel context.CancelFunc
 }
 
 var (
 	acquire = redis.NewScript(`
-		if redis.call('exists', KEYS[1]) == 1 then return 0 end
-		local fence = redis.call('incr', KEYS[1] .. ':fence')
+		if redis.call('exists', KEYS[1]) == 1 and not (ARGV[3] == '1' and redis.call('get', KEYS[1]) == ARGV[1]) then return 0 end
+		local fence = ARGV[4] == '1' or redis.call('incr', KEYS[1] .. ':fence')
 		if ARGV[1] == '' then ARGV[1] = fence end
 		if tonumber(ARGV[2]) > 0 then redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2]) end
 		return fence`)
+	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
 	release = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0`)
 )
 
@@ -131,9 +158,21 @@ const patient = 5 * time.Second
 
 func open(set func(*simple)) scenarios.Open {
 	return func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l := &simple{redis: redis.NewClient(&redis.Options{Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient}), ttl: s.TTL, owner: uuid.NewString()}
+		l := &simple{ttl: s.TTL, owner: uuid.NewString()}
 		l.ahead, _ = ctx.Value(aheadKey{}).(*atomic.Int64)
 		set(l)
+		o := &redis.Options{Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient}
+		if l.anyServer {
+			o.Dialer = func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+				for _, addr := range s.Addrs {
+					if conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr); err == nil {
+						break
+					}
+				}
+				return conn, err
+			}
+		}
+		l.redis = redis.NewClient(o)
 		if l.deaf || l.deafClose { // nothing else ends a call
 			l.redis.Options().ReadTimeout = -1
 		}
@@ -153,8 +192,14 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	if s.oneLock {
 		key = "all"
 	}
-	if s.oneOwner || s.releaseOnce {
+	if s.oneOwner || s.releaseOnce || s.reentrant {
 		value = s.owner
+	}
+	if s.folded {
+		key = strings.ToLower(key)
+	}
+	if s.short {
+		ttl = time.Duration(uint32(ttl.Milliseconds())) * time.Millisecond //nolint:gosec // the defect
 	}
 	if s.tokenOwner {
 		value = ""
@@ -164,6 +209,11 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	}
 	if s.absolute {
 		ttl -= time.Duration(s.ahead.Load())
+	}
+	if s.session {
+		if n, err := s.redis.PubSubNumSub(ctx, key+":holder").Result(); err != nil || n[key+":holder"] == 0 && s.redis.Del(ctx, key).Err() != nil {
+			return nil, errors.New("out of order")
+		}
 	}
 	if s.tens && ttl > 10*time.Second {
 		ttl = ttl.Truncate(10 * time.Second)
@@ -181,9 +231,14 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		}
 		defer s.redis.Del(ctx, key+":claim")
 	}
-	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, (ttl + time.Millisecond - 1).Milliseconds()).Uint64()
+	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, (ttl + time.Millisecond - 1).Milliseconds(), s.reentrant, s.tokenAfter).Uint64()
 	if err != nil {
 		return nil, err
+	}
+	if s.tokenAfter && fence > 0 {
+		if fence, err = s.redis.Incr(ctx, key+":fence").Uint64(); err != nil {
+			return nil, err
+		}
 	}
 	if fence == 0 && !s.everybody {
 		if s.opaque {
@@ -193,6 +248,13 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	}
 	if s.tokenOwner {
 		value = fmt.Sprint(fence)
+	}
+	if s.session {
+		sub := s.redis.Subscribe(ctx, key+":holder")
+		if _, err := sub.Receive(ctx); err != nil {
+			return nil, err
+		}
+		s.sessions = append(s.sessions, sub)
 	}
 	if s.shortForEver && s.ttl < time.Millisecond {
 		return nil, errors.New("granted too late")
@@ -208,15 +270,65 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	if s.randomTokens {
 		fence = 1 + uint64(time.Now().UnixNano()%1000)
 	}
-	l := &lease{s: s, key: key, value: value, fence: max(fence, 1), until: start.Add(s.ttl)}
-	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), l.until)
+	if s.clockToken {
+		fence = uint64(start.UnixNano() + s.ahead.Load()) //nolint:gosec // positive
+	}
+	l := &lease{s: s, key: key, value: value, fence: max(fence, 1)}
+	until := start.Add(s.ttl)
+	l.until.Store(&until)
+	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)
+	if s.renewal != renewNever {
+		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+		go l.renew(context.WithoutCancel(ctx))
+	}
 	if s.neverEnds {
 		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	}
-	if s.deafClose {
+	if s.deafClose || s.renewal == renewForEver {
 		s.held = append(s.held, l)
 	}
 	return l, nil
+}
+
+// renew renews the lease until it is over.
+func (l *lease) renew(ctx context.Context) {
+	defer l.cancel()
+	for tries := 1; l.s.renewal == renewForEver || l.ctx.Err() == nil && time.Now().Before(l.Until()); tries++ {
+		time.Sleep(l.s.ttl / 10)
+		if tries%3 != 0 {
+			continue
+		}
+		start, ttl := time.Now(), l.s.ttl.Milliseconds()
+		short, cancel := context.WithDeadline(ctx, l.Until())
+		if l.s.renewal == renewForEver {
+			short = ctx
+		}
+		var err error
+		switch l.s.renewal {
+		case renewBlindly:
+			err = l.s.redis.PExpire(short, l.key, l.s.ttl).Err()
+		case renewOverwrites:
+			err = l.s.redis.Set(short, l.key, l.value, l.s.ttl).Err()
+		case renewSeconds:
+			ttl /= 1000
+			fallthrough
+		default:
+			var n int
+			if n, err = renew.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 {
+				err = dlock.ErrLost
+			}
+		}
+		cancel()
+		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver {
+			return
+		}
+		if l.s.renewal == renewLate {
+			start = time.Now()
+		}
+		if until := start.Add(l.s.ttl); err == nil && until.After(l.Until()) {
+			l.until.Store(&until)
+		}
+	}
 }
 
 func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
@@ -238,8 +350,19 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 		if !errors.Is(err, dlock.ErrHeld) {
 			return l, err
 		}
+		again := 10 * time.Millisecond
+		var messages <-chan *redis.Message
+		if s.subscribed {
+			sub := s.redis.Subscribe(ctx, key+":free")
+			defer sub.Close() //nolint:errcheck // it is only read
+			messages = sub.Channel()
+			if again, err = s.redis.PTTL(ctx, key).Result(); err != nil {
+				return nil, err
+			}
+		}
 		select {
-		case <-time.After(10 * time.Millisecond):
+		case <-messages:
+		case <-time.After(again):
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -274,10 +397,19 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 }
 
 func (s *simple) Close() error {
+	for _, sub := range s.sessions {
+		_ = sub.Close()
+	}
 	if s.deafClose {
 		for _, l := range s.held {
 			_ = l.Release(context.Background())
 		}
+	}
+	if s.renewal == renewForEver {
+		for _, l := range s.held {
+			l.cancel()
+		}
+		return nil // the renewals end with the server
 	}
 	return s.redis.Close()
 }
@@ -288,14 +420,20 @@ func (l *lease) Until() time.Time {
 	if l.s.endless {
 		return time.Time{}
 	}
-	return l.until
+	return *l.until.Load()
 }
 func (l *lease) Context() context.Context { return l.ctx }
 
 func (l *lease) Release(ctx context.Context) error {
+	if l.s.late && ctx.Err() != nil {
+		return ctx.Err()
+	}
 	l.cancel()
-	if l.s.releaseOnce && (l.freed || time.Now().After(l.until)) {
+	if l.s.releaseOnce && (l.freed || time.Now().After(l.Until())) {
 		return dlock.ErrLost
+	}
+	if l.s.subscribed {
+		defer l.s.redis.Publish(ctx, l.key+":free", 1)
 	}
 	if l.s.plainDelete {
 		return l.s.redis.Del(ctx, l.key).Err()
@@ -327,17 +465,32 @@ func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {
 }
 
 func TestKept(t *testing.T) {
+	t.Parallel()
 	r := promises.Run(t, kit(t, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		l, err := open(func(*simple) {})(ctx, s)
 		return typed{l}, err
 	}))
 	for _, row := range r.Rows {
-		require.Equal(t, promises.Kept, row.Verdict, "%s: %s", row.Promise, row.Why)
+		require.Equal(t, !row.Excluded, row.Verdict == promises.Kept, "%s: %s", row.Promise, row.Why)
+	}
+}
+
+func TestKeptByRenewal(t *testing.T) {
+	t.Parallel()
+	k := kitOn(t, 3, open(func(s *simple) { s.renewal = renewRight }))
+	k.Service.NoRenew, k.Only = false, promises.Names() // the workers' lock doesn't renew
+	for _, row := range promises.Run(t, k).Rows {
+		want := promises.Kept
+		if row.Promise == "DataLoss" { // it is on the first server only
+			want = promises.Broken
+		}
+		require.Equal(t, want, row.Verdict, "%s: %s", row.Promise, row.Why)
 	}
 }
 
 // Each broken promise is detected.
 func TestBroken(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		set  func(*simple)
 		want []string
@@ -358,10 +511,24 @@ func TestBroken(t *testing.T) {
 		"a queue of the dead": {func(s *simple) { s.queue = true }, []string{"WaitersCutOff"}},
 		"deaf":                {func(s *simple) { s.deaf = true }, []string{"EndsWithContext"}},
 		"deaf Close":          {func(s *simple) { s.deafClose = true }, []string{"CloseEnds"}},
+		"reentrant":           {func(s *simple) { s.reentrant = true }, []string{"OneClient"}},
+		"renews blindly":      {func(s *simple) { s.renewal = renewBlindly }, []string{"HolderReturns"}},
+		"renews and takes":    {func(s *simple) { s.renewal = renewOverwrites }, []string{"HolderReturns"}},
+		"renews in seconds":   {func(s *simple) { s.renewal = renewSeconds }, []string{"LeaseRenewed"}},
+		"renewed late":        {func(s *simple) { s.renewal = renewLate }, []string{"LeaseRenewed"}},
+		"renews when closed":  {func(s *simple) { s.renewal = renewForEver }, []string{"CloseEnds"}},
+		"ends with sessions":  {func(s *simple) { s.session = true }, []string{"HolderDisconnected"}},
+		"any server":          {func(s *simple) { s.anyServer = true }, []string{"Partition"}},
+		"releases too late":   {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := kit(t, open(c.set))
+			broken, servers := new(simple), 1
+			if c.set(broken); broken.anyServer {
+				servers = 3
+			}
+			k := kitOn(t, servers, open(c.set))
+			k.Service.NoRenew = broken.renewal == renewNever
 			k.Only = c.want
 			r := promises.Run(t, k)
 			require.Len(t, r.Rows, len(c.want))
@@ -375,6 +542,7 @@ func TestBroken(t *testing.T) {
 // Each of these is found by one promise only. A lease that is seen to end early has a TTL that a stall doesn't hide, and there only
 // that promise is checked.
 func TestBrokenOnce(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		nodes int
 		ttl   time.Duration
@@ -387,6 +555,11 @@ func TestBrokenOnce(t *testing.T) {
 		"absolute time":                     {1, 5 * time.Second, func(s *simple) { s.absolute = true }, "ClockSkew"},
 		"the token is the owner":            {1, 0, func(s *simple) { s.tokenOwner = true }, "DataLoss"},
 		"one of three servers":              {3, 0, func(*simple) {}, "DataLoss"},
+		"a token after the grant":           {1, 0, func(s *simple) { s.tokenAfter = true }, "TokensIncrease"},
+		"time as the token":                 {1, 0, func(s *simple) { s.clockToken = true }, "ClockSkew"},
+		"no case":                           {1, 0, func(s *simple) { s.folded = true }, "KeysIndependent"},
+		"TTLs of 32 bits":                   {1, 0, func(s *simple) { s.short = true }, "OddTTLs"},
+		"waits for a message":               {1, 0, func(s *simple) { s.subscribed = true }, "WaiterServed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -397,11 +570,14 @@ func TestBrokenOnce(t *testing.T) {
 			}
 			for _, row := range promises.Run(t, k).Rows {
 				want := promises.Kept
-				if row.Promise == c.want {
+				switch {
+				case row.Promise == c.want:
 					want = promises.Broken
+				case row.Excluded:
+					want = promises.Unchecked
 				}
 				require.Equal(t, want, row.Verdict, "%s: %s", row.Promise, row.Why)
-				if row.Promise == c.want && row.Promise == "ClockSkew" {
+				if row.Promise == c.want && name == "absolute time" {
 					require.Regexp(t, "granted the lock .* an hour ahead; the lease .* hadn't ended .* an hour behind", row.Why)
 				}
 			}
@@ -422,8 +598,8 @@ func TestAdapter(t *testing.T) {
 		"Kit.Service and Kit.Open are required": func(k *promises.Kit) { k.Open = nil },
 		"Kit.TTL -1s is negative":               func(k *promises.Kit) { k.TTL = -time.Second },
 		"Service.Nodes is empty":                func(k *promises.Kit) { k.Service = &scenarios.Service{} },
-		`Kit.Only: there is no promise or hazard "Exclusiv" of this lock; there are Exclusive, LeaseLasts, `: func(k *promises.Kit) { k.Only = []string{"Exclusiv"} },
-		"Lease.Fence is 1, and Service.NoTokens is true":                                                     func(k *promises.Kit) { k.Service.NoTokens = true },
+		`Kit.Only: there is no promise or hazard "Exclusiv" of this lock; there are Exclusive, OneClient, `: func(k *promises.Kit) { k.Only = []string{"Exclusiv"} },
+		"Lease.Fence is 1, and Service.NoTokens is true":                                                    func(k *promises.Kit) { k.Service.NoTokens = true },
 		"the lock has returned neither a lease nor an error": func(k *promises.Kit) {
 			k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) { return silent{}, nil }
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,27 +23,47 @@ type promise struct {
 
 var promises = []promise{
 	{name: "Exclusive", text: "a lock has one holder at a time, however many contend, and TryAcquire of a held one says so", check: exclusive},
+	{name: "OneClient", text: "two callers of one client don't hold a lock at once either", check: oneClient},
 	{name: "LeaseLasts", text: "nobody else is granted a lock before its holder's lease ends, and the holder's context has ended by then", check: leaseLasts},
-	{name: "OddTTLs", text: "a TTL such as 999 µs or 1 s + 1 ns is refused or rounded up: its lease neither ends early nor lasts for ever", check: oddTTLs, never: fixed},
-	{name: "TokensIncrease", text: "each grant's token is greater than all before, also after a lease that ran out", check: tokensIncrease, never: tokenless},
-	{name: "KeysIndependent", text: "a lock on one key blocks no other, also where one key begins with the other", check: keysIndependent},
+	{name: "LeaseRenewed", text: "a lease that is renewed lasts, and so until a TTL after its last renewal", check: leaseRenewed, never: unrenewed},
+	{name: "HolderDisconnected", text: "nobody else is granted a lock because its holder's connections break, unless the holder has been told", check: holderDisconnected},
+	{name: "HolderReturns", text: "a holder that was cut off until its lease had run out, and whose messages then arrive, doesn't disturb its successor", check: holderReturns},
+	{name: "OddTTLs", text: "a TTL such as 999 µs, 1 s + 1 ns or 50 days is refused or rounded up: its lease neither ends early nor lasts for ever", check: oddTTLs, never: fixed},
+	{name: "TokensIncrease", text: "each grant's token is greater than all before, also after a lease that ran out or a grant whose reply was late", check: tokensIncrease, never: tokenless},
+	{name: "KeysIndependent", text: "a lock on one key blocks no other, also where one key begins with the other, or they differ in a space or in case", check: keysIndependent},
 	{name: "ReleaseRepeated", text: "a release that is repeated frees no later grant, of this client or another", check: releaseRepeated},
 	{name: "ReleaseRetried", text: "a release that is retried because its reply was lost frees no later grant of the same client", check: releaseRetried},
 	{name: "ReleaseStale", text: "the release of a lease that has run out frees no later grant of the same client", check: releaseStale},
 	{name: "ReleaseLate", text: "a release that arrives late frees no later grant", check: releaseLate},
 	{name: "AcquireLate", text: "an abandoned acquisition that arrives late, or gets no reply, doesn't leave the lock blocked", check: acquireLate},
 	{name: "EveryMessage", text: "whichever message of a call is lost, the lock doesn't stay blocked", check: everyMessage},
+	{name: "WaiterServed", text: "a waiter gets the lock when it is released, also if the waiter was cut off at that moment", check: waiterServed},
 	{name: "WaiterCancelled", text: "waiters whose contexts end return, and block nobody, at whatever moment they leave", check: waiterCancelled},
 	{name: "WaitersCutOff", text: "waiters who are cut off when their contexts end return, and block nobody, however many", check: waitersCutOff},
-	{name: "EndsWithContext", text: "calls end with their contexts while the servers are silent", check: endsWithContext},
-	{name: "CloseEnds", text: "Close ends while the servers are silent", check: closeEnds},
-	{name: "ClockSkew", text: "a server's clock that is an hour ahead or behind neither ends a lease early nor prolongs it", check: clockSkew, alone: true},
+	{name: "EndsWithContext", text: "calls end with their contexts while the servers are silent, and block nobody if their contexts had ended before", check: endsWithContext},
+	{name: "CloseEnds", text: "Close ends while the servers are silent, and no lease is renewed after the client has presumed it lost", check: closeEnds},
+	{name: "ClockSkew", text: "a server's clock that is an hour ahead or behind neither ends a lease early nor prolongs it, nor makes tokens smaller", check: clockSkew, alone: true},
+	{name: "Partition", text: "of two clients that reach different servers at most one holds the lock", check: partition, never: single},
 	{name: "DataLoss", text: "if one of several servers loses its data, nobody else gets in; if all do, an old lease's release frees no new grant", check: dataLoss, alone: true},
 }
 
 func fixed(k Kit) string {
 	if k.Fixed {
 		return "Kit.Fixed: the lock's TTL can't be changed"
+	}
+	return ""
+}
+
+func unrenewed(k Kit) string {
+	if k.Service.NoRenew {
+		return "Service.NoRenew: the lock doesn't renew its leases"
+	}
+	return ""
+}
+
+func single(k Kit) string {
+	if len(k.Service.Nodes) == 1 {
+		return "there is only one server"
 	}
 	return ""
 }
@@ -55,7 +76,19 @@ func tokenless(k Kit) string {
 }
 
 func exclusive(c *check) {
-	a, b, key := c.lasting(), c.lasting(), newKey()
+	c.refused(c.lasting(), c.lasting(), "two clients")
+	c.contend(c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting())
+}
+
+func oneClient(c *check) {
+	a := c.lasting()
+	c.refused(a, a, "two callers of one client")
+	c.contend(a, a, a, a, a, a)
+}
+
+// refused checks that b gets ErrHeld while a holds the lock.
+func (c *check) refused(a, b *client, who string) {
+	key := newKey()
 	l := c.take(a, key)
 	got, err := c.try(b, key)
 	for range 3 {
@@ -74,7 +107,7 @@ func exclusive(c *check) {
 	now := time.Now()
 	switch {
 	case err == nil && lasts(l, now):
-		c.breaks("two clients held the lock at once")
+		c.breaks("%s held the lock at once", who)
 	case err != nil && !errors.Is(err, dlock.ErrHeld) && !c.isDecided():
 		c.breaks("TryAcquire of a held lock returned %q, which doesn't wrap dlock.ErrHeld", err)
 	}
@@ -82,22 +115,20 @@ func exclusive(c *check) {
 		_ = c.do(got.Release)
 	}
 	_ = c.do(l.Release)
+}
 
-	const contenders, rounds = 6, 10
+func (c *check) contend(clients ...*client) {
+	const rounds = 10
 	limit := 2*long*c.k.TTL + patience // a release that was lost blocks the others for a lease
-	var clients []*client
-	for range contenders {
-		clients = append(clients, c.lasting())
-	}
 	var inside atomic.Pointer[scenarios.Lease]
 	var wg sync.WaitGroup
-	key = newKey()
+	key := newKey()
 	for _, cl := range clients {
 		wg.Go(func() {
 			for range rounds {
 				l, err := c.persist(limit, cl, key)
 				if err != nil {
-					c.unsure("one of %d contenders got no lock within %v: %v", contenders, limit, err)
+					c.unsure("one of %d contenders got no lock within %v: %v", len(clients), limit, err)
 					return
 				}
 				inside.Store(&l)
@@ -123,7 +154,7 @@ func leaseLasts(c *check) {
 			c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
 		}
 		wg.Go(func() {
-			if c.outlast(a, b, slow, "") {
+			if c.outlast(a, b, slow, 0, "") {
 				checked.Add(1)
 			}
 		})
@@ -131,6 +162,60 @@ func leaseLasts(c *check) {
 	wg.Wait()
 	if checked.Load() == 0 {
 		c.cannot("TryAcquire of a free lock granted no lease that lasted")
+	}
+}
+
+func leaseRenewed(c *check) {
+	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
+		c.often(func() bool {
+			a, b := c.times(3), c.client()
+			_ = c.do(c.take(a, newKey()).Release) // it is connected
+			if slow > 0 {
+				c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
+			}
+			return c.outlast(a, b, slow, 4*c.k.TTL, " after renewals") || c.isDecided()
+		})
+	}
+}
+
+func holderDisconnected(c *check) {
+	a, b, key, start := c.client(), c.client(), newKey(), time.Now()
+	first := c.take(a, key)
+	c.inject(a, (*faults.Link).Refuse)
+	second, err := c.acquire(b, key)
+	if err != nil {
+		c.blocked(key, "the lease of a holder whose connections broke hadn't ended after %v: %v", c.limit(), err)
+		return
+	}
+	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // LeaseLasts is about later notifications
+		c.breaks("another client was granted the lock when the holder's connections had broken, and the holder's lease of %v lasted", first.TTL())
+	}
+	_ = c.do(second.Release)
+}
+
+func holderReturns(c *check) {
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"had been cut off": (*faults.Link).Cut, "had been late": (*faults.Link).HoldRequests,
+	} {
+		c.often(func() (sure bool) {
+			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+			c.take(a, key)
+			heal := c.inject(a, fault)
+			later, err := c.acquire(b, key)
+			if err != nil {
+				c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
+				return true
+			}
+			heal()
+			for end := time.Now().Add(2 * c.k.TTL); time.Now().Before(end) && !c.isDecided(); time.Sleep(pause) {
+				if !c.still(later, other, key, "a holder's messages "+what) {
+					return false
+				}
+			}
+			_ = c.do(later.Release)
+			c.comesFree(other, key, "a holder's messages "+what+", and its successor's release")
+			return true
+		})
 	}
 }
 
@@ -146,17 +231,36 @@ func oddTTLs(c *check) {
 			continue // refused
 		}
 		b := c.client()
-		wg.Go(func() { c.outlast(a, b, 0, fmt.Sprintf(", of a TTL of %v", ttl)) })
+		wg.Go(func() { c.outlast(a, b, 0, 0, fmt.Sprintf(", of a TTL of %v", ttl)) })
 	}
+	const days = 1<<32 + 1 // ms: one, for a server or a client that has 32 bits
+	a, err := c.open(days * time.Millisecond)
+	if err != nil {
+		return
+	}
+	other, key := c.client(), newKey()
+	l, err := c.try(a, key)
+	if err != nil {
+		c.comesFree(other, key, "an acquisition for 50 days that failed")
+		return
+	}
+	time.Sleep(c.k.TTL / 10)
+	c.still(l, other, key, "a grant for 50 days")
+	_ = c.do(l.Release)
 }
 
-// outlast checks a lease of a, then granted to b, and reports whether there was one.
-func (c *check) outlast(a, b *client, slow time.Duration, circumstance string) bool {
+// outlast checks a lease of a, which a renews for as long as hold, and then granted to b. It reports whether there was one.
+func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance string) bool {
 	key, start := newKey(), time.Now()
 	first, err := c.try(a, key)
 	if err != nil { // the TTL is refused, or the lease known to be over
 		c.comesFree(b, key, "an acquisition that failed"+circumstance)
 		return false
+	}
+	for end := time.Now().Add(hold); time.Now().Before(end); time.Sleep(pause) {
+		if !c.still(first, b, key, "renewals") || c.isDecided() {
+			return false
+		}
 	}
 	lose := (*faults.Link).Cut
 	if slow > 0 { // the replies have a fault already
@@ -175,7 +279,7 @@ func (c *check) outlast(a, b *client, slow time.Duration, circumstance string) b
 	}
 	notified := circumstance == "" // elsewhere only the servers' time matters
 	if slow > 0 {
-		circumstance = fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
+		circumstance += fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
 	}
 	end := first.Until()
 	if end.IsZero() {
@@ -214,8 +318,29 @@ func tokensIncrease(c *check) {
 	}
 	next(a, "a release")
 	heal := c.inject(a, (*faults.Link).Cut)
-	defer heal()
 	_ = c.do(next(b, "a lease that ran out").Release)
+	heal()
+
+	// A token that isn't minted with its grant may be greater than the successor's.
+	a, b, key = c.client(), c.lasting(), newKey()
+	_ = c.do(c.take(a, newKey()).Release) // it is connected
+	slow := c.k.TTL + c.k.TTL/2
+	c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
+	type granted struct {
+		lease scenarios.Lease
+		err   error
+	}
+	late := make(chan granted, 1)
+	go func() {
+		l, err := c.try(a, key)
+		late <- granted{l, err}
+	}()
+	time.Sleep(c.k.TTL / 4) // usually a is the first then
+	l := c.take(b, key)
+	if r := <-late; r.err == nil && r.lease.Fence() > l.Fence() && lasts(l, time.Now()) {
+		c.breaks("a grant whose replies took %v had the token %d, and its successor, who still held the lock, had %d", slow, r.lease.Fence(), l.Fence())
+	}
+	_ = c.do(l.Release)
 }
 
 func keysIndependent(c *check) {
@@ -238,6 +363,27 @@ func keysIndependent(c *check) {
 			c.breaks("while %q was held nobody got %q: %v", keys[0], keys[1], err)
 			return
 		}
+	}
+	base := newKey()
+	held, refused := map[string]scenarios.Lease{}, ""
+	for i, more := range []string{"/x", ":x", ".x", "-x", "_x", " x", "x", "/X", "//x", "/x/", "%2Fx", "{x}", "{y}", strings.Repeat("x", 300), strings.Repeat("x", 301)} {
+		l, err := c.try([]*client{a, b}[i%2], base+more)
+		switch {
+		case err == nil:
+			held[base+more] = l
+		case errors.Is(err, dlock.ErrHeld):
+			refused = base + more
+		}
+	}
+	for _, l := range held {
+		_ = c.do(l.Release)
+	}
+	if refused == "" {
+		return
+	}
+	if l, err := c.try(a, refused); err == nil {
+		_ = c.do(l.Release)
+		c.breaks("while other keys were held nobody got %.80q", refused)
 	}
 }
 
@@ -392,6 +538,47 @@ func everyMessage(c *check) {
 	}
 }
 
+func waiterServed(c *check) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"waited": nil, "was cut off": (*faults.Link).Cut, "got no replies": (*faults.Link).LoseReplies, "was refused": (*faults.Link).Refuse,
+	} {
+		a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
+		_ = c.do(c.take(b, newKey()).Release) // it is connected
+		l := c.take(a, key)
+		wg.Go(func() {
+			served := make(chan error, 1)
+			go func() {
+				l, err := c.acquire(b, key)
+				if err == nil {
+					_ = c.do(l.Release)
+				}
+				served <- err
+			}()
+			time.Sleep(c.k.TTL / 2) // usually b waits then
+			if fault == nil {
+				_ = c.do(l.Release)
+			} else {
+				heal := c.inject(b, fault)
+				_ = c.do(l.Release)
+				time.Sleep(c.k.TTL / 2)
+				heal()
+			}
+			err := <-served
+			if err == nil {
+				return
+			}
+			// A stall of the machine or of the servers would also delay a new client.
+			if _, failed := c.try(other, key); failed != nil {
+				c.unsure("neither does a new client get the lock: %v", failed)
+				return
+			}
+			c.breaks("a waiter, who %s while the lock was released, hadn't got it after %v, and a new client got it at once: %v", what, c.limit(), err)
+		})
+	}
+}
+
 func (cl *client) loses() bool {
 	for _, l := range cl.links {
 		if l.Loses() {
@@ -500,6 +687,20 @@ func endsWithContext(c *check) {
 		}
 		heal()
 	}
+	ended, end := context.WithCancel(c.ctx)
+	end()
+	a, b, released, acquired := c.client(), c.client(), newKey(), newKey()
+	l := c.take(a, released)
+	c.call(patience, func() (scenarios.Lease, error) { return nil, l.Release(ended) })
+	c.call(patience, func() (scenarios.Lease, error) {
+		l, err := a.Acquire(ended, acquired)
+		if err == nil {
+			_ = c.do(l.Release)
+		}
+		return nil, err
+	})
+	c.comesFree(b, released, "a release whose context had ended before")
+	c.comesFree(b, acquired, "an acquisition whose context had ended before")
 }
 
 func closeEnds(c *check) {
@@ -511,22 +712,89 @@ func closeEnds(c *check) {
 	if r := c.call(limit, func() (scenarios.Lease, error) { return nil, a.close() }); !r.returned {
 		c.breaks("Close hadn't returned after %v while the servers were silent", limit)
 	}
+	closed, b, key := c.client(), c.client(), newKey()
+	l := c.take(closed, key)
+	c.call(limit, func() (scenarios.Lease, error) { return nil, closed.close() })
+	next, err := c.acquire(b, key)
+	switch {
+	case err == nil:
+		_ = c.do(next.Release)
+	case isOver(l):
+		c.blocked(key, "after Close nobody had got the lock within %v, though the lease was over: %v", c.limit(), err)
+	}
 }
 
 func clockSkew(c *check) {
-	c.skewed(time.Hour, "ahead")
-	c.skewed(-time.Hour, "behind")
+	key, last := newKey(), uint64(0)
+	grows := func(when string) {
+		if c.k.Service.NoTokens {
+			return
+		}
+		l := c.take(c.client(), key)
+		if l.Fence() <= last {
+			c.breaks("%s the token was %d, and the one before %d", when, l.Fence(), last)
+		}
+		last = l.Fence()
+		_ = c.do(l.Release)
+	}
+	grows("at first")
+	c.skewed(time.Hour, "ahead", grows)
+	grows("after an hour ahead")
+	c.skewed(-time.Hour, "behind", grows)
 }
 
-func (c *check) skewed(by time.Duration, says string) {
+func (c *check) skewed(by time.Duration, says string, meanwhile func(when string)) {
 	jump := func(d time.Duration) {
 		c.fault(scenarios.Step{Verb: "jump", Target: scenarios.LockService, Detail: d.String()})
 	}
 	jump(by)
 	defer jump(-by)
+	circumstance := "with the servers' clocks an hour " + says
+	meanwhile(circumstance)
 	c.often(func() bool {
-		return c.outlast(c.client(), c.client(), 0, ", with the servers' clocks an hour "+says) || c.isDecided()
+		return c.outlast(c.client(), c.client(), 0, 0, ", "+circumstance) || c.isDecided()
 	})
+}
+
+func partition(c *check) {
+	n := len(c.k.Service.Nodes)
+	for _, reached := range []int{n / 2, n - n/2} { // by a; b reaches the others
+		a, b, key := c.lasting(), c.lasting(), newKey()
+		heals := []func(){
+			c.inject(&client{links: a.links[reached:]}, (*faults.Link).Refuse), c.inject(&client{links: b.links[:reached]}, (*faults.Link).Refuse),
+		}
+		first, err := c.try(a, key)
+		second, failed := c.try(b, key)
+		now := time.Now()
+		if err == nil && failed == nil && lasts(first, now) {
+			c.breaks("a client that reached %d of %d servers, and one that reached the others, held the lock at once", reached, n)
+		}
+		if err != nil && failed != nil {
+			c.unsure("neither a client that reached %d of %d servers got the lock, nor one that reached the others: %v; %v", reached, n, err, failed)
+		}
+		for _, heal := range heals {
+			heal()
+		}
+		if err == nil {
+			_ = c.do(first.Release)
+		}
+		if failed == nil {
+			_ = c.do(second.Release)
+		}
+	}
+
+	// Renewals by too few servers. A service whose servers forward requests rightly goes on serving the holder.
+	a, b, key := c.client(), c.client(), newKey()
+	first := c.take(a, key)
+	c.inject(&client{links: a.links[n/2:]}, (*faults.Link).Cut)
+	second, err := c.acquire(b, key)
+	if err != nil {
+		return
+	}
+	if lasts(first, time.Now()) {
+		c.breaks("another client was granted the lock while the lease of a holder who reached %d of %d servers lasted", n/2, n)
+	}
+	_ = c.do(second.Release)
 }
 
 func dataLoss(c *check) {
