@@ -110,12 +110,14 @@ type simple struct {
 	subscribed   bool // waiters try again when a message says so, or the lease has run out
 	session      bool // a lock is free if its holder isn't connected any more
 	anyServer    bool // any server that can be reached will do
+	leaks        bool // each call leaves a goroutine
 	late         bool // a release does nothing if its context has ended
 	renewal      renewal
 	ahead        *atomic.Int64
 	owner        string
 	held         []*lease
 	sessions     []*redis.PubSub
+	closed       chan struct{}
 }
 
 // renewal says what a renewing lock does wrong.
@@ -158,7 +160,7 @@ const patient = 5 * time.Second
 
 func open(set func(*simple)) scenarios.Open {
 	return func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l := &simple{ttl: s.TTL, owner: uuid.NewString()}
+		l := &simple{ttl: s.TTL, owner: uuid.NewString(), closed: make(chan struct{})}
 		l.ahead, _ = ctx.Value(aheadKey{}).(*atomic.Int64)
 		set(l)
 		o := &redis.Options{Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient}
@@ -188,6 +190,9 @@ func (s *simple) call(ctx context.Context) context.Context {
 }
 
 func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	if s.leaks {
+		go func() { <-s.closed }()
+	}
 	value, ttl, start := uuid.NewString(), s.ttl, time.Now()
 	if s.oneLock {
 		key = "all"
@@ -397,6 +402,7 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 }
 
 func (s *simple) Close() error {
+	close(s.closed)
 	for _, sub := range s.sessions {
 		_ = sub.Close()
 	}
@@ -559,6 +565,7 @@ func TestBrokenOnce(t *testing.T) {
 		"time as the token":                 {1, 0, func(s *simple) { s.clockToken = true }, "ClockSkew"},
 		"no case":                           {1, 0, func(s *simple) { s.folded = true }, "KeysIndependent"},
 		"TTLs of 32 bits":                   {1, 0, func(s *simple) { s.short = true }, "OddTTLs"},
+		"leaves goroutines":                 {1, 0, func(s *simple) { s.leaks = true }, "NothingLeft"},
 		"waits for a message":               {1, 0, func(s *simple) { s.subscribed = true }, "WaiterServed"},
 	} {
 		t.Run(name, func(t *testing.T) {

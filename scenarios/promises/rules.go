@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/pprof"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,6 +46,7 @@ var promises = []promise{
 	{name: "CloseEnds", text: "Close ends while the servers are silent, and no lease is renewed after the client has presumed it lost", check: closeEnds},
 	{name: "ClockSkew", text: "a server's clock that is an hour ahead or behind neither ends a lease early nor prolongs it, nor makes tokens smaller", check: clockSkew, alone: true},
 	{name: "Partition", text: "of two clients that reach different servers at most one holds the lock", check: partition, never: single},
+	{name: "NothingLeft", text: "what a client has released, tried in vain, or stopped waiting for leaves no goroutine behind", check: nothingLeft},
 	{name: "DataLoss", text: "if one of several servers loses its data, nobody else gets in; if all do, an old lease's release frees no new grant", check: dataLoss, alone: true},
 }
 
@@ -795,6 +798,49 @@ func partition(c *check) {
 		c.breaks("another client was granted the lock while the lease of a holder who reached %d of %d servers lasted", n/2, n)
 	}
 	_ = c.do(second.Release)
+}
+
+func nothingLeft(c *check) {
+	const calls = 100
+	a, b, key := c.lasting(), c.lasting(), newKey()
+	held := c.take(b, key)
+	for what, call := range map[string]func(){
+		"grants and releases": func() { _ = c.do(c.take(a, newKey()).Release) },
+		"tries in vain":       func() { _, _ = c.try(a, key) },
+		"cancelled waits": func() {
+			_, _ = c.within(pause, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).granted()
+		},
+	} {
+		mark := newKey()
+		pprof.Do(c.ctx, pprof.Labels("promises", mark), func(context.Context) {
+			for range calls {
+				call()
+			}
+		})
+		left := goroutines(mark)
+		for end := time.Now().Add(patience); left >= calls/2 && time.Now().Before(end); left = goroutines(mark) {
+			time.Sleep(pause)
+		}
+		if left >= calls/2 {
+			c.breaks("%v after %d %s, %d of the goroutines that they had started still ran", patience, calls, what, left)
+		}
+	}
+	_ = c.do(held.Release)
+}
+
+// goroutines counts those that have a label, which a goroutine inherits from the one that starts it.
+func goroutines(label string) (n int) {
+	var all strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&all, 1)
+	_, records, _ := strings.Cut(all.String(), "\n")
+	for same := range strings.SplitSeq(records, "\n\n") {
+		if strings.Contains(same, label) {
+			count, _, _ := strings.Cut(same, " @ ")
+			some, _ := strconv.Atoi(count)
+			n += some
+		}
+	}
+	return n
 }
 
 func dataLoss(c *check) {
