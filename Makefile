@@ -48,6 +48,12 @@ explore: setup ## Run random schedules over locks in virtual time, and known one
 	@FENCELAB_TESTBED=$(testbed) $(GO) test ./scenarios/explore -tags replay -count=1 -timeout 0 -v -run 'TestExplore|TestReplay' \
 		-args -for $(or $(SECONDS),60)s -seed $(or $(SEED),$(shell date +%s)) -lock '$(LOCK)'
 
+.PHONY: fuzz
+fuzz: ## Fuzz the parsers, the HTTP handler, the record format and the judge (SECONDS=10 for each)
+	@grep -rn '^func Fuzz' --include='*_test.go' . | sed 's|/[^/]*_test.go:.*func \(Fuzz[A-Za-z]*\)(.*| \1|' | while read -r package name; do \
+		$(GO) test "$$package" -run '^$$' -fuzz "^$$name$$" -fuzztime $(or $(SECONDS),10)s || exit; \
+	done
+
 # Tables that tests make are written first; a claim that the data doesn't bear out fails, and the site is built all the same.
 .PHONY: report
 report: ## Make the charts, tables and site of the recorded results anew from their data (site/index.html)

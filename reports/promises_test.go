@@ -35,6 +35,7 @@ var notes = map[string]map[string]string{
 	},
 	"consul-api": {
 		"LeaseLasts":      "[hashicorp/consul#18271](https://github.com/hashicorp/consul/issues/18271), open",
+		"KeysIndependent": "a path with `//` is redirected to one with `/`: [hashicorp/consul#15933](https://github.com/hashicorp/consul/issues/15933), open",
 		"WaitersCutOff":   consulCalls,
 		"EndsWithContext": consulCalls,
 	},
@@ -45,7 +46,7 @@ const consulCalls = "never promised: `Unlock` takes no context, and the channel 
 // In the order of the tables.
 var (
 	others = []string{"bsm/redislock", "redsync", "redsync-5", "rueidislock", "etcd-mutex", "consul-api"}
-	ours   = []string{"redis", "redis-polling", "redlock", "etcd", "zookeeper", "consul", "postgres"}
+	ours   = []string{"redis", "redis-polling", "redlock", "etcd", "zookeeper", "consul", "postgres", "s3"}
 )
 
 // TestPromisesTable checks the page against the recorded reports. Each broken promise has a note, and no other.

@@ -1,0 +1,269 @@
+package promises
+
+import (
+	"context"
+	"fmt"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios"
+)
+
+func releaseRepeated(c *check) {
+	for _, of := range []string{"another client", "the same client"} {
+		c.often(func() (sure bool) {
+			a, b, other, key := c.lasting(), c.lasting(), c.lasting(), newKey()
+			l := c.take(a, key)
+			c.release(l)
+			if of == "the same client" {
+				b = a
+			}
+			later := c.take(b, key)
+			_ = c.do(l.Release)
+			sure = c.still(later, other, key, "a release that was repeated with a grant of "+of)
+			_ = c.do(later.Release)
+			return sure
+		})
+	}
+}
+
+func releaseRetried(c *check) {
+	c.often(func() (sure bool) {
+		a, other, key := c.times(10), c.client(), newKey() // at the worst the lock comes free when the lease ends
+		l := c.take(a, key)
+		heal := c.inject(a, (*faults.Link).LoseReplies)
+		c.briefly(releasing(l))
+		heal()
+		later, err := c.acquire(a, key)
+		if err != nil {
+			c.cannot("after a release whose reply was lost its client got no lock: %v", err)
+		}
+		_ = c.do(l.Release)
+		sure = c.still(later, other, key, "a release whose reply had been lost was retried,")
+		_ = c.do(later.Release)
+		return sure
+	})
+}
+
+func releaseStale(c *check) {
+	c.often(func() (sure bool) {
+		a, b, other, key := c.client(), c.client(), c.client(), newKey()
+		stale := c.take(a, key)
+		heal := c.inject(a, (*faults.Link).Cut)
+		_ = c.do(c.take(b, key).Release)
+		heal()
+		later, err := c.try(a, key)
+		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); { // it may have to reconnect
+			time.Sleep(pause)
+			later, err = c.try(a, key)
+		}
+		if err != nil {
+			c.cannot("a client that had been cut off got no lock within %v: %v", patience, err)
+		}
+		_ = c.do(stale.Release)
+		sure = c.still(later, other, key, "the release of a lease that had run out")
+		_ = c.do(later.Release)
+		return sure
+	})
+}
+
+// After a late message, still is called looks times, every pause.
+const (
+	looks = 20
+	pause = 20 * time.Millisecond
+)
+
+func releaseLate(c *check) {
+	c.often(func() (sure bool) {
+		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+		l := c.take(a, key)
+		deliver := c.inject(a, (*faults.Link).HoldRequests)
+		c.briefly(releasing(l))
+		later, err := c.acquire(b, key)
+		if err != nil {
+			c.blocked(key, "after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
+			return true
+		}
+		deliver()
+		for range looks {
+			if !c.still(later, other, key, "a release that arrived late") {
+				return false
+			}
+			if c.isDecided() {
+				break
+			}
+			time.Sleep(pause) // the server may not have read the message yet
+		}
+		_ = c.do(later.Release)
+		return true
+	})
+}
+
+func acquireLate(c *check) {
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"an acquisition that arrived late":         (*faults.Link).HoldRequests,
+		"an acquisition whose reply was lost":      (*faults.Link).LoseReplies,
+		"an acquisition whose request was lost":    (*faults.Link).LoseRequests,
+		"an acquisition while the link was silent": (*faults.Link).Cut,
+	} {
+		a, b, key := c.client(), c.client(), newKey()
+		_ = c.do(c.take(a, newKey()).Release) // it is connected
+		heal := c.inject(a, fault)
+		r := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
+		heal()
+		if r.returned && r.err == nil {
+			c.breaks("TryAcquire was granted a lock without its reply")
+			continue
+		}
+		if c.comesFree(b, key, what); c.isDecided() {
+			break
+		}
+	}
+}
+
+const maxMessages = 12
+
+func everyMessage(c *check) {
+	lose := map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
+		"request": (*faults.Link).LoseRequestsFrom, "reply": (*faults.Link).LoseRepliesFrom,
+	}
+	b := c.client()
+	for _, what := range []string{"Acquire", "Release"} {
+		for kind, from := range lose {
+			for n := 1; n <= maxMessages; n++ {
+				a, key := c.client(), newKey()
+				_ = c.do(c.take(a, newKey()).Release)
+				var l scenarios.Lease
+				if what == "Release" {
+					l = c.take(a, key)
+				}
+				heal := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return from(l, ctx, n) })
+				call := func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }
+				if what == "Release" {
+					call = releasing(l)
+				}
+				r := c.briefly(call)
+				if !r.returned { // neither would the others
+					c.cannot("%s hadn't returned %v after its context had ended when %s %d was lost", what, patience, kind, n)
+				}
+				lost := a.loses()
+				heal()
+				if got, err := r.granted(); err == nil && got != nil {
+					_ = c.do(got.Release)
+				}
+				c.comesFree(b, key, fmt.Sprintf("the %s of message %d of %s was lost", kind, n, what))
+				if !lost || c.isDecided() {
+					break
+				}
+			}
+		}
+	}
+}
+
+func (cl *client) loses() bool {
+	for _, l := range cl.links {
+		if l.Loses() {
+			return true
+		}
+	}
+	return false
+}
+
+func endsWithContext(c *check) {
+	for _, name := range []string{"TryAcquire", "Acquire", "Release"} {
+		a := c.client()
+		call := releasing(c.take(a, newKey()))
+		switch name {
+		case "TryAcquire":
+			call = func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, newKey()) }
+		case "Acquire":
+			call = func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, newKey()) }
+		}
+		heal := c.inject(a, (*faults.Link).Cut)
+		if !c.briefly(call).returned {
+			c.breaks("%s, while the servers were silent, hadn't returned %v after its context had ended", name, patience)
+		}
+		heal()
+	}
+	ended, end := context.WithCancel(c.ctx)
+	end()
+	a, b, released, acquired := c.client(), c.client(), newKey(), newKey()
+	l := c.take(a, released)
+	c.call(patience, func() (scenarios.Lease, error) { return nil, l.Release(ended) })
+	c.call(patience, func() (scenarios.Lease, error) {
+		l, err := a.Acquire(ended, acquired)
+		if err == nil {
+			_ = c.do(l.Release)
+		}
+		return nil, err
+	})
+	c.comesFree(b, released, "a release whose context had ended before")
+	c.comesFree(b, acquired, "an acquisition whose context had ended before")
+}
+
+func closeEnds(c *check) {
+	a := c.client()
+	c.take(a, newKey())
+	heal := c.inject(a, (*faults.Link).Cut)
+	defer heal()
+	limit := c.k.TTL + patience
+	if r := c.call(limit, func() (scenarios.Lease, error) { return nil, a.close() }); !r.returned {
+		c.breaks("Close hadn't returned after %v while the servers were silent", limit)
+	}
+	closed, b, key := c.client(), c.client(), newKey()
+	l := c.take(closed, key)
+	c.call(limit, func() (scenarios.Lease, error) { return nil, closed.close() })
+	next, err := c.acquire(b, key)
+	switch {
+	case err == nil:
+		_ = c.do(next.Release)
+	case isOver(l):
+		c.blocked(key, "after Close nobody had got the lock within %v, though the lease was over: %v", c.limit(), err)
+	}
+}
+
+func nothingLeft(c *check) {
+	const calls = 100
+	a, b, key := c.lasting(), c.lasting(), newKey()
+	held := c.take(b, key)
+	for what, call := range map[string]func(){
+		"grants and releases": func() { _ = c.do(c.take(a, newKey()).Release) },
+		"tries in vain":       func() { _, _ = c.try(a, key) },
+		"cancelled waits": func() {
+			_, _ = c.within(pause, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).granted()
+		},
+	} {
+		mark := newKey()
+		pprof.Do(c.ctx, pprof.Labels("promises", mark), func(context.Context) {
+			for range calls {
+				call()
+			}
+		})
+		left := goroutines(mark)
+		for end := time.Now().Add(patience); left >= calls/2 && time.Now().Before(end); left = goroutines(mark) {
+			time.Sleep(pause)
+		}
+		if left >= calls/2 {
+			c.breaks("%v after %d %s, %d of the goroutines that they had started still ran", patience, calls, what, left)
+		}
+	}
+	_ = c.do(held.Release)
+}
+
+// goroutines counts those that have a label, which a goroutine inherits from the one that starts it.
+func goroutines(label string) (n int) {
+	var all strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&all, 1)
+	_, records, _ := strings.Cut(all.String(), "\n")
+	for same := range strings.SplitSeq(records, "\n\n") {
+		if strings.Contains(same, label) {
+			count, _, _ := strings.Cut(same, " @ ")
+			some, _ := strconv.Atoi(count)
+			n += some
+		}
+	}
+	return n
+}

@@ -1,0 +1,361 @@
+package promises
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios"
+)
+
+// patience is how much longer than allowed a call may take.
+const patience = 10 * time.Second
+
+const faultLimit = time.Minute
+
+const shown = 3
+
+// long is the TTL of a lease that outlasts a check, in TTLs of the kit.
+const long = 60
+
+type check struct {
+	k   Kit
+	ctx context.Context
+
+	mu      sync.Mutex
+	broken  []string
+	why     string // it couldn't be checked
+	clients []*client
+
+	excluded bool // by the servers
+}
+
+var errStop = errors.New("the check is over")
+
+func (c *check) breaks(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if says := fmt.Sprintf(format, args...); !slices.Contains(c.broken, says) {
+		c.broken = append(c.broken, says)
+	}
+}
+
+func (c *check) isDecided() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.broken) > 0 || c.why != ""
+}
+
+// unsure records why the promise can't be checked, unless it is broken.
+func (c *check) unsure(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.why = fmt.Sprintf(format, args...)
+}
+
+// cannot is unsure and ends the check. Call it on the check's own goroutine.
+func (c *check) cannot(format string, args ...any) {
+	c.unsure(format, args...)
+	panic(errStop)
+}
+
+func (c *check) end() {
+	var wg sync.WaitGroup
+	for _, cl := range c.clients {
+		wg.Go(func() {
+			if cl.Lock != nil {
+				c.call(patience, func() (scenarios.Lease, error) { return nil, cl.close() })
+			}
+			for _, l := range cl.links {
+				_ = l.Close()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+type client struct {
+	scenarios.Lock
+	links []*faults.Link
+	close func() error // once
+}
+
+func (c *check) client() *client { return c.clientOf(c.k.TTL) }
+
+// lasting returns a client whose leases outlast a check, unless the TTL is fixed.
+func (c *check) lasting() *client { return c.times(long) }
+
+// times returns a client whose leases last for n TTLs, unless the TTL is fixed.
+func (c *check) times(n time.Duration) *client {
+	if c.k.Fixed {
+		return c.client()
+	}
+	return c.clientOf(n * c.k.TTL)
+}
+
+func (c *check) clientOf(ttl time.Duration) *client {
+	cl, err := c.open(ttl)
+	if err != nil {
+		c.cannot("%v", err)
+	}
+	return cl
+}
+
+func (c *check) open(ttl time.Duration) (*client, error) {
+	cl := &client{}
+	c.mu.Lock()
+	c.clients = append(c.clients, cl)
+	c.mu.Unlock()
+	spec := scenarios.LockSpec{
+		Lock: c.k.Service.Lock, TTL: ttl, MinSession: c.k.Service.MinSession, Renew: !c.k.Service.NoRenew, MaxHold: time.Hour,
+	}
+	for _, n := range c.k.Service.Nodes {
+		l, addr, err := n.Link()
+		if err != nil {
+			return nil, err
+		}
+		cl.links = append(cl.links, l)
+		spec.Addrs = append(spec.Addrs, addr)
+	}
+	r := c.within(patience, func(ctx context.Context) (scenarios.Lease, error) {
+		l, err := c.k.Open(ctx, spec)
+		if l == nil && err == nil {
+			err = errors.New("got no lock and no error")
+		}
+		return opened{lock: l}, err
+	})
+	if !r.returned {
+		return nil, fmt.Errorf("open: Kit.Open hasn't returned %v after its context had ended: it must return once that ends", patience)
+	}
+	if r.err != nil {
+		return nil, fmt.Errorf("open: %w", r.err)
+	}
+	cl.Lock = r.lease.(opened).lock
+	cl.close = sync.OnceValue(cl.Close)
+	return cl, nil
+}
+
+// opened has a lock that is opened too late closed, as a lease is released.
+type opened struct {
+	scenarios.Lease
+	lock scenarios.Lock
+}
+
+func (o opened) Release(context.Context) error { return o.lock.Close() }
+
+// fault carries out a fault of the lock's servers.
+func (c *check) fault(st scenarios.Step) {
+	err := fmt.Errorf("Service.Fault is nil: %w", errors.ErrUnsupported)
+	if c.k.Service.Fault != nil {
+		err = c.within(faultLimit, func(ctx context.Context) (scenarios.Lease, error) { return nil, c.k.Service.Fault(ctx, st) }).err
+	}
+	if err != nil {
+		c.excluded = errors.Is(err, errors.ErrUnsupported)
+		c.cannot("%s: %v", st, err)
+	}
+}
+
+type result struct {
+	lease    scenarios.Lease
+	err      error
+	returned bool
+}
+
+// call gives up on f after limit. A later lease is released.
+func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) result {
+	done := make(chan result, 1)
+	go func() {
+		l, err := f()
+		done <- result{l, err, true}
+	}()
+	after := time.NewTimer(limit)
+	defer after.Stop()
+	select {
+	case r := <-done:
+		return r
+	case <-after.C:
+		go func() {
+			if l, err := (<-done).granted(); err == nil && l != nil {
+				_ = c.do(l.Release)
+			}
+		}()
+		return result{err: errors.New("the call hasn't returned")}
+	case <-c.ctx.Done():
+		return result{nil, context.Cause(c.ctx), true}
+	}
+}
+
+// within ends f's context after limit, and gives up patience later.
+func (c *check) within(limit time.Duration, f func(ctx context.Context) (scenarios.Lease, error)) result {
+	ctx, cancel := context.WithTimeout(c.ctx, limit)
+	defer cancel()
+	return c.call(limit+patience, func() (scenarios.Lease, error) { return f(ctx) })
+}
+
+func (c *check) do(f func(ctx context.Context) error) error {
+	return c.within(patience, func(ctx context.Context) (scenarios.Lease, error) { return nil, f(ctx) }).err
+}
+
+func (c *check) briefly(f func(ctx context.Context) (scenarios.Lease, error)) result {
+	return c.within(patience/5, f)
+}
+
+func releasing(l scenarios.Lease) func(ctx context.Context) (scenarios.Lease, error) {
+	return func(ctx context.Context) (scenarios.Lease, error) { return nil, l.Release(ctx) }
+}
+
+// inject puts a fault in force on all of the client's links. heal ignores bytes that can't be delivered any more.
+func (c *check) inject(cl *client, fault func(*faults.Link, context.Context) (faults.Heal, error)) (heal func()) {
+	var heals []faults.Heal
+	for _, l := range cl.links {
+		h, err := fault(l, c.ctx)
+		if err != nil {
+			c.cannot("%v", err)
+		}
+		heals = append(heals, h)
+	}
+	return sync.OnceFunc(func() {
+		for _, h := range heals {
+			_ = c.do(h)
+		}
+	})
+}
+
+func newKey() string { return "promises-" + uuid.NewString() }
+
+func (c *check) acquire(cl *client, key string) (scenarios.Lease, error) {
+	return c.persist(c.limit(), cl, key)
+}
+
+// persist retries: the lock's own timeout may be too short.
+func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.Lease, error) {
+	for end := time.Now().Add(limit); ; time.Sleep(pause) {
+		l, err := c.within(time.Until(end), func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
+		if err == nil || time.Until(end) < pause || c.ctx.Err() != nil {
+			return l, err
+		}
+	}
+}
+
+// limit bounds how long a dead holder may block others: some services end a lease after two and a half times its TTL.
+func (c *check) limit() time.Duration { return 4*max(c.k.TTL, c.k.Service.MinSession) + patience }
+
+func (r result) granted() (scenarios.Lease, error) {
+	if r.err == nil && r.lease == nil {
+		return nil, errors.New("the lock has returned neither a lease nor an error")
+	}
+	return r.lease, r.err
+}
+
+func (c *check) take(cl *client, key string) scenarios.Lease {
+	l, err := c.acquire(cl, key)
+	if err != nil {
+		c.cannot("Acquire of a free lock: %v", err)
+	}
+	return l
+}
+
+func (c *check) try(cl *client, key string) (scenarios.Lease, error) {
+	return c.within(patience, func(ctx context.Context) (scenarios.Lease, error) { return cl.TryAcquire(ctx, key) }).granted()
+}
+
+func (c *check) release(l scenarios.Lease) {
+	if err := c.do(l.Release); err != nil {
+		c.cannot("Release by the holder: %v", err)
+	}
+}
+
+func (c *check) comesFree(cl *client, key, after string) {
+	l, err := c.acquire(cl, key)
+	if err != nil {
+		c.blocked(key, "after %s nobody had got the lock within %v: %v", after, c.limit(), err)
+		return
+	}
+	_ = c.do(l.Release)
+}
+
+// blocked records that nobody gets the lock of key: the promise is broken if new clients, at the same time, get an unused lock and
+// still not this one. Otherwise it is unsure: the machine or the servers have stalled.
+func (c *check) blocked(key, format string, args ...any) {
+	get := func(key string) <-chan error {
+		done := make(chan error, 1)
+		cl, err := c.open(c.k.TTL)
+		if err != nil {
+			done <- err
+			return done
+		}
+		go func() {
+			l, err := c.acquire(cl, key)
+			if err == nil {
+				_ = c.do(l.Release)
+			}
+			done <- err
+		}()
+		return done
+	}
+	unused, again := get(newKey()), get(key)
+	if err := <-unused; err != nil {
+		<-again
+		c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
+		return
+	}
+	if err := <-again; err == nil {
+		c.unsure("a new client got it in the end")
+		return
+	}
+	c.breaks(format, args...)
+}
+
+// still checks that no other client gets the lock while l lasts. It reports false if the lease has expired or TryAcquire failed.
+func (c *check) still(l scenarios.Lease, other *client, key, after string) (sure bool) {
+	got, err := c.try(other, key)
+	if err != nil {
+		return errors.Is(err, dlock.ErrHeld) && l.Context().Err() == nil
+	}
+	now := time.Now()
+	defer func() { _ = c.do(got.Release) }()
+	if !lasts(l, now) {
+		return false
+	}
+	c.breaks("after %s another client was granted the lock while the holder's lease lasted", after)
+	return true
+}
+
+// grace is how long after its successor's grant a holder's timer may fire.
+const grace = 240 * time.Millisecond
+
+// lasts reports whether l, by its own account, lasted at a time just past.
+func lasts(l scenarios.Lease, at time.Time) bool {
+	if until := l.Until(); !until.IsZero() {
+		return l.Context().Err() == nil && at.Before(until)
+	}
+	return !isOver(l)
+}
+
+// isOver waits up to grace until the holder learns that its lease is over.
+func isOver(l scenarios.Lease) bool {
+	for range grace / pause { // in steps: a stall of the machine counts once
+		if l.Context().Err() == nil {
+			time.Sleep(pause)
+		}
+	}
+	return l.Context().Err() != nil
+}
+
+// often retries f while a stall of the machine spoils it.
+func (c *check) often(f func() (sure bool)) {
+	const tries = 10
+	for range tries {
+		if f() {
+			return
+		}
+	}
+	c.cannot("the lease ran out, or TryAcquire failed, %d times before anything could be seen: set a longer Kit.TTL", tries)
+}

@@ -1,0 +1,168 @@
+package promises
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelab/fencelab/faults"
+)
+
+func leaseLasts(c *check) {
+	var wg sync.WaitGroup
+	var checked atomic.Int32
+	defer wg.Wait()
+	for _, slow := range []time.Duration{0, c.k.TTL / 3, c.k.TTL + c.k.TTL/2} {
+		a, b := c.client(), c.client()
+		if slow > 0 {
+			c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
+		}
+		wg.Go(func() {
+			if c.outlast(a, b, slow, 0, "") {
+				checked.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if checked.Load() == 0 {
+		c.cannot("TryAcquire of a free lock granted no lease that lasted")
+	}
+}
+
+func leaseRenewed(c *check) {
+	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
+		c.often(func() bool {
+			a, b := c.times(3), c.client()
+			_ = c.do(c.take(a, newKey()).Release) // it is connected
+			if slow > 0 {
+				c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
+			}
+			return c.outlast(a, b, slow, 4*c.k.TTL, " after renewals") || c.isDecided()
+		})
+	}
+}
+
+func holderDisconnected(c *check) {
+	a, b, key, start := c.client(), c.client(), newKey(), time.Now()
+	first := c.take(a, key)
+	c.inject(a, (*faults.Link).Refuse)
+	second, err := c.acquire(b, key)
+	if err != nil {
+		c.blocked(key, "the lease of a holder whose connections broke hadn't ended after %v: %v", c.limit(), err)
+		return
+	}
+	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // LeaseLasts is about later notifications
+		c.breaks("another client was granted the lock when the holder's connections had broken, and the holder's lease of %v lasted", first.TTL())
+	}
+	_ = c.do(second.Release)
+}
+
+func holderReturns(c *check) {
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"had been cut off": (*faults.Link).Cut, "had been late": (*faults.Link).HoldRequests,
+	} {
+		c.often(func() (sure bool) {
+			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+			c.take(a, key)
+			heal := c.inject(a, fault)
+			later, err := c.acquire(b, key)
+			if err != nil {
+				c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
+				return true
+			}
+			heal()
+			for end := time.Now().Add(2 * c.k.TTL); time.Now().Before(end) && !c.isDecided(); time.Sleep(pause) {
+				if !c.still(later, other, key, "a holder's messages "+what) {
+					return false
+				}
+			}
+			_ = c.do(later.Release)
+			c.comesFree(other, key, "a holder's messages "+what+", and its successor's release")
+			return true
+		})
+	}
+}
+
+func oddTTLs(c *check) {
+	ttls := []time.Duration{
+		999 * time.Microsecond, 3 * time.Millisecond / 2, time.Second + 1, 2*c.k.TTL - time.Millisecond/2, 3*c.k.TTL - time.Millisecond/2,
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, ttl := range ttls {
+		a, err := c.open(ttl)
+		if err != nil {
+			continue // refused
+		}
+		b := c.client()
+		wg.Go(func() { c.outlast(a, b, 0, 0, fmt.Sprintf(", of a TTL of %v", ttl)) })
+	}
+	const days = 1<<32 + 1 // ms: one, for a server or a client that has 32 bits
+	a, err := c.open(days * time.Millisecond)
+	if err != nil {
+		return
+	}
+	other, key := c.client(), newKey()
+	l, err := c.try(a, key)
+	if err != nil {
+		c.comesFree(other, key, "an acquisition for 50 days that failed")
+		return
+	}
+	time.Sleep(c.k.TTL / 10)
+	c.still(l, other, key, "a grant for 50 days")
+	_ = c.do(l.Release)
+}
+
+// outlast checks a lease of a, which a renews for as long as hold, and then granted to b. It reports whether there was one.
+func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance string) bool {
+	key, start := newKey(), time.Now()
+	first, err := c.try(a, key)
+	if err != nil { // the TTL is refused, or the lease known to be over
+		c.comesFree(b, key, "an acquisition that failed"+circumstance)
+		return false
+	}
+	for end := time.Now().Add(hold); time.Now().Before(end); time.Sleep(pause) {
+		if !c.still(first, b, key, "renewals") || c.isDecided() {
+			return false
+		}
+	}
+	lose := (*faults.Link).Cut
+	if slow > 0 { // the replies have a fault already
+		lose = (*faults.Link).LoseRequests
+	}
+	for _, l := range a.links {
+		if _, err := lose(l, c.ctx); err != nil {
+			return false
+		}
+	}
+	second, err := c.acquire(b, key)
+	now := time.Now()
+	if err != nil {
+		c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v%s: %v", c.limit(), circumstance, err)
+		return true
+	}
+	notified := circumstance == "" // elsewhere only the servers' time matters
+	if slow > 0 {
+		circumstance += fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
+	}
+	end := first.Until()
+	if end.IsZero() {
+		end = start.Add(first.TTL()) // it began no earlier
+	}
+	if early := end.Sub(now); early > 0 {
+		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early.Round(time.Microsecond), first.TTL(), circumstance)
+	}
+	if notified && !isOver(first) {
+		select {
+		case <-first.Context().Done():
+			c.breaks("a holder's context ended %v after its successor's grant%s", time.Since(now).Round(10*time.Millisecond), circumstance)
+		case <-time.After(patience):
+			c.breaks("a holder's context hadn't ended %v after its successor's grant%s", patience, circumstance)
+		case <-c.ctx.Done():
+		}
+	}
+	_ = c.do(second.Release)
+	return true
+}

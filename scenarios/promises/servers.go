@@ -1,0 +1,121 @@
+package promises
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios"
+)
+
+func clockSkew(c *check) {
+	key, last := newKey(), uint64(0)
+	grows := func(when string) {
+		if c.k.Service.NoTokens {
+			return
+		}
+		l := c.take(c.client(), key)
+		if l.Fence() <= last {
+			c.breaks("%s the token was %d, and the one before %d", when, l.Fence(), last)
+		}
+		last = l.Fence()
+		_ = c.do(l.Release)
+	}
+	grows("at first")
+	c.skewed(time.Hour, "ahead", grows)
+	grows("after an hour ahead")
+	c.skewed(-time.Hour, "behind", grows)
+}
+
+func (c *check) skewed(by time.Duration, says string, meanwhile func(when string)) {
+	jump := func(d time.Duration) {
+		c.fault(scenarios.Step{Verb: "jump", Target: scenarios.LockService, Detail: d.String()})
+	}
+	jump(by)
+	defer jump(-by)
+	circumstance := "with the servers' clocks an hour " + says
+	meanwhile(circumstance)
+	c.often(func() bool {
+		return c.outlast(c.client(), c.client(), 0, 0, ", "+circumstance) || c.isDecided()
+	})
+}
+
+func partition(c *check) {
+	n := len(c.k.Service.Nodes)
+	for _, reached := range []int{n / 2, n - n/2} { // by a; b reaches the others
+		a, b, key := c.lasting(), c.lasting(), newKey()
+		heals := []func(){
+			c.inject(&client{links: a.links[reached:]}, (*faults.Link).Refuse), c.inject(&client{links: b.links[:reached]}, (*faults.Link).Refuse),
+		}
+		first, err := c.try(a, key)
+		second, failed := c.try(b, key)
+		now := time.Now()
+		if err == nil && failed == nil && lasts(first, now) {
+			c.breaks("a client that reached %d of %d servers, and one that reached the others, held the lock at once", reached, n)
+		}
+		if err != nil && failed != nil {
+			c.unsure("neither a client that reached %d of %d servers got the lock, nor one that reached the others: %v; %v", reached, n, err, failed)
+		}
+		for _, heal := range heals {
+			heal()
+		}
+		if err == nil {
+			_ = c.do(first.Release)
+		}
+		if failed == nil {
+			_ = c.do(second.Release)
+		}
+	}
+
+	// Renewals by too few servers. A service whose servers forward requests rightly goes on serving the holder.
+	a, b, key := c.client(), c.client(), newKey()
+	first := c.take(a, key)
+	c.inject(&client{links: a.links[n/2:]}, (*faults.Link).Cut)
+	second, err := c.acquire(b, key)
+	if err != nil {
+		return
+	}
+	if lasts(first, time.Now()) {
+		c.breaks("another client was granted the lock while the lease of a holder who reached %d of %d servers lasted", n/2, n)
+	}
+	_ = c.do(second.Release)
+}
+
+func dataLoss(c *check) {
+	nodes := c.k.Service.Nodes
+	if len(nodes) < 3 {
+		nodes = nil // one of two is no minority
+	}
+	for _, n := range nodes {
+		c.often(func() (sure bool) {
+			key := newKey()
+			l := c.take(c.lasting(), key)
+			c.fault(scenarios.Step{Verb: "wipe", Target: n.Name})
+			sure = c.still(l, c.client(), key, "one of "+fmt.Sprint(len(nodes))+" servers had lost its data")
+			_ = c.do(l.Release)
+			return sure
+		})
+	}
+	c.often(func() (sure bool) {
+		key := newKey()
+		old := c.take(c.lasting(), key)
+		c.fault(scenarios.Step{Verb: "wipe", Target: scenarios.LockService})
+		later, err := c.acquire(c.lasting(), key)
+		if err != nil {
+			c.blocked(key, "after the servers had lost their data nobody had got the lock within %v: %v", c.limit(), err)
+			return true
+		}
+		other := c.client()
+		for range 3 { // it may have to reconnect
+			err = c.briefly(releasing(old)).err
+			sure = c.still(later, other, key, "the servers had lost their data, and a lease from before was released,")
+			if err == nil || errors.Is(err, dlock.ErrLost) || c.isDecided() {
+				break
+			}
+		}
+		_ = c.do(later.Release)
+		return sure
+	})
+}

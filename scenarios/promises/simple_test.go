@@ -1,0 +1,393 @@
+package promises_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/scenarios"
+)
+
+// simple is a plain, correct lock on one Redis; each field breaks it in one way.
+type simple struct {
+	redis *redis.Client
+	ttl   time.Duration
+
+	plainDelete  bool // a release deletes the key, whoever has it
+	oneOwner     bool // all grants of a client have one owner
+	lateUntil    bool // a lease is counted from its reply
+	tens         bool // TTLs above ten seconds are truncated to tens of seconds
+	noTTL        bool // leases never end
+	patternHeld  bool // a key that begins with a held one is held
+	randomTokens bool // tokens don't grow
+	deaf         bool // calls don't end with their contexts
+	deafClose    bool // Close releases what is held, and waits for it
+	queue        bool // waiters queue, and leave only if the server replies
+	opaque       bool // TryAcquire's error doesn't say that the lock is held
+	neverEnds    bool // a lease's context doesn't end
+	claimsTwice  bool // an acquisition first marks the key in another message, without a TTL
+	everybody    bool // TryAcquire always succeeds
+	getThenSet   bool // a waiter checks the key, and then sets it
+	oneLock      bool // all keys are one
+	endless      bool // Until is zero
+	releaseOnce  bool // all grants of a client have one owner; a lease that ran out isn't released, nor one twice unless the reply was lost
+	shortForEver bool // a TTL below a millisecond is none, and its grant is an error
+	absolute     bool // the server is told when the lease ends by the client's clock
+	tokenOwner   bool // a grant's owner is its token
+	reentrant    bool // a client that holds the lock gets it again
+	tokenAfter   bool // the token is minted in another message, after the grant
+	clockToken   bool // the token is the server's time
+	folded       bool // keys have no case
+	short        bool // a TTL has 32 bits
+	subscribed   bool // waiters try again when a message says so, or the lease has run out
+	session      bool // a lock is free if its holder isn't connected any more
+	anyServer    bool // any server that can be reached will do
+	leaks        bool // each call leaves a goroutine
+	late         bool // a release does nothing if its context has ended
+	renewal      renewal
+	ahead        *atomic.Int64
+	owner        string
+	held         []*lease
+	sessions     []*redis.PubSub
+	closed       chan struct{}
+}
+
+// renewal says what a renewing lock does wrong.
+type renewal int
+
+const (
+	renewNever renewal = iota
+	renewRight
+	renewBlindly    // whoever holds it
+	renewOverwrites // whoever holds it, its owner too
+	renewSeconds    // for as many milliseconds as the TTL has seconds
+	renewLate       // it is counted from its reply
+	renewForEver    // also when the lease is over and the client closed
+)
+
+type lease struct {
+	s      *simple
+	key    string
+	value  string
+	freed  bool
+	fence  uint64
+	until  atomic.Pointer[time.Time]
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+var (
+	acquire = redis.NewScript(`
+		if redis.call('exists', KEYS[1]) == 1 and not (ARGV[3] == '1' and redis.call('get', KEYS[1]) == ARGV[1]) then return 0 end
+		local fence = ARGV[4] == '1' or redis.call('incr', KEYS[1] .. ':fence')
+		if ARGV[1] == '' then ARGV[1] = fence end
+		if tonumber(ARGV[2]) > 0 then redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2]) end
+		return fence`)
+	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
+	release = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0`)
+)
+
+// patient bounds a call whose context was cancelled: go-redis only uses deadlines.
+const patient = 5 * time.Second
+
+func open(set func(*simple)) scenarios.Open {
+	return func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+		l := &simple{ttl: s.TTL, owner: uuid.NewString(), closed: make(chan struct{})}
+		l.ahead, _ = ctx.Value(aheadKey{}).(*atomic.Int64)
+		set(l)
+		o := &redis.Options{Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient}
+		if l.anyServer {
+			o.Dialer = func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+				for _, addr := range s.Addrs {
+					if conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr); err == nil {
+						break
+					}
+				}
+				return conn, err
+			}
+		}
+		l.redis = redis.NewClient(o)
+		if l.deaf || l.deafClose { // nothing else ends a call
+			l.redis.Options().ReadTimeout = -1
+		}
+		return l, nil
+	}
+}
+
+func (s *simple) call(ctx context.Context) context.Context {
+	if s.deaf {
+		return context.WithoutCancel(ctx)
+	}
+	return ctx
+}
+
+func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	if s.leaks {
+		go func() { <-s.closed }()
+	}
+	value, ttl, start := uuid.NewString(), s.ttl, time.Now()
+	if s.oneLock {
+		key = "all"
+	}
+	if s.oneOwner || s.releaseOnce || s.reentrant {
+		value = s.owner
+	}
+	if s.folded {
+		key = strings.ToLower(key)
+	}
+	if s.short {
+		ttl = time.Duration(uint32(ttl.Milliseconds())) * time.Millisecond //nolint:gosec // the defect
+	}
+	if s.tokenOwner {
+		value = ""
+	}
+	if s.shortForEver && s.ttl < time.Millisecond {
+		ttl = time.Hour
+	}
+	if s.absolute {
+		ttl -= time.Duration(s.ahead.Load())
+	}
+	if s.session {
+		if n, err := s.redis.PubSubNumSub(ctx, key+":holder").Result(); err != nil || n[key+":holder"] == 0 && s.redis.Del(ctx, key).Err() != nil {
+			return nil, errors.New("out of order")
+		}
+	}
+	if s.tens && ttl > 10*time.Second {
+		ttl = ttl.Truncate(10 * time.Second)
+	}
+	if s.patternHeld {
+		for i := 1; i < len(key); i++ {
+			if n, err := s.redis.Exists(ctx, key[:i]).Result(); n > 0 || err != nil {
+				return nil, errors.Join(dlock.ErrHeld, err)
+			}
+		}
+	}
+	if s.claimsTwice {
+		if ok, err := s.redis.SetNX(ctx, key+":claim", value, 0).Result(); !ok || err != nil {
+			return nil, errors.Join(dlock.ErrHeld, err)
+		}
+		defer s.redis.Del(ctx, key+":claim")
+	}
+	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, (ttl + time.Millisecond - 1).Milliseconds(), s.reentrant, s.tokenAfter).Uint64()
+	if err != nil {
+		return nil, err
+	}
+	if s.tokenAfter && fence > 0 {
+		if fence, err = s.redis.Incr(ctx, key+":fence").Uint64(); err != nil {
+			return nil, err
+		}
+	}
+	if fence == 0 && !s.everybody {
+		if s.opaque {
+			return nil, errors.New("try again")
+		}
+		return nil, dlock.ErrHeld
+	}
+	if s.tokenOwner {
+		value = fmt.Sprint(fence)
+	}
+	if s.session {
+		sub := s.redis.Subscribe(ctx, key+":holder")
+		if _, err := sub.Receive(ctx); err != nil {
+			return nil, err
+		}
+		s.sessions = append(s.sessions, sub)
+	}
+	if s.shortForEver && s.ttl < time.Millisecond {
+		return nil, errors.New("granted too late")
+	}
+	if s.noTTL {
+		if err := s.redis.Persist(ctx, key).Err(); err != nil {
+			return nil, err
+		}
+	}
+	if s.lateUntil {
+		start = time.Now()
+	}
+	if s.randomTokens {
+		fence = 1 + uint64(time.Now().UnixNano()%1000)
+	}
+	if s.clockToken {
+		fence = uint64(start.UnixNano() + s.ahead.Load()) //nolint:gosec // positive
+	}
+	l := &lease{s: s, key: key, value: value, fence: max(fence, 1)}
+	until := start.Add(s.ttl)
+	l.until.Store(&until)
+	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)
+	if s.renewal != renewNever {
+		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+		go l.renew(context.WithoutCancel(ctx))
+	}
+	if s.neverEnds {
+		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	}
+	if s.deafClose || s.renewal == renewForEver {
+		s.held = append(s.held, l)
+	}
+	return l, nil
+}
+
+// renew renews the lease until it is over.
+func (l *lease) renew(ctx context.Context) {
+	defer l.cancel()
+	for tries := 1; l.s.renewal == renewForEver || l.ctx.Err() == nil && time.Now().Before(l.Until()); tries++ {
+		time.Sleep(l.s.ttl / 10)
+		if tries%3 != 0 {
+			continue
+		}
+		start, ttl := time.Now(), l.s.ttl.Milliseconds()
+		short, cancel := context.WithDeadline(ctx, l.Until())
+		if l.s.renewal == renewForEver {
+			short = ctx
+		}
+		var err error
+		switch l.s.renewal {
+		case renewBlindly:
+			err = l.s.redis.PExpire(short, l.key, l.s.ttl).Err()
+		case renewOverwrites:
+			err = l.s.redis.Set(short, l.key, l.value, l.s.ttl).Err()
+		case renewSeconds:
+			ttl /= 1000
+			fallthrough
+		default:
+			var n int
+			if n, err = renew.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 {
+				err = dlock.ErrLost
+			}
+		}
+		cancel()
+		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver {
+			return
+		}
+		if l.s.renewal == renewLate {
+			start = time.Now()
+		}
+		if until := start.Add(l.s.ttl); err == nil && until.After(l.Until()) {
+			l.until.Store(&until)
+		}
+	}
+}
+
+func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	if s.queue {
+		return s.line(ctx, key)
+	}
+	for {
+		if s.getThenSet {
+			if n, err := s.redis.Exists(ctx, key).Result(); n > 0 || err != nil {
+				time.Sleep(time.Millisecond)
+				continue
+			}
+			time.Sleep(3 * time.Millisecond) // so that two waiters check before one sets
+			if err := s.redis.Del(ctx, key).Err(); err != nil {
+				return nil, err
+			}
+		}
+		l, err := s.TryAcquire(ctx, key)
+		if !errors.Is(err, dlock.ErrHeld) {
+			return l, err
+		}
+		again := 10 * time.Millisecond
+		var messages <-chan *redis.Message
+		if s.subscribed {
+			sub := s.redis.Subscribe(ctx, key+":free")
+			defer sub.Close() //nolint:errcheck // it is only read
+			messages = sub.Channel()
+			if again, err = s.redis.PTTL(ctx, key).Result(); err != nil {
+				return nil, err
+			}
+		}
+		select {
+		case <-messages:
+		case <-time.After(again):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// line waits in a queue, and stays in it if the server doesn't reply.
+func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) {
+	me := uuid.NewString()
+	if err := s.redis.RPush(ctx, key+":queue", me).Err(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
+		defer cancel()
+		_ = s.redis.LRem(ctx, key+":queue", 1, me).Err()
+	}()
+	for {
+		if first, err := s.redis.LIndex(ctx, key+":queue", 0).Result(); err != nil {
+			return nil, err
+		} else if first == me {
+			if l, err := s.TryAcquire(ctx, key); !errors.Is(err, dlock.ErrHeld) {
+				return l, err
+			}
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (s *simple) Close() error {
+	close(s.closed)
+	for _, sub := range s.sessions {
+		_ = sub.Close()
+	}
+	if s.deafClose {
+		for _, l := range s.held {
+			_ = l.Release(context.Background())
+		}
+	}
+	if s.renewal == renewForEver {
+		for _, l := range s.held {
+			l.cancel()
+		}
+		return nil // the renewals end with the server
+	}
+	return s.redis.Close()
+}
+
+func (l *lease) Fence() uint64      { return l.fence }
+func (l *lease) TTL() time.Duration { return l.s.ttl }
+func (l *lease) Until() time.Time {
+	if l.s.endless {
+		return time.Time{}
+	}
+	return *l.until.Load()
+}
+func (l *lease) Context() context.Context { return l.ctx }
+
+func (l *lease) Release(ctx context.Context) error {
+	if l.s.late && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	l.cancel()
+	if l.s.releaseOnce && (l.freed || time.Now().After(l.Until())) {
+		return dlock.ErrLost
+	}
+	if l.s.subscribed {
+		defer l.s.redis.Publish(ctx, l.key+":free", 1)
+	}
+	if l.s.plainDelete {
+		return l.s.redis.Del(ctx, l.key).Err()
+	}
+	n, err := release.Run(l.s.call(ctx), l.s.redis, []string{l.key}, l.value).Int()
+	l.freed = err == nil
+	if err == nil && n == 0 {
+		err = fmt.Errorf("%w: another has it", dlock.ErrLost)
+	}
+	return err
+}

@@ -1,0 +1,136 @@
+package promises
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios"
+)
+
+func waiterServed(c *check) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"waited": nil, "was cut off": (*faults.Link).Cut, "got no replies": (*faults.Link).LoseReplies, "was refused": (*faults.Link).Refuse,
+	} {
+		a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
+		_ = c.do(c.take(b, newKey()).Release) // it is connected
+		l := c.take(a, key)
+		wg.Go(func() {
+			served := make(chan error, 1)
+			go func() {
+				l, err := c.acquire(b, key)
+				if err == nil {
+					_ = c.do(l.Release)
+				}
+				served <- err
+			}()
+			time.Sleep(c.k.TTL / 2) // usually b waits then
+			if fault == nil {
+				_ = c.do(l.Release)
+			} else {
+				heal := c.inject(b, fault)
+				_ = c.do(l.Release)
+				time.Sleep(c.k.TTL / 2)
+				heal()
+			}
+			err := <-served
+			if err == nil {
+				return
+			}
+			// A stall of the machine or of the servers would also delay a new client.
+			if _, failed := c.try(other, key); failed != nil {
+				c.unsure("neither does a new client get the lock: %v", failed)
+				return
+			}
+			c.breaks("a waiter, who %s while the lock was released, hadn't got it after %v, and a new client got it at once: %v", what, c.limit(), err)
+		})
+	}
+}
+
+// waiting starts n waiters for a held key, and returns when all have returned. The i-th is cancelled when leave(i) returns. It is
+// unsure if none waited until then.
+func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, leave func(i int)) {
+	var wg sync.WaitGroup
+	var stood atomic.Int32
+	defer func() {
+		if stood.Load() == 0 {
+			c.unsure("none of %d waiters waited until it was cancelled", n)
+		}
+	}()
+	for i := range n {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(c.ctx)
+			defer cancel()
+			go func() {
+				leave(i)
+				cancel()
+			}()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				l, err := cl.Acquire(ctx, key)
+				if err != nil {
+					return
+				}
+				if lasts(held, time.Now()) {
+					c.breaks("a waiter was granted a lock that another client held")
+				}
+				_ = c.do(l.Release)
+			}()
+			select {
+			case <-done:
+				return
+			case <-ctx.Done():
+				stood.Add(1)
+			}
+			select {
+			case <-done:
+			case <-time.After(patience):
+				c.breaks("a waiter hadn't returned %v after its context had ended", patience)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func waiterCancelled(c *check) {
+	a, b, key := c.lasting(), c.client(), newKey()
+	l := c.take(a, key)
+	const waiters = 40
+	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many moments
+	if !c.isDecided() {
+		c.release(l)
+		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cancelled", waiters))
+	}
+}
+
+func waitersCutOff(c *check) {
+	a, b, key := c.lasting(), c.client(), newKey()
+	_ = c.do(c.take(b, newKey()).Release)
+	l := c.take(a, key)
+	const waiters = 100
+	cut, leave := context.WithCancel(c.ctx)
+	left := make(chan struct{})
+	defer func() {
+		leave()
+		<-left
+	}()
+	go func() {
+		defer close(left)
+		c.waiting(b, key, l, waiters, func(int) { <-cut.Done() }) //nolint:contextcheck // it has the check's
+	}()
+	time.Sleep(c.k.TTL / 2) // most of them wait by then
+	heal := c.inject(b, (*faults.Link).Cut)
+	leave()
+	<-left
+	heal()
+	if !c.isDecided() {
+		c.release(l)
+		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cut off", waiters))
+	}
+}
