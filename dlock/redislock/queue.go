@@ -116,10 +116,10 @@ func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer
 
 // tryAgain and redirected report whether a Cluster has refused a script because it moves the slot, or has just moved it; go-redis has then
 // followed as many redirects as it does.
-func tryAgain(err error) bool { return redis.HasErrorPrefix(err, "TRYAGAIN ") }
+func tryAgain(err error) bool { return err != nil && redis.HasErrorPrefix(err, "TRYAGAIN ") }
 
 func redirected(err error) bool {
-	return redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ")
+	return err != nil && (redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK "))
 }
 
 func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answer) (g dlock.Grant, err error) {
@@ -267,7 +267,7 @@ func (sub *subscriber) sendBatches(key string) {
 func (b *Backend) leave(key string, l *batch) (holder string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	args := append(make([]any, 0, 2+len(l.entries)), b.floor, b.counted)
+	args := append(make([]any, 0, 2+len(l.entries)), b.first...)
 	for _, entry := range l.entries {
 		args = append(args, entry)
 	}

@@ -80,13 +80,13 @@ type Spin struct{ Min, Max time.Duration }
 // Backend implements dlock.Backend on any redis.UniversalClient. One with ContextTimeoutEnabled ends a request at its
 // context's deadline; others at the client's own timeouts.
 type Backend struct {
-	c       redis.UniversalClient
-	o       Options
-	counted string // "1" if the server that runs a script knows all subscribers
-	floor   string // the name of the counters' floor
-	sub     *subscriber
-	open    context.Context // ends with the Backend
-	close   context.CancelFunc
+	c     redis.UniversalClient
+	o     Options
+	floor string // the name of the counters' floor
+	first []any  // what each script's arguments begin with: floor, and "1" if the server that runs it knows all subscribers
+	sub   *subscriber
+	open  context.Context // ends with the Backend
+	close context.CancelFunc
 }
 
 var _ dlock.Backend = (*Backend)(nil)
@@ -115,10 +115,11 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	case strings.ContainsFunc(o.Prefix, unicode.IsSpace):
 		return nil, invalid("prefix %q contains a space, which separates the words of an entry in a queue", o.Prefix)
 	}
-	b := &Backend{c: client, o: o, counted: "0", floor: o.Prefix + "fence-floor"}
+	b := &Backend{c: client, o: o, floor: o.Prefix + "fence-floor"}
 	b.open, b.close = context.WithCancel(context.Background())
+	b.first = []any{b.floor, "0"}
 	if _, single := client.(*redis.Client); single {
-		b.counted = "1"
+		b.first[1] = "1"
 	}
 	b.sub = &subscriber{
 		b: b, channel: o.Prefix + "wake:" + uuid.NewString(),
@@ -194,7 +195,7 @@ func (b *Backend) poll(ctx context.Context, r dlock.Request, p phase) (a answer,
 	if err != nil {
 		return a, err
 	}
-	args := append(make([]any, 0, 7), b.floor, b.counted, r.Owner, ms)
+	args := append(append(make([]any, 0, 7), b.first...), r.Owner, ms)
 	var c redis.Scripter = b.c
 	switch p {
 	case outside:
@@ -233,7 +234,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 		return err
 	}
 	keys := b.names(g.Key)
-	n, err := renewScript.Run(ctx, b.c, keys[:1], b.floor, b.counted, g.Owner, ms, keys[2]).Int64()
+	n, err := renewScript.Run(ctx, b.c, keys[:1], append(b.first, g.Owner, ms, keys[2])...).Int64()
 	return owned(ctx, n, err)
 }
 
@@ -247,7 +248,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		return b.sub.undo(ctx, g)
 	}
 	c, keys := redisscript.Once{UniversalClient: b.c}, b.names(g.Key)
-	n, err := releaseScript.Run(ctx, c, keys, b.floor, b.counted, g.Owner).Int64()
+	n, err := releaseScript.Run(ctx, c, keys, append(b.first, g.Owner)...).Int64()
 	if tryAgain(err) || redirected(err) { // waiters are notified when it has moved
 		if n, err = freeScript.Run(ctx, c, keys[:1], g.Owner).Int64(); n == 1 {
 			b.sub.leave(g) //nolint:contextcheck // it continues when ctx has ended
