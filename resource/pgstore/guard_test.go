@@ -599,3 +599,22 @@ func TestTemporaryTable(t *testing.T) {
 	require.NoError(t, err)
 	isStale(t, s.Guard(ctx, tx, key, at(8)), key, at(9), at(8), false)
 }
+
+// lastArgs is a Tx that has no answers.
+type lastArgs struct{ args []any }
+
+func (tx *lastArgs) QueryRow(_ context.Context, _ string, args ...any) pgx.Row {
+	tx.args = args
+	return tx
+}
+
+func (*lastArgs) Scan(...any) error { return io.EOF }
+
+func (*lastArgs) Rollback(context.Context) error { return nil }
+
+// A guard leaves the Store's value alone, also with lib/pq before 1.11, to which a nil []byte is an empty value.
+func TestGuardHasNoValue(t *testing.T) {
+	var tx lastArgs
+	require.ErrorIs(t, pgstore.Guard(t.Context(), &tx, "k", at(1)), io.EOF)
+	require.Equal(t, []any{"k", "1", "1", nil, []byte{}}, tx.args)
+}

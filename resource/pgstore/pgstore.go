@@ -197,8 +197,8 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// accept raises key's fence to f, see write.sql.
-func (t table) accept(ctx context.Context, q querier, key string, f resource.Fence, value, request []byte) error {
+// accept raises key's fence to f, see write.sql. To lib/pq before 1.11 a nil []byte isn't NULL: value and request are []byte or nil.
+func (t table) accept(ctx context.Context, q querier, key string, f resource.Fence, value, request any) error {
 	var token, seq *string
 	var applied bool
 	err := ask(func() error {
