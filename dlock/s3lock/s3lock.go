@@ -255,7 +255,7 @@ func (b *Backend) update(ctx context.Context, key string, next func(lock) (recor
 		}
 		r.Nonce = nonce
 		if refused = b.put(ctx, key, r, etag); !s3object.LostRace(refused) {
-			return r, start, failed(ctx, refused)
+			return r, start, refused
 		}
 	}
 }

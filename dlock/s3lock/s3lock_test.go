@@ -270,6 +270,7 @@ func TestSilentServer(t *testing.T) {
 			l.on(method, silent)
 			_, err := b.Acquire(context.Background(), locktest.Request(time.Hour))
 			require.ErrorContains(t, err, "the server doesn't answer", method)
+			require.Equal(t, 1, strings.Count(err.Error(), "s3lock: "), "%v", err)
 			require.Equal(t, 20*time.Second, time.Since(began), method)
 		}
 	})
