@@ -130,7 +130,8 @@ func (c *Call) String() string {
 
 // Judge returns an error if no store that keeps the rules gives these answers to concurrent calls on a key that was empty before. By the
 // rules a store accepts calls in the order of their fences. Writes with the same fence must have the same value; at the same time they may
-// both be accepted, since a store that got no reply to one can't tell which of them took effect.
+// both be accepted, since a store that got no reply to one can't tell which of them took effect. Judge compares calls two by two, so it may
+// miss what only three or more show.
 func Judge(calls []*Call) error {
 	for _, c := range calls {
 		stale, refused := errors.AsType[*resource.StaleTokenError](c.Err)
@@ -148,12 +149,37 @@ func Judge(calls []*Call) error {
 	return nil
 }
 
-// outcome reports whether a call took effect, and whether it may have: a fenced read may raise the fence, and be refused when a client
-// library repeats it because the reply was lost.
-func (c *Call) outcome() (did, may bool) {
+// may reports whether a call may have taken effect: a fenced read may raise the fence, and be refused when a client library repeats
+// it because the reply was lost.
+func (c *Call) may() bool {
 	_, refused := errors.AsType[*resource.StaleTokenError](c.Err)
-	did = c.Err == nil || errors.Is(c.Err, resource.ErrApplied)
-	return did, did || !refused || c.Fence.Seq == 0
+	return !refused || c.Fence.Seq == 0 || errors.Is(c.Err, resource.ErrApplied)
+}
+
+// shows returns the fence that the key had when the call was answered; zero: it shows nothing.
+func (c *Call) shows() resource.Fence {
+	stale, refused := errors.AsType[*resource.StaleTokenError](c.Err)
+	switch {
+	case refused:
+		return stale.Seen
+	case c.Err != nil:
+		return resource.Fence{}
+	}
+	return c.Fence.Max(c.Record.MaxFence)
+}
+
+// wrote returns the fence of the last write that the answer shows, the least if several wrote this value; zero: it shows none.
+func (c *Call) wrote(calls []*Call) resource.Fence {
+	if f := c.shows(); f.Seq > 0 {
+		return f
+	}
+	var least resource.Fence
+	for _, w := range calls {
+		if c.Record.Value != nil && w.Fence.Seq > 0 && string(w.Value) == string(c.Record.Value) && (least.Token == 0 || w.Fence.Compare(least) < 0) {
+			least = w.Fence
+		}
+	}
+	return least
 }
 
 func (c *Call) refused(stale resource.StaleTokenError, calls []*Call) error {
@@ -168,9 +194,14 @@ func (c *Call) refused(stale resource.StaleTokenError, calls []*Call) error {
 	if admitted(stale.Seen, c.Fence) {
 		return fmt.Errorf("refused because of %v, which is less", stale.Seen)
 	}
+	for _, o := range calls {
+		if o.End < c.Begin && o.shows().Compare(stale.Seen) > 0 {
+			return fmt.Errorf("refused because of %v, after %v had shown %v", stale.Seen, o, o.shows())
+		}
+	}
 	late := false
 	for _, o := range calls {
-		if _, may := o.outcome(); may && o.Fence == stale.Seen {
+		if o.may() && o.Fence == stale.Seen {
 			if o.Begin < c.End {
 				return nil
 			}
@@ -188,31 +219,28 @@ func (c *Call) accepted(calls []*Call) error {
 	var values []resource.Record // that a read may return
 	var least resource.Fence     // of these
 	for _, o := range calls {
-		did, may := o.outcome()
-		seen := o.Fence // an answer shows
-		stale, refused := errors.AsType[*resource.StaleTokenError](o.Err)
-		if refused {
-			seen = stale.Seen
-		}
+		seen := o.shows()
 		later := seen.Compare(c.Fence) > 0 && (!read || seen.Token != c.Fence.Token)
 		switch {
-		case (did || refused) && later && o.End < c.Begin:
+		case later && o.End < c.Begin:
 			return fmt.Errorf("accepted after %v was", o)
 		case o != c && !read && o.Err == nil && o.Fence == c.Fence && o.End < c.Begin:
 			return errors.New("accepted twice")
-		case o.Fence.Seq == 0 || !may || o.Fence.Token > c.Fence.Token || o.Begin > c.End:
+		case o.Fence.Seq == 0 || !o.may() || o.Fence.Token > c.Fence.Token || o.Begin > c.End:
 			continue
 		}
 		values = append(values, resource.Record{Value: o.Value, MaxFence: o.Fence})
-		if did && (o.Fence.Token < c.Fence.Token || o.End < c.Begin) {
-			least = least.Max(o.Fence)
-		}
 	}
 	if !read {
 		return nil
 	}
+	for _, o := range calls {
+		if w := o.wrote(calls); o != c && (w.Token < c.Fence.Token || o.End < c.Begin) {
+			least = least.Max(w)
+		}
+	}
 	err := same(c.Record, resource.Record{MaxFence: c.Fence})
-	if least.Token > 0 {
+	if c.wrote(calls).Compare(least) < 0 {
 		err = fmt.Errorf("got %q at %v, but there was a write at %v", c.Record.Value, c.Record.MaxFence, least)
 	}
 	for _, v := range values {

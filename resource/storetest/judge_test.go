@@ -45,8 +45,9 @@ func TestJudge(t *testing.T) {
 		{"", []*Call{accepted(at(1, 1), 1, 2), read(1, at(1, 1), 3, 4), refused(at(1, 1), at(1, 1), 5, 6)}},
 		{"refused because of 1, which is less", []*Call{accepted(at(1, 1), 1, 2), refused(at(2, 1), at(1, 1), 5, 6)}},
 		{"refused because of 2.0, which is less", []*Call{read(2, at(0, 0), 1, 2), refused(at(2, 0), at(2, 0), 5, 6)}},
-		{"because of 2, which was not accepted", []*Call{accepted(at(3, 1), 1, 2), refused(at(2, 1), at(3, 1), 3, 4), refused(at(1, 1), at(2, 1), 5, 6)}},
-		{"because of 2.7, which was not accepted", []*Call{accepted(at(3, 1), 1, 2), refused(at(1, 1), at(2, 7), 3, 4)}},
+		{"because of 2, which was not accepted", []*Call{accepted(at(3, 1), 1, 3), refused(at(2, 1), at(3, 1), 4, 5), refused(at(1, 1), at(2, 1), 2, 6)}},
+		{"because of 2.7, which was not accepted", []*Call{accepted(at(3, 1), 1, 3), refused(at(1, 1), at(2, 7), 2, 4)}},
+		{"because of 1, after Write at 3 had shown 3", []*Call{accepted(at(1, 1), 1, 2), accepted(at(3, 1), 3, 4), refused(at(1, 1), at(1, 1), 5, 6)}},
 		{"because of 3, which came later", []*Call{refused(at(1, 1), at(3, 1), 1, 2), accepted(at(3, 1), 3, 4)}},
 		{"Applied:false", []*Call{accepted(at(1, 1), 1, 2), call(at(1, 1), &resource.StaleTokenError{Seen: at(1, 1), Got: at(1, 1)}, 3, 4)}},
 		{"accepted after Write at 3 was", []*Call{accepted(at(3, 1), 1, 2), accepted(at(1, 1), 3, 4)}},
@@ -64,6 +65,9 @@ func TestJudge(t *testing.T) {
 		{"", []*Call{unknown(at(1, 1), 1, 2), read(2, at(0, 0), 3, 4)}},
 		{"", []*Call{unknown(at(2, 1), 1, 2), accepted(at(1, 1), 3, 4), refused(at(1, 1), at(2, 1), 5, 6), read(3, at(2, 1), 7, 8)}},
 		{"", []*Call{unknown(at(1, 1), 1, 2), refused(at(1, 1), at(1, 1), 3, 4), read(2, at(1, 1), 5, 6)}},
+		{`got "" at 3.0, but there was a write at 1`, []*Call{unknown(at(1, 1), 1, 2), read(2, at(1, 1), 3, 4), read(3, at(0, 0), 5, 6)}},
+		{`got "" at 3.0, but there was a write at 2`, []*Call{read(3, at(0, 0), 1, 2), unknown(at(2, 1), 3, 4), read(3, at(2, 1), 5, 6)}},
+		{"accepted after ReadFenced by 2 was", []*Call{unknown(at(2, 2), 1, 2), read(2, at(2, 2), 3, 4), accepted(at(2, 1), 5, 6)}},
 		{"but there was a write at 1", []*Call{unknown(at(1, 1), 1, 2), refused(at(1, 1), at(1, 1), 3, 4), read(2, at(0, 0), 5, 6)}},
 	} {
 		if err := Judge(c.calls); c.want != "" {
