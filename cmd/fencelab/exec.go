@@ -194,7 +194,7 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, signals <-cha
 	}
 	defer g.end()
 	if lost := context.Cause(h.Context()); lost != nil { //nolint:contextcheck // the handle's
-		return exit(exitLost, fmt.Errorf("the command was not started: %w", lost))
+		return fmt.Errorf("the command was not started: %w", lost)
 	}
 	token, seq := h.Next()
 	cmd.Env = append(os.Environ(), "FENCELAB_KEY="+h.Key(), "FENCELAB_TOKEN="+strconv.FormatUint(token, 10), "FENCELAB_SEQ="+strconv.FormatUint(seq, 10))

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/memlock"
+	"github.com/fencelab/fencelab/internal/cli"
 )
 
 // renewing is a lock service that renews a lease a few times, and then has an error.
@@ -83,5 +86,26 @@ func TestSupervise(t *testing.T) {
 			_ = h.Release(t.Context())
 			require.NoError(t, l.Close())
 		})
+	}
+}
+
+// A lease that ends while the guard starts was not lost by a command: there was none.
+func TestOverBeforeTheCommand(t *testing.T) {
+	o := &dlock.Options{TTL: 2 * time.Millisecond, Renew: dlock.Renew{Every: time.Millisecond, MaxHold: 1}}
+	l, err := dlock.New(memlock.New(nil), o)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	for began := time.Now(); ; {
+		require.Less(t, time.Since(began), patience)
+		h, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		err = runUnder(t.Context(), h, exec.CommandContext(t.Context(), "true"), nil)
+		_ = h.Release(t.Context())
+		if err != nil && strings.Contains(err.Error(), "not started") {
+			require.ErrorIs(t, err, dlock.ErrLost)
+			_, coded := errors.AsType[*cli.ExitError](err)
+			require.False(t, coded, "it is 125, as after any other failure")
+			return
+		}
 	}
 }
