@@ -37,6 +37,14 @@ func TestJudge(t *testing.T) {
 		}
 		return c
 	}
+	same := func(value string, calls ...*Call) []*Call { // all write or read it
+		for _, c := range calls {
+			if c.Value = []byte(value); c.Record.Value != nil {
+				c.Record.Value = c.Value
+			}
+		}
+		return calls
+	}
 	for _, c := range []struct {
 		want  string
 		calls []*Call
@@ -61,6 +69,10 @@ func TestJudge(t *testing.T) {
 
 		// What has no answer may take effect at any time, or not at all.
 		{"", []*Call{refused(at(2, 0), at(3, 1), 1, 6), refused(at(1, 1), at(2, 0), 2, 3), accepted(at(3, 1), 4, 5)}},
+		{"", []*Call{refused(at(1, 1), at(1, 1), 1, 2)}},
+		{"", []*Call{read(1, at(0, 0), 1, 2), accepted(at(2, 1), 3, 4)}},
+		{"", append(same("", refused(at(2, 1), at(3, 0), 5, 6)), accepted(at(1, 1), 1, 2), read(3, at(1, 1), 3, 4), read(4, at(1, 1), 7, 8))},
+		{"", same("x", accepted(at(1, 1), 1, 2), read(3, at(1, 1), 3, 4), refused(at(2, 1), at(3, 0), 5, 6), read(4, at(1, 1), 7, 8))},
 		{"", []*Call{unknown(at(1, 1), 1, 2), read(2, at(1, 1), 3, 4)}},
 		{"", []*Call{unknown(at(1, 1), 1, 2), read(2, at(0, 0), 3, 4)}},
 		{"", []*Call{unknown(at(2, 1), 1, 2), accepted(at(1, 1), 3, 4), refused(at(1, 1), at(2, 1), 5, 6), read(3, at(2, 1), 7, 8)}},
