@@ -113,8 +113,12 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTSTP) // Ctrl-Z would stop the renewals alone
 
 	ctx = context.WithoutCancel(ctx) // signals are passed on
+	limit := 5 * time.Second
+	if spec.Lock == locks.S3 {
+		limit = time.Minute // about twenty requests, one after the other, check that the lock is one
+	}
 	var backend *locks.Backend
-	if err := cli.Reach(ctx, func(ctx context.Context) (err error) {
+	if err := cli.ReachWithin(ctx, limit, func(ctx context.Context) (err error) {
 		backend, err = locks.Open(ctx, spec)
 		return err
 	}); err != nil {

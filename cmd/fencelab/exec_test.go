@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -15,7 +17,10 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/memlock"
+	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/open/onaws"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 // renewing is a lock service that renews a lease a few times, and then has an error.
@@ -108,4 +113,26 @@ func TestOverBeforeTheCommand(t *testing.T) {
 			return
 		}
 	}
+}
+
+// An S3 lock is opened in some twenty requests, which may take longer than other servers have for an answer.
+func TestSlowS3(t *testing.T) {
+	t.Parallel()
+	server, err := testbed.StartS3(t.Context(), nil)
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, server.Close()) })
+	link, err := faults.NewLink(server.Addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, link.Close()) })
+	address := onaws.On(onaws.S3, "nightly", strings.Replace(server.URL, server.Addr, link.Addr(), 1))
+	u, err := url.Parse(address)
+	require.NoError(t, err)
+	config, err := onaws.Config(u, http.DefaultClient)
+	require.NoError(t, err)
+	require.NoError(t, onaws.OpenBucket(u, config).Create(t.Context()))
+	_, err = link.DelayReplies(t.Context(), 300*time.Millisecond)
+	require.NoError(t, err)
+	out, err := exec.CommandContext(t.Context(), "fencelab", "exec", "-lock", address, "-key", "k", "--", "echo", "ran").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, "ran\n", string(out))
 }

@@ -135,11 +135,14 @@ func Logger(fs *flag.FlagSet) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-const reachTimeout = 5 * time.Second
-
 // Reach calls ask, which has 5 s to succeed.
 func Reach(ctx context.Context, ask func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, reachTimeout, fmt.Errorf("no answer within %v", reachTimeout))
+	return ReachWithin(ctx, 5*time.Second, ask)
+}
+
+// ReachWithin is Reach with another limit.
+func ReachWithin(ctx context.Context, limit time.Duration, ask func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %v", limit))
 	defer cancel()
 	err := ask(ctx)
 	if err != nil && ctx.Err() != nil {
