@@ -195,7 +195,7 @@ func endsWithContext(c *check) {
 	c.call(patience, func() (scenarios.Lease, error) { return nil, l.Release(ended) })
 	c.call(patience, func() (scenarios.Lease, error) {
 		l, err := a.Acquire(ended, acquired)
-		if err == nil {
+		if err == nil && l != nil {
 			_ = c.do(l.Release)
 		}
 		return nil, err

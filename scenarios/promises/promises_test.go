@@ -71,7 +71,7 @@ func kitOn(t *testing.T, n int, open scenarios.Open) promises.Kit {
 
 type aheadKey struct{}
 
-// typed returns typed nil leases with its errors, as simple adapters do.
+// typed returns typed nil leases with its errors, as simple adapters do, and neither to waiters that were cancelled.
 type typed struct{ scenarios.Lock }
 
 func (l typed) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
@@ -79,7 +79,11 @@ func (l typed) TryAcquire(ctx context.Context, key string) (scenarios.Lease, err
 }
 
 func (l typed) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	return l.behind(l.Lock.Acquire(ctx, key))
+	lease, err := l.Lock.Acquire(ctx, key)
+	if ctx.Err() != nil {
+		return nil, nil //nolint:nilnil // as Consul's client does
+	}
+	return l.behind(lease, err)
 }
 
 func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {

@@ -74,7 +74,7 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 			go func() {
 				defer close(done)
 				l, err := cl.Acquire(ctx, key)
-				if err != nil {
+				if err != nil || l == nil {
 					return
 				}
 				if lasts(held, time.Now()) {
