@@ -118,7 +118,8 @@ func acquireLate(c *check) {
 			c.breaks("TryAcquire was granted a lock without its reply")
 			continue
 		}
-		if c.comesFree(b, key, what); c.isDecided() {
+		c.comesFree(b, key, what)
+		if c.comesFree(a, key, what+" from its client"); c.isDecided() {
 			break
 		}
 	}
@@ -154,7 +155,12 @@ func everyMessage(c *check) {
 				if got, err := r.granted(); err == nil && got != nil {
 					_ = c.do(got.Release)
 				}
-				c.comesFree(b, key, fmt.Sprintf("the %s of message %d of %s was lost", kind, n, what))
+				after := fmt.Sprintf("the %s of message %d of %s was lost", kind, n, what)
+				c.comesFree(b, key, after)
+				if l != nil {
+					_ = c.do(l.Release)
+				}
+				c.comesFree(a, key, after+" to its client")
 				if !lost || c.isDecided() {
 					break
 				}

@@ -275,15 +275,22 @@ func (c *check) release(l scenarios.Lease) {
 func (c *check) comesFree(cl *client, key, after string) {
 	l, err := c.acquire(cl, key)
 	if err != nil {
-		c.blocked(key, "after %s nobody had got the lock within %v: %v", after, c.limit(), err)
+		c.blocked(key, "after %s a client hadn't got the lock within %v: %v", after, c.limit(), err)
 		return
 	}
 	_ = c.do(l.Release)
 }
 
-// blocked records that nobody gets the lock of key: the promise is broken if new clients, at the same time, get an unused lock and
-// still not this one. Otherwise it is unsure: the machine or the servers have stalled.
+// blocked records that who waited hasn't got the lock of key: the promise is broken if a new client gets it at once, or if new clients,
+// at the same time, get an unused lock and still not this one. Otherwise it is unsure: the machine or the servers have stalled.
 func (c *check) blocked(key, format string, args ...any) {
+	if cl, err := c.open(c.k.TTL); err == nil {
+		if l, err := c.try(cl, key); err == nil {
+			_ = c.do(l.Release)
+			c.breaks(format+"; then a new client got it at once", args...)
+			return
+		}
+	}
 	get := func(key string) <-chan error {
 		done := make(chan error, 1)
 		cl, err := c.open(c.k.TTL)

@@ -65,7 +65,7 @@ func holderReturns(c *check) {
 	} {
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
-			c.take(a, key)
+			l := c.take(a, key)
 			heal := c.inject(a, fault)
 			later, err := c.acquire(b, key)
 			if err != nil {
@@ -80,6 +80,8 @@ func holderReturns(c *check) {
 			}
 			_ = c.do(later.Release)
 			c.comesFree(other, key, "a holder's messages "+what+", and its successor's release")
+			_ = c.do(l.Release) // a client may keep a lock of its own until then
+			c.comesFree(a, key, "its messages "+what)
 			return true
 		})
 	}

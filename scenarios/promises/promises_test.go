@@ -148,6 +148,8 @@ func TestBroken(t *testing.T) {
 		"renews when closed":  {func(s *simple) { s.renewal = renewForEver }, []string{"CloseEnds"}},
 		"ends with sessions":  {func(s *simple) { s.session = true }, []string{"HolderDisconnected"}},
 		"any server":          {func(s *simple) { s.anyServer = true }, []string{"Partition"}},
+		"sleeps for ever":     {func(s *simple) { s.asleep = true }, []string{"LeaseLasts"}},
+		"locks itself out":    {func(s *simple) { s.mutexes = true }, []string{"AcquireLate", "EveryMessage"}},
 		"releases too late":   {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
 	} {
 		t.Run(name, func(t *testing.T) {

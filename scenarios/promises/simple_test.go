@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -52,6 +53,9 @@ type simple struct {
 	anyServer    bool // any server that can be reached will do
 	leaks        bool // each call leaves a goroutine
 	late         bool // a release does nothing if its context has ended
+	asleep       bool // waiters try again only when a message says so
+	mutexes      bool // a client has a mutex for each key, which an acquisition that fails leaves locked
+	mutex        sync.Map
 	renewal      renewal
 	ahead        *atomic.Int64
 	owner        string
@@ -170,6 +174,11 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 			}
 		}
 	}
+	if s.mutexes {
+		if _, locked := s.mutex.LoadOrStore(key, true); locked {
+			return nil, dlock.ErrHeld
+		}
+	}
 	if s.claimsTwice {
 		if ok, err := s.redis.SetNX(ctx, key+":claim", value, 0).Result(); !ok || err != nil {
 			return nil, errors.Join(dlock.ErrHeld, err)
@@ -186,6 +195,7 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		}
 	}
 	if fence == 0 && !s.everybody {
+		s.mutex.Delete(key)
 		if s.opaque {
 			return nil, errors.New("try again")
 		}
@@ -297,13 +307,16 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 		}
 		again := 10 * time.Millisecond
 		var messages <-chan *redis.Message
-		if s.subscribed {
+		if s.subscribed || s.asleep {
 			sub := s.redis.Subscribe(ctx, key+":free")
 			defer sub.Close() //nolint:errcheck // it is only read
 			messages = sub.Channel()
 			if again, err = s.redis.PTTL(ctx, key).Result(); err != nil {
 				return nil, err
 			}
+		}
+		if s.asleep {
+			again = time.Hour
 		}
 		select {
 		case <-messages:
@@ -378,7 +391,8 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.releaseOnce && (l.freed || time.Now().After(l.Until())) {
 		return dlock.ErrLost
 	}
-	if l.s.subscribed {
+	l.s.mutex.Delete(l.key)
+	if l.s.subscribed || l.s.asleep {
 		defer l.s.redis.Publish(ctx, l.key+":free", 1)
 	}
 	if l.s.plainDelete {

@@ -17,7 +17,7 @@ func waiterServed(c *check) {
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
 		"waited": nil, "was cut off": (*faults.Link).Cut, "got no replies": (*faults.Link).LoseReplies, "was refused": (*faults.Link).Refuse,
 	} {
-		a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
+		a, b, key := c.lasting(), c.client(), newKey()
 		_ = c.do(c.take(b, newKey()).Release) // it is connected
 		l := c.take(a, key)
 		wg.Go(func() {
@@ -38,16 +38,9 @@ func waiterServed(c *check) {
 				time.Sleep(c.k.TTL / 2)
 				heal()
 			}
-			err := <-served
-			if err == nil {
-				return
+			if err := <-served; err != nil {
+				c.blocked(key, "a waiter, who %s while the lock was released, hadn't got it after %v: %v", what, c.limit(), err)
 			}
-			// A stall of the machine or of the servers would also delay a new client.
-			if _, failed := c.try(other, key); failed != nil {
-				c.unsure("neither does a new client get the lock: %v", failed)
-				return
-			}
-			c.breaks("a waiter, who %s while the lock was released, hadn't got it after %v, and a new client got it at once: %v", what, c.limit(), err)
 		})
 	}
 }
@@ -106,6 +99,7 @@ func waiterCancelled(c *check) {
 	if !c.isDecided() {
 		c.release(l)
 		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cancelled", waiters))
+		c.comesFree(b, key, fmt.Sprintf("%d of its waiters that were cancelled", waiters))
 	}
 }
 
