@@ -77,29 +77,38 @@ const (
 )
 
 func releaseLate(c *check) {
-	c.often(func() (sure bool) {
-		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
-		l := c.take(a, key)
-		deliver := c.inject(a, (*faults.Link).HoldRequests)
-		c.briefly(releasing(l))
-		later, err := c.acquire(b, key)
-		if err != nil {
-			c.blocked(key, "after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"a release that arrived late": (*faults.Link).HoldRequests, "a release with late replies": holdReplies,
+	} {
+		c.often(func() (sure bool) {
+			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+			l := c.take(a, key)
+			deliver := c.inject(a, fault)
+			go c.within(c.limit(), releasing(l)) // what asks first frees the lock then
+			later, err := c.acquire(b, key)
+			if err != nil {
+				c.blocked(key, "after a release that was held nobody had got the lock within %v: %v", c.limit(), err)
+				return true
+			}
+			deliver()
+			for range looks {
+				if !c.still(later, other, key, what) {
+					return false
+				}
+				if c.isDecided() {
+					break
+				}
+				time.Sleep(pause) // the server may not have read the message yet
+			}
+			_ = c.do(later.Release)
 			return true
-		}
-		deliver()
-		for range looks {
-			if !c.still(later, other, key, "a release that arrived late") {
-				return false
-			}
-			if c.isDecided() {
-				break
-			}
-			time.Sleep(pause) // the server may not have read the message yet
-		}
-		_ = c.do(later.Release)
-		return true
-	})
+		})
+	}
+}
+
+// holdReplies holds replies until it heals.
+func holdReplies(l *faults.Link, ctx context.Context) (faults.Heal, error) { //nolint:revive // as a Link's methods
+	return l.DelayReplies(ctx, time.Hour)
 }
 
 func acquireLate(c *check) {

@@ -61,7 +61,7 @@ func holderDisconnected(c *check) {
 
 func holderReturns(c *check) {
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
-		"had been cut off": (*faults.Link).Cut, "had been late": (*faults.Link).HoldRequests,
+		"had been cut off": (*faults.Link).Cut, "had been late": (*faults.Link).HoldRequests, "had got late replies": holdReplies,
 	} {
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()

@@ -144,6 +144,7 @@ func TestBroken(t *testing.T) {
 		"renews blindly":      {func(s *simple) { s.renewal = renewBlindly }, []string{"HolderReturns"}},
 		"renews and takes":    {func(s *simple) { s.renewal = renewOverwrites }, []string{"HolderReturns"}},
 		"renews in seconds":   {func(s *simple) { s.renewal = renewSeconds }, []string{"LeaseRenewed"}},
+		"renews what it had":  {func(s *simple) { s.renewal = renewAsks }, []string{"HolderReturns"}},
 		"renewed late":        {func(s *simple) { s.renewal = renewLate }, []string{"LeaseRenewed"}},
 		"renews when closed":  {func(s *simple) { s.renewal = renewForEver }, []string{"CloseEnds"}},
 		"ends with sessions":  {func(s *simple) { s.session = true }, []string{"HolderDisconnected"}},
@@ -191,6 +192,7 @@ func TestBrokenOnce(t *testing.T) {
 		"no case":                           {1, 0, func(s *simple) { s.folded = true }, "KeysIndependent"},
 		"TTLs of 32 bits":                   {1, 0, func(s *simple) { s.short = true }, "OddTTLs"},
 		"leaves goroutines":                 {1, 0, func(s *simple) { s.leaks = true }, "NothingLeft"},
+		"a release asks first":              {1, 0, func(s *simple) { s.asksFirst = true }, "ReleaseLate"},
 		"waits for a message":               {1, 0, func(s *simple) { s.subscribed = true }, "WaiterServed"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -53,6 +53,7 @@ type simple struct {
 	anyServer    bool // any server that can be reached will do
 	leaks        bool // each call leaves a goroutine
 	late         bool // a release does nothing if its context has ended
+	asksFirst    bool // a release asks in another message who has the lock
 	asleep       bool // waiters try again only when a message says so
 	mutexes      bool // a client has a mutex for each key, which an acquisition that fails leaves locked
 	mutex        sync.Map
@@ -74,6 +75,7 @@ const (
 	renewOverwrites // whoever holds it, its owner too
 	renewSeconds    // for as many milliseconds as the TTL has seconds
 	renewLate       // it is counted from its reply
+	renewAsks       // it asks in another message who has the lock, and then takes it
 	renewForEver    // also when the lease is over and the client closed
 )
 
@@ -262,6 +264,14 @@ func (l *lease) renew(ctx context.Context) {
 		switch l.s.renewal {
 		case renewBlindly:
 			err = l.s.redis.PExpire(short, l.key, l.s.ttl).Err()
+		case renewAsks:
+			var has string
+			if has, err = l.s.redis.Get(ctx, l.key).Result(); has != l.value {
+				err = errors.Join(err, dlock.ErrLost)
+				break
+			}
+			short = ctx
+			fallthrough
 		case renewOverwrites:
 			err = l.s.redis.Set(short, l.key, l.value, l.s.ttl).Err()
 		case renewSeconds:
@@ -395,7 +405,12 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.subscribed || l.s.asleep {
 		defer l.s.redis.Publish(ctx, l.key+":free", 1)
 	}
-	if l.s.plainDelete {
+	if l.s.asksFirst {
+		if has, err := l.s.redis.Get(ctx, l.key).Result(); has != l.value {
+			return errors.Join(err, dlock.ErrLost)
+		}
+	}
+	if l.s.plainDelete || l.s.asksFirst {
 		return l.s.redis.Del(ctx, l.key).Err()
 	}
 	n, err := release.Run(l.s.call(ctx), l.s.redis, []string{l.key}, l.value).Int()
