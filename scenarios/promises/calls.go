@@ -169,8 +169,10 @@ func everyMessage(c *check) {
 				if l != nil {
 					_ = c.do(l.Release)
 				}
-				c.comesFree(a, key, after+" to its client")
-				if !lost || c.isDecided() {
+				if c.comesFree(a, key, after+" to its client"); c.isDecided() {
+					return
+				}
+				if !lost {
 					break
 				}
 			}
@@ -228,7 +230,7 @@ func closeEnds(c *check) {
 	if r := c.call(limit, func() (scenarios.Lease, error) { return nil, a.close() }); !r.returned {
 		c.breaks("Close hadn't returned after %v while the servers were silent", limit)
 	}
-	closed, b, key := c.client(), c.client(), newKey()
+	closed, b, key := c.times(3), c.client(), newKey()
 	l := c.take(closed, key)
 	c.call(limit, func() (scenarios.Lease, error) { return nil, closed.close() })
 	next, err := c.acquire(b, key)

@@ -273,6 +273,9 @@ func (c *check) release(l scenarios.Lease) {
 }
 
 func (c *check) comesFree(cl *client, key, after string) {
+	if c.isDecided() {
+		return
+	}
 	l, err := c.acquire(cl, key)
 	if err != nil {
 		c.blocked(key, "after %s a client hadn't got the lock within %v: %v", after, c.limit(), err)

@@ -17,7 +17,7 @@ func waiterServed(c *check) {
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
 		"waited": nil, "was cut off": (*faults.Link).Cut, "got no replies": (*faults.Link).LoseReplies, "was refused": (*faults.Link).Refuse,
 	} {
-		a, b, key := c.lasting(), c.client(), newKey()
+		a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
 		_ = c.do(c.take(b, newKey()).Release) // it is connected
 		l := c.take(a, key)
 		wg.Go(func() {
@@ -29,7 +29,10 @@ func waiterServed(c *check) {
 				}
 				served <- err
 			}()
-			time.Sleep(c.k.TTL / 2) // usually b waits then
+			for range looks { // b waits then: it has done less meanwhile
+				_ = c.still(l, other, key, "a waiter's call")
+				time.Sleep(pause)
+			}
 			if fault == nil {
 				_ = c.do(l.Release)
 			} else {
