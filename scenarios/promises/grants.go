@@ -15,13 +15,43 @@ import (
 
 func exclusive(c *check) {
 	c.refused(c.lasting(), c.lasting(), "two clients")
-	c.contend(c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting())
+	c.contend(newKey(), c.overlap(pause/4), c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting(), c.lasting())
+	for range 4 {
+		if !c.isDecided() {
+			c.takeOver()
+		}
+	}
 }
 
 func oneClient(c *check) {
 	a := c.lasting()
 	c.refused(a, a, "two callers of one client")
-	c.contend(a, a, a, a, a, a)
+	c.contend(newKey(), c.overlap(pause/4), a, a, a, a, a, a)
+}
+
+// takeOver has several contend for locks whose leases have run out: one may take what another, who also saw that, has just got.
+func (c *check) takeOver() {
+	const locks = 16
+	dead, slow := c.client(), []*client{c.slow(20), c.slow(40), c.slow(60), c.slow(80)}
+	var keys []string
+	for range locks {
+		keys = append(keys, newKey())
+		c.take(dead, keys[len(keys)-1])
+	}
+	c.inject(dead, (*faults.Link).Cut)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, key := range keys {
+		meet := c.overlap(5 * pause)
+		for _, cl := range slow {
+			wg.Go(func() {
+				if l, err := c.acquire(cl, key); err == nil {
+					meet(l)
+					_ = c.do(l.Release)
+				}
+			})
+		}
+	}
 }
 
 // refused checks that b gets ErrHeld while a holds the lock.
@@ -55,12 +85,11 @@ func (c *check) refused(a, b *client, who string) {
 	_ = c.do(l.Release)
 }
 
-func (c *check) contend(clients ...*client) {
+// contend has clients contend for a lock, and calls meet for every grant.
+func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*client) {
 	const rounds = 10
 	limit := 2*long*c.k.TTL + patience // a release that was lost blocks the others for a lease
-	var inside atomic.Pointer[scenarios.Lease]
 	var wg sync.WaitGroup
-	key := newKey()
 	for _, cl := range clients {
 		wg.Go(func() {
 			for range rounds {
@@ -69,12 +98,7 @@ func (c *check) contend(clients ...*client) {
 					c.unsure("one of %d contenders got no lock within %v: %v", len(clients), limit, err)
 					return
 				}
-				inside.Store(&l)
-				time.Sleep(pause / 4)
-				// Before the release, after which any lease is over.
-				if !inside.CompareAndSwap(&l, nil) && lasts(l, time.Now()) {
-					c.breaks("two contenders held the lock at once")
-				}
+				meet(l)
 				_ = c.do(l.Release)
 			}
 		})
@@ -82,8 +106,32 @@ func (c *check) contend(clients ...*client) {
 	wg.Wait()
 }
 
+// slow returns a client whose replies take ms milliseconds: much happens between two messages of its calls.
+func (c *check) slow(ms time.Duration) *client {
+	cl := c.lasting()
+	c.inject(cl, func(l *faults.Link, ctx context.Context) (faults.Heal, error) {
+		return l.DelayReplies(ctx, ms*time.Millisecond)
+	})
+	return cl
+}
+
+func (c *check) overlap(stay time.Duration) (meet func(l scenarios.Lease)) {
+	var inside atomic.Pointer[scenarios.Lease]
+	return func(l scenarios.Lease) {
+		inside.Store(&l)
+		time.Sleep(stay)
+		// Before the release, after which any lease is over.
+		if !inside.CompareAndSwap(&l, nil) && lasts(l, time.Now()) {
+			c.breaks("two contenders held the lock at once")
+		}
+	}
+}
+
 func tokensIncrease(c *check) {
 	a, b, key := c.client(), c.client(), newKey()
+	idle := newKey()
+	early := c.take(a, idle)
+	_ = c.do(early.Release)
 	var last uint64
 	next := func(cl *client, after string) scenarios.Lease {
 		l := c.take(cl, key)
@@ -95,6 +143,7 @@ func tokensIncrease(c *check) {
 	}
 	for range 3 {
 		_ = c.do(next(a, "a release").Release)
+		_ = c.do(next(a, "a release by the same client").Release)
 		_ = c.do(next(b, "a release by another client").Release)
 	}
 	next(a, "a release")
@@ -130,6 +179,19 @@ func tokensIncrease(c *check) {
 			break
 		}
 	}
+	var mu sync.Mutex
+	var greatest uint64
+	c.contend(newKey(), func(l scenarios.Lease) {
+		mu.Lock()
+		defer mu.Unlock()
+		if l.Fence() <= greatest && lasts(l, time.Now()) {
+			c.breaks("a contender got the token %d after another had got %d", l.Fence(), greatest)
+		}
+		greatest = max(greatest, l.Fence())
+	}, c.slow(10), c.slow(20), c.slow(30), c.slow(40))
+	if again := c.take(b, idle); again.Fence() <= early.Fence() {
+		c.breaks("after a lock hadn't been used for a while its token was %d, and the one before %d", again.Fence(), early.Fence())
+	}
 }
 
 func keysIndependent(c *check) {
@@ -153,9 +215,19 @@ func keysIndependent(c *check) {
 			return
 		}
 	}
+	c.often(func() (sure bool) { // one client may hold several
+		first, second := newKey(), newKey()
+		l := c.take(a, first)
+		also := c.take(a, second)
+		sure = c.still(l, b, first, "its holder's grant of another key")
+		_ = c.do(also.Release)
+		sure = c.still(l, b, first, "its holder's release of another key") && sure
+		_ = c.do(l.Release)
+		return sure
+	})
 	base := newKey()
 	held, refused := map[string]scenarios.Lease{}, ""
-	for i, more := range []string{"/x", ":x", ".x", "-x", "_x", " x", "x", "/X", "//x", "/x/", "%2Fx", "{x}", "{y}", strings.Repeat("x", 300), strings.Repeat("x", 301)} {
+	for i, more := range []string{"/x", ":x", ".x", "-x", "_x", " x", "x", "/X", "//x", "/x/", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB", strings.Repeat("x", 300), strings.Repeat("x", 301)} {
 		l, err := c.try([]*client{a, b}[i%2], base+more)
 		switch {
 		case err == nil:

@@ -8,15 +8,15 @@ type promise struct {
 }
 
 var promises = []promise{
-	{name: "Exclusive", text: "a lock has one holder at a time, however many contend, and TryAcquire of a held one says so", check: exclusive},
+	{name: "Exclusive", text: "a lock has one holder at a time, however many contend, also when a lease has run out; TryAcquire of a held one says so", check: exclusive},
 	{name: "OneClient", text: "two callers of one client don't hold a lock at once either", check: oneClient},
 	{name: "LeaseLasts", text: "nobody else is granted a lock before its holder's lease ends, and the holder's context has ended by then", check: leaseLasts},
 	{name: "LeaseRenewed", text: "while a lease is renewed nobody else is granted the lock, nor until a TTL after the last renewal", check: leaseRenewed, never: unrenewed},
 	{name: "HolderDisconnected", text: "nobody else is granted a lock because its holder's connections break, unless the holder has been told", check: holderDisconnected},
 	{name: "HolderReturns", text: "a holder that was cut off until its lease had run out doesn't disturb its successor when its messages arrive, and gets locks again", check: holderReturns},
 	{name: "OddTTLs", text: "a TTL such as 999 µs, 1 s + 1 ns or 50 days is refused or rounded up: its lease neither ends early nor lasts for ever", check: oddTTLs, never: fixed},
-	{name: "TokensIncrease", text: "each grant's token is greater than all before, also after a lease that ran out or a grant whose reply was late", check: tokensIncrease, never: tokenless},
-	{name: "KeysIndependent", text: "a lock on one key blocks no other, also where one key begins with the other, or they differ only in case, a space or a slash", check: keysIndependent},
+	{name: "TokensIncrease", text: "each grant's token is greater than all before, also after a wait, a lease that ran out or a late reply", check: tokensIncrease, never: tokenless},
+	{name: "KeysIndependent", text: "a lock on one key blocks and frees no other, also where one key begins with the other, or they differ only in case, a space or a slash", check: keysIndependent},
 	{name: "ReleaseRepeated", text: "a release that is repeated frees no later grant, of this client or another", check: releaseRepeated},
 	{name: "ReleaseRetried", text: "a release that is retried because its reply was lost frees no later grant of the same client", check: releaseRetried},
 	{name: "ReleaseStale", text: "the release of a lease that has run out frees no later grant of the same client", check: releaseStale},

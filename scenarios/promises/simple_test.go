@@ -35,6 +35,7 @@ type simple struct {
 	opaque       bool // TryAcquire's error doesn't say that the lock is held
 	neverEnds    bool // a lease's context doesn't end
 	claimsTwice  bool // an acquisition first marks the key in another message, without a TTL
+	sweeps       bool // who finds that a lease has run out frees the lock in another message
 	everybody    bool // TryAcquire always succeeds
 	getThenSet   bool // a waiter checks the key, and then sets it
 	oneLock      bool // all keys are one
@@ -46,7 +47,12 @@ type simple struct {
 	reentrant    bool // a client that holds the lock gets it again
 	tokenAfter   bool // the token is minted in another message, after the grant
 	clockToken   bool // the token is the server's time
+	tokenFirst   bool // the token is minted in another message, before the grant
+	tokenByOwner bool // the token grows when the lock changes hands between clients
+	tokenEnds    bool // the token's counter ends with the lease
 	folded       bool // keys have no case
+	single       bool // a grant frees what its client held, as MySQL's GET_LOCK once did
+	padded       bool // spaces at the end of a key don't count
 	short        bool // a TTL has 32 bits
 	subscribed   bool // waiters try again when a message says so, or the lease has run out
 	session      bool // a lock is free if its holder isn't connected any more
@@ -57,6 +63,7 @@ type simple struct {
 	asleep       bool // waiters try again only when a message says so
 	mutexes      bool // a client has a mutex for each key, which an acquisition that fails leaves locked
 	mutex        sync.Map
+	only         atomic.Pointer[lease]
 	renewal      renewal
 	ahead        *atomic.Int64
 	owner        string
@@ -93,7 +100,10 @@ type lease struct {
 var (
 	acquire = redis.NewScript(`
 		if redis.call('exists', KEYS[1]) == 1 and not (ARGV[3] == '1' and redis.call('get', KEYS[1]) == ARGV[1]) then return 0 end
-		local fence = ARGV[4] == '1' or redis.call('incr', KEYS[1] .. ':fence')
+		local same = ARGV[5] ~= '' and redis.call('getset', KEYS[1] .. ':last', ARGV[5]) == ARGV[5]
+		local fence = ARGV[4] == '1' or redis.call('incrby', KEYS[1] .. ':fence', same and 0 or 1)
+		local time = redis.call('time')
+		if ARGV[6] ~= '' then fence = time[1] * 1000000 + time[2] + ARGV[6] end
 		if ARGV[1] == '' then ARGV[1] = fence end
 		if tonumber(ARGV[2]) > 0 then redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2]) end
 		return fence`)
@@ -149,6 +159,9 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	if s.folded {
 		key = strings.ToLower(key)
 	}
+	if s.padded {
+		key = strings.TrimRight(key, " ")
+	}
 	if s.short {
 		ttl = time.Duration(uint32(ttl.Milliseconds())) * time.Millisecond //nolint:gosec // the defect
 	}
@@ -160,6 +173,12 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	}
 	if s.absolute {
 		ttl -= time.Duration(s.ahead.Load())
+	}
+	if s.sweeps {
+		if end, err := s.redis.Get(ctx, key+":end").Int64(); err == nil && time.Now().UnixNano() > end {
+			s.redis.Del(ctx, key)
+		}
+		ttl = time.Hour
 	}
 	if s.session {
 		if n, err := s.redis.PubSubNumSub(ctx, key+":holder").Result(); err != nil || n[key+":holder"] == 0 && s.redis.Del(ctx, key).Err() != nil {
@@ -187,7 +206,19 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		}
 		defer s.redis.Del(ctx, key+":claim")
 	}
-	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, (ttl + time.Millisecond - 1).Milliseconds(), s.reentrant, s.tokenAfter).Uint64()
+	var first uint64
+	if s.tokenFirst {
+		first = uint64(s.redis.Incr(ctx, key+":first").Val()) //nolint:gosec // positive
+	}
+	last, ahead := "", ""
+	if s.tokenByOwner {
+		last = s.owner
+	}
+	if s.clockToken {
+		ahead = fmt.Sprint(time.Duration(s.ahead.Load()).Microseconds())
+	}
+	ms := (ttl + time.Millisecond - 1).Milliseconds()
+	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, ms, s.reentrant, s.tokenAfter, last, ahead).Uint64()
 	if err != nil {
 		return nil, err
 	}
@@ -205,6 +236,15 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	}
 	if s.tokenOwner {
 		value = fmt.Sprint(fence)
+	}
+	if s.sweeps {
+		s.redis.Set(ctx, key+":end", start.Add(s.ttl).UnixNano(), 0)
+	}
+	if s.tokenFirst {
+		fence = first
+	}
+	if s.tokenEnds {
+		s.redis.PExpire(ctx, key+":fence", 2*ttl)
 	}
 	if s.session {
 		sub := s.redis.Subscribe(ctx, key+":holder")
@@ -227,10 +267,12 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	if s.randomTokens {
 		fence = 1 + uint64(time.Now().UnixNano()%1000)
 	}
-	if s.clockToken {
-		fence = uint64(start.UnixNano() + s.ahead.Load()) //nolint:gosec // positive
-	}
 	l := &lease{s: s, key: key, value: value, fence: max(fence, 1)}
+	if s.single {
+		if before := s.only.Swap(l); before != nil {
+			release.Run(ctx, s.redis, []string{before.key}, before.value)
+		}
+	}
 	until := start.Add(s.ttl)
 	l.until.Store(&until)
 	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)

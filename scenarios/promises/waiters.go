@@ -23,26 +23,28 @@ func waiterServed(c *check) {
 		wg.Go(func() {
 			served := make(chan error, 1)
 			go func() {
-				l, err := c.acquire(b, key)
+				l, err := c.persist(2*c.limit(), b, key)
 				if err == nil {
 					_ = c.do(l.Release)
 				}
 				served <- err
 			}()
-			for range looks { // b waits then: it has done less meanwhile
-				_ = c.still(l, other, key, "a waiter's call")
-				time.Sleep(pause)
+			for range 5 { // b waits then: it has done less meanwhile
+				if l, err := c.try(other, newKey()); err == nil {
+					_ = c.do(l.Release)
+				}
+				time.Sleep(5 * pause)
 			}
-			if fault == nil {
-				_ = c.do(l.Release)
-			} else {
-				heal := c.inject(b, fault)
-				_ = c.do(l.Release)
-				time.Sleep(c.k.TTL / 2)
-				heal()
+			heal := func() {}
+			if fault != nil {
+				heal = c.inject(b, fault)
 			}
+			_ = c.do(l.Release)
+			time.Sleep(c.k.TTL / 2)
+			heal()
+			began := time.Now()
 			if err := <-served; err != nil {
-				c.blocked(key, "a waiter, who %s while the lock was released, hadn't got it after %v: %v", what, c.limit(), err)
+				c.blocked(key, "a waiter, who %s while the lock was released, hadn't got it %v later: %v", what, time.Since(began).Round(time.Second), err)
 			}
 		})
 	}
