@@ -151,8 +151,8 @@ func tokensIncrease(c *check) {
 	_ = c.do(next(b, "a lease that ran out").Release)
 	heal()
 
-	// A token that isn't minted with its grant may be greater than the successor's.
-	for range 2 {
+	// A token that isn't minted with its grant is greater than the successor's if it comes later, and less if it comes sooner.
+	for _, sooner := range []bool{false, true} {
 		a, b, key := c.client(), c.lasting(), newKey()
 		_ = c.do(c.take(a, newKey()).Release) // it is connected
 		heal := c.inject(a, holdReplies)
@@ -160,7 +160,7 @@ func tokensIncrease(c *check) {
 		go func() {
 			late <- c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
 		}()
-		for range looks { // until a has it
+		for range looks / 4 { // until a has it, or has sent what comes before
 			time.Sleep(pause)
 			l, err := c.try(b, key)
 			if err != nil {
@@ -169,14 +169,22 @@ func tokensIncrease(c *check) {
 			_ = c.do(l.Release)
 		}
 		l := c.take(b, key)
+		if sooner {
+			_ = c.do(l.Release)
+		}
 		heal()
 		got, err := (<-late).granted()
-		if err == nil && got.Fence() > l.Fence() && lasts(l, time.Now()) {
+		now := time.Now()
+		switch {
+		case err != nil:
+		case !sooner && got.Fence() > l.Fence() && lasts(l, now):
 			c.breaks("a grant whose reply was late had the token %d, and its successor, who still held the lock, had %d", got.Fence(), l.Fence())
+		case sooner && got.Fence() <= l.Fence() && lasts(got, now):
+			c.breaks("a client whose replies were late was granted the lock with token %d, and another had had %d before", got.Fence(), l.Fence())
 		}
 		_ = c.do(l.Release)
 		if err == nil {
-			break
+			_ = c.do(got.Release)
 		}
 	}
 	var mu sync.Mutex
