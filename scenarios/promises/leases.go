@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/scenarios"
 )
 
 func leaseLasts(c *check) {
@@ -25,10 +26,30 @@ func leaseLasts(c *check) {
 			}
 		})
 	}
+	a, b, holder := c.client(), c.client(), c.lasting()
+	wg.Go(func() {
+		c.outlast(&client{Lock: waiter{a.Lock, c, holder}, links: a.links}, b, 0, 0, " that was waited for")
+	})
 	wg.Wait()
 	if checked.Load() == 0 {
 		c.cannot("TryAcquire of a free lock granted no lease that lasted")
 	}
+}
+
+// waiter is a lock whose TryAcquire waits for most of a lease, until holder releases the lock.
+type waiter struct {
+	scenarios.Lock
+	c      *check
+	holder *client
+}
+
+func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	l, err := w.c.try(w.holder, key)
+	if err != nil {
+		return nil, err
+	}
+	time.AfterFunc(w.c.k.TTL*3/4, func() { _ = w.c.do(l.Release) })
+	return w.Acquire(ctx, key)
 }
 
 func leaseRenewed(c *check) {
@@ -72,7 +93,11 @@ func holderReturns(c *check) {
 				return true
 			}
 			heal()
-			for end := time.Now().Add(2 * c.k.TTL); time.Now().Before(end) && !c.isDecided(); time.Sleep(pause) {
+			look := 2 * c.k.TTL
+			if c.k.Fixed { // the successor's lease, too
+				look = c.k.TTL / 2
+			}
+			for end := time.Now().Add(look); time.Now().Before(end) && !c.isDecided(); time.Sleep(pause) {
 				if !c.still(later, other, key, "a holder's messages "+what) {
 					return false
 				}

@@ -132,6 +132,7 @@ func TestBroken(t *testing.T) {
 		"one lock for all":    {func(s *simple) { s.oneLock = true }, []string{"KeysIndependent"}},
 		"an opaque error":     {func(s *simple) { s.opaque = true }, []string{"Exclusive"}},
 		"late until":          {func(s *simple) { s.lateUntil = true }, []string{"LeaseLasts"}},
+		"counted from a wait": {func(s *simple) { s.queued = true }, []string{"LeaseLasts"}},
 		"no TTL":              {func(s *simple) { s.noTTL = true }, []string{"LeaseLasts"}},
 		"never ends":          {func(s *simple) { s.neverEnds = true }, []string{"LeaseLasts"}},
 		"random tokens":       {func(s *simple) { s.randomTokens = true }, []string{"TokensIncrease"}},

@@ -25,6 +25,7 @@ type simple struct {
 	plainDelete  bool // a release deletes the key, whoever has it
 	oneOwner     bool // all grants of a client have one owner
 	lateUntil    bool // a lease is counted from its reply
+	queued       bool // the server counts a lease from when its client began to wait
 	tens         bool // TTLs above ten seconds are truncated to tens of seconds
 	noTTL        bool // leases never end
 	patternHeld  bool // a key that begins with a held one is held
@@ -342,6 +343,7 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 	if s.queue {
 		return s.line(ctx, key)
 	}
+	began := time.Now()
 	for {
 		if s.getThenSet {
 			if n, err := s.redis.Exists(ctx, key).Result(); n > 0 || err != nil {
@@ -354,6 +356,9 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 			}
 		}
 		l, err := s.TryAcquire(ctx, key)
+		if err == nil && s.queued {
+			s.redis.PExpire(ctx, key, s.ttl-time.Since(began))
+		}
 		if !errors.Is(err, dlock.ErrHeld) {
 			return l, err
 		}
