@@ -193,7 +193,7 @@ func TestBrokenOnce(t *testing.T) {
 		"the token is the owner":            {1, 0, func(s *simple) { s.tokenOwner = true }, "DataLoss"},
 		"one of three servers":              {3, 0, func(*simple) {}, "DataLoss"},
 		"a token after the grant":           {1, 0, func(s *simple) { s.tokenAfter = true }, "TokensIncrease"},
-		"a token before the grant":          {1, 0, func(s *simple) { s.tokenFirst = true }, "TokensIncrease"},
+		"a token before the wait":           {1, 0, func(s *simple) { s.tokenFirst = true }, "TokensIncrease"},
 		"a token for each client":           {1, 0, func(s *simple) { s.tokenByOwner = true }, "TokensIncrease"},
 		"a token that is forgotten":         {1, 0, func(s *simple) { s.tokenEnds = true }, "TokensIncrease"},
 		"time as the token":                 {1, 0, func(s *simple) { s.clockToken = true }, "ClockSkew"},

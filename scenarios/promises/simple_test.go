@@ -48,7 +48,7 @@ type simple struct {
 	reentrant    bool // a client that holds the lock gets it again
 	tokenAfter   bool // the token is minted in another message, after the grant
 	clockToken   bool // the token is the server's time
-	tokenFirst   bool // the token is minted in another message, before the grant
+	tokenFirst   bool // the token is minted in another message, before the wait
 	tokenByOwner bool // the token grows when the lock changes hands between clients
 	tokenEnds    bool // the token's counter ends with the lease
 	folded       bool // keys have no case
@@ -207,9 +207,9 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		}
 		defer s.redis.Del(ctx, key+":claim")
 	}
-	var first uint64
-	if s.tokenFirst {
-		first = uint64(s.redis.Incr(ctx, key+":first").Val()) //nolint:gosec // positive
+	first, waited := ctx.Value(tokenKey{}).(uint64)
+	if s.tokenFirst && !waited {
+		first = s.mint(ctx, key)
 	}
 	last, ahead := "", ""
 	if s.tokenByOwner {
@@ -290,6 +290,12 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	return l, nil
 }
 
+type tokenKey struct{}
+
+func (s *simple) mint(ctx context.Context, key string) uint64 {
+	return uint64(s.redis.Incr(ctx, key+":first").Val()) //nolint:gosec // positive
+}
+
 // renew renews the lease until it is over.
 func (l *lease) renew(ctx context.Context) {
 	defer l.cancel()
@@ -344,6 +350,9 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 		return s.line(ctx, key)
 	}
 	began := time.Now()
+	if s.tokenFirst {
+		ctx = context.WithValue(ctx, tokenKey{}, s.mint(ctx, key))
+	}
 	for {
 		if s.getThenSet {
 			if n, err := s.redis.Exists(ctx, key).Result(); n > 0 || err != nil {
