@@ -44,7 +44,7 @@ type waiter struct {
 }
 
 func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	l, err := w.c.try(w.holder, key)
+	l, err := w.c.try(w.holder, key) //nolint:contextcheck // it is the check's
 	if err != nil {
 		return nil, err
 	}
