@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ import (
 func TestMain(m *testing.M) {
 	scenarios.Child(open(func(*simple) {}))
 	flag.Parse()
-	if err := flag.Set("test.parallel", "12"); err != nil { // most tests wait most of the time
+	if err := flag.Set("test.parallel", "6"); err != nil { // most tests wait most of the time
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -124,37 +125,48 @@ func TestBroken(t *testing.T) {
 		set  func(*simple)
 		want []string
 	}{
-		"granted to all":      {func(s *simple) { s.everybody = true }, []string{"Exclusive"}},
-		"get, then set":       {func(s *simple) { s.getThenSet = true }, []string{"Exclusive"}},
-		"and has no Until":    {func(s *simple) { s.getThenSet, s.endless = true, true }, []string{"Exclusive"}},
-		"sweeps, then sets":   {func(s *simple) { s.sweeps = true }, []string{"Exclusive"}},
-		"one for each client": {func(s *simple) { s.single = true }, []string{"KeysIndependent"}},
-		"one lock for all":    {func(s *simple) { s.oneLock = true }, []string{"KeysIndependent"}},
-		"an opaque error":     {func(s *simple) { s.opaque = true }, []string{"Exclusive"}},
-		"late until":          {func(s *simple) { s.lateUntil = true }, []string{"LeaseLasts"}},
-		"counted from a wait": {func(s *simple) { s.queued = true }, []string{"LeaseLasts"}},
-		"no TTL":              {func(s *simple) { s.noTTL = true }, []string{"LeaseLasts"}},
-		"never ends":          {func(s *simple) { s.neverEnds = true }, []string{"LeaseLasts"}},
-		"random tokens":       {func(s *simple) { s.randomTokens = true }, []string{"TokensIncrease"}},
-		"prefixes are held":   {func(s *simple) { s.patternHeld = true }, []string{"KeysIndependent"}},
-		"plain delete":        {func(s *simple) { s.plainDelete = true }, []string{"ReleaseRepeated", "ReleaseStale", "ReleaseLate"}},
-		"one owner":           {func(s *simple) { s.oneOwner = true }, []string{"ReleaseRepeated", "ReleaseStale"}},
-		"two messages":        {func(s *simple) { s.claimsTwice = true }, []string{"EveryMessage"}},
-		"a queue of the dead": {func(s *simple) { s.queue = true }, []string{"WaitersCutOff"}},
-		"deaf":                {func(s *simple) { s.deaf = true }, []string{"EndsWithContext"}},
-		"deaf Close":          {func(s *simple) { s.deafClose = true }, []string{"CloseEnds"}},
-		"reentrant":           {func(s *simple) { s.reentrant = true }, []string{"OneClient"}},
-		"renews blindly":      {func(s *simple) { s.renewal = renewBlindly }, []string{"HolderReturns"}},
-		"renews and takes":    {func(s *simple) { s.renewal = renewOverwrites }, []string{"HolderReturns"}},
-		"renews in seconds":   {func(s *simple) { s.renewal = renewSeconds }, []string{"LeaseRenewed"}},
-		"renews what it had":  {func(s *simple) { s.renewal = renewAsks }, []string{"HolderReturns"}},
-		"renewed late":        {func(s *simple) { s.renewal = renewLate }, []string{"LeaseRenewed"}},
-		"renews when closed":  {func(s *simple) { s.renewal = renewForEver }, []string{"CloseEnds"}},
-		"ends with sessions":  {func(s *simple) { s.session = true }, []string{"HolderDisconnected"}},
-		"any server":          {func(s *simple) { s.anyServer = true }, []string{"Partition"}},
-		"sleeps for ever":     {func(s *simple) { s.asleep = true }, []string{"LeaseLasts"}},
-		"locks itself out":    {func(s *simple) { s.mutexes = true }, []string{"AcquireLate", "EveryMessage"}},
-		"releases too late":   {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
+		"granted to all":            {func(s *simple) { s.everybody = true }, []string{"Exclusive"}},
+		"get, then set":             {func(s *simple) { s.getThenSet = true }, []string{"Exclusive"}},
+		"and has no Until":          {func(s *simple) { s.getThenSet, s.endless = true, true }, []string{"Exclusive"}},
+		"sweeps, then sets":         {func(s *simple) { s.sweeps = true }, []string{"Exclusive"}},
+		"one for each client":       {func(s *simple) { s.single = true }, []string{"KeysIndependent"}},
+		"one lock for all":          {func(s *simple) { s.oneLock = true }, []string{"KeysIndependent"}},
+		"an opaque error":           {func(s *simple) { s.opaque = true }, []string{"Exclusive"}},
+		"late until":                {func(s *simple) { s.lateUntil = true }, []string{"LeaseLasts"}},
+		"counted from a wait":       {func(s *simple) { s.queued = true }, []string{"LeaseLasts"}},
+		"no TTL":                    {func(s *simple) { s.noTTL = true }, []string{"LeaseLasts"}},
+		"never ends":                {func(s *simple) { s.neverEnds = true }, []string{"LeaseLasts"}},
+		"random tokens":             {func(s *simple) { s.randomTokens = true }, []string{"TokensIncrease"}},
+		"prefixes are held":         {func(s *simple) { s.patternHeld = true }, []string{"KeysIndependent"}},
+		"plain delete":              {func(s *simple) { s.plainDelete = true }, []string{"ReleaseRepeated", "ReleaseStale", "ReleaseLate"}},
+		"one owner":                 {func(s *simple) { s.oneOwner = true }, []string{"ReleaseRepeated", "ReleaseStale"}},
+		"two messages":              {func(s *simple) { s.claimsTwice = true }, []string{"EveryMessage"}},
+		"a queue of the dead":       {func(s *simple) { s.queue = true }, []string{"WaitersCutOff"}},
+		"deaf":                      {func(s *simple) { s.deaf = true }, []string{"EndsWithContext"}},
+		"deaf Close":                {func(s *simple) { s.deafClose = true }, []string{"CloseEnds"}},
+		"reentrant":                 {func(s *simple) { s.reentrant = true }, []string{"OneClient"}},
+		"renews blindly":            {func(s *simple) { s.renewal = renewBlindly }, []string{"HolderReturns"}},
+		"renews and takes":          {func(s *simple) { s.renewal = renewOverwrites }, []string{"HolderReturns"}},
+		"renews in seconds":         {func(s *simple) { s.renewal = renewSeconds }, []string{"LeaseRenewed"}},
+		"renews what it had":        {func(s *simple) { s.renewal = renewAsks }, []string{"HolderReturns"}},
+		"renewed late":              {func(s *simple) { s.renewal = renewLate }, []string{"LeaseRenewed"}},
+		"renews when closed":        {func(s *simple) { s.renewal = renewForEver }, []string{"CloseEnds"}},
+		"ends with sessions":        {func(s *simple) { s.session = true }, []string{"HolderDisconnected"}},
+		"any server":                {func(s *simple) { s.anyServer = true }, []string{"Partition"}},
+		"sleeps for ever":           {func(s *simple) { s.asleep = true }, []string{"LeaseLasts"}},
+		"locks itself out":          {func(s *simple) { s.mutexes = true }, []string{"AcquireLate", "EveryMessage"}},
+		"a token after the grant":   {func(s *simple) { s.tokenAfter = true }, []string{"TokensIncrease"}},
+		"a token before the wait":   {func(s *simple) { s.tokenFirst = true }, []string{"TokensIncrease"}},
+		"a token for each client":   {func(s *simple) { s.tokenByOwner = true }, []string{"TokensIncrease"}},
+		"a token that is forgotten": {func(s *simple) { s.tokenEnds = true }, []string{"TokensIncrease"}},
+		"time as the token":         {func(s *simple) { s.clockToken = true }, []string{"ClockSkew"}},
+		"spaces at the end":         {func(s *simple) { s.padded = true }, []string{"KeysIndependent"}},
+		"no case":                   {func(s *simple) { s.folded = true }, []string{"KeysIndependent"}},
+		"TTLs of 32 bits":           {func(s *simple) { s.short = true }, []string{"OddTTLs"}},
+		"leaves goroutines":         {func(s *simple) { s.leaks = true }, []string{"NothingLeft"}},
+		"a release asks first":      {func(s *simple) { s.asksFirst = true }, []string{"ReleaseLate"}},
+		"waits for a message":       {func(s *simple) { s.subscribed = true }, []string{"WaiterServed"}},
+		"releases too late":         {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -167,7 +179,13 @@ func TestBroken(t *testing.T) {
 				k.TTL = 3 * time.Second // a stall must not end what is to be renewed
 			}
 			k.Only = c.want
-			r := promises.Run(t, k)
+			var r *promises.Report
+			for range 3 { // an overloaded machine may hide a defect: a kept promise has only not been seen broken
+				r = promises.Run(t, k)
+				if !slices.ContainsFunc(r.Rows, func(row promises.Row) bool { return row.Verdict != promises.Broken }) {
+					break
+				}
+			}
 			require.Len(t, r.Rows, len(c.want))
 			for _, row := range r.Rows {
 				require.Equal(t, promises.Broken, row.Verdict, "%s: %s", row.Promise, row.Why)
@@ -192,17 +210,6 @@ func TestBrokenOnce(t *testing.T) {
 		"absolute time":                     {1, 5 * time.Second, func(s *simple) { s.absolute = true }, "ClockSkew"},
 		"the token is the owner":            {1, 0, func(s *simple) { s.tokenOwner = true }, "DataLoss"},
 		"one of three servers":              {3, 0, func(*simple) {}, "DataLoss"},
-		"a token after the grant":           {1, 0, func(s *simple) { s.tokenAfter = true }, "TokensIncrease"},
-		"a token before the wait":           {1, 0, func(s *simple) { s.tokenFirst = true }, "TokensIncrease"},
-		"a token for each client":           {1, 0, func(s *simple) { s.tokenByOwner = true }, "TokensIncrease"},
-		"a token that is forgotten":         {1, 0, func(s *simple) { s.tokenEnds = true }, "TokensIncrease"},
-		"time as the token":                 {1, 0, func(s *simple) { s.clockToken = true }, "ClockSkew"},
-		"spaces at the end":                 {1, 0, func(s *simple) { s.padded = true }, "KeysIndependent"},
-		"no case":                           {1, 0, func(s *simple) { s.folded = true }, "KeysIndependent"},
-		"TTLs of 32 bits":                   {1, 0, func(s *simple) { s.short = true }, "OddTTLs"},
-		"leaves goroutines":                 {1, 0, func(s *simple) { s.leaks = true }, "NothingLeft"},
-		"a release asks first":              {1, 0, func(s *simple) { s.asksFirst = true }, "ReleaseLate"},
-		"waits for a message":               {1, 0, func(s *simple) { s.subscribed = true }, "WaiterServed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
