@@ -113,7 +113,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTSTP) // Ctrl-Z would stop the renewals alone
 
 	ctx = context.WithoutCancel(ctx) // signals are passed on
-	limit := 5 * time.Second
+	limit := cli.ReachTimeout
 	if spec.Lock == locks.S3 {
 		limit = time.Minute // about twenty requests, one after the other, check that the lock is one
 	}

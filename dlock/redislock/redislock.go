@@ -83,7 +83,7 @@ type Backend struct {
 	c     redis.UniversalClient
 	o     Options
 	floor string // the name of the counters' floor
-	first []any  // what each script's arguments begin with: floor, and "1" if the server that runs it knows all subscribers
+	first []any  // how each script's arguments begin: floor, "1" if its server knows all subscribers. Without spare capacity: append copies it
 	sub   *subscriber
 	open  context.Context // ends with the Backend
 	close context.CancelFunc

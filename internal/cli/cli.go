@@ -135,9 +135,12 @@ func Logger(fs *flag.FlagSet) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-// Reach calls ask, which has 5 s to succeed.
+// ReachTimeout is how long [Reach] waits.
+const ReachTimeout = 5 * time.Second
+
+// Reach calls ask, which has ReachTimeout to succeed.
 func Reach(ctx context.Context, ask func(ctx context.Context) error) error {
-	return ReachWithin(ctx, 5*time.Second, ask)
+	return ReachWithin(ctx, ReachTimeout, ask)
 }
 
 // ReachWithin is Reach with another limit.

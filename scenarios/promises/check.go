@@ -213,11 +213,21 @@ func releasing(l scenarios.Lease) func(ctx context.Context) (scenarios.Lease, er
 
 // inject puts a fault in force on all of the client's links. heal ignores bytes that can't be delivered any more.
 func (c *check) inject(cl *client, fault func(*faults.Link, context.Context) (faults.Heal, error)) (heal func()) {
+	heal, err := c.injected(cl, fault)
+	if err != nil {
+		c.cannot("%v", err)
+	}
+	return heal
+}
+
+// injected is inject for other goroutines than the check's own.
+func (c *check) injected(cl *client, fault func(*faults.Link, context.Context) (faults.Heal, error)) (heal func(), err error) {
 	var heals []faults.Heal
 	for _, l := range cl.links {
-		h, err := fault(l, c.ctx)
-		if err != nil {
-			c.cannot("%v", err)
+		h, failed := fault(l, c.ctx)
+		if failed != nil {
+			err = failed
+			break
 		}
 		heals = append(heals, h)
 	}
@@ -225,7 +235,7 @@ func (c *check) inject(cl *client, fault func(*faults.Link, context.Context) (fa
 		for _, h := range heals {
 			_ = c.do(h)
 		}
-	})
+	}), err
 }
 
 func newKey() string { return "promises-" + uuid.NewString() }

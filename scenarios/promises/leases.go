@@ -125,8 +125,8 @@ func oddTTLs(c *check) {
 		b := c.client()
 		wg.Go(func() { c.outlast(a, b, 0, 0, fmt.Sprintf(", of a TTL of %v", ttl)) })
 	}
-	const days = 1<<32 + 1 // ms: one, for a server or a client that has 32 bits
-	a, err := c.open(days * time.Millisecond)
+	const wraps = (1<<32 + 1) * time.Millisecond // some 50 days; 1 ms in 32 bits
+	a, err := c.open(wraps)
 	if err != nil {
 		return
 	}

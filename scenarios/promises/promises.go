@@ -5,8 +5,8 @@
 // seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus ten seconds: a stalled machine
 // breaks no promise.
 //
-// It cannot see failovers, nor clocks that jump during a lease; that a token is minted after its grant, only if replies are late. A broken
-// promise is proved by what happened; a kept one has only not been seen broken.
+// It cannot see failovers, nor clocks that jump during a lease. A token that isn't minted with its grant is detected only when replies are
+// late. A broken promise is proved by what happened; a kept one has only not been seen broken.
 package promises
 
 import (

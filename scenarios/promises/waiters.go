@@ -37,7 +37,10 @@ func waiterServed(c *check) {
 			}
 			heal := func() {}
 			if fault != nil {
-				heal = c.inject(b, fault)
+				var err error
+				if heal, err = c.injected(b, fault); err != nil {
+					c.unsure("%v", err)
+				}
 			}
 			_ = c.do(l.Release)
 			time.Sleep(c.k.TTL / 2)
