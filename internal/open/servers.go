@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
@@ -18,6 +19,41 @@ type onServer = map[string]func(ctx context.Context, s *testbed.Server, st scena
 type Servers struct {
 	scenarios.ServerSet
 	Replica *testbed.Server // of the one Redis, for lag and failover
+}
+
+// Start starts the servers of a lock: five Redlock nodes, a cluster of n members of etcd or ZooKeeper, one server of the others.
+func Start(ctx context.Context, lock string, n int, o *testbed.Options) (Servers, error) {
+	s := scenarios.ServerSet{Lock: lock}
+	var err error
+	one := func(start func(context.Context, *testbed.Options) (*testbed.Server, error)) {
+		s.Servers = make([]*testbed.Server, 1)
+		s.Servers[0], err = start(ctx, o)
+	}
+	switch lock {
+	case locks.Redis:
+		one(testbed.StartRedis)
+	case locks.Redlock:
+		s.Servers, err = testbed.StartRedisNodes(ctx, 5, o)
+	case locks.Etcd:
+		s.Cluster, err = testbed.StartEtcd(ctx, n, o)
+	case locks.ZooKeeper:
+		s.Cluster, err = testbed.StartZooKeeper(ctx, n, o)
+	case locks.Consul:
+		one(testbed.StartConsul)
+	case locks.Postgres:
+		one(testbed.StartPostgres)
+	case locks.S3:
+		one(testbed.StartS3)
+	default:
+		err = fmt.Errorf("there is no lock service %q; there are %s", lock, strings.Join(locks.Names(), ", "))
+	}
+	if err != nil {
+		return Servers{}, err
+	}
+	if s.Cluster != nil {
+		s.Servers = s.Cluster.Servers
+	}
+	return Servers{ServerSet: s}, nil
 }
 
 // On returns the service on the servers. External servers have no faults, and runs delete their keys from an external Redis.

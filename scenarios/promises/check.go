@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -18,7 +19,8 @@ import (
 // patience is how much longer than allowed a call may take.
 const patience = 10 * time.Second
 
-const faultLimit = time.Minute
+// unjudged is the time for what promises nothing: opening a client, and a fault of servers.
+const unjudged = time.Minute
 
 const shown = 3
 
@@ -70,7 +72,7 @@ func (c *check) end() {
 	var wg sync.WaitGroup
 	for _, cl := range c.clients {
 		wg.Go(func() {
-			if cl.Lock != nil {
+			if cl.Lock != nil && !cl.closing.Load() {
 				c.call(patience, func() (scenarios.Lease, error) { return nil, cl.close() })
 			}
 			for _, l := range cl.links {
@@ -83,8 +85,13 @@ func (c *check) end() {
 
 type client struct {
 	scenarios.Lock
-	links []*faults.Link
-	close func() error // once
+	links   []*faults.Link
+	closing atomic.Bool
+}
+
+func (cl *client) close() error {
+	cl.closing.Store(true)
+	return cl.Close()
 }
 
 func (c *check) client() *client { return c.clientOf(c.k.TTL) }
@@ -117,14 +124,14 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 		Lock: c.k.Service.Lock, TTL: ttl, MinSession: c.k.Service.MinSession, Renew: !c.k.Service.NoRenew, MaxHold: time.Hour,
 	}
 	for _, n := range c.k.Service.Nodes {
-		l, addr, err := n.Link()
+		l, addr, err := c.k.link(n)
 		if err != nil {
 			return nil, err
 		}
 		cl.links = append(cl.links, l)
 		spec.Addrs = append(spec.Addrs, addr)
 	}
-	r := c.within(patience, func(ctx context.Context) (scenarios.Lease, error) {
+	r := c.within(unjudged, func(ctx context.Context) (scenarios.Lease, error) {
 		l, err := c.k.Open(ctx, spec)
 		if l == nil && err == nil {
 			err = errors.New("got no lock and no error")
@@ -138,7 +145,6 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 		return nil, fmt.Errorf("open: %w", r.err)
 	}
 	cl.Lock = r.lease.(opened).lock
-	cl.close = sync.OnceValue(cl.Close)
 	return cl, nil
 }
 
@@ -154,7 +160,7 @@ func (o opened) Release(context.Context) error { return o.lock.Close() }
 func (c *check) fault(st scenarios.Step) {
 	err := fmt.Errorf("Service.Fault is nil: %w", errors.ErrUnsupported)
 	if c.k.Service.Fault != nil {
-		err = c.within(faultLimit, func(ctx context.Context) (scenarios.Lease, error) { return nil, c.k.Service.Fault(ctx, st) }).err
+		err = c.within(unjudged, func(ctx context.Context) (scenarios.Lease, error) { return nil, c.k.Service.Fault(ctx, st) }).err
 	}
 	if err != nil {
 		c.excluded = errors.Is(err, errors.ErrUnsupported)
@@ -327,7 +333,7 @@ func (c *check) blocked(key, format string, args ...any) {
 		return
 	}
 	if err := <-again; err == nil {
-		c.unsure("a new client got it in the end")
+		c.unsure("a new client got the lock, late")
 		return
 	}
 	c.breaks(format, args...)

@@ -21,6 +21,36 @@ func exclusive(c *check) {
 			c.takeOver()
 		}
 	}
+	c.failedTries()
+}
+
+// failedTries has a lock tried again and again while the lease of a holder who was cut off runs out.
+func (c *check) failedTries() {
+	dead, b, key, untried := c.client(), c.client(), newKey(), newKey()
+	c.take(dead, key)
+	c.take(dead, untried)
+	c.inject(dead, (*faults.Link).Cut)
+	for end := time.Now().Add(c.limit()); time.Now().Before(end); time.Sleep(c.k.TTL / 5) {
+		if l, err := c.try(b, key); err == nil {
+			_ = c.do(l.Release)
+			return
+		}
+	}
+	l, err := c.try(b, untried)
+	if err != nil {
+		c.unsure("nobody gets the locks of a holder who was cut off: %v", err)
+		return
+	}
+	_ = c.do(l.Release)
+	l, err = c.try(b, key)
+	switch {
+	case err == nil: // the tries may have taken longer than the lease
+		_ = c.do(l.Release)
+	case errors.Is(err, dlock.ErrHeld):
+		c.breaks("%v after a holder was cut off, its lock that TryAcquire had polled was held, and the other free", c.limit())
+	default:
+		c.unsure("TryAcquire of the lock of a holder who was cut off: %v", err)
+	}
 }
 
 func oneClient(c *check) {
@@ -41,10 +71,11 @@ func (c *check) takeOver() {
 	c.inject(dead, (*faults.Link).Cut)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, key := range keys {
+	for i, key := range keys {
 		meet := c.overlap(5 * pause)
-		for _, cl := range slow {
+		for j, cl := range slow {
 			wg.Go(func() {
+				time.Sleep(time.Duration(i*j) * pause / 4) // so that they poll at different moments
 				if l, err := c.acquire(cl, key); err == nil {
 					meet(l)
 					_ = c.do(l.Release)
@@ -54,7 +85,7 @@ func (c *check) takeOver() {
 	}
 }
 
-// refused checks that b gets ErrHeld while a holds the lock.
+// refused checks that b gets ErrHeld while a holds the lock, and that a can free it then.
 func (c *check) refused(a, b *client, who string) {
 	key := newKey()
 	l := c.take(a, key)
@@ -82,7 +113,11 @@ func (c *check) refused(a, b *client, who string) {
 	if err == nil {
 		_ = c.do(got.Release)
 	}
-	_ = c.do(l.Release)
+	if err := c.do(l.Release); err != nil && !errors.Is(err, dlock.ErrLost) { // the lease may last longer than anybody waits
+		c.unsure("Release of a held lock: %v", err)
+		return
+	}
+	c.comesFree(b, key, "a failed try, and the holder's release,")
 }
 
 // contend has clients contend for a lock, and calls meet for every grant.
@@ -151,6 +186,22 @@ func tokensIncrease(c *check) {
 	heal := c.inject(a, (*faults.Link).Cut)
 	_ = c.do(next(b, "a lease that ran out").Release)
 	heal()
+	for i := range a.links {
+		if len(a.links) < 3 { // one of them can't be spared
+			break
+		}
+		few := c.client()
+		c.inject(&client{links: few.links[i : i+1]}, (*faults.Link).Refuse)
+		l, err := c.try(few, newKey())
+		if err != nil {
+			continue
+		}
+		_ = c.do(l.Release)
+		for range 2 {
+			_ = c.do(next(few, "another grant").Release)
+		}
+		_ = c.do(next(b, "grants by all servers but one").Release)
+	}
 
 	// A token that isn't minted with its grant is greater than the successor's if it comes later, and less if it comes sooner.
 	for _, sooner := range []bool{false, true} {
@@ -238,7 +289,8 @@ func keysIndependent(c *check) {
 	})
 	base := newKey()
 	held, refused := map[string]scenarios.Lease{}, ""
-	for i, more := range []string{"/x", ":x", ".x", "-x", "_x", " x", "x", "/X", "//x", "/x/", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB", strings.Repeat("x", 300), strings.Repeat("x", 301)} {
+	for i, more := range append(collisions(base),
+		"/x", ":x", ".x", "-x", "_x", " x", "+x", "x", "/X", "//x", "/x/", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB", strings.Repeat("x", 300), strings.Repeat("x", 301)) {
 		l, err := c.try([]*client{a, b}[i%2], base+more)
 		switch {
 		case err == nil:

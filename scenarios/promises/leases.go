@@ -63,6 +63,22 @@ func leaseRenewed(c *check) {
 			return c.outlast(a, b, slow, 4*c.k.TTL, " after renewals") || c.isDecided()
 		})
 	}
+	ended := 0
+	c.often(func() bool {
+		a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
+		l, same := c.take(a, key), c.take(b, held)
+		_ = c.do(c.take(a, newKey()).Release)
+		_, _ = c.try(a, held)
+		time.Sleep(l.TTL() + c.k.TTL)
+		sure := c.still(l, b, key, "its client's release of another lock, and a failed try,")
+		if l.Context().Err() != nil && same.Context().Err() == nil {
+			ended++ // a stall of the machine may end one
+		}
+		if ended == 3 {
+			c.breaks("%d times renewals stopped after the client had released another lock and failed to get a third; those of a client that had done neither went on", ended)
+		}
+		return sure || c.isDecided()
+	})
 }
 
 func holderDisconnected(c *check) {
@@ -75,13 +91,20 @@ func holderDisconnected(c *check) {
 	}
 	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // it is about later notifications, too
 		c.breaks("another client was granted the lock when the holder's connections had broken, and the holder's lease of %v lasted", first.TTL())
+	} else { // LeaseLasts is about a holder that is told late
+		select {
+		case <-first.Context().Done():
+		case <-time.After(patience):
+			c.breaks("a holder whose connections had broken hadn't been told %v after its successor's grant", patience)
+		case <-c.ctx.Done():
+		}
 	}
 	_ = c.do(second.Release)
 }
 
 func holderReturns(c *check) {
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
-		"had been cut off": (*faults.Link).Cut, "had been late": (*faults.Link).HoldRequests, "had got late replies": holdReplies,
+		"came back": (*faults.Link).Cut, "sent late requests": (*faults.Link).HoldRequests, "got late replies": holdReplies,
 	} {
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
@@ -98,14 +121,14 @@ func holderReturns(c *check) {
 				look = c.k.TTL / 2
 			}
 			for end := time.Now().Add(look); time.Now().Before(end) && !c.isDecided(); time.Sleep(pause) {
-				if !c.still(later, other, key, "a holder's messages "+what) {
+				if !c.still(later, other, key, "the old holder "+what+",") {
 					return false
 				}
 			}
 			_ = c.do(later.Release)
-			c.comesFree(other, key, "a holder's messages "+what+", and its successor's release")
+			c.comesFree(other, key, "the old holder "+what+" and the new one released,")
 			_ = c.do(l.Release) // a client may keep a lock of its own until then
-			c.comesFree(a, key, "its messages "+what)
+			c.comesFree(a, key, "it "+what+",")
 			return true
 		})
 	}

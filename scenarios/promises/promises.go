@@ -5,8 +5,9 @@
 // seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus ten seconds: a stalled machine
 // breaks no promise.
 //
-// It cannot see failovers, nor clocks that jump during a lease. A token that isn't minted with its grant is detected only when replies are
-// late. A broken promise is proved by what happened; a kept one has only not been seen broken.
+// It cannot see failovers, clocks that jump during a lease, servers that restart with their data, nor keys that are hashed to 32 bits
+// otherwise than with CRC-32, FNV or Postgres's hashtext, or with something added to the key. A token that isn't minted with its
+// grant is detected only when replies are late. A broken promise is proved by what happened; a kept one has only not been seen broken.
 package promises
 
 import (
@@ -21,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/scenarios"
 )
 
@@ -42,11 +44,13 @@ type Kit struct {
 	// Only are the promises and hazards to check, by name. None: all.
 	Only []string
 	// Strict fails the test if a promise is broken, if data is lost although its token was checked on reads and writes, or if a check
-	// came to no result. It doesn't fail for what the lock, the servers or the platform rule out: those rows are Excluded. By default
-	// everything is only reported.
+	// came to no result. It doesn't fail for what the lock, the servers or the platform rule out: those rows are Excluded. Nor does it
+	// if no hazard can run, see Report.NoHazards. By default everything is only reported.
 	Strict bool
 	// Module is the lock's Go module, whose version reports name.
 	Module string
+
+	link func(scenarios.Node) (*faults.Link, string, error) // scenarios.Node.Link
 }
 
 const recordEnv = "FENCELAB_PROMISES"
@@ -77,6 +81,9 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	if k.TTL == 0 {
 		k.TTL = time.Second
 	}
+	if k.link == nil {
+		k.link = scenarios.Node.Link
+	}
 	switch {
 	case k.Service == nil || k.Open == nil:
 		return nil, errors.New("promises: Kit.Service and Kit.Open are required")
@@ -100,7 +107,10 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 		}
 	}
 	noHazards, err := k.works(ctx)
-	if err != nil && ctx.Err() == nil {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("promises: %s: %w", k.Service.Lock, err)
 	}
 	report := &Report{

@@ -4,17 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"html"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/scenarios"
@@ -26,51 +25,20 @@ import (
 // Hazards are run on the correct lock.
 func TestMain(m *testing.M) {
 	scenarios.Child(open(func(*simple) {}))
-	flag.Parse()
-	if err := flag.Set("test.parallel", "6"); err != nil { // most tests wait most of the time
-		panic(err)
-	}
+	debug.SetGCPercent(400)
 	os.Exit(m.Run())
 }
 
-func kit(t *testing.T, open scenarios.Open) promises.Kit { return kitOn(t, 1, open) }
-
-// kitOn has n servers that can lose their data, and whose clocks are ahead by what the locks add to theirs.
-func kitOn(t *testing.T, n int, open scenarios.Open) promises.Kit {
+// kit has a server in this process, behind TCP.
+func kit(t *testing.T, open scenarios.Open) promises.Kit {
 	t.Helper()
-	s := &scenarios.Service{Lock: "mine", NoRenew: true}
-	k := promises.Kit{Service: s, Open: open}
-	servers, err := testbed.StartRedisNodes(t.Context(), n, &testbed.Options{Provider: testbed.Embedded})
+	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Embedded})
 	require.NoError(t, err)
-	for _, server := range servers {
-		t.Cleanup(func() { require.NoError(t, server.Close()) })
-		s.Server = server.String()
-		s.Nodes = append(s.Nodes, scenarios.Node{Name: server.Name, Addr: server.Addr})
-	}
-	ahead := new(atomic.Int64)
-	k.Open = func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		return open(context.WithValue(ctx, aheadKey{}, ahead), s)
-	}
-	s.Fault = func(ctx context.Context, st scenarios.Step) error {
-		if st.Verb == "jump" {
-			d, err := time.ParseDuration(st.Detail)
-			ahead.Add(int64(d))
-			return err
-		}
-		for _, server := range servers {
-			if st.Target == scenarios.LockService || st.Target == server.Name {
-				c := redis.NewClient(&redis.Options{Addr: server.Addr})
-				if err := errors.Join(c.FlushAll(ctx).Err(), c.Close()); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	}
-	return k
+	t.Cleanup(func() { require.NoError(t, server.Close()) })
+	return promises.Kit{Open: open, Service: &scenarios.Service{
+		Lock: "mine", NoRenew: true, Server: server.String(), Nodes: []scenarios.Node{{Name: server.Name, Addr: server.Addr}},
+	}}
 }
-
-type aheadKey struct{}
 
 // typed returns typed nil leases with its errors, as simple adapters do, and neither to waiters that were cancelled.
 type typed struct{ scenarios.Lock }
@@ -96,26 +64,18 @@ func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {
 
 func TestKept(t *testing.T) {
 	t.Parallel()
-	r := promises.Run(t, kit(t, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		l, err := open(func(*simple) {})(ctx, s)
 		return typed{l}, err
-	}))
-	for _, row := range r.Rows {
-		require.Equal(t, !row.Excluded, row.Verdict == promises.Kept, "%s: %s", row.Promise, row.Why)
-	}
+	}, func(t *testing.T, k promises.Kit) { requireBroken(t, promises.Run(t, k)) })
 }
 
 func TestKeptByRenewal(t *testing.T) {
 	t.Parallel()
-	k := kitOn(t, 3, open(func(s *simple) { s.renewal = renewRight }))
-	k.Service.NoRenew, k.Only = false, promises.Names() // the workers' lock doesn't renew
-	for _, row := range promises.Run(t, k).Rows {
-		want := promises.Kept
-		if row.Promise == "DataLoss" { // it is on the first server only
-			want = promises.Broken
-		}
-		require.Equal(t, want, row.Verdict, "%s: %s", row.Promise, row.Why)
-	}
+	virtually(t, 3, open(func(s *simple) { s.renewal = renewRight }), func(t *testing.T, k promises.Kit) {
+		k.Service.NoRenew = false
+		requireBroken(t, promises.Run(t, k), "DataLoss") // it is on the first server only
+	})
 }
 
 // Each broken promise is detected.
@@ -162,10 +122,18 @@ func TestBroken(t *testing.T) {
 		"time as the token":         {func(s *simple) { s.clockToken = true }, []string{"ClockSkew"}},
 		"spaces at the end":         {func(s *simple) { s.padded = true }, []string{"KeysIndependent"}},
 		"no case":                   {func(s *simple) { s.folded = true }, []string{"KeysIndependent"}},
+		"the key is CRC-32":         {func(s *simple) { s.hash = promises.Hashes[0] }, []string{"KeysIndependent"}},
+		"the key is FNV-1a":         {func(s *simple) { s.hash = promises.Hashes[1] }, []string{"KeysIndependent"}},
+		"the key is hashtext":       {func(s *simple) { s.hash = promises.Hashes[2] }, []string{"KeysIndependent"}},
+		"the key is FNV-1":          {func(s *simple) { s.hash = promises.Hashes[3] }, []string{"KeysIndependent"}},
+		"the key is CRC-32C":        {func(s *simple) { s.hash = promises.Hashes[4] }, []string{"KeysIndependent"}},
+		"stops, and says nothing":   {func(s *simple) { s.renewal = renewPretends }, []string{"LeaseRenewed"}},
 		"TTLs of 32 bits":           {func(s *simple) { s.short = true }, []string{"OddTTLs"}},
 		"leaves goroutines":         {func(s *simple) { s.leaks = true }, []string{"NothingLeft"}},
 		"a release asks first":      {func(s *simple) { s.asksFirst = true }, []string{"ReleaseLate"}},
 		"waits for a message":       {func(s *simple) { s.subscribed = true }, []string{"WaiterServed"}},
+		"a try takes the lock":      {func(s *simple) { s.tryTakes = true }, []string{"Exclusive", "HolderReturns"}},
+		"ends with the acquisition": {func(s *simple) { s.tied = true }, []string{"EndsWithContext"}},
 		"releases too late":         {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,63 +142,50 @@ func TestBroken(t *testing.T) {
 			if c.set(broken); broken.anyServer {
 				servers = 3
 			}
-			k := kitOn(t, servers, open(c.set))
-			if k.Service.NoRenew = broken.renewal == renewNever; !k.Service.NoRenew {
-				k.TTL = 3 * time.Second // a stall must not end what is to be renewed
-			}
-			k.Only = c.want
-			var r *promises.Report
-			for range 3 { // an overloaded machine may hide a defect: a kept promise has only not been seen broken
-				r = promises.Run(t, k)
-				if !slices.ContainsFunc(r.Rows, func(row promises.Row) bool { return row.Verdict != promises.Broken }) {
-					break
-				}
-			}
-			require.Len(t, r.Rows, len(c.want))
-			for _, row := range r.Rows {
-				require.Equal(t, promises.Broken, row.Verdict, "%s: %s", row.Promise, row.Why)
-			}
+			virtually(t, servers, open(c.set), func(t *testing.T, k promises.Kit) {
+				k.Service.NoRenew = broken.renewal == renewNever
+				k.Only = c.want
+				requireBroken(t, promises.Run(t, k), c.want...)
+			})
 		})
 	}
 }
 
-// Each of these is found by one promise only. A lease that is seen to end early has a TTL that a stall doesn't hide, and there only
-// that promise is checked.
+// Each of these is found by one promise only.
 func TestBrokenOnce(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		nodes int
-		ttl   time.Duration
 		set   func(*simple)
 		want  string
 	}{
-		"released again after a lost reply": {1, 0, func(s *simple) { s.releaseOnce = true }, "ReleaseRetried"},
-		"whole tens of seconds":             {1, 10 * time.Second, func(s *simple) { s.tens = true }, "OddTTLs"},
-		"microseconds are for ever":         {1, 0, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
-		"absolute time":                     {1, 5 * time.Second, func(s *simple) { s.absolute = true }, "ClockSkew"},
-		"the token is the owner":            {1, 0, func(s *simple) { s.tokenOwner = true }, "DataLoss"},
-		"one of three servers":              {3, 0, func(*simple) {}, "DataLoss"},
+		"released again after a lost reply": {1, func(s *simple) { s.releaseOnce = true }, "ReleaseRetried"},
+		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
+		"microseconds are for ever":         {1, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
+		"absolute time":                     {1, func(s *simple) { s.absolute = true }, "ClockSkew"},
+		"the token is the owner":            {1, func(s *simple) { s.tokenOwner = true }, "DataLoss"},
+		"a try prolongs the lease":          {1, func(s *simple) { s.tryExtends = true }, "Exclusive"},
+		"a watchdog for all leases":         {1, func(s *simple) { s.renewal = renewToRelease }, "LeaseRenewed"},
+		"the first server's token":          {3, func(s *simple) { s.majority = true }, "TokensIncrease"},
+		"a failed try leaves a connection":  {1, func(s *simple) { s.tryConnects = true }, "NothingLeft"},
+		"renews what the server forgot":     {1, func(s *simple) { s.renewal = renewRegardless }, "DataLoss"},
+		"loads a script once":               {1, func(s *simple) { s.loadedOnce = true }, "DataLoss"},
+		"stops when it is refused":          {1, func(s *simple) { s.renewal = renewToRefusal }, "HolderDisconnected"},
+		"one of three servers":              {3, func(*simple) {}, "DataLoss"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := kitOn(t, c.nodes, open(c.set))
-			k.TTL, k.Only = c.ttl, promises.Names()
-			if c.ttl > 0 {
-				k.Only = []string{c.want}
-			}
-			for _, row := range promises.Run(t, k).Rows {
-				want := promises.Kept
-				switch {
-				case row.Promise == c.want:
-					want = promises.Broken
-				case row.Excluded:
-					want = promises.Unchecked
+			virtually(t, c.nodes, open(c.set), func(t *testing.T, k promises.Kit) {
+				lock := new(simple)
+				c.set(lock)
+				k.Service.NoRenew = lock.renewal == renewNever
+				r := promises.Run(t, k)
+				requireBroken(t, r, c.want)
+				if name == "absolute time" {
+					i := slices.IndexFunc(r.Rows, func(row promises.Row) bool { return row.Promise == c.want })
+					require.Regexp(t, "granted the lock .* an hour ahead; the lease .* hadn't ended .* an hour behind", r.Rows[i].Why)
 				}
-				require.Equal(t, want, row.Verdict, "%s: %s", row.Promise, row.Why)
-				if row.Promise == c.want && name == "absolute time" {
-					require.Regexp(t, "granted the lock .* an hour ahead; the lease .* hadn't ended .* an hour behind", row.Why)
-				}
-			}
+			})
 		})
 	}
 }
@@ -240,10 +195,34 @@ type silent struct{ scenarios.Lock }
 func (silent) Acquire(context.Context, string) (scenarios.Lease, error) { return nil, nil }
 func (silent) Close() error                                             { return nil }
 
+// The values are those of PostgreSQL 15.
+func TestHashtext(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]int32{"": -1477818771, "promises-1": 1678175891, "0123456789abcdefg": -688301431} {
+		require.Equal(t, want, int32(promises.Hashes[2]([]byte(key)))) //nolint:gosec // as Postgres has it
+	}
+}
+
+// A key that came twice would be held when it is tried again. With this base two hashes collide at the same count.
+func TestCollisions(t *testing.T) {
+	t.Parallel()
+	const base = "promises-a3dad041-3a41-4441-8f12-a2465e378bf8"
+	endings := promises.Collisions(base)
+	for i, hash := range promises.Hashes {
+		require.Equal(t, hash([]byte(base+endings[2*i])), hash([]byte(base+endings[2*i+1])))
+	}
+	slices.Sort(endings)
+	require.Len(t, slices.Compact(endings), 2*len(promises.Hashes))
+}
+
 // A defect of the adapter is an error, not a broken promise.
 func TestAdapter(t *testing.T) {
 	t.Parallel()
-	good := kit(t, open(func(*simple) {}))
+	virtually(t, 1, open(func(*simple) {}), testAdapter)
+}
+
+func testAdapter(t *testing.T, good promises.Kit) {
+	good.Only = nil
 	for want, change := range map[string]func(*promises.Kit){
 		"Kit.Service and Kit.Open are required": func(k *promises.Kit) { k.Open = nil },
 		"Kit.TTL -1s is negative":               func(k *promises.Kit) { k.TTL = -time.Second },
@@ -278,31 +257,45 @@ func TestAdapter(t *testing.T) {
 // A constructor that ignores its context ends as a finding. What it returns later is closed.
 func TestOpenHangs(t *testing.T) {
 	t.Parallel()
-	k := kit(t, nil)
-	returns, closed := make(chan struct{}), make(chan struct{})
-	k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) {
-		<-returns
-		return scenarios.Adapter{Shut: func() error { close(closed); return nil }}, nil
-	}
-	_, err := k.Check(t.Context())
-	require.ErrorContains(t, err, "mine: open: Kit.Open hasn't returned 10s after its context had ended: it must return once that ends")
-	close(returns)
-	<-closed
+	virtually(t, 1, nil, func(t *testing.T, k promises.Kit) {
+		returns, closed := make(chan struct{}), make(chan struct{})
+		k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) {
+			<-returns
+			return scenarios.Adapter{Shut: func() error { close(closed); return nil }}, nil
+		}
+		_, err := k.Check(t.Context())
+		require.ErrorContains(t, err, "mine: open: Kit.Open hasn't returned 10s after its context had ended: it must return once that ends")
+		close(returns)
+		<-closed
+	})
 }
 
 // What came to no result is checked again, when nothing else runs.
 func TestCheckedAgain(t *testing.T) {
 	t.Parallel()
 	var opened atomic.Int32
-	k := kit(t, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		if opened.Add(1) == 2 { // the first is the adapter's trial
 			return nil, errors.New("out of order")
 		}
 		return open(func(*simple) {})(ctx, s)
+	}, func(t *testing.T, k promises.Kit) {
+		k.Only = []string{"CloseEnds"}
+		requireBroken(t, promises.Run(t, k))
 	})
-	k.Only = []string{"CloseEnds"}
-	row := promises.Run(t, k).Rows[0]
-	require.Equal(t, promises.Kept, row.Verdict, row.Why)
+}
+
+// The kit does the same over TCP, in real time.
+func TestTCP(t *testing.T) {
+	t.Parallel()
+	for what, c := range map[string]struct{ only, broken []string }{
+		"sound":        {[]string{"HolderDisconnected", "AcquireLate", "EveryMessage"}, nil},
+		"plain delete": {[]string{"ReleaseRepeated", "ReleaseLate"}, []string{"ReleaseRepeated", "ReleaseLate"}},
+	} {
+		k := kit(t, open(func(s *simple) { s.plainDelete = c.broken != nil }))
+		k.Only = c.only
+		t.Run(what, func(t *testing.T) { requireBroken(t, promises.Run(t, k), c.broken...) })
+	}
 }
 
 // With tokens no data is lost. What the lock and the store can't have isn't judged.
@@ -356,9 +349,10 @@ func TestStrict(t *testing.T) {
 		"ruled out": {open(func(*simple) {}), []string{"OddTTLs"}, ""},
 	} {
 		if os.Getenv(env) == name {
-			k := kit(t, c.open)
-			k.Only, k.Fixed, k.Strict = c.only, name == "ruled out", true
-			promises.Run(t, k)
+			virtually(t, 1, c.open, func(t *testing.T, k promises.Kit) {
+				k.Only, k.Fixed, k.Strict = c.only, name == "ruled out", true
+				promises.Run(t, k)
+			})
 		}
 		if os.Getenv(env) != "" {
 			continue
@@ -421,14 +415,15 @@ func TestNobodyIsServed(t *testing.T) {
 	t.Parallel()
 	var left atomic.Int32
 	left.Store(1) // the adapter's trial
-	k := kit(t, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		l, err := open(func(*simple) {})(ctx, s)
 		return brittle{l, &left}, err
+	}, func(t *testing.T, k promises.Kit) {
+		k.Only = []string{"AcquireLate"}
+		row := promises.Run(t, k).Rows[0]
+		require.Equal(t, promises.Unchecked, row.Verdict, row.Why)
+		require.Equal(t, "a new client doesn't get a lock that nobody has touched: out of order", row.Why)
 	})
-	k.Only = []string{"AcquireLate"}
-	row := promises.Run(t, k).Rows[0]
-	require.Equal(t, promises.Unchecked, row.Verdict, row.Why)
-	require.Equal(t, "a new client doesn't get a lock that nobody has touched: out of order", row.Why)
 }
 
 func TestReport(t *testing.T) {

@@ -28,8 +28,8 @@ type Verdict string
 // The verdicts.
 const (
 	Kept      Verdict = "keeps"       // not seen broken
-	Broken    Verdict = "breaks"      // seen broken; data was lost
-	Unchecked Verdict = "not checked" // can't be checked
+	Broken    Verdict = "breaks"      // seen broken, or data lost
+	Unchecked Verdict = "not checked" // or no result
 )
 
 // Row is the result of one promise or hazard.

@@ -99,15 +99,20 @@ func dataLoss(c *check) {
 		})
 	}
 	c.often(func() (sure bool) {
-		key := newKey()
-		old := c.take(c.lasting(), key)
+		key, brief := newKey(), newKey()
+		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
+		_ = c.do(c.take(early, newKey()).Release) // it is connected
 		c.fault(scenarios.Step{Verb: "wipe", Target: scenarios.LockService})
-		later, err := c.acquire(c.lasting(), key)
+		if l, err := c.persist(patience/5, early, newKey()); err == nil {
+			_ = c.do(l.Release)
+		} else {
+			c.client() // it makes what the servers must have, such as a table
+		}
+		later, err := c.acquire(early, key)
 		if err != nil {
 			c.blocked(key, "after the servers had lost their data nobody had got the lock within %v: %v", c.limit(), err)
 			return true
 		}
-		other := c.client()
 		for range 3 { // it may have to reconnect
 			err = c.briefly(releasing(old)).err
 			sure = c.still(later, other, key, "the servers had lost their data, and a lease from before was released,")
@@ -115,7 +120,21 @@ func dataLoss(c *check) {
 				break
 			}
 		}
-		_ = c.do(later.Release)
-		return sure
+		for range 3 { // likewise
+			if err := c.do(later.Release); err == nil || errors.Is(err, dlock.ErrLost) {
+				break
+			}
+		}
+		c.comesFree(other, key, "the servers had lost their data, and a connected client had got the lock and released it,")
+		if _, err := c.acquire(c.lasting(), brief); err != nil { // its holder may have renewed it since
+			return sure || c.isDecided()
+		}
+		for end := time.Now().Add(c.limit()); lasts(told, time.Now()); time.Sleep(pause) {
+			if time.Now().After(end) {
+				c.breaks("a holder hadn't been told %v after the servers had lost its lease and another client had got the lock", c.limit())
+				break
+			}
+		}
+		return sure || c.isDecided()
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/scenarios"
@@ -26,7 +27,7 @@ type simple struct {
 	oneOwner     bool // all grants of a client have one owner
 	lateUntil    bool // a lease is counted from its reply
 	queued       bool // the server counts a lease from when its client began to wait
-	tens         bool // TTLs above ten seconds are truncated to tens of seconds
+	seconds      bool // TTLs above a second are truncated to seconds
 	noTTL        bool // leases never end
 	patternHeld  bool // a key that begins with a held one is held
 	randomTokens bool // tokens don't grow
@@ -35,6 +36,8 @@ type simple struct {
 	queue        bool // waiters queue, and leave only if the server replies
 	opaque       bool // TryAcquire's error doesn't say that the lock is held
 	neverEnds    bool // a lease's context doesn't end
+	tied         bool // a lease's context ends with that of its acquisition
+	loadedOnce   bool // the release's script is loaded when the client opens
 	claimsTwice  bool // an acquisition first marks the key in another message, without a TTL
 	sweeps       bool // who finds that a lease has run out frees the lock in another message
 	everybody    bool // TryAcquire always succeeds
@@ -61,12 +64,18 @@ type simple struct {
 	leaks        bool // each call leaves a goroutine
 	late         bool // a release does nothing if its context has ended
 	asksFirst    bool // a release asks in another message who has the lock
+	tryTakes     bool // a failed try leaves its owner
+	tryExtends   bool // a failed try prolongs the lease
+	tryConnects  bool // a failed try leaves a connection
+	majority     bool // on several servers, whose tokens differ
 	asleep       bool // waiters try again only when a message says so
 	mutexes      bool // a client has a mutex for each key, which an acquisition that fails leaves locked
 	mutex        sync.Map
 	only         atomic.Pointer[lease]
 	renewal      renewal
+	hash         func(key []byte) uint32 // which the key is replaced by
 	ahead        *atomic.Int64
+	releases     atomic.Int32
 	owner        string
 	held         []*lease
 	sessions     []*redis.PubSub
@@ -84,7 +93,11 @@ const (
 	renewSeconds    // for as many milliseconds as the TTL has seconds
 	renewLate       // it is counted from its reply
 	renewAsks       // it asks in another message who has the lock, and then takes it
+	renewRegardless // also when the server says that it has no lease
+	renewToRelease  // until its client releases any lease
+	renewPretends   // as renewToRelease, and the holder isn't told
 	renewForEver    // also when the lease is over and the client closed
+	renewToRefusal  // until a connection is refused, and the holder isn't told
 )
 
 type lease struct {
@@ -118,13 +131,24 @@ const patient = 5 * time.Second
 func open(set func(*simple)) scenarios.Open {
 	return func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		l := &simple{ttl: s.TTL, owner: uuid.NewString(), closed: make(chan struct{})}
-		l.ahead, _ = ctx.Value(aheadKey{}).(*atomic.Int64)
 		set(l)
-		o := &redis.Options{Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient}
+		if l.majority && len(s.Addrs) > 1 {
+			return openMajority(ctx, s, set)
+		}
+		o := &redis.Options{
+			Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient, DialerRetries: 1, DisableIdentity: true,
+			PoolSize:                 1000, // who waits for a connection may use a timer of another bubble's
+			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		}
+		dial := new(net.Dialer).DialContext
+		if w, ok := ctx.Value(networkKey{}).(*network); ok {
+			l.ahead, dial = &w.ahead, w.dial
+		}
+		o.Dialer = dial
 		if l.anyServer {
 			o.Dialer = func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
 				for _, addr := range s.Addrs {
-					if conn, err = new(net.Dialer).DialContext(ctx, "tcp", addr); err == nil {
+					if conn, err = dial(ctx, "tcp", addr); err == nil {
 						break
 					}
 				}
@@ -132,6 +156,9 @@ func open(set func(*simple)) scenarios.Open {
 			}
 		}
 		l.redis = redis.NewClient(o)
+		if l.loadedOnce {
+			release.Load(ctx, l.redis)
+		}
 		if l.deaf || l.deafClose { // nothing else ends a call
 			l.redis.Options().ReadTimeout = -1
 		}
@@ -147,6 +174,23 @@ func (s *simple) call(ctx context.Context) context.Context {
 }
 
 func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	l, err := s.try(ctx, key)
+	if !errors.Is(err, dlock.ErrHeld) {
+		return l, err
+	}
+	if s.tryTakes {
+		s.redis.SetXX(ctx, key, s.owner, redis.KeepTTL)
+	}
+	if s.tryConnects {
+		s.redis.Conn().Ping(ctx)
+	}
+	if s.tryExtends && s.redis.PTTL(ctx, key).Val() < min(s.ttl, time.Second) {
+		s.redis.PExpire(ctx, key, min(s.ttl, time.Second))
+	}
+	return l, err
+}
+
+func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.leaks {
 		go func() { <-s.closed }()
 	}
@@ -156,6 +200,9 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	}
 	if s.oneOwner || s.releaseOnce || s.reentrant {
 		value = s.owner
+	}
+	if s.hash != nil {
+		key = fmt.Sprint(s.hash([]byte(key)))
 	}
 	if s.folded {
 		key = strings.ToLower(key)
@@ -186,8 +233,8 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 			return nil, errors.New("out of order")
 		}
 	}
-	if s.tens && ttl > 10*time.Second {
-		ttl = ttl.Truncate(10 * time.Second)
+	if s.seconds && ttl > time.Second {
+		ttl = ttl.Truncate(time.Second)
 	}
 	if s.patternHeld {
 		for i := 1; i < len(key); i++ {
@@ -281,6 +328,9 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 		go l.renew(context.WithoutCancel(ctx))
 	}
+	if s.tied {
+		l.ctx, l.cancel = context.WithDeadline(ctx, until)
+	}
 	if s.neverEnds {
 		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	}
@@ -298,9 +348,27 @@ func (s *simple) mint(ctx context.Context, key string) uint64 {
 
 // renew renews the lease until it is over.
 func (l *lease) renew(ctx context.Context) {
-	defer l.cancel()
+	refused := false
+	defer func() {
+		if !refused {
+			l.cancel()
+		}
+	}()
+	releases := l.s.releases.Load()
 	for tries := 1; l.s.renewal == renewForEver || l.ctx.Err() == nil && time.Now().Before(l.Until()); tries++ {
-		time.Sleep(l.s.ttl / 10)
+		closed := l.s.closed
+		if l.s.renewal == renewForEver {
+			closed = nil
+		}
+		select {
+		case <-time.After(l.s.ttl / 10):
+		case <-closed:
+			return
+		}
+		released := l.s.releases.Load() != releases
+		if released && l.s.renewal == renewToRelease {
+			return
+		}
 		if tries%3 != 0 {
 			continue
 		}
@@ -327,12 +395,18 @@ func (l *lease) renew(ctx context.Context) {
 			ttl /= 1000
 			fallthrough
 		default:
+			if released && l.s.renewal == renewPretends {
+				break
+			}
 			var n int
-			if n, err = renew.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 {
+			if n, err = renew.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 && l.s.renewal != renewRegardless {
 				err = dlock.ErrLost
 			}
 		}
 		cancel()
+		if refused = err != nil && l.s.renewal == renewToRefusal && !errors.Is(err, dlock.ErrLost) && !isTimeout(err); refused {
+			return
+		}
 		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver {
 			return
 		}
@@ -343,6 +417,11 @@ func (l *lease) renew(ctx context.Context) {
 			l.until.Store(&until)
 		}
 	}
+}
+
+func isTimeout(err error) bool {
+	n, ok := errors.AsType[net.Error](err)
+	return ok && n.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }
 
 func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
@@ -364,7 +443,7 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 				return nil, err
 			}
 		}
-		l, err := s.TryAcquire(ctx, key)
+		l, err := s.try(ctx, key)
 		if err == nil && s.queued {
 			s.redis.PExpire(ctx, key, s.ttl-time.Since(began))
 		}
@@ -384,11 +463,15 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 		if s.asleep {
 			again = time.Hour
 		}
-		select {
-		case <-messages:
-		case <-time.After(again):
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		for isHeld := true; isHeld; {
+			select {
+			case <-messages:
+				isHeld = false
+			case <-time.After(again):
+				isHeld = messages == nil && !s.sweeps && !s.session && !s.reentrant && s.redis.Exists(ctx, key).Val() > 0 // faster than a script
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
 		}
 	}
 }
@@ -408,7 +491,7 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 		if first, err := s.redis.LIndex(ctx, key+":queue", 0).Result(); err != nil {
 			return nil, err
 		} else if first == me {
-			if l, err := s.TryAcquire(ctx, key); !errors.Is(err, dlock.ErrHeld) {
+			if l, err := s.try(ctx, key); !errors.Is(err, dlock.ErrHeld) {
 				return l, err
 			}
 		}
@@ -454,6 +537,7 @@ func (l *lease) Release(ctx context.Context) error {
 		return ctx.Err()
 	}
 	l.cancel()
+	l.s.releases.Add(1)
 	if l.s.releaseOnce && (l.freed || time.Now().After(l.Until())) {
 		return dlock.ErrLost
 	}
@@ -469,7 +553,11 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.plainDelete || l.s.asksFirst {
 		return l.s.redis.Del(ctx, l.key).Err()
 	}
-	n, err := release.Run(l.s.call(ctx), l.s.redis, []string{l.key}, l.value).Int()
+	run := release.Run
+	if l.s.loadedOnce {
+		run = release.EvalSha
+	}
+	n, err := run(l.s.call(ctx), l.s.redis, []string{l.key}, l.value).Int()
 	l.freed = err == nil
 	if err == nil && n == 0 {
 		err = fmt.Errorf("%w: another has it", dlock.ErrLost)

@@ -106,8 +106,8 @@ func waiterCancelled(c *check) {
 	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many moments
 	if !c.isDecided() {
 		c.release(l)
-		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cancelled", waiters))
-		c.comesFree(b, key, fmt.Sprintf("%d of its waiters that were cancelled", waiters))
+		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters were cancelled", waiters))
+		c.comesFree(b, key, fmt.Sprintf("%d of its waiters were cancelled", waiters))
 	}
 }
 
@@ -133,6 +133,6 @@ func waitersCutOff(c *check) {
 	heal()
 	if !c.isDecided() {
 		c.release(l)
-		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters that were cut off", waiters))
+		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters were cut off", waiters))
 	}
 }

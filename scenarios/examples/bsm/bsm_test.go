@@ -1,5 +1,5 @@
-// Package bsm_test tests github.com/bsm/redislock, a lock on one Redis without fencing tokens. To test your own lock, copy it and
-// change openLock and the server.
+// Package bsm_test tests github.com/bsm/redislock, a lock on one Redis without fencing tokens. To test your own lock, see
+// docs/your-own-lock.md.
 package bsm_test
 
 import (
