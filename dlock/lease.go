@@ -114,7 +114,6 @@ func (h *Handle) Release(ctx context.Context) error {
 	}
 	if !h.dropped {
 		h.last, h.err = h.drop()
-		h.cancel(ErrReleased)
 	}
 	h.done = true
 	if h.last {
@@ -272,7 +271,7 @@ func (c *leaseContext) reenter(ctx context.Context) (h *Handle, held bool) {
 	return ls.handle(ctx), true
 }
 
-// drop removes h's hold. It reports whether the lock is to be released, and why the lease was lost before.
+// drop ends h's context and removes its hold. It reports whether the lock is to be released, and why the lease was lost before.
 func (h *Handle) drop() (last bool, lost error) {
 	ls := h.ls
 	ls.mu.Lock()
@@ -284,11 +283,9 @@ func (h *Handle) drop() (last bool, lost error) {
 	young := last && ls.young()
 	ls.mu.Unlock()
 	ls.report(expired)
-	if young {
-		h.cancel(ErrReleased) // this section is over before the next begins
-		if ls.l.shared.pass(ls) {
-			return false, nil
-		}
+	h.cancel(ErrReleased) // this section is over before the next begins
+	if young && ls.l.shared.pass(ls) {
+		return false, nil
 	}
 	if last {
 		ls.retire()
@@ -422,7 +419,7 @@ func (ls *lease) renew(ctx context.Context) error {
 	ls.mu.Lock()
 	lost := ls.expire() // an answer that comes too late renews nothing: an ended context cannot be taken back
 	over := ls.over
-	if over == nil && start.After(ls.start) {
+	if over == nil && !start.Before(ls.start) {
 		ls.start, ls.wall = start, start.Round(0)
 		ls.limit, ls.confirmAt = ls.g.TTL-margin(ls.g.TTL), 0
 	}

@@ -377,6 +377,16 @@ func TestRenewalsOvertakeEachOther(t *testing.T) {
 	})
 }
 
+// A clock may be coarse.
+func TestRenewAtTheInstantOfTheGrant(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, _ := provisional(time.Second, func() error { return nil })
+		h, _ := hold(t, f, time.Hour)
+		require.NoError(t, h.Renew(t.Context()))
+		require.Equal(t, limit(time.Hour), h.Until().Sub(h.AcquiredAt()))
+	})
+}
+
 func TestContextValues(t *testing.T) {
 	type name struct{}
 	bubble(t, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -397,6 +398,11 @@ func TestDo(t *testing.T) {
 		require.ErrorIs(t, err, errWork)
 		require.True(t, f.free(t, "k"))
 
+		require.EqualError(t, l.Do(t.Context(), "k", func(ctx context.Context, h *dlock.Handle) error {
+			require.NoError(t, h.Release(ctx))
+			return errWork
+		}), errWork.Error(), "that f has released the lock is no loss")
+
 		require.PanicsWithValue(t, "work", func() {
 			_ = l.Do(t.Context(), "k", func(context.Context, *dlock.Handle) error { panic("work") })
 		})
@@ -469,8 +475,49 @@ func TestRequestLost(t *testing.T) {
 			require.NotErrorIs(t, err, dlock.ErrLost)
 			require.ErrorContains(t, err, "the session has expired")
 		}
+	})
+}
+
+// The lock service has said that there is nothing to undo.
+func TestRefusalIsNotUndone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for _, refusal := range []error{dlock.ErrHeld, dlock.ErrQueueFull, dlock.ErrLost, dlock.ErrInvalid} {
+			f := newFake()
+			f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) { return dlock.Grant{}, refusal }
+			_, err := newLocker(t, f, nil).Acquire(t.Context(), "k")
+			require.Equal(t, !errors.Is(refusal, dlock.ErrLost), errors.Is(err, refusal), "%v", err)
+			synctest.Wait()
+			require.Zero(t, f.count("release"), "%v", refusal)
+		}
+	})
+}
+
+// Goroutines that have made a call wait for the next one: some, and not as many as there were calls at once.
+func TestIdleWorkers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		workers := func() int { // not NumGoroutine: another test's may be about to end
+			stacks := make([]byte, 1<<20)
+			return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "dlock.(*Locker).run.func")
+		}
+		before := workers()
+		for range 100 {
+			require.NoError(t, acquire(t, l, ctx, "k").Release(ctx))
+			synctest.Wait()
+		}
+		require.Equal(t, before+1, workers(), "one is used again and again")
+		h := acquire(t, l, ctx, "k")
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		for range 100 {
+			_ = acquiring(l, ctx, "k")
+		}
+		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		require.Zero(t, f.count("release"), "there is nothing to undo")
+		require.LessOrEqual(t, workers(), before+16)
+		require.NoError(t, h.Release(t.Context()))
 	})
 }
 

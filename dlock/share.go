@@ -56,8 +56,8 @@ type shared struct {
 	closed  bool
 }
 
-// turn is what the goroutines that want a key take in order. Whoever has it asks the lock service, if lease is nil, or holds
-// lease; if idle isn't nil, nobody has it. When the lease ends, the next in line has the turn.
+// turn is what the goroutines that want a key take in order. Whoever has it holds lease or, if that is nil, asks the lock service
+// or has just been handed a lease; if idle isn't nil, nobody has it. When lease ends, the next in line has the turn.
 type turn struct {
 	lease *lease
 	idle  *time.Timer // releases lease
@@ -73,30 +73,29 @@ type handed struct {
 
 // share returns a handle on a lease that this process has, or on a new one.
 func (l *Locker) share(ctx context.Context, key string, wait bool) (*Handle, error) {
-	for first := true; ; first = false {
-		t, ls, err := l.shared.await(ctx, l.open, key, wait, first)
-		switch {
-		case err != nil:
-			return nil, err
-		case t == nil:
-			return l.grant(ctx, key, wait, nil) // it isn't passed on
-		case ls == nil:
-			return l.ask(ctx, t, key, wait)
-		}
-		if h := ls.section(ctx); h != nil {
-			return h, nil
-		}
-		// It is too old, or has ended just now. If it is still held, the next request had better come after its release.
-		freed := make(chan struct{})
-		l.busy.Go(func() {
-			ls.free()
-			close(freed)
-		})
-		select {
-		case <-freed:
-		case <-ctx.Done():
-		}
+	t, ls, err := l.shared.await(ctx, l.open, key, wait)
+	switch {
+	case err != nil:
+		return nil, err
+	case t == nil:
+		return l.grant(ctx, key, wait, nil) // it isn't passed on
+	case ls == nil:
+		return l.ask(ctx, t, key, wait)
 	}
+	if h := l.shared.goesOn(ctx, t, ls); h != nil {
+		return h, nil
+	}
+	// It is too old, or has ended just now. If it is still held, the request had better come after its release.
+	freed := make(chan struct{})
+	l.busy.Go(func() {
+		ls.free()
+		close(freed)
+	})
+	select {
+	case <-freed:
+	case <-ctx.Done():
+	}
+	return l.ask(ctx, t, key, wait)
 }
 
 // ask asks the lock service in t's turn, unless ctx has ended before the turn came.
@@ -120,8 +119,8 @@ func (l *Locker) ask(ctx context.Context, t *turn, key string, wait bool) (h *Ha
 }
 
 // await returns when the caller has the key's turn, with the lease if there is one. Without a turn, the caller is to ask for
-// itself. A caller that was handed a lease of no use is not first: it comes before the others.
-func (s *shared) await(ctx, open context.Context, key string, wait, first bool) (*turn, *lease, error) {
+// itself.
+func (s *shared) await(ctx, open context.Context, key string, wait bool) (*turn, *lease, error) {
 	s.mu.Lock()
 	t := s.keys[key]
 	switch {
@@ -133,7 +132,7 @@ func (s *shared) await(ctx, open context.Context, key string, wait, first bool) 
 	case t.idle != nil:
 		t.idle.Stop() // if it is too late, the timer sees that idle is nil
 		ls := t.lease
-		t.idle = nil
+		t.lease, t.idle = nil, nil
 		s.mu.Unlock()
 		return t, ls, nil
 	case !wait:
@@ -143,11 +142,8 @@ func (s *shared) await(ctx, open context.Context, key string, wait, first bool) 
 		}
 		return nil, nil, nil
 	}
-	mine, at := make(chan handed, 1), len(t.queue)
-	if !first {
-		at = 0
-	}
-	t.queue = slices.Insert(t.queue, at, mine)
+	mine := make(chan handed, 1)
+	t.queue = append(t.queue, mine)
 	s.mu.Unlock()
 
 	select {
@@ -177,6 +173,17 @@ func (s *shared) began(t *turn, ls *lease) {
 	s.mu.Unlock()
 	t.held.Store(true)
 	context.AfterFunc(ls.ctx, func() { s.ended(ls.g.Key, ls) })
+}
+
+// goesOn begins the next critical section under ls, which whoever has the turn was handed.
+func (s *shared) goesOn(ctx context.Context, t *turn, ls *lease) *Handle {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := ls.section(ctx)
+	if h != nil {
+		t.lease = ls // before its end can be noted
+	}
+	return h
 }
 
 // failed gives the turn of a request that has failed to the next in line. If the lock service is at fault, all that wait get the
@@ -230,6 +237,7 @@ func (s *shared) pass(ls *lease) bool {
 	case s.closed || t == nil || t.lease != ls: // it ends, has ended just now, or was never in turn
 		return false
 	case len(t.queue) > 0:
+		t.lease = nil
 		t.give(handed{ls: ls})
 		return true
 	case idle <= 0:

@@ -141,6 +141,27 @@ func TestShareIdle(t *testing.T) {
 	})
 }
 
+// A caller comes in the moment in which the kept lease's time is over.
+func TestShareIdleTimerIsLate(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for range 100 { // what is due at one instant happens in any order
+			f := newFake()
+			l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Second}))
+			require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
+			time.Sleep(time.Second)
+			h := acquire(t, l, t.Context(), "k")
+			synctest.Wait()
+			require.NoError(t, h.Context().Err())
+			require.NoError(t, h.Release(t.Context()))
+			time.Sleep(time.Second)
+			h = acquire(t, l, t.Context(), "k")
+			require.NoError(t, h.Release(t.Context()))
+			synctest.Wait()
+			require.False(t, f.free(t, "k"), "it is kept again")
+		}
+	})
+}
+
 func TestShareOfALeaseThatExpiresWhileItIsKept(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
@@ -231,6 +252,29 @@ func TestShareFails(t *testing.T) {
 	})
 }
 
+// What concerns one request alone isn't told to the others, who ask for themselves.
+func TestShareFailsForOne(t *testing.T) {
+	for _, why := range []error{dlock.ErrLost, dlock.ErrQueueFull} {
+		bubble(t, func(t *testing.T) {
+			f := newFake()
+			refuse := true
+			f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+				time.Sleep(time.Second)
+				if refuse {
+					refuse = false
+					return dlock.Grant{}, why
+				}
+				return next(ctx, r)
+			}
+			waiters := queue(newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute})), context.Background(), 2)
+			require.Error(t, (<-waiters[0]).err)
+			second := <-waiters[1]
+			require.NoError(t, second.err)
+			require.NoError(t, second.h.Release(t.Context()))
+		})
+	}
+}
+
 // A kept lease turns out too old, and the lock service is silent.
 func TestShareEndsWithContext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -248,6 +292,29 @@ func TestShareEndsWithContext(t *testing.T) {
 		_, err := l.Acquire(ctx, "k")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, 10*time.Millisecond, time.Since(began))
+	})
+}
+
+// A caller who finds a kept lease too old keeps its turn while that is released.
+func TestShareOldLease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			time.Sleep(time.Second)
+			return next(ctx, g)
+		}
+		l := newLocker(t, f, &dlock.Options{
+			TTL: 10 * time.Second, Renew: dlock.Renew{Every: 9 * time.Second, MaxHold: time.Hour},
+			Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute},
+		})
+		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
+		time.Sleep(6 * time.Second)
+		for i, w := range queue(l, t.Context(), 3) {
+			got := <-w
+			require.NoError(t, got.err)
+			require.Equal(t, pair(2, uint64(i+1)), pair(got.h.Next()))
+			require.NoError(t, got.h.Release(t.Context()))
+		}
 	})
 }
 
@@ -283,6 +350,38 @@ func TestShareLostByTheService(t *testing.T) {
 		require.NoError(t, got.err)
 		require.Equal(t, uint64(2), got.h.Fence())
 		require.NoError(t, got.h.Release(t.Context()))
+	})
+}
+
+// The lease is lost as it is passed on: the one that was handed it asks, and nobody else.
+func TestShareLostOnTheWay(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		for range 100 { // the next section may begin before
+			f, lost := newFake(), make(chan struct{})
+			f.acquire = granting(func(g *dlock.Grant) {
+				if g.Fence == 1 {
+					g.Lost = lost
+				}
+			})
+			l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
+			h := acquire(t, l, t.Context(), "k")
+			waiters := queue(l, t.Context(), 2)
+			require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+			require.NoError(t, h.Release(t.Context()))
+			close(lost)
+			first := <-waiters[0]
+			require.NoError(t, first.err)
+			want := pair(2, 1)
+			if first.h.Fence() == 2 {
+				require.Equal(t, want, pair(first.h.Next()))
+				require.NoError(t, first.h.Release(t.Context()))
+				want = pair(2, 2)
+			}
+			second := <-waiters[1]
+			require.NoError(t, second.err)
+			require.Equal(t, want, pair(second.h.Next()))
+			require.NoError(t, second.h.Release(t.Context()))
+		}
 	})
 }
 

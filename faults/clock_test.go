@@ -303,6 +303,11 @@ func TestClockRefuses(t *testing.T) {
 	_, err = faults.NewClock(t.Context(), filepath.Join(t.TempDir(), "missing"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 
+	require.NoError(t, os.Remove(clock.Shim()))
+	_, err = faults.NewClock(t.Context(), filepath.Dir(clock.Page()))
+	require.ErrorIs(t, err, os.ErrExist)
+	require.NoFileExists(t, clock.Shim())
+
 	heal := inForce(t)(clock.Hold(t.Context()))
 	require.NoError(t, os.Remove(clock.Page()))
 	require.ErrorIs(t, heal(t.Context()), os.ErrNotExist)

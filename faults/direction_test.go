@@ -56,6 +56,9 @@ func TestDirectionAwaitsWriting(t *testing.T) {
 				require.Equal(t, []byte{}, piece.Data, "a piece that should be under the fault")
 				<-inForce
 				require.NoError(t, err)
+				if f.flow == hold {
+					require.NoError(t, v.held(t.Context()))
+				}
 				synctest.Wait()
 				select {
 				case piece := <-out:
@@ -247,11 +250,11 @@ func TestInjectAllOrNone(t *testing.T) {
 
 	busy.shut()
 	require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
-	require.Equal(t, pass, effects[0].dir.flow)
-	require.Equal(t, pass, effects[2].dir.flow)
+	require.Equal(t, []flow{pass, shut, pass}, []flow{effects[0].dir.flow, busy.flow, effects[2].dir.flow})
+	before := epochs()
 	_, err = inject(t.Context(), "test", effects...)
 	require.ErrorIs(t, err, net.ErrClosed)
-	require.Equal(t, pass, effects[0].dir.flow)
+	require.Equal(t, before, epochs(), "changes of flow")
 }
 
 // Refuse waits for all connections, even one that isn't in the proxy's list.
@@ -279,4 +282,24 @@ func TestRefuseAwaitsConnections(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, link.Close())
 	}
+}
+
+func TestMemoryLinkForgetsConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var server net.Conn
+		link, err := NewMemoryLink("mine", func() (ours net.Conn, _ error) {
+			ours, server = net.Pipe()
+			return ours, nil
+		})
+		require.NoError(t, err)
+		client, err := link.Dial(t.Context())
+		require.NoError(t, err)
+		require.Len(t, link.memory.ends, 2)
+		require.NoError(t, client.Close())
+		_, err = server.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.EOF)
+		synctest.Wait()
+		require.Empty(t, link.memory.ends)
+		require.NoError(t, link.Close())
+	})
 }

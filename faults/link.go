@@ -25,11 +25,15 @@ const closeTimeout = 10 * time.Second
 // connection is closed for both; under a fault the end is held, delayed or lost like the bytes before it.
 type Link struct {
 	addr     string
+	server   *toxiproxy.ApiServer
 	proxy    *toxiproxy.Proxy
-	requests *direction   // from the clients to the server
-	replies  *direction   // from the server to the clients
+	requests *direction // from the clients to the server
+	replies  *direction // from the server to the clients
+	start    func() error
+	stop     func()
 	release  func() error // gives the port back
 	close    func() error
+	memory   *memory // nil: it listens
 
 	mu     sync.Mutex
 	closed bool // listen fails
@@ -41,25 +45,30 @@ var register = sync.OnceFunc(func() { toxics.Register("direction", new(direction
 // NewLink returns a link to the server at upstream ("host:port"), listening on a free loopback port. If the server can't be reached
 // when a client connects, the client's connection is closed.
 func NewLink(upstream string) (*Link, error) {
-	register()
 	port, release, err := proc.ReservePort()
 	if err != nil {
 		return nil, fmt.Errorf("faults: link to %s: %w", upstream, err)
 	}
-	addr := fmt.Sprintf("127.0.0.1:%d", port)
-	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
-	l := &Link{addr: addr, proxy: toxiproxy.NewProxy(server, "link", addr, upstream), release: release}
-	if l.requests, err = l.addDirection("upstream"); err == nil {
-		l.replies, err = l.addDirection("downstream")
-	}
+	l, err := newLink(fmt.Sprintf("127.0.0.1:%d", port), upstream)
 	if err == nil {
-		err = l.proxy.Start()
+		l.start, l.stop, l.release = l.proxy.Start, l.proxy.Stop, release
+		err = l.start()
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("faults: link to %s: %w", upstream, err), release())
 	}
-	l.close = sync.OnceValue(l.shut)
 	return l, nil
+}
+
+func newLink(addr, upstream string) (l *Link, err error) {
+	register()
+	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
+	l = &Link{addr: addr, server: server, proxy: toxiproxy.NewProxy(server, "link", addr, upstream)}
+	if l.requests, err = l.addDirection("upstream"); err == nil {
+		l.replies, err = l.addDirection("downstream")
+	}
+	l.close = sync.OnceValue(l.shut)
+	return l, err
 }
 
 func (l *Link) addDirection(stream string) (*direction, error) {
@@ -84,6 +93,13 @@ func (l *Link) both(f flow, by time.Duration) []effect {
 // Addr returns the address for clients.
 func (l *Link) Addr() string { return l.addr }
 
+// Connections counts those that are open.
+func (l *Link) Connections() int {
+	l.requests.mu.Lock()
+	defer l.requests.mu.Unlock()
+	return len(l.requests.pipes)
+}
+
 // Close stops listening, closes every connection and discards held bytes, within seconds. The heal of a fault in force then fails
 // with net.ErrClosed.
 func (l *Link) Close() error { return l.close() }
@@ -100,7 +116,7 @@ func (l *Link) shut() error {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		l.proxy.Stop()
+		l.stop()
 	}()
 	select {
 	case <-stopped:

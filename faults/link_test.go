@@ -316,9 +316,9 @@ func TestFaultsOfOneLink(t *testing.T) {
 	d.ask(t, "z")
 }
 
-func requireRefused(t *testing.T, addr string) {
+func requireRefused(t *testing.T, l *faults.Link) {
 	t.Helper()
-	_, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
+	_, err := l.Dial(t.Context())
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
 
@@ -329,12 +329,12 @@ func TestRefuse(t *testing.T) {
 		c, idle := dial(t, link.Addr()), dial(t, link.Addr())
 		c.ask(t, "before")
 		heal := inForce(t)(link.Refuse(t.Context()))
-		requireRefused(t, link.Addr())
+		requireRefused(t, link)
 		c.wantNoReply(t)
 		idle.wantNoReply(t)
 		requireBusy(t)(link.Refuse(t.Context()))
 		requireBusy(t)(link.HoldRequests(t.Context()))
-		requireRefused(t, link.Addr())
+		requireRefused(t, link)
 
 		require.NoError(t, heal(t.Context()))
 		dial(t, link.Addr()).ask(t, "after")
@@ -389,7 +389,7 @@ func TestRefuseUnderLoad(t *testing.T) {
 		await(t, "progress", func() bool { return len(s.log("x")) > i })
 		heal := inForce(t)(link.Refuse(t.Context()))
 		refusing.Store(true)
-		requireRefused(t, link.Addr())
+		requireRefused(t, link)
 		refusing.Store(false)
 		require.NoError(t, heal(t.Context()))
 		dial(t, link.Addr()).ask(t, "after")
@@ -408,7 +408,7 @@ func TestRefuseHealedLater(t *testing.T) {
 	require.ErrorIs(t, heal(t.Context()), syscall.EADDRINUSE)
 	requireBusy(t)(link.Cut(t.Context()))
 	require.NoError(t, thief.Close())
-	requireRefused(t, link.Addr())
+	requireRefused(t, link)
 	require.NoError(t, heal(t.Context()))
 	dial(t, link.Addr()).ask(t, "after")
 }
@@ -600,6 +600,7 @@ func TestAwaitHeld(t *testing.T) {
 	c.wantReply(t, "held")
 
 	again := inForce(t)(link.HoldRequests(t.Context()))
+	require.ErrorIs(t, link.AwaitHeld(ctx), context.DeadlineExceeded, "what an earlier hold has held")
 	go func() { waiting <- link.AwaitHeld(t.Context()) }()
 	require.NoError(t, again(t.Context()))
 	require.Error(t, <-waiting, "the hold has ended")

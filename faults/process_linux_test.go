@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -50,6 +52,24 @@ func TestEveryThread(t *testing.T) {
 	}
 }
 
+// A process that couldn't be stopped, here because one of its threads is traced, isn't left to stop later.
+func TestPauseFails(t *testing.T) {
+	tk := startTicker(t)
+	runtime.LockOSThread() // to the kernel, the tracer is a thread
+	defer runtime.UnlockOSThread()
+	if err := syscall.PtraceAttach(tk.pid()); err != nil {
+		t.Skip("needs ptrace: ", err)
+	}
+	_, err := syscall.Wait4(tk.pid(), nil, syscall.WALL, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = faults.Pause(ctx, tk.pid())
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, syscall.PtraceDetach(tk.pid()))
+	tk.awaitTicks(t, 1)
+}
+
 // To the kernel, credentials are a thread's: one locked thread gives up root and gets EPERM. It ends with its goroutine.
 func TestNotPermitted(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -72,4 +92,51 @@ func TestNotPermitted(t *testing.T) {
 	require.ErrorIs(t, <-errs, os.ErrPermission)
 	require.ErrorIs(t, <-errs, os.ErrPermission)
 	tk.awaitTicks(t, 1)
+}
+
+// openFiles returns how many open files of this process have part in their names.
+func openFiles(t *testing.T, part string) (n int) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, fd := range fds {
+		if name, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.Contains(name, part) {
+			n++
+		}
+	}
+	return n
+}
+
+func TestNoPidfdLeft(t *testing.T) {
+	tk := startTicker(t)
+	before := openFiles(t, "pidfd")
+	resume := inForce(t)(faults.Pause(t.Context(), tk.pid()))
+	paused := openFiles(t, "pidfd")
+	if paused == before {
+		t.Skip("the kernel has no pidfds")
+	}
+	_, err := faults.Pause(t.Context(), tk.pid())
+	require.Error(t, err)
+	require.Equal(t, paused, openFiles(t, "pidfd"), "after a refused pause")
+	require.NoError(t, resume(t.Context()))
+	require.Equal(t, before, openFiles(t, "pidfd"), "after the heal")
+	require.NoError(t, faults.Kill(t.Context(), tk.pid()))
+	require.Equal(t, before, openFiles(t, "pidfd"), "after a kill")
+}
+
+// A server may run as another user. Changes of the clock leave neither files open nor memory mapped.
+func TestClockFiles(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	clock := newClock(t)
+	for _, path := range []string{clock.Shim(), clock.Page()} {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o644), info.Mode(), path)
+	}
+	inForce(t)(clock.Jump(t.Context(), 1))
+	require.Zero(t, openFiles(t, clock.Page()))
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	require.NotContains(t, string(maps), clock.Page())
 }

@@ -21,7 +21,7 @@ func (l *Link) Refuse(ctx context.Context) (Heal, error) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		l.proxy.Stop() // once it has connected to the server for the last client, or failed to
+		l.stop() // once it has connected to the server for the last client, or failed to
 	}()
 	listen := Once(func(ctx context.Context) error {
 		select {
@@ -57,5 +57,5 @@ func (l *Link) listen() error {
 	if l.closed {
 		return net.ErrClosed
 	}
-	return l.proxy.Start()
+	return l.start()
 }

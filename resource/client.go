@@ -192,8 +192,14 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	case resp.StatusCode == http.StatusNotFound && errMax == nil: // to a fenced read too, if its token was dropped
 		return Record{}, cmp.Or(c.checkEnforced(resp.Header, f, maxFence), ErrNotFound)
 	case resp.StatusCode == http.StatusConflict && errSeen == nil:
-		applied := resp.Header.Get(HeaderApplied) == "true"
-		return Record{}, &StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied}
+		if method == http.MethodPut && AdmitsWrite(seen, f) || method == http.MethodGet && AdmitsRead(seen, f) { // that refused another fence
+			return Record{}, mismatch(f, seen)
+		}
+		applied := resp.Header.Get(HeaderApplied)
+		if applied != "true" && applied != "false" {
+			return Record{}, fmt.Errorf("the refusal has no valid %s header: does a proxy drop it?", HeaderApplied)
+		}
+		return Record{}, &StaleTokenError{Key: key, Seen: seen, Got: f, Applied: applied == "true"}
 	case resp.StatusCode == http.StatusOK:
 		return Record{}, fmt.Errorf("the reply has no valid %s header: is there a resource at %s?", HeaderMax, shown(c.base))
 	}
@@ -219,10 +225,13 @@ func (c *Client) checkEnforced(h http.Header, f, maxFence Fence) error {
 	case h.Get(HeaderFencing) == "off":
 		return fmt.Errorf("%w: the resource at %s runs with fencing off", ErrUnfenced, shown(c.base))
 	case f.Seq > 0 && maxFence != f, maxFence.Token != f.Token:
-		return fmt.Errorf("%w: the request had fence %v, and the reply has %v: does a proxy drop %s or %s?",
-			ErrUnfenced, f, maxFence, HeaderToken, HeaderSeq)
+		return mismatch(f, maxFence)
 	}
 	return nil
+}
+
+func mismatch(sent, got Fence) error {
+	return fmt.Errorf("%w: the request had fence %v, and the reply has %v: does a proxy drop %s or %s?", ErrUnfenced, sent, got, HeaderToken, HeaderSeq)
 }
 
 // read reads resp's body to its end, so that the connection can be reused. The result is not nil.

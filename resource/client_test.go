@@ -77,34 +77,40 @@ func proxied(t *testing.T, store resource.Store, edit func(r *http.Request, repl
 // TestClientDetectsProxy has proxies that break the protocol.
 func TestClientDetectsProxy(t *testing.T) {
 	ctx := t.Context()
+	without := func(name string) func(*http.Request, http.Header) {
+		return func(r *http.Request, reply http.Header) { r.Header.Del(name); reply.Del(name) }
+	}
 	written := func(value string) func(*http.Request, http.Header) {
-		return func(_ *http.Request, reply http.Header) { reply[resource.HeaderWritten] = []string{value} }
+		return func(_ *http.Request, reply http.Header) { reply.Set(resource.HeaderWritten, value) }
 	}
 	for _, c := range []struct {
-		name         string
-		edit         func(r *http.Request, reply http.Header)
-		read, fenced string // what the errors of Read and ReadFenced contain; empty: no error
+		name                string
+		edit                func(r *http.Request, reply http.Header)
+		value               string
+		read, fenced, write string // what the errors of Read, ReadFenced and a write that was applied before contain; empty: no error
 	}{
-		{"drops the token", func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) }, "", "does a proxy drop X-Fence-Token or X-Fence-Seq?"},
-		{
-			"drops Accept", func(r *http.Request, _ http.Header) { r.Header.Del("Accept") },
-			`the reply has type "application/json", want "application/octet-stream"`, `the reply has type "application/json"`,
-		},
-		{"drops X-Fence-Written", written(""), "the reply has 1 bytes and X-Fence-Written ", "the reply has 1 bytes and X-Fence-Written "},
-		{"denies the value", written("false"), "the reply has 1 bytes and X-Fence-Written ", "the reply has 1 bytes and X-Fence-Written "},
-		{"writes nonsense", written("yes"), "the reply has 1 bytes and X-Fence-Written ", "the reply has 1 bytes and X-Fence-Written "},
+		{"drops the token", without(resource.HeaderToken), "v", "", "does a proxy drop X-Fence-Token or X-Fence-Seq?", "X-Fence-Seq needs X-Fence-Token"},
+		{"drops Accept", without("Accept"), "v", `the reply has type "application/json", want "application/octet-stream"`, `has type "application/json"`, "(already applied)"},
+		{"drops X-Fence-Written", without(resource.HeaderWritten), "v", `has 1 bytes and X-Fence-Written ""`, `has 1 bytes and X-Fence-Written ""`, "(already applied)"},
+		{"drops it of no bytes", without(resource.HeaderWritten), "", `has 0 bytes and X-Fence-Written ""`, `has 0 bytes and X-Fence-Written ""`, "(already applied)"},
+		{"denies the value", written("false"), "v", "has 1 bytes and X-Fence-Written ", "has 1 bytes and X-Fence-Written ", "(already applied)"},
+		{"writes nonsense", written("yes"), "v", "has 1 bytes and X-Fence-Written ", "has 1 bytes and X-Fence-Written ", "(already applied)"},
+		{"drops X-Fence-Applied", without(resource.HeaderApplied), "v", "", "", "the refusal has no valid X-Fence-Applied header: does a proxy drop it?"},
 	} {
 		store := resource.NewMemory()
-		require.NoError(t, store.Write(ctx, "k", five, []byte("v")))
+		require.NoError(t, store.Write(ctx, "k", five, []byte(c.value)))
 		client := newClient(t, proxied(t, store, c.edit), nil)
-		_, err := client.Read(ctx, "k")
+		errWrite := client.Write(ctx, "k", five, []byte(c.value))
+		_, errRead := client.Read(ctx, "k")
 		_, errFenced := client.ReadFenced(ctx, "k", resource.Fence{Token: 6})
-		for want, err := range map[*string]error{&c.read: err, &c.fenced: errFenced} {
+		for want, err := range map[*string]error{&c.read: errRead, &c.fenced: errFenced, &c.write: errWrite} {
 			if *want == "" {
 				require.NoError(t, err, c.name)
 				continue
 			}
 			require.ErrorContains(t, err, *want, c.name)
+			_, stale := errors.AsType[*resource.StaleTokenError](err)
+			require.Equal(t, *want == "(already applied)", stale, c.name)
 		}
 	}
 }
@@ -128,6 +134,16 @@ func TestClientDetectsLostSeq(t *testing.T) {
 	err := newClient(t, url, nil).Write(t.Context(), "k", resource.Fence{Token: 6, Seq: 2}, nil)
 	require.ErrorIs(t, err, resource.ErrUnfenced)
 	require.ErrorContains(t, err, "the request had fence 6.2, and the reply has 6: does a proxy drop X-Fence-Token or X-Fence-Seq?")
+	// Nor may the second of two equal writes pass for a repeat of the first.
+	store := resource.NewMemory()
+	require.NoError(t, store.Write(t.Context(), "k", at(6, 1), nil))
+	c := newClient(t, proxied(t, store, func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderSeq) }), nil)
+	err = c.Write(t.Context(), "k", at(6, 2), nil)
+	require.ErrorIs(t, err, resource.ErrUnfenced)
+	require.NotErrorIs(t, err, resource.ErrApplied)
+	require.NoError(t, store.Write(t.Context(), "k", at(7, 1), nil))
+	_, err = newClient(t, proxied(t, store, func(r *http.Request, _ http.Header) { r.Header.Set(resource.HeaderToken, "5") }), nil).ReadFenced(t.Context(), "k", at(8, 0))
+	require.ErrorContains(t, err, "the request had fence 8.0, and the reply has 7: does a proxy drop X-Fence-Token or X-Fence-Seq?")
 }
 
 func TestClientDetectsRewrittenPath(t *testing.T) {
@@ -219,7 +235,10 @@ func TestClientReusesConnection(t *testing.T) {
 	require.Less(t, conns.Load(), requests.Load()) // one is usual, but net/http drops one whose writer is 50 ms late
 
 	watched := &watchedTransport{Transport: http.DefaultTransport.(*http.Transport).Clone()}
-	ask(newClient(t, url, &resource.ClientOptions{HTTPClient: &http.Client{Transport: watched}}))
+	c := newClient(t, url, &resource.ClientOptions{HTTPClient: &http.Client{Transport: watched}})
+	ask(c)
+	require.NoError(t, c.Close())
+	require.True(t, watched.closed, "idle connections")
 	require.Len(t, watched.bodies, 15)
 	for i, b := range watched.bodies {
 		require.True(t, b.ended, "body %d was read to its end", i)
@@ -230,6 +249,12 @@ func TestClientReusesConnection(t *testing.T) {
 type watchedTransport struct {
 	*http.Transport
 	bodies []*watchedBody
+	closed bool
+}
+
+func (w *watchedTransport) CloseIdleConnections() {
+	w.closed = true
+	w.Transport.CloseIdleConnections()
 }
 
 type watchedBody struct {
@@ -341,9 +366,12 @@ func TestClientForeignAnswers(t *testing.T) {
 
 func TestClientMaxBody(t *testing.T) {
 	store := resource.NewMemory()
-	url := serve(t, store, &resource.HandlerOptions{MaxBody: 1 << 20})
-	require.NoError(t, store.Write(t.Context(), "fits", five, make([]byte, 5000)))
-	require.NoError(t, store.Write(t.Context(), "large", five, make([]byte, 5001)))
+	url := serve(t, store, nil)
+	for key, size := range map[string]int{"fits": 5000, "large": 5001, "larger": 1<<20 + 1} {
+		require.NoError(t, store.Write(t.Context(), key, five, make([]byte, size)))
+	}
+	_, err := newClient(t, url, nil).Read(t.Context(), "larger")
+	require.ErrorContains(t, err, "larger than the limit of 1048576 bytes")
 	c := newClient(t, url, &resource.ClientOptions{MaxBody: 5000})
 	rec, err := c.Read(t.Context(), "fits")
 	require.NoError(t, err)

@@ -124,6 +124,11 @@ func (h *handler) put(w http.ResponseWriter, r *http.Request, key string) {
 	if err == nil && f == (Fence{}) && !h.Unfenced {
 		err = fmt.Errorf("%s is missing: send the fencing token of your lock grant, an integer from 1", HeaderToken)
 	}
+	for _, name := range []string{"If-Match", "If-None-Match", "If-Unmodified-Since", "Content-Range"} { // a condition that isn't checked must not seem to hold
+		if r.Header.Get(name) != "" {
+			err = cmp.Or(err, fmt.Errorf("%s is not supported: only the fence decides, and the body is the whole value", name))
+		}
+	}
 	if err := cmp.Or(checkTarget(r, key), err); err != nil {
 		h.fail(w, http.StatusBadRequest, sentence(err))
 		return

@@ -87,6 +87,7 @@ func TestHandler(t *testing.T) {
 			require.Equal(t, value, got.Header().Get(name), what)
 		}
 		require.Equal(t, "no-store", got.Header().Get("Cache-Control"), what)
+		require.Equal(t, "nosniff", got.Header().Get("X-Content-Type-Options"), what)
 	}
 }
 
@@ -127,11 +128,16 @@ func TestHandlerBadInput(t *testing.T) {
 		{"PUT", "/r/%ff", "v", []string{ok}, 400, "not valid UTF-8"},
 		{"PUT", "/r/" + strings.Repeat("k", 513), "v", []string{ok}, 400, "key has 513 bytes, at most 512 are allowed"},
 		{"PUT", "/r/k?v=2", "v", []string{ok}, 400, "escape a ? in the key as %3F"},
+		{"PUT", "/r/k?", "v", []string{ok}, 400, "escape a ? in the key as %3F"},
 		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Key: a%2F..%2Fk"}, 400, `X-Fence-Key is \"a%2F..%2Fk\", and the key in the path is \"k\"`},
 		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Key: k", "X-Fence-Key: l"}, 400, `X-Fence-Key is \"l\"`},
 		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Key: "}, 400, `X-Fence-Key is \"\"`},
 		{"PUT", "/r/k", "v", []string{ok, "X-Fence-Key: %"}, 400, `X-Fence-Key is \"%\"`},
 		{"GET", "/r/k", "", []string{ok, "X-Fence-Key: K"}, 400, `X-Fence-Key is \"K\"`},
+		{"PUT", "/r/k", "v", []string{ok, `If-Match: "5"`}, 400, "If-Match is not supported: only the fence decides"},
+		{"PUT", "/r/k", "v", []string{ok, "If-None-Match: *"}, 400, "If-None-Match is not supported"},
+		{"PUT", "/r/k", "v", []string{ok, "If-Unmodified-Since: Sat, 29 Oct 1994 19:43:31 GMT"}, 400, "If-Unmodified-Since is not supported"},
+		{"PUT", "/r/k", "v", []string{ok, "Content-Range: bytes 5-5/6"}, 400, "Content-Range is not supported"},
 		{"PUT", "/r/k", "01234567890", []string{ok}, 413, "the value is larger than the limit of 10 bytes"},
 	} {
 		got := ask(t, h, c.method, c.target, c.body, c.header...)
@@ -234,6 +240,7 @@ func TestHandlerBearerToken(t *testing.T) {
 	for header, want := range map[string]int{"Authorization: bearer secret": 200, "Authorization: Basic secret": 401, "Authorization: secret": 401} {
 		got := ask(t, h, "GET", "/r/k", "", header)
 		require.Equal(t, want, got.Code, header)
+		require.Equal(t, want == 401, got.Header().Get("WWW-Authenticate") == "Bearer", header)
 	}
 }
 

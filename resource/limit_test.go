@@ -1,6 +1,8 @@
 package resource_test
 
 import (
+	"context"
+	"io"
 	"math"
 	"testing"
 
@@ -11,6 +13,12 @@ import (
 )
 
 func at(token, seq uint64) resource.Fence { return resource.Fence{Token: token, Seq: seq} }
+
+type unreadable struct{ resource.Store }
+
+func (unreadable) Read(context.Context, string) (resource.Record, error) {
+	return resource.Record{}, io.EOF
+}
 
 func TestLimitJumps(t *testing.T) {
 	ctx, under := t.Context(), resource.NewMemory()
@@ -37,6 +45,13 @@ func TestLimitJumps(t *testing.T) {
 	require.NoError(t, c.Write(ctx, "k", at(30, 1), []byte("v")))
 
 	require.ErrorIs(t, resource.LimitJumps(under, 10).Write(ctx, "k", at(41, 1), nil), resource.ErrJump)
+	unreadable := resource.LimitJumps(unreadable{under}, 10)
+	require.ErrorIs(t, unreadable.Write(ctx, "new", at(1, 1), nil), io.EOF, "what it can't check it refuses")
+	_, err = unreadable.ReadFenced(ctx, "new", at(1, 0))
+	require.ErrorIs(t, err, io.EOF)
+	_, err = under.Read(ctx, "new")
+	require.ErrorIs(t, err, resource.ErrNotFound)
+
 	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
 		return resource.LimitJumps(resource.NewMemory(), math.MaxUint64), nil
 	}})

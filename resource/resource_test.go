@@ -85,6 +85,8 @@ func TestStaleTokenError(t *testing.T) {
 	require.EqualError(t, err, `resource: stale fence for "k": seen 7, got 7: a further write under this token takes Seq 2`)
 	err.Applied = true
 	require.EqualError(t, err, `resource: stale fence for "k": seen 7, got 7 (already applied)`)
+	top := resource.Fence{Token: 7, Seq: math.MaxUint64} // after which there is none
+	require.EqualError(t, &resource.StaleTokenError{Key: "k", Seen: top, Got: top}, `resource: stale fence for "k": seen 7.18446744073709551615, got 7.18446744073709551615`)
 }
 
 // A key that was never written holds no write to repeat, whatever its fence.

@@ -2,6 +2,7 @@ package consullock_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -78,6 +79,15 @@ func (s *consul) RoundTrip(req *http.Request) (*http.Response, error) {
 	return s.serve(req)
 }
 
+// delays the next answer to a request.
+func (s *consul) delays(kind string, by time.Duration) {
+	s.once(kind, func(req *http.Request) (*http.Response, error) {
+		resp, err := s.serve(req)
+		time.Sleep(by)
+		return resp, err
+	})
+}
+
 func hangs(req *http.Request) (*http.Response, error) {
 	<-req.Context().Done()
 	return nil, req.Context().Err()
@@ -121,6 +131,9 @@ func (s *consul) serve(req *http.Request) (*http.Response, error) {
 	case "session/renew":
 		return s.answer(req, http.StatusOK, s.session(name))
 	case "kv":
+		if !req.URL.Query().Has("consistent") {
+			return nil, errors.New("a stale read")
+		}
 		if err := s.waits(req); err != nil {
 			return nil, err
 		}

@@ -194,8 +194,7 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 		l := b.begin(r.Key, r.Owner, s, start.Add(r.TTL)) //nolint:contextcheck // it outlives ctx
 		index, no, err := b.lock(ctx, l)
 		switch {
-		case err != nil: // it may take effect yet; undoing it seals the session, which would refuse new grants
-			b.retire(s) //nolint:contextcheck // it outlives ctx
+		case err != nil: // it may take effect yet
 			b.locked(func() { b.expireAt(l, time.Now()) })
 			return g, false, err
 		case no == nil:
@@ -218,15 +217,13 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 
 func (b *Backend) lock(ctx context.Context, l *lease) (index uint64, no refusal, err error) {
 	name := b.name(l.key)
-	res, no, err := b.txn(ctx,
+	index, no, err = b.txn(ctx,
 		&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: b.sealOf(l.s)},
 		&api.KVTxnOp{Verb: api.KVCheckNotExists, Key: name},
 		&api.KVTxnOp{Verb: api.KVLock, Key: name, Value: []byte(l.owner), Flags: l.flags, Session: l.s.id})
 	switch {
-	case err != nil:
-		return 0, nil, err
-	case no == nil:
-		return res[len(res)-1].KV.ModifyIndex, nil, nil
+	case err != nil, no == nil:
+		return index, nil, err
 	case !no.exists(name), no.heldElsewhere(name), b.heldBeside(l):
 		return 0, no, nil
 	}

@@ -86,13 +86,6 @@ func newNode(t *testing.T, o *consullock.Options) node {
 	return node{b, l}
 }
 
-func take(t *testing.T, b dlock.Backend, r dlock.Request) dlock.Grant {
-	t.Helper()
-	g, err := b.TryAcquire(t.Context(), r)
-	require.NoError(t, err)
-	return g
-}
-
 // awaits returns when l has sent a waiter's blocking query.
 func awaits(t *testing.T, l *link) {
 	t.Helper()
@@ -150,12 +143,11 @@ func TestNewRefuses(t *testing.T) {
 
 func TestTTLThatNoSessionCovers(t *testing.T) {
 	b := newNode(t, nil)
-	for _, ttl := range []time.Duration{-1, 0, 20 * time.Hour, 1<<63 - 1} {
+	for _, ttl := range []time.Duration{20 * time.Hour, 1<<63 - 1} {
 		_, err := b.TryAcquire(t.Context(), locktest.Request(ttl))
 		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
-		require.ErrorIs(t, b.Renew(t.Context(), dlock.Grant{Key: "k", Owner: "o", TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
 	}
-	take(t, b, locktest.Request(19*time.Hour))
+	locktest.Take(t, b, locktest.Request(19*time.Hour))
 }
 
 func TestNames(t *testing.T) {
@@ -170,7 +162,7 @@ func TestNames(t *testing.T) {
 		}
 		require.Regexp(t, allowed, "app/locks-"+name)
 		r := dlock.Request{Key: key, Owner: uuid.NewString(), TTL: time.Hour}
-		g := take(t, b, r)
+		g := locktest.Take(t, b, r)
 		e, _, err := direct(t).KV().Get("app/locks-"+name, nil)
 		require.NoError(t, err)
 		require.NotNil(t, e, "key %q", key)
@@ -187,7 +179,7 @@ func TestNames(t *testing.T) {
 func TestKeyDeletedUnderTheLock(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
 	r := locktest.Request(time.Hour)
-	g := take(t, a, r)
+	g := locktest.Take(t, a, r)
 	require.EqualValues(t, 1, entry(t, r.Key).LockIndex)
 	won := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 	_, err := direct(t).KV().Delete("lock/"+r.Key, nil)
@@ -213,10 +205,10 @@ func TestForeignEntry(t *testing.T) {
 func TestRoundTrips(t *testing.T) {
 	other := newNode(t, nil)
 	held := locktest.Request(time.Hour)
-	take(t, other, held)
+	locktest.Take(t, other, held)
 	b := newNode(t, nil)
 	for range 50 {
-		g := take(t, b, locktest.Request(time.Minute))
+		g := locktest.Take(t, b, locktest.Request(time.Minute))
 		require.NoError(t, b.Release(t.Context(), g))
 	}
 	_, err := b.TryAcquire(t.Context(), locktest.Next(held.Key, time.Minute))
@@ -231,7 +223,7 @@ func TestRoundTrips(t *testing.T) {
 func TestSessionDestroyed(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
 	r, r2 := locktest.Request(time.Hour), locktest.Request(time.Hour)
-	g, g2 := take(t, a, r), take(t, a, r2)
+	g, g2 := locktest.Take(t, a, r), locktest.Take(t, a, r2)
 	won := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 	session := entry(t, r.Key).Session
 	destroy(t, session)
@@ -246,7 +238,7 @@ func TestSessionDestroyed(t *testing.T) {
 		require.Fail(t, "Lost of a grant of another session")
 	default:
 	}
-	g2 = take(t, a, r2)
+	g2 = locktest.Take(t, a, r2)
 	require.NotEqual(t, session, entry(t, r2.Key).Session)
 	require.NoError(t, a.Renew(t.Context(), g2))
 }
@@ -255,20 +247,20 @@ func TestRenewOfADestroyedSession(t *testing.T) {
 	b := newNode(t, nil)
 	b.l.on("session/info", func(*http.Request) (*http.Response, error) { return nil, errLink })
 	r := locktest.Request(time.Hour)
-	g := take(t, b, r)
+	g := locktest.Take(t, b, r)
 	destroy(t, entry(t, r.Key).Session)
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
-	again := take(t, b, locktest.Next(r.Key, time.Hour))
+	again := locktest.Take(t, b, locktest.Next(r.Key, time.Hour))
 	require.Greater(t, again.Fence, g.Fence)
 }
 
 func TestDeadSessionNeverAcquires(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
 	mine := locktest.Request(time.Hour)
-	lost := take(t, b, mine)
+	lost := locktest.Take(t, b, mine)
 	dead := entry(t, mine.Key).Session
 	r := locktest.Request(time.Hour)
-	g := take(t, a, r)
+	g := locktest.Take(t, a, r)
 	won := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 	awaits(t, b.l)
 	b.l.once("txn", func(req *http.Request) (*http.Response, error) { // the waiter's, which names the session
@@ -290,8 +282,8 @@ func TestLockDelay(t *testing.T) {
 	const delay = time.Second
 	a, b := newNode(t, &consullock.Options{LockDelay: delay}), newNode(t, &consullock.Options{LockDelay: delay})
 	r := locktest.Request(time.Hour)
-	require.NoError(t, a.Release(t.Context(), take(t, a, r)))
-	g := take(t, a, r) // a release is no reason to wait
+	require.NoError(t, a.Release(t.Context(), locktest.Take(t, a, r)))
+	g := locktest.Take(t, a, r) // a release is no reason to wait
 	won := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 	awaits(t, b.l)
 	require.Zero(t, b.l.counts()["txn"], "a request that is under way when the session ends would get through")
@@ -314,7 +306,7 @@ func TestLockDelay(t *testing.T) {
 func TestNoLockDelay(t *testing.T) {
 	a := newNode(t, nil)
 	r := locktest.Request(time.Hour)
-	take(t, a, r)
+	locktest.Take(t, a, r)
 	id := entry(t, r.Key).Session
 	s, _, err := direct(t).Session().Info(id, nil)
 	require.NoError(t, err)
@@ -324,14 +316,14 @@ func TestNoLockDelay(t *testing.T) {
 	require.Equal(t, "1h15m0s", s.TTL)
 	destroy(t, id)
 	b := newNode(t, nil)
-	take(t, b, locktest.Next(r.Key, time.Hour))
+	locktest.Take(t, b, locktest.Next(r.Key, time.Hour))
 }
 
 func TestHolderGone(t *testing.T) {
 	const ttl = 200 * time.Millisecond
 	a, b := newNode(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond}), newNode(t, nil)
 	r := locktest.Request(ttl)
-	g := take(t, a, r)
+	g := locktest.Take(t, a, r)
 	require.NoError(t, a.Close())
 	w := locktest.Receive(t, locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour)))
 	require.NoError(t, w.Err)
@@ -344,7 +336,7 @@ func TestRenewed(t *testing.T) {
 	for {
 		a.l.counts() // of earlier rounds
 		r := locktest.Request(ttl)
-		g := take(t, a, r)
+		g := locktest.Take(t, a, r)
 		began, last := time.Now(), time.Now()
 		var err error
 		for err == nil && time.Since(began) < 5*ttl {
@@ -407,7 +399,7 @@ func later(t *testing.T, l *link, key string) (deliver func() int) {
 func TestLateRequest(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
 	other, r := locktest.Request(time.Hour), locktest.Request(time.Hour)
-	g := take(t, a, other)
+	g := locktest.Take(t, a, other)
 	session := entry(t, other.Key).Session
 	deliver := later(t, a.l, r.Key)
 	_, err := a.TryAcquire(t.Context(), r)
@@ -416,8 +408,8 @@ func TestLateRequest(t *testing.T) {
 	require.NoError(t, a.Renew(t.Context(), g))
 	require.Equal(t, http.StatusConflict, deliver())
 	require.NoError(t, a.Renew(t.Context(), g), "the session lives on")
-	require.NoError(t, b.Release(t.Context(), take(t, b, r)))
-	take(t, a, r)
+	require.NoError(t, b.Release(t.Context(), locktest.Take(t, b, r)))
+	locktest.Take(t, a, r)
 	require.NotEqual(t, session, entry(t, r.Key).Session)
 	require.NotNil(t, entry(t, "=session/"+session))
 	destroy(t, session)
@@ -430,7 +422,7 @@ func TestLateRequestNotUndone(t *testing.T) {
 	const ttl = 300 * time.Millisecond
 	a, b := newNode(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond}), newNode(t, nil)
 	for began := time.Now(); ; {
-		g, r := take(t, a, locktest.Request(ttl)), locktest.Request(ttl)
+		g, r := locktest.Take(t, a, locktest.Request(ttl)), locktest.Request(ttl)
 		held := entry(t, g.Key)
 		if held == nil {
 			continue // the machine was too slow for this lease
@@ -449,7 +441,7 @@ func TestLateRequestNotUndone(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, http.StatusConflict, deliver())
 		require.Nil(t, entry(t, r.Key))
-		take(t, b, locktest.Next(r.Key, time.Hour))
+		locktest.Take(t, b, locktest.Next(r.Key, time.Hour))
 		return
 	}
 }
@@ -528,7 +520,7 @@ func TestRepeatedOnTheWay(t *testing.T) {
 				between(entry(t, r.Key).Session)
 				return nil, nil //nolint:nilnil // and again
 			})
-			g := take(t, a, r)
+			g := locktest.Take(t, a, r)
 			require.Equal(t, entry(t, r.Key).ModifyIndex, g.Fence)
 			_, err := b.TryAcquire(t.Context(), locktest.Next(r.Key, time.Hour))
 			require.ErrorIs(t, err, dlock.ErrHeld)
@@ -543,13 +535,13 @@ func TestRepeatedOnTheWay(t *testing.T) {
 
 func TestSealedUnderARequest(t *testing.T) {
 	a := newNode(t, nil)
-	g, r := take(t, a, locktest.Request(time.Hour)), locktest.Request(time.Hour)
+	g, r := locktest.Take(t, a, locktest.Request(time.Hour)), locktest.Request(time.Hour)
 	session := entry(t, g.Key).Session
 	a.l.once("txn", func(req *http.Request) (*http.Response, error) {
 		seal(t, session)
 		return pass(req)
 	})
-	take(t, a, r)
+	locktest.Take(t, a, r)
 	require.NotEqual(t, session, entry(t, r.Key).Session)
 	require.NoError(t, a.Renew(t.Context(), g))
 }
@@ -558,7 +550,7 @@ func TestFiftyWaiters(t *testing.T) {
 	const waiters = 50
 	a, b := newNode(t, nil), newNode(t, nil)
 	r := locktest.Request(time.Hour)
-	g := take(t, a, r)
+	g := locktest.Take(t, a, r)
 	all := make(chan locktest.Outcome, waiters)
 	for range waiters {
 		won := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
@@ -583,25 +575,41 @@ func TestFiftyWaiters(t *testing.T) {
 	require.LessOrEqual(t, counts["kv"], 3*waiters+5)
 }
 
-func TestUnknownRefusal(t *testing.T) {
-	b := newNode(t, nil)
-	b.l.on("txn", func(req *http.Request) (*http.Response, error) {
-		body := `{"Errors":[{"OpIndex":1,"What":"Permission denied: lacks permission 'key:write' on \"lock/key exists\""}]}`
-		return &http.Response{StatusCode: http.StatusConflict, Header: http.Header{}, Request: req, Body: io.NopCloser(strings.NewReader(body))}, nil
-	})
-	for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){b.Acquire, b.TryAcquire} {
-		_, err := acquire(t.Context(), locktest.Request(time.Hour))
-		require.ErrorContains(t, err, "Permission denied")
-		require.NotErrorIs(t, err, dlock.ErrHeld)
+func TestUnknownAnswer(t *testing.T) {
+	for _, c := range []struct {
+		status     int
+		body, want string
+	}{
+		{http.StatusConflict, `{"Errors":[{"OpIndex":1,"What":"Permission denied: lacks permission 'key:write' on \"lock/key exists\""}]}`, "Permission denied"},
+		{http.StatusConflict, `{}`, "without a reason"},
+		{http.StatusOK, `{"Results":[]}`, "no results"},
+		{http.StatusOK, `{"Results":[{}]}`, "no results"},
+		{http.StatusOK, `{"Results":[null]}`, "no results"},
+	} {
+		virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
+			s.on("txn", func(req *http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: c.status, Header: http.Header{}, Request: req, Body: io.NopCloser(strings.NewReader(c.body))}, nil
+			})
+			for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){b.Acquire, b.TryAcquire} {
+				_, err := acquire(t.Context(), locktest.Request(time.Hour))
+				require.ErrorContains(t, err, c.want)
+				require.NotErrorIs(t, err, dlock.ErrHeld)
+			}
+		})
 	}
 }
 
 func TestRenewByAnotherBackend(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
-	g := take(t, a, locktest.Request(time.Hour))
+	g := locktest.Take(t, a, locktest.Request(time.Hour))
 	err := b.Renew(t.Context(), g)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, dlock.ErrLost)
 	require.NoError(t, b.Release(t.Context(), g))
+	select {
+	case <-g.Lost:
+		require.Fail(t, "the session, which isn't its own, was ended")
+	default:
+	}
 	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (res api.TxnResults, no refusal, err error) {
+// txn returns the index of the last entry in the answer; a deletion has none.
+func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (index uint64, no refusal, err error) {
 	all := make(api.TxnOps, len(ops))
 	for i, op := range ops {
 		all[i] = &api.TxnOp{KV: op}
@@ -23,15 +24,21 @@ func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (res api.TxnResu
 	ok, answer, _, err := b.c.Txn().Txn(all, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
 	switch {
 	case err != nil:
-		return nil, nil, failed(ctx, err)
+		return 0, nil, failed(ctx, err)
 	case !ok && len(answer.Errors) == 0:
-		return nil, nil, errors.New("consullock: a transaction was refused without a reason")
+		return 0, nil, errors.New("consullock: a transaction was refused without a reason")
 	case !ok:
-		return nil, refusal(answer.Errors), nil
-	case len(answer.Results) == 0:
-		return nil, nil, errors.New("consullock: a transaction has no results")
+		return 0, refusal(answer.Errors), nil
 	}
-	return answer.Results, nil, nil
+	for _, r := range answer.Results {
+		if r != nil && r.KV != nil {
+			index = r.KV.ModifyIndex
+		}
+	}
+	if index == 0 {
+		return 0, nil, errors.New("consullock: a transaction has no results")
+	}
+	return index, nil, nil
 }
 
 type refusal api.TxnErrors

@@ -24,7 +24,7 @@ const lease = 10 * time.Second
 // It doesn't block the renewal of the session's other leases.
 func TestStuckRenewal(t *testing.T) {
 	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
-		g, other := take(t, b, locktest.Request(lease)), take(t, b, locktest.Request(lease))
+		g, other := locktest.Take(t, b, locktest.Request(lease)), locktest.Take(t, b, locktest.Request(lease))
 		time.Sleep(lease / 3)
 		s.once("session/renew", hangs)
 		renewed := make(chan error, 1)
@@ -40,16 +40,41 @@ func TestStuckRenewal(t *testing.T) {
 // A session is renewed when a grant or a renewal needs it.
 func TestSessionCoversLeases(t *testing.T) {
 	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
-		g := take(t, b, locktest.Request(lease))
-		time.Sleep(lease / 4)
-		take(t, b, locktest.Request(lease))
+		s.delays("session/create", time.Second) // it lasts from before
+		g := locktest.Take(t, b, locktest.Request(lease))
+		time.Sleep(lease/4 - time.Second)
+		locktest.Take(t, b, locktest.Request(lease))
 		require.Zero(t, s.counts()["session/renew"], "it lasts as long as this lease")
 		time.Sleep(time.Millisecond)
-		take(t, b, locktest.Request(lease))
+		locktest.Take(t, b, locktest.Request(lease))
 		require.Equal(t, 1, s.counts()["session/renew"])
 		time.Sleep(lease/4 + time.Millisecond)
 		require.NoError(t, b.Renew(t.Context(), g))
 		require.Equal(t, 1, s.counts()["session/renew"])
+	})
+}
+
+// The answer comes when the lease is over.
+func TestLateRenewal(t *testing.T) {
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
+		g := locktest.Take(t, b, locktest.Request(lease))
+		s.delays("txn", 2*lease)
+		require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
+	})
+}
+
+func TestCloseWaits(t *testing.T) {
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
+		s.on("session/info", func(req *http.Request) (*http.Response, error) {
+			<-req.Context().Done()
+			time.Sleep(time.Second)
+			return nil, errLink
+		})
+		locktest.Take(t, b, locktest.Request(lease))
+		synctest.Wait()
+		began := time.Now()
+		require.NoError(t, b.Close())
+		require.Equal(t, time.Second, time.Since(began))
 	})
 }
 
@@ -66,7 +91,7 @@ func TestStuckSession(t *testing.T) {
 // It is refused without a read.
 func TestHeldBeside(t *testing.T) {
 	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
-		g := take(t, b, locktest.Request(lease))
+		g := locktest.Take(t, b, locktest.Request(lease))
 		var asked []string
 		s.set(func(req *http.Request) (*http.Response, error) {
 			if k := kind(req); k == "kv" || k == "txn" {
@@ -190,14 +215,50 @@ func TestWaitersGiveUp(t *testing.T) {
 		r := locktest.Request(lease)
 		s.hold(r.Key)
 		s.set(failing(0)) //nolint:bodyclose // it is a string
-		began := time.Now()
-		first, second := locktest.Acquire(t.Context(), b, r), locktest.Acquire(t.Context(), b, locktest.Next(r.Key, lease))
-		for _, won := range []<-chan locktest.Outcome{first, second} {
-			w := <-won
-			require.ErrorIs(t, w.Err, errLink)
-			require.Greater(t, w.At.Sub(began), lease)
-			require.Less(t, w.At.Sub(began), lease+time.Second)
+		for range 2 {     // those that come later start anew
+			began := time.Now()
+			first, second := locktest.Acquire(t.Context(), b, r), locktest.Acquire(t.Context(), b, locktest.Next(r.Key, lease))
+			for _, won := range []<-chan locktest.Outcome{first, second} {
+				w := <-won
+				require.ErrorIs(t, w.Err, errLink)
+				require.Greater(t, w.At.Sub(began), lease)
+				require.Less(t, w.At.Sub(began), lease+time.Second)
+			}
 		}
+	})
+}
+
+// It looks again: nothing is written that would tell it that the key is still free.
+func TestWaiterFailsToTakeAFreeKey(t *testing.T) {
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
+		r := locktest.Request(lease)
+		free := s.hold(r.Key)
+		won := locktest.Acquire(t.Context(), b, r)
+		time.Sleep(lease) // the session must be renewed
+		s.once("session/renew", func(*http.Request) (*http.Response, error) { return nil, errLink })
+		began := time.Now()
+		free()
+		w := <-won
+		require.NoError(t, w.Err)
+		require.Less(t, w.At.Sub(began), time.Second)
+	})
+}
+
+// Consul's index goes back.
+func TestSnapshotRestored(t *testing.T) {
+	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
+		s.index = 1000
+		r := locktest.Request(time.Hour)
+		free := s.hold(r.Key)
+		won := locktest.Acquire(t.Context(), b, r)
+		synctest.Wait()
+		s.mu.Lock()
+		s.index = 1
+		s.mu.Unlock()
+		time.Sleep(2 * time.Minute) // its blocking query is answered
+		began := time.Now()
+		free()
+		require.Zero(t, locktest.Won(t, won).Start.Sub(began))
 	})
 }
 
@@ -230,9 +291,9 @@ func TestRetiredSession(t *testing.T) {
 			require.Equal(t, n, sessions, "sessions %s", when)
 			require.Equal(t, n, watches, "watches %s", when)
 		}
-		require.NoError(t, b.Release(t.Context(), take(t, b, locktest.Request(lease))))
+		require.NoError(t, b.Release(t.Context(), locktest.Take(t, b, locktest.Request(lease))))
 		has(1, "that may give more grants")
-		other := take(t, b, locktest.Request(lease))
+		other := locktest.Take(t, b, locktest.Request(lease))
 		s.loses()
 		r := locktest.Request(lease)
 		_, err := b.TryAcquire(t.Context(), r)
@@ -246,7 +307,7 @@ func TestRetiredSession(t *testing.T) {
 		require.NoError(t, b.Release(t.Context(), other))
 		has(0, "that has none")
 		require.Empty(t, s.entries, "the seal")
-		take(t, b, r)
+		locktest.Take(t, b, r)
 		has(1, "anew")
 	})
 }
@@ -255,7 +316,7 @@ func TestRetiredSession(t *testing.T) {
 func TestEntryOfALeaseThatRanOut(t *testing.T) {
 	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
 		r := locktest.Request(lease)
-		g := take(t, b, r)
+		g := locktest.Take(t, b, r)
 		arrive := make(chan struct{})
 		s.set(func(req *http.Request) (*http.Response, error) {
 			if strings.Contains(said(t, req), `"delete"`) {
@@ -272,7 +333,7 @@ func TestEntryOfALeaseThatRanOut(t *testing.T) {
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		close(arrive)
 		synctest.Wait()
-		require.Greater(t, take(t, b, r).Fence, g.Fence)
+		require.Greater(t, locktest.Take(t, b, r).Fence, g.Fence)
 	})
 }
 
@@ -301,7 +362,7 @@ func TestUndoOfABusyKey(t *testing.T) {
 
 func TestUndoOverlapsTheRequest(t *testing.T) {
 	virtually(t, func(t *testing.T, b *consullock.Backend, s *consul) {
-		take(t, b, locktest.Request(lease)) // keeps the session alive
+		locktest.Take(t, b, locktest.Request(lease)) // keeps the session alive
 		r := locktest.Request(lease)
 		s.once("txn", func(late *http.Request) (*http.Response, error) {
 			late = late.Clone(context.WithoutCancel(late.Context()))

@@ -96,7 +96,7 @@ var broken = []struct {
 			g.TTL = max(time.Until(g.Start.Add(g.TTL)), 1)
 			return b.Backend.Renew(ctx, g)
 		}
-	}, []string{"RenewExtends"}, nil},
+	}, []string{"RenewExtends"}, []string{"TTLNotRounded"}},
 	{"token minted after the grant", func(b *breaker) {
 		b.granted = func(g *dlock.Grant) {
 			b.mu.Lock()
@@ -187,6 +187,12 @@ var broken = []struct {
 	}, []string{"WaiterWakes", "WaiterOutlivesHolder"}, []string{"*"}},
 	{"TTL rounded", func(b *breaker) {
 		b.ttl = func(d time.Duration) time.Duration { return d.Truncate(time.Millisecond) }
+	}, []string{"TTLNotRounded"}, nil},
+	{"renewal for any TTL", func(b *breaker) {
+		b.renew = func(ctx context.Context, g dlock.Grant) error {
+			g.TTL = max(g.TTL, time.Second)
+			return b.Backend.Renew(ctx, g)
+		}
 	}, []string{"TTLNotRounded"}, nil},
 	{"lease ends early", func(b *breaker) {
 		b.ttl = func(d time.Duration) time.Duration { return d / 2 }

@@ -768,12 +768,18 @@ func awkwardKeys(e *env) {
 
 func ttlNotRounded(e *env) {
 	a, b := e.backend(), e.backend()
-	for _, ttl := range []time.Duration{-time.Second, 0} {
+	held := e.take(a, newKey(), long)
+	refused := func(ttl time.Duration) {
 		_, err := a.TryAcquire(e.ctx, request(newKey(), ttl))
 		assert.ErrorIs(e, err, dlock.ErrInvalid, "TryAcquire with a TTL of %v", ttl)
 		_, err = a.Acquire(e.ctx, request(newKey(), ttl))
 		assert.ErrorIs(e, err, dlock.ErrInvalid, "Acquire with a TTL of %v", ttl)
+		g := held
+		g.TTL = ttl
+		assert.ErrorIs(e, a.Renew(e.ctx, g), dlock.ErrInvalid, "Renew with a TTL of %v", ttl)
 	}
+	refused(-time.Second)
+	refused(0)
 	for _, ttl := range []time.Duration{
 		1, time.Microsecond, 999 * time.Microsecond, 1500 * time.Microsecond, e.short + 1, e.short + e.short/3 + 1, e.short + e.short/3,
 	} {
@@ -781,8 +787,7 @@ func ttlNotRounded(e *env) {
 		g, err := e.tryShort(a, request(key, ttl))
 		if errors.Is(err, dlock.ErrInvalid) {
 			e.checkFree(b, key)
-			_, err := a.Acquire(e.ctx, request(key, ttl))
-			assert.ErrorIs(e, err, dlock.ErrInvalid, "Acquire with a TTL that TryAcquire refuses")
+			refused(ttl)
 			continue
 		}
 		require.NoError(e, err, "TryAcquire with a TTL of %v", ttl)

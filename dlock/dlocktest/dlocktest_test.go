@@ -24,15 +24,6 @@ func TestMemlock(t *testing.T) {
 		wrap := func(b dlock.Backend) dlock.Backend { return &stalled{Backend: b} }
 		dlocktest.Run(t, dlocktest.Harness{New: memory(func() func(dlock.Backend) dlock.Backend { return wrap })})
 	})
-	t.Run("manual", func(t *testing.T) {
-		dlocktest.Run(t, dlocktest.Harness{New: func(*testing.T) dlocktest.Service {
-			c := memlock.NewClock()
-			s := service(memlock.New(&memlock.Options{Clock: c}), func(b dlock.Backend) dlock.Backend { return b })
-			s.Advance = c.Advance
-			s.Faulty = nil // a clock that moves at once leaves no time for messages
-			return s
-		}})
-	})
 }
 
 // stalled hands a lock over for a short time, and its machine stalls for longer: before every other such grant is known,

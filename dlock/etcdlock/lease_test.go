@@ -120,6 +120,17 @@ func TestRenewalTooLate(t *testing.T) {
 	})
 }
 
+// The one answered last may have been sent first; its lease ends before the other's.
+func TestEarlierRenewal(t *testing.T) {
+	a := newNode(t, one)
+	g := a.take(t, locktest.Request(time.Hour))
+	early := g
+	early.TTL = time.Millisecond
+	require.NoError(t, a.Renew(t.Context(), early))
+	time.Sleep(50 * time.Millisecond)
+	require.NoError(t, a.Renew(t.Context(), g))
+}
+
 // The key expires, though nobody undoes it and the session is alive.
 func TestOrphanRunsOut(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {

@@ -134,6 +134,15 @@ func TestExpiredWaiterNeverAcquires(t *testing.T) {
 	require.Greater(t, o.G.Fence, g.Fence)
 }
 
+// It gives up when its session may be over.
+func TestWaiterCutOff(t *testing.T) {
+	t.Parallel() // it waits
+	a, b := newNode(t, one), newNode(t, one)
+	_, came := a.waits(t, b.take(t, locktest.Request(time.Hour)).Key, shortTTL)
+	defer a.l.inject(cut)()
+	require.ErrorContains(t, locktest.Receive(t, came).Err, "broken link")
+}
+
 // The next one must not take itself for the first.
 func TestPredecessorLeaves(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)

@@ -9,10 +9,41 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/memlock"
 )
 
-// Package dlocktest tests the rules.
+// Before a test in which a lease that never ends would be waited for.
+func TestLeaseEndsAtItsTTL(t *testing.T) {
+	c := memlock.NewClock()
+	b := memlock.New(&memlock.Options{Clock: c})
+	for owner, at := range []time.Duration{0, time.Second - 1, time.Second} {
+		c.Advance(at - time.Duration(c.Now().UnixNano()))
+		_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: fmt.Sprint(owner), TTL: time.Second})
+		if at == time.Second-1 {
+			require.ErrorIs(t, err, dlock.ErrHeld)
+		} else {
+			require.NoError(t, err)
+		}
+	}
+}
+
+// Package dlocktest also runs it over a link that fails.
+func TestConformance(t *testing.T) {
+	t.Run("virtual", func(t *testing.T) { conform(t, true, func() (memlock.Clock, func(time.Duration)) { return nil, nil }) })
+	t.Run("manual", func(t *testing.T) {
+		conform(t, false, func() (memlock.Clock, func(time.Duration)) { c := memlock.NewClock(); return c, c.Advance })
+	})
+}
+
+func conform(t *testing.T, virtual bool, clock func() (memlock.Clock, func(time.Duration))) {
+	t.Helper()
+	dlocktest.Run(t, dlocktest.Harness{Virtual: virtual, New: func(*testing.T) dlocktest.Service {
+		c, advance := clock()
+		m := memlock.New(&memlock.Options{Clock: c})
+		return dlocktest.Service{Backend: func() dlock.Backend { return m.Client() }, Advance: advance}
+	}})
+}
 
 func TestFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -60,22 +91,40 @@ func TestManualClock(t *testing.T) {
 	require.Equal(t, time.Unix(10, 5e8), c.Now())
 }
 
+type countingClock struct {
+	*memlock.ManualClock
+	timers int
+}
+
+func (c *countingClock) AfterFunc(d time.Duration, f func()) {
+	c.timers++
+	c.ManualClock.AfterFunc(d, f)
+}
+
+// Some wait with the same request, which was repeated.
 func TestManualClockDecides(t *testing.T) {
-	c := memlock.NewClock()
-	b := memlock.New(&memlock.Options{Clock: c})
-	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "a", TTL: time.Second})
-	require.NoError(t, err)
-	granted := make(chan dlock.Grant, 1)
-	go func() {
-		g, err := b.Acquire(t.Context(), dlock.Request{Key: "k", Owner: "b", TTL: time.Second})
-		if err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		c := &countingClock{ManualClock: memlock.NewClock()}
+		b := memlock.New(&memlock.Options{Clock: c})
+		_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "a", TTL: time.Second})
+		require.NoError(t, err)
+		granted := make(chan dlock.Grant, 3)
+		for _, owner := range []string{"b", "c", "b", "b"} {
+			go func() {
+				g, err := b.Acquire(t.Context(), dlock.Request{Key: "k", Owner: owner, TTL: time.Second})
+				if err == nil {
+					granted <- g
+				}
+			}()
+			synctest.Wait()
 		}
-		granted <- g
-	}()
-	c.Advance(time.Second - 1)
-	_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "c", TTL: time.Second})
-	require.ErrorIs(t, err, dlock.ErrHeld)
-	c.Advance(1)
-	require.EqualValues(t, 2, (<-granted).Fence)
+		require.Equal(t, 1, c.timers, "all wait for the same time")
+		c.Advance(time.Second - 1)
+		_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "d", TTL: time.Second})
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		c.Advance(1)
+		synctest.Wait()
+		require.Len(t, granted, 3)
+		require.Equal(t, dlock.Grant{Key: "k", Owner: "b", Fence: 2, TTL: time.Second, Start: time.Now()}, <-granted)
+	})
 }

@@ -88,7 +88,7 @@ func (b *Backend) listenOnce() bool {
 	if err != nil {
 		return false
 	}
-	c := pooled.Hijack() // it isn't coming back, and must not take the place of one that does
+	c := pooled.Hijack() // it never returns to the pool, and mustn't count towards MaxConns
 	// Ended by its context, a call could first ask the server to cancel, and wait for that: see the package comment.
 	listening := context.WithoutCancel(b.open)
 	stop := context.AfterFunc(b.open, func() { _ = c.PgConn().Conn().SetReadDeadline(time.Unix(1, 0)) })

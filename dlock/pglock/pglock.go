@@ -4,7 +4,7 @@
 // operation is one statement, which compares the owner atomically with its effect. A release keeps the row with its
 // counter. Delete a row only together with the key's resource: one that remembers refuses a counter that restarts at 1.
 //
-// NOTIFY, sent by the release's own statement, wakes a waiter, or a timer when the holder's lease ends. All waiters of a
+// A waiter is woken by a NOTIFY in the release's statement, or by a timer when the lease ends. All waiters of a
 // Backend share one LISTEN connection, and only one per key polls. PostgreSQL serialises commits that notify, across the
 // whole server: with a commit of a millisecond, all locks together can't be released more than a thousand times a second.
 //
@@ -29,8 +29,8 @@
 // for one that runs or is being committed. One that has not begun, for example because the server's process was frozen,
 // takes the lock when it does, and nobody holds it until that lease ends. With pgconn.CancelRequestContextWatcherHandler as
 // the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for its answer, at most for DeadlineDelay, and
-// keeps the connection if the statement was cancelled. The waiter that polls cancels a request that isn't answered for some
-// seconds, likewise, and retries on another connection, for a TTL or 15 s.
+// keeps the connection if the statement was cancelled. The waiter that polls likewise cancels a request without a reply after
+// 5 s, and retries on another connection, for a TTL, at least 15 s.
 package pglock
 
 import (
@@ -128,7 +128,7 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 type Backend struct {
 	pool                          *pgxpool.Pool
 	acquire, renew, release, undo string // statements
-	patience                      time.Duration
+	patience, recheck             time.Duration
 
 	open  context.Context // ends with Close
 	close context.CancelFunc
@@ -163,7 +163,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 		undo:    forTable(undoSQL, table),
 		waiting: make(map[string]*queue),
 
-		patience: patience,
+		patience: patience, recheck: recheck,
 	}
 	b.open, b.close = context.WithCancel(context.Background())
 	return b, nil
@@ -178,7 +178,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	r.NoteHeld()
 	q := b.join(r.Key)
 	defer b.leave(r.Key, q)
-	select { // the others learn what they need from the one whose turn it is, when it leaves
+	select { // one waiter per key polls; the others wait here
 	case q.turn <- struct{}{}:
 		defer func() { <-q.turn }()
 	case <-ctx.Done():
@@ -192,17 +192,17 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		if !errors.Is(err, dlock.ErrHeld) {
 			return g, err
 		}
-		if err := b.wait(ctx, q, min(left, recheck)); err != nil {
+		if err := b.wait(ctx, q, min(left, b.recheck)); err != nil {
 			return g, err
 		}
 	}
 }
 
 // poll is try for the waiter that polls. The others wait for it, so it doesn't rely on one connection; a repeated request is
-// the same acquisition. A server that stays silent for a TTL is given up.
+// the same acquisition. It gives up after a TTL of silence, at least 15 s.
 func (b *Backend) poll(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
 	began := time.Now()
-	for d := b.patience; ; d = min(2*d, recheck) { // a server that is slow must come to its answer some time
+	for d := b.patience; ; d = min(2*d, b.recheck) { // longer each time: a slow server must get to reply
 		once, cancel := context.WithTimeoutCause(ctx, d, errSilent)
 		g, left, err := b.try(once, r)
 		cancel()
@@ -315,11 +315,11 @@ func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 	}
 	defer c.Release()
 	for {
-		if err = f(c); err == nil || code(err) != "40001" || ctx.Err() != nil {
+		if err = f(c); code(err) != "40001" {
 			break
 		}
 	}
-	if ctx.Err() != nil && code(err) != "57014" { // the server may have been asked to cancel, and would cancel what comes next
+	if ctx.Err() != nil && code(err) != "57014" { // a late cancel request would hit the next statement
 		_ = c.Conn().Close(context.WithoutCancel(ctx)) // this waits for nobody
 	}
 	return failed(ctx, err)
@@ -338,12 +338,11 @@ func gaveUp(ctx context.Context) error { return fmt.Errorf("pglock: waiting: %w"
 
 // failed wraps a client's error, if there is one. After ctx's end that is ctx.Err at best, without the cause.
 func failed(ctx context.Context, err error) error {
-	switch {
-	case ctx.Err() != nil:
-	case code(err) == "42P01":
-		return fmt.Errorf("pglock: the table of locks is missing; see CreateSchema: %w", err)
-	case code(err) == "22P05", code(err) == "22021":
-		return fmt.Errorf("%w: pglock: the key cannot be written in the database's encoding: %w", dlock.ErrInvalid, err)
+	switch code(err) {
+	case "42P01":
+		err = fmt.Errorf("the table of locks is missing; see CreateSchema: %w", err)
+	case "22P05", "22021":
+		err = fmt.Errorf("%w: the key cannot be written in the database's encoding: %w", dlock.ErrInvalid, err)
 	}
 	return wait.Failed(ctx, "pglock", err)
 }

@@ -42,7 +42,7 @@ func conform(t *testing.T, set func(*pgxpool.Config)) {
 			Faulty: func() (dlock.Backend, dlocktest.Link) {
 				d := newDialer()
 				b, _ := newBackend(t, set, d.over)
-				warm(t, b)
+				locktest.UseOnce(t, b, func() {}) // so that a fault hits the run of a statement, and not its preparation
 				return b, d.Link()
 			},
 		}
@@ -87,22 +87,6 @@ func open(t *testing.T, pool *pgxpool.Pool, o *pglock.Options) *pglock.Backend {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b
-}
-
-// warm prepares every statement, so that a fault hits its run.
-func warm(t *testing.T, b *pglock.Backend) {
-	t.Helper()
-	g := take(t, b, locktest.Request(time.Hour))
-	require.NoError(t, b.Renew(t.Context(), g))
-	require.NoError(t, b.Release(t.Context(), g))
-	require.ErrorIs(t, b.Release(t.Context(), dlock.Grant{Key: g.Key, Owner: g.Owner}), dlock.ErrLost)
-}
-
-func take(t *testing.T, b dlock.Backend, r dlock.Request) dlock.Grant {
-	t.Helper()
-	g, err := b.TryAcquire(t.Context(), r)
-	require.NoError(t, err)
-	return g
 }
 
 // listener returns the process of app's LISTEN connection.
@@ -178,7 +162,7 @@ func newContest(t *testing.T, set ...func(*pgxpool.Config)) contest {
 	c := contest{T: t, spy: newSpy()}
 	c.a, c.watch = newBackend(t)
 	c.b, _ = newBackend(t, append(set, c.on)...)
-	c.g = take(t, c.a, locktest.Request(time.Hour))
+	c.g = locktest.Take(t, c.a, locktest.Request(time.Hour))
 	return c
 }
 
@@ -240,7 +224,7 @@ func TestTables(t *testing.T) {
 		require.NoError(t, err)
 	})
 	r := locktest.Request(time.Hour)
-	require.EqualValues(t, 1, take(t, open(t, pool, nil), r).Fence)
+	require.EqualValues(t, 1, locktest.Take(t, open(t, pool, nil), r).Fence)
 	for _, name := range []string{"locks", `"; DROP TABLE fencelab_lock; --`, "fencelab_lock", strings.Repeat("x", 63)} {
 		o := &pglock.Options{Table: pgx.Identifier{schema, name}}
 		b := open(t, pool, o)
@@ -248,7 +232,7 @@ func TestTables(t *testing.T) {
 		require.ErrorContains(t, err, "CreateSchema", "a table that is missing is not made behind anyone's back")
 		require.NotErrorIs(t, err, dlock.ErrInvalid)
 		require.NoError(t, pglock.CreateSchema(t.Context(), pool, o))
-		g := take(t, b, r)
+		g := locktest.Take(t, b, r)
 		require.EqualValues(t, 1, g.Fence, "tables are apart")
 		require.NoError(t, pglock.CreateSchema(t.Context(), pool, o), "again")
 		won := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
@@ -272,28 +256,12 @@ func TestCreateSchemaAtOnce(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestCounterSurvives(t *testing.T) {
-	b, pool := newBackend(t)
-	r := locktest.Request(time.Hour)
-	g := take(t, b, r)
-	require.EqualValues(t, 1, g.Fence)
-	require.Equal(t, r.Owner, *read(t, pool, r.Key).Owner)
-	require.NoError(t, b.Release(t.Context(), g))
-	free := read(t, pool, r.Key)
-	require.Nil(t, free.Owner)
-	require.EqualValues(t, 1, free.Fence)
-
-	g = take(t, b, locktest.Next(r.Key, time.Microsecond))
-	require.EqualValues(t, 2, g.Fence)
-	w := locktest.Won(t, locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour)))
-	require.EqualValues(t, 3, w.Fence)
-	require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
-	require.Equal(t, w.Owner, *read(t, pool, r.Key).Owner)
-}
-
 // Under the simple protocol all values are text.
 func TestTextFormats(t *testing.T) {
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
+		pgx.QueryExecModeSimpleProtocol,
+	} {
 		for _, style := range []string{"postgres", "postgres_verbose", "sql_standard", "iso_8601"} {
 			for _, ttl := range []time.Duration{400*24*time.Hour + time.Microsecond, 90 * time.Minute, 400 * time.Millisecond} {
 				t.Run(fmt.Sprint(mode, "/", style, "/", ttl), func(t *testing.T) {
@@ -303,7 +271,7 @@ func TestTextFormats(t *testing.T) {
 						c.ConnConfig.DefaultQueryExecMode = mode
 						c.ConnConfig.RuntimeParams["IntervalStyle"] = style
 					})
-					g := take(t, holder, locktest.Request(ttl))
+					g := locktest.Take(t, holder, locktest.Request(ttl))
 					won := locktest.Acquire(t.Context(), b, locktest.Next(g.Key, ttl))
 					if ttl > time.Minute {
 						for range 4 { // as in settled
@@ -333,10 +301,10 @@ func TestTextFormats(t *testing.T) {
 func TestCounterExhausted(t *testing.T) {
 	b, pool := newBackend(t)
 	r := locktest.Request(time.Hour)
-	require.NoError(t, b.Release(t.Context(), take(t, b, r)))
+	require.NoError(t, b.Release(t.Context(), locktest.Take(t, b, r)))
 	_, err := pool.Exec(t.Context(), "UPDATE fencelab_lock SET fence = 9223372036854775806 WHERE key = $1", r.Key)
 	require.NoError(t, err)
-	g := take(t, b, r)
+	g := locktest.Take(t, b, r)
 	require.EqualValues(t, 9223372036854775807, g.Fence)
 	require.NoError(t, b.Release(t.Context(), g))
 	_, err = b.TryAcquire(t.Context(), r)
@@ -354,33 +322,30 @@ func TestExpiryIsExact(t *testing.T) {
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
 		require.NoError(t, tx.Rollback(t.Context()))
 		r := locktest.Request(ttl)
-		take(t, b, r)
+		locktest.Take(t, b, r)
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&after))
 		began := read(t, pool, r.Key).Expires.Add(-ttl)
 		require.False(t, began.Before(before), "TTL %v: began %v before %v", ttl, began, before)
 		require.False(t, began.After(after), "TTL %v: began %v after %v", ttl, began, after)
 	}
-	for _, ttl := range []time.Duration{-time.Second, 0, 1, 999, 1001, time.Second + 1} {
-		r := locktest.Request(ttl)
-		_, err := b.TryAcquire(t.Context(), r)
-		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
-		require.ErrorIs(t, b.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
-	}
 }
 
 func TestExpiredIsLost(t *testing.T) {
 	b, pool := newBackend(t)
-	g := take(t, b, locktest.Request(time.Microsecond))
+	g := locktest.Take(t, b, locktest.Request(time.Microsecond))
 	expires := read(t, pool, g.Key).Expires // asked later than granted: a microsecond has gone
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
 	require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
+	for _, key := range []string{g.Key, g.Key + "new"} {
+		require.ErrorIs(t, b.Release(t.Context(), dlock.Grant{Key: key, Owner: g.Owner}), dlock.ErrLost, "nothing to undo")
+	}
 	require.Equal(t, expires, read(t, pool, g.Key).Expires)
 }
 
 // lockRow makes and locks a row for r's key, so that b's next request waits.
 func lockRow(t *testing.T, b dlock.Backend, r dlock.Request) (unlock func()) {
 	t.Helper()
-	require.NoError(t, b.Release(t.Context(), take(t, b, r)))
+	require.NoError(t, b.Release(t.Context(), locktest.Take(t, b, r)))
 	tx, err := newPool(t).Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT FROM fencelab_lock WHERE key = $1 FOR UPDATE", r.Key)
@@ -426,7 +391,7 @@ func TestLeaseBeginsAfterTheWaitForTheRow(t *testing.T) {
 func TestTryInVainWritesNothing(t *testing.T) {
 	b, pool := newBackend(t)
 	r := locktest.Request(time.Hour)
-	take(t, b, r)
+	locktest.Take(t, b, r)
 	version := func() (v string) {
 		require.NoError(t, pool.QueryRow(t.Context(),
 			"SELECT ctid::text || xmin::text || xmax::text FROM fencelab_lock WHERE key = $1", r.Key).Scan(&v))
@@ -475,6 +440,17 @@ func TestListenerKilled(t *testing.T) {
 	locktest.Won(t, won)
 }
 
+// Without a notification, and long before the lease ends.
+func TestRecheck(t *testing.T) {
+	c := newContest(t)
+	c.b.Recheck(20 * time.Millisecond)
+	won := locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
+	c.settled()
+	_, err := c.watch.Exec(t.Context(), "UPDATE fencelab_lock SET owner = NULL WHERE key = $1", c.g.Key)
+	require.NoError(t, err)
+	locktest.Won(t, won)
+}
+
 // A release costs the same with fifty waiters as with two.
 func TestFiftyWaiters(t *testing.T) {
 	const waiters = 50
@@ -498,6 +474,7 @@ func TestFiftyWaiters(t *testing.T) {
 	}
 	listener(t, c.watch, app) // one
 	require.LessOrEqual(t, len(c.asked), 3*waiters, "statements for %d grants", waiters)
+	require.Zero(t, c.b.Waiting())
 }
 
 func TestTurnIsHandedOn(t *testing.T) {
@@ -548,23 +525,74 @@ func TestSilentConnection(t *testing.T) {
 	locktest.Won(t, behind)
 }
 
+// It is asked again after one patience and given up after three, even if the TTL is shorter.
 func TestSilentServer(t *testing.T) {
 	d := newDialer()
 	c := newContest(t, d.over)
-	c.b.Patience(time.Second)
-	won := c.first(c.next(time.Second))
+	const patience = time.Second
+	c.b.Patience(patience)
+	won := c.first(c.next(time.Microsecond))
+	heal := d.Link().HoldReplies()
+	defer heal()
+	released := time.Now()
+	c.release()
+	require.ErrorContains(t, locktest.Receive(t, won).Err, "no answer in time")
+	require.GreaterOrEqual(t, time.Since(released), 3*patience)
+	require.LessOrEqual(t, d.Lost(), 2, "the second request has twice the time")
+}
+
+// Waiters don't wait for the listener, which isn't ready yet.
+func TestClosedBeforeListening(t *testing.T) {
+	c := newContest(t)
+	heal := c.deafen()
+	defer heal()
+	waits := locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
+	<-c.asked
+	<-c.asked // in the queue
+	<-c.wanted
+	closed := make(chan error, 1)
+	go func() { closed <- c.b.Close() }()
+	require.ErrorIs(t, locktest.Receive(t, waits).Err, dlock.ErrClosed)
+	heal()
+	require.NoError(t, locktest.Receive(t, closed))
+}
+
+// Only the waiter that polls is kept by a silent server.
+func TestClosedWhileSilent(t *testing.T) {
+	d := newDialer()
+	c := newContest(t, d.over)
+	c.b.Patience(time.Hour)
+	r := c.next(time.Hour)
+	first, behind := c.first(r), c.another(time.Hour)
 	heal := d.Link().HoldReplies()
 	defer heal()
 	c.release()
-	require.ErrorContains(t, locktest.Receive(t, won).Err, "no answer in time")
+	locktest.Eventually(t, func() bool { return read(t, c.watch, r.Key).Owner != nil })
+	require.NoError(t, c.b.Close())
+	require.ErrorIs(t, locktest.Receive(t, behind).Err, dlock.ErrClosed)
+	heal()
+	locktest.Receive(t, first)
 }
 
 func TestServerGoneWhileWaiting(t *testing.T) {
 	d := newDialer()
-	c := newContest(t, d.over)
+	dialled := make(chan struct{}, 1000)
+	c := newContest(t, func(c *pgxpool.Config) {
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			select {
+			case dialled <- struct{}{}:
+			default:
+			}
+			return d.DialContext(ctx, network, addr)
+		}
+	})
 	won := c.first(c.next(time.Hour))
-	heal := d.Link().Cut()
+	heal, cut := d.Link().Cut(), time.Now()
 	require.Error(t, locktest.Receive(t, won).Err)
+	for range 6 { // two before, and perhaps two of the waiter's
+		<-dialled
+	}
+	require.GreaterOrEqual(t, time.Since(cut), 150*time.Millisecond, "it pauses before it tries to listen again")
 	heal()
 	c.release()
 	locktest.Won(t, locktest.Acquire(t.Context(), c.b, c.next(time.Hour)))
@@ -590,22 +618,9 @@ func TestUndoOfAnUncommittedRow(t *testing.T) {
 			require.NoError(t, tx.Commit(t.Context()))
 			require.NoError(t, <-undone)
 			require.Nil(t, read(t, pool, r.Key).Owner)
-			require.EqualValues(t, 2, take(t, b, locktest.Next(r.Key, time.Hour)).Fence)
+			require.EqualValues(t, 2, locktest.Take(t, b, locktest.Next(r.Key, time.Hour)).Fence)
 		})
 	}
-}
-
-func TestUndoOfNothing(t *testing.T) {
-	b, pool := newBackend(t)
-	r := locktest.Request(time.Hour)
-	undo := dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}
-	for range 2 {
-		require.ErrorIs(t, b.Release(t.Context(), undo), dlock.ErrLost)
-	}
-	g := take(t, b, locktest.Next(r.Key, time.Hour))
-	require.ErrorIs(t, b.Release(t.Context(), undo), dlock.ErrLost)
-	require.Equal(t, g.Owner, *read(t, pool, r.Key).Owner)
-	require.NoError(t, b.Renew(t.Context(), g))
 }
 
 func cancels(c *pgxpool.Config) {
@@ -651,17 +666,22 @@ func TestAnsweredBeforeCancelled(t *testing.T) {
 	b, pool := newBackend(t, cancels, func(c *pgxpool.Config) { c.ConnConfig.Tracer = ends{cancel} })
 	_, err := b.TryAcquire(ctx, locktest.Request(time.Hour))
 	require.ErrorIs(t, err, context.Canceled)
-	take(t, b, locktest.Request(time.Hour))
+	locktest.Take(t, b, locktest.Request(time.Hour))
 	require.EqualValues(t, 2, pool.Stat().NewConnsCount())
 }
 
 // There is no statement to cancel while a connection listens, so asking for that is waiting for nothing.
 func TestClosedWhileListening(t *testing.T) {
-	var dialled atomic.Int32
+	var dialled, open atomic.Int32
 	c := newContest(t, cancels, func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			dialled.Add(1)
-			return new(net.Dialer).DialContext(ctx, network, addr)
+			open.Add(1)
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return slowlyClosed{conn, sync.OnceFunc(func() {
+				time.Sleep(50 * time.Millisecond)
+				open.Add(-1)
+			})}, err
 		}
 	})
 	waits := c.first(c.next(time.Hour))
@@ -671,6 +691,17 @@ func TestClosedWhileListening(t *testing.T) {
 	require.NoError(t, locktest.Receive(t, closed))
 	require.ErrorIs(t, locktest.Receive(t, waits).Err, dlock.ErrClosed)
 	require.Equal(t, before, dialled.Load())
+	require.EqualValues(t, 1, open.Load(), "the pool's; Close waits for the end of the listener's")
+}
+
+type slowlyClosed struct {
+	net.Conn
+	first func()
+}
+
+func (c slowlyClosed) Close() error {
+	c.first()
+	return c.Conn.Close()
 }
 
 // It is a success to PostgreSQL, but a standby that is promoted would issue the token again.
@@ -722,23 +753,7 @@ func TestOtherEncoding(t *testing.T) {
 		c.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	})
 	require.NoError(t, pglock.CreateSchema(t.Context(), pool, nil))
-	take(t, b, dlock.Request{Key: "caf\u00e9", Owner: "o", TTL: time.Hour})
+	locktest.Take(t, b, dlock.Request{Key: "caf\u00e9", Owner: "o", TTL: time.Hour})
 	_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "\u65e5", Owner: "o", TTL: time.Hour})
 	require.ErrorIs(t, err, dlock.ErrInvalid)
-}
-
-func TestExecModes(t *testing.T) {
-	for _, m := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
-		b, _ := newBackend(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m })
-		r := locktest.Request(3 * time.Hour)
-		g := take(t, b, r)
-		require.EqualValues(t, 1, g.Fence, "%v", m)
-		_, err := b.TryAcquire(t.Context(), locktest.Next(r.Key, time.Hour))
-		require.ErrorIs(t, err, dlock.ErrHeld, "%v", m)
-		require.NoError(t, b.Renew(t.Context(), g), "%v", m)
-		require.NoError(t, b.Release(t.Context(), g), "%v", m)
-		require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost, "%v", m)
-	}
 }

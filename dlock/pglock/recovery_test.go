@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
 // TestRaiseCounter runs the statement of docs/operations.md for tokens that have regressed.
@@ -21,11 +22,11 @@ func TestRaiseCounter(t *testing.T) {
 	request := func() dlock.Request {
 		return dlock.Request{Key: "billing/acme", Owner: uuid.NewString(), TTL: dlock.DefaultTTL}
 	}
-	g := take(t, b, request())
+	g := locktest.Take(t, b, request())
 	require.NoError(t, b.Release(t.Context(), g))
 	_, err = pool.Exec(t.Context(), string(statement[1]))
 	require.NoError(t, err)
-	again := take(t, b, request())
+	again := locktest.Take(t, b, request())
 	require.NoError(t, b.Release(t.Context(), again))
 	require.Equal(t, g.Fence+3+1, again.Fence)
 }

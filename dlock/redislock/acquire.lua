@@ -3,6 +3,7 @@
 -- Returns {token}, or {token, 1} if the lock was the owner's already; {0, ms until the lease ends, position from 1, length of
 -- the queue, the last token, subscribers of the asker} if it is held; {-1} if too many wait. A waiter that joins behind
 -- others gets -1 for the ms: it needn't know, and the last token is 0 to all that join. Without a queue it is all 0.
+-- mint, hand_over and roll_call are in lib.lua.
 local owner, ttl, place, most, again = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local holder = redis.call('GET', lock)

@@ -23,10 +23,9 @@ func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error
 	if err != nil {
 		return nil, nil, err
 	}
-	locker, err := dlock.New(backend, &dlock.Options{
-		TTL:   10 * time.Second,
-		Renew: dlock.Renew{Every: 3 * time.Second, MaxHold: 10 * time.Minute}, // for work that takes longer than the TTL
-	})
+	// Renewed, a lease lasts for as long as the work does, at most for MaxHold.
+	renew := dlock.Renew{Every: 3 * time.Second, MaxHold: 10 * time.Minute}
+	locker, err := dlock.New(backend, &dlock.Options{TTL: 10 * time.Second, Renew: renew})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -34,10 +33,9 @@ func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error
 	return locker, accounts, err
 }
 
-// bill puts an invoice into an account, under the account's lock. It may be called again, after an error for example: what
-// an earlier call has put in is not put in twice.
+// bill adds an invoice to an account, under the account's lock. After an error call it again: nothing is added twice.
 func bill(ctx context.Context, locker *dlock.Locker, accounts *redisstore.Store, invoice string) error {
-	line := fmt.Sprintf("%q\n", strings.TrimSpace(invoice)) // quoted, it is one line and no part of another
+	line := fmt.Sprintf("%q\n", strings.TrimSpace(invoice)) // quoted, so it is one line
 	return locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 		account, err := accounts.ReadFenced(ctx, "acme", resource.NewFence(h.Next())) // from now on earlier holders are refused
 		if err != nil || slices.Contains(strings.SplitAfter(string(account.Value), "\n"), line) {

@@ -122,6 +122,11 @@ func TestDeadWaitersInACluster(t *testing.T) {
 
 func TestRollCallKeepsTheOrder(t *testing.T) {
 	both(t, func(q *queue) {
+		ps := q.c.Subscribe(q.Context(), "wake:frozen") // the first hears, and does nothing
+		defer func() { require.NoError(q, ps.Close()) }()
+		_, err := ps.Receive(q.Context())
+		require.NoError(q, err)
+		q.add("wake:frozen", "frozen")
 		all := q.line(4)
 		q.expire()
 		q.tryHeld(q.backend())
@@ -144,6 +149,32 @@ func TestRemovedWaiterComesBack(t *testing.T) {
 		require.Equal(q, 1, q.len(), "it has come back, as soon as it could")
 		w.release()
 		late.wins(3, q.g.Start)
+	})
+}
+
+// By waiters that may be about to leave, so by more than one, and not by all.
+func TestRollCallIsAnsweredByFew(t *testing.T) {
+	virtually(t, func(q *queue) {
+		b, _, polled := q.counting()
+		for i := range 20 {
+			q.join(b, fmt.Sprint(i))
+		}
+		before := polled()
+		q.publish("lapsed " + q.lock())
+		synctest.Wait()
+		require.Equal(q, 4, polled()-before)
+	})
+}
+
+func TestFirstOfTheAskersProcess(t *testing.T) {
+	virtually(t, func(q *queue) {
+		b := q.backend()
+		w := q.join(b, "w")
+		q.join(b, "next")
+		q.expire()
+		began := time.Now()
+		q.publish("held 0 next") // it polls
+		require.LessOrEqual(q, w.wins(2, began), 2*time.Millisecond, "without a roll call")
 	})
 }
 
@@ -368,6 +399,23 @@ func TestNotificationOlderThanTheLastAnswer(t *testing.T) {
 		q.publish("granted 1 " + w.owner + " " + q.lock())
 		synctest.Wait()
 		w.waits()
+	})
+}
+
+// A grant prevails over what else it is told while it polls.
+func TestNotifiedWhileItPolls(t *testing.T) {
+	virtually(t, func(q *queue) {
+		b, _, l := q.s.backend(q.T)
+		w := q.join(b, "w")
+		deliver := l.Link().HoldReplies()
+		q.publish("held 0 w")
+		time.Sleep(10 * time.Millisecond)
+		q.publish("held 30000 w")
+		synctest.Wait()
+		began := q.release()
+		synctest.Wait()
+		deliver()
+		require.Zero(q, w.wins(2, began))
 	})
 }
 
@@ -835,6 +883,27 @@ func TestSubscriptionNotConfirmed(t *testing.T) {
 		<-stays.done
 		require.ErrorIs(q, stays.err, dlock.ErrClosed)
 		require.Equal(q, time.Second, time.Since(began))
+	})
+}
+
+// It bears failures, and gives up after one that lasts.
+func TestWaiterBearsFailures(t *testing.T) {
+	virtually(t, func(q *queue) {
+		const ttl = 10 * time.Second
+		b, _, l := q.s.backend(q.T)
+		won := locktest.Acquire(q.Context(), b, locktest.Next(q.key, ttl))
+		q.queued(1)
+		for range 3 {
+			heal := l.Link().LoseRequests()
+			time.Sleep(ttl * 2 / 3)
+			heal()
+			time.Sleep(2 * handoff) // it has polled
+			require.Empty(q, won)
+		}
+		defer l.Link().LoseRequests()()
+		time.Sleep(2 * ttl)
+		require.Len(q, won, 1)
+		require.Error(q, (<-won).Err)
 	})
 }
 

@@ -189,18 +189,7 @@ func (s redisServer) options() *redislock.Options {
 func (s redisServer) warm(t *testing.T) {
 	t.Helper()
 	b, _, _ := s.backend(t)
-	useOnce(t, b, func() {})
-}
-
-func useOnce(t *testing.T, b *redislock.Backend, before func()) {
-	t.Helper()
-	before()
-	g, err := b.TryAcquire(t.Context(), locktest.Request(time.Hour))
-	require.NoError(t, err)
-	before()
-	require.NoError(t, b.Renew(t.Context(), g))
-	before()
-	require.NoError(t, b.Release(t.Context(), g))
+	locktest.UseOnce(t, b, func() {})
 }
 
 func service(t *testing.T, s redisServer) dlocktest.Service {
@@ -288,22 +277,10 @@ func TestNames(t *testing.T) {
 	})
 }
 
-func TestBackendRefuses(t *testing.T) {
-	b, _, _ := onServer(t, server).backend(t)
-	_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "}x", Owner: "o", TTL: time.Second}) // its keys would share no slot
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	for _, ttl := range []time.Duration{-time.Second, 0, time.Millisecond - 1, time.Millisecond + 1, 1500 * time.Microsecond} {
-		r := locktest.Request(ttl)
-		_, err := b.TryAcquire(t.Context(), r)
-		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
-		require.ErrorIs(t, b.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
-	}
-}
-
 func TestScriptsFlushed(t *testing.T) {
 	onBoth(t, func(t *testing.T, s redisServer) {
 		b, c, _ := s.backend(t)
-		useOnce(t, b, func() { require.NoError(t, c.ScriptFlush(t.Context()).Err()) })
+		locktest.UseOnce(t, b, func() { require.NoError(t, c.ScriptFlush(t.Context()).Err()) })
 	})
 }
 

@@ -159,18 +159,8 @@ func (p proc) link(n int) dlocktest.Link {
 func (ns nodes) warm(t *testing.T) {
 	t.Helper()
 	p := ns.proc(t, patient)
-	p.useOnce(t, func() {})
+	locktest.UseOnce(t, p, func() {})
 	require.NoError(t, p.Close())
-}
-
-func (p proc) useOnce(t *testing.T, before func()) {
-	t.Helper()
-	before()
-	g := try(t, p, locktest.Request(time.Hour))
-	before()
-	require.NoError(t, p.Renew(t.Context(), g))
-	before()
-	require.NoError(t, p.Release(t.Context(), g))
 }
 
 func (p proc) connect(t *testing.T) {

@@ -86,14 +86,6 @@ func other(r dlock.Request) dlock.Request {
 	return r
 }
 
-func try(t *testing.T, p proc, r dlock.Request) dlock.Grant {
-	t.Helper()
-	g, err := p.TryAcquire(t.Context(), r)
-	require.NoError(t, err)
-	require.Equal(t, r.TTL, g.TTL)
-	return g
-}
-
 func TestFrozenNodesAreNotWaitedFor(t *testing.T) {
 	for frozen := range 3 {
 		on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
@@ -101,7 +93,7 @@ func TestFrozenNodesAreNotWaitedFor(t *testing.T) {
 				ns[2*i].hole.Store(true)
 			}
 			began := time.Now()
-			g := try(t, p, r)
+			g := locktest.Take(t, p, r)
 			_, err := p.TryAcquire(t.Context(), other(r))
 			require.ErrorIs(t, err, dlock.ErrHeld)
 			require.NoError(t, p.Renew(t.Context(), g))
@@ -116,7 +108,7 @@ func TestFrozenNodesAreNotWaitedFor(t *testing.T) {
 func TestNoQuorum(t *testing.T) {
 	onFor(t, 5, redlock.Options{}, func(t *testing.T, ns nodes, p proc, r dlock.Request) { // a twentieth of the TTL
 		r.TTL = 10 * time.Second
-		g := try(t, p, locktest.Request(r.TTL))
+		g := locktest.Take(t, p, locktest.Request(r.TTL))
 		synctest.Wait()
 		for _, i := range []int{0, 2, 4} {
 			ns[i].hole.Store(true)
@@ -253,6 +245,24 @@ func TestLateNowAndThen(t *testing.T) {
 	})
 }
 
+func TestAlwaysLate(t *testing.T) {
+	on(t, 5, func(t *testing.T, _ nodes, p proc, r dlock.Request) {
+		r.TTL = time.Second
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		deliver := p.link(5).HoldReplies()
+		won := locktest.Acquire(ctx, p, r)
+		for len(won) == 0 {
+			time.Sleep(2 * r.TTL)
+			deliver()
+			synctest.Wait()
+			deliver = p.link(5).HoldReplies()
+		}
+		deliver()
+		require.ErrorContains(t, (<-won).Err, "the lease is over")
+	})
+}
+
 func TestLockerSetsTheDriftAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ns := minis(t, 5)
@@ -289,7 +299,9 @@ func TestFailedAttemptIsUndone(t *testing.T) {
 		_ = p.link(4).HoldReplies()
 		_, err = p.TryAcquire(t.Context(), r)
 		noQuorum(t, err)
+		began := time.Now()
 		require.NoError(t, p.Close())
+		require.Equal(t, time.Second, time.Since(began), "it waits for the undoing")
 		ns.have(t, r)
 	})
 }
@@ -298,7 +310,7 @@ func TestFailedAttemptIsUndone(t *testing.T) {
 func TestReleaseEverywhere(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		deliver := p.links[3].Link().HoldReplies()
-		g := try(t, p, r)
+		g := locktest.Take(t, p, r)
 		ns.have(t, r, 0, 1, 2, 3, 4)
 		require.NoError(t, p.Release(t.Context(), g))
 		ns.have(t, r, 3) // the release must not overtake the request
@@ -331,7 +343,7 @@ func TestReleaseWithoutAQuorum(t *testing.T) {
 func TestReleaseAfterLateRequests(t *testing.T) {
 	on(t, 3, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 		r.TTL = time.Second
-		g := try(t, p, r)
+		g := locktest.Take(t, p, r)
 		synctest.Wait()
 		late, err := ns[0].mini.Get(lockName(r))
 		require.NoError(t, err)
@@ -339,7 +351,7 @@ func TestReleaseAfterLateRequests(t *testing.T) {
 		require.NoError(t, p.Renew(t.Context(), g))
 		synctest.Wait()
 		time.Sleep(r.TTL)
-		require.NoError(t, p.Release(t.Context(), try(t, p, other(r))))
+		require.NoError(t, p.Release(t.Context(), locktest.Take(t, p, other(r))))
 		synctest.Wait()
 		for _, n := range ns[:2] {
 			require.NoError(t, n.mini.Set(lockName(r), late))
@@ -348,7 +360,7 @@ func TestReleaseAfterLateRequests(t *testing.T) {
 		require.ErrorIs(t, p.Release(t.Context(), g), dlock.ErrLost)
 		ns.have(t, r)
 
-		g = try(t, p, locktest.Request(r.TTL))
+		g = locktest.Take(t, p, locktest.Request(r.TTL))
 		for range 2 {
 			synctest.Wait()
 			time.Sleep(2 * r.TTL / 3)
@@ -364,7 +376,7 @@ func TestReleaseAfterLateRequests(t *testing.T) {
 func TestSlowRenewal(t *testing.T) {
 	on(t, 3, func(t *testing.T, _ nodes, p proc, r dlock.Request) {
 		r.TTL = time.Second
-		g := try(t, p, r)
+		g := locktest.Take(t, p, r)
 		synctest.Wait()
 		time.Sleep(r.TTL / 2)
 		time.AfterFunc(r.TTL/2, p.link(3).HoldReplies())
@@ -377,7 +389,7 @@ func TestSlowRenewal(t *testing.T) {
 // It must not free what the next attempt of the same owner has taken.
 func TestLateUndo(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
-		before := try(t, p, other(r))
+		before := locktest.Take(t, p, other(r))
 		require.NoError(t, p.Release(t.Context(), before))
 		synctest.Wait()
 		deliver := p.links[0].Link().HoldReplies()
@@ -385,7 +397,7 @@ func TestLateUndo(t *testing.T) {
 		_, err := p.TryAcquire(t.Context(), r)
 		noQuorum(t, err)
 		heal()
-		g := try(t, p, r)
+		g := locktest.Take(t, p, r)
 		require.Greater(t, g.Fence, before.Fence, "that it had a node before doesn't make another owner's token its own")
 		ns.have(t, r, 0, 1, 2, 3, 4)
 		deliver()
@@ -398,7 +410,7 @@ func TestLateUndo(t *testing.T) {
 // However long the backoff has grown.
 func TestWakesWhenAQuorumIsFree(t *testing.T) {
 	for _, c := range []struct {
-		left []time.Duration // on each node; 0: free, less: for ever
+		left []time.Duration // on each node; 0: free, -1: for ever, -2: it is down
 		want time.Duration
 	}{
 		{[]time.Duration{9, 9, 9, 9, 9}, 9},
@@ -406,12 +418,16 @@ func TestWakesWhenAQuorumIsFree(t *testing.T) {
 		{[]time.Duration{0, 20, 30, 40, 0}, 20},
 		{[]time.Duration{0, -1, -1, 40, 0}, 40},
 		{[]time.Duration{5, -1, 6, 1, -1}, 6},
+		{[]time.Duration{40, 0, 0, -2, -2}, 40},
 	} {
 		o := patient
 		o.Spin.Min = 1000 * time.Hour
 		onFor(t, 5, o, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 			for i, left := range c.left {
-				if left != 0 {
+				switch {
+				case left == -2:
+					p.cut(i)
+				case left != 0:
 					require.NoError(t, ns[i].mini.Set(lockName(r), "another 1"))
 				}
 				if left > 0 {
@@ -436,14 +452,14 @@ func TestTokens(t *testing.T) {
 			for _, second := range minorities {
 				r = other(r)
 				heal := p.cut(first...)
-				g := try(t, p, r)
+				g := locktest.Take(t, p, r)
 				time.Sleep(time.Second) // go-redis has given up
 				require.Greater(t, g.Fence, last)
 				last = g.Fence
 				heal()
 				time.Sleep(2 * time.Second) // after many failures it dials once a second
 				heal = p.cut(second...)
-				require.Equal(t, last, try(t, p, r).Fence)
+				require.Equal(t, last, locktest.Take(t, p, r).Fence)
 				time.Sleep(time.Second)
 				heal()
 				time.Sleep(2 * time.Second)
@@ -451,7 +467,7 @@ func TestTokens(t *testing.T) {
 				ns.have(t, r)
 			}
 		}
-		require.Greater(t, try(t, p, r).Fence, last, "once released, a lock is taken anew whoever asks")
+		require.Greater(t, locktest.Take(t, p, r).Fence, last, "once released, a lock is taken anew whoever asks")
 	})
 }
 
@@ -494,7 +510,7 @@ func TestOvertakenBetweenThePhases(t *testing.T) {
 			for _, n := range ns {
 				n.mini.FastForward(2 * time.Hour)
 			}
-			require.EqualValues(t, 1, try(t, q, other(r)).Fence)
+			require.EqualValues(t, 1, locktest.Take(t, q, other(r)).Fence)
 			synctest.Wait()
 		})
 		require.ErrorIs(t, err, dlock.ErrHeld)
@@ -507,7 +523,7 @@ func TestOvertakenBetweenThePhases(t *testing.T) {
 // A later attempt of the same owner has taken the lock over.
 func TestLateRequest(t *testing.T) {
 	on(t, 1, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
-		try(t, p, r)
+		locktest.Take(t, p, r)
 		want, err := ns[0].mini.Get(lockName(r))
 		require.NoError(t, err)
 		script, err := os.ReadFile("acquire.lua")
@@ -526,7 +542,7 @@ func TestLateRequest(t *testing.T) {
 func TestReleaseReplyLost(t *testing.T) {
 	for lost := range 6 {
 		on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
-			g := try(t, p, r)
+			g := locktest.Take(t, p, r)
 			synctest.Wait()
 			for _, l := range p.links[:lost] {
 				l.LoseReply()
@@ -547,7 +563,7 @@ func TestReleaseReplyLost(t *testing.T) {
 // everybody.
 func TestUndoOfAnEvenNumber(t *testing.T) {
 	on(t, 4, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
-		try(t, p, r)
+		locktest.Take(t, p, r)
 		synctest.Wait()
 		for _, n := range ns[:2] {
 			n.mini.Del(lockName(r))
@@ -590,7 +606,7 @@ func TestNodeAhead(t *testing.T) {
 		for i, ahead := range []string{"7", "0", "9", "0", "8"} {
 			ns[i].mini.HSet(fenceName(r), "token", ahead, "owner", "gone")
 		}
-		g := try(t, p, r)
+		g := locktest.Take(t, p, r)
 		require.Greater(t, g.Fence, uint64(7))
 		synctest.Wait()
 		written := 0
@@ -619,8 +635,8 @@ func TestUnsafeCountersGoBackwards(t *testing.T) {
 			for _, down := range [][]int{{3, 4}, {0, 1}} {
 				r = other(r)
 				heal := p.cut(down...)
-				g := try(t, p, r)
-				require.Equal(t, g.Fence, try(t, p, r).Fence, "a repeat")
+				g := locktest.Take(t, p, r)
+				require.Equal(t, g.Fence, locktest.Take(t, p, r).Fence, "a repeat")
 				require.NoError(t, p.Release(t.Context(), g))
 				synctest.Wait()
 				heal()
@@ -650,7 +666,7 @@ func TestNodeForgets(t *testing.T) {
 		on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
 			q := ns.proc(t, patient)
 			heal := p.cut(c.cut...)
-			require.EqualValues(t, 1, try(t, p, r).Fence)
+			require.EqualValues(t, 1, locktest.Take(t, p, r).Fence)
 			synctest.Wait()
 			heal()
 			ns[0].mini.FlushAll()
@@ -667,12 +683,12 @@ func TestNodeForgets(t *testing.T) {
 // It votes twice, too, but the tokens differ.
 func TestClockJump(t *testing.T) {
 	on(t, 5, func(t *testing.T, ns nodes, p proc, r dlock.Request) {
-		first := try(t, p, r)
+		first := locktest.Take(t, p, r)
 		synctest.Wait()
 		for i := range 3 {
 			ns[i].mini.FastForward(2 * time.Hour)
 		}
-		second := try(t, p, other(r))
+		second := locktest.Take(t, p, other(r))
 		require.Greater(t, second.Fence, first.Fence)
 		require.ErrorIs(t, p.Renew(t.Context(), first), dlock.ErrLost)
 		require.ErrorIs(t, p.Release(t.Context(), first), dlock.ErrLost)
@@ -694,16 +710,16 @@ func TestCounterUnusable(t *testing.T) {
 		r := locktest.Request(time.Hour)
 		ns[0].mini.HSet(fenceName(r), "token", "9007199254740990", "owner", "gone")
 		ns[1].mini.HSet(fenceName(r), "token", "9007199254740990", "owner", "gone")
-		g := try(t, p, r)
+		g := locktest.Take(t, p, r)
 		require.EqualValues(t, 9007199254740991, g.Fence)
 		synctest.Wait()
-		require.Equal(t, g.Fence, try(t, p, r).Fence)
+		require.Equal(t, g.Fence, locktest.Take(t, p, r).Fence)
 	})
 }
 
 func TestScriptsFlushed(t *testing.T) {
 	p := onServers(t).proc(t, patient)
-	p.useOnce(t, func() { // every server may lose scripts at any time
+	locktest.UseOnce(t, p, func() { // every server may lose scripts at any time
 		for _, c := range p.clients {
 			require.NoError(t, c.ScriptFlush(t.Context()).Err())
 		}
@@ -762,13 +778,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 	backend, err := redlock.New([]redis.UniversalClient{a}, nil)
 	require.NoError(t, err)
-	for _, ttl := range []time.Duration{-time.Second, 0, 1, time.Millisecond, 8 * time.Millisecond, 9*time.Millisecond + 1} {
-		r := locktest.Request(ttl)
-		_, err := backend.TryAcquire(t.Context(), r)
-		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
-		require.ErrorIs(t, backend.Renew(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: ttl}), dlock.ErrInvalid, "TTL %v", ttl)
-	}
 	_, err = backend.TryAcquire(t.Context(), dlock.Request{Key: "}x", Owner: "o", TTL: time.Second})
-	require.ErrorIs(t, err, dlock.ErrInvalid)
+	require.ErrorIs(t, err, dlock.ErrInvalid, "its keys would share no slot of a Cluster")
 	require.NoError(t, backend.Close())
 }

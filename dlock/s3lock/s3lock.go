@@ -180,7 +180,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		before = &l
 		switch {
 		case lost == nil, late:
-			return record{Owner: l.Owner, Fence: l.Fence}, nil // another ETag, at least
+			return record{Fence: l.Fence}, nil // another ETag, at least
 		case sent && !undo: // by the PUT that was refused, if the client has repeated it, or by another owner
 			return record{}, errors.New("s3lock: the lock is free or another's, since the release or before it")
 		}

@@ -61,13 +61,6 @@ func virtually(t *testing.T, f func(t *testing.T, s site, b *s3lock.Backend, l *
 	})
 }
 
-func take(t *testing.T, b dlock.Backend, r dlock.Request) dlock.Grant {
-	t.Helper()
-	g, err := b.TryAcquire(t.Context(), r)
-	require.NoError(t, err)
-	return g
-}
-
 func undo(t *testing.T, b dlock.Backend, r dlock.Request) error {
 	t.Helper()
 	return b.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL})
@@ -94,7 +87,8 @@ func TestWholeSeconds(t *testing.T) {
 		t.Run(fmt.Sprintf("%v at %v", c.ttl, c.began), func(t *testing.T) {
 			virtually(t, func(t *testing.T, _ site, b *s3lock.Backend, _ *link, other *s3lock.Backend) {
 				time.Sleep(c.began)
-				g, renewed := take(t, b, locktest.Request(c.ttl)), take(t, b, locktest.Request(c.ttl))
+				g, renewed := locktest.Take(t, b, locktest.Request(c.ttl)), locktest.Take(t, b, locktest.Request(1000*time.Hour))
+				renewed.TTL = c.ttl // that of the renewal counts
 				time.Sleep(c.blocks - 1)
 				_, err := other.TryAcquire(t.Context(), locktest.Next(g.Key, c.ttl))
 				require.ErrorIs(t, err, dlock.ErrHeld)
@@ -102,9 +96,11 @@ func TestWholeSeconds(t *testing.T) {
 				time.Sleep(time.Nanosecond)
 				require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
 				require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
-				require.Equal(t, g.Fence+1, take(t, other, locktest.Next(g.Key, c.ttl)).Fence)
+				require.Equal(t, g.Fence+1, locktest.Take(t, other, locktest.Next(g.Key, c.ttl)).Fence)
 				_, err = other.TryAcquire(t.Context(), locktest.Next(renewed.Key, c.ttl))
 				require.ErrorIs(t, err, dlock.ErrHeld)
+				time.Sleep(c.ttl + 2*time.Second)
+				locktest.Take(t, other, locktest.Next(renewed.Key, c.ttl))
 			})
 		})
 	}
@@ -115,7 +111,7 @@ func TestRequests(t *testing.T) {
 		get, both := map[string]int{"GET": 1}, map[string]int{"GET": 1, "PUT": 1}
 		r := locktest.Request(time.Hour)
 		for range 2 {
-			g := take(t, b, r)
+			g := locktest.Take(t, b, r)
 			require.Equal(t, both, l.requests())
 			require.NoError(t, b.Renew(t.Context(), g))
 			require.Equal(t, both, l.requests())
@@ -126,7 +122,7 @@ func TestRequests(t *testing.T) {
 		}
 		require.ErrorIs(t, undo(t, b, r), dlock.ErrLost)
 		require.Equal(t, both, l.requests())
-		g := take(t, other, r)
+		g := locktest.Take(t, other, r)
 		require.ErrorIs(t, undo(t, b, locktest.Next(r.Key, time.Hour)), dlock.ErrLost)
 		require.Equal(t, get, l.requests())
 
@@ -202,7 +198,7 @@ func TestRepeatedPut(t *testing.T) {
 			for fence := range uint64(2) {
 				began := time.Now()
 				fault()
-				g := take(t, b, r)
+				g := locktest.Take(t, b, r)
 				require.Equal(t, dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: fence + 1, TTL: r.TTL, Start: began}, g, name)
 				fault()
 				require.NoError(t, b.Renew(t.Context(), g), name)
@@ -211,7 +207,7 @@ func TestRepeatedPut(t *testing.T) {
 				fault()
 				require.NoError(t, b.Release(t.Context(), g), name)
 			}
-			require.EqualValues(t, 3, take(t, other, locktest.Next(r.Key, time.Hour)).Fence, name)
+			require.EqualValues(t, 3, locktest.Take(t, other, locktest.Next(r.Key, time.Hour)).Fence, name)
 		}
 	})
 }
@@ -232,11 +228,11 @@ func TestUndoneRequestArrivesLate(t *testing.T) {
 	for name, before := range map[string]func(t *testing.T, other dlock.Backend, r dlock.Request){
 		"never locked": func(*testing.T, dlock.Backend, dlock.Request) {},
 		"free": func(t *testing.T, other dlock.Backend, r dlock.Request) {
-			locktest.Release(t, other, take(t, other, r))
+			locktest.Release(t, other, locktest.Take(t, other, r))
 		},
 		"expired": func(t *testing.T, other dlock.Backend, r dlock.Request) {
 			r.TTL = time.Second
-			take(t, other, r)
+			locktest.Take(t, other, r)
 			time.Sleep(3 * time.Second)
 		},
 	} {
@@ -252,7 +248,7 @@ func TestUndoneRequestArrivesLate(t *testing.T) {
 				l.on("PUT", conflict) // once more
 				require.ErrorIs(t, undo(t, b, r), dlock.ErrLost)
 				require.Equal(t, http.StatusPreconditionFailed, k.arrive(t))
-				take(t, other, locktest.Next(r.Key, time.Hour))
+				locktest.Take(t, other, locktest.Next(r.Key, time.Hour))
 			})
 		})
 	}
@@ -280,14 +276,14 @@ func TestSilentServer(t *testing.T) {
 func TestLateRenewal(t *testing.T) {
 	virtually(t, func(t *testing.T, _ site, b *s3lock.Backend, l *link, other *s3lock.Backend) {
 		r := locktest.Request(time.Second)
-		g := take(t, b, r)
+		g := locktest.Take(t, b, r)
 		k := lateRequest{l: l}
 		l.on("PUT", k.keep, k.keep, k.keep) // the client's repeats too
 		require.ErrorIs(t, b.Renew(t.Context(), g), errLink)
 		time.Sleep(3 * time.Second)
 		require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
 		require.Equal(t, http.StatusPreconditionFailed, k.arrive(t))
-		take(t, other, locktest.Next(r.Key, time.Hour))
+		locktest.Take(t, other, locktest.Next(r.Key, time.Hour))
 	})
 }
 
@@ -304,7 +300,7 @@ func TestUndoOverlapsTheRequest(t *testing.T) {
 		_, err := b.TryAcquire(t.Context(), r)
 		require.ErrorIs(t, err, errLink)
 		require.NoError(t, undo(t, b, r))
-		require.EqualValues(t, 2, take(t, other, locktest.Next(r.Key, time.Hour)).Fence)
+		require.EqualValues(t, 2, locktest.Take(t, other, locktest.Next(r.Key, time.Hour)).Fence)
 	})
 }
 
@@ -335,7 +331,7 @@ func (l *link) interfere(f func()) {
 func TestLostRace(t *testing.T) {
 	virtually(t, func(t *testing.T, _ site, b *s3lock.Backend, l *link, other *s3lock.Backend) {
 		r, rival := locktest.Request(time.Second), dlock.Grant{}
-		steal := func() { rival = take(t, other, locktest.Next(r.Key, time.Hour)) }
+		steal := func() { rival = locktest.Take(t, other, locktest.Next(r.Key, time.Hour)) }
 		l.interfere(steal)
 		_, err := b.TryAcquire(t.Context(), r)
 		require.ErrorIs(t, err, dlock.ErrHeld)
@@ -349,7 +345,7 @@ func TestLostRace(t *testing.T) {
 			time.Sleep(time.Second)
 		})
 		began := time.Now()
-		g := take(t, b, r)
+		g := locktest.Take(t, b, r)
 		require.Equal(t, rival.Fence+1, g.Fence)
 		require.Equal(t, began.Add(time.Second), g.Start, "the lease begins with the PUT that succeeded")
 
@@ -365,7 +361,7 @@ func TestLostRace(t *testing.T) {
 			_, err = other.TryAcquire(t.Context(), r)
 			require.ErrorIs(t, err, dlock.ErrHeld)
 			locktest.Release(t, other, rival)
-			g = take(t, b, locktest.Next(r.Key, time.Second))
+			g = locktest.Take(t, b, locktest.Next(r.Key, time.Second))
 		}
 	})
 }
@@ -378,10 +374,12 @@ func TestConflictForEver(t *testing.T) {
 			busy[i] = conflict
 		}
 		l.on("PUT", busy[:]...)
+		began := time.Now()
 		_, err := b.TryAcquire(t.Context(), locktest.Request(time.Hour))
 		require.ErrorContains(t, err, "8 conditional writes in a row failed, but the object has not changed")
 		require.ErrorContains(t, err, "ConditionalRequestConflict")
 		require.Equal(t, map[string]int{"GET": 9, "PUT": 8}, l.requests())
+		require.Greater(t, time.Since(began), 600*time.Millisecond, "its pauses double")
 	})
 }
 
@@ -405,15 +403,15 @@ func TestDeleted(t *testing.T) {
 			_, err := s.client(t, nil).DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String(bucket), Key: aws.String("lock/" + key)})
 			require.NoError(t, err)
 		}
-		g := take(t, b, locktest.Request(time.Hour))
+		g := locktest.Take(t, b, locktest.Request(time.Hour))
 		remove(g.Key)
 		require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
 		require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
-		require.EqualValues(t, 1, take(t, other, locktest.Next(g.Key, time.Hour)).Fence, "as the package comment warns")
-		g = take(t, b, locktest.Request(time.Hour))
+		require.EqualValues(t, 1, locktest.Take(t, other, locktest.Next(g.Key, time.Hour)).Fence, "as the package comment warns")
+		g = locktest.Take(t, b, locktest.Request(time.Hour))
 		l.interfere(func() { remove(g.Key) })
 		require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
-		g = take(t, b, locktest.Request(time.Hour))
+		g = locktest.Take(t, b, locktest.Request(time.Hour))
 		l.on("PUT", func(r *http.Request) (*http.Response, error) { // as S3 answers it
 			remove(g.Key)
 			return refused(r, http.StatusNotFound, "NoSuchKey")
@@ -426,7 +424,7 @@ func TestDeleted(t *testing.T) {
 func TestRaisedCounter(t *testing.T) {
 	virtually(t, func(t *testing.T, s site, b *s3lock.Backend, _ *link, _ *s3lock.Backend) {
 		put(t, s, "k", `{"owner":"","fence":10,"ttl":0,"held":false,"nonce":"n"}`)
-		require.EqualValues(t, 11, take(t, b, dlock.Request{Key: "k", Owner: "o", TTL: time.Hour}).Fence)
+		require.EqualValues(t, 11, locktest.Take(t, b, dlock.Request{Key: "k", Owner: "o", TTL: time.Hour}).Fence)
 	})
 }
 
@@ -445,7 +443,7 @@ func TestNoDate(t *testing.T) {
 				})
 			}).linked(t)
 			r := locktest.Request(time.Hour)
-			take(t, b, r)
+			locktest.Take(t, b, r)
 			_, err := b.TryAcquire(t.Context(), r)
 			require.ErrorContains(t, err, "without Date, Last-Modified or ETag")
 		})
@@ -456,7 +454,7 @@ func TestNoDate(t *testing.T) {
 func TestClose(t *testing.T) {
 	virtually(t, func(t *testing.T, _ site, b *s3lock.Backend, l *link, _ *s3lock.Backend) {
 		r := locktest.Request(time.Hour)
-		g := take(t, b, r)
+		g := locktest.Take(t, b, r)
 		paused := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 		synctest.Wait()
 		l.on("GET", func(r *http.Request) (*http.Response, error) {
@@ -519,8 +517,8 @@ func TestPrefix(t *testing.T) {
 	virtually(t, func(t *testing.T, s site, b *s3lock.Backend, _ *link, _ *s3lock.Backend) {
 		other, err := s3lock.New(s.client(t, nil), bucket, &s3lock.Options{Prefix: "other/"})
 		require.NoError(t, err)
-		g := take(t, b, dlock.Request{Key: "a/b", Owner: "o", TTL: time.Hour})
-		take(t, other, dlock.Request{Key: "a/b", Owner: "o", TTL: time.Hour})
+		g := locktest.Take(t, b, dlock.Request{Key: "a/b", Owner: "o", TTL: time.Hour})
+		locktest.Take(t, other, dlock.Request{Key: "a/b", Owner: "o", TTL: time.Hour})
 		require.NoError(t, other.Close())
 		list, err := s.client(t, nil).ListObjectsV2(t.Context(), &s3.ListObjectsV2Input{Bucket: aws.String(bucket)})
 		require.NoError(t, err)

@@ -21,7 +21,7 @@ var errGone = fmt.Errorf("%w: its node is gone: the session has expired, or the 
 const (
 	maxWaited = 8  // of the TTL
 	minRest   = 4  // of the TTL
-	slowest   = 99 // hundredths of a waiter's clock in a hundredth of the others': 1 % is dlock's margin for drift
+	slowest   = 99 // percent: a waiter's clock may be 1 % slow, dlock's margin for drift
 )
 
 const (
@@ -199,9 +199,6 @@ type wanted struct {
 // before its own, and is then the second at the latest. Then it waits for the end of the first.
 func (b *Backend) win(ctx context.Context, l *lease, q []node, w wanted) (g dlock.Grant, err error) {
 	for first := false; !first; {
-		if ctx.Err() != nil {
-			return g, ctx.Err()
-		}
 		i := slices.IndexFunc(q, func(n node) bool { return n.name == l.node.name })
 		switch {
 		case i < 0:

@@ -2,7 +2,7 @@
 // (https://zookeeper.apache.org/doc/current/recipes.html#sc_recipes_Locks).
 //
 // A key is a container node. A waiter creates an ephemeral sequential child, whose name carries the owner. The first child
-// has the lock. The second watches it, and every other one watches the last but one before it: a release wakes the new
+// has the lock. The second watches it, and each later one the node two ahead: a release wakes the new
 // holder and the new second, which need not read: no node can come before one that exists. The token is the czxid of the
 // holder's node or a later zxid before the next node's. Zxids grow even when sequence numbers restart, but go back when a
 // quorum is restored from an old backup.
@@ -28,7 +28,7 @@
 // it knows of, which may be a third of the timeout and half a tick old.
 //
 // A dead holder, or a dead waiter that comes to the front, blocks others for its TTL; twice that if the waiter behind it
-// has just become the second because another left; and never longer than the session timeout, which applies to TryAcquire.
+// has just become the second because another left; and never longer than the session timeout, the bound for TryAcquire.
 //
 // # Connections
 //

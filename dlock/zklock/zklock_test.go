@@ -1,6 +1,7 @@
 package zklock_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -223,6 +224,13 @@ func TestNodes(t *testing.T) {
 	require.Equal(t, 2, a.link.sent(opCreateContainer), "its parent is a container, for which there was no root at first")
 	_, err = a.TryAcquire(t.Context(), r)
 	require.NoError(t, err, "roots are apart")
+	for _, foreign := range []string{"/7", "/x:y"} { // names that have no owner, or no number
+		_, err := a.conn.Create(parent+foreign, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
+		require.NoError(t, err)
+	}
+	locktest.Release(t, b, g)
+	_, err = b.TryAcquire(t.Context(), r)
+	require.NoError(t, err)
 }
 
 func TestCreateReplyLost(t *testing.T) {
@@ -259,6 +267,23 @@ func TestCreateReplyLostAndNotUndone(t *testing.T) {
 	locktest.Release(t, b, b.take(t, key, long))
 }
 
+func TestContextEndsAfterCreate(t *testing.T) {
+	a, key := connect(t, server.Addr), newKey()
+	ctx, cancel := context.WithCancel(t.Context())
+	a.link.mu.Lock()
+	a.link.before = func(op int32) {
+		if op == opGetChildren {
+			cancel()
+		}
+	}
+	a.link.mu.Unlock()
+	g, err := a.Acquire(ctx, locktest.Next(key, long))
+	if err == nil { // the reply was there as soon as the context's end
+		locktest.Release(t, a, g)
+	}
+	locktest.Eventually(t, func() bool { return len(a.nodes(t, key)) == 0 })
+}
+
 // The last in the queue needs no read for its own.
 func TestTokenByQueue(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
@@ -288,8 +313,13 @@ func TestTokenByQueue(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, first, late)
 	require.Less(t, late, third)
+	for _, owner := range []string{"first", "second", "third"} {
+		_, err = tokens[2]()
+		require.ErrorIs(t, err, dlock.ErrLost, "its node is gone")
+		a.drop(t, key, owner)
+	}
 	_, err = tokens[2]()
-	require.ErrorIs(t, err, dlock.ErrLost, "its node is gone")
+	require.ErrorIs(t, err, dlock.ErrLost, "all nodes are gone")
 }
 
 // Its nodes are numbered from 0 again. Its tokens grow.
@@ -313,16 +343,22 @@ func TestSequenceOverflow(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	locktest.Release(t, a, a.take(t, key, long))
 	for _, seq := range []int64{math.MaxInt32, math.MinInt32} {
+		g := a.take(t, key, long)
 		node := "/dlock/" + key + "/other:" + fmt.Sprintf("%010d", seq)
-		_, err := a.conn.Create(node, []byte(long.String()), zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
+		_, err := a.conn.Create(node, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)) // without a TTL it doesn't run out
 		require.NoError(t, err)
+		sent := b.link.sent(opCreate)
 		_, err = b.TryAcquire(t.Context(), locktest.Next(key, long))
 		require.ErrorIs(t, err, dlock.ErrHeld)
-		won := locktest.Acquire(t.Context(), b, locktest.Next(key, long)) // its node has a smaller number, or a greater one
+		require.Equal(t, sent, b.link.sent(opCreate))
+		won := b.waits(t, g, long) // its node has a smaller number than the one before it, or a greater one
+		locktest.Release(t, a, g)
 		b.follows(t, key, "other")
 		require.Empty(t, won)
 		require.NoError(t, a.conn.Delete(node, -1))
-		locktest.Release(t, b, locktest.Won(t, won))
+		w := locktest.Won(t, won)
+		require.Greater(t, w.Fence, g.Fence)
+		locktest.Release(t, b, w)
 	}
 }
 
@@ -335,8 +371,11 @@ func TestWaiterInTheMiddleGone(t *testing.T) {
 	middle := locktest.Acquire(ctx, b, r)
 	b.follows(t, key, g.Owner)
 	last := c.waits(t, g, long)
+	heal, cancelled := b.link.inject(holdReplies, 0), time.Now()
 	cancel()
 	require.Error(t, locktest.Receive(t, middle).Err)
+	require.GreaterOrEqual(t, time.Since(cancelled), 250*time.Millisecond, "it waits for its node to be deleted")
+	heal()
 	require.Empty(t, last)
 	locktest.Release(t, a, g)
 	w := locktest.Won(t, last)
@@ -558,10 +597,11 @@ func TestProvisionalEnds(t *testing.T) {
 	waitLong()
 	locktest.Release(t, a, g)
 	w := locktest.Won(t, won)
-	locktest.Won(t, locktest.Acquire(t.Context(), a, locktest.Next(key, long)))
-	end := w.Start.Add(w.Provisional)
-	require.GreaterOrEqual(t, time.Now(), end)
+	next := locktest.Acquire(t.Context(), a, locktest.Next(key, long))
+	end := w.Start.Add(cmp.Or(w.Provisional, w.TTL))
+	time.Sleep(time.Until(end) + moderate/50) // and 1 % of the wait more
 	require.ErrorIs(t, b.Renew(t.Context(), w), dlock.ErrLost)
+	require.GreaterOrEqual(t, locktest.Receive(t, next).At, end)
 }
 
 func TestProvisionalIsConfirmed(t *testing.T) {
@@ -643,6 +683,24 @@ func TestWaiterDead(t *testing.T) {
 	cancel()
 }
 
+// The one behind it was the third when it began to watch.
+func TestHolderDeadAndSecondGone(t *testing.T) {
+	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, moderate)
+	a.link.inject(cut, 0)
+	a.link.drop()
+	ctx, cancel := context.WithCancel(t.Context())
+	second := locktest.Acquire(ctx, b, locktest.Next(key, long))
+	b.follows(t, key, g.Owner)
+	third := locktest.Acquire(t.Context(), c, locktest.Next(key, short))
+	c.follows(t, key, g.Owner)
+	cancel()
+	if s := locktest.Receive(t, second); s.Err == nil { // the machine stood still for the holder's TTL
+		locktest.Release(t, b, s.G)
+	}
+	locktest.Won(t, third)
+}
+
 func TestClientClosed(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
@@ -675,6 +733,13 @@ func TestOneClient(t *testing.T) {
 	w := locktest.Won(t, won)
 	require.Greater(t, w.Fence, g.Fence)
 	require.NoError(t, a.Renew(t.Context(), w))
+
+	b := connect(t, server.Addr)
+	a.link.inject(cut, 0)
+	a.link.drop()
+	ctx, cancel := context.WithTimeout(t.Context(), short)
+	defer cancel()
+	require.Error(t, b.Renew(ctx, w), "another client's renewal doesn't prove that the session lives")
 }
 
 // If the reply to its write as the first comes after its TTL, it has lost the lock; its grant says so.
@@ -841,6 +906,7 @@ func TestShortWait(t *testing.T) {
 	require.False(t, w.Start.After(<-created))
 	require.Zero(t, b.link.sent(opSetData))
 	locktest.Release(t, b, w)
+	locktest.Receive(t, w.Lost)
 	// What it asked for by opExists is the session's timeout; its token it saw in the queue.
 	for op, want := range map[int32]int{opCreate: 1, opExists: 1, opGetChildren: 1, opGetData: 1, opDelete: 1} {
 		require.Equal(t, want, b.link.sent(op), "requests of kind %d", op)
@@ -868,6 +934,14 @@ func TestNodeGoneBeforeTheGrant(t *testing.T) {
 	locktest.Release(t, a, g)
 	w := locktest.Receive(t, won)
 	require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
+}
+
+func TestNodeGoneBeforeItIsWatched(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	a.WatchAfter(short)
+	g := a.take(t, key, long)
+	b.drop(t, key, g.Owner)
+	locktest.Receive(t, g.Lost)
 }
 
 func TestNodeGoneWhileWaiting(t *testing.T) {
@@ -902,9 +976,15 @@ func TestNodeGoneWhileWaiting(t *testing.T) {
 
 func TestLeaseRunsOut(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	began := time.Now()
+	a.release(t, a.take(t, key, short))
+	inTime := time.Since(began) < short
 	g := a.take(t, key, short)
 	locktest.Receive(t, g.Lost)
 	require.GreaterOrEqual(t, time.Since(g.Start), short)
+	if inTime {
+		require.Equal(t, 2, a.link.sent(opDelete), "a lease that was released doesn't run out")
+	}
 	require.Empty(t, a.nodes(t, key))
 	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
 	require.Greater(t, b.take(t, key, long).Fence, g.Fence)

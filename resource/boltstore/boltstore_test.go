@@ -2,19 +2,23 @@ package boltstore_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	bolt "go.etcd.io/bbolt"
 
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
@@ -121,8 +125,10 @@ func TestDamagedFile(t *testing.T) {
 
 	hidden := bytes.ReplaceAll(sound, boltstore.Bucket, []byte("recordz.v1"))
 	require.NoError(t, os.WriteFile(path, hidden, 0o600))
-	_, err = boltstore.Open(path, nil)
-	require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
+	for range 2 { // the first has not kept the file's lock
+		_, err = boltstore.Open(path, nil)
+		require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
+	}
 
 	const page, length, header, freelist = 4096, 12, 16, 0x10
 	opens, reads, writes := 0, 0, 0
@@ -295,129 +301,186 @@ func TestUnwrittenKeys(t *testing.T) {
 	require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom, "after reopening")
 	require.NoError(t, touch("f", 2))
 	require.NoError(t, s.Close())
+
+	reopenAt := func(unwritten uint64) *boltstore.Store {
+		db, err := bolt.Open(path, 0o600, nil)
+		require.NoError(t, err)
+		require.NoError(t, db.Update(func(tx *bolt.Tx) error { return tx.Bucket(boltstore.Bucket).SetSequence(unwritten) }))
+		require.NoError(t, db.Close())
+		return open(t, path)
+	}
+	s = reopenAt(1<<20 - 1) // the default limit
+	require.NoError(t, touch("g", 1))
+	require.ErrorIs(t, touch("h", 1), resource.ErrNoRoom)
+	require.NoError(t, s.Close())
+	s = reopenAt(0) // that of a file from before they were counted
+	require.NoError(t, s.Write(ctx, "g", at(2), nil))
+	require.NoError(t, touch("h", 1))
 }
 
-// TestAnswersWaitForCommit: a refusal waits too, because it may depend on a write of the same batch.
+// TestAnswersWaitForCommit: a refusal waits too, because it may depend on a write of the same batch, and so do reads of its keys:
+// bbolt shows a commit to readers before it has synced it. Other keys don't wait.
 func TestAnswersWaitForCommit(t *testing.T) {
-	s := open(t, filepath.Join(t.TempDir(), "resource.db"))
-	pending := boltstore.Pending{
-		boltstore.WriteOp("k", at(5), []byte{}), boltstore.WriteOp("k", at(3), nil), boltstore.ReadFencedOp("read", 1), boltstore.WriteOp("last", at(1), nil),
-	}
-	var early []int
-	s.OnCommit(func(commit func() error) error {
-		early = append(early, pending.Answered())
-		err := commit()
-		early = append(early, pending.Answered())
-		return err
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+		require.NoError(t, s.Write(t.Context(), "other", at(1), nil))
+		pending := boltstore.Pending{
+			boltstore.WriteOp("k", at(5), []byte{}), boltstore.WriteOp("k", at(3), nil), boltstore.ReadFencedOp("read", 1), boltstore.WriteOp("last", at(1), nil),
+		}
+		reads := make(chan resource.Record, 2)
+		var early []int
+		look := func() {
+			go func() {
+				rec, err := s.Read(t.Context(), "k")
+				if err == nil {
+					reads <- rec
+				}
+			}()
+			synctest.Wait() // for the read to wait
+			require.Equal(t, at(1), reread(t, s, "other"))
+			early = append(early, pending.Answered(), len(reads))
+		}
+		s.OnCommit(func(commit func() error) error {
+			look()
+			err := commit()
+			look()
+			return err
+		})
+		_, errs := s.Batch(pending...).Wait()
+		require.Equal(t, make([]int, 4), early, "answers before the commit, and before its end")
+		require.NoError(t, errors.Join(errs[0], errs[2], errs[3]))
+		require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: at(5), Got: at(3)}, errs[1])
+		for range 2 {
+			require.Equal(t, at(5), (<-reads).MaxFence)
+		}
 	})
-	_, errs := s.Batch(pending...).Wait()
-	require.Equal(t, []int{0, 0}, early, "answers before the commit, and before its end")
-	require.NoError(t, errors.Join(errs[0], errs[2], errs[3]))
-	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: at(5), Got: at(3)}, errs[1])
 }
 
 // TestValuesOutliveFile uses values after bbolt has unmapped the file, where a value that still pointed there would crash.
 func TestValuesOutliveFile(t *testing.T) {
-	s, err := boltstore.Open(filepath.Join(t.TempDir(), "resource.db"), nil)
-	require.NoError(t, err)
-	ctx := t.Context()
-	require.NoError(t, s.Write(ctx, "filler", at(1), make([]byte, 8<<10))) // bbolt copies what is in a very small file
-	require.NoError(t, s.Write(ctx, "k", at(1), []byte("v")))
-	read, err := s.Read(ctx, "k")
-	require.NoError(t, err)
-	raised, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 2})
-	require.NoError(t, err)
-	again, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 2})
-	require.NoError(t, err)
-
-	// The next read's commit makes the file grow and moves the memory, while others wait to read the key.
-	release, err := s.HoldGrowth()
-	require.NoError(t, err)
-	pending := s.Batch(boltstore.ReadFencedOp("k", 3), boltstore.WriteOp("large", at(1), make([]byte, 1<<20)))
-	for !s.Committing() {
-		runtime.Gosched()
-	}
-	var wg sync.WaitGroup
-	waited := make([]resource.Record, 10)
-	for i := range waited {
-		wg.Go(func() { waited[i], _ = s.Read(ctx, "k") })
-	}
-	require.NoError(t, release())
-	recs, errs := pending.Wait()
-	require.NoError(t, errors.Join(errs...))
-	wg.Wait()
-	require.NoError(t, s.Close())
-	for _, rec := range append(waited, read, raised, again, recs[0]) {
-		require.Equal(t, "v", string(rec.Value))
-	}
-}
-
-func TestGroupCommit(t *testing.T) {
-	s, ctx := open(t, filepath.Join(t.TempDir(), "resource.db")), t.Context()
-	before, err := s.Commits()
-	require.NoError(t, err)
-	release, err := s.HoldGrowth()
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	write := func(key string, value []byte) {
-		wg.Go(func() {
-			if err := s.Write(ctx, key, at(1), value); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	write("large", make([]byte, 1<<20))
-	for !s.Committing() {
-		runtime.Gosched()
-	}
-	const writers = 50
-	for i := range writers {
-		write(strconv.Itoa(i), nil)
-	}
-	for s.Queued() < writers {
-		runtime.Gosched()
-	}
-	require.NoError(t, release())
-	wg.Wait()
-	after, err := s.Commits()
-	require.NoError(t, err)
-	require.Equal(t, 2, after-before, "commits of 1 + 50 writes")
-}
-
-func TestCloseFinishesCalls(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "resource.db")
-	s, err := boltstore.Open(path, nil)
-	require.NoError(t, err)
-	ctx := t.Context()
-	const writers = 16
-	var wg sync.WaitGroup
-	accepted := make([]uint64, writers)
-	some := make(chan struct{}, writers)
-	for i := range writers {
-		wg.Go(func() {
-			for token := uint64(1); ; token++ {
-				if err := s.Write(ctx, strconv.Itoa(i), at(token), nil); err != nil {
-					if !errors.Is(err, resource.ErrClosed) {
-						t.Errorf("writer %d: got %v, want %v", i, err, resource.ErrClosed)
-					}
-					return
-				}
-				accepted[i] = token
-				if token == 3 {
-					some <- struct{}{}
-				}
-			}
-		})
-	}
-	for range writers {
-		<-some
-	}
-	require.NoError(t, s.Close())
-	wg.Wait()
-	again := open(t, path)
-	for i, token := range accepted {
-		rec, err := again.Read(ctx, strconv.Itoa(i))
+	synctest.Test(t, func(t *testing.T) {
+		s, err := boltstore.Open(filepath.Join(t.TempDir(), "resource.db"), nil)
 		require.NoError(t, err)
-		require.Equal(t, at(token), rec.MaxFence, "writer %d", i)
+		ctx := t.Context()
+		require.NoError(t, s.Write(ctx, "filler", at(1), make([]byte, 8<<10))) // bbolt copies what is in a very small file
+		require.NoError(t, s.Write(ctx, "k", at(1), []byte("v")))
+		read, err := s.Read(ctx, "k")
+		require.NoError(t, err)
+		raised, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 2})
+		require.NoError(t, err)
+		again, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 2})
+		require.NoError(t, err)
+		require.False(t, debug.SetPanicOnFault(false), "it is the caller's")
+
+		// The next read's commit makes the file grow and moves the memory, while two wait to read the key.
+		waited := make(chan resource.Record, 2)
+		s.OnCommit(func(commit func() error) error {
+			for range cap(waited) {
+				go func() {
+					rec, _ := s.Read(ctx, "k")
+					waited <- rec
+				}()
+			}
+			synctest.Wait()
+			return commit()
+		})
+		recs, errs := s.Batch(boltstore.ReadFencedOp("k", 3), boltstore.WriteOp("large", at(1), make([]byte, 1<<20))).Wait()
+		require.NoError(t, errors.Join(errs...))
+		(<-waited).Value[0] = 'X' // its reader's own
+		require.NoError(t, s.Close())
+		for _, rec := range []resource.Record{<-waited, read, raised, again, recs[0]} {
+			require.Equal(t, "v", string(rec.Value))
+		}
+	})
+}
+
+// TestGroupCommit has writers that meet a commit: they share the next one up to its limits, and Close waits for them.
+func TestGroupCommit(t *testing.T) {
+	for name, c := range map[string]struct {
+		sizes   []int // of their values, in the order in which they come
+		commits int
+	}{
+		"one too many":       {make([]int, 1+boltstore.MaxBatchOps+1), 3}, // the last waits for a place in the queue
+		"all that fit":       {make([]int, 1+boltstore.MaxBatchOps), 2},
+		"a byte too many":    {[]int{0, boltstore.MaxBatchBytes, 0}, 3},
+		"all bytes that fit": {[]int{0, boltstore.MaxBatchBytes - 1, 1}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+				s, err := boltstore.Open(path, nil)
+				require.NoError(t, err)
+				commits, first := 0, make(chan struct{})
+				s.OnCommit(func(commit func() error) error {
+					if commits++; commits == 1 {
+						<-first
+					}
+					return commit()
+				})
+				answers := make(chan error, len(c.sizes)+1)
+				for i, size := range c.sizes {
+					go func() { answers <- s.Write(ctx, strconv.Itoa(i), at(1), make([]byte, size)) }()
+					synctest.Wait() // for the first one's commit, then for a place in the queue
+				}
+				go func() { answers <- s.Close() }()
+				synctest.Wait()
+				require.Empty(t, answers)
+				require.ErrorIs(t, s.Write(ctx, "late", at(1), nil), resource.ErrClosed)
+				close(first)
+				for range cap(answers) {
+					require.NoError(t, <-answers)
+				}
+				require.Equal(t, c.commits, commits)
+				again := open(t, path)
+				for i := range c.sizes {
+					require.Equal(t, at(1), reread(t, again, strconv.Itoa(i)))
+				}
+			})
+		})
 	}
+}
+
+// TestContextEnds ends the ctx of calls that wait: a write in the queue, one for a place in it, and a read for a commit.
+func TestContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+		first := make(chan struct{})
+		s.OnCommit(func(commit func() error) error {
+			<-first
+			return commit()
+		})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var wg sync.WaitGroup
+		write := func(ctx context.Context, key string, token uint64, value []byte) *error {
+			var err error
+			wg.Go(func() { err = s.Write(ctx, key, at(token), value) })
+			synctest.Wait()
+			return &err
+		}
+		write(t.Context(), "k", 1, nil)
+		value := []byte("v")
+		queued := write(ctx, "k", 2, value)
+		for i := range boltstore.MaxBatchOps - 1 {
+			write(t.Context(), strconv.Itoa(i), 1, nil)
+		}
+		outside := write(ctx, "outside", 1, nil)
+		var read error
+		wg.Go(func() { _, read = s.Read(ctx, "k") })
+		synctest.Wait()
+		cancel(io.EOF)
+		synctest.Wait()
+		for _, err := range []error{*queued, *outside, read} {
+			require.ErrorIs(t, err, io.EOF)
+		}
+		require.ErrorContains(t, *queued, "may still take effect")
+		value[0] = 'X' // it is the caller's again
+		close(first)
+		wg.Wait()
+		require.NoError(t, s.Write(t.Context(), "last", at(1), nil))
+		rec, err := s.Read(t.Context(), "k")
+		require.NoError(t, err)
+		require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: at(2)}, rec)
+		_, err = s.Read(t.Context(), "outside")
+		require.ErrorIs(t, err, resource.ErrNotFound)
+	})
 }

@@ -15,6 +15,11 @@ var (
 	Bucket = bucket
 )
 
+const (
+	MaxBatchOps   = maxBatchOps
+	MaxBatchBytes = maxBatchBytes
+)
+
 type Pending []*op
 
 func WriteOp(key string, f resource.Fence, value []byte) *op {
@@ -50,15 +55,6 @@ func (p Pending) Wait() (recs []resource.Record, errs []error) {
 	return recs, errs
 }
 
-// HoldGrowth holds commits that grow the file: bbolt waits for readers before it remaps the file.
-func (s *Store) HoldGrowth() (release func() error, err error) {
-	tx, err := s.db.Begin(false)
-	if err != nil {
-		return nil, fmt.Errorf("hold: %w", err)
-	}
-	return tx.Rollback, nil
-}
-
 // OnCommit sets what commits do.
 func (s *Store) OnCommit(do func(commit func() error) error) {
 	s.end = func(tx *bolt.Tx) error { return do(tx.Commit) }
@@ -73,14 +69,6 @@ func (s *Store) CheckFile() (all error) {
 	})
 	return errors.Join(all, err)
 }
-
-func (s *Store) Committing() bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.committing != nil
-}
-
-func (s *Store) Queued() int { return len(s.ops) }
 
 // Commits is the number of transactions of the file so far.
 func (s *Store) Commits() (int, error) {

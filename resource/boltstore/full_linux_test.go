@@ -66,28 +66,31 @@ func TestDiskFull(t *testing.T) {
 }
 
 func TestReadWhileUndone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := open(t, filepath.Join(t.TempDir(), "resource.db"))
-		require.NoError(t, s.Write(t.Context(), "k", at(5), []byte("before")))
-		fail := make(chan error)
-		s.OnCommit(func(func() error) error { return <-fail })
-		pending := s.Batch(boltstore.WriteOp("k", at(7), nil))
-		synctest.Wait() // for the commit to be held
-		var rec resource.Record
-		var err error
-		read := make(chan struct{})
-		go func() {
-			defer close(read)
-			rec, err = s.Read(t.Context(), "k")
-		}()
-		synctest.Wait() // for the read to wait for it
-		fail <- syscall.ENOSPC
-		<-read
-		require.NoError(t, err)
-		require.Equal(t, resource.Record{Value: []byte("before"), MaxFence: at(5)}, rec)
-		_, errs := pending.Wait()
-		require.ErrorIs(t, errs[0], resource.ErrNoRoom)
-	})
+	for _, reason := range []error{syscall.EDQUOT, syscall.EIO} {
+		synctest.Test(t, func(t *testing.T) {
+			s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+			require.NoError(t, s.Write(t.Context(), "k", at(5), []byte("before")))
+			fail := make(chan error)
+			s.OnCommit(func(func() error) error { return <-fail })
+			pending := s.Batch(boltstore.WriteOp("k", at(7), nil))
+			synctest.Wait() // for the commit to be held
+			var rec resource.Record
+			var err error
+			read := make(chan struct{})
+			go func() {
+				defer close(read)
+				rec, err = s.Read(t.Context(), "k")
+			}()
+			synctest.Wait() // for the read to wait for it
+			fail <- reason
+			<-read
+			require.NoError(t, err)
+			require.Equal(t, resource.Record{Value: []byte("before"), MaxFence: at(5)}, rec)
+			_, errs := pending.Wait()
+			require.ErrorIs(t, errs[0], reason)
+			require.Equal(t, errors.Is(reason, syscall.EDQUOT), errors.Is(errs[0], resource.ErrNoRoom))
+		})
+	}
 }
 
 func TestOpenOnFullDisk(t *testing.T) {
@@ -96,11 +99,14 @@ func TestOpenOnFullDisk(t *testing.T) {
 	require.NoError(t, s.Write(t.Context(), "k", at(5), nil))
 	before, err := s.Commits()
 	require.NoError(t, err)
+	require.Error(t, s.Write(t.Context(), "k", at(4), nil))
+	_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 5})
+	require.NoError(t, err)
 	require.NoError(t, s.Close())
 	s = open(t, path)
 	after, err := s.Commits()
 	require.NoError(t, err)
-	require.Equal(t, before, after, "commits that Open needs")
+	require.Equal(t, before, after, "commits that a refusal, a repeated read and Open need")
 }
 
 // TestCommitUncertain fails the last sync of a commit, whose outcome is then unknown.
@@ -133,6 +139,8 @@ func TestTooLarge(t *testing.T) {
 		require.ErrorContains(t, err, `that of "k" has 67107841 bytes, at most 67107840 fit into a record`)
 	}
 	require.NoError(t, s.Write(t.Context(), "k", at(1), []byte("v")))
+	require.NoError(t, s.Close())
+	require.ErrorIs(t, s.Write(t.Context(), "k", at(1), huge[1:]), resource.ErrClosed)
 }
 
 // fillDisk makes writes to the open file at path fail as on a full disk.

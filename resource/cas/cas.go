@@ -10,7 +10,6 @@
 package cas
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,8 +77,8 @@ func Update(ctx context.Context, s Store, key string, change func(value []byte) 
 	}
 }
 
-func check(ctx context.Context, key string, version int64) error {
-	err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key))
+func check(key string, version int64) error {
+	err := resource.CheckKey(key)
 	if err == nil && version < 0 {
 		err = fmt.Errorf("version is %d; versions start at 0", version)
 	}

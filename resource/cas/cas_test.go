@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -97,6 +98,51 @@ func TestRingRefused(t *testing.T) {
 	_, _, err := cas.Redis{Client: ring}.Get(t.Context(), "k")
 	require.ErrorContains(t, err, want)
 	require.ErrorContains(t, cas.Redis{Client: ring}.Swap(t.Context(), "k", 0, nil), want)
+}
+
+func TestDamagedRecord(t *testing.T) {
+	s := newRedis(t)
+	for _, fields := range [][]any{{"version", "1"}, {"value", "v"}, {"version", "x", "value", "v"}} {
+		key := newKey()
+		require.NoError(t, s.Client.HSet(t.Context(), "cas:{"+key+"}", fields...).Err())
+		_, _, err := s.Get(t.Context(), key)
+		require.ErrorContains(t, err, "is damaged", "%q", fields)
+	}
+}
+
+// conflicts is a store whose first swaps find a conflict.
+type conflicts struct{ left int }
+
+func (*conflicts) Get(context.Context, string) ([]byte, int64, error) { return nil, 0, nil }
+
+func (c *conflicts) Swap(context.Context, string, int64, []byte) error {
+	if c.left--; c.left >= 0 {
+		return cas.ErrConflict
+	}
+	return nil
+}
+
+// The longest of many random waits is near its limit, which doubles six times. In virtual time.
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var longest [9]time.Duration
+		for range 200 {
+			tries, last := 0, time.Now()
+			_, err := cas.Update(t.Context(), &conflicts{len(longest)}, "k", func([]byte) ([]byte, error) {
+				if tries++; tries > 1 {
+					longest[tries-2] = max(longest[tries-2], time.Since(last))
+				}
+				last = time.Now()
+				return nil, nil
+			}, &cas.Options{Backoff: time.Second})
+			require.NoError(t, err)
+		}
+		for i, got := range longest {
+			limit := time.Second << min(i, 6)
+			require.Less(t, got, limit, "wait %d", i)
+			require.Greater(t, got, limit/2, "wait %d", i)
+		}
+	})
 }
 
 func TestFrozenWriter(t *testing.T) {
@@ -191,7 +237,7 @@ func TestUpdateEnds(t *testing.T) {
 		tries, err = cas.Update(ctx, ending{s, ends, cas.ErrConflict}, key, addOne, opts)
 		require.ErrorIs(t, err, over)
 		require.Equal(t, 1, tries)
-		tries, err = cas.Update(ctx, s, key, addOne, opts)
+		tries, err = cas.Update(ctx, &conflicts{}, key, addOne, opts)
 		require.ErrorIs(t, err, over)
 		require.Zero(t, tries)
 	}

@@ -25,7 +25,7 @@ var _ Store = Postgres{}
 
 // Get is [Store.Get].
 func (p Postgres) Get(ctx context.Context, key string) (value []byte, version int64, err error) {
-	if err := check(ctx, key, 0); err != nil {
+	if err := check(key, 0); err != nil {
 		return nil, 0, err
 	}
 	err = p.Pool.QueryRow(ctx, "SELECT value, version FROM fencelab_cas WHERE key = $1", key).Scan(&value, &version)
@@ -37,7 +37,7 @@ func (p Postgres) Get(ctx context.Context, key string) (value []byte, version in
 
 // Swap is [Store.Swap].
 func (p Postgres) Swap(ctx context.Context, key string, version int64, value []byte) error {
-	if err := check(ctx, key, version); err != nil {
+	if err := check(key, version); err != nil {
 		return err
 	}
 	if value == nil {

@@ -30,7 +30,7 @@ func name(key string) string { return "cas:{" + key + "}" }
 
 // Get is [Store.Get].
 func (r Redis) Get(ctx context.Context, key string) ([]byte, int64, error) {
-	if err := cmp.Or(check(ctx, key, 0), redisscript.Check(r.Client)); err != nil {
+	if err := cmp.Or(check(key, 0), redisscript.Check(r.Client)); err != nil {
 		return nil, 0, err
 	}
 	fields, err := r.Client.HMGet(ctx, name(key), "version", "value").Result()
@@ -51,7 +51,7 @@ func (r Redis) Get(ctx context.Context, key string) ([]byte, int64, error) {
 
 // Swap is [Store.Swap]. It is sent once, whatever the client's MaxRetries: a retry would find a conflict with itself.
 func (r Redis) Swap(ctx context.Context, key string, version int64, value []byte) error {
-	if err := cmp.Or(check(ctx, key, version), redisscript.Check(r.Client)); err != nil {
+	if err := cmp.Or(check(key, version), redisscript.Check(r.Client)); err != nil {
 		return err
 	}
 	if value == nil {

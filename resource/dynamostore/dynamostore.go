@@ -84,7 +84,8 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 	return nil
 }
 
-// Write is [resource.Store.Write], also if the client retries a request. Key and value must fit into 400 KB.
+// Write is [resource.Store.Write], also if the client retries a request. If the first reply is lost, a repetition of an earlier call that
+// was applied returns nil, instead of a refusal as applied. Key and value must fit into 400 KB.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err
@@ -162,7 +163,8 @@ func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
 	defer s.calls.End()
 	_, err := s.client.UpdateItem(ctx, &dynamodb.UpdateItemInput{
 		TableName: &s.table, Key: id(key), UpdateExpression: aws.String("SET fence = :fence"),
-		ConditionExpression:       aws.String("attribute_exists(fence)"),
+		ConditionExpression:       aws.String("attribute_exists(fence) OR attribute_exists(#value)"), // as in Read
+		ExpressionAttributeNames:  map[string]string{"#value": attrValue},
 		ExpressionAttributeValues: map[string]types.AttributeValue{":fence": &types.AttributeValueMemberS{Value: encode(resource.Fence{Token: token})}},
 	})
 	if _, missing := errors.AsType[*types.ConditionalCheckFailedException](err); missing {

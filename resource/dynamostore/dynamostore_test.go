@@ -10,7 +10,10 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/stretchr/testify/require"
@@ -51,6 +54,63 @@ func TestStore(t *testing.T) {
 
 func TestCreateTableTwice(t *testing.T) {
 	require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(transport), table))
+}
+
+// answer is a reply to a request that isn't sent.
+type answer struct {
+	status int
+	body   string
+}
+
+func (a answer) to(r *http.Request) (*http.Response, error) {
+	_ = r.Body.Close()
+	return &http.Response{StatusCode: a.status, Request: r, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(a.body))}, nil
+}
+
+// answers has the replies to requests, one after the other.
+type answers []answer
+
+func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	next := (*a)[0]
+	*a = (*a)[1:]
+	return next.to(r)
+}
+
+func refusal(code, more string) answer {
+	return answer{http.StatusBadRequest, `{"__type":"com.amazonaws.dynamodb.v20120810#` + code + `"` + more + `}`}
+}
+
+// CreateTable waits until the table is there, and can be used. In virtual time.
+func TestCreateTableWaits(t *testing.T) {
+	created, creating := answer{200, "{}"}, answer{200, `{"Table":{"TableStatus":"CREATING"}}`}
+	active := answer{200, `{"Table":{"TableStatus":"ACTIVE"}}`}
+	for _, left := range []answers{
+		{created, active},
+		{refusal("ResourceInUseException", ""), active},
+		{created, refusal("ResourceNotFoundException", ""), creating, active},
+		{created, creating, creating, active},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(&left), "t"))
+			require.Empty(t, left)
+		})
+	}
+	left := answers{refusal("AccessDeniedException", "")}
+	require.ErrorContains(t, dynamostore.CreateTable(t.Context(), newClient(&left), "t"), "AccessDenied")
+}
+
+// TestRefusals has a server whose refusals don't say why, or can't be right.
+func TestRefusals(t *testing.T) {
+	s, link := open(t)
+	const code = "ConditionalCheckFailedException"
+	for more, want := range map[string]string{
+		"": "did not return the item",
+		`,"Item":{"fence":{"S":"00000000000000000004.00000000000000000001"}}`: "was refused by an item whose fence is 4",
+		`,"Item":{"fence":{"N":"7"}}`:                                         "its fence has type",
+	} {
+		link.On(refusal(code, more).to)
+		require.ErrorContains(t, s.Write(t.Context(), rand.Text(), at(5), nil), want)
+	}
 }
 
 func TestOneRequest(t *testing.T) {
@@ -102,6 +162,17 @@ func TestLostReply(t *testing.T) {
 	awstest.LostReplyThenLaterFence(t, rand.Text(), s, link, other)
 }
 
+// limited is a retryer whose client has used up its rate.
+type limited struct{ aws.RetryerV2 }
+
+func (limited) GetAttemptToken(context.Context) (func(error) error, error) { return nil, io.EOF }
+
+func TestRateLimit(t *testing.T) {
+	s, link := open(t, func(o *dynamodb.Options) { o.Retryer = limited{retry.NewStandard()} })
+	require.ErrorIs(t, s.Write(t.Context(), rand.Text(), at(1), nil), io.EOF)
+	require.Zero(t, link.Total())
+}
+
 func TestTooLarge(t *testing.T) {
 	s, link := open(t)
 	ctx, key := t.Context(), rand.Text()
@@ -125,6 +196,7 @@ func TestItem(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Read(ctx, key)
 	require.ErrorIs(t, err, resource.ErrNotFound)
+	require.ErrorIs(t, s.SetFence(ctx, key, 7), resource.ErrNotFound)
 
 	require.NoError(t, s.Write(ctx, key, resource.Fence{Token: math.MaxUint64, Seq: 2}, []byte("v")))
 	got, err := client.GetItem(ctx, &dynamodb.GetItemInput{TableName: &table, Key: id})

@@ -220,8 +220,10 @@ func TestSyncs(t *testing.T) {
 	var did []string
 	s.Watch(func(what string) { did = append(did, what) })
 	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
-	_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
-	require.NoError(t, err)
+	for range 2 { // the second changes nothing
+		_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
+		require.NoError(t, err)
+	}
 	require.Equal(t, []string{"sync 7 written k\nby 7", "rename", "sync ", "sync 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
@@ -254,6 +256,40 @@ func TestDamagedRecord(t *testing.T) {
 		require.ErrorContains(t, err, "is damaged", "%q", b)
 		require.NoError(t, s.Write(t.Context(), "other", at(1), nil))
 	}
+}
+
+// A record that can't be read is not a new one.
+func TestUnreadableRecord(t *testing.T) {
+	s := open(t, filestore.Open, t.TempDir())
+	require.NoError(t, os.Mkdir(s.File("k"), 0o700))
+	_, err := s.Read(t.Context(), "k")
+	require.ErrorContains(t, err, "is a directory")
+}
+
+// Neither a closed nor a refused gatekeeper keeps the directory open.
+func TestDescriptors(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	opened := func() (n int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip("there is no list of open files: ", err)
+		}
+		for _, fd := range fds {
+			if path, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && path == dir {
+				n++
+			}
+		}
+		return n
+	}
+	s := open(t, filestore.Open, dir)
+	before := opened()
+	require.Positive(t, before)
+	_, err = filestore.Open(dir)
+	require.Error(t, err)
+	require.Equal(t, before, opened())
+	require.NoError(t, s.Close())
+	require.Zero(t, opened())
 }
 
 // The gatekeeper keeps the directory that it has locked, even if another one gets its name.

@@ -11,14 +11,7 @@ import (
 
 // lock locks dir itself: a lock file could be deleted, and a second one locked.
 func lock(dir *os.File) error {
-	info, err := dir.Stat()
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		return errors.New("not a directory")
-	}
-	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return fmt.Errorf("another gatekeeper owns the directory; if it is frozen, kill it and open again: %w", err)
 	}

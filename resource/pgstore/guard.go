@@ -86,7 +86,7 @@ func (s *Store) GuardOnce(ctx context.Context, tx Tx, resourceID string, f resou
 
 // GuardRead is the function [GuardRead] on the Store's table.
 func (s *Store) GuardRead(ctx context.Context, tx Tx, resourceID string, f resource.Fence) error {
-	err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(resourceID), resource.CheckToken(f.Token))
+	err := cmp.Or(resource.CheckKey(resourceID), resource.CheckToken(f.Token))
 	if err == nil {
 		_, err = s.t.raise(ctx, tx, resourceID, f, false)
 	}
@@ -94,7 +94,7 @@ func (s *Store) GuardRead(ctx context.Context, tx Tx, resourceID string, f resou
 }
 
 func (s *Store) guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence, request []byte) error {
-	err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(resourceID), resource.CheckFence(f))
+	err := cmp.Or(resource.CheckKey(resourceID), resource.CheckFence(f))
 	if err == nil {
 		err = s.t.accept(ctx, tx, resourceID, f, nil, request)
 	}

@@ -4,14 +4,13 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -207,6 +206,7 @@ func TestGuardRefusesInvalid(t *testing.T) {
 		"no key":        func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, "", at(1)) },
 		"no request":    func(tx pgx.Tx) error { return pgstore.GuardOnce(t.Context(), tx, key, at(1), nil) },
 		"read at zero":  func(tx pgx.Tx) error { return pgstore.GuardRead(t.Context(), tx, key, resource.Fence{Token: 0}) },
+		"read, no key":  func(tx pgx.Tx) error { return pgstore.GuardRead(t.Context(), tx, "", at(1)) },
 		"context ended": func(tx pgx.Tx) error { return pgstore.Guard(ended, tx, key, at(1)) },
 	} {
 		tx := begin(t.Context(), t, pool, pgx.ReadCommitted)
@@ -218,6 +218,16 @@ func TestGuardRefusesInvalid(t *testing.T) {
 		require.ErrorIs(t, tx.Commit(t.Context()), pgx.ErrTxClosed, name)
 	}
 	require.Zero(t, fenceOf(t, pool, key))
+}
+
+// Its connection is another's by then.
+func TestGuardOfAnEndedTransaction(t *testing.T) {
+	pool, key := newPool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 }), newKey()
+	tx := begin(t.Context(), t, pool, pgx.ReadCommitted)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.ErrorIs(t, pgstore.Guard(t.Context(), tx, key, at(1)), pgx.ErrTxClosed)
+	require.Zero(t, fenceOf(t, pool, key))
+	require.EqualValues(t, 1, pool.Stat().NewConnsCount())
 }
 
 // A guard that fails in a nested transaction rolls that back, sent or not.
@@ -402,64 +412,6 @@ func TestSerializationFailureAfterGuard(t *testing.T) {
 	})
 }
 
-// All accepted holders are in the account, in the order of their tokens.
-func TestGuardConcurrent(t *testing.T) {
-	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
-		const writers = 100
-		pool, key, ctx := newPool(t, server, func(c *pgxpool.Config) { c.MaxConns = 20 }), newKey(), t.Context()
-		start := make(chan struct{})
-		var mu sync.Mutex
-		accepted := map[int]bool{}
-		var wg sync.WaitGroup
-		for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(writers) {
-			token := i + 1
-			wg.Go(func() {
-				<-start
-				err := errors.New("not tried")
-				for first := true; first || sqlState(err) == "40001"; first = false { // all of it again: that is the caller's to do
-					err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-						if err := pgstore.Guard(ctx, tx, key, at(uint64(token))); err != nil {
-							return err
-						}
-						var have string
-						err := tx.QueryRow(ctx, "SELECT holders FROM account WHERE name = $1", key).Scan(&have)
-						if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-							return err
-						}
-						return adds(ctx, tx, key, fmt.Sprintf("%s%d ", have, token))
-					})
-				}
-				if stale, ok := errors.AsType[*resource.StaleTokenError](err); ok {
-					if stale.Seen.Token <= uint64(token) {
-						t.Errorf("token %d: refused because of %v", token, stale.Seen)
-					}
-					return
-				}
-				if err != nil {
-					t.Errorf("token %d: %v", token, err)
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				accepted[token] = true
-			})
-		}
-		close(start)
-		wg.Wait()
-		last := 0
-		written := strings.Fields(holders(ctx, t, pool, key))
-		for _, w := range written {
-			var token int
-			_, err := fmt.Sscan(w, &token)
-			require.NoError(t, err)
-			require.Greater(t, token, last)
-			require.True(t, accepted[token])
-			last = token
-		}
-		require.Len(t, written, len(accepted))
-		require.Equal(t, writers, last)
-	})
-}
-
 // A repeat of a Store's write is not taken for a guard's, or the reverse.
 func TestStoreAndGuard(t *testing.T) {
 	pool, key, ctx := newPool(t, server), newKey(), t.Context()
@@ -617,4 +569,31 @@ func TestGuardHasNoValue(t *testing.T) {
 	var tx lastArgs
 	require.ErrorIs(t, pgstore.Guard(t.Context(), &tx, "k", at(1)), io.EOF)
 	require.Equal(t, []any{"k", "1", "1", nil, []byte{}}, tx.args)
+}
+
+// silent is a driver whose server answers queries with an error, and rollbacks never.
+type silent struct{}
+
+func (s silent) Connect(context.Context) (driver.Conn, error) { return s, nil }
+func (s silent) Driver() driver.Driver                        { return s }
+func (s silent) Open(string) (driver.Conn, error)             { return s, nil }
+func (silent) Close() error                                   { return nil }
+func (s silent) Begin() (driver.Tx, error)                    { return s, nil }
+func (silent) Prepare(string) (driver.Stmt, error)            { return nil, io.EOF }
+func (silent) Commit() error                                  { return nil }
+func (silent) Rollback() error                                { time.Sleep(time.Hour); return nil }
+
+// A guard of database/sql returns though nobody answers its rollback. In virtual time.
+func TestRollbackUnanswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := sql.OpenDB(silent{})
+		defer func() { require.NoError(t, db.Close()) }()
+		tx, err := db.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		began := time.Now()
+		require.ErrorIs(t, pgstore.Guard(t.Context(), pgstore.SQL(tx), "k", at(1)), io.EOF)
+		require.Equal(t, 5*time.Second, time.Since(began))
+		require.ErrorIs(t, tx.Commit(), sql.ErrTxDone)
+		time.Sleep(time.Hour)
+	})
 }

@@ -4,5 +4,4 @@ VALUES ($1::text, $2::numeric, $3::numeric, $4::bytea)
 ON CONFLICT (key) DO UPDATE SET
   token = greatest(f.token, excluded.token),
   seq = CASE WHEN (f.token, f.seq) < (excluded.token, excluded.seq) THEN excluded.seq ELSE f.seq END,
-  value = excluded.value,
-  request = NULL
+  value = excluded.value

@@ -180,7 +180,7 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func() erro
 	}
 	defer s.calls.End()
 	for {
-		if err := f(); err == nil || code(err) != serializationFailure || ctx.Err() != nil {
+		if err := f(); code(err) != serializationFailure {
 			return failed(ctx, err)
 		}
 	}
@@ -258,7 +258,7 @@ func orEmpty(value []byte) []byte {
 }
 
 func failed(ctx context.Context, err error) error {
-	if code(err) == "42P01" && ctx.Err() == nil {
+	if code(err) == "42P01" {
 		err = fmt.Errorf("the table of fences is missing; see CreateSchema: %w", err)
 	}
 	return calls.Wrap(ctx, "pgstore", err)

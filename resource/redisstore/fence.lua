@@ -20,4 +20,7 @@ end
 
 -- The greatest fence accepted, 0.0 of a record that doesn't exist.
 local seen = redis.call('HMGET', KEYS[1], 'token', 'seq')
+if not (seen[1] and seen[2]) and redis.call('EXISTS', KEYS[1]) == 1 then
+  return redis.error_reply('the record is damaged: it has no fence')
+end
 local seen_token, seen_seq = seen[1] or '0', seen[2] or '0'

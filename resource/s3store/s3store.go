@@ -232,7 +232,6 @@ func (s *Store) get(ctx context.Context, key string) (version, error) {
 	name := s.Object(key)
 	out, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &name})
 	if _, missing := errors.AsType[*types.NoSuchKey](err); missing {
-		s.known.set(key, version{})
 		return version{}, nil
 	}
 	if err != nil {

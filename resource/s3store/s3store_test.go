@@ -75,22 +75,6 @@ func (p *pair) ReadFenced(ctx context.Context, key string, f resource.Fence) (re
 
 func (p *pair) Close() error { return errors.Join(p.stores[0].Close(), p.stores[1].Close()) }
 
-// TestFirstTouchIsSeen has a holder that knows the object's ETag, and a successor that only reads: that must change the ETag.
-func TestFirstTouchIsSeen(t *testing.T) {
-	prefix, ctx := newPrefix(), t.Context()
-	holder, link := open(t, prefix)
-	successor, _ := open(t, prefix)
-	require.NoError(t, holder.Write(ctx, "k", at(7), []byte("v")))
-	rec, err := successor.ReadFenced(ctx, "k", resource.Fence{Token: 8})
-	require.NoError(t, err)
-	require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 8}}, rec)
-	link.Sent()
-
-	late := resource.Fence{Token: 7, Seq: 2}
-	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: rec.MaxFence, Got: late}, holder.Write(ctx, "k", late, []byte("late")))
-	require.Equal(t, map[string]int{http.MethodPut: 1, http.MethodGet: 1}, link.Sent())
-}
-
 func TestRequests(t *testing.T) {
 	prefix, ctx := newPrefix(), t.Context()
 	s, link := open(t, prefix)
@@ -194,6 +178,15 @@ func TestLostReply(t *testing.T) {
 	other, linkOther := open(t, prefix, once)
 	awstest.LostReply(t, "k", s, link, other, linkOther)
 	awstest.LostReplyThenLaterFence(t, "l", s, link, other)
+
+	// An Overwrite keeps the fence of a write whose reply was lost.
+	require.NoError(t, other.Write(t.Context(), "m", at(5), nil))
+	linkOther.On(awstest.Applied)
+	require.ErrorIs(t, other.Write(t.Context(), "m", at(9), nil), awstest.ErrCut)
+	require.NoError(t, other.Overwrite(t.Context(), "m", at(3), nil))
+	rec, err := other.Read(t.Context(), "m")
+	require.NoError(t, err)
+	require.Equal(t, at(9), rec.MaxFence)
 }
 
 // TestConflict has a server that answers 409 without a change of the object, for a while and forever.
@@ -215,7 +208,9 @@ func TestConflict(t *testing.T) {
 	left = 1000
 	link.On(busy)
 	link.Sent()
+	began := time.Now()
 	err := s.Write(ctx, "k", at(3), nil)
+	require.GreaterOrEqual(t, time.Since(began), 350*time.Millisecond, "between attempts it pauses, for longer and longer")
 	require.ErrorContains(t, err, "8 conditional writes in a row failed, but the object has not changed")
 	require.ErrorContains(t, err, "ConditionalRequestConflict")
 	require.Equal(t, map[string]int{http.MethodPut: 9, http.MethodGet: 8}, link.Sent())
@@ -255,6 +250,27 @@ func TestTooLarge(t *testing.T) {
 	}
 	require.Empty(t, l.Sent())
 	require.NoError(t, s.Write(t.Context(), "k", at(1), make([]byte, 10)))
+	s, l = open(t, newPrefix()) // the default
+	require.ErrorIs(t, s.Write(t.Context(), "k", at(1), make([]byte, 5<<20+1)), resource.ErrTooLarge)
+	require.Empty(t, l.Sent())
+}
+
+type noETags struct{}
+
+func (noETags) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := transport.RoundTrip(r)
+	if err == nil {
+		resp.Header.Del("ETag")
+	}
+	return resp, err
+}
+
+// Without an ETag a write would have no condition.
+func TestNoETag(t *testing.T) {
+	s, err := s3store.New(newClient(endpoint, noETags{}), bucket, &s3store.Options{Prefix: newPrefix()})
+	require.NoError(t, err)
+	require.NoError(t, s.Write(t.Context(), "k", at(5), nil))
+	require.ErrorContains(t, s.Write(t.Context(), "k", at(6), nil), "without an ETag")
 }
 
 func TestForeignObject(t *testing.T) {
@@ -295,6 +311,8 @@ func TestNewRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "MaxValue is -1 bytes")
 	_, err = s3store.New(client, bucket, &s3store.Options{Prefix: strings.Repeat("p", 825)})
 	require.ErrorContains(t, err, "prefix has 825 bytes, at most 824 are allowed")
+	_, err = s3store.New(client, bucket, &s3store.Options{Prefix: strings.Repeat("p", 824)})
+	require.NoError(t, err)
 }
 
 func TestObject(t *testing.T) {

@@ -363,14 +363,13 @@ func contextEnded(ctx context.Context, s *store) {
 	s.holds(ctx, key, written(at(1, 1)))
 }
 
+// closed closes the store, which Check does again.
 func closed(ctx context.Context, s *store) {
 	s.writes(ctx, key, at(1, 1))
-	for i := range 2 {
-		if err := s.Close(); err != nil {
-			fail("call %d of Close: %w", i+1, err)
-		}
-		s.everyCallFails(ctx, "after Close", resource.ErrClosed)
+	if err := s.Close(); err != nil {
+		fail("Close: %w", err)
 	}
+	s.everyCallFails(ctx, "after Close", resource.ErrClosed)
 }
 
 func (s *store) everyCallFails(ctx context.Context, when string, want error) {
@@ -432,6 +431,12 @@ func overwrites(ctx context.Context, s *store) {
 	s.writes(ctx, key, at(5, 3))
 	for _, f := range []resource.Fence{at(0, 1), at(1, 0)} {
 		s.invalid(ctx, fmt.Sprintf("Overwrite at (%d, %d)", f.Token, f.Seq), "new", over.Overwrite(ctx, "new", f, nil))
+	}
+	if setter, ok := s.Store.(resource.FenceSetter); ok { // a key that has a value exists, also without a fence
+		if err := errors.Join(over.Overwrite(ctx, "unfenced", resource.Fence{}, []byte("v")), setter.SetFence(ctx, "unfenced", 7)); err != nil {
+			fail("Overwrite without a fence, then SetFence: %w", err)
+		}
+		s.holds(ctx, "unfenced", resource.Record{Value: []byte("v"), MaxFence: at(7, 0)})
 	}
 	s.invalid(ctx, `Overwrite of key ""`, "", over.Overwrite(ctx, "", resource.Fence{}, nil))
 }

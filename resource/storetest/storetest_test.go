@@ -51,34 +51,46 @@ type flaw struct {
 	key          func(string) string                 // what a key becomes
 	value        func([]byte) []byte                 // what a value becomes
 	applied      func(rec resource.Record, f resource.Fence, value []byte) bool
-	retryIsNil   bool // a repeat is accepted once more
-	setsValue    bool // a refused write sets the value
-	raises       bool // a refused write raises the fence to its token's last
-	dirtyRead    bool // a fenced read doesn't raise
-	meekRead     bool // a fenced read doesn't raise the fence of a key that was never written
-	boldRead     bool // a fenced read is never refused
-	shyRead      bool // a fenced read of a grant that has touched the key is refused
-	seqBlindRead bool // a fenced read ignores its number
-	lowersFence  bool // a fenced read lowers its own grant's fence
-	sinks        bool // a refused fenced read lowers the fence
-	shares       bool // values are not copied in
-	lends        bool // values are not copied out
-	oneFence     bool // all keys have one fence
-	forgets      bool // the fence is kept in memory only
-	loses        bool // nothing survives
-	unchecked    bool // a zero token and a bad key are accepted
-	staleIsZero  bool // a zero token is refused as stale
-	deaf         bool // ctx is ignored
-	dull         bool // ctx's cause is replaced
-	openEnded    bool // Close does nothing
-	vague        bool // a refusal doesn't tell the fence seen
-	gathers      int  // this many calls are all checked before the first takes effect
-	splitsRead   bool // with gathers: fenced reads only, which read before and raise after
-	setsBoth     bool // SetFence loses the value
-	setsUp       bool // SetFence only raises
-	lowers       bool // Overwrite takes the fence offered, also a lower one
-	fences       bool // Overwrite refuses a lower fence
-	pairs        bool // writes are checked two at a time, and then take effect unless a greater fence has come
+	retryIsNil   bool                         // a repeat is accepted once more
+	setsValue    bool                         // a refused write sets the value
+	raises       bool                         // a refused write raises the fence to its token's last
+	dirtyRead    bool                         // a fenced read doesn't raise
+	meekRead     bool                         // a fenced read doesn't raise the fence of a key that was never written
+	boldRead     bool                         // a fenced read is never refused
+	shyRead      bool                         // a fenced read of a grant that has touched the key is refused
+	seqBlindRead bool                         // a fenced read ignores its number
+	lowersFence  bool                         // a fenced read lowers its own grant's fence
+	sinks        bool                         // a refused fenced read lowers the fence
+	shares       bool                         // values are not copied in
+	lends        bool                         // values are not copied out
+	oneFence     bool                         // all keys have one fence
+	forgets      bool                         // the fence is kept in memory only
+	loses        bool                         // nothing survives
+	unchecked    bool                         // a zero token and a bad key are accepted
+	staleIsZero  bool                         // a zero token is refused as stale
+	deaf         bool                         // ctx is ignored
+	dull         bool                         // ctx's cause is replaced
+	openEnded    bool                         // Close does nothing
+	closesOnce   bool                         // a second Close is an error
+	blank        bool                         // a new key is an empty record
+	endedWrites  bool                         // a write takes effect though ctx has ended
+	ended        func(f resource.Fence) error // the answer to a write that waits until ctx has ended and then does nothing
+	readsBad     bool                         // Read takes a bad key
+	zeroWrites   bool                         // an invalid write takes effect
+	lendsFenced  bool                         // a fenced read doesn't copy the value
+	late         string                       // this method ignores Close
+	vague        bool                         // a refusal doesn't tell the fence seen
+	gathers      int                          // this many calls are all checked before the first takes effect
+	splitsRead   bool                         // with gathers: fenced reads only, which read before and raise after
+	setsBoth     bool                         // SetFence loses the value
+	setsUp       bool                         // SetFence only raises
+	setsNew      bool                         // SetFence creates keys
+	setsZero     bool                         // SetFence takes 0
+	setsBare     bool                         // SetFence loses the value of a key without a fence
+	overZero     bool                         // Overwrite takes a fence of which a part is 0
+	lowers       bool                         // Overwrite takes the fence offered, also a lower one
+	fences       bool                         // Overwrite refuses a lower fence
+	pairs        bool                         // writes are checked two at a time, and then take effect unless a greater fence has come
 }
 
 type store struct {
@@ -99,11 +111,11 @@ func newStore(f flaw) *store {
 
 var errPlain = errors.New("plain")
 
-func (s *store) check(ctx context.Context, key string, err error) error {
+func (s *store) check(ctx context.Context, method, key string, err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.closed && !s.openEnded:
+	case s.closed && !s.openEnded && s.late != method:
 		return resource.ErrClosed
 	case ctx.Err() != nil && s.dull:
 		return errPlain
@@ -113,6 +125,9 @@ func (s *store) check(ctx context.Context, key string, err error) error {
 		return &resource.StaleTokenError{Key: key}
 	case s.unchecked:
 		return nil
+	}
+	if method == "Read" && s.readsBad {
+		return err
 	}
 	return cmp.Or(resource.CheckKey(key), err)
 }
@@ -173,7 +188,14 @@ func (s *store) out(rec resource.Record) resource.Record {
 }
 
 func (s *store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := s.check(ctx, key, resource.CheckFence(f)); err != nil {
+	if s.ended != nil && ctx.Done() != nil {
+		<-ctx.Done()
+		return s.ended(f)
+	}
+	if err := s.check(ctx, "Write", key, resource.CheckFence(f)); err != nil {
+		if s.endedWrites && ctx.Err() != nil || s.zeroWrites && resource.CheckFence(f) != nil {
+			s.set(key, resource.Record{Value: value, MaxFence: f})
+		}
 		return err
 	}
 	s.mu.Lock()
@@ -184,9 +206,10 @@ func (s *store) Write(ctx context.Context, key string, f resource.Fence, value [
 	if s.admits != nil {
 		admits = s.admits
 	}
+	beaten := false // by the other of a pair
 	if s.pairs {
 		s.pair()
-		if admits(rec.MaxFence, f) {
+		if beaten = admits(rec.MaxFence, f); beaten && !s.setsValue {
 			admits = func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }
 		}
 	}
@@ -203,7 +226,7 @@ func (s *store) Write(ctx context.Context, key string, f resource.Fence, value [
 			refusal.Applied = s.applied(rec, f, value)
 		case s.retryIsNil && refusal.Applied:
 			return nil
-		case s.setsValue:
+		case s.setsValue && (!s.pairs || beaten):
 			s.set(key, resource.Record{Value: value, MaxFence: rec.MaxFence})
 		case s.raises:
 			s.set(key, resource.Record{Value: rec.Value, MaxFence: resource.Fence{Token: rec.MaxFence.Token, Seq: 1000}})
@@ -230,20 +253,20 @@ func (s *store) Write(ctx context.Context, key string, f resource.Fence, value [
 }
 
 func (s *store) Read(ctx context.Context, key string) (resource.Record, error) {
-	if err := s.check(ctx, key, nil); err != nil {
+	if err := s.check(ctx, "Read", key, nil); err != nil {
 		return resource.Record{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rec, ok := s.get(key)
-	if !ok {
+	if !ok && !s.blank {
 		return resource.Record{}, resource.ErrNotFound
 	}
 	return s.out(rec), nil
 }
 
 func (s *store) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
-	if err := s.check(ctx, key, resource.CheckToken(f.Token)); err != nil {
+	if err := s.check(ctx, "ReadFenced", key, resource.CheckToken(f.Token)); err != nil {
 		return resource.Record{}, err
 	}
 	s.mu.Lock()
@@ -281,11 +304,18 @@ func (s *store) ReadFenced(ctx context.Context, key string, f resource.Fence) (r
 	if s.splitsRead {
 		rec.Value = early
 	}
+	if s.lendsFenced {
+		return rec, nil
+	}
 	return s.out(rec), nil
 }
 
 func (s *store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	if err := s.check(ctx, key, resource.CheckOffered(f)); err != nil {
+	invalid := resource.CheckOffered(f)
+	if s.overZero {
+		invalid = nil
+	}
+	if err := s.check(ctx, "Overwrite", key, invalid); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -302,17 +332,21 @@ func (s *store) Overwrite(ctx context.Context, key string, f resource.Fence, val
 }
 
 func (s *store) SetFence(ctx context.Context, key string, token uint64) error {
-	if err := s.check(ctx, key, resource.CheckToken(token)); err != nil {
+	invalid := resource.CheckToken(token)
+	if s.setsZero {
+		invalid = nil
+	}
+	if err := s.check(ctx, "SetFence", key, invalid); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rec, ok := s.get(key)
-	if !ok {
+	if !ok && !s.setsNew && (!s.setsZero || token > 0) {
 		return resource.ErrNotFound
 	}
 	f := resource.Fence{Token: token}
-	if s.setsBoth {
+	if s.setsBoth || s.setsBare && rec.MaxFence == (resource.Fence{}) {
 		rec.Value = nil
 	}
 	if s.setsUp {
@@ -325,6 +359,9 @@ func (s *store) SetFence(ctx context.Context, key string, token uint64) error {
 func (s *store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed && s.closesOnce {
+		return errPlain
+	}
 	s.closed = true
 	return nil
 }
@@ -401,6 +438,7 @@ func TestFlaws(t *testing.T) {
 		{name: "refused fenced read lowers the fence", flaw: flaw{sinks: true}, want: "FencedReadRefused FencedReadSeq Durable"},
 		{name: "check and write not atomic", flaw: flaw{gathers: 100}, want: "Concurrent"},
 		{name: "check for <, write for <=", flaw: flaw{pairs: true}, want: "Concurrent"},
+		{name: "refused write sets the value after a race", flaw: flaw{pairs: true, setsValue: true}, want: "Concurrent"},
 		{name: "read and raise not atomic", flaw: flaw{gathers: 100, splitsRead: true}, want: "Concurrent"},
 		{name: "one fence for all keys", flaw: flaw{oneFence: true}, want: "FullRange RetryRecognised FencedReadRaises FencedReadSeq KeysIndependent AnyKey Durable"},
 		{name: "keys cleaned like paths", flaw: flaw{key: path.Clean}, want: "AnyKey"},
@@ -428,6 +466,23 @@ func TestFlaws(t *testing.T) {
 		{name: "Overwrite takes back the fence", flaw: flaw{lowers: true}, want: "Overwrites"},
 		{name: "Overwrite is fenced", flaw: flaw{fences: true}, want: "Overwrites"},
 		{name: "Close ignored", flaw: flaw{openEnded: true}, want: "Closed"},
+		{name: "Close once", flaw: flaw{closesOnce: true}, want: "Closed"},
+		{name: "SetFence ignores Close", flaw: flaw{late: "SetFence"}, want: "Closed"},
+		{name: "Overwrite ignores Close", flaw: flaw{late: "Overwrite"}, want: "Closed"},
+		{name: "write with an ended ctx takes effect", flaw: flaw{endedWrites: true}, want: "ContextEnded"},
+		{name: "write whose ctx ends lost", flaw: flaw{ended: func(resource.Fence) error { return nil }}, want: "RepeatTells ContextEnded"},
+		{
+			name: "write whose ctx ends refused", want: "RepeatTells ContextEnded",
+			flaw: flaw{ended: func(f resource.Fence) error { return &resource.StaleTokenError{Key: "k", Seen: f, Got: f} }},
+		},
+		{name: "Read takes a bad key", flaw: flaw{readsBad: true}, want: "BadKeyRefused"},
+		{name: "write at zero refused and applied", flaw: flaw{zeroWrites: true}, want: "ZeroTokenRefused"},
+		{name: "values of fenced reads not copied out", flaw: flaw{lendsFenced: true}, want: "ValuesCopied"},
+		{name: "new key is an empty record", flaw: flaw{blank: true}, want: "StrictlyGreater ZeroTokenRefused"},
+		{name: "SetFence creates keys", flaw: flaw{setsNew: true}, want: "FenceSet"},
+		{name: "SetFence takes 0", flaw: flaw{setsZero: true}, want: "FenceSet"},
+		{name: "SetFence loses the value of a key without a fence", flaw: flaw{setsBare: true}, want: "Overwrites"},
+		{name: "Overwrite takes a fence of which a part is 0", flaw: flaw{overZero: true}, want: "Overwrites"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var failed []string
@@ -439,7 +494,7 @@ func TestFlaws(t *testing.T) {
 				if (k.Name == "FenceSet" || k.Name == "Overwrites") && c.want != k.Name && c.want != "" {
 					continue // they use most of the rules
 				}
-				err := k.Check(t.Context(), storetest.Harness{
+				err := k.Check(context.WithoutCancel(t.Context()), storetest.Harness{
 					New:    func() (resource.Store, error) { return newStore(c.flaw), nil },
 					Reopen: func(s resource.Store) (resource.Store, error) { return s.(*store).reopen(), nil },
 				})
@@ -460,4 +515,14 @@ func (unclosable) Close() error { return errPlain }
 func TestCloseFails(t *testing.T) {
 	err := storetest.Cases()[0].Check(t.Context(), storetest.Harness{New: func() (resource.Store, error) { return unclosable{resource.NewMemory()}, nil }})
 	require.ErrorIs(t, err, errPlain)
+}
+
+type panics struct{ *resource.Memory }
+
+func (panics) Read(context.Context, string) (resource.Record, error) { panic("a bug") }
+
+func TestPanicGetsThrough(t *testing.T) {
+	require.PanicsWithValue(t, "a bug", func() {
+		_ = storetest.Cases()[0].Check(t.Context(), storetest.Harness{New: func() (resource.Store, error) { return panics{resource.NewMemory()}, nil }})
+	})
 }

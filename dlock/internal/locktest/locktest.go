@@ -3,6 +3,7 @@ package locktest
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -65,6 +66,31 @@ func Won(tb testing.TB, c <-chan Outcome) dlock.Grant {
 	o := Receive(tb, c)
 	require.NoError(tb, o.Err)
 	return o.G
+}
+
+// Take returns the grant of a lock that is free.
+func Take(tb testing.TB, b dlock.Backend, r dlock.Request) dlock.Grant {
+	tb.Helper()
+	g, err := b.TryAcquire(tb.Context(), r)
+	require.NoError(tb, err)
+	require.Equal(tb, r.TTL, g.TTL)
+	return g
+}
+
+// UseOnce has b run each of its scripts or statements once, and calls before before each.
+func UseOnce(tb testing.TB, b dlock.Backend, before func()) {
+	tb.Helper()
+	before()
+	g := Take(tb, b, Request(time.Hour))
+	before()
+	require.NoError(tb, b.Renew(tb.Context(), g))
+	before()
+	Release(tb, b, g)
+	before()
+	undo := dlock.Grant{Key: g.Key, Owner: g.Owner, TTL: g.TTL}
+	if err := b.Release(tb.Context(), undo); !errors.Is(err, dlock.ErrLost) { // a minority may not have been freed yet
+		require.NoError(tb, err)
+	}
 }
 
 // Eventually waits until f reports true.

@@ -172,6 +172,12 @@ func LostReply(t *testing.T, key string, retries resource.Store, link *Link, onc
 	linkOnce.On(NotApplied)
 	require.ErrorIs(t, once.Write(ctx, key, at(7), []byte("v")), ErrCut)
 	require.NoError(t, once.Write(ctx, key, at(7), []byte("v")))
+
+	link.On(func(r *http.Request) (*http.Response, error) { // as after a reply that a proxy has lost
+		_, _ = Applied(r)
+		return &http.Response{StatusCode: http.StatusInternalServerError, Request: r, Header: http.Header{}, Body: http.NoBody}, nil
+	})
+	require.NoError(t, retries.Write(ctx, key, at(8), []byte("v")))
 }
 
 // LostReplyThenLaterFence loses the reply to a write that took effect, and lets a later one in before the client retries.
