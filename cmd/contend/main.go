@@ -2,7 +2,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -52,10 +51,7 @@ With -experiment it runs the list of runs in DIR/config.json, on servers that it
 starts, and writes a line for each to DIR/data.jsonl: when all are done, and until then
 to data.jsonl.partial, which stays if the experiment ends before. -sweep NAME runs some of
 them, and leaves the others' lines as they are.
-
-Processes on several hosts contend with each other if they have the same -prefix.
-Each prints its result with -o -, as a line of JSON; -start-at makes them begin
-together, and -merge adds their results up.`,
+`,
 	Examples: `
   contend -testbed auto -closed -contenders 200                # a hot key on a Redis of its own
   contend -backend etcd -lock-addr 127.0.0.1:2379 -rate 100    # a hot key in an open model
@@ -64,9 +60,7 @@ together, and -merge adds their results up.`,
   contend -closed -testbed auto -delay 250us                   # over a network
   contend -closed -testbed auto -processors 1                  # the server has the other processors to itself
   contend -experiment reports/results/contention
-  contend -experiment reports/results/contention -sweep network
-  contend -closed -start-at 2026-11-21T12:00:00Z -o -          # on each of several hosts
-  contend -merge logs                                          # what they have printed`,
+  contend -experiment reports/results/contention -sweep network`,
 }
 
 // The cores that serve the lock also collect the load's garbage, with 100 four times as often.
@@ -108,11 +102,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	duration(&c.Warmup, "warmup", 2*time.Second, "load before the measurement")
 	duration(&c.Duration, "duration", 10*time.Second, "how long to measure")
 	fs.Uint64Var(&c.Seed, "seed", 1, "decides the keys and the arrivals")
-	fs.StringVar(&c.Prefix, "prefix", "contend/", "begins the name of every key; runs with the same one contend with each other,\nalso from several hosts")
+	fs.StringVar(&c.Prefix, "prefix", "contend/", "begins the name of every key; runs with the same one contend with each other")
 	output := fs.String("o", "", "the `file` for the result as JSON; -: standard output, in one line")
-	startAt := fs.String("start-at", "", "the `time` at which the load begins, once all are connected, as in 2026-11-21T12:00:00Z;\nempty: at once")
-	logs := fs.String("merge", "", "the `file` with the lines that processes of one run have printed with -o -, or -: standard input;\n"+
-		"their results are added up, and the other flags but -o don't count")
 	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
 	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -sweep, -testbed and -seed, which is in place of the file's, don't count")
 	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to run; the lines of the others' runs stay, and all must be there;\n"+
@@ -143,18 +134,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return bench.Run(ctx, *experiment, *sweep, from, seed, os.Stderr)
 	}
 
-	if *logs != "" {
-		b, err := cli.ReadFile(*logs)
-		if err != nil {
-			return fmt.Errorf("contend: -merge: %w", err)
-		}
-		res, err := bench.Merge(bytes.NewReader(b))
-		if err != nil {
-			return fmt.Errorf("contend: -merge %s: %w", *logs, err)
-		}
-		return report(*output, stdout, res)
-	}
-
 	c.Backend = *backend
 	switch {
 	case *closed:
@@ -169,15 +148,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return fmt.Errorf("contend: %w", err)
 	}
 	j := bench.Job{Config: c, Prefix: c.Prefix}
-	if *startAt != "" {
-		if j.Start, err = time.Parse(time.RFC3339, *startAt); err != nil {
-			return fmt.Errorf("contend: -start-at %s: want a time such as %s, in UTC: date -u -d '1 minute' +%%FT%%TZ",
-				*startAt, time.Now().UTC().Add(time.Minute).Format(time.RFC3339))
-		}
-	}
-	if _, err := j.UntilStart(); err != nil {
-		return err
-	}
 	if *addrs != "" {
 		j.Addrs = strings.Split(*addrs, ",")
 	}

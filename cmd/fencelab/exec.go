@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -24,8 +25,8 @@ var execCommand = cli.Command{
 	Name: "fencelab exec", Args: "-- COMMAND [ARG...]",
 	About: `
 Runs a command under a lock that is renewed every third of -ttl. The environment has
-FENCELAB_KEY, and FENCELAB_TOKEN and FENCELAB_SEQ for the command's first fenced read
-or write; for further ones it counts FENCELAB_SEQ up.
+FENCE_KEY, and FENCE_TOKEN and FENCE_SEQ for the command's first fenced read or write;
+for further ones it counts FENCE_SEQ up.
 
 If the lease can't be renewed, the command gets SIGTERM a sixth of -ttl before the
 lease ends, and SIGKILL a thirtieth before; if the lock service takes the lease away,
@@ -51,6 +52,11 @@ const (
 	exitNotFound  = 127
 	exitSignal    = 128 // plus the signal
 )
+
+// passedOn lists what isn't ignored: by nohup, or by a shell's &. cli.Main changes that.
+var passedOn = slices.DeleteFunc([]os.Signal{
+	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
+}, signal.Ignored)
 
 // Parts of the TTL. Two renewals have failed by the first.
 const (
@@ -105,12 +111,11 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	signals := make(chan os.Signal, 16)
-	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2} {
-		if !signal.Ignored(s) { // by nohup
-			signal.Notify(signals, s)
-		}
+	for _, s := range passedOn {
+		signal.Notify(signals, s)
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTSTP) // Ctrl-Z would stop the renewals alone
+	signal.Ignore(syscall.SIGTTIN, syscall.SIGTTOU)         // in the command too: stopped, it would keep the lock
 
 	ctx = context.WithoutCancel(ctx) // signals are passed on
 	limit := cli.ReachTimeout
@@ -201,7 +206,7 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, signals <-cha
 		return fmt.Errorf("the command was not started: %w", lost)
 	}
 	token, seq := h.Next()
-	cmd.Env = append(os.Environ(), "FENCELAB_KEY="+h.Key(), "FENCELAB_TOKEN="+strconv.FormatUint(token, 10), "FENCELAB_SEQ="+strconv.FormatUint(seq, 10))
+	cmd.Env = append(os.Environ(), "FENCE_KEY="+h.Key(), "FENCE_TOKEN="+strconv.FormatUint(token, 10), "FENCE_SEQ="+strconv.FormatUint(seq, 10))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pgid: g.Process.Pid}
 	c, err := proc.Start(cmd)

@@ -72,7 +72,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 			rec, err = f.Read(ctx, args[1]) // a holder may have raised it meanwhile
 		}
 		if err == nil {
-			_, err = fmt.Fprintf(stdout, "%s was %v and is %d\n", what, old, rec.MaxFence.Token)
+			_, err = fmt.Fprintf(stdout, "%s was %v and is %v\n", what, old, rec.MaxFence)
 		}
 	}
 	if err != nil {

@@ -32,8 +32,10 @@ func TestMain(m *testing.M) {
 type checked struct{ m *testing.M }
 
 func (c checked) Run() int {
-	if signal.Ignored(syscall.SIGHUP) { // by nohup; the scripts would inherit it
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} { // by nohup, or a shell's &; the scripts would inherit it
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
 	}
 	return testmain.Code(c.m)
 }

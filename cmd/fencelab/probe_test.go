@@ -189,7 +189,7 @@ func TestProbeStores(t *testing.T) {
 	defer s.Close()
 	out, _, err := tool(t, "fence", "set", "-token", "secret", s.URL, "acme", "6")
 	require.NoError(t, err)
-	require.Equal(t, "the fence of \"acme\" was 5.2 and is 6\n", out)
+	require.Equal(t, "the fence of \"acme\" was 5.2 and is 6.0\n", out)
 	_, code, err := tool(t, "fence", "set", "-token", "secret", "-force", s.URL, "acme", "4")
 	require.Equal(t, 1, code)
 	require.ErrorContains(t, err, "'resource -set-fence acme=4'")

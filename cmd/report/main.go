@@ -103,7 +103,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if *matrix != "" {
 		var table strings.Builder
 		reports.SortSummaries(all)
-		if err := errors.Join(reports.EncodeSummaries(&page, all), reports.Matrix(&table, all)); err != nil {
+		if err := errors.Join(reports.EncodeSummaries(&page, all), reports.Matrix(&table, all, nil)); err != nil {
 			return err
 		}
 		*out, said = *matrix, printable(table.String())

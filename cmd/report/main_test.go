@@ -87,7 +87,7 @@ func TestMatrix(t *testing.T) {
 	lines, table := write("pause-off.jsonl", "pause-on.jsonl", "late-writes.jsonl")
 	require.Equal(t, 3, strings.Count(lines, "\n"))
 	require.True(t, strings.HasPrefix(lines, `{"scenario":"LateWrite`), lines)
-	require.Contains(t, table, "| `PauseExceedsTTL` | ✕ · ✓ |")
+	require.Contains(t, table, "| `PauseExceedsTTL` | redis | ✕ · ✓ |")
 	require.Contains(t, table, "* fencing off: 1 run, 1 violated; writes accepted under a token that was not greater: 1, accepted entries lost: 1")
 	again, _ := write("late-writes.jsonl", "pause-on.jsonl", "pause-off.jsonl")
 	require.Equal(t, lines, again)

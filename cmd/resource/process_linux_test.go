@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"flag"
 	"io"
@@ -25,105 +24,64 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// asMain makes the test binary the command itself.
-const asMain = "RESOURCE_TEST_MAIN"
-
 var kills = flag.Int("kills", 4, "how often TestKillUnderLoad kills the resource")
 
-func TestMain(m *testing.M) {
-	if os.Getenv(asMain) != "" {
-		main()
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
+func listen(t *testing.T) *net.TCPListener {
+	t.Helper()
+	ln, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, ln.Close()) })
+	return ln
 }
+
+func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
 // child has a process group of its own, with its wrapper.
 type child struct {
 	*exec.Cmd
-	stderr *logBuffer
-	exited chan struct{}
-	err    error // of Wait, valid once exited is closed
+	wait func() error
 }
 
 // start runs the command on ln, under wrapper if any. The socket stays open here: no other process can take its port
 // while the child is down, and clients can connect before it is up.
 func start(t *testing.T, ln *net.TCPListener, wrapper []string, args ...string) *child {
 	t.Helper()
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	argv := append(append([]string{}, wrapper...), exe, "-addr", "fd:3")
-	argv = append(argv, args...)
-	c := &child{Cmd: exec.CommandContext(t.Context(), argv[0], argv[1:]...), stderr: &logBuffer{}, exited: make(chan struct{})}
+	argv := slices.Concat(wrapper, []string{"resource", "-addr", "fd:3"}, args)
+	c := &child{Cmd: exec.CommandContext(t.Context(), argv[0], argv[1:]...)}
+	c.wait = sync.OnceValue(c.Wait)
 	socket, err := ln.File()
 	require.NoError(t, err)
-	c.Env = append(os.Environ(), asMain+"=1", "GORACE=atexit_sleep_ms=0")
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	c.ExtraFiles = []*os.File{socket}
-	c.Stderr = c.stderr
+	c.Stderr = log
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	require.NoError(t, c.Start())
 	require.NoError(t, socket.Close())
-	go func() {
-		c.err = c.Wait()
-		close(c.exited)
-	}()
 	t.Cleanup(func() {
 		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // an error means that all of it is gone
-		<-c.exited
+		_ = c.wait()
 		if t.Failed() {
-			t.Logf("the child's log:\n%s", c.stderr)
+			t.Logf("the child's log:\n%s", c.log(t))
 		}
+		require.NoError(t, log.Close())
 	})
 	return c
 }
 
-func (c *child) signal(t *testing.T, sig syscall.Signal) {
+func (c *child) log(t *testing.T) string {
 	t.Helper()
-	require.NoError(t, c.Process.Signal(sig))
+	b, err := os.ReadFile(c.Stderr.(*os.File).Name())
+	require.NoError(t, err)
+	return string(b)
 }
 
-type logBuffer struct {
-	mu      sync.Mutex
-	buf     bytes.Buffer
-	changed chan struct{}
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.changed != nil {
-		close(b.changed)
-		b.changed = nil
-	}
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) waitFor(t *testing.T, s string) {
+// interrupt sends SIGTERM, and returns when the child knows it.
+func (c *child) interrupt(t *testing.T) {
 	t.Helper()
-	deadline := time.After(time.Minute)
-	for {
-		b.mu.Lock()
-		if strings.Contains(b.buf.String(), s) {
-			b.mu.Unlock()
-			return
-		}
-		if b.changed == nil {
-			b.changed = make(chan struct{})
-		}
-		changed := b.changed
-		b.mu.Unlock()
-		select {
-		case <-changed:
-		case <-deadline:
-			t.Fatalf("the log never says %q:\n%s", s, b)
-		}
-	}
+	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+	require.Eventually(t, func() bool { return strings.Contains(c.log(t), "shutting down") }, time.Minute, time.Millisecond)
 }
 
 func client(t *testing.T, ln net.Listener) *resource.Client {
@@ -202,8 +160,8 @@ func TestKillUnderLoad(t *testing.T) {
 	for range *kills {
 		life := start(t, ln, nil, "-file", file)
 		progress()
-		life.signal(t, syscall.SIGKILL)
-		<-life.exited
+		require.NoError(t, life.Process.Kill())
+		require.Error(t, life.wait())
 	}
 	start(t, ln, nil, "-file", file)
 	progress()
@@ -217,17 +175,15 @@ func TestGracefulStop(t *testing.T) {
 	ln, file := listen(t), filepath.Join(t.TempDir(), "resource.db")
 	c := start(t, ln, nil, "-file", file)
 	conn := halfRequest(t, ln)
-	c.signal(t, syscall.SIGTERM)
-	c.stderr.waitFor(t, "shutting down")
+	c.interrupt(t)
 	_, err := io.WriteString(conn, "v")
 	require.NoError(t, err)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	require.Equal(t, 200, resp.StatusCode)
-	<-c.exited
-	require.NoError(t, c.err)
-	require.Contains(t, c.stderr.String(), "terminated signal received")
+	require.NoError(t, c.wait())
+	require.Contains(t, c.log(t), "terminated signal received")
 }
 
 // TestSecondSignalKills has a request that never ends.
@@ -235,10 +191,9 @@ func TestSecondSignalKills(t *testing.T) {
 	ln := listen(t)
 	c := start(t, ln, nil, "-store", "memory")
 	halfRequest(t, ln)
-	c.signal(t, syscall.SIGTERM)
-	c.stderr.waitFor(t, "shutting down")
-	c.signal(t, syscall.SIGTERM)
-	<-c.exited
+	c.interrupt(t)
+	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+	require.Error(t, c.wait())
 	require.Equal(t, syscall.SIGTERM, c.ProcessState.Sys().(syscall.WaitStatus).Signal())
 }
 
@@ -258,59 +213,4 @@ func halfRequest(t *testing.T, ln net.Listener) net.Conn {
 	_, err = io.WriteString(conn, "v")
 	require.NoError(t, err)
 	return conn
-}
-
-func TestWarnings(t *testing.T) {
-	for _, c := range []struct {
-		ip   string
-		args []string
-		want string // part of the log; empty: no warning
-	}{
-		{"127.0.0.1", nil, ""},
-		{"127.0.0.1", []string{"-fence", "writes"}, ""},
-		{"127.0.0.1", []string{"-fence", "off"}, "FENCING IS OFF"},
-		{"0.0.0.0", nil, "anyone who reaches this address may write"},
-		{"0.0.0.0", []string{"-token", "secret"}, ""},
-	} {
-		ln, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.ParseIP(c.ip)})
-		require.NoError(t, err)
-		p := start(t, ln, nil, append(c.args, "-store", "memory")...)
-		require.Equal(t, "ok\n", get(t, "http://"+ln.Addr().String()+"/healthz"))
-		p.signal(t, syscall.SIGTERM)
-		<-p.exited
-		require.NoError(t, p.err)
-		require.NoError(t, ln.Close())
-		if c.want == "" {
-			require.NotContains(t, p.stderr.String(), "level=WARN")
-		} else {
-			require.Contains(t, p.stderr.String(), c.want)
-		}
-	}
-}
-
-// TestUnfenced: a late write destroys a newer one.
-func TestUnfenced(t *testing.T) {
-	ln, ctx := listen(t), t.Context()
-	start(t, ln, nil, "-store", "memory", "-fence", "off")
-	c, err := resource.NewClient("http://"+ln.Addr().String(), &resource.ClientOptions{AllowUnfenced: true})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
-	require.NoError(t, c.Write(ctx, "k", at(2), []byte("successor")))
-	require.NoError(t, c.Write(ctx, "k", at(1), []byte("late")))
-	rec, err := c.Read(ctx, "k")
-	require.NoError(t, err)
-	require.Equal(t, resource.Record{Value: []byte("late"), MaxFence: at(2)}, rec)
-}
-
-func TestMetrics(t *testing.T) {
-	ln, ctx := listen(t), t.Context()
-	start(t, ln, nil, "-store", "memory", "-token", "secret")
-	c, err := resource.NewClient("http://"+ln.Addr().String(), &resource.ClientOptions{Token: "secret"})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
-	require.NoError(t, c.Write(ctx, "k", at(2), nil))
-	require.Error(t, c.Write(ctx, "k", at(1), nil))
-	page := get(t, "http://"+ln.Addr().String()+"/metrics")
-	require.Contains(t, page, "\nresource_stale_token_rejections_total 1\n")
-	require.Contains(t, page, "\nprocess_start_time_seconds ")
 }

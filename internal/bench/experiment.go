@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/google/uuid"
@@ -107,7 +106,7 @@ func (s Sweep) add(all []load.Config, c load.Config) ([]load.Config, error) {
 		}
 	}
 	c.Name, c.Keys = cmp.Or(s.Name, c.Name), cmp.Or(s.Keys, c.Keys, 1)
-	c.Processes, c.Processors = 1, cmp.Or(s.Processors, c.Processors)
+	c.Processors = cmp.Or(s.Processors, c.Processors)
 	c.Delay, c.Duration, c.Warmup = cmp.Or(s.Delay, c.Delay), cmp.Or(s.Duration, c.Duration), cmp.Or(s.Warmup, c.Warmup)
 	for _, c.Work = range orElse(s.Work, c.Work) {
 		for _, c.Rate = range orElse(s.Rates, c.Rate) {
@@ -206,8 +205,8 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 			return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: run %d of %d, %s: %w",
 				file, partial, i+1, len(todo), describe(c), err))...)
 		}
-		_, _ = fmt.Fprintf(progress, "[%d/%d] %s: %.0f sections/s, wait %s, unserved %d, failed %d, Jain %.4f, %s\n",
-			i+1, len(todo), describe(c), res.SectionsPerS, waits(res, 0.5, 0.99, 1), res.Unserved.Count, res.Failed, res.Share.Jain, starved(res))
+		_, _ = fmt.Fprintf(progress, "[%d/%d] %s: %.0f sections/s, wait %s, unserved %d, failed %d, Jain %.4f, %d starved\n",
+			i+1, len(todo), describe(c), res.SectionsPerS, waits(res, 0.5, 0.99, 1), res.Unserved.Count, res.Failed, res.Share.Jain, res.Share.Starved)
 		if err := Idle(res); err != nil {
 			_, _ = fmt.Fprintln(progress, err)
 		}
@@ -236,40 +235,25 @@ func others(file, sweep string, configs []load.Config) (lines map[load.Config][]
 	if sweep == "" {
 		return lines, nil
 	}
-	var names []string
-	for _, c := range configs {
-		if name := strconv.Quote(c.Name); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	if !slices.Contains(names, strconv.Quote(sweep)) {
-		return nil, fmt.Errorf("there is no sweep of that name; there are %s", strings.Join(names, ", "))
+	if !slices.ContainsFunc(configs, func(c load.Config) bool { return c.Name == sweep }) {
+		return nil, errors.New("config.json has no sweep of that name")
 	}
 	b, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	const again = "run all, without -sweep"
-	n := 0
 	for line := range bytes.Lines(b) {
-		n++
 		var r load.Result
 		if err := json.Unmarshal(line, &r); err != nil {
-			return nil, fmt.Errorf("%s, line %d: %w", file, n, err)
+			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		switch c := r.Config; {
-		case c.Name == sweep: // replaced, even if the sweep has changed
-		case !slices.Contains(configs, c):
-			return nil, fmt.Errorf("%s, line %d, is of a run that config.json doesn't have, %q: %s: %s", file, n, c.Name, describe(c), again)
-		case lines[c] != nil:
-			return nil, fmt.Errorf("%s, line %d, is of the same run as one before it: %s", file, n, again)
-		default:
-			lines[c] = append(bytes.TrimSuffix(line, []byte("\n")), '\n')
+		if r.Config.Name != sweep { // replaced, even if the sweep has changed
+			lines[r.Config] = append(bytes.TrimSuffix(line, []byte("\n")), '\n')
 		}
 	}
 	for _, c := range configs {
 		if c.Name != sweep && lines[c] == nil {
-			return nil, fmt.Errorf("%s has no line of %q: %s: %s", file, c.Name, describe(c), again)
+			return nil, fmt.Errorf("%s has no line of %q: %s: run all, without -sweep", file, c.Name, describe(c))
 		}
 	}
 	return lines, nil

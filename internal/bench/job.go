@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -27,7 +26,6 @@ type Job struct {
 	Prefix string // Config's, which isn't in its JSON
 	Addrs  []string
 	Server string
-	Start  time.Time // of the load, once all are connected; zero: at once
 }
 
 // Check returns an error if this machine can't run c. [load.Config.Check] doesn't know the machine, so that records of
@@ -37,33 +35,6 @@ func Check(c load.Config) error {
 		return fmt.Errorf("-processors %d; there are %d here, and 0 is all of them", c.Processors, n)
 	}
 	return c.Check()
-}
-
-// ErrLate is the error of a run that starts after its Start.
-var ErrLate = errors.New("it has passed: this process would begin after the others; choose a later one")
-
-// UntilStart is the time left until j starts.
-func (j Job) UntilStart() (time.Duration, error) {
-	if j.Start.IsZero() {
-		return 0, nil
-	}
-	d := time.Until(j.Start)
-	if d < 0 {
-		return 0, fmt.Errorf("contend: -start-at %s, %s ago: %w", j.Start.Format(time.RFC3339Nano), (-d).Round(time.Millisecond), ErrLate)
-	}
-	return d, nil
-}
-
-func (j Job) begin(ctx context.Context) error {
-	wait, err := j.UntilStart()
-	if err != nil {
-		return err
-	}
-	select {
-	case <-time.After(wait):
-	case <-ctx.Done():
-	}
-	return context.Cause(ctx)
 }
 
 // Open opens a client of a lock. Tests replace it.
@@ -86,7 +57,7 @@ func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(l
 		spec.Dial = wires.Dial
 	}
 	return load.Run(ctx, c, func(ctx context.Context) (load.Lock, error) { return Open(ctx, spec) }, &load.Options{
-		Registerer: reg, Ready: j.begin, OnSample: onSample, Server: j.Server, Library: competitors.Library(c.Backend),
+		Registerer: reg, OnSample: onSample, Server: j.Server, Library: competitors.Library(c.Backend),
 		Unlocked: c.Backend == competitors.Ping,
 	})
 }

@@ -51,8 +51,8 @@ func Summary(r *load.Result) string {
 	if c.Keys > 1 {
 		keys = fmt.Sprintf("%d keys", c.Keys)
 	}
-	fmt.Fprintf(&b, "%s (%s): %s, %d contenders on %d connections in %d processes, %s, work %v, TTL %v\n",
-		c.Backend, cmp.Or(r.Machine.Server, "server unknown"), model, c.Contenders, c.Connections, c.Processes, keys, c.Work, c.TTL)
+	fmt.Fprintf(&b, "%s (%s): %s, %d contenders on %d connections, %s, work %v, TTL %v\n",
+		c.Backend, cmp.Or(r.Machine.Server, "server unknown"), model, c.Contenders, c.Connections, keys, c.Work, c.TTL)
 	fmt.Fprintf(&b, "  sections   %d in %.1f s: %.0f per second; %d failed\n", r.Sections, r.Seconds, r.SectionsPerS, r.Failed)
 	latency := func(name string, l load.Latency) {
 		if l.Count > 0 {
@@ -70,21 +70,16 @@ func Summary(r *load.Result) string {
 	}
 	fmt.Fprintf(&b, "  waiting    %d at most\n", r.MaxWaiting)
 	latency("pacer late", r.Pacer)
-	within := within(c)
 	if ping := c.Backend == competitors.Ping; c.Keys == 1 && !ping {
-		if tooFew(c) {
-			fmt.Fprintf(&b, "  order      unknown: a process sees who overtakes among its own contenders, which are fewer than %d\n", crowd)
-		} else {
-			fmt.Fprintf(&b, "  order      by %s: overtaken %.2f times on average, p99 %d, max %d%s\n", r.Order.By, r.Order.Mean, r.Order.P99, r.Order.Max, within)
-		}
+		fmt.Fprintf(&b, "  order      by %s: overtaken %.2f times on average, p99 %d, max %d\n", r.Order.By, r.Order.Mean, r.Order.P99, r.Order.Max)
 	}
 	if c.Rate == 0 {
-		fmt.Fprintf(&b, "  share      Jain %.4f, %d to %d sections each, %d contenders without, %s\n",
-			r.Share.Jain, r.Share.Min, r.Share.Max, r.Share.Without, starved(r))
+		fmt.Fprintf(&b, "  share      Jain %.4f, %d to %d sections each, %d contenders without, %d starved\n",
+			r.Share.Jain, r.Share.Min, r.Share.Max, r.Share.Without, r.Share.Starved)
 	}
 	if c.Backend != competitors.Ping {
-		fmt.Fprintf(&b, "  checks     %d overlaps, %d token regressions, %d grants after a lease's end%s\n",
-			r.Checks.Overlaps, r.Checks.TokenRegressions, r.Checks.Late, within)
+		fmt.Fprintf(&b, "  checks     %d overlaps, %d token regressions, %d grants after a lease's end\n",
+			r.Checks.Overlaps, r.Checks.TokenRegressions, r.Checks.Late)
 	}
 	for _, kind := range slices.Sorted(maps.Keys(r.Errors)) {
 		fmt.Fprintf(&b, "  error      %s, %d times, first: %s\n", kind, r.Errors[kind].Count, r.Errors[kind].Example)
@@ -114,25 +109,6 @@ func waits(r *load.Result, quantiles ...float64) string {
 		}
 	}
 	return strings.Join(words, "  ")
-}
-
-// crowd is how many contenders a process needs to tell overtaking and starvation: it sees only its own.
-const crowd = 10
-
-func tooFew(c load.Config) bool { return c.Processes > 1 && c.Contenders/c.Processes < crowd }
-
-func starved(r *load.Result) string {
-	if tooFew(r.Config) {
-		return "starved unknown"
-	}
-	return fmt.Sprintf("%d starved%s", r.Share.Starved, within(r.Config))
-}
-
-func within(c load.Config) string {
-	if c.Processes > 1 {
-		return ", within each process"
-	}
-	return ""
 }
 
 // Broken returns an error if the lock didn't exclude, or its tokens didn't increase.

@@ -3,7 +3,6 @@ package bench
 import (
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
@@ -33,28 +32,6 @@ func TestSummaryWaits(t *testing.T) {
 	res.Unserved.HDR = "x"
 	require.Contains(t, Summary(res), "\n  wait       unknown: load: a histogram can't be decoded")
 	require.Equal(t, "p50 1.0 ms  p99 unknown  max 1.0 ms", waits(&load.Result{Wait: latency(t, time.Millisecond, 99)}, 0.5, 0.99, 1))
-}
-
-// TestSummaryProcesses: what a process sees is said to be its own contenders only.
-func TestSummaryProcesses(t *testing.T) {
-	for _, c := range []struct {
-		contenders, processes int
-		want, not             []string
-	}{
-		{100, 1, []string{"overtaken 0.00 times on average, p99 0, max 0\n", ", 0 starved\n", " lease's end\n"}, []string{"unknown:", "within"}},
-		{1, 1, []string{"overtaken 0.00 times", ", 0 starved\n"}, []string{"unknown:", "within"}},
-		{100, 10, []string{"max 0, within each process\n", ", 0 starved, within each process\n", " lease's end, within each process\n"}, []string{"unknown:"}},
-		{99, 10, []string{"  order      unknown: ", ", starved unknown\n", " lease's end, within each process\n"}, []string{"overtaken", "0 starved"}},
-		{100, 100, []string{"  order      unknown: ", ", starved unknown\n"}, []string{"overtaken", "0 starved"}},
-	} {
-		said := Summary(&load.Result{Config: load.Config{Backend: "redis", Keys: 1, Contenders: c.contenders, Processes: c.processes}})
-		for _, want := range c.want {
-			require.Contains(t, said, want)
-		}
-		for _, not := range c.not {
-			require.NotContains(t, said, not)
-		}
-	}
 }
 
 // TestSummary omits what is unknown.
@@ -92,18 +69,4 @@ func TestRounds(t *testing.T) {
 		}
 		require.Equal(t, want, got)
 	}
-}
-
-// TestStart: a run starts at its time, and not after it.
-func TestStart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		start := time.Now().Add(time.Hour)
-		require.NoError(t, Job{Start: start}.begin(t.Context()))
-		require.Equal(t, start, time.Now())
-		require.NoError(t, Job{}.begin(t.Context()))
-		require.NoError(t, Job{Start: start}.begin(t.Context()), "now")
-		err := Job{Start: start.Add(-2 * time.Second)}.begin(t.Context())
-		require.ErrorIs(t, err, ErrLate)
-		require.ErrorContains(t, err, "2s ago")
-	})
 }

@@ -137,15 +137,6 @@ func TestExit(t *testing.T) {
 	require.ErrorIs(t, syscall.Kill(c.PID, 0), syscall.ESRCH, "reaped")
 }
 
-func TestKill(t *testing.T) {
-	c := start(t, waits)
-	require.NoError(t, c.Kill())
-	<-c.Exited()
-	require.Equal(t, syscall.SIGKILL, signalOf(t, c.Wait()))
-	require.NoError(t, c.Kill())
-	c.requireGone(t)
-}
-
 func TestKillReachesTheGroup(t *testing.T) {
 	leader := start(t, waits)
 	cmd := command(sleeps, nil)

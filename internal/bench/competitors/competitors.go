@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/open/locks"
 )
@@ -45,8 +46,8 @@ type Spec struct {
 	Addrs      []string // none: the usual ones on this host
 	TTL        time.Duration
 	Registerer prometheus.Registerer // for the metrics of this module's locks; may be nil
-	// How long rueidislock waits for a reply; 0: its default.
-	TryNextAfter time.Duration
+	// How long redlock and rueidislock wait for a reply; 0: their defaults.
+	Patience time.Duration
 	// Connects to the servers, if not nil.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
@@ -125,11 +126,17 @@ func Open(ctx context.Context, s Spec) (load.Lock, error) {
 	if c, ok := all[s.Lock]; ok {
 		return c.open(s)
 	}
-	b, err := locks.Open(ctx, s.spec())
+	open := locks.Open
+	if s.Lock == locks.Redlock && s.Patience > 0 {
+		open = func(ctx context.Context, spec locks.Spec) (*locks.Backend, error) {
+			return locks.OpenRedlock(ctx, spec, &redlock.Options{NodeTimeout: s.Patience})
+		}
+	}
+	b, err := open(ctx, s.spec())
 	if err != nil {
 		return nil, err
 	}
-	return fromBackend(b, s)
+	return fromBackend(b, s, dlock.Share{})
 }
 
 func openShared(name string) func(Spec) (load.Lock, error) {
@@ -139,25 +146,32 @@ func openShared(name string) func(Spec) (load.Lock, error) {
 		if err != nil {
 			return nil, err
 		}
-		l, err := dlock.New(b, &dlock.Options{
-			TTL: s.TTL, Registerer: s.Registerer, Share: dlock.Share{Sections: 1000, For: s.TTL / 2, Idle: 10 * time.Millisecond},
-		})
-		if err != nil {
-			return nil, errors.Join(err, b.Close())
-		}
-		acquire := func(ctx context.Context, key string) (load.Lease, error) {
-			h, err := l.Acquire(ctx, key)
-			if err != nil {
-				return nil, err
-			}
-			token, seq := h.Next()
-			return section{h, token<<10 | seq}, nil // Share.Sections fits
-		}
-		return lock{acquire, l.Close}, nil
+		return fromBackend(b, s, dlock.Share{Sections: 1000, For: s.TTL / 2, Idle: 10 * time.Millisecond})
 	}
 }
 
-// section is a critical section under a shared lease. Sections are ordered by token and number.
+// fromBackend has no renewals, so that leases are like those of the others.
+func fromBackend(b dlock.Backend, s Spec, share dlock.Share) (load.Lock, error) {
+	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL, Registerer: s.Registerer, Share: share})
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	acquire := func(ctx context.Context, key string) (load.Lease, error) {
+		h, err := l.Acquire(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		order := h.Fence()
+		if share.Sections > 0 {
+			_, seq := h.Next()
+			order = order<<10 | seq // Sections fits
+		}
+		return section{h, order}, nil
+	}
+	return lock{acquire, l.Close}, nil
+}
+
+// section is a critical section. Under a shared lease, sections are ordered by token and number.
 type section struct {
 	*dlock.Handle
 	order uint64
@@ -165,15 +179,6 @@ type section struct {
 
 func (s section) Fence() uint64 { return s.order }
 func (s section) Lost() bool    { return s.Context().Err() != nil }
-
-// fromBackend has no renewals, so that leases are like those of the others.
-func fromBackend(b dlock.Backend, s Spec) (load.Lock, error) {
-	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL, Registerer: s.Registerer})
-	if err != nil {
-		return nil, errors.Join(err, b.Close())
-	}
-	return load.FromLocker(l), nil
-}
 
 type lock struct {
 	acquire func(ctx context.Context, key string) (load.Lease, error)

@@ -2,7 +2,6 @@ package competitors_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,8 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/dlock"
-	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/internal/bench/competitors"
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/open/locks"
@@ -56,18 +53,12 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	require.NoError(t, err)
 	defer wires.Close()
 	var dialled atomic.Bool
-	// On a busy machine a reply takes longer than rueidislock's 20 ms. It then deletes what it may have locked, without
-	// a notification to its own client, whose waiters may wait for ever.
-	s := competitors.Spec{Lock: lock, Addrs: addrs, TTL: c.TTL.D(), TryNextAfter: time.Minute, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+	// On a busy machine a reply takes longer than the defaults: rueidislock's is 20 ms. It then deletes what it may have locked,
+	// without a notification to its own client, whose waiters may wait for ever.
+	s := competitors.Spec{Lock: lock, Addrs: addrs, TTL: c.TTL.D(), Patience: time.Minute, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		dialled.Store(true)
 		return wires.Dial(ctx, network, addr)
 	}}
-	open := func(ctx context.Context) (load.Lock, error) {
-		if lock == locks.Redlock { // it waits for a node for a second at most, and a busy machine may take that long
-			return openPatientRedlock(ctx, s)
-		}
-		return competitors.Open(ctx, s)
-	}
 	defer func() { require.True(t, dialled.Load()) }()
 	by := "grant"
 	if competitors.Library(lock) == "" {
@@ -82,7 +73,7 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 		defer cancel()
 		n := &atomic.Int64{}
 		counted := func(ctx context.Context) (load.Lock, error) {
-			l, err := open(ctx)
+			l, err := competitors.Open(ctx, s)
 			if err != nil {
 				return nil, err
 			}
@@ -110,18 +101,6 @@ func (c counter) Acquire(ctx context.Context, key string) (load.Lease, error) {
 		c.end()
 	}
 	return l, err
-}
-
-func openPatientRedlock(ctx context.Context, s competitors.Spec) (load.Lock, error) {
-	b, err := locks.OpenRedlock(ctx, locks.Spec{Lock: s.Lock, Addrs: s.Addrs, Dial: s.Dial}, &redlock.Options{NodeTimeout: time.Minute})
-	if err != nil {
-		return nil, err
-	}
-	l, err := dlock.New(b, &dlock.Options{TTL: s.TTL})
-	if err != nil {
-		return nil, errors.Join(err, b.Close())
-	}
-	return load.FromLocker(l), nil
 }
 
 func TestNames(t *testing.T) {

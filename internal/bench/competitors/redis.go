@@ -57,7 +57,7 @@ func openRedisSpin(s Spec) (load.Lock, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	return fromBackend(owned{b, c}, s)
+	return fromBackend(owned{b, c}, s, dlock.Share{})
 }
 
 type owned struct {
@@ -156,7 +156,7 @@ func openRueidislock(s Spec) (load.Lock, error) {
 		}
 	}
 	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
-		ClientOption: o, KeyMajority: 1, NoLoopTracking: true, KeyValidity: s.TTL, TryNextAfter: s.TryNextAfter,
+		ClientOption: o, KeyMajority: 1, NoLoopTracking: true, KeyValidity: s.TTL, TryNextAfter: s.Patience,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("competitors: rueidislock: %w", err)

@@ -1,7 +1,6 @@
 package load_test
 
 import (
-	"encoding/json"
 	"math"
 	"slices"
 	"testing"
@@ -109,18 +108,6 @@ func TestEstimateOfAllServed(t *testing.T) {
 	})
 }
 
-// TestEstimateOfRun: two of ten pass the lock to each other and look fast.
-func TestEstimateOfRun(t *testing.T) {
-	res := simulate(t, closed(10, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
-	require.InDelta(t, 10, res.Wait.P999, 1)
-	w, err := load.Estimate(res)
-	require.NoError(t, err)
-	require.Equal(t, res.Sections+res.Unserved.Count, w.Count)
-	p999 := w.Quantile(0.999)
-	require.True(t, p999.Longer)
-	require.Greater(t, p999.Millis, 10_000.0)
-}
-
 // TestFailedAfter: a failed acquisition would have waited longer than until its error.
 func TestFailedAfter(t *testing.T) {
 	res := simulate(t, closed(1, 10*ms), &fake{fail: func(asked int64) error {
@@ -138,15 +125,4 @@ func TestFailedAfter(t *testing.T) {
 	p99 := w.Quantile(0.99)
 	require.True(t, p99.Longer)
 	require.InDelta(t, 50, p99.Millis, 0.1)
-
-	m, err := load.Merge([]*load.Result{res, res})
-	require.NoError(t, err)
-	require.Equal(t, 2*res.Failed, m.FailedAfter.Count)
-
-	b, err := json.Marshal(res)
-	require.NoError(t, err)
-	require.Contains(t, string(b), `"failed_after":`)
-	b, err = json.Marshal(simulate(t, closed(1, 10*ms), &fake{}))
-	require.NoError(t, err)
-	require.NotContains(t, string(b), "failed_after", "results without failures are what they were")
 }

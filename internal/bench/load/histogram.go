@@ -54,19 +54,3 @@ func (l *Latency) histogram() (histogram, error) {
 	}
 	return histogram{h}, nil
 }
-
-func (l *Latency) add(o Latency) error {
-	a, err := l.histogram()
-	if err != nil {
-		return err
-	}
-	b, err := o.histogram()
-	if err != nil {
-		return err
-	}
-	if dropped := a.Merge(b.Histogram); dropped > 0 {
-		return fmt.Errorf("load: %d values are out of the range of a histogram", dropped)
-	}
-	*l = a.latency()
-	return nil
-}

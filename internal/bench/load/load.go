@@ -17,11 +17,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-
-	"github.com/fencelab/fencelab/dlock"
 )
 
 // Lock is a client of a lock service. Contenders call it concurrently.
@@ -38,29 +35,10 @@ type Lease interface {
 	Release(ctx context.Context) error
 }
 
-// FromLocker returns a Lock that closes l with itself.
-func FromLocker(l *dlock.Locker) Lock { return locker{l} }
-
-type locker struct{ *dlock.Locker }
-
-func (l locker) Acquire(ctx context.Context, key string) (Lease, error) {
-	h, err := l.Locker.Acquire(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	return handle{h}, nil
-}
-
-type handle struct{ *dlock.Handle }
-
-func (h handle) Lost() bool { return h.Context().Err() != nil }
-
 // Options are optional settings of a run.
 type Options struct {
 	// For metrics of the load.
 	Registerer prometheus.Registerer
-	// Called once all clients are connected, before the load; its error ends the run.
-	Ready func(ctx context.Context) error
 	// Called with each sample.
 	OnSample func(Sample)
 	// For [Machine].
@@ -108,9 +86,6 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	}
 	locks, err := openAll(ctx, c.Connections, open)
 	defer func() { err = errors.Join(err, closeAll(locks)) }()
-	if err == nil && o.Ready != nil {
-		err = o.Ready(ctx)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -141,8 +116,6 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	}
 	res = r.rec.result()
 	res.Config, res.Cut, res.Checks = c, cut != nil, r.holders.checks
-	res.Config.Processes = max(c.Processes, 1)
-	res.Parts = []Part{{ID: uuid.NewString(), Seed: c.Seed}}
 	res.Machine = Machine{
 		OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Used: runtime.GOMAXPROCS(0), Go: runtime.Version(), GC: gcPercent(),
 		Server: o.Server, Library: o.Library,

@@ -227,9 +227,8 @@ func (r *recorder) result() *Result {
 	res := r.res
 	res.Start, res.Seconds = r.first.UTC().Round(time.Millisecond), r.end.Sub(r.first).Seconds()
 	res.SectionsPerS = float64(res.Sections) / res.Seconds
-	for i, h := range []histogram{r.wait, r.unserved, r.hold, r.release, r.late, r.failures} {
-		*res.latencies()[i] = h.latency()
-	}
+	res.Wait, res.Unserved, res.Hold = r.wait.latency(), r.unserved.latency(), r.hold.latency()
+	res.Release, res.Pacer, res.FailedAfter = r.release.latency(), r.late.latency(), r.failures.latency()
 	var overtaken []int64
 	res.Order, overtaken = order(r.outcomes)
 	res.Share = share(r.counts)

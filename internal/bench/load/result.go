@@ -16,8 +16,6 @@ type Config struct {
 	Contenders int `json:"contenders"`
 	// Clients that the contenders share.
 	Connections int `json:"connections"`
-	// 1, unless the result is merged.
-	Processes int `json:"processes"`
 	// GOMAXPROCS, which the caller of [Run] sets; 0: all, shared with a server on the same host.
 	Processors int `json:"processors,omitempty"`
 	// 1 is a hot key.
@@ -48,7 +46,6 @@ type Config struct {
 type Result struct {
 	Config  Config    `json:"config"`
 	Machine Machine   `json:"machine"`
-	Parts   []Part    `json:"parts,omitempty"`
 	Start   time.Time `json:"start"`     // of the window
 	Seconds float64   `json:"seconds"`   // length of the window; less than Config.Duration if it was cut short
 	Cut     bool      `json:"cut_short"` // ended by the user
@@ -77,12 +74,6 @@ type Result struct {
 
 	// At equal intervals.
 	Samples []Sample `json:"samples"`
-}
-
-// Part is a process of a run.
-type Part struct {
-	ID   string `json:"id"` // unique
-	Seed uint64 `json:"seed"`
 }
 
 // Machine is where a run was made.
@@ -143,8 +134,7 @@ type Share struct {
 	Min  int64   `json:"min"`
 	Max  int64   `json:"max"`
 	// Without counts contenders without a critical section. Starved are those of them that were overtaken by a tenth as
-	// many acquisitions as there are contenders, or more: for the others the run may have been too short. Each process
-	// counts its own.
+	// many acquisitions as there are contenders, or more: for the others the run may have been too short.
 	Without int     `json:"without"`
 	Starved int     `json:"starved"`
 	Counts  []int64 `json:"counts,omitempty"` // of each contender
@@ -166,7 +156,7 @@ type Sample struct {
 	T        float64 `json:"t"`        // seconds from the start of the window to the end of the part
 	Sections int64   `json:"sections"` // granted in it
 	Failed   int64   `json:"failed,omitempty"`
-	P50      float64 `json:"p50_ms"` // of the waits that ended in it; merged: the greatest
+	P50      float64 `json:"p50_ms"` // of the waits that ended in it
 	P99      float64 `json:"p99_ms"`
 	Waiting  int64   `json:"waiting"` // at its end
 }

@@ -267,10 +267,6 @@ func TestOpenFails(t *testing.T) {
 	}, nil)
 	require.ErrorIs(t, err, errBroken)
 	require.Equal(t, 4, f.closed)
-
-	_, err = load.Run(t.Context(), closed(2, 0), f.client, &load.Options{Ready: func(context.Context) error { return errBroken }})
-	require.ErrorIs(t, err, errBroken)
-	require.Equal(t, 6, f.closed)
 }
 
 func TestCheck(t *testing.T) {
@@ -314,49 +310,6 @@ func TestMetrics(t *testing.T) {
 	require.InDelta(t, 1100, got["contend_wait_seconds"], 2)
 	require.InDelta(t, 1110, got["contend_arrivals_total"], 2)
 	require.Zero(t, got["contend_waiting"])
-}
-
-func TestMerge(t *testing.T) {
-	a, b := simulate(t, closed(10, 10*ms), &fake{}), simulate(t, closed(5, 10*ms), &fake{serve: func(n int) int { return n - 1 }})
-	m, err := load.Merge([]*load.Result{a, b})
-	require.NoError(t, err)
-	require.Equal(t, 15, m.Config.Contenders)
-	require.Equal(t, 2, m.Config.Processes)
-	require.Equal(t, append(a.Parts[:1:1], b.Parts...), m.Parts)
-	require.NotEqual(t, a.Parts[0].ID, b.Parts[0].ID)
-	require.Len(t, a.Parts, 1)
-	require.Equal(t, a.Sections+b.Sections, m.Sections)
-	require.InDelta(t, 200, m.SectionsPerS, 1)
-	require.Equal(t, m.Sections, m.Wait.Count)
-	require.Equal(t, a.Wait.Max, m.Wait.Max)
-	require.Equal(t, b.Wait.Min, m.Wait.Min)
-	require.InDelta(t, (a.Wait.Mean+b.Wait.Mean)/2, m.Wait.Mean, 0.1)
-	require.Equal(t, a.Wait.P99, m.Wait.P99)
-	require.Equal(t, a.Order.Inversions+b.Order.Inversions, m.Order.Inversions)
-	require.Equal(t, 3, m.Share.Starved)
-	require.Len(t, m.Share.Counts, 15)
-	require.Len(t, m.Samples, 100)
-	require.Equal(t, a.Samples[7].Sections+b.Samples[7].Sections, m.Samples[7].Sections)
-	require.Equal(t, m.BacklogStart+m.Arrivals, m.Sections+m.Failed+m.Unserved.Count)
-	require.Equal(t, 10, a.Config.Contenders, "the parts are left alone")
-	require.Len(t, a.Share.Counts, 10)
-
-	m, err = load.Merge([]*load.Result{a, b, b})
-	require.NoError(t, err)
-	require.Equal(t, b.Wait.P90, m.Wait.P50) // two thirds of the waits are b's, which are the shorter ones
-	require.Equal(t, a.Wait.P50, m.Wait.P90)
-
-	alone, err := load.Merge([]*load.Result{a})
-	require.NoError(t, err)
-	require.Equal(t, a.Wait, alone.Wait)
-	require.Equal(t, a.Share, alone.Share)
-
-	_, err = load.Merge(nil)
-	require.Error(t, err)
-	c := *b
-	c.Wait.Count++ // not what the histogram has
-	_, err = load.Merge([]*load.Result{a, &c})
-	require.Error(t, err)
 }
 
 // A load that stalls at the end has still offered what was due.

@@ -3,7 +3,6 @@ package load_test
 import (
 	"io"
 	"net"
-	"os"
 	"testing"
 	"time"
 
@@ -112,42 +111,6 @@ func TestWiresEnds(t *testing.T) {
 	last := <-heard
 	require.Equal(t, "bye", string(last.bytes))
 	require.GreaterOrEqual(t, last.at.Sub(began), delay)
-}
-
-// TestWiresDeadline: deadlines can be moved and removed.
-func TestWiresDeadline(t *testing.T) {
-	w := wires(t, ms)
-	c := dial(t, w, serve(t, echo))
-	expired := func() {
-		t.Helper()
-		_, err := c.Read(make([]byte, 1))
-		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-		var timeout net.Error
-		require.ErrorAs(t, err, &timeout)
-		require.True(t, timeout.Timeout())
-	}
-	began := time.Now()
-	require.NoError(t, c.SetReadDeadline(began.Add(10*ms)))
-	expired()
-	require.GreaterOrEqual(t, time.Since(began), 10*ms)
-	expired()
-
-	done := make(chan error, 1)
-	require.NoError(t, c.SetDeadline(time.Now().Add(time.Hour)))
-	go func() {
-		_, err := c.Read(make([]byte, 1))
-		done <- err
-	}()
-	require.NoError(t, c.SetReadDeadline(time.Unix(1, 0))) // before the read or in its course
-	require.ErrorIs(t, <-done, os.ErrDeadlineExceeded)
-
-	require.NoError(t, c.SetReadDeadline(time.Time{}))
-	_, err := c.Write([]byte("a"))
-	require.NoError(t, err)
-	b := make([]byte, 1)
-	_, err = io.ReadFull(c, b)
-	require.NoError(t, err)
-	require.Equal(t, "a", string(b))
 }
 
 // TestWiresBroken: a dead server shows in a read, and then in writes.
