@@ -1,13 +1,7 @@
 package reports_test
 
 import (
-	"bytes"
 	"fmt"
-	"go/ast"
-	"go/format"
-	"go/parser"
-	"go/token"
-	"go/types"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -20,83 +14,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestExamples: the README's snippets are tests that run, complete, and short.
-func TestExamples(t *testing.T) {
-	for _, s := range []struct {
-		file      string
-		functions []string
-		lines     int
-	}{
-		{"dlock/redislock/example_test.go", []string{"open", "bill"}, 45},
-	} {
-		code := snippet(t, "../"+s.file, s.functions...)
-		require.LessOrEqual(t, strings.Count(code, "\n"), s.lines, "%s: lines", s.file)
-		region(t, readme, "example: "+s.file, "```go\n"+code+"```\n")
-	}
-}
-
-// snippet returns functions behind their imports. With a package clause they compile.
-func snippet(t *testing.T, file string, functions ...string) string {
-	t.Helper()
-	source, err := os.ReadFile(file)
+// TestExample: the README's snippet is a test that runs, without its Example, and short.
+func TestExample(t *testing.T) {
+	const file = "dlock/redislock/example_test.go"
+	source, err := os.ReadFile("../" + file)
 	require.NoError(t, err)
-	fset := token.NewFileSet()
-	parsed, err := parser.ParseFile(fset, file, source, parser.ParseComments)
-	require.NoError(t, err)
-	var all []string
-	for _, function := range functions {
-		at := slices.IndexFunc(parsed.Decls, func(d ast.Decl) bool {
-			f, ok := d.(*ast.FuncDecl)
-			return ok && f.Recv == nil && f.Name.Name == function
-		})
-		require.GreaterOrEqual(t, at, 0, "%s has no function %s", file, function)
-		f := parsed.Decls[at].(*ast.FuncDecl)
-		all = append(all, string(source[fset.Position(f.Doc.Pos()).Offset:fset.Position(f.End()).Offset]))
+	_, code, _ := strings.Cut(string(source), "\n\n") // behind the package
+	code, _, _ = strings.Cut(code, "\n// The lock from the connection")
+	for _, its := range []string{"log", "github.com/alicebob/miniredis/v2"} {
+		code = strings.Replace(code, "\t\""+its+"\"\n", "", 1)
 	}
-	body := strings.Join(all, "\n\n")
-
-	// Undeclared package names must be imported. A name is the path's last element, less the version.
-	alone, err := parser.ParseFile(token.NewFileSet(), "", "package p\n"+body, 0)
-	require.NoError(t, err)
-	missing := map[string]bool{}
-	for _, id := range alone.Unresolved {
-		missing[id.Name] = types.Universe.Lookup(id.Name) == nil
+	imported := regexp.MustCompile(`(?m)^\t"(?:.*?/)?(?:go-)?(\w+)(?:/v\d+)?"$`).FindAllStringSubmatch(code, -1)
+	require.NotEmpty(t, imported)
+	for _, m := range imported {
+		require.Contains(t, code, m[1]+".", "an import of the Example alone")
 	}
-	var groups [3][]string // as gci has them
-	for _, spec := range parsed.Imports {
-		require.Nil(t, spec.Name, "%s: an import that is renamed", file)
-		quoted := spec.Path.Value
-		of := regexp.MustCompile(`/v\d+$`).ReplaceAllString(strings.Trim(quoted, `"`), "")
-		name := strings.TrimPrefix(of[strings.LastIndex(of, "/")+1:], "go-")
-		if !missing[name] {
-			continue
-		}
-		delete(missing, name)
-		group := 0
-		switch {
-		case strings.HasPrefix(of, "github.com/fencelab/"):
-			group = 2
-		case strings.Contains(of, "."):
-			group = 1
-		}
-		groups[group] = append(groups[group], "\t"+quoted+"\n")
-	}
-	for name, isMissing := range missing {
-		require.False(t, isMissing, "%s: %v use %s, which is neither in them nor imported", file, functions, name)
-	}
-	var b bytes.Buffer
-	b.WriteString("import (\n")
-	sep := ""
-	for _, g := range groups {
-		if g != nil {
-			fmt.Fprint(&b, sep, strings.Join(g, ""))
-			sep = "\n"
-		}
-	}
-	b.WriteString(")\n\n" + body + "\n")
-	code, err := format.Source(append([]byte("package p\n\n"), b.Bytes()...))
-	require.NoError(t, err)
-	return strings.TrimPrefix(string(code), "package p\n\n")
+	require.LessOrEqual(t, strings.Count(code, "\n"), 45, "lines")
+	region(t, readme, "example: "+file, "```go\n"+code+"```\n")
 }
 
 // handWritten are pages that no other test reads, except results.

@@ -1,7 +1,6 @@
 package reports_test
 
 import (
-	"bytes"
 	"strings"
 	"testing"
 	"time"
@@ -12,25 +11,9 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// draw is a page of one run of A and B, with events by their milliseconds.
-func draw(t *testing.T, at map[int]history.Event) string {
+func draw(t *testing.T, events ...history.Event) string {
 	t.Helper()
-	start := time.Date(2026, 11, 20, 9, 30, 0, 0, time.UTC)
-	events := []history.Event{{Kind: history.KindRun, Run: &history.Run{Scenario: "S", Lock: "redlock", Workers: []string{"A", "B"}}}}
-	for ms := range 100 {
-		e, ok := at[ms]
-		if !ok {
-			continue
-		}
-		e.Time = start.Add(time.Duration(ms) * time.Millisecond)
-		if e.Kind == "" {
-			e.Kind = history.KindReport
-		}
-		events = append(events, e)
-	}
-	var page bytes.Buffer
-	require.NoError(t, reports.Timeline(&page, reports.Run{Events: events, Result: history.Judge(events)}))
-	return page.String()
+	return render(t, reports.Run{Events: build(events...)})
 }
 
 // Every fault has words; a fault of a server is in the lock's lane and has no lane.
@@ -39,48 +22,38 @@ func TestFaultsOfServers(t *testing.T) {
 		name := known.Name
 		f := fault(name, "node7")
 		f.Detail = "20s"
-		page := draw(t, map[int]history.Event{
-			1: {Actor: "A", Name: history.Acquired, Token: 1, TTL: history.Duration(time.Second)},
-			9: f,
-		})
+		page := draw(t, acquired("A", 1, time.Second), f)
 		require.Contains(t, page, "node7")
 		require.NotContains(t, page, "injected", name)
 		require.NotContains(t, page, ">node7</text>", "%s: a lane", name)
 		require.Contains(t, page, "m fault", name)
 	}
-	require.Contains(t, draw(t, map[int]history.Event{1: fault("flood", "node7")}), "injected flood at node7")
+	require.Contains(t, draw(t, fault("flood", "node7")), "injected flood at node7")
 }
 
 func TestCutOff(t *testing.T) {
 	cut := fault("cut", "A")
 	cut.Peers = []string{"redis1", "redis2"}
-	page := draw(t, map[int]history.Event{
-		1:  {Actor: "A", Name: history.Acquired, Token: 1, TTL: history.Duration(20 * time.Millisecond)},
-		10: cut,
-		30: {Actor: "A", Name: history.Lost, Token: 1},
-		90: fault("mend", "A"),
-	})
+	page := draw(t, acquired("A", 1, 20*time.Millisecond), at(9, cut), at(29, report("A", history.Lost)), at(89, fault("mend", "A")))
 	for _, words := range []string{
 		"cut off from redis1, redis2", "what is sent either way is lost", "was told that its lease ended", "cut off 80 ms", "reconnected",
 		"A is cut off from the lock from 9 ms to 89 ms.",
 	} {
 		require.Contains(t, page, words)
 	}
-	require.NotContains(t, page, "believes it holds", "it knows better from 30 ms on")
+	require.NotContains(t, page, "believes it holds", "it knows better from 29 ms on")
 }
 
 // Two holders at once, of one token: the first lease ends where the lock service gave it away and not at its release,
 // and each write is its sender's.
 func TestTwoHolders(t *testing.T) {
-	at := map[int]history.Event{
-		1:  {Actor: "A", Name: history.Acquired, Token: 1, TTL: history.Duration(time.Minute)},
-		30: {Actor: "B", Name: history.Acquired, Token: 1, TTL: history.Duration(time.Minute)},
-		40: {Actor: "resource", Kind: history.KindDecision, Op: "write", Key: "k", Token: 1, Seq: 1, Accepted: true, Value: "B\n"},
-		45: {Actor: "B", Name: history.Released, Token: 1},
-		60: {Actor: "resource", Kind: history.KindDecision, Op: "write", Key: "k", Token: 1, Seq: 1, Accepted: true, Value: "A\n"},
-		70: {Actor: "A", Name: history.Released, Token: 1},
+	write := func(by string) history.Event {
+		e := decision("write", 1, 1, false)
+		e.Value = by + "\n"
+		return e
 	}
-	page := draw(t, at)
+	a, b := acquired("A", 1, time.Minute), at(29, acquired("B", 1, time.Minute))
+	page := draw(t, a, b, at(39, write("B")), at(44, report("B", history.Released)), at(59, write("A")), at(69, report("A", history.Released)))
 	for _, words := range []string{
 		"A is granted token 1 at 0 s; ended early at 29 ms.", "B’s write with token 1 arrives at 39 ms",
 		"A’s write with token 1 arrives at 59 ms",
@@ -88,7 +61,7 @@ func TestTwoHolders(t *testing.T) {
 		require.Contains(t, page, words)
 	}
 	// A hand-over, where A's release crosses B's grant.
-	handover := map[int]history.Event{1: at[1], 30: at[30], 31: at[70], 40: at[40], 45: at[45]}
-	require.Contains(t, draw(t, handover), "A is granted token 1 at 0 s; released at 29 ms.")
-	require.NotContains(t, strings.ToLower(draw(t, handover)), "ended early")
+	page = draw(t, a, b, at(30, report("A", history.Released)), at(39, write("B")), at(44, report("B", history.Released)))
+	require.Contains(t, page, "A is granted token 1 at 0 s; released at 29 ms.")
+	require.NotContains(t, strings.ToLower(page), "ended early")
 }

@@ -4,13 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// locksOrder is the order of the matrix's columns. Other locks follow.
+// locksOrder is the order of locks in the matrix. Others follow.
 var locksOrder = []string{"redis", "redlock", "etcd", "zookeeper", "consul", "postgres"}
 
 // The signs of a matrix cell, from best to worst.
@@ -52,55 +53,46 @@ func Cell(runs []Summary) string {
 	return strings.Join(words, " ")
 }
 
-// Matrix writes Markdown: a table of the hazards that more than two locks have, with a column for each lock; one of the
-// others, with a row for each lock; and the [Tally].
-func Matrix(w io.Writer, runs []Summary) error {
-	var locks, names []string
-	by := map[string]map[string][]Summary{}
+// Matrix writes Markdown: a table with a row for each hazard, or several where it came to different things on different
+// locks, and the [Tally]. About, if not nil, returns a sentence on a hazard.
+func Matrix(w io.Writer, runs []Summary, about func(hazard string) string) error {
+	hazards, locks := map[string]map[string][]Summary{}, map[string]bool{} // runs by lock
 	for _, r := range runs {
-		if by[r.Scenario] == nil {
-			by[r.Scenario] = map[string][]Summary{}
-			names = append(names, r.Scenario)
+		if hazards[r.Scenario] == nil {
+			hazards[r.Scenario] = map[string][]Summary{}
 		}
-		by[r.Scenario][r.Lock] = append(by[r.Scenario][r.Lock], r)
-		if !slices.Contains(locks, r.Lock) {
-			locks = append(locks, r.Lock)
-		}
+		hazards[r.Scenario][r.Lock] = append(hazards[r.Scenario][r.Lock], r)
+		locks[r.Lock] = true
 	}
-	slices.Sort(names)
 	order := func(lock string) int {
 		if i := slices.Index(locksOrder, lock); i >= 0 {
 			return i
 		}
 		return len(locksOrder)
 	}
-	slices.SortFunc(locks, func(a, b string) int { return cmp.Or(order(a)-order(b), strings.Compare(a, b)) })
-
-	var wide, narrow strings.Builder
-	fmt.Fprintf(&wide, "| hazard | %s |\n| --- |%s\n", strings.Join(locks, " | "), strings.Repeat(" --- |", len(locks)))
-	narrow.WriteString("| hazard of one lock or two | lock | off, writes, on |\n| --- | --- | --- |\n")
-	few := 0
-	for _, name := range names {
-		if len(by[name]) > 2 || len(by[name]) == len(locks) {
-			cells := make([]string, len(locks))
-			for i, lock := range locks {
-				cells[i] = Cell(by[name][lock])
-			}
-			fmt.Fprintf(&wide, "| `%s` | %s |\n", name, strings.Join(cells, " | "))
-			continue
+	var text strings.Builder
+	text.WriteString("| hazard | locks | off, writes, on |\n| --- | --- | --- |\n")
+	for _, name := range slices.SortedFunc(maps.Keys(hazards), func(a, b string) int {
+		return cmp.Or(len(hazards[b])-len(hazards[a]), strings.Compare(a, b))
+	}) {
+		alike := map[string][]string{} // locks by cell
+		for _, lock := range slices.SortedFunc(maps.Keys(hazards[name]), func(a, b string) int { return cmp.Or(order(a)-order(b), strings.Compare(a, b)) }) {
+			cell := Cell(hazards[name][lock])
+			alike[cell] = append(alike[cell], lock)
 		}
-		for _, lock := range locks {
-			if len(by[name][lock]) > 0 {
-				few++
-				fmt.Fprintf(&narrow, "| `%s` | %s | %s |\n", name, lock, Cell(by[name][lock]))
+		words := "`" + name + "`"
+		if about != nil {
+			words += ": " + about(name)
+		}
+		for _, cell := range slices.Sorted(maps.Keys(alike)) {
+			on := strings.Join(alike[cell], ", ")
+			if n := len(alike[cell]); n == len(locks) && n > 1 {
+				on = fmt.Sprintf("all %d", n)
 			}
+			fmt.Fprintf(&text, "| %s | %s | %s |\n", words, on, cell)
 		}
 	}
-	text := wide.String()
-	if few > 0 {
-		text += "\n" + narrow.String()
-	}
-	_, err := io.WriteString(w, text+"\n"+Tally(runs)+"\n")
+	_, err := io.WriteString(w, text.String()+"\n"+Tally(runs)+"\n")
 	return err
 }
 

@@ -138,7 +138,10 @@ func region(t *testing.T, file, name, want string) {
 func TestMatrix(t *testing.T) {
 	all := summaries(t, matrix)
 	var table strings.Builder
-	require.NoError(t, reports.Matrix(&table, all))
+	require.NoError(t, reports.Matrix(&table, all, func(name string) string {
+		hazard, _ := scenarios.Hazard(name)
+		return hazard.Hazard
+	}))
 	region(t, "results/matrix/README.md", "matrix: cmd/report", table.String())
 }
 

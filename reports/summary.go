@@ -1,8 +1,6 @@
 package reports
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -99,24 +97,19 @@ func EncodeSummaries(w io.Writer, all []Summary) error {
 	return nil
 }
 
-// DecodeSummaries reads what EncodeSummaries writes. Errors name the line.
-func DecodeSummaries(r io.Reader) ([]Summary, error) {
-	var all []Summary
-	sc := bufio.NewScanner(r)
-	for n := 1; sc.Scan(); n++ {
-		dec := json.NewDecoder(bytes.NewReader(sc.Bytes()))
-		dec.DisallowUnknownFields()
+// DecodeSummaries reads what EncodeSummaries writes. Errors name the run.
+func DecodeSummaries(r io.Reader) (all []Summary, err error) {
+	dec := json.NewDecoder(r)
+	dec.DisallowUnknownFields()
+	for {
 		var s Summary
-		if err := dec.Decode(&s); err != nil {
-			return nil, fmt.Errorf("reports: line %d: %w", n, err)
+		err := dec.Decode(&s)
+		if errors.Is(err, io.EOF) {
+			return all, nil
 		}
-		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("reports: line %d: it goes on after the run", n)
+		if err != nil {
+			return nil, fmt.Errorf("reports: run %d: %w", len(all)+1, err)
 		}
 		all = append(all, s)
 	}
-	if err := sc.Err(); err != nil {
-		return nil, fmt.Errorf("reports: %w", err)
-	}
-	return all, nil
 }

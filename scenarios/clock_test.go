@@ -14,6 +14,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/dlock/redlock"
+	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
@@ -96,9 +97,10 @@ func TestClockSkew(t *testing.T) {
 	needLock(t, locks.Redlock)
 	o := options(t)
 	o.Clock = true
-	nodes, err := testbed.StartRedisNodes(t.Context(), 5, o)
+	all, err := open.Start(t.Context(), locks.Redlock, 0, o)
 	testbed.Need(t, err)
-	defer func() { require.NoError(t, on(nodes...).Close()) }()
+	defer func() { require.NoError(t, all.Close()) }()
+	nodes := all.Servers
 	addrs, clients := make([]string, len(nodes)), make([]*redis.Client, len(nodes))
 	for i, n := range nodes {
 		addrs[i] = n.URL

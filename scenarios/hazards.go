@@ -114,6 +114,53 @@ func Parse(file string, text []byte) (Scenario, error) {
 	return s, fmt.Errorf("scenarios: %w", errors.Join(errs...))
 }
 
+// Format returns the text that [Parse] reads, without comments.
+func Format(s Scenario) []byte {
+	var b strings.Builder
+	line := func(words ...string) { b.WriteString(strings.Join(words, " ") + "\n") }
+	line(s.Hazard + "\n")
+	if len(s.Locks) > 0 {
+		line("locks", strings.Join(s.Locks, " "))
+	}
+	if s.Variant != "" {
+		line("variant", s.Variant)
+	}
+	if s.TokensLost {
+		line("tokens-lost")
+	}
+	if s.MinTTL > 0 {
+		line("min-ttl", time.Duration(s.MinTTL).String())
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Workers)) {
+		w := s.Workers[name]
+		words := []string{"worker", name}
+		flags := w.flags()
+		for _, option := range slices.Sorted(maps.Keys(flags)) {
+			if *flags[option] {
+				words = append(words, option)
+			}
+		}
+		if w.MaxHold > 0 {
+			words = append(words, "max-hold="+time.Duration(w.MaxHold).String())
+		}
+		line(words...)
+	}
+	for _, st := range s.Steps {
+		line(st.String())
+	}
+	archive := txtar.Archive{Comment: []byte(b.String())}
+	for _, mode := range []string{string(history.FencingOff), string(history.FencingWrites), string(history.FencingOn), unfenced} {
+		trace, ok := s.Traces[mode]
+		if v, expected := s.Expect[history.Fencing(mode)]; expected {
+			mode += ": " + v.String()
+		}
+		if ok {
+			archive.Files = append(archive.Files, txtar.File{Name: mode, Data: []byte(trace)})
+		}
+	}
+	return txtar.Format(&archive)
+}
+
 func (s *Scenario) where(line int) string {
 	if line == 0 {
 		return s.Name
@@ -164,11 +211,16 @@ func (s *Scenario) line(first string, rest []string, n int) (err error) {
 	return err
 }
 
-func parseWorker(options []string) (w Worker, err error) {
-	flags := map[string]*bool{
+// flags are the options without a value.
+func (w *Worker) flags() map[string]*bool {
+	return map[string]*bool{
 		"victim": &w.Victim, "no-renew": &w.NoRenew, "check": &w.Check, "try": &w.Try, "idle": &w.Idle, "outlive": &w.Outlive,
 		"second": &w.Second, "get-then-del": &w.GetThenDel,
 	}
+}
+
+func parseWorker(options []string) (w Worker, err error) {
+	flags := w.flags()
 	for _, option := range options {
 		if d, ok := strings.CutPrefix(option, "max-hold="); ok {
 			if err := w.MaxHold.UnmarshalText([]byte(d)); err != nil {

@@ -3,14 +3,10 @@ package scenarios_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -29,17 +25,18 @@ import (
 	"github.com/fencelab/fencelab/resource/filestore"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 // Names of stores, for openStore.
 const (
-	ownNoBare    = "plain files"   // one process's, and always fenced
-	ownForgets   = "memory"        // one process's, that forgets all in a crash
-	ownCareless  = "careless"      // one process's, that looks at no fence
-	ownReads     = "reads don't"   // one process's, whose fenced reads don't raise the fence
-	ownServer    = "map"           // a server's
-	ownElsewhere = "map elsewhere" // a server's, whose client goes its own way to it
-	ownFull      = "map full"      // a server's, whose client writes nothing
+	own          = "mine"        // without an address: one process's, that forgets all in a crash
+	ownNoBare    = "plain files" // one process's, and always fenced
+	ownCareless  = "careless"    // it looks at no fence
+	ownReads     = "reads don't" // its fenced reads don't raise the fence
+	ownTwice     = "twice"       // it writes everything twice
+	ownElsewhere = "elsewhere"   // its client goes its own way to the server
+	ownFull      = "full"        // its client writes nothing
 	ownFails     = "on fire"
 	ownNothing   = "nothing"
 )
@@ -48,31 +45,41 @@ const envServer = "FENCELAB_TEST_OWN_SERVER"
 
 // openStore opens the stores of this package's tests.
 func openStore(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
-	if s.Store == onredis.Bolt.Name || slices.Contains(stores.Names(), s.Store) {
-		return open.Store(ctx, s)
-	}
 	switch s.Store {
 	case ownNoBare:
 		return filestore.Open(s.Dir)
-	case ownForgets:
-		return resource.NewMemory(), nil
-	case ownCareless:
-		return careless{resource.NewMemory()}, nil
-	case ownReads:
-		return unraised{resource.NewMemory()}, nil
-	case ownServer:
-		return mapClient{"http://" + s.Addr}, nil
-	case ownFull:
-		return full{mapClient{"http://" + s.Addr}}, nil
-	case ownElsewhere:
-		return mapClient{"http://" + os.Getenv(envServer)}, nil
+	case ownFails:
+		return nil, fmt.Errorf("the store is on fire: %w", syscall.ENOTSUP) // which is no reason to skip anything
 	case ownNothing:
 		return nil, nil //nolint:nilnil // what the kit should notice
+	case ownElsewhere:
+		s.Addr = os.Getenv(envServer)
 	}
-	return nil, fmt.Errorf("the store is on fire: %w", syscall.ENOTSUP) // which is no reason to skip anything
+	if s.Addr == "" && s.Store != onredis.Bolt.Name {
+		return variant(s.Store, resource.NewMemory()), nil
+	}
+	store, err := open.Store(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return variant(s.Store, store.(resource.Overwriter)), nil
 }
 
-type careless struct{ *resource.Memory }
+func variant(name string, s resource.Overwriter) resource.Store {
+	switch name {
+	case ownCareless:
+		return careless{s}
+	case ownReads:
+		return unraised{s}
+	case ownTwice:
+		return repeats{s}
+	case ownFull:
+		return full{s}
+	}
+	return s
+}
+
+type careless struct{ resource.Overwriter }
 
 func (c careless) Write(ctx context.Context, key string, _ resource.Fence, value []byte) error {
 	return c.Overwrite(ctx, key, resource.Fence{}, value)
@@ -82,145 +89,38 @@ func (c careless) ReadFenced(ctx context.Context, key string, _ resource.Fence) 
 	return c.Read(ctx, key)
 }
 
-type unraised struct{ *resource.Memory }
+type unraised struct{ resource.Overwriter }
 
 func (u unraised) ReadFenced(ctx context.Context, key string, _ resource.Fence) (resource.Record, error) {
 	return u.Read(ctx, key)
 }
 
-type full struct{ mapClient }
+type repeats struct{ resource.Overwriter }
+
+func (r repeats) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	return errors.Join(r.Overwriter.Write(ctx, key, f, value), r.Overwriter.Write(ctx, key, f, value))
+}
+
+type full struct{ resource.Overwriter }
 
 func (full) Write(context.Context, string, resource.Fence, []byte) error { return syscall.ENOSPC }
 
-// mapServer is a user's store: a map behind an HTTP server with its own protocol.
-type mapServer struct {
-	addr   string
-	data   resource.Overwriter
-	port   *os.File // keeps the port reserved while the server is down
-	server *http.Server
-	served chan error
-}
-
-type mapCall struct {
-	Op     string
-	Key    string
-	Fence  resource.Fence
-	Value  []byte
-	Record resource.Record
-	Stale  *resource.StaleTokenError
-	Error  string
-}
-
-func startMap(t *testing.T, data resource.Overwriter) *mapServer {
-	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	port, err := l.(*net.TCPListener).File()
-	require.NoError(t, errors.Join(err, l.Close()))
-	s := &mapServer{addr: l.Addr().String(), data: data, port: port}
-	require.NoError(t, s.start(t.Context()))
-	t.Cleanup(func() { require.NoError(t, errors.Join(s.kill(context.WithoutCancel(t.Context())), port.Close())) })
+// onServer is a user's store on a server, a Redis.
+func onServer(name string, redis *testbed.Server) *scenarios.Store {
+	s := open.OnServer(stores.Redis, redis)
+	s.Name, s.Server, s.Open = name, "", openStore
 	return s
 }
 
-func (s *mapServer) store() *scenarios.Store {
-	return &scenarios.Store{Name: ownServer, Addr: s.addr, Open: openStore, Kill: s.kill, Restart: s.start}
+// durableRedis is a Redis that a test may kill.
+func durableRedis(t *testing.T) *testbed.Server {
+	t.Helper()
+	notExternal(t)
+	o := options(t)
+	o.Args = open.DurableRedis()
+	s, _ := ownRedis(t, o)
+	return s
 }
-
-func (s *mapServer) start(context.Context) error {
-	l, err := net.FileListener(s.port)
-	if err != nil {
-		return err
-	}
-	s.server, s.served = &http.Server{Handler: s}, make(chan error, 1) //nolint:gosec // its clients are ours
-	go func(served chan<- error) {
-		served <- s.server.Serve(l)
-		close(served)
-	}(s.served)
-	return nil
-}
-
-func (s *mapServer) kill(context.Context) error {
-	err := s.server.Close()
-	<-s.served
-	return err
-}
-
-func (s *mapServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var c mapCall
-	err := json.NewDecoder(r.Body).Decode(&c)
-	ctx := context.WithoutCancel(r.Context())
-	switch {
-	case err != nil:
-	case c.Op == "write":
-		err = s.data.Write(ctx, c.Key, c.Fence, c.Value)
-	case c.Op == "overwrite":
-		err = s.data.Overwrite(ctx, c.Key, c.Fence, c.Value)
-	case c.Op == "read":
-		c.Record, err = s.data.Read(ctx, c.Key)
-	default:
-		c.Record, err = s.data.ReadFenced(ctx, c.Key, c.Fence)
-	}
-	if err != nil {
-		c.Error = err.Error()
-		c.Stale, _ = errors.AsType[*resource.StaleTokenError](err)
-		if errors.Is(err, resource.ErrNotFound) {
-			c.Error = "no such key"
-		}
-	}
-	_ = json.NewEncoder(w).Encode(c)
-}
-
-// mapClient connects for each call.
-type mapClient struct{ url string }
-
-func (m mapClient) call(ctx context.Context, c mapCall) (resource.Record, error) {
-	text, err := json.Marshal(c)
-	if err != nil {
-		return resource.Record{}, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, m.url, strings.NewReader(string(text)))
-	if err != nil {
-		return resource.Record{}, err
-	}
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
-	if err != nil {
-		return resource.Record{}, err
-	}
-	var answer mapCall
-	err = errors.Join(json.NewDecoder(resp.Body).Decode(&answer), resp.Body.Close())
-	switch {
-	case err != nil:
-		return resource.Record{}, err
-	case answer.Stale != nil:
-		return resource.Record{}, answer.Stale
-	case answer.Error == "no such key":
-		return resource.Record{}, resource.ErrNotFound
-	case answer.Error != "":
-		return resource.Record{}, errors.New(answer.Error)
-	}
-	return answer.Record, nil
-}
-
-func (m mapClient) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	_, err := m.call(ctx, mapCall{Op: "write", Key: key, Fence: f, Value: value})
-	return err
-}
-
-func (m mapClient) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	_, err := m.call(ctx, mapCall{Op: "overwrite", Key: key, Fence: f, Value: value})
-	return err
-}
-
-func (m mapClient) Read(ctx context.Context, key string) (resource.Record, error) {
-	return m.call(ctx, mapCall{Op: "read", Key: key})
-}
-
-func (m mapClient) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
-	return m.call(ctx, mapCall{Op: "read fenced", Key: key, Fence: f})
-}
-
-func (mapClient) Close() error { return nil }
 
 func hazard(t *testing.T, name string) scenarios.Scenario {
 	t.Helper()
@@ -244,18 +144,15 @@ func TestOwnStore(t *testing.T) {
 	for _, name := range []string{"PauseExceedsTTL", "WriteDelayedInNetwork", "ResourceCrash"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			store := startMap(t, repeats{resource.NewMemory()}).store()
+			redis := sharedRedis(t)
+			if name == "ResourceCrash" {
+				redis = durableRedis(t)
+			}
 			for f := range hazard(t, name).Expect {
-				runOnce(t, onredis.Service(sharedRedis(t)), store, hazard(t, name), f)
+				runOnce(t, onredis.Service(sharedRedis(t)), onServer(ownTwice, redis), hazard(t, name), f)
 			}
 		})
 	}
-}
-
-type repeats struct{ *resource.Memory }
-
-func (r repeats) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	return errors.Join(r.Memory.Write(ctx, key, f, value), r.Memory.Write(ctx, key, f, value))
 }
 
 // Without a store the resource keeps its records in memory; only hazards that kill it don't apply.
@@ -273,32 +170,21 @@ func TestWithoutStore(t *testing.T) {
 func TestOwnStoreIsFoundOut(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		store   func(t *testing.T) *scenarios.Store
+		store   *scenarios.Store
 		hazard  string
 		finding string
 	}{
 		"looks at no fence, on a server": {
-			func(t *testing.T) *scenarios.Store {
-				t.Helper()
-				return startMap(t, careless{resource.NewMemory()}).store()
-			},
-			"PauseExceedsTTL", "a write without a token was accepted, with fencing on",
+			onServer(ownCareless, sharedRedis(t)), "PauseExceedsTTL", "a write without a token was accepted, with fencing on",
 		},
-		"forgets": {
-			func(*testing.T) *scenarios.Store { return &scenarios.Store{Name: ownForgets, Open: openStore} },
-			"ResourceCrash", "the resource forgot a fence",
-		},
+		"forgets": {&scenarios.Store{Name: own, Open: openStore}, "ResourceCrash", "the resource forgot a fence"},
 		"fences writes alone, on a server": {
-			func(t *testing.T) *scenarios.Store {
-				t.Helper()
-				return startMap(t, unraised{resource.NewMemory()}).store()
-			},
-			"LateWriteBeforeSuccessorWrites", "entry A was accepted and is lost",
+			onServer(ownReads, sharedRedis(t)), "LateWriteBeforeSuccessorWrites", "entry A was accepted and is lost",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o, err := playOver(t, c.store(t), c.hazard, history.FencingOn)
+			o, err := playOver(t, c.store, c.hazard, history.FencingOn)
 			require.NoError(t, err)
 			require.Equal(t, history.Violated, o.Verdict, "%q", o.Findings)
 			require.Contains(t, strings.Join(o.Findings, "\n"), c.finding)
@@ -319,12 +205,13 @@ func TestOwnStoreThatRaisesNoFence(t *testing.T) {
 // A run that ends while the server is down restarts it.
 func TestOwnStoreIsBack(t *testing.T) {
 	t.Parallel()
-	server := startMap(t, resource.NewMemory())
+	server := durableRedis(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
-	store := server.store()
+	store := onServer(own, server)
+	kill, restart := store.Kill, store.Restart
 	store.Kill = func(ctx context.Context) error {
-		err := server.kill(ctx)
+		err := kill(ctx)
 		cancel(errEnough)
 		return err
 	}
@@ -332,40 +219,43 @@ func TestOwnStoreIsBack(t *testing.T) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return server.start(ctx)
+		return restart(ctx)
 	}
 	r := onRedis(sharedRedis(t))
 	r.Store = store
 	_, err := r.Run(ctx, hazard(t, "ResourceCrash"), history.FencingOn)
 	require.ErrorContains(t, err, errEnough.Error())
-	_, err = mapClient{"http://" + server.addr}.Read(t.Context(), "none")
-	require.ErrorIs(t, err, resource.ErrNotFound)
+	client, err := redisclient.New(server.URL)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(client.Ping(t.Context()).Err(), client.Close()))
 }
 
 // partner is a client whose Close fails once its server was killed.
 type partner struct {
-	mapClient
+	resource.Store
 	dead *atomic.Int32 // kills so far
 	at   int32         // kills before it was opened
 }
 
 func (p partner) Close() error {
+	err := p.Store.Close()
 	if p.dead.Load() > p.at {
-		return errors.New("broken pipe")
+		err = errors.New("broken pipe")
 	}
-	return p.mapClient.Close()
+	return err
 }
 
 func TestOwnStoreCloses(t *testing.T) {
 	t.Parallel()
-	server := startMap(t, resource.NewMemory())
-	store, dead := server.store(), &atomic.Int32{}
-	store.Open = func(context.Context, scenarios.StoreSpec) (resource.Store, error) {
-		return partner{mapClient{"http://" + server.addr}, dead, dead.Load()}, nil
+	store, dead := onServer(own, durableRedis(t)), &atomic.Int32{}
+	store.Open = func(ctx context.Context, s scenarios.StoreSpec) (resource.Store, error) {
+		client, err := openStore(ctx, s)
+		return partner{client, dead, dead.Load()}, err
 	}
+	kill := store.Kill
 	store.Kill = func(ctx context.Context) error {
 		dead.Add(1)
-		return server.kill(ctx)
+		return kill(ctx)
 	}
 	o, err := playOver(t, store, "ResourceCrash", history.FencingOn)
 	require.NoError(t, err)
@@ -375,7 +265,7 @@ func TestOwnStoreCloses(t *testing.T) {
 // A hazard that doesn't apply to a store is unsupported, and other errors say what to change.
 func TestOwnStoreRefuses(t *testing.T) {
 	t.Parallel()
-	server := startMap(t, resource.NewMemory())
+	addr := sharedRedis(t).URL
 	for name, c := range map[string]struct {
 		store       *scenarios.Store
 		hazard      string
@@ -388,18 +278,18 @@ func TestOwnStoreRefuses(t *testing.T) {
 			true, "resource: plain files can't be written to with fencing off: its *filestore.Store has no Overwrite, see resource.Overwriter",
 		},
 		"a server's is": {
-			&scenarios.Store{Name: ownNoBare, Addr: server.addr, Open: func(context.Context, scenarios.StoreSpec) (resource.Store, error) {
+			&scenarios.Store{Name: ownNoBare, Addr: addr, Open: func(context.Context, scenarios.StoreSpec) (resource.Store, error) {
 				return struct{ resource.Store }{resource.NewMemory()}, nil
 			}}, "PauseExceedsTTL", history.FencingOff, true, "has no Overwrite",
 		},
 		"nobody can kill it": {
-			&scenarios.Store{Name: ownServer, Addr: server.addr, Open: openStore}, "ResourceCrash", history.FencingOn,
-			true, "map can't be killed: its Store has no Kill and Restart",
+			&scenarios.Store{Name: own, Addr: addr, Open: openStore}, "ResourceCrash", history.FencingOn,
+			true, "mine can't be killed: its Store has no Kill and Restart",
 		},
-		"it has one ledger": {server.store(), "TwoResources", history.FencingOn, true, "worker A has two ledgers, and over a store there is one"},
+		"it has one ledger": {onServer(own, sharedRedis(t)), "TwoResources", history.FencingOn, true, "worker A has two ledgers, and over a store there is one"},
 		"it is nowhere": {
-			&scenarios.Store{Name: ownServer, Addr: "/srv/ledgers", Open: openStore}, "WriteDelayedInNetwork", history.FencingOn,
-			true, "map is at no host and port on the way to which a call could be late",
+			&scenarios.Store{Name: own, Addr: "/srv/ledgers", Open: openStore}, "WriteDelayedInNetwork", history.FencingOn,
+			true, "mine is at no host and port on the way to which a call could be late",
 		},
 		"it forgets": {
 			&scenarios.Store{Name: onredis.Bolt.Name, Open: openStore, Volatile: true}, "ResourceCrash", history.FencingOn,
@@ -415,7 +305,7 @@ func TestOwnStoreRefuses(t *testing.T) {
 			false, "scenarios: PauseExceedsTTL, fencing on: resource: open on fire: the store is on fire",
 		},
 		"a server's doesn't open": {
-			&scenarios.Store{Name: ownFails, Addr: server.addr, Open: openStore}, "PauseExceedsTTL", history.FencingOn,
+			&scenarios.Store{Name: ownFails, Addr: addr, Open: openStore}, "PauseExceedsTTL", history.FencingOn,
 			false, "scenarios: PauseExceedsTTL, fencing on: open on fire: the store is on fire",
 		},
 		"it is nil": {
@@ -449,16 +339,14 @@ func endAfter(actorOrTarget, name string) func(*scenarios.Runner, context.Cancel
 
 // A write that doesn't get to the link can't be delayed, and the error says why.
 func TestOwnStoreNotDelayed(t *testing.T) {
-	server := startMap(t, resource.NewMemory())
-	t.Setenv(envServer, server.addr)
+	t.Setenv(envServer, sharedRedis(t).URL)
 	for name, want := range map[string]string{
 		ownElsewhere: "A's write, which was to be late, has been answered; does OpenStore connect to StoreSpec.Addr?",
 		ownFull:      "A failed before its write was on its way: no space left on device",
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := onRedis(sharedRedis(t))
-			r.Store = server.store()
-			r.Store.Name = name
+			r.Store = onServer(name, sharedRedis(t))
 			o, err := r.Run(t.Context(), hazard(t, "WriteDelayedInNetwork"), history.FencingOn)
 			require.ErrorContains(t, err, want)
 			require.NotEqual(t, history.Safe, o.Verdict)
@@ -616,7 +504,7 @@ func TestLockWithoutTokens(t *testing.T) {
 	}
 	// A direct client of a store with fencing off never sends tokens.
 	r := onRedis(sharedRedis(t))
-	r.Store = startMap(t, resource.NewMemory()).store()
+	r.Store = onServer(own, sharedRedis(t))
 	s := hazard(t, "PauseExceedsTTL")
 	s.Variant = variantNoToken
 	o, err := r.Run(t.Context(), s, history.FencingOff)

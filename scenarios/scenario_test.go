@@ -1,6 +1,7 @@
 package scenarios_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -35,6 +36,11 @@ func TestHazards(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join("hazards", s.Name+".txt"))
 		require.NoError(t, err)
 		require.Equal(t, string(text), string(txtar.Format(txtar.Parse(text))))
+		again, err := scenarios.Parse(s.Name+".txt", scenarios.Format(s))
+		require.NoError(t, err)
+		require.Equal(t, string(scenarios.Format(s)), string(scenarios.Format(again)))
+		require.Equal(t, []any{s.Hazard, s.Locks, s.Variant, s.TokensLost, s.MinTTL, s.Workers, s.Expect, s.Traces, fmt.Sprint(s.Steps)},
+			[]any{again.Hazard, again.Locks, again.Variant, again.TokensLost, again.MinTTL, again.Workers, again.Expect, again.Traces, fmt.Sprint(again.Steps)})
 	}
 	require.Equal(t, names, ran, "the hazards and the tests that run them")
 	require.True(t, slices.IsSorted(names))

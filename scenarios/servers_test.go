@@ -23,72 +23,12 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// starters start the servers of a lock as a scenario needs them.
-var starters = map[string]func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error){
-	locks.Redis:     startRedis,
-	locks.Redlock:   startRedlock,
-	locks.Etcd:      cluster(testbed.StartEtcd),
-	locks.ZooKeeper: cluster(testbed.StartZooKeeper),
-	locks.Consul:    single(testbed.StartConsul),
-	locks.Postgres:  single(testbed.StartPostgres),
-	locks.S3:        single(testbed.StartS3),
-}
-
 // needs reports whether a step of s has the target what, or a fault that needs it.
 func needs(s scenarios.Scenario, what string) bool {
 	return slices.ContainsFunc(s.Steps, func(st scenarios.Step) bool {
 		f, _ := history.FaultNamed(st.Verb)
 		return f.Needs == what || st.Target == what
 	})
-}
-
-func startRedis(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
-	redis, err := testbed.StartRedis(ctx, o)
-	if err != nil {
-		return open.Servers{}, err
-	}
-	all := on(redis)
-	if needs(s, "replica") {
-		if all.Replica, err = testbed.StartRedisReplica(ctx, redis, o); err != nil {
-			return all, errors.Join(err, redis.Close())
-		}
-	}
-	return all, nil
-}
-
-func startRedlock(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
-	o.Clock = needs(s, "clock")
-	nodes, err := testbed.StartRedisNodes(ctx, 5, o)
-	return on(nodes...), err
-}
-
-func on(servers ...*testbed.Server) open.Servers {
-	return open.Servers{ServerSet: scenarios.ServerSet{Servers: servers}}
-}
-
-type startCluster func(ctx context.Context, n int, o *testbed.Options) (*testbed.Cluster, error)
-
-func cluster(start startCluster) func(context.Context, scenarios.Scenario, *testbed.Options) (open.Servers, error) {
-	return func(ctx context.Context, s scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
-		n := 1
-		if needs(s, scenarios.Leader) {
-			n = 3
-		}
-		c, err := start(ctx, n, o)
-		if err != nil {
-			return open.Servers{}, err
-		}
-		return open.Servers{ServerSet: scenarios.ServerSet{Servers: c.Servers, Cluster: c}}, nil
-	}
-}
-
-type startServer func(ctx context.Context, o *testbed.Options) (*testbed.Server, error)
-
-func single(start startServer) func(context.Context, scenarios.Scenario, *testbed.Options) (open.Servers, error) {
-	return func(ctx context.Context, _ scenarios.Scenario, o *testbed.Options) (open.Servers, error) {
-		server, err := start(ctx, o)
-		return on(server), err
-	}
 }
 
 // locksOf returns the locks of -backend that have the hazard.
@@ -166,11 +106,18 @@ func start(t *testing.T, lock string, s scenarios.Scenario) open.Servers {
 	if needs(s, "network") && providerOf(t) != testbed.Containers {
 		t.Skipf("not applicable to %s servers: only containers have a network between them that one can be cut off from", providerOf(t))
 	}
-	f, ok := starters[lock]
-	require.True(t, ok, "nothing starts the servers of %s", lock)
-	all, err := f(ctx, s, options(t))
+	o, members := options(t), 1
+	o.Clock = lock == locks.Redlock && needs(s, "clock")
+	if needs(s, scenarios.Leader) {
+		members = 3
+	}
+	all, err := open.Start(ctx, lock, members, o)
 	testbed.Need(t, err)
-	all.Lock = lock
+	if needs(s, "replica") {
+		if all.Replica, err = testbed.StartRedisReplica(ctx, all.Servers[0], o); err != nil {
+			testbed.Need(t, errors.Join(err, all.Close()))
+		}
+	}
 	return all
 }
 

@@ -1,7 +1,6 @@
 package scenarios_test
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -172,25 +171,4 @@ func TestStoreThatForgets(t *testing.T) {
 		require.Equal(t, []string{"B"}, out.Lost)
 		require.Equal(t, 1, out.Stale, "the stale write was accepted")
 	}
-}
-
-func TestStoreRefuses(t *testing.T) {
-	s := hazard(t, "ResourceCrash")
-	over := open.OnServer(stores.DynamoDB, storeServer(t, stores.DynamoDB))
-	r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: over}
-	o, err := r.Run(t.Context(), s, history.FencingOn)
-	require.ErrorContains(t, err, "keeps nothing over a kill")
-	require.NotEqual(t, history.Safe, o.Verdict)
-
-	s = hazard(t, "TwoResources")
-	_, err = r.Run(t.Context(), s, history.FencingOn)
-	require.ErrorContains(t, err, "worker A has two ledgers, and over a store there is one")
-
-	over = open.OnServer(stores.Redis, storeServer(t, stores.Redis))
-	over.Addr = "memcached://127.0.0.1:1"
-	r.Store = over
-	s = hazard(t, "PauseExceedsTTL")
-	o, err = r.Run(context.WithoutCancel(t.Context()), s, history.FencingOn)
-	require.ErrorContains(t, err, `"memcached" is the beginning of no store's address`)
-	require.NotEqual(t, history.Safe, o.Verdict)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-var storeServers = map[string]startServer{
+var storeServers = map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){
 	stores.Postgres: testbed.StartPostgres,
 	stores.Redis: func(ctx context.Context, o *testbed.Options) (*testbed.Server, error) {
 		o.Args = open.DurableRedis()

@@ -19,8 +19,9 @@ type derived struct {
 // Names in config.json, and the number of contenders at which locks are compared.
 const (
 	hotKey      = "hot key"
-	network     = "network" // the hot key, with messages as slow as between hosts
-	apart       = "apart"   // the hot key, with a processor left to the server
+	network     = "network"     // the hot key, with messages as slow as between hosts
+	apart       = "apart"       // the hot key, with a processor left to the server
+	within      = "one process" // the hot key, whose contenders are goroutines that share a client
 	withWork    = "work"
 	uncontended = "uncontended"
 	floor       = "ping"  // no lock: a PING for each acquisition and each release
@@ -28,10 +29,12 @@ const (
 	crowd       = 200
 )
 
-var groups = []struct {
+type group struct {
 	file, on string
 	locks    []string
-}{
+}
+
+var groups = []group{
 	{"redis", "on Redis", []string{"redis", "redis-spin", "redsync", "redsync-100ms", "redislock", "redislock-100ms", "rueidislock", "redlock", "redsync-5"}},
 	{"others", "on other services", []string{"etcd", "etcd-mutex", "zookeeper", "zk-lock", "consul", "postgres"}},
 }
@@ -47,12 +50,18 @@ func contention(data []byte) (*derived, error) {
 		d.tables[prefix+"waits"] = hotTable(some, waitsCell)
 	}
 	d.tables["network-releases"] = hotTable(all.of(network), releaseCell)
-	for _, g := range groups {
-		if len(hot) == 0 {
-			break
+	d.tables["one-process"] = processTable(all.of(within))
+	for _, sweep := range []struct {
+		prefix, where string
+		runs          runs
+	}{{"", "", hot}, {"apart-", ", the load apart", all.of(apart)}, {"network-", ", over a network", all.of(network)}} {
+		for _, g := range groups {
+			some := sweep.runs.where(func(r *run) bool { return slices.Contains(g.locks, r.Config.Backend) })
+			if len(some) > 0 {
+				d.charts[sweep.prefix+"throughput-"+g.file] = throughputChart(some, g.locks, g.on+sweep.where)
+				d.charts[sweep.prefix+"waits-"+g.file] = waitsChart(some, g.locks, g.on+sweep.where)
+			}
 		}
-		d.charts["throughput-"+g.file] = throughputChart(hot, g.locks, g.on)
-		d.charts["waits-"+g.file] = waitsChart(hot, g.locks, g.on)
 	}
 	d.charts["ceiling"], d.tables["ceiling"] = ceilings(all)
 	open := byRate(all.of(uncontended).by("redis"))
@@ -79,7 +88,7 @@ func hotTable(hot runs, cell func(*run) string) string {
 	}
 	var rows [][]string
 	for _, lock := range hot.locks() {
-		row := []string{lock}
+		row := []string{hot.shownIn(lock)}
 		for _, n := range hot.contenders() {
 			text := "·"
 			if r := hot.closed(lock, n, 0); r != nil {
@@ -90,6 +99,16 @@ func hotTable(hot runs, cell func(*run) string) string {
 		rows = append(rows, row)
 	}
 	return table(head, rows)
+}
+
+// processTable has the runs of contenders that are goroutines of one process.
+func processTable(some runs) string {
+	var rows [][]string
+	for _, lock := range some.locks() {
+		r := some.closed(lock, crowd, 0)
+		rows = append(rows, []string{some.shownIn(lock), throughputCell(r), r.cell(0.5), r.cell(0.99), r.cell(0.999)})
+	}
+	return table([]string{"lock", "critical sections", "median wait, ms", "99 %", "99.9 %"}, rows)
 }
 
 func throughputCell(r *run) string {
@@ -127,7 +146,7 @@ func hotPanel(heading string, height float64, hot runs, locks []string, add func
 	}
 	var ys [][]float64
 	for _, lock := range locks {
-		l := line{name: lock, look: looks[lock]}
+		l := line{name: shown(lock), look: looks[lock]}
 		for _, n := range list {
 			if r := hot.closed(lock, n, 0); r != nil {
 				add(&l, float64(n), r)
@@ -144,7 +163,7 @@ func throughputChart(hot runs, locks []string, on string) *chart {
 	if r := best(hot.where(func(r *run) bool {
 		return slices.Contains(locks, r.Config.Backend) && r.Config.Contenders == crowd && r.Config.Work == 0
 	}), fastest); r != nil {
-		title = fmt.Sprintf("Hot key %s, no work: with %d contenders %s is the fastest (%s)", on, crowd, r.Config.Backend, perSecond(r.SectionsPerS))
+		title = fmt.Sprintf("Hot key %s, no work: with %d contenders %s is the fastest (%s)", on, crowd, shown(r.Config.Backend), perSecond(r.SectionsPerS))
 	}
 	return &chart{
 		title: title, about: "Critical sections per second against the number of contenders, a line for each lock. The table has the numbers.",
@@ -158,10 +177,10 @@ func waitsChart(hot runs, locks []string, on string) *chart {
 		about: "Three panels: median, 99th and 99.9th percentile of waits in milliseconds against the number of contenders, a line for each lock. " +
 			"An arrow says that the wait is longer than that. Where too few waited to tell there is no point. The table has the numbers.",
 	}
-	r, s := hot.closed(locks[0], crowd, 0), best(peersOf(hot, locks, crowd), fastest)
+	r, s := hot.closed(locks[0], crowd, 0), best(competitorsOf(hot, locks, crowd), fastest)
 	if r.tells() && s.tells() {
 		c.title = fmt.Sprintf("Hot key %s, %d contenders, no work: 1 in 100 waits for more than %s ms for %s, and %s ms for %s", on, crowd,
-			trim(r.cell(0.99)), locks[0], trim(s.cell(0.99)), s.Config.Backend)
+			trim(r.cell(0.99)), locks[0], trim(s.cell(0.99)), shown(s.Config.Backend))
 	}
 	for _, p := range []struct {
 		name string
@@ -187,7 +206,7 @@ func (l *line) addWait(x float64, r *run, q float64) {
 }
 
 // Other libraries' locks, with no work.
-func peersOf(hot runs, locks []string, contenders int) runs {
+func competitorsOf(hot runs, locks []string, contenders int) runs {
 	return hot.where(func(r *run) bool {
 		return r.Machine.Library != "" && r.Config.Contenders == contenders && r.Config.Work == 0 && slices.Contains(locks, r.Config.Backend)
 	})
@@ -237,7 +256,7 @@ func ceilings(all runs) (*chart, string) {
 	}
 	title := "How much of its ceiling a lock reaches"
 	for _, lock := range work.locks() {
-		l := line{name: lock, look: looks[lock]}
+		l := line{name: shown(lock), look: looks[lock]}
 		for i, w := range works {
 			r := work.closed(lock, crowd, w)
 			if w == 0 {
@@ -255,7 +274,7 @@ func ceilings(all runs) (*chart, string) {
 				held = reports.Number(r.Hold.Mean) + " ms"
 			}
 			rows = append(rows, []string{
-				lock, strings.TrimSuffix(working(w), " of work"), held, reports.Number(float64(handOff(hot, lock))/1e6) + " ms", perSecond(c), perSecond(r.SectionsPerS),
+				work.shownIn(lock), strings.TrimSuffix(working(w), " of work"), held, reports.Number(float64(handOff(hot, lock))/1e6) + " ms", perSecond(c), perSecond(r.SectionsPerS),
 				fmt.Sprintf("%.0f %%", 100*share), r.cell(0.99), fmt.Sprint(r.Share.Starved),
 			})
 			l.add(float64(i), share)
@@ -373,7 +392,7 @@ func contentionClaims(all runs) (list []claim) {
 	for _, p := range []place{here, few, far} {
 		for _, n := range []int{crowd, 1000} {
 			atLeast(fmt.Sprintf("%s%s contenders: at least as fast as the fastest other library on Redis", p.where, reports.Number(float64(n))),
-				p.runs.closed("redis", n, 0), best(peersOf(p.runs, redis, n), fastest), 1)
+				p.runs.closed("redis", n, 0), best(competitorsOf(p.runs, redis, n), fastest), 1)
 		}
 	}
 	r := queue(crowd)
@@ -381,10 +400,10 @@ func contentionClaims(all runs) (list []claim) {
 		name string
 		by   func(a, b *run) int
 	}{{"with the most throughput", fastest}, {"with the shortest tail", shortestTail}} {
-		s := best(peersOf(hot, redis, crowd), c.by)
+		s := best(competitorsOf(hot, redis, crowd), c.by)
 		add(fmt.Sprintf("%d contenders: p99 of waits at most 1/10 of that of the other library %s", crowd, c.name), r.tells() && s.tells(), func() (string, bool) {
 			a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is a lower bound, so much the better
-			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.cell(0.99), reports.Number(b.Millis), s.Config.Backend, reports.Number(a.Millis/b.Millis)) +
+			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.cell(0.99), reports.Number(b.Millis), shown(s.Config.Backend), reports.Number(a.Millis/b.Millis)) +
 				map[bool]string{true: ", or less", false: ""}[b.Longer], !a.Longer && a.Millis <= b.Millis/10
 		})
 	}
@@ -408,6 +427,12 @@ func contentionClaims(all runs) (list []claim) {
 					p.runs.closed(c.own, n, 0), p.runs.closed(c.other, n, 0), c.times)
 			}
 		}
+	}
+	for _, lock := range []string{"redis", "etcd"} {
+		i := slices.IndexFunc(groups, func(g group) bool { return slices.Contains(g.locks, lock) })
+		some := all.of(within)
+		atLeast(fmt.Sprintf("%d goroutines of one process: %s-shared at least 50 × as fast as the fastest other library", crowd, lock),
+			some.closed(lock+"-shared", crowd, 0), best(competitorsOf(some, groups[i].locks, crowd), fastest), 50)
 	}
 	slow := first(open)
 	add("uncontended, at the lowest offered rate: p99 below 3 ms", slow.tells(), func() (string, bool) {

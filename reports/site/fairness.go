@@ -43,7 +43,7 @@ func closedTable(closed runs) string {
 		for _, w := range closed.works() {
 			for _, lock := range closed.locks() {
 				if r := closed.closed(lock, n, w); r != nil {
-					row := append([]string{reports.Number(float64(n)), strings.TrimSuffix(working(w), " of work"), lock}, orderCells(r)...)
+					row := append([]string{reports.Number(float64(n)), strings.TrimSuffix(working(w), " of work"), closed.shownIn(lock)}, orderCells(r)...)
 					rows = append(rows, append(row, fmt.Sprintf("%.4f", r.Share.Jain), fmt.Sprint(r.Share.Without), fmt.Sprint(r.Share.Starved)))
 				}
 			}
@@ -55,7 +55,7 @@ func closedTable(closed runs) string {
 func openTable(open runs) string {
 	var rows [][]string
 	for _, r := range open {
-		rows = append(rows, append([]string{r.Config.Backend, perSecond(r.Config.Rate)}, append(orderCells(r), reports.Number(float64(r.Unserved.Count)))...))
+		rows = append(rows, append([]string{open.shownIn(r.Config.Backend), perSecond(r.Config.Rate)}, append(orderCells(r), reports.Number(float64(r.Unserved.Count)))...))
 	}
 	return table([]string{"lock", "offered", "sections", "median, ms", "99 %", "99.9 %", "inversions", "overtaken", "most often", "waiting at the end"}, rows)
 }
@@ -99,7 +99,7 @@ func tailsOf(title string, all runs, locks []string) *chart {
 	r, s := best(some, shortestTail), first(some.by("redis-spin"))
 	if r != s && r.tells() && s.tells() {
 		c.title = fmt.Sprintf("Arrivals at %s, %s: 1 in 100 waits for longer than %s ms for %s, and %s ms for %s", perSecond(r.Config.Rate), working(r.Config.Work.D()),
-			trim(r.cell(0.99)), r.Config.Backend, trim(s.cell(0.99)), s.Config.Backend)
+			trim(r.cell(0.99)), shown(r.Config.Backend), trim(s.cell(0.99)), shown(s.Config.Backend))
 	}
 	c.panels = []panel{curves("% that wait for longer", some)}
 	return c
@@ -109,7 +109,7 @@ func curves(heading string, some runs) panel {
 	p := panel{heading: heading, height: 220, y: axis{log: true, min: 0.1, max: 100, ticks: at(0.1, 1, 10, 100)}}
 	var xs [][]float64
 	for _, r := range some {
-		l := line{name: r.Config.Backend, look: looks[r.Config.Backend]}
+		l := line{name: shown(r.Config.Backend), look: looks[r.Config.Backend]}
 		last := math.Inf(1)
 		for i, s := range r.waits.Steps {
 			if i > 0 && i < len(r.waits.Steps)-1 && s.Left >= last*0.95 {
@@ -129,8 +129,16 @@ func curves(heading string, some runs) panel {
 
 func shares(closed runs) *chart {
 	locks := closed.locks()
+	names := slices.Clone(locks)
+	even := 0
+	for i, lock := range locks {
+		names[i] = shown(lock)
+		if r := closed.closed(lock, crowd, 0); r != nil && r.even() {
+			even++
+		}
+	}
 	c := &chart{
-		title: fmt.Sprintf("%d contenders: locks that queue share evenly, locks that retry don't", crowd),
+		title: fmt.Sprintf("%d contenders, no work: %d of %d locks share the lock evenly", crowd, even, len(locks)),
 		about: "Two panels with a row for each lock: Jain's index of the contenders' critical sections, from 0 to 1, and the per cent of acquisitions that were overtaken. The table has the numbers.",
 	}
 	marks := map[time.Duration]look{0: {"blue", solid, circle, false}, 5 * time.Millisecond: {"red", solid, square, true}}
@@ -143,7 +151,7 @@ func shares(closed runs) *chart {
 		{"acquisitions that a later one overtook, %", 100, overtaken},
 	} {
 		pan := panel{
-			heading: p.heading, height: 22*float64(len(locks)) + 24, rows: locks,
+			heading: p.heading, height: 22*float64(len(locks)) + 24, rows: names,
 			x: axis{min: -0.02 * p.most, max: 1.03 * p.most, ticks: at(0, p.most/4, p.most/2, 3*p.most/4, p.most)},
 		}
 		for _, w := range closed.works() {
@@ -156,20 +164,6 @@ func shares(closed runs) *chart {
 			pan.lines = append(pan.lines, l)
 		}
 		c.panels = append(c.panels, pan)
-	}
-	var evenly []string
-	for _, lock := range locks {
-		if r := closed.closed(lock, crowd, 0); r != nil && r.even() {
-			evenly = append(evenly, lock)
-		}
-	}
-	switch len(evenly) {
-	case 0:
-		c.title = fmt.Sprintf("%d contenders: how the lock is shared, and who is overtaken", crowd)
-	case 1:
-		c.title = fmt.Sprintf("%d contenders, no work: only %s shares the lock evenly", crowd, evenly[0])
-	default:
-		c.title = fmt.Sprintf("%d contenders, no work: %d of %d locks share the lock evenly", crowd, len(evenly), len(locks))
 	}
 	return c
 }

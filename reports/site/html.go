@@ -87,6 +87,7 @@ func render(results fs.FS, name string, source []byte, out Files) error {
 	text = paragraph.ReplaceAllString(text, `<div class="charts">$1</div>`)
 	text = strings.ReplaceAll(strings.ReplaceAll(text, "<table>", `<div class="scroll" tabindex="0" role="region" aria-label="table"><table>`), "</table>", "</table></div>")
 	text = figure.ReplaceAllString(text, `<td class="num">$1</td>`)
+	text = mark.ReplaceAllStringFunc(text, func(m string) string { return `<span class="` + marks[m] + `">` + m + "</span>" })
 	const timeline = "timeline.html" // the runs' histories
 	drawn, err := fs.ReadFile(results, path.Join(dir, timeline))
 	switch {
@@ -109,7 +110,11 @@ func render(results fs.FS, name string, source []byte, out Files) error {
 	return nil
 }
 
+// The colours of signs in tables.
+var marks = map[string]string{"✕": "bad", "✗": "bad", "✓!": "doubt", "✓": "good"}
+
 var (
+	mark      = regexp.MustCompile("[✕✗]|✓!?")
 	heading   = regexp.MustCompile(`(?m)^# (.*)$`)
 	image     = regexp.MustCompile(`<img src="([a-z0-9-]+\.svg)" alt="([^"]*)" ?/?>`)
 	paragraph = regexp.MustCompile(`(?s)<p>((?:\s*<figure>.*?</figure>)+\s*)</p>`)

@@ -28,8 +28,7 @@ type runs []*run
 func decodeRuns(data []byte) (runs, error) {
 	var all runs
 	seen := map[load.Config]bool{}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
+	dec := json.NewDecoder(bytes.NewReader(data)) // old records have more fields
 	for {
 		r := &run{Result: &load.Result{}}
 		err := dec.Decode(r.Result)
@@ -145,7 +144,7 @@ func (r *run) times(s *run) (ratio float64, from string) {
 	}
 	slices.Sort(ratios)
 	ratio = ratios[(len(ratios)-1)/2]
-	return ratio, fmt.Sprintf("%s × %s's (rounds: %s to %s)", reports.Number(ratio), s.Config.Backend, reports.Number(ratios[0]), reports.Number(ratios[len(ratios)-1]))
+	return ratio, fmt.Sprintf("%s × %s's (rounds: %s to %s)", reports.Number(ratio), shown(s.Config.Backend), reports.Number(ratios[0]), reports.Number(ratios[len(ratios)-1]))
 }
 
 func (all runs) where(ok func(*run) bool) (some runs) {
@@ -193,6 +192,21 @@ func distinct[R any, T comparable](all []R, of func(R) T) (list []T) {
 }
 
 func backend(r *run) string { return r.Config.Backend }
+
+// otherNames are the names of other libraries' locks on pages, where the recorded ones could be taken for this module's.
+var otherNames = map[string]string{
+	"redislock": "bsm/redislock", "redislock-100ms": "bsm/redislock-100ms", "etcd-mutex": "concurrency.Mutex", "zk-lock": "go-zookeeper",
+}
+
+func shown(lock string) string { return cmp.Or(otherNames[lock], lock) }
+
+// shownIn is a lock's name in a table: this module's are bold.
+func (all runs) shownIn(lock string) string {
+	if r := first(all.by(lock)); r != nil && r.own() && otherNames[lock] == "" {
+		return "**" + lock + "**"
+	}
+	return shown(lock)
+}
 
 // This module's are first.
 func (all runs) locks() []string {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -134,7 +133,7 @@ func places(tables ...string) string {
 	return b.String()
 }
 
-var contentionPage = places("machine", "goals", "throughput", "waits", "network", "network-waits", "network-releases", "apart", "apart-waits", "ceiling", "rates")
+var contentionPage = places("machine", "goals", "throughput", "waits", "network", "network-waits", "network-releases", "apart", "apart-waits", "one-process", "ceiling", "rates")
 
 func contention(data string) fstest.MapFS {
 	return fstest.MapFS{
@@ -157,11 +156,11 @@ func TestWaits(t *testing.T) {
 		ended, unserved []int64
 		want            string // median, p99, p999
 	}{
-		"all served":          {repeat(10, 1000), nil, "| redis | 10, 10, 10 |"},
-		"a few starve":        {repeat(1, 970), repeat(900, 30), "| redis | 1, > 900, > 900 |"},
-		"nobody came":         {nil, nil, "| redis | —, —, — |"},
-		"one too few to tell": {repeat(10, 999), nil, "| redis | 10, 10, · |"},
-		"far too few":         {repeat(10, 99), nil, "| redis | 10, ·, · |"},
+		"all served":          {repeat(10, 1000), nil, "| **redis** | 10, 10, 10 |"},
+		"a few starve":        {repeat(1, 970), repeat(900, 30), "| **redis** | 1, > 900, > 900 |"},
+		"nobody came":         {nil, nil, "| **redis** | —, —, — |"},
+		"one too few to tell": {repeat(10, 999), nil, "| **redis** | 10, 10, · |"},
+		"far too few":         {repeat(10, 99), nil, "| **redis** | 10, ·, · |"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Contains(t, pageOf(t, served(t, same, c.ended, c.unserved)), c.want)
@@ -241,7 +240,7 @@ func TestGoals(t *testing.T) {
 		"a share of the ceiling that few had": {
 			served(t, same, repeat(10, 1000), nil) +
 				served(t, func(r *load.Result) { work(r); r.Share = load.Share{Starved: 117} }, repeat(1, 150), repeat(900, 50)),
-			[]string{"| redis | 5 ms | 5.25 ms | 1 ms | 160/s | 150/s | 94 % | > 900 | 117 |"},
+			[]string{"| **redis** | 5 ms | 5.25 ms | 1 ms | 160/s | 150/s | 94 % | > 900 | 117 |"},
 		},
 		"the ceiling is of the lock's best": {
 			served(t, same, repeat(10, 500), nil) + served(t, few, repeat(10, 1000), nil) + served(t, work, repeat(10, 140), nil),
@@ -249,11 +248,11 @@ func TestGoals(t *testing.T) {
 		},
 		"two others": {
 			served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(200, 500), nil) + served(t, other, repeat(50, 400), nil),
-			[]string{sections + "2 × redsync's (rounds: 2 to 2)", tail + "10 ms ÷ 200 ms (redsync) = 0.05 | ✓ |", shortest + "10 ms ÷ 50 ms (redislock) = 0.2 | ✗ |"},
+			[]string{sections + "2 × redsync's (rounds: 2 to 2)", tail + "10 ms ÷ 200 ms (redsync) = 0.05 | ✓ |", shortest + "10 ms ÷ 50 ms (bsm/redislock) = 0.2 | ✗ |"},
 		},
 		"one that starves some has no short tail": {
 			served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(1, 500), repeat(20, 500)) + served(t, other, repeat(50, 400), nil),
-			[]string{tail + "10 ms ÷ 20 ms (redsync) = 0.5, or less | ✗ |", shortest + "10 ms ÷ 50 ms (redislock) = 0.2 | ✗ |"},
+			[]string{tail + "10 ms ÷ 20 ms (redsync) = 0.5, or less | ✗ |", shortest + "10 ms ÷ 50 ms (bsm/redislock) = 0.2 | ✗ |"},
 		},
 		"over a network": {
 			served(t, over, repeat(10, 1000), nil) + served(t, func(r *load.Result) { over(r); peer(r) }, repeat(1, 500), nil) +
@@ -261,16 +260,16 @@ func TestGoals(t *testing.T) {
 				served(t, func(r *load.Result) { over(r); r.Config.Backend = "etcd-mutex" }, repeat(10, 30), nil),
 			[]string{
 				sections + "not recorded | ? |", etcd + "not recorded | ? |", "| over a network, 0.5 ms there and back, " + sections[2:] + "2 × redsync's (rounds: 2 to 2) | ✓ |",
-				"| over a network, 0.5 ms there and back, " + etcd[2:] + "1.67 × etcd-mutex's (rounds: 1.67 to 1.67) | ✗ |", "| redis | 1,000/s |", "| redsync | 1, 1, · |",
-				"| redsync | 0.6, 7 |", "| etcd-mutex | 0.6, · |",
+				"| over a network, 0.5 ms there and back, " + etcd[2:] + "1.67 × concurrency.Mutex's (rounds: 1.67 to 1.67) | ✗ |", "| **redis** | 1,000/s |", "| redsync | 1, 1, · |",
+				"| redsync | 0.6, 7 |", "| concurrency.Mutex | 0.6, · |",
 			},
 		},
 		"the load apart": {
 			served(t, aside, repeat(10, 400), nil) + served(t, func(r *load.Result) { aside(r); peer(r) }, repeat(1, 500), nil),
-			[]string{sections + "not recorded | ? |", "| the load on 1 of 2 processors, " + sections[2:] + "0.8 × redsync's (rounds: 0.8 to 0.8) | ✗ |", "| redis | 400/s |", "| redsync | 1, 1, · |"},
+			[]string{sections + "not recorded | ? |", "| the load on 1 of 2 processors, " + sections[2:] + "0.8 × redsync's (rounds: 0.8 to 0.8) | ✗ |", "| **redis** | 400/s |", "| redsync | 1, 1, · |"},
 		},
-		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "2 × etcd-mutex's (rounds: 2 to 2) | ✓ |"}},
-		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "1.98 × etcd-mutex's (rounds: 1.98 to 1.98) | ✗ |"}},
+		"etcd, met":    {served(t, of("etcd"), repeat(10, 100), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "2 × concurrency.Mutex's (rounds: 2 to 2) | ✓ |"}},
+		"etcd, missed": {served(t, of("etcd"), repeat(10, 99), nil) + served(t, of("etcd-mutex"), repeat(10, 50), nil), []string{etcd + "1.98 × concurrency.Mutex's (rounds: 1.98 to 1.98) | ✗ |"}},
 		"sustained": {
 			offered(20000, 80) + offered(7500, 4) + offered(1000, 1),
 			[]string{first + "1 ms at 1,000/s | ✓ |", rate + "7,500/s served of 7,500/s | ✓ |"},
@@ -288,7 +287,7 @@ func TestGoals(t *testing.T) {
 		},
 		"nor is a baton": {
 			served(t, of("baton"), repeat(1, 5000), nil) + served(t, same, repeat(10, 1000), nil) + served(t, peer, repeat(1, 500), nil),
-			[]string{sections + "2 × redsync's (rounds: 2 to 2) | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that did not increase | ✓ |", "| redis | 1,000/s |\n| baton | 5,000/s |\n| redsync | 500/s |"},
+			[]string{sections + "2 × redsync's (rounds: 2 to 2) | ✓ |", word + "in 1 runs 0 overlaps, 0 tokens that did not increase | ✓ |", "| **redis** | 1,000/s |\n| baton | 5,000/s |\n| redsync | 500/s |"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -314,13 +313,13 @@ func TestRounds(t *testing.T) {
 	two := round(1, "redis", 100) + round(1, "redsync", 50) + round(2, "redis", 300) + round(2, "redsync", 200)
 	page := pageOf(t, two)
 	for _, want := range []string{
-		"Medians of 2 rounds. ", "| redis | 100/s (100 to 300) |", "| redsync | 50/s (50 to 200) |", goal + "1.5 × redsync's (rounds: 1.5 to 2) | ✓ |", "in 2 runs 0 overlaps",
+		"Medians of 2 rounds. ", "| **redis** | 100/s (100 to 300) |", "| redsync | 50/s (50 to 200) |", goal + "1.5 × redsync's (rounds: 1.5 to 2) | ✓ |", "in 2 runs 0 overlaps",
 	} {
 		require.Contains(t, page, want)
 	}
 	// 0.5, 2 and 0.9: the ratio of the medians would be 1.8.
 	page = pageOf(t, round(1, "redis", 100)+round(1, "redsync", 200)+round(2, "redis", 200)+round(2, "redsync", 100)+round(3, "redis", 90)+round(3, "redsync", 100))
-	for _, want := range []string{"| redis | 100/s (90 to 200) |", goal + "0.9 × redsync's (rounds: 0.5 to 2) | ✗ |", "in 3 runs 0 overlaps"} {
+	for _, want := range []string{"| **redis** | 100/s (90 to 200) |", goal + "0.9 × redsync's (rounds: 0.5 to 2) | ✗ |", "in 3 runs 0 overlaps"} {
 		require.Contains(t, page, want)
 	}
 	shared := func(n, sections int, s load.Share) string {
@@ -363,13 +362,13 @@ func TestFairness(t *testing.T) {
 	files := pages(two)
 	got := string(files["fairness/README.md"])
 	for _, want := range []string{
-		"| 200 | no work | redis | 100/s | 10 | 10 | · | 2 | 0.5 % | 2 | 0.9995 | 0 | 0 |",
-		"| 200 | no work | redis-spin | 100/s | 10 | 10 | · | 4,000 | 25 % | 900 | 0.5000 | 7 | 3 |",
+		"| 200 | no work | **redis** | 100/s | 10 | 10 | · | 2 | 0.5 % | 2 | 0.9995 | 0 | 0 |",
+		"| 200 | no work | **redis-spin** | 100/s | 10 | 10 | · | 4,000 | 25 % | 900 | 0.5000 | 7 | 3 |",
 		"| 200 contenders, no work, FIFO queue on Redis: Jain's index at least 0.999 | 0.99950 | ✓ |",
 	} {
 		require.Contains(t, got, want)
 	}
-	require.Contains(t, string(files["fairness/shares.svg"]), "only redis shares the lock evenly")
+	require.Contains(t, string(files["fairness/shares.svg"]), "1 of 2 locks share the lock evenly")
 
 	slow := served(t, func(r *load.Result) { // 3 or 4 sections for each, and no lock could share them better
 		r.Config.Name, r.Config.Backend, r.Share = "closed", "zookeeper", load.Share{Jain: 0.98684}
@@ -410,7 +409,6 @@ func TestData(t *testing.T) {
 	for name, c := range map[string]struct{ data, err string }{
 		"empty":              {"", "contention/data.jsonl: there are no runs in it"},
 		"not JSON":           {good + "x", "run 2"},
-		"an unknown field":   {strings.Replace(good, `"seconds"`, `"secs"`, 1), `unknown field "secs"`},
 		"recorded twice":     {good + good, "run 2 is of the same config"},
 		"no time":            {served(t, func(r *load.Result) { r.Seconds = 0 }, nil, nil), "it lasted no time"},
 		"a broken histogram": {served(t, func(r *load.Result) { r.Wait.HDR = "x" }, repeat(10, 100), nil), "run 1 (redis): load: a histogram can't be decoded"},
@@ -454,33 +452,4 @@ func TestCharts(t *testing.T) {
 		require.NotContains(t, drawn, "NaN", name)
 		require.NotContains(t, drawn, "Inf", name)
 	}
-}
-
-// TestScale: charts are to scale, on linear and logarithmic axes.
-func TestScale(t *testing.T) {
-	var data strings.Builder
-	for rate, ms := range map[float64]int64{1000: 1, 11000: 10, 31000: 100} {
-		data.WriteString(served(t, func(r *load.Result) {
-			r.Config.Name, r.Config.Rate, r.SectionsPerS = "uncontended", rate, rate/2
-		}, repeat(ms, 1000), nil))
-	}
-	files, err := site.Pages(contention(data.String()))
-	require.NoError(t, err)
-	type point struct{ x, y float64 }
-	var all []point
-	for _, m := range regexp.MustCompile(`translate\(([\d.]+) ([\d.]+)\)`).FindAllStringSubmatch(string(files["contention/rates.svg"]), -1) {
-		x, err := strconv.ParseFloat(m[1], 64)
-		require.NoError(t, err)
-		y, err := strconv.ParseFloat(m[2], 64)
-		require.NoError(t, err)
-		all = append(all, point{x, y})
-	}
-	require.Len(t, all, 16, "three quantiles, and what was served, at three rates, and by each name")
-	wait, served := all[0:3], all[12:15]
-	for _, p := range [][]point{wait, served} {
-		require.InDelta(t, 2*(p[1].x-p[0].x), p[2].x-p[1].x, 0.2, "linear")
-	}
-	require.InDelta(t, wait[0].y-wait[1].y, wait[1].y-wait[2].y, 0.2, "a logarithm")
-	require.InDelta(t, 2*(served[0].y-served[1].y), served[1].y-served[2].y, 0.2, "linear")
-	require.Greater(t, served[0].y, served[2].y, "more is higher")
 }

@@ -5,12 +5,12 @@
 // and disturbs them in between: it freezes, kills and cuts off clients, loses and delays messages, repeats writes, ends contexts,
 // restarts servers. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a schedule always runs
 // the same way. Grants are checked as they are made and the history after each step, see [Finding]. When the schedule ends, all faults
-// are lifted. Every call must then return, a new client must be granted the lock, and so must one that has had faults and waits while
-// the new one holds it. A schedule that breaks something is shrunk.
+// are lifted. Every call must then return, a new client must be granted the lock, and then every live client that waits
+// for it. A schedule that breaks something is shrunk.
 //
 // What it can't see: what a server does when it loses power, or while it is down; a process that is frozen between two instructions (a
-// frozen client's code still runs, but none of its messages leaves and none reaches it); clocks that differ; a loss that a lease's
-// context doesn't tell; what other random pauses of a lock's would do. While a fault is in force, a dial fails at once, see [Client.Dial].
+// frozen client's code still runs, but none of its messages leaves and none reaches it); clocks that differ; a lease whose context
+// doesn't end when it is lost; what other random backoffs would do. While a fault is in force, a dial fails at once, see [Client.Dial].
 // A lease that was running when a server lost its data or its clock jumped is excused: another may be granted beside it, with any token.
 // [Corrupted] and [Impossible] concern a history whose store is a resource.Memory; [WrongAnswer] concerns another store.
 package explore
@@ -43,7 +43,7 @@ import (
 type System struct {
 	Name    string
 	TTL     time.Duration // of leases
-	Servers int
+	Servers int           // at least one
 	// Serve starts a server within the bubble.
 	Serve func(t testing.TB) Server
 	// Open opens a client's lock. It connects to servers by c.Dial, at c.Addr. A lease may have a method Renew(context.Context) error.
@@ -60,9 +60,13 @@ type System struct {
 	Together int
 	// Without are verbs that schedules don't have: faults that the lock doesn't promise to bear.
 	Without []Verb
-	// Wait is how long, in TTLs, it may take until a client is granted a lock that nobody alive holds, once all faults are over. Default: 2.
+	// Fencing is what the resource.Memory compares. Default: all.
+	Fencing history.Fencing
+	// Gap says that a release is two requests, and that it calls Client.Gap, if there is one, between them.
+	Gap bool
+	// Wait bounds the time from the end of all faults, or a grant, to the next grant. Default: two TTLs.
 	// Without a fault it is half a TTL.
-	Wait int
+	Wait time.Duration
 }
 
 // Server is a server of a lock's, in this process.
@@ -81,6 +85,7 @@ type Finding string
 const (
 	TwoHolders   Finding = "two holders" // a client had the lock while another's lease lasted
 	TokenRegress Finding = "token"       // a grant's token was not greater than that of an earlier grant
+	LateRenewal  Finding = "renewal"     // a lease was renewed after another client had been granted the lock
 	Corrupted    Finding = "corrupted"   // the judge calls the history violated
 	Impossible   Finding = "impossible"  // the model has no run like it
 	Stuck        Finding = "stuck"       // a client did not get a lock that nobody held, or a call did not return, see System.Wait
@@ -104,11 +109,15 @@ func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
 	if runtime.GOMAXPROCS(0) != 1 {
 		t.Fatal("explore: call runtime.GOMAXPROCS(1) in TestMain: with more processors a schedule does something else each time")
 	}
-	jitter.Seed(1)
-	synctest.Test(t, func(t *testing.T) {
-		r = (&world{sys: sys, t: t, slow: 1, settled: synctest.Wait}).run(s)
-	})
+	sys.virtually(t, func(w *world) { r = w.run(s) })
 	return r
+}
+
+// virtually calls f in a bubble.
+func (sys *System) virtually(t *testing.T, f func(w *world)) {
+	t.Helper()
+	jitter.Seed(1)
+	synctest.Test(t, func(t *testing.T) { f(&world{sys: sys, t: t, slow: 1, settled: synctest.Wait}) })
 }
 
 // Replay runs a schedule in real time, on servers that Serve connects to. Leases and waits last slow times as long, so that a machine that
@@ -116,7 +125,7 @@ func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
 func (sys *System) Replay(t *testing.T, s Schedule, slow int) Result {
 	t.Helper()
 	slower := *sys
-	slower.TTL *= time.Duration(slow)
+	slower.TTL, slower.Wait = slower.TTL*time.Duration(slow), slower.Wait*time.Duration(slow)
 	return (&world{sys: &slower, t: t, slow: time.Duration(slow), settled: func() { time.Sleep(slower.TTL / 200) }}).run(s)
 }
 
@@ -128,16 +137,21 @@ type world struct {
 	servers []Server
 	workers [MaxWorkers + 1]*worker // the last is there for the end
 	shared  *process                // of the workers that are together
-	memory  resource.Store
-	slow    time.Duration // a factor
-	settled func()        // waits until nothing happens any more but by time
+	data    *resource.Memory
+	memory  resource.Store              // that, observed
+	slow    time.Duration               // a factor
+	settled func()                      // waits until only timers are pending
+	story   *story                      // nil: nobody asks for a scenario, see Hazard
+	plays   map[string]scenarios.Worker // those of a scenario, see Play
 
 	mu      sync.Mutex
 	trace   strings.Builder
 	events  []history.Event
+	judged  int               // how many of these
 	calls   []*storetest.Call // of System.Store
 	clock   int64             // of these
 	served  bool              // a server has had a fault
+	latest  int               // the number of the last grant
 	drifted bool              // a server's clock has jumped; the first time, a hundredth of a TTL is drift, which a lock must bear
 	forgot  time.Time         // when a server last lost data, or its clock jumped
 	top     resource.Fence    // the greatest that a grant began with since a server last lost data
@@ -147,13 +161,40 @@ type world struct {
 // from what clients do whole milliseconds after an earlier step.
 const settle = 5*time.Millisecond + 101*time.Nanosecond
 
-func (w *world) run(s Schedule) Result {
+// serve starts the servers, and the history.
+func (w *world) serve(about history.Run) {
 	w.met = map[string]Verb{}
 	for range w.sys.Servers {
 		w.servers = append(w.servers, w.sys.Serve(w.t))
 	}
-	w.memory = observe.Store(resource.NewMemory(), w.decided)
-	w.add(history.Event{Kind: history.KindRun, Run: &history.Run{Fencing: history.FencingOn, Lock: w.sys.Name, TokensLost: true}})
+	about.Fencing, about.Lock = cmp.Or(w.sys.Fencing, history.FencingOn), w.sys.Name
+	w.data = resource.NewMemory()
+	w.memory = fencing{observe.Store(w.data, w.decided), about.Fencing}
+	w.add(history.Event{Kind: history.KindRun, Run: &about})
+}
+
+// fencing is a store that compares fences in one mode.
+type fencing struct {
+	resource.Overwriter
+	mode history.Fencing
+}
+
+func (f fencing) ReadFenced(ctx context.Context, key string, fence resource.Fence) (resource.Record, error) {
+	if f.mode != history.FencingOn {
+		return f.Read(ctx, key)
+	}
+	return f.Overwriter.ReadFenced(ctx, key, fence)
+}
+
+func (f fencing) Write(ctx context.Context, key string, fence resource.Fence, value []byte) error {
+	if f.mode == history.FencingOff {
+		return f.Overwrite(ctx, key, fence, value)
+	}
+	return f.Overwriter.Write(ctx, key, fence, value)
+}
+
+func (w *world) run(s Schedule) Result {
+	w.serve(history.Run{TokensLost: true})
 	for i, st := range s {
 		w.step(st)
 		w.pass(settle)
@@ -176,7 +217,7 @@ func (w *world) pass(d time.Duration) {
 }
 
 func (w *world) found(f Finding, format string, args ...any) {
-	if w.Finding == "" {
+	if w.Finding == "" && w.plays == nil && (w.story == nil || f == Stuck) {
 		w.Finding, w.Detail = f, fmt.Sprintf(format, args...)
 		fmt.Fprintf(&w.trace, "%s: %s\n", w.Finding, w.Detail)
 	}
@@ -220,16 +261,21 @@ type worker struct {
 	cancel context.CancelCauseFunc
 	ended  bool // the context of the call has ended
 
-	actor   string // the name of the present grant's holder in the history: A1, A2, ...
-	grants  int
-	called  time.Time       // when the last call began
-	asked   time.Time       // when the one did that acquired the lease, or last renewed it
-	lease   scenarios.Lease // nil: it holds none
-	old     scenarios.Lease // the one before
-	fence   resource.Fence  // of its next read or write
-	at      string          // what it has done last under the lease
-	ledger  string
-	release bool // the release of the lease has begun
+	actor     string // the name of the present grant's holder in the history: A1, A2, ...
+	grants    int
+	grant     int             // the number of the last
+	called    time.Time       // when the last call began
+	overtaken bool            // another had been granted the lock when it began
+	asked     time.Time       // when the call began that acquired or last renewed the lease
+	lease     scenarios.Lease // nil: it holds none
+	old       scenarios.Lease // the one before
+	fence     resource.Fence  // of its next read or write
+	at        string          // what it has done last under the lease
+	ledger    string
+	release   bool // the release of the lease has begun
+
+	said bool          // that it is about to write, see Play
+	gap  chan struct{} // closed when the release goes on, see Play
 
 	last func() // sends the last write again
 	late bool   // the next write is kept in the network
@@ -240,7 +286,7 @@ func (w *world) worker(i int) *worker {
 	if w.workers[i] == nil {
 		p := w.shared
 		if i >= w.sys.Together || p == nil {
-			p = w.process(i)
+			p = w.process(i, w.sys.TTL, nil)
 		}
 		if i < w.sys.Together {
 			w.shared = p
@@ -250,9 +296,9 @@ func (w *world) worker(i int) *worker {
 	return w.workers[i]
 }
 
-func (w *world) process(i int) *process {
+func (w *world) process(i int, ttl time.Duration, gap func() error) *process {
 	c := &Client{
-		Name: name(i), TTL: w.sys.TTL, flows: make([]fault, w.sys.Servers), change: make(chan struct{}),
+		Name: name(i), TTL: ttl, Gap: gap, flows: make([]fault, w.sys.Servers), change: make(chan struct{}),
 		latency:  10*time.Microsecond + time.Duration(i)*time.Microsecond,
 		greeting: w.sys.Greeting,
 		dial:     func(server int) (net.Conn, error) { return w.servers[server].Dial() },
@@ -302,6 +348,9 @@ func (w *world) begin(st Step) (now func()) {
 	}
 	k := w.worker(st.Worker)
 	if k.dead && st.Verb != Mend && st.Verb != Deliver { // what it has sent may still be on its way
+		return nil
+	}
+	if w.story != nil && !w.story.step(k, st) {
 		return nil
 	}
 	switch st.Verb {
@@ -389,9 +438,12 @@ func (k *worker) call(v Verb) {
 	if _, ok := k.lease.(renewer); what == "renew" && !ok {
 		return
 	}
+	if k.story != nil {
+		k.story.call(k, what)
+	}
 	k.meet(v, what)
 	ctx, cancel := context.WithCancelCause(context.Background())
-	k.busy, k.cancel, k.ended, k.called = what, cancel, false, time.Now()
+	k.busy, k.cancel, k.ended, k.called, k.overtaken = what, cancel, false, time.Now(), k.grant != k.latest
 	go func() {
 		err := k.do(ctx, what)
 		k.mu.Lock()
@@ -440,7 +492,10 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	}
 	value := []byte(history.Append(k.ledger, k.actor))
 	k.mu.Lock()
-	k.event(history.BeforeWrite, nil, func(e *history.Event) { e.Value = string(value) })
+	if !k.said {
+		k.event(history.BeforeWrite, nil, func(e *history.Event) { e.Value = string(value) })
+	}
+	k.said = false
 	k.mu.Unlock()
 	fence := k.next(k.lease)
 	send := func(ctx context.Context) error {
@@ -458,6 +513,9 @@ func (k *worker) do(ctx context.Context, what string) (err error) {
 	late := k.late
 	if late {
 		k.late, k.sent = false, func() { done <- write() }
+		if k.plays != nil || k.story != nil {
+			k.event(history.Sent, nil, nil)
+		}
 	}
 	k.mu.Unlock()
 	if !late {
@@ -499,8 +557,15 @@ func (k *worker) granted(lease scenarios.Lease) {
 	k.grants++
 	k.Grants++
 	k.actor = fmt.Sprint(k.name, k.grants)
+	if k.plays != nil {
+		k.actor = k.name
+	}
 	k.note("%s: granted %d", k.actor, lease.Fence())
 	k.lease, k.at, k.release, k.asked, k.fence = lease, "", false, k.called, resource.Fence{Token: lease.Fence()}
+	if !k.excused() { // that of a lease that a server has forgotten may arrive late
+		k.latest++
+	}
+	k.grant = k.latest
 	if k.sys.Together > 0 {
 		k.fence = k.next(lease)
 	}
@@ -545,6 +610,9 @@ func (k *worker) event(name string, err error, set func(*history.Event)) {
 		set(&e)
 	}
 	k.add(e)
+	if k.story != nil {
+		k.story.report(k, name)
+	}
 }
 
 // finished records the outcome of a call.
@@ -571,7 +639,10 @@ func (k *worker) finished(what string, err error) {
 		switch {
 		case err == nil, refused:
 			k.event(names[refused && !stale.Applied], nil, func(e *history.Event) {
-				if what == "read" && err == nil {
+				switch {
+				case e.Name == history.Wrote:
+					e.Value = history.Append(k.ledger, k.actor)
+				case err == nil:
 					e.Value = k.ledger
 				}
 			})
@@ -588,14 +659,18 @@ func (k *worker) finished(what string, err error) {
 		if sound && k.lease.Until().After(time.Now()) {
 			k.found(WrongError, "%s: release: %v", k.actor, err)
 		}
-		name := history.Released
-		if errors.Is(err, dlock.ErrLost) {
-			name = history.ReleaseLost
-		}
-		if err == nil || errors.Is(err, dlock.ErrLost) {
-			k.event(name, nil, nil)
-		} else {
+		switch {
+		case err == nil:
+			k.event(history.Released, nil, nil)
+		case errors.Is(err, dlock.ErrForeignRelease):
+			k.event(history.ReleaseForeign, nil, nil)
+		case errors.Is(err, dlock.ErrLost):
+			k.event(history.ReleaseLost, nil, nil)
+		default:
 			k.event(history.Failed, err, nil)
+		}
+		if k.plays != nil && k.events[len(k.events)-1].Name != history.Failed {
+			k.event(history.Done, nil, nil)
 		}
 		k.old, k.lease = k.lease, nil
 	case "acquire":
@@ -609,6 +684,10 @@ func (k *worker) finished(what string, err error) {
 	case "renew":
 		if err == nil {
 			k.asked = k.called
+			k.exclusive()
+			if k.overtaken && k.sys.Together == 0 { // those that are together share a lease
+				k.found(LateRenewal, "%s has renewed its lease though another has been granted the lock since", k.actor)
+			}
 		}
 		if sound && k.lease.Until().After(time.Now()) {
 			k.found(WrongError, "%s: renew: %v", k.actor, err)
@@ -624,14 +703,16 @@ func (w *world) check() (found bool) {
 	if w.sys.Store != nil {
 		return w.Finding != ""
 	}
-	if r := history.Judge(w.events); r.Verdict == history.Violated {
-		w.found(Corrupted, "%s", strings.Join(r.Findings, "; "))
+	if len(w.events) > w.judged {
+		w.judged = len(w.events)
+		if r := history.Judge(w.events); r.Verdict == history.Violated {
+			w.found(Corrupted, "%s", strings.Join(r.Findings, "; "))
+		}
 	}
 	return w.Finding != ""
 }
 
-// end ends all faults and has every worker finish. Then a new client must get the lock, and one that has been there must get it from that
-// one.
+// end ends all faults and has every worker finish. Then a new client must get the lock, and after it every worker that is alive.
 func (w *world) end() {
 	if alive := w.lift(); w.finish(alive) {
 		w.mu.Lock()
@@ -641,6 +722,11 @@ func (w *world) end() {
 		w.mu.Unlock()
 		w.probe(alive)
 	}
+	w.close()
+}
+
+// close ends all that is left.
+func (w *world) close() {
 	w.mu.Lock()
 	for _, k := range w.workers {
 		if k != nil && k.cancel != nil {
@@ -679,20 +765,26 @@ func (w *world) lift() (alive []*worker) {
 
 // finish lets calls return, and releases leases, one after the other.
 func (w *world) finish(workers []*worker) bool {
-	return w.await(workers, func() bool {
-		idle, releases := true, slices.ContainsFunc(workers, func(k *worker) bool { return k.busy == "release" })
+	return w.await(func() (pending *worker) {
+		releases := slices.ContainsFunc(workers, func(k *worker) bool { return k.busy == "release" })
+		if w.story != nil {
+			releases = true
+			w.story.finish(workers)
+		}
 		for _, k := range workers {
 			if k.busy == "" && k.lease != nil && !releases {
 				releases = true
 				k.call(Release)
 			}
-			idle = idle && k.busy == "" && k.lease == nil
+			if pending == nil && (k.busy != "" || k.lease != nil) {
+				pending = k
+			}
 		}
-		return idle
+		return pending
 	})
 }
 
-// probe has a new client acquire the lock, and a worker that has seen faults while that one holds it.
+// probe has a new client acquire the lock, and then the workers, which wait while that one holds it.
 func (w *world) probe(alive []*worker) {
 	w.mu.Lock()
 	fresh := w.worker(MaxWorkers)
@@ -703,25 +795,41 @@ func (w *world) probe(alive []*worker) {
 	if w.sys.Store != nil {
 		w.asks(fresh)
 	}
-	i := slices.IndexFunc(alive, func(k *worker) bool { return k.hit })
-	if i >= 0 {
-		w.quietly(Step{Verb: Run, Worker: int(alive[i].name[0] - 'A')})
+	served := map[*worker]bool{}
+	for _, k := range alive {
+		w.quietly(Step{Verb: Run, Worker: int(k.name[0] - 'A')})
 		w.pass(settle)
 	}
 	w.quietly(Step{Verb: Release, Worker: MaxWorkers})
 	w.pass(settle)
-	if i >= 0 {
-		w.acquire(alive[i])
-	}
+	w.await(func() (pending *worker) {
+		for _, k := range alive {
+			switch {
+			case k.busy != "":
+			case k.lease != nil:
+				served[k] = true
+				k.call(Release)
+			case !served[k]:
+				k.call(Run)
+			}
+			if pending == nil && (k.busy != "" || !served[k]) {
+				pending = k
+			}
+		}
+		return pending
+	})
 }
 
 // asks has a worker read and write, and checks what the store has answered.
 func (w *world) asks(k *worker) {
-	w.await([]*worker{k}, func() bool {
-		if k.busy == "" && k.at != "write" {
+	w.await(func() *worker {
+		if k.busy == "" && k.at == "write" {
+			return nil
+		}
+		if k.busy == "" {
 			k.call(Run)
 		}
-		return k.busy == "" && k.at == "write"
+		return k
 	})
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -732,34 +840,39 @@ func (w *world) asks(k *worker) {
 
 // acquire has a worker try to acquire until it is granted the lock: go-redis, for one, goes on failing for a second after many failures.
 func (w *world) acquire(k *worker) bool {
-	return w.await([]*worker{k}, func() bool {
-		if k.busy == "" && k.lease == nil {
+	return w.await(func() *worker {
+		if k.busy == "" && k.lease != nil {
+			return nil
+		}
+		if k.busy == "" {
 			k.call(Run)
 		}
-		return k.busy == "" && k.lease != nil
+		return k
 	})
 }
 
-// await lets time pass until it is so, and reports whether it is. If nobody is granted the lock for System.Wait, workers are stuck.
-func (w *world) await(workers []*worker, is func() bool) bool {
-	bound, pause := w.sys.TTL*time.Duration(cmp.Or(w.sys.Wait, 2)), w.sys.TTL/20+settle
+// await lets time pass until no worker is pending, and reports whether it came to that. If nobody is granted the lock for System.Wait,
+// the one that is pending is stuck.
+func (w *world) await(pending func() *worker) bool {
+	bound, pause := cmp.Or(w.sys.Wait, 2*w.sys.TTL), w.sys.TTL/20+settle
 	if !w.served && !slices.ContainsFunc(w.workers[:], func(k *worker) bool { return k != nil && k.hit }) {
 		bound = w.sys.TTL / 2 // nobody has failed to release
 	}
 	for grants, waited := -1, time.Duration(0); ; waited += pause {
 		w.mu.Lock()
-		done := w.Finding == "" && is()
+		var k *worker
+		if w.Finding == "" {
+			k = pending()
+		}
 		if w.Grants != grants {
 			grants, waited = w.Grants, 0
 		}
-		for _, k := range workers {
-			if !done && waited > bound {
-				w.found(Stuck, "%s waits too long after the last fault and grant: %s", k.name, cmp.Or(k.busy, "acquire"))
-			}
+		if k != nil && waited > bound {
+			w.found(Stuck, "%s waits too long after the last fault and grant: %s", k.name, cmp.Or(k.busy, "acquire"))
 		}
-		over := done || w.Finding != ""
+		done := w.Finding == ""
 		w.mu.Unlock()
-		if over {
+		if k == nil || !done {
 			return done
 		}
 		w.pass(pause)

@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,12 +19,15 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/stretchr/testify/require"
+	lua "github.com/yuin/gopher-lua"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/memlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/explore"
+	"github.com/fencelab/fencelab/scenarios/history"
 )
 
 func init() { redis.SetLogger(quiet{}) }
@@ -37,7 +41,7 @@ var (
 	seconds = flag.Duration("for", 0, "explore each lock for so long; 0: 60 schedules")
 	seed    = flag.Uint64("seed", 1, "the first schedule's; the next ones have the following")
 	update  = flag.Bool("update", false, "write testdata")
-	system  = flag.String("lock", "", "explore only this lock")
+	system  = flag.String("lock", "", "explore only this lock, which may be another library's")
 )
 
 // ordered says that goroutines of one instant run in the same order each time.
@@ -45,8 +49,10 @@ var ordered = true
 
 // With one processor the goroutines of a bubble run in the same order each time.
 func TestMain(m *testing.M) {
+	scenarios.Child(named)
 	runtime.GOMAXPROCS(1)
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(1600)
+	lua.RegistrySize, lua.CallStackSize = 1024, 64 // miniredis allocates both for each call of a script
 	os.Exit(m.Run())
 }
 
@@ -85,7 +91,8 @@ func (s mini) Jump(d time.Duration) { s.m.FastForward(d) }
 func client(c *explore.Client, server int) *redis.Client {
 	return redis.NewClient(&redis.Options{
 		Addr: c.Addr(server), Dialer: c.Dial, ReadTimeout: 3 * c.TTL, DialerRetries: 1, PoolSize: 100, ContextTimeoutEnabled: true, DisableIdentity: true,
-		MinRetryBackoff:          -1, // a backoff is random
+		MinRetryBackoff: -1, // a backoff is random
+		ReadBufferSize:  1 << 12, WriteBufferSize: 1 << 13,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 }
@@ -146,8 +153,30 @@ var systems = []explore.System{
 	onS3(),
 	redisStore(),
 	s3Store(),
-	others[0],
-	others[1],
+	dynamoStore(),
+	onMemory(),
+}
+
+// onMemory is memlock. Nothing comes between it and its clients, which are one process.
+func onMemory() explore.System {
+	var server *memlock.Backend
+	return explore.System{
+		Name: "memlock", TTL: time.Second, Servers: 1,
+		Serve: func(testing.TB) explore.Server {
+			server = memlock.New(nil)
+			return nil
+		},
+		Open: func(c *explore.Client) (scenarios.Lock, error) {
+			b := server.Client()
+			return locker(c, b, plain, b.Close)
+		},
+		Without: allBut(explore.Run, explore.Try, explore.Renew, explore.Release, explore.Rerelease, explore.Cancel, explore.Late, explore.Deliver,
+			explore.Duplicate, explore.Wait),
+	}
+}
+
+func allBut(verbs ...explore.Verb) []explore.Verb {
+	return slices.DeleteFunc(explore.Verbs(), func(v explore.Verb) bool { return slices.Contains(verbs, v) })
 }
 
 // onRedlock is Redlock on five nodes. Nodes that forget are known to break its tokens.
@@ -172,14 +201,14 @@ func onRedlock(name string, o redlock.Options, how ...sabotage) explore.System {
 	}
 }
 
-// The locks that run on Redis break nothing.
+// The module's locks and stores break nothing.
 func TestExplore(t *testing.T) {
-	known := slices.ContainsFunc(systems, func(sys explore.System) bool { return *system == "" || *system == sys.Name })
-	require.True(t, known, "there is no lock %q", *system)
-	for _, sys := range systems {
-		if *system != "" && *system != sys.Name {
-			continue
-		}
+	chosen := systems
+	if *system != "" {
+		chosen = slices.DeleteFunc(slices.Concat(systems, others), func(sys explore.System) bool { return sys.Name != *system })
+	}
+	require.NotEmpty(t, chosen, "there is no lock %q", *system)
+	for _, sys := range chosen {
 		t.Run(sys.Name, func(t *testing.T) {
 			t.Logf("-seed %d", *seed)
 			report := sys.Explore(t, explore.Options{Seed: *seed, Schedules: few(60), For: *seconds, Log: t.Logf})
@@ -193,7 +222,7 @@ func TestExplore(t *testing.T) {
 
 // A schedule does the same each time.
 func TestReproducible(t *testing.T) {
-	for _, sys := range append(systems, onNaive(none)) {
+	for _, sys := range slices.Concat(systems, others, []explore.System{onNaive(none)}) {
 		t.Run(sys.Name, func(t *testing.T) {
 			for seed := range uint64(few(25)) {
 				s := sys.Random(seed, 30)
@@ -207,11 +236,14 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// known are locks with a defect, and without it.
-var known = []struct {
+// flaw is a lock with a defect, and one without.
+type flaw struct {
 	is            defect
 	broken, sound explore.System
-}{
+}
+
+// known are defects that are put into locks.
+var known = []flaw{
 	{getThenDel, onNaive(getThenDel), onNaive(none)},
 	{releaseAny, onNaive(releaseAny), onNaive(none)},
 	{getThenSet, onNaive(getThenSet), onNaive(none)},
@@ -231,13 +263,23 @@ var known = []struct {
 
 func broken(how sabotage) explore.System { return onRedis("redislock", queue, plain, how) }
 
-// What is known to be wrong is found, and shrunk; a lock without a defect breaks nothing in as many schedules. With -update the shortest
-// schedules are written to testdata.
+// What is known to be wrong is found, and shrunk; a lock without a defect breaks nothing in as many schedules.
 func TestDefects(t *testing.T) {
+	find(t, "testdata/defects.txt", known, 24)
+	t.Run("none", func(t *testing.T) {
+		sys := onNaive(none)
+		r := sys.Explore(t, explore.Options{Seed: 1, Schedules: few(most)})
+		require.Nil(t, r.Found, "%v\n%v", r.Found, r.Schedule)
+	})
+}
+
+// find finds defects by schedules of so many steps, and shrinks these. With -update the shortest are written to file.
+func find(t *testing.T, file string, flaws []flaw, steps int) {
+	t.Helper()
 	var all strings.Builder
-	for _, k := range known {
+	for _, k := range flaws {
 		t.Run(string(k.is), func(t *testing.T) {
-			o := explore.Options{Seed: 1, Schedules: most}
+			o := explore.Options{Seed: 1, Schedules: most, Steps: steps}
 			if k.is == getThenDel { // its schedule then rests on no timeout of a Locker's, which TestReplay couldn't slow down
 				o.Seed = 4000
 			}
@@ -252,20 +294,15 @@ func TestDefects(t *testing.T) {
 				r.Found.Detail, r.Schedule)
 		})
 	}
-	t.Run("none", func(t *testing.T) {
-		sys := onNaive(none)
-		r := sys.Explore(t, explore.Options{Seed: 1, Schedules: few(most)})
-		require.Nil(t, r.Found, "%v\n%v", r.Found, r.Schedule)
-	})
 	if *update {
-		require.NoError(t, os.WriteFile("testdata/defects.txt", []byte(all.String()), 0o644))
+		require.NoError(t, os.WriteFile(file, []byte(all.String()), 0o644))
 	}
 }
 
-// recorded are the schedules in testdata, by the defect that they find, and what they find.
-func recorded(t *testing.T) (schedules map[defect]explore.Schedule, findings map[defect]explore.Finding) {
+// recorded are the schedules in a file, by the defect that they find, and what they find.
+func recorded(t *testing.T, file string) (schedules map[defect]explore.Schedule, findings map[defect]explore.Finding) {
 	t.Helper()
-	text, err := os.ReadFile("testdata/defects.txt")
+	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	schedules, findings = map[defect]explore.Schedule{}, map[defect]explore.Finding{}
 	for found := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
@@ -280,12 +317,14 @@ func recorded(t *testing.T) (schedules map[defect]explore.Schedule, findings map
 
 // The recorded schedules break the lock that has the defect, and not the one that hasn't.
 func TestRecorded(t *testing.T) {
-	schedules, findings := recorded(t)
-	require.Len(t, schedules, len(known))
-	for _, k := range known {
-		s := schedules[k.is]
-		require.Equal(t, findings[k.is], k.broken.Run(t, s).Finding, "%s:\n%s", k.is, s)
-		require.Empty(t, k.sound.Run(t, s).Finding, "%s:\n%s", k.is, s)
+	for file, flaws := range map[string][]flaw{"testdata/defects.txt": known, "testdata/others.txt": shortcomings} {
+		schedules, findings := recorded(t, file)
+		require.Len(t, schedules, len(flaws))
+		for _, k := range flaws {
+			s := schedules[k.is]
+			require.Equal(t, findings[k.is], k.broken.Run(t, s).Finding, "%s:\n%s", k.is, s)
+			require.Empty(t, k.sound.Run(t, s).Finding, "%s:\n%s", k.is, s)
+		}
 	}
 }
 
@@ -328,23 +367,75 @@ func TestExcused(t *testing.T) {
 		{releaseAny, "run A; wait 1.1s; run B; release A; release B", explore.WrongError},
 		{none, "run A; jump 0 1.1s; run B; renew A", ""},
 		{renewAny, "run A; jump 0 1.1s; run B; renew A", explore.TwoHolders},
+		{none, "run A; release A; lag A 0; run A; jump 0 1.1s; run B; mend A; renew B", ""},
 		{none, "cut A 0; run A", ""},
 		{none, "run A; kill A", ""},
 		{noExpiry, "run A; kill A", explore.Stuck},
 		{none, "run A; run B; release A", ""},
 		{slow, "run A; run B; release A", explore.Stuck},
 	} {
-		s, err := explore.Parse(strings.ReplaceAll(test.steps, "; ", "\n"))
-		require.NoError(t, err)
 		sys := onNaive(test.is)
-		r := sys.Run(t, s)
+		r := sys.Run(t, parse(t, test.steps))
 		require.Equal(t, test.want, r.Finding, "%s: %s\n%s", test.is, test.steps, r.Trace)
 	}
 }
 
+// latest is a lock whose leases take the token of the latest grant for their own.
+type latest struct {
+	scenarios.Lock
+	top *atomic.Uint64
+}
+
+type latestLease struct {
+	scenarios.Lease
+	top *atomic.Uint64
+}
+
+func (l latestLease) Fence() uint64 { return l.top.Load() }
+
+func (l latest) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	lease, err := l.Lock.Acquire(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	l.top.Store(lease.Fence())
+	return latestLease{lease, l.top}, nil
+}
+
+// The judge and the model find what no check of a grant does.
+func TestHistory(t *testing.T) {
+	unfenced, confused := onNaive(none), onNaive(none)
+	unfenced.Fencing = history.FencingOff
+	var top atomic.Uint64
+	confused.Open = func(c *explore.Client) (scenarios.Lock, error) {
+		sys := onNaive(none)
+		l, err := sys.Open(c)
+		return latest{l, &top}, err
+	}
+	for _, test := range []struct {
+		sys   explore.System
+		steps string
+		want  explore.Finding
+	}{
+		{onNaive(none), "run A; run A; wait 1.1s; run B; run B; run B; run A", ""},
+		{unfenced, "run A; run A; wait 1.1s; run B; run B; run B; run A", explore.Corrupted},
+		{confused, "run A; run A; run A; release A; run B", ""},
+		{confused, "run A; run A; wait 1.1s; run B; run A", explore.Impossible},
+	} {
+		r := test.sys.Run(t, parse(t, test.steps))
+		require.Equal(t, test.want, r.Finding, "%s\n%s\n%s", test.steps, r.Detail, r.Trace)
+	}
+}
+
+func parse(t *testing.T, steps string) explore.Schedule {
+	t.Helper()
+	s, err := explore.Parse(strings.ReplaceAll(steps, "; ", "\n"))
+	require.NoError(t, err)
+	return s
+}
+
 // What a client has sent to the store before it is killed arrives.
 func TestLateAfterKill(t *testing.T) {
-	s, err := explore.Parse("run A\nrun A\nlate A\nrun A\nkill A\ndeliver A\n")
-	require.NoError(t, err)
+	s := parse(t, "run A; run A; late A; run A; kill A; deliver A")
 	require.Contains(t, systems[0].Run(t, s).Trace, "> deliver A\nstore: write 1.1 accepted true\n")
 }

@@ -30,7 +30,8 @@ const (
 // naive is a lock on one Redis as it is often written: SET NX PX, a counter, and polling.
 type naive struct {
 	*redis.Client
-	is defect
+	is  defect
+	gap func() error // see explore.Client
 }
 
 var (
@@ -86,9 +87,9 @@ func (n naive) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error
 			return g, err
 		}
 		r.NoteHeld()
-		pause := r.TTL / 20
+		pause := min(r.TTL, time.Second) / 20 // a holder's TTL may be shorter
 		if n.is == slow {
-			pause *= 60
+			pause = 3 * r.TTL
 		}
 		select {
 		case <-time.After(pause):
@@ -102,6 +103,28 @@ func (n naive) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error
 func lost(changed int64, err error) error {
 	if err == nil && changed == 0 {
 		return dlock.ErrLost
+	}
+	return err
+}
+
+func (n naive) pause() error {
+	if n.gap == nil {
+		return nil
+	}
+	return n.gap()
+}
+
+// takeAway deletes the lock after the gap, and tells whose it was.
+func (n naive) takeAway(ctx context.Context, g dlock.Grant) error {
+	if err := n.pause(); err != nil {
+		return err
+	}
+	owner, err := n.GetDel(ctx, g.Key).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return dlock.ErrLost
+	case err == nil && owner != g.Owner:
+		return dlock.ErrForeignRelease
 	}
 	return err
 }
@@ -125,7 +148,11 @@ func (n naive) Release(ctx context.Context, g dlock.Grant) error {
 		if err != nil {
 			return err
 		}
-		return lost(n.Del(ctx, g.Key).Result())
+		return n.takeAway(ctx, g)
+	case none: // a lock with one request stops before it
+		if err := n.pause(); err != nil {
+			return err
+		}
 	default:
 	}
 	return lost(naiveRelease.Run(ctx, n, []string{g.Key}, g.Owner).Int64())
@@ -133,10 +160,10 @@ func (n naive) Release(ctx context.Context, g dlock.Grant) error {
 
 func onNaive(is defect) explore.System {
 	return explore.System{
-		Name: "naive " + string(is), TTL: time.Second, Servers: 1, Serve: serveRedis, Greeting: 1,
+		Name: "naive " + string(is), TTL: time.Second, Servers: 1, Serve: serveRedis, Greeting: 1, Gap: is == getThenDel || is == none,
 		Open: func(c *explore.Client) (scenarios.Lock, error) {
-			n := naive{client(c, 0), is}
-			return locker(c, n, plain, n.Close)
+			n := naive{client(c, 0), is, c.Gap}
+			return locker(c, n, plain)
 		},
 	}
 }

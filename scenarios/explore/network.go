@@ -22,6 +22,8 @@ const (
 type Client struct {
 	Name string
 	TTL  time.Duration // of leases
+	// Gap, if not nil, is called by a release that isn't atomic between its requests.
+	Gap func() error
 
 	dial     func(server int) (net.Conn, error)
 	greeting int           // messages each way
@@ -35,6 +37,12 @@ type Client struct {
 	conns  []*conn // in the order in which they were opened
 	opened int
 	change chan struct{} // closed and replaced when anything above changes
+}
+
+// NewClient returns a client of real servers, without faults of its own.
+func NewClient(addrs []string, ttl time.Duration) *Client {
+	dial := func(server int) (net.Conn, error) { return net.Dial("tcp", addrs[server]) } //nolint:noctx // as a server in this process
+	return &Client{TTL: ttl, flows: make([]fault, len(addrs)), change: make(chan struct{}), dial: dial}
 }
 
 // fault is what the connections to a server do, by direction.

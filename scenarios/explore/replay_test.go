@@ -16,7 +16,7 @@ import (
 // What breaks the naive lock in virtual time breaks it on a real Redis, in the same steps. The clock of a real server can't be held still
 // for two grants.
 func TestReplay(t *testing.T) {
-	schedules, _ := recorded(t)
+	schedules, _ := recorded(t, "testdata/defects.txt")
 	for _, k := range known[:7] {
 		if k.is == tokenFromTime {
 			continue

@@ -105,8 +105,8 @@ func Parse(text string) (Schedule, error) {
 
 func parseStep(words []string) (Step, error) {
 	st := Step{Verb: Verb(words[0])}
-	if !slices.Contains(verbs(), st.Verb) {
-		return st, fmt.Errorf("there is no verb %q; there are %v", st.Verb, verbs())
+	if !slices.Contains(Verbs(), st.Verb) {
+		return st, fmt.Errorf("there is no verb %q; there are %v", st.Verb, Verbs())
 	}
 	sound, rest := true, words[1:]
 	for arg := range strings.FieldsSeq(st.Verb.args()) {
@@ -178,10 +178,11 @@ var alphabet = []letter{
 }
 
 func (v Verb) args() string {
-	return alphabet[slices.Index(verbs(), v)].takes
+	return alphabet[slices.Index(Verbs(), v)].takes
 }
 
-func verbs() []Verb {
+// Verbs are all verbs.
+func Verbs() []Verb {
 	all := make([]Verb, len(alphabet))
 	for i, l := range alphabet {
 		all[i] = l.Verb
@@ -196,7 +197,7 @@ func (sys *System) Random(seed uint64, n int) Schedule {
 	g.workers = 2 + g.IntN(2)
 	calm := g.IntN(4) == 0 // System.Wait is longer after a fault
 	for _, l := range alphabet {
-		skip := (calm || sys.Servers == 0) && needsServer(l.Verb) || calm && (l.Verb == Kill || l.Verb == Pause)
+		skip := calm && (needsServer(l.Verb) || l.Verb == Kill || l.Verb == Pause)
 		if skip || slices.Contains(sys.Without, l.Verb) || g.IntN(4) == 0 && l.Verb != Run { // with fewer verbs a schedule gets further
 			continue
 		}
@@ -248,9 +249,7 @@ func (g *generator) step(v Verb, worker int) Step {
 	if v == Jump && g.IntN(2) == 0 {
 		st.For = g.TTL / 100
 	}
-	if g.Servers > 0 {
-		st.Server = g.IntN(g.Servers)
-	}
+	st.Server = g.IntN(g.Servers)
 	if (v == Cut || v == Deafen || v == Hold || v == Lag) && (g.Servers < 2 || g.IntN(3) == 0) {
 		st.Server = All
 	}

@@ -1,6 +1,7 @@
 package explore_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,7 +39,7 @@ func TestParse(t *testing.T) {
 
 // A random schedule is the same text when it is read again.
 func TestRandom(t *testing.T) {
-	for _, sys := range systems {
+	for _, sys := range slices.Concat(systems, others) {
 		for seed := range uint64(50) {
 			s := sys.Random(seed, 30)
 			again, err := explore.Parse(s.String())

@@ -10,11 +10,12 @@ import (
 
 // Options say what [System.Explore] runs.
 type Options struct {
-	Seed      uint64        // of the first schedule; each following one has the next
-	Schedules int           // how many, if For is 0
-	Steps     int           // of a schedule; 0: 24
-	For       time.Duration // run schedules for so long
-	Best      int           // how many schedules to shrink, of which the shortest is reported; 0: 1
+	Seed      uint64              // of the first schedule; each following one has the next
+	Schedules int                 // how many, if For is 0
+	Steps     int                 // of a schedule; 0: 24
+	For       time.Duration       // run schedules for so long
+	Counts    func(Schedule) bool // whether one that breaks something counts; nil: each does
+	Best      int                 // how many schedules to shrink, of which the shortest is reported; 0: 1
 	Log       func(format string, args ...any)
 }
 
@@ -34,7 +35,7 @@ type Report struct {
 func (r *Report) String() string {
 	s := fmt.Sprintf("%s: %d schedules, %d grants in %v (%.0f schedules/s), %d pairs of a step and the call that it met", r.Name, r.Schedules, r.Grants,
 		r.Took.Round(time.Millisecond), float64(r.Schedules)/r.Took.Seconds(), len(r.Met))
-	if never := slices.DeleteFunc(verbs(), func(v Verb) bool { return slices.Contains(slices.Collect(maps.Values(r.Met)), v) }); len(never) > 0 {
+	if never := slices.DeleteFunc(Verbs(), func(v Verb) bool { return slices.Contains(slices.Collect(maps.Values(r.Met)), v) }); len(never) > 0 {
 		s += fmt.Sprintf(", none of %v", never)
 	}
 	if r.Found != nil {
@@ -60,14 +61,14 @@ func (sys *System) Explore(t *testing.T, o Options) *Report {
 		r := sys.Run(t, s)
 		rep.Grants += r.Grants
 		maps.Copy(rep.Met, r.met)
-		if r.Finding != "" {
+		if r.Finding != "" && (o.Counts == nil || o.Counts(s)) {
 			found++
 			if rep.Found == nil {
 				rep.First = rep.Schedules + 1
 			}
 			small := s.shrink(func(s Schedule) bool {
 				smaller := sys.Run(t, s)
-				fails := smaller.Finding != "" // often it is another of the same defect's
+				fails := smaller.Finding != "" && (o.Counts == nil || o.Counts(s)) // often it is another of the same defect's
 				if fails {
 					r = smaller
 				}

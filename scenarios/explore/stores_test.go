@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/dynamostore"
 	"github.com/fencelab/fencelab/resource/redisstore"
 	"github.com/fencelab/fencelab/resource/s3store"
 	"github.com/fencelab/fencelab/scenarios"
@@ -72,6 +73,16 @@ func s3Store() explore.System {
 		s, err := s3store.New(s3Client(&http.Client{Transport: transport, Timeout: 3 * c.TTL}, "http://"+c.Addr(0)), bucket, nil)
 		return closing{s, transport.CloseIdleConnections}, err
 	})
+}
+
+func dynamoStore() explore.System {
+	sys := store(explore.System{Name: "dynamostore", Serve: serveDynamo}, func(c *explore.Client) (resource.Store, error) {
+		transport := &http.Transport{DialContext: c.Dial, DisableCompression: true}
+		s, err := dynamostore.New(dynamoClient(&http.Client{Transport: transport, Timeout: 3 * c.TTL}, "http://"+c.Addr(0)), table)
+		return closing{s, transport.CloseIdleConnections}, err
+	})
+	sys.Without = append(sys.Without, explore.Duplicate) // which succeeds if its first reply is lost, see Store.Write
+	return sys
 }
 
 // The defects of a store on Redis, put into its scripts, are found.

@@ -29,6 +29,10 @@ func (f fence) after(g fence) bool {
 	return f.token > g.token || f.token == g.token && f.seq > g.seq
 }
 
+func (f fence) mayRead(seen fence) bool {
+	return !seen.after(f) || f == fence{seen.token, 0}
+}
+
 func (f fence) String() string {
 	switch {
 	case f == fence{}:
@@ -45,7 +49,7 @@ func (f fence) String() string {
 // Violated, unless fencing is off and the history itself says that the hazard did not happen:
 //   - a write was accepted that had no token although fencing was on, or whose fence was not greater than those of all writes and
 //     fenced reads accepted before;
-//   - a fenced read was accepted after a read or write with a greater token;
+//   - a fenced read was accepted after a read or write that fences it off;
 //   - an entry of an accepted write is missing from a later accepted write, a read, or the final value;
 //   - an entry is there twice, or although its write was refused;
 //   - the resource forgot a fence that it had accepted.
@@ -308,7 +312,7 @@ func (j *judge) decision(e *Event) {
 		j.doubt("the resource decided about token %d, which nobody was granted", e.Token)
 	}
 	switch fenced := j.fencing == FencingOn || j.fencing == FencingWrites && e.Op == "write"; {
-	case fenced && !e.Enforced:
+	case fenced && (!e.Enforced || e.Token == 0 && e.Op == "read"):
 		j.doubt("the resource did not look at a %s's fence, with fencing %s", e.Op, j.fencing)
 	case !fenced && e.Enforced && j.fencing != "":
 		j.doubt("the resource looked at a %s's fence, with fencing %s", e.Op, j.fencing)
@@ -355,8 +359,8 @@ func (j *judge) knows(k *keyState, said fence) {
 
 func (j *judge) acceptRead(e *Event, k *keyState, got fence) {
 	if e.Enforced {
-		if got.token < k.max.token {
-			j.violate("a fenced read with token %d was accepted after %v", got.token, k.max)
+		if !got.mayRead(k.max) {
+			j.violate("a fenced read with fence %v was accepted after %v", got, k.max)
 		}
 		if got.after(k.max) {
 			k.max = got
@@ -394,7 +398,7 @@ func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
 func (j *judge) refuse(e *Event, k *keyState, got fence) {
 	admitted := got.after(k.max)
 	if e.Op == "read" {
-		admitted = got.token >= k.max.token
+		admitted = got.mayRead(k.max)
 	}
 	switch {
 	case !e.Enforced:

@@ -104,6 +104,18 @@ func TestJudge(t *testing.T) {
 		{"safe-holder-killed", "without tokens", withoutTokens},
 		{"safe-late-write-refused", "a release under another's token", change("B", history.Released, func(e *history.Event) { e.Token = 1 })},
 		{"safe-late-write-refused", "a release under nobody's token", change("B", history.Released, func(e *history.Event) { e.Token = 9 })},
+		{"safe-late-write-refused", "a read numbered less than an accepted call", func(events []history.Event) []history.Event {
+			for i := range events {
+				events[i].Seq, events[i].SeenSeq = 3*events[i].Seq, 3*events[i].SeenSeq
+			}
+			return slices.Insert(events, 9, history.Event{
+				Kind: history.KindDecision, Op: "read", Key: "k", Token: 2, Seq: 2, Seen: 2, SeenSeq: 3, Accepted: true, Enforced: true, Value: "B\n",
+			})
+		}},
+		{"safe-late-write-refused", "a read without a token", func(events []history.Event) []history.Event {
+			events[2].Token, events[6].Seen = 0, 0
+			return events
+		}},
 		{"safe-late-release-unfenced", "a foreign release", change("A", history.ReleaseLost, func(e *history.Event) { e.Name = history.ReleaseForeign })},
 		{"safe-refusals-before-a-crash", "a worker is killed instead", change("resource", "kill", func(e *history.Event) { e.Target = "A" })},
 		{"inconclusive-hazard-never-came-about", "lost without a successor", change("A", history.Released, func(e *history.Event) { e.Name = history.ReleaseLost })},

@@ -68,6 +68,14 @@ type point struct {
 	unreported [MaxWorkers]Verb
 }
 
+func (p *point) key() string {
+	key := []byte(p.State.key(true))
+	for _, v := range p.unreported {
+		key = append(append(key, v...), '\n')
+	}
+	return string(key)
+}
+
 func (r *replay) follow(events []history.Event) (Breach, error) {
 	points := map[string]point{"": {}}
 	r.workers, r.gone = nil, nil
@@ -100,12 +108,16 @@ func kills(e *history.Event) bool {
 	return e.Kind == history.KindFault && f.State == history.Down
 }
 
-// explain adds to next where e may lead from p. Only expiry and sending happen without an event.
+// explain adds to next where e may lead from p. Only expiry and sending happen without an event, and no sooner than they matter: to a
+// grant or a release, and to a decision.
 func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 	heard := p // possible changes unreported
 	ok, wanted := r.possible(e, &heard)
-	if ok && wanted == nil {
-		next[heard.key(true)+fmt.Sprint(heard.unreported)] = heard
+	if wanted == nil {
+		if ok {
+			next[heard.key()] = heard
+		}
+		return
 	}
 	r.Workers, r.Grants = min(len(r.workers), MaxWorkers), 0 // what nobody has reported is not worth following
 	if e.Name == history.Acquired {
@@ -114,10 +126,10 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 	for _, step := range r.Next(p.State) {
 		q := p
 		q.State = step.State
-		if step.Verb == Expire || step.Verb == Send && e.Kind == history.KindDecision {
+		if step.Verb == Expire && e.Kind == history.KindReport || step.Verb == Send && e.Kind == history.KindDecision {
 			r.explain(e, q, next)
 		}
-		if !ok || wanted == nil || !wanted(&step) {
+		if !ok || !wanted(&step) {
 			continue
 		}
 		if i := step.Worker; i >= 0 && !step.Unheard {
@@ -126,7 +138,7 @@ func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 				q.unreported[i] = Accept
 			}
 		}
-		next[q.key(true)+fmt.Sprint(q.unreported)] = q
+		next[q.key()] = q
 	}
 }
 

@@ -238,7 +238,7 @@ func TestDefectiveStores(t *testing.T) {
 		{Config{AcceptEqual: true}, "a stale write was accepted"},
 		{Config{IgnoreSeq: true}, "a stale write was accepted"},
 		{Config{NoRaise: true}, "the resource forgot a fence"},
-		{Config{StaleReads: true}, "a fenced read with token"},
+		{Config{StaleReads: true}, "a fenced read with fence"},
 		{Config{ForgetFence: true}, "the resource forgot a fence"},
 		{Config{LoseValue: true}, "was accepted and is lost"},
 		{Config{ApplyStale: true}, "although its write was refused"},

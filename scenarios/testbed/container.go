@@ -105,14 +105,14 @@ func newContainers(ctx context.Context, g *group, o *Options) (_ hosts, err erro
 			err = errors.Join(err, c.remove(ctx))
 		}
 	}()
-	if err := sweepContainers(ctx, c.docker); err != nil {
-		return nil, err
-	}
 	at, err := engine.DaemonHost(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("find the Docker engine's host: %w", err)
 	}
 	c.near = at == "localhost"
+	if err := watch(c.docker.DaemonHost()); err != nil {
+		return nil, err
+	}
 	for _, name := range g.names {
 		port, release, err := proc.ReservePort()
 		if err != nil {
@@ -240,9 +240,6 @@ func (c *container) start(ctx context.Context, cmd command) error {
 	}
 	image := cmp.Or(os.Getenv(c.group.env("IMAGE")), c.group.image)
 	if err := c.pull(ctx, image); err != nil {
-		return err
-	}
-	if err := watch(c.docker.DaemonHost()); err != nil {
 		return err
 	}
 	if err := c.run(ctx, image, cmd); err != nil {

@@ -8,8 +8,9 @@ import (
 )
 
 var (
-	Identify = identify
-	Watch    = watch
+	FourLetters = fourLetters
+	Identify    = identify
+	Watch       = watch
 )
 
 var serverTypes = map[string]*serverType{

@@ -154,20 +154,6 @@ func dead(t *testing.T) string {
 	return identity
 }
 
-// The next process that starts containers removes what dead processes left in the engine, and nothing else.
-func TestSweepEngine(t *testing.T) {
-	docker := needEngine(t)
-	me, err := testbed.Identify(os.Getpid())
-	require.NoError(t, err)
-	orphan := dead(t)
-	leave(t, docker, orphan)
-	leave(t, docker, me)
-	c := startChild(t, "redis", testbed.EnvProvider+"=containers", "FENCELAB_REDIS_IMAGE=fencelab.invalid/redis:0")
-	require.Error(t, c.Wait(), "there is no such image")
-	require.Empty(t, labelled(t, docker, orphan))
-	require.Len(t, labelled(t, docker, me), 2, "the sweep leaves the living alone")
-}
-
 // The watchdog of a process that is killed, or panics, cleans up the engine at once.
 func TestWatchdog(t *testing.T) {
 	docker := needEngine(t)

@@ -1,7 +1,6 @@
 package testbed
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,12 +11,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-
-	cerrdefs "github.com/containerd/errdefs"
-	"github.com/moby/moby/client"
 )
 
-// Leftovers of a killed process name their owner: the process's identity.
+// Leftovers of a killed process name their owner: the process's identity. The watchdog removes those in the engine.
 
 const (
 	dirPrefix  = "fencelab-" // of temporary directories
@@ -103,55 +99,6 @@ var sweepDirs = sync.OnceValue(func() error {
 	}
 	return nil
 })
-
-var swept struct {
-	sync.Mutex
-	done bool
-}
-
-func sweepContainers(ctx context.Context, docker client.APIClient) error {
-	swept.Lock()
-	defer swept.Unlock()
-	if swept.done {
-		return nil
-	}
-	owned := make(client.Filters).Add("label", labelOwner)
-	containers, err := docker.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: owned})
-	networks, networksErr := docker.NetworkList(ctx, client.NetworkListOptions{Filters: owned})
-	volumes, volumesErr := docker.VolumeList(ctx, client.VolumeListOptions{Filters: owned})
-	if err := errors.Join(err, networksErr, volumesErr); err != nil {
-		return fmt.Errorf("list what killed processes left: %w", err)
-	}
-	sweep := func(labels map[string]string, what, id string, remove func() error) {
-		if !gone(labels[labelOwner]) {
-			return
-		}
-		// Another process may sweep, too.
-		if e := remove(); e != nil && !cerrdefs.IsNotFound(e) && !cerrdefs.IsConflict(e) {
-			err = errors.Join(err, fmt.Errorf("remove what a killed process left: docker %s rm -f %s: %w", what, id, e))
-		}
-	}
-	for _, c := range containers.Items {
-		sweep(c.Labels, "container", c.ID, func() error {
-			_, err := docker.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-			return err
-		})
-	}
-	for _, n := range networks.Items {
-		sweep(n.Labels, "network", n.ID, func() error {
-			_, err := docker.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
-			return err
-		})
-	}
-	for _, v := range volumes.Items {
-		sweep(v.Labels, "volume", v.Name, func() error {
-			_, err := docker.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{Force: true})
-			return err
-		})
-	}
-	swept.done = err == nil
-	return err
-}
 
 // watchdog removes what is labelled $0 from the engine when its input ends, with this process.
 const watchdog = `read -r _

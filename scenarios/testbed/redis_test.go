@@ -95,28 +95,6 @@ func script(t *testing.T, dir, body string) string {
 	return path
 }
 
-func TestEmbedded(t *testing.T) {
-	r := startRedis(t, &testbed.Options{Provider: testbed.Embedded})
-	require.Equal(t, "miniredis", r.Version)
-	require.Equal(t, "miniredis (embedded)", r.String())
-
-	c := dialRedis(t, r.Addr)
-	require.NoError(t, c.Set(t.Context(), "key", "value", 50*time.Millisecond).Err())
-	require.Eventually(t, func() bool { return c.Exists(t.Context(), "key").Val() == 0 },
-		30*time.Second, 5*time.Millisecond, "a key expires in real time")
-
-	require.NoError(t, r.Close())
-	requireGone(t, r.Addr)
-	require.NoError(t, r.Close(), "Close again")
-}
-
-func TestArgsUnsupported(t *testing.T) {
-	for _, p := range []testbed.Provider{testbed.External, testbed.Embedded} {
-		_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: p, Args: moreArgs})
-		require.ErrorIs(t, err, errors.ErrUnsupported, p)
-	}
-}
-
 func TestAuto(t *testing.T) {
 	const noImage = "FENCELAB_REDIS_IMAGE" + "=fencelab.invalid/redis:0"
 	const noBinary = "FENCELAB_REDIS_SERVER" + "=/nonexistent/redis-server"
@@ -154,17 +132,8 @@ func TestAuto(t *testing.T) {
 }
 
 func TestParseProvider(t *testing.T) {
-	for _, p := range []testbed.Provider{
-		testbed.Auto, testbed.Containers, testbed.Local, testbed.External, testbed.Embedded,
-	} {
-		got, err := testbed.ParseProvider(string(p))
-		require.NoError(t, err)
-		require.Equal(t, p, got)
-	}
 	const want = `testbed: provider "docker" is none of auto, containers, local, external, embedded`
-	_, err := testbed.ParseProvider("docker")
-	require.EqualError(t, err, want)
-	_, err = testbed.StartRedis(t.Context(), &testbed.Options{Provider: "docker"})
+	_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: "docker"})
 	require.EqualError(t, err, want)
 	t.Setenv(testbed.EnvProvider, "docker")
 	_, err = testbed.StartRedis(t.Context(), nil)

@@ -238,8 +238,10 @@ func TestNoControl(t *testing.T) {
 		require.ErrorIs(t, s.Restart(ctx, testbed.RestartOptions{}), errors.ErrUnsupported, p)
 		_, err = testbed.StartRedisReplica(ctx, s, nil)
 		require.ErrorIs(t, err, errors.ErrUnsupported, p)
-		_, err = testbed.StartRedis(ctx, &testbed.Options{Provider: p, Clock: true})
-		require.ErrorIs(t, err, errors.ErrUnsupported, p)
+		for _, o := range []testbed.Options{{Provider: p, Clock: true}, {Provider: p, Args: moreArgs}} {
+			_, err = testbed.StartRedis(ctx, &o)
+			require.ErrorIs(t, err, errors.ErrUnsupported, p)
+		}
 		require.NoError(t, s.Close())
 	}
 	require.True(t, listens(t, users.Addr))

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log"
 	"maps"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -38,19 +37,11 @@ func onZooKeeper(ctx context.Context, s *testbed.Server, f func(*zk.Conn) error)
 
 // setting returns a line of the reply to a four-letter command; without a name, all of it.
 func setting(ctx context.Context, addr, word, name string) (string, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = conn.Close() }()
-	if _, err := io.WriteString(conn, word); err != nil {
-		return "", err
-	}
-	b, err := io.ReadAll(conn)
+	reply, err := testbed.FourLetters(ctx, addr, word)
 	if name == "" || err != nil {
-		return string(b), err
+		return reply, err
 	}
-	for sc := bufio.NewScanner(strings.NewReader(string(b))); sc.Scan(); {
+	for sc := bufio.NewScanner(strings.NewReader(reply)); sc.Scan(); {
 		for _, sep := range []string{"=", ": ", "\t"} {
 			if value, ok := strings.CutPrefix(sc.Text(), name+sep); ok {
 				return value, nil

@@ -1,0 +1,398 @@
+package explore
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencelab/fencelab/scenarios"
+	"github.com/fencelab/fencelab/scenarios/history"
+)
+
+// Hazard returns the scenario that a schedule amounts to, for a [scenarios.Runner] to play with processes on real servers: the order in
+// which workers reach their checkpoints, and faults between them. What a scenario has no words for is not done. About has all but
+// workers, steps, verdicts and traces; those are [System.Play]'s, for the modes in which the steps can be played. If the scenario isn't
+// violated in the System's mode, the error says why, and what was left out.
+func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (scenarios.Scenario, error) {
+	t.Helper()
+	y := &story{frozen: map[string]bool{}}
+	about.Steps, about.Workers, about.MinTTL = nil, map[string]scenarios.Worker{}, 0
+	y.Scenario = &about
+	sys.virtually(t, func(w *world) {
+		w.story = y
+		w.serve(history.Run{TokensLost: true})
+		for _, st := range s {
+			w.step(st)
+			w.pass(settle)
+		}
+		if !w.finish(w.lift()) {
+			y.leave("that a worker waits for ever")
+		}
+		w.close()
+	})
+	y.rename()
+	if err := about.Check(); err != nil {
+		return about, err
+	}
+	about.Expect, about.Traces = map[history.Fencing]history.Verdict{}, map[string]string{}
+	why := map[history.Fencing]error{}
+	for _, f := range []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn} {
+		events, err := sys.Play(t, about, f)
+		if err != nil { // a worker that is refused doesn't report what one does that isn't
+			why[f] = fmt.Errorf("the scenario can't be played: %w", err)
+			continue
+		}
+		v := history.Judge(events).Verdict
+		if v != history.Inconclusive {
+			about.Expect[f], about.Traces[string(f)] = v, strings.Join(history.Trace(events), "\n")+"\n"
+		}
+		if v != history.Violated {
+			why[f] = fmt.Errorf("the scenario is %v", v)
+		}
+	}
+	if f := cmp.Or(sys.Fencing, history.FencingOn); why[f] != nil {
+		return about, fmt.Errorf("explore: with fencing %s %w; it lacks %s", f, why[f], cmp.Or(strings.Join(y.left, ", "), "nothing"))
+	}
+	return about, nil
+}
+
+// story makes a scenario of a run.
+type story struct {
+	*scenarios.Scenario
+	frozen map[string]bool // by holder; without those that are killed
+	left   []string        // what a scenario has no words for
+}
+
+func (y *story) leave(what string) bool {
+	y.left = append(y.left, what)
+	return false
+}
+
+func (y *story) run(actor, until string) {
+	if n := len(y.Steps); n == 0 || y.Steps[n-1].Verb != "run" || y.Steps[n-1].Target != actor {
+		y.Steps = append(y.Steps, scenarios.Step{Verb: "run", Target: actor})
+	}
+	y.Steps[len(y.Steps)-1].Until = until
+}
+
+func (y *story) fault(k *worker, verb string) {
+	y.Steps = append(y.Steps, scenarios.Step{Verb: verb, Target: k.actor})
+}
+
+// step reports whether a scenario has words for a step, and notes them.
+func (y *story) step(k *worker, st Step) bool {
+	between := k.busy == "" && k.lease != nil && !k.dead
+	switch v := st.Verb; {
+	case v == Run, v == Mend: // of mend, lift
+	case v == Release && (!between || k.at != "read"): // a scenario's worker that reads writes, too
+	case v == Resume:
+		if k.client.isFrozen() {
+			y.fault(k, "resume")
+			y.frozen[k.actor] = false
+		}
+	case v == Deliver:
+		if k.sent != nil {
+			y.fault(k, "deliver")
+		}
+	case v == Pause && between && st.N == 0:
+		if !k.client.isFrozen() {
+			y.fault(k, "pause")
+			y.frozen[k.actor] = true
+		}
+	case v == Pause && between && st.N == 1 && k.sys.Gap && k.at == "write": // see call
+	case v == Kill && between:
+		y.fault(k, "kill")
+		y.frozen[k.actor] = true
+	case v == Late && between && k.at == "read":
+		if !k.late {
+			y.fault(k, "hold")
+		}
+	default:
+		return y.leave(st.String())
+	}
+	return true
+}
+
+// call is about to begin.
+func (y *story) call(k *worker, what string) {
+	if what != "release" {
+		return
+	}
+	w := y.Workers[k.actor]
+	w.Idle = k.at == ""
+	if k.client.freeze == 1 && !w.Idle {
+		w.GetThenDel = true
+		y.MinTTL = history.Duration(3 * time.Second) // it must hold the lock until then, on a machine that stands still for a while
+		y.run(k.actor, history.ReleaseGap)
+		y.fault(k, "pause")
+		y.frozen[k.actor] = true
+	}
+	y.Workers[k.actor] = w
+}
+
+// finish has a holder make its next call: all read, and then one after the other writes and releases.
+func (y *story) finish(workers []*worker) {
+	var next *worker
+	for _, k := range workers {
+		if k.busy == "" && k.lease != nil && (next == nil || k.at == "" && next.at != "") {
+			next = k
+		}
+	}
+	if next != nil {
+		next.call(Run)
+	}
+}
+
+func (y *story) report(k *worker, name string) {
+	switch name {
+	case history.Failed:
+		y.leave("that a call fails")
+	case history.Acquired:
+		for _, other := range k.workers {
+			if other == nil || other == k || other.lease == nil || other.lease.Until().After(time.Now()) {
+				continue
+			}
+			if frozen, holds := y.frozen[other.actor]; holds {
+				w := y.Workers[other.actor]
+				w.Victim, w.NoRenew = true, w.NoRenew || !frozen
+				y.Workers[other.actor] = w
+			}
+		}
+		y.frozen[k.actor] = false
+	case history.Released, history.ReleaseLost, history.ReleaseForeign:
+		delete(y.frozen, k.actor)
+		name = history.Done
+	}
+	y.run(k.actor, name)
+}
+
+// rename calls the workers A, B and so on, in the order in which they begin. A2 is the second grant of A's.
+func (y *story) rename() {
+	names := map[byte]string{}
+	rename := func(name string) string {
+		if names[name[0]] == "" {
+			names[name[0]] = string(rune('A' + len(names)))
+		}
+		if name[1:] == "1" {
+			return names[name[0]]
+		}
+		return names[name[0]] + name[1:]
+	}
+	for i := range y.Steps {
+		y.Steps[i].Target = rename(y.Steps[i].Target)
+	}
+	workers := map[string]scenarios.Worker{}
+	for name, w := range y.Workers {
+		if w != (scenarios.Worker{}) {
+			workers[rename(name)] = w
+		}
+	}
+	y.Workers = workers
+}
+
+// Play plays a scenario in virtual time, as a [scenarios.Runner] does with processes, and returns its history. It calls the lock's servers
+// as the hazards do: redis, or redis1 to redis5. The error matches errors.ErrUnsupported if it lacks an option of a worker's, or a fault.
+func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (events []history.Event, err error) {
+	t.Helper()
+	in := *sys
+	in.Fencing = f
+	in.virtually(t, func(w *world) {
+		w.plays = map[string]scenarios.Worker{}
+		var names []string
+		for _, st := range s.Steps {
+			if st.Verb == "run" && !slices.Contains(names, st.Target) {
+				names = append(names, st.Target)
+				w.plays[st.Target] = s.Workers[st.Target]
+			}
+		}
+		if len(names) > len(w.workers) {
+			err = fmt.Errorf("%d workers: %w", len(names), errors.ErrUnsupported)
+			return
+		}
+		w.serve(history.Run{Scenario: s.Name, TokensLost: s.TokensLost, Workers: names})
+		for i, name := range names {
+			how := w.plays[name]
+			missing := how.GetThenDel && !sys.Gap
+			how.Victim, how.NoRenew, how.Idle, how.Check, how.GetThenDel = false, false, false, false, false
+			if missing || how != (scenarios.Worker{}) {
+				err = errors.Join(err, fmt.Errorf("worker %s: %w", name, errors.ErrUnsupported))
+				continue
+			}
+			w.mu.Lock()
+			w.cast(i, name)
+			w.mu.Unlock()
+		}
+		for i, st := range s.Steps {
+			if err == nil {
+				if err = w.play(st); err != nil {
+					err = fmt.Errorf("step %d, %v: %w", i+1, st, err)
+				}
+			}
+		}
+		w.mu.Lock()
+		refused := 0
+		for _, e := range w.events {
+			if e.Kind == history.KindDecision && !e.Accepted {
+				refused++
+			}
+		}
+		rec, _ := w.data.Read(t.Context(), key)
+		w.add(history.Event{
+			Kind: history.KindFinal, Key: key, Value: string(rec.Value), Seen: rec.MaxFence.Token, SeenSeq: rec.MaxFence.Seq, Refusals: refused,
+		})
+		w.add(history.Event{Kind: history.KindEnd})
+		events = w.events
+		for _, k := range w.workers {
+			if k != nil && k.gap != nil {
+				close(k.gap)
+			}
+		}
+		w.mu.Unlock()
+		w.close()
+	})
+	return events, err
+}
+
+// cast opens the client of a scenario's worker.
+func (w *world) cast(i int, name string) {
+	how := w.plays[name]
+	ttl := 10 * time.Minute // longer than any run
+	if how.Victim {
+		ttl = w.sys.TTL
+	}
+	k := &worker{world: w, name: name}
+	var gap func() error
+	if how.GetThenDel {
+		gap = func() error {
+			w.mu.Lock()
+			k.event(history.ReleaseGap, nil, nil)
+			goOn := make(chan struct{})
+			k.gap = goOn
+			w.mu.Unlock()
+			<-goOn
+			return nil
+		}
+	}
+	k.process = w.process(i, ttl, gap)
+	w.workers[i] = k
+}
+
+func (w *world) play(st scenarios.Step) error {
+	var k *worker
+	i := slices.IndexFunc(w.workers[:], func(k *worker) bool { return k != nil && k.name == st.Target })
+	if i >= 0 {
+		k = w.workers[i]
+	}
+	if st.Verb == "run" {
+		return w.until(k, st.Until)
+	}
+	var servers []int
+	for _, name := range append(slices.Clone(st.From), st.Target) {
+		if n, ok := w.sys.server(name); ok {
+			servers = append(servers, n)
+		}
+	}
+	if len(servers) == 0 {
+		servers = []int{All}
+	}
+	var do []Step
+	switch verb := map[string]Verb{
+		"pause": Pause, "resume": Resume, "kill": Kill, "hold": Late, "deliver": Deliver, "cut": Cut, "refuse": Cut, "mend": Mend,
+	}[st.Verb]; {
+	case k != nil && verb == Cut:
+		for _, n := range servers {
+			do = append(do, Step{Verb: Cut, Worker: i, Server: n})
+		}
+	case k != nil && verb != "":
+		do = append(do, Step{Verb: verb, Worker: i})
+	case k == nil && (st.Verb == "jump" || st.Verb == "wipe"):
+		d, err := time.ParseDuration(cmp.Or(st.Detail, "0s"))
+		if err != nil {
+			return err
+		}
+		for n := range w.servers {
+			if servers[0] == All || servers[0] == n {
+				do = append(do, Step{Verb: Verb(st.Verb), Server: n, For: d})
+			}
+		}
+	default:
+		return fmt.Errorf("no %s of %s: %w", st.Verb, st.Target, errors.ErrUnsupported)
+	}
+	event := func() {
+		w.mu.Lock()
+		w.add(history.Event{Kind: history.KindFault, Name: st.Verb, Target: st.Target, Peers: st.From, Detail: st.Detail})
+		w.mu.Unlock()
+	}
+	undoes := slices.ContainsFunc(history.Faults, func(f history.Fault) bool { return f.Undo == st.Verb })
+	if undoes {
+		event() // its target's next events come after
+	}
+	for _, st := range do {
+		w.quietly(st)
+	}
+	w.pass(settle)
+	if !undoes {
+		event()
+	}
+	return nil
+}
+
+// server is the number of the server that scenarios call name.
+func (sys *System) server(name string) (n int, ok bool) {
+	if name == "redis" {
+		return 0, sys.Servers == 1
+	}
+	digits, ok := strings.CutPrefix(name, "redis")
+	n, err := strconv.Atoi(digits)
+	return n - 1, ok && err == nil && n <= sys.Servers
+}
+
+// until has a worker go on until it reports something.
+func (w *world) until(k *worker, report string) error {
+	w.mu.Lock()
+	from := len(w.events)
+	if k.gap != nil {
+		close(k.gap)
+		k.gap = nil
+	}
+	w.mu.Unlock()
+	for began := time.Now(); time.Since(began) < 4*w.sys.TTL; w.pass(w.sys.TTL/20 + settle) {
+		for again := true; again; {
+			w.mu.Lock()
+			reported := func(name string) bool {
+				return slices.ContainsFunc(w.events[from:], func(e history.Event) bool { return e.Actor == k.name && e.Name == name })
+			}
+			switch {
+			case reported(report):
+				w.mu.Unlock()
+				return nil
+			case reported(history.Failed), reported(history.Done), k.dead:
+				w.mu.Unlock()
+				return fmt.Errorf("%s ended before", k.name)
+			}
+			again = k.busy == ""
+			switch {
+			case !again:
+			case (report == history.BeforeWrite || report == history.Checked) && k.lease != nil && k.at == "read" && !k.said:
+				k.event(history.BeforeWrite, nil, func(e *history.Event) { e.Value = history.Append(k.ledger, k.name) })
+				k.said = true
+			case w.plays[k.name].Check && k.said && k.lease.Context().Err() == nil && !reported(history.Checked):
+				k.event(history.Checked, nil, nil)
+			case w.plays[k.name].Idle && k.lease != nil:
+				k.call(Release)
+			default:
+				k.call(Run)
+			}
+			w.mu.Unlock()
+			if again {
+				w.pass(settle)
+			}
+		}
+	}
+	return fmt.Errorf("%s hasn't come so far", k.name)
+}
