@@ -13,26 +13,22 @@ import (
 // reapBatch is how many counters one script checks: about a millisecond of the server's time.
 const reapBatch = 500
 
-// Reap deletes the fence counters of free keys that nobody has locked for at least idle, to the second. It returns how
-// many. It may run at any time, and again after an error. No token goes backwards: the script raises fence-floor to the
-// greatest counter that it deletes, and a missing counter starts from there.
+// Reap deletes the fence counters of free keys, and returns how many. It may run at any time, and again after an error. No token goes
+// backwards: the script raises fence-floor to the greatest counter that it deletes, and a missing counter starts from there. So tokens
+// of a key that is locked again may jump. It can't spare the counters that were used lately: Redis keeps one idle time for all values
+// that are the same number below 10,000.
 //
 // Every client of these locks must know the floor: a release of this package from before Reap doesn't. Reap returns an
-// error that wraps dlock.ErrInvalid in a Cluster and on a redis.Ring, where one script can't reach all counters and the
-// floor, and, if idle is not 0, the server's error under an LFU maxmemory-policy, which keeps no idle times.
-func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
+// error that wraps dlock.ErrInvalid in a Cluster and on a redis.Ring, where one script can't reach all counters and the floor.
+func (b *Backend) Reap(ctx context.Context) (int64, error) {
 	if _, cluster := b.c.(*redis.ClusterClient); cluster || redisscript.IsRing(b.c) {
 		return 0, invalid("counters can't be reaped in a Cluster or on a redis.Ring: a script can't reach those of several slots or servers")
-	}
-	if idle < 0 {
-		return 0, invalid("reap counters that have been idle for %v; want 0 or more", idle)
 	}
 	var (
 		reaped int64
 		cursor uint64
 		before = b.o.Prefix + "fence:{"
 		match  = globEscaper.Replace(before) + "*}"
-		least  = int64((idle + time.Second - 1) / time.Second)
 	)
 	for {
 		if _, err := b.check("", time.Second); err != nil {
@@ -48,7 +44,7 @@ func (b *Backend) Reap(ctx context.Context, idle time.Duration) (int64, error) {
 			keys = append(keys, counter, names[0], names[2])
 		}
 		if len(keys) > 1 {
-			n, err := reapScript.Run(ctx, b.c, keys, least).Int64()
+			n, err := reapScript.Run(ctx, b.c, keys).Int64()
 			if err != nil {
 				return reaped, failed(ctx, err)
 			}

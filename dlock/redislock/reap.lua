@@ -1,12 +1,10 @@
 -- Deletes fence counters whose lock is free, after it has raised the floor from which a counter that is not there starts
 -- to the greatest of them: no token goes backwards. KEYS: floor, then counter, lock and queue of each key.
--- ARGV: the least time in s for which a counter must have been idle, or 0. Returns how many were deleted.
+-- Returns how many were deleted.
 local floor = tonumber(redis.call('GET', KEYS[1]) or 0)
-local idle = tonumber(ARGV[1])
 local gone = {}
 for i = 2, #KEYS, 3 do
-  if (idle == 0 or (redis.call('OBJECT', 'IDLETIME', KEYS[i]) or -1) >= idle)
-    and redis.call('EXISTS', KEYS[i + 1], KEYS[i + 2]) == 0 then
+  if redis.call('EXISTS', KEYS[i + 1], KEYS[i + 2]) == 0 then
     local token = tonumber(redis.call('GET', KEYS[i]))
     if token and token >= 1 and token < 2^52 then -- a greater one as the floor would leave new keys without tokens
       floor = math.max(floor, token)

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
-	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
@@ -26,10 +25,6 @@ type reaping struct {
 func newReaping(t *testing.T) reaping {
 	t.Helper()
 	_, c, _ := onServer(t, server).backend(t)
-	o := *c.Options()
-	o.DB = 1 // a scan of all tests' keys may take longer than a second
-	c = redis.NewClient(&o)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	prefix := "reap[*]?/" + uuid.NewString() + ":" // SCAN's patterns must not take it for one
 	return reaping{t, newBackend(t, c, &redislock.Options{Prefix: prefix}), c, prefix}
 }
@@ -57,21 +52,11 @@ func (r reaping) counter(key string) string {
 	return r.c.Get(r.Context(), r.prefix+"fence:{"+key+"}").Val()
 }
 
-func (r reaping) reap(idle time.Duration, want int) {
+func (r reaping) reap(want int) {
 	r.Helper()
-	n, err := r.b.Reap(r.Context(), idle)
+	n, err := r.b.Reap(r.Context())
 	require.NoError(r, err)
 	require.EqualValues(r, want, n)
-}
-
-// Redis counts idle times in seconds, whose number grows at any time.
-func TestReapLaterThanASecond(t *testing.T) {
-	r := newReaping(t)
-	locktest.Eventually(t, func() bool {
-		r.use("k")
-		n, err := r.b.Reap(t.Context(), time.Millisecond)
-		return err == nil && n == 0
-	})
 }
 
 func TestReap(t *testing.T) {
@@ -84,10 +69,9 @@ func TestReap(t *testing.T) {
 	}
 	held := r.take("held")
 	r.set("broken", "x")
-	r.reap(time.Hour, 0)
 	require.Equal(t, "10", r.counter("k7"))
 
-	r.reap(0, 1200)
+	r.reap(1200)
 	require.Equal(t, "10", r.c.Get(t.Context(), r.prefix+"fence-floor").Val(), "the greatest token of all")
 	require.Equal(t, []string{"1", "x", ""}, []string{r.counter("held"), r.counter("broken"), r.counter("k7")})
 	require.EqualValues(t, 11, r.use("k7"))
@@ -99,7 +83,7 @@ func TestReap(t *testing.T) {
 
 	// A key whose lease has expired, and that has a waiter.
 	require.NoError(t, r.c.RPush(t.Context(), r.prefix+"queue:{k7}", "1000 wake:x somebody").Err())
-	r.reap(0, 2)
+	r.reap(2)
 	require.Equal(t, "11", r.counter("k7"))
 }
 
@@ -112,7 +96,7 @@ func TestReapSparesTheUsedUp(t *testing.T) {
 	r.set("last", "9007199254740991")
 	r.set("half", "4503599627370496")
 	r.use("k")
-	r.reap(0, 1)
+	r.reap(1)
 	require.EqualValues(t, 2, r.use("new"))
 	require.EqualValues(t, 4503599627370497, r.use("half"))
 	_, err := r.b.TryAcquire(t.Context(), dlock.Request{Key: "last", Owner: "o", TTL: time.Hour})
@@ -141,19 +125,17 @@ func TestReapWhileLocksAreTaken(t *testing.T) {
 	defer wg.Wait()
 	defer reaped.Add(100) // they go on until counters were reaped
 	for reaped.Load() < 20 && !t.Failed() {
-		n, err := r.b.Reap(t.Context(), 0)
+		n, err := r.b.Reap(t.Context())
 		require.NoError(t, err)
 		reaped.Add(n)
 	}
 }
 
 func TestReapRefuses(t *testing.T) {
-	_, err := newReaping(t).b.Reap(t.Context(), -1)
-	require.ErrorIs(t, err, dlock.ErrInvalid)
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	for _, c := range []redis.UniversalClient{cluster, ring} {
-		_, err = newBackend(t, c, &redislock.Options{Mode: redislock.ModeSpin}).Reap(t.Context(), 0)
+		_, err := newBackend(t, c, &redislock.Options{Mode: redislock.ModeSpin}).Reap(t.Context())
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.NoError(t, c.Close())
 	}

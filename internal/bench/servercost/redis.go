@@ -161,7 +161,7 @@ func (r *recorder) redisActive(ctx context.Context) error {
 			return n, map[string]float64{"greatest": slices.Max(tokens)}, nil
 		}},
 		phase{name: "reap", do: func(ctx context.Context) (uint64, map[string]float64, error) {
-			n, err := b.backend.Reap(ctx, 0)
+			n, err := b.backend.Reap(ctx)
 			return uint64(n), nil, err
 		}},
 		b.purge(),
