@@ -55,6 +55,12 @@ func (c *check) isDecided() bool {
 	return len(c.broken) > 0 || c.why != ""
 }
 
+func (c *check) isUnsure() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.why != ""
+}
+
 // unsure records why the promise can't be checked, unless it is broken.
 func (c *check) unsure(format string, args ...any) {
 	c.mu.Lock()
@@ -71,16 +77,18 @@ func (c *check) cannot(format string, args ...any) {
 func (c *check) end() {
 	var wg sync.WaitGroup
 	for _, cl := range c.clients {
-		wg.Go(func() {
-			if cl.Lock != nil && !cl.closing.Load() {
-				c.call(patience, func() (scenarios.Lease, error) { return nil, cl.close() })
-			}
-			for _, l := range cl.links {
-				_ = l.Close()
-			}
-		})
+		wg.Go(func() { c.shut(cl) })
 	}
 	wg.Wait()
+}
+
+func (c *check) shut(cl *client) {
+	if cl.Lock != nil && !cl.closing.Load() {
+		c.call(patience, func() (scenarios.Lease, error) { return nil, cl.close() })
+	}
+	for _, l := range cl.links {
+		_ = l.Close()
+	}
 }
 
 type client struct {
@@ -126,7 +134,7 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 	for _, n := range c.k.Service.Nodes {
 		l, addr, err := c.k.link(n)
 		if err != nil {
-			return nil, err
+			return cl, err
 		}
 		cl.links = append(cl.links, l)
 		spec.Addrs = append(spec.Addrs, addr)
@@ -139,10 +147,10 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 		return opened{lock: l}, err
 	})
 	if !r.returned {
-		return nil, fmt.Errorf("open: Kit.Open hasn't returned %v after its context had ended: it must return once that ends", patience)
+		return cl, fmt.Errorf("open: Kit.Open hasn't returned %v after its context had ended: it must return once that ends", patience)
 	}
 	if r.err != nil {
-		return nil, fmt.Errorf("open: %w", r.err)
+		return cl, fmt.Errorf("open: %w", r.err)
 	}
 	cl.Lock = r.lease.(opened).lock
 	return cl, nil
@@ -250,14 +258,76 @@ func (c *check) acquire(cl *client, key string) (scenarios.Lease, error) {
 	return c.persist(c.limit(), cl, key)
 }
 
-// persist retries: the lock's own timeout may be too short.
 func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.Lease, error) {
-	for end := time.Now().Add(limit); ; time.Sleep(pause) {
-		l, err := c.within(time.Until(end), func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
-		if err == nil || time.Until(end) < pause || c.ctx.Err() != nil {
-			return l, err
+	return c.wait(cl, key).served(limit)
+}
+
+// wait is somebody's for a lock.
+type wait struct {
+	c    *check
+	stop context.CancelFunc
+	done chan result
+}
+
+// wait retries: the lock's own timeout may be too short. Call served, too.
+func (c *check) wait(cl *client, key string) wait {
+	ctx, stop := context.WithCancel(c.ctx)
+	w := wait{c, stop, make(chan result, 1)}
+	go func() {
+		for ; ; time.Sleep(pause) {
+			l, err := cl.Acquire(ctx, key)
+			r := result{lease: l, err: err}
+			if _, err := r.granted(); err == nil || ctx.Err() != nil {
+				w.done <- r
+				return
+			}
 		}
+	}()
+	return w
+}
+
+// served ends the wait after limit or, if that is longer, after ten times what a new client needs then for an unused lock: slow servers
+// and machines break no promise. It is unsure if new clients get no unused lock.
+func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
+	defer w.stop()
+	for began, allowed := time.Now(), limit; ; {
+		select {
+		case r := <-w.done:
+			return r.granted()
+		case <-time.After(time.Until(began.Add(allowed))):
+		case <-w.c.ctx.Done():
+		}
+		asked := time.Now()
+		err := w.c.unused()
+		took, waited := time.Since(asked), time.Since(began)
+		switch {
+		case w.c.ctx.Err() != nil:
+		case err != nil && waited < limit+unjudged:
+			allowed = waited + patience/5
+			continue
+		case err != nil:
+			w.c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
+		case waited < 10*took:
+			allowed = 10 * took
+			continue
+		}
+		w.stop()
+		return w.c.call(patience, func() (scenarios.Lease, error) { return (<-w.done).granted() }).granted()
 	}
+}
+
+// unused has a new client get a lock that nobody has touched.
+func (c *check) unused() error {
+	cl, err := c.open(c.k.TTL)
+	defer c.shut(cl)
+	if err != nil {
+		return err
+	}
+	l, err := c.within(unjudged/2, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, newKey()) }).granted()
+	if err != nil {
+		return err
+	}
+	return c.do(l.Release)
 }
 
 // limit bounds how long a dead holder may block others: some services end a lease after two and a half times its TTL.
@@ -303,6 +373,9 @@ func (c *check) comesFree(cl *client, key, after string) {
 // blocked records that who waited hasn't got the lock of key: the promise is broken if a new client gets it at once, or if new clients,
 // at the same time, get an unused lock and still not this one. Otherwise it is unsure: the machine or the servers have stalled.
 func (c *check) blocked(key, format string, args ...any) {
+	if c.isUnsure() {
+		return
+	}
 	if cl, err := c.open(c.k.TTL); err == nil {
 		if l, err := c.try(cl, key); err == nil {
 			_ = c.do(l.Release)
@@ -310,33 +383,26 @@ func (c *check) blocked(key, format string, args ...any) {
 			return
 		}
 	}
-	get := func(key string) <-chan error {
-		done := make(chan error, 1)
+	again := make(chan error, 1)
+	go func() {
 		cl, err := c.open(c.k.TTL)
-		if err != nil {
-			done <- err
-			return done
-		}
-		go func() {
-			l, err := c.acquire(cl, key)
-			if err == nil {
+		if err == nil {
+			var l scenarios.Lease
+			if l, err = c.acquire(cl, key); err == nil {
 				_ = c.do(l.Release)
 			}
-			done <- err
-		}()
-		return done
-	}
-	unused, again := get(newKey()), get(key)
-	if err := <-unused; err != nil {
-		<-again
-		c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
-		return
-	}
-	if err := <-again; err == nil {
+		}
+		again <- err
+	}()
+	unused := c.unused()
+	switch late := <-again; {
+	case unused != nil:
+		c.unsure("a new client doesn't get a lock that nobody has touched: %v", unused)
+	case late == nil:
 		c.unsure("a new client got the lock, late")
-		return
+	case !c.isUnsure():
+		c.breaks(format, args...)
 	}
-	c.breaks(format, args...)
 }
 
 // still checks that no other client gets the lock while l lasts. It reports false if the lease has expired or TryAcquire failed.

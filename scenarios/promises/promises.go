@@ -2,8 +2,8 @@
 // hazards, which show what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
 //
 // Expiry is observed, as a successor's grant. A lock counts as held only while the holder's own lease says so. A call may take ten
-// seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus ten seconds: a stalled machine
-// breaks no promise.
+// seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus ten seconds, or for ten times what a
+// new client needs then for an unused lock: a machine or servers that have stalled break no promise.
 //
 // It cannot see failovers, clocks that jump during a lease, servers that restart with their data, nor keys that are hashed to 32 bits
 // otherwise than with CRC-32, FNV or Postgres's hashtext, or with something added to the key. A token that isn't minted with its
