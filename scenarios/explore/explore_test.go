@@ -251,6 +251,7 @@ var known = []flaw{
 	{tokenFromTime, onNaive(tokenFromTime), onNaive(none)},
 	{noExpiry, onNaive(noExpiry), onNaive(none)},
 	{slow, onNaive(slow), onNaive(none)},
+	{oneWaiter, onNaive(oneWaiter), onNaive(none)},
 	{"compares the owner, then releases", broken(releaseInTwo), systems[0]},
 	{"renews whoever holds it", onRedis("redislock", queue, renewed, replace(ownerOnly+"redis.call('PEXPIRE'", "redis.call('PEXPIRE'")), systems[1]},
 	{"draws the token before it has the lock", broken(tokenFirst), systems[0]},

@@ -24,6 +24,7 @@ const (
 	tokenFromTime defect = "takes tokens from the server's clock"
 	noExpiry      defect = "sets no expiry"
 	slow          defect = "polls every three TTLs"
+	oneWaiter     defect = "forgets all waiters but the first"
 	renewAny      defect = "renews it whoever holds it"
 )
 
@@ -87,6 +88,12 @@ func (n naive) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error
 			return g, err
 		}
 		r.NoteHeld()
+		if n.is == oneWaiter {
+			if first, err := n.SetNX(ctx, "waiter", r.Owner, r.TTL).Result(); err == nil && !first && n.Get(ctx, "waiter").Val() != r.Owner {
+				<-ctx.Done()
+				return g, ctx.Err()
+			}
+		}
 		pause := min(r.TTL, time.Second) / 20 // a holder's TTL may be shorter
 		if n.is == slow {
 			pause = 3 * r.TTL

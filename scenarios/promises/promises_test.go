@@ -298,6 +298,15 @@ func TestTCP(t *testing.T) {
 	}
 }
 
+// No token and no verdict are two things.
+func TestHeadline(t *testing.T) {
+	data := map[history.Fencing]history.Verdict{history.FencingOff: history.Violated}
+	r := promises.Report{Lock: "mine", Hazards: []promises.Row{{Data: data}}}
+	require.Equal(t, "mine breaks 0 of 0 promises. The lock alone lost data in 1 of 1 hazards; it has no token to check.", r.Headline())
+	data[history.FencingOn] = history.Inconclusive
+	require.Equal(t, "mine breaks 0 of 0 promises. The lock alone lost data in 1 of 1 hazards.", r.Headline())
+}
+
 // With tokens no data is lost. What the lock and the store can't have isn't judged.
 func TestHazards(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mine.html")

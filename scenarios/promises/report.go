@@ -168,21 +168,23 @@ func (r *Report) Headline() string {
 		s += fmt.Sprintf("; %d not checked", n)
 	}
 	var lost []string
+	var tokens bool
 	for _, m := range modes {
 		count := map[history.Verdict]int{}
 		for _, h := range r.Hazards {
 			if v, ran := h.Data[m.fencing]; ran {
 				count[v]++
+				tokens = tokens || m.fencing != history.FencingOff
 			}
 		}
 		if n := count[history.Violated]; n+count[history.Safe] > 0 {
 			lost = append(lost, fmt.Sprintf(m.says, n, n+count[history.Safe]))
 		}
 	}
-	switch len(lost) {
-	case 0:
+	if len(lost) == 0 {
 		return s + "."
-	case 1:
+	}
+	if !tokens {
 		lost = append(lost, "it has no token to check")
 	}
 	return s + ". " + strings.Join(lost, "; ") + "."
