@@ -1,4 +1,4 @@
-// Package dlock is a distributed lock whose every grant carries a fencing token.
+// Package dlock is a distributed lock. Every grant carries a fencing token.
 //
 // The lock is a hint. A holder that is frozen, cut off or slow for longer than its TTL continues after its successor has
 // begun, whatever the lock service does. The token, a number that grows with every grant of a key, keeps data safe: send it

@@ -504,7 +504,9 @@ func TestIdleWorkers(t *testing.T) {
 		}
 		before := workers()
 		for range 100 {
-			require.NoError(t, acquire(t, l, ctx, "k").Release(ctx))
+			h := acquire(t, l, ctx, "k")
+			synctest.Wait() // its worker is idle
+			require.NoError(t, h.Release(ctx))
 			synctest.Wait()
 		}
 		require.Equal(t, before+1, workers(), "one is used again and again")

@@ -9,8 +9,8 @@
 //
 // A run, file by file: hazards.go and scenario.go read and check the schedule; runner.go carries it out, with workers.go (processes
 // and their links), faults.go and servers.go; worker.go is a worker's process, started through protocol.go, on a lock (lock.go);
-// decisions come from the resource's process (resource.go) or from a server's record (store.go); early.go adds who was granted the
-// lock too early; package history judges.
+// decisions come from the resource's process (resource.go) or from a server's record (store.go); early.go reports grants
+// made before the victim's lease could have expired; package history judges.
 package scenarios
 
 import (

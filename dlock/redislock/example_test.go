@@ -17,13 +17,13 @@ import (
 	"github.com/fencelab/fencelab/resource/redisstore"
 )
 
-// open makes what a service makes once.
+// open returns the Locker and the store; call it once per process.
 func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error) {
 	backend, err := redislock.New(client, nil)
 	if err != nil {
 		return nil, nil, err
 	}
-	// Renewed, a lease lasts for as long as the work does, at most for MaxHold.
+	// A renewed lease lasts as long as the work, at most for MaxHold.
 	renew := dlock.Renew{Every: 3 * time.Second, MaxHold: 10 * time.Minute}
 	locker, err := dlock.New(backend, &dlock.Options{TTL: 10 * time.Second, Renew: renew})
 	if err != nil {
@@ -33,7 +33,7 @@ func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error
 	return locker, accounts, err
 }
 
-// bill adds an invoice to an account, under the account's lock. After an error call it again: nothing is added twice.
+// bill adds an invoice to an account, under the account's lock. It is safe to call again after an error: no invoice is added twice.
 func bill(ctx context.Context, locker *dlock.Locker, accounts *redisstore.Store, invoice string) error {
 	line := fmt.Sprintf("%q\n", strings.TrimSpace(invoice)) // quoted, so it is one line
 	return locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {

@@ -1,6 +1,7 @@
 package promises
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ type check struct {
 	clients []*client
 
 	excluded bool // by the servers
+
+	probing chan struct{} // has room for one
 }
 
 var errStop = errors.New("the check is over")
@@ -65,7 +68,7 @@ func (c *check) isUnsure() bool {
 func (c *check) unsure(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.why = fmt.Sprintf(format, args...)
+	c.why = cmp.Or(c.why, fmt.Sprintf(format, args...)) // what came first is the cause
 }
 
 // cannot is unsure and ends the check. Call it on the check's own goroutine.
@@ -195,6 +198,11 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 	case r := <-done:
 		return r
 	case <-after.C:
+		select { // a process that was frozen may have had no time for f
+		case r := <-done:
+			return r
+		case <-time.After(patience / 10):
+		}
 		go func() {
 			if l, err := (<-done).granted(); err == nil && l != nil {
 				_ = c.do(l.Release)
@@ -274,13 +282,18 @@ func (c *check) wait(cl *client, key string) wait {
 	ctx, stop := context.WithCancel(c.ctx)
 	w := wait{c, stop, make(chan result, 1)}
 	go func() {
-		for ; ; time.Sleep(pause) {
+		for why := error(nil); ; time.Sleep(pause) {
 			l, err := cl.Acquire(ctx, key)
 			r := result{lease: l, err: err}
-			if _, err := r.granted(); err == nil || ctx.Err() != nil {
+			_, err = r.granted()
+			if err == nil || ctx.Err() != nil {
+				if err != nil && why != nil {
+					r.err = why // it tells more
+				}
 				w.done <- r
 				return
 			}
+			why = err
 		}
 	}()
 	return w
@@ -290,25 +303,30 @@ func (c *check) wait(cl *client, key string) wait {
 // and machines break no promise. It is unsure if new clients get no unused lock.
 func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 	defer w.stop()
-	for began, allowed := time.Now(), limit; ; {
+	for began, allowed, sound := time.Now(), limit, false; ; {
 		select {
 		case r := <-w.done:
 			return r.granted()
 		case <-time.After(time.Until(began.Add(allowed))):
 		case <-w.c.ctx.Done():
 		}
+		w.c.probing <- struct{}{} // a server may not have room for a new client for each
 		asked := time.Now()
 		err := w.c.unused()
+		<-w.c.probing
 		took, waited := time.Since(asked), time.Since(began)
 		switch {
 		case w.c.ctx.Err() != nil:
 		case err != nil && waited < limit+unjudged:
-			allowed = waited + patience/5
+			sound, allowed = false, waited+patience/5
 			continue
 		case err != nil:
 			w.c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
 		case waited < 10*took:
 			allowed = 10 * took
+			continue
+		case !sound: // who waits may ask again later than a new client
+			sound, allowed = true, waited+max(patience, 10*took)
 			continue
 		}
 		w.stop()
@@ -352,10 +370,15 @@ func (c *check) try(cl *client, key string) (scenarios.Lease, error) {
 	return c.within(patience, func(ctx context.Context) (scenarios.Lease, error) { return cl.TryAcquire(ctx, key) }).granted()
 }
 
+// release has the holder free the lock. It is unsure if that fails: others may have to wait for the end of the lease.
 func (c *check) release(l scenarios.Lease) {
-	if err := c.do(l.Release); err != nil {
-		c.cannot("Release by the holder: %v", err)
+	var err error
+	for range 3 { // its client may have to connect again
+		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) {
+			return
+		}
 	}
+	c.unsure("Release by the holder: %v", err)
 }
 
 func (c *check) comesFree(cl *client, key, after string) {
@@ -364,7 +387,7 @@ func (c *check) comesFree(cl *client, key, after string) {
 	}
 	l, err := c.acquire(cl, key)
 	if err != nil {
-		c.blocked(key, "after %s a client hadn't got the lock within %v: %v", after, c.limit(), err)
+		c.blocked(key, "after %s a client hadn't got the lock in %v or more: %v", after, c.limit(), err)
 		return
 	}
 	_ = c.do(l.Release)
@@ -386,7 +409,9 @@ func (c *check) blocked(key, format string, args ...any) {
 	again := make(chan error, 1)
 	go func() {
 		cl, err := c.open(c.k.TTL)
-		if err == nil {
+		if err != nil {
+			c.unsure("%v", err)
+		} else {
 			var l scenarios.Lease
 			if l, err = c.acquire(cl, key); err == nil {
 				_ = c.do(l.Release)

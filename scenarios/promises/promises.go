@@ -5,9 +5,9 @@
 // seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus ten seconds, or for ten times what a
 // new client needs then for an unused lock: a machine or servers that have stalled break no promise.
 //
-// It cannot see failovers, clocks that jump during a lease, servers that restart with their data, nor keys that are hashed to 32 bits
-// otherwise than with CRC-32, FNV or Postgres's hashtext, or with something added to the key. A token that isn't minted with its
-// grant is detected only when replies are late. A broken promise is proved by what happened; a kept one has only not been seen broken.
+// It doesn't test failovers, clocks that jump during a lease, or servers that restart with their data. Of keys that are hashed to 32 bits
+// it finds collisions of CRC-32, FNV and Postgres's hashtext, of the key alone. A token that isn't minted with its grant is detected
+// only when replies are late. "Breaks" is proved by what happened; "keeps" only means that no run broke it.
 package promises
 
 import (
@@ -189,7 +189,7 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 			return row
 		}
 	}
-	c := &check{k: k, ctx: ctx}
+	c := &check{k: k, ctx: ctx, probing: make(chan struct{}, 1)}
 	func() {
 		defer func() {
 			if r := recover(); r != nil && r != errStop { //nolint:errorlint // the very value

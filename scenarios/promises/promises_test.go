@@ -70,6 +70,99 @@ func TestKept(t *testing.T) {
 	}, func(t *testing.T, k promises.Kit) { requireBroken(t, promises.Run(t, k)) })
 }
 
+// stalling is a lock whose calls take time, and fail if its servers are away.
+type stalling struct {
+	scenarios.Lock
+	takes time.Duration
+	again time.Duration // not 0: when an Acquire that has met no servers asks again
+	away  func() bool
+}
+
+func (l stalling) stall(ctx context.Context) error {
+	select {
+	case <-time.After(l.takes):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if l.away() {
+		return errors.New("no leader")
+	}
+	return nil
+}
+
+func (l stalling) behind(ctx context.Context, lease scenarios.Lease, err error) (scenarios.Lease, error) {
+	if err != nil {
+		return nil, err
+	}
+	return stallingLease{lease, l}, nil
+}
+
+func (l stalling) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	if err := l.stall(ctx); err != nil {
+		return nil, err
+	}
+	lease, err := l.Lock.TryAcquire(ctx, key)
+	return l.behind(ctx, lease, err)
+}
+
+func (l stalling) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	for {
+		err := l.stall(ctx)
+		if err == nil {
+			break
+		}
+		if l.again == 0 || ctx.Err() != nil {
+			return nil, err
+		}
+		select {
+		case <-time.After(l.again):
+		case <-ctx.Done():
+		}
+	}
+	lease, err := l.Lock.Acquire(ctx, key)
+	return l.behind(ctx, lease, err)
+}
+
+type stallingLease struct {
+	scenarios.Lease
+	l stalling
+}
+
+func (l stallingLease) Release(ctx context.Context) error {
+	if err := l.l.stall(ctx); err != nil {
+		return err
+	}
+	return l.Lease.Release(ctx)
+}
+
+// Slow servers, and those that are away for a while, break no promise.
+func TestStalls(t *testing.T) {
+	t.Parallel()
+	for what, c := range map[string]struct{ takes, again, every, away time.Duration }{
+		"slow":                {3 * time.Second, 0, time.Hour, 0},
+		"very slow":           {9 * time.Second, 0, time.Hour, 0},
+		"away for long":       {0, 0, 5 * time.Minute, 2 * time.Minute},
+		"away now and then":   {time.Second, 0, 31 * time.Second, 7 * time.Second},
+		"patient":             {0, 9 * time.Second, 30 * time.Second, 18 * time.Second},
+		"patient, for longer": {0, 9 * time.Second, time.Minute, 45 * time.Second},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+				l, err := open(func(*simple) {})(ctx, s)
+				start := time.Now().Truncate(24 * time.Hour)
+				return stalling{l, c.takes, c.again, func() bool { return time.Since(start)%c.every > c.every-c.away }}, err
+			}, func(t *testing.T, k promises.Kit) {
+				r, err := k.Check(t.Context())
+				require.NoError(t, err)
+				for _, row := range r.Rows {
+					require.NotEqual(t, promises.Broken, row.Verdict, "%s: %s", row.Promise, row.Why)
+				}
+			})
+		})
+	}
+}
+
 func TestKeptByRenewal(t *testing.T) {
 	t.Parallel()
 	virtually(t, 3, open(func(s *simple) { s.renewal = renewRight }), func(t *testing.T, k promises.Kit) {
@@ -305,6 +398,8 @@ func TestHeadline(t *testing.T) {
 	require.Equal(t, "mine breaks 0 of 0 promises. The lock alone lost data in 1 of 1 hazards; it has no token to check.", r.Headline())
 	data[history.FencingOn] = history.Inconclusive
 	require.Equal(t, "mine breaks 0 of 0 promises. The lock alone lost data in 1 of 1 hazards.", r.Headline())
+	data[history.FencingOff], data[history.FencingOn] = history.Inconclusive, history.Safe
+	require.Equal(t, "mine breaks 0 of 0 promises. With its token checked on reads and writes it lost data in 0 of 1 hazards.", r.Headline())
 }
 
 // With tokens no data is lost. What the lock and the store can't have isn't judged.

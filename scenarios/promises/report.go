@@ -82,7 +82,11 @@ func (k Kit) run(ctx context.Context, hazards []scenarios.Scenario) []Row {
 					row.Data[f], row.traces[f] = o.Verdict, slices.Concat(o.Findings, history.Trace(o.Events))
 					return
 				}
-				row.Excluded = errors.Is(err, errors.ErrUnsupported)
+				no := errors.Is(err, errors.ErrUnsupported)
+				if row.Why != "" && (no || !row.Excluded) {
+					return // a failure says more than what is ruled out
+				}
+				row.Excluded = no
 				row.Why = strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\n", "; "), fmt.Sprintf("scenarios: scenario %q: ", s.Name))
 			})
 		}
@@ -91,8 +95,10 @@ func (k Kit) run(ctx context.Context, hazards []scenarios.Scenario) []Row {
 	for i := range rows {
 		row := &rows[i]
 		row.Verdict = Unchecked
+		failed := row.Why != "" && !row.Excluded
+		row.Excluded = row.Excluded && len(row.Data) == 0 // a mode that is ruled out says nothing of the others
 		for _, m := range modes {
-			if v, ran := row.Data[m.fencing]; ran && row.Why == "" {
+			if v, ran := row.Data[m.fencing]; ran && !failed {
 				row.Verdict = map[history.Verdict]Verdict{history.Safe: Kept, history.Violated: Broken, history.Inconclusive: Unchecked}[v]
 			}
 		}
@@ -153,12 +159,12 @@ func (r *Report) Count(v Verdict) (n int) {
 }
 
 var modes = []struct {
-	fencing    history.Fencing
-	name, says string
+	fencing           history.Fencing
+	name, first, says string
 }{
-	{history.FencingOff, "alone", "The lock alone lost data in %d of %d hazards"},
-	{history.FencingWrites, "token on writes", "with its token checked on writes, in %d of %d"},
-	{history.FencingOn, "on reads and writes", "on reads and writes, in %d of %d"},
+	{history.FencingOff, "alone", "The lock alone lost data in %d of %d hazards", ""},
+	{history.FencingWrites, "token on writes", "With its token checked on writes it lost data in %d of %d hazards", "with its token checked on writes, in %d of %d"},
+	{history.FencingOn, "on reads and writes", "With its token checked on reads and writes it lost data in %d of %d hazards", "on reads and writes, in %d of %d"},
 }
 
 // Headline says what came out in two sentences.
@@ -168,17 +174,23 @@ func (r *Report) Headline() string {
 		s += fmt.Sprintf("; %d not checked", n)
 	}
 	var lost []string
-	var tokens bool
+	var tokens bool // or nobody knows
 	for _, m := range modes {
 		count := map[history.Verdict]int{}
 		for _, h := range r.Hazards {
 			if v, ran := h.Data[m.fencing]; ran {
 				count[v]++
 				tokens = tokens || m.fencing != history.FencingOff
+			} else if h.Why != "" {
+				tokens = true // it wasn't seen
 			}
 		}
+		says := m.says
+		if len(lost) == 0 {
+			says = m.first
+		}
 		if n := count[history.Violated]; n+count[history.Safe] > 0 {
-			lost = append(lost, fmt.Sprintf(m.says, n, n+count[history.Safe]))
+			lost = append(lost, fmt.Sprintf(says, n, n+count[history.Safe]))
 		}
 	}
 	if len(lost) == 0 {

@@ -110,7 +110,7 @@ func dataLoss(c *check) {
 		}
 		later, err := c.acquire(early, key)
 		if err != nil {
-			c.blocked(key, "after the servers had lost their data nobody had got the lock within %v: %v", c.limit(), err)
+			c.blocked(key, "after the servers had lost their data nobody had got the lock in %v or more: %v", c.limit(), err)
 			return true
 		}
 		for range 3 { // it may have to reconnect
@@ -120,7 +120,7 @@ func dataLoss(c *check) {
 				break
 			}
 		}
-		for range 3 { // likewise
+		for range 3 { // likewise; a lock that can't release any more breaks the promise
 			if err := c.do(later.Release); err == nil || errors.Is(err, dlock.ErrLost) {
 				break
 			}

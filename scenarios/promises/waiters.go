@@ -89,9 +89,10 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 			case <-ctx.Done():
 				stood.Add(1)
 			}
+			c.call(patience, func() (scenarios.Lease, error) { <-done; return nil, nil })
 			select {
 			case <-done:
-			case <-time.After(patience):
+			default:
 				c.breaks("a waiter hadn't returned %v after its context had ended", patience)
 			}
 		})
@@ -134,5 +135,6 @@ func waitersCutOff(c *check) {
 	if !c.isDecided() {
 		c.release(l)
 		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters were cut off", waiters))
+		c.comesFree(b, key, fmt.Sprintf("%d of its waiters were cut off", waiters))
 	}
 }
