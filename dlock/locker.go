@@ -149,8 +149,16 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 		}
 		err = errors.Join(err, rerr)
 	}()
-	return f(&leaseContext{valuesContext{fctx, context.WithoutCancel(h.Context())}, h.ls, h.section}, h) //nolint:contextcheck // it has ctx's end
+	return f(&leaseContext{valuesContext{deadlineContext{fctx, ctx}, context.WithoutCancel(h.Context())}, h.ls, h.section}, h) //nolint:contextcheck // it has ctx's end
 }
+
+// deadlineContext tells the deadline of another context, whose end ends it: some clients, such as go-redis, heed nothing else.
+type deadlineContext struct {
+	context.Context
+	until context.Context
+}
+
+func (c deadlineContext) Deadline() (time.Time, bool) { return c.until.Deadline() }
 
 // Close stops the Locker's background work, waits for it, and closes the backend. Calls that wait return [ErrClosed].
 // Leases that are still held are not released or renewed, and expire; those that are only kept for the next caller (see [Share])

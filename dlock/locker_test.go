@@ -394,6 +394,15 @@ func TestDo(t *testing.T) {
 		}))
 		require.True(t, f.free(t, "k"))
 
+		within, done := context.WithTimeout(t.Context(), time.Minute)
+		defer done()
+		require.NoError(t, l.Do(within, "k", func(ctx context.Context, _ *dlock.Handle) error {
+			want, _ := within.Deadline()
+			got, _ := ctx.Deadline()
+			require.Equal(t, want, got, "go-redis heeds nothing else")
+			return nil
+		}))
+
 		err := l.Do(t.Context(), "k", func(context.Context, *dlock.Handle) error { return errWork })
 		require.ErrorIs(t, err, errWork)
 		require.True(t, f.free(t, "k"))

@@ -38,7 +38,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	isCounter := fs.Bool("counter", false, "the last token of a lock instead of a store's fence")
 	set := args[0] == "set"
 	if set {
-		fs.BoolVar(&force, "force", false, "lower it too")
+		fs.BoolVar(&force, "force", false, "lower it too, or make one for a key without")
 		c.Args, n = "URL KEY TOKEN", 3
 	}
 	if args, err = parse(c, &fs, n, args[1:], stdout); err != nil {
@@ -54,6 +54,8 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 			return misuse(fmt.Errorf("%s: %q is no token: want a number from 1, with -counter to %d", c.Name, args[2], uint64(lastCounter)))
 		}
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %v", probeTimeout))
+	defer cancel()
 	f, err := openFence(ctx, args[0], *token, *isCounter)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.Name, err)
@@ -61,6 +63,11 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	defer func() { err = errors.Join(err, f.Close()) }()
 	rec, err := f.Read(ctx, args[1])
 	old := rec.MaxFence
+	if errors.Is(err, resource.ErrNotFound) && set {
+		if err = nil; !force { // it may be a slip of the pen
+			err = fmt.Errorf("%w; -force makes it", resource.ErrNotFound)
+		}
+	}
 	switch {
 	case err != nil:
 	case !set:
@@ -71,7 +78,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 		if err = f.set(ctx, args[1], to, force && resource.Fence{Token: to}.Compare(old) < 0); err == nil {
 			rec, err = f.Read(ctx, args[1]) // a holder may have raised it meanwhile
 		}
-		if err == nil {
+		if err == nil || errors.Is(err, resource.ErrNotFound) {
 			_, err = fmt.Fprintf(stdout, "%s was %v and is %v\n", what, old, rec.MaxFence)
 		}
 	}
@@ -113,6 +120,9 @@ type store struct{ *stores.Store }
 func (s store) set(ctx context.Context, key string, token uint64, lower bool) error {
 	if !lower {
 		_, err := s.ReadFenced(ctx, key, resource.Fence{Token: token})
+		if errors.Is(err, resource.ErrNotFound) { // it has a fence now, and no value
+			err = nil
+		}
 		return err
 	}
 	setter, ok := s.Store.Store.(resource.FenceSetter)

@@ -9,15 +9,32 @@ local ENTRY = '^(%d+) (%S+) (.*)$'
 -- How long a queue is kept that nobody has polled, in ms. Waiters poll more often than that.
 local KEPT = 120000
 
+-- unreadable tells the user's lack of permission, in the words of Redis 6, 7 and later, from the key's being elsewhere.
+local function unreadable(err)
+  for _, says in ipairs({'NOPERM', 'ACL failure', "executing the script can't", 'WRONGTYPE'}) do
+    if string.find(err, says, 1, true) then
+      return true
+    end
+  end
+end
+
 -- mint increments the fence counter and returns the token, or nil and what is wrong with the counter. A counter that is
 -- missing starts from the floor, the greatest that was ever reaped. In a Cluster nothing is, and a script can't read it.
 local function mint()
   local token = redis.pcall('INCR', fence)
   if type(token) ~= 'number' then
-    return nil, 'ERR fence counter ' .. fence .. ' is not a number'
+    local why = token.err -- the client's library must see a READONLY
+    if string.find(why, 'not an integer', 1, true) or string.find(why, 'WRONGTYPE', 1, true) then
+      why = 'ERR fence counter ' .. fence .. ' is not a number'
+    end
+    return nil, why
   end
   if token == 1 then
     local least = redis.pcall('GET', floor)
+    if type(least) == 'table' and unreadable(least.err) then
+      redis.call('DEL', fence) -- or the next call would start from 1
+      return nil, 'NOPERM ' .. floor .. ', where counters start: ' .. least.err
+    end
     if type(least) == 'string' then
       redis.call('SET', fence, least)
       token = redis.call('INCR', fence)
@@ -56,15 +73,16 @@ end
 -- the queue, mints its token, notifies it, and sets the lock to its handoff TTL. It returns the waiter and its token, or
 -- nil, nil and, if that is why, what went wrong; the lock is then as it was. A waiter that doesn't subscribe is gone. It is
 -- not notified, since it may subscribe to a server that was the master once.
--- asker, if given, is a waiter that learns of its grant by this script's reply.
-local function hand_over(asker)
+-- asker, if given, is a waiter that learns of its grant by this script's reply; gone one that has released, and may be in
+-- the queue again: a request that it repeated came late.
+local function hand_over(asker, gone)
   while true do
     local entry = redis.call('LPOP', queue)
     if not entry then
       return nil
     end
     local ttl, channel, waiter = string.match(entry, ENTRY)
-    if waiter == asker or subscribers(channel) > 0 then
+    if waiter ~= gone and (waiter == asker or subscribers(channel) > 0) then
       local token, wrong = mint()
       if token and waiter ~= asker then
         local told = redis.pcall('PUBLISH', channel, 'granted ' .. string.format('%.0f', token) .. ' ' .. waiter .. ' ' .. lock)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -174,6 +175,9 @@ func (b *Backend) pause(a answer) time.Duration {
 // until is when to poll after a lease that lasts for left: it is valid to the end of its last millisecond.
 func until(left time.Duration) time.Duration { return min(max(left, 0)+time.Millisecond, longestPause) }
 
+// written matches what Redis 6 says of a script that may not write now; later versions return the code itself.
+var written = regexp.MustCompile(`: -(READONLY|MISCONF|NOREPLICAS) `)
+
 // answered reports whether a retry would get the same err, unlike that of a broken connection.
 func answered(err error) bool {
 	if errors.Is(err, dlock.ErrQueueFull) || errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrClosed) {
@@ -185,7 +189,7 @@ func answered(err error) bool {
 	}
 	code, rest, _ := strings.Cut(reply.Error(), " ")
 	return slices.Contains([]string{"WRONGTYPE", "NOPERM", "NOAUTH", "OOM", "CROSSSLOT"}, code) ||
-		code == "ERR" && !strings.HasPrefix(rest, "max number of clients")
+		code == "ERR" && !strings.HasPrefix(rest, "max number of clients") && !written.MatchString(rest)
 }
 
 // batch is of owners that leave a key's queue by one script, which hands on the lock if one of them has it. It is retried

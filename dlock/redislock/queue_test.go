@@ -451,6 +451,68 @@ func TestNotificationAfterTheAnswer(t *testing.T) {
 	}
 }
 
+// A request to join that the client repeated, since it got no reply, comes late: its owner, who has had the lock, doesn't get it again.
+func TestQueuedTwice(t *testing.T) {
+	both(t, func(q *queue) {
+		w := q.line(1)[0]
+		again, err := q.c.LIndex(q.Context(), q.list(), 0).Result()
+		require.NoError(q, err)
+		q.release()
+		w.granted()
+		require.NoError(q, q.c.RPush(q.Context(), q.list(), again).Err())
+		w.release()
+		require.Empty(q, q.owner())
+		q.queued(0)
+	})
+}
+
+// What Redis answers of a counter is passed on: go-redis repeats some, and leaves a server that is a replica now.
+func TestErrorsOfTheCounter(t *testing.T) {
+	if server.Provider == testbed.External {
+		t.Skip("needs a Redis that accepts no writes")
+	}
+	srv, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--min-replicas-to-write", "1"}})
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, srv.Close()) })
+	testbed.Need(t, srv.Real())
+	b, _, _ := onServer(t, srv).backend(t)
+	_, err = b.TryAcquire(t.Context(), locktest.Request(time.Hour))
+	require.ErrorContains(t, err, "NOREPLICAS")
+}
+
+// away answers scripts as a Redis 6 that may not write now, until it has answered some.
+type away struct{ left atomic.Int64 }
+
+func (*away) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a *away) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if name := cmd.Name(); name != "evalsha" && name != "eval" || a.left.Add(-1) < 0 {
+			return next(ctx, cmd)
+		}
+		err := redirect("ERR Error running script (call to f_0): @user_script:7: -MISCONF Redis is configured to save RDB snapshots")
+		cmd.SetErr(err)
+		return err
+	}
+}
+
+func (*away) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestWaitsWhileRedis6MayNotWrite(t *testing.T) {
+	virtually(t, func(q *queue) {
+		_, c, _ := q.s.backend(q.T)
+		var a away
+		c.AddHook(&a)
+		w := q.join(newBackend(q.T, c, q.s.options()), "w")
+		a.left.Store(2)
+		q.expire()
+		w.granted()
+		require.Negative(q, a.left.Load())
+	})
+}
+
 // After a planned failover a waiter may still subscribe to the old master, which relays what the new one publishes. The new
 // one doesn't know of it, and must not notify it of a grant that it then takes back.
 func TestSubscriberOfAnotherServer(t *testing.T) {

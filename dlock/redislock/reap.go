@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
 // reapBatch is how many counters one script checks: about a millisecond of the server's time.
@@ -19,10 +17,11 @@ const reapBatch = 500
 // that are the same number below 10,000.
 //
 // Every client of these locks must know the floor: a release of this package from before Reap doesn't. Reap returns an
-// error that wraps dlock.ErrInvalid in a Cluster and on a redis.Ring, where one script can't reach all counters and the floor.
+// error that wraps dlock.ErrInvalid in a Cluster, where one script can't reach all counters and the floor. Don't move the data of a
+// Redis that was reaped into a Cluster: tokens of reaped keys would start at 1 again.
 func (b *Backend) Reap(ctx context.Context) (int64, error) {
-	if _, cluster := b.c.(*redis.ClusterClient); cluster || redisscript.IsRing(b.c) {
-		return 0, invalid("counters can't be reaped in a Cluster or on a redis.Ring: a script can't reach those of several slots or servers")
+	if _, cluster := b.c.(*redis.ClusterClient); cluster {
+		return 0, invalid("counters can't be reaped in a Cluster: a script can't reach those of several slots")
 	}
 	var (
 		reaped int64
@@ -45,6 +44,9 @@ func (b *Backend) Reap(ctx context.Context) (int64, error) {
 		}
 		if len(keys) > 1 {
 			n, err := reapScript.Run(ctx, b.c, keys).Int64()
+			if redis.HasErrorPrefix(err, "CROSSSLOT ") { // the client is one of the user's own kind
+				return reaped, invalid("counters can't be reaped in a Cluster: %v", err)
+			}
 			if err != nil {
 				return reaped, failed(ctx, err)
 			}

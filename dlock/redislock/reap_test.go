@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
@@ -131,12 +132,38 @@ func TestReapWhileLocksAreTaken(t *testing.T) {
 	}
 }
 
+// Who may not read the floor gets no token from below it.
+func TestReapedForUserWhoMayNotReadFloor(t *testing.T) {
+	prefix := uuid.NewString() + ":"
+	mute, admin := as(t, "~"+prefix+"lock:*", "~"+prefix+"fence:*", "~"+prefix+"queue:*", "&"+prefix+"wake:*", "+@all")
+	_, c, _ := mute.backend(t)
+	b, all := newBackend(t, c, &redislock.Options{Prefix: prefix}), newBackend(t, admin, &redislock.Options{Prefix: prefix})
+	r := locktest.Request(time.Hour)
+	use := func(b *redislock.Backend) (uint64, error) {
+		g, err := b.TryAcquire(t.Context(), r)
+		if err == nil {
+			err = b.Release(t.Context(), g)
+		}
+		return g.Fence, err
+	}
+	for range 7 {
+		_, err := use(all)
+		require.NoError(t, err)
+	}
+	_, err := all.Reap(t.Context())
+	require.NoError(t, err)
+	for range 2 {
+		_, err = use(b)
+		require.ErrorContains(t, err, "NOPERM "+prefix+"fence-floor, where counters start: ")
+	}
+	token, err := use(all)
+	require.NoError(t, err)
+	require.Greater(t, token, uint64(7))
+}
+
 func TestReapRefuses(t *testing.T) {
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
-	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
-	for _, c := range []redis.UniversalClient{cluster, ring} {
-		_, err := newBackend(t, c, &redislock.Options{Mode: redislock.ModeSpin}).Reap(t.Context())
-		require.ErrorIs(t, err, dlock.ErrInvalid)
-		require.NoError(t, c.Close())
-	}
+	_, err := newBackend(t, cluster, nil).Reap(t.Context())
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	require.NoError(t, cluster.Close())
 }

@@ -16,7 +16,7 @@
 // The counter is as durable as the Redis: a restart without persistence, a failover to a lagging replica, an eviction or a
 // FLUSHALL can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or take the token from
 // a consensus store. To repair a counter, INCRBY fence:{KEY} by the difference of the tokens in the resource's error
-// (SET could set it back).
+// (SET could set it back); if there is none, it was reaped: INCRBY fence-floor.
 //
 // While a Cluster moves a key's slot, its lock can be renewed and released, but not granted: Acquire waits for the end of
 // the move, and TryAcquire returns the server's TRYAGAIN, MOVED or ASK.
@@ -104,8 +104,8 @@ func New(client redis.UniversalClient, opts *Options) (*Backend, error) {
 	switch q := o.Queue; {
 	case o.Mode != ModeQueue && o.Mode != ModeSpin:
 		return nil, invalid("Mode %d; want ModeQueue or ModeSpin", o.Mode)
-	case o.Mode == ModeQueue && redisscript.IsRing(client):
-		return nil, invalid("a redis.Ring subscribes on one of its servers, not on each key's; set Mode to ModeSpin")
+	case redisscript.Check(client) != nil:
+		return nil, invalid("%w", redisscript.Check(client))
 	case q.Max < 1 || q.HandoffTTL < time.Millisecond || q.HandoffTTL%time.Millisecond != 0:
 		return nil, invalid("Queue{Max: %d, HandoffTTL: %v}; Max must be positive and HandoffTTL a whole number of milliseconds", q.Max, q.HandoffTTL)
 	case o.Spin.Min <= 0 || o.Spin.Max < o.Spin.Min:

@@ -237,7 +237,7 @@ func TestNewRefuses(t *testing.T) {
 		{client: nil},
 		{client: ring},
 		{client: traced{ring}},
-		{ring, redislock.Options{Mode: redislock.ModeSpin}, true},
+		{ring, redislock.Options{Mode: redislock.ModeSpin}, false},
 		{client: traced{c}, good: true},
 		{c, redislock.Options{Spin: redislock.Spin{Min: time.Second}}, true},
 		{c, redislock.Options{Prefix: "{app}"}, false},

@@ -3,7 +3,7 @@
 if redis.call('GET', lock) ~= ARGV[3] then
   return 0
 end
-if not hand_over() then
+if not hand_over(nil, ARGV[3]) then
   redis.call('DEL', lock)
 end
 return 1

@@ -48,6 +48,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 	"github.com/fencelab/fencelab/internal/jitter"
+	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
 // Options configure a [Backend]. All clients of a lock must be given the same nodes, and the same Prefix.
@@ -104,6 +105,9 @@ func New(nodes []redis.UniversalClient, opts *Options) (*Backend, error) {
 	for i, c := range nodes {
 		if c == nil {
 			return nil, invalid("the client of node %d is nil", i)
+		}
+		if err := redisscript.Check(c); err != nil {
+			return nil, invalid("node %d: %w", i, err)
 		}
 		if j := slices.Index(nodes[:i], c); j >= 0 {
 			return nil, invalid("nodes %d and %d have the same client, and would vote twice", j, i)

@@ -90,7 +90,7 @@ func (l stalling) stall(ctx context.Context) error {
 	return nil
 }
 
-func (l stalling) behind(ctx context.Context, lease scenarios.Lease, err error) (scenarios.Lease, error) {
+func (l stalling) behind(lease scenarios.Lease, err error) (scenarios.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (l stalling) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 		return nil, err
 	}
 	lease, err := l.Lock.TryAcquire(ctx, key)
-	return l.behind(ctx, lease, err)
+	return l.behind(lease, err)
 }
 
 func (l stalling) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
@@ -120,7 +120,7 @@ func (l stalling) Acquire(ctx context.Context, key string) (scenarios.Lease, err
 		}
 	}
 	lease, err := l.Lock.Acquire(ctx, key)
-	return l.behind(ctx, lease, err)
+	return l.behind(lease, err)
 }
 
 type stallingLease struct {
