@@ -78,7 +78,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 		if err = f.set(ctx, args[1], to, force && resource.Fence{Token: to}.Compare(old) < 0); err == nil {
 			rec, err = f.Read(ctx, args[1]) // a holder may have raised it meanwhile
 		}
-		if err == nil || errors.Is(err, resource.ErrNotFound) {
+		if err == nil {
 			_, err = fmt.Fprintf(stdout, "%s was %v and is %v\n", what, old, rec.MaxFence)
 		}
 	}
@@ -120,9 +120,6 @@ type store struct{ *stores.Store }
 func (s store) set(ctx context.Context, key string, token uint64, lower bool) error {
 	if !lower {
 		_, err := s.ReadFenced(ctx, key, resource.Fence{Token: token})
-		if errors.Is(err, resource.ErrNotFound) { // it has a fence now, and no value
-			err = nil
-		}
 		return err
 	}
 	setter, ok := s.Store.Store.(resource.FenceSetter)

@@ -216,7 +216,7 @@ func (w *worker) recovery(refusal error) string {
 			behind, strings.ReplaceAll(w.key, "'", "''"))
 	}
 	return fmt.Sprintf("with all holders stopped, set the fence back: resource -set-fence '%s=%d', if the resource is cmd/resource, "+
-		"else as the store's package comment says", quoted, stale.Got.Token)
+		"else fencelab fence set -force STORE-URL '%s' %d", quoted, stale.Got.Token, quoted, stale.Got.Token)
 }
 
 func (w *worker) open(ctx context.Context) (store *stores.Store, err error) {

@@ -119,7 +119,7 @@ func TestRecovery(t *testing.T) {
 
 	require.NoError(t, b.store.Write(t.Context(), "billing/acme's", resource.Fence{Token: math.MaxUint64, Seq: 1}, []byte("B\n")))
 	_, err = b.work(t)
-	require.ErrorContains(t, err, `set the fence back: resource -set-fence 'billing/acme'\''s=5', if`)
+	require.ErrorContains(t, err, `set the fence back: resource -set-fence 'billing/acme'\''s=5', if the resource is cmd/resource, else fencelab fence set -force STORE-URL 'billing/acme'\''s' 5`)
 	require.NoError(t, b.store.SetFence(t.Context(), "billing/acme's", 5))
 	_, err = b.work(t)
 	require.NoError(t, err)

@@ -254,6 +254,30 @@ func TestRenewOfADestroyedSession(t *testing.T) {
 	require.Greater(t, again.Fence, g.Fence)
 }
 
+// A session that the token may not read is there all the same.
+func TestUnreadableSession(t *testing.T) {
+	b := newNode(t, nil)
+	asked := make(chan struct{}, 1000)
+	b.l.on("session/info", func(*http.Request) (*http.Response, error) {
+		asked <- struct{}{}
+		return &http.Response{
+			StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("[]")),
+			Header: http.Header{
+				"X-Consul-Results-Filtered-By-Acls": {"true"}, "X-Consul-Index": {"1"}, "X-Consul-Lastcontact": {"0"}, "X-Consul-Knownleader": {"true"},
+			},
+		}, nil
+	})
+	g := locktest.Take(t, b, locktest.Request(time.Hour))
+	<-asked
+	<-asked // what the first said has been heard
+	select {
+	case <-g.Lost:
+		require.Fail(t, "the session lives")
+	default:
+	}
+	require.NoError(t, b.Renew(t.Context(), g))
+}
+
 func TestDeadSessionNeverAcquires(t *testing.T) {
 	a, b := newNode(t, nil), newNode(t, nil)
 	mine := locktest.Request(time.Hour)

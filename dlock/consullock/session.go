@@ -123,6 +123,9 @@ func (b *Backend) watch(s *session, id string) {
 		case err != nil:
 			index = 0
 			wait.For(ctx, time.Second)
+		case e == nil && meta.ResultsFilteredByACLs: // it may be there: Renew tells
+			index = 0
+			wait.For(ctx, time.Second)
 		case e == nil:
 			b.end(s)
 		default:

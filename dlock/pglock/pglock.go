@@ -114,6 +114,10 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var there bool // then nobody needs the right to create it
+		if err := tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", table).Scan(&there); err != nil || there {
+			return err
+		}
 		// CREATE TABLE IF NOT EXISTS fails if another runs concurrently.
 		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext($1::text))", defaultTable); err != nil {
 			return err
@@ -319,7 +323,8 @@ func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 			break
 		}
 	}
-	if ctx.Err() != nil && code(err) != "57014" { // a late cancel request would hit the next statement
+	// A late cancel request would hit the next statement. A server that is a standby now is left: its name may lead elsewhere.
+	if ctx.Err() != nil && code(err) != "57014" || code(err) == "25006" {
 		_ = c.Conn().Close(context.WithoutCancel(ctx)) // this waits for nobody
 	}
 	return failed(ctx, err)

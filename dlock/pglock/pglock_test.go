@@ -241,6 +241,37 @@ func TestTables(t *testing.T) {
 	}
 }
 
+// A connection to a server that is a standby now isn't used again.
+func TestStandby(t *testing.T) {
+	b, pool := newBackend(t)
+	_, err := pool.Exec(t.Context(), "SET default_transaction_read_only = on") // of the only connection
+	require.NoError(t, err)
+	r := locktest.Request(time.Hour)
+	_, err = b.TryAcquire(t.Context(), r)
+	require.ErrorContains(t, err, "read-only transaction")
+	locktest.Take(t, b, r)
+}
+
+// Who may use the table needs no right to create one.
+func TestCreateSchemaWithoutRights(t *testing.T) {
+	admin, name := newPool(t), "least_"+strings.ReplaceAll(uuid.NewString(), "-", "")
+	o := &pglock.Options{Table: pgx.Identifier{name, "locks"}}
+	_, err := admin.Exec(t.Context(), "CREATE SCHEMA "+name)
+	require.NoError(t, err)
+	require.NoError(t, pglock.CreateSchema(t.Context(), admin, o))
+	_, err = admin.Exec(t.Context(), strings.ReplaceAll("CREATE ROLE NAME; GRANT USAGE ON SCHEMA NAME TO NAME; GRANT SELECT, INSERT, UPDATE ON NAME.locks TO NAME", "NAME", name))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := admin.Exec(context.Background(), strings.ReplaceAll("DROP SCHEMA NAME CASCADE; DROP ROLE NAME", "NAME", name))
+		require.NoError(t, err)
+	})
+	pool := newPool(t)
+	_, err = pool.Exec(t.Context(), "SET ROLE "+name) // of the only connection
+	require.NoError(t, err)
+	require.NoError(t, pglock.CreateSchema(t.Context(), pool, o))
+	locktest.Take(t, open(t, pool, o), locktest.Request(time.Hour))
+}
+
 func TestCreateSchemaAtOnce(t *testing.T) {
 	o := &pglock.Options{Table: pgx.Identifier{"at_once_" + strings.ReplaceAll(uuid.NewString(), "-", "")}}
 	pool := newPool(t)

@@ -23,7 +23,10 @@ end
 local function mint()
   local token = redis.pcall('INCR', fence)
   if type(token) ~= 'number' then
-    local why = token.err -- the client's library must see a READONLY
+    local why = string.match(token.err, '^@user_script: %d+: %-?(.*)$') or token.err -- the client's library must see a READONLY
+    if string.find(why, "executing the script can't", 1, true) then -- as Redis 6 says
+      why = 'NOPERM ' .. why
+    end
     if string.find(why, 'not an integer', 1, true) or string.find(why, 'WRONGTYPE', 1, true) then
       why = 'ERR fence counter ' .. fence .. ' is not a number'
     end

@@ -16,7 +16,7 @@
 // The counter is as durable as the Redis: a restart without persistence, a failover to a lagging replica, an eviction or a
 // FLUSHALL can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or take the token from
 // a consensus store. To repair a counter, INCRBY fence:{KEY} by the difference of the tokens in the resource's error
-// (SET could set it back); if there is none, it was reaped: INCRBY fence-floor.
+// (SET could set it back); if there is none, INCRBY fence-floor instead, from which a missing one starts.
 //
 // While a Cluster moves a key's slot, its lock can be renewed and released, but not granted: Acquire waits for the end of
 // the move, and TryAcquire returns the server's TRYAGAIN, MOVED or ASK.
@@ -77,7 +77,7 @@ const (
 // unfair: the first to poll after a release gets the lock. Defaults: 2 ms, and 100 ms or Min if that is longer.
 type Spin struct{ Min, Max time.Duration }
 
-// Backend implements dlock.Backend on any redis.UniversalClient. One with ContextTimeoutEnabled ends a request at its
+// Backend implements dlock.Backend on any redis.UniversalClient but a redis.Ring, or a struct that has one. One with ContextTimeoutEnabled ends a request at its
 // context's deadline; others at the client's own timeouts.
 type Backend struct {
 	c     redis.UniversalClient

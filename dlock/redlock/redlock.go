@@ -70,7 +70,7 @@ type Options struct {
 // release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that is longer.
 type Spin struct{ Min, Max time.Duration }
 
-// Backend implements dlock.Backend on any redis.UniversalClient. Set ContextTimeoutEnabled on the clients: without it a
+// Backend implements dlock.Backend on any redis.UniversalClient but a redis.Ring. Set ContextTimeoutEnabled on the clients: without it a
 // request to a silent node holds its connection, and delays Close, until the client's own timeouts.
 type Backend struct {
 	nodes  []redis.UniversalClient

@@ -28,7 +28,12 @@ func (p Postgres) Get(ctx context.Context, key string) (value []byte, version in
 	if err := check(key, 0); err != nil {
 		return nil, 0, err
 	}
-	err = p.Pool.QueryRow(ctx, "SELECT value, version FROM fencelab_cas WHERE key = $1", key).Scan(&value, &version)
+	for {
+		err = p.Pool.QueryRow(ctx, "SELECT value, version FROM fencelab_cas WHERE key = $1", key).Scan(&value, &version)
+		if !isConflict(err) {
+			break
+		}
+	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = nil
 	}
@@ -49,12 +54,17 @@ func (p Postgres) Swap(ctx context.Context, key string, version int64, value []b
 		sql, args = "INSERT INTO fencelab_cas (key, version, value) VALUES ($1, 1, $2) ON CONFLICT DO NOTHING", args[:2]
 	}
 	done, err := p.Pool.Exec(ctx, sql, args...)
-	// Above READ COMMITTED, a row that has changed since the statement began is a serialization failure.
-	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "40001" {
+	if isConflict(err) {
 		return ErrConflict
 	}
 	if err == nil && done.RowsAffected() == 0 {
 		err = ErrConflict
 	}
 	return err
+}
+
+// isConflict tells a serialization failure, as of a row that has changed since the statement began, above READ COMMITTED.
+func isConflict(err error) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && e.Code == "40001"
 }

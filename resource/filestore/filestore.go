@@ -21,6 +21,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"github.com/fencelab/fencelab/resource"
 )
@@ -175,6 +176,9 @@ func (s *Store) replace(key string, rec resource.Record) error {
 	}
 	if err != nil { // the record has not changed
 		_ = s.root.Remove(from)
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
+		}
 		return fmt.Errorf("filestore: %w", err)
 	}
 	if err := s.sync(s.dir); err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -235,6 +236,8 @@ func TestSyncFails(t *testing.T) {
 	require.ErrorIs(t, s.Write(t.Context(), "k", at(7), []byte("by 7")), broken)
 	require.NoError(t, s.Write(t.Context(), "k", at(6), []byte("by 6")))
 	requireHolds(t, s, "by 6", 6)
+	s.FailSync(1, syscall.ENOSPC)
+	require.ErrorIs(t, s.Write(t.Context(), "k", at(7), []byte("by 7")), resource.ErrNoRoom)
 	s.FailSync(2, broken)
 	for range 2 {
 		require.ErrorIs(t, s.Write(t.Context(), "k", at(8), []byte("by 8")), broken)

@@ -84,6 +84,10 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var there bool // then nobody needs the right to create it
+		if err := tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", table).Scan(&there); err != nil || there {
+			return err
+		}
 		// CREATE TABLE IF NOT EXISTS fails if another runs at the same time.
 		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtext($1::text))", defaultTable); err != nil {
 			return err
@@ -180,9 +184,14 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func() erro
 	}
 	defer s.calls.End()
 	for {
-		if err := f(); code(err) != serializationFailure {
-			return failed(ctx, err)
+		err := f()
+		switch code(err) {
+		case serializationFailure:
+			continue
+		case "25006": // the server is a standby now; its name may lead elsewhere
+			s.pool.Reset()
 		}
+		return failed(ctx, err)
 	}
 }
 
@@ -260,6 +269,9 @@ func orEmpty(value []byte) []byte {
 func failed(ctx context.Context, err error) error {
 	if code(err) == "42P01" {
 		err = fmt.Errorf("the table of fences is missing; see CreateSchema: %w", err)
+	}
+	if code(err) == "53100" { // its disk is full
+		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
 	}
 	return calls.Wrap(ctx, "pgstore", err)
 }

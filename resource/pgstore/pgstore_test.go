@@ -60,6 +60,37 @@ func byDefault(level pgx.TxIsoLevel) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level) }
 }
 
+// A connection to a server that is a standby now isn't used again.
+func TestStandby(t *testing.T) {
+	pool := newPool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	s := newStore(t, pool, newTable(t, pool))
+	_, err := pool.Exec(t.Context(), "SET default_transaction_read_only = on")
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, nil), "read-only transaction")
+	require.NoError(t, s.Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, nil))
+}
+
+// Who may use the table needs no right to create one.
+func TestCreateSchemaWithoutRights(t *testing.T) {
+	one := func(c *pgxpool.Config) { c.MaxConns = 1 }
+	admin, name := newPool(t, server), "least_"+strings.ReplaceAll(uuid.NewString(), "-", "")
+	o := &pgstore.Options{Table: pgx.Identifier{name, "fences"}}
+	_, err := admin.Exec(t.Context(), "CREATE SCHEMA "+name)
+	require.NoError(t, err)
+	require.NoError(t, pgstore.CreateSchema(t.Context(), admin, o))
+	_, err = admin.Exec(t.Context(), strings.ReplaceAll("CREATE ROLE NAME; GRANT USAGE ON SCHEMA NAME TO NAME; GRANT SELECT, INSERT, UPDATE ON NAME.fences TO NAME", "NAME", name))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := admin.Exec(context.Background(), strings.ReplaceAll("DROP SCHEMA NAME CASCADE; DROP ROLE NAME", "NAME", name))
+		require.NoError(t, err)
+	})
+	pool := newPool(t, server, one)
+	_, err = pool.Exec(t.Context(), "SET ROLE "+name)
+	require.NoError(t, err)
+	require.NoError(t, pgstore.CreateSchema(t.Context(), pool, o))
+	require.NoError(t, newStore(t, pool, o).Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, nil))
+}
+
 func newTable(t *testing.T, pool *pgxpool.Pool) *pgstore.Options {
 	t.Helper()
 	o := &pgstore.Options{Table: pgx.Identifier{"fences_" + strings.ReplaceAll(uuid.NewString(), "-", "")}}

@@ -160,7 +160,11 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func(name [
 		return err
 	}
 	defer s.calls.End()
-	return calls.Wrap(ctx, "redisstore", f([]string{s.prefix + "resource:{" + key + "}"}))
+	err := f([]string{s.prefix + "resource:{" + key + "}"})
+	if err != nil && strings.Contains(err.Error(), "OOM command not allowed") { // before Redis 7 within another error
+		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
+	}
+	return calls.Wrap(ctx, "redisstore", err)
 }
 
 func record(fields []any) (rec resource.Record, err error) {

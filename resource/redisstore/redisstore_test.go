@@ -50,6 +50,12 @@ func newClient(t *testing.T, s *testbed.Server, set ...func(*redis.Options)) *re
 	return c
 }
 
+func TestNoRoom(t *testing.T) {
+	s := start(t, "--maxmemory", "1", "--maxmemory-policy", "noeviction")
+	testbed.Need(t, s.Real())
+	require.ErrorIs(t, newStore(t, newClient(t, s)).Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, nil), resource.ErrNoRoom)
+}
+
 func newStore(t *testing.T, c redis.UniversalClient) *redisstore.Store {
 	t.Helper()
 	s, err := redisstore.New(c, &redisstore.Options{Prefix: uuid.NewString() + "/"})

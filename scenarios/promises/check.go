@@ -299,8 +299,8 @@ func (c *check) wait(cl *client, key string) wait {
 	return w
 }
 
-// served ends the wait after limit or, if that is longer, after ten times what a new client needs then for an unused lock: slow servers
-// and machines break no promise. It is unsure if new clients get no unused lock.
+// served ends the wait after limit or, if that is longer, after ten times what a new client needs then for an unused lock, and as much
+// again: slow servers and machines break no promise. It is unsure if new clients get no unused lock.
 func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 	defer w.stop()
 	for began, allowed, sound := time.Now(), limit, false; ; {
@@ -310,18 +310,27 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 		case <-time.After(time.Until(began.Add(allowed))):
 		case <-w.c.ctx.Done():
 		}
-		w.c.probing <- struct{}{} // a server may not have room for a new client for each
+		select { // a server may not have room for a new client for each
+		case r := <-w.done:
+			return r.granted()
+		case w.c.probing <- struct{}{}:
+		}
 		asked := time.Now()
-		err := w.c.unused()
+		var err error
+		if !w.c.isUnsure() { // somebody else has seen why
+			err = w.c.unused()
+		}
 		<-w.c.probing
 		took, waited := time.Since(asked), time.Since(began)
 		switch {
-		case w.c.ctx.Err() != nil:
+		case w.c.ctx.Err() != nil, w.c.isUnsure():
 		case err != nil && waited < limit+unjudged:
 			sound, allowed = false, waited+patience/5
 			continue
 		case err != nil:
 			w.c.unsure("a new client doesn't get a lock that nobody has touched: %v", err)
+		case waited > limit+5*unjudged:
+			w.c.unsure("a new client needs %v for a lock that nobody has touched", took)
 		case waited < 10*took:
 			allowed = 10 * took
 			continue
