@@ -38,7 +38,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	isCounter := fs.Bool("counter", false, "the last token of a lock instead of a store's fence")
 	set := args[0] == "set"
 	if set {
-		fs.BoolVar(&force, "force", false, "lower it too, or make one for a key without")
+		fs.BoolVar(&force, "force", false, "also lower it, or create it for a key that has none")
 		c.Args, n = "URL KEY TOKEN", 3
 	}
 	if args, err = parse(c, &fs, n, args[1:], stdout); err != nil {
@@ -64,8 +64,8 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	rec, err := f.Read(ctx, args[1])
 	old := rec.MaxFence
 	if errors.Is(err, resource.ErrNotFound) && set {
-		if err = nil; !force { // it may be a slip of the pen
-			err = fmt.Errorf("%w; -force makes it", resource.ErrNotFound)
+		if err = nil; !force { // the key may be a typo
+			err = fmt.Errorf("%w; add -force to create it", resource.ErrNotFound)
 		}
 	}
 	switch {

@@ -270,14 +270,14 @@ func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.
 	return c.wait(cl, key).served(limit)
 }
 
-// wait is somebody's for a lock.
+// wait is an acquisition under way.
 type wait struct {
 	c    *check
 	stop context.CancelFunc
 	done chan result
 }
 
-// wait retries: the lock's own timeout may be too short. Call served, too.
+// wait starts one, which retries: the lock's own timeout may be too short. Call served to end it.
 func (c *check) wait(cl *client, key string) wait {
 	ctx, stop := context.WithCancel(c.ctx)
 	w := wait{c, stop, make(chan result, 1)}
