@@ -297,8 +297,9 @@ func nothingLeft(c *check) {
 		few := (n - 1) / 2
 		most := max(few, 20) // a client may keep a pool, and slow calls are few
 		// What ends slowly, such as clean-up on a slow machine, isn't left for good.
-		left, open := goroutines(mark), a.connections()-before
-		for began, least, since := time.Now(), math.MaxInt, time.Now(); left > few || open > most; left, open = goroutines(mark), a.connections()-before {
+		left, where := goroutines(mark)
+		open := a.connections() - before
+		for began, least, since := time.Now(), math.MaxInt, time.Now(); left > few || open > most; {
 			if left+open < least {
 				least, since = left+open, time.Now()
 			}
@@ -309,10 +310,12 @@ func nothingLeft(c *check) {
 				c.cannot("%v after %d %s, %d goroutines and %d connections were left, and ended one after the other", 6*patience, n, what, left, open)
 			}
 			time.Sleep(patience / 20)
+			left, where = goroutines(mark)
+			open = a.connections() - before
 		}
 		switch {
 		case left > most:
-			c.breaks("after %d %s, %d of the goroutines that they had started ran on, and none ended for %v", n, what, left, patience)
+			c.breaks("after %d %s, %d of the goroutines that they had started ran on, and none ended for %v; most are %s", n, what, left, patience, where)
 		case left > few:
 			c.unsure("%d %s in %v left %d goroutines: too few to tell", n, what, patience, left)
 		}
@@ -323,8 +326,9 @@ func nothingLeft(c *check) {
 	_ = c.do(held.Release)
 }
 
-// goroutines counts those that have a label, which a goroutine inherits from the one that starts it.
-func goroutines(label string) (n int) {
+// goroutines counts those that have a label, which a goroutine inherits from the one that starts it, and says what most of them run.
+func goroutines(label string) (n int, most string) {
+	var highest int
 	var all strings.Builder
 	_ = pprof.Lookup("goroutine").WriteTo(&all, 1)
 	_, records, _ := strings.Cut(all.String(), "\n")
@@ -333,7 +337,10 @@ func goroutines(label string) (n int) {
 			count, _, _ := strings.Cut(same, " @ ")
 			some, _ := strconv.Atoi(count)
 			n += some
+			if fields := strings.Fields(same); some > highest { // the last line is of the function that was started
+				highest, most = some, strings.Join(fields[len(fields)-2:], " ")
+			}
 		}
 	}
-	return n
+	return n, most
 }

@@ -114,8 +114,8 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 		return nil, fmt.Errorf("promises: %s: %w", k.Service.Lock, err)
 	}
 	report := &Report{
-		Lock: k.Service.Lock, Module: k.Module, Server: k.Service.Server, TTL: k.TTL.String(), Time: time.Now().UTC().Truncate(time.Second),
-		Rows: make([]Row, len(chosen)),
+		Lock: k.Service.Lock, Module: k.Module, Server: k.Service.Server, NoTokens: k.Service.NoTokens, TTL: k.TTL.String(),
+		Time: time.Now().UTC().Truncate(time.Second), Rows: make([]Row, len(chosen)),
 	}
 	var wg sync.WaitGroup
 	for i, p := range chosen {

@@ -236,7 +236,11 @@ func TestBroken(t *testing.T) {
 			virtually(t, servers, open(c.set), func(t *testing.T, k promises.Kit) {
 				k.Service.NoRenew = broken.renewal == renewNever
 				k.Only = c.want
-				requireBroken(t, promises.Run(t, k), c.want...)
+				r := promises.Run(t, k)
+				requireBroken(t, r, c.want...)
+				if broken.leaks {
+					require.Contains(t, r.Rows[0].Why, "simple_test.go", "it says what runs on")
+				}
 			})
 		})
 	}
@@ -392,8 +396,9 @@ func TestTCP(t *testing.T) {
 // No token and no verdict are two things.
 func TestHeadline(t *testing.T) {
 	data := map[history.Fencing]history.Verdict{history.FencingOff: history.Violated}
-	r := promises.Report{Lock: "mine", Hazards: []promises.Row{{Data: data}}}
+	r := promises.Report{Lock: "mine", NoTokens: true, Hazards: []promises.Row{{Data: data}}}
 	require.Equal(t, "mine breaks 0 of 0 promises. The lock alone lost data in 1 of 1 hazards; it has no token to check.", r.Headline())
+	r.NoTokens = false
 	data[history.FencingOn] = history.Inconclusive
 	require.Equal(t, "mine breaks 0 of 0 promises. The lock alone lost data in 1 of 1 hazards.", r.Headline())
 	data[history.FencingOff], data[history.FencingOn] = history.Inconclusive, history.Safe

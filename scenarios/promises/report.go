@@ -48,13 +48,14 @@ type Row struct {
 
 // Report says which promises a lock keeps and breaks, and in which hazards data is lost.
 type Report struct {
-	Lock    string    `json:"lock"`
-	Module  string    `json:"module,omitempty"` // Kit.Module and its version
-	Server  string    `json:"server,omitempty"`
-	TTL     string    `json:"ttl"`
-	Time    time.Time `json:"time"`
-	Rows    []Row     `json:"rows"`
-	Hazards []Row     `json:"hazards,omitempty"`
+	Lock     string    `json:"lock"`
+	Module   string    `json:"module,omitempty"` // Kit.Module and its version
+	Server   string    `json:"server,omitempty"`
+	NoTokens bool      `json:"no_tokens,omitempty"` // Service.NoTokens
+	TTL      string    `json:"ttl"`
+	Time     time.Time `json:"time"`
+	Rows     []Row     `json:"rows"`
+	Hazards  []Row     `json:"hazards,omitempty"`
 	// NoHazards is why none ran.
 	NoHazards string `json:"no_hazards,omitempty"`
 }
@@ -174,15 +175,11 @@ func (r *Report) Headline() string {
 		s += fmt.Sprintf("; %d not checked", n)
 	}
 	var lost []string
-	var tokens bool // or nobody knows
 	for _, m := range modes {
 		count := map[history.Verdict]int{}
 		for _, h := range r.Hazards {
 			if v, ran := h.Data[m.fencing]; ran {
 				count[v]++
-				tokens = tokens || m.fencing != history.FencingOff
-			} else if h.Why != "" {
-				tokens = true // it wasn't seen
 			}
 		}
 		says := m.says
@@ -196,7 +193,7 @@ func (r *Report) Headline() string {
 	if len(lost) == 0 {
 		return s + "."
 	}
-	if !tokens {
+	if r.NoTokens {
 		lost = append(lost, "it has no token to check")
 	}
 	return s + ". " + strings.Join(lost, "; ") + "."
