@@ -14,3 +14,6 @@ func (b *Backend) Waiting() int {
 	defer b.mu.Unlock()
 	return len(b.waiting)
 }
+
+// Passes reports whether a waiter retries after err.
+var Passes = passes

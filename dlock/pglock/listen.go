@@ -14,6 +14,9 @@ type queue struct {
 	n    int           // how many there are; Backend.mu guards it
 	turn chan struct{} // full while one polls
 	wake chan struct{} // full when it is time to poll
+	// failing is since when polls fail, zero if they don't. Whoever has the turn guards it. The next one continues from there;
+	// otherwise the waiters would bear an outage for their TTLs one after the other.
+	failing time.Time
 }
 
 // join enters key's queue, and starts to listen if that is the first wait.
@@ -65,17 +68,17 @@ func (q *queue) notify() {
 }
 
 const (
-	listenPause    = 50 * time.Millisecond // before the second try to get a connection; doubles with each
-	listenMaxPause = time.Second
-	goodbye        = time.Second // how long a connection that is of no more use may take to end
+	retryPause    = 50 * time.Millisecond // before the second try to listen or to poll; doubles with each
+	retryMaxPause = time.Second
+	goodbye       = time.Second // how long a connection that is of no more use may take to end
 )
 
 // listen wakes waiters until the Backend is closed. Notifications may be missed while nobody listens, so it wakes all when
 // the connection is ready, and when there is none.
 func (b *Backend) listen() {
-	for pause := listenPause; b.open.Err() == nil; pause = min(2*pause, listenMaxPause) {
+	for pause := retryPause; b.open.Err() == nil; pause = min(2*pause, retryMaxPause) {
 		if b.listenOnce() {
-			pause = listenPause
+			pause = retryPause
 		}
 		b.wakeAll()
 		wait.For(b.open, pause)

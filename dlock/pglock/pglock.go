@@ -31,13 +31,21 @@
 // the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for its answer, at most for DeadlineDelay, and
 // keeps the connection if the statement was cancelled. The waiter that polls likewise cancels a request without a reply after
 // 5 s, and retries on another connection, for a TTL, at least 15 s.
+//
+// # Outages
+//
+// A waiter retries for as long while PostgreSQL restarts or fails over: while connections break or are refused, or the server
+// is read-only. Other calls return the error at once.
 package pglock
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -48,6 +56,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/wait"
+	"github.com/fencelab/fencelab/internal/jitter"
 )
 
 // Schema is the statement that creates the table of locks, under its default name, fencelab_lock. It may be run again.
@@ -192,7 +201,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	}
 	for {
 		// Poll only after joining the queue: a release from here on wakes it.
-		g, left, err := b.poll(ctx, r)
+		g, left, err := b.poll(ctx, q, r)
 		if !errors.Is(err, dlock.ErrHeld) {
 			return g, err
 		}
@@ -202,16 +211,34 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	}
 }
 
-// poll is try for the waiter that polls. The others wait for it, so it doesn't rely on one connection; a repeated request is
-// the same acquisition. It gives up after a TTL of silence, at least 15 s.
-func (b *Backend) poll(ctx context.Context, r dlock.Request) (dlock.Grant, time.Duration, error) {
+// poll is try for the waiter that polls. The others wait for it, so it relies neither on one connection nor on the first
+// answer; a repeated request is the same acquisition. It gives up after a TTL of silence or of failures, at least 15 s.
+func (b *Backend) poll(ctx context.Context, q *queue, r dlock.Request) (dlock.Grant, time.Duration, error) {
 	began := time.Now()
-	for d := b.patience; ; d = min(2*d, b.recheck) { // longer each time: a slow server must get to reply
+	for d, pause := b.patience, retryPause; ; pause = min(2*pause, retryMaxPause) {
 		once, cancel := context.WithTimeoutCause(ctx, d, errSilent)
 		g, left, err := b.try(once, r)
 		cancel()
-		if !errors.Is(err, errSilent) || time.Since(began) >= max(r.TTL, 3*b.patience) {
+		since := began
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return g, 0, gaveUp(ctx)
+		case err == nil, errors.Is(err, dlock.ErrHeld):
+			q.failing = time.Time{}
 			return g, left, err
+		case errors.Is(err, errSilent):
+			d = min(2*d, b.recheck) // a slow server must get to reply
+		case passes(err):
+			q.failing = cmp.Or(q.failing, time.Now())
+			since = q.failing
+		default:
+			return g, 0, err
+		}
+		if time.Since(since) >= max(r.TTL, 3*b.patience) {
+			return g, 0, err
+		}
+		if err := b.wait(ctx, q, pause/2+jitter.N(pause/2)); err != nil {
+			return g, 0, err
 		}
 	}
 }
@@ -350,6 +377,20 @@ func failed(ctx context.Context, err error) error {
 		err = fmt.Errorf("%w: the key cannot be written in the database's encoding: %w", dlock.ErrInvalid, err)
 	}
 	return wait.Failed(ctx, "pglock", err)
+}
+
+// passes reports whether err may pass by itself: the server restarts, isn't the primary, or has no connection to spare.
+func passes(err error) bool {
+	switch c := code(err); c {
+	case "":
+	case "57P01", "57P02", "57P03", "57P05", "53300", "25006":
+		return true
+	default:
+		return strings.HasPrefix(c, "08")
+	}
+	_, dialled := errors.AsType[*pgconn.ConnectError](err)
+	_, network := errors.AsType[net.Error](err)
+	return dialled || network || errors.Is(err, io.ErrUnexpectedEOF) || pgconn.SafeToRetry(err)
 }
 
 func code(err error) string {

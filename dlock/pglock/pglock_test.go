@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -87,6 +89,22 @@ func open(t *testing.T, pool *pgxpool.Pool, o *pglock.Options) *pglock.Backend {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b
+}
+
+// start starts a server of the test's own. there is for pools on it.
+func start(t *testing.T, args ...string) (s *testbed.Server, there func(*pgxpool.Config)) {
+	t.Helper()
+	if server.Provider == testbed.External {
+		t.Skip("an external server is not ours to stop or configure")
+	}
+	s, err := testbed.StartPostgres(t.Context(), &testbed.Options{Args: args})
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s, func(c *pgxpool.Config) {
+		var err error
+		c.ConnConfig, err = pgx.ParseConfig(s.URL)
+		require.NoError(t, err)
+	}
 }
 
 // listener returns the process of app's LISTEN connection.
@@ -605,28 +623,195 @@ func TestClosedWhileSilent(t *testing.T) {
 	locktest.Receive(t, first)
 }
 
-func TestServerGoneWhileWaiting(t *testing.T) {
-	d := newDialer()
-	dialled := make(chan struct{}, 1000)
-	c := newContest(t, func(c *pgxpool.Config) {
+// counted counts the connections that are asked for.
+func (d dialer) counted() (dials *atomic.Int32, set func(*pgxpool.Config)) {
+	dials = new(atomic.Int32)
+	return dials, func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			select {
-			case dialled <- struct{}{}:
-			default:
-			}
+			dials.Add(1)
 			return d.DialContext(ctx, network, addr)
 		}
-	})
-	won := c.first(c.next(time.Hour))
-	heal, cut := d.Link().Cut(), time.Now()
-	require.Error(t, locktest.Receive(t, won).Err)
-	for range 6 { // two before, and perhaps two of the waiter's
-		<-dialled
 	}
-	require.GreaterOrEqual(t, time.Since(cut), 150*time.Millisecond, "it pauses before it tries to listen again")
-	heal()
+}
+
+// Also if the server had granted it the lock.
+func TestWaitersBearABrokenLink(t *testing.T) {
+	d := newDialer()
+	link := d.Link()
+	for name, fault := range map[string]func() (heal func()){
+		"requests lost": link.LoseRequests, "replies lost": link.LoseReplies, "cut": link.Cut,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dials, set := d.counted()
+			c := newContest(t, set)
+			r := c.next(time.Hour)
+			first, behind := c.first(r), c.another(time.Hour)
+			heal, before := fault(), dials.Load()
+			defer heal()
+			c.release()
+			locktest.Eventually(t, func() bool { return dials.Load() >= before+4 || len(first) > 0 })
+			if name == "replies lost" {
+				require.Equal(t, r.Owner, *read(t, c.watch, r.Key).Owner)
+			}
+			heal()
+			w := locktest.Won(t, first)
+			require.EqualValues(t, 2, w.Fence)
+			locktest.Release(t, c.b, w)
+			require.EqualValues(t, 3, locktest.Won(t, behind).Fence)
+		})
+	}
+}
+
+func TestWaitersBearARestart(t *testing.T) {
+	s, there := start(t)
+	d := newDialer()
+	dials, count := d.counted()
+	c := contest{T: t, spy: newSpy()}
+	c.a, c.watch = newBackend(t, there)
+	require.NoError(t, pglock.CreateSchema(t.Context(), c.watch, nil))
+	c.b, _ = newBackend(t, there, count, c.on)
+	c.g = locktest.Take(t, c.a, locktest.Request(time.Hour))
+	first, behind := c.first(c.next(time.Hour)), c.another(time.Hour)
+	before := dials.Load()
+	require.NoError(t, s.Kill(t.Context()))
+	locktest.Eventually(t, func() bool { return dials.Load() >= before+4 || len(first) > 0 })
+	require.NoError(t, s.Restart(t.Context(), testbed.RestartOptions{}))
+	c.watch.Reset()
 	c.release()
-	locktest.Won(t, locktest.Acquire(t.Context(), c.b, c.next(time.Hour)))
+	w := locktest.Won(t, first)
+	require.EqualValues(t, 2, w.Fence)
+	locktest.Release(t, c.b, w)
+	require.EqualValues(t, 3, locktest.Won(t, behind).Fence)
+}
+
+// A waiter retries after an error that may pass by itself, with pauses that grow, and returns any other at once.
+func TestErrorsWhileWaiting(t *testing.T) {
+	for state, passes := range map[string]bool{"57P03": true, "25006": true, "42501": false, "28P01": false} {
+		t.Run(state, func(t *testing.T) {
+			c := newContest(t)
+			won := c.first(c.next(time.Hour))
+			name := "fails_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+			_, err := c.watch.Exec(t.Context(), strings.NewReplacer("NAME", name, "KEY", c.g.Key, "STATE", state).Replace(`
+				CREATE SEQUENCE NAME; -- no rollback changes it
+				CREATE FUNCTION NAME() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF nextval('NAME') <= 5 THEN RAISE 'fails' USING ERRCODE = 'STATE'; END IF;
+					RETURN NEW;
+				END $$;
+				CREATE TRIGGER NAME BEFORE INSERT ON fencelab_lock FOR EACH ROW WHEN (NEW.key = 'KEY') EXECUTE FUNCTION NAME()`))
+			require.NoError(t, err)
+			t.Cleanup(func() {
+				_, err := c.watch.Exec(context.Background(), strings.ReplaceAll("DROP FUNCTION NAME CASCADE; DROP SEQUENCE NAME", "NAME", name))
+				require.NoError(t, err)
+			})
+			released := time.Now()
+			c.release()
+			if passes {
+				locktest.Won(t, won)
+				require.Greater(t, time.Since(released), 700*time.Millisecond) // at least half of 50, 100, 200, 400, and 800 ms
+				return
+			}
+			var e *pgconn.PgError
+			require.ErrorAs(t, locktest.Receive(t, won).Err, &e)
+			require.Equal(t, state, e.Code)
+			var tries int
+			require.NoError(t, c.watch.QueryRow(t.Context(), "SELECT last_value FROM "+name).Scan(&tries))
+			require.Equal(t, 1, tries)
+		})
+	}
+}
+
+func TestPasses(t *testing.T) {
+	states := map[string]bool{
+		"08000": true, "08006": true, "08P01": true, "25006": true, "53300": true, "57P01": true, "57P02": true, "57P03": true, "57P05": true,
+		"22021": false, "25001": false, "28000": false, "28P01": false, "3D000": false, "40P01": false, "42501": false, "42P01": false,
+		"53100": false, "57014": false, "57P04": false, "XX000": false,
+	}
+	// dial is what pgx makes of an error that comes while it connects.
+	dial := func(err error) error {
+		c, perr := pgconn.ParseConfig("postgres://h/d?sslmode=disable")
+		require.NoError(t, perr)
+		c.LookupFunc = func(context.Context, string) ([]string, error) { return nil, err }
+		_, err = pgconn.ConnectConfig(t.Context(), c)
+		return err
+	}
+	for state, want := range states {
+		err := &pgconn.PgError{Code: state}
+		require.Equal(t, want, pglock.Passes(fmt.Errorf("pglock: %w", err)), "%v", err)
+		require.Equal(t, want, pglock.Passes(dial(err)), "%v while it connects", err)
+	}
+	reset := &net.OpError{Op: "read", Err: syscall.ECONNRESET}
+	for _, err := range []error{dial(errors.New("standby")), reset, io.ErrUnexpectedEOF, notSent{}} {
+		require.True(t, pglock.Passes(fmt.Errorf("pglock: %w", err)), "%v", err)
+	}
+	for _, err := range []error{errors.New("closed pool"), dlock.ErrClosed, dlock.ErrInvalid} {
+		require.False(t, pglock.Passes(err), "%v", err)
+	}
+}
+
+type notSent struct{}
+
+func (notSent) Error() string     { return "conn closed" }
+func (notSent) SafeToRetry() bool { return true }
+
+// Each after its TTL, or three times its patience if that is more, since the last answer.
+func TestWaitersGiveUp(t *testing.T) {
+	d := newDialer()
+	dials, set := d.counted()
+	c := newContest(t, set)
+	const patience, least, ttl = 500 * time.Millisecond, 1500 * time.Millisecond, 3 * time.Second
+	c.b.Patience(patience)
+	first, behind := c.first(c.next(time.Microsecond)), c.another(ttl)
+	d.LoseReply()
+	_, err := c.watch.Exec(t.Context(), "SELECT pg_notify('fencelab_released', $1)", c.g.Key)
+	require.NoError(t, err)
+	<-c.asked // the reply is lost
+	<-c.asked // it retries
+	time.Sleep(least)
+	cut, before := time.Now(), dials.Load()
+	defer d.Link().Cut()()
+	one, other := locktest.Receive(t, first), locktest.Receive(t, behind)
+	require.ErrorIs(t, one.Err, io.EOF)
+	require.ErrorIs(t, other.Err, io.EOF)
+	require.GreaterOrEqual(t, one.At.Sub(cut), least)
+	require.GreaterOrEqual(t, other.At.Sub(cut), ttl)
+	require.Less(t, other.At.Sub(one.At), ttl, "counted anew for the second")
+	require.Less(t, dials.Load()-before, int32(50), "the listener and the waiter pause, longer each time")
+}
+
+// The server has granted it the lock, but no reply arrives.
+func TestEndedWhileFailing(t *testing.T) {
+	d := newDialer()
+	dials, set := d.counted()
+	c := newContest(t, set)
+	l, err := dlock.New(c.b, &dlock.Options{TTL: time.Hour})
+	require.NoError(t, err)
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	left := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(ctx, c.g.Key)
+		left <- err
+	}()
+	c.settled()
+	behind := c.another(time.Hour)
+	heal := d.Link().LoseReplies()
+	defer heal()
+	c.release()
+	locktest.Eventually(t, func() bool { return d.Lost() >= 3 })
+	cancel(why)
+	require.ErrorIs(t, locktest.Receive(t, left), why)
+	heal()
+	w := locktest.Won(t, behind) // the lease doesn't last
+	require.EqualValues(t, 3, w.Fence)
+
+	waits := locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
+	locktest.Eventually(t, func() bool { return c.b.Waiting() > 0 })
+	before := dials.Load()
+	defer d.Link().Cut()()
+	locktest.Eventually(t, func() bool { return dials.Load() >= before+4 })
+	require.NoError(t, l.Close())
+	require.ErrorIs(t, locktest.Receive(t, waits).Err, dlock.ErrClosed)
 }
 
 // The row isn't visible yet: its commit takes long.
@@ -737,17 +922,7 @@ func (c slowlyClosed) Close() error {
 
 // It is a success to PostgreSQL, but a standby that is promoted would issue the token again.
 func TestCancelledBeforeReplicated(t *testing.T) {
-	if server.Provider == testbed.External {
-		t.Skip("an external server has the standbys that it has")
-	}
-	s, err := testbed.StartPostgres(t.Context(), &testbed.Options{Args: []string{"-c", "synchronous_standby_names=nobody"}})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	there := func(c *pgxpool.Config) {
-		var err error
-		c.ConnConfig, err = pgx.ParseConfig(s.URL)
-		require.NoError(t, err)
-	}
+	_, there := start(t, "-c", "synchronous_standby_names=nobody")
 	watch := newPool(t, there, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })
 	require.NoError(t, pglock.CreateSchema(t.Context(), watch, nil))
 	b, _ := newBackend(t, there, cancels)
