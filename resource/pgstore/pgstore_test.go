@@ -329,6 +329,23 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 	require.ErrorIs(t, tx.Commit(ctx), pgx.ErrTxClosed)
 }
 
+// TestDiskFull: the server's.
+func TestDiskFull(t *testing.T) {
+	pool, ctx := newPool(t, server), t.Context()
+	o := newTable(t, pool)
+	s := newStore(t, pool, o)
+	_, err := pool.Exec(ctx, `CREATE OR REPLACE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS
+			$$ BEGIN RAISE 'fails' USING ERRCODE = convert_from(NEW.value, 'UTF8'); END $$;
+		CREATE TRIGGER fails BEFORE INSERT ON `+o.Table.Sanitize()+` FOR EACH ROW EXECUTE FUNCTION fails()`)
+	require.NoError(t, err)
+	err = s.Write(ctx, "k", at(1), []byte("53100"))
+	require.ErrorIs(t, err, resource.ErrNoRoom)
+	require.Equal(t, "53100", sqlState(err))
+	err = s.Write(ctx, "k", at(1), []byte("53200")) // out of memory
+	require.Equal(t, "53200", sqlState(err))
+	require.NotErrorIs(t, err, resource.ErrNoRoom)
+}
+
 // TestCommands runs the SQL in SetFence's comment.
 func TestCommands(t *testing.T) {
 	pool, ctx := newPool(t, server), t.Context()
