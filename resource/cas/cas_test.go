@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -89,6 +90,35 @@ func TestSwap(t *testing.T) {
 		_, _, err := s.Get(ctx, "")
 		require.ErrorContains(t, err, "key is empty")
 	})
+}
+
+// A read, too, may fail to serialize.
+func TestGetRetries(t *testing.T) {
+	admin, name, ctx := newPostgres(t).Pool, "retries_"+strings.ReplaceAll(uuid.NewString(), "-", ""), t.Context()
+	_, err := admin.Exec(ctx, strings.ReplaceAll(`
+		CREATE SCHEMA NAME;
+		CREATE SEQUENCE NAME.tries; -- no rollback changes it
+		CREATE FUNCTION NAME.read(state text) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('NAME.tries') <= 2 THEN RAISE 'fails' USING ERRCODE = state; END IF;
+			RETURN 'v';
+		END $$;
+		CREATE VIEW NAME.fencelab_cas AS SELECT key, 7 AS version, NAME.read(key) AS value FROM (VALUES ('40001'), ('57014')) AS v (key)`,
+		"NAME", name))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := admin.Exec(context.Background(), "DROP SCHEMA "+name+" CASCADE")
+		require.NoError(t, err)
+	})
+	s := newPostgres(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = name })
+	_, _, err = s.Get(ctx, "57014")
+	require.ErrorContains(t, err, "57014")
+	value, version, err := s.Get(ctx, "40001") // the second try of all, and the third
+	require.NoError(t, err)
+	require.Equal(t, "v", string(value))
+	require.EqualValues(t, 7, version)
+	var tries int
+	require.NoError(t, admin.QueryRow(ctx, "SELECT last_value FROM "+name+".tries").Scan(&tries))
+	require.Equal(t, 3, tries)
 }
 
 func TestRingRefused(t *testing.T) {
