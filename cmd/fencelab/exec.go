@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -32,8 +33,9 @@ If the lease can't be renewed, the command gets SIGTERM a sixth of -ttl before t
 lease ends, and SIGKILL a thirtieth before; if the lock service takes the lease away,
 SIGKILL at once. A frozen machine misses these timers: the token protects the data.
 
-Signals go to the command's process group, which can't read from a terminal. What is
-left of it when the command or fencelab ends, by kill -9 too, is killed.
+Signals go to the command's process group, which can't read from a terminal, and to
+one that the command makes for itself, as timeout and setsid do. What is left of them
+when the command or fencelab ends, by kill -9 too, is killed.
 
 Exit codes: the command's; 128+N if signal N ended it, or the wait; 75 (-held-code)
 if another holds the lock; 124 if the lease was lost; 125 if fencelab failed;
@@ -53,7 +55,7 @@ const (
 	exitSignal    = 128 // plus the signal
 )
 
-// passedOn lists what isn't ignored: by nohup, or by a shell's &. cli.Main changes that.
+// passedOn lists what isn't ignored, as SIGHUP is by nohup and SIGINT by a shell's &. (Go doesn't say whether others are.)
 var passedOn = slices.DeleteFunc([]os.Signal{
 	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
 }, signal.Ignored)
@@ -68,6 +70,15 @@ const (
 	releaseTimeout = 2 * time.Second
 	killMost       = 5 // seconds until a command that SIGKILL doesn't end is given up
 )
+
+// caught has the signals since the program's start; cli.Main's ctx would lose which one it was.
+var caught = make(chan os.Signal, 16)
+
+func catchSignals() {
+	for _, s := range passedOn {
+		signal.Notify(caught, s)
+	}
+}
 
 func exit(code int, err error) error {
 	if err != nil {
@@ -110,14 +121,15 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if _, err := dlock.New(struct{ dlock.Backend }{}, &o); err != nil { // before connecting
 		return err
 	}
-	signals := make(chan os.Signal, 16)
-	for _, s := range passedOn {
-		signal.Notify(signals, s)
-	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTSTP) // Ctrl-Z would stop the renewals alone
 	signal.Ignore(syscall.SIGTTIN, syscall.SIGTTOU)         // in the command too: stopped, it would keep the lock
 
-	ctx = context.WithoutCancel(ctx) // signals are passed on
+	ctx, begin := untilSignal(context.WithoutCancel(ctx), caught)
+	defer func() {
+		if stopped := begin(); err != nil && stopped != nil {
+			err = stopped
+		}
+	}()
 	limit := cli.ReachTimeout
 	if spec.Lock == locks.S3 {
 		limit = time.Minute // about twenty requests, one after the other, check that the lock is one
@@ -133,11 +145,15 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return errors.Join(err, backend.Close())
 	}
-	defer func() { _ = locker.Close() }()
+	defer func() {
+		if !errors.Is(err, errStillRuns) {
+			_ = locker.Close()
+		}
+	}()
 	if err := cli.Reach(ctx, backend.Ping); err != nil { // it would look like a lock that is held
 		return fmt.Errorf("%v doesn't answer: %w", spec, err)
 	}
-	h, err := acquire(ctx, locker, *key, *try, *wait, signals)
+	h, err := acquire(ctx, locker, *key, *try, *wait)
 	if errors.Is(err, dlock.ErrHeld) || errors.Is(err, dlock.ErrQueueFull) {
 		if *try {
 			err = nil
@@ -147,8 +163,11 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	err = runUnder(ctx, h, cmd, signals)
-	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	err = runUnder(ctx, h, cmd, o.Renew.MaxHold, begin)
+	if errors.Is(err, errStillRuns) {
+		return err // the lock must not be free before the lease ends
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	switch failed := h.Release(ctx); {
 	case failed == nil, errors.Is(err, dlock.ErrLost):
@@ -160,40 +179,49 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	return err
 }
 
-// acquire ends at a signal too.
-func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait time.Duration, signals <-chan os.Signal) (*dlock.Handle, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+// untilSignal returns a context that a signal ends, until begin is called: from then on signals are the command's. begin returns the exit
+// code of a signal that came before.
+func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, begin func() error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	by := func(s os.Signal) { cancel(exit(exitSignal+int(s.(syscall.Signal)), nil)) }
+	go func() {
+		defer close(stopped)
+		select {
+		case s := <-signals:
+			by(s)
+		case <-stop:
+		}
+	}()
+	return ctx, sync.OnceValue(func() error {
+		close(stop)
+		<-stopped
+		select {
+		case s := <-signals:
+			by(s)
+		default:
+		}
+		return context.Cause(ctx)
+	})
+}
+
+func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait time.Duration) (*dlock.Handle, error) {
+	if try {
+		return l.TryAcquire(ctx, key)
+	}
 	if wait > 0 {
+		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, wait, fmt.Errorf("the lock was not free within %v (-wait)", wait))
 		defer cancel()
 	}
-	f := l.Acquire
-	if try {
-		f = l.TryAcquire
-	}
-	var h *dlock.Handle
-	granted := make(chan error, 1)
-	go func() {
-		var err error
-		h, err = f(ctx, key)
-		granted <- err
-	}()
-	select {
-	case err := <-granted:
-		return h, err
-	case s := <-signals:
-		cancel()
-		var err error
-		if <-granted == nil {
-			err = h.Release(ctx)
-		}
-		return nil, exit(exitSignal+int(s.(syscall.Signal)), err)
-	}
+	return l.Acquire(ctx, key)
 }
 
-// runUnder runs cmd under a lease. The error has the exit code of a command that failed.
-func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, signals <-chan os.Signal) (err error) {
+// errStillRuns is of a command with other rights, for one.
+var errStillRuns = errors.New("it can't be killed, and still runs")
+
+// runUnder runs cmd under a lease, from begin on. The error has the exit code of a command that failed.
+func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.Duration, begin func() error) (err error) {
 	if err := h.Renew(ctx); err != nil && !errors.Is(err, dlock.ErrMaxHold) { // one that was handed over can be short
 		return err
 	}
@@ -202,6 +230,9 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, signals <-cha
 		return fmt.Errorf("can't guard the command's process group: %w", err)
 	}
 	defer g.end()
+	if err := begin(); err != nil {
+		return err
+	}
 	if lost := context.Cause(h.Context()); lost != nil { //nolint:contextcheck // the handle's
 		return fmt.Errorf("the command was not started: %w", lost)
 	}
@@ -213,15 +244,8 @@ func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, signals <-cha
 	if err != nil {
 		return exit(cannotRun(err), err)
 	}
-	send := func(s syscall.Signal) {
-		g.signal(s)
-		// It may have a group of its own, as timeout and setsid make.
-		if group, err := syscall.Getpgid(c.PID); err == nil && group != g.Process.Pid && cmd.Process.Signal(syscall.Signal(0)) == nil {
-			_ = syscall.Kill(-group, s)
-			_ = syscall.Kill(-group, syscall.SIGCONT)
-		}
-	}
-	if err := supervise(h, c.Exited(), send, signals); err != nil { //nolint:contextcheck // the handle's
+	g.watch(c.PID)
+	if err := supervise(h, c.Exited(), g.signal, caught, maxHold); err != nil { //nolint:contextcheck // the handle's
 		return exit(exitLost, fmt.Errorf("the command was stopped: %w", err))
 	}
 	err = c.Wait()
@@ -243,7 +267,7 @@ func cannotRun(err error) (code int) {
 }
 
 // supervise returns when the command has exited: nil, or why it was stopped.
-func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal), signals <-chan os.Signal) (lost error) {
+func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal), signals <-chan os.Signal, maxHold time.Duration) (lost error) {
 	term, kill := h.TTL()/termBefore, h.TTL()/killBefore
 	check := time.NewTimer(0)
 	defer check.Stop()
@@ -260,7 +284,7 @@ func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal
 		case <-check.C:
 			switch left := time.Until(h.Until()); {
 			case kills == killMost:
-				return fmt.Errorf("%w; but it can't be killed, and still runs", lost)
+				return fmt.Errorf("%w; but %w", lost, errStillRuns)
 			case lost != nil:
 				send(syscall.SIGKILL)
 				kills++
@@ -269,6 +293,9 @@ func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal
 				check.Reset(left - term)
 			default:
 				lost = fmt.Errorf("%w: it was not renewed", dlock.ErrLost)
+				if time.Since(h.AcquiredAt()) >= maxHold {
+					lost = fmt.Errorf("%w: the lock was held for %v (-max-hold)", dlock.ErrLost, maxHold)
+				}
 				send(syscall.SIGTERM)
 				check.Reset(left - kill)
 			}
@@ -277,18 +304,24 @@ func supervise(h *dlock.Handle, exited <-chan struct{}, send func(syscall.Signal
 }
 
 // guard leads the command's process group, and kills it when this process is gone: the kernel then closes the guard's input.
-type guard struct{ *exec.Cmd }
+type guard struct {
+	*exec.Cmd
+	in      io.Writer
+	command int // the command's process, which may lead a group of its own; 0: it hasn't started
+}
 
-const guardScript = `trap '' HUP INT QUIT TERM USR1 USR2 ALRM PIPE ABRT TSTP TTIN TTOU; echo; read -r _; kill -KILL 0`
+const guardScript = `trap '' HUP INT QUIT TERM USR1 USR2 ALRM PIPE ABRT TSTP TTIN TTOU
+echo; read -r command; read -r _; [ -z "$command" ] || kill -s KILL -- "-$command"; kill -s KILL 0`
 
 func startGuard() (*guard, error) {
-	g := &guard{exec.Command("/bin/sh", "-c", guardScript, "fencelab-guard")} //nolint:noctx // end ends it
+	g := &guard{Cmd: exec.Command("/bin/sh", "-c", guardScript, "fencelab-guard")} //nolint:noctx // end ends it
 	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	_, errIn := g.StdinPipe()
+	in, errIn := g.StdinPipe()
 	ready, errOut := g.StdoutPipe()
 	if err := errors.Join(errIn, errOut, g.Start()); err != nil {
 		return nil, err
 	}
+	g.in = in
 	if _, err := ready.Read(make([]byte, 1)); err != nil {
 		g.end()
 		return nil, err
@@ -296,17 +329,32 @@ func startGuard() (*guard, error) {
 	return g, nil
 }
 
-// signal signals the group, which is there until the guard is reaped, and lets stopped processes have it.
-func (g *guard) signal(s syscall.Signal) {
-	_ = syscall.Kill(-g.Process.Pid, s)
-	_ = syscall.Kill(-g.Process.Pid, syscall.SIGCONT)
+// watch has the guard kill the command's own group too, if it makes one.
+func (g *guard) watch(command int) {
+	g.command = command
+	_, _ = fmt.Fprintln(g.in, command) // the guard can be dead only if somebody has killed it
 }
 
-// end kills the group and waits until it is gone, or for a second: the next holder must not meet its last write.
+// signal signals both groups, and lets stopped processes have it. The guard's is there until the guard is reaped. The other has the
+// command's number, which the kernel gives to no other process while that one or its group exists.
+func (g *guard) signal(s syscall.Signal) {
+	for _, group := range []int{g.Process.Pid, g.command} {
+		if group > 0 {
+			_ = syscall.Kill(-group, s)
+			_ = syscall.Kill(-group, syscall.SIGCONT)
+		}
+	}
+}
+
+// end kills the groups and waits until they are gone, or for a second: the next holder must not meet their last write.
 func (g *guard) end() {
 	g.signal(syscall.SIGKILL)
 	_ = g.Wait()
-	for began := time.Now(); time.Since(began) < time.Second && !errors.Is(syscall.Kill(-g.Process.Pid, 0), syscall.ESRCH); {
+	gone := func(group int) bool {
+		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // a container's first process has inherited them
+		return errors.Is(syscall.Kill(-group, 0), syscall.ESRCH)
+	}
+	for began := time.Now(); time.Since(began) < time.Second && !(gone(g.Process.Pid) && (g.command == 0 || gone(g.command))); {
 		<-time.After(time.Millisecond) // nothing tells when a group is gone
 	}
 }

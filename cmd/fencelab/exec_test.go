@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -49,9 +50,9 @@ func TestSuperviseGivesUp(t *testing.T) {
 			if s == syscall.SIGKILL {
 				kills++
 			}
-		}, nil)
+		}, nil, time.Hour)
 		require.ErrorIs(t, err, dlock.ErrLost)
-		require.ErrorContains(t, err, "it can't be killed, and still runs")
+		require.ErrorIs(t, err, errStillRuns, "so the lock isn't released")
 		require.Equal(t, killMost, kills)
 		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
 		require.NoError(t, l.Close())
@@ -65,13 +66,16 @@ func TestSupervise(t *testing.T) {
 	for want, c := range map[string]struct {
 		renewed int
 		err     error
+		maxHold time.Duration
+		says    string
 	}{
-		"[24.698s terminated 28.698s killed]": {0, silent},
-		"[34.698s terminated 38.698s killed]": {1, silent},
-		"[20s killed]":                        {1, dlock.ErrLost},
+		"[24.698s terminated 28.698s killed]": {0, silent, time.Hour, "dlock: lease lost: it was not renewed"},
+		"[34.698s terminated 38.698s killed]": {1, silent, time.Hour, "dlock: lease lost: it was not renewed"},
+		"[44.698s terminated 48.698s killed]": {9, silent, 30 * time.Second, "dlock: lease lost: the lock was held for 30s (-max-hold)"},
+		"[20s killed]":                        {1, dlock.ErrLost, time.Hour, "dlock: lease lost"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			o := &dlock.Options{TTL: 30 * time.Second, Renew: dlock.Renew{Every: 10 * time.Second, MaxHold: time.Hour}}
+			o := &dlock.Options{TTL: 30 * time.Second, Renew: dlock.Renew{Every: 10 * time.Second, MaxHold: c.maxHold}}
 			l, err := dlock.New(&renewing{memlock.New(nil), c.renewed, c.err}, o)
 			require.NoError(t, err)
 			began := time.Now()
@@ -85,8 +89,9 @@ func TestSupervise(t *testing.T) {
 				if s == syscall.SIGKILL {
 					close(exited)
 				}
-			}, nil)
+			}, nil, c.maxHold)
 			require.ErrorIs(t, err, dlock.ErrLost)
+			require.ErrorContains(t, err, c.says)
 			require.Equal(t, want, fmt.Sprint(sent))
 			_ = h.Release(t.Context())
 			require.NoError(t, l.Close())
@@ -104,7 +109,7 @@ func TestOverBeforeTheCommand(t *testing.T) {
 		require.Less(t, time.Since(began), patience)
 		h, err := l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
-		err = runUnder(t.Context(), h, exec.CommandContext(t.Context(), "true"), nil)
+		err = runUnder(t.Context(), h, exec.CommandContext(t.Context(), "true"), time.Hour, func() error { return nil })
 		_ = h.Release(t.Context())
 		if err != nil && strings.Contains(err.Error(), "not started") {
 			require.ErrorIs(t, err, dlock.ErrLost)
@@ -113,6 +118,31 @@ func TestOverBeforeTheCommand(t *testing.T) {
 			return
 		}
 	}
+}
+
+// A signal ends a start that would take for ever, and is the command's if it comes after.
+func TestUntilSignal(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	ctx, begin := untilSignal(t.Context(), signals)
+	signals <- syscall.SIGHUP
+	<-ctx.Done()
+	coded, ok := errors.AsType[*cli.ExitError](begin())
+	require.True(t, ok)
+	require.Equal(t, exitSignal+int(syscall.SIGHUP), coded.Code)
+
+	for range 100 { // both are ready
+		_, begin = untilSignal(t.Context(), signals)
+		signals <- syscall.SIGTERM
+		require.Error(t, begin())
+		require.Empty(t, signals)
+	}
+
+	ctx, begin = untilSignal(t.Context(), signals)
+	require.NoError(t, begin())
+	signals <- syscall.SIGTERM
+	require.NoError(t, begin())
+	require.NoError(t, ctx.Err())
+	require.Len(t, signals, 1)
 }
 
 // An S3 lock is opened in some twenty requests, which may take longer than other servers have for an answer.

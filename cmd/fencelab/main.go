@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
@@ -23,7 +24,12 @@ URLs of locks: ` + locks.URLs + `.
 URLs of stores: ` + stores.Addresses + `.
 `
 
-func main() { cli.Main(run) }
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == "exec" {
+		catchSignals()
+	}
+	cli.Main(run)
+}
 
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) == 0 {

@@ -66,6 +66,7 @@ func TestScripts(t *testing.T) {
 				return err
 			}
 			e.Defer(func() { require.NoError(t, silent.Close()) })
+			e.Values["silent"] = silent
 			e.Setenv("SILENT", silent.Addr().String())
 			e.Setenv("GORACE", "atexit_sleep_ms=0")
 			return nil
@@ -91,6 +92,12 @@ func TestScripts(t *testing.T) {
 				heal, err := ts.Value("link").(*faults.Link).Cut(context.Background())
 				ts.Check(err)
 				ts.Defer(func() { _ = heal(context.Background()) })
+			},
+			// accept waits for a connection to $SILENT.
+			"accept": func(ts *testscript.TestScript, _ bool, _ []string) {
+				c, err := ts.Value("silent").(net.Listener).Accept()
+				ts.Check(err)
+				ts.Defer(func() { _ = c.Close() })
 			},
 			// await FILE waits until there is a file.
 			"await": func(ts *testscript.TestScript, _ bool, args []string) {
