@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -233,13 +234,33 @@ func (s *Store) checkFile() error {
 }
 
 // load returns key's record; its Value is valid until tx ends.
+//
+// A damaged key can hide its record, or lead bbolt's binary search to another page. But where the search for a stored key ends
+// without it, one of the two records beside that place is damaged, or the two don't lie on both sides of the key.
 func (s *Store) load(tx *bolt.Tx, key string) (rec resource.Record, found bool, err error) {
-	b := tx.Bucket(bucket).Get([]byte(key))
-	if b == nil {
-		return resource.Record{}, false, nil
+	c := tx.Bucket(bucket).Cursor()
+	k, v := c.Seek([]byte(key))
+	if string(k) == key {
+		if rec, err = decode(key, v); err != nil {
+			return resource.Record{}, false, fmt.Errorf("boltstore: %s: the record of %q is damaged: restore the file: %w", s.path, key, err)
+		}
+		return rec, true, nil
 	}
-	if rec, err = decode(key, b); err != nil {
-		return resource.Record{}, false, fmt.Errorf("boltstore: %s: the record of %q is damaged: restore the file: %w", s.path, key, err)
+	for _, side := range []int{1, -1} {
+		if side < 0 {
+			k, v = c.Prev()
+		}
+		if k == nil {
+			continue
+		}
+		_, err := decode(string(k), v)
+		if err == nil && strings.Compare(string(k), key) != side {
+			err = errors.New("it is out of order")
+		}
+		if err != nil {
+			return resource.Record{}, false, fmt.Errorf("boltstore: %s: there is no record of %q, and its neighbor %.100q is damaged: restore the file: %w",
+				s.path, key, k, err)
+		}
 	}
-	return rec, true, nil
+	return resource.Record{}, false, nil
 }

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"strconv"
 	"sync"
@@ -79,24 +80,28 @@ func TestFourLargestOnAPage(t *testing.T) {
 	require.LessOrEqual(t, header+4*(element+resource.MaxKeyLen+record), maxAllocSize)
 }
 
-// TestFlippedBits flips every pair of bits of a record. Calls on a damaged one are refused, because its fence is lost.
+// TestFlippedBits flips every pair of bits of a key and its record. Calls on a damaged one are refused, because its fence is lost,
+// and so are those on new keys beside it, because the damage may be in its key.
 func TestFlippedBits(t *testing.T) {
 	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
 	s, err := boltstore.Open(path, nil)
 	require.NoError(t, err)
-	require.NoError(t, s.Write(ctx, "k", at(1000), []byte("some value")))
+	_, errs := s.Batch(boltstore.WriteOp("a", at(1), []byte{}), boltstore.WriteOp("c", at(1), []byte{}),
+		boltstore.WriteOp("k", at(1000), []byte("some value")),
+		boltstore.WriteOp("x", at(1), []byte{}), boltstore.WriteOp("z", at(1), []byte{})).Wait()
+	require.NoError(t, errors.Join(errs...))
 	require.NoError(t, s.Close())
 	sound, err := os.ReadFile(path)
 	require.NoError(t, err)
 	begin := bytes.LastIndex(sound, []byte("k\x00\x00\x00\x00\x00\x00\x03\xe8")) + 1
 	require.Positive(t, begin)
-	record := len(boltstore.Encode("k", resource.Record{Value: []byte("some value")}))
-	for one := range record * 8 {
+	size := 1 + len(boltstore.Encode("k", resource.Record{Value: []byte("some value")}))
+	for one := range size * 8 {
 		for two := range one {
-			b := bytes.Clone(sound[begin : begin+record])
+			b := bytes.Clone(sound[begin-1 : begin-1+size])
 			b[one/8] ^= 1 << (one % 8)
 			b[two/8] ^= 1 << (two % 8)
-			_, err := boltstore.Decode("k", b)
+			_, err := boltstore.Decode(string(b[:1]), b[1:])
 			require.Error(t, err, "bits %d and %d", one, two)
 		}
 	}
@@ -108,7 +113,61 @@ func TestFlippedBits(t *testing.T) {
 	for _, err := range []error{errRead, errFenced, s.Write(ctx, "k", at(999), nil)} {
 		require.ErrorContains(t, err, `the record of "k" is damaged: restore the file: its checksum`)
 	}
-	require.NoError(t, s.Write(ctx, "another", at(1), nil))
+	for _, key := range []string{"j", "l"} {
+		require.ErrorContains(t, s.Write(ctx, key, at(1), nil), `there is no record of "`+key+`", and its neighbor "k" is damaged: restore the file: its checksum`)
+	}
+	for _, key := range []string{"a", "b", "c", "x", "y", "z", "zz"} { // the others, and new keys beside them
+		require.NoError(t, s.Write(ctx, key, at(2), nil))
+	}
+}
+
+// TestFlippedKeys flips bits of each copy of a key, on leaves and branches, so that it sorts before or after its neighbors. No key
+// may seem new then, because any fence would do for it.
+func TestFlippedKeys(t *testing.T) {
+	for _, keys := range []int{3, 40} { // on an inline page, and on several
+		path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+		s, err := boltstore.Open(path, nil)
+		require.NoError(t, err)
+		pending := boltstore.Pending{}
+		for i := range keys {
+			pending = append(pending, boltstore.WriteOp(fmt.Sprintf("order-%02d", i), at(1000), make([]byte, 250)))
+		}
+		_, errs := s.Batch(pending...).Wait()
+		require.NoError(t, errors.Join(errs...))
+		require.NoError(t, s.Close())
+		sound, err := os.ReadFile(path)
+		require.NoError(t, err)
+		copies := regexp.MustCompile(`order-\d\d`).FindAllIndex(sound, -1)
+		require.Equal(t, keys > 3, len(copies) > keys, "copies on branches")
+		damaged := 0
+		for i, found := range copies {
+			for _, flip := range []struct {
+				at  int
+				bit byte
+			}{{found[0], 1 << 7}, {found[0], 1 << 5}, {found[1] - 1, 1}} {
+				b := bytes.Clone(sound)
+				b[flip.at] ^= flip.bit
+				path := filepath.Join(t.TempDir(), "resource.db")
+				require.NoError(t, os.WriteFile(path, b, 0o600))
+				s, err := boltstore.Open(path, nil)
+				require.NoError(t, err)
+				for k := range keys {
+					key := fmt.Sprintf("order-%02d", k)
+					if rec, err := s.Read(ctx, key); err == nil {
+						require.Equal(t, at(1000), rec.MaxFence, "%s, copy %d: %v", key, i, flip)
+						continue
+					}
+					damaged++
+					_, err := s.ReadFenced(ctx, key, resource.Fence{Token: 7})
+					for _, err := range []error{err, s.Write(ctx, key, at(7), nil)} {
+						require.ErrorContains(t, err, "damaged: restore the file", "%s, copy %d: %v", key, i, flip)
+					}
+				}
+				require.NoError(t, s.Close())
+			}
+		}
+		require.GreaterOrEqual(t, damaged, 3*keys)
+	}
 }
 
 // TestDamagedFile changes single bytes of the file. That may cause an error, but no crash and no other fence.
@@ -158,8 +217,8 @@ func TestDamagedFile(t *testing.T) {
 		check(&writes, errors.Join(errs...))
 		for k := range 200 {
 			rec, err := s.Read(ctx, fmt.Sprintf("key %d", k))
-			if errors.Is(err, resource.ErrNotFound) {
-				continue // a page may hide its keys
+			if errors.Is(err, resource.ErrNotFound) && i%page < header {
+				continue // a page's header, which has no checksum, may hide its keys
 			}
 			if check(&reads, err); err == nil && rec.MaxFence != at(1001) {
 				require.Equal(t, at(1000), rec.MaxFence, "byte %d, key %d", i, k)
