@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -194,10 +195,10 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 		return resource.Record{}, s.failed
 	}
 	// bbolt shows a commit to new transactions before it has synced it. This one begins while no commit changes key.
-	tx, err := s.db.Begin(false)
+	tx, err := s.begin(false)
 	s.mu.RUnlock()
 	if err != nil {
-		return resource.Record{}, fmt.Errorf("boltstore: %s: %w", s.path, err)
+		return resource.Record{}, err
 	}
 	defer func() { _ = tx.Rollback() }() // of a read transaction: can't fail
 	if err := s.checkFile(); err != nil {
@@ -231,6 +232,31 @@ func (s *Store) checkFile() error {
 		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, errUndone)
 	}
 	return nil // another error of Stat doesn't mean that the file is gone
+}
+
+// begin begins a transaction. It turns a panic of bbolt into an error and leaves no lock behind.
+func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
+	defer undamaged(s.path, &err)()
+	defer func() {
+		if tx == nil && err == nil { // a panic
+			unlock(s.db, writable)
+		}
+	}()
+	if tx, err = s.db.Begin(writable); err != nil {
+		return nil, fmt.Errorf("boltstore: %s: %w", s.path, err)
+	}
+	return tx, nil
+}
+
+// unlock unlocks what db.Begin keeps locked when it panics: every later call and Close would hang. bbolt offers no other way.
+func unlock(db *bolt.DB, writable bool) {
+	field := func(name string) reflect.Value { return reflect.ValueOf(db).Elem().FieldByName(name).Addr() }
+	if writable {
+		(*sync.Mutex)(field("rwlock").UnsafePointer()).Unlock()
+		return
+	}
+	(*sync.RWMutex)(field("mmaplock").UnsafePointer()).RUnlock()
+	(*sync.Mutex)(field("metalock").UnsafePointer()).Unlock()
 }
 
 // load returns key's record; its Value is valid until tx ends.

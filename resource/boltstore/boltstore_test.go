@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -316,6 +317,66 @@ func TestFileGone(t *testing.T) {
 	require.NoError(t, os.Rename(path+".away", path))
 	require.NoError(t, s.Write(ctx, "k", at(7), nil))
 	require.Equal(t, at(7), reread(t, s, "k"))
+}
+
+// TestOpenFileDamaged damages the meta pages, with which each transaction begins, while nothing else happens and during a commit.
+// Calls and Close must return.
+func TestOpenFileDamaged(t *testing.T) {
+	const want = "damaged: restore it"
+	for name, damage := range map[string]func(path string) error{
+		"emptied": func(path string) error { return os.Truncate(path, 0) },
+		"zeroed": func(path string) error {
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err == nil {
+				_, err = f.Write(make([]byte, 2*os.Getpagesize()))
+			}
+			return errors.Join(err, f.Close())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			damaged := func() *boltstore.Store {
+				path := filepath.Join(t.TempDir(), "resource.db")
+				s := open(t, path)
+				require.NoError(t, s.Write(ctx, "k", at(5), nil))
+				require.NoError(t, damage(path))
+				return s
+			}
+			s := damaged()
+			for range 2 {
+				_, err := s.Read(ctx, "k")
+				require.ErrorContains(t, err, want)
+			}
+			s = damaged()
+			for range 2 {
+				require.ErrorContains(t, s.Write(ctx, "k", at(4), nil), want)
+			}
+			_, err := s.Read(ctx, "k")
+			require.ErrorContains(t, err, want)
+			require.NoError(t, s.Close())
+			require.ErrorIs(t, s.Write(ctx, "k", at(4), nil), resource.ErrClosed)
+
+			path := filepath.Join(t.TempDir(), "resource.db")
+			s = open(t, path)
+			require.NoError(t, s.Write(ctx, "k", at(5), nil))
+			s.OnCommit(func(func() error) error {
+				require.NoError(t, damage(path))
+				var reads sync.WaitGroup
+				for range 4 {
+					reads.Go(func() {
+						if _, err := s.Read(ctx, "k"); err == nil || !strings.Contains(err.Error(), want) {
+							t.Errorf("got %v, want %q", err, want)
+						}
+					})
+				}
+				reads.Wait()
+				return io.ErrShortWrite
+			})
+			require.ErrorContains(t, s.Write(ctx, "other", at(5), nil), want)
+			_, err = s.Read(ctx, "k")
+			require.ErrorContains(t, err, want)
+		})
+	}
 }
 
 func reread(t *testing.T, s *boltstore.Store, key string) resource.Fence {

@@ -141,9 +141,9 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	if err := s.checkFile(); err != nil {
 		return err
 	}
-	tx, err := s.db.Begin(true)
+	tx, err := s.begin(true)
 	if err != nil {
-		return s.why(err, 0)
+		return err
 	}
 	id := tx.ID()
 	// Some failed commits leave the transaction open.
@@ -200,7 +200,7 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 // why wraps the error with which transaction id failed. It is undone if the file doesn't show it: the page that makes it valid
 // is written last, after a sync of all others, which become free again.
 func (s *Store) why(err error, id int) error {
-	tx, cannot := s.db.Begin(false)
+	tx, cannot := s.begin(false)
 	if cannot != nil {
 		return fmt.Errorf("boltstore: %s: no call is answered until the file is opened again: %w", s.path, errors.Join(err, cannot))
 	}
