@@ -60,6 +60,7 @@ type Store struct {
 	mu         sync.RWMutex
 	failed     error  // of a commit with an unknown outcome; every later call returns it
 	committing *batch // what is being committed now, or nil
+	last       int    // the id of the last transaction that was committed
 }
 
 var (
@@ -85,7 +86,8 @@ func Open(path string, opts *Options) (*Store, error) {
 	case err != nil:
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
-	if err := prepare(db); err != nil {
+	last, err := prepare(db)
+	if err != nil {
 		if !errors.Is(err, errDamaged) {
 			err = fmt.Errorf("boltstore: %s: %w", path, err)
 		}
@@ -97,7 +99,7 @@ func Open(path string, opts *Options) (*Store, error) {
 	}
 	s := &Store{
 		db: db, path: path, file: file, ops: make(chan *op, maxBatchOps), done: make(chan struct{}),
-		most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit,
+		most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit, last: last,
 	}
 	s.closer = sync.OnceValue(s.close)
 	go s.commitLoop()
@@ -124,14 +126,15 @@ func undamaged(path string, err *error) func() {
 
 // prepare syncs file and directory and creates the bucket. After a crash, the page cache may show a commit that isn't on disk.
 // It must be synced before the next write, because bbolt reuses the pages of the commit before, which may be the last on disk.
-func prepare(db *bolt.DB) (err error) {
+// It returns the last transaction's id.
+func prepare(db *bolt.DB) (last int, err error) {
 	defer undamaged(db.Path(), &err)()
 	if err := db.Sync(); err != nil {
-		return err
+		return 0, err
 	}
 	var ready bool
 	err = db.View(func(tx *bolt.Tx) error {
-		ready = tx.Bucket(bucket) != nil
+		last, ready = tx.ID(), tx.Bucket(bucket) != nil
 		if !ready && tx.ID() > 1 { // a new file has 1
 			return fmt.Errorf("boltstore: %s %w: it is in use and has no bucket %s", db.Path(), errDamaged, bucket)
 		}
@@ -139,18 +142,19 @@ func prepare(db *bolt.DB) (err error) {
 	})
 	if err == nil && !ready { // write only if needed: a file on a full disk must open
 		err = db.Update(func(tx *bolt.Tx) error {
+			last = tx.ID()
 			_, err := tx.CreateBucket(bucket)
 			return err
 		})
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
 	dir, err := os.Open(filepath.Dir(db.Path()))
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return last, errors.Join(dir.Sync(), dir.Close())
 }
 
 // Write is [resource.Store.Write]. If ctx ends meanwhile, the write may still take effect.
@@ -234,7 +238,8 @@ func (s *Store) checkFile() error {
 	return nil // another error of Stat doesn't mean that the file is gone
 }
 
-// begin begins a transaction. It turns a panic of bbolt into an error and leaves no lock behind.
+// begin begins a transaction. The one before it must be the store's last, else a file was copied over the open one. Callers other
+// than commitLoop hold s.mu.
 func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 	defer undamaged(s.path, &err)()
 	defer func() {
@@ -244,6 +249,13 @@ func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 	}()
 	if tx, err = s.db.Begin(writable); err != nil {
 		return nil, fmt.Errorf("boltstore: %s: %w", s.path, err)
+	}
+	before := tx.ID()
+	if writable {
+		before--
+	}
+	if before != s.last && (s.committing == nil || before != s.last+1) {
+		return nil, errors.Join(fmt.Errorf("boltstore: %s: a file was copied over it while it is open: stop this process and restore it", s.path), tx.Rollback())
 	}
 	return tx, nil
 }

@@ -319,6 +319,34 @@ func TestFileGone(t *testing.T) {
 	require.Equal(t, at(7), reread(t, s, "k"))
 }
 
+// TestOverwrittenInPlace has a backup copied over the open file, which keeps its inode.
+func TestOverwrittenInPlace(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	s := open(t, path)
+	require.NoError(t, s.Write(ctx, "k", at(5), nil))
+	backup, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, s.Write(ctx, "k", at(7), nil))
+	now, err := os.ReadFile(path)
+	require.NoError(t, err)
+	const want = "a file was copied over it while it is open: stop this process and restore it"
+	require.NoError(t, os.WriteFile(path, backup, 0o600))
+	_, err = s.Read(ctx, "k")
+	require.ErrorContains(t, err, want)
+	require.NoError(t, os.WriteFile(path, now, 0o600))
+	require.Equal(t, at(7), reread(t, s, "k"))
+
+	require.NoError(t, os.WriteFile(path, backup, 0o600))
+	require.ErrorContains(t, s.Write(ctx, "k", at(6), nil), want)
+	require.NoError(t, os.WriteFile(path, now, 0o600))
+	_, err = s.ReadFenced(ctx, "k", resource.Fence{Token: 6})
+	require.ErrorContains(t, err, want, "bbolt's free list and the file may no longer match")
+	_, err = s.Read(ctx, "k")
+	require.ErrorContains(t, err, want)
+	require.NoError(t, s.Close())
+	require.Equal(t, at(7), reread(t, open(t, path), "k"))
+}
+
 // TestOpenFileDamaged damages the meta pages, with which each transaction begins, while nothing else happens and during a commit.
 // Calls and Close must return.
 func TestOpenFileDamaged(t *testing.T) {

@@ -121,6 +121,9 @@ func (s *Store) commit(ops []*op) {
 		}
 	}
 	s.mu.Lock()
+	if err == nil && s.committing != nil {
+		s.last++
+	}
 	s.committing, s.failed = nil, failed
 	s.mu.Unlock()
 	b.err = err
@@ -143,7 +146,7 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	}
 	tx, err := s.begin(true)
 	if err != nil {
-		return err
+		return err // not errUndone: bbolt's free list and the file may no longer match
 	}
 	id := tx.ID()
 	// Some failed commits leave the transaction open.
