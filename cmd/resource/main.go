@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"strconv"
@@ -58,7 +59,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	fence := cli.Choice(&fs, "fence", "off accepts every write, to show what goes wrong without fencing;\nwrites equals on: the worker decides whether reads have a token", "on", "writes", "off")
 	fs.Int64Var(&opts.Handler.MaxBody, "max-body", resource.DefaultMaxBody,
 		fmt.Sprintf("largest value in `bytes`, at most %d", boltstore.MaxValue))
-	unwritten := fs.Uint64("max-unwritten", 1<<20, "with -store bolt: limit for `keys` that only fenced reads have touched")
+	unwritten := fs.Uint64("max-unwritten", 1<<20, "with -store bolt: limit for `keys` that only fenced reads have touched, at least 1")
 	jump := fs.Uint64("max-jump", 0,
 		"refuse a token that exceeds the greatest one seen for its key by more than `N`;\na new key has seen 0; 0: no limit")
 	newFence := fs.String("set-fence", "", "with -store bolt: set the fence of a key, `KEY=TOKEN`, and exit; stop the server and the holders first")
@@ -72,6 +73,9 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	if opts.Handler.MaxBody < 1 || opts.Handler.MaxBody > boltstore.MaxValue {
 		return fmt.Errorf("resource: -max-body is %d; it must be from 1 to %d", opts.Handler.MaxBody, boltstore.MaxValue)
+	}
+	if *unwritten == 0 {
+		return errors.New("resource: -max-unwritten is 0; it must be at least 1")
 	}
 	if *newFence != "" {
 		return setFence(ctx, *file, *newFence, stdout)
@@ -120,7 +124,7 @@ func setFence(ctx context.Context, file, assignment string, stdout io.Writer) er
 	key := assignment[:at]
 	token, err := strconv.ParseUint(assignment[at+1:], 10, 64)
 	if err != nil {
-		return fmt.Errorf("resource: -set-fence: %w", err)
+		return fmt.Errorf("resource: -set-fence is %q; after the = it must have an integer from 1 to %d", assignment, uint64(math.MaxUint64))
 	}
 	if _, err := os.Stat(file); err != nil {
 		return fmt.Errorf("resource: -file: %w", err)
@@ -132,6 +136,10 @@ func setFence(ctx context.Context, file, assignment string, stdout io.Writer) er
 	rec, err := store.Read(ctx, key)
 	if err == nil {
 		err = store.SetFence(ctx, key, token)
+	}
+	if errors.Is(err, resource.ErrNotFound) {
+		err = fmt.Errorf("resource: -set-fence: %s has no record of %q: if the key is right, start the server where no client "+
+			"reaches it, without -max-jump, and create it: fencelab fence set -force URL KEY TOKEN", file, key)
 	}
 	if err == nil {
 		_, err = fmt.Fprintf(stdout, "the fence of %q was %v and is %v\n", key, rec.MaxFence, resource.Fence{Token: token})
