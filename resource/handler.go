@@ -233,7 +233,11 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, ErrClosed):
 		h.fail(w, http.StatusServiceUnavailable, "the resource is shutting down")
 	default:
-		h.Logger.ErrorContext(r.Context(), "the store failed", "method", r.Method, "path", r.URL.Path, "error", err)
+		level, message := slog.LevelError, "the store failed"
+		if errors.Is(err, context.Cause(r.Context())) { // which is nil as long as the client waits
+			level, message = slog.LevelDebug, "the client is gone"
+		}
+		h.Logger.Log(r.Context(), level, message, "method", r.Method, "path", r.URL.Path, "error", err)
 		h.fail(w, http.StatusInternalServerError, "the store failed; a write may have taken effect: repeat it to find out")
 	}
 }

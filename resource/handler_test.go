@@ -348,6 +348,30 @@ func TestHandlerStoreFails(t *testing.T) {
 	}
 }
 
+// TestHandlerClientGone: a call that its client gave up is no failure of the store.
+func TestHandlerClientGone(t *testing.T) {
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	canceled := fmt.Errorf("boltstore: %w", context.Canceled)
+	for _, c := range []struct {
+		ctx  context.Context
+		err  error
+		want string
+	}{
+		{gone, canceled, `level=DEBUG msg="the client is gone"`},
+		{gone, io.EOF, `level=ERROR msg="the store failed"`},
+		{t.Context(), canceled, `level=ERROR msg="the store failed"`},
+	} {
+		var log bytes.Buffer
+		h := newHandler(t, failing{resource.NewMemory(), c.err},
+			&resource.HandlerOptions{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+		r := httptest.NewRequestWithContext(c.ctx, http.MethodPut, "/r/k", nil)
+		r.Header.Set(resource.HeaderToken, "5")
+		h.ServeHTTP(httptest.NewRecorder(), r)
+		require.Contains(t, log.String(), c.want)
+	}
+}
+
 func FuzzTokenHeader(f *testing.F) {
 	for _, s := range []string{"7", "007", "0", "-1", "+1", "", " 7", "1e3", "18446744073709551615", "18446744073709551616", "٣", "1,2", "0b1"} {
 		f.Add(s)
