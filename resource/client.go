@@ -205,6 +205,12 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	}
 	var p problem
 	if json.Unmarshal(body, &p) != nil || p.Error == "" {
+		switch to := resp.Header.Get("Location"); {
+		case resp.StatusCode == http.StatusRequestEntityTooLarge:
+			return Record{}, fmt.Errorf("%s: not from the resource: raise the limit of the proxy before it (nginx: client_max_body_size)", resp.Status)
+		case resp.StatusCode/100 == 3 && to != "":
+			return Record{}, fmt.Errorf("%s to %q: redirects are not followed: correct the base URL", resp.Status, shown(to))
+		}
 		return Record{}, errors.New(resp.Status)
 	}
 	err = fmt.Errorf("%s: %s", resp.Status, p.Error)
