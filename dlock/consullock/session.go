@@ -128,6 +128,7 @@ func (b *Backend) watch(s *session, id string) {
 			wait.For(ctx, time.Second)
 		case e == nil:
 			b.end(s)
+			return
 		default:
 			index = since(index, meta.LastIndex)
 		}
