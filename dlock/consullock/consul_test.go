@@ -9,157 +9,164 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/consul/api"
-	"github.com/stretchr/testify/require"
-
-	"github.com/fencelab/fencelab/dlock/consullock"
 )
 
-// consul is a minimal Consul in virtual time. Any write answers all blocking queries, and no session expires.
+// consul is a minimal Consul in virtual time. A session ends as soon as Consul may end it.
 type consul struct {
-	*link
 	mu       sync.Mutex
 	index    uint64
 	written  chan struct{} // closed when index grows
 	entries  map[string]*api.KVPair
-	sessions map[string]bool
-	watches  int // blocking queries for sessions that are under way
+	sessions map[string]*session
+	changed  map[string]uint64    // by the path of an entry or session: the index
+	delayed  map[string]time.Time // when the lock-delay of an entry ends
+	watches  int                  // blocking queries for sessions that are under way
 }
 
-// virtually runs f in a bubble, with a Backend and its Consul.
-func virtually(t *testing.T, f func(t *testing.T, b *consullock.Backend, s *consul)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		s := newConsul()
-		s.link = newLink(s, "consul")
-		b := over(t, s.link, nil)
-		t.Cleanup(func() { require.NoError(t, b.Close()) })
-		f(t, b, s)
-	})
+type session struct {
+	ID, Behavior string
+	LockDelay    time.Duration
+	NodeChecks   []string
+	TTL          string
+	ttl          time.Duration
+	end          *time.Timer
 }
 
 func newConsul() *consul {
-	return &consul{index: 1, written: make(chan struct{}), entries: make(map[string]*api.KVPair), sessions: make(map[string]bool)}
-}
-
-// hold has another owner hold key until free is called.
-func (s *consul) hold(key string) (free func()) {
-	write := func(f func()) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		f()
-		s.wrote()
+	return &consul{
+		index: 1, written: make(chan struct{}), entries: map[string]*api.KVPair{}, sessions: map[string]*session{},
+		changed: map[string]uint64{}, delayed: map[string]time.Time{},
 	}
-	write(func() {
-		s.entries["lock/"+key] = &api.KVPair{Value: []byte("another"), Session: "another's", ModifyIndex: s.index + 1}
-	})
-	return func() { write(func() { delete(s.entries, "lock/"+key) }) }
 }
 
-func (s *consul) state() (sessions, watches int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.sessions), s.watches
-}
-
-func (s *consul) wrote() {
+func (s *consul) wrote(path string) {
 	s.index++
+	s.changed[path] = s.index
 	close(s.written)
 	s.written = make(chan struct{})
+}
+
+// restore has the index go back.
+func (s *consul) restore() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.index = 1
+	clear(s.changed)
 }
 
 func (s *consul) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := req.Context().Err(); err != nil {
 		return nil, err
 	}
-	return s.serve(req)
-}
-
-// delays the next answer to a request.
-func (s *consul) delays(kind string, by time.Duration) {
-	s.once(kind, func(req *http.Request) (*http.Response, error) {
-		resp, err := s.serve(req)
-		time.Sleep(by)
-		return resp, err
-	})
-}
-
-func hangs(req *http.Request) (*http.Response, error) {
-	<-req.Context().Done()
-	return nil, req.Context().Err()
-}
-
-func (s *consul) answer(req *http.Request, status int, v any) (*http.Response, error) {
-	body, err := json.Marshal(v)
-	return &http.Response{
-		StatusCode: status, Request: req, Body: io.NopCloser(strings.NewReader(string(body))),
-		Header: http.Header{"X-Consul-Index": {strconv.FormatUint(s.index, 10)}},
-	}, err
-}
-
-func (s *consul) serve(req *http.Request) (*http.Response, error) {
-	k := kind(req)
-	name := strings.TrimPrefix(req.URL.Path, "/v1/"+k+"/")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch k {
+	path := strings.TrimPrefix(req.URL.Path, "/v1/")
+	call, name := path, ""
+	if dir, rest, _ := strings.Cut(path, "/"); dir == "kv" {
+		call, name = dir, rest
+	} else if i := strings.LastIndex(path, "/"); dir == "session" && i > len(dir) {
+		call, name = path[:i], path[i+1:]
+	}
+	switch call {
 	case "session/create":
-		s.wrote()
-		id := fmt.Sprintf("session-%d", s.index)
-		s.sessions[id] = true
-		return s.answer(req, http.StatusOK, map[string]string{"ID": id})
+		return s.create(req)
 	case "session/destroy":
-		delete(s.sessions, name)
-		for n, e := range s.entries {
-			if e.Session == name {
-				delete(s.entries, n)
-			}
-		}
-		s.wrote()
-		return s.answer(req, http.StatusOK, true)
+		s.destroy(name)
+		return s.answer(req, http.StatusOK, path, true)
 	case "session/info":
 		s.watches++
 		defer func() { s.watches-- }()
-		if err := s.waits(req); err != nil {
+		if err := s.waits(req, path); err != nil {
 			return nil, err
 		}
-		return s.answer(req, http.StatusOK, s.session(name))
+		return s.answer(req, http.StatusOK, path, s.session(name))
 	case "session/renew":
-		return s.answer(req, http.StatusOK, s.session(name))
+		if n := s.sessions[name]; n != nil {
+			n.end.Reset(n.ttl)
+		}
+		return s.answer(req, http.StatusOK, path, s.session(name))
 	case "kv":
 		if !req.URL.Query().Has("consistent") {
 			return nil, errors.New("a stale read")
 		}
-		if err := s.waits(req); err != nil {
+		if err := s.waits(req, path); err != nil {
 			return nil, err
 		}
 		if e := s.entries[name]; e != nil {
-			return s.answer(req, http.StatusOK, []*api.KVPair{e})
+			return s.answer(req, http.StatusOK, path, []*api.KVPair{e})
 		}
-		return s.answer(req, http.StatusNotFound, nil)
+		return s.answer(req, http.StatusNotFound, path, nil)
 	case "txn":
 		return s.txn(req)
 	}
-	return nil, fmt.Errorf("unknown request %s", k)
+	return nil, fmt.Errorf("unknown request %s", path)
 }
 
-func (s *consul) session(id string) []map[string]string {
-	if !s.sessions[id] {
+func (s *consul) answer(req *http.Request, status int, path string, v any) (*http.Response, error) {
+	body, err := json.Marshal(v)
+	return &http.Response{
+		StatusCode: status, Request: req, Body: io.NopCloser(strings.NewReader(string(body))),
+		Header: http.Header{"X-Consul-Index": {strconv.FormatUint(max(1, s.changed[path]), 10)}},
+	}, err
+}
+
+func (s *consul) create(req *http.Request) (*http.Response, error) {
+	asked := struct {
+		Behavior, LockDelay, TTL string
+		NodeChecks               []string
+	}{"release", "15s", "", []string{"serfHealth"}}
+	err := json.NewDecoder(req.Body).Decode(&asked)
+	delay, delayErr := time.ParseDuration(asked.LockDelay)
+	ttl, ttlErr := time.ParseDuration(asked.TTL)
+	id := fmt.Sprintf("session-%d", s.index)
+	s.wrote("session/info/" + id)
+	s.sessions[id] = &session{
+		ID: id, Behavior: asked.Behavior, LockDelay: delay, NodeChecks: asked.NodeChecks, TTL: asked.TTL, ttl: ttl,
+		end: time.AfterFunc(ttl, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.destroy(id)
+		}),
+	}
+	resp, answerErr := s.answer(req, http.StatusOK, "", map[string]string{"ID": id})
+	return resp, errors.Join(err, delayErr, ttlErr, answerErr)
+}
+
+func (s *consul) destroy(id string) {
+	n := s.sessions[id]
+	if n == nil {
+		return
+	}
+	delete(s.sessions, id)
+	s.wrote("session/info/" + id)
+	for name, e := range s.entries {
+		if e.Session != id {
+			continue
+		}
+		if e.Session = ""; n.Behavior == api.SessionBehaviorDelete {
+			delete(s.entries, name)
+		}
+		s.delayed[name] = time.Now().Add(n.LockDelay)
+		s.wrote("kv/" + name)
+	}
+}
+
+func (s *consul) session(id string) []*session {
+	if s.sessions[id] == nil {
 		return nil
 	}
-	return []map[string]string{{"ID": id}}
+	return []*session{s.sessions[id]}
 }
 
 // waits is a blocking query.
-func (s *consul) waits(req *http.Request) error {
+func (s *consul) waits(req *http.Request, path string) error {
 	q := req.URL.Query()
 	after, _ := strconv.ParseUint(q.Get("index"), 10, 64)
 	wait, _ := time.ParseDuration(q.Get("wait"))
-	for end := time.After(wait); s.index <= after; {
+	for end := time.After(wait); max(1, s.changed[path]) <= after; {
 		written := s.written
 		s.mu.Unlock()
 		var err error
@@ -192,27 +199,36 @@ func (s *consul) txn(req *http.Request) (*http.Response, error) {
 		switch e := s.entries[op.KV.Key]; {
 		case op.KV.Verb == api.KVCheckNotExists && e != nil:
 			no("key %q exists", op.KV.Key)
-		case op.KV.Verb == api.KVCheckIndex && (e == nil || e.ModifyIndex != op.KV.Index):
+		case op.KV.Verb == api.KVCheckIndex && e == nil:
+			no("failed to check index, key %q doesn't exist", op.KV.Key)
+		case op.KV.Verb == api.KVCheckIndex && e.ModifyIndex != op.KV.Index:
 			no("failed index check for key %q, current modify index", op.KV.Key)
-		case op.KV.Verb == api.KVLock && !s.sessions[op.KV.Session]:
+		case op.KV.Verb == api.KVLock && s.sessions[op.KV.Session] == nil:
 			no("invalid session %q", op.KV.Session)
-		case op.KV.Verb == api.KVLock && e != nil && e.Session != op.KV.Session:
+		case op.KV.Verb == api.KVLock && e != nil && e.Session != "" && e.Session != op.KV.Session:
 			no("failed to lock key %q, lock is already held", op.KV.Key)
+		case op.KV.Verb == api.KVLock && time.Now().Before(s.delayed[op.KV.Key]):
+			no("failed to lock key %q due to lock delay", op.KV.Key)
 		}
 	}
 	if answer.Errors != nil {
-		return s.answer(req, http.StatusConflict, answer)
+		return s.answer(req, http.StatusConflict, "", answer)
 	}
-	s.wrote()
+	s.index++
 	for _, op := range ops {
 		e := &api.KVPair{Key: op.KV.Key, Value: op.KV.Value, Flags: op.KV.Flags, Session: op.KV.Session, ModifyIndex: s.index}
 		answer.Results = append(answer.Results, &api.TxnResult{KV: e})
-		if op.KV.Verb == api.KVLock {
+		switch op.KV.Verb {
+		case api.KVLock, api.KVSet:
 			s.entries[op.KV.Key] = e
-		}
-		if op.KV.Verb == api.KVDelete {
+		case api.KVDelete:
 			delete(s.entries, op.KV.Key)
+		default:
+			continue
 		}
+		s.changed["kv/"+op.KV.Key] = s.index
 	}
-	return s.answer(req, http.StatusOK, answer)
+	close(s.written)
+	s.written = make(chan struct{})
+	return s.answer(req, http.StatusOK, "", answer)
 }

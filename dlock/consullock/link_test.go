@@ -2,170 +2,94 @@ package consullock_test
 
 import (
 	"bytes"
-	"errors"
+	"context"
+	"encoding/json"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
-	"sync"
+	"testing"
 
-	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/hashicorp/consul/api"
+	"github.com/stretchr/testify/require"
+
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// link disturbs transactions. A client makes and renews sessions and reads entries before them, so a transaction whose
-// reply is lost has been carried out.
+// link is the HTTP transport of a client. Its wire has the faults.
 type link struct {
+	*locktest.Wire
 	base http.RoundTripper
 	url  string
-
-	mu    sync.Mutex
-	fault fault
-	held  chan struct{} // closed on delivery
-	cut   chan struct{} // closed while nothing gets through
-	// meddle, if not nil, may answer a request, or do something before it leaves.
-	meddle func(*http.Request) (*http.Response, error)
-	count  map[string]int // requests by kind, as txn or session/renew
-	// blocking counts blocking queries for entries.
-	blocking int
 }
 
-type fault int
+// transactions are the requests that a dlocktest.Link disturbs. A client makes and renews sessions and reads entries before
+// them, so a transaction whose reply is lost has been carried out.
+var transactions = []string{"lock", "unlock", "check", "seal", "unlock+seal"}
 
-const (
-	none fault = iota
-	loseRequests
-	loseReplies
-	holdReplies
-	cut
-)
-
-var errLink = errors.New("broken link")
-
-func newLink(base http.RoundTripper, url string) *link {
-	return &link{
-		base: base, url: url, held: make(chan struct{}), cut: make(chan struct{}), count: make(map[string]int),
-	}
-}
-
-func (l *link) faults() dlocktest.Link {
-	return locktest.Link(l.inject, loseRequests, loseReplies, holdReplies, cut)
-}
-
-func (l *link) inject(f fault) (heal func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	held := make(chan struct{})
-	l.fault, l.held = f, held
-	if f == cut {
-		close(l.cut)
-	}
-	return sync.OnceFunc(func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.fault = none
-		close(held)
-		if f == cut {
-			l.cut = make(chan struct{})
-		}
-	})
-}
-
-func (l *link) set(f func(*http.Request) (*http.Response, error)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.meddle = f
-}
-
-func (l *link) on(k string, f func(*http.Request) (*http.Response, error)) {
-	l.set(func(req *http.Request) (*http.Response, error) {
-		if kind(req) != k {
-			return pass(req)
-		}
-		return f(req)
-	})
-}
-
-func (l *link) once(k string, f func(*http.Request) (*http.Response, error)) {
-	l.on(k, func(req *http.Request) (*http.Response, error) {
-		l.set(nil)
-		return f(req)
-	})
-}
-
-func pass(*http.Request) (*http.Response, error) { return nil, nil } //nolint:nilnil // it goes on its way
-
-// counts returns the number of requests by kind since the last call.
-func (l *link) counts() map[string]int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := l.count
-	l.count = make(map[string]int)
+func clientOver(tb testing.TB, l link) *api.Client {
+	tb.Helper()
+	c, err := api.NewClient(&api.Config{Address: l.url, HttpClient: &http.Client{Transport: l}})
+	require.NoError(tb, err)
 	return c
 }
 
-// kind is, for example, txn or session/renew.
-func kind(req *http.Request) string {
-	s := strings.Split(strings.TrimPrefix(req.URL.Path, "/v1/"), "/")
-	if s[0] == "session" {
-		return s[0] + "/" + s[1]
+func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
+	var body []byte
+	if req.Body != nil {
+		var err error
+		if body, err = io.ReadAll(req.Body); err != nil {
+			return nil, err
+		}
 	}
-	return s[0]
+	return locktest.Do(req.Context(), l.Wire, kind(req, body), func(ctx context.Context, answer string) (*http.Response, error) {
+		if answer != "" { // a status and a body
+			status, text, _ := strings.Cut(answer, " ")
+			code, err := strconv.Atoi(status)
+			return &http.Response{StatusCode: code, Request: req, Body: io.NopCloser(strings.NewReader(text)), Header: http.Header{
+				"X-Consul-Index": {"1"}, "X-Consul-Lastcontact": {"0"}, "X-Consul-Results-Filtered-By-Acls": {"true"},
+			}}, err
+		}
+		req := req.Clone(ctx)
+		req.Body = io.NopCloser(bytes.NewReader(body))
+		resp, err := l.base.RoundTrip(req)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		text, err := io.ReadAll(resp.Body)
+		resp.Body = io.NopCloser(bytes.NewReader(text))
+		return resp, err
+	})
 }
 
-func (l *link) RoundTrip(req *http.Request) (*http.Response, error) {
-	l.mu.Lock()
-	l.count[kind(req)]++
-	if kind(req) == "kv" && req.URL.Query().Has("index") {
-		l.blocking++
-	}
-	f, held, off, meddle := l.fault, l.held, l.cut, l.meddle
-	l.mu.Unlock()
-	if meddle != nil {
-		if resp, err := meddle(req); resp != nil || err != nil {
-			return resp, err
-		}
-	}
-	disturb := kind(req) == "txn"
-	if f == cut || disturb && f == loseRequests {
-		return nil, errLink
-	}
-	type answer struct {
-		resp *http.Response
-		err  error
-	}
-	got := make(chan answer, 1)
-	go func() {
-		resp, err := l.base.RoundTrip(req) //nolint:bodyclose // whoever gets it does
-		got <- answer{resp, err}
-	}()
-	var a answer
-	select {
-	case a = <-got:
-	case <-off: // the reply, whenever it comes, is lost
-		go func() {
-			if a := <-got; a.resp != nil {
-				_ = a.resp.Body.Close()
-			}
-		}()
-		return nil, errLink
-	}
-	if a.err != nil || !disturb {
-		return a.resp, a.err
-	}
-	body, err := io.ReadAll(a.resp.Body)
-	_ = a.resp.Body.Close()
-	a.resp.Body = io.NopCloser(bytes.NewReader(body))
+// kind is what a request is for: create, renew, destroy or watch a session; read an entry or poll it; or a transaction.
+func kind(req *http.Request, body []byte) string {
+	path := strings.Split(strings.TrimPrefix(req.URL.Path, "/v1/"), "/")
 	switch {
-	case err != nil:
-		return nil, err
-	case f == loseReplies:
-		return nil, errLink
-	case f == holdReplies:
-		select {
-		case <-held:
-		case <-req.Context().Done():
-			return nil, req.Context().Err()
+	case path[0] == "session" && path[1] == "info":
+		return "watch"
+	case path[0] == "session":
+		return path[1]
+	case req.URL.Query().Has("index"):
+		return "poll"
+	case path[0] == "kv":
+		return "read"
+	}
+	var ops api.TxnOps
+	_ = json.Unmarshal(body, &ops)
+	k := "check"
+	for _, op := range ops {
+		switch seals := strings.Contains(op.KV.Key, "=session/"); {
+		case op.KV.Verb == api.KVDelete:
+			k = "unlock"
+		case op.KV.Verb == api.KVLock && !seals:
+			k = "lock"
+		case op.KV.Verb == api.KVLock && k == "unlock":
+			k = "unlock+seal"
+		case op.KV.Verb == api.KVLock:
+			k = "seal"
 		}
 	}
-	return a.resp, nil
+	return k
 }

@@ -6,9 +6,7 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/hashicorp/consul/api"
-	"github.com/stretchr/testify/require"
-
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -28,18 +26,10 @@ func TestMain(m *testing.M) {
 	})
 }
 
-func direct(tb testing.TB) *api.Client {
-	tb.Helper()
-	testbed.Need(tb, missing)
-	c, err := api.NewClient(&api.Config{Address: server.URL, HttpClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}})
-	require.NoError(tb, err)
-	return c
-}
-
-func toServer(tb testing.TB) *link {
+func toServer(tb testing.TB) link {
 	tb.Helper()
 	testbed.Need(tb, missing)
 	base := &http.Transport{}
 	tb.Cleanup(base.CloseIdleConnections)
-	return newLink(base, server.URL)
+	return link{locktest.NewWire(), base, server.URL}
 }
