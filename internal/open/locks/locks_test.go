@@ -1,10 +1,17 @@
 package locks_test
 
 import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -113,4 +120,57 @@ func TestS3URL(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, store.Write(t.Context(), "acme", resource.NewFence(g.Fence, 1), []byte("value")))
 	require.NoError(t, b.Release(t.Context(), g))
+}
+
+// A majority of a Redlock's nodes answers for it, and nodes that are silent keep nobody waiting, wherever they are in the list.
+func TestRedlockPing(t *testing.T) {
+	const limit = 5 * time.Second
+	for _, c := range []struct {
+		name  string
+		nodes []string
+		want  string
+		took  time.Duration
+	}{
+		{"the first is silent", []string{"silent", "up", "up", "up", "up"}, "", 0},
+		{"two are silent", []string{"silent", "silent", "up", "up", "up"}, "", 0},
+		{"most are silent", []string{"silent", "up", "silent", "up", "silent"}, "deadline exceeded", limit},
+		{"most are down", []string{"silent", "silent", "down", "down", "down"}, "connection refused", 0},
+		{"half of four are down", []string{"silent", "down", "down", "up"}, "connection refused", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := miniredis.NewMiniRedis()
+				defer m.Close()
+				spec := locks.Spec{Lock: locks.Redlock, TTL: time.Second}
+				spec.Dial = func(ctx context.Context, _, addr string) (net.Conn, error) {
+					switch c.nodes[slices.Index(spec.Addrs, addr)] {
+					case "down":
+						return nil, syscall.ECONNREFUSED
+					case "silent":
+						<-ctx.Done()
+						return nil, ctx.Err()
+					}
+					return m.Dial()
+				}
+				for i := range c.nodes {
+					spec.Addrs = append(spec.Addrs, fmt.Sprintf("192.0.2.%d:1", i+1))
+				}
+				b, err := locks.Open(t.Context(), spec)
+				require.NoError(t, err)
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				began := time.Now()
+				err = b.Ping(ctx)
+				require.Equal(t, c.took, time.Since(began))
+				if c.want == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, c.want)
+				}
+				cancel()
+				time.Sleep(limit) // the client library dials for as long
+				require.NoError(t, b.Close())
+			})
+		})
+	}
 }

@@ -30,14 +30,21 @@ func OpenRedlock(_ context.Context, s Spec, opts *redlock.Options) (*Backend, er
 	var clients []*redis.Client
 	all := client{
 		ping: func(ctx context.Context) error { // a majority is enough
-			var errs []error
+			replies := make(chan error, len(clients))
 			for _, c := range clients {
-				if err := c.Ping(ctx).Err(); err != nil {
-					errs = append(errs, err)
-				}
+				go func() { replies <- c.Ping(ctx).Err() }()
 			}
-			if len(errs) > (len(clients)-1)/2 {
-				return errors.Join(errs...)
+			quorum := len(clients)/2 + 1
+			var errs []error
+			for up := 0; up < quorum; {
+				err := <-replies
+				if err == nil {
+					up++
+					continue
+				}
+				if errs = append(errs, err); len(errs) > len(clients)-quorum {
+					return errors.Join(errs...)
+				}
 			}
 			return nil
 		},
