@@ -115,9 +115,10 @@ func (h *Handle) Release(ctx context.Context) error {
 	if !h.dropped {
 		h.last, h.err = h.drop()
 	}
-	h.done = true
 	if h.last {
 		h.done, h.err = h.ls.release(ctx)
+	} else {
+		h.done = true
 	}
 	if h.err != nil {
 		h.err = fmt.Errorf("release %q: %w", h.Key(), h.err)
@@ -476,6 +477,8 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 		defer context.AfterFunc(ls.l.open, func() { time.AfterFunc(undoTry, stop) })() //nolint:contextcheck // the Locker's
 	}
 	try := func() (err error) {
+		unsure := ls.unsure
+		ls.unsure = true // also if the backend panics
 		if endless {
 			if err = ls.l.b.Release(ctx, ls.g); ctx.Err() != nil && ls.l.open.Err() != nil && err != nil {
 				err = fmt.Errorf("%w: %w", ErrClosed, err)
@@ -483,9 +486,7 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 		} else {
 			err = ls.l.await(ctx, undoTry, func() error { return ls.l.b.Release(ctx, ls.g) })
 		}
-		if unknown(ctx, err) {
-			ls.unsure = true
-		}
+		ls.unsure = unsure || unknown(ctx, err)
 		return err
 	}
 	err = try()

@@ -603,3 +603,28 @@ func ended(t *testing.T) context.Context {
 	cancel(errEnough)
 	return ctx
 }
+
+// A release whose call has panicked may or may not have freed the lock: the next one asks.
+func TestReleasePanics(t *testing.T) {
+	for _, sent := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			f := newFake()
+			h, reg := hold(t, f, time.Hour)
+			f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+				if sent {
+					require.NoError(t, next(ctx, g))
+				}
+				panic("a backend's")
+			}
+			require.Panics(t, func() { _ = h.Release(context.Background()) })
+			require.Equal(t, sent, f.free(t, "k"))
+			f.set(func() { f.release = nil })
+			require.NoError(t, h.Release(context.Background()))
+			require.Equal(t, 2, f.count("release"))
+			require.True(t, f.free(t, "k"))
+			require.Zero(t, value(t, reg, "release_by_non_owner_total"))
+			require.NoError(t, h.Release(context.Background()))
+			require.Equal(t, 2, f.count("release"), "the answer is known")
+		})
+	}
+}
