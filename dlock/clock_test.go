@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,7 +13,8 @@ import (
 // instant grants every lease at once, and renews it after a time.
 type instant struct {
 	Backend
-	renewal time.Duration
+	renewal  time.Duration
+	renewals *atomic.Int64
 }
 
 func (instant) Acquire(_ context.Context, r Request) (Grant, error) {
@@ -20,6 +22,9 @@ func (instant) Acquire(_ context.Context, r Request) (Grant, error) {
 }
 
 func (b instant) Renew(context.Context, Grant) error {
+	if b.renewals != nil {
+		b.renewals.Add(1)
+	}
 	time.Sleep(b.renewal)
 	return nil
 }
@@ -90,6 +95,38 @@ func TestSuspendedMachine(t *testing.T) {
 			require.Equal(t, end, time.Since(h.AcquiredAt()))
 		})
 	})
+}
+
+// Until counts the time for which the machine was suspended, and so do renewals.
+func TestSuspendedMachineUntil(t *testing.T) {
+	held(t, func(t *testing.T, _ *Locker, h *Handle) {
+		until := h.Until()
+		time.Sleep(time.Second)
+		require.Equal(t, until, h.Until())
+		suspend(h, 3*time.Second)
+		require.Equal(t, until.Add(-3*time.Second), h.Until())
+		<-h.Context().Done()
+		require.Less(t, time.Since(h.Until()), recheck)
+	})
+	for _, every := range []time.Duration{700 * time.Millisecond, 3 * time.Second, ttl / 3} {
+		synctest.Test(t, func(t *testing.T) {
+			var renewals atomic.Int64
+			l, err := New(instant{renewals: &renewals}, &Options{TTL: ttl, Renew: Renew{Every: every, MaxHold: time.Hour}})
+			require.NoError(t, err)
+			defer func() { require.NoError(t, l.Close()) }()
+			h, err := l.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			time.Sleep(9*every + 1)
+			require.Equal(t, int64(9), renewals.Load(), "one after each time")
+			suspend(h, every)
+			time.Sleep(min(every, recheck))
+			require.Equal(t, int64(10), renewals.Load(), "one soon after the suspension")
+			require.LessOrEqual(t, time.Until(h.Until()), ttl-margin(ttl))
+			require.Greater(t, time.Until(h.Until()), ttl-margin(ttl)-recheck)
+			time.Sleep(9 * every)
+			require.Equal(t, int64(19), renewals.Load(), "one after each time again")
+		})
+	}
 }
 
 // Its context may be checked before its timers have run. A late answer to a renewal doesn't extend the lease.

@@ -56,11 +56,16 @@ func (h *Handle) TTL() time.Duration { return h.ls.g.TTL }
 func (h *Handle) AcquiredAt() time.Time { return h.ls.g.Start }
 
 // Until is when the lease must be presumed lost unless it is renewed: its last start, plus the TTL, minus a margin for
-// clock drift (1 % and 2 ms).
+// clock drift (1 % and 2 ms). If the machine has been suspended since, or the wall clock set forward, it is sooner by as much.
 func (h *Handle) Until() time.Time {
 	h.ls.mu.Lock()
 	defer h.ls.mu.Unlock()
-	return h.ls.start.Add(h.ls.limit)
+	now := time.Now()
+	until, left := h.ls.start.Add(h.ls.limit), h.ls.limit-h.ls.age(now)
+	if until.Sub(now)-left > time.Millisecond { // less is between the readings of the two clocks, and would have it vary
+		until = now.Add(left)
+	}
+	return until
 }
 
 // Context ends when the lease must be presumed lost, with a cause that wraps [ErrLost], or is released, with the cause
@@ -191,7 +196,7 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:context
 		if ls.over != nil {
 			return
 		}
-		if ls.confirmAt > 0 && ls.age() >= ls.confirmAt {
+		if ls.confirmAt > 0 && ls.age(time.Now()) >= ls.confirmAt {
 			ls.confirmAt = 0
 			if l.enter() {
 				go ls.confirm()
@@ -308,23 +313,30 @@ func (ls *lease) retire() bool {
 
 // age is the larger of what the monotonic clock says, which stops while the machine is suspended, and what the wall clock
 // says, which may be set back.
-func (ls *lease) age() time.Duration {
-	now := time.Now()
+func (ls *lease) age(now time.Time) time.Duration {
 	return max(now.Sub(ls.start), now.Round(0).Sub(ls.wall))
 }
 
 func (ls *lease) untilCheck() time.Duration {
-	d := min(ls.limit, recheck+ls.age())
+	age := ls.age(time.Now())
+	d := min(ls.limit, recheck+age)
 	if ls.confirmAt > 0 {
 		d = min(d, ls.confirmAt)
 	}
-	return max(d-ls.age(), 0)
+	return max(d-age, 0)
 }
 
 func (ls *lease) left() time.Duration {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return ls.limit - ls.age()
+	return ls.limit - ls.age(time.Now())
+}
+
+// due reports whether it is time for the next renewal.
+func (ls *lease) due() bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.age(time.Now()) >= ls.l.o.Renew.Every
 }
 
 // ended is why the lease is lost or released, or nil. It ends the lease if its time is up.
@@ -349,7 +361,7 @@ func (ls *lease) lose(why error) {
 
 // expire ends the lease if its time is up, and returns what to report: nothing if nobody held it. ls.mu is held.
 func (ls *lease) expire() (lost error) {
-	if ls.over == nil && ls.age() >= ls.limit {
+	if ls.over == nil && ls.age(time.Now()) >= ls.limit {
 		lost = ErrLost
 		if ls.capped {
 			lost = fmt.Errorf("%w: %w", ErrLost, ErrMaxHold)
@@ -434,18 +446,31 @@ func (ls *lease) renew(ctx context.Context) error {
 }
 
 func (ls *lease) keepAlive() {
-	tick := time.NewTicker(ls.l.o.Renew.Every)
+	every := ls.l.o.Renew.Every
+	tick := time.NewTicker(every)
 	defer tick.Stop()
+	var check <-chan time.Time
+	if every > recheck {
+		checks := time.NewTicker(recheck)
+		defer checks.Stop()
+		check = checks.C
+	}
+	var err error
 	for {
 		select {
 		case <-ls.ctx.Done():
 			return
 		case <-ls.l.open.Done():
 			return
+		case <-check: // tick stands still while the machine is suspended
+			if err != nil || !ls.due() {
+				continue
+			}
+			tick.Reset(every)
 		case <-tick.C:
 		}
-		try, done := context.WithTimeout(ls.ctx, max(ls.l.o.Renew.Every, ls.left()/3))
-		err := ls.renew(try)
+		try, done := context.WithTimeout(ls.ctx, max(every, ls.left()/3))
+		err = ls.renew(try)
 		done()
 		switch {
 		case err == nil, ls.ctx.Err() != nil, errors.Is(err, ErrClosed):

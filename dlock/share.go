@@ -295,7 +295,7 @@ func (ls *lease) keptFor() time.Duration {
 	d := min(s.Idle, s.For-time.Since(ls.born))
 	if ls.l.o.Renew.Every == 0 { // nobody could use it later
 		ls.mu.Lock()
-		d = min(d, ls.limit/2-ls.age())
+		d = min(d, ls.limit/2-ls.age(time.Now()))
 		ls.mu.Unlock()
 	}
 	return d
@@ -304,7 +304,7 @@ func (ls *lease) keptFor() time.Duration {
 // young reports whether the lease may be passed on. ls.mu is held.
 func (ls *lease) young() bool {
 	s := ls.l.o.Share
-	return ls.over == nil && ls.sections < s.Sections && time.Since(ls.born) < s.For && ls.limit-ls.age() >= ls.limit/2
+	return ls.over == nil && ls.sections < s.Sections && time.Since(ls.born) < s.For && ls.limit-ls.age(time.Now()) >= ls.limit/2
 }
 
 // section begins the next critical section, unless the lease is too old or has ended.
