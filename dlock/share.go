@@ -321,7 +321,12 @@ func (ls *lease) section(ctx context.Context) *Handle {
 
 // free releases a lease that nobody holds. It takes a second at most, since the lease's context has ended.
 func (ls *lease) free() {
-	if ls.retire() {
-		_, _ = ls.release(ls.ctx) // if the outcome is unknown, it is undone in the background
+	if !ls.retire() {
+		return
+	}
+	known, err := ls.release(ls.ctx) // if the outcome is unknown, it is undone in the background
+	if known && errors.Is(err, ErrLost) {
+		ls.l.log.Warn("dlock: a shared lease was lost before its release; its critical sections may have overlapped another holder's",
+			"key", ls.g.Key, "fence", ls.g.Fence, "err", err)
 	}
 }

@@ -1,8 +1,11 @@
 package dlock_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -200,6 +203,37 @@ func TestShareKeptLeaseIsLost(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		require.Zero(t, value(t, reg, "dlock_leases_lost_total"), "it has run out")
 	})
+}
+
+// If the release of a lease that was kept finds it lost, the sections that relied on it are over: the log says so.
+func TestShareKeptLeaseIsFoundLost(t *testing.T) {
+	for _, taken := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			f := newFake()
+			var log bytes.Buffer
+			o := sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Second})
+			o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			h := acquire(t, newLocker(t, f, o), t.Context(), "k")
+			if taken {
+				require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+				other, err := f.Backend.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "another", TTL: time.Hour})
+				require.NoError(t, err)
+				require.Equal(t, uint64(2), other.Fence)
+			}
+			require.NoError(t, h.Release(t.Context()), "the lease is kept")
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.Equal(t, 1, f.count("release"))
+			if !taken {
+				require.Empty(t, log.String())
+				return
+			}
+			require.Equal(t, 1, strings.Count(log.String(), "\n"))
+			require.Contains(t, log.String(), "level=WARN")
+			require.Contains(t, log.String(), "may have overlapped another holder's")
+			require.Contains(t, log.String(), "key=k fence=1 ")
+		})
+	}
 }
 
 // A section has the values of its own context, and no other's: with those of the first holder it could re-enter its locks.
