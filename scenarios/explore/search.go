@@ -68,7 +68,7 @@ func (sys *System) Explore(t *testing.T, o Options) *Report {
 			}
 			small := s.shrink(func(s Schedule) bool {
 				smaller := sys.Run(t, s)
-				fails := smaller.Finding != "" && (o.Counts == nil || o.Counts(s)) // often it is another of the same defect's
+				fails := smaller.Finding == r.Finding && (o.Counts == nil || o.Counts(s)) // another finding would hide this one
 				if fails {
 					r = smaller
 				}
