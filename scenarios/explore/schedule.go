@@ -195,6 +195,9 @@ func Verbs() []Verb {
 func (sys *System) Random(seed uint64, n int) Schedule {
 	g := generator{System: sys, Rand: rand.New(rand.NewPCG(seed, 0))}
 	g.workers = 2 + g.IntN(2)
+	if seed%8 == 0 { // with more, each does less
+		g.workers = MaxWorkers - g.IntN(2)
+	}
 	calm := g.IntN(4) == 0 // System.Wait is longer after a fault
 	for _, l := range alphabet {
 		skip := calm && (needsServer(l.Verb) || l.Verb == Kill || l.Verb == Pause)

@@ -49,3 +49,17 @@ func TestRandom(t *testing.T) {
 		}
 	}
 }
+
+// One schedule in eight has more than three workers.
+func TestRandomWorkers(t *testing.T) {
+	count := map[int]int{} // schedules, by the last worker
+	for seed := range uint64(800) {
+		last := 0
+		for _, st := range systems[0].Random(seed, 24) {
+			last = max(last, st.Worker)
+		}
+		count[last]++
+	}
+	require.Positive(t, count[explore.MaxWorkers-1])
+	require.InDelta(t, 100, count[3]+count[4], 20, "%v", count)
+}
