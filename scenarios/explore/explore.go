@@ -10,7 +10,8 @@
 //
 // What it can't see: what a server does when it loses power, or while it is down; a process that is frozen between two instructions (a
 // frozen client's code still runs, but none of its messages leaves and none reaches it); clocks that differ; a lease whose context
-// doesn't end when it is lost; what other random backoffs would do. While a fault is in force, a dial fails at once, see [Client.Dial].
+// doesn't end when it is lost; what other random backoffs would do; what a lock on one key does to another key; clocks that are set back;
+// wrong errors after a server has had a fault. While a fault is in force, a dial fails at once, see [Client.Dial].
 // A lease that was running when a server lost its data or its clock jumped is excused: another may be granted beside it, with any token.
 // [Corrupted] and [Impossible] concern a history whose store is a resource.Memory; [WrongAnswer] concerns another store.
 package explore
@@ -86,6 +87,7 @@ const (
 	TwoHolders   Finding = "two holders" // a client had the lock while another's lease lasted
 	TokenRegress Finding = "token"       // a grant's token was not greater than that of an earlier grant
 	LateRenewal  Finding = "renewal"     // a lease was renewed after another client had been granted the lock
+	LateRelease  Finding = "release"     // a release succeeded though another client had been granted the lock before
 	Corrupted    Finding = "corrupted"   // the judge calls the history violated
 	Impossible   Finding = "impossible"  // the model has no run like it
 	Stuck        Finding = "stuck"       // a client did not get a lock that nobody held, or a call did not return, see System.Wait
@@ -658,6 +660,9 @@ func (k *worker) finished(what string, err error) {
 	case "release":
 		if sound && k.lease.Until().After(time.Now()) {
 			k.found(WrongError, "%s: release: %v", k.actor, err)
+		}
+		if err == nil && k.overtaken && !k.excused() && k.sys.Together == 0 {
+			k.found(LateRelease, "%s has released the lock without an error though another had been granted it before", k.actor)
 		}
 		switch {
 		case err == nil:

@@ -72,6 +72,7 @@ func TestFindHazards(t *testing.T) {
 // A schedule that is no hazard says why.
 func TestNoHazard(t *testing.T) {
 	schedules, _ := recorded(t, "testdata/defects.txt")
+	schedules[slow] = parse(t, "pause C")
 	for is, why := range map[defect]string{
 		getThenSet:    "it lacks pause C 1",
 		noExpiry:      "it lacks deafen B 1",

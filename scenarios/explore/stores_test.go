@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/dynamostore"
 	"github.com/fencelab/fencelab/resource/redisstore"
@@ -36,7 +37,7 @@ func (l lease) Fence() uint64               { return uint64(l.at.Sub(epoch)/time
 func (l lease) TTL() time.Duration          { return time.Second }
 func (l lease) Until() time.Time            { return l.at }
 func (lease) Context() context.Context      { return context.Background() }
-func (lease) Release(context.Context) error { return nil }
+func (lease) Release(context.Context) error { return dlock.ErrLost }
 
 func store(sys explore.System, open func(c *explore.Client) (resource.Store, error)) explore.System {
 	sys.TTL, sys.Servers, sys.Store = time.Second, 1, open
