@@ -15,9 +15,15 @@ func TestMemory(t *testing.T) {
 }
 
 func TestHTTP(t *testing.T) {
-	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
-		return newClient(t, serve(t, resource.NewMemory(), nil), nil), nil
-	}})
+	var url string
+	open := func() (resource.Store, error) { return newClient(t, url, nil), nil }
+	storetest.Run(t, storetest.Harness{
+		New: func() (resource.Store, error) {
+			url = serve(t, resource.NewMemory(), nil)
+			return open()
+		},
+		Another: open,
+	})
 }
 
 func serve(t *testing.T, store resource.Store, opts *resource.HandlerOptions) string {

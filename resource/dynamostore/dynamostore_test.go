@@ -49,6 +49,7 @@ func TestStore(t *testing.T) {
 			}
 			return reopen()
 		},
+		Another: reopen,
 	})
 }
 

@@ -139,6 +139,7 @@ func TestStore(t *testing.T) {
 				pool.Reset()
 				return open()
 			},
+			Another: open,
 		})
 	})
 }

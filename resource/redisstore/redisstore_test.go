@@ -88,14 +88,24 @@ func TestStore(t *testing.T) {
 			}
 			return open()
 		},
+		Another: open,
 	})
 }
 
 func TestStoreOnMiniredis(t *testing.T) {
-	c := newClient(t, &testbed.Server{URL: "redis://" + miniredis.RunT(t).Addr()})
-	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
-		return redisstore.New(c, &redisstore.Options{Prefix: uuid.NewString() + "/"})
-	}})
+	storetest.Run(t, harness(newClient(t, &testbed.Server{URL: "redis://" + miniredis.RunT(t).Addr()})))
+}
+
+func harness(c redis.UniversalClient) storetest.Harness {
+	var prefix string
+	open := func() (resource.Store, error) { return redisstore.New(c, &redisstore.Options{Prefix: prefix}) }
+	return storetest.Harness{
+		New: func() (resource.Store, error) {
+			prefix = uuid.NewString() + "/"
+			return open()
+		},
+		Another: open,
+	}
 }
 
 func TestCluster(t *testing.T) {
@@ -111,9 +121,7 @@ func TestCluster(t *testing.T) {
 		},
 	})
 	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
-	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
-		return redisstore.New(cluster, &redisstore.Options{Prefix: uuid.NewString() + "/"})
-	}})
+	storetest.Run(t, harness(cluster))
 }
 
 func TestNewRefuses(t *testing.T) {

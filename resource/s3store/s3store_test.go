@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,44 +35,9 @@ func TestStore(t *testing.T) {
 			}
 			return reopen()
 		},
+		Another: reopen,
 	})
 }
-
-// TestTwoStores alternates between two Stores, so that their ETags are outdated.
-func TestTwoStores(t *testing.T) {
-	storetest.Run(t, storetest.Harness{New: func() (resource.Store, error) {
-		prefix := newPrefix()
-		var p pair
-		for i := range p.stores {
-			var err error
-			if p.stores[i], err = s3store.New(newClient(endpoint, transport), bucket, &s3store.Options{Prefix: prefix}); err != nil {
-				return nil, err
-			}
-		}
-		return &p, nil
-	}})
-}
-
-type pair struct {
-	stores [2]*s3store.Store
-	calls  atomic.Int64
-}
-
-func (p *pair) next() *s3store.Store { return p.stores[p.calls.Add(1)%2] }
-
-func (p *pair) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	return p.next().Write(ctx, key, f, value)
-}
-
-func (p *pair) Read(ctx context.Context, key string) (resource.Record, error) {
-	return p.next().Read(ctx, key)
-}
-
-func (p *pair) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
-	return p.next().ReadFenced(ctx, key, f)
-}
-
-func (p *pair) Close() error { return errors.Join(p.stores[0].Close(), p.stores[1].Close()) }
 
 func TestRequests(t *testing.T) {
 	prefix, ctx := newPrefix(), t.Context()

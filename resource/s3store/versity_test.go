@@ -59,5 +59,6 @@ func TestStoreOnVersity(t *testing.T) {
 			}
 			return open()
 		},
+		Another: open,
 	})
 }

@@ -11,7 +11,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/fencelab/fencelab/resource"
@@ -23,6 +25,9 @@ type Harness struct {
 	New func() (resource.Store, error)
 	// Reopen closes or kills the store of the last New and opens it again on its data; nil if the store isn't durable.
 	Reopen func(resource.Store) (resource.Store, error)
+	// Another opens a second store on the data of the last New or Reopen, as another process would. Every case then uses both.
+	// Nil if only one process can use the data at a time.
+	Another func() (resource.Store, error)
 }
 
 // Case checks one rule in the comment of [resource.Store].
@@ -41,6 +46,11 @@ func Run(t *testing.T, h Harness) {
 	t.Helper()
 	if h.New == nil {
 		t.Fatal("storetest: Harness.New is required: it returns an empty store")
+	}
+	if h.Another == nil {
+		t.Run("Another", func(t *testing.T) {
+			t.Skip("Harness.Another is nil: no case uses two stores on the same data, so a lock within one process would do")
+		})
 	}
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
@@ -69,6 +79,7 @@ func (c Case) Check(ctx context.Context, h Harness) (err error) {
 		}
 		err = errors.Join(f.error, st.Close())
 	}()
+	st.openAnother()
 	c.check(ctx, st)
 	return nil
 }
@@ -81,15 +92,63 @@ func fail(format string, args ...any) { panic(failure{fmt.Errorf(format, args...
 // store is the store under test. Its own methods end the case if they fail.
 type store struct {
 	resource.Store
+	another resource.Store // on the same data; may be nil
+	calls   atomic.Uint64
 	harness Harness
 }
 
+func (s *store) openAnother() {
+	if s.harness.Another == nil {
+		return
+	}
+	another, err := s.harness.Another()
+	if err != nil {
+		fail("Harness.Another: %w", err)
+	}
+	s.another = another
+}
+
 func (s *store) reopen() {
+	if s.another != nil {
+		if err := s.another.Close(); err != nil {
+			fail("Close of the other store: %w", err)
+		}
+	}
 	reopened, err := s.harness.Reopen(s.Store)
 	if err != nil {
 		fail("Harness.Reopen: %w", err)
 	}
 	s.Store = reopened
+	s.openAnother()
+}
+
+// next returns one of the two stores, by the Thue-Morse sequence: each kind of call gets both stores, and meets what the same store
+// did last and what the other did.
+func (s *store) next() resource.Store {
+	if n := s.calls.Add(1); s.another != nil && bits.OnesCount64(n)%2 == 0 {
+		return s.another
+	}
+	return s.Store
+}
+
+func (s *store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
+	return s.next().Write(ctx, key, f, value)
+}
+
+func (s *store) Read(ctx context.Context, key string) (resource.Record, error) {
+	return s.next().Read(ctx, key)
+}
+
+func (s *store) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	return s.next().ReadFenced(ctx, key, f)
+}
+
+func (s *store) Close() error {
+	err := s.Store.Close()
+	if s.another != nil {
+		err = errors.Join(err, s.another.Close())
+	}
+	return err
 }
 
 // writes writes to key at each fence, with the fence's text as the value.

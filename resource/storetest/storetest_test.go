@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -91,13 +92,16 @@ type flaw struct {
 	lowers       bool                         // Overwrite takes the fence offered, also a lower one
 	fences       bool                         // Overwrite refuses a lower fence
 	pairs        bool                         // writes are checked two at a time, and then take effect unless a greater fence has come
+	local        bool                         // check and write are under a lock of the process
+	caches       bool                         // a record is read only once by a process
 }
 
 type store struct {
 	flaw
-	mu      sync.Mutex
-	records map[string]resource.Record
+	*data
 	closed  bool
+	process sync.Mutex
+	cache   map[string]resource.Record
 
 	waiting  int
 	gathered chan struct{} // closed when gathers calls wait
@@ -105,8 +109,15 @@ type store struct {
 	partner  chan struct{} // with pairs: closed when the one that waits for another has it; nil if none waits
 }
 
-func newStore(f flaw) *store {
-	return &store{flaw: f, records: map[string]resource.Record{}, gathered: make(chan struct{}), wrote: make(chan struct{})}
+type data struct {
+	mu      sync.Mutex
+	records map[string]resource.Record
+}
+
+func newStore(f flaw) *store { return open(f, &data{records: map[string]resource.Record{}}) }
+
+func open(f flaw, d *data) *store {
+	return &store{flaw: f, data: d, cache: map[string]resource.Record{}, gathered: make(chan struct{}), wrote: make(chan struct{})}
 }
 
 var errPlain = errors.New("plain")
@@ -145,6 +156,15 @@ func (s *store) gather() {
 	<-s.gathered
 }
 
+// alone locks the process, until what it returns is called.
+func (s *store) alone() (unlock func()) {
+	if !s.local {
+		return func() {}
+	}
+	s.process.Lock()
+	return s.process.Unlock
+}
+
 // pair blocks until another call waits, so that neither sees the other's effect.
 func (s *store) pair() {
 	s.mu.Lock()
@@ -165,6 +185,9 @@ func (s *store) get(key string) (resource.Record, bool) {
 		key = s.key(key)
 	}
 	rec, ok := s.records[key]
+	if cached, found := s.cache[key]; found && s.caches {
+		return cached, true
+	}
 	if s.oneFence {
 		for _, r := range s.records {
 			rec.MaxFence = rec.MaxFence.Max(r.MaxFence)
@@ -177,7 +200,7 @@ func (s *store) set(key string, rec resource.Record) {
 	if s.key != nil {
 		key = s.key(key)
 	}
-	s.records[key] = rec
+	s.records[key], s.cache[key] = rec, rec
 }
 
 func (s *store) out(rec resource.Record) resource.Record {
@@ -198,10 +221,14 @@ func (s *store) Write(ctx context.Context, key string, f resource.Fence, value [
 		}
 		return err
 	}
+	defer s.alone()()
 	s.mu.Lock()
 	rec, _ := s.get(key)
 	s.mu.Unlock()
 	s.gather()
+	if s.local {
+		time.Sleep(20 * time.Microsecond)
+	}
 	admits := resource.AdmitsWrite
 	if s.admits != nil {
 		admits = s.admits
@@ -215,7 +242,7 @@ func (s *store) Write(ctx context.Context, key string, f resource.Fence, value [
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gathers == 0 || s.splitsRead {
+	if s.gathers == 0 && !s.local || s.splitsRead {
 		rec, _ = s.get(key)
 	}
 	if !admits(rec.MaxFence, f) {
@@ -269,6 +296,7 @@ func (s *store) ReadFenced(ctx context.Context, key string, f resource.Fence) (r
 	if err := s.check(ctx, "ReadFenced", key, resource.CheckToken(f.Token)); err != nil {
 		return resource.Record{}, err
 	}
+	defer s.alone()()
 	s.mu.Lock()
 	rec, ok := s.get(key)
 	s.mu.Unlock()
@@ -395,7 +423,8 @@ func TestFlaws(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		flaw flaw
-		want string // the cases that fail
+		two  bool   // all cases run on two stores
+		want string // that fail
 	}{
 		{name: "none"},
 		{name: "< for <=", flaw: flaw{admits: func(seen, got resource.Fence) bool { return got.Compare(seen) >= 0 }}, want: "EqualRefused RetryRecognised OtherValueRefused RepeatTells FencedReadSeq Durable"},
@@ -440,6 +469,9 @@ func TestFlaws(t *testing.T) {
 		{name: "check for <, write for <=", flaw: flaw{pairs: true}, want: "Concurrent"},
 		{name: "refused write sets the value after a race", flaw: flaw{pairs: true, setsValue: true}, want: "Concurrent"},
 		{name: "read and raise not atomic", flaw: flaw{gathers: 100, splitsRead: true}, want: "Concurrent"},
+		{name: "none, two stores", two: true},
+		{name: "check and write atomic within a process only", flaw: flaw{local: true}, two: true, want: "Concurrent"},
+		{name: "records cached by a process", flaw: flaw{caches: true}, two: true, want: "StrictlyGreater SeqOrders FullRange RetryRecognised RepeatTells FencedReadRefused FencedReadOwnGrant FencedReadSeq Concurrent AnyValue"},
 		{name: "one fence for all keys", flaw: flaw{oneFence: true}, want: "FullRange RetryRecognised FencedReadRaises FencedReadSeq KeysIndependent AnyKey Durable"},
 		{name: "keys cleaned like paths", flaw: flaw{key: path.Clean}, want: "AnyKey"},
 		{name: "keys folded", flaw: flaw{key: strings.ToLower}, want: "KeysIndependent"},
@@ -488,16 +520,27 @@ func TestFlaws(t *testing.T) {
 			var failed []string
 			for _, k := range storetest.Cases() {
 				// Whether Concurrent meets a flaw depends on the scheduler, except for those made for it.
-				if (k.Name == "Concurrent") != (c.flaw.gathers > 0 || c.flaw.pairs) {
+				if !c.two && (k.Name == "Concurrent") != (c.flaw.gathers > 0 || c.flaw.pairs) {
 					continue
 				}
 				if (k.Name == "FenceSet" || k.Name == "Overwrites") && c.want != k.Name && c.want != "" {
 					continue // they use most of the rules
 				}
-				err := k.Check(context.WithoutCancel(t.Context()), storetest.Harness{
-					New:    func() (resource.Store, error) { return newStore(c.flaw), nil },
-					Reopen: func(s resource.Store) (resource.Store, error) { return s.(*store).reopen(), nil },
-				})
+				var last *store
+				h := storetest.Harness{
+					New: func() (resource.Store, error) {
+						last = newStore(c.flaw)
+						return last, nil
+					},
+					Reopen: func(resource.Store) (resource.Store, error) {
+						last = last.reopen()
+						return last, nil
+					},
+				}
+				if c.two {
+					h.Another = func() (resource.Store, error) { return open(c.flaw, last.data), nil }
+				}
+				err := k.Check(context.WithoutCancel(t.Context()), h)
 				if err != nil {
 					failed = append(failed, k.Name)
 					t.Logf("%s: %v", k.Name, err)
