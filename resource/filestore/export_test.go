@@ -64,3 +64,5 @@ func (s *Store) FailSync(n int, err error) {
 }
 
 func (s *Store) File(key string) string { return filepath.Join(s.root.Name(), file(key)) }
+
+var Checksum = checksum

@@ -17,6 +17,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -26,8 +27,8 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. The first line has fence, state and
-// key, the rest is the value.
+// Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. The first line has a checksum of all that
+// follows, fence, state and key; the rest is the value.
 type Store struct {
 	root   *os.Root // the locked directory, even if it is renamed
 	dir    *os.File // holds the lock
@@ -218,10 +219,19 @@ func encode(key string, rec resource.Record) []byte {
 	if rec.Value == nil {
 		state = touched
 	}
-	return fmt.Appendf(nil, "%v %s %s\n%s", rec.MaxFence, state, key, rec.Value)
+	b := fmt.Appendf(nil, "%v %s %s\n%s", rec.MaxFence, state, key, rec.Value)
+	return fmt.Appendf(nil, "%s %s", checksum(b), b)
 }
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(b []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(b, castagnoli)) }
+
 func decode(key string, b []byte) (resource.Record, error) {
+	sum, b, _ := bytes.Cut(b, []byte(" "))
+	if string(sum) != checksum(b) {
+		return resource.Record{}, errors.New("its checksum is wrong")
+	}
 	line, value, ok := bytes.Cut(b, []byte("\n"))
 	parts := bytes.SplitN(line, []byte(" "), 3)
 	if !ok || len(parts) != 3 {

@@ -2,6 +2,7 @@ package filestore_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -225,7 +226,7 @@ func TestSyncs(t *testing.T) {
 		_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
 		require.NoError(t, err)
 	}
-	require.Equal(t, []string{"sync 7 written k\nby 7", "rename", "sync ", "sync 8.0 written k\nby 7", "rename", "sync "}, did)
+	require.Equal(t, []string{"sync 8aa8f142 7 written k\nby 7", "rename", "sync ", "sync 5d917dbf 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
 // Before the rename the record has not changed, after it the outcome is unknown.
@@ -248,16 +249,28 @@ func TestSyncFails(t *testing.T) {
 
 // Calls on the key are refused, because its fence is lost; other keys work.
 func TestDamagedRecord(t *testing.T) {
+	var records []string
 	for _, b := range []string{"", "7", "7 written k", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {
-		s := open(t, filestore.Open, t.TempDir())
+		records = append(records, b, filestore.Checksum([]byte(b))+" "+b)
+	}
+	s := open(t, filestore.Open, t.TempDir())
+	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
+	whole, err := os.ReadFile(s.File("k"))
+	require.NoError(t, err)
+	for i := range whole {
+		flipped := bytes.Clone(whole)
+		flipped[i] ^= 1
+		records = append(records, string(flipped), string(whole[:i]))
+	}
+	for i, b := range records {
 		require.NoError(t, os.WriteFile(s.File("k"), []byte(b), 0o600))
-		err := s.Write(t.Context(), "k", at(9), nil)
+		err := s.Write(t.Context(), "k", at(999), nil)
 		require.ErrorContains(t, err, `the record of "k", is damaged: restore it`, "%q", b)
 		_, err = s.Read(t.Context(), "k")
 		require.ErrorContains(t, err, "is damaged", "%q", b)
-		_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 9})
+		_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 999})
 		require.ErrorContains(t, err, "is damaged", "%q", b)
-		require.NoError(t, s.Write(t.Context(), "other", at(1), nil))
+		require.NoError(t, s.Write(t.Context(), "other", at(uint64(i+1)), nil))
 	}
 }
 
