@@ -21,6 +21,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sync"
 	"syscall"
 
@@ -64,9 +65,11 @@ func Open(path string) (*Store, error) {
 
 func open(root *os.Root, dir *os.File) (*Store, error) {
 	// The last gatekeeper may have died before a rename, or between it and the sync.
-	left, err := fs.Glob(root.FS(), unfinished+"*")
+	left, err := fs.ReadDir(root.FS(), ".")
 	for _, file := range left {
-		err = cmp.Or(err, root.Remove(file))
+		if unfinishedFile.MatchString(file.Name()) && file.Type().IsRegular() {
+			err = cmp.Or(err, root.Remove(file.Name()))
+		}
 	}
 	if err = cmp.Or(err, dir.Sync()); err != nil {
 		return nil, errors.Join(fmt.Errorf("filestore: %w", err), dir.Close(), root.Close())
@@ -189,7 +192,9 @@ func (s *Store) replace(key string, rec resource.Record) error {
 	return nil
 }
 
-const unfinished = "new-" // prefix of files that are not renamed yet
+const unfinished = "new-" // begins the names of files that are not renamed yet, before a rand.Text
+
+var unfinishedFile = regexp.MustCompile("^" + unfinished + "[A-Z2-7]{26}$")
 
 func (s *Store) create(name string, b []byte) error {
 	f, err := s.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)

@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -199,6 +201,27 @@ func TestOpenRefuses(t *testing.T) {
 	open(t, filestore.Open, dir)
 	_, err = filestore.Open(dir)
 	require.ErrorContains(t, err, "another gatekeeper")
+}
+
+// Open removes only what a gatekeeper left.
+func TestOpenRemoves(t *testing.T) {
+	dir, left := t.TempDir(), "new-"+rand.Text()
+	kept := []string{"my " + left, left + ".odt", "new-report.odt", "new-" + strings.Repeat("1", len(rand.Text()))}
+	for _, name := range append(kept, left) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	for _, name := range []string{"new-x", "new-" + rand.Text()} {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		kept = append(kept, name)
+	}
+	link := "new-" + rand.Text()
+	require.NoError(t, os.Symlink("new-report.odt", filepath.Join(dir, link)))
+	open(t, filestore.Open, dir)
+	var found []string
+	for _, file := range files(t, dir) {
+		found = append(found, file.Name())
+	}
+	require.ElementsMatch(t, append(kept, link), found)
 }
 
 func TestRenameFails(t *testing.T) {
