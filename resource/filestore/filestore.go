@@ -22,7 +22,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"sync"
 	"syscall"
 
 	"github.com/fencelab/fencelab/resource"
@@ -36,7 +35,8 @@ type Store struct {
 	rename func(from, to string) error
 	sync   func(*os.File) error
 
-	mu     sync.Mutex // held from the check to the rename: callers of load and replace hold it
+	// busy has an element from a check to its rename: callers of load and replace have put it there. It guards what follows.
+	busy   chan struct{}
 	closed bool
 	failed error // of a rename that may not be on disk; every later call returns it
 }
@@ -74,7 +74,7 @@ func open(root *os.Root, dir *os.File) (*Store, error) {
 	if err = cmp.Or(err, dir.Sync()); err != nil {
 		return nil, errors.Join(fmt.Errorf("filestore: %w", err), dir.Close(), root.Close())
 	}
-	return &Store{root: root, dir: dir, rename: root.Rename, sync: (*os.File).Sync}, nil
+	return &Store{root: root, dir: dir, rename: root.Rename, sync: (*os.File).Sync, busy: make(chan struct{}, 1)}, nil
 }
 
 // Write is [resource.Store.Write].
@@ -121,8 +121,14 @@ func (s *Store) change(ctx context.Context, key string, invalid error, next func
 	if err := cmp.Or(resource.CheckContext(ctx), resource.CheckKey(key), invalid); err != nil {
 		return resource.Record{}, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	select {
+	case s.busy <- struct{}{}:
+		defer func() { <-s.busy }()
+	case <-ctx.Done():
+	}
+	if err := resource.CheckContext(ctx); err != nil { // both may have been ready
+		return resource.Record{}, err
+	}
 	before, err := s.load(key)
 	if err != nil {
 		return resource.Record{}, err
@@ -139,8 +145,8 @@ func (s *Store) change(ctx context.Context, key string, invalid error, next func
 
 // Close is [resource.Store.Close]. Then another process can be the gatekeeper.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.busy <- struct{}{}
+	defer func() { <-s.busy }()
 	if s.closed {
 		return nil
 	}

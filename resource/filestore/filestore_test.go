@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -106,6 +107,39 @@ func TestGatekeeper(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, at(8), stale.Seen)
 	requireHolds(t, s, "by 8", 8)
+}
+
+// A call that waits for another one ends with its ctx, and changes nothing.
+func TestContextEndsInQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, filestore.Open, t.TempDir())
+		require.NoError(t, s.Write(t.Context(), "k", at(1), nil))
+		proceed := make(chan struct{})
+		s.BeforeRename(func() error {
+			<-proceed
+			return nil
+		})
+		slow := make(chan error, 1)
+		go func() { slow <- s.Write(t.Context(), "slow", at(1), nil) }()
+		synctest.Wait()
+		for name, call := range map[string]func(context.Context) error{
+			"Write":      func(ctx context.Context) error { return s.Write(ctx, "k", at(2), nil) },
+			"Read":       func(ctx context.Context) error { _, err := s.Read(ctx, "k"); return err },
+			"ReadFenced": func(ctx context.Context) error { _, err := s.ReadFenced(ctx, "k", at(2)); return err },
+			"SetFence":   func(ctx context.Context) error { return s.SetFence(ctx, "k", 2) },
+		} {
+			ctx, end := context.WithCancelCause(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- call(ctx) }()
+			synctest.Wait()
+			cause := errors.New("the cause")
+			end(cause)
+			require.ErrorIs(t, <-ended, cause, name)
+		}
+		close(proceed)
+		require.NoError(t, <-slow)
+		requireHolds(t, s, "", 1)
+	})
 }
 
 func requireHolds(t *testing.T, s *filestore.Store, value string, token uint64) {
