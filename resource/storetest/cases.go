@@ -233,10 +233,12 @@ func keysIndependent(ctx context.Context, s *store) {
 }
 
 func anyKey(ctx context.Context, s *store) {
+	long := strings.Repeat("k", resource.MaxKeyLen-1)
 	keys := []string{
+		"a", "A", "b", "ab", "a b", "1", "01", "É", long + "l", long[1:] + "lk", long[:len(long)/2] + "l" + long[len(long)/2:],
 		"/", "//", "a/", "/a", "a//b", "a/b", ".", "..", "../a", "a/..", "a/./b", "a/../b", "%", "%2F", "%2e%2e", "%zz",
 		" ", " a", "a ", "a+b", "?", "a?b=c", "#", "&", ";", ":", "@", "\\", `"`, "'", "<", "*", "$", "{a}", "\u00a0",
-		"\ufeff", "é", "e\u0301", "ключ", "🔒", "\u2028", strings.Repeat("k", resource.MaxKeyLen), strings.Repeat("я", resource.MaxKeyLen/2),
+		"\ufeff", "é", "e\u0301", "ключ", "🔒", "\u2028", long + "k", strings.Repeat("я", resource.MaxKeyLen/2),
 	}
 	for i, k := range keys {
 		s.writes(ctx, k, at(uint64(i+1), 1))

@@ -11,12 +11,13 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// concurrent runs 100 holders with shuffled tokens on one key, of which every other one reads before it writes. By the rules the
-// store accepts calls in the order of their fences, and Judge checks every answer against that.
+// concurrent runs 50 holders with shuffled tokens on each of two keys, of which every other one reads before it writes. By the rules
+// the store accepts calls on a key in the order of their fences, and Judge checks every answer against that.
 func concurrent(ctx context.Context, s *store) {
-	const holders = 100
+	const holders = 50
+	last := map[string]uint64{key: holders, "other": 1000} // tokens; no token and so no value is on both keys
 	var clock atomic.Int64
-	run := func(f resource.Fence) *Call {
+	run := func(key string, f resource.Fence) *Call {
 		c := &Call{Fence: f, Value: valueOf(f), Begin: clock.Add(1)}
 		if f.Seq == 0 {
 			c.Record, c.Err = s.ReadFenced(ctx, key, f)
@@ -27,18 +28,23 @@ func concurrent(ctx context.Context, s *store) {
 		return c
 	}
 
-	results := make(chan *Call, 2*holders)
+	results := map[string]chan *Call{}
 	start := make(chan struct{})
 	var wg sync.WaitGroup
 	for _, i := range rand.New(rand.NewPCG(1, 2)).Perm(holders) {
-		token := uint64(i + 1)
-		wg.Go(func() {
-			<-start
-			if token%2 == 0 {
-				results <- run(at(token, 0))
+		for key, last := range last {
+			if results[key] == nil {
+				results[key] = make(chan *Call, 2*holders)
 			}
-			results <- run(at(token, 1))
-		})
+			token, done := last-uint64(i), results[key]
+			wg.Go(func() {
+				<-start
+				if token%2 == 0 {
+					done <- run(key, at(token, 0))
+				}
+				done <- run(key, at(token, 1))
+			})
+		}
 	}
 	watching, stop := context.WithCancel(ctx)
 	go func() {
@@ -49,21 +55,29 @@ func concurrent(ctx context.Context, s *store) {
 	defer wg.Wait()
 	watch(watching, s)
 	wg.Wait()
-	close(results)
 
-	var calls []*Call
-	for c := range results {
-		calls = append(calls, c)
+	for key, done := range results {
+		close(done)
+		var calls []*Call
+		for c := range done {
+			calls = append(calls, c)
+		}
+		judge(calls)
+		s.holds(ctx, key, written(at(last[key], 1)))
+	}
+	for i := range uint64(holders) {
+		duel(ctx, s, at(holders+i+1, 1))
+	}
+}
+
+func judge(calls []*Call) {
+	for _, c := range calls {
 		if _, refused := errors.AsType[*resource.StaleTokenError](c.Err); c.Err != nil && !refused {
 			fail("%v: got %w, want it accepted or refused", c, c.Err)
 		}
 	}
 	if err := Judge(calls); err != nil {
 		fail("%w", err)
-	}
-	s.holds(ctx, key, written(at(holders, 1)))
-	for i := range uint64(holders / 2) {
-		duel(ctx, s, at(holders+i+1, 1))
 	}
 }
 
