@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/fencelab/fencelab/resource"
 )
@@ -65,8 +66,26 @@ func concurrent(ctx context.Context, s *store) {
 		judge(calls)
 		s.holds(ctx, key, written(at(last[key], 1)))
 	}
-	for i := range uint64(holders) {
-		duel(ctx, s, at(holders+i+1, 1))
+	calls := []*Call{run(key, at(holders+1, 1))}
+	var took time.Duration // the last read
+	token := uint64(holders + 1)
+	for range 50 { // the greatest token may have come first above, and then raced with none
+		token += 2
+		delay := rand.N(took + 1)
+		wg.Go(func() {
+			time.Sleep(delay)
+			calls = append(calls, run(key, at(token-1, 1)))
+		})
+		begin := time.Now()
+		read := run(key, at(token, 0))
+		took = time.Since(begin)
+		wg.Wait()
+		calls = append(calls, read)
+	}
+	judge(calls)
+	for range holders {
+		token++
+		duel(ctx, s, at(token, 1))
 	}
 }
 
