@@ -24,22 +24,36 @@ func Load(files embed.FS, names ...string) *redis.Script {
 	return redis.NewScript(src.String())
 }
 
-// Check returns an error if client is a ring: when a key's server doesn't answer, a ring sends the key to another server,
-// where the record is missing or old.
+// Check returns an error if client caches records, or is a ring: when a key's server doesn't answer, a ring sends the key to
+// another server, where the record is missing or old.
 func Check(client redis.UniversalClient) error {
 	if IsRing(client) {
 		return errors.New("a redis.Ring moves keys to other servers when one doesn't answer, and their records stay behind: " +
 			"use a redis.Client or a redis.ClusterClient")
 	}
+	if within(reflect.ValueOf(client), caches) {
+		return errors.New("a redis.Client with ClientSideCacheConfig or ClientSideCache returns old records: use one without")
+	}
 	return nil
 }
 
-// IsRing reports whether client is a *redis.Ring, or a struct around one.
-func IsRing(client redis.UniversalClient) bool { return isRing(reflect.ValueOf(client)) }
+func caches(client reflect.Value) bool {
+	if client.Type() != reflect.TypeFor[*redis.Client]() || client.IsNil() || !client.CanInterface() {
+		return false
+	}
+	o := client.Interface().(*redis.Client).Options()
+	return o.ClientSideCacheConfig != nil || o.ClientSideCache != nil
+}
 
-func isRing(client reflect.Value) bool {
+// IsRing reports whether client is a *redis.Ring, or a struct around one.
+func IsRing(client redis.UniversalClient) bool {
+	return within(reflect.ValueOf(client), func(c reflect.Value) bool { return c.Type() == reflect.TypeFor[*redis.Ring]() })
+}
+
+// within reports whether is holds for client, or for one in a struct around it.
+func within(client reflect.Value, is func(reflect.Value) bool) bool {
 	for client.Kind() == reflect.Interface || client.Kind() == reflect.Pointer {
-		if client.Type() == reflect.TypeFor[*redis.Ring]() {
+		if is(client) {
 			return true
 		}
 		client = client.Elem()
@@ -48,7 +62,7 @@ func isRing(client reflect.Value) bool {
 		return false
 	}
 	for i := range client.NumField() {
-		if f := client.Type().Field(i).Type; f.Implements(reflect.TypeFor[redis.UniversalClient]()) && isRing(client.Field(i)) {
+		if f := client.Type().Field(i).Type; f.Implements(reflect.TypeFor[redis.UniversalClient]()) && within(client.Field(i), is) {
 			return true
 		}
 	}

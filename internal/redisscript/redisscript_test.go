@@ -23,6 +23,16 @@ func TestCheck(t *testing.T) {
 	for _, client := range []redis.UniversalClient{ring, wrapped{ring}, &wrapped{&wrapped{ring}}, struct{ *redis.Ring }{ring}} {
 		require.ErrorContains(t, redisscript.Check(client), "redis.Ring", "%T", client)
 	}
+	for _, o := range []*redis.Options{
+		{Addr: "127.0.0.1:1", ClientSideCacheConfig: &redis.ClientSideCacheConfig{}},
+		{Addr: "127.0.0.1:1", ClientSideCache: struct{ redis.Cache }{}},
+	} {
+		cached := redis.NewClient(o)
+		t.Cleanup(func() { require.NoError(t, cached.Close()) })
+		for _, client := range []redis.UniversalClient{cached, wrapped{cached}, &wrapped{cached}, struct{ *redis.Client }{cached}} {
+			require.ErrorContains(t, redisscript.Check(client), "old records", "%T", client)
+		}
+	}
 	for _, client := range []redis.UniversalClient{nil, c, wrapped{c}, &wrapped{}, redisscript.Once{UniversalClient: c}} {
 		require.NoError(t, redisscript.Check(client), "%T", client)
 	}

@@ -20,7 +20,7 @@ var swapScript = redis.NewScript(swapLua)
 
 // Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value.
 type Redis struct {
-	// Client is closed by the caller. It must not be a *redis.Ring, see package redisstore.
+	// Client is closed by the caller. It must not be a *redis.Ring, nor cache on the client side.
 	Client redis.UniversalClient
 }
 

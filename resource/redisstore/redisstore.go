@@ -56,7 +56,7 @@ var (
 )
 
 // New returns a Store on client, which the caller closes. opts may be nil. A *redis.Ring is refused: when a server doesn't
-// answer, it sends keys to another one, which has no fence. Without the client's
+// answer, it sends keys to another one, which has no fence. So is a client with client-side caching. Without the client's
 // ContextTimeoutEnabled, calls may outlive their ctx's deadline.
 func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	if client == nil {
