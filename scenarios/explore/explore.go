@@ -228,7 +228,7 @@ func (w *world) found(f Finding, format string, args ...any) {
 func (w *world) note(format string, args ...any) { fmt.Fprintf(&w.trace, format+"\n", args...) }
 
 func (w *world) add(e history.Event) {
-	e.Time = time.Now()
+	e.Time, e.Actor = time.Now(), cmp.Or(e.Actor, "controller")
 	w.events = append(w.events, e)
 }
 

@@ -55,10 +55,11 @@ func (f fence) String() string {
 //   - the resource forgot a fence that it had accepted.
 //
 // Otherwise inconclusive:
-//   - the history is incomplete, covers several runs or undeclared keys, or has unknown events;
+//   - the history is incomplete, covers several runs, undeclared keys or undeclared workers, or has unknown events;
+//   - a decision is not the resource's, or a fault or final value not the controller's;
 //   - a worker has not ended, or has failed;
-//   - fewer than two grants, or grants of different locks, or no accepted write;
-//   - the hazard did not happen: no holder acted after its successor's grant, and none was killed; or the history says so;
+//   - fewer than two grants, or grants of different locks or to a worker that has the lock, or no accepted write;
+//   - the hazard did not happen: no holder acted after its successor's grant, or was killed before it; or the history says so;
 //   - tokens do not grow (or do, if the hazard is that they don't), are used without their grant, or are missing from a grant, with
 //     fencing on or if others have one;
 //   - the resource checked the fence in a mode without, or the reverse, or refused what the rule admits;
@@ -100,8 +101,10 @@ type judge struct {
 	holding map[string]bool // workers between grant and release
 	answers map[answer]int  // the resource's decisions that no worker has reported yet
 	refused int             // refusals since the resource's last start
-	late    bool            // a holder acted after a grant of a greater token, or died
+	late    bool            // a holder acted after a grant of a greater token, or died before its successor's
+	orphan  bool            // the holder of the last grant died, and nobody has been granted the lock since
 
+	named      bool     // the run declares its workers
 	declared   []string // Run.Keys
 	tokensLost bool     // Run.TokensLost
 	regressed  bool     // tokens went backwards
@@ -175,12 +178,18 @@ func (j *judge) begin(run *Run) {
 	for _, name := range run.Workers {
 		j.ended[name] = false
 	}
-	j.declared, j.tokensLost = run.Keys, run.TokensLost
+	j.named, j.declared, j.tokensLost = len(run.Workers) > 0, run.Keys, run.TokensLost
 }
 
 func (j *judge) fenced() bool { return j.fencing == FencingWrites || j.fencing == FencingOn }
 
+// actors are the only ones with events of these kinds.
+var actors = map[Kind]string{KindDecision: "resource", KindFault: "controller", KindFinal: "controller"}
+
 func (j *judge) event(e *Event) {
+	if only, ok := actors[e.Kind]; ok && e.Actor != only {
+		j.doubt("a %s is %q's, and should be the %s's", e.Kind, e.Actor, only)
+	}
 	switch e.Kind {
 	case KindRun, KindEnd:
 	case KindDoubt:
@@ -207,12 +216,15 @@ func (j *judge) fault(e *Event) {
 	case e.Target == "resource":
 		j.refused = 0 // its metrics die with it
 	case worker:
-		j.late = j.late || j.holding[e.Target] // it leaves a lock behind that nobody releases
+		j.orphan = j.orphan || j.holding[e.Target] && j.last == e.Target // it leaves a lock behind that nobody releases
 		j.ended[e.Target] = true
 	}
 }
 
 func (j *judge) report(e *Event) {
+	if _, known := j.ended[e.Actor]; j.named && !known {
+		j.doubt("%s is none of the run's workers", e.Actor)
+	}
 	if j.ended[e.Actor] {
 		j.doubt("%s reports %s after its end", e.Actor, e.Name)
 	}
@@ -253,6 +265,10 @@ func (j *judge) report(e *Event) {
 }
 
 func (j *judge) grant(e *Event) {
+	if j.holding[e.Actor] {
+		j.doubt("%s was granted the lock again before it released it", e.Actor)
+		return
+	}
 	if e.Token == 0 && j.fencing != FencingOff {
 		j.doubt("%s was granted the lock without a fencing token", e.Actor)
 		return
@@ -270,6 +286,7 @@ func (j *judge) grant(e *Event) {
 	}
 	j.lock = e.Key
 	j.granted++
+	j.late, j.orphan = j.late || j.orphan, false
 	if e.Token != 0 {
 		j.grants = append(j.grants, e.Token)
 		j.holders[holder{e.Actor, e.Token}] = true

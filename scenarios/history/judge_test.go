@@ -60,6 +60,26 @@ func change(who, name string, to func(e *history.Event)) func([]history.Event) [
 	}
 }
 
+// twice returns an edit that repeats the first event of that name.
+func twice(name string) func([]history.Event) []history.Event {
+	return func(events []history.Event) []history.Event {
+		i := slices.IndexFunc(events, func(e history.Event) bool { return e.Name == name })
+		return slices.Insert(events, i, events[i])
+	}
+}
+
+// leavesLock returns an edit that kills a worker instead of its release and end.
+func leavesLock(worker string) func([]history.Event) []history.Event {
+	return func(events []history.Event) []history.Event {
+		events = change(worker, history.Done, func(e *history.Event) {
+			*e = history.Event{Actor: "controller", Kind: history.KindFault, Name: "kill", Target: worker}
+		})(events)
+		return slices.DeleteFunc(events, func(e history.Event) bool {
+			return e.Actor == worker && (e.Name == history.Released || e.Name == history.ReleaseLost)
+		})
+	}
+}
+
 // testdata/judged.txt has the results of each hand-made history, and of some with an edit.
 func TestJudge(t *testing.T) {
 	var b strings.Builder
@@ -109,7 +129,7 @@ func TestJudge(t *testing.T) {
 				events[i].Seq, events[i].SeenSeq = 3*events[i].Seq, 3*events[i].SeenSeq
 			}
 			return slices.Insert(events, 9, history.Event{
-				Kind: history.KindDecision, Op: "read", Key: "k", Token: 2, Seq: 2, Seen: 2, SeenSeq: 3, Accepted: true, Enforced: true, Value: "B\n",
+				Actor: "resource", Kind: history.KindDecision, Op: "read", Key: "k", Token: 2, Seq: 2, Seen: 2, SeenSeq: 3, Accepted: true, Enforced: true, Value: "B\n",
 			})
 		}},
 		{"safe-late-write-refused", "a read without a token", func(events []history.Event) []history.Event {
@@ -139,6 +159,30 @@ func TestJudge(t *testing.T) {
 		{"safe-late-release-unfenced", "no tokens, fenced", func(events []history.Event) []history.Event {
 			events = withoutTokens(events)
 			events[0].Run.Fencing = history.FencingOn
+			return events
+		}},
+		{"inconclusive-tokens-lost-but-they-grew", "a grant reported twice", twice(history.Acquired)},
+		{"inconclusive-one-grant", "without tokens, reported twice, then killed", func(events []history.Event) []history.Event {
+			return leavesLock("A")(twice(history.Acquired)(withoutTokens(events)))
+		}},
+		{"safe-holder-killed", "without a successor", func(events []history.Event) []history.Event {
+			events[4] = history.Event{Actor: "A", Kind: history.KindReport, Name: history.Released, Token: 1}
+			return leavesLock("B")(slices.Insert(events, 5, history.Event{Actor: "A", Kind: history.KindReport, Name: history.Done}))
+		}},
+		{"safe-late-write-refused", "killed after its successor's grant", func(events []history.Event) []history.Event {
+			events[0].Run.Workers, events[17].Refusals = []string{"A", "B", "C"}, 0
+			return slices.Insert(leavesLock("A")(slices.Delete(events, 12, 15)), 13,
+				history.Event{Actor: "C", Kind: history.KindReport, Name: history.Acquired, Token: 3},
+				history.Event{Actor: "C", Kind: history.KindReport, Name: history.Done})
+		}},
+		{"safe-late-write-refused", "a decision by a worker", change("resource", "", func(e *history.Event) { e.Actor = "A" })},
+		{"safe-late-write-refused", "a fault by a worker", change("controller", "pause", func(e *history.Event) { e.Actor = "A" })},
+		{"safe-late-write-refused", "a final by the resource", func(events []history.Event) []history.Event {
+			events[len(events)-2].Actor = "resource"
+			return events
+		}},
+		{"safe-late-write-refused", "a worker that the run doesn't name", func(events []history.Event) []history.Event {
+			events[0].Run.Workers = []string{"B"}
 			return events
 		}},
 	} {

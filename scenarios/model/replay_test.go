@@ -128,7 +128,7 @@ func record(c Config, steps []Step) []history.Event {
 				worker.Name = history.ReleaseForeign
 			}
 		case Crash:
-			events = append(events, history.Event{Kind: history.KindFault, Name: "kill", Target: "resource"})
+			events = append(events, history.Event{Actor: "controller", Kind: history.KindFault, Name: "kill", Target: "resource"})
 			refused = 0
 		case AcquireOnly, ReadToken, Expire, Renew: // unreported
 		}
@@ -147,7 +147,7 @@ func record(c Config, steps []Step) []history.Event {
 		events = append(events, history.Event{Actor: name, Kind: history.KindReport, Name: history.Done})
 	}
 	return append(events, history.Event{
-		Kind: history.KindFinal, Key: "k", Value: was.Value, Seen: uint64(was.Seen.Token), SeenSeq: uint64(was.Seen.Seq), Refusals: refused,
+		Actor: "controller", Kind: history.KindFinal, Key: "k", Value: was.Value, Seen: uint64(was.Seen.Token), SeenSeq: uint64(was.Seen.Seq), Refusals: refused,
 	}, history.Event{Kind: history.KindEnd})
 }
 
