@@ -54,7 +54,9 @@ func Load(folder fs.FS) ([]Scenario, error) {
 		text, err := fs.ReadFile(folder, file)
 		if err == nil {
 			var s Scenario
-			s, err = Parse(file, text)
+			if s, err = Parse(file, text); err == nil && len(s.Expect) == 0 {
+				err = fmt.Errorf("scenarios: %s: it expects no verdict; add a section such as %q", s.Name, "-- on: safe --")
+			}
 			all = append(all, s)
 		}
 		errs = append(errs, err)
@@ -95,6 +97,9 @@ func Parse(file string, text []byte) (Scenario, error) {
 		n++
 		words := strings.Fields(line)
 		switch {
+		case sentence && s.Hazard != "" && len(words) > 0 && slices.Contains(beginnings(), words[0]):
+			check(fmt.Errorf("the sentence goes on with a line that begins with %q, as settings and steps do; put an empty line before, or "+
+				"break the sentence elsewhere", words[0]))
 		case sentence && len(words) > 0:
 			s.Hazard = strings.TrimSpace(s.Hazard + " " + strings.TrimSpace(line))
 		case len(words) == 0:
@@ -106,7 +111,11 @@ func Parse(file string, text []byte) (Scenario, error) {
 	for _, section := range archive.Files {
 		n++
 		check(s.section(section.Name, string(section.Data)))
-		n += strings.Count(string(section.Data), "\n")
+		for line := range strings.Lines(string(section.Data)) {
+			if n++; strings.HasPrefix(strings.TrimSpace(line), "--") {
+				check(fmt.Errorf("%q begins no section, as %q does", strings.TrimSpace(line), "-- on: safe --"))
+			}
+		}
 	}
 	if len(errs) == 0 {
 		return s, s.Check()
@@ -169,6 +178,15 @@ func (s *Scenario) where(line int) string {
 }
 
 var settings = []string{"locks", "variant", "tokens-lost", "min-ttl", "worker"}
+
+// beginnings are the words that begin a setting or a step.
+func beginnings() []string {
+	names := append(slices.Clone(settings), verbRun)
+	for _, f := range history.Faults {
+		names = append(names, f.Name)
+	}
+	return names
+}
 
 func (s *Scenario) line(first string, rest []string, n int) (err error) {
 	one := func() (string, error) {

@@ -270,11 +270,7 @@ func (c *checker) step(st Step) error {
 	case (st.Verb == verbRun || on != ofServer) && st.Detail != "":
 		return errors.New("only a fault of a server has a detail; remove it")
 	case st.Verb != verbRun && f.Name == "":
-		var names []string
-		for _, f := range history.Faults {
-			names = append(names, f.Name)
-		}
-		return fmt.Errorf("no line begins with %q; these do: %s", st.Verb, strings.Join(slices.Concat(settings, []string{verbRun}, names), ", "))
+		return fmt.Errorf("no line begins with %q; these do: %s", st.Verb, strings.Join(beginnings(), ", "))
 	case st.Verb == verbRun && st.Target == Resource:
 		return errors.New("the resource runs by itself; remove the step")
 	case st.Verb != verbRun && !slices.Contains(verbs(on), st.Verb):

@@ -106,6 +106,8 @@ nothing
 	_, err = scenarios.Load(fstest.MapFS{"a.txt": {Data: []byte("nap")}, "b.txt": {Data: []byte("It happens.\n\nworker A sleepy")}})
 	require.ErrorContains(t, err, "scenarios: a: it has no steps")
 	require.ErrorContains(t, err, `scenarios: b.txt:3: a worker has no option "sleepy"; there are check, get-then-del, idle,`)
+	_, err = scenarios.Load(fstest.MapFS{"a.txt": {Data: []byte("It happens.\n\nrun A until done\n-- unfenced --\n")}})
+	require.ErrorContains(t, err, `scenarios: a: it expects no verdict; add a section such as "-- on: safe --"`)
 }
 
 // Errors in a file are reported with their line, and say what is allowed.
@@ -130,6 +132,8 @@ func TestParse(t *testing.T) {
 		"run A until done, -- maybe: safe --":                 `Test: it expects something of fencing mode "maybe"; there are [off writes on]`,
 		"run A until done, -- on: inconclusive --":            "inconclusive, which never passes; leave that mode out",
 		"": "Test: it has no steps",
+		"run A until done, -- on: safe --, x, --off: violated --": `Test.txt:6: "--off: violated --" begins no section, as "-- on: safe --" does`,
+		"run A until done, -- on: safe --, x, y,  -- writes: x--": `Test.txt:7: "-- writes: x--" begins no section`,
 
 		// Races.
 		"run A until before-write, hold A, run A until sent, run B until before-write, deliver A, run B until done, run A until done": "Test.txt:8: run B until done: what A sent has just been delivered, and this step would race with it; add a run of A before",
@@ -189,6 +193,10 @@ func TestParse(t *testing.T) {
 	require.ErrorContains(t, err, `its name is "a b"; choose`)
 	_, err = scenarios.Parse(strings.Repeat("x", 101)+".txt", []byte("It happens.\n\nrun A until done"))
 	require.ErrorContains(t, err, "choose up to 100")
+	_, err = scenarios.Parse("Test.txt", []byte("The holder\nnaps.\nlocks redis\nworker A victim\nrun A until read\n\nrun A until done"))
+	for i, word := range []string{"locks", "worker", "run"} {
+		require.ErrorContains(t, err, fmt.Sprintf("Test.txt:%d: the sentence goes on with a line that begins with %q", i+3, word))
+	}
 	_, err = scenarios.Parse("Test.txt", nil)
 	require.ErrorContains(t, err, "it doesn't begin with a sentence that says what happens")
 }
