@@ -172,11 +172,19 @@ func (s *scene) mark(events []history.Event, lost []string) {
 			stale[e] = true
 		}
 	}
+	final := make(map[string][]string)
+	for i := range events {
+		if e := &events[i]; e.Kind == history.KindFinal {
+			final[e.Key] = history.Entries(e.Value)
+		}
+	}
 	for i := range s.items {
 		it := &s.items[i]
 		it.stale = stale[it.Event]
-		if it.isWrite() && it.Accepted {
-			if own := history.Entries(it.Value); len(own) > 0 && slices.Contains(lost, own[len(own)-1]) {
+		if it.isWrite() && it.Accepted { // an entry may be in another ledger of that name's, or come back
+			own := history.Entries(it.Value)
+			held, known := final[it.Key]
+			if known && len(own) > 0 && slices.Contains(lost, own[len(own)-1]) && !slices.Contains(held, own[len(own)-1]) {
 				it.lost = own[len(own)-1]
 			}
 		}

@@ -52,6 +52,29 @@ func decision(op string, token, seq uint64, enforced bool) history.Event {
 	}
 }
 
+// An entry is gone at the end if the last value of its own ledger lacks it.
+func TestGoneAtTheEnd(t *testing.T) {
+	write := func(key string, token uint64, value string) history.Event {
+		return history.Event{Actor: "resource", Kind: history.KindDecision, Op: "write", Key: key, Token: token, Seq: 1, Accepted: true, Value: value}
+	}
+	final := func(key, value string) history.Event {
+		return history.Event{Actor: "controller", Kind: history.KindFinal, Key: key, Value: value}
+	}
+	for name, c := range map[string]struct {
+		events []history.Event
+		want   int
+	}{
+		"lost":                      {[]history.Event{write("k", 2, "B\n"), write("k", 1, "A\n"), final("k", "A\n")}, 1},
+		"lost and back":             {[]history.Event{write("k", 1, "A\n"), write("k", 2, "B\n"), write("k", 1, "A\n"), final("k", "A\n")}, 1},
+		"lost in one of two":        {[]history.Event{write("k", 2, "B\n"), write("l", 2, "B\n"), write("k", 1, "A\n"), final("k", "A\n"), final("l", "B\n")}, 1},
+		"what is left is not known": {[]history.Event{write("k", 2, "B\n"), write("k", 1, "A\n")}, 0},
+	} {
+		events := build(c.events...)
+		html := render(t, reports.Run{Events: events, Result: history.Judge(events)})
+		require.Equal(t, c.want, strings.Count(html, "Its entry is gone at the end"), name)
+	}
+}
+
 func TestStale(t *testing.T) {
 	for name, c := range map[string]struct {
 		events []history.Event
