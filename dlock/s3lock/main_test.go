@@ -126,11 +126,12 @@ func (l *listener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// link counts requests, and lets a test handle the next ones with a method.
+// link counts requests, and lets a test handle all of them, or the next ones with a method.
 type link struct {
 	http.RoundTripper
 	mu   sync.Mutex
 	sent map[string]int
+	all  func(*http.Request) (*http.Response, error) // nil: they pass
 	next map[string][]func(*http.Request) (*http.Response, error)
 }
 
@@ -138,6 +139,9 @@ func (l *link) RoundTrip(r *http.Request) (*http.Response, error) {
 	l.mu.Lock()
 	l.sent[r.Method]++
 	do := l.RoundTripper.RoundTrip
+	if l.all != nil {
+		do = l.all
+	}
 	if q := l.next[r.Method]; len(q) > 0 {
 		do, l.next[r.Method] = q[0], q[1:]
 	}
@@ -149,6 +153,13 @@ func (l *link) on(method string, do ...func(*http.Request) (*http.Response, erro
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.next[method] = do
+}
+
+// fail has all handle requests, until it is nil.
+func (l *link) fail(all func(*http.Request) (*http.Response, error)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = all
 }
 
 // requests returns the number of requests since the last call, by method.

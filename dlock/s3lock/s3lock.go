@@ -12,7 +12,8 @@
 //
 // S3 can't notify: a waiter polls with a GET, at first after an eighth to a quarter of [Options.Poll], later after half to all of
 // it, by default 4800 times an hour. Waiters are not served in order, and a client that takes the lock again at once may starve them.
-// Acquire, Renew and Release are a GET and a PUT each: too slow and expensive for a hot key.
+// Acquire, Renew and Release are a GET and a PUT each: too slow and expensive for a hot key. A waiter retries while requests fail, for
+// up to its TTL, unless S3 refuses them.
 //
 // # Token durability
 //
@@ -61,6 +62,8 @@ const (
 
 // ErrNoConditions is wrapped by the error of [Open] if the server ignores the conditions of a PUT.
 var ErrNoConditions = s3object.ErrNoConditions
+
+var errBrokenOff = errors.New("the reply broke off")
 
 // Options configure a [Backend].
 type Options struct {
@@ -119,12 +122,21 @@ func New(client *s3.Client, bucket string, opts *Options) (*Backend, error) {
 
 // Acquire implements dlock.Backend.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	waits := false
+	var failing time.Time // since when polls fail
 	for d := b.o.Poll / 4; ; d = min(2*d, b.o.Poll) {
 		g, err := b.TryAcquire(ctx, r)
-		if err != dlock.ErrHeld { //nolint:errorlint // ctx's cause may wrap it
+		switch {
+		case err == dlock.ErrHeld: //nolint:errorlint // ctx's cause may wrap it
+			waits, failing = true, time.Time{}
+			r.NoteHeld()
+		case err == nil, !waits, !transient(err):
 			return g, err
+		default: // if it was granted all the same, the next poll finds its owner
+			if failing = cmp.Or(failing, time.Now()); time.Since(failing) > r.TTL {
+				return g, err
+			}
 		}
-		r.NoteHeld()
 		if err := b.pause(ctx, d); err != nil {
 			return g, err
 		}
@@ -278,7 +290,7 @@ func (b *Backend) get(ctx context.Context, key string) (l lock, err error) {
 	}
 	body, err := io.ReadAll(io.LimitReader(out.Body, maxBody))
 	if err = errors.Join(err, out.Body.Close()); err != nil {
-		return l, failed(ctx, err)
+		return l, failed(ctx, fmt.Errorf("%w: %w", errBrokenOff, err))
 	}
 	if json.Unmarshal(body, &l.record) != nil || l.Nonce == "" {
 		return l, fmt.Errorf("s3lock: object %s/%s is not a lock: it begins with %.40q; remove it or choose another Options.Prefix", b.bucket, name, body)
@@ -318,6 +330,11 @@ func (b *Backend) pause(ctx context.Context, d time.Duration) error {
 		return failed(ctx, errors.New("waiting"))
 	}
 	return nil
+}
+
+// transient reports whether a waiter polls again after err. After its context's end it may do so, since the pause then has an error.
+func transient(err error) bool {
+	return s3object.Transient(err) || errors.Is(err, wait.ErrNoAnswer) || errors.Is(err, errBrokenOff)
 }
 
 func failed(ctx context.Context, err error) error { return wait.Failed(ctx, "s3lock", err) }

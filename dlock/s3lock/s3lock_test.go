@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -137,6 +139,183 @@ func TestRequests(t *testing.T) {
 	})
 }
 
+func (*link) hang(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+// cutOff breaks the connection while the reply arrives.
+func (l *link) cutOff(r *http.Request) (*http.Response, error) {
+	resp, err := l.RoundTripper.RoundTrip(r)
+	if err == nil {
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(io.LimitReader(resp.Body, 10), iotest.ErrReader(errLink)), resp.Body}
+	}
+	return resp, err
+}
+
+// waits has b wait for a key that other holds.
+func waits(ctx context.Context, t *testing.T, b, other *s3lock.Backend, r dlock.Request) (dlock.Grant, <-chan locktest.Outcome) {
+	t.Helper()
+	g := locktest.Take(t, other, locktest.Next(r.Key, time.Hour))
+	won := locktest.Acquire(ctx, b, r)
+	synctest.Wait()
+	return g, won
+}
+
+// Failures of less than its TTL, more than once.
+func TestWaiterBearsFailures(t *testing.T) {
+	type fault func(*link, *http.Request) (*http.Response, error)
+	answers := func(status int, code string) fault {
+		return func(_ *link, r *http.Request) (*http.Response, error) { return refused(r, status, code) }
+	}
+	for name, f := range map[string]fault{
+		"broken": (*link).lose, "cut off": (*link).cutOff, "silent": (*link).hang,
+		"no host": func(*link, *http.Request) (*http.Response, error) { return nil, &net.DNSError{IsNotFound: true} },
+		"error":   answers(500, "InternalError"), "a proxy's": answers(522, ""), "overload": answers(503, "SlowDown"),
+		"rate limit": answers(429, ""), "S3's limit": answers(400, "SlowDown"), "slow sender": answers(400, "RequestTimeout"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtually(t, func(t *testing.T, _ site, b *s3lock.Backend, l *link, other *s3lock.Backend) {
+				r := locktest.Request(time.Minute)
+				g, won := waits(t.Context(), t, b, other, r)
+				for range 3 {
+					l.requests()
+					l.fail(func(r *http.Request) (*http.Response, error) { return f(l, r) })
+					time.Sleep(r.TTL * 2 / 3)
+					require.Empty(t, won)
+					require.Less(t, l.requests()["GET"], 300, "it pauses")
+					l.fail(nil)
+					time.Sleep(21 * time.Second) // a request may be under way
+				}
+				locktest.Release(t, other, g)
+				require.EqualValues(t, 2, locktest.Won(t, won).Fence)
+			})
+		})
+	}
+}
+
+func TestWaiterGivesUp(t *testing.T) {
+	virtually(t, func(t *testing.T, _ site, b *s3lock.Backend, l *link, other *s3lock.Backend) {
+		r := locktest.Request(10 * time.Second)
+		_, won := waits(t.Context(), t, b, other, r)
+		l.fail(l.lose)
+		began := time.Now()
+		w := <-won
+		require.ErrorIs(t, w.Err, errLink)
+		require.Greater(t, w.At.Sub(began), r.TTL)
+		require.Less(t, w.At.Sub(began), r.TTL+2*time.Second)
+		_, err := b.Acquire(t.Context(), r)
+		require.ErrorIs(t, err, errLink, "one that has not seen the lock held")
+		require.Equal(t, w.At, time.Now())
+	})
+}
+
+func TestWaiterThatFailsEndsWithItsContext(t *testing.T) {
+	virtually(t, func(t *testing.T, _ site, b *s3lock.Backend, l *link, other *s3lock.Backend) {
+		for name, fault := range map[string]func(*http.Request) (*http.Response, error){"broken": l.lose, "silent": l.hang} {
+			l.fail(nil)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			_, won := waits(ctx, t, b, other, locktest.Request(time.Hour))
+			l.fail(fault)
+			time.Sleep(30 * time.Second)
+			synctest.Wait()
+			require.Empty(t, won, name)
+			why := fmt.Errorf("why: %w", &net.OpError{Op: "dial", Err: errLink})
+			began := time.Now()
+			cancel(why)
+			w := <-won
+			require.ErrorIs(t, w.Err, why, name)
+			require.Equal(t, began, w.At, name)
+		}
+		l.fail(nil)
+		_, won := waits(t.Context(), t, b, other, locktest.Request(time.Hour))
+		l.fail(l.lose)
+		time.Sleep(30 * time.Second)
+		began := time.Now()
+		require.NoError(t, b.Close())
+		w := <-won
+		require.ErrorIs(t, w.Err, dlock.ErrClosed)
+		require.Equal(t, began, w.At)
+	})
+}
+
+func TestWaiterIsRefused(t *testing.T) {
+	virtually(t, func(t *testing.T, s site, b *s3lock.Backend, l *link, other *s3lock.Backend) {
+		r := locktest.Request(time.Hour)
+		for code, status := range map[string]int{"AccessDenied": 403, "NoSuchBucket": 404, "InvalidRequest": 400} {
+			l.fail(nil)
+			g, won := waits(t.Context(), t, b, other, r)
+			l.fail(func(r *http.Request) (*http.Response, error) { return refused(r, status, code) })
+			l.requests()
+			require.ErrorContains(t, (<-won).Err, code)
+			require.Equal(t, map[string]int{"GET": 1}, l.requests())
+			locktest.Release(t, other, g)
+		}
+		l.fail(nil)
+		_, won := waits(t.Context(), t, b, other, r)
+		put(t, s, r.Key, "data")
+		began := time.Now()
+		w := <-won
+		require.ErrorContains(t, w.Err, "is not a lock")
+		require.LessOrEqual(t, w.At.Sub(began), time.Second)
+	})
+}
+
+// It recognises its own grant: the token is the same, the lease begins again. If it gives up, the grant is undone.
+func TestWaiterLosesTheReplyToItsGrant(t *testing.T) {
+	for name, c := range map[string]struct {
+		fails time.Duration
+		late  bool // the PUT arrives when requests have failed for that long
+	}{
+		"at once": {}, "applied": {fails: 6 * time.Second}, "late": {fails: 6 * time.Second, late: true}, "for too long": {fails: time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtually(t, func(t *testing.T, s site, _ *s3lock.Backend, _ *link, other *s3lock.Backend) {
+				b, l := s.linked(t, once)
+				r := locktest.Request(10 * time.Second)
+				g, won := waits(t.Context(), t, b, other, r)
+				locktest.Release(t, other, g)
+				fails := make(chan struct{})
+				k := lateRequest{l: l}
+				l.on("PUT", func(r *http.Request) (*http.Response, error) {
+					defer close(fails)
+					l.fail(l.lose)
+					if c.late {
+						return k.keep(r)
+					}
+					return l.reply(r)
+				})
+				<-fails
+				if c.fails > r.TTL {
+					require.ErrorIs(t, (<-won).Err, errLink)
+					l.fail(nil)
+					if err := undo(t, b, r); !errors.Is(err, dlock.ErrLost) { // it may have run out
+						require.NoError(t, err)
+					}
+					require.EqualValues(t, 3, locktest.Take(t, other, locktest.Next(r.Key, time.Hour)).Fence)
+					return
+				}
+				if time.Sleep(c.fails); c.late {
+					require.Equal(t, http.StatusOK, k.arrive(t))
+				}
+				_, err := other.TryAcquire(t.Context(), locktest.Next(r.Key, time.Hour))
+				require.ErrorIs(t, err, dlock.ErrHeld)
+				require.Empty(t, won)
+				l.fail(nil)
+				healed := time.Now()
+				w := locktest.Won(t, won)
+				require.EqualValues(t, 2, w.Fence)
+				require.False(t, w.Start.Before(healed))
+				locktest.Release(t, b, w)
+				require.EqualValues(t, 3, locktest.Take(t, other, locktest.Next(r.Key, time.Hour)).Fence)
+			})
+		})
+	}
+}
+
 // reply loses the reply to a request that is carried out; lose loses the request.
 func (l *link) reply(r *http.Request) (*http.Response, error) {
 	resp, err := l.RoundTripper.RoundTrip(r)
@@ -217,10 +396,14 @@ func conflict(r *http.Request) (*http.Response, error) {
 }
 
 func refused(r *http.Request, status int, code string) (*http.Response, error) {
-	return &http.Response{
+	resp := &http.Response{
 		StatusCode: status, Request: r, Header: http.Header{"Content-Type": {"application/xml"}},
 		Body: io.NopCloser(strings.NewReader("<Error><Code>" + code + "</Code></Error>")),
-	}, r.Body.Close()
+	}
+	if r.Body == nil {
+		return resp, nil
+	}
+	return resp, r.Body.Close()
 }
 
 // Undoing a request of which nothing is known makes sure that it can't be carried out any more.
@@ -457,10 +640,7 @@ func TestClose(t *testing.T) {
 		g := locktest.Take(t, b, r)
 		paused := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 		synctest.Wait()
-		l.on("GET", func(r *http.Request) (*http.Response, error) {
-			<-r.Context().Done()
-			return nil, r.Context().Err()
-		})
+		l.on("GET", l.hang)
 		silent := locktest.Acquire(t.Context(), b, locktest.Next(r.Key, time.Hour))
 		synctest.Wait()
 		closed := make(chan struct{})

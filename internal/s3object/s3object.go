@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
@@ -59,6 +60,14 @@ func LostRace(err error) bool {
 		return ok && api.ErrorCode() == "NoSuchKey"
 	}
 	return false
+}
+
+// Transient reports whether the same request may succeed later: its connection broke, or the server is overloaded or failing.
+func Transient(err error) bool {
+	_, broken := errors.AsType[*smithyhttp.RequestSendError](err)
+	s := status(err)
+	return broken || s >= http.StatusInternalServerError || s == http.StatusTooManyRequests ||
+		retry.IsErrorRetryables(retry.DefaultRetryables).IsErrorRetryable(err) == aws.TrueTernary
 }
 
 // status returns the HTTP status in err, or 0.
