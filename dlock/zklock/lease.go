@@ -132,8 +132,8 @@ func (b *Backend) remove(l *lease) {
 	ctx, done := context.WithTimeout(b.always, goodbye)
 	b.chore(func() {
 		defer done()
-		err := b.insist(b.always, l, func() error { return b.deleteAt(b.always, l.node.path(), -1) })
-		if err == nil || errors.Is(err, zk.ErrNoNode) {
+		err := b.persist(l, func() error { return b.deleteAt(b.always, l.node.path(), -1) })
+		if err == nil || errors.Is(err, zk.ErrNoNode) || errors.Is(err, errGone) {
 			l.vanish()
 		}
 	})
@@ -145,7 +145,7 @@ func (b *Backend) remove(l *lease) {
 func (b *Backend) clean(p place, create error) {
 	sweep := func() {
 		b.chore(func() {
-			_ = b.insist(b.always, nil, func() error { _, err := b.sweepAll(b.always, p); return err })
+			_ = b.persist(nil, func() error { _, err := b.sweepAll(b.always, p); return err })
 		})
 	}
 	if cut, ok := errors.AsType[*cutShortError](create); ok && cut.answered != nil {
@@ -155,8 +155,27 @@ func (b *Backend) clean(p place, create error) {
 	sweep()
 }
 
+// persist is insist for a deletion. What else ZooKeeper refuses it for, such as a load that it throttles, may pass: f is then repeated
+// until the session has ended or the Backend is closed.
+func (b *Backend) persist(l *lease, f func() error) error {
+	session := b.c.SessionID()
+	ended := func() bool { return b.c.SessionID() != session } // and with it the node
+	err := b.repeat(b.always, l, f, func(err error) bool {
+		done := err == nil || errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth)
+		return broken(err) || !done && !ended() && b.open.Err() == nil
+	})
+	if ended() {
+		return errGone
+	}
+	return err
+}
+
 // insist repeats f while its connection is broken, until ctx ends, l's node is gone, or the client is closed. l may be nil.
 func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
+	return b.repeat(ctx, l, f, broken)
+}
+
+func (b *Backend) repeat(ctx context.Context, l *lease, f func() error, again func(error) bool) error {
 	gone := b.always
 	if l != nil {
 		gone = l.gone
@@ -164,7 +183,7 @@ func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
 	unsure := 0
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		err := f()
-		if !broken(err) {
+		if !again(err) {
 			return err
 		}
 		select {

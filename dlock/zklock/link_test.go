@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"runtime/pprof"
 	"strings"
@@ -44,6 +45,7 @@ type link struct {
 	held   chan struct{}  // closed on delivery
 	lost   int            // calls whose request or reply was lost
 	pause  time.Duration  // before the client connects again, as to look up a name
+	refuse int32          // the code with which deletes are refused, unless it is 0
 	mute   string         // events of watched paths that begin with it are lost, unless it is empty
 	before func(op int32) // if not nil, called before a call is sent
 	calls  map[int32]int  // by operation
@@ -89,6 +91,12 @@ func (l *link) is(f fault) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.fault == f
+}
+
+func (l *link) refuseDeletes(code int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refuse = code
 }
 
 func (l *link) muffle(prefix string) {
@@ -177,8 +185,9 @@ type conn struct {
 }
 
 type request struct {
-	op    int32
-	watch string // the path that it watches
+	op     int32
+	watch  string // the path that it watches
+	refuse int32  // the reply's code, unless it is 0
 }
 
 func (c *conn) Close() error {
@@ -202,7 +211,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	xid, op := int32(binary.BigEndian.Uint32(b[4:])), int32(binary.BigEndian.Uint32(b[8:]))
 	call := op != opPing && op != opAuth && op != opClose && op != opSetWatches
 	c.l.mu.Lock()
-	f, before := c.l.fault, c.l.before
+	f, before, refuse := c.l.fault, c.l.before, c.l.refuse
 	if call {
 		c.l.calls[op]++
 	}
@@ -223,8 +232,14 @@ func (c *conn) Write(b []byte) (int, error) {
 	case !call:
 		return c.Conn.Write(b)
 	}
+	if op != opDelete {
+		refuse = 0
+	}
+	if refuse != 0 { // the server finds another version
+		b = binary.BigEndian.AppendUint32(bytes.Clone(b[:len(b)-4]), math.MaxInt32)
+	}
 	c.mu.Lock()
-	c.call[xid] = request{op, watched(op, b[12:])}
+	c.call[xid] = request{op, watched(op, b[12:]), refuse}
 	c.mu.Unlock()
 	return c.Conn.Write(b)
 }
@@ -268,6 +283,9 @@ func (c *conn) next() ([]byte, error) {
 	call := c.call[xid]
 	delete(c.call, xid)
 	c.mu.Unlock()
+	if call.refuse != 0 {
+		binary.BigEndian.PutUint32(frame[16:], uint32(call.refuse))
+	}
 	op, good := call.op, binary.BigEndian.Uint32(frame[16:]) == 0
 	if call.watch != "" && !c.ready {
 		c.waitReady()

@@ -1001,15 +1001,99 @@ func TestRenewalTooLate(t *testing.T) {
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
 }
 
+// Even if its Backend is closed meanwhile.
 func TestLeaseRunsOutWhileCutOff(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+		g := a.take(t, key, short)
+		heal := a.link.inject(loseRequests, 0)
+		if closed {
+			require.NoError(t, a.Close())
+		}
+		locktest.Eventually(t, func() bool { return a.link.losses() > 2 })
+		require.Len(t, b.nodes(t, key), 1)
+		heal()
+		locktest.Receive(t, g.Lost)
+		require.Empty(t, b.nodes(t, key))
+	}
+}
+
+const throttled = -127 // which the client doesn't know
+
+// cantDelete returns a lease that has run out, when deletes of its node have been refused so many times.
+func (p party) cantDelete(t *testing.T, key string, code int32, times int) dlock.Grant {
+	t.Helper()
+	p.WatchAfter(long)
+	g := p.take(t, key, short)
+	p.link.refuseDeletes(code)
+	locktest.Eventually(t, func() bool { return p.link.sent(opDelete) > times })
+	return g
+}
+
+func TestDeletionIsRefused(t *testing.T) {
+	for _, code := range []int32{throttled, -1, -7} { // a system error, a timeout
+		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+		g := a.cantDelete(t, key, code, 4)
+		require.Greater(t, time.Since(g.Start), short+(20+40+80+160)*time.Millisecond, "the pauses double")
+		_, err := b.TryAcquire(t.Context(), locktest.Next(key, long))
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		a.link.refuseDeletes(0)
+		locktest.Receive(t, g.Lost)
+		require.Greater(t, b.take(t, key, long).Fence, g.Fence)
+	}
+}
+
+func TestDeletionIsNotRepeated(t *testing.T) {
+	for _, code := range []int32{-101, -102} { // there is no node, or no permission
+		a := connect(t, server.Addr)
+		a.cantDelete(t, newKey(), code, 0)
+		time.Sleep(short)
+		require.Equal(t, 1, a.link.sent(opDelete), code)
+	}
+}
+
+// Whatever the replies.
+func TestRefusedDeletionEnds(t *testing.T) {
+	t.Run("session", func(t *testing.T) {
+		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+		g := a.cantDelete(t, key, throttled, 1)
+		heal := a.link.inject(cut, 0)
+		a.link.drop()
+		locktest.Eventually(t, func() bool { return a.conn.State() == zk.StateConnecting })
+		require.NoError(t, a.link.endSession(t.Context()))
+		heal()
+		locktest.Receive(t, g.Lost)
+		b.take(t, key, long)
+	})
+	t.Run("client", func(t *testing.T) {
+		a, key := connect(t, server.Addr), newKey()
+		g := a.cantDelete(t, key, throttled, 1)
+		a.conn.Close()
+		locktest.Receive(t, g.Lost)
+	})
+	t.Run("backend", func(t *testing.T) {
+		a, key := connect(t, server.Addr), newKey()
+		a.cantDelete(t, key, throttled, 1)
+		require.NoError(t, a.Close())
+		for sent := -1; sent != a.link.sent(opDelete); time.Sleep(2 * time.Second) { // a retry comes within a second
+			sent = a.link.sent(opDelete)
+		}
+	})
+}
+
+func TestCreateReplyLostAndDeletionIsRefused(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-	g := a.take(t, key, short)
-	heal := a.link.inject(loseRequests, 0)
-	locktest.Eventually(t, func() bool { return a.link.losses() > 2 })
-	require.Len(t, b.nodes(t, key), 1)
+	locktest.Release(t, a, a.take(t, key, long)) // its parent is there
+	deletes := a.link.sent(opDelete)
+	heal := a.link.inject(loseReplies, 0)
+	a.link.refuseDeletes(throttled)
+	_, err := a.Acquire(t.Context(), locktest.Next(key, short))
+	require.Error(t, err)
 	heal()
-	locktest.Receive(t, g.Lost)
-	require.Empty(t, b.nodes(t, key))
+	locktest.Eventually(t, func() bool { return a.link.sent(opDelete) > deletes+1 })
+	require.NotEmpty(t, b.nodes(t, key))
+	a.link.refuseDeletes(0)
+	locktest.Eventually(t, func() bool { return len(b.nodes(t, key)) == 0 })
 }
 
 // They don't delay the deletion of expired leases.
