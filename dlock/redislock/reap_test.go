@@ -1,7 +1,10 @@
 package redislock_test
 
 import (
+	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -159,6 +162,59 @@ func TestReapedForUserWhoMayNotReadFloor(t *testing.T) {
 	token, err := use(all)
 	require.NoError(t, err)
 	require.Greater(t, token, uint64(7))
+}
+
+// Tokens would start at 1 again.
+func TestReapWhereScriptsCannotReadTheFloor(t *testing.T) {
+	r := newReaping(t)
+	r.use("k")
+	b := newBackend(t, r.c, &redislock.Options{Prefix: r.prefix})
+	r.c.AddHook(declared(r.prefix + "fence-floor"))
+	_, err := b.Reap(t.Context())
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	require.ErrorContains(t, err, "undeclared key")
+	require.Equal(t, "1", r.counter("k"))
+}
+
+// declared refuses scripts that have a key as an argument and not among their keys, as Dragonfly does.
+type declared string
+
+func (declared) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (key declared) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if args := cmd.Args(); strings.HasPrefix(cmd.Name(), "eval") {
+			n := 3 + args[2].(int)
+			if slices.Contains(args[n:], any(string(key))) && !slices.Contains(args[3:n], any(string(key))) {
+				cmd.SetErr(redirect("ERR Error running script: @user_script:1: script tried accessing undeclared key"))
+				return cmd.Err()
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (declared) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestReapByUserWithoutThePermission(t *testing.T) {
+	for _, c := range []struct{ may, want string }{
+		{"", "a script can't read "}, {"%W~", "a script can't read "}, {"%R~", "permission"},
+	} {
+		prefix := uuid.NewString() + ":"
+		rules := []any{"~" + prefix + "lock:*", "~" + prefix + "fence:*", "~" + prefix + "queue:*", "&*", "+@all"}
+		if c.may != "" {
+			rules = append(rules, c.may+prefix+"fence-floor")
+		}
+		s, admin := as(t, rules...)
+		_, client, _ := s.backend(t)
+		r := reaping{t, newBackend(t, admin, &redislock.Options{Prefix: prefix}), admin, prefix}
+		r.use("k")
+		_, err := newBackend(t, client, &redislock.Options{Prefix: prefix}).Reap(t.Context())
+		require.ErrorContains(t, err, c.want, c.may)
+		require.Equal(t, "1", r.counter("k"), c.may)
+	}
 }
 
 func TestReapRefuses(t *testing.T) {
