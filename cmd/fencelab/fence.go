@@ -129,17 +129,20 @@ func (s store) set(ctx context.Context, key string, token uint64, lower bool) er
 	return setter.SetFence(ctx, key, token)
 }
 
-// counter is that of a redislock without a prefix. One that was reaped goes on from fence-floor.
+// counter is that of a redislock without a prefix. One that was reaped goes on from fence-floor. In a Cluster none is, and a lock
+// doesn't read the floor from another node.
 type counter struct{ *redis.Client }
 
 func (c counter) Read(ctx context.Context, key string) (rec resource.Record, err error) {
 	rec.MaxFence = resource.Fence{Seq: 1}
-	for _, name := range []string{"fence:{" + key + "}", "fence-floor"} {
-		if rec.MaxFence.Token, err = c.Get(ctx, name).Uint64(); !errors.Is(err, redis.Nil) {
-			return rec, err
-		}
+	if rec.MaxFence.Token, err = c.Get(ctx, "fence:{"+key+"}").Uint64(); !errors.Is(err, redis.Nil) {
+		return rec, err
 	}
-	return rec, nil
+	rec.MaxFence.Token, err = c.Get(ctx, "fence-floor").Uint64()
+	if errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ") {
+		err = nil
+	}
+	return rec, err
 }
 
 var setCounter = redis.NewScript(`
