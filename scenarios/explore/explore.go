@@ -564,7 +564,7 @@ func (k *worker) granted(lease scenarios.Lease) {
 	}
 	k.note("%s: granted %d", k.actor, lease.Fence())
 	k.lease, k.at, k.release, k.asked, k.fence = lease, "", false, k.called, resource.Fence{Token: lease.Fence()}
-	if !k.excused() { // that of a lease that a server has forgotten may arrive late
+	if !k.excused() && lease.Until().After(time.Now()) { // that of a lease that has ended, or that a server has forgotten, may arrive late
 		k.latest++
 	}
 	k.grant = k.latest
