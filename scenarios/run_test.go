@@ -211,6 +211,37 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
+// A server outlives the run: its faults are undone if the run fails or is interrupted, or if the schedule leaves them in force.
+func TestRunUndoes(t *testing.T) {
+	for _, c := range []struct {
+		steps       string
+		interrupted bool
+		want        []string
+	}{
+		{"pause redis, jump redis 5s, run A until checked, resume redis, run A until done", false, []string{"pause redis", "jump redis 5s", "resume redis"}},
+		{"pause redis, run A until done, resume redis", true, []string{"pause redis", "resume redis"}},
+		{"run A until done, kill redis", false, []string{"kill redis", "restart redis"}},
+	} {
+		r := onRedis(sharedRedis(t))
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		r.OnEvent = func(e history.Event) {
+			if c.interrupted && is(e, "redis", "pause") {
+				cancel(errEnough)
+			}
+		}
+		var got []string
+		r.Service.Fault = func(ctx context.Context, st scenarios.Step) error {
+			if ctx.Err() == nil {
+				got = append(got, st.String())
+			}
+			return ctx.Err()
+		}
+		_, _ = r.Run(ctx, schedule(t, c.steps), history.FencingOn) // it may fail
+		require.Equal(t, c.want, got)
+	}
+}
+
 func TestRunLeavesNothing(t *testing.T) {
 	redis := sharedRedis(t)
 	for _, name := range []string{"WriteDelayedInNetwork", "ResourceCrash"} {

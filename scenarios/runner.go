@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -159,7 +160,7 @@ func (r *run) carryOut(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
 	decided := func(d history.Event) {
 		d.Actor = Resource
 		r.append(d)
@@ -241,13 +242,13 @@ func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
 // undo records and undoes a target's faults, in this order: the target's next events come after.
 func (r *run) undo(ctx context.Context, st Step) error {
 	b := r.begun[st.Verb+" "+st.Target]
-	delete(r.begun, st.Verb+" "+st.Target)
 	if err := sleepUntil(ctx, b.since.Add(r.Pause)); err != nil {
 		return err
 	}
 	if err := r.happened(ctx, st); err != nil {
 		return err
 	}
+	delete(r.begun, st.Verb+" "+st.Target)
 	if r.s.kind(st.Target) == ofServer {
 		return r.Service.fault(ctx, st)
 	}
@@ -395,8 +396,15 @@ func (r *run) finish(ctx context.Context) error {
 	return nil
 }
 
-func (r *run) close() error {
+func (r *run) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
+	defer cancel()
 	var errs []error
+	for what := range r.begun { // a server outlives the run, and must not stay frozen
+		if verb, target, _ := strings.Cut(what, " "); verb != "" && r.s.kind(target) == ofServer {
+			errs = append(errs, r.Service.fault(ctx, Step{Verb: verb, Target: target}))
+		}
+	}
 	for _, w := range r.workers {
 		errs = append(errs, w.close())
 	}
