@@ -350,11 +350,11 @@ func (g *guard) signal(s syscall.Signal) {
 func (g *guard) end() {
 	g.signal(syscall.SIGKILL)
 	_ = g.Wait()
-	gone := func(group int) bool {
+	left := func(group int) bool {
 		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // a container's first process has inherited them
-		return errors.Is(syscall.Kill(-group, 0), syscall.ESRCH)
+		return !errors.Is(syscall.Kill(-group, 0), syscall.ESRCH)
 	}
-	for began := time.Now(); time.Since(began) < time.Second && !(gone(g.Process.Pid) && (g.command == 0 || gone(g.command))); {
+	for began := time.Now(); time.Since(began) < time.Second && (left(g.Process.Pid) || g.command > 0 && left(g.command)); {
 		<-time.After(time.Millisecond) // nothing tells when a group is gone
 	}
 }

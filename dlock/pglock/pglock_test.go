@@ -740,7 +740,7 @@ func TestPasses(t *testing.T) {
 		require.Equal(t, want, pglock.Passes(dial(err)), "%v while it connects", err)
 	}
 	reset := &net.OpError{Op: "read", Err: syscall.ECONNRESET}
-	for _, err := range []error{dial(errors.New("standby")), reset, io.ErrUnexpectedEOF, notSent{}} {
+	for _, err := range []error{dial(errors.New("standby")), reset, io.ErrUnexpectedEOF, notSentError{}} {
 		require.True(t, pglock.Passes(fmt.Errorf("pglock: %w", err)), "%v", err)
 	}
 	for _, err := range []error{errors.New("closed pool"), dlock.ErrClosed, dlock.ErrInvalid} {
@@ -748,10 +748,10 @@ func TestPasses(t *testing.T) {
 	}
 }
 
-type notSent struct{}
+type notSentError struct{}
 
-func (notSent) Error() string     { return "conn closed" }
-func (notSent) SafeToRetry() bool { return true }
+func (notSentError) Error() string     { return "conn closed" }
+func (notSentError) SafeToRetry() bool { return true }
 
 // Each after its TTL, or three times its patience if that is more, since the last answer.
 func TestWaitersGiveUp(t *testing.T) {

@@ -159,7 +159,7 @@ func (l *link) cutOff(r *http.Request) (*http.Response, error) {
 // waits has b wait for a key that other holds.
 func waits(ctx context.Context, t *testing.T, b, other *s3lock.Backend, r dlock.Request) (dlock.Grant, <-chan locktest.Outcome) {
 	t.Helper()
-	g := locktest.Take(t, other, locktest.Next(r.Key, time.Hour))
+	g := locktest.Take(t, other, locktest.Next(r.Key, time.Hour)) //nolint:contextcheck // ctx is the waiter's
 	won := locktest.Acquire(ctx, b, r)
 	synctest.Wait()
 	return g, won

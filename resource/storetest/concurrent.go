@@ -73,7 +73,7 @@ func concurrent(ctx context.Context, s *store) {
 		token += 2
 		delay := rand.N(took + 1)
 		wg.Go(func() {
-			time.Sleep(delay)
+			<-time.After(delay)
 			calls = append(calls, run(key, at(token-1, 1)))
 		})
 		begin := time.Now()
