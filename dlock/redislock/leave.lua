@@ -14,6 +14,7 @@ else
 end
 local holder = redis.call('GET', lock)
 if holder and not owners[holder] then
+  tell_first(queue, redis.call('PTTL', lock)) -- if those before it have left, it doesn't know
   return ''
 end
 if not hand_over() and holder then

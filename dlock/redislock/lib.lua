@@ -104,6 +104,17 @@ local function hand_over(asker, gone)
   end
 end
 
+-- tell_first tells the first waiter in a queue for how many ms the lease lasts, so that it polls when that is over, and not before. The
+-- queue may be on another server, while a Cluster moves the slot.
+local function tell_first(q, left)
+  local entry = redis.pcall('LINDEX', q, 0)
+  if type(entry) == 'string' then
+    local _, channel, waiter = string.match(entry, ENTRY)
+    redis.pcall('PUBLISH', channel, 'held ' .. left .. ' ' .. waiter)
+    redis.call('PEXPIRE', q, KEPT)
+  end
+end
+
 local GRACE = 300 -- ms that a process has to answer a roll call
 local CALLED = 60000 -- ms for which a roll call is remembered
 

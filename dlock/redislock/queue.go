@@ -29,9 +29,9 @@ import (
 //   - Waiters are frozen or cut off but seem to subscribe: one HandoffTTL together. The first is granted the lock for that
 //     long. The next poll calls the roll: waiters of processes that don't poll within 300 ms are removed. They rejoin at
 //     the end.
-//   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is. A waiter that
-//     becomes the first isn't told before the next renewal, so all poll: at random after half a HandoffTTL to a
-//     HandoffTTL, or, if they are many, 200 times a second together, up to every 30 s each.
+//   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is, and so do those
+//     before it that leave. After a hand-over it isn't told before the next renewal, so all poll: at random after half a
+//     HandoffTTL to a HandoffTTL, or, if they are many, 200 times a second together, up to every 30 s each.
 //   - A notification is lost with its connection. Over the next connection every waiter polls. A silent connection is
 //     pinged after 2 s and replaced 2 s later; so is one to another server than that of the scripts, as after a failover.
 //     The bus of a Cluster may lose a message: up to a HandoffTTL.

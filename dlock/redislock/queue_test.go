@@ -310,6 +310,17 @@ func TestHolderDies(t *testing.T) {
 	}
 }
 
+// Who is the first because others have given up polls when the lease is over too.
+func TestHolderDiesAfterTheFirstHasLeft(t *testing.T) {
+	const ttl = 10 * time.Second
+	heldFor(t, ttl, func(q *queue) {
+		first := q.join(q.backend(), "first")
+		next := q.join(q.backend(func(o *redislock.Options) { o.Queue.HandoffTTL = time.Hour }), "next")
+		first.cancel(nil)
+		require.LessOrEqual(q, next.wins(2, q.g.Start), ttl+time.Millisecond)
+	})
+}
+
 // It gets the error, and doesn't poll until its TTL is over.
 func TestCounterBreaksWhileTheyWait(t *testing.T) {
 	heldFor(t, 10*time.Second, func(q *queue) {
