@@ -118,13 +118,13 @@ func TestRunFails(t *testing.T) {
 		"a fault that never comes into force": {
 			steps: "pause redis, run A until done",
 			change: func(r *scenarios.Runner, _ context.CancelCauseFunc) {
-				r.StepTimeout = time.Second
+				r.StepTimeout = 5 * time.Second // the resource must start in it
 				r.Service.Fault = func(ctx context.Context, _ scenarios.Step) error {
 					<-ctx.Done()
 					return context.Cause(ctx)
 				}
 			},
-			want: "step 1, pause redis: it has not happened within 1.25s",
+			want: "step 1, pause redis: it has not happened within 5.25s",
 			last: "run Test, fencing on",
 		},
 		"a report that never comes, while another is frozen": {
