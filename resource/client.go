@@ -12,7 +12,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 )
 
 // ClientOptions are the optional settings of [NewClient].
@@ -38,7 +38,10 @@ type Client struct {
 	token         string
 	maxBody       int64
 	allowUnfenced bool
-	closed        atomic.Bool
+
+	mu       sync.Mutex
+	closed   bool
+	inFlight sync.WaitGroup
 }
 
 var _ Store = (*Client)(nil)
@@ -115,21 +118,34 @@ func (c *Client) ReadFenced(ctx context.Context, key string, f Fence) (Record, e
 	return c.do(ctx, http.MethodGet, key, f, nil)
 }
 
-// Close closes idle connections. It doesn't wait for calls in flight.
+// Close is [Store.Close]. It closes idle connections, those of [ClientOptions.HTTPClient] too.
 func (c *Client) Close() error {
-	if !c.closed.Swap(true) {
-		c.http.CloseIdleConnections()
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.inFlight.Wait()
+	c.http.CloseIdleConnections()
+	return nil
+}
+
+func (c *Client) begin() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return ErrClosed
 	}
+	c.inFlight.Add(1)
 	return nil
 }
 
 func (c *Client) do(ctx context.Context, method, key string, f Fence, value []byte) (Record, error) {
-	if c.closed.Load() {
-		return Record{}, ErrClosed
-	}
 	if err := cmp.Or(CheckContext(ctx), CheckKey(key)); err != nil {
 		return Record{}, err
 	}
+	if err := c.begin(); err != nil {
+		return Record{}, err
+	}
+	defer c.inFlight.Done()
 	rec, err := c.send(ctx, method, key, f, value)
 	if err == nil || errors.Is(err, ErrNotFound) {
 		return rec, err

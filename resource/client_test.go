@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -408,6 +409,27 @@ func TestClientContext(t *testing.T) {
 	err = c.Write(ctx, "k", five, nil)
 	require.ErrorIs(t, err, cause)
 	require.ErrorContains(t, err, "operation was canceled")
+}
+
+func TestClientCloseWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release, said := make(chan struct{}), errors.New("late")
+		c := newClient(t, "http://h", &resource.ClientOptions{HTTPClient: &http.Client{Transport: roundTrip(func() error {
+			<-release
+			return said
+		})}})
+		results := make(chan error, 2)
+		go func() { results <- c.Write(t.Context(), "k", five, nil) }()
+		synctest.Wait()
+		go func() { results <- c.Close() }()
+		synctest.Wait()
+		require.Empty(t, results, "Close waits for the write")
+		_, err := c.Read(t.Context(), "k")
+		require.ErrorIs(t, err, resource.ErrClosed)
+		close(release)
+		require.ErrorIs(t, <-results, said)
+		require.NoError(t, <-results)
+	})
 }
 
 type roundTrip func() error
