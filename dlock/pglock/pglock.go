@@ -350,8 +350,10 @@ func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 			break
 		}
 	}
-	// A late cancel request would hit the next statement. A server that is a standby now is left: its name may lead elsewhere.
-	if ctx.Err() != nil && code(err) != "57014" || code(err) == "25006" {
+	switch {
+	case code(err) == "25006": // the server is a standby now; its name may lead elsewhere
+		b.pool.Reset()
+	case ctx.Err() != nil && code(err) != "57014": // a late cancel request would hit the next statement
 		_ = c.Conn().Close(context.WithoutCancel(ctx)) // this waits for nobody
 	}
 	return failed(ctx, err)

@@ -259,13 +259,22 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// A connection to a server that is a standby now isn't used again.
+// No connection to a server that is a standby now is used again.
 func TestStandby(t *testing.T) {
-	b, pool := newBackend(t)
-	_, err := pool.Exec(t.Context(), "SET default_transaction_read_only = on") // of the only connection
-	require.NoError(t, err)
+	b, pool := newBackend(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
+	var all []*pgxpool.Conn
+	for range 2 {
+		c, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		_, err = c.Exec(t.Context(), "SET default_transaction_read_only = on")
+		require.NoError(t, err)
+		all = append(all, c)
+	}
+	for _, c := range all {
+		c.Release()
+	}
 	r := locktest.Request(time.Hour)
-	_, err = b.TryAcquire(t.Context(), r)
+	_, err := b.TryAcquire(t.Context(), r)
 	require.ErrorContains(t, err, "read-only transaction")
 	locktest.Take(t, b, r)
 }
