@@ -83,7 +83,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("%s: %s: %w", c.Name, what, orEnd(ctx, err))
+		err = fmt.Errorf("%s: %s: %w", c.Name, what, cli.OrEnd(ctx, err))
 	}
 	return err
 }

@@ -70,7 +70,7 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 	for _, addr := range spec.Addrs {
 		ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %v", probeTimeout))
 		if err := check(ctx, addr); err != nil {
-			p.expect(false, bad, "", fmt.Sprintf("%v: %v", locks.Spec{Lock: spec.Lock, Addrs: []string{addr}}, orEnd(ctx, err)))
+			p.expect(false, bad, "", fmt.Sprintf("%v: %v", locks.Spec{Lock: spec.Lock, Addrs: []string{addr}}, cli.OrEnd(ctx, err)))
 		}
 		cancel()
 	}
@@ -78,14 +78,6 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 		return &cli.ExitError{Code: 1}
 	}
 	return p.err
-}
-
-// orEnd returns why ctx has ended, or else err. A connection may report ctx's deadline, as an i/o timeout, before ctx does.
-func orEnd(ctx context.Context, err error) error {
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		<-ctx.Done()
-	}
-	return cmp.Or(context.Cause(ctx), err)
 }
 
 const warning, bad = "warning", "bad" // the levels of a check

@@ -147,11 +147,18 @@ func Reach(ctx context.Context, ask func(ctx context.Context) error) error {
 func ReachWithin(ctx context.Context, limit time.Duration, ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %v", limit))
 	defer cancel()
-	err := ask(ctx)
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
+	if err := ask(ctx); err != nil {
+		return OrEnd(ctx, err)
 	}
-	return err
+	return nil
+}
+
+// OrEnd returns why ctx has ended, or else err. A connection may report ctx's deadline, as an i/o timeout, before ctx does.
+func OrEnd(ctx context.Context, err error) error {
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		<-ctx.Done()
+	}
+	return cmp.Or(context.Cause(ctx), err)
 }
 
 // Listen listens on addr, the value of the flag with the given name: host:port, or fd:N for an inherited socket.
