@@ -210,7 +210,7 @@ func order(t *testing.T, r *reports.Summary) (monotonic, unique, smaller bool) {
 
 var (
 	named   = regexp.MustCompile("`([A-Za-z]+)`")
-	testOf  = regexp.MustCompile("`(Test[A-Za-z]+)`(?: in `([a-z/]+)`)?")
+	testOf  = regexp.MustCompile("`(Test[A-Za-z]+)(?:/([A-Za-z]+))?`(?: in `([a-z/]+)`)?")
 	command = regexp.MustCompile(`\bTest[A-Za-z]+`)
 )
 
@@ -261,7 +261,12 @@ func TestPages(t *testing.T) {
 			}
 			for _, row := range rows(string(b)) {
 				for _, m := range testOf.FindAllStringSubmatch(row["run"], -1) {
-					requireTest(t, m[2], m[1]+"(")
+					requireTest(t, m[3], m[1]+"(")
+					if m[2] != "" {
+						scripts, err := os.ReadFile("../" + m[3] + "/testdata/scripts.txt")
+						require.NoError(t, err)
+						require.True(t, bytes.Contains(scripts, []byte("\n-- "+m[2]+" --\n")), "there is no script %s in %s", m[2], m[3])
+					}
 					checked++
 				}
 				m := named.FindStringSubmatch(row["run"])
