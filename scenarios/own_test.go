@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -368,9 +369,13 @@ const (
 	variantCannotOpen  = "test-cannot-open"
 	variantFailsLate   = "test-fails-late"
 	variantKills       = "test-kills-" // and a worker's name, or "resource"
+	variantHelpers     = "test-helpers"
 )
 
-const envRedis = "FENCELAB_TEST_OWN_REDIS"
+const (
+	envRedis   = "FENCELAB_TEST_OWN_REDIS"
+	envHelpers = "FENCELAB_TEST_OWN_HELPERS" // a file for their process ids, one a line
+)
 
 // openLock opens the locks of this package's tests, with the defect that the variant names.
 func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
@@ -386,11 +391,34 @@ func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 		s.Renew = false
 	case variantElsewhere:
 		s.Addrs = []string{os.Getenv(envRedis)}
+	case variantHelpers:
+		if err := startHelpers(); err != nil {
+			return nil, err
+		}
 	case variantNoLock:
 		return nil, nil //nolint:nilnil // what the kit should notice
 	}
 	l, err := open.Lock(ctx, s)
 	return ownLock{l, what, s.Addrs[0]}, err
+}
+
+// startHelpers starts processes that outlive this one, with its output: one of its group, and one of its own session.
+func startHelpers() error {
+	pids, err := os.OpenFile(os.Getenv(envHelpers), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	for _, own := range []bool{false, true} {
+		cmd := exec.Command("sleep", "60") //nolint:noctx // it is to be left
+		cmd.Stdout, cmd.SysProcAttr = os.Stdout, &syscall.SysProcAttr{Setsid: own}
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(pids, cmd.Process.Pid); err != nil {
+			return err
+		}
+	}
+	return pids.Close()
 }
 
 type ownLock struct {

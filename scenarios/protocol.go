@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/fencelab/fencelab/internal/proc"
@@ -87,6 +88,8 @@ func child(text string, open Open, store OpenStore) error {
 	if err := json.Unmarshal([]byte(text), &spec); err != nil {
 		return fmt.Errorf("scenarios: %s: %w", childEnv, err)
 	}
+	syscall.CloseOnExec(eventsFile) // a process that the lock starts may outlive this one
+	syscall.CloseOnExec(controlFile)
 	p := &pipe{out: json.NewEncoder(os.NewFile(eventsFile, "events")), in: bufio.NewScanner(os.NewFile(controlFile, "control"))}
 	if spec.Name == Resource {
 		return resourceProcess(&spec, p, store)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -250,6 +251,33 @@ func TestRunLeavesNothing(t *testing.T) {
 		_, err := onRedis(redis).Run(t.Context(), s, history.FencingOn)
 		require.NoError(t, err)
 		nothingLeft()
+	}
+}
+
+// What a lock starts in a worker doesn't delay the run, and is gone after it unless it has a session of its own.
+func TestRunEndsHelpers(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "pids")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	t.Setenv(envHelpers, file)
+	s := hazard(t, "HolderKilled")
+	s.Variant = variantHelpers
+	_, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
+	require.NoError(t, err)
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	pids := strings.Fields(string(b))
+	require.Len(t, pids, 4)
+	for i, pid := range pids {
+		n, err := strconv.Atoi(pid)
+		require.NoError(t, err)
+		if i%2 == 1 {
+			require.NoError(t, syscall.Kill(n, syscall.SIGKILL), "it has a session of its own")
+			continue
+		}
+		require.Eventually(t, func() bool {
+			line, err := os.ReadFile("/proc/" + pid + "/cmdline") // empty of a zombie
+			return err != nil || len(line) == 0
+		}, patience, look)
 	}
 }
 

@@ -8,10 +8,11 @@ import (
 	"os/exec"
 	"runtime"
 	"syscall"
+	"time"
 )
 
 // Child is a running process that leads its own process group, out of reach of the terminal's Ctrl-C. On Linux the kernel kills it
-// when the parent is killed.
+// when the parent is killed, and the rest of its group is killed when it exits.
 type Child struct {
 	PID    int
 	group  int
@@ -34,10 +35,19 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
 		started <- err
-		if err == nil {
-			c.err = cmd.Wait()
-			close(c.exited)
+		if err != nil {
+			return
 		}
+		if pid := cmd.Process.Pid; attr.Pgid == 0 && awaitExit(pid) {
+			_ = syscall.Kill(-pid, syscall.SIGKILL)
+		}
+		if cmd.WaitDelay == 0 {
+			cmd.WaitDelay = time.Second // for output that a process of another group holds open
+		}
+		if c.err = cmd.Wait(); errors.Is(c.err, exec.ErrWaitDelay) {
+			c.err = nil
+		}
+		close(c.exited)
 	}()
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("proc: %w", err)
@@ -63,9 +73,15 @@ func (c *Child) Kill() error {
 		return nil
 	default:
 	}
-	if err := syscall.Kill(-c.group, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+	err := syscall.Kill(-c.group, syscall.SIGKILL)
+	if err == nil || errors.Is(err, syscall.ESRCH) {
+		<-c.exited
+		return nil
+	}
+	select { // Darwin doesn't permit signals to a zombie
+	case <-c.exited:
+		return nil
+	case <-time.After(time.Second):
 		return fmt.Errorf("proc: kill process group %d: %w", c.group, err)
 	}
-	<-c.exited
-	return nil
 }

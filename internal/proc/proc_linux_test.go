@@ -21,6 +21,13 @@ func TestChildDiesWithParent(t *testing.T) {
 	c.requireGone(t)
 }
 
+func TestGroupDiesWithLeader(t *testing.T) {
+	c := start(t, leaves)
+	require.NoError(t, c.in.(*os.File).Close())
+	<-c.Exited()
+	c.requireGone(t)
+}
+
 func gettid() int { return syscall.Gettid() }
 
 func awaitThreadEnd(t *testing.T, tid int) {

@@ -31,6 +31,7 @@ const (
 	sleeps      = "sleeps"       // until it is killed
 	starts      = "starts"       // starts a sleeper with package proc, and sleeps
 	startsPlain = "starts-plain" // starts a sleeper without, and sleeps
+	leaves      = "leaves"       // starts a sleeper without, and ends with its input
 )
 
 func TestMain(m *testing.M) {
@@ -41,13 +42,13 @@ func TestMain(m *testing.M) {
 		if _, err := proc.Start(command(sleeps, os.NewFile(lifeline, "lifeline"))); err != nil {
 			panic(err)
 		}
-	case startsPlain:
+	case startsPlain, leaves:
 		if err := command(sleeps, os.NewFile(lifeline, "lifeline")).Start(); err != nil {
 			panic(err)
 		}
 	}
 	fmt.Println("ready")
-	for os.Getenv(role) != waits {
+	for os.Getenv(role) != waits && os.Getenv(role) != leaves {
 		time.Sleep(time.Hour)
 	}
 	in := bufio.NewScanner(os.Stdin)

@@ -9,6 +9,8 @@ import (
 
 func sysProcAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
+func awaitExit(int) bool { return false }
+
 // ReservePort returns a free TCP port of the loopback interface. Only on Linux is it reserved.
 func ReservePort() (port int, release func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binding a loopback port doesn't block
