@@ -248,11 +248,16 @@ func (r *run) undo(ctx context.Context, st Step) error {
 	if err := r.happened(ctx, st); err != nil {
 		return err
 	}
-	delete(r.begun, st.Verb+" "+st.Target)
+	var err error
 	if r.s.kind(st.Target) == ofServer {
-		return r.Service.fault(ctx, st)
+		err = r.Service.fault(ctx, st)
+	} else {
+		err = b.heals.heal(ctx)
 	}
-	return b.heals.heal(ctx)
+	if err == nil {
+		delete(r.begun, st.Verb+" "+st.Target)
+	}
+	return err
 }
 
 // happened records st after the resource's decisions so far.

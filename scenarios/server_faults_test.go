@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -44,6 +45,26 @@ func TestLeaderOfEachRun(t *testing.T) {
 		_, err = all.Cluster.Leader(ctx, leader) // the restart still goes to the old one
 		require.NoError(t, err)
 		require.NoError(t, svc.Fault(ctx, restart))
+	}
+}
+
+// A fault of several servers is in force on all or on none, and all of them are undone that can be.
+func TestFaultOfSeveralServers(t *testing.T) {
+	notExternal(t)
+	nodes, err := testbed.StartRedisNodes(t.Context(), 2, options(t))
+	testbed.Need(t, err)
+	set, ctx := scenarios.ServerSet{Servers: nodes}, within(t, patience)
+	t.Cleanup(func() { require.NoError(t, set.Close()) })
+	testbed.Need(t, nodes[0].Real())
+	svc := set.On()
+	require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "kill", Target: nodes[1].Name}))
+	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "pause", Target: scenarios.LockService}), nodes[1].Name)
+	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "restart", Target: scenarios.LockService}), "there is nothing that restart would end")
+	for _, s := range nodes {
+		c, err := redisclient.New(s.URL)
+		require.NoError(t, err)
+		require.NoError(t, c.Ping(ctx).Err(), s.Name)
+		require.NoError(t, c.Close())
 	}
 }
 

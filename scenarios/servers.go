@@ -66,15 +66,33 @@ func (f *faulty) step(ctx context.Context, st Step) error {
 		}
 		name = f.leader
 	}
-	for _, s := range f.Servers {
+	var errs []error
+	for i, s := range f.Servers {
 		if st.Target != LockService && s.Name != name {
 			continue
 		}
-		if err := f.one(ctx, s, st); err != nil {
-			return fmt.Errorf("%s: %w", s.Name, err)
+		err := f.one(ctx, s, st)
+		if err == nil {
+			continue
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", s.Name, err))
+		if undone(st.Verb) == nil { // a fault of several servers is in force on all or on none
+			return errors.Join(append(errs, f.undoAll(ctx, f.Servers[:i+1], fault(st.Verb).Undo))...)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+func (f *faulty) undoAll(ctx context.Context, servers []*testbed.Server, verb string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), DefaultStepTimeout)
+	defer cancel()
+	var errs []error
+	for _, s := range servers {
+		if f.undo[verb+" "+s.Name] != nil {
+			errs = append(errs, f.one(ctx, s, Step{Verb: verb, Target: s.Name}))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // findLeader finds the leader for each fault: several runs may use the service. An undo goes to the server that was hit.
@@ -103,8 +121,11 @@ func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
 		if undo == nil {
 			return fmt.Errorf("there is nothing that %s would end", st.Verb)
 		}
-		delete(f.undo, st.Verb+" "+s.Name)
-		return undo(ctx)
+		err := undo(ctx)
+		if err == nil {
+			delete(f.undo, st.Verb+" "+s.Name)
+		}
+		return err
 	}
 	if do := f.Faults[st.Verb]; do != nil {
 		return do(ctx, s, st)
@@ -117,7 +138,7 @@ func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
 		return fmt.Errorf("the last %s is not over: there was no %s", st.Verb, before)
 	}
 	undo, err := do(ctx, f.Cluster, s, st)
-	if err == nil && fault(st.Verb).Undo != "" {
+	if undo != nil && fault(st.Verb).Undo != "" { // perhaps it has come into force in spite of err
 		f.undo[before] = undo
 	}
 	return err
