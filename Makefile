@@ -71,7 +71,7 @@ check: $(LINT) ## Check modules, formatting, layers and lint, for Linux and macO
 
 $(LINT):
 	@echo "check: building golangci-lint $(LINT_VERSION), once; this takes a few minutes"
-	@GOBIN=$(CURDIR)/bin GOFLAGS= $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
+	@GOBIN="$(CURDIR)/bin" GOFLAGS= $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
 	@cp "$$($(GO) env GOMODCACHE)/github.com/golangci/golangci-lint/v2@$(LINT_VERSION)/jsonschema/golangci.next.jsonschema.json" \
 		bin/golangci-$(LINT_VERSION).schema.json
 	@chmod u+w bin/golangci-$(LINT_VERSION).schema.json

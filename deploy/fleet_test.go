@@ -154,7 +154,7 @@ func composeOrSkip(t *testing.T) func(args ...string) (stdout string) {
 		missing = "no Docker engine answers: sudo systemctl start docker"
 	case imagesEnv() == nil:
 		if _, err := run("pull", "redis"); err != nil {
-			missing = fmt.Sprintf("images cannot be pulled: sudo make images builds them: %v", err)
+			missing = fmt.Sprintf("images cannot be pulled: sudo env PATH=\"$PATH\" make images builds them: %v", err)
 		}
 	}
 	if missing != "" && os.Getenv("FENCELAB_STRICT") == "1" {

@@ -99,7 +99,7 @@ func TestSetupPackages(t *testing.T) {
 	require.Contains(t, said, "setup: ready: servers are local\n")
 	b, err := os.ReadFile(filepath.Join(m.root, "apt"))
 	require.NoError(t, err)
-	require.Equal(t, "-q update\n-qy --no-install-recommends install redis-server strace spin\n", string(b))
+	require.Equal(t, "-q update\n-qy --no-install-recommends -o DPkg::Lock::Timeout=300 install redis-server strace spin\n", string(b))
 
 	// A failed installation or build is reported in one sentence with its reason.
 	m.has("apt-get", `echo "E: Unable to locate package redis-server"; exit 100`)
@@ -109,6 +109,32 @@ func TestSetupPackages(t *testing.T) {
 	require.Contains(t, said, "setup: apt-get failed: E: Unable to locate package redis-server; see bin/setup.log\n")
 	require.Contains(t, said, "setup: going on without Redis, strace, Spin, which comes with: sudo apt-get install redis-server strace spin\n")
 	require.Contains(t, said, "setup: going on without versitygw: make bin/versitygw failed: write bin/etcd: no space left on device; see bin/setup.log\n")
+}
+
+// A package that can't be had, or a source of packages that doesn't answer, costs no other package.
+func TestSetupSomePackages(t *testing.T) {
+	m := newMachine(t)
+	m.has("zkServer.sh", "")
+	m.has("postgres", "")
+	m.has("sudo", `shift; exec "$@"`)
+	m.has("apt-get", `for p; do :; done
+		case "$*" in *update|*"strace spin"|*install\ spin) echo "E: no $p"; exit 100 ;; esac
+		printf '#!/bin/sh\n' >path/$p; chmod 755 path/$p`)
+	said, status, _ := m.setup()
+	require.Zero(t, status, said)
+	require.Contains(t, said, "setup: apt-get failed: E: no spin; see bin/setup.log\n")
+	require.Contains(t, said, "setup: going on without Spin, which comes with: sudo apt-get install spin\n")
+}
+
+func TestSetupRefuses(t *testing.T) {
+	m := newMachine(t)
+	said, status, _ := m.setup("FENCELAB_TESTBED=docker")
+	require.Equal(t, 1, status)
+	require.Equal(t, "setup: FENCELAB_TESTBED is \"docker\"; it can be auto, containers, local, external or embedded\n", said)
+	m.write("bin", "") // a directory can't be made
+	said, status, _ = m.setup()
+	require.Equal(t, 1, status)
+	require.Contains(t, said, m.root+" can't be written to; SETUP=off makes do with the servers that are there\n")
 }
 
 func TestSetupImages(t *testing.T) {
@@ -123,6 +149,18 @@ func TestSetupImages(t *testing.T) {
 	require.Equal(t, "containers", testbed)
 	require.Empty(t, m.built())
 
+	// Images that were built here, and no timeout, which macOS lacks.
+	m.write("testdata/images/images.env", "")
+	require.NoError(t, os.Remove(filepath.Join(m.root, "path/timeout")))
+	m.has("docker", `case $1 in image|pull) exit 1 ;; esac`)
+	said, _, testbed = m.setup()
+	require.Contains(t, said, "setup: ready: servers are containers\n")
+	require.Equal(t, "containers", testbed)
+	require.NoError(t, os.Remove(filepath.Join(m.root, "testdata/images/images.env")))
+	m.has("docker", `case $1 in image) exit 1 ;; esac`)
+	said, _, _ = m.setup()
+	require.Contains(t, said, "setup: ready: servers are containers\n")
+
 	// Without a registry servers are local, unless containers were requested.
 	m.has("docker", `case $1 in image) exit 1 ;; pull) echo "no such host"; exit 1 ;; esac`)
 	said, _, testbed = m.setup()
@@ -130,7 +168,7 @@ func TestSetupImages(t *testing.T) {
 	require.Equal(t, "local", testbed)
 	said, status, testbed = m.setup("FENCELAB_TESTBED=containers", "FENCELAB_STRICT=1")
 	require.Equal(t, 1, status)
-	require.Contains(t, said, "setup: going on without images: no registry answers; sudo make images builds them\n")
+	require.Contains(t, said, "setup: going on without images: no registry answers; sudo env PATH=\"$PATH\" make images builds them\n")
 	require.Equal(t, "containers", testbed)
 	m.has("docker", "exit 1")
 	said, _, _ = m.setup("FENCELAB_TESTBED=containers")

@@ -263,9 +263,9 @@ func (c *container) pull(ctx context.Context, image string) error {
 	if _, inspectErr := c.docker.ImageInspect(ctx, image); !cerrdefs.IsNotFound(inspectErr) {
 		return inspectErr
 	}
-	err = fmt.Errorf("cannot pull the image %s: %w\n    where no registry is reachable: sudo make images (make test and make demo then use "+
+	err = fmt.Errorf("cannot pull the image %s: %w\n    where no registry is reachable: sudo env PATH=\"$PATH\" make images (make test and make demo then use "+
 		"what it built), or set %s to an image you have and TESTCONTAINERS_RYUK_DISABLED=true", image, err, c.group.env("IMAGE"))
-	return &MissingError{c.group.title + " image", "sudo make images", err}
+	return &MissingError{c.group.title + " image", `sudo env PATH="$PATH" make images`, err}
 }
 
 // run runs a command and publishes the clients' port. It returns before the server is ready. The creation isn't cut short.

@@ -43,7 +43,7 @@ func Lacks(ctx context.Context, p Provider, name string) error {
 	defer func() { _ = engine.Close() }()
 	image := cmp.Or(os.Getenv(t.env("IMAGE")), t.image)
 	if _, err := engine.Client().ImageInspect(ctx, image); err != nil {
-		return &MissingError{t.title + " image", "docker pull " + image + ", or sudo make images", fmt.Errorf("%s: %w", image, err)}
+		return &MissingError{t.title + " image", "docker pull " + image + `, or sudo env PATH="$PATH" make images`, fmt.Errorf("%s: %w", image, err)}
 	}
 	return nil
 }
