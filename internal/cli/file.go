@@ -22,10 +22,11 @@ func Replaceable(path string) error {
 	switch info, err := os.Stat(path); {
 	case err == nil && info.IsDir():
 		return fmt.Errorf("%s is a directory, and no file can take its place", path)
-	case err == nil && !info.Mode().IsRegular():
-		return nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err
+	}
+	if writtenTo(path) {
+		return nil
 	}
 	f, err := beside(path)
 	if err != nil {
@@ -34,9 +35,9 @@ func Replaceable(path string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// ReplaceFile writes a file atomically. What is no regular file, such as /dev/null, is written to.
+// ReplaceFile writes a file atomically. What is no regular file, such as /dev/null or a symbolic link, is written to.
 func ReplaceFile(path string, b []byte) (err error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+	if writtenTo(path) {
 		return os.WriteFile(path, b, 0o644)
 	}
 	f, err := beside(path)
@@ -53,6 +54,11 @@ func ReplaceFile(path string, b []byte) (err error) {
 		return err
 	}
 	return os.Rename(f.Name(), path)
+}
+
+func writtenTo(path string) bool {
+	info, err := os.Lstat(path) // /dev/stdout may lead to a regular file
+	return err == nil && !info.Mode().IsRegular()
 }
 
 func beside(path string) (*os.File, error) {

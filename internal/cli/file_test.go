@@ -34,13 +34,22 @@ func TestReplaceFile(t *testing.T) {
 	require.Len(t, entries, 1, "nothing is left beside the file")
 }
 
-// A device or a pipe isn't replaced by a file.
+// Neither a device nor a link is replaced by a file: /dev/stdout is one, and may lead to a file.
 func TestReplaceFileThatIsNone(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "null")
-	require.NoError(t, os.Symlink(os.DevNull, path))
-	require.NoError(t, cli.Replaceable(path))
-	require.NoError(t, cli.ReplaceFile(path, []byte("text")))
-	to, err := os.Readlink(path)
-	require.NoError(t, err, "it is still what it was")
-	require.Equal(t, os.DevNull, to)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, []byte("before"), 0o600))
+	for _, target := range []string{os.DevNull, file} {
+		path := filepath.Join(dir, "link")
+		require.NoError(t, os.Symlink(target, path))
+		require.NoError(t, cli.Replaceable(path))
+		require.NoError(t, cli.ReplaceFile(path, []byte("text")))
+		to, err := os.Readlink(path)
+		require.NoError(t, err, "it is still what it was")
+		require.Equal(t, target, to)
+		require.NoError(t, os.Remove(path))
+	}
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "text", string(b))
 }
