@@ -69,17 +69,16 @@ func test(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// Ctrl-C reaches the whole process group: tests stop their servers first.
+	// On an interrupt go waits for its tests, which stop their servers first; it dies of other signals without them.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	go func() {
-		for sig := range ended {
-			if sig != os.Interrupt {
-				_ = cmd.Process.Signal(sig)
-			}
+		for range ended {
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
 		}
 	}()
 	s := &summary{output: map[string][]string{}, skips: map[string]map[string]int{}}
@@ -215,14 +214,14 @@ func (s *summary) table(out io.Writer, started string) {
 	wd, _ := os.Getwd()
 	_, _ = fmt.Fprintf(out, "\n%-24s %s\n", "package", "ran on; − did not run")
 	for _, pkg := range slices.Sorted(slices.Values(s.packages)) {
-		name := pkg[strings.LastIndex(pkg, "/fencelab")+len("/fencelab"):]
+		name := strings.TrimPrefix(pkg, "github.com/fencelab/fencelab/")
 		on := servers[filepath.Join(wd, name)]
 		if on == nil && s.skips[pkg] == nil {
 			continue
 		}
 		slices.Sort(on)
 		row := cmp.Or(strings.Join(slices.Compact(on), ", "), "no server")
-		_, _ = fmt.Fprintf(out, "%-24s %s\n", strings.TrimPrefix(name, "/"), row)
+		_, _ = fmt.Fprintf(out, "%-24s %s\n", name, row)
 		for _, why := range slices.Sorted(maps.Keys(s.skips[pkg])) {
 			tests := fmt.Sprintf("%d tests: ", s.skips[pkg][why])
 			if strings.HasPrefix(why, "all tests") {
