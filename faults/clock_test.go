@@ -372,4 +372,8 @@ func TestClockCache(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(cache, "fencelab", "*"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
+
+	t.Setenv("CC", "")
+	t.Setenv("XDG_CACHE_HOME", os.DevNull) // no shim can be read there
+	newClock(t)
 }

@@ -6,7 +6,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,8 +28,8 @@ func buildShim(ctx context.Context) ([]byte, error) {
 	}
 	cached, err := shimCache()
 	if err == nil {
-		if shim, err := os.ReadFile(cached); !errors.Is(err, fs.ErrNotExist) {
-			return shim, err
+		if shim, err := os.ReadFile(cached); err == nil {
+			return shim, nil
 		}
 	}
 	shim, err := compileShim(ctx)

@@ -366,13 +366,17 @@ func (c *container) kill(ctx context.Context) error {
 
 func (c *container) pause(ctx context.Context) (faults.Heal, error) {
 	id := c.made.GetContainerID()
-	if _, err := c.docker.ContainerPause(ctx, id, client.ContainerPauseOptions{}); err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) error {
+	resume := func(ctx context.Context) error {
 		_, err := c.docker.ContainerUnpause(ctx, id, client.ContainerUnpauseOptions{})
 		return err
-	}, nil
+	}
+	if _, err := c.docker.ContainerPause(ctx, id, client.ContainerPauseOptions{}); err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
+		defer cancel()
+		_ = resume(ctx) // it may be paused all the same
+		return nil, err
+	}
+	return resume, nil
 }
 
 func (c *container) wipe(ctx context.Context) error {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -107,10 +109,19 @@ func awaitReplica(ctx context.Context, primary, replica *Server) error {
 	})
 }
 
+var redisVersion = regexp.MustCompile(`v=(\d+)\.(\S+)`)
+
 // redisCommand runs a volatile redis-server, whatever its packager's configuration.
-func redisCommand(_ context.Context, at placement) (command, error) {
+func redisCommand(ctx context.Context, at placement) (command, error) {
 	args := []string{"redis-server"} // the program may be a link to one that looks at its name
 	if at.Provider == Local {
+		says, _ := exec.CommandContext(ctx, at.Path, "--version").Output()
+		if v := redisVersion.FindSubmatch(says); v != nil && len(v[1]) == 1 && v[1][0] < '7' {
+			return command{}, &MissingError{
+				"Redis", "install Redis 7 or later: https://redis.io/docs/latest/operate/oss_and_stack/install/",
+				fmt.Errorf("%s is of version %s.%s", at.Path, v[1], v[2]),
+			}
+		}
 		args = append(args, "--bind", at.Listen, "--port", strconv.Itoa(at.me().Ports[0]))
 	} else {
 		args = append(args, "--protected-mode", "no") // or it refuses clients outside the container

@@ -17,6 +17,16 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
+func TestOldRedis(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "redis-server"), []byte("#!/bin/sh\necho Redis server v=6.0.16 sha=0\n"), 0o700))
+	_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Local})
+	_, missing := errors.AsType[*testbed.MissingError](err)
+	require.True(t, missing, err)
+	require.ErrorContains(t, err, "redis-server is of version 6.0.16")
+}
+
 func startRedis(t *testing.T, o *testbed.Options) *testbed.Server {
 	t.Helper()
 	return started(t)(testbed.StartRedis(t.Context(), o))

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/fencelab/fencelab/faults"
@@ -111,10 +112,10 @@ func (s *Server) Kill(ctx context.Context) error {
 			if err == nil {
 				return errors.Join(errors.New("it is killed, and its address still accepts connections"), conn.Close())
 			}
-			if errors.Is(err, context.DeadlineExceeded) {
-				return err
+			if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) {
+				return nil
 			}
-			return nil
+			return err
 		})
 	})
 }

@@ -57,7 +57,11 @@ func (t *serverType) wants() string {
 
 // locate parses the user's address of a server. The error doesn't quote it: it may contain a password.
 func (t *serverType) locate(set string) (addr, at string, err error) {
+	set = strings.TrimSpace(set)
 	if t.schemes == nil {
+		if _, _, err := net.SplitHostPort(set); err != nil || strings.Contains(set, "/") {
+			return "", "", fmt.Errorf("%s must be %s", t.env("ADDR"), t.wants())
+		}
 		return set, fmt.Sprintf(t.url, set), nil
 	}
 	bare := !strings.Contains(set, "://")

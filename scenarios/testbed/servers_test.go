@@ -297,8 +297,11 @@ func TestExternalAddress(t *testing.T) {
 		_, err := lives[name].start(t.Context(), nil)
 		require.ErrorContains(t, err, env+" is not set: set it to host:port or a URL (")
 	}
-	t.Setenv("FENCELAB_ZOOKEEPER_ADDR", "127.0.0.1:1")
-	_, err := testbed.StartZooKeeper(t.Context(), 3, nil)
+	t.Setenv("FENCELAB_ETCD_ADDR", "http://127.0.0.1:1")
+	_, err := lives["etcd"].start(t.Context(), nil)
+	require.ErrorContains(t, err, "FENCELAB_ETCD_ADDR must be host:port")
+	t.Setenv("FENCELAB_ZOOKEEPER_ADDR", " 127.0.0.1:1")
+	_, err = testbed.StartZooKeeper(t.Context(), 3, nil)
 	require.ErrorContains(t, err, "FENCELAB_ZOOKEEPER_ADDR names 1 of 3 servers; separate them by commas")
 	for _, set := range []string{"http://id:hunter2@localhost:1/", "https://id:hunter2@127.0.0.1:1"} {
 		t.Setenv("FENCELAB_S3_ADDR", set)
