@@ -1,10 +1,13 @@
 package faults_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"net"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -29,4 +32,39 @@ func TestLinkReservesPort(t *testing.T) {
 	listener, err := exclusively.Listen(t.Context(), "tcp", link.Addr())
 	require.NoError(t, err)
 	require.NoError(t, listener.Close())
+}
+
+// A Refuse fails while the link connects to a server that takes nobody, and is over once the server does.
+func TestRefuseOfABusyServer(t *testing.T) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	require.NoError(t, syscall.Listen(fd, 0))
+	bound, err := syscall.Getsockname(fd)
+	require.NoError(t, err)
+	link := startLink(t, fmt.Sprintf("127.0.0.1:%d", bound.(*syscall.SockaddrInet4).Port))
+	for range 2 { // the first fills the backlog
+		c, err := net.Dial("tcp", link.Addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = link.Refuse(ctx)
+	require.ErrorContains(t, err, "clients are refused until the server has answered the last one")
+	go func() {
+		for {
+			c, _, err := syscall.Accept(fd)
+			if err != nil {
+				return
+			}
+			_ = syscall.Close(c)
+		}
+	}()
+	t.Cleanup(func() { _ = syscall.Shutdown(fd, syscall.SHUT_RD); _ = syscall.Close(fd) })
+	require.Eventually(t, func() bool {
+		c, err := net.Dial("tcp", link.Addr())
+		return err == nil && c.Close() == nil
+	}, time.Minute, time.Millisecond)
+	inForce(t)(link.Cut(t.Context()))
 }

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-const undoTimeout = 10 * time.Second
+// undoTimeout is how long a Refuse that fails waits for its undo, which goes on after that.
+const undoTimeout = time.Second
 
 // Refuse is a partition that clients detect at once. In force means that every connection is closed on both sides, bytes on their
 // way are lost, and new connections are refused (ECONNREFUSED). No other fault of the link can be in force. The heal returns when
@@ -44,9 +45,15 @@ func (l *Link) Refuse(ctx context.Context) (Heal, error) {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		undoCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-		defer cancel()
-		return nil, errors.Join(fmt.Errorf("faults: refuse on link %s: %w", l.Addr(), err), heal(undoCtx))
+		err = fmt.Errorf("faults: refuse on link %s: %w", l.Addr(), err)
+		undone := make(chan error, 1)
+		go func() { undone <- heal(context.WithoutCancel(ctx)) }()
+		select {
+		case failed := <-undone:
+			return nil, errors.Join(err, failed)
+		case <-time.After(undoTimeout):
+			return nil, fmt.Errorf("%w; clients are refused until the server has answered the last one", err)
+		}
 	}
 	return heal, nil
 }
