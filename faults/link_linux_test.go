@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -42,12 +44,17 @@ func TestRefuseOfABusyServer(t *testing.T) {
 	require.NoError(t, syscall.Listen(fd, 0))
 	bound, err := syscall.Getsockname(fd)
 	require.NoError(t, err)
-	link := startLink(t, fmt.Sprintf("127.0.0.1:%d", bound.(*syscall.SockaddrInet4).Port))
-	for range 2 { // the first fills the backlog
-		c, err := net.Dial("tcp", link.Addr())
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = c.Close() })
+	port := bound.(*syscall.SockaddrInet4).Port
+	server := fmt.Sprintf("127.0.0.1:%d", port)
+	link := startLink(t, server)
+	for _, addr := range []string{server, link.Addr()} { // the first fills the backlog
+		dial(t, addr)
 	}
+	require.Eventually(t, func() bool { // the link is connecting: proc_net_tcp(5)
+		conns, err := os.ReadFile("/proc/net/tcp")
+		require.NoError(t, err)
+		return strings.Contains(string(conns), fmt.Sprintf(" 0100007F:%04X 02 ", port))
+	}, time.Minute, time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err = link.Refuse(ctx)
