@@ -334,7 +334,7 @@ func TestShareOldLease(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFake()
 		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			time.Sleep(time.Second)
+			time.Sleep(time.Second / 2)
 			return next(ctx, g)
 		}
 		l := newLocker(t, f, &dlock.Options{
@@ -343,9 +343,11 @@ func TestShareOldLease(t *testing.T) {
 		})
 		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
 		time.Sleep(6 * time.Second)
+		began := time.Now()
 		for i, w := range queue(l, t.Context(), 3) {
 			got := <-w
 			require.NoError(t, got.err)
+			require.Equal(t, time.Second/2, time.Since(began), "the old lease is released, and not waited out")
 			require.Equal(t, pair(2, uint64(i+1)), pair(got.h.Next()))
 			require.NoError(t, got.h.Release(t.Context()))
 		}

@@ -267,9 +267,17 @@ func TestHandlerUnfenced(t *testing.T) {
 	}
 	_, err := resource.NewHandler(onlyStore{resource.NewMemory()}, &resource.HandlerOptions{Unfenced: true})
 	require.ErrorContains(t, err, "has no Overwrite")
+	got := ask(t, newHandler(t, noReads{resource.NewMemory()}, &resource.HandlerOptions{Unfenced: true}), "GET", "/r/k", "", "X-Fence-Token: 5")
+	require.Equal(t, 500, got.Code)
 }
 
 type onlyStore struct{ resource.Store }
+
+type noReads struct{ *resource.Memory }
+
+func (noReads) Read(context.Context, string) (resource.Record, error) {
+	return resource.Record{}, errors.New("unreadable")
+}
 
 func TestHandlerOptionsRefused(t *testing.T) {
 	_, err := resource.NewHandler(resource.NewMemory(), &resource.HandlerOptions{MaxBody: -1})

@@ -175,6 +175,14 @@ func TestJudge(t *testing.T) {
 				history.Event{Actor: "C", Kind: history.KindReport, Name: history.Acquired, Token: 3},
 				history.Event{Actor: "C", Kind: history.KindReport, Name: history.Done})
 		}},
+		{"safe-holder-killed", "another is killed, too", func(events []history.Event) []history.Event {
+			events[0].Run.Workers = append(events[0].Run.Workers, "C")
+			return slices.Insert(events, 5, history.Event{Actor: "controller", Kind: history.KindFault, Name: "kill", Target: "C"})
+		}},
+		{"safe-late-release-unfenced", "a grant after a foreign release", func(events []history.Event) []history.Event {
+			events[11].Name = history.ReleaseForeign
+			return slices.Insert(events, 12, history.Event{Actor: "A", Kind: history.KindReport, Name: history.Acquired, Token: 3})
+		}},
 		{"safe-late-write-refused", "a decision by a worker", change("resource", "", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a fault by a worker", change("controller", "pause", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a final by the resource", func(events []history.Event) []history.Event {
