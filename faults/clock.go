@@ -76,7 +76,7 @@ func (c *Clock) create(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	if strings.ContainsAny(c.dir, " :") { // ld.so(8)
-		return errors.New("LD_PRELOAD can't name a file in a directory with a space or a colon in its name")
+		return errors.New("LD_PRELOAD can't name a file in a directory with a space or a colon in its name; set TMPDIR to another, if it is temporary")
 	}
 	shim, err := buildShim(ctx)
 	if err != nil {

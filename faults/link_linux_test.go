@@ -70,7 +70,7 @@ func TestRefuseOfABusyServer(t *testing.T) {
 	}()
 	t.Cleanup(func() { _ = syscall.Shutdown(fd, syscall.SHUT_RD); _ = syscall.Close(fd) })
 	require.Eventually(t, func() bool {
-		c, err := net.Dial("tcp", link.Addr())
+		c, err := new(net.Dialer).DialContext(t.Context(), "tcp", link.Addr())
 		return err == nil && c.Close() == nil
 	}, time.Minute, time.Millisecond)
 	inForce(t)(link.Cut(t.Context()))
