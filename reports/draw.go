@@ -24,10 +24,7 @@ const (
 	fadeLen  = 26.0 // the fade at the end of a lease that expired
 	leastBar = 2.0  // the least width of an interval
 	tickRoom = 90.0 // the least distance of two labels on the axis
-
-	maxWorkers = 24
-	maxBars    = 400 // of each kind
-	hues       = 6
+	hues     = 6
 )
 
 // Prints with one decimal.
@@ -129,7 +126,7 @@ func draw(s *scene, id, title string, from, to time.Duration) *drawing {
 		return c.lanes[len(c.lanes)-1]
 	}
 	c.lock = add("lock", s.run.Lock)
-	for _, w := range s.workers[:min(len(s.workers), maxWorkers)] {
+	for _, w := range s.workers {
 		c.workers = append(c.workers, add(w, "worker"))
 	}
 	if len(s.held) > 0 {
@@ -181,8 +178,6 @@ func (c *chart) laneOf(who string) *lane {
 
 func (c *chart) laneOfEvent(it item) *lane {
 	switch {
-	case !it.timed:
-		return nil
 	case it.Kind == history.KindDecision:
 		return c.resource
 	case c.atServer(it):
@@ -363,7 +358,7 @@ func (c *chart) lives() {
 	for i, l := range c.workers {
 		from, to := c.to, c.to
 		for _, it := range c.items {
-			if it.timed && it.concerns(c.scene.workers[i]) {
+			if it.concerns(c.scene.workers[i]) {
 				if from = min(from, it.at); it.reports(history.Done) {
 					to = it.at
 					break
@@ -393,7 +388,7 @@ func (c *chart) inForce() (all []fault) {
 		{c.cut, cutSign, "cut off", "%s is cut off from the lock"},
 		{c.down, downSign, "down", "%s is down"},
 	} {
-		for _, s := range kind.spans[:min(len(kind.spans), maxBars)] {
+		for _, s := range kind.spans {
 			f := fault{span: s, lane: c.laneOf(s.target), sign: kind.sign, label: kind.label}
 			f.does = fmt.Sprintf(kind.does+" from %s to %s.", short(s.target, 30), human(s.from), human(s.to))
 			if kind.label == "" { // drawn from when a write was sent
@@ -417,7 +412,7 @@ func (c *chart) intervals() {
 			c.box(f.lane, sign{Class: "back"}, "", c.x(f.from), c.x(f.to))
 		}
 	}
-	for _, l := range c.leases[:min(len(c.leases), maxBars)] {
+	for _, l := range c.leases {
 		hue := c.hue(l.worker)
 		a, b := c.x(l.from), max(c.x(l.end), c.x(l.from)+leastBar)
 		c.bar(c.lock, l, a, b)
@@ -492,7 +487,7 @@ func (c *chart) arrows() {
 	seen := map[string]bool{}
 	for _, w := range c.writes {
 		own := c.laneOf(w.worker)
-		if own == nil || !w.decision.timed {
+		if own == nil {
 			continue
 		}
 		layer, class := lines, "arrow"
@@ -505,7 +500,7 @@ func (c *chart) arrows() {
 		}
 		a, b := c.x(w.sent), c.x(w.decision.at)
 		at := fmt.Sprintf("%d %d %v %s", int(a), int(b), own.y, class)
-		if seen[at] || len(seen) >= maxBars && layer == lines {
+		if seen[at] {
 			continue
 		}
 		seen[at] = true

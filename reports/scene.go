@@ -33,8 +33,7 @@ type scene struct {
 type item struct {
 	*history.Event
 	n     int           // number in list and drawing, from 1
-	at    time.Duration // since t = 0
-	timed bool          // false: the event has no time, and at is its predecessor's
+	at    time.Duration // since t = 0; without a time of its own, its predecessor's
 	stale bool          // an accepted write that the fencing rule refuses
 	lost  string        // the accepted entry that is missing at the end
 }
@@ -90,10 +89,9 @@ func newScene(events []history.Event, lost []string) *scene {
 func (s *scene) number(events []history.Event) {
 	described := false
 	type stamped struct {
-		e     *history.Event
-		t     time.Time
-		timed bool
-		i     int
+		e *history.Event
+		t time.Time
+		i int
 	}
 	var (
 		all  []stamped
@@ -116,14 +114,11 @@ func (s *scene) number(events []history.Event) {
 		if !e.Time.IsZero() {
 			last = e.Time
 		}
-		all = append(all, stamped{e, last, !e.Time.IsZero(), i})
+		all = append(all, stamped{e, last, i})
 	}
 	slices.SortStableFunc(all, func(a, b stamped) int { return a.t.Compare(b.t) })
 
 	for _, a := range all {
-		if !a.timed {
-			continue
-		}
 		grant := a.e.Kind == history.KindReport && a.e.Name == history.Acquired
 		if s.start.IsZero() || grant {
 			s.start, s.granted = a.t, grant
@@ -138,11 +133,7 @@ func (s *scene) number(events []history.Event) {
 			s.moved++
 		}
 		recorded = max(recorded, a.i)
-		at := since(a.t, s.start)
-		if a.t.IsZero() { // nothing before it has a time either
-			at = 0
-		}
-		s.items = append(s.items, item{Event: a.e, n: i + 1, at: at, timed: a.timed})
+		s.items = append(s.items, item{Event: a.e, n: i + 1, at: since(a.t, s.start)})
 	}
 }
 
@@ -237,7 +228,7 @@ func (s *scene) atServer(it item) bool {
 func (s *scene) domain() {
 	first := true
 	for _, it := range s.items {
-		if !it.timed || slices.Contains([]history.Kind{history.KindDoubt, history.KindFinal, history.KindEnd}, it.Kind) {
+		if slices.Contains([]history.Kind{history.KindDoubt, history.KindFinal, history.KindEnd}, it.Kind) {
 			continue
 		}
 		if first {
@@ -486,9 +477,9 @@ func (it item) sentence() string {
 		case history.Acquired:
 			return fmt.Sprintf("was granted the lock: token %d, lease %s", it.Token, human(time.Duration(it.TTL)))
 		case history.Failed:
-			return "failed: " + clean(it.Error, 400)
+			return "failed: " + clean(it.Error)
 		}
-		return cmp.Or(reportWords[it.Name].sentence, "reported "+clean(it.Name, 80))
+		return cmp.Or(reportWords[it.Name].sentence, "reported "+clean(it.Name))
 	case history.KindFault:
 		return it.faultSentence()
 	case history.KindDecision:
@@ -496,13 +487,13 @@ func (it item) sentence() string {
 	case history.KindFinal:
 		return "read the final value; " + plural(it.Refusals, "refusal") + " counted by the resource"
 	case history.KindDoubt:
-		return "found that the hazard never came about: " + clean(it.Detail, 200)
+		return "found that the hazard never came about: " + clean(it.Detail)
 	case history.KindEnd:
 		return "closed the history"
 	case history.KindRun:
 		return "described a run, though not as the first event"
 	default:
-		return "recorded an event of a kind that this report does not know: " + clean(string(it.Kind)+" "+it.Name, 80)
+		return "recorded an event of a kind that this report does not know: " + clean(string(it.Kind)+" "+it.Name)
 	}
 }
 
@@ -528,25 +519,25 @@ var reportWords = map[string]struct{ label, sentence string }{
 func (it item) faultSentence() string {
 	sentence := it.fault().Sentence
 	if sentence == "" {
-		sentence = "injected " + clean(it.Name, 80) + " at {target}"
+		sentence = "injected " + clean(it.Name) + " at {target}"
 	}
 	if !strings.Contains(sentence, "{detail}") && it.Detail != "" {
 		sentence += " ({detail})"
 	}
-	return strings.NewReplacer("{target}", clean(it.Target, 60), "{from}", it.peers(), "{detail}", clean(it.Detail, 80)).Replace(sentence)
+	return strings.NewReplacer("{target}", clean(it.Target), "{from}", it.peers(), "{detail}", clean(it.Detail)).Replace(sentence)
 }
 
 func (it item) peers() string {
 	if len(it.Peers) == 0 {
 		return "all servers of the lock"
 	}
-	return clean(strings.Join(it.Peers, ", "), 200)
+	return clean(strings.Join(it.Peers, ", "))
 }
 
 func (it item) decisionSentence() string {
-	s := "accepted a " + clean(it.Op, 40)
+	s := "accepted a " + clean(it.Op)
 	if !it.Accepted {
-		s = "refused (409) a " + clean(it.Op, 40)
+		s = "refused (409) a " + clean(it.Op)
 	}
 	if it.Token == 0 {
 		return s + " without a token"

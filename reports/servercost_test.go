@@ -26,7 +26,6 @@ func serverCosts(t *testing.T, dir string) []servercost.Line {
 	defer func() { require.NoError(t, f.Close()) }()
 	lines, err := servercost.Decode(f)
 	require.NoError(t, err)
-	require.NoError(t, servercost.Check(lines))
 	config, err := servercost.Load(dir)
 	require.NoError(t, err)
 	require.Equal(t, config, lines[0].Setup.Config, "the config has changed: record it again")
@@ -110,6 +109,11 @@ func TestTenMillionKeys(t *testing.T) {
 		fmt.Sprintf("left when the counters are reaped | %s | %.1f", size(uint64(left)), left/n),
 		fmt.Sprintf("the most while the server expired keys by itself, filling | %s | %.0f", size(uint64(peak)), peak/n)))
 
+	require.Zero(t, active["drain"].Redis.Expires)
+	require.Equal(t, c.Redis.Keys, active["drain"].Redis.Keys, "a counter for each key")
+	require.Equal(t, c.Redis.Keys, active["reap"].Count)
+	require.InDelta(t, active["use"].Values["greatest"]+1, active["reuse"].Values["greatest"], 0, "tokens go on after the reaping")
+	require.InDelta(t, c.Redis.Check, lazy["touch"].Values["second_token"], 0, "expired locks are granted again")
 	require.Greater(t, stale, used(lazy["expire"])/2, "more than half of used_memory is what nobody holds")
 	require.InDelta(t, used(lazy["fill"]), used(lazy["expire"]), used(lazy["fill"])/100, "and used_memory doesn't tell")
 	require.Less(t, peak, used(lazy["fill"]), "active expiry keeps it lower")

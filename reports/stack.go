@@ -8,14 +8,9 @@ import (
 
 const (
 	rowStep  = 14.0
-	stemGap  = 6.0   // from a stem to its rows
-	markRoom = 13.0  // for the mark before a row
-	near     = 36.0  // events closer than this share a stem
-	crowded  = 40    // with more notes in a lane,
-	nearer   = 160.0 // events closer than this do
-
-	stackRows = 8 // rows of a stack before it counts the rest
-	alarmRows = 3 // rows of alarm beyond that
+	stemGap  = 6.0  // from a stem to its rows
+	markRoom = 13.0 // for the mark before a row
+	near     = 36.0 // events closer than this share a stem
 )
 
 // textWidth is enough room for s in any common font; nothing is measured.
@@ -58,7 +53,6 @@ func (n note) width() float64 {
 
 type stack struct {
 	rows  []note
-	more  int     // rows that did not fit
 	x, x1 float64 // the first event and the last
 	left  bool    // the rows are left of the first event, not right of the last
 	a, b  float64 // the interval that it covers
@@ -67,12 +61,8 @@ type stack struct {
 
 // hang puts notes, sorted by x, into stacks. A stack that would overlap another hangs lower.
 func hang(notes []note) (stacks []stack) {
-	reach := near
-	if len(notes) > crowded {
-		reach = nearer
-	}
 	for _, n := range notes {
-		if k := len(stacks) - 1; k < 0 || n.x-stacks[k].x >= reach {
+		if k := len(stacks) - 1; k < 0 || n.x-stacks[k].x >= near {
 			stacks = append(stacks, stack{x: n.x})
 		}
 		stacks[len(stacks)-1].add(n)
@@ -86,22 +76,15 @@ func hang(notes []note) (stacks []stack) {
 func (s *stack) add(n note) {
 	s.x1 = n.x
 	k := len(s.rows)
-	if k > 0 && s.more == 0 && s.rows[k-1].text == n.text && n.count > 0 && s.rows[k-1].count > 0 {
+	if k > 0 && s.rows[k-1].text == n.text && n.count > 0 && s.rows[k-1].count > 0 {
 		s.rows[k-1].last = n.last
 		s.rows[k-1].count += n.count
 		return
 	}
-	if k < stackRows && s.more == 0 || n.class == "alarm" && k < stackRows+alarmRows {
-		s.rows = append(s.rows, n)
-		return
-	}
-	s.more++
+	s.rows = append(s.rows, n)
 }
 
 func (s *stack) place(others []stack) {
-	if s.more > 0 {
-		s.rows = append(s.rows, note{text: fmt.Sprintf("and %s more", grouped(s.more)), class: "quiet"})
-	}
 	w := 0.0
 	for _, n := range s.rows {
 		w = max(w, n.width())

@@ -1,42 +1,25 @@
 package reports
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
-	"unicode/utf8"
 )
 
-// clean makes untrusted s safe to read: at most limit runes, those that aren't graphic spelled out. The template
-// escapes HTML.
-func clean(s string, limit int) string {
-	var b strings.Builder
-	n := 0
-	for i := 0; i < len(s); n++ {
-		if n == limit {
-			fmt.Fprintf(&b, "… (cut; %s bytes in all)", grouped(len(s)))
-			break
+// clean makes untrusted s safe to read. The template escapes HTML.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsGraphic(r) {
+			return r
 		}
-		r, size := utf8.DecodeRuneInString(s[i:])
-		switch {
-		case r == utf8.RuneError && size == 1:
-			fmt.Fprintf(&b, `\x%02x`, s[i])
-		case unicode.IsGraphic(r):
-			b.WriteRune(r)
-		default:
-			q := strconv.QuoteRuneToASCII(r)
-			b.WriteString(q[1 : len(q)-1])
-		}
-		i += size
-	}
-	return b.String()
+		return unicode.ReplacementChar
+	}, s)
 }
 
 func short(s string, limit int) string {
-	r := []rune(clean(s, 4*limit))
+	r := []rune(clean(s))
 	if len(r) > limit {
 		return string(r[:limit-1]) + "…"
 	}

@@ -16,14 +16,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Limits of what a page shows. It counts what is left out.
-const (
-	headEvents  = 300
-	tailEvents  = 100
-	mostEntries = 100
-	valueRunes  = 240
-)
-
 // Run is a recorded history and its verdict.
 type Run struct {
 	Events []history.Event
@@ -89,7 +81,7 @@ func newPage(runs []Run) page {
 	var p page
 	for i, r := range runs {
 		v := newPanel(fmt.Sprintf("r%d", i+1), r)
-		name, hazard := clean(v.scene.run.Scenario, 80), clean(v.scene.run.Hazard, 200)
+		name, hazard := clean(v.scene.run.Scenario), clean(v.scene.run.Hazard)
 		if name == "" {
 			name = "A history without a name"
 		}
@@ -108,40 +100,26 @@ func newPage(runs []Run) page {
 		})
 		g.draw()
 	}
-	p.Title = clean(strings.Join(names, ", "), 120)
+	p.Title = clean(strings.Join(names, ", "))
 	return p
 }
 
-// draw uses one time axis for the group's runs, unless the longest would hide the shortest.
+// draw uses one time axis for the group's runs.
 func (g *group) draw() {
-	const atMost = 4
-	var from, to, least time.Duration
-	var panels []*panel
+	from, to := g.Runs[0].scene.from, g.Runs[0].scene.to
 	for _, p := range g.Runs {
-		s := p.scene
-		if !slices.ContainsFunc(s.items, func(it item) bool { return it.timed }) {
-			continue
-		}
-		span := max(s.to-s.from, time.Microsecond)
-		if len(panels) == 0 {
-			from, to, least = s.from, s.to, span
-		}
-		from, to, least = min(from, s.from), max(to, s.to), min(least, span)
-		panels = append(panels, p)
+		from, to = min(from, p.scene.from), max(to, p.scene.to)
 	}
-	for _, p := range panels {
-		a, b := from, to
-		if (to-from)/atMost > least {
-			a, b = p.scene.from, p.scene.to
-			p.Notes = append(p.Notes, "The runs differ much in length, so each is drawn to a scale of its own.")
+	for _, p := range g.Runs {
+		if len(p.scene.items) > 0 {
+			p.Drawing = draw(p.scene, p.ID, fmt.Sprintf("Timeline, %s: %s", strings.ToLower(p.Fencing), p.Verdict), from, to)
 		}
-		p.Drawing = draw(p.scene, p.ID, fmt.Sprintf("Timeline, %s: %s", strings.ToLower(p.Fencing), p.Verdict), a, b)
 	}
 }
 
 func newPanel(id string, r Run) *panel {
 	s := newScene(r.Events, r.Result.Lost)
-	p := &panel{ID: id, scene: s, Verdict: r.Result.Verdict.String(), Command: clean(s.run.Command, 400)}
+	p := &panel{ID: id, scene: s, Verdict: r.Result.Verdict.String(), Command: clean(s.run.Command)}
 	p.Mark = map[history.Verdict]string{history.Safe: safeSign, history.Violated: brokenSign}[r.Result.Verdict]
 	if p.Mark == "" {
 		p.Verdict, p.Mark = history.Inconclusive.String(), unknownSign
@@ -195,8 +173,6 @@ func (p *panel) remarks(r Run) {
 	case len(s.items) == 0:
 		say("The history holds no event beyond the description of the run: there is nothing to draw.")
 		return
-	case s.start.IsZero():
-		say("No event has a time: there is nothing to draw. The list has them as they were recorded.")
 	case !s.granted:
 		say("Nobody was granted the lock; t = 0 is the first event.")
 	}
@@ -209,20 +185,11 @@ func (p *panel) remarks(r Run) {
 	if s.moved > 0 {
 		say("Events are in the order of their clocks; %s recorded in another order.", plural(s.moved, "event"))
 	}
-	if n := len(s.workers) - maxWorkers; n > 0 {
-		say("%s without a lane; the list has their events.", plural(n, "worker"))
-	}
-	if n := len(s.leases) - maxBars; n > 0 {
-		say("%s without a bar; the list has them.", plural(n, "later grant"))
-	}
 }
 
 func shown(list []string) (some []string) {
-	for _, e := range list[:min(len(list), mostEntries)] {
-		some = append(some, clean(e, valueRunes))
-	}
-	if n := len(list) - mostEntries; n > 0 {
-		some = append(some, fmt.Sprintf("… and %s more", grouped(n)))
+	for _, e := range list {
+		some = append(some, clean(e))
 	}
 	return some
 }
@@ -231,7 +198,7 @@ func (p *panel) facts() {
 	s := p.scene
 	add := func(name, value string) {
 		if value != "" {
-			p.Facts = append(p.Facts, fact{name, clean(value, 120)})
+			p.Facts = append(p.Facts, fact{name, clean(value)})
 		}
 	}
 	length := func(d history.Duration) string {
@@ -257,21 +224,11 @@ func (p *panel) list(id string) {
 	s := p.scene
 	u := unitFor(s.to - s.from)
 	p.Unit = u.name
-	skipped := len(s.items) - headEvents - tailEvents
-	for i, it := range s.items {
-		if skipped > 0 && i >= headEvents && i < headEvents+skipped {
-			if i == headEvents {
-				p.Events = append(p.Events, row{N: "…", Words: plural(skipped, "event") + " left out here; the history has them"})
-			}
-			continue
-		}
+	for _, it := range s.items {
 		r := row{
-			ID: fmt.Sprintf("%s-e%d", id, it.n), N: fmt.Sprint(it.n), Time: "–", Actor: clean(it.Actor, 40), Words: it.sentence(),
-			Value: clean(strings.Join(history.Entries(it.Value), " ⏎ "), valueRunes),
+			ID: fmt.Sprintf("%s-e%d", id, it.n), N: fmt.Sprint(it.n), Time: u.exact(it.at), Actor: clean(it.Actor), Words: it.sentence(),
+			Value: clean(strings.Join(history.Entries(it.Value), " ⏎ ")),
 			Alarm: it.stale || it.lost != "" || it.reports(history.Failed),
-		}
-		if it.timed {
-			r.Time = u.exact(it.at)
 		}
 		p.Events = append(p.Events, r)
 	}

@@ -66,9 +66,7 @@ func contention(data []byte) (*derived, error) {
 	d.charts["ceiling"], d.tables["ceiling"] = ceilings(all)
 	open := byRate(all.of(uncontended).by("redis"))
 	d.tables["rates"] = ratesTable(open, all.of(uncontended).by(floor))
-	if len(open) > 0 {
-		d.charts["rates"] = ratesChart(open)
-	}
+	d.charts["rates"] = ratesChart(open)
 	return d, nil
 }
 
@@ -159,28 +157,23 @@ func hotPanel(heading string, height float64, hot runs, locks []string, add func
 }
 
 func throughputChart(hot runs, locks []string, on string) *chart {
-	title := "Hot key " + on + ", no work: critical sections per second"
-	if r := best(hot.where(func(r *run) bool {
+	r := best(hot.where(func(r *run) bool {
 		return slices.Contains(locks, r.Config.Backend) && r.Config.Contenders == crowd && r.Config.Work == 0
-	}), fastest); r != nil {
-		title = fmt.Sprintf("Hot key %s, no work: with %d contenders %s is the fastest (%s)", on, crowd, shown(r.Config.Backend), perSecond(r.SectionsPerS))
-	}
+	}), fastest)
 	return &chart{
-		title: title, about: "Critical sections per second against the number of contenders, a line for each lock. The table has the numbers.",
+		title:  fmt.Sprintf("Hot key %s, no work: with %d contenders %s is the fastest (%s)", on, crowd, shown(r.Config.Backend), perSecond(r.SectionsPerS)),
+		about:  "Critical sections per second against the number of contenders, a line for each lock. The table has the numbers.",
 		panels: []panel{hotPanel("critical sections per second", 250, hot, locks, func(l *line, n float64, r *run) { l.add(n, r.SectionsPerS) })},
 	}
 }
 
 func waitsChart(hot runs, locks []string, on string) *chart {
+	r, s := hot.closed(locks[0], crowd, 0), best(competitorsOf(hot, locks, crowd), fastest)
 	c := &chart{
-		title: "Hot key " + on + ", no work: how long acquisitions wait",
+		title: fmt.Sprintf("Hot key %s, %d contenders, no work: 1 in 100 waits for more than %s ms for %s, and %s ms for %s", on, crowd,
+			trim(r.cell(0.99)), locks[0], trim(s.cell(0.99)), shown(s.Config.Backend)),
 		about: "Three panels: median, 99th and 99.9th percentile of waits in milliseconds against the number of contenders, a line for each lock. " +
 			"An arrow says that the wait is longer than that. Where too few waited to tell there is no point. The table has the numbers.",
-	}
-	r, s := hot.closed(locks[0], crowd, 0), best(competitorsOf(hot, locks, crowd), fastest)
-	if r.tells() && s.tells() {
-		c.title = fmt.Sprintf("Hot key %s, %d contenders, no work: 1 in 100 waits for more than %s ms for %s, and %s ms for %s", on, crowd,
-			trim(r.cell(0.99)), locks[0], trim(s.cell(0.99)), shown(s.Config.Backend))
 	}
 	for _, p := range []struct {
 		name string
@@ -220,20 +213,13 @@ func handOff(hot runs, lock string) time.Duration {
 			most = max(most, r.SectionsPerS)
 		}
 	}
-	if most == 0 {
-		return 0
-	}
 	return time.Duration(float64(time.Second) / most)
 }
 
 // ceiling is r's throughput if each critical section took only the work of r's holders and the hand-off, and how much
 // of it r reached.
 func ceiling(hot runs, r *run) (perS, share float64) {
-	h := handOff(hot, r.Config.Backend)
-	if h == 0 {
-		return math.NaN(), math.NaN()
-	}
-	each := h.Seconds()
+	each := handOff(hot, r.Config.Backend).Seconds()
 	if r.Config.Work > 0 {
 		each += max(r.Hold.Mean/1e3, r.Config.Work.D().Seconds())
 	}
@@ -266,9 +252,6 @@ func ceilings(all runs) (*chart, string) {
 				continue
 			}
 			c, share := ceiling(hot, r)
-			if math.IsNaN(share) {
-				continue
-			}
 			held := "—"
 			if w > 0 {
 				held = reports.Number(r.Hold.Mean) + " ms"
@@ -283,9 +266,7 @@ func ceilings(all runs) (*chart, string) {
 				title = fmt.Sprintf("With %d contenders and %s, redis reaches %.0f %% of its ceiling", crowd, working(w), 100*share)
 			}
 		}
-		if len(l.xs) > 0 {
-			pan.lines = append(pan.lines, l)
-		}
+		pan.lines = append(pan.lines, l)
 	}
 	return &chart{
 		title: title, about: "Critical sections per second by the ceiling, 1/(work + hand-off), against the work under the lock. The table has the numbers.",
@@ -364,31 +345,20 @@ func contentionClaims(all runs) (list []claim) {
 	hot, work, open := all.of(hotKey), all.of(withWork), byRate(all.of(uncontended).by("redis"))
 	redis := groups[0].locks
 	queue := func(n int) *run { return hot.closed("redis", n, 0) }
-	add := func(says string, ok bool, measured func() (string, bool)) {
-		c := claim{says: says, missing: !ok}
-		if ok {
-			c.measured, c.holds = measured()
-		}
-		list = append(list, c)
+	add := func(holds bool, says, measured string) {
+		list = append(list, claim{says: says, measured: measured, holds: holds})
 	}
 	atLeast := func(says string, r, s *run, times float64) {
-		add(says, r != nil && s != nil && !s.idle(), func() (string, bool) {
-			ratio, from := r.times(s)
-			return from, ratio >= times
-		})
+		ratio, from := r.times(s)
+		add(ratio >= times, says, from)
 	}
 	type place struct {
 		where string
 		runs  runs
 	}
-	far, few := place{"over a network, ", all.of(network)}, place{"the load apart from the server, ", all.of(apart)}
-	if len(far.runs) > 0 {
-		far.where += reports.Number(2*far.runs[0].Config.Delay.D().Seconds()*1e3) + " ms there and back, "
-	}
-	if len(few.runs) > 0 {
-		few.where = fmt.Sprintf("the load on %d of %d processors, ", few.runs[0].Config.Processors, few.runs[0].Machine.Cores)
-	}
-	here := place{"", hot}
+	here, far, few := place{"", hot}, place{runs: all.of(network)}, place{runs: all.of(apart)}
+	far.where = "over a network, " + reports.Number(2*far.runs[0].Config.Delay.D().Seconds()*1e3) + " ms there and back, "
+	few.where = fmt.Sprintf("the load on %d of %d processors, ", few.runs[0].Config.Processors, few.runs[0].Machine.Cores)
 	for _, p := range []place{here, few, far} {
 		for _, n := range []int{crowd, 1000} {
 			atLeast(fmt.Sprintf("%s%s contenders: at least as fast as the fastest other library on Redis", p.where, reports.Number(float64(n))),
@@ -401,21 +371,19 @@ func contentionClaims(all runs) (list []claim) {
 		by   func(a, b *run) int
 	}{{"with the most throughput", fastest}, {"with the shortest tail", shortestTail}} {
 		s := best(competitorsOf(hot, redis, crowd), c.by)
-		add(fmt.Sprintf("%d contenders: p99 of waits at most 1/10 of that of the other library %s", crowd, c.name), r.tells() && s.tells(), func() (string, bool) {
-			a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is a lower bound, so much the better
-			return fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.cell(0.99), reports.Number(b.Millis), shown(s.Config.Backend), reports.Number(a.Millis/b.Millis)) +
-				map[bool]string{true: ", or less", false: ""}[b.Longer], !a.Longer && a.Millis <= b.Millis/10
-		})
+		a, b := r.waits.Quantile(0.99), s.waits.Quantile(0.99) // if b is a lower bound, so much the better
+		add(!a.Longer && a.Millis <= b.Millis/10, fmt.Sprintf("%d contenders: p99 of waits at most 1/10 of that of the other library %s", crowd, c.name),
+			fmt.Sprintf("%s ms ÷ %s ms (%s) = %s", r.cell(0.99), reports.Number(b.Millis), shown(s.Config.Backend), reports.Number(a.Millis/b.Millis))+
+				map[bool]string{true: ", or less", false: ""}[b.Longer])
 	}
 	for _, n := range []int{crowd, 1000} {
 		list = append(list, fair(reports.Number(float64(n))+" contenders: ", queue(n))...)
 	}
 	for _, w := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond} {
 		r := work.closed("redis", crowd, w)
-		add(fmt.Sprintf("%d contenders, %s: at least 90 %% of the ceiling", crowd, working(w)), r != nil && handOff(hot, "redis") > 0, func() (string, bool) {
-			c, share := ceiling(hot, r)
-			return fmt.Sprintf("%s of %s = %.1f %%", perSecond(r.SectionsPerS), perSecond(c), 100*share), share >= 0.9
-		})
+		c, share := ceiling(hot, r)
+		add(share >= 0.9, fmt.Sprintf("%d contenders, %s: at least 90 %% of the ceiling", crowd, working(w)),
+			fmt.Sprintf("%s of %s = %.1f %%", perSecond(r.SectionsPerS), perSecond(c), 100*share))
 	}
 	for _, c := range []struct {
 		lock, own, other, name string
@@ -434,17 +402,13 @@ func contentionClaims(all runs) (list []claim) {
 		atLeast(fmt.Sprintf("%d goroutines of one process: %s-shared at least 50 × as fast as the fastest other library", crowd, lock),
 			some.closed(lock+"-shared", crowd, 0), best(competitorsOf(some, groups[i].locks, crowd), fastest), 50)
 	}
-	slow := first(open)
-	add("uncontended, at the lowest offered rate: p99 below 3 ms", slow.tells(), func() (string, bool) {
-		p99 := slow.waits.Quantile(0.99)
-		return fmt.Sprintf("%s ms at %s", slow.cell(0.99), perSecond(slow.Config.Rate)), !p99.Longer && p99.Millis < 3
-	})
-	add(fmt.Sprintf("uncontended: at least 5,000 per second with p99 below %d ms", quick), len(open) > 0, func() (string, bool) {
-		s := sustained(open)
-		if s == nil {
-			return "at no rate", false
-		}
-		return perSecond(s.SectionsPerS) + " served of " + perSecond(s.Config.Rate), s.SectionsPerS >= 5000*0.98
-	})
+	slow := open[0]
+	p99 := slow.waits.Quantile(0.99)
+	add(!p99.Longer && p99.Millis < 3, "uncontended, at the lowest offered rate: p99 below 3 ms", fmt.Sprintf("%s ms at %s", slow.cell(0.99), perSecond(slow.Config.Rate)))
+	served, at := 0.0, "at no rate"
+	if s := sustained(open); s != nil {
+		served, at = s.SectionsPerS, perSecond(s.SectionsPerS)+" served of "+perSecond(s.Config.Rate)
+	}
+	add(served >= 5000*0.98, fmt.Sprintf("uncontended: at least 5,000 per second with p99 below %d ms", quick), at)
 	return list
 }

@@ -19,14 +19,11 @@ func fairness(data []byte) (*derived, error) {
 	d.tables["closed"], d.tables["open"] = closedTable(closed), openTable(open)
 	d.charts["waits"] = tails(closed)
 	d.charts["shares"] = shares(closed)
-	d.charts["open"] = tailsOf("Arrivals at a rate", open, []string{"redis", "redis-spin", "redsync", "redislock", "etcd", "zookeeper"})
+	d.charts["open"] = tailsOf(open, []string{"redis", "redis-spin", "redsync", "redislock", "etcd", "zookeeper"})
 	return d, nil
 }
 
 func overtaken(r *run) float64 {
-	if r.Order.Count == 0 {
-		return 0
-	}
 	return 100 * float64(r.Order.Reordered) / float64(r.Order.Count)
 }
 
@@ -61,17 +58,14 @@ func openTable(open runs) string {
 }
 
 func tails(closed runs) *chart {
+	queue, spin := closed.closed("redis", crowd, 0), closed.closed("redis-spin", crowd, 0)
 	c := &chart{
-		title: fmt.Sprintf("%d contenders: who waits for how long", crowd),
+		title: fmt.Sprintf("%d contenders, no work: 1 in 100 waits for longer than %s ms in the FIFO queue, and than %s ms spinning", crowd,
+			trim(queue.cell(0.99)), trim(spin.cell(0.99))),
 		about: "The share of acquisitions that wait for longer, in per cent, against the wait in milliseconds: without work, and with 5 ms of it. " +
 			"A line that ends above the axis belongs to a lock of whose longest waits the run knows only that they are longer.",
 	}
 	locks := []string{"redis", "redis-spin", "etcd", "zookeeper"}
-	queue, spin := closed.closed("redis", crowd, 0), closed.closed("redis-spin", crowd, 0)
-	if queue.tells() && spin.tells() {
-		c.title = fmt.Sprintf("%d contenders, no work: 1 in 100 waits for longer than %s ms in the FIFO queue, and than %s ms spinning", crowd,
-			trim(queue.cell(0.99)), trim(spin.cell(0.99)))
-	}
 	for _, w := range closed.works() {
 		var some runs
 		for _, lock := range locks {
@@ -79,9 +73,7 @@ func tails(closed runs) *chart {
 				some = append(some, r)
 			}
 		}
-		if len(some) > 0 {
-			c.panels = append(c.panels, curves(working(w)+": % that wait for longer", some))
-		}
+		c.panels = append(c.panels, curves(working(w)+": % that wait for longer", some))
 	}
 	return c
 }
@@ -89,20 +81,15 @@ func tails(closed runs) *chart {
 // The words say that it is a lower bound.
 func trim(cell string) string { return strings.TrimPrefix(cell, "> ") }
 
-func tailsOf(title string, all runs, locks []string) *chart {
+func tailsOf(all runs, locks []string) *chart {
 	some := all.where(func(r *run) bool { return slices.Contains(locks, r.Config.Backend) })
-	c := &chart{title: title, about: "The share of acquisitions that wait for longer, in per cent, against the wait in milliseconds. The table has the numbers."}
-	if len(some) == 0 {
-		return c
-	}
-	c.title = fmt.Sprintf("Arrivals at %s, %s: who waits for how long", perSecond(some[0].Config.Rate), working(some[0].Config.Work.D()))
 	r, s := best(some, shortestTail), first(some.by("redis-spin"))
-	if r != s && r.tells() && s.tells() {
-		c.title = fmt.Sprintf("Arrivals at %s, %s: 1 in 100 waits for longer than %s ms for %s, and %s ms for %s", perSecond(r.Config.Rate), working(r.Config.Work.D()),
-			trim(r.cell(0.99)), shown(r.Config.Backend), trim(s.cell(0.99)), shown(s.Config.Backend))
+	return &chart{
+		title: fmt.Sprintf("Arrivals at %s, %s: 1 in 100 waits for longer than %s ms for %s, and %s ms for %s", perSecond(r.Config.Rate), working(r.Config.Work.D()),
+			trim(r.cell(0.99)), shown(r.Config.Backend), trim(s.cell(0.99)), shown(s.Config.Backend)),
+		about:  "The share of acquisitions that wait for longer, in per cent, against the wait in milliseconds. The table has the numbers.",
+		panels: []panel{curves("% that wait for longer", some)},
 	}
-	c.panels = []panel{curves("% that wait for longer", some)}
-	return c
 }
 
 func curves(heading string, some runs) panel {

@@ -131,10 +131,6 @@ func (r *run) starved() (starved, without int) {
 	return starved, without
 }
 
-func (r *run) idle() bool {
-	return slices.ContainsFunc(r.rounds, func(r *run) bool { return r.Sections == 0 })
-}
-
 // times is the median of the rounds' ratios, since runs of one round follow each other; of two in the middle, the
 // lesser.
 func (r *run) times(s *run) (ratio float64, from string) {
@@ -221,14 +217,12 @@ func (all runs) works() []time.Duration {
 	return slices.Sorted(slices.Values(distinct(all, func(r *run) time.Duration { return r.Config.Work.D() })))
 }
 
-// tells reports whether r was recorded, with enough acquisitions for p99.
-func (r *run) tells() bool { return r != nil && !math.IsNaN(r.waits.Quantile(0.99).Millis) }
+// tells reports whether there were enough acquisitions for p99.
+func (r *run) tells() bool { return !math.IsNaN(r.waits.Quantile(0.99).Millis) }
 
 func (r *run) cell(q float64) string {
 	x := r.waits.Quantile(q)
 	switch {
-	case r.waits.Count == 0:
-		return "—"
 	case math.IsNaN(x.Millis):
 		return "·"
 	case x.Longer:
@@ -261,9 +255,6 @@ func (all runs) machine() string {
 }
 
 func best(all runs, by func(a, b *run) int) *run {
-	if len(all) == 0 {
-		return nil
-	}
 	return slices.MinFunc(all, by)
 }
 
@@ -289,9 +280,6 @@ const evenly = 0.999
 // mostEven is the greatest possible Jain's index of r: some contenders have one critical section more than others.
 func (r *run) mostEven() float64 {
 	n := int64(r.Config.Contenders)
-	if r.Sections == 0 || n == 0 {
-		return 0
-	}
 	each, more := r.Sections/n, r.Sections%n
 	squares := float64(more*(each+1)*(each+1) + (n-more)*each*each)
 	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
@@ -310,12 +298,9 @@ func (r *run) even() bool {
 
 // The goals of a lock with a queue.
 func fair(says string, r *run) []claim {
-	even := claim{says: says + "Jain's index at least 0.999", missing: r == nil}
-	fed := claim{says: says + "nobody starves", missing: r == nil}
-	tail := claim{says: says + "p99 at most 2.5 × the median", missing: !r.tells()}
-	if r == nil {
-		return []claim{even, fed, tail}
-	}
+	even := claim{says: says + "Jain's index at least 0.999"}
+	fed := claim{says: says + "nobody starves"}
+	tail := claim{says: says + "p99 at most 2.5 × the median"}
 	worst := r.worst()
 	even.measured, even.holds, even.open = fmt.Sprintf("%.5f", worst.Share.Jain), worst.Share.Jain >= evenly, worst.tooFew()
 	if even.open {
@@ -343,7 +328,6 @@ type claim struct {
 	says     string
 	measured string
 	holds    bool
-	missing  bool // it was not recorded
 	open     bool // the data is not enough to tell
 }
 
@@ -352,8 +336,6 @@ func claims(list []claim) string {
 	for _, c := range list {
 		mark := "✗"
 		switch {
-		case c.missing:
-			mark, c.measured = "?", "not recorded"
 		case c.open:
 			mark = "?"
 		case c.holds:
@@ -377,6 +359,6 @@ func kept(all runs) claim {
 	return claim{
 		says:     "this module's locks: never two holders with a lease, and tokens that increase",
 		measured: fmt.Sprintf("in %d runs %d overlaps, %d tokens that did not increase", n, c.Overlaps, c.TokenRegressions),
-		holds:    c.Overlaps == 0 && c.TokenRegressions == 0, missing: n == 0,
+		holds:    c.Overlaps == 0 && c.TokenRegressions == 0,
 	}
 }

@@ -1,4 +1,5 @@
-// Package site makes charts and tables of the recorded results, and a site of all pages, from the data alone.
+// Package site makes charts and tables of the recorded results, and a site of all pages, from the data alone. The data must have all runs
+// that goals and titles name.
 package site
 
 import (
