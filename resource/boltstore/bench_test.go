@@ -63,13 +63,3 @@ func served(b *testing.B, s resource.Store, h *resource.HandlerOptions, c *resou
 func BenchmarkFenceCheck(b *testing.B) { stores(b, storebench.FenceCheck) }
 
 func BenchmarkWriters(b *testing.B) { stores(b, storebench.Writers) }
-
-func BenchmarkRule(b *testing.B) {
-	rec := resource.Record{Value: value, MaxFence: at(1)}
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := rec.CheckWrite("k", at(2), value); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
