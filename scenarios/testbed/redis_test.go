@@ -32,11 +32,6 @@ func startRedis(t *testing.T, o *testbed.Options) *testbed.Server {
 	return started(t)(testbed.StartRedis(t.Context(), o))
 }
 
-func startReplica(t *testing.T, primary *testbed.Server) *testbed.Server {
-	t.Helper()
-	return started(t)(testbed.StartRedisReplica(t.Context(), primary, nil))
-}
-
 func started(t *testing.T) func(*testbed.Server, error) *testbed.Server {
 	t.Helper()
 	return func(s *testbed.Server, err error) *testbed.Server {

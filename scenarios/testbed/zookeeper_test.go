@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"log"
-	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -97,47 +96,6 @@ func requireMember(t *testing.T, s *testbed.Server) {
 		mode, _ := setting(t.Context(), s.Addr, "srvr", "Mode")
 		return mode == "follower" || mode == "leader"
 	}, time.Minute, 10*time.Millisecond)
-}
-
-func TestZooKeeperEnsemble(t *testing.T) {
-	onProviders(t, "zookeeper", func(t *testing.T, p testbed.Provider) {
-		ctx := t.Context()
-		c, err := testbed.StartZooKeeper(ctx, 3, &testbed.Options{Provider: p})
-		testbed.Need(t, err)
-		defer func() { require.NoError(t, c.Close()) }()
-		require.Equal(t, "3 × zookeeper "+c.Servers[0].Version+" ("+string(p)+")", c.String())
-		require.Equal(t, "zk1", c.Servers[0].Name)
-		require.Eventually(t, func() bool {
-			modes := make(map[string]int)
-			for _, addr := range c.Addrs() {
-				mode, _ := setting(ctx, addr, "srvr", "Mode")
-				modes[mode]++
-			}
-			return maps.Equal(modes, map[string]int{"leader": 1, "follower": 2})
-		}, time.Minute, 10*time.Millisecond)
-
-		// Without its leader it elects another, which has the data.
-		old, err := c.Leader(ctx)
-		require.NoError(t, err)
-		keep(t, old)
-		require.NoError(t, old.Kill(ctx))
-		leader, err := c.Leader(ctx)
-		require.NoError(t, err)
-		require.NotEqual(t, old.Name, leader.Name)
-		requireKept(t, leader)
-
-		// The old one rejoins, even with an empty disk.
-		for _, wipe := range []bool{false, true} {
-			require.NoError(t, old.Restart(ctx, testbed.RestartOptions{Wipe: wipe}))
-			requireMember(t, old)
-			requireKept(t, old)
-			require.NoError(t, old.Kill(ctx))
-		}
-		require.NoError(t, c.Close())
-		for _, addr := range c.Addrs() {
-			requireGone(t, addr)
-		}
-	})
 }
 
 func TestZooKeeperIsolate(t *testing.T) {
