@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -112,25 +110,6 @@ func TestCallerGone(t *testing.T) {
 	require.NoError(t, s.Write(ctx, "k", at(5), nil))
 	require.ErrorIs(t, s.Write(ctx, "k", at(6), nil), context.Canceled)
 	require.Equal(t, 1, told)
-}
-
-func TestOneAtATime(t *testing.T) {
-	m := resource.NewMemory()
-	var inside, most atomic.Int64
-	s := observe.Store(wrong{m, func(ctx context.Context, key string, f resource.Fence, value []byte) error {
-		most.Store(max(most.Load(), inside.Add(1)))
-		defer inside.Add(-1)
-		for range 100 {
-			runtime.Gosched() // every chance for others to come in
-		}
-		return m.Write(ctx, key, f, value)
-	}}, func(observe.Decision) {})
-	var wg sync.WaitGroup
-	for i := range uint64(100) {
-		wg.Go(func() { _ = s.Write(t.Context(), "k", at(i+1), nil) })
-	}
-	wg.Wait()
-	require.EqualValues(t, 1, most.Load())
 }
 
 // With many writers on two keys, the decisions of each key must be a possible history.

@@ -355,63 +355,6 @@ func TestReadMeetsOwnWrite(t *testing.T) {
 	}
 }
 
-func TestReadBeforeGuard(t *testing.T) {
-	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
-		pool, key, ctx := newPool(t, server), newKey(), t.Context()
-		b := begin(ctx, t, pool, level)
-		read := holders(ctx, t, b, key) // too early
-		require.NoError(t, pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(a pgx.Tx) error {
-			return errors.Join(pgstore.Guard(ctx, a, key, at(1)), adds(ctx, a, key, holders(ctx, t, a, key)+"A"))
-		}))
-		err := pgstore.Guard(ctx, b, key, at(2))
-		if level != pgx.ReadCommitted {
-			require.Equal(t, "40001", sqlState(err), "got %v", err)
-			require.ErrorIs(t, b.Commit(ctx), pgx.ErrTxClosed)
-			require.Equal(t, "A", holders(ctx, t, pool, key))
-			return
-		}
-		require.NoError(t, err)
-		require.NoError(t, adds(ctx, b, key, read+"B"))
-		require.NoError(t, b.Commit(ctx))
-		require.Equal(t, "B", holders(ctx, t, pool, key), "A is lost, as the package comment warns")
-	})
-}
-
-// At SERIALIZABLE the commit may fail after an accepted guard, and the fence is rolled back.
-func TestSerializationFailureAfterGuard(t *testing.T) {
-	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
-		pool, ctx := newPool(t, server), t.Context()
-		keys := []string{newKey(), newKey()}
-		var txs []pgx.Tx
-		for _, k := range keys { // each reads both accounts and writes one: a write skew
-			tx := begin(ctx, t, pool, level)
-			txs = append(txs, tx)
-			require.NoError(t, pgstore.Guard(ctx, tx, k, at(1)))
-			require.Empty(t, holders(ctx, t, tx, keys[0])+holders(ctx, t, tx, keys[1]))
-		}
-		var failed []int
-		for i, tx := range txs {
-			err := adds(ctx, tx, keys[i], "on call")
-			if err == nil {
-				err = tx.Commit(ctx)
-			}
-			if err != nil {
-				require.Equal(t, "40001", sqlState(err), "got %v", err)
-				failed = append(failed, i)
-				_ = tx.Rollback(ctx)
-			}
-		}
-		if level != pgx.Serializable {
-			require.Empty(t, failed)
-			return
-		}
-		require.Len(t, failed, 1)
-		key := keys[failed[0]]
-		require.Zero(t, fenceOf(t, pool, key))
-		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return pgstore.Guard(ctx, tx, key, at(1)) }), "again, same fence")
-	})
-}
-
 // A repeat of a Store's write is not taken for a guard's, or the reverse.
 func TestStoreAndGuard(t *testing.T) {
 	pool, key, ctx := newPool(t, server), newKey(), t.Context()

@@ -30,12 +30,6 @@ import (
 //go:embed schema.sql
 var Schema string
 
-// AuditSchema is SQL for PostgreSQL 14 or later, to run after [Schema]. It creates a table fencelab_audit, and a trigger that
-// adds a row for every accepted fence, in its transaction. It may be run again.
-//
-//go:embed audit.sql
-var AuditSchema string
-
 var (
 	//go:embed write.sql
 	writeSQL string

@@ -144,68 +144,6 @@ func TestStore(t *testing.T) {
 	})
 }
 
-func TestAudit(t *testing.T) {
-	pool := newPool(t, server)
-	schema := "audit_" + strings.ReplaceAll(uuid.NewString(), "-", "")
-	_, err := pool.Exec(t.Context(), "CREATE SCHEMA "+schema)
-	require.NoError(t, err)
-	pool = newPool(t, server, func(c *pgxpool.Config) {
-		c.ConnConfig.RuntimeParams["search_path"] = schema
-		c.MaxConns = 20
-	})
-	for range 2 {
-		_, err := pool.Exec(t.Context(), pgstore.Schema)
-		require.NoError(t, err)
-		_, err = pool.Exec(t.Context(), pgstore.AuditSchema)
-		require.NoError(t, err)
-	}
-	s := newStore(t, pool, nil)
-	const writers = 100
-	start := make(chan struct{})
-	accepted := make(chan uint64, writers)
-	var wg sync.WaitGroup
-	for i := range writers {
-		token := uint64(i*37%writers + 1)
-		wg.Go(func() {
-			<-start
-			var err error
-			if token%2 == 0 {
-				err = s.Write(t.Context(), "k", at(token), nil)
-			} else {
-				err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, "k", at(token)) })
-			}
-			if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
-				return
-			}
-			if err != nil {
-				t.Errorf("token %d: %v", token, err)
-			}
-			accepted <- token
-		})
-	}
-	close(start)
-	wg.Wait()
-	close(accepted)
-	var want []uint64
-	for token := range accepted {
-		want = append(want, token)
-	}
-	rows, err := pool.Query(t.Context(), "SELECT token::bigint, coalesce(old_token, 0)::bigint FROM fencelab_audit WHERE key = 'k' ORDER BY id")
-	require.NoError(t, err)
-	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Token, Old uint64 }])
-	require.NoError(t, err)
-	var got []uint64
-	var last uint64
-	for _, l := range lines {
-		require.Equal(t, last, l.Old)
-		require.Greater(t, l.Token, last)
-		last = l.Token
-		got = append(got, l.Token)
-	}
-	require.EqualValues(t, writers, last)
-	require.ElementsMatch(t, want, got)
-}
-
 func TestNewRefuses(t *testing.T) {
 	_, err := pgstore.New(nil, nil)
 	require.ErrorContains(t, err, "pool is nil")
