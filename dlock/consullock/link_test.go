@@ -1,12 +1,8 @@
 package consullock_test
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
-	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -16,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// link is the HTTP transport of a client. Its wire has the faults.
+// link is the way of a client. Its wire has the faults.
 type link struct {
 	*locktest.Wire
 	base http.RoundTripper
@@ -29,38 +25,12 @@ var transactions = []string{"lock", "unlock", "check", "seal", "unlock+seal"}
 
 func clientOver(tb testing.TB, l link) *api.Client {
 	tb.Helper()
-	c, err := api.NewClient(&api.Config{Address: l.url, HttpClient: &http.Client{Transport: l}})
+	c, err := api.NewClient(&api.Config{Address: l.url, HttpClient: &http.Client{Transport: locktest.Transport{
+		Wire: l.Wire, Base: l.base, Kind: kind,
+		Header: http.Header{"X-Consul-Index": {"1"}, "X-Consul-Lastcontact": {"0"}, "X-Consul-Results-Filtered-By-Acls": {"true"}},
+	}}})
 	require.NoError(tb, err)
 	return c
-}
-
-func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
-	var body []byte
-	if req.Body != nil {
-		var err error
-		if body, err = io.ReadAll(req.Body); err != nil {
-			return nil, err
-		}
-	}
-	return locktest.Do(req.Context(), l.Wire, kind(req, body), func(ctx context.Context, answer string) (*http.Response, error) {
-		if answer != "" { // a status and a body
-			status, text, _ := strings.Cut(answer, " ")
-			code, err := strconv.Atoi(status)
-			return &http.Response{StatusCode: code, Request: req, Body: io.NopCloser(strings.NewReader(text)), Header: http.Header{
-				"X-Consul-Index": {"1"}, "X-Consul-Lastcontact": {"0"}, "X-Consul-Results-Filtered-By-Acls": {"true"},
-			}}, err
-		}
-		req := req.Clone(ctx)
-		req.Body = io.NopCloser(bytes.NewReader(body))
-		resp, err := l.base.RoundTrip(req)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = resp.Body.Close() }()
-		text, err := io.ReadAll(resp.Body)
-		resp.Body = io.NopCloser(bytes.NewReader(text))
-		return resp, err
-	})
 }
 
 // kind is what a request is for: create, renew, destroy or watch a session; read an entry or poll it; or a transaction.

@@ -1,12 +1,15 @@
 package locktest
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -21,6 +24,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/wait"
+	"github.com/fencelab/fencelab/internal/jitter"
 )
 
 var update = flag.Bool("update", false, "rewrite the requests in scripts, and the results of scripts that show nothing yet")
@@ -57,13 +61,19 @@ func Scripts(t *testing.T, file string, virtual bool, bench func(t *testing.T) B
 	t.Helper()
 	all, err := txtar.ParseFile(file)
 	require.NoError(t, err)
+	line := bytes.Count(all.Comment, []byte("\n"))
 	for i, f := range all.Files {
+		first := line + 2
+		line += 1 + bytes.Count(f.Data, []byte("\n"))
 		t.Run(f.Name, func(t *testing.T) {
 			run := func(t *testing.T) {
-				s := &script{T: t, Bench: bench(t), virtual: virtual, clients: map[string]*client{}, tokens: map[string][]uint64{}}
+				s := &script{
+					T: t, Bench: bench(t), virtual: virtual, file: file, first: first, clients: map[string]*client{}, tokens: map[string][]uint64{},
+				}
 				all.Files[i].Data = []byte(s.run(string(f.Data)))
 			}
 			if virtual {
+				jitter.Seed(1)
 				synctest.Test(t, run)
 			} else {
 				run(t)
@@ -79,6 +89,8 @@ type script struct {
 	*testing.T
 	Bench
 	virtual bool
+	file    string
+	first   int // the file's line with the first step
 	clients map[string]*client
 	owners  int
 
@@ -97,7 +109,7 @@ type client struct {
 
 type call struct {
 	g        dlock.Grant // the request until it is granted
-	cancel   context.CancelFunc
+	cancel   context.CancelCauseFunc
 	released bool
 }
 
@@ -119,7 +131,6 @@ func (s *script) run(text string) string {
 			width = max(width, min(len(strings.TrimSpace(step)), 28))
 		}
 	}
-	want, got := slices.Clone(lines), slices.Clone(lines)
 	for i, l := range lines {
 		step, shown, _ := strings.Cut(l, "=>")
 		results, requests, _ := strings.Cut(shown, "| ")
@@ -147,19 +158,22 @@ func (s *script) run(text string) string {
 			}
 			return fmt.Sprintf("%-*s => %s", width, step, results)
 		}
-		want[i], got[i] = show(results, requests), show(came, sent)
+		lines[i] = show(results, requests)
+		if got := show(came, sent); got != lines[i] {
+			s.Errorf("%s (-update accepts other requests):\n got %s\nwant %s", s.at(), got, lines[i])
+		}
 	}
-	text = strings.Join(want, "\n")
-	require.Equal(s, text, strings.Join(got, "\n"), "-update accepts other requests")
-	return text + "\n"
+	return strings.Join(lines, "\n") + "\n"
 }
+
+func (s *script) at() string { return fmt.Sprintf("%s:%d", s.file, s.first+s.line) }
 
 func (s *script) do(f []string) {
 	name, n, line := strings.Join(f[:min(3, len(f))], " "), len(f), s.line
 	f = append(f, make([]string, 4)...)
 	duration := func(text string) time.Duration {
 		d, err := time.ParseDuration(text)
-		require.NoError(s, err, name)
+		require.NoError(s, err, s.at())
 		return d
 	}
 	if own := s.Steps[f[0]]; own != nil {
@@ -178,10 +192,10 @@ func (s *script) do(f []string) {
 	}
 	c := s.clients[f[0]]
 	begin := func(l *call, do func(context.Context, dlock.Grant) error) {
-		require.NotNil(s, l, "%s: of what?", name)
+		require.NotNil(s, l, "%s: %s of what?", s.at(), name)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		ctx, cancel := context.WithCancel(s.Context())
+		ctx, cancel := context.WithCancelCause(s.Context())
 		g := l.g
 		l.cancel = cancel
 		go func() { s.says(line, name, outcome(do(ctx, g))) }()
@@ -217,13 +231,13 @@ func (s *script) do(f []string) {
 	case "close":
 		begin(&call{}, func(context.Context, dlock.Grant) error { return c.Close() })
 	case "cancel":
-		c.calls[key].cancel()
+		c.calls[key].cancel(errCancelled)
 	case "deliver":
 		c.deliver()
 	case "heal":
-		require.NoError(s, c.heal(), name)
+		require.NoError(s, c.heal(), s.at())
 	default:
-		require.Contains(s, faults, verb, name)
+		require.Contains(s, faults, verb, s.at())
 		every := key == "every"
 		if every {
 			f = slices.Delete(f, 2, 3)
@@ -272,7 +286,7 @@ func (s *script) granted(l *call, g dlock.Grant, name string) error {
 	if g.TTL != l.g.TTL {
 		text += fmt.Sprintf(" for %v", g.TTL)
 	}
-	if age := time.Since(g.Start); s.virtual && age > 0 {
+	if age := time.Since(g.Start).Round(time.Microsecond); s.virtual && age > 0 {
 		text += fmt.Sprintf(" %v old", age)
 	}
 	l.g = g
@@ -287,13 +301,18 @@ var outcomes = []struct {
 	{dlock.ErrLost, "lost"},
 	{dlock.ErrInvalid, "invalid"},
 	{dlock.ErrClosed, "closed"},
-	{context.Canceled, "cancelled"},
 	{ErrWire, "broken wire"},
 }
 
+// errCancelled is a cause such as a caller of other locks may have.
+var errCancelled = fmt.Errorf("cancelled: %w, %w", dlock.ErrHeld, &net.OpError{Op: "dial", Err: io.EOF})
+
 func outcome(err error) string {
-	if err == nil {
+	switch {
+	case err == nil:
 		return "ok"
+	case errors.Is(err, errCancelled):
+		return "cancelled"
 	}
 	var is []string
 	for _, o := range outcomes {
@@ -314,7 +333,7 @@ func (s *script) says(line int, step, text string) {
 		text = step + ": " + text
 	}
 	r := result{text: text}
-	if after := time.Since(s.began); s.virtual && after > 0 {
+	if after := time.Since(s.began).Round(time.Microsecond); s.virtual && after > 0 {
 		r = result{after, fmt.Sprintf("%s +%v", text, after)}
 	}
 	s.results = append(s.results, r)

@@ -1,13 +1,20 @@
 package locktest
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
+	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"testing/iotest"
 	"time"
 
 	"github.com/fencelab/fencelab/dlock/dlocktest"
@@ -30,7 +37,7 @@ type Wire struct {
 
 type fault struct {
 	verb   string
-	kinds  []string // of requests, or *
+	kinds  []string // of requests, or *; then: and whatever follows the first that is struck
 	arg    string   // of delay, stall and answer
 	every  bool     // until heal; otherwise it strikes once
 	struck bool
@@ -94,11 +101,51 @@ func Do[T any](ctx context.Context, w *Wire, kind string, send func(ctx context.
 	}
 }
 
+// Transport sends HTTP requests over a Wire. An answer is a status and a body, which breaks off if it ends with "..."; without a
+// status, the server's name is unknown.
+type Transport struct {
+	*Wire
+	Base   http.RoundTripper
+	Kind   func(req *http.Request, body []byte) string
+	Header http.Header // of answers
+}
+
+func (t Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(cmp.Or(req.Body, io.ReadCloser(http.NoBody)))
+	if err != nil {
+		return nil, err
+	}
+	return Do(req.Context(), t.Wire, t.Kind(req, body), func(ctx context.Context, answer string) (*http.Response, error) {
+		if answer != "" {
+			status, text, _ := strings.Cut(answer, " ")
+			code, err := strconv.Atoi(status)
+			if err != nil {
+				return nil, &net.DNSError{Err: answer, IsNotFound: true}
+			}
+			var r io.Reader = strings.NewReader(text)
+			if text, breaks := strings.CutSuffix(text, "..."); breaks {
+				r = io.MultiReader(strings.NewReader(text), iotest.ErrReader(ErrWire))
+			}
+			return &http.Response{StatusCode: code, Request: req, Body: io.NopCloser(r), Header: t.Header.Clone()}, nil
+		}
+		req := req.Clone(ctx)
+		req.Body = io.NopCloser(bytes.NewReader(body))
+		resp, err := t.Base.RoundTrip(req)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		text, err := io.ReadAll(resp.Body)
+		resp.Body = io.NopCloser(bytes.NewReader(text))
+		return resp, err
+	})
+}
+
 func (w *Wire) next(kind string) (fault, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i, f := range w.faults {
-		if f.verb == "cut" || f.kinds[0] == "*" || slices.Contains(f.kinds, kind) {
+		if f.verb == "cut" || f.kinds[0] == "*" || slices.Contains(f.kinds, kind) || f.struck && slices.Contains(f.kinds, "then") {
 			f.struck = true
 			if f.verb != "cut" && !f.every {
 				w.faults = slices.Delete(w.faults, i, i+1)
@@ -191,7 +238,7 @@ func (w *Wire) sent() (kinds string) {
 	return kinds
 }
 
-// Link is for a dlocktest.Service. It cuts all requests, and disturbs those of the kinds.
+// Link is for a dlocktest.Service. It cuts all requests, and disturbs those of the kinds, and after "then" whatever follows.
 func (w *Wire) Link(kinds ...string) dlocktest.Link {
 	return Link(func(verb string) (heal func()) {
 		w.inject(&fault{verb: verb, kinds: kinds, every: true})
