@@ -6,7 +6,6 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -163,13 +162,6 @@ func (ns nodes) warm(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-func (p proc) connect(t *testing.T) {
-	t.Helper()
-	for _, c := range p.clients {
-		require.NoError(t, c.Ping(t.Context()).Err())
-	}
-}
-
 // service's faults hit the first n nodes. If these are not all, requests that are lost on the way to them have an effect on
 // the others, so only replies can be disturbed. A frozen node is waited for when the others disagree, so the timeout must
 // be short, and replies cannot be held for longer than leases.
@@ -196,23 +188,3 @@ func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 		},
 	}
 }
-
-// on runs f in virtual time, on n nodes that know the scripts, with a connected process and a request for an hour.
-func on(t *testing.T, n int, f func(t *testing.T, ns nodes, p proc, r dlock.Request)) {
-	t.Helper()
-	onFor(t, n, patient, f)
-}
-
-func onFor(t *testing.T, n int, o redlock.Options, f func(t *testing.T, ns nodes, p proc, r dlock.Request)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		ns := minis(t, n)
-		ns.warm(t)
-		p := ns.proc(t, o)
-		p.connect(t)
-		f(t, ns, p, locktest.Request(time.Hour))
-	})
-}
-
-func lockName(r dlock.Request) string  { return "redlock:{" + r.Key + "}" }
-func fenceName(r dlock.Request) string { return "redlock:fence:{" + r.Key + "}" }

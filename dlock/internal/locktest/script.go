@@ -34,6 +34,7 @@ type Bench struct {
 	Open  func(w *Wire, options ...string) dlock.Backend
 	Steps map[string]func(args ...string) (result string) // of the service's own
 	Key   func(key string) string                         // the name of a script's key
+	Text  func(err error) string                          // of an error that Scripts doesn't know; nil: all of it
 }
 
 // Scripts runs the scripts of a txtar file, each on a Bench of its own. A line is a step. It ends when all goroutines wait,
@@ -46,13 +47,15 @@ type Bench struct {
 // A client exists as soon as it is named, or by open CLIENT OPTION... Its steps:
 //
 //	try, wait K [TTL [OWNER]]  TryAcquire or Acquire, for 1h and a new owner unless given; K:1 is another grant of key K.
-//	                           The result is the token's rank among the key's, and the lease's age
+//	                           The result is the token's rank among the key's, with again if it is the
+//	                           same owner's as before, and the lease's age
 //	renew, release K [of C]    the grant, or client C's; release undoes a request that has no grant
 //	cancel K, close            ends the context of the last such call; closes the Backend
 //	lose, hold [every] KIND    the next request, or all until heal: of KIND, of KIND,KIND or of any, *
 //	lose-, hold-, delay-, stall-reply [every] KIND [TIME]   a delay, but no stall, ends with the request's context
 //	late, repeat KIND          the request is lost, and arrives on deliver; it arrives twice, and the first reply is lost
 //	answer [every] KIND TEXT   not by the server
+//	                           A KIND acquire/0 is one of acquire and of /0, too
 //	cut, heal, deliver         loses all, also what is under way; ends the faults; lets go what is held or late
 //
 // And advance TIME. If virtual is false, only results are checked, and scripts are skipped that advance or that have a step
@@ -68,7 +71,7 @@ func Scripts(t *testing.T, file string, virtual bool, bench func(t *testing.T) B
 		t.Run(f.Name, func(t *testing.T) {
 			run := func(t *testing.T) {
 				s := &script{
-					T: t, Bench: bench(t), virtual: virtual, file: file, first: first, clients: map[string]*client{}, tokens: map[string][]uint64{},
+					T: t, Bench: bench(t), virtual: virtual, file: file, first: first, clients: map[string]*client{}, grants: map[string][]dlock.Grant{},
 				}
 				all.Files[i].Data = []byte(s.run(string(f.Data)))
 			}
@@ -95,8 +98,8 @@ type script struct {
 	owners  int
 
 	mu      sync.Mutex
-	tokens  map[string][]uint64 // of a key
-	line    int                 // of the step
+	grants  map[string][]dlock.Grant // of a key
+	line    int                      // of the step
 	began   time.Time
 	results []result
 }
@@ -198,7 +201,7 @@ func (s *script) do(f []string) {
 		ctx, cancel := context.WithCancelCause(s.Context())
 		g := l.g
 		l.cancel = cancel
-		go func() { s.says(line, name, outcome(do(ctx, g))) }()
+		go func() { s.says(line, name, s.outcome(do(ctx, g))) }()
 	}
 	switch verb, key := f[1], f[2]; verb {
 	case "try", "wait":
@@ -277,12 +280,18 @@ func (s *script) granted(l *call, g dlock.Grant, name string) error {
 			}
 		}()
 	}
-	tokens := s.tokens[g.Key]
-	text := fmt.Sprintf("#%d", len(tokens)+1)
-	if len(tokens) > 0 && g.Fence <= tokens[len(tokens)-1] {
-		text = "a token that doesn't grow"
+	all := s.grants[g.Key]
+	text := fmt.Sprintf("#%d", len(all)+1)
+	if len(all) > 0 {
+		switch last := all[len(all)-1]; {
+		case g.Fence == last.Fence && g.Owner == last.Owner:
+			text = fmt.Sprintf("#%d again", len(all))
+			all = all[:len(all)-1]
+		case g.Fence <= last.Fence:
+			text = "a token that doesn't grow"
+		}
 	}
-	s.tokens[g.Key] = append(tokens, g.Fence)
+	s.grants[g.Key] = append(all, g)
 	if g.TTL != l.g.TTL {
 		text += fmt.Sprintf(" for %v", g.TTL)
 	}
@@ -307,7 +316,7 @@ var outcomes = []struct {
 // errCancelled is a cause such as a caller of other locks may have.
 var errCancelled = fmt.Errorf("cancelled: %w, %w", dlock.ErrHeld, &net.OpError{Op: "dial", Err: io.EOF})
 
-func outcome(err error) string {
+func (s *script) outcome(err error) string {
 	switch {
 	case err == nil:
 		return "ok"
@@ -319,6 +328,9 @@ func outcome(err error) string {
 		if errors.Is(err, o.error) {
 			is = append(is, o.text)
 		}
+	}
+	if len(is) == 0 && s.Text != nil {
+		return s.Text(err)
 	}
 	return cmp.Or(strings.Join(is, ", "), err.Error())
 }

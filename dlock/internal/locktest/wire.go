@@ -55,7 +55,8 @@ func NewWire() *Wire {
 // Do sends a request, as often as the faults say. An answer, unless it is empty, replaces the server's.
 func Do[T any](ctx context.Context, w *Wire, kind string, send func(ctx context.Context, answer string) (T, error)) (v T, err error) {
 	w.mu.Lock()
-	w.counts[kind]++
+	name, _, _ := strings.Cut(kind, "/")
+	w.counts[name]++
 	w.mu.Unlock()
 	f, broken := w.next(kind)
 	if f.verb == "repeat" {
@@ -110,6 +111,7 @@ type Transport struct {
 	Header http.Header // of answers
 }
 
+// RoundTrip implements http.RoundTripper.
 func (t Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	body, err := io.ReadAll(cmp.Or(req.Body, io.ReadCloser(http.NoBody)))
 	if err != nil {
@@ -144,8 +146,11 @@ func (t Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 func (w *Wire) next(kind string) (fault, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	name, _, _ := strings.Cut(kind, "/")
 	for i, f := range w.faults {
-		if f.verb == "cut" || f.kinds[0] == "*" || slices.Contains(f.kinds, kind) || f.struck && slices.Contains(f.kinds, "then") {
+		if f.verb == "cut" || f.struck && slices.Contains(f.kinds, "then") || slices.ContainsFunc(f.kinds, func(k string) bool {
+			return k == "*" || k == kind || k == name || k == kind[len(name):]
+		}) {
 			f.struck = true
 			if f.verb != "cut" && !f.every {
 				w.faults = slices.Delete(w.faults, i, i+1)
