@@ -30,33 +30,28 @@ type queue struct {
 	g      dlock.Grant
 }
 
-func hold(t *testing.T, s redisServer, ttl time.Duration) *queue {
+func hold(t *testing.T, s redisServer) *queue {
 	t.Helper()
 	b, c, _ := s.backend(t)
-	r := locktest.Request(ttl)
+	r := locktest.Request(time.Hour)
 	g, err := b.TryAcquire(t.Context(), r)
 	require.NoError(t, err)
 	return &queue{T: t, s: s, c: c, key: r.Key, holder: b, g: g}
 }
 
-// heldFor runs f in a bubble with a Redis, on a lock that is held for ttl.
-func heldFor(t *testing.T, ttl time.Duration, f func(q *queue)) {
+// virtually runs f in a bubble with a Redis, on a lock that is held.
+func virtually(t *testing.T, f func(q *queue)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := newMini(t)
 		s.warm(t)
-		f(hold(t, s, ttl))
+		f(hold(t, s))
 	})
-}
-
-func virtually(t *testing.T, f func(q *queue)) {
-	t.Helper()
-	heldFor(t, time.Hour, f)
 }
 
 func both(t *testing.T, f func(q *queue)) {
 	t.Helper()
-	t.Run("real", func(t *testing.T) { f(hold(t, onServer(t, server), time.Hour)) })
+	t.Run("real", func(t *testing.T) { f(hold(t, onServer(t, server))) })
 	t.Run("virtual", func(t *testing.T) { virtually(t, f) })
 }
 

@@ -29,37 +29,6 @@ const (
 	longest = 30 * time.Second       // for which a waiter doesn't poll
 )
 
-// One that has given up costs no token, and one that polls is behind them.
-func TestQueueIsFIFO(t *testing.T) {
-	both(t, func(q *queue) {
-		all := q.line(8)
-		why := errors.New("enough")
-		all[5].cancel(why)
-		<-all[5].done
-		require.ErrorIs(q, all[5].err, why)
-		q.queued(7)
-		all = append(all[:5], all[6:]...)
-		q.release()
-		for i, w := range all {
-			w.wins(uint64(i+2), q.g.Start)
-			for _, later := range all[i+1:] {
-				later.waits()
-			}
-			require.Equal(q, w.owner, q.owner())
-			_, err := q.holder.TryAcquire(q.Context(), locktest.Request(time.Hour)) // another key
-			require.NoError(q, err)
-			q.tryHeld(q.holder)
-			w.release()
-		}
-		require.Equal(q, []string{"fence:{" + q.key + "}"}, q.c.Keys(q.Context(), "*{"+q.key+"}*").Val(), "what an idle key leaves")
-		s := q.acquire(q.backend(func(o *redislock.Options) { o.Mode = redislock.ModeSpin }), "spinner")
-		s.wins(9, q.g.Start)
-		w := q.line(1)[0]
-		s.release()
-		w.wins(10, q.g.Start)
-	})
-}
-
 func TestDeadWaiterSkipped(t *testing.T) {
 	virtually(t, func(q *queue) {
 		dead, link := q.listener()
@@ -152,32 +121,6 @@ func TestRemovedWaiterComesBack(t *testing.T) {
 	})
 }
 
-// By waiters that may be about to leave, so by more than one, and not by all.
-func TestRollCallIsAnsweredByFew(t *testing.T) {
-	virtually(t, func(q *queue) {
-		b, _, polled := q.counting()
-		for i := range 20 {
-			q.join(b, fmt.Sprint(i))
-		}
-		before := polled()
-		q.publish("lapsed " + q.lock())
-		synctest.Wait()
-		require.Equal(q, 4, polled()-before)
-	})
-}
-
-func TestFirstOfTheAskersProcess(t *testing.T) {
-	virtually(t, func(q *queue) {
-		b := q.backend()
-		w := q.join(b, "w")
-		q.join(b, "next")
-		q.expire()
-		began := time.Now()
-		q.publish("held 0 next") // it polls
-		require.LessOrEqual(q, w.wins(2, began), 2*time.Millisecond, "without a roll call")
-	})
-}
-
 // many has n waiters join, each by acquire.
 func (q *queue) many(n int, acquire func(ctx context.Context, i int)) (giveUp func()) {
 	q.Helper()
@@ -253,23 +196,6 @@ func TestCloseWhileTheyLeave(t *testing.T) {
 	}
 }
 
-// Redis is away for so long that it has forgotten the queue.
-func TestLeavingIsGivenUp(t *testing.T) {
-	virtually(t, func(q *queue) {
-		b, _, l := q.s.backend(q.T)
-		w := q.join(b, "w")
-		heal := l.Link().LoseRequests()
-		w.cancel(nil)
-		<-w.done
-		time.Sleep(3 * time.Minute)
-		lost := l.Lost()
-		require.Greater(q, lost, 100)
-		time.Sleep(time.Hour)
-		require.Equal(q, lost, l.Lost())
-		heal()
-	})
-}
-
 // Calls that undo requests of one key share batches, also while the last batch is being sent.
 func TestManyUndone(t *testing.T) {
 	b, _, _ := newMini(t).backend(t)
@@ -286,52 +212,6 @@ func TestManyUndone(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-// The first waiter polls when the holder's lease is over, and not before; renewals tell it when that is.
-func TestHolderDies(t *testing.T) {
-	for _, ttl := range []time.Duration{time.Millisecond, 100 * time.Millisecond, 10 * time.Second} {
-		heldFor(t, ttl, func(q *queue) {
-			b, _, polled := q.counting()
-			w := q.acquire(b, "next")
-			if ttl > time.Second {
-				for range 100 {
-					time.Sleep(time.Second)
-					require.NoError(q, q.holder.Renew(q.Context(), q.g))
-				}
-				q.g.Start = time.Now()
-			}
-			require.LessOrEqual(q, polled(), 2, "held; into the queue")
-			took := w.wins(2, q.g.Start)
-			require.GreaterOrEqual(q, took, ttl)
-			require.LessOrEqual(q, took, ttl+time.Millisecond)
-			require.LessOrEqual(q, polled(), 3)
-		})
-	}
-}
-
-// Who is the first because others have given up polls when the lease is over too.
-func TestHolderDiesAfterTheFirstHasLeft(t *testing.T) {
-	const ttl = 10 * time.Second
-	heldFor(t, ttl, func(q *queue) {
-		first := q.join(q.backend(), "first")
-		next := q.join(q.backend(func(o *redislock.Options) { o.Queue.HandoffTTL = time.Hour }), "next")
-		first.cancel(nil)
-		require.LessOrEqual(q, next.wins(2, q.g.Start), ttl+time.Millisecond)
-	})
-}
-
-// It gets the error, and doesn't poll until its TTL is over.
-func TestCounterBreaksWhileTheyWait(t *testing.T) {
-	heldFor(t, 10*time.Second, func(q *queue) {
-		b, _, polled := q.counting()
-		w := q.join(b, "next")
-		require.NoError(q, q.c.Set(q.Context(), "fence:{"+q.key+"}", "abc", 0).Err())
-		<-w.done
-		require.ErrorContains(q, w.err, "fence counter")
-		synctest.Wait()
-		require.LessOrEqual(q, polled(), 4, "held; into the queue; the lease is over; it leaves")
-	})
 }
 
 // About once per HandoffTTL, and many no more often together than 200 times a second.
@@ -401,82 +281,6 @@ func TestNotificationTooLate(t *testing.T) {
 	})
 }
 
-// A grant from before the server said that the lock is another's is over.
-func TestNotificationOlderThanTheLastAnswer(t *testing.T) {
-	virtually(t, func(q *queue) {
-		w := q.line(1)[0]
-		q.publish("held 0 " + w.owner) // it polls, and learns that the lock is still held
-		time.Sleep(handoff / 4)
-		q.publish("granted 1 " + w.owner + " " + q.lock())
-		synctest.Wait()
-		w.waits()
-	})
-}
-
-// A grant prevails over what else it is told while it polls.
-func TestNotifiedWhileItPolls(t *testing.T) {
-	virtually(t, func(q *queue) {
-		b, _, l := q.s.backend(q.T)
-		w := q.join(b, "w")
-		deliver := l.Link().HoldReplies()
-		q.publish("held 0 w")
-		time.Sleep(10 * time.Millisecond)
-		q.publish("held 30000 w")
-		synctest.Wait()
-		began := q.release()
-		synctest.Wait()
-		deliver()
-		require.Zero(q, w.wins(2, began))
-	})
-}
-
-// A waiter that polls may be granted the lock before it is notified: of this grant, of one that has lapsed, or of one that
-// came too late. It keeps the lock when the notifications come.
-func TestNotificationAfterTheAnswer(t *testing.T) {
-	for _, c := range []struct {
-		token   int
-		granted bool // by a hand-over, else the lock is free
-		late    []int
-	}{{3, false, []int{2}}, {4, true, []int{2, 4, 2}}} {
-		virtually(t, func(q *queue) {
-			other := hold(q.T, q.s, time.Hour)
-			w := q.line(1)[0]
-			channel := q.first()
-			require.NoError(q, q.c.Set(q.Context(), "fence:{"+q.key+"}", c.token, 0).Err())
-			require.NoError(q, q.c.Del(q.Context(), q.list(), q.lock()).Err())
-			if c.granted {
-				require.NoError(q, q.c.Set(q.Context(), q.lock(), w.owner, handoff).Err())
-			} else {
-				require.NoError(q, q.c.Decr(q.Context(), "fence:{"+q.key+"}").Err())
-			}
-			q.publishTo(channel, "held 0 "+w.owner)
-			w.wins(uint64(c.token), q.g.Start)
-			other.join(w.b, "reader")
-			for _, token := range c.late {
-				q.publishTo(channel, fmt.Sprint("granted ", token, " ", w.owner, " ", q.lock()))
-				time.Sleep(time.Second)
-				require.Equal(q, w.owner, q.owner(), "after the notification of token %d", token)
-			}
-			w.release()
-		})
-	}
-}
-
-// A request to join that the client repeated, since it got no reply, comes late: its owner, who has had the lock, doesn't get it again.
-func TestQueuedTwice(t *testing.T) {
-	both(t, func(q *queue) {
-		w := q.line(1)[0]
-		again, err := q.c.LIndex(q.Context(), q.list(), 0).Result()
-		require.NoError(q, err)
-		q.release()
-		w.granted()
-		require.NoError(q, q.c.RPush(q.Context(), q.list(), again).Err())
-		w.release()
-		require.Empty(q, q.owner())
-		q.queued(0)
-	})
-}
-
 // What Redis answers of a counter is passed on: go-redis repeats some, and leaves a server that is a replica now.
 func TestErrorsOfTheCounter(t *testing.T) {
 	if server.Provider == testbed.External {
@@ -491,39 +295,6 @@ func TestErrorsOfTheCounter(t *testing.T) {
 	require.ErrorContains(t, err, "NOREPLICAS")
 }
 
-// away answers scripts as a Redis 6 that may not write now, until it has answered some.
-type away struct{ left atomic.Int64 }
-
-func (*away) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (a *away) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if name := cmd.Name(); name != "evalsha" && name != "eval" || a.left.Add(-1) < 0 {
-			return next(ctx, cmd)
-		}
-		err := redirect("ERR Error running script (call to f_0): @user_script:7: -MISCONF Redis is configured to save RDB snapshots")
-		cmd.SetErr(err)
-		return err
-	}
-}
-
-func (*away) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func TestWaitsWhileRedis6MayNotWrite(t *testing.T) {
-	virtually(t, func(q *queue) {
-		_, c, _ := q.s.backend(q.T)
-		var a away
-		c.AddHook(&a)
-		w := q.join(newBackend(q.T, c, q.s.options()), "w")
-		a.left.Store(2)
-		q.expire()
-		w.granted()
-		require.Negative(q, a.left.Load())
-	})
-}
-
 // After a planned failover a waiter may still subscribe to the old master, which relays what the new one publishes. The new
 // one doesn't know of it, and must not notify it of a grant that it then takes back.
 func TestSubscriberOfAnotherServer(t *testing.T) {
@@ -536,7 +307,7 @@ func TestSubscriberOfAnotherServer(t *testing.T) {
 	replica, err := testbed.StartRedisReplica(t.Context(), master, nil)
 	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, replica.Close()) })
-	q, old := hold(t, onServer(t, master), time.Hour), onServer(t, replica)
+	q, old := hold(t, onServer(t, master)), onServer(t, replica)
 	_, c, _ := old.backend(t)
 	sub := c.Subscribe(t.Context(), "wake:far", "done")
 	t.Cleanup(func() { require.NoError(t, sub.Close()) })
@@ -722,7 +493,7 @@ func as(t *testing.T, rules ...any) (redisServer, *redis.Client) {
 func TestUserWithoutPubSubCommand(t *testing.T) {
 	for _, rule := range []string{"+pubsub", "-pubsub"} {
 		s, admin := as(t, "~lock:*", "~fence:*", "~queue:*", "~fence-floor", "&wake:*", "+@all", "-@dangerous", rule)
-		q := hold(t, s, time.Hour)
+		q := hold(t, s)
 		q.c = admin
 		all := q.line(3)
 		q.release()
@@ -733,82 +504,13 @@ func TestUserWithoutPubSubCommand(t *testing.T) {
 // The waiter stays first until somebody may publish.
 func TestUserWhoMayNotPublish(t *testing.T) {
 	mute, admin := as(t, "~*", "resetchannels", "+@all")
-	q := hold(t, mute, time.Hour)
+	q := hold(t, mute)
 	q.c, q.s = admin, onServer(t, server)
 	w := q.line(1)[0]
 	q.release()
 	q.queued(1)
 	q.publish("held 0 " + w.owner)
 	require.Greater(t, w.granted().Fence, uint64(1))
-}
-
-func TestOrphanedWaiter(t *testing.T) {
-	both(t, func(q *queue) {
-		b := q.backend()
-		q.join(b, "b")
-		entry := "1000 " + q.first() + " orphan" // b's, and its sender is gone
-		require.NoError(q, q.c.LPush(q.Context(), q.list(), entry).Err())
-		w := q.line(1)[0]
-		q.release()
-		// orphan, b, w: the orphan's lock goes to b, which takes it, and is not left for who polls first.
-		require.Eventually(q, func() bool { return q.owner() == "b" }, q.s.handoff/3, time.Millisecond)
-		require.NoError(q, b.Release(q.Context(), dlock.Grant{Key: q.key, Owner: "b", TTL: time.Hour}))
-		w.wins(4, q.g.Start)
-	})
-}
-
-// One batch hands on its lock and undoes its request: it is off the queue too.
-func TestOrphanIsUndone(t *testing.T) {
-	virtually(t, func(q *queue) {
-		b, _, l := q.s.backend(q.T)
-		q.join(b, "w")
-		deliver := l.Link().HoldReplies()
-		undo := func(owner string) {
-			go func() { _ = b.Release(q.Context(), dlock.Grant{Key: q.key, Owner: owner, TTL: time.Hour}) }()
-			synctest.Wait()
-		}
-		undo("sent") // so that others share the next batch
-		q.add(q.first(), "orphan")
-		q.publish("granted 1 orphan " + q.lock())
-		synctest.Wait()
-		undo("orphan")
-		deliver()
-		synctest.Wait()
-		require.Equal(q, 1, q.len())
-	})
-}
-
-// One that rejoins, since it was removed, finds the queue full, too.
-func TestQueueFull(t *testing.T) {
-	two := func(o *redislock.Options) { o.Queue.Max = 2 }
-	both(t, func(q *queue) {
-		all := q.line(2)
-		b := q.backend(two)
-		_, err := b.Acquire(q.Context(), dlock.Request{Key: q.key, Owner: "full", TTL: time.Hour})
-		require.ErrorIs(q, err, dlock.ErrQueueFull)
-		require.Equal(q, 2, q.len())
-		q.release()
-		all[0].granted()
-		w := q.join(b, "third")
-		all[0].release()
-		all[1].release()
-		w.granted()
-	})
-	virtually(t, func(q *queue) {
-		w := q.join(q.backend(two), "w")
-		channel := q.first()
-		for _, others := range []int{1, 2} {
-			require.NoError(q, q.c.Del(q.Context(), q.list()).Err())
-			for range others {
-				q.add("wake:x", "x")
-			}
-			q.publishTo(channel, "lapsed "+q.lock())
-			synctest.Wait()
-			require.Equal(q, 2, q.len())
-		}
-		<-w.done
-		require.ErrorIs(q, w.err, dlock.ErrQueueFull)
-	})
 }
 
 func TestForgottenQueueExpires(t *testing.T) {
@@ -828,28 +530,11 @@ func TestForgottenQueueExpires(t *testing.T) {
 	})
 }
 
-func TestOneSubscription(t *testing.T) {
-	virtually(t, func(q *queue) {
-		b := q.backend()
-		var all []*waiting
-		for range 20 {
-			all = append(all, hold(q.T, q.s, time.Hour).join(b, uuid.NewString()))
-		}
-		channels := q.c.PubSubChannels(q.Context(), "wake:*").Val()
-		require.Len(q, channels, 1)
-		require.EqualValues(q, 1, q.c.PubSubNumSub(q.Context(), channels...).Val()[channels[0]])
-		for _, w := range all {
-			w.q.release()
-			w.granted()
-		}
-	})
-}
-
 // It polls, and is in the queue once.
 func TestEnqueueReplyLost(t *testing.T) {
 	virtually(t, func(q *queue) {
 		b, _, l := q.s.backend(q.T)
-		hold(q.T, q.s, time.Hour).join(b, "other") // so that b subscribes
+		hold(q.T, q.s).join(b, "other") // so that b subscribes
 		l.LoseReply()
 		w := q.acquire(b, "w")
 		time.Sleep(10 * time.Second) // whatever the client library may repeat by itself
@@ -891,7 +576,7 @@ func TestHandedOverWhileTheReplyWasLost(t *testing.T) {
 					return n, err
 				},
 			})
-			other := hold(q.T, q.s, time.Hour)
+			other := hold(q.T, q.s)
 			first := other.join(b, "first")
 			other.release()
 			first.granted()
@@ -959,27 +644,6 @@ func TestSubscriptionNotConfirmed(t *testing.T) {
 	})
 }
 
-// It bears failures, and gives up after one that lasts.
-func TestWaiterBearsFailures(t *testing.T) {
-	virtually(t, func(q *queue) {
-		const ttl = 10 * time.Second
-		b, _, l := q.s.backend(q.T)
-		won := locktest.Acquire(q.Context(), b, locktest.Next(q.key, ttl))
-		q.queued(1)
-		for range 3 {
-			heal := l.Link().LoseRequests()
-			time.Sleep(ttl * 2 / 3)
-			heal()
-			time.Sleep(2 * handoff) // it has polled
-			require.Empty(q, won)
-		}
-		defer l.Link().LoseRequests()()
-		time.Sleep(2 * ttl)
-		require.Len(q, won, 1)
-		require.Error(q, (<-won).Err)
-	})
-}
-
 // So do the locks and the queue, as far as Redis keeps them.
 func TestRedisRestarts(t *testing.T) {
 	if server.Provider == testbed.External {
@@ -988,7 +652,7 @@ func TestRedisRestarts(t *testing.T) {
 	srv, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
 	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, srv.Close()) })
-	q := hold(t, onServer(t, srv), time.Hour)
+	q := hold(t, onServer(t, srv))
 	all := q.line(3)
 	require.NoError(t, srv.Kill(t.Context()))
 	require.NoError(t, srv.Restart(t.Context(), testbed.RestartOptions{}))

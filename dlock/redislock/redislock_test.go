@@ -284,30 +284,6 @@ func TestScriptsFlushed(t *testing.T) {
 	})
 }
 
-func TestFenceCounterUnusable(t *testing.T) {
-	onBoth(t, func(t *testing.T, s redisServer) {
-		b, c, _ := s.backend(t)
-		try := func(counter string) (dlock.Request, dlock.Grant, error) {
-			r := locktest.Request(time.Hour)
-			require.NoError(t, c.Set(t.Context(), "fence:{"+r.Key+"}", counter, 0).Err())
-			g, err := b.TryAcquire(t.Context(), r)
-			return r, g, err
-		}
-		for _, counter := range []string{"abc", "1.5", "", "-5", "-1", "9007199254740991", "9223372036854775807"} {
-			r, _, err := try(counter)
-			require.Error(t, err, "counter %q", counter)
-			require.NotErrorIs(t, err, dlock.ErrHeld)
-			require.Zero(t, c.Exists(t.Context(), "lock:{"+r.Key+"}").Val(), "a lock without a token, counter %q", counter)
-		}
-		r, g, err := try("9007199254740990")
-		require.NoError(t, err)
-		require.EqualValues(t, 9007199254740991, g.Fence)
-		again, err := b.TryAcquire(t.Context(), r)
-		require.NoError(t, err)
-		require.Equal(t, g.Fence, again.Fence)
-	})
-}
-
 // A client repeats an acquisition, which must not find itself in the way, but no release: the Locker does that
 // (ReleaseReplyLost in the kit).
 func TestReplyLost(t *testing.T) {
@@ -325,28 +301,5 @@ func TestReplyLost(t *testing.T) {
 		err = b.Release(t.Context(), g)
 		require.ErrorIs(t, err, io.EOF)
 		require.NotErrorIs(t, err, dlock.ErrLost)
-	})
-}
-
-// However long the backoff has grown.
-func TestSpinWakesAtExpiry(t *testing.T) {
-	for _, ttl := range []time.Duration{time.Millisecond, time.Minute} {
-		heldFor(t, ttl, func(q *queue) {
-			b := q.backend(func(o *redislock.Options) { o.Mode, o.Spin.Min = redislock.ModeSpin, time.Hour })
-			time.Sleep(ttl / 3) // so that the rest is no whole number of milliseconds
-			took := q.acquire(b, "next").wins(2, q.g.Start)
-			require.GreaterOrEqual(t, took, ttl)
-			require.LessOrEqual(t, took, ttl+time.Millisecond)
-		})
-	}
-}
-
-// It is not a lock of ours. It is polled at the usual pace, and not taken.
-func TestForeignKey(t *testing.T) {
-	virtually(t, func(q *queue) {
-		require.NoError(t, q.c.Persist(q.Context(), q.lock()).Err())
-		w := q.join(q.backend(), "w")
-		time.Sleep(time.Minute)
-		w.waits()
 	})
 }

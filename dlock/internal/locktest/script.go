@@ -129,7 +129,7 @@ func (s *script) run(text string) string {
 		switch name, _, _ := strings.Cut(step, " "); {
 		case strings.HasPrefix(l, "#"):
 		case !s.virtual && (name == "advance" || len(name) > 1 && name != "open" && s.Steps[name] == nil):
-			s.Skip("in virtual time only: " + step)
+			s.Skip("not applicable: it needs virtual time")
 		default:
 			width = max(width, min(len(strings.TrimSpace(step)), 28))
 		}
