@@ -115,7 +115,9 @@ var redisVersion = regexp.MustCompile(`v=(\d+)\.(\S+)`)
 func redisCommand(ctx context.Context, at placement) (command, error) {
 	args := []string{"redis-server"} // the program may be a link to one that looks at its name
 	if at.Provider == Local {
-		says, _ := exec.CommandContext(ctx, at.Path, "--version").Output()
+		version := exec.CommandContext(ctx, at.Path, "--version")
+		version.WaitDelay = time.Second // of a script that leaves a process behind
+		says, _ := version.Output()
 		if v := redisVersion.FindSubmatch(says); v != nil && len(v[1]) == 1 && v[1][0] < '7' {
 			return command{}, &MissingError{
 				"Redis", "install Redis 7 or later: https://redis.io/docs/latest/operate/oss_and_stack/install/",
