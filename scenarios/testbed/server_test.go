@@ -191,6 +191,7 @@ func TestManyProcesses(t *testing.T) {
 	ctx := t.Context()
 	dir := t.TempDir()
 	t.Setenv("FENCELAB_REDIS_SERVER", script(t, dir, `
+[ "$1" = --version ] && exec redis-server --version
 setsid sh -c 'while echo >>ticks; do sleep 0.01; done 2>/dev/null' &
 exec redis-server "$@"`))
 	s := startRedis(t, &testbed.Options{Provider: testbed.Local})
