@@ -200,7 +200,8 @@ func (cl *client) connections() (n int) {
 }
 
 func endsWithContext(c *check) {
-	for _, name := range []string{"TryAcquire", "Acquire", "Release"} {
+	for _, name := range []string{"TryAcquire", "Acquire", "Release", "TryAcquire cancelled", "Acquire cancelled", "Release cancelled"} {
+		name, cancelled := strings.CutSuffix(name, " cancelled")
 		a := c.client()
 		call := releasing(c.take(a, newKey()))
 		switch name {
@@ -210,7 +211,18 @@ func endsWithContext(c *check) {
 			call = func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, newKey()) }
 		}
 		heal := c.inject(a, (*faults.Link).Cut)
-		if !c.briefly(call).returned {
+		if name == "Release" {
+			time.Sleep(c.k.TTL * 2 / 3) // a renewal is under way
+		}
+		returns := c.briefly
+		if cancelled { // a connection's deadline isn't enough
+			returns = func(call func(ctx context.Context) (scenarios.Lease, error)) result {
+				ctx, cancel := context.WithCancel(c.ctx)
+				time.AfterFunc(c.k.TTL/5, cancel)
+				return c.call(patience+c.k.TTL/5, func() (scenarios.Lease, error) { return call(ctx) })
+			}
+		}
+		if !returns(call).returned {
 			c.breaks("%s, while the servers were silent, hadn't returned %v after its context had ended", name, patience)
 		}
 		heal()
@@ -236,7 +248,7 @@ func endsWithContext(c *check) {
 func (c *check) outlives() {
 	const times = 3
 	for range times {
-		cl := c.lasting()
+		cl := c.times(3)
 		ctx, cancel := context.WithCancel(c.ctx)
 		defer cancel()
 		before, err := c.call(c.limit(), func() (scenarios.Lease, error) { return cl.Acquire(ctx, newKey()) }).granted()
@@ -245,6 +257,9 @@ func (c *check) outlives() {
 		}
 		ended := c.take(cl, newKey())
 		time.Sleep(pause)
+		if !c.k.Service.NoRenew { // or renewals with it
+			time.Sleep(ended.TTL() + c.k.TTL)
+		}
 		tied := ended.Context().Err() != nil && before.Context().Err() == nil
 		_, _ = c.do(ended.Release), c.do(before.Release)
 		if !tied {
@@ -259,6 +274,7 @@ func closeEnds(c *check) {
 	c.take(a, newKey())
 	heal := c.inject(a, (*faults.Link).Cut)
 	defer heal()
+	time.Sleep(c.k.TTL * 2 / 3) // a renewal is under way
 	limit := c.k.TTL + patience
 	if r := c.call(limit, func() (scenarios.Lease, error) { return nil, a.close() }); !r.returned {
 		c.breaks("Close hadn't returned after %v while the servers were silent", limit)

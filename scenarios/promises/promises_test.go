@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"html"
 	"os"
 	"os/exec"
@@ -213,6 +214,7 @@ func TestBroken(t *testing.T) {
 		"time as the token":         {func(s *simple) { s.clockToken = true }, []string{"ClockSkew"}},
 		"spaces at the end":         {func(s *simple) { s.padded = true }, []string{"KeysIndependent"}},
 		"no case":                   {func(s *simple) { s.folded = true }, []string{"KeysIndependent"}},
+		"256 locks for all keys":    {func(s *simple) { s.hash = func(key []byte) uint32 { return crc32.ChecksumIEEE(key) % 256 } }, []string{"KeysIndependent"}},
 		"the key is CRC-32":         {func(s *simple) { s.hash = promises.Hashes[0] }, []string{"KeysIndependent"}},
 		"the key is FNV-1a":         {func(s *simple) { s.hash = promises.Hashes[1] }, []string{"KeysIndependent"}},
 		"the key is hashtext":       {func(s *simple) { s.hash = promises.Hashes[2] }, []string{"KeysIndependent"}},
@@ -225,6 +227,10 @@ func TestBroken(t *testing.T) {
 		"waits for a message":       {func(s *simple) { s.subscribed = true }, []string{"WaiterServed"}},
 		"a try takes the lock":      {func(s *simple) { s.tryTakes = true }, []string{"Exclusive", "HolderReturns"}},
 		"ends with the acquisition": {func(s *simple) { s.tied = true }, []string{"EndsWithContext"}},
+		"renewed until it ends":     {func(s *simple) { s.renewal = renewTied }, []string{"EndsWithContext"}},
+		"calls end at deadlines":    {func(s *simple) { s.onlyDeadline = true }, []string{"EndsWithContext"}},
+		"a client's calls queue":    {func(s *simple) { s.oneCall = true }, []string{"WaiterServed"}},
+		"never releases":            {func(s *simple) { s.noRelease = true }, []string{"WaiterServed"}},
 		"releases too late":         {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +241,7 @@ func TestBroken(t *testing.T) {
 			}
 			virtually(t, servers, open(c.set), func(t *testing.T, k promises.Kit) {
 				k.Service.NoRenew = broken.renewal == renewNever
-				k.Only = c.want
+				k.Only, k.Fixed = c.want, broken.noRelease
 				r := promises.Run(t, k)
 				requireBroken(t, r, c.want...)
 				if broken.leaks {

@@ -77,6 +77,12 @@ func partition(c *check) {
 	if err != nil {
 		return
 	}
+	if first.Until().IsZero() { // it may be told late: see LeaseLasts
+		select {
+		case <-first.Context().Done():
+		case <-time.After(patience):
+		}
+	}
 	if lasts(first, time.Now()) {
 		c.breaks("another client was granted the lock while the lease of a holder who reached %d of %d servers lasted", n/2, n)
 	}

@@ -69,8 +69,12 @@ type simple struct {
 	tryConnects  bool // a failed try leaves a connection
 	majority     bool // on several servers, whose tokens differ
 	asleep       bool // waiters try again only when a message says so
+	oneCall      bool // an acquisition that waits keeps its client's others waiting
+	onlyDeadline bool // cancelling its context doesn't end a call
+	noRelease    bool // a release does nothing
 	mutexes      bool // a client has a mutex for each key, which an acquisition that fails leaves locked
 	mutex        sync.Map
+	calls        chan struct{}
 	only         atomic.Pointer[lease]
 	renewal      renewal
 	hash         func(key []byte) uint32 // which the key is replaced by
@@ -97,6 +101,7 @@ const (
 	renewToRelease  // until its client releases any lease
 	renewPretends   // as renewToRelease, and the holder isn't told
 	renewForEver    // also when the lease is over and the client closed
+	renewTied       // until the context of its acquisition ends
 	renewToRefusal  // until a connection is refused, and the holder isn't told
 )
 
@@ -130,7 +135,7 @@ const patient = 5 * time.Second
 
 func open(set func(*simple)) scenarios.Open {
 	return func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l := &simple{ttl: s.TTL, owner: uuid.NewString(), closed: make(chan struct{})}
+		l := &simple{ttl: s.TTL, owner: uuid.NewString(), calls: make(chan struct{}, 1), closed: make(chan struct{})}
 		set(l)
 		if l.majority && len(s.Addrs) > 1 {
 			return openMajority(ctx, s, set)
@@ -159,7 +164,7 @@ func open(set func(*simple)) scenarios.Open {
 		if l.loadedOnce {
 			release.Load(ctx, l.redis)
 		}
-		if l.deaf || l.deafClose { // nothing else ends a call
+		if l.deaf || l.deafClose || l.onlyDeadline { // nothing else ends a call
 			l.redis.Options().ReadTimeout = -1
 		}
 		return l, nil
@@ -173,7 +178,25 @@ func (s *simple) call(ctx context.Context) context.Context {
 	return ctx
 }
 
+// turn waits until the client's other acquisitions are over.
+func (s *simple) turn(ctx context.Context) (end func(), err error) {
+	if !s.oneCall {
+		return func() {}, nil
+	}
+	select {
+	case s.calls <- struct{}{}:
+		return func() { <-s.calls }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	end, err := s.turn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	l, err := s.try(ctx, key)
 	if !errors.Is(err, dlock.ErrHeld) {
 		return l, err
@@ -326,7 +349,10 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)
 	if s.renewal != renewNever {
 		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
-		go l.renew(context.WithoutCancel(ctx))
+		if s.renewal != renewTied {
+			ctx = context.WithoutCancel(ctx)
+		}
+		go l.renew(ctx)
 	}
 	if s.tied {
 		l.ctx, l.cancel = context.WithDeadline(ctx, until)
@@ -369,7 +395,7 @@ func (l *lease) renew(ctx context.Context) {
 		if released && l.s.renewal == renewToRelease {
 			return
 		}
-		if tries%3 != 0 {
+		if tries%3 != 0 || ctx.Err() != nil {
 			continue
 		}
 		start, ttl := time.Now(), l.s.ttl.Milliseconds()
@@ -428,6 +454,11 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 	if s.queue {
 		return s.line(ctx, key)
 	}
+	end, err := s.turn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	began := time.Now()
 	if s.tokenFirst {
 		ctx = context.WithValue(ctx, tokenKey{}, s.mint(ctx, key))
@@ -538,6 +569,9 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 	l.cancel()
 	l.s.releases.Add(1)
+	if l.s.noRelease {
+		return nil
+	}
 	if l.s.releaseOnce && (l.freed || time.Now().After(l.Until())) {
 		return dlock.ErrLost
 	}

@@ -14,6 +14,9 @@ import (
 )
 
 func waiterServed(c *check) {
+	c.ownWaiters()
+	c.expiredWaiter()
+	c.released()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
@@ -136,5 +139,90 @@ func waitersCutOff(c *check) {
 		c.release(l)
 		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters were cut off", waiters))
 		c.comesFree(b, key, fmt.Sprintf("%d of its waiters were cut off", waiters))
+	}
+}
+
+// ownWaiters has callers of one client wait for a lock that it holds: it frees that lock, and gets others.
+func (c *check) ownWaiters() {
+	const n = 6
+	b, key := c.lasting(), newKey()
+	l := c.take(b, key)
+	var waits []wait
+	for range n {
+		waits = append(waits, c.wait(b, key))
+	}
+	time.Sleep(10 * pause)
+	c.comesFree(b, newKey(), fmt.Sprintf("%d of its callers waited for another lock", n))
+	_ = c.do(l.Release)
+	var wg sync.WaitGroup
+	var served atomic.Int32
+	var failed atomic.Value
+	for _, w := range waits {
+		wg.Go(func() {
+			l, err := w.served(c.limit())
+			if err != nil {
+				failed.Store(err)
+				return
+			}
+			served.Add(1)
+			_ = c.do(l.Release)
+		})
+	}
+	wg.Wait()
+	if served.Load() == 0 {
+		c.blocked(key, "none of %d waiters of a client got the lock that it had released after %v: %v", n, c.limit(), failed.Load())
+	}
+}
+
+// expiredWaiter has a waiter cut off until its session, if it has one, has run out.
+func (c *check) expiredWaiter() {
+	c.often(func() bool {
+		a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
+		_ = c.do(c.take(b, newKey()).Release)
+		l := c.take(a, key)
+		waiter := c.wait(b, key)
+		time.Sleep(5 * pause)
+		heal := c.inject(b, (*faults.Link).Cut)
+		time.Sleep(3 * max(c.k.TTL, c.k.Service.MinSession))
+		heal()
+		go c.release(l) // it may take longer than the waiter's lease
+		got, err := waiter.served(c.limit())
+		if err != nil {
+			c.blocked(key, "a waiter who had been cut off for three TTLs hadn't got the lock %v after its release: %v", c.limit(), err)
+			return true
+		}
+		sure := c.still(got, other, key, "a waiter who had been cut off for three TTLs was served")
+		_ = c.do(got.Release)
+		return sure || c.isDecided()
+	})
+}
+
+// released checks that a release frees the lock before the lease would have ended.
+func (c *check) released() {
+	held := 0
+	for range 3 {
+		a, b, key, start := c.client(), c.client(), newKey(), time.Now()
+		l := c.take(a, key)
+		if c.do(l.Release) != nil {
+			return
+		}
+		free := false
+		var err error
+		for ; !free && time.Since(start) < l.TTL()*3/4; time.Sleep(pause) {
+			var got scenarios.Lease
+			if got, err = c.try(b, key); err == nil {
+				free = true
+				_ = c.do(got.Release)
+			} else if !errors.Is(err, dlock.ErrHeld) {
+				return
+			}
+		}
+		if free || err == nil {
+			return
+		}
+		held++
+	}
+	if held == 3 {
+		c.breaks("three times a lock that had been released was held for the rest of its lease")
 	}
 }
