@@ -14,7 +14,7 @@ const recheck = time.Second
 // Handle is one acquisition of a lock. It is never reused and its token never changes.
 type Handle struct {
 	ls      *lease
-	section int // which of the lease's
+	section int // its number under the lease
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 
@@ -62,7 +62,7 @@ func (h *Handle) Until() time.Time {
 	defer h.ls.mu.Unlock()
 	now := time.Now()
 	until, left := h.ls.start.Add(h.ls.limit), h.ls.limit-h.ls.age(now)
-	if until.Sub(now)-left > time.Millisecond { // less is between the readings of the two clocks, and would have it vary
+	if until.Sub(now)-left > time.Millisecond { // less is the time between the two readings, and would make Until jitter
 		until = now.Add(left)
 	}
 	return until
@@ -178,7 +178,7 @@ type lease struct {
 // newLease takes over a grant. Its age counts from g.Start, so a slow reply shortens the lease.
 func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:contextcheck // the lease outlives ctx
 	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), start: g.Start, wall: g.Start.Round(0), born: time.Now(), holds: 1, sections: 1}
-	if p := g.Provisional; p != 0 { // one that isn't positive is over, and not one of the whole TTL
+	if p := g.Provisional; p != 0 { // a negative one has expired; it doesn't mean the whole TTL
 		ls.limit, ls.confirmAt = p-margin(p), p/2
 	}
 	if l.o.Share.Sections > 0 {
@@ -381,7 +381,7 @@ func (ls *lease) report(lost error) {
 	}
 	ls.l.m.lost.Inc()
 	attrs := []any{"key", ls.g.Key, "fence", ls.g.Fence, "ttl", ls.g.TTL}
-	if !errors.Is(ErrLost, lost) { // it has more to say than that
+	if !errors.Is(ErrLost, lost) { // it isn't ErrLost itself, and so says why
 		attrs = append(attrs, "err", lost)
 	}
 	ls.l.log.Warn(ErrLost.Error(), attrs...)
@@ -491,7 +491,7 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	defer ls.l.busy.Done()
 	ctx, cancel := tryingOn(ctx)
 	defer cancel()
-	endless := ctx.Done() == nil // then there is nothing to wait for beside the call, and a goroutine for it takes a quarter of a release
+	endless := ctx.Done() == nil // then only the call is awaited, and a goroutine for it would take a quarter of a release's time
 	limit := max(ls.left(), 0) + undoTry
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = time.Until(deadline)

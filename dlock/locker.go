@@ -129,8 +129,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
 
 // Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns the error
 // of [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease. [ErrLost] then means
-// that f may have overlapped with another holder, and only the fencing token kept their writes apart. Whether f's writes
-// took effect, only the resource's answers to f say.
+// that f may have overlapped with another holder, and only the fencing token kept their writes apart. Only the resource's
+// replies to f say whether f's writes took effect.
 func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {
 	h, err := l.Acquire(ctx, key)
 	if err != nil {
@@ -152,7 +152,7 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 	return f(&leaseContext{valuesContext{deadlineContext{fctx, ctx}, context.WithoutCancel(h.Context())}, h.ls, h.section}, h) //nolint:contextcheck // it has ctx's end
 }
 
-// deadlineContext tells the deadline of another context, whose end ends it: some clients, such as go-redis, heed nothing else.
+// deadlineContext has the deadline of another context, whose end ends it: some clients, such as go-redis, check nothing else.
 type deadlineContext struct {
 	context.Context
 	until context.Context
@@ -386,7 +386,7 @@ const (
 	undoMost     = 256 // at once; others wait
 )
 
-// undo releases what a request may have left, until its lease has expired. It ignores ctx's end, often the reason for it.
+// undo releases what a request may have left, until its lease has expired. It ignores ctx's end, which is often why it is called.
 func (l *Locker) undo(ctx context.Context, g Grant) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.TTL)
 	defer cancel()

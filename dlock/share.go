@@ -22,7 +22,7 @@ import (
 //
 // The loss of the lease ends the section under way. A Release that passes the lease on doesn't contact the service: a loss is
 // detected by a renewal, by [Grant].Lost or by the final Release. Without Options.Renew a section may begin with half of the TTL left.
-// A process that exits without [Locker.Close] leaves the leases that it keeps to their TTL.
+// If a process exits without [Locker.Close], the leases that it keeps block others for their TTL.
 type Share struct {
 	// Sections is the greatest number of critical sections under one lease. 0: leases aren't shared.
 	Sections int
@@ -48,7 +48,7 @@ func (s Share) check(maxHold time.Duration) error {
 	return nil
 }
 
-// shared has the keys that this process holds, keeps or asks for. Its mutex is never taken while a lease's is held.
+// shared has the keys that this process holds, keeps or requests. Its mutex is never locked while a lease's is held.
 type shared struct {
 	mu      sync.Mutex
 	keys    map[string]*turn
@@ -56,8 +56,8 @@ type shared struct {
 	closed  bool
 }
 
-// turn is what the goroutines that want a key take in order. Whoever has it holds lease or, if that is nil, asks the lock service
-// or has just been handed a lease; if idle isn't nil, nobody has it. When lease ends, the next in line has the turn.
+// turn is the right to use a key, which goroutines take in FIFO order. Whoever has it holds lease or, if that is nil, asks the
+// lock service or has just been handed a lease; if idle isn't nil, nobody has the turn. When lease ends, the next waiter has it.
 type turn struct {
 	lease *lease
 	idle  *time.Timer // releases lease
@@ -65,7 +65,7 @@ type turn struct {
 	held  atomic.Bool // somebody has the lock
 }
 
-// handed is what the next in line gets: the lease, an error, or neither to ask the lock service.
+// handed is what the next waiter gets: the lease, an error, or, to ask the lock service itself, neither.
 type handed struct {
 	ls  *lease
 	err error
@@ -175,7 +175,7 @@ func (s *shared) began(t *turn, ls *lease) {
 	context.AfterFunc(ls.ctx, func() { s.ended(ls.g.Key, ls) })
 }
 
-// goesOn begins the next critical section under ls, which whoever has the turn was handed.
+// goesOn begins the next critical section under ls, for the goroutine that was handed ls with the turn.
 func (s *shared) goesOn(ctx context.Context, t *turn, ls *lease) *Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +186,7 @@ func (s *shared) goesOn(ctx context.Context, t *turn, ls *lease) *Handle {
 	return h
 }
 
-// failed gives the turn of a request that has failed to the next in line. If the lock service is at fault, all that wait get the
+// failed passes the turn on to the next waiter after a failed request. If the lock service is at fault, all waiters get the
 // error: if each asked in turn, the last would wait for the sum of their time limits.
 func (s *shared) failed(ctx context.Context, key string, err error) {
 	all := err != nil && ctx.Err() == nil && !slices.ContainsFunc([]error{ErrHeld, ErrQueueFull, ErrRequestLost}, func(own error) bool { return errors.Is(err, own) })
@@ -227,7 +227,7 @@ func (t *turn) give(h handed) {
 	t.queue = t.queue[1:]
 }
 
-// pass gives a lease that nobody holds to the next in line, or keeps it for a while, and reports whether it did.
+// pass hands a lease that nobody holds to the next waiter, or keeps it for a while, and reports whether it did either.
 func (s *shared) pass(ls *lease) bool {
 	idle := ls.keptFor()
 	s.mu.Lock()

@@ -231,7 +231,7 @@ func (c *Clock) change(next func(now int64) law) error {
 	return syscall.Munmap(mem)
 }
 
-// Confirm checks that the server follows the clock, which it holds: ask returns the server's time, in microseconds or finer.
+// Confirm holds the clock and checks that the server follows it. ask returns the server's time, in microseconds or finer.
 func (c *Clock) Confirm(ctx context.Context, ask func(context.Context) (time.Time, error)) (err error) {
 	heal, err := c.Hold(ctx)
 	if err != nil {

@@ -37,7 +37,7 @@ func buildShim(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	if cached != "" {
-		_ = publish(cached, shim) // a cache that can't be written costs the next one a second, no more
+		_ = publish(cached, shim) // without a cache, the next caller only needs a second more
 	}
 	return shim, nil
 }

@@ -13,8 +13,8 @@ type effect struct {
 	delay time.Duration // of flow delay
 }
 
-// inject puts all effects in force as one fault, or none: if one direction is taken or closed, no connection is affected. The heal
-// tries all of them.
+// inject puts all effects in force as one fault, or none: if one direction is taken or closed, no connection is affected. The
+// heal tries to end all of them.
 func inject(ctx context.Context, name string, effects ...effect) (Heal, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("faults: %s: %w", name, context.Cause(ctx))

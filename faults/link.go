@@ -33,7 +33,7 @@ type Link struct {
 	stop     func()
 	release  func() error // gives the port back
 	close    func() error
-	memory   *memory // nil: it listens
+	memory   *memory // nil: the link listens
 
 	mu     sync.Mutex
 	closed bool // listen fails
@@ -93,7 +93,7 @@ func (l *Link) both(f flow, by time.Duration) []effect {
 // Addr returns the address for clients.
 func (l *Link) Addr() string { return l.addr }
 
-// Connections counts those that are open.
+// Connections returns how many are open.
 func (l *Link) Connections() int {
 	l.requests.mu.Lock()
 	defer l.requests.mu.Unlock()

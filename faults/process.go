@@ -21,7 +21,7 @@ type process struct {
 type threads struct {
 	total   int
 	stopped int // by a signal
-	dead    int // 1 if the first has ended, until the parent reaps the process
+	dead    int // 1 if the main thread has ended, until the parent reaps the process
 }
 
 func (t threads) gone() bool   { return t.dead == t.total }

@@ -22,7 +22,7 @@ func (l *Link) Refuse(ctx context.Context) (Heal, error) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		l.stop() // once it has connected to the server for the last client, or failed to
+		l.stop() // returns when dialing the server for the last client has succeeded or failed
 	}()
 	listen := Once(func(ctx context.Context) error {
 		select {

@@ -46,7 +46,7 @@ const (
 	faultMark
 )
 
-// An entry of the key: a shape for a mark, a box for an interval.
+// An entry of the legend: a shape for a mark, a box for an interval.
 type sign struct{ Class, Words, Shape, Pattern string }
 
 var marks = [...]sign{
@@ -115,7 +115,7 @@ type chart struct {
 	network        *lane // nil: nothing was held
 	workers        []*lane
 	layer          [layers]strings.Builder
-	used           map[string]bool // classes, for the key
+	used           map[string]bool // classes, for the legend
 }
 
 func draw(s *scene, id, title string, from, to time.Duration) *drawing {

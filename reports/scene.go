@@ -172,7 +172,7 @@ func (s *scene) mark(events []history.Event, lost []string) {
 	for i := range s.items {
 		it := &s.items[i]
 		it.stale = stale[it.Event]
-		if it.isWrite() && it.Accepted { // an entry may be in another ledger of that name's, or come back
+		if it.isWrite() && it.Accepted { // an entry of that name may be in another ledger, or come back
 			own := history.Entries(it.Value)
 			held, known := final[it.Key]
 			if known && len(own) > 0 && slices.Contains(lost, own[len(own)-1]) && !slices.Contains(held, own[len(own)-1]) {
@@ -245,7 +245,7 @@ func (s *scene) faults() {
 	s.cut = s.during(history.CutOff)
 }
 
-// during pairs faults that put their targets into a state with their undoing.
+// during pairs the faults that put their targets into a state with their undos.
 func (s *scene) during(state history.State) []span {
 	var spans []span
 	current := make(map[string]int)

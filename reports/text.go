@@ -26,7 +26,7 @@ func short(s string, limit int) string {
 	return string(r)
 }
 
-// Number has three significant digits, or all before the point, and commas: "0.123", "12,345".
+// Number formats v with three significant digits, or all before the point, and commas: "0.123", "12,345".
 func Number(v float64) string {
 	if v == 0 {
 		return "0"

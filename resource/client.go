@@ -205,10 +205,10 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 			return Record{}, fmt.Errorf("the reply has %d bytes and %s %q: does a proxy change it?", len(body), HeaderWritten, written)
 		}
 		return rec, nil
-	case resp.StatusCode == http.StatusNotFound && errMax == nil: // to a fenced read too, if its token was dropped
+	case resp.StatusCode == http.StatusNotFound && errMax == nil: // even for a fenced read, if a proxy dropped its token
 		return Record{}, cmp.Or(c.checkEnforced(resp.Header, f, maxFence), ErrNotFound)
 	case resp.StatusCode == http.StatusConflict && errSeen == nil:
-		if method == http.MethodPut && AdmitsWrite(seen, f) || method == http.MethodGet && AdmitsRead(seen, f) { // that refused another fence
+		if method == http.MethodPut && AdmitsWrite(seen, f) || method == http.MethodGet && AdmitsRead(seen, f) { // not a refusal of f
 			return Record{}, mismatch(f, seen)
 		}
 		applied := resp.Header.Get(HeaderApplied)

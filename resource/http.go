@@ -5,7 +5,7 @@ const (
 	HeaderToken   = "X-Fence-Token"   // request: the grant's fencing token
 	HeaderSeq     = "X-Fence-Seq"     // request: the call's number under its grant; if absent, 1 for a write, 0 for a read
 	HeaderKey     = "X-Fence-Key"     // request: the key, percent-escaped; it must equal the key in the path
-	HeaderMax     = "X-Fence-Max"     // reply to a read: the greatest fence accepted; to a write: the write's own, which is that
+	HeaderMax     = "X-Fence-Max"     // reply to a read: the greatest fence accepted; to a write: its own, now the greatest
 	HeaderWritten = "X-Fence-Written" // reply to a read: "false" if only fenced reads have touched the key
 	HeaderSeen    = "X-Fence-Seen"    // 409: the greatest fence accepted
 	HeaderApplied = "X-Fence-Applied" // 409: "true" if the write repeats the accepted one

@@ -1,5 +1,5 @@
 // Package resource enforces fencing: a [Store] refuses a write unless its [Fence] is greater than every fence it has accepted.
-// So the holder of a lock who was paused for longer than its TTL can't write after its successor (Kleppmann, "How to do
+// So a lock holder that was paused for longer than its TTL can't write after its successor (Kleppmann, "How to do
 // distributed locking", 2016). This package knows nothing of locks.
 package resource
 
@@ -82,7 +82,8 @@ func ParseFence(s string) (Fence, error) {
 }
 
 // AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen, so that of two calls with an equal
-// fence only the first is accepted. Stores that decide on their server say it again there: redisstore in fence.lua, pgstore in write.sql.
+// fence only the first is accepted. Stores that decide on their server
+// repeat it there: redisstore in fence.lua, pgstore in write.sql.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
 // AdmitsRead is the fencing rule for reads: got must not be less than anything seen. With Seq 0 a grant may read until a later

@@ -53,7 +53,7 @@ var injections = map[string]injection{
 	}},
 	"wipe": {server: func(ctx context.Context, c *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
 		if c != nil && len(c.Servers) > 1 {
-			return nil, fmt.Errorf("a member of a cluster that lost its data must not come back as the same: %w", errors.ErrUnsupported)
+			return nil, fmt.Errorf("a cluster member that lost its data must not rejoin as the same member: %w", errors.ErrUnsupported)
 		}
 		if err := s.Kill(ctx); err != nil {
 			return nil, err

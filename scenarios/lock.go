@@ -242,8 +242,8 @@ func (l checkedLock) acquire(ctx context.Context, acquire func() (Lease, error))
 		}
 		_ = lease.Release(ctx) // it is lost
 	}
-	return nil, fmt.Errorf("the lock's lease has ended %d times without being renewed: with LockSpec.Renew the lock is to renew it in the "+
-		"background, and Lease.Until to tell; if it is one that doesn't, set Service.NoRenew", n)
+	return nil, fmt.Errorf("the lock's lease has ended %d times without being renewed: with LockSpec.Renew the lock must renew it "+
+		"in the background, and Lease.Until must show that; if the lock doesn't renew, set Service.NoRenew", n)
 }
 
 func (l checkedLock) check(lease Lease) error {

@@ -330,7 +330,7 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 	}
 }
 
-// onItsWay waits until the network holds the worker's write: it was merely about to be sent.
+// onItsWay waits until the network holds the worker's write, which its last report only announced.
 func (w *worker) onItsWay(ctx context.Context, name string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -52,7 +52,7 @@ type Scenario struct {
 	Workers map[string]Worker
 	Steps   []Step
 
-	// MinTTL is the minimum TTL of a victim that must survive until the fault, as a shorter stall does no harm then.
+	// MinTTL is the minimum TTL of a victim that must survive until the fault: it then survives any shorter stall.
 	MinTTL history.Duration
 
 	// Expect is the verdict for each applicable fencing mode.
@@ -75,7 +75,7 @@ type Worker struct {
 	Check bool
 	// Try makes the worker first try to acquire without waiting, and report held.
 	Try bool
-	// Idle makes the worker not use the resource.
+	// Idle keeps the worker from using the resource.
 	Idle bool
 	// Outlive makes the worker write only after its lease is lost. With renewal, the lease has been renewed once before the worker
 	// reports it, so that the schedule ends it.

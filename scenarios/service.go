@@ -26,7 +26,7 @@ type Service struct {
 	NoRenew bool
 	// NoTokens says that there are no fencing tokens: fencing must be off.
 	NoTokens bool
-	// Env are more environment variables of workers.
+	// Env has additional environment variables for workers.
 	Env []string
 	// Forget, if not nil, removes what the lock of key has left on the servers.
 	Forget func(ctx context.Context, key string) error

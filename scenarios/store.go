@@ -38,15 +38,15 @@ type Store struct {
 }
 
 // OpenStore opens a store. To run with fencing off it must be a [resource.Overwriter]. The caller closes it; ctx bounds the opening
-// only. A write may be held for longer than a lease lasts, so calls must not time out. A worker may use its client over a restart
-// of the server, so it must reconnect by itself.
+// only. A write may be held for longer than a lease lasts, so calls must not time out. A worker may use its client across a
+// restart of the server, so it must reconnect by itself.
 type OpenStore func(ctx context.Context, s StoreSpec) (resource.Store, error)
 
 // StoreSpec describes the store that a process needs.
 type StoreSpec struct {
 	Store string // Store.Name
 	Addr  string // Store.Addr, or that of a link to it that delays calls
-	// Dir is the data directory of a store without an Addr: empty at first, and kept over a kill.
+	// Dir is the data directory of a store without an Addr: empty at first, and kept after a kill.
 	Dir string
 	// Worker says that a worker opens it; the Runner has opened it before.
 	Worker bool

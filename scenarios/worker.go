@@ -96,7 +96,7 @@ func (w *workerChild) write(ctx context.Context, lease Lease, key string) (wrote
 	if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
 		return false, at(history.ReadStale, "")
 	}
-	if err != nil && !errors.Is(err, resource.ErrNotFound) { // which is the ledger's first entry
+	if err != nil && !errors.Is(err, resource.ErrNotFound) { // not found: the ledger is empty
 		return false, err
 	}
 	ledger := string(rec.Value)

@@ -63,7 +63,7 @@ them, and leaves the others' lines as they are.
   contend -experiment reports/results/contention -sweep network`,
 }
 
-// The cores that serve the lock also collect the load's garbage, with 100 four times as often.
+// The load's garbage collector competes with the lock's server for cores; at GOGC=100 it runs four times as often.
 const gcPercent = 400
 
 func main() {
@@ -88,7 +88,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	backend := cli.Choice(&fs, "backend", "the lock", competitors.All()...)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
 		"empty: the usual ones on this host, as in deploy/compose.yaml")
-	provider := cli.Choice(&fs, "testbed", "where servers come from that are started for this run and ended after it;\nexternal: from the environment, FENCELAB_REDIS_ADDR and so on; -lock-addr wins",
+	provider := cli.Choice(&fs, "testbed", "where to get servers for this run alone;\n"+
+		"external: from the environment, FENCELAB_REDIS_ADDR and so on; -lock-addr wins",
 		"none", string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
 	fs.IntVar(&c.Contenders, "contenders", 200, "how many acquisitions can be under way at a time")
 	fs.IntVar(&c.Connections, "connections", 0, "how many clients the contenders share; 0: each has one of its own")
@@ -98,14 +99,16 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	fs.Float64Var(&c.Rate, "rate", 1000, "arrivals per second, those of a Poisson process")
 	duration(&c.Work, "work", 0, "how long a holder holds")
 	duration(&c.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts")
-	duration(&c.Delay, "delay", 0, "how much longer each message between a client and a server takes, in each direction,\nas over a network with twice that for a round trip")
+	duration(&c.Delay, "delay", 0, "added latency of each message between client and server, in each direction:\n"+
+		"half the round trip of the network that it simulates")
 	duration(&c.Warmup, "warmup", 2*time.Second, "load before the measurement")
 	duration(&c.Duration, "duration", 10*time.Second, "how long to measure")
 	fs.Uint64Var(&c.Seed, "seed", 1, "decides the keys and the arrivals")
 	fs.StringVar(&c.Prefix, "prefix", "contend/", "begins the name of every key; runs with the same one contend with each other")
 	output := fs.String("o", "", "the `file` for the result as JSON; -: standard output, in one line")
 	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
-	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run,\nand the other flags but -sweep, -testbed and -seed, which is in place of the file's, don't count")
+	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run;\n"+
+		"other flags are ignored, except -sweep, -testbed and -seed, which overrides the file's")
 	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to run; the lines of the others' runs stay, and all must be there;\n"+
 		"empty: all sweeps")
 	if err := command.Parse(&fs, args, stdout); err != nil {

@@ -140,7 +140,7 @@ func (p *printer) printf(format string, args ...any) {
 	}
 }
 
-// names are the hazards of one Redis without a fault of its own.
+// names returns the hazards that one Redis has without a fault of the server.
 func names() []string {
 	var names []string
 	for _, s := range scenarios.Hazards() {

@@ -55,7 +55,8 @@ const (
 	exitSignal    = 128 // plus the signal
 )
 
-// passedOn lists what isn't ignored, as SIGHUP is by nohup and SIGINT by a shell's &. (Go doesn't say whether others are.)
+// passedOn lists the signals to pass on, without ignored ones: SIGHUP under nohup, SIGINT under a shell's &. (Go doesn't report
+// others.)
 var passedOn = slices.DeleteFunc([]os.Signal{
 	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
 }, signal.Ignored)
@@ -121,7 +122,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if _, err := dlock.New(struct{ dlock.Backend }{}, &o); err != nil { // before connecting
 		return err
 	}
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGTSTP) // Ctrl-Z would stop the renewals alone
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTSTP) // Ctrl-Z would stop only the renewals
 	signal.Ignore(syscall.SIGTTIN, syscall.SIGTTOU)         // in the command too: stopped, it would keep the lock
 
 	ctx, begin := untilSignal(context.WithoutCancel(ctx), caught)
@@ -132,7 +133,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}()
 	limit := cli.ReachTimeout
 	if spec.Lock == locks.S3 {
-		limit = time.Minute // about twenty requests, one after the other, check that the lock is one
+		limit = time.Minute // s3lock.Open sends about twenty requests, one after the other
 	}
 	var backend *locks.Backend
 	if err := cli.ReachWithin(ctx, limit, func(ctx context.Context) (err error) {
@@ -217,7 +218,7 @@ func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait ti
 	return l.Acquire(ctx, key)
 }
 
-// errStillRuns is of a command with other rights, for one.
+// errStillRuns: the command has other privileges, for one.
 var errStillRuns = errors.New("it can't be killed, and still runs")
 
 // runUnder runs cmd under a lease, from begin on. The error has the exit code of a command that failed.
@@ -335,8 +336,8 @@ func (g *guard) watch(command int) {
 	_, _ = fmt.Fprintln(g.in, command) // the guard can be dead only if somebody has killed it
 }
 
-// signal signals both groups, and lets stopped processes have it. The guard's is there until the guard is reaped. The other has the
-// command's number, which the kernel gives to no other process while that one or its group exists.
+// signal signals both groups, and continues stopped processes so that they get it. The guard's group exists until the guard is
+// reaped. The other's id is the command's pid, which the kernel doesn't reuse while that process or its group exists.
 func (g *guard) signal(s syscall.Signal) {
 	for _, group := range []int{g.Process.Pid, g.command} {
 		if group > 0 {
@@ -351,7 +352,7 @@ func (g *guard) end() {
 	g.signal(syscall.SIGKILL)
 	_ = g.Wait()
 	left := func(group int) bool {
-		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // a container's first process has inherited them
+		_, _ = syscall.Wait4(-group, nil, syscall.WNOHANG, nil) // in a container, as pid 1, this process has inherited them
 		return !errors.Is(syscall.Kill(-group, 0), syscall.ESRCH)
 	}
 	for began := time.Now(); time.Since(began) < time.Second && (left(g.Process.Pid) || g.command > 0 && left(g.command)); {

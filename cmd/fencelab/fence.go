@@ -91,7 +91,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 // fence is a store, or a lock's counter.
 type fence interface {
 	Read(ctx context.Context, key string) (resource.Record, error)
-	// set raises the fence, atomically, or lowers it.
+	// set atomically raises the fence, or with lower lowers it.
 	set(ctx context.Context, key string, token uint64, lower bool) error
 	Close() error
 }
@@ -129,8 +129,8 @@ func (s store) set(ctx context.Context, key string, token uint64, lower bool) er
 	return setter.SetFence(ctx, key, token)
 }
 
-// counter is that of a redislock without a prefix. One that was reaped goes on from fence-floor. In a Cluster none is, and a lock
-// doesn't read the floor from another node.
+// counter is the counter of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped,
+// and a lock doesn't read the floor from another node.
 type counter struct{ *redis.Client }
 
 func (c counter) Read(ctx context.Context, key string) (rec resource.Record, err error) {

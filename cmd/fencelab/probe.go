@@ -88,7 +88,7 @@ type probe struct {
 	err error // of out
 }
 
-// expect says what is good, or else what to do.
+// expect prints yes if good, else no at the level.
 func (p *probe) expect(good bool, level, yes, no string) {
 	if good {
 		level, no = "ok", yes
@@ -197,7 +197,7 @@ func (p *probe) consul(ctx context.Context, addr string) error {
 	}
 	var self struct{ Config struct{ Version string } }
 	if _, err := c.Raw().Query("/v1/agent/self", &self, o); err != nil {
-		self.Config.Version = "of an unknown version" // that takes the ACL agent:read
+		self.Config.Version = "of an unknown version" // reading it takes the ACL agent:read
 	}
 	p.expect(leader != "", bad, "Consul "+self.Config.Version+" at "+addr+" has a leader",
 		"Consul at "+addr+" has no leader: 'consul operator raft list-peers'")
@@ -226,7 +226,7 @@ func (p *probe) zooKeeper(ctx context.Context, addr string) error {
 	return nil
 }
 
-// refusesStale tries whether a store refuses a stale token.
+// refusesStale checks that a store refuses a stale token.
 func refusesStale(ctx context.Context, s *stores.Store) error {
 	if s3, ok := s.Store.(interface {
 		Probe(ctx context.Context) error

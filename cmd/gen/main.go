@@ -50,8 +50,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Etcd)
 	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://);\n"+
 		"empty: the usual ones on this host, as in deploy/compose.yaml")
-	fs.Uint64Var(&g.set.N, "keys", 10_000_000, "how many locks to take; to be given unless -lock-addr is")
-	fs.Uint64Var(&g.set.Seed, "seed", 1, "what keys and owners follow from")
+	fs.Uint64Var(&g.set.N, "keys", 10_000_000, "how many locks to take; required unless -lock-addr is given")
+	fs.Uint64Var(&g.set.Seed, "seed", 1, "seed of the keys and owners")
 	fs.DurationVar(&g.set.TTL, "ttl", time.Hour, "how long each lease lasts")
 	fs.IntVar(&g.workers, "contenders", 512, "requests under way at a time; to Redis they share pipelines")
 	fs.DurationVar(&g.every, "every", time.Second, "time between samples of the server")

@@ -51,7 +51,7 @@ func main() { cli.Main(run) }
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
 	out := fs.String("o", "timeline.html", "the `file` to write the page to")
-	matrix := fs.String("matrix", "", "the `file` to write a line a run to, instead of a page")
+	matrix := fs.String("matrix", "", "the `file` to write one line per run to, instead of a page")
 	web := fs.String("site", "", "the `folder` to write a site of all recorded results to, instead of a page")
 	results := fs.String("results", "reports/results", "the `folder` of the recorded results, for -site")
 	if err := command.Parse(&fs, args, stdout); err != nil {

@@ -145,7 +145,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return w.jobs(ctx, locker, store)
 }
 
-// jobs may be refused: that is what fencing is for. If all are, the last refusal is the error.
+// jobs runs the jobs. Some may be refused: that is what fencing is for. If all are, the last refusal is the error.
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error
@@ -233,7 +233,7 @@ func (w *worker) open(ctx context.Context) (store *stores.Store, err error) {
 	return store, nil
 }
 
-// reach is for wrong addresses, which would look like a lock that is held.
+// reach detects a wrong address, which would look like a held lock.
 func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
 	if err := cli.Reach(ctx, b.Ping); err != nil {
 		return fmt.Errorf("worker: %v (-lock-addr) doesn't answer: %w", w.backend, err)
@@ -243,7 +243,7 @@ func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
 
 var errGaveUp = errors.New("the lease was lost before the write")
 
-// refused is why nothing was written although nothing failed. The lock is always released.
+// once does a job. refused is why nothing was written although nothing failed. The lock is always released.
 func (w *worker) once(ctx context.Context, l *dlock.Locker, store *stores.Store, i int) (refused, err error) {
 	entry := w.name
 	if w.n != 1 {
@@ -277,7 +277,7 @@ func (w *worker) acquire(ctx context.Context, l *dlock.Locker) (*dlock.Handle, e
 	return l.Acquire(ctx, w.key)
 }
 
-// It doesn't use the lease's context: a request that is cut off may still arrive.
+// write doesn't use the lease's context: a request that is cut off may still arrive.
 func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store, entry string) (refused, err error) {
 	refusal := func(err error, outcome string) (refused, failed error) {
 		if _, stale := errors.AsType[*resource.StaleTokenError](err); !stale {

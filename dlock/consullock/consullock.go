@@ -341,7 +341,7 @@ func (b *Backend) remove(ctx context.Context, what id, l *lease, index uint64) e
 			if found {
 				return nil
 			}
-			seals = false // and again: the request may have arrived before the seal
+			seals = false // retry: the request may have arrived before the seal
 		case no.noSession(), no.lockDelay(): // with its entries, and the seal may be one of them
 			b.end(l.s) //nolint:contextcheck // it outlives ctx
 			return dlock.ErrLost
@@ -384,7 +384,7 @@ func (b *Backend) locked(f func()) {
 
 func (b *Backend) name(key string) string { return b.o.Prefix + clean(key) }
 
-// sealOf is the name of s's seal, which no key has: after an equals sign clean writes two hexadecimal digits, or nothing.
+// sealOf returns the name of s's seal. No key has it: after an equals sign clean writes two hexadecimal digits, or nothing.
 func (b *Backend) sealOf(s *session) string { return b.o.Prefix + "=session/" + s.id }
 
 // clean escapes what a URL's path would change, or what Consul 1.21.5 refuses: all that isn't of ^[a-zA-Z0-9,_./\-?&=]+$,
@@ -415,8 +415,8 @@ func clean(key string) string {
 type queue struct {
 	n      int           // of calls; guarded by Backend.mu
 	poller chan struct{} // full while one polls
-	// failing is since when polling fails, zero if it doesn't. The next poller continues from there; otherwise the waiters
-	// would bear the failure for their TTLs one after the other.
+	// failing is when polls began to fail, zero if they don't. The next poller continues from it; otherwise the waiters
+	// would sit out the failure one after the other, each for its TTL.
 	failing time.Time
 }
 

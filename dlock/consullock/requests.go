@@ -102,7 +102,7 @@ func query(ctx context.Context, after uint64, poll time.Duration) (*api.QueryOpt
 	return q.WithContext(ctx), cancel
 }
 
-// since is the index of the next blocking query: 0, which is answered at once, if it went backwards, as after a restore
+// since returns the next blocking query's index: 0, which is answered at once, if indexes went backwards, as after a restore
 // (https://developer.hashicorp.com/consul/api-docs/features/blocking).
 func since(last, now uint64) uint64 {
 	if now < last {

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// session is a session of Consul's, or will be. Backend.mu guards the first part, and busy the second.
+// session is a Consul session, perhaps not yet created. Backend.mu guards the first part, and busy the second.
 type session struct {
 	ttl    time.Duration
 	over   context.Context // ends when it is known to have ended, or is destroyed
@@ -123,7 +123,7 @@ func (b *Backend) watch(s *session, id string) {
 		case err != nil:
 			index = 0
 			wait.For(ctx, time.Second)
-		case e == nil && meta.ResultsFilteredByACLs: // it may be there: Renew tells
+		case e == nil && meta.ResultsFilteredByACLs: // ACLs may hide it: Renew will tell
 			index = 0
 			wait.For(ctx, time.Second)
 		case e == nil:

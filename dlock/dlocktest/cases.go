@@ -21,7 +21,7 @@ import (
 
 var cases = []struct {
 	name string
-	rule int // its number there
+	rule int // of dlock.Backend
 	text string
 	run  func(e *env)
 }{
@@ -239,7 +239,7 @@ func handedOver(e *env, b dlock.Backend, hold func() (deliver func()), ttl time.
 
 func startBeforeRequest(e *env) {
 	if e.Advance != nil {
-		return // a clock of its own cannot be compared with
+		return // the service's own clock can't be compared with ours
 	}
 	ttls := []time.Duration{e.short, e.short + 4*time.Second} // shorter than a provisional lease usually is, and longer
 	b := e.backend()
@@ -367,7 +367,7 @@ func waiterCancelled(e *env) {
 	w = e.won(e.acquiring(e.ctx, b, request(key, long)))
 }
 
-// waitersCutOff has so many waiters that one hand-over to each of the dead, if it lasts for a second, exceeds the case's
+// waitersCutOff starts so many waiters that a one-second hand-over to each dead one would exceed the case's
 // time.
 func waitersCutOff(e *env) {
 	const waiters = 200
@@ -417,7 +417,7 @@ func waiterIsTold(e *env) {
 	e.release(b, w.g)
 	before = e.Requests()
 	e.pass(e.short)
-	passing := e.Requests() - before // what the kit asks to let the time pass
+	passing := e.Requests() - before // the kit's own, sent to let time pass
 	assert.LessOrEqual(e, spent, times*(passing+2), "requests while a waiter waits for %d times the short TTL", times)
 }
 
@@ -441,7 +441,7 @@ func retrySameOwner(e *env) {
 		first := e.try(a, r)
 		e.pass(e.short / 2)
 		g, err = e.tryShort(a, r)
-		if err != nil && e.slow(first.Start, time.Now(), first.TTL) { // the first one was over, and may be in the way for a time
+		if err != nil && e.slow(first.Start, time.Now(), first.TTL) { // the first lease ended, and may block it for a while
 			continue
 		}
 		require.NoError(e, err, "TryAcquire repeated by the holder")
@@ -497,7 +497,7 @@ func renewByNonOwner(e *env) {
 	e.checkFree(a, key)
 }
 
-// successor has b take over a's short lease on key while the reply to a's call f is held back, and then a learn it.
+// successor has b take over a's short lease on key while the reply to a's call f is held back, and then delivers the reply.
 func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Backend, key string) {
 	a, hold := e.faulty(repliesHeld)
 	b, key = e.backend(), newKey()

@@ -23,7 +23,7 @@ type Dialer struct {
 	conns map[*conn]struct{} // that are open
 }
 
-// DialFunc is what (*net.Dialer).DialContext is.
+// DialFunc is the type of (*net.Dialer).DialContext.
 type DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // NewDialer returns a Dialer on dial. disturb reports whether a write of the client's is a request of the Backend's, or one
@@ -36,7 +36,7 @@ func NewDialer(dial DialFunc, disturb func(request []byte) bool) *Dialer {
 	return &Dialer{dial: dial, disturb: disturb, conns: map[*conn]struct{}{}}
 }
 
-// RedisScripts reports whether a request to Redis runs a script: what a Dialer of a lock of scripts disturbs.
+// RedisScripts reports whether a request to Redis runs a script; pass it to [NewDialer] for a lock made of scripts.
 func RedisScripts(request []byte) bool {
 	return bytes.Contains(request, []byte("eval")) || bytes.Contains(request, []byte("EVAL"))
 }

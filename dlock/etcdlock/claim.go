@@ -100,7 +100,7 @@ func (c *claim) move(to state, expires time.Time) bool {
 
 func (c *claim) expire() {
 	c.mu.Lock()
-	due := !c.expires.IsZero() && !time.Now().Before(c.expires) // or it was renewed at this moment
+	due := !c.expires.IsZero() && !time.Now().Before(c.expires) // false: it was just renewed
 	to := leaving
 	if c.state == sent {
 		to = undoing
@@ -133,7 +133,7 @@ func (c *claim) end() {
 	}
 }
 
-// undone reports whether the key is gone, which it waits for as long as that may reasonably take.
+// undone waits for the key to be gone, for a reasonable time, and reports whether it is.
 func (c *claim) undone(ctx context.Context) bool {
 	after := time.NewTimer(3 * goodbye)
 	defer after.Stop()
@@ -237,7 +237,7 @@ type answer struct {
 	guard  int64  // 0 if there is no such key; -1: the name of the claim's key is taken
 }
 
-// put appends the claim's key; unless it is to join others, only to an empty queue.
+// put appends the claim's key to the queue; without join, only if the queue is empty.
 func (c *claim) put(ctx context.Context, guard int64, join bool) (a answer, err error) {
 	absent := clientv3.Compare(clientv3.CreateRevision(c.name), "=", 0)
 	if !join {
@@ -329,7 +329,7 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 		if complete {
 			n, err = c.mayBeFirst(ctx, a)
 		}
-		complete = true // the look below is later than the start of the watch
+		complete = true // the read below is later than the start of the watch
 		if err == nil && n.rev != 0 {
 			return c.grant(ctx, n, ttl)
 		}
@@ -399,7 +399,7 @@ func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) 
 			case err != nil:
 				return n, err
 			case !ok:
-				return n, rpctypes.ErrNoLeader // or anything else
+				return n, rpctypes.ErrNoLeader // or any transient error
 			case len(resp.Events) > 0: // a message may be on its way
 				gone = true
 				quiet.Reset(messageTime)

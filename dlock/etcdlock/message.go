@@ -35,7 +35,7 @@ func (p position) in(queue string) clientv3.Cmp { return owns(queue+p.name, uint
 
 type notice struct {
 	rev     int64      // the key's create revision; 0: it isn't the first
-	at      time.Time  // when it was, at the latest
+	at      time.Time  // when it became first, at the latest
 	waiters []position // behind it, in order, as far as is known; any of them may have left
 }
 
@@ -74,8 +74,8 @@ func (b *Backend) claimOf(queue string, p position) *claim {
 	return b.names[queue+p.name]
 }
 
-// handOver is the part of a transaction, which deletes a key that has the lock, that notifies the first waiter if it is
-// still there, or else reads the first keys of the queue. A claim of this Backend needs no message.
+// handOver returns an operation for the transaction that deletes the holder's key. It notifies the first waiter, if that
+// is still there, or else reads the first keys of the queue. A claim of this Backend needs no message.
 func (b *Backend) handOver(queue string, waiters []position) (op clientv3.Op, notifies bool) {
 	read := clientv3.OpGet(queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1+most))

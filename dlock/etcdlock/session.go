@@ -19,7 +19,7 @@ const (
 	maxSlack = 10 * time.Second // and by at most this and a second, unless the server's minimum is longer
 	maxEvery = 2 * time.Second  // the longest time between keep-alives
 	mostS    = 9_000_000_000    // seconds; etcd's limit
-	patience = time.Second      // for a reply that others wait for, if keep-alives aren't rarer
+	patience = time.Second      // for a reply that others wait for; every() for a keep-alive's, if longer
 	goodbye  = time.Second      // for what is done after a call's context has ended
 	greeting = 20 * time.Second // for a session to begin; the client itself waits for an unreachable server for ever
 )

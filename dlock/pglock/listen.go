@@ -14,8 +14,8 @@ type queue struct {
 	n    int           // how many there are; Backend.mu guards it
 	turn chan struct{} // full while one polls
 	wake chan struct{} // full when it is time to poll
-	// failing is since when polls fail, zero if they don't. Whoever has the turn guards it. The next one continues from there;
-	// otherwise the waiters would bear an outage for their TTLs one after the other.
+	// failing is when polls began to fail, zero if they don't. Only the waiter that polls uses it. The next one continues from
+	// it; otherwise the waiters would sit out an outage one after the other, each for its TTL.
 	failing time.Time
 }
 
@@ -70,7 +70,7 @@ func (q *queue) notify() {
 const (
 	retryPause    = 50 * time.Millisecond // before the second try to listen or to poll; doubles with each
 	retryMaxPause = time.Second
-	goodbye       = time.Second // how long a connection that is of no more use may take to end
+	goodbye       = time.Second // how long closing an unneeded connection may take
 )
 
 // listen wakes waiters until the Backend is closed. Notifications may be missed while nobody listens, so it wakes all when

@@ -1,8 +1,8 @@
-// Package pglock is a dlock.Backend on PostgreSQL 12 or later: one row a lock.
+// Package pglock is a dlock.Backend on PostgreSQL 12 or later: one row per lock.
 //
 // The row holds the owner, the end of its lease on the database's clock, and a counter, which is the fencing token. Each
 // operation is one statement, which compares the owner atomically with its effect. A release keeps the row with its
-// counter. Delete a row only together with the key's resource: one that remembers refuses a counter that restarts at 1.
+// counter. Delete a row only together with the key's resource, which would refuse tokens from a counter that restarts at 1.
 //
 // A waiter is woken by a NOTIFY in the release's statement, or by a timer when the lease ends. All waiters of a
 // Backend share one LISTEN connection, and only one per key polls. PostgreSQL serialises commits that notify, across the
@@ -34,8 +34,8 @@
 //
 // # Outages
 //
-// A waiter retries for as long while PostgreSQL restarts or fails over: while connections break or are refused, or the server
-// is read-only. Other calls return the error at once.
+// A waiter retries for a TTL, at least 15 s, while PostgreSQL restarts or fails over: while connections break or are refused,
+// or the server is read-only. Other calls return the error at once.
 package pglock
 
 import (
@@ -77,7 +77,7 @@ var (
 
 const (
 	defaultTable = "fencelab_lock"
-	// channel is NOTIFY's, with the key as payload, for the locks of all tables: spellings of a table's name vary. A waiter
+	// channel is the NOTIFY channel of all tables, with the key as payload: spellings of a table's name vary. A waiter
 	// whose key was released in another table polls in vain.
 	channel = "fencelab_released"
 	// maxName is the longest name in PostgreSQL, in bytes.
@@ -123,7 +123,7 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		var there bool // then nobody needs the right to create it
+		var there bool // true: no CREATE privilege is needed
 		if err := tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", table).Scan(&there); err != nil || there {
 			return err
 		}
@@ -351,7 +351,7 @@ func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 		}
 	}
 	switch {
-	case code(err) == "25006": // the server is a standby now; its name may lead elsewhere
+	case code(err) == "25006": // the server is now a standby; its name may resolve to the new primary
 		b.pool.Reset()
 	case ctx.Err() != nil && code(err) != "57014": // a late cancel request would hit the next statement
 		_ = c.Conn().Close(context.WithoutCancel(ctx)) // this waits for nobody
@@ -381,7 +381,7 @@ func failed(ctx context.Context, err error) error {
 	return wait.Failed(ctx, "pglock", err)
 }
 
-// passes reports whether err may pass by itself: the server restarts, isn't the primary, or has no connection to spare.
+// passes reports whether err may be temporary: the server restarts, isn't the primary, or has no free connection.
 func passes(err error) bool {
 	switch c := code(err); c {
 	case "":

@@ -33,9 +33,9 @@ import (
 //     before it that leave. After a hand-over it isn't told before the next renewal, so all poll: at random after half a
 //     HandoffTTL to a HandoffTTL, or, if they are many, 200 times a second together, up to every 30 s each.
 //   - A notification is lost with its connection. Over the next connection every waiter polls. A silent connection is
-//     pinged after 2 s and replaced 2 s later; so is one to another server than that of the scripts, as after a failover.
+//     pinged after 2 s and replaced 2 s later; so is one to a server other than the scripts', as after a failover.
 //     The bus of a Cluster may lose a message: up to a HandoffTTL.
-//   - Waiters give up. They leave by a script, which is retried until the server serves, and hand on what they were granted.
+//   - Waiters give up. They leave by a script, which is retried until the server responds, and hand on what they were granted.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands on what it is granted, except a lock
 //     that was free: that is locked for a TTL.
 //   - Redis restarts. Waiters retry for up to their TTL; the queue is as durable as the locks.
@@ -94,7 +94,7 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 	return g, err
 }
 
-// settled polls until the keys of the script are on one server: while a Cluster moves their slot it is refused.
+// settled polls until the script's keys are on one server: while a Cluster moves their slot, it refuses the script.
 func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer, error) {
 	for redirects := 0; ; {
 		a, err := b.poll(ctx, r, p)
@@ -166,7 +166,7 @@ func (b *Backend) pause(a answer) time.Duration {
 	}
 	d := min(max(b.o.Queue.HandoffTTL, time.Duration(a.length)*time.Second/pollRate), longestPause)
 	d = d/2 + jitter.N(d/2+1)
-	if a.left >= 0 { // many don't all poll when the lease ends
+	if a.left >= 0 { // with jitter, so that many don't poll at once
 		d = min(d, until(a.left)+jitter.N(time.Duration(a.length)*time.Millisecond))
 	}
 	return d
@@ -175,7 +175,7 @@ func (b *Backend) pause(a answer) time.Duration {
 // until is when to poll after a lease that lasts for left: it is valid to the end of its last millisecond.
 func until(left time.Duration) time.Duration { return min(max(left, 0)+time.Millisecond, longestPause) }
 
-// written matches what Redis 6 says of a script that may not write now; later versions return the code itself.
+// written matches Redis 6's error for a script that may not write now; later versions return the code itself.
 var written = regexp.MustCompile(`: -(READONLY|MISCONF|NOREPLICAS) `)
 
 // answered reports whether a retry would get the same err, unlike that of a broken connection.
@@ -192,8 +192,8 @@ func answered(err error) bool {
 		code == "ERR" && !strings.HasPrefix(rest, "max number of clients") && !written.MatchString(rest)
 }
 
-// batch is of owners that leave a key's queue by one script, which hands on the lock if one of them has it. It is retried
-// until the server serves, or the queue has expired; after Close, once.
+// batch is a set of owners that leave a key's queue by one script, which hands on the lock if one of them has it. The script
+// is retried until the server responds, or the queue has expired; after Close, it is tried once.
 type batch struct {
 	entries map[string]string // in the queue, by owner
 	began   time.Time

@@ -15,12 +15,12 @@ var floorScript = redis.NewScript("redis.call('GET', ARGV[1]) return 1")
 
 // Reap deletes the fence counters of free keys, and returns how many. It may run at any time, and again after an error. No token goes
 // backwards: the script raises fence-floor to the greatest counter that it deletes, and a missing counter starts from there. So tokens
-// of a key that is locked again may jump. It can't spare the counters that were used lately: Redis keeps one idle time for all values
+// of a key that is locked again may jump. It can't spare recently used counters: Redis keeps one idle time for all values
 // that are the same number below 10,000.
 //
 // Every client of these locks must know the floor: a release of this package from before Reap doesn't. Reap returns an
 // error that wraps dlock.ErrInvalid where the acquire script can't read the floor, which it doesn't declare: in a Cluster, and in a
-// Dragonfly without allow-undeclared-keys. Don't move the data of a Redis that was reaped there: tokens of reaped keys would start at
+// Dragonfly without allow-undeclared-keys. Don't move a reaped Redis's data to one of those: tokens of reaped keys would start at
 // 1 again.
 func (b *Backend) Reap(ctx context.Context) (int64, error) {
 	if _, cluster := b.c.(*redis.ClusterClient); cluster {
@@ -58,7 +58,7 @@ func (b *Backend) Reap(ctx context.Context) (int64, error) {
 				checked = true
 			}
 			n, err := reapScript.Run(ctx, b.c, keys).Int64()
-			if redis.HasErrorPrefix(err, "CROSSSLOT ") { // the client is one of the user's own kind
+			if redis.HasErrorPrefix(err, "CROSSSLOT ") { // a client type of the user's own
 				return reaped, invalid("counters can't be reaped in a Cluster: %v", err)
 			}
 			if err != nil {

@@ -55,9 +55,9 @@ var (
 	reapScript    = redisscript.Load(lua, "reap.lua")
 )
 
-// Options configure a [Backend]. Backends of both modes exclude each other.
+// Options configure a [Backend]. Backends of both modes can lock the same keys.
 type Options struct {
-	Prefix string // before the names of all keys, "" by default. Locks with different prefixes are apart.
+	Prefix string // before the names of all keys, "" by default. Locks with different prefixes are independent.
 	Mode   Mode   // ModeQueue by default
 	Queue  Queue  // for ModeQueue
 	Spin   Spin   // for ModeSpin
@@ -77,8 +77,8 @@ const (
 // unfair: the first to poll after a release gets the lock. Defaults: 2 ms, and 100 ms or Min if that is longer.
 type Spin struct{ Min, Max time.Duration }
 
-// Backend implements dlock.Backend on any redis.UniversalClient but a redis.Ring, or a struct that has one. One with ContextTimeoutEnabled ends a request at its
-// context's deadline; others at the client's own timeouts.
+// Backend implements dlock.Backend on any redis.UniversalClient except a redis.Ring or a struct around one. A client with
+// ContextTimeoutEnabled ends a request at its context's deadline, others at their own timeouts.
 type Backend struct {
 	c     redis.UniversalClient
 	o     Options
@@ -243,7 +243,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if _, err := b.check(g.Key, time.Millisecond); err != nil {
 		return err
 	}
-	defer b.sub.forget(g.Owner) // not before: its notification, if it is read meanwhile, must not release it first
+	defer b.sub.forget(g.Owner) // not before: a notification read meanwhile must not release the lock first
 	if g.Fence == 0 {
 		return b.sub.undo(ctx, g)
 	}

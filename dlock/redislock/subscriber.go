@@ -21,13 +21,13 @@ import (
 type subscriber struct {
 	b       *Backend
 	channel string
-	busy    sync.WaitGroup // what Close waits for; it grows while mu is held and the Backend is open, or from within
+	busy    sync.WaitGroup // what Close waits for; added to with mu held and the Backend open, or by counted work
 
 	mu      sync.Mutex
 	opening *opening            // nil until somebody has to wait, and after it has failed
 	current *subscription       // the last that was confirmed
 	waiters map[string]*waiter  // by owner
-	taken   map[string]bool     // owners that know of a grant whose notification may be in flight
+	taken   map[string]bool     // owners that have the lock already; its notification may be in flight
 	leaving map[string][]*batch // by key; the first is being sent
 }
 
@@ -53,7 +53,7 @@ type waiter struct {
 // notice is a message to a waiter; the zero value makes it poll.
 type notice struct {
 	token uint64 // of its grant
-	first bool   // in the queue, and the lock is held for
+	first bool   // first in the queue, and the lock is held for left
 	left  time.Duration
 }
 

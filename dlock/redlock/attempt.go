@@ -47,7 +47,7 @@ type phaseOne struct {
 	refused bool          // the node has nothing of ours; valid once done is closed
 }
 
-// run may succeed in another attempt after dlock.ErrHeld and errLate.
+// run makes the attempt. After dlock.ErrHeld or errLate another attempt may succeed.
 func (a *attempt) run(ctx context.Context) (token uint64, err error) {
 	if ctx.Err() != nil {
 		return 0, ended(ctx)

@@ -53,7 +53,7 @@ import (
 
 // Options configure a [Backend]. All clients of a lock must be given the same nodes, and the same Prefix.
 type Options struct {
-	Prefix string // before the names of all keys; "" by default. Locks with different prefixes are apart.
+	Prefix string // before the names of all keys; "" by default. Locks with different prefixes are independent.
 	// NodeTimeout is how long each phase waits for a node's reply. Keep it small against the TTL: waiting for a dead node
 	// uses up the lease. Default: a twentieth of the TTL, at least 1 ms and at most 1 s. Where nodes or client are so busy that
 	// a quorum often answers later than that, nobody gets the lock: raise it, and the TTL with it.
@@ -228,7 +228,7 @@ const (
 	undoing           // what may have been granted
 )
 
-// each calls f for every node. f reports whether the owner had the lock there: on a quorum, unless the purpose is to undo.
+// each calls f for every node. f reports whether the owner had the lock there: a quorum must, unless the purpose is to undo.
 func (b *Backend) each(
 	ctx context.Context, g dlock.Grant, why purpose,
 	f func(ctx context.Context, c redis.UniversalClient, lock string) (bool, error),

@@ -23,7 +23,7 @@
 //
 // # Requirements
 //
-// The same as of package s3store: the server compares and writes atomically, reads are strongly consistent and not served from a
+// As for package s3store: the server compares and writes atomically, reads are strongly consistent and not served from a
 // cache, and nobody else writes the objects. The client needs the permissions s3:GetObject, s3:PutObject, s3:ListBucket (without it
 // S3 answers 403 for a missing object) and, for [Open], s3:DeleteObject. In a versioned bucket each renewal makes a version: let
 // noncurrent ones expire.
@@ -300,7 +300,7 @@ func (b *Backend) get(ctx context.Context, key string) (l lock, err error) {
 		return l, fmt.Errorf("s3lock: the server sent object %s/%s without Date, Last-Modified or ETag", b.bucket, name)
 	}
 	l.etag = *out.ETag
-	l.live = l.Held && now.Sub(*out.LastModified)-time.Second < l.TTL // a second, because both are cut to seconds
+	l.live = l.Held && now.Sub(*out.LastModified)-time.Second < l.TTL // a second, because both are truncated to seconds
 	return l, nil
 }
 
@@ -332,7 +332,7 @@ func (b *Backend) pause(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// transient reports whether a waiter polls again after err. After its context's end it may do so, since the pause then has an error.
+// transient reports whether a waiter polls again after err, which may be its context's end: the pause then returns an error.
 func transient(err error) bool {
 	return s3object.Transient(err) || errors.Is(err, wait.ErrNoAnswer) || errors.Is(err, errBrokenOff)
 }

@@ -20,7 +20,7 @@ const (
 // cutShortError is the error of a request that a context's end has cut short.
 type cutShortError struct {
 	error
-	answered context.Context // not nil: the request may arrive yet; ends when the client has its reply
+	answered context.Context // not nil: the request may still arrive; ends when the client has its reply
 }
 
 func (c *cutShortError) Unwrap() error { return c.error }
@@ -34,8 +34,8 @@ type reply struct {
 	fired <-chan zk.Event
 }
 
-// call runs f and returns its reply, or ctx's end: that error has ctx's Err and not its cause, which may be any error, one
-// of ZooKeeper's answers too. [failed] adds the cause for the caller.
+// call runs f and returns its reply. If ctx ends first, the error wraps ctx's Err but not its cause, which may be any error,
+// even one of ZooKeeper's replies. [failed] adds the cause for the caller.
 func (b *Backend) call(ctx context.Context, f func() (reply, error)) (reply, error) {
 	if ctx.Done() == nil {
 		return f()

@@ -27,7 +27,7 @@ const (
 const (
 	minPause  = 20 * time.Millisecond // before a failed request is sent again; doubles with each
 	maxPause  = time.Second
-	maxUnsure = 3 // pauses in a row that find the client disconnected; one that isn't closed is connecting
+	maxUnsure = 3 // pauses in a row that find the client disconnected: an open client would be connecting
 
 	unwatched = 2 * time.Second // a node's age when its Backend watches it; most are gone by then, which saves a request
 )
@@ -118,7 +118,7 @@ func (l *lease) end() {
 
 func (l *lease) expire() {
 	l.mu.Lock()
-	due := !l.over && !time.Now().Before(l.expires) // or it was renewed at this moment
+	due := !l.over && !time.Now().Before(l.expires) // false: it was just renewed
 	l.over = l.over || due
 	l.mu.Unlock()
 	if due {
@@ -140,8 +140,8 @@ func (b *Backend) remove(l *lease) {
 	<-ctx.Done()
 }
 
-// clean deletes what a create without a reply may have left at p, once the client knows the create's outcome. No worker
-// waits for that: leases that expire meanwhile need them.
+// clean deletes what a create without a reply may have left at p, once the client knows the create's outcome. It doesn't
+// occupy a worker until then: leases that expire meanwhile need the workers.
 func (b *Backend) clean(p place, create error) {
 	sweep := func() {
 		b.chore(func() {
@@ -155,7 +155,7 @@ func (b *Backend) clean(p place, create error) {
 	sweep()
 }
 
-// persist is insist for a deletion. What else ZooKeeper refuses it for, such as a load that it throttles, may pass: f is then repeated
+// persist is insist for a deletion. Other refusals by ZooKeeper, such as throttling, may be temporary: f is then retried
 // until the session has ended or the Backend is closed.
 func (b *Backend) persist(l *lease, f func() error) error {
 	session := b.c.SessionID()
@@ -282,7 +282,7 @@ type watched struct {
 	head bool // every change, not only the end
 }
 
-// watch is of a node for which waiters wait. The client cannot take it back, so they share it.
+// watch is a watch on a node that waiters wait for. The client can't remove a watch, so they share it.
 type watch struct {
 	of      watched
 	version int32         // of a head's data

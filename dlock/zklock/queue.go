@@ -77,7 +77,7 @@ func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed i
 
 func (b *Backend) held(ctx context.Context, parent string) (bool, error) {
 	q, _, err := b.queue(ctx, parent)
-	if err == nil && len(q) > 0 { // or had it a moment ago
+	if err == nil && len(q) > 0 { // it is, or was a moment ago
 		q, err = b.look(ctx, parent)
 	}
 	return len(q) > 0, err

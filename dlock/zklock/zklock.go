@@ -21,7 +21,7 @@
 // second, while nobody waits.
 //
 // The client's Close ends all its nodes at once, so close the Locker first, and the client after its critical sections. If
-// somebody else deletes a node, its Backend notices once it is 2 s old.
+// somebody else deletes a node, its Backend notices only once the node is 2 s old.
 //
 // A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may have agreed to less than
 // zk.Connect asked for: 20 ticks at most unless configured, 40 s. Half, because the leader counts from the last heartbeat
@@ -59,7 +59,7 @@ type Options struct {
 	// Root is the path of the node below which keys are, "/dlock" by default. It is created if need be. Locks with different
 	// roots are independent.
 	Root string
-	// ACL is that of all nodes; by default everybody may do everything. Each client needs every permission.
+	// ACL is the ACL of all nodes; by default everybody may do everything. Each client needs every permission.
 	ACL []zk.ACL
 }
 

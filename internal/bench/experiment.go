@@ -28,9 +28,9 @@ type Experiment struct {
 	About string `json:"about"`
 	// How lock services are started; others have the testbed's defaults.
 	Servers map[string]competitors.ServerSpec `json:"servers"`
-	// Where a sweep says nothing.
+	// For what a sweep doesn't set.
 	Defaults load.Config `json:"defaults"`
-	// How often all sweeps are made, since a machine's speed changes within minutes; 0: once.
+	// How many times all sweeps are run, since a machine's speed changes within minutes; 0: once.
 	Rounds int     `json:"rounds"`
 	Sweeps []Sweep `json:"sweeps"`
 }

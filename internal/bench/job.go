@@ -28,8 +28,8 @@ type Job struct {
 	Server string
 }
 
-// Check returns an error if this machine can't run c. [load.Config.Check] doesn't know the machine, so that records of
-// others can be read.
+// Check returns an error if this machine can't run c. [load.Config.Check] ignores the machine, so that records of
+// other machines can be read.
 func Check(c load.Config) error {
 	if n := runtime.NumCPU(); c.Processors > n {
 		return fmt.Errorf("-processors %d; there are %d here, and 0 is all of them", c.Processors, n)

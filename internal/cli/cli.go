@@ -34,8 +34,8 @@ func (e *ExitError) Error() string { return fmt.Sprintf("exit status %d: %v", e.
 // Unwrap returns e.Err.
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// Main calls run and exits: 0 after success and -h, with an [ExitError]'s code, else 1. ctx ends at the first SIGINT or SIGTERM; the second one
-// kills.
+// Main calls run and exits with 0 after success or -h, with an [ExitError]'s code, or else with 1. ctx ends at the first SIGINT
+// or SIGTERM; the second one kills.
 func Main(run func(ctx context.Context, args []string, stdout io.Writer) error) {
 	// A closed pipe is a write error, and must not leave servers behind. Child processes would inherit signal.Ignore.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)

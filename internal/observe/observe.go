@@ -79,7 +79,7 @@ func (o *observed) decide(ctx context.Context, d Decision, do func(context.Conte
 	if err := resource.CheckContext(ctx); err != nil {
 		return resource.Record{}, err
 	}
-	ctx = context.WithoutCancel(ctx) // an effect that is not told would be a hole in the history
+	ctx = context.WithoutCancel(ctx) // an unreported effect would be a gap in the history
 	before, err := o.Store.Read(ctx, d.Key)
 	if err != nil && !errors.Is(err, resource.ErrNotFound) {
 		return resource.Record{}, err

@@ -37,5 +37,5 @@ func OnServer(store string, s *testbed.Server) *scenarios.Store {
 	return st
 }
 
-// DurableRedis returns the arguments of a Redis that keeps acknowledged writes over a kill.
+// DurableRedis returns the arguments of a Redis whose acknowledged writes survive a kill.
 func DurableRedis() []string { return []string{"--appendonly", "yes", "--appendfsync", "always"} }

@@ -197,7 +197,7 @@ func reason(text string) string {
 			return why
 		}
 	}
-	return "it says no reason"
+	return "no reason given"
 }
 
 // byDesign reports whether a skip isn't for lack of a server.

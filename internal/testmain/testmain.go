@@ -25,7 +25,7 @@ type Start func(ctx context.Context) (io.Closer, error)
 // missing on this machine, no test runs; that is a failure only if [testbed.Strict].
 func Run(m interface{ Run() int }, starts ...Start) { os.Exit(Code(m, starts...)) }
 
-// Code is [Run] that returns the exit code instead.
+// Code is [Run], but returns the exit code instead of exiting.
 func Code(m interface{ Run() int }, starts ...Start) (code int) {
 	redisclient.Silence()
 	log.SetOutput(io.Discard) // go-redis's pool logs connections that the tests break

@@ -304,7 +304,7 @@ func (p *panel) names(b *picture, right, top, bottom float64, at func(*line, int
 		}
 	}
 	slices.SortStableFunc(all, func(a, b label) int { return cmp.Compare(a.y, b.y) })
-	for range 200 { // each pass moves neighbours apart by half of what they lack
+	for range 200 { // each pass moves neighbours apart by half of the missing distance
 		for i := 1; i < len(all); i++ {
 			if lack := lineHeight - (all[i].y - all[i-1].y); lack > 0 {
 				all[i-1].y -= lack / 2

@@ -204,7 +204,7 @@ func (all runs) shownIn(lock string) string {
 	return shown(lock)
 }
 
-// This module's are first.
+// locks: this module's first.
 func (all runs) locks() []string {
 	return append(distinct(all.where((*run).own), backend), distinct(all.where(func(r *run) bool { return !r.own() }), backend)...)
 }
@@ -285,7 +285,7 @@ func (r *run) mostEven() float64 {
 	return float64(r.Sections) * float64(r.Sections) / (float64(n) * squares)
 }
 
-// Below evenly only because there were too few critical sections.
+// tooFew: the index is below evenly only because there were too few sections.
 func (r *run) tooFew() bool {
 	most := r.mostEven()
 	return r.Share.Jain < evenly && most < evenly && r.Share.Jain >= most-(1-evenly)

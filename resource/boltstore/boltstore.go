@@ -238,8 +238,8 @@ func (s *Store) checkFile() error {
 	return nil // another error of Stat doesn't mean that the file is gone
 }
 
-// begin begins a transaction. The one before it must be the store's last, else a file was copied over the open one. Callers other
-// than commitLoop hold s.mu.
+// begin begins a transaction. The file's last one must be the store's last, else a file was copied over the open one. Callers
+// other than commitLoop hold s.mu.
 func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 	defer undamaged(s.path, &err)()
 	defer func() {
@@ -273,8 +273,8 @@ func unlock(db *bolt.DB, writable bool) {
 
 // load returns key's record; its Value is valid until tx ends.
 //
-// A damaged key can hide its record, or lead bbolt's binary search to another page. But where the search for a stored key ends
-// without it, one of the two records beside that place is damaged, or the two don't lie on both sides of the key.
+// A damaged key can hide its record, or lead bbolt's binary search to another page. But if the search misses a stored key, one
+// of the two records beside the place where it ends is damaged, or the two aren't on both sides of the key.
 func (s *Store) load(tx *bolt.Tx, key string) (rec resource.Record, found bool, err error) {
 	c := tx.Bucket(bucket).Cursor()
 	k, v := c.Seek([]byte(key))

@@ -200,8 +200,8 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	return nil
 }
 
-// why wraps the error with which transaction id failed. It is undone if the file doesn't show it: the page that makes it valid
-// is written last, after a sync of all others, which become free again.
+// why wraps the error with which transaction id failed. The transaction is undone if the file doesn't show it: the page that
+// makes it valid is written last, after a sync of all others, which become free again.
 func (s *Store) why(err error, id int) error {
 	tx, cannot := s.begin(false)
 	if cannot != nil {

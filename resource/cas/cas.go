@@ -2,8 +2,8 @@
 // paused. [Update] reads a value with its version, computes, and writes if the version is still the same, else starts over.
 //
 // Prefer it to a lock if a critical section only replaces one value, and is short or rarely contended. Avoid it for side
-// effects, such as a payment, which an attempt that loses has already had, for expensive work, because of N concurrent writers
-// N-1 start over, and for values in several stores.
+// effects such as a payment, which a losing attempt has already had; for expensive work, since N-1 of N concurrent writers
+// start over; and for values in several stores.
 //
 // Versions must only grow. If a record is deleted, or its server loses a write, a writer may find the version that it has read
 // with another value. Packages redisstore and pgstore say when servers lose writes.

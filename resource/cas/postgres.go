@@ -63,7 +63,7 @@ func (p Postgres) Swap(ctx context.Context, key string, version int64, value []b
 	return err
 }
 
-// isConflict tells a serialization failure, as of a row that has changed since the statement began, above READ COMMITTED.
+// isConflict reports a serialization failure: above READ COMMITTED, the row has changed since the statement began.
 func isConflict(err error) bool {
 	e, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && e.Code == "40001"

@@ -84,8 +84,8 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 	return nil
 }
 
-// Write is [resource.Store.Write], also if the client retries a request. If the first reply is lost, a repetition of an earlier call that
-// was applied returns nil, instead of a refusal as applied. Key and value must fit into 400 KB.
+// Write is [resource.Store.Write], also if the client retries a request. If the first reply is lost, repeating an earlier call
+// that was applied returns nil, not an error that matches [resource.ErrApplied]. Key and value must fit into 400 KB.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err
@@ -179,8 +179,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// raise raises the fence of key's item to f if f is greater, and sets value unless it is nil. It returns the new item, or, as seen,
-// the one that refused. doubt is set if a reply was lost.
+// raise raises the fence of key's item to f if f is greater, and sets value unless it is nil. It returns the new item or, as
+// seen, the one whose fence isn't less. doubt is set if a reply was lost.
 func (s *Store) raise(ctx context.Context, key string, f resource.Fence, value types.AttributeValue, doubt *bool,
 ) (rec resource.Record, seen *resource.Record, err error) {
 	in := &dynamodb.UpdateItemInput{

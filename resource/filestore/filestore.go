@@ -35,7 +35,7 @@ type Store struct {
 	rename func(from, to string) error
 	sync   func(*os.File) error
 
-	// busy has an element from a check to its rename: callers of load and replace have put it there. It guards what follows.
+	// busy is a mutex, locked by an element from a check to its rename; callers of load and replace hold it. It guards what follows.
 	busy   chan struct{}
 	closed bool
 	failed error // of a rename that may not be on disk; every later call returns it

@@ -27,7 +27,7 @@ func (tx sqlTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row
 	return tx.QueryRowContext(ctx, query, args...)
 }
 
-// Rollback ends with ctx. Without an answer of the server's database/sql goes on, and then discards the connection.
+// Rollback returns when ctx ends. If the server doesn't answer, database/sql goes on, and then discards the connection.
 func (tx sqlTx) Rollback(ctx context.Context) error {
 	done := make(chan error, 1)
 	go func() { done <- tx.Tx.Rollback() }()
@@ -59,8 +59,8 @@ func Guard(ctx context.Context, tx Tx, resourceID string, f resource.Fence) erro
 
 // GuardOnce is [Guard] for a transaction that you repeat if its commit had no reply; use it for the first attempt too. request,
 // at least one byte, identifies the transaction. If it was committed, the repeat with the same fence and request is refused with
-// [resource.ErrApplied], unless a later fence has come in between. Under another fence only the data can tell, such as an
-// invoice's primary key.
+// [resource.ErrApplied], unless a later fence has come in between. Under another fence only the data can tell, by an
+// invoice's primary key for example.
 func GuardOnce(ctx context.Context, tx Tx, resourceID string, f resource.Fence, request []byte) error {
 	return fences.GuardOnce(ctx, tx, resourceID, f, request)
 }

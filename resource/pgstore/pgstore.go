@@ -78,7 +78,7 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		var there bool // then nobody needs the right to create it
+		var there bool // true: no CREATE privilege is needed
 		if err := tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", table).Scan(&there); err != nil || there {
 			return err
 		}
@@ -182,7 +182,7 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func() erro
 		switch code(err) {
 		case serializationFailure:
 			continue
-		case "25006": // the server is a standby now; its name may lead elsewhere
+		case "25006": // the server is now a standby; its name may resolve to the new primary
 			s.pool.Reset()
 		}
 		return failed(ctx, err)

@@ -141,7 +141,7 @@ func otherValueRefused(ctx context.Context, s *store) {
 	s.refused(ctx, key, f, valueOf(f), false)
 }
 
-// repeatTells has writes that were lost, or whose replies were, and writes whose ctx ends meanwhile.
+// repeatTells repeats writes that were lost or whose replies were lost, and writes whose ctx ended meanwhile.
 func repeatTells(ctx context.Context, s *store) {
 	for _, applied := range []bool{true, false} {
 		f := at(map[bool]uint64{true: 1, false: 2}[applied], 1)
@@ -218,7 +218,7 @@ func fencedReadSeq(ctx context.Context, s *store) {
 	s.reads(ctx, "never written", at(1, 1))
 	s.holds(ctx, "never written", resource.Record{MaxFence: at(1, 1)})
 	s.writes(ctx, "never written", at(1, 2))
-	s.readsRecord(ctx, key, written(at(6, 3))) // Seq 0 is the whole grant's
+	s.readsRecord(ctx, key, written(at(6, 3))) // with Seq 0: for the whole grant
 }
 
 func keysIndependent(ctx context.Context, s *store) {

@@ -122,8 +122,8 @@ func (s *store) reopen() {
 	s.openAnother()
 }
 
-// next returns one of the two stores, by the Thue-Morse sequence: each kind of call gets both stores, and meets what the same store
-// did last and what the other did.
+// next returns one of the two stores, by the Thue-Morse sequence: each kind of call uses both stores, after a call of the same
+// store and after one of the other.
 func (s *store) next() resource.Store {
 	if n := s.calls.Add(1); s.another != nil && bits.OnesCount64(n)%2 == 0 {
 		return s.another

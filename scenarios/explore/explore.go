@@ -59,9 +59,9 @@ type System struct {
 	// Together says how many workers, from the first, are goroutines of one process, which share leases. Their leases have a method
 	// Next() (token, seq uint64), as a dlock.Handle has. 0: each worker is a process of its own.
 	Together int
-	// Without are verbs that schedules don't have: faults that the lock doesn't promise to bear.
+	// Without lists verbs that schedules don't use: faults that the lock doesn't promise to tolerate.
 	Without []Verb
-	// Fencing is what the resource.Memory compares. Default: all.
+	// Fencing is the fencing mode of the resource.Memory. Default: on.
 	Fencing history.Fencing
 	// Gap says that a release is two requests, and that it calls Client.Gap, if there is one, between them.
 	Gap bool
@@ -70,12 +70,12 @@ type System struct {
 	Wait time.Duration
 }
 
-// Server is a server of a lock's, in this process.
+// Server is one of a lock's servers, in this process.
 type Server interface {
 	Dial() (net.Conn, error)
 	// Restart closes all connections and forgets the data if wipe is set.
 	Restart(wipe bool)
-	// Jump sets the clock by which leases expire forward.
+	// Jump sets forward by d the clock by which leases expire.
 	Jump(d time.Duration)
 }
 
@@ -105,7 +105,7 @@ type Result struct {
 	met     map[string]Verb // what steps have met, see Report.Met
 }
 
-// Run runs a schedule in virtual time. The pauses of this module's locks are the same in each run.
+// Run runs a schedule in virtual time. The random backoffs of this module's locks are the same in each run.
 func (sys *System) Run(t *testing.T, s Schedule) (r Result) {
 	t.Helper()
 	if runtime.GOMAXPROCS(0) != 1 {
@@ -140,7 +140,7 @@ type world struct {
 	workers [MaxWorkers + 1]*worker // the last is there for the end
 	shared  *process                // of the workers that are together
 	data    *resource.Memory
-	memory  resource.Store              // that, observed
+	memory  resource.Store              // data, observed
 	slow    time.Duration               // a factor
 	settled func()                      // waits until only timers are pending
 	story   *story                      // nil: nobody asks for a scenario, see Hazard
@@ -149,18 +149,18 @@ type world struct {
 	mu      sync.Mutex
 	trace   strings.Builder
 	events  []history.Event
-	judged  int               // how many of these
+	judged  int               // how many of the events
 	calls   []*storetest.Call // of System.Store
 	clock   int64             // of these
 	served  bool              // a server has had a fault
 	latest  int               // the number of the last grant
-	drifted bool              // a server's clock has jumped; the first time, a hundredth of a TTL is drift, which a lock must bear
+	drifted bool              // a server's clock has jumped; the first time, a lock must tolerate a hundredth of a TTL, as drift
 	forgot  time.Time         // when a server last lost data, or its clock jumped
 	top     resource.Fence    // the greatest that a grant began with since a server last lost data
 }
 
-// settle is how much time passes after each step: more than the messages take that a step can cause. The odd nanoseconds keep steps apart
-// from what clients do whole milliseconds after an earlier step.
+// settle is how much time passes after each step: more than the messages that a step can cause take. The odd nanoseconds keep
+// steps apart from what clients do whole milliseconds after an earlier step.
 const settle = 5*time.Millisecond + 101*time.Nanosecond
 
 // serve starts the servers, and the history.
@@ -281,7 +281,7 @@ type worker struct {
 
 	last func() // sends the last write again
 	late bool   // the next write is kept in the network
-	sent func() // delivers the write that is
+	sent func() // delivers the kept write
 }
 
 func (w *world) worker(i int) *worker {
@@ -326,7 +326,7 @@ func (w *world) step(st Step) {
 	w.quietly(st)
 }
 
-// begin does a step, up to what it returns: that lets time pass, or has the store decide. w.mu is held.
+// begin does a step except for what it returns, which lets time pass or has the store decide. w.mu is held.
 func (w *world) begin(st Step) (now func()) {
 	switch st.Verb {
 	case Wait:
@@ -748,7 +748,7 @@ func (w *world) close() {
 		k.client.kill()
 		k.client.mend()
 	}
-	w.pass(2 * time.Second) // what go-redis and others do once a second sees that they are closed
+	w.pass(2 * time.Second) // go-redis and others notice once a second that they are closed
 }
 
 // lift ends all faults. It returns the workers that are alive.
@@ -894,8 +894,8 @@ func (w *world) quietly(st Step) {
 	}
 }
 
-// modelled reports whether the model knows all that is in the history: it has no worker that fails, and few workers, whose grants have
-// tokens of their own.
+// modelled reports whether the model covers the whole history: no worker fails, there are few workers, and every grant has its
+// own token.
 func (w *world) modelled() bool {
 	if w.sys.NoTokens || w.sys.Together > 0 || w.sys.Store != nil {
 		return false

@@ -15,9 +15,9 @@ import (
 )
 
 // Hazard returns the scenario that a schedule amounts to, for a [scenarios.Runner] to play with processes on real servers: the order in
-// which workers reach their checkpoints, and faults between them. What a scenario has no words for is not done. About has all but
-// workers, steps, verdicts and traces; those are [System.Play]'s, for the modes in which the steps can be played. If the scenario isn't
-// violated in the System's mode, the error says why, and what was left out.
+// which workers reach their checkpoints, and faults between them. What a scenario can't express is left out. about has all but
+// workers, steps, verdicts and traces; these come from [System.Play], for the modes in which the steps can be played. If the
+// scenario isn't violated in the System's mode, the error says why, and what was left out.
 func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (scenarios.Scenario, error) {
 	t.Helper()
 	y := &story{frozen: map[string]bool{}}
@@ -84,7 +84,7 @@ func (y *story) fault(k *worker, verb string) {
 	y.Steps = append(y.Steps, scenarios.Step{Verb: verb, Target: k.actor})
 }
 
-// step reports whether a scenario has words for a step, and notes them.
+// step reports whether a scenario can express a step, and notes it.
 func (y *story) step(k *worker, st Step) bool {
 	between := k.busy == "" && k.lease != nil && !k.dead
 	switch v := st.Verb; {
@@ -171,7 +171,7 @@ func (y *story) report(k *worker, name string) {
 	y.run(k.actor, name)
 }
 
-// rename calls the workers A, B and so on, in the order in which they begin. A2 is the second grant of A's.
+// rename names the workers A, B and so on, in the order in which they begin. A2 is A's second grant.
 func (y *story) rename() {
 	names := map[byte]string{}
 	rename := func(name string) string {
@@ -195,8 +195,9 @@ func (y *story) rename() {
 	y.Workers = workers
 }
 
-// Play plays a scenario in virtual time, as a [scenarios.Runner] does with processes, and returns its history. It calls the lock's servers
-// as the hazards do: redis, or redis1 to redis5. The error matches errors.ErrUnsupported if it lacks an option of a worker's, or a fault.
+// Play plays a scenario in virtual time, as a [scenarios.Runner] does with processes, and returns its history. It names the
+// lock's servers as the hazards do: redis, or redis1 to redis5. The error matches errors.ErrUnsupported if Play lacks an
+// option or a fault.
 func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (events []history.Event, err error) {
 	t.Helper()
 	in := *sys

@@ -18,7 +18,7 @@ const (
 	lose      // drop it; the client's end is closed when the direction passes again, since the stream has a hole
 )
 
-// Client is the way of one process to the servers. Its connections have the faults of the schedule.
+// Client is one process's network to the servers. Its connections have the faults of the schedule.
 type Client struct {
 	Name string
 	TTL  time.Duration // of leases
@@ -31,7 +31,7 @@ type Client struct {
 
 	mu     sync.Mutex
 	dead   bool
-	frozen bool    // what it sends stays with it, and what it is sent in the network
+	frozen bool    // what it sends stays in the process; what is sent to it, in the network
 	freeze int     // how many requests it sends until it is frozen; 0: it isn't about to be
 	flows  []fault // by server
 	conns  []*conn // in the order in which they were opened
@@ -106,7 +106,7 @@ func (c *Client) Dial(_ context.Context, _, addr string) (net.Conn, error) {
 	return clientEnd{ours, k.latency}, nil
 }
 
-// clientEnd lets a deadline pass later than a context's timer for the same time, or either would be the first.
+// clientEnd makes a deadline pass later than a context's timer for the same time; otherwise either could be first.
 type clientEnd struct {
 	net.Conn
 	later time.Duration

@@ -12,7 +12,7 @@ import (
 // Verb is what a step does.
 type Verb string
 
-// The verbs. What a step can't do, because its worker is in another state, it leaves undone, so that any part of a schedule is a
+// The verbs. A step that its worker's state doesn't allow does nothing, so that any part of a schedule is itself a
 // schedule.
 const (
 	Run       Verb = "run"       // the worker makes its next call: acquire, fenced read, write, release
@@ -181,7 +181,7 @@ func (v Verb) args() string {
 	return alphabet[slices.Index(Verbs(), v)].takes
 }
 
-// Verbs are all verbs.
+// Verbs returns all verbs.
 func Verbs() []Verb {
 	all := make([]Verb, len(alphabet))
 	for i, l := range alphabet {
@@ -190,12 +190,12 @@ func Verbs() []Verb {
 	return all
 }
 
-// Random returns a schedule of about n steps that follows from the seed. Half of it are single steps, and half are episodes: a fault hits
-// a worker in the midst of a call, time passes, others make their calls, the fault ends.
+// Random returns a schedule of about n steps that follows from the seed. Half of it is single steps, half is episodes: a fault
+// hits a worker in the middle of a call, time passes, others make their calls, the fault ends.
 func (sys *System) Random(seed uint64, n int) Schedule {
 	g := generator{System: sys, Rand: rand.New(rand.NewPCG(seed, 0))}
 	g.workers = 2 + g.IntN(2)
-	if seed%8 == 0 { // with more, each does less
+	if seed%8 == 0 { // with more workers, each does less
 		g.workers = MaxWorkers - g.IntN(2)
 	}
 	calm := g.IntN(4) == 0 // System.Wait is longer after a fault
@@ -228,7 +228,7 @@ type generator struct {
 	letters []letter
 }
 
-// pick returns one of the verbs, if any are given that the schedule may have, or of all.
+// pick returns a random verb of those given, or of all; Run if the schedule may have none of them.
 func (g *generator) pick(of ...Verb) Verb {
 	letters := slices.DeleteFunc(slices.Clone(g.letters), func(l letter) bool { return len(of) > 0 && !slices.Contains(of, l.Verb) })
 	total := 0

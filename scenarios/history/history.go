@@ -22,7 +22,7 @@ const (
 	FencingOn     Fencing = "on"     // a grant's first read raises the fence too
 )
 
-// Kind is an [Event]'s.
+// Kind is an [Event]'s kind.
 type Kind string
 
 // The kinds of events.

@@ -51,7 +51,7 @@ func (f fence) String() string {
 //     fenced reads accepted before;
 //   - a fenced read was accepted after a read or write that fences it off;
 //   - an entry of an accepted write is missing from a later accepted write, a read, or the final value;
-//   - an entry is there twice, or although its write was refused;
+//   - an entry appears twice, or although its write was refused;
 //   - the resource forgot a fence that it had accepted.
 //
 // Otherwise inconclusive:

@@ -108,8 +108,8 @@ func kills(e *history.Event) bool {
 	return e.Kind == history.KindFault && f.State == history.Down
 }
 
-// explain adds to next where e may lead from p. Only expiry and sending happen without an event, and no sooner than they matter: to a
-// grant or a release, and to a decision.
+// explain adds to next the states that e may lead to from p. Only expiry and sending happen without an event, and no sooner than
+// they matter: to a grant or a release, and to a decision.
 func (r *replay) explain(e *history.Event, p point, next map[string]point) {
 	heard := p // possible changes unreported
 	ok, wanted := r.possible(e, &heard)

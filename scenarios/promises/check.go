@@ -20,7 +20,7 @@ import (
 // patience is how much longer than allowed a call may take.
 const patience = 10 * time.Second
 
-// unjudged is the time for what promises nothing: opening a client, and a fault of servers.
+// unjudged bounds what no promise covers: opening a client, and faults of servers.
 const unjudged = time.Minute
 
 const shown = 3
@@ -159,7 +159,7 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 	return cl, nil
 }
 
-// opened has a lock that is opened too late closed, as a lease is released.
+// opened is a lock, opened too late, in the form of a lease: its release closes it.
 type opened struct {
 	scenarios.Lease
 	lock scenarios.Lock
@@ -185,7 +185,7 @@ type result struct {
 	returned bool
 }
 
-// call gives up on f after limit. A later lease is released.
+// call gives up on f after limit. A lease that arrives later is released.
 func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) result {
 	done := make(chan result, 1)
 	go func() {
@@ -299,8 +299,8 @@ func (c *check) wait(cl *client, key string) wait {
 	return w
 }
 
-// served ends the wait after limit or, if that is longer, after ten times what a new client needs then for an unused lock, and as much
-// again: slow servers and machines break no promise. It is unsure if new clients get no unused lock.
+// served ends the wait after limit or, if that is longer, after ten times what a new client then needs for an unused lock, and as
+// much again: slow servers and machines break no promise. The check is unsure if new clients get no unused lock.
 func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 	defer w.stop()
 	for began, allowed, sound := time.Now(), limit, false; ; {
@@ -334,7 +334,7 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 		case waited < 10*took:
 			allowed = 10 * took
 			continue
-		case !sound: // who waits may ask again later than a new client
+		case !sound: // a waiter may poll later than a new client
 			sound, allowed = true, waited+max(patience, 10*took)
 			continue
 		}
@@ -402,8 +402,8 @@ func (c *check) comesFree(cl *client, key, after string) {
 	_ = c.do(l.Release)
 }
 
-// blocked records that who waited hasn't got the lock of key: the promise is broken if a new client gets it at once, or if new clients,
-// at the same time, get an unused lock and still not this one. Otherwise it is unsure: the machine or the servers have stalled.
+// blocked records that a waiter hasn't got key's lock: the promise is broken if a new client gets it at once, or if new clients
+// get an unused lock at the same time and still not this one. Otherwise it is unsure: the machine or the servers have stalled.
 func (c *check) blocked(key, format string, args ...any) {
 	if c.isUnsure() {
 		return

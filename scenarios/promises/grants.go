@@ -49,7 +49,7 @@ func (c *check) failedTries() {
 		return
 	}
 	_ = c.do(l.Release)
-	for end := time.Now().Add(c.limit()); ; time.Sleep(c.k.TTL / 5) { // the leases may end one after the other, or a try have got a late one
+	for end := time.Now().Add(c.limit()); ; time.Sleep(c.k.TTL / 5) { // the leases may end one by one, or a try may get one late
 		if l, err = c.try(b, key); err == nil || time.Now().After(end) || c.ctx.Err() != nil {
 			break
 		}

@@ -9,7 +9,7 @@ import (
 	"strconv"
 )
 
-// hashes32 are what locks make 32-bit keys with, such as those of Postgres's advisory locks.
+// hashes32 are hash functions by which locks derive 32-bit keys, such as those of PostgreSQL's advisory locks.
 var hashes32 = []func(key []byte) uint32{
 	crc32.ChecksumIEEE, sum32(fnv.New32a), hashtext, sum32(fnv.New32), func(key []byte) uint32 { return crc32.Checksum(key, castagnoli) },
 }
@@ -42,7 +42,7 @@ func collisions(base string) (endings []string) {
 	return endings
 }
 
-// hashtext is the function of that name of Postgres: Bob Jenkins's lookup3 with another start.
+// hashtext is PostgreSQL's function of that name: Bob Jenkins's lookup3 with another initial value.
 func hashtext(key []byte) uint32 {
 	a := 0x9e3779b9 + uint32(len(key)) + 3923095 //nolint:gosec // keys are short
 	b, c := a, a

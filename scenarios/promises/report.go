@@ -35,7 +35,7 @@ const (
 // Row is the result of one promise or hazard.
 type Row struct {
 	Promise  string  `json:"promise"` // its name
-	Text     string  `json:"text"`    // it as a sentence
+	Text     string  `json:"text"`    // the promise as a sentence
 	Verdict  Verdict `json:"verdict"`
 	Why      string  `json:"why,omitempty"` // what happened, or why it can't be checked
 	Excluded bool    `json:"-"`             // the lock, the servers or the platform rule out that it is checked

@@ -112,7 +112,7 @@ func dataLoss(c *check) {
 		if l, err := c.persist(patience/5, early, newKey()); err == nil {
 			_ = c.do(l.Release)
 		} else {
-			c.client() // it makes what the servers must have, such as a table
+			c.client() // opening it creates what the servers need, such as a table
 		}
 		later, err := c.acquire(early, key)
 		if err != nil {

@@ -27,7 +27,7 @@ func waiterServed(c *check) {
 		l := c.take(a, key)
 		wg.Go(func() {
 			waiter := c.wait(b, key)
-			for range 5 { // b waits then: it has done less meanwhile
+			for range 5 { // by then b waits: other has done more meanwhile
 				if l, err := c.try(other, newKey()); err == nil {
 					_ = c.do(l.Release)
 				}

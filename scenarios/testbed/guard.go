@@ -17,7 +17,7 @@ var errInterrupted = errors.New("testbed: interrupted")
 
 const teardownTimeout = time.Minute
 
-// A guard tears down what must not outlive the process on SIGINT, SIGTERM or SIGHUP, and then raises the signal again. It listens
+// On SIGINT, SIGTERM or SIGHUP a guard tears down what must not outlive the process, and then raises the signal again. It listens
 // only while it guards something, and not to ignored signals.
 type guard struct {
 	mu      sync.Mutex

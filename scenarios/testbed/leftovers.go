@@ -22,7 +22,7 @@ const (
 	labelOwner = "dev.fencelab.owner"
 )
 
-// identify names a process uniquely over machines, boots and pid namespaces. If it is dead, the error matches [fs.ErrNotExist].
+// identify names a process uniquely across machines, boots and pid namespaces. If it is dead, the error matches [fs.ErrNotExist].
 func identify(pid int) (string, error) {
 	host, err := hostID()
 	if err != nil {

@@ -64,7 +64,7 @@ func postgresCommand(ctx context.Context, at placement) (command, error) {
 	return command{Path: argv[0], Args: argv}, nil
 }
 
-// unprivileged returns the start of a command line that runs a program as another user than root, as PostgreSQL demands, in the
+// unprivileged returns the start of a command line that runs a program as a user other than root, as PostgreSQL demands, in the
 // same process and with access to dir; empty if this process isn't root's.
 //
 // In a user namespace root has another name and keeps its files. Elsewhere, as in many containers, another user gets dir and the

@@ -110,7 +110,7 @@ type command struct {
 type placement struct {
 	Provider Provider // [Local] or [Containers]
 	Path     string   // local only: the program
-	Dir      string   // its data directory, kept over a restart unless wiped
+	Dir      string   // its data directory, kept across restarts unless wiped
 	Listen   string   // the IP address to listen on
 	Self     int      // its index in Peers
 	Peers    []peer   // all servers of the group, in order

@@ -50,7 +50,7 @@ func zkServer() string {
 const zooKeeperTick = 200 * time.Millisecond
 
 // StartZooKeeper starts an ensemble of n members, 1 or 3, named zk1 to zkN, or finds the external one, and returns once all serve
-// clients. They keep their data over a kill, and allow all four-letter commands. Options.Args are lines of zoo.cfg.
+// clients. Their data survive a kill. All four-letter commands are allowed. Options.Args are lines of zoo.cfg.
 func StartZooKeeper(ctx context.Context, n int, o *Options) (*Cluster, error) {
 	if n != 1 && n != 3 {
 		return nil, fmt.Errorf("testbed: an ensemble of %d ZooKeepers, want 1 or 3", n)
@@ -76,7 +76,7 @@ func zooKeeperCommand(_ context.Context, at placement) (command, error) {
 			path.Join(at.Dir, "myid"): []byte(strconv.Itoa(at.Self+1) + "\n"),
 		},
 	}
-	if at.Provider == Containers { // a shell, or the image's entrypoint would change user and configuration
+	if at.Provider == Containers { // by a shell: the image's entrypoint would change user and configuration
 		c.Args = []string{"sh", "-c", `cd "$0" && exec zkServer.sh start-foreground "$0/zoo.cfg"`, at.Dir}
 	}
 	return c, nil

@@ -119,8 +119,8 @@ type Pair struct {
 	Do   func(ctx context.Context) error
 }
 
-// Compare alternates the pairs, so that a busy machine slows all: yard, a Backend, a Locker on another, and the others. It
-// reports medians: of yard in µs, of the others as multiples of it; and the allocations of each.
+// Compare alternates the pairs, so that a busy machine slows all alike: the baseline yard, a Backend, a Locker on another, and
+// the others. It reports medians (yard's in µs, the others' as multiples of it) and the allocations of each.
 func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pair) {
 	b.Helper()
 	const ttl = 10 * time.Second
@@ -157,7 +157,7 @@ func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pa
 		slices.Sort(times[i])
 		return float64(times[i][len(times[i])/2])
 	}
-	b.ReportMetric(0, "ns/op") // of all together: of no use
+	b.ReportMetric(0, "ns/op") // the sum of all pairs: meaningless
 	b.ReportMetric(median(0)/1e3, "µs-"+yard.Name)
 	for i, p := range all {
 		if i > 0 {

@@ -38,7 +38,7 @@ type Bench struct {
 }
 
 // Scripts runs the scripts of a txtar file, each on a Bench of its own. A line is a step. It ends when all goroutines wait,
-// and shows what came of it, and the requests that each client sent:
+// and shows its result and the requests that each client sent:
 //
 //	a try k 10s    => #1 | a create lock 2*watch
 //	b wait k       => | b create lock poll read 2*watch
@@ -56,7 +56,7 @@ type Bench struct {
 //	late, repeat KIND          the request is lost, and arrives on deliver; it arrives twice, and the first reply is lost
 //	answer [every] KIND TEXT   not by the server
 //	                           A KIND acquire/0 is one of acquire and of /0, too
-//	cut, heal, deliver         loses all, also what is under way; ends the faults; lets go what is held or late
+//	cut, heal, deliver         loses all, also what is under way; ends the faults; sends what is held or late
 //
 // And advance TIME. If virtual is false, only results are checked, and scripts are skipped that advance or that have a step
 // that the Bench doesn't know.
@@ -351,7 +351,7 @@ func (s *script) says(line int, step, text string) {
 	s.results = append(s.results, r)
 }
 
-// settle returns when all goroutines wait; on a real server when what is wanted has come, or won't any more.
+// settle returns when all goroutines wait; on a real server when the expected results have come, or no longer can.
 func (s *script) settle(results, requests string) (came, sent string) {
 	for {
 		if s.virtual {

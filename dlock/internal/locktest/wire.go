@@ -195,7 +195,7 @@ func (w *Wire) inject(f *fault) {
 	}
 }
 
-// deliver sends what is late, and then lets go what is held.
+// deliver sends what is late, and then what is held.
 func (w *Wire) deliver() {
 	w.mu.Lock()
 	late, held := w.late, w.held

@@ -84,7 +84,7 @@ func Both(ctx, open context.Context) (both context.Context, end func()) {
 	}
 }
 
-// Failed wraps an error from a backend's client. After ctx's end that error doesn't include the cause.
+// Failed wraps an error from a backend's client. After ctx's end it adds the cause, which the client's error lacks.
 func Failed(ctx context.Context, backend string, err error) error {
 	if err == nil {
 		return nil

@@ -32,10 +32,10 @@ const (
 	Rueidislock   = "rueidislock"  // github.com/redis/rueidis/rueidislock
 	EtcdMutex     = "etcd-mutex"   // concurrency.Mutex of etcd's client
 	ZKLock        = "zk-lock"      // Lock of github.com/go-zookeeper/zk
-	RedisShared   = "redis-shared" // redislock and etcdlock with dlock.Share: clients share leases with those of their process
+	RedisShared   = "redis-shared" // redislock and etcdlock with dlock.Share: callers of one client share leases
 	EtcdShared    = "etcd-shared"
 
-	// No locks, but the floor for them, with redislock's client.
+	// Not locks, but a lower bound for them, with redislock's client.
 	Ping  = "ping"  // an acquisition and a release are a PING each
 	Baton = "baton" // an acquisition takes the only element of a list, a release puts it back
 )

@@ -208,7 +208,7 @@ func (r *run) watch(ctx context.Context, onSample func(Sample)) error {
 func (r *run) contend(ctx context.Context, i int, l Lock) error {
 	bell, _ := timerAlarm(ctx)
 	if r.c.Work > 0 {
-		if precise, err := newAlarm(ctx); err == nil { // else there are too many, and these wait less exactly
+		if precise, err := newAlarm(ctx); err == nil { // else, as with too many open files, wait less exactly
 			bell = precise
 		}
 	}
@@ -262,7 +262,7 @@ func (r *run) hold(ctx context.Context, l Lock, a arrival, bell alarm) bool {
 	return true
 }
 
-// Divided by the mean. Tests replace it.
+// gap is a multiple of the mean. Tests replace it.
 var gap = (*rand.Rand).ExpFloat64
 
 // pace offers each arrival when it is due, or at once if that has passed.

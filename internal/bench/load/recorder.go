@@ -24,7 +24,7 @@ type outcome struct {
 	contender    int
 }
 
-// recorder has one mutex, held for some hundred nanoseconds three times a critical section.
+// recorder has one mutex, held three times per critical section, for a few hundred nanoseconds each.
 type recorder struct {
 	m *metrics
 

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Config is what load to offer to which lock. Durations are strings in JSON, as in "50ms".
+// Config says what load to offer to which lock. Durations are strings in JSON, as in "50ms".
 type Config struct {
 	// Distinguishes runs of one experiment; optional.
 	Name string `json:"name,omitempty"`

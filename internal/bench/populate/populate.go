@@ -31,14 +31,14 @@ type Set struct {
 	TTL  time.Duration // of each lease
 }
 
-// Request takes the i-th lock. A larger set contains a smaller one of the same seed.
+// Request returns the request for the i-th lock. A larger set contains a smaller one of the same seed.
 func (s Set) Request(i uint64) dlock.Request {
 	sum := sha256.Sum256(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, s.Seed), i))
 	owner := uuid.Must(uuid.NewRandomFromReader(bytes.NewReader(sum[8:])))
 	return dlock.Request{Key: fmt.Sprintf("gen/%x", sum[:8]), Owner: owner.String(), TTL: s.TTL}
 }
 
-// Counts is a progress that can be read concurrently.
+// Counts is progress that can be read concurrently.
 type Counts struct {
 	granted, held atomic.Uint64
 }

@@ -29,7 +29,7 @@ type Pings struct {
 type RedisSample struct {
 	UsedMemory       uint64  `json:"used_memory"`             // bytes allocated
 	UsedMemoryRSS    uint64  `json:"used_memory_rss"`         // bytes in RAM
-	Fragmentation    float64 `json:"mem_fragmentation_ratio"` // the latter by the former
+	Fragmentation    float64 `json:"mem_fragmentation_ratio"` // UsedMemoryRSS / UsedMemory
 	Keys             uint64  `json:"keys"`                    // with expired ones that are not yet deleted
 	Expires          uint64  `json:"expires"`                 // those of them with a TTL
 	ExpiredKeys      uint64  `json:"expired_keys"`            // deleted by expiry since the start

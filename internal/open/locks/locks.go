@@ -32,7 +32,7 @@ type Spec struct {
 	TTL   time.Duration // of the leases
 	// Dial, if not nil, connects to servers.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// MinSession is Consul's shortest session, or ZooKeeper's to request; 0: the default.
+	// MinSession is Consul's shortest session, or the ZooKeeper session timeout to request; 0: the default.
 	MinSession time.Duration
 }
 

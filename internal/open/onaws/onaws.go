@@ -33,7 +33,7 @@ func On(scheme, name, server string) string {
 	return to.String()
 }
 
-// Config takes what u doesn't have from the environment. Its errors don't quote u, which may hold a secret.
+// Config returns u's configuration; what u lacks comes from the environment. Errors don't quote u, which may hold a secret.
 func Config(u *url.URL, client *http.Client) (aws.Config, error) {
 	q := u.Query()
 	config := aws.Config{Region: cmp.Or(q.Get("region"), os.Getenv("AWS_REGION"), "us-east-1"), HTTPClient: client}
@@ -63,7 +63,7 @@ func Config(u *url.URL, client *http.Client) (aws.Config, error) {
 	return config, nil
 }
 
-// Bucket is that of an address.
+// Bucket is an address's bucket.
 type Bucket struct {
 	Client *s3.Client
 	Name   string

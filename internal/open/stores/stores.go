@@ -46,7 +46,7 @@ func Redacted(addr string) string {
 
 // Addresses lists [Open]'s addresses.
 const Addresses = "http://HOST:PORT, postgres://USER@HOST:PORT/DB, redis://HOST:PORT, s3://[ID:SECRET@]BUCKET[/PREFIX] or\n" +
-	"dynamodb://[ID:SECRET@]TABLE, the last two with ?endpoint=URL and &region=NAME unless they are the environment's, at Amazon"
+	"dynamodb://[ID:SECRET@]TABLE, the last two with ?endpoint=URL and &region=NAME, by default the environment's, or else Amazon's"
 
 // Options are the optional settings of [Open].
 type Options struct {

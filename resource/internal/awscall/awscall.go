@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Retryer is r, but sets doubt when an attempt fails that the server has not refused, and that may have taken effect.
+// Retryer returns r, except that doubt is set when a failed attempt was not refused and may have taken effect.
 func Retryer(r aws.Retryer, doubt *bool) aws.Retryer { return watched{r, doubt} }
 
 type watched struct {

@@ -93,7 +93,7 @@ func FenceCheck(b *testing.B, ways []Way) {
 
 func median(of []float64) float64 { return slices.Sorted(slices.Values(of))[len(of)/2] }
 
-// slice is how long the writers of a way start writes before the next way's, in [Writers].
+// slice is how long the writers of one way run before the next way's, in [Writers].
 const slice = 25 * time.Millisecond
 
 // Writers has 1, 16 and 128 writers, on a key each or all on one, in sub-benchmarks keys=K/writers=N. The ways alternate. It
