@@ -5,9 +5,10 @@
 // seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus twenty seconds, or for twenty times
 // what a new client needs then for an unused lock: a machine or servers that have stalled break no promise.
 //
-// It doesn't test failovers, clocks that jump during a lease, or servers that restart with their data. Of keys that are hashed to 32 bits
-// it finds collisions of CRC-32, FNV and Postgres's hashtext, of the key alone. A token that isn't minted with its grant is detected
-// only when replies are late. "Breaks" is proved by what happened; "keeps" only means that no run broke it.
+// It doesn't test failovers, clocks that jump during a lease, clients whose clocks differ, or servers that restart with their data. Of
+// keys that are hashed to 32 bits it finds collisions of CRC-32, FNV and Postgres's hashtext, of the key alone; of keys hashed to 16
+// bits, half. A token that isn't minted with its grant is detected only when replies are late. "Breaks" is proved by what happened;
+// "keeps" only means that no run broke it.
 package promises
 
 import (
@@ -37,7 +38,8 @@ type Kit struct {
 	Open scenarios.Open
 	// Store is what the hazards' workers write to, as Runner.Store.
 	Store *scenarios.Store
-	// TTL is a short lease, several times a round trip. Default: one second.
+	// TTL is a short lease, several times a round trip. Default: one second. Set it to the lock's shortest lease or lock-delay if that is
+	// longer.
 	TTL time.Duration
 	// Fixed says that the TTL can't be changed.
 	Fixed bool
