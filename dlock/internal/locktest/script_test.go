@@ -41,7 +41,7 @@ func TestScriptThatFails(t *testing.T) {
 func TestChild(t *testing.T) {
 	file := os.Getenv(child)
 	if file == "" {
-		t.Skip("a part of TestScriptThatFails")
+		t.Skip("not applicable alone: TestScriptThatFails runs it")
 	}
 	locktest.Scripts(t, file, true, func(*testing.T) locktest.Bench {
 		b := memlock.New(nil)
