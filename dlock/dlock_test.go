@@ -1,8 +1,12 @@
 package dlock_test
 
 import (
+	"bytes"
+	"context"
+	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -100,6 +104,27 @@ func TestMetrics(t *testing.T) {
 			require.Equal(t, want, value(t, reg, name), name)
 		}
 	})
+}
+
+// A loss of which the lock service tells, and one that time tells, are counted and logged once.
+func TestLossIsReported(t *testing.T) {
+	for _, told := range []bool{true, false} {
+		bubble(t, func(t *testing.T) {
+			f := newFake()
+			f.renew = func(context.Context, dlock.Grant, grantFunc) error { return dlock.ErrLost }
+			var log bytes.Buffer
+			o := &dlock.Options{TTL: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+			if told {
+				o.Renew = dlock.Renew{Every: 100 * time.Millisecond, MaxHold: time.Hour}
+			}
+			h, reg := holdWith(t, f, o)
+			<-h.Context().Done()
+			synctest.Wait()
+			require.EqualValues(t, 1, value(t, reg, "dlock_leases_lost_total"))
+			require.Equal(t, 1, strings.Count(log.String(), `msg="dlock: lease lost"`), log.String())
+			require.Equal(t, told, strings.Contains(log.String(), " err="), log.String())
+		})
+	}
 }
 
 func TestMetricsCannotRegister(t *testing.T) {
