@@ -371,9 +371,11 @@ func (c *container) pause(ctx context.Context) (faults.Heal, error) {
 		return err
 	}
 	if _, err := c.docker.ContainerPause(ctx, id, client.ContainerPauseOptions{}); err != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
-		defer cancel()
-		_ = resume(ctx) // it may be paused all the same
+		if ctx.Err() != nil { // it may be paused all the same
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
+			defer cancel()
+			_ = resume(ctx)
+		}
 		return nil, err
 	}
 	return resume, nil
