@@ -82,8 +82,8 @@ func ParseFence(s string) (Fence, error) {
 }
 
 // AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen, so that of two calls with an equal
-// fence only the first is accepted. Stores that decide on their server
-// repeat it there: redisstore in fence.lua, pgstore in write.sql.
+// fence only the first is accepted. Stores that decide on their server repeat it there: redisstore and pgstore in their scripts,
+// dynamostore in a condition.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
 // AdmitsRead is the fencing rule for reads: got must not be less than anything seen. With Seq 0 a grant may read until a later
