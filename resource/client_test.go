@@ -418,17 +418,17 @@ func TestClientCloseWaits(t *testing.T) {
 			<-release
 			return said
 		})}})
-		results := make(chan error, 2)
-		go func() { results <- c.Write(t.Context(), "k", five, nil) }()
+		written, closed := make(chan error, 1), make(chan error, 1)
+		go func() { written <- c.Write(t.Context(), "k", five, nil) }()
 		synctest.Wait()
-		go func() { results <- c.Close() }()
+		go func() { closed <- c.Close() }()
 		synctest.Wait()
-		require.Empty(t, results, "Close waits for the write")
+		require.Empty(t, closed, "Close waits for the write")
 		_, err := c.Read(t.Context(), "k")
 		require.ErrorIs(t, err, resource.ErrClosed)
 		close(release)
-		require.ErrorIs(t, <-results, said)
-		require.NoError(t, <-results)
+		require.ErrorIs(t, <-written, said)
+		require.NoError(t, <-closed)
 	})
 }
 

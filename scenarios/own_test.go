@@ -409,7 +409,7 @@ func startHelpers() error {
 		return err
 	}
 	for _, own := range []bool{false, true} {
-		cmd := exec.Command("sleep", "60") //nolint:noctx // it is to be left
+		cmd := exec.Command("sleep", "600") //nolint:noctx // it is to be left
 		cmd.Stdout, cmd.SysProcAttr = os.Stdout, &syscall.SysProcAttr{Setsid: own}
 		if err := cmd.Start(); err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/fencelab/fencelab/faults"
@@ -67,17 +68,23 @@ func (f *faulty) step(ctx context.Context, st Step) error {
 		name = f.leader
 	}
 	var errs []error
-	for i, s := range f.Servers {
+	var begun []*testbed.Server
+	for _, s := range f.Servers {
 		if st.Target != LockService && s.Name != name {
 			continue
 		}
+		key := fault(st.Verb).Undo + " " + s.Name
+		before := f.undo[key] != nil
 		err := f.one(ctx, s, st)
+		if !before && f.undo[key] != nil {
+			begun = append(begun, s)
+		}
 		if err == nil {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", s.Name, err))
 		if undone(st.Verb) == nil { // a fault of several servers is in force on all or on none
-			return errors.Join(append(errs, f.undoAll(ctx, f.Servers[:i+1], fault(st.Verb).Undo))...)
+			return errors.Join(append(errs, f.undoAll(ctx, begun, fault(st.Verb).Undo))...)
 		}
 	}
 	return errors.Join(errs...)
@@ -88,9 +95,8 @@ func (f *faulty) undoAll(ctx context.Context, servers []*testbed.Server, verb st
 	defer cancel()
 	var errs []error
 	for _, s := range servers {
-		if f.undo[verb+" "+s.Name] != nil {
-			errs = append(errs, f.one(ctx, s, Step{Verb: verb, Target: s.Name}))
-		}
+		errs = append(errs, f.one(ctx, s, Step{Verb: verb, Target: s.Name}))
+		delete(f.undo, verb+" "+s.Name)
 	}
 	return errors.Join(errs...)
 }
@@ -122,7 +128,7 @@ func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
 			return fmt.Errorf("there is nothing that %s would end", st.Verb)
 		}
 		err := undo(ctx)
-		if err == nil {
+		if err == nil || errors.Is(err, os.ErrProcessDone) { // a server that was killed isn't paused any more
 			delete(f.undo, st.Verb+" "+s.Name)
 		}
 		return err

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -471,8 +472,9 @@ func TestSessionEndsUnderAGrant(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 1) })
 }
 
-func sessionEndsUnderAGrant(t *testing.T, refuse int) (done bool) {
+func sessionEndsUnderAGrant(t *testing.T, refuse int) bool {
 	t.Helper()
+	var done atomic.Bool
 	const ttl = 900 * time.Millisecond
 	a, b := newNode(t, one), newNode(t, one)
 	a.take(t, locktest.Request(ttl)) // starts the session
@@ -484,7 +486,7 @@ func sessionEndsUnderAGrant(t *testing.T, refuse int) (done bool) {
 	a.l.after = func() {
 		if kvs := b.keysOf(t, r); len(kvs) == 1 {
 			_, err := b.c.Revoke(t.Context(), clientv3.LeaseID(kvs[0].Lease))
-			done = err == nil
+			done.Store(err == nil)
 		}
 		heal()
 		a.l.mu.Lock()
@@ -506,7 +508,7 @@ func sessionEndsUnderAGrant(t *testing.T, refuse int) (done bool) {
 	_, err = b.Acquire(ctx, locktest.Next(r.Key, time.Hour))
 	require.NoError(t, err, "the key of a lease that is over goes")
 	require.GreaterOrEqual(t, time.Since(g.Start), ttl)
-	return done
+	return done.Load()
 }
 
 func TestNew(t *testing.T) {

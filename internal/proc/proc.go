@@ -42,7 +42,7 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 			_ = syscall.Kill(-pid, syscall.SIGKILL)
 		}
 		if cmd.WaitDelay == 0 {
-			cmd.WaitDelay = time.Second // for output that a process of another group holds open
+			cmd.WaitDelay = 5 * time.Second // for output that a process of another group holds open
 		}
 		if c.err = cmd.Wait(); errors.Is(c.err, exec.ErrWaitDelay) {
 			c.err = nil
@@ -57,7 +57,7 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// Exited is closed when the process is reaped and its output read.
+// Exited is closed when the process is reaped and its output read, unless a process of another group holds it open.
 func (c *Child) Exited() <-chan struct{} { return c.exited }
 
 // Wait waits for the process like [exec.Cmd.Wait].

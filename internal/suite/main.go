@@ -72,13 +72,16 @@ func test(args []string, out io.Writer) error {
 	// On an interrupt go waits for its tests, which stop their servers first; it dies of other signals without them.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(ended, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	go func() {
-		for range ended {
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+		for sig := range ended {
+			if sig != syscall.SIGQUIT { // which shows what the tests are doing
+				sig = syscall.SIGINT
+			}
+			_ = syscall.Kill(-cmd.Process.Pid, sig.(syscall.Signal))
 		}
 	}()
 	s := &summary{output: map[string][]string{}, skips: map[string]map[string]int{}}

@@ -38,8 +38,8 @@ type Kit struct {
 	Open scenarios.Open
 	// Store is what the hazards' workers write to, as Runner.Store.
 	Store *scenarios.Store
-	// TTL is a short lease, several times a round trip. Default: one second. Set it to the lock's shortest lease or lock-delay if that is
-	// longer.
+	// TTL is a short lease, several times a round trip. Default: one second. Set it to the lock's shortest lease, or twice its lock-delay,
+	// if that is longer.
 	TTL time.Duration
 	// Fixed says that the TTL can't be changed.
 	Fixed bool

@@ -149,7 +149,9 @@ func (c *check) ownWaiters() {
 	l := c.take(b, key)
 	var waits []wait
 	for range n {
-		waits = append(waits, c.wait(b, key))
+		w := c.wait(b, key)
+		defer w.stop()
+		waits = append(waits, w)
 	}
 	time.Sleep(10 * pause)
 	c.comesFree(b, newKey(), fmt.Sprintf("%d of its callers waited for another lock", n))
@@ -161,7 +163,7 @@ func (c *check) ownWaiters() {
 		wg.Go(func() {
 			l, err := w.served(c.limit())
 			if err != nil {
-				failed.Store(err)
+				failed.Store(err.Error())
 				return
 			}
 			served.Add(1)
@@ -181,6 +183,7 @@ func (c *check) expiredWaiter() {
 		_ = c.do(c.take(b, newKey()).Release)
 		l := c.take(a, key)
 		waiter := c.wait(b, key)
+		defer waiter.stop()
 		time.Sleep(5 * pause)
 		heal := c.inject(b, (*faults.Link).Cut)
 		time.Sleep(3 * max(c.k.TTL, c.k.Service.MinSession))
@@ -201,7 +204,9 @@ func (c *check) expiredWaiter() {
 func (c *check) released() {
 	held := 0
 	for range 3 {
-		a, b, key, start := c.client(), c.client(), newKey(), time.Now()
+		a, b, key := c.client(), c.client(), newKey()
+		_ = c.do(c.take(b, newKey()).Release) // it is connected
+		start := time.Now()
 		l := c.take(a, key)
 		if c.do(l.Release) != nil {
 			return
@@ -217,9 +222,11 @@ func (c *check) released() {
 				return
 			}
 		}
-		if free || err == nil {
+		unused, failed := c.try(b, newKey())
+		if free || err == nil || failed != nil {
 			return
 		}
+		_ = c.do(unused.Release)
 		held++
 	}
 	if held == 3 {

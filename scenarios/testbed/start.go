@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-const startTimeout = time.Minute
+const startTimeout = 3 * time.Minute // one that ends is noticed at once; a busy machine may take more than a minute for Consul
 
 func start1(ctx context.Context, g *group, o *Options) (*Server, error) {
 	c, err := start(ctx, g, o)
