@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -16,28 +15,15 @@ import (
 	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
-func TestScripts(t *testing.T) {
-	scripts(t, true, func(t *testing.T) redisServer { return newMini(t) })
-}
-
-func TestScriptsOnRedis(t *testing.T) {
-	scripts(t, false, func(t *testing.T) redisServer { return onServer(t, server) })
-}
-
 // A client is opened with spin, max=N and handoff=TIME. The step redis sends a command, with spaces for _; wake is the channel of the
-// first waiter that there was. It shows channels by number.
-func scripts(t *testing.T, virtual bool, start func(t *testing.T) redisServer) {
-	t.Helper()
+// first waiter that there was. It shows channels by number. It doesn't wait for requests on their way: that needs virtual time.
+func TestScripts(t *testing.T) {
 	kinds := locktest.RedisKinds(t, "acquire", "renew", "release", "leave")
-	channel, keys := regexp.MustCompile(`(\d+ )?wake:[0-9a-f-]{36}`), regexp.MustCompile(`\{(\w+)\}`)
-	locktest.Scripts(t, "testdata/scripts.txt", virtual, func(t *testing.T) locktest.Bench {
-		s := start(t)
+	channel := regexp.MustCompile(`(\d+ )?wake:[0-9a-f-]{36}`)
+	locktest.Scripts(t, "testdata/scripts.txt", true, func(t *testing.T) locktest.Bench {
+		s := newMini(t)
 		s.warm(t)
 		_, c, _ := s.backend(t)
-		unique := "" // on a shared server a suffix of keys
-		if !virtual {
-			unique = "-" + uuid.NewString()
-		}
 		var channels []string
 		number := func(found string) string {
 			found = found[strings.Index(found, "wake:"):]
@@ -47,8 +33,7 @@ func scripts(t *testing.T, virtual bool, start func(t *testing.T) redisServer) {
 			return fmt.Sprint("wake", slices.Index(channels, found))
 		}
 		return locktest.Bench{
-			Key:  func(key string) string { return key + unique },
-			Text: func(err error) string { return strings.ReplaceAll(err.Error(), unique, "") },
+			Key: func(key string) string { return key },
 			Open: func(w *locktest.Wire, options ...string) dlock.Backend {
 				o := s.options()
 				for _, option := range options {
@@ -74,10 +59,10 @@ func scripts(t *testing.T, virtual bool, start func(t *testing.T) redisServer) {
 				"redis": func(args ...string) string {
 					command := make([]any, len(args))
 					for i, arg := range args {
-						words := strings.Split(keys.ReplaceAllString(arg, "{$1"+unique+"}"), "_")
+						words := strings.Split(arg, "_")
 						for i, w := range words {
 							if w == "wake" {
-								channel.ReplaceAllStringFunc(c.LIndex(t.Context(), "queue:{k"+unique+"}", 0).Val(), number)
+								channel.ReplaceAllStringFunc(c.LIndex(t.Context(), "queue:{k}", 0).Val(), number)
 								words[i] = channels[0]
 							}
 						}
@@ -90,7 +75,7 @@ func scripts(t *testing.T, virtual bool, start func(t *testing.T) redisServer) {
 					if _, count := v.(int64); count || v == "OK" {
 						return ""
 					}
-					return strings.ReplaceAll(channel.ReplaceAllStringFunc(fmt.Sprint(v), number), unique, "")
+					return channel.ReplaceAllStringFunc(fmt.Sprint(v), number)
 				},
 			},
 		}
