@@ -136,16 +136,19 @@ func acquireLate(c *check) {
 	}
 }
 
-const maxMessages = 12
+const maxMessages = 30
 
 func everyMessage(c *check) {
 	lose := map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
-		"request": (*faults.Link).LoseRequestsFrom, "reply": (*faults.Link).LoseRepliesFrom,
+		"requests": (*faults.Link).LoseRequestsFrom, "replies": (*faults.Link).LoseRepliesFrom,
 	}
 	b := c.client()
 	for _, what := range []string{"Acquire", "Release"} {
 		for kind, from := range lose {
-			for n := 1; n <= maxMessages; n++ {
+			for n := 1; ; n++ {
+				if n > maxMessages {
+					c.cannot("%s has more than %d %s: only the loss of these was tried", what, maxMessages, kind)
+				}
 				a, key := c.client(), newKey()
 				_ = c.do(c.take(a, newKey()).Release)
 				var l scenarios.Lease
@@ -159,14 +162,14 @@ func everyMessage(c *check) {
 				}
 				r := c.briefly(call)
 				if !r.returned { // neither would the others
-					c.cannot("%s hadn't returned %v after its context had ended when %s %d was lost", what, patience, kind, n)
+					c.cannot("%s hadn't returned %v after its context had ended when it lost its %s from number %d on", what, patience, kind, n)
 				}
 				lost := a.loses()
 				heal()
 				if got, err := r.granted(); err == nil && got != nil {
 					_ = c.do(got.Release)
 				}
-				after := fmt.Sprintf("%s lost every %s from number %d on", what, kind, n)
+				after := fmt.Sprintf("%s lost its %s from number %d on", what, kind, n)
 				c.comesFree(b, key, after)
 				if l != nil {
 					_ = c.do(l.Release)

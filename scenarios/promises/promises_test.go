@@ -193,6 +193,7 @@ func TestBroken(t *testing.T) {
 		"plain delete":              {func(s *simple) { s.plainDelete = true }, []string{"ReleaseRepeated", "ReleaseStale", "ReleaseLate"}},
 		"one owner":                 {func(s *simple) { s.oneOwner = true }, []string{"ReleaseRepeated", "ReleaseStale"}},
 		"two messages":              {func(s *simple) { s.claimsTwice = true }, []string{"EveryMessage"}},
+		"seventeen messages":        {func(s *simple) { s.pings, s.ttlAgain = 14, true }, []string{"EveryMessage"}},
 		"a queue of the dead":       {func(s *simple) { s.queue = true }, []string{"WaitersCutOff"}},
 		"deaf":                      {func(s *simple) { s.deaf = true }, []string{"EndsWithContext"}},
 		"deaf Close":                {func(s *simple) { s.deafClose = true }, []string{"CloseEnds"}},
@@ -536,6 +537,17 @@ func TestNobodyIsServed(t *testing.T) {
 		row := promises.Run(t, k).Rows[0]
 		require.Equal(t, promises.Unchecked, row.Verdict, row.Why)
 		require.Equal(t, "a new client doesn't get a lock that nobody has touched: out of order", row.Why)
+	})
+}
+
+// The loss of messages that it hasn't tried could still lock somebody out.
+func TestTooManyMessages(t *testing.T) {
+	t.Parallel()
+	virtually(t, 1, open(func(s *simple) { s.pings = 40 }), func(t *testing.T, k promises.Kit) {
+		k.Only = []string{"EveryMessage"}
+		row := promises.Run(t, k).Rows[0]
+		require.Equal(t, promises.Unchecked, row.Verdict, row.Why)
+		require.Regexp(t, "^Acquire has more than 30 (requests|replies): only the loss of these was tried$", row.Why)
 	})
 }
 

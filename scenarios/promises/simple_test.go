@@ -38,6 +38,8 @@ type simple struct {
 	neverEnds    bool // a lease's context doesn't end
 	tied         bool // a lease's context ends with that of its acquisition
 	loadedOnce   bool // the release's script is loaded when the client opens
+	pings        int  // an acquisition sends so many more messages
+	ttlAgain     bool // and then two that set the TTL again
 	claimsTwice  bool // an acquisition first marks the key in another message, without a TTL
 	sweeps       bool // who finds that a lease has run out frees the lock in another message
 	everybody    bool // TryAcquire always succeeds
@@ -293,6 +295,11 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	if fence > 0 {
+		if err := s.chat(ctx, key); err != nil {
+			return nil, err
+		}
+	}
 	if s.tokenAfter && fence > 0 {
 		if fence, err = s.redis.Incr(ctx, key+":fence").Uint64(); err != nil {
 			return nil, err
@@ -364,6 +371,19 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		s.held = append(s.held, l)
 	}
 	return l, nil
+}
+
+// chat sends the messages of a chatty lock.
+func (s *simple) chat(ctx context.Context, key string) error {
+	for range s.pings {
+		if err := s.redis.Ping(ctx).Err(); err != nil {
+			return err
+		}
+	}
+	if !s.ttlAgain {
+		return nil
+	}
+	return errors.Join(s.redis.Persist(ctx, key).Err(), s.redis.PExpire(ctx, key, s.ttl).Err())
 }
 
 type tokenKey struct{}
