@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -68,6 +69,7 @@ const (
 )
 
 const (
+	minTTL         = time.Second
 	releaseTimeout = 2 * time.Second
 	killMost       = 5 // seconds until a command that SIGKILL doesn't end is given up
 )
@@ -82,8 +84,8 @@ func catchSignals() {
 }
 
 func exit(code int, err error) error {
-	if err != nil {
-		err = fmt.Errorf("fencelab exec: %w", err)
+	if err != nil && !strings.HasPrefix(err.Error(), execCommand.Name+":") {
+		err = fmt.Errorf("%s: %w", execCommand.Name, err)
 	}
 	return &cli.ExitError{Code: code, Err: err}
 }
@@ -107,8 +109,21 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if err := execCommand.Parse(&flags, args, stdout); err != nil {
 		return err
 	}
-	if flags.NArg() == 0 || *key == "" || *wait < 0 || *try && *wait > 0 || *held&0xff != *held {
-		return errors.New("want fencelab exec -lock URL -key KEY [-n | -wait 10s] [-held-code 0..255] -- COMMAND [ARG...]")
+	switch {
+	case *url == "":
+		return errors.New("want -lock URL, or FENCELAB_LOCK in the environment: " + locks.URLs)
+	case *key == "":
+		return errors.New("want -key KEY: jobs with the same key never run at once")
+	case flags.NArg() == 0:
+		return errors.New("want a command: fencelab exec -lock URL -key KEY -- COMMAND [ARG...]")
+	case *wait < 0 || *try && *wait > 0:
+		return errors.New("want -n or a positive -wait, not both")
+	case *held&0xff != *held:
+		return fmt.Errorf("-held-code is %d; an exit code is 0 to 255", *held)
+	case o.TTL < minTTL:
+		return fmt.Errorf("-ttl is %v; want at least %v: the command is stopped a sixth of it before a lease that can't be renewed ends", o.TTL, minTTL)
+	case o.Renew.MaxHold <= 0:
+		return fmt.Errorf("-max-hold is %v; want the longest time for which the command may run", o.Renew.MaxHold)
 	}
 	cmd := exec.Command(flags.Arg(0), flags.Args()[1:]...) //nolint:noctx // it ends with the lease
 	if cmd.Err != nil {

@@ -38,7 +38,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	isCounter := fs.Bool("counter", false, "the last token of a lock instead of a store's fence")
 	set := args[0] == "set"
 	if set {
-		fs.BoolVar(&force, "force", false, "also lower it, or create it for a key that has none")
+		fs.BoolVar(&force, "force", false, "also lower it, or create one for a store's key that has none")
 		c.Args, n = "URL KEY TOKEN", 3
 	}
 	if args, err = parse(c, &fs, n, args[1:], stdout); err != nil {
@@ -70,6 +70,8 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	}
 	switch {
 	case err != nil:
+	case !set && old.Token == 0:
+		err = errors.New("there is none: the lock has never been granted, or its tokens are lost")
 	case !set:
 		_, err = fmt.Fprintf(stdout, "%s is %v\n", what, old)
 	case to < old.Token && !force:

@@ -78,7 +78,15 @@ func (c Command) Parse(fs *flag.FlagSet, args []string, stdout io.Writer) error 
 	case errors.Is(err, flag.ErrHelp):
 		return errors.Join(c.help(fs, stdout), flag.ErrHelp)
 	case err != nil:
-		return fmt.Errorf("%s: %w (%s -h lists the flags)", c.Name, cmp.Or(errors.Unwrap(err), err), c.Name)
+		err = cmp.Or(errors.Unwrap(err), err)
+		fs.VisitAll(func(f *flag.Flag) {
+			if g, ok := f.Value.(flag.Getter); ok && strings.HasSuffix(err.Error(), "for flag -"+f.Name+": parse error") {
+				if _, is := g.Get().(time.Duration); is {
+					err = fmt.Errorf("%w: want a number and a unit, as in 10s or 5m", err)
+				}
+			}
+		})
+		return fmt.Errorf("%s: %w (%s -h lists the flags)", c.Name, err, c.Name)
 	case c.Args == "" && fs.NArg() > 0:
 		return fmt.Errorf("%s: unexpected argument %q: flags start with a dash (%s -h lists them)", c.Name, fs.Arg(0), c.Name)
 	}

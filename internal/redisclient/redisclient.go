@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -31,6 +32,9 @@ func Options(addr string, dial Dial) (*redis.Options, error) {
 	if strings.Contains(addr, "://") {
 		var err error
 		if o, err = redis.ParseURL(addr); err != nil {
+			if strings.Contains(err.Error(), "unexpected option") {
+				return nil, fmt.Errorf("the Redis URL: %w", err)
+			}
 			return nil, errors.New("the Redis address is no redis:// URL") // it may hold a password
 		}
 	}

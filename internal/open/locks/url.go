@@ -28,9 +28,9 @@ var schemes = map[string]struct{ lock, prefix string }{
 
 // ParseURL returns the lock and the servers of a URL, one of [URLs]. Errors don't quote it: it may hold a password.
 func ParseURL(u string) (Spec, error) {
-	name, rest, _ := strings.Cut(u, "://")
+	name, rest, isURL := strings.Cut(u, "://")
 	scheme, ok := schemes[name]
-	if !ok {
+	if !ok || !isURL {
 		return Spec{}, fmt.Errorf("%w; there are %s", ErrScheme, URLs)
 	}
 	spec := Spec{Lock: scheme.lock}
