@@ -51,16 +51,13 @@ func ExampleGuard() {
 	// 90 <nil>
 }
 
-func database(edits ...func(*pgxpool.Config)) (pool *pgxpool.Pool, drop func()) {
+func database() (pool *pgxpool.Pool, drop func()) {
 	schema := "example_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 	config, err := pgxpool.ParseConfig(server.URL)
 	if err != nil {
 		log.Fatal(err)
 	}
 	config.ConnConfig.RuntimeParams["search_path"] = schema
-	for _, edit := range edits {
-		edit(config)
-	}
 	if pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		log.Fatal(err)
 	}

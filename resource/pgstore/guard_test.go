@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +20,6 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/pgstore"
-	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 func begin(ctx context.Context, t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel) pgx.Tx {
@@ -381,56 +379,14 @@ func TestStoreAndGuard(t *testing.T) {
 	isStale(t, s.Write(ctx, key, at(4), []byte("r")), key, at(4), at(4), true)
 }
 
-func TestKilledBeforeCommit(t *testing.T) {
-	s := start(t)
-	pool, key, ctx := newPool(t, s), newKey(), t.Context()
-	write := func(f resource.Fence, holder string) (pgx.Tx, error) {
-		tx := begin(ctx, t, pool, pgx.ReadCommitted)
-		return tx, errors.Join(pgstore.GuardOnce(ctx, tx, key, f, []byte(holder)), adds(ctx, tx, key, holder))
-	}
-	restart := func() {
-		require.NoError(t, s.Kill(ctx))
-		require.NoError(t, s.Restart(ctx, testbed.RestartOptions{}))
-		pool.Reset()
-	}
-	tx, err := write(at(1), "A")
-	require.NoError(t, err)
-	restart()
-	require.Error(t, tx.Commit(ctx))
-	require.Zero(t, fenceOf(t, pool, key))
-	require.Empty(t, holders(ctx, t, pool, key))
-
-	tx, err = write(at(1), "A") // the repeat
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit(ctx))
-	restart()
-	require.Equal(t, at(1), fenceOf(t, pool, key))
-	require.Equal(t, "A", holders(ctx, t, pool, key))
-	_, err = write(at(1), "A")
-	require.ErrorIs(t, err, resource.ErrApplied)
-}
-
-// loseCommits returns a link, and lost, which runs f and loses its commit, or the reply to it if applied.
-func loseCommits(t *testing.T, applied bool) (link func(*pgxpool.Config), lost func(f func() error)) {
-	t.Helper()
-	d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("commit\x00")) })
-	inject, want := d.Link().LoseRequests, io.EOF
-	if applied {
-		inject, want = d.Link().LoseReplies, io.ErrUnexpectedEOF
-	}
-	return func(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext }, func(f func() error) {
-		defer inject()()
-		require.ErrorIs(t, f(), want)
-	}
-}
-
+// A commit, or the reply to it, is lost, and the transaction is repeated.
 func TestCommitWithoutAnswer(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
 		for _, applied := range []bool{false, true} {
 			for _, request := range []string{"", "transfer 17"} {
 				key, ctx := newKey(), t.Context()
-				link, lost := loseCommits(t, applied)
-				pool := newPool(t, server, link)
+				d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("commit\x00")) })
+				pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext })
 				write := func() error {
 					return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 						if err := guard(ctx, tx, key, at(1), request); err != nil {
@@ -439,7 +395,13 @@ func TestCommitWithoutAnswer(t *testing.T) {
 						return adds(ctx, tx, key, holders(ctx, t, tx, key)+"A")
 					})
 				}
-				lost(write)
+				lose, want := d.Link().LoseRequests, io.EOF
+				if applied {
+					lose, want = d.Link().LoseReplies, io.ErrUnexpectedEOF
+				}
+				heal := lose()
+				require.ErrorIs(t, write(), want)
+				heal()
 				err := write()
 				if applied {
 					isStale(t, err, key, at(1), at(1), request != "")
@@ -457,42 +419,6 @@ func guard(ctx context.Context, tx pgstore.Tx, key string, f resource.Fence, req
 		return pgstore.Guard(ctx, tx, key, f)
 	}
 	return pgstore.GuardOnce(ctx, tx, key, f, []byte(request))
-}
-
-func TestBillOnce(t *testing.T) {
-	for _, applied := range []bool{false, true} {
-		for _, again := range []resource.Fence{at(7), {Token: 7, Seq: 2}, at(8)} {
-			link, lost := loseCommits(t, applied)
-			pool, drop := database(link)
-			lost(func() error { return bill(t.Context(), pool, at(7), "invoice 17") })
-			err := bill(t.Context(), pool, again, "invoice 17")
-			if applied && again == at(7) {
-				isStale(t, err, "account/acme", again, again, false)
-			} else {
-				require.NoError(t, err)
-			}
-			var balance int64
-			require.NoError(t, pool.QueryRow(t.Context(), "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance))
-			require.EqualValues(t, 90, balance, "applied %t, again at %v", applied, again)
-			drop()
-		}
-	}
-}
-
-// A Table with a schema is not shadowed by a temporary table.
-func TestTemporaryTable(t *testing.T) {
-	pool, key, ctx := newPool(t, server), newKey(), t.Context()
-	schema := "shadow_" + strings.ReplaceAll(key[len("test/"):], "-", "")
-	_, err := pool.Exec(ctx, "CREATE SCHEMA "+schema)
-	require.NoError(t, err)
-	o := &pgstore.Options{Table: pgx.Identifier{schema, "fencelab_fence"}}
-	require.NoError(t, pgstore.CreateSchema(ctx, pool, o))
-	s := newStore(t, pool, o)
-	require.NoError(t, s.Write(ctx, key, at(9), nil))
-	tx := begin(ctx, t, pool, pgx.ReadCommitted)
-	_, err = tx.Exec(ctx, "CREATE TEMPORARY TABLE fencelab_fence (LIKE "+o.Table.Sanitize()+" INCLUDING ALL) ON COMMIT DROP")
-	require.NoError(t, err)
-	isStale(t, s.Guard(ctx, tx, key, at(8)), key, at(9), at(8), false)
 }
 
 // lastArgs is a Tx that has no answers.
