@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -160,80 +159,6 @@ func askOften(t *testing.T, s *server) {
 	}
 }
 
-// The effects of each fault while in force, and after the heal.
-func TestLinkFaults(t *testing.T) {
-	slow := func(inject func(*faults.Link, context.Context, time.Duration) (faults.Heal, error)) func(*faults.Link, context.Context) (faults.Heal, error) {
-		return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return inject(l, ctx, time.Hour) }
-	}
-	for name, f := range map[string]struct {
-		inject    func(*faults.Link, context.Context) (faults.Heal, error)
-		applied   bool // requests are applied meanwhile
-		delivered bool // the heal delivers everything; else it is lost, and connections are closed
-	}{
-		"HoldRequests":  {(*faults.Link).HoldRequests, false, true},
-		"LoseRequests":  {(*faults.Link).LoseRequests, false, false},
-		"LoseReplies":   {(*faults.Link).LoseReplies, true, false},
-		"Cut":           {(*faults.Link).Cut, false, false},
-		"DelayRequests": {slow((*faults.Link).DelayRequests), false, true},
-		"DelayReplies":  {slow((*faults.Link).DelayReplies), true, true},
-		"Delay":         {slow((*faults.Link).Delay), false, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := startServer(t)
-			link := startLink(t, s.addr())
-			c, idle, dying := dial(t, link.Addr()), dial(t, link.Addr()), dial(t, link.Addr())
-			for _, old := range []*client{c, idle, dying} {
-				old.ask(t, "before")
-			}
-			heal := inForce(t)(f.inject(link, t.Context()))
-			fresh := dial(t, link.Addr())
-			want := []string{"x 0", "x 1", "x 2"}
-			for _, line := range want {
-				c.send(t, line)
-			}
-			fresh.send(t, "fresh")
-			dying.send(t, "dying")
-			require.NoError(t, dying.Close())
-			askOften(t, s)
-			arrived := func() bool { return len(s.log("x")) == 3 && len(s.log("fresh")) == 1 && len(s.log("dying")) == 1 }
-			if f.applied {
-				await(t, "effect", arrived)
-			} else {
-				require.Empty(t, append(append(s.log("x"), s.log("fresh")...), s.log("dying")...))
-			}
-			c.wantSilence(t)
-			fresh.wantSilence(t)
-			requireBusy(t)(link.Cut(t.Context()))
-			fresh.wantSilence(t)
-
-			require.NoError(t, heal(t.Context()))
-			if f.delivered {
-				for _, line := range want {
-					c.wantReply(t, line)
-				}
-				fresh.wantReply(t, "fresh")
-				idle.ask(t, "after")
-				await(t, "delivery", arrived)
-			} else {
-				for _, old := range []*client{c, idle, fresh} {
-					old.wantNoReply(t)
-				}
-			}
-			dial(t, link.Addr()).ask(t, "after")
-			require.NoError(t, heal(t.Context()))
-			if f.applied || f.delivered {
-				require.Equal(t, want, s.log("x"), "each line once and in order")
-			} else {
-				require.Empty(t, append(append(s.log("x"), s.log("fresh")...), s.log("dying")...))
-			}
-		})
-	}
-	for _, d := range []time.Duration{0, -time.Second} {
-		_, err := startLink(t, "127.0.0.1:1").Delay(t.Context(), d)
-		require.ErrorContains(t, err, "more than 0")
-	}
-}
-
 // deliver waits until sockets have accepted all bytes: here more than their buffers take, for a server that doesn't read.
 func TestDeliverIsConfirmed(t *testing.T) {
 	listener := listen(t)
@@ -281,41 +206,6 @@ func TestCutLosesEnds(t *testing.T) {
 	c.wantNoReply(t)
 }
 
-// Directions are independent, a failed fault leaves nothing behind, and a heal ends its own fault only.
-func TestFaultsOfOneLink(t *testing.T) {
-	s := startServer(t)
-	link := startLink(t, s.addr())
-	c := dial(t, link.Addr())
-	c.ask(t, "before")
-	deliver := inForce(t)(link.HoldRequests(t.Context()))
-	c.send(t, "x")
-	heal := inForce(t)(link.LoseReplies(t.Context()))
-	askOften(t, s)
-	require.Empty(t, s.log("x"))
-	require.NoError(t, deliver(t.Context()))
-	await(t, "delivery", func() bool { return len(s.log("x")) == 1 })
-	requireBusy(t)(link.Cut(t.Context()))
-	dial(t, link.Addr()).send(t, "not cut")
-	await(t, "effect", func() bool { return len(s.log("not cut")) == 1 })
-	require.NoError(t, heal(t.Context()))
-	c.wantNoReply(t)
-
-	again := inForce(t)(link.HoldRequests(t.Context()))
-	require.NoError(t, deliver(t.Context()))
-	d := dial(t, link.Addr())
-	d.send(t, "y")
-	askOften(t, s)
-	require.Empty(t, s.log("y"))
-	require.NoError(t, again(t.Context()))
-	d.wantReply(t, "y")
-
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err := link.HoldRequests(ended)
-	require.ErrorIs(t, err, context.Canceled)
-	d.ask(t, "z")
-}
-
 func requireRefused(t *testing.T, l *faults.Link) {
 	t.Helper()
 	_, err := l.Dial(t.Context())
@@ -359,45 +249,6 @@ func TestRefuseClosesServerSide(t *testing.T) {
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection to the server is open")
 }
 
-// Clients that retry continuously get replies before and after, and none meanwhile.
-func TestRefuseUnderLoad(t *testing.T) {
-	s := startServer(t)
-	link := startLink(t, s.addr())
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	var refusing atomic.Bool
-	for range 3 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				conn, err := new(net.Dialer).DialContext(ctx, "tcp", link.Addr())
-				if err != nil {
-					continue
-				}
-				before := refusing.Load()
-				_, err = io.WriteString(conn, "x\n")
-				if err == nil {
-					_, err = bufio.NewReader(conn).ReadString('\n')
-				}
-				if err == nil && before && refusing.Load() {
-					t.Error("an answer under a refuse")
-				}
-				_ = conn.Close()
-			}
-		})
-	}
-	for i := range 50 {
-		await(t, "progress", func() bool { return len(s.log("x")) > i })
-		heal := inForce(t)(link.Refuse(t.Context()))
-		refusing.Store(true)
-		requireRefused(t, link)
-		refusing.Store(false)
-		require.NoError(t, heal(t.Context()))
-		dial(t, link.Addr()).ask(t, "after")
-	}
-	cancel()
-	wg.Wait()
-}
-
 // A failed heal can be called again, and the fault is in force until then.
 func TestRefuseHealedLater(t *testing.T) {
 	s := startServer(t)
@@ -411,73 +262,6 @@ func TestRefuseHealedLater(t *testing.T) {
 	requireRefused(t, link)
 	require.NoError(t, heal(t.Context()))
 	dial(t, link.Addr()).ask(t, "after")
-}
-
-func TestPartition(t *testing.T) {
-	s := startServer(t)
-	var links []*faults.Link
-	for range 3 {
-		links = append(links, startLink(t, s.addr()))
-	}
-	askAll := func() (clients []*client) {
-		for _, link := range links {
-			c := dial(t, link.Addr())
-			c.ask(t, "not cut")
-			clients = append(clients, c)
-		}
-		return clients
-	}
-	clients := askAll()
-	heal := inForce(t)(faults.Partition(t.Context(), links...))
-	for _, c := range clients {
-		c.send(t, "cut")
-	}
-	askOften(t, s)
-	require.Empty(t, s.log("cut"))
-	require.NoError(t, heal(t.Context()))
-	for _, c := range clients {
-		c.wantNoReply(t)
-	}
-
-	// If one of them can't be cut, none is.
-	clients = askAll()
-	for i, busy := range links {
-		heal := inForce(t)(busy.LoseRequests(t.Context()))
-		requireBusy(t)(faults.Partition(t.Context(), links...))
-		require.NoError(t, heal(t.Context()))
-		clients[i] = dial(t, busy.Addr())
-		for _, c := range clients {
-			c.ask(t, "not cut")
-		}
-	}
-	requireBusy(t)(faults.Partition(t.Context(), links[0], links[1], links[0]))
-	_, err := faults.Partition(t.Context())
-	require.ErrorContains(t, err, "no links")
-
-	heal = inForce(t)(faults.Partition(t.Context(), links...))
-	require.NoError(t, links[1].Close())
-	require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
-	links = []*faults.Link{links[0], links[2]}
-	askAll()
-}
-
-func TestLinkPassesEverything(t *testing.T) {
-	s := startServer(t)
-	link := startLink(t, s.addr())
-	c := dial(t, link.Addr())
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	line := strings.Repeat("0123456789", 1000)
-	wg.Go(func() {
-		for i := range 500 {
-			if _, err := fmt.Fprintf(c, "%d %s\n", i, line); err != nil {
-				return
-			}
-		}
-	})
-	for i := range 500 {
-		c.wantReply(t, fmt.Sprintf("%d %s", i, line))
-	}
 }
 
 func TestLinkWithoutServer(t *testing.T) {
@@ -528,54 +312,6 @@ func TestLinkClose(t *testing.T) {
 				require.NoError(t, testmain.FindLeaks(before))
 			})
 		}
-	}
-}
-
-func TestLoseFrom(t *testing.T) {
-	for name, lose := range map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
-		"requests": (*faults.Link).LoseRequestsFrom, "replies": (*faults.Link).LoseRepliesFrom,
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := startServer(t)
-			l := startLink(t, s.addr())
-			a, b := dial(t, l.Addr()), dial(t, l.Addr())
-			a.ask(t, "before")
-			heal := inForce(t)(lose(l, t.Context(), 3))
-			a.ask(t, "1")
-			b.ask(t, "2")
-			require.False(t, l.Loses())
-			a.send(t, "3")
-			await(t, "the third message", l.Loses)
-			if name == "replies" {
-				await(t, "the third message at the server", func() bool { return len(s.log("3")) == 1 })
-			}
-			b.send(t, "4")
-			a.wantSilence(t)
-			b.wantSilence(t)
-			if name == "replies" {
-				await(t, "the fourth message at the server", func() bool { return len(s.log("4")) == 1 })
-			}
-			require.NoError(t, heal(t.Context()))
-			require.False(t, l.Loses())
-			a.wantNoReply(t)
-			dial(t, l.Addr()).ask(t, "after")
-			want := []string{"before", "1", "2", "after"}
-			if name == "replies" {
-				want = []string{"before", "1", "2", "3", "4", "after"}
-			}
-			require.Equal(t, want, s.log(""))
-
-			again := inForce(t)(lose(l, t.Context(), 1))
-			require.NoError(t, heal(t.Context()), "heal again")
-			dial(t, l.Addr()).send(t, "lost")
-			await(t, "a message", l.Loses)
-			require.NoError(t, again(t.Context()))
-			heal = inForce(t)(lose(l, t.Context(), 1))
-			require.NoError(t, heal(t.Context()))
-			dial(t, l.Addr()).ask(t, "healed before there was a message")
-			_, err := lose(l, t.Context(), 0)
-			require.ErrorContains(t, err, "counted from 1")
-		})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -16,8 +17,57 @@ import (
 	"github.com/fencelab/fencelab/faults"
 )
 
-// A link in memory has the faults of one over TCP, in virtual time.
-func TestMemoryLink(t *testing.T) {
+// reader is a client of a link in memory that reads all replies.
+type reader struct {
+	net.Conn
+	got    string        // without "ok "
+	last   time.Duration // when the last reply came
+	closed bool
+}
+
+func read(conn net.Conn) *reader {
+	r, start := &reader{Conn: conn}, time.Now()
+	go func() {
+		for lines := bufio.NewScanner(conn); lines.Scan(); r.last = time.Since(start) {
+			r.got += lines.Text()[len("ok "):]
+		}
+		r.closed = true
+	}()
+	return r
+}
+
+// inMemory returns a server, and a link to it in memory.
+func inMemory(t *testing.T) (s *server, link *faults.Link, dial func() *reader) {
+	t.Helper()
+	s = &server{}
+	link, err := faults.NewMemoryLink("mine", func() (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		go s.serve(theirs)
+		return ours, nil
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, link.Close()) })
+	return s, link, func() *reader {
+		conn, err := link.Dial(t.Context())
+		require.NoError(t, err)
+		return read(conn)
+	}
+}
+
+// say sends a line, as a message of its own.
+func (r *reader) say(t *testing.T, line string) {
+	t.Helper()
+	_, err := io.WriteString(r, line+"\n")
+	require.NoError(t, err)
+	synctest.Wait()
+}
+
+// The effects of each fault while in force, and after the heal, on clients that are there before, come later, send nothing, or are
+// gone by then. In virtual time.
+func TestLinkFaults(t *testing.T) {
+	slow := func(inject func(*faults.Link, context.Context, time.Duration) (faults.Heal, error), d time.Duration) func(*faults.Link, context.Context) (faults.Heal, error) {
+		return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return inject(l, ctx, d) }
+	}
 	for name, f := range map[string]struct {
 		inject          func(*faults.Link, context.Context) (faults.Heal, error)
 		during          string        // what the server has got of the two lines that are sent meanwhile
@@ -29,66 +79,70 @@ func TestMemoryLink(t *testing.T) {
 		"none":             {func(*faults.Link, context.Context) (faults.Heal, error) { return nothing, nil }, "ab", "ab", "ab", 0, false, false},
 		"Cut":              {(*faults.Link).Cut, "", "", "", 0, false, true},
 		"HoldRequests":     {(*faults.Link).HoldRequests, "", "ab", "ab", time.Minute, false, false},
+		"LoseRequests":     {(*faults.Link).LoseRequests, "", "", "", 0, false, true},
 		"LoseReplies":      {(*faults.Link).LoseReplies, "ab", "ab", "", 0, false, true},
 		"LoseRequestsFrom": {second((*faults.Link).LoseRequestsFrom), "a", "a", "a", 0, false, true},
 		"LoseRepliesFrom":  {second((*faults.Link).LoseRepliesFrom), "ab", "ab", "a", 0, false, true},
-		"DelayReplies": {func(l *faults.Link, ctx context.Context) (faults.Heal, error) {
-			return l.DelayReplies(ctx, time.Second)
-		}, "ab", "ab", "ab", time.Second, false, false},
-		"Refuse": {(*faults.Link).Refuse, "", "", "", 0, true, true},
+		"DelayRequests":    {slow((*faults.Link).DelayRequests, time.Hour), "", "ab", "ab", time.Minute, false, false},
+		"DelayReplies":     {slow((*faults.Link).DelayReplies, time.Second), "ab", "ab", "ab", time.Second, false, false},
+		"Delay":            {slow((*faults.Link).Delay, time.Second), "ab", "ab", "ab", 2 * time.Second, false, false},
+		"Refuse":           {(*faults.Link).Refuse, "", "", "", 0, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &server{}
-				link, err := faults.NewMemoryLink("mine", func() (net.Conn, error) {
-					ours, theirs := net.Pipe()
-					go s.serve(theirs)
-					return ours, nil
-				})
-				require.NoError(t, err)
+				s, link, dial := inMemory(t)
 				require.Equal(t, "mine", link.Addr())
-				conn, err := link.Dial(t.Context())
-				require.NoError(t, err)
+				c, idle, dying := dial(), dial(), dial()
 				synctest.Wait()
-				require.Equal(t, 1, link.Connections())
+				require.Equal(t, 3, link.Connections())
 				heal := inForce(t)(f.inject(link, t.Context()))
-				got, last, closed := "", time.Duration(0), false
-				start := time.Now()
-				go func() {
-					for lines := bufio.NewScanner(conn); lines.Scan(); last = time.Since(start) {
-						got += lines.Text()[len("ok "):]
-					}
-					closed = true
-				}()
-				for _, line := range []string{"a\n", "b\n"} {
-					_, err := io.WriteString(conn, line)
+				send := func(c net.Conn, line string) {
+					_, err := io.WriteString(c, line+"\n")
 					require.Equal(t, f.refused, err != nil)
-					synctest.Wait() // two messages
+					synctest.Wait() // each line is a message
+				}
+				send(c, "a")
+				send(c, "b")
+				send(dying, "d")
+				require.NoError(t, dying.Close())
+				fresh, err := link.Dial(t.Context())
+				require.Equal(t, f.refused, errors.Is(err, syscall.ECONNREFUSED))
+				var late *reader
+				if err == nil {
+					late = read(fresh)
+					late.say(t, "f")
 				}
 				time.Sleep(time.Minute)
-				applied := func() (all string) {
-					for _, line := range s.log("") {
-						all += line
-					}
-					return all
+				applied := func(want string) {
+					t.Helper()
+					require.Equal(t, want, strings.Join(s.log("a"), "")+strings.Join(s.log("b"), ""))
+					require.Equal(t, strings.Contains(want, "b"), len(s.log("d")) == 1)
+					require.Equal(t, strings.Contains(want, "b"), len(s.log("f")) == 1)
 				}
-				require.Equal(t, f.during, applied())
-				require.Equal(t, f.refused, closed)
-				second, err := link.Dial(t.Context())
-				require.Equal(t, f.refused, errors.Is(err, syscall.ECONNREFUSED))
-				if err == nil {
-					require.NoError(t, second.Close())
+				applied(f.during)
+				require.Equal(t, f.refused, c.closed)
+				if name != "none" {
+					requireBusy(t)(link.Cut(t.Context()))
 				}
 				require.NoError(t, heal(t.Context()))
+				require.NoError(t, heal(t.Context()), "again")
 				synctest.Wait()
-				require.Equal(t, []any{f.after, f.replies, f.took, f.closed}, []any{applied(), got, last, closed})
-				conn, err = link.Dial(t.Context())
-				require.NoError(t, err)
-				(&client{conn, bufio.NewReader(conn)}).ask(t, "after")
+				applied(f.after)
+				require.Equal(t, []any{f.replies, f.took, f.closed, f.closed}, []any{c.got, c.last, c.closed, idle.closed})
+				if late != nil {
+					require.Equal(t, []any{strings.Contains(f.replies, "b"), f.closed}, []any{late.got == "f", late.closed})
+				}
+				if !f.closed {
+					idle.say(t, "i")
+					require.Equal(t, "i", idle.got)
+				}
+				after := dial()
+				after.say(t, "after")
+				require.Equal(t, "after", after.got)
 				require.NoError(t, link.Close())
 				require.Zero(t, link.Connections())
-				_, err = conn.Read(make([]byte, 1))
-				require.Error(t, err)
+				synctest.Wait()
+				require.True(t, after.closed)
 				_, err = link.Dial(t.Context())
 				require.ErrorIs(t, err, syscall.ECONNREFUSED)
 			})
@@ -98,7 +152,142 @@ func TestMemoryLink(t *testing.T) {
 	require.NoError(t, err)
 	_, err = refuses.Dial(t.Context())
 	require.ErrorIs(t, err, net.ErrClosed)
+	for _, d := range []time.Duration{0, -time.Second} {
+		_, err := refuses.Delay(t.Context(), d)
+		require.ErrorContains(t, err, "more than 0")
+	}
 	require.NoError(t, refuses.Close())
+}
+
+// Directions are independent, a failed fault leaves nothing behind, and a heal ends its own fault only.
+func TestFaultsOfOneLink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, link, dial := inMemory(t)
+		c := dial()
+		c.say(t, "before")
+		deliver := inForce(t)(link.HoldRequests(t.Context()))
+		c.say(t, "x")
+		heal := inForce(t)(link.LoseReplies(t.Context()))
+		require.Empty(t, s.log("x"))
+		require.NoError(t, deliver(t.Context()))
+		synctest.Wait()
+		require.Len(t, s.log("x"), 1)
+		requireBusy(t)(link.Cut(t.Context()))
+		dial().say(t, "not cut")
+		require.Len(t, s.log("not cut"), 1)
+		require.NoError(t, heal(t.Context()))
+		synctest.Wait()
+		require.Equal(t, []any{"before", true}, []any{c.got, c.closed})
+
+		again := inForce(t)(link.HoldRequests(t.Context()))
+		require.NoError(t, deliver(t.Context()))
+		d := dial()
+		d.say(t, "y")
+		require.Empty(t, s.log("y"))
+		require.NoError(t, again(t.Context()))
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := link.HoldRequests(ended)
+		require.ErrorIs(t, err, context.Canceled)
+		d.say(t, "z")
+		require.Equal(t, "yz", d.got)
+	})
+}
+
+func TestPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var links []*faults.Link
+		var dials []func() *reader
+		for range 3 {
+			_, link, dial := inMemory(t)
+			links, dials = append(links, link), append(dials, dial)
+		}
+		ask := func(dials ...func() *reader) (clients []*reader) {
+			for _, dial := range dials {
+				c := dial()
+				c.say(t, "not cut")
+				require.Equal(t, "not cut", c.got)
+				clients = append(clients, c)
+			}
+			return clients
+		}
+		clients := ask(dials...)
+		heal := inForce(t)(faults.Partition(t.Context(), links...))
+		for _, c := range clients {
+			c.say(t, "cut")
+		}
+		require.NoError(t, heal(t.Context()))
+		synctest.Wait()
+		for _, c := range clients {
+			require.Equal(t, []any{"not cut", true}, []any{c.got, c.closed})
+		}
+
+		// If one of them can't be cut, none is.
+		for i, busy := range links {
+			clients = ask(dials...)
+			heal := inForce(t)(busy.LoseRequests(t.Context()))
+			requireBusy(t)(faults.Partition(t.Context(), links...))
+			require.NoError(t, heal(t.Context()))
+			synctest.Wait()
+			for j, c := range clients {
+				require.Equal(t, i == j, c.closed)
+			}
+		}
+		requireBusy(t)(faults.Partition(t.Context(), links[0], links[1], links[0]))
+		_, err := faults.Partition(t.Context())
+		require.ErrorContains(t, err, "no links")
+
+		heal = inForce(t)(faults.Partition(t.Context(), links...))
+		require.NoError(t, links[1].Close())
+		require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
+		ask(dials[0], dials[2])
+	})
+}
+
+// Messages are counted over all connections.
+func TestLoseFrom(t *testing.T) {
+	for name, c := range map[string]struct {
+		lose func(*faults.Link, context.Context, int) (faults.Heal, error)
+		want []string // what the server gets
+	}{
+		"requests": {(*faults.Link).LoseRequestsFrom, []string{"0", "1", "2", "after", "healed before"}},
+		"replies":  {(*faults.Link).LoseRepliesFrom, []string{"0", "1", "2", "3", "4", "after", "lost", "healed before"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, l, dial := inMemory(t)
+				a, b := dial(), dial()
+				a.say(t, "0")
+				heal := inForce(t)(c.lose(l, t.Context(), 3))
+				a.say(t, "1")
+				b.say(t, "2")
+				require.False(t, l.Loses())
+				a.say(t, "3")
+				require.True(t, l.Loses())
+				b.say(t, "4")
+				require.Equal(t, []any{"01", "2", false, false}, []any{a.got, b.got, a.closed, b.closed})
+				require.NoError(t, heal(t.Context()))
+				require.False(t, l.Loses())
+				synctest.Wait()
+				require.Equal(t, []any{"01", "2", true, true}, []any{a.got, b.got, a.closed, b.closed})
+				dial().say(t, "after")
+
+				again := inForce(t)(c.lose(l, t.Context(), 1))
+				require.NoError(t, heal(t.Context()), "the heal of another")
+				dial().say(t, "lost")
+				require.True(t, l.Loses())
+				require.NoError(t, again(t.Context()))
+				heal = inForce(t)(c.lose(l, t.Context(), 1))
+				require.NoError(t, heal(t.Context()))
+				last := dial()
+				last.say(t, "healed before")
+				require.Equal(t, "healed before", last.got)
+				require.Equal(t, c.want, s.log(""))
+				_, err := c.lose(l, t.Context(), 0)
+				require.ErrorContains(t, err, "counted from 1")
+			})
+		})
+	}
 }
 
 func nothing(context.Context) error { return nil }
