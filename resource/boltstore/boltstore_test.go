@@ -70,6 +70,17 @@ func TestOpenRefuses(t *testing.T) {
 	require.NoError(t, os.WriteFile(notes, make([]byte, 1<<16), 0o600))
 	_, err = boltstore.Open(notes, nil)
 	require.ErrorContains(t, err, "notes.txt is damaged, or not a store's file")
+	for at, want := range map[int]string{20: "version mismatch", 40: "checksum error"} { // on both meta pages
+		path := filepath.Join(t.TempDir(), "resource.db")
+		require.NoError(t, open(t, path).Close())
+		b, err := os.ReadFile(path)
+		require.NoError(t, err)
+		b[at] ^= 1
+		b[os.Getpagesize()+at] ^= 1
+		require.NoError(t, os.WriteFile(path, b, 0o600))
+		_, err = boltstore.Open(path, nil)
+		require.ErrorContains(t, err, path+" is damaged, or not a store's file: restore it, or choose another file: "+want)
+	}
 	_, err = boltstore.Open(filepath.Join(dir, "no", "such", "directory"), nil)
 	require.ErrorIs(t, err, os.ErrNotExist)
 }

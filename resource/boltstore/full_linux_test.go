@@ -58,9 +58,18 @@ func TestDiskFull(t *testing.T) {
 	}
 	require.NoError(t, s.Write(ctx, "large", at(1), make([]byte, 1<<20)))
 	require.NoError(t, s.CheckFile())
+	commits, err := s.Commits()
+	require.NoError(t, err)
+	require.Error(t, s.Write(ctx, "k", at(4), nil))
+	_, err = s.ReadFenced(ctx, "k", resource.Fence{Token: 25})
+	require.NoError(t, err)
 	require.NoError(t, s.Close())
 
-	rec, err := open(t, path).Read(ctx, "k")
+	s = open(t, path)
+	after, err := s.Commits()
+	require.NoError(t, err)
+	require.Equal(t, commits, after, "commits that a refusal, a repeated read and Open need: none, so that they work on a full disk")
+	rec, err := s.Read(ctx, "k")
 	require.NoError(t, err)
 	require.Equal(t, resource.Record{Value: make([]byte, 19<<10), MaxFence: at(25)}, rec)
 }
@@ -91,22 +100,6 @@ func TestReadWhileUndone(t *testing.T) {
 			require.Equal(t, errors.Is(reason, syscall.EDQUOT), errors.Is(errs[0], resource.ErrNoRoom))
 		})
 	}
-}
-
-func TestOpenOnFullDisk(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "resource.db")
-	s := open(t, path)
-	require.NoError(t, s.Write(t.Context(), "k", at(5), nil))
-	before, err := s.Commits()
-	require.NoError(t, err)
-	require.Error(t, s.Write(t.Context(), "k", at(4), nil))
-	_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 5})
-	require.NoError(t, err)
-	require.NoError(t, s.Close())
-	s = open(t, path)
-	after, err := s.Commits()
-	require.NoError(t, err)
-	require.Equal(t, before, after, "commits that a refusal, a repeated read and Open need")
 }
 
 // TestCommitUncertain fails the last sync of a commit, whose outcome is then unknown.
