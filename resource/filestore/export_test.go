@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 )
 
-func OpenUnlocked(path string) (*Store, error) {
+func openDir(path string, then func(root *os.Root, dir *os.File) (*Store, error)) (*Store, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, err
@@ -14,21 +14,17 @@ func OpenUnlocked(path string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return open(root, dir)
+	return then(root, dir)
 }
+
+func OpenUnlocked(path string) (*Store, error) { return openDir(path, open) }
 
 // OpenUnsyncable opens a directory that can't be synced.
 func OpenUnsyncable(path string) error {
-	root, err := os.OpenRoot(path)
-	if err != nil {
-		return err
-	}
-	dir, err := root.Open(".")
-	if err != nil {
-		return err
-	}
-	_ = dir.Close()
-	_, err = open(root, dir)
+	_, err := openDir(path, func(root *os.Root, dir *os.File) (*Store, error) {
+		_ = dir.Close()
+		return open(root, dir)
+	})
 	return err
 }
 
