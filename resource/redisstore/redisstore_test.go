@@ -149,6 +149,8 @@ func TestRecord(t *testing.T) {
 	for name, args := range map[string][]any{
 		"a list":           {"RPUSH", "token", "1"},
 		"a negative token": {"HSET", "token", "-1", "seq", "1"},
+		"a large token":    {"HSET", "token", "99999999999999999999", "seq", "1"},
+		"only a token":     {"HSET", "token", "1"},
 		"no token":         {"HSET", "value", "v"},
 		"no seq":           {"HSET", "token", "1", "value", "v"},
 	} {
@@ -157,9 +159,13 @@ func TestRecord(t *testing.T) {
 		_, err := s.Read(ctx, key)
 		require.Error(t, err, name)
 		require.NotErrorIs(t, err, resource.ErrNotFound, name)
-		require.Error(t, s.Write(ctx, key, at(5), nil), name) // it may be late
+		err = s.Write(ctx, key, at(5), nil) // it may be late
+		require.Error(t, err, name)
+		_, stale := errors.AsType[*resource.StaleTokenError](err)
+		require.False(t, stale, name)
 		_, err = s.ReadFenced(ctx, key, at(5))
 		require.Error(t, err, name)
+		require.NotContains(t, err.Error(), "the script returned", name)
 	}
 }
 
