@@ -367,28 +367,17 @@ func TestClientMaxBody(t *testing.T) {
 	require.ErrorContains(t, err, "413 Request Entity Too Large: the value is larger than the limit of 1048576 bytes")
 }
 
+// A transport may report the end of ctx with an error of its own.
 func TestClientContext(t *testing.T) {
-	arrived, release := make(chan struct{}), make(chan struct{})
-	url := serve(t, blocking{resource.NewMemory(), arrived, release}, nil)
-	t.Cleanup(func() { close(release) })
 	cause := errors.New("the lease is lost")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	go func() {
-		<-arrived
-		cancel(cause)
-	}()
-	err := newClient(t, url, nil).Write(ctx, "k", five, nil)
-	require.ErrorIs(t, err, cause)
-	require.ErrorContains(t, err, `resource: PUT "k"`)
-
-	// A transport may report the end of ctx with an error of its own.
-	ctx, cancel = context.WithCancelCause(t.Context())
 	c := newClient(t, "http://h", &resource.ClientOptions{HTTPClient: &http.Client{Transport: roundTrip(func() error {
 		cancel(cause)
 		return errors.New("operation was canceled")
 	})}})
-	err = c.Write(ctx, "k", five, nil)
+	err := c.Write(ctx, "k", five, nil)
 	require.ErrorIs(t, err, cause)
+	require.ErrorContains(t, err, `resource: PUT "k"`)
 	require.ErrorContains(t, err, "operation was canceled")
 }
 
@@ -416,17 +405,6 @@ func TestClientCloseWaits(t *testing.T) {
 type roundTrip func() error
 
 func (f roundTrip) RoundTrip(*http.Request) (*http.Response, error) { return nil, f() }
-
-type blocking struct {
-	resource.Store
-	arrived, release chan struct{}
-}
-
-func (b blocking) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	close(b.arrived)
-	<-b.release
-	return b.Store.Write(ctx, key, f, value)
-}
 
 func TestNewClientRefuses(t *testing.T) {
 	for _, url := range []string{"", "127.0.0.1:8080", "localhost", "ftp://h", "http://", "http://h/?q", "http://h/#f", "http://h:port"} {
