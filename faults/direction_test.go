@@ -16,12 +16,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// runPipe returns a direction with one pipe. It ends when in is closed and out is drained.
-func runPipe() (v *direction, in chan<- *stream.StreamChunk, out <-chan *stream.StreamChunk) {
+// runPipe returns a direction with one pipe, and send, which sends a piece. The pipe ends when in is closed and out is drained.
+func runPipe() (v *direction, send func(string), in chan<- *stream.StreamChunk, out <-chan *stream.StreamChunk) {
 	v = &direction{changed: make(chan struct{}), pipes: make(map[*pipe]struct{})}
 	from, to := make(chan *stream.StreamChunk), make(chan *stream.StreamChunk)
 	go v.Pipe(toxics.NewToxicStub(from, to))
-	return v, from, to
+	return v, func(s string) { from <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }, from, to
 }
 
 // The proxy may have taken a piece and not written it when a fault comes: the fault is in force once the piece is written, and
@@ -34,8 +34,7 @@ func TestDirectionAwaitsWriting(t *testing.T) {
 	}{"Hold": {hold, 0, []string{"b", "", "c"}}, "Delay": {delay, time.Hour, []string{"b", "", "c"}}, "Drop": {drop, 0, nil}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				v, in, out := runPipe()
-				send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
+				v, send, in, out := runPipe()
 				send("a")
 				require.Equal(t, "a", string((<-out).Data)) // which is not written until more is asked for
 				send("b")
@@ -87,8 +86,7 @@ func TestDirectionAwaitsWriting(t *testing.T) {
 // If a socket accepts nothing, no fault can be in force, and none is left behind.
 func TestDirectionStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v, in, out := runPipe()
-		send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
+		v, send, in, out := runPipe()
 		send("a")
 		require.Equal(t, "a", string((<-out).Data))
 		start := time.Now()
@@ -110,13 +108,10 @@ func TestDirectionStalled(t *testing.T) {
 func TestDirectionDead(t *testing.T) {
 	for _, f := range []flow{hold, drop, delay} {
 		synctest.Test(t, func(t *testing.T) {
-			v, in, out := runPipe()
-			for _, s := range []string{"a", "b"} {
-				in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()}
-				if s == "a" {
-					require.Equal(t, "a", string((<-out).Data)) // and its writing fails
-				}
-			}
+			v, send, in, out := runPipe()
+			send("a")
+			require.Equal(t, "a", string((<-out).Data)) // and its writing fails
+			send("b")
 			close(in)
 			start := time.Now()
 			heal, err := inject(t.Context(), "test", effect{v, f, time.Hour})
@@ -137,8 +132,7 @@ func TestDirectionDelays(t *testing.T) {
 	}
 	exchange := func(t *testing.T, healAfter time.Duration) (got []arrival) {
 		start := time.Now()
-		v, in, out := runPipe()
-		send := func(s string) { in <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }
+		v, send, in, out := runPipe()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -182,11 +176,11 @@ func TestDirectionDelays(t *testing.T) {
 		}, exchange(t, healed))
 	})
 	synctest.Test(t, func(t *testing.T) {
-		v, in, out := runPipe()
+		v, send, in, out := runPipe()
 		_, err := inject(t.Context(), "delay", effect{v, delay, d})
 		require.NoError(t, err)
 		start := time.Now()
-		in <- &stream.StreamChunk{Data: []byte("a"), Timestamp: time.Now()}
+		send("a")
 		time.Sleep(time.Second)
 		close(in)
 		require.NotNil(t, <-out)
@@ -200,7 +194,7 @@ func TestDirectionDelays(t *testing.T) {
 func TestInjectAllOrNone(t *testing.T) {
 	var effects []effect
 	for range 3 {
-		v, in, _ := runPipe()
+		v, _, in, _ := runPipe()
 		defer close(in)
 		effects = append(effects, effect{v, drop, 0})
 	}
