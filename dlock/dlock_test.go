@@ -109,8 +109,7 @@ func TestMetrics(t *testing.T) {
 // A loss of which the lock service tells, and one that time tells, are counted and logged once.
 func TestLossIsReported(t *testing.T) {
 	for _, told := range []bool{true, false} {
-		bubble(t, func(t *testing.T) {
-			f := newFake()
+		faked(t, func(t *testing.T, f *fake) {
 			f.renew = func(context.Context, dlock.Grant, grantFunc) error { return dlock.ErrLost }
 			var log bytes.Buffer
 			o := &dlock.Options{TTL: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}

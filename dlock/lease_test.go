@@ -33,8 +33,7 @@ func TestLossWithoutIO(t *testing.T) {
 
 // The server counts from the request.
 func TestSlowReplyShortensTheLease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = granting(func(*dlock.Grant) { time.Sleep(600 * time.Millisecond) })
 		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
 		asked := time.Now()
@@ -46,8 +45,7 @@ func TestSlowReplyShortensTheLease(t *testing.T) {
 
 // It is released and requested again, but not for ever.
 func TestGrantArrivesTooLate(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		slow := 2
 		f.acquire = granting(func(*dlock.Grant) {
 			if slow--; slow >= 0 {
@@ -70,8 +68,7 @@ func TestGrantArrivesTooLate(t *testing.T) {
 }
 
 func TestNoTokenNoLease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = granting(func(g *dlock.Grant) { g.Fence = 0 })
 		_, err := newLocker(t, f, nil).Acquire(t.Context(), "k")
 		require.ErrorContains(t, err, "without a fencing token")
@@ -85,8 +82,7 @@ func TestLostByTheBackend(t *testing.T) {
 		"no renewals": {}, "renewals": {Every: time.Second, MaxHold: 24 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				f := newFake()
+			faked(t, func(t *testing.T, f *fake) {
 				lost := make(chan struct{})
 				f.acquire = granting(func(g *dlock.Grant) { g.Lost = lost })
 				h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour, Renew: renew}), t.Context(), "k")
@@ -139,52 +135,48 @@ func provisional(lease time.Duration, fail func() error) (*fake, *atomic.Int32) 
 	return f, &renewals
 }
 
-func TestProvisionalLeaseIsConfirmed(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f, renewals := provisional(time.Second, func() error { return nil })
-		l := newLocker(t, f, &dlock.Options{TTL: time.Hour}) // without renewals
-		h := acquire(t, l, t.Context(), "k")
-		require.Equal(t, time.Hour, h.TTL())
-		require.Equal(t, limit(time.Second), h.Until().Sub(h.AcquiredAt()), "what can be relied on until it is confirmed")
-		time.Sleep(time.Second/2 - 1)
-		require.Zero(t, renewals.Load())
-		time.Sleep(2 * time.Nanosecond)
-		synctest.Wait()
-		require.EqualValues(t, 1, renewals.Load())
-		require.Equal(t, time.Second/2+limit(time.Hour), h.Until().Sub(h.AcquiredAt()))
-		<-h.Context().Done()
-		require.Equal(t, time.Second/2+limit(time.Hour), time.Since(h.AcquiredAt()))
-		require.EqualValues(t, 1, renewals.Load(), "only the first renewal is the Locker's own")
-	})
-}
-
-func TestShortHoldOfAProvisionalLease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f, renewals := provisional(time.Second, func() error { return nil })
-		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
-		h := acquire(t, l, t.Context(), "k")
-		time.Sleep(time.Second/2 - 1)
-		require.NoError(t, h.Release(t.Context()))
-		time.Sleep(time.Minute)
-		require.Zero(t, renewals.Load(), "a short critical section costs no renewal")
-	})
-}
-
-func TestProvisionalLeaseThatCannotBeConfirmed(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f, renewals := provisional(time.Second, func() error { return errors.New("no answer") })
-		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
-		h := acquire(t, l, t.Context(), "k")
-		<-h.Context().Done()
-		require.Equal(t, limit(time.Second), time.Since(h.AcquiredAt()))
-		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
-		require.Greater(t, renewals.Load(), int32(2), "it is tried again")
-	})
+func TestProvisionalLease(t *testing.T) {
+	const lease, half = time.Second, time.Second / 2
+	for name, c := range map[string]struct {
+		fails bool
+		ends  func(l *dlock.Locker, h *dlock.Handle) error // before it is confirmed
+		most  int32                                        // renewals
+		lasts time.Duration
+	}{
+		"confirmed":                   {false, nil, 1, half + limit(time.Hour)}, // only the first is the Locker's own
+		"it cannot be":                {true, nil, 100, limit(lease)},
+		"released":                    {false, func(_ *dlock.Locker, h *dlock.Handle) error { return h.Release(context.Background()) }, 0, half - 1},
+		"of a Locker that was closed": {false, func(l *dlock.Locker, _ *dlock.Handle) error { return l.Close() }, 0, limit(lease)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f, renewals := provisional(lease, func() error {
+					if c.fails {
+						return errNetwork
+					}
+					return nil
+				})
+				l := newLocker(t, f, &dlock.Options{TTL: time.Hour}) // without renewals
+				h := acquire(t, l, t.Context(), "k")
+				require.Equal(t, time.Hour, h.TTL())
+				require.Equal(t, limit(lease), h.Until().Sub(h.AcquiredAt()), "what can be relied on until it is confirmed")
+				time.Sleep(half - 1)
+				require.Zero(t, renewals.Load())
+				if c.ends != nil {
+					require.NoError(t, c.ends(l, h))
+				}
+				<-h.Context().Done()
+				require.Equal(t, c.lasts, time.Since(h.AcquiredAt()))
+				time.Sleep(time.Minute)
+				require.LessOrEqual(t, renewals.Load(), c.most)
+				require.Equal(t, c.fails, renewals.Load() > 2, "it is tried again")
+			})
+		})
+	}
 }
 
 func TestProvisionalLeaseWithNothingLeft(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = granting(func(g *dlock.Grant) { g.Provisional = -time.Millisecond })
 		_, err := newLocker(t, f, &dlock.Options{TTL: time.Hour}).Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrRequestLost)
@@ -192,21 +184,8 @@ func TestProvisionalLeaseWithNothingLeft(t *testing.T) {
 	})
 }
 
-func TestProvisionalLeaseOfALockerThatIsClosed(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f, renewals := provisional(time.Second, func() error { return nil })
-		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
-		h := acquire(t, l, t.Context(), "k")
-		require.NoError(t, l.Close())
-		<-h.Context().Done()
-		require.Equal(t, limit(time.Second), time.Since(h.AcquiredAt()))
-		require.Zero(t, renewals.Load())
-	})
-}
-
 func TestRenewInBackground(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, &dlock.Options{
 			TTL: time.Second, Renew: dlock.Renew{Every: 300 * time.Millisecond, MaxHold: 10 * time.Second},
 		})
@@ -247,8 +226,7 @@ func TestRenewCappedByHand(t *testing.T) {
 
 // It leaves time for another, and the lease unchanged.
 func TestRenewFails(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		var fails atomic.Int32
 		fails.Store(1)
 		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
@@ -276,8 +254,7 @@ func TestRenewFails(t *testing.T) {
 
 // Replies take longer than the time between two renewals.
 func TestRenewSlowly(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
 			select {
 			case <-time.After(400 * time.Millisecond):
@@ -297,8 +274,7 @@ func TestRenewSlowly(t *testing.T) {
 }
 
 func TestRenewFindsTheLockTaken(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
 		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
 		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
@@ -308,8 +284,7 @@ func TestRenewFindsTheLockTaken(t *testing.T) {
 
 // The cause of a context may be another lock's loss.
 func TestRenewWithAContextLostElsewhere(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.renew = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
 			<-ctx.Done()
 			return context.Cause(ctx)
@@ -330,34 +305,28 @@ func TestRenewWithAContextLostElsewhere(t *testing.T) {
 	})
 }
 
-func TestLateRenewalDoesNotRevive(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		f.renew = repliesAfter(500 * time.Millisecond)
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second}), t.Context(), "k")
-		time.Sleep(800 * time.Millisecond)
-		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
-		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
-		require.Equal(t, h.AcquiredAt().Add(limit(time.Second)), h.Until())
-	})
-}
-
-func TestSlowRenewalShortensTheLease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		f.renew = repliesAfter(400 * time.Millisecond)
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second}), t.Context(), "k")
-		time.Sleep(100 * time.Millisecond)
-		asked := time.Now()
-		require.NoError(t, h.Renew(t.Context()))
-		require.Equal(t, asked.Add(limit(time.Second)), h.Until())
-	})
+// The server may count from the request; a reply after the lease's end revives nothing.
+func TestSlowRenewal(t *testing.T) {
+	for held, late := range map[time.Duration]bool{100 * time.Millisecond: false, 800 * time.Millisecond: true} {
+		faked(t, func(t *testing.T, f *fake) {
+			f.renew = repliesAfter(400 * time.Millisecond)
+			h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Second}), t.Context(), "k")
+			time.Sleep(held)
+			if err := h.Renew(t.Context()); late {
+				require.ErrorIs(t, err, dlock.ErrLost)
+				require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+				held = 0
+			} else {
+				require.NoError(t, err)
+			}
+			require.Equal(t, h.AcquiredAt().Add(held+limit(time.Second)), h.Until())
+		})
+	}
 }
 
 // The renewal that left first is answered last.
 func TestRenewalsOvertakeEachOther(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		var renewals atomic.Int32
 		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
 			if renewals.Add(1) == 1 {
@@ -405,10 +374,9 @@ func TestContextValues(t *testing.T) {
 }
 
 func TestRelease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
-		require.NoError(t, h.Release(t.Context()))
+		require.NoError(t, h.Release(ended(t)), "as in a deferred call")
 		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrReleased)
 		require.NoError(t, h.Release(t.Context()), "again")
 		require.Equal(t, 1, f.count("release"))
@@ -417,90 +385,66 @@ func TestRelease(t *testing.T) {
 	})
 }
 
-func TestReleaseWithEndedContext(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
-		require.NoError(t, h.Release(ended(t)))
-		require.True(t, f.free(t, "k"))
-	})
-}
-
+// Somebody else's by now, gone from the service, or freed under another holder.
 func TestReleaseByNonOwner(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		h, reg := hold(t, f, time.Second)
-		next := acquire(t, newLocker(t, f.Client(), nil), t.Context(), "k")
-		for range 2 {
-			require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
-		}
-		require.False(t, f.free(t, "k"))
-		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
-		require.Zero(t, value(t, reg, "release_by_non_owner_applied_total"))
-		require.NoError(t, next.Release(t.Context()))
-	})
+	for name, want := range map[string]struct {
+		err     error
+		applied int
+	}{"taken": {}, "gone": {}, "freed another's": {dlock.ErrForeignRelease, 1}} {
+		t.Run(name, func(t *testing.T) {
+			faked(t, func(t *testing.T, f *fake) {
+				h, reg := hold(t, f, time.Minute)
+				switch name {
+				case "taken": // the lease has run out
+					next := acquire(t, newLocker(t, f.Client(), nil), t.Context(), "k")
+					defer func() { require.NoError(t, next.Release(t.Context())) }()
+				case "gone": // only the release detects it
+					require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
+				default:
+					f.release = func(context.Context, dlock.Grant, grantFunc) error { return want.err }
+				}
+				for range 2 {
+					err := h.Release(t.Context())
+					require.ErrorIs(t, err, dlock.ErrLost)
+					require.Equal(t, want.err != nil, errors.Is(err, dlock.ErrForeignRelease))
+				}
+				require.Equal(t, name == "gone", f.free(t, "k"))
+				require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
+				require.EqualValues(t, want.applied, value(t, reg, "release_by_non_owner_applied_total"))
+			})
+		})
+	}
 }
 
-// Only the release detects that the service has lost the lock.
-func TestReleaseFindsTheLockGone(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		h, reg := hold(t, f, time.Hour)
-		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
-		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
-		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
-	})
-}
-
-func TestForeignReleaseIsCounted(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		f.release = func(context.Context, dlock.Grant, grantFunc) error { return dlock.ErrForeignRelease }
-		h, reg := hold(t, f, time.Second)
-		err := h.Release(t.Context())
-		require.ErrorIs(t, err, dlock.ErrLost)
-		require.ErrorIs(t, err, dlock.ErrForeignRelease)
-		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
-		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_applied_total"))
-	})
-}
-
-// The second request finds the lock free. It was this handle's to the end.
+// The second request finds the lock free: it was this handle's to the end, unless it was lost before.
 func TestReleaseReplyLost(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		f.release = firstLost(false)
-		h, reg := hold(t, f, time.Second)
-		require.NoError(t, h.Release(t.Context()))
-		require.Zero(t, value(t, reg, "release_by_non_owner_total"))
-	})
-}
-
-func TestReleaseReplyLostAfterTheLease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		f.release = firstLost(true)
-		h, reg := hold(t, f, time.Second)
-		time.Sleep(time.Second)
-		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
-		require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
-	})
-}
-
-func TestReleaseReplyLostAfterALostRenewal(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
-		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
-		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
-		f.set(func() { f.release = firstLost(true) })
-		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
-	})
+	for name, lost := range map[string]func(f *fake, h *dlock.Handle){
+		"held to the end": nil,
+		"it ran out":      func(*fake, *dlock.Handle) { time.Sleep(time.Second) },
+		"a renewal found it lost": func(f *fake, h *dlock.Handle) {
+			_ = f.Backend.Release(context.Background(), dlock.Grant{Key: "k", Owner: h.Owner()})
+			_ = h.Renew(context.Background())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			faked(t, func(t *testing.T, f *fake) {
+				f.release = firstLost(lost != nil)
+				h, reg := hold(t, f, time.Second)
+				if lost == nil {
+					require.NoError(t, h.Release(t.Context()))
+					require.Zero(t, value(t, reg, "release_by_non_owner_total"))
+					return
+				}
+				lost(f, h)
+				require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
+				require.EqualValues(t, 1, value(t, reg, "release_by_non_owner_total"))
+			})
+		})
+	}
 }
 
 func TestReleaseGoesOnInTheBackground(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.release = fails
 		h, reg := hold(t, f, time.Hour)
 		require.ErrorIs(t, h.Release(t.Context()), errNetwork)
@@ -514,8 +458,7 @@ func TestReleaseGoesOnInTheBackground(t *testing.T) {
 }
 
 func TestReleaseDuringAnother(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
 			time.Sleep(2 * time.Second)
 			return next(ctx, g)
@@ -537,30 +480,9 @@ func TestReleaseDuringAnother(t *testing.T) {
 	})
 }
 
-func TestReleaseHangs(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			time.Sleep(10 * time.Second) // and never looks at ctx
-			return next(context.WithoutCancel(ctx), g)
-		}
-		l := newLocker(t, f, &dlock.Options{TTL: time.Minute})
-		h := acquire(t, l, t.Context(), "k")
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		began := time.Now()
-		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded)
-		require.Equal(t, time.Second, time.Since(began))
-		f.set(func() { f.release = nil })
-		time.Sleep(10 * time.Second)
-		require.True(t, f.free(t, "k"))
-	})
-}
-
 // Without deadlines a renewal ends with the lease, a release a second later, and Close ends both.
 func TestSilence(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.renew, f.release = hangs, hangs
 		l := newLocker(t, f, &dlock.Options{TTL: 10 * time.Second})
 		ctx := context.Background()
@@ -607,8 +529,7 @@ func ended(t *testing.T) context.Context {
 // A release whose call has panicked may or may not have freed the lock: the next one asks.
 func TestReleasePanics(t *testing.T) {
 	for _, sent := range []bool{false, true} {
-		bubble(t, func(t *testing.T) {
-			f := newFake()
+		faked(t, func(t *testing.T, f *fake) {
 			h, reg := hold(t, f, time.Hour)
 			f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
 				if sent {

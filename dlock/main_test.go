@@ -23,6 +23,12 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
+// faked runs f in a bubble with a fake.
+func faked(t *testing.T, f func(t *testing.T, f *fake)) {
+	t.Helper()
+	bubble(t, func(t *testing.T) { f(t, newFake()) })
+}
+
 func newLocker(t *testing.T, b dlock.Backend, o *dlock.Options) *dlock.Locker {
 	t.Helper()
 	l, err := dlock.New(b, o)

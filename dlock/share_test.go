@@ -44,8 +44,7 @@ func queue(l *dlock.Locker, ctx context.Context, n int) []chan section { //nolin
 func pair(token, seq uint64) [2]uint64 { return [2]uint64{token, seq} }
 
 func TestShare(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute}))
 		h := acquire(t, l, t.Context(), "k")
 		require.Equal(t, pair(1, 1), pair(h.Next()))
@@ -108,8 +107,7 @@ func TestShareEnds(t *testing.T) {
 }
 
 func TestShareIdle(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute, Idle: time.Second}))
 		h := acquire(t, l, t.Context(), "k")
 		_, err := l.TryAcquire(t.Context(), "k")
@@ -166,8 +164,7 @@ func TestShareIdleTimerIsLate(t *testing.T) {
 }
 
 func TestShareOfALeaseThatExpiresWhileItIsKept(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, &dlock.Options{TTL: time.Second, Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute}})
 		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
 		time.Sleep(600 * time.Millisecond)
@@ -192,8 +189,7 @@ func TestShareKeptLeaseIsLost(t *testing.T) {
 		require.Equal(t, uint64(2), h.Fence())
 		require.NoError(t, h.Release(t.Context()))
 	})
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.renew = fails
 		h, reg := holdWith(t, f, &dlock.Options{
 			TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour},
@@ -208,8 +204,7 @@ func TestShareKeptLeaseIsLost(t *testing.T) {
 // If the release of a lease that was kept finds it lost, the sections that relied on it are over: the log says so.
 func TestShareKeptLeaseIsFoundLost(t *testing.T) {
 	for _, taken := range []bool{false, true} {
-		bubble(t, func(t *testing.T) {
-			f := newFake()
+		faked(t, func(t *testing.T, f *fake) {
 			var log bytes.Buffer
 			o := sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Second})
 			o.Logger = slog.New(slog.NewTextHandler(&log, nil))
@@ -257,8 +252,7 @@ func TestShareContextValues(t *testing.T) {
 }
 
 func TestShareAfterAPanic(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) { panic("a backend's") }
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
 		require.Panics(t, func() { _, _ = l.Acquire(context.Background(), "k") })
@@ -271,8 +265,7 @@ func TestShareAfterAPanic(t *testing.T) {
 
 // A lock service that fails after a while is asked once, and all are told.
 func TestShareFails(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
 			time.Sleep(20 * time.Second)
 			return dlock.Grant{}, errNetwork
@@ -289,8 +282,7 @@ func TestShareFails(t *testing.T) {
 // What concerns one request alone isn't told to the others, who ask for themselves.
 func TestShareFailsForOne(t *testing.T) {
 	for _, why := range []error{dlock.ErrLost, dlock.ErrQueueFull} {
-		bubble(t, func(t *testing.T) {
-			f := newFake()
+		faked(t, func(t *testing.T, f *fake) {
 			refuse := true
 			f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
 				time.Sleep(time.Second)
@@ -311,8 +303,7 @@ func TestShareFailsForOne(t *testing.T) {
 
 // A kept lease turns out too old, and the lock service is silent.
 func TestShareEndsWithContext(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, &dlock.Options{
 			TTL: 10 * time.Second, Renew: dlock.Renew{Every: 9 * time.Second, MaxHold: time.Hour},
 			Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute},
@@ -331,8 +322,7 @@ func TestShareEndsWithContext(t *testing.T) {
 
 // A caller who finds a kept lease too old keeps its turn while that is released.
 func TestShareOldLease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
 			time.Sleep(time.Second / 2)
 			return next(ctx, g)
@@ -374,8 +364,7 @@ func TestShareLost(t *testing.T) {
 }
 
 func TestShareLostByTheService(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
 		h := acquire(t, l, t.Context(), "k")
 		next := queue(l, t.Context(), 1)[0]
@@ -422,8 +411,7 @@ func TestShareLostOnTheWay(t *testing.T) {
 }
 
 func TestShareSaysWhatItWaitedFor(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 1, For: time.Minute}))
 		second, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -450,8 +438,7 @@ func TestShareSaysWhatItWaitedFor(t *testing.T) {
 }
 
 func TestShareWaitersGiveUp(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
 		foreign := acquire(t, newLocker(t, f.Client(), nil), t.Context(), "k")
 		cause := fmt.Errorf("enough")
@@ -477,8 +464,7 @@ func TestShareWaitersGiveUp(t *testing.T) {
 }
 
 func TestShareClose(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
+	faked(t, func(t *testing.T, f *fake) {
 		l, err := dlock.New(f, sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute}))
 		require.NoError(t, err)
 		other := f.Client()
