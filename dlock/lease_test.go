@@ -110,6 +110,7 @@ func TestRenewExtends(t *testing.T) {
 			require.NoError(t, h.Renew(t.Context()))
 			require.Equal(t, last.Add(limit(time.Second)), h.Until())
 		}
+		require.ErrorIs(t, h.Renew(ended(t)), errEnough)
 		<-h.Context().Done()
 		require.Equal(t, limit(time.Second), time.Since(last))
 		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
