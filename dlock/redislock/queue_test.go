@@ -530,21 +530,6 @@ func TestForgottenQueueExpires(t *testing.T) {
 	})
 }
 
-// It polls, and is in the queue once.
-func TestEnqueueReplyLost(t *testing.T) {
-	virtually(t, func(q *queue) {
-		b, _, l := q.s.backend(q.T)
-		hold(q.T, q.s).join(b, "other") // so that b subscribes
-		l.LoseReply()
-		w := q.acquire(b, "w")
-		time.Sleep(10 * time.Second) // whatever the client library may repeat by itself
-		require.Equal(q, 1, l.Lost())
-		require.Equal(q, 1, q.len())
-		q.release()
-		w.granted()
-	})
-}
-
 // It may learn by polling that it has the lock. The notification, read later, must not release the lock under it; nor
 // before its holder does, who would get ErrLost.
 func TestHandedOverWhileTheReplyWasLost(t *testing.T) {

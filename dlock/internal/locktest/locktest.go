@@ -1,11 +1,9 @@
-// Package locktest has helpers of the backends' own tests and benchmarks.
+// Package locktest has helpers of the backends' own tests.
 package locktest
 
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -110,60 +108,6 @@ func Undisturbed(t *testing.T, f func(t *testing.T) (done bool)) {
 	t.Helper()
 	for began := time.Now(); !f(t); {
 		require.Less(t, time.Since(began), 5*time.Minute, "disturbed again and again")
-	}
-}
-
-// Pair is a way to take a free lock and release it.
-type Pair struct {
-	Name string
-	Do   func(ctx context.Context) error
-}
-
-// Compare alternates the pairs, so that a busy machine slows all alike: the baseline yard, a Backend, a Locker on another, and
-// the others. It reports medians (yard's in µs, the others' as multiples of it) and the allocations of each.
-func Compare(b *testing.B, yard Pair, backend func() dlock.Backend, others ...Pair) {
-	b.Helper()
-	const ttl = 10 * time.Second
-	bare := backend()
-	b.Cleanup(func() { require.NoError(b, bare.Close()) })
-	locker, err := dlock.New(backend(), &dlock.Options{TTL: ttl})
-	require.NoError(b, err)
-	b.Cleanup(func() { require.NoError(b, locker.Close()) })
-	key := uuid.NewString()
-	all := append([]Pair{yard, {"Backend", func(ctx context.Context) error {
-		g, err := bare.Acquire(ctx, Next(key, ttl))
-		if err != nil {
-			return err
-		}
-		return bare.Release(ctx, g)
-	}}, {"Locker", func(ctx context.Context) error {
-		h, err := locker.Acquire(ctx, key+"locker")
-		if err != nil {
-			return err
-		}
-		return h.Release(ctx)
-	}}}, others...)
-	times, ctx := make([][]time.Duration, len(all)), context.WithoutCancel(b.Context()) // a Locker needn't watch it
-	for b.Loop() {
-		for _, i := range rand.Perm(len(all)) { // who comes after a slow one pays for it
-			began := time.Now()
-			if err := all[i].Do(ctx); err != nil {
-				b.Fatal(err)
-			}
-			times[i] = append(times[i], time.Since(began))
-		}
-	}
-	median := func(i int) float64 {
-		slices.Sort(times[i])
-		return float64(times[i][len(times[i])/2])
-	}
-	b.ReportMetric(0, "ns/op") // the sum of all pairs: meaningless
-	b.ReportMetric(median(0)/1e3, "µs-"+yard.Name)
-	for i, p := range all {
-		if i > 0 {
-			b.ReportMetric(median(i)/median(0), "x-"+p.Name)
-		}
-		b.ReportMetric(testing.AllocsPerRun(100, func() { _ = p.Do(ctx) }), "allocs-"+p.Name)
 	}
 }
 
