@@ -38,12 +38,12 @@ func tokenExpires(t *testing.T, args ...string) {
 	g := holder.take(t, locktest.Next(key, time.Hour))
 	_, first := waiter.waits(t, key, time.Hour) // its watch stays open, and with it the stream
 	streamExpires(t, waiter.c)
-	opened := waiter.l.openedWatches()
+	before := waiter.l.sent(opened)
 	r := locktest.Request(time.Minute) // another session, with another watch of messages
 	r.Key = key
 	second := locktest.Acquire(t.Context(), waiter, r)
 	deadline := time.After(30 * time.Second)
-	for waiter.l.openedWatches() < opened+2 { // its messages, and the key before its own
+	for waiter.l.sent(opened) < before+2 { // its messages, and the key before its own
 		select {
 		case got := <-second:
 			require.Fail(t, "the waiter is gone", "%v", got.Err)

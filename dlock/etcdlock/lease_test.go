@@ -199,8 +199,7 @@ func TestRepliesSlowerThanTheTTL(t *testing.T) {
 			heal()
 			require.ErrorIs(t, err, dlock.ErrLost)
 			require.ErrorContains(t, err, "set a longer TTL")
-			n, _, _ := a.l.counts("late")
-			require.Equal(t, 3, n)
+			require.Equal(t, 3, a.l.sent("late"))
 			require.Empty(t, b.keysOf(t, r))
 			r.TTL = time.Hour
 			require.NoError(t, a.Release(t.Context(), a.take(t, r)))
@@ -208,29 +207,23 @@ func TestRepliesSlowerThanTheTTL(t *testing.T) {
 	}
 }
 
-// The call's next put doesn't wait for the key of the one before.
+// The call's next put doesn't wait for the key of the one before, whose undo is lost: three times, or for ever.
 func TestUndoSlowerThanTheReply(t *testing.T) {
-	a := newNode(t, one)
-	const ttl = 500 * time.Millisecond
-	a.starts(t, ttl)
-	defer a.l.inject(undoLost)()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	_, err := a.TryAcquire(ctx, locktest.Request(ttl))
-	require.NoError(t, err)
-	n, _, _ := a.l.counts("lost")
-	require.Equal(t, 3, n)
-}
-
-// It doesn't wait for ever for the undo of a put that was answered too late.
-func TestUndoNeverAnswered(t *testing.T) {
-	a := newNode(t, one)
-	a.starts(t, shortTTL)
-	heal := a.l.inject(undoNever)
-	defer heal()
-	_, err := a.TryAcquire(t.Context(), locktest.Request(shortTTL))
-	require.ErrorIs(t, err, dlock.ErrLost)
-	require.ErrorContains(t, err, "set a longer TTL")
+	for f, ttl := range map[fault]time.Duration{undoLost: 500 * time.Millisecond, undoNever: shortTTL} {
+		a := newNode(t, one)
+		a.starts(t, ttl)
+		defer a.l.inject(f)()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		_, err := a.TryAcquire(ctx, locktest.Request(ttl))
+		if f == undoNever {
+			require.ErrorIs(t, err, dlock.ErrLost)
+			require.ErrorContains(t, err, "set a longer TTL")
+		} else {
+			require.NoError(t, err)
+			require.Equal(t, 3, a.l.sent("lost"))
+		}
+	}
 }
 
 // The client waits for a server that it can't connect to until the context ends, and this one doesn't.
@@ -258,10 +251,7 @@ func TestStuckSession(t *testing.T) {
 	a := newNode(t, one)
 	defer a.l.inject(holdGrant)()
 	first := locktest.Acquire(t.Context(), a, locktest.Request(time.Hour))
-	locktest.Eventually(t, func() bool {
-		n, _, _ := a.l.counts(grant)
-		return n == 1
-	})
+	locktest.Eventually(t, func() bool { return a.l.sent(grant) == 1 })
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	_, err := a.TryAcquire(ctx, locktest.Request(time.Hour))
@@ -360,11 +350,10 @@ func repeatedDelete(t *testing.T, owner string) {
 	defer cancel()
 	left := locktest.Acquire(ctx, a, r)
 	a.watches(t, 1)
-	keys := b.keysOf(t, r)
-	require.Len(t, keys, 1)
-	name := keys[0].Key
+	kv := b.keyOf(t, r)
+	name := kv.Key
 
-	calls, _, _ := a.l.counts(txn)
+	calls := a.l.sent(txn)
 	a.l.mu.Lock()
 	a.l.refuse = 1 // what the waiter sends when it leaves
 	a.l.mu.Unlock()
@@ -372,10 +361,7 @@ func repeatedDelete(t *testing.T, owner string) {
 	defer deliver()
 	cancel()
 	require.ErrorIs(t, (<-left).Err, context.Canceled)
-	locktest.Eventually(t, func() bool {
-		n, _, _ := a.l.counts(txn)
-		return n == calls+2
-	})
+	locktest.Eventually(t, func() bool { return a.l.sent(txn) == calls+2 })
 	require.NoError(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner}))
 	require.NoError(t, b.Release(t.Context(), held))
 	r.Owner = cmp.Or(owner, r.Owner)
@@ -422,12 +408,12 @@ func TestKeepAlivesAreFew(t *testing.T) {
 func TestRenewalsWriteNothing(t *testing.T) {
 	a := newNode(t, three)
 	g := a.take(t, locktest.Request(time.Hour))
-	before, _, _ := a.l.counts(txn)
+	before := a.l.sent(txn)
 	writes := a.l.writes
 	for range 10 {
 		require.NoError(t, a.Renew(t.Context(), g))
 	}
-	after, _, _ := a.l.counts(txn)
+	after := a.l.sent(txn)
 	require.Equal(t, 10, after-before)
 	require.Equal(t, writes, a.l.writes)
 }
@@ -436,9 +422,8 @@ func TestCloseRevokesIdleSessions(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		n := newNode(t, one)
 		lease := func(r dlock.Request) clientv3.LeaseID {
-			kvs := n.keysOf(t, r)
-			require.Len(t, kvs, 1)
-			return clientv3.LeaseID(kvs[0].Lease)
+			kv := n.keyOf(t, r)
+			return clientv3.LeaseID(kv.Lease)
 		}
 		b := newBackend(t, n.c, nil)
 		held, idle := locktest.Request(time.Hour), locktest.Request(time.Minute)
@@ -538,9 +523,8 @@ func TestNamesAreUsedAgain(t *testing.T) {
 	for range 10 {
 		r.Owner = uuid.NewString()
 		g := a.take(t, r)
-		keys := a.keysOf(t, r)
-		require.Len(t, keys, 1)
-		names[string(keys[0].Key)] = true
+		kv := a.keyOf(t, r)
+		names[string(kv.Key)] = true
 		require.NoError(t, a.Release(t.Context(), g))
 	}
 	require.Len(t, names, 1)

@@ -20,12 +20,9 @@ import (
 type link struct {
 	mu      sync.Mutex
 	fault   fault
-	changed chan struct{} // closed when the fault ends
-	broken  chan struct{} // closed when what is open breaks
-	calls   map[string]int
-	watches int                      // asked for
-	opened  int                      // of these
-	events  int                      // that watches have told
+	changed chan struct{}            // closed when the fault ends
+	broken  chan struct{}            // closed when what is open breaks
+	calls   map[string]int           // by method, and what else is counted
 	writes  int                      // transactions that could write
 	kept    []time.Time              // when keep-alives left
 	late    chan struct{}            // closed when a request that was held has arrived
@@ -63,6 +60,9 @@ const (
 	txn       = "/etcdserverpb.KV/Txn"
 	grant     = "/etcdserverpb.Lease/LeaseGrant"
 	read      = "/etcdserverpb.KV/Range"
+	watches   = "watches" // asked for
+	opened    = "opened"  // of these
+	events    = "events"  // that watches have told
 )
 
 func (f fault) cuts(method string) bool {
@@ -129,17 +129,11 @@ func (l *link) whatIsAfter(method string) (after func()) {
 	return after
 }
 
-// counts returns the number of a method's calls, of watches, and of events.
-func (l *link) counts(method string) (calls, watches, events int) {
+// sent counts a method's calls, or one of watches, opened and events.
+func (l *link) sent(what string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.calls[method], l.watches, l.events
-}
-
-func (l *link) openedWatches() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.opened
+	return l.calls[what]
 }
 
 func (l *link) keptAlive() []time.Time {
@@ -234,8 +228,7 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 }
 
 func (l *link) first() bool {
-	n, _, _ := l.counts("late")
-	return n == 0
+	return l.sent("late") == 0
 }
 
 // lost counts a lost request, and reports whether it is the nth.
@@ -322,7 +315,7 @@ type stream struct {
 func (s *stream) SendMsg(m any) error {
 	if r, ok := m.(*pb.WatchRequest); ok && r.GetCreateRequest() != nil {
 		s.l.mu.Lock()
-		s.l.watches++
+		s.l.calls[watches]++
 		s.l.mu.Unlock()
 	}
 	if _, ok := m.(*pb.LeaseKeepAliveRequest); ok {
@@ -343,9 +336,9 @@ func (s *stream) RecvMsg(m any) error {
 		s.cancel()
 	case ok:
 		s.l.mu.Lock()
-		s.l.events += len(r.Events)
+		s.l.calls[events] += len(r.Events)
 		if r.Created && !r.Canceled {
-			s.l.opened++
+			s.l.calls[opened]++
 		}
 		s.l.mu.Unlock()
 	}

@@ -64,7 +64,7 @@ const shortSession = time.Second
 // waits has n wait for key, and returns when it watches.
 func (n node) waits(tb testing.TB, key string, ttl time.Duration) (r dlock.Request, came <-chan locktest.Outcome) {
 	tb.Helper()
-	_, before, _ := n.l.counts(txn)
+	before := n.l.sent(watches)
 	r = locktest.Next(key, ttl)
 	came = locktest.Acquire(tb.Context(), n, r)
 	n.watches(tb, before+1)
@@ -74,21 +74,15 @@ func (n node) waits(tb testing.TB, key string, ttl time.Duration) (r dlock.Reque
 // sends returns when f has sent another transaction.
 func (n node) sends(tb testing.TB, f func() (dlock.Grant, error)) <-chan locktest.Outcome {
 	tb.Helper()
-	calls, _, _ := n.l.counts(txn)
+	calls := n.l.sent(txn)
 	came := locktest.Go(f)
-	locktest.Eventually(tb, func() bool {
-		now, _, _ := n.l.counts(txn)
-		return now > calls
-	})
+	locktest.Eventually(tb, func() bool { return n.l.sent(txn) > calls })
 	return came
 }
 
 func (n node) watches(tb testing.TB, want int) {
 	tb.Helper()
-	locktest.Eventually(tb, func() bool {
-		_, got, _ := n.l.counts(txn)
-		return got >= want
-	})
+	locktest.Eventually(tb, func() bool { return n.l.sent(watches) >= want })
 }
 
 func (n node) keysOf(tb testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
@@ -103,11 +97,18 @@ func (n node) keysOf(tb testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
 	return keys
 }
 
+// keyOf returns r's only key.
+func (n node) keyOf(tb testing.TB, r dlock.Request) *mvccpb.KeyValue {
+	tb.Helper()
+	keys := n.keysOf(tb, r)
+	require.Len(tb, keys, 1)
+	return keys[0]
+}
+
 func (n node) revoke(tb testing.TB, r dlock.Request) {
 	tb.Helper()
-	kvs := n.keysOf(tb, r)
-	require.Len(tb, kvs, 1)
-	_, err := n.c.Revoke(tb.Context(), clientv3.LeaseID(kvs[0].Lease))
+	kv := n.keyOf(tb, r)
+	_, err := n.c.Revoke(tb.Context(), clientv3.LeaseID(kv.Lease))
 	require.NoError(tb, err)
 }
 
@@ -152,10 +153,7 @@ func TestPredecessorLeaves(t *testing.T) {
 	c.watches(t, 2) // nobody has told it anything, so it watches the one before
 	a.revoke(t, r)
 	require.ErrorIs(t, (<-middle).Err, dlock.ErrLost)
-	locktest.Eventually(t, func() bool { // c has moved up, or thinks that it is first
-		_, watches, _ := c.l.counts(txn)
-		return watches >= 3 || len(last) > 0
-	})
+	locktest.Eventually(t, func() bool { return c.l.sent(watches) >= 3 || len(last) > 0 }) // c has moved up, or thinks that it is first
 	stillWaits(t, last, "acquired while another holds")
 	require.NoError(t, a.Release(t.Context(), g))
 	o := locktest.Won(t, last)
@@ -174,9 +172,8 @@ func TestLastLeaves(t *testing.T) {
 	require.NoError(t, c.Close()) // what it does in the background is done
 	stillWaits(t, second, "acquired while another holds")
 	for _, r := range []dlock.Request{r, {Key: g.Key, Owner: g.Owner}} {
-		keys := a.keysOf(t, r)
-		require.Len(t, keys, 1)
-		resp, err := a.c.Get(t.Context(), fmt.Sprintf("turn/%x", keys[0].Lease))
+		kv := a.keyOf(t, r)
+		resp, err := a.c.Get(t.Context(), fmt.Sprintf("turn/%x", kv.Lease))
 		require.NoError(t, err)
 		require.Empty(t, resp.Kvs)
 	}
@@ -224,8 +221,8 @@ func TestNoHerd(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, nodes[i].Close()) })
 	}
 	g := n.take(t, locktest.Request(time.Hour))
-	txns, _, _ := n.l.counts(txn)
-	reads, _, _ := n.l.counts(read)
+	txns := n.l.sent(txn)
+	reads := n.l.sent(read)
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var tokens []uint64
@@ -249,15 +246,15 @@ func TestNoHerd(t *testing.T) {
 	all.Wait()
 	require.Len(t, tokens, waiters)
 	require.IsIncreasing(t, tokens, "first come, first served")
-	newTxns, watches, events := n.l.counts(txn)
-	newReads, _, _ := n.l.counts(read)
+	newTxns, asked, told := n.l.sent(txn), n.l.sent(watches), n.l.sent(events)
+	newReads := n.l.sent(read)
 	// On a slow machine each may read, watch the key before its own, and read again. One that becomes first this way doesn't
 	// know who is next, and its release takes two transactions.
 	require.GreaterOrEqual(t, newTxns-txns, 2*waiters+1, "transactions: a put and a release for each, the first release")
 	require.LessOrEqual(t, newTxns-txns, 2*waiters+1+2+newReads-reads, "transactions: those, and two messages")
 	require.LessOrEqual(t, newReads-reads, 2*waiters, "reads")
-	require.LessOrEqual(t, watches, 2*waiters, "watches")
-	require.LessOrEqual(t, events, 2*waiters, "events")
+	require.LessOrEqual(t, asked, 2*waiters, "watches")
+	require.LessOrEqual(t, told, 2*waiters, "events")
 }
 
 // No reads, and one transaction for each release.
@@ -280,10 +277,10 @@ func TestToldByRelease(t *testing.T) {
 		require.NoError(t, o.Err)
 		require.Greater(t, o.G.Fence, last.Fence)
 		require.False(t, o.G.Start.After(o.At))
-		before, _, _ := w.l.counts(txn)
+		before := w.l.sent(txn)
 		require.NoError(t, w.Release(t.Context(), o.G))
 		require.NoError(t, w.Close()) // what it does in the background is done
-		after, _, _ := w.l.counts(txn)
+		after := w.l.sent(txn)
 		require.Equal(t, 1, after-before, "transactions")
 		last = o.G
 	}
@@ -404,11 +401,10 @@ func messageBeforeTheWatch(t *testing.T) (took time.Duration) {
 	defer deliver()
 	came := locktest.Acquire(t.Context(), b, r)
 	locktest.Receive(t, answered)
-	keys := a.keysOf(t, r)
-	require.Len(t, keys, 1)
+	kv := a.keyOf(t, r)
 	require.NoError(t, a.Release(t.Context(), first))
 	locktest.Eventually(t, func() bool {
-		resp, err := a.c.Get(t.Context(), fmt.Sprintf("turn/%x", keys[0].Lease))
+		resp, err := a.c.Get(t.Context(), fmt.Sprintf("turn/%x", kv.Lease))
 		return err == nil && len(resp.Kvs) == 1
 	})
 	_, other := b.waits(t, second.Key, time.Hour)
@@ -425,23 +421,19 @@ func TestOtherMessages(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
 	r, came := b.waits(t, g.Key, time.Hour)
-	keys := a.keysOf(t, r)
-	require.Len(t, keys, 1)
-	name := strings.TrimPrefix(string(keys[0].Key), queue(g.Key))
-	_, _, before := b.l.counts(txn)
+	kv := a.keyOf(t, r)
+	name := strings.TrimPrefix(string(kv.Key), queue(g.Key))
+	before := b.l.sent(events)
 	messages := []string{
 		"", "\n", name, name + " x \n" + queue(g.Key), " \n" + queue(g.Key),
-		fmt.Sprintf("%s %d \n%s", name, keys[0].CreateRevision-1, queue(g.Key)),
-		fmt.Sprintf("%s %d \n%s", name, keys[0].CreateRevision, queue("other")),
+		fmt.Sprintf("%s %d \n%s", name, kv.CreateRevision-1, queue(g.Key)),
+		fmt.Sprintf("%s %d \n%s", name, kv.CreateRevision, queue("other")),
 	}
 	for _, m := range messages {
-		_, err := a.c.Put(t.Context(), fmt.Sprintf("turn/%x", keys[0].Lease), m)
+		_, err := a.c.Put(t.Context(), fmt.Sprintf("turn/%x", kv.Lease), m)
 		require.NoError(t, err)
 	}
-	locktest.Eventually(t, func() bool {
-		_, _, events := b.l.counts(txn)
-		return events == before+len(messages)
-	})
+	locktest.Eventually(t, func() bool { return b.l.sent(events) == before+len(messages) })
 	require.NoError(t, a.Renew(t.Context(), g)) // a moment later
 	stillWaits(t, came, "acquired while another holds")
 	require.NoError(t, a.Release(t.Context(), g))

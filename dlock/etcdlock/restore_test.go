@@ -17,9 +17,8 @@ import (
 
 func (n node) guardOf(tb testing.TB, g dlock.Grant) string {
 	tb.Helper()
-	keys := n.keysOf(tb, dlock.Request{Key: g.Key, Owner: g.Owner})
-	require.Len(tb, keys, 1)
-	return fmt.Sprintf("session/%x", keys[0].Lease)
+	kv := n.keyOf(tb, dlock.Request{Key: g.Key, Owner: g.Owner})
+	return fmt.Sprintf("session/%x", kv.Lease)
 }
 
 // moveGuard undoes a put without a reply, and returns the guard's revision.
@@ -43,9 +42,9 @@ func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Gr
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	before, _, _ := n.l.counts(txn)
+	before := n.l.sent(txn)
 	g, err := n.TryAcquire(ctx, locktest.Request(ttl))
-	after, _, _ := n.l.counts(txn)
+	after := n.l.sent(txn)
 	require.NoError(t, err, "after %d transactions", after-before)
 	require.LessOrEqual(t, after-before, 3)
 	require.NoError(t, n.Renew(t.Context(), g))
@@ -64,14 +63,21 @@ func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Gr
 	return g
 }
 
-func TestGuardDeleted(t *testing.T) {
-	a := newNode(t, one)
-	held := a.take(t, locktest.Request(time.Hour))
-	guard := a.guardOf(t, held)
-	a.moveGuard(t, guard, time.Hour)
-	_, err := a.c.Delete(t.Context(), guard)
+// snapshot takes one of c. restore returns when n's client has connected to what was restored from it.
+func (n node) snapshot(t *testing.T, c *testbed.Cluster, bump uint64) (restore func()) {
+	t.Helper()
+	rd, err := n.c.Snapshot(t.Context())
 	require.NoError(t, err)
-	a.goesOn(t, held, time.Hour)
+	snapshot, err := io.ReadAll(rd)
+	require.NoError(t, err)
+	require.NoError(t, rd.Close())
+	return func() {
+		require.NoError(t, c.RestoreSnapshot(t.Context(), snapshot, bump))
+		locktest.Eventually(t, func() bool {
+			_, err := n.c.Get(t.Context(), "test/any", clientv3.WithCountOnly())
+			return err == nil
+		})
+	}
 }
 
 func TestRestoredSnapshot(t *testing.T) {
@@ -87,18 +93,9 @@ func TestRestoredSnapshot(t *testing.T) {
 				if moved {
 					a.moveGuard(t, guard, time.Hour)
 				}
-				rd, err := a.c.Snapshot(t.Context())
-				require.NoError(t, err)
-				snapshot, err := io.ReadAll(rd)
-				require.NoError(t, err)
-				require.NoError(t, rd.Close())
+				restore := a.snapshot(t, c, bump)
 				last := a.moveGuard(t, guard, time.Hour)
-
-				require.NoError(t, c.RestoreSnapshot(t.Context(), snapshot, bump))
-				locktest.Eventually(t, func() bool { // the client connects again
-					_, err := a.c.Get(t.Context(), guard, clientv3.WithCountOnly())
-					return err == nil
-				})
+				restore()
 				g := a.goesOn(t, held, time.Hour)
 				if bump > 0 {
 					require.Greater(t, g.Fence, uint64(last))
@@ -113,10 +110,9 @@ func TestDeletedKeyIsBack(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(shortSession)
 	g := a.take(t, r)
-	keys := b.keysOf(t, r)
-	require.Len(t, keys, 1)
+	kv := b.keyOf(t, r)
 	require.NoError(t, a.Release(t.Context(), g))
-	_, err := b.c.Put(t.Context(), string(keys[0].Key), string(keys[0].Value), clientv3.WithLease(clientv3.LeaseID(keys[0].Lease)))
+	_, err := b.c.Put(t.Context(), string(kv.Key), string(kv.Value), clientv3.WithLease(clientv3.LeaseID(kv.Lease)))
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -135,21 +131,13 @@ func TestWatchAfterARestore(t *testing.T) {
 	a, b := newNode(t, c), newNode(t, c)
 	g := a.take(t, locktest.Request(time.Hour))
 	_, came := b.waits(t, g.Key, time.Hour)
-	rd, err := a.c.Snapshot(t.Context())
-	require.NoError(t, err)
-	snapshot, err := io.ReadAll(rd)
-	require.NoError(t, err)
-	require.NoError(t, rd.Close())
+	restore := a.snapshot(t, c, 0)
 	for range 100 {
 		_, err := a.c.Put(t.Context(), "test/unrelated", "")
 		require.NoError(t, err)
 	}
 	b.watches(t, 2) // the key before its own, from after these
-	require.NoError(t, c.RestoreSnapshot(t.Context(), snapshot, 0))
-	locktest.Eventually(t, func() bool { // the client connects again
-		_, err := a.c.Get(t.Context(), "test/unrelated")
-		return err == nil
-	})
+	restore()
 	a.revoke(t, dlock.Request{Key: g.Key, Owner: g.Owner}) // so that it tells nobody
 	locktest.Won(t, came)
 }
@@ -171,10 +159,10 @@ func TestGuardMoves(t *testing.T) {
 	defer deliver()
 	overtaken := try(t.Context(), locktest.Request(time.Hour))
 	require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: undone.Key, Owner: undone.Owner}), dlock.ErrLost)
-	before, _, _ := a.l.counts(txn)
+	before := a.l.sent(txn)
 	deliver()
 	o := locktest.Won(t, overtaken)
-	after, _, _ := a.l.counts(txn)
+	after := a.l.sent(txn)
 	require.Equal(t, 1, after-before, "repeated once")
 	require.Equal(t, held.Lost, o.Lost, "the same session")
 	require.NoError(t, a.Renew(t.Context(), held))
@@ -188,6 +176,5 @@ func TestRetriesPause(t *testing.T) {
 	defer cancel()
 	_, err := a.TryAcquire(ctx, locktest.Request(shortTTL))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	n, _, _ := a.l.counts(txn)
-	require.LessOrEqual(t, n, 7, "pauses of 20, 40, 80, 160 and 320 ms")
+	require.LessOrEqual(t, a.l.sent(txn), 7, "pauses of 20, 40, 80, 160 and 320 ms")
 }
