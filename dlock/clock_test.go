@@ -1,7 +1,11 @@
 package dlock
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -129,25 +133,37 @@ func TestSuspendedMachineUntil(t *testing.T) {
 	}
 }
 
-// Its context may be checked before its timers have run. A late answer to a renewal doesn't extend the lease.
+// Calls may come before its timers have run. The loss is reported once; a late answer to a renewal doesn't extend the lease.
 func TestFrozenProcess(t *testing.T) {
-	for _, renewing := range []bool{false, true} {
-		held(t, func(t *testing.T, _ *Locker, h *Handle) {
+	for name, call := range map[string]func(h *Handle){
+		"done": func(h *Handle) {
+			select {
+			case <-h.Context().Done():
+			default:
+				t.Error("Done's channel is open, want it closed")
+			}
+		},
+		"renew": func(h *Handle) {
+			if err := h.Renew(context.Background()); !errors.Is(err, ErrLost) {
+				t.Errorf("Renew: %v, want ErrLost", err)
+			}
+		},
+		"release": func(h *Handle) { _ = h.Release(context.Background()) }, // the Backend says that it was held to the end
+	} {
+		held(t, func(t *testing.T, l *Locker, h *Handle) {
+			var log bytes.Buffer
+			l.log = slog.New(slog.NewTextHandler(&log, nil))
 			h.ls.mu.Lock()
 			h.ls.timer.Stop()
 			h.ls.mu.Unlock()
-			if renewing {
+			if name == "renew" {
 				time.Sleep(time.Second)
-				require.ErrorIs(t, h.Renew(t.Context()), ErrLost)
 			} else {
 				time.Sleep(time.Minute)
-				select {
-				case <-h.Context().Done():
-				default:
-					require.Fail(t, "Done's channel is open, want it closed")
-				}
 			}
+			call(h)
 			require.ErrorIs(t, h.Context().Err(), context.Canceled)
+			require.Equal(t, 1, strings.Count(log.String(), ErrLost.Error()), "%s: %s", name, log.String())
 		})
 	}
 }

@@ -123,6 +123,13 @@ func TestUndoTriesAgain(t *testing.T) {
 		f.set(func() { f.release = nil })
 		time.Sleep(6 * time.Second)
 		require.True(t, f.free(t, "k"))
+
+		f.set(func() { f.release = hangs })
+		_, err = l.Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, errNetwork)
+		began := time.Now()
+		require.NoError(t, l.Close())
+		require.LessOrEqual(t, time.Since(began), time.Second, "Close gives up")
 	})
 }
 
@@ -598,18 +605,5 @@ func TestCloseHiddenByTheBackend(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, l.Close())
 		require.ErrorIs(t, <-waits, dlock.ErrClosed)
-	})
-}
-
-func TestCloseGivesUp(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		f.acquire = acquireFails
-		f.release = hangs
-		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
-		_, err := l.Acquire(t.Context(), "k")
-		require.ErrorIs(t, err, errNetwork)
-		began := time.Now()
-		require.NoError(t, l.Close())
-		require.LessOrEqual(t, time.Since(began), time.Second)
 	})
 }

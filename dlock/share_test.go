@@ -301,47 +301,41 @@ func TestShareFailsForOne(t *testing.T) {
 	}
 }
 
-// A kept lease turns out too old, and the lock service is silent.
-func TestShareEndsWithContext(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		l := newLocker(t, f, &dlock.Options{
-			TTL: 10 * time.Second, Renew: dlock.Renew{Every: 9 * time.Second, MaxHold: time.Hour},
-			Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute},
-		})
-		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
-		time.Sleep(6 * time.Second)
-		f.set(func() { f.release = hangs })
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		defer cancel()
-		began := time.Now()
-		_, err := l.Acquire(ctx, "k")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 10*time.Millisecond, time.Since(began))
-	})
-}
-
-// A caller who finds a kept lease too old keeps its turn while that is released.
+// A caller who finds a kept lease too old keeps its turn while that is released, but not beyond its context.
 func TestShareOldLease(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			time.Sleep(time.Second / 2)
-			return next(ctx, g)
-		}
-		l := newLocker(t, f, &dlock.Options{
-			TTL: 10 * time.Second, Renew: dlock.Renew{Every: 9 * time.Second, MaxHold: time.Hour},
-			Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute},
+	for _, silent := range []bool{false, true} {
+		faked(t, func(t *testing.T, f *fake) {
+			l := newLocker(t, f, &dlock.Options{
+				TTL: 10 * time.Second, Renew: dlock.Renew{Every: 9 * time.Second, MaxHold: time.Hour},
+				Share: dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute},
+			})
+			require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
+			time.Sleep(6 * time.Second)
+			began := time.Now()
+			if silent {
+				f.set(func() { f.release = hangs })
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+				defer cancel()
+				_, err := l.Acquire(ctx, "k")
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, 10*time.Millisecond, time.Since(began))
+				return
+			}
+			f.set(func() {
+				f.release = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+					time.Sleep(time.Second / 2)
+					return next(ctx, g)
+				}
+			})
+			for i, w := range queue(l, t.Context(), 3) {
+				got := <-w
+				require.NoError(t, got.err)
+				require.Equal(t, time.Second/2, time.Since(began), "the old lease is released, and not waited out")
+				require.Equal(t, pair(2, uint64(i+1)), pair(got.h.Next()))
+				require.NoError(t, got.h.Release(t.Context()))
+			}
 		})
-		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
-		time.Sleep(6 * time.Second)
-		began := time.Now()
-		for i, w := range queue(l, t.Context(), 3) {
-			got := <-w
-			require.NoError(t, got.err)
-			require.Equal(t, time.Second/2, time.Since(began), "the old lease is released, and not waited out")
-			require.Equal(t, pair(2, uint64(i+1)), pair(got.h.Next()))
-			require.NoError(t, got.h.Release(t.Context()))
-		}
-	})
+	}
 }
 
 // A section that never ends, such as that of a goroutine that is stuck, holds up the others until the lease ends.
