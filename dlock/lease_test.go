@@ -550,3 +550,35 @@ func TestReleasePanics(t *testing.T) {
 		})
 	}
 }
+
+// A write could still carry the token while nobody knows whether the lock has been released.
+func TestNextAfterFailedRelease(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		f.release = fails
+		h, _ := hold(t, f, time.Hour)
+		require.ErrorIs(t, h.Release(t.Context()), errNetwork)
+		token, seq := h.Next()
+		require.Zero(t, token)
+		require.Zero(t, seq)
+	})
+}
+
+// A handed-over lease is confirmed though the first try gets no reply.
+func TestConfirmedAtTheSecondTry(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		first := true
+		f, _ := provisional(time.Second, func() error { return nil })
+		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			if first {
+				first = false
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return next(ctx, g)
+		}
+		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour}), t.Context(), "k")
+		time.Sleep(2 * time.Second)
+		require.NoError(t, h.Context().Err())
+	})
+}

@@ -558,3 +558,27 @@ func TestShareOptions(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 }
+
+// The deadline of the waiter for whom the process acquires the lease ends only its own call.
+func TestShareShortDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFake()
+		first := true
+		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+			if first {
+				first = false
+				<-ctx.Done()
+				return dlock.Grant{}, ctx.Err()
+			}
+			return next(ctx, r)
+		}
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute}))
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		gone, stays := queue(l, short, 1)[0], queue(l, t.Context(), 1)[0]
+		require.ErrorIs(t, (<-gone).err, context.DeadlineExceeded)
+		got := <-stays
+		require.NoError(t, got.err)
+		require.NoError(t, got.h.Release(t.Context()))
+	})
+}

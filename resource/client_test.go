@@ -417,3 +417,12 @@ func TestNewClientRefuses(t *testing.T) {
 	err = c.Write(t.Context(), "k", five, nil)
 	require.ErrorContains(t, err, `resource: PUT "k": Put "http://127.0.0.1:1/r/k": dial tcp 127.0.0.1:1`)
 }
+
+// A proxy that drops the token of a stale fenced read doesn't make it a plain read.
+func TestClientDetectsLostStaleToken(t *testing.T) {
+	store := resource.NewMemory()
+	require.NoError(t, store.Write(t.Context(), "k", at(7, 1), nil))
+	url := proxied(t, store, func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) })
+	_, err := newClient(t, url, nil).ReadFenced(t.Context(), "k", resource.Fence{Token: 6})
+	require.ErrorIs(t, err, resource.ErrUnfenced)
+}

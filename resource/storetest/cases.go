@@ -388,6 +388,11 @@ func fenceSet(ctx context.Context, s *store) {
 			s.readRefused(ctx, key, at(token-1, 0))
 		}
 		s.writes(ctx, key, at(6, 1))
+		if err := setter.SetFence(ctx, key, 6); err != nil { // the same token: the number goes back
+			fail("SetFence of %q to its own token: %w", key, err)
+		}
+		s.holds(ctx, key, resource.Record{Value: valueOf(at(6, 1)), MaxFence: at(6, 0)})
+		s.writes(ctx, key, at(6, 1))
 	}
 	if err := setter.SetFence(ctx, "new", 1); !errors.Is(err, resource.ErrNotFound) {
 		fail("SetFence of a new key: got %s, want %w", text(err), resource.ErrNotFound)

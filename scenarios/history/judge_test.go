@@ -311,3 +311,29 @@ func FuzzJudge(f *testing.F) {
 		require.Equal(t, got, history.Judge(again), "judged again from what was written")
 	})
 }
+
+// The judge compares whole fences: of one token, the number counts.
+func TestJudgeComparesSeq(t *testing.T) {
+	decision := func(op string, seq, seenSeq uint64, value string) history.Event {
+		return history.Event{
+			Actor: "resource", Kind: history.KindDecision, Key: "k", Op: op, Token: 2, Seq: seq, Seen: 2, SeenSeq: seenSeq,
+			Accepted: true, Enforced: true, Value: value,
+		}
+	}
+	for _, c := range []struct {
+		after []history.Event // B's write with the fence 2.3
+		want  string
+	}{
+		{[]history.Event{decision("write", 3, 3, "B\nB2\n")}, "a stale write was accepted: fence 2.3 after 2.3"},
+		{[]history.Event{decision("write", 4, 1, "B\nB2\n")}, "the resource forgot a fence: it had accepted 2.3, and later knew of 2 only"},
+		{[]history.Event{decision("read", 5, 3, "B\n"), decision("write", 4, 5, "B\nB2\n")}, "a stale write was accepted: fence 2.4 after 2.5"},
+	} {
+		events := load(t, "safe-late-write-refused")
+		for i := range events {
+			events[i].Seq, events[i].SeenSeq = 3*events[i].Seq, 3*events[i].SeenSeq
+		}
+		got := history.Judge(slices.Insert(events, 9, c.after...))
+		require.Equal(t, history.Violated, got.Verdict)
+		require.Contains(t, strings.Join(got.Findings, "; "), c.want)
+	}
+}
