@@ -86,12 +86,17 @@ func (a Adapter) Close() error {
 }
 
 func (a Adapter) lease(ctx context.Context, key string, wait bool) (Lease, error) {
+	if a.Get == nil {
+		return nil, errors.New("scenarios: Adapter.Get is nil: it acquires the lock")
+	}
 	g, err := a.Get(ctx, key, wait)
 	if err != nil {
 		return nil, as(dlock.ErrHeld, a.Held, err)
 	}
 	life := context.WithoutCancel(ctx)
 	switch {
+	case g.Release == nil:
+		return nil, errors.New("scenarios: Grant.Release is nil: it releases the lock")
 	case g.Lost != nil:
 		return adapted{g, a.Lost, whileHeld{life, g.Lost}, func() {}}, nil
 	case g.Until.IsZero():

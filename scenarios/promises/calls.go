@@ -2,6 +2,7 @@ package promises
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime/pprof"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/scenarios"
 )
@@ -71,7 +73,7 @@ func releaseStale(c *check) {
 	})
 }
 
-// After a late message, still is called looks times, every pause.
+// After a late message, the lock is tried looks times, every pause.
 const (
 	looks = 20
 	pause = 20 * time.Millisecond
@@ -92,17 +94,9 @@ func releaseLate(c *check) {
 				return true
 			}
 			deliver()
-			for range looks {
-				if !c.still(later, other, key, what) {
-					return false
-				}
-				if c.isDecided() {
-					break
-				}
-				time.Sleep(pause) // the server may not have read the message yet
-			}
+			sure = c.stays(later, other, key, what)
 			_ = c.do(later.Release)
-			return true
+			return sure
 		})
 	}
 }
@@ -129,11 +123,98 @@ func acquireLate(c *check) {
 			c.breaks("TryAcquire returned a lease without a reply")
 			continue
 		}
+		if errors.Is(r.err, dlock.ErrHeld) {
+			c.breaks("TryAcquire of a free lock said that another held it, though no server had replied: %v", r.err)
+		}
 		c.comesFree(b, key, what)
 		if c.comesFree(a, key, what+", its own client retrying,"); c.isDecided() {
-			break
+			return
 		}
 	}
+	c.failedAcquire()
+	c.lateGrant()
+	c.ownCleanup()
+}
+
+// failedAcquire checks that an acquisition that fails leaves the holder alone.
+func (c *check) failedAcquire() {
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"was late": (*faults.Link).HoldRequests, "got no reply": (*faults.Link).LoseReplies,
+	} {
+		for _, wait := range []bool{false, true} {
+			c.often(func() (sure bool) {
+				a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+				_ = c.do(c.take(a, newKey()).Release)
+				l := c.take(b, key)
+				heal := c.inject(a, fault)
+				c.briefly(func(ctx context.Context) (scenarios.Lease, error) {
+					if wait {
+						return a.Acquire(ctx, key)
+					}
+					return a.TryAcquire(ctx, key)
+				})
+				heal()
+				sure = c.stays(l, other, key, "an acquisition of a held lock that "+what)
+				c.release(l)
+				return sure
+			})
+		}
+	}
+}
+
+// lateGrant checks that a grant whose reply comes after its lease leaves the successor alone.
+func (c *check) lateGrant() {
+	c.often(func() (sure bool) {
+		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+		_ = c.do(c.take(a, newKey()).Release)
+		heal := c.inject(a, holdReplies)
+		late := make(chan result, 1)
+		go func() {
+			late <- c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
+		}()
+		time.Sleep(pause)
+		l := c.take(b, key)
+		heal()
+		sure = c.stays(l, other, key, "a grant whose reply came after its lease")
+		if got, err := (<-late).granted(); err == nil {
+			_ = c.do(got.Release)
+		}
+		_ = c.do(l.Release)
+		return sure
+	})
+}
+
+// ownCleanup checks that what undoes a failed acquisition leaves a later grant of the same client alone.
+func (c *check) ownCleanup() {
+	for _, fault := range []func(*faults.Link, context.Context) (faults.Heal, error){
+		(*faults.Link).LoseRequests, (*faults.Link).HoldRequests, (*faults.Link).Refuse,
+	} {
+		c.often(func() (sure bool) {
+			a, other, key := c.lasting(), c.client(), newKey()
+			_ = c.do(c.take(a, newKey()).Release)
+			heal := c.inject(a, fault)
+			c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
+			heal()
+			l, err := c.acquire(a, key)
+			if err != nil {
+				return true // comesFree says why
+			}
+			sure = c.stays(l, other, key, "an acquisition of the same client that had failed")
+			_ = c.do(l.Release)
+			return sure
+		})
+	}
+}
+
+// stays is still, called looks times.
+func (c *check) stays(l scenarios.Lease, other *client, key, after string) (sure bool) {
+	for range looks {
+		if sure = c.still(l, other, key, after); !sure || c.isDecided() {
+			break
+		}
+		time.Sleep(pause) // the server may not have read a message yet
+	}
+	return sure
 }
 
 const maxMessages = 30
@@ -291,6 +372,16 @@ func closeEnds(c *check) {
 		_ = c.do(next.Release)
 	case isOver(l):
 		c.blocked(key, "after Close nobody had got the lock in %v or more, though the lease was over: %v", c.limit(), err)
+	}
+	c.releasedAndClosed()
+}
+
+// releasedAndClosed checks that Close doesn't drop a release.
+func (c *check) releasedAndClosed() {
+	a, b, key := c.lasting(), c.client(), newKey()
+	if c.do(c.take(a, key).Release) == nil {
+		c.call(patience, func() (scenarios.Lease, error) { return nil, a.close() })
+		c.comesFree(b, key, "a release, and Close,")
 	}
 }
 

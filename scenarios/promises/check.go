@@ -189,7 +189,7 @@ type result struct {
 func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) result {
 	done := make(chan result, 1)
 	go func() {
-		l, err := f()
+		l, err := c.guarded(f)
 		done <- result{l, err, true}
 	}()
 	after := time.NewTimer(limit)
@@ -212,6 +212,17 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 	case <-c.ctx.Done():
 		return result{nil, context.Cause(c.ctx), true}
 	}
+}
+
+// guarded calls f. A panic of the lock breaks any promise.
+func (c *check) guarded(f func() (scenarios.Lease, error)) (l scenarios.Lease, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			c.breaks("a call panicked: %v", r)
+			err = fmt.Errorf("it panicked: %v", r)
+		}
+	}()
+	return f()
 }
 
 // within ends f's context after limit, and gives up patience later.
@@ -283,7 +294,7 @@ func (c *check) wait(cl *client, key string) wait {
 	w := wait{c, stop, make(chan result, 1)}
 	go func() {
 		for why := error(nil); ; time.Sleep(pause) {
-			l, err := cl.Acquire(ctx, key)
+			l, err := c.guarded(func() (scenarios.Lease, error) { return cl.Acquire(ctx, key) })
 			r := result{lease: l, err: err}
 			_, err = r.granted()
 			if err == nil || ctx.Err() != nil {
@@ -339,7 +350,11 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 			continue
 		}
 		w.stop()
-		return w.c.call(patience, func() (scenarios.Lease, error) { return (<-w.done).granted() }).granted()
+		l, err := w.c.call(patience, func() (scenarios.Lease, error) { return (<-w.done).granted() }).granted()
+		if errors.Is(err, context.Canceled) {
+			err = errors.New("it waited until the check gave up")
+		}
+		return l, err
 	}
 }
 
@@ -354,7 +369,10 @@ func (c *check) unused() error {
 	if err != nil {
 		return err
 	}
-	return c.do(l.Release)
+	if err := c.do(l.Release); err != nil {
+		return fmt.Errorf("got it, and can't release it: %w", err)
+	}
+	return nil
 }
 
 // limit bounds how long a dead holder may block others: some services end a lease after two and a half times its TTL.

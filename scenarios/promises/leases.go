@@ -26,13 +26,46 @@ func leaseLasts(c *check) {
 			}
 		})
 	}
-	a, b, holder := c.client(), c.client(), c.lasting()
-	wg.Go(func() {
-		c.outlast(&client{Lock: waiter{a.Lock, c, holder}, links: a.links}, b, 0, 0, " that was waited for")
-	})
+	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
+		a, b, holder := c.client(), c.client(), c.lasting()
+		if slow > 0 {
+			c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
+		}
+		wg.Go(func() {
+			c.outlast(&client{Lock: waiter{a.Lock, c, holder}, links: a.links}, b, slow, 0, " that was waited for")
+		})
+	}
+	wg.Go(c.allTold)
 	wg.Wait()
 	if checked.Load() == 0 {
 		c.cannot("TryAcquire of a free lock granted no lease that lasted")
+	}
+}
+
+// allTold checks that each lease of a client that is cut off ends.
+func (c *check) allTold() {
+	a, b := c.client(), c.client()
+	keys := []string{newKey(), newKey(), newKey()}
+	var leases []scenarios.Lease
+	for _, key := range keys {
+		l, err := c.acquire(a, key)
+		if err != nil {
+			return
+		}
+		leases = append(leases, l)
+	}
+	if _, err := c.injected(a, (*faults.Link).Cut); err != nil {
+		return
+	}
+	for i, key := range keys {
+		next, err := c.acquire(b, key)
+		if err != nil {
+			return
+		}
+		if lasts(leases[i], time.Now()) {
+			c.breaks("number %d of three leases of a client that was cut off lasted after its successor's grant", i+1)
+		}
+		_ = c.do(next.Release)
 	}
 }
 
@@ -52,7 +85,12 @@ func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 	return w.Acquire(ctx, key)
 }
 
+const afterRenewals = " after renewals"
+
 func leaseRenewed(c *check) {
+	if !c.renews() {
+		return
+	}
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
 		c.often(func() bool {
 			a, b := c.times(3), c.client()
@@ -60,7 +98,14 @@ func leaseRenewed(c *check) {
 			if slow > 0 {
 				c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
 			}
-			return c.outlast(a, b, slow, 4*c.k.TTL, " after renewals") || c.isDecided()
+			return c.outlast(a, b, slow, 4*c.k.TTL, afterRenewals) || c.isDecided()
+		})
+	}
+	c.sameKey()
+	if !c.k.Fixed {
+		c.often(func() bool {
+			a, err := c.open(2*c.k.TTL - time.Millisecond/2)
+			return err != nil || c.outlast(a, c.client(), 0, 3*c.k.TTL, " after renewals, of an odd TTL") || c.isDecided()
 		})
 	}
 	ended := 0
@@ -79,6 +124,53 @@ func leaseRenewed(c *check) {
 		}
 		return sure || c.isDecided()
 	})
+}
+
+// renews checks that leases are renewed at all.
+func (c *check) renews() bool {
+	for range 3 { // a stall of the machine may end one
+		l := c.take(c.times(3), newKey())
+		end := l.Until()
+		select {
+		case <-l.Context().Done():
+		case <-time.After(l.TTL() + c.k.TTL):
+			_ = c.do(l.Release)
+			return true
+		}
+		if !l.Until().Equal(end) {
+			return true
+		}
+	}
+	c.breaks("three leases ended and hadn't been renewed; is Service.NoRenew missing?")
+	return false
+}
+
+// sameKey checks that the release of an old lease and a failed try of the same client and lock don't end renewals.
+func (c *check) sameKey() {
+	for what, call := range map[string]func(a *client, key string, old scenarios.Lease){
+		"the release of an old lease of the same lock": func(_ *client, _ string, old scenarios.Lease) { _ = c.do(old.Release) },
+		"a failed try of its own client":               func(a *client, key string, _ scenarios.Lease) { _, _ = c.try(a, key) },
+	} {
+		ended := 0
+		c.often(func() (sure bool) {
+			a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
+			old := c.take(a, key)
+			_ = c.do(old.Release)
+			l, same := c.take(a, key), c.take(b, held)
+			time.Sleep(l.TTL() / 2) // it has been renewed
+			call(a, key, old)
+			time.Sleep(l.TTL() + c.k.TTL)
+			sure = c.still(l, b, key, what)
+			if l.Context().Err() != nil && same.Context().Err() == nil {
+				ended++ // a stall of the machine may end one
+			}
+			if ended == 3 {
+				c.breaks("%d times renewals stopped after %s; those of another client went on", ended, what)
+			}
+			_, _ = c.do(l.Release), c.do(same.Release)
+			return sure || c.isDecided()
+		})
+	}
 }
 
 func holderDisconnected(c *check) {
@@ -198,7 +290,7 @@ func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance str
 		c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v%s: %v", c.limit(), circumstance, err)
 		return true
 	}
-	notified := circumstance == "" // elsewhere only the servers' time matters
+	notified := circumstance == "" || circumstance == afterRenewals // elsewhere only the servers' time matters
 	if slow > 0 {
 		circumstance += fmt.Sprintf(" (its replies took %v)", slow.Round(time.Millisecond))
 	}
@@ -207,7 +299,7 @@ func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance str
 		end = start.Add(first.TTL()) // it began no earlier
 	}
 	if early := end.Sub(now); early > 0 {
-		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early.Round(time.Microsecond), first.TTL(), circumstance)
+		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early, first.TTL(), circumstance)
 	}
 	if notified && !isOver(first) {
 		select {

@@ -89,6 +89,25 @@ func partition(c *check) {
 	_ = c.do(second.Release)
 }
 
+// oneInCommon has the server lose its data that is the only one that a holder and another client both reach.
+func (c *check) oneInCommon() {
+	nodes := c.k.Service.Nodes
+	common := len(nodes) / 2
+	c.often(func() (sure bool) {
+		a, b, key := c.lasting(), c.lasting(), newKey()
+		c.inject(&client{links: a.links[common+1:]}, (*faults.Link).Refuse)
+		c.inject(&client{links: b.links[:common]}, (*faults.Link).Refuse)
+		l, err := c.acquire(a, key)
+		if err != nil {
+			return true // it needs more servers
+		}
+		c.fault(scenarios.Step{Verb: "wipe", Target: nodes[common].Name})
+		sure = c.still(l, b, key, fmt.Sprintf("the only one of %d servers that two clients both reached had lost its data,", len(nodes)))
+		_ = c.do(l.Release)
+		return sure
+	})
+}
+
 func dataLoss(c *check) {
 	nodes := c.k.Service.Nodes
 	if len(nodes) < 3 {
@@ -103,6 +122,9 @@ func dataLoss(c *check) {
 			_ = c.do(l.Release)
 			return sure
 		})
+	}
+	if len(nodes)%2 == 1 {
+		c.oneInCommon()
 	}
 	c.often(func() (sure bool) {
 		key, brief := newKey(), newKey()

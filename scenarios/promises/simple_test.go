@@ -74,8 +74,18 @@ type simple struct {
 	oneCall      bool // an acquisition that waits keeps its client's others waiting
 	onlyDeadline bool // cancelling its context doesn't end a call
 	noRelease    bool // a release does nothing
+	panics       bool // the second release of a lease panics
+	tryDeletes   bool // a try that gets no reply deletes the lock, whoever has it
+	lateDeletes  bool // a grant that comes after its lease deletes the lock, whoever has it
+	lateWaited   bool // a lease that was waited for is counted from its reply
+	heldUnasked  bool // a try that gets no reply says that the lock is held
+	cleansUp     bool // all grants of a client have one owner, and a try that failed is undone for a while
+	callTime     bool // the token is the client's time before its request
+	lost         bool // a release is forgotten if the client is closed within half a second
+	tires        bool // the 20th release of a lock does nothing
 	mutexes      bool // a client has a mutex for each key, which an acquisition that fails leaves locked
 	mutex        sync.Map
+	tried        atomic.Value // the last key that a try found held
 	calls        chan struct{}
 	only         atomic.Pointer[lease]
 	renewal      renewal
@@ -104,6 +114,10 @@ const (
 	renewPretends   // as renewToRelease, and the holder isn't told
 	renewForEver    // also when the lease is over and the client closed
 	renewTied       // until the context of its acquisition ends
+	renewNothing    // it doesn't
+	renewVersion    // each renewal changes the value, and the release doesn't know
+	renewUntold     // the holder of a renewed lease isn't told that it is lost
+	renewToTry      // until its client fails to get the lock again
 	renewToRefusal  // until a connection is refused, and the holder isn't told
 )
 
@@ -200,9 +214,22 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	}
 	defer end()
 	l, err := s.try(ctx, key)
-	if !errors.Is(err, dlock.ErrHeld) {
+	switch {
+	case err == nil:
+		return l, nil
+	case !errors.Is(err, dlock.ErrHeld):
+		if s.tryDeletes {
+			go s.insist(func(ctx context.Context) error { return s.redis.Del(ctx, key).Err() })
+		}
+		if s.cleansUp {
+			go s.insist(func(ctx context.Context) error { return release.Run(ctx, s.redis, []string{key}, s.owner).Err() })
+		}
+		if s.heldUnasked {
+			err = errors.Join(dlock.ErrHeld, err)
+		}
 		return l, err
 	}
+	s.tried.Store(key)
 	if s.tryTakes {
 		s.redis.SetXX(ctx, key, s.owner, redis.KeepTTL)
 	}
@@ -215,6 +242,18 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	return l, err
 }
 
+// insist calls f again and again, until it succeeds.
+func (s *simple) insist(f func(ctx context.Context) error) {
+	for range 30 {
+		time.Sleep(100 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		err := f(ctx)
+		if cancel(); err == nil {
+			return
+		}
+	}
+}
+
 func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.leaks {
 		go func() { <-s.closed }()
@@ -223,7 +262,7 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.oneLock {
 		key = "all"
 	}
-	if s.oneOwner || s.releaseOnce || s.reentrant {
+	if s.oneOwner || s.releaseOnce || s.reentrant || s.cleansUp {
 		value = s.owner
 	}
 	if s.hash != nil {
@@ -339,8 +378,16 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 			return nil, err
 		}
 	}
-	if s.lateUntil {
+	if s.lateDeletes && time.Since(start) >= s.ttl {
+		s.redis.Del(context.WithoutCancel(ctx), key)
+		s.redis.Del(context.WithoutCancel(ctx), key)
+		return nil, errors.New("granted too late")
+	}
+	if s.lateUntil || s.lateWaited && ctx.Value(waitedKey{}) != nil {
 		start = time.Now()
+	}
+	if s.callTime {
+		fence = uint64(start.UnixNano()) //nolint:gosec // positive
 	}
 	if s.randomTokens {
 		fence = 1 + uint64(time.Now().UnixNano()%1000)
@@ -386,7 +433,10 @@ func (s *simple) chat(ctx context.Context, key string) error {
 	return errors.Join(s.redis.Persist(ctx, key).Err(), s.redis.PExpire(ctx, key, s.ttl).Err())
 }
 
-type tokenKey struct{}
+type (
+	tokenKey  struct{}
+	waitedKey struct{}
+)
 
 func (s *simple) mint(ctx context.Context, key string) uint64 {
 	return uint64(s.redis.Incr(ctx, key+":first").Val()) //nolint:gosec // positive
@@ -394,9 +444,9 @@ func (s *simple) mint(ctx context.Context, key string) uint64 {
 
 // renew renews the lease until it is over.
 func (l *lease) renew(ctx context.Context) {
-	refused := false
+	refused, untold := false, false
 	defer func() {
-		if !refused {
+		if !refused && !untold {
 			l.cancel()
 		}
 	}()
@@ -415,7 +465,10 @@ func (l *lease) renew(ctx context.Context) {
 		if released && l.s.renewal == renewToRelease {
 			return
 		}
-		if tries%3 != 0 || ctx.Err() != nil {
+		if l.s.renewal == renewToTry && l.s.tried.Load() == l.key {
+			return
+		}
+		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing {
 			continue
 		}
 		start, ttl := time.Now(), l.s.ttl.Milliseconds()
@@ -435,6 +488,8 @@ func (l *lease) renew(ctx context.Context) {
 			}
 			short = ctx
 			fallthrough
+		case renewVersion:
+			err = l.s.redis.SetXX(short, l.key, l.value+"+", l.s.ttl).Err()
 		case renewOverwrites:
 			err = l.s.redis.Set(short, l.key, l.value, l.s.ttl).Err()
 		case renewSeconds:
@@ -459,6 +514,7 @@ func (l *lease) renew(ctx context.Context) {
 		if l.s.renewal == renewLate {
 			start = time.Now()
 		}
+		untold = untold || err == nil && l.s.renewal == renewUntold
 		if until := start.Add(l.s.ttl); err == nil && until.After(l.Until()) {
 			l.until.Store(&until)
 		}
@@ -483,6 +539,7 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 	if s.tokenFirst {
 		ctx = context.WithValue(ctx, tokenKey{}, s.mint(ctx, key))
 	}
+	ctx = context.WithValue(ctx, waitedKey{}, true)
 	for {
 		if s.getThenSet {
 			if n, err := s.redis.Exists(ctx, key).Result(); n > 0 || err != nil {
@@ -587,9 +644,22 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.late && ctx.Err() != nil {
 		return ctx.Err()
 	}
+	if l.s.panics && l.freed {
+		panic("close of closed channel")
+	}
 	l.cancel()
 	l.s.releases.Add(1)
-	if l.s.noRelease {
+	if l.s.lost {
+		go func() {
+			select {
+			case <-time.After(500 * time.Millisecond):
+				release.Run(context.Background(), l.s.redis, []string{l.key}, l.value)
+			case <-l.s.closed:
+			}
+		}()
+		return nil
+	}
+	if l.s.noRelease || l.s.tires && l.s.redis.Incr(ctx, l.key+":releases").Val() == 20 && l.s.redis.Persist(ctx, l.key).Err() == nil {
 		return nil
 	}
 	if l.s.releaseOnce && (l.freed || time.Now().After(l.Until())) {

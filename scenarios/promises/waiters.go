@@ -16,7 +16,10 @@ import (
 func waiterServed(c *check) {
 	c.ownWaiters()
 	c.expiredWaiter()
-	c.released()
+	c.released(false)
+	if !c.k.Service.NoRenew && !c.isDecided() {
+		c.released(true)
+	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
@@ -77,7 +80,7 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				l, err := cl.Acquire(ctx, key)
+				l, err := c.guarded(func() (scenarios.Lease, error) { return cl.Acquire(ctx, key) })
 				if err != nil || l == nil {
 					return
 				}
@@ -112,6 +115,28 @@ func waiterCancelled(c *check) {
 		c.release(l)
 		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters were cancelled", waiters))
 		c.comesFree(b, key, fmt.Sprintf("%d of its waiters were cancelled", waiters))
+	}
+	if !c.isDecided() {
+		c.othersCall()
+	}
+}
+
+// othersCall checks that a wait that is cancelled leaves the other locks of its client alone.
+func (c *check) othersCall() {
+	for _, fault := range []func(*faults.Link, context.Context) (faults.Heal, error){nil, (*faults.Link).LoseReplies} {
+		c.often(func() (sure bool) {
+			a, b, other, mine, theirs := c.lasting(), c.lasting(), c.client(), newKey(), newKey()
+			l, held := c.take(a, mine), c.take(b, theirs)
+			heal := func() {}
+			if fault != nil {
+				heal = c.inject(a, fault)
+			}
+			c.within(5*pause+pause/3, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, theirs) }) // between two polls
+			heal()
+			sure = c.stays(l, other, mine, "a cancelled wait of its holder for another lock")
+			_, _ = c.do(l.Release), c.do(held.Release)
+			return sure
+		})
 	}
 }
 
@@ -201,13 +226,21 @@ func (c *check) expiredWaiter() {
 }
 
 // released checks that a release frees the lock before the lease would have ended.
-func (c *check) released() {
+func (c *check) released(renewed bool) {
+	circumstance := ""
 	for range 3 {
 		a, b, key := c.client(), c.client(), newKey()
+		if renewed {
+			a, circumstance = c.times(3), ", after renewals,"
+		}
 		_ = c.do(c.take(b, newKey()).Release) // it is connected
 		start := time.Now()
 		l := c.take(a, key)
-		if c.do(l.Release) != nil {
+		if renewed {
+			time.Sleep(l.TTL() + c.k.TTL)
+			start = time.Now().Add(-l.TTL() / 4)
+		}
+		if err := c.do(l.Release); err != nil && !(renewed && errors.Is(err, dlock.ErrLost)) {
 			return
 		}
 		held := false
@@ -226,5 +259,5 @@ func (c *check) released() {
 		}
 		_ = c.do(unused.Release)
 	}
-	c.breaks("three times a lock that had been released was held for the rest of its lease")
+	c.breaks("three times a lock that had been released%s was held for the rest of its lease", circumstance)
 }

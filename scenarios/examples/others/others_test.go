@@ -175,7 +175,7 @@ func TestPromises(t *testing.T) {
 		broken []string
 	}{
 		{"redsync", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(1), plain, 0, nil},
-		{"redsync-5", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(5), plain, 0, nil},
+		{"redsync-5", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(5), plain, 0, []string{"DataLoss"}},
 		{"rueidislock", "github.com/redis/rueidis", openRueidislock, realRedis, noTokens, 0, nil},
 		// https://github.com/etcd-io/website/issues/710
 		{"etcd-mutex", "go.etcd.io/etcd/client/v3", openEtcd, etcd, scenarios.Service{}, 2 * time.Second, []string{"KeysIndependent"}},
