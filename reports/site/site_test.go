@@ -1,7 +1,6 @@
-package site_test
+package site
 
 import (
-	"bytes"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
@@ -20,12 +19,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/bench/load"
-	"github.com/fencelab/fencelab/reports/site"
 )
 
 const recorded = "../results"
 
-var recordedPages = sync.OnceValues(func() (site.Files, error) { return site.Pages(os.DirFS(recorded)) })
+var recordedPages = sync.OnceValues(func() (Files, error) { return Pages(os.DirFS(recorded)) })
 
 // TestRecorded: charts and tables match their data, and every chart is on a page.
 func TestRecorded(t *testing.T) {
@@ -48,7 +46,7 @@ func TestRecorded(t *testing.T) {
 
 // TestHTML: well-formed drawings, working links, and nothing from the network.
 func TestHTML(t *testing.T) {
-	files, err := site.HTML(os.DirFS(recorded))
+	files, err := HTML(os.DirFS(recorded))
 	require.NoError(t, err)
 	require.Contains(t, files, "index.html")
 	timelines, err := filepath.Glob(recorded + "/*/timeline.html")
@@ -83,7 +81,7 @@ func TestHTML(t *testing.T) {
 // TestBrokenPage: a dead link, one out of the site, and a page without heading are errors.
 func TestBrokenPage(t *testing.T) {
 	for _, page := range []string{"# A\n[b](gone)\n", "# A\n[b](../README.md)\n", "A\n"} {
-		_, err := site.HTML(fstest.MapFS{"README.md": {Data: []byte(page)}})
+		_, err := HTML(fstest.MapFS{"README.md": {Data: []byte(page)}})
 		require.Error(t, err, page)
 	}
 }
@@ -91,43 +89,37 @@ func TestBrokenPage(t *testing.T) {
 // TestNames: names from the data are escaped.
 func TestNames(t *testing.T) {
 	line := `{"scenario":"HolderKilled","lock":"a<b","server":"","fencing":"on","ttl":"1s","verdict":"safe","stale":0,"refused":0,"lost":[],"writers":[],"tokens":[],"blocked":"1s"}`
-	files, err := site.Pages(fstest.MapFS{"holder-killed/runs.jsonl": {Data: []byte(line + "\n" + strings.ReplaceAll(line, "1s", "2s") + "\n")}})
+	files, err := Pages(fstest.MapFS{"holder-killed/runs.jsonl": {Data: []byte(line + "\n" + strings.ReplaceAll(line, "1s", "2s") + "\n")}})
 	require.NoError(t, err)
 	require.Contains(t, string(files["holder-killed/blocked.svg"]), ">a&lt;b</text>")
 }
 
-// places is a page with places for tables.
-func places(tables ...string) string {
-	var b strings.Builder
-	for _, name := range tables {
-		b.WriteString("<!-- report: " + name + " -->\nwhat was there\n<!-- end report: " + name + " -->\n")
+var recordedRuns = sync.OnceValues(func() (runs, error) {
+	data, err := os.ReadFile(recorded + "/contention/data.jsonl")
+	if err != nil {
+		return nil, err
 	}
-	return b.String()
-}
+	return decodeRuns(data)
+})
 
-var contentionPage = places("machine", "goals", "throughput", "waits", "network", "network-waits", "network-releases", "apart", "apart-waits", "one-process", "ceiling", "rates")
-
-func contention(data string) fstest.MapFS {
-	return fstest.MapFS{
-		"contention/data.jsonl": {Data: []byte(data)},
-		"contention/README.md":  {Data: []byte(contentionPage)},
-	}
-}
-
-// changed is the recorded data with some runs changed.
-func changed(t *testing.T, change func(r *load.Result)) string {
+// goals is the table of the recorded runs with some of them changed.
+func goals(t *testing.T, change func(r *load.Result)) string {
 	t.Helper()
-	b, err := os.ReadFile(recorded + "/contention/data.jsonl")
+	all, err := recordedRuns()
 	require.NoError(t, err)
-	var out strings.Builder
-	in, enc := json.NewDecoder(bytes.NewReader(b)), json.NewEncoder(&out)
-	for in.More() {
-		var r load.Result
-		require.NoError(t, in.Decode(&r))
-		change(&r)
-		require.NoError(t, enc.Encode(r))
+	var rounds runs
+	for _, r := range all {
+		res, waits := *r.Result, r.waits
+		change(&res)
+		if res.Wait != r.Wait || res.Unserved != r.Unserved {
+			waits, err = load.Estimate(&res)
+			require.NoError(t, err)
+		}
+		rounds = append(rounds, &run{Result: &res, waits: waits})
 	}
-	return out.String()
+	medians, err := rounds.medians()
+	require.NoError(t, err)
+	return claims(append(contentionClaims(medians), kept(rounds)))
 }
 
 // TestGoals changes runs so that a goal that is met is missed, or the reverse. TestRecorded compares all else.
@@ -185,16 +177,15 @@ func TestGoals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := 0
-			files, err := site.Pages(contention(changed(t, func(r *load.Result) {
+			got := goals(t, func(r *load.Result) {
 				if c.which(r) {
 					c.change(r)
 					n++
 				}
-			})))
-			require.NoError(t, err)
+			})
 			require.Positive(t, n)
 			for _, want := range c.want {
-				require.Regexp(t, "(?m)"+want, string(files["contention/README.md"]))
+				require.Regexp(t, "(?m)"+want, got)
 			}
 		})
 	}
@@ -202,49 +193,53 @@ func TestGoals(t *testing.T) {
 
 // TestPage keeps a page's words. A table without a place, and a place without a table, are errors.
 func TestPage(t *testing.T) {
-	data := changed(t, func(*load.Result) {})
-	page := func(text string) (string, error) {
-		f := contention(data)
-		f["contention/README.md"] = &fstest.MapFile{Data: []byte(text)}
-		files, err := site.Pages(f)
-		return string(files["contention/README.md"]), err
+	tables := map[string]string{"goals": "| goal |\n", "rates": "| rate |\n"}
+	const page = "# Words\n<!-- report: goals -->\nwhat was there\n<!-- end report: goals -->\nand\n<!-- report: rates -->\n<!-- end report: rates -->\nmore\n"
+	const want = "# Words\n<!-- report: goals -->\n| goal |\n<!-- end report: goals -->\nand\n<!-- report: rates -->\n| rate |\n<!-- end report: rates -->\nmore\n"
+	for _, text := range []string{page, want} {
+		got, err := fill([]byte(text), tables)
+		require.NoError(t, err)
+		require.Equal(t, want, string(got))
 	}
-	got, err := page("# Words\n" + contentionPage + "more\n")
-	require.NoError(t, err)
-	require.True(t, strings.HasPrefix(got, "# Words\n<!-- report: machine -->\nMedians of "), got)
-	require.True(t, strings.HasSuffix(got, "<!-- end report: rates -->\nmore\n"), got)
-	require.Equal(t, 1, strings.Count(got, "# Words"))
-	require.NotContains(t, got, "what was there")
-	again, err := page(got)
-	require.NoError(t, err)
-	require.Equal(t, got, again)
-
-	_, err = page(strings.ReplaceAll(contentionPage, "report: goals", "report: gaols"))
-	require.ErrorContains(t, err, `the data has no table "gaols"; it has apart, apart-waits, ceiling, goals`)
-	_, err = page(strings.Replace(contentionPage, "<!-- end report: goals -->", "", 1))
-	require.ErrorContains(t, err, "there is no <!-- end report: goals -->")
-	_, err = page(strings.ReplaceAll(contentionPage, "<!-- report: rates -->\nwhat was there\n<!-- end report: rates -->", ""))
-	require.ErrorContains(t, err, `no place for the table "rates"`)
+	for text, want := range map[string]string{
+		strings.ReplaceAll(page, "report: goals", "report: gaols"):                         `the data has no table "gaols"; it has goals, rates`,
+		strings.Replace(page, "<!-- end report: goals -->", "", 1):                         "there is no <!-- end report: goals -->",
+		strings.Replace(page, "<!-- report: rates -->\n<!-- end report: rates -->", "", 1): `no place for the table "rates"`,
+	} {
+		_, err := fill([]byte(text), tables)
+		require.ErrorContains(t, err, want)
+	}
 }
 
 // TestData: impossible data is refused, and the error names the run.
 func TestData(t *testing.T) {
-	good := changed(t, func(*load.Result) {})
-	first, rest, _ := strings.Cut(good, "\n")
+	good := load.Result{Config: load.Config{Backend: "redis", Contenders: 2}, Seconds: 1}
+	lines := func(all ...load.Result) string {
+		var b strings.Builder
+		for _, r := range all {
+			require.NoError(t, json.NewEncoder(&b).Encode(r))
+		}
+		return b.String()
+	}
+	short, broken, other, later := good, good, good, good
+	short.Seconds = 0
+	broken.Wait = load.Latency{Count: 1, HDR: "x"}
+	other.Config.Contenders = 3
+	later.Config.Round = 2
 	for name, c := range map[string]struct{ data, err string }{
 		"empty":              {"", "contention/data.jsonl: there are no runs in it"},
-		"not JSON":           {first + "x", "run 2"},
-		"recorded twice":     {first + "\n" + first, "run 2 is of the same config"},
-		"a round too few":    {rest, "record all of them again"},
-		"no time":            {changed(t, func(r *load.Result) { r.Seconds = 0 }), "it lasted no time"},
-		"a broken histogram": {changed(t, func(r *load.Result) { r.Wait.HDR = "x" }), "run 1 (redis): load: a histogram can't be decoded"},
+		"not JSON":           {lines(good) + "x", "run 2"},
+		"recorded twice":     {lines(good, good), "run 2 is of the same config"},
+		"a round too few":    {lines(good, other, later), "record all of them again"},
+		"no time":            {lines(short), "it lasted no time"},
+		"a broken histogram": {lines(broken), "run 1 (redis): load: a histogram can't be decoded"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := site.Pages(contention(c.data))
+			_, err := Pages(fstest.MapFS{"contention/data.jsonl": {Data: []byte(c.data)}})
 			require.ErrorContains(t, err, c.err)
 		})
 	}
-	none, err := site.Pages(fstest.MapFS{})
+	none, err := Pages(fstest.MapFS{})
 	require.NoError(t, err)
 	require.Empty(t, none, "what isn't recorded yet has no charts")
 }
