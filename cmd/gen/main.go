@@ -13,8 +13,10 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/etcdlock"
 	"github.com/fencelab/fencelab/internal/bench/populate"
 	"github.com/fencelab/fencelab/internal/bench/servercost"
 	"github.com/fencelab/fencelab/internal/cli"
@@ -54,7 +56,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	fs.Uint64Var(&g.set.Seed, "seed", 1, "seed of the keys and owners")
 	fs.DurationVar(&g.set.TTL, "ttl", time.Hour, "how long each lease lasts")
 	fs.IntVar(&g.workers, "contenders", 512, "requests under way at a time; to Redis they share pipelines")
-	fs.DurationVar(&g.every, "every", time.Second, "time between samples of the server")
 	experiment := fs.String("experiment", "", "the `directory` of an experiment to run, instead of all of the above")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
@@ -71,7 +72,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return fmt.Errorf("gen: it would put %d locks into %s: say how many with -keys, or where with -lock-addr",
 			g.set.N, strings.Join(locks.Addrs(*backend), ", "))
 	}
-	for name, positive := range map[string]bool{"keys": g.set.N > 0, "ttl": g.set.TTL > 0, "contenders": g.workers > 0, "every": g.every > 0} {
+	for name, positive := range map[string]bool{"keys": g.set.N > 0, "ttl": g.set.TTL > 0, "contenders": g.workers > 0} {
 		if !positive {
 			return fmt.Errorf("gen: -%s %s: it must be more than 0 (the default is %s)", name, fs.Lookup(name).Value, fs.Lookup(name).DefValue)
 		}
@@ -91,15 +92,10 @@ type generator struct {
 	spec    locks.Spec
 	set     populate.Set
 	workers int
-	every   time.Duration
 }
 
 func (g *generator) run(ctx context.Context) (err error) {
-	open := g.openRedis
-	if g.spec.Lock == locks.Etcd {
-		open = g.openEtcd
-	}
-	backend, server, closeAll, err := open(ctx)
+	backend, server, closeAll, err := g.open(ctx)
 	if err != nil {
 		return err
 	}
@@ -112,24 +108,46 @@ func (g *generator) run(ctx context.Context) (err error) {
 	}
 
 	var counts populate.Counts
-	began, progress := time.Now(), populate.Progress(g.stdout, g.set.N)
 	show := func() error {
 		s, err := server.Sample(ctx)
-		if err != nil {
-			return err
+		if err == nil {
+			_, err = fmt.Fprintf(g.stdout, "%s of %s  %v\n", populate.Short(float64(counts.Done())), populate.Short(float64(g.set.N)), s)
 		}
-		return progress(counts.Done(), s.String())
+		return err
 	}
-	if err := g.populate(ctx, backend, &counts, show); err != nil {
+	began, done := time.Now(), make(chan struct{})
+	all, inner := errgroup.WithContext(ctx)
+	all.Go(func() error {
+		defer close(done)
+		return populate.Each(inner, g.set, g.workers, &counts, populate.Take(backend))
+	})
+	all.Go(func() error {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return nil
+			case <-tick.C:
+				if err := show(); err != nil {
+					return err
+				}
+			}
+		}
+	})
+	if err := all.Wait(); err != nil {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("interrupted: run it again to complete the set: %w", err)
 		}
 		return fmt.Errorf("after %d locks: %w", counts.Done(), err)
 	}
-	took := time.Since(began)
-	_, err = fmt.Fprintf(g.stdout, "%d locks taken in %v, %s/s; %d were held\nto remove them: %s\n", counts.Granted(), took.Round(time.Millisecond),
-		populate.Short(populate.Rate(counts.Done(), took)), counts.Held(), g.remove())
-	if held := counts.Held(); held > 0 && g.spec.Lock == locks.Redis { // etcd can't tell our own of an earlier run
+	took, held := time.Since(began), counts.Held.Load()
+	if err := show(); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(g.stdout, "%d locks taken in %v, %s/s; %d were held\nto remove them: %s\n", counts.Granted.Load(), took.Round(time.Millisecond),
+		populate.Short(populate.Rate(counts.Done(), took)), held, g.remove())
+	if held > 0 && g.spec.Lock == locks.Redis { // etcd can't tell our own of an earlier run
 		return errors.Join(err, fmt.Errorf("%d locks are held by others: wait for their leases to end, or take another -seed", held))
 	}
 	return err
@@ -149,65 +167,33 @@ func (g *generator) remove() string {
 	return fmt.Sprintf("redis-cli -u %s --scan --pattern '*:{gen/*' | xargs -r -n 1000 redis-cli -u %[1]s unlink", at)
 }
 
-func (g *generator) populate(ctx context.Context, b dlock.Backend, counts *populate.Counts, show func() error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- populate.Locks(ctx, b, g.set, g.workers, counts) }()
-	tick := time.NewTicker(g.every)
-	defer tick.Stop()
-	for {
-		select {
-		case err := <-ended:
-			if err != nil {
-				return err
-			}
-			return show()
-		case <-tick.C:
-			if err := show(); err != nil {
-				cancel()
-				if perr := <-ended; perr != nil && !errors.Is(perr, context.Canceled) {
-					err = errors.Join(perr, err)
-				}
-				return err
-			}
+// open returns a client of the service, which may not have answered yet, and a watch.
+func (g *generator) open(ctx context.Context) (b dlock.Backend, server *populate.Server, closeAll func() error, err error) {
+	var client io.Closer
+	if g.spec.Lock == locks.Etcd {
+		c, err := clientv3.New(clientv3.Config{Endpoints: g.spec.Addrs, Logger: zap.NewNop()})
+		if err != nil {
+			return nil, nil, nil, err
 		}
+		if b, err = etcdlock.New(c, nil); err != nil {
+			return nil, nil, nil, errors.Join(err, c.Close())
+		}
+		client, server = c, populate.WatchEtcd(ctx, c)
+	} else {
+		if len(g.spec.Addrs) != 1 {
+			return nil, nil, nil, fmt.Errorf("redis is one server, and -lock-addr has %d addresses", len(g.spec.Addrs))
+		}
+		c, err := redisclient.New(g.spec.Addrs[0])
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if b, err = populate.Pipelined(c, nil); err != nil {
+			return nil, nil, nil, errors.Join(err, c.Close())
+		}
+		client, server = c, populate.WatchRedis(ctx, c)
 	}
-}
-
-// Redis may not have answered yet.
-func (g *generator) openRedis(ctx context.Context) (dlock.Backend, *populate.Server, func() error, error) {
-	if len(g.spec.Addrs) != 1 {
-		return nil, nil, nil, fmt.Errorf("redis is one server, and -lock-addr has %d addresses", len(g.spec.Addrs))
-	}
-	client, err := redisclient.New(g.spec.Addrs[0])
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	b, err := populate.Pipelined(client, nil)
-	if err != nil {
-		return nil, nil, nil, errors.Join(err, client.Close())
-	}
-	server := populate.WatchRedis(ctx, client)
 	return b, server, func() error {
 		server.Close()
 		return errors.Join(b.Close(), client.Close())
-	}, nil
-}
-
-// etcd may not have answered yet.
-func (g *generator) openEtcd(ctx context.Context) (dlock.Backend, *populate.Server, func() error, error) {
-	b, err := locks.Open(ctx, g.spec)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: g.spec.Addrs, Logger: zap.NewNop()})
-	if err != nil {
-		return nil, nil, nil, errors.Join(err, b.Close())
-	}
-	server := populate.WatchEtcd(ctx, client)
-	return b, server, func() error {
-		server.Close()
-		return errors.Join(client.Close(), b.Close())
 	}, nil
 }

@@ -7,7 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -67,13 +67,15 @@ func gen(t *testing.T, args ...string) (string, error) {
 func TestGen(t *testing.T) {
 	ctx, c := t.Context(), connect(t)
 	args := []string{"-keys", "1000", "-seed", "5"}
+	before := reads(t, c)
 	out, err := gen(t, args...)
 	require.NoError(t, err)
+	require.Less(t, reads(t, c)-before, 500, "requests share pipelines")
 	require.Contains(t, out, "1000 locks taken in ")
 	require.EqualValues(t, 2000, c.DBSize(ctx).Val())
 	keys := c.Keys(ctx, "*").Val()
 
-	require.Regexp(t, `100\.0 %  1k of 1k .*  used .*B, RSS .*  2k keys, 1k with a TTL  expired 0 .*  ping .*s, max .*s\n`, out)
+	require.Regexp(t, `1k of 1k  used .*B, RSS .*  2k keys, 1k with a TTL  expired 0 .*  ping .*s, max .*s\n`, out)
 
 	out, err = gen(t, args...)
 	require.NoError(t, err, "again")
@@ -94,6 +96,16 @@ func TestGen(t *testing.T) {
 	_, err = gen(t, "-keys", "500", "-seed", "6")
 	require.NoError(t, err)
 	require.EqualValues(t, 3000, c.DBSize(ctx).Val(), "another seed has other keys")
+}
+
+// reads is how often the server has read requests, one or many at a time.
+func reads(t *testing.T, c *redis.Client) int {
+	t.Helper()
+	info, err := c.InfoMap(t.Context()).Result()
+	require.NoError(t, err)
+	n, err := strconv.Atoi(info["Stats"]["total_reads_processed"])
+	require.NoError(t, err)
+	return n
 }
 
 func TestHeldByAnother(t *testing.T) {
@@ -121,7 +133,7 @@ func TestInterrupted(t *testing.T) {
 	c := connect(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err := run(ctx, []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-every", "10ms"}, writer(func(string) error {
+	err := run(ctx, []string{"-lock-addr", redisServer.URL, "-keys", "100000000"}, writer(func(string) error {
 		cancel()
 		return nil
 	}))
@@ -130,7 +142,7 @@ func TestInterrupted(t *testing.T) {
 	require.NoError(t, c.FlushAll(t.Context()).Err())
 
 	full := fmt.Errorf("disk full")
-	err = run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100000000", "-every", "10ms"}, writer(func(string) error { return full }))
+	err = run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100000000"}, writer(func(string) error { return full }))
 	require.ErrorIs(t, err, full)
 }
 
@@ -162,30 +174,14 @@ func TestErrors(t *testing.T) {
 		{[]string{"-keys", "0"}, "gen: -keys 0: it must be more than 0 (the default is 10000000)"},
 		{[]string{"-ttl", "-1s"}, "gen: -ttl -1s: it must be more than 0 (the default is 1h0m0s)"},
 		{[]string{"-contenders", "0"}, "gen: -contenders 0: it must be"},
-		{[]string{"-every", "0s"}, "gen: -every 0s: it must be"},
 		{[]string{"-ttl", "1us"}, "TTL 1µs"},
 		{[]string{"-backend", "consul"}, "want redis or etcd"},
 		{[]string{"-lock-addr", "127.0.0.1:1"}, "gen: redis at 127.0.0.1:1 (-lock-addr) doesn't answer: "},
 		{[]string{"-lock-addr", "a:1,b:1"}, "gen: redis is one server, and -lock-addr has 2 addresses"},
 		{[]string{"-lock-addr", "ftp://x"}, "no redis:// URL"},
 		{[]string{"-experiment", "/nowhere"}, "gen: servercost: /nowhere/config.json: "},
-		{[]string{"-experiment", "../../reports/results/contention"}, "describes an experiment of another command: contend -experiment ../../reports/results/contention"},
 	} {
 		_, err := gen(t, c.args...)
 		require.ErrorContains(t, err, c.want, "%q", c.args)
 	}
-}
-
-func TestExperiment(t *testing.T) {
-	connect(t)
-	dir := t.TempDir()
-	config := `{"seed": 1, "sample_every": "50ms", "limit": "1m",
-		"redis": {"keys": 1000, "ttl": "100ms", "conns": 2, "batch": 64, "check": 20}}`
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
-	out, err := gen(t, "-experiment", dir)
-	require.NoError(t, err)
-	require.Contains(t, out, "redis active")
-	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
-	require.NoError(t, err)
-	require.NotEmpty(t, b)
 }

@@ -11,7 +11,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -40,17 +39,11 @@ func (s Set) Request(i uint64) dlock.Request {
 
 // Counts is progress that can be read concurrently.
 type Counts struct {
-	granted, held atomic.Uint64
+	Granted, Held atomic.Uint64 // locks held by their owners, and by others
 }
 
-// Granted counts locks held by their owners.
-func (c *Counts) Granted() uint64 { return c.granted.Load() }
-
-// Held counts locks held by other owners.
-func (c *Counts) Held() uint64 { return c.held.Load() }
-
 // Done counts requests.
-func (c *Counts) Done() uint64 { return c.Granted() + c.Held() }
+func (c *Counts) Done() uint64 { return c.Granted.Load() + c.Held.Load() }
 
 // Each calls do for every lock of s, and counts it as granted, or as held if do's error wraps [dlock.ErrHeld]. Any
 // other error ends it.
@@ -68,22 +61,17 @@ func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx contex
 				}
 				switch err := do(ctx, s.Request(i)); {
 				case errors.Is(err, dlock.ErrHeld):
-					c.held.Add(1)
+					c.Held.Add(1)
 				case err != nil:
 					return fmt.Errorf("populate: lock %d of %d: %w", i+1, s.N, err)
 				default:
-					c.granted.Add(1)
+					c.Granted.Add(1)
 				}
 			}
 			return nil
 		})
 	}
 	return all.Wait()
-}
-
-// Locks takes the locks of s with b.
-func Locks(ctx context.Context, b dlock.Backend, s Set, workers int, c *Counts) error {
-	return Each(ctx, s, workers, c, Take(b))
 }
 
 // Take returns a function that requests a lock of b once.
@@ -113,20 +101,6 @@ type pipelined struct {
 }
 
 func (p *pipelined) Close() error { return errors.Join(p.Backend.Close(), p.pipe.Close()) }
-
-// Progress returns a function that writes a line to w.
-func Progress(w io.Writer, total uint64) func(done uint64, more string) error {
-	began := time.Now()
-	return func(done uint64, more string) error {
-		mean := Rate(done, time.Since(began))
-		line := fmt.Sprintf("%5.1f %%  %s of %s  %s/s", 100*float64(done)/float64(total), Short(float64(done)), Short(float64(total)), Short(mean))
-		if done < total && mean > 0 {
-			line += fmt.Sprintf("  ETA %v", time.Duration(float64(total-done)/mean*float64(time.Second)).Round(time.Second))
-		}
-		_, err := fmt.Fprintln(w, line+"  "+more)
-		return err
-	}
-}
 
 // Rate is n per second.
 func Rate(n uint64, d time.Duration) float64 {

@@ -1,28 +1,13 @@
 package populate_test
 
 import (
-	"bytes"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/bench/populate"
 )
-
-func TestProgress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		show := populate.Progress(&out, 10_000_000)
-		time.Sleep(10 * time.Second)
-		require.NoError(t, show(1_000_000, "so far"))
-		time.Sleep(40 * time.Second)
-		require.NoError(t, show(10_000_000, "done"))
-		require.Equal(t, " 10.0 %  1M of 10M  100k/s  ETA 1m30s  so far\n100.0 %  10M of 10M  200k/s  done\n", out.String())
-	})
-}
 
 func TestShort(t *testing.T) {
 	for v, want := range map[float64]string{

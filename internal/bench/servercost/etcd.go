@@ -50,9 +50,7 @@ func (r *recorder) startEtcd(ctx context.Context, members int, quota uint64, arg
 
 // onEtcd runs phases on one member, then compacts and defragments it.
 func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3.Client, *etcdlock.Backend, *populate.Server) []phase) error {
-	if err := r.begin(run); err != nil {
-		return err
-	}
+	r.begin(run)
 	client, backend, err := r.startEtcd(ctx, 1, r.config.Etcd.Quota)
 	if err != nil {
 		return err
@@ -82,7 +80,7 @@ func (r *recorder) each(name string, set populate.Set, do func(ctx context.Conte
 	var counts populate.Counts
 	return phase{name, func(ctx context.Context) (uint64, map[string]float64, error) {
 		err := populate.Each(ctx, set, r.config.Etcd.Workers, &counts, do)
-		return counts.Granted(), nil, err
+		return counts.Granted.Load(), nil, err
 	}, counts.Done}
 }
 

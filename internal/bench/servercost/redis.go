@@ -60,9 +60,7 @@ type redisBed struct {
 }
 
 func (r *recorder) onRedis(ctx context.Context, run string) (*redisBed, error) {
-	if err := r.begin(run); err != nil {
-		return nil, err
-	}
+	r.begin(run)
 	client, backend, err := r.startRedis(ctx)
 	if err != nil {
 		return nil, err
@@ -82,11 +80,11 @@ func (b *redisBed) fill() phase {
 		}
 		defer func() { _ = pipelined.Close() }()
 		c := b.config.Redis
-		err = populate.Locks(ctx, pipelined, b.set, c.Conns*c.Batch, &counts)
-		if err == nil && counts.Held() > 0 {
-			err = fmt.Errorf("%d locks are held by others", counts.Held())
+		err = populate.Each(ctx, b.set, c.Conns*c.Batch, &counts, populate.Take(pipelined))
+		if err == nil && counts.Held.Load() > 0 {
+			err = fmt.Errorf("%d locks are held by others", counts.Held.Load())
 		}
-		return counts.Granted(), nil, err
+		return counts.Granted.Load(), nil, err
 	}, counts.Done}
 }
 

@@ -107,10 +107,7 @@ func Load(dir string) (c Config, err error) {
 	}
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
-	err = dec.Decode(&c)
-	switch {
-	case err != nil && bytes.Contains(b, []byte(`"sweeps"`)):
-		return c, fmt.Errorf("it describes an experiment of another command: contend -experiment %s", dir)
+	switch err = dec.Decode(&c); {
 	case err != nil:
 		return c, err
 	case c.SampleEvery <= 0 || c.Limit <= 0:
@@ -178,14 +175,13 @@ type recorder struct {
 
 func (r *recorder) closeLater(c func() error) { r.opened = append(r.opened, c) }
 
-func (r *recorder) begin(run string) error {
+func (r *recorder) begin(run string) {
 	r.run, r.began = run, time.Now()
-	return r.say("%s", run)
+	r.say("%s", run)
 }
 
-func (r *recorder) say(format string, args ...any) error {
-	_, err := fmt.Fprintf(r.progress, format+"\n", args...)
-	return err
+func (r *recorder) say(format string, args ...any) {
+	_, _ = fmt.Fprintf(r.progress, format+"\n", args...)
 }
 
 func (r *recorder) add(l Line) { r.lines = append(r.lines, l) }
@@ -261,8 +257,9 @@ func (r *recorder) phase(ctx context.Context, server *populate.Server, p phase) 
 			l.Seconds, l.Count, l.Values = end.Seconds, end.Count, end.Values
 			*l.Pings() = together(pings)
 			r.add(l)
-			return r.say("  %-8s %8s in %7.1f s (%s/s)  %v", p.name, populate.Short(float64(l.Count)), l.Seconds,
+			r.say("  %-8s %8s in %7.1f s (%s/s)  %v", p.name, populate.Short(float64(l.Count)), l.Seconds,
 				populate.Short(float64(l.Count)/l.Seconds), l.Sample)
+			return nil
 		}
 	}
 }

@@ -54,13 +54,19 @@ func TestRecord(t *testing.T) {
 	lines, err := servercost.Decode(bytes.NewReader(b))
 	require.NoError(t, err)
 	require.Equal(t, []string{"redis", "etcd", "3"}, firstWords(lines[0].Setup.Servers))
-	samples := 0
+	samples, pings := 0, 0
 	for _, l := range lines {
 		if l.Kind == servercost.KindSample {
 			samples++
 		}
+		if l.Redis != nil && l.Redis.Count > 0 {
+			pings += l.Redis.Count
+			require.Positive(t, l.Redis.PingP50)
+			require.GreaterOrEqual(t, l.Redis.PingMax, l.Redis.PingP50)
+		}
 	}
 	require.Greater(t, samples, 4)
+	require.Positive(t, pings)
 	active, lazy := servercost.Phases(lines, "redis active"), servercost.Phases(lines, "redis lazy")
 	require.EqualValues(t, 5000, active["fill"].Count)
 	require.EqualValues(t, 5000, active["drain"].Redis.Keys, "a counter for each key")
@@ -68,6 +74,7 @@ func TestRecord(t *testing.T) {
 	require.EqualValues(t, 1, active["purge2"].Redis.Keys, "the floor")
 	require.InDelta(t, active["use"].Values["greatest"]+1, active["reuse"].Values["greatest"], 0, "tokens go on after the reaping")
 	require.EqualValues(t, 10000, lazy["expire"].Redis.Keys)
+	require.EqualValues(t, 5000, lazy["expire"].Redis.Expires)
 	require.InDelta(t, 20, lazy["touch"].Values["second_token"], 0, "expired locks are granted again")
 	require.EqualValues(t, 4980, lazy["reclaim"].Count)
 	shared, leases := servercost.Phases(lines, "etcd shared"), servercost.Phases(lines, "etcd leases")

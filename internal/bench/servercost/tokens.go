@@ -53,9 +53,7 @@ const tokenTTL = time.Hour
 
 // A Redis counter against revisions of etcd.
 func (r *recorder) tokens(ctx context.Context) error {
-	if err := r.begin("tokens"); err != nil {
-		return err
-	}
+	r.begin("tokens")
 	client, backend, err := r.startRedis(ctx)
 	if err != nil {
 		return err
@@ -101,9 +99,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 		s.Serial, s.P50, s.P99 = n, s.took[n/2], s.took[n*99/100]
 		s.Clients, s.PerSecond = r.config.Tokens.Clients, s.rates[len(s.rates)/2]
 		r.add(Line{Kind: KindCost, Run: r.run, Cost: &s.Cost})
-		if err := r.say("  %-48s %d  p50 %v  p99 %v  %s/s", s.Source, s.Servers, s.P50, s.P99, populate.Short(s.PerSecond)); err != nil {
-			return err
-		}
+		r.say("  %-48s %d  p50 %v  p99 %v  %s/s", s.Source, s.Servers, s.P50, s.P99, populate.Short(s.PerSecond))
 	}
 	return nil
 }
