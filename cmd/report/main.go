@@ -57,40 +57,47 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
-	if *web != "" {
-		if fs.NArg() > 0 || *matrix != "" {
-			return errors.New("report: -site is of the recorded results in -results: it takes neither histories nor -matrix")
-		}
-		return build(*results, *web, stdout)
+	var err error
+	switch {
+	case *web == "":
+		err = draw(ctx, fs.Args(), *matrix, *out, stdout)
+	case fs.NArg() > 0 || *matrix != "":
+		err = errors.New("-site is of the recorded results in -results: it takes neither histories nor -matrix")
+	default:
+		err = build(*results, *web, stdout)
 	}
-	if fs.NArg() == 0 {
-		return errors.New("report: no history to read: name one or more files of events (report -h tells more)")
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
 	}
+	return nil
+}
 
+func draw(ctx context.Context, histories []string, matrix, out string, stdout io.Writer) error {
+	if len(histories) == 0 {
+		return errors.New("no history to read: name one or more files of events (report -h tells more)")
+	}
 	var (
 		runs []reports.Run
 		all  []reports.Summary
 		bad  []string
 	)
-	for _, name := range fs.Args() {
+	for _, name := range histories {
 		if ctx.Err() != nil {
-			return fmt.Errorf("report: %w", context.Cause(ctx))
+			return context.Cause(ctx)
 		}
 		b, err := cli.ReadFile(name)
 		if err != nil {
-			return fmt.Errorf("report: %w", err)
+			return err
 		}
 		events, err := history.Decode(bytes.NewReader(b))
 		if err != nil {
-			return fmt.Errorf("report: %s: %w", name, err)
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		r := reports.Run{Events: events, Result: history.Judge(events)}
-		if *matrix != "" {
-			all = append(all, reports.Summarize(events))
-		} else {
-			runs = append(runs, r)
+		runs, all = append(runs, r), append(all, reports.Summarize(events))
+		if matrix == "" {
 			if _, err := io.WriteString(stdout, summary(name, r)); err != nil {
-				return fmt.Errorf("report: %w", err)
+				return err
 			}
 		}
 		if !expected(r) {
@@ -99,25 +106,25 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 
 	var page bytes.Buffer
-	said := "wrote " + *out + "\n"
-	if *matrix != "" {
+	said := "wrote " + out + "\n"
+	if matrix != "" {
 		var table strings.Builder
 		reports.SortSummaries(all)
 		if err := errors.Join(reports.EncodeSummaries(&page, all), reports.Matrix(&table, all, nil)); err != nil {
 			return err
 		}
-		*out, said = *matrix, printable(table.String())
+		out, said = matrix, printable(table.String())
 	} else if err := reports.Timeline(&page, runs...); err != nil {
 		return err
 	}
-	if err := os.WriteFile(*out, page.Bytes(), 0o644); err != nil {
-		return fmt.Errorf("report: %w", err)
+	if err := os.WriteFile(out, page.Bytes(), 0o644); err != nil {
+		return err
 	}
 	if _, err := io.WriteString(stdout, said); err != nil {
-		return fmt.Errorf("report: %w", err)
+		return err
 	}
 	if len(bad) > 0 {
-		return fmt.Errorf("report: %s", strings.Join(bad, "; "))
+		return errors.New(strings.Join(bad, "; "))
 	}
 	return nil
 }
@@ -126,27 +133,21 @@ func build(results, web string, stdout io.Writer) error {
 	folder := os.DirFS(results)
 	pages, err := site.Pages(folder)
 	if err != nil {
-		return fmt.Errorf("report: %w", err)
+		return err
 	}
-	changed, err := pages.Differ(folder)
+	changed, err := pages.Write(results)
 	if err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	if err := pages.Write(results); err != nil {
-		return fmt.Errorf("report: %w", err)
+		return err
 	}
 	files, err := site.HTML(folder)
 	if err != nil {
-		return fmt.Errorf("report: %w", err)
+		return err
 	}
-	if err := files.Write(web); err != nil {
-		return fmt.Errorf("report: %w", err)
+	if _, err := files.Write(web); err != nil {
+		return err
 	}
-	said := fmt.Sprintf("%d charts and pages in %s, %d of them changed\nwrote %s\n", len(pages), results, len(changed), filepath.Join(web, "index.html"))
-	if _, err := io.WriteString(stdout, said); err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
-	return nil
+	_, err = fmt.Fprintf(stdout, "%d charts and pages in %s, %d of them changed\nwrote %s\n", len(pages), results, changed, filepath.Join(web, "index.html"))
+	return err
 }
 
 func summary(name string, r reports.Run) string {

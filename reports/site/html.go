@@ -35,15 +35,15 @@ func HTML(results fs.FS) (Files, error) {
 	out := Files{}
 	pages, err := fs.Glob(results, "*/README.md")
 	if err != nil {
-		return nil, fmt.Errorf("site: %w", err)
+		return nil, err
 	}
 	for _, name := range append([]string{"README.md"}, pages...) {
 		b, err := fs.ReadFile(results, name)
 		if err != nil {
-			return nil, fmt.Errorf("site: %w", err)
+			return nil, err
 		}
 		if err := render(results, name, b, out); err != nil {
-			return nil, fmt.Errorf("site: %s: %w", name, err)
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return out, nil
@@ -75,9 +75,6 @@ func render(results fs.FS, name string, source []byte, out Files) error {
 	text := image.ReplaceAllStringFunc(body.String(), func(img string) string {
 		m := image.FindStringSubmatch(img)
 		svg, err := fs.ReadFile(results, path.Join(dir, m[1]))
-		if errors.Is(err, fs.ErrNotExist) {
-			return "<em>" + m[2] + " (not recorded yet)</em>"
-		}
 		missing = errors.Join(missing, err)
 		return "<figure>" + string(svg) + "</figure>"
 	})
@@ -116,7 +113,7 @@ var marks = map[string]string{"✕": "bad", "✗": "bad", "✓!": "doubt", "✓"
 var (
 	mark      = regexp.MustCompile("[✕✗]|✓!?")
 	heading   = regexp.MustCompile(`(?m)^# (.*)$`)
-	image     = regexp.MustCompile(`<img src="([a-z0-9-]+\.svg)" alt="([^"]*)" ?/?>`)
+	image     = regexp.MustCompile(`<img src="([a-z0-9-]+\.svg)" alt="[^"]*" ?/?>`)
 	paragraph = regexp.MustCompile(`(?s)<p>((?:\s*<figure>.*?</figure>)+\s*)</p>`)
 	figure    = regexp.MustCompile(`<td>((?:&gt; )?[\d.,]+(?: ?(?:%|/s|ms|s|µs|[kMG]B))?|—|·)</td>`)
 )

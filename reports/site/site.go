@@ -39,11 +39,11 @@ func Pages(results fs.FS) (Files, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("site: %w", err)
+			return nil, err
 		}
 		d, err := s.derive(data)
 		if err != nil {
-			return nil, fmt.Errorf("site: %s/%s: %w", s.dir, s.data, err)
+			return nil, fmt.Errorf("%s/%s: %w", s.dir, s.data, err)
 		}
 		for name, c := range d.charts {
 			out[path.Join(s.dir, name+".svg")] = c.svg(s.dir + "-" + name)
@@ -54,10 +54,10 @@ func Pages(results fs.FS) (Files, error) {
 		file := path.Join(s.dir, "README.md")
 		page, err := fs.ReadFile(results, file)
 		if err != nil {
-			return nil, fmt.Errorf("site: %w", err)
+			return nil, err
 		}
 		if out[file], err = fill(page, d.tables); err != nil {
-			return nil, fmt.Errorf("site: %s: %w", file, err)
+			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 	}
 	return out, nil
@@ -95,30 +95,20 @@ func fill(page []byte, tables map[string]string) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// Differ lists the files of f that are missing in the folder or differ from it.
-func (f Files) Differ(folder fs.FS) (names []string, err error) {
-	for _, name := range slices.Sorted(maps.Keys(f)) {
-		b, err := fs.ReadFile(folder, name)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("site: %w", err)
-		}
-		if err != nil || !bytes.Equal(b, f[name]) {
-			names = append(names, name)
-		}
-	}
-	return names, nil
-}
-
-// Write writes the files into a folder. It removes no other files.
-func (f Files) Write(dir string) error {
-	for _, name := range slices.Sorted(maps.Keys(f)) {
+// Write writes the files into a folder, and returns how many differed. It removes no other files.
+func (f Files) Write(dir string) (changed int, err error) {
+	for name, b := range f {
 		file := filepath.Join(dir, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			return fmt.Errorf("site: %w", err)
+		if old, err := os.ReadFile(file); err == nil && bytes.Equal(old, b) {
+			continue
 		}
-		if err := os.WriteFile(file, f[name], 0o644); err != nil {
-			return fmt.Errorf("site: %w", err)
+		changed++
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return changed, err
+		}
+		if err := os.WriteFile(file, b, 0o644); err != nil {
+			return changed, err
 		}
 	}
-	return nil
+	return changed, nil
 }

@@ -30,9 +30,11 @@ func TestRecorded(t *testing.T) {
 	folder := os.DirFS(recorded)
 	pages, err := recordedPages()
 	require.NoError(t, err)
-	differ, err := pages.Differ(folder)
-	require.NoError(t, err)
-	require.Empty(t, differ, "run make report, and commit what it changes: these aren't what the data says")
+	for name, b := range pages {
+		committed, err := fs.ReadFile(folder, name)
+		require.NoError(t, err)
+		require.Equal(t, string(b), string(committed), "%s isn't what the data says: run make report, and commit what it changes", name)
+	}
 	charts, err := fs.Glob(folder, "*/*.svg")
 	require.NoError(t, err)
 	require.NotEmpty(t, charts)
@@ -78,9 +80,9 @@ func TestHTML(t *testing.T) {
 	}
 }
 
-// TestBrokenPage: a dead link, one out of the site, and a page without heading are errors.
+// TestBrokenPage: a dead link, one out of the site, a missing chart, and a page without heading are errors.
 func TestBrokenPage(t *testing.T) {
-	for _, page := range []string{"# A\n[b](gone)\n", "# A\n[b](../README.md)\n", "A\n"} {
+	for _, page := range []string{"# A\n[b](gone)\n", "# A\n[b](../README.md)\n", "# A\n![b](gone.svg)\n", "A\n"} {
 		_, err := HTML(fstest.MapFS{"README.md": {Data: []byte(page)}})
 		require.Error(t, err, page)
 	}
