@@ -219,10 +219,10 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		return l, nil
 	case !errors.Is(err, dlock.ErrHeld):
 		if s.tryDeletes {
-			go s.insist(func(ctx context.Context) error { return s.redis.Del(ctx, key).Err() })
+			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return s.redis.Del(ctx, key).Err() })
 		}
 		if s.cleansUp {
-			go s.insist(func(ctx context.Context) error { return release.Run(ctx, s.redis, []string{key}, s.owner).Err() })
+			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return release.Run(ctx, s.redis, []string{key}, s.owner).Err() })
 		}
 		if s.heldUnasked {
 			err = errors.Join(dlock.ErrHeld, err)
@@ -243,11 +243,11 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 }
 
 // insist calls f again and again, until it succeeds.
-func (s *simple) insist(f func(ctx context.Context) error) {
+func (s *simple) insist(ctx context.Context, f func(ctx context.Context) error) {
 	for range 30 {
 		time.Sleep(100 * time.Millisecond)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		err := f(ctx)
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		err := f(short)
 		if cancel(); err == nil {
 			return
 		}
@@ -653,7 +653,7 @@ func (l *lease) Release(ctx context.Context) error {
 		go func() {
 			select {
 			case <-time.After(500 * time.Millisecond):
-				release.Run(context.Background(), l.s.redis, []string{l.key}, l.value)
+				release.Run(context.WithoutCancel(ctx), l.s.redis, []string{l.key}, l.value)
 			case <-l.s.closed:
 			}
 		}()

@@ -240,7 +240,7 @@ func (c *check) released(renewed bool) {
 			time.Sleep(l.TTL() + c.k.TTL)
 			start = time.Now().Add(-l.TTL() / 4)
 		}
-		if err := c.do(l.Release); err != nil && !(renewed && errors.Is(err, dlock.ErrLost)) {
+		if err := c.do(l.Release); err != nil && (!renewed || !errors.Is(err, dlock.ErrLost)) {
 			return
 		}
 		held := false
