@@ -131,8 +131,11 @@ func (c *check) othersCall() {
 			if fault != nil {
 				heal = c.inject(a, fault)
 			}
-			c.within(5*pause+pause/3, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, theirs) }) // between two polls
+			r := c.within(5*pause+pause/3, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, theirs) }) // between two polls
 			heal()
+			if !r.returned {
+				return true
+			}
 			sure = c.stays(l, other, mine, "a cancelled wait of its holder for another lock")
 			_, _ = c.do(l.Release), c.do(held.Release)
 			return sure
