@@ -306,7 +306,7 @@ func TestNext(t *testing.T) {
 				wg.Go(func() {
 					h, last := []*dlock.Handle{outer, inner}[i%2], uint64(0)
 					for range writes {
-						if again, err := l.Acquire(inner.Context(), "k"); err != nil || again.Release(t.Context()) != nil {
+						if again, err := l.Acquire(inner.Context(), "k"); err != nil || again.Fence() != outer.Fence() || again.Release(t.Context()) != nil {
 							t.Errorf("re-entry by many goroutines: %v", err)
 							return
 						}

@@ -675,8 +675,13 @@ func TestAdapter(t *testing.T) {
 	require.False(t, waits)
 	err = nil
 	_, got = a.Acquire(t.Context(), "k")
-	require.ErrorContains(t, got, "neither Until nor Lost")
+	require.ErrorContains(t, got, "Grant.Release is nil")
 	require.True(t, waits)
+	grant.Release = func(context.Context) error { return lost }
+	_, got = a.Acquire(t.Context(), "k")
+	require.ErrorContains(t, got, "neither Until nor Lost")
+	_, got = scenarios.Adapter{}.Acquire(t.Context(), "k")
+	require.ErrorContains(t, got, "Adapter.Get is nil")
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

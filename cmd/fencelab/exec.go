@@ -100,7 +100,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var o dlock.Options
 	url := flags.String("lock", "", "`URL` of the lock: "+locks.URLs)
 	key := flags.String("key", "", "`key` of the lock")
-	flags.DurationVar(&o.TTL, "ttl", 30*time.Second, "how long a lease lasts unless it is renewed: how long a dead holder blocks the key")
+	flags.DurationVar(&o.TTL, "ttl", 30*time.Second, "how long a lease lasts unless it is renewed, and a dead holder blocks the key; at least 1s")
 	flags.DurationVar(&o.Renew.MaxHold, "max-hold", 24*time.Hour, "the longest time for which a lease is renewed; the command is stopped within a -ttl after it")
 	wait := flags.Duration("wait", 0, "how long to wait for the lock at most; 0: until it is free")
 	try := flags.Bool("n", false, "don't wait, and say nothing if another holds the lock")
@@ -121,7 +121,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	case *held&0xff != *held:
 		return fmt.Errorf("-held-code is %d; an exit code is 0 to 255", *held)
 	case o.TTL < minTTL:
-		return fmt.Errorf("-ttl is %v; want at least %v: the command is stopped a sixth of it before a lease that can't be renewed ends", o.TTL, minTTL)
+		return fmt.Errorf("-ttl is %v; want at least %v: a command is stopped when a sixth of it is left, and needs time to end", o.TTL, minTTL)
 	case o.Renew.MaxHold <= 0:
 		return fmt.Errorf("-max-hold is %v; want the longest time for which the command may run", o.Renew.MaxHold)
 	}

@@ -70,7 +70,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	}
 	switch {
 	case err != nil:
-	case !set && old.Token == 0:
+	case !set && *isCounter && old.Token == 0:
 		err = errors.New("there is none: the lock has never been granted, or its tokens are lost")
 	case !set:
 		_, err = fmt.Fprintf(stdout, "%s is %v\n", what, old)

@@ -27,9 +27,14 @@ func TestFenceInACluster(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "the last token of the lock \"k\" is "+want+"\n", out)
 		}
-		show("0")
+		none := func() {
+			t.Helper()
+			_, _, err := tool(t, "fence", "show", "-counter", url, "k")
+			require.ErrorContains(t, err, "there is none")
+		}
+		none()
 		elsewhere = "fence-floor"
-		show("0")
+		none()
 		_, _, err := tool(t, "fence", "set", "-counter", url, "k", "7")
 		require.NoError(t, err)
 		show("7")

@@ -171,7 +171,10 @@ func (g *generator) remove() string {
 func (g *generator) open(ctx context.Context) (b dlock.Backend, server *populate.Server, closeAll func() error, err error) {
 	var client io.Closer
 	if g.spec.Lock == locks.Etcd {
-		c, err := clientv3.New(clientv3.Config{Endpoints: g.spec.Addrs, Logger: zap.NewNop()})
+		c, err := clientv3.New(clientv3.Config{
+			Endpoints: g.spec.Addrs, Logger: zap.NewNop(),
+			DialKeepAliveTime: cli.ReachTimeout, DialKeepAliveTimeout: cli.ReachTimeout, // else a call waits for a frozen server
+		})
 		if err != nil {
 			return nil, nil, nil, err
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -184,4 +185,18 @@ func TestErrors(t *testing.T) {
 		_, err := gen(t, c.args...)
 		require.ErrorContains(t, err, c.want, "%q", c.args)
 	}
+}
+
+func TestExperiment(t *testing.T) {
+	connect(t)
+	dir := t.TempDir()
+	config := `{"seed": 1, "sample_every": "50ms", "limit": "1m",
+		"redis": {"keys": 1000, "ttl": "100ms", "conns": 2, "batch": 64, "check": 20}}`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	out, err := gen(t, "-experiment", dir)
+	require.NoError(t, err)
+	require.Contains(t, out, "redis active")
+	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
+	require.NoError(t, err)
+	require.NotEmpty(t, b)
 }

@@ -32,7 +32,7 @@ func Options(addr string, dial Dial) (*redis.Options, error) {
 	if strings.Contains(addr, "://") {
 		var err error
 		if o, err = redis.ParseURL(addr); err != nil {
-			if strings.Contains(err.Error(), "unexpected option") {
+			if strings.Contains(err.Error(), "unexpected option") && !strings.Contains(err.Error(), "@") {
 				return nil, fmt.Errorf("the Redis URL: %w", err)
 			}
 			return nil, errors.New("the Redis address is no redis:// URL") // it may hold a password

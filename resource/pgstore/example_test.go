@@ -42,12 +42,14 @@ func ExampleGuard() {
 	// 7 was granted to a slow holder, 8 to its successor.
 	fmt.Println(bill(ctx, pool, resource.Fence{Token: 8, Seq: 1}, "invoice 17"))
 	fmt.Println(bill(ctx, pool, resource.Fence{Token: 7, Seq: 1}, "invoice 18"))
+	fmt.Println(bill(ctx, pool, resource.Fence{Token: 9, Seq: 1}, "invoice 17")) // it is billed already
 	var balance int64
 	err := pool.QueryRow(ctx, "SELECT balance FROM account WHERE name = 'acme'").Scan(&balance)
 	fmt.Println(balance, err)
 	// Output:
 	// <nil>
 	// resource: stale fencing token for "account/acme": seen 8, got 7
+	// <nil>
 	// 90 <nil>
 }
 

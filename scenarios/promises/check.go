@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -218,11 +220,23 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 func (c *check) guarded(f func() (scenarios.Lease, error)) (l scenarios.Lease, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			c.breaks("a call panicked: %v", r)
+			c.breaks("a call panicked: %v at %s", r, culprit())
 			err = fmt.Errorf("it panicked: %v", r)
 		}
 	}()
 	return f()
+}
+
+// culprit is the function that has panicked.
+func culprit() string {
+	pcs := make([]uintptr, 32)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs)]) // without guarded's, and the runtime's first
+	for {
+		f, more := frames.Next()
+		if !more || !strings.HasPrefix(f.Function, "runtime.") {
+			return fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+	}
 }
 
 // within ends f's context after limit, and gives up patience later.
@@ -351,7 +365,7 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 		}
 		w.stop()
 		l, err := w.c.call(patience, func() (scenarios.Lease, error) { return (<-w.done).granted() }).granted()
-		if errors.Is(err, context.Canceled) {
+		if err == context.Canceled { //nolint:errorlint // the check's own
 			err = errors.New("it waited until the check gave up")
 		}
 		return l, err
@@ -370,7 +384,7 @@ func (c *check) unused() error {
 		return err
 	}
 	if err := c.do(l.Release); err != nil {
-		return fmt.Errorf("got it, and can't release it: %w", err)
+		return fmt.Errorf("it can't release it: %w", err)
 	}
 	return nil
 }

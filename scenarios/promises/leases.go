@@ -35,7 +35,8 @@ func leaseLasts(c *check) {
 			c.outlast(&client{Lock: waiter{a.Lock, c, holder}, links: a.links}, b, slow, 0, " that was waited for")
 		})
 	}
-	wg.Go(c.allTold)
+	a, b := c.client(), c.client()
+	wg.Go(func() { c.allTold(a, b) })
 	wg.Wait()
 	if checked.Load() == 0 {
 		c.cannot("TryAcquire of a free lock granted no lease that lasted")
@@ -43,8 +44,7 @@ func leaseLasts(c *check) {
 }
 
 // allTold checks that each lease of a client that is cut off ends.
-func (c *check) allTold() {
-	a, b := c.client(), c.client()
+func (c *check) allTold(a, b *client) {
 	keys := []string{newKey(), newKey(), newKey()}
 	var leases []scenarios.Lease
 	for _, key := range keys {
@@ -144,10 +144,15 @@ func (c *check) renews() bool {
 		case <-time.After(l.TTL() + c.k.TTL):
 			_ = c.do(l.Release)
 			return true
+		case <-c.ctx.Done():
+			return false
 		}
 		if !l.Until().Equal(end) {
 			return true
 		}
+	}
+	if err := c.unused(); err != nil {
+		c.cannot("a new client doesn't get a lock that nobody has touched: %v", err)
 	}
 	c.breaks("three leases ended and hadn't been renewed; is Service.NoRenew missing?")
 	return false

@@ -78,7 +78,6 @@ type simple struct {
 	tryDeletes   bool // a try that gets no reply deletes the lock, whoever has it
 	lateDeletes  bool // a grant that comes after its lease deletes the lock, whoever has it
 	lateWaited   bool // a lease that was waited for is counted from its reply
-	heldUnasked  bool // a try that gets no reply says that the lock is held
 	cleansUp     bool // all grants of a client have one owner, and a try that failed is undone for a while
 	callTime     bool // the token is the client's time before its request
 	lost         bool // a release is forgotten if the client is closed within half a second
@@ -223,9 +222,6 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		}
 		if s.cleansUp {
 			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return release.Run(ctx, s.redis, []string{key}, s.owner).Err() })
-		}
-		if s.heldUnasked {
-			err = errors.Join(dlock.ErrHeld, err)
 		}
 		return l, err
 	}

@@ -17,7 +17,7 @@ func waiterServed(c *check) {
 	c.ownWaiters()
 	c.expiredWaiter()
 	c.released(false)
-	if !c.k.Service.NoRenew && !c.isDecided() {
+	if !c.k.Service.NoRenew && !c.k.Fixed && !c.isDecided() { // a lock-delay may be half of a fixed lease
 		c.released(true)
 	}
 	var wg sync.WaitGroup
@@ -135,6 +135,13 @@ func (c *check) othersCall() {
 			heal()
 			if !r.returned {
 				return true
+			}
+			if fault != nil { // the heal has closed connections, with which the lease may end
+				select {
+				case <-l.Context().Done():
+					return true
+				case <-time.After(patience / 10):
+				}
 			}
 			sure = c.stays(l, other, mine, "a cancelled wait of its holder for another lock")
 			_, _ = c.do(l.Release), c.do(held.Release)
