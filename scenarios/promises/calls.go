@@ -71,7 +71,7 @@ func releaseStale(c *check) {
 	})
 }
 
-// After a late message, the lock is tried looks times, every pause.
+// After a late message, the lock is tried every pause, looks times at most.
 const (
 	looks = 20
 	pause = 20 * time.Millisecond

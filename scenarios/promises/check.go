@@ -227,7 +227,7 @@ func (c *check) guarded(f func() (scenarios.Lease, error)) (l scenarios.Lease, e
 	return f()
 }
 
-// culprit is the function that has panicked.
+// culprit is the place of a panic.
 func culprit() string {
 	pcs := make([]uintptr, 32)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs)]) // without guarded's, and the runtime's first
