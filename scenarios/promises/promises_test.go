@@ -233,6 +233,7 @@ func TestBroken(t *testing.T) {
 		"calls end at deadlines":    {func(s *simple) { s.onlyDeadline = true }, []string{"EndsWithContext"}},
 		"a client's calls queue":    {func(s *simple) { s.oneCall = true }, []string{"WaiterServed"}},
 		"never releases":            {func(s *simple) { s.noRelease = true }, []string{"WaiterServed"}},
+		"a wait ends a session":     {func(s *simple) { s.waitCloses = true }, []string{"WaiterCancelled"}},
 		"panics":                    {func(s *simple) { s.panics = true }, []string{"ReleaseRepeated"}},
 		"a try deletes":             {func(s *simple) { s.tryDeletes = true }, []string{"AcquireLate"}},
 		"a late grant deletes":      {func(s *simple) { s.lateDeletes = true }, []string{"AcquireLate"}},

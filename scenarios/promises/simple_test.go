@@ -74,6 +74,7 @@ type simple struct {
 	oneCall      bool // an acquisition that waits keeps its client's others waiting
 	onlyDeadline bool // cancelling its context doesn't end a call
 	noRelease    bool // a release does nothing
+	waitCloses   bool // a cancelled wait ends what its client holds, as the end of a session does
 	panics       bool // the second release of a lease panics
 	tryDeletes   bool // a try that gets no reply deletes the lock, whoever has it
 	lateDeletes  bool // a grant that comes after its lease deletes the lock, whoever has it
@@ -410,7 +411,7 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.neverEnds {
 		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	}
-	if s.deafClose || s.renewal == renewForEver {
+	if s.deafClose || s.waitCloses || s.renewal == renewForEver {
 		s.held = append(s.held, l)
 	}
 	return l, nil
@@ -574,6 +575,9 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 			case <-time.After(again):
 				isHeld = messages == nil && !s.sweeps && !s.session && !s.reentrant && s.redis.Exists(ctx, key).Val() > 0 // faster than a script
 			case <-ctx.Done():
+				for _, l := range s.held {
+					release.Run(context.WithoutCancel(ctx), s.redis, []string{l.key}, l.value)
+				}
 				return nil, ctx.Err()
 			}
 		}
