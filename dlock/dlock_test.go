@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -32,14 +33,14 @@ func TestNewRefuses(t *testing.T) {
 		o o
 	}{
 		"no backend":           {nil, o{TTL: time.Second}},
-		"no TTL":               {memlock.New(nil), o{}},
-		"negative TTL":         {memlock.New(nil), o{TTL: -1}},
-		"TTL too short":        {memlock.New(nil), o{TTL: time.Millisecond - 1}},
-		"negative Every":       {memlock.New(nil), o{TTL: time.Second, Renew: dlock.Renew{Every: -1, MaxHold: 1}}},
-		"negative MaxHold":     {memlock.New(nil), o{TTL: time.Second, Renew: dlock.Renew{MaxHold: -1}}},
-		"Every as long as TTL": {memlock.New(nil), o{TTL: time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Minute}}},
-		"Every in the margin":  {memlock.New(nil), o{TTL: time.Second, Renew: dlock.Renew{Every: 988 * time.Millisecond, MaxHold: time.Minute}}},
-		"Every, no MaxHold":    {memlock.New(nil), o{TTL: time.Second, Renew: dlock.Renew{Every: time.Second / 3}}},
+		"no TTL":               {memlock.New(), o{}},
+		"negative TTL":         {memlock.New(), o{TTL: -1}},
+		"TTL too short":        {memlock.New(), o{TTL: time.Millisecond - 1}},
+		"negative Every":       {memlock.New(), o{TTL: time.Second, Renew: dlock.Renew{Every: -1, MaxHold: 1}}},
+		"negative MaxHold":     {memlock.New(), o{TTL: time.Second, Renew: dlock.Renew{MaxHold: -1}}},
+		"Every as long as TTL": {memlock.New(), o{TTL: time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Minute}}},
+		"Every in the margin":  {memlock.New(), o{TTL: time.Second, Renew: dlock.Renew{Every: 988 * time.Millisecond, MaxHold: time.Minute}}},
+		"Every, no MaxHold":    {memlock.New(), o{TTL: time.Second, Renew: dlock.Renew{Every: time.Second / 3}}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +52,7 @@ func TestNewRefuses(t *testing.T) {
 }
 
 func TestNewDefaults(t *testing.T) {
-	l := newLocker(t, memlock.New(nil), nil)
+	l := newLocker(t, memlock.New(), nil)
 	h := acquire(t, l, t.Context(), "k")
 	require.Equal(t, dlock.DefaultTTL, h.TTL())
 	require.Equal(t, "k", h.Key())
@@ -62,7 +63,7 @@ func TestNewDefaults(t *testing.T) {
 
 func TestBadKeySendsNothing(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second, Registerer: reg})
+	l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second, Registerer: reg})
 	_, err := l.Acquire(t.Context(), "")
 	require.ErrorIs(t, err, dlock.ErrInvalid)
 	_, err = l.TryAcquire(t.Context(), "a\n")
@@ -73,7 +74,7 @@ func TestBadKeySendsNothing(t *testing.T) {
 func TestMetrics(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
-		m := memlock.New(nil)
+		m := memlock.New()
 		o := &dlock.Options{TTL: time.Second, Registerer: reg}
 		a, b := newLocker(t, m, o), newLocker(t, m.Client(), o) // two on one Registerer share its collectors
 		h := acquire(t, a, t.Context(), "k")
@@ -110,7 +111,9 @@ func TestMetrics(t *testing.T) {
 func TestLossIsReported(t *testing.T) {
 	for _, told := range []bool{true, false} {
 		faked(t, func(t *testing.T, f *fake) {
-			f.renew = func(context.Context, dlock.Grant, grantFunc) error { return dlock.ErrLost }
+			f.renew = func(context.Context, dlock.Grant, grantFunc) error {
+				return fmt.Errorf("%w: its node is gone", dlock.ErrLost)
+			}
 			var log bytes.Buffer
 			o := &dlock.Options{TTL: time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 			if told {
@@ -122,6 +125,7 @@ func TestLossIsReported(t *testing.T) {
 			require.EqualValues(t, 1, value(t, reg, "dlock_leases_lost_total"))
 			require.Equal(t, 1, strings.Count(log.String(), `msg="dlock: lease lost"`), log.String())
 			require.Equal(t, told, strings.Contains(log.String(), " err="), log.String())
+			require.Equal(t, told, strings.Contains(context.Cause(h.Context()).Error(), "its node is gone"))
 		})
 	}
 }
@@ -129,7 +133,7 @@ func TestLossIsReported(t *testing.T) {
 func TestMetricsCannotRegister(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "dlock_renewals_total", Help: "another's"}))
-	_, err := dlock.New(memlock.New(nil), &dlock.Options{TTL: time.Second, Registerer: reg})
+	_, err := dlock.New(memlock.New(), &dlock.Options{TTL: time.Second, Registerer: reg})
 	require.ErrorContains(t, err, "dlock_renewals_total")
 }
 
@@ -137,7 +141,7 @@ func TestMetricsWrapped(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	for range 2 {
 		wrapped := prometheus.WrapRegistererWith(prometheus.Labels{"locker": "a"}, reg)
-		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour, Registerer: wrapped})
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Hour, Registerer: wrapped})
 		require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
 	}
 	require.EqualValues(t, 2, value(t, reg, "dlock_acquire_successes_total"))

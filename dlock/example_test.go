@@ -12,7 +12,7 @@ import (
 
 func ExampleLocker_Acquire() {
 	ctx := context.Background()
-	locker, err := dlock.New(memlock.New(nil), &dlock.Options{TTL: 10 * time.Second})
+	locker, err := dlock.New(memlock.New(), &dlock.Options{TTL: 10 * time.Second})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func ExampleLocker_Acquire() {
 }
 
 func ExampleLocker_Do() {
-	locker, err := dlock.New(memlock.New(nil), nil)
+	locker, err := dlock.New(memlock.New(), nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func ExampleLocker_Do() {
 
 func ExampleRenew() {
 	ctx := context.Background()
-	locker, err := dlock.New(memlock.New(nil), &dlock.Options{
+	locker, err := dlock.New(memlock.New(), &dlock.Options{
 		TTL:   10 * time.Second,
 		Renew: dlock.Renew{Every: 3 * time.Second, MaxHold: 5 * time.Minute},
 	})
@@ -71,7 +71,7 @@ func ExampleRenew() {
 
 func ExampleOptions_reentrant() {
 	ctx := context.Background()
-	locker, err := dlock.New(memlock.New(nil), &dlock.Options{TTL: 10 * time.Second, Reentrant: true})
+	locker, err := dlock.New(memlock.New(), &dlock.Options{TTL: 10 * time.Second, Reentrant: true})
 	if err != nil {
 		log.Fatal(err)
 	}

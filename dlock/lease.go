@@ -177,7 +177,7 @@ type lease struct {
 
 // newLease takes over a grant. Its age counts from g.Start, so a slow reply shortens the lease.
 func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:contextcheck // the lease outlives ctx
-	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), start: g.Start, wall: g.Start.Round(0), born: time.Now(), holds: 1, sections: 1}
+	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), start: g.Start, wall: g.Start.Round(0), born: time.Now()}
 	if p := g.Provisional; p != 0 { // a negative one has expired; it doesn't mean the whole TTL
 		ls.limit, ls.confirmAt = p-margin(p), p/2
 	}
@@ -205,6 +205,17 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:context
 		ls.timer.Reset(ls.untilCheck())
 	})
 	return ls
+}
+
+// begin returns the first handle, or nil if the grant has come too late. Then nobody has held the lock, and no loss is reported.
+func (ls *lease) begin(ctx context.Context) *Handle {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if _ = ls.expire(); ls.over != nil {
+		return nil
+	}
+	ls.holds, ls.sections = 1, 1
+	return ls.handle(ctx)
 }
 
 // confirm retries the first renewal of a provisional lease until it is renewed or over.
@@ -350,7 +361,10 @@ func (ls *lease) ended() error {
 }
 
 func (ls *lease) lose(why error) {
-	err := fmt.Errorf("%w: %w", ErrLost, why)
+	err := why
+	if !errors.Is(why, ErrLost) {
+		err = fmt.Errorf("%w: %w", ErrLost, why)
+	}
 	ls.mu.Lock()
 	first := ls.end(err) && ls.holds > 0
 	ls.mu.Unlock()
@@ -396,7 +410,9 @@ func (ls *lease) end(why error) bool {
 	ls.over = why
 	ls.timer.Stop()
 	ls.cancel(why)
-	ls.l.m.heldSeconds.Observe(time.Since(ls.born).Seconds())
+	if ls.sections > 0 {
+		ls.l.m.heldSeconds.Observe(time.Since(ls.born).Seconds())
+	}
 	return true
 }
 
@@ -424,7 +440,11 @@ func (ls *lease) renew(ctx context.Context) error {
 	start := time.Now() // before the request leaves, as for the grant
 	err := ls.l.await(ctx, 0, func() error { return ls.l.b.Renew(ctx, ls.g) })
 	if errors.Is(err, ErrLost) && !unknown(ctx, err) {
-		ls.lose(errors.New("the lock service gave it to another owner or let it run out"))
+		why := err
+		if errors.Is(ErrLost, why) { // it is ErrLost itself, and doesn't say why
+			why = errors.New("the lock service gave it to another owner or let it run out")
+		}
+		ls.lose(why)
 	}
 	if err != nil {
 		return err

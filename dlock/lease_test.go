@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -19,7 +20,7 @@ func limit(ttl time.Duration) time.Duration { return ttl - ttl/100 - 2*time.Mill
 func TestLossWithoutIO(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second, time.Hour} {
 		bubble(t, func(t *testing.T) {
-			l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: ttl})
+			l := newLocker(t, memlock.New(), &dlock.Options{TTL: ttl})
 			h := acquire(t, l, t.Context(), "k")
 			<-h.Context().Done()
 			want := max(limit(ttl), ttl*3/4) // a margin for drift, but not most of the lease
@@ -52,10 +53,12 @@ func TestGrantArrivesTooLate(t *testing.T) {
 				time.Sleep(limit(time.Second))
 			}
 		})
-		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
+		reg := prometheus.NewRegistry()
+		l := newLocker(t, f, &dlock.Options{TTL: time.Second, Registerer: reg})
 		h := acquire(t, l, t.Context(), "k")
 		require.NoError(t, h.Context().Err())
 		require.Greater(t, h.Fence(), uint64(2))
+		require.Zero(t, value(t, reg, "dlock_leases_lost_total"), "nobody had them")
 		require.NoError(t, h.Release(t.Context()))
 
 		f.set(func() { slow = 1 << 20 })
@@ -102,7 +105,7 @@ func TestLostByTheBackend(t *testing.T) {
 
 func TestRenewExtends(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		h := acquire(t, newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second}), t.Context(), "k")
+		h := acquire(t, newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second}), t.Context(), "k")
 		var last time.Time
 		for range 5 {
 			time.Sleep(900 * time.Millisecond)
@@ -213,7 +216,7 @@ func TestRenewInBackground(t *testing.T) {
 
 func TestRenewCappedByHand(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second, Renew: dlock.Renew{MaxHold: 1500 * time.Millisecond}})
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second, Renew: dlock.Renew{MaxHold: 1500 * time.Millisecond}})
 		h := acquire(t, l, t.Context(), "k")
 		time.Sleep(900 * time.Millisecond)
 		require.NoError(t, h.Renew(t.Context()))
@@ -360,7 +363,7 @@ func TestRenewAtTheInstantOfTheGrant(t *testing.T) {
 func TestContextValues(t *testing.T) {
 	type name struct{}
 	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour, Reentrant: true})
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Hour, Reentrant: true})
 		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), name{}, "outer"))
 		outer := acquire(t, l, ctx, "k")
 		cancel()

@@ -281,9 +281,9 @@ func (l *Locker) grant(ctx context.Context, key string, wait bool, held *atomic.
 			return nil, gaveUp(held.Load(), err)
 		}
 		ls := newLease(ctx, l, g)
-		if ls.ended() == nil {
+		if h := ls.begin(ctx); h != nil {
 			ls.watch()
-			return ls.handle(ctx), nil
+			return h, nil
 		}
 		l.busy.Go(func() { l.undo(ctx, g) }) // it may already be somebody else's; the backend can tell
 	}

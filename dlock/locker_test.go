@@ -23,7 +23,7 @@ import (
 
 func TestCause(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		m := memlock.New(nil)
+		m := memlock.New()
 		l, other := newLocker(t, m, nil), newLocker(t, m.Client(), &dlock.Options{TTL: time.Hour})
 		h := acquire(t, other, t.Context(), "k")
 
@@ -238,7 +238,7 @@ func TestAcquireSaysWhatItWaitedFor(t *testing.T) {
 
 func TestNotReentrant(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		m := memlock.New(nil)
+		m := memlock.New()
 		l := newLocker(t, m, nil)
 		h := acquire(t, l, t.Context(), "k")
 		for _, f := range []func(context.Context, string) (*dlock.Handle, error){l.Acquire, l.TryAcquire} {
@@ -295,7 +295,7 @@ func TestReentrant(t *testing.T) {
 
 func TestNext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour, Reentrant: true})
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Hour, Reentrant: true})
 		for range 2 {
 			outer := acquire(t, l, t.Context(), "k")
 			inner := acquire(t, l, outer.Context(), "k")
@@ -331,7 +331,7 @@ func TestNext(t *testing.T) {
 
 func TestReentrantLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		m := memlock.New(nil)
+		m := memlock.New()
 		l := newLocker(t, m, &dlock.Options{TTL: time.Second, Reentrant: true})
 		outer := acquire(t, l, t.Context(), "k")
 		inner := acquire(t, l, outer.Context(), "k")
@@ -412,7 +412,7 @@ func TestDo(t *testing.T) {
 // f returns just the end of its context, and the release is in time.
 func TestDoTellsTheLoss(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second})
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second})
 		err := l.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Handle) error {
 			<-ctx.Done()
 			return ctx.Err()
@@ -469,7 +469,7 @@ func TestRefusalIsNotUndone(t *testing.T) {
 // Goroutines that have made a call wait for the next one: some, and not as many as there were calls at once.
 func TestIdleWorkers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Hour})
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Hour})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		workers := func() int { // not NumGoroutine: another test's may be about to end
@@ -529,7 +529,7 @@ func TestNoAnswer(t *testing.T) {
 // At every level of re-entry.
 func TestDoLostUnnoticed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second, Reentrant: true})
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second, Reentrant: true})
 		sleep := func(context.Context, *dlock.Handle) error {
 			time.Sleep(time.Second)
 			return nil

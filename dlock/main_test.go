@@ -140,7 +140,7 @@ func firstLost(request bool) grantHook {
 	}
 }
 
-func newFake() *fake { return &fake{Backend: memlock.New(nil)} }
+func newFake() *fake { return &fake{Backend: memlock.New()} }
 
 func (f *fake) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return f.ask(ctx, r, f.Backend.Acquire)

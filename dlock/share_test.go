@@ -92,7 +92,7 @@ func TestShareEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				l := newLocker(t, memlock.New(nil), &c.o)
+				l := newLocker(t, memlock.New(), &c.o)
 				h := acquire(t, l, t.Context(), "k")
 				next := queue(l, t.Context(), 1)[0]
 				time.Sleep(c.hold)
@@ -238,7 +238,7 @@ func TestShareContextValues(t *testing.T) {
 			type userKey struct{}
 			o := sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Second})
 			o.Reentrant = reentrant
-			l := newLocker(t, memlock.New(nil), o)
+			l := newLocker(t, memlock.New(), o)
 			outer := acquire(t, l, context.WithValue(t.Context(), userKey{}, "alice"), "outer")
 			require.NoError(t, acquire(t, l, outer.Context(), "inner").Release(t.Context()))
 			next := acquire(t, l, t.Context(), "inner")
@@ -341,7 +341,7 @@ func TestShareOldLease(t *testing.T) {
 // A section that never ends, such as that of a goroutine that is stuck, holds up the others until the lease ends.
 func TestShareLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(nil), &dlock.Options{TTL: time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}})
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}})
 		first := acquire(t, l, t.Context(), "k")
 		waiters := queue(l, t.Context(), 2)
 		require.NoError(t, first.Release(t.Context()))
@@ -484,7 +484,7 @@ func TestShareReentrant(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			o := sharing(dlock.Share{Sections: 9, For: time.Minute})
 			o.Reentrant = reentrant
-			l := newLocker(t, memlock.New(nil), o)
+			l := newLocker(t, memlock.New(), o)
 			first := acquire(t, l, t.Context(), "k")
 			inner, err := l.TryAcquire(first.Context(), "k")
 			if reentrant {
@@ -553,7 +553,7 @@ func TestShareOptions(t *testing.T) {
 		"less than Renew.MaxHold":   {Renew: dlock.Renew{Every: 1, MaxHold: time.Minute}, Share: dlock.Share{Sections: 2, For: time.Minute}},
 	} {
 		o.TTL = time.Second
-		_, err := dlock.New(memlock.New(nil), &o)
+		_, err := dlock.New(memlock.New(), &o)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 		require.ErrorContains(t, err, want)
 	}

@@ -22,7 +22,7 @@ import (
 func TestRules(t *testing.T) {
 	t.Run("lock", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{New: func(*testing.T) dlocktest.Service {
-			service := memlock.New(nil)
+			service := memlock.New()
 			return dlocktest.Service{Backend: func() dlock.Backend { return service.Client() }}
 		}})
 	})

@@ -41,7 +41,7 @@ func (r *renewing) Renew(ctx context.Context, g dlock.Grant) error {
 // It gives up a command that SIGKILL doesn't end, such as one with other rights. In virtual time.
 func TestSuperviseGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := dlock.New(memlock.New(nil), &dlock.Options{TTL: 30 * time.Second})
+		l, err := dlock.New(memlock.New(), &dlock.Options{TTL: 30 * time.Second})
 		require.NoError(t, err)
 		h, err := l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
@@ -76,7 +76,7 @@ func TestSupervise(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			o := &dlock.Options{TTL: 30 * time.Second, Renew: dlock.Renew{Every: 10 * time.Second, MaxHold: c.maxHold}}
-			l, err := dlock.New(&renewing{memlock.New(nil), c.renewed, c.err}, o)
+			l, err := dlock.New(&renewing{memlock.New(), c.renewed, c.err}, o)
 			require.NoError(t, err)
 			began := time.Now()
 			h, err := l.Acquire(t.Context(), "k")
@@ -102,7 +102,7 @@ func TestSupervise(t *testing.T) {
 // A lease that ends while the guard starts was not lost by a command: there was none.
 func TestOverBeforeTheCommand(t *testing.T) {
 	o := &dlock.Options{TTL: 2 * time.Millisecond, Renew: dlock.Renew{Every: time.Millisecond, MaxHold: 1}}
-	l, err := dlock.New(memlock.New(nil), o)
+	l, err := dlock.New(memlock.New(), o)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
 	for began := time.Now(); ; {

@@ -177,6 +177,9 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 	if err := b.check(r.TTL); err != nil {
 		return g, false, err
 	}
+	// Later a grant would be worth nothing, and a frozen server may never answer.
+	ctx, cancel := context.WithTimeoutCause(ctx, max(r.TTL, 3*grace), wait.ErrNoAnswer)
+	defer cancel()
 	for {
 		if b.o.LockDelay > 0 {
 			// Consul checks the lock-delay when a request arrives, not when it is applied: one sent before the session's end

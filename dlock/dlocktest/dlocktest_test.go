@@ -73,7 +73,7 @@ func memory(wrapping func() func(dlock.Backend) dlock.Backend) func(*testing.T) 
 		if wrapping != nil {
 			wrap = wrapping()
 		}
-		return service(memlock.New(nil), wrap)
+		return service(memlock.New(), wrap)
 	}
 }
 

@@ -12,12 +12,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// Options configure a [Backend].
-type Options struct {
-	// Clock is the server's clock, which decides when a lease has expired. Nil: the process's own.
-	Clock Clock
-}
-
 // Backend implements dlock.Backend.
 type Backend struct {
 	m         *memory
@@ -29,7 +23,6 @@ var _ dlock.Backend = (*Backend)(nil)
 
 // memory is the lock service; Backends are its clients.
 type memory struct {
-	clock Clock
 	mu    sync.Mutex
 	locks map[string]*lock
 }
@@ -38,7 +31,7 @@ type memory struct {
 type lock struct {
 	fence   uint64    // the last token
 	owner   string    // the last owner; "" once it has released
-	until   time.Time // when the owner's lease runs out, on the server's clock
+	until   time.Time // when the owner's lease runs out
 	waiters []*waiter // in order of arrival
 	alarm   time.Time // when the next timer will call settle; zero: there is none
 }
@@ -49,12 +42,8 @@ type waiter struct {
 }
 
 // New returns a Backend with its own memory.
-func New(opts *Options) *Backend {
-	m := &memory{clock: realClock{}, locks: map[string]*lock{}}
-	if opts != nil && opts.Clock != nil {
-		m.clock = opts.Clock
-	}
-	return &Backend{m: m, closed: make(chan struct{})}
+func New() *Backend {
+	return &Backend{m: &memory{locks: map[string]*lock{}}, closed: make(chan struct{})}
 }
 
 // Client returns another Backend on the same memory, like another process. Each is closed by itself.
@@ -118,7 +107,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if !b.m.held(l) || l.owner != g.Owner {
 		return dlock.ErrLost
 	}
-	l.until = b.m.clock.Now().Add(g.TTL)
+	l.until = time.Now().Add(g.TTL)
 	return nil
 }
 
@@ -168,7 +157,7 @@ func (m *memory) lock(key string) *lock {
 	return l
 }
 
-func (m *memory) held(l *lock) bool { return l.owner != "" && m.clock.Now().Before(l.until) }
+func (m *memory) held(l *lock) bool { return l.owner != "" && time.Now().Before(l.until) }
 
 // settle grants a free lock to the first waiter, and sets a timer for the end of the lease.
 func (m *memory) settle(l *lock) {
@@ -188,7 +177,7 @@ func (m *memory) settle(l *lock) {
 	// A lease may end before that of the holder for whom the timer was set.
 	if at := l.until; len(l.waiters) > 0 && (l.alarm.IsZero() || at.Before(l.alarm)) {
 		l.alarm = at
-		m.clock.AfterFunc(at.Sub(m.clock.Now()), func() {
+		time.AfterFunc(time.Until(at), func() {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			if l.alarm.Equal(at) {
@@ -200,11 +189,11 @@ func (m *memory) settle(l *lock) {
 }
 
 func (m *memory) grant(l *lock, r dlock.Request) dlock.Grant {
-	start := time.Now() // the holder's clock, read before the server's
+	start := time.Now()
 	if !m.held(l) || l.owner != r.Owner {
 		l.fence++
 		l.owner = r.Owner
 	}
-	l.until = m.clock.Now().Add(r.TTL)
+	l.until = start.Add(r.TTL)
 	return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: l.fence, TTL: r.TTL, Start: start}
 }

@@ -15,39 +15,31 @@ import (
 
 // Before a test in which a lease that never ends would be waited for.
 func TestLeaseEndsAtItsTTL(t *testing.T) {
-	c := memlock.NewClock()
-	b := memlock.New(&memlock.Options{Clock: c})
-	for owner, at := range []time.Duration{0, time.Second - 1, time.Second} {
-		c.Advance(at - time.Duration(c.Now().UnixNano()))
-		_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: fmt.Sprint(owner), TTL: time.Second})
-		if at == time.Second-1 {
-			require.ErrorIs(t, err, dlock.ErrHeld)
-		} else {
-			require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		b := memlock.New()
+		try := func(owner string) error {
+			_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: owner, TTL: time.Second})
+			return err
 		}
-	}
+		require.NoError(t, try("a"))
+		time.Sleep(time.Second - 1)
+		require.ErrorIs(t, try("b"), dlock.ErrHeld)
+		time.Sleep(1)
+		require.NoError(t, try("c"))
+	})
 }
 
 // Package dlocktest also runs it over a link that fails.
 func TestConformance(t *testing.T) {
-	t.Run("virtual", func(t *testing.T) { conform(t, true, func() (memlock.Clock, func(time.Duration)) { return nil, nil }) })
-	t.Run("manual", func(t *testing.T) {
-		conform(t, false, func() (memlock.Clock, func(time.Duration)) { c := memlock.NewClock(); return c, c.Advance })
-	})
-}
-
-func conform(t *testing.T, virtual bool, clock func() (memlock.Clock, func(time.Duration))) {
-	t.Helper()
-	dlocktest.Run(t, dlocktest.Harness{Virtual: virtual, New: func(*testing.T) dlocktest.Service {
-		c, advance := clock()
-		m := memlock.New(&memlock.Options{Clock: c})
-		return dlocktest.Service{Backend: func() dlock.Backend { return m.Client() }, Advance: advance}
+	dlocktest.Run(t, dlocktest.Harness{Virtual: true, New: func(*testing.T) dlocktest.Service {
+		m := memlock.New()
+		return dlocktest.Service{Backend: func() dlock.Backend { return m.Client() }}
 	}})
 }
 
 func TestFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := memlock.New(nil)
+		b := memlock.New()
 		g, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "holder", TTL: time.Second})
 		require.NoError(t, err)
 		const waiters = 5
@@ -72,40 +64,10 @@ func TestFirstComeFirstServed(t *testing.T) {
 	})
 }
 
-func TestManualClock(t *testing.T) {
-	c := memlock.NewClock()
-	var got []string
-	note := func(s string) func() {
-		return func() { got = append(got, fmt.Sprint(s, " at ", c.Now().Unix())) }
-	}
-	c.AfterFunc(3*time.Second, note("third"))
-	c.AfterFunc(time.Second, func() {
-		note("first")()
-		c.AfterFunc(time.Second, note("second"))
-		c.AfterFunc(time.Minute, note("never"))
-	})
-	c.Advance(500 * time.Millisecond)
-	require.Empty(t, got)
-	c.Advance(10 * time.Second)
-	require.Equal(t, []string{"first at 1", "second at 2", "third at 3"}, got)
-	require.Equal(t, time.Unix(10, 5e8), c.Now())
-}
-
-type countingClock struct {
-	*memlock.ManualClock
-	timers int
-}
-
-func (c *countingClock) AfterFunc(d time.Duration, f func()) {
-	c.timers++
-	c.ManualClock.AfterFunc(d, f)
-}
-
 // Some wait with the same request, which was repeated.
-func TestManualClockDecides(t *testing.T) {
+func TestRequestRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &countingClock{ManualClock: memlock.NewClock()}
-		b := memlock.New(&memlock.Options{Clock: c})
+		b := memlock.New()
 		_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "a", TTL: time.Second})
 		require.NoError(t, err)
 		granted := make(chan dlock.Grant, 3)
@@ -118,11 +80,7 @@ func TestManualClockDecides(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		require.Equal(t, 1, c.timers, "all wait for the same time")
-		c.Advance(time.Second - 1)
-		_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "d", TTL: time.Second})
-		require.ErrorIs(t, err, dlock.ErrHeld)
-		c.Advance(1)
+		time.Sleep(time.Second)
 		synctest.Wait()
 		require.Len(t, granted, 3)
 		require.Equal(t, dlock.Grant{Key: "k", Owner: "b", Fence: 2, TTL: time.Second, Start: time.Now()}, <-granted)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
@@ -92,9 +93,22 @@ func (b *Backend) listenOnce() bool {
 		return false
 	}
 	c := pooled.Hijack() // it never returns to the pool, and mustn't count towards MaxConns
+	conn := c.PgConn().Conn()
 	// Ended by its context, a call could first ask the server to cancel, and wait for that: see the package comment.
 	listening := context.WithoutCancel(b.open)
-	stop := context.AfterFunc(b.open, func() { _ = c.PgConn().Conn().SetReadDeadline(time.Unix(1, 0)) })
+	end := func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) }
+	stop := context.AfterFunc(b.open, end)
+	limit := func(d time.Duration) { // of the reads that follow
+		_ = conn.SetReadDeadline(time.Now().Add(d))
+		if b.open.Err() != nil { // it may have replaced Close's
+			end()
+		}
+	}
+	ask := func(sql string) error {
+		limit(b.patience)
+		_, err := c.Exec(listening, sql)
+		return err
+	}
 	defer func() {
 		stop()
 		ctx, cancel := context.WithTimeout(listening, goodbye)
@@ -105,15 +119,19 @@ func (b *Backend) listenOnce() bool {
 		case <-ctx.Done():
 		}
 	}()
-	if _, err := c.Exec(listening, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
+	if ask("LISTEN "+pgx.Identifier{channel}.Sanitize()) != nil {
 		return false
 	}
 	b.wakeAll()
 	for {
+		limit(2 * b.patience)
 		n, err := c.WaitForNotification(listening)
-		if err != nil {
+		switch {
+		case err == nil:
+			b.wake(n.Payload)
+		// An idle connection may be dead, and nobody says so: behind a NAT, or if the server's host is gone.
+		case !pgconn.Timeout(err), b.open.Err() != nil, ask("SELECT 1") != nil:
 			return true
 		}
-		b.wake(n.Payload)
 	}
 }

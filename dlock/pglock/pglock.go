@@ -5,7 +5,7 @@
 // counter. Delete a row only together with the key's resource, which would refuse tokens from a counter that restarts at 1.
 //
 // A waiter is woken by a NOTIFY in the release's statement, or by a timer when the lease ends. All waiters of a
-// Backend share one LISTEN connection, and only one per key polls. PostgreSQL serialises commits that notify, across the
+// Backend share one LISTEN connection, which is tested after 10 s of silence, and only one per key polls. PostgreSQL serialises commits that notify, across the
 // whole server: with a commit of a millisecond, all locks together can't be released more than a thousand times a second.
 //
 // # Token durability
@@ -82,10 +82,11 @@ const (
 	channel = "fencelab_released"
 	// maxName is the longest name in PostgreSQL, in bytes.
 	maxName = 63
-	// recheck limits how long a waiter relies on the holder's lease: the database's clock may be set, timers don't run while
-	// a machine is suspended, and the LISTEN connection may be dead unnoticed.
+	// recheck limits how long a waiter relies on the holder's lease: the database's clock may be set, and timers don't run while
+	// a machine is suspended.
 	recheck = time.Minute
-	// patience is how long a polling waiter waits for an answer before it retries. It doubles each time, up to recheck.
+	// patience is how long a polling waiter waits for an answer before it retries. It doubles each time, up to recheck. After twice
+	// patience without a notification the LISTEN connection is tested.
 	patience = 5 * time.Second
 )
 
@@ -269,6 +270,9 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 	if err := b.check(r.TTL); err != nil {
 		return g, 0, err
 	}
+	// Later a grant would be worth nothing, and a frozen server may never answer.
+	ctx, cancel := context.WithTimeoutCause(ctx, max(r.TTL, 3*b.patience), errSilent)
+	defer cancel()
 	var fence, micros *int64
 	var start time.Time
 	err = b.do(ctx, func(c *pgxpool.Conn) error {

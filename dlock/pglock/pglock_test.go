@@ -126,9 +126,10 @@ func named() (app string, set func(*pgxpool.Config)) {
 type spy struct {
 	asked chan string // each, once it has been answered
 
-	mu     sync.Mutex
-	deaf   chan struct{} // if not nil, LISTEN isn't sent before it is closed
-	wanted chan struct{} // LISTEN waits for that
+	mu       sync.Mutex
+	deaf     chan struct{} // if not nil, LISTEN isn't sent before it is closed
+	wanted   chan struct{} // LISTEN waits for that
+	listener net.Conn      // the last to LISTEN
 }
 
 func newSpy() *spy { return &spy{asked: make(chan string, 1000), wanted: make(chan struct{}, 1)} }
@@ -143,11 +144,14 @@ func (s *spy) deafen() (heal func()) {
 	return sync.OnceFunc(func() { close(deaf) })
 }
 
-func (s *spy) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+func (s *spy) TraceQueryStart(ctx context.Context, c *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
 	s.mu.Lock()
-	deaf := s.deaf
+	deaf, listens := s.deaf, strings.HasPrefix(d.SQL, "LISTEN")
+	if listens {
+		s.listener = c.PgConn().Conn()
+	}
 	s.mu.Unlock()
-	if deaf != nil && strings.HasPrefix(d.SQL, "LISTEN") {
+	if deaf != nil && listens {
 		s.wanted <- struct{}{}
 		<-deaf
 	}
@@ -330,7 +334,7 @@ func TestTextFormats(t *testing.T) {
 						c.ConnConfig.RuntimeParams["IntervalStyle"] = style
 					})
 					g := locktest.Take(t, holder, locktest.Request(ttl))
-					won := locktest.Acquire(t.Context(), b, locktest.Next(g.Key, ttl))
+					won := locktest.Acquire(t.Context(), b, locktest.Next(g.Key, max(ttl, time.Hour)))
 					if ttl > time.Minute {
 						for range 4 { // as in settled
 							select {
@@ -498,6 +502,43 @@ func TestListenerKilled(t *testing.T) {
 	locktest.Won(t, won)
 }
 
+// mutable is a connection that stands, and on which nothing arrives once it is muted.
+type mutable struct {
+	net.Conn
+	mute atomic.Bool
+}
+
+func (m *mutable) Read(b []byte) (int, error) {
+	for {
+		n, err := m.Conn.Read(b)
+		if err != nil || !m.mute.Load() {
+			return n, err
+		}
+	}
+}
+
+// A dead connection to which nobody listens any more is replaced, a silent one that lives isn't.
+func TestListenerSilent(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	c := newContest(t, func(o *pgxpool.Config) {
+		o.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return &mutable{Conn: c}, err
+		}
+	})
+	c.b.Patience(patience)
+	won := c.first(c.next(time.Hour))
+	for range 3 {
+		require.Equal(t, "SELECT 1", <-c.asked)
+	}
+	c.mu.Lock()
+	first := c.listener.(*mutable)
+	c.mu.Unlock()
+	first.mute.Store(true)
+	c.release()
+	locktest.Won(t, won)
+}
+
 // Without a notification, and long before the lease ends.
 func TestRecheck(t *testing.T) {
 	c := newContest(t)
@@ -597,6 +638,18 @@ func TestSilentServer(t *testing.T) {
 	require.ErrorContains(t, locktest.Receive(t, won).Err, "no answer in time")
 	require.GreaterOrEqual(t, time.Since(released), 3*patience)
 	require.LessOrEqual(t, d.Lost(), 2, "the second request has twice the time")
+}
+
+// A context without a deadline doesn't make a try wait for ever.
+func TestSilentTry(t *testing.T) {
+	d := newDialer()
+	b, _ := newBackend(t, d.over)
+	b.Patience(100 * time.Millisecond)
+	defer d.Link().HoldReplies()()
+	for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){b.TryAcquire, b.Acquire} {
+		_, err := acquire(context.Background(), locktest.Request(time.Microsecond))
+		require.ErrorContains(t, err, "no answer in time")
+	}
 }
 
 // Waiters don't wait for the listener, which isn't ready yet.

@@ -40,8 +40,9 @@ if not place then
   return {0, pause or redis.call('PTTL', lock), 0, 0, 0, 0}
 end
 local position, last, heard, left = nil, 0, 1, -1
+local channel = answer(place) -- also one that joins: it may have had no waiter when it was called
 if again then
-  heard = subscribers(answer(place))
+  heard = subscribers(channel)
   position = redis.call('LPOS', queue, place .. owner)
   last = tonumber(redis.call('GET', fence)) or 0
 end

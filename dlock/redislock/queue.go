@@ -52,10 +52,11 @@ type Queue struct {
 }
 
 const (
-	longestPause = 30 * time.Second // a waiter polls at least this often
-	kept         = 2 * time.Minute  // for how long the scripts keep a queue that nobody polls
-	pollRate     = 200              // how often all waiters of a key together poll per second, if they are many
-	retryPause   = 20 * time.Millisecond
+	longestPause = 30 * time.Second      // a waiter polls at least this often
+	kept         = 2 * time.Minute       // for how long the scripts keep a queue that nobody polls
+	pollRate     = 200                   // how often all waiters of a key together poll per second, if they are many
+	retryPause   = 20 * time.Millisecond // doubles with each try
+	longestRetry = time.Second
 )
 
 func (b *Backend) handoff(ttl time.Duration) time.Duration { return min(b.o.Queue.HandoffTTL, ttl) }
@@ -96,7 +97,8 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 
 // settled polls until the script's keys are on one server: while a Cluster moves their slot, it refuses the script.
 func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer, error) {
-	for redirects := 0; ; {
+	redirects := 0
+	for pause := retryPause; ; pause = min(2*pause, longestRetry) {
 		a, err := b.poll(ctx, r, p)
 		if err == nil && a.position > 0 && a.unheard {
 			b.sub.unheard(a.at)
@@ -109,7 +111,7 @@ func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer
 		default:
 			return a, err
 		}
-		if _, err := b.wait(ctx, retryPause+jitter.N(retryPause), nil); err != nil {
+		if _, err := b.wait(ctx, pause+jitter.N(pause), nil); err != nil {
 			return a, err
 		}
 	}
@@ -125,6 +127,7 @@ func redirected(err error) bool {
 
 func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answer) (g dlock.Grant, err error) {
 	var failing time.Time // since when polls fail
+	var retry time.Duration
 	next := time.Now().Add(b.pause(a))
 	for {
 		n, err := b.wait(ctx, time.Until(next), w.notices)
@@ -149,14 +152,15 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 			return later.grant(r), nil
 		}
 		if err == nil {
-			a, failing, next = later, time.Time{}, time.Now().Add(b.pause(later))
+			a, failing, retry, next = later, time.Time{}, 0, time.Now().Add(b.pause(later))
 			continue
 		}
 		failing = cmp.Or(failing, time.Now())
 		if answered(err) || ctx.Err() != nil || b.open.Err() != nil || time.Since(failing) > r.TTL {
 			return g, err
 		}
-		next = time.Now().Add(retryPause + jitter.N(retryPause))
+		retry = min(max(2*retry, retryPause), longestRetry) // all waiters do so: a server that starts must not drown in their polls
+		next = time.Now().Add(retry + jitter.N(retry))
 	}
 }
 

@@ -103,6 +103,31 @@ func TestRollCallKeepsTheOrder(t *testing.T) {
 	})
 }
 
+// A process that had no waiter when it was called, but an entry that was on its way out, has one by the next roll call.
+func TestJoiningAnswersARollCall(t *testing.T) {
+	virtually(t, func(q *queue) {
+		first, p := q.line(1)[0], q.backend()
+		gone := q.join(p, "gone")
+		channel := strings.Fields(q.c.LIndex(q.Context(), q.list(), -1).Val())[1]
+		gone.cancel(nil)
+		q.queued(1)
+		q.add(channel, "gone")
+		next := q.line(1)[0]
+		q.expire()
+		q.tryHeld(q.backend())
+		first.granted()
+		late := q.join(p, "late")
+		time.Sleep(grace)
+		q.expire()
+		q.tryHeld(q.backend())
+		next.granted()
+		began := time.Now()
+		next.release()
+		late.granted()
+		require.Zero(q, late.at.Sub(began), "it was taken off the queue untold")
+	})
+}
+
 func TestRemovedWaiterComesBack(t *testing.T) {
 	virtually(t, func(q *queue) {
 		frozen, link := q.listener()

@@ -25,7 +25,8 @@
 //
 // A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may have agreed to less than
 // zk.Connect asked for: 20 ticks at most unless configured, 40 s. Half, because the leader counts from the last heartbeat
-// it knows of, which may be a third of the timeout and half a tick old.
+// it knows of, which may be a third of the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by
+// default; servers accept two.
 //
 // A dead holder, or a dead waiter that comes to the front, blocks others for its TTL; twice that if the waiter behind it
 // has just become the second because another left; and never longer than the session timeout, the bound for TryAcquire.

@@ -163,7 +163,7 @@ func onMemory() explore.System {
 	return explore.System{
 		Name: "memlock", TTL: time.Second, Servers: 1,
 		Serve: func(testing.TB) explore.Server {
-			server = memlock.New(nil)
+			server = memlock.New()
 			return nil
 		},
 		Open: func(c *explore.Client) (scenarios.Lock, error) {

@@ -44,7 +44,7 @@ func TestChild(t *testing.T) {
 		t.Skip("not applicable alone: TestScriptThatFails runs it")
 	}
 	locktest.Scripts(t, file, true, func(*testing.T) locktest.Bench {
-		b := memlock.New(nil)
+		b := memlock.New()
 		return locktest.Bench{
 			Key:  func(key string) string { return key },
 			Open: func(w *locktest.Wire, _ ...string) dlock.Backend { return wired{b.Client(), w} },

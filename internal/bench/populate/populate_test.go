@@ -34,7 +34,7 @@ func TestSet(t *testing.T) {
 
 func TestEach(t *testing.T) {
 	ctx := t.Context()
-	b := memlock.New(nil)
+	b := memlock.New()
 	s := populate.Set{Seed: 7, N: 100, TTL: time.Hour}
 	held := s.Request(50)
 	held.Owner = "another"

@@ -52,7 +52,7 @@ const (
 	waiterRetry  = 5 * time.Second // pglock's and consullock's wait for a reply
 )
 
-var memory = memlock.New(nil)
+var memory = memlock.New()
 
 var chaosLocks = []chaosLock{
 	{"redis", startRedis(1), openRedis(redislock.ModeQueue), leftOnRedis, ttl + handOver + silence + redisRequest},
