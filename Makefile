@@ -36,7 +36,7 @@ run-tests:
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
 	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
 	$(GO) build -o "$$dir/suite" ./internal/suite || exit; \
-	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter on,$(RACE)),-race) -timeout 20m -parallel 4 $(TESTFLAGS) \
+	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter on,$(RACE)),-race) -timeout 30m -parallel 4 $(TESTFLAGS) \
 		$(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG) & pid=$$!; \
 	trap 'wait $$pid; exit 130' INT; trap 'kill $$pid; wait $$pid; exit 143' TERM HUP; \
 	wait $$pid

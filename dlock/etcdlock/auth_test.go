@@ -1,7 +1,13 @@
 package etcdlock_test
 
 import (
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -19,11 +25,13 @@ import (
 
 // etcd refuses new watches on a stream whose token has expired.
 func TestTokenExpires(t *testing.T) {
-	t.Run("simple", func(t *testing.T) { tokenExpires(t, "--auth-token", "simple", "--auth-token-ttl", "1") })
-	t.Run("jwt", func(t *testing.T) { tokenExpires(t, "--auth-token", jwt(t)) })
+	simple := []string{"--auth-token", "simple", "--auth-token-ttl", "1"}
+	t.Run("simple", func(t *testing.T) { tokenExpires(t, false, simple...) })
+	t.Run("simple, TLS", func(t *testing.T) { tokenExpires(t, true, simple...) })
+	t.Run("jwt", func(t *testing.T) { tokenExpires(t, false, "--auth-token", jwt(t)) })
 }
 
-func tokenExpires(t *testing.T, args ...string) {
+func tokenExpires(t *testing.T, secure bool, args ...string) {
 	t.Helper()
 	c, err := testbed.StartEtcd(t.Context(), 1, &testbed.Options{
 		Provider: testbed.Local, // where it can read a key file of this test's
@@ -32,7 +40,12 @@ func tokenExpires(t *testing.T, args ...string) {
 	testbed.Need(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	enableAuth(t, c)
-	login := func(cfg *clientv3.Config) { cfg.Username, cfg.Password = "root", "secret" }
+	login := func(cfg *clientv3.Config) {
+		cfg.Username, cfg.Password = "root", "secret"
+		if secure {
+			cfg.Endpoints[0], cfg.TLS = behindTLS(t, cfg.Endpoints[0])
+		}
+	}
 	holder, waiter := newNode(t, c, login), newNode(t, c, login)
 	key := "test/" + uuid.NewString()
 	g := holder.take(t, locktest.Next(key, time.Hour))
@@ -86,6 +99,36 @@ func enableAuth(t *testing.T, c *testbed.Cluster) {
 	require.NoError(t, err)
 	_, err = cl.AuthEnable(t.Context())
 	require.NoError(t, err)
+}
+
+// behindTLS puts a proxy that speaks TLS in front of a server, and returns its URL and how clients trust it.
+func behindTLS(t *testing.T, upstream string) (string, *tls.Config) {
+	t.Helper()
+	web := httptest.NewTLSServer(nil) // for its certificate
+	defer web.Close()
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: web.TLS.Certificates, NextProtos: []string{"h2"}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("tcp", upstream)
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			pass := func(to, from net.Conn) {
+				_, _ = io.Copy(to, from)
+				_ = errors.Join(to.Close(), from.Close())
+			}
+			go pass(to, from)
+			go pass(from, to)
+		}
+	}()
+	return "https://" + l.Addr().String(), web.Client().Transport.(*http.Transport).TLSClientConfig
 }
 
 func jwt(t *testing.T) string {

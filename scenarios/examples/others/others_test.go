@@ -4,13 +4,21 @@ package others_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"cirello.io/dynamolock/v2"
+	"cirello.io/pglock"
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/go-redsync/redsync/v4"
 	redsyncredis "github.com/go-redsync/redsync/v4/redis"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
@@ -160,6 +168,93 @@ func openConsul(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	}}, nil
 }
 
+// openPglock notifies the holder when the library knows that the lease is lost: IsReleased, asked every 10 ms.
+func openPglock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	db, err := sql.Open("postgres", "postgres://postgres@"+s.Addrs[0]+"/postgres?sslmode=disable")
+	if err != nil {
+		return nil, err
+	}
+	client, err := pglock.New(db, pglock.WithLeaseDuration(s.TTL), pglock.WithHeartbeatFrequency(s.TTL/4))
+	if err == nil {
+		err = client.TryCreateTable()
+	}
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return scenarios.Adapter{
+		Get: func(ctx context.Context, key string, wait bool) (scenarios.Grant, error) {
+			life, end := context.WithCancel(context.WithoutCancel(ctx)) // by default the lease ends with the context of the acquisition
+			o := []pglock.LockOption{pglock.WithCustomHeartbeatContext(life)}
+			if !wait {
+				o = append(o, pglock.FailIfLocked())
+			}
+			l, err := client.AcquireContext(ctx, key, o...)
+			if err != nil {
+				end()
+				if ctx.Err() != nil { // it says "not acquired" to that too
+					err = errors.Join(ctx.Err(), err)
+				} else if errors.Is(err, pglock.ErrNotAcquired) {
+					err = fmt.Errorf("%w: %w", dlock.ErrHeld, err)
+				}
+				return scenarios.Grant{}, err
+			}
+			lost := make(chan struct{})
+			go func() {
+				defer close(lost)
+				for life.Err() == nil && !l.IsReleased() {
+					time.Sleep(10 * time.Millisecond)
+				}
+			}()
+			return scenarios.Grant{TTL: s.TTL, Lost: lost, Release: func(ctx context.Context) error {
+				defer end()
+				return client.ReleaseContext(ctx, l)
+			}}, nil
+		},
+		Lost: pglock.ErrLockAlreadyReleased, Shut: db.Close,
+	}, nil
+}
+
+func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	client := dynamodb.New(dynamodb.Options{
+		BaseEndpoint: aws.String("http://" + s.Addrs[0]), Region: "us-east-1",
+		Credentials: credentials.NewStaticCredentialsProvider("fencelab", "fencelab", ""),
+	})
+	locks, err := dynamolock.New(client, "locks", dynamolock.WithLeaseDuration(s.TTL), dynamolock.WithHeartbeatPeriod(s.TTL/4))
+	if err != nil {
+		return nil, err
+	}
+	_, err = locks.CreateTableWithContext(ctx, "locks")
+	if exists := (*types.ResourceInUseException)(nil); err != nil && !errors.As(err, &exists) {
+		return nil, errors.Join(err, locks.Close())
+	}
+	return scenarios.Adapter{
+		Get: func(ctx context.Context, key string, wait bool) (scenarios.Grant, error) {
+			lost := make(chan struct{})
+			o := []dynamolock.AcquireLockOption{
+				// Called when there has been no renewal for this long. It is never called once the lease has ended.
+				dynamolock.WithSessionMonitor(s.TTL*9/10, sync.OnceFunc(func() { close(lost) })),
+				dynamolock.WithDeleteLockOnRelease(), dynamolock.WithRefreshPeriod(50 * time.Millisecond),
+				dynamolock.WithAdditionalTimeToWaitForLock(1000 * time.Hour),
+			}
+			if !wait {
+				o = append(o, dynamolock.FailIfLocked())
+			}
+			l, err := locks.AcquireLockWithContext(ctx, key, o...)
+			if refused := (*dynamolock.LockNotGrantedError)(nil); errors.As(err, &refused) {
+				err = fmt.Errorf("%w: %w", dlock.ErrHeld, err)
+			}
+			return scenarios.Grant{TTL: s.TTL, Lost: lost, Release: func(ctx context.Context) error {
+				_, err := locks.ReleaseLockWithContext(ctx, l)
+				if changed := (*types.ConditionalCheckFailedException)(nil); errors.As(err, &changed) {
+					err = fmt.Errorf("%w: %w", dlock.ErrLost, err)
+				}
+				return err
+			}}, err
+		},
+		Shut: locks.Close,
+	}, nil
+}
+
 type start func(ctx context.Context) (scenarios.ServerSet, error)
 
 func TestPromises(t *testing.T) {
@@ -171,20 +266,23 @@ func TestPromises(t *testing.T) {
 		start        start
 		service      scenarios.Service
 		ttl          time.Duration
+		table        bool // the library expects one in its database
 		// broken are promises that it breaks in every run.
 		broken []string
 	}{
-		{"redsync", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(1), plain, 0, nil},
-		{"redsync-5", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(5), plain, 0, []string{"DataLoss"}},
-		{"rueidislock", "github.com/redis/rueidis", openRueidislock, realRedis, noTokens, 0, nil},
+		{"redsync", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(1), plain, 0, false, nil},
+		{"redsync-5", "github.com/go-redsync/redsync/v4", openRedsync, redisNodes(5), plain, 0, false, []string{"DataLoss"}},
+		{"rueidislock", "github.com/redis/rueidis", openRueidislock, realRedis, noTokens, 0, false, nil},
 		// https://github.com/etcd-io/website/issues/710
-		{"etcd-mutex", "go.etcd.io/etcd/client/v3", openEtcd, etcd, scenarios.Service{}, 2 * time.Second, []string{"KeysIndependent"}},
+		{"etcd-mutex", "go.etcd.io/etcd/client/v3", openEtcd, etcd, scenarios.Service{}, 2 * time.Second, false, []string{"KeysIndependent"}},
 		{
 			"consul-api", "github.com/hashicorp/consul/api", openConsul, consul,
 			scenarios.Service{NoTokens: true, MinSession: testbed.ConsulMinSession},
-			2 * time.Second,
+			2 * time.Second, false,
 			[]string{"EndsWithContext"},
 		},
+		{"pglock", "cirello.io/pglock", openPglock, postgres, noTokens, 0, true, nil},
+		{"dynamolock", "cirello.io/dynamolock/v2", openDynamolock, dynamoDB, noTokens, 0, true, nil},
 	} {
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
@@ -193,6 +291,9 @@ func TestPromises(t *testing.T) {
 			t.Cleanup(func() { _ = set.Close() })
 			service, on := l.service, set.On()
 			service.Lock, service.Server, service.Nodes, service.Fault = l.name, on.Server, on.Nodes, on.Fault
+			if l.table { // its servers can't be emptied: they would lack it
+				service.Fault = nil
+			}
 			for i, s := range set.Servers {
 				service.Nodes[i].Addr = s.Addr // not a URL
 			}
@@ -232,6 +333,16 @@ func etcd(ctx context.Context) (scenarios.ServerSet, error) {
 		return scenarios.ServerSet{}, err
 	}
 	return scenarios.ServerSet{Servers: c.Servers, Cluster: c}, nil
+}
+
+func postgres(ctx context.Context) (scenarios.ServerSet, error) {
+	s, err := testbed.StartPostgres(ctx, nil)
+	return scenarios.ServerSet{Servers: []*testbed.Server{s}}, err
+}
+
+func dynamoDB(ctx context.Context) (scenarios.ServerSet, error) {
+	s, err := testbed.StartDynamoDB(ctx, nil)
+	return scenarios.ServerSet{Servers: []*testbed.Server{s}}, err
 }
 
 func consul(ctx context.Context) (scenarios.ServerSet, error) {
