@@ -39,13 +39,19 @@ var notes = map[string]map[string]string{
 		"WaitersCutOff":   consulCalls,
 		"EndsWithContext": consulCalls,
 	},
+	"dynamolock": {
+		"LeaseLasts": "the session monitor waits for a renewal under way, and doesn't call once the lease has ended: " +
+			"[cirello-io/dynamolock#446](https://github.com/cirello-io/dynamolock/issues/446), closed as a question",
+		"LeaseRenewed": "for the same reason. And no report known: a client renews one `Lock` per key, and the release of an expired `Lock` takes its " +
+			"successor off that list",
+	},
 }
 
 const consulCalls = "never promised: `Unlock` takes no context, and the channel of `Lock` ends the wait, but no request under way"
 
 // In the order of the tables.
 var (
-	others = []string{"bsm/redislock", "redsync", "redsync-5", "rueidislock", "etcd-mutex", "consul-api"}
+	others = []string{"bsm/redislock", "redsync", "redsync-5", "rueidislock", "etcd-mutex", "consul-api", "dynamolock"}
 	ours   = []string{"redis", "redis-polling", "redlock", "etcd", "zookeeper", "consul", "postgres", "s3"}
 )
 

@@ -4,7 +4,6 @@ package others_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"cirello.io/dynamolock/v2"
-	"cirello.io/pglock"
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
@@ -168,52 +166,6 @@ func openConsul(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	}}, nil
 }
 
-// openPglock notifies the holder when the library knows that the lease is lost: IsReleased, asked every 10 ms.
-func openPglock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-	db, err := sql.Open("postgres", "postgres://postgres@"+s.Addrs[0]+"/postgres?sslmode=disable")
-	if err != nil {
-		return nil, err
-	}
-	client, err := pglock.New(db, pglock.WithLeaseDuration(s.TTL), pglock.WithHeartbeatFrequency(s.TTL/4))
-	if err == nil {
-		err = client.TryCreateTable()
-	}
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return scenarios.Adapter{
-		Get: func(ctx context.Context, key string, wait bool) (scenarios.Grant, error) {
-			life, end := context.WithCancel(context.WithoutCancel(ctx)) // by default the lease ends with the context of the acquisition
-			o := []pglock.LockOption{pglock.WithCustomHeartbeatContext(life)}
-			if !wait {
-				o = append(o, pglock.FailIfLocked())
-			}
-			l, err := client.AcquireContext(ctx, key, o...)
-			if err != nil {
-				end()
-				if ctx.Err() != nil { // it says "not acquired" to that too
-					err = errors.Join(ctx.Err(), err)
-				} else if errors.Is(err, pglock.ErrNotAcquired) {
-					err = fmt.Errorf("%w: %w", dlock.ErrHeld, err)
-				}
-				return scenarios.Grant{}, err
-			}
-			lost := make(chan struct{})
-			go func() {
-				defer close(lost)
-				for life.Err() == nil && !l.IsReleased() {
-					time.Sleep(10 * time.Millisecond)
-				}
-			}()
-			return scenarios.Grant{TTL: s.TTL, Lost: lost, Release: func(ctx context.Context) error {
-				defer end()
-				return client.ReleaseContext(ctx, l)
-			}}, nil
-		},
-		Lost: pglock.ErrLockAlreadyReleased, Shut: db.Close,
-	}, nil
-}
-
 func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	client := dynamodb.New(dynamodb.Options{
 		BaseEndpoint: aws.String("http://" + s.Addrs[0]), Region: "us-east-1",
@@ -231,8 +183,9 @@ func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, 
 		Get: func(ctx context.Context, key string, wait bool) (scenarios.Grant, error) {
 			lost := make(chan struct{})
 			o := []dynamolock.AcquireLockOption{
-				// Called when there has been no renewal for this long. It is never called once the lease has ended.
-				dynamolock.WithSessionMonitor(s.TTL*9/10, sync.OnceFunc(func() { close(lost) })),
+				// Called when there has been no renewal for this long, but not once the lease has ended; it may have to wait for a renewal
+				// under way, a quarter of the TTL.
+				dynamolock.WithSessionMonitor(s.TTL/2, sync.OnceFunc(func() { close(lost) })),
 				dynamolock.WithDeleteLockOnRelease(), dynamolock.WithRefreshPeriod(50 * time.Millisecond),
 				dynamolock.WithAdditionalTimeToWaitForLock(1000 * time.Hour),
 			}
@@ -251,7 +204,11 @@ func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, 
 				return err
 			}}, err
 		},
-		Shut: locks.Close,
+		Shut: func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			return locks.CloseWithContext(ctx)
+		},
 	}, nil
 }
 
@@ -281,7 +238,6 @@ func TestPromises(t *testing.T) {
 			2 * time.Second, false,
 			[]string{"EndsWithContext"},
 		},
-		{"pglock", "cirello.io/pglock", openPglock, postgres, noTokens, 0, true, nil},
 		{"dynamolock", "cirello.io/dynamolock/v2", openDynamolock, dynamoDB, noTokens, 0, true, nil},
 	} {
 		t.Run(l.name, func(t *testing.T) {
@@ -333,11 +289,6 @@ func etcd(ctx context.Context) (scenarios.ServerSet, error) {
 		return scenarios.ServerSet{}, err
 	}
 	return scenarios.ServerSet{Servers: c.Servers, Cluster: c}, nil
-}
-
-func postgres(ctx context.Context) (scenarios.ServerSet, error) {
-	s, err := testbed.StartPostgres(ctx, nil)
-	return scenarios.ServerSet{Servers: []*testbed.Server{s}}, err
 }
 
 func dynamoDB(ctx context.Context) (scenarios.ServerSet, error) {
