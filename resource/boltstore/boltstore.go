@@ -74,7 +74,7 @@ func Open(path string, opts *Options) (*Store, error) {
 		opts = &Options{}
 	}
 	timeout := cmp.Or(opts.LockTimeout, time.Second)
-	db, err := openFile(path, timeout)
+	db, f, err := openFile(path, timeout)
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("boltstore: %s is locked by another process (waited %v): stop that process, or choose another file: %w",
@@ -93,7 +93,7 @@ func Open(path string, opts *Options) (*Store, error) {
 		}
 		return nil, errors.Join(err, db.Close())
 	}
-	file, err := os.Stat(path)
+	file, err := f.Stat() // not the path's, which may have been replaced while bbolt waited for the lock
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
 	}
@@ -101,14 +101,30 @@ func Open(path string, opts *Options) (*Store, error) {
 		db: db, path: path, file: file, ops: make(chan *op, maxBatchOps), done: make(chan struct{}),
 		most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit, last: last,
 	}
+	if err := s.checkFile(); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
 	s.closer = sync.OnceValue(s.close)
 	go s.commitLoop()
 	return s, nil
 }
 
-func openFile(path string, timeout time.Duration) (_ *bolt.DB, err error) {
+func openFile(path string, timeout time.Duration) (db *bolt.DB, f *os.File, err error) {
+	defer func() {
+		if db == nil && f != nil { // after a panic it is open and mapped
+			unlockFile(f)
+			_ = f.Close()
+		}
+	}()
 	defer undamaged(path, &err)()
-	return bolt.Open(path, 0o600, &bolt.Options{Timeout: timeout, FreelistType: bolt.FreelistMapType})
+	db, err = bolt.Open(path, 0o600, &bolt.Options{
+		Timeout: timeout, FreelistType: bolt.FreelistMapType,
+		OpenFile: func(name string, flag int, perm os.FileMode) (_ *os.File, err error) {
+			f, err = os.OpenFile(name, flag, perm)
+			return f, err
+		},
+	})
+	return db, f, err
 }
 
 var errDamaged = errors.New("is damaged: restore it, or choose another file")

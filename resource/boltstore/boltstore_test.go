@@ -194,14 +194,21 @@ func TestDamagedFile(t *testing.T) {
 	sound, err := os.ReadFile(path)
 	require.NoError(t, err)
 
-	hidden := bytes.ReplaceAll(sound, boltstore.Bucket, []byte("recordz.v1"))
-	require.NoError(t, os.WriteFile(path, hidden, 0o600))
-	for range 2 { // the first has not kept the file's lock
-		_, err = boltstore.Open(path, nil)
-		require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
+	const page, length, header, freelist = 4096, 12, 16, 0x10
+	hidden, listless := bytes.ReplaceAll(sound, boltstore.Bucket, []byte("recordz.v1")), bytes.Clone(sound)
+	for flags := 8; flags < len(sound); flags += page {
+		if sound[flags] == freelist {
+			listless[flags] = 0 // bbolt panics while it opens the file
+		}
+	}
+	for _, b := range [][]byte{hidden, listless} {
+		require.NoError(t, os.WriteFile(path, b, 0o600))
+		for range 2 { // the first has not kept the file's lock
+			_, err = boltstore.Open(path, nil)
+			require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
+		}
 	}
 
-	const page, length, header, freelist = 4096, 12, 16, 0x10
 	opens, reads, writes := 0, 0, 0
 	for i := range sound {
 		if (i%page < 8 || i%page >= length) && (i%page < header || i%1999 > 0) || i > page && sound[i-i%page+8] == freelist {
