@@ -101,7 +101,7 @@ func Open(path string, opts *Options) (*Store, error) {
 		db: db, path: path, file: file, ops: make(chan *op, maxBatchOps), done: make(chan struct{}),
 		most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit, last: last,
 	}
-	if err := s.checkFile(); err != nil {
+	if err := s.checkFile(errUndone); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
 	s.closer = sync.OnceValue(s.close)
@@ -221,7 +221,7 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 		return resource.Record{}, err
 	}
 	defer func() { _ = tx.Rollback() }() // of a read transaction: can't fail
-	if err := s.checkFile(); err != nil {
+	if err := s.checkFile(errUndone); err != nil {
 		return resource.Record{}, err
 	}
 	defer undamaged(s.path, &err)()
@@ -246,10 +246,11 @@ func (s *Store) close() error {
 	return nil
 }
 
-func (s *Store) checkFile() error {
+// checkFile returns an error that wraps outcome unless path is still the open file's.
+func (s *Store) checkFile(outcome error) error {
 	now, err := os.Stat(s.path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {
-		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, errUndone)
+		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, outcome)
 	}
 	return nil // another error of Stat doesn't mean that the file is gone
 }

@@ -337,6 +337,22 @@ func TestFileGone(t *testing.T) {
 	require.Equal(t, at(7), reread(t, s, "k"))
 }
 
+// TestFileGoneMeanwhile moves the file between the check before a commit and the commit.
+func TestFileGoneMeanwhile(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	s := open(t, path)
+	s.OnCommit(func(commit func() error) error { return errors.Join(os.Rename(path, path+".away"), commit()) })
+	const want = "no call is answered until the file is opened again: the file was removed or replaced while it is open"
+	err := s.Write(ctx, "k", at(5), nil)
+	require.ErrorContains(t, err, want, "the write may be lost")
+	require.NotErrorIs(t, err, resource.ErrNoRoom)
+	require.NoError(t, os.Rename(path+".away", path))
+	_, err = s.Read(ctx, "k")
+	require.ErrorContains(t, err, want)
+	require.NoError(t, s.Close())
+	require.Equal(t, at(5), reread(t, open(t, path), "k"))
+}
+
 // TestOverwrittenInPlace has a backup copied over the open file, which keeps its inode.
 func TestOverwrittenInPlace(t *testing.T) {
 	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
