@@ -6,7 +6,8 @@
 //     successor's file;
 //   - fsync reaches the disk. A restored backup brings old fences back.
 //
-// On a full disk, writes fail until there is room. If a commit's outcome is unknown, all calls fail until the file is opened again.
+// On a full disk, writes, and fenced reads that would raise a fence, fail until there is room. If a commit's outcome is unknown, all
+// calls fail until the file is opened again.
 package boltstore
 
 import (
