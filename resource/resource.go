@@ -167,7 +167,8 @@ type Overwriter interface {
 	Overwrite(ctx context.Context, key string, f Fence, value []byte) error
 }
 
-// StaleTokenError means that a call was refused because of its fence, and changed nothing.
+// StaleTokenError means that a call was refused because of its fence, and changed nothing, unless a client library has repeated a
+// fenced read: its first attempt may have raised the fence.
 type StaleTokenError struct {
 	Key     string
 	Seen    Fence // the greatest fence accepted
