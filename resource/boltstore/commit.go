@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 
 	"github.com/fencelab/fencelab/resource"
@@ -216,7 +217,8 @@ func (s *Store) why(err error, id int) error {
 	switch {
 	case last == id:
 		return fmt.Errorf("boltstore: %s: a commit failed; %w: %w", s.path, errUnknown, err)
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	// By their text, because bbolt doesn't wrap the errors of a file that it makes grow.
+	case strings.Contains(err.Error(), syscall.ENOSPC.Error()), strings.Contains(err.Error(), syscall.EDQUOT.Error()):
 		return fmt.Errorf("boltstore: %s: %w: %w: %w", s.path, errUndone, resource.ErrNoRoom, err)
 	}
 	return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUndone, err)
