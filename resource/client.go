@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/fencelab/fencelab/internal/http1"
 )
 
 // ClientOptions are the optional settings of [NewClient].
@@ -65,15 +67,7 @@ func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	if o.HTTPClient != nil {
 		c.http = new(*o.HTTPClient)
 	} else {
-		t := http.DefaultTransport.(*http.Transport).Clone()
-		t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
-		// No HTTP/2. The clone of a transport that speaks it still offers it in NextProtos.
-		t.Protocols = new(http.Protocols)
-		t.Protocols.SetHTTP1(true)
-		if t.TLSClientConfig != nil {
-			t.TLSClientConfig.NextProtos = nil
-		}
-		c.http = &http.Client{Transport: t}
+		c.http = &http.Client{Transport: http1.Transport()}
 	}
 	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c, nil

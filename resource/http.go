@@ -8,7 +8,7 @@ const (
 	HeaderMax     = "X-Fence-Max"     // reply to a read: the greatest fence accepted; to a write: its own, now the greatest
 	HeaderWritten = "X-Fence-Written" // reply to a read: "false" if only fenced reads have touched the key
 	HeaderSeen    = "X-Fence-Seen"    // 409: the greatest fence accepted
-	HeaderApplied = "X-Fence-Applied" // 409: "true" if the write repeats the accepted one
+	HeaderApplied = "X-Fence-Applied" // 409: "true" if the write has the fence seen and the value stored
 	HeaderFencing = "X-Fencing"       // every reply of a resource with fencing off: "off"
 )
 

@@ -30,8 +30,9 @@ var (
 	ErrTooLarge = errors.New("resource: value is too large")
 	// ErrNoRoom is wrapped by the error of a call on a full [Store]. Nothing was changed.
 	ErrNoRoom = errors.New("resource: the store has no room")
-	// ErrApplied is matched by a [*StaleTokenError] whose write repeats the last accepted one: same fence, same value. If the
-	// lock may grant a token twice, put an idempotency key into the value, so that their holders' writes differ.
+	// ErrApplied is matched by a [*StaleTokenError] whose write has the greatest fence accepted and the value stored. Since a
+	// [Fence] is for one call, it is the call that was accepted. If the lock may grant a token twice, put an idempotency key into
+	// the value, so that their holders' writes differ.
 	ErrApplied = errors.New("resource: this write is already applied")
 )
 
@@ -120,8 +121,8 @@ func (r Record) CheckRead(key string, f Fence) error {
 //
 //  1. Write takes effect if and only if [AdmitsWrite] says so, over the whole range of uint64. Otherwise it changes nothing
 //     and returns a [*StaleTokenError]. [StrictlyGreater, EqualRefused, LowerRefused, SeqOrders, FullRange]
-//  2. A refused Write that repeats the accepted one (equal fence, equal value) is reported as Applied, and no other is,
-//     so that a caller whose reply was lost can repeat the call to find out whether it took effect.
+//  2. A refused Write is reported as Applied if and only if its fence equals the greatest accepted and its value the stored one.
+//     Since a fence is for one call, a caller whose reply was lost can repeat the call to find out whether it took effect.
 //     [RetryRecognised, OtherValueRefused, RepeatTells]
 //  3. ReadFenced takes effect if and only if [AdmitsRead] says so, and otherwise returns a [*StaleTokenError]. It raises the
 //     fence to its own and reads atomically, so that a later write with a lower fence is refused.
@@ -166,12 +167,13 @@ type Overwriter interface {
 	Overwrite(ctx context.Context, key string, f Fence, value []byte) error
 }
 
-// StaleTokenError means that a call was refused because of its fence, and changed nothing.
+// StaleTokenError means that a call was refused because of its fence, and changed nothing, unless a client library has repeated a
+// fenced read: its first attempt may have raised the fence.
 type StaleTokenError struct {
 	Key     string
 	Seen    Fence // the greatest fence accepted
 	Got     Fence // the fence of the refused call
-	Applied bool  // the refused write repeats the accepted one, see [ErrApplied]
+	Applied bool  // the refused write has the greatest fence accepted and the value stored, see [ErrApplied]
 }
 
 func (e *StaleTokenError) Error() string {

@@ -352,7 +352,8 @@ func (g *guard) watch(command int) {
 }
 
 // signal signals both groups, and continues stopped processes so that they get it. The guard's group exists until the guard is
-// reaped. The other's id is the command's pid, which the kernel doesn't reuse while that process or its group exists.
+// reaped. The other's id is the command's pid. Once the command is reaped and has left no group, another process may get it, but
+// Linux first hands out all other ids, and end comes at once.
 func (g *guard) signal(s syscall.Signal) {
 	for _, group := range []int{g.Process.Pid, g.command} {
 		if group > 0 {

@@ -147,12 +147,19 @@ func (c counter) Read(ctx context.Context, key string) (rec resource.Record, err
 	return rec, err
 }
 
+// KEYS[2], if any, is fence-floor: the counter may be reaped between Read and set.
 var setCounter = redis.NewScript(`
-if ARGV[2] == '1' or tonumber(redis.call('GET', KEYS[1]) or 0) < tonumber(ARGV[1]) then
+local last = redis.call('GET', KEYS[1]) or KEYS[2] and redis.call('GET', KEYS[2]) or 0
+if ARGV[2] == '1' or tonumber(last) < tonumber(ARGV[1]) then
   redis.call('SET', KEYS[1], ARGV[1])
 end
 return 1`)
 
 func (c counter) set(ctx context.Context, key string, token uint64, lower bool) error {
-	return setCounter.Run(ctx, c, []string{"fence:{" + key + "}"}, token, lower).Err()
+	keys := []string{"fence:{" + key + "}", "fence-floor"}
+	err := setCounter.Run(ctx, c, keys, token, lower).Err()
+	if redis.HasErrorPrefix(err, "CROSSSLOT ") { // a Cluster
+		err = setCounter.Run(ctx, c, keys[:1], token, lower).Err()
+	}
+	return err
 }

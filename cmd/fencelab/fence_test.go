@@ -1,11 +1,14 @@
 package main
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/internal/redisclient"
 )
 
 // In a Cluster fence-floor is on another node than most counters. A lock doesn't read it there.
@@ -14,11 +17,15 @@ func TestFenceInACluster(t *testing.T) {
 		m := miniredis.RunT(t)
 		var elsewhere string
 		m.Server().SetPreHook(func(c *server.Peer, _ string, args ...string) bool {
-			if len(args) > 0 && args[0] == elsewhere {
+			switch slices.Index(args, elsewhere) {
+			case -1:
+				return false
+			case 0:
 				c.WriteError(redirect)
-				return true
+			default: // a script's key that is not the first
+				c.WriteError("CROSSSLOT Keys in request don't hash to the same slot")
 			}
-			return false
+			return true
 		})
 		url := "redis://" + m.Addr()
 		show := func(want string) {
@@ -43,4 +50,18 @@ func TestFenceInACluster(t *testing.T) {
 		require.ErrorContains(t, err, redirect)
 		require.Equal(t, 1, code)
 	}
+}
+
+// A counter is reaped between the command's read, which has found 10, and its write.
+func TestReapedMeanwhile(t *testing.T) {
+	m := miniredis.RunT(t)
+	require.NoError(t, m.Set("fence-floor", "20"))
+	client, err := redisclient.New("redis://" + m.Addr())
+	require.NoError(t, err)
+	c := counter{client}
+	defer func() { require.NoError(t, c.Close()) }()
+	require.NoError(t, c.set(t.Context(), "k", 15, false))
+	require.False(t, m.Exists("fence:{k}"), "its next token must be 21")
+	require.NoError(t, c.set(t.Context(), "k", 25, false))
+	m.CheckGet(t, "fence:{k}", "25")
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net"
 	"regexp"
 	"time"
@@ -238,14 +239,16 @@ func refusesStale(ctx context.Context, s *stores.Store) error {
 	if err != nil && !errors.Is(err, resource.ErrNotFound) {
 		return err
 	}
-	fence := resource.Fence{Token: rec.MaxFence.Token + 2, Seq: 1}
-	if err := s.Write(ctx, key, fence, nil); err != nil {
-		return err
+	seen := rec.MaxFence.Token
+	if seen > math.MaxUint64-2 {
+		return fmt.Errorf("the fence of %s is %d, which leaves no newer tokens to try: lower it: 'fencelab fence set -force URL %[1]s 1'", key, seen)
 	}
-	fence.Token--
-	err = s.Write(ctx, key, fence, nil)
-	if _, refused := errors.AsType[*resource.StaleTokenError](err); refused {
+	err = s.Write(ctx, key, resource.NewFence(seen+2, 1), nil)
+	if err == nil {
+		err = cmp.Or(s.Write(ctx, key, resource.NewFence(seen+1, 1), nil), errors.New("it accepted a stale token"))
+	}
+	if _, refused := errors.AsType[*resource.StaleTokenError](err); refused { // the first write too, if another probe was faster
 		return nil
 	}
-	return cmp.Or(err, errors.New("it accepted a stale token"))
+	return err
 }

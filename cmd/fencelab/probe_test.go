@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -171,30 +172,45 @@ func TestProbeStores(t *testing.T) {
 		})
 	}
 	for unfenced, want := range map[bool]string{false: "ok +http refuses stale tokens", true: "bad +http: .* runs with fencing off"} {
-		h, err := resource.NewHandler(resource.NewMemory(), &resource.HandlerOptions{Unfenced: unfenced})
-		require.NoError(t, err)
-		s := httptest.NewServer(h)
+		url := serve(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: unfenced})
 		code := map[bool]int{true: 1}[unfenced]
-		requireProbe(t, code, s.URL, want)
-		requireProbe(t, code, s.URL, want)
-		s.Close()
+		requireProbe(t, code, url, want)
+		requireProbe(t, code, url, want)
 	}
+	requireProbe(t, 0, serve(t, overtaken{resource.NewMemory()}, nil), "ok +http refuses stale tokens")
+	full := resource.NewMemory()
+	require.NoError(t, full.Write(t.Context(), "fencelab-probe", resource.NewFence(math.MaxUint64-1, 1), nil))
+	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1'")
 
 	// A resource's fence can be raised from afar, and not lowered.
 	m := resource.NewMemory()
 	require.NoError(t, m.Write(t.Context(), "acme", resource.Fence{Token: 5, Seq: 2}, nil))
-	h, err := resource.NewHandler(m, &resource.HandlerOptions{Token: "secret"})
-	require.NoError(t, err)
-	s := httptest.NewServer(h)
-	defer s.Close()
-	out, _, err := tool(t, "fence", "set", "-token", "secret", s.URL, "acme", "6")
+	url := serve(t, m, &resource.HandlerOptions{Token: "secret"})
+	out, _, err := tool(t, "fence", "set", "-token", "secret", url, "acme", "6")
 	require.NoError(t, err)
 	require.Equal(t, "the fence of \"acme\" was 5.2 and is 6.0\n", out)
-	_, code, err := tool(t, "fence", "set", "-token", "secret", "-force", s.URL, "acme", "4")
+	_, code, err := tool(t, "fence", "set", "-token", "secret", "-force", url, "acme", "4")
 	require.Equal(t, 1, code)
 	require.ErrorContains(t, err, "'resource -set-fence acme=4'")
-	_, _, err = tool(t, "fence", "show", s.URL, "acme")
+	_, _, err = tool(t, "fence", "show", url, "acme")
 	require.ErrorContains(t, err, "401")
+}
+
+func serve(t *testing.T, s resource.Store, o *resource.HandlerOptions) (url string) {
+	t.Helper()
+	h, err := resource.NewHandler(s, o)
+	require.NoError(t, err)
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	return srv.URL
+}
+
+// overtaken is a store that another probe writes to whenever this one has read.
+type overtaken struct{ resource.Store }
+
+func (o overtaken) Read(ctx context.Context, key string) (resource.Record, error) {
+	rec, err := o.Store.Read(ctx, key)
+	return rec, errors.Join(err, o.Write(ctx, key, resource.NewFence(rec.MaxFence.Token+3, 1), nil))
 }
 
 func TestProbeMisuse(t *testing.T) {

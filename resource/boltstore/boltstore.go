@@ -6,7 +6,8 @@
 //     successor's file;
 //   - fsync reaches the disk. A restored backup brings old fences back.
 //
-// On a full disk, writes fail until there is room. If a commit's outcome is unknown, all calls fail until the file is opened again.
+// On a full disk, writes, and fenced reads that would raise a fence, fail until there is room. If a commit's outcome is unknown, all
+// calls fail until the file is opened again.
 package boltstore
 
 import (
@@ -74,7 +75,7 @@ func Open(path string, opts *Options) (*Store, error) {
 		opts = &Options{}
 	}
 	timeout := cmp.Or(opts.LockTimeout, time.Second)
-	db, err := openFile(path, timeout)
+	db, f, err := openFile(path, timeout)
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("boltstore: %s is locked by another process (waited %v): stop that process, or choose another file: %w",
@@ -93,7 +94,7 @@ func Open(path string, opts *Options) (*Store, error) {
 		}
 		return nil, errors.Join(err, db.Close())
 	}
-	file, err := os.Stat(path)
+	file, err := f.Stat() // not the path's, which may have been replaced while bbolt waited for the lock
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
 	}
@@ -101,14 +102,30 @@ func Open(path string, opts *Options) (*Store, error) {
 		db: db, path: path, file: file, ops: make(chan *op, maxBatchOps), done: make(chan struct{}),
 		most: cmp.Or(opts.MaxUnwritten, 1<<20), end: (*bolt.Tx).Commit, last: last,
 	}
+	if err := s.checkFile(errUndone); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
 	s.closer = sync.OnceValue(s.close)
 	go s.commitLoop()
 	return s, nil
 }
 
-func openFile(path string, timeout time.Duration) (_ *bolt.DB, err error) {
+func openFile(path string, timeout time.Duration) (db *bolt.DB, f *os.File, err error) {
+	defer func() {
+		if db == nil && f != nil { // after a panic it is open and mapped
+			unlockFile(f)
+			_ = f.Close()
+		}
+	}()
 	defer undamaged(path, &err)()
-	return bolt.Open(path, 0o600, &bolt.Options{Timeout: timeout, FreelistType: bolt.FreelistMapType})
+	db, err = bolt.Open(path, 0o600, &bolt.Options{
+		Timeout: timeout, FreelistType: bolt.FreelistMapType,
+		OpenFile: func(name string, flag int, perm os.FileMode) (_ *os.File, err error) {
+			f, err = os.OpenFile(name, flag, perm)
+			return f, err
+		},
+	})
+	return db, f, err
 }
 
 var errDamaged = errors.New("is damaged: restore it, or choose another file")
@@ -205,7 +222,7 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 		return resource.Record{}, err
 	}
 	defer func() { _ = tx.Rollback() }() // of a read transaction: can't fail
-	if err := s.checkFile(); err != nil {
+	if err := s.checkFile(errUndone); err != nil {
 		return resource.Record{}, err
 	}
 	defer undamaged(s.path, &err)()
@@ -230,10 +247,11 @@ func (s *Store) close() error {
 	return nil
 }
 
-func (s *Store) checkFile() error {
+// checkFile returns an error that wraps outcome unless path is still the open file's.
+func (s *Store) checkFile(outcome error) error {
 	now, err := os.Stat(s.path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {
-		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, errUndone)
+		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, outcome)
 	}
 	return nil // another error of Stat doesn't mean that the file is gone
 }

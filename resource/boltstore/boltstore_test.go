@@ -194,14 +194,21 @@ func TestDamagedFile(t *testing.T) {
 	sound, err := os.ReadFile(path)
 	require.NoError(t, err)
 
-	hidden := bytes.ReplaceAll(sound, boltstore.Bucket, []byte("recordz.v1"))
-	require.NoError(t, os.WriteFile(path, hidden, 0o600))
-	for range 2 { // the first has not kept the file's lock
-		_, err = boltstore.Open(path, nil)
-		require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
+	const page, length, header, freelist = 4096, 12, 16, 0x10
+	hidden, listless := bytes.ReplaceAll(sound, boltstore.Bucket, []byte("recordz.v1")), bytes.Clone(sound)
+	for flags := 8; flags < len(sound); flags += page {
+		if sound[flags] == freelist {
+			listless[flags] = 0 // bbolt panics while it opens the file
+		}
+	}
+	for _, b := range [][]byte{hidden, listless} {
+		require.NoError(t, os.WriteFile(path, b, 0o600))
+		for range 2 { // the first has not kept the file's lock
+			_, err = boltstore.Open(path, nil)
+			require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
+		}
 	}
 
-	const page, length, header, freelist = 4096, 12, 16, 0x10
 	opens, reads, writes := 0, 0, 0
 	for i := range sound {
 		if (i%page < 8 || i%page >= length) && (i%page < header || i%1999 > 0) || i > page && sound[i-i%page+8] == freelist {
@@ -328,6 +335,22 @@ func TestFileGone(t *testing.T) {
 	require.NoError(t, os.Rename(path+".away", path))
 	require.NoError(t, s.Write(ctx, "k", at(7), nil))
 	require.Equal(t, at(7), reread(t, s, "k"))
+}
+
+// TestFileGoneMeanwhile moves the file between the check before a commit and the commit.
+func TestFileGoneMeanwhile(t *testing.T) {
+	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	s := open(t, path)
+	s.OnCommit(func(commit func() error) error { return errors.Join(os.Rename(path, path+".away"), commit()) })
+	const want = "no call is answered until the file is opened again: the file was removed or replaced while it is open"
+	err := s.Write(ctx, "k", at(5), nil)
+	require.ErrorContains(t, err, want, "the write may be lost")
+	require.NotErrorIs(t, err, resource.ErrNoRoom)
+	require.NoError(t, os.Rename(path+".away", path))
+	_, err = s.Read(ctx, "k")
+	require.ErrorContains(t, err, want)
+	require.NoError(t, s.Close())
+	require.Equal(t, at(5), reread(t, open(t, path), "k"))
 }
 
 // TestOverwrittenInPlace has a backup copied over the open file, which keeps its inode.

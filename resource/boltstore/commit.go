@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 
 	"github.com/fencelab/fencelab/resource"
@@ -107,8 +108,12 @@ func (s *Store) drain(ops []*op) []*op {
 	return ops
 }
 
-// errUndone means that a commit failed and left nothing behind.
-var errUndone = errors.New("nothing was changed")
+var (
+	// errUndone means that a commit failed and left nothing behind.
+	errUndone = errors.New("nothing was changed")
+	// errUnknown means that a commit may have left something behind.
+	errUnknown = errors.New("no call is answered until the file is opened again")
+)
 
 // commit answers only after the commit, because a refusal too may depend on a write of its batch.
 func (s *Store) commit(ops []*op) {
@@ -141,7 +146,7 @@ func (s *Store) commit(ops []*op) {
 // are unknown, whatever the page cache shows.
 func (s *Store) apply(b *batch, ops []*op) (err error) {
 	defer undamaged(s.path, &err)()
-	if err := s.checkFile(); err != nil {
+	if err := s.checkFile(errUndone); err != nil {
 		return err
 	}
 	tx, err := s.begin(true)
@@ -197,7 +202,7 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 	if err := s.end(tx); err != nil {
 		return s.why(err, id)
 	}
-	return nil
+	return s.checkFile(errUnknown) // a stat beside two syncs: who opens the path must find what is acknowledged
 }
 
 // why wraps the error with which transaction id failed. The transaction is undone if the file doesn't show it: the page that
@@ -205,14 +210,15 @@ func (s *Store) apply(b *batch, ops []*op) (err error) {
 func (s *Store) why(err error, id int) error {
 	tx, cannot := s.begin(false)
 	if cannot != nil {
-		return fmt.Errorf("boltstore: %s: no call is answered until the file is opened again: %w", s.path, errors.Join(err, cannot))
+		return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUnknown, errors.Join(err, cannot))
 	}
 	last := tx.ID()
 	_ = tx.Rollback() // of a read transaction: can't fail
 	switch {
 	case last == id:
-		return fmt.Errorf("boltstore: %s: a commit failed; no call is answered until the file is opened again: %w", s.path, err)
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("boltstore: %s: a commit failed; %w: %w", s.path, errUnknown, err)
+	// By their text, because bbolt doesn't wrap the errors of a file that it makes grow.
+	case strings.Contains(err.Error(), syscall.ENOSPC.Error()), strings.Contains(err.Error(), syscall.EDQUOT.Error()):
 		return fmt.Errorf("boltstore: %s: %w: %w: %w", s.path, errUndone, resource.ErrNoRoom, err)
 	}
 	return fmt.Errorf("boltstore: %s: %w: %w", s.path, errUndone, err)

@@ -3,12 +3,14 @@ package boltstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -75,7 +77,8 @@ func TestDiskFull(t *testing.T) {
 }
 
 func TestReadWhileUndone(t *testing.T) {
-	for _, reason := range []error{syscall.EDQUOT, syscall.EIO} {
+	grow := fmt.Errorf("file resize error: %s", syscall.ENOSPC) //nolint:errorlint // as bbolt has it
+	for reason, noRoom := range map[error]bool{syscall.EDQUOT: true, grow: true, syscall.EIO: false} {
 		synctest.Test(t, func(t *testing.T) {
 			s := open(t, filepath.Join(t.TempDir(), "resource.db"))
 			require.NoError(t, s.Write(t.Context(), "k", at(5), []byte("before")))
@@ -97,7 +100,7 @@ func TestReadWhileUndone(t *testing.T) {
 			require.Equal(t, resource.Record{Value: []byte("before"), MaxFence: at(5)}, rec)
 			_, errs := pending.Wait()
 			require.ErrorIs(t, errs[0], reason)
-			require.Equal(t, errors.Is(reason, syscall.EDQUOT), errors.Is(errs[0], resource.ErrNoRoom))
+			require.Equal(t, noRoom, errors.Is(errs[0], resource.ErrNoRoom), "%v", reason)
 		})
 	}
 }
@@ -141,22 +144,51 @@ func fillDisk(t *testing.T, path string) (makeRoom func()) {
 	t.Helper()
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 	require.NoError(t, err)
+	open := descriptors(t, path)
+	require.Len(t, open, 1)
+	kept, err := syscall.Dup(open[0])
+	require.NoError(t, err)
+	require.NoError(t, syscall.Dup3(int(full.Fd()), open[0], syscall.O_CLOEXEC))
+	require.NoError(t, full.Close())
+	return func() {
+		require.NoError(t, syscall.Dup3(kept, open[0], syscall.O_CLOEXEC))
+		require.NoError(t, syscall.Close(kept))
+	}
+}
+
+// descriptors are those of this process that are open on path.
+func descriptors(t *testing.T, path string) (open []int) {
+	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	for _, fd := range fds {
 		if target, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && target == path {
 			n, err := strconv.Atoi(fd.Name())
 			require.NoError(t, err)
-			kept, err := syscall.Dup(n)
-			require.NoError(t, err)
-			require.NoError(t, syscall.Dup3(int(full.Fd()), n, syscall.O_CLOEXEC))
-			require.NoError(t, full.Close())
-			return func() {
-				require.NoError(t, syscall.Dup3(kept, n, syscall.O_CLOEXEC))
-				require.NoError(t, syscall.Close(kept))
-			}
+			open = append(open, n)
 		}
 	}
-	require.Fail(t, "the file is not open", path)
-	return nil
+	return open
+}
+
+// TestReplacedWhileOpening replaces the file while Open waits for its lock. The store must not take the new one for its own.
+func TestReplacedWhileOpening(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resource.db")
+	first := open(t, path)
+	opened := make(chan error)
+	go func() {
+		s, err := boltstore.Open(path, &boltstore.Options{LockTimeout: time.Hour})
+		if err == nil {
+			err = errors.Join(errors.New("it is open"), s.Close())
+		}
+		opened <- err
+	}()
+	for len(descriptors(t, path)) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	require.NoError(t, os.Rename(path, path+".away"))
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	require.NoError(t, first.Close())
+	require.ErrorContains(t, <-opened, "the file was removed or replaced while it is open")
+	require.Empty(t, descriptors(t, path+".away"))
 }

@@ -1,6 +1,7 @@
 package cas_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -272,6 +273,48 @@ func TestUpdateEnds(t *testing.T) {
 	require.ErrorContains(t, err, "key is empty")
 	_, err = cas.Update(t.Context(), s, key, addOne, &cas.Options{Backoff: -1})
 	require.ErrorContains(t, err, "must not be negative")
+}
+
+// While Redis is silent, a call ends with its ctx, which has no deadline. A swap may then still be sent, with the value that it had.
+func TestSilent(t *testing.T) {
+	over := errors.New("over")
+	silent := func(call func(ctx context.Context, s cas.Redis, key string) error) (cas.Redis, string) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		key, proceed := newKey(), make(chan struct{})
+		defer close(proceed)
+		d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(request []byte) bool {
+			if strings.Contains(string(request), key) {
+				cancel(over)
+				<-proceed
+			}
+			return false
+		})
+		s := newRedis(t, func(o *redis.Options) { o.Dialer = d.DialContext })
+		require.ErrorIs(t, s.Swap(t.Context(), newKey(), 1, nil), cas.ErrConflict, "the server knows the script then")
+		ended := make(chan error, 1)
+		go func() { ended <- call(ctx, s, key) }()
+		select {
+		case err := <-ended:
+			require.ErrorIs(t, err, over)
+		case <-time.After(10 * time.Second):
+			require.Fail(t, "it waits for Redis")
+		}
+		return s, key
+	}
+	silent(func(ctx context.Context, s cas.Redis, key string) error { _, _, err := s.Get(ctx, key); return err })
+	s, key := silent(func(ctx context.Context, s cas.Redis, key string) error {
+		value := bytes.Repeat([]byte("v"), 1<<20) // more than go-redis buffers
+		defer clear(value)
+		return s.Swap(ctx, key, 0, value)
+	})
+	var got []byte
+	require.Eventually(t, func() bool {
+		var version int64
+		var err error
+		got, version, err = s.Get(t.Context(), key)
+		return err == nil && version == 1
+	}, 10*time.Second, time.Millisecond)
+	require.True(t, bytes.Equal(bytes.Repeat([]byte("v"), 1<<20), got), "the value is torn")
 }
 
 // The reply to a swap is lost. A client that retried it would find a conflict with itself.

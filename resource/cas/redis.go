@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/internal/redisscript"
+	"github.com/fencelab/fencelab/resource/internal/calls"
 )
 
 //go:embed swap.lua
@@ -18,7 +19,8 @@ var swapLua string
 
 var swapScript = redis.NewScript(swapLua)
 
-// Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value.
+// Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value. While Redis is silent a call ends with
+// its ctx, but keeps its connection until the client's timeout.
 type Redis struct {
 	// Client is closed by the caller. It must not be a *redis.Ring, nor cache on the client side.
 	Client redis.UniversalClient
@@ -33,7 +35,7 @@ func (r Redis) Get(ctx context.Context, key string) ([]byte, int64, error) {
 	if err := cmp.Or(check(key, 0), redisscript.Check(r.Client)); err != nil {
 		return nil, 0, err
 	}
-	fields, err := r.Client.HMGet(ctx, name(key), "version", "value").Result()
+	fields, err := calls.Await(ctx, func() ([]any, error) { return r.Client.HMGet(ctx, name(key), "version", "value").Result() })
 	if err != nil || fields[0] == nil && fields[1] == nil {
 		return nil, 0, err
 	}
@@ -54,11 +56,11 @@ func (r Redis) Swap(ctx context.Context, key string, version int64, value []byte
 	if err := cmp.Or(check(key, version), redisscript.Check(r.Client)); err != nil {
 		return err
 	}
-	if value == nil {
-		value = []byte{}
-	}
+	value = append([]byte{}, value...) // the caller may return before it is written
 	client := redisscript.Once{UniversalClient: r.Client}
-	swapped, err := swapScript.Run(ctx, client, []string{name(key)}, version, version+1, value).Int()
+	swapped, err := calls.Await(ctx, func() (int, error) {
+		return swapScript.Run(ctx, client, []string{name(key)}, version, version+1, value).Int()
+	})
 	switch {
 	case err != nil:
 		return err

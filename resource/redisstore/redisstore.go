@@ -13,6 +13,7 @@
 package redisstore
 
 import (
+	"bytes"
 	"context"
 	"embed"
 	"errors"
@@ -56,8 +57,9 @@ var (
 )
 
 // New returns a Store on client, which the caller closes. opts may be nil. A *redis.Ring is refused: when a server doesn't
-// answer, it sends keys to another one, which has no fence. So is a client with client-side caching. Without the client's
-// ContextTimeoutEnabled, calls may outlive their ctx's deadline.
+// answer, it sends keys to another one, which has no fence. So is a client with client-side caching. While Redis is
+// silent a call ends with its ctx, but keeps its connection until the client's ReadTimeout, or with ContextTimeoutEnabled until
+// ctx's deadline.
 func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("redisstore: client is nil")
@@ -77,62 +79,63 @@ func New(client redis.UniversalClient, opts *Options) (*Store, error) {
 
 // Write is [resource.Store.Write]. It is sent once, whatever the client's MaxRetries.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	return s.do(ctx, key, resource.CheckFence(f), func(name []string) error {
+	value = bytes.Clone(value) // see do
+	_, err := s.do(ctx, key, resource.CheckFence(f), func(name []string) (none resource.Record, err error) {
 		reply, err := writeScript.Run(ctx, redisscript.Once{UniversalClient: s.c}, name, f.Token, f.Seq, value).StringSlice()
 		if err != nil || len(reply) == 0 {
-			return err
+			return none, err
 		}
 		if len(reply) != 3 {
-			return fmt.Errorf("the script returned %q", reply)
+			return none, fmt.Errorf("the script returned %q", reply)
 		}
 		seen, err := parse(reply[0], reply[1])
 		if err != nil {
-			return err
+			return none, err
 		}
-		return &resource.StaleTokenError{Key: key, Seen: seen, Got: f, Applied: reply[2] == "1"}
+		return none, &resource.StaleTokenError{Key: key, Seen: seen, Got: f, Applied: reply[2] == "1"}
 	})
+	return err
 }
 
 // Overwrite is [resource.Overwriter.Overwrite]. It is sent once, like Write.
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	return s.do(ctx, key, resource.CheckOffered(f), func(name []string) error {
-		return overwriteScript.Run(ctx, redisscript.Once{UniversalClient: s.c}, name, f.Token, f.Seq, value).Err()
+	value = bytes.Clone(value) // see do
+	_, err := s.do(ctx, key, resource.CheckOffered(f), func(name []string) (resource.Record, error) {
+		return resource.Record{}, overwriteScript.Run(ctx, redisscript.Once{UniversalClient: s.c}, name, f.Token, f.Seq, value).Err()
 	})
+	return err
 }
 
 // Read is [resource.Store.Read].
-func (s *Store) Read(ctx context.Context, key string) (rec resource.Record, err error) {
-	err = s.do(ctx, key, nil, func(name []string) (err error) {
+func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
+	return s.do(ctx, key, nil, func(name []string) (none resource.Record, err error) {
 		fields, err := s.c.HMGet(ctx, name[0], "token", "seq", "value").Result()
 		if err != nil {
-			return err
+			return none, err
 		}
 		if fields[0] == nil && fields[1] == nil && fields[2] == nil {
-			return resource.ErrNotFound
+			return none, resource.ErrNotFound
 		}
-		rec, err = record(fields)
-		return err
+		return record(fields)
 	})
-	return rec, err
 }
 
 // ReadFenced is [resource.Store.ReadFenced].
-func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (rec resource.Record, err error) {
-	err = s.do(ctx, key, resource.CheckToken(f.Token), func(name []string) error {
+func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (resource.Record, error) {
+	return s.do(ctx, key, resource.CheckToken(f.Token), func(name []string) (none resource.Record, err error) {
 		fields, err := raiseScript.Run(ctx, s.c, name, f.Token, f.Seq).Slice()
 		if err != nil {
-			return err
+			return none, err
 		}
-		got, err := record(fields)
+		rec, err := record(fields)
 		if err == nil {
-			err = got.CheckRead(key, f)
+			err = rec.CheckRead(key, f)
 		}
-		if err == nil {
-			rec = got
+		if err != nil {
+			return none, err
 		}
-		return err
+		return rec, nil
 	})
-	return rec, err
 }
 
 // SetFence is [resource.FenceSetter.SetFence]. An operator can do it by hand:
@@ -140,31 +143,33 @@ func (s *Store) ReadFenced(ctx context.Context, key string, f resource.Fence) (r
 //	redis-cli HMGET 'resource:{acme}' token seq
 //	redis-cli HSET 'resource:{acme}' token 7 seq 0
 func (s *Store) SetFence(ctx context.Context, key string, token uint64) error {
-	return s.do(ctx, key, resource.CheckToken(token), func(name []string) error {
+	_, err := s.do(ctx, key, resource.CheckToken(token), func(name []string) (none resource.Record, err error) {
 		set, err := setScript.Run(ctx, s.c, name, token).Bool()
 		if err == nil && !set {
 			err = resource.ErrNotFound
 		}
-		return err
+		return none, err
 	})
+	return err
 }
 
-// Close is [resource.Store.Close]. The client stays open.
+// Close is [resource.Store.Close]. The client stays open. A call that ended with its ctx while Redis was silent isn't waited for.
 func (s *Store) Close() error {
 	s.calls.Close()
 	return nil
 }
 
-func (s *Store) do(ctx context.Context, key string, invalid error, f func(name []string) error) error {
+// do doesn't wait for f beyond ctx's end, because go-redis looks only at ctx's deadline while it waits for a reply.
+func (s *Store) do(ctx context.Context, key string, invalid error, f func(name []string) (resource.Record, error)) (resource.Record, error) {
 	if err := s.calls.Begin(ctx, key, invalid); err != nil {
-		return err
+		return resource.Record{}, err
 	}
 	defer s.calls.End()
-	err := f([]string{s.prefix + "resource:{" + key + "}"})
+	rec, err := calls.Await(ctx, func() (resource.Record, error) { return f([]string{s.prefix + "resource:{" + key + "}"}) })
 	if err != nil && strings.Contains(err.Error(), "OOM command not allowed") { // before Redis 7 within another error
 		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)
 	}
-	return calls.Wrap(ctx, "redisstore", err)
+	return rec, calls.Wrap(ctx, "redisstore", err)
 }
 
 func record(fields []any) (rec resource.Record, err error) {

@@ -234,6 +234,75 @@ func TestAnswerLost(t *testing.T) {
 	}
 }
 
+var errOver = errors.New("the lease is lost")
+
+// A call that Redis doesn't answer ends with its ctx, which has no deadline, and Close doesn't wait for it.
+func TestSilent(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, s *redisstore.Store) error{
+		"Write":     func(ctx context.Context, s *redisstore.Store) error { return s.Write(ctx, "k", at(1), nil) },
+		"Overwrite": func(ctx context.Context, s *redisstore.Store) error { return s.Overwrite(ctx, "k", at(1), nil) },
+		"Read":      func(ctx context.Context, s *redisstore.Store) error { _, err := s.Read(ctx, "k"); return err },
+		"ReadFenced": func(ctx context.Context, s *redisstore.Store) error {
+			_, err := s.ReadFenced(ctx, "k", at(1))
+			return err
+		},
+		"SetFence": func(ctx context.Context, s *redisstore.Store) error { return s.SetFence(ctx, "k", 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(request []byte) bool {
+				sent := bytes.Contains(request, []byte("resource:{k}"))
+				if sent {
+					cancel(errOver)
+				}
+				return sent
+			})
+			s := newStore(t, newClient(t, server, func(o *redis.Options) { o.Dialer = d.DialContext }))
+			defer d.Link().HoldReplies()()
+			ended := make(chan error, 1)
+			go func() { ended <- call(ctx, s) }()
+			select {
+			case err := <-ended:
+				require.ErrorIs(t, err, errOver)
+				require.EqualError(t, err, "redisstore: the lease is lost (the operation may still take effect)")
+			case <-time.After(10 * time.Second):
+				require.Fail(t, "it waits for Redis")
+			}
+			require.NoError(t, s.Close())
+		})
+	}
+}
+
+// A write whose ctx has ended is still being sent while its caller already uses the value for something else.
+func TestValueOutlivesCall(t *testing.T) {
+	for _, write := range []func(*redisstore.Store, context.Context, string, resource.Fence, []byte) error{
+		(*redisstore.Store).Write, (*redisstore.Store).Overwrite,
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		proceed := make(chan struct{})
+		d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(request []byte) bool {
+			if bytes.Contains(request, []byte("resource:{k}")) {
+				cancel(errOver)
+				<-proceed
+			}
+			return false
+		})
+		s := newStore(t, newClient(t, server, func(o *redis.Options) { o.Dialer = d.DialContext }))
+		require.NoError(t, write(s, t.Context(), "warm", at(1), nil), "the script is known to the server")
+		value := bytes.Repeat([]byte("v"), 1<<20) // more than go-redis buffers
+		require.ErrorIs(t, write(s, ctx, "k", at(1), value), errOver)
+		clear(value)
+		close(proceed)
+		var got resource.Record
+		require.Eventually(t, func() (arrived bool) {
+			var err error
+			got, err = s.Read(t.Context(), "k")
+			return err == nil
+		}, 10*time.Second, time.Millisecond)
+		require.True(t, bytes.Equal(bytes.Repeat([]byte("v"), 1<<20), got.Value), "the value is torn")
+	}
+}
+
 // TestCommands runs the commands in SetFence's comment.
 func TestCommands(t *testing.T) {
 	c, ctx := newClient(t, server), t.Context()

@@ -14,8 +14,8 @@ import (
 var rules = [...]string{
 	1: "Write takes effect if and only if AdmitsWrite says so, over the whole range of uint64. Otherwise it changes nothing " +
 		"and returns a *StaleTokenError.",
-	2: "A refused Write that repeats the accepted one (equal fence, equal value) is reported as Applied, and no other is, " +
-		"so that a caller whose reply was lost can repeat the call to find out whether it took effect.",
+	2: "A refused Write is reported as Applied if and only if its fence equals the greatest accepted and its value the stored one. " +
+		"Since a fence is for one call, a caller whose reply was lost can repeat the call to find out whether it took effect.",
 	3: "ReadFenced takes effect if and only if AdmitsRead says so, and otherwise returns a *StaleTokenError. It raises the " +
 		"fence to its own and reads atomically, so that a later write with a lower fence is refused.",
 	4: "Of any number of concurrent calls on a key, accepted writes' fences strictly increase and the greatest wins.",

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/fencelab/fencelab/dlock/s3lock"
+	"github.com/fencelab/fencelab/internal/http1"
 	"github.com/fencelab/fencelab/internal/open/onaws"
 )
 
@@ -26,7 +27,7 @@ func openS3(ctx context.Context, s Spec) (*Backend, error) {
 	if err != nil || u.Scheme != onaws.S3 { // it may hold a secret
 		return nil, errors.New("locks: the S3 address is not like s3://[ID:SECRET@]BUCKET[/PREFIX]?endpoint=URL&region=NAME or http://ID:SECRET@HOST:PORT")
 	}
-	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport := http1.Transport()
 	if s.Dial != nil {
 		transport.DialContext = s.Dial
 	}

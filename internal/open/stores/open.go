@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencelab/fencelab/internal/http1"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/pgstore"
@@ -29,16 +30,9 @@ func openHTTP(addr string, o Options) (*Store, error) {
 	}, nil
 }
 
-// httpClient returns a client with connections of its own, without HTTP/2: see [resource.NewClient].
 func httpClient(fresh bool) (*http.Client, *http.Transport) {
-	t := http.DefaultTransport.(*http.Transport).Clone()
+	t := http1.Transport()
 	t.DisableKeepAlives = fresh
-	t.MaxIdleConnsPerHost = t.MaxIdleConns // there is one host
-	t.Protocols = new(http.Protocols)
-	t.Protocols.SetHTTP1(true)
-	if t.TLSClientConfig != nil { // the default transport's still offers HTTP/2
-		t.TLSClientConfig.NextProtos = nil
-	}
 	return &http.Client{Transport: t}, t
 }
 

@@ -56,6 +56,30 @@ func Wrap(ctx context.Context, store string, err error) error {
 	return fmt.Errorf("%s: %w", store, err)
 }
 
+// Await returns what f does, or ctx's cause if that ends first, for a client that may ignore ctx while it waits for a reply. f then
+// goes on, and must not use what the caller may change.
+func Await[T any](ctx context.Context, f func() (T, error)) (T, error) {
+	if ctx.Done() == nil {
+		return f()
+	}
+	type reply struct {
+		value T
+		err   error
+	}
+	replied := make(chan reply, 1)
+	go func() {
+		value, err := f()
+		replied <- reply{value, err}
+	}()
+	select {
+	case r := <-replied:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, fmt.Errorf("%w (the operation may still take effect)", context.Cause(ctx))
+	}
+}
+
 // Wait waits for d, or returns ctx's cause if that ends first.
 func Wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)

@@ -46,6 +46,27 @@ func TestBegin(t *testing.T) {
 	c.Close()
 }
 
+func TestAwait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancelCause(t.Context())
+		for _, ctx := range []context.Context{context.Background(), ctx} {
+			got, err := calls.Await(ctx, func() (int, error) { return 7, io.EOF })
+			require.Equal(t, 7, got)
+			require.Equal(t, io.EOF, err)
+		}
+		silent := make(chan struct{})
+		go func() {
+			synctest.Wait() // for the call to wait
+			end(io.ErrClosedPipe)
+		}()
+		got, err := calls.Await(ctx, func() (int, error) { <-silent; return 7, nil })
+		require.Zero(t, got)
+		require.EqualError(t, err, "io: read/write on closed pipe (the operation may still take effect)")
+		require.ErrorIs(t, err, io.ErrClosedPipe)
+		close(silent)
+	})
+}
+
 func TestWrap(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	require.NoError(t, calls.Wrap(ctx, "s", nil))
