@@ -98,14 +98,11 @@ func (b *Backend) listenOnce() bool {
 	listening := context.WithoutCancel(b.open)
 	end := func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) }
 	stop := context.AfterFunc(b.open, end)
-	limit := func(d time.Duration) { // of the reads that follow
-		_ = conn.SetReadDeadline(time.Now().Add(d))
-		if b.open.Err() != nil { // it may have replaced Close's
+	ask := func(sql string) error {
+		_ = conn.SetReadDeadline(time.Now().Add(b.patience)) // for the answer, and for notifications
+		if b.open.Err() != nil {                             // it may have replaced Close's
 			end()
 		}
-	}
-	ask := func(sql string) error {
-		limit(b.patience)
 		_, err := c.Exec(listening, sql)
 		return err
 	}
@@ -124,7 +121,6 @@ func (b *Backend) listenOnce() bool {
 	}
 	b.wakeAll()
 	for {
-		limit(2 * b.patience)
 		n, err := c.WaitForNotification(listening)
 		switch {
 		case err == nil:

@@ -5,7 +5,7 @@
 // counter. Delete a row only together with the key's resource, which would refuse tokens from a counter that restarts at 1.
 //
 // A waiter is woken by a NOTIFY in the release's statement, or by a timer when the lease ends. All waiters of a
-// Backend share one LISTEN connection, which is tested after 10 s of silence, and only one per key polls. PostgreSQL serialises commits that notify, across the
+// Backend share one LISTEN connection, which is tested every 5 s, and only one per key polls. PostgreSQL serialises commits that notify, across the
 // whole server: with a commit of a millisecond, all locks together can't be released more than a thousand times a second.
 //
 // # Token durability
@@ -85,8 +85,8 @@ const (
 	// recheck limits how long a waiter relies on the holder's lease: the database's clock may be set, and timers don't run while
 	// a machine is suspended.
 	recheck = time.Minute
-	// patience is how long a polling waiter waits for an answer before it retries. It doubles each time, up to recheck. After twice
-	// patience without a notification the LISTEN connection is tested.
+	// patience is how long a polling waiter waits for an answer before it retries. It doubles each time, up to recheck. The
+	// LISTEN connection is tested as often.
 	patience = 5 * time.Second
 )
 
