@@ -115,7 +115,7 @@ func behindTLS(t *testing.T, upstream string) (string, *tls.Config) {
 			if err != nil {
 				return
 			}
-			to, err := net.Dial("tcp", upstream)
+			to, err := new(net.Dialer).DialContext(t.Context(), "tcp", upstream)
 			if err != nil {
 				_ = from.Close()
 				continue

@@ -205,7 +205,7 @@ func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, 
 			}}, err
 		},
 		Shut: func() error {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 			defer cancel()
 			return locks.CloseWithContext(ctx)
 		},
