@@ -264,6 +264,8 @@ func tokensIncrease(c *check) {
 		now := time.Now()
 		switch {
 		case err != nil:
+		case got.Fence() == l.Fence(): // however late; the token may have been read after the grant
+			c.breaks("two grants had the token %d: that of a client whose replies were late, and its successor's", got.Fence())
 		case !sooner && got.Fence() > l.Fence() && lasts(l, now):
 			c.breaks("a grant whose reply was late had the token %d, and its successor, who still held the lock, had %d", got.Fence(), l.Fence())
 		case sooner && got.Fence() <= l.Fence() && !got.Until().IsZero() && lasts(got, now): // a notification may be late, too

@@ -52,6 +52,7 @@ type simple struct {
 	tokenOwner   bool // a grant's owner is its token
 	reentrant    bool // a client that holds the lock gets it again
 	tokenAfter   bool // the token is minted in another message, after the grant
+	tokenRead    bool // the token is read in another message, after the grant
 	clockToken   bool // the token is the server's time
 	tokenFirst   bool // the token is minted in another message, before the wait
 	tokenByOwner bool // the token grows when the lock changes hands between clients
@@ -338,6 +339,11 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	}
 	if s.tokenAfter && fence > 0 {
 		if fence, err = s.redis.Incr(ctx, key+":fence").Uint64(); err != nil {
+			return nil, err
+		}
+	}
+	if s.tokenRead && fence > 0 {
+		if fence, err = s.redis.Get(ctx, key+":fence").Uint64(); err != nil {
 			return nil, err
 		}
 	}
