@@ -245,6 +245,7 @@ func TestBroken(t *testing.T) {
 		"a try ends renewals":       {func(s *simple) { s.renewal = renewToTry }, []string{"LeaseRenewed"}},
 		"untold after renewals":     {func(s *simple) { s.renewal = renewUntold }, []string{"LeaseRenewed"}},
 		"renewed, and not released": {func(s *simple) { s.renewal = renewVersion }, []string{"WaiterServed"}},
+		"renewed after its release": {func(s *simple) { s.renewal = renewUpserts }, []string{"WaiterServed"}}, // NothingLeft may find its renewals
 		"releases too late":         {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
 	} {
 		t.Run(name, func(t *testing.T) {

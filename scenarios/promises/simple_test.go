@@ -120,6 +120,7 @@ const (
 	renewUntold     // the holder of a renewed lease isn't told that it is lost
 	renewToTry      // until its client fails to get the lock again
 	renewToRefusal  // until a connection is refused, and the holder isn't told
+	renewUpserts    // once more after the release, and also if nobody holds it
 )
 
 type lease struct {
@@ -144,6 +145,7 @@ var (
 		if tonumber(ARGV[2]) > 0 then redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2]) end
 		return fence`)
 	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
+	upsert  = redis.NewScript(`local has = redis.call('get', KEYS[1]) if has and has ~= ARGV[1] then return 0 end return redis.call('psetex', KEYS[1], ARGV[2], ARGV[1]) and 1`)
 	release = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0`)
 )
 
@@ -454,7 +456,12 @@ func (l *lease) renew(ctx context.Context) {
 		}
 	}()
 	releases := l.s.releases.Load()
-	for tries := 1; l.s.renewal == renewForEver || l.ctx.Err() == nil && time.Now().Before(l.Until()); tries++ {
+	script := renew
+	if l.s.renewal == renewUpserts {
+		script = upsert
+	}
+	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(l.Until()); {
+		tries++
 		closed := l.s.closed
 		if l.s.renewal == renewForEver {
 			closed = nil
@@ -503,7 +510,7 @@ func (l *lease) renew(ctx context.Context) {
 				break
 			}
 			var n int
-			if n, err = renew.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 && l.s.renewal != renewRegardless {
+			if n, err = script.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 && l.s.renewal != renewRegardless {
 				err = dlock.ErrLost
 			}
 		}
