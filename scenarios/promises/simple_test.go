@@ -120,6 +120,7 @@ const (
 	renewUntold     // the holder of a renewed lease isn't told that it is lost
 	renewToTry      // until its client fails to get the lock again
 	renewToRefusal  // until a connection is refused, and the holder isn't told
+	renewTwice      // and then no more
 	renewUpserts    // once more after the release, and also if nobody holds it
 )
 
@@ -478,7 +479,7 @@ func (l *lease) renew(ctx context.Context) {
 		if l.s.renewal == renewToTry && l.s.tried.Load() == l.key {
 			return
 		}
-		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing {
+		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 {
 			continue
 		}
 		start, ttl := time.Now(), l.s.ttl.Milliseconds()
