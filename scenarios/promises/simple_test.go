@@ -75,6 +75,7 @@ type simple struct {
 	oneCall      bool // an acquisition that waits keeps its client's others waiting
 	onlyDeadline bool // cancelling its context doesn't end a call
 	noRelease    bool // a release does nothing
+	dropsGrant   bool // a wait that is cancelled as it is granted the lock keeps it
 	waitCloses   bool // a cancelled wait ends what its client holds, as the end of a session does
 	panics       bool // the second release of a lease panics
 	tryDeletes   bool // a try that gets no reply deletes the lock, whoever has it
@@ -563,6 +564,9 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 			}
 		}
 		l, err := s.try(ctx, key)
+		if err == nil && s.dropsGrant && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if err == nil && s.queued {
 			s.redis.PExpire(ctx, key, s.ttl-time.Since(began))
 		}

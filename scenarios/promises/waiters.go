@@ -118,7 +118,38 @@ func waiterCancelled(c *check) {
 	}
 	if !c.isDecided() {
 		c.othersCall()
+		c.cancelledAtGrant()
 	}
+}
+
+// cancelledAtGrant cancels a waiter that has got the lock and doesn't know yet.
+func (c *check) cancelledAtGrant() {
+	a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
+	_ = c.do(c.take(b, newKey()).Release) // it is connected
+	l := c.take(a, key)
+	heal := c.inject(b, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, 10*pause) })
+	ctx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	done := make(chan result, 1)
+	go func() {
+		done <- c.call(2*c.limit(), func() (scenarios.Lease, error) { return b.Acquire(ctx, key) })
+	}()
+	time.Sleep(20 * pause)
+	c.release(l)
+	for end := time.Now().Add(c.limit()); time.Now().Before(end); time.Sleep(4 * pause) {
+		got, err := c.try(other, key)
+		if err != nil {
+			break
+		}
+		_ = c.do(got.Release)
+	}
+	cancel()
+	got, err := (<-done).granted()
+	heal()
+	if err == nil {
+		_ = c.do(got.Release)
+	}
+	c.comesFree(other, key, "a waiter was cancelled as it was granted the lock,")
 }
 
 // othersCall checks that a wait that is cancelled leaves the other locks of its client alone.
