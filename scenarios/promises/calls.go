@@ -225,13 +225,14 @@ func (c *check) stays(l scenarios.Lease, other *client, key, after string) (sure
 
 const maxMessages = 30
 
+var losses = map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
+	"requests": (*faults.Link).LoseRequestsFrom, "replies": (*faults.Link).LoseRepliesFrom,
+}
+
 func everyMessage(c *check) {
-	lose := map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
-		"requests": (*faults.Link).LoseRequestsFrom, "replies": (*faults.Link).LoseRepliesFrom,
-	}
 	b, more := c.client(), ""
 	for _, what := range []string{"Acquire", "Release"} {
-		for kind, from := range lose {
+		for kind, from := range losses {
 			for n := 1; ; n++ {
 				if n > maxMessages {
 					more = fmt.Sprintf("%s has more than %d %s: the loss of those behind was not tried", what, maxMessages, kind)

@@ -92,6 +92,18 @@ func leaseRenewed(c *check) {
 		return
 	}
 	began, first := time.Now(), c.take(c.times(3), newKey())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for kind, from := range losses {
+		wg.Go(func() {
+			for range 3 {
+				if !c.endsByLoss(from) {
+					return
+				}
+			}
+			c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
+		})
+	}
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
 		c.often(func() bool {
 			a, b := c.times(3), c.client()
@@ -137,6 +149,49 @@ func leaseRenewed(c *check) {
 		c.renews(time.Since(began))
 	}
 	_ = c.do(first.Release)
+}
+
+// endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a
+// session may: another, whose client has had to connect again, lasts.
+func (c *check) endsByLoss(from func(*faults.Link, context.Context, int) (faults.Heal, error)) bool {
+	var clients []*client
+	var leases []scenarios.Lease
+	for range 2 {
+		ttl := 9 * c.k.TTL
+		if c.k.Fixed {
+			ttl = c.k.TTL
+		}
+		cl, err := c.open(ttl)
+		if err != nil {
+			return false
+		}
+		l, err := c.acquire(cl, newKey())
+		if err != nil {
+			return false
+		}
+		defer func() { _ = c.do(l.Release) }()
+		clients, leases = append(clients, cl), append(leases, l)
+	}
+	for i, fault := range []func(*faults.Link, context.Context) (faults.Heal, error){
+		(*faults.Link).Refuse, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return from(l, ctx, 1) },
+	} {
+		heal, err := c.injected(clients[i], fault)
+		for end := time.Now().Add(leases[i].TTL()); i == 1 && !clients[i].loses() && time.Now().Before(end) && c.ctx.Err() == nil; {
+			time.Sleep(pause)
+		}
+		heal()
+		l, failed := c.acquire(clients[i], newKey()) // it connects again
+		if err != nil || failed != nil {
+			return false
+		}
+		_ = c.do(l.Release)
+	}
+	select {
+	case <-leases[1].Context().Done():
+	case <-time.After(leases[1].TTL() + c.k.TTL):
+	case <-c.ctx.Done():
+	}
+	return leases[1].Context().Err() != nil && leases[0].Context().Err() == nil
 }
 
 // renews checks that leases are renewed for as long as hold.

@@ -279,6 +279,7 @@ func TestBrokenOnce(t *testing.T) {
 		"a token read after the grant":      {1, func(s *simple) { s.tokenRead = true }, "TokensIncrease"},
 		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed"},
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
+		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed"},
 		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
 		"microseconds are for ever":         {1, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
 		"absolute time":                     {1, func(s *simple) { s.absolute = true }, "ClockSkew"},

@@ -121,6 +121,7 @@ const (
 	renewUntold     // the holder of a renewed lease isn't told that it is lost
 	renewToTry      // until its client fails to get the lock again
 	renewToRefusal  // until a connection is refused, and the holder isn't told
+	renewFragile    // until one fails
 	renewTwice      // and then no more
 	renewUpserts    // once more after the release, and also if nobody holds it
 )
@@ -521,6 +522,9 @@ func (l *lease) renew(ctx context.Context) {
 			return
 		}
 		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver {
+			return
+		}
+		if err != nil && l.s.renewal == renewFragile {
 			return
 		}
 		if l.s.renewal == renewLate {
