@@ -280,6 +280,7 @@ func TestBrokenOnce(t *testing.T) {
 		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed"},
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
 		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed"},
+		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns"},
 		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
 		"microseconds are for ever":         {1, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
 		"absolute time":                     {1, func(s *simple) { s.absolute = true }, "ClockSkew"},

@@ -94,6 +94,7 @@ type simple struct {
 	hash         func(key []byte) uint32 // which the key is replaced by
 	ahead        *atomic.Int64
 	releases     atomic.Int32
+	losses       atomic.Int32
 	owner        string
 	held         []*lease
 	sessions     []*redis.PubSub
@@ -122,6 +123,7 @@ const (
 	renewToTry      // until its client fails to get the lock again
 	renewToRefusal  // until a connection is refused, and the holder isn't told
 	renewFragile    // until one fails
+	renewToLoss     // until one of its client's leases is lost
 	renewTwice      // and then no more
 	renewUpserts    // once more after the release, and also if nobody holds it
 )
@@ -455,6 +457,9 @@ func (l *lease) renew(ctx context.Context) {
 	refused, untold := false, false
 	defer func() {
 		if !refused && !untold {
+			if l.ctx.Err() == nil {
+				l.s.losses.Add(1)
+			}
 			l.cancel()
 		}
 	}()
@@ -481,7 +486,8 @@ func (l *lease) renew(ctx context.Context) {
 		if l.s.renewal == renewToTry && l.s.tried.Load() == l.key {
 			return
 		}
-		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 {
+		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 ||
+			l.s.renewal == renewToLoss && l.s.losses.Load() > 0 {
 			continue
 		}
 		start, ttl := time.Now(), l.s.ttl.Milliseconds()
