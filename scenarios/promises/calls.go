@@ -201,7 +201,7 @@ func (c *check) ownCleanup() {
 			if !r.returned {
 				return true
 			}
-			l, err := c.acquire(a, key)
+			l, err := c.persist(c.limit(), a, key) // its own late request may have it for a lease
 			if err != nil {
 				return true // comesFree says why
 			}

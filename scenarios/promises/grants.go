@@ -132,7 +132,8 @@ func (c *check) refused(a, b *client, who string) {
 		c.unsure("Release of a held lock: %v", err)
 		return
 	}
-	c.comesFree(b, key, "a failed try, and the holder's release,")
+	c.comesFree(c.client(), key, "a failed try, and the holder's release,") // b may wait for as long as a lease lasts
+	c.comesFree(b, key, "its failed try, and the holder's release,")
 }
 
 // contend has clients contend for a lock, and calls meet for every grant.

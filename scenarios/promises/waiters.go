@@ -227,7 +227,7 @@ func (c *check) ownWaiters() {
 	var failed atomic.Value
 	for _, w := range waits {
 		wg.Go(func() {
-			l, err := w.served(c.limit())
+			l, err := w.served(c.limitOf(b))
 			if err != nil {
 				failed.Store(err.Error())
 				return
