@@ -362,6 +362,15 @@ func testAdapter(t *testing.T, good promises.Kit) {
 				return nil, errors.New("no such server")
 			}
 		},
+		"mine: with a TTL of 1m0s: open: at most a second; with 1s it works: if the lock's TTL can't be changed that far, set Kit.Fixed": func(k *promises.Kit) {
+			open := k.Open
+			k.Open = func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+				if s.TTL > time.Second {
+					return nil, errors.New("at most a second")
+				}
+				return open(ctx, s)
+			}
+		},
 	} {
 		k, service := good, *good.Service
 		k.Service = &service
