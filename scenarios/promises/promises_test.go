@@ -288,6 +288,7 @@ func TestBrokenOnce(t *testing.T) {
 		"a try prolongs the lease":          {1, func(s *simple) { s.tryExtends = true }, "Exclusive"},
 		"a watchdog for all leases":         {1, func(s *simple) { s.renewal = renewToRelease }, "LeaseRenewed"},
 		"the first server's token":          {3, func(s *simple) { s.majority = true }, "TokensIncrease DataLoss"},
+		"waits for each server":             {3, func(s *simple) { s.majority, s.unlimited = true, true }, "TokensIncrease DataLoss Partition"},
 		"a failed try leaves a connection":  {1, func(s *simple) { s.tryConnects = true }, "NothingLeft"},
 		"renews what the server forgot":     {1, func(s *simple) { s.renewal = renewRegardless }, "DataLoss"},
 		"loads a script once":               {1, func(s *simple) { s.loadedOnce = true }, "DataLoss"},

@@ -71,6 +71,7 @@ type simple struct {
 	tryExtends   bool // a failed try prolongs the lease
 	tryConnects  bool // a failed try leaves a connection
 	majority     bool // on several servers, whose tokens differ
+	unlimited    bool // and its requests to one of them have no time limit of their own
 	asleep       bool // waiters try again only when a message says so
 	oneCall      bool // an acquisition that waits keeps its client's others waiting
 	onlyDeadline bool // cancelling its context doesn't end a call
@@ -162,7 +163,7 @@ func open(set func(*simple)) scenarios.Open {
 		l := &simple{ttl: s.TTL, owner: uuid.NewString(), calls: make(chan struct{}, 1), closed: make(chan struct{})}
 		set(l)
 		if l.majority && len(s.Addrs) > 1 {
-			return openMajority(ctx, s, set)
+			return openMajority(ctx, s, set, l.unlimited)
 		}
 		o := &redis.Options{
 			Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient, DialerRetries: 1, DisableIdentity: true,
