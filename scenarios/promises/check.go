@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -138,7 +139,7 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 		Lock: c.k.Service.Lock, TTL: ttl, MinSession: c.k.Service.MinSession, Renew: !c.k.Service.NoRenew, MaxHold: time.Hour,
 	}
 	for _, n := range c.k.Service.Nodes {
-		l, addr, err := c.k.link(n)
+		l, addr, err := c.link(n)
 		if err != nil {
 			return cl, err
 		}
@@ -160,6 +161,18 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 	}
 	cl.Lock = r.lease.(opened).lock
 	return cl, nil
+}
+
+// link makes a link. Its goroutines aren't the lock's: they get no labels.
+func (c *check) link(n scenarios.Node) (l *faults.Link, addr string, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pprof.SetGoroutineLabels(context.Background())
+		l, addr, err = c.k.link(n)
+	}()
+	<-done
+	return l, addr, err
 }
 
 // opened is a lock, opened too late, in the form of a lease: its release closes it.

@@ -281,6 +281,8 @@ func TestBrokenOnce(t *testing.T) {
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
 		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed"},
 		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns"},
+		"a closed client's goroutine":       {1, func(s *simple) { s.leaksClosed = true }, "NothingLeft"},
+		"waits on when it is closed":        {1, func(s *simple) { s.waitsOn = true }, "CloseEnds"},
 		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
 		"microseconds are for ever":         {1, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
 		"absolute time":                     {1, func(s *simple) { s.absolute = true }, "ClockSkew"},

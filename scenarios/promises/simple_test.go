@@ -65,6 +65,8 @@ type simple struct {
 	session      bool // a lock is free if its holder isn't connected any more
 	anyServer    bool // any server that can be reached will do
 	leaks        bool // each call leaves a goroutine
+	leaksClosed  bool // a closed client leaves a goroutine
+	waitsOn      bool // an acquisition of a closed client waits on
 	late         bool // a release does nothing if its context has ended
 	asksFirst    bool // a release asks in another message who has the lock
 	tryTakes     bool // a failed try leaves its owner
@@ -100,6 +102,7 @@ type simple struct {
 	held         []*lease
 	sessions     []*redis.PubSub
 	closed       chan struct{}
+	close        sync.Once
 }
 
 // renewal says what a renewing lock does wrong.
@@ -186,6 +189,12 @@ func open(set func(*simple)) scenarios.Open {
 			}
 		}
 		l.redis = redis.NewClient(o)
+		if l.leaksClosed {
+			go func() {
+				<-l.closed
+				time.Sleep(50 * time.Second)
+			}()
+		}
 		if l.loadedOnce {
 			release.Load(ctx, l.redis)
 		}
@@ -575,6 +584,9 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 			}
 		}
 		l, err := s.try(ctx, key)
+		if s.waitsOn && errors.Is(err, redis.ErrClosed) {
+			time.Sleep(3 * patient)
+		}
 		if err == nil && s.dropsGrant && ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -641,7 +653,7 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 }
 
 func (s *simple) Close() error {
-	close(s.closed)
+	s.close.Do(func() { close(s.closed) })
 	for _, sub := range s.sessions {
 		_ = sub.Close()
 	}
