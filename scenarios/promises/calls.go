@@ -201,7 +201,7 @@ func (c *check) ownCleanup() {
 			if !r.returned {
 				return true
 			}
-			l, err := c.acquire(a, key)
+			l, err := c.persist(c.limit(), a, key) // its own late request may have it for a lease
 			if err != nil {
 				return true // comesFree says why
 			}
@@ -225,13 +225,14 @@ func (c *check) stays(l scenarios.Lease, other *client, key, after string) (sure
 
 const maxMessages = 30
 
+var losses = map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
+	"requests": (*faults.Link).LoseRequestsFrom, "replies": (*faults.Link).LoseRepliesFrom,
+}
+
 func everyMessage(c *check) {
-	lose := map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
-		"requests": (*faults.Link).LoseRequestsFrom, "replies": (*faults.Link).LoseRepliesFrom,
-	}
 	b, more := c.client(), ""
 	for _, what := range []string{"Acquire", "Release"} {
-		for kind, from := range lose {
+		for kind, from := range losses {
 			for n := 1; ; n++ {
 				if n > maxMessages {
 					more = fmt.Sprintf("%s has more than %d %s: the loss of those behind was not tried", what, maxMessages, kind)
@@ -385,6 +386,40 @@ func closeEnds(c *check) {
 		c.blocked(key, "after Close nobody had got the lock in %v or more, though the lease was over: %v", c.limit(), err)
 	}
 	c.releasedAndClosed()
+	if !c.isDecided() {
+		c.closedCalls()
+	}
+}
+
+// closedCalls checks that calls of a closed client return, and one that waited when it was closed.
+func (c *check) closedCalls() {
+	a, b, key := c.lasting(), c.client(), newKey()
+	held, l := c.take(a, key), c.take(b, newKey())
+	limit := c.k.TTL + patience
+	waited := make(chan result, 1)
+	go func() {
+		waited <- c.within(c.k.TTL, func(ctx context.Context) (scenarios.Lease, error) { return b.Acquire(ctx, key) })
+	}()
+	time.Sleep(5 * pause)
+	if !c.call(limit, func() (scenarios.Lease, error) { return nil, b.close() }).returned {
+		c.breaks("Close hadn't returned after %v while an acquisition of its client waited", limit)
+	}
+	if !(<-waited).returned {
+		c.breaks("an acquisition that waited when its client was closed hadn't returned %v after its context had ended", patience)
+	}
+	for what, call := range map[string]func(ctx context.Context) error{
+		"Release": l.Release,
+		"Close":   func(context.Context) error { return b.Close() },
+		"Acquire": func(ctx context.Context) error {
+			_, err := b.Acquire(ctx, key)
+			return err
+		},
+	} {
+		if !c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return nil, call(ctx) }).returned {
+			c.breaks("after Close, %s hadn't returned %v after its context had ended", what, patience)
+		}
+	}
+	_ = c.do(held.Release)
 }
 
 // releasedAndClosed checks that Close doesn't drop a release.
@@ -397,19 +432,38 @@ func (c *check) releasedAndClosed() {
 }
 
 func nothingLeft(c *check) {
-	const calls = 100
 	a, b, key := c.client(), c.lasting(), newKey() // a may clean up until its leases, had it got any, would have ended
 	held := c.take(b, key)
 	_ = c.do(c.take(a, newKey()).Release) // it is connected
-	for what, call := range map[string]func(){
+	const clients = "clients"
+	closed := []*client{a}
+	connections := func() (n int) {
+		for _, cl := range closed {
+			n += cl.connections()
+		}
+		return n
+	}
+	kinds := map[string]func(){
 		"grants and releases": func() { _ = c.do(c.take(a, newKey()).Release) },
 		"failed tries":        func() { _, _ = c.try(a, key) },
 		"cancelled waits": func() {
 			_, _ = c.within(pause, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).granted()
 		},
-	} {
-		mark, before := newKey(), a.connections()
-		n := 0
+		clients: func() {
+			cl := c.client()
+			closed = append(closed, cl)
+			_ = c.do(c.take(cl, newKey()).Release)
+			c.call(patience, func() (scenarios.Lease, error) { return nil, cl.close() })
+		},
+	}
+	if l, ok := a.Lock.(scenarios.Adapter); ok && l.Shut == nil { // they share what they leave
+		delete(kinds, clients)
+	}
+	for what, call := range kinds {
+		calls, n, mark, before := 100, 0, newKey(), connections()
+		if what == clients {
+			calls = 30 // there may not be room for more
+		}
 		pprof.Do(c.ctx, pprof.Labels("promises", mark), func(context.Context) {
 			for end := time.Now().Add(patience); n < calls && time.Now().Before(end); n++ {
 				call()
@@ -419,7 +473,7 @@ func nothingLeft(c *check) {
 		most := max(few, 20) // a client may keep a pool, and slow calls are few
 		// What ends slowly, such as clean-up on a slow machine, isn't left for good.
 		left, where := goroutines(mark)
-		open := a.connections() - before
+		open := connections() - before
 		for began, least, since := time.Now(), math.MaxInt, time.Now(); left > few || open > most; {
 			if left+open < least {
 				least, since = left+open, time.Now()
@@ -432,7 +486,7 @@ func nothingLeft(c *check) {
 			}
 			time.Sleep(patience / 20)
 			left, where = goroutines(mark)
-			open = a.connections() - before
+			open = connections() - before
 		}
 		switch {
 		case left > most:

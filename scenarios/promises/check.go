@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -98,6 +99,7 @@ func (c *check) shut(cl *client) {
 
 type client struct {
 	scenarios.Lock
+	ttl     time.Duration
 	links   []*faults.Link
 	closing atomic.Bool
 }
@@ -129,7 +131,7 @@ func (c *check) clientOf(ttl time.Duration) *client {
 }
 
 func (c *check) open(ttl time.Duration) (*client, error) {
-	cl := &client{}
+	cl := &client{ttl: ttl}
 	c.mu.Lock()
 	c.clients = append(c.clients, cl)
 	c.mu.Unlock()
@@ -137,7 +139,7 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 		Lock: c.k.Service.Lock, TTL: ttl, MinSession: c.k.Service.MinSession, Renew: !c.k.Service.NoRenew, MaxHold: time.Hour,
 	}
 	for _, n := range c.k.Service.Nodes {
-		l, addr, err := c.k.link(n)
+		l, addr, err := c.link(n)
 		if err != nil {
 			return cl, err
 		}
@@ -159,6 +161,18 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 	}
 	cl.Lock = r.lease.(opened).lock
 	return cl, nil
+}
+
+// link makes a link. Its goroutines aren't the lock's: they get no labels.
+func (c *check) link(n scenarios.Node) (l *faults.Link, addr string, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pprof.SetGoroutineLabels(context.Background())
+		l, addr, err = c.k.link(n)
+	}()
+	<-done
+	return l, addr, err
 }
 
 // opened is a lock, opened too late, in the form of a lease: its release closes it.
@@ -288,7 +302,7 @@ func (c *check) injected(cl *client, fault func(*faults.Link, context.Context) (
 func newKey() string { return "promises-" + uuid.NewString() }
 
 func (c *check) acquire(cl *client, key string) (scenarios.Lease, error) {
-	return c.persist(c.limit(), cl, key)
+	return c.persist(c.limitOf(cl), cl, key)
 }
 
 func (c *check) persist(limit time.Duration, cl *client, key string) (scenarios.Lease, error) {
@@ -392,6 +406,9 @@ func (c *check) unused() error {
 // limit bounds how long a dead holder may block others: some services end a lease after two and a half times its TTL.
 func (c *check) limit() time.Duration { return 4*max(c.k.TTL, c.k.Service.MinSession) + patience }
 
+// limitOf is limit for a waiter that may poll once in its own TTL.
+func (c *check) limitOf(cl *client) time.Duration { return max(c.limit(), cl.ttl) }
+
 func (r result) granted() (scenarios.Lease, error) {
 	if r.err == nil && r.lease == nil {
 		return nil, errors.New("the lock has returned neither a lease nor an error")
@@ -428,7 +445,7 @@ func (c *check) comesFree(cl *client, key, after string) {
 	}
 	l, err := c.acquire(cl, key)
 	if err != nil {
-		c.blocked(key, "after %s a client hadn't got the lock in %v or more: %v", after, c.limit(), err)
+		c.blocked(key, "after %s a client hadn't got the lock in %v or more: %v", after, c.limitOf(cl), err)
 		return
 	}
 	_ = c.do(l.Release)

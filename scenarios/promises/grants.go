@@ -132,7 +132,8 @@ func (c *check) refused(a, b *client, who string) {
 		c.unsure("Release of a held lock: %v", err)
 		return
 	}
-	c.comesFree(b, key, "a failed try, and the holder's release,")
+	c.comesFree(c.client(), key, "a failed try, and the holder's release,") // b may wait for as long as a lease lasts
+	c.comesFree(b, key, "its failed try, and the holder's release,")
 }
 
 // contend has clients contend for a lock, and calls meet for every grant.
@@ -264,6 +265,8 @@ func tokensIncrease(c *check) {
 		now := time.Now()
 		switch {
 		case err != nil:
+		case got.Fence() == l.Fence(): // however late; the token may have been read after the grant
+			c.breaks("two grants had the token %d: that of a client whose replies were late, and its successor's", got.Fence())
 		case !sooner && got.Fence() > l.Fence() && lasts(l, now):
 			c.breaks("a grant whose reply was late had the token %d, and its successor, who still held the lock, had %d", got.Fence(), l.Fence())
 		case sooner && got.Fence() <= l.Fence() && !got.Until().IsZero() && lasts(got, now): // a notification may be late, too

@@ -88,8 +88,21 @@ func (w waiter) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 const afterRenewals = " after renewals"
 
 func leaseRenewed(c *check) {
-	if !c.renews() {
+	if !c.renews(6 * c.k.TTL) { // no other lease lasts longer here, but this one
 		return
+	}
+	began, first := time.Now(), c.take(c.times(3), newKey())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for kind, from := range losses {
+		wg.Go(func() {
+			for range 3 {
+				if !c.endsByLoss(from) {
+					return
+				}
+			}
+			c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
+		})
 	}
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
 		c.often(func() bool {
@@ -132,29 +145,81 @@ func leaseRenewed(c *check) {
 		}
 		return sure || c.isDecided()
 	})
+	if first.Context().Err() != nil && !c.isDecided() {
+		c.renews(time.Since(began))
+	}
+	_ = c.do(first.Release)
 }
 
-// renews checks that leases are renewed at all.
-func (c *check) renews() bool {
+// endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a
+// session may: another, whose client has had to connect again, lasts.
+func (c *check) endsByLoss(from func(*faults.Link, context.Context, int) (faults.Heal, error)) bool {
+	var clients []*client
+	var leases []scenarios.Lease
+	for range 2 {
+		ttl := 9 * c.k.TTL
+		if c.k.Fixed {
+			ttl = c.k.TTL
+		}
+		cl, err := c.open(ttl)
+		if err != nil {
+			return false
+		}
+		l, err := c.acquire(cl, newKey())
+		if err != nil {
+			return false
+		}
+		defer func() { _ = c.do(l.Release) }()
+		clients, leases = append(clients, cl), append(leases, l)
+	}
+	for i, fault := range []func(*faults.Link, context.Context) (faults.Heal, error){
+		(*faults.Link).Refuse, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return from(l, ctx, 1) },
+	} {
+		heal, err := c.injected(clients[i], fault)
+		for end := time.Now().Add(leases[i].TTL()); i == 1 && !clients[i].loses() && time.Now().Before(end) && c.ctx.Err() == nil; {
+			time.Sleep(pause)
+		}
+		heal()
+		l, failed := c.acquire(clients[i], newKey()) // it connects again
+		if err != nil || failed != nil {
+			return false
+		}
+		_ = c.do(l.Release)
+	}
+	select {
+	case <-leases[1].Context().Done():
+	case <-time.After(leases[1].TTL() + c.k.TTL):
+	case <-c.ctx.Done():
+	}
+	return leases[1].Context().Err() != nil && leases[0].Context().Err() == nil
+}
+
+// renews checks that leases are renewed for as long as hold.
+func (c *check) renews(hold time.Duration) bool {
+	says := "hadn't been renewed; is Service.NoRenew missing?"
 	for range 3 { // a stall of the machine may end one
 		l := c.take(c.times(3), newKey())
-		end := l.Until()
+		end, start := l.Until(), time.Now()
 		select {
 		case <-l.Context().Done():
-		case <-time.After(l.TTL() + c.k.TTL):
+		case <-time.After(max(hold, l.TTL()+c.k.TTL)):
 			_ = c.do(l.Release)
 			return true
 		case <-c.ctx.Done():
 			return false
 		}
 		if !l.Until().Equal(end) {
-			return true
+			says = fmt.Sprintf("were renewed no more, the last after %v", time.Since(start).Round(10*time.Millisecond))
 		}
 	}
+	asked := time.Now()
 	if err := c.unused(); err != nil {
 		c.cannot("a new client doesn't get a lock that nobody has touched: %v", err)
 	}
-	c.breaks("three leases ended and hadn't been renewed; is Service.NoRenew missing?")
+	if took := time.Since(asked); took > 2*c.k.TTL { // so do renewals
+		c.cannot("three leases ended, and a new client needs %v for a lock that nobody has touched", took)
+	}
+	c.breaks("three leases ended and %s", says)
 	return false
 }
 
@@ -211,6 +276,7 @@ func holderReturns(c *check) {
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
 		"came back": (*faults.Link).Cut, "sent late requests": (*faults.Link).HoldRequests, "got late replies": holdReplies,
 	} {
+		ended := 0
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			l := c.take(a, key)
@@ -233,8 +299,18 @@ func holderReturns(c *check) {
 			c.release(later)
 			c.comesFree(other, key, "the old holder "+what+" and the new one released,")
 			_ = c.do(l.Release) // a client may keep a lock of its own until then
-			c.comesFree(a, key, "it "+what+",")
-			return true
+			if c.comesFree(a, key, "it "+what+","); c.k.Service.NoRenew || c.isDecided() {
+				return true
+			}
+			next, same := c.take(a, newKey()), c.take(other, newKey())
+			time.Sleep(next.TTL() + c.k.TTL)
+			if next.Context().Err() == nil || same.Context().Err() != nil {
+				return true
+			}
+			if ended++; ended == 3 { // a stall of the machine may end one
+				c.breaks("%d times the next lease of a holder that %s ended without a release; that of another client was renewed", ended, what)
+			}
+			return ended == 3
 		})
 	}
 }

@@ -10,10 +10,16 @@ import (
 )
 
 // majority is a lock on most of several servers. Its token is that of the first which grants it.
-type majority []scenarios.Lock
+type majority struct {
+	locks []scenarios.Lock
+	limit time.Duration // of a request to one of them
+}
 
-func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple)) (scenarios.Lock, error) {
-	var m majority
+func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), unlimited bool) (scenarios.Lock, error) {
+	m := majority{limit: s.TTL / 4}
+	if unlimited {
+		m.limit = time.Hour
+	}
 	for _, addr := range s.Addrs {
 		one := s
 		one.Addrs = []string{addr}
@@ -21,7 +27,7 @@ func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple)) 
 		if err != nil {
 			return nil, err
 		}
-		m = append(m, l)
+		m.locks = append(m.locks, l)
 	}
 	return m, nil
 }
@@ -29,8 +35,10 @@ func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple)) 
 func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
 	var l most
 	var failed error
-	for _, one := range m {
-		got, err := one.TryAcquire(ctx, key)
+	for _, one := range m.locks {
+		short, cancel := context.WithTimeout(ctx, m.limit)
+		got, err := one.TryAcquire(short, key)
+		cancel()
 		if err == nil {
 			l.leases = append(l.leases, got)
 			l.Lease = l.leases[0]
@@ -40,7 +48,7 @@ func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 			break // another who tried later mustn't get the others
 		}
 	}
-	if len(l.leases) > len(m)/2 {
+	if len(l.leases) > len(m.locks)/2 {
 		return l, nil
 	}
 	_ = l.Release(context.WithoutCancel(ctx))
@@ -62,7 +70,7 @@ func (m majority) Acquire(ctx context.Context, key string) (scenarios.Lease, err
 }
 
 func (m majority) Close() (err error) {
-	for _, one := range m {
+	for _, one := range m.locks {
 		err = errors.Join(err, one.Close())
 	}
 	return err

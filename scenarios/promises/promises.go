@@ -41,7 +41,7 @@ type Kit struct {
 	// TTL is a short lease, several times a round trip. Default: one second. Set it to the lock's shortest lease, or twice its lock-delay,
 	// if that is longer.
 	TTL time.Duration
-	// Fixed says that the TTL can't be changed.
+	// Fixed says that the TTL can't be changed, or not to sixty times TTL.
 	Fixed bool
 	// Only are the promises and hazards to check, by name. None: all.
 	Only []string
@@ -150,6 +150,7 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 
 // works checks the adapter, whose errors would look like broken promises, and returns why hazards can't run, if so.
 func (k Kit) works(ctx context.Context) (noHazards string, err error) {
+	asked := time.Now()
 	row := k.check(ctx, promise{check: func(c *check) { //nolint:contextcheck // it is the check's
 		cl := c.lasting()
 		first := newKey() // it may take long to connect
@@ -180,7 +181,14 @@ func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 		_ = c.do(l.Release)
 	}})
 	if row.Verdict != Kept {
-		return "", errors.New(row.Why)
+		err = errors.New(row.Why)
+		if fixed := k; !k.Fixed && time.Since(asked) < patience { // it may have been refused
+			fixed.Fixed = true
+			if _, failed := fixed.works(ctx); failed == nil {
+				err = fmt.Errorf("with a TTL of %v: %w; with %v it works: if the lock's TTL can't be changed that far, set Kit.Fixed", long*k.TTL, err, k.TTL)
+			}
+		}
+		return "", err
 	}
 	return noHazards, nil
 }

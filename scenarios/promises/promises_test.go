@@ -245,6 +245,7 @@ func TestBroken(t *testing.T) {
 		"a try ends renewals":       {func(s *simple) { s.renewal = renewToTry }, []string{"LeaseRenewed"}},
 		"untold after renewals":     {func(s *simple) { s.renewal = renewUntold }, []string{"LeaseRenewed"}},
 		"renewed, and not released": {func(s *simple) { s.renewal = renewVersion }, []string{"WaiterServed"}},
+		"renewed after its release": {func(s *simple) { s.renewal = renewUpserts }, []string{"WaiterServed"}}, // NothingLeft may find its renewals
 		"releases too late":         {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -275,6 +276,13 @@ func TestBrokenOnce(t *testing.T) {
 		want  string
 	}{
 		"released again after a lost reply": {1, func(s *simple) { s.releaseOnce = true }, "ReleaseRetried"},
+		"a token read after the grant":      {1, func(s *simple) { s.tokenRead = true }, "TokensIncrease"},
+		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed"},
+		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
+		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed"},
+		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns"},
+		"a closed client's goroutine":       {1, func(s *simple) { s.leaksClosed = true }, "NothingLeft"},
+		"waits on when it is closed":        {1, func(s *simple) { s.waitsOn = true }, "CloseEnds"},
 		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
 		"microseconds are for ever":         {1, func(s *simple) { s.shortForEver = true }, "OddTTLs"},
 		"absolute time":                     {1, func(s *simple) { s.absolute = true }, "ClockSkew"},
@@ -282,6 +290,7 @@ func TestBrokenOnce(t *testing.T) {
 		"a try prolongs the lease":          {1, func(s *simple) { s.tryExtends = true }, "Exclusive"},
 		"a watchdog for all leases":         {1, func(s *simple) { s.renewal = renewToRelease }, "LeaseRenewed"},
 		"the first server's token":          {3, func(s *simple) { s.majority = true }, "TokensIncrease DataLoss"},
+		"waits for each server":             {3, func(s *simple) { s.majority, s.unlimited = true, true }, "TokensIncrease DataLoss Partition"},
 		"a failed try leaves a connection":  {1, func(s *simple) { s.tryConnects = true }, "NothingLeft"},
 		"renews what the server forgot":     {1, func(s *simple) { s.renewal = renewRegardless }, "DataLoss"},
 		"loads a script once":               {1, func(s *simple) { s.loadedOnce = true }, "DataLoss"},
@@ -354,6 +363,15 @@ func testAdapter(t *testing.T, good promises.Kit) {
 		"mine: open: no such server": func(k *promises.Kit) {
 			k.Open = func(context.Context, scenarios.LockSpec) (scenarios.Lock, error) {
 				return nil, errors.New("no such server")
+			}
+		},
+		"mine: with a TTL of 1m0s: open: at most a second; with 1s it works: if the lock's TTL can't be changed that far, set Kit.Fixed": func(k *promises.Kit) {
+			open := k.Open
+			k.Open = func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+				if s.TTL > time.Second {
+					return nil, errors.New("at most a second")
+				}
+				return open(ctx, s)
 			}
 		},
 	} {

@@ -27,10 +27,10 @@ var promises = []promise{
 	{name: "WaiterCancelled", text: "a waiter returns when its context ends, at whatever moment, blocks nobody, its own client included, and ends no lease of its client", check: waiterCancelled},
 	{name: "WaitersCutOff", text: "however many waiters are cut off, they return when their contexts end, and block nobody", check: waitersCutOff},
 	{name: "EndsWithContext", text: "calls return when their contexts end, even if no server replies; a call with an ended context blocks nobody; a lease outlives the context of its acquisition", check: endsWithContext},
-	{name: "CloseEnds", text: "Close returns though no server replies, and drops no release; after it no lease is renewed whose context has ended", check: closeEnds},
+	{name: "CloseEnds", text: "Close returns though no server replies, and drops no release; after it calls return, and no lease is renewed whose context has ended", check: closeEnds},
 	{name: "ClockSkew", text: "servers' clocks that are an hour ahead or behind neither shorten nor prolong a lease, nor make tokens smaller", check: clockSkew, alone: true},
-	{name: "Partition", text: "of two clients that reach no common server at most one holds the lock", check: partition, never: single},
-	{name: "NothingLeft", text: "released grants, failed tries and cancelled waits leak no goroutines or connections", check: nothingLeft},
+	{name: "Partition", text: "of two clients that reach no common server at most one holds the lock; a client that one of three or more servers doesn't answer gets locks, unless that one leads", check: partition, never: single},
+	{name: "NothingLeft", text: "released grants, failed tries, cancelled waits and closed clients leak no goroutines or connections", check: nothingLeft},
 	{name: "DataLoss", text: "if one of three or more servers loses its data, nobody else gets in; if all do, a holder is told, releasing an old lease doesn't end a new grant, and connected clients can lock again", check: dataLoss, alone: true},
 }
 

@@ -1,8 +1,12 @@
 package promises
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -44,6 +48,11 @@ func (c *check) skewed(by time.Duration, says string, meanwhile func(when string
 
 func partition(c *check) {
 	n := len(c.k.Service.Nodes)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if n > 2 { // one of two is no minority
+		wg.Go(c.spared)
+	}
 	for _, reached := range []int{n / 2, n - n/2} { // by a; b reaches the others
 		a, b, key := c.lasting(), c.lasting(), newKey()
 		heals := []func(){
@@ -87,6 +96,61 @@ func partition(c *check) {
 		c.breaks("another client was granted the lock while the lease of a holder who reached %d of %d servers lasted", n/2, n)
 	}
 	_ = c.do(second.Release)
+}
+
+// spared checks that a client gets locks if one server doesn't answer it. Only one may be needed: a leader.
+func (c *check) spared() {
+	n := len(c.k.Service.Nodes)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	failed := map[int]string{}
+	for i := range n {
+		for says, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+			"was silent": (*faults.Link).Cut, "refused connections": (*faults.Link).Refuse,
+		} {
+			wg.Go(func() {
+				if why := c.spares(i, fault); why != nil {
+					mu.Lock()
+					defer mu.Unlock()
+					failed[i] = fmt.Sprintf("server %d %s: %v", i+1, says, why)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if len(failed) > 1 && !c.isUnsure() {
+		c.breaks("while one of %d servers didn't answer, a client got no lock in %v or more, whichever of %d it was: %s",
+			n, c.limit(), len(failed), slices.Min(slices.Collect(maps.Values(failed))))
+	}
+}
+
+// spares returns why a client gets no lock without the i-th server.
+func (c *check) spares(i int, fault func(*faults.Link, context.Context) (faults.Heal, error)) error {
+	cl, err := c.open(c.k.TTL)
+	if err != nil {
+		c.unsure("%v", err)
+		return nil
+	}
+	if l, err := c.acquire(cl, newKey()); err == nil { // it is connected
+		_ = c.do(l.Release)
+	}
+	if _, err := c.injected(&client{links: cl.links[i : i+1]}, fault); err != nil {
+		c.unsure("%v", err)
+		return nil
+	}
+	for began := time.Now(); ; time.Sleep(pause) {
+		l, err := c.acquire(cl, newKey())
+		if err != nil {
+			return err
+		}
+		over := l.Context().Err() != nil
+		if _ = c.do(l.Release); !over {
+			return nil
+		}
+		if time.Since(began) > c.limit() {
+			return errors.New("its leases were over when it got them")
+		}
+	}
 }
 
 // oneInCommon wipes the only server that both clients reach.

@@ -52,6 +52,7 @@ type simple struct {
 	tokenOwner   bool // a grant's owner is its token
 	reentrant    bool // a client that holds the lock gets it again
 	tokenAfter   bool // the token is minted in another message, after the grant
+	tokenRead    bool // the token is read in another message, after the grant
 	clockToken   bool // the token is the server's time
 	tokenFirst   bool // the token is minted in another message, before the wait
 	tokenByOwner bool // the token grows when the lock changes hands between clients
@@ -64,16 +65,20 @@ type simple struct {
 	session      bool // a lock is free if its holder isn't connected any more
 	anyServer    bool // any server that can be reached will do
 	leaks        bool // each call leaves a goroutine
+	leaksClosed  bool // a closed client leaves a goroutine
+	waitsOn      bool // an acquisition of a closed client waits on
 	late         bool // a release does nothing if its context has ended
 	asksFirst    bool // a release asks in another message who has the lock
 	tryTakes     bool // a failed try leaves its owner
 	tryExtends   bool // a failed try prolongs the lease
 	tryConnects  bool // a failed try leaves a connection
 	majority     bool // on several servers, whose tokens differ
+	unlimited    bool // and its requests to one of them have no time limit of their own
 	asleep       bool // waiters try again only when a message says so
 	oneCall      bool // an acquisition that waits keeps its client's others waiting
 	onlyDeadline bool // cancelling its context doesn't end a call
 	noRelease    bool // a release does nothing
+	dropsGrant   bool // a wait that is cancelled as it is granted the lock keeps it
 	waitCloses   bool // a cancelled wait ends what its client holds, as the end of a session does
 	panics       bool // the second release of a lease panics
 	tryDeletes   bool // a try that gets no reply deletes the lock, whoever has it
@@ -92,10 +97,12 @@ type simple struct {
 	hash         func(key []byte) uint32 // which the key is replaced by
 	ahead        *atomic.Int64
 	releases     atomic.Int32
+	losses       atomic.Int32
 	owner        string
 	held         []*lease
 	sessions     []*redis.PubSub
 	closed       chan struct{}
+	close        sync.Once
 }
 
 // renewal says what a renewing lock does wrong.
@@ -119,6 +126,10 @@ const (
 	renewUntold     // the holder of a renewed lease isn't told that it is lost
 	renewToTry      // until its client fails to get the lock again
 	renewToRefusal  // until a connection is refused, and the holder isn't told
+	renewFragile    // until one fails
+	renewToLoss     // until one of its client's leases is lost
+	renewTwice      // and then no more
+	renewUpserts    // once more after the release, and also if nobody holds it
 )
 
 type lease struct {
@@ -143,6 +154,7 @@ var (
 		if tonumber(ARGV[2]) > 0 then redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2]) end
 		return fence`)
 	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
+	upsert  = redis.NewScript(`local has = redis.call('get', KEYS[1]) if has and has ~= ARGV[1] then return 0 end return redis.call('psetex', KEYS[1], ARGV[2], ARGV[1]) and 1`)
 	release = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0`)
 )
 
@@ -154,7 +166,7 @@ func open(set func(*simple)) scenarios.Open {
 		l := &simple{ttl: s.TTL, owner: uuid.NewString(), calls: make(chan struct{}, 1), closed: make(chan struct{})}
 		set(l)
 		if l.majority && len(s.Addrs) > 1 {
-			return openMajority(ctx, s, set)
+			return openMajority(ctx, s, set, l.unlimited)
 		}
 		o := &redis.Options{
 			Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient, DialerRetries: 1, DisableIdentity: true,
@@ -177,6 +189,12 @@ func open(set func(*simple)) scenarios.Open {
 			}
 		}
 		l.redis = redis.NewClient(o)
+		if l.leaksClosed {
+			go func() {
+				<-l.closed
+				time.Sleep(50 * time.Second)
+			}()
+		}
 		if l.loadedOnce {
 			release.Load(ctx, l.redis)
 		}
@@ -341,6 +359,11 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 			return nil, err
 		}
 	}
+	if s.tokenRead && fence > 0 {
+		if fence, err = s.redis.Get(ctx, key+":fence").Uint64(); err != nil {
+			return nil, err
+		}
+	}
 	if fence == 0 && !s.everybody {
 		s.mutex.Delete(key)
 		if s.opaque {
@@ -444,11 +467,19 @@ func (l *lease) renew(ctx context.Context) {
 	refused, untold := false, false
 	defer func() {
 		if !refused && !untold {
+			if l.ctx.Err() == nil {
+				l.s.losses.Add(1)
+			}
 			l.cancel()
 		}
 	}()
 	releases := l.s.releases.Load()
-	for tries := 1; l.s.renewal == renewForEver || l.ctx.Err() == nil && time.Now().Before(l.Until()); tries++ {
+	script := renew
+	if l.s.renewal == renewUpserts {
+		script = upsert
+	}
+	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(l.Until()); {
+		tries++
 		closed := l.s.closed
 		if l.s.renewal == renewForEver {
 			closed = nil
@@ -465,7 +496,8 @@ func (l *lease) renew(ctx context.Context) {
 		if l.s.renewal == renewToTry && l.s.tried.Load() == l.key {
 			return
 		}
-		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing {
+		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 ||
+			l.s.renewal == renewToLoss && l.s.losses.Load() > 0 {
 			continue
 		}
 		start, ttl := time.Now(), l.s.ttl.Milliseconds()
@@ -497,7 +529,7 @@ func (l *lease) renew(ctx context.Context) {
 				break
 			}
 			var n int
-			if n, err = renew.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 && l.s.renewal != renewRegardless {
+			if n, err = script.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 && l.s.renewal != renewRegardless {
 				err = dlock.ErrLost
 			}
 		}
@@ -506,6 +538,9 @@ func (l *lease) renew(ctx context.Context) {
 			return
 		}
 		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver {
+			return
+		}
+		if err != nil && l.s.renewal == renewFragile {
 			return
 		}
 		if l.s.renewal == renewLate {
@@ -549,6 +584,12 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 			}
 		}
 		l, err := s.try(ctx, key)
+		if s.waitsOn && errors.Is(err, redis.ErrClosed) {
+			time.Sleep(3 * patient)
+		}
+		if err == nil && s.dropsGrant && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if err == nil && s.queued {
 			s.redis.PExpire(ctx, key, s.ttl-time.Since(began))
 		}
@@ -612,7 +653,7 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 }
 
 func (s *simple) Close() error {
-	close(s.closed)
+	s.close.Do(func() { close(s.closed) })
 	for _, sub := range s.sessions {
 		_ = sub.Close()
 	}

@@ -118,7 +118,38 @@ func waiterCancelled(c *check) {
 	}
 	if !c.isDecided() {
 		c.othersCall()
+		c.cancelledAtGrant()
 	}
+}
+
+// cancelledAtGrant cancels a waiter that has got the lock and doesn't know yet.
+func (c *check) cancelledAtGrant() {
+	a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
+	_ = c.do(c.take(b, newKey()).Release) // it is connected
+	l := c.take(a, key)
+	heal := c.inject(b, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, 10*pause) })
+	ctx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	done := make(chan result, 1)
+	go func() {
+		done <- c.call(2*c.limit(), func() (scenarios.Lease, error) { return b.Acquire(ctx, key) })
+	}()
+	time.Sleep(20 * pause)
+	c.release(l)
+	for end := time.Now().Add(c.limit()); time.Now().Before(end); time.Sleep(4 * pause) {
+		got, err := c.try(other, key)
+		if err != nil {
+			break
+		}
+		_ = c.do(got.Release)
+	}
+	cancel()
+	got, err := (<-done).granted()
+	heal()
+	if err == nil {
+		_ = c.do(got.Release)
+	}
+	c.comesFree(other, key, "a waiter was cancelled as it was granted the lock,")
 }
 
 // othersCall checks that a wait that is cancelled leaves the other locks of its client alone.
@@ -196,7 +227,7 @@ func (c *check) ownWaiters() {
 	var failed atomic.Value
 	for _, w := range waits {
 		wg.Go(func() {
-			l, err := w.served(c.limit())
+			l, err := w.served(c.limitOf(b))
 			if err != nil {
 				failed.Store(err.Error())
 				return
@@ -235,9 +266,9 @@ func (c *check) expiredWaiter() {
 	})
 }
 
-// released checks that a release frees the lock before the lease would have ended.
+// released checks that a release frees the lock before the lease would have ended, and that no renewal takes it back.
 func (c *check) released(renewed bool) {
-	circumstance := ""
+	circumstance, how := "", ""
 	for range 3 {
 		a, b, key := c.client(), c.client(), newKey()
 		if renewed {
@@ -253,21 +284,36 @@ func (c *check) released(renewed bool) {
 		if err := c.do(l.Release); err != nil && (!renewed || !errors.Is(err, dlock.ErrLost)) {
 			return
 		}
-		held := false
-		for ; time.Since(start) < l.TTL()*3/4; time.Sleep(pause) {
+		const again = "held again by nobody"
+		how = "held for the rest of its lease"
+		held := time.Now() // since when it has been, if it is
+		for {
+			end := start.Add(l.TTL() * 3 / 4)
+			if how == again && !held.IsZero() { // a lock-delay, after a try that was granted, is shorter
+				end = held.Add(l.TTL() / 4)
+			}
+			if time.Now().After(end) {
+				break
+			}
 			got, err := c.try(b, key)
 			if err == nil {
-				_ = c.do(got.Release)
+				held, how, err = time.Time{}, again, c.do(got.Release)
+			} else if held.IsZero() {
+				held = time.Now()
 			}
-			if held = errors.Is(err, dlock.ErrHeld); !held {
+			if held.IsZero() && !renewed || err != nil && !errors.Is(err, dlock.ErrHeld) {
 				return
 			}
+			time.Sleep(pause + pause/3) // not when a renewal comes
+		}
+		if held.IsZero() {
+			return
 		}
 		unused, err := c.try(b, newKey())
-		if err != nil || !held { // it gets no lock in time
+		if err != nil { // it gets no lock in time
 			return
 		}
 		_ = c.do(unused.Release)
 	}
-	c.breaks("three times a lock that had been released%s was held for the rest of its lease", circumstance)
+	c.breaks("three times a lock that had been released%s was %s", circumstance, how)
 }
