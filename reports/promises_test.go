@@ -33,7 +33,10 @@ var notes = map[string]map[string]string{
 		"WaitersCutOff": "`Lock` deletes its key with the client's context, not the caller's: " +
 			"[etcd-io/etcd#18082](https://github.com/etcd-io/etcd/issues/18082), closed as stale",
 	},
+	"redsync-5": {"DataLoss": nodeForgets},
+	"redlock":   {"DataLoss": nodeForgets},
 	"consul-api": {
+		"LeaseRenewed":    "for the same reason",
 		"LeaseLasts":      "[hashicorp/consul#18271](https://github.com/hashicorp/consul/issues/18271), open",
 		"KeysIndependent": "a path with `//` is redirected to one with `/`: [hashicorp/consul#15933](https://github.com/hashicorp/consul/issues/15933), open",
 		"WaitersCutOff":   consulCalls,
@@ -42,10 +45,13 @@ var notes = map[string]map[string]string{
 	"dynamolock": {
 		"LeaseLasts": "the session monitor waits for a renewal under way, and doesn't call once the lease has ended: " +
 			"[cirello-io/dynamolock#446](https://github.com/cirello-io/dynamolock/issues/446), closed as a question",
-		"LeaseRenewed": "for the same reason. And no report known: a client renews one `Lock` per key, and the release of an expired `Lock` takes its " +
-			"successor off that list",
+		"LeaseRenewed": "[cirello-io/dynamolock#280](https://github.com/cirello-io/dynamolock/issues/280): the next renewal has the old version number. No " +
+			"report known: the release of an expired `Lock` takes its successor off the client's list of renewals",
 	},
 }
+
+const nodeForgets = "of Redlock, not of a library: a server that restarts without its data votes for a second holder " +
+	"([RedlockNodeRestart](../matrix)), unless it stays away for a TTL, or writes each change to its disk"
 
 const consulCalls = "never promised: `Unlock` takes no context, and the channel of `Lock` ends the wait, but no request under way"
 

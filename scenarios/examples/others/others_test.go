@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -167,8 +168,9 @@ func openConsul(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 }
 
 func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+	web := &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}
 	client := dynamodb.New(dynamodb.Options{
-		BaseEndpoint: aws.String("http://" + s.Addrs[0]), Region: "us-east-1",
+		HTTPClient: web, BaseEndpoint: aws.String("http://" + s.Addrs[0]), Region: "us-east-1",
 		Credentials: credentials.NewStaticCredentialsProvider("fencelab", "fencelab", ""),
 	})
 	locks, err := dynamolock.New(client, "locks", dynamolock.WithLeaseDuration(s.TTL), dynamolock.WithHeartbeatPeriod(s.TTL/4))
@@ -207,6 +209,7 @@ func openDynamolock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, 
 		Shut: func() error {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 			defer cancel()
+			defer web.CloseIdleConnections()
 			return locks.CloseWithContext(ctx)
 		},
 	}, nil
