@@ -2,6 +2,7 @@ package reports_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"testing"
 
@@ -40,7 +41,8 @@ func TestMain(m *testing.M) {
 
 // open returns your lock to a worker. Any type with the methods of scenarios.Lock will do.
 func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-	backend, err := redislock.New(redis.NewClient(&redis.Options{Addr: s.Addrs[0], ContextTimeoutEnabled: true}), nil)
+	client := redis.NewClient(&redis.Options{Addr: s.Addrs[0], ContextTimeoutEnabled: true})
+	backend, err := redislock.New(client, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -52,8 +54,16 @@ func open(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	return scenarios.FromLocker(locker), nil
+	return lock{scenarios.FromLocker(locker), client}, nil
 }
+
+// lock closes its client too: a Backend leaves it open.
+type lock struct {
+	scenarios.Lock
+	client *redis.Client
+}
+
+func (l lock) Close() error { return errors.Join(l.Lock.Close(), l.client.Close()) }
 
 // TestLock shows which promises the lock keeps, and what becomes of the data that it guards: alone, and with its tokens.
 func TestLock(t *testing.T) {
