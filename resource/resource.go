@@ -149,7 +149,8 @@ type Store interface {
 	// ReadFenced raises key's fence to f and atomically returns the record. f.Token must be at least 1; f.Seq may be 0. A new
 	// key has a nil Value, which is no error.
 	ReadFenced(ctx context.Context, key string, f Fence) (Record, error)
-	// Close waits for calls in flight, then releases the store's resources.
+	// Close waits for calls that have not returned, then releases the store's resources. A call that ended with its ctx may still
+	// take effect.
 	Close() error
 }
 

@@ -353,7 +353,7 @@ func (g *guard) watch(command int) {
 
 // signal signals both groups, and continues stopped processes so that they get it. The guard's group exists until the guard is
 // reaped. The other's id is the command's pid. Once the command is reaped and has left no group, another process may get it, but
-// Linux first hands out all other ids, and end comes at once.
+// Linux first hands out all other ids, and g.end is called at once.
 func (g *guard) signal(s syscall.Signal) {
 	for _, group := range []int{g.Process.Pid, g.command} {
 		if group > 0 {

@@ -241,14 +241,17 @@ func refusesStale(ctx context.Context, s *stores.Store) error {
 	}
 	seen := rec.MaxFence.Token
 	if seen > math.MaxUint64-2 {
-		return fmt.Errorf("the fence of %s is %d, which leaves no newer tokens to try: lower it: 'fencelab fence set -force URL %[1]s 1'", key, seen)
+		return fmt.Errorf("the fence of %s is %d, which leaves no newer tokens to try: lower it: 'fencelab fence set -force URL %[1]s 1', "+
+			"or for http 'resource -set-fence %[1]s=1'", key, seen)
 	}
-	err = s.Write(ctx, key, resource.NewFence(seen+2, 1), nil)
+	token := seen + 2
+	err = s.Write(ctx, key, resource.NewFence(token, 1), nil)
 	if err == nil {
-		err = cmp.Or(s.Write(ctx, key, resource.NewFence(seen+1, 1), nil), errors.New("it accepted a stale token"))
+		token--
+		err = cmp.Or(s.Write(ctx, key, resource.NewFence(token, 1), nil), errors.New("it accepted a stale token"))
 	}
-	if _, refused := errors.AsType[*resource.StaleTokenError](err); refused { // the first write too, if another probe was faster
-		return nil
+	if stale, refused := errors.AsType[*resource.StaleTokenError](err); refused && stale.Seen.Token >= token {
+		return nil // even of the first write: another probe was faster
 	}
 	return err
 }

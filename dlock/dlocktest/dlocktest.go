@@ -275,9 +275,9 @@ func (e *env) hold(b dlock.Backend, key string, o *dlock.Options) *dlock.Handle 
 }
 
 // slow reports whether a call took so long that a lease of ttl may have ended before it was known, for which a Backend may
-// return an error.
+// return an error. It may set aside for drift what the Locker does, 1 % and 2 ms.
 func (e *env) slow(from, to time.Time, ttl time.Duration) bool {
-	return !e.virtual && e.Advance == nil && to.Sub(from) >= ttl && e.ctx.Err() == nil
+	return !e.virtual && e.Advance == nil && to.Sub(from) >= ttl-ttl/100-2*time.Millisecond && e.ctx.Err() == nil
 }
 
 func (e *env) await(b dlock.Backend, key string) (dlock.Grant, time.Time) {

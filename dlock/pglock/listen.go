@@ -77,17 +77,20 @@ const (
 // listen wakes waiters until the Backend is closed. Notifications may be missed while nobody listens, so it wakes all when
 // the connection is ready, and when there is none.
 func (b *Backend) listen() {
+	patience := b.patience
 	for pause := retryPause; b.open.Err() == nil; pause = min(2*pause, retryMaxPause) {
-		if b.listenOnce() {
-			pause = retryPause
+		if b.listenOnce(patience) {
+			pause, patience = retryPause, b.patience
+		} else {
+			patience = min(2*patience, b.recheck) // a slow server must get to reply
 		}
 		b.wakeAll()
 		wait.For(b.open, pause)
 	}
 }
 
-// listenOnce listens until the connection is lost. It reports whether there was one.
-func (b *Backend) listenOnce() bool {
+// listenOnce listens until the connection is lost, or the server doesn't answer within patience. It reports whether it listened.
+func (b *Backend) listenOnce(patience time.Duration) bool {
 	pooled, err := b.pool.Acquire(b.open)
 	if err != nil {
 		return false
@@ -99,8 +102,8 @@ func (b *Backend) listenOnce() bool {
 	end := func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) }
 	stop := context.AfterFunc(b.open, end)
 	ask := func(sql string) error {
-		_ = conn.SetReadDeadline(time.Now().Add(b.patience)) // for the answer, and for notifications
-		if b.open.Err() != nil {                             // it may have replaced Close's
+		_ = conn.SetReadDeadline(time.Now().Add(patience)) // for the answer, and for notifications
+		if b.open.Err() != nil {                           // it may have replaced Close's
 			end()
 		}
 		_, err := c.Exec(listening, sql)

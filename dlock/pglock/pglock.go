@@ -5,8 +5,9 @@
 // counter. Delete a row only together with the key's resource, which would refuse tokens from a counter that restarts at 1.
 //
 // A waiter is woken by a NOTIFY in the release's statement, or by a timer when the lease ends. All waiters of a
-// Backend share one LISTEN connection, which is tested every 5 s, and only one per key polls. PostgreSQL serialises commits that notify, across the
-// whole server: with a commit of a millisecond, all locks together can't be released more than a thousand times a second.
+// Backend share one LISTEN connection, which is tested every 5 s, and only one per key polls. PostgreSQL serialises commits
+// that notify, across the whole server: with a commit of a millisecond, all locks together can't be released more than a
+// thousand times a second.
 //
 // # Token durability
 //

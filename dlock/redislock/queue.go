@@ -38,7 +38,7 @@ import (
 //   - Waiters give up. They leave by a script, which is retried until the server responds, and hand on what they were granted.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands on what it is granted, except a lock
 //     that was free: that is locked for a TTL.
-//   - Redis restarts. Waiters retry for up to their TTL; the queue is as durable as the locks.
+//   - Redis restarts. Waiters retry, at most 2 s apart, for their TTL or slightly longer; the queue is as durable as the locks.
 //
 // A handed-over lease counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the waiter polls
 // first, which restarts the lease, and detects whether the lock is still its own.
@@ -55,7 +55,7 @@ const (
 	longestPause = 30 * time.Second      // a waiter polls at least this often
 	kept         = 2 * time.Minute       // for how long the scripts keep a queue that nobody polls
 	pollRate     = 200                   // how often all waiters of a key together poll per second, if they are many
-	retryPause   = 20 * time.Millisecond // doubles with each try
+	retryPause   = 20 * time.Millisecond // a poll's doubles with each try
 	longestRetry = time.Second
 )
 

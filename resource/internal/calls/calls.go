@@ -75,6 +75,11 @@ func Await[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	case r := <-replied:
 		return r.value, r.err
 	case <-ctx.Done():
+		select {
+		case r := <-replied: // both are ready
+			return r.value, r.err
+		default:
+		}
 		var none T
 		return none, fmt.Errorf("%w (the operation may still take effect)", context.Cause(ctx))
 	}
