@@ -178,6 +178,7 @@ func TestProbeStores(t *testing.T) {
 		requireProbe(t, code, url, want)
 	}
 	requireProbe(t, 0, serve(t, overtaken{resource.NewMemory()}, nil), "ok +http refuses stale tokens")
+	require.ErrorContains(t, refusesStale(t.Context(), &stores.Store{Store: refusing{resource.NewMemory()}}), "seen 1, got 2")
 	full := resource.NewMemory()
 	require.NoError(t, full.Write(t.Context(), "fencelab-probe", resource.NewFence(math.MaxUint64-1, 1), nil))
 	requireProbe(t, 1, serve(t, full, nil), "bad +http: .* 'fencelab fence set -force URL fencelab-probe 1'")
@@ -211,6 +212,13 @@ type overtaken struct{ resource.Store }
 func (o overtaken) Read(ctx context.Context, key string) (resource.Record, error) {
 	rec, err := o.Store.Read(ctx, key)
 	return rec, errors.Join(err, o.Write(ctx, key, resource.NewFence(rec.MaxFence.Token+3, 1), nil))
+}
+
+// refusing is a store that refuses every write, as if it were stale.
+type refusing struct{ resource.Store }
+
+func (refusing) Write(_ context.Context, key string, f resource.Fence, _ []byte) error {
+	return &resource.StaleTokenError{Key: key, Seen: resource.NewFence(f.Token-1, 1), Got: f}
 }
 
 func TestProbeMisuse(t *testing.T) {
