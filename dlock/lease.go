@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,8 +95,10 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 // Release frees the lock; it ends the handle's context first. Calling it again returns the same answer.
 //
 // If the lock was no longer this handle's, nothing changes, release_by_non_owner_total counts it, and the error wraps
-// [ErrLost]: the critical section may have overlapped with another holder's. After any other error the lock is freed in the
-// background or expires by its TTL; Release may be called again.
+// [ErrLost]: the critical section may have overlapped with another holder's. It also wraps ErrLost if the lease had ended before
+// and nobody answers. After any other error the lock is freed in the background or expires by its TTL; Release may be called again.
+// It is nil, too, if a first request had no answer and a second one finds the lock gone: taken by the first, it must be assumed,
+// though a failover just before looks the same.
 //
 // It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have; for a second
 // after [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second.
@@ -417,11 +420,11 @@ func (ls *lease) end(why error) bool {
 }
 
 func (ls *lease) renew(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return cause(ctx)
-	}
 	if err := ls.ended(); err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return ls.unanswered(ctx, cause(ctx))
 	}
 	if most := ls.l.o.Renew.MaxHold; most > 0 && time.Since(ls.born) >= most {
 		ls.mu.Lock()
@@ -447,7 +450,7 @@ func (ls *lease) renew(ctx context.Context) error {
 		ls.lose(why)
 	}
 	if err != nil {
-		return err
+		return ls.unanswered(ctx, err)
 	}
 	ls.mu.Lock()
 	lost := ls.expire() // an answer that comes too late renews nothing: an ended context cannot be taken back
@@ -463,6 +466,18 @@ func (ls *lease) renew(ctx context.Context) error {
 	}
 	ls.l.m.renewals.Inc()
 	return nil
+}
+
+// unanswered makes the error of a call wrap ErrLost if this lease is lost, and only then: ctx may have ended with another one's.
+func (ls *lease) unanswered(ctx context.Context, err error) error {
+	switch over := ls.ended(); {
+	case errors.Is(over, ErrLost) == errors.Is(err, ErrLost):
+		return err
+	case errors.Is(over, ErrLost):
+		return fmt.Errorf("%w: %w", over, err)
+	default:
+		return fmt.Errorf("%w: %v", cmp.Or(ctx.Err(), context.Canceled), err) //nolint:errorlint // not to wrap it is the point
+	}
 }
 
 func (ls *lease) keepAlive() {
@@ -541,9 +556,10 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	switch {
 	case err == nil:
 	case ls.l.open.Err() != nil && errors.Is(err, ErrClosed): // it runs out by itself
+		err = ls.unanswered(ctx, err)
 	case unknown(ctx, err):
 		ls.l.busy.Go(func() { ls.l.undo(ctx, ls.g) })
-		return false, err
+		return false, ls.unanswered(ctx, err)
 	case errors.Is(err, ErrForeignRelease):
 		ls.l.m.nonOwner.Inc()
 		ls.l.m.nonOwnerApplied.Inc()

@@ -286,7 +286,7 @@ func TestRenewFindsTheLockTaken(t *testing.T) {
 	})
 }
 
-// The cause of a context may be another lock's loss.
+// The cause of a context may be another lock's loss, which must not pass for this one's.
 func TestRenewWithAContextLostElsewhere(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.renew = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
@@ -297,11 +297,17 @@ func TestRenewWithAContextLostElsewhere(t *testing.T) {
 		l := newLocker(t, f, nil)
 		a := acquire(t, newLocker(t, f.Client(), &dlock.Options{TTL: time.Second}), t.Context(), "a")
 		b := acquire(t, l, t.Context(), "b")
-		require.ErrorIs(t, b.Renew(a.Context()), dlock.ErrLost)
+		for range 2 { // it ends during the call, and before
+			err := b.Renew(a.Context())
+			require.ErrorIs(t, err, context.Canceled)
+			require.NotErrorIs(t, err, dlock.ErrLost)
+		}
 		require.NoError(t, b.Context().Err())
 
 		c := acquire(t, newLocker(t, f.Client(), &dlock.Options{TTL: time.Second}), t.Context(), "c")
-		require.ErrorIs(t, b.Release(c.Context()), dlock.ErrLost)
+		err := b.Release(c.Context())
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, dlock.ErrLost)
 		f.set(func() { f.release = nil })
 		time.Sleep(2 * time.Second)
 		require.True(t, f.free(t, "b"), "released in the background")
@@ -458,6 +464,24 @@ func TestReleaseGoesOnInTheBackground(t *testing.T) {
 		require.True(t, f.free(t, "k"))
 		require.NoError(t, h.Release(t.Context()), "released in the background, and never lost")
 		require.Zero(t, value(t, reg, "release_by_non_owner_total"))
+	})
+}
+
+// Nobody answers: only the holder's clock shows whether the lease was lost.
+func TestNoAnswerTellsTheLoss(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		f.release = fails
+		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
+		err := l.Do(t.Context(), "k", func(context.Context, *dlock.Handle) error { return nil })
+		require.ErrorIs(t, err, errNetwork)
+		require.NotErrorIs(t, err, dlock.ErrLost)
+		err = l.Do(t.Context(), "k2", func(ctx context.Context, h *dlock.Handle) error {
+			<-ctx.Done()
+			require.ErrorIs(t, h.Renew(ctx), dlock.ErrLost)
+			return ctx.Err()
+		})
+		require.ErrorIs(t, err, errNetwork)
+		require.ErrorIs(t, err, dlock.ErrLost)
 	})
 }
 
