@@ -215,13 +215,11 @@ func reach(ctx context.Context, j bench.Job) error {
 		service = locks.Redlock
 	}
 	spec := locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()}
-	if err := cli.Reach(ctx, func(ctx context.Context) error {
-		b, err := locks.Open(ctx, spec)
-		if err != nil {
-			return err
-		}
-		return errors.Join(b.Ping(ctx), b.Close())
-	}); err != nil {
+	b, err := locks.Reach(ctx, spec)
+	if err == nil {
+		err = errors.Join(cli.Reach(ctx, b.Ping), b.Close())
+	}
+	if err != nil {
 		return fmt.Errorf("contend: %v doesn't answer: %w (-lock-addr says where it is; "+
 			"docker compose -f deploy/compose.yaml --profile all up starts one, and so does -testbed auto, for this run)", spec, err)
 	}

@@ -100,7 +100,8 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var o dlock.Options
 	url := flags.String("lock", "", "`URL` of the lock: "+locks.URLs)
 	key := flags.String("key", "", "`key` of the lock")
-	flags.DurationVar(&o.TTL, "ttl", 30*time.Second, "how long a lease lasts unless it is renewed, and a dead holder blocks the key; at least 1s")
+	flags.DurationVar(&o.TTL, "ttl", 20*time.Second, "how long a lease lasts unless it is renewed, and a dead holder blocks the key; at least 1s; "+
+		"with ZooKeeper at most half of the servers' maxSessionTimeout, 20s by default")
 	flags.DurationVar(&o.Renew.MaxHold, "max-hold", 24*time.Hour, "the longest time for which a lease is renewed; the command is stopped within a -ttl after it")
 	wait := flags.Duration("wait", 0, "how long to wait for the lock at most; 0: until it is free")
 	try := flags.Bool("n", false, "don't wait, and say nothing if another holds the lock")
@@ -146,15 +147,8 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 			err = stopped
 		}
 	}()
-	limit := cli.ReachTimeout
-	if spec.Lock == locks.S3 {
-		limit = time.Minute // s3lock.Open sends about twenty requests, one after the other
-	}
-	var backend *locks.Backend
-	if err := cli.ReachWithin(ctx, limit, func(ctx context.Context) (err error) {
-		backend, err = locks.Open(ctx, spec)
-		return err
-	}); err != nil {
+	backend, err := locks.Reach(ctx, spec)
+	if err != nil {
 		return fmt.Errorf("%w (is %v?)", err, spec)
 	}
 	locker, err := dlock.New(backend, &o)

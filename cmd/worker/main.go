@@ -122,7 +122,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 
 	reg := prometheus.NewRegistry()
 	w.lock.Registerer = reg
-	backend, err := locks.Open(ctx, w.backend)
+	backend, err := locks.Reach(ctx, w.backend)
 	if err != nil {
 		return fmt.Errorf("worker: %w (is %v? -lock-addr says where)", err, w.backend)
 	}

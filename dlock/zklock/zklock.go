@@ -237,7 +237,7 @@ func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
 		b.mu.Unlock()
 	}
 	if ttl > timeout/2 {
-		return fmt.Errorf("%w: zklock: TTL %v is longer than half the session timeout, %v, to which the server has agreed",
+		return fmt.Errorf("%w: zklock: TTL %v is longer than half the session timeout, %v, to which the server has agreed (its maxSessionTimeout is the most)",
 			dlock.ErrInvalid, ttl, timeout)
 	}
 	return nil

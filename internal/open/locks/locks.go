@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/cli"
 )
 
 // The names of the locks.
@@ -78,6 +79,19 @@ func Names() []string { return slices.Sorted(maps.Keys(openers)) }
 
 // Addrs returns the default addresses of a lock.
 func Addrs(lock string) []string { return openers[lock].addrs }
+
+// Reach is Open with a limit in time: five seconds, and a minute for S3, to which s3lock.Open sends about twenty requests in turn.
+func Reach(ctx context.Context, s Spec) (b *Backend, err error) {
+	limit := cli.ReachTimeout
+	if s.Lock == S3 {
+		limit = time.Minute
+	}
+	err = cli.ReachWithin(ctx, limit, func(ctx context.Context) (err error) {
+		b, err = Open(ctx, s)
+		return err
+	})
+	return b, err
+}
 
 // Open opens a lock. It may return before servers have replied.
 func Open(ctx context.Context, s Spec) (*Backend, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/internal/open/stores"
@@ -173,4 +175,27 @@ func TestRedlockPing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// go-zookeeper's requests know no context, and one without a reply lasts for minutes: pings share one.
+func TestZooKeeperPing(t *testing.T) {
+	cluster, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{})
+	testbed.Need(t, err)
+	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
+	link, err := faults.NewLink(cluster.Servers[0].Addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, link.Close()) })
+	b, err := locks.Open(t.Context(), locks.Spec{Lock: locks.ZooKeeper, Addrs: []string{link.Addr()}, TTL: time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	require.NoError(t, b.Ping(t.Context()))
+	_, err = link.LoseReplies(t.Context())
+	require.NoError(t, err)
+	before := runtime.NumGoroutine()
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		require.ErrorIs(t, b.Ping(ctx), context.DeadlineExceeded)
+		cancel()
+	}
+	require.Less(t, runtime.NumGoroutine(), before+10)
 }

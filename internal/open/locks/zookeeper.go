@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-zookeeper/zk"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/fencelab/fencelab/dlock/zklock"
 )
@@ -23,10 +24,18 @@ func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("locks: zookeeper: %w", err)
 	}
+	var pings singleflight.Group // go-zookeeper's calls know no context
 	c := client{
-		ping: func(context.Context) error {
-			_, _, err := conn.Exists("/")
-			return err
+		ping: func(ctx context.Context) error {
+			select {
+			case r := <-pings.DoChan("", func() (any, error) {
+				_, _, err := conn.Exists("/")
+				return nil, err
+			}):
+				return r.Err
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 		},
 		close: func() error { conn.Close(); return nil },
 	}
