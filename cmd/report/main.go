@@ -31,6 +31,9 @@ With -matrix it writes no page but a file of one JSON line a run, and prints wha
 runs came to as a Markdown table of hazards and locks: ✕ violated, ✓ safe, ✓! safe
 with the live holder refused, · not run, each with fencing off, on writes alone, and on.
 
+With -jepsen it prints one history as a Jepsen history, for checkers of others'. Each
+accepted write is a transaction that reads a list and appends to it.
+
 With -site it reads the recorded results in the folder -results instead: it regenerates
 their charts and tables there, and writes a site of all pages to the given folder. Open
 its index.html; no server is needed.
@@ -43,6 +46,7 @@ are there to show. The page is written whatever the verdicts are.`,
   report run.jsonl
   report -o pause.html pause-off.jsonl pause-on.jsonl
   report -matrix runs.jsonl /tmp/histories/*.jsonl
+  report -jepsen run.jsonl >run.edn
   report -site site`,
 }
 
@@ -52,6 +56,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
 	out := fs.String("o", "timeline.html", "the `file` to write the page to")
 	matrix := fs.String("matrix", "", "the `file` to write one line per run to, instead of a page")
+	jepsen := fs.Bool("jepsen", false, "print one history as Jepsen has it, in EDN, instead of writing a page: transactions for Elle's list-append checker")
 	web := fs.String("site", "", "the `folder` to write a site of all recorded results to, instead of a page")
 	results := fs.String("results", "reports/results", "the `folder` of the recorded results, for -site")
 	if err := command.Parse(&fs, args, stdout); err != nil {
@@ -59,6 +64,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	}
 	var err error
 	switch {
+	case *jepsen:
+		err = export(fs.Args(), stdout)
 	case *web == "":
 		err = draw(ctx, fs.Args(), *matrix, *out, stdout)
 	case fs.NArg() > 0 || *matrix != "":
@@ -85,13 +92,9 @@ func draw(ctx context.Context, histories []string, matrix, out string, stdout io
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		b, err := cli.ReadFile(name)
+		events, err := read(name)
 		if err != nil {
 			return err
-		}
-		events, err := history.Decode(bytes.NewReader(b))
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
 		}
 		r := reports.Run{Events: events, Result: history.Judge(events)}
 		runs, all = append(runs, r), append(all, reports.Summarize(events))
@@ -127,6 +130,29 @@ func draw(ctx context.Context, histories []string, matrix, out string, stdout io
 		return errors.New(strings.Join(bad, "; "))
 	}
 	return nil
+}
+
+func read(name string) ([]history.Event, error) {
+	b, err := cli.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	events, err := history.Decode(bytes.NewReader(b))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return events, nil
+}
+
+func export(histories []string, stdout io.Writer) error {
+	if len(histories) != 1 {
+		return fmt.Errorf("-jepsen is of one history, not %d", len(histories))
+	}
+	events, err := read(histories[0])
+	if err != nil {
+		return err
+	}
+	return history.EncodeJepsen(stdout, events)
 }
 
 func build(results, web string, stdout io.Writer) error {

@@ -12,16 +12,13 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// section is a critical section, as a transaction: it read one ledger and wrote another. The last one of a history only reads.
-type section struct{ key, read, wrote string }
-
 // ledger allows a section only in the state that it has read. A history of sections is linearizable if each built on what its
 // predecessor wrote: none was lost.
 var ledger = porcupine.Model{
 	Partition: func(all []porcupine.Operation) (parts [][]porcupine.Operation) {
 		byKey := map[string][]porcupine.Operation{}
 		for _, op := range all {
-			key := op.Input.(section).key
+			key := op.Input.(history.Section).Key
 			byKey[key] = append(byKey[key], op)
 		}
 		for _, part := range byKey {
@@ -31,42 +28,21 @@ var ledger = porcupine.Model{
 	},
 	Init: func() any { return "" },
 	Step: func(state, input, _ any) (bool, any) {
-		s := input.(section)
-		return s.read == state, s.wrote
+		s := input.(history.Section)
+		return s.Read == state, s.Wrote
 	},
 }
 
-// sections translates a history. Only accepted writes count: a refused one changed nothing. A section began when its worker read. Its
-// end is the worker's own report, or never: the worker may have died before it.
-func sections(events []history.Event) (ops []porcupine.Operation) {
-	type open struct {
-		read  string // the ledger that its next write builds on
-		since int
-		ops   []int
-	}
-	state, clients := map[string]*open{}, map[string]int{}
-	for i, e := range events {
-		at := int64(i)
+func operations(events []history.Event) (ops []porcupine.Operation) {
+	for i, s := range history.Sections(events) {
+		op := porcupine.Operation{ClientId: i, Input: s, Call: int64(s.Begin), Return: int64(s.End)}
 		switch {
-		case e.Kind == history.KindReport && e.Name == history.Read:
-			state[e.Actor] = &open{read: e.Value, since: i}
-			clients[e.Actor] = len(clients)
-		case e.Kind == history.KindReport && e.Name == history.Wrote && len(state[e.Actor].ops) > 0:
-			s := state[e.Actor]
-			ops[s.ops[0]].Return = at
-			s.ops = s.ops[1:]
-		case e.Kind == history.KindDecision && e.Op == "write" && e.Accepted:
-			entries := history.Entries(e.Value)
-			name := entries[len(entries)-1] // workers append their names
-			s := state[name]
-			s.ops = append(s.ops, len(ops))
-			ops = append(ops, porcupine.Operation{
-				ClientId: clients[name], Input: section{e.Key, s.read, e.Value}, Call: int64(s.since), Return: math.MaxInt64 - 1,
-			})
-			s.read, s.since = e.Value, i
-		case e.Kind == history.KindFinal:
-			ops = append(ops, porcupine.Operation{ClientId: -1, Input: section{e.Key, e.Value, e.Value}, Call: math.MaxInt64, Return: math.MaxInt64})
+		case s.Actor == "": // it follows all others, also those whose ends aren't known
+			op.Call, op.Return = math.MaxInt64, math.MaxInt64
+		case s.End < 0:
+			op.Return = math.MaxInt64 - 1
 		}
+		ops = append(ops, op)
 	}
 	return ops
 }
@@ -87,6 +63,6 @@ func TestPorcupine(t *testing.T) {
 		if r := history.Judge(events); r.Verdict != history.Safe {
 			want = porcupine.Illegal
 		}
-		require.Equal(t, want, porcupine.CheckOperationsTimeout(ledger, sections(events), 0), file)
+		require.Equal(t, want, porcupine.CheckOperationsTimeout(ledger, operations(events), 0), file)
 	}
 }
