@@ -58,7 +58,7 @@ fuzz: ## Fuzz the parsers, the HTTP handler, the record format and the judge (SE
 
 # Tables that tests make are written first; a claim that the data doesn't bear out fails, and the site is built all the same.
 .PHONY: report
-report: ## Make the charts, tables and site of the recorded results anew from their data (site/index.html)
+report: ## Regenerate charts and tables of the recorded results from their data, and build the site (site/index.html)
 	@$(GO) test -count=1 -run 'Table|Results|Matrix|Keys|Costs|Swap|Stores|Timeline|Pictures' ./reports -update; status=$$?; \
 	$(GO) run ./cmd/report -site site && exit $$status
 

@@ -66,7 +66,8 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 			sc.Name, cmp.Or(s.Server, s.Lock), f, errors.ErrUnsupported)
 	}
 	if !sc.On(s.Lock) {
-		return fmt.Errorf("scenarios: scenario %q is about other locks than %q: %s", sc.Name, s.Lock, strings.Join(sc.Locks, ", "))
+		return fmt.Errorf("scenarios: scenario %q is about other locks than %q: %s: %w",
+			sc.Name, s.Lock, strings.Join(sc.Locks, ", "), errors.ErrUnsupported)
 	}
 	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
 		if w := sc.Workers[name]; s.NoRenew && (w.MaxHold > 0 || w.Outlive && !w.NoRenew) {

@@ -23,7 +23,7 @@ func open(client redis.UniversalClient) (*dlock.Locker, *redisstore.Store, error
 	if err != nil {
 		return nil, nil, err
 	}
-	// A renewed lease lasts as long as the work, at most for MaxHold.
+	// Renewals keep the lease while the work runs, but stop after MaxHold.
 	renew := dlock.Renew{Every: 3 * time.Second, MaxHold: 10 * time.Minute}
 	locker, err := dlock.New(backend, &dlock.Options{TTL: 10 * time.Second, Renew: renew})
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package competitors opens locks by name for load: those of this module, and those of other Go libraries, which have
-// no fencing tokens. Each is used as its documentation recommends for callers that block until they have the lock,
-// except for the retry interval, which is the same for all that poll.
+// Package competitors opens locks by name for load: those of this module, and those of other Go libraries, whose fencing
+// tokens, if any, it doesn't use. Each is used as its documentation recommends for callers that block until they have the
+// lock, except for the retry interval, which is the same for all that poll.
 package competitors
 
 import (
