@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -57,32 +58,58 @@ func Wrap(ctx context.Context, store string, err error) error {
 }
 
 // Await returns what f does, or ctx's cause if that ends first, for a client that may ignore ctx while it waits for a reply. f then
-// goes on, and must not use what the caller may change.
+// goes on, and must not use what the caller may change. If f panics, so does Await, or f's goroutine if Await has returned.
 func Await[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	if ctx.Done() == nil {
 		return f()
 	}
-	type reply struct {
-		value T
-		err   error
-	}
-	replied := make(chan reply, 1)
+	replied, gone := make(chan func() (T, error)), make(chan struct{})
+	defer close(gone)
 	go func() {
-		value, err := f()
-		replied <- reply{value, err}
+		reply := caught(f)
+		select {
+		case replied <- reply:
+		case <-gone:
+			_, _ = reply()
+		}
 	}()
 	select {
-	case r := <-replied:
-		return r.value, r.err
+	case reply := <-replied:
+		return reply()
 	case <-ctx.Done():
 		select {
-		case r := <-replied: // both are ready
-			return r.value, r.err
+		case reply := <-replied: // both are ready
+			return reply()
 		default:
 		}
 		var none T
 		return none, fmt.Errorf("%w (the operation may still take effect)", context.Cause(ctx))
 	}
+}
+
+// caught calls f and returns a function that does what f did.
+func caught[T any](f func() (T, error)) (reply func() (T, error)) {
+	defer func() {
+		if p := recover(); p != nil {
+			err := &panicError{p, debug.Stack()}
+			reply = func() (T, error) { panic(err) }
+		}
+	}()
+	value, err := f()
+	return func() (T, error) { return value, err }
+}
+
+// panicError is a panic of another goroutine, with its stack.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (p *panicError) Error() string { return fmt.Sprintf("%v\n\n%s", p.value, p.stack) }
+
+func (p *panicError) Unwrap() error {
+	err, _ := p.value.(error)
+	return err
 }
 
 // Wait waits for d, or returns ctx's cause if that ends first.

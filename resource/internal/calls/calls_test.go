@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
+	"os/exec"
 	"testing"
 	"testing/synctest"
 
@@ -64,6 +66,58 @@ func TestAwait(t *testing.T) {
 		require.EqualError(t, err, "io: read/write on closed pipe (the operation may still take effect)")
 		require.ErrorIs(t, err, io.ErrClosedPipe)
 		close(silent)
+	})
+}
+
+// bothReady has ended, but only with the reply.
+type bothReady struct{ context.Context }
+
+func (c bothReady) Done() <-chan struct{} {
+	synctest.Wait()
+	return c.Context.Done()
+}
+
+func TestAwaitReplyAndEndAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		end()
+		for range 50 { // select chooses at random
+			got, err := calls.Await(bothReady{ctx}, func() (int, error) { return 7, io.EOF })
+			require.Equal(t, 7, got)
+			require.Equal(t, io.EOF, err)
+			require.Panics(t, func() { _, _ = calls.Await(bothReady{ctx}, func() (int, error) { panic("f's") }) })
+		}
+	})
+}
+
+// As in the caller's goroutine, with the stack of f's.
+func TestAwaitPanics(t *testing.T) {
+	defer func() {
+		err, ok := recover().(error)
+		require.True(t, ok)
+		require.ErrorIs(t, err, io.EOF)
+		require.Regexp(t, `^EOF\n\ngoroutine (?s:.*)\.TestAwaitPanics\.`, err.Error())
+	}()
+	_, _ = calls.Await(t.Context(), func() (int, error) { panic(io.EOF) })
+}
+
+// A panic for which nobody waits any more ends the process, and says where it was.
+func TestAwaitPanicsAlone(t *testing.T) {
+	const child = "FENCELAB_TEST_PANICS"
+	if os.Getenv(child) == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), child+"=1")
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		require.Regexp(t, `(?s)^panic: f's.*\.TestAwaitPanicsAlone\.`, string(out))
+		return
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		_, _ = calls.Await(ctx, func() (int, error) { end(); <-left; panic("f's") })
+		close(left)
+		synctest.Wait()
 	})
 }
 
