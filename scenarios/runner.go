@@ -216,7 +216,8 @@ func (r *run) do(ctx context.Context, st Step) error {
 		b.heals = append(b.heals, heal)
 	}
 	r.begun[undo] = b
-	return r.happened(ctx, st)
+	r.happened(st)
+	return nil
 }
 
 // inject returns no heal for a server: its service has that.
@@ -245,9 +246,7 @@ func (r *run) undo(ctx context.Context, st Step) error {
 	if err := sleepUntil(ctx, b.since.Add(r.Pause)); err != nil {
 		return err
 	}
-	if err := r.happened(ctx, st); err != nil {
-		return err
-	}
+	r.happened(st)
 	var err error
 	if r.s.kind(st.Target) == ofServer {
 		err = r.Service.fault(ctx, st)
@@ -260,13 +259,9 @@ func (r *run) undo(ctx context.Context, st Step) error {
 	return err
 }
 
-// happened records st after the resource's decisions so far.
-func (r *run) happened(ctx context.Context, st Step) error {
-	if err := r.resource.sync(ctx, nil); err != nil {
-		return err
-	}
+// happened records st. The resource's decisions so far have been recorded: with the report that each led to, or by its kill.
+func (r *run) happened(st Step) {
 	r.add(history.Event{Kind: history.KindFault, Name: st.Verb, Target: st.Target, Peers: st.From, Detail: st.Detail})
-	return nil
 }
 
 func sleepUntil(ctx context.Context, t time.Time) error {
