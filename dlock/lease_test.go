@@ -1,8 +1,11 @@
 package dlock_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -190,8 +193,10 @@ func TestProvisionalLeaseWithNothingLeft(t *testing.T) {
 
 func TestRenewInBackground(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
+		var log bytes.Buffer
 		l := newLocker(t, f, &dlock.Options{
 			TTL: time.Second, Renew: dlock.Renew{Every: 300 * time.Millisecond, MaxHold: 10 * time.Second},
+			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		h := acquire(t, l, t.Context(), "k")
 		select {
@@ -204,6 +209,7 @@ func TestRenewInBackground(t *testing.T) {
 		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
 		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrMaxHold)
 		require.Equal(t, 33, f.count("renew"))
+		require.Equal(t, 1, strings.Count(log.String(), "no more renewals"), log.String())
 
 		h = acquire(t, l, t.Context(), "k2")
 		time.Sleep(time.Second)
@@ -214,17 +220,20 @@ func TestRenewInBackground(t *testing.T) {
 	})
 }
 
+// MaxHold counts from the moment at which the grant was known.
 func TestRenewCappedByHand(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second, Renew: dlock.Renew{MaxHold: 1500 * time.Millisecond}})
-		h := acquire(t, l, t.Context(), "k")
-		time.Sleep(900 * time.Millisecond)
-		require.NoError(t, h.Renew(t.Context()))
-		time.Sleep(600 * time.Millisecond)
+	faked(t, func(t *testing.T, f *fake) {
+		f.acquire = granting(func(*dlock.Grant) { time.Sleep(100 * time.Millisecond) })
+		h, _ := holdWith(t, f, &dlock.Options{TTL: time.Second, Renew: dlock.Renew{MaxHold: 1500 * time.Millisecond}})
+		for _, held := range []time.Duration{800 * time.Millisecond, 1500*time.Millisecond - 1} {
+			time.Sleep(time.Until(h.AcquiredAt().Add(100*time.Millisecond + held)))
+			require.NoError(t, h.Renew(t.Context()))
+		}
+		time.Sleep(time.Nanosecond)
 		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrMaxHold)
 		require.NoError(t, h.Context().Err(), "the lease continues to its end")
 		<-h.Context().Done()
-		require.Equal(t, 900*time.Millisecond+limit(time.Second), time.Since(h.AcquiredAt()))
+		require.Equal(t, 1600*time.Millisecond-1+limit(time.Second), time.Since(h.AcquiredAt()))
 	})
 }
 

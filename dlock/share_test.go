@@ -77,7 +77,8 @@ func TestShare(t *testing.T) {
 	})
 }
 
-// A lease that is shared is not renewed by hand-overs, and isn't passed on shortly before its end.
+// A lease that is shared is not renewed by hand-overs, and isn't passed on shortly before its end. For counts from the moment at which
+// the grant was known.
 func TestShareEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		o    dlock.Options
@@ -91,8 +92,9 @@ func TestShareEnds(t *testing.T) {
 		"less, but it is renewed": {dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour}, Share: dlock.Share{Sections: 9, For: time.Minute}}, 20 * time.Second, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				l := newLocker(t, memlock.New(), &c.o)
+			faked(t, func(t *testing.T, f *fake) {
+				f.acquire = granting(func(*dlock.Grant) { time.Sleep(10 * time.Millisecond) })
+				l := newLocker(t, f, &c.o)
 				h := acquire(t, l, t.Context(), "k")
 				next := queue(l, t.Context(), 1)[0]
 				time.Sleep(c.hold)
@@ -133,9 +135,11 @@ func TestShareIdle(t *testing.T) {
 		synctest.Wait()
 		require.True(t, f.free(t, "k"), "nobody came")
 
+		f.set(func() { f.acquire = granting(func(*dlock.Grant) { time.Sleep(time.Second) }) })
 		h = acquire(t, l, t.Context(), "k")
 		time.Sleep(time.Minute - 1)
 		require.NoError(t, h.Release(t.Context()))
+		require.False(t, f.free(t, "k"))
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.True(t, f.free(t, "k"), "as old as For")

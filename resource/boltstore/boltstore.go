@@ -71,6 +71,10 @@ var (
 
 // Open opens the file at path, or creates it. Only one process can have it open. opts may be nil.
 func Open(path string, opts *Options) (*Store, error) {
+	return open(path, opts, (*bolt.DB).Sync, (*os.File).Sync)
+}
+
+func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir func(*os.File) error) (*Store, error) {
 	if opts == nil {
 		opts = &Options{}
 	}
@@ -87,7 +91,7 @@ func Open(path string, opts *Options) (*Store, error) {
 	case err != nil:
 		return nil, fmt.Errorf("boltstore: %w", err)
 	}
-	last, err := prepare(db)
+	last, err := prepare(db, syncFile, syncDir)
 	if err != nil {
 		if !errors.Is(err, errDamaged) {
 			err = fmt.Errorf("boltstore: %s: %w", path, err)
@@ -144,9 +148,9 @@ func undamaged(path string, err *error) func() {
 // prepare syncs file and directory and creates the bucket. After a crash, the page cache may show a commit that isn't on disk.
 // It must be synced before the next write, because bbolt reuses the pages of the commit before, which may be the last on disk.
 // It returns the last transaction's id.
-func prepare(db *bolt.DB) (last int, err error) {
+func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) error) (last int, err error) {
 	defer undamaged(db.Path(), &err)()
-	if err := db.Sync(); err != nil {
+	if err := syncFile(db); err != nil {
 		return 0, err
 	}
 	var ready bool
@@ -171,7 +175,7 @@ func prepare(db *bolt.DB) (last int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return last, errors.Join(dir.Sync(), dir.Close())
+	return last, errors.Join(syncDir(dir), dir.Close())
 }
 
 // Write is [resource.Store.Write]. If ctx ends meanwhile, the write may still take effect.

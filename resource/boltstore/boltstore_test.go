@@ -85,6 +85,28 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
+// TestOpenSyncs: the last process may have been killed between a write and its sync.
+func TestOpenSyncs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resource.db")
+	for _, fails := range []string{path, filepath.Dir(path), ""} {
+		var synced []string
+		sync := func(name string) error {
+			if synced = append(synced, name); name == fails {
+				return io.EOF
+			}
+			return nil
+		}
+		s, err := boltstore.OpenWith(path, nil, func(db *bolt.DB) error { return sync(db.Path()) }, func(dir *os.File) error { return sync(dir.Name()) })
+		if fails != "" {
+			require.ErrorIs(t, err, io.EOF)
+			require.Equal(t, fails, synced[len(synced)-1])
+			continue
+		}
+		require.NoError(t, errors.Join(err, s.Close()))
+		require.Equal(t, []string{path, filepath.Dir(path)}, synced)
+	}
+}
+
 // TestFourLargestOnAPage adds up the largest page that bbolt builds (splitTwo in node.go), which must fit into its MaxAllocSize.
 func TestFourLargestOnAPage(t *testing.T) {
 	const header, element, maxAllocSize = 16, 16, 0xFFFFFFF // on 386 and arm

@@ -10,6 +10,8 @@ import (
 )
 
 var (
+	OpenWith = open
+
 	Encode = encode
 	Decode = decode
 	Bucket = bucket

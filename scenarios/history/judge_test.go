@@ -183,6 +183,24 @@ func TestJudge(t *testing.T) {
 			events[11].Name = history.ReleaseForeign
 			return slices.Insert(events, 12, history.Event{Actor: "A", Kind: history.KindReport, Name: history.Acquired, Token: 3})
 		}},
+		{"safe-late-write-refused", "a grant's own read after its write", func(events []history.Event) []history.Event {
+			return slices.Insert(events, 9, history.Event{
+				Actor: "resource", Kind: history.KindDecision, Op: "read", Key: "k", Token: 2, Seen: 2, SeenSeq: 1, Accepted: true, Enforced: true, Value: "B\n",
+			})
+		}},
+		{"safe-late-write-refused", "a run that names no workers", func(events []history.Event) []history.Event {
+			events[0].Run.Workers = nil
+			return events
+		}},
+		{"violated-entry-lost-from-a-read", "and at the end", func(events []history.Event) []history.Event {
+			events[len(events)-2].Value = ""
+			return events
+		}},
+		{"safe-late-write-refused", "refused twice", func(events []history.Event) []history.Event {
+			events[17].Refusals = 2
+			return slices.Insert(events, 14, events[13], events[14])
+		}},
+		{"safe-late-write-refused", "a refusal reported twice", twice(history.WriteStale)},
 		{"safe-late-write-refused", "a decision by a worker", change("resource", "", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a fault by a worker", change("controller", "pause", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a final by the resource", func(events []history.Event) []history.Event {
