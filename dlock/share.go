@@ -113,6 +113,7 @@ func (l *Locker) ask(ctx context.Context, t *turn, key string, wait bool) (h *Ha
 	}
 	t.held.Store(false)
 	if h, err = l.grant(ctx, key, wait, &t.held); err == nil {
+		h.ls.refresh(ctx)
 		l.shared.began(t, h.ls)
 	}
 	return h, err
@@ -305,6 +306,22 @@ func (ls *lease) keptFor() time.Duration {
 func (ls *lease) young() bool {
 	s := ls.l.o.Share
 	return ls.over == nil && ls.sections < s.Sections && time.Since(ls.born) < s.For && ls.limit-ls.age(time.Now()) >= ls.limit/2
+}
+
+// refresh renews a lease that isn't fresh: a waiter's is as old as its last request to the lock service. Otherwise it would be passed
+// on for less time than those of processes that need not wait, or not at all.
+func (ls *lease) refresh(ctx context.Context) {
+	ls.mu.Lock()
+	fresh := ls.age(time.Now()) < ls.limit/8
+	ls.mu.Unlock()
+	if fresh {
+		return
+	}
+	try, done := context.WithTimeout(ctx, ls.left()/2)
+	defer done()
+	if err := ls.renew(try); err != nil {
+		ls.l.log.Warn("dlock: could not renew a lease that began with less than its TTL", "key", ls.g.Key, "fence", ls.g.Fence, "err", err)
+	}
 }
 
 // section begins the next critical section, unless the lease is too old or has ended.

@@ -81,27 +81,35 @@ func TestShare(t *testing.T) {
 // the grant was known.
 func TestShareEnds(t *testing.T) {
 	for name, c := range map[string]struct {
-		o    dlock.Options
-		hold time.Duration
-		want uint64
+		o      dlock.Options
+		age    time.Duration // of the grant
+		hold   time.Duration
+		want   uint64
+		renews int
 	}{
-		"young":                   {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, time.Minute - 1, 1},
-		"as old as For":           {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, time.Minute, 2},
-		"half of the lease left":  {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 4900 * time.Millisecond, 1},
-		"less than half":          {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 4950 * time.Millisecond, 2},
-		"less, but it is renewed": {dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour}, Share: dlock.Share{Sections: 9, For: time.Minute}}, 20 * time.Second, 1},
+		"young":                   {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, time.Minute - 1, 1, 0},
+		"as old as For":           {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, time.Minute, 2, 0},
+		"half of the lease left":  {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, 4900 * time.Millisecond, 1, 0},
+		"less than half":          {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, 4950 * time.Millisecond, 2, 0},
+		"less, but it is renewed": {dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour}, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, 20500 * time.Millisecond, 1, 20},
+		"a waiter's, half over":   {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 5 * time.Second, 4900 * time.Millisecond, 1, 1},
+		"a waiter's, nearly over": {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 9800 * time.Millisecond, 4900 * time.Millisecond, 1, 1},
+		"a waiter's, fresh":       {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 1200 * time.Millisecond, 3700 * time.Millisecond, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			faked(t, func(t *testing.T, f *fake) {
-				f.acquire = granting(func(*dlock.Grant) { time.Sleep(10 * time.Millisecond) })
+				age := 10*time.Millisecond + c.age
+				f.acquire = granting(func(*dlock.Grant) { time.Sleep(age) })
 				l := newLocker(t, f, &c.o)
 				h := acquire(t, l, t.Context(), "k")
+				age = 0
 				next := queue(l, t.Context(), 1)[0]
 				time.Sleep(c.hold)
 				require.NoError(t, h.Release(t.Context()))
 				got := <-next
 				require.NoError(t, got.err)
 				require.Equal(t, c.want, got.h.Fence())
+				require.Equal(t, c.renews, f.count("renew"))
 				require.NoError(t, got.h.Release(t.Context()))
 			})
 		})
