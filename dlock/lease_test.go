@@ -209,6 +209,7 @@ func TestRenewInBackground(t *testing.T) {
 		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
 		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrMaxHold)
 		require.Equal(t, 33, f.count("renew"))
+		synctest.Wait()
 		require.Equal(t, 1, strings.Count(log.String(), "no more renewals"), log.String())
 
 		h = acquire(t, l, t.Context(), "k2")

@@ -47,6 +47,7 @@ type Sweep struct {
 	// Clients that the contenders of a lock share; default: one each.
 	Connections map[string]int `json:"connections"`
 	Processors  int            `json:"processors"`
+	TTL         load.Duration  `json:"ttl"`
 	Duration    load.Duration  `json:"duration"`
 	Warmup      load.Duration  `json:"warmup"`
 }
@@ -106,7 +107,7 @@ func (s Sweep) add(all []load.Config, c load.Config) ([]load.Config, error) {
 		}
 	}
 	c.Name, c.Keys = cmp.Or(s.Name, c.Name), cmp.Or(s.Keys, c.Keys, 1)
-	c.Processors = cmp.Or(s.Processors, c.Processors)
+	c.Processors, c.TTL = cmp.Or(s.Processors, c.Processors), cmp.Or(s.TTL, c.TTL)
 	c.Delay, c.Duration, c.Warmup = cmp.Or(s.Delay, c.Delay), cmp.Or(s.Duration, c.Duration), cmp.Or(s.Warmup, c.Warmup)
 	for _, c.Work = range orElse(s.Work, c.Work) {
 		for _, c.Rate = range orElse(s.Rates, c.Rate) {

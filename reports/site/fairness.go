@@ -17,6 +17,7 @@ func fairness(data []byte) (*derived, error) {
 	}
 	closed, open := all.of("closed"), all.of("open")
 	d.tables["closed"], d.tables["open"] = closedTable(closed), openTable(open)
+	d.tables["processes"] = closedTable(all.of("processes"))
 	d.charts["waits"] = tails(closed)
 	d.charts["shares"] = shares(closed)
 	d.charts["open"] = tailsOf(open, []string{"redis", "redis-spin", "redsync", "redislock", "etcd", "zookeeper"})
