@@ -81,11 +81,12 @@ func TestAwaitReplyAndEndAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		end()
+		ctx = bothReady{ctx}
 		for range 50 { // select chooses at random
-			got, err := calls.Await(bothReady{ctx}, func() (int, error) { return 7, io.EOF })
+			got, err := calls.Await(ctx, func() (int, error) { return 7, io.EOF })
 			require.Equal(t, 7, got)
 			require.Equal(t, io.EOF, err)
-			require.Panics(t, func() { _, _ = calls.Await(bothReady{ctx}, func() (int, error) { panic("f's") }) })
+			require.Panics(t, func() { _, _ = calls.Await(ctx, func() (int, error) { panic("f's") }) })
 		}
 	})
 }
