@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -38,6 +39,7 @@ type check struct {
 	mu      sync.Mutex
 	broken  []string
 	why     string // it couldn't be checked
+	fact    string // no promise, and worth knowing
 	clients []*client
 
 	excluded bool // by the servers
@@ -74,10 +76,33 @@ func (c *check) unsure(format string, args ...any) {
 	c.why = cmp.Or(c.why, fmt.Sprintf(format, args...)) // what came first is the cause
 }
 
-// cannot is unsure and ends the check. Call it on the check's own goroutine.
+// notes records what breaks no promise.
+func (c *check) notes(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fact = cmp.Or(c.fact, fmt.Sprintf(format, args...))
+}
+
+// cannot is unsure and ends the check, or a part of it. Call it on a goroutine of together.
 func (c *check) cannot(format string, args ...any) {
 	c.unsure(format, args...)
 	panic(errStop)
+}
+
+// together runs parts of the check at once.
+func (c *check) together(parts ...func()) {
+	var wg sync.WaitGroup
+	for _, part := range parts {
+		wg.Go(func() {
+			defer func() {
+				if r := recover(); r != nil && r != errStop { //nolint:errorlint // the very value
+					panic(r)
+				}
+			}()
+			part()
+		})
+	}
+	wg.Wait()
 }
 
 func (c *check) end() {
@@ -147,7 +172,11 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 		spec.Addrs = append(spec.Addrs, addr)
 	}
 	r := c.within(unjudged, func(ctx context.Context) (scenarios.Lease, error) {
-		l, err := c.k.Open(ctx, spec)
+		var l scenarios.Lock
+		err := c.ask(func() (err error) {
+			l, err = c.k.Open(ctx, spec)
+			return err
+		})
 		if l == nil && err == nil {
 			err = errors.New("got no lock and no error")
 		}
@@ -187,7 +216,9 @@ func (o opened) Release(context.Context) error { return o.lock.Close() }
 func (c *check) fault(st scenarios.Step) {
 	err := fmt.Errorf("Service.Fault is nil: %w", errors.ErrUnsupported)
 	if c.k.Service.Fault != nil {
-		err = c.within(unjudged, func(ctx context.Context) (scenarios.Lease, error) { return nil, c.k.Service.Fault(ctx, st) }).err
+		err = c.within(unjudged, func(ctx context.Context) (scenarios.Lease, error) {
+			return nil, c.ask(func() error { return c.k.Service.Fault(ctx, st) })
+		}).err
 	}
 	if err != nil {
 		c.excluded = errors.Is(err, errors.ErrUnsupported)
@@ -228,6 +259,17 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 	case <-c.ctx.Done():
 		return result{nil, context.Cause(c.ctx), true}
 	}
+}
+
+// ask calls a function of the kit's user, whose panic isn't the lock's.
+func (c *check) ask(f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the adapter panicked: %v\n%s", r, debug.Stack())
+			c.unsure("%v", err)
+		}
+	}()
+	return f()
 }
 
 // guarded calls f. A panic of the lock breaks any promise.

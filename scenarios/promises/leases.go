@@ -114,7 +114,7 @@ func leaseRenewed(c *check) {
 			return c.outlast(a, b, slow, 4*c.k.TTL, afterRenewals) || c.isDecided()
 		})
 	}
-	c.sameKey()
+	c.sameClient()
 	if !c.k.Fixed {
 		c.often(func() bool {
 			a, err := c.open(2*c.k.TTL - time.Millisecond/2)
@@ -223,32 +223,45 @@ func (c *check) renews(hold time.Duration) bool {
 	return false
 }
 
-// sameKey checks that the release of an old lease and a failed try of the same client and lock don't end renewals.
-func (c *check) sameKey() {
-	for what, call := range map[string]func(a *client, key string, old scenarios.Lease){
-		"the release of an old lease of the same lock": func(_ *client, _ string, old scenarios.Lease) { _ = c.do(old.Release) },
-		"a failed try of its own client":               func(a *client, key string, _ scenarios.Lease) { _, _ = c.try(a, key) },
+// sameClient checks that nothing else that the holder's client does ends renewals.
+func (c *check) sameClient() {
+	var parts []func()
+	for what, call := range map[string]func(a *client, key, held string, old scenarios.Lease){
+		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { _ = c.do(old.Release) },
+		"a failed try of its own client":               func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
+		"64 callers of its own client began to wait": func(a *client, key, held string, old scenarios.Lease) { // more than a pool has connections
+			for i := range 64 {
+				time.AfterFunc(old.TTL()+c.k.TTL, c.wait(a, []string{key, held}[i%2]).stop)
+			}
+		},
 	} {
-		ended := 0
-		c.often(func() (sure bool) {
-			a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
-			old := c.take(a, key)
-			_ = c.do(old.Release)
-			l, same := c.take(a, key), c.take(b, held)
-			time.Sleep(l.TTL() / 2) // it has been renewed
-			call(a, key, old)
-			time.Sleep(l.TTL() + c.k.TTL)
-			sure = c.still(l, b, key, what)
-			if l.Context().Err() != nil && same.Context().Err() == nil {
-				ended++ // a stall of the machine may end one
-			}
-			if ended == 3 {
-				c.breaks("%d times renewals stopped after %s; those of another client went on", ended, what)
-			}
-			_, _ = c.do(l.Release), c.do(same.Release)
-			return sure || c.isDecided()
-		})
+		parts = append(parts, func() { c.keepsOn(what, call) })
 	}
+	c.together(parts...)
+}
+
+// keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is an
+// earlier lease.
+func (c *check) keepsOn(what string, call func(a *client, key, held string, old scenarios.Lease)) {
+	ended := 0
+	c.often(func() (sure bool) {
+		a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
+		old := c.take(a, key)
+		_ = c.do(old.Release)
+		l, same := c.take(a, key), c.take(b, held)
+		time.Sleep(l.TTL() / 2) // it has been renewed
+		call(a, key, held, old)
+		time.Sleep(l.TTL() + c.k.TTL)
+		sure = c.still(l, b, key, what)
+		if l.Context().Err() != nil && same.Context().Err() == nil {
+			ended++ // a stall of the machine may end one
+		}
+		if ended == 3 {
+			c.breaks("%d times renewals stopped after %s; those of another client went on", ended, what)
+		}
+		_, _ = c.do(l.Release), c.do(same.Release)
+		return sure || c.isDecided()
+	})
 }
 
 func holderDisconnected(c *check) {

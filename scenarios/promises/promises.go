@@ -31,7 +31,7 @@ import (
 type Kit struct {
 	// Service is the lock: its name and Nodes, NoTokens, NoRenew. With Fault, which must have the faults wipe and jump of
 	// [scenarios.LockService] and wipe of each node, the kit also restarts the servers without their data and sets their clocks: no
-	// other test may use them meanwhile.
+	// other test may use them meanwhile. With Forget it also deletes locks that are held.
 	Service *scenarios.Service
 	// Open opens a client of the lock. Until of its leases may be zero; then only their Context counts. The hazards use what was given
 	// to [scenarios.Child].
@@ -202,14 +202,7 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 		}
 	}
 	c := &check{k: k, ctx: ctx, probing: make(chan struct{}, 1)}
-	func() {
-		defer func() {
-			if r := recover(); r != nil && r != errStop { //nolint:errorlint // the very value
-				panic(r)
-			}
-		}()
-		p.check(c)
-	}()
+	c.together(func() { p.check(c) })
 	c.end()
 	c.mu.Lock() // a call that was given up may still run
 	defer c.mu.Unlock()
@@ -221,6 +214,8 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 		}
 	case c.why != "":
 		row.Verdict, row.Why, row.Excluded = Unchecked, c.why, c.excluded
+	default:
+		row.Why = c.fact
 	}
 	return row
 }

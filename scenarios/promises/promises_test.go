@@ -67,9 +67,23 @@ func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {
 func TestKept(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l, err := open(func(*simple) {})(ctx, s)
+		l, err := open(func(s *simple) { s.saysNothing = true })(ctx, s)
 		return typed{l}, err
-	}, func(t *testing.T, k promises.Kit) { requireBroken(t, promises.Run(t, k)) })
+	}, func(t *testing.T, k promises.Kit) {
+		r := promises.Run(t, k)
+		requireBroken(t, r)
+		facts := map[string]string{
+			"DataLoss": "after the servers had lost their data the next token was 1, and the one before 1: " +
+				"what checks tokens refuses later holders until somebody raises the lock's counter",
+			"ReleaseStale": "the release of a lease that had run out, and whose lock another client had had since, returned no error: " +
+				"only the lease's context tells its holder",
+		}
+		for _, row := range r.Rows {
+			if !row.Excluded {
+				require.Equal(t, facts[row.Promise], row.Why, row.Promise)
+			}
+		}
+	})
 }
 
 // stalling is a lock whose calls take time, and fail if its servers are away.
@@ -222,6 +236,8 @@ func TestBroken(t *testing.T) {
 		"the key is hashtext":       {func(s *simple) { s.hash = promises.Hashes[2] }, []string{"KeysIndependent"}},
 		"the key is FNV-1":          {func(s *simple) { s.hash = promises.Hashes[3] }, []string{"KeysIndependent"}},
 		"the key is CRC-32C":        {func(s *simple) { s.hash = promises.Hashes[4] }, []string{"KeysIndependent"}},
+		"keys of 512 bytes":         {func(s *simple) { s.cut = 512 }, []string{"KeysIndependent"}},
+		"keys of 1,024 bytes":       {func(s *simple) { s.cut = 1024 }, []string{"KeysIndependent"}},
 		"stops, and says nothing":   {func(s *simple) { s.renewal = renewPretends }, []string{"LeaseRenewed"}},
 		"TTLs of 32 bits":           {func(s *simple) { s.short = true }, []string{"OddTTLs"}},
 		"leaves goroutines":         {func(s *simple) { s.leaks = true }, []string{"NothingLeft"}},
@@ -275,7 +291,8 @@ func TestBrokenOnce(t *testing.T) {
 		set   func(*simple)
 		want  string
 	}{
-		"released again after a lost reply": {1, func(s *simple) { s.releaseOnce = true }, "ReleaseRetried"},
+		"released again after a lost reply": {1, func(s *simple) { s.releaseOnce = true }, "ReleaseRetried ReleaseLate"},
+		"released late, by one owner":       {1, func(s *simple) { s.sendsOnce = true }, "ReleaseLate"},
 		"a token read after the grant":      {1, func(s *simple) { s.tokenRead = true }, "TokensIncrease"},
 		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed"},
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
@@ -293,9 +310,11 @@ func TestBrokenOnce(t *testing.T) {
 		"waits for each server":             {3, func(s *simple) { s.majority, s.unlimited = true, true }, "TokensIncrease DataLoss Partition"},
 		"a failed try leaves a connection":  {1, func(s *simple) { s.tryConnects = true }, "NothingLeft"},
 		"renews what the server forgot":     {1, func(s *simple) { s.renewal = renewRegardless }, "DataLoss"},
+		"renews what somebody deleted":      {1, func(s *simple) { s.renewal = renewAlive }, "DataLoss"},
 		"loads a script once":               {1, func(s *simple) { s.loadedOnce = true }, "DataLoss"},
 		"tires":                             {1, func(s *simple) { s.tires = true }, "Exclusive OneClient TokensIncrease"},
 		"stops when it is refused":          {1, func(s *simple) { s.renewal = renewToRefusal }, "HolderDisconnected"},
+		"waiters take all connections":      {1, func(s *simple) { s.renewal, s.pooled = renewRight, true }, "LeaseRenewed"},
 		"one of three servers":              {3, func(*simple) {}, "DataLoss"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -386,6 +405,43 @@ func testAdapter(t *testing.T, good promises.Kit) {
 	cancel(enough)
 	_, err := good.Check(ctx)
 	require.ErrorIs(t, err, enough)
+}
+
+// A panic of the adapter, or of a fault, isn't the lock's.
+func TestAdapterPanics(t *testing.T) {
+	t.Parallel()
+	for what, c := range map[string]struct {
+		only   string
+		change func(*promises.Kit)
+	}{
+		"Open": {"OddTTLs", func(k *promises.Kit) {
+			open := k.Open
+			k.Open = func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
+				if s.TTL < time.Second { // which isn't to refuse it
+					panic("out of order")
+				}
+				return open(ctx, s)
+			}
+		}},
+		"Fault": {"DataLoss", func(k *promises.Kit) {
+			k.Service.Fault = func(context.Context, scenarios.Step) error { panic("out of order") }
+		}},
+		"Forget": {"DataLoss", func(k *promises.Kit) {
+			k.Service.Forget = func(context.Context, string) error { panic("out of order") }
+		}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			virtually(t, 1, open(func(*simple) {}), func(t *testing.T, k promises.Kit) {
+				k.Only = []string{c.only}
+				c.change(&k)
+				row := promises.Run(t, k).Rows[0]
+				require.Equal(t, promises.Unchecked, row.Verdict, row.Why)
+				require.False(t, row.Excluded)
+				require.Regexp(t, `^the adapter panicked: out of order\ngoroutine (?s:.*)promises_test.go`, row.Why)
+			})
+		})
+	}
 }
 
 // A constructor that ignores its context ends as a finding. What it returns later is closed.

@@ -37,7 +37,7 @@ type Row struct {
 	Promise  string  `json:"promise"` // its name
 	Text     string  `json:"text"`    // the promise as a sentence
 	Verdict  Verdict `json:"verdict"`
-	Why      string  `json:"why,omitempty"` // what happened, or why it can't be checked
+	Why      string  `json:"why,omitempty"` // what happened, why it can't be checked, or what is worth knowing though the promise is kept
 	Excluded bool    `json:"-"`             // the lock, the servers or the platform rule out that it is checked
 
 	// Data is a hazard's verdict for each fencing mode in which it ran. A violated run lost data.

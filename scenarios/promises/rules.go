@@ -16,11 +16,11 @@ var promises = []promise{
 	{name: "HolderReturns", text: "a holder that was cut off until its lease had run out doesn't disturb its successor when its messages arrive, and gets locks again", check: holderReturns},
 	{name: "OddTTLs", text: "a TTL such as 999 µs, 1 s + 1 ns or 50 days is refused or rounded up: its lease neither ends early nor lasts for ever", check: oddTTLs, never: fixed},
 	{name: "TokensIncrease", text: "each grant's token is greater than all before, also after a wait, a lease that ran out or a late reply, whichever servers granted it", check: tokensIncrease, never: tokenless},
-	{name: "KeysIndependent", text: "a lock on one key blocks and frees no other, also where one key begins with the other, they differ only in case, an accent, a space or a slash, or have the same 32-bit hash", check: keysIndependent},
+	{name: "KeysIndependent", text: "a lock on one key blocks and frees no other, also where one key begins with the other, they differ only in case, an accent, a space, a slash or beyond 1,000 bytes, or have the same 32-bit hash", check: keysIndependent},
 	{name: "ReleaseRepeated", text: "a repeated release doesn't end a later grant, of this client or another", check: releaseRepeated},
 	{name: "ReleaseRetried", text: "a release retried because its reply was lost doesn't end a later grant of the same client", check: releaseRetried},
 	{name: "ReleaseStale", text: "the release of an expired lease doesn't end a later grant of the same client", check: releaseStale},
-	{name: "ReleaseLate", text: "a late release doesn't end a later grant", check: releaseLate},
+	{name: "ReleaseLate", text: "a late release doesn't end a later grant, of this client or another", check: releaseLate},
 	{name: "AcquireLate", text: "an abandoned acquisition that arrives late, or gets no reply, locks nobody out, not even its own client, and ends no lease", check: acquireLate},
 	{name: "EveryMessage", text: "a call that loses its requests or replies, from any message on, locks nobody out, not even its client", check: everyMessage},
 	{name: "WaiterServed", text: "a released lock goes to a waiter, even to one that was cut off at that moment", check: waiterServed},
@@ -31,7 +31,7 @@ var promises = []promise{
 	{name: "ClockSkew", text: "servers' clocks that are an hour ahead or behind neither shorten nor prolong a lease, nor make tokens smaller", check: clockSkew, alone: true},
 	{name: "Partition", text: "of two clients that reach no common server at most one holds the lock; a client that one of three or more servers doesn't answer gets locks, unless that one leads", check: partition, never: single},
 	{name: "NothingLeft", text: "released grants, failed tries, cancelled waits and closed clients leak no goroutines or connections", check: nothingLeft},
-	{name: "DataLoss", text: "if one of three or more servers loses its data, nobody else gets in; if all do, a holder is told, releasing an old lease doesn't end a new grant, and connected clients can lock again", check: dataLoss, alone: true},
+	{name: "DataLoss", text: "if one of three or more servers loses its data, nobody else gets in; if all do, or somebody deletes a lock, a holder is told, releasing an old lease doesn't end a new grant, and connected clients can lock again", check: dataLoss, alone: true},
 }
 
 func fixed(k Kit) string {

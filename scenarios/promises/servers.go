@@ -175,6 +175,15 @@ func (c *check) oneInCommon() {
 }
 
 func dataLoss(c *check) {
+	if c.k.Service.Forget != nil {
+		c.lost("somebody had deleted the lock", func(keys ...string) {
+			for _, key := range keys {
+				if err := c.do(func(ctx context.Context) error { return c.ask(func() error { return c.k.Service.Forget(ctx, key) }) }); err != nil {
+					c.cannot("Service.Forget: %v", err)
+				}
+			}
+		})
+	}
 	nodes := c.k.Service.Nodes
 	if len(nodes) < 3 {
 		nodes = nil // one of two is no minority
@@ -192,11 +201,16 @@ func dataLoss(c *check) {
 	if len(nodes)%2 == 1 {
 		c.oneInCommon()
 	}
+	c.lost("the servers had lost their data", func(...string) { c.fault(scenarios.Step{Verb: "wipe", Target: scenarios.LockService}) })
+}
+
+// lost checks what follows when lose has removed the locks of keys, and perhaps all else, from the servers.
+func (c *check) lost(after string, lose func(keys ...string)) {
 	c.often(func() (sure bool) {
 		key, brief := newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
 		_ = c.do(c.take(early, newKey()).Release) // it is connected
-		c.fault(scenarios.Step{Verb: "wipe", Target: scenarios.LockService})
+		lose(key, brief)
 		if l, err := c.persist(patience/5, early, newKey()); err == nil {
 			_ = c.do(l.Release)
 		} else {
@@ -204,12 +218,18 @@ func dataLoss(c *check) {
 		}
 		later, err := c.acquire(early, key)
 		if err != nil {
-			c.blocked(key, "after the servers had lost their data nobody had got the lock in %v or more: %v", c.limit(), err)
+			if _, failed := c.try(other, key); errors.Is(failed, dlock.ErrHeld) && lasts(old, time.Now()) {
+				c.cannot("after %s its holder had it still, or again", after)
+			}
+			c.blocked(key, "after %s nobody had got the lock in %v or more: %v", after, c.limit(), err)
 			return true
+		}
+		if !c.k.Service.NoTokens && later.Fence() <= old.Fence() {
+			c.notes("after %s the next token was %d, and the one before %d: what checks tokens refuses later holders until somebody raises the lock's counter", after, later.Fence(), old.Fence())
 		}
 		for range 3 { // it may have to reconnect
 			err = c.briefly(releasing(old)).err
-			sure = c.still(later, other, key, "the servers had lost their data, and a lease from before was released,")
+			sure = c.still(later, other, key, after+", and a lease from before was released,")
 			if err == nil || errors.Is(err, dlock.ErrLost) || c.isDecided() {
 				break
 			}
@@ -219,13 +239,13 @@ func dataLoss(c *check) {
 				break
 			}
 		}
-		c.comesFree(other, key, "the servers had lost their data, and a connected client had got the lock and released it,")
+		c.comesFree(other, key, after+", and a connected client had got the lock and released it,")
 		if _, err := c.acquire(c.lasting(), brief); err != nil { // its holder may have renewed it since
 			return sure || c.isDecided()
 		}
 		for end := time.Now().Add(c.limit()); lasts(told, time.Now()); time.Sleep(pause) {
 			if time.Now().After(end) {
-				c.breaks("a holder hadn't been told %v after the servers had lost its lease and another client had got the lock", c.limit())
+				c.breaks("a holder hadn't been told %v after %s and another client had got the lock", c.limit(), after)
 				break
 			}
 		}

@@ -47,6 +47,8 @@ type simple struct {
 	oneLock      bool // all keys are one
 	endless      bool // Until is zero
 	releaseOnce  bool // all grants of a client have one owner; a lease that ran out isn't released, nor one twice unless the reply was lost
+	saysNothing  bool // the release of a lost lease returns no error
+	sendsOnce    bool // all grants of a client have one owner; a release is sent once, unless the lease has run out
 	shortForEver bool // a TTL below a millisecond is none, and its grant is an error
 	absolute     bool // the server is told when the lease ends by the client's clock
 	tokenOwner   bool // a grant's owner is its token
@@ -76,6 +78,7 @@ type simple struct {
 	unlimited    bool // and its requests to one of them have no time limit of their own
 	asleep       bool // waiters try again only when a message says so
 	oneCall      bool // an acquisition that waits keeps its client's others waiting
+	pooled       bool // waiters and renewals share ten connections
 	onlyDeadline bool // cancelling its context doesn't end a call
 	noRelease    bool // a release does nothing
 	dropsGrant   bool // a wait that is cancelled as it is granted the lock keeps it
@@ -95,10 +98,12 @@ type simple struct {
 	only         atomic.Pointer[lease]
 	renewal      renewal
 	hash         func(key []byte) uint32 // which the key is replaced by
+	cut          int                     // not 0: the bytes of a key that count
 	ahead        *atomic.Int64
 	releases     atomic.Int32
 	losses       atomic.Int32
 	owner        string
+	data         string // names the server's data
 	held         []*lease
 	sessions     []*redis.PubSub
 	closed       chan struct{}
@@ -129,6 +134,7 @@ const (
 	renewFragile    // until one fails
 	renewToLoss     // until one of its client's leases is lost
 	renewTwice      // and then no more
+	renewAlive      // while the server has its data, whoever holds it
 	renewUpserts    // once more after the release, and also if nobody holds it
 )
 
@@ -164,7 +170,9 @@ const patient = 5 * time.Second
 func open(set func(*simple)) scenarios.Open {
 	return func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		l := &simple{ttl: s.TTL, owner: uuid.NewString(), calls: make(chan struct{}, 1), closed: make(chan struct{})}
-		set(l)
+		if set(l); l.pooled {
+			l.calls = make(chan struct{}, 10)
+		}
 		if l.majority && len(s.Addrs) > 1 {
 			return openMajority(ctx, s, set, l.unlimited)
 		}
@@ -195,6 +203,10 @@ func open(set func(*simple)) scenarios.Open {
 				time.Sleep(50 * time.Second)
 			}()
 		}
+		if l.renewal == renewAlive {
+			l.redis.SetNX(ctx, "data", l.owner, 0)
+			l.data = l.redis.Get(ctx, "data").Val()
+		}
 		if l.loadedOnce {
 			release.Load(ctx, l.redis)
 		}
@@ -212,9 +224,9 @@ func (s *simple) call(ctx context.Context) context.Context {
 	return ctx
 }
 
-// turn waits until the client's other acquisitions are over.
+// turn waits until the client's other acquisitions are over, or the pool has a connection.
 func (s *simple) turn(ctx context.Context) (end func(), err error) {
-	if !s.oneCall {
+	if !s.oneCall && !s.pooled {
 		return func() {}, nil
 	}
 	select {
@@ -277,11 +289,14 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.oneLock {
 		key = "all"
 	}
-	if s.oneOwner || s.releaseOnce || s.reentrant || s.cleansUp {
+	if s.oneOwner || s.releaseOnce || s.sendsOnce || s.reentrant || s.cleansUp {
 		value = s.owner
 	}
 	if s.hash != nil {
 		key = fmt.Sprint(s.hash([]byte(key)))
+	}
+	if s.cut > 0 {
+		key = key[:min(len(key), s.cut)]
 	}
 	if s.folded {
 		key = strings.ToLower(key)
@@ -506,9 +521,23 @@ func (l *lease) renew(ctx context.Context) {
 			short = ctx
 		}
 		var err error
+		if l.s.pooled {
+			end, err := l.s.turn(short)
+			if err != nil {
+				cancel()
+				continue
+			}
+			end()
+		}
 		switch l.s.renewal {
 		case renewBlindly:
 			err = l.s.redis.PExpire(short, l.key, l.s.ttl).Err()
+		case renewAlive:
+			if data, _ := l.s.redis.Get(short, "data").Result(); data != l.s.data {
+				err = errors.New("the server has lost its data")
+				break
+			}
+			err = script.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Err()
 		case renewAsks:
 			var has string
 			if has, err = l.s.redis.Get(ctx, l.key).Result(); has != l.value {
@@ -703,9 +732,10 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.noRelease || l.s.tires && l.s.redis.Incr(ctx, l.key+":releases").Val() == 20 && l.s.redis.Persist(ctx, l.key).Err() == nil {
 		return nil
 	}
-	if l.s.releaseOnce && (l.freed || time.Now().After(l.Until())) {
+	if (l.s.releaseOnce || l.s.sendsOnce) && (l.freed || time.Now().After(l.Until())) {
 		return dlock.ErrLost
 	}
+	l.freed = l.s.sendsOnce
 	l.s.mutex.Delete(l.key)
 	if l.s.subscribed || l.s.asleep {
 		defer l.s.redis.Publish(ctx, l.key+":free", 1)
@@ -723,8 +753,8 @@ func (l *lease) Release(ctx context.Context) error {
 		run = release.EvalSha
 	}
 	n, err := run(l.s.call(ctx), l.s.redis, []string{l.key}, l.value).Int()
-	l.freed = err == nil
-	if err == nil && n == 0 {
+	l.freed = l.freed || err == nil
+	if err == nil && n == 0 && !l.s.saysNothing {
 		err = fmt.Errorf("%w: another has it", dlock.ErrLost)
 	}
 	return err

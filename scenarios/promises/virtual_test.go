@@ -108,6 +108,12 @@ func virtually(t *testing.T, n int, open scenarios.Open, f func(t *testing.T, k 
 			w.servers[addr] = m
 			s.Nodes = append(s.Nodes, scenarios.Node{Name: addr, Addr: addr})
 		}
+		s.Forget = func(_ context.Context, key string) error {
+			for _, m := range w.servers {
+				m.Del(key)
+			}
+			return nil
+		}
 		f(t, promises.Over(promises.Kit{
 			Service: s, Only: promises.Names(),
 			Open: func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redlock"
 	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/promises"
 )
@@ -33,6 +35,15 @@ func TestPromises(t *testing.T) {
 			service := scenarios.ServerSet{Lock: l.name, Servers: l.startServers(t)}.On()
 			if l.name == locks.Etcd || l.name == locks.ZooKeeper {
 				service.Fault = nil // a member that lost its data must not come back as the same
+			}
+			if addr := service.Nodes[0].Addr; strings.HasPrefix(l.name, "redis") {
+				service.Forget = func(ctx context.Context, key string) error {
+					c, err := redisclient.New(addr)
+					if err != nil {
+						return err
+					}
+					return errors.Join(c.Del(ctx, "lock:{"+key+"}").Err(), c.Close())
+				}
 			}
 			r := promises.Run(t, promises.Kit{
 				Service: service, Strict: l.name != locks.Redlock,
