@@ -95,10 +95,10 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 // Release frees the lock; it ends the handle's context first. Calling it again returns the same answer.
 //
 // If the lock was no longer this handle's, nothing changes, release_by_non_owner_total counts it, and the error wraps
-// [ErrLost]: the critical section may have overlapped with another holder's. It also wraps ErrLost if the lease had ended before
-// and nobody answers. After any other error the lock is freed in the background or expires by its TTL; Release may be called again.
-// It is nil, too, if a first request had no answer and a second one finds the lock gone: taken by the first, it must be assumed,
-// though a failover just before looks the same.
+// [ErrLost]: the critical section may have overlapped with another holder's. If nobody answers, the error wraps ErrLost only if the
+// lease had already ended; either way the lock is freed in the background or expires by its TTL, and Release may be called again.
+// Release also returns nil if a first request got no answer and a second finds the lock gone: presumably the first removed it,
+// although a failover in between looks the same.
 //
 // It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have; for a second
 // after [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second.
@@ -450,6 +450,9 @@ func (ls *lease) renew(ctx context.Context) error {
 		ls.lose(why)
 	}
 	if err != nil {
+		if over := ls.ended(); errors.Is(over, ErrReleased) { // during the call
+			return over
+		}
 		return ls.unanswered(ctx, err)
 	}
 	ls.mu.Lock()
@@ -521,7 +524,7 @@ func (ls *lease) keepAlive() {
 // release reports whether the outcome is known.
 func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	if !ls.l.enter() {
-		return false, ErrClosed
+		return false, ls.unanswered(ctx, ErrClosed)
 	}
 	defer ls.l.busy.Done()
 	ctx, cancel := tryingOn(ctx)

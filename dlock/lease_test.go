@@ -492,6 +492,29 @@ func TestNoAnswerTellsTheLoss(t *testing.T) {
 		})
 		require.ErrorIs(t, err, errNetwork)
 		require.ErrorIs(t, err, dlock.ErrLost)
+		err = l.Do(t.Context(), "k3", func(context.Context, *dlock.Handle) error {
+			defer time.Sleep(time.Second)
+			return l.Close()
+		})
+		require.ErrorIs(t, err, dlock.ErrClosed)
+		require.ErrorIs(t, err, dlock.ErrLost)
+	})
+}
+
+func TestRenewOvertakenByRelease(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		h, _ := hold(t, f, time.Second)
+		late := make(chan struct{})
+		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+			<-late
+			return next(context.WithoutCancel(ctx), g)
+		}
+		renewed := make(chan error)
+		go func() { renewed <- h.Renew(t.Context()) }()
+		synctest.Wait()
+		require.NoError(t, h.Release(t.Context()))
+		close(late)
+		require.ErrorIs(t, <-renewed, dlock.ErrReleased)
 	})
 }
 

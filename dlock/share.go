@@ -21,7 +21,7 @@ import (
 // one sends its own request, behind the other processes' waiters. If the lock service fails, all of them fail.
 //
 // The loss of the lease ends the section under way. A Release that passes the lease on doesn't contact the service: a loss is
-// detected by a renewal, by [Grant].Lost or by the final Release. Without Options.Renew a section may begin with half of the TTL left.
+// detected by a renewal, by [Grant].Lost or by the final Release. A lease that was waited for may be renewed once as it arrives. Without Options.Renew a section may begin with half of the TTL left.
 // If a process exits without [Locker.Close], the leases that it keeps block others for their TTL.
 type Share struct {
 	// Sections is the greatest number of critical sections under one lease. 0: leases aren't shared.
@@ -113,8 +113,8 @@ func (l *Locker) ask(ctx context.Context, t *turn, key string, wait bool) (h *Ha
 	}
 	t.held.Store(false)
 	if h, err = l.grant(ctx, key, wait, &t.held); err == nil {
-		h.ls.refresh(ctx)
 		l.shared.began(t, h.ls)
+		h.ls.refresh(ctx)
 	}
 	return h, err
 }
@@ -308,18 +308,19 @@ func (ls *lease) young() bool {
 	return ls.over == nil && ls.sections < s.Sections && time.Since(ls.born) < s.For && ls.limit-ls.age(time.Now()) >= ls.limit/2
 }
 
-// refresh renews a lease that isn't fresh: a waiter's is as old as its last request to the lock service. Otherwise it would be passed
-// on for less time than those of processes that need not wait, or not at all.
+// refresh renews a lease that isn't fresh: a waiter's is provisional, or as old as its last request to the lock service. Otherwise it
+// would be passed on for less time than those of processes that need not wait, or not at all.
 func (ls *lease) refresh(ctx context.Context) {
+	provisional := ls.provisional()
 	ls.mu.Lock()
 	fresh := ls.age(time.Now()) < ls.limit/8
 	ls.mu.Unlock()
-	if fresh {
+	if fresh && !provisional {
 		return
 	}
 	try, done := context.WithTimeout(ctx, ls.left()/2)
 	defer done()
-	if err := ls.renew(try); err != nil {
+	if err := ls.renew(try); err != nil && ctx.Err() == nil && !errors.Is(err, ErrClosed) {
 		ls.l.log.Warn("dlock: could not renew a lease that began with less than its TTL", "key", ls.g.Key, "fence", ls.g.Fence, "err", err)
 	}
 }

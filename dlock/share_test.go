@@ -80,29 +80,32 @@ func TestShare(t *testing.T) {
 // A lease that is shared is not renewed by hand-overs, and isn't passed on shortly before its end. For counts from the moment at which
 // the grant was known.
 func TestShareEnds(t *testing.T) {
+	at := func(age time.Duration) func(*dlock.Grant) {
+		return func(*dlock.Grant) { time.Sleep(10*time.Millisecond + age) }
+	}
 	for name, c := range map[string]struct {
 		o      dlock.Options
-		age    time.Duration // of the grant
+		grant  func(*dlock.Grant)
 		hold   time.Duration
 		want   uint64
 		renews int
 	}{
-		"young":                   {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, time.Minute - 1, 1, 0},
-		"as old as For":           {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, time.Minute, 2, 0},
-		"half of the lease left":  {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, 4900 * time.Millisecond, 1, 0},
-		"less than half":          {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, 4950 * time.Millisecond, 2, 0},
-		"less, but it is renewed": {dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour}, Share: dlock.Share{Sections: 9, For: time.Minute}}, 0, 20500 * time.Millisecond, 1, 20},
-		"a waiter's, half over":   {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 5 * time.Second, 4900 * time.Millisecond, 1, 1},
-		"a waiter's, nearly over": {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 9800 * time.Millisecond, 4900 * time.Millisecond, 1, 1},
-		"a waiter's, fresh":       {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, 1200 * time.Millisecond, 3700 * time.Millisecond, 1, 0},
+		"young":                   {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), time.Minute - 1, 1, 0},
+		"as old as For":           {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), time.Minute, 2, 0},
+		"half of the lease left":  {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), 4900 * time.Millisecond, 1, 0},
+		"less than half":          {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), 4950 * time.Millisecond, 2, 0},
+		"less, but it is renewed": {dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour}, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), 20500 * time.Millisecond, 1, 20},
+		"a waiter's, half over":   {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(5 * time.Second), 4900 * time.Millisecond, 1, 1},
+		"a waiter's, nearly over": {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(9800 * time.Millisecond), 4900 * time.Millisecond, 1, 1},
+		"provisional":             {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, func(g *dlock.Grant) { g.Provisional = 2500 * time.Millisecond }, 1240 * time.Millisecond, 1, 1},
+		"a waiter's, fresh":       {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(1200 * time.Millisecond), 3700 * time.Millisecond, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			faked(t, func(t *testing.T, f *fake) {
-				age := 10*time.Millisecond + c.age
-				f.acquire = granting(func(*dlock.Grant) { time.Sleep(age) })
+				f.acquire = granting(c.grant)
 				l := newLocker(t, f, &c.o)
 				h := acquire(t, l, t.Context(), "k")
-				age = 0
+				f.set(func() { f.acquire = granting(at(0)) })
 				next := queue(l, t.Context(), 1)[0]
 				time.Sleep(c.hold)
 				require.NoError(t, h.Release(t.Context()))

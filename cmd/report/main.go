@@ -31,7 +31,7 @@ With -matrix it writes no page but a file of one JSON line a run, and prints wha
 runs came to as a Markdown table of hazards and locks: ✕ violated, ✓ safe, ✓! safe
 with the live holder refused, · not run, each with fencing off, on writes alone, and on.
 
-With -jepsen it prints one history as a Jepsen history, for checkers of others'. Each
+With -jepsen it prints one history as a Jepsen history, for other people's checkers. Each
 accepted write is a transaction that reads a list and appends to it.
 
 With -site it reads the recorded results in the folder -results instead: it regenerates
@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	var fs flag.FlagSet
 	out := fs.String("o", "timeline.html", "the `file` to write the page to")
 	matrix := fs.String("matrix", "", "the `file` to write one line per run to, instead of a page")
-	jepsen := fs.Bool("jepsen", false, "print one history as Jepsen has it, in EDN, instead of writing a page: transactions for Elle's list-append checker")
+	jepsen := fs.Bool("jepsen", false, "print one history in Jepsen's format (EDN) instead of writing a page: transactions for Elle's list-append checker")
 	web := fs.String("site", "", "the `folder` to write a site of all recorded results to, instead of a page")
 	results := fs.String("results", "reports/results", "the `folder` of the recorded results, for -site")
 	if err := command.Parse(&fs, args, stdout); err != nil {
@@ -146,7 +146,7 @@ func read(name string) ([]history.Event, error) {
 
 func export(histories []string, stdout io.Writer) error {
 	if len(histories) != 1 {
-		return fmt.Errorf("-jepsen is of one history, not %d", len(histories))
+		return fmt.Errorf("-jepsen takes exactly one history, not %d", len(histories))
 	}
 	events, err := read(histories[0])
 	if err != nil {

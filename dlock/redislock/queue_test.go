@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -415,40 +414,6 @@ func TestSilentConnection(t *testing.T) {
 			})
 		})
 	}
-}
-
-// While Redis is down, an idle Backend dials it less and less often, and at once when the next connection breaks.
-func TestSubscribesAgainWithABackoff(t *testing.T) {
-	virtually(t, func(q *queue) {
-		var dials atomic.Int64
-		var down atomic.Bool
-		dial, h := q.s.dial, &hooks{}
-		q.s.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			dials.Add(1)
-			if down.Load() {
-				return nil, io.ErrClosedPipe
-			}
-			return dial(ctx, network, addr)
-		}
-		q.s.opts.PoolSize = 1000 // so many failures have go-redis limit the rate itself
-		w := q.join(q.s.hooked(q.T, h), "w")
-		q.release()
-		w.wins(2, q.g.Start)
-		dialsIn := func(d time.Duration) int64 {
-			before := dials.Load()
-			time.Sleep(d)
-			return dials.Load() - before
-		}
-		down.Store(true)
-		require.NoError(q, h.sub.Load().Close())
-		n := dialsIn(10 * time.Second)
-		require.GreaterOrEqual(q, n, int64(10))
-		require.LessOrEqual(q, n, int64(30))
-		down.Store(false)
-		require.EqualValues(q, 1, dialsIn(time.Second))
-		require.NoError(q, h.sub.Load().Close())
-		require.EqualValues(q, 2, dialsIn(20*time.Millisecond), "one is the client library's")
-	})
 }
 
 func TestSlowMessage(t *testing.T) {

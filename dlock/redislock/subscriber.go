@@ -15,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
-	"github.com/fencelab/fencelab/internal/jitter"
 )
 
 // subscriber notifies a Backend's waiters, over one subscription at a time.
@@ -85,14 +84,11 @@ func (sub *subscriber) open(ctx context.Context) error {
 	return o.err
 }
 
-// listen subscribes again whenever a subscription ends, with a backoff until one is confirmed; o gets the first attempt's outcome.
+// listen subscribes again whenever a subscription ends; o gets the first attempt's outcome.
 func (sub *subscriber) listen(o *opening) {
-	for pause := retryPause; ; pause = min(2*pause, longestRetry) {
-		confirmed, err := sub.read(o)
-		switch {
-		case confirmed:
-			pause = retryPause
-		case !sub.isOpen():
+	for {
+		err := sub.read(o)
+		if !sub.isOpen() {
 			sub.mu.Lock()
 			defer sub.mu.Unlock()
 			sub.opening = nil
@@ -100,13 +96,13 @@ func (sub *subscriber) listen(o *opening) {
 			close(o.done)
 			return
 		}
-		if _, err := sub.b.wait(sub.b.open, pause/2+jitter.N(pause/2), nil); err != nil {
+		if _, err := sub.b.wait(sub.b.open, retryPause, nil); err != nil {
 			return
 		}
 	}
 }
 
-func (sub *subscriber) read(o *opening) (confirmed bool, err error) {
+func (sub *subscriber) read(o *opening) error {
 	s := &subscription{ps: sub.b.c.Subscribe(sub.b.open)} // to nothing yet, so that it doesn't connect
 	s.ctx, s.cancel = context.WithCancelCause(sub.b.open)
 	defer s.cancel(nil)
@@ -114,7 +110,7 @@ func (sub *subscriber) read(o *opening) (confirmed bool, err error) {
 	sub.mu.Lock()
 	clear(sub.taken) // what was sent to earlier subscriptions is not read any more
 	sub.mu.Unlock()
-	err = s.ps.Subscribe(s.ctx, sub.channel)
+	err := s.ps.Subscribe(s.ctx, sub.channel)
 	for err == nil {
 		var msg any
 		msg, err = s.ps.Receive(s.ctx)
@@ -125,10 +121,9 @@ func (sub *subscriber) read(o *opening) (confirmed bool, err error) {
 			runtime.Gosched() // the waiter first: the next read would find nothing yet
 		case *redis.Subscription:
 			sub.confirmed(s, o)
-			confirmed = true
 		}
 	}
-	return confirmed, cmp.Or(context.Cause(s.ctx), err)
+	return cmp.Or(context.Cause(s.ctx), err)
 }
 
 // silence is the time without a message after which a subscription is pinged, and then closed.

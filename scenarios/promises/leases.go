@@ -225,7 +225,6 @@ func (c *check) renews(hold time.Duration) bool {
 
 // sameClient checks that nothing else that the holder's client does ends renewals.
 func (c *check) sameClient() {
-	var parts []func()
 	for what, call := range map[string]func(a *client, key, held string, old scenarios.Lease){
 		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { _ = c.do(old.Release) },
 		"a failed try of its own client":               func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
@@ -235,9 +234,8 @@ func (c *check) sameClient() {
 			}
 		},
 	} {
-		parts = append(parts, func() { c.keepsOn(what, call) })
+		c.keepsOn(what, call)
 	}
-	c.together(parts...)
 }
 
 // keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is an

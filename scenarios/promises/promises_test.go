@@ -74,7 +74,7 @@ func TestKept(t *testing.T) {
 		requireBroken(t, r)
 		facts := map[string]string{
 			"DataLoss": "after the servers had lost their data the next token was 1, and the one before 1: " +
-				"what checks tokens refuses later holders until somebody raises the lock's counter",
+				"a store that checks tokens will refuse later holders until somebody raises the lock's counter",
 			"ReleaseStale": "the release of a lease that had run out, and whose lock another client had had since, returned no error: " +
 				"only the lease's context tells its holder",
 		}

@@ -176,13 +176,16 @@ func (c *check) oneInCommon() {
 
 func dataLoss(c *check) {
 	if c.k.Service.Forget != nil {
-		c.lost("somebody had deleted the lock", func(keys ...string) {
-			for _, key := range keys {
-				if err := c.do(func(ctx context.Context) error { return c.ask(func() error { return c.k.Service.Forget(ctx, key) }) }); err != nil {
-					c.cannot("Service.Forget: %v", err)
+		c.together(func() {
+			c.lost("somebody had deleted the lock", func(keys ...string) {
+				for _, key := range keys {
+					if err := c.do(func(ctx context.Context) error { return c.ask(func() error { return c.k.Service.Forget(ctx, key) }) }); err != nil {
+						c.cannot("Service.Forget: %v", err)
+					}
 				}
-			}
+			})
 		})
+		c.fact = "" // Forget may have deleted the counter
 	}
 	nodes := c.k.Service.Nodes
 	if len(nodes) < 3 {
@@ -225,7 +228,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 			return true
 		}
 		if !c.k.Service.NoTokens && later.Fence() <= old.Fence() {
-			c.notes("after %s the next token was %d, and the one before %d: what checks tokens refuses later holders until somebody raises the lock's counter", after, later.Fence(), old.Fence())
+			c.notes("after %s the next token was %d, and the one before %d: a store that checks tokens will refuse later holders until somebody raises the lock's counter", after, later.Fence(), old.Fence())
 		}
 		for range 3 { // it may have to reconnect
 			err = c.briefly(releasing(old)).err
