@@ -85,11 +85,12 @@ func TestSuspendedMachine(t *testing.T) {
 				require.ErrorIs(t, ctx.Err(), context.Canceled)
 				return nil
 			}), "the Backend says that it was held to the end")
-			suspend(h, ttl)
 			was := context.WithoutCancel(h.Context())
-			require.ErrorIs(t, h.Renew(t.Context()), ErrLost)
-			_, err := l.Acquire(was, "k")
+			suspend(h, ttl)
+			h, err := l.Acquire(was, "k")
 			require.NoError(t, err, "a new lease")
+			suspend(h, ttl)
+			require.ErrorIs(t, h.Renew(t.Context()), ErrLost)
 		})
 	})
 	t.Run("the wall clock is set back", func(t *testing.T) {

@@ -63,6 +63,7 @@ func TestGrantArrivesTooLate(t *testing.T) {
 		require.Greater(t, h.Fence(), uint64(2))
 		require.Zero(t, value(t, reg, "dlock_leases_lost_total"), "nobody had them")
 		require.NoError(t, h.Release(t.Context()))
+		require.EqualValues(t, 1, value(t, reg, "dlock_held_seconds"))
 
 		f.set(func() { slow = 1 << 20 })
 		_, err := l.Acquire(t.Context(), "k")
@@ -107,8 +108,8 @@ func TestLostByTheBackend(t *testing.T) {
 }
 
 func TestRenewExtends(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		h := acquire(t, newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second}), t.Context(), "k")
+	faked(t, func(t *testing.T, f *fake) {
+		h, _ := hold(t, f, time.Second)
 		var last time.Time
 		for range 5 {
 			time.Sleep(900 * time.Millisecond)
@@ -117,6 +118,8 @@ func TestRenewExtends(t *testing.T) {
 			require.Equal(t, last.Add(limit(time.Second)), h.Until())
 		}
 		require.ErrorIs(t, h.Renew(ended(t)), errEnough)
+		synctest.Wait()
+		require.Equal(t, 5, f.count("renew"))
 		<-h.Context().Done()
 		require.Equal(t, limit(time.Second), time.Since(last))
 		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
@@ -263,6 +266,16 @@ func TestRenewFails(t *testing.T) {
 		<-h.Context().Done()
 		require.Equal(t, until, time.Now())
 		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
+	})
+}
+
+// A renewal that fails is tried again after Every, however often the clock is checked.
+func TestRenewFailsNoMoreOftenThanEvery(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		f.renew = fails
+		h, _ := holdWith(t, f, &dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: 3 * time.Second, MaxHold: time.Hour}})
+		<-h.Context().Done()
+		require.Equal(t, 3, f.count("renew"))
 	})
 }
 
@@ -467,7 +480,9 @@ func TestReleaseGoesOnInTheBackground(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.release = fails
 		h, reg := hold(t, f, time.Hour)
-		require.ErrorIs(t, h.Release(t.Context()), errNetwork)
+		err := h.Release(t.Context())
+		require.ErrorIs(t, err, errNetwork)
+		require.ErrorContains(t, err, `release "k": `)
 		require.ErrorIs(t, h.Release(t.Context()), errNetwork, "it may be called again")
 		f.set(func() { f.release = nil })
 		time.Sleep(6 * time.Second) // the longest pause between tries, and one try

@@ -92,8 +92,8 @@ func TestShareEnds(t *testing.T) {
 	}{
 		"young":                   {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), time.Minute - 1, 1, 0},
 		"as old as For":           {dlock.Options{TTL: time.Hour, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), time.Minute, 2, 0},
-		"half of the lease left":  {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), 4900 * time.Millisecond, 1, 0},
-		"less than half":          {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), 4950 * time.Millisecond, 2, 0},
+		"half of the lease left":  {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), 4939 * time.Millisecond, 1, 0},
+		"less than half":          {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), 4939*time.Millisecond + 1, 2, 0},
 		"less, but it is renewed": {dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour}, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(0), 20500 * time.Millisecond, 1, 20},
 		"a waiter's, half over":   {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(5 * time.Second), 4900 * time.Millisecond, 1, 1},
 		"a waiter's, nearly over": {dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}}, at(9800 * time.Millisecond), 4900 * time.Millisecond, 1, 1},
@@ -123,12 +123,13 @@ func TestShareIdle(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute, Idle: time.Second}))
 		h := acquire(t, l, t.Context(), "k")
+		f.set(func() { f.acquire = acquireFails }) // it isn't asked
 		_, err := l.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		for range 2 {
 			require.NoError(t, h.Release(t.Context()))
 			time.Sleep(time.Second - 1)
-			h, err = l.TryAcquire(t.Context(), "k")
+			h, err = l.TryAcquire(context.WithoutCancel(h.Context()), "k") // of a section that is over
 			require.NoError(t, err)
 			require.Equal(t, uint64(1), h.Fence(), "it was kept")
 			_, err = l.TryAcquire(t.Context(), "k")
@@ -137,6 +138,7 @@ func TestShareIdle(t *testing.T) {
 		require.NoError(t, h.Release(t.Context()))
 		require.True(t, f.free(t, "k"), "three sections")
 
+		f.set(func() { f.acquire = nil })
 		h, err = l.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		require.NoError(t, h.Release(t.Context()))
@@ -296,7 +298,7 @@ func TestShareFails(t *testing.T) {
 
 // What concerns one request alone isn't told to the others, who ask for themselves.
 func TestShareFailsForOne(t *testing.T) {
-	for _, why := range []error{dlock.ErrLost, dlock.ErrQueueFull} {
+	for _, why := range []error{dlock.ErrLost, dlock.ErrQueueFull, dlock.ErrHeld} {
 		faked(t, func(t *testing.T, f *fake) {
 			refuse := true
 			f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
@@ -494,6 +496,20 @@ func TestShareClose(t *testing.T) {
 	})
 }
 
+// It takes a few seconds, however many are kept.
+func TestShareCloseWhileTheServiceIsSilent(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute}))
+		for i := range 500 {
+			require.NoError(t, acquire(t, l, t.Context(), fmt.Sprint(i)).Release(t.Context()))
+		}
+		f.set(func() { f.release = hangs })
+		began := time.Now()
+		require.NoError(t, l.Close())
+		require.LessOrEqual(t, time.Since(began), 3*time.Second)
+	})
+}
+
 func TestShareReentrant(t *testing.T) {
 	for _, reentrant := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {
@@ -563,6 +579,8 @@ func TestShareByManyGoroutines(t *testing.T) {
 func TestShareOptions(t *testing.T) {
 	for want, o := range map[string]dlock.Options{
 		"negative value":            {Share: dlock.Share{Sections: -1}},
+		"For:-1ns":                  {Share: dlock.Share{Sections: 2, For: -1}},
+		"Idle:-1ns":                 {Share: dlock.Share{Sections: 2, For: 1, Idle: -1}},
 		"Share.Sections is not set": {Share: dlock.Share{Idle: time.Second}},
 		"Share.For is not set":      {Share: dlock.Share{Sections: 2}},
 		"less than Renew.MaxHold":   {Renew: dlock.Renew{Every: 1, MaxHold: time.Minute}, Share: dlock.Share{Sections: 2, For: time.Minute}},

@@ -28,7 +28,7 @@ type Service struct {
 	NoTokens bool
 	// Env has additional environment variables for workers.
 	Env []string
-	// Forget, if not nil, removes what the lock of key has left on the servers.
+	// Forget, if not nil, removes what the lock of key has on the servers, though it may be held.
 	Forget func(ctx context.Context, key string) error
 	// Fault carries out a step that affects a server; it may change Nodes. If this service can't have the fault, the error matches
 	// errors.ErrUnsupported. Nil: there are none.

@@ -53,6 +53,8 @@ func TestExit(t *testing.T) {
 		"no such file":                    {[]string{filepath.Join(dir, "absent")}, "", "no such file", false},
 		"no file":                         {nil, "", "name one or more files", false},
 		"unknown flag":                    {[]string{"-x"}, "", "report -h", false},
+		"for Elle":                        {[]string{"-jepsen", histories + "pause-off.jsonl"}, `[[:r "ledger" []] [:append "ledger" "B2"]]`, "", false},
+		"two for Elle":                    {[]string{"-jepsen", cut, cut}, "", "-jepsen takes exactly one history, not 2", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			page := filepath.Join(t.TempDir(), "timeline.html")

@@ -80,6 +80,12 @@ func leavesLock(worker string) func([]history.Event) []history.Event {
 	}
 }
 
+// refusedTwice repeats the refusal of A's write, and the report of it.
+func refusedTwice(events []history.Event) []history.Event {
+	events[17].Refusals = 2
+	return slices.Insert(events, 14, events[13], events[14])
+}
+
 // testdata/judged.txt has the results of each hand-made history, and of some with an edit.
 func TestJudge(t *testing.T) {
 	var b strings.Builder
@@ -196,9 +202,14 @@ func TestJudge(t *testing.T) {
 			events[len(events)-2].Value = ""
 			return events
 		}},
-		{"safe-late-write-refused", "refused twice", func(events []history.Event) []history.Event {
-			events[17].Refusals = 2
-			return slices.Insert(events, 14, events[13], events[14])
+		{"safe-late-write-refused", "refused twice", refusedTwice},
+		{"violated-refused-write-took-effect", "refused twice", refusedTwice},
+		{"safe-late-write-refused", "then live ones are refused", func(events []history.Event) []history.Event {
+			live := events[13]
+			live.Token, live.Seq, events[17].Refusals = 2, 2, 3
+			read := live
+			read.Op, read.Seq = "read", 0
+			return slices.Insert(events, 15, live, read)
 		}},
 		{"safe-late-write-refused", "a refusal reported twice", twice(history.WriteStale)},
 		{"safe-late-write-refused", "a decision by a worker", change("resource", "", func(e *history.Event) { e.Actor = "A" })},
