@@ -1,4 +1,6 @@
-package reports_test
+// Package own_test tests a lock that implements dlock.Backend and a store that implements resource.Store, here this module's. To
+// test yours, see docs/your-own-lock.md.
+package own_test
 
 import (
 	"context"
