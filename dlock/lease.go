@@ -163,7 +163,7 @@ type lease struct {
 
 	mu        sync.Mutex
 	limit     time.Duration // the age at which the lease is presumed lost
-	confirmAt time.Duration // the age at which a provisional lease is renewed for the first time; 0: it isn't provisional
+	confirmAt time.Duration // the age at which a provisional or old lease is renewed for the first time; 0: it is neither, or was
 	start     time.Time     // of the current period: when its request left
 	wall      time.Time     // start on the wall clock alone
 	holds     int
@@ -181,8 +181,11 @@ type lease struct {
 // newLease takes over a grant. Its age counts from g.Start, so a slow reply shortens the lease.
 func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:contextcheck // the lease outlives ctx
 	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), start: g.Start, wall: g.Start.Round(0), born: time.Now()}
-	if p := g.Provisional; p != 0 { // a negative one has expired; it doesn't mean the whole TTL
+	switch p, age := g.Provisional, ls.age(ls.born); {
+	case p != 0: // a negative one has expired; it doesn't mean the whole TTL
 		ls.limit, ls.confirmAt = p-margin(p), p/2
+	case age >= ls.limit/8: // it was waited for, and is as old as the waiter's last request
+		ls.confirmAt = (age + ls.limit) / 2
 	}
 	if l.o.Share.Sections > 0 {
 		ctx = l.open // the first holder's values aren't the next one's
@@ -221,10 +224,10 @@ func (ls *lease) begin(ctx context.Context) *Handle {
 	return ls.handle(ctx)
 }
 
-// confirm retries the first renewal of a provisional lease until it is renewed or over.
+// confirm retries the first renewal of a lease until it is renewed or over.
 func (ls *lease) confirm() {
 	defer ls.l.busy.Done()
-	for ls.provisional() {
+	for ls.isFirst() {
 		left := ls.left()
 		try, done := context.WithTimeout(ls.ctx, left/2)
 		err := ls.renew(try)
@@ -242,10 +245,11 @@ func (ls *lease) confirm() {
 	}
 }
 
-func (ls *lease) provisional() bool {
+// isFirst reports whether the lease lasts, and hasn't been renewed.
+func (ls *lease) isFirst() bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return ls.over == nil && ls.limit < ls.g.TTL-margin(ls.g.TTL)
+	return ls.over == nil && ls.start.Equal(ls.g.Start)
 }
 
 func (ls *lease) watch() {

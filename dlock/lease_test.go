@@ -42,8 +42,7 @@ func TestSlowReplyShortensTheLease(t *testing.T) {
 		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
 		asked := time.Now()
 		h := acquire(t, l, t.Context(), "k")
-		<-h.Context().Done()
-		require.Equal(t, limit(time.Second), time.Since(asked))
+		require.Equal(t, asked.Add(limit(time.Second)), h.Until())
 	})
 }
 
@@ -180,6 +179,32 @@ func TestProvisionalLease(t *testing.T) {
 				time.Sleep(time.Minute)
 				require.LessOrEqual(t, renewals.Load(), c.most)
 				require.Equal(t, c.fails, renewals.Load() > 2, "it is tried again")
+			})
+		})
+	}
+}
+
+// A waiter's lease is as old as its last request. It is renewed halfway to its end, unless it is fresh.
+func TestWaitersLease(t *testing.T) {
+	const ttl = time.Minute
+	for name, c := range map[string]struct {
+		age, lasts time.Duration
+		fails      bool
+	}{
+		"fresh":               {age: ttl / 10, lasts: limit(ttl) - ttl/10},
+		"old":                 {age: ttl / 2, lasts: (limit(ttl)-ttl/2)/2 + limit(ttl)},
+		"it can't be renewed": {age: ttl / 2, lasts: limit(ttl) - ttl/2, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			faked(t, func(t *testing.T, f *fake) {
+				f.acquire = granting(func(g *dlock.Grant) { g.Start = g.Start.Add(-c.age) })
+				if c.fails {
+					f.renew = fails
+				}
+				h := acquire(t, newLocker(t, f, &dlock.Options{TTL: ttl}), t.Context(), "k")
+				granted := time.Now()
+				<-h.Context().Done()
+				require.Equal(t, c.lasts, time.Since(granted))
 			})
 		})
 	}

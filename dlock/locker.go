@@ -19,8 +19,8 @@ const DefaultTTL = 10 * time.Second
 // Options configure a [Locker].
 type Options struct {
 	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at
-	// least 1 ms (nil Options have DefaultTTL). With fencing it affects liveness only. A lock that another holder hands over
-	// may last for less until its first renewal: with redislock, for Queue.HandoffTTL if that is shorter.
+	// least 1 ms (nil Options have DefaultTTL). With fencing it affects liveness only. A lock that was waited for may last for
+	// less, with redislock for half or for half of Queue.HandoffTTL, until its first renewal: the Locker renews it halfway.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew

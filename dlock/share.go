@@ -311,11 +311,10 @@ func (ls *lease) young() bool {
 // refresh renews a lease that isn't fresh: a waiter's is provisional, or as old as its last request to the lock service. Otherwise it
 // would be passed on for less time than those of processes that need not wait, or not at all.
 func (ls *lease) refresh(ctx context.Context) {
-	provisional := ls.provisional()
 	ls.mu.Lock()
-	fresh := ls.age(time.Now()) < ls.limit/8
+	fresh := ls.confirmAt == 0
 	ls.mu.Unlock()
-	if fresh && !provisional {
+	if fresh {
 		return
 	}
 	try, done := context.WithTimeout(ctx, ls.left()/2)
