@@ -26,9 +26,9 @@ import (
 //
 //   - A waiter's process dies, or its connection breaks: none. The script skips a waiter that doesn't subscribe. In a
 //     Cluster a server can't tell, and the next case applies.
-//   - Waiters are frozen or cut off but seem to subscribe: one HandoffTTL together. The first is granted the lock for that
-//     long. The next poll calls the roll: waiters of processes that don't poll within 300 ms are removed. They rejoin at
-//     the end.
+//   - Waiters are frozen or cut off but seem to subscribe: one HandoffTTL together, and the time until a live waiter polls
+//     (30 s at most, if thousands wait). The first is granted the lock for a HandoffTTL. The next poll calls the roll: waiters
+//     of processes that don't poll within 300 ms are removed. They rejoin at the end.
 //   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is, and so do those
 //     before it that leave. After a hand-over it isn't told before the next renewal, so all poll: at random after half a
 //     HandoffTTL to a HandoffTTL, or, if they are many, 200 times a second together, up to every 30 s each.
