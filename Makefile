@@ -47,7 +47,7 @@ bench: setup ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
 
 .PHONY: explore
 explore: setup ## Run random schedules over locks in virtual time, and known ones on a real Redis (SECONDS=60 SEED=N LOCK=redislock)
-	@FENCELAB_TESTBED=$(testbed) $(GO) test ./scenarios/explore -tags replay -count=1 -timeout 0 -v -run 'TestExplore|TestReplay' \
+	@FENCELAB_TESTBED=$(testbed) $(GO) test ./scenarios/explore -tags replay -count=1 -timeout 0 -v -run 'TestExplore|TestReproducible|TestReplay' \
 		-args -for $(or $(SECONDS),60)s -seed $(or $(SEED),$(shell date +%s)) -lock '$(LOCK)'
 
 .PHONY: fuzz

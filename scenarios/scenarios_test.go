@@ -25,6 +25,7 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
+	"github.com/fencelab/fencelab/scenarios/model"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -195,6 +196,8 @@ func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s sce
 	t.Logf("%v, as expected: %s\n%s", o.Verdict, strings.Join(slices.Concat(o.Findings, o.Notes, []string{fmt.Sprintf("%d refused", o.Refused)}), "; "), trace)
 	golden(t, s, mode, trace)
 	requireLeases(t, o)
+	_, err = model.Config{ReleaseAny: strings.HasPrefix(s.Name, "ReleaseGetThenDel")}.Replay(o.Events)
+	require.NoError(t, err, "no run of the model")
 }
 
 // command returns the command that repeats a test.
