@@ -227,7 +227,7 @@ func (ls *lease) begin(ctx context.Context) *Handle {
 // confirm retries the first renewal of a lease until it is renewed or over.
 func (ls *lease) confirm() {
 	defer ls.l.busy.Done()
-	for ls.isFirst() {
+	for {
 		left := ls.left()
 		try, done := context.WithTimeout(ls.ctx, left/2)
 		err := ls.renew(try)
@@ -243,13 +243,6 @@ func (ls *lease) confirm() {
 		case <-time.After(max(left/8, time.Millisecond)):
 		}
 	}
-}
-
-// isFirst reports whether the lease lasts, and hasn't been renewed.
-func (ls *lease) isFirst() bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return ls.over == nil && ls.start.Equal(ls.g.Start)
 }
 
 func (ls *lease) watch() {

@@ -191,8 +191,8 @@ func TestWaitersLease(t *testing.T) {
 		age, lasts time.Duration
 		fails      bool
 	}{
-		"fresh":               {age: ttl / 10, lasts: limit(ttl) - ttl/10},
-		"old":                 {age: ttl / 2, lasts: (limit(ttl)-ttl/2)/2 + limit(ttl)},
+		"fresh":               {age: limit(ttl)/8 - 1, lasts: limit(ttl)*7/8 + 1},
+		"old":                 {age: limit(ttl) / 8, lasts: limit(ttl)*7/16 + limit(ttl)},
 		"it can't be renewed": {age: ttl / 2, lasts: limit(ttl) - ttl/2, fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
