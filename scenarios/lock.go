@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -65,6 +66,8 @@ type Grant struct {
 	Until   time.Time       // as Lease.Until; zero: unknown, and hazards don't run
 	Lost    <-chan struct{} // closed when the lease is lost. Nil: the library doesn't say, and a timer ends the lease at Until
 	Release func(ctx context.Context) error
+	// Renew restarts the lease, and returns its new Until. Nil: the library does that by itself, or never.
+	Renew func(ctx context.Context) (time.Time, error)
 }
 
 // Acquire implements [Lock].
@@ -98,12 +101,16 @@ func (a Adapter) lease(ctx context.Context, key string, wait bool) (Lease, error
 	case g.Release == nil:
 		return nil, errors.New("scenarios: Grant.Release is nil: it releases the lock")
 	case g.Lost != nil:
-		return adapted{g, a.Lost, whileHeld{life, g.Lost}, func() {}}, nil
+		return &adapted{g: g, lost: a.Lost, life: whileHeld{life, g.Lost}, over: func() {}}, nil
 	case g.Until.IsZero():
 		return nil, errors.New("scenarios: Grant has neither Until nor Lost: one of them says when the lease is over")
 	}
-	life, over := context.WithDeadline(life, g.Until)
-	return adapted{g, a.Lost, life, over}, nil
+	if g.Renew == nil {
+		life, over := context.WithDeadline(life, g.Until)
+		return &adapted{g: g, lost: a.Lost, life: life, over: over}, nil
+	}
+	life, over := context.WithCancel(life)
+	return &adapted{g: g, lost: a.Lost, life: life, over: over, timer: time.AfterFunc(time.Until(g.Until), over)}, nil
 }
 
 // whileHeld is a context that ends when lost is closed.
@@ -124,20 +131,46 @@ func (c whileHeld) Err() error {
 }
 
 type adapted struct {
-	g    Grant
-	lost error
-	life context.Context
-	over context.CancelFunc
+	lost  error
+	life  context.Context
+	over  context.CancelFunc
+	timer *time.Timer // ends life at Until. Nil: a renewal doesn't change when it ends
+
+	mu sync.Mutex
+	g  Grant
 }
 
-func (l adapted) Fence() uint64            { return l.g.Token }
-func (l adapted) TTL() time.Duration       { return l.g.TTL }
-func (l adapted) Until() time.Time         { return l.g.Until }
-func (l adapted) Context() context.Context { return l.life }
+func (l *adapted) Fence() uint64            { return l.g.Token }
+func (l *adapted) TTL() time.Duration       { return l.g.TTL }
+func (l *adapted) Context() context.Context { return l.life }
 
-func (l adapted) Release(ctx context.Context) error {
+func (l *adapted) Until() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.g.Until
+}
+
+func (l *adapted) Release(ctx context.Context) error {
 	l.over()
 	return as(dlock.ErrLost, l.lost, l.g.Release(ctx))
+}
+
+// Renew restarts the lease. It returns errors.ErrUnsupported if that can't be asked for.
+func (l *adapted) Renew(ctx context.Context) error {
+	if l.g.Renew == nil {
+		return errors.ErrUnsupported
+	}
+	until, err := l.g.Renew(ctx)
+	if err != nil {
+		return as(dlock.ErrLost, l.lost, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.g.Until = until
+	if l.timer != nil && l.timer.Stop() { // one that has ended stays so
+		l.timer.Reset(time.Until(until))
+	}
+	return nil
 }
 
 // as wraps err with ours if it is theirs.

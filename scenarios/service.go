@@ -26,6 +26,8 @@ type Service struct {
 	NoRenew bool
 	// NoTokens says that there are no fencing tokens: fencing must be off.
 	NoTokens bool
+	// Reentrant says that a client which holds a lock gets it again.
+	Reentrant bool
 	// Env has additional environment variables for workers.
 	Env []string
 	// Forget, if not nil, removes what the lock of key has on the servers, though it may be held.

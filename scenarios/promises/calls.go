@@ -2,6 +2,7 @@ package promises
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime/pprof"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/scenarios"
 )
@@ -321,6 +323,77 @@ func everyMessage(c *check) {
 		c.excluded = true
 		c.unsure("%s", more)
 	}
+	c.brokenCalls()
+}
+
+// brokenCalls has connections break while calls go on: what a client sends again meets what it has done.
+func (c *check) brokenCalls() {
+	for _, what := range []string{"TryAcquire", "Release"} {
+		for n, lost := 1, true; lost && n <= maxMessages && !c.isDecided(); n++ {
+			a, b, key := c.lasting(), c.client(), newKey()
+			_ = c.do(c.take(a, newKey()).Release) // it is connected
+			call := func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) }
+			if what == "Release" {
+				call = releasing(c.take(a, key))
+			}
+			var r result
+			r, lost = c.breaking(a, n, call)
+			after := fmt.Sprintf("%s's connection broke instead of its reply number %d", what, n)
+			switch l, err := r.granted(); {
+			case !r.returned: // EndsWithContext says so
+				return
+			case what == "Release" && r.err == nil:
+				c.comesFree(b, key, after+", and it returned no error,")
+			case what == "Release" && errors.Is(r.err, dlock.ErrLost):
+				c.notes("after %s it said that the lease had been lost: its own first request had released it", after)
+			case what == "Release": // unknown
+			case err == nil:
+				if c.do(l.Release) == nil {
+					c.comesFree(b, key, after+", it was granted the lock, and released it,")
+				}
+			case c.freed(b, key):
+			case errors.Is(err, dlock.ErrHeld):
+				c.breaks("after %s it returned that another client held the lock: what it had sent first held it", after)
+			default:
+				c.notes("after %s its lock was held: until the end of a lease that nobody knew of", after)
+			}
+			c.shut(a)
+		}
+	}
+}
+
+// breaking makes a call whose nth reply is lost, and then its connection.
+func (c *check) breaking(cl *client, n int, call func(ctx context.Context) (scenarios.Lease, error)) (r result, lost bool) {
+	heal := c.inject(cl, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.LoseRepliesFrom(ctx, n) })
+	done := make(chan result, 1)
+	go func() { done <- c.within(patience, call) }()
+	for {
+		select {
+		case r = <-done:
+			lost = lost || cl.loses()
+			heal()
+			return r, lost
+		case <-time.After(pause / 20):
+			if cl.loses() {
+				lost = true
+				heal()
+			}
+		}
+	}
+}
+
+// freed reports whether cl gets a lock that a client's failed call may still clean up.
+func (c *check) freed(cl *client, key string) bool {
+	for end := time.Now().Add(2 * max(c.k.TTL, c.k.Service.MinSession)); time.Now().Before(end); time.Sleep(pause) {
+		l, err := c.try(cl, key)
+		if err == nil {
+			_ = c.do(l.Release)
+		}
+		if !errors.Is(err, dlock.ErrHeld) {
+			return true
+		}
+	}
+	return false
 }
 
 func (cl *client) loses() bool {
@@ -363,8 +436,11 @@ func endsWithContext(c *check) {
 				return c.call(patience+c.k.TTL/5, func() (scenarios.Lease, error) { return call(ctx) })
 			}
 		}
-		if !returns(call).returned {
+		switch r := returns(call); {
+		case !r.returned:
 			c.breaks("%s, while the servers were silent, hadn't returned %v after its context had ended", name, patience)
+		case r.err == nil && name == "Release":
+			c.notes("a release that reached no server returned no error: the lock may stay held for the rest of its lease")
 		}
 		heal()
 	}
@@ -424,8 +500,12 @@ func closeEnds(c *check) {
 	l := c.take(closed, key)
 	c.call(limit, func() (scenarios.Lease, error) { return nil, closed.close() })
 	next, err := c.acquire(b, key)
+	now := time.Now()
 	switch {
 	case err == nil:
+		if lasts(l, now) {
+			c.notes("Close freed the lock while its holder's lease lasted: first release it, or wait for its end")
+		}
 		_ = c.do(next.Release)
 	case isOver(l):
 		c.blocked(key, "after Close nobody had got the lock in %v or more, though the lease was over: %v", c.limit(), err)

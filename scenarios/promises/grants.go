@@ -73,7 +73,7 @@ func oneClient(c *check) {
 // takeOver has several contend for locks whose leases have run out: one may take what another, who also saw that, has just got.
 func (c *check) takeOver() {
 	const locks = 16
-	dead, slow := c.client(), []*client{c.slow(20), c.slow(40), c.slow(60), c.slow(80)}
+	dead, slow := c.client(), c.contenders(pause)
 	var keys []string
 	for range locks {
 		keys = append(keys, newKey())
@@ -123,7 +123,7 @@ func (c *check) refused(a, b *client, who string) {
 	case err == nil && lasts(l, now):
 		c.breaks("%s held the lock at once", who)
 	case err != nil && !errors.Is(err, dlock.ErrHeld) && !c.isDecided():
-		c.breaks("TryAcquire of a held lock returned %q, which doesn't wrap dlock.ErrHeld", err)
+		c.breaks("TryAcquire of a held lock returned %q, which doesn't wrap dlock.ErrHeld: if it is the library's error for that, set Adapter.Held", err)
 	}
 	if err == nil {
 		_ = c.do(got.Release)
@@ -173,13 +173,20 @@ func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*cl
 	}
 }
 
-// slow returns a client whose replies take ms milliseconds: much happens between two messages of its calls.
-func (c *check) slow(ms time.Duration) *client {
-	cl := c.lasting()
-	c.inject(cl, func(l *faults.Link, ctx context.Context) (faults.Heal, error) {
-		return l.DelayReplies(ctx, ms*time.Millisecond)
-	})
+// slow has cl's replies take a while: much happens between two messages of its calls.
+func (c *check) slow(by time.Duration, cl *client) *client {
+	if by > 0 {
+		c.inject(cl, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, by) })
+	}
 	return cl
+}
+
+// contenders are four clients whose replies take a while, each a different one.
+func (c *check) contenders(by time.Duration) (all []*client) {
+	for i := range time.Duration(4) {
+		all = append(all, c.slow((i+1)*by, c.lasting()))
+	}
+	return all
 }
 
 // overlap returns a meet for contend: no two stay in it at once while their leases last.
@@ -289,7 +296,7 @@ func tokensIncrease(c *check) {
 			c.breaks("a contender got the token %d after another had got %d", l.Fence(), greatest)
 		}
 		greatest = max(greatest, l.Fence())
-	}, c.slow(10), c.slow(20), c.slow(30), c.slow(40))
+	}, c.contenders(pause/2)...)
 	if again := c.take(b, idle); again.Fence() <= early.Fence() {
 		c.breaks("after a lock hadn't been used for a while its token was %d, and the one before %d", again.Fence(), early.Fence())
 	}

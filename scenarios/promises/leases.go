@@ -2,6 +2,7 @@ package promises
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -16,10 +17,7 @@ func leaseLasts(c *check) {
 	var checked atomic.Int32
 	defer wg.Wait()
 	for _, slow := range []time.Duration{0, c.k.TTL / 3, c.k.TTL + c.k.TTL/2} {
-		a, b := c.client(), c.client()
-		if slow > 0 {
-			c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
-		}
+		a, b := c.slow(slow, c.client()), c.client()
 		wg.Go(func() {
 			if c.outlast(a, b, slow, 0, "") {
 				checked.Add(1)
@@ -27,10 +25,7 @@ func leaseLasts(c *check) {
 		})
 	}
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
-		a, b, holder := c.client(), c.client(), c.lasting()
-		if slow > 0 {
-			c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
-		}
+		a, b, holder := c.slow(slow, c.client()), c.client(), c.lasting()
 		wg.Go(func() {
 			c.outlast(&client{Lock: waiter{a.Lock, c, holder}, links: a.links}, b, slow, 0, " that was waited for")
 		})
@@ -106,12 +101,9 @@ func leaseRenewed(c *check) {
 	}
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
 		c.often(func() bool {
-			a, b := c.times(3), c.client()
+			a := c.times(3)
 			_ = c.do(c.take(a, newKey()).Release) // it is connected
-			if slow > 0 {
-				c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow) })
-			}
-			return c.outlast(a, b, slow, 4*c.k.TTL, afterRenewals) || c.isDecided()
+			return c.outlast(c.slow(slow, a), c.client(), slow, 4*c.k.TTL, afterRenewals) || c.isDecided()
 		})
 	}
 	c.sameClient()
@@ -149,6 +141,93 @@ func leaseRenewed(c *check) {
 		c.renews(time.Since(began))
 	}
 	_ = c.do(first.Release)
+}
+
+// renewer is a lease that its holder can renew.
+type renewer interface {
+	Renew(ctx context.Context) error
+}
+
+// byHand is a lock whose leases the kit renews, for as long as that succeeds.
+type byHand struct {
+	scenarios.Lock
+	c *check
+}
+
+func (l byHand) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	lease, err := l.Lock.TryAcquire(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		for err := error(nil); err == nil && lease.Context().Err() == nil; {
+			time.Sleep(lease.TTL() / 5)
+			err = l.c.do(lease.(renewer).Renew)
+		}
+	}()
+	return lease, nil
+}
+
+func renewedByHand(c *check) {
+	first := c.take(c.client(), newKey())
+	until := first.Until()
+	time.Sleep(pause)
+	err := errors.ErrUnsupported
+	if r, ok := first.(renewer); ok {
+		err = c.do(r.Renew)
+	}
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		c.excluded = true
+		c.cannot("Grant.Renew is nil: nobody can ask for a renewal")
+	case err == nil && !until.IsZero() && !first.Until().After(until):
+		c.breaks("a renewal returned no error, and Lease.Until was the same as before")
+	}
+	_ = c.do(first.Release)
+	extends := func(slow time.Duration) bool {
+		a := c.times(3)
+		_ = c.do(c.take(a, newKey()).Release) // it is connected
+		c.slow(slow, a)
+		return c.outlast(&client{Lock: byHand{a.Lock, c}, links: a.links}, c.client(), slow, 4*c.k.TTL, afterRenewals) || c.isDecided()
+	}
+	c.often(func() bool { return extends(0) })
+	extends(c.k.TTL / 3) // its requests may have a shorter limit
+	succeeds := func(l scenarios.Lease, when string) {
+		if c.do(l.(renewer).Renew) == nil {
+			c.breaks("the renewal of a lease %s returned no error", when)
+		}
+	}
+	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		"renewal of a lease that had run out": (*faults.Link).Cut, "renewal that arrived late": (*faults.Link).HoldRequests,
+	} {
+		c.often(func() (sure bool) {
+			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
+			old := c.take(a, key)
+			heal := c.inject(a, fault)
+			go c.do(old.(renewer).Renew) //nolint:errcheck // it gets no reply
+			later, err := c.acquire(b, key)
+			heal()
+			if err != nil {
+				c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
+				return true
+			}
+			if now := time.Now(); lasts(later, now) {
+				succeeds(old, "whose lock another client had")
+			}
+			sure = c.stays(later, other, key, "a "+what)
+			if err := c.do(later.Release); err == nil {
+				succeeds(old, "whose lock another client had had since")
+				c.comesFree(other, key, "a "+what+", and its successor's release,")
+			}
+			return sure || c.isDecided()
+		})
+	}
+	a, key := c.lasting(), newKey()
+	l := c.take(a, key)
+	if c.do(l.Release) == nil {
+		succeeds(l, "that had been released")
+		c.comesFree(c.client(), key, "the renewal of a lease that had been released")
+	}
 }
 
 // endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a

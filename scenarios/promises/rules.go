@@ -9,9 +9,10 @@ type promise struct {
 
 var promises = []promise{
 	{name: "Exclusive", text: "a lock has one holder at a time, however many contend, also when a lease has run out; TryAcquire of a held one says so, and changes nothing", check: exclusive},
-	{name: "OneClient", text: "two callers of one client don't hold a lock at once either", check: oneClient},
+	{name: "OneClient", text: "two callers of one client don't hold a lock at once either", check: oneClient, never: reentrant},
 	{name: "LeaseLasts", text: "nobody else is granted a lock before its holder's lease ends, and the holder's context has ended by then", check: leaseLasts},
 	{name: "LeaseRenewed", text: "leases are renewed; meanwhile, and for a TTL after that, nobody else is granted the lock, whatever its client does with other leases", check: leaseRenewed, never: unrenewed},
+	{name: "RenewedByHand", text: "a lease that its holder renews lasts for another TTL; once another has had the lock, or it has been released, no renewal succeeds or changes anything", check: renewedByHand},
 	{name: "HolderDisconnected", text: "if a holder's connections break, nobody else gets the lock before its lease ends or the holder is told", check: holderDisconnected},
 	{name: "HolderReturns", text: "a holder that was cut off until its lease had run out doesn't disturb its successor when its messages arrive, and gets locks again", check: holderReturns},
 	{name: "OddTTLs", text: "a TTL such as 999 µs, 1 s + 1 ns or 50 days is refused or rounded up: its lease neither ends early nor lasts for ever", check: oddTTLs, never: fixed},
@@ -22,7 +23,7 @@ var promises = []promise{
 	{name: "ReleaseStale", text: "the release of an expired lease doesn't end a later grant of the same client", check: releaseStale},
 	{name: "ReleaseLate", text: "a late release doesn't end a later grant, of this client or another", check: releaseLate},
 	{name: "AcquireLate", text: "an abandoned acquisition that arrives late, or gets no reply, locks nobody out, not even its own client, and ends no lease", check: acquireLate},
-	{name: "EveryMessage", text: "a call that loses its requests or replies, from any message on, locks nobody out, not even its client", check: everyMessage},
+	{name: "EveryMessage", text: "a call that loses its requests or replies, from any message on, or whose connection breaks at any reply, locks nobody out, not even its client", check: everyMessage},
 	{name: "WaiterServed", text: "a released lock goes to a waiter, even to one that was cut off at that moment", check: waiterServed},
 	{name: "WaiterCancelled", text: "a waiter returns when its context ends, at whatever moment, blocks nobody, its own client included, and ends no lease of its client", check: waiterCancelled},
 	{name: "WaitersCutOff", text: "however many waiters are cut off, they return when their contexts end, and block nobody", check: waitersCutOff},
@@ -37,6 +38,13 @@ var promises = []promise{
 func fixed(k Kit) string {
 	if k.Fixed {
 		return "Kit.Fixed: the lock's TTL can't be changed"
+	}
+	return ""
+}
+
+func reentrant(k Kit) string {
+	if k.Service.Reentrant {
+		return "Service.Reentrant: a client that holds a lock gets it again"
 	}
 	return ""
 }

@@ -47,7 +47,7 @@ type simple struct {
 	oneLock      bool // all keys are one
 	endless      bool // Until is zero
 	releaseOnce  bool // all grants of a client have one owner; a lease that ran out isn't released, nor one twice unless the reply was lost
-	saysNothing  bool // the release of a lost lease returns no error
+	saysNothing  bool // a release returns no error
 	sendsOnce    bool // all grants of a client have one owner; a release is sent once, unless the lease has run out
 	shortForEver bool // a TTL below a millisecond is none, and its grant is an error
 	absolute     bool // the server is told when the lease ends by the client's clock
@@ -97,6 +97,10 @@ type simple struct {
 	calls        chan struct{}
 	only         atomic.Pointer[lease]
 	renewal      renewal
+	byHand       byHand
+	closeFrees   bool                    // Close releases what is held, and the holder isn't told
+	repeats      bool                    // a call whose connection breaks is sent again, by another owner
+	counts       bool                    // a call whose connection breaks is sent again, and so are grants counted
 	hash         func(key []byte) uint32 // which the key is replaced by
 	cut          int                     // not 0: the bytes of a key that count
 	ahead        *atomic.Int64
@@ -147,6 +151,49 @@ type lease struct {
 	until  atomic.Pointer[time.Time]
 	ctx    context.Context
 	cancel context.CancelFunc
+	timer  *time.Timer // calls cancel, unless the lock renews its leases
+}
+
+// byHand says what a renewal that the holder asks for does wrong.
+type byHand int
+
+const (
+	handRight   byHand = iota
+	handBlindly        // it prolongs whatever lease there is
+	handTakes          // it takes a lock that is free
+	handShort          // for half of the TTL
+	handLate           // the holder counts it from its reply
+	handNothing        // it does nothing
+)
+
+// Renew restarts the lease.
+func (l *lease) Renew(ctx context.Context) error {
+	start, ttl, script := time.Now(), l.s.ttl.Milliseconds(), renew
+	switch l.s.byHand {
+	case handRight, handLate:
+	case handBlindly:
+		script = extend
+	case handTakes:
+		script = upsert
+	case handShort:
+		ttl /= 2
+	case handNothing:
+		return nil
+	}
+	n, err := script.Run(ctx, l.s.redis, []string{l.key}, l.value, ttl).Int()
+	if err == nil && n == 0 {
+		err = dlock.ErrLost
+	}
+	if l.s.byHand == handLate {
+		start = time.Now()
+	}
+	if until := start.Add(l.s.ttl); err == nil && (l.timer == nil || l.timer.Stop()) {
+		l.until.Store(&until)
+		if l.timer != nil {
+			l.timer.Reset(time.Until(until))
+		}
+	}
+	return err
 }
 
 var (
@@ -160,6 +207,7 @@ var (
 		if tonumber(ARGV[2]) > 0 then redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2]) end
 		return fence`)
 	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
+	extend  = redis.NewScript(`return redis.call('pexpire', KEYS[1], ARGV[2])`)
 	upsert  = redis.NewScript(`local has = redis.call('get', KEYS[1]) if has and has ~= ARGV[1] then return 0 end return redis.call('psetex', KEYS[1], ARGV[2], ARGV[1]) and 1`)
 	release = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0`)
 )
@@ -361,6 +409,15 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	}
 	ms := (ttl + time.Millisecond - 1).Milliseconds()
 	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, ms, s.reentrant, s.tokenAfter, last, ahead).Uint64()
+	if again := s.repeats || s.counts; again && err != nil && !isTimeout(err) && ctx.Err() == nil {
+		if s.repeats {
+			value = uuid.NewString()
+		}
+		fence, err = acquire.Run(ctx, s.redis, []string{key}, value, ms, s.counts, s.tokenAfter, last, ahead).Uint64()
+		if s.counts && err == nil {
+			err = s.redis.Incr(ctx, key+":holds").Err()
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -435,9 +492,10 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	}
 	until := start.Add(s.ttl)
 	l.until.Store(&until)
-	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)
-	if s.renewal != renewNever {
-		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if s.renewal == renewNever {
+		l.timer = time.AfterFunc(time.Until(until), l.cancel)
+	} else {
 		if s.renewal != renewTied {
 			ctx = context.WithoutCancel(ctx)
 		}
@@ -449,7 +507,7 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.neverEnds {
 		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	}
-	if s.deafClose || s.waitCloses || s.renewal == renewForEver {
+	if s.deafClose || s.closeFrees || s.waitCloses || s.renewal == renewForEver {
 		s.held = append(s.held, l)
 	}
 	return l, nil
@@ -645,8 +703,10 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 			case <-time.After(again):
 				isHeld = messages == nil && !s.sweeps && !s.session && !s.reentrant && s.redis.Exists(ctx, key).Val() > 0 // faster than a script
 			case <-ctx.Done():
-				for _, l := range s.held {
-					release.Run(context.WithoutCancel(ctx), s.redis, []string{l.key}, l.value)
+				if s.waitCloses {
+					for _, l := range s.held {
+						release.Run(context.WithoutCancel(ctx), s.redis, []string{l.key}, l.value)
+					}
 				}
 				return nil, ctx.Err()
 			}
@@ -686,9 +746,13 @@ func (s *simple) Close() error {
 	for _, sub := range s.sessions {
 		_ = sub.Close()
 	}
-	if s.deafClose {
+	if s.deafClose || s.closeFrees {
 		for _, l := range s.held {
-			_ = l.Release(context.Background())
+			if s.closeFrees {
+				release.Run(context.Background(), s.redis, []string{l.key}, l.value)
+			} else {
+				_ = l.Release(context.Background())
+			}
 		}
 	}
 	if s.renewal == renewForEver {
@@ -732,6 +796,9 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.noRelease || l.s.tires && l.s.redis.Incr(ctx, l.key+":releases").Val() == 20 && l.s.redis.Persist(ctx, l.key).Err() == nil {
 		return nil
 	}
+	if l.s.counts && l.s.redis.Decr(ctx, l.key+":holds").Val() >= 0 {
+		return nil
+	}
 	if (l.s.releaseOnce || l.s.sendsOnce) && (l.freed || time.Now().After(l.Until())) {
 		return dlock.ErrLost
 	}
@@ -754,7 +821,10 @@ func (l *lease) Release(ctx context.Context) error {
 	}
 	n, err := run(l.s.call(ctx), l.s.redis, []string{l.key}, l.value).Int()
 	l.freed = l.freed || err == nil
-	if err == nil && n == 0 && !l.s.saysNothing {
+	if l.s.saysNothing {
+		return nil
+	}
+	if err == nil && n == 0 {
 		err = fmt.Errorf("%w: another has it", dlock.ErrLost)
 	}
 	return err

@@ -40,7 +40,11 @@ func openLock(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 			}
 			asked := time.Now() // only the server knows the rest of the lease
 			left, err := l.TTL(ctx)
-			return scenarios.Grant{TTL: s.TTL, Until: asked.Add(left), Release: l.Release}, err
+			renew := func(ctx context.Context) (time.Time, error) {
+				asked := time.Now()
+				return asked.Add(s.TTL), l.Refresh(ctx, s.TTL, nil)
+			}
+			return scenarios.Grant{TTL: s.TTL, Until: asked.Add(left), Release: l.Release, Renew: renew}, err
 		},
 		Held: redislock.ErrNotObtained, Lost: redislock.ErrLockNotHeld, Shut: client.Close,
 	}, nil

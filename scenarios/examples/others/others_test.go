@@ -57,6 +57,9 @@ func openRedsync(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error
 			return scenarios.Grant{TTL: s.TTL, Until: m.Until(), Release: func(ctx context.Context) error {
 				_, err := m.UnlockContext(ctx)
 				return err
+			}, Renew: func(ctx context.Context) (time.Time, error) {
+				_, err := m.ExtendContext(ctx)
+				return m.Until(), err
 			}}, err
 		},
 		Lost: redsync.ErrLockAlreadyExpired,
