@@ -151,18 +151,24 @@ func holdReplies(l *faults.Link, ctx context.Context) (faults.Heal, error) { //n
 	return l.DelayReplies(ctx, time.Hour)
 }
 
+const refusedTry = "an acquisition that was refused"
+
 func acquireLate(c *check) {
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
 		"an acquisition that arrived late":         (*faults.Link).HoldRequests,
 		"an acquisition whose reply was lost":      (*faults.Link).LoseReplies,
 		"an acquisition whose request was lost":    (*faults.Link).LoseRequests,
 		"an acquisition while the link was silent": (*faults.Link).Cut,
-		"an acquisition that was refused":          (*faults.Link).Refuse,
+		refusedTry: (*faults.Link).Refuse,
 	} {
 		a, b, key := c.client(), c.client(), newKey()
 		_ = c.do(c.take(a, newKey()).Release) // it is connected
 		heal := c.inject(a, fault)
-		r := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
+		try := func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) }
+		r := c.briefly(try)
+		if what == refusedTry && errors.Is(c.briefly(try).err, dlock.ErrHeld) { // by now its connection is gone
+			c.notes("%s returned that another client held the lock, which nobody had touched", what)
+		}
 		heal()
 		if got, err := r.granted(); r.returned && err == nil {
 			_ = c.do(got.Release)
@@ -286,11 +292,14 @@ func everyMessage(c *check) {
 					break
 				}
 				a, key := c.client(), newKey()
-				_ = c.do(c.take(a, newKey()).Release)
 				var l scenarios.Lease
 				if what == "Release" {
+					if !c.k.Service.NoRenew { // the lease outlasts the fault, and renewals may go on
+						a = c.times(4)
+					}
 					l = c.take(a, key)
 				}
+				_ = c.do(c.take(a, newKey()).Release)
 				heal := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return from(l, ctx, n) })
 				call := func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }
 				if what == "Release" {

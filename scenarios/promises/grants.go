@@ -65,7 +65,12 @@ func (c *check) failedTries() {
 }
 
 func oneClient(c *check) {
-	a := c.lasting()
+	a, key := c.lasting(), newKey()
+	l := c.take(a, key)
+	if !c.within(5*pause, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).returned {
+		c.breaks("an acquisition of a lock that its own client held hadn't returned %v after its context had ended", patience)
+	}
+	_ = c.do(l.Release)
 	c.refused(a, a, "two callers of one client")
 	c.contend(newKey(), c.overlap(pause/4), a, a, a, a, a, a)
 }
@@ -119,6 +124,12 @@ func (c *check) refused(a, b *client, who string) {
 		got, err = c.try(b, key)
 	}
 	now := time.Now()
+	for n := 0; errors.Is(err, dlock.ErrHeld) && c.isSlow(b, key); n++ {
+		if n == 2 {
+			c.breaks("three times TryAcquire of a held lock waited for more than %v; of an unused one it returned at once", tryLimit)
+			break
+		}
+	}
 	switch {
 	case err == nil && lasts(l, now):
 		c.breaks("%s held the lock at once", who)
@@ -134,6 +145,21 @@ func (c *check) refused(a, b *client, who string) {
 	}
 	c.comesFree(c.client(), key, "a failed try, and the holder's release,") // b may wait for as long as a lease lasts
 	c.comesFree(b, key, "its failed try, and the holder's release,")
+}
+
+// tryLimit is how long a TryAcquire may wait.
+const tryLimit = 3 * time.Second
+
+// isSlow reports whether a try of a held lock waits, unlike one of an unused lock.
+func (c *check) isSlow(cl *client, key string) bool {
+	took := func(key string) time.Duration {
+		asked := time.Now()
+		if l, err := c.try(cl, key); err == nil {
+			_ = c.do(l.Release)
+		}
+		return time.Since(asked)
+	}
+	return took(key) > tryLimit && took(newKey()) < tryLimit/10
 }
 
 // contend has clients contend for a lock, and calls meet for every grant.

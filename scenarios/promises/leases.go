@@ -99,6 +99,9 @@ func leaseRenewed(c *check) {
 			c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
 		})
 	}
+	if c.restarts(); c.isDecided() {
+		return
+	}
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
 		c.often(func() bool {
 			a := c.times(3)
@@ -287,8 +290,8 @@ func (c *check) renews(hold time.Duration) bool {
 		case <-c.ctx.Done():
 			return false
 		}
-		if !l.Until().Equal(end) {
-			says = fmt.Sprintf("were renewed no more, the last after %v", time.Since(start).Round(10*time.Millisecond))
+		if lasted := time.Since(start); !l.Until().Equal(end) || end.IsZero() && lasted > l.TTL()+c.k.TTL/2 {
+			says = fmt.Sprintf("were renewed no more, the last after %v", lasted.Round(10*time.Millisecond))
 		}
 	}
 	asked := time.Now()
@@ -314,6 +317,43 @@ func (c *check) sameClient() {
 		},
 	} {
 		c.keepsOn(what, call)
+	}
+}
+
+// restarts checks that the leases of a client that had none for a moment are renewed.
+func (c *check) restarts() {
+	const moments = 10
+	var ended [moments]atomic.Int32
+	for n := int32(1); n <= 3; n++ {
+		var parts []func()
+		for i := range moments {
+			parts = append(parts, func() {
+				a, other := c.times(3), c.times(3)
+				first := c.take(a, newKey())
+				time.Sleep(first.TTL() / 2)
+				if c.do(first.Release) != nil {
+					return
+				}
+				time.Sleep(time.Duration(i) * c.k.TTL / moments)
+				l, same := c.take(a, newKey()), c.take(other, newKey())
+				time.Sleep(l.TTL() + c.k.TTL)
+				if l.Context().Err() != nil && same.Context().Err() == nil { // a stall of the machine may end one
+					ended[i].Add(1)
+				}
+				_, _ = c.do(l.Release), c.do(same.Release)
+			})
+		}
+		c.together(parts...)
+		again := false
+		for i := range ended {
+			if ended[i].Load() == 3 {
+				c.breaks("three times a lease ended that its client had acquired %v after it had released its only one; that of another client was renewed", time.Duration(i)*c.k.TTL/moments)
+			}
+			again = again || ended[i].Load() == n
+		}
+		if !again || c.isDecided() {
+			return
+		}
 	}
 }
 
@@ -392,7 +432,7 @@ func holderReturns(c *check) {
 			if c.comesFree(a, key, "it "+what+","); c.k.Service.NoRenew || c.isDecided() {
 				return true
 			}
-			next, same := c.take(a, newKey()), c.take(other, newKey())
+			next, same := c.take(a, key), c.take(other, newKey())
 			time.Sleep(next.TTL() + c.k.TTL)
 			if next.Context().Err() == nil || same.Context().Err() != nil {
 				return true

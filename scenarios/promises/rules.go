@@ -8,8 +8,8 @@ type promise struct {
 }
 
 var promises = []promise{
-	{name: "Exclusive", text: "a lock has one holder at a time, however many contend, also when a lease has run out; TryAcquire of a held one says so, and changes nothing", check: exclusive},
-	{name: "OneClient", text: "two callers of one client don't hold a lock at once either", check: oneClient, never: reentrant},
+	{name: "Exclusive", text: "a lock has one holder at a time, however many contend, also when a lease has run out; TryAcquire of a held one says so at once, and changes nothing", check: exclusive},
+	{name: "OneClient", text: "two callers of one client don't hold a lock at once either, and one that waits for the other returns when its context ends", check: oneClient, never: reentrant},
 	{name: "LeaseLasts", text: "nobody else is granted a lock before its holder's lease ends, and the holder's context has ended by then", check: leaseLasts},
 	{name: "LeaseRenewed", text: "leases are renewed; meanwhile, and for a TTL after that, nobody else is granted the lock, whatever its client does with other leases", check: leaseRenewed, never: unrenewed},
 	{name: "RenewedByHand", text: "a lease that its holder renews lasts for another TTL; once another has had the lock, or it has been released, no renewal succeeds or changes anything", check: renewedByHand},
@@ -24,7 +24,7 @@ var promises = []promise{
 	{name: "ReleaseLate", text: "a late release doesn't end a later grant, of this client or another", check: releaseLate},
 	{name: "AcquireLate", text: "an abandoned acquisition that arrives late, or gets no reply, locks nobody out, not even its own client, and ends no lease", check: acquireLate},
 	{name: "EveryMessage", text: "a call that loses its requests or replies, from any message on, or whose connection breaks at any reply, locks nobody out, not even its client", check: everyMessage},
-	{name: "WaiterServed", text: "a released lock goes to a waiter, even to one that was cut off at that moment", check: waiterServed},
+	{name: "WaiterServed", text: "a released lock goes to a waiter, even to one that was cut off at that moment, or behind one that was", check: waiterServed},
 	{name: "WaiterCancelled", text: "a waiter returns when its context ends, at whatever moment, blocks nobody, its own client included, and ends no lease of its client", check: waiterCancelled},
 	{name: "WaitersCutOff", text: "however many waiters are cut off, they return when their contexts end, and block nobody", check: waitersCutOff},
 	{name: "EndsWithContext", text: "calls return when their contexts end, even if no server replies; a call with an ended context blocks nobody; a lease outlives the context of its acquisition", check: endsWithContext},

@@ -210,15 +210,16 @@ func dataLoss(c *check) {
 // lost checks what follows when lose has removed the locks of keys, and perhaps all else, from the servers.
 func (c *check) lost(after string, lose func(keys ...string)) {
 	c.often(func() (sure bool) {
-		key, brief := newKey(), newKey()
+		key, brief, known := newKey(), newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
-		_ = c.do(c.take(early, newKey()).Release) // it is connected
-		lose(key, brief)
+		_ = c.do(c.take(early, known).Release) // it is connected
+		lose(key, brief, known)
 		if l, err := c.persist(patience/5, early, newKey()); err == nil {
 			_ = c.do(l.Release)
 		} else {
 			c.client() // opening it creates what the servers need, such as a table
 		}
+		c.comesFree(early, known, after+", for a client that had had the lock before,")
 		later, err := c.acquire(early, key)
 		if err != nil {
 			if _, failed := c.try(other, key); errors.Is(failed, dlock.ErrHeld) && lasts(old, time.Now()) {
@@ -243,9 +244,11 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 			}
 		}
 		c.comesFree(other, key, after+", and a connected client had got the lock and released it,")
-		if _, err := c.acquire(c.lasting(), brief); err != nil { // its holder may have renewed it since
+		next, err := c.acquire(early, brief)
+		if err != nil { // its holder may have renewed it since
 			return sure || c.isDecided()
 		}
+		_ = c.do(next.Release)
 		for end := time.Now().Add(c.limit()); lasts(told, time.Now()); time.Sleep(pause) {
 			if time.Now().After(end) {
 				c.breaks("a holder hadn't been told %v after %s and another client had got the lock", c.limit(), after)

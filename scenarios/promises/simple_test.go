@@ -98,6 +98,14 @@ type simple struct {
 	only         atomic.Pointer[lease]
 	renewal      renewal
 	byHand       byHand
+	records      bool // a key has a record for good, and a client creates it once
+	recorded     sync.Map
+	lostKeys     sync.Map
+	own          bool // a wait for a lock that its own client holds doesn't end with its context
+	saysHeld     bool // a try whose connection is refused says that the lock is held
+	tryWaits     bool // a try waits for five seconds
+	restless     bool // renewals don't start again within 400 ms of the last release
+	lastRelease  atomic.Int64
 	closeFrees   bool                    // Close releases what is held, and the holder isn't told
 	repeats      bool                    // a call whose connection breaks is sent again, by another owner
 	counts       bool                    // a call whose connection breaks is sent again, and so are grants counted
@@ -140,6 +148,8 @@ const (
 	renewTwice      // and then no more
 	renewAlive      // while the server has its data, whoever holds it
 	renewUpserts    // once more after the release, and also if nobody holds it
+	renewUnreleased // until a release has succeeded
+	renewKeyOnce    // but no key of which the client has lost a lease
 )
 
 type lease struct {
@@ -295,6 +305,10 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	switch {
 	case err == nil:
 		return l, nil
+	case s.tryWaits && errors.Is(err, dlock.ErrHeld):
+		time.Sleep(5 * time.Second)
+	case s.saysHeld && strings.Contains(err.Error(), "refused"):
+		return nil, dlock.ErrHeld
 	case !errors.Is(err, dlock.ErrHeld):
 		if s.tryDeletes {
 			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return s.redis.Del(ctx, key).Err() })
@@ -408,6 +422,14 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		ahead = fmt.Sprint(time.Duration(s.ahead.Load()).Microseconds())
 	}
 	ms := (ttl + time.Millisecond - 1).Milliseconds()
+	if s.records {
+		if _, created := s.recorded.LoadOrStore(key, true); !created {
+			s.redis.SetNX(ctx, key+":record", 1, 0)
+		}
+		if n, err := s.redis.Exists(ctx, key+":record").Result(); n == 0 || err != nil {
+			return nil, errors.Join(dlock.ErrHeld, err)
+		}
+	}
 	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, ms, s.reentrant, s.tokenAfter, last, ahead).Uint64()
 	if again := s.repeats || s.counts; again && err != nil && !isTimeout(err) && ctx.Err() == nil {
 		if s.repeats {
@@ -499,7 +521,11 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		if s.renewal != renewTied {
 			ctx = context.WithoutCancel(ctx)
 		}
-		go l.renew(ctx)
+		if !s.restless || time.Now().UnixNano()-s.lastRelease.Load() > int64(400*time.Millisecond) {
+			go l.renew(ctx)
+		} else {
+			time.AfterFunc(time.Until(until), l.cancel)
+		}
 	}
 	if s.tied {
 		l.ctx, l.cancel = context.WithDeadline(ctx, until)
@@ -542,6 +568,7 @@ func (l *lease) renew(ctx context.Context) {
 		if !refused && !untold {
 			if l.ctx.Err() == nil {
 				l.s.losses.Add(1)
+				l.s.lostKeys.Store(l.key, true)
 			}
 			l.cancel()
 		}
@@ -571,6 +598,9 @@ func (l *lease) renew(ctx context.Context) {
 		}
 		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 ||
 			l.s.renewal == renewToLoss && l.s.losses.Load() > 0 {
+			continue
+		}
+		if _, lost := l.s.lostKeys.Load(l.key); lost && l.s.renewal == renewKeyOnce {
 			continue
 		}
 		start, ttl := time.Now(), l.s.ttl.Milliseconds()
@@ -645,7 +675,7 @@ func isTimeout(err error) bool {
 	return ok && n.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }
 
-func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
+func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, err error) {
 	if s.queue {
 		return s.line(ctx, key)
 	}
@@ -654,6 +684,19 @@ func (s *simple) Acquire(ctx context.Context, key string) (scenarios.Lease, erro
 		return nil, err
 	}
 	defer end()
+	if s.own {
+		own, _ := s.mutex.LoadOrStore(key, make(chan struct{}, 1))
+		select {
+		case own.(chan struct{}) <- struct{}{}:
+		case <-s.closed:
+			return nil, dlock.ErrClosed
+		}
+		defer func() {
+			if err != nil {
+				<-own.(chan struct{})
+			}
+		}()
+	}
 	began := time.Now()
 	if s.tokenFirst {
 		ctx = context.WithValue(ctx, tokenKey{}, s.mint(ctx, key))
@@ -781,8 +824,15 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.panics && l.freed {
 		panic("close of closed channel")
 	}
-	l.cancel()
+	if l.s.renewal != renewUnreleased {
+		l.cancel()
+	}
 	l.s.releases.Add(1)
+	l.s.lastRelease.Store(time.Now().UnixNano())
+	if own, ok := l.s.mutex.Load(l.key); l.s.own && ok && !l.freed {
+		<-own.(chan struct{})
+		l.freed = true
+	}
 	if l.s.lost {
 		go func() {
 			select {
@@ -823,6 +873,9 @@ func (l *lease) Release(ctx context.Context) error {
 	l.freed = l.freed || err == nil
 	if l.s.saysNothing {
 		return nil
+	}
+	if err == nil {
+		l.cancel()
 	}
 	if err == nil && n == 0 {
 		err = fmt.Errorf("%w: another has it", dlock.ErrLost)

@@ -22,15 +22,19 @@ func waiterServed(c *check) {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	const gone = "was cut off for good"
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
 		"waited": nil, "was cut off": (*faults.Link).Cut, "got no replies": (*faults.Link).LoseReplies, "was refused": (*faults.Link).Refuse,
+		gone: (*faults.Link).Cut,
 	} {
-		a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
-		_ = c.do(c.take(b, newKey()).Release) // it is connected
+		a, b, next, other, key := c.lasting(), c.client(), c.client(), c.client(), newKey()
+		_, _ = c.do(c.take(b, newKey()).Release), c.do(c.take(next, newKey()).Release) // they are connected
 		l := c.take(a, key)
 		wg.Go(func() {
-			waiter := c.wait(b, key)
-			for range 5 { // by then b waits: other has done more meanwhile
+			first := c.wait(b, key)
+			time.Sleep(pause)
+			second := c.wait(next, key)
+			for range 5 { // by then they wait: other has done more meanwhile
 				if l, err := c.try(other, newKey()); err == nil {
 					_ = c.do(l.Release)
 				}
@@ -45,16 +49,26 @@ func waiterServed(c *check) {
 			}
 			released := c.do(l.Release)
 			time.Sleep(c.k.TTL / 2)
-			heal()
-			l, err := waiter.served(c.limit())
-			switch {
-			case err == nil:
-				_ = c.do(l.Release)
-			case released != nil && !errors.Is(released, dlock.ErrLost):
-				c.unsure("Release by the holder: %v", released)
-			default:
-				c.blocked(key, "a waiter, who %s while the lock was released, hadn't got it after %v: %v", what, c.limit(), err)
+			served := func(who string, waiter wait) {
+				l, err := waiter.served(c.limit())
+				switch {
+				case err == nil:
+					_ = c.do(l.Release)
+				case released != nil && !errors.Is(released, dlock.ErrLost):
+					c.unsure("Release by the holder: %v", released)
+				default:
+					c.blocked(key, "%s%s while the lock was released, hadn't got it after %v: %v", who, what, c.limit(), err)
+				}
 			}
+			behind := func() { served("a waiter behind one who ", second) }
+			if what == gone {
+				behind()
+				heal()
+			} else {
+				heal()
+				wg.Go(behind)
+			}
+			served("a waiter, who ", first)
 		})
 	}
 }
