@@ -47,19 +47,33 @@ func TestCause(t *testing.T) {
 	})
 }
 
+// endsLate is a context whose end is seen after the reply.
+type endsLate struct{ context.Context }
+
+func (endsLate) Done() <-chan struct{} { return make(chan struct{}) }
+
 // go-redis's errors, for one, hide it.
 func TestCauseHiddenByTheBackend(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		for range 50 { // whether the answer or ctx's end is seen first is open
-			f := newFake()
-			ctx, cancel := context.WithCancelCause(t.Context())
-			f.acquire = func(ctx context.Context, _ dlock.Request, _ acquireFunc) (dlock.Grant, error) {
-				cancel(errEnough)
-				return dlock.Grant{}, ctx.Err()
+		for _, answer := range []error{context.Canceled, errEnough, dlock.ErrQueueFull} {
+			for _, late := range []bool{false, true} {
+				f := newFake()
+				ctx, cancel := context.WithCancelCause(t.Context())
+				f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+					cancel(errEnough)
+					return dlock.Grant{}, answer
+				}
+				if late {
+					ctx = endsLate{ctx}
+				}
+				_, err := newLocker(t, f, nil).Acquire(ctx, "k")
+				require.ErrorIs(t, err, errEnough)
+				require.ErrorIs(t, err, context.Canceled)
+				if late && errors.Is(answer, dlock.ErrQueueFull) {
+					require.ErrorIs(t, err, answer)
+					require.NotContains(t, err.Error(), "no answer")
+				}
 			}
-			_, err := newLocker(t, f, nil).Acquire(ctx, "k")
-			require.ErrorIs(t, err, errEnough)
-			require.ErrorIs(t, err, context.Canceled)
 		}
 	})
 }
@@ -118,8 +132,8 @@ func TestUndoTriesAgain(t *testing.T) {
 		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
 		_, err := l.Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errNetwork)
-		time.Sleep(time.Minute)
-		require.Less(t, f.count("release"), 20, "tries in a minute: they slow down")
+		time.Sleep(70 * time.Second)
+		require.Less(t, f.count("release"), 20, "they slow down, but not for ever")
 		f.set(func() { f.release = nil })
 		time.Sleep(6 * time.Second)
 		require.True(t, f.free(t, "k"))
@@ -419,6 +433,11 @@ func TestDoTellsTheLoss(t *testing.T) {
 		})
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, dlock.ErrLost)
+		err = l.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Handle) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+		require.Equal(t, 1, strings.Count(err.Error(), dlock.ErrLost.Error()), "once: %v", err)
 
 		// Another lock's loss has ended the caller's context.
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -494,6 +513,12 @@ func TestIdleWorkers(t *testing.T) {
 		synctest.Wait()
 		require.LessOrEqual(t, workers(), before+16)
 		require.NoError(t, h.Release(t.Context()))
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		for range 20 {
+			require.NoError(t, acquire(t, l, ctx, "k").Release(ctx))
+		}
+		require.Positive(t, workers()-before, "none has gone with those that were too many")
 	})
 }
 
