@@ -223,7 +223,11 @@ func TestDamagedFile(t *testing.T) {
 			listless[flags] = 0 // bbolt panics while it opens the file
 		}
 	}
-	for _, b := range [][]byte{hidden, listless} {
+	path = filepath.Join(t.TempDir(), "resource.db")
+	require.NoError(t, open(t, path).Close())
+	fresh, err := os.ReadFile(path) // with one commit, that of the bucket
+	require.NoError(t, err)
+	for _, b := range [][]byte{hidden, listless, bytes.ReplaceAll(fresh, boltstore.Bucket, []byte("recordz.v1"))} {
 		require.NoError(t, os.WriteFile(path, b, 0o600))
 		for range 2 { // the first has not kept the file's lock
 			_, err = boltstore.Open(path, nil)
@@ -357,6 +361,12 @@ func TestFileGone(t *testing.T) {
 	require.NoError(t, os.Rename(path+".away", path))
 	require.NoError(t, s.Write(ctx, "k", at(7), nil))
 	require.Equal(t, at(7), reread(t, s, "k"))
+
+	link := filepath.Join(t.TempDir(), "link") // whose error doesn't say that the file is gone
+	require.NoError(t, os.Symlink(t.TempDir(), link))
+	s = open(t, filepath.Join(link, "resource.db"))
+	require.NoError(t, errors.Join(os.Remove(link), os.Symlink(link, link)))
+	require.NoError(t, s.Write(ctx, "k", at(1), nil))
 }
 
 // TestFileGoneMeanwhile moves the file between the check before a commit and the commit.
@@ -391,6 +401,15 @@ func TestOverwrittenInPlace(t *testing.T) {
 	require.ErrorContains(t, err, want)
 	require.NoError(t, os.WriteFile(path, now, 0o600))
 	require.Equal(t, at(7), reread(t, s, "k"))
+	s.OnCommit(func(func() error) error { // nor is the backup the commit that is under way
+		if err := os.WriteFile(path, backup, 0o600); err != nil {
+			return err
+		}
+		_, err := s.Read(ctx, "k")
+		return errors.Join(err, os.WriteFile(path, now, 0o600), io.EOF)
+	})
+	require.ErrorContains(t, s.Write(ctx, "other", at(1), nil), want)
+	s.OnCommit(func(commit func() error) error { return commit() })
 
 	require.NoError(t, os.WriteFile(path, backup, 0o600))
 	require.ErrorContains(t, s.Write(ctx, "k", at(6), nil), want)

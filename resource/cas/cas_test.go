@@ -247,7 +247,12 @@ func TestUpdateEnds(t *testing.T) {
 	require.Equal(t, 1, tries)
 
 	cut := errors.New("the connection was cut")
-	tries, err = cas.Update(t.Context(), ending{s, s.Swap, cut}, key, addOne, nil)
+	tries, err = cas.Update(t.Context(), ending{s, s.Swap, cut}, key, func(value []byte) ([]byte, error) {
+		if value != nil {
+			return nil, errors.New("tried again")
+		}
+		return addOne(value)
+	}, nil)
 	require.ErrorIs(t, err, cut, "and isn't tried again: it may have taken effect")
 	require.Equal(t, 1, tries)
 	value, _, err := s.Get(t.Context(), key)

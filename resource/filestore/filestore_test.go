@@ -231,7 +231,6 @@ func TestOpenRefuses(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, err = filestore.Open(file)
 	require.ErrorContains(t, err, "not a directory")
-	require.ErrorIs(t, filestore.OpenUnsyncable(dir), os.ErrClosed)
 	open(t, filestore.Open, dir)
 	_, err = filestore.Open(dir)
 	require.ErrorContains(t, err, "another gatekeeper")
@@ -294,8 +293,10 @@ func TestSyncFails(t *testing.T) {
 	require.ErrorIs(t, s.Write(t.Context(), "k", at(7), []byte("by 7")), broken)
 	require.NoError(t, s.Write(t.Context(), "k", at(6), []byte("by 6")))
 	requireHolds(t, s, "by 6", 6)
-	s.FailSync(1, syscall.ENOSPC)
-	require.ErrorIs(t, s.Write(t.Context(), "k", at(7), []byte("by 7")), resource.ErrNoRoom)
+	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		s.FailSync(1, full)
+		require.ErrorIs(t, s.Write(t.Context(), "k", at(7), []byte("by 7")), resource.ErrNoRoom)
+	}
 	s.FailSync(2, broken)
 	for range 2 {
 		require.ErrorIs(t, s.Write(t.Context(), "k", at(8), []byte("by 8")), broken)
@@ -334,7 +335,7 @@ func TestDamagedRecord(t *testing.T) {
 	require.ErrorContains(t, err, "is a directory")
 }
 
-// Neither a closed nor a refused gatekeeper keeps the directory open.
+// Neither a closed nor a refused gatekeeper keeps the directory open, and a write keeps no file open, which only its owner can read.
 func TestDescriptors(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
@@ -344,15 +345,21 @@ func TestDescriptors(t *testing.T) {
 			t.Skip("there is no list of open files: ", err)
 		}
 		for _, fd := range fds {
-			if path, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && path == dir {
+			if path, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.HasPrefix(path, dir) {
 				n++
 			}
 		}
 		return n
 	}
+	require.ErrorIs(t, filestore.OpenUnsyncable(dir), os.ErrClosed)
+	require.Zero(t, opened())
 	s := open(t, filestore.Open, dir)
 	before := opened()
 	require.Positive(t, before)
+	require.NoError(t, s.Write(t.Context(), "k", at(1), nil))
+	info, err := os.Stat(s.File("k"))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode())
 	_, err = filestore.Open(dir)
 	require.Error(t, err)
 	require.Equal(t, before, opened())
