@@ -406,7 +406,7 @@ func overwrites(ctx context.Context, s *store) {
 		return
 	}
 	for _, c := range []struct{ offered, keeps resource.Fence }{
-		{resource.Fence{}, resource.Fence{}}, {at(5, 2), at(5, 2)}, {at(5, 1), at(5, 2)}, {at(3, 9), at(5, 2)}, {resource.Fence{}, at(5, 2)},
+		{resource.Fence{}, resource.Fence{}}, {at(1, 1), at(1, 1)}, {at(5, 2), at(5, 2)}, {at(5, 1), at(5, 2)}, {at(3, 9), at(5, 2)}, {resource.Fence{}, at(5, 2)},
 	} {
 		if err := over.Overwrite(ctx, key, c.offered, valueOf(c.offered)); err != nil {
 			fail("Overwrite at %v: %w", c.offered, err)
