@@ -397,7 +397,8 @@ func fenceSet(ctx context.Context, s *store) {
 	if err := setter.SetFence(ctx, "new", 1); !errors.Is(err, resource.ErrNotFound) {
 		fail("SetFence of a new key: got %s, want %w", text(err), resource.ErrNotFound)
 	}
-	s.invalid(ctx, "SetFence to 0", "new", setter.SetFence(ctx, "new", 0))
+	s.invalid(ctx, "SetFence to 0", "", setter.SetFence(ctx, key, 0)) // a key that exists, or it could pass for a new one
+	s.holds(ctx, key, written(at(6, 1)))
 }
 
 func overwrites(ctx context.Context, s *store) {

@@ -349,7 +349,7 @@ func (s *store) SetFence(ctx context.Context, key string, token uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rec, ok := s.get(key)
-	if !ok && !s.has("setsNew") && (!s.has("setsZero") || token > 0) {
+	if !ok && !s.has("setsNew") {
 		return resource.ErrNotFound
 	}
 	f := resource.Fence{Token: token}
