@@ -97,8 +97,11 @@ func TestDirectionStalled(t *testing.T) {
 		}
 		send("b")
 		require.Equal(t, "b", string((<-out).Data), "no fault is left")
-		go send("c")
-		require.Equal(t, "c", string((<-out).Data))
+		taken := false
+		go func() { send("c"); send("d"); taken = true }()
+		synctest.Wait()
+		require.False(t, taken, "a sender feels a slow destination")
+		require.Equal(t, "cd", string((<-out).Data)+string((<-out).Data))
 		close(in)
 		require.Nil(t, <-out)
 	})

@@ -6,6 +6,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -81,6 +82,8 @@ func TestKill(t *testing.T) {
 
 func TestPidsRefused(t *testing.T) {
 	const noGroup = -1 << 30
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // init would ignore the signals
+	defer cancel()
 	for pid, reason := range map[int]string{
 		noGroup:     "group of processes",
 		-1:          "group of processes",
@@ -88,8 +91,8 @@ func TestPidsRefused(t *testing.T) {
 		1:           "init",
 		os.Getpid(): "the calling process",
 	} {
-		_, err := faults.Pause(t.Context(), pid)
+		_, err := faults.Pause(ctx, pid)
 		require.ErrorContains(t, err, reason)
-		require.ErrorContains(t, faults.Kill(t.Context(), pid), reason)
+		require.ErrorContains(t, faults.Kill(ctx, pid), reason)
 	}
 }
