@@ -1,6 +1,7 @@
 package scenarios_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -170,5 +171,31 @@ func TestStoreThatForgets(t *testing.T) {
 		require.Contains(t, strings.Join(out.Findings, "; "), "the resource forgot a fence")
 		require.Equal(t, []string{"B"}, out.Lost)
 		require.Equal(t, 1, out.Stale, "the stale write was accepted")
+	}
+}
+
+// An effect that isn't the reported call's is a decision of its own.
+func TestStoreAgainstOthers(t *testing.T) {
+	const key = "k"
+	store, ctx := resource.NewMemory(), t.Context()
+	var told []string
+	look := scenarios.Watch(history.FencingOn, store, key, func(e history.Event) { told = append(told, fmt.Sprint(e.Op, " ", e.Token, " ", e.Accepted)) })
+	overwrite := func(value string) error { return store.Overwrite(ctx, key, resource.Fence{}, []byte(value)) }
+	for _, c := range []struct {
+		do     func() error
+		report string
+		token  uint64
+		want   []string
+	}{
+		{func() error { _, err := store.ReadFenced(ctx, key, resource.Fence{Token: 8}); return err }, history.Read, 8, []string{"read 8 true"}},
+		{func() error { return nil }, history.ReadStale, 7, []string{"read 7 false"}},
+		{func() error { return overwrite("") }, "", 0, []string{"write 0 true"}}, // there was no value
+		{func() error { return overwrite("A\n") }, history.Wrote, 8, []string{"write 0 true", "write 8 false"}},
+		{func() error { return store.Write(ctx, key, resource.Fence{Token: 9, Seq: 1}, []byte("A\n")) }, history.Wrote, 9, []string{"write 9 true"}},
+	} {
+		told = nil
+		require.NoError(t, c.do())
+		require.NoError(t, look(ctx, &history.Event{Kind: history.KindReport, Actor: "A", Name: c.report, Token: c.token}))
+		require.Equal(t, c.want, told)
 	}
 }
