@@ -169,6 +169,7 @@ func TestStoreThatForgets(t *testing.T) {
 		testbed.Need(t, err)
 		require.Equal(t, history.Violated, out.Verdict, strings.Join(history.Trace(out.Events), "\n"))
 		require.Contains(t, strings.Join(out.Findings, "; "), "the resource forgot a fence")
+		require.NotContains(t, strings.Join(out.Findings, "; "), "without a token", "what the crash undid is no write")
 		require.Equal(t, []string{"B"}, out.Lost)
 		require.Equal(t, 1, out.Stale, "the stale write was accepted")
 	}
