@@ -202,7 +202,7 @@ func TestGuardRefusesInvalid(t *testing.T) {
 		"zero token":    func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, key, resource.Fence{Seq: 1}) },
 		"zero seq":      func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, key, resource.Fence{Token: 1}) },
 		"no key":        func(tx pgx.Tx) error { return pgstore.Guard(t.Context(), tx, "", at(1)) },
-		"no request":    func(tx pgx.Tx) error { return pgstore.GuardOnce(t.Context(), tx, key, at(1), nil) },
+		"no request":    func(tx pgx.Tx) error { return pgstore.GuardOnce(t.Context(), tx, key, at(1), []byte{}) },
 		"read at zero":  func(tx pgx.Tx) error { return pgstore.GuardRead(t.Context(), tx, key, resource.Fence{Token: 0}) },
 		"read, no key":  func(tx pgx.Tx) error { return pgstore.GuardRead(t.Context(), tx, "", at(1)) },
 		"context ended": func(tx pgx.Tx) error { return pgstore.Guard(ended, tx, key, at(1)) },
