@@ -116,31 +116,49 @@ func TestKilled(t *testing.T) {
 // process or an unknown one.
 func TestSweepDirs(t *testing.T) {
 	need(t, testbed.Local, "redis")
-	orphan := exec.CommandContext(t.Context(), "sleep", "60")
-	orphan.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	require.NoError(t, orphan.Start())
-	running, err := testbed.Identify(orphan.Process.Pid)
-	require.NoError(t, err)
+	start := func() (*exec.Cmd, string) {
+		cmd := exec.CommandContext(t.Context(), "sleep", "60")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		require.NoError(t, cmd.Start())
+		identity, err := testbed.Identify(cmd.Process.Pid)
+		require.NoError(t, err)
+		return cmd, identity
+	}
+	orphan, running := start()
+	other, reused := start() // has the pid of a server that ended long ago
 	me, err := testbed.Identify(os.Getpid())
 	require.NoError(t, err)
 	tmp := t.TempDir()
 	for name, owner := range map[string]string{
-		"gone": dead(t), "alive": me, "foreign": "elsewhere" + dead(t), "unreadable": "",
+		"gone": dead(t), "reused": dead(t), "alive": me, "foreign": "elsewhere" + dead(t), "unreadable": "",
 	} {
 		dir := filepath.Join(tmp, "fencelab-"+name)
 		require.NoError(t, os.Mkdir(dir, 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "owner"), []byte(owner), 0o600))
-		if name == "gone" {
-			require.NoError(t, os.WriteFile(filepath.Join(dir, "child"), []byte(running), 0o600))
+		if child := map[string]string{"gone": running, "reused": reused + "0"}[name]; child != "" {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "child"), []byte(child), 0o600))
 		}
 	}
 	next := startChild(t, "redis", testbed.EnvProvider+"=local", "TMPDIR="+tmp)
 	require.NotEmpty(t, next.addr, next.output)
 	requireSignaled(t, orphan.Wait(), syscall.SIGKILL)
+	require.NoError(t, other.Process.Signal(syscall.SIGTERM))
+	requireSignaled(t, other.Wait(), syscall.SIGTERM)
 	require.NoDirExists(t, filepath.Join(tmp, "fencelab-gone"))
+	require.NoDirExists(t, filepath.Join(tmp, "fencelab-reused"))
 	for _, name := range []string{"alive", "foreign", "unreadable"} {
 		require.DirExists(t, filepath.Join(tmp, "fencelab-"+name))
 	}
+}
+
+func TestGuardStopsOnce(t *testing.T) {
+	stops := 0
+	done, err := testbed.Guard(t.Context(), func() error { stops++; return os.ErrClosed })
+	require.NoError(t, err)
+	for range 2 {
+		require.ErrorIs(t, done(), os.ErrClosed)
+	}
+	require.Equal(t, 1, stops)
 }
 
 func dead(t *testing.T) string {
