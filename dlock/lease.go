@@ -224,7 +224,7 @@ func (ls *lease) begin(ctx context.Context) *Handle {
 	return ls.handle(ctx)
 }
 
-// confirm retries the first renewal of a lease until it is renewed or over.
+// confirm retries the first renewal of a lease until that succeeds or the lease is over.
 func (ls *lease) confirm() {
 	defer ls.l.busy.Done()
 	for {

@@ -20,7 +20,8 @@ const DefaultTTL = 10 * time.Second
 type Options struct {
 	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at
 	// least 1 ms (nil Options have DefaultTTL). With fencing it affects liveness only. A lock that was waited for may last for
-	// less, with redislock for half or for half of Queue.HandoffTTL, until its first renewal: the Locker renews it halfway.
+	// less until its first renewal (with redislock for half of the TTL or, if that is shorter, of Queue.HandoffTTL): the Locker
+	// renews it halfway, unless it has been released.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
@@ -38,7 +39,7 @@ type Options struct {
 // Renew configures background renewal. It makes it rarer that a live holder loses its lease but never closes the window:
 // what freezes the holder freezes its renewals too.
 type Renew struct {
-	// Every is the time between renewals; a third of the TTL is usual. 0: leases aren't renewed in the background.
+	// Every is the time between renewals; a third of the TTL is usual. 0: none, but for the first of a lease that was waited for.
 	Every time.Duration
 	// MaxHold is the longest time for which a lease is renewed, from its grant, so that a stuck holder doesn't hold for
 	// ever; the lease then ends within one more TTL. Required with Every. It limits [Handle.Renew] too; 0: no limit.

@@ -24,6 +24,8 @@ var notes = map[string]map[string]string{
 			"without a reply is waited for until the end that it would have set",
 		"ClockSkew": "never promised: its README documents `SET NX PXAT`, and so a time of the client's clock. `FallbackSETPX` acquires with `PX`; " +
 			"extensions stay absolute (`PEXPIREAT`)",
+		"EveryMessage": "the client sends the script with `SET NX` again (`NewLuaScriptRetryable`), which then finds what it has set, and leaves it. " +
+			"No report known",
 	},
 	"etcd-mutex": {
 		"LeaseLasts": "`Session.Done` is closed when a TTL has passed since the last reply arrived (before the first: 5 s, or `DialTimeout` and 1 s), " +
@@ -47,6 +49,7 @@ var notes = map[string]map[string]string{
 			"[cirello-io/dynamolock#446](https://github.com/cirello-io/dynamolock/issues/446), closed as a question",
 		"LeaseRenewed": "[cirello-io/dynamolock#280](https://github.com/cirello-io/dynamolock/issues/280): the next renewal has the old version number. No " +
 			"report known: the release of an expired `Lock` takes its successor off the client's list of renewals",
+		"EveryMessage": "the AWS SDK sends `PutItem` again, whose condition then finds the item that the first has put. No report known",
 	},
 }
 
@@ -84,7 +87,38 @@ func TestPromisesTable(t *testing.T) {
 	region(t, page, "table: others", kept(t, byLock, others))
 	region(t, page, "table: ours", kept(t, byLock, ours))
 	region(t, page, "table: broken", broken(t, byLock))
+	region(t, page, "table: facts", facts(byLock))
 }
+
+// facts are what reports say of promises that were kept: of each, once, and of which locks.
+func facts(byLock map[string][]promises.Report) string {
+	var all []string
+	by := map[string][]string{}
+	for _, lock := range slices.Concat(others, ours) {
+		for _, r := range byLock[lock] {
+			for _, row := range r.Rows {
+				if row.Verdict != promises.Kept || row.Why == "" {
+					continue
+				}
+				fact := number.ReplaceAllString(row.Why, "$1 N")
+				if !slices.Contains(by[fact], lock) {
+					by[fact] = append(by[fact], lock)
+				}
+				if !slices.Contains(all, fact) {
+					all = append(all, fact)
+				}
+			}
+		}
+	}
+	rows := make([]string, len(all))
+	for i, fact := range all {
+		rows[i] = fact + " | " + strings.Join(by[fact], ", ")
+	}
+	return table("what breaks no promise | locks", rows...)
+}
+
+// number matches a token or a message's number, which differ from run to run.
+var number = regexp.MustCompile(`(token was|one before|number) \d+`)
 
 func versions(byLock map[string][]promises.Report) string {
 	var rows []string

@@ -97,20 +97,24 @@ func (a Adapter) lease(ctx context.Context, key string, wait bool) (Lease, error
 		return nil, as(dlock.ErrHeld, a.Held, err)
 	}
 	life := context.WithoutCancel(ctx)
+	l := &adapted{g: g, lost: a.Lost}
 	switch {
 	case g.Release == nil:
 		return nil, errors.New("scenarios: Grant.Release is nil: it releases the lock")
 	case g.Lost != nil:
-		return &adapted{g: g, lost: a.Lost, life: whileHeld{life, g.Lost}, over: func() {}}, nil
+		l.life, l.over = whileHeld{life, g.Lost}, func() {}
 	case g.Until.IsZero():
 		return nil, errors.New("scenarios: Grant has neither Until nor Lost: one of them says when the lease is over")
+	case g.Renew == nil:
+		l.life, l.over = context.WithDeadline(life, g.Until)
+	default:
+		l.life, l.over = context.WithCancel(life)
+		l.timer = time.AfterFunc(time.Until(g.Until), l.over)
 	}
 	if g.Renew == nil {
-		life, over := context.WithDeadline(life, g.Until)
-		return &adapted{g: g, lost: a.Lost, life: life, over: over}, nil
+		return l, nil
 	}
-	life, over := context.WithCancel(life)
-	return &adapted{g: g, lost: a.Lost, life: life, over: over, timer: time.AfterFunc(time.Until(g.Until), over)}, nil
+	return renewable{l}, nil
 }
 
 // whileHeld is a context that ends when lost is closed.
@@ -152,24 +156,30 @@ func (l *adapted) Until() time.Time {
 
 func (l *adapted) Release(ctx context.Context) error {
 	l.over()
+	if l.timer != nil {
+		l.timer.Stop()
+	}
 	return as(dlock.ErrLost, l.lost, l.g.Release(ctx))
 }
 
-// Renew restarts the lease. It returns errors.ErrUnsupported if that can't be asked for.
-func (l *adapted) Renew(ctx context.Context) error {
-	if l.g.Renew == nil {
-		return errors.ErrUnsupported
-	}
+// renewable is a lease that its holder can renew.
+type renewable struct{ *adapted }
+
+// Renew restarts the lease.
+func (l renewable) Renew(ctx context.Context) error {
 	until, err := l.g.Renew(ctx)
 	if err != nil {
 		return as(dlock.ErrLost, l.lost, err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.g.Until = until
-	if l.timer != nil && l.timer.Stop() { // one that has ended stays so
+	if l.timer != nil {
+		if !l.timer.Stop() { // its holder knows already
+			return dlock.ErrLost
+		}
 		l.timer.Reset(time.Until(until))
 	}
+	l.g.Until = until
 	return nil
 }
 

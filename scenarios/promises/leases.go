@@ -2,7 +2,6 @@ package promises
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -172,29 +171,33 @@ func (l byHand) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 }
 
 func renewedByHand(c *check) {
-	first := c.take(c.client(), newKey())
-	until := first.Until()
-	time.Sleep(pause)
-	err := errors.ErrUnsupported
-	if r, ok := first.(renewer); ok {
-		err = c.do(r.Renew)
-	}
-	switch {
-	case errors.Is(err, errors.ErrUnsupported):
+	first := c.take(c.times(3), newKey())
+	until, half := first.Until(), first.TTL()/2
+	time.Sleep(half)
+	r, ok := first.(renewer)
+	if !ok {
 		c.excluded = true
-		c.cannot("Grant.Renew is nil: nobody can ask for a renewal")
-	case err == nil && !until.IsZero() && !first.Until().After(until):
+		c.cannot("the lease has no Renew (Grant.Renew)")
+	}
+	err := c.do(r.Renew)
+	if err == nil && half > time.Second && !until.IsZero() && !first.Until().After(until) { // it may be in whole seconds
 		c.breaks("a renewal returned no error, and Lease.Until was the same as before")
 	}
 	_ = c.do(first.Release)
+	hold := 4 * c.k.TTL
+	if c.k.Fixed { // it may be long
+		hold = 2 * c.k.TTL
+	}
 	extends := func(slow time.Duration) bool {
 		a := c.times(3)
 		_ = c.do(c.take(a, newKey()).Release) // it is connected
 		c.slow(slow, a)
-		return c.outlast(&client{Lock: byHand{a.Lock, c}, links: a.links}, c.client(), slow, 4*c.k.TTL, afterRenewals) || c.isDecided()
+		return c.outlast(&client{Lock: byHand{a.Lock, c}, links: a.links}, c.client(), slow, hold, afterRenewals) || c.isDecided()
 	}
 	c.often(func() bool { return extends(0) })
-	extends(c.k.TTL / 3) // its requests may have a shorter limit
+	if !c.k.Fixed {
+		extends(c.k.TTL / 3) // its requests may have a shorter limit
+	}
 	succeeds := func(l scenarios.Lease, when string) {
 		if c.do(l.(renewer).Renew) == nil {
 			c.breaks("the renewal of a lease %s returned no error", when)
@@ -207,9 +210,11 @@ func renewedByHand(c *check) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			old := c.take(a, key)
 			heal := c.inject(a, fault)
-			go c.do(old.(renewer).Renew) //nolint:errcheck // it gets no reply
+			late := make(chan error, 1)
+			go func() { late <- c.do(old.(renewer).Renew) }()
 			later, err := c.acquire(b, key)
 			heal()
+			<-late
 			if err != nil {
 				c.blocked(key, "the lease of a holder who was cut off hadn't ended after %v: %v", c.limit(), err)
 				return true
@@ -329,6 +334,7 @@ func (c *check) restarts() {
 		for i := range moments {
 			parts = append(parts, func() {
 				a, other := c.times(3), c.times(3)
+				defer func() { c.shut(a); c.shut(other) }()
 				first := c.take(a, newKey())
 				time.Sleep(first.TTL() / 2)
 				if c.do(first.Release) != nil {

@@ -57,7 +57,7 @@ func waiterServed(c *check) {
 				case released != nil && !errors.Is(released, dlock.ErrLost):
 					c.unsure("Release by the holder: %v", released)
 				default:
-					c.blocked(key, "%s%s while the lock was released, hadn't got it after %v: %v", who, what, c.limit(), err)
+					c.blocked(key, "%s%s while the lock was released hadn't got it after %v: %v", who, what, c.limit(), err)
 				}
 			}
 			behind := func() { served("a waiter behind one who ", second) }
@@ -68,7 +68,7 @@ func waiterServed(c *check) {
 				heal()
 				wg.Go(behind)
 			}
-			served("a waiter, who ", first)
+			served("a waiter who ", first)
 		})
 	}
 }
