@@ -215,6 +215,12 @@ func TestExplore(t *testing.T) {
 			t.Log(report)
 			if report.Found != nil {
 				t.Errorf("%s: %s\n%s\n%s", report.Found.Finding, report.Found.Detail, report.Schedule, report.Found.Trace)
+				h, err := sys.Hazard(t, report.Schedule, scenarios.Scenario{Name: "Found", Hazard: "A random schedule found it."})
+				if err != nil {
+					t.Log("it is no hazard:", err)
+				} else {
+					t.Logf("as a hazard:\n%s", scenarios.Format(h))
+				}
 			}
 		})
 	}
