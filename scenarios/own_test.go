@@ -696,7 +696,32 @@ func TestAdapter(t *testing.T) {
 	require.ErrorIs(t, l.Release(t.Context()), dlock.ErrLost)
 	require.ErrorIs(t, l.Context().Err(), context.Canceled)
 
-	grant.Until, grant.Lost = time.Time{}, over
+	type renewer interface {
+		Renew(ctx context.Context) error
+	}
+	_, ok := l.(renewer)
+	require.False(t, ok)
+	grant.Renew = func(context.Context) (time.Time, error) { return grant.Until.Add(time.Hour), err }
+	grant.Until = time.Now().Add(100 * time.Millisecond)
+	l, got = a.Acquire(t.Context(), "k")
+	require.NoError(t, got)
+	err = lost
+	require.ErrorIs(t, l.(renewer).Renew(t.Context()), dlock.ErrLost)
+	require.Equal(t, grant.Until, l.Until())
+	err = nil
+	require.NoError(t, l.(renewer).Renew(t.Context()))
+	require.Equal(t, grant.Until.Add(time.Hour), l.Until())
+	time.Sleep(time.Until(grant.Until))
+	require.NoError(t, l.Context().Err())
+	require.Error(t, l.Release(t.Context()))
+	grant.Until = time.Now()
+	l, got = a.Acquire(t.Context(), "k")
+	require.NoError(t, got)
+	<-l.Context().Done()
+	require.NoError(t, l.(renewer).Renew(t.Context()), "what the library says")
+	require.Equal(t, grant.Until, l.Until())
+
+	grant.Until, grant.Lost, grant.Renew = time.Time{}, over, nil
 	l, got = a.Acquire(t.Context(), "k")
 	require.NoError(t, got)
 	require.NoError(t, l.Context().Err())
