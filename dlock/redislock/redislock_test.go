@@ -42,6 +42,7 @@ type redisServer struct {
 	dial    dlocktest.DialFunc // whatever the address
 	opts    redis.Options      // what it takes to log in
 	handoff time.Duration      // Queue.HandoffTTL: long where a machine that stalls must not cost a waiter its turn
+	count   func() int         // the commands so far; nil: nobody counts them
 }
 
 // newMini starts a Redis in the process.
@@ -50,7 +51,7 @@ func newMini(t *testing.T) redisServer {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
 	t.Cleanup(m.Close)
-	return redisServer{handoff: handoff, dial: func(context.Context, string, string) (net.Conn, error) {
+	return redisServer{handoff: handoff, count: m.CommandCount, dial: func(context.Context, string, string) (net.Conn, error) {
 		c, err := m.Dial()
 		if err != nil {
 			return nil, err
@@ -204,7 +205,8 @@ func service(t *testing.T, s redisServer) dlocktest.Service {
 			b, _ := open()
 			return b
 		},
-		Faulty: open,
+		Faulty:   open,
+		Requests: s.count,
 	}
 }
 
