@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -696,36 +697,46 @@ func TestAdapter(t *testing.T) {
 	require.ErrorIs(t, l.Release(t.Context()), dlock.ErrLost)
 	require.ErrorIs(t, l.Context().Err(), context.Canceled)
 
-	type renewer interface {
-		Renew(ctx context.Context) error
-	}
-	_, ok := l.(renewer)
-	require.False(t, ok)
-	grant.Renew = func(context.Context) (time.Time, error) { return grant.Until.Add(time.Hour), err }
-	grant.Until = time.Now().Add(100 * time.Millisecond)
-	l, got = a.Acquire(t.Context(), "k")
-	require.NoError(t, got)
-	err = lost
-	require.ErrorIs(t, l.(renewer).Renew(t.Context()), dlock.ErrLost)
-	require.Equal(t, grant.Until, l.Until())
-	err = nil
-	require.NoError(t, l.(renewer).Renew(t.Context()))
-	require.Equal(t, grant.Until.Add(time.Hour), l.Until())
-	time.Sleep(time.Until(grant.Until))
-	require.NoError(t, l.Context().Err())
-	require.Error(t, l.Release(t.Context()))
-	grant.Until = time.Now()
-	l, got = a.Acquire(t.Context(), "k")
-	require.NoError(t, got)
-	<-l.Context().Done()
-	require.NoError(t, l.(renewer).Renew(t.Context()), "what the library says")
-	require.Equal(t, grant.Until, l.Until())
-
-	grant.Until, grant.Lost, grant.Renew = time.Time{}, over, nil
+	grant.Until, grant.Lost = time.Time{}, over
 	l, got = a.Acquire(t.Context(), "k")
 	require.NoError(t, got)
 	require.NoError(t, l.Context().Err())
 	close(over)
 	<-l.Context().Done()
 	require.ErrorIs(t, l.Context().Err(), context.Canceled)
+}
+
+// A renewal says what the library says, and moves the end of the lease, unless that has come.
+func TestAdapterRenews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type renewer interface {
+			Renew(ctx context.Context) error
+		}
+		const ttl = time.Second
+		lost := errors.New("too late")
+		var err error
+		grant := scenarios.Grant{Release: func(context.Context) error { return nil }}
+		acquire := func() scenarios.Lease {
+			grant.Until = time.Now().Add(ttl)
+			a := scenarios.Adapter{Lost: lost, Get: func(context.Context, string, bool) (scenarios.Grant, error) { return grant, nil }}
+			l, err := a.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			return l
+		}
+		_, ok := acquire().(renewer)
+		require.False(t, ok)
+		grant.Renew = func(context.Context) (time.Time, error) { return time.Now().Add(ttl), err }
+		l, start := acquire(), time.Now()
+		time.Sleep(ttl / 2)
+		require.NoError(t, l.(renewer).Renew(t.Context()))
+		require.Equal(t, start.Add(ttl*3/2), l.Until())
+		err = lost
+		require.ErrorIs(t, l.(renewer).Renew(t.Context()), dlock.ErrLost)
+		<-l.Context().Done()
+		require.Equal(t, ttl*3/2, time.Since(start))
+		err = nil
+		require.NoError(t, l.(renewer).Renew(t.Context()))
+		require.Equal(t, start.Add(ttl*3/2), l.Until(), "one that has ended stays so")
+		require.Error(t, l.Context().Err())
+	})
 }
