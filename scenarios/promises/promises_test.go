@@ -67,7 +67,7 @@ func (typed) behind(l scenarios.Lease, err error) (scenarios.Lease, error) {
 func TestKept(t *testing.T) {
 	t.Parallel()
 	virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
-		l, err := open(func(s *simple) { s.saysNothing, s.closeFrees, s.saysHeld = true, true, true })(ctx, s)
+		l, err := open(func(s *simple) { s.saysNothing, s.closeFrees, s.saysHeld, s.keeps = true, true, true, true })(ctx, s)
 		return typed{l}, err
 	}, func(t *testing.T, k promises.Kit) {
 		r := promises.Run(t, k)

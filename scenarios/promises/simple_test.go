@@ -103,6 +103,8 @@ type simple struct {
 	lostKeys     sync.Map
 	own          bool // a wait for a lock that its own client holds doesn't end with its context
 	saysHeld     bool // a try whose connection is refused says that the lock is held
+	keeps        bool // its first 80 calls leave a goroutine each, as a pool does
+	kept         atomic.Int32
 	tryWaits     bool // a try waits for five seconds
 	restless     bool // renewals don't start again within 400 ms of the last release
 	lastRelease  atomic.Int64
@@ -344,7 +346,7 @@ func (s *simple) insist(ctx context.Context, f func(ctx context.Context) error) 
 }
 
 func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
-	if s.leaks {
+	if s.leaks || s.keeps && s.kept.Add(1) <= 80 {
 		go func() { <-s.closed }()
 	}
 	value, ttl, start := uuid.NewString(), s.ttl, time.Now()
