@@ -163,7 +163,7 @@ type lease struct {
 
 	mu        sync.Mutex
 	limit     time.Duration // the age at which the lease is presumed lost
-	confirmAt time.Duration // the age at which a provisional or old lease is renewed for the first time; 0: it is neither, or was
+	confirmAt time.Duration // the age at which a provisional or old lease is renewed for the first time; 0: neither, or already renewed
 	start     time.Time     // of the current period: when its request left
 	wall      time.Time     // start on the wall clock alone
 	holds     int
