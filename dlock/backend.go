@@ -13,8 +13,8 @@ import (
 //  2. A grant's Fence is at least 1 and strictly greater than that of every earlier grant of the key, however those
 //     ended [TokensIncrease, TokensSurviveExpiry]. It is minted no later than the grant, never read afterwards
 //     [TokenMintedWithGrant].
-//  3. A grant's Start is not later than the moment at which the server began to count its TTL, or its Provisional lease:
-//     in practice the time just before the request was sent, never that of the reply [StartBeforeRequest].
+//  3. A grant's Start is not later than the moment at which the server began to count its TTL, or that of its
+//     Provisional lease. In practice it is the time just before the request was sent, never that of the reply [StartBeforeRequest].
 //  4. TryAcquire of a held key returns [ErrHeld] and leaves nothing behind [TryHeld].
 //  5. Acquire returns once granted: after a release [WaiterWakes] or an expiry [WaiterOutlivesHolder]. When ctx ends
 //     first, it returns an error that wraps ctx's cause, and the waiter blocks nobody [WaiterCancelled], nor do many whose

@@ -113,6 +113,17 @@ func TestSuspendedMachineUntil(t *testing.T) {
 		<-h.Context().Done()
 		require.Less(t, time.Since(h.Until()), recheck)
 	})
+	synctest.Test(t, func(t *testing.T) { // a renewed lease is as old as the request, by both clocks
+		l, err := New(instant{renewal: 3 * time.Second}, &Options{TTL: ttl})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, l.Close()) }()
+		h, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, h.Renew(t.Context()))
+		until := h.Until()
+		suspend(h, time.Second)
+		require.Equal(t, until.Add(-time.Second), h.Until())
+	})
 	for _, every := range []time.Duration{700 * time.Millisecond, 3 * time.Second, ttl / 3} {
 		synctest.Test(t, func(t *testing.T) {
 			var renewals atomic.Int64

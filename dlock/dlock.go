@@ -2,16 +2,16 @@
 //
 // The lock is a hint. A holder that is frozen, cut off or slow for longer than its TTL continues after its successor has
 // begun, whatever the lock service does. The token, a number that grows with every grant of a key, keeps data safe: send it
-// with every write, and let the resource refuse a write whose token is not greater than every token it has accepted (M.
-// Kleppmann, "How to do distributed locking", 2016). The TTL then affects liveness only. [Handle.Next] also numbers the calls
-// under one token; package resource orders them by both.
+// with every write, and with every read that a write depends on, and let the resource refuse a write whose token is older than one
+// that it has accepted (M. Kleppmann, "How to do distributed locking", 2016). The TTL then affects liveness only. [Handle.Next] also
+// numbers the calls under one token; package resource orders them by both.
 //
 //	err := locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 //		token, seq := h.Next()
 //		return bill(ctx, token, seq)
 //	})
 //
-// [Handle.Context] ends when the lease is, or must be presumed, lost. That saves useless work but is no safety device: the
+// [Handle.Context] ends when the lease is lost or must be presumed so. That saves useless work but is no safety device: the
 // process can be frozen between the last check of the context and the write.
 package dlock
 

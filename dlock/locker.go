@@ -39,7 +39,7 @@ type Options struct {
 // Renew configures background renewal. It makes it rarer that a live holder loses its lease but never closes the window:
 // what freezes the holder freezes its renewals too.
 type Renew struct {
-	// Every is the time between renewals; a third of the TTL is usual. 0: none, but for the first of a lease that was waited for.
+	// Every is the time between renewals; a third of the TTL is usual. 0: none, except that a lease that was waited for is renewed once.
 	Every time.Duration
 	// MaxHold is the longest time for which a lease is renewed, from its grant, so that a stuck holder doesn't hold for
 	// ever; the lease then ends within one more TTL. Required with Every. It limits [Handle.Renew] too; 0: no limit.

@@ -151,13 +151,20 @@ func TestUndoEndsWithTheLease(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = acquireFails
 		f.release = fails
-		_, err := newLocker(t, f, &dlock.Options{TTL: time.Second}).Acquire(t.Context(), "k")
+		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
+		_, err := l.Acquire(t.Context(), "k")
 		require.ErrorIs(t, err, errNetwork)
 		time.Sleep(time.Second)
 		n := f.count("release")
 		require.Positive(t, n)
 		time.Sleep(time.Hour)
 		require.Equal(t, n, f.count("release"))
+
+		f.set(func() { f.release = nil })
+		_, err = l.Acquire(t.Context(), "k")
+		require.ErrorIs(t, err, errNetwork)
+		time.Sleep(time.Second)
+		require.Equal(t, n+1, f.count("release"), "that there is nothing to release is an answer")
 	})
 }
 

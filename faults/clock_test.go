@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -38,9 +39,7 @@ func newClock(t *testing.T) *faults.Clock {
 
 func startRedis(t *testing.T) (*faults.Clock, *redis.Client) {
 	t.Helper()
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Local, Clock: true})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{Provider: testbed.Local, Clock: true})
 	client := redis.NewClient(&redis.Options{Addr: s.Addr, ContextTimeoutEnabled: true})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return s.Clock, client

@@ -6,8 +6,8 @@
 //   - [Link.HoldRequests]: a packet that arrives late, after its sender has given up or died.
 //   - [Link.LoseReplies]: a request that was applied and whose reply was lost.
 //   - [Link.LoseRequests]: a request that was not applied, which looks the same to its sender.
-//   - [Link.Cut]: a network partition. [Partition]: one of several links, as one fault.
-//   - [Link.DelayReplies], [Link.DelayRequests]: a slow network or server.
+//   - [Link.Cut]: a network partition.
+//   - [Link.Delay], [Link.DelayReplies], [Link.DelayRequests]: a slow network or server.
 //   - [Link.Refuse]: a host whose server has died, a firewall that rejects.
 //   - [Clock.Jump]: a clock set by an operator, NTP or a hypervisor.
 //   - [Clock.Rate]: a clock that drifts, or that NTP slews.

@@ -194,56 +194,6 @@ func TestFaultsOfOneLink(t *testing.T) {
 	})
 }
 
-func TestPartition(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var links []*faults.Link
-		var dials []func() *reader
-		for range 3 {
-			_, link, dial := inMemory(t)
-			links, dials = append(links, link), append(dials, dial)
-		}
-		ask := func(dials ...func() *reader) (clients []*reader) {
-			for _, dial := range dials {
-				c := dial()
-				c.say(t, "not cut")
-				require.Equal(t, "not cut", c.got)
-				clients = append(clients, c)
-			}
-			return clients
-		}
-		clients := ask(dials...)
-		heal := inForce(t)(faults.Partition(t.Context(), links...))
-		for _, c := range clients {
-			c.say(t, "cut")
-		}
-		require.NoError(t, heal(t.Context()))
-		synctest.Wait()
-		for _, c := range clients {
-			require.Equal(t, []any{"not cut", true}, []any{c.got, c.closed})
-		}
-
-		// If one of them can't be cut, none is.
-		for i, busy := range links {
-			clients = ask(dials...)
-			heal := inForce(t)(busy.LoseRequests(t.Context()))
-			requireBusy(t)(faults.Partition(t.Context(), links...))
-			require.NoError(t, heal(t.Context()))
-			synctest.Wait()
-			for j, c := range clients {
-				require.Equal(t, i == j, c.closed)
-			}
-		}
-		requireBusy(t)(faults.Partition(t.Context(), links[0], links[1], links[0]))
-		_, err := faults.Partition(t.Context())
-		require.ErrorContains(t, err, "no links")
-
-		heal = inForce(t)(faults.Partition(t.Context(), links...))
-		require.NoError(t, links[1].Close())
-		require.ErrorIs(t, heal(t.Context()), net.ErrClosed)
-		ask(dials[0], dials[2])
-	})
-}
-
 // Messages are counted over all connections.
 func TestLoseFrom(t *testing.T) {
 	for name, c := range map[string]struct {

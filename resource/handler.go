@@ -54,7 +54,7 @@ type handler struct {
 // rewritten the path, and the request is refused.
 //
 // The reply to a stale token is 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}.
-// It is 507 if the store has no room.
+// A full store gets 507.
 func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
 	h := &handler{store: store, write: store.Write}
 	if opts != nil {

@@ -20,11 +20,11 @@ import (
 const MaxKeyLen = 512
 
 var (
-	// ErrNotFound is returned for a key that was neither written nor read with a fence.
+	// ErrNotFound is returned for a key that was never written, nor read with a fence.
 	ErrNotFound = errors.New("resource: key not found")
 	// ErrClosed is returned by every call on a closed [Store].
 	ErrClosed = errors.New("resource: store is closed")
-	// ErrUnfenced is wrapped by a [Client]'s error if the token was not checked. The call may have taken effect.
+	// ErrUnfenced is wrapped by a [Client]'s error if the server didn't check the token. The call may have taken effect.
 	ErrUnfenced = errors.New("resource: the fencing token was not enforced")
 	// ErrTooLarge is wrapped by the error of a write whose value exceeds a limit. Nothing was written.
 	ErrTooLarge = errors.New("resource: value is too large")
@@ -32,12 +32,12 @@ var (
 	ErrNoRoom = errors.New("resource: the store has no room")
 	// ErrApplied is matched by a [*StaleTokenError] whose write has the greatest fence accepted and the value stored. Since a
 	// [Fence] is for one call, it is the call that was accepted. If the lock may grant a token twice, put an idempotency key into
-	// the value, so that their holders' writes differ.
+	// the value, so that two holders' writes differ.
 	ErrApplied = errors.New("resource: this write is already applied")
 )
 
 // Fence orders calls by Token, which comes from the lock's grant, and then by Seq, which counts the calls under one grant from 1.
-// A pair is for one call, which may be repeated. A fenced read may have Seq 0: it comes after every call of earlier grants, and any
+// Use a pair for one call only; repeating that call is fine. A fenced read may have Seq 0: it comes after every call of earlier grants, and any
 // call of its own may come before it.
 type Fence struct {
 	Token uint64
@@ -83,8 +83,8 @@ func ParseFence(s string) (Fence, error) {
 }
 
 // AdmitsWrite is the fencing rule for writes: got must be strictly greater than everything seen, so that of two calls with an equal
-// fence only the first is accepted. Stores that decide on their server repeat it there: redisstore and pgstore in their scripts,
-// dynamostore in a condition.
+// fence only the first is accepted. Stores that decide on their server repeat it there: redisstore in a
+// script, pgstore in SQL, dynamostore in a condition. So do the judge and the model, which must not share a mistake of this one.
 func AdmitsWrite(seen, got Fence) bool { return got.Compare(seen) > 0 }
 
 // AdmitsRead is the fencing rule for reads: got must not be less than anything seen. With Seq 0 a grant may read until a later
@@ -132,7 +132,7 @@ func (r Record) CheckRead(key string, f Fence) error {
 //     in and out. [KeysIndependent, AnyKey, AnyValue, ValuesCopied]
 //  6. A zero token, a zero sequence number and an invalid key are refused before anything is changed, but not with a
 //     [*StaleTokenError]. [ZeroTokenRefused, BadKeyRefused]
-//  7. A durable store replies only what a crash cannot undo: value and fence survive reopening. [Durable]
+//  7. A durable store acknowledges a call only once a crash can't undo it: value and fence survive reopening. [Durable]
 //  8. A call whose ctx has ended before it starts changes nothing and returns ctx's cause. [ContextEnded]
 //  9. After Close every call returns [ErrClosed]. Close may be called again. [Closed]
 //  10. A store that is a [FenceSetter] sets the fence of an existing key to (token, 0), even if that is lower, leaves its

@@ -14,7 +14,7 @@
 //
 // Deregistration of the agent's node ends a session sooner: through the catalog, by consul leave, or by SIGTERM to a client
 // agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may
-// be a second one. Deregister no node whose processes hold locks, or make the lock-delay as long as the leases.
+// be two holders. Deregister no node whose processes hold locks, or make the lock-delay as long as the leases.
 //
 // # Requests that arrive late
 //

@@ -61,6 +61,19 @@ func TestSilentTry(t *testing.T) {
 	})
 }
 
+// The context of a release may have ended with another lock's loss.
+func TestReleaseCutShort(t *testing.T) {
+	b := over(t, toServer(t), nil)
+	g, err := b.TryAcquire(t.Context(), locktest.Request(time.Hour))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(dlock.ErrLost)
+	require.ErrorIs(t, b.Release(ctx, g), dlock.ErrLost)
+	require.NoError(t, b.Renew(t.Context(), g), "it was not released")
+	require.NoError(t, b.Release(t.Context(), g))
+	require.NoError(t, b.Close())
+}
+
 func conform(t *testing.T, o *consullock.Options) {
 	t.Helper()
 	dlocktest.Run(t, dlocktest.Harness{NoRepeats: true, New: func(t *testing.T) dlocktest.Service {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -33,12 +34,10 @@ func TestTokenExpires(t *testing.T) {
 
 func tokenExpires(t *testing.T, secure bool, args ...string) {
 	t.Helper()
-	c, err := testbed.StartEtcd(t.Context(), 1, &testbed.Options{
+	c := testmain.ServeCluster(t, testbed.StartEtcd, 1, &testbed.Options{
 		Provider: testbed.Local, // where it can read a key file of this test's
 		Args:     append(args, "--bcrypt-cost", "4", "--election-timeout", "5000"),
 	})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	enableAuth(t, c)
 	login := func(cfg *clientv3.Config) {
 		cfg.Username, cfg.Password = "root", "secret"

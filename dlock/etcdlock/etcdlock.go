@@ -19,8 +19,8 @@
 // Two clocks bound a grant. A timer in the Backend deletes the key at Start + TTL unless it is renewed. If the process is
 // dead, frozen or cut off, the key goes with the session, a lease in etcd that all grants of one TTL share. It lasts for S,
 // whole seconds: the TTL and an eighth more (at least 1 s, at most 10 s) rounded up, or the server's minimum if that is
-// longer. A grant is given or renewed only if the session is known to last for the TTL: a keep-alive left no more than S -
-// TTL ago and was answered. Keep-alives are frequent enough for that, so a renewal needs no commit.
+// longer. A grant is given or renewed only if the session will outlast the TTL: a keep-alive that was answered was sent at most
+// S - TTL ago. Keep-alives are frequent enough for that, so a renewal needs no commit.
 //
 // A dead holder blocks a key for at most S after its last keep-alive, 500 ms for etcd's checks, and a second until a waiter
 // reads; a change of etcd's leader restarts S.

@@ -551,6 +551,17 @@ func TestStaleGrantOfAName(t *testing.T) {
 	})
 }
 
+// A late release of the same owner's earlier grant leaves the present one renewable.
+func TestReleaseOfAnEarlierGrant(t *testing.T) {
+	n := newNode(t, one)
+	r := locktest.Request(time.Hour)
+	earlier := n.take(t, r)
+	require.NoError(t, n.Release(t.Context(), earlier))
+	g := n.take(t, r)
+	require.ErrorIs(t, n.Release(t.Context(), earlier), dlock.ErrLost)
+	require.NoError(t, n.Renew(t.Context(), g))
+}
+
 func TestIsOwner(t *testing.T) {
 	n := newNode(t, one)
 	r := locktest.Request(time.Hour)

@@ -18,6 +18,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -471,9 +472,7 @@ func TestLeaderKilledWhileWaiting(t *testing.T) {
 	if three.Servers[0].Provider == testbed.External {
 		t.Skip("kills a server")
 	}
-	cluster, err := testbed.StartEtcd(t.Context(), 3, steady)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
+	cluster := testmain.ServeCluster(t, testbed.StartEtcd, 3, steady)
 	a, b := newNode(t, cluster), newNode(t, cluster)
 	g := a.take(t, locktest.Request(time.Hour))
 	_, came := b.waits(t, g.Key, time.Hour)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -84,9 +85,7 @@ func TestRestoredSnapshot(t *testing.T) {
 	for _, moved := range []bool{false, true} {
 		for _, bump := range []uint64{0, 1000} {
 			t.Run(fmt.Sprintf("moved=%t/bump=%d", moved, bump), func(t *testing.T) {
-				c, err := testbed.StartEtcd(t.Context(), 1, nil)
-				testbed.Need(t, err)
-				t.Cleanup(func() { require.NoError(t, c.Close()) })
+				c := testmain.ServeCluster(t, testbed.StartEtcd, 1, nil)
 				a := newNode(t, c)
 				held := a.take(t, locktest.Request(time.Hour))
 				guard := a.guardOf(t, held)
@@ -125,9 +124,7 @@ func TestDeletedKeyIsBack(t *testing.T) {
 
 // The restored store hasn't reached the watch's first revision.
 func TestWatchAfterARestore(t *testing.T) {
-	c, err := testbed.StartEtcd(t.Context(), 1, nil)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	c := testmain.ServeCluster(t, testbed.StartEtcd, 1, nil)
 	a, b := newNode(t, c), newNode(t, c)
 	g := a.take(t, locktest.Request(time.Hour))
 	_, came := b.waits(t, g.Key, time.Hour)

@@ -15,14 +15,6 @@ import (
 var server *testbed.Server
 
 func TestMain(m *testing.M) {
-	testmain.Run(m, testmain.Server(&server, testbed.StartPostgres, nil), testmain.Prepare(prepare))
-}
-
-func prepare(ctx context.Context) error {
-	pool, err := pgxpool.New(ctx, server.URL)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	return pglock.CreateSchema(ctx, pool, nil)
+	testmain.Run(m, testmain.Server(&server, testbed.StartPostgres, nil),
+		testmain.PreparePostgres(&server, func(ctx context.Context, pool *pgxpool.Pool) error { return pglock.CreateSchema(ctx, pool, nil) }))
 }

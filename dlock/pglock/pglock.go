@@ -26,9 +26,9 @@
 // minute. In a database whose encoding isn't UTF8 all clients must have the same client_encoding, or one key may have two
 // rows.
 //
-// By default pgx closes a connection whose context ends before the reply, and the statement may still run. Undoing it waits
-// for one that runs or is being committed. One that has not begun, for example because the server's process was frozen,
-// takes the lock when it does, and nobody holds it until that lease ends. With pgconn.CancelRequestContextWatcherHandler as
+// By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits
+// for a statement that is running or being committed. One that has not begun, for example because the server's process was
+// frozen, takes the lock when it does, and nobody holds it until that lease ends. With pgconn.CancelRequestContextWatcherHandler as
 // the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for its answer, at most for DeadlineDelay, and
 // keeps the connection if the statement was cancelled. The waiter that polls likewise cancels a request without a reply after
 // 5 s, and retries on another connection, for a TTL, at least 15 s.
@@ -187,8 +187,11 @@ func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 // Acquire implements dlock.Backend.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	g, _, err := b.try(ctx, r)
-	if !errors.Is(err, dlock.ErrHeld) {
+	switch {
+	case !errors.Is(err, dlock.ErrHeld):
 		return g, err
+	case ctx.Err() != nil: // its cause may be another lock's ErrHeld
+		return g, gaveUp(ctx)
 	}
 	r.NoteHeld()
 	q := b.join(r.Key)

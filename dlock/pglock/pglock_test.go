@@ -24,10 +24,11 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/pglock"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-func TestConformance(t *testing.T) { conform(t, nil) }
+func TestConformance(t *testing.T) { conform(t, func(*pgxpool.Config) {}) }
 
 func TestConformanceSerializable(t *testing.T) {
 	conform(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" })
@@ -63,18 +64,7 @@ func (d dialer) over(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext 
 // newPool returns a pool of one connection, which all calls share.
 func newPool(t *testing.T, set ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	c, err := pgxpool.ParseConfig(server.URL)
-	require.NoError(t, err)
-	c.MaxConns = 1
-	for _, f := range set {
-		if f != nil {
-			f(c)
-		}
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), c)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return pool
+	return testmain.Pool(t, server, append([]func(*pgxpool.Config){func(c *pgxpool.Config) { c.MaxConns = 1 }}, set...)...)
 }
 
 func newBackend(t *testing.T, set ...func(*pgxpool.Config)) (*pglock.Backend, *pgxpool.Pool) {
@@ -94,12 +84,7 @@ func open(t *testing.T, pool *pgxpool.Pool, o *pglock.Options) *pglock.Backend {
 // start starts a server of the test's own. there is for pools on it.
 func start(t *testing.T, args ...string) (s *testbed.Server, there func(*pgxpool.Config)) {
 	t.Helper()
-	if server.Provider == testbed.External {
-		t.Skip("an external server is not ours to stop or configure")
-	}
-	s, err := testbed.StartPostgres(t.Context(), &testbed.Options{Args: args})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	s = testmain.Own(t, testbed.StartPostgres, &testbed.Options{Args: args})
 	return s, func(c *pgxpool.Config) {
 		var err error
 		c.ConnConfig, err = pgx.ParseConfig(s.URL)
@@ -909,6 +894,7 @@ func cancels(c *pgxpool.Config) {
 func TestCancelledRequest(t *testing.T) {
 	b, pool := newBackend(t, cancels)
 	r := locktest.Request(time.Hour)
+	r.OnHeld = func() { t.Error("nobody had the lock") }
 	unlock := lockRow(t, b, r)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -918,7 +904,7 @@ func TestCancelledRequest(t *testing.T) {
 		failed <- err
 	}()
 	awaitBlocked(t)
-	why := errors.New("enough")
+	why := fmt.Errorf("another lock: %w", dlock.ErrHeld) // it isn't the server's answer, after which it would listen
 	cancel(why)
 	require.ErrorIs(t, <-failed, why)
 	unlock()

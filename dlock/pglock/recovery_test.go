@@ -28,5 +28,5 @@ func TestRaiseCounter(t *testing.T) {
 	require.NoError(t, err)
 	again := locktest.Take(t, b, request())
 	require.NoError(t, b.Release(t.Context(), again))
-	require.Equal(t, g.Fence+3+1, again.Fence)
+	require.Equal(t, g.Fence+4+1, again.Fence)
 }

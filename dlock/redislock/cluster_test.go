@@ -19,6 +19,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -31,12 +32,10 @@ type node struct {
 func startNode(t *testing.T, i, n int) node {
 	t.Helper()
 	bus := busPort(t)
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{
+	s := testmain.Serve(t, testbed.StartRedis, &testbed.Options{
 		Provider: testbed.Local, // where nodes reach each other
 		Args:     []string{"--cluster-enabled", "yes", "--cluster-port", bus},
 	})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	c := redis.NewClient(&redis.Options{Addr: s.Addr})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	require.NoError(t, c.ClusterAddSlotsRange(t.Context(), 16384*i/n, 16384*(i+1)/n-1).Err())

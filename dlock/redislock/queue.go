@@ -38,7 +38,8 @@ import (
 //   - Waiters give up. They leave by a script, which is retried until the server responds, and hand on what they were granted.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands on what it is granted, except a lock
 //     that was free: that is locked for a TTL.
-//   - Redis restarts. Waiters retry, at most 2 s apart, for their TTL or slightly longer; the queue is as durable as the locks.
+//   - Redis restarts. Waiters retry, at most 2 s or a quarter of their TTL apart, whichever is less, for their TTL or slightly
+//     longer; the queue is as durable as the locks.
 //
 // A handed-over lease counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the waiter polls
 // first, which restarts the lease, and detects whether the lock is still its own.
@@ -159,7 +160,8 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 		if answered(err) || ctx.Err() != nil || b.open.Err() != nil || time.Since(failing) > r.TTL {
 			return g, err
 		}
-		retry = min(max(2*retry, retryPause), longestRetry) // all waiters do so: a server that starts must not drown in their polls
+		// All waiters do so: a server that starts must not drown in their polls.
+		retry = min(max(2*retry, retryPause), max(r.TTL/8, retryPause), longestRetry)
 		next = time.Now().Add(retry + jitter.N(retry))
 	}
 }

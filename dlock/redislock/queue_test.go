@@ -20,6 +20,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -308,30 +309,19 @@ func TestNotificationTooLate(t *testing.T) {
 
 // What Redis answers of a counter is passed on: go-redis repeats some, and leaves a server that is a replica now.
 func TestErrorsOfTheCounter(t *testing.T) {
-	if server.Provider == testbed.External {
-		t.Skip("needs a Redis that accepts no writes")
-	}
-	srv, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--min-replicas-to-write", "1"}})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, srv.Close()) })
+	srv := testmain.Own(t, testbed.StartRedis, &testbed.Options{Args: []string{"--min-replicas-to-write", "1"}})
 	testbed.Need(t, srv.Real())
 	b, _, _ := onServer(t, srv).backend(t)
-	_, err = b.TryAcquire(t.Context(), locktest.Request(time.Hour))
+	_, err := b.TryAcquire(t.Context(), locktest.Request(time.Hour))
 	require.ErrorContains(t, err, "NOREPLICAS")
 }
 
 // After a planned failover a waiter may still subscribe to the old master, which relays what the new one publishes. The new
 // one doesn't know of it, and must not notify it of a grant that it then takes back.
 func TestSubscriberOfAnotherServer(t *testing.T) {
-	if server.Provider == testbed.External {
-		t.Skip("needs a replica")
-	}
-	master, err := testbed.StartRedis(t.Context(), nil)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, master.Close()) })
+	master := testmain.Own(t, testbed.StartRedis, nil)
 	replica, err := testbed.StartRedisReplica(t.Context(), master, nil)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, replica.Close()) })
+	replica = testmain.Started(t, replica, err)
 	q, old := hold(t, onServer(t, master)), onServer(t, replica)
 	_, c, _ := old.backend(t)
 	sub := c.Subscribe(t.Context(), "wake:far", "done")
@@ -656,12 +646,7 @@ func TestSubscriptionNotConfirmed(t *testing.T) {
 
 // So do the locks and the queue, as far as Redis keeps them.
 func TestRedisRestarts(t *testing.T) {
-	if server.Provider == testbed.External {
-		t.Skip("needs a Redis that can be restarted")
-	}
-	srv, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, srv.Close()) })
+	srv := testmain.Own(t, testbed.StartRedis, &testbed.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
 	q := hold(t, onServer(t, srv))
 	all := q.line(3)
 	require.NoError(t, srv.Kill(t.Context()))

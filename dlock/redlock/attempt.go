@@ -214,6 +214,7 @@ func (a *attempt) undo(ctx context.Context) {
 		return
 	}
 	a.undone = true
+	a.b.givenUp(a)
 	for i := range a.nodes {
 		a.b.busy.Go(func() {
 			<-a.nodes[i].done

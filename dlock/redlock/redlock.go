@@ -2,8 +2,7 @@
 // (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/) with a fencing token.
 //
 // A request goes to all nodes at once; a quorum of N/2+1 grants the lock. A failed attempt is undone on every node, but
-// keeps its votes until NodeTimeout while a node is silent: where that may happen and locks are contended, set it to a few
-// round trips.
+// keeps its votes until NodeTimeout if a node is silent: for contended locks set it to a few round trips.
 //
 // A lease is valid for its TTL, minus the time the nodes took to answer, minus 1 % and 2 ms for clock drift. A Grant has
 // the full TTL and starts before the first request left; dlock.Locker subtracts the drift, but at most a quarter of the
@@ -81,8 +80,11 @@ type Backend struct {
 	close  context.CancelCauseFunc
 
 	mu     sync.Mutex
-	number int64 // of the last attempt
+	number int64                 // of the last attempt
+	loose  map[lockOf][]*attempt // given up while their requests of phase one are in flight
 }
+
+type lockOf struct{ key, owner string }
 
 var _ dlock.Backend = (*Backend)(nil)
 
@@ -113,7 +115,7 @@ func New(nodes []redis.UniversalClient, opts *Options) (*Backend, error) {
 			return nil, invalid("nodes %d and %d have the same client, and would vote twice", j, i)
 		}
 	}
-	b := &Backend{nodes: slices.Clone(nodes), quorum: len(nodes)/2 + 1, o: o}
+	b := &Backend{nodes: slices.Clone(nodes), quorum: len(nodes)/2 + 1, o: o, loose: map[lockOf][]*attempt{}}
 	b.open, b.close = context.WithCancelCause(context.Background())
 	return b, nil
 }
@@ -241,9 +243,9 @@ func (b *Backend) each(
 	if ctx.Err() != nil {
 		return ended(ctx)
 	}
-	a, _ := g.State.(*attempt)
+	attempts := b.inFlight(g)
 	p := broadcast(ctx, b, b.timeout(g.TTL), func(ctx context.Context, i int) (bool, error) {
-		if a != nil {
+		for _, a := range attempts {
 			if err := a.nodes[i].settled(ctx); err != nil {
 				return false, err
 			}
@@ -275,6 +277,36 @@ func (b *Backend) each(
 		}
 	}
 	return nil
+}
+
+// inFlight returns the attempts whose requests could arrive after those of a call for g.
+func (b *Backend) inFlight(g dlock.Grant) []*attempt {
+	b.mu.Lock()
+	all := slices.Clone(b.loose[lockOf{g.Key, g.Owner}])
+	b.mu.Unlock()
+	if a, granted := g.State.(*attempt); granted {
+		all = append(all, a)
+	}
+	return all
+}
+
+// givenUp notes an attempt until its requests of phase one have been answered.
+func (b *Backend) givenUp(a *attempt) {
+	of := lockOf{a.r.Key, a.r.Owner}
+	b.mu.Lock()
+	b.loose[of] = append(b.loose[of], a)
+	b.mu.Unlock()
+	b.busy.Go(func() {
+		for i := range a.nodes {
+			<-a.nodes[i].done
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.loose[of] = slices.DeleteFunc(b.loose[of], func(other *attempt) bool { return other == a })
+		if len(b.loose[of]) == 0 {
+			delete(b.loose, of)
+		}
+	})
 }
 
 // Close implements dlock.Backend. It waits for requests in flight, and those that undo failed attempts.

@@ -11,7 +11,7 @@
 // # Waiting
 //
 // S3 can't notify: a waiter polls with a GET, at first after an eighth to a quarter of [Options.Poll], later after half to all of
-// it, by default 4800 times an hour. Waiters are not served in order, and a client that takes the lock again at once may starve them.
+// it: 4800 times an hour by default. Waiters are not served in order, and a client that takes the lock again at once may starve them.
 // Acquire, Renew and Release are a GET and a PUT each: too slow and expensive for a hot key. A waiter retries while requests fail, for
 // up to its TTL, unless S3 refuses them.
 //
@@ -214,14 +214,7 @@ func checkTTL(ttl time.Duration) error {
 	return nil
 }
 
-// record is the content of a lock's object.
-type record struct {
-	Owner string        `json:"owner"`
-	Fence uint64        `json:"fence"`
-	TTL   time.Duration `json:"ttl"` // in nanoseconds
-	Held  bool          `json:"held"`
-	Nonce string        `json:"nonce"` // random, so that each PUT has another ETag and recognises its own content
-}
+type record = s3object.Lock
 
 // lock is a record as read from the bucket; zero: there is no object.
 type lock struct {
@@ -300,7 +293,7 @@ func (b *Backend) get(ctx context.Context, key string) (l lock, err error) {
 		return l, fmt.Errorf("s3lock: the server sent object %s/%s without Date, Last-Modified or ETag", b.bucket, name)
 	}
 	l.etag = *out.ETag
-	l.live = l.Held && now.Sub(*out.LastModified)-time.Second < l.TTL // a second, because both are truncated to seconds
+	l.live = l.Live(now, *out.LastModified)
 	return l, nil
 }
 

@@ -12,8 +12,8 @@
 // ZooKeeper nodes have no TTL, only a session timeout for all nodes of a client. So three things end a lease:
 //
 //   - Its own Backend deletes the node at Start + TTL, unless it was renewed.
-//   - The waiter behind the first node deletes it after it has seen the same version for its TTL, which is the node's data.
-//     A renewal writes it. Only intervals are compared, never two machines' clocks.
+//   - The waiter behind the first node deletes it once its version has not changed for the TTL that the node holds.
+//     A renewal writes the node. Only intervals are compared, never two machines' clocks.
 //   - ZooKeeper deletes the node when its session has ended.
 //
 // A waiter's lease counts from the write that created its node. If more than an eighth is gone when it is granted, it is
@@ -25,7 +25,7 @@
 //
 // A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may have agreed to less than
 // zk.Connect asked for: 20 ticks at most unless configured, 40 s. Half, because the leader counts from the last heartbeat
-// it knows of, which may be a third of the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by
+// it knows of, and that may be a third of the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by
 // default; servers accept two.
 //
 // A dead holder, or a dead waiter that comes to the front, blocks others for its TTL; twice that if the waiter behind it

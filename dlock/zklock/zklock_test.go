@@ -22,6 +22,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/zklock"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -42,9 +43,7 @@ func TestConformanceEnsemble(t *testing.T) {
 	}
 	o := options()
 	o.Args = append(o.Args, "syncLimit=100") // ticks; on a machine that stalls, nobody may be given up
-	c, err := testbed.StartZooKeeper(t.Context(), 3, o)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	c := testmain.ServeCluster(t, testbed.StartZooKeeper, 3, o)
 	t.Run("kit", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{NoRepeats: true, New: func(t *testing.T) dlocktest.Service { return service(t, c.Servers...) }})
 	})

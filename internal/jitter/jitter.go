@@ -1,7 +1,8 @@
-// Package jitter returns random pauses, which can be made repeatable.
+// Package jitter has pauses, and random times for them, which can be made repeatable.
 package jitter
 
 import (
+	"context"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -11,6 +12,21 @@ var (
 	mu     sync.Mutex
 	seeded *rand.Rand
 )
+
+// Sleep returns after d, or with ctx's cause when that ends.
+func Sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return context.Cause(ctx)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
 
 // N returns a random duration below d, which must be positive.
 func N(d time.Duration) time.Duration {

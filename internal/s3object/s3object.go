@@ -1,4 +1,4 @@
-// Package s3object has what the lock and the store on S3 share: the names of objects and conditional PUTs.
+// Package s3object has what the lock and the store on S3, and their tools, share: names of objects, what a lock's object holds, and conditional PUTs.
 package s3object
 
 import (
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/retry"
@@ -40,6 +41,20 @@ func Name(key string) string {
 		name = name[:maxName-len(tail)] + tail
 	}
 	return name
+}
+
+// Lock is the content of a lock's object.
+type Lock struct {
+	Owner string        `json:"owner"`
+	Fence uint64        `json:"fence"`
+	TTL   time.Duration `json:"ttl"` // in nanoseconds
+	Held  bool          `json:"held"`
+	Nonce string        `json:"nonce"` // random, so that each PUT has another ETag and recognises its own content
+}
+
+// Live reports whether the lock is held by a lease, begun when the object was modified, that may not have run out.
+func (l Lock) Live(now, modified time.Time) bool {
+	return l.Held && now.Sub(modified)-time.Second < l.TTL // a second, because both are truncated to seconds
 }
 
 // Condition returns a PUT that requires this ETag, or no object if it is "".

@@ -1,4 +1,4 @@
-// Package testmain runs a package's tests on servers that they share.
+// Package testmain runs a package's tests on servers that they share, or starts one for a test.
 package testmain
 
 import (

@@ -401,6 +401,18 @@ func TestOverwrittenInPlace(t *testing.T) {
 	require.ErrorContains(t, err, want)
 	require.NoError(t, os.WriteFile(path, now, 0o600))
 	require.Equal(t, at(7), reread(t, s, "k"))
+
+	copied := filepath.Join(t.TempDir(), "copy.db")
+	require.NoError(t, os.WriteFile(copied, now, 0o600))
+	other := open(t, copied)
+	require.NoError(t, errors.Join(other.Write(ctx, "k", at(8), nil), other.Close()))
+	ahead, err := os.ReadFile(copied)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, ahead, 0o600))
+	_, err = s.Read(ctx, "k")
+	require.ErrorContains(t, err, want, "one commit ahead, while none is under way")
+	require.NoError(t, os.WriteFile(path, now, 0o600))
+
 	s.OnCommit(func(func() error) error { // nor is the backup the commit that is under way
 		if err := os.WriteFile(path, backup, 0o600); err != nil {
 			return err

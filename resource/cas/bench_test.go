@@ -18,6 +18,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/pglock"
 	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/cas"
 	"github.com/fencelab/fencelab/resource/pgstore"
@@ -79,22 +80,14 @@ func onRedis(b *testing.B) []way {
 // onPostgres has a server that waits for its disk.
 func onPostgres(b *testing.B) []way {
 	b.Helper()
-	url := postgresServer.URL
-	if postgresServer.Provider != testbed.External {
-		s, err := testbed.StartPostgres(context.Background(), &testbed.Options{Args: []string{"-c", "fsync=on"}})
-		require.NoError(b, err)
-		b.Cleanup(func() { require.NoError(b, s.Close()) })
-		require.NoError(b, prepare(context.Background(), s))
-		url = s.URL
+	server := postgresServer
+	if server.Provider != testbed.External {
+		server = testmain.Serve(b, testbed.StartPostgres, &testbed.Options{Args: []string{"-c", "fsync=on"}})
 	}
-	c, err := pgxpool.ParseConfig(url)
-	require.NoError(b, err)
-	c.MaxConns = connections
-	pool, err := pgxpool.NewWithConfig(context.Background(), c)
-	require.NoError(b, err)
-	b.Cleanup(pool.Close)
-	require.NoError(b, pglock.CreateSchema(context.Background(), pool, nil))
-	require.NoError(b, pgstore.CreateSchema(context.Background(), pool, nil))
+	pool := testmain.Pool(b, server, func(c *pgxpool.Config) { c.MaxConns = connections })
+	require.NoError(b, prepare(b.Context(), pool))
+	require.NoError(b, pglock.CreateSchema(b.Context(), pool, nil))
+	require.NoError(b, pgstore.CreateSchema(b.Context(), pool, nil))
 	backend, err := pglock.New(pool, nil)
 	require.NoError(b, err)
 	s, err := pgstore.New(pool, nil)

@@ -2,11 +2,11 @@
 // paused. [Update] reads a value with its version, computes, and writes if the version is still the same, else starts over.
 //
 // Prefer it to a lock if a critical section only replaces one value, and is short or rarely contended. Avoid it for side
-// effects such as a payment, which a losing attempt has already had; for expensive work, since N-1 of N concurrent writers
+// effects such as a payment, which a losing attempt has already made; for expensive work, since N-1 of N concurrent writers
 // start over; and for values in several stores.
 //
-// Versions must only grow. If a record is deleted, or its server loses a write, a writer may find the version that it has read
-// with another value. Packages redisstore and pgstore say when servers lose writes.
+// Versions must only grow. If a record is deleted, or its server loses a write, a writer may find the version that it has read on
+// another value. Packages redisstore and pgstore say when servers lose writes.
 package cas
 
 import (
@@ -16,6 +16,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/internal/calls"
 )
@@ -72,7 +73,7 @@ func Update(ctx context.Context, s Store, key string, change func(value []byte) 
 			return tries, calls.Wrap(ctx, "cas", err)
 		}
 		if o.Backoff > 0 {
-			_ = calls.Wait(ctx, rand.N(o.Backoff<<min(tries-1, maxDoublings))) // the next try checks ctx
+			_ = jitter.Sleep(ctx, rand.N(o.Backoff<<min(tries-1, maxDoublings))) // the next try checks ctx
 		}
 	}
 }

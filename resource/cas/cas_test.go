@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource/cas"
 )
 
@@ -38,15 +39,7 @@ func newRedis(tb testing.TB, set ...func(*redis.Options)) cas.Redis {
 
 func newPostgres(tb testing.TB, set ...func(*pgxpool.Config)) cas.Postgres {
 	tb.Helper()
-	c, err := pgxpool.ParseConfig(postgresServer.URL)
-	require.NoError(tb, err)
-	for _, f := range set {
-		f(c)
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), c)
-	require.NoError(tb, err)
-	tb.Cleanup(pool.Close)
-	return cas.Postgres{Pool: pool}
+	return cas.Postgres{Pool: testmain.Pool(tb, postgresServer, set...)}
 }
 
 // onStores runs test on each store, on PostgreSQL at each isolation level.
@@ -91,6 +84,13 @@ func TestSwap(t *testing.T) {
 		_, _, err := s.Get(ctx, "")
 		require.ErrorContains(t, err, "key is empty")
 	})
+
+	failing := newPostgres(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
+	for _, version := range []int64{0, 1} {
+		err := failing.Swap(t.Context(), newKey(), version, nil)
+		require.ErrorContains(t, err, "25006")
+		require.NotErrorIs(t, err, cas.ErrConflict, "Update would try for ever")
+	}
 }
 
 // A read, too, may fail to serialize.

@@ -15,15 +15,10 @@ var redisServer, postgresServer *testbed.Server
 
 func TestMain(m *testing.M) {
 	testmain.Run(m, testmain.Redis(&redisServer), testmain.Server(&postgresServer, testbed.StartPostgres, nil),
-		testmain.Prepare(func(ctx context.Context) error { return prepare(ctx, postgresServer) }))
+		testmain.PreparePostgres(&postgresServer, prepare))
 }
 
-func prepare(ctx context.Context, s *testbed.Server) error {
-	pool, err := pgxpool.New(ctx, s.URL)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	_, err = pool.Exec(ctx, cas.Schema)
+func prepare(ctx context.Context, pool *pgxpool.Pool) error {
+	_, err := pool.Exec(ctx, cas.Schema)
 	return err
 }

@@ -1,5 +1,5 @@
 // Package filestore is a gatekeeper for plain files: a [resource.Store] in a directory. A writer that has compared tokens may be
-// paused before its rename, which then replaces its successor's file. So one process compares and renames, under a lock that
+// paused before its rename, and then replace its successor's file. So one process compares and renames, under a lock that
 // doesn't time out. Other processes use it by [resource.NewHandler].
 //
 // It requires that

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/internal/storebench"
 	"github.com/fencelab/fencelab/resource/pgstore"
@@ -24,18 +25,10 @@ func ways(b *testing.B) []storebench.Way {
 	b.Helper()
 	server := server
 	if server.Provider != testbed.External {
-		s, err := testbed.StartPostgres(context.Background(), &testbed.Options{Args: []string{"-c", "fsync=on"}})
-		require.NoError(b, err)
-		b.Cleanup(func() { require.NoError(b, s.Close()) })
-		require.NoError(b, prepare(context.Background(), s))
-		server = s
+		server = testmain.Serve(b, testbed.StartPostgres, &testbed.Options{Args: []string{"-c", "fsync=on"}})
 	}
-	c, err := pgxpool.ParseConfig(server.URL)
-	require.NoError(b, err)
-	c.MaxConns = 90 // a server takes 100 by default
-	pool, err := pgxpool.NewWithConfig(context.Background(), c)
-	require.NoError(b, err)
-	b.Cleanup(pool.Close)
+	pool := testmain.Pool(b, server, func(c *pgxpool.Config) { c.MaxConns = 90 }) // below a server's default of 100
+	require.NoError(b, prepare(b.Context(), pool))
 	s, err := pgstore.New(pool, nil)
 	require.NoError(b, err)
 	business := func(name, against string, guard func(ctx context.Context, tx pgx.Tx, key string, token uint64) error) storebench.Way {

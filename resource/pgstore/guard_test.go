@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/pgstore"
 )
@@ -89,7 +90,7 @@ func isStale(t *testing.T, err error, key string, seen, got resource.Fence, appl
 // The business row and the fence are committed together, or neither is; a refusal ends the transaction.
 func TestGuard(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
-		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 		write := func(f resource.Fence, value string, end error) error {
 			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 				if err := pgstore.Guard(ctx, tx, key, f); err != nil {
@@ -135,7 +136,7 @@ func TestGuard(t *testing.T) {
 // A transaction of database/sql is guarded as one of pgx is.
 func TestGuardSQL(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
-		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 		db := stdlib.OpenDBFromPool(pool)
 		t.Cleanup(func() { require.NoError(t, db.Close()) })
 		isolation := map[pgx.TxIsoLevel]sql.IsolationLevel{pgx.RepeatableRead: sql.LevelRepeatableRead, pgx.Serializable: sql.LevelSerializable}[level]
@@ -194,7 +195,7 @@ func TestGuardSQL(t *testing.T) {
 }
 
 func TestGuardRefusesInvalid(t *testing.T) {
-	pool, key := newPool(t, server), newKey()
+	pool, key := testmain.Pool(t, server), newKey()
 	ended, end := context.WithCancelCause(t.Context())
 	cause := errors.New("the cause")
 	end(cause)
@@ -220,7 +221,7 @@ func TestGuardRefusesInvalid(t *testing.T) {
 
 // Its connection is another's by then.
 func TestGuardOfAnEndedTransaction(t *testing.T) {
-	pool, key := newPool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 }), newKey()
+	pool, key := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 }), newKey()
 	tx := begin(t.Context(), t, pool, pgx.ReadCommitted)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.ErrorIs(t, pgstore.Guard(t.Context(), tx, key, at(1)), pgx.ErrTxClosed)
@@ -230,7 +231,7 @@ func TestGuardOfAnEndedTransaction(t *testing.T) {
 
 // A guard that fails in a nested transaction rolls that back, sent or not.
 func TestGuardFailsNested(t *testing.T) {
-	pool, ctx := newPool(t, server), t.Context()
+	pool, ctx := testmain.Pool(t, server), t.Context()
 	ended, end := context.WithCancel(ctx)
 	end()
 	nested := func(key string) (outer, inner pgx.Tx) {
@@ -278,7 +279,7 @@ func TestGuardsMeet(t *testing.T) {
 			{"falling, first touch, rolled back", nil, at(3), at(2), false},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				pool, key, ctx := newPool(t, server), newKey(), t.Context()
+				pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 				for _, f := range c.before {
 					require.NoError(t, newStore(t, pool, nil).Write(ctx, key, f, nil))
 				}
@@ -309,7 +310,7 @@ func TestGuardsMeet(t *testing.T) {
 // A fenced read waits for an earlier holder's write and sees it, and later ones are refused.
 func TestGuardReadMeetsWrite(t *testing.T) {
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
-		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 		old := begin(ctx, t, pool, level)
 		require.NoError(t, pgstore.Guard(ctx, old, key, at(1)))
 		require.NoError(t, adds(ctx, old, key, "A"))
@@ -336,7 +337,7 @@ func TestGuardReadMeetsWrite(t *testing.T) {
 // A fenced read leaves the fence of its own grant's uncommitted write alone.
 func TestReadMeetsOwnWrite(t *testing.T) {
 	for _, before := range []uint64{0, 6} { // the row is new, or is there
-		pool, key, ctx := newPool(t, server), newKey(), t.Context()
+		pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 		s := newStore(t, pool, nil)
 		if before > 0 {
 			require.NoError(t, s.Write(ctx, key, at(before), []byte("v")))
@@ -355,7 +356,7 @@ func TestReadMeetsOwnWrite(t *testing.T) {
 
 // A repeat of a Store's write is not taken for a guard's, or the reverse.
 func TestStoreAndGuard(t *testing.T) {
-	pool, key, ctx := newPool(t, server), newKey(), t.Context()
+	pool, key, ctx := testmain.Pool(t, server), newKey(), t.Context()
 	s := newStore(t, pool, nil)
 	guard := func(f resource.Fence, request string) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return guard(ctx, tx, key, f, request) })
@@ -386,7 +387,7 @@ func TestCommitWithoutAnswer(t *testing.T) {
 			for _, request := range []string{"", "transfer 17"} {
 				key, ctx := newKey(), t.Context()
 				d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(b []byte) bool { return bytes.Contains(b, []byte("commit\x00")) })
-				pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext })
+				pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext })
 				write := func() error {
 					return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 						if err := guard(ctx, tx, key, at(1), request); err != nil {

@@ -15,20 +15,13 @@ import (
 var server *testbed.Server
 
 func TestMain(m *testing.M) {
-	testmain.Run(m, testmain.Server(&server, testbed.StartPostgres, nil), testmain.Prepare(func(ctx context.Context) error {
-		return prepare(ctx, server)
-	}))
+	testmain.Run(m, testmain.Server(&server, testbed.StartPostgres, nil), testmain.PreparePostgres(&server, prepare))
 }
 
-func prepare(ctx context.Context, s *testbed.Server) error {
-	pool, err := pgxpool.New(ctx, s.URL)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
+func prepare(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := pgstore.CreateSchema(ctx, pool, nil); err != nil {
 		return err
 	}
-	_, err = pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS account (name text PRIMARY KEY, holders text NOT NULL)")
+	_, err := pool.Exec(ctx, "CREATE TABLE IF NOT EXISTS account (name text PRIMARY KEY, holders text NOT NULL)")
 	return err
 }

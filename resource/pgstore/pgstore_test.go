@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/pgstore"
 	"github.com/fencelab/fencelab/resource/storetest"
@@ -31,38 +32,13 @@ func onLevels(t *testing.T, test func(t *testing.T, level pgx.TxIsoLevel)) {
 	}
 }
 
-func newPool(t *testing.T, s *testbed.Server, set ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	c, err := pgxpool.ParseConfig(s.URL)
-	require.NoError(t, err)
-	for _, f := range set {
-		f(c)
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), c)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return pool
-}
-
-func start(t *testing.T) *testbed.Server {
-	t.Helper()
-	if server.Provider == testbed.External {
-		t.Skip("an external server is not ours to kill")
-	}
-	s, err := testbed.StartPostgres(t.Context(), nil)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	require.NoError(t, prepare(t.Context(), s))
-	return s
-}
-
 func byDefault(level pgx.TxIsoLevel) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level) }
 }
 
 // A connection to a server that is a standby now isn't used again.
 func TestStandby(t *testing.T) {
-	pool := newPool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	s := newStore(t, pool, newTable(t, pool))
 	_, err := pool.Exec(t.Context(), "SET default_transaction_read_only = on")
 	require.NoError(t, err)
@@ -73,7 +49,7 @@ func TestStandby(t *testing.T) {
 // Who may use the table needs no right to create one.
 func TestCreateSchemaWithoutRights(t *testing.T) {
 	one := func(c *pgxpool.Config) { c.MaxConns = 1 }
-	admin, name := newPool(t, server), "least_"+strings.ReplaceAll(uuid.NewString(), "-", "")
+	admin, name := testmain.Pool(t, server), "least_"+strings.ReplaceAll(uuid.NewString(), "-", "")
 	o := &pgstore.Options{Table: pgx.Identifier{name, "fences"}}
 	_, err := admin.Exec(t.Context(), "CREATE SCHEMA "+name)
 	require.NoError(t, err)
@@ -84,7 +60,7 @@ func TestCreateSchemaWithoutRights(t *testing.T) {
 		_, err := admin.Exec(context.Background(), strings.ReplaceAll("DROP SCHEMA NAME CASCADE; DROP ROLE NAME", "NAME", name))
 		require.NoError(t, err)
 	})
-	pool := newPool(t, server, one)
+	pool := testmain.Pool(t, server, one)
 	_, err = pool.Exec(t.Context(), "SET ROLE "+name)
 	require.NoError(t, err)
 	require.NoError(t, pgstore.CreateSchema(t.Context(), pool, o))
@@ -119,9 +95,9 @@ func sqlState(err error) string {
 
 // TestStore: Reopen kills the server.
 func TestStore(t *testing.T) {
-	s := start(t)
+	s := testmain.Own(t, testbed.StartPostgres, nil)
 	onLevels(t, func(t *testing.T, level pgx.TxIsoLevel) {
-		pool := newPool(t, s, byDefault(level))
+		pool := testmain.Pool(t, s, byDefault(level))
 		var o *pgstore.Options
 		open := func() (resource.Store, error) { return pgstore.New(pool, o) }
 		storetest.Run(t, storetest.Harness{
@@ -147,7 +123,7 @@ func TestStore(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	_, err := pgstore.New(nil, nil)
 	require.ErrorContains(t, err, "pool is nil")
-	pool := newPool(t, server)
+	pool := testmain.Pool(t, server)
 	for _, table := range []pgx.Identifier{{}, {""}, {"a", ""}, {"a", "b", "c"}, {"a\x00b"}, {strings.Repeat("x", 64)}} {
 		_, err := pgstore.New(pool, &pgstore.Options{Table: table})
 		require.Error(t, err, "%q", table)
@@ -156,7 +132,7 @@ func TestNewRefuses(t *testing.T) {
 }
 
 func TestTables(t *testing.T) {
-	pool := newPool(t, server)
+	pool := testmain.Pool(t, server)
 	schema := `an"odd schema'` + uuid.NewString()
 	_, err := pool.Exec(t.Context(), "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize())
 	require.NoError(t, err)
@@ -196,7 +172,7 @@ func TestExecModes(t *testing.T) {
 		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
 		t.Run(m.String(), func(t *testing.T) {
-			pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m })
+			pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m })
 			s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
 			top := resource.Fence{Token: 1<<64 - 1, Seq: 1<<64 - 2}
 			require.NoError(t, s.Overwrite(ctx, key, resource.Fence{}, []byte("\xff\x00'")))
@@ -218,7 +194,7 @@ func TestExecModes(t *testing.T) {
 // Every call is one statement, so that check and effect are atomic.
 func TestOneStatement(t *testing.T) {
 	seen := &statements{}
-	pool := newPool(t, server, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
+	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
 	s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
 	for _, f := range []resource.Fence{at(2), at(2), at(1), at(3)} {
 		for name, call := range map[string]func() error{
@@ -253,7 +229,7 @@ func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDa
 
 // If a trigger keeps the fence from being raised, the call must fail, and not repeat forever.
 func TestNeitherRaisedNorRefused(t *testing.T) {
-	pool := newPool(t, server)
+	pool := testmain.Pool(t, server)
 	o := newTable(t, pool)
 	s, ctx := newStore(t, pool, o), t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(4), nil))
@@ -270,7 +246,7 @@ func TestNeitherRaisedNorRefused(t *testing.T) {
 
 // TestDiskFull: the server's.
 func TestDiskFull(t *testing.T) {
-	pool, ctx := newPool(t, server), t.Context()
+	pool, ctx := testmain.Pool(t, server), t.Context()
 	o := newTable(t, pool)
 	s := newStore(t, pool, o)
 	_, err := pool.Exec(ctx, `CREATE OR REPLACE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS
@@ -287,7 +263,7 @@ func TestDiskFull(t *testing.T) {
 
 // TestCommands runs the SQL in SetFence's comment.
 func TestCommands(t *testing.T) {
-	pool, ctx := newPool(t, server), t.Context()
+	pool, ctx := testmain.Pool(t, server), t.Context()
 	s := newStore(t, pool, nil)
 	_, err := pool.Exec(ctx, "DELETE FROM fencelab_fence WHERE key = 'acme'")
 	require.NoError(t, err)

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/redisstore"
 	"github.com/fencelab/fencelab/resource/storetest"
@@ -27,13 +28,7 @@ import (
 
 func start(t *testing.T, args ...string) *testbed.Server {
 	t.Helper()
-	if server.Provider == testbed.External {
-		t.Skip("an external server is not ours to kill")
-	}
-	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: args})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s
+	return testmain.Own(t, testbed.StartRedis, &testbed.Options{Args: args})
 }
 
 func newClient(t *testing.T, s *testbed.Server, set ...func(*redis.Options)) *redis.Client {

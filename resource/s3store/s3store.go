@@ -221,7 +221,7 @@ func (s *Store) replace(ctx context.Context, key string, invalid error, from *ve
 		}
 		if idle > 0 {
 			pause := min(minPause<<idle, maxPause)
-			if err := calls.Wait(ctx, pause/2+jitter.N(pause/2)); err != nil {
+			if err := jitter.Sleep(ctx, pause/2+jitter.N(pause/2)); err != nil {
 				return resource.Record{}, fmt.Errorf("s3store: waiting: %w", err)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/s3store"
 	"github.com/fencelab/fencelab/resource/storetest"
@@ -21,9 +22,7 @@ import (
 func startVersity(tb testing.TB, rt http.RoundTripper) (*testbed.Server, *s3.Client) {
 	tb.Helper()
 	ctx := context.Background()
-	server, err := testbed.StartS3(ctx, nil)
-	testbed.Need(tb, err)
-	tb.Cleanup(func() { require.NoError(tb, server.Close()) })
+	server := testmain.Serve(tb, testbed.StartS3, nil)
 	tb.Cleanup(transport.CloseIdleConnections)
 	u, err := url.Parse(server.URL)
 	require.NoError(tb, err)

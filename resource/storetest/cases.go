@@ -23,7 +23,7 @@ var rules = [...]string{
 		"in and out.",
 	6: "A zero token, a zero sequence number and an invalid key are refused before anything is changed, but not with a " +
 		"*StaleTokenError.",
-	7: "A durable store replies only what a crash cannot undo: value and fence survive reopening.",
+	7: "A durable store acknowledges a call only once a crash can't undo it: value and fence survive reopening.",
 	8: "A call whose ctx has ended before it starts changes nothing and returns ctx's cause.",
 	9: "After Close every call returns ErrClosed. Close may be called again.",
 	10: "A store that is a FenceSetter sets the fence of an existing key to (token, 0), even if that is lower, leaves its " +

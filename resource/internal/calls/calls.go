@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
-	"time"
 
 	"github.com/fencelab/fencelab/resource"
 )
@@ -110,16 +109,4 @@ func (p *panicError) Error() string { return fmt.Sprintf("%v\n\n%s", p.value, p.
 func (p *panicError) Unwrap() error {
 	err, _ := p.value.(error)
 	return err
-}
-
-// Wait waits for d, or returns ctx's cause if that ends first.
-func Wait(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
