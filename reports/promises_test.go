@@ -20,6 +20,8 @@ import (
 // notes are the page's comments on each broken promise: whether it was ever promised, and where it is known.
 var notes = map[string]map[string]string{
 	"rueidislock": {
+		"AcquireLate":  "a request that is lost is waited for as long as `TryNextAfter`, which the adapter sets to a minute (20 ms by default)",
+		"WaiterServed": "seen once, on a busy machine; the cause is not known. The adapter's `TryNextAfter` of a minute may have a part in it",
 		"LeaseLasts": "its README: the context is \"canceled automatically and immediately once the `KeyMajority` is not held anymore\". An extension " +
 			"without a reply is waited for until the end that it would have set",
 		"ClockSkew": "never promised: its README documents `SET NX PXAT`, and so a time of the client's clock. `FallbackSETPX` acquires with `PX`; " +
@@ -51,6 +53,18 @@ var notes = map[string]map[string]string{
 			"report known: the release of an expired `Lock` takes its successor off the client's list of renewals",
 		"EveryMessage": "the AWS SDK sends `PutItem` again, whose condition then finds the item that the first has put. No report known",
 	},
+	"go-zookeeper": {
+		"EveryMessage": "`Lock` returns an error, and the node that it has created stays until the session ends: " +
+			"[samuel/go-zookeeper#229](https://github.com/samuel/go-zookeeper/issues/229), open",
+		"NothingLeft": "never promised: `Lock` takes no context, so that an abandoned wait goes on until it is granted the lock",
+	},
+	"leader-election": {
+		"LeaseLasts": "never promised: \"This implementation does not guarantee that only one client is acting as a leader\". With `ReleaseOnCancel` an " +
+			"elector that can no longer renew first tries to release the lease, and only then ends its context and calls `OnStoppedLeading`: with the " +
+			"defaults, 22 s after the last renewal of a lease of 15 s (17 s with the `Timeout` that `NewFromKubeconfig` sets). " +
+			"[kubernetes#139991](https://github.com/kubernetes/kubernetes/pull/139991), open, is about the same order",
+		"OddTTLs": "the record holds whole seconds, rounded down, and others go by the record. No report known",
+	},
 }
 
 const nodeForgets = "of Redlock, not of a library: a server that restarts without its data votes for a second holder " +
@@ -60,7 +74,7 @@ const consulCalls = "never promised: `Unlock` takes no context, and the channel 
 
 // In the order of the tables.
 var (
-	others = []string{"bsm/redislock", "redsync", "redsync-5", "rueidislock", "etcd-mutex", "consul-api", "dynamolock"}
+	others = []string{"bsm/redislock", "redsync", "redsync-5", "rueidislock", "etcd-mutex", "consul-api", "go-zookeeper", "leader-election", "dynamolock"}
 	ours   = []string{"redis", "redis-polling", "redlock", "etcd", "zookeeper", "consul", "postgres", "s3"}
 )
 

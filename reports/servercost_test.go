@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/bench/populate"
 	"github.com/fencelab/fencelab/internal/bench/servercost"
 )
 
@@ -43,13 +42,13 @@ func table(head string, rows ...string) string {
 	return "| " + head + " |\n|" + strings.Repeat(" --- |", n) + "\n| " + strings.Join(rows, " |\n| ") + " |\n"
 }
 
-func size(n uint64) string { return populate.Short(float64(n)) + "B" }
+func size(n uint64) string { return servercost.Short(n) + "B" }
 
 func perSecond(l servercost.Line) string {
 	if l.Count == 0 {
 		return ""
 	}
-	return populate.Short(populate.Rate(l.Count, time.Duration(l.Seconds*float64(time.Second))))
+	return servercost.Short(float64(l.Count) / l.Seconds)
 }
 
 func redisPhases(lines []servercost.Line, run string) string {
@@ -58,8 +57,8 @@ func redisPhases(lines []servercost.Line, run string) string {
 		if l.Kind == servercost.KindPhase && l.Run == run {
 			s := l.Redis
 			rows = append(rows, fmt.Sprintf("%s | %.1f s | %s | %s | %s | %.2f | %s | %s | %s | %.1f ms", l.Phase, l.Seconds, perSecond(l),
-				size(s.UsedMemory), size(s.UsedMemoryRSS), s.Fragmentation, populate.Short(float64(s.Keys)), populate.Short(float64(s.Expires)),
-				populate.Short(float64(s.ExpiredKeys)), float64(s.PingMax)/1e6))
+				size(s.UsedMemory), size(s.UsedMemoryRSS), s.Fragmentation, servercost.Short(s.Keys), servercost.Short(s.Expires),
+				servercost.Short(s.ExpiredKeys), float64(s.PingMax)/1e6))
 		}
 	}
 	return table("phase | took | keys/s | `used_memory` | RSS | RSS / used | keys | with a TTL | `expired_keys` | longest PING", rows...)
@@ -128,15 +127,15 @@ func TestTenMillionKeys(t *testing.T) {
 	v := leases["expire"].Values
 	rate := float64(leases["expire"].Count) / v["expiring"]
 	require.LessOrEqual(t, rate, 1050.0, "etcd ends no more than 1000 leases a second")
-	made := populate.Rate(leases["fill"].Count, time.Duration(leases["fill"].Seconds*float64(time.Second)))
+	made := float64(leases["fill"].Count) / leases["fill"].Seconds
 	region(t, keysDir+"README.md", "table: rates", table("a second | locks on one lease | locks with a lease each",
-		fmt.Sprintf("made | %s | %s", perSecond(shared["fill"]), populate.Short(made)),
-		fmt.Sprintf("ended | %s, released | %s, expired", perSecond(shared["release"]), populate.Short(rate))))
+		fmt.Sprintf("made | %s | %s", perSecond(shared["fill"]), servercost.Short(made)),
+		fmt.Sprintf("ended | %s, released | %s, expired", perSecond(shared["release"]), servercost.Short(rate))))
 	each := func(l, empty servercost.Line) float64 {
 		return (float64(l.Etcd.DBSize) - float64(empty.Etcd.DBSize)) / float64(l.Count)
 	}
 	sharedEnded, leasesEnded := each(shared["release"], shared["empty"]), each(leases["expire"], leases["empty"])
-	fit := func(quota, bytes float64) string { return populate.Short(quota / bytes) }
+	fit := func(quota, bytes float64) string { return servercost.Short(quota / bytes) }
 	const gib = 1 << 30
 	region(t, keysDir+"README.md", "table: etcd bytes", table("bytes of the file for each | locks on one lease | locks with a lease each",
 		fmt.Sprintf("lock that was made | %.0f | %.0f", each(shared["fill"], shared["empty"]), each(leases["fill"], leases["empty"])),
@@ -159,7 +158,7 @@ func TestTokenCosts(t *testing.T) {
 			}
 			p50[fmt.Sprint(c.Source, c.Servers)], rate[fmt.Sprint(c.Source, c.Servers)] = float64(c.P50), c.PerSecond
 			costs = append(costs, fmt.Sprintf("%s | %d | %.0f µs | %.2f | %.1f ms | %s", c.Source, c.Servers,
-				float64(c.P50)/1e3, float64(c.P50)/first, float64(c.P99)/1e6, populate.Short(c.PerSecond)))
+				float64(c.P50)/1e3, float64(c.P50)/first, float64(c.P99)/1e6, servercost.Short(c.PerSecond)))
 		case servercost.KindTokens:
 			tokens = append(tokens, fmt.Sprintf("%s | %s | %s", l.Tokens.Source, numbers(l.Tokens.A), numbers(l.Tokens.B)))
 		}

@@ -11,14 +11,12 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/bench"
-	"github.com/fencelab/fencelab/internal/bench/competitors"
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
@@ -39,7 +37,7 @@ work and release over and over: a hot key's ceiling.
 The lock is one of this module's or of another library: redsync, redsync-5 (on five
 nodes), redislock (bsm's), rueidislock, etcd-mutex (concurrency.Mutex) and zk-lock
 (go-zookeeper's). Those that poll do so every 10 ms, redsync-100ms and redislock-100ms
-every 100 ms. Its servers are those at -lock-addr, or started with -testbed.
+every 100 ms. Its servers are those at -lock, or started with -testbed.
 
 Two are no locks, and show what is left to a lock on Redis. "ping" is a PING in the
 place of each acquisition and each release: the floor that network, scheduler and this
@@ -54,7 +52,7 @@ them, and leaves the others' lines as they are.
 `,
 	Examples: `
   contend -testbed auto -closed -contenders 200                # a hot key on a Redis of its own
-  contend -backend etcd -lock-addr 127.0.0.1:2379 -rate 100    # a hot key in an open model
+  contend -backend etcd -lock etcd://127.0.0.1:2379 -rate 100  # a hot key in an open model
   contend -rate 5000 -keys 10000000 -o run.json                # uncontended
   contend -rate 5000 -keys 10000000 -backend ping              # and its floor
   contend -closed -testbed auto -delay 250us                   # over a network
@@ -85,11 +83,11 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	duration := func(p *load.Duration, name string, value time.Duration, usage string) {
 		fs.DurationVar((*time.Duration)(p), name, value, usage)
 	}
-	backend := cli.Choice(&fs, "backend", "the lock", competitors.All()...)
-	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
-		"empty: the usual ones on this host, as in deploy/compose.yaml")
+	backend := cli.Choice(&fs, "backend", "the lock", bench.Names()...)
+	lock := fs.String("lock", "", "`URL` of the lock service, redlock:// for redsync on several servers:\n"+locks.URLs+";\n"+
+		"empty: at its usual address on this host, as in deploy/compose.yaml")
 	provider := cli.Choice(&fs, "testbed", "where to get servers for this run alone;\n"+
-		"external: from the environment, FENCELAB_REDIS_ADDR and so on; -lock-addr wins",
+		"external: from the environment, FENCELAB_REDIS_ADDR and so on; -lock wins, but not its variable",
 		"none", string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
 	fs.IntVar(&c.Contenders, "contenders", 200, "how many acquisitions can be under way at a time")
 	fs.IntVar(&c.Connections, "connections", 0, "how many clients the contenders share; 0: each has one of its own")
@@ -151,8 +149,18 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return fmt.Errorf("contend: %w", err)
 	}
 	j := bench.Job{Config: c, Prefix: c.Prefix}
-	if *addrs != "" {
-		j.Addrs = strings.Split(*addrs, ",")
+	if *provider != "none" && *lock == os.Getenv("FENCELAB_LOCK") {
+		*lock = "" // the variable is that of cron jobs, whose servers this load must not meet by accident
+	}
+	if *lock != "" {
+		spec, err := locks.Parse(*lock)
+		if service := bench.Service(*backend); err == nil && spec.Lock != service && (spec.Lock != locks.Redlock || *backend != "redsync") {
+			err = fmt.Errorf("it is of %s, and -backend %s needs %s", spec.Lock, *backend, service)
+		}
+		if err != nil {
+			return fmt.Errorf("contend: -lock: %w", err)
+		}
+		j.Addrs = spec.Addrs
 	}
 	reg := prometheus.NewRegistry()
 	if *metrics != "" {
@@ -164,14 +172,14 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		stop := server.StartMetrics(ctx, ln, reg, func(context.Context) error { return nil }, nil)
 		defer func() { err = errors.Join(err, stop()) }()
 	}
-	if *provider != "none" && *addrs == "" {
+	if *provider != "none" && *lock == "" {
 		defer outlive()()
-		s, serr := competitors.Start(ctx, competitors.Service(*backend), competitors.ServerSpec{}, &testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr})
+		s, serr := bench.Start(ctx, bench.Service(*backend), bench.ServerSpec{}, testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr})
 		if serr != nil {
 			return serr
 		}
 		defer func() { err = errors.Join(err, s.Close()) }()
-		j.Addrs, j.Server = s.Addrs, s.String()
+		j.Addrs, j.Server = s.Addrs, s.Text
 	}
 	if err := reach(ctx, j); err != nil {
 		return err
@@ -206,7 +214,7 @@ func report(output string, stdout io.Writer, res *load.Result) (err error) {
 }
 
 func reach(ctx context.Context, j bench.Job) error {
-	service := competitors.Service(j.Config.Backend)
+	service := bench.Service(j.Config.Backend)
 	addrs := j.Addrs
 	if len(addrs) == 0 {
 		addrs = locks.Addrs(service)
@@ -220,7 +228,7 @@ func reach(ctx context.Context, j bench.Job) error {
 		err = errors.Join(cli.Reach(ctx, b.Ping), b.Close())
 	}
 	if err != nil {
-		return fmt.Errorf("contend: %v doesn't answer: %w (-lock-addr says where it is; "+
+		return fmt.Errorf("contend: %v doesn't answer: %w (-lock says where it is; "+
 			"docker compose -f deploy/compose.yaml --profile all up starts one, and so does -testbed auto, for this run)", spec, err)
 	}
 	return nil

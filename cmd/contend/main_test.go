@@ -28,7 +28,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/internal/bench"
-	"github.com/fencelab/fencelab/internal/bench/competitors"
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -43,18 +42,16 @@ const (
 	kills   = "kills"
 )
 
-type stuck struct{ load.Lock }
-
-func (s stuck) Close() error { return errors.Join(s.Lock.Close(), errors.New("stuck")) }
-
 func TestMain(m *testing.M) {
-	bench.Open = func(ctx context.Context, s competitors.Spec) (load.Lock, error) {
-		l, err := competitors.Open(ctx, s)
+	open := bench.Open
+	bench.Open = func(ctx context.Context, s bench.Spec) (load.Lock, error) {
+		l, err := open(ctx, s)
 		switch how := os.Getenv(failEnv); {
 		case how == kills:
-			return nil, syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			return l, syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		case how == sticks && err == nil:
-			l = stuck{l}
+			done := l.Close
+			l.Close = func() error { return errors.Join(done(), errors.New("stuck")) }
 		}
 		return l, err
 	}
@@ -74,7 +71,7 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata", RequireExplicitExec: true, Setup: func(e *testscript.Env) error {
 		results, err := filepath.Abs("../../reports/results")
 		e.Setenv("RESULTS", results)
-		e.Setenv("FENCELAB_LOCK_ADDR", "127.0.0.1:1")
+		e.Setenv("FENCELAB_LOCK", "redis://127.0.0.1:1")
 		e.Setenv(testbed.EnvRedisAddr, "127.0.0.1:1")
 		return err
 	}})
@@ -87,7 +84,7 @@ func measured(t *testing.T, args ...string) (string, *load.Result) {
 	file := filepath.Join(t.TempDir(), "result.json")
 	for d := 50 * time.Millisecond; ; d *= 2 {
 		var out bytes.Buffer
-		err := run(t.Context(), append(args, "-lock-addr", redisServer.URL, "-prefix", t.Name()+uuid.NewString()+"/", "-warmup", "10ms",
+		err := run(t.Context(), append(args, "-lock", redisServer.URL, "-prefix", t.Name()+uuid.NewString()+"/", "-warmup", "10ms",
 			"-duration", d.String(), "-o", file), &out)
 		require.NoError(t, err, out.String())
 		res := &results(t, file)[0]
@@ -159,7 +156,7 @@ func TestBaton(t *testing.T) {
 	require.Zero(t, res.Failed)
 	require.Zero(t, res.Checks)
 
-	l, err := competitors.Open(t.Context(), competitors.Spec{Lock: competitors.Baton, Addrs: []string{redisServer.URL}})
+	l, err := bench.Open(t.Context(), bench.Spec{Lock: "baton", Addrs: []string{redisServer.URL}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -198,7 +195,7 @@ func TestCloseFails(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "result.json")
 	var out bytes.Buffer
 	err := run(t.Context(), []string{
-		"-closed", "-contenders", "2", "-lock-addr", redisServer.URL, "-prefix", t.Name() + "/", "-warmup", "0s", "-duration", "50ms", "-o", file,
+		"-closed", "-contenders", "2", "-lock", redisServer.URL, "-prefix", t.Name() + "/", "-warmup", "0s", "-duration", "50ms", "-o", file,
 	}, &out)
 	require.ErrorContains(t, err, "load: close a client: stuck")
 	require.Contains(t, out.String(), "  sections ")
@@ -285,8 +282,9 @@ func TestExperimentInterrupted(t *testing.T) {
 
 // TestInterrupted reads a run's metrics in another process and interrupts it.
 func TestInterrupted(t *testing.T) {
-	testbed.Need(t, redisServer.Real()) // the command starts one itself
-	running, own := "-lock-addr="+redisServer.URL, "-testbed="+cmp.Or(os.Getenv("FENCELAB_TESTBED"), "auto")
+	testbed.Need(t, redisServer.Real())              // the command starts one itself
+	t.Setenv("FENCELAB_LOCK", "redis://127.0.0.1:1") // -testbed wins
+	running, own := "-lock="+redisServer.URL, "-testbed="+cmp.Or(os.Getenv("FENCELAB_TESTBED"), "auto")
 	for _, server := range []string{running, own} {
 		file, prefix := filepath.Join(t.TempDir(), "result.json"), t.Name()+uuid.NewString()+"/"
 		args := []string{

@@ -21,6 +21,7 @@ import (
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/onaws"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -148,9 +149,7 @@ func TestUntilSignal(t *testing.T) {
 // An S3 lock is opened in some twenty requests, which may take longer than other servers have for an answer.
 func TestSlowS3(t *testing.T) {
 	t.Parallel()
-	server, err := testbed.StartS3(t.Context(), nil)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, server.Close()) })
+	server := testmain.Serve(t, testbed.StartS3, nil)
 	link, err := faults.NewLink(server.Addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, link.Close()) })

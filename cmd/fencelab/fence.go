@@ -8,8 +8,6 @@ import (
 	"io"
 	"strconv"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/stores"
@@ -19,7 +17,7 @@ import (
 
 const fenceAbout = `
 Shows or raises the fence of a store's key, or with -counter the last token of a
-lock at redis://. With -force it lowers them too: first stop all holders.`
+lock at redis://, postgres:// or s3://. With -force it lowers them too: first stop all holders.`
 
 const fenceExamples = `
   fencelab fence show postgres://app@db/app acme
@@ -38,7 +36,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	isCounter := fs.Bool("counter", false, "the last token of a lock instead of a store's fence")
 	set := args[0] == "set"
 	if set {
-		fs.BoolVar(&force, "force", false, "also lower it, or create one for a store's key that has none")
+		fs.BoolVar(&force, "force", false, "also lower it, or create one for a key that has none")
 		c.Args, n = "URL KEY TOKEN", 3
 	}
 	if args, err = parse(c, &fs, n, args[1:], stdout); err != nil {
@@ -70,8 +68,10 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	}
 	switch {
 	case err != nil:
-	case !set && *isCounter && old.Token == 0:
-		err = errors.New("there is none: the lock has never been granted, or its tokens are lost")
+	case *isCounter && old.Token == 0 && !force:
+		if err = errors.New("there is none: the lock has never been granted, or its tokens are lost"); set {
+			err = fmt.Errorf("%w; add -force to create it", err)
+		}
 	case !set:
 		_, err = fmt.Fprintf(stdout, "%s is %v\n", what, old)
 	case to < old.Token && !force:
@@ -93,7 +93,8 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 // fence is a store, or a lock's counter.
 type fence interface {
 	Read(ctx context.Context, key string) (resource.Record, error)
-	// set atomically raises the fence, or with lower lowers it.
+	// set atomically raises the fence, or with lower lowers it. A counter is set to one more while the lock is held: its holder may
+	// repeat its request, and then gets the counter as its token, which must be no other's.
 	set(ctx context.Context, key string, token uint64, lower bool) error
 	Close() error
 }
@@ -104,9 +105,9 @@ func openFence(ctx context.Context, url, token string, isCounter bool) (fence, e
 	case err != nil && (isCounter || !errors.Is(err, locks.ErrScheme)):
 		return nil, err
 	case isCounter && spec.Lock == locks.Postgres:
-		return nil, errors.New("a pglock's counter is raised in SQL: 'UPDATE fencelab_lock SET fence = fence + N WHERE key = KEY'")
+		return openRow(ctx, url)
 	case isCounter && spec.Lock == locks.S3:
-		return nil, errors.New("an s3lock's counter is in its object: docs/operations.md says how to raise it")
+		return openObject(url)
 	case err == nil && spec.Lock != locks.Postgres && spec.Lock != locks.Redis && spec.Lock != locks.S3:
 		return nil, fmt.Errorf("%s has no counter to set: stop all holders and set the store's fence back: 'fencelab fence set -force STORE-URL KEY TOKEN'", spec.Lock)
 	case isCounter:
@@ -129,37 +130,4 @@ func (s store) set(ctx context.Context, key string, token uint64, lower bool) er
 		return fmt.Errorf("stop the resource, and lower it where the file is: 'resource -set-fence %s=%d'", key, token)
 	}
 	return setter.SetFence(ctx, key, token)
-}
-
-// counter is the counter of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped,
-// and a lock doesn't read the floor from another node.
-type counter struct{ *redis.Client }
-
-func (c counter) Read(ctx context.Context, key string) (rec resource.Record, err error) {
-	rec.MaxFence = resource.Fence{Seq: 1}
-	if rec.MaxFence.Token, err = c.Get(ctx, "fence:{"+key+"}").Uint64(); !errors.Is(err, redis.Nil) {
-		return rec, err
-	}
-	rec.MaxFence.Token, err = c.Get(ctx, "fence-floor").Uint64()
-	if errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ") {
-		err = nil
-	}
-	return rec, err
-}
-
-// KEYS[2], if any, is fence-floor: the counter may be reaped between Read and set.
-var setCounter = redis.NewScript(`
-local last = redis.call('GET', KEYS[1]) or KEYS[2] and redis.call('GET', KEYS[2]) or 0
-if ARGV[2] == '1' or tonumber(last) < tonumber(ARGV[1]) then
-  redis.call('SET', KEYS[1], ARGV[1])
-end
-return 1`)
-
-func (c counter) set(ctx context.Context, key string, token uint64, lower bool) error {
-	keys := []string{"fence:{" + key + "}", "fence-floor"}
-	err := setCounter.Run(ctx, c, keys, token, lower).Err()
-	if redis.HasErrorPrefix(err, "CROSSSLOT ") { // a Cluster
-		err = setCounter.Run(ctx, c, keys[:1], token, lower).Err()
-	}
-	return err
 }

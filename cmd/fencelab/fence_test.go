@@ -1,15 +1,100 @@
 package main
 
 import (
+	"context"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/internal/open/locks"
+	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/internal/testmain"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
+
+// Redis's counter is in testdata/fence.txtar.
+func TestCounters(t *testing.T) {
+	for lock, start := range map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){
+		locks.Postgres: testbed.StartPostgres, locks.S3: testbed.StartS3,
+	} {
+		t.Run(lock, func(t *testing.T) {
+			s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
+			url, spec := testmain.Started(t, s, err).URL, locks.Spec{Lock: lock, Addrs: []string{s.URL}}
+			switch {
+			case lock == locks.S3:
+				url = onaws.On(onaws.S3, "locks", url)
+			case strings.Contains(url, "?"):
+				url += "&pool_max_conns=2" // as the lock's URL may have
+			default:
+				url += "?pool_max_conns=2"
+			}
+			b, err := locks.Open(t.Context(), spec)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, b.Close()) }()
+			take := func(key, owner string, token uint64) dlock.Grant {
+				t.Helper()
+				g, err := b.TryAcquire(t.Context(), dlock.Request{Key: key, Owner: owner, TTL: time.Hour})
+				require.NoError(t, err)
+				require.Equal(t, token, g.Fence)
+				return g
+			}
+			says := func(want string, args ...string) {
+				t.Helper()
+				out, _, err := tool(t, append([]string{"fence"}, args...)...)
+				if err != nil {
+					out = err.Error()
+				}
+				require.Contains(t, out, want)
+			}
+			says("there is none", "show", "-counter", url, "a/b")
+			g := take("a/b", "x", 1)
+			says(`the last token of the lock "a/b" is 1`, "show", "-counter", url, "a/b")
+			says("was 1 and is 11", "set", "-counter", url, "a/b", "10")
+			take("a/b", "x", 11) // again: the store may have seen 10
+			_, err = b.TryAcquire(t.Context(), dlock.Request{Key: "a/b", Owner: "y", TTL: time.Hour})
+			require.ErrorIs(t, err, dlock.ErrHeld, "its holder keeps it")
+			require.NoError(t, b.Renew(t.Context(), g))
+			require.NoError(t, b.Release(t.Context(), g))
+			require.NoError(t, b.Release(t.Context(), take("a/b", "y", 12)))
+			says("it is 12, and 7 would lower it", "set", "-counter", url, "a/b", "7")
+			says("was 12 and is 7", "set", "-counter", "-force", url, "a/b", "7")
+			take("a/b", "z", 8)
+			says("add -force to create it", "set", "-counter", url, "another", "5")
+			says("was 0 and is 5", "set", "-counter", "-force", url, "another", "5") // its row or object is gone
+			take("another", "z", 6)
+
+			// It is raised between the command's read and its write.
+			f, err := openFence(t.Context(), url, "", true)
+			require.NoError(t, err)
+			require.NoError(t, f.set(t.Context(), "another", 4, false))
+			says("is 6", "show", "-counter", url, "another")
+
+			if o, ok := f.(object); ok { // whose lease a new version of the object would restart
+				_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "dead", Owner: "x", TTL: time.Nanosecond})
+				require.NoError(t, err)
+				require.Eventually(t, func() bool {
+					h, _, err := o.get(t.Context(), "dead")
+					return err == nil && !h.Held
+				}, time.Minute, 100*time.Millisecond)
+				says("was 1 and is 10", "set", "-counter", url, "dead", "10")
+				take("dead", "y", 11)
+			} else { // the last owner gets the counter again, although its lease is over
+				_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "dead", Owner: "x", TTL: time.Microsecond})
+				require.NoError(t, err)
+				says("was 1 and is 11", "set", "-counter", url, "dead", "10")
+				take("dead", "x", 11)
+			}
+			require.NoError(t, f.Close())
+		})
+	}
+}
 
 // In a Cluster fence-floor is on another node than most counters. A lock doesn't read it there.
 func TestFenceInACluster(t *testing.T) {
@@ -42,7 +127,7 @@ func TestFenceInACluster(t *testing.T) {
 		none()
 		elsewhere = "fence-floor"
 		none()
-		_, _, err := tool(t, "fence", "set", "-counter", url, "k", "7")
+		_, _, err := tool(t, "fence", "set", "-counter", "-force", url, "k", "7")
 		require.NoError(t, err)
 		show("7")
 		elsewhere = "fence:{k}"

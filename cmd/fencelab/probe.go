@@ -71,7 +71,11 @@ func runProbe(ctx context.Context, args []string, stdout io.Writer) error {
 	for _, addr := range spec.Addrs {
 		ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %v", probeTimeout))
 		if err := check(ctx, addr); err != nil {
-			p.expect(false, bad, "", fmt.Sprintf("%v: %v", locks.Spec{Lock: spec.Lock, Addrs: []string{addr}}, cli.OrEnd(ctx, err)))
+			no := fmt.Sprintf("%v: %v", locks.Spec{Lock: spec.Lock, Addrs: []string{addr}}, cli.OrEnd(ctx, err))
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, io.EOF) {
+				no += "; is it the right port, and with or without TLS?"
+			}
+			p.expect(false, bad, "", no)
 		}
 		cancel()
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -44,17 +45,10 @@ func requireProbe(t *testing.T, code int, url string, want ...string) {
 	}
 }
 
-func started[S interface{ Close() error }](t *testing.T, s S, err error) S {
-	t.Helper()
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s
-}
-
 func startRedis(t *testing.T, args ...string) *testbed.Server {
 	t.Helper()
 	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Args: args})
-	s = started(t, s, err)
+	s = testmain.Started(t, s, err)
 	testbed.Need(t, s.Real())
 	return s
 }
@@ -80,7 +74,7 @@ func TestProbeRedis(t *testing.T) {
 	requireProbe(t, 0, "redis://app:hunter2@"+s.Addr, "warning +appendfsync is unknown")
 
 	replica, err := testbed.StartRedisReplica(t.Context(), s, nil)
-	replica = started(t, replica, err)
+	replica = testmain.Started(t, replica, err)
 	requireProbe(t, 0, s.URL, "warning +it has replicas")
 	requireProbe(t, 1, replica.URL, "bad +it is a replica: use the address of its primary")
 	_, node, _ := strings.Cut(s.URL, "://")
@@ -94,7 +88,7 @@ func TestProbeRedis(t *testing.T) {
 // An imitation with a clock that is an hour ahead.
 func TestProbeClock(t *testing.T) {
 	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Clock: true, Provider: testbed.Local})
-	s = started(t, s, err)
+	s = testmain.Started(t, s, err)
 	_, err = s.Clock.Jump(t.Context(), 3600e9)
 	require.NoError(t, err)
 	requireProbe(t, 1, s.URL, `warning +its clock is (1h0m|59m59)\S*s ahead of this machine's: run NTP`)
@@ -102,7 +96,7 @@ func TestProbeClock(t *testing.T) {
 
 func TestPostgres(t *testing.T) {
 	s, err := testbed.StartPostgres(t.Context(), nil)
-	s = started(t, s, err)
+	s = testmain.Started(t, s, err)
 	c, err := pgx.Connect(t.Context(), s.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close(context.Background())) }()
@@ -122,10 +116,6 @@ func TestPostgres(t *testing.T) {
 	out, code, _ := tool(t, "probe", strings.Replace(s.URL, s.Addr, "127.0.0.1:1", 1))
 	require.Equal(t, 1, code)
 	require.Regexp(t, "^bad +postgres at 127.0.0.1:1", out)
-
-	_, code, err = tool(t, "fence", "set", "-counter", s.URL, "acme", "7")
-	require.Equal(t, 1, code)
-	require.ErrorContains(t, err, "'UPDATE fencelab_lock SET fence = fence + N WHERE key = KEY'")
 }
 
 func TestProbeClusters(t *testing.T) {
@@ -139,7 +129,7 @@ func TestProbeClusters(t *testing.T) {
 	} {
 		t.Run(lock, func(t *testing.T) {
 			s, err := c.start()
-			s = started(t, s, err)
+			s = testmain.Started(t, s, err)
 			url := lock + "://" + s.Addr
 			requireProbe(t, 0, url, c.want)
 			if lock != locks.Etcd && s.Kill(t.Context()) == nil { // etcd's client tries until the timeout
@@ -161,7 +151,7 @@ func TestProbeStores(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start := map[string]func(context.Context, *testbed.Options) (*testbed.Server, error){stores.S3: testbed.StartS3, stores.DynamoDB: testbed.StartDynamoDB}[name]
 			s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
-			s = started(t, s, err)
+			s = testmain.Started(t, s, err)
 			url := onaws.On(name, "name", s.URL)
 			requireProbe(t, 1, url, "bad +"+name+": ") // there is no bucket, and probe makes none
 			store, err := stores.Open(t.Context(), url, stores.Options{})
@@ -219,6 +209,12 @@ type refusing struct{ resource.Store }
 
 func (refusing) Write(_ context.Context, key string, f resource.Fence, _ []byte) error {
 	return &resource.StaleTokenError{Key: key, Seen: resource.NewFence(f.Token-1, 1), Got: f}
+}
+
+func TestProbeAnotherService(t *testing.T) {
+	s, err := testbed.StartRedis(t.Context(), &testbed.Options{AllowEmbedded: true})
+	s = testmain.Started(t, s, err)
+	requireProbe(t, 1, "consul://"+s.Addr, `bad +consul at \S+: .*EOF; is it the right port, and with or without TLS\?`)
 }
 
 func TestProbeMisuse(t *testing.T) {

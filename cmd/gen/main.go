@@ -8,20 +8,13 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
-
-	"github.com/fencelab/fencelab/dlock"
-	"github.com/fencelab/fencelab/dlock/etcdlock"
-	"github.com/fencelab/fencelab/internal/bench/populate"
 	"github.com/fencelab/fencelab/internal/bench/servercost"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
-	"github.com/fencelab/fencelab/internal/redisclient"
 )
 
 var command = cli.Command{
@@ -39,8 +32,8 @@ With -experiment it runs the experiment that DIRECTORY/config.json describes, on
 that it starts and ends itself, and writes DIRECTORY/data.jsonl.`,
 	Examples: `
   gen -keys 100000 -ttl 10s                     # into Redis on its usual port
-  gen -lock-addr localhost:6379                 # ten million
-  gen -backend etcd -keys 200000
+  gen -lock redis://localhost:6379 -keys 10000000
+  gen -lock etcd -keys 200000
   FENCELAB_TESTBED=local gen -experiment reports/results/ten-million-keys`,
 }
 
@@ -49,10 +42,12 @@ func main() { cli.Main(run) }
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	g := generator{stdout: stdout}
 	var fs flag.FlagSet
-	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Etcd)
-	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://);\n"+
-		"empty: the usual ones on this host, as in deploy/compose.yaml")
-	fs.Uint64Var(&g.set.N, "keys", 10_000_000, "how many locks to take; required unless -lock-addr is given")
+	lock := fs.String("lock", locks.Redis, "`URL` of the lock service: redis://HOST:PORT or etcd://HOST:PORT,...;\n"+
+		"or redis or etcd: at the usual address on this host, as in deploy/compose.yaml")
+	fs.Func("keys", "how many locks to take, a `number`; required", func(n string) (err error) {
+		g.set.N, err = strconv.ParseUint(n, 10, 64)
+		return err
+	})
 	fs.Uint64Var(&g.set.Seed, "seed", 1, "seed of the keys and owners")
 	fs.DurationVar(&g.set.TTL, "ttl", time.Hour, "how long each lease lasts")
 	fs.IntVar(&g.workers, "contenders", 512, "requests under way at a time; to Redis they share pipelines")
@@ -60,27 +55,28 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
 	}
-	given := map[string]bool{}
-	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	if *experiment != "" {
 		if err := servercost.Record(ctx, *experiment, stdout); err != nil {
 			return fmt.Errorf("gen: %w", err)
 		}
 		return nil
 	}
-	if !given["keys"] && !given["lock-addr"] {
-		return fmt.Errorf("gen: it would put %d locks into %s: say how many with -keys, or where with -lock-addr",
-			g.set.N, strings.Join(locks.Addrs(*backend), ", "))
+	var err error
+	if g.spec, err = locks.Parse(*lock); err != nil {
+		return fmt.Errorf("gen: -lock: %w", err)
 	}
-	for name, positive := range map[string]bool{"keys": g.set.N > 0, "ttl": g.set.TTL > 0, "contenders": g.workers > 0} {
+	if g.spec.Lock != locks.Redis && g.spec.Lock != locks.Etcd {
+		return fmt.Errorf("gen: -lock: gen populates redis and etcd only, not %s", g.spec.Lock)
+	}
+	if g.set.N == 0 {
+		return fmt.Errorf("gen: how many locks is it to put into %v? Say so with -keys", g.spec)
+	}
+	for name, positive := range map[string]bool{"ttl": g.set.TTL > 0, "contenders": g.workers > 0} {
 		if !positive {
 			return fmt.Errorf("gen: -%s %s: it must be more than 0 (the default is %s)", name, fs.Lookup(name).Value, fs.Lookup(name).DefValue)
 		}
 	}
-	g.spec = locks.Spec{Lock: *backend, Addrs: locks.Addrs(*backend), TTL: g.set.TTL}
-	if *addrs != "" {
-		g.spec.Addrs = strings.Split(*addrs, ",")
-	}
+	g.spec.TTL = g.set.TTL
 	if err := g.run(ctx); err != nil {
 		return fmt.Errorf("gen: %w", err)
 	}
@@ -90,12 +86,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 type generator struct {
 	stdout  io.Writer
 	spec    locks.Spec
-	set     populate.Set
+	set     servercost.Set
 	workers int
 }
 
 func (g *generator) run(ctx context.Context) (err error) {
-	backend, server, closeAll, err := g.open(ctx)
+	backend, server, closeAll, err := servercost.Open(ctx, g.spec)
 	if err != nil {
 		return err
 	}
@@ -104,38 +100,21 @@ func (g *generator) run(ctx context.Context) (err error) {
 		_, err := server.Ask(ctx)
 		return err
 	}); err != nil {
-		return fmt.Errorf("%v (-lock-addr) doesn't answer: %w", g.spec, err)
+		return fmt.Errorf("%v (-lock) doesn't answer: %w", g.spec, err)
 	}
 
-	var counts populate.Counts
+	var counts servercost.Counts
 	show := func() error {
 		s, err := server.Sample(ctx)
 		if err == nil {
-			_, err = fmt.Fprintf(g.stdout, "%s of %s  %v\n", populate.Short(float64(counts.Done())), populate.Short(float64(g.set.N)), s)
+			_, err = fmt.Fprintf(g.stdout, "%s of %s  %v\n", servercost.Short(counts.Done()), servercost.Short(g.set.N), s)
 		}
 		return err
 	}
-	began, done := time.Now(), make(chan struct{})
-	all, inner := errgroup.WithContext(ctx)
-	all.Go(func() error {
-		defer close(done)
-		return populate.Each(inner, g.set, g.workers, &counts, populate.Take(backend))
-	})
-	all.Go(func() error {
-		tick := time.NewTicker(time.Second)
-		defer tick.Stop()
-		for {
-			select {
-			case <-done:
-				return nil
-			case <-tick.C:
-				if err := show(); err != nil {
-					return err
-				}
-			}
-		}
-	})
-	if err := all.Wait(); err != nil {
+	began := time.Now()
+	if err := servercost.During(ctx, time.Second, func(ctx context.Context) error {
+		return servercost.Each(ctx, g.set, g.workers, &counts, servercost.Take(backend))
+	}, show); err != nil {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("interrupted: run it again to complete the set: %w", err)
 		}
@@ -146,7 +125,7 @@ func (g *generator) run(ctx context.Context) (err error) {
 		return err
 	}
 	_, err = fmt.Fprintf(g.stdout, "%d locks taken in %v, %s/s; %d were held\nto remove them: %s\n", counts.Granted.Load(), took.Round(time.Millisecond),
-		populate.Short(populate.Rate(counts.Done(), took)), held, g.remove())
+		servercost.Short(float64(counts.Done())/took.Seconds()), held, g.remove())
 	if held > 0 && g.spec.Lock == locks.Redis { // etcd can't tell our own of an earlier run
 		return errors.Join(err, fmt.Errorf("%d locks are held by others: wait for their leases to end, or take another -seed", held))
 	}
@@ -165,38 +144,4 @@ func (g *generator) remove() string {
 		at = "redis://" + at
 	}
 	return fmt.Sprintf("redis-cli -u %s --scan --pattern '*:{gen/*' | xargs -r -n 1000 redis-cli -u %[1]s unlink", at)
-}
-
-// open returns a client of the service, which may not have answered yet, and a watch.
-func (g *generator) open(ctx context.Context) (b dlock.Backend, server *populate.Server, closeAll func() error, err error) {
-	var client io.Closer
-	if g.spec.Lock == locks.Etcd {
-		c, err := clientv3.New(clientv3.Config{
-			Endpoints: g.spec.Addrs, Logger: zap.NewNop(),
-			DialKeepAliveTime: cli.ReachTimeout, DialKeepAliveTimeout: cli.ReachTimeout, // else a call waits for a frozen server
-		})
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		if b, err = etcdlock.New(c, nil); err != nil {
-			return nil, nil, nil, errors.Join(err, c.Close())
-		}
-		client, server = c, populate.WatchEtcd(ctx, c)
-	} else {
-		if len(g.spec.Addrs) != 1 {
-			return nil, nil, nil, fmt.Errorf("redis is one server, and -lock-addr has %d addresses", len(g.spec.Addrs))
-		}
-		c, err := redisclient.New(g.spec.Addrs[0])
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		if b, err = populate.Pipelined(c, nil); err != nil {
-			return nil, nil, nil, errors.Join(err, c.Close())
-		}
-		client, server = c, populate.WatchRedis(ctx, c)
-	}
-	return b, server, func() error {
-		server.Close()
-		return errors.Join(b.Close(), client.Close())
-	}, nil
 }

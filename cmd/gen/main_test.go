@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -61,7 +60,7 @@ func TestExternal(t *testing.T) {
 func gen(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	err := run(t.Context(), append([]string{"-lock-addr", redisServer.URL}, args...), &out)
+	err := run(t.Context(), append([]string{"-lock", redisServer.URL, "-keys", "1"}, args...), &out)
 	return out.String(), err
 }
 
@@ -134,7 +133,7 @@ func TestInterrupted(t *testing.T) {
 	c := connect(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	err := run(ctx, []string{"-lock-addr", redisServer.URL, "-keys", "100000000"}, writer(func(string) error {
+	err := run(ctx, []string{"-lock", redisServer.URL, "-keys", "100000000"}, writer(func(string) error {
 		cancel()
 		return nil
 	}))
@@ -143,16 +142,14 @@ func TestInterrupted(t *testing.T) {
 	require.NoError(t, c.FlushAll(t.Context()).Err())
 
 	full := fmt.Errorf("disk full")
-	err = run(t.Context(), []string{"-lock-addr", redisServer.URL, "-keys", "100000000"}, writer(func(string) error { return full }))
+	err = run(t.Context(), []string{"-lock", redisServer.URL, "-keys", "100000000"}, writer(func(string) error { return full }))
 	require.ErrorIs(t, err, full)
 }
 
 func TestEtcd(t *testing.T) {
 	connect(t)
-	cluster, err := testbed.StartEtcd(t.Context(), 1, nil)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
-	args := []string{"-backend", "etcd", "-lock-addr", cluster.Addrs()[0], "-keys", "200", "-contenders", "16"}
+	cluster := testmain.ServeCluster(t, testbed.StartEtcd, 1, nil)
+	args := []string{"-lock", "etcd://" + cluster.Addrs()[0], "-keys", "200", "-contenders", "16"}
 	var out bytes.Buffer
 	require.NoError(t, run(t.Context(), args, &out))
 	require.Contains(t, out.String(), "200 locks taken")
@@ -167,36 +164,21 @@ func TestEtcd(t *testing.T) {
 func TestErrors(t *testing.T) {
 	connect(t)
 	require.EqualError(t, run(t.Context(), nil, io.Discard),
-		"gen: it would put 10000000 locks into 127.0.0.1:6379: say how many with -keys, or where with -lock-addr")
+		"gen: how many locks is it to put into redis at 127.0.0.1:6379? Say so with -keys")
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"-keys", "0"}, "gen: -keys 0: it must be more than 0 (the default is 10000000)"},
+		{[]string{"-keys", "0"}, "Say so with -keys"},
 		{[]string{"-ttl", "-1s"}, "gen: -ttl -1s: it must be more than 0 (the default is 1h0m0s)"},
 		{[]string{"-contenders", "0"}, "gen: -contenders 0: it must be"},
-		{[]string{"-ttl", "1us"}, "TTL 1µs"},
-		{[]string{"-backend", "consul"}, "want redis or etcd"},
-		{[]string{"-lock-addr", "127.0.0.1:1"}, "gen: redis at 127.0.0.1:1 (-lock-addr) doesn't answer: "},
-		{[]string{"-lock-addr", "a:1,b:1"}, "gen: redis is one server, and -lock-addr has 2 addresses"},
-		{[]string{"-lock-addr", "ftp://x"}, "no redis:// URL"},
-		{[]string{"-experiment", "/nowhere"}, "gen: servercost: /nowhere/config.json: "},
+		{[]string{"-ttl", "1us"}, "gen: after 0 locks: lock 1 of 1: dlock: invalid: redislock: TTL 1µs"},
+		{[]string{"-lock", "consul"}, "gen: -lock: gen populates redis and etcd only, not consul"},
+		{[]string{"-lock", "redis://127.0.0.1:1", "-keys", "1"}, "gen: redis at 127.0.0.1:1 (-lock) doesn't answer: "},
+		{[]string{"-lock", "127.0.0.1:1"}, "want a URL"},
+		{[]string{"-experiment", "/nowhere"}, "gen: servercost: open /nowhere/config.json: "},
 	} {
 		_, err := gen(t, c.args...)
 		require.ErrorContains(t, err, c.want, "%q", c.args)
 	}
-}
-
-func TestExperiment(t *testing.T) {
-	connect(t)
-	dir := t.TempDir()
-	config := `{"seed": 1, "sample_every": "50ms", "limit": "1m",
-		"redis": {"keys": 1000, "ttl": "100ms", "conns": 2, "batch": 64, "check": 20}}`
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
-	out, err := gen(t, "-experiment", dir)
-	require.NoError(t, err)
-	require.Contains(t, out, "redis active")
-	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
-	require.NoError(t, err)
-	require.NotEmpty(t, b)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/server"
@@ -51,9 +52,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	host, _ := os.Hostname()
 	fs.StringVar(&w.name, "name", fmt.Sprintf("%s-%d", host, os.Getpid()), "`name` of this worker: its entry in the ledger")
 	fs.StringVar(&w.key, "key", "demo", "`key` of the lock and of the ledger")
-	backend := cli.Choice(&fs, "backend", "the lock service", locks.Redis, locks.Redlock, locks.Etcd, locks.ZooKeeper, locks.Consul, locks.Postgres, locks.S3)
-	addrs := fs.String("lock-addr", "", "`addresses` of the lock service, with commas between them: host:port, or URLs (redis://, postgres://);\n"+
-		"empty: the usual ones on this host, as in deploy/compose.yaml")
+	lock := fs.String("lock", locks.Redis, "`URL` of the lock service:\n"+locks.URLs+";\n"+
+		"or one of "+strings.Join(locks.Names(), ", ")+": at the usual address on this host, as in deploy/compose.yaml")
 	fs.StringVar(&w.resource, "resource", stores.Addr(stores.HTTP), "`URL` of the resource, or of a store to which the worker writes straight:\n"+stores.Addresses+";\n"+
 		"or one of "+strings.Join(stores.Names(), ", ")+": at the usual address on this host, as in deploy/compose.yaml")
 	fs.StringVar(&w.token, "token", "", "bearer `token` that the resource asks for, if it is cmd/resource")
@@ -77,11 +77,15 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if w.lock.Renew.Every == 0 {
 		w.lock.Renew.MaxHold = 0 // it is for renewals
 	}
-	w.fence, w.check = *fence, *check == "on"
-	w.backend = locks.Spec{Lock: *backend, Addrs: locks.Addrs(*backend), TTL: w.lock.TTL}
-	if *addrs != "" {
-		w.backend.Addrs = strings.Split(*addrs, ",")
+	if slices.Contains(stores.Names(), w.resource) {
+		w.resource = stores.Addr(w.resource)
 	}
+	w.fence, w.check = *fence, *check == "on"
+	var err error
+	if w.backend, err = locks.Parse(*lock); err != nil {
+		return fmt.Errorf("worker: -lock: %w", err)
+	}
+	w.backend.TTL = w.lock.TTL
 	return w.run(ctx)
 }
 
@@ -108,15 +112,14 @@ func (w *worker) run(ctx context.Context) (err error) {
 		if ln, err = cli.Listen(ctx, "metrics", w.metrics); err != nil {
 			return fmt.Errorf("worker: %w", err)
 		}
-		defer func() { // StartMetrics closes it too
-			if cerr := ln.Close(); !errors.Is(cerr, net.ErrClosed) {
-				err = errors.Join(err, cerr)
-			}
-		}()
+		defer func() { _ = ln.Close() }() // StartMetrics closes it too
 	}
-	store, err := w.open(ctx)
-	if err != nil {
+	var store *stores.Store
+	if err := cli.Reach(ctx, func(ctx context.Context) (err error) {
+		store, err = stores.Open(ctx, w.resource, stores.Options{Token: w.token})
 		return err
+	}); err != nil {
+		return fmt.Errorf("worker: -resource: %w", err)
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
 
@@ -124,15 +127,15 @@ func (w *worker) run(ctx context.Context) (err error) {
 	w.lock.Registerer = reg
 	backend, err := locks.Reach(ctx, w.backend)
 	if err != nil {
-		return fmt.Errorf("worker: %w (is %v? -lock-addr says where)", err, w.backend)
+		return fmt.Errorf("worker: %w (is %v? -lock says where)", err, w.backend)
 	}
 	locker, err := dlock.New(backend, &w.lock)
 	if err != nil {
 		return errors.Join(err, backend.Close())
 	}
 	defer func() { err = errors.Join(err, locker.Close()) }()
-	if err := w.reach(ctx, backend); err != nil {
-		return err
+	if err := cli.Reach(ctx, backend.Ping); err != nil { // a wrong address would look like a held lock
+		return fmt.Errorf("worker: %v (-lock) doesn't answer: %w", w.backend, err)
 	}
 
 	if ln != nil {
@@ -145,39 +148,39 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return w.jobs(ctx, locker, store)
 }
 
+// The pause after a refusal, with -n 0, doubles up to a limit.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
 // jobs runs the jobs. Some may be refused: that is what fencing is for. If all are, the last refusal is the error.
 func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store) error {
 	wrote := false
 	var refusal error
 	var pause time.Duration
-	i := 1
-	for ; (w.n == 0 || i <= w.n) && ctx.Err() == nil; i++ {
+	for i := 1; w.n == 0 || i <= w.n; i++ {
 		refused, err := w.once(ctx, l, store, i)
+		if w.n == 0 && ctx.Err() != nil {
+			break // and whatever failed, failed for that
+		}
 		switch {
-		case w.n == 0 && ctx.Err() != nil:
 		case err != nil:
 			if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
-				return fmt.Errorf("worker: %w (is %v (-lock-addr), and the resource at %s (-resource)?)", err, w.backend, stores.Redacted(w.resource))
+				return fmt.Errorf("worker: %w (is %v (-lock), and the resource at %s (-resource)?)", err, w.backend, stores.Redacted(w.resource))
 			}
 			return fmt.Errorf("worker: %w", err)
 		case refused == nil:
-			wrote = true
+			wrote, pause = true, 0
 		default:
-			refusal = refused
+			refusal, pause = refused, min(max(2*pause, firstPause), lastPause)
 		}
-		if pause = nextPause(pause, refused); w.n == 0 && pause > 0 {
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
+		if w.n == 0 && pause > 0 {
+			_ = jitter.Sleep(ctx, pause) // the loop checks ctx
 		}
 	}
 	switch {
-	case w.n == 0:
-		return nil
-	case i <= w.n:
-		return fmt.Errorf("worker: %w", context.Cause(ctx))
-	case wrote:
+	case wrote || w.n == 0:
 		return nil
 	case errors.Is(refusal, errGaveUp):
 		return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refusal)
@@ -187,58 +190,19 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 	}
 }
 
-// Backoff after refusals, with -n 0.
-const (
-	firstPause = 100 * time.Millisecond
-	lastPause  = 5 * time.Second
-)
-
-func nextPause(pause time.Duration, refused error) time.Duration {
-	if refused == nil {
-		return 0
-	}
-	return min(max(2*pause, firstPause), lastPause)
-}
-
+// recovery is the command of docs/operations.md that lets holders write again.
 func (w *worker) recovery(refusal error) string {
 	stale, _ := errors.AsType[*resource.StaleTokenError](refusal)
 	if stale == nil || stale.Got.Token >= stale.Seen.Token {
 		return "take another -key"
 	}
-	const most = 1<<53 - 1 // the greatest token of these two locks
-	behind := stale.Seen.Token - stale.Got.Token
-	quoted := strings.ReplaceAll(w.key, "'", `'\''`)
-	switch {
-	case stale.Seen.Token < most && w.backend.Lock == locks.Redis:
-		return fmt.Sprintf("raise the lock's counter with redis-cli INCRBY 'fence:{%s}' %d", quoted, behind)
-	case stale.Seen.Token < most && w.backend.Lock == locks.Postgres:
-		return fmt.Sprintf(`raise the lock's counter with UPDATE fencelab_lock SET fence = fence + %d WHERE key = '%s'`,
-			behind, strings.ReplaceAll(w.key, "'", "''"))
+	key := "'" + strings.ReplaceAll(w.key, "'", `'\''`) + "'"
+	const most = 1<<53 - 1 // the greatest token of these locks
+	if slices.Contains([]string{locks.Redis, locks.Postgres, locks.S3}, w.backend.Lock) && stale.Seen.Token < most {
+		return fmt.Sprintf("raise the lock's counter: fencelab fence set -counter LOCK-URL %s %d", key, stale.Seen.Token)
 	}
-	return fmt.Sprintf("with all holders stopped, set the fence back: resource -set-fence '%s=%d', if the resource is cmd/resource, "+
-		"else fencelab fence set -force STORE-URL '%s' %d", quoted, stale.Got.Token, quoted, stale.Got.Token)
-}
-
-func (w *worker) open(ctx context.Context) (store *stores.Store, err error) {
-	addr := w.resource
-	if slices.Contains(stores.Names(), addr) {
-		addr = stores.Addr(addr)
-	}
-	if err := cli.Reach(ctx, func(ctx context.Context) error {
-		store, err = stores.Open(ctx, addr, stores.Options{Token: w.token})
-		return err
-	}); err != nil {
-		return nil, fmt.Errorf("worker: -resource: %w", err)
-	}
-	return store, nil
-}
-
-// reach detects a wrong address, which would look like a held lock.
-func (w *worker) reach(ctx context.Context, b *locks.Backend) error {
-	if err := cli.Reach(ctx, b.Ping); err != nil {
-		return fmt.Errorf("worker: %v (-lock-addr) doesn't answer: %w", w.backend, err)
-	}
-	return nil
+	return fmt.Sprintf("with all holders stopped, set the fence back: fencelab fence set -force STORE-URL %s %d; if the resource is "+
+		"cmd/resource, resource -set-fence KEY=%d", key, stale.Got.Token, stale.Got.Token)
 }
 
 var errGaveUp = errors.New("the lease was lost before the write")
@@ -297,10 +261,8 @@ func (w *worker) write(ctx context.Context, h *dlock.Handle, store *stores.Store
 	if err := w.say(entry, "read %v", strings.Fields(string(rec.Value))); err != nil {
 		return nil, err
 	}
-	select {
-	case <-time.After(w.work + w.pause):
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	if err := jitter.Sleep(ctx, w.work+w.pause); err != nil {
+		return nil, err
 	}
 	if w.check && h.Context().Err() != nil {
 		return errGaveUp, w.say(entry, "lost-lease")

@@ -3,12 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -42,7 +43,7 @@ func newBench(t *testing.T, o resource.HandlerOptions) *bench {
 		stop()
 		require.NoError(t, <-served)
 	})
-	b.args = []string{"-lock-addr", b.redis.Addr(), "-resource", "http://" + ln.Addr().String(), "-log-level", "error"}
+	b.args = []string{"-lock", "redis://" + b.redis.Addr(), "-resource", "http://" + ln.Addr().String(), "-log-level", "error"}
 	return b
 }
 
@@ -90,6 +91,7 @@ func TestStaleWriteIsRefused(t *testing.T) {
 			out, err := b.work(t, "-name", "A", "-fence", fence)
 			var stale *resource.StaleTokenError
 			require.ErrorAs(t, err, &stale)
+			require.ErrorContains(t, err, "raise the lock's counter: fencelab fence set -counter LOCK-URL 'demo' 7)")
 			require.Contains(t, out, late)
 			require.Contains(t, out, "A released", "a refused worker gives the lock back")
 			require.Equal(t, "B\n", b.ledger(t, "demo"))
@@ -104,25 +106,13 @@ func TestStaleWriteIsRefused(t *testing.T) {
 	}
 }
 
-// TestRecovery follows the error's advice, for a lock that has lost its tokens, and for a token that no lock reaches.
+// A token that no lock reaches.
 func TestRecovery(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
-	b.args = append(b.args, "-name", "A", "-key", "billing/acme's")
-	require.NoError(t, b.store.Write(t.Context(), "billing/acme's", resource.Fence{Token: 3, Seq: 1}, []byte("B\n")))
+	b.args = append(b.args, "-name", "A", "-key", "acme's")
+	require.NoError(t, b.store.Write(t.Context(), "acme's", resource.Fence{Token: 1<<53 - 1, Seq: 1}, nil))
 	_, err := b.work(t)
-	require.ErrorContains(t, err, `: raise the lock's counter with redis-cli INCRBY 'fence:{billing/acme'\''s}' 2)`)
-	_, err = b.redis.Incr("fence:{billing/acme's}", 2)
-	require.NoError(t, err)
-	_, err = b.work(t)
-	require.NoError(t, err)
-	require.Equal(t, "B\nA\n", b.ledger(t, "billing/acme's"))
-
-	require.NoError(t, b.store.Write(t.Context(), "billing/acme's", resource.Fence{Token: math.MaxUint64, Seq: 1}, []byte("B\n")))
-	_, err = b.work(t)
-	require.ErrorContains(t, err, `set the fence back: resource -set-fence 'billing/acme'\''s=5', if the resource is cmd/resource, else fencelab fence set -force STORE-URL 'billing/acme'\''s' 5`)
-	require.NoError(t, b.store.SetFence(t.Context(), "billing/acme's", 5))
-	_, err = b.work(t)
-	require.NoError(t, err)
+	require.ErrorContains(t, err, `fencelab fence set -force STORE-URL 'acme'\''s' 1; if the resource is cmd/resource, resource -set-fence KEY=1)`)
 }
 
 func TestLeaseIsChecked(t *testing.T) {
@@ -171,7 +161,8 @@ func TestStore(t *testing.T) {
 	require.Equal(t, "A\nB\nC\n", held())
 }
 
-func TestBadStore(t *testing.T) {
+// TestNobodyThere: errors show no password.
+func TestNobodyThere(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for addr, want := range map[string]string{
 		"postgres://u:hunter2@127.0.0.1:1/db":                   "worker: -resource: ",
@@ -186,6 +177,9 @@ func TestBadStore(t *testing.T) {
 		require.ErrorContains(t, err, want, addr)
 		require.NotContains(t, err.Error(), "hunter2")
 	}
+	_, err := b.work(t, "-lock", "redis://:hunter2@127.0.0.1:1/0")
+	require.ErrorContains(t, err, "redis at 127.0.0.1:1/0 (-lock)")
+	require.NotContains(t, err.Error(), "hunter2")
 }
 
 // Wrong flags are detected before connecting.
@@ -197,18 +191,11 @@ func TestFlagsFirst(t *testing.T) {
 		"choose another with -metrics":             {"-metrics", b.redis.Addr()},
 		"worker: can't listen on -metrics nowhere": {"-metrics", "nowhere"},
 	} {
-		for _, lock := range [][]string{{"-backend", "redis", "-lock-addr", "127.0.0.1:1"}, {"-backend", "postgres", "-lock-addr", "no address"}} {
-			err := run(t.Context(), append(append(b.args, lock...), args...), io.Discard)
+		for _, lock := range []string{"redis://127.0.0.1:1", "postgres://no address"} {
+			err := run(t.Context(), append(append(b.args, "-lock", lock), args...), io.Discard)
 			require.ErrorContains(t, err, want, "%q", args)
 		}
 	}
-}
-
-func TestLockWithPassword(t *testing.T) {
-	b := newBench(t, resource.HandlerOptions{})
-	_, err := b.work(t, "-lock-addr", "redis://:hunter2@127.0.0.1:1/0")
-	require.ErrorContains(t, err, "redis at 127.0.0.1:1/0 (-lock-addr)")
-	require.NotContains(t, err.Error(), "hunter2")
 }
 
 func TestLockNotToBeHad(t *testing.T) {
@@ -222,18 +209,27 @@ func TestLockNotToBeHad(t *testing.T) {
 	require.Equal(t, "somebody", owner)
 }
 
-// TestInterrupted, between read and write: nothing is written and the lock is released.
+// TestInterrupted ends a worker between read and write, when nothing is written and the lock is released, and between two jobs.
 func TestInterrupted(t *testing.T) {
-	b := newBench(t, resource.HandlerOptions{})
-	for _, n := range []string{"0", "1"} {
-		err := b.interrupted(t, "read []\n", 1, "-pause", "1h", "-n", n)
-		if n == "0" {
-			require.NoError(t, err)
+	for _, c := range []struct{ n, said, want, ledger string }{
+		{"0", "read []\n", "", ""},
+		{"1", "read []\n", "interrupted", ""},
+		{"0", "released\n", "", "A.1\n"},
+		{"1", "released\n", "", "A\n"},
+		{"2", "released\n", "interrupted", "A.1\n"},
+	} {
+		b, pause := newBench(t, resource.HandlerOptions{}), "0"
+		if c.ledger == "" {
+			pause = "1h"
+		}
+		err := b.interrupted(t, c.said, 1, "-n", c.n, "-pause", pause)
+		if c.want == "" {
+			require.NoError(t, err, "%q", c)
 		} else {
-			require.ErrorContains(t, err, "interrupted")
+			require.ErrorContains(t, err, c.want, "%q", c)
 		}
 		require.False(t, b.redis.Exists("lock:{demo}"))
-		require.Empty(t, b.ledger(t, "demo"))
+		require.Equal(t, c.ledger, b.ledger(t, "demo"))
 	}
 }
 
@@ -244,20 +240,61 @@ func TestRefusedOnAndOn(t *testing.T) {
 	begin := time.Now()
 	require.NoError(t, b.interrupted(t, "read-stale\n", 4, "-n", "0"))
 	require.GreaterOrEqual(t, time.Since(begin), 700*time.Millisecond, "between four")
+
+	require.NoError(t, b.store.Write(t.Context(), "k", resource.Fence{Token: 4, Seq: 1}, nil))
+	begin = time.Now()
+	require.NoError(t, b.interrupted(t, "wrote\n", 100, "-n", "0", "-key", "k"))
+	require.Less(t, time.Since(begin), 30*time.Second, "and no more of them once a job has written: three pauses, not a hundred")
 }
 
-// TestInterruptedBetween ends a worker between two jobs.
-func TestInterruptedBetween(t *testing.T) {
+// TestRepeatedWrite has a proxy that sends each write twice.
+func TestRepeatedWrite(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
-	for _, c := range []struct{ n, want string }{{"0", ""}, {"1", ""}, {"2", "interrupted"}} {
-		err := b.interrupted(t, "released\n", 1, "-n", c.n)
-		if c.want == "" {
-			require.NoError(t, err, "-n %s", c.n)
-		} else {
-			require.ErrorContains(t, err, c.want, "-n %s", c.n)
+	h, err := resource.NewHandler(b.store, nil)
+	require.NoError(t, err)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			h.ServeHTTP(httptest.NewRecorder(), r)
+			r.Body = io.NopCloser(bytes.NewReader(body))
 		}
+		h.ServeHTTP(w, r)
+	}))
+	t.Cleanup(proxy.Close)
+	out, err := b.work(t, "-name", "A", "-resource", proxy.URL)
+	require.NoError(t, err, "the second was refused because the first was accepted")
+	require.Contains(t, out, "A wrote\n")
+	require.Equal(t, "A\n", b.ledger(t, "demo"))
+}
+
+// TestSessionOutlivesTheLease: ZooKeeper's client asks for its session's timeout before the lock is known.
+func TestSessionOutlivesTheLease(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- run(ctx, append(b.args, "-lock", "zookeeper://"+ln.Addr().String(), "-ttl", "8s"), io.Discard)
+	}()
+	require.NoError(t, ln.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute)))
+	c, err := ln.Accept()
+	require.NoError(t, err)
+	require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
+	var request struct {
+		Length, Version int32
+		Zxid            int64
+		Timeout         int32 // in ms
 	}
-	require.Equal(t, "A.1\nA\nA.1\n", b.ledger(t, "demo"))
+	require.NoError(t, binary.Read(c, binary.BigEndian, &request))
+	cancel()
+	require.NoError(t, errors.Join(c.Close(), ln.Close()))
+	require.Error(t, <-ended)
+	require.EqualValues(t, 16_000, request.Timeout, "a lease lasts for half a session at most")
 }
 
 // interrupted runs worker A until it has said something a number of times.
@@ -316,9 +353,9 @@ func TestMetrics(t *testing.T) {
 func TestBadFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"must not be negative": {"-n", "-1"},
-		"-backend":             {"-backend", "paper"},
-		"at least 1ms":         {"-ttl", "0"},
-		"unexpected argument":  {"A"},
+		"worker: -lock: want a URL, such as redis://HOST:PORT, or a name: consul, etcd, ": {"-lock", "paper"},
+		"at least 1ms":        {"-ttl", "0"},
+		"unexpected argument": {"A"},
 	} {
 		err := run(t.Context(), args, io.Discard)
 		require.ErrorContains(t, err, want)

@@ -16,7 +16,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/fencelab/fencelab/internal/bench/competitors"
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
@@ -27,7 +26,7 @@ import (
 type Experiment struct {
 	About string `json:"about"`
 	// How lock services are started; others have the testbed's defaults.
-	Servers map[string]competitors.ServerSpec `json:"servers"`
+	Servers map[string]ServerSpec `json:"servers"`
 	// For what a sweep doesn't set.
 	Defaults load.Config `json:"defaults"`
 	// How many times all sweeps are run, since a machine's speed changes within minutes; 0: once.
@@ -54,23 +53,18 @@ type Sweep struct {
 
 // ReadExperiment reads dir/config.json and lists its runs.
 func ReadExperiment(dir string) (*Experiment, []load.Config, error) {
-	path := filepath.Join(dir, "config.json")
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, nil, fmt.Errorf("contend: %w: -experiment wants a directory with a config.json, as in reports/results/contention", err)
-	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
 	e := &Experiment{}
-	if err := d.Decode(e); err != nil {
-		if bytes.Contains(b, []byte(`"sample_every"`)) {
-			return nil, nil, fmt.Errorf("contend: %s describes an experiment of another command: gen -experiment %s", path, dir)
-		}
-		return nil, nil, fmt.Errorf("contend: %s: %w", path, err)
+	switch err := load.ReadConfig(dir, e); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil, fmt.Errorf("contend: %w: -experiment wants a directory with a config.json, as in reports/results/contention", err)
+	case err != nil && strings.Contains(err.Error(), `unknown field "seed"`):
+		return nil, nil, fmt.Errorf("contend: %w: it describes an experiment of another command: gen -experiment %s", err, dir)
+	case err != nil:
+		return nil, nil, fmt.Errorf("contend: %w", err)
 	}
 	configs, err := e.Configs()
 	if err != nil {
-		return nil, nil, fmt.Errorf("contend: %s: %w", path, err)
+		return nil, nil, fmt.Errorf("contend: %s: %w", filepath.Join(dir, "config.json"), err)
 	}
 	return e, configs, nil
 }
@@ -114,10 +108,7 @@ func (s Sweep) add(all []load.Config, c load.Config) ([]load.Config, error) {
 			for _, c.Contenders = range orElse(s.Contenders, c.Contenders) {
 				for _, c.Backend = range backends {
 					c.Connections = min(c.Contenders, cmp.Or(s.Connections[c.Backend], c.Contenders))
-					if !slices.Contains(competitors.All(), c.Backend) {
-						return nil, fmt.Errorf("there is no lock %q; there are %s", c.Backend, strings.Join(competitors.All(), ", "))
-					}
-					if err := c.Check(); err != nil {
+					if err := cmp.Or(known(c.Backend), c.Check()); err != nil {
 						return nil, err
 					}
 					if slices.Contains(all, c) {
@@ -164,22 +155,21 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 			return fmt.Errorf("contend: %s: %s: %w", dir, describe(c), err)
 		}
 	}
-	started := map[string]*competitors.Servers{}
+	started := map[string]*Servers{}
 	defer func() {
 		for _, s := range started {
 			err = errors.Join(err, s.Close())
 		}
 	}()
 	for _, c := range todo {
-		service := competitors.Service(c.Backend)
-		if started[service] != nil {
-			continue
+		if service := Service(c.Backend); started[service] == nil {
+			s, err := Start(ctx, service, e.Servers[service], testbed.Options{Provider: from, Progress: progress})
+			if err != nil {
+				return err
+			}
+			started[service] = s
+			_, _ = fmt.Fprintln(progress, s.Text)
 		}
-		if started[service], err = competitors.Start(ctx, service, e.Servers[service], &testbed.Options{Provider: from, Progress: progress}); err != nil {
-			delete(started, service)
-			return err
-		}
-		_, _ = fmt.Fprintln(progress, started[service])
 	}
 	partial := file + ".partial" // in case not all runs are made
 	saved, err := os.OpenFile(partial, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
@@ -190,15 +180,15 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 	id := uuid.NewString()[:8] // leases left behind by an earlier run have other keys
 	var faults []error         // returned at the end: they are results too
 	for i, c := range todo {
-		s := started[competitors.Service(c.Backend)]
+		s := started[Service(c.Backend)]
 		// Each has a process of its own, so that none starts with another's garbage.
-		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.String()}.runAlone(ctx)
+		res, err := Job{Config: c, Prefix: fmt.Sprintf("contend-%s-%d/", id, i), Addrs: s.Addrs, Server: s.Text}.runAlone(ctx)
 		if res != nil && res.Cut {
-			res, err = nil, cmp.Or(context.Cause(ctx), err, errors.New("it was cut short"))
+			res, err = nil, cmp.Or(err, errors.New("it was cut short"))
 		}
 		if res != nil {
 			faults = append(faults, err, Broken(res))
-			if lines[c], err = encode(res); err == nil {
+			if lines[c], err = load.EncodeLine(res); err == nil {
 				_, err = saved.Write(lines[c])
 			}
 		}
@@ -220,14 +210,6 @@ func Run(ctx context.Context, dir, sweep string, from testbed.Provider, seed *ui
 		return errors.Join(append(faults, fmt.Errorf("contend: %s is as it was, and %s has what was run: %w", file, partial, err))...)
 	}
 	return errors.Join(append(faults, os.Remove(partial))...)
-}
-
-func encode(res *load.Result) ([]byte, error) {
-	var line bytes.Buffer
-	out := json.NewEncoder(&line)
-	out.SetEscapeHTML(false)
-	err := out.Encode(res)
-	return line.Bytes(), err
 }
 
 // others returns the lines of all runs outside of the sweep, which must be in the file.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fencelab/fencelab/internal/bench/competitors"
 	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
@@ -70,14 +69,14 @@ func Summary(r *load.Result) string {
 	}
 	fmt.Fprintf(&b, "  waiting    %d at most\n", r.MaxWaiting)
 	latency("pacer late", r.Pacer)
-	if ping := c.Backend == competitors.Ping; c.Keys == 1 && !ping {
+	if c.Keys == 1 && c.Backend != ping {
 		fmt.Fprintf(&b, "  order      by %s: overtaken %.2f times on average, p99 %d, max %d\n", r.Order.By, r.Order.Mean, r.Order.P99, r.Order.Max)
 	}
 	if c.Rate == 0 {
 		fmt.Fprintf(&b, "  share      Jain %.4f, %d to %d sections each, %d contenders without, %d starved\n",
 			r.Share.Jain, r.Share.Min, r.Share.Max, r.Share.Without, r.Share.Starved)
 	}
-	if c.Backend != competitors.Ping {
+	if c.Backend != ping {
 		fmt.Fprintf(&b, "  checks     %d overlaps, %d token regressions, %d grants after a lease's end\n",
 			r.Checks.Overlaps, r.Checks.TokenRegressions, r.Checks.Late)
 	}

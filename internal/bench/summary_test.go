@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -51,22 +50,4 @@ func TestBroken(t *testing.T) {
 	require.NoError(t, Broken(&load.Result{Checks: load.Checks{Late: 1}}), "that is what fencing is for")
 	require.ErrorContains(t, Idle(&load.Result{Failed: 2, Errors: map[string]load.Errors{"acquire: other": {Count: 2, Example: "no"}}}), "no")
 	require.NoError(t, Idle(&load.Result{}))
-}
-
-// TestRounds: all sweeps of a round before the next.
-func TestRounds(t *testing.T) {
-	e := Experiment{
-		Rounds: 2, Defaults: load.Config{Backend: "redis", Contenders: 1, TTL: load.Duration(time.Second), Duration: load.Duration(time.Second)},
-		Sweeps: []Sweep{{Name: "a"}, {Name: "b"}},
-	}
-	for rounds, want := range [][]string{{"a0", "b0"}, {"a0", "b0"}, {"a1", "b1", "a2", "b2"}} {
-		e.Rounds = rounds
-		all, err := e.Configs()
-		require.NoError(t, err)
-		var got []string
-		for _, c := range all {
-			got = append(got, fmt.Sprint(c.Name, c.Round))
-		}
-		require.Equal(t, want, got)
-	}
 }

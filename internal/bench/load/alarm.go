@@ -3,6 +3,8 @@ package load
 import (
 	"context"
 	"time"
+
+	"github.com/fencelab/fencelab/internal/jitter"
 )
 
 // wait returns why the alarm's context ended, if it did.
@@ -16,5 +18,5 @@ var newAlarm = preciseAlarm
 
 // timerAlarm has the runtime's timers, which can be a millisecond late in an idle process.
 func timerAlarm(ctx context.Context) (alarm, error) {
-	return alarm{func(d time.Duration) error { return sleep(ctx, d) }, func() error { return nil }}, nil
+	return alarm{func(d time.Duration) error { return jitter.Sleep(ctx, d) }, func() error { return nil }}, nil
 }

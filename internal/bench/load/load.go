@@ -13,27 +13,31 @@ import (
 	"math/rand/v2"
 	"runtime"
 	rtmetrics "runtime/metrics"
+	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/fencelab/fencelab/internal/jitter"
 )
 
 // Lock is a client of a lock service. Contenders call it concurrently.
-type Lock interface {
-	// Acquire waits until key is granted or ctx ends.
-	Acquire(ctx context.Context, key string) (Lease, error)
-	Close() error
+type Lock struct {
+	// Waits until key is granted or ctx ends.
+	Acquire func(ctx context.Context, key string) (Lease, error)
+	Close   func() error
 }
 
 // Lease is a grant.
-type Lease interface {
-	Fence() uint64 // the fencing token; 0: the lock has none
-	Lost() bool    // the holder was notified that its lease has ended; false if the lock can't notify
-	Release(ctx context.Context) error
+type Lease struct {
+	Fence   uint64      // the fencing token; 0: the lock has none
+	Lost    func() bool // whether the holder was notified that its lease has ended; nil: the lock can't notify
+	Release func(ctx context.Context) error
 }
+
+func (l Lease) lost() bool { return l.Lost != nil && l.Lost() }
 
 // Options are optional settings of a run.
 type Options struct {
@@ -77,12 +81,9 @@ func (c *Config) Check() error {
 // Run offers the load of c to c.Connections locks from open. If ctx ends, the run is cut short and the result says so;
 // before the window that is an error. Failed acquisitions are in the result. An error with a result is from after the
 // run, such as a client that couldn't be closed.
-func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o *Options) (res *Result, err error) {
+func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, error), o Options) (res *Result, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
-	}
-	if o == nil {
-		o = &Options{}
 	}
 	locks, err := openAll(ctx, c.Connections, open)
 	defer func() { err = errors.Join(err, closeAll(locks)) }()
@@ -92,7 +93,6 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 
 	r := &run{c: c, rec: newRecorder(c.Contenders, newMetrics(o.Registerer)), unlocked: o.Unlocked}
 	r.holders.keys = map[uint64]*holder{}
-	r.backlog.some = sync.NewCond(&r.backlog.mu)
 	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with the window
 	defer stop(nil)
 	var all errgroup.Group
@@ -104,15 +104,12 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	}
 	cut := r.watch(ctx, o.OnSample)
 	stop(errOver)
-	r.backlog.close()
+	r.rec.stop()
 	if err := all.Wait(); err != nil && !errors.Is(err, errOver) {
 		return nil, err
 	}
 	if cut != nil && r.rec.first.IsZero() {
 		return nil, fmt.Errorf("load: ended before the measurement began: %w", cut)
-	}
-	for _, a := range r.backlog.queue {
-		r.rec.unstarted(a)
 	}
 	res = r.rec.result()
 	res.Config, res.Cut, res.Checks = c, cut != nil, r.holders.checks
@@ -135,26 +132,23 @@ func gcPercent() int {
 
 var errOver = errors.New("load: the run is over")
 
-func openAll(ctx context.Context, n int, open func(ctx context.Context) (Lock, error)) (locks []Lock, err error) {
-	var mu sync.Mutex
+func openAll(ctx context.Context, n int, open func(ctx context.Context) (Lock, error)) ([]Lock, error) {
+	locks := make([]Lock, n)
 	all, ctx := errgroup.WithContext(ctx)
 	all.SetLimit(openAtOnce)
-	for i := range n {
-		all.Go(func() error {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
+	for i := range locks {
+		all.Go(func() (err error) {
+			if err = context.Cause(ctx); err == nil {
+				locks[i], err = open(ctx)
 			}
-			l, err := open(ctx)
 			if err != nil {
-				return fmt.Errorf("load: client %d of %d: %w", i+1, n, err)
+				err = fmt.Errorf("load: client %d of %d: %w", i+1, n, err)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			locks = append(locks, l)
-			return nil
+			return err
 		})
 	}
-	return locks, all.Wait()
+	err := all.Wait()
+	return slices.DeleteFunc(locks, func(l Lock) bool { return l.Close == nil }), err
 }
 
 func closeAll(locks []Lock) error {
@@ -172,14 +166,13 @@ func closeAll(locks []Lock) error {
 type run struct {
 	c        Config
 	rec      *recorder
-	backlog  backlog
 	holders  holders
 	unlocked bool
 }
 
 // watch opens the window, takes samples and closes it. It returns why ctx ended, if it ended first.
 func (r *run) watch(ctx context.Context, onSample func(Sample)) error {
-	if err := sleep(ctx, r.c.Warmup.D()); err != nil {
+	if err := jitter.Sleep(ctx, r.c.Warmup.D()); err != nil {
 		return err
 	}
 	every := time.Second
@@ -193,7 +186,7 @@ func (r *run) watch(ctx context.Context, onSample func(Sample)) error {
 		if at = at.Add(every); at.After(end) {
 			at = end
 		}
-		err := sleep(ctx, time.Until(at))
+		err := jitter.Sleep(ctx, time.Until(at))
 		s := r.rec.sample(time.Now(), err != nil || at.Equal(end))
 		if onSample != nil {
 			onSample(s)
@@ -212,25 +205,21 @@ func (r *run) contend(ctx context.Context, i int, l Lock) error {
 			bell = precise
 		}
 	}
-	next := keys(r.c, uint64(i)+1)
-	if r.c.Rate == 0 && r.c.Contenders > 1 {
+	take := r.rec.take
+	if r.c.Rate == 0 {
+		next := keys(r.c, uint64(i)+1)
+		take = func() (arrival, bool) { return r.rec.call(next()) }
 		// Not all at once: an order of arrival that the scheduler decides says nothing about the lock.
-		_ = sleep(ctx, time.Duration(i)*(r.c.Warmup.D()/2)/time.Duration(r.c.Contenders)) // the loop checks ctx
+		_ = jitter.Sleep(ctx, time.Duration(i)*(r.c.Warmup.D()/2)/time.Duration(r.c.Contenders)) // the loop checks ctx
 	}
 	for ctx.Err() == nil {
-		var a arrival
-		var ok bool
-		if r.c.Rate > 0 {
-			a, ok = r.backlog.take()
-		} else {
-			a, ok, _ = r.rec.arrive(time.Now(), next())
-		}
+		a, ok := take()
 		if !ok {
 			break
 		}
 		a.contender = i
 		if !r.hold(ctx, l, a, bell) {
-			_ = sleep(ctx, errorPause)
+			_ = jitter.Sleep(ctx, errorPause)
 		}
 	}
 	return bell.close()
@@ -240,14 +229,14 @@ func (r *run) hold(ctx context.Context, l Lock, a arrival, bell alarm) bool {
 	lease, err := l.Acquire(ctx, r.c.Prefix+strconv.FormatUint(a.key, 10))
 	granted := time.Now()
 	if err != nil {
-		r.rec.failed(a, err)
+		r.rec.ended(a, granted, 0, err)
 		return false
 	}
 	var in *holder
 	if !r.unlocked {
 		in = r.holders.enter(a.key, lease)
 	}
-	r.rec.granted(a, granted, lease.Fence())
+	r.rec.ended(a, granted, lease.Fence, nil)
 	if r.c.Work > 0 {
 		_ = bell.wait(r.c.Work.D()) // cut short at the end of the run
 	}
@@ -283,69 +272,13 @@ func (r *run) pace(ctx context.Context) (err error) {
 				return err
 			}
 		}
-		a, ok, ended := r.rec.arrive(due, next())
-		if ended {
+		if !r.rec.offer(due, next()) {
 			return nil
 		}
-		if ok {
-			r.rec.paced(time.Since(due))
-			r.backlog.put(a)
-		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return context.Cause(ctx)
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
 func keys(c Config, stream uint64) func() uint64 {
 	r := rand.New(rand.NewPCG(c.Seed, stream))
 	return func() uint64 { return r.Uint64N(c.Keys) }
-}
-
-// backlog is a FIFO queue of arrivals. It is unbounded: an arrival dropped because nobody was free would be missing
-// from the waits.
-type backlog struct {
-	mu     sync.Mutex
-	some   *sync.Cond
-	queue  []arrival
-	closed bool
-}
-
-func (b *backlog) put(a arrival) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.queue = append(b.queue, a)
-	b.some.Signal()
-}
-
-// take returns false once the backlog is closed.
-func (b *backlog) take() (a arrival, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for len(b.queue) == 0 && !b.closed {
-		b.some.Wait()
-	}
-	if b.closed {
-		return arrival{}, false
-	}
-	a, b.queue = b.queue[0], b.queue[1:]
-	return a, true
-}
-
-func (b *backlog) close() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.closed = true
-	b.some.Broadcast()
 }

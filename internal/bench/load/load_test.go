@@ -1,4 +1,4 @@
-package load_test
+package load
 
 import (
 	"context"
@@ -10,12 +10,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
 func TestMain(m *testing.M) {
-	load.UseTimers()
+	newAlarm = timerAlarm // for virtual time
 	os.Exit(m.Run())
 }
 
@@ -26,7 +24,6 @@ type fake struct {
 	token           func(granted int64) uint64        // nil: 1, 2, 3
 	tokenless, open bool                              // open: it excludes nobody
 	lost            bool                              // its leases say that they have ended
-	stuck           error                             // what Close returns
 
 	mu             sync.Mutex
 	held           map[string]bool
@@ -36,24 +33,22 @@ type fake struct {
 	closed         int
 }
 
-func (f *fake) client(context.Context) (load.Lock, error) { return client{f}, nil }
-
-type client struct{ *fake }
-
-func (c client) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.closed++
-	return c.stuck
+func (f *fake) client(context.Context) (Lock, error) {
+	return Lock{Acquire: f.acquire, Close: func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.closed++
+		return nil
+	}}, nil
 }
 
-func (f *fake) Acquire(ctx context.Context, key string) (load.Lease, error) {
+func (f *fake) acquire(ctx context.Context, key string) (Lease, error) {
 	f.mu.Lock()
 	f.asked++
 	if f.fail != nil {
 		if err := f.fail(f.asked); err != nil {
 			f.mu.Unlock()
-			return nil, err
+			return Lease{}, err
 		}
 	}
 	if f.held == nil {
@@ -69,7 +64,7 @@ func (f *fake) Acquire(ctx context.Context, key string) (load.Lease, error) {
 		select {
 		case <-turn:
 		case <-ctx.Done():
-			return nil, context.Cause(ctx) // the run is over; nobody else will want it
+			return Lease{}, context.Cause(ctx) // the run is over; nobody else will want it
 		}
 	}
 	f.mu.Lock()
@@ -80,32 +75,22 @@ func (f *fake) Acquire(ctx context.Context, key string) (load.Lease, error) {
 	if f.handOff != nil {
 		time.Sleep(f.handOff(n))
 	}
-	l := &lease{f: f, key: key, fence: uint64(n)}
+	token := uint64(n)
 	switch {
 	case f.tokenless:
-		l.fence = 0
+		token = 0
 	case f.token != nil:
-		l.fence = f.token(n)
+		token = f.token(n)
 	}
-	return l, nil
+	return Lease{Fence: token, Lost: func() bool { return f.lost }, Release: func(context.Context) error { return f.release(key) }}, nil
 }
 
-type lease struct {
-	f     *fake
-	key   string
-	fence uint64
-}
-
-func (l *lease) Fence() uint64 { return l.fence }
-func (l *lease) Lost() bool    { return l.f.lost }
-
-func (l *lease) Release(context.Context) error {
-	f := l.f
+func (f *fake) release(key string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	w := f.waiters[l.key]
+	w := f.waiters[key]
 	if len(w) == 0 {
-		f.held[l.key] = false
+		f.held[key] = false
 		return nil
 	}
 	i := 0
@@ -113,7 +98,7 @@ func (l *lease) Release(context.Context) error {
 		i = f.serve(len(w))
 	}
 	close(w[i])
-	f.waiters[l.key] = append(w[:i:i], w[i+1:]...)
+	f.waiters[key] = append(w[:i:i], w[i+1:]...)
 	return nil
 }
 
@@ -122,19 +107,19 @@ const ms = time.Millisecond
 // warmup ends between two events.
 const warmup = time.Second + 5500*time.Microsecond
 
-func closed(contenders int, work time.Duration) load.Config {
-	return load.Config{
-		Contenders: contenders, Connections: contenders, Keys: 1, Work: load.Duration(work), TTL: load.Duration(time.Minute),
-		Warmup: load.Duration(warmup), Duration: load.Duration(10 * time.Second), Seed: 1,
+func closed(contenders int, work time.Duration) Config {
+	return Config{
+		Contenders: contenders, Connections: contenders, Keys: 1, Work: Duration(work), TTL: Duration(time.Minute),
+		Warmup: Duration(warmup), Duration: Duration(10 * time.Second), Seed: 1,
 	}
 }
 
 // simulate runs c in virtual time.
-func simulate(t *testing.T, c load.Config, f *fake) (res *load.Result) {
+func simulate(t *testing.T, c Config, f *fake) (res *Result) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		var err error
-		res, err = load.Run(t.Context(), c, f.client, nil)
+		res, err = Run(t.Context(), c, f.client, Options{})
 		require.NoError(t, err)
 	})
 	require.Equal(t, c.Connections, f.closed)

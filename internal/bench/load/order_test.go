@@ -1,12 +1,11 @@
-package load_test
+package load
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
-
-	"github.com/fencelab/fencelab/internal/bench/load"
 )
 
 // TestOrder compares with a count of all pairs.
@@ -16,36 +15,37 @@ func TestOrder(t *testing.T) {
 		tokens := rapid.Bool().Draw(t, "tokens")
 		seqs := rapid.Permutation(numbers(n)).Draw(t, "arrivals")
 		grants := rapid.Permutation(numbers(n)).Draw(t, "grants")
-		all := make([]load.Outcome, n)
+		all := make([]outcome, n)
 		for i := range all {
-			all[i] = load.Outcome{Key: rapid.Uint64Range(0, 2).Draw(t, "key"), Seq: seqs[i]}
+			all[i] = outcome{key: rapid.Uint64Range(0, 2).Draw(t, "key"), seq: seqs[i]}
 			if rapid.IntRange(0, 5).Draw(t, "served") == 0 {
 				continue
 			}
-			all[i].Grant = grants[i]
+			all[i].grant = grants[i]
 			if tokens {
-				all[i].Fence, all[i].Grant = grants[i], seqs[(i+1)%n] // the token decides, and not what was seen first
+				all[i].fence, all[i].grant = grants[i], seqs[(i+1)%n] // the token decides, and not what was seen first
 			}
 		}
-		before := func(a, b load.Outcome) bool { // a was granted before b
+		before := func(a, b outcome) bool { // a was granted before b
 			switch {
-			case a.Grant == 0 || b.Grant == 0:
-				return a.Grant != 0 || b.Grant == 0 && a.Seq < b.Seq
+			case a.grant == 0 || b.grant == 0:
+				return a.grant != 0 || b.grant == 0 && a.seq < b.seq
 			case tokens:
-				return a.Fence < b.Fence
+				return a.fence < b.fence
 			}
-			return a.Grant < b.Grant
+			return a.grant < b.grant
 		}
-		o, sorted, got := load.Overtaken(all)
+		sorted := slices.Clone(all)
+		o, got := order(sorted)
 		require.ElementsMatch(t, all, sorted)
-		var want load.Order
+		var want Order
 		want.By, want.Count = o.By, int64(n)
 		for i, x := range sorted {
 			var times int64
 			for _, y := range all {
-				if x.Key == y.Key && x.Seq != y.Seq {
+				if x.key == y.key && x.seq != y.seq {
 					want.Pairs++
-					if y.Seq > x.Seq && before(y, x) {
+					if y.seq > x.seq && before(y, x) {
 						times++
 					}
 				}

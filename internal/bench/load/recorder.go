@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -24,6 +25,18 @@ type outcome struct {
 	contender    int
 }
 
+// What is measured. The first three are ends of a wait.
+const (
+	served = iota
+	failed
+	unserved // still waited at the end
+	hold
+	release
+	late // of the pacer
+	part // served, since the last sample
+	kinds
+)
+
 // recorder has one mutex, held three times per critical section, for a few hundred nanoseconds each.
 type recorder struct {
 	m *metrics
@@ -33,24 +46,35 @@ type recorder struct {
 	seq        uint64
 	grants     uint64
 	waiting    int64
-	part       Sample
-	partWait   histogram
+	res        Result
+	times      [kinds]histogram
+	outcomes   []outcome
+	counts     []int64
 
-	res                                           Result
-	wait, unserved, failures, hold, release, late histogram
-	outcomes                                      []outcome
-	counts                                        []int64
+	// Arrivals of the open model that no contender has taken. It is unbounded: an arrival dropped because nobody was free
+	// would be missing from the waits.
+	queue []arrival
+	some  sync.Cond
+	over  bool // the contenders shall end
 }
 
 func newRecorder(contenders int, m *metrics) *recorder {
-	h := newHistogram
-	return &recorder{
-		m: m, counts: make([]int64, contenders), partWait: h(),
-		wait: h(), unserved: h(), failures: h(), hold: h(), release: h(), late: h(),
+	r := &recorder{m: m, counts: make([]int64, contenders)}
+	r.some.L = &r.mu
+	for i := range r.times {
+		r.times[i] = newHistogram()
 	}
+	return r
 }
 
 func (r *recorder) open() bool { return !r.first.IsZero() && r.end.IsZero() }
+
+// record records a time of the window.
+func (r *recorder) record(kind int, d time.Duration) {
+	if r.open() {
+		r.times[kind].record(d)
+	}
+}
 
 func (r *recorder) begin(now time.Time) {
 	r.mu.Lock()
@@ -63,23 +87,23 @@ func (r *recorder) begin(now time.Time) {
 func (r *recorder) sample(now time.Time, last bool) Sample {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.part
-	s.T, s.Waiting = now.Sub(r.first).Seconds(), r.waiting
-	s.P50, s.P99 = r.partWait.quantile(50), r.partWait.quantile(99)
+	waits := r.times[part]
+	s := Sample{
+		T: now.Sub(r.first).Seconds(), Sections: waits.TotalCount(), Failed: r.times[failed].TotalCount() - r.res.Failed,
+		P50: waits.quantile(50), P99: waits.quantile(99), Waiting: r.waiting,
+	}
+	r.res.Failed += s.Failed
 	r.res.Samples = append(r.res.Samples, s)
-	r.part = Sample{}
-	r.partWait.Reset()
+	waits.Reset()
 	if last {
 		r.end = now
 	}
 	return s
 }
 
-// arrive returns false when the run is over, or was when at came; ended tells which. An arrival due before the end and
-// recorded after it is unserved: a load that stalls at the end must not look better for it.
+// arrive is called with the mutex. It returns false when the run is over, or was when at came; ended tells which. An
+// arrival due before the end and recorded after it is unserved: a load that stalls at the end must not look better for it.
 func (r *recorder) arrive(at time.Time, key uint64) (a arrival, ok, ended bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	over := !r.end.IsZero()
 	if over && (r.first.IsZero() || !at.Before(r.end)) {
 		return a, false, true
@@ -101,102 +125,105 @@ func (r *recorder) arrive(at time.Time, key uint64) (a arrival, ok, ended bool) 
 	return a, true, false
 }
 
-func (r *recorder) paced(late time.Duration) {
-	r.m.late.Observe(late.Seconds())
+// call is an arrival of the closed model.
+func (r *recorder) call(key uint64) (a arrival, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.open() {
-		r.late.record(late)
-	}
+	a, ok, _ = r.arrive(time.Now(), key)
+	return a, ok
 }
 
-// served returns false if the wait ended after the window: then it is unserved.
-func (r *recorder) served(a arrival) bool {
-	r.m.waiting.Dec()
-	if !r.end.IsZero() {
-		r.leave(a)
-		return false
+// offer queues an arrival of the open model. It returns false when no more are due.
+func (r *recorder) offer(due time.Time, key uint64) (more bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a, ok, ended := r.arrive(due, key)
+	if ok {
+		behind := time.Since(due)
+		r.m.late.Observe(behind.Seconds())
+		r.record(late, behind)
+		r.queue = append(r.queue, a)
+		r.some.Signal()
 	}
-	r.waiting--
-	return true
+	return !ended
+}
+
+// take waits for an arrival. It returns false once the run is over.
+func (r *recorder) take() (a arrival, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.queue) == 0 && !r.over {
+		r.some.Wait()
+	}
+	if r.over {
+		return a, false
+	}
+	a, r.queue = r.queue[0], r.queue[1:]
+	return a, true
+}
+
+func (r *recorder) stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.over = true
+	r.some.Broadcast()
 }
 
 // leave records an acquisition that still waited at the end.
 func (r *recorder) leave(a arrival) {
 	if !r.first.IsZero() {
-		r.unserved.record(r.end.Sub(a.at))
+		r.times[unserved].record(r.end.Sub(a.at))
 		r.outcomes = append(r.outcomes, outcome{key: a.key, seq: a.seq, contender: a.contender})
 	}
 }
 
-func (r *recorder) granted(a arrival, now time.Time, fence uint64) {
+// ended records the end of a wait: a grant or an error. After the window it is unserved.
+func (r *recorder) ended(a arrival, now time.Time, fence uint64, err error) {
+	wait := now.Sub(a.at)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.served(a) {
+	r.m.waiting.Dec()
+	if !r.end.IsZero() {
+		r.leave(a)
+		return
+	}
+	r.waiting--
+	if err != nil {
+		r.count("acquire", err)
+		r.record(failed, wait)
 		return
 	}
 	r.grants++
-	wait := now.Sub(a.at)
 	r.m.sections.Inc()
 	r.m.wait.Observe(wait.Seconds())
+	r.record(served, wait)
+	r.record(part, wait)
 	if r.open() {
-		r.res.Sections++
-		r.part.Sections++
-		r.wait.record(wait)
-		r.partWait.record(wait)
 		r.counts[a.contender]++
 		r.outcomes = append(r.outcomes, outcome{a.key, a.seq, fence, r.grants, a.contender})
 	}
 }
 
-func (r *recorder) failed(a arrival, err error) {
-	waited := time.Since(a.at)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.served(a) {
-		return
-	}
-	r.count("acquire", err)
-	if r.open() {
-		r.res.Failed++
-		r.part.Failed++
-		r.failures.record(waited)
-	}
-}
-
-func (r *recorder) unstarted(a arrival) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.res.Unstarted++
-	r.served(a)
-}
-
-func (r *recorder) released(hold, release time.Duration, err error) {
-	r.m.hold.Observe(hold.Seconds())
+func (r *recorder) released(held, took time.Duration, err error) {
+	r.m.hold.Observe(held.Seconds())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil && r.end.IsZero() {
 		r.count("release", err)
 	}
-	if r.open() {
-		r.hold.record(hold)
-		r.release.record(release)
-	}
+	r.record(hold, held)
+	r.record(release, took)
 }
 
 // Errors of the warm-up count too: they are the same problem.
 func (r *recorder) count(op string, err error) {
 	kind := op + ": " + errorKind(err)
 	r.m.errors.WithLabelValues(kind).Inc()
-	e, ok := r.res.Errors[kind]
-	if !ok {
-		e.Example = err.Error()
-	}
-	e.Count++
 	if r.res.Errors == nil {
 		r.res.Errors = map[string]Errors{}
 	}
-	r.res.Errors[kind] = e
+	e := r.res.Errors[kind]
+	r.res.Errors[kind] = Errors{e.Count + 1, cmp.Or(e.Example, err.Error())}
 }
 
 func errorKind(err error) string {
@@ -224,11 +251,17 @@ func errorKind(err error) string {
 
 // result requires that the window is closed and all contenders have ended.
 func (r *recorder) result() *Result {
+	for _, a := range r.queue {
+		r.res.Unstarted++
+		r.ended(a, r.end, 0, nil)
+	}
 	res := r.res
 	res.Start, res.Seconds = r.first.UTC().Round(time.Millisecond), r.end.Sub(r.first).Seconds()
+	res.Sections, res.Failed = r.times[served].TotalCount(), r.times[failed].TotalCount()
 	res.SectionsPerS = float64(res.Sections) / res.Seconds
-	res.Wait, res.Unserved, res.Hold = r.wait.latency(), r.unserved.latency(), r.hold.latency()
-	res.Release, res.Pacer, res.FailedAfter = r.release.latency(), r.late.latency(), r.failures.latency()
+	for i, l := range []*Latency{&res.Wait, &res.FailedAfter, &res.Unserved, &res.Hold, &res.Release, &res.Pacer} {
+		*l = r.times[i].latency()
+	}
 	var overtaken []int64
 	res.Order, overtaken = order(r.outcomes)
 	res.Share = share(r.counts)
@@ -274,16 +307,16 @@ type holder struct {
 func (h *holders) enter(key uint64, l Lease) *holder {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	fence := l.Fence()
+	fence := l.Fence
 	if before := h.keys[key]; before != nil {
 		switch {
 		case !before.inside:
-		case before.lease.Lost() || l.Lost():
+		case before.lease.lost() || l.lost():
 			h.checks.Late++
 		default:
 			h.checks.Overlaps++
 		}
-		if fence > 0 && fence <= before.fence && !l.Lost() {
+		if fence > 0 && fence <= before.fence && !l.lost() {
 			h.checks.TokenRegressions++
 		}
 		fence = max(fence, before.fence)
@@ -297,5 +330,5 @@ func (h *holders) enter(key uint64, l Lease) *holder {
 func (h *holders) leave(in *holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	in.inside, in.lease = false, nil
+	in.inside, in.lease = false, Lease{}
 }

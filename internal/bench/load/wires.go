@@ -16,26 +16,24 @@ import (
 // unlimited. A receiver that stops reading blocks all others once the buffers are full.
 type Wires struct {
 	delay   time.Duration
-	dialer  net.Dialer
 	closed  context.Context
 	close   context.CancelFunc
 	running sync.WaitGroup
 	queue   chan message // the delay is constant, so this is the order of delivery
-
-	mu    sync.Mutex
-	conns map[net.Conn]bool // both ends of each
+	dialing sync.Mutex
+	ends    []net.Conn // of all connections that there were
 }
 
 // bytes is nil at the end of the stream.
 type message struct {
-	due     time.Time
-	bytes   []byte
-	deliver func([]byte)
+	due   time.Time
+	bytes []byte
+	to    chan<- []byte
 }
 
 // NewWires returns wires that delay messages in each direction.
 func NewWires(delay time.Duration) (*Wires, error) {
-	w := &Wires{delay: delay, queue: make(chan message, 1<<16), conns: map[net.Conn]bool{}}
+	w := &Wires{delay: delay, queue: make(chan message, 1<<16)}
 	w.closed, w.close = context.WithCancel(context.Background())
 	bell, err := newAlarm(w.closed)
 	if err != nil {
@@ -45,13 +43,8 @@ func NewWires(delay time.Duration) (*Wires, error) {
 	w.running.Go(func() {
 		defer func() { _ = bell.close() }()
 		for {
-			select {
-			case p := <-w.queue:
-				if bell.wait(time.Until(p.due)) != nil {
-					return
-				}
-				p.deliver(p.bytes)
-			case <-w.closed.Done():
+			m, ok := receive(w, w.queue)
+			if !ok || bell.wait(time.Until(m.due)) != nil || !send(w, m.to, m.bytes) {
 				return
 			}
 		}
@@ -59,93 +52,80 @@ func NewWires(delay time.Duration) (*Wires, error) {
 	return w, nil
 }
 
+// receive returns false once the wires are closed.
+func receive[T any](w *Wires, from <-chan T) (x T, ok bool) {
+	select {
+	case x = <-from:
+		return x, true
+	case <-w.closed.Done():
+		return x, false
+	}
+}
+
+func send[T any](w *Wires, to chan<- T, x T) (ok bool) {
+	select {
+	case to <- x:
+		return true
+	case <-w.closed.Done():
+		return false
+	}
+}
+
 // Dial connects as [net.Dialer.DialContext] does.
 func (w *Wires) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	server, err := w.dialer.DialContext(ctx, network, addr)
+	server, err := new(net.Dialer).DialContext(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.dialing.Lock()
+	defer w.dialing.Unlock()
 	if w.closed.Err() != nil {
 		_ = server.Close()
 		return nil, net.ErrClosed
 	}
 	near, far := net.Pipe()
-	w.conns[server], w.conns[far] = true, true
+	w.ends = append(w.ends, server, far)
+	w.carry(far, server)
+	w.carry(server, far)
+	return wire{near, server}, nil
+}
+
+// carry delivers what it reads, late, and then hangs up.
+func (w *Wires) carry(from, to net.Conn) {
 	arrived := make(chan []byte, 1024)
 	w.running.Go(func() {
-		w.receive(far, func(b []byte) {
-			if b == nil {
-				w.hangUp(server, far)
-			} else if _, err := server.Write(b); err != nil {
-				_ = far.Close()
-			}
-		})
-	})
-	w.running.Go(func() {
-		w.receive(server, func(b []byte) {
-			select {
-			case arrived <- b:
-			case <-w.closed.Done():
-			}
-		})
-	})
-	w.running.Go(func() { // the client may be slow to read
-		defer func() { _ = far.Close() }()
+		buf := make([]byte, 16<<10)
 		for {
-			select {
-			case b := <-arrived:
-				if b == nil {
-					return
-				}
-				_, _ = far.Write(b) // fails once the client has closed
-			case <-w.closed.Done():
+			n, err := from.Read(buf)
+			if n > 0 {
+				send(w, w.queue, message{time.Now().Add(w.delay), bytes.Clone(buf[:n]), arrived})
+			}
+			if err != nil {
+				send(w, w.queue, message{time.Now().Add(w.delay), nil, arrived})
 				return
 			}
 		}
 	})
-	return wire{near, server}, nil
-}
-
-// receive queues what it reads for delivery.
-func (w *Wires) receive(from net.Conn, deliver func([]byte)) {
-	send := func(b []byte) {
-		select {
-		case w.queue <- message{time.Now().Add(w.delay), b, deliver}:
-		case <-w.closed.Done():
+	w.running.Go(func() { // a receiver may be slow
+		defer func() { _ = to.Close() }()
+		for {
+			b, ok := receive(w, arrived)
+			if !ok || b == nil {
+				return
+			}
+			_, _ = to.Write(b) // a connection that is broken for writes is so for reads
 		}
-	}
-	buf := make([]byte, 16<<10)
-	for {
-		n, err := from.Read(buf)
-		if n > 0 {
-			send(bytes.Clone(buf[:n]))
-		}
-		if err != nil {
-			send(nil)
-			return
-		}
-	}
-}
-
-func (w *Wires) hangUp(conns ...net.Conn) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, c := range conns {
-		_ = c.Close()
-		delete(w.conns, c)
-	}
+	})
 }
 
 // Close breaks all connections. Queued messages are lost.
 func (w *Wires) Close() {
+	w.dialing.Lock()
 	w.close()
-	w.mu.Lock()
-	for c := range w.conns {
+	for _, c := range w.ends {
 		_ = c.Close()
 	}
-	w.mu.Unlock()
+	w.dialing.Unlock()
 	w.running.Wait()
 }
 

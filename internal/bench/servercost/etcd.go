@@ -6,12 +6,10 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/etcdlock"
 	"github.com/fencelab/fencelab/internal/bench/load"
-	"github.com/fencelab/fencelab/internal/bench/populate"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -30,65 +28,49 @@ func (r *recorder) startEtcd(ctx context.Context, members int, quota uint64, arg
 	cluster, err := testbed.StartEtcd(ctx, members, &testbed.Options{
 		Args: append(args, "--unsafe-no-fsync=false", "--quota-backend-bytes", fmt.Sprint(quota)),
 	})
-	if err != nil {
+	if err = r.opened.add(cluster, err); err != nil {
 		return nil, nil, err
 	}
-	r.closeLater(cluster.Close)
 	r.uses(cluster)
-	client, err := clientv3.New(clientv3.Config{Endpoints: cluster.Addrs(), Logger: zap.NewNop()})
-	if err != nil {
-		return nil, nil, err
-	}
-	r.closeLater(client.Close)
-	backend, err := etcdlock.New(client, nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	r.closeLater(backend.Close)
-	return client, backend, nil
+	return r.opened.etcd(clientv3.Config{Endpoints: cluster.Addrs()})
 }
 
 // onEtcd runs phases on one member, then compacts and defragments it.
-func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3.Client, *etcdlock.Backend, *populate.Server) []phase) error {
+func (r *recorder) onEtcd(ctx context.Context, run string, phases func(*clientv3.Client, *etcdlock.Backend) []phase) error {
 	r.begin(run)
 	client, backend, err := r.startEtcd(ctx, 1, r.config.Etcd.Quota)
 	if err != nil {
 		return err
 	}
-	server := populate.WatchEtcd(ctx, client)
-	r.closeLater(func() error { server.Close(); return nil })
-	r.began = time.Now()
-	all := append([]phase{{name: "empty", do: nothing}}, phases(client, backend, server)...)
-	return r.phases(ctx, server, append(
-		all,
-		phase{name: "compact", do: func(ctx context.Context) (uint64, map[string]float64, error) {
+	r.watch(WatchEtcd(ctx, client))
+	return r.phases(ctx, append(
+		append([]phase{empty}, phases(client, backend)...),
+		phase{name: "compact", do: func(ctx context.Context, _ *Line) error {
 			now, err := client.Get(ctx, "revision", clientv3.WithCountOnly())
-			if err != nil {
-				return 0, nil, err
+			if err == nil {
+				_, err = client.Compact(ctx, now.Header.Revision, clientv3.WithCompactPhysical())
 			}
-			_, err = client.Compact(ctx, now.Header.Revision, clientv3.WithCompactPhysical())
-			return 0, nil, err
+			return err
 		}},
-		phase{name: "defrag", do: func(ctx context.Context) (uint64, map[string]float64, error) {
+		phase{name: "defrag", do: func(ctx context.Context, _ *Line) error {
 			_, err := client.Defragment(ctx, client.Endpoints()[0])
-			return 0, nil, err
+			return err
 		}},
 	)...)
 }
 
-func (r *recorder) each(name string, set populate.Set, do func(ctx context.Context, q dlock.Request) error) phase {
-	var counts populate.Counts
-	return phase{name, func(ctx context.Context) (uint64, map[string]float64, error) {
-		err := populate.Each(ctx, set, r.config.Etcd.Workers, &counts, do)
-		return counts.Granted.Load(), nil, err
-	}, counts.Done}
+func (r *recorder) each(name string, set Set, do func(ctx context.Context, q dlock.Request) error) phase {
+	counts := &Counts{}
+	return phase{name, func(ctx context.Context, _ *Line) error {
+		return Each(ctx, set, r.config.Etcd.Workers, counts, do)
+	}, counts}
 }
 
 // etcdShared takes and releases locks; those of one process share a lease.
 func (r *recorder) etcdShared(ctx context.Context) error {
-	return r.onEtcd(ctx, "etcd shared", func(_ *clientv3.Client, backend *etcdlock.Backend, _ *populate.Server) []phase {
-		set := populate.Set{Seed: r.config.Seed, N: r.config.Etcd.Keys, TTL: 2 * r.config.Limit.D()}
-		return []phase{r.each("fill", set, populate.Take(backend)), r.each("release", set, func(ctx context.Context, q dlock.Request) error {
+	return r.onEtcd(ctx, "etcd shared", func(_ *clientv3.Client, backend *etcdlock.Backend) []phase {
+		set := Set{Seed: r.config.Seed, N: r.config.Etcd.Keys, TTL: 2 * r.config.Limit.D()}
+		return []phase{r.each("fill", set, Take(backend)), r.each("release", set, func(ctx context.Context, q dlock.Request) error {
 			return backend.Release(ctx, dlock.Grant{Key: q.Key, Owner: q.Owner, TTL: q.TTL})
 		})}
 	})
@@ -96,8 +78,8 @@ func (r *recorder) etcdShared(ctx context.Context) error {
 
 // etcdLeases grants a lease for each key, like a session for each lock, and lets all expire.
 func (r *recorder) etcdLeases(ctx context.Context) error {
-	return r.onEtcd(ctx, "etcd leases", func(client *clientv3.Client, _ *etcdlock.Backend, server *populate.Server) []phase {
-		set := populate.Set{Seed: r.config.Seed, N: r.config.Etcd.Leases, TTL: r.config.Etcd.LeaseTTL.D()}
+	return r.onEtcd(ctx, "etcd leases", func(client *clientv3.Client, _ *etcdlock.Backend) []phase {
+		set := Set{Seed: r.config.Seed, N: r.config.Etcd.Leases, TTL: r.config.Etcd.LeaseTTL.D()}
 		fill := r.each("fill", set, func(ctx context.Context, q dlock.Request) error {
 			lease, err := client.Grant(ctx, int64(q.TTL.Seconds()))
 			if err != nil {
@@ -106,15 +88,15 @@ func (r *recorder) etcdLeases(ctx context.Context) error {
 			_, err = client.Put(ctx, q.Key, q.Owner, clientv3.WithLease(lease.ID))
 			return err
 		})
-		return []phase{fill, {name: "expire", do: func(ctx context.Context) (uint64, map[string]float64, error) {
-			s, err := server.Ask(ctx)
+		return []phase{fill, {name: "expire", do: func(ctx context.Context, end *Line) error {
+			s, err := r.server.Ask(ctx)
 			if err != nil {
-				return 0, nil, err
+				return err
 			}
 			before, wait := s.Etcd.LeasesRevoked, time.Now()
 			var first time.Time // lease expired
 			err = until(ctx, func() (bool, error) {
-				if s, err = server.Ask(ctx); err != nil {
+				if s, err = r.server.Ask(ctx); err != nil {
 					return false, err
 				}
 				if first.IsZero() && s.Etcd.LeasesRevoked > before {
@@ -122,12 +104,13 @@ func (r *recorder) etcdLeases(ctx context.Context) error {
 				}
 				return s.Etcd.LeasesRevoked == s.Etcd.LeasesGranted, nil
 			})
-			if err != nil {
-				return 0, nil, err
+			if err == nil {
+				end.Count = s.Etcd.LeasesRevoked - before
+				end.Values = map[string]float64{
+					"before": float64(before), "waited": first.Sub(wait).Seconds(), "expiring": time.Since(first).Seconds(),
+				}
 			}
-			return s.Etcd.LeasesRevoked - before, map[string]float64{
-				"before": float64(before), "waited": first.Sub(wait).Seconds(), "expiring": time.Since(first).Seconds(),
-			}, nil
+			return err
 		}}}
 	})
 }

@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/redislock"
 	"github.com/fencelab/fencelab/internal/bench/load"
-	"github.com/fencelab/fencelab/internal/bench/populate"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -27,22 +27,16 @@ type RedisConfig struct {
 
 func (r *recorder) startRedis(ctx context.Context) (*redis.Client, *redislock.Backend, error) {
 	server, err := testbed.StartRedis(ctx, nil)
-	if err != nil {
+	if err = r.opened.add(server, err); err != nil {
 		return nil, nil, err
 	}
-	r.closeLater(server.Close)
 	r.uses(server)
 	client, err := redisclient.New(server.URL)
-	if err != nil {
+	if err = r.opened.add(client, err); err != nil {
 		return nil, nil, err
 	}
-	r.closeLater(client.Close)
 	backend, err := redislock.New(client, nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	r.closeLater(backend.Close)
-	return client, backend, nil
+	return client, backend, r.opened.add(backend, err)
 }
 
 func (r *recorder) uses(server fmt.Stringer) {
@@ -55,8 +49,7 @@ type redisBed struct {
 	*recorder
 	client  *redis.Client
 	backend *redislock.Backend
-	server  *populate.Server
-	set     populate.Set
+	set     Set
 }
 
 func (r *recorder) onRedis(ctx context.Context, run string) (*redisBed, error) {
@@ -65,77 +58,86 @@ func (r *recorder) onRedis(ctx context.Context, run string) (*redisBed, error) {
 	if err != nil {
 		return nil, err
 	}
-	server := populate.WatchRedis(ctx, client)
-	r.closeLater(func() error { server.Close(); return nil })
-	r.began = time.Now()
-	return &redisBed{r, client, backend, server, populate.Set{Seed: r.config.Seed, N: r.config.Redis.Keys, TTL: r.config.Redis.TTL.D()}}, nil
+	r.watch(WatchRedis(ctx, client))
+	return &redisBed{r, client, backend, Set{Seed: r.config.Seed, N: r.config.Redis.Keys, TTL: r.config.Redis.TTL.D()}}, nil
 }
 
 func (b *redisBed) fill() phase {
-	var counts populate.Counts
-	return phase{"fill", func(ctx context.Context) (uint64, map[string]float64, error) {
-		pipelined, err := populate.Pipelined(b.client, nil)
+	counts := &Counts{}
+	return phase{"fill", func(ctx context.Context, _ *Line) error {
+		pipelined, err := b.opened.pipelined(b.client)
 		if err != nil {
-			return 0, nil, err
+			return err
 		}
-		defer func() { _ = pipelined.Close() }()
-		c := b.config.Redis
-		err = populate.Each(ctx, b.set, c.Conns*c.Batch, &counts, populate.Take(pipelined))
+		err = Each(ctx, b.set, b.config.Redis.Conns*b.config.Redis.Batch, counts, Take(pipelined))
 		if err == nil && counts.Held.Load() > 0 {
 			err = fmt.Errorf("%d locks are held by others", counts.Held.Load())
 		}
-		return counts.Granted.Load(), nil, err
-	}, counts.Done}
+		return err
+	}, counts}
 }
 
 func (b *redisBed) expiry(on int) phase {
-	return phase{do: func(ctx context.Context) (uint64, map[string]float64, error) {
+	return phase{do: func(ctx context.Context, _ *Line) error {
 		if err := b.client.Do(ctx, "DEBUG", "SET-ACTIVE-EXPIRE", on).Err(); err != nil {
-			return 0, nil, fmt.Errorf("DEBUG SET-ACTIVE-EXPIRE: %w (redis-server needs --enable-debug-command yes)", err)
+			return fmt.Errorf("DEBUG SET-ACTIVE-EXPIRE: %w (redis-server needs --enable-debug-command yes)", err)
 		}
-		return 0, nil, nil
+		return nil
 	}}
 }
 
 // reclaim waits until Redis has deleted all keys with a TTL.
 func (b *redisBed) reclaim(name string) phase {
-	return phase{name: name, do: func(ctx context.Context) (uint64, map[string]float64, error) {
+	return phase{name: name, do: func(ctx context.Context, end *Line) error {
 		s, err := b.server.Ask(ctx)
 		if err != nil {
-			return 0, nil, err
+			return err
 		}
 		before := s.Redis.ExpiredKeys
 		err = until(ctx, func() (bool, error) {
 			s, err = b.server.Ask(ctx)
 			return err == nil && s.Redis.Expires == 0, err
 		})
-		if err != nil {
-			return 0, nil, err
+		if err == nil {
+			end.Count = s.Redis.ExpiredKeys - before
 		}
-		return s.Redis.ExpiredKeys - before, nil, nil
+		return err
 	}}
 }
 
 // purge waits for Redis to update its RSS, which it does ten times a second.
 func (b *redisBed) purge() phase {
-	return phase{name: "purge", do: func(ctx context.Context) (uint64, map[string]float64, error) {
+	return phase{name: "purge", do: func(ctx context.Context, _ *Line) error {
 		if err := b.client.Do(ctx, "MEMORY", "PURGE").Err(); err != nil {
-			return 0, nil, err
+			return err
 		}
-		return 0, nil, pause(ctx, 2*b.config.SampleEvery.D())
+		return jitter.Sleep(ctx, 2*b.config.SampleEvery.D())
 	}}
 }
 
-// take acquires and releases the i-th key for another owner, and returns the token.
-func (b *redisBed) take(ctx context.Context, i uint64) (float64, error) {
-	q := b.set.Request(i)
-	q.Owner, q.TTL = "another", tokenTTL
-	g, err := b.backend.TryAcquire(ctx, q)
-	if err != nil {
-		return 0, fmt.Errorf("the lock of key %d: %w", i, err)
-	}
-	return float64(g.Fence), b.backend.Release(ctx, g)
+// check takes and releases each key that is tested, as another owner, and shows found its tokens.
+func (b *redisBed) check(name string, times func(i int) int, found func(end *Line, i int, token float64)) phase {
+	return phase{name: name, do: func(ctx context.Context, end *Line) error {
+		end.Values = map[string]float64{}
+		for i := range int(b.config.Redis.Check) {
+			for range times(i) {
+				q := b.set.Request(uint64(i))
+				g, err := b.backend.TryAcquire(ctx, dlock.Request{Key: q.Key, Owner: "another", TTL: tokenTTL})
+				if err != nil { // held: the lease has not ended
+					return fmt.Errorf("the lock of key %d: %w", i, err)
+				}
+				if err := b.backend.Release(ctx, g); err != nil {
+					return err
+				}
+				end.Count++
+				found(end, i, float64(g.Fence))
+			}
+		}
+		return nil
+	}}
 }
+
+func once(int) int { return 1 }
 
 // redisActive fills Redis with active expiry on, and then reaps the counters.
 func (r *recorder) redisActive(ctx context.Context) error {
@@ -145,38 +147,24 @@ func (r *recorder) redisActive(ctx context.Context) error {
 	}
 	tokens := make([]float64, r.config.Redis.Check)
 	return r.phases(
-		ctx, b.server, phase{name: "empty", do: nothing}, b.fill(), b.reclaim("drain"), b.purge(),
+		ctx, empty, b.fill(), b.reclaim("drain"), b.purge(),
 		// Some keys are locked again, so that counters differ.
-		phase{name: "use", do: func(ctx context.Context) (n uint64, _ map[string]float64, err error) {
-			for i := range tokens {
-				for range 1 + i%5 {
-					if tokens[i], err = b.take(ctx, uint64(i)); err != nil {
-						return n, nil, err
-					}
-					n++
-				}
-			}
-			return n, map[string]float64{"greatest": slices.Max(tokens)}, nil
-		}},
-		phase{name: "reap", do: func(ctx context.Context) (uint64, map[string]float64, error) {
+		b.check("use", func(i int) int { return 1 + i%5 }, func(end *Line, i int, token float64) {
+			tokens[i] = token
+			end.Values["greatest"] = max(end.Values["greatest"], token)
+		}),
+		phase{name: "reap", do: func(ctx context.Context, end *Line) error {
 			n, err := b.backend.Reap(ctx)
-			return uint64(n), nil, err
+			end.Count = uint64(n)
+			return err
 		}},
 		b.purge(),
-		phase{name: "reuse", do: func(ctx context.Context) (uint64, map[string]float64, error) {
-			v := map[string]float64{"greater": 0}
-			for i := range tokens {
-				token, err := b.take(ctx, uint64(i))
-				if err != nil {
-					return 0, nil, err
-				}
-				if token > tokens[i] {
-					v["greater"]++
-				}
-				v["greatest"] = max(v["greatest"], token)
+		b.check("reuse", once, func(end *Line, i int, token float64) {
+			if token > tokens[i] {
+				end.Values["greater"]++
 			}
-			return uint64(len(tokens)), v, nil
-		}},
+			end.Values["greatest"] = max(end.Values["greatest"], token)
+		}),
 	)
 }
 
@@ -187,24 +175,14 @@ func (r *recorder) redisLazy(ctx context.Context) error {
 		return err
 	}
 	return r.phases(
-		ctx, b.server, phase{name: "empty", do: nothing}, b.expiry(0), b.fill(),
-		phase{name: "expire", do: func(ctx context.Context) (uint64, map[string]float64, error) {
-			return 0, nil, pause(ctx, b.set.TTL) // every lease began before the fill ended
-		}},
-		phase{name: "touch", do: func(ctx context.Context) (uint64, map[string]float64, error) {
-			v := map[string]float64{"second_token": 0}
-			n := r.config.Redis.Check
-			for i := range n {
-				token, err := b.take(ctx, i)
-				if err != nil {
-					return 0, nil, err // held: the lease has not ended
-				}
-				if token == 2 {
-					v["second_token"]++
-				}
+		ctx, empty, b.expiry(0), b.fill(),
+		// Every lease began before the fill ended.
+		phase{name: "expire", do: func(ctx context.Context, _ *Line) error { return jitter.Sleep(ctx, b.set.TTL) }},
+		b.check("touch", once, func(end *Line, _ int, token float64) {
+			if token == 2 {
+				end.Values["second_token"]++
 			}
-			return n, v, nil
-		}},
+		}),
 		b.expiry(1), b.reclaim("reclaim"), b.purge(),
 	)
 }

@@ -4,22 +4,20 @@
 package servercost
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"time"
 
 	"github.com/fencelab/fencelab/internal/bench/load"
-	"github.com/fencelab/fencelab/internal/bench/populate"
 	"github.com/fencelab/fencelab/internal/cli"
+	"github.com/fencelab/fencelab/internal/jitter"
 )
 
 // Config is an experiment. Its parts run one after the other.
@@ -56,7 +54,7 @@ type Line struct {
 	Seconds float64 `json:"seconds,omitempty"`
 	Count   uint64  `json:"count,omitempty"`
 
-	populate.Sample
+	Sample
 	// Findings of a phase.
 	Values map[string]float64 `json:"values,omitempty"`
 
@@ -66,13 +64,10 @@ type Line struct {
 
 // Setup is the machine and what ran on it.
 type Setup struct {
-	Start   time.Time `json:"start"`
-	OS      string    `json:"os"`
-	Arch    string    `json:"arch"`
-	Cores   int       `json:"cores"`
-	Go      string    `json:"go"`
-	Servers []string  `json:"servers"` // as in "redis 7.0.15 (local)"
-	Config  Config    `json:"config"`
+	Start time.Time `json:"start"`
+	load.Machine
+	Servers []string `json:"servers"` // as in "redis 7.0.15 (local)"
+	Config  Config   `json:"config"`
 }
 
 // Decode reads a data.jsonl.
@@ -95,40 +90,32 @@ func Decode(r io.Reader) ([]Line, error) {
 
 // Load reads the config of the experiment in dir.
 func Load(dir string) (c Config, err error) {
-	file := filepath.Join(dir, "config.json")
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("servercost: %s: %w", file, err)
-		}
-	}()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return c, err
+	if err := load.ReadConfig(dir, &c); err != nil {
+		return c, fmt.Errorf("servercost: %w", err)
 	}
-	dec := json.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields()
-	switch err = dec.Decode(&c); {
-	case err != nil:
-		return c, err
-	case c.SampleEvery <= 0 || c.Limit <= 0:
-		return c, errors.New("sample_every and limit must be positive")
-	case c.Redis == nil && c.Etcd == nil && c.Tokens == nil:
-		return c, errors.New("it has none of redis, etcd and tokens: there is nothing to do")
-	}
-	if r := c.Redis; r != nil && (r.Keys == 0 || r.TTL <= 0 || r.Conns < 1 || r.Batch < 1 || r.Check > r.Keys) {
-		return c, errors.New("redis: keys, ttl, conns and batch must be positive, and check not more than keys")
-	}
-	if e := c.Etcd; e != nil && (e.Keys == 0 || e.Leases == 0 || e.Workers < 1 || e.LeaseTTL.D() < time.Second || e.Quota == 0) {
-		return c, errors.New("etcd: keys, leases, workers and quota must be positive, and lease_ttl 1s at least")
-	}
-	if t := c.Tokens; t != nil && (t.Rounds < 1 || t.Serial < 1 || t.Parallel < 1 || t.Clients < 1) {
-		return c, errors.New("tokens: rounds, serial, parallel and clients must be positive")
+	if err := c.check(); err != nil {
+		return c, fmt.Errorf("servercost: %s/config.json: %w", dir, err)
 	}
 	return c, nil
 }
 
-// Record runs the experiment in dir on servers that it starts, and replaces its data.jsonl if [Check] accepts the
-// result.
+func (c Config) check() error {
+	switch r, e, t := c.Redis, c.Etcd, c.Tokens; {
+	case c.SampleEvery <= 0 || c.Limit <= 0:
+		return errors.New("sample_every and limit must be positive")
+	case r == nil && e == nil && t == nil:
+		return errors.New("it has none of redis, etcd and tokens: there is nothing to do")
+	case r != nil && (r.Keys == 0 || r.TTL <= 0 || r.Conns < 1 || r.Batch < 1 || r.Check > r.Keys):
+		return errors.New("redis: keys, ttl, conns and batch must be positive, and check not more than keys")
+	case e != nil && (e.Keys == 0 || e.Leases == 0 || e.Workers < 1 || e.LeaseTTL.D() < time.Second || e.Quota == 0):
+		return errors.New("etcd: keys, leases, workers and quota must be positive, and lease_ttl 1s at least")
+	case t != nil && (t.Rounds < 1 || t.Serial < 1 || t.Parallel < 1 || t.Clients < 1):
+		return errors.New("tokens: rounds, serial, parallel and clients must be positive")
+	}
+	return nil
+}
+
+// Record runs the experiment in dir on servers that it starts, and replaces its data.jsonl.
 func Record(ctx context.Context, dir string, progress io.Writer) error {
 	c, err := Load(dir)
 	if err != nil {
@@ -150,11 +137,7 @@ func Record(ctx context.Context, dir string, progress io.Writer) error {
 		runs = append(runs, r.tokens)
 	}
 	for _, run := range runs {
-		err := run(ctx)
-		for _, c := range slices.Backward(r.opened) {
-			err = errors.Join(err, c())
-		}
-		if r.opened = nil; err != nil {
+		if err := errors.Join(run(ctx), r.opened.close()); err != nil {
 			return fmt.Errorf("servercost: %s: %w", r.run, err)
 		}
 	}
@@ -169,35 +152,36 @@ type recorder struct {
 	lines    []Line
 
 	run    string
-	began  time.Time      // the run
-	opened []func() error // closers of what the run has opened
+	began  time.Time // the run
+	server *Server   // of the run
+	opened closers   // of what the run has opened
 }
-
-func (r *recorder) closeLater(c func() error) { r.opened = append(r.opened, c) }
 
 func (r *recorder) begin(run string) {
 	r.run, r.began = run, time.Now()
 	r.say("%s", run)
 }
 
+func (r *recorder) watch(s *Server) {
+	r.opened = append(r.opened, s.Close)
+	r.server, r.began = s, time.Now()
+}
+
 func (r *recorder) say(format string, args ...any) {
 	_, _ = fmt.Fprintf(r.progress, format+"\n", args...)
 }
 
-func (r *recorder) add(l Line) { r.lines = append(r.lines, l) }
-
 type phase struct {
-	name string // "": it isn't recorded
-	// Returns the number of operations, and findings.
-	do   func(ctx context.Context) (uint64, map[string]float64, error)
-	done func() uint64 // operations so far; may be nil
+	name   string                                     // "": it isn't recorded
+	do     func(ctx context.Context, end *Line) error // sets the count of operations, and findings
+	counts *Counts                                    // of a phase that requests locks: its count, also before its end
 }
 
-func nothing(context.Context) (uint64, map[string]float64, error) { return 0, nil, nil }
+var empty = phase{name: "empty", do: func(context.Context, *Line) error { return nil }}
 
-func (r *recorder) phases(ctx context.Context, server *populate.Server, phases ...phase) error {
+func (r *recorder) phases(ctx context.Context, phases ...phase) error {
 	for _, p := range phases {
-		if err := r.phase(ctx, server, p); err != nil {
+		if err := r.phase(ctx, p); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
@@ -205,71 +189,72 @@ func (r *recorder) phases(ctx context.Context, server *populate.Server, phases .
 }
 
 // phase samples the server while p runs, and records both.
-func (r *recorder) phase(ctx context.Context, server *populate.Server, p phase) error {
-	began := time.Now()
-	var pings []populate.Pings
-	line := func(kind string) (Line, error) {
-		l := Line{Kind: kind, Run: r.run, Phase: p.name, T: time.Since(r.began).Seconds()}
-		if p.done != nil {
-			l.Count = p.done()
+func (r *recorder) phase(ctx context.Context, p phase) error {
+	var pings []Pings
+	add := func(l Line) (err error) {
+		l.Run, l.Phase, l.T = r.run, p.name, time.Since(r.began).Seconds()
+		if p.counts != nil && l.Kind == KindSample {
+			l.Count = p.counts.Done()
 		}
-		var err error
-		if l.Sample, err = server.Sample(ctx); err == nil && l.Pings().Count > 0 {
-			pings = append(pings, *l.Pings())
+		if l.Sample, err = r.server.Sample(ctx); err != nil {
+			return err
 		}
-		return l, err
+		if l.pings().Count > 0 {
+			pings = append(pings, *l.pings())
+		}
+		if l.Kind == KindPhase {
+			*l.pings() = together(pings)
+			r.say("  %-8s %8s in %7.1f s (%s/s)  %v", p.name, Short(l.Count), l.Seconds, Short(float64(l.Count)/l.Seconds), l.Sample)
+		}
+		r.lines = append(r.lines, l)
+		return nil
 	}
-	end := Line{Kind: KindPhase}
 	inner, cancel := context.WithTimeoutCause(ctx, r.config.Limit.D(), fmt.Errorf("it took longer than %v, the limit", r.config.Limit))
 	defer cancel()
-	ended := make(chan error, 1)
-	go func() {
-		var err error
-		end.Count, end.Values, err = p.do(inner)
+	began, end := time.Now(), Line{Kind: KindPhase}
+	err := During(inner, r.config.SampleEvery.D(), func(ctx context.Context) error {
+		err := p.do(ctx, &end)
 		end.Seconds = time.Since(began).Seconds()
-		ended <- err
-	}()
-	tick := time.NewTicker(r.config.SampleEvery.D())
-	defer tick.Stop()
+		return err
+	}, func() error { return add(Line{Kind: KindSample}) })
+	switch {
+	case err != nil && inner.Err() != nil && !errors.Is(err, context.Cause(inner)):
+		return fmt.Errorf("%w: %w", context.Cause(inner), err)
+	case err != nil || p.name == "":
+		return err
+	case p.counts != nil:
+		end.Count = p.counts.Granted.Load()
+	}
+	return add(end)
+}
+
+// During calls tick every so often until do has returned. An error of tick ends the context of do.
+func During(ctx context.Context, every time.Duration, do func(ctx context.Context) error, tick func() error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- do(ctx) }()
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
 	for {
 		select {
-		case <-tick.C:
-			l, err := line(KindSample)
-			if err != nil {
+		case err := <-ended:
+			return err
+		case <-ticker.C:
+			if err := tick(); err != nil {
 				cancel()
 				return errors.Join(err, <-ended)
 			}
-			r.add(l)
-		case err := <-ended:
-			if err != nil {
-				if inner.Err() != nil && !errors.Is(err, context.Cause(inner)) {
-					err = fmt.Errorf("%w: %w", context.Cause(inner), err)
-				}
-				return err
-			}
-			if p.name == "" {
-				return nil
-			}
-			l, err := line(KindPhase)
-			if err != nil {
-				return err
-			}
-			l.Seconds, l.Count, l.Values = end.Seconds, end.Count, end.Values
-			*l.Pings() = together(pings)
-			r.add(l)
-			r.say("  %-8s %8s in %7.1f s (%s/s)  %v", p.name, populate.Short(float64(l.Count)), l.Seconds,
-				populate.Short(float64(l.Count)/l.Seconds), l.Sample)
-			return nil
 		}
 	}
 }
 
 // The median is that of the samples' medians.
-func together(all []populate.Pings) (sum populate.Pings) {
+func together(all []Pings) (sum Pings) {
 	if len(all) == 0 {
 		return sum
 	}
-	slices.SortFunc(all, func(a, b populate.Pings) int { return cmp.Compare(a.PingP50, b.PingP50) })
+	slices.SortFunc(all, func(a, b Pings) int { return cmp.Compare(a.PingP50, b.PingP50) })
 	sum.PingP50 = all[len(all)/2].PingP50
 	for _, p := range all {
 		sum.Count += p.Count
@@ -280,39 +265,30 @@ func together(all []populate.Pings) (sum populate.Pings) {
 
 // until polls ready every 50 ms.
 func until(ctx context.Context, ready func() (bool, error)) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
 	for {
-		ok, err := ready()
-		if ok || err != nil {
+		if ok, err := ready(); ok || err != nil {
 			return err
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := jitter.Sleep(ctx, 50*time.Millisecond); err != nil {
+			return err
 		}
 	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	end := time.Now().Add(d)
-	return until(ctx, func() (bool, error) { return !time.Now().Before(end), nil })
 }
 
 func (r *recorder) write(file string) error {
 	lines := append([]Line{{Kind: KindSetup, Setup: &Setup{
-		Start: r.start.UTC().Truncate(time.Second), OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version(),
-		Servers: r.servers, Config: r.config,
+		Start: r.start.UTC().Truncate(time.Second), Servers: r.servers, Config: r.config,
+		Machine: load.Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version()},
 	}}}, r.lines...)
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
+	var all []byte
 	for _, l := range lines {
-		if err := enc.Encode(l); err != nil {
+		b, err := load.EncodeLine(l)
+		if err != nil {
 			return fmt.Errorf("servercost: %w", err)
 		}
+		all = append(all, b...)
 	}
-	if err := cli.ReplaceFile(file, b.Bytes()); err != nil {
+	if err := cli.ReplaceFile(file, all); err != nil {
 		return fmt.Errorf("servercost: %w", err)
 	}
 	return nil

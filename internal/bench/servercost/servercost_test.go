@@ -1,4 +1,4 @@
-package servercost_test
+package servercost
 
 import (
 	"bytes"
@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/bench/servercost"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -37,7 +36,7 @@ func TestRecordWhereNothingCanBe(t *testing.T) {
 	dir := directory(t, small)
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "data.jsonl"), 0o700))
 	var progress bytes.Buffer
-	require.ErrorContains(t, servercost.Record(t.Context(), dir, &progress), "data.jsonl is a directory")
+	require.ErrorContains(t, Record(t.Context(), dir, &progress), "data.jsonl is a directory")
 	require.Empty(t, progress.String(), "nothing has begun")
 }
 
@@ -45,18 +44,18 @@ func TestRecordWhereNothingCanBe(t *testing.T) {
 func TestRecord(t *testing.T) {
 	dir := directory(t, small)
 	var progress bytes.Buffer
-	testbed.Need(t, servercost.Record(t.Context(), dir, &progress))
+	testbed.Need(t, Record(t.Context(), dir, &progress))
 	for _, want := range []string{"redis active\n", "redis lazy\n", "etcd shared\n", "etcd leases\n", "tokens\n", "  reap "} {
 		require.Contains(t, progress.String(), want)
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "data.jsonl"))
 	require.NoError(t, err)
-	lines, err := servercost.Decode(bytes.NewReader(b))
+	lines, err := Decode(bytes.NewReader(b))
 	require.NoError(t, err)
 	require.Equal(t, []string{"redis", "etcd", "3"}, firstWords(lines[0].Setup.Servers))
 	samples, pings := 0, 0
 	for _, l := range lines {
-		if l.Kind == servercost.KindSample {
+		if l.Kind == KindSample {
 			samples++
 		}
 		if l.Redis != nil && l.Redis.Count > 0 {
@@ -67,7 +66,7 @@ func TestRecord(t *testing.T) {
 	}
 	require.Greater(t, samples, 4)
 	require.Positive(t, pings)
-	active, lazy := servercost.Phases(lines, "redis active"), servercost.Phases(lines, "redis lazy")
+	active, lazy := Phases(lines, "redis active"), Phases(lines, "redis lazy")
 	require.EqualValues(t, 5000, active["fill"].Count)
 	require.EqualValues(t, 5000, active["drain"].Redis.Keys, "a counter for each key")
 	require.EqualValues(t, 5000, active["reap"].Count)
@@ -77,7 +76,7 @@ func TestRecord(t *testing.T) {
 	require.EqualValues(t, 5000, lazy["expire"].Redis.Expires)
 	require.InDelta(t, 20, lazy["touch"].Values["second_token"], 0, "expired locks are granted again")
 	require.EqualValues(t, 4980, lazy["reclaim"].Count)
-	shared, leases := servercost.Phases(lines, "etcd shared"), servercost.Phases(lines, "etcd leases")
+	shared, leases := Phases(lines, "etcd shared"), Phases(lines, "etcd leases")
 	require.EqualValues(t, 100, shared["fill"].Etcd.Keys)
 	require.EqualValues(t, 1, shared["fill"].Etcd.LeasesGranted)
 	require.Zero(t, shared["release"].Etcd.Keys)
@@ -103,7 +102,7 @@ func TestNotRecorded(t *testing.T) {
 		"redis": {"keys": 1000000, "ttl": "10s", "conns": 2, "batch": 64, "check": 20}}`)
 	file := filepath.Join(dir, "data.jsonl")
 	require.NoError(t, os.WriteFile(file, []byte("before"), 0o600))
-	err = servercost.Record(t.Context(), dir, new(bytes.Buffer))
+	err = Record(t.Context(), dir, new(bytes.Buffer))
 	require.ErrorContains(t, err, "redis active: fill: it took longer than 1ms, the limit")
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -111,7 +110,7 @@ func TestNotRecorded(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, servercost.Record(ctx, dir, new(bytes.Buffer)), context.DeadlineExceeded)
+	require.ErrorIs(t, Record(ctx, dir, new(bytes.Buffer)), context.DeadlineExceeded)
 }
 
 func TestLoad(t *testing.T) {
@@ -122,7 +121,7 @@ func TestLoad(t *testing.T) {
 		`{"seed": 1, "limit": "1m", "redis": {}}`:                        "sample_every and limit must be positive",
 		`{"seed": 1, "sample_every": "1s", "limit": "1m"}`:               "there is nothing to do",
 	} {
-		_, err := servercost.Load(directory(t, config))
+		_, err := Load(directory(t, config))
 		require.ErrorContains(t, err, want)
 	}
 	for part, want := range map[string]string{
@@ -130,9 +129,9 @@ func TestLoad(t *testing.T) {
 		`"etcd": {"keys": 1}`:     "etcd: keys, leases, workers and quota must be positive",
 		`"tokens": {"rounds": 0}`: "tokens: rounds, serial, parallel and clients must be positive",
 	} {
-		_, err := servercost.Load(directory(t, `{"seed": 1, "sample_every": "1s", "limit": "1m", `+part+`}`))
+		_, err := Load(directory(t, `{"seed": 1, "sample_every": "1s", "limit": "1m", `+part+`}`))
 		require.ErrorContains(t, err, want)
 	}
-	_, err := servercost.Decode(strings.NewReader(`{"kind": "setup", "more": 1}`))
+	_, err := Decode(strings.NewReader(`{"kind": "setup", "more": 1}`))
 	require.ErrorContains(t, err, "line 1")
 }

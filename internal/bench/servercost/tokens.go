@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelab/fencelab/dlock"
-	"github.com/fencelab/fencelab/internal/bench/populate"
 )
 
 // TokenConfig says how often tokens are made. Sources alternate, so that a busy machine slows all.
@@ -68,7 +67,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 	add("Redis: INCR, a token without a lock", 1, func(ctx context.Context, q dlock.Request) error {
 		return client.Incr(ctx, "token:"+q.Key).Err()
 	})
-	add("Redis: `redislock`, INCR in the script", 1, populate.Take(backend))
+	add("Redis: `redislock`, INCR in the script", 1, Take(backend))
 	if err := r.order(ctx, "`redislock`", backend, func(ctx context.Context) error { return client.Set(ctx, "unrelated", "", 0).Err() }); err != nil {
 		return err
 	}
@@ -82,7 +81,7 @@ func (r *recorder) tokens(ctx context.Context) error {
 			return err
 		}
 		add("etcd: Put, a token without a lock", n, func(ctx context.Context, q dlock.Request) error { return put(ctx, "token/"+q.Key) })
-		add("etcd: `etcdlock`, the revision of its key", n, populate.Take(backend))
+		add("etcd: `etcdlock`, the revision of its key", n, Take(backend))
 		if n == 1 {
 			if err := r.order(ctx, "`etcdlock`", backend, func(ctx context.Context) error { return put(ctx, "unrelated") }); err != nil {
 				return err
@@ -98,8 +97,8 @@ func (r *recorder) tokens(ctx context.Context) error {
 		n := len(s.took)
 		s.Serial, s.P50, s.P99 = n, s.took[n/2], s.took[n*99/100]
 		s.Clients, s.PerSecond = r.config.Tokens.Clients, s.rates[len(s.rates)/2]
-		r.add(Line{Kind: KindCost, Run: r.run, Cost: &s.Cost})
-		r.say("  %-48s %d  p50 %v  p99 %v  %s/s", s.Source, s.Servers, s.P50, s.P99, populate.Short(s.PerSecond))
+		r.lines = append(r.lines, Line{Kind: KindCost, Run: r.run, Cost: &s.Cost})
+		r.say("  %-48s %d  p50 %v  p99 %v  %s/s", s.Source, s.Servers, s.P50, s.P99, Short(s.PerSecond))
 	}
 	return nil
 }
@@ -110,7 +109,7 @@ func (r *recorder) compare(ctx context.Context, all []*source) error {
 	for round := range c.Rounds {
 		for _, s := range all {
 			warm := c.Serial / 10 // not counted: an idle server is slower
-			set := populate.Set{Seed: r.config.Seed + 2*uint64(round), N: warm + c.Serial, TTL: tokenTTL}
+			set := Set{Seed: r.config.Seed + 2*uint64(round), N: warm + c.Serial, TTL: tokenTTL}
 			for i := range set.N {
 				q := set.Request(i)
 				began := time.Now()
@@ -123,10 +122,10 @@ func (r *recorder) compare(ctx context.Context, all []*source) error {
 			}
 			set.Seed, set.N = set.Seed+1, c.Parallel
 			began := time.Now()
-			if err := populate.Each(ctx, set, c.Clients, new(populate.Counts), s.mint); err != nil {
+			if err := Each(ctx, set, c.Clients, new(Counts), s.mint); err != nil {
 				return fmt.Errorf("%s: %w", s.Source, err)
 			}
-			s.rates = append(s.rates, populate.Rate(c.Parallel, time.Since(began)))
+			s.rates = append(s.rates, float64(c.Parallel)/time.Since(began).Seconds())
 		}
 	}
 	return nil
@@ -149,6 +148,6 @@ func (r *recorder) order(ctx context.Context, name string, b dlock.Backend, unre
 		}
 		*tokens = append(*tokens, g.Fence)
 	}
-	r.add(Line{Kind: KindTokens, Run: r.run, Tokens: &t})
+	r.lines = append(r.lines, Line{Kind: KindTokens, Run: r.run, Tokens: &t})
 	return nil
 }

@@ -215,23 +215,27 @@ func leftOnEtcd(ctx context.Context, all []*testbed.Server) error {
 	return errLeft(left)
 }
 
-// leftOnZooKeeper ignores the parents, which ZooKeeper removes.
+// leftOnZooKeeper ignores the parents, which ZooKeeper removes. It asks each member: what only one has is ZooKeeper's own defect.
 func leftOnZooKeeper(_ context.Context, all []*testbed.Server) error {
-	c, _, err := zk.Connect([]string{all[0].Addr}, zkSession, zk.WithLogger(log.New(io.Discard, "", 0)))
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	if _, err := c.Sync("/"); err != nil {
-		return err
-	}
 	var left []string
-	for i := range keys {
-		nodes, _, err := c.Children("/dlock/" + url.QueryEscape(key(i)))
-		if err != nil && !errors.Is(err, zk.ErrNoNode) {
+	for _, s := range all {
+		c, _, err := zk.Connect([]string{s.Addr}, zkSession, zk.WithLogger(log.New(io.Discard, "", 0)))
+		if err != nil {
 			return err
 		}
-		left = append(left, nodes...)
+		defer c.Close()
+		if _, err := c.Sync("/"); err != nil {
+			return err
+		}
+		for i := range keys {
+			nodes, _, err := c.Children("/dlock/" + url.QueryEscape(key(i)))
+			if err != nil && !errors.Is(err, zk.ErrNoNode) {
+				return err
+			}
+			for _, n := range nodes {
+				left = append(left, s.Name+" "+n)
+			}
+		}
 	}
 	return errLeft(left)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onaws"
 	"github.com/fencelab/fencelab/internal/open/stores"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -100,9 +101,7 @@ func TestParseURL(t *testing.T) {
 
 // A lock and a store may be in the same bucket, below the same prefix.
 func TestS3URL(t *testing.T) {
-	s, err := testbed.StartS3(t.Context(), &testbed.Options{AllowEmbedded: true})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	s := testmain.Serve(t, testbed.StartS3, &testbed.Options{AllowEmbedded: true})
 	url := onaws.On(onaws.S3, "bucket", s.URL)
 	at, query, _ := strings.Cut(url, "?")
 	url = at + "/app?" + query
@@ -179,9 +178,7 @@ func TestRedlockPing(t *testing.T) {
 
 // go-zookeeper's requests know no context, and one without a reply lasts for minutes: pings share one.
 func TestZooKeeperPing(t *testing.T) {
-	cluster, err := testbed.StartZooKeeper(t.Context(), 1, &testbed.Options{})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, cluster.Close()) })
+	cluster := testmain.ServeCluster(t, testbed.StartZooKeeper, 1, nil)
 	link, err := faults.NewLink(cluster.Servers[0].Addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, link.Close()) })

@@ -4,11 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 )
 
 // URLs lists [ParseURL]'s URLs.
-const URLs = "redis://HOST:PORT, redlock://HOST:PORT,HOST:PORT,..., etcd://HOST:PORT,..., zookeeper://HOST:PORT,..., consul://HOST:PORT\n" +
+const URLs = "redis://HOST:PORT, redlock://HOST:PORT,HOST:PORT,..., etcd://HOST:PORT,..., zookeeper://HOST:PORT,..., consul://HOST:PORT,\n" +
 	"postgres://USER@HOST:PORT/DB or s3://[ID:SECRET@]BUCKET[/PREFIX]?endpoint=URL&region=NAME; with TLS rediss, redlocks, etcds, consuls\n" +
 	"or ?sslmode=verify-full"
 
@@ -24,6 +25,18 @@ var schemes = map[string]struct{ lock, prefix string }{
 	"consul":    {Consul, "http://"}, "consuls": {Consul, "https://"},
 	"postgres": {Postgres, ""}, "postgresql": {Postgres, ""},
 	"s3": {S3, ""},
+}
+
+// Parse returns the lock of a URL, or of a name, at its usual address on this host.
+func Parse(lock string) (Spec, error) {
+	if addrs := Addrs(lock); addrs != nil {
+		return Spec{Lock: lock, Addrs: slices.Clone(addrs)}, nil
+	}
+	spec, err := ParseURL(lock)
+	if errors.Is(err, ErrScheme) {
+		err = fmt.Errorf("want a URL, such as redis://HOST:PORT, or a name: %s (-h lists all URLs)", strings.Join(Names(), ", "))
+	}
+	return spec, err
 }
 
 // ParseURL returns the lock and the servers of a URL, one of [URLs]. Errors don't quote it: it may hold a password.

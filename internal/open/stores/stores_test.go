@@ -50,10 +50,7 @@ var servers = map[string]func(t *testing.T) string{
 
 func serve(t *testing.T, start func(context.Context, *testbed.Options) (*testbed.Server, error)) *testbed.Server {
 	t.Helper()
-	s, err := start(t.Context(), &testbed.Options{AllowEmbedded: true})
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s
+	return testmain.Serve(t, start, &testbed.Options{AllowEmbedded: true})
 }
 
 func everyStore(t *testing.T, f func(t *testing.T, addr string, s *stores.Store)) {

@@ -1,4 +1,4 @@
-package populate
+package servercost
 
 import (
 	"context"
@@ -37,14 +37,6 @@ type RedisSample struct {
 	Pings
 }
 
-// String is for a line of progress.
-func (s RedisSample) String() string {
-	return fmt.Sprintf("used %sB, RSS %sB (%.2f)  %s keys, %s with a TTL  expired %s (stale %.0f %%)  ping %v, max %v",
-		Short(float64(s.UsedMemory)), Short(float64(s.UsedMemoryRSS)), s.Fragmentation,
-		Short(float64(s.Keys)), Short(float64(s.Expires)), Short(float64(s.ExpiredKeys)), s.ExpiredStalePerc,
-		s.PingP50.Round(time.Microsecond), s.PingMax.Round(time.Microsecond))
-}
-
 // EtcdSample is from an etcd member's /metrics. A ping is a linearizable read.
 type EtcdSample struct {
 	Revision      uint64 `json:"revision"`       // grows by one with each write
@@ -59,29 +51,25 @@ type EtcdSample struct {
 	Pings
 }
 
-// String is for a line of progress.
-func (s EtcdSample) String() string {
-	return fmt.Sprintf("revision %s  %s keys, %s leases  db %sB, %sB in use, RSS %sB  read %v, max %v",
-		Short(float64(s.Revision)), Short(float64(s.Keys)), Short(float64(s.LeasesGranted-s.LeasesRevoked)),
-		Short(float64(s.DBSize)), Short(float64(s.DBSizeInUse)), Short(float64(s.RSS)),
-		s.PingP50.Round(time.Microsecond), s.PingMax.Round(time.Microsecond))
-}
-
 // Sample is a server's state at one moment.
 type Sample struct {
 	Redis *RedisSample `json:"redis,omitempty"`
 	Etcd  *EtcdSample  `json:"etcd,omitempty"`
 }
 
+// String is for a line of progress.
 func (s Sample) String() string {
-	if s.Redis != nil {
-		return s.Redis.String()
+	p50, most := s.pings().PingP50.Round(time.Microsecond), s.pings().PingMax.Round(time.Microsecond)
+	if r := s.Redis; r != nil {
+		return fmt.Sprintf("used %sB, RSS %sB (%.2f)  %s keys, %s with a TTL  expired %s (stale %.0f %%)  ping %v, max %v",
+			Short(r.UsedMemory), Short(r.UsedMemoryRSS), r.Fragmentation, Short(r.Keys), Short(r.Expires), Short(r.ExpiredKeys), r.ExpiredStalePerc, p50, most)
 	}
-	return s.Etcd.String()
+	e := s.Etcd
+	return fmt.Sprintf("revision %s  %s keys, %s leases  db %sB, %sB in use, RSS %sB  read %v, max %v", Short(e.Revision), Short(e.Keys),
+		Short(e.LeasesGranted-e.LeasesRevoked), Short(e.DBSize), Short(e.DBSizeInUse), Short(e.RSS), p50, most)
 }
 
-// Pings returns those of the sample.
-func (s Sample) Pings() *Pings {
+func (s Sample) pings() *Pings {
 	if s.Redis != nil {
 		return &s.Redis.Pings
 	}
@@ -90,8 +78,9 @@ func (s Sample) Pings() *Pings {
 
 // Server is pinged about 100 times a second, and sampled on request. It doesn't close the client.
 type Server struct {
-	ask  func(ctx context.Context) (Sample, error)
-	stop func()
+	Ask    func(ctx context.Context) (Sample, error) // a sample without pings
+	cancel context.CancelFunc
+	done   chan struct{}
 
 	mu   sync.Mutex
 	took []time.Duration
@@ -99,11 +88,10 @@ type Server struct {
 }
 
 func watch(ctx context.Context, ask func(ctx context.Context) (Sample, error), ping func(context.Context) error) *Server {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	s := &Server{ask: ask, stop: func() { cancel(); <-done }}
+	s := &Server{Ask: ask, done: make(chan struct{})}
+	ctx, s.cancel = context.WithCancel(ctx)
 	go func() {
-		defer close(done)
+		defer close(s.done)
 		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
 		for {
@@ -116,7 +104,7 @@ func watch(ctx context.Context, ask func(ctx context.Context) (Sample, error), p
 			s.mu.Lock()
 			s.took = append(s.took, took)
 			if err != nil {
-				s.err = fmt.Errorf("populate: ping: %w", err)
+				s.err = fmt.Errorf("ping: %w", err)
 			}
 			s.mu.Unlock()
 			select {
@@ -129,15 +117,10 @@ func watch(ctx context.Context, ask func(ctx context.Context) (Sample, error), p
 }
 
 // Close ends the pings.
-func (s *Server) Close() { s.stop() }
-
-// Ask returns a sample without pings.
-func (s *Server) Ask(ctx context.Context) (Sample, error) {
-	out, err := s.ask(ctx)
-	if err != nil {
-		return out, fmt.Errorf("populate: %w", err)
-	}
-	return out, nil
+func (s *Server) Close() error {
+	s.cancel()
+	<-s.done
+	return nil
 }
 
 // Sample returns a sample with the pings since the last one, and the error of a failed ping.
@@ -152,7 +135,7 @@ func (s *Server) Sample(ctx context.Context) (Sample, error) {
 	s.mu.Unlock()
 	if n := len(took); n > 0 {
 		slices.Sort(took)
-		*out.Pings() = Pings{n, took[n/2], took[n-1]}
+		*out.pings() = Pings{n, took[n/2], took[n-1]}
 	}
 	return out, err
 }
@@ -198,13 +181,13 @@ func WatchEtcd(ctx context.Context, client *clientv3.Client) *Server {
 		url = "http://" + url
 	}
 	url = strings.TrimSuffix(url, "/") + "/metrics"
-	transport := &http.Transport{}
-	s := watch(ctx, func(ctx context.Context) (Sample, error) {
+	web := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	return watch(ctx, func(ctx context.Context) (Sample, error) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return Sample{}, err
 		}
-		resp, err := (&http.Client{Transport: transport}).Do(req)
+		resp, err := web.Do(req)
 		if err != nil {
 			return Sample{}, err
 		}
@@ -215,9 +198,6 @@ func WatchEtcd(ctx context.Context, client *clientv3.Client) *Server {
 		_, err := client.Get(ctx, "ping", clientv3.WithCountOnly())
 		return err
 	})
-	stop := s.stop
-	s.stop = func() { stop(); transport.CloseIdleConnections() }
-	return s
 }
 
 // A missing metric is an error, since 0 would be an answer.

@@ -1,8 +1,4 @@
-// Package populate takes many locks of a lock service, the same ones for the same seed.
-//
-// The backends take them, with names, owners, leases and fencing tokens as under load. A second run's requests are
-// retries: leases that haven't expired restart with their tokens. An expired lease is a new grant, with the next token.
-package populate
+package servercost
 
 import (
 	"bytes"
@@ -16,14 +12,13 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fencelab/fencelab/dlock"
-	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
-// Set is a set of locks.
+// Set is a set of locks, the same ones for the same seed. A second run's requests are retries: leases that haven't
+// expired restart with their tokens. An expired lease is a new grant, with the next token.
 type Set struct {
 	Seed uint64
 	N    uint64        // how many
@@ -48,9 +43,6 @@ func (c *Counts) Done() uint64 { return c.Granted.Load() + c.Held.Load() }
 // Each calls do for every lock of s, and counts it as granted, or as held if do's error wraps [dlock.ErrHeld]. Any
 // other error ends it.
 func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx context.Context, q dlock.Request) error) error {
-	if workers < 1 {
-		return fmt.Errorf("populate: %d workers; there must be one at least", workers)
-	}
 	all, ctx := errgroup.WithContext(ctx)
 	var next atomic.Uint64
 	for range workers {
@@ -63,7 +55,7 @@ func Each(ctx context.Context, s Set, workers int, c *Counts, do func(ctx contex
 				case errors.Is(err, dlock.ErrHeld):
 					c.Held.Add(1)
 				case err != nil:
-					return fmt.Errorf("populate: lock %d of %d: %w", i+1, s.N, err)
+					return fmt.Errorf("lock %d of %d: %w", i+1, s.N, err)
 				default:
 					c.Granted.Add(1)
 				}
@@ -82,36 +74,9 @@ func Take(b dlock.Backend) func(context.Context, dlock.Request) error {
 	}
 }
 
-// Pipelined returns a redislock.Backend that pipelines concurrent requests. It doesn't close the client.
-func Pipelined(client *redis.Client, opts *redislock.Options) (dlock.Backend, error) {
-	pipe, err := client.AutoPipeline()
-	if err != nil {
-		return nil, fmt.Errorf("populate: %w", err)
-	}
-	b, err := redislock.New(pipe, opts)
-	if err != nil {
-		return nil, errors.Join(err, pipe.Close())
-	}
-	return &pipelined{b, pipe}, nil
-}
-
-type pipelined struct {
-	dlock.Backend
-	pipe *redis.AutoPipeliner
-}
-
-func (p *pipelined) Close() error { return errors.Join(p.Backend.Close(), p.pipe.Close()) }
-
-// Rate is n per second.
-func Rate(n uint64, d time.Duration) float64 {
-	if d <= 0 {
-		return 0
-	}
-	return float64(n) / d.Seconds()
-}
-
-// Short formats v with three digits: 950, 1.25k, 10M.
-func Short(v float64) string {
+// Short formats n with three digits: 950, 1.25k, 10M.
+func Short[T uint64 | float64](n T) string {
+	v := float64(n)
 	for _, unit := range []string{"", "k", "M"} {
 		if v < 999.5 {
 			return strings.TrimSpace(fmt.Sprintf("%.3g%s", v, unit))

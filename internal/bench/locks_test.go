@@ -1,7 +1,8 @@
-package competitors_test
+package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencelab/fencelab/internal/bench/competitors"
 	"github.com/fencelab/fencelab/internal/bench/load"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/testmain"
@@ -24,15 +24,17 @@ func TestMain(m *testing.M) { testmain.Run(m) }
 // after a cancelled wait, and works over wires.
 func TestContended(t *testing.T) {
 	byService := map[string][]string{}
-	for _, lock := range competitors.Names() {
-		byService[competitors.Service(lock)] = append(byService[competitors.Service(lock)], lock)
+	for _, l := range table {
+		if l.name != ping && l.name != baton {
+			byService[l.service] = append(byService[l.service], l.name)
+		}
 	}
 	for service, names := range byService {
 		t.Run(service, func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			s, err := competitors.Start(ctx, service, competitors.ServerSpec{Nodes: 1}, &testbed.Options{Progress: os.Stderr})
+			s, err := Start(ctx, service, ServerSpec{Nodes: 1}, testbed.Options{Progress: os.Stderr})
 			testbed.Need(t, err)
 			for _, lock := range names {
 				for _, connections := range []int{5, 1} {
@@ -55,31 +57,36 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	var dialled atomic.Bool
 	// On a busy machine a reply takes longer than the defaults: rueidislock's is 20 ms. It then deletes what it may have locked,
 	// without a notification to its own client, whose waiters may wait for ever.
-	s := competitors.Spec{Lock: lock, Addrs: addrs, TTL: c.TTL.D(), Patience: time.Minute, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+	s := Spec{Lock: lock, Addrs: addrs, TTL: c.TTL.D(), Patience: time.Minute, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 		dialled.Store(true)
 		return wires.Dial(ctx, network, addr)
 	}}
 	defer func() { require.True(t, dialled.Load()) }()
 	by := "grant"
-	if competitors.Library(lock) == "" {
+	if library(lock) == "" {
 		by = "token"
 	}
 	const enough = 20  // each has been served several times, and has had others before it
 	for i := range 2 { // those who waited at the end of the first run have left nothing behind for longer than a TTL
-		if competitors.Library(lock) != "" { // that is more than others promise: redsync can leave votes, until they run out
+		if library(lock) != "" { // that is more than others promise: redsync can leave votes, until they run out
 			c.Prefix = fmt.Sprintf("%s/%d/", t.Name(), i)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		n := &atomic.Int64{}
+		var n atomic.Int64
 		counted := func(ctx context.Context) (load.Lock, error) {
-			l, err := competitors.Open(ctx, s)
-			if err != nil {
-				return nil, err
+			l, err := Open(ctx, s)
+			acquire := l.Acquire
+			l.Acquire = func(ctx context.Context, key string) (load.Lease, error) {
+				lease, err := acquire(ctx, key)
+				if err == nil && n.Add(1) == enough+2*int64(c.Contenders) { // some are granted outside the window
+					cancel()
+				}
+				return lease, err
 			}
-			return counter{l, n, enough + 2*int64(c.Contenders), cancel}, nil // some are granted outside the window
+			return l, err
 		}
-		res, err := load.Run(ctx, c, counted, nil)
+		res, err := load.Run(ctx, c, counted, load.Options{})
 		require.NoError(t, err)
 		require.Empty(t, res.Errors)
 		require.Zero(t, res.Checks)
@@ -88,34 +95,37 @@ func contended(t *testing.T, lock string, connections int, addrs []string) {
 	}
 }
 
-type counter struct {
-	load.Lock
-	n    *atomic.Int64
-	most int64
-	end  func()
-}
-
-func (c counter) Acquire(ctx context.Context, key string) (load.Lease, error) {
-	l, err := c.Lock.Acquire(ctx, key)
-	if err == nil && c.n.Add(1) == c.most {
-		c.end()
-	}
-	return l, err
-}
-
 func TestNames(t *testing.T) {
-	for _, lock := range competitors.Names() {
-		require.Contains(t, locks.Names(), competitors.Service(lock))
+	for _, l := range table {
+		require.Contains(t, locks.Names(), l.service)
 	}
-	require.Subset(t, competitors.Names(), locks.Names())
-	require.Equal(t, "github.com/go-redsync/redsync/v4", competitors.Library(competitors.Redsync)[:len("github.com/go-redsync/redsync/v4")])
-	require.Empty(t, competitors.Library(locks.Redis))
-	require.Empty(t, competitors.Library(competitors.RedisSpin))
+	require.Subset(t, Names(), locks.Names())
+	require.Regexp(t, "^github.com/go-redsync/redsync/v4", library("redsync"))
+	require.Empty(t, library("redis-spin"))
 
-	_, err := competitors.Open(t.Context(), competitors.Spec{Lock: "memcached"})
+	_, err := Open(t.Context(), Spec{Lock: "memcached"})
 	require.ErrorContains(t, err, `there is no lock "memcached"; there are redis, redis-spin`)
-	_, err = competitors.Open(t.Context(), competitors.Spec{Lock: competitors.Redislock, Addrs: []string{"a:1", "b:1"}, TTL: time.Second})
+	_, err = Open(t.Context(), Spec{Lock: "redislock", Addrs: []string{"a:1", "b:1"}, TTL: time.Second})
 	require.ErrorContains(t, err, "redislock is on one server, and there are 2 addresses")
-	_, err = competitors.Start(t.Context(), "memcached", competitors.ServerSpec{}, &testbed.Options{})
+	_, err = Start(t.Context(), "memcached", ServerSpec{}, testbed.Options{})
 	require.ErrorContains(t, err, `there is no lock service "memcached"`)
+}
+
+// TestEtcdMutexNobodyThere: an acquisition ends with its context, or after a while.
+func TestEtcdMutexNobodyThere(t *testing.T) {
+	t.Parallel() // it waits
+	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := ln.Addr().String()
+	require.NoError(t, ln.Close())
+	l, err := Open(t.Context(), Spec{Lock: "etcd-mutex", Addrs: []string{addr}, TTL: time.Second})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	over := errors.New("the run is over")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(over)
+	_, err = l.Acquire(ctx, t.Name())
+	require.ErrorIs(t, err, over)
+	_, err = l.Acquire(t.Context(), t.Name())
+	require.EqualError(t, err, "bench: etcd at "+addr+": no answer within 5s")
 }

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencelab/fencelab/internal/jitter"
+	"github.com/fencelab/fencelab/internal/open/onaws"
+	"github.com/fencelab/fencelab/internal/s3object"
+	"github.com/fencelab/fencelab/resource"
+)
+
+// last is the record of a lock whose last token is n.
+func last(n uint64) resource.Record {
+	return resource.Record{MaxFence: resource.Fence{Token: n, Seq: 1}}
+}
+
+// counter is that of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped,
+// and a lock doesn't read the floor from another node.
+type counter struct{ *redis.Client }
+
+func (c counter) Read(ctx context.Context, key string) (rec resource.Record, err error) {
+	rec.MaxFence = resource.Fence{Seq: 1}
+	if rec.MaxFence.Token, err = c.Get(ctx, "fence:{"+key+"}").Uint64(); !errors.Is(err, redis.Nil) {
+		return rec, err
+	}
+	rec.MaxFence.Token, err = c.Get(ctx, "fence-floor").Uint64()
+	if errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ") {
+		err = nil
+	}
+	return rec, err
+}
+
+// KEYS[3], if any, is fence-floor: the counter may be reaped between Read and set.
+var setCounter = redis.NewScript(`
+local last = redis.call('GET', KEYS[1]) or KEYS[3] and redis.call('GET', KEYS[3]) or 0
+if ARGV[2] == '1' or tonumber(last) < tonumber(ARGV[1]) then
+  redis.call('SET', KEYS[1], ARGV[1])
+  if redis.call('EXISTS', KEYS[2]) == 1 then
+    redis.call('INCR', KEYS[1])
+  end
+end
+return 1`)
+
+func (c counter) set(ctx context.Context, key string, token uint64, lower bool) error {
+	keys := []string{"fence:{" + key + "}", "lock:{" + key + "}", "fence-floor"}
+	err := setCounter.Run(ctx, c, keys, token, lower).Err()
+	if redis.HasErrorPrefix(err, "CROSSSLOT ") { // a Cluster
+		err = setCounter.Run(ctx, c, keys[:2], token, lower).Err()
+	}
+	return err
+}
+
+// row is the counter of a pglock in its default table.
+type row struct{ *pgx.Conn }
+
+func openRow(ctx context.Context, url string) (fence, error) {
+	config, err := pgxpool.ParseConfig(url) // as the lock does: the URL may have a pool's parameters
+	if err != nil {                         // which may quote a password
+		return nil, errors.New("the PostgreSQL address is no postgres:// URL, as in postgres://user@host:5432/db")
+	}
+	c, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err != nil {
+		return nil, err
+	}
+	return row{c}, nil
+}
+
+func (r row) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return r.Conn.Close(ctx)
+}
+
+func (r row) Read(ctx context.Context, key string) (resource.Record, error) {
+	var n uint64
+	err := r.QueryRow(ctx, "SELECT fence FROM fencelab_lock WHERE key = $1", key).Scan(&n)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil
+	}
+	return last(n), err
+}
+
+func (r row) set(ctx context.Context, key string, token uint64, lower bool) error {
+	_, err := r.Exec(ctx, `INSERT INTO fencelab_lock AS l (key, fence, expires) VALUES ($1, $2, clock_timestamp())
+		ON CONFLICT (key) DO UPDATE SET fence = excluded.fence + CASE WHEN l.owner IS NULL THEN 0 ELSE 1 END
+		WHERE $3 OR l.fence < excluded.fence`, key, token, lower)
+	return err
+}
+
+// object is the counter of an s3lock.
+type object struct{ onaws.Bucket }
+
+func openObject(at string) (fence, error) {
+	u, err := url.Parse(at)
+	if err != nil { // which would quote a secret
+		return nil, errors.New("the s3 address is no URL")
+	}
+	config, err := onaws.Config(u, &http.Client{})
+	return object{onaws.OpenBucket(u, config)}, err
+}
+
+func (o object) Close() error { return nil }
+
+func (o object) Read(ctx context.Context, key string) (resource.Record, error) {
+	h, _, err := o.get(ctx, key)
+	return last(h.Fence), err
+}
+
+func (o object) name(key string) *string { return aws.String(o.Prefix + "lock/" + s3object.Name(key)) }
+
+// get returns what a lock's object holds, and its ETag. A lease that is over has no owner.
+func (o object) get(ctx context.Context, key string) (h s3object.Lock, etag string, err error) {
+	out, err := o.Client.GetObject(ctx, &s3.GetObjectInput{Bucket: &o.Name, Key: o.name(key)})
+	if _, missing := errors.AsType[*types.NoSuchKey](err); missing {
+		return h, "", nil
+	}
+	if err != nil {
+		return h, "", err
+	}
+	err = errors.Join(json.NewDecoder(out.Body).Decode(&h), out.Body.Close())
+	if err != nil || h.Nonce == "" {
+		return h, "", errors.Join(fmt.Errorf("object %s/%s is no lock", o.Name, *o.name(key)), err)
+	}
+	now, ok := middleware.GetServerTime(out.ResultMetadata)
+	if ok && out.LastModified != nil && !h.Live(now, *out.LastModified) {
+		h.Owner, h.Held = "", false
+	}
+	return h, aws.ToString(out.ETag), nil
+}
+
+// set restarts the lease of a holder.
+func (o object) set(ctx context.Context, key string, token uint64, lower bool) error {
+	for {
+		h, etag, err := o.get(ctx, key)
+		if err != nil || h.Fence >= token && !lower {
+			return err
+		}
+		if h.Fence = token; h.Held {
+			h.Fence++
+		}
+		h.Nonce = rand.Text() // nobody's, or a holder would take this for its own write
+		body, err := json.Marshal(h)
+		if err != nil {
+			return err
+		}
+		in := s3object.Condition(etag)
+		in.Bucket, in.Key, in.Body, in.ContentType = &o.Name, o.name(key), bytes.NewReader(body), aws.String("application/json")
+		if _, err = o.Client.PutObject(ctx, in); !s3object.LostRace(err) {
+			return err
+		}
+		if err := jitter.Sleep(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}

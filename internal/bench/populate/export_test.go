@@ -1,6 +1,0 @@
-package populate
-
-var (
-	ParseInfo    = parseInfo
-	ParseMetrics = parseMetrics
-)
