@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/fencelab/fencelab/faults"
+	"github.com/fencelab/fencelab/internal/jitter"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -243,7 +244,7 @@ func (r *run) inject(ctx context.Context, st Step) (faults.Heal, error) {
 // undo records and undoes a target's faults, in this order: the target's next events come after.
 func (r *run) undo(ctx context.Context, st Step) error {
 	b := r.begun[st.Verb+" "+st.Target]
-	if err := sleepUntil(ctx, b.since.Add(r.Pause)); err != nil {
+	if err := jitter.Sleep(ctx, time.Until(b.since.Add(r.Pause))); err != nil {
 		return err
 	}
 	r.happened(st)
@@ -262,17 +263,6 @@ func (r *run) undo(ctx context.Context, st Step) error {
 // happened records st. The resource's decisions so far have been recorded: with the report that each led to, or by its kill.
 func (r *run) happened(st Step) {
 	r.add(history.Event{Kind: history.KindFault, Name: st.Verb, Target: st.Target, Peers: st.From, Detail: st.Detail})
-}
-
-func sleepUntil(ctx context.Context, t time.Time) error {
-	timer := time.NewTimer(time.Until(t))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 func (r *run) runUntil(ctx context.Context, name, until string) error {

@@ -7,9 +7,9 @@
 // The workers and the resource are the running binary, started again: call [Child], or [ChildWithStore], first in main or TestMain.
 // Both the lock and the store may be your own: [Open] opens any [Lock], and a [Store] any [resource.Store].
 //
-// A run, file by file: hazards.go and scenario.go read and check the schedule; runner.go carries it out, with workers.go (processes
-// and their links), faults.go and servers.go; worker.go is a worker's process, started through protocol.go, on a lock (lock.go);
-// decisions come from the resource's process (resource.go) or from a server's record (store.go); early.go reports grants
+// A run, file by file: hazards.go and scenario.go read and check the schedule; runner.go carries it out, with start.go (worker
+// processes and their links), faults.go and servers.go; worker.go is a worker's process, started through protocol.go, on a lock
+// (lock.go); decisions come from the resource's process (resource.go) or from a server's record (store.go); early.go reports grants
 // made before the victim's lease could have expired; package history judges.
 package scenarios
 
@@ -95,7 +95,7 @@ type Step struct {
 	Target string   // a worker, Resource, or servers of the lock: a name, LockService or Leader
 	Until  string   // of run: the report at which the worker stops until its next run
 	From   []string // of cut and refuse: the lock's servers that Target can't reach; none: all
-	Detail string   // of some faults of a server: the size
+	Detail string   // of some faults of a server: how large, or which kind
 
 	line int // of the file
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/redisclient"
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -162,9 +163,7 @@ func sharedRedis(t *testing.T) *testbed.Server {
 // ownRedis starts a Redis of the test's own, and a client of it.
 func ownRedis(t *testing.T, o *testbed.Options) (*testbed.Server, *redis.Client) {
 	t.Helper()
-	s, err := testbed.StartRedis(t.Context(), o)
-	testbed.Need(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	s := testmain.Serve(t, testbed.StartRedis, o)
 	c, err := redisclient.New(s.URL)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })

@@ -30,7 +30,8 @@ type Service struct {
 	Reentrant bool
 	// Env has additional environment variables for workers.
 	Env []string
-	// Forget, if not nil, removes what the lock of key has on the servers, though it may be held.
+	// Forget, if not nil, removes what the lock of key has on the servers, though it may be held, and nothing else: no other key, no
+	// session. It may be called while other keys are used.
 	Forget func(ctx context.Context, key string) error
 	// Fault carries out a step that affects a server; it may change Nodes. If this service can't have the fault, the error matches
 	// errors.ErrUnsupported. Nil: there are none.

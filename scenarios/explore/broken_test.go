@@ -159,11 +159,28 @@ func tokenFirst(clients []*redis.Client, b dlock.Backend) dlock.Backend {
 	}, func(g *dlock.Grant, drawn uint64) { g.Fence = drawn }}
 }
 
-// longer has a holder believe in so much more of a lease. The Locker takes 12 ms off one of a second, for drift.
-func longer(d time.Duration) sabotage {
-	return func(_ []*redis.Client, b dlock.Backend) dlock.Backend {
-		return changed{b, nil, func(g *dlock.Grant, _ uint64) { g.TTL += d }}
+// noCleanUp has nothing undone whose outcome is unknown, as by a request whose context has ended.
+type noCleanUp struct{ dlock.Backend }
+
+func (b noCleanUp) Release(ctx context.Context, g dlock.Grant) error {
+	if g.Fence == 0 {
+		return context.Canceled
 	}
+	return b.Backend.Release(ctx, g)
+}
+
+func endedCleanUp(_ []*redis.Client, b dlock.Backend) dlock.Backend { return noCleanUp{b} }
+
+// lasting has a holder believe in another TTL.
+func lasting(believed func(ttl time.Duration) time.Duration) sabotage {
+	return func(_ []*redis.Client, b dlock.Backend) dlock.Backend {
+		return changed{b, nil, func(g *dlock.Grant, _ uint64) { g.TTL = believed(g.TTL) }}
+	}
+}
+
+// longer adds so many of the allowances for drift, one of which the Locker takes off again.
+func longer(allowances time.Duration) sabotage {
+	return lasting(func(ttl time.Duration) time.Duration { return ttl + allowances*min(drift, ttl/4) })
 }
 
 // yes answers for a node of Redlock that it does what it is asked, so that of the others one less is enough.

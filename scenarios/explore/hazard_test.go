@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios"
 	"github.com/fencelab/fencelab/scenarios/explore"
 	"github.com/fencelab/fencelab/scenarios/history"
@@ -74,8 +75,8 @@ func TestNoHazard(t *testing.T) {
 	schedules, _ := recorded(t, "testdata/defects.txt")
 	schedules[slow] = parse(t, "pause C")
 	for is, why := range map[defect]string{
-		getThenSet:    "it lacks pause C 1",
-		noExpiry:      "it lacks deafen B 1",
+		getThenSet:    "it lacks cut C 1",
+		noExpiry:      "deafen A 0",
 		slow:          "it has no steps",
 		tokenFromTime: "it lacks nothing",
 	} {
@@ -115,9 +116,7 @@ func TestHazards(t *testing.T) {
 				require.Equal(t, want, history.Judge(events).Verdict)
 			}
 			t.Parallel()
-			server, err := testbed.StartRedis(t.Context(), &testbed.Options{})
-			testbed.Need(t, err)
-			t.Cleanup(func() { require.NoError(t, server.Close()) })
+			server := testmain.Serve(t, testbed.StartRedis, nil)
 			r := scenarios.Runner{Service: &scenarios.Service{
 				Lock: h.Locks[0], Server: server.String(), Nodes: []scenarios.Node{{Name: "redis", Addr: server.Addr}},
 			}}

@@ -95,7 +95,7 @@ func (n naive) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error
 				return g, ctx.Err()
 			}
 		}
-		pause := min(r.TTL, time.Second) / 20 // a holder's TTL may be shorter
+		pause := max(10*time.Millisecond, min(r.TTL, time.Second)/20) // a holder's TTL may be shorter
 		if n.is == slow {
 			pause = 3 * r.TTL
 		}

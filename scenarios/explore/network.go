@@ -29,20 +29,22 @@ type Client struct {
 	greeting int           // messages each way
 	latency  time.Duration // of each message; no two clients have the same, so that no two events have the same time
 
-	mu     sync.Mutex
-	dead   bool
-	frozen bool    // what it sends stays in the process; what is sent to it, in the network
-	freeze int     // how many requests it sends until it is frozen; 0: it isn't about to be
-	flows  []fault // by server
-	conns  []*conn // in the order in which they were opened
-	opened int
-	change chan struct{} // closed and replaced when anything above changes
+	mu      sync.Mutex
+	dead    bool
+	frozen  bool    // what it sends stays in the process; what is sent to it, in the network
+	freeze  int     // how many requests it sends until it is frozen; 0: it isn't about to be
+	flows   []fault // by server
+	conns   []*conn // in the order in which they were opened
+	opened  int
+	asked   map[string]bool // requests that a connection took with it before it had the reply
+	repeats int             // those that came again on another: the server may execute them twice
+	change  chan struct{}   // closed and replaced when anything above changes
 }
 
 // NewClient returns a client of real servers, without faults of its own.
 func NewClient(addrs []string, ttl time.Duration) *Client {
 	dial := func(server int) (net.Conn, error) { return net.Dial("tcp", addrs[server]) } //nolint:noctx // as a server in this process
-	return &Client{TTL: ttl, flows: make([]fault, len(addrs)), change: make(chan struct{}), dial: dial}
+	return &Client{TTL: ttl, flows: make([]fault, len(addrs)), change: make(chan struct{}), asked: map[string]bool{}, dial: dial}
 }
 
 // fault is what the connections to a server do, by direction.
@@ -128,6 +130,7 @@ type conn struct {
 	queues  [2][]message // by direction
 	broken  bool         // it has lost a message
 	closed  bool
+	asked   []byte // the last request, until something is replied
 	// greeting counts the messages of each direction that are still part of the client's greeting.
 	greeting [2]int
 }
@@ -173,6 +176,13 @@ func (k *conn) arrive(dir int, b []byte) {
 			return
 		}
 		m.held, m.unsent = flow != pass, dir == requests && c.frozen
+		if b != nil && dir == requests {
+			k.asked = b
+			if c.asked[string(b)] {
+				c.repeats++
+				delete(c.asked, string(b))
+			}
+		}
 		if b != nil && f.after[dir] > 0 {
 			f.after[dir]--
 		}
@@ -201,6 +211,10 @@ func (k *conn) write(dir int) {
 		}
 		if _, err := k.ends[1-dir].Write(m.bytes); err != nil && dir == requests {
 			break
+		} else if err == nil && dir == replies {
+			k.c.mu.Lock()
+			k.asked = nil
+			k.c.mu.Unlock()
 		}
 	}
 	k.close()
@@ -232,6 +246,9 @@ func (k *conn) next(dir int) (message, bool) {
 func (k *conn) close() {
 	k.c.mu.Lock()
 	k.closed = true
+	if k.asked != nil {
+		k.c.asked[string(k.asked)] = true
+	}
 	k.c.conns = slices.DeleteFunc(k.c.conns, func(o *conn) bool { return o == k })
 	k.c.changed()
 	k.c.mu.Unlock()

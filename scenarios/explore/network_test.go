@@ -55,7 +55,7 @@ func TestFaults(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				wire := &wire{t: t}
-				k := &worker{process: &process{client: &Client{flows: make([]fault, 1), change: make(chan struct{}), latency: time.Microsecond, dial: wire.dial}}}
+				k := &worker{process: &process{client: &Client{flows: make([]fault, 1), change: make(chan struct{}), asked: map[string]bool{}, latency: time.Microsecond, dial: wire.dial}}}
 				defer time.Sleep(settle) // what is being delivered
 				defer k.client.mend()
 				defer k.client.kill()
@@ -89,7 +89,7 @@ func TestFaults(t *testing.T) {
 func TestKilledSendsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wire := &wire{t: t}
-		c := &Client{flows: make([]fault, 1), change: make(chan struct{}), latency: time.Microsecond, dial: wire.dial}
+		c := &Client{flows: make([]fault, 1), change: make(chan struct{}), asked: map[string]bool{}, latency: time.Microsecond, dial: wire.dial}
 		wire.open(c)
 		c.set(func() { c.dead = true })
 		_, err := wire.client.Write([]byte("a"))

@@ -20,7 +20,8 @@ const (
 	Renew     Verb = "renew"     // the worker renews its lease
 	Release   Verb = "release"   // the worker releases the lock, whatever it has done
 	Rerelease Verb = "rerelease" // the worker releases its previous lease once more
-	Cancel    Verb = "cancel"    // the context of the worker's call ends
+	Crowd     Verb = "crowd"     // twelve more goroutines of the worker's process wait for the lock, and release it at once
+	Cancel    Verb = "cancel"    // the contexts of the worker's call and of its crowd end
 	Kill      Verb = "kill"      // the worker's process dies
 	Pause     Verb = "pause"     // nothing enters or leaves the worker's process, after N more requests have left
 	Resume    Verb = "resume"    //
@@ -37,6 +38,7 @@ const (
 	Wipe      Verb = "wipe"      // a server restarts without its data
 	Jump      Verb = "jump"      // a server's clock jumps forward by For
 	Wait      Verb = "wait"      // time passes
+	TTL       Verb = "ttl"       // the worker's process, which must not have done anything yet, has leases of For
 )
 
 // Step is one step of a [Schedule].
@@ -45,7 +47,7 @@ type Step struct {
 	Worker int           // of all but those of servers, and wait
 	Server int           // of restart, wipe and jump; of cut, deafen, hold and lag: the server whose connections are hit, or All
 	N      int           // of cut, deafen, hold, lag and pause: how many messages pass before
-	For    time.Duration // of wait and jump
+	For    time.Duration // of wait, jump and ttl
 }
 
 // All is every server.
@@ -158,6 +160,7 @@ var alphabet = []letter{
 	{Renew, "worker", 4},
 	{Release, "worker", 6},
 	{Rerelease, "worker", 3},
+	{Crowd, "worker", 1},
 	{Cancel, "worker", 6},
 	{Kill, "worker", 2},
 	{Pause, "worker [n]", 5},
@@ -175,6 +178,7 @@ var alphabet = []letter{
 	{Wipe, "server", 1},
 	{Jump, "server duration", 3},
 	{Wait, "duration", 14},
+	{TTL, "worker duration", 0}, // a schedule begins with it
 }
 
 func (v Verb) args() string {
@@ -207,6 +211,11 @@ func (sys *System) Random(seed uint64, n int) Schedule {
 		g.letters = append(g.letters, l)
 	}
 	var s Schedule
+	for i := range g.workers {
+		if seed%8 == 1 && !slices.Contains(sys.Without, TTL) && g.IntN(2) == 0 {
+			s = append(s, Step{Verb: TTL, Worker: i, For: []time.Duration{1, 3, 10, 100}[g.IntN(4)] * time.Millisecond})
+		}
+	}
 	for len(s) < n {
 		if g.IntN(6) > 0 {
 			s = append(s, g.step(g.pick(), g.IntN(g.workers)))

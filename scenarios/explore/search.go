@@ -24,17 +24,19 @@ type Report struct {
 	Name      string
 	Schedules int
 	Grants    int
+	Repeats   int             // requests that a client repeated because it had lost the connection before the reply
 	Met       map[string]Verb // steps and calls that were under way, as in "cut acquire", with the step's verb
 	Took      time.Duration
-	First     int      // how many schedules it took until one broke something
-	Seed      uint64   // of the schedule that is reported
-	Schedule  Schedule // that one, shrunk
-	Found     *Result  // nil: nothing was broken
+	First     int           // how many schedules it took until one broke something
+	After     time.Duration // until then
+	Seed      uint64        // of the schedule that is reported
+	Schedule  Schedule      // that one, shrunk
+	Found     *Result       // nil: nothing was broken
 }
 
 func (r *Report) String() string {
-	s := fmt.Sprintf("%s: %d schedules, %d grants in %v (%.0f schedules/s), %d pairs of a step and the call that it met", r.Name, r.Schedules, r.Grants,
-		r.Took.Round(time.Millisecond), float64(r.Schedules)/r.Took.Seconds(), len(r.Met))
+	s := fmt.Sprintf("%s: %d schedules, %d grants, %d repeated requests in %v (%.0f schedules/s), %d pairs of a step and the call that it met", r.Name, r.Schedules,
+		r.Grants, r.Repeats, r.Took.Round(time.Millisecond), float64(r.Schedules)/r.Took.Seconds(), len(r.Met))
 	if never := slices.DeleteFunc(Verbs(), func(v Verb) bool { return slices.Contains(slices.Collect(maps.Values(r.Met)), v) }); len(never) > 0 {
 		s += fmt.Sprintf(", none of %v", never)
 	}
@@ -60,11 +62,12 @@ func (sys *System) Explore(t *testing.T, o Options) *Report {
 		s := sys.Random(seed, steps)
 		r := sys.Run(t, s)
 		rep.Grants += r.Grants
+		rep.Repeats += r.repeats
 		maps.Copy(rep.Met, r.met)
 		if r.Finding != "" && (o.Counts == nil || o.Counts(s)) {
 			found++
 			if rep.Found == nil {
-				rep.First = rep.Schedules + 1
+				rep.First, rep.After = rep.Schedules+1, time.Since(start)
 			}
 			small := s.shrink(func(s Schedule) bool {
 				smaller := sys.Run(t, s)

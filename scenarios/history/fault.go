@@ -1,6 +1,6 @@
 package history
 
-// Fault is a fault of a worker, the resource or a server of the lock. Package scenarios injects it.
+// Fault is a fault of a worker, the resource or a server of the lock. Package scenarios injects it, or internal/open if only one lock's servers have it.
 type Fault struct {
 	Name string // in schedules, events and traces
 	Undo string // the name of its undo; empty: none

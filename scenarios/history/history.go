@@ -1,5 +1,5 @@
 // Package history defines the events of a run and judges them. The judge sees nothing else, so recorded and hand-made histories can
-// be judged, too.
+// also be judged.
 package history
 
 import (
@@ -44,7 +44,7 @@ const (
 	ReadStale   = "read-stale"   // the fenced read was refused
 	Checked     = "checked"      // the worker checked its lease: it was still held
 	BeforeWrite = "before-write" // the value to write is computed
-	Sent        = "sent"         // the write has left the process
+	Sent        = "sent"         // the worker is about to write; the network holds the write from now on
 	Wrote       = "wrote"        // the resource accepted the write
 	WriteStale  = "write-stale"  // the resource refused the write (409)
 	ReleaseGap  = "release-gap"  // between the check and the delete of a release that is not atomic
@@ -70,7 +70,7 @@ type Event struct {
 
 	Target string   `json:"target,omitempty"` // of a fault: a worker, "resource" or a server of the lock
 	Peers  []string `json:"peers,omitempty"`  // of a cut: from which servers
-	Detail string   `json:"detail,omitempty"` // of a fault: its size
+	Detail string   `json:"detail,omitempty"` // of a fault: how large, or which kind
 
 	Token uint64    `json:"token,omitempty"` // the grant's fencing token
 	TTL   Duration  `json:"ttl,omitempty"`   // of an acquired report: the lease
