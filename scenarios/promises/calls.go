@@ -34,6 +34,7 @@ func releaseRepeated(c *check) {
 }
 
 func releaseRetried(c *check) {
+	c.releasesOn()
 	c.often(func() (sure bool) {
 		a, other, key := c.times(10), c.client(), newKey() // at the worst the lock comes free when the lease ends
 		l := c.take(a, key)
@@ -49,6 +50,46 @@ func releaseRetried(c *check) {
 		_ = c.do(later.Release)
 		return sure
 	})
+	a, b, key := c.lasting(), c.client(), newKey()
+	l := c.take(a, key)
+	heal := c.inject(a, (*faults.Link).LoseRequests)
+	r := c.briefly(releasing(l))
+	heal()
+	if r.err != nil && c.do(l.Release) == nil {
+		c.comesFree(b, key, "a release whose request had been lost was retried, and returned no error,")
+	}
+}
+
+// releasesOn checks that a client whose release got no reply still releases, the same lease and others. Another client's release
+// after each that hangs shows that it isn't the servers.
+func (c *check) releasesOn() {
+	a, b := c.lasting(), c.client()
+	l := c.take(a, newKey())
+	heal := c.inject(a, (*faults.Link).LoseReplies)
+	r := c.briefly(releasing(l))
+	heal()
+	if !r.returned { // EndsWithContext says so
+		return
+	}
+	next := c.take(a, newKey()) // it is connected again
+	for _, l := range []scenarios.Lease{l, next} {
+		hangs := 0
+		for ; hangs < 4; hangs++ {
+			waited := false
+			r := c.within(patience, func(ctx context.Context) (scenarios.Lease, error) {
+				err := l.Release(ctx)
+				waited = err != nil && ctx.Err() != nil
+				return nil, err
+			})
+			if r.returned && !waited || c.do(c.take(b, newKey()).Release) != nil {
+				break
+			}
+		}
+		if hangs == 4 {
+			c.breaks("after a release whose reply was lost its client could acquire, but four more releases didn't return before their contexts ended; those of another client, after each, did")
+			return
+		}
+	}
 }
 
 func releaseStale(c *check) {
@@ -161,8 +202,9 @@ func acquireLate(c *check) {
 		"an acquisition while the link was silent": (*faults.Link).Cut,
 		refusedTry: (*faults.Link).Refuse,
 	} {
-		a, b, key := c.client(), c.client(), newKey()
+		a, b, key, theirs := c.client(), c.lasting(), newKey(), newKey()
 		_ = c.do(c.take(a, newKey()).Release) // it is connected
+		held := c.take(b, theirs)
 		heal := c.inject(a, fault)
 		try := func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) }
 		r := c.briefly(try)
@@ -175,7 +217,9 @@ func acquireLate(c *check) {
 			c.breaks("TryAcquire returned a lease without a reply")
 			continue
 		}
-		c.comesFree(b, key, what)
+		c.still(held, a, theirs, what+", of another lock,") // a client may take its late reply for another
+		_ = c.do(held.Release)
+		c.comesFree(c.client(), key, what)
 		if c.comesFree(a, key, what+", its own client retrying,"); c.isDecided() {
 			return
 		}
@@ -206,6 +250,7 @@ func (c *check) failedAcquire() {
 				if !r.returned { // EndsWithContext says so, and it takes long
 					return true
 				}
+				c.still(l, a, key, "its own acquisition of a held lock that "+what)
 				sure = c.stays(l, other, key, "an acquisition of a held lock that "+what)
 				_ = c.do(l.Release)
 				return sure
@@ -460,6 +505,8 @@ func endsWithContext(c *check) {
 		switch r := returns(call); {
 		case !r.returned:
 			c.breaks("%s, while the servers were silent, hadn't returned %v after its context had ended", name, patience)
+		case r.err == nil && r.lease != nil:
+			c.breaks("%s granted a lock while no server replied, or its client connects to other addresses than LockSpec.Addrs", name)
 		case r.err == nil && name == "Release":
 			c.notes("a release that reached no server returned no error: the lock may stay held for the rest of its lease")
 		}
@@ -581,7 +628,7 @@ func nothingLeft(c *check) {
 	a, b, key := c.client(), c.lasting(), newKey() // a may clean up until its leases, had it got any, would have ended
 	held := c.take(b, key)
 	_ = c.do(c.take(a, newKey()).Release) // it is connected
-	const clients = "clients"
+	const clients, lost, many = "clients", "leases that were lost, and as many releases while a renewal was under way", 40
 	closed := []*client{a}
 	connections := func() (n int) {
 		for _, cl := range closed {
@@ -595,6 +642,24 @@ func nothingLeft(c *check) {
 		"cancelled waits": func() {
 			_, _ = c.within(pause, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).granted()
 		},
+		lost: func() {
+			var leases []scenarios.Lease
+			for range many {
+				if l, err := c.try(a, newKey()); err == nil {
+					leases = append(leases, l)
+				}
+			}
+			heal := c.inject(a, (*faults.Link).LoseReplies)
+			time.Sleep(a.ttl * 2 / 3)
+			for _, l := range leases[len(leases)/2:] {
+				go c.within(patience, releasing(l))
+			}
+			time.Sleep(a.ttl)
+			heal()
+			for _, l := range leases {
+				_ = c.do(l.Release)
+			}
+		},
 		clients: func() {
 			cl := c.client()
 			closed = append(closed, cl)
@@ -607,8 +672,11 @@ func nothingLeft(c *check) {
 	}
 	for what, call := range kinds {
 		calls, mark, before := 100, newKey(), connections()
-		if what == clients {
+		switch what {
+		case clients:
 			calls = 30 // there may not be room for more
+		case lost:
+			calls = 3 // of many
 		}
 		// A client may keep a pool, as large as a slow machine has made it. It doesn't grow again.
 		pool, pooled := 0, 0
@@ -619,6 +687,9 @@ func nothingLeft(c *check) {
 					call()
 				}
 			})
+			if what == lost {
+				n *= many / 2
+			}
 			few := (n - 1) / 2
 			most := max(few, 20) // slow calls are few
 			// What ends slowly, such as clean-up on a slow machine, isn't left for good.
@@ -653,6 +724,7 @@ func nothingLeft(c *check) {
 			if open > most {
 				c.breaks("after %d %s, %d more connections to a server were open than before, and none was closed for %v", n, what, open, patience)
 			}
+			c.comesFree(a, newKey(), fmt.Sprintf("%d %s", n, what))
 			break
 		}
 	}

@@ -31,9 +31,32 @@ func leaseLasts(c *check) {
 	}
 	a, b := c.client(), c.client()
 	wg.Go(func() { c.allTold(a, b) })
+	wg.Go(func() { c.together(c.outlivesReleased) })
 	wg.Wait()
 	if checked.Load() == 0 {
 		c.cannot("TryAcquire of a free lock granted no lease that lasted")
+	}
+}
+
+// outlivesReleased checks that what would have ended a lease that has been released leaves the next one alone.
+func (c *check) outlivesReleased() {
+	const times = 3 // a stall of the machine may end one
+	for n := 1; n <= times && !c.isDecided(); n++ {
+		a, other, key := c.client(), c.client(), newKey()
+		_ = c.do(c.take(a, key).Release)
+		time.Sleep(c.k.TTL / 2)
+		same := c.take(other, newKey()) // the older one
+		l := c.take(a, key)
+		time.Sleep(c.k.TTL * 5 / 8)
+		sure := c.still(l, other, key, "the time of an earlier one, which had been released, was up")
+		ended := l.Context().Err() != nil && lasts(same, time.Now())
+		_, _ = c.do(l.Release), c.do(same.Release)
+		switch {
+		case !ended, sure:
+			return
+		case n == times:
+			c.breaks("%d times a lease ended when the time of an earlier one, which had been released, was up; that of another client lasted", n)
+		}
 	}
 }
 
@@ -98,6 +121,7 @@ func leaseRenewed(c *check) {
 			c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
 		})
 	}
+	wg.Go(func() { c.together(c.many) })
 	if c.restarts(); c.isDecided() {
 		return
 	}
@@ -312,7 +336,7 @@ func (c *check) renews(hold time.Duration) bool {
 
 // sameClient checks that nothing else that the holder's client does ends renewals.
 func (c *check) sameClient() {
-	for what, call := range map[string]func(a *client, key, held string, old scenarios.Lease){
+	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
 		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { _ = c.do(old.Release) },
 		"a failed try of its own client":               func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
 		"64 callers of its own client began to wait": func(a *client, key, held string, old scenarios.Lease) { // more than a pool has connections
@@ -320,9 +344,20 @@ func (c *check) sameClient() {
 				time.AfterFunc(old.TTL()+c.k.TTL, c.wait(a, []string{key, held}[i%2]).stop)
 			}
 		},
-	} {
-		c.keepsOn(what, call)
 	}
+	if c.k.Service.Forget != nil {
+		calls["somebody had deleted another lock of its client"] = func(a *client, _, _ string, old scenarios.Lease) {
+			deleted := newKey()
+			c.take(a, deleted)
+			c.forget(deleted)
+			time.Sleep(old.TTL()) // until a renewal sees that
+		}
+	}
+	var parts []func()
+	for what, call := range calls {
+		parts = append(parts, func() { c.keepsOn(what, call) })
+	}
+	c.together(parts...)
 }
 
 // restarts checks that the leases of a client that had none for a moment are renewed.
@@ -358,6 +393,45 @@ func (c *check) restarts() {
 			again = again || ended[i].Load() == n
 		}
 		if !again || c.isDecided() {
+			return
+		}
+	}
+}
+
+// many checks that a client renews all its leases in time though replies are slow: not one after the other.
+func (c *check) many() {
+	const leases, times = 16, 3
+	for n := 1; ; n++ {
+		a, other, b := c.times(3), c.times(3), c.client()
+		same := c.take(other, newKey())
+		held := map[string]scenarios.Lease{}
+		for range leases {
+			key := newKey()
+			held[key] = c.take(a, key)
+		}
+		slow := same.TTL() / 12
+		warm := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow/4) })
+		time.Sleep(same.TTL()) // its renewals overlap: it opens the connections that it needs
+		warm()
+		c.slow(slow, a)
+		c.slow(slow, other)
+		time.Sleep(same.TTL() + c.k.TTL)
+		ended := 0
+		for key, l := range held {
+			if l.Context().Err() != nil {
+				ended++
+			} else { // its holder may be told late
+				c.still(l, b, key, fmt.Sprintf("renewals of %d leases of a client, whose replies took %v,", leases, slow))
+			}
+		}
+		sound := ended <= leases/4 || same.Context().Err() != nil // a stall of the machine may end some
+		c.shut(a)
+		c.shut(other)
+		if sound || c.isDecided() {
+			return
+		}
+		if n == times {
+			c.breaks("%d times some of a client's %d leases ended, last time %d, while replies took %v; another client's only lease was renewed: do renewals wait for each other, or for a connection?", times, leases, ended, slow)
 			return
 		}
 	}
@@ -409,6 +483,7 @@ func holderDisconnected(c *check) {
 }
 
 func holderReturns(c *check) {
+	c.toldAndRenewed()
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
 		"came back": (*faults.Link).Cut, "sent late requests": (*faults.Link).HoldRequests, "got late replies": holdReplies,
 	} {
@@ -449,6 +524,36 @@ func holderReturns(c *check) {
 			return ended == 3
 		})
 	}
+}
+
+// toldAndRenewed has a holder told that its lease is lost when its connections break, whose renewals reach the servers again.
+func (c *check) toldAndRenewed() {
+	if c.k.Service.NoRenew {
+		return
+	}
+	a, b, key := c.client(), c.client(), newKey()
+	l := c.take(a, key)
+	heal := c.inject(a, (*faults.Link).Refuse)
+	select {
+	case <-l.Context().Done():
+	case <-time.After(l.TTL() + patience): // HolderDisconnected is about a holder that isn't told
+	case <-c.ctx.Done():
+	}
+	heal()
+	if l.Context().Err() == nil {
+		return
+	}
+	if next, err := c.acquire(b, key); err == nil {
+		_ = c.do(next.Release)
+		return
+	}
+	c.release(l)
+	if next, err := c.try(b, key); err == nil {
+		_ = c.do(next.Release)
+		c.notes("a holder had been told that its lease was lost, and the lock stayed held until it called Release")
+		return
+	}
+	c.comesFree(b, key, "a holder had been told that its lease was lost, and had released it,")
 }
 
 func oddTTLs(c *check) {

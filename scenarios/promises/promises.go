@@ -3,7 +3,7 @@
 //
 // Expiry is observed, as a successor's grant. A lock counts as held only while the holder's own lease says so. A call may take ten
 // seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus twenty seconds, or for twenty times
-// what a new client needs then for an unused lock: a machine or servers that have stalled break no promise.
+// as long as a new client then needs for a free lock: a machine or servers that have stalled break no promise.
 //
 // It doesn't test failovers, clocks that jump during a lease, clients whose clocks differ, or servers that restart with their data. Of
 // keys that are hashed to 32 bits it finds collisions of CRC-32, FNV and Postgres's hashtext, of the key alone; of keys hashed to 16

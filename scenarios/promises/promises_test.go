@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"html"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -90,17 +91,40 @@ func TestKept(t *testing.T) {
 	})
 }
 
+// These break no promise.
+func TestMild(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		set           func(*simple)
+		promise, fact string
+	}{
+		"polls without a pause": {func(s *simple) { s.hectic = true }, "WaiterServed", "a waiter sent at least 200 messages in a second"},
+		"is slow three times":   {func(s *simple) { s.tryWaits = 3 }, "Exclusive", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			virtually(t, 1, open(c.set), func(t *testing.T, k promises.Kit) {
+				k.Only = []string{c.promise}
+				row := promises.Run(t, k).Rows[0]
+				require.Equal(t, promises.Kept, row.Verdict, row.Why)
+				require.Equal(t, c.fact, row.Why)
+			})
+		})
+	}
+}
+
 // stalling is a lock whose calls take time, and fail if its servers are away.
 type stalling struct {
 	scenarios.Lock
-	takes time.Duration
+	takes time.Duration // a call
+	frees time.Duration // a release
 	again time.Duration // not 0: when an Acquire that has met no servers asks again
 	away  func() bool
 }
 
-func (l stalling) stall(ctx context.Context) error {
+func (l stalling) stall(ctx context.Context, d time.Duration) error {
 	select {
-	case <-time.After(l.takes):
+	case <-time.After(d):
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -118,7 +142,7 @@ func (l stalling) behind(lease scenarios.Lease, err error) (scenarios.Lease, err
 }
 
 func (l stalling) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	if err := l.stall(ctx); err != nil {
+	if err := l.stall(ctx, l.takes); err != nil {
 		return nil, err
 	}
 	lease, err := l.Lock.TryAcquire(ctx, key)
@@ -127,7 +151,7 @@ func (l stalling) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 
 func (l stalling) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
 	for {
-		err := l.stall(ctx)
+		err := l.stall(ctx, l.takes)
 		if err == nil {
 			break
 		}
@@ -149,7 +173,7 @@ type stallingLease struct {
 }
 
 func (l stallingLease) Release(ctx context.Context) error {
-	if err := l.l.stall(ctx); err != nil {
+	if err := l.l.stall(ctx, l.l.frees); err != nil {
 		return err
 	}
 	return l.Lease.Release(ctx)
@@ -158,18 +182,19 @@ func (l stallingLease) Release(ctx context.Context) error {
 // Slow servers, and those that are away for a while, break no promise.
 func TestStalls(t *testing.T) {
 	t.Parallel()
-	for what, c := range map[string]struct{ takes, again, every, away time.Duration }{
-		"slow":              {3 * time.Second, 0, time.Hour, 0},
-		"very slow":         {9 * time.Second, 0, time.Hour, 0},
-		"away now and then": {time.Second, 0, 31 * time.Second, 7 * time.Second},
-		"patient":           {0, 9700 * time.Millisecond, 17 * time.Second, 12500 * time.Millisecond},
+	for what, c := range map[string]struct{ takes, releases, again, every, away time.Duration }{
+		"slow releases":     {0, 800 * time.Millisecond, 0, time.Hour, 0},
+		"slow":              {3 * time.Second, 0, 0, time.Hour, 0},
+		"very slow":         {9 * time.Second, 0, 0, time.Hour, 0},
+		"away now and then": {time.Second, 0, 0, 31 * time.Second, 7 * time.Second},
+		"patient":           {0, 0, 9700 * time.Millisecond, 17 * time.Second, 12500 * time.Millisecond},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			virtually(t, 1, func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 				l, err := open(func(*simple) {})(ctx, s)
 				start := time.Now().Truncate(24 * time.Hour)
-				return stalling{l, c.takes, c.again, func() bool { return time.Since(start)%c.every > c.every-c.away }}, err
+				return stalling{l, c.takes, c.takes + c.releases, c.again, func() bool { return time.Since(start)%c.every > c.every-c.away }}, err
 			}, func(t *testing.T, k promises.Kit) {
 				r, err := k.Check(t.Context())
 				require.NoError(t, err)
@@ -232,16 +257,19 @@ func TestBroken(t *testing.T) {
 		"a token for each client":       {func(s *simple) { s.tokenByOwner = true }, []string{"TokensIncrease"}},
 		"a token that is forgotten":     {func(s *simple) { s.tokenEnds = true }, []string{"TokensIncrease"}},
 		"time as the token":             {func(s *simple) { s.clockToken = true }, []string{"ClockSkew"}},
-		"spaces at the end":             {func(s *simple) { s.padded = true }, []string{"KeysIndependent"}},
-		"no case":                       {func(s *simple) { s.folded = true }, []string{"KeysIndependent"}},
+		"spaces at the end":             {func(s *simple) { s.takes = func(key string) string { return strings.TrimRight(key, " ") } }, []string{"KeysIndependent"}},
+		"no case":                       {func(s *simple) { s.takes = strings.ToLower }, []string{"KeysIndependent"}},
+		"no bytes but UTF-8":            {func(s *simple) { s.takes = func(key string) string { return strings.ToValidUTF8(key, "\uFFFD") } }, []string{"KeysIndependent"}},
+		"accents are composed":          {func(s *simple) { s.takes = func(key string) string { return strings.ReplaceAll(key, "e\u0301", "é") } }, []string{"KeysIndependent"}},
+		"lines are trimmed":             {func(s *simple) { s.takes = strings.NewReplacer("\n", "").Replace }, []string{"KeysIndependent"}},
 		"256 locks for all keys":        {func(s *simple) { s.hash = func(key []byte) uint32 { return crc32.ChecksumIEEE(key) % 256 } }, []string{"KeysIndependent"}},
 		"the key is CRC-32":             {func(s *simple) { s.hash = promises.Hashes[0] }, []string{"KeysIndependent"}},
 		"the key is FNV-1a":             {func(s *simple) { s.hash = promises.Hashes[1] }, []string{"KeysIndependent"}},
 		"the key is hashtext":           {func(s *simple) { s.hash = promises.Hashes[2] }, []string{"KeysIndependent"}},
 		"the key is FNV-1":              {func(s *simple) { s.hash = promises.Hashes[3] }, []string{"KeysIndependent"}},
 		"the key is CRC-32C":            {func(s *simple) { s.hash = promises.Hashes[4] }, []string{"KeysIndependent"}},
-		"keys of 512 bytes":             {func(s *simple) { s.cut = 512 }, []string{"KeysIndependent"}},
-		"keys of 1,024 bytes":           {func(s *simple) { s.cut = 1024 }, []string{"KeysIndependent"}},
+		"keys of 512 bytes":             {func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 512)] } }, []string{"KeysIndependent"}},
+		"keys of 1,024 bytes":           {func(s *simple) { s.takes = func(key string) string { return key[:min(len(key), 1024)] } }, []string{"KeysIndependent"}},
 		"stops, and says nothing":       {func(s *simple) { s.renewal = renewPretends }, []string{"LeaseRenewed"}},
 		"TTLs of 32 bits":               {func(s *simple) { s.short = true }, []string{"OddTTLs"}},
 		"renewed by hand, blindly":      {func(s *simple) { s.byHand = handBlindly }, []string{"RenewedByHand"}},
@@ -250,9 +278,12 @@ func TestBroken(t *testing.T) {
 		"renewed by hand late":          {func(s *simple) { s.byHand = handLate }, []string{"RenewedByHand"}},
 		"renewed by hand for nothing":   {func(s *simple) { s.byHand = handNothing }, []string{"RenewedByHand"}},
 		"waits for its own lock":        {func(s *simple) { s.own = true }, []string{"OneClient"}},
-		"a try waits":                   {func(s *simple) { s.tryWaits = true }, []string{"Exclusive"}},
+		"a try waits":                   {func(s *simple) { s.tryWaits = math.MaxInt }, []string{"Exclusive"}},
 		"renewals that don't restart":   {func(s *simple) { s.renewal, s.restless = renewRight, true }, []string{"LeaseRenewed"}},
 		"renews after a failed release": {func(s *simple) { s.renewal = renewUnreleased }, []string{"EveryMessage"}},
+		"grants without a reply":        {func(s *simple) { s.failsOpen = true }, []string{"EndsWithContext"}},
+		"renews one after the other":    {func(s *simple) { s.renewal = renewInTurn }, []string{"LeaseRenewed"}},
+		"tells the holder, and renews":  {func(s *simple) { s.renewal = renewDespite }, []string{"HolderReturns"}},
 		"renews no key twice":           {func(s *simple) { s.renewal = renewKeyOnce }, []string{"HolderReturns"}},
 		"repeats as another":            {func(s *simple) { s.repeats = true }, []string{"EveryMessage"}},
 		"repeats, and counts":           {func(s *simple) { s.counts = true }, []string{"EveryMessage"}},
@@ -278,6 +309,13 @@ func TestBroken(t *testing.T) {
 		"untold after renewals":         {func(s *simple) { s.renewal = renewUntold }, []string{"LeaseRenewed"}},
 		"renewed, and not released":     {func(s *simple) { s.renewal = renewVersion }, []string{"WaiterServed"}},
 		"renewed after its release":     {func(s *simple) { s.renewal = renewUpserts }, []string{"WaiterServed"}}, // NothingLeft may find its renewals
+		"slashes at the start":          {func(s *simple) { s.takes = func(key string) string { return strings.TrimLeft(key, "/") } }, []string{"KeysIndependent"}},
+		"released with its last":        {func(s *simple) { s.bucketed = true }, []string{"KeysIndependent"}},
+		"failed tries keep connections": {func(s *simple) { s.tryKeeps = true }, []string{"NothingLeft"}},
+		"takes a lock for its own":      {func(s *simple) { s.claims = true }, []string{"AcquireLate"}},
+		"releases keep a mutex":         {func(s *simple) { s.stuck = true }, []string{"ReleaseRetried"}},
+		"releases keep a key's mutex":   {func(s *simple) { s.stuckKey = true }, []string{"ReleaseRetried"}},
+		"takes a late reply for its":    {func(s *simple) { s.mixes = true }, []string{"AcquireLate"}},
 		"releases too late":             {func(s *simple) { s.renewal, s.late = renewRight, true }, []string{"EndsWithContext"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -313,7 +351,7 @@ func TestBrokenOnce(t *testing.T) {
 		"renewed twice, and no more":        {1, func(s *simple) { s.renewal = renewTwice }, "LeaseRenewed"},
 		"cancelled as it is granted":        {1, func(s *simple) { s.renewal, s.dropsGrant = renewRight, true }, "WaiterCancelled"},
 		"renewed until one fails":           {1, func(s *simple) { s.renewal = renewFragile }, "LeaseRenewed"},
-		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns"},
+		"renewed until one is lost":         {1, func(s *simple) { s.renewal = renewToLoss }, "HolderReturns LeaseRenewed"},
 		"a closed client's goroutine":       {1, func(s *simple) { s.leaksClosed = true }, "NothingLeft"},
 		"waits on when it is closed":        {1, func(s *simple) { s.waitsOn = true }, "CloseEnds"},
 		"whole seconds":                     {1, func(s *simple) { s.seconds = true }, "OddTTLs"},
@@ -327,11 +365,20 @@ func TestBrokenOnce(t *testing.T) {
 		"a failed try leaves a connection":  {1, func(s *simple) { s.tryConnects = true }, "NothingLeft"},
 		"renews what the server forgot":     {1, func(s *simple) { s.renewal = renewRegardless }, "DataLoss"},
 		"renews what somebody deleted":      {1, func(s *simple) { s.renewal = renewAlive }, "DataLoss"},
+		"renewed until another is lost":     {1, func(s *simple) { s.renewal = renewGroup }, "LeaseRenewed"},
 		"remembers its records":             {1, func(s *simple) { s.records = true }, "DataLoss"},
 		"loads a script once":               {1, func(s *simple) { s.loadedOnce = true }, "DataLoss"},
 		"tires":                             {1, func(s *simple) { s.tires = true }, "Exclusive OneClient TokensIncrease"},
 		"stops when it is refused":          {1, func(s *simple) { s.renewal = renewToRefusal }, "HolderDisconnected"},
-		"waiters take all connections":      {1, func(s *simple) { s.renewal, s.pooled = renewRight, true }, "LeaseRenewed"},
+		"waiters take all connections":      {1, func(s *simple) { s.renewal, s.pooled = renewRight, true }, "LeaseRenewed WaiterServed"},
+		"counted from a wait by its holder": {1, func(s *simple) { s.fromWait = true }, "WaiterServed"},
+		"a waiter leaves with others":       {1, func(s *simple) { s.leavesAll = true }, "WaiterServed"},
+		"releases once":                     {1, func(s *simple) { s.oneRelease = true }, "ReleaseRetried"},
+		"a queue that forgets":              {1, func(s *simple) { s.forgets = true }, "WaiterServed"},
+		"a timer that isn't stopped":        {1, func(s *simple) { s.timers = true }, "LeaseLasts"},
+		"a lost lease leaves a goroutine":   {1, func(s *simple) { s.renewal, s.lostStays = renewRight, true }, "NothingLeft"},
+		"renewed while it is released":      {1, func(s *simple) { s.renewal = renewStays }, "NothingLeft"},
+		"released while it is renewed":      {1, func(s *simple) { s.renewal = renewVersions }, "WaiterServed"},
 		"one of three servers":              {3, func(*simple) {}, "DataLoss"},
 	} {
 		t.Run(name, func(t *testing.T) {

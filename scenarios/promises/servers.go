@@ -176,15 +176,7 @@ func (c *check) oneInCommon() {
 
 func dataLoss(c *check) {
 	if c.k.Service.Forget != nil {
-		c.together(func() {
-			c.lost("somebody had deleted the lock", func(keys ...string) {
-				for _, key := range keys {
-					if err := c.do(func(ctx context.Context) error { return c.ask(func() error { return c.k.Service.Forget(ctx, key) }) }); err != nil {
-						c.cannot("Service.Forget: %v", err)
-					}
-				}
-			})
-		})
+		c.together(func() { c.lost("somebody had deleted the lock", c.forget) })
 		c.fact = "" // Forget may have deleted the counter
 	}
 	nodes := c.k.Service.Nodes
@@ -205,6 +197,15 @@ func dataLoss(c *check) {
 		c.oneInCommon()
 	}
 	c.lost("the servers had lost their data", func(...string) { c.fault(scenarios.Step{Verb: "wipe", Target: scenarios.LockService}) })
+}
+
+// forget deletes locks, whoever holds them.
+func (c *check) forget(keys ...string) {
+	for _, key := range keys {
+		if err := c.do(func(ctx context.Context) error { return c.ask(func() error { return c.k.Service.Forget(ctx, key) }) }); err != nil {
+			c.cannot("Service.Forget: %v", err)
+		}
+	}
 }
 
 // lost checks what follows when lose has removed the locks of keys, and perhaps all else, from the servers.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"net"
 	"strings"
 	"sync"
@@ -59,9 +60,7 @@ type simple struct {
 	tokenFirst   bool // the token is minted in another message, before the wait
 	tokenByOwner bool // the token grows when the lock changes hands between clients
 	tokenEnds    bool // the token's counter ends with the lease
-	folded       bool // keys have no case
 	single       bool // a grant frees what its client held, as MySQL's GET_LOCK once did
-	padded       bool // spaces at the end of a key don't count
 	short        bool // a TTL has 32 bits
 	subscribed   bool // waiters try again when a message says so, or the lease has run out
 	session      bool // a lock is free if its holder isn't connected any more
@@ -105,14 +104,33 @@ type simple struct {
 	saysHeld     bool // a try whose connection is refused says that the lock is held
 	keeps        bool // its first 80 calls leave a goroutine each, as a pool does
 	kept         atomic.Int32
-	tryWaits     bool // a try waits for five seconds
+	tryWaits     int // so many tries of a client wait for five seconds
+	tries        atomic.Int32
+	failsOpen    bool // an acquisition that gets no reply is granted
+	hectic       bool // waiters poll every millisecond
+	fromWait     bool // the holder counts a lease from when it began to wait
+	leavesAll    bool // a waiter that leaves ends the subscription of its client's others, which wait for the lease's end then
+	left         sync.Map
+	forgets      bool // waiters queue, and lose their place after four seconds
+	timers       bool // the time of a lease that was released ends its client's next
+	latest       sync.Map
+	lostStays    bool // a lease that is lost leaves a goroutine
+	tryKeeps     bool // a failed try keeps one of its client's 20 connections
+	mixes        bool // the late reply of a call that was given up is taken for the next call's
+	replies      chan reply
+	claims       bool // a try that finds the lock held after one that failed takes it for its own
+	stuck        bool // a release that fails leaves its client's mutex for releases locked
+	stuckKey     bool // or that of the key
+	oneRelease   bool // the second release of a lease does nothing, and returns no error
+	bucketed     bool // a client's release is sent when it holds none of the keys with the same hash, of 256
+	holds        [256]atomic.Int32
 	restless     bool // renewals don't start again within 400 ms of the last release
 	lastRelease  atomic.Int64
 	closeFrees   bool                    // Close releases what is held, and the holder isn't told
 	repeats      bool                    // a call whose connection breaks is sent again, by another owner
 	counts       bool                    // a call whose connection breaks is sent again, and so are grants counted
 	hash         func(key []byte) uint32 // which the key is replaced by
-	cut          int                     // not 0: the bytes of a key that count
+	takes        func(key string) string // what the server takes for the key
 	ahead        *atomic.Int64
 	releases     atomic.Int32
 	losses       atomic.Int32
@@ -152,6 +170,11 @@ const (
 	renewUpserts    // once more after the release, and also if nobody holds it
 	renewUnreleased // until a release has succeeded
 	renewKeyOnce    // but no key of which the client has lost a lease
+	renewInTurn     // one lease of a client after the other
+	renewDespite    // though the holder has been told that the lease is lost, and then it isn't released
+	renewStays      // and a renewal that is under way at the release leaves a goroutine
+	renewVersions   // as renewVersion, and the release knows those that were replied to
+	renewGroup      // until one of the leases that its client has at the same time is lost
 )
 
 type lease struct {
@@ -159,6 +182,7 @@ type lease struct {
 	key    string
 	value  string
 	freed  bool
+	renews atomic.Int32 // with replies
 	fence  uint64
 	until  atomic.Pointer[time.Time]
 	ctx    context.Context
@@ -220,6 +244,9 @@ var (
 		return fence`)
 	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
 	extend  = redis.NewScript(`return redis.call('pexpire', KEYS[1], ARGV[2])`)
+	another = redis.NewScript(`
+		local has, next = redis.call('get', KEYS[1]), ARGV[1] .. '+'
+		if has == ARGV[1] or has == next then return redis.call('psetex', KEYS[1], ARGV[2], next) and 1 end return 0`)
 	upsert  = redis.NewScript(`local has = redis.call('get', KEYS[1]) if has and has ~= ARGV[1] then return 0 end return redis.call('psetex', KEYS[1], ARGV[2], ARGV[1]) and 1`)
 	release = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0`)
 )
@@ -230,8 +257,13 @@ const patient = 5 * time.Second
 func open(set func(*simple)) scenarios.Open {
 	return func(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 		l := &simple{ttl: s.TTL, owner: uuid.NewString(), calls: make(chan struct{}, 1), closed: make(chan struct{})}
-		if set(l); l.pooled {
+		switch set(l); {
+		case l.pooled:
 			l.calls = make(chan struct{}, 10)
+		case l.tryKeeps:
+			l.calls = make(chan struct{}, 20)
+		case l.mixes:
+			l.replies = make(chan reply, 1000)
 		}
 		if l.majority && len(s.Addrs) > 1 {
 			return openMajority(ctx, s, set, l.unlimited)
@@ -286,7 +318,7 @@ func (s *simple) call(ctx context.Context) context.Context {
 
 // turn waits until the client's other acquisitions are over, or the pool has a connection.
 func (s *simple) turn(ctx context.Context) (end func(), err error) {
-	if !s.oneCall && !s.pooled {
+	if !s.oneCall && !s.pooled && !s.tryKeeps && !s.mixes {
 		return func() {}, nil
 	}
 	select {
@@ -302,16 +334,21 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	if err != nil {
 		return nil, err
 	}
-	defer end()
 	l, err := s.try(ctx, key)
+	if !s.tryKeeps || !errors.Is(err, dlock.ErrHeld) {
+		end()
+	}
 	switch {
 	case err == nil:
 		return l, nil
-	case s.tryWaits && errors.Is(err, dlock.ErrHeld):
+	case errors.Is(err, dlock.ErrHeld) && int(s.tries.Add(1)) <= s.tryWaits:
 		time.Sleep(5 * time.Second)
 	case s.saysHeld && strings.Contains(err.Error(), "refused"):
 		return nil, dlock.ErrHeld
 	case !errors.Is(err, dlock.ErrHeld):
+		if s.claims {
+			s.latest.Store(key, true)
+		}
 		if s.tryDeletes {
 			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return s.redis.Del(ctx, key).Err() })
 		}
@@ -319,6 +356,13 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 			go s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return release.Run(ctx, s.redis, []string{key}, s.owner).Err() })
 		}
 		return l, err
+	}
+	if _, failed := s.latest.LoadAndDelete(key); failed && s.claims {
+		until := time.Now().Add(s.ttl)
+		mine := &lease{s: s, key: key, fence: 1}
+		mine.until.Store(&until)
+		mine.ctx, mine.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)
+		return mine, nil
 	}
 	s.tried.Store(key)
 	if s.tryTakes {
@@ -359,14 +403,8 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.hash != nil {
 		key = fmt.Sprint(s.hash([]byte(key)))
 	}
-	if s.cut > 0 {
-		key = key[:min(len(key), s.cut)]
-	}
-	if s.folded {
-		key = strings.ToLower(key)
-	}
-	if s.padded {
-		key = strings.TrimRight(key, " ")
+	if s.takes != nil {
+		key = s.takes(key)
 	}
 	if s.short {
 		ttl = time.Duration(uint32(ttl.Milliseconds())) * time.Millisecond //nolint:gosec // the defect
@@ -432,7 +470,13 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 			return nil, errors.Join(dlock.ErrHeld, err)
 		}
 	}
-	fence, err := acquire.Run(s.call(ctx), s.redis, []string{key}, value, ms, s.reentrant, s.tokenAfter, last, ahead).Uint64()
+	call := func(ctx context.Context) (uint64, error) {
+		return acquire.Run(ctx, s.redis, []string{key}, value, ms, s.reentrant, s.tokenAfter, last, ahead).Uint64()
+	}
+	if s.mixes {
+		call = s.mixed(call)
+	}
+	fence, err := call(s.call(ctx))
 	if again := s.repeats || s.counts; again && err != nil && !isTimeout(err) && ctx.Err() == nil {
 		if s.repeats {
 			value = uuid.NewString()
@@ -441,6 +485,9 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		if s.counts && err == nil {
 			err = s.redis.Incr(ctx, key+":holds").Err()
 		}
+	}
+	if err != nil && s.failsOpen {
+		fence, err = 1, nil
 	}
 	if err != nil {
 		return nil, err
@@ -502,6 +549,9 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.lateUntil || s.lateWaited && ctx.Value(waitedKey{}) != nil {
 		start = time.Now()
 	}
+	if began, ok := ctx.Value(waitedKey{}).(time.Time); ok && s.fromWait {
+		start = began
+	}
 	if s.callTime {
 		fence = uint64(start.UnixNano()) //nolint:gosec // positive
 	}
@@ -513,6 +563,9 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		if before := s.only.Swap(l); before != nil {
 			release.Run(ctx, s.redis, []string{before.key}, before.value)
 		}
+	}
+	if s.bucketed {
+		s.holds[crc32.ChecksumIEEE([]byte(key))%256].Add(1)
 	}
 	until := start.Add(s.ttl)
 	l.until.Store(&until)
@@ -535,10 +588,39 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.neverEnds {
 		l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	}
+	if s.timers {
+		s.latest.Store(key, value)
+		time.AfterFunc(s.ttl, func() {
+			if value, _ := s.latest.Load(key); l.ctx.Err() != nil {
+				release.Run(context.WithoutCancel(ctx), s.redis, []string{key}, value)
+			}
+		})
+	}
 	if s.deafClose || s.closeFrees || s.waitCloses || s.renewal == renewForEver {
 		s.held = append(s.held, l)
 	}
 	return l, nil
+}
+
+type reply struct {
+	n   uint64
+	err error
+}
+
+// mixed returns the next reply that comes, whichever call's it is.
+func (s *simple) mixed(call func(ctx context.Context) (uint64, error)) func(ctx context.Context) (uint64, error) {
+	return func(ctx context.Context) (uint64, error) {
+		go func() {
+			n, err := call(context.WithoutCancel(ctx))
+			s.replies <- reply{n, err}
+		}()
+		select {
+		case r := <-s.replies:
+			return r.n, r.err
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
 }
 
 // chat sends the messages of a chatty lock.
@@ -571,16 +653,19 @@ func (l *lease) renew(ctx context.Context) {
 			if l.ctx.Err() == nil {
 				l.s.losses.Add(1)
 				l.s.lostKeys.Store(l.key, true)
+				if l.s.lostStays {
+					defer func() { <-l.s.closed }()
+				}
 			}
 			l.cancel()
 		}
 	}()
-	releases := l.s.releases.Load()
+	releases, losses := l.s.releases.Load(), l.s.losses.Load()
 	script := renew
 	if l.s.renewal == renewUpserts {
 		script = upsert
 	}
-	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(l.Until()); {
+	for tries := 0; l.s.renewal == renewForEver || l.s.renewal == renewDespite || l.s.renewal == renewUpserts && tries%3 != 0 || l.ctx.Err() == nil && time.Now().Before(l.Until()); {
 		tries++
 		closed := l.s.closed
 		if l.s.renewal == renewForEver {
@@ -599,7 +684,7 @@ func (l *lease) renew(ctx context.Context) {
 			return
 		}
 		if tries%3 != 0 || ctx.Err() != nil || l.s.renewal == renewNothing || l.s.renewal == renewTwice && tries > 6 ||
-			l.s.renewal == renewToLoss && l.s.losses.Load() > 0 {
+			l.s.renewal == renewToLoss && l.s.losses.Load() > 0 || l.s.renewal == renewGroup && l.s.losses.Load() != losses {
 			continue
 		}
 		if _, lost := l.s.lostKeys.Load(l.key); lost && l.s.renewal == renewKeyOnce {
@@ -610,7 +695,13 @@ func (l *lease) renew(ctx context.Context) {
 		if l.s.renewal == renewForEver {
 			short = ctx
 		}
+		if l.s.renewal == renewDespite {
+			short = ctx
+		}
 		var err error
+		if l.s.renewal == renewInTurn {
+			l.s.calls <- struct{}{}
+		}
 		if l.s.pooled {
 			end, err := l.s.turn(short)
 			if err != nil {
@@ -638,6 +729,13 @@ func (l *lease) renew(ctx context.Context) {
 			fallthrough
 		case renewVersion:
 			err = l.s.redis.SetXX(short, l.key, l.value+"+", l.s.ttl).Err()
+		case renewVersions:
+			var n int
+			if n, err = another.Run(short, l.s.redis, []string{l.key}, l.version(), ttl).Int(); err == nil && n == 0 {
+				err = dlock.ErrLost
+			} else if err == nil {
+				l.renews.Add(1)
+			}
 		case renewOverwrites:
 			err = l.s.redis.Set(short, l.key, l.value, l.s.ttl).Err()
 		case renewSeconds:
@@ -653,11 +751,20 @@ func (l *lease) renew(ctx context.Context) {
 			}
 		}
 		cancel()
+		if l.s.renewal == renewInTurn {
+			<-l.s.calls
+		}
+		if l.s.renewal == renewStays && l.s.releases.Load() != releases && l.ctx.Err() != nil {
+			<-l.s.closed
+		}
 		if refused = err != nil && l.s.renewal == renewToRefusal && !errors.Is(err, dlock.ErrLost) && !isTimeout(err); refused {
 			return
 		}
 		if errors.Is(err, dlock.ErrLost) || errors.Is(err, redis.ErrClosed) || err != nil && l.s.renewal == renewForEver {
 			return
+		}
+		if err != nil && l.s.renewal == renewDespite {
+			l.cancel()
 		}
 		if err != nil && l.s.renewal == renewFragile {
 			return
@@ -672,20 +779,27 @@ func (l *lease) renew(ctx context.Context) {
 	}
 }
 
+// version is the value that the lease has on the server, if every renewal got a reply.
+func (l *lease) version() string { return l.value + strings.Repeat("+", int(l.renews.Load())) }
+
 func isTimeout(err error) bool {
 	n, ok := errors.AsType[net.Error](err)
 	return ok && n.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }
 
 func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, err error) {
-	if s.queue {
+	if s.queue || s.forgets {
 		return s.line(ctx, key)
 	}
 	end, err := s.turn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer end()
+	if s.tryKeeps {
+		end()
+	} else {
+		defer end()
+	}
 	if s.own {
 		own, _ := s.mutex.LoadOrStore(key, make(chan struct{}, 1))
 		select {
@@ -703,7 +817,7 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 	if s.tokenFirst {
 		ctx = context.WithValue(ctx, tokenKey{}, s.mint(ctx, key))
 	}
-	ctx = context.WithValue(ctx, waitedKey{}, true)
+	ctx = context.WithValue(ctx, waitedKey{}, began)
 	for {
 		if s.getThenSet {
 			if n, err := s.redis.Exists(ctx, key).Result(); n > 0 || err != nil {
@@ -729,6 +843,9 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 			return l, err
 		}
 		again := 10 * time.Millisecond
+		if s.hectic {
+			again = time.Millisecond
+		}
 		var messages <-chan *redis.Message
 		if s.subscribed || s.asleep {
 			sub := s.redis.Subscribe(ctx, key+":free")
@@ -742,12 +859,18 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 			again = time.Hour
 		}
 		for isHeld := true; isHeld; {
+			if left, ok := s.left.Load(key); ok && left.(time.Time).After(began) {
+				again = max(again, s.redis.PTTL(ctx, key).Val())
+			}
 			select {
 			case <-messages:
 				isHeld = false
 			case <-time.After(again):
 				isHeld = messages == nil && !s.sweeps && !s.session && !s.reentrant && s.redis.Exists(ctx, key).Val() > 0 // faster than a script
 			case <-ctx.Done():
+				if s.leavesAll {
+					s.left.Store(key, time.Now())
+				}
 				if s.waitCloses {
 					for _, l := range s.held {
 						release.Run(context.WithoutCancel(ctx), s.redis, []string{l.key}, l.value)
@@ -762,6 +885,9 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 // line waits in a queue, and stays in it if the server doesn't reply.
 func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) {
 	me := uuid.NewString()
+	if s.forgets {
+		s.redis.Set(ctx, key+":"+me, 1, 4*time.Second)
+	}
 	if err := s.redis.RPush(ctx, key+":queue", me).Err(); err != nil {
 		return nil, err
 	}
@@ -771,8 +897,10 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 		_ = s.redis.LRem(ctx, key+":queue", 1, me).Err()
 	}()
 	for {
-		if first, err := s.redis.LIndex(ctx, key+":queue", 0).Result(); err != nil {
+		if first, err := s.redis.LIndex(ctx, key+":queue", 0).Result(); err != nil && (!s.forgets || !errors.Is(err, redis.Nil)) {
 			return nil, err
+		} else if s.forgets && first != me && first != "" && s.redis.Exists(ctx, key+":"+first).Val() == 0 && ctx.Err() == nil {
+			s.redis.LRem(ctx, key+":queue", 1, first)
 		} else if first == me {
 			if l, err := s.try(ctx, key); !errors.Is(err, dlock.ErrHeld) {
 				return l, err
@@ -826,6 +954,9 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.panics && l.freed {
 		panic("close of closed channel")
 	}
+	if l.s.renewal == renewDespite && l.ctx.Err() != nil {
+		return dlock.ErrLost
+	}
 	if l.s.renewal != renewUnreleased {
 		l.cancel()
 	}
@@ -854,10 +985,19 @@ func (l *lease) Release(ctx context.Context) error {
 	if (l.s.releaseOnce || l.s.sendsOnce) && (l.freed || time.Now().After(l.Until())) {
 		return dlock.ErrLost
 	}
-	l.freed = l.s.sendsOnce
+	if l.s.oneRelease && l.freed {
+		return nil
+	}
+	l.freed = l.s.sendsOnce || l.s.oneRelease
 	l.s.mutex.Delete(l.key)
 	if l.s.subscribed || l.s.asleep {
 		defer l.s.redis.Publish(ctx, l.key+":free", 1)
+	}
+	if l.s.bucketed && !l.freed {
+		l.freed = true
+		if l.s.holds[crc32.ChecksumIEEE([]byte(l.key))%256].Add(-1) > 0 {
+			return nil
+		}
 	}
 	if l.s.asksFirst {
 		if has, err := l.s.redis.Get(ctx, l.key).Result(); has != l.value {
@@ -871,7 +1011,29 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.loadedOnce {
 		run = release.EvalSha
 	}
-	n, err := run(l.s.call(ctx), l.s.redis, []string{l.key}, l.value).Int()
+	if l.s.stuck || l.s.stuckKey {
+		of := l.key
+		if l.s.stuck {
+			of = ""
+		}
+		own, _ := l.s.mutex.LoadOrStore("release "+of, make(chan struct{}, 1))
+		mutex := own.(chan struct{})
+		select {
+		case mutex <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		n, err := run(ctx, l.s.redis, []string{l.key}, l.version()).Int()
+		if err != nil {
+			return err
+		}
+		<-mutex
+		if n == 0 {
+			err = fmt.Errorf("%w: another has it", dlock.ErrLost)
+		}
+		return err
+	}
+	n, err := run(l.s.call(ctx), l.s.redis, []string{l.key}, l.version()).Int()
 	l.freed = l.freed || err == nil
 	if l.s.saysNothing {
 		return nil

@@ -15,10 +15,12 @@ import (
 
 func waiterServed(c *check) {
 	c.ownWaiters()
-	c.expiredWaiter()
-	c.released(false)
+	c.polls()
+	c.together(func() { c.longWaiter("had been cut off", (*faults.Link).Cut) }, func() { c.longWaiter("had waited", nil) })
+	c.released("")
 	if !c.k.Service.NoRenew && !c.k.Fixed && !c.isDecided() { // a lock-delay may be half of a fixed lease
-		c.released(true)
+		c.released(afterRenewals)
+		c.released(underWay)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -31,6 +33,8 @@ func waiterServed(c *check) {
 		_, _ = c.do(c.take(b, newKey()).Release), c.do(c.take(next, newKey()).Release) // they are connected
 		l := c.take(a, key)
 		wg.Go(func() {
+			leaves := c.wait(b, key)
+			time.Sleep(pause)
 			first := c.wait(b, key)
 			time.Sleep(pause)
 			second := c.wait(next, key)
@@ -40,6 +44,8 @@ func waiterServed(c *check) {
 				}
 				time.Sleep(5 * pause)
 			}
+			leaves.stop() // what it shares with the other waiter of its client goes on
+			time.Sleep(pause)
 			heal := func() {}
 			if fault != nil {
 				var err error
@@ -224,9 +230,13 @@ func waitersCutOff(c *check) {
 
 // ownWaiters has callers of one client wait for a lock that it holds: it frees that lock, and gets others.
 func (c *check) ownWaiters() {
-	const n = 6
-	b, key := c.lasting(), newKey()
+	const n, others = 6, 24
+	b, key, theirs := c.times(10), newKey(), newKey()
 	l := c.take(b, key)
+	c.take(c.lasting(), theirs)
+	for range others {
+		defer c.wait(b, theirs).stop()
+	}
 	var waits []wait
 	for range n {
 		w := c.wait(b, key)
@@ -234,7 +244,7 @@ func (c *check) ownWaiters() {
 		waits = append(waits, w)
 	}
 	time.Sleep(10 * pause)
-	c.comesFree(b, newKey(), fmt.Sprintf("%d of its callers waited for another lock", n))
+	c.comesFree(b, newKey(), fmt.Sprintf("%d of its callers waited for other locks", n+others))
 	_ = c.do(l.Release)
 	var wg sync.WaitGroup
 	var served atomic.Int32
@@ -256,8 +266,31 @@ func (c *check) ownWaiters() {
 	}
 }
 
-// expiredWaiter has a waiter cut off until its session, if it has one, has run out.
-func (c *check) expiredWaiter() {
+// polls checks whether a waiter polls without a pause.
+func (c *check) polls() {
+	const most = 200
+	a, b, key := c.lasting(), c.client(), newKey()
+	_ = c.do(c.take(b, newKey()).Release) // it is connected
+	l := c.take(a, key)
+	waiter := c.wait(b, key)
+	defer waiter.stop()
+	time.Sleep(10 * pause)
+	heal := c.inject(b, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.LoseRequestsFrom(ctx, most) })
+	time.Sleep(time.Second)
+	if b.loses() {
+		c.notes("a waiter sent at least %d messages in a second", most)
+	}
+	waiter.stop()
+	heal()
+	_ = c.do(l.Release)
+}
+
+// longWaiter has a waiter wait, or cut off, until its session, if it has one, has run out.
+func (c *check) longWaiter(what string, fault func(*faults.Link, context.Context) (faults.Heal, error)) {
+	over, ttls := 0, time.Duration(5)
+	if c.k.Fixed { // it may be long
+		ttls = 3
+	}
 	c.often(func() bool {
 		a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
 		_ = c.do(c.take(b, newKey()).Release)
@@ -265,42 +298,73 @@ func (c *check) expiredWaiter() {
 		waiter := c.wait(b, key)
 		defer waiter.stop()
 		time.Sleep(5 * pause)
-		heal := c.inject(b, (*faults.Link).Cut)
-		time.Sleep(3 * max(c.k.TTL, c.k.Service.MinSession))
+		behind := c.wait(c.client(), key)
+		defer behind.stop()
+		go func() {
+			if l, err := (<-behind.done).granted(); err == nil {
+				_ = c.do(l.Release)
+			}
+		}()
+		heal := func() {}
+		if fault != nil {
+			heal = c.inject(b, fault)
+		}
+		time.Sleep(ttls * max(c.k.TTL, c.k.Service.MinSession))
 		heal()
 		go c.release(l) // it may take longer than the waiter's lease
 		got, err := waiter.served(c.limit())
 		if err != nil {
-			c.blocked(key, "a waiter who had been cut off for three TTLs hadn't got the lock %v after its release: %v", c.limit(), err)
+			c.blocked(key, "a waiter who %s for %d TTLs hadn't got the lock %v after its release: %v", what, ttls, c.limit(), err)
 			return true
 		}
-		sure := c.still(got, other, key, "a waiter who had been cut off for three TTLs was served")
+		ended := !lasts(got, time.Now())
+		sure := c.still(got, other, key, fmt.Sprintf("a waiter who %s for %d TTLs was served", what, ttls))
 		_ = c.do(got.Release)
+		if ended && fault == nil { // one that was cut off may be told late
+			if fresh := c.take(other, newKey()); lasts(fresh, time.Now()) { // a stall of the machine may end one
+				over++
+			}
+		}
+		if over == 3 {
+			c.breaks("%d times the lease of a waiter who %s for %d TTLs was over when it got it; that of a client that hadn't waited lasted", over, what, ttls)
+		}
 		return sure || c.isDecided()
 	})
 }
 
+const underWay = " while a renewal was under way"
+
 // released checks that a release frees the lock before the lease would have ended, and that no renewal takes it back.
-func (c *check) released(renewed bool) {
-	circumstance, how := "", ""
+func (c *check) released(circumstance string) {
+	const again = "held again by nobody"
+	how := ""
 	for range 3 {
-		a, b, key := c.client(), c.client(), newKey()
-		if renewed {
-			a, circumstance = c.times(3), ", after renewals,"
-		}
+		a, b, key := c.times(3), c.client(), newKey()
+		renewed := circumstance != ""
 		_ = c.do(c.take(b, newKey()).Release) // it is connected
 		start := time.Now()
 		l := c.take(a, key)
-		if renewed {
+		heal := func() {}
+		switch circumstance {
+		case afterRenewals:
 			time.Sleep(l.TTL() + c.k.TTL)
+		case underWay:
+			heal = c.inject(a, holdReplies)
+			time.Sleep(l.TTL() * 2 / 3)
+			time.AfterFunc(5*pause, heal) // the release has been sent
+			if l.Context().Err() != nil {
+				return
+			}
+		}
+		if renewed {
 			start = time.Now().Add(-l.TTL() / 4)
 		}
 		if err := c.do(l.Release); err != nil && (!renewed || !errors.Is(err, dlock.ErrLost)) {
 			return
 		}
-		const again = "held again by nobody"
+		heal()
 		how = "held for the rest of its lease"
-		held := time.Now() // since when it has been, if it is
+		var held time.Time // since when tries have been refused, if they are
 		for {
 			end := start.Add(l.TTL() * 3 / 4)
 			if how == again && !held.IsZero() { // a lock-delay, after a try that was granted, is shorter
@@ -320,7 +384,7 @@ func (c *check) released(renewed bool) {
 			}
 			time.Sleep(pause + pause/3) // not when a renewal comes
 		}
-		if held.IsZero() {
+		if held.IsZero() { // or the servers were too slow for a try
 			return
 		}
 		unused, err := c.try(b, newKey())
