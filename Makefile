@@ -12,8 +12,14 @@ $(foreach kv,$(shell cat testdata/images/images.env 2>/dev/null),$(eval export $
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# One that all need stands for all that aren't there, so that a machine without a network gets one error and not hundreds.
+.PHONY: modules
+modules:
+	@GOPROXY=off $(GO) list -deps ./cmd/demo >/dev/null 2>&1 || $(GO) mod download github.com/prometheus/client_golang || { \
+		echo "make: Go can't download modules; they come from GOPROXY=$$($(GO) env GOPROXY): is there a network?" >&2; exit 1; }
+
 .PHONY: demo
-demo: ## Show a frozen lock holder corrupt data, and fencing refuse it (needs only Go)
+demo: modules ## Show a frozen lock holder corrupt data, and fencing refuse it (Linux; needs only Go)
 	@echo "demo: compiling, the first time for about a minute"
 	@$(GO) run -gcflags=all=-l ./cmd/demo $(ARGS)
 
@@ -27,7 +33,7 @@ testbed = $(or $(FENCELAB_TESTBED),$(shell cat bin/testbed 2>/dev/null),auto)
 # Tests get a directory of their own for temporary files, which goes whatever becomes of them. The scenarios wait most of the
 # time; they come first, so that the other packages' tests have the cores meanwhile.
 .PHONY: test
-test: setup ## Set up, run the tests, and say what ran (PKG=./... RACE=off TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
+test: modules setup ## Set up, run the tests, and say what ran (PKG=./... RACE=off TESTFLAGS="-v -run TestX" SERVERS=all SETUP=off)
 	@$(MAKE) --no-print-directory run-tests
 
 .PHONY: run-tests
@@ -46,9 +52,9 @@ bench: setup ## Run the benchmarks (PKG=./... BENCH=. TESTFLAGS="-count 6")
 	@FENCELAB_TESTBED=$(testbed) $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(TESTFLAGS) $(PKG)
 
 .PHONY: explore
-explore: setup ## Run random schedules over locks in virtual time, and known ones on a real Redis (SECONDS=60 SEED=N LOCK=redislock)
-	@FENCELAB_TESTBED=$(testbed) $(GO) test ./scenarios/explore -tags replay -count=1 -timeout 0 -v -run 'TestExplore|TestReproducible|TestReplay' \
-		-args -for $(or $(SECONDS),60)s -seed $(or $(SEED),$(shell date +%s)) -lock '$(LOCK)'
+explore: setup ## Run random schedules over all locks in virtual time, and known ones on a real Redis (SECONDS=60 SEED=N STEPS=24), or only over LOCK=redislock
+	@FENCELAB_TESTBED=$(testbed) $(GO) test ./scenarios/explore -tags replay -count=1 -timeout 0 -v -run '$(if $(LOCK),TestExplore,TestExplore|TestReproducible|TestReplay)' \
+		-args -for $(or $(SECONDS),60)s -seed $(or $(SEED),$(shell date +%s)) -steps $(or $(STEPS),24) -lock '$(LOCK)'
 
 .PHONY: fuzz
 fuzz: ## Fuzz the parsers, the HTTP handler, the record format and the judge (SECONDS=10 for each)
