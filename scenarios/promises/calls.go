@@ -8,6 +8,7 @@ import (
 	"runtime/pprof"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -31,10 +32,17 @@ func releaseRepeated(c *check) {
 			return sure
 		})
 	}
+	a, key := c.client(), newKey()
+	l := c.take(a, key)
+	c.slow(pause, a)
+	release := func() { _ = c.do(l.Release) }
+	c.together(release, release, release, release) // one that panics breaks the promise
+	c.comesFree(c.client(), key, "four releases at once")
 }
 
 func releaseRetried(c *check) {
 	c.releasesOn()
+	c.othersLast()
 	c.often(func() (sure bool) {
 		a, other, key := c.times(10), c.client(), newKey() // at the worst the lock comes free when the lease ends
 		l := c.take(a, key)
@@ -89,6 +97,39 @@ func (c *check) releasesOn() {
 			c.breaks("after a release whose reply was lost its client could acquire, but four more releases didn't return before their contexts ended; those of another client, after each, did")
 			return
 		}
+	}
+}
+
+// othersLast checks that a call that gets no reply leaves its client's other leases alone.
+func (c *check) othersLast() {
+	for _, what := range []string{"a release of another lock", "a try of another lock"} {
+		c.often(func() (sure bool) {
+			a, other, key := c.lasting(), c.client(), newKey()
+			l, gone := c.take(a, key), c.take(a, newKey())
+			call := releasing(gone)
+			if what == "a try of another lock" {
+				call = func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, newKey()) }
+			}
+			heal := c.inject(a, (*faults.Link).LoseReplies)
+			r := c.briefly(call)
+			heal()
+			if !r.returned || c.endsWithConnection(l) {
+				return true
+			}
+			sure = c.stays(l, other, key, what+" by its holder that got no reply")
+			_, _ = c.do(l.Release), c.do(gone.Release)
+			return sure
+		})
+	}
+}
+
+// endsWithConnection waits for a lease to end with the connections that a fault has closed, as a session may.
+func (c *check) endsWithConnection(l scenarios.Lease) bool {
+	select {
+	case <-l.Context().Done():
+		return true
+	case <-time.After(patience / 10):
+		return false
 	}
 }
 
@@ -512,6 +553,11 @@ func endsWithContext(c *check) {
 		}
 		heal()
 	}
+	alone := c.client()
+	c.inject(alone, (*faults.Link).Refuse)
+	if _, err := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return alone.Acquire(ctx, newKey()) }).granted(); err == nil {
+		c.breaks("Acquire granted a lock while all servers refused connections")
+	}
 	ended, end := context.WithCancel(c.ctx)
 	end()
 	a, b, released, acquired := c.client(), c.client(), newKey(), newKey()
@@ -533,18 +579,23 @@ func endsWithContext(c *check) {
 func (c *check) outlives() {
 	const times = 3
 	for range times {
-		cl := c.times(3)
+		cl, other, key := c.times(3), c.client(), newKey()
 		ctx, cancel := context.WithCancel(c.ctx)
 		defer cancel()
 		before, err := c.call(c.limit(), func() (scenarios.Lease, error) { return cl.Acquire(ctx, newKey()) }).granted()
 		if err != nil {
 			c.cannot("Acquire of a free lock: %v", err)
 		}
-		ended := c.take(cl, newKey())
-		time.Sleep(pause)
-		if !c.k.Service.NoRenew { // or renewals with it
+		ended, err := c.within(c.k.TTL, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
+		if err != nil { // too slow
+			ended = c.take(cl, key)
+		}
+		if c.k.Service.NoRenew {
+			time.Sleep(ended.TTL() / 2) // its deadline is over
+		} else { // or renewals end with it
 			time.Sleep(ended.TTL() + c.k.TTL)
 		}
+		c.still(ended, other, key, "the end of its acquisition's context")
 		tied := ended.Context().Err() != nil && before.Context().Err() == nil
 		_, _ = c.do(ended.Release), c.do(before.Release)
 		if !tied {
@@ -629,6 +680,7 @@ func nothingLeft(c *check) {
 	held := c.take(b, key)
 	_ = c.do(c.take(a, newKey()).Release) // it is connected
 	const clients, lost, many = "clients", "leases that were lost, and as many releases while a renewal was under way", 40
+	const replyless = "tries without a reply"
 	closed := []*client{a}
 	connections := func() (n int) {
 		for _, cl := range closed {
@@ -639,6 +691,30 @@ func nothingLeft(c *check) {
 	kinds := map[string]func(){
 		"grants and releases": func() { _ = c.do(c.take(a, newKey()).Release) },
 		"failed tries":        func() { _, _ = c.try(a, key) },
+		"waits that were served": func() {
+			key := newKey()
+			l, err := c.try(b, key)
+			if err != nil {
+				return
+			}
+			w := c.wait(a, key)
+			time.Sleep(pause)
+			_ = c.do(l.Release)
+			if got, err := w.served(c.limit()); err == nil {
+				_ = c.do(got.Release)
+			}
+		},
+		replyless: func() {
+			heal := c.inject(a, (*faults.Link).LoseReplies)
+			var wg sync.WaitGroup
+			for range many {
+				wg.Go(func() {
+					c.within(a.ttl/5, func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, newKey()) })
+				})
+			}
+			wg.Wait()
+			heal()
+		},
 		"cancelled waits": func() {
 			_, _ = c.within(pause, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).granted()
 		},
@@ -664,6 +740,7 @@ func nothingLeft(c *check) {
 			cl := c.client()
 			closed = append(closed, cl)
 			_ = c.do(c.take(cl, newKey()).Release)
+			c.take(cl, newKey())
 			c.call(patience, func() (scenarios.Lease, error) { return nil, cl.close() })
 		},
 	}
@@ -675,7 +752,7 @@ func nothingLeft(c *check) {
 		switch what {
 		case clients:
 			calls = 30 // there may not be room for more
-		case lost:
+		case lost, replyless:
 			calls = 3 // of many
 		}
 		// A client may keep a pool, as large as a slow machine has made it. It doesn't grow again.
@@ -687,8 +764,11 @@ func nothingLeft(c *check) {
 					call()
 				}
 			})
-			if what == lost {
+			switch what {
+			case lost:
 				n *= many / 2
+			case replyless:
+				n *= many
 			}
 			few := (n - 1) / 2
 			most := max(few, 20) // slow calls are few

@@ -5,7 +5,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios"
 )
 
-// Hashes are CRC-32, FNV-1a, Postgres's hashtext, FNV-1 and CRC-32C.
+// Hashes are CRC-32, FNV-1a, Postgres's hashtext, FNV-1, CRC-32C and the beginning of MD5.
 var Hashes = hashes32
 
 // Collisions has two endings for each of them.

@@ -3,6 +3,7 @@ package promises
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -362,6 +363,7 @@ func keysIndependent(c *check) {
 				got, err := c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return b.Acquire(ctx, keys[1]) }).granted()
 				_ = c.do(l.Release)
 				if err == nil {
+					c.still(got, a, keys[1], fmt.Sprintf("the release of %q", keys[0]))
 					_ = c.do(got.Release)
 					break
 				}
@@ -423,7 +425,8 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	held, refused := map[string]scenarios.Lease{}, ""
 	keys := []string{"/" + base + "x", " " + base + "x", "y/" + base + "x"}
 	for _, more := range append(collisions(base), "/x", ":x", ".x", "-x", "_x", " x", "+x", "x", "/X", "//x", "/x/", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB",
-		"01", "e", "é", "e\u0301", "\x00y", "\x00z", "\xfey", "\xffy", "", "\n", "%", "*") {
+		"01", "e", "é", "e\u0301", "\x00y", "\x00z", "\xfey", "\xffy", "", "\n", "\r", "\t", "%", "*",
+		"?a", "?b", "#a", "#b", "Ab", "BA") {
 		keys = append(keys, base+more)
 	}
 	for _, n := range []int{300, 512, 1024} { // a long key may be cut
@@ -447,8 +450,17 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 		}
 	}
 	released := map[string]error{}
-	for key, l := range held {
-		released[key] = c.do(l.Release)
+	for n := range clients {
+		for i, key := range keys {
+			l, ok := held[key]
+			if !ok || i%2 != n {
+				continue
+			}
+			if n == 1 && i < len(keys)-small { // the first client has released its own
+				c.still(l, clients[0], key, "the release of other keys")
+			}
+			released[key] = c.do(l.Release)
+		}
 	}
 	for _, key := range keys[len(keys)-small:][:100] { // CRC-32 of fewer that differ in two digits may have no byte in common with others'
 		if err, ok := released[key]; ok && err == nil && c.refusedAgain(clients[0], key) {

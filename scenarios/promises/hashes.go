@@ -1,6 +1,7 @@
 package promises
 
 import (
+	"crypto/md5" //nolint:gosec // as locks use it
 	"encoding/binary"
 	"hash"
 	"hash/crc32"
@@ -12,6 +13,10 @@ import (
 // hashes32 are hash functions by which locks derive 32-bit keys, such as those of PostgreSQL's advisory locks.
 var hashes32 = []func(key []byte) uint32{
 	crc32.ChecksumIEEE, sum32(fnv.New32a), hashtext, sum32(fnv.New32), func(key []byte) uint32 { return crc32.Checksum(key, castagnoli) },
+	func(key []byte) uint32 {
+		sum := md5.Sum(key) //nolint:gosec // see above
+		return binary.BigEndian.Uint32(sum[:])
+	},
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

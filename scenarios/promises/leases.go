@@ -108,7 +108,8 @@ func leaseRenewed(c *check) {
 	if !c.renews(6 * c.k.TTL) { // no other lease lasts longer here, but this one
 		return
 	}
-	began, first := time.Now(), c.take(c.times(3), newKey())
+	began, a, key := time.Now(), c.times(3), newKey()
+	first := c.take(a, key)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for kind, from := range losses {
@@ -121,7 +122,9 @@ func leaseRenewed(c *check) {
 			c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
 		})
 	}
-	wg.Go(func() { c.together(c.many) })
+	wg.Go(func() {
+		c.together(func() { c.many(16, 3, true) }, func() { c.many(200, 6, false) }, func() { c.waitedFor(c.times(3)) })
+	})
 	if c.restarts(); c.isDecided() {
 		return
 	}
@@ -163,10 +166,49 @@ func leaseRenewed(c *check) {
 		}
 		return sure || c.isDecided()
 	})
+	if !c.isDecided() {
+		select { // if renewals add up, more is left than a dead holder may have
+		case <-time.After(time.Until(began.Add(c.limit() + patience))):
+		case <-c.ctx.Done():
+		}
+	}
 	if first.Context().Err() != nil && !c.isDecided() {
 		c.renews(time.Since(began))
 	}
-	_ = c.do(first.Release)
+	c.inject(a, (*faults.Link).Cut)
+	c.comesFree(c.client(), key, fmt.Sprintf("its lease had been renewed for %v, and its holder was cut off,", time.Since(began).Round(time.Second)))
+}
+
+// waitedFor checks that who waits for a lock doesn't get it while a renews the lease.
+func (c *check) waitedFor(a *client) {
+	b := c.client()
+	c.often(func() (sure bool) {
+		key := newKey()
+		l, err := c.try(a, key)
+		if err != nil {
+			return false
+		}
+		w := c.wait(b, key)
+		select {
+		case r := <-w.done:
+			now := time.Now()
+			if got, err := r.granted(); err == nil {
+				if sure = lasts(l, now); sure {
+					c.breaks("a waiter was granted a lock whose holder was renewing its lease")
+				}
+				_ = c.do(got.Release)
+			}
+			_ = c.do(l.Release)
+		case <-time.After(2*l.TTL() + c.k.TTL):
+			sure = l.Context().Err() == nil
+			_ = c.do(l.Release)
+			if got, err := w.served(c.limit()); err == nil { // WaiterServed says why not
+				_ = c.do(got.Release)
+			}
+		}
+		w.stop()
+		return sure || c.isDecided()
+	})
 }
 
 // renewer is a lease that its holder can renew.
@@ -185,12 +227,14 @@ func (l byHand) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		for err := error(nil); err == nil && lease.Context().Err() == nil; {
-			time.Sleep(lease.TTL() / 5)
-			err = l.c.do(lease.(renewer).Renew)
-		}
-	}()
+	if r, ok := lease.(renewer); ok {
+		go func() {
+			for err := error(nil); err == nil && lease.Context().Err() == nil; {
+				time.Sleep(lease.TTL() / 5)
+				err = l.c.do(r.Renew)
+			}
+		}()
+	}
 	return lease, nil
 }
 
@@ -222,13 +266,16 @@ func renewedByHand(c *check) {
 	if !c.k.Fixed {
 		extends(c.k.TTL / 3) // its requests may have a shorter limit
 	}
+	cl := c.times(3)
+	c.waitedFor(&client{Lock: byHand{cl.Lock, c}, links: cl.links})
+	c.addUp()
 	succeeds := func(l scenarios.Lease, when string) {
 		if c.do(l.(renewer).Renew) == nil {
 			c.breaks("the renewal of a lease %s returned no error", when)
 		}
 	}
 	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
-		"renewal of a lease that had run out": (*faults.Link).Cut, "renewal that arrived late": (*faults.Link).HoldRequests,
+		"renewal of a lease that had run out": (*faults.Link).Cut, "renewal that arrived late": (*faults.Link).HoldRequests, lateReplies: holdReplies,
 	} {
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
@@ -246,6 +293,9 @@ func renewedByHand(c *check) {
 			if now := time.Now(); lasts(later, now) {
 				succeeds(old, "whose lock another client had")
 			}
+			if what == lateReplies && !c.k.Fixed { // it may have cut the successor's lease to its own TTL
+				time.Sleep(old.TTL() * 5 / 4)
+			}
 			sure = c.stays(later, other, key, "a "+what)
 			if err := c.do(later.Release); err == nil {
 				succeeds(old, "whose lock another client had had since")
@@ -260,6 +310,22 @@ func renewedByHand(c *check) {
 		succeeds(l, "that had been released")
 		c.comesFree(c.client(), key, "the renewal of a lease that had been released")
 	}
+}
+
+const lateReplies = "renewal whose replies were late"
+
+// addUp checks that many renewals don't make a lease longer than one.
+func (c *check) addUp() {
+	a, key := c.client(), newKey()
+	l := c.take(a, key)
+	n := int(3*(c.limit()+patience)/l.TTL()) + 10 // more than a client, and then another, may wait for a dead holder
+	for range n {
+		if c.do(l.(renewer).Renew) != nil {
+			break
+		}
+	}
+	c.inject(a, (*faults.Link).Cut)
+	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", n))
 }
 
 // endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a
@@ -353,9 +419,11 @@ func (c *check) sameClient() {
 			time.Sleep(old.TTL()) // until a renewal sees that
 		}
 	}
-	var parts []func()
+	parts := []func(){func() {
+		c.keepsOn("the release of a lease of the same lock that had run out", true, func(_ *client, _, _ string, old scenarios.Lease) { _ = c.do(old.Release) })
+	}}
 	for what, call := range calls {
-		parts = append(parts, func() { c.keepsOn(what, call) })
+		parts = append(parts, func() { c.keepsOn(what, false, call) })
 	}
 	c.together(parts...)
 }
@@ -398,53 +466,76 @@ func (c *check) restarts() {
 	}
 }
 
-// many checks that a client renews all its leases in time though replies are slow: not one after the other.
-func (c *check) many() {
-	const leases, times = 16, 3
+// many checks that a client renews all its leases: in time though replies are slow, not one after the other, nor only as many as
+// some batch has room for. Each lasts for so many TTLs.
+func (c *check) many(leases int, ttls time.Duration, delayed bool) {
+	const times = 3
 	for n := 1; ; n++ {
-		a, other, b := c.times(3), c.times(3), c.client()
+		a, other, b := c.times(ttls), c.times(ttls), c.client()
 		same := c.take(other, newKey())
+		var mu sync.Mutex
 		held := map[string]scenarios.Lease{}
-		for range leases {
-			key := newKey()
-			held[key] = c.take(a, key)
+		end := time.Now().Add(patience / 2)
+		var parts []func()
+		for i := range 16 {
+			parts = append(parts, func() {
+				for n := i; n < leases && (n == i || time.Now().Before(end)); n += 16 {
+					key := newKey()
+					l := c.take(a, key)
+					mu.Lock()
+					held[key] = l
+					mu.Unlock()
+				}
+			})
 		}
-		slow := same.TTL() / 12
-		warm := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow/4) })
-		time.Sleep(same.TTL()) // its renewals overlap: it opens the connections that it needs
-		warm()
-		c.slow(slow, a)
-		c.slow(slow, other)
+		if c.together(parts...); c.isUnsure() {
+			panic(errStop)
+		}
+		slow := time.Duration(0)
+		if delayed {
+			slow = same.TTL() / 12
+			warm := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow/4) })
+			time.Sleep(same.TTL()) // its renewals overlap: it opens the connections that it needs
+			warm()
+			c.slow(slow, a)
+			c.slow(slow, other)
+		}
 		time.Sleep(same.TTL() + c.k.TTL)
 		ended := 0
 		for key, l := range held {
 			if l.Context().Err() != nil {
 				ended++
 			} else { // its holder may be told late
-				c.still(l, b, key, fmt.Sprintf("renewals of %d leases of a client, whose replies took %v,", leases, slow))
+				c.still(l, b, key, fmt.Sprintf("renewals of %d leases of a client, whose replies took %v longer,", leases, slow))
 			}
 		}
-		sound := ended <= leases/4 || same.Context().Err() != nil // a stall of the machine may end some
+		sound := ended <= len(held)/4 || same.Context().Err() != nil // a stall of the machine may end some
 		c.shut(a)
 		c.shut(other)
 		if sound || c.isDecided() {
 			return
 		}
 		if n == times {
-			c.breaks("%d times some of a client's %d leases ended, last time %d, while replies took %v; another client's only lease was renewed: do renewals wait for each other, or for a connection?", times, leases, ended, slow)
+			c.breaks("%d times some of a client's %d leases ended, last time %d, while replies took %v longer; another client's only lease was renewed: do renewals wait for each other, or for a connection?", times, leases, ended, slow)
 			return
 		}
 	}
 }
 
 // keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is an
-// earlier lease.
-func (c *check) keepsOn(what string, call func(a *client, key, held string, old scenarios.Lease)) {
+// earlier lease, which was released, or ran out.
+func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held string, old scenarios.Lease)) {
 	ended := 0
 	c.often(func() (sure bool) {
 		a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
 		old := c.take(a, key)
-		_ = c.do(old.Release)
+		if ranOut {
+			heal := c.inject(a, (*faults.Link).Cut)
+			_ = c.do(c.take(b, key).Release)
+			heal()
+		} else {
+			_ = c.do(old.Release)
+		}
 		l, same := c.take(a, key), c.take(b, held)
 		time.Sleep(l.TTL() / 2) // it has been renewed
 		call(a, key, held, old)

@@ -3,6 +3,7 @@ package promises_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -13,12 +14,16 @@ import (
 type majority struct {
 	locks []scenarios.Lock
 	limit time.Duration // of a request to one of them
+	renew int           // how many are enough to renew a lease
 }
 
-func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), unlimited bool) (scenarios.Lock, error) {
-	m := majority{limit: s.TTL / 4}
-	if unlimited {
+func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), l *simple) (scenarios.Lock, error) {
+	m := majority{limit: s.TTL / 4, renew: 2}
+	if l.unlimited {
 		m.limit = time.Hour
+	}
+	if l.anyRenewal {
+		m.renew = 1
 	}
 	for _, addr := range s.Addrs {
 		one := s
@@ -33,7 +38,7 @@ func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), 
 }
 
 func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	var l most
+	l, start := most{m: m}, time.Now()
 	var failed error
 	for _, one := range m.locks {
 		short, cancel := context.WithTimeout(ctx, m.limit)
@@ -49,7 +54,14 @@ func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 		}
 	}
 	if len(l.leases) > len(m.locks)/2 {
-		return l, nil
+		until := start.Add(l.TTL())
+		l.until.Store(&until)
+		var end context.CancelFunc
+		l.ctx, end = context.WithCancel(context.WithoutCancel(ctx))
+		if l.timer = time.AfterFunc(time.Until(until), end); time.Now().After(until) {
+			end()
+		}
+		return &l, nil
 	}
 	_ = l.Release(context.WithoutCancel(ctx))
 	return nil, failed
@@ -79,10 +91,35 @@ func (m majority) Close() (err error) {
 // most is a lease by most of the servers.
 type most struct {
 	scenarios.Lease
+	m      majority
 	leases []scenarios.Lease
+	until  atomic.Pointer[time.Time]
+	ctx    context.Context
+	timer  *time.Timer // ends ctx
 }
 
-func (l most) Release(ctx context.Context) (err error) {
+func (l *most) Until() time.Time { return *l.until.Load() }
+
+func (l *most) Context() context.Context { return l.ctx }
+
+func (l *most) Renew(ctx context.Context) error {
+	until, renewed := time.Now().Add(l.TTL()), 0
+	for _, one := range l.leases {
+		short, cancel := context.WithTimeout(ctx, l.m.limit)
+		if one.(*lease).Renew(short) == nil {
+			renewed++
+		}
+		cancel()
+	}
+	if renewed < l.m.renew || !l.timer.Stop() {
+		return errors.New("too few servers, or too late")
+	}
+	l.until.Store(&until)
+	l.timer.Reset(time.Until(until))
+	return nil
+}
+
+func (l *most) Release(ctx context.Context) (err error) {
 	for _, one := range l.leases {
 		err = errors.Join(err, one.Release(ctx))
 	}

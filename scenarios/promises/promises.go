@@ -6,8 +6,8 @@
 // as long as a new client then needs for a free lock: a machine or servers that have stalled break no promise.
 //
 // It doesn't test failovers, clocks that jump during a lease, clients whose clocks differ, or servers that restart with their data. Of
-// keys that are hashed to 32 bits it finds collisions of CRC-32, FNV and Postgres's hashtext, of the key alone; of keys hashed to 16
-// bits, half. A token that isn't minted with its grant is detected only when replies are late. "Breaks" is proved by what happened;
+// keys that are hashed to 32 bits it finds collisions of CRC-32, FNV, Postgres's hashtext and the first 32 bits of MD5, of the key
+// alone; of keys hashed to 16 bits, half. A token that isn't minted with its grant is detected only when replies are late. "Breaks" is proved by what happened;
 // "keeps" only means that no run broke it.
 package promises
 

@@ -80,8 +80,12 @@ func partition(c *check) {
 
 	// Renewals by too few servers. A service whose servers forward requests rightly goes on serving the holder.
 	a, b, key := c.client(), c.client(), newKey()
-	first := c.take(a, key)
-	c.inject(&client{links: a.links[n/2:]}, (*faults.Link).Cut)
+	first, err := c.try(&client{Lock: byHand{a.Lock, c}}, key)
+	if err != nil {
+		c.unsure("TryAcquire of a free lock: %v", err)
+		return
+	}
+	c.inject(&client{links: a.links[:n-n/2]}, (*faults.Link).Cut)
 	second, err := c.acquire(b, key)
 	if err != nil {
 		return
@@ -210,7 +214,19 @@ func (c *check) forget(keys ...string) {
 
 // lost checks what follows when lose has removed the locks of keys, and perhaps all else, from the servers.
 func (c *check) lost(after string, lose func(keys ...string)) {
+	stopped := 0
+	renewed := func(cl *client) bool {
+		l, err := c.acquire(cl, newKey())
+		if err != nil {
+			return false
+		}
+		defer func() { _ = c.do(l.Release) }()
+		time.Sleep(l.TTL() + c.k.TTL)
+		return l.Context().Err() == nil
+	}
 	c.often(func() (sure bool) {
+		keeper := c.times(3)
+		_ = c.do(c.take(keeper, newKey()).Release)
 		key, brief, known := newKey(), newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
 		_ = c.do(c.take(early, known).Release) // it is connected
@@ -220,6 +236,10 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		} else {
 			c.client() // opening it creates what the servers need, such as a table
 		}
+		kept := make(chan bool, 1)
+		go func() {
+			kept <- c.k.Service.NoRenew || renewed(keeper)
+		}()
 		c.comesFree(early, known, after+", for a client that had had the lock before,")
 		later, err := c.acquire(early, key)
 		if err != nil {
@@ -228,6 +248,17 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 			}
 			c.blocked(key, "after %s nobody had got the lock in %v or more: %v", after, c.limit(), err)
 			return true
+		}
+		if r, ok := later.(renewer); ok {
+			var err error
+			for range 3 { // it may have to connect again
+				if err = c.do(r.Renew); err == nil {
+					break
+				}
+			}
+			if err != nil && lasts(later, time.Now()) {
+				c.breaks("after %s, and a connected client's grant, its renewal failed three times: %v", after, err)
+			}
 		}
 		if !c.k.Service.NoTokens && later.Fence() <= old.Fence() {
 			c.notes("after %s the next token was %d, and the one before %d: a store that checks tokens will refuse later holders until somebody raises the lock's counter", after, later.Fence(), old.Fence())
@@ -256,6 +287,12 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 				break
 			}
 		}
-		return sure || c.isDecided()
+		goesOn := <-kept
+		if !goesOn && renewed(c.times(3)) { // a stall of the machine may end one
+			if stopped++; stopped == 3 {
+				c.breaks("%d times the lease that a connected client had acquired after %s wasn't renewed; a new client's was", stopped, after)
+			}
+		}
+		return sure && goesOn || c.isDecided()
 	})
 }

@@ -75,6 +75,7 @@ type simple struct {
 	tryConnects  bool // a failed try leaves a connection
 	majority     bool // on several servers, whose tokens differ
 	unlimited    bool // and its requests to one of them have no time limit of their own
+	anyRenewal   bool // and one of them is enough to renew a lease
 	asleep       bool // waiters try again only when a message says so
 	oneCall      bool // an acquisition that waits keeps its client's others waiting
 	pooled       bool // waiters and renewals share ten connections
@@ -131,15 +132,30 @@ type simple struct {
 	counts       bool                    // a call whose connection breaks is sent again, and so are grants counted
 	hash         func(key []byte) uint32 // which the key is replaced by
 	takes        func(key string) string // what the server takes for the key
-	ahead        *atomic.Int64
-	releases     atomic.Int32
-	losses       atomic.Int32
-	owner        string
-	data         string // names the server's data
-	held         []*lease
-	sessions     []*redis.PubSub
-	closed       chan struct{}
-	close        sync.Once
+	// What else a call does.
+	releases   func(ctx context.Context, l *lease, release func() error) error
+	acquires   func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error)
+	tryCalls   func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error)
+	observes   func(s *simple, ctx context.Context, key string) (takes func() bool) // by a waiter: whether it takes the lock
+	deafens    bool                                                                 // an error: waiters then wait for the lease's end
+	deafened   atomic.Bool
+	perKey     bool     // the release of an old lease ends the renewals of its key
+	leases     sync.Map // that are renewed, by key
+	room       int32    // if not 0, how many leases are renewed
+	renewed    atomic.Int32
+	script     *redis.Script // of renewals
+	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
+	renewOnce  bool          // the renewals' script is loaded when the client opens
+
+	ahead    *atomic.Int64
+	released atomic.Int32
+	losses   atomic.Int32
+	owner    string
+	data     string // names the server's data
+	held     []*lease
+	sessions []*redis.PubSub
+	closed   chan struct{}
+	close    sync.Once
 }
 
 // renewal says what a renewing lock does wrong.
@@ -200,6 +216,7 @@ const (
 	handShort          // for half of the TTL
 	handLate           // the holder counts it from its reply
 	handNothing        // it does nothing
+	handAsks           // it asks in another message who has the lock, and then prolongs the lease
 )
 
 // Renew restarts the lease.
@@ -215,8 +232,13 @@ func (l *lease) Renew(ctx context.Context) error {
 		ttl /= 2
 	case handNothing:
 		return nil
+	case handAsks:
+		if has, err := l.s.redis.Get(ctx, l.key).Result(); has != l.value {
+			return errors.Join(err, dlock.ErrLost)
+		}
+		script = extend
 	}
-	n, err := script.Run(ctx, l.s.redis, []string{l.key}, l.value, ttl).Int()
+	n, err := l.s.runs(script)(ctx, l.s.redis, []string{l.key}, l.value, ttl).Int()
 	if err == nil && n == 0 {
 		err = dlock.ErrLost
 	}
@@ -243,6 +265,7 @@ var (
 		if tonumber(ARGV[2]) > 0 then redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2]) end
 		return fence`)
 	renew   = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0`)
+	add     = redis.NewScript(`if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], redis.call('pttl', KEYS[1]) + ARGV[2]) end return 0`)
 	extend  = redis.NewScript(`return redis.call('pexpire', KEYS[1], ARGV[2])`)
 	another = redis.NewScript(`
 		local has, next = redis.call('get', KEYS[1]), ARGV[1] .. '+'
@@ -266,7 +289,7 @@ func open(set func(*simple)) scenarios.Open {
 			l.replies = make(chan reply, 1000)
 		}
 		if l.majority && len(s.Addrs) > 1 {
-			return openMajority(ctx, s, set, l.unlimited)
+			return openMajority(ctx, s, set, l)
 		}
 		o := &redis.Options{
 			Addr: s.Addrs[0], MaxRetries: -1, ContextTimeoutEnabled: true, ReadTimeout: patient, DialerRetries: 1, DisableIdentity: true,
@@ -302,6 +325,9 @@ func open(set func(*simple)) scenarios.Open {
 		if l.loadedOnce {
 			release.Load(ctx, l.redis)
 		}
+		if l.renewOnce {
+			renew.Load(ctx, l.redis)
+		}
 		if l.deaf || l.deafClose || l.onlyDeadline { // nothing else ends a call
 			l.redis.Options().ReadTimeout = -1
 		}
@@ -330,6 +356,9 @@ func (s *simple) turn(ctx context.Context) (end func(), err error) {
 }
 
 func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
+	if s.tryCalls != nil {
+		return s.tryCalls(ctx, s, key, func(ctx context.Context) (scenarios.Lease, error) { return s.try(ctx, key) })
+	}
 	end, err := s.turn(ctx)
 	if err != nil {
 		return nil, err
@@ -358,11 +387,7 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		return l, err
 	}
 	if _, failed := s.latest.LoadAndDelete(key); failed && s.claims {
-		until := time.Now().Add(s.ttl)
-		mine := &lease{s: s, key: key, fence: 1}
-		mine.until.Store(&until)
-		mine.ctx, mine.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)
-		return mine, nil
+		return s.granted(ctx, key), nil
 	}
 	s.tried.Store(key)
 	if s.tryTakes {
@@ -596,7 +621,7 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 			}
 		})
 	}
-	if s.deafClose || s.closeFrees || s.waitCloses || s.renewal == renewForEver {
+	if s.deafClose || s.closeFrees || s.waitCloses || s.releases != nil || s.renewal == renewForEver {
 		s.held = append(s.held, l)
 	}
 	return l, nil
@@ -660,7 +685,10 @@ func (l *lease) renew(ctx context.Context) {
 			l.cancel()
 		}
 	}()
-	releases, losses := l.s.releases.Load(), l.s.losses.Load()
+	releases, losses := l.s.released.Load(), l.s.losses.Load()
+	l.s.leases.Store(l.key, l)
+	number := l.s.renewed.Add(1)
+	defer l.s.renewed.Add(-1)
 	script := renew
 	if l.s.renewal == renewUpserts {
 		script = upsert
@@ -674,9 +702,15 @@ func (l *lease) renew(ctx context.Context) {
 		select {
 		case <-time.After(l.s.ttl / 10):
 		case <-closed:
+			if l.s.closeStays {
+				time.Sleep(50 * time.Second)
+			}
 			return
 		}
-		released := l.s.releases.Load() != releases
+		if _, ok := l.s.leases.Load(l.key); l.s.perKey && !ok || l.s.room > 0 && number > l.s.room {
+			continue
+		}
+		released := l.s.released.Load() != releases
 		if released && l.s.renewal == renewToRelease {
 			return
 		}
@@ -746,7 +780,7 @@ func (l *lease) renew(ctx context.Context) {
 				break
 			}
 			var n int
-			if n, err = script.Run(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 && l.s.renewal != renewRegardless {
+			if n, err = l.s.runs(script)(short, l.s.redis, []string{l.key}, l.value, ttl).Int(); err == nil && n == 0 && l.s.renewal != renewRegardless {
 				err = dlock.ErrLost
 			}
 		}
@@ -754,7 +788,7 @@ func (l *lease) renew(ctx context.Context) {
 		if l.s.renewal == renewInTurn {
 			<-l.s.calls
 		}
-		if l.s.renewal == renewStays && l.s.releases.Load() != releases && l.ctx.Err() != nil {
+		if l.s.renewal == renewStays && l.s.released.Load() != releases && l.ctx.Err() != nil {
 			<-l.s.closed
 		}
 		if refused = err != nil && l.s.renewal == renewToRefusal && !errors.Is(err, dlock.ErrLost) && !isTimeout(err); refused {
@@ -779,6 +813,124 @@ func (l *lease) renew(ctx context.Context) {
 	}
 }
 
+// runs returns how a script that renews is run.
+func (s *simple) runs(script *redis.Script) func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd {
+	if s.renewOnce {
+		return script.EvalSha
+	}
+	if s.script != nil {
+		script = s.script
+	}
+	return script.Run
+}
+
+// expects says that the lock is free when the lease that it saw at first would have ended.
+func (s *simple) expects(ctx context.Context, key string) (takes func() bool) {
+	seen, due := s.redis.Get(ctx, key).Val(), time.Now().Add(s.redis.PTTL(ctx, key).Val())
+	return func() bool {
+		return time.Now().After(due) && release.Run(ctx, s.redis, []string{key}, seen).Err() == nil
+	}
+}
+
+func deletesPrefix(ctx context.Context, l *lease, release func() error) error {
+	err := release()
+	for _, key := range l.s.redis.Keys(ctx, "*").Val() {
+		if strings.HasPrefix(key, l.key) && !strings.HasSuffix(key, ":fence") {
+			l.s.redis.Del(ctx, key)
+		}
+	}
+	return err
+}
+
+// freesOthers has a release that fails free all that the client has released or tried to release, as the end of a session does.
+func freesOthers(ctx context.Context, l *lease, free func() error) error {
+	err := free()
+	if err != nil && !errors.Is(err, dlock.ErrLost) {
+		for _, other := range l.s.held {
+			go release.Run(context.WithoutCancel(ctx), l.s.redis, []string{other.key}, other.value)
+		}
+	}
+	return err
+}
+
+func panicsTwice() func(ctx context.Context, l *lease, release func() error) error {
+	var under sync.Map
+	return func(_ context.Context, l *lease, release func() error) error {
+		if _, both := under.LoadOrStore(l, true); both {
+			panic("close of closed channel")
+		}
+		defer under.Delete(l)
+		return release()
+	}
+}
+
+// remembers has a try fail until the lease that an earlier try saw would have ended.
+func remembers() func(context.Context, *simple, string, func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+	var held sync.Map
+	return func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+		if until, ok := held.Load(key); ok && time.Now().Before(until.(time.Time)) {
+			return nil, dlock.ErrHeld
+		}
+		l, err := try(ctx)
+		if errors.Is(err, dlock.ErrHeld) {
+			held.Store(key, time.Now().Add(s.redis.PTTL(ctx, key).Val()))
+		}
+		return l, err
+	}
+}
+
+// abandons has a try that is given up wait to hand over its result.
+func abandons(ctx context.Context, s *simple, _ string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+	done := make(chan func() (scenarios.Lease, error))
+	go func() {
+		l, err := try(context.WithoutCancel(ctx))
+		select {
+		case done <- func() (scenarios.Lease, error) { return l, err }:
+		case <-s.closed:
+		}
+	}()
+	select {
+	case r := <-done:
+		return r()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func leavesWaiter(_ context.Context, s *simple, _ string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	began := time.Now()
+	l, err := acquire()
+	if err == nil && time.Since(began) > time.Millisecond { // it has waited
+		go func() { <-s.closed }()
+	}
+	return l, err
+}
+
+func hurries(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	l, err := acquire()
+	if end, ok := ctx.Deadline(); err == nil && ok && time.Until(end) < s.ttl {
+		s.redis.PExpire(ctx, key, time.Until(end))
+	}
+	return l, err
+}
+
+func grantsRefused(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	l, err := acquire()
+	if err != nil && strings.Contains(err.Error(), "refused") {
+		return s.granted(ctx, key), nil
+	}
+	return l, err
+}
+
+// granted is a lease that no server knows of.
+func (s *simple) granted(ctx context.Context, key string) *lease {
+	until := time.Now().Add(s.ttl)
+	l := &lease{s: s, key: key, fence: 1}
+	l.until.Store(&until)
+	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)
+	return l
+}
+
 // version is the value that the lease has on the server, if every renewal got a reply.
 func (l *lease) version() string { return l.value + strings.Repeat("+", int(l.renews.Load())) }
 
@@ -788,6 +940,13 @@ func isTimeout(err error) bool {
 }
 
 func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, err error) {
+	if s.acquires != nil {
+		return s.acquires(ctx, s, key, func() (scenarios.Lease, error) { return s.acquire(ctx, key) })
+	}
+	return s.acquire(ctx, key)
+}
+
+func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, err error) {
 	if s.queue || s.forgets {
 		return s.line(ctx, key)
 	}
@@ -818,6 +977,7 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 		ctx = context.WithValue(ctx, tokenKey{}, s.mint(ctx, key))
 	}
 	ctx = context.WithValue(ctx, waitedKey{}, began)
+	var takes func() bool
 	for {
 		if s.getThenSet {
 			if n, err := s.redis.Exists(ctx, key).Result(); n > 0 || err != nil {
@@ -840,7 +1000,13 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 			s.redis.PExpire(ctx, key, s.ttl-time.Since(began))
 		}
 		if !errors.Is(err, dlock.ErrHeld) {
+			if err != nil {
+				s.deafened.Store(s.deafens)
+			}
 			return l, err
+		}
+		if s.observes != nil && takes == nil {
+			takes = s.observes(s, ctx, key)
 		}
 		again := 10 * time.Millisecond
 		if s.hectic {
@@ -858,6 +1024,9 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 		if s.asleep {
 			again = time.Hour
 		}
+		if s.deafened.Load() {
+			again = s.redis.PTTL(ctx, key).Val()
+		}
 		for isHeld := true; isHeld; {
 			if left, ok := s.left.Load(key); ok && left.(time.Time).After(began) {
 				again = max(again, s.redis.PTTL(ctx, key).Val())
@@ -866,6 +1035,10 @@ func (s *simple) Acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 			case <-messages:
 				isHeld = false
 			case <-time.After(again):
+				if takes != nil && takes() {
+					takes, isHeld = nil, false
+					break
+				}
 				isHeld = messages == nil && !s.sweeps && !s.session && !s.reentrant && s.redis.Exists(ctx, key).Val() > 0 // faster than a script
 			case <-ctx.Done():
 				if s.leavesAll {
@@ -948,6 +1121,16 @@ func (l *lease) Until() time.Time {
 func (l *lease) Context() context.Context { return l.ctx }
 
 func (l *lease) Release(ctx context.Context) error {
+	if l.s.releases != nil {
+		return l.s.releases(ctx, l, func() error { return l.release(ctx) })
+	}
+	return l.release(ctx)
+}
+
+func (l *lease) release(ctx context.Context) error {
+	if l.s.perKey && !l.freed {
+		l.s.leases.Delete(l.key)
+	}
 	if l.s.late && ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -960,7 +1143,7 @@ func (l *lease) Release(ctx context.Context) error {
 	if l.s.renewal != renewUnreleased {
 		l.cancel()
 	}
-	l.s.releases.Add(1)
+	l.s.released.Add(1)
 	l.s.lastRelease.Store(time.Now().UnixNano())
 	if own, ok := l.s.mutex.Load(l.key); l.s.own && ok && !l.freed {
 		<-own.(chan struct{})

@@ -16,6 +16,7 @@ import (
 func waiterServed(c *check) {
 	c.ownWaiters()
 	c.polls()
+	c.together(func() { c.failedBefore("been cut off", (*faults.Link).Cut) }, func() { c.failedBefore("been refused", (*faults.Link).Refuse) })
 	c.together(func() { c.longWaiter("had been cut off", (*faults.Link).Cut) }, func() { c.longWaiter("had waited", nil) })
 	c.released("")
 	if !c.k.Service.NoRenew && !c.k.Fixed && !c.isDecided() { // a lock-delay may be half of a fixed lease
@@ -187,12 +188,8 @@ func (c *check) othersCall() {
 			if !r.returned {
 				return true
 			}
-			if fault != nil { // the heal has closed connections, with which the lease may end
-				select {
-				case <-l.Context().Done():
-					return true
-				case <-time.After(patience / 10):
-				}
+			if fault != nil && c.endsWithConnection(l) {
+				return true
 			}
 			sure = c.stays(l, other, mine, "a cancelled wait of its holder for another lock")
 			_, _ = c.do(l.Release), c.do(held.Release)
@@ -264,6 +261,27 @@ func (c *check) ownWaiters() {
 	if served.Load() == 0 {
 		c.blocked(key, "none of %d waiters of a client got the lock that it had released after %v: %v", n, c.limit(), failed.Load())
 	}
+}
+
+// failedBefore has a client wait for a lock after an earlier wait has failed.
+func (c *check) failedBefore(how string, fault func(*faults.Link, context.Context) (faults.Heal, error)) {
+	a, b, key := c.lasting(), c.client(), newKey()
+	l := c.take(a, key)
+	wait := func(ctx context.Context) (scenarios.Lease, error) { return b.Acquire(ctx, key) }
+	c.within(5*pause, wait) // it is connected, and has waited
+	heal := c.inject(b, fault)
+	c.briefly(wait)
+	heal()
+	_ = c.do(c.take(b, newKey()).Release)
+	w := c.wait(b, key)
+	time.Sleep(10 * pause)
+	c.release(l)
+	got, err := w.served(c.limit())
+	if err != nil {
+		c.blocked(key, "a waiter whose client had %s during an earlier wait hadn't got the lock %v after its release: %v", how, c.limit(), err)
+		return
+	}
+	_ = c.do(got.Release)
 }
 
 // polls checks whether a waiter polls without a pause.
@@ -346,6 +364,8 @@ func (c *check) released(circumstance string) {
 		l := c.take(a, key)
 		heal := func() {}
 		switch circumstance {
+		case "":
+			_, _ = c.try(b, key) // a client may remember that it was held
 		case afterRenewals:
 			time.Sleep(l.TTL() + c.k.TTL)
 		case underWay:
