@@ -56,7 +56,7 @@ var memory = memlock.New()
 
 var chaosLocks = []chaosLock{
 	{"redis", startRedis(1), openRedis(redislock.ModeQueue), leftOnRedis, ttl + handOver + silence + redisRequest},
-	{"redis-polling", startRedis(1), openRedis(redislock.ModeSpin), leftOnRedis, ttl + redisRequest},
+	{"redis-spin", startRedis(1), openRedis(redislock.ModeSpin), leftOnRedis, ttl + redisRequest},
 	{"redlock", startRedis(5), openRedlock, leftOnRedis, ttl + redisRequest},
 	{"etcd", startCluster(testbed.StartEtcd), openByName(locks.Etcd), leftOnEtcd, 2*etcdSession + 2*time.Second},
 	{"zookeeper", startCluster(testbed.StartZooKeeper), openByName(locks.ZooKeeper), leftOnZooKeeper, zkRequest + zkSession},

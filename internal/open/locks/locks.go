@@ -57,21 +57,29 @@ func (b *Backend) Ping(ctx context.Context) error { return b.client.ping(ctx) }
 const answerTimeout = 5 * time.Second
 
 type opener struct {
-	addrs []string // the default
-	open  func(ctx context.Context, s Spec) (*Backend, error)
+	addrs   []string          // the default
+	schemes map[string]string // of URLs, and what each server's address begins with
+	open    func(ctx context.Context, s Spec) (*Backend, error)
 }
 
 var openers = map[string]opener{
-	Redis: {[]string{"127.0.0.1:6379"}, openRedis},
+	Redis: {[]string{"127.0.0.1:6379"}, map[string]string{"redis": "redis://", "rediss": "rediss://"}, openRedis},
 	Redlock: {
 		[]string{"127.0.0.1:6381", "127.0.0.1:6382", "127.0.0.1:6383", "127.0.0.1:6384", "127.0.0.1:6385"},
+		map[string]string{"redlock": "redis://", "redlocks": "rediss://"},
 		func(ctx context.Context, s Spec) (*Backend, error) { return OpenRedlock(ctx, s, nil) },
 	},
-	Etcd:      {[]string{"127.0.0.1:2379", "127.0.0.1:22379", "127.0.0.1:32379"}, openEtcd},
-	ZooKeeper: {[]string{"127.0.0.1:2181"}, openZooKeeper},
-	Consul:    {[]string{"127.0.0.1:8500"}, openConsul},
-	Postgres:  {[]string{"postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable"}, openPostgres},
-	S3:        {[]string{"http://id:secret@127.0.0.1:7070"}, openS3},
+	Etcd: {
+		[]string{"127.0.0.1:2379", "127.0.0.1:22379", "127.0.0.1:32379"},
+		map[string]string{"etcd": "http://", "etcds": "https://"}, openEtcd,
+	},
+	ZooKeeper: {[]string{"127.0.0.1:2181"}, map[string]string{"zookeeper": ""}, openZooKeeper},
+	Consul:    {[]string{"127.0.0.1:8500"}, map[string]string{"consul": "http://", "consuls": "https://"}, openConsul},
+	Postgres: {
+		[]string{"postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable"},
+		map[string]string{"postgres": "", "postgresql": ""}, openPostgres,
+	},
+	S3: {[]string{"http://id:secret@127.0.0.1:7070"}, map[string]string{"s3": ""}, openS3},
 }
 
 // Names returns all locks.

@@ -16,17 +16,6 @@ const URLs = "redis://HOST:PORT, redlock://HOST:PORT,HOST:PORT,..., etcd://HOST:
 // ErrScheme is wrapped by the error of [ParseURL] if the URL is no lock's.
 var ErrScheme = errors.New("locks: the beginning of the URL is that of no lock")
 
-// schemes are those of URLs, and each server's address begins with prefix.
-var schemes = map[string]struct{ lock, prefix string }{
-	"redis": {Redis, "redis://"}, "rediss": {Redis, "rediss://"},
-	"redlock": {Redlock, "redis://"}, "redlocks": {Redlock, "rediss://"},
-	"etcd": {Etcd, "http://"}, "etcds": {Etcd, "https://"},
-	"zookeeper": {ZooKeeper, ""},
-	"consul":    {Consul, "http://"}, "consuls": {Consul, "https://"},
-	"postgres": {Postgres, ""}, "postgresql": {Postgres, ""},
-	"s3": {S3, ""},
-}
-
 // Parse returns the lock of a URL, or of a name, at its usual address on this host.
 func Parse(lock string) (Spec, error) {
 	if addrs := Addrs(lock); addrs != nil {
@@ -42,11 +31,15 @@ func Parse(lock string) (Spec, error) {
 // ParseURL returns the lock and the servers of a URL, one of [URLs]. Errors don't quote it: it may hold a password.
 func ParseURL(u string) (Spec, error) {
 	name, rest, isURL := strings.Cut(u, "://")
-	scheme, ok := schemes[name]
-	if !ok || !isURL {
+	spec, prefix := Spec{}, ""
+	for lock, o := range openers {
+		if begin, ok := o.schemes[name]; ok {
+			spec.Lock, prefix = lock, begin
+		}
+	}
+	if spec.Lock == "" || !isURL {
 		return Spec{}, fmt.Errorf("%w; there are %s", ErrScheme, URLs)
 	}
-	spec := Spec{Lock: scheme.lock}
 	if spec.Lock == Postgres || spec.Lock == Redis || spec.Lock == S3 {
 		spec.Addrs = []string{u}
 		return spec, nil
@@ -63,7 +56,7 @@ func ParseURL(u string) (Spec, error) {
 		if _, _, err := net.SplitHostPort(host); err != nil {
 			return Spec{}, fmt.Errorf("locks: a URL of %s is %s://HOST:PORT, and %q is no HOST:PORT", spec.Lock, name, host)
 		}
-		spec.Addrs = append(spec.Addrs, strings.TrimRight(scheme.prefix+user+host+tail, "/"))
+		spec.Addrs = append(spec.Addrs, strings.TrimRight(prefix+user+host+tail, "/"))
 	}
 	return spec, nil
 }
