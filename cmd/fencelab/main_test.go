@@ -48,11 +48,7 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
-			s, err := testbed.StartRedis(t.Context(), &testbed.Options{AllowEmbedded: true})
-			if err != nil {
-				return err
-			}
-			e.Defer(func() { require.NoError(t, s.Close()) })
+			s := testmain.Serve(e.T().(testing.TB), testbed.StartRedis, &testbed.Options{AllowEmbedded: true})
 			link, err := faults.NewLink(s.Addr)
 			if err != nil {
 				return err

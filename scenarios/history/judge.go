@@ -76,10 +76,10 @@ func Judge(events []Event) Result {
 	}
 	j.end()
 	switch {
-	case len(j.violations) > 0 && (len(j.objections) == 0 || j.fenced()):
-		j.Verdict, j.Findings = Violated, slices.Concat(j.violations, j.objections)
-	case len(j.objections)+len(j.doubts) > 0:
-		j.Verdict, j.Findings = Inconclusive, slices.Concat(j.objections, j.doubts, j.violations)
+	case len(j.violations) > 0 && (len(j.doubts) == 0 || j.fenced()):
+		j.Verdict, j.Findings = Violated, slices.Concat(j.violations, j.doubts)
+	case len(j.doubts)+len(j.objections) > 0:
+		j.Verdict, j.Findings = Inconclusive, slices.Concat(j.doubts, j.objections, j.violations)
 	default:
 		j.Verdict = Safe
 	}
@@ -88,8 +88,8 @@ func Judge(events []Event) Result {
 
 type judge struct {
 	Result
-	violations, doubts []string
-	objections         []string // the history's own: why the hazard did not happen
+	violations, objections []string
+	doubts                 []string // the history's own: why the hazard did not happen
 
 	fencing Fencing // "" if unknown
 	keys    map[string]*keyState
@@ -137,8 +137,8 @@ func (j *judge) violate(format string, args ...any) {
 	j.violations = append(j.violations, fmt.Sprintf(format, args...))
 }
 
-func (j *judge) doubt(format string, args ...any) {
-	j.doubts = append(j.doubts, fmt.Sprintf(format, args...))
+func (j *judge) object(format string, args ...any) {
+	j.objections = append(j.objections, fmt.Sprintf(format, args...))
 }
 
 func (j *judge) note(format string, args ...any) {
@@ -147,23 +147,23 @@ func (j *judge) note(format string, args ...any) {
 
 func (j *judge) structure(events []Event) {
 	if len(events) == 0 {
-		j.doubt("the history is empty")
+		j.object("the history is empty")
 		return
 	}
 	if run := events[0].Run; events[0].Kind != KindRun || run == nil {
-		j.doubt("the history doesn't begin with what was run")
+		j.object("the history doesn't begin with what was run")
 	} else {
 		j.begin(run)
 	}
 	if events[len(events)-1].Kind != KindEnd {
-		j.doubt("the history doesn't end: the run was cut off")
+		j.object("the history doesn't end: the run was cut off")
 	}
 	for i, e := range events {
 		if e.Kind == KindRun && i > 0 {
-			j.doubt("event %d is another run's beginning", i+1)
+			j.object("event %d is another run's beginning", i+1)
 		}
 		if e.Kind == KindEnd && i < len(events)-1 {
-			j.doubt("events follow the end of the history, event %d", i+1)
+			j.object("events follow the end of the history, event %d", i+1)
 		}
 	}
 }
@@ -173,7 +173,7 @@ func (j *judge) begin(run *Run) {
 	case FencingOff, FencingWrites, FencingOn:
 		j.fencing = run.Fencing
 	default:
-		j.doubt("there is no fencing mode %q", run.Fencing)
+		j.object("there is no fencing mode %q", run.Fencing)
 	}
 	for _, name := range run.Workers {
 		j.ended[name] = false
@@ -188,12 +188,12 @@ var actors = map[Kind]string{KindDecision: "resource", KindFault: "controller", 
 
 func (j *judge) event(e *Event) {
 	if only, ok := actors[e.Kind]; ok && e.Actor != only {
-		j.doubt("a %s is %q's, and should be the %s's", e.Kind, e.Actor, only)
+		j.object("a %s is %q's, and should be the %s's", e.Kind, e.Actor, only)
 	}
 	switch e.Kind {
 	case KindRun, KindEnd:
 	case KindDoubt:
-		j.objections = append(j.objections, e.Detail)
+		j.doubts = append(j.doubts, e.Detail)
 	case KindReport:
 		j.report(e)
 	case KindFault:
@@ -203,7 +203,7 @@ func (j *judge) event(e *Event) {
 	case KindFinal:
 		j.final(e)
 	default:
-		j.doubt("event of unknown kind %q", e.Kind)
+		j.object("event of unknown kind %q", e.Kind)
 	}
 }
 
@@ -211,7 +211,7 @@ func (j *judge) fault(e *Event) {
 	f, ok := FaultNamed(e.Name)
 	switch _, worker := j.ended[e.Target]; {
 	case !ok:
-		j.doubt("unknown fault %q", e.Name)
+		j.object("unknown fault %q", e.Name)
 	case f.State != Down:
 	case e.Target == "resource":
 		j.refused = 0 // its metrics die with it
@@ -223,14 +223,14 @@ func (j *judge) fault(e *Event) {
 
 func (j *judge) report(e *Event) {
 	if _, known := j.ended[e.Actor]; j.named && !known {
-		j.doubt("%s is none of the run's workers", e.Actor)
+		j.object("%s is none of the run's workers", e.Actor)
 	}
 	if j.ended[e.Actor] {
-		j.doubt("%s reports %s after its end", e.Actor, e.Name)
+		j.object("%s reports %s after its end", e.Actor, e.Name)
 	}
 	j.ended[e.Actor] = e.Name == Done || e.Name == Failed
 	if e.Token != 0 && e.Name != Acquired && !j.holders[holder{e.Actor, e.Token}] {
-		j.doubt("%s reports %s under token %d, which it was not granted", e.Actor, e.Name, e.Token)
+		j.object("%s reports %s under token %d, which it was not granted", e.Actor, e.Name, e.Token)
 	}
 	switch e.Name {
 	case Read, ReadStale, Wrote, WriteStale, ReleaseLost, ReleaseForeign:
@@ -255,22 +255,22 @@ func (j *judge) report(e *Event) {
 		delete(j.holding, e.Actor)
 		j.note("%s released another owner's lock", e.Actor)
 	case Failed:
-		j.doubt("%s failed: %s", e.Actor, e.Error)
+		j.object("%s failed: %s", e.Actor, e.Error)
 	case Released:
 		delete(j.holding, e.Actor)
 	case Held, Checked, BeforeWrite, Sent, ReleaseGap, LostLease, Lost, Done:
 	default:
-		j.doubt("unknown report %q", e.Name)
+		j.object("unknown report %q", e.Name)
 	}
 }
 
 func (j *judge) grant(e *Event) {
 	if j.holding[e.Actor] {
-		j.doubt("%s was granted the lock again before it released it", e.Actor)
+		j.object("%s was granted the lock again before it released it", e.Actor)
 		return
 	}
 	if e.Token == 0 && j.fencing != FencingOff {
-		j.doubt("%s was granted the lock without a fencing token", e.Actor)
+		j.object("%s was granted the lock without a fencing token", e.Actor)
 		return
 	}
 	if n := len(j.grants); n > 0 && e.Token != 0 && e.Token <= j.grants[n-1] {
@@ -278,11 +278,11 @@ func (j *judge) grant(e *Event) {
 			j.regressed = true
 			j.note("the lock's tokens went backwards: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
 		} else {
-			j.doubt("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
+			j.object("the lock's tokens do not grow: %s was granted %d after %d", e.Actor, e.Token, j.grants[n-1])
 		}
 	}
 	if j.granted > 0 && e.Key != j.lock {
-		j.doubt("%s was granted the lock of %q, and others that of %q: they don't keep each other out", e.Actor, e.Key, j.lock)
+		j.object("%s was granted the lock of %q, and others that of %q: they don't keep each other out", e.Actor, e.Key, j.lock)
 	}
 	j.lock = e.Key
 	j.granted++
@@ -301,7 +301,7 @@ func (j *judge) told(e *Event, a answer) {
 		a.token = 0 // unfenced reads carry none, nor do writes of a client without fencing
 	}
 	if j.answers[a] == 0 {
-		j.doubt("%s reports %s with token %d, but the resource's decision is missing", e.Actor, e.Name, e.Token)
+		j.object("%s reports %s with token %d, but the resource's decision is missing", e.Actor, e.Name, e.Token)
 		return
 	}
 	j.answers[a]--
@@ -323,16 +323,16 @@ func (j *judge) key(name string) *keyState {
 func (j *judge) decision(e *Event) {
 	k := j.key(e.Key)
 	if k.final {
-		j.doubt("the resource decided about %q after its final value was read", e.Key)
+		j.object("the resource decided about %q after its final value was read", e.Key)
 	}
 	if e.Token != 0 && !slices.Contains(j.grants, e.Token) {
-		j.doubt("the resource decided about token %d, which nobody was granted", e.Token)
+		j.object("the resource decided about token %d, which nobody was granted", e.Token)
 	}
 	switch fenced := j.fencing == FencingOn || j.fencing == FencingWrites && e.Op == "write"; {
 	case fenced && (!e.Enforced || e.Token == 0 && e.Op == "read"):
-		j.doubt("the resource did not look at a %s's fence, with fencing %s", e.Op, j.fencing)
+		j.object("the resource did not check a %s's fence, with fencing %s", e.Op, j.fencing)
 	case !fenced && e.Enforced && j.fencing != "":
-		j.doubt("the resource looked at a %s's fence, with fencing %s", e.Op, j.fencing)
+		j.object("the resource checked a %s's fence, with fencing %s", e.Op, j.fencing)
 	}
 	j.knows(k, fence{e.Seen, e.SeenSeq})
 	j.late = j.late || j.superseded(e.Token)
@@ -350,7 +350,7 @@ func (j *judge) decision(e *Event) {
 	got := fence{e.Token, e.Seq}
 	switch {
 	case e.Op != "read" && e.Op != "write":
-		j.doubt("decision about an unknown operation %q", e.Op)
+		j.object("decision about an unknown operation %q", e.Op)
 	case e.Accepted && e.Op == "read":
 		j.acceptRead(e, k, got)
 	case e.Accepted:
@@ -366,9 +366,9 @@ func (j *judge) knows(k *keyState, said fence) {
 	case said == k.max:
 	case said.after(k.max):
 		k.gap = true
-		j.doubt("the resource knows fence %v, of which the history has nothing", said)
+		j.object("the resource knows fence %v, of which the history has nothing", said)
 	case !j.fenced(): // it didn't promise to keep them
-		j.doubt("the resource had accepted fence %v, and later knew of %v only", k.max, said)
+		j.object("the resource had accepted fence %v, and later knew of %v only", k.max, said)
 	default:
 		j.violate("the resource forgot a fence: it had accepted %v, and later knew of %v only", k.max, said)
 	}
@@ -399,7 +399,7 @@ func (j *judge) acceptWrite(e *Event, k *keyState, got fence) {
 	}
 	base, entry, ok := cutLast(e.Value)
 	if !ok {
-		j.doubt("the write with fence %v adds no entry: %q", got, e.Value)
+		j.object("the write with fence %v adds no entry: %q", got, e.Value)
 	}
 	j.compare(k, fmt.Sprintf("the write with fence %v", got), base, e.Value)
 	if ok && !slices.Contains(Entries(k.ledger), entry) {
@@ -419,9 +419,9 @@ func (j *judge) refuse(e *Event, k *keyState, got fence) {
 	}
 	switch {
 	case !e.Enforced:
-		j.doubt("the resource refused a %s without a look at its fence", e.Op)
+		j.object("the resource refused a %s without checking its fence", e.Op)
 	case admitted:
-		j.doubt("the resource refused a %s with fence %v, although it had accepted nothing above %v", e.Op, got, k.max)
+		j.object("the resource refused a %s with fence %v, although it had accepted nothing above %v", e.Op, got, k.max)
 	}
 	// A repeat of an accepted write is refused, too.
 	if _, entry, ok := cutLast(e.Value); ok && e.Op == "write" && !slices.Contains(Entries(k.ledger), entry) {
@@ -451,20 +451,20 @@ func (j *judge) compare(k *keyState, where, base, whole string) {
 		}
 	}
 	if base != k.ledger {
-		j.doubt("%s has %q where the last accepted write has left %q", where, base, k.ledger)
+		j.object("%s has %q where the last accepted write has left %q", where, base, k.ledger)
 	}
 }
 
 func (j *judge) final(e *Event) {
 	k := j.key(e.Key)
 	if k.final {
-		j.doubt("%q has several final values", e.Key)
+		j.object("%q has several final values", e.Key)
 	}
 	k.final = true
 	j.knows(k, fence{e.Seen, e.SeenSeq})
 	j.compare(k, "the final value", e.Value, e.Value)
 	if e.Refusals != j.refused {
-		j.doubt("the resource counts %d refusals since it was started, the history has %d", e.Refusals, j.refused)
+		j.object("the resource counts %d refusals since it was started, the history has %d", e.Refusals, j.refused)
 	}
 }
 
@@ -476,29 +476,29 @@ func (j *judge) end() {
 	for _, name := range slices.Sorted(maps.Keys(j.keys)) {
 		written = written || j.keys[name].written
 		if !j.keys[name].final {
-			j.doubt("what %q holds at the end is not known", name)
+			j.object("what %q holds at the end is not known", name)
 		}
 	}
 	if len(j.keys) > 1 {
 		for _, name := range slices.Sorted(maps.Keys(j.keys)) {
 			if !slices.Contains(j.declared, name) {
-				j.doubt("the history is about %d keys, and the run doesn't say that %q is one", len(j.keys), name)
+				j.object("the history is about %d keys, and the run doesn't say that %q is one", len(j.keys), name)
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.ended)) {
 		if !j.ended[name] {
-			j.doubt("%s has not ended: what it does later is not known", name)
+			j.object("%s has not ended: what it does later is not known", name)
 		}
 	}
 	if !written {
-		j.doubt("no write was accepted")
+		j.object("no write was accepted")
 	}
 	if j.granted < 2 {
-		j.doubt("fewer than two grants")
+		j.object("fewer than two grants")
 	}
 	if n := len(j.grants); n > 0 && n < j.granted {
-		j.doubt("%d of %d grants have a fencing token: a lock has them always or never", n, j.granted)
+		j.object("%d of %d grants have a fencing token: a lock has them always or never", n, j.granted)
 	}
 	acted := j.late
 	switch {
@@ -512,8 +512,8 @@ func (j *judge) end() {
 	}
 	switch {
 	case j.tokensLost && !j.regressed:
-		j.doubt("the lock's tokens grew all the same: the hazard did not come about")
+		j.object("the lock's tokens grew all the same: the hazard did not occur")
 	case !acted:
-		j.doubt("no holder acted after its successor's grant: the hazard did not come about")
+		j.object("no holder acted after its successor's grant: the hazard did not occur")
 	}
 }
