@@ -92,7 +92,8 @@ func (h *Handle) Renew(ctx context.Context) error {
 
 func (h *Handle) ended() error { return context.Cause(h.ctx) }
 
-// Release frees the lock; it ends the handle's context first. Calling it again returns the same answer.
+// Release frees the lock; it ends the handle's context first. Once the lock service has answered, calling it again returns the same
+// result; until then it tries again.
 //
 // If the lock was no longer this handle's, nothing changes, release_by_non_owner_total counts it, and the error wraps
 // [ErrLost]: the critical section may have overlapped with another holder's. If nobody answers, the error wraps ErrLost only if the

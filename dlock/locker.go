@@ -13,15 +13,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// DefaultTTL is the lease of a Locker made with nil Options.
+// DefaultTTL is the TTL of a Locker made with nil Options.
 const DefaultTTL = 10 * time.Second
 
 // Options configure a [Locker].
 type Options struct {
-	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at
-	// least 1 ms (nil Options have DefaultTTL). With fencing it affects liveness only. A lock that was waited for may last for
-	// less until its first renewal (with redislock for half of the TTL or, if that is shorter, of Queue.HandoffTTL): the Locker
-	// renews it halfway, unless it has been released.
+	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at least 1 ms
+	// (nil Options have DefaultTTL). With fencing it affects liveness only. After a wait, less may be left until the first renewal:
+	// with redislock half of the TTL or of Queue.HandoffTTL, whichever is shorter. The Locker renews such a lease halfway to its
+	// end, unless it has been released.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
@@ -66,8 +66,8 @@ type Locker struct {
 	idle  atomic.Int32 // workers that wait for a task
 }
 
-// New returns a Locker on b, which it owns from now on and closes. It returns an error that wraps [ErrInvalid] for options
-// that cannot work. Nil options mean a TTL of [DefaultTTL] and no renewal.
+// New returns a Locker that owns b; its Close closes b. If New fails, b is still the caller's. It returns an error that wraps
+// [ErrInvalid] for options that cannot work. Nil options mean a TTL of [DefaultTTL] and no renewal.
 func New(b Backend, opts *Options) (*Locker, error) {
 	if b == nil {
 		return nil, fmt.Errorf("%w: backend is nil", ErrInvalid)

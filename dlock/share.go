@@ -10,19 +10,20 @@ import (
 	"time"
 )
 
-// Share lets the goroutines of a process that want the same key pass one lease on among themselves, first come, first served,
-// so that a local hand-over costs no round trip (cohort locking: D. Dice, V. J. Marathe, N. Shavit, "Lock Cohorting", 2012).
-// Each critical section has its own [Handle]. The token stays and [Handle.Next] counts on, so a store orders all sections. Read
-// and write with Next: with the token alone, a store refuses the writes of the second section.
+// Share lets the goroutines of a process that want the same key pass one lease on among themselves, first come, first served, so
+// that a local hand-over costs no round trip (cohort locking: D. Dice, V. J. Marathe, N. Shavit, "Lock Cohorting", 2012). Each
+// critical section has its own [Handle]. They share the token, and [Handle.Next] keeps counting, so a store orders all of them.
+// Read and write with Next: with the token alone, a store refuses the second one's writes.
 //
 // The bounds keep a process from holding the lock for too long. If the lock is first come, first served, a waiter in another
-// process waits for at most Sections critical sections, or until the lease is For old and the section under way ends. The lease may
-// be idle for part of that time. While one goroutine waits for the lock service, those behind it wait too; if it gives up, the next
-// one sends its own request, behind the other processes' waiters. If the lock service fails, all of them fail.
+// process waits for at most Sections critical sections, or until the lease is For old and the critical section under way ends. The
+// lease may be idle for part of that time. While one goroutine waits for the lock service, those behind it wait too; if it gives
+// up, the next one sends its own request, behind the other processes' waiters. If the lock service fails, all of them fail.
 //
-// The loss of the lease ends the section under way. A Release that passes the lease on doesn't contact the service: a loss is
-// detected by a renewal, by [Grant].Lost or by the final Release. A lease that was waited for may be renewed once as it arrives. Without Options.Renew a section may begin with half of the TTL left.
-// If a process exits without [Locker.Close], the leases that it keeps block others for their TTL.
+// The loss of the lease ends the critical section under way. A Release that passes the lease on doesn't contact the service: a loss
+// is detected by a renewal, by [Grant].Lost or by the final Release. A lease that was waited for may be renewed once as it arrives.
+// Without Options.Renew a critical section may begin with half of the TTL left. If a process exits without [Locker.Close], the
+// leases that it keeps block others for their TTL.
 type Share struct {
 	// Sections is the greatest number of critical sections under one lease. 0: leases aren't shared.
 	Sections int

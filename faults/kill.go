@@ -7,7 +7,7 @@ import (
 )
 
 // Kill kills the process pid with SIGKILL, even if it is stopped. In force means that no thread runs, and that its files, sockets
-// and locks are closed; a zombie may remain. It refuses the same pids as [Pause], except stopped ones.
+// and locks are closed; a zombie may remain. It refuses the pids that [Pause] refuses, but not a stopped process.
 func Kill(ctx context.Context, pid int) error {
 	p, err := find(ctx, pid)
 	if err != nil {

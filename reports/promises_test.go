@@ -75,7 +75,7 @@ const consulCalls = "never promised: `Unlock` takes no context, and the channel 
 // In the order of the tables.
 var (
 	others = []string{"bsm/redislock", "redsync", "redsync-5", "rueidislock", "etcd-mutex", "consul-api", "go-zookeeper", "leader-election", "dynamolock"}
-	ours   = []string{"redis", "redis-polling", "redlock", "etcd", "zookeeper", "consul", "postgres", "s3"}
+	ours   = []string{"redis", "redis-spin", "redlock", "etcd", "zookeeper", "consul", "postgres", "s3"}
 )
 
 // TestPromisesTable checks the page against the recorded reports. Each broken promise has a note, and no other.

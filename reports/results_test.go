@@ -321,7 +321,7 @@ func requireTest(t *testing.T, dir, name string) {
 	t.Helper()
 	pattern := "../" + dir + "/*_test.go"
 	var files []string
-	for _, p := range []string{pattern, "../scenarios/*_test.go", "../dlock/*/*_test.go", "../resource/*/*_test.go", "../internal/*/*_test.go", "../internal/*/*/*_test.go", "*_test.go"} {
+	for _, p := range []string{pattern, "../scenarios/*_test.go", "../scenarios/*/*_test.go", "../dlock/*/*_test.go", "../resource/*/*_test.go", "../internal/*/*_test.go", "../internal/*/*/*_test.go", "*_test.go"} {
 		if dir == "" || p == pattern {
 			found, err := filepath.Glob(p)
 			require.NoError(t, err)

@@ -31,8 +31,8 @@ var (
 	// ErrNoRoom is wrapped by the error of a call on a full [Store]. Nothing was changed.
 	ErrNoRoom = errors.New("resource: the store has no room")
 	// ErrApplied is matched by a [*StaleTokenError] whose write has the greatest fence accepted and the value stored. Since a
-	// [Fence] is for one call, it is the call that was accepted. If the lock may grant a token twice, put an idempotency key into
-	// the value, so that two holders' writes differ.
+	// [Fence] is for one call, this write is the one that was accepted. If the lock may grant a token twice, put an idempotency key
+	// into the value, so that two holders' writes differ.
 	ErrApplied = errors.New("resource: this write is already applied")
 )
 

@@ -35,7 +35,7 @@ type Runner struct {
 	Store *Store
 	// TTL is that of the victim's lease. 0: DefaultTTL.
 	TTL time.Duration
-	// Pause is the minimum duration of faults that are undone. 0: until the schedule continues.
+	// Pause is the minimum time between a fault and its undo. 0: the undo follows as soon as the schedule reaches it.
 	Pause time.Duration
 	// StepTimeout bounds a step, beyond TTL and Pause. 0: DefaultStepTimeout.
 	StepTimeout time.Duration

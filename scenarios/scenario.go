@@ -38,7 +38,7 @@ const controller = "controller"
 
 // Scenario is one way in which a lock fails. [Parse] reads one from text.
 type Scenario struct {
-	Name   string // what happens; names the recorded run
+	Name   string // the file's, such as PauseExceedsTTL; also names the recorded run
 	Hazard string // what happens, as a sentence
 
 	// Locks are the Services that have the hazard; none: all.
