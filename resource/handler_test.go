@@ -304,7 +304,6 @@ func TestHandlerStoreFails(t *testing.T) {
 		err        error
 		status     int
 		reply, log string
-		isErr      error
 	}{
 		{
 			err: errors.New("disk /dev/sda1 on fire"), status: 500, log: "disk /dev/sda1 on fire",
@@ -317,6 +316,10 @@ func TestHandlerStoreFails(t *testing.T) {
 		{
 			err: fmt.Errorf("/var/lib/resource.db: %w", resource.ErrNoRoom), status: 507, log: "/var/lib/resource.db",
 			reply: "nothing was changed: the store has no room",
+		},
+		{
+			err: fmt.Errorf("%w: 9", resource.ErrJump), status: 400, log: `level=WARN msg="fencing token too far ahead" path=/r/k`,
+			reply: "the fencing token is too far ahead: 9",
 		},
 		{err: resource.ErrClosed, status: 503, reply: "the resource is shutting down"},
 	} {
