@@ -105,6 +105,9 @@ func TestOpenSyncs(t *testing.T) {
 		require.NoError(t, errors.Join(err, s.Close()))
 		require.Equal(t, []string{path, filepath.Dir(path)}, synced)
 	}
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode(), "only its owner can read it")
 }
 
 // TestFourLargestOnAPage adds up the largest page that bbolt builds (splitTwo in node.go), which must fit into its MaxAllocSize.
@@ -527,10 +530,13 @@ func TestUnwrittenKeys(t *testing.T) {
 	_, err := s.Read(ctx, "e")
 	require.ErrorIs(t, err, resource.ErrNotFound)
 
-	require.NoError(t, s.Write(ctx, "b", at(9), nil))
-	require.NoError(t, s.Write(ctx, "b", at(10), nil))
-	require.NoError(t, touch("f", 1))
-	require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom)
+	for i, write := range []func(context.Context, string, resource.Fence, []byte) error{s.Write, s.Overwrite} {
+		key, next := string("bc"[i]), string("fi"[i])
+		require.NoError(t, write(ctx, key, at(9), nil))
+		require.NoError(t, write(ctx, key, at(10), nil))
+		require.NoError(t, touch(next, 1))
+		require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom)
+	}
 	require.NoError(t, s.Close())
 	s = reopen()
 	require.ErrorIs(t, touch("g", 1), resource.ErrNoRoom, "after reopening")

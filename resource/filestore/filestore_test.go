@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -285,6 +286,25 @@ func TestSyncs(t *testing.T) {
 	require.Equal(t, []string{"sync 8aa8f142 7 written k\nby 7", "rename", "sync ", "sync 5d917dbf 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
+// What is written of a file when the disk is full doesn't replace the record.
+func TestWriteFails(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, filestore.Open, dir)
+	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	var limit syscall.Rlimit // of any file
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit))
+	before := limit
+	limit.Cur = 1 << 20
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
+	err := s.Write(t.Context(), "k", at(8), make([]byte, 2<<20))
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before))
+	require.ErrorIs(t, err, syscall.EFBIG)
+	requireHolds(t, s, "by 7", 7)
+	require.Len(t, files(t, dir), 1)
+}
+
 // Before the rename the record has not changed, after it the outcome is unknown.
 func TestSyncFails(t *testing.T) {
 	broken := errors.New("input/output error")
@@ -303,6 +323,9 @@ func TestSyncFails(t *testing.T) {
 	}
 	_, err := s.Read(t.Context(), "k")
 	require.ErrorIs(t, err, broken)
+	require.NoError(t, s.Close())
+	_, err = s.Read(t.Context(), "k")
+	require.ErrorIs(t, err, resource.ErrClosed)
 }
 
 // Calls on the key are refused, because its fence is lost; other keys work.
