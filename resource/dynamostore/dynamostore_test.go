@@ -96,8 +96,11 @@ func TestCreateTableWaits(t *testing.T) {
 			require.Empty(t, left)
 		})
 	}
-	left := answers{refusal("AccessDeniedException", "")}
-	require.ErrorContains(t, dynamostore.CreateTable(t.Context(), newClient(&left), "t"), "AccessDenied")
+	denied := refusal("AccessDeniedException", "")
+	for _, left := range []answers{{denied}, {created, denied}} {
+		require.ErrorContains(t, dynamostore.CreateTable(t.Context(), newClient(&left), "t"), "AccessDenied")
+		require.Empty(t, left)
+	}
 }
 
 // TestRefusals has a server whose refusals don't say why, or can't be right.
@@ -112,6 +115,8 @@ func TestRefusals(t *testing.T) {
 		link.On(refusal(code, more).to)
 		require.ErrorContains(t, s.Write(t.Context(), rand.Text(), at(5), nil), want)
 	}
+	link.On(refusal("AccessDeniedException", "").to)
+	require.ErrorContains(t, s.Overwrite(t.Context(), rand.Text(), at(5), nil), "AccessDenied", "whose fence was not raised")
 }
 
 func TestOneRequest(t *testing.T) {
@@ -172,6 +177,8 @@ func TestRateLimit(t *testing.T) {
 	s, link := open(t, func(o *dynamodb.Options) { o.Retryer = limited{retry.NewStandard()} })
 	require.ErrorIs(t, s.Write(t.Context(), rand.Text(), at(1), nil), io.EOF)
 	require.Zero(t, link.Total())
+	s, _ = open(t, func(o *dynamodb.Options) { o.Retryer = struct{ aws.Retryer }{retry.NewStandard()} }) // one without that method
+	require.NoError(t, s.Write(t.Context(), rand.Text(), at(1), nil))
 }
 
 func TestTooLarge(t *testing.T) {
@@ -231,6 +238,22 @@ func TestForeignItem(t *testing.T) {
 		require.ErrorContains(t, err, c.want, c.name)
 		_, err = s.ReadFenced(ctx, key, resource.Fence{Token: 5})
 		require.ErrorContains(t, err, c.want, c.name)
+	}
+}
+
+func TestNoTable(t *testing.T) {
+	s, err := dynamostore.New(newClient(transport), table+"-none")
+	require.NoError(t, err)
+	ctx := t.Context()
+	_, errRead := s.Read(ctx, "k")
+	_, errFenced := s.ReadFenced(ctx, "k", resource.Fence{Token: 1})
+	for name, err := range map[string]error{
+		"Read": errRead, "ReadFenced": errFenced, "Write": s.Write(ctx, "k", at(1), nil), "SetFence": s.SetFence(ctx, "k", 1),
+		"Overwrite": s.Overwrite(ctx, "k", at(1), nil), "Overwrite without a fence": s.Overwrite(ctx, "k", resource.Fence{}, nil),
+	} {
+		require.ErrorContains(t, err, "dynamostore: ", name)
+		_, missing := errors.AsType[*types.ResourceNotFoundException](err)
+		require.True(t, missing, "%s: %v", name, err)
 	}
 }
 

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -57,6 +59,9 @@ func TestRequests(t *testing.T) {
 		{"read", func() error { _, err := s.Read(ctx, "k"); return err }, map[string]int{get: 1}},
 		{"another's write", func() error { return other.Write(ctx, "k", at(4), nil) }, map[string]int{}},
 		{"write after it", func() error { return s.Write(ctx, "k", at(5), nil) }, map[string]int{put: 2, get: 1}},
+		{"another's write", func() error { return other.Write(ctx, "k", at(6), nil) }, map[string]int{}},
+		{"read of it", func() error { _, err := s.Read(ctx, "k"); return err }, map[string]int{get: 1}},
+		{"write after it", func() error { return s.Write(ctx, "k", at(7), nil) }, map[string]int{put: 1}},
 		{"write without a look at the fence", func() error { return s.Overwrite(ctx, "k", resource.Fence{}, nil) }, map[string]int{put: 1}},
 		{"refused write", func() error {
 			if err := s.Write(ctx, "k", at(4), nil); err == nil {
@@ -146,7 +151,9 @@ func TestLostReply(t *testing.T) {
 	// An Overwrite keeps the fence of a write whose reply was lost.
 	require.NoError(t, other.Write(t.Context(), "m", at(5), nil))
 	linkOther.On(awstest.Applied)
-	require.ErrorIs(t, other.Write(t.Context(), "m", at(9), nil), awstest.ErrCut)
+	err := other.Write(t.Context(), "m", at(9), nil)
+	require.ErrorIs(t, err, awstest.ErrCut)
+	require.ErrorContains(t, err, "s3store: ")
 	require.NoError(t, other.Overwrite(t.Context(), "m", at(3), nil))
 	rec, err := other.Read(t.Context(), "m")
 	require.NoError(t, err)
@@ -219,22 +226,44 @@ func TestTooLarge(t *testing.T) {
 	require.Empty(t, l.Sent())
 }
 
-type noETags struct{}
+// edited is a transport that edits replies.
+type edited func(*http.Response)
 
-func (noETags) RoundTrip(r *http.Request) (*http.Response, error) {
+func (edit edited) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := transport.RoundTrip(r)
 	if err == nil {
-		resp.Header.Del("ETag")
+		edit(resp)
 	}
 	return resp, err
 }
 
 // Without an ETag a write would have no condition.
 func TestNoETag(t *testing.T) {
-	s, err := s3store.New(newClient(endpoint, noETags{}), bucket, &s3store.Options{Prefix: newPrefix()})
+	noETags := edited(func(resp *http.Response) { resp.Header.Del("ETag") })
+	s, err := s3store.New(newClient(endpoint, noETags), bucket, &s3store.Options{Prefix: newPrefix()})
 	require.NoError(t, err)
 	require.NoError(t, s.Write(t.Context(), "k", at(5), nil))
 	require.ErrorContains(t, s.Write(t.Context(), "k", at(6), nil), "without an ETag")
+}
+
+// What has come of a value when the connection breaks is not the value.
+func TestTornReply(t *testing.T) {
+	torn := edited(func(resp *http.Response) {
+		if resp.Request.Method == http.MethodGet && resp.StatusCode == http.StatusOK {
+			begins := io.LimitReader(resp.Body, int64(len("fencelab/1 5\nv")))
+			resp.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.MultiReader(begins, iotest.ErrReader(io.ErrUnexpectedEOF)), resp.Body}
+		}
+	})
+	s, err := s3store.New(newClient(endpoint, torn), bucket, &s3store.Options{Prefix: newPrefix()})
+	require.NoError(t, err)
+	require.NoError(t, s.Write(t.Context(), "k", at(5), []byte("value")))
+	_, err = s.Read(t.Context(), "k")
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 6})
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 }
 
 func TestForeignObject(t *testing.T) {
@@ -257,12 +286,16 @@ func TestForeignObject(t *testing.T) {
 func TestNoBucket(t *testing.T) {
 	s, err := s3store.New(newClient(endpoint, transport), bucket+"-none", nil)
 	require.NoError(t, err)
-	_, err = s.Read(t.Context(), "k")
-	require.ErrorContains(t, err, "NoSuchBucket")
-	_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 1})
-	require.ErrorContains(t, err, "NoSuchBucket")
-	require.ErrorContains(t, s.Write(t.Context(), "k", at(1), nil), "NoSuchBucket")
-	require.ErrorContains(t, s.Probe(t.Context()), "NoSuchBucket")
+	ctx := t.Context()
+	_, errRead := s.Read(ctx, "k")
+	_, errFenced := s.ReadFenced(ctx, "k", resource.Fence{Token: 1})
+	for name, err := range map[string]error{
+		"Read": errRead, "ReadFenced": errFenced, "Write": s.Write(ctx, "k", at(1), nil), "SetFence": s.SetFence(ctx, "k", 1),
+		"Overwrite": s.Overwrite(ctx, "k", at(1), nil), "Probe": s.Probe(ctx),
+	} {
+		require.ErrorContains(t, err, "s3store: ", name)
+		require.ErrorContains(t, err, "NoSuchBucket", name)
+	}
 }
 
 func TestNewRefuses(t *testing.T) {
