@@ -39,11 +39,20 @@ func byDefault(level pgx.TxIsoLevel) func(*pgxpool.Config) {
 // A connection to a server that is a standby now isn't used again.
 func TestStandby(t *testing.T) {
 	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	s := newStore(t, pool, newTable(t, pool))
-	_, err := pool.Exec(t.Context(), "SET default_transaction_read_only = on")
-	require.NoError(t, err)
-	require.ErrorContains(t, s.Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, nil), "read-only transaction")
-	require.NoError(t, s.Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, nil))
+	s, ctx := newStore(t, pool, newTable(t, pool)), t.Context()
+	require.NoError(t, s.Write(ctx, "k", at(1), nil))
+	for name, call := range map[string]func() error{
+		"Write":      func() error { return s.Write(ctx, newKey(), at(1), nil) },
+		"Overwrite":  func() error { return s.Overwrite(ctx, "k", at(1), nil) },
+		"ReadFenced": func() error { _, err := s.ReadFenced(ctx, newKey(), at(1)); return err },
+		"SetFence":   func() error { return s.SetFence(ctx, "k", 1) },
+	} {
+		_, err := pool.Exec(ctx, "SET default_transaction_read_only = on")
+		require.NoError(t, err)
+		err = call()
+		require.Equal(t, "25006", sqlState(err), "%s: %v", name, err)
+		require.NoError(t, call(), name)
+	}
 }
 
 // Who may use the table needs no right to create one.

@@ -46,9 +46,18 @@ func newClient(t *testing.T, s *testbed.Server, set ...func(*redis.Options)) *re
 }
 
 func TestNoRoom(t *testing.T) {
-	s := start(t, "--maxmemory", "1", "--maxmemory-policy", "noeviction")
-	testbed.Need(t, s.Real())
-	require.ErrorIs(t, newStore(t, newClient(t, s)).Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, nil), resource.ErrNoRoom)
+	server := start(t, "--maxmemory-policy", "noeviction")
+	testbed.Need(t, server.Real())
+	c, ctx := newClient(t, server), t.Context()
+	s := newStore(t, c)
+	require.NoError(t, s.Write(ctx, "k", at(1), nil))
+	require.NoError(t, c.ConfigSet(ctx, "maxmemory", "1").Err())
+	_, errFenced := s.ReadFenced(ctx, "k", at(2))
+	for name, err := range map[string]error{
+		"Write": s.Write(ctx, "k", at(2), nil), "Overwrite": s.Overwrite(ctx, "k", at(2), nil), "ReadFenced": errFenced, "SetFence": s.SetFence(ctx, "k", 1),
+	} {
+		require.ErrorIs(t, err, resource.ErrNoRoom, name)
+	}
 }
 
 func newStore(t *testing.T, c redis.UniversalClient) *redisstore.Store {
