@@ -210,13 +210,7 @@ int main(void) {
 // Readers see laws whole, and a clock that no fault sets back never goes back, even if it is stopped or its rate changes.
 func TestClockNeverTorn(t *testing.T) {
 	clock := newClock(t)
-	program := filepath.Join(t.TempDir(), "reader")
-	cc := exec.CommandContext(t.Context(), "cc", "-O2", "-x", "c", "-o", program, "-")
-	cc.Stdin = strings.NewReader(clockReader)
-	output, err := cc.CombinedOutput()
-	require.NoError(t, err, "%s", output)
-
-	reader := exec.CommandContext(context.WithoutCancel(t.Context()), program)
+	reader := exec.CommandContext(context.WithoutCancel(t.Context()), compile(t, clockReader))
 	reader.Env = clock.Env()
 	reader.SysProcAttr = dieWithParent()
 	stdout, err := reader.StdoutPipe()
@@ -239,6 +233,59 @@ func TestClockNeverTorn(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, reader.Wait())
 	require.Equal(t, "0\n", string(rest), "ns by which the clock went back")
+}
+
+func compile(t *testing.T, source string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "program")
+	cc := exec.CommandContext(t.Context(), "cc", "-O2", "-x", "c", "-o", program, "-")
+	cc.Stdin = strings.NewReader(source)
+	output, err := cc.CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return program
+}
+
+// clockFunctions prints what each function of libc takes for the time, in seconds, and then the monotonic clock.
+const clockFunctions = `
+#include <stdio.h>
+#include <sys/time.h>
+#include <time.h>
+int main(void) {
+	struct timespec real, coarse, iso, mono;
+	struct timeval day;
+	time_t at;
+	clock_gettime(CLOCK_REALTIME, &real);
+	clock_gettime(CLOCK_REALTIME_COARSE, &coarse);
+	clock_gettime(CLOCK_MONOTONIC, &mono);
+	gettimeofday(&day, NULL);
+	time_t now = time(&at);
+	if (timespec_get(&iso, TIME_UTC) != TIME_UTC)
+		return 1;
+	printf("%lld %lld %lld %lld %lld %lld %lld", (long long)real.tv_sec, (long long)coarse.tv_sec, (long long)day.tv_sec,
+		(long long)now, (long long)at, (long long)iso.tv_sec, (long long)mono.tv_sec);
+}`
+
+// Whichever function a server asks, and the monotonic clock stays real.
+func TestClockFunctions(t *testing.T) {
+	clock := newClock(t)
+	program := compile(t, clockFunctions)
+	ask := func() (seconds [7]int64) {
+		cmd := exec.CommandContext(t.Context(), program)
+		cmd.Env = clock.Env()
+		output, err := cmd.Output()
+		require.NoError(t, err)
+		_, err = fmt.Sscan(string(output), &seconds[0], &seconds[1], &seconds[2], &seconds[3], &seconds[4], &seconds[5], &seconds[6])
+		require.NoError(t, err, "%s", output)
+		return seconds
+	}
+	before := ask()[6]
+	inForce(t)(clock.Hold(t.Context()))
+	inForce(t)(clock.Jump(t.Context(), time.Hour))
+	got, now := ask(), clock.Now().Unix()
+	mono := got[6]
+	require.Equal(t, [7]int64{now, now, now, now, now, now, mono}, got)
+	require.GreaterOrEqual(t, mono, before)
+	require.Less(t, mono, before+3600)
 }
 
 // A reader waits while the law is being changed.
@@ -280,7 +327,7 @@ func TestClockRefuses(t *testing.T) {
 		_, err := clock.Rate(t.Context(), rate)
 		require.ErrorContains(t, err, "rate must be", "rate %v", rate)
 	}
-	for _, d := range []time.Duration{math.MinInt64, -100 * 365 * 24 * time.Hour, math.MaxInt64} {
+	for _, d := range []time.Duration{math.MinInt64, -100 * 365 * 24 * time.Hour, 100 * 365 * 24 * time.Hour, math.MaxInt64} {
 		_, err := clock.Jump(t.Context(), d)
 		require.ErrorContains(t, err, "would leave the years", "%v", d)
 	}
@@ -295,10 +342,17 @@ func TestClockRefuses(t *testing.T) {
 	require.ErrorIs(t, err, enough)
 	require.Zero(t, clock.Offset())
 
+	back, on := inForce(t)(clock.Jump(t.Context(), time.Hour)), inForce(t)(clock.Hold(t.Context()))
+	require.NoError(t, back(ended), "heals work all the same")
+	require.NoError(t, on(ended))
+	require.Zero(t, clock.Offset())
+
 	_, err = faults.NewClock(t.Context(), filepath.Dir(clock.Page()))
 	require.ErrorIs(t, err, os.ErrExist)
-	_, err = faults.NewClock(t.Context(), filepath.Join(t.TempDir(), "a b"))
-	require.ErrorContains(t, err, "space")
+	for _, name := range []string{"a b", "a:b"} {
+		_, err = faults.NewClock(t.Context(), filepath.Join(t.TempDir(), name))
+		require.ErrorContains(t, err, "with a space or a colon in its name")
+	}
 	_, err = faults.NewClock(t.Context(), filepath.Join(t.TempDir(), "missing"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 

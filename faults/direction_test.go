@@ -254,6 +254,19 @@ func TestInjectAllOrNone(t *testing.T) {
 	require.Equal(t, before, epochs(), "changes of flow")
 }
 
+// A direction that is closed stays so when the message comes from which on it was to drop everything.
+func TestLoseFromClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, send, in, _ := runPipe()
+		v.loseFrom(1, v)
+		v.shut()
+		send("a")
+		synctest.Wait()
+		require.Equal(t, shut, v.flow)
+		close(in)
+	})
+}
+
 // Refuse waits for all connections, even one that isn't in the proxy's list.
 func TestRefuseAwaitsConnections(t *testing.T) {
 	for _, way := range []stream.Direction{stream.Upstream, stream.Downstream} {
