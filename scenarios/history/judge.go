@@ -102,7 +102,7 @@ type judge struct {
 	answers map[answer]int  // the resource's decisions that no worker has reported yet
 	refused int             // refusals since the resource's last start
 	late    bool            // a holder acted after a grant of a greater token, or died before its successor's
-	orphan  bool            // the holder of the last grant died, and nobody has been granted the lock since
+	orphan  bool            // the holder of the last grant died
 
 	named      bool     // the run declares its workers
 	declared   []string // Run.Keys
@@ -286,7 +286,7 @@ func (j *judge) grant(e *Event) {
 	}
 	j.lock = e.Key
 	j.granted++
-	j.late, j.orphan = j.late || j.orphan, false
+	j.late = j.late || j.orphan
 	if e.Token != 0 {
 		j.grants = append(j.grants, e.Token)
 		j.holders[holder{e.Actor, e.Token}] = true

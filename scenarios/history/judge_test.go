@@ -153,6 +153,17 @@ func TestJudge(t *testing.T) {
 			events[0].Run.TokensLost = true
 			return withoutTokens(events)
 		}},
+		{"safe-late-release-unfenced", "no tokens, a foreign release", func(events []history.Event) []history.Event {
+			return change("A", history.ReleaseLost, func(e *history.Event) { e.Name = history.ReleaseForeign })(withoutTokens(events))
+		}},
+		{"safe-late-release-unfenced", "no tokens, killed after a late read", func(events []history.Event) []history.Event {
+			events = withoutTokens(events)
+			late := slices.IndexFunc(events, func(e history.Event) bool { return e.Name == history.ReleaseLost })
+			read := slices.IndexFunc(events, func(e history.Event) bool { return e.Actor == "B" && e.Name == history.Read })
+			again := events[read]
+			again.Actor = "A"
+			return leavesLock("A")(slices.Insert(events, late, events[read-1], again))
+		}},
 		{"safe-late-release-unfenced", "one token of two", func(events []history.Event) []history.Event {
 			return change("B", history.Acquired, func(e *history.Event) { e.Token = 1 })(withoutTokens(events))
 		}},
@@ -212,6 +223,19 @@ func TestJudge(t *testing.T) {
 			return slices.Insert(events, 15, live, read)
 		}},
 		{"safe-late-write-refused", "a refusal reported twice", twice(history.WriteStale)},
+		{"safe-late-write-refused", "a write refused for want of a token", func(events []history.Event) []history.Event {
+			events[13].Token, events[13].Seq = 0, 0
+			return events
+		}},
+		{"violated-write-without-a-token", "with fencing of writes", func(events []history.Event) []history.Event {
+			events[0].Run.Fencing = history.FencingWrites
+			for i := range events {
+				if events[i].Op == "read" {
+					events[i].Token, events[i].Enforced = 0, false
+				}
+			}
+			return events
+		}},
 		{"safe-late-write-refused", "a decision by a worker", change("resource", "", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a fault by a worker", change("controller", "pause", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a final by the resource", func(events []history.Event) []history.Event {
