@@ -21,5 +21,7 @@ func OpenOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, 
 	return openOwn(ctx, open, s)
 }
 
+var TooEarly = tooEarly
+
 // Check is check.
 func (s *Service) Check(sc *Scenario, f history.Fencing) error { return s.check(sc, f) }

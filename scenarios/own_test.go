@@ -322,6 +322,11 @@ func TestOwnStoreRefuses(t *testing.T) {
 			require.Equal(t, history.Inconclusive, o.Verdict)
 		})
 	}
+	for _, secret := range []string{"redis://u:hunter2@h", "redis://u:hunter2@h:port"} {
+		_, err := playOver(t, &scenarios.Store{Name: own, Addr: secret, Open: openStore}, "WriteDelayedInNetwork", history.FencingOn)
+		require.ErrorContains(t, err, "mine is at no host and port")
+		require.NotContains(t, err.Error(), "hunter2")
+	}
 	_, err := scenarios.OpenOwn(t.Context(), nil, scenarios.StoreSpec{Store: onredis.Bolt.Name})
 	require.ErrorContains(t, err, "call scenarios.ChildWithStore in TestMain or main, with the function in Runner.Store.Open")
 }
@@ -368,6 +373,7 @@ const (
 	variantNoLock      = "test-no-lock"
 	variantLetsIn      = "test-lets-in"
 	variantCannotOpen  = "test-cannot-open"
+	variantCannotClose = "test-cannot-close"
 	variantFailsLate   = "test-fails-late"
 	variantKills       = "test-kills-" // and a worker's name, or "resource"
 	variantHelpers     = "test-helpers"
@@ -454,6 +460,14 @@ func (l ownLock) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 		return l.Acquire(ctx, key)
 	}
 	return l.Lock.TryAcquire(ctx, key)
+}
+
+func (l ownLock) Close() error {
+	err := l.Lock.Close()
+	if l.what == variantCannotClose {
+		err = errors.Join(err, errors.New("the lock server is on fire"))
+	}
+	return err
 }
 
 func killSibling(name string) error {
@@ -669,6 +683,8 @@ func TestAdapter(t *testing.T) {
 		return grant, err
 	}}
 	require.NoError(t, a.Close())
+	a.Shut = func() error { return lost }
+	require.ErrorIs(t, a.Close(), lost)
 	err = held
 	_, got := a.TryAcquire(t.Context(), "k")
 	require.ErrorIs(t, got, dlock.ErrHeld)
@@ -738,5 +754,10 @@ func TestAdapterRenews(t *testing.T) {
 		require.NoError(t, l.(renewer).Renew(t.Context()))
 		require.Equal(t, start.Add(ttl*3/2), l.Until(), "one that has ended stays so")
 		require.Error(t, l.Context().Err())
+		grant.Lost = make(chan struct{}) // the library says when it ends
+		l = acquire()
+		time.Sleep(ttl / 2)
+		require.NoError(t, l.(renewer).Renew(t.Context()))
+		require.Equal(t, time.Now().Add(ttl), l.Until())
 	})
 }

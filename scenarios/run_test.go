@@ -150,6 +150,12 @@ func TestRunFails(t *testing.T) {
 			want:    "step 1, run A until acquired: A failed: the lock server is on fire",
 			last:    `A failed: "the lock server is on fire"`,
 		},
+		"a lock that can't be closed": {
+			steps:   "run A until done",
+			variant: variantCannotClose,
+			want:    "step 1, run A until done: A failed: the lock server is on fire",
+			last:    `A failed: "the lock server is on fire"`,
+		},
 		"a failure behind a refusal": {
 			steps:   "worker A victim, run A until read, pause A, run B until done, resume A, run A until done",
 			variant: variantFailsLate,
@@ -197,6 +203,13 @@ func TestRunFails(t *testing.T) {
 			if c.change != nil {
 				c.change(r, cancel)
 			}
+			forget, forgets := r.Service.Forget, false
+			r.Service.Forget = func(ctx context.Context, key string) error {
+				if forgets = ctx.Err() == nil; forget == nil {
+					return nil
+				}
+				return forget(ctx, key)
+			}
 			nothingLeft := requireNothingLeft(t)
 			s := schedule(t, c.steps)
 			s.Variant = c.variant
@@ -204,6 +217,7 @@ func TestRunFails(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 			require.NotEqual(t, history.Safe, o.Verdict)
 			require.NotEmpty(t, o.Findings)
+			require.True(t, forgets, "the lock's remains are removed, with a context that goes on")
 			if trace := history.Trace(o.Events); c.last != "" {
 				require.Equal(t, c.last, trace[len(trace)-1])
 			}
@@ -394,6 +408,15 @@ func TestServiceIsTold(t *testing.T) {
 	_, err := r.Run(t.Context(), schedule(t, "jump redis 1s, pause redis, run A until done, resume redis"), history.FencingOn)
 	require.NoError(t, err)
 	require.Equal(t, []string{"jump redis 1s", "pause redis", "resume redis"}, told)
+
+	r.Pause = time.Hour
+	r.Service.Fault = func(ctx context.Context, _ scenarios.Step) error {
+		end, _ := ctx.Deadline()
+		require.Greater(t, time.Until(end), r.Pause, "an undo waits for that long")
+		return nil
+	}
+	_, err = r.Run(t.Context(), schedule(t, "jump redis 1s, run A until done"), history.FencingOn)
+	require.NoError(t, err)
 }
 
 // Pause is the minimum duration of freezes and delays.

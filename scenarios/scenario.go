@@ -267,7 +267,7 @@ func (c *checker) step(st Step) error {
 		return errors.New("only a run has an until; remove it")
 	case !f.From && st.From != nil:
 		return errors.New("only what is between a worker and the lock's servers has a from; remove it")
-	case (st.Verb == verbRun || on != ofServer) && st.Detail != "":
+	case on != ofServer && st.Detail != "":
 		return errors.New("only a fault of a server has a detail; remove it")
 	case st.Verb != verbRun && f.Name == "":
 		return fmt.Errorf("no line begins with %q; these do: %s", st.Verb, strings.Join(beginnings(), ", "))

@@ -129,6 +129,7 @@ func TestParse(t *testing.T) {
 		"run A until done, -- on --":                          `Test.txt:4: section "on" is not a fencing mode and a verdict, as in "on: safe": history: there is no verdict "";`,
 		"run A until done, -- on: fine --":                    `Test.txt:4: section "on: fine" is not`,
 		"run A until done, -- on: safe --, x, -- on: safe --": "Test.txt:6: there is a section on already",
+		"run A until done, -- unfenced: safe --":              `Test: it expects something of fencing mode "unfenced"`,
 		"run A until done, -- maybe: safe --":                 `Test: it expects something of fencing mode "maybe"; there are [off writes on]`,
 		"run A until done, -- on: inconclusive --":            "inconclusive, which never passes; leave that mode out",
 		"": "Test: it has no steps",

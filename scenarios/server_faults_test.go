@@ -60,6 +60,11 @@ func TestFaultOfSeveralServers(t *testing.T) {
 	require.NoError(t, svc.Fault(ctx, scenarios.Step{Verb: "kill", Target: nodes[1].Name}))
 	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "pause", Target: scenarios.LockService}), nodes[1].Name)
 	require.ErrorContains(t, svc.Fault(ctx, scenarios.Step{Verb: "restart", Target: scenarios.LockService}), "there is nothing that restart would end")
+	// A server that was killed isn't paused any more.
+	step := func(verb string) error { return svc.Fault(ctx, scenarios.Step{Verb: verb, Target: nodes[0].Name}) }
+	require.NoError(t, errors.Join(step("pause"), step("kill")))
+	require.ErrorIs(t, step("resume"), os.ErrProcessDone)
+	require.NoError(t, errors.Join(step("restart"), step("pause"), step("resume")))
 	for _, s := range nodes {
 		c, err := redisclient.New(s.URL)
 		require.NoError(t, err)
