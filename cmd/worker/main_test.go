@@ -13,11 +13,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/dlock"
+	"github.com/fencelab/fencelab/dlock/memlock"
+	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/server"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
@@ -74,6 +78,17 @@ func TestJob(t *testing.T) {
 	require.False(t, b.redis.Exists("lock:{demo}"), "the lock is free again")
 }
 
+func TestReleaseFails(t *testing.T) {
+	b := newBench(t, resource.HandlerOptions{})
+	err := run(t.Context(), b.args, onLine(func(line string) {
+		if strings.HasSuffix(line, "wrote\n") {
+			b.redis.SetError("ERR the disk is on fire")
+		}
+	}))
+	require.ErrorContains(t, err, "worker: release: ")
+	require.ErrorContains(t, err, "the disk is on fire")
+}
+
 func TestFlagsFromTheEnvironment(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{Token: "secret"})
 	t.Setenv("FENCELAB_KEY", "billing/acme")
@@ -113,6 +128,9 @@ func TestRecovery(t *testing.T) {
 	require.NoError(t, b.store.Write(t.Context(), "acme's", resource.Fence{Token: 1<<53 - 1, Seq: 1}, nil))
 	_, err := b.work(t)
 	require.ErrorContains(t, err, `fencelab fence set -force STORE-URL 'acme'\''s' 1; if the resource is cmd/resource, resource -set-fence KEY=1)`)
+	require.NoError(t, b.store.Write(t.Context(), "twice", resource.Fence{Token: 1, Seq: 9}, nil)) // the lock grants 1 again
+	_, err = b.work(t, "-key", "twice")
+	require.ErrorContains(t, err, "take another -key")
 }
 
 func TestLeaseIsChecked(t *testing.T) {
@@ -233,18 +251,41 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestRefusedOnAndOn: the pauses between refused jobs grow.
+// TestRefusedOnAndOn: the pauses between refused jobs grow up to a limit, and begin anew once a job has written. In virtual time.
 func TestRefusedOnAndOn(t *testing.T) {
-	b := newBench(t, resource.HandlerOptions{})
-	require.NoError(t, b.store.Write(t.Context(), "demo", resource.Fence{Token: 1000, Seq: 1}, nil))
-	begin := time.Now()
-	require.NoError(t, b.interrupted(t, "read-stale\n", 4, "-n", "0"))
-	require.GreaterOrEqual(t, time.Since(begin), 700*time.Millisecond, "between four")
-
-	require.NoError(t, b.store.Write(t.Context(), "k", resource.Fence{Token: 4, Seq: 1}, nil))
-	begin = time.Now()
-	require.NoError(t, b.interrupted(t, "wrote\n", 100, "-n", "0", "-key", "k"))
-	require.Less(t, time.Since(begin), 30*time.Second, "and no more of them once a job has written: three pauses, not a hundred")
+	synctest.Test(t, func(t *testing.T) {
+		l, err := dlock.New(memlock.New(), nil)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, l.Close()) }()
+		store := resource.NewMemory()
+		overtake := func(token uint64) {
+			require.NoError(t, store.Write(t.Context(), "k", resource.Fence{Token: token, Seq: 1}, nil))
+		}
+		overtake(9)
+		ctx, interrupt := context.WithCancel(t.Context())
+		defer interrupt()
+		var pauses []time.Duration
+		last, wrote := time.Now(), 0
+		w := worker{name: "A", key: "k", fence: "on", stdout: onLine(func(line string) {
+			switch {
+			case strings.Contains(line, " acquired "):
+				pauses, last = append(pauses, time.Since(last)), time.Now()
+			case strings.HasSuffix(line, "wrote\n"):
+				switch wrote++; wrote {
+				case 2:
+					overtake(12)
+				case 3:
+					interrupt()
+				}
+			}
+		})}
+		require.NoError(t, w.jobs(ctx, l, &stores.Store{Store: store}))
+		const ms = time.Millisecond
+		require.Equal(t, []time.Duration{
+			0, 100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 5000 * ms, // 1 to 8 are refused, and 9 writes
+			5000 * ms, 0, 0, 100 * ms, // 10 writes, 11 is refused, and 12 writes
+		}, pauses)
+	})
 }
 
 // TestRepeatedWrite has a proxy that sends each write twice.
@@ -351,8 +392,11 @@ func TestMetrics(t *testing.T) {
 }
 
 func TestBadFlags(t *testing.T) {
+	for _, flag := range []string{"-n", "-work", "-pause", "-wait"} {
+		n := map[bool]string{true: "-1", false: "-1s"}[flag == "-n"]
+		require.ErrorContains(t, run(t.Context(), []string{flag, n}, io.Discard), "must not be negative", flag)
+	}
 	for want, args := range map[string][]string{
-		"must not be negative": {"-n", "-1"},
 		"worker: -lock: want a URL, such as redis://HOST:PORT, or a name: consul, etcd, ": {"-lock", "paper"},
 		"at least 1ms":        {"-ttl", "0"},
 		"unexpected argument": {"A"},
