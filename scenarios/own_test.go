@@ -40,6 +40,7 @@ const (
 	ownElsewhere = "elsewhere"   // its client goes its own way to the server
 	ownFull      = "full"        // its client writes nothing
 	ownFails     = "on fire"
+	ownRaces     = "races"
 	ownNothing   = "nothing"
 )
 
@@ -52,6 +53,8 @@ func openStore(ctx context.Context, s scenarios.StoreSpec) (resource.Store, erro
 		return filestore.Open(s.Dir)
 	case ownFails:
 		return nil, fmt.Errorf("the store is on fire: %w", syscall.ENOTSUP) // which is no reason to skip anything
+	case ownRaces:
+		race()
 	case ownNothing:
 		return nil, nil //nolint:nilnil // what the kit should notice
 	case ownElsewhere:
@@ -374,6 +377,7 @@ const (
 	variantLetsIn      = "test-lets-in"
 	variantCannotOpen  = "test-cannot-open"
 	variantCannotClose = "test-cannot-close"
+	variantRaces       = "test-races"
 	variantFailsLate   = "test-fails-late"
 	variantKills       = "test-kills-" // and a worker's name, or "resource"
 	variantHelpers     = "test-helpers"
@@ -394,6 +398,8 @@ func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	switch what {
 	case variantCannotOpen:
 		return nil, errors.New("the lock server is on fire")
+	case variantRaces:
+		race()
 	case variantNeverRenews:
 		s.Renew = false
 	case variantElsewhere:
@@ -407,6 +413,17 @@ func openLock(ctx context.Context, s scenarios.LockSpec) (scenarios.Lock, error)
 	}
 	l, err := open.Lock(ctx, s)
 	return ownLock{l, what, s.Addrs[0]}, err
+}
+
+// race is a data race.
+func race() {
+	n, done := 0, make(chan struct{})
+	go func() {
+		n++
+		close(done)
+	}()
+	n++
+	<-done
 }
 
 // startHelpers starts processes that outlive this one, with its output: one of its group, and one of its own session.

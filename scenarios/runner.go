@@ -300,7 +300,10 @@ func (r *run) runUntil(ctx context.Context, name, until string) error {
 		ended := m.Event.Name == history.Done || m.Event.Name == history.Failed
 		switch {
 		case ended && m.Event.Name == until:
-			return w.exit(ctx)
+			if err := w.exit(ctx); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			return nil
 		case ended && m.Event.Name == history.Failed:
 			return fmt.Errorf("%s failed: %s", name, m.Event.Error)
 		case ended:
