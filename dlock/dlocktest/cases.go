@@ -614,7 +614,7 @@ func acquireFails(e *env, f faultOf) {
 		heal()
 		e.checkDoubt(err)
 		// As the Locker does.
-		if err := a.Release(e.ctx, dlock.Grant{Key: r.Key, Owner: r.Owner}); !errors.Is(err, dlock.ErrLost) {
+		if err := a.Release(e.ctx, dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}); !errors.Is(err, dlock.ErrLost) {
 			assert.NoError(e, err, "Release that undoes a request")
 		}
 		e.checkFree(b, key)

@@ -34,7 +34,7 @@ type attempt struct {
 	took, refused, failed int
 	again                 bool // this owner already had the lock on a node
 	token                 uint64
-	own                   bool // this owner, and no other, wrote token
+	own                   bool // this owner wrote token, on one node at least
 	holders               map[string]int
 	held                  bool        // another owner has a quorum
 	frees                 []time.Time // when leases on nodes that refused end; those without an end are left out
@@ -141,11 +141,8 @@ func (a *attempt) count(v vote) {
 			a.frees = append(a.frees, time.Now().Add(v.left))
 		}
 	}
-	switch {
-	case v.token > a.token:
+	if v.token > a.token {
 		a.token, a.own = v.token, v.own
-	case v.token == a.token:
-		a.own = a.own && v.own
 	}
 }
 
@@ -165,9 +162,6 @@ func (a *attempt) mint(ctx context.Context) (uint64, error) {
 		}
 		if top < token {
 			return token, nil
-		}
-		if a.over() {
-			return 0, errLate
 		}
 		token = top + 1 // a node outside phase one's quorum was ahead
 	}

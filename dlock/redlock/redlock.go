@@ -174,7 +174,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 		}
 		backoff := jitter.N(pause)
 		if free, ok := a.free(); ok {
-			backoff = min(backoff, max(time.Until(free), 0)+time.Millisecond) // a lease lasts to the end of its last millisecond
+			backoff = min(backoff, time.Until(free)+time.Millisecond) // a lease lasts to the end of its last millisecond
 		}
 		if wait.For(ctx, backoff); ctx.Err() != nil { // whose cause may be an ErrHeld
 			return dlock.Grant{}, ended(ctx)
@@ -345,9 +345,6 @@ func (b *Backend) next() int64 {
 }
 
 func (b *Backend) timeout(ttl time.Duration) time.Duration {
-	if ttl <= 0 { // the undoing of a request without a TTL
-		ttl = time.Hour
-	}
 	return cmp.Or(b.o.NodeTimeout, min(max(ttl/20, time.Millisecond), time.Second))
 }
 

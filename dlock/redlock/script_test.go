@@ -24,12 +24,14 @@ import (
 //	delete K NODES
 //	count K NODES TOKEN          the counter, written for another owner
 //	jump NODES TIME              the clock
+//	loose                        owners of attempts that were given up with requests in flight, of all clients
 //	forget NODES
 func TestScripts(t *testing.T) {
 	kinds := locktest.RedisKinds(t, "acquire", "mint", "release", "renew", "unsafe")
 	locktest.Scripts(t, "testdata/scripts.txt", true, func(t *testing.T) locktest.Bench {
 		all := minis(t, 5)
 		all.warm(t)
+		var opened []*redlock.Backend
 		on := func(f func(n node, key string, args []string)) func(args ...string) string {
 			return func(args ...string) string {
 				key, which := args[0], args[1]
@@ -87,6 +89,7 @@ func TestScripts(t *testing.T) {
 				}
 				b, err := redlock.New(clients, &o)
 				require.NoError(t, err)
+				opened = append(opened, b)
 				return b
 			},
 			Steps: map[string]func(...string) string{
@@ -102,6 +105,13 @@ func TestScripts(t *testing.T) {
 						n.mini.SetTTL(lock(key), duration(args[1]))
 					}
 				}),
+				"loose": func(...string) string {
+					n := 0
+					for _, b := range opened {
+						n += b.Loose()
+					}
+					return strconv.Itoa(n)
+				},
 				"delete": on(func(n node, key string, _ []string) { n.mini.Del(lock(key)) }),
 				"count": on(func(n node, key string, args []string) {
 					n.mini.HSet(fence(key), "token", strings.Join(args, ""), "owner", "another")
