@@ -32,3 +32,6 @@ func (b *Backend) Watches() int {
 	defer b.mu.Unlock()
 	return len(b.watches)
 }
+
+// Broken reports whether a request is repeated after err.
+var Broken = broken

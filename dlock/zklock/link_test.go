@@ -52,6 +52,7 @@ type link struct {
 	conns  map[*conn]struct{}
 	watch  map[string]struct{} // paths that are watched
 	id     int64               // the session
+	agrees time.Duration       // the session timeout that the client is told, unless it is 0
 	passwd []byte              // with which a client proves that it is its own
 }
 
@@ -271,6 +272,9 @@ func (c *conn) next() ([]byte, error) {
 		c.welcomed = true
 		c.l.mu.Lock()
 		c.l.id, c.l.passwd = int64(binary.BigEndian.Uint64(frame[12:])), frame[24:40]
+		if c.l.agrees > 0 {
+			binary.BigEndian.PutUint32(frame[8:], uint32(c.l.agrees.Milliseconds()))
+		}
 		c.l.mu.Unlock()
 		return frame, nil
 	}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"net"
 	"runtime"
 	"runtime/pprof"
 	"strings"
@@ -172,6 +174,16 @@ func (p party) follows(t *testing.T, key, owner string) {
 	locktest.Eventually(t, func() bool { return p.link.watches(nodePrefix(key, owner)) })
 }
 
+// expire cuts p off and ends its session.
+func (p party) expire(t *testing.T) (heal func()) {
+	t.Helper()
+	heal = p.link.inject(cut, 0)
+	p.link.drop()
+	locktest.Eventually(t, func() bool { return p.conn.State() == zk.StateConnecting })
+	require.NoError(t, p.link.endSession(t.Context()))
+	return heal
+}
+
 func TestNewRefuses(t *testing.T) {
 	c := client(t, newLink(server.Addr), time.Minute)
 	_, err := zklock.New(nil, nil)
@@ -200,6 +212,18 @@ func TestTTLLongerThanTheSession(t *testing.T) {
 	b, err = zklock.New(c, nil)
 	require.NoError(t, err)
 	_, err = b.TryAcquire(t.Context(), locktest.Next(newKey(), maxTimeout))
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+
+	// Also what it agrees to when the session is another.
+	a := connect(t, server.Addr)
+	a.take(t, newKey(), most)
+	heal := a.expire(t)
+	a.link.mu.Lock()
+	a.link.agrees = most
+	a.link.mu.Unlock()
+	heal()
+	locktest.Eventually(t, func() bool { return a.conn.State() == zk.StateHasSession })
+	_, err = a.TryAcquire(t.Context(), locktest.Next(newKey(), most))
 	require.ErrorIs(t, err, dlock.ErrInvalid)
 }
 
@@ -474,10 +498,7 @@ func TestSessionExpires(t *testing.T) {
 	stale := b.waits(t, before, long)
 	next := c.waits(t, g, long)
 
-	heal := b.link.inject(cut, 0)
-	b.link.drop()
-	locktest.Eventually(t, func() bool { return b.conn.State() == zk.StateConnecting })
-	require.NoError(t, b.link.endSession(t.Context()))
+	heal := b.expire(t)
 	locktest.Release(t, a, before) // it would be the waiter's turn, if it weren't dead
 	w := locktest.Won(t, next)
 	require.Greater(t, w.Fence, g.Fence)
@@ -917,10 +938,15 @@ func TestNodeGoneBeforeTheGrant(t *testing.T) {
 
 func TestNodeGoneBeforeItIsWatched(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-	a.WatchAfter(short)
-	g := a.take(t, key, long)
-	b.drop(t, key, g.Owner)
-	locktest.Receive(t, g.Lost)
+	for _, age := range []time.Duration{short, long} { // the watch finds it gone, or a renewal
+		a.WatchAfter(age)
+		g := a.take(t, key, long)
+		b.drop(t, key, g.Owner)
+		if age == long {
+			require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
+		}
+		locktest.Receive(t, g.Lost)
+	}
 }
 
 func TestNodeGoneWhileWaiting(t *testing.T) {
@@ -955,14 +981,16 @@ func TestNodeGoneWhileWaiting(t *testing.T) {
 
 func TestLeaseRunsOut(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	a.WatchAfter(short / 2)
 	began := time.Now()
 	a.release(t, a.take(t, key, short))
-	inTime := time.Since(began) < short
+	inTime := time.Since(began) < short/2
 	g := a.take(t, key, short)
 	locktest.Receive(t, g.Lost)
 	require.GreaterOrEqual(t, time.Since(g.Start), short)
 	if inTime {
 		require.Equal(t, 2, a.link.sent(opDelete), "a lease that was released doesn't run out")
+		require.LessOrEqual(t, a.link.sent(opGetChildren), 5, "nor is it watched: two reads for each, and the second's watch")
 	}
 	require.Empty(t, a.nodes(t, key))
 	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
@@ -1036,11 +1064,7 @@ func TestRefusedDeletionEnds(t *testing.T) {
 	t.Run("session", func(t *testing.T) {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.cantDelete(t, key, throttled, 1)
-		heal := a.link.inject(cut, 0)
-		a.link.drop()
-		locktest.Eventually(t, func() bool { return a.conn.State() == zk.StateConnecting })
-		require.NoError(t, a.link.endSession(t.Context()))
-		heal()
+		a.expire(t)()
 		locktest.Receive(t, g.Lost)
 		b.take(t, key, long)
 	})
@@ -1110,6 +1134,17 @@ func TestHolderDeadAfterRenewals(t *testing.T) {
 	a.link.drop()
 	locktest.Won(t, won)
 	require.GreaterOrEqual(t, time.Since(renewed), short)
+}
+
+func TestBroken(t *testing.T) {
+	for _, err := range []error{
+		zk.ErrConnectionClosed, zk.ErrNoServer, zk.ErrClosing, zk.ErrSessionExpired, zk.ErrSessionMoved, &net.OpError{Err: io.EOF},
+	} {
+		require.True(t, zklock.Broken(fmt.Errorf("zk: %w", err)), "%v", err)
+	}
+	for _, err := range []error{nil, zk.ErrNoNode, zk.ErrNoAuth, dlock.ErrHeld} {
+		require.False(t, zklock.Broken(err), "%v", err)
+	}
 }
 
 func TestRenewalUnseen(t *testing.T) {
