@@ -101,6 +101,26 @@ func TestSessionOutlivesRenewals(t *testing.T) {
 	})
 }
 
+// The session lasts from when the keep-alive left, however late the reply.
+func TestLateKeepAlive(t *testing.T) {
+	const ttl = 900 * time.Millisecond // of a session of 2 s
+	a := newNode(t, one)
+	a.take(t, locktest.Request(ttl))
+	defer a.l.inject(holdKeepAlives)()
+	before := len(a.l.keptAlive())
+	locktest.Eventually(t, func() bool { return len(a.l.keptAlive()) > before })
+	sent := a.l.keptAlive()[before]
+	time.Sleep(time.Until(sent.Add(800 * time.Millisecond))) // after a second it is given up
+	select {
+	case a.l.deliver <- struct{}{}:
+	case <-time.After(locktest.Timeout):
+		require.Fail(t, "no reply to deliver")
+	}
+	time.Sleep(time.Until(sent.Add(1200 * time.Millisecond)))
+	_, err := a.TryAcquire(t.Context(), locktest.Request(ttl))
+	require.ErrorContains(t, err, "keep-alive: ")
+}
+
 func TestRenewalTooLate(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b := newNode(t, one), newNode(t, one)
@@ -119,6 +139,19 @@ func TestRenewalTooLate(t *testing.T) {
 		require.ErrorIs(t, err, dlock.ErrLost)
 		return true
 	})
+}
+
+// Its reply is still to come, and no timer runs any more.
+func TestClosedDuringAPut(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	a.take(t, locktest.Request(time.Hour)) // keeps the session
+	r := locktest.Request(time.Hour)
+	defer a.l.inject(holdReplies)()
+	came := locktest.Acquire(t.Context(), a, r)
+	locktest.Eventually(t, func() bool { return len(b.keysOf(t, r)) == 1 })
+	require.NoError(t, a.Close())
+	require.ErrorIs(t, locktest.Receive(t, came).Err, dlock.ErrClosed)
+	require.Empty(t, b.keysOf(t, r))
 }
 
 // The one answered last may have been sent first; its lease ends before the other's.
@@ -378,10 +411,12 @@ func repeatedDelete(t *testing.T, owner string) {
 
 func TestKeepAlivesAreFew(t *testing.T) {
 	for name, c := range map[string]struct {
-		ttls        []time.Duration // all of one session of 12 s
+		ttls        []time.Duration // all of one session, of 12 s if they are of about 10 s
 		least, most time.Duration   // between keep-alives; at most S - TTL
 	}{
 		"one TTL":      {[]time.Duration{10 * time.Second}, 1300 * time.Millisecond, 2 * time.Second},
+		"a short one":  {[]time.Duration{shortTTL}, 400 * time.Millisecond, time.Second}, // of a session of 2 s
+		"an hour":      {[]time.Duration{time.Hour}, 1800 * time.Millisecond, 2400 * time.Millisecond},
 		"a longer one": {[]time.Duration{9800 * time.Millisecond, 10660 * time.Millisecond}, 900 * time.Millisecond, 1340 * time.Millisecond},
 		"the longest":  {[]time.Duration{10660 * time.Millisecond, 9800 * time.Millisecond}, 900 * time.Millisecond, 1340 * time.Millisecond},
 	} {
@@ -403,6 +438,24 @@ func TestKeepAlivesAreFew(t *testing.T) {
 			}
 		})
 	}
+}
+
+// It is what a dead holder costs.
+func TestSessionLength(t *testing.T) {
+	n := newNode(t, one)
+	for ttl, want := range map[time.Duration]int64{
+		shortTTL: 2, 1500 * time.Millisecond: 3, 8 * time.Second: 9, 10 * time.Second: 12, time.Hour: 3610,
+	} {
+		r := locktest.Request(ttl)
+		n.take(t, r)
+		lease, err := n.c.TimeToLive(t.Context(), clientv3.LeaseID(n.keyOf(t, r).Lease))
+		require.NoError(t, err)
+		require.Equal(t, want, lease.GrantedTTL, "TTL %v", ttl)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), locktest.Timeout)
+	defer cancel()
+	_, err := n.TryAcquire(ctx, locktest.Request(1<<63-1))
+	require.ErrorIs(t, err, dlock.ErrInvalid)
 }
 
 func TestRenewalsWriteNothing(t *testing.T) {
@@ -551,14 +604,15 @@ func TestStaleGrantOfAName(t *testing.T) {
 	})
 }
 
-// A late release of the same owner's earlier grant leaves the present one renewable.
-func TestReleaseOfAnEarlierGrant(t *testing.T) {
+// A late call for the same owner's earlier grant leaves the present one renewable.
+func TestEarlierGrant(t *testing.T) {
 	n := newNode(t, one)
 	r := locktest.Request(time.Hour)
 	earlier := n.take(t, r)
 	require.NoError(t, n.Release(t.Context(), earlier))
 	g := n.take(t, r)
 	require.ErrorIs(t, n.Release(t.Context(), earlier), dlock.ErrLost)
+	require.ErrorIs(t, n.Renew(t.Context(), earlier), dlock.ErrLost)
 	require.NoError(t, n.Renew(t.Context(), g))
 }
 

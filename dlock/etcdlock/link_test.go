@@ -29,6 +29,7 @@ type link struct {
 	after   func()                   // if not nil, called once, when a transaction has been answered
 	refuse  int                      // so many transactions are
 	undone  map[string]chan struct{} // by the value of a key, when its deletion has been answered
+	deliver chan struct{}            // lets the reply to one keep-alive pass
 }
 
 type fault int
@@ -40,11 +41,12 @@ const (
 	holdReplies
 	cut
 	holdOneRequest
-	cutKeepAlives // only these
-	cutWatches    // only these
-	blind         // reads fail
-	deaf          // and watches, too
-	forgetLeases  // as transactions find out
+	cutKeepAlives  // only these
+	holdKeepAlives // their replies, until one is asked for
+	cutWatches     // only these
+	blind          // reads fail
+	deaf           // and watches, too
+	forgetLeases   // as transactions find out
 	delayOneRequest
 	answerLate // puts are answered when they have been undone
 	sendLate   // and sent only then
@@ -79,7 +81,7 @@ func (f fault) cuts(method string) bool {
 }
 
 func newLink() *link {
-	return &link{changed: make(chan struct{}), broken: make(chan struct{}), calls: map[string]int{}, late: make(chan struct{}), undone: map[string]chan struct{}{}}
+	return &link{changed: make(chan struct{}), broken: make(chan struct{}), calls: map[string]int{}, late: make(chan struct{}), undone: map[string]chan struct{}{}, deliver: make(chan struct{})}
 }
 
 func (l *link) faults() dlocktest.Link {
@@ -277,6 +279,9 @@ func puts(r *pb.TxnRequest) bool {
 func (l *link) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
+	l.mu.Lock()
+	l.calls[method]++
+	l.mu.Unlock()
 	f, _, broken := l.now()
 	if f.cuts(method) {
 		return nil, errLink
@@ -305,6 +310,11 @@ func (l *link) stream(
 	return st, nil
 }
 
+func is[T any](m any) bool {
+	_, ok := m.(T)
+	return ok
+}
+
 type stream struct {
 	grpc.ClientStream
 	l      *link
@@ -328,6 +338,14 @@ func (s *stream) SendMsg(m any) error {
 
 func (s *stream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
+	if f, changed, _ := s.l.now(); f == holdKeepAlives && is[*pb.LeaseKeepAliveResponse](m) {
+		select {
+		case <-s.l.deliver:
+		case <-changed:
+		case <-s.Context().Done():
+			return status.FromContextError(s.Context().Err()).Err()
+		}
+	}
 	cut := s.cut.Load()
 	switch r, ok := m.(*pb.WatchResponse); {
 	case cut:

@@ -136,13 +136,15 @@ func TestExpiredWaiterNeverAcquires(t *testing.T) {
 	require.Greater(t, o.G.Fence, g.Fence)
 }
 
-// It gives up when its session may be over.
+// It gives up when its session may be over. Keep-alives pause meanwhile.
 func TestWaiterCutOff(t *testing.T) {
 	t.Parallel() // it waits
 	a, b := newNode(t, one), newNode(t, one)
 	_, came := a.waits(t, b.take(t, locktest.Request(time.Hour)).Key, shortTTL)
+	before := a.l.sent(keepAlive)
 	defer a.l.inject(cut)()
 	require.ErrorContains(t, locktest.Receive(t, came).Err, "broken link")
+	require.Less(t, a.l.sent(keepAlive)-before, 100)
 }
 
 // The next one must not take itself for the first.

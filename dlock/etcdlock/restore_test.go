@@ -166,6 +166,34 @@ func TestGuardMoves(t *testing.T) {
 	<-a.l.late
 }
 
+// By the undoing of another put. The next one knows it, or learns it if the reply to the undoing is lost.
+func TestGuardMovedBefore(t *testing.T) {
+	a := newNode(t, one)
+	ctx, cancel := context.WithTimeout(t.Context(), locktest.Timeout)
+	defer cancel()
+	a.take(t, locktest.Request(time.Hour)) // starts the session
+	for _, lost := range []bool{false, true} {
+		r := locktest.Request(time.Hour)
+		heal := a.l.inject(loseReplies)
+		_, err := a.TryAcquire(t.Context(), r)
+		require.Error(t, err)
+		if !lost {
+			heal()
+		}
+		err = a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner})
+		heal()
+		require.Equal(t, lost, err != nil, "%v", err)
+		before := a.l.sent(txn)
+		_, err = a.TryAcquire(ctx, locktest.Request(time.Hour))
+		require.NoError(t, err)
+		want := 1
+		if lost {
+			want = 2
+		}
+		require.Equal(t, want, a.l.sent(txn)-before, "puts")
+	}
+}
+
 func TestRetriesPause(t *testing.T) {
 	a := newNode(t, one)
 	defer a.l.inject(forgetLeases)()
