@@ -112,6 +112,7 @@ type spy struct {
 	asked chan string // each, once it has been answered
 
 	mu       sync.Mutex
+	slow     time.Duration // before LISTEN is sent
 	deaf     chan struct{} // if not nil, LISTEN isn't sent before it is closed
 	wanted   chan struct{} // LISTEN waits for that
 	listener net.Conn      // the last to LISTEN
@@ -131,11 +132,14 @@ func (s *spy) deafen() (heal func()) {
 
 func (s *spy) TraceQueryStart(ctx context.Context, c *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
 	s.mu.Lock()
-	deaf, listens := s.deaf, strings.HasPrefix(d.SQL, "LISTEN")
+	deaf, slow, listens := s.deaf, s.slow, strings.HasPrefix(d.SQL, "LISTEN")
 	if listens {
 		s.listener = c.PgConn().Conn()
 	}
 	s.mu.Unlock()
+	if listens {
+		time.Sleep(slow)
+	}
 	if deaf != nil && listens {
 		s.wanted <- struct{}{}
 		<-deaf
@@ -520,6 +524,37 @@ func TestListenerSilent(t *testing.T) {
 	c.mu.Unlock()
 	c.release()
 	locktest.Won(t, won)
+}
+
+// A server that takes longer to LISTEN than the first patience gets more.
+func TestListenerSlow(t *testing.T) {
+	c := newContest(t)
+	c.b.Patience(200 * time.Millisecond)
+	c.slow = 300 * time.Millisecond
+	locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
+	locktest.Eventually(t, func() bool {
+		for len(c.asked) > 0 {
+			if <-c.asked == "SELECT 1" { // it listens, and tests the connection
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func TestOtherKey(t *testing.T) {
+	c := newContest(t)
+	other := locktest.Take(t, c.a, locktest.Request(time.Hour))
+	first := c.first(c.next(time.Hour))
+	second := locktest.Acquire(t.Context(), c.b, locktest.Next(other.Key, time.Hour))
+	<-c.asked
+	<-c.asked // in the queue
+	c.release()
+	locktest.Won(t, first)
+	locktest.Take(t, c.b, locktest.Request(time.Hour)) // by the one connection, after what was asked before
+	require.Len(t, c.asked, 2, "the waiter for the other key sleeps on")
+	locktest.Release(t, c.a, other)
+	locktest.Won(t, second)
 }
 
 // Without a notification, and long before the lease ends.
