@@ -1,6 +1,7 @@
 package memlock_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
+	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/memlock"
 )
 
@@ -62,6 +64,25 @@ func TestFirstComeFirstServed(t *testing.T) {
 			require.Equal(t, time.Duration(i+1)*time.Second, time.Since(g.Start), "granted when the lease before ran out")
 		}
 	})
+}
+
+// Its context ends just before: it has the lock, or has left.
+func TestGrantedWhileLeaving(t *testing.T) {
+	for range 100 { // the waiter may be faster
+		synctest.Test(t, func(t *testing.T) {
+			b := memlock.New()
+			g := locktest.Take(t, b, locktest.Request(time.Hour))
+			ctx, cancel := context.WithCancel(t.Context())
+			came := locktest.Acquire(ctx, b, locktest.Next(g.Key, time.Hour))
+			synctest.Wait()
+			cancel()
+			locktest.Release(t, b, g)
+			if w := <-came; w.Err == nil {
+				locktest.Release(t, b, w.G)
+			}
+			locktest.Take(t, b, locktest.Next(g.Key, time.Hour))
+		})
+	}
 }
 
 // Some wait with the same request, which was repeated.
