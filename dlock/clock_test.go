@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -85,6 +86,10 @@ func TestSuspendedMachine(t *testing.T) {
 				require.ErrorIs(t, ctx.Err(), context.Canceled)
 				return nil
 			}), "the Backend says that it was held to the end")
+			require.ErrorIs(t, l.Do(t.Context(), "k", func(_ context.Context, h *Handle) error {
+				suspend(h, ttl)
+				return io.EOF
+			}), ErrLost, "it may be why f failed")
 			was := context.WithoutCancel(h.Context())
 			suspend(h, ttl)
 			h, err := l.Acquire(was, "k")

@@ -184,6 +184,20 @@ func TestProvisionalLease(t *testing.T) {
 	}
 }
 
+func TestProvisionalLeaseBeyondMaxHold(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f, _ := provisional(time.Second, func() error { return nil })
+		var log bytes.Buffer
+		h := acquire(t, newLocker(t, f, &dlock.Options{
+			TTL: time.Hour, Renew: dlock.Renew{MaxHold: time.Second / 4}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		}), t.Context(), "k")
+		<-h.Context().Done()
+		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrMaxHold)
+		synctest.Wait()
+		require.NotContains(t, log.String(), "trying again")
+	})
+}
+
 // A waiter's lease is as old as its last request. It is renewed halfway to its end, unless it is fresh.
 func TestWaitersLease(t *testing.T) {
 	const ttl = time.Minute

@@ -141,7 +141,6 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	defer func() { // also when f panics
 		stop()
-		_ = h.Context().Err() // if the lease's time has come, it ends now
 		why := h.ended()
 		rerr := h.Release(ctx)
 		cancel(ErrReleased)
@@ -335,7 +334,6 @@ func (l *Locker) request(ctx context.Context, r Request, wait bool) (Grant, erro
 	case <-l.open.Done():
 		err = ErrClosed
 	}
-	cancel()
 	l.busy.Go(func() {
 		late := <-replied // the undo must not overtake the request
 		if late.err != nil {

@@ -119,6 +119,20 @@ func TestShareEnds(t *testing.T) {
 	}
 }
 
+// A renewal without an answer leaves the caller half of the rest.
+func TestShareOfALeaseThatCannotBeRenewed(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		const age = 5 * time.Second
+		f.acquire = granting(func(g *dlock.Grant) { g.Start = g.Start.Add(-age) })
+		f.renew = hangs
+		l := newLocker(t, f, &dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}})
+		began := time.Now()
+		h := acquire(t, l, t.Context(), "k")
+		require.Equal(t, (limit(10*time.Second)-age)/2, time.Since(began))
+		require.NoError(t, h.Release(t.Context()))
+	})
+}
+
 func TestShareIdle(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute, Idle: time.Second}))
