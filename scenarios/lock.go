@@ -24,7 +24,7 @@ type Lease interface {
 	TTL() time.Duration                // of the lease, from the grant
 	Until() time.Time                  // the lease must be presumed lost then, unless it is renewed
 	Context() context.Context          // ends when the lease is, or must be presumed, lost
-	Release(ctx context.Context) error // wraps dlock.ErrLost if the lease no longer had the lock
+	Release(ctx context.Context) error // wraps dlock.ErrLost if the lease no longer had the lock; may be called concurrently
 }
 
 // FromLocker adapts a Locker.

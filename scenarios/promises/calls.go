@@ -555,8 +555,11 @@ func endsWithContext(c *check) {
 	}
 	alone := c.client()
 	c.inject(alone, (*faults.Link).Refuse)
-	if _, err := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return alone.Acquire(ctx, newKey()) }).granted(); err == nil {
-		c.breaks("Acquire granted a lock while all servers refused connections")
+	switch r := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return alone.Acquire(ctx, newKey()) }); {
+	case !r.returned:
+		c.breaks("Acquire, while the servers refused connections, hadn't returned %v after its context had ended", patience)
+	case r.err == nil && r.lease != nil:
+		c.breaks("Acquire granted a lock while all servers refused connections, or its client connects to other addresses than LockSpec.Addrs")
 	}
 	ended, end := context.WithCancel(c.ctx)
 	end()
@@ -578,6 +581,10 @@ func endsWithContext(c *check) {
 // outlives checks that a lease doesn't end with the context of its acquisition.
 func (c *check) outlives() {
 	const times = 3
+	deadline := c.k.TTL
+	if c.k.Fixed {
+		deadline /= 4
+	}
 	for range times {
 		cl, other, key := c.times(3), c.client(), newKey()
 		ctx, cancel := context.WithCancel(c.ctx)
@@ -586,7 +593,7 @@ func (c *check) outlives() {
 		if err != nil {
 			c.cannot("Acquire of a free lock: %v", err)
 		}
-		ended, err := c.within(c.k.TTL, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
+		ended, err := c.within(deadline, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
 		if err != nil { // too slow
 			ended = c.take(cl, key)
 		}
@@ -680,7 +687,7 @@ func nothingLeft(c *check) {
 	held := c.take(b, key)
 	_ = c.do(c.take(a, newKey()).Release) // it is connected
 	const clients, lost, many = "clients", "leases that were lost, and as many releases while a renewal was under way", 40
-	const replyless = "tries without a reply"
+	const replyless, served = "tries without a reply", "waits that were served"
 	closed := []*client{a}
 	connections := func() (n int) {
 		for _, cl := range closed {
@@ -691,18 +698,24 @@ func nothingLeft(c *check) {
 	kinds := map[string]func(){
 		"grants and releases": func() { _ = c.do(c.take(a, newKey()).Release) },
 		"failed tries":        func() { _, _ = c.try(a, key) },
-		"waits that were served": func() {
-			key := newKey()
-			l, err := c.try(b, key)
-			if err != nil {
-				return
+		served: func() {
+			var wg sync.WaitGroup
+			for range many {
+				key := newKey()
+				l, err := c.try(b, key)
+				if err != nil {
+					continue
+				}
+				w := c.wait(a, key)
+				wg.Go(func() {
+					time.Sleep(pause)
+					_ = c.do(l.Release)
+					if got, err := w.served(c.limit()); err == nil {
+						_ = c.do(got.Release)
+					}
+				})
 			}
-			w := c.wait(a, key)
-			time.Sleep(pause)
-			_ = c.do(l.Release)
-			if got, err := w.served(c.limit()); err == nil {
-				_ = c.do(got.Release)
-			}
+			wg.Wait()
 		},
 		replyless: func() {
 			heal := c.inject(a, (*faults.Link).LoseReplies)
@@ -741,18 +754,19 @@ func nothingLeft(c *check) {
 			closed = append(closed, cl)
 			_ = c.do(c.take(cl, newKey()).Release)
 			c.take(cl, newKey())
-			c.call(patience, func() (scenarios.Lease, error) { return nil, cl.close() })
+			c.call(c.k.TTL+patience, func() (scenarios.Lease, error) { return nil, cl.close() })
 		},
 	}
 	if l, ok := a.Lock.(scenarios.Adapter); ok && l.Shut == nil { // they share what they leave
 		delete(kinds, clients)
 	}
 	for what, call := range kinds {
-		calls, mark, before := 100, newKey(), connections()
+		calls, mark, before, lingers := 100, newKey(), connections(), patience
 		switch what {
 		case clients:
-			calls = 30 // there may not be room for more
-		case lost, replyless:
+			calls = 30                                      // there may not be room for more
+			lingers += max(c.k.TTL, c.k.Service.MinSession) // until the lease of each ends
+		case lost, replyless, served:
 			calls = 3 // of many
 		}
 		// A client may keep a pool, as large as a slow machine has made it. It doesn't grow again.
@@ -767,7 +781,7 @@ func nothingLeft(c *check) {
 			switch what {
 			case lost:
 				n *= many / 2
-			case replyless:
+			case replyless, served:
 				n *= many
 			}
 			few := (n - 1) / 2
@@ -782,11 +796,11 @@ func nothingLeft(c *check) {
 				if left+open < least {
 					least, since = left+open, time.Now()
 				}
-				if time.Since(since) > patience || c.ctx.Err() != nil {
+				if time.Since(since) > lingers || c.ctx.Err() != nil {
 					break
 				}
-				if time.Since(began) > 6*patience {
-					c.cannot("%v after %d %s, %d goroutines and %d connections were left, and ended one after the other", 6*patience, n, what, left, open)
+				if time.Since(began) > 6*lingers {
+					c.cannot("%v after %d %s, %d goroutines and %d connections were left, and ended one after the other", 6*lingers, n, what, left, open)
 				}
 				time.Sleep(patience / 20)
 				left, open, where = count()
@@ -797,12 +811,12 @@ func nothingLeft(c *check) {
 			}
 			switch {
 			case left > most:
-				c.breaks("after %d %s, %d of the goroutines that they had started ran on, and none ended for %v; most are %s", n, what, left, patience, where)
+				c.breaks("after %d %s, %d of the goroutines that they had started ran on, and none ended for %v; most are %s", n, what, left, lingers, where)
 			case left > few:
 				c.unsure("%d %s in %v left %d goroutines: too few to tell", n, what, patience, left)
 			}
 			if open > most {
-				c.breaks("after %d %s, %d more connections to a server were open than before, and none was closed for %v", n, what, open, patience)
+				c.breaks("after %d %s, %d more connections to a server were open than before, and none was closed for %v", n, what, open, lingers)
 			}
 			c.comesFree(a, newKey(), fmt.Sprintf("%d %s", n, what))
 			break

@@ -106,8 +106,11 @@ func (c *check) together(parts ...func()) {
 }
 
 func (c *check) end() {
+	c.mu.Lock()
+	all := slices.Clone(c.clients)
+	c.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, cl := range c.clients {
+	for _, cl := range all {
 		wg.Go(func() { c.shut(cl) })
 	}
 	wg.Wait()

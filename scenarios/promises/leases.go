@@ -176,7 +176,7 @@ func leaseRenewed(c *check) {
 		c.renews(time.Since(began))
 	}
 	c.inject(a, (*faults.Link).Cut)
-	c.comesFree(c.client(), key, fmt.Sprintf("its lease had been renewed for %v, and its holder was cut off,", time.Since(began).Round(time.Second)))
+	c.comesFree(c.times(12), key, fmt.Sprintf("its lease had been renewed for %v, and its holder was cut off,", time.Since(began).Round(time.Second)))
 }
 
 // waitedFor checks that who waits for a lock doesn't get it while a renews the lease.
@@ -229,8 +229,10 @@ func (l byHand) TryAcquire(ctx context.Context, key string) (scenarios.Lease, er
 	}
 	if r, ok := lease.(renewer); ok {
 		go func() {
-			for err := error(nil); err == nil && lease.Context().Err() == nil; {
-				time.Sleep(lease.TTL() / 5)
+			for err := error(nil); err == nil; {
+				if time.Sleep(lease.TTL() / 5); lease.Context().Err() != nil {
+					return
+				}
 				err = l.c.do(r.Renew)
 			}
 		}()
@@ -266,9 +268,7 @@ func renewedByHand(c *check) {
 	if !c.k.Fixed {
 		extends(c.k.TTL / 3) // its requests may have a shorter limit
 	}
-	cl := c.times(3)
-	c.waitedFor(&client{Lock: byHand{cl.Lock, c}, links: cl.links})
-	c.addUp()
+	c.together(func() { c.waitedFor(&client{Lock: byHand{c.times(3).Lock, c}}) }, c.addUp)
 	succeeds := func(l scenarios.Lease, when string) {
 		if c.do(l.(renewer).Renew) == nil {
 			c.breaks("the renewal of a lease %s returned no error", when)
@@ -319,13 +319,12 @@ func (c *check) addUp() {
 	a, key := c.client(), newKey()
 	l := c.take(a, key)
 	n := int(3*(c.limit()+patience)/l.TTL()) + 10 // more than a client, and then another, may wait for a dead holder
-	for range n {
-		if c.do(l.(renewer).Renew) != nil {
-			break
-		}
+	renewals := 0
+	for renewals < n && c.do(l.(renewer).Renew) == nil {
+		renewals++
 	}
 	c.inject(a, (*faults.Link).Cut)
-	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", n))
+	c.comesFree(c.client(), key, fmt.Sprintf("%d renewals in a row, and the loss of its holder,", renewals))
 }
 
 // endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a
@@ -469,31 +468,36 @@ func (c *check) restarts() {
 // many checks that a client renews all its leases: in time though replies are slow, not one after the other, nor only as many as
 // some batch has room for. Each lasts for so many TTLs.
 func (c *check) many(leases int, ttls time.Duration, delayed bool) {
-	const times = 3
+	const times, few = 3, 16
 	for n := 1; ; n++ {
 		a, other, b := c.times(ttls), c.times(ttls), c.client()
 		same := c.take(other, newKey())
 		var mu sync.Mutex
 		held := map[string]scenarios.Lease{}
-		end := time.Now().Add(patience / 2)
+		end := time.Now().Add(same.TTL() / 8) // the service may be slow: as many renewals are to come
 		var parts []func()
-		for i := range 16 {
+		for i := range few {
 			parts = append(parts, func() {
-				for n := i; n < leases && (n == i || time.Now().Before(end)); n += 16 {
+				for n := i; n < leases && (n == i || time.Now().Before(end)); n += few {
 					key := newKey()
-					l := c.take(a, key)
+					l, err := c.within(c.k.TTL, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).granted()
+					if err != nil { // it may have no connection for one more
+						return
+					}
 					mu.Lock()
 					held[key] = l
 					mu.Unlock()
 				}
 			})
 		}
-		if c.together(parts...); c.isUnsure() {
-			panic(errStop)
+		c.together(parts...)
+		if len(held) < leases/2 {
+			return
 		}
-		slow := time.Duration(0)
+		slow, how := time.Duration(0), ""
 		if delayed {
 			slow = same.TTL() / 12
+			how = fmt.Sprintf(" while replies took %v longer", slow)
 			warm := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow/4) })
 			time.Sleep(same.TTL()) // its renewals overlap: it opens the connections that it needs
 			warm()
@@ -501,12 +505,13 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 			c.slow(slow, other)
 		}
 		time.Sleep(same.TTL() + c.k.TTL)
-		ended := 0
+		ended, looked := 0, 0
 		for key, l := range held {
 			if l.Context().Err() != nil {
 				ended++
-			} else { // its holder may be told late
-				c.still(l, b, key, fmt.Sprintf("renewals of %d leases of a client, whose replies took %v longer,", leases, slow))
+			} else if looked < few && !c.isDecided() { // its holder may be told late
+				looked++
+				c.still(l, b, key, fmt.Sprintf("renewals of %d leases of a client%s", len(held), how))
 			}
 		}
 		sound := ended <= len(held)/4 || same.Context().Err() != nil // a stall of the machine may end some
@@ -516,7 +521,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 			return
 		}
 		if n == times {
-			c.breaks("%d times some of a client's %d leases ended, last time %d, while replies took %v longer; another client's only lease was renewed: do renewals wait for each other, or for a connection?", times, leases, ended, slow)
+			c.breaks("%d times some of a client's leases ended, last time %d of %d%s; another client's only lease was renewed: do renewals wait for each other, or for a connection?", times, ended, len(held), how)
 			return
 		}
 	}
@@ -531,7 +536,11 @@ func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held
 		old := c.take(a, key)
 		if ranOut {
 			heal := c.inject(a, (*faults.Link).Cut)
-			_ = c.do(c.take(b, key).Release)
+			next, err := c.persist(4*max(a.ttl, c.k.Service.MinSession)+patience, b, key)
+			if err != nil { // LeaseLasts is about that
+				return true
+			}
+			_ = c.do(next.Release)
 			heal()
 		} else {
 			_ = c.do(old.Release)

@@ -80,12 +80,17 @@ func partition(c *check) {
 
 	// Renewals by too few servers. A service whose servers forward requests rightly goes on serving the holder.
 	a, b, key := c.client(), c.client(), newKey()
+	_ = c.do(c.take(a, newKey()).Release) // it is connected
 	first, err := c.try(&client{Lock: byHand{a.Lock, c}}, key)
 	if err != nil {
 		c.unsure("TryAcquire of a free lock: %v", err)
 		return
 	}
-	c.inject(&client{links: a.links[:n-n/2]}, (*faults.Link).Cut)
+	heal := c.inject(&client{links: a.links[:n-n/2]}, (*faults.Link).Cut)
+	defer func() { // it may still renew the lease
+		heal()
+		_ = c.do(first.Release)
+	}()
 	second, err := c.acquire(b, key)
 	if err != nil {
 		return
@@ -215,14 +220,19 @@ func (c *check) forget(keys ...string) {
 // lost checks what follows when lose has removed the locks of keys, and perhaps all else, from the servers.
 func (c *check) lost(after string, lose func(keys ...string)) {
 	stopped := 0
-	renewed := func(cl *client) bool {
-		l, err := c.acquire(cl, newKey())
-		if err != nil {
-			return false
+	renewed := func(cl *client) (lasts bool) {
+		for range 2 { // the first may have belonged to a session that was lost, too
+			l, err := c.acquire(cl, newKey())
+			if err != nil {
+				return true
+			}
+			time.Sleep(l.TTL() + c.k.TTL)
+			lasts = l.Context().Err() == nil
+			if _ = c.do(l.Release); lasts {
+				break
+			}
 		}
-		defer func() { _ = c.do(l.Release) }()
-		time.Sleep(l.TTL() + c.k.TTL)
-		return l.Context().Err() == nil
+		return lasts
 	}
 	c.often(func() (sure bool) {
 		keeper := c.times(3)
@@ -236,10 +246,12 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		} else {
 			c.client() // opening it creates what the servers need, such as a table
 		}
-		kept := make(chan bool, 1)
+		goesOn := make(chan bool, 1)
 		go func() {
-			kept <- c.k.Service.NoRenew || renewed(keeper)
+			goesOn <- c.k.Service.NoRenew || renewed(keeper)
 		}()
+		kept := sync.OnceValue(func() bool { return <-goesOn })
+		defer kept()
 		c.comesFree(early, known, after+", for a client that had had the lock before,")
 		later, err := c.acquire(early, key)
 		if err != nil {
@@ -255,9 +267,12 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 				if err = c.do(r.Renew); err == nil {
 					break
 				}
+				time.Sleep(pause)
 			}
-			if err != nil && lasts(later, time.Now()) {
-				c.breaks("after %s, and a connected client's grant, its renewal failed three times: %v", after, err)
+			if err != nil { // only now: a new client may cure it
+				if fresh := c.take(c.lasting(), newKey()); c.do(fresh.(renewer).Renew) == nil && lasts(later, time.Now()) {
+					c.breaks("after %s, and a connected client's grant, its renewal failed three times: %v", after, err)
+				}
 			}
 		}
 		if !c.k.Service.NoTokens && later.Fence() <= old.Fence() {
@@ -287,12 +302,11 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 				break
 			}
 		}
-		goesOn := <-kept
-		if !goesOn && renewed(c.times(3)) { // a stall of the machine may end one
+		if !kept() && renewed(c.times(3)) { // a stall of the machine may end one
 			if stopped++; stopped == 3 {
 				c.breaks("%d times the lease that a connected client had acquired after %s wasn't renewed; a new client's was", stopped, after)
 			}
 		}
-		return sure && goesOn || c.isDecided()
+		return sure && kept() || c.isDecided()
 	})
 }

@@ -71,13 +71,15 @@ var openers = map[string]opener{
 	},
 	Etcd: {
 		[]string{"127.0.0.1:2379", "127.0.0.1:22379", "127.0.0.1:32379"},
-		map[string]string{"etcd": "http://", "etcds": "https://"}, openEtcd,
+		map[string]string{"etcd": "http://", "etcds": "https://"},
+		openEtcd,
 	},
 	ZooKeeper: {[]string{"127.0.0.1:2181"}, map[string]string{"zookeeper": ""}, openZooKeeper},
 	Consul:    {[]string{"127.0.0.1:8500"}, map[string]string{"consul": "http://", "consuls": "https://"}, openConsul},
 	Postgres: {
 		[]string{"postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable"},
-		map[string]string{"postgres": "", "postgresql": ""}, openPostgres,
+		map[string]string{"postgres": "", "postgresql": ""},
+		openPostgres,
 	},
 	S3: {[]string{"http://id:secret@127.0.0.1:7070"}, map[string]string{"s3": ""}, openS3},
 }
