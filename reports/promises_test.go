@@ -20,8 +20,7 @@ import (
 // notes are the page's comments on each broken promise: whether it was ever promised, and where it is known.
 var notes = map[string]map[string]string{
 	"rueidislock": {
-		"AcquireLate":  "a request that is lost is waited for as long as `TryNextAfter`, which the adapter sets to a minute (20 ms by default)",
-		"WaiterServed": "seen once, on a busy machine; the cause is not known. The adapter's `TryNextAfter` of a minute may have a part in it",
+		"Exclusive": "seen once, on a busy machine; the cause is not known. The adapter's `TryNextAfter` of a minute may have a part in it",
 		"LeaseLasts": "its README: the context is \"canceled automatically and immediately once the `KeyMajority` is not held anymore\". An extension " +
 			"without a reply is waited for until the end that it would have set",
 		"ClockSkew": "never promised: its README documents `SET NX PXAT`, and so a time of the client's clock. `FallbackSETPX` acquires with `PX`; " +
@@ -40,6 +39,7 @@ var notes = map[string]map[string]string{
 	"redsync-5": {"DataLoss": nodeForgets},
 	"redlock":   {"DataLoss": nodeForgets},
 	"consul-api": {
+		"WaiterServed":    "the waiter's request has no time limit, so a silent connection isn't given up",
 		"LeaseRenewed":    "for the same reason",
 		"LeaseLasts":      "[hashicorp/consul#18271](https://github.com/hashicorp/consul/issues/18271), open",
 		"KeysIndependent": "a path with `//` is redirected to one with `/`: [hashicorp/consul#15933](https://github.com/hashicorp/consul/issues/15933), open",
@@ -47,6 +47,8 @@ var notes = map[string]map[string]string{
 		"EndsWithContext": consulCalls,
 	},
 	"dynamolock": {
+		"KeysIndependent": "DynamoDB's strings are UTF-8: other bytes of a key are replaced. Never promised",
+		"WaiterServed":    "the release's condition names the record's version, which a renewal without a reply has changed. No report known",
 		"LeaseLasts": "the session monitor waits for a renewal under way, and doesn't call once the lease has ended: " +
 			"[cirello-io/dynamolock#446](https://github.com/cirello-io/dynamolock/issues/446), closed as a question",
 		"LeaseRenewed": "[cirello-io/dynamolock#280](https://github.com/cirello-io/dynamolock/issues/280): the next renewal has the old version number. No " +
