@@ -187,9 +187,9 @@ func TestNobodyThere(t *testing.T) {
 		"redis://:hunter2@127.0.0.1:1":                          "worker: -resource: ",
 		"s3://id:hunter2@bucket?endpoint=http://127.0.0.1:1":    "worker: -resource: ",
 		"dynamodb://id:hunter2@tab?endpoint=http://127.0.0.1:1": "worker: -resource: ",
-		"memcached://u:hunter2@127.0.0.1:1":                     `worker: -resource: stores: "memcached" is the beginning of no store's address; there are http://HOST:PORT`,
+		"memcached://u:hunter2@127.0.0.1:1":                     `worker: -resource: stores: unknown URL scheme "memcached"; use one of http://HOST:PORT`,
 		"http://u:hunter2@host:port":                            "worker: -resource: stores: the address is no URL",
-		"mongo":                                                 `"" is the beginning of no store's address`,
+		"mongo":                                                 `unknown URL scheme ""`,
 	} {
 		_, err := b.work(t, "-resource", addr)
 		require.ErrorContains(t, err, want, addr)
@@ -204,7 +204,7 @@ func TestNobodyThere(t *testing.T) {
 func TestFlagsFirst(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for want, args := range map[string][]string{
-		`stores: "memcached" is the beginning of no store's address`: {"-resource", "memcached://127.0.0.1:1"},
+		`stores: unknown URL scheme "memcached"`: {"-resource", "memcached://127.0.0.1:1"},
 		"too long for a TTL":                       {"-ttl", "1s", "-renew", "2s"},
 		"choose another with -metrics":             {"-metrics", b.redis.Addr()},
 		"worker: can't listen on -metrics nowhere": {"-metrics", "nowhere"},

@@ -13,8 +13,8 @@ const URLs = "redis://HOST:PORT, redlock://HOST:PORT,HOST:PORT,..., etcd://HOST:
 	"postgres://USER@HOST:PORT/DB or s3://[ID:SECRET@]BUCKET[/PREFIX]?endpoint=URL&region=NAME; with TLS rediss, redlocks, etcds, consuls\n" +
 	"or ?sslmode=verify-full"
 
-// ErrScheme is wrapped by the error of [ParseURL] if the URL is no lock's.
-var ErrScheme = errors.New("locks: the beginning of the URL is that of no lock")
+// ErrScheme is wrapped by [ParseURL]'s error for a URL whose scheme is no lock's.
+var ErrScheme = errors.New("locks: unknown URL scheme")
 
 // Parse returns the lock of a URL, or of a name, at its usual address on this host.
 func Parse(lock string) (Spec, error) {
@@ -38,7 +38,7 @@ func ParseURL(u string) (Spec, error) {
 		}
 	}
 	if spec.Lock == "" || !isURL {
-		return Spec{}, fmt.Errorf("%w; there are %s", ErrScheme, URLs)
+		return Spec{}, fmt.Errorf("%w; use one of %s", ErrScheme, URLs)
 	}
 	if spec.Lock == Postgres || spec.Lock == Redis || spec.Lock == S3 {
 		spec.Addrs = []string{u}

@@ -100,7 +100,7 @@ func Open(ctx context.Context, addr string, o Options) (*Store, error) {
 	case DynamoDB:
 		return openDynamoDB(ctx, u, o)
 	}
-	return nil, fmt.Errorf("stores: %.40q is the beginning of no store's address; there are %s", u.Scheme, Addresses)
+	return nil, fmt.Errorf("stores: unknown URL scheme %.40q; use one of %s", u.Scheme, Addresses)
 }
 
 func opened(name string, s resource.Overwriter, err error, closeClient func() error) (*Store, error) {

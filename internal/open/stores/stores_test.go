@@ -293,8 +293,8 @@ func TestFresh(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	const secret = "hunter2"
 	for addr, want := range map[string]string{
-		"redis": "is the beginning of no store's address; there are http://HOST:PORT",
-		"s3+http://id:" + secret + "@host/bucket":   `"s3+http" is the beginning of no store's address`,
+		"redis": `unknown URL scheme ""; use one of http://HOST:PORT`,
+		"s3+http://id:" + secret + "@host/bucket":   `unknown URL scheme "s3+http"`,
 		"s3://id:" + secret + "@/?region=here":      "the s3 address is not of the form s3://[ID:SECRET@]NAME?endpoint=URL&region=NAME",
 		"s3://id:" + secret + "@bucket?end=here":    "the s3 address is not of the form",
 		"dynamodb://id:" + secret + "@table/prefix": "the dynamodb address is not of the form",
