@@ -489,7 +489,9 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	ms := (ttl + time.Millisecond - 1).Milliseconds()
 	if s.records {
 		if _, created := s.recorded.LoadOrStore(key, true); !created {
-			s.redis.SetNX(ctx, key+":record", 1, 0)
+			if s.redis.SetNX(ctx, key+":record", 1, 0).Err() != nil {
+				s.recorded.Delete(key)
+			}
 		}
 		if n, err := s.redis.Exists(ctx, key+":record").Result(); n == 0 || err != nil {
 			return nil, errors.Join(dlock.ErrHeld, err)

@@ -48,6 +48,14 @@ func TestNeed(t *testing.T) {
 		require.Equal(t, "skipped: no DynamoDB server here: make bin/minidyn", end(err))
 	}
 
+	for _, p := range []testbed.Provider{testbed.Local, testbed.Containers, testbed.Auto} {
+		t.Setenv(testbed.EnvProvider, string(p))
+		s, err := testbed.StartRedis(t.Context(), &testbed.Options{AllowEmbedded: true})
+		require.NoError(t, err)
+		require.Equal(t, testbed.Embedded, s.Provider)
+		require.NoError(t, s.Close())
+	}
+
 	o := &testbed.Options{Provider: testbed.Auto, AllowEmbedded: true}
 	s, err := testbed.StartRedis(t.Context(), o)
 	require.NoError(t, err)
@@ -81,6 +89,9 @@ func TestNeedFails(t *testing.T) {
 		_, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Local})
 		require.Contains(t, end(err), "failed: testbed: no Redis: local: ")
 		require.ErrorContains(t, err, want)
+		t.Setenv(testbed.EnvProvider, "local")
+		_, err = testbed.StartRedis(t.Context(), &testbed.Options{AllowEmbedded: true})
+		require.ErrorContains(t, err, want, "an imitation doesn't do")
 		_, err = testbed.StartRedis(t.Context(), &testbed.Options{Provider: testbed.Auto})
 		require.Contains(t, end(err), "failed: testbed: no Redis: tried every way")
 	}

@@ -104,9 +104,9 @@ func TestKilled(t *testing.T) {
 			requireSignaled(t, c.Wait(), syscall.SIGKILL)
 			require.Len(t, entries(t, c.tmp), dirs)
 
-			next := startChild(t, "redis", testbed.EnvProvider+"=local", "TMPDIR="+c.tmp)
+			next := startChild(t, server, testbed.EnvProvider+"=local", "TMPDIR="+c.tmp)
 			require.NotEmpty(t, next.addr, next.output)
-			require.Len(t, entries(t, c.tmp), 1, "that of the second process")
+			require.Len(t, entries(t, c.tmp), dirs, "those of the second process")
 			require.Eventually(t, func() bool { return !listens(t, c.addr) }, 30*time.Second, 5*time.Millisecond)
 		})
 	}

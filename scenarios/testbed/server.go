@@ -17,7 +17,7 @@ import (
 // Options are the optional settings of a start.
 type Options struct {
 	Provider      Provider  // default: FENCELAB_TESTBED, else [Auto]
-	AllowEmbedded bool      // [Auto] may choose [Embedded] as the last resort
+	AllowEmbedded bool      // [Embedded] may be the last resort, unless Provider is set to another or [Strict]
 	Args          []string  // more arguments for the server; containers and local only
 	Clock         bool      // give each server its own [Server.Clock]; Redis in containers and local only
 	Progress      io.Writer // gets a line for each long operation or decision; nil: none

@@ -40,12 +40,13 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 	if p == Embedded && o.Provider == "" && !o.AllowEmbedded {
 		return nil, g.cannot(p, fmt.Errorf("testbed: this takes a real %s, and %s is %s: %s, and unset it", g.title, EnvProvider, p, g.get()))
 	}
-	providers := []Provider{p}
+	chosen, providers := p, []Provider{p}
 	if p == Auto {
 		providers = []Provider{Containers, Local}
-		if o.AllowEmbedded && g.embedded != nil && !Strict() {
-			providers = append(providers, Embedded)
-		}
+	}
+	lastResort := p == Auto || o.Provider == "" && (p == Containers || p == Local)
+	if lastResort && o.AllowEmbedded && g.embedded != nil && !Strict() {
+		providers = append(providers, Embedded)
 	}
 	var failed []string
 	missing := true
@@ -54,15 +55,15 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 		if err == nil {
 			return c, nil
 		}
-		if len(providers) == 1 || ctx.Err() != nil || errors.Is(err, errInterrupted) {
+		_, lacks := errors.AsType[*MissingError](err)
+		if len(providers) == 1 || p == chosen && !lacks || ctx.Err() != nil || errors.Is(err, errInterrupted) {
 			return nil, fmt.Errorf("testbed: no %s: %s: %w", g.title, p, err)
 		}
 		if i+1 < len(providers) {
 			_, _ = fmt.Fprintf(o.Progress, "testbed: no %s from %s: %v; trying %s\n", g.title, p, err, providers[i+1])
 		}
 		failed = append(failed, fmt.Sprintf("%s: %v", p, err))
-		_, ok := errors.AsType[*MissingError](err)
-		missing = missing && ok
+		missing = missing && lacks
 	}
 	err = fmt.Errorf("testbed: no %s: tried every way:\n  %s\n  external: set %s=external and %s=host:port to use a server of yours",
 		g.title, strings.Join(failed, "\n  "), EnvProvider, g.env("ADDR"))

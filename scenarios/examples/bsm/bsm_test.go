@@ -54,10 +54,8 @@ func openLock(_ context.Context, s scenarios.LockSpec) (scenarios.Lock, error) {
 func TestPromises(t *testing.T) {
 	// A Redis within this process, or as the environment says: with FENCELAB_TESTBED=local a real one, which can be broken.
 	provider := testbed.Provider(cmp.Or(os.Getenv(testbed.EnvProvider), string(testbed.Embedded)))
-	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: provider, AllowEmbedded: true, Clock: provider == testbed.Local})
-	if err != nil {
-		t.Fatal(err)
-	}
+	server, err := testbed.StartRedis(t.Context(), &testbed.Options{Provider: provider, Clock: provider == testbed.Local})
+	testbed.Need(t, err)
 	t.Cleanup(func() { _ = server.Close() })
 	service := scenarios.ServerSet{Lock: "bsm/redislock", Servers: []*testbed.Server{server}}.On()
 	service.Nodes[0].Addr = server.Addr // not a URL
