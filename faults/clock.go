@@ -58,8 +58,7 @@ type clockPage struct {
 const maxRate = 1000
 
 // NewClock creates a clock that shows the real time, with the files [Clock.Shim] and [Clock.Page] in the existing directory dir. It
-// compiles the shim with $CC or the system's C compiler, and caches it in the user's cache directory. On systems other than Linux
-// the error matches [errors.ErrUnsupported].
+// compiles the shim with $CC or the system's C compiler. On systems other than Linux the error matches [errors.ErrUnsupported].
 func NewClock(ctx context.Context, dir string) (*Clock, error) {
 	c := &Clock{law: law{rate: 1}}
 	if err := c.create(ctx, dir); err != nil {
@@ -78,26 +77,23 @@ func (c *Clock) create(ctx context.Context, dir string) (err error) {
 	if strings.ContainsAny(c.dir, " :") { // ld.so(8)
 		return errors.New("LD_PRELOAD can't name a file in a directory with a space or a colon in its name; set TMPDIR to another, if it is temporary")
 	}
-	shim, err := buildShim(ctx)
-	if err != nil {
+	if err := createPage(c.Page()); err != nil {
 		return err
 	}
-	if err := writeNew(c.Shim(), shim); err != nil {
-		return err
-	}
-	if err := writeNew(c.Page(), make([]byte, unsafe.Sizeof(clockPage{}))); err != nil {
-		return errors.Join(err, os.Remove(c.Shim()))
+	if err := buildShim(ctx, c.Shim()); err != nil {
+		_ = os.Remove(c.Shim()) // a part of it, if any
+		return errors.Join(err, os.Remove(c.Page()))
 	}
 	return c.change(func(now int64) law { return law{since: now, base: now, rate: 1} })
 }
 
-// writeNew ignores the umask: servers often run as other users.
-func writeNew(path string, data []byte) error {
+// createPage ignores the umask: servers often run as other users.
+func createPage(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	err = f.Truncate(int64(unsafe.Sizeof(clockPage{})))
 	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return errors.Join(err, os.Remove(path))
 	}

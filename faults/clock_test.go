@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -389,10 +388,7 @@ func TestClockWithoutPage(t *testing.T) {
 	require.LessOrEqual(t, shown, time.Now().Unix(), "without the variable the shim does nothing")
 }
 
-// The shim is compiled once, even by several processes at once; then nobody needs a compiler.
-func TestClockCache(t *testing.T) {
-	cache := t.TempDir()
-	t.Setenv("XDG_CACHE_HOME", cache)
+func TestClockCompiler(t *testing.T) {
 	t.Setenv("CC", "no-such-compiler")
 	dir := t.TempDir()
 	_, err := faults.NewClock(t.Context(), dir)
@@ -408,25 +404,4 @@ func TestClockCache(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
-
-	t.Setenv("CC", "")
-	var wg sync.WaitGroup
-	for range 4 {
-		dir := t.TempDir()
-		wg.Go(func() {
-			if _, err := faults.NewClock(t.Context(), dir); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	t.Setenv("CC", "no-such-compiler")
-	newClock(t)
-	files, err := filepath.Glob(filepath.Join(cache, "fencelab", "*"))
-	require.NoError(t, err)
-	require.Len(t, files, 1)
-
-	t.Setenv("CC", "")
-	t.Setenv("XDG_CACHE_HOME", os.DevNull) // no shim can be read there
-	newClock(t)
 }

@@ -3,10 +3,76 @@ package faults
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
 	"time"
 )
+
+// Pause freezes the process pid with SIGSTOP. In force means that the kernel reports every thread as stopped. The heal sends
+// SIGCONT and returns when no thread is stopped; if the process has died, the error matches os.ErrProcessDone. On Linux it never
+// signals a later process with the same pid.
+//
+// Pause refuses, without a signal: a pid below 2, the calling process, a dead process or zombie (os.ErrProcessDone), another user's
+// (os.ErrPermission), and one that is already stopped.
+func Pause(ctx context.Context, pid int) (Heal, error) {
+	p, err := find(ctx, pid)
+	if err != nil {
+		return nil, fmt.Errorf("faults: pause process %d: %w", pid, err)
+	}
+	if err := p.stop(ctx); err != nil {
+		p.release()
+		return nil, fmt.Errorf("faults: pause process %d: %w", pid, err)
+	}
+	return Once(func(ctx context.Context) error {
+		if err := p.resume(ctx); err != nil {
+			return fmt.Errorf("faults: resume process %d: %w", pid, err)
+		}
+		p.release()
+		return nil
+	}), nil
+}
+
+func (p *process) stop(ctx context.Context) error {
+	t, err := p.threads(ctx)
+	if err != nil {
+		return err
+	}
+	if t.stopped > 0 {
+		return errors.New("it is stopped already")
+	}
+	if err := p.handle.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	if err := p.wait(ctx, threads.halted); err != nil {
+		return errors.Join(err, p.handle.Signal(syscall.SIGCONT))
+	}
+	return nil
+}
+
+func (p *process) resume(ctx context.Context) error {
+	if err := p.handle.Signal(syscall.SIGCONT); err != nil {
+		return err
+	}
+	return p.wait(ctx, threads.going)
+}
+
+// Kill kills the process pid with SIGKILL, even if it is stopped. In force means that no thread runs, and that its files, sockets
+// and locks are closed; a zombie may remain. It refuses the pids that [Pause] refuses, but not a stopped process.
+func Kill(ctx context.Context, pid int) error {
+	p, err := find(ctx, pid)
+	if err != nil {
+		return fmt.Errorf("faults: kill process %d: %w", pid, err)
+	}
+	defer p.release()
+	if err := p.handle.Signal(syscall.SIGKILL); err != nil {
+		return fmt.Errorf("faults: kill process %d: %w", pid, err)
+	}
+	if err := p.wait(ctx, threads.gone); err != nil {
+		return fmt.Errorf("faults: kill process %d: %w", pid, err)
+	}
+	return nil
+}
 
 // pollEvery is the interval of reading a process's state: the kernel reports stops only to the parent.
 const pollEvery = 500 * time.Microsecond
