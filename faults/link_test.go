@@ -213,19 +213,47 @@ func requireRefused(t *testing.T, l *faults.Link) {
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 }
 
+// TestRefuse also has clients that retry continuously: they get replies before and after, and none meanwhile.
 func TestRefuse(t *testing.T) {
 	s := startServer(t)
 	link := startLink(t, s.addr())
-	for range 20 {
+	ctx, cancel := context.WithCancel(t.Context())
+	var retrying sync.WaitGroup
+	defer retrying.Wait()
+	defer cancel()
+	var refusing atomic.Bool
+	for range 3 {
+		retrying.Go(func() {
+			for ctx.Err() == nil {
+				conn, err := new(net.Dialer).DialContext(ctx, "tcp", link.Addr())
+				if err != nil {
+					continue
+				}
+				before := refusing.Load()
+				_, err = io.WriteString(conn, "x\n")
+				if err == nil {
+					_, err = bufio.NewReader(conn).ReadString('\n')
+				}
+				if err == nil && before && refusing.Load() {
+					t.Error("an answer under a refuse")
+				}
+				_ = conn.Close()
+			}
+		})
+	}
+	for i := range 20 {
+		await(t, "progress", func() bool { return len(s.log("x")) > i })
 		c, idle := dial(t, link.Addr()), dial(t, link.Addr())
 		c.ask(t, "before")
 		heal := inForce(t)(link.Refuse(t.Context()))
+		refusing.Store(true)
 		requireRefused(t, link)
 		c.wantNoReply(t)
 		idle.wantNoReply(t)
 		requireBusy(t)(link.Refuse(t.Context()))
 		requireBusy(t)(link.HoldRequests(t.Context()))
 		requireRefused(t, link)
+		refusing.Store(false)
 
 		require.NoError(t, heal(t.Context()))
 		dial(t, link.Addr()).ask(t, "after")
@@ -248,45 +276,6 @@ func TestRefuseClosesServerSide(t *testing.T) {
 	_, err = conn.Read(make([]byte, 1))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection to the server is open")
-}
-
-// Clients that retry continuously get replies before and after, and none meanwhile.
-func TestRefuseUnderLoad(t *testing.T) {
-	s := startServer(t)
-	link := startLink(t, s.addr())
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	var refusing atomic.Bool
-	for range 3 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				conn, err := new(net.Dialer).DialContext(ctx, "tcp", link.Addr())
-				if err != nil {
-					continue
-				}
-				before := refusing.Load()
-				_, err = io.WriteString(conn, "x\n")
-				if err == nil {
-					_, err = bufio.NewReader(conn).ReadString('\n')
-				}
-				if err == nil && before && refusing.Load() {
-					t.Error("an answer under a refuse")
-				}
-				_ = conn.Close()
-			}
-		})
-	}
-	for i := range 5 {
-		await(t, "progress", func() bool { return len(s.log("x")) > i })
-		heal := inForce(t)(link.Refuse(t.Context()))
-		refusing.Store(true)
-		requireRefused(t, link)
-		refusing.Store(false)
-		require.NoError(t, heal(t.Context()))
-		dial(t, link.Addr()).ask(t, "after")
-	}
-	cancel()
-	wg.Wait()
 }
 
 // A failed heal can be called again, and the fault is in force until then.
