@@ -18,6 +18,7 @@ import (
 
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/eachcall"
 	"github.com/fencelab/fencelab/resource/pgstore"
 	"github.com/fencelab/fencelab/resource/storetest"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -41,17 +42,15 @@ func TestStandby(t *testing.T) {
 	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	s, ctx := newStore(t, pool, newTable(t, pool)), t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(1), nil))
-	for name, call := range map[string]func() error{
-		"Write":      func() error { return s.Write(ctx, newKey(), at(1), nil) },
-		"Overwrite":  func() error { return s.Overwrite(ctx, "k", at(1), nil) },
-		"ReadFenced": func() error { _, err := s.ReadFenced(ctx, newKey(), at(1)); return err },
-		"SetFence":   func() error { return s.SetFence(ctx, "k", 1) },
-	} {
+	calls := eachcall.Of(s, "k", at(2))
+	delete(calls, "Read")
+	for name, call := range calls {
+		require.NoError(t, s.SetFence(ctx, "k", 1)) // so that the call changes something
 		_, err := pool.Exec(ctx, "SET default_transaction_read_only = on")
 		require.NoError(t, err)
-		err = call()
+		err = call(ctx)
 		require.Equal(t, "25006", sqlState(err), "%s: %v", name, err)
-		require.NoError(t, call(), name)
+		require.NoError(t, call(ctx), name)
 	}
 }
 
@@ -206,14 +205,9 @@ func TestOneStatement(t *testing.T) {
 	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
 	s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
 	for _, f := range []resource.Fence{at(2), at(2), at(1), at(3)} {
-		for name, call := range map[string]func() error{
-			"Write":      func() error { return s.Write(ctx, key, f, nil) },
-			"Overwrite":  func() error { return s.Overwrite(ctx, key, f, nil) },
-			"Read":       func() error { _, err := s.Read(ctx, key); return err },
-			"ReadFenced": func() error { _, err := s.ReadFenced(ctx, key, resource.Fence{Token: f.Token}); return err },
-		} {
+		for name, call := range eachcall.Of(s, key, f) {
 			seen.n = 0
-			_ = call()
+			_ = call(ctx)
 			require.Equal(t, 1, seen.n, "%s at %v", name, f)
 		}
 		for name, guard := range map[string]func(pgx.Tx) error{

@@ -21,6 +21,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/eachcall"
 	"github.com/fencelab/fencelab/resource/redisstore"
 	"github.com/fencelab/fencelab/resource/storetest"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -52,11 +53,8 @@ func TestNoRoom(t *testing.T) {
 	s := newStore(t, c)
 	require.NoError(t, s.Write(ctx, "k", at(1), nil))
 	require.NoError(t, c.ConfigSet(ctx, "maxmemory", "1").Err())
-	_, errFenced := s.ReadFenced(ctx, "k", at(2))
-	for name, err := range map[string]error{
-		"Write": s.Write(ctx, "k", at(2), nil), "Overwrite": s.Overwrite(ctx, "k", at(2), nil), "ReadFenced": errFenced, "SetFence": s.SetFence(ctx, "k", 1),
-	} {
-		require.ErrorIs(t, err, resource.ErrNoRoom, name)
+	for name, call := range eachcall.Of(s, "k", at(2)) {
+		require.Equal(t, name != "Read", errors.Is(call(ctx), resource.ErrNoRoom), name)
 	}
 }
 
@@ -242,16 +240,7 @@ var errOver = errors.New("the lease is lost")
 
 // A call that Redis doesn't answer ends with its ctx, which has no deadline, and Close doesn't wait for it.
 func TestSilent(t *testing.T) {
-	for name, call := range map[string]func(ctx context.Context, s *redisstore.Store) error{
-		"Write":     func(ctx context.Context, s *redisstore.Store) error { return s.Write(ctx, "k", at(1), nil) },
-		"Overwrite": func(ctx context.Context, s *redisstore.Store) error { return s.Overwrite(ctx, "k", at(1), nil) },
-		"Read":      func(ctx context.Context, s *redisstore.Store) error { _, err := s.Read(ctx, "k"); return err },
-		"ReadFenced": func(ctx context.Context, s *redisstore.Store) error {
-			_, err := s.ReadFenced(ctx, "k", at(1))
-			return err
-		},
-		"SetFence": func(ctx context.Context, s *redisstore.Store) error { return s.SetFence(ctx, "k", 1) },
-	} {
+	for name := range eachcall.Of(newStore(t, newClient(t, server)), "k", at(1)) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			d := dlocktest.NewDialer(new(net.Dialer).DialContext, func(request []byte) bool {
@@ -264,7 +253,7 @@ func TestSilent(t *testing.T) {
 			s := newStore(t, newClient(t, server, func(o *redis.Options) { o.Dialer = d.DialContext }))
 			defer d.Link().HoldReplies()()
 			ended := make(chan error, 1)
-			go func() { ended <- call(ctx, s) }()
+			go func() { ended <- eachcall.Of(s, "k", at(1))[name](ctx) }()
 			select {
 			case err := <-ended:
 				require.ErrorIs(t, err, errOver)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/internal/awstest"
+	"github.com/fencelab/fencelab/resource/internal/eachcall"
 	"github.com/fencelab/fencelab/resource/s3store"
 	"github.com/fencelab/fencelab/resource/storetest"
 )
@@ -274,25 +275,19 @@ func TestForeignObject(t *testing.T) {
 		_, err := client.PutObject(ctx, &s3.PutObjectInput{Bucket: &bucket, Key: &name, Body: strings.NewReader(body)})
 		require.NoError(t, err)
 		const want = "is not a record of this package"
-		_, err = s.Read(ctx, "k")
-		require.ErrorContains(t, err, want, body)
-		_, err = s.ReadFenced(ctx, "k", resource.Fence{Token: 9})
-		require.ErrorContains(t, err, want, body)
-		require.ErrorContains(t, s.Write(ctx, "k", at(9), nil), want, body)
-		require.ErrorContains(t, s.Overwrite(ctx, "k", at(9), nil), want, body)
+		for name, call := range eachcall.Of(s, "k", at(9)) {
+			require.ErrorContains(t, call(ctx), want, "%s of %q", name, body)
+		}
 	}
 }
 
 func TestNoBucket(t *testing.T) {
 	s, err := s3store.New(newClient(endpoint, transport), bucket+"-none", nil)
 	require.NoError(t, err)
-	ctx := t.Context()
-	_, errRead := s.Read(ctx, "k")
-	_, errFenced := s.ReadFenced(ctx, "k", resource.Fence{Token: 1})
-	for name, err := range map[string]error{
-		"Read": errRead, "ReadFenced": errFenced, "Write": s.Write(ctx, "k", at(1), nil), "SetFence": s.SetFence(ctx, "k", 1),
-		"Overwrite": s.Overwrite(ctx, "k", at(1), nil), "Probe": s.Probe(ctx),
-	} {
+	calls := eachcall.Of(s, "k", at(1))
+	calls["Probe"] = s.Probe
+	for name, call := range calls {
+		err := call(t.Context())
 		require.ErrorContains(t, err, "s3store: ", name)
 		require.ErrorContains(t, err, "NoSuchBucket", name)
 	}

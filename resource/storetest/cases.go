@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/eachcall"
 )
 
 // The rules in the comment of resource.Store.
@@ -354,17 +355,8 @@ func closed(ctx context.Context, s *store) {
 }
 
 func (s *store) everyCallFails(ctx context.Context, when string, want error) {
-	_, errRead := s.Read(ctx, key)
-	_, errReadFenced := s.ReadFenced(ctx, key, at(2, 0))
-	errs := map[string]error{"Write": s.Write(ctx, key, at(2, 1), []byte("v")), "Read": errRead, "ReadFenced": errReadFenced}
-	if setter, ok := s.Store.(resource.FenceSetter); ok {
-		errs["SetFence"] = setter.SetFence(ctx, key, 2)
-	}
-	if over, ok := s.Store.(resource.Overwriter); ok {
-		errs["Overwrite"] = over.Overwrite(ctx, key, at(2, 1), []byte("v"))
-	}
-	for name, err := range errs {
-		if !errors.Is(err, want) {
+	for name, call := range eachcall.Of(s.Store, key, at(2, 1)) {
+		if err := call(ctx); !errors.Is(err, want) {
 			fail("%s: %s: got %s, want an error that wraps %w", when, name, text(err), want)
 		}
 	}
