@@ -25,6 +25,7 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/boltstore"
+	"github.com/fencelab/fencelab/resource/internal/eachcall"
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
@@ -39,7 +40,7 @@ func TestStore(t *testing.T) {
 	var path string
 	storetest.Run(t, storetest.Harness{
 		New: func() (resource.Store, error) {
-			path = filepath.Join(t.TempDir(), "resource.db")
+			path = newPath(t)
 			return boltstore.Open(path, nil)
 		},
 		Reopen: func(s resource.Store) (resource.Store, error) {
@@ -51,6 +52,11 @@ func TestStore(t *testing.T) {
 	})
 }
 
+func newPath(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(t.TempDir(), "resource.db")
+}
+
 func open(t *testing.T, path string) *boltstore.Store {
 	t.Helper()
 	s, err := boltstore.Open(path, nil)
@@ -59,35 +65,58 @@ func open(t *testing.T, path string) *boltstore.Store {
 	return s
 }
 
+func content(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return b
+}
+
+// written returns a store's file in which each key has the fence 1000.
+func written(t *testing.T, value []byte, keys ...string) []byte {
+	t.Helper()
+	path := newPath(t)
+	s := open(t, path)
+	var writes boltstore.Pending
+	for _, key := range keys {
+		writes = append(writes, boltstore.WriteOp(key, at(1000), value))
+	}
+	_, errs := s.Batch(writes...).Wait()
+	require.NoError(t, errors.Join(append(errs, s.Close())...))
+	return content(t, path)
+}
+
+// openCopy opens a new file, since another may still be locked.
+func openCopy(t *testing.T, b []byte) (*boltstore.Store, error) {
+	t.Helper()
+	path := newPath(t)
+	require.NoError(t, os.WriteFile(path, b, 0o600))
+	return boltstore.Open(path, nil)
+}
+
 func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
 func TestOpenRefuses(t *testing.T) {
-	dir := t.TempDir()
-	locked, notes := filepath.Join(dir, "resource.db"), filepath.Join(dir, "notes.txt")
+	locked := newPath(t)
 	open(t, locked)
 	_, err := boltstore.Open(locked, &boltstore.Options{LockTimeout: time.Millisecond})
 	require.ErrorContains(t, err, locked+" is locked by another process (waited 1ms): stop that process, or choose another file")
-	require.NoError(t, os.WriteFile(notes, make([]byte, 1<<16), 0o600))
-	_, err = boltstore.Open(notes, nil)
-	require.ErrorContains(t, err, "notes.txt is damaged, or not a store's file")
+	_, err = openCopy(t, make([]byte, 1<<16))
+	require.ErrorContains(t, err, "resource.db is damaged, or not a store's file")
 	for at, want := range map[int]string{20: "version mismatch", 40: "checksum error"} { // on both meta pages
-		path := filepath.Join(t.TempDir(), "resource.db")
-		require.NoError(t, open(t, path).Close())
-		b, err := os.ReadFile(path)
-		require.NoError(t, err)
+		b := written(t, nil)
 		b[at] ^= 1
 		b[os.Getpagesize()+at] ^= 1
-		require.NoError(t, os.WriteFile(path, b, 0o600))
-		_, err = boltstore.Open(path, nil)
-		require.ErrorContains(t, err, path+" is damaged, or not a store's file: restore it, or choose another file: "+want)
+		_, err = openCopy(t, b)
+		require.ErrorContains(t, err, "resource.db is damaged, or not a store's file: restore it, or choose another file: "+want)
 	}
-	_, err = boltstore.Open(filepath.Join(dir, "no", "such", "directory"), nil)
+	_, err = boltstore.Open(filepath.Join(t.TempDir(), "no", "such", "directory"), nil)
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 // TestOpenSyncs: the last process may have been killed between a write and its sync.
 func TestOpenSyncs(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "resource.db")
+	path := newPath(t)
 	for _, fails := range []string{path, filepath.Dir(path), ""} {
 		var synced []string
 		sync := func(name string) error {
@@ -117,65 +146,38 @@ func TestFourLargestOnAPage(t *testing.T) {
 	require.LessOrEqual(t, header+4*(element+resource.MaxKeyLen+record), maxAllocSize)
 }
 
-// TestFlippedBits flips every pair of bits of a key and its record. Calls on a damaged one are refused, because its fence is lost,
-// and so are those on new keys beside it, because the damage may be in its key.
-func TestFlippedBits(t *testing.T) {
-	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
-	s, err := boltstore.Open(path, nil)
+// TestDamagedRecord: calls on a damaged record are refused, because its fence is lost, and so are those on new keys beside it,
+// because the damage may be in its key.
+func TestDamagedRecord(t *testing.T) {
+	b, ctx := written(t, []byte("some value"), "a", "c", "k", "x", "z"), t.Context()
+	fence := bytes.LastIndex(b, []byte("k\x00\x00\x00\x00\x00\x00\x03\xe8")) + 1
+	require.Positive(t, fence)
+	b[fence+7] ^= 3
+	s, err := openCopy(t, b)
 	require.NoError(t, err)
-	_, errs := s.Batch(boltstore.WriteOp("a", at(1), []byte{}), boltstore.WriteOp("c", at(1), []byte{}),
-		boltstore.WriteOp("k", at(1000), []byte("some value")),
-		boltstore.WriteOp("x", at(1), []byte{}), boltstore.WriteOp("z", at(1), []byte{})).Wait()
-	require.NoError(t, errors.Join(errs...))
-	require.NoError(t, s.Close())
-	sound, err := os.ReadFile(path)
-	require.NoError(t, err)
-	begin := bytes.LastIndex(sound, []byte("k\x00\x00\x00\x00\x00\x00\x03\xe8")) + 1
-	require.Positive(t, begin)
-	size := 1 + len(boltstore.Encode("k", resource.Record{Value: []byte("some value")}))
-	for one := range size * 8 {
-		for two := range one {
-			b := bytes.Clone(sound[begin-1 : begin-1+size])
-			b[one/8] ^= 1 << (one % 8)
-			b[two/8] ^= 1 << (two % 8)
-			_, err := boltstore.Decode(string(b[:1]), b[1:])
-			require.Error(t, err, "bits %d and %d", one, two)
-		}
-	}
-	sound[begin+6] ^= 3 // 1000 becomes 232
-	require.NoError(t, os.WriteFile(path, sound, 0o600))
-	s = open(t, path)
-	_, errRead := s.Read(ctx, "k")
-	_, errFenced := s.ReadFenced(ctx, "k", resource.Fence{Token: 1001})
-	for _, err := range []error{errRead, errFenced, s.Write(ctx, "k", at(999), nil)} {
-		require.ErrorContains(t, err, `the record of "k" is damaged: restore the file: its checksum`)
+	defer func() { require.NoError(t, s.Close()) }()
+	for name, call := range eachcall.Of(s, "k", at(1001)) {
+		require.ErrorContains(t, call(ctx), `the record of "k" is damaged: restore the file: its checksum`, name)
 	}
 	for _, key := range []string{"j", "l"} {
 		require.ErrorContains(t, s.Write(ctx, key, at(1), nil), `there is no record of "`+key+`", and its neighbor "k" is damaged: restore the file: its checksum`)
 	}
 	for _, key := range []string{"a", "b", "c", "x", "y", "z", "zz"} { // the others, and new keys beside them
-		require.NoError(t, s.Write(ctx, key, at(2), nil))
+		require.NoError(t, s.Write(ctx, key, at(1001), nil))
 	}
 }
 
 // TestFlippedKeys flips bits of each copy of a key, on leaves and branches, so that it sorts before or after its neighbors. No key
 // may seem new then, because any fence would do for it.
 func TestFlippedKeys(t *testing.T) {
-	for _, keys := range []int{3, 40} { // on an inline page, and on several
-		path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
-		s, err := boltstore.Open(path, nil)
-		require.NoError(t, err)
-		pending := boltstore.Pending{}
-		for i := range keys {
-			pending = append(pending, boltstore.WriteOp(fmt.Sprintf("order-%02d", i), at(1000), make([]byte, 250)))
+	for _, n := range []int{3, 40} { // on an inline page, and on several
+		var keys []string
+		for i := range n {
+			keys = append(keys, fmt.Sprintf("order-%02d", i))
 		}
-		_, errs := s.Batch(pending...).Wait()
-		require.NoError(t, errors.Join(errs...))
-		require.NoError(t, s.Close())
-		sound, err := os.ReadFile(path)
-		require.NoError(t, err)
+		sound, ctx := written(t, make([]byte, 250), keys...), t.Context()
 		copies := regexp.MustCompile(`order-\d\d`).FindAllIndex(sound, -1)
-		require.Equal(t, keys > 3, len(copies) > keys, "copies on branches")
+		require.Equal(t, n > 3, len(copies) > n, "copies on branches")
 		damaged := 0
 		for i, found := range copies {
 			for _, flip := range []struct {
@@ -184,56 +186,46 @@ func TestFlippedKeys(t *testing.T) {
 			}{{found[0], 1 << 7}, {found[0], 1 << 5}, {found[1] - 1, 1}} {
 				b := bytes.Clone(sound)
 				b[flip.at] ^= flip.bit
-				path := filepath.Join(t.TempDir(), "resource.db")
-				require.NoError(t, os.WriteFile(path, b, 0o600))
-				s, err := boltstore.Open(path, nil)
+				s, err := openCopy(t, b)
 				require.NoError(t, err)
-				for k := range keys {
-					key := fmt.Sprintf("order-%02d", k)
+				for _, key := range keys {
 					if rec, err := s.Read(ctx, key); err == nil {
 						require.Equal(t, at(1000), rec.MaxFence, "%s, copy %d: %v", key, i, flip)
 						continue
 					}
 					damaged++
-					_, err := s.ReadFenced(ctx, key, resource.Fence{Token: 7})
-					for _, err := range []error{err, s.Write(ctx, key, at(7), nil)} {
-						require.ErrorContains(t, err, "damaged: restore the file", "%s, copy %d: %v", key, i, flip)
+					for name, call := range eachcall.Of(s, key, at(7)) {
+						require.ErrorContains(t, call(ctx), "damaged: restore the file", "%s of %s, copy %d: %v", name, key, i, flip)
 					}
 				}
 				require.NoError(t, s.Close())
 			}
 		}
-		require.GreaterOrEqual(t, damaged, 3*keys)
+		require.GreaterOrEqual(t, damaged, 3*n)
 	}
 }
 
 // TestDamagedFile changes single bytes of the file. That may cause an error, but no crash and no other fence.
 func TestDamagedFile(t *testing.T) {
-	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
-	s, err := boltstore.Open(path, nil)
-	require.NoError(t, err)
+	var keys []string
 	for i := range 200 {
-		require.NoError(t, s.Write(ctx, fmt.Sprintf("key %d", i), at(1000), make([]byte, 50)))
+		keys = append(keys, fmt.Sprintf("key %d", i))
 	}
-	require.NoError(t, s.Close())
-	sound, err := os.ReadFile(path)
-	require.NoError(t, err)
+	sound, ctx := written(t, make([]byte, 50), keys...), t.Context()
 
 	const page, length, header, freelist = 4096, 12, 16, 0x10
-	hidden, listless := bytes.ReplaceAll(sound, boltstore.Bucket, []byte("recordz.v1")), bytes.Clone(sound)
+	hide := func(b []byte) []byte { return bytes.ReplaceAll(b, boltstore.Bucket, []byte("recordz.v1")) }
+	listless := bytes.Clone(sound)
 	for flags := 8; flags < len(sound); flags += page {
 		if sound[flags] == freelist {
 			listless[flags] = 0 // bbolt panics while it opens the file
 		}
 	}
-	path = filepath.Join(t.TempDir(), "resource.db")
-	require.NoError(t, open(t, path).Close())
-	fresh, err := os.ReadFile(path) // with one commit, that of the bucket
-	require.NoError(t, err)
-	for _, b := range [][]byte{hidden, listless, bytes.ReplaceAll(fresh, boltstore.Bucket, []byte("recordz.v1"))} {
+	path := newPath(t)
+	for _, b := range [][]byte{hide(sound), listless, hide(written(t, nil))} { // the last has one commit, that of the bucket
 		require.NoError(t, os.WriteFile(path, b, 0o600))
 		for range 2 { // the first has not kept the file's lock
-			_, err = boltstore.Open(path, nil)
+			_, err := boltstore.Open(path, nil)
 			require.ErrorContains(t, err, "damaged: restore it", "and no empty store")
 		}
 	}
@@ -245,10 +237,8 @@ func TestDamagedFile(t *testing.T) {
 			// make a file of terabytes.
 			continue
 		}
-		path := filepath.Join(t.TempDir(), "resource.db") // the one before may still be locked
 		b := bytes.Clone(sound)
 		b[i] ^= byte(1 + i%255)
-		require.NoError(t, os.WriteFile(path, b, 0o600))
 		check := func(n *int, err error) {
 			t.Helper()
 			if err != nil {
@@ -256,20 +246,20 @@ func TestDamagedFile(t *testing.T) {
 				require.Regexp(t, "damaged: restore|nothing was changed", err, "byte %d", i)
 			}
 		}
-		s, err := boltstore.Open(path, nil)
+		s, err := openCopy(t, b)
 		if check(&opens, err); err != nil {
 			continue
 		}
 		_, errs := s.Batch(boltstore.WriteOp("key 7", at(1001), []byte{}), boltstore.WriteOp("key 77", at(1001), []byte{}),
 			boltstore.WriteOp("key 177", at(1001), []byte{})).Wait()
 		check(&writes, errors.Join(errs...))
-		for k := range 200 {
-			rec, err := s.Read(ctx, fmt.Sprintf("key %d", k))
+		for _, key := range keys {
+			rec, err := s.Read(ctx, key)
 			if errors.Is(err, resource.ErrNotFound) && i%page < header {
 				continue // a page's header, which has no checksum, may hide its keys
 			}
 			if check(&reads, err); err == nil && rec.MaxFence != at(1001) {
-				require.Equal(t, at(1000), rec.MaxFence, "byte %d, key %d", i, k)
+				require.Equal(t, at(1000), rec.MaxFence, "byte %d, %s", i, key)
 			}
 		}
 		_ = s.Close()
@@ -282,14 +272,8 @@ func TestDamagedFile(t *testing.T) {
 func TestTornCommit(t *testing.T) {
 	const page, sector, keys = 4096, 512, 300
 	random := rand.New(rand.NewPCG(*seed, 0))
-	dir, ctx := t.TempDir(), t.Context()
-	path := filepath.Join(dir, "resource.db")
+	path, ctx := newPath(t), t.Context()
 	s := open(t, path)
-	bytesOf := func() []byte {
-		b, err := os.ReadFile(path)
-		require.NoError(t, err)
-		return b
-	}
 	fence := map[string]uint64{}
 	write := func(key string) {
 		fence[key]++
@@ -304,10 +288,10 @@ func TestTornCommit(t *testing.T) {
 		for range i % 5 {
 			write(strconv.Itoa(random.IntN(keys)))
 		}
-		was := bytesOf()
+		was := content(t, path)
 		key := strconv.Itoa(random.IntN(keys))
 		write(key)
-		is := bytesOf()
+		is := content(t, path)
 		for range 15 {
 			b := append(bytes.Clone(was), make([]byte, max(0, len(is)-len(was)))...)
 			synced := random.IntN(2) == 1
@@ -319,9 +303,7 @@ func TestTornCommit(t *testing.T) {
 					copy(b[at:at+sector], is[at:])
 				}
 			}
-			torn := filepath.Join(dir, "torn.db")
-			require.NoError(t, os.WriteFile(torn, b, 0o600))
-			o, err := boltstore.Open(torn, nil)
+			o, err := openCopy(t, b)
 			require.NoError(t, err, "commit %d", i)
 			for k, f := range fence {
 				rec, err := o.Read(ctx, k)
@@ -345,17 +327,15 @@ func TestTornCommit(t *testing.T) {
 }
 
 func TestFileGone(t *testing.T) {
-	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	path, ctx := newPath(t), t.Context()
 	s := open(t, path)
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("v")))
 	refused := func() {
 		t.Helper()
 		const want = "nothing was changed: the file was removed or replaced while it is open: stop this process and restore it"
-		require.ErrorContains(t, s.Write(ctx, "k", at(6), nil), want)
-		_, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 6})
-		require.ErrorContains(t, err, want)
-		_, err = s.Read(ctx, "k")
-		require.ErrorContains(t, err, want)
+		for name, call := range eachcall.Of(s, "k", at(6)) {
+			require.ErrorContains(t, call(ctx), want, name)
+		}
 	}
 	require.NoError(t, os.Rename(path, path+".away"))
 	refused()
@@ -374,7 +354,7 @@ func TestFileGone(t *testing.T) {
 
 // TestFileGoneMeanwhile moves the file between the check before a commit and the commit.
 func TestFileGoneMeanwhile(t *testing.T) {
-	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	path, ctx := newPath(t), t.Context()
 	s := open(t, path)
 	s.OnCommit(func(commit func() error) error { return errors.Join(os.Rename(path, path+".away"), commit()) })
 	const want = "no call is answered until the file is opened again: the file was removed or replaced while it is open"
@@ -390,28 +370,24 @@ func TestFileGoneMeanwhile(t *testing.T) {
 
 // TestOverwrittenInPlace has a backup copied over the open file, which keeps its inode.
 func TestOverwrittenInPlace(t *testing.T) {
-	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	path, ctx := newPath(t), t.Context()
 	s := open(t, path)
 	require.NoError(t, s.Write(ctx, "k", at(5), nil))
-	backup, err := os.ReadFile(path)
-	require.NoError(t, err)
+	backup := content(t, path)
 	require.NoError(t, s.Write(ctx, "k", at(7), nil))
-	now, err := os.ReadFile(path)
-	require.NoError(t, err)
+	now := content(t, path)
 	const want = "a file was copied over it while it is open: stop this process and restore it"
 	require.NoError(t, os.WriteFile(path, backup, 0o600))
-	_, err = s.Read(ctx, "k")
+	_, err := s.Read(ctx, "k")
 	require.ErrorContains(t, err, want)
 	require.NoError(t, os.WriteFile(path, now, 0o600))
 	require.Equal(t, at(7), reread(t, s, "k"))
 
-	copied := filepath.Join(t.TempDir(), "copy.db")
+	copied := newPath(t)
 	require.NoError(t, os.WriteFile(copied, now, 0o600))
 	other := open(t, copied)
 	require.NoError(t, errors.Join(other.Write(ctx, "k", at(8), nil), other.Close()))
-	ahead, err := os.ReadFile(copied)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(path, ahead, 0o600))
+	require.NoError(t, os.WriteFile(path, content(t, copied), 0o600))
 	_, err = s.Read(ctx, "k")
 	require.ErrorContains(t, err, want, "one commit ahead, while none is under way")
 	require.NoError(t, os.WriteFile(path, now, 0o600))
@@ -454,7 +430,7 @@ func TestOpenFileDamaged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
 			damaged := func() *boltstore.Store {
-				path := filepath.Join(t.TempDir(), "resource.db")
+				path := newPath(t)
 				s := open(t, path)
 				require.NoError(t, s.Write(ctx, "k", at(5), nil))
 				require.NoError(t, damage(path))
@@ -474,7 +450,7 @@ func TestOpenFileDamaged(t *testing.T) {
 			require.NoError(t, s.Close())
 			require.ErrorIs(t, s.Write(ctx, "k", at(4), nil), resource.ErrClosed)
 
-			path := filepath.Join(t.TempDir(), "resource.db")
+			path := newPath(t)
 			s = open(t, path)
 			require.NoError(t, s.Write(ctx, "k", at(5), nil))
 			s.OnCommit(func(func() error) error {
@@ -505,7 +481,7 @@ func reread(t *testing.T, s *boltstore.Store, key string) resource.Fence {
 }
 
 func TestUnwrittenKeys(t *testing.T) {
-	path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+	path, ctx := newPath(t), t.Context()
 	reopen := func() *boltstore.Store {
 		s, err := boltstore.Open(path, &boltstore.Options{MaxUnwritten: 3})
 		require.NoError(t, err)
@@ -563,7 +539,7 @@ func TestUnwrittenKeys(t *testing.T) {
 // bbolt shows a commit to readers before it has synced it. Other keys don't wait.
 func TestAnswersWaitForCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+		s := open(t, newPath(t))
 		require.NoError(t, s.Write(t.Context(), "other", at(1), nil))
 		pending := boltstore.Pending{
 			boltstore.WriteOp("k", at(5), []byte{}), boltstore.WriteOp("k", at(3), nil), boltstore.ReadFencedOp("read", 1), boltstore.WriteOp("last", at(1), nil),
@@ -600,7 +576,7 @@ func TestAnswersWaitForCommit(t *testing.T) {
 // TestValuesOutliveFile uses values after bbolt has unmapped the file, where a value that still pointed there would crash.
 func TestValuesOutliveFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := boltstore.Open(filepath.Join(t.TempDir(), "resource.db"), nil)
+		s, err := boltstore.Open(newPath(t), nil)
 		require.NoError(t, err)
 		ctx := t.Context()
 		require.NoError(t, s.Write(ctx, "filler", at(1), make([]byte, 8<<10))) // bbolt copies what is in a very small file
@@ -648,7 +624,7 @@ func TestGroupCommit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				path, ctx := filepath.Join(t.TempDir(), "resource.db"), t.Context()
+				path, ctx := newPath(t), t.Context()
 				s, err := boltstore.Open(path, nil)
 				require.NoError(t, err)
 				commits, first := 0, make(chan struct{})
@@ -684,7 +660,7 @@ func TestGroupCommit(t *testing.T) {
 // TestContextEnds ends the ctx of calls that wait: a write in the queue, one for a place in it, and a read for a commit.
 func TestContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+		s := open(t, newPath(t))
 		first := make(chan struct{})
 		s.OnCommit(func(commit func() error) error {
 			<-first

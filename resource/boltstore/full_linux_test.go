@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
@@ -20,7 +19,7 @@ import (
 
 // TestDiskFull: calls that must write get ErrNoRoom, the others are answered, and the store recovers once there is room.
 func TestDiskFull(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "resource.db")
+	path := newPath(t)
 	s := open(t, path)
 	ctx := t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(4), make([]byte, 64<<10))) // whose pages are free then
@@ -80,7 +79,7 @@ func TestReadWhileUndone(t *testing.T) {
 	grow := fmt.Errorf("file resize error: %s", syscall.ENOSPC) //nolint:errorlint // as bbolt has it
 	for reason, noRoom := range map[error]bool{syscall.EDQUOT: true, grow: true, syscall.EIO: false} {
 		synctest.Test(t, func(t *testing.T) {
-			s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+			s := open(t, newPath(t))
 			require.NoError(t, s.Write(t.Context(), "k", at(5), []byte("before")))
 			fail := make(chan error)
 			s.OnCommit(func(func() error) error { return <-fail })
@@ -107,7 +106,7 @@ func TestReadWhileUndone(t *testing.T) {
 
 // TestCommitUncertain fails the last sync of a commit, whose outcome is then unknown.
 func TestCommitUncertain(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "resource.db")
+	path := newPath(t)
 	s := open(t, path)
 	ctx := t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("before")))
@@ -128,7 +127,7 @@ func TestTooLarge(t *testing.T) {
 	huge, err := syscall.Mmap(-1, 0, boltstore.MaxValue+1, syscall.PROT_READ, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, syscall.Munmap(huge)) })
-	s := open(t, filepath.Join(t.TempDir(), "resource.db"))
+	s := open(t, newPath(t))
 	for _, write := range []func(context.Context, string, resource.Fence, []byte) error{s.Write, s.Overwrite} {
 		err := write(t.Context(), "k", at(1), huge)
 		require.ErrorIs(t, err, resource.ErrTooLarge)
@@ -173,7 +172,7 @@ func descriptors(t *testing.T, path string) (open []int) {
 
 // TestReplacedWhileOpening replaces the file while Open waits for its lock. The store must not take the new one for its own.
 func TestReplacedWhileOpening(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "resource.db")
+	path := newPath(t)
 	first := open(t, path)
 	opened := make(chan error)
 	go func() {

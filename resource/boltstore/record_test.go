@@ -60,6 +60,21 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
+// TestFlippedBits flips every pair of bits of a key and its record.
+func TestFlippedBits(t *testing.T) {
+	rec := resource.Record{Value: []byte("some value"), MaxFence: resource.Fence{Token: 1000, Seq: 1}}
+	sound := append([]byte("k"), boltstore.Encode("k", rec)...)
+	for one := range len(sound) * 8 {
+		for two := range one {
+			b := bytes.Clone(sound)
+			b[one/8] ^= 1 << (one % 8)
+			b[two/8] ^= 1 << (two % 8)
+			_, err := boltstore.Decode(string(b[:1]), b[1:])
+			require.Error(t, err, "bits %d and %d", one, two)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(boltstore.Encode("k", resource.Record{Value: []byte("v"), MaxFence: resource.Fence{Token: 7, Seq: 1}}))
