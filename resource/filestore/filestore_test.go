@@ -24,6 +24,7 @@ import (
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/filestore"
+	"github.com/fencelab/fencelab/resource/internal/eachcall"
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
@@ -123,12 +124,7 @@ func TestContextEndsInQueue(t *testing.T) {
 		slow := make(chan error, 1)
 		go func() { slow <- s.Write(t.Context(), "slow", at(1), nil) }()
 		synctest.Wait()
-		for name, call := range map[string]func(context.Context) error{
-			"Write":      func(ctx context.Context) error { return s.Write(ctx, "k", at(2), nil) },
-			"Read":       func(ctx context.Context) error { _, err := s.Read(ctx, "k"); return err },
-			"ReadFenced": func(ctx context.Context) error { _, err := s.ReadFenced(ctx, "k", at(2)); return err },
-			"SetFence":   func(ctx context.Context) error { return s.SetFence(ctx, "k", 2) },
-		} {
+		for name, call := range eachcall.Of(s, "k", at(2)) {
 			ctx, end := context.WithCancelCause(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- call(ctx) }()
@@ -258,22 +254,6 @@ func TestOpenRemoves(t *testing.T) {
 	require.ElementsMatch(t, append(kept, link), found)
 }
 
-func TestRenameFails(t *testing.T) {
-	dir := t.TempDir()
-	s := open(t, filestore.Open, dir)
-	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
-	full := errors.New("no space left")
-	s.BeforeRename(func() error { return full })
-	require.ErrorIs(t, s.Write(t.Context(), "k", at(8), []byte("by 8")), full)
-	_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
-	require.ErrorIs(t, err, full)
-	requireHolds(t, s, "by 7", 7)
-	require.Len(t, files(t, dir), 1, "and no files behind")
-	s.BeforeRename(func() error { return nil })
-	require.NoError(t, s.Write(t.Context(), "k", at(8), []byte("by 8")))
-	requireHolds(t, s, "by 8", 8)
-}
-
 func TestSyncs(t *testing.T) {
 	s := open(t, filestore.Open, t.TempDir())
 	var did []string
@@ -286,45 +266,63 @@ func TestSyncs(t *testing.T) {
 	require.Equal(t, []string{"sync 8aa8f142 7 written k\nby 7", "rename", "sync ", "sync 5d917dbf 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
-// What is written of a file when the disk is full doesn't replace the record.
-func TestWriteFails(t *testing.T) {
-	dir := t.TempDir()
-	s := open(t, filestore.Open, dir)
-	require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
-	signal.Ignore(syscall.SIGXFSZ)
-	defer signal.Reset(syscall.SIGXFSZ)
-	var limit syscall.Rlimit // of any file
-	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit))
-	before := limit
-	limit.Cur = 1 << 20
-	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
-	err := s.Write(t.Context(), "k", at(8), make([]byte, 2<<20))
-	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before))
-	require.ErrorIs(t, err, syscall.EFBIG)
-	requireHolds(t, s, "by 7", 7)
-	require.Len(t, files(t, dir), 1)
+// What fails before the rename leaves the record as it was, and no file behind.
+func TestFailsBeforeRename(t *testing.T) {
+	broken := errors.New("input/output error")
+	sync := func(err error) func(s *filestore.Store) (heal func()) {
+		return func(s *filestore.Store) func() { s.FailSync(1, err); return func() {} }
+	}
+	for name, c := range map[string]struct {
+		fail func(s *filestore.Store) (heal func())
+		want error
+	}{
+		"write": {func(*filestore.Store) func() { return limitFiles(t, 1<<20) }, syscall.EFBIG},
+		"sync":  {sync(broken), broken}, "no space": {sync(syscall.ENOSPC), resource.ErrNoRoom}, "over quota": {sync(syscall.EDQUOT), resource.ErrNoRoom},
+		"rename": {func(s *filestore.Store) func() {
+			s.BeforeRename(func() error { return broken })
+			return func() { s.BeforeRename(func() error { return nil }) }
+		}, broken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := open(t, filestore.Open, dir)
+			require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
+			heal := c.fail(s)
+			err := s.Write(t.Context(), "k", at(8), make([]byte, 2<<20))
+			heal()
+			require.ErrorIs(t, err, c.want)
+			requireHolds(t, s, "by 7", 7)
+			require.Len(t, files(t, dir), 1)
+			require.NoError(t, s.Write(t.Context(), "k", at(8), []byte("by 8")))
+			requireHolds(t, s, "by 8", 8)
+		})
+	}
 }
 
-// Before the rename the record has not changed, after it the outcome is unknown.
-func TestSyncFails(t *testing.T) {
+// limitFiles limits the size of what this process writes.
+func limitFiles(t *testing.T, size uint64) (heal func()) {
+	t.Helper()
+	signal.Ignore(syscall.SIGXFSZ)
+	var before syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_FSIZE, &before))
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: size, Max: before.Max}))
+	return func() {
+		require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before))
+		signal.Reset(syscall.SIGXFSZ)
+	}
+}
+
+// After the rename the outcome is unknown.
+func TestDirectorySyncFails(t *testing.T) {
 	broken := errors.New("input/output error")
 	s := open(t, filestore.Open, t.TempDir())
-	s.FailSync(1, broken)
-	require.ErrorIs(t, s.Write(t.Context(), "k", at(7), []byte("by 7")), broken)
-	require.NoError(t, s.Write(t.Context(), "k", at(6), []byte("by 6")))
-	requireHolds(t, s, "by 6", 6)
-	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT} {
-		s.FailSync(1, full)
-		require.ErrorIs(t, s.Write(t.Context(), "k", at(7), []byte("by 7")), resource.ErrNoRoom)
-	}
 	s.FailSync(2, broken)
-	for range 2 {
-		require.ErrorIs(t, s.Write(t.Context(), "k", at(8), []byte("by 8")), broken)
+	require.ErrorIs(t, s.Write(t.Context(), "k", at(8), []byte("by 8")), broken)
+	for name, call := range eachcall.Of(s, "k", at(8)) {
+		require.ErrorIs(t, call(t.Context()), broken, name)
 	}
-	_, err := s.Read(t.Context(), "k")
-	require.ErrorIs(t, err, broken)
 	require.NoError(t, s.Close())
-	_, err = s.Read(t.Context(), "k")
+	_, err := s.Read(t.Context(), "k")
 	require.ErrorIs(t, err, resource.ErrClosed)
 }
 
@@ -345,12 +343,9 @@ func TestDamagedRecord(t *testing.T) {
 	}
 	for i, b := range records {
 		require.NoError(t, os.WriteFile(s.File("k"), []byte(b), 0o600))
-		err := s.Write(t.Context(), "k", at(999), nil)
-		require.ErrorContains(t, err, `the record of "k", is damaged: restore it`, "%q", b)
-		_, err = s.Read(t.Context(), "k")
-		require.ErrorContains(t, err, "is damaged", "%q", b)
-		_, err = s.ReadFenced(t.Context(), "k", resource.Fence{Token: 999})
-		require.ErrorContains(t, err, "is damaged", "%q", b)
+		for name, call := range eachcall.Of(s, "k", at(999)) {
+			require.ErrorContains(t, call(t.Context()), `the record of "k", is damaged: restore it`, "%s of %q", name, b)
+		}
 		require.NoError(t, s.Write(t.Context(), "other", at(uint64(i+1)), nil))
 	}
 	require.NoError(t, os.Mkdir(s.File("unreadable"), 0o700)) // which is not a new key's
