@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/internal/eachcall"
 )
 
 var five = resource.Fence{Token: 5, Seq: 1}
@@ -109,45 +110,49 @@ func TestClientDetectsProxy(t *testing.T) {
 	}
 }
 
-// TestClientDetectsLostToken: a new key without its token must not look like a fenced read of a new key.
-func TestClientDetectsLostToken(t *testing.T) {
-	ctx := t.Context()
-	url := proxied(t, resource.NewMemory(), func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) })
-	_, err := newClient(t, url, nil).ReadFenced(ctx, "new", resource.Fence{Token: 6})
-	require.ErrorIs(t, err, resource.ErrUnfenced)
-	require.NotErrorIs(t, err, resource.ErrNotFound)
-	_, err = newClient(t, url, &resource.ClientOptions{AllowUnfenced: true}).ReadFenced(ctx, "new", resource.Fence{Token: 6})
+// TestClientDetectsLostFence: a call whose fence is lost or changed on its way must not look as if the fence had been checked.
+func TestClientDetectsLostFence(t *testing.T) {
+	noToken := func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) }
+	noSeq := func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderSeq) }
+	otherToken := func(r *http.Request, _ http.Header) { r.Header.Set(resource.HeaderToken, "5") }
+	for name, c := range map[string]struct {
+		edit         func(r *http.Request, reply http.Header)
+		stored, sent resource.Fence // stored is zero for a new key, and sent has a zero Seq for a read
+		want         string
+	}{
+		"a fenced read of a new key":   {noToken, resource.Fence{}, at(6, 0), ""},
+		"a stale fenced read":          {noToken, at(7, 1), at(6, 0), ""},
+		"a later write as the first":   {noSeq, resource.Fence{}, at(6, 2), "the request had fence 6.2, and the reply has 6: "},
+		"an equal write as its repeat": {noSeq, at(6, 1), at(6, 2), "the request had fence 6.2, and the reply has 6: "},
+		"a fenced read as a stale one": {otherToken, at(7, 1), at(8, 0), "the request had fence 8.0, and the reply has 7: "},
+	} {
+		store := resource.NewMemory()
+		if c.stored.Token > 0 {
+			require.NoError(t, store.Write(t.Context(), "k", c.stored, nil))
+		}
+		client := newClient(t, proxied(t, store, c.edit), nil)
+		err := client.Write(t.Context(), "k", c.sent, nil)
+		if c.sent.Seq == 0 {
+			_, err = client.ReadFenced(t.Context(), "k", c.sent)
+		}
+		require.ErrorIs(t, err, resource.ErrUnfenced, name)
+		require.NotErrorIs(t, err, resource.ErrNotFound, name)
+		require.NotErrorIs(t, err, resource.ErrApplied, name)
+		require.ErrorContains(t, err, c.want+"does a proxy drop X-Fence-Token or X-Fence-Seq?", name)
+	}
+	url := proxied(t, resource.NewMemory(), noToken)
+	_, err := newClient(t, url, &resource.ClientOptions{AllowUnfenced: true}).ReadFenced(t.Context(), "new", at(6, 0))
 	require.NotErrorIs(t, err, resource.ErrUnfenced)
-	_, err = newClient(t, url, nil).Read(ctx, "new")
+	_, err = newClient(t, url, nil).Read(t.Context(), "new")
 	require.ErrorIs(t, err, resource.ErrNotFound)
-}
-
-// TestClientDetectsLostSeq: a write taken for the grant's first would let the second be repeated over the third.
-func TestClientDetectsLostSeq(t *testing.T) {
-	url := proxied(t, resource.NewMemory(), func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderSeq) })
-	err := newClient(t, url, nil).Write(t.Context(), "k", resource.Fence{Token: 6, Seq: 2}, nil)
-	require.ErrorIs(t, err, resource.ErrUnfenced)
-	require.ErrorContains(t, err, "the request had fence 6.2, and the reply has 6: does a proxy drop X-Fence-Token or X-Fence-Seq?")
-	// Nor may the second of two equal writes pass for a repeat of the first.
-	store := resource.NewMemory()
-	require.NoError(t, store.Write(t.Context(), "k", at(6, 1), nil))
-	c := newClient(t, proxied(t, store, func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderSeq) }), nil)
-	err = c.Write(t.Context(), "k", at(6, 2), nil)
-	require.ErrorIs(t, err, resource.ErrUnfenced)
-	require.NotErrorIs(t, err, resource.ErrApplied)
-	require.NoError(t, store.Write(t.Context(), "k", at(7, 1), nil))
-	_, err = newClient(t, proxied(t, store, func(r *http.Request, _ http.Header) { r.Header.Set(resource.HeaderToken, "5") }), nil).ReadFenced(t.Context(), "k", at(8, 0))
-	require.ErrorContains(t, err, "the request had fence 8.0, and the reply has 7: does a proxy drop X-Fence-Token or X-Fence-Seq?")
 }
 
 func TestClientDetectsRewrittenPath(t *testing.T) {
 	store, ctx := resource.NewMemory(), t.Context()
 	c := newClient(t, proxied(t, store, func(r *http.Request, _ http.Header) { r.URL.Path = path.Clean(r.URL.Path) }), nil)
 	for _, key := range []string{"a/../b", "b/", "./b", "//b"} {
-		_, errRead := c.Read(ctx, key)
-		_, errFenced := c.ReadFenced(ctx, key, resource.Fence{Token: 5})
-		for _, err := range []error{c.Write(ctx, key, five, []byte("v")), errRead, errFenced} {
-			require.ErrorContains(t, err, `and the key in the path is "b"`)
+		for name, call := range eachcall.Of(c, key, five) {
+			require.ErrorContains(t, call(ctx), `and the key in the path is "b"`, name)
 		}
 	}
 	_, err := store.Read(ctx, "b")
@@ -333,14 +338,11 @@ func TestClientForeignAnswers(t *testing.T) {
 				_, _ = io.WriteString(w, c.body)
 			}))
 			client := newClient(t, url, &resource.ClientOptions{MaxBody: 1})
-			errRead := func(_ resource.Record, err error) error { return err }
-			for _, err := range []error{
-				client.Write(t.Context(), "k", five, []byte("v")),
-				client.WriteUnfenced(t.Context(), "k", []byte("v")),
-				errRead(client.Read(t.Context(), "k")),
-				errRead(client.ReadFenced(t.Context(), "k", resource.Fence{Token: 5})),
-			} {
-				require.ErrorContains(t, err, c.want)
+			calls := eachcall.Of(client, "k", five)
+			calls["WriteUnfenced"] = func(ctx context.Context) error { return client.WriteUnfenced(ctx, "k", []byte("v")) }
+			for name, call := range calls {
+				err := call(t.Context())
+				require.ErrorContains(t, err, c.want, name)
 				require.NotErrorIs(t, err, resource.ErrNotFound)
 				_, stale := errors.AsType[*resource.StaleTokenError](err)
 				require.False(t, stale)
@@ -422,13 +424,4 @@ func TestNewClientRefuses(t *testing.T) {
 	c := newClient(t, "http://127.0.0.1:1/", nil)
 	err = c.Write(t.Context(), "k", five, nil)
 	require.ErrorContains(t, err, `resource: PUT "k": Put "http://127.0.0.1:1/r/k": dial tcp 127.0.0.1:1`)
-}
-
-// A proxy that drops the token of a stale fenced read doesn't make it a plain read.
-func TestClientDetectsLostStaleToken(t *testing.T) {
-	store := resource.NewMemory()
-	require.NoError(t, store.Write(t.Context(), "k", at(7, 1), nil))
-	url := proxied(t, store, func(r *http.Request, _ http.Header) { r.Header.Del(resource.HeaderToken) })
-	_, err := newClient(t, url, nil).ReadFenced(t.Context(), "k", resource.Fence{Token: 6})
-	require.ErrorIs(t, err, resource.ErrUnfenced)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/resource/dynamostore"
 	"github.com/fencelab/fencelab/resource/internal/awstest"
+	"github.com/fencelab/fencelab/resource/internal/eachcall"
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
@@ -57,16 +58,7 @@ func TestCreateTableTwice(t *testing.T) {
 	require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(transport), table))
 }
 
-// answer is a reply to a request that isn't sent.
-type answer struct {
-	status int
-	body   string
-}
-
-func (a answer) to(r *http.Request) (*http.Response, error) {
-	_ = r.Body.Close()
-	return &http.Response{StatusCode: a.status, Request: r, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(a.body))}, nil
-}
+type answer = func(*http.Request) (*http.Response, error)
 
 // answers has the replies to requests, one after the other.
 type answers []answer
@@ -74,17 +66,17 @@ type answers []answer
 func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	next := (*a)[0]
 	*a = (*a)[1:]
-	return next.to(r)
+	return next(r)
 }
 
 func refusal(code, more string) answer {
-	return answer{http.StatusBadRequest, `{"__type":"com.amazonaws.dynamodb.v20120810#` + code + `"` + more + `}`}
+	return awstest.Reply(http.StatusBadRequest, `{"__type":"com.amazonaws.dynamodb.v20120810#`+code+`"`+more+`}`)
 }
 
 // CreateTable waits until the table is there, and can be used. In virtual time.
 func TestCreateTableWaits(t *testing.T) {
-	created, creating := answer{200, "{}"}, answer{200, `{"Table":{"TableStatus":"CREATING"}}`}
-	active := answer{200, `{"Table":{"TableStatus":"ACTIVE"}}`}
+	created, creating := awstest.Reply(200, "{}"), awstest.Reply(200, `{"Table":{"TableStatus":"CREATING"}}`)
+	active := awstest.Reply(200, `{"Table":{"TableStatus":"ACTIVE"}}`)
 	for _, left := range []answers{
 		{created, active},
 		{refusal("ResourceInUseException", ""), active},
@@ -112,10 +104,10 @@ func TestRefusals(t *testing.T) {
 		`,"Item":{"fence":{"S":"00000000000000000004.00000000000000000001"}}`: "was refused by an item whose fence is 4",
 		`,"Item":{"fence":{"N":"7"}}`:                                         "its fence has type",
 	} {
-		link.On(refusal(code, more).to)
+		link.On(refusal(code, more))
 		require.ErrorContains(t, s.Write(t.Context(), rand.Text(), at(5), nil), want)
 	}
-	link.On(refusal("AccessDeniedException", "").to)
+	link.On(refusal("AccessDeniedException", ""))
 	require.ErrorContains(t, s.Overwrite(t.Context(), rand.Text(), at(5), nil), "AccessDenied", "whose fence was not raised")
 }
 
@@ -244,13 +236,10 @@ func TestForeignItem(t *testing.T) {
 func TestNoTable(t *testing.T) {
 	s, err := dynamostore.New(newClient(transport), table+"-none")
 	require.NoError(t, err)
-	ctx := t.Context()
-	_, errRead := s.Read(ctx, "k")
-	_, errFenced := s.ReadFenced(ctx, "k", resource.Fence{Token: 1})
-	for name, err := range map[string]error{
-		"Read": errRead, "ReadFenced": errFenced, "Write": s.Write(ctx, "k", at(1), nil), "SetFence": s.SetFence(ctx, "k", 1),
-		"Overwrite": s.Overwrite(ctx, "k", at(1), nil), "Overwrite without a fence": s.Overwrite(ctx, "k", resource.Fence{}, nil),
-	} {
+	calls := eachcall.Of(s, "k", at(1))
+	calls["Overwrite without a fence"] = func(ctx context.Context) error { return s.Overwrite(ctx, "k", resource.Fence{}, nil) }
+	for name, call := range calls {
+		err := call(t.Context())
 		require.ErrorContains(t, err, "dynamostore: ", name)
 		_, missing := errors.AsType[*types.ResourceNotFoundException](err)
 		require.True(t, missing, "%s: %v", name, err)

@@ -71,22 +71,13 @@ func newClient(url string, rt http.RoundTripper, more ...func(*s3.Options)) *s3.
 
 func once(o *s3.Options) { o.Retryer = aws.NopRetryer{} }
 
-func conflict(r *http.Request) (*http.Response, error) {
-	return refused(r, http.StatusConflict, "ConditionalRequestConflict")
-}
+var (
+	conflict = refused(http.StatusConflict, "ConditionalRequestConflict")
+	missing  = refused(http.StatusNotFound, "NoSuchKey") // what S3 answers to If-Match if there is no object
+)
 
-// missing is what S3 answers to If-Match if there is no object.
-func missing(r *http.Request) (*http.Response, error) {
-	return refused(r, http.StatusNotFound, "NoSuchKey")
-}
-
-func refused(r *http.Request, status int, code string) (*http.Response, error) {
-	_ = r.Body.Close()
-	return &http.Response{
-		StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: r,
-		Header: http.Header{"Content-Type": {"application/xml"}},
-		Body:   io.NopCloser(strings.NewReader("<Error><Code>" + code + "</Code></Error>")),
-	}, nil
+func refused(status int, code string) func(*http.Request) (*http.Response, error) {
+	return awstest.Reply(status, "<Error><Code>"+code+"</Code></Error>")
 }
 
 func open(tb testing.TB, prefix string, more ...func(*s3.Options)) (*s3store.Store, *awstest.Link) {

@@ -138,6 +138,14 @@ func NotApplied(r *http.Request) (*http.Response, error) {
 	return nil, ErrCut
 }
 
+// Reply answers requests itself. Bodies of errors are XML in S3 and JSON in DynamoDB.
+func Reply(status int, body string) func(*http.Request) (*http.Response, error) {
+	return func(r *http.Request) (*http.Response, error) {
+		_ = r.Body.Close()
+		return &http.Response{StatusCode: status, Request: r, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body))}, nil
+	}
+}
+
 // LostReply loses replies and requests of a store whose client retries, and of one on the same records whose client doesn't.
 func LostReply(t *testing.T, key string, retries resource.Store, link *Link, once resource.Store, linkOnce *Link) {
 	t.Helper()
@@ -175,7 +183,7 @@ func LostReply(t *testing.T, key string, retries resource.Store, link *Link, onc
 
 	link.On(func(r *http.Request) (*http.Response, error) { // as after a reply that a proxy has lost
 		_, _ = Applied(r)
-		return &http.Response{StatusCode: http.StatusInternalServerError, Request: r, Header: http.Header{}, Body: http.NoBody}, nil
+		return Reply(http.StatusInternalServerError, "")(r)
 	})
 	require.NoError(t, retries.Write(ctx, key, at(8), []byte("v")))
 }
