@@ -129,15 +129,19 @@ func (c *Clock) Offset() time.Duration {
 
 // Jump moves the clock by d, which may be negative. The heal moves it back.
 func (c *Clock) Jump(ctx context.Context, d time.Duration) (Heal, error) {
+	return injectClock(ctx, fmt.Sprintf("clock jump by %v", d), func() error { return c.jump(d) }, func() error { return c.jump(-d) })
+}
+
+func injectClock(ctx context.Context, name string, begin, end func() error) (Heal, error) {
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("faults: clock jump by %v: %w", d, context.Cause(ctx))
+		return nil, fmt.Errorf("faults: %s: %w", name, context.Cause(ctx))
 	}
-	if err := c.jump(d); err != nil {
-		return nil, fmt.Errorf("faults: clock jump by %v: %w", d, err)
+	if err := begin(); err != nil {
+		return nil, fmt.Errorf("faults: %s: %w", name, err)
 	}
 	return Once(func(context.Context) error {
-		if err := c.jump(-d); err != nil {
-			return fmt.Errorf("faults: heal clock jump by %v: %w", d, err)
+		if err := end(); err != nil {
+			return fmt.Errorf("faults: heal %s: %w", name, err)
 		}
 		return nil
 	}), nil
@@ -161,18 +165,7 @@ func (c *Clock) jump(d time.Duration) error {
 
 // Rate makes the clock run at rate (0 to 1000) times real speed, from what it shows now. The heal undoes the gain or loss at once.
 func (c *Clock) Rate(ctx context.Context, rate float64) (Heal, error) {
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("faults: clock rate %v: %w", rate, context.Cause(ctx))
-	}
-	if err := c.run(rate); err != nil {
-		return nil, fmt.Errorf("faults: clock rate %v: %w", rate, err)
-	}
-	return Once(func(context.Context) error {
-		if err := c.restore(); err != nil {
-			return fmt.Errorf("faults: heal clock rate %v: %w", rate, err)
-		}
-		return nil
-	}), nil
+	return injectClock(ctx, fmt.Sprintf("clock rate %v", rate), func() error { return c.run(rate) }, c.restore)
 }
 
 // Hold stops the clock; the heal is that of [Clock.Rate]. Jumps still move it, so events can coincide exactly with an expiry. A
