@@ -254,7 +254,7 @@ type onlyStore struct{ resource.Store }
 type noReads struct{ *resource.Memory }
 
 func (noReads) Read(context.Context, string) (resource.Record, error) {
-	return resource.Record{}, errors.New("unreadable")
+	return resource.Record{}, io.EOF
 }
 
 func TestHandlerOptionsRefused(t *testing.T) {

@@ -1,7 +1,6 @@
 package resource_test
 
 import (
-	"context"
 	"io"
 	"math"
 	"testing"
@@ -13,12 +12,6 @@ import (
 )
 
 func at(token, seq uint64) resource.Fence { return resource.Fence{Token: token, Seq: seq} }
-
-type unreadable struct{ resource.Store }
-
-func (unreadable) Read(context.Context, string) (resource.Record, error) {
-	return resource.Record{}, io.EOF
-}
 
 func TestLimitJumps(t *testing.T) {
 	ctx, under := t.Context(), resource.NewMemory()
@@ -45,7 +38,7 @@ func TestLimitJumps(t *testing.T) {
 	require.NoError(t, c.Write(ctx, "k", at(30, 1), []byte("v")))
 
 	require.ErrorIs(t, resource.LimitJumps(under, 10).Write(ctx, "k", at(41, 1), nil), resource.ErrJump)
-	unreadable := resource.LimitJumps(unreadable{under}, 10)
+	unreadable := resource.LimitJumps(noReads{under}, 10)
 	require.ErrorIs(t, unreadable.Write(ctx, "new", at(1, 1), nil), io.EOF, "what it can't check it refuses")
 	_, err = unreadable.ReadFenced(ctx, "new", at(1, 0))
 	require.ErrorIs(t, err, io.EOF)

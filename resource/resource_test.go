@@ -1,8 +1,6 @@
 package resource_test
 
 import (
-	"context"
-	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -58,22 +56,6 @@ func FuzzParseFence(f *testing.F) {
 	})
 }
 
-func TestCheckKey(t *testing.T) {
-	for key, want := range map[string]string{
-		"":                       "empty",
-		strings.Repeat("k", 513): "513 bytes",
-		"a\xff":                  "UTF-8",
-		"a\x00":                  "control",
-		"a\x7f":                  "control",
-		"a\u0085b":               "control",
-	} {
-		require.ErrorContains(t, resource.CheckKey(key), want, "%.20q", key)
-	}
-	for _, key := range []string{"a", "a/b", "..", " ", "ключ", strings.Repeat("k", 512)} {
-		require.NoError(t, resource.CheckKey(key), "%.20q", key)
-	}
-}
-
 func TestStaleTokenError(t *testing.T) {
 	err := &resource.StaleTokenError{Key: "k", Seen: resource.Fence{Token: 9, Seq: 2}, Got: resource.Fence{Token: 7, Seq: 1}}
 	require.EqualError(t, err, `resource: stale fencing token for "k": seen 9, got 7`)
@@ -93,12 +75,4 @@ func TestStaleTokenError(t *testing.T) {
 func TestCheckWriteOfUnwritten(t *testing.T) {
 	f := resource.Fence{Token: 7, Seq: 1}
 	require.Equal(t, &resource.StaleTokenError{Key: "k", Seen: f, Got: f}, resource.Record{MaxFence: f}.CheckWrite("k", f, nil))
-}
-
-func TestCheckContext(t *testing.T) {
-	require.NoError(t, resource.CheckContext(t.Context()))
-	cause := errors.New("enough")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(cause)
-	require.ErrorIs(t, resource.CheckContext(ctx), cause)
 }

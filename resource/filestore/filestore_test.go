@@ -329,7 +329,7 @@ func TestDirectorySyncFails(t *testing.T) {
 // Calls on the key are refused, because its fence is lost; other keys work.
 func TestDamagedRecord(t *testing.T) {
 	var records []string
-	for _, b := range []string{"", "7", "7 written k", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {
+	for _, b := range []string{"", "7", "7 written k", "7 written\n", "x written k\n", "0 written k\nv", "7 touched k\nv", "7 erased k\n", "7 written other\nv"} {
 		records = append(records, b, filestore.Checksum([]byte(b))+" "+b)
 	}
 	s := open(t, filestore.Open, t.TempDir())
