@@ -58,18 +58,7 @@ func TestCreateTableTwice(t *testing.T) {
 	require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(transport), table))
 }
 
-type answer = func(*http.Request) (*http.Response, error)
-
-// answers has the replies to requests, one after the other.
-type answers []answer
-
-func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
-	next := (*a)[0]
-	*a = (*a)[1:]
-	return next(r)
-}
-
-func refusal(code, more string) answer {
+func refusal(code, more string) awstest.Handle {
 	return awstest.Reply(http.StatusBadRequest, `{"__type":"com.amazonaws.dynamodb.v20120810#`+code+`"`+more+`}`)
 }
 
@@ -77,21 +66,25 @@ func refusal(code, more string) answer {
 func TestCreateTableWaits(t *testing.T) {
 	created, creating := awstest.Reply(200, "{}"), awstest.Reply(200, `{"Table":{"TableStatus":"CREATING"}}`)
 	active := awstest.Reply(200, `{"Table":{"TableStatus":"ACTIVE"}}`)
-	for _, left := range []answers{
+	for _, replies := range [][]awstest.Handle{
 		{created, active},
 		{refusal("ResourceInUseException", ""), active},
 		{created, refusal("ResourceNotFoundException", ""), creating, active},
 		{created, creating, creating, active},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(&left), "t"))
-			require.Empty(t, left)
+			link := &awstest.Link{}
+			link.On(replies...)
+			require.NoError(t, dynamostore.CreateTable(t.Context(), newClient(link), "t"))
+			require.Zero(t, link.Left())
 		})
 	}
 	denied := refusal("AccessDeniedException", "")
-	for _, left := range []answers{{denied}, {created, denied}} {
-		require.ErrorContains(t, dynamostore.CreateTable(t.Context(), newClient(&left), "t"), "AccessDenied")
-		require.Empty(t, left)
+	for _, replies := range [][]awstest.Handle{{denied}, {created, denied}} {
+		link := &awstest.Link{}
+		link.On(replies...)
+		require.ErrorContains(t, dynamostore.CreateTable(t.Context(), newClient(link), "t"), "AccessDenied")
+		require.Zero(t, link.Left())
 	}
 }
 

@@ -76,7 +76,7 @@ var (
 	missing  = refused(http.StatusNotFound, "NoSuchKey") // what S3 answers to If-Match if there is no object
 )
 
-func refused(status int, code string) func(*http.Request) (*http.Response, error) {
+func refused(status int, code string) awstest.Handle {
 	return awstest.Reply(status, "<Error><Code>"+code+"</Code></Error>")
 }
 

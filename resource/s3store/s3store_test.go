@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -96,18 +97,11 @@ func TestLostRace(t *testing.T) {
 				if existed {
 					require.NoError(t, s.Write(ctx, "k", at(1), nil))
 				}
-				rivals := c.rivals
-				var interfere func(r *http.Request) (*http.Response, error)
-				interfere = func(r *http.Request) (*http.Response, error) {
-					if err := rival.Write(ctx, "k", at(rivals[0]), []byte("rival")); err != nil {
-						return nil, err
-					}
-					if rivals = rivals[1:]; len(rivals) > 0 {
-						link.On(interfere)
-					}
-					return transport.RoundTrip(r)
+				var interfere []awstest.Handle
+				for _, token := range c.rivals {
+					interfere = append(interfere, after(rival, token))
 				}
-				link.On(interfere)
+				link.On(interfere...)
 				err := s.Write(ctx, "k", at(7), []byte("v"))
 				want := resource.Record{Value: []byte("v"), MaxFence: at(7)}
 				if c.stale != (resource.Fence{}) {
@@ -116,12 +110,22 @@ func TestLostRace(t *testing.T) {
 				} else {
 					require.NoError(t, err)
 				}
-				require.Empty(t, rivals)
+				require.Zero(t, link.Left())
 				got, err := s.Read(ctx, "k")
 				require.NoError(t, err)
 				require.Equal(t, want, got)
 			})
 		}
+	}
+}
+
+// after sends a request after a write of rival.
+func after(rival *s3store.Store, token uint64) awstest.Handle {
+	return func(r *http.Request) (*http.Response, error) {
+		if err := rival.Write(r.Context(), "k", at(token), []byte("rival")); err != nil {
+			return nil, err
+		}
+		return transport.RoundTrip(r)
 	}
 }
 
@@ -131,15 +135,10 @@ func TestLostRaceOfRead(t *testing.T) {
 	s, link := open(t, prefix)
 	rival, _ := open(t, prefix)
 	require.NoError(t, s.Write(ctx, "k", at(1), []byte("old")))
-	link.On(func(r *http.Request) (*http.Response, error) {
-		if err := rival.Write(ctx, "k", at(3), []byte("new")); err != nil {
-			return nil, err
-		}
-		return transport.RoundTrip(r)
-	})
+	link.On(after(rival, 3))
 	got, err := s.ReadFenced(ctx, "k", resource.Fence{Token: 7})
 	require.NoError(t, err)
-	require.Equal(t, resource.Record{Value: []byte("new"), MaxFence: resource.Fence{Token: 7}}, got)
+	require.Equal(t, resource.Record{Value: []byte("rival"), MaxFence: resource.Fence{Token: 7}}, got)
 }
 
 func TestLostReply(t *testing.T) {
@@ -166,19 +165,9 @@ func TestConflict(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx := t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(1), nil))
-	var left int
-	var busy func(r *http.Request) (*http.Response, error)
-	busy = func(r *http.Request) (*http.Response, error) {
-		if left--; left > 0 {
-			link.On(busy)
-		}
-		return conflict(r)
-	}
-	left = 3
-	link.On(busy)
+	link.On(conflict, conflict, conflict)
 	require.NoError(t, s.Write(ctx, "k", at(2), nil))
-	left = 1000
-	link.On(busy)
+	link.On(slices.Repeat([]awstest.Handle{conflict}, 1000)...)
 	link.Sent()
 	began := time.Now()
 	err := s.Write(ctx, "k", at(3), nil)
@@ -197,11 +186,11 @@ func TestConflict(t *testing.T) {
 func TestDeleted(t *testing.T) {
 	s, link := open(t, newPrefix())
 	ctx, name, client := t.Context(), s.Object("k"), newClient(endpoint, transport)
-	for i, answer := range []func(*http.Request) (*http.Response, error){nil, missing} { // the server's own, and that of S3
+	for i, answers := range [][]awstest.Handle{nil, {missing}} { // the server's own, and that of S3
 		require.NoError(t, s.Write(ctx, "k", at(uint64(7+i)), nil))
 		_, err := client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: &name})
 		require.NoError(t, err)
-		link.On(answer)
+		link.On(answers...)
 		require.NoError(t, s.Write(ctx, "k", at(uint64(9+i)), []byte("v")))
 		_, err = client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &bucket, Key: &name})
 		require.NoError(t, err)

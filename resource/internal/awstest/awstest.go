@@ -72,12 +72,15 @@ func Retryer() aws.Retryer {
 	})
 }
 
-// Link is a transport that counts requests and lets a test handle the next PUT or POST.
+// Link is a transport that counts requests and lets a test handle the next PUTs and POSTs.
 type Link struct {
 	mu       sync.Mutex
 	requests map[string]int
-	next     func(r *http.Request) (*http.Response, error)
+	next     []Handle
 }
+
+// Handle handles a request, as RoundTrip of a [http.RoundTripper] does.
+type Handle = func(r *http.Request) (*http.Response, error)
 
 // RoundTrip implements [http.RoundTripper].
 func (l *Link) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -87,18 +90,25 @@ func (l *Link) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	l.requests[r.Method]++
 	do := Transport.RoundTrip
-	if (r.Method == http.MethodPut || r.Method == http.MethodPost) && l.next != nil {
-		do, l.next = l.next, nil
+	if (r.Method == http.MethodPut || r.Method == http.MethodPost) && len(l.next) > 0 {
+		do, l.next = l.next[0], l.next[1:]
 	}
 	l.mu.Unlock()
 	return do(r)
 }
 
-// On sets what handles the next PUT or POST.
-func (l *Link) On(do func(r *http.Request) (*http.Response, error)) {
+// On sets what handles the next PUTs and POSTs, one each.
+func (l *Link) On(do ...Handle) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.next = do
+}
+
+// Left returns how many of [Link.On] have had no request yet.
+func (l *Link) Left() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.next)
 }
 
 // Sent returns the number of requests since the last call, by method.
@@ -139,7 +149,7 @@ func NotApplied(r *http.Request) (*http.Response, error) {
 }
 
 // Reply answers requests itself. Bodies of errors are XML in S3 and JSON in DynamoDB.
-func Reply(status int, body string) func(*http.Request) (*http.Response, error) {
+func Reply(status int, body string) Handle {
 	return func(r *http.Request) (*http.Response, error) {
 		_ = r.Body.Close()
 		return &http.Response{StatusCode: status, Request: r, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body))}, nil
@@ -166,7 +176,7 @@ func LostReply(t *testing.T, key string, retries resource.Store, link *Link, onc
 	require.ErrorIs(t, retries.Write(ctx, key, at(2), []byte("v")), resource.ErrApplied)
 	link.On(NotApplied)
 	require.NoError(t, retries.Write(ctx, key, at(3), []byte("v")))
-	for i, lose := range []func(*http.Request) (*http.Response, error){Applied, NotApplied} {
+	for i, lose := range []Handle{Applied, NotApplied} {
 		f := resource.Fence{Token: uint64(4 + i)}
 		link.On(lose)
 		rec, err := retries.ReadFenced(ctx, key, f)
