@@ -114,6 +114,7 @@ nothing
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		"nap A, run A until done":                             `Test.txt:3: nap A: no line begins with "nap"; these do: locks, variant, tokens-lost, min-ttl, worker, run, pause, resume,`,
+		"flsuh redis, run A until done":                       `Test.txt:3: flsuh redis: no line begins with "flsuh"`,
 		"nap, run A until done":                               `Test.txt:3: nap : its target is ""; choose up to 100 letters`,
 		"locks, run A until done":                             "Test.txt:3: it names no lock",
 		"variant a b, run A until done":                       "Test.txt:3: variant is followed by one word, and here are 2",
