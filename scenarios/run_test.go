@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -73,6 +74,9 @@ func requireNothingLeft(t *testing.T) func() {
 	goroutines := goleak.IgnoreCurrent()
 	percent := debug.SetGCPercent(-1) // a file that is forgotten would be closed with the garbage
 	t.Cleanup(func() { debug.SetGCPercent(percent) })
+	dir, err := testbed.MkdirTemp("first") // starts the watchdog
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(dir))
 	before := owned() // some may go meanwhile, such as idle connections
 	if runtime.GOOS == "linux" {
 		require.NotEmpty(t, before, "the list sees nothing")
@@ -260,6 +264,38 @@ func TestRunUndoes(t *testing.T) {
 		}
 		_, _ = r.Run(ctx, schedule(t, c.steps), history.FencingOn) // it may fail
 		require.Equal(t, c.want, got)
+	}
+}
+
+// A signal ends a run, which cleans up, and is then raised again. One that the process ignores ends nothing.
+func TestRunInterrupted(t *testing.T) {
+	raised := make(chan os.Signal, 2)
+	signal.Notify(raised, syscall.SIGTERM)
+	defer signal.Stop(raised)
+	signal.Ignore(syscall.SIGHUP)
+	defer signal.Reset(syscall.SIGHUP)
+	for sig, want := range map[syscall.Signal]string{syscall.SIGHUP: "", syscall.SIGTERM: "step 2, jump redis 1s: interrupted"} {
+		r, undone := onRedis(sharedRedis(t)), false
+		r.Service.Fault = func(ctx context.Context, st scenarios.Step) error {
+			undone = st.Verb == "resume" && ctx.Err() == nil
+			if st.Verb != "jump" {
+				return nil
+			}
+			if err := syscall.Kill(os.Getpid(), sig); err != nil || want == "" {
+				return err
+			}
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		_, err := r.Run(t.Context(), schedule(t, "pause redis, jump redis 1s, resume redis, run A until done"), history.FencingOn)
+		require.True(t, undone)
+		if want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, want)
+		require.Equal(t, sig, <-raised)
+		require.Equal(t, sig, <-raised)
 	}
 }
 

@@ -106,28 +106,13 @@ func (r *Runner) check(s *Scenario, f history.Fencing, ttl time.Duration) error 
 	return r.Store.check(s)
 }
 
-var errInterrupted = errors.New("interrupted")
-
 const forgetTimeout = 5 * time.Second
 
 // guarded cleans up even if a signal ends the process.
-func (r *run) guarded(ctx context.Context) (err error) {
-	ctx, interrupt := context.WithCancelCause(ctx)
-	defer interrupt(nil)
-	cleaned := make(chan struct{})
-	unguard, err := testbed.Guard(ctx, func() error {
-		interrupt(errInterrupted)
-		<-cleaned
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	defer func() {
-		close(cleaned)
-		err = errors.Join(err, unguard())
-	}()
-	err = r.carryOut(ctx)
+func (r *run) guarded(ctx context.Context) error {
+	ctx, cleaned := interruptible(ctx)
+	defer cleaned()
+	err := r.carryOut(ctx)
 	if r.Service.Forget != nil {
 		forget, cancel := context.WithTimeout(context.WithoutCancel(ctx), forgetTimeout)
 		defer cancel()

@@ -30,7 +30,6 @@ const (
 	State   = 0
 	Parent  = 1
 	Threads = 17
-	Started = 19 // in clock ticks since boot
 )
 
 // Stat returns the fields of a /proc stat file from the third on (proc_pid_stat(5)), or fs.ErrNotExist if the process has ended.
@@ -44,7 +43,7 @@ func Stat(file string) ([]string, error) {
 	for field := range bytes.FieldsSeq(b[bytes.LastIndexByte(b, ')')+1:]) {
 		fields = append(fields, string(field))
 	}
-	if len(fields) <= Started {
+	if len(fields) <= Threads {
 		return nil, fmt.Errorf("%s: too short: %q", file, b)
 	}
 	return fields, nil

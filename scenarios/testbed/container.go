@@ -131,10 +131,6 @@ func newContainers(ctx context.Context, g *group, o *Options) (_ hosts, err erro
 
 // link creates a network on which servers know each other by name. Clients use another one.
 func (c *containers) link(ctx context.Context) error {
-	owner, err := identify(os.Getpid())
-	if err != nil {
-		return err
-	}
 	// Not cut short, or nobody might learn the id.
 	createCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
 	defer cancel()
@@ -270,10 +266,6 @@ func (c *container) pull(ctx context.Context, image string) error {
 
 // run runs a command and publishes the clients' port. It returns before the server is ready. The creation isn't cut short.
 func (c *container) run(ctx context.Context, image string, cmd command) error {
-	owner, err := identify(os.Getpid())
-	if err != nil {
-		return err
-	}
 	labels := map[string]string{labelOwner: owner}
 	port := fmt.Sprintf("%d/tcp", c.group.ports[0])
 	binding := network.PortBinding{HostPort: strconv.Itoa(c.hostPort)}

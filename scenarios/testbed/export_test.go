@@ -7,26 +7,11 @@ import (
 	"os"
 )
 
-var (
-	FourLetters = fourLetters
-	Identify    = identify
-	Watch       = watch
-)
+var FourLetters = fourLetters
 
 var serverTypes = map[string]*serverType{
 	"redis": &redisServer, "etcd": &etcd, "zookeeper": &zooKeeper, "consul": &consul, "postgres": &postgres, "s3": &s3,
 	"dynamodb": &dynamoDB,
-}
-
-func noEngine(err error) error { return &MissingError{"Docker engine", "docker version says why", err} }
-
-// Engine returns an error, for [Need], if no Docker engine answers.
-func Engine(ctx context.Context) error {
-	engine, err := dialEngine(ctx)
-	if err != nil {
-		return noEngine(err)
-	}
-	return engine.Close()
 }
 
 // Lacks returns an error, for [Need], if a provider can't run a type of server.
@@ -38,7 +23,7 @@ func Lacks(ctx context.Context, p Provider, name string) error {
 	}
 	engine, err := dialEngine(ctx)
 	if err != nil {
-		return noEngine(err)
+		return &MissingError{"Docker engine", "docker version says why", err}
 	}
 	defer func() { _ = engine.Close() }()
 	image := cmp.Or(os.Getenv(t.env("IMAGE")), t.image)

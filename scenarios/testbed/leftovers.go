@@ -3,136 +3,85 @@ package testbed
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
-)
 
-// Leftovers of a killed process name their owner: the process's identity. The watchdog removes those in the engine.
+	"github.com/google/uuid"
+)
 
 const (
 	dirPrefix  = "fencelab-" // of temporary directories
-	ownerFile  = "owner"     // in such a directory: its creator
-	childFile  = "child"     // in such a directory: the server that runs there
+	childFile  = "child"     // in such a directory: the process id of the server that runs there
 	labelOwner = "dev.fencelab.owner"
 )
 
-// identify names a process uniquely across machines, boots and pid namespaces. If it is dead, the error matches [fs.ErrNotExist].
-func identify(pid int) (string, error) {
-	host, err := hostID()
-	if err != nil {
-		return "", err
-	}
-	started, err := startTime(pid)
-	return fmt.Sprintf("%s|%d|%s", host, pid, started), err
-}
+// owner labels what this process has in a Docker engine.
+var owner = fmt.Sprintf("%d-%s", os.Getpid(), uuid.NewString())
 
-// pidOf returns 0 for another host.
-func pidOf(identity string) int {
-	host, err := hostID()
-	own, ok := strings.CutPrefix(identity, host+"|")
-	pid, _, _ := strings.Cut(own, "|")
-	n, atoiErr := strconv.Atoi(pid)
-	if err != nil || !ok || atoiErr != nil {
-		return 0
-	}
-	return n
-}
-
-func gone(identity string) bool {
-	pid := pidOf(identity)
-	if pid == 0 {
-		return false
-	}
-	now, err := identify(pid)
-	return errors.Is(err, fs.ErrNotExist) || err == nil && now != identity
-}
-
-func sign(path string, pid int) error {
-	identity, err := identify(pid)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, []byte(identity), 0o600)
-}
-
-// MkdirTemp creates a temporary directory. If the process is killed, the next call, or start of a local server, removes it.
-func MkdirTemp(name string) (dir string, err error) {
-	if err := sweepDirs(); err != nil {
-		return "", fmt.Errorf("testbed: %w", err)
-	}
-	if dir, err = os.MkdirTemp("", dirPrefix+name+"-"); err != nil {
-		return "", fmt.Errorf("testbed: %w", err)
-	}
-	if err := sign(filepath.Join(dir, ownerFile), os.Getpid()); err != nil {
-		return "", errors.Join(fmt.Errorf("testbed: %w", err), os.RemoveAll(dir))
-	}
-	return dir, nil
-}
-
-// sweepDirs removes dead owners' directories and kills servers there: only Linux ends them with their parent.
-var sweepDirs = sync.OnceValue(func() error {
-	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
-	if err != nil {
-		return err
-	}
-	for _, dir := range dirs {
-		// An unreadable directory is another user's, or new.
-		owner, err := os.ReadFile(filepath.Join(dir, ownerFile))
-		if err != nil || !gone(string(owner)) {
-			continue
-		}
-		child, err := os.ReadFile(filepath.Join(dir, childFile))
-		if pid := pidOf(string(child)); err == nil && pid != 0 && !gone(string(child)) {
-			if err := syscall.Kill(-pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return fmt.Errorf("kill what a killed process left: %w", err)
-			}
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			return fmt.Errorf("remove what a killed process left: %w", err)
-		}
-	}
-	return nil
-})
-
-// watchdog removes what is labelled $0 from the engine when its input ends, with this process.
-const watchdog = `read -r _
+// watchdog reads this process's directories, and the address of its Docker engine, until the process ends, however it ends. Then it
+// kills the servers in the directories, which only Linux ends with their parent, and removes these, and what is labelled $0 in the
+// engine. A server that is being killed may still write.
+const watchdog = `while IFS= read -r line; do
+	case $line in
+	/*) set -- "$@" "$line" ;;
+	*) engine=$line ;;
+	esac
+done
+for dir; do
+	[ -f "$dir/child" ] && kill -KILL "-$(cat "$dir/child")"
+	for try in 1 2 3 4 5; do
+		rm -rf "$dir" && break
+		sleep 1
+	done
+done
+[ "$engine" ] || exit
+export DOCKER_HOST="$engine"
 for id in $(docker ps -aq --filter "label=$0"); do docker rm -fv "$id"; done
 for id in $(docker network ls -q --filter "label=$0"); do docker network rm "$id"; done
 for id in $(docker volume ls -q --filter "label=$0"); do docker volume rm -f "$id"; done`
 
-var watching struct {
-	sync.Mutex
-	pipe *os.File // open until the process ends
-}
-
-// watch starts the watchdog, once. It needs a docker command.
-func watch(engine string) error {
-	watching.Lock()
-	defer watching.Unlock()
-	if watching.pipe != nil {
-		return nil
-	}
-	owner, err := identify(os.Getpid())
-	if err != nil {
-		return err
-	}
+// startWatchdog returns the watchdog's input, which is open until the process ends.
+var startWatchdog = sync.OnceValues(func() (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = r.Close() }()
 	cmd := exec.Command("sh", "-c", watchdog, labelOwner+"="+owner) //nolint:noctx // it outlives this process
-	cmd.Dir, cmd.Stdin, cmd.Env = "/", r, append(os.Environ(), "DOCKER_HOST="+engine)
+	cmd.Dir, cmd.Stdin = "/", r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // out of reach of Ctrl-C
 	if err := cmd.Start(); err != nil {
-		return errors.Join(err, w.Close())
+		return nil, errors.Join(err, w.Close())
 	}
-	watching.pipe = w
+	return w, nil
+})
+
+// watch has the watchdog clean up a directory, or a Docker engine, for which it needs a docker command.
+func watch(dirOrEngine string) error {
+	w, err := startWatchdog()
+	if err == nil {
+		_, err = fmt.Fprintln(w, dirOrEngine)
+	}
+	if err != nil {
+		return fmt.Errorf("testbed: watchdog: %w", err)
+	}
 	return nil
+}
+
+// MkdirTemp creates a temporary directory, which is removed if the process ends without having done so.
+func MkdirTemp(name string) (dir string, err error) {
+	tmp, err := filepath.Abs(os.TempDir())
+	if err == nil {
+		dir, err = os.MkdirTemp(tmp, dirPrefix+name+"-")
+	}
+	if err != nil {
+		return "", fmt.Errorf("testbed: %w", err)
+	}
+	if err := watch(dir); err != nil {
+		return "", errors.Join(err, os.Remove(dir))
+	}
+	return dir, nil
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -31,7 +30,7 @@ type process struct {
 	path    string
 	ports   []int
 	release []func() error
-	dir     string      // holds the data directory, log and identity
+	dir     string      // holds the data directory, log and process id
 	child   *proc.Child // nil before the first start
 }
 
@@ -109,8 +108,7 @@ func (p *process) start(_ context.Context, c command) error {
 	if err != nil {
 		return err
 	}
-	err = sign(filepath.Join(p.dir, childFile), child.PID)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // one that has exited already needs no sweep
+	if err := os.WriteFile(p.childFile(), []byte(strconv.Itoa(child.PID)), 0o600); err != nil {
 		return errors.Join(err, child.Kill())
 	}
 	p.child = child
@@ -132,7 +130,8 @@ func (p *process) once(ctx context.Context, c command) error {
 	}
 }
 
-func (p *process) logFile() string { return filepath.Join(p.dir, "log") }
+func (p *process) logFile() string   { return filepath.Join(p.dir, "log") }
+func (p *process) childFile() string { return filepath.Join(p.dir, childFile) }
 
 func (p *process) ended(context.Context) error {
 	select {
@@ -157,14 +156,14 @@ func (p *process) kill(ctx context.Context) error {
 	}
 	select {
 	case <-p.child.Exited():
-		return nil // its pid may have been reused
+		return os.RemoveAll(p.childFile()) // its pid may have been reused
 	default:
 	}
 	under, err := descendants(p.child.PID)
 	if err != nil {
 		return err
 	}
-	if err := p.child.Kill(); err != nil {
+	if err := errors.Join(p.child.Kill(), os.RemoveAll(p.childFile())); err != nil {
 		return err
 	}
 	for _, pid := range under {

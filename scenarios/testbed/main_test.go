@@ -3,7 +3,6 @@ package testbed_test
 import (
 	"bufio"
 	"context"
-	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
@@ -39,9 +38,9 @@ func childMain() int {
 	var addr string
 	var err error
 	switch what {
-	case "watchdog":
-		if err = testbed.Watch(client.DefaultDockerHost); err == nil {
-			fmt.Println(readyPrefix)
+	case "directory":
+		if addr, err = testbed.MkdirTemp("server"); err == nil {
+			fmt.Println(readyPrefix + addr)
 			select {}
 		}
 	case "etcd":
@@ -122,13 +121,6 @@ func requireDocker(t *testing.T, serverType string) *client.Client {
 	return newDocker(t)
 }
 
-// needEngine skips the test if no Docker engine answers.
-func needEngine(t *testing.T) *client.Client {
-	t.Helper()
-	testbed.Need(t, testbed.Engine(t.Context()))
-	return newDocker(t)
-}
-
 func newDocker(t *testing.T) *client.Client {
 	t.Helper()
 	docker, err := client.New(client.FromEnv)
@@ -139,16 +131,12 @@ func newDocker(t *testing.T) *client.Client {
 
 const label = "dev.fencelab.owner"
 
+// leftOf lists everything in the engine that a process has.
 func leftOf(t *testing.T, docker *client.Client, pid int) []string {
 	t.Helper()
-	return labelled(t, docker, "|"+strconv.Itoa(pid)+"|")
-}
-
-// labelled lists everything in the engine whose owner's identity contains part.
-func labelled(t *testing.T, docker *client.Client, part string) (found []string) {
-	t.Helper()
+	var found []string
 	add := func(labels map[string]string, id string) {
-		if strings.Contains(labels[label], part) {
+		if strings.HasPrefix(labels[label], strconv.Itoa(pid)+"-") {
 			found = append(found, id)
 		}
 	}
@@ -169,21 +157,6 @@ func labelled(t *testing.T, docker *client.Client, part string) (found []string)
 		add(v.Labels, v.Name)
 	}
 	return found
-}
-
-// leave creates a network and a volume of an owner.
-func leave(t *testing.T, docker *client.Client, owner string) {
-	t.Helper()
-	labels := map[string]string{label: owner}
-	n, err := docker.NetworkCreate(t.Context(), rand.Text(), client.NetworkCreateOptions{Driver: "bridge", Internal: true, Labels: labels})
-	require.NoError(t, err)
-	v, err := docker.VolumeCreate(t.Context(), client.VolumeCreateOptions{Labels: labels})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		_, _ = docker.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
-		_, _ = docker.VolumeRemove(ctx, v.Volume.Name, client.VolumeRemoveOptions{})
-	})
 }
 
 func entries(t *testing.T, dir string) []string {

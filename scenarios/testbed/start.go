@@ -56,7 +56,7 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 			return c, nil
 		}
 		_, lacks := errors.AsType[*MissingError](err)
-		if len(providers) == 1 || p == chosen && !lacks || ctx.Err() != nil || errors.Is(err, errInterrupted) {
+		if len(providers) == 1 || p == chosen && !lacks || ctx.Err() != nil {
 			return nil, fmt.Errorf("testbed: no %s: %s: %w", g.title, p, err)
 		}
 		if i+1 < len(providers) {
@@ -75,31 +75,29 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 
 func startAt(ctx context.Context, p Provider, g *group, o *Options) (*Cluster, error) {
 	c := &Cluster{}
-	stop, err := servers.start(ctx, func(ctx context.Context) (func() error, error) {
-		if p == Containers {
-			return c.shut, c.startHosted(ctx, g, o, newContainers)
-		}
-		if p == Local {
-			return c.shut, c.startHosted(ctx, g, o, newProcesses)
-		}
-		if len(o.Args) > 0 || o.Clock || len(g.join) > 0 {
-			return nil, g.cannot(p, fmt.Errorf("this server takes no arguments and no clock, and follows none: %w", errors.ErrUnsupported))
-		}
-		if p == External {
-			return c.shut, c.findExternal(ctx, g)
-		}
-		return c.shut, c.startEmbedded(g) //nolint:contextcheck // it lives on
-	})
+	var err error
+	switch {
+	case p == Containers:
+		err = c.startHosted(ctx, g, o, newContainers)
+	case p == Local:
+		err = c.startHosted(ctx, g, o, newProcesses)
+	case len(o.Args) > 0 || o.Clock || len(g.join) > 0:
+		err = g.cannot(p, fmt.Errorf("this server takes no arguments and no clock, and follows none: %w", errors.ErrUnsupported))
+	case p == External:
+		err = c.findExternal(ctx, g)
+	default:
+		err = c.startEmbedded(g) //nolint:contextcheck // it lives on
+	}
 	if err != nil {
 		return nil, err
 	}
-	c.stop = stop
+	c.stop = sync.OnceValue(c.shut)
 	c.open.Store(int32(len(c.Servers)))
 	for _, s := range c.Servers {
 		s.Provider = p
 		s.close = sync.OnceValue(func() error {
 			if c.open.Add(-1) == 0 {
-				return stop() // with what they share
+				return c.stop() // with what they share
 			}
 			return s.shut()
 		})

@@ -1,5 +1,5 @@
-// Package testbed starts the real servers that scenarios run against. No server outlives the process: Close, signals and the death
-// of the process end it, and the next local start on the machine removes leftover directories.
+// Package testbed starts the real servers that scenarios run against. No server outlives the process: where it ends without a Close,
+// however that comes about, a watchdog removes its servers and directories within seconds.
 //
 // The environment chooses the [Provider] of servers:
 //
