@@ -2,7 +2,6 @@ package scenarios_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/internal/open"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/redisclient"
-	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -90,8 +88,7 @@ func requireOutcome(t *testing.T, op string, err error, works bool, otherwise er
 	require.ErrorIs(t, err, otherwise, op)
 }
 
-// With fast clocks on some of Redlock's nodes there may be two holders at once, depending on how many and how fast; a resource that
-// compares tokens keeps the data safe.
+// With fast clocks on some of Redlock's nodes there may be two holders at once, depending on how many and how fast. Their tokens grow.
 func TestClockSkew(t *testing.T) {
 	notExternal(t)
 	needLock(t, locks.Redlock)
@@ -139,24 +136,8 @@ func TestClockSkew(t *testing.T) {
 				}
 				require.NoError(t, err, "a majority of the nodes takes the first lease for over")
 				require.Less(t, time.Since(first.Start), ttl)
-				requireFenced(t, first, second)
+				require.Greater(t, second.Fence, first.Fence)
 			})
 		}
 	}
-}
-
-// requireFenced lets two simultaneous holders read and then write one resource.
-func requireFenced(t *testing.T, first, second dlock.Grant) {
-	t.Helper()
-	ctx, store := t.Context(), resource.NewMemory()
-	for _, g := range []dlock.Grant{first, second} {
-		_, err := store.ReadFenced(ctx, g.Key, resource.Fence{Token: g.Fence})
-		require.True(t, err == nil || errors.Is(err, resource.ErrNotFound), "%v", err)
-	}
-	require.NoError(t, store.Write(ctx, second.Key, resource.Fence{Token: second.Fence, Seq: 1}, []byte("second")))
-	var stale *resource.StaleTokenError
-	require.ErrorAs(t, store.Write(ctx, first.Key, resource.Fence{Token: first.Fence, Seq: 1}, []byte("first")), &stale)
-	rec, err := store.Read(ctx, second.Key)
-	require.NoError(t, err)
-	require.Equal(t, "second", string(rec.Value))
 }

@@ -13,9 +13,10 @@ import (
 // Cluster is servers that were started together, with a leader if they elect one.
 type Cluster struct {
 	Servers []*Server
-	hosts   hosts        // nil: no control over them
-	open    atomic.Int32 // servers that aren't closed
-	stop    func() error
+
+	open         atomic.Int32 // servers that aren't closed
+	stop         func() error
+	removeShared func() error // what the servers shared; nil: nothing
 }
 
 // Addrs returns the servers' addresses, in order.
@@ -41,8 +42,8 @@ func (c *Cluster) Close() error { return c.stop() }
 func (c *Cluster) shut() error {
 	errs := make([]error, len(c.Servers))
 	each(c.Servers, func(i int, s *Server) { errs[i] = s.shut() })
-	if c.hosts != nil {
-		errs = append(errs, c.hosts.remove(context.Background()))
+	if c.removeShared != nil {
+		errs = append(errs, c.removeShared())
 	}
 	return errors.Join(errs...)
 }
@@ -88,21 +89,20 @@ func (c *Cluster) Isolate(ctx context.Context, s *Server) (faults.Heal, error) {
 	if !slices.Contains(c.Servers, s) {
 		return nil, fmt.Errorf("testbed: isolate %s: it is not of this cluster", s.Name)
 	}
-	all, ok := c.hosts.(*containers)
-	if !ok || all.network == "" {
+	box, ok := s.host.(*container)
+	if !ok || box.network == "" {
 		return nil, fmt.Errorf("testbed: isolate %s: only containers have a network between them: %w", s.Name, errors.ErrUnsupported)
 	}
-	box := s.host.(*container)
 	err := s.change(ctx, "isolate", func(ctx context.Context) error {
-		if box.networks[all.network] == "" {
+		if box.networks[box.network] == "" {
 			return errors.New("it is isolated already")
 		}
-		return box.disconnect(ctx, all.network)
+		return box.disconnect(ctx, box.network)
 	})
 	if err != nil {
 		return nil, err
 	}
 	return faults.Once(func(ctx context.Context) error {
-		return s.change(ctx, "rejoin", func(ctx context.Context) error { return box.connect(ctx, all.network, s.Name) })
+		return s.change(ctx, "rejoin", func(ctx context.Context) error { return box.connect(ctx, box.network, s.Name) })
 	}), nil
 }

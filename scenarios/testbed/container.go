@@ -91,10 +91,10 @@ func dialEngine(ctx context.Context) (*testcontainers.DockerProvider, error) {
 
 func newName() string { return dirPrefix + uuid.NewString() }
 
-func newContainers(ctx context.Context, g *group, o *Options) (_ hosts, err error) {
+func newContainers(ctx context.Context, g *group, o *Options) (all []host, removeShared func() error, err error) {
 	engine, err := dialEngine(ctx)
 	if err != nil {
-		return nil, g.missing(err)
+		return nil, nil, g.missing(err)
 	}
 	c := &containers{group: g, engine: engine, docker: engine.Client()}
 	defer func() {
@@ -102,31 +102,32 @@ func newContainers(ctx context.Context, g *group, o *Options) (_ hosts, err erro
 			for _, one := range c.all {
 				err = errors.Join(err, one.remove(ctx))
 			}
-			err = errors.Join(err, c.remove(ctx))
+			err = errors.Join(err, c.remove())
 		}
 	}()
 	at, err := engine.DaemonHost(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("find the Docker engine's host: %w", err)
+		return nil, nil, fmt.Errorf("find the Docker engine's host: %w", err)
 	}
 	c.near = at == "localhost"
 	if err := watch(c.docker.DaemonHost()); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, name := range g.names {
 		port, release, err := proc.ReservePort()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		c.all = append(c.all, &container{
+		one := &container{
 			containers: c, name: name, hostPort: port, release: release, volume: newName(),
 			networks: make(map[string]string), progress: o.Progress,
-		})
+		}
+		c.all, all = append(c.all, one), append(all, one)
 	}
 	if g.linked && len(g.names) > 1 || len(g.join) > 0 {
-		return c, c.link(ctx)
+		err = c.link(ctx)
 	}
-	return c, nil
+	return all, c.remove, err
 }
 
 // link creates a network on which servers know each other by name. Clients use another one.
@@ -158,26 +159,13 @@ func (c *containers) link(ctx context.Context) error {
 	return nil
 }
 
-func (c *containers) host(i int) host { return c.all[i] }
-
-func (c *containers) placement(i int) placement {
-	at := placement{Provider: Containers, Dir: c.group.data, Listen: "0.0.0.0", Self: i}
-	for _, one := range c.all {
-		at.Peers = append(at.Peers, peer{Name: one.name, Host: one.name, Ports: c.group.ports})
-	}
-	for _, s := range c.group.join {
-		at.Joined = append(at.Joined, peer{Name: s.Name, Host: s.Name, Ports: s.serverType.ports})
-	}
-	return at
-}
-
 // remove removes the network, after the group's containers.
-func (c *containers) remove(ctx context.Context) error {
+func (c *containers) remove() error {
 	defer func() { _ = c.engine.Close() }()
 	if c.network == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()
 	for _, s := range c.group.join {
 		s.mu.Lock()
@@ -197,6 +185,12 @@ func leftBehind(err error, command, id string) error {
 	}
 	return fmt.Errorf("testbed: remove it by hand: docker %s %s: %w", command, id, err)
 }
+
+func (c *container) place() placement {
+	return placement{Provider: Containers, Dir: c.group.data, Listen: "0.0.0.0"}
+}
+
+func (c *container) peer(name string) peer { return peer{Name: name, Host: name, Ports: c.group.ports} }
 
 func (c *container) connect(ctx context.Context, id, name string) error {
 	c.networks[id] = name

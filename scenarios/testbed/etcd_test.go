@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -43,12 +44,10 @@ func put(t *testing.T, c *clientv3.Client, value string) {
 func TestEtcd(t *testing.T) {
 	need(t, testbed.Local, "etcd")
 	ctx := t.Context()
-	c, err := testbed.StartEtcd(ctx, 3, &testbed.Options{Provider: testbed.Local})
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
+	c := testmain.ServeCluster(t, testbed.StartEtcd, 3, &testbed.Options{Provider: testbed.Local})
 	require.Regexp(t, `^3 × etcd 3\.\d+\.\d+ \(local\)$`, c.String())
 	require.ErrorIs(t, c.RestoreSnapshot(ctx, nil, 0), errors.ErrUnsupported)
-	_, err = c.Isolate(ctx, c.Servers[0])
+	_, err := c.Isolate(ctx, c.Servers[0])
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	_, err = c.Isolate(ctx, &testbed.Server{Name: "other"})
 	require.ErrorContains(t, err, "not of this cluster")
@@ -68,9 +67,7 @@ func TestEtcd(t *testing.T) {
 func TestIsolate(t *testing.T) {
 	requireDocker(t, "etcd")
 	ctx := t.Context()
-	c, err := testbed.StartEtcd(ctx, 3, &testbed.Options{Provider: testbed.Containers})
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
+	c := testmain.ServeCluster(t, testbed.StartEtcd, 3, &testbed.Options{Provider: testbed.Containers})
 	for _, s := range c.Servers {
 		heal, err := c.Isolate(ctx, s)
 		require.NoError(t, err)
@@ -121,9 +118,7 @@ func TestIsolate(t *testing.T) {
 
 func TestRestoreSnapshotFails(t *testing.T) {
 	need(t, testbed.Local, "etcd")
-	c, err := testbed.StartEtcd(t.Context(), 1, &testbed.Options{Provider: testbed.Local})
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, c.Close()) }()
+	c := testmain.ServeCluster(t, testbed.StartEtcd, 1, &testbed.Options{Provider: testbed.Local})
 	require.ErrorContains(t, c.RestoreSnapshot(t.Context(), bytes.Repeat([]byte("no"), 1000), 0), "etcdutl")
 }
 

@@ -8,6 +8,8 @@ import (
 
 // host is where a server runs. Its methods aren't called concurrently.
 type host interface {
+	place() placement                               // without what the group and the user add
+	peer(name string) peer                          // as servers of its network see it
 	addrs(ctx context.Context) ([]string, error)    // possible addresses for clients
 	start(ctx context.Context, c command) error     // returns before the server answers
 	once(ctx context.Context, c command) error      // runs a command to its end, while the server is down
@@ -16,11 +18,4 @@ type host interface {
 	pause(ctx context.Context) (faults.Heal, error) // returns when it is frozen
 	wipe(ctx context.Context) error                 // empties its data directory, while it is down
 	remove(ctx context.Context) error               // ends it and removes everything of it; may be called again
-}
-
-// hosts are the hosts of a group.
-type hosts interface {
-	host(i int) host
-	placement(i int) placement        // without the user's arguments
-	remove(ctx context.Context) error // what the hosts shared, after them
 }

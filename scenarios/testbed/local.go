@@ -18,15 +18,8 @@ import (
 
 const loopback = "127.0.0.1"
 
-type processes struct {
-	group *group
-	path  string
-	all   []*process
-}
-
 // process is the host of one local process.
 type process struct {
-	name    string
 	path    string
 	ports   []int
 	release []func() error
@@ -34,54 +27,42 @@ type process struct {
 	child   *proc.Child // nil before the first start
 }
 
-func newProcesses(ctx context.Context, g *group, _ *Options) (_ hosts, err error) {
+func newProcesses(ctx context.Context, g *group, _ *Options) (all []host, removeShared func() error, err error) {
 	path, err := g.find(g.program)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	p := &processes{group: g, path: path}
 	defer func() {
 		if err != nil {
-			for _, one := range p.all {
+			for _, one := range all {
 				err = errors.Join(err, one.remove(ctx))
 			}
 		}
 	}()
 	for _, name := range g.names {
-		one := &process{name: name, path: path}
-		p.all = append(p.all, one)
+		one := &process{path: path}
+		all = append(all, one)
 		for range g.ports {
 			port, release, err := proc.ReservePort()
 			if err != nil {
-				return nil, err
+				return all, nil, err
 			}
 			one.ports = append(one.ports, port)
 			one.release = append(one.release, release)
 		}
 		if one.dir, err = MkdirTemp(name); err != nil {
-			return nil, err
+			return all, nil, err
 		}
 		if err := os.Mkdir(one.data(), 0o700); err != nil {
-			return nil, err
+			return all, nil, err
 		}
 	}
-	return p, nil
+	return all, nil, nil
 }
 
-func (p *processes) host(i int) host { return p.all[i] }
-
-func (p *processes) placement(i int) placement {
-	at := placement{Provider: Local, Path: p.path, Dir: p.all[i].data(), Listen: loopback, Self: i}
-	for _, one := range p.all {
-		at.Peers = append(at.Peers, one.peer(one.name))
-	}
-	for _, s := range p.group.join {
-		at.Joined = append(at.Joined, s.host.(*process).peer(s.Name))
-	}
-	return at
+func (p *process) place() placement {
+	return placement{Provider: Local, Path: p.path, Dir: p.data(), Listen: loopback}
 }
-
-func (p *processes) remove(context.Context) error { return nil }
 
 func (p *process) peer(name string) peer { return peer{Name: name, Host: loopback, Ports: p.ports} }
 func (p *process) data() string          { return filepath.Join(p.dir, "data") }

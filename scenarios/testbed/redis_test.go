@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -29,17 +30,7 @@ func TestOldRedis(t *testing.T) {
 
 func startRedis(t *testing.T, o *testbed.Options) *testbed.Server {
 	t.Helper()
-	return started(t)(testbed.StartRedis(t.Context(), o))
-}
-
-func started(t *testing.T) func(*testbed.Server, error) *testbed.Server {
-	t.Helper()
-	return func(s *testbed.Server, err error) *testbed.Server {
-		t.Helper()
-		testbed.Need(t, err)
-		t.Cleanup(func() { require.NoError(t, s.Close()) })
-		return s
-	}
+	return testmain.Serve(t, testbed.StartRedis, o)
 }
 
 func dialRedis(t *testing.T, addr string) *redis.Client {

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -312,7 +313,8 @@ func TestRedisReplica(t *testing.T) {
 	primary := startRedis(t, &testbed.Options{Provider: testbed.Local})
 	require.NoError(t, dialPatient(t, primary.Addr).Do(t.Context(), "DEBUG", "POPULATE", 200_000).Err(), "so that it takes a while")
 	require.NoError(t, dialRedis(t, primary.Addr).Set(t.Context(), "before", "1", 0).Err())
-	replica := started(t)(testbed.StartRedisReplica(t.Context(), primary, nil))
+	replica, err := testbed.StartRedisReplica(t.Context(), primary, nil)
+	testmain.Started(t, replica, err)
 	require.Equal(t, "redis-replica", replica.Name)
 	require.Equal(t, "1", dialRedis(t, replica.Addr).Get(t.Context(), "before").Val(), "in sync when it is returned")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
@@ -161,9 +162,7 @@ func TestExternalCredentials(t *testing.T) {
 
 // A killed server's shared memory, which no file system shows, doesn't leak.
 func TestPostgresSharedMemory(t *testing.T) {
-	s, err := testbed.StartPostgres(t.Context(), &testbed.Options{Provider: testbed.Local})
-	testbed.Need(t, err)
-	defer func() { require.NoError(t, s.Close()) }()
+	s := testmain.Serve(t, testbed.StartPostgres, &testbed.Options{Provider: testbed.Local})
 	var dir string
 	require.NoError(t, onPostgres(t.Context(), s, func(conn *pgx.Conn) error {
 		return conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&dir)

@@ -121,16 +121,29 @@ func record(c *Cluster) {
 	}
 }
 
-func (c *Cluster) startHosted(ctx context.Context, g *group, o *Options, open func(context.Context, *group, *Options) (hosts, error)) error {
-	all, err := open(ctx, g, o)
+// An opener makes the hosts of a group, and removes what they share, if anything, after them.
+type opener func(context.Context, *group, *Options) (all []host, removeShared func() error, err error)
+
+func (c *Cluster) startHosted(ctx context.Context, g *group, o *Options, open opener) error {
+	all, removeShared, err := open(ctx, g, o)
 	if err != nil {
 		return err
 	}
-	c.hosts = all
+	c.removeShared = removeShared
 	for i, name := range g.names {
-		s := &Server{Name: name, serverType: g.serverType, host: all.host(i), args: o.Args}
+		s := &Server{Name: name, serverType: g.serverType, host: all[i], args: o.Args}
 		s.ctx, s.cancel = context.WithCancelCause(context.Background())
-		s.placement = func() placement { return all.placement(i) }
+		s.placement = func() placement {
+			at := all[i].place()
+			at.Self = i
+			for j, h := range all {
+				at.Peers = append(at.Peers, h.peer(g.names[j]))
+			}
+			for _, joined := range g.join {
+				at.Joined = append(at.Joined, joined.host.peer(joined.Name))
+			}
+			return at
+		}
 		s.shut = sync.OnceValue(s.remove)
 		c.Servers = append(c.Servers, s)
 	}
