@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -61,6 +62,9 @@ var startWatchdog = sync.OnceValues(func() (*os.File, error) {
 
 // watch has the watchdog clean up a directory, or a Docker engine, for which it needs a docker command.
 func watch(dirOrEngine string) error {
+	if strings.Contains(dirOrEngine, "\n") {
+		return fmt.Errorf("testbed: watchdog: %q has two lines", dirOrEngine)
+	}
 	w, err := startWatchdog()
 	if err == nil {
 		_, err = fmt.Fprintln(w, dirOrEngine)

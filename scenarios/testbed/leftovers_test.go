@@ -95,6 +95,16 @@ func TestChildForgotten(t *testing.T) {
 	}
 }
 
+// A line is a directory to remove.
+func TestWatchdogReadsLines(t *testing.T) {
+	tmp := filepath.Join(t.TempDir(), "two\nlines")
+	require.NoError(t, os.Mkdir(tmp, 0o700))
+	t.Setenv("TMPDIR", tmp)
+	_, err := testbed.MkdirTemp("any")
+	require.ErrorContains(t, err, "has two lines")
+	require.Empty(t, entries(t, tmp))
+}
+
 func requireSignaled(t *testing.T, err error, want syscall.Signal) {
 	t.Helper()
 	exit, ok := errors.AsType[*exec.ExitError](err)
