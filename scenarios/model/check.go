@@ -3,11 +3,7 @@ package model
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"slices"
-	"strings"
-
-	"github.com/fencelab/fencelab/scenarios/history"
 )
 
 // Check visits all states, breadth first, until one breaks a rule in broken. It returns the number of states and the shortest path
@@ -81,15 +77,4 @@ func pack(b []byte, text string, numbers ...int) []byte {
 		b = binary.AppendUvarint(b, uint64(n))
 	}
 	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
-}
-
-func (s State) String() string {
-	said := []string{fmt.Sprintf("store %s, fence %v; grant %d of %d has the lock", history.Entries(s.Value), s.Seen, s.Holder, s.Grants)}
-	for i, w := range s.Workers {
-		if w.Phase != Idle {
-			phase := [...]string{"idle", "without a token", "acquired", "ready", "waiting", "refused"}[w.Phase]
-			said = append(said, fmt.Sprintf("%c %s, grant %d, fence %v, has %s", 'A'+i, phase, w.Grant, w.Fence, history.Entries(w.Ledger)))
-		}
-	}
-	return strings.Join(said, "; ")
 }
