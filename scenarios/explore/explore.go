@@ -153,7 +153,7 @@ type world struct {
 	memory  resource.Store              // data, observed
 	slow    time.Duration               // a factor
 	settled func()                      // waits until only timers are pending
-	story   *story                      // nil: nobody asks for a scenario, see Hazard
+	story   *story                      // nil: nobody asks for a hazard, see Hazard
 	plays   map[string]scenarios.Worker // those of a scenario, see Play
 
 	mu      sync.Mutex
@@ -311,12 +311,9 @@ func (w *world) worker(i int) *worker {
 }
 
 func (w *world) process(i int, ttl time.Duration, gap func() error) *process {
-	c := &Client{
-		Name: name(i), TTL: ttl, Gap: gap, flows: make([]fault, w.sys.Servers), change: make(chan struct{}), asked: map[string]bool{},
-		latency:  10*time.Microsecond + time.Duration(i)*time.Microsecond,
-		greeting: w.sys.Greeting,
-		dial:     func(server int) (net.Conn, error) { return w.servers[server].Dial() },
-	}
+	c := newClient(w.sys.Servers, func(server int) (net.Conn, error) { return w.servers[server].Dial() })
+	c.Name, c.TTL, c.Gap, c.greeting = name(i), ttl, gap, w.sys.Greeting
+	c.latency = 10*time.Microsecond + time.Duration(i)*time.Microsecond
 	lock, err := w.sys.Open(c)
 	if err != nil {
 		w.t.Fatal(err)
@@ -847,7 +844,8 @@ func (w *world) probe(alive []*worker) {
 	w.mu.Lock()
 	fresh := w.worker(MaxWorkers)
 	w.mu.Unlock()
-	if !w.acquire(fresh) {
+	// It may take several calls: go-redis, for one, goes on failing for a second after many failures.
+	if !w.callUntil(fresh, func() bool { return fresh.lease != nil }) {
 		return
 	}
 	if w.sys.Store != nil {
@@ -880,15 +878,7 @@ func (w *world) probe(alive []*worker) {
 
 // asks has a worker read and write, and checks what the store has answered.
 func (w *world) asks(k *worker) {
-	w.await(func() *worker {
-		if k.busy == "" && k.at == "write" {
-			return nil
-		}
-		if k.busy == "" {
-			k.call(Run)
-		}
-		return k
-	})
+	w.callUntil(k, func() bool { return k.at == "write" })
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := storetest.Judge(w.calls); err != nil {
@@ -896,15 +886,16 @@ func (w *world) asks(k *worker) {
 	}
 }
 
-// acquire has a worker try to acquire until it is granted the lock: go-redis, for one, goes on failing for a second after many failures.
-func (w *world) acquire(k *worker) bool {
+// callUntil has a worker make its next calls until it has done something, and reports whether it has.
+func (w *world) callUntil(k *worker, done func() bool) bool {
 	return w.await(func() *worker {
-		if k.busy == "" && k.lease != nil {
+		switch {
+		case k.busy != "":
+			return k
+		case done():
 			return nil
 		}
-		if k.busy == "" {
-			k.call(Run)
-		}
+		k.call(Run)
 		return k
 	})
 }

@@ -43,8 +43,13 @@ type Client struct {
 
 // NewClient returns a client of real servers, without faults of its own.
 func NewClient(addrs []string, ttl time.Duration) *Client {
-	dial := func(server int) (net.Conn, error) { return net.Dial("tcp", addrs[server]) } //nolint:noctx // as a server in this process
-	return &Client{TTL: ttl, flows: make([]fault, len(addrs)), change: make(chan struct{}), asked: map[string]bool{}, dial: dial}
+	c := newClient(len(addrs), func(server int) (net.Conn, error) { return net.Dial("tcp", addrs[server]) }) //nolint:noctx // as a server in this process
+	c.TTL = ttl
+	return c
+}
+
+func newClient(servers int, dial func(server int) (net.Conn, error)) *Client {
+	return &Client{flows: make([]fault, servers), change: make(chan struct{}), asked: map[string]bool{}, dial: dial}
 }
 
 // fault is what the connections to a server do, by direction.

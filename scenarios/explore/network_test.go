@@ -55,7 +55,7 @@ func TestFaults(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				wire := &wire{t: t}
-				k := &worker{process: &process{client: &Client{flows: make([]fault, 1), change: make(chan struct{}), asked: map[string]bool{}, latency: time.Microsecond, dial: wire.dial}}}
+				k := &worker{process: &process{client: wire.newClient()}}
 				defer time.Sleep(settle) // what is being delivered
 				defer k.client.mend()
 				defer k.client.kill()
@@ -89,7 +89,7 @@ func TestFaults(t *testing.T) {
 func TestKilledSendsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wire := &wire{t: t}
-		c := &Client{flows: make([]fault, 1), change: make(chan struct{}), asked: map[string]bool{}, latency: time.Microsecond, dial: wire.dial}
+		c := wire.newClient()
 		wire.open(c)
 		c.set(func() { c.dead = true })
 		_, err := wire.client.Write([]byte("a"))
@@ -113,6 +113,12 @@ func (w *wire) saw(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seen = append(w.seen, fmt.Sprintf(format, args...))
+}
+
+func (w *wire) newClient() *Client {
+	c := newClient(1, w.dial)
+	c.latency = time.Microsecond
+	return c
 }
 
 func (w *wire) open(c *Client) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -116,62 +115,31 @@ func onRedsync(servers int, o ...redsync.Option) explore.System {
 				rdb := client(c, i)
 				nodes, closers = append(nodes, goredis.NewPool(rdb)), append(closers, rdb.Close)
 			}
-			return owned{redsyncLock{redsync.New(nodes...), c.TTL, o}, closers}, nil
+			locks := redsync.New(nodes...)
+			return owned{scenarios.Adapter{
+				Get: func(ctx context.Context, key string, wait bool) (scenarios.Grant, error) {
+					tries := 1
+					if wait {
+						tries = 1 << 30
+					}
+					usual := []redsync.Option{redsync.WithExpiry(c.TTL), redsync.WithTries(tries), redsync.WithRetryDelay(max(c.TTL/10, drift))}
+					m := locks.NewMutex(key, append(usual, o...)...)
+					err := m.LockContext(ctx)
+					if _, taken := errors.AsType[*redsync.ErrTaken](err); taken {
+						err = fmt.Errorf("%w: %w", dlock.ErrHeld, err)
+					}
+					release := func(ctx context.Context) error {
+						_, err := m.UnlockContext(ctx)
+						return err
+					}
+					renew := func(ctx context.Context) (time.Time, error) {
+						_, err := m.ExtendContext(ctx)
+						return m.Until(), err
+					}
+					return scenarios.Grant{TTL: c.TTL, Until: m.Until(), Release: release, Renew: renew}, err
+				},
+				Lost: redsync.ErrLockAlreadyExpired,
+			}, closers}, nil
 		},
 	}
-}
-
-type redsyncLock struct {
-	*redsync.Redsync
-	ttl     time.Duration
-	options []redsync.Option
-}
-
-func (r redsyncLock) Acquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	return r.lease(ctx, key, 1<<30)
-}
-
-func (r redsyncLock) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
-	return r.lease(ctx, key, 1)
-}
-
-func (r redsyncLock) Close() error { return nil }
-
-func (r redsyncLock) lease(ctx context.Context, key string, tries int) (scenarios.Lease, error) {
-	o := []redsync.Option{redsync.WithExpiry(r.ttl), redsync.WithTries(tries), redsync.WithRetryDelay(max(r.ttl/10, drift))}
-	m := r.NewMutex(key, append(o, r.options...)...)
-	err := m.LockContext(ctx)
-	if _, taken := errors.AsType[*redsync.ErrTaken](err); taken {
-		err = fmt.Errorf("%w: %w", dlock.ErrHeld, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	l := &redsyncLease{m: m, ttl: r.ttl}
-	l.until.Store(m.Until().UnixNano())
-	return l, nil
-}
-
-type redsyncLease struct {
-	m     *redsync.Mutex
-	ttl   time.Duration
-	until atomic.Int64 // Unix nanoseconds: a Mutex may not be asked while it is extended
-}
-
-func (*redsyncLease) Fence() uint64            { return 0 }
-func (l *redsyncLease) TTL() time.Duration     { return l.ttl }
-func (l *redsyncLease) Until() time.Time       { return time.Unix(0, l.until.Load()) }
-func (*redsyncLease) Context() context.Context { return context.Background() }
-
-func (l *redsyncLease) Renew(ctx context.Context) error {
-	_, err := l.m.ExtendContext(ctx)
-	l.until.Store(l.m.Until().UnixNano())
-	return err
-}
-
-func (l *redsyncLease) Release(ctx context.Context) error {
-	if _, err := l.m.UnlockContext(ctx); !errors.Is(err, redsync.ErrLockAlreadyExpired) {
-		return err
-	}
-	return dlock.ErrLost
 }

@@ -18,27 +18,17 @@ import (
 
 // free is a lock that everybody gets at once: what is left is the token, which grows with time, and the store. Its own leases are over when
 // they begin.
-type free struct{}
-
-func (free) Acquire(context.Context, string) (scenarios.Lease, error) { return lease{time.Now()}, nil }
-func (free) TryAcquire(context.Context, string) (scenarios.Lease, error) {
-	return lease{time.Now()}, nil
-}
-func (free) Close() error { return nil }
-
-type lease struct{ at time.Time }
-
-var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // of a bubble
-
-func (l lease) Fence() uint64               { return uint64(l.at.Sub(epoch)/time.Millisecond) + 1 }
-func (l lease) TTL() time.Duration          { return time.Second }
-func (l lease) Until() time.Time            { return l.at }
-func (lease) Context() context.Context      { return context.Background() }
-func (lease) Release(context.Context) error { return dlock.ErrLost }
+var free = scenarios.Adapter{Get: func(context.Context, string, bool) (scenarios.Grant, error) {
+	now, epoch := time.Now(), time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // of a bubble
+	return scenarios.Grant{
+		Token: uint64(now.Sub(epoch)/time.Millisecond) + 1, TTL: time.Second, Until: now,
+		Release: func(context.Context) error { return dlock.ErrLost },
+	}, nil
+}}
 
 func store(sys explore.System, open func(c *explore.Client) (resource.Store, error)) explore.System {
 	sys.TTL, sys.Servers, sys.Store = time.Second, 1, open
-	sys.Open = func(*explore.Client) (scenarios.Lock, error) { return free{}, nil }
+	sys.Open = func(*explore.Client) (scenarios.Lock, error) { return free, nil }
 	// Hold and Reset disturb calls on their way.
 	sys.Without = []explore.Verb{explore.Wipe, explore.Jump, explore.Renew, explore.Rerelease, explore.Try, explore.Late, explore.Deliver, explore.Crowd, explore.TTL}
 	return sys
