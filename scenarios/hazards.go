@@ -67,7 +67,7 @@ func Load(folder fs.FS) ([]Scenario, error) {
 	return all, nil
 }
 
-// Parse reads and checks a scenario, and names it after its file. A sentence says what happens; then come an empty line, settings,
+// Parse reads and checks a hazard, and names it after its file. A sentence says what happens; then come an empty line, settings,
 // and the schedule:
 //
 //	locks redis etcd           these have the hazard; without the line, all

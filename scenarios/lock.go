@@ -11,14 +11,14 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Lock is what a scenario needs of a lock; [FromLocker] adapts a *dlock.Locker.
+// Lock is what a hazard needs of a lock; [FromLocker] adapts a *dlock.Locker.
 type Lock interface {
 	Acquire(ctx context.Context, key string) (Lease, error)    // waits
 	TryAcquire(ctx context.Context, key string) (Lease, error) // wraps dlock.ErrHeld if another holder has the lock
 	Close() error
 }
 
-// Lease is what a scenario needs of a grant; a *dlock.Handle is one.
+// Lease is what a hazard needs of a grant; a *dlock.Handle is one.
 type Lease interface {
 	Fence() uint64                     // the fencing token, from 1; 0 if the lock has none, and then fencing must be off
 	TTL() time.Duration                // of the lease, from the grant

@@ -218,7 +218,7 @@ func resourceProcess(spec *childSpec, p *pipe, own OpenStore) error {
 		}})
 	})
 	return server.Serve(ctx, listener, store, server.Options{
-		RequestTimeout: 24 * time.Hour, // a request that is held in the network is the point of some scenarios
+		RequestTimeout: 24 * time.Hour, // a request that is held in the network is the point of some hazards
 		Handler:        resource.HandlerOptions{Unfenced: spec.Fencing == history.FencingOff},
 	})
 }

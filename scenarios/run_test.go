@@ -97,7 +97,7 @@ func requireNothingLeft(t *testing.T) func() {
 	}
 }
 
-// schedule parses a scenario; commas separate the lines.
+// schedule parses a hazard; commas separate the lines.
 func schedule(t *testing.T, lines string) scenarios.Scenario {
 	t.Helper()
 	s, err := scenarios.Parse("Test.txt", []byte("It happens.\n\n"+strings.ReplaceAll(lines, ", ", "\n")+"\n"))

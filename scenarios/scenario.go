@@ -1,8 +1,8 @@
 // Package scenarios shows, on real servers, how locks fail and what fencing does about it.
 //
-// A [Scenario] is a schedule for worker processes that do a read-modify-write of a ledger under a lock. A worker stops at named
+// A hazard, a [Scenario], is a schedule for worker processes that do a read-modify-write of a ledger under a lock. A worker stops at named
 // checkpoints until it is told to continue, so faults are placed by happens-before, and expiry is observed, as the next worker's
-// grant. A [Runner] runs a scenario and records its history; package history judges it.
+// grant. A [Runner] runs a hazard and records its history; package history judges it.
 //
 // The workers and the resource are the running binary, started again: call [Child], or [ChildWithStore], first in main or TestMain.
 // Both the lock and the store may be your own: [Open] opens any [Lock], and a [Store] any [resource.Store].
@@ -36,7 +36,7 @@ const Leader = "leader"
 
 const controller = "controller"
 
-// Scenario is one way in which a lock fails. [Parse] reads one from text.
+// Scenario is a hazard: one way in which a lock fails. [Parse] reads one from text.
 type Scenario struct {
 	Name   string // the file's, such as PauseExceedsTTL; also names the recorded run
 	Hazard string // what happens, as a sentence
@@ -172,7 +172,7 @@ func undone(verb string) (names []string) {
 
 var modes = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// Check returns everything wrong with the scenario, or nil.
+// Check returns everything wrong with the hazard, or nil.
 func (s *Scenario) Check() error {
 	var errs []error
 	bad := func(line int, format string, args ...any) {
@@ -231,7 +231,7 @@ func (s *Scenario) Check() error {
 	return nil
 }
 
-// checkName checks a scenario's or worker's name, which becomes part of keys and lines of ledgers.
+// checkName checks a hazard's or worker's name, which becomes part of keys and lines of ledgers.
 func checkName(name string) error {
 	plain := func(r rune) bool { return r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) }
 	if name == "" || len(name) > 100 || strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {

@@ -163,7 +163,7 @@ const stepTimeout = 2 * time.Minute
 // fencings are the fencing modes, from the weakest.
 var fencings = []history.Fencing{history.FencingOff, history.FencingWrites, history.FencingOn}
 
-// runOnce runs a scenario once, over the HTTP resource or a store. The trace is the same for all, except with fencing off over a
+// runOnce runs a hazard once, over the HTTP resource or a store. The trace is the same for all, except with fencing off over a
 // store, whose clients send no tokens.
 func runOnce(t *testing.T, svc *scenarios.Service, store *scenarios.Store, s scenarios.Scenario, f history.Fencing) {
 	t.Helper()
@@ -218,7 +218,7 @@ func command(test string) string {
 	return line
 }
 
-// golden compares a trace with the scenario's file, or updates the file.
+// golden compares a trace with the hazard's file, or updates the file.
 func golden(t *testing.T, s scenarios.Scenario, mode, got string) {
 	t.Helper()
 	if !*update {

@@ -14,10 +14,10 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 )
 
-// Hazard returns the scenario that a schedule amounts to, for a [scenarios.Runner] to play with processes on real servers: the order in
-// which workers reach their checkpoints, and faults between them. What a scenario can't express is left out. about has all but
+// Hazard returns the hazard that a schedule amounts to, for a [scenarios.Runner] to play with processes on real servers: the order in
+// which workers reach their checkpoints, and faults between them. What a hazard can't express is left out. about has all but
 // workers, steps, verdicts and traces; these come from [System.Play], for the modes in which the steps can be played. If the
-// scenario isn't violated in the System's mode, the error says why, and what was left out.
+// hazard isn't violated in the System's mode, the error says why, and what was left out.
 func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (scenarios.Scenario, error) {
 	t.Helper()
 	y := &story{frozen: map[string]bool{}}
@@ -61,11 +61,11 @@ func (sys *System) Hazard(t *testing.T, s Schedule, about scenarios.Scenario) (s
 	return about, nil
 }
 
-// story makes a scenario of a run.
+// story makes a hazard of a run.
 type story struct {
 	*scenarios.Scenario
 	frozen map[string]bool // by holder; without those that are killed
-	left   []string        // what a scenario has no words for
+	left   []string        // what a hazard has no words for
 }
 
 func (y *story) leave(what string) bool {
@@ -84,12 +84,12 @@ func (y *story) fault(k *worker, verb string) {
 	y.Steps = append(y.Steps, scenarios.Step{Verb: verb, Target: k.actor})
 }
 
-// step reports whether a scenario can express a step, and notes it.
+// step reports whether a hazard can express a step, and notes it.
 func (y *story) step(k *worker, st Step) bool {
 	between := k.busy == "" && k.lease != nil && !k.dead
 	switch v := st.Verb; {
 	case v == Run, v == Mend: // of mend, lift
-	case v == Release && (!between || k.at != "read"): // a scenario's worker that reads writes, too
+	case v == Release && (!between || k.at != "read"): // a hazard's worker that reads writes, too
 	case v == Resume:
 		if k.client.isFrozen() {
 			y.fault(k, "resume")
@@ -195,7 +195,7 @@ func (y *story) rename() {
 	y.Workers = workers
 }
 
-// Play plays a scenario in virtual time, as a [scenarios.Runner] does with processes, and returns its history. It names the
+// Play plays a hazard in virtual time, as a [scenarios.Runner] does with processes, and returns its history. It names the
 // lock's servers as the hazards do: redis, or redis1 to redis5. The error matches errors.ErrUnsupported if Play lacks an
 // option or a fault.
 func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (events []history.Event, err error) {
@@ -259,7 +259,7 @@ func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (
 	return events, err
 }
 
-// cast opens the client of a scenario's worker.
+// cast opens the client of a hazard's worker.
 func (w *world) cast(i int, name string) {
 	how := w.plays[name]
 	ttl := 10 * time.Minute // longer than any run
@@ -343,7 +343,7 @@ func (w *world) play(st scenarios.Step) error {
 	return nil
 }
 
-// server is the number of the server that scenarios call name.
+// server is the number of the server that hazards call name.
 func (sys *System) server(name string) (n int, ok bool) {
 	if name == "redis" {
 		return 0, sys.Servers == 1
