@@ -140,13 +140,7 @@ func notExternal(t *testing.T) {
 
 func options(t *testing.T) *testbed.Options {
 	t.Helper()
-	o := &testbed.Options{Progress: os.Stderr, AllowEmbedded: true}
-	if *provider != "" {
-		var err error
-		o.Provider, err = testbed.ParseProvider(*provider)
-		require.NoError(t, err)
-	}
-	return o
+	return &testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr, AllowEmbedded: true}
 }
 
 func providerOf(t *testing.T) testbed.Provider {

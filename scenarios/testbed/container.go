@@ -102,7 +102,7 @@ func newContainers(ctx context.Context, g *group, o *Options) (all []host, remov
 			for _, one := range c.all {
 				err = errors.Join(err, one.remove(ctx))
 			}
-			err = errors.Join(err, c.remove())
+			err = errors.Join(err, c.remove()) //nolint:contextcheck // whatever has become of ctx
 		}
 	}()
 	at, err := engine.DaemonHost(ctx)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -65,7 +66,7 @@ func TestEtcd(t *testing.T) {
 }
 
 func TestIsolate(t *testing.T) {
-	requireDocker(t, "etcd")
+	docker := requireDocker(t, "etcd")
 	ctx := t.Context()
 	c := testmain.ServeCluster(t, testbed.StartEtcd, 3, &testbed.Options{Provider: testbed.Containers})
 	for _, s := range c.Servers {
@@ -114,6 +115,7 @@ func TestIsolate(t *testing.T) {
 	}
 	require.NoError(t, c.Close())
 	require.Error(t, <-restarted)
+	require.Empty(t, leftOf(t, docker, os.Getpid()), "with its network")
 }
 
 func TestRestoreSnapshotFails(t *testing.T) {

@@ -51,7 +51,7 @@ var startWatchdog = sync.OnceValues(func() (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
-	cmd := exec.Command("sh", "-c", watchdog, labelOwner+"="+owner) //nolint:noctx // it outlives this process
+	cmd := exec.Command("sh", "-c", watchdog, labelOwner+"="+owner)
 	cmd.Dir, cmd.Stdin = "/", r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // out of reach of Ctrl-C
 	if err := cmd.Start(); err != nil {

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
@@ -45,24 +45,6 @@ func one(start func(context.Context, int, *testbed.Options) (*testbed.Cluster, e
 		}
 		return c.Servers[0], nil
 	}
-}
-
-func onRedis(s *testbed.Server, f func(*redis.Client) error) error {
-	opt, err := redis.ParseURL(s.URL)
-	if err != nil {
-		return err
-	}
-	opt.ContextTimeoutEnabled, opt.ReadTimeout = true, -1
-	c := redis.NewClient(opt)
-	return errors.Join(f(c), c.Close())
-}
-
-func onPostgres(ctx context.Context, s *testbed.Server, f func(*pgx.Conn) error) error {
-	conn, err := pgx.Connect(ctx, s.URL)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f(conn), conn.Close(ctx))
 }
 
 // Every type of server is started, used as an external server, and closed. What freezing, killing, restarting and wiping do, TestPause,
@@ -153,7 +135,9 @@ func TestExternalCredentials(t *testing.T) {
 	s, err := testbed.StartRedis(t.Context(), external)
 	require.NoError(t, err)
 	require.Equal(t, users.Addr, s.Addr)
-	require.NoError(t, onRedis(s, func(c *redis.Client) error { return c.Ping(t.Context()).Err() }))
+	c, err := redisclient.New(s.URL)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(c.Ping(t.Context()).Err(), c.Close()))
 	require.NoError(t, s.Close())
 	t.Setenv(testbed.EnvRedisAddr, users.Addr)
 	_, err = testbed.StartRedis(t.Context(), external)
@@ -164,9 +148,9 @@ func TestExternalCredentials(t *testing.T) {
 func TestPostgresSharedMemory(t *testing.T) {
 	s := testmain.Serve(t, testbed.StartPostgres, &testbed.Options{Provider: testbed.Local})
 	var dir string
-	require.NoError(t, onPostgres(t.Context(), s, func(conn *pgx.Conn) error {
-		return conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&dir)
-	}))
+	conn, err := pgx.Connect(t.Context(), s.URL)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(conn.QueryRow(t.Context(), "SHOW data_directory").Scan(&dir), conn.Close(t.Context())))
 	text, err := os.ReadFile(filepath.Join(dir, "postmaster.pid"))
 	require.NoError(t, err)
 	id := strings.Fields(string(text))[6]

@@ -30,7 +30,7 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 	if o.Progress == nil {
 		o.Progress = io.Discard
 	}
-	p, err := ParseProvider(cmp.Or(string(o.Provider), os.Getenv(EnvProvider), string(Auto)))
+	p, err := parseProvider(cmp.Or(string(o.Provider), os.Getenv(EnvProvider), string(Auto)))
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func startAt(ctx context.Context, p Provider, g *group, o *Options) (*Cluster, e
 	case p == External:
 		err = c.findExternal(ctx, g)
 	default:
-		err = c.startEmbedded(g) //nolint:contextcheck // it lives on
+		err = c.startEmbedded(g)
 	}
 	if err != nil {
 		return nil, err
@@ -164,7 +164,7 @@ func (c *Cluster) startHosted(ctx context.Context, g *group, o *Options, open op
 		}
 	})
 	if err != nil {
-		return errors.Join(err, c.shut()) //nolint:contextcheck // it removes them whatever has become of ctx
+		return errors.Join(err, c.shut())
 	}
 	return nil
 }

@@ -40,8 +40,7 @@ const (
 	EnvStarted   = "FENCELAB_STARTED" // a file that lists the server types that processes start
 )
 
-// ParseProvider returns the provider named s.
-func ParseProvider(s string) (Provider, error) {
+func parseProvider(s string) (Provider, error) {
 	var names []string
 	for _, p := range []Provider{Auto, Containers, Local, External, Embedded} {
 		if p == Provider(s) {
