@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -54,13 +55,19 @@ func TestInterruptedStart(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
-	server := script(t, dir, `echo started >fifo; exec sleep 1000`)
+	server := script(t, dir, `[ "$1" = --version ] && exit
+echo $$ >fifo
+exec sleep 1000`)
 	c := prepareChild(t, "redis", testbed.EnvProvider+"=local", "FENCELAB_REDIS_SERVER"+"="+server)
 	require.NoError(t, c.Start())
-	_, err := os.ReadFile(fifo) // blocks until the script runs
+	b, err := os.ReadFile(fifo) // blocks until the script runs
 	require.NoError(t, err)
 	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
 	requireSignaled(t, c.Wait(), syscall.SIGTERM)
+	require.Eventually(t, func() bool {
+		line, err := os.ReadFile("/proc/" + strings.TrimSpace(string(b)) + "/cmdline") // empty of a zombie
+		return err != nil || len(line) == 0
+	}, time.Minute, 10*time.Millisecond)
 	require.Eventually(t, func() bool { return len(entries(t, c.tmp)) == 0 }, time.Minute, 10*time.Millisecond)
 }
 
