@@ -1,9 +1,8 @@
 package scenarios_test
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +18,26 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
+// overRedis runs a hazard over a Redis and calls onEvent.
+func overRedis(t *testing.T, name string, f history.Fencing, onEvent func(s *stores.Store, key string, e history.Event)) *scenarios.Outcome {
+	t.Helper()
+	s := hazard(t, name)
+	over := open.OnServer(stores.Redis, storeServer(t, stores.Redis))
+	client, err := stores.Open(t.Context(), over.Addr, stores.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close()) }()
+	var key string
+	r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: over, OnEvent: func(e history.Event) {
+		if e.Kind == history.KindReport && e.Name == history.Acquired {
+			key = e.Key
+		}
+		onEvent(client, key, e)
+	}}
+	o, err := r.Run(t.Context(), s, f)
+	require.NoError(t, err)
+	return o
+}
+
 // is reports whether e is a worker's report, or a fault of a target.
 func is(e history.Event, actorOrTarget, name string) bool {
 	return e.Name == name && (e.Kind == history.KindReport && e.Actor == actorOrTarget || e.Kind == history.KindFault && e.Target == actorOrTarget)
@@ -26,39 +45,65 @@ func is(e history.Event, actorOrTarget, name string) bool {
 
 // The judge gets what the store holds, not what workers believe: an effect that no worker reports is a decision.
 func TestStoreIsWatched(t *testing.T) {
+	write := func(f resource.Fence, value string) func(*testing.T, *stores.Store, string) {
+		return func(t *testing.T, s *stores.Store, key string) {
+			t.Helper()
+			if f == (resource.Fence{}) {
+				require.NoError(t, s.WriteUnfenced(t.Context(), key, []byte(value)))
+				return
+			}
+			require.NoError(t, s.Write(t.Context(), key, f, []byte(value)))
+		}
+	}
+	last := resource.Fence{Token: 1 << 60, Seq: 1}
 	for name, c := range map[string]struct {
-		do      func(s *stores.Store, key string) error // after B is done
+		fencing history.Fencing
+		actor   string // after whose report
+		at      string
+		do      func(t *testing.T, s *stores.Store, key string)
+		verdict history.Verdict
 		finding string
 	}{
+		"a stale write that takes effect though its worker is told that it was refused": {
+			history.FencingOn, "A", history.BeforeWrite, write(resource.Fence{}, "A\n"),
+			history.Violated, "a write without a token was accepted, with fencing on",
+		},
 		"a write by nobody": {
-			func(s *stores.Store, key string) error { return s.WriteUnfenced(t.Context(), key, []byte("B\nX\n")) },
-			"a write without a token was accepted, with fencing on",
+			history.FencingOn, "B", history.Done, write(resource.Fence{}, "B\nX\n"),
+			history.Violated, "a write without a token was accepted, with fencing on",
+		},
+		"a fence that nobody was granted": {
+			history.FencingOn, "B", history.Done, write(last, "B\nX\n"),
+			history.Inconclusive, "the resource decided about token 1152921504606846976, which nobody was granted",
+		},
+		"an entry that goes": {
+			history.FencingOn, "B", history.Done, write(resource.Fence{}, ""),
+			history.Violated, "entry B was accepted and is lost",
+		},
+		"a write that has no effect": {
+			history.FencingOff, "B", history.Wrote, write(resource.Fence{}, ""),
+			history.Violated, "entry B was accepted and is lost",
 		},
 		"a record that goes": {
-			func(_ *stores.Store, key string) error {
+			history.FencingOn, "B", history.Done,
+			func(t *testing.T, _ *stores.Store, key string) {
+				t.Helper()
 				c, err := redisclient.New(storeServer(t, stores.Redis).URL)
 				require.NoError(t, err)
-				return errors.Join(c.Del(t.Context(), "resource:{"+key+"}").Err(), c.Close())
+				require.NoError(t, c.Del(t.Context(), "resource:{"+key+"}").Err())
+				require.NoError(t, c.Close())
 			},
-			"the resource forgot a fence",
+			history.Violated, "the resource forgot a fence",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			over := open.OnServer(stores.Redis, storeServer(t, stores.Redis))
-			client, err := stores.Open(t.Context(), over.Addr, stores.Options{})
-			require.NoError(t, err)
-			defer func() { require.NoError(t, client.Close()) }()
-			var key string
-			r := scenarios.Runner{Service: sharedServers(t, locks.Redis).On(), Store: over, OnEvent: func(e history.Event) {
-				key = cmp.Or(key, e.Key)
-				if is(e, "B", history.Done) {
-					require.NoError(t, c.do(client, key))
+			o := overRedis(t, "PauseExceedsTTL", c.fencing, func(s *stores.Store, key string, e history.Event) {
+				if is(e, c.actor, c.at) {
+					c.do(t, s, key)
 				}
-			}}
-			o, err := r.Run(t.Context(), hazard(t, "PauseExceedsTTL"), history.FencingOn)
-			require.NoError(t, err)
-			require.Equal(t, history.Violated, o.Verdict, strings.Join(history.Trace(o.Events), "\n"))
-			require.Contains(t, strings.Join(o.Findings, "; "), c.finding)
+			})
+			require.Equal(t, c.verdict, o.Verdict, strings.Join(history.Trace(o.Events), "\n"))
+			require.True(t, slices.ContainsFunc(o.Findings, func(f string) bool { return strings.Contains(f, c.finding) }), "%q", o.Findings)
 		})
 	}
 }
