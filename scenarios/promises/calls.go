@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime/pprof"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,16 +27,16 @@ func releaseRepeated(c *check) {
 				b = a
 			}
 			later := c.take(b, key)
-			_ = c.do(l.Release)
+			c.free(l)
 			sure = c.still(later, other, key, "a release that was repeated with a grant of "+of)
-			_ = c.do(later.Release)
+			c.free(later)
 			return sure
 		})
 	}
 	a, key := c.client(), newKey()
 	l := c.take(a, key)
 	c.slow(pause, a)
-	release := func() { _ = c.do(l.Release) }
+	release := func() { c.free(l) }
 	c.together(release, release, release, release) // one that panics breaks the promise
 	c.comesFree(c.client(), key, "four releases at once")
 }
@@ -46,23 +47,19 @@ func releaseRetried(c *check) {
 	c.often(func() (sure bool) {
 		a, other, key := c.times(10), c.client(), newKey() // at the worst the lock comes free when the lease ends
 		l := c.take(a, key)
-		heal := c.inject(a, (*faults.Link).LoseReplies)
-		c.briefly(releasing(l))
-		heal()
+		c.during(a, (*faults.Link).LoseReplies, releasing(l))
 		later, err := c.acquire(a, key)
 		if err != nil {
 			c.cannot("after a release whose reply was lost its client got no lock: %v", err)
 		}
-		_ = c.do(l.Release)
+		c.free(l)
 		sure = c.still(later, other, key, "a release whose reply had been lost was retried,")
-		_ = c.do(later.Release)
+		c.free(later)
 		return sure
 	})
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	heal := c.inject(a, (*faults.Link).LoseRequests)
-	r := c.briefly(releasing(l))
-	heal()
+	r := c.during(a, (*faults.Link).LoseRequests, releasing(l))
 	if r.err != nil && c.do(l.Release) == nil {
 		c.comesFree(b, key, "a release whose request had been lost was retried, and returned no error,")
 	}
@@ -73,9 +70,7 @@ func releaseRetried(c *check) {
 func (c *check) releasesOn() {
 	a, b := c.lasting(), c.client()
 	l := c.take(a, newKey())
-	heal := c.inject(a, (*faults.Link).LoseReplies)
-	r := c.briefly(releasing(l))
-	heal()
+	r := c.during(a, (*faults.Link).LoseReplies, releasing(l))
 	if !r.returned { // EndsWithContext says so
 		return
 	}
@@ -84,11 +79,11 @@ func (c *check) releasesOn() {
 		hangs := 0
 		for ; hangs < 4; hangs++ {
 			waited := false
-			r := c.within(patience, func(ctx context.Context) (scenarios.Lease, error) {
+			r := c.within(patience, without(func(ctx context.Context) error {
 				err := l.Release(ctx)
 				waited = err != nil && ctx.Err() != nil
-				return nil, err
-			})
+				return err
+			}))
 			if r.returned && !waited || c.do(c.take(b, newKey()).Release) != nil {
 				break
 			}
@@ -102,43 +97,39 @@ func (c *check) releasesOn() {
 
 // othersLast checks that a call that gets no reply leaves its client's other leases alone.
 func (c *check) othersLast() {
-	for _, what := range []string{"a release of another lock", "a try of another lock"} {
+	for what, call := range map[string]func(a *client, gone scenarios.Lease) call{
+		"a release of another lock": func(_ *client, gone scenarios.Lease) call { return releasing(gone) },
+		"a try of another lock":     func(a *client, _ scenarios.Lease) call { return trying(a, newKey()) },
+	} {
 		c.often(func() (sure bool) {
 			a, other, key := c.lasting(), c.client(), newKey()
 			l, gone := c.take(a, key), c.take(a, newKey())
-			call := releasing(gone)
-			if what == "a try of another lock" {
-				call = func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, newKey()) }
-			}
-			heal := c.inject(a, (*faults.Link).LoseReplies)
-			r := c.briefly(call)
-			heal()
+			r := c.during(a, (*faults.Link).LoseReplies, call(a, gone))
 			if !r.returned || c.endsWithConnection(l) {
 				return true
 			}
 			sure = c.stays(l, other, key, what+" by its holder that got no reply")
-			_, _ = c.do(l.Release), c.do(gone.Release)
+			c.free(l, gone)
 			return sure
 		})
 	}
 }
 
-// endsWithConnection waits for a lease to end with the connections that a fault has closed, as a session may.
-func (c *check) endsWithConnection(l scenarios.Lease) bool {
-	select {
-	case <-l.Context().Done():
-		return true
-	case <-time.After(patience / 10):
-		return false
-	}
+// during makes a brief call while a fault is in force.
+func (c *check) during(cl *client, fault linkFault, f call) result {
+	defer c.inject(cl, fault)()
+	return c.briefly(f)
 }
+
+// endsWithConnection waits for a lease to end with the connections that a fault has closed, as a session may.
+func (c *check) endsWithConnection(l scenarios.Lease) bool { return c.ends(l, patience/10) }
 
 func releaseStale(c *check) {
 	c.often(func() (sure bool) {
 		a, b, other, key := c.client(), c.client(), c.client(), newKey()
 		stale := c.take(a, key)
 		heal := c.inject(a, (*faults.Link).Cut)
-		_ = c.do(c.take(b, key).Release)
+		c.free(c.take(b, key))
 		heal()
 		later, err := c.try(a, key)
 		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); { // it may have to reconnect
@@ -152,7 +143,7 @@ func releaseStale(c *check) {
 			c.notes("the release of a lease that had run out, and whose lock another client had had since, returned no error: only the lease's context tells its holder")
 		}
 		sure = c.still(later, other, key, "the release of a lease that had run out")
-		_ = c.do(later.Release)
+		c.free(later)
 		return sure
 	})
 }
@@ -164,7 +155,7 @@ const (
 )
 
 func releaseLate(c *check) {
-	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+	for what, fault := range map[string]linkFault{
 		"a release that arrived late": (*faults.Link).HoldRequests, "a release with late replies": holdReplies,
 	} {
 		c.often(func() (sure bool) {
@@ -179,7 +170,7 @@ func releaseLate(c *check) {
 			}
 			deliver()
 			sure = c.stays(later, other, key, what)
-			_ = c.do(later.Release)
+			c.free(later)
 			return sure
 		})
 		c.ownRelease(what, fault)
@@ -187,17 +178,13 @@ func releaseLate(c *check) {
 }
 
 // ownRelease has a client get locks again while its releases of them are on their way, on other connections if it has several.
-func (c *check) ownRelease(what string, fault func(*faults.Link, context.Context) (faults.Heal, error)) {
+func (c *check) ownRelease(what string, fault linkFault) {
 	const locks = 8 // either message may arrive first
 	a, b := c.times(2), c.client()
 	var keys [locks]string
 	var leases [locks]scenarios.Lease
 	each := func(n int, f func(i int)) {
-		var calls []func()
-		for i := range n {
-			calls = append(calls, func() { f(i) })
-		}
-		if c.together(calls...); c.isUnsure() {
+		if c.each(n, f); c.isUnsure() {
 			panic(errStop)
 		}
 	}
@@ -206,7 +193,7 @@ func (c *check) ownRelease(what string, fault func(*faults.Link, context.Context
 		if l := c.take(a, key); i < locks {
 			keys[i], leases[i] = key, l
 		} else {
-			_ = c.do(l.Release)
+			c.free(l)
 		}
 	})
 	deliver := c.inject(a, fault)
@@ -223,20 +210,18 @@ func (c *check) ownRelease(what string, fault func(*faults.Link, context.Context
 	each(locks, func(i int) {
 		if l, err := again[i].served(c.limit()); err == nil { // HolderReturns says why not
 			c.stays(l, b, keys[i], what)
-			_ = c.do(l.Release)
+			c.free(l)
 		}
 	})
 }
 
 // holdReplies holds replies until it heals.
-func holdReplies(l *faults.Link, ctx context.Context) (faults.Heal, error) { //nolint:revive // as a Link's methods
-	return l.DelayReplies(ctx, time.Hour)
-}
+var holdReplies = delaying(time.Hour)
 
 const refusedTry = "an acquisition that was refused"
 
 func acquireLate(c *check) {
-	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+	for what, fault := range map[string]linkFault{
 		"an acquisition that arrived late":         (*faults.Link).HoldRequests,
 		"an acquisition whose reply was lost":      (*faults.Link).LoseReplies,
 		"an acquisition whose request was lost":    (*faults.Link).LoseRequests,
@@ -244,22 +229,21 @@ func acquireLate(c *check) {
 		refusedTry: (*faults.Link).Refuse,
 	} {
 		a, b, key, theirs := c.client(), c.lasting(), newKey(), newKey()
-		_ = c.do(c.take(a, newKey()).Release) // it is connected
+		c.connect(a)
 		held := c.take(b, theirs)
 		heal := c.inject(a, fault)
-		try := func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) }
-		r := c.briefly(try)
-		if what == refusedTry && errors.Is(c.briefly(try).err, dlock.ErrHeld) { // by now its connection is gone
+		r := c.briefly(trying(a, key))
+		if what == refusedTry && errors.Is(c.briefly(trying(a, key)).err, dlock.ErrHeld) { // by now its connection is gone
 			c.notes("%s returned that another client held the lock, which nobody had touched", what)
 		}
 		heal()
 		if got, err := r.granted(); r.returned && err == nil {
-			_ = c.do(got.Release)
+			c.free(got)
 			c.breaks("TryAcquire returned a lease without a reply")
 			continue
 		}
 		c.still(held, a, theirs, what+", of another lock,") // a client may take its late reply for another
-		_ = c.do(held.Release)
+		c.free(held)
 		c.comesFree(c.client(), key, what)
 		if c.comesFree(a, key, what+", its own client retrying,"); c.isDecided() {
 			return
@@ -272,28 +256,20 @@ func acquireLate(c *check) {
 
 // failedAcquire checks that an acquisition that fails leaves the holder alone.
 func (c *check) failedAcquire() {
-	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+	for what, fault := range map[string]linkFault{
 		"was late": (*faults.Link).HoldRequests, "got no reply": (*faults.Link).LoseReplies,
 	} {
-		for _, wait := range []bool{false, true} {
+		for _, failing := range []func(cl *client, key string) call{trying, acquiring} {
 			c.often(func() (sure bool) {
 				a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
-				_ = c.do(c.take(a, newKey()).Release)
+				c.connect(a)
 				l := c.take(b, key)
-				heal := c.inject(a, fault)
-				r := c.briefly(func(ctx context.Context) (scenarios.Lease, error) {
-					if wait {
-						return a.Acquire(ctx, key)
-					}
-					return a.TryAcquire(ctx, key)
-				})
-				heal()
-				if !r.returned { // EndsWithContext says so, and it takes long
+				if !c.during(a, fault, failing(a, key)).returned { // EndsWithContext says so, and it takes long
 					return true
 				}
 				c.still(l, a, key, "its own acquisition of a held lock that "+what)
 				sure = c.stays(l, other, key, "an acquisition of a held lock that "+what)
-				_ = c.do(l.Release)
+				c.free(l)
 				return sure
 			})
 		}
@@ -304,12 +280,9 @@ func (c *check) failedAcquire() {
 func (c *check) lateGrant() {
 	c.often(func() (sure bool) {
 		a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
-		_ = c.do(c.take(a, newKey()).Release)
+		c.connect(a)
 		heal := c.inject(a, holdReplies)
-		late := make(chan result, 1)
-		go func() {
-			late <- c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
-		}()
+		late := c.begin(c.limit(), trying(a, key))
 		time.Sleep(pause)
 		l, err := c.acquire(b, key)
 		heal()
@@ -318,26 +291,21 @@ func (c *check) lateGrant() {
 			return true
 		}
 		sure = c.stays(l, other, key, "a grant whose reply came after its lease")
-		if got, err := (<-late).granted(); err == nil {
-			_ = c.do(got.Release)
-		}
-		_ = c.do(l.Release)
+		got, _ := (<-late).granted()
+		c.free(got, l)
 		return sure
 	})
 }
 
 // ownCleanup checks that what undoes a failed acquisition leaves a later grant of the same client alone.
 func (c *check) ownCleanup() {
-	for _, fault := range []func(*faults.Link, context.Context) (faults.Heal, error){
+	for _, fault := range []linkFault{
 		(*faults.Link).LoseRequests, (*faults.Link).HoldRequests, (*faults.Link).Refuse,
 	} {
 		c.often(func() (sure bool) {
 			a, other, key := c.lasting(), c.client(), newKey()
-			_ = c.do(c.take(a, newKey()).Release)
-			heal := c.inject(a, fault)
-			r := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
-			heal()
-			if !r.returned {
+			c.connect(a)
+			if !c.during(a, fault, trying(a, key)).returned {
 				return true
 			}
 			l, err := c.persist(c.limit(), a, key) // its own late request may have it for a lease
@@ -345,7 +313,7 @@ func (c *check) ownCleanup() {
 				return true // comesFree says why
 			}
 			sure = c.stays(l, other, key, "an acquisition of the same client that had failed")
-			_ = c.do(l.Release)
+			c.free(l)
 			return sure
 		})
 	}
@@ -364,14 +332,14 @@ func (c *check) stays(l scenarios.Lease, other *client, key, after string) (sure
 
 const maxMessages = 30
 
-var losses = map[string]func(*faults.Link, context.Context, int) (faults.Heal, error){
+var losses = map[string]lossFault{
 	"requests": (*faults.Link).LoseRequestsFrom, "replies": (*faults.Link).LoseRepliesFrom,
 }
 
 func everyMessage(c *check) {
 	b, more := c.client(), ""
 	for _, what := range []string{"Acquire", "Release"} {
-		for kind, from := range losses {
+		for kind, loss := range losses {
 			for n := 1; ; n++ {
 				if n > maxMessages {
 					more = fmt.Sprintf("%s has more than %d %s: the loss of those behind was not tried", what, maxMessages, kind)
@@ -382,30 +350,25 @@ func everyMessage(c *check) {
 					lease = 4
 				}
 				a, key := c.times(lease), newKey()
-				_ = c.do(c.take(a, newKey()).Release)
+				c.connect(a)
 				var l scenarios.Lease
+				call := acquiring(a, key)
 				if what == "Release" {
 					l = c.take(a, key)
-				}
-				heal := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return from(l, ctx, n) })
-				call := func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }
-				if what == "Release" {
 					call = releasing(l)
 				}
+				heal := c.inject(a, loss.from(n))
 				r := c.briefly(call)
 				if !r.returned { // neither would the others
 					c.cannot("%s hadn't returned %v after its context had ended when it lost its %s from number %d on", what, patience, kind, n)
 				}
 				lost := a.loses()
 				heal()
-				if got, err := r.granted(); err == nil && got != nil {
-					_ = c.do(got.Release)
-				}
+				got, _ := r.granted()
+				c.free(got)
 				after := fmt.Sprintf("%s lost its %s from number %d on", what, kind, n)
 				c.comesFree(b, key, after)
-				if l != nil {
-					_ = c.do(l.Release)
-				}
+				c.free(l)
 				if c.comesFree(a, key, after+", its own client retrying,"); c.isDecided() {
 					return
 				}
@@ -431,8 +394,8 @@ func (c *check) brokenCalls() {
 		}
 		for n, lost := 1, true; lost && n <= maxMessages && !c.isDecided(); n++ {
 			a, key := c.lasting(), newKey()
-			_ = c.do(c.take(a, newKey()).Release) // it is connected
-			call := func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) }
+			c.connect(a)
+			call := trying(a, key)
 			if what == "Release" {
 				call = releasing(c.take(a, key))
 			}
@@ -464,16 +427,13 @@ func (c *check) brokenCalls() {
 
 // guesses reports whether cl says that a lock is held when no server has said so: an adapter without a real try may.
 func (c *check) guesses(cl *client) bool {
-	defer c.inject(cl, (*faults.Link).Cut)()
-	_, err := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return cl.TryAcquire(ctx, newKey()) }).granted()
-	return errors.Is(err, dlock.ErrHeld)
+	return errors.Is(c.during(cl, (*faults.Link).Cut, trying(cl, newKey())).err, dlock.ErrHeld)
 }
 
 // breaking makes a call whose nth reply is lost, and then its connection.
-func (c *check) breaking(cl *client, n int, call func(ctx context.Context) (scenarios.Lease, error)) (r result, lost bool) {
-	heal := c.inject(cl, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.LoseRepliesFrom(ctx, n) })
-	done := make(chan result, 1)
-	go func() { done <- c.within(patience, call) }()
+func (c *check) breaking(cl *client, n int, f call) (r result, lost bool) {
+	heal := c.inject(cl, lossFault((*faults.Link).LoseRepliesFrom).from(n))
+	done := c.begin(patience, f)
 	for {
 		select {
 		case r = <-done:
@@ -493,9 +453,7 @@ func (c *check) breaking(cl *client, n int, call func(ctx context.Context) (scen
 func (c *check) freed(cl *client, key string) bool {
 	for end := time.Now().Add(2 * max(c.k.TTL, c.k.Service.MinSession)); time.Now().Before(end); time.Sleep(pause) {
 		l, err := c.try(cl, key)
-		if err == nil {
-			_ = c.do(l.Release)
-		}
+		c.free(l)
 		if !errors.Is(err, dlock.ErrHeld) {
 			return true
 		}
@@ -503,14 +461,7 @@ func (c *check) freed(cl *client, key string) bool {
 	return false
 }
 
-func (cl *client) loses() bool {
-	for _, l := range cl.links {
-		if l.Loses() {
-			return true
-		}
-	}
-	return false
-}
+func (cl *client) loses() bool { return slices.ContainsFunc(cl.links, (*faults.Link).Loses) }
 
 // connections returns the most that are open to one server.
 func (cl *client) connections() (n int) {
@@ -524,24 +475,14 @@ func endsWithContext(c *check) {
 	for _, name := range []string{"TryAcquire", "Acquire", "Release", "TryAcquire cancelled", "Acquire cancelled", "Release cancelled"} {
 		name, cancelled := strings.CutSuffix(name, " cancelled")
 		a := c.client()
-		call := releasing(c.take(a, newKey()))
-		switch name {
-		case "TryAcquire":
-			call = func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, newKey()) }
-		case "Acquire":
-			call = func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, newKey()) }
-		}
+		call := map[string]call{"TryAcquire": trying(a, newKey()), "Acquire": acquiring(a, newKey()), "Release": releasing(c.take(a, newKey()))}[name]
 		heal := c.inject(a, (*faults.Link).Cut)
 		if name == "Release" {
 			time.Sleep(c.k.TTL * 2 / 3) // a renewal is under way
 		}
 		returns := c.briefly
 		if cancelled { // a connection's deadline isn't enough
-			returns = func(call func(ctx context.Context) (scenarios.Lease, error)) result {
-				ctx, cancel := context.WithCancel(c.ctx)
-				time.AfterFunc(c.k.TTL/5, cancel)
-				return c.call(patience+c.k.TTL/5, func() (scenarios.Lease, error) { return call(ctx) })
-			}
+			returns = c.cancelled
 		}
 		switch r := returns(call); {
 		case !r.returned:
@@ -555,7 +496,7 @@ func endsWithContext(c *check) {
 	}
 	alone := c.client()
 	c.inject(alone, (*faults.Link).Refuse)
-	switch r := c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return alone.Acquire(ctx, newKey()) }); {
+	switch r := c.briefly(acquiring(alone, newKey())); {
 	case !r.returned:
 		c.breaks("Acquire, while the servers refused connections, hadn't returned %v after its context had ended", patience)
 	case r.err == nil && r.lease != nil:
@@ -568,14 +509,21 @@ func endsWithContext(c *check) {
 	c.call(patience, func() (scenarios.Lease, error) { return nil, l.Release(ended) })
 	c.call(patience, func() (scenarios.Lease, error) {
 		l, err := a.Acquire(ended, acquired)
-		if err == nil && l != nil {
-			_ = c.do(l.Release)
+		if err == nil {
+			c.free(l)
 		}
 		return nil, err
 	})
 	c.comesFree(b, released, "a release whose context had ended before")
 	c.comesFree(b, acquired, "an acquisition whose context had ended before")
 	c.outlives()
+}
+
+// cancelled makes a call whose context has no deadline, and is cancelled soon.
+func (c *check) cancelled(f call) result {
+	ctx, cancel := context.WithCancel(c.ctx)
+	time.AfterFunc(c.k.TTL/5, cancel)
+	return c.call(patience+c.k.TTL/5, func() (scenarios.Lease, error) { return f(ctx) })
 }
 
 // outlives checks that a lease doesn't end with the context of its acquisition.
@@ -593,7 +541,7 @@ func (c *check) outlives() {
 		if err != nil {
 			c.cannot("Acquire of a free lock: %v", err)
 		}
-		ended, err := c.within(deadline, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }).granted()
+		ended, err := c.within(deadline, acquiring(cl, key)).granted()
 		if err != nil { // too slow
 			ended = c.take(cl, key)
 		}
@@ -604,7 +552,7 @@ func (c *check) outlives() {
 		}
 		c.still(ended, other, key, "the end of its acquisition's context")
 		tied := ended.Context().Err() != nil && before.Context().Err() == nil
-		_, _ = c.do(ended.Release), c.do(before.Release)
+		c.free(ended, before)
 		if !tied {
 			return
 		}
@@ -619,12 +567,12 @@ func closeEnds(c *check) {
 	defer heal()
 	time.Sleep(c.k.TTL * 2 / 3) // a renewal is under way
 	limit := c.k.TTL + patience
-	if r := c.call(limit, func() (scenarios.Lease, error) { return nil, a.close() }); !r.returned {
+	if !c.close(a, limit) {
 		c.breaks("Close hadn't returned after %v while the servers were silent", limit)
 	}
 	closed, b, key := c.times(3), c.client(), newKey()
 	l := c.take(closed, key)
-	c.call(limit, func() (scenarios.Lease, error) { return nil, closed.close() })
+	c.close(closed, limit)
 	next, err := c.acquire(b, key)
 	now := time.Now()
 	switch {
@@ -632,7 +580,7 @@ func closeEnds(c *check) {
 		if lasts(l, now) {
 			c.notes("Close freed the lock while its holder's lease lasted: first release it, or wait for its end")
 		}
-		_ = c.do(next.Release)
+		c.free(next)
 	case isOver(l):
 		c.blocked(key, "after Close nobody had got the lock in %v or more, though the lease was over: %v", c.limit(), err)
 	}
@@ -647,37 +595,29 @@ func (c *check) closedCalls() {
 	a, b, key := c.lasting(), c.client(), newKey()
 	held, l := c.take(a, key), c.take(b, newKey())
 	limit := c.k.TTL + patience
-	waited := make(chan result, 1)
-	go func() {
-		waited <- c.within(c.k.TTL, func(ctx context.Context) (scenarios.Lease, error) { return b.Acquire(ctx, key) })
-	}()
+	waited := c.begin(c.k.TTL, acquiring(b, key))
 	time.Sleep(5 * pause)
-	if !c.call(limit, func() (scenarios.Lease, error) { return nil, b.close() }).returned {
+	if !c.close(b, limit) {
 		c.breaks("Close hadn't returned after %v while an acquisition of its client waited", limit)
 	}
 	if !(<-waited).returned {
 		c.breaks("an acquisition that waited when its client was closed hadn't returned %v after its context had ended", patience)
 	}
-	for what, call := range map[string]func(ctx context.Context) error{
-		"Release": l.Release,
-		"Close":   func(context.Context) error { return b.Close() },
-		"Acquire": func(ctx context.Context) error {
-			_, err := b.Acquire(ctx, key)
-			return err
-		},
+	for what, call := range map[string]call{
+		"Release": releasing(l), "Close": without(func(context.Context) error { return b.Close() }), "Acquire": acquiring(b, key),
 	} {
-		if !c.briefly(func(ctx context.Context) (scenarios.Lease, error) { return nil, call(ctx) }).returned {
+		if !c.briefly(call).returned {
 			c.breaks("after Close, %s hadn't returned %v after its context had ended", what, patience)
 		}
 	}
-	_ = c.do(held.Release)
+	c.free(held)
 }
 
 // releasedAndClosed checks that Close doesn't drop a release.
 func (c *check) releasedAndClosed() {
 	a, b, key := c.lasting(), c.client(), newKey()
 	if c.do(c.take(a, key).Release) == nil {
-		c.call(patience, func() (scenarios.Lease, error) { return nil, a.close() })
+		c.close(a, patience)
 		c.comesFree(b, key, "a release, and Close,")
 	}
 }
@@ -685,7 +625,7 @@ func (c *check) releasedAndClosed() {
 func nothingLeft(c *check) {
 	a, b, key := c.client(), c.lasting(), newKey() // a may clean up until its leases, had it got any, would have ended
 	held := c.take(b, key)
-	_ = c.do(c.take(a, newKey()).Release) // it is connected
+	c.connect(a)
 	const clients, lost, many = "clients", "leases that were lost, and as many releases while a renewal was under way", 40
 	const replyless, served = "tries without a reply", "waits that were served"
 	closed := []*client{a}
@@ -696,7 +636,7 @@ func nothingLeft(c *check) {
 		return n
 	}
 	kinds := map[string]func(){
-		"grants and releases": func() { _ = c.do(c.take(a, newKey()).Release) },
+		"grants and releases": func() { c.connect(a) },
 		"failed tries":        func() { _, _ = c.try(a, key) },
 		served: func() {
 			var wg sync.WaitGroup
@@ -709,27 +649,19 @@ func nothingLeft(c *check) {
 				w := c.wait(a, key)
 				wg.Go(func() {
 					time.Sleep(pause)
-					_ = c.do(l.Release)
-					if got, err := w.served(c.limit()); err == nil {
-						_ = c.do(got.Release)
-					}
+					c.free(l)
+					w.pass(c.limit())
 				})
 			}
 			wg.Wait()
 		},
 		replyless: func() {
 			heal := c.inject(a, (*faults.Link).LoseReplies)
-			var wg sync.WaitGroup
-			for range many {
-				wg.Go(func() {
-					c.within(a.ttl/5, func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, newKey()) })
-				})
-			}
-			wg.Wait()
+			c.each(many, func(int) { c.within(a.ttl/5, trying(a, newKey())) })
 			heal()
 		},
 		"cancelled waits": func() {
-			_, _ = c.within(pause, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).granted()
+			c.within(pause, acquiring(a, key))
 		},
 		lost: func() {
 			var leases []scenarios.Lease
@@ -745,16 +677,14 @@ func nothingLeft(c *check) {
 			}
 			time.Sleep(a.ttl)
 			heal()
-			for _, l := range leases {
-				_ = c.do(l.Release)
-			}
+			c.free(leases...)
 		},
 		clients: func() {
 			cl := c.client()
 			closed = append(closed, cl)
-			_ = c.do(c.take(cl, newKey()).Release)
+			c.connect(cl)
 			c.take(cl, newKey())
-			c.call(c.k.TTL+patience, func() (scenarios.Lease, error) { return nil, cl.close() })
+			c.close(cl, c.k.TTL+patience)
 		},
 	}
 	if l, ok := a.Lock.(scenarios.Adapter); ok && l.Shut == nil { // they share what they leave
@@ -822,7 +752,7 @@ func nothingLeft(c *check) {
 			break
 		}
 	}
-	_ = c.do(held.Release)
+	c.free(held)
 }
 
 // goroutines counts those that have a label, which a goroutine inherits from the one that starts it, and says what most of them run.

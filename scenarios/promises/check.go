@@ -105,20 +105,25 @@ func (c *check) together(parts ...func()) {
 	wg.Wait()
 }
 
+// each is together, for n parts.
+func (c *check) each(n int, part func(i int)) {
+	var parts []func()
+	for i := range n {
+		parts = append(parts, func() { part(i) })
+	}
+	c.together(parts...)
+}
+
 func (c *check) end() {
 	c.mu.Lock()
 	all := slices.Clone(c.clients)
 	c.mu.Unlock()
-	var wg sync.WaitGroup
-	for _, cl := range all {
-		wg.Go(func() { c.shut(cl) })
-	}
-	wg.Wait()
+	c.each(len(all), func(i int) { c.shut(all[i]) })
 }
 
 func (c *check) shut(cl *client) {
-	if cl.Lock != nil && !cl.closing.Load() {
-		c.call(patience, func() (scenarios.Lease, error) { return nil, cl.close() })
+	if cl.Lock != nil && !cl.closed.Load() {
+		c.close(cl, patience)
 	}
 	for _, l := range cl.links {
 		_ = l.Close()
@@ -127,14 +132,15 @@ func (c *check) shut(cl *client) {
 
 type client struct {
 	scenarios.Lock
-	ttl     time.Duration
-	links   []*faults.Link
-	closing atomic.Bool
+	ttl    time.Duration
+	links  []*faults.Link
+	closed atomic.Bool
 }
 
-func (cl *client) close() error {
-	cl.closing.Store(true)
-	return cl.Close()
+// close reports whether a client could be closed in time.
+func (c *check) close(cl *client, limit time.Duration) bool {
+	cl.closed.Store(true)
+	return c.call(limit, func() (scenarios.Lease, error) { return nil, cl.Close() }).returned
 }
 
 func (c *check) client() *client { return c.clientOf(c.k.TTL) }
@@ -254,9 +260,8 @@ func (c *check) call(limit time.Duration, f func() (scenarios.Lease, error)) res
 		case <-time.After(patience / 10):
 		}
 		go func() {
-			if l, err := (<-done).granted(); err == nil && l != nil {
-				_ = c.do(l.Release)
-			}
+			l, _ := (<-done).granted()
+			c.free(l)
 		}()
 		return result{err: errors.New("the call hasn't returned")}
 	case <-c.ctx.Done():
@@ -299,26 +304,59 @@ func culprit() string {
 }
 
 // within ends f's context after limit, and gives up patience later.
-func (c *check) within(limit time.Duration, f func(ctx context.Context) (scenarios.Lease, error)) result {
+func (c *check) within(limit time.Duration, f call) result {
 	ctx, cancel := context.WithTimeout(c.ctx, limit)
 	defer cancel()
 	return c.call(limit+patience, func() (scenarios.Lease, error) { return f(ctx) })
 }
 
 func (c *check) do(f func(ctx context.Context) error) error {
-	return c.within(patience, func(ctx context.Context) (scenarios.Lease, error) { return nil, f(ctx) }).err
+	return c.within(patience, without(f)).err
 }
 
-func (c *check) briefly(f func(ctx context.Context) (scenarios.Lease, error)) result {
-	return c.within(patience/5, f)
+func (c *check) briefly(f call) result { return c.within(patience/5, f) }
+
+// begin starts a call, and returns at once.
+func (c *check) begin(limit time.Duration, f call) <-chan result {
+	done := make(chan result, 1)
+	go func() { done <- c.within(limit, f) }()
+	return done
 }
 
-func releasing(l scenarios.Lease) func(ctx context.Context) (scenarios.Lease, error) {
-	return func(ctx context.Context) (scenarios.Lease, error) { return nil, l.Release(ctx) }
+// call is a call of the lock.
+type call = func(ctx context.Context) (scenarios.Lease, error)
+
+func acquiring(cl *client, key string) call {
+	return func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, key) }
+}
+
+func trying(cl *client, key string) call {
+	return func(ctx context.Context) (scenarios.Lease, error) { return cl.TryAcquire(ctx, key) }
+}
+
+func releasing(l scenarios.Lease) call { return without(l.Release) }
+
+// without is a call that grants no lease.
+func without(f func(ctx context.Context) error) call {
+	return func(ctx context.Context) (scenarios.Lease, error) { return nil, f(ctx) }
+}
+
+type linkFault = func(*faults.Link, context.Context) (faults.Heal, error)
+
+// lossFault is a fault from the nth message on.
+type lossFault func(l *faults.Link, ctx context.Context, n int) (faults.Heal, error)
+
+func (f lossFault) from(n int) linkFault {
+	return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return f(l, ctx, n) }
+}
+
+// delaying has replies take so much longer.
+func delaying(by time.Duration) linkFault {
+	return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, by) }
 }
 
 // inject puts a fault in force on all of the client's links. heal ignores bytes that can't be delivered any more.
-func (c *check) inject(cl *client, fault func(*faults.Link, context.Context) (faults.Heal, error)) (heal func()) {
+func (c *check) inject(cl *client, fault linkFault) (heal func()) {
 	heal, err := c.injected(cl, fault)
 	if err != nil {
 		c.cannot("%v", err)
@@ -326,8 +364,11 @@ func (c *check) inject(cl *client, fault func(*faults.Link, context.Context) (fa
 	return heal
 }
 
-// injected is inject for other goroutines than the check's own.
-func (c *check) injected(cl *client, fault func(*faults.Link, context.Context) (faults.Heal, error)) (heal func(), err error) {
+// injected is inject for other goroutines than the check's own. The fault may be nil.
+func (c *check) injected(cl *client, fault linkFault) (heal func(), err error) {
+	if fault == nil {
+		return func() {}, nil
+	}
 	var heals []faults.Heal
 	for _, l := range cl.links {
 		h, failed := fault(l, c.ctx)
@@ -431,6 +472,16 @@ func (w wait) served(limit time.Duration) (scenarios.Lease, error) {
 	}
 }
 
+// pass is served, and the lock is released then.
+func (w wait) pass(limit time.Duration) error {
+	l, err := w.served(limit)
+	w.c.free(l)
+	return err
+}
+
+// gets reports whether cl gets a lock that nobody has touched.
+func (c *check) gets(cl *client) bool { return c.wait(cl, newKey()).pass(c.limitOf(cl)) == nil }
+
 // unused has a new client get a lock that nobody has touched.
 func (c *check) unused() error {
 	cl, err := c.open(c.k.TTL)
@@ -438,7 +489,7 @@ func (c *check) unused() error {
 	if err != nil {
 		return err
 	}
-	l, err := c.within(unjudged/2, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, newKey()) }).granted()
+	l, err := c.within(unjudged/2, acquiring(cl, newKey())).granted()
 	if err != nil {
 		return err
 	}
@@ -454,11 +505,16 @@ func (c *check) limit() time.Duration { return 4*max(c.k.TTL, c.k.Service.MinSes
 // limitOf is limit for a waiter that may poll once in its own TTL.
 func (c *check) limitOf(cl *client) time.Duration { return max(c.limit(), cl.ttl) }
 
+// granted returns a lease or an error.
 func (r result) granted() (scenarios.Lease, error) {
-	if r.err == nil && r.lease == nil {
+	switch {
+	case r.err != nil:
+		return nil, r.err
+	case r.lease == nil:
 		return nil, errors.New("the lock has returned neither a lease nor an error")
+	default:
+		return r.lease, nil
 	}
-	return r.lease, r.err
 }
 
 func (c *check) take(cl *client, key string) scenarios.Lease {
@@ -469,8 +525,24 @@ func (c *check) take(cl *client, key string) scenarios.Lease {
 	return l
 }
 
+// connect has clients take and free an unused lock.
+func (c *check) connect(clients ...*client) {
+	for _, cl := range clients {
+		c.free(c.take(cl, newKey()))
+	}
+}
+
 func (c *check) try(cl *client, key string) (scenarios.Lease, error) {
-	return c.within(patience, func(ctx context.Context) (scenarios.Lease, error) { return cl.TryAcquire(ctx, key) }).granted()
+	return c.within(patience, trying(cl, key)).granted()
+}
+
+// free releases leases, those that there are, whatever comes of it.
+func (c *check) free(leases ...scenarios.Lease) {
+	for _, l := range leases {
+		if l != nil {
+			_ = c.do(l.Release)
+		}
+	}
 }
 
 // release has the holder free the lock. It is unsure if that fails: others may have to wait for the end of the lease.
@@ -488,12 +560,9 @@ func (c *check) comesFree(cl *client, key, after string) {
 	if c.isDecided() {
 		return
 	}
-	l, err := c.acquire(cl, key)
-	if err != nil {
+	if err := c.wait(cl, key).pass(c.limitOf(cl)); err != nil {
 		c.blocked(key, "after %s a client hadn't got the lock in %v or more: %v", after, c.limitOf(cl), err)
-		return
 	}
-	_ = c.do(l.Release)
 }
 
 // blocked records that a waiter hasn't got key's lock: the promise is broken if a new client gets it at once, or if new clients
@@ -504,7 +573,7 @@ func (c *check) blocked(key, format string, args ...any) {
 	}
 	if cl, err := c.open(c.k.TTL); err == nil {
 		if l, err := c.try(cl, key); err == nil {
-			_ = c.do(l.Release)
+			c.free(l)
 			c.breaks(format+"; then a new client got it at once", args...)
 			return
 		}
@@ -515,10 +584,7 @@ func (c *check) blocked(key, format string, args ...any) {
 		if err != nil {
 			c.unsure("%v", err)
 		} else {
-			var l scenarios.Lease
-			if l, err = c.acquire(cl, key); err == nil {
-				_ = c.do(l.Release)
-			}
+			err = c.wait(cl, key).pass(c.limitOf(cl))
 		}
 		again <- err
 	}()
@@ -540,7 +606,7 @@ func (c *check) still(l scenarios.Lease, other *client, key, after string) (sure
 		return errors.Is(err, dlock.ErrHeld) && l.Context().Err() == nil
 	}
 	now := time.Now()
-	defer func() { _ = c.do(got.Release) }()
+	defer c.free(got)
 	if !lasts(l, now) {
 		return false
 	}
@@ -567,6 +633,37 @@ func isOver(l scenarios.Lease) bool {
 		}
 	}
 	return l.Context().Err() != nil
+}
+
+// ends waits for the end of a lease, no longer than limit.
+func (c *check) ends(l scenarios.Lease, limit time.Duration) bool {
+	select {
+	case <-l.Context().Done():
+	case <-time.After(limit):
+	case <-c.ctx.Done():
+	}
+	return l.Context().Err() != nil
+}
+
+// thrice counts what a stall of the machine may cause once.
+type thrice struct {
+	c *check
+	n int
+}
+
+// see breaks the promise if it is so for the third time.
+func (t *thrice) see(isSo bool, format string, args ...any) {
+	if !isSo {
+		return
+	}
+	if t.n++; t.n == 3 {
+		t.c.breaks(format, args...)
+	}
+}
+
+// endsAlone reports whether a lease has ended, and another client's hasn't: it wasn't the machine or the servers.
+func endsAlone(l, anothers scenarios.Lease) bool {
+	return l.Context().Err() != nil && anothers.Context().Err() == nil
 }
 
 // often retries f while a stall of the machine spoils it.

@@ -1,7 +1,6 @@
 package promises
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -32,16 +31,22 @@ func (c *check) failedTries() {
 	c.take(dead, key)
 	c.take(dead, untried)
 	c.inject(dead, (*faults.Link).Cut)
-	for end := time.Now().Add(c.limit()); time.Now().Before(end) && c.ctx.Err() == nil; time.Sleep(c.k.TTL / 5) {
-		if l, err := c.try(b, key); err == nil {
-			_ = c.do(l.Release)
-			return
+	polls := func() (err error) {
+		for end := time.Now().Add(c.limit()); ; time.Sleep(c.k.TTL / 5) {
+			var l scenarios.Lease
+			if l, err = c.try(b, key); err == nil || time.Now().After(end) || c.ctx.Err() != nil {
+				c.free(l)
+				return err
+			}
 		}
 	}
+	if polls() == nil {
+		return
+	}
 	l, err := c.try(b, untried)
+	c.free(l)
 	if errors.Is(err, dlock.ErrHeld) { // only who waits may see a lease end
-		if l, err = c.acquire(b, untried); err == nil {
-			_ = c.do(l.Release)
+		if err = c.wait(b, untried).pass(c.limitOf(b)); err == nil {
 			return
 		}
 	}
@@ -49,15 +54,8 @@ func (c *check) failedTries() {
 		c.unsure("nobody gets the locks of a holder who was cut off: %v", err)
 		return
 	}
-	_ = c.do(l.Release)
-	for end := time.Now().Add(c.limit()); ; time.Sleep(c.k.TTL / 5) { // the leases may end one by one, or a try may get one late
-		if l, err = c.try(b, key); err == nil || time.Now().After(end) || c.ctx.Err() != nil {
-			break
-		}
-	}
-	switch {
+	switch err := polls(); { // the leases may end one by one, or a try may get one late
 	case err == nil:
-		_ = c.do(l.Release)
 	case errors.Is(err, dlock.ErrHeld):
 		c.breaks("%v after a holder was cut off, its lock that TryAcquire had polled was held, and the other free", c.limit())
 	default:
@@ -68,10 +66,10 @@ func (c *check) failedTries() {
 func oneClient(c *check) {
 	a, key := c.lasting(), newKey()
 	l := c.take(a, key)
-	if !c.within(5*pause, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).returned {
+	if !c.within(5*pause, acquiring(a, key)).returned {
 		c.breaks("an acquisition of a lock that its own client held hadn't returned %v after its context had ended", patience)
 	}
-	_ = c.do(l.Release)
+	c.free(l)
 	c.refused(a, a, "two callers of one client")
 	c.contend(newKey(), c.overlap(pause/4), a, a, a, a, a, a)
 }
@@ -96,9 +94,8 @@ func (c *check) takeOver() {
 				l, err := c.acquire(cl, key)
 				if err == nil {
 					meet(l)
-					_ = c.do(l.Release)
-				} else if l, slowed := c.acquire(cl, newKey()); slowed == nil { // or its messages take too long for it
-					_ = c.do(l.Release)
+					c.free(l)
+				} else if c.gets(cl) { // or its messages take too long for it
 					c.blocked(key, "one of %d who contended for a lock whose lease had run out hadn't got it in %v or more: %v", len(slow), c.limit(), err)
 				}
 			})
@@ -121,7 +118,7 @@ func (c *check) refused(a, b *client, who string) {
 			c.unsure("TryAcquire of a lock that nobody has touched fails: %v", failed)
 			break
 		}
-		_ = c.do(unused.Release)
+		c.free(unused)
 		got, err = c.try(b, key)
 	}
 	now := time.Now()
@@ -137,9 +134,7 @@ func (c *check) refused(a, b *client, who string) {
 	case err != nil && !errors.Is(err, dlock.ErrHeld) && !c.isDecided():
 		c.breaks("TryAcquire of a held lock returned %q, which doesn't wrap dlock.ErrHeld: if it is the library's error for that, set Adapter.Held", err)
 	}
-	if err == nil {
-		_ = c.do(got.Release)
-	}
+	c.free(got)
 	if err := c.do(l.Release); err != nil && !errors.Is(err, dlock.ErrLost) { // the lease may last longer than anybody waits
 		c.unsure("Release of a held lock: %v", err)
 		return
@@ -155,9 +150,8 @@ const tryLimit = 3 * time.Second
 func (c *check) isSlow(cl *client, key string) bool {
 	took := func(key string) time.Duration {
 		asked := time.Now()
-		if l, err := c.try(cl, key); err == nil {
-			_ = c.do(l.Release)
-		}
+		l, _ := c.try(cl, key)
+		c.free(l)
 		return time.Since(asked)
 	}
 	return took(key) > tryLimit && took(newKey()) < tryLimit/10
@@ -190,10 +184,7 @@ func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*cl
 	}
 	wg.Wait()
 	if cl := left.Load(); cl != nil && !c.isDecided() {
-		if l, err := c.persist(limit, cl, key); err == nil {
-			_ = c.do(l.Release)
-		} else if l, other := c.acquire(cl, newKey()); other == nil { // its messages don't take too long for it
-			_ = c.do(l.Release)
+		if err := c.wait(cl, key).pass(limit); err != nil && c.gets(cl) { // its messages don't take too long for it
 			c.blocked(key, "one of %d contenders hadn't got the lock after %v, though the others had finished: %v", len(clients), limit, err)
 		}
 		c.unsure("one of %d contenders got no lock within %v", len(clients), limit)
@@ -203,7 +194,7 @@ func (c *check) contend(key string, meet func(l scenarios.Lease), clients ...*cl
 // slow has cl's replies take a while: much happens between two messages of its calls.
 func (c *check) slow(by time.Duration, cl *client) *client {
 	if by > 0 {
-		c.inject(cl, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, by) })
+		c.inject(cl, delaying(by))
 	}
 	return cl
 }
@@ -237,7 +228,7 @@ func tokensIncrease(c *check) {
 	a, b, key := c.client(), c.client(), newKey()
 	idle := newKey()
 	early := c.take(a, idle)
-	_ = c.do(early.Release)
+	c.free(early)
 	var last uint64
 	next := func(cl *client, after string) scenarios.Lease {
 		l := c.take(cl, key)
@@ -266,7 +257,7 @@ func tokensIncrease(c *check) {
 		if err != nil {
 			continue
 		}
-		_ = c.do(l.Release)
+		c.free(l)
 		for range 2 {
 			_ = c.do(next(few, "another grant").Release)
 		}
@@ -276,23 +267,20 @@ func tokensIncrease(c *check) {
 	// A token that isn't minted with its grant is greater than the successor's if it comes later, and less if it comes sooner.
 	for _, sooner := range []bool{false, true} {
 		a, b, key := c.client(), c.lasting(), newKey()
-		_ = c.do(c.take(a, newKey()).Release) // it is connected
+		c.connect(a)
 		heal := c.inject(a, holdReplies)
-		late := make(chan result, 1)
-		go func() {
-			late <- c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
-		}()
+		late := c.begin(c.limit(), trying(a, key))
 		for range looks / 4 { // until a has it, or has sent what comes before
 			time.Sleep(pause)
 			l, err := c.try(b, key)
 			if err != nil {
 				break
 			}
-			_ = c.do(l.Release)
+			c.free(l)
 		}
 		l := c.take(b, key)
 		if sooner {
-			_ = c.do(l.Release)
+			c.free(l)
 		}
 		heal()
 		got, err := (<-late).granted()
@@ -307,11 +295,9 @@ func tokensIncrease(c *check) {
 			c.breaks("a client whose replies were late was granted the lock with token %d, and another had had %d before", got.Fence(), l.Fence())
 		}
 		if !sooner {
-			_ = c.do(l.Release)
+			c.free(l)
 		}
-		if err == nil {
-			_ = c.do(got.Release)
-		}
+		c.free(got)
 	}
 	c.lateRequest()
 	var mu sync.Mutex
@@ -332,15 +318,12 @@ func tokensIncrease(c *check) {
 // lateRequest checks that a request that arrives after another's grant gets a greater token.
 func (c *check) lateRequest() {
 	a, b, key := c.lasting(), c.lasting(), newKey()
-	_ = c.do(c.take(a, newKey()).Release) // it is connected
+	c.connect(a)
 	heal := c.inject(a, (*faults.Link).HoldRequests)
-	late := make(chan result, 1)
-	go func() {
-		late <- c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return a.TryAcquire(ctx, key) })
-	}()
+	late := c.begin(c.limit(), trying(a, key))
 	time.Sleep(pause)
 	l := c.take(b, key)
-	_ = c.do(l.Release)
+	c.free(l)
 	heal()
 	got, err := (<-late).granted()
 	if err != nil {
@@ -349,7 +332,7 @@ func (c *check) lateRequest() {
 	if got.Fence() <= l.Fence() && lasts(got, time.Now()) {
 		c.breaks("a client whose request was late was granted the lock with token %d, and another had had %d before", got.Fence(), l.Fence())
 	}
-	_ = c.do(got.Release)
+	c.free(got)
 }
 
 func keysIndependent(c *check) {
@@ -360,19 +343,17 @@ func keysIndependent(c *check) {
 			var why []error
 			for len(why) < 3 { // a stall of the machine may spoil one
 				l := c.take(a, keys[0])
-				got, err := c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return b.Acquire(ctx, keys[1]) }).granted()
-				_ = c.do(l.Release)
+				got, err := c.within(c.limit(), acquiring(b, keys[1])).granted()
+				c.free(l)
 				if err == nil {
 					c.still(got, a, keys[1], fmt.Sprintf("the release of %q", keys[0]))
-					_ = c.do(got.Release)
+					c.free(got)
 					break
 				}
 				asked := time.Now()
-				free, failed := c.within(c.limit(), func(ctx context.Context) (scenarios.Lease, error) { return b.Acquire(ctx, keys[1]) }).granted()
+				free, failed := c.within(c.limit(), acquiring(b, keys[1])).granted()
 				took := time.Since(asked)
-				if failed == nil {
-					_ = c.do(free.Release)
-				}
+				c.free(free)
 				if failed != nil || 4*took > c.limit() {
 					c.cannot("while %q was held nobody got %q: %v; then that took %v: %v", keys[0], keys[1], err, took, failed)
 				}
@@ -389,9 +370,9 @@ func keysIndependent(c *check) {
 		l := c.take(a, first)
 		also := c.take(a, second)
 		sure = c.still(l, b, first, "its holder's grant of another key")
-		_ = c.do(also.Release)
+		c.free(also)
 		sure = c.still(l, b, first, "its holder's release of another key") && sure
-		_ = c.do(l.Release)
+		c.free(l)
 		return sure
 	})
 	base, refused := newKey(), ""
@@ -409,9 +390,7 @@ func (c *check) refusedAgain(cl *client, key string) bool {
 	for range 3 {
 		for _, k := range []string{key, newKey()} {
 			l, err := c.try(cl, k)
-			if err == nil {
-				_ = c.do(l.Release)
-			}
+			c.free(l)
 			if k == key && !errors.Is(err, dlock.ErrHeld) || k != key && err != nil {
 				return false
 			}
@@ -475,6 +454,6 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	if err != nil {
 		return ""
 	}
-	_ = c.do(l.Release)
+	c.free(l)
 	return refused
 }

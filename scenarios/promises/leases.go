@@ -43,14 +43,14 @@ func (c *check) outlivesReleased() {
 	const times = 3 // a stall of the machine may end one
 	for n := 1; n <= times && !c.isDecided(); n++ {
 		a, other, key := c.client(), c.client(), newKey()
-		_ = c.do(c.take(a, key).Release)
+		c.free(c.take(a, key))
 		time.Sleep(c.k.TTL / 2)
 		same := c.take(other, newKey()) // the older one
 		l := c.take(a, key)
 		time.Sleep(c.k.TTL * 5 / 8)
 		sure := c.still(l, other, key, "the time of an earlier one, which had been released, was up")
 		ended := l.Context().Err() != nil && lasts(same, time.Now())
-		_, _ = c.do(l.Release), c.do(same.Release)
+		c.free(l, same)
 		switch {
 		case !ended, sure:
 			return
@@ -82,7 +82,7 @@ func (c *check) allTold(a, b *client) {
 		if lasts(leases[i], time.Now()) {
 			c.breaks("number %d of three leases of a client that was cut off lasted after its successor's grant", i+1)
 		}
-		_ = c.do(next.Release)
+		c.free(next)
 	}
 }
 
@@ -112,10 +112,10 @@ func leaseRenewed(c *check) {
 	first := c.take(a, key)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for kind, from := range losses {
+	for kind, loss := range losses {
 		wg.Go(func() {
 			for range 3 {
-				if !c.endsByLoss(from) {
+				if !c.endsByLoss(loss) {
 					return
 				}
 			}
@@ -131,7 +131,7 @@ func leaseRenewed(c *check) {
 	for _, slow := range []time.Duration{0, c.k.TTL / 3} {
 		c.often(func() bool {
 			a := c.times(3)
-			_ = c.do(c.take(a, newKey()).Release) // it is connected
+			c.connect(a)
 			return c.outlast(c.slow(slow, a), c.client(), slow, 4*c.k.TTL, afterRenewals) || c.isDecided()
 		})
 	}
@@ -146,31 +146,12 @@ func leaseRenewed(c *check) {
 			if err != nil {
 				return true // likewise; OddTTLs says whether it locks somebody out
 			}
-			_ = c.do(l.Release)
+			c.free(l)
 			return c.outlast(a, c.client(), 0, 3*c.k.TTL, " after renewals, of an odd TTL") || c.isDecided()
 		})
 	}
-	ended := 0
-	c.often(func() bool {
-		a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
-		l, same := c.take(a, key), c.take(b, held)
-		_ = c.do(c.take(a, newKey()).Release)
-		_, _ = c.try(a, held)
-		time.Sleep(l.TTL() + c.k.TTL)
-		sure := c.still(l, b, key, "its client's release of another lock, and a failed try,")
-		if l.Context().Err() != nil && same.Context().Err() == nil {
-			ended++ // a stall of the machine may end one
-		}
-		if ended == 3 {
-			c.breaks("%d times renewals stopped after the client had released another lock and failed to get a third; those of a client that had done neither went on", ended)
-		}
-		return sure || c.isDecided()
-	})
 	if !c.isDecided() {
-		select { // if renewals add up, more is left than a dead holder may have
-		case <-time.After(time.Until(began.Add(c.limit() + patience))):
-		case <-c.ctx.Done():
-		}
+		c.ends(first, time.Until(began.Add(c.limit()+patience))) // if renewals add up, more is left than a dead holder may have
 	}
 	if first.Context().Err() != nil && !c.isDecided() {
 		c.renews(time.Since(began))
@@ -196,15 +177,13 @@ func (c *check) waitedFor(a *client) {
 				if sure = lasts(l, now); sure {
 					c.breaks("a waiter was granted a lock whose holder was renewing its lease")
 				}
-				_ = c.do(got.Release)
+				c.free(got)
 			}
-			_ = c.do(l.Release)
+			c.free(l)
 		case <-time.After(2*l.TTL() + c.k.TTL):
 			sure = l.Context().Err() == nil
-			_ = c.do(l.Release)
-			if got, err := w.served(c.limit()); err == nil { // WaiterServed says why not
-				_ = c.do(got.Release)
-			}
+			c.free(l)
+			_ = w.pass(c.limit()) // WaiterServed says why not
 		}
 		w.stop()
 		return sure || c.isDecided()
@@ -253,14 +232,14 @@ func renewedByHand(c *check) {
 	if err == nil && half > time.Second && !until.IsZero() && !first.Until().After(until) { // it may be in whole seconds
 		c.breaks("a renewal returned no error, and Lease.Until was the same as before")
 	}
-	_ = c.do(first.Release)
+	c.free(first)
 	hold := 4 * c.k.TTL
 	if c.k.Fixed { // it may be long
 		hold = 2 * c.k.TTL
 	}
 	extends := func(slow time.Duration) bool {
 		a := c.times(3)
-		_ = c.do(c.take(a, newKey()).Release) // it is connected
+		c.connect(a)
 		c.slow(slow, a)
 		return c.outlast(&client{Lock: byHand{a.Lock, c}, links: a.links}, c.client(), slow, hold, afterRenewals) || c.isDecided()
 	}
@@ -274,15 +253,14 @@ func renewedByHand(c *check) {
 			c.breaks("the renewal of a lease %s returned no error", when)
 		}
 	}
-	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+	for what, fault := range map[string]linkFault{
 		"renewal of a lease that had run out": (*faults.Link).Cut, "renewal that arrived late": (*faults.Link).HoldRequests, lateReplies: holdReplies,
 	} {
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			old := c.take(a, key)
 			heal := c.inject(a, fault)
-			late := make(chan error, 1)
-			go func() { late <- c.do(old.(renewer).Renew) }()
+			late := c.begin(patience, without(old.(renewer).Renew))
 			later, err := c.acquire(b, key)
 			heal()
 			<-late
@@ -329,7 +307,7 @@ func (c *check) addUp() {
 
 // endsByLoss reports whether a lease ends because a renewal loses a message, and not because the connection breaks with it, as a
 // session may: another, whose client has had to connect again, lasts.
-func (c *check) endsByLoss(from func(*faults.Link, context.Context, int) (faults.Heal, error)) bool {
+func (c *check) endsByLoss(loss lossFault) bool {
 	var clients []*client
 	var leases []scenarios.Lease
 	for range 2 {
@@ -345,29 +323,21 @@ func (c *check) endsByLoss(from func(*faults.Link, context.Context, int) (faults
 		if err != nil {
 			return false
 		}
-		defer func() { _ = c.do(l.Release) }()
+		defer c.free(l)
 		clients, leases = append(clients, cl), append(leases, l)
 	}
-	for i, fault := range []func(*faults.Link, context.Context) (faults.Heal, error){
-		(*faults.Link).Refuse, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return from(l, ctx, 1) },
-	} {
+	for i, fault := range []linkFault{(*faults.Link).Refuse, loss.from(1)} {
 		heal, err := c.injected(clients[i], fault)
 		for end := time.Now().Add(leases[i].TTL()); i == 1 && !clients[i].loses() && time.Now().Before(end) && c.ctx.Err() == nil; {
 			time.Sleep(pause)
 		}
 		heal()
-		l, failed := c.acquire(clients[i], newKey()) // it connects again
-		if err != nil || failed != nil {
+		if err != nil || !c.gets(clients[i]) { // it connects again
 			return false
 		}
-		_ = c.do(l.Release)
 	}
-	select {
-	case <-leases[1].Context().Done():
-	case <-time.After(leases[1].TTL() + c.k.TTL):
-	case <-c.ctx.Done():
-	}
-	return leases[1].Context().Err() != nil && leases[0].Context().Err() == nil
+	c.ends(leases[1], leases[1].TTL()+c.k.TTL)
+	return endsAlone(leases[1], leases[0])
 }
 
 // renews checks that leases are renewed for as long as hold.
@@ -376,13 +346,9 @@ func (c *check) renews(hold time.Duration) bool {
 	for range 3 { // a stall of the machine may end one
 		l := c.take(c.times(3), newKey())
 		end, start := l.Until(), time.Now()
-		select {
-		case <-l.Context().Done():
-		case <-time.After(max(hold, l.TTL()+c.k.TTL)):
-			_ = c.do(l.Release)
+		if !c.ends(l, max(hold, l.TTL()+c.k.TTL)) {
+			c.free(l)
 			return true
-		case <-c.ctx.Done():
-			return false
 		}
 		if lasted := time.Since(start); !l.Until().Equal(end) || end.IsZero() && lasted > l.TTL()+c.k.TTL/2 {
 			says = fmt.Sprintf("were renewed no more, the last after %v", lasted.Round(10*time.Millisecond))
@@ -402,8 +368,12 @@ func (c *check) renews(hold time.Duration) bool {
 // sameClient checks that nothing else that the holder's client does ends renewals.
 func (c *check) sameClient() {
 	calls := map[string]func(a *client, key, held string, old scenarios.Lease){
-		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { _ = c.do(old.Release) },
+		"the release of an old lease of the same lock": func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) },
 		"a failed try of its own client":               func(a *client, key, _ string, _ scenarios.Lease) { _, _ = c.try(a, key) },
+		"its client's release of another lock, and a failed try": func(a *client, _, held string, _ scenarios.Lease) {
+			c.connect(a)
+			_, _ = c.try(a, held)
+		},
 		"64 callers of its own client began to wait": func(a *client, key, held string, old scenarios.Lease) { // more than a pool has connections
 			for i := range 64 {
 				time.AfterFunc(old.TTL()+c.k.TTL, c.wait(a, []string{key, held}[i%2]).stop)
@@ -419,7 +389,7 @@ func (c *check) sameClient() {
 		}
 	}
 	parts := []func(){func() {
-		c.keepsOn("the release of a lease of the same lock that had run out", true, func(_ *client, _, _ string, old scenarios.Lease) { _ = c.do(old.Release) })
+		c.keepsOn("the release of a lease of the same lock that had run out", true, func(_ *client, _, _ string, old scenarios.Lease) { c.free(old) })
 	}}
 	for what, call := range calls {
 		parts = append(parts, func() { c.keepsOn(what, false, call) })
@@ -432,26 +402,22 @@ func (c *check) restarts() {
 	const moments = 10
 	var ended [moments]atomic.Int32
 	for n := int32(1); n <= 3; n++ {
-		var parts []func()
-		for i := range moments {
-			parts = append(parts, func() {
-				a, other := c.times(3), c.times(3)
-				defer func() { c.shut(a); c.shut(other) }()
-				first := c.take(a, newKey())
-				time.Sleep(first.TTL() / 2)
-				if c.do(first.Release) != nil {
-					return
-				}
-				time.Sleep(time.Duration(i) * c.k.TTL / moments)
-				l, same := c.take(a, newKey()), c.take(other, newKey())
-				time.Sleep(l.TTL() + c.k.TTL)
-				if l.Context().Err() != nil && same.Context().Err() == nil { // a stall of the machine may end one
-					ended[i].Add(1)
-				}
-				_, _ = c.do(l.Release), c.do(same.Release)
-			})
-		}
-		c.together(parts...)
+		c.each(moments, func(i int) {
+			a, other := c.times(3), c.times(3)
+			defer func() { c.shut(a); c.shut(other) }()
+			first := c.take(a, newKey())
+			time.Sleep(first.TTL() / 2)
+			if c.do(first.Release) != nil {
+				return
+			}
+			time.Sleep(time.Duration(i) * c.k.TTL / moments)
+			l, same := c.take(a, newKey()), c.take(other, newKey())
+			time.Sleep(l.TTL() + c.k.TTL)
+			if endsAlone(l, same) { // a stall of the machine may end one
+				ended[i].Add(1)
+			}
+			c.free(l, same)
+		})
 		again := false
 		for i := range ended {
 			if ended[i].Load() == 3 {
@@ -475,22 +441,18 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 		var mu sync.Mutex
 		held := map[string]scenarios.Lease{}
 		end := time.Now().Add(same.TTL() / 8) // the service may be slow: as many renewals are to come
-		var parts []func()
-		for i := range few {
-			parts = append(parts, func() {
-				for n := i; n < leases && (n == i || time.Now().Before(end)); n += few {
-					key := newKey()
-					l, err := c.within(c.k.TTL, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, key) }).granted()
-					if err != nil { // it may have no connection for one more
-						return
-					}
-					mu.Lock()
-					held[key] = l
-					mu.Unlock()
+		c.each(few, func(i int) {
+			for n := i; n < leases && (n == i || time.Now().Before(end)); n += few {
+				key := newKey()
+				l, err := c.within(c.k.TTL, acquiring(a, key)).granted()
+				if err != nil { // it may have no connection for one more
+					return
 				}
-			})
-		}
-		c.together(parts...)
+				mu.Lock()
+				held[key] = l
+				mu.Unlock()
+			}
+		})
 		if len(held) < leases/2 {
 			return
 		}
@@ -498,7 +460,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 		if delayed {
 			slow = same.TTL() / 12
 			how = fmt.Sprintf(" while replies took %v longer", slow)
-			warm := c.inject(a, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, slow/4) })
+			warm := c.inject(a, delaying(slow/4))
 			time.Sleep(same.TTL()) // its renewals overlap: it opens the connections that it needs
 			warm()
 			c.slow(slow, a)
@@ -530,33 +492,26 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 // keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is an
 // earlier lease, which was released, or ran out.
 func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held string, old scenarios.Lease)) {
-	ended := 0
+	ended := thrice{c: c}
 	c.often(func() (sure bool) {
 		a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
 		old := c.take(a, key)
 		if ranOut {
 			heal := c.inject(a, (*faults.Link).Cut)
-			next, err := c.persist(4*max(a.ttl, c.k.Service.MinSession)+patience, b, key)
-			if err != nil { // LeaseLasts is about that
+			if c.wait(b, key).pass(4*max(a.ttl, c.k.Service.MinSession)+patience) != nil { // LeaseLasts is about that
 				return true
 			}
-			_ = c.do(next.Release)
 			heal()
 		} else {
-			_ = c.do(old.Release)
+			c.free(old)
 		}
 		l, same := c.take(a, key), c.take(b, held)
 		time.Sleep(l.TTL() / 2) // it has been renewed
 		call(a, key, held, old)
 		time.Sleep(l.TTL() + c.k.TTL)
 		sure = c.still(l, b, key, what)
-		if l.Context().Err() != nil && same.Context().Err() == nil {
-			ended++ // a stall of the machine may end one
-		}
-		if ended == 3 {
-			c.breaks("%d times renewals stopped after %s; those of another client went on", ended, what)
-		}
-		_, _ = c.do(l.Release), c.do(same.Release)
+		ended.see(endsAlone(l, same), "3 times renewals stopped after %s; those of another client went on", what)
+		c.free(l, same)
 		return sure || c.isDecided()
 	})
 }
@@ -571,23 +526,18 @@ func holderDisconnected(c *check) {
 	}
 	if now := time.Now(); now.Before(start.Add(first.TTL())) && lasts(first, now) { // it is about later notifications, too
 		c.breaks("another client was granted the lock when the holder's connections had broken, and the holder's lease of %v lasted", first.TTL())
-	} else { // LeaseLasts is about a holder that is told late
-		select {
-		case <-first.Context().Done():
-		case <-time.After(patience):
-			c.breaks("a holder whose connections had broken hadn't been told %v after its successor's grant", patience)
-		case <-c.ctx.Done():
-		}
+	} else if !c.ends(first, patience) { // LeaseLasts is about a holder that is told late
+		c.breaks("a holder whose connections had broken hadn't been told %v after its successor's grant", patience)
 	}
-	_ = c.do(second.Release)
+	c.free(second)
 }
 
 func holderReturns(c *check) {
 	c.toldAndRenewed()
-	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+	for what, fault := range map[string]linkFault{
 		"came back": (*faults.Link).Cut, "sent late requests": (*faults.Link).HoldRequests, "got late replies": holdReplies,
 	} {
-		ended := 0
+		ended := thrice{c: c}
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			l := c.take(a, key)
@@ -609,19 +559,15 @@ func holderReturns(c *check) {
 			}
 			c.release(later)
 			c.comesFree(other, key, "the old holder "+what+" and the new one released,")
-			_ = c.do(l.Release) // a client may keep a lock of its own until then
+			c.free(l) // a client may keep a lock of its own until then
 			if c.comesFree(a, key, "it "+what+","); c.k.Service.NoRenew || c.isDecided() {
 				return true
 			}
 			next, same := c.take(a, key), c.take(other, newKey())
 			time.Sleep(next.TTL() + c.k.TTL)
-			if next.Context().Err() == nil || same.Context().Err() != nil {
-				return true
-			}
-			if ended++; ended == 3 { // a stall of the machine may end one
-				c.breaks("%d times the next lease of a holder that %s ended without a release; that of another client was renewed", ended, what)
-			}
-			return ended == 3
+			alone := endsAlone(next, same)
+			ended.see(alone, "3 times the next lease of a holder that %s ended without a release; that of another client was renewed", what)
+			return !alone || c.isDecided()
 		})
 	}
 }
@@ -634,22 +580,13 @@ func (c *check) toldAndRenewed() {
 	a, b, key := c.client(), c.client(), newKey()
 	l := c.take(a, key)
 	heal := c.inject(a, (*faults.Link).Refuse)
-	select {
-	case <-l.Context().Done():
-	case <-time.After(l.TTL() + patience): // HolderDisconnected is about a holder that isn't told
-	case <-c.ctx.Done():
-	}
-	heal()
-	if l.Context().Err() == nil {
-		return
-	}
-	if next, err := c.acquire(b, key); err == nil {
-		_ = c.do(next.Release)
+	told := c.ends(l, l.TTL()+patience) // HolderDisconnected is about a holder that isn't
+	if heal(); !told || c.wait(b, key).pass(c.limit()) == nil {
 		return
 	}
 	c.release(l)
 	if next, err := c.try(b, key); err == nil {
-		_ = c.do(next.Release)
+		c.free(next)
 		c.notes("a holder had been told that its lease was lost, and the lock stayed held until it called Release")
 		return
 	}
@@ -689,7 +626,7 @@ func oddTTLs(c *check) {
 	}
 	time.Sleep(c.k.TTL / 10)
 	c.still(l, other, key, "a grant for 50 days")
-	_ = c.do(l.Release)
+	c.free(l)
 }
 
 // outlast checks a lease of a, which a renews for as long as hold, and then granted to b. It reports whether there was one.
@@ -709,10 +646,8 @@ func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance str
 	if slow > 0 { // the replies have a fault already
 		lose = (*faults.Link).LoseRequests
 	}
-	for _, l := range a.links {
-		if _, err := lose(l, c.ctx); err != nil {
-			return false
-		}
+	if _, err := c.injected(a, lose); err != nil {
+		return false
 	}
 	second, err := c.acquire(b, key)
 	now := time.Now()
@@ -733,16 +668,12 @@ func (c *check) outlast(a, b *client, slow, hold time.Duration, circumstance str
 		c.breaks("another client was granted the lock %v before the end of a lease of %v%s", early, first.TTL(), circumstance)
 	}
 	if notified && !isOver(first) {
-		select {
-		case <-first.Context().Done():
-			if !renewed { // LeaseLasts is about a holder that is told late
-				c.breaks("a holder's context ended %v after its successor's grant%s", time.Since(now).Round(10*time.Millisecond), circumstance)
-			}
-		case <-time.After(patience):
+		if !c.ends(first, patience) {
 			c.breaks("a holder's context hadn't ended %v after its successor's grant%s", patience, circumstance)
-		case <-c.ctx.Done():
+		} else if !renewed { // LeaseLasts is about a holder that is told late
+			c.breaks("a holder's context ended %v after its successor's grant%s", time.Since(now).Round(10*time.Millisecond), circumstance)
 		}
 	}
-	_ = c.do(second.Release)
+	c.free(second)
 	return true
 }

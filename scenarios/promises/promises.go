@@ -154,11 +154,11 @@ func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 	row := k.check(ctx, promise{check: func(c *check) { //nolint:contextcheck // it is the check's
 		cl := c.lasting()
 		first := newKey() // it may take long to connect
-		l, err := c.within(6*patience, func(ctx context.Context) (scenarios.Lease, error) { return cl.Acquire(ctx, first) }).granted()
+		l, err := c.within(6*patience, acquiring(cl, first)).granted()
 		if err != nil {
 			c.cannot("Acquire of a free lock: %v", err)
 		}
-		_ = c.do(l.Release)
+		c.free(l)
 		if l, err = c.try(cl, newKey()); err != nil {
 			c.cannot("TryAcquire of a free lock: %v", err)
 		}
@@ -178,7 +178,7 @@ func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 		case runtime.GOOS != "linux":
 			noHazards = "the hazards' faults need Linux"
 		}
-		_ = c.do(l.Release)
+		c.free(l)
 	}})
 	if row.Verdict != Kept {
 		err = errors.New(row.Why)

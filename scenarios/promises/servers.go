@@ -25,7 +25,7 @@ func clockSkew(c *check) {
 			c.breaks("%s the token was %d, and the one before %d", when, l.Fence(), last)
 		}
 		last = l.Fence()
-		_ = c.do(l.Release)
+		c.free(l)
 	}
 	grows("at first")
 	c.skewed(time.Hour, "ahead", grows)
@@ -70,17 +70,12 @@ func partition(c *check) {
 		for _, heal := range heals {
 			heal()
 		}
-		if err == nil {
-			_ = c.do(first.Release)
-		}
-		if failed == nil {
-			_ = c.do(second.Release)
-		}
+		c.free(first, second)
 	}
 
 	// Renewals by too few servers. A service whose servers forward requests rightly goes on serving the holder.
 	a, b, key := c.client(), c.client(), newKey()
-	_ = c.do(c.take(a, newKey()).Release) // it is connected
+	c.connect(a)
 	first, err := c.try(&client{Lock: byHand{a.Lock, c}}, key)
 	if err != nil {
 		c.unsure("TryAcquire of a free lock: %v", err)
@@ -89,22 +84,19 @@ func partition(c *check) {
 	heal := c.inject(&client{links: a.links[:n-n/2]}, (*faults.Link).Cut)
 	defer func() { // it may still renew the lease
 		heal()
-		_ = c.do(first.Release)
+		c.free(first)
 	}()
 	second, err := c.acquire(b, key)
 	if err != nil {
 		return
 	}
 	if first.Until().IsZero() { // it may be told late: see LeaseLasts
-		select {
-		case <-first.Context().Done():
-		case <-time.After(patience):
-		}
+		c.ends(first, patience)
 	}
 	if lasts(first, time.Now()) {
 		c.breaks("another client was granted the lock while the lease of a holder who reached %d of %d servers lasted", n/2, n)
 	}
-	_ = c.do(second.Release)
+	c.free(second)
 }
 
 // spared checks that a client gets locks if one server doesn't answer it. Only one may be needed: a leader.
@@ -114,7 +106,7 @@ func (c *check) spared() {
 	var mu sync.Mutex
 	failed := map[int]string{}
 	for i := range n {
-		for says, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+		for says, fault := range map[string]linkFault{
 			"was silent": (*faults.Link).Cut, "refused connections": (*faults.Link).Refuse,
 		} {
 			wg.Go(func() {
@@ -134,15 +126,13 @@ func (c *check) spared() {
 }
 
 // spares returns why a client gets no lock without the i-th server.
-func (c *check) spares(i int, fault func(*faults.Link, context.Context) (faults.Heal, error)) error {
+func (c *check) spares(i int, fault linkFault) error {
 	cl, err := c.open(c.k.TTL)
 	if err != nil {
 		c.unsure("%v", err)
 		return nil
 	}
-	if l, err := c.acquire(cl, newKey()); err == nil { // it is connected
-		_ = c.do(l.Release)
-	}
+	c.gets(cl) // it is connected
 	if _, err := c.injected(&client{links: cl.links[i : i+1]}, fault); err != nil {
 		c.unsure("%v", err)
 		return nil
@@ -153,7 +143,7 @@ func (c *check) spares(i int, fault func(*faults.Link, context.Context) (faults.
 			return err
 		}
 		over := l.Context().Err() != nil
-		if _ = c.do(l.Release); !over {
+		if c.free(l); !over {
 			return nil
 		}
 		if time.Since(began) > c.limit() {
@@ -178,7 +168,7 @@ func (c *check) oneInCommon() {
 		c.inject(&client{links: b.links[:common]}, (*faults.Link).Refuse)
 		c.still(l, b, key, fmt.Sprintf("the only one of %d servers that two clients both reached had lost its data,", len(nodes)))
 		sure = l.Context().Err() == nil // the others may wait for a lease before they vote
-		_ = c.do(l.Release)
+		c.free(l)
 		return sure || c.isDecided()
 	})
 }
@@ -198,7 +188,7 @@ func dataLoss(c *check) {
 			l := c.take(c.lasting(), key)
 			c.fault(scenarios.Step{Verb: "wipe", Target: n.Name})
 			sure = c.still(l, c.client(), key, "one of "+fmt.Sprint(len(nodes))+" servers had lost its data")
-			_ = c.do(l.Release)
+			c.free(l)
 			return sure
 		})
 	}
@@ -219,7 +209,7 @@ func (c *check) forget(keys ...string) {
 
 // lost checks what follows when lose has removed the locks of keys, and perhaps all else, from the servers.
 func (c *check) lost(after string, lose func(keys ...string)) {
-	stopped := 0
+	stopped := thrice{c: c}
 	renewed := func(cl *client) (lasts bool) {
 		for range 2 { // the first may have belonged to a session that was lost, too
 			l, err := c.acquire(cl, newKey())
@@ -228,7 +218,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 			}
 			time.Sleep(l.TTL() + c.k.TTL)
 			lasts = l.Context().Err() == nil
-			if _ = c.do(l.Release); lasts {
+			if c.free(l); lasts {
 				break
 			}
 		}
@@ -236,14 +226,12 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 	}
 	c.often(func() (sure bool) {
 		keeper := c.times(3)
-		_ = c.do(c.take(keeper, newKey()).Release)
+		c.connect(keeper)
 		key, brief, known := newKey(), newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
 		_ = c.do(c.take(early, known).Release) // it is connected
 		lose(key, brief, known)
-		if l, err := c.persist(patience/5, early, newKey()); err == nil {
-			_ = c.do(l.Release)
-		} else {
+		if c.wait(early, newKey()).pass(patience/5) != nil {
 			c.client() // opening it creates what the servers need, such as a table
 		}
 		goesOn := make(chan bool, 1)
@@ -291,22 +279,16 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 			}
 		}
 		c.comesFree(other, key, after+", and a connected client had got the lock and released it,")
-		next, err := c.acquire(early, brief)
-		if err != nil { // its holder may have renewed it since
+		if c.wait(early, brief).pass(c.limitOf(early)) != nil { // its holder may have renewed it since
 			return sure || c.isDecided()
 		}
-		_ = c.do(next.Release)
 		for end := time.Now().Add(c.limit()); lasts(told, time.Now()); time.Sleep(pause) {
 			if time.Now().After(end) {
 				c.breaks("a holder hadn't been told %v after %s and another client had got the lock", c.limit(), after)
 				break
 			}
 		}
-		if !kept() && renewed(c.times(3)) { // a stall of the machine may end one
-			if stopped++; stopped == 3 {
-				c.breaks("%d times the lease that a connected client had acquired after %s wasn't renewed; a new client's was", stopped, after)
-			}
-		}
+		stopped.see(!kept() && renewed(c.times(3)), "3 times the lease that a connected client had acquired after %s wasn't renewed; a new client's was", after)
 		return sure && kept() || c.isDecided()
 	})
 }

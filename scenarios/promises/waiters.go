@@ -26,12 +26,12 @@ func waiterServed(c *check) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	const gone = "was cut off for good"
-	for what, fault := range map[string]func(*faults.Link, context.Context) (faults.Heal, error){
+	for what, fault := range map[string]linkFault{
 		"waited": nil, "was cut off": (*faults.Link).Cut, "got no replies": (*faults.Link).LoseReplies, "was refused": (*faults.Link).Refuse,
 		gone: (*faults.Link).Cut,
 	} {
 		a, b, next, other, key := c.lasting(), c.client(), c.client(), c.client(), newKey()
-		_, _ = c.do(c.take(b, newKey()).Release), c.do(c.take(next, newKey()).Release) // they are connected
+		c.connect(b, next)
 		l := c.take(a, key)
 		wg.Go(func() {
 			leaves := c.wait(b, key)
@@ -40,27 +40,22 @@ func waiterServed(c *check) {
 			time.Sleep(pause)
 			second := c.wait(next, key)
 			for range 5 { // by then they wait: other has done more meanwhile
-				if l, err := c.try(other, newKey()); err == nil {
-					_ = c.do(l.Release)
-				}
+				l, _ := c.try(other, newKey())
+				c.free(l)
 				time.Sleep(5 * pause)
 			}
 			leaves.stop() // what it shares with the other waiter of its client goes on
 			time.Sleep(pause)
-			heal := func() {}
-			if fault != nil {
-				var err error
-				if heal, err = c.injected(b, fault); err != nil {
-					c.unsure("%v", err)
-				}
+			heal, err := c.injected(b, fault)
+			if err != nil {
+				c.unsure("%v", err)
 			}
 			released := c.do(l.Release)
 			time.Sleep(c.k.TTL / 2)
 			served := func(who string, waiter wait) {
-				l, err := waiter.served(c.limit())
+				err := waiter.pass(c.limit())
 				switch {
 				case err == nil:
-					_ = c.do(l.Release)
 				case released != nil && !errors.Is(released, dlock.ErrLost):
 					c.unsure("Release by the holder: %v", released)
 				default:
@@ -108,7 +103,7 @@ func (c *check) waiting(cl *client, key string, held scenarios.Lease, n int, lea
 				if lasts(held, time.Now()) {
 					c.breaks("a waiter was granted a lock that another client held")
 				}
-				_ = c.do(l.Release)
+				c.free(l)
 			}()
 			select {
 			case <-done:
@@ -146,9 +141,9 @@ func waiterCancelled(c *check) {
 // cancelledAtGrant cancels a waiter that has got the lock and doesn't know yet.
 func (c *check) cancelledAtGrant() {
 	a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
-	_ = c.do(c.take(b, newKey()).Release) // it is connected
+	c.connect(b)
 	l := c.take(a, key)
-	heal := c.inject(b, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, 10*pause) })
+	heal := c.inject(b, delaying(10*pause))
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
 	done := make(chan result, 1)
@@ -162,37 +157,29 @@ func (c *check) cancelledAtGrant() {
 		if err != nil {
 			break
 		}
-		_ = c.do(got.Release)
+		c.free(got)
 	}
 	cancel()
-	got, err := (<-done).granted()
+	got, _ := (<-done).granted()
 	heal()
-	if err == nil {
-		_ = c.do(got.Release)
-	}
+	c.free(got)
 	c.comesFree(other, key, "a waiter was cancelled as it was granted the lock,")
 }
 
 // othersCall checks that a wait that is cancelled leaves the other locks of its client alone.
 func (c *check) othersCall() {
-	for _, fault := range []func(*faults.Link, context.Context) (faults.Heal, error){nil, (*faults.Link).LoseReplies} {
+	for _, fault := range []linkFault{nil, (*faults.Link).LoseReplies} {
 		c.often(func() (sure bool) {
 			a, b, other, mine, theirs := c.lasting(), c.lasting(), c.client(), newKey(), newKey()
 			l, held := c.take(a, mine), c.take(b, theirs)
-			heal := func() {}
-			if fault != nil {
-				heal = c.inject(a, fault)
-			}
-			r := c.within(5*pause+pause/3, func(ctx context.Context) (scenarios.Lease, error) { return a.Acquire(ctx, theirs) }) // between two polls
+			heal := c.inject(a, fault)
+			r := c.within(5*pause+pause/3, acquiring(a, theirs)) // between two polls
 			heal()
-			if !r.returned {
-				return true
-			}
-			if fault != nil && c.endsWithConnection(l) {
+			if !r.returned || fault != nil && c.endsWithConnection(l) {
 				return true
 			}
 			sure = c.stays(l, other, mine, "a cancelled wait of its holder for another lock")
-			_, _ = c.do(l.Release), c.do(held.Release)
+			c.free(l, held)
 			return sure
 		})
 	}
@@ -200,7 +187,7 @@ func (c *check) othersCall() {
 
 func waitersCutOff(c *check) {
 	a, b, key := c.lasting(), c.client(), newKey()
-	_ = c.do(c.take(b, newKey()).Release)
+	c.connect(b)
 	l := c.take(a, key)
 	const waiters = 100
 	cut, leave := context.WithCancel(c.ctx)
@@ -242,19 +229,17 @@ func (c *check) ownWaiters() {
 	}
 	time.Sleep(10 * pause)
 	c.comesFree(b, newKey(), fmt.Sprintf("%d of its callers waited for other locks", n+others))
-	_ = c.do(l.Release)
+	c.free(l)
 	var wg sync.WaitGroup
 	var served atomic.Int32
 	var failed atomic.Value
 	for _, w := range waits {
 		wg.Go(func() {
-			l, err := w.served(c.limitOf(b))
-			if err != nil {
+			if err := w.pass(c.limitOf(b)); err != nil {
 				failed.Store(err.Error())
-				return
+			} else {
+				served.Add(1)
 			}
-			served.Add(1)
-			_ = c.do(l.Release)
 		})
 	}
 	wg.Wait()
@@ -264,54 +249,48 @@ func (c *check) ownWaiters() {
 }
 
 // failedBefore has a client wait for a lock after an earlier wait has failed.
-func (c *check) failedBefore(how string, fault func(*faults.Link, context.Context) (faults.Heal, error)) {
+func (c *check) failedBefore(how string, fault linkFault) {
 	a, b, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
-	wait := func(ctx context.Context) (scenarios.Lease, error) { return b.Acquire(ctx, key) }
-	c.within(5*pause, wait) // it is connected, and has waited
-	heal := c.inject(b, fault)
-	c.briefly(wait)
-	heal()
-	_ = c.do(c.take(b, newKey()).Release)
+	c.within(5*pause, acquiring(b, key)) // it is connected, and has waited
+	c.during(b, fault, acquiring(b, key))
+	c.connect(b)
 	w := c.wait(b, key)
 	time.Sleep(10 * pause)
 	c.release(l)
-	got, err := w.served(c.limit())
-	if err != nil {
+	if err := w.pass(c.limit()); err != nil {
 		c.blocked(key, "a waiter whose client had %s during an earlier wait hadn't got the lock %v after its release: %v", how, c.limit(), err)
-		return
 	}
-	_ = c.do(got.Release)
 }
 
 // polls checks whether a waiter polls without a pause.
 func (c *check) polls() {
 	const most = 200
 	a, b, key := c.lasting(), c.client(), newKey()
-	_ = c.do(c.take(b, newKey()).Release) // it is connected
+	c.connect(b)
 	l := c.take(a, key)
 	waiter := c.wait(b, key)
 	defer waiter.stop()
 	time.Sleep(10 * pause)
-	heal := c.inject(b, func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.LoseRequestsFrom(ctx, most) })
+	heal := c.inject(b, losses["requests"].from(most))
 	time.Sleep(time.Second)
 	if b.loses() {
 		c.notes("a waiter sent at least %d messages in a second", most)
 	}
 	waiter.stop()
 	heal()
-	_ = c.do(l.Release)
+	c.free(l)
 }
 
 // longWaiter has a waiter wait, or cut off, until its session, if it has one, has run out.
-func (c *check) longWaiter(what string, fault func(*faults.Link, context.Context) (faults.Heal, error)) {
-	over, ttls := 0, time.Duration(5)
+func (c *check) longWaiter(what string, fault linkFault) {
+	over, ttls := thrice{c: c}, time.Duration(5)
 	if c.k.Fixed { // it may be long
 		ttls = 3
 	}
 	c.often(func() bool {
 		a, b, other, key := c.lasting(), c.client(), c.client(), newKey()
-		_ = c.do(c.take(b, newKey()).Release)
+		c.connect(b)
 		l := c.take(a, key)
 		waiter := c.wait(b, key)
 		defer waiter.stop()
@@ -319,14 +298,10 @@ func (c *check) longWaiter(what string, fault func(*faults.Link, context.Context
 		behind := c.wait(c.client(), key)
 		defer behind.stop()
 		go func() {
-			if l, err := (<-behind.done).granted(); err == nil {
-				_ = c.do(l.Release)
-			}
+			l, _ := (<-behind.done).granted()
+			c.free(l)
 		}()
-		heal := func() {}
-		if fault != nil {
-			heal = c.inject(b, fault)
-		}
+		heal := c.inject(b, fault)
 		time.Sleep(ttls * max(c.k.TTL, c.k.Service.MinSession))
 		heal()
 		go c.release(l) // it may take longer than the waiter's lease
@@ -337,14 +312,11 @@ func (c *check) longWaiter(what string, fault func(*faults.Link, context.Context
 		}
 		ended := !lasts(got, time.Now())
 		sure := c.still(got, other, key, fmt.Sprintf("a waiter who %s for %d TTLs was served", what, ttls))
-		_ = c.do(got.Release)
+		c.free(got)
 		if ended && fault == nil { // one that was cut off may be told late
-			if fresh := c.take(other, newKey()); lasts(fresh, time.Now()) { // a stall of the machine may end one
-				over++
-			}
-		}
-		if over == 3 {
-			c.breaks("%d times the lease of a waiter who %s for %d TTLs was over when it got it; that of a client that hadn't waited lasted", over, what, ttls)
+			fresh := c.take(other, newKey())
+			over.see(lasts(fresh, time.Now()),
+				"3 times the lease of a waiter who %s for %d TTLs was over when it got it; that of a client that hadn't waited lasted", what, ttls)
 		}
 		return sure || c.isDecided()
 	})
@@ -359,7 +331,7 @@ func (c *check) released(circumstance string) {
 	for range 3 {
 		a, b, key := c.times(3), c.client(), newKey()
 		renewed := circumstance != ""
-		_ = c.do(c.take(b, newKey()).Release) // it is connected
+		c.connect(b)
 		start := time.Now()
 		l := c.take(a, key)
 		heal := func() {}
@@ -411,7 +383,7 @@ func (c *check) released(circumstance string) {
 		if err != nil { // it gets no lock in time
 			return
 		}
-		_ = c.do(unused.Release)
+		c.free(unused)
 	}
 	c.breaks("three times a lock that had been released%s was %s", circumstance, how)
 }
