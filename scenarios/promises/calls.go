@@ -131,11 +131,7 @@ func releaseStale(c *check) {
 		heal := c.inject(a, (*faults.Link).Cut)
 		c.free(c.take(b, key))
 		heal()
-		later, err := c.try(a, key)
-		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); { // it may have to reconnect
-			time.Sleep(pause)
-			later, err = c.try(a, key)
-		}
+		later, err := c.tryFor(patience, pause, a, key) // it may have to reconnect
 		if err != nil {
 			c.cannot("a client that had been cut off got no lock within %v: %v", patience, err)
 		}
@@ -528,12 +524,11 @@ func (c *check) cancelled(f call) result {
 
 // outlives checks that a lease doesn't end with the context of its acquisition.
 func (c *check) outlives() {
-	const times = 3
 	deadline := c.k.TTL
 	if c.k.Fixed {
 		deadline /= 4
 	}
-	for range times {
+	if c.repeatedly(func() bool {
 		cl, other, key := c.times(3), c.client(), newKey()
 		ctx, cancel := context.WithCancel(c.ctx)
 		defer cancel()
@@ -551,13 +546,11 @@ func (c *check) outlives() {
 			time.Sleep(ended.TTL() + c.k.TTL)
 		}
 		c.still(ended, other, key, "the end of its acquisition's context")
-		tied := ended.Context().Err() != nil && before.Context().Err() == nil
-		c.free(ended, before)
-		if !tied {
-			return
-		}
+		defer c.free(ended, before)
+		return endsAlone(ended, before)
+	}) {
+		c.breaks("3 times a lease ended with the context of its acquisition; an older one, whose context lived on, lasted")
 	}
-	c.breaks("%d times a lease ended with the context of its acquisition; an older one, whose context lived on, lasted", times)
 }
 
 func closeEnds(c *check) {
@@ -626,8 +619,7 @@ func nothingLeft(c *check) {
 	a, b, key := c.client(), c.lasting(), newKey() // a may clean up until its leases, had it got any, would have ended
 	held := c.take(b, key)
 	c.connect(a)
-	const clients, lost, many = "clients", "leases that were lost, and as many releases while a renewal was under way", 40
-	const replyless, served = "tries without a reply", "waits that were served"
+	const clients, many = "clients", 40
 	closed := []*client{a}
 	connections := func() (n int) {
 		for _, cl := range closed {
@@ -635,10 +627,15 @@ func nothingLeft(c *check) {
 		}
 		return n
 	}
-	kinds := map[string]func(){
-		"grants and releases": func() { c.connect(a) },
-		"failed tries":        func() { _, _ = c.try(a, key) },
-		served: func() {
+	for _, kind := range []struct {
+		what        string
+		times, each int // how often it is done, and how many that makes
+		do          func()
+	}{
+		{"grants and releases", 100, 1, func() { c.connect(a) }},
+		{"failed tries", 100, 1, func() { _, _ = c.try(a, key) }},
+		{"cancelled waits", 100, 1, func() { c.within(pause, acquiring(a, key)) }},
+		{"waits that were served", 3, many, func() {
 			var wg sync.WaitGroup
 			for range many {
 				key := newKey()
@@ -650,20 +647,17 @@ func nothingLeft(c *check) {
 				wg.Go(func() {
 					time.Sleep(pause)
 					c.free(l)
-					w.pass(c.limit())
+					_ = w.pass(c.limit())
 				})
 			}
 			wg.Wait()
-		},
-		replyless: func() {
+		}},
+		{"tries without a reply", 3, many, func() {
 			heal := c.inject(a, (*faults.Link).LoseReplies)
 			c.each(many, func(int) { c.within(a.ttl/5, trying(a, newKey())) })
 			heal()
-		},
-		"cancelled waits": func() {
-			c.within(pause, acquiring(a, key))
-		},
-		lost: func() {
+		}},
+		{"leases that were lost, and as many releases while a renewal was under way", 3, many / 2, func() {
 			var leases []scenarios.Lease
 			for range many {
 				if l, err := c.try(a, newKey()); err == nil {
@@ -678,42 +672,32 @@ func nothingLeft(c *check) {
 			time.Sleep(a.ttl)
 			heal()
 			c.free(leases...)
-		},
-		clients: func() {
+		}},
+		{clients, 30, 1, func() { // there may not be room for more
 			cl := c.client()
 			closed = append(closed, cl)
 			c.connect(cl)
 			c.take(cl, newKey())
 			c.close(cl, c.k.TTL+patience)
-		},
-	}
-	if l, ok := a.Lock.(scenarios.Adapter); ok && l.Shut == nil { // they share what they leave
-		delete(kinds, clients)
-	}
-	for what, call := range kinds {
-		calls, mark, before, lingers := 100, newKey(), connections(), patience
-		switch what {
-		case clients:
-			calls = 30                                      // there may not be room for more
+		}},
+	} {
+		what, mark, before, lingers := kind.what, newKey(), connections(), patience
+		if what == clients {
+			if l, ok := a.Lock.(scenarios.Adapter); ok && l.Shut == nil { // they share what they leave
+				continue
+			}
 			lingers += max(c.k.TTL, c.k.Service.MinSession) // until the lease of each ends
-		case lost, replyless, served:
-			calls = 3 // of many
 		}
 		// A client may keep a pool, as large as a slow machine has made it. It doesn't grow again.
 		pool, pooled := 0, 0
 		for again := false; ; again = true {
 			n := 0
 			pprof.Do(c.ctx, pprof.Labels("promises", mark), func(context.Context) {
-				for end := time.Now().Add(patience); n < calls && time.Now().Before(end); n++ {
-					call()
+				for end := time.Now().Add(patience); n < kind.times && time.Now().Before(end); n++ {
+					kind.do()
 				}
 			})
-			switch what {
-			case lost:
-				n *= many / 2
-			case replyless, served:
-				n *= many
-			}
+			n *= kind.each
 			few := (n - 1) / 2
 			most := max(few, 20) // slow calls are few
 			// What ends slowly, such as clean-up on a slow machine, isn't left for good.

@@ -479,6 +479,15 @@ func (w wait) pass(limit time.Duration) error {
 	return err
 }
 
+// tryFor tries to get a lock until it does, or limit is over.
+func (c *check) tryFor(limit, every time.Duration, cl *client, key string) (l scenarios.Lease, err error) {
+	for end := time.Now().Add(limit); ; time.Sleep(every) {
+		if l, err = c.try(cl, key); err == nil || time.Now().After(end) || c.ctx.Err() != nil {
+			return l, err
+		}
+	}
+}
+
 // gets reports whether cl gets a lock that nobody has touched.
 func (c *check) gets(cl *client) bool { return c.wait(cl, newKey()).pass(c.limitOf(cl)) == nil }
 
@@ -645,6 +654,16 @@ func (c *check) ends(l scenarios.Lease, limit time.Duration) bool {
 	return l.Context().Err() != nil
 }
 
+// repeatedly reports whether f finds the promise broken three times in a row: a stall of the machine may cause one.
+func (c *check) repeatedly(f func() (isBroken bool)) bool {
+	for range 3 {
+		if c.isDecided() || !f() {
+			return false
+		}
+	}
+	return true
+}
+
 // thrice counts what a stall of the machine may cause once.
 type thrice struct {
 	c *check
@@ -661,16 +680,16 @@ func (t *thrice) see(isSo bool, format string, args ...any) {
 	}
 }
 
-// endsAlone reports whether a lease has ended, and another client's hasn't: it wasn't the machine or the servers.
-func endsAlone(l, anothers scenarios.Lease) bool {
-	return l.Context().Err() != nil && anothers.Context().Err() == nil
+// endsAlone reports whether a lease has ended, and another hasn't: it wasn't the machine or the servers.
+func endsAlone(l, another scenarios.Lease) bool {
+	return l.Context().Err() != nil && another.Context().Err() == nil
 }
 
 // often retries f while a stall of the machine spoils it.
 func (c *check) often(f func() (sure bool)) {
 	const tries = 10
 	for range tries {
-		if f() {
+		if f() || c.isDecided() {
 			return
 		}
 	}

@@ -31,19 +31,11 @@ func (c *check) failedTries() {
 	c.take(dead, key)
 	c.take(dead, untried)
 	c.inject(dead, (*faults.Link).Cut)
-	polls := func() (err error) {
-		for end := time.Now().Add(c.limit()); ; time.Sleep(c.k.TTL / 5) {
-			var l scenarios.Lease
-			if l, err = c.try(b, key); err == nil || time.Now().After(end) || c.ctx.Err() != nil {
-				c.free(l)
-				return err
-			}
-		}
-	}
-	if polls() == nil {
+	l, err := c.tryFor(c.limit(), c.k.TTL/5, b, key)
+	if c.free(l); err == nil {
 		return
 	}
-	l, err := c.try(b, untried)
+	l, err = c.try(b, untried)
 	c.free(l)
 	if errors.Is(err, dlock.ErrHeld) { // only who waits may see a lease end
 		if err = c.wait(b, untried).pass(c.limitOf(b)); err == nil {
@@ -54,7 +46,8 @@ func (c *check) failedTries() {
 		c.unsure("nobody gets the locks of a holder who was cut off: %v", err)
 		return
 	}
-	switch err := polls(); { // the leases may end one by one, or a try may get one late
+	l, err = c.tryFor(c.limit(), c.k.TTL/5, b, key) // the leases may end one by one, or a try may get one late
+	switch c.free(l); {
 	case err == nil:
 	case errors.Is(err, dlock.ErrHeld):
 		c.breaks("%v after a holder was cut off, its lock that TryAcquire had polled was held, and the other free", c.limit())
@@ -122,11 +115,8 @@ func (c *check) refused(a, b *client, who string) {
 		got, err = c.try(b, key)
 	}
 	now := time.Now()
-	for n := 0; errors.Is(err, dlock.ErrHeld) && c.isSlow(b, key); n++ {
-		if n == 2 {
-			c.breaks("three times TryAcquire of a held lock waited for more than %v; of an unused one it returned at once", tryLimit)
-			break
-		}
+	if errors.Is(err, dlock.ErrHeld) && c.repeatedly(func() bool { return c.isSlow(b, key) }) {
+		c.breaks("three times TryAcquire of a held lock waited for more than %v; of an unused one it returned at once", tryLimit)
 	}
 	switch {
 	case err == nil && lasts(l, now):
@@ -376,12 +366,12 @@ func keysIndependent(c *check) {
 		return sure
 	})
 	base, refused := newKey(), ""
-	for range 3 { // a client may take its own late request for another's
-		if refused = c.refusedWhileOthersHeld(base, a, b); refused == "" {
-			return
-		}
+	if c.repeatedly(func() bool { // a client may take its own late request for another's
+		refused = c.refusedWhileOthersHeld(base, a, b)
+		return refused != ""
+	}) {
+		c.breaks("three times, while other keys were held, nobody got %.80q", refused)
 	}
-	c.breaks("three times, while other keys were held, nobody got %.80q", refused)
 }
 
 // refusedAgain reports whether cl is refused key three more times, and gets unused locks: a try that waits for a moment may be refused

@@ -40,8 +40,7 @@ func leaseLasts(c *check) {
 
 // outlivesReleased checks that what would have ended a lease that has been released leaves the next one alone.
 func (c *check) outlivesReleased() {
-	const times = 3 // a stall of the machine may end one
-	for n := 1; n <= times && !c.isDecided(); n++ {
+	if c.repeatedly(func() bool {
 		a, other, key := c.client(), c.client(), newKey()
 		c.free(c.take(a, key))
 		time.Sleep(c.k.TTL / 2)
@@ -51,12 +50,9 @@ func (c *check) outlivesReleased() {
 		sure := c.still(l, other, key, "the time of an earlier one, which had been released, was up")
 		ended := l.Context().Err() != nil && lasts(same, time.Now())
 		c.free(l, same)
-		switch {
-		case !ended, sure:
-			return
-		case n == times:
-			c.breaks("%d times a lease ended when the time of an earlier one, which had been released, was up; that of another client lasted", n)
-		}
+		return ended && !sure
+	}) {
+		c.breaks("3 times a lease ended when the time of an earlier one, which had been released, was up; that of another client lasted")
 	}
 }
 
@@ -114,12 +110,9 @@ func leaseRenewed(c *check) {
 	defer wg.Wait()
 	for kind, loss := range losses {
 		wg.Go(func() {
-			for range 3 {
-				if !c.endsByLoss(loss) {
-					return
-				}
+			if c.repeatedly(func() bool { return c.endsByLoss(loss) }) {
+				c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
 			}
-			c.breaks("three times a lease ended after one of its renewals had lost its %s; one whose client had had to connect again went on", kind)
 		})
 	}
 	wg.Go(func() {
@@ -132,7 +125,7 @@ func leaseRenewed(c *check) {
 		c.often(func() bool {
 			a := c.times(3)
 			c.connect(a)
-			return c.outlast(c.slow(slow, a), c.client(), slow, 4*c.k.TTL, afterRenewals) || c.isDecided()
+			return c.outlast(c.slow(slow, a), c.client(), slow, 4*c.k.TTL, afterRenewals)
 		})
 	}
 	c.sameClient()
@@ -147,7 +140,7 @@ func leaseRenewed(c *check) {
 				return true // likewise; OddTTLs says whether it locks somebody out
 			}
 			c.free(l)
-			return c.outlast(a, c.client(), 0, 3*c.k.TTL, " after renewals, of an odd TTL") || c.isDecided()
+			return c.outlast(a, c.client(), 0, 3*c.k.TTL, " after renewals, of an odd TTL")
 		})
 	}
 	if !c.isDecided() {
@@ -186,7 +179,7 @@ func (c *check) waitedFor(a *client) {
 			_ = w.pass(c.limit()) // WaiterServed says why not
 		}
 		w.stop()
-		return sure || c.isDecided()
+		return sure
 	})
 }
 
@@ -241,7 +234,7 @@ func renewedByHand(c *check) {
 		a := c.times(3)
 		c.connect(a)
 		c.slow(slow, a)
-		return c.outlast(&client{Lock: byHand{a.Lock, c}, links: a.links}, c.client(), slow, hold, afterRenewals) || c.isDecided()
+		return c.outlast(&client{Lock: byHand{a.Lock, c}, links: a.links}, c.client(), slow, hold, afterRenewals)
 	}
 	c.often(func() bool { return extends(0) })
 	if !c.k.Fixed {
@@ -279,7 +272,7 @@ func renewedByHand(c *check) {
 				succeeds(old, "whose lock another client had had since")
 				c.comesFree(other, key, "a "+what+", and its successor's release,")
 			}
-			return sure || c.isDecided()
+			return sure
 		})
 	}
 	a, key := c.lasting(), newKey()
@@ -434,8 +427,9 @@ func (c *check) restarts() {
 // many checks that a client renews all its leases: in time though replies are slow, not one after the other, nor only as many as
 // some batch has room for. Each lasts for so many TTLs.
 func (c *check) many(leases int, ttls time.Duration, delayed bool) {
-	const times, few = 3, 16
-	for n := 1; ; n++ {
+	const few = 16
+	var says string
+	if c.repeatedly(func() bool {
 		a, other, b := c.times(ttls), c.times(ttls), c.client()
 		same := c.take(other, newKey())
 		var mu sync.Mutex
@@ -454,7 +448,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 			}
 		})
 		if len(held) < leases/2 {
-			return
+			return false
 		}
 		slow, how := time.Duration(0), ""
 		if delayed {
@@ -479,13 +473,10 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 		sound := ended <= len(held)/4 || same.Context().Err() != nil // a stall of the machine may end some
 		c.shut(a)
 		c.shut(other)
-		if sound || c.isDecided() {
-			return
-		}
-		if n == times {
-			c.breaks("%d times some of a client's leases ended, last time %d of %d%s; another client's only lease was renewed: do renewals wait for each other, or for a connection?", times, ended, len(held), how)
-			return
-		}
+		says = fmt.Sprintf("%d of %d%s", ended, len(held), how)
+		return !sound && !c.isDecided()
+	}) {
+		c.breaks("3 times some of a client's leases ended, last time %s; another client's only lease was renewed: do renewals wait for each other, or for a connection?", says)
 	}
 }
 
@@ -512,7 +503,7 @@ func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held
 		sure = c.still(l, b, key, what)
 		ended.see(endsAlone(l, same), "3 times renewals stopped after %s; those of another client went on", what)
 		c.free(l, same)
-		return sure || c.isDecided()
+		return sure
 	})
 }
 
@@ -567,7 +558,7 @@ func holderReturns(c *check) {
 			time.Sleep(next.TTL() + c.k.TTL)
 			alone := endsAlone(next, same)
 			ended.see(alone, "3 times the next lease of a holder that %s ended without a release; that of another client was renewed", what)
-			return !alone || c.isDecided()
+			return !alone
 		})
 	}
 }

@@ -195,11 +195,9 @@ func (k Kit) works(ctx context.Context) (noHazards string, err error) {
 
 func (k Kit) check(ctx context.Context, p promise) (row Row) {
 	row = Row{Promise: p.name, Text: p.text, Verdict: Kept}
-	if p.never != nil {
-		if why := p.never(k); why != "" {
-			row.Verdict, row.Why, row.Excluded = Unchecked, why, true
-			return row
-		}
+	if why := k.excludes(p.name); why != "" {
+		row.Verdict, row.Why, row.Excluded = Unchecked, why, true
+		return row
 	}
 	c := &check{k: k, ctx: ctx, probing: make(chan struct{}, 1)}
 	c.together(func() { p.check(c) })

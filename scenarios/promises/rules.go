@@ -3,20 +3,19 @@ package promises
 type promise struct {
 	name, text string
 	check      func(c *check)
-	never      func(k Kit) (why string) // not "": why this lock's can't be checked
-	alone      bool                     // it breaks the servers
+	alone      bool // it breaks the servers
 }
 
 var promises = []promise{
 	{name: "Exclusive", text: "a lock has one holder at a time, however many contend, also when a lease has run out; TryAcquire of a held one says so at once, and changes nothing", check: exclusive},
-	{name: "OneClient", text: "two callers of one client don't hold a lock at once either, and one that waits for the other returns when its context ends", check: oneClient, never: reentrant},
+	{name: "OneClient", text: "two callers of one client don't hold a lock at once either, and one that waits for the other returns when its context ends", check: oneClient},
 	{name: "LeaseLasts", text: "nobody else is granted a lock before its holder's lease ends, and the holder's context has ended by then", check: leaseLasts},
-	{name: "LeaseRenewed", text: "leases are renewed; meanwhile, and for a TTL after that, nobody else is granted the lock, however many its client has, and whatever becomes of them; renewals don't add up", check: leaseRenewed, never: unrenewed},
+	{name: "LeaseRenewed", text: "leases are renewed; meanwhile, and for a TTL after that, nobody else is granted the lock, however many its client has, and whatever becomes of them; renewals don't add up", check: leaseRenewed},
 	{name: "RenewedByHand", text: "a lease that its holder renews lasts for a TTL from then, and no longer; once another has had the lock, or it has been released, no renewal succeeds or changes anything", check: renewedByHand},
 	{name: "HolderDisconnected", text: "if a holder's connections break, nobody else gets the lock before its lease ends or the holder is told", check: holderDisconnected},
 	{name: "HolderReturns", text: "a holder that was cut off until its lease had run out doesn't disturb its successor when its messages arrive, and gets locks again; one that was told of its loss blocks nobody", check: holderReturns},
-	{name: "OddTTLs", text: "a TTL such as 999 µs, 1 s + 1 ns or 50 days is refused or rounded up: its lease neither ends early nor lasts for ever", check: oddTTLs, never: fixed},
-	{name: "TokensIncrease", text: "each grant's token is greater than all before, also after a wait, a lease that ran out or a late reply, whichever servers granted it", check: tokensIncrease, never: tokenless},
+	{name: "OddTTLs", text: "a TTL such as 999 µs, 1 s + 1 ns or 50 days is refused or rounded up: its lease neither ends early nor lasts for ever", check: oddTTLs},
+	{name: "TokensIncrease", text: "each grant's token is greater than all before, also after a wait, a lease that ran out or a late reply, whichever servers granted it", check: tokensIncrease},
 	{name: "KeysIndependent", text: "locking or releasing one key neither blocks nor frees another, nor hinders its release, even where one key begins with the other, or they differ only in case, an accent or its composition, a space, a line's end, a slash, a byte that isn't UTF-8, or what follows a # or 1,000 bytes, or have the same 32-bit hash", check: keysIndependent},
 	{name: "ReleaseRepeated", text: "a release that is repeated, even at the same time, doesn't end a later grant, of this client or another", check: releaseRepeated},
 	{name: "ReleaseRetried", text: "a release retried because its reply was lost doesn't end a later grant of the same client; one whose request was lost frees the lock, or says that it hasn't; after either the client's later releases return, and its other leases last", check: releaseRetried},
@@ -30,41 +29,23 @@ var promises = []promise{
 	{name: "EndsWithContext", text: "calls return when their contexts end, even if no server replies, and grant nothing then; a call with an ended context blocks nobody; a lease outlives the context and the deadline of its acquisition", check: endsWithContext},
 	{name: "CloseEnds", text: "Close returns though no server replies, and drops no release; after it calls return, and no lease is renewed whose context has ended", check: closeEnds},
 	{name: "ClockSkew", text: "servers' clocks that are an hour ahead or behind neither shorten nor prolong a lease, nor make tokens smaller", check: clockSkew, alone: true},
-	{name: "Partition", text: "of two clients that reach no common server at most one holds the lock; a client that one of three or more servers doesn't answer gets locks, unless that one leads", check: partition, never: single},
+	{name: "Partition", text: "of two clients that reach no common server at most one holds the lock; a client that one of three or more servers doesn't answer gets locks, unless that one leads", check: partition},
 	{name: "NothingLeft", text: "released and lost grants, failed and abandoned tries, waits and closed clients leak no goroutines or connections, nor use up what their client needs", check: nothingLeft},
 	{name: "DataLoss", text: "if one of three or more servers loses its data, nobody else gets in; if all do, or somebody deletes a lock, a holder is told, releasing an old lease doesn't end a new grant, and connected clients can lock and renew again", check: dataLoss, alone: true},
 }
 
-func fixed(k Kit) string {
-	if k.Fixed {
+// excludes returns why a promise of this lock can't be checked, or "".
+func (k Kit) excludes(promise string) (why string) {
+	switch {
+	case promise == "OddTTLs" && k.Fixed:
 		return "Kit.Fixed: the lock's TTL can't be changed"
-	}
-	return ""
-}
-
-func reentrant(k Kit) string {
-	if k.Service.Reentrant {
+	case promise == "OneClient" && k.Service.Reentrant:
 		return "Service.Reentrant: a client that holds a lock gets it again"
-	}
-	return ""
-}
-
-func unrenewed(k Kit) string {
-	if k.Service.NoRenew {
+	case promise == "LeaseRenewed" && k.Service.NoRenew:
 		return "Service.NoRenew: the lock doesn't renew its leases"
-	}
-	return ""
-}
-
-func single(k Kit) string {
-	if len(k.Service.Nodes) == 1 {
+	case promise == "Partition" && len(k.Service.Nodes) == 1:
 		return "there is only one server"
-	}
-	return ""
-}
-
-func tokenless(k Kit) string {
-	if k.Service.NoTokens {
+	case promise == "TokensIncrease" && k.Service.NoTokens:
 		return "the lock has no tokens: a holder that is paused past its TTL can write over its successor, and no resource can tell"
 	}
 	return ""

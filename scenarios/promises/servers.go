@@ -42,7 +42,7 @@ func (c *check) skewed(by time.Duration, says string, meanwhile func(when string
 	circumstance := "with the servers' clocks an hour " + says
 	meanwhile(circumstance)
 	c.often(func() bool {
-		return c.outlast(c.client(), c.client(), 0, 0, ", "+circumstance) || c.isDecided()
+		return c.outlast(c.client(), c.client(), 0, 0, ", "+circumstance)
 	})
 }
 
@@ -169,7 +169,7 @@ func (c *check) oneInCommon() {
 		c.still(l, b, key, fmt.Sprintf("the only one of %d servers that two clients both reached had lost its data,", len(nodes)))
 		sure = l.Context().Err() == nil // the others may wait for a lease before they vote
 		c.free(l)
-		return sure || c.isDecided()
+		return sure
 	})
 }
 
@@ -229,7 +229,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		c.connect(keeper)
 		key, brief, known := newKey(), newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
-		_ = c.do(c.take(early, known).Release) // it is connected
+		c.free(c.take(early, known)) // it is connected
 		lose(key, brief, known)
 		if c.wait(early, newKey()).pass(patience/5) != nil {
 			c.client() // opening it creates what the servers need, such as a table
@@ -280,7 +280,7 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		}
 		c.comesFree(other, key, after+", and a connected client had got the lock and released it,")
 		if c.wait(early, brief).pass(c.limitOf(early)) != nil { // its holder may have renewed it since
-			return sure || c.isDecided()
+			return sure
 		}
 		for end := time.Now().Add(c.limit()); lasts(told, time.Now()); time.Sleep(pause) {
 			if time.Now().After(end) {
@@ -289,6 +289,6 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 			}
 		}
 		stopped.see(!kept() && renewed(c.times(3)), "3 times the lease that a connected client had acquired after %s wasn't renewed; a new client's was", after)
-		return sure && kept() || c.isDecided()
+		return sure && kept()
 	})
 }

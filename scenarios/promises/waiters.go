@@ -127,15 +127,20 @@ func waiterCancelled(c *check) {
 	l := c.take(a, key)
 	const waiters = 40
 	c.waiting(b, key, l, waiters, func(i int) { time.Sleep(time.Duration(i) * 5 * time.Millisecond) }) // at many moments
-	if !c.isDecided() {
-		c.release(l)
-		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters were cancelled", waiters))
-		c.comesFree(b, key, fmt.Sprintf("%d of its waiters were cancelled", waiters))
-	}
-	if !c.isDecided() {
+	if c.freeAfter(l, b, key, waiters, "were cancelled"); !c.isDecided() {
 		c.othersCall()
 		c.cancelledAtGrant()
 	}
+}
+
+// freeAfter checks that a lock comes free for others, and for the client whose waiters have left.
+func (c *check) freeAfter(l scenarios.Lease, cl *client, key string, waiters int, how string) {
+	if c.isDecided() {
+		return
+	}
+	c.release(l)
+	c.comesFree(c.client(), key, fmt.Sprintf("%d waiters %s", waiters, how))
+	c.comesFree(cl, key, fmt.Sprintf("%d of its waiters %s", waiters, how))
 }
 
 // cancelledAtGrant cancels a waiter that has got the lock and doesn't know yet.
@@ -205,11 +210,7 @@ func waitersCutOff(c *check) {
 	leave()
 	<-left
 	heal()
-	if !c.isDecided() {
-		c.release(l)
-		c.comesFree(c.client(), key, fmt.Sprintf("%d waiters were cut off", waiters))
-		c.comesFree(b, key, fmt.Sprintf("%d of its waiters were cut off", waiters))
-	}
+	c.freeAfter(l, b, key, waiters, "were cut off")
 }
 
 // ownWaiters has callers of one client wait for a lock that it holds: it frees that lock, and gets others.
@@ -318,7 +319,7 @@ func (c *check) longWaiter(what string, fault linkFault) {
 			over.see(lasts(fresh, time.Now()),
 				"3 times the lease of a waiter who %s for %d TTLs was over when it got it; that of a client that hadn't waited lasted", what, ttls)
 		}
-		return sure || c.isDecided()
+		return sure
 	})
 }
 
