@@ -36,7 +36,7 @@ func TestBillOnce(t *testing.T) {
 			ctx := t.Context()
 			require.NoError(t, bill(ctx, locker, accounts, "inv-0"), "the script is known from now on")
 			w := &writeFault{}
-			client.AddHook(w)
+			client.AddHook(hook(w.process))
 			for _, invoice := range []string{
 				"inv-1", "inv-2\n", "inv-1", "inv-1\n", "inv-1\ninv-2", "inv", "inv-1\ninv-2\n", `"inv`, "inv-3\r\n", "inv-3", "inv-0",
 			} {
@@ -68,33 +68,25 @@ type writeFault struct {
 	late  func() ([]string, error) // sends the write that was held back
 }
 
-func (*writeFault) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*writeFault) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (w *writeFault) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if len(cmd.Args()) < 7 || cmd.Args()[3] != "resource:{acme}" || w.fault == "none" {
-			return next(ctx, cmd)
-		}
-		switch w.fault {
-		case "reply lost":
-			_ = next(ctx, cmd)
-		case "request late":
-			late := redis.NewCmd(context.WithoutCancel(ctx), slices.Clone(cmd.Args())...)
-			w.late = func() ([]string, error) {
-				if err := next(context.WithoutCancel(ctx), late); err != nil {
-					return nil, err
-				}
-				return late.StringSlice()
-			}
-		}
-		w.fault = "none"
-		cmd.SetErr(errFault)
-		return errFault
+func (w *writeFault) process(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if len(cmd.Args()) < 7 || cmd.Args()[3] != "resource:{acme}" || w.fault == "none" {
+		return next(ctx, cmd)
 	}
+	switch w.fault {
+	case "reply lost":
+		_ = next(ctx, cmd)
+	case "request late":
+		late := redis.NewCmd(context.WithoutCancel(ctx), slices.Clone(cmd.Args())...)
+		w.late = func() ([]string, error) {
+			if err := next(context.WithoutCancel(ctx), late); err != nil {
+				return nil, err
+			}
+			return late.StringSlice()
+		}
+	}
+	w.fault = "none"
+	cmd.SetErr(errFault)
+	return errFault
 }
 
 // TestRaiseCounter runs the command of docs/operations.md for tokens that have regressed.

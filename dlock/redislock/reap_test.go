@@ -169,33 +169,21 @@ func TestReapWhereScriptsCannotReadTheFloor(t *testing.T) {
 	r := newReaping(t)
 	r.use("k")
 	b := newBackend(t, r.c, &redislock.Options{Prefix: r.prefix})
-	r.c.AddHook(declared(r.prefix + "fence-floor"))
-	_, err := b.Reap(t.Context())
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	require.ErrorContains(t, err, "undeclared key")
-	require.Equal(t, "1", r.counter("k"))
-}
-
-// declared refuses scripts that have a key as an argument and not among their keys, as Dragonfly does.
-type declared string
-
-func (declared) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (key declared) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if args := cmd.Args(); strings.HasPrefix(cmd.Name(), "eval") {
+	// It refuses scripts that have a key as an argument and not among their keys, as Dragonfly does.
+	r.c.AddHook(hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if args, floor := cmd.Args(), any(r.prefix+"fence-floor"); strings.HasPrefix(cmd.Name(), "eval") {
 			n := 3 + args[2].(int)
-			if slices.Contains(args[n:], any(string(key))) && !slices.Contains(args[3:n], any(string(key))) {
+			if slices.Contains(args[n:], floor) && !slices.Contains(args[3:n], floor) {
 				cmd.SetErr(redirect("ERR Error running script: @user_script:1: script tried accessing undeclared key"))
 				return cmd.Err()
 			}
 		}
 		return next(ctx, cmd)
-	}
-}
-
-func (declared) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	}))
+	_, err := b.Reap(t.Context())
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	require.ErrorContains(t, err, "undeclared key")
+	require.Equal(t, "1", r.counter("k"))
 }
 
 func TestReapByUserWithoutThePermission(t *testing.T) {

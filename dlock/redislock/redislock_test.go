@@ -6,10 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -63,79 +60,39 @@ func newMini(t *testing.T) redisServer {
 // socket is the client's end of a pipe with a buffer, as a kernel's has. Otherwise the server blocks in the middle of an
 // answer, and a publisher to the same client waits for a mutex, which keeps a bubble's time from advancing.
 type socket struct {
-	net.Conn
-
-	mu      sync.Mutex
-	changed *sync.Cond
-	arrived []byte
-	ended   error
-	until   time.Time
-	timer   *time.Timer
+	net.Conn          // to the server
+	from     net.Conn // the end of a second pipe: what has come from the server
 }
 
-func newSocket(pipe net.Conn) *socket {
-	c := &socket{Conn: pipe}
-	c.changed = sync.NewCond(&c.mu)
+func newSocket(server net.Conn) socket {
+	from, to := net.Pipe()
+	buffer := make(chan []byte, 10_000)
 	go func() {
-		buf := make([]byte, 4096)
+		defer close(buffer)
 		for {
-			n, err := pipe.Read(buf)
-			c.mu.Lock()
-			c.arrived, c.ended = append(c.arrived, buf[:n]...), err
-			c.changed.Broadcast()
-			c.mu.Unlock()
+			b := make([]byte, 4096)
+			n, err := server.Read(b)
 			if err != nil {
 				return
 			}
+			buffer <- b[:n]
 		}
 	}()
-	return c
-}
-
-func (c *socket) Read(b []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for {
-		switch {
-		case !c.until.IsZero() && !time.Now().Before(c.until):
-			return 0, os.ErrDeadlineExceeded
-		case len(c.arrived) > 0:
-			n := copy(b, c.arrived)
-			c.arrived = c.arrived[n:]
-			return n, nil
-		case c.ended != nil:
-			return 0, c.ended
+	go func() {
+		for b := range buffer {
+			_, _ = to.Write(b)
 		}
-		c.changed.Wait()
-	}
+		_ = to.Close()
+	}()
+	return socket{server, from}
 }
 
-func (c *socket) SetDeadline(t time.Time) error {
-	return errors.Join(c.SetWriteDeadline(t), c.SetReadDeadline(t))
+func (s socket) Read(b []byte) (int, error)        { return s.from.Read(b) }
+func (s socket) SetReadDeadline(t time.Time) error { return s.from.SetReadDeadline(t) }
+func (s socket) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
 }
-
-func (c *socket) SetReadDeadline(t time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.until = t
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	if !t.IsZero() {
-		c.timer = time.AfterFunc(time.Until(t), func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.changed.Broadcast()
-		})
-	}
-	c.changed.Broadcast()
-	return nil
-}
-
-func (c *socket) Close() error {
-	_ = c.SetReadDeadline(time.Time{})
-	return c.Conn.Close()
-}
+func (s socket) Close() error { return errors.Join(s.from.Close(), s.Conn.Close()) }
 
 func onServer(t *testing.T, s *testbed.Server) redisServer {
 	t.Helper()
@@ -218,14 +175,6 @@ func newBackend(t *testing.T, c redis.UniversalClient, o *redislock.Options) *re
 	return b
 }
 
-func onBoth(t *testing.T, f func(t *testing.T, s redisServer)) {
-	t.Helper()
-	t.Run("real", func(t *testing.T) { f(t, onServer(t, server)) })
-	t.Run("virtual", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) { f(t, newMini(t)) })
-	})
-}
-
 func TestNewRefuses(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
@@ -261,47 +210,41 @@ func TestNewRefuses(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	onBoth(t, func(t *testing.T, s redisServer) {
-		_, c, _ := s.backend(t)
-		r := locktest.Request(time.Hour)
-		for _, prefix := range []string{"", "app:"} {
-			b := newBackend(t, c, &redislock.Options{Prefix: prefix})
-			lock, fence := prefix+"lock:{"+r.Key+"}", prefix+"fence:{"+r.Key+"}"
-			g, err := b.TryAcquire(t.Context(), r)
-			require.NoError(t, err, "prefixes are apart")
-			defer func() { require.NoError(t, b.Release(t.Context(), g)) }()
-			require.EqualValues(t, 1, g.Fence)
-			require.Equal(t, []any{r.Owner, "1"}, c.MGet(t.Context(), lock, fence).Val())
-			ttl := c.PTTL(t.Context(), lock).Val()
-			require.True(t, 0 < ttl && ttl <= time.Hour, "got a lock with TTL %v", ttl)
-			require.EqualValues(t, -1, c.PTTL(t.Context(), fence).Val(), "the counter never expires")
-		}
-	})
+	_, c, _ := onServer(t, server).backend(t)
+	r := locktest.Request(time.Hour)
+	for _, prefix := range []string{"", "app:"} {
+		b := newBackend(t, c, &redislock.Options{Prefix: prefix})
+		lock, fence := prefix+"lock:{"+r.Key+"}", prefix+"fence:{"+r.Key+"}"
+		g := locktest.Take(t, b, r) // prefixes are apart
+		defer locktest.Release(t, b, g)
+		require.EqualValues(t, 1, g.Fence)
+		require.Equal(t, []any{r.Owner, "1"}, c.MGet(t.Context(), lock, fence).Val())
+		ttl := c.PTTL(t.Context(), lock).Val()
+		require.True(t, 0 < ttl && ttl <= time.Hour, "got a lock with TTL %v", ttl)
+		require.EqualValues(t, -1, c.PTTL(t.Context(), fence).Val(), "the counter never expires")
+	}
 }
 
 func TestScriptsFlushed(t *testing.T) {
-	onBoth(t, func(t *testing.T, s redisServer) {
-		b, c, _ := s.backend(t)
-		locktest.UseOnce(t, b, func() { require.NoError(t, c.ScriptFlush(t.Context()).Err()) })
-	})
+	b, c, _ := onServer(t, server).backend(t)
+	locktest.UseOnce(t, b, func() { require.NoError(t, c.ScriptFlush(t.Context()).Err()) })
 }
 
 // A client repeats an acquisition, which must not find itself in the way, but no release: the Locker does that
 // (ReleaseReplyLost in the kit).
 func TestReplyLost(t *testing.T) {
-	onBoth(t, func(t *testing.T, s redisServer) {
-		s.warm(t)
-		b, c, l := s.backend(t)
-		require.NoError(t, c.Ping(t.Context()).Err())
-		r := locktest.Request(time.Hour)
-		l.LoseReply()
-		g, err := b.Acquire(t.Context(), r)
-		require.NoError(t, err)
-		require.Equal(t, 1, l.Lost())
-		require.Equal(t, "1", c.Get(t.Context(), "fence:{"+r.Key+"}").Val(), "one acquisition, one token")
-		l.LoseReply()
-		err = b.Release(t.Context(), g)
-		require.ErrorIs(t, err, io.EOF)
-		require.NotErrorIs(t, err, dlock.ErrLost)
-	})
+	s := onServer(t, server)
+	s.warm(t)
+	b, c, l := s.backend(t)
+	require.NoError(t, c.Ping(t.Context()).Err())
+	r := locktest.Request(time.Hour)
+	l.LoseReply()
+	g, err := b.Acquire(t.Context(), r)
+	require.NoError(t, err)
+	require.Equal(t, 1, l.Lost())
+	require.Equal(t, "1", c.Get(t.Context(), "fence:{"+r.Key+"}").Val(), "one acquisition, one token")
+	l.LoseReply()
+	err = b.Release(t.Context(), g)
+	require.ErrorIs(t, err, io.EOF)
+	require.NotErrorIs(t, err, dlock.ErrLost)
 }

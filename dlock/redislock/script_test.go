@@ -1,13 +1,19 @@
 package redislock_test
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"net"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencelab/fencelab/dlock"
@@ -15,8 +21,9 @@ import (
 	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
-// A client is opened with spin, max=N and handoff=TIME. The step redis sends a command, with spaces for _; wake is the channel of the
-// first waiter that there was. It shows channels by number. It doesn't wait for requests on their way: that needs virtual time.
+// A client is opened with spin, max=N, handoff=TIME and cluster: then its server knows of no subscriptions. What its subscription sends
+// is of kind subscribe, and each byte that comes of kind message; an answer is sent instead. The step redis sends a command, with spaces for _; wake is the channel of the
+// first waiter that there was. It shows channels by number; wake1 is the second. It doesn't wait for requests on their way: that needs virtual time.
 func TestScripts(t *testing.T) {
 	kinds := locktest.RedisKinds(t, "acquire", "renew", "release", "leave")
 	channel := regexp.MustCompile(`(\d+ )?wake:[0-9a-f-]{36}`)
@@ -43,15 +50,26 @@ func TestScripts(t *testing.T) {
 					case "max":
 						_, err := fmt.Sscan(value, &o.Queue.Max)
 						require.NoError(t, err)
-					default:
+					case "handoff":
 						var err error
 						o.Queue.HandoffTTL, err = time.ParseDuration(value)
 						require.NoError(t, err)
 					}
 				}
-				client := s.client(t, s.link())
+				on := s
+				on.dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conn, err := s.dial(ctx, network, addr)
+					c := &subscription{Conn: conn, wire: w}
+					c.ctx, c.close = context.WithCancel(context.Background())
+					return c, err
+				}
+				client := on.client(t, on.link())
 				client.AddHook(locktest.RedisHook{Wire: w, Kinds: kinds})
-				b, err := redislock.New(client, o)
+				var universal redis.UniversalClient = client
+				if slices.Contains(options, "cluster") {
+					universal = traced{client}
+				}
+				b, err := redislock.New(universal, o)
 				require.NoError(t, err)
 				return b
 			},
@@ -61,9 +79,10 @@ func TestScripts(t *testing.T) {
 					for i, arg := range args {
 						words := strings.Split(arg, "_")
 						for i, w := range words {
-							if w == "wake" {
+							if n, ok := strings.CutPrefix(w, "wake"); ok && !strings.HasPrefix(n, ":") {
 								channel.ReplaceAllStringFunc(c.LIndex(t.Context(), "queue:{k}", 0).Val(), number)
-								words[i] = channels[0]
+								n, _ := strconv.Atoi(n)
+								words[i] = channels[n]
 							}
 						}
 						command[i] = strings.Join(words, " ")
@@ -80,4 +99,59 @@ func TestScripts(t *testing.T) {
 			},
 		}
 	})
+}
+
+// subscription is a connection to Redis. As soon as it subscribes, it has the faults of a Wire.
+type subscription struct {
+	net.Conn
+	wire  *locktest.Wire
+	on    atomic.Bool
+	ctx   context.Context // until it is closed
+	close context.CancelFunc
+}
+
+func (c *subscription) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("subscribe")) {
+		c.on.Store(true)
+	}
+	if !c.on.Load() {
+		return c.Conn.Write(b)
+	}
+	return disturb(c, "subscribe", func(instead string) (int, error) {
+		if instead == "" {
+			return c.Conn.Write(b)
+		}
+		words := strings.Fields(instead)
+		request := fmt.Appendf(nil, "*%d\r\n", len(words))
+		for _, w := range words {
+			request = fmt.Appendf(request, "$%d\r\n%s\r\n", len(w), w)
+		}
+		_, err := c.Conn.Write(request)
+		return len(b), err
+	})
+}
+
+// Read returns one byte of a subscription's, so that its deadline may pass within a message.
+func (c *subscription) Read(b []byte) (int, error) {
+	if !c.on.Load() {
+		return c.Conn.Read(b)
+	}
+	n, err := c.Conn.Read(b[:1])
+	if err != nil {
+		return n, err
+	}
+	return disturb(c, "message", func(string) (int, error) { return n, nil })
+}
+
+func disturb(c *subscription, kind string, send func(instead string) (int, error)) (int, error) {
+	n, err := locktest.Disturb(c.ctx, c.wire, kind, func(_ context.Context, instead string) (int, error) { return send(instead) })
+	if err != nil {
+		_ = c.Close()
+	}
+	return n, err
+}
+
+func (c *subscription) Close() error {
+	c.close()
+	return c.Conn.Close()
 }

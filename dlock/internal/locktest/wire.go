@@ -53,11 +53,16 @@ func NewWire() *Wire {
 }
 
 // Do sends a request, as often as the faults say. An answer, unless it is empty, replaces the server's.
-func Do[T any](ctx context.Context, w *Wire, kind string, send func(ctx context.Context, answer string) (T, error)) (v T, err error) {
+func Do[T any](ctx context.Context, w *Wire, kind string, send func(ctx context.Context, answer string) (T, error)) (T, error) {
 	w.mu.Lock()
 	name, _, _ := strings.Cut(kind, "/")
 	w.counts[name]++
 	w.mu.Unlock()
+	return Disturb(ctx, w, kind, send)
+}
+
+// Disturb is Do for what is no request, and isn't counted.
+func Disturb[T any](ctx context.Context, w *Wire, kind string, send func(ctx context.Context, answer string) (T, error)) (v T, err error) {
 	f, broken := w.next(kind)
 	if f.verb == "repeat" {
 		if first, err := send(ctx, ""); err != nil {
