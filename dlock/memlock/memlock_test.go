@@ -2,7 +2,6 @@ package memlock_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,18 +15,13 @@ import (
 )
 
 // Before a test in which a lease that never ends would be waited for.
-func TestLeaseEndsAtItsTTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+func TestScripts(t *testing.T) {
+	locktest.Scripts(t, "testdata/scripts.txt", true, func(*testing.T) locktest.Bench {
 		b := memlock.New()
-		try := func(owner string) error {
-			_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: owner, TTL: time.Second})
-			return err
+		return locktest.Bench{
+			Key:  func(key string) string { return key },
+			Open: func(w *locktest.Wire, _ ...string) dlock.Backend { return locktest.Wired(b.Client(), w) },
 		}
-		require.NoError(t, try("a"))
-		time.Sleep(time.Second - 1)
-		require.ErrorIs(t, try("b"), dlock.ErrHeld)
-		time.Sleep(time.Nanosecond)
-		require.NoError(t, try("c"))
 	})
 }
 
@@ -37,33 +31,6 @@ func TestConformance(t *testing.T) {
 		m := memlock.New()
 		return dlocktest.Service{Backend: func() dlock.Backend { return m.Client() }}
 	}})
-}
-
-func TestFirstComeFirstServed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := memlock.New()
-		g, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "holder", TTL: time.Second})
-		require.NoError(t, err)
-		const waiters = 5
-		order := make(chan int, waiters)
-		for i := range waiters {
-			go func() {
-				g, err := b.Client().Acquire(t.Context(), dlock.Request{Key: "k", Owner: fmt.Sprint(i), TTL: time.Second})
-				if err != nil {
-					t.Error(err)
-				}
-				if got, want := time.Since(g.Start), time.Duration(0); got != want {
-					t.Errorf("waiter %d: the grant is %v old, want %v", i, got, want)
-				}
-				order <- i // and lets the lease run out
-			}()
-			synctest.Wait()
-		}
-		for i := range waiters {
-			require.Equal(t, i, <-order)
-			require.Equal(t, time.Duration(i+1)*time.Second, time.Since(g.Start), "granted when the lease before ran out")
-		}
-	})
 }
 
 // Its context ends just before: it has the lock, or has left.

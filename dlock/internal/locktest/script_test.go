@@ -1,7 +1,6 @@
 package locktest_test
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,14 +18,14 @@ const child = "LOCKTEST_SCRIPT"
 // A failure names the line.
 func TestScriptThatFails(t *testing.T) {
 	for script, want := range map[string]string{
-		"a try k => #1 | a lock\nb try k => held | b lock":                  "PASS",
-		"a try k => #1 | a lock\nb try k => #2 | b lock\na release k => ok": `(?s)script\.txt:5 .*got b try k     => held \| b lock\s+want b try k     => #2`,
-		"a try k => #1 | a 2*lock":                                          `script\.txt:4 `,
-		"a try k => #1 | a lock\na try k ten => #1":                         `script\.txt:5\s`,
-		"a try k => #1 | a lock\n# A comment.\na fly k":                     `script\.txt:6\s`,
-		"a lose unlock\na try k => #1 | a lock\na heal":                     `(?s)there was no unlock to lose.*script\.txt:6\s`,
-		"a try k => #1 | a lock\na lose lock\na try other => #1 | a lock":   `(?s)script\.txt:6 .*a try other => broken wire \| a lock`,
-		"a try k 1s => #1 | a lock\nadvance 2s\nb try k => held | b lock":   `(?s)script\.txt:6 .*b try k    => #2 \| b lock`,
+		"a try k => #1 | a acquire\nb try k => held | b acquire":                              "PASS",
+		"a try k => #1 | a acquire\nb try k => #2 | b acquire\na release k => ok | a release": `(?s)script\.txt:5 .*got b try k     => held \| b acquire\s+want b try k     => #2`,
+		"a try k => #1 | a 2*acquire":                                                         `script\.txt:4 `,
+		"a try k => #1 | a acquire\na try k ten => #1":                                        `script\.txt:5\s`,
+		"a try k => #1 | a acquire\n# A comment.\na fly k":                                    `script\.txt:6\s`,
+		"a lose renew\na try k => #1 | a acquire\na heal":                                     `(?s)there was no renew to lose.*script\.txt:6\s`,
+		"a try k => #1 | a acquire\na lose acquire\na try other => #1 | a acquire":            `(?s)script\.txt:6 .*a try other    => broken wire \| a acquire`,
+		"a try k 1s => #1 | a acquire\nadvance 2s\nb try k => held | b acquire":               `(?s)script\.txt:6 .*b try k    => #2 \| b acquire`,
 	} {
 		file := filepath.Join(t.TempDir(), "script.txt")
 		require.NoError(t, os.WriteFile(file, []byte("A comment.\n\n-- Name --\n"+script+"\n"), 0o600))
@@ -47,16 +46,7 @@ func TestChild(t *testing.T) {
 		b := memlock.New()
 		return locktest.Bench{
 			Key:  func(key string) string { return key },
-			Open: func(w *locktest.Wire, _ ...string) dlock.Backend { return wired{b.Client(), w} },
+			Open: func(w *locktest.Wire, _ ...string) dlock.Backend { return locktest.Wired(b.Client(), w) },
 		}
 	})
-}
-
-type wired struct {
-	dlock.Backend
-	*locktest.Wire
-}
-
-func (w wired) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-	return locktest.Do(ctx, w.Wire, "lock", func(ctx context.Context, _ string) (dlock.Grant, error) { return w.Backend.TryAcquire(ctx, r) })
 }

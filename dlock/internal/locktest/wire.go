@@ -17,6 +17,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
@@ -246,6 +247,32 @@ func (w *Wire) sent() (kinds string) {
 	}
 	clear(w.counts)
 	return kinds
+}
+
+// Wired returns b over a Wire. Its requests are of kind acquire, renew and release.
+func Wired(b dlock.Backend, w *Wire) dlock.Backend { return wired{b, w} }
+
+type wired struct {
+	dlock.Backend
+	w *Wire
+}
+
+func (w wired) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return Do(ctx, w.w, "acquire", func(ctx context.Context, _ string) (dlock.Grant, error) { return w.Backend.Acquire(ctx, r) })
+}
+
+func (w wired) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
+	return Do(ctx, w.w, "acquire", func(ctx context.Context, _ string) (dlock.Grant, error) { return w.Backend.TryAcquire(ctx, r) })
+}
+
+func (w wired) Renew(ctx context.Context, g dlock.Grant) error {
+	_, err := Do(ctx, w.w, "renew", func(ctx context.Context, _ string) (any, error) { return nil, w.Backend.Renew(ctx, g) })
+	return err
+}
+
+func (w wired) Release(ctx context.Context, g dlock.Grant) error {
+	_, err := Do(ctx, w.w, "release", func(ctx context.Context, _ string) (any, error) { return nil, w.Backend.Release(ctx, g) })
+	return err
 }
 
 // Link is for a dlocktest.Service. It cuts all requests, and disturbs those of the kinds, and after "then" whatever follows.
