@@ -270,28 +270,26 @@ func waiterWakes(e *env) {
 	a, key := e.backend(), newKey()
 	g := e.take(a, key, long)
 	const waiters = 3
-	var won [waiters]<-chan granted
-	var b [waiters]dlock.Backend
-	for i := range waiters {
-		b[i] = e.backend()
-		won[i] = e.acquiring(e.ctx, b[i], request(key, long))
+	type winner struct {
+		granted
+		b dlock.Backend
+	}
+	won := make(chan winner, waiters)
+	for range waiters {
+		b := e.backend()
+		begin(e, func() granted {
+			w := e.acquire(e.ctx, b, request(key, long))
+			won <- winner{w, b}
+			return w
+		})
 	}
 	e.pass(e.short / 4) // let them queue up
 	e.release(a, g)
 	for range waiters {
-		var w granted
-		var i int
-		select {
-		case w = <-won[0]:
-			i = 0
-		case w = <-won[1]:
-			i = 1
-		case w = <-won[2]:
-			i = 2
-		}
+		w := <-won
 		assert.NoError(e, w.err)
 		e.checkHeld(a, key)
-		e.release(b[i], w.g)
+		e.release(w.b, w.g)
 	}
 	e.checkFree(a, key)
 }
