@@ -2,10 +2,8 @@ package consullock_test
 
 import (
 	"context"
-	"net/http"
 	"regexp"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -34,31 +32,6 @@ func TestConformanceVirtual(t *testing.T) {
 		s := newConsul()
 		return service(t, func() link { return link{locktest.NewWire(), s, "consul"} }, nil)
 	}})
-}
-
-// silent is a server that doesn't answer.
-type silent struct{}
-
-func (silent) RoundTrip(r *http.Request) (*http.Response, error) {
-	<-r.Context().Done()
-	return nil, r.Context().Err()
-}
-
-// A context without an end doesn't make a try wait for ever.
-func TestSilentTry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client, err := api.NewClient(&api.Config{Address: "consul", HttpClient: &http.Client{Transport: silent{}}})
-		require.NoError(t, err)
-		b, err := consullock.New(client, nil)
-		require.NoError(t, err)
-		for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){b.TryAcquire, b.Acquire} {
-			began := time.Now()
-			_, err := acquire(context.Background(), locktest.Request(time.Second))
-			require.ErrorContains(t, err, "the server doesn't answer")
-			require.Equal(t, 15*time.Second, time.Since(began))
-		}
-		require.NoError(t, b.Close())
-	})
 }
 
 // The context of a release may have ended with another lock's loss.
@@ -122,16 +95,6 @@ func TestNewRefuses(t *testing.T) {
 		_, err = consullock.New(client, &o)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "%+v", o)
 	}
-}
-
-func TestTTLThatNoSessionCovers(t *testing.T) {
-	b := over(t, toServer(t), nil)
-	t.Cleanup(func() { require.NoError(t, b.Close()) })
-	for _, ttl := range []time.Duration{20 * time.Hour, 1<<63 - 1} {
-		_, err := b.TryAcquire(t.Context(), locktest.Request(ttl))
-		require.ErrorIs(t, err, dlock.ErrInvalid, "TTL %v", ttl)
-	}
-	locktest.Take(t, b, locktest.Request(19*time.Hour))
 }
 
 func TestNames(t *testing.T) {
