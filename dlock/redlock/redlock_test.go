@@ -1,7 +1,6 @@
 package redlock_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,7 +13,6 @@ import (
 	"github.com/fencelab/fencelab/dlock/dlocktest"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redlock"
-	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 func TestConformanceVirtual(t *testing.T) {
@@ -95,35 +93,6 @@ func TestScriptsFlushed(t *testing.T) {
 			require.NoError(t, c.ScriptFlush(t.Context()).Err())
 		}
 	})
-}
-
-func TestStoppedNodes(t *testing.T) {
-	if servers[0].Provider == testbed.External {
-		t.Skip("an external server cannot be stopped")
-	}
-	ns := onServers(t)
-	ns.warm(t)
-	p, r := ns.proc(t, patient), locktest.Request(time.Hour)
-	last := uint64(0)
-	for _, stopped := range [][]int{{0, 1}, {3, 4}, {1, 3}} {
-		heals := make([]func() error, 0, len(stopped))
-		for _, i := range stopped {
-			heal, err := servers[i].Pause(t.Context())
-			testbed.Need(t, err)
-			heals = append(heals, func() error { return heal(context.WithoutCancel(t.Context())) })
-		}
-		r = locktest.Next(r.Key, r.TTL)
-		g, err := p.Acquire(t.Context(), r)
-		if err == nil {
-			err = p.Release(t.Context(), g)
-		}
-		for _, heal := range heals {
-			require.NoError(t, heal())
-		}
-		require.NoError(t, err)
-		require.Greater(t, g.Fence, last)
-		last = g.Fence
-	}
 }
 
 func TestNewRefuses(t *testing.T) {
