@@ -52,9 +52,15 @@ func (j Job) Run(ctx context.Context, reg prometheus.Registerer, onSample func(l
 		defer wires.Close()
 		spec.Dial = wires.Dial
 	}
-	return load.Run(ctx, c, func(ctx context.Context) (load.Lock, error) { return Open(ctx, spec) }, load.Options{
-		Registerer: reg, OnSample: onSample, Server: j.Server, Library: library(c.Backend), Unlocked: c.Backend == ping,
-	})
+	open := func(ctx context.Context) (load.Lock, error) { return Open(ctx, spec) }
+	res, err := load.Run(ctx, c, open, load.Options{Registerer: reg, OnSample: onSample})
+	if res != nil {
+		res.Machine.Server, res.Machine.Library = j.Server, library(c.Backend)
+		if c.Backend == ping { // its clients lock nothing
+			res.Checks = load.Checks{}
+		}
+	}
+	return res, err
 }
 
 // ChildEnv marks a process that reads a [Job] from standard input and writes its result.

@@ -45,10 +45,6 @@ type Options struct {
 	Registerer prometheus.Registerer
 	// Called with each sample.
 	OnSample func(Sample)
-	// For [Machine].
-	Server, Library string
-	// The clients lock nothing, so holders aren't checked.
-	Unlocked bool
 }
 
 const (
@@ -91,13 +87,16 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 		return nil, err
 	}
 
-	r := &run{c: c, rec: newRecorder(c.Contenders, newMetrics(o.Registerer)), unlocked: o.Unlocked}
+	r := &run{c: c, rec: newRecorder(c.Contenders, newMetrics(o.Registerer))}
 	r.holders.keys = map[uint64]*holder{}
 	loadCtx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with the window
 	defer stop(nil)
 	var all errgroup.Group
 	for i := range c.Contenders {
-		all.Go(func() error { return r.contend(loadCtx, i, locks[i%len(locks)]) })
+		all.Go(func() error {
+			r.contend(loadCtx, i, locks[i%len(locks)])
+			return nil
+		})
 	}
 	if c.Rate > 0 {
 		all.Go(func() error { return r.pace(loadCtx) })
@@ -115,7 +114,6 @@ func Run(ctx context.Context, c Config, open func(ctx context.Context) (Lock, er
 	res.Config, res.Cut, res.Checks = c, cut != nil, r.holders.checks
 	res.Machine = Machine{
 		OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Used: runtime.GOMAXPROCS(0), Go: runtime.Version(), GC: gcPercent(),
-		Server: o.Server, Library: o.Library,
 	}
 	if c.Rate > 0 {
 		res.Share = Share{}
@@ -138,10 +136,7 @@ func openAll(ctx context.Context, n int, open func(ctx context.Context) (Lock, e
 	all.SetLimit(openAtOnce)
 	for i := range locks {
 		all.Go(func() (err error) {
-			if err = context.Cause(ctx); err == nil {
-				locks[i], err = open(ctx)
-			}
-			if err != nil {
+			if locks[i], err = open(ctx); err != nil {
 				err = fmt.Errorf("load: client %d of %d: %w", i+1, n, err)
 			}
 			return err
@@ -164,10 +159,9 @@ func closeAll(locks []Lock) error {
 }
 
 type run struct {
-	c        Config
-	rec      *recorder
-	holders  holders
-	unlocked bool
+	c       Config
+	rec     *recorder
+	holders holders
 }
 
 // watch opens the window, takes samples and closes it. It returns why ctx ended, if it ended first.
@@ -198,13 +192,7 @@ func (r *run) watch(ctx context.Context, onSample func(Sample)) error {
 	return nil
 }
 
-func (r *run) contend(ctx context.Context, i int, l Lock) error {
-	bell, _ := timerAlarm(ctx)
-	if r.c.Work > 0 {
-		if precise, err := newAlarm(ctx); err == nil { // else, as with too many open files, wait less exactly
-			bell = precise
-		}
-	}
+func (r *run) contend(ctx context.Context, i int, l Lock) {
 	take := r.rec.take
 	if r.c.Rate == 0 {
 		next := keys(r.c, uint64(i)+1)
@@ -215,34 +203,28 @@ func (r *run) contend(ctx context.Context, i int, l Lock) error {
 	for ctx.Err() == nil {
 		a, ok := take()
 		if !ok {
-			break
+			return
 		}
 		a.contender = i
-		if !r.hold(ctx, l, a, bell) {
+		if !r.hold(ctx, l, a) {
 			_ = jitter.Sleep(ctx, errorPause)
 		}
 	}
-	return bell.close()
 }
 
-func (r *run) hold(ctx context.Context, l Lock, a arrival, bell alarm) bool {
+func (r *run) hold(ctx context.Context, l Lock, a arrival) bool {
 	lease, err := l.Acquire(ctx, r.c.Prefix+strconv.FormatUint(a.key, 10))
 	granted := time.Now()
 	if err != nil {
 		r.rec.ended(a, granted, 0, err)
 		return false
 	}
-	var in *holder
-	if !r.unlocked {
-		in = r.holders.enter(a.key, lease)
-	}
+	in := r.holders.enter(a.key, lease)
 	r.rec.ended(a, granted, lease.Fence, nil)
 	if r.c.Work > 0 {
-		_ = bell.wait(r.c.Work.D()) // cut short at the end of the run
+		_ = jitter.Sleep(ctx, r.c.Work.D()) // cut short at the end of the run
 	}
-	if !r.unlocked {
-		r.holders.leave(in)
-	}
+	r.holders.leave(in)
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	began := time.Now()

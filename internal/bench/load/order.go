@@ -38,7 +38,6 @@ func order(all []outcome) (o Order, overtaken []int64) {
 		}
 		at, _ := slices.BinarySearch(before, x.seq)
 		n := int64(len(before) - at)
-		o.Pairs += int64(len(before))
 		before = slices.Insert(before, at, x.seq)
 		overtaken = append(overtaken, n)
 		o.Inversions += n
@@ -46,7 +45,6 @@ func order(all []outcome) (o Order, overtaken []int64) {
 	}
 	o.Mean = float64(o.Inversions) / float64(o.Count)
 	sorted := slices.Sorted(slices.Values(overtaken))
-	at := func(q float64) int64 { return sorted[int(math.Ceil(q*float64(len(sorted))))-1] }
-	o.P50, o.P99, o.Max = at(0.5), at(0.99), at(1)
+	o.P99, o.Max = sorted[int(math.Ceil(0.99*float64(len(sorted))))-1], sorted[len(sorted)-1]
 	return o, overtaken
 }

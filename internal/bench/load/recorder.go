@@ -101,51 +101,43 @@ func (r *recorder) sample(now time.Time, last bool) Sample {
 	return s
 }
 
-// arrive is called with the mutex. It returns false when the run is over, or was when at came; ended tells which. An
-// arrival due before the end and recorded after it is unserved: a load that stalls at the end must not look better for it.
-func (r *recorder) arrive(at time.Time, key uint64) (a arrival, ok, ended bool) {
-	over := !r.end.IsZero()
-	if over && (r.first.IsZero() || !at.Before(r.end)) {
-		return a, false, true
-	}
+// arrive is called with the mutex.
+func (r *recorder) arrive(at time.Time, key uint64) arrival {
+	r.m.arrivals.Inc()
+	r.m.waiting.Inc()
 	r.seq++
 	r.waiting++
-	a = arrival{key: key, seq: r.seq, at: at}
 	if !r.first.IsZero() {
 		r.res.Arrivals++
 		r.res.MaxWaiting = max(r.res.MaxWaiting, r.waiting)
 	}
-	if over {
-		r.res.Unstarted++
-		r.leave(a)
-		return a, false, false
-	}
-	r.m.arrivals.Inc()
-	r.m.waiting.Inc()
-	return a, true, false
+	return arrival{key: key, seq: r.seq, at: at}
 }
 
-// call is an arrival of the closed model.
+// call is an arrival of the closed model. It returns false after the window.
 func (r *recorder) call(key uint64) (a arrival, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a, ok, _ = r.arrive(time.Now(), key)
-	return a, ok
+	if !r.end.IsZero() {
+		return a, false
+	}
+	return r.arrive(time.Now(), key), true
 }
 
-// offer queues an arrival of the open model. It returns false when no more are due.
+// offer queues an arrival of the open model. It returns false when no more are due in the window. One that was due in it
+// and is offered later counts, unserved: a load that stalls at the end must not look better for it.
 func (r *recorder) offer(due time.Time, key uint64) (more bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a, ok, ended := r.arrive(due, key)
-	if ok {
-		behind := time.Since(due)
-		r.m.late.Observe(behind.Seconds())
-		r.record(late, behind)
-		r.queue = append(r.queue, a)
-		r.some.Signal()
+	if !r.end.IsZero() && !due.Before(r.end) {
+		return false
 	}
-	return !ended
+	behind := time.Since(due)
+	r.m.late.Observe(behind.Seconds())
+	r.record(late, behind)
+	r.queue = append(r.queue, r.arrive(due, key))
+	r.some.Signal()
+	return true
 }
 
 // take waits for an arrival. It returns false once the run is over.
@@ -171,10 +163,8 @@ func (r *recorder) stop() {
 
 // leave records an acquisition that still waited at the end.
 func (r *recorder) leave(a arrival) {
-	if !r.first.IsZero() {
-		r.times[unserved].record(r.end.Sub(a.at))
-		r.outcomes = append(r.outcomes, outcome{key: a.key, seq: a.seq, contender: a.contender})
-	}
+	r.times[unserved].record(r.end.Sub(a.at))
+	r.outcomes = append(r.outcomes, outcome{key: a.key, seq: a.seq, contender: a.contender})
 }
 
 // ended records the end of a wait: a grant or an error. After the window it is unserved.

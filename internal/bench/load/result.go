@@ -117,11 +117,9 @@ type Order struct {
 	By         string `json:"by"`         // "token" or "grant"; empty: nothing was granted
 	Count      int64  `json:"count"`      // acquisitions compared: granted and unserved
 	Inversions int64  `json:"inversions"` // pairs of the same key granted in the other order
-	Pairs      int64  `json:"pairs"`      // pairs of the same key
 	Reordered  int64  `json:"reordered"`  // acquisitions overtaken at least once
 	// How often an acquisition was overtaken. Mean is Inversions / Count.
 	Mean float64 `json:"mean"`
-	P50  int64   `json:"p50"`
 	P99  int64   `json:"p99"`
 	Max  int64   `json:"max"`
 }

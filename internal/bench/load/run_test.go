@@ -309,7 +309,7 @@ func TestDueBeforeTheEndNotedAfterIt(t *testing.T) {
 	r.begin(begin)
 	r.sample(end, true)
 	for _, due := range []time.Time{begin.Add(time.Second / 4), end.Add(-time.Millisecond), end, end.Add(time.Second)} {
-		r.arrive(due, 0)
+		require.Equal(t, due.Before(end), r.offer(due, 0))
 	}
 	res := r.result()
 	require.EqualValues(t, 2, res.Arrivals)
