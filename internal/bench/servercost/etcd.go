@@ -93,24 +93,17 @@ func (r *recorder) etcdLeases(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			before, wait := s.Etcd.LeasesRevoked, time.Now()
-			var first time.Time // lease expired
-			err = until(ctx, func() (bool, error) {
-				if s, err = r.server.Ask(ctx); err != nil {
-					return false, err
-				}
-				if first.IsZero() && s.Etcd.LeasesRevoked > before {
-					first = time.Now()
-				}
-				return s.Etcd.LeasesRevoked == s.Etcd.LeasesGranted, nil
-			})
-			if err == nil {
-				end.Count = s.Etcd.LeasesRevoked - before
-				end.Values = map[string]float64{
-					"before": float64(before), "waited": first.Sub(wait).Seconds(), "expiring": time.Since(first).Seconds(),
-				}
+			before := s.Etcd.LeasesRevoked
+			if _, err := r.until(ctx, func(s Sample) bool { return s.Etcd.LeasesRevoked > before }); err != nil {
+				return err
 			}
-			return err
+			first := time.Now()
+			if s, err = r.until(ctx, func(s Sample) bool { return s.Etcd.LeasesRevoked == s.Etcd.LeasesGranted }); err != nil {
+				return err
+			}
+			end.Count = s.Etcd.LeasesRevoked - before
+			end.Values = map[string]float64{"expiring": time.Since(first).Seconds()} // from the first to the last
+			return nil
 		}}}
 	})
 }

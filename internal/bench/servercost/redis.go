@@ -40,8 +40,8 @@ func (r *recorder) startRedis(ctx context.Context) (*redis.Client, *redislock.Ba
 }
 
 func (r *recorder) uses(server fmt.Stringer) {
-	if s := server.String(); !slices.Contains(r.servers, s) {
-		r.servers = append(r.servers, s)
+	if s := server.String(); !slices.Contains(r.setup.Servers, s) {
+		r.setup.Servers = append(r.setup.Servers, s)
 	}
 }
 
@@ -94,14 +94,11 @@ func (b *redisBed) reclaim(name string) phase {
 			return err
 		}
 		before := s.Redis.ExpiredKeys
-		err = until(ctx, func() (bool, error) {
-			s, err = b.server.Ask(ctx)
-			return err == nil && s.Redis.Expires == 0, err
-		})
-		if err == nil {
-			end.Count = s.Redis.ExpiredKeys - before
+		if s, err = b.until(ctx, func(s Sample) bool { return s.Redis.Expires == 0 }); err != nil {
+			return err
 		}
-		return err
+		end.Count = s.Redis.ExpiredKeys - before
+		return nil
 	}}
 }
 

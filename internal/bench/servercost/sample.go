@@ -46,8 +46,6 @@ type EtcdSample struct {
 	RSS           uint64 `json:"rss"`            // bytes in RAM
 	LeasesGranted uint64 `json:"leases_granted"` // since it started
 	LeasesRevoked uint64 `json:"leases_revoked"` // since it started, with expired ones
-	Proposals     uint64 `json:"proposals"`      // committed entries of the Raft log
-	Syncs         uint64 `json:"wal_fsyncs"`     // since it started
 	Pings
 }
 
@@ -212,15 +210,13 @@ func parseMetrics(r io.Reader) (s EtcdSample, err error) {
 		"etcd_mvcc_db_total_size_in_bytes": &s.DBSize, "etcd_mvcc_db_total_size_in_use_in_bytes": &s.DBSizeInUse,
 		"process_resident_memory_bytes":      &s.RSS,
 		"etcd_debugging_lease_granted_total": &s.LeasesGranted, "etcd_debugging_lease_revoked_total": &s.LeasesRevoked,
-		"etcd_server_proposals_committed_total": &s.Proposals, "etcd_disk_wal_fsync_duration_seconds": &s.Syncs,
 	} {
 		metrics := all[name].GetMetric()
 		if len(metrics) == 0 {
 			err = errors.Join(err, fmt.Errorf("/metrics of etcd has no %s", name))
 			continue
 		}
-		m := metrics[0]
-		*to = uint64(m.GetGauge().GetValue()+m.GetCounter().GetValue()) + m.GetHistogram().GetSampleCount()
+		*to = uint64(metrics[0].GetGauge().GetValue() + metrics[0].GetCounter().GetValue())
 	}
 	return s, err
 }

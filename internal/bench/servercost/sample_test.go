@@ -63,18 +63,11 @@ process_resident_memory_bytes 3e7
 etcd_debugging_lease_granted_total 5
 # TYPE etcd_debugging_lease_revoked_total counter
 etcd_debugging_lease_revoked_total 4
-# TYPE etcd_server_proposals_committed_total gauge
-etcd_server_proposals_committed_total 30
-# TYPE etcd_disk_wal_fsync_duration_seconds histogram
-etcd_disk_wal_fsync_duration_seconds_bucket{le="+Inf"} 20
-etcd_disk_wal_fsync_duration_seconds_sum 0.5
-etcd_disk_wal_fsync_duration_seconds_count 20
 `
 	s, err := parseMetrics(strings.NewReader(page))
 	require.NoError(t, err)
 	require.Equal(t, EtcdSample{
 		Revision: 7, Keys: 6, DBSize: 20480, DBSizeInUse: 16384, RSS: 30_000_000, LeasesGranted: 5, LeasesRevoked: 4,
-		Proposals: 30, Syncs: 20,
 	}, s)
 	_, err = parseMetrics(strings.NewReader(strings.ReplaceAll(page, "keys_total", "keys_gone")))
 	require.ErrorContains(t, err, "/metrics of etcd has no etcd_debugging_mvcc_keys_total")

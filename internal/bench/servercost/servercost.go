@@ -73,8 +73,7 @@ type Setup struct {
 // Decode reads a data.jsonl.
 func Decode(r io.Reader) ([]Line, error) {
 	var all []Line
-	dec := json.NewDecoder(r)
-	dec.DisallowUnknownFields()
+	dec := json.NewDecoder(r) // old records have more fields
 	for {
 		var l Line
 		err := dec.Decode(&l)
@@ -125,7 +124,11 @@ func Record(ctx context.Context, dir string, progress io.Writer) error {
 	if err := cli.Replaceable(file); err != nil {
 		return fmt.Errorf("servercost: %w", err)
 	}
-	r := &recorder{config: c, progress: progress, start: time.Now()}
+	r := &recorder{config: c, progress: progress, setup: Setup{
+		Start: time.Now().UTC().Truncate(time.Second), Config: c,
+		Machine: load.Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version()},
+	}}
+	r.lines = []Line{{Kind: KindSetup, Setup: &r.setup}}
 	var runs []func(context.Context) error
 	if c.Redis != nil {
 		runs = append(runs, r.redisActive, r.redisLazy)
@@ -147,8 +150,7 @@ func Record(ctx context.Context, dir string, progress io.Writer) error {
 type recorder struct {
 	config   Config
 	progress io.Writer
-	servers  []string
-	start    time.Time
+	setup    Setup
 	lines    []Line
 
 	run    string
@@ -263,25 +265,22 @@ func together(all []Pings) (sum Pings) {
 	return sum
 }
 
-// until polls ready every 50 ms.
-func until(ctx context.Context, ready func() (bool, error)) error {
+// until polls the server every 50 ms until it is ready, and returns the last sample.
+func (r *recorder) until(ctx context.Context, ready func(Sample) bool) (Sample, error) {
 	for {
-		if ok, err := ready(); ok || err != nil {
-			return err
+		s, err := r.server.Ask(ctx)
+		if err != nil || ready(s) {
+			return s, err
 		}
 		if err := jitter.Sleep(ctx, 50*time.Millisecond); err != nil {
-			return err
+			return s, err
 		}
 	}
 }
 
 func (r *recorder) write(file string) error {
-	lines := append([]Line{{Kind: KindSetup, Setup: &Setup{
-		Start: r.start.UTC().Truncate(time.Second), Servers: r.servers, Config: r.config,
-		Machine: load.Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, Cores: runtime.NumCPU(), Go: runtime.Version()},
-	}}}, r.lines...)
 	var all []byte
-	for _, l := range lines {
+	for _, l := range r.lines {
 		b, err := load.EncodeLine(l)
 		if err != nil {
 			return fmt.Errorf("servercost: %w", err)

@@ -132,6 +132,6 @@ func TestLoad(t *testing.T) {
 		_, err := Load(directory(t, `{"seed": 1, "sample_every": "1s", "limit": "1m", `+part+`}`))
 		require.ErrorContains(t, err, want)
 	}
-	_, err := Decode(strings.NewReader(`{"kind": "setup", "more": 1}`))
+	_, err := Decode(strings.NewReader(`{"kind": 1}`))
 	require.ErrorContains(t, err, "line 1")
 }
