@@ -35,17 +35,6 @@ func TestLossWithoutIO(t *testing.T) {
 	}
 }
 
-// The server counts from the request.
-func TestSlowReplyShortensTheLease(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		f.acquire = granting(func(*dlock.Grant) { time.Sleep(600 * time.Millisecond) })
-		l := newLocker(t, f, &dlock.Options{TTL: time.Second})
-		asked := time.Now()
-		h := acquire(t, l, t.Context(), "k")
-		require.Equal(t, asked.Add(limit(time.Second)), h.Until())
-	})
-}
-
 // It is released and requested again, but not for ever.
 func TestGrantArrivesTooLate(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
@@ -125,77 +114,59 @@ func TestRenewExtends(t *testing.T) {
 	})
 }
 
-// provisional returns a fake whose grants are provisional, and counts renewals.
-func provisional(lease time.Duration, fail func() error) (*fake, *atomic.Int32) {
-	f := newFake()
-	var renewals atomic.Int32
-	f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+// provisional makes grants provisional.
+func provisional(lease time.Duration) acquireHook {
+	return func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
 		g, err := next(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: lease})
 		g.TTL, g.Provisional = r.TTL, lease
 		return g, err
 	}
-	f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-		renewals.Add(1)
-		if err := fail(); err != nil {
-			return err
-		}
-		return next(ctx, g)
-	}
-	return f, &renewals
 }
 
 func TestProvisionalLease(t *testing.T) {
 	const lease, half = time.Second, time.Second / 2
+	left := limit(lease) - half
 	for name, c := range map[string]struct {
-		fails bool
-		ends  func(l *dlock.Locker, h *dlock.Handle) error // before it is confirmed
-		most  int32                                        // renewals
-		lasts time.Duration
+		renew   grantHook
+		maxHold time.Duration
+		ends    func(l *dlock.Locker, h *dlock.Handle) error // before it is confirmed
+		tries   int                                          // 3: or more
+		lasts   time.Duration
 	}{
-		"confirmed":                   {false, nil, 1, half + limit(time.Hour)}, // only the first is the Locker's own
-		"it cannot be":                {true, nil, 100, limit(lease)},
-		"released":                    {false, func(_ *dlock.Locker, h *dlock.Handle) error { return h.Release(context.Background()) }, 0, half - 1},
-		"of a Locker that was closed": {false, func(l *dlock.Locker, _ *dlock.Handle) error { return l.Close() }, 0, limit(lease)},
+		"confirmed":              {tries: 1, lasts: half + limit(time.Hour)}, // only the first is the Locker's own
+		"at the second try":      {renew: firstLost(true), tries: 2, lasts: half + left/8 + limit(time.Hour)},
+		"no answer to the first": {renew: firstHangs(), tries: 2, lasts: half + left/2 + left/8 + limit(time.Hour)},
+		"it cannot be":           {renew: fails, tries: 3, lasts: limit(lease)},
+		"held for too long":      {maxHold: time.Second / 4, lasts: limit(lease)},
+		"released":               {ends: func(_ *dlock.Locker, h *dlock.Handle) error { return h.Release(context.Background()) }, lasts: half - 1},
+		"the Locker is closed":   {ends: func(l *dlock.Locker, _ *dlock.Handle) error { return l.Close() }, lasts: limit(lease)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				f, renewals := provisional(lease, func() error {
-					if c.fails {
-						return errNetwork
-					}
-					return nil
+			faked(t, func(t *testing.T, f *fake) {
+				f.acquire = provisional(lease)
+				f.renew = c.renew
+				var log bytes.Buffer
+				l := newLocker(t, f, &dlock.Options{
+					TTL: time.Hour, Renew: dlock.Renew{MaxHold: c.maxHold}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 				})
-				l := newLocker(t, f, &dlock.Options{TTL: time.Hour}) // without renewals
 				h := acquire(t, l, t.Context(), "k")
 				require.Equal(t, time.Hour, h.TTL())
 				require.Equal(t, limit(lease), h.Until().Sub(h.AcquiredAt()), "what can be relied on until it is confirmed")
 				time.Sleep(half - 1)
-				require.Zero(t, renewals.Load())
+				require.Zero(t, f.count("renew"))
 				if c.ends != nil {
 					require.NoError(t, c.ends(l, h))
 				}
 				<-h.Context().Done()
 				require.Equal(t, c.lasts, time.Since(h.AcquiredAt()))
+				require.Equal(t, c.maxHold > 0, errors.Is(context.Cause(h.Context()), dlock.ErrMaxHold))
 				time.Sleep(time.Minute)
-				require.LessOrEqual(t, renewals.Load(), c.most)
-				require.Equal(t, c.fails, renewals.Load() > 2, "it is tried again")
+				synctest.Wait()
+				require.Equal(t, c.tries, min(f.count("renew"), 3))
+				require.Equal(t, c.tries > 1, strings.Contains(log.String(), "trying again"))
 			})
 		})
 	}
-}
-
-func TestProvisionalLeaseBeyondMaxHold(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f, _ := provisional(time.Second, func() error { return nil })
-		var log bytes.Buffer
-		h := acquire(t, newLocker(t, f, &dlock.Options{
-			TTL: time.Hour, Renew: dlock.Renew{MaxHold: time.Second / 4}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-		}), t.Context(), "k")
-		<-h.Context().Done()
-		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrMaxHold)
-		synctest.Wait()
-		require.NotContains(t, log.String(), "trying again")
-	})
 }
 
 // A waiter's lease is as old as its last request. It is renewed halfway to its end, unless it is fresh.
@@ -280,36 +251,21 @@ func TestRenewCappedByHand(t *testing.T) {
 	})
 }
 
-// It leaves time for another, and the lease unchanged.
+// It leaves time for another, and the lease unchanged. It is tried again after Every, however often the clock is checked.
 func TestRenewFails(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
-		var fails atomic.Int32
-		fails.Store(1)
-		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			if fails.Add(-1) >= 0 {
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return next(ctx, g)
-		}
-		l := newLocker(t, f, &dlock.Options{
-			TTL: time.Second, Renew: dlock.Renew{Every: 300 * time.Millisecond, MaxHold: time.Hour},
-		})
-		h := acquire(t, l, t.Context(), "k")
+		f.renew = firstHangs()
+		h, _ := holdWith(t, f, &dlock.Options{TTL: time.Second, Renew: dlock.Renew{Every: 300 * time.Millisecond, MaxHold: time.Hour}})
 		time.Sleep(10 * time.Second)
 		require.NoError(t, h.Context().Err(), "one lost renewal of several")
 
 		synctest.Wait()
 		until := h.Until()
-		fails.Store(1 << 20)
+		f.set(func() { f.renew = hangs })
 		<-h.Context().Done()
 		require.Equal(t, until, time.Now())
 		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
 	})
-}
-
-// A renewal that fails is tried again after Every, however often the clock is checked.
-func TestRenewFailsNoMoreOftenThanEvery(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.renew = fails
 		h, _ := holdWith(t, f, &dlock.Options{TTL: 10 * time.Second, Renew: dlock.Renew{Every: 3 * time.Second, MaxHold: time.Hour}})
@@ -336,15 +292,6 @@ func TestRenewSlowly(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.NoError(t, h.Context().Err())
 		require.NoError(t, h.Release(t.Context()))
-	})
-}
-
-func TestRenewFindsTheLockTaken(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		h := acquire(t, newLocker(t, f, nil), t.Context(), "k")
-		require.NoError(t, f.Backend.Release(t.Context(), dlock.Grant{Key: "k", Owner: h.Owner()}))
-		require.ErrorIs(t, h.Renew(t.Context()), dlock.ErrLost)
-		require.ErrorIs(t, context.Cause(h.Context()), dlock.ErrLost)
 	})
 }
 
@@ -420,8 +367,8 @@ func TestRenewalsOvertakeEachOther(t *testing.T) {
 
 // A clock may be coarse.
 func TestRenewAtTheInstantOfTheGrant(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f, _ := provisional(time.Second, func() error { return nil })
+	faked(t, func(t *testing.T, f *fake) {
+		f.acquire = provisional(time.Second)
 		h, _ := hold(t, f, time.Hour)
 		require.NoError(t, h.Renew(t.Context()))
 		require.Equal(t, limit(time.Hour), h.Until().Sub(h.AcquiredAt()))
@@ -522,6 +469,7 @@ func TestReleaseGoesOnInTheBackground(t *testing.T) {
 		err := h.Release(t.Context())
 		require.ErrorIs(t, err, errNetwork)
 		require.ErrorContains(t, err, `release "k": `)
+		require.Equal(t, pair(0, 0), pair(h.Next()), "a write could still carry the token")
 		require.ErrorIs(t, h.Release(t.Context()), errNetwork, "it may be called again")
 		f.set(func() { f.release = nil })
 		time.Sleep(6 * time.Second) // the longest pause between tries, and one try
@@ -663,36 +611,4 @@ func TestReleasePanics(t *testing.T) {
 			require.Equal(t, 2, f.count("release"), "the answer is known")
 		})
 	}
-}
-
-// A write could still carry the token while nobody knows whether the lock has been released.
-func TestNextAfterFailedRelease(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFake()
-		f.release = fails
-		h, _ := hold(t, f, time.Hour)
-		require.ErrorIs(t, h.Release(t.Context()), errNetwork)
-		token, seq := h.Next()
-		require.Zero(t, token)
-		require.Zero(t, seq)
-	})
-}
-
-// A handed-over lease is confirmed though the first try gets no reply.
-func TestConfirmedAtTheSecondTry(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		first := true
-		f, _ := provisional(time.Second, func() error { return nil })
-		f.renew = func(ctx context.Context, g dlock.Grant, next grantFunc) error {
-			if first {
-				first = false
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return next(ctx, g)
-		}
-		h := acquire(t, newLocker(t, f, &dlock.Options{TTL: time.Hour}), t.Context(), "k")
-		time.Sleep(2 * time.Second)
-		require.NoError(t, h.Context().Err())
-	})
 }

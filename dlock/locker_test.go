@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,32 +19,6 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/memlock"
 )
-
-func TestCause(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		m := memlock.New()
-		l, other := newLocker(t, m, nil), newLocker(t, m.Client(), &dlock.Options{TTL: time.Hour})
-		h := acquire(t, other, t.Context(), "k")
-
-		_, err := l.Acquire(ended(t), "free")
-		require.ErrorIs(t, err, errEnough)
-		require.ErrorIs(t, err, context.Canceled)
-
-		ctx, cancel := context.WithCancelCause(t.Context())
-		time.AfterFunc(time.Second, func() { cancel(errEnough) })
-		_, err = l.Acquire(ctx, "k")
-		require.ErrorIs(t, err, errEnough)
-		require.ErrorIs(t, err, context.Canceled)
-
-		ctx, stop := context.WithTimeout(t.Context(), time.Second)
-		defer stop()
-		began := time.Now()
-		_, err = l.Acquire(ctx, "k")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, time.Second, time.Since(began))
-		require.NoError(t, h.Release(t.Context()))
-	})
-}
 
 // endsLate is a context whose end is seen after the reply.
 type endsLate struct{ context.Context }
@@ -221,7 +194,7 @@ func TestCloseUndoesMany(t *testing.T) {
 			require.LessOrEqual(t, time.Since(began), 2*time.Second)
 			left := 0
 			for i := range calls {
-				if _, err := f.Client().TryAcquire(t.Context(), dlock.Request{Key: fmt.Sprint(i), Owner: "x", TTL: time.Second}); err != nil {
+				if !f.free(t, fmt.Sprint(i)) {
 					left++
 				}
 			}
@@ -240,8 +213,10 @@ func TestAcquireSaysWhatItWaitedFor(t *testing.T) {
 		try := func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
+			began := time.Now()
 			_, err := l.Acquire(ctx, "k")
 			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, time.Second, time.Since(began))
 			require.ErrorContains(t, err, `acquire "k"`)
 			return err
 		}
@@ -317,36 +292,30 @@ func TestReentrant(t *testing.T) {
 func TestNext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Hour, Reentrant: true})
-		for range 2 {
-			outer := acquire(t, l, t.Context(), "k")
-			inner := acquire(t, l, outer.Context(), "k")
-			const writers, writes = 8, 100
-			var given [writers*writes + 1]atomic.Int64
-			var wg sync.WaitGroup
-			for i := range writers {
-				wg.Go(func() {
-					h, last := []*dlock.Handle{outer, inner}[i%2], uint64(0)
-					for range writes {
-						if again, err := l.Acquire(inner.Context(), "k"); err != nil || again.Fence() != outer.Fence() || again.Release(t.Context()) != nil {
-							t.Errorf("re-entry by many goroutines: %v", err)
-							return
-						}
-						token, seq := h.Next()
-						if token != h.Fence() || seq <= last || seq > writers*writes {
-							t.Errorf("got %d, %d after %d, want token %d and the next number", token, seq, last, h.Fence())
-							return
-						}
-						last = seq
-						given[seq].Add(1)
+		outer := acquire(t, l, t.Context(), "k")
+		inner := acquire(t, l, outer.Context(), "k")
+		const writers, writes = 8, 100
+		given := make(chan [2]uint64, writers*writes)
+		var wg sync.WaitGroup
+		for i := range writers {
+			wg.Go(func() {
+				for range writes {
+					if again, err := l.Acquire(inner.Context(), "k"); err != nil || again.Release(t.Context()) != nil {
+						t.Errorf("re-entry by many goroutines: %v", err)
 					}
-				})
-			}
-			wg.Wait()
-			for seq := range given {
-				require.EqualValues(t, min(seq, 1), given[seq].Load(), seq)
-			}
-			require.NoError(t, errors.Join(inner.Release(t.Context()), outer.Release(t.Context())))
+					given <- pair([]*dlock.Handle{outer, inner}[i%2].Next())
+				}
+			})
 		}
+		wg.Wait()
+		numbers := map[[2]uint64]bool{}
+		for range writers * writes {
+			numbers[<-given] = true
+		}
+		for seq := range uint64(writers * writes) {
+			require.True(t, numbers[pair(1, seq+1)], seq+1)
+		}
+		require.NoError(t, errors.Join(inner.Release(t.Context()), outer.Release(t.Context())))
 	})
 }
 
@@ -427,6 +396,11 @@ func TestDo(t *testing.T) {
 			require.Fail(t, "f was called without the lock")
 			return nil
 		}), errEnough)
+
+		require.ErrorIs(t, l.Do(t.Context(), "k", func(context.Context, *dlock.Handle) error {
+			time.Sleep(time.Second)
+			return nil
+		}), dlock.ErrLost)
 	})
 }
 
@@ -458,36 +432,27 @@ func TestDoTellsTheLoss(t *testing.T) {
 	})
 }
 
-func TestRequestLost(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
-			return dlock.Grant{}, fmt.Errorf("%w: the session has expired", dlock.ErrLost)
-		}
-		l := newLocker(t, f, nil)
-		deadline, stop := context.WithTimeout(t.Context(), time.Hour)
-		defer stop()
-		for _, ctx := range []context.Context{t.Context(), deadline} {
-			err := l.Do(ctx, "k", func(context.Context, *dlock.Handle) error {
-				require.Fail(t, "f was called without the lock")
-				return nil
-			})
-			require.ErrorIs(t, err, dlock.ErrRequestLost)
-			require.NotErrorIs(t, err, dlock.ErrLost)
-			require.ErrorContains(t, err, "the session has expired")
-		}
-	})
-}
-
-// The lock service has said that there is nothing to undo.
+// The lock service has said that there is nothing to undo. To the caller of Acquire ErrLost would mean the loss of a lease.
 func TestRefusalIsNotUndone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		for _, refusal := range []error{dlock.ErrHeld, dlock.ErrQueueFull, dlock.ErrLost, dlock.ErrInvalid} {
-			f := newFake()
-			f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) { return dlock.Grant{}, refusal }
-			_, err := newLocker(t, f, nil).Acquire(t.Context(), "k")
-			require.Equal(t, !errors.Is(refusal, dlock.ErrLost), errors.Is(err, refusal), "%v", err)
-			synctest.Wait()
-			require.Zero(t, f.count("release"), "%v", refusal)
+		deadline, stop := context.WithTimeout(t.Context(), time.Hour)
+		defer stop()
+		for refusal, want := range map[error]error{
+			dlock.ErrHeld: dlock.ErrHeld, dlock.ErrQueueFull: dlock.ErrQueueFull, dlock.ErrInvalid: dlock.ErrInvalid,
+			dlock.ErrLost: dlock.ErrRequestLost,
+		} {
+			for _, ctx := range []context.Context{context.Background(), deadline} {
+				f := newFake()
+				f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
+					return dlock.Grant{}, fmt.Errorf("%w: the session has expired", refusal)
+				}
+				_, err := newLocker(t, f, nil).Acquire(ctx, "k")
+				require.ErrorIs(t, err, want)
+				require.ErrorContains(t, err, "the session has expired")
+				require.NotErrorIs(t, err, dlock.ErrLost)
+				synctest.Wait()
+				require.Zero(t, f.count("release"), "%v", refusal)
+			}
 		}
 	})
 }
@@ -558,24 +523,6 @@ func TestNoAnswer(t *testing.T) {
 	})
 }
 
-// At every level of re-entry.
-func TestDoLostUnnoticed(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second, Reentrant: true})
-		sleep := func(context.Context, *dlock.Handle) error {
-			time.Sleep(time.Second)
-			return nil
-		}
-		require.ErrorIs(t, l.Do(t.Context(), "k", sleep), dlock.ErrLost)
-		var inner error
-		require.ErrorIs(t, l.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Handle) error {
-			inner = l.Do(ctx, "k", sleep)
-			return nil
-		}), dlock.ErrLost)
-		require.ErrorIs(t, inner, dlock.ErrLost)
-	})
-}
-
 func TestClose(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		reg := prometheus.NewRegistry()
@@ -602,40 +549,35 @@ func TestClose(t *testing.T) {
 			require.ErrorIs(t, call(), dlock.ErrClosed)
 		}
 		n := f.count("renew")
-		left := f.Client()
-		_, err := left.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
-		require.ErrorIs(t, err, dlock.ErrHeld, "leases are not released")
+		require.False(t, f.free(t, "k"), "leases are not released")
 		time.Sleep(time.Minute)
 		require.Equal(t, n, f.count("renew"))
-		_, err = left.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
-		require.NoError(t, err, "they run out")
+		require.True(t, f.free(t, "k"), "they run out")
 	})
 }
 
-func TestCloseUndoes(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		f.acquire = func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
-			_, err := next(ctx, r)
-			<-ctx.Done()
-			return dlock.Grant{}, errors.Join(context.Cause(ctx), err)
+// A call that waits ends, whatever the backend says, and what it was granted is undone.
+func TestCloseEndsCalls(t *testing.T) {
+	granted := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
+		_, err := next(ctx, r)
+		<-ctx.Done()
+		return dlock.Grant{}, errors.Join(context.Cause(ctx), err)
+	}
+	for _, hook := range []acquireHook{acquireHangs, granted} {
+		for _, cancellable := range []bool{false, true} {
+			faked(t, func(t *testing.T, f *fake) {
+				f.acquire = hook
+				ctx := context.Background()
+				if cancellable {
+					ctx = t.Context()
+				}
+				l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
+				waits := acquiring(l, ctx, "k")
+				synctest.Wait()
+				require.NoError(t, l.Close())
+				require.ErrorIs(t, <-waits, dlock.ErrClosed)
+				require.True(t, f.free(t, "k"))
+			})
 		}
-		l := newLocker(t, f, &dlock.Options{TTL: time.Hour})
-		waits := acquiring(l, t.Context(), "k")
-		synctest.Wait()
-		require.NoError(t, l.Close())
-		require.ErrorIs(t, <-waits, dlock.ErrClosed)
-		_, err := f.Client().TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "x", TTL: time.Second})
-		require.NoError(t, err)
-	})
-}
-
-func TestCloseHiddenByTheBackend(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		f.acquire = acquireHangs
-		l := newLocker(t, f, nil)
-		waits := acquiring(l, context.Background(), "k")
-		synctest.Wait()
-		require.NoError(t, l.Close())
-		require.ErrorIs(t, <-waits, dlock.ErrClosed)
-	})
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,6 +125,17 @@ func repliesAfter(d time.Duration) grantHook {
 	}
 }
 
+// firstHangs leaves the first call without an answer.
+func firstHangs() grantHook {
+	var called atomic.Bool
+	return func(ctx context.Context, g dlock.Grant, next grantFunc) error {
+		if !called.Swap(true) {
+			return hangs(ctx, g, next)
+		}
+		return next(ctx, g)
+	}
+}
+
 // firstLost loses the request or the reply of the first call.
 func firstLost(request bool) grantHook {
 	first := true
@@ -201,12 +213,13 @@ func (f *fake) count(name string) (n int) {
 
 func (f *fake) free(t *testing.T, key string) bool {
 	t.Helper()
-	g, err := f.Backend.TryAcquire(t.Context(), dlock.Request{Key: key, Owner: "the test", TTL: time.Hour})
+	another := f.Client() // f may be closed
+	g, err := another.TryAcquire(t.Context(), dlock.Request{Key: key, Owner: "the test", TTL: time.Hour})
 	if errors.Is(err, dlock.ErrHeld) {
 		return false
 	}
 	require.NoError(t, err)
-	require.NoError(t, f.Backend.Release(t.Context(), g))
+	require.NoError(t, another.Release(t.Context(), g))
 	return true
 }
 
