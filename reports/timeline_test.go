@@ -424,10 +424,11 @@ var advance = [...]float64{
 // measure computes a label's box, without the package's own estimate.
 func measure(t *testing.T, e node) label {
 	t.Helper()
-	words := ""
+	var text strings.Builder
 	for c := range e.all {
-		words += c.Text
+		text.WriteString(c.Text)
 	}
+	words := text.String()
 	size, weight := 11.0, 1.0
 	class := e.attr("class")
 	if class == "lane" {
@@ -457,4 +458,41 @@ func measure(t *testing.T, e node) label {
 	}
 	l.x1, l.y0, l.y1 = l.x0+w, y-0.76*size, y+0.24*size
 	return l
+}
+
+// Text has a contrast of at least 4.5 in both schemes (WCAG 2.2, 1.4.3).
+func TestContrast(t *testing.T) {
+	b, err := os.ReadFile("style.css")
+	require.NoError(t, err)
+	schemes := regexp.MustCompile(`:root \{([^}]*)\}`).FindAllStringSubmatch(string(b), -1)
+	require.Len(t, schemes, 2)
+	for _, s := range schemes {
+		colour := make(map[string]float64)
+		for _, m := range regexp.MustCompile(`--([a-z0-9]+): #([0-9a-f]{6});`).FindAllStringSubmatch(s[1], -1) {
+			colour[m[1]] = luminance(t, m[2])
+		}
+		for _, ground := range []string{"paper", "soft"} {
+			for _, ink := range []string{"ink", "quiet", "alarm", "good", "doubt"} {
+				hi, lo := max(colour[ink], colour[ground]), min(colour[ink], colour[ground])
+				require.GreaterOrEqual(t, (hi+0.05)/(lo+0.05), 4.5, "%s on %s", ink, ground)
+			}
+		}
+	}
+}
+
+func luminance(t *testing.T, hex string) float64 {
+	t.Helper()
+	var sum float64
+	for i, weight := range []float64{0.2126, 0.7152, 0.0722} {
+		v, err := strconv.ParseUint(hex[2*i:2*i+2], 16, 8)
+		require.NoError(t, err)
+		c := float64(v) / 255
+		if c <= 0.04045 {
+			c /= 12.92
+		} else {
+			c = math.Pow((c+0.055)/1.055, 2.4)
+		}
+		sum += weight * c
+	}
+	return sum
 }

@@ -204,7 +204,7 @@ func TestNobodyThere(t *testing.T) {
 func TestFlagsFirst(t *testing.T) {
 	b := newBench(t, resource.HandlerOptions{})
 	for want, args := range map[string][]string{
-		`stores: unknown URL scheme "memcached"`: {"-resource", "memcached://127.0.0.1:1"},
+		`stores: unknown URL scheme "memcached"`:   {"-resource", "memcached://127.0.0.1:1"},
 		"too long for a TTL":                       {"-ttl", "1s", "-renew", "2s"},
 		"choose another with -metrics":             {"-metrics", b.redis.Addr()},
 		"worker: can't listen on -metrics nowhere": {"-metrics", "nowhere"},

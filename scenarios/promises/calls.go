@@ -688,9 +688,9 @@ func nothingLeft(c *check) {
 			}
 			lingers += max(c.k.TTL, c.k.Service.MinSession) // until the lease of each ends
 		}
-		// A client may keep a pool, as large as a slow machine has made it. It doesn't grow again.
+		// A client may keep a pool, as large as a slow machine has made it. It doesn't grow for ever.
 		pool, pooled := 0, 0
-		for again := false; ; again = true {
+		for round := 1; ; round++ {
 			n := 0
 			pprof.Do(c.ctx, pprof.Labels("promises", mark), func(context.Context) {
 				for end := time.Now().Add(patience); n < kind.times && time.Now().Before(end); n++ {
@@ -719,8 +719,8 @@ func nothingLeft(c *check) {
 				time.Sleep(patience / 20)
 				left, open, where = count()
 			}
-			if !again && (left > most || open > most) {
-				pool, pooled = left, open
+			if round < 3 && (left > most || open > most) {
+				pool, pooled = pool+left, pooled+open
 				continue
 			}
 			switch {

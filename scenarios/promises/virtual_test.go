@@ -129,10 +129,10 @@ func requireBroken(t *testing.T, r *promises.Report, broken ...string) {
 	for _, row := range r.Rows {
 		want := promises.Kept
 		switch {
-		case row.Excluded:
-			want = promises.Unchecked
 		case slices.Contains(broken, row.Promise):
 			want = promises.Broken
+		case row.Excluded:
+			want = promises.Unchecked
 		}
 		require.Equal(t, want, row.Verdict, "%s: %s", row.Promise, row.Why)
 	}
