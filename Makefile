@@ -40,7 +40,7 @@ test: modules setup ## Set up, run the tests, and say what ran (PKG=./... RACE=o
 run-tests:
 	@echo "test: compiling and running $(PKG); servers: $(testbed)"
 	@dir=$$(mktemp -d "$${TMPDIR:-/tmp}/fencelab.XXXXXX") || exit; \
-	trap 'rm -rf "$$dir"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
+	trap 'rm -rf "$$dir" || { sleep 2; rm -rf "$$dir"; }' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM HUP; \
 	$(GO) build -o "$$dir/suite" ./internal/suite || exit; \
 	TMPDIR=$$dir FENCELAB_TESTBED=$(testbed) "$$dir/suite" $(if $(filter on,$(RACE)),-race) -timeout 30m -parallel 4 $(TESTFLAGS) \
 		$(if $(filter ./...,$(PKG)),./scenarios/...) $(PKG) & pid=$$!; \

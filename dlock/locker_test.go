@@ -396,11 +396,24 @@ func TestDo(t *testing.T) {
 			require.Fail(t, "f was called without the lock")
 			return nil
 		}), errEnough)
+	})
+}
 
-		require.ErrorIs(t, l.Do(t.Context(), "k", func(context.Context, *dlock.Handle) error {
+// At every level of re-entry.
+func TestDoLostUnnoticed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second, Reentrant: true})
+		sleep := func(context.Context, *dlock.Handle) error {
 			time.Sleep(time.Second)
 			return nil
+		}
+		require.ErrorIs(t, l.Do(t.Context(), "k", sleep), dlock.ErrLost)
+		var inner error
+		require.ErrorIs(t, l.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Handle) error {
+			inner = l.Do(ctx, "k", sleep)
+			return nil
 		}), dlock.ErrLost)
+		require.ErrorIs(t, inner, dlock.ErrLost)
 	})
 }
 

@@ -28,7 +28,7 @@ func buildShim(ctx context.Context, out string) error {
 	cmd.Stdin = strings.NewReader(shimSource)
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		if ctx.Err() != nil {
-			err = context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 		return fmt.Errorf("compile the clock's shim with %s: %w: %s\n%s",
 			cc, err, strings.TrimSpace(string(msg)), installCompiler)

@@ -24,6 +24,7 @@ func interruptible(ctx context.Context) (_ context.Context, cleaned func()) {
 	go func() {
 		defer close(caught)
 		if sig, ok := <-signals; ok {
+			signal.Stop(signals) // the next one ends the process at once
 			cancel(errInterrupted)
 			caught <- sig
 		}

@@ -1,8 +1,8 @@
 // Package scenarios shows, on real servers, how locks fail and what fencing does about it.
 //
-// A hazard, a [Scenario], is a schedule for worker processes that do a read-modify-write of a ledger under a lock. A worker stops at named
-// checkpoints until it is told to continue, so faults are placed by happens-before, and expiry is observed, as the next worker's
-// grant. A [Runner] runs a hazard and records its history; package history judges it.
+// A [Scenario] describes a hazard: a schedule for worker processes that do a read-modify-write of a ledger under a lock. A worker
+// stops at named checkpoints until it is told to continue, so faults are placed by happens-before, and expiry is observed, as the
+// next worker's grant. A [Runner] runs a hazard and records its history; package history judges it.
 //
 // The workers and the resource are the running binary, started again: call [Child], or [ChildWithStore], first in main or TestMain.
 // Both the lock and the store may be your own: [Open] opens any [Lock], and a [Store] any [resource.Store].

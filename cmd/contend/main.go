@@ -131,7 +131,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 				seed = &c.Seed
 			}
 		})
-		defer outlive()()
 		return bench.Run(ctx, *experiment, *sweep, from, seed, os.Stderr)
 	}
 
@@ -173,7 +172,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		defer func() { err = errors.Join(err, stop()) }()
 	}
 	if *provider != "none" && *lock == "" {
-		defer outlive()()
 		s, serr := bench.Start(ctx, bench.Service(*backend), bench.ServerSpec{}, testbed.Options{Provider: testbed.Provider(*provider), Progress: os.Stderr})
 		if serr != nil {
 			return serr

@@ -17,12 +17,14 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/dlock/redislock"
+	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
 // BenchmarkPair takes a free lock and releases it: by two plain commands (no token, and a release that doesn't compare the owner), and
 // by libraries, over one connection each. It alternates them, so that a busy machine slows all alike, and reports medians (SetDel's in
 // µs, the others' as multiples of it) and allocations.
 func BenchmarkPair(b *testing.B) {
+	testbed.Need(b, server.Real())
 	const ttl = 10 * time.Second
 	client := func() *redis.Client {
 		o, err := redis.ParseURL(server.URL)

@@ -69,7 +69,7 @@ func test(args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// On an interrupt go waits for its tests, which stop their servers first; it dies of other signals without them.
+	// On an interrupt go waits for its tests; it dies of other signals without them.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)

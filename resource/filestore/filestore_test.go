@@ -287,6 +287,13 @@ func TestFailsBeforeRename(t *testing.T) {
 			dir := t.TempDir()
 			s := open(t, filestore.Open, dir)
 			require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
+			if name != "write" { // the record of a read is small
+				heal := c.fail(s)
+				_, err := s.ReadFenced(t.Context(), "k", at(8))
+				heal()
+				require.ErrorIs(t, err, c.want)
+				requireHolds(t, s, "by 7", 7)
+			}
 			heal := c.fail(s)
 			err := s.Write(t.Context(), "k", at(8), make([]byte, 2<<20))
 			heal()

@@ -131,7 +131,7 @@ func releaseStale(c *check) {
 		heal := c.inject(a, (*faults.Link).Cut)
 		c.free(c.take(b, key))
 		heal()
-		later, err := c.tryFor(patience, pause, a, key) // it may have to reconnect
+		later, err := c.tryFor(2*patience, pause, a, key) // it may have to reconnect
 		if err != nil {
 			c.cannot("a client that had been cut off got no lock within %v: %v", patience, err)
 		}
@@ -719,7 +719,7 @@ func nothingLeft(c *check) {
 				time.Sleep(patience / 20)
 				left, open, where = count()
 			}
-			if round < 3 && (left > most || open > most) {
+			if (left > most || open > most) && (round == 1 || round == 2 && what != clients) {
 				pool, pooled = pool+left, pooled+open
 				continue
 			}

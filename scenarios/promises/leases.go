@@ -144,7 +144,10 @@ func leaseRenewed(c *check) {
 		})
 	}
 	if !c.isDecided() {
-		c.ends(first, time.Until(began.Add(c.limit()+patience))) // if renewals add up, more is left than a dead holder may have
+		select { // if renewals add up, more is left than a dead holder may have
+		case <-time.After(time.Until(began.Add(c.limit() + patience))):
+		case <-c.ctx.Done():
+		}
 	}
 	if first.Context().Err() != nil && !c.isDecided() {
 		c.renews(time.Since(began))

@@ -24,15 +24,16 @@ var owner = fmt.Sprintf("%d-%s", os.Getpid(), uuid.NewString())
 
 // watchdog reads this process's directories, and the address of its Docker engine, until the process ends, however it ends. Then it
 // kills the servers in the directories, which only Linux ends with their parent, and removes these, and what is labelled $0 in the
-// engine. A server that is being killed may still write.
-const watchdog = `while IFS= read -r line; do
+// engine. A server that is being killed may still write, and the engine may be about to create something.
+const watchdog = `PATH=$PATH:/usr/bin:/bin
+while IFS= read -r line; do
 	case $line in
 	/*) set -- "$@" "$line" ;;
 	*) engine=$line ;;
 	esac
 done
 for dir; do
-	[ -f "$dir/child" ] && kill -KILL "-$(cat "$dir/child")"
+	[ -O "$dir/child" ] && pid=$(cat "$dir/child") && [ "$pid" -gt 1 ] && kill -KILL "-$pid"
 	for try in 1 2 3 4 5; do
 		rm -rf "$dir" && break
 		sleep 1
@@ -40,9 +41,12 @@ for dir; do
 done
 [ "$engine" ] || exit
 export DOCKER_HOST="$engine"
-for id in $(docker ps -aq --filter "label=$0"); do docker rm -fv "$id"; done
-for id in $(docker network ls -q --filter "label=$0"); do docker network rm "$id"; done
-for id in $(docker volume ls -q --filter "label=$0"); do docker volume rm -f "$id"; done`
+for try in 1 2 3; do
+	for id in $(docker ps -aq --filter "label=$0"); do docker rm -fv "$id"; done
+	for id in $(docker network ls -q --filter "label=$0"); do docker network rm "$id"; done
+	for id in $(docker volume ls -q --filter "label=$0"); do docker volume rm -f "$id"; done
+	sleep 1
+done`
 
 // startWatchdog returns the watchdog's input, which is open until the process ends.
 var startWatchdog = sync.OnceValues(func() (*os.File, error) {
@@ -51,7 +55,7 @@ var startWatchdog = sync.OnceValues(func() (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
-	cmd := exec.Command("sh", "-c", watchdog, labelOwner+"="+owner)
+	cmd := exec.Command("/bin/sh", "-c", watchdog, labelOwner+"="+owner)
 	cmd.Dir, cmd.Stdin = "/", r
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // out of reach of Ctrl-C
 	if err := cmd.Start(); err != nil {

@@ -30,6 +30,9 @@ func TestKilled(t *testing.T) {
 	} {
 		t.Run(c.server+"/"+string(c.provider), func(t *testing.T) {
 			need(t, c.provider, c.server)
+			if c.provider == testbed.Containers {
+				testbed.Need(t, testbed.Program("docker", "sudo apt-get install docker.io"))
+			}
 			has := func(p *child) int {
 				if c.provider == testbed.Local {
 					return len(entries(t, p.tmp))

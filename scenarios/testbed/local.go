@@ -144,7 +144,10 @@ func (p *process) kill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(p.child.Kill(), os.RemoveAll(p.childFile())); err != nil {
+	if err := p.child.Kill(); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(p.childFile()); err != nil {
 		return err
 	}
 	for _, pid := range under {

@@ -65,8 +65,12 @@ func start(ctx context.Context, g *group, opts *Options) (*Cluster, error) {
 		failed = append(failed, fmt.Sprintf("%s: %v", p, err))
 		missing = missing && lacks
 	}
-	err = fmt.Errorf("testbed: no %s: tried every way:\n  %s\n  external: set %s=external and %s=host:port to use a server of yours",
-		g.title, strings.Join(failed, "\n  "), EnvProvider, g.env("ADDR"))
+	tried := "tried every way"
+	if chosen != Auto {
+		tried = fmt.Sprintf("%s is %s", EnvProvider, chosen)
+	}
+	err = fmt.Errorf("testbed: no %s: %s:\n  %s\n  external: set %s=external and %s=host:port to use a server of yours",
+		g.title, tried, strings.Join(failed, "\n  "), EnvProvider, g.env("ADDR"))
 	if missing {
 		err = g.missing(err)
 	}

@@ -1,5 +1,5 @@
 // Package testbed starts the real servers that scenarios run against. No server outlives the process: where it ends without a Close,
-// however that comes about, a watchdog removes its servers and directories within seconds.
+// however that comes about, a watchdog removes its servers and directories within seconds; those in containers need a docker command for that.
 //
 // The environment chooses the [Provider] of servers:
 //

@@ -94,7 +94,9 @@ func (r *recorder) etcdLeases(ctx context.Context) error {
 				return err
 			}
 			before := s.Etcd.LeasesRevoked
-			if _, err := r.until(ctx, func(s Sample) bool { return s.Etcd.LeasesRevoked > before }); err != nil {
+			if _, err := r.until(ctx, func(s Sample) bool {
+				return s.Etcd.LeasesRevoked > before || s.Etcd.LeasesRevoked == s.Etcd.LeasesGranted
+			}); err != nil {
 				return err
 			}
 			first := time.Now()
