@@ -21,9 +21,11 @@ import (
 	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
-// A client is opened with spin, max=N, handoff=TIME and cluster: then its server knows of no subscriptions. What its subscription sends
-// is of kind subscribe, and each byte that comes of kind message; an answer is sent instead. The step redis sends a command, with spaces for _; wake is the channel of the
-// first waiter that there was. It shows channels by number; wake1 is the second. It doesn't wait for requests on their way: that needs virtual time.
+// A client is opened with spin, max=N, handoff=TIME, or cluster: then its server knows no subscriptions. What its subscription sends
+// is of kind subscribe, and each byte that it receives of kind message; an answer is sent instead.
+//
+// The step redis sends a command, with _ for spaces, where wake is the channel of the first waiter, wake1 of the second; it shows
+// channels by number. It doesn't wait for requests under way, as only virtual time could.
 func TestScripts(t *testing.T) {
 	kinds := locktest.RedisKinds(t, "acquire", "renew", "release", "leave")
 	channel := regexp.MustCompile(`(\d+ )?wake:[0-9a-f-]{36}`)
