@@ -17,16 +17,16 @@ import (
 //     Provisional lease. In practice it is the time just before the request was sent, never that of the reply [StartBeforeRequest].
 //  4. TryAcquire of a held key returns [ErrHeld] and leaves nothing behind [TryHeld].
 //  5. Acquire returns once granted: after a release [WaiterWakes] or an expiry [WaiterOutlivesHolder]. When ctx ends
-//     first, it returns an error that wraps ctx's cause, and the waiter blocks nobody [WaiterCancelled], nor do many whose
-//     messages were lost [WaitersCutOff]. It polls only if the server can't notify [WaiterIsTold]. It calls
+//     first, it returns an error that wraps ctx's cause, and the waiter blocks nobody [WaiterCancelled], nor do many waiters
+//     whose messages were lost [WaitersCutOff]. It polls only if the server can't notify [WaiterIsTold]. It calls
 //     [Request.NoteHeld] [WaiterCancelled].
 //  6. A request that the client library repeats after a lost reply has the same Owner and is the same acquisition: same
 //     Fence, a lease that restarts, no waiting for itself [RetrySameOwner]. The Locker never reuses an Owner.
 //  7. Renew makes the lease run for its TTL from now, if Owner still holds it [RenewExtends]; otherwise it changes
 //     nothing and returns [ErrLost] [RenewByNonOwner]. Check and effect are atomic [RenewAtomic].
 //  8. Release frees the key, if Owner still holds it; otherwise it changes nothing and returns [ErrLost]
-//     [ReleaseByNonOwner], also if it is repeated after its Backend has locked the key again [ReleaseRepeated]. Check and
-//     effect are atomic [ReleaseAtomic].
+//     [ReleaseByNonOwner], even if it is repeated after its Backend has locked the key again [ReleaseRepeated]. Check and effect
+//     are atomic [ReleaseAtomic].
 //  9. An error that doesn't wrap [ErrHeld], [ErrQueueFull], [ErrLost], [ErrInvalid] or [ErrClosed], and any error after
 //     ctx's end, leaves the outcome unknown. After such an acquire the Locker calls Release with the request's Key, Owner
 //     and TTL, which must undo it [AcquireReplyLost, AcquireRequestLost]; after such a renewal or release the lease is not
@@ -42,7 +42,7 @@ import (
 // An Acquire whose error wraps [ErrLost] has lost its place in the queue; the Locker's caller gets [ErrRequestLost].
 //
 // Methods may be called from any number of goroutines. A call that waits for another holder returns soon after ctx ends;
-// one that waits for a reply may take until the client library's own timeout.
+// one that waits for a reply may last until the client library's own timeout.
 type Backend interface {
 	Acquire(ctx context.Context, r Request) (Grant, error)
 	TryAcquire(ctx context.Context, r Request) (Grant, error)
@@ -77,7 +77,7 @@ type Grant struct {
 	Start time.Time     // not later than the moment at which the server began to count TTL; see rule 3
 
 	// Provisional, if not 0, is how long the lease lasts until its first renewal; from then on it lasts for TTL, which is
-	// longer. So a lock handed to a waiter that is gone is soon free. The Locker renews it after half of that time, unless
+	// longer. So a lock handed to a waiter that is gone is soon free again. The Locker renews it after half of that time, unless
 	// the lock has been released.
 	Provisional time.Duration
 

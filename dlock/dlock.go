@@ -27,11 +27,11 @@ import (
 const MaxKeyLen = 512
 
 var (
-	// ErrHeld is returned by TryAcquire when another holder has the lock, and by Acquire, along with its context's cause,
-	// when another had it while the caller waited.
+	// ErrHeld is returned by TryAcquire when another holder has the lock, and by Acquire, along with its context's cause, when
+	// another held it while the caller waited.
 	ErrHeld = errors.New("dlock: held by another owner")
 	// ErrQueueFull is returned by Acquire when the lock has the maximum number of waiters.
-	ErrQueueFull = errors.New("dlock: too many wait for the lock")
+	ErrQueueFull = errors.New("dlock: too many waiters")
 	// ErrLost means that the lease is gone: it has expired, must be presumed expired, or was taken away.
 	ErrLost = errors.New("dlock: lease lost")
 	// ErrRequestLost is returned by Acquire when its place in the queue is gone, or its grants arrived too late to be used.
@@ -44,7 +44,7 @@ var (
 	// ErrNotReentrant is returned by Acquire when its context already holds the key and the Locker isn't reentrant: it would
 	// wait for itself.
 	ErrNotReentrant = errors.New("dlock: key is already held by this context; set Options.Reentrant or pass another context")
-	// ErrInvalid is wrapped by errors about a key or an option that cannot work. Nothing was sent.
+	// ErrInvalid is wrapped by errors about a key or an option that cannot work. Nothing was locked.
 	ErrInvalid = errors.New("dlock: invalid")
 	// ErrClosed is returned by every call on a closed Locker or Backend.
 	ErrClosed = errors.New("dlock: closed")
@@ -53,7 +53,7 @@ var (
 	ErrForeignRelease = errors.New("dlock: released a lock held by another owner")
 )
 
-// CheckKey returns nil if key is 1 to [MaxKeyLen] bytes of UTF-8 without control characters, or else what is wrong.
+// CheckKey returns an error that wraps [ErrInvalid] unless key is 1 to [MaxKeyLen] bytes of UTF-8 without control characters.
 func CheckKey(key string) error {
 	switch {
 	case key == "":

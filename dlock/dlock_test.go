@@ -85,7 +85,7 @@ func TestMetrics(t *testing.T) {
 		_, err := b.Acquire(ended(t), "k")
 		require.Error(t, err)
 		require.NoError(t, h.Renew(t.Context()))
-		require.NoError(t, h.Release(t.Context()))
+		time.AfterFunc(time.Second/4, func() { _ = h.Release(context.Background()) })
 		h = acquire(t, b, t.Context(), "k")
 		<-h.Context().Done()
 		time.Sleep(time.Second) // virtual
@@ -96,13 +96,15 @@ func TestMetrics(t *testing.T) {
 			"dlock_acquire_successes_total":      2,
 			"dlock_acquire_timeouts_total":       1,
 			"dlock_acquire_duration_seconds":     2,
+			"dlock_acquire_duration_seconds_sum": 0.25,
 			"dlock_held_seconds":                 2,
+			"dlock_held_seconds_sum":             0.25 + limit(time.Second).Seconds(),
 			"dlock_renewals_total":               1,
 			"dlock_leases_lost_total":            1,
 			"release_by_non_owner_total":         1,
 			"release_by_non_owner_applied_total": 0,
 		} {
-			require.Equal(t, want, value(t, reg, name), name)
+			require.InDelta(t, want, value(t, reg, name), 1e-9, name)
 		}
 	})
 }
@@ -124,6 +126,7 @@ func TestLossIsReported(t *testing.T) {
 			synctest.Wait()
 			require.EqualValues(t, 1, value(t, reg, "dlock_leases_lost_total"))
 			require.Equal(t, 1, strings.Count(log.String(), `msg="dlock: lease lost"`), log.String())
+			require.Equal(t, 1, strings.Count(log.String(), "\n"), "not as a failed renewal, too: %s", log.String())
 			require.Equal(t, told, strings.Contains(log.String(), " err="), log.String())
 			require.Equal(t, told, strings.Contains(context.Cause(h.Context()).Error(), "its node is gone"))
 		})

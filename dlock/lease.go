@@ -32,8 +32,8 @@ func (h *Handle) Key() string { return h.ls.g.Key }
 // Owner is a random UUID that names this lease in the lock service.
 func (h *Handle) Owner() string { return h.ls.g.Owner }
 
-// Fence is the fencing token: greater than that of every earlier grant of the key. Send it with every write, or the pair of
-// [Handle.Next].
+// Fence is the fencing token: greater than that of every earlier grant of the key. Send it, or the pair from [Handle.Next], with
+// every write.
 func (h *Handle) Fence() uint64 { return h.ls.g.Fence }
 
 // Next returns the token and the number of the grant's next call to a store: 1, 2, and so on, over all handles of a lease that is
@@ -57,7 +57,7 @@ func (h *Handle) TTL() time.Duration { return h.ls.g.TTL }
 func (h *Handle) AcquiredAt() time.Time { return h.ls.g.Start }
 
 // Until is when the lease must be presumed lost unless it is renewed: its last start, plus the TTL, minus a margin for
-// clock drift (1 % and 2 ms). If the machine has been suspended since, or the wall clock set forward, it is sooner by as much.
+// clock drift (1 % and 2 ms). If the machine has been suspended since, or the wall clock set forward, it is that much sooner.
 func (h *Handle) Until() time.Time {
 	h.ls.mu.Lock()
 	defer h.ls.mu.Unlock()
@@ -101,11 +101,13 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 // Release also returns nil if a first request got no answer and a second finds the lock gone: presumably the first removed it,
 // although a failover in between looks the same.
 //
-// It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have; for a second
-// after [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second.
+// It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have ended, but not for
+// longer than a second after [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second.
+// With a ctx that cannot end, such as context.Background(), a client library that ignores deadlines may take until its own
+// timeouts.
 //
-// Release doesn't revoke the token, which stays valid until a successor has used its own: first wait for the answers to all
-// writes.
+// Release doesn't revoke the token, which stays valid until a successor has used its own: wait for the answers to all writes
+// first.
 //
 // While other handles of a re-entered lease are held, or if a shared lease is passed on or kept, nothing is sent; the error wraps
 // [ErrLost] if the lease is lost.

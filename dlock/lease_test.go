@@ -311,10 +311,15 @@ func TestRenewWithAContextLostElsewhere(t *testing.T) {
 			require.ErrorIs(t, err, context.Canceled)
 			require.NotErrorIs(t, err, dlock.ErrLost)
 		}
+		within, done := context.WithTimeoutCause(t.Context(), time.Second, dlock.ErrLost)
+		defer done()
+		err := b.Renew(within)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, dlock.ErrLost)
 		require.NoError(t, b.Context().Err())
 
 		c := acquire(t, newLocker(t, f.Client(), &dlock.Options{TTL: time.Second}), t.Context(), "c")
-		err := b.Release(c.Context())
+		err = b.Release(c.Context())
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, dlock.ErrLost)
 		f.set(func() { f.release = nil })
@@ -530,10 +535,12 @@ func TestReleaseDuringAnother(t *testing.T) {
 		first := make(chan error, 1)
 		go func() { first <- h.Release(context.Background()) }()
 		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errEnough)
 		defer cancel()
 		began := time.Now()
-		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded)
+		err := h.Release(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, errEnough)
 		require.Equal(t, 50*time.Millisecond, time.Since(began))
 		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded)
 		require.Equal(t, 1050*time.Millisecond, time.Since(began), "whose context has ended still tries for a second")
@@ -554,6 +561,12 @@ func TestSilence(t *testing.T) {
 		require.Equal(t, h.Until(), time.Now())
 		require.ErrorIs(t, h.Release(ctx), context.DeadlineExceeded, "it may have been released before")
 		require.Equal(t, h.Until().Add(time.Second), time.Now())
+
+		h = acquire(t, l, t.Context(), "k4")
+		minute, done := context.WithTimeout(ctx, time.Minute)
+		defer done()
+		require.ErrorIs(t, h.Release(minute), context.DeadlineExceeded)
+		require.Equal(t, time.Minute, time.Since(h.AcquiredAt()), "as long as the caller wants")
 
 		renewed, released := acquire(t, l, t.Context(), "k1"), acquire(t, l, t.Context(), "k2")
 		another := acquire(t, l, t.Context(), "k3")
@@ -577,6 +590,27 @@ func TestSilence(t *testing.T) {
 		require.NoError(t, <-closed)
 		require.Equal(t, time.Second, time.Since(began), "Close")
 	})
+}
+
+// To Close a Locker while it renews is no failure of the lock service, and nothing to warn of.
+func TestCloseDuringARenewal(t *testing.T) {
+	for _, acquired := range []acquireHook{nil, provisional(2 * time.Second)} { // keepAlive renews it, or confirm
+		faked(t, func(t *testing.T, f *fake) {
+			f.acquire, f.renew = acquired, hangs
+			var log bytes.Buffer
+			o := &dlock.Options{TTL: time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+			if acquired == nil {
+				o.Renew = dlock.Renew{Every: time.Second, MaxHold: time.Hour}
+			}
+			l := newLocker(t, f, o)
+			acquire(t, l, t.Context(), "k")
+			time.Sleep(time.Second)
+			synctest.Wait()
+			require.Equal(t, 1, f.count("renew"))
+			require.NoError(t, l.Close())
+			require.Empty(t, log.String())
+		})
+	}
 }
 
 var errEnough = errors.New("the caller has had enough")

@@ -36,10 +36,11 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Renew configures background renewal. It makes it rarer that a live holder loses its lease but never closes the window:
-// what freezes the holder freezes its renewals too.
+// Renew configures background renewal. A live holder then loses its lease less often, but the window never closes: what freezes
+// the holder freezes its renewals too.
 type Renew struct {
-	// Every is the time between renewals; a third of the TTL is usual. 0: none, except that a lease that was waited for is renewed once.
+	// Every is the time between renewals; a third of the TTL is usual. 0: none, except that a lease that was waited for may be
+	// renewed once.
 	Every time.Duration
 	// MaxHold is the longest time for which a lease is renewed, from its grant, so that a stuck holder doesn't hold for
 	// ever; the lease then ends within one more TTL. Required with Every. It limits [Handle.Renew] too; 0: no limit.
@@ -113,10 +114,10 @@ func margin(ttl time.Duration) time.Duration {
 
 // Acquire waits until key is granted or ctx ends, and returns a handle that the caller must Release.
 //
-// It returns an error that wraps ctx's cause when ctx ends, [ErrClosed], [ErrNotReentrant], [ErrRequestLost], or the
-// backend's error: it fails closed when the lock service cannot be reached. When ctx ends, the error wraps [ErrHeld] too if
-// the lock service has said that another holds the lock; otherwise it has not answered. After an error nothing stays locked
-// for longer than one TTL: a request whose outcome is unknown is undone in the background.
+// Its error wraps [ErrClosed], [ErrNotReentrant], [ErrRequestLost], the backend's error or, when ctx ends, ctx's cause: it fails
+// closed when the lock service cannot be reached. When ctx ends, the error wraps [ErrHeld] too if the lock service has said that
+// another holds the lock; otherwise the service has not answered. After an error nothing stays locked for longer than one TTL: a
+// request whose outcome is unknown is undone in the background.
 //
 // The end of ctx after Acquire has returned doesn't affect the lease; see [Handle.Context].
 func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
@@ -265,7 +266,7 @@ func (l *Locker) grant(ctx context.Context, key string, wait bool, held *atomic.
 		held = new(atomic.Bool)
 	}
 	for range maxAttempts {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil { // since the last attempt: another would only have to be undone
 			return nil, cause(ctx)
 		}
 		r := Request{Key: key, Owner: uuid.NewString(), TTL: l.o.TTL}

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +29,7 @@ func (endsLate) Done() <-chan struct{} { return make(chan struct{}) }
 // go-redis's errors, for one, hide it.
 func TestCauseHiddenByTheBackend(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		for _, answer := range []error{context.Canceled, errEnough, dlock.ErrQueueFull} {
+		for _, answer := range []error{context.Canceled, errEnough, dlock.ErrQueueFull, dlock.ErrInvalid} {
 			for _, late := range []bool{false, true} {
 				f := newFake()
 				ctx, cancel := context.WithCancelCause(t.Context())
@@ -42,7 +43,7 @@ func TestCauseHiddenByTheBackend(t *testing.T) {
 				_, err := newLocker(t, f, nil).Acquire(ctx, "k")
 				require.ErrorIs(t, err, errEnough)
 				require.ErrorIs(t, err, context.Canceled)
-				if late && errors.Is(answer, dlock.ErrQueueFull) {
+				if late && (errors.Is(answer, dlock.ErrQueueFull) || errors.Is(answer, dlock.ErrInvalid)) {
 					require.ErrorIs(t, err, answer)
 					require.NotContains(t, err.Error(), "no answer")
 				}
@@ -396,6 +397,50 @@ func TestDo(t *testing.T) {
 			require.Fail(t, "f was called without the lock")
 			return nil
 		}), errEnough)
+	})
+}
+
+// A process that was frozen finds a grant that is over, and its context, too: another request would only have to be undone.
+func TestNoRequestAfterTheContext(t *testing.T) {
+	faked(t, func(t *testing.T, f *fake) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var requests atomic.Int32
+		f.acquire = granting(func(g *dlock.Grant) {
+			requests.Add(1)
+			g.Start = g.Start.Add(-time.Hour)
+			cancel(errEnough)
+		})
+		_, err := newLocker(t, f, nil).Acquire(endsLate{ctx}, "k")
+		require.ErrorIs(t, err, errEnough)
+		require.EqualValues(t, 1, requests.Load())
+	})
+}
+
+// crowd is a context that counts who waits for its end.
+type crowd struct {
+	endsLate
+	size *atomic.Int32
+}
+
+func (c crowd) AfterFunc(func()) (stop func() bool) {
+	c.size.Add(1)
+	return func() bool {
+		c.size.Add(-1)
+		return true
+	}
+}
+
+// A service's context may outlive any number of calls: what a call leaves with it is never collected.
+func TestDoLeavesNothingWithItsContext(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ctx := crowd{endsLate{t.Context()}, new(atomic.Int32)}
+		l := newLocker(t, memlock.New(), nil)
+		require.NoError(t, l.Do(ctx, "k", func(context.Context, *dlock.Handle) error {
+			require.Positive(t, ctx.size.Load())
+			return nil
+		}))
+		synctest.Wait()
+		require.Zero(t, ctx.size.Load())
 	})
 }
 

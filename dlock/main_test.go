@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -227,11 +228,15 @@ func value(t *testing.T, reg *prometheus.Registry, name string) float64 {
 	t.Helper()
 	families, err := reg.Gather()
 	require.NoError(t, err)
+	family, sum := strings.CutSuffix(name, "_sum")
 	for _, f := range families {
-		if f.GetName() != name {
+		if f.GetName() != family {
 			continue
 		}
 		m := f.GetMetric()[0]
+		if sum {
+			return m.GetHistogram().GetSampleSum()
+		}
 		if m.GetHistogram() != nil {
 			return float64(m.GetHistogram().GetSampleCount())
 		}

@@ -29,7 +29,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		renewals: counter(reg, &errs, "dlock_renewals_total", "Renewals that the lock service confirmed."),
 		lost:     counter(reg, &errs, "dlock_leases_lost_total", "Leases that were lost, or had to be presumed lost, before their release."),
 		nonOwner: counter(reg, &errs, "release_by_non_owner_total",
-			"Releases of a lock that was no longer the releaser's. The store was left untouched."),
+			"Releases of a lock that was no longer the releaser's."),
 		nonOwnerApplied: counter(reg, &errs, "release_by_non_owner_applied_total",
 			"Releases that freed another owner's lock. Stays 0 with a correct backend."),
 	}

@@ -13,7 +13,7 @@ import (
 // Share lets the goroutines of a process that want the same key pass one lease on among themselves, first come, first served, so
 // that a local hand-over costs no round trip (cohort locking: D. Dice, V. J. Marathe, N. Shavit, "Lock Cohorting", 2012). Each
 // critical section has its own [Handle]. They share the token, and [Handle.Next] keeps counting, so a store orders all of them.
-// Read and write with Next: with the token alone, a store refuses the second one's writes.
+// Read and write with Next: with the token alone, a store refuses the writes of the second critical section.
 //
 // The bounds keep a process from holding the lock for too long. If the lock is first come, first served, a waiter in another
 // process waits for at most Sections critical sections, or until the lease is For old and the critical section under way ends. The
@@ -30,7 +30,7 @@ type Share struct {
 	// For is the age at which a lease is no longer passed on; nor is one that has less than half of its time left. Required with
 	// Sections, and less than Renew.MaxHold.
 	For time.Duration
-	// Idle is for how long a lease that nobody here waits for is kept for the next caller. 0: it is released at once.
+	// Idle is how long a lease that nobody here waits for is kept for the next caller. 0: it is released at once.
 	Idle time.Duration
 }
 
@@ -57,8 +57,9 @@ type shared struct {
 	closed  bool
 }
 
-// turn is the right to use a key, which goroutines take in FIFO order. Whoever has it holds lease or, if that is nil, asks the
-// lock service or has just been handed a lease; if idle isn't nil, nobody has the turn. When lease ends, the next waiter has it.
+// turn is the right to use a key, which goroutines get in FIFO order. The one that has it holds lease or, if lease is nil, is
+// requesting one or has just been handed one. If idle isn't nil, nobody has the turn. When lease ends, the turn goes to the next
+// waiter.
 type turn struct {
 	lease *lease
 	idle  *time.Timer // releases lease
@@ -66,7 +67,7 @@ type turn struct {
 	held  atomic.Bool // somebody has the lock
 }
 
-// handed is what the next waiter gets: the lease, an error, or, to ask the lock service itself, neither.
+// handed is what the next waiter gets: the lease, an error, or neither if it must send a request itself.
 type handed struct {
 	ls  *lease
 	err error
@@ -120,8 +121,8 @@ func (l *Locker) ask(ctx context.Context, t *turn, key string, wait bool) (h *Ha
 	return h, err
 }
 
-// await returns when the caller has the key's turn, with the lease if there is one. Without a turn, the caller is to ask for
-// itself.
+// await returns when the caller has the key's turn, with the lease if there is one. If there is no turn, the caller sends a
+// request of its own.
 func (s *shared) await(ctx, open context.Context, key string, wait bool) (*turn, *lease, error) {
 	s.mu.Lock()
 	t := s.keys[key]
@@ -168,7 +169,7 @@ func (s *shared) await(ctx, open context.Context, key string, wait bool) (*turn,
 	return nil, nil, gaveUp(t.held.Load(), cause(ctx))
 }
 
-// began notes the lease of whoever has the key's turn.
+// began records the lease of the goroutine that has the key's turn.
 func (s *shared) began(t *turn, ls *lease) {
 	s.mu.Lock()
 	t.lease = ls
@@ -342,8 +343,8 @@ func (ls *lease) free() {
 	if !ls.retire() {
 		return
 	}
-	known, err := ls.release(ls.ctx) // if the outcome is unknown, it is undone in the background
-	if known && errors.Is(err, ErrLost) {
+	_, err := ls.release(ls.ctx) // if the outcome is unknown, it is undone in the background, and err isn't ErrLost
+	if errors.Is(err, ErrLost) {
 		ls.l.log.Warn("dlock: a shared lease was lost before its release; its critical sections may have overlapped another holder's",
 			"key", ls.g.Key, "fence", ls.g.Fence, "err", err)
 	}

@@ -124,18 +124,33 @@ func TestShareEnds(t *testing.T) {
 	}
 }
 
-// A renewal without an answer leaves the caller half of the rest.
+// A renewal without an answer leaves the caller half of the rest. It is worth a warning, unless the caller or Close has ended it.
 func TestShareOfALeaseThatCannotBeRenewed(t *testing.T) {
-	faked(t, func(t *testing.T, f *fake) {
-		const age = 5 * time.Second
-		f.acquire = granting(func(g *dlock.Grant) { g.Start = g.Start.Add(-age) })
-		f.renew = hangs
-		l := newLocker(t, f, &dlock.Options{TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}})
-		began := time.Now()
-		h := acquire(t, l, t.Context(), "k")
-		require.Equal(t, (limit(10*time.Second)-age)/2, time.Since(began))
-		require.NoError(t, h.Release(t.Context()))
-	})
+	const age = 5 * time.Second
+	for end, after := range map[string]time.Duration{"silence": (limit(10*time.Second) - age) / 2, "the context": time.Second, "Close": time.Second} {
+		faked(t, func(t *testing.T, f *fake) {
+			f.acquire = granting(func(g *dlock.Grant) { g.Start = g.Start.Add(-age) })
+			f.renew = hangs
+			var log bytes.Buffer
+			l := newLocker(t, f, &dlock.Options{
+				TTL: 10 * time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			switch end {
+			case "the context":
+				time.AfterFunc(after, cancel)
+			case "Close":
+				time.AfterFunc(after, func() { _ = l.Close() })
+			}
+			began := time.Now()
+			h := acquire(t, l, ctx, "k")
+			require.Equal(t, after, time.Since(began), end)
+			require.NoError(t, h.Context().Err())
+			require.Equal(t, end == "silence", strings.Contains(log.String(), "could not renew"), end)
+			require.NoError(t, l.Close())
+		})
+	}
 }
 
 func TestShareIdle(t *testing.T) {
@@ -441,6 +456,15 @@ func TestShareSaysWhatItWaitedFor(t *testing.T) {
 		h := acquire(t, l, t.Context(), "k")
 		require.ErrorIs(t, (<-queue(l, second, 1)[0]).err, dlock.ErrHeld, "by this process")
 
+		ctx, giveUp := context.WithCancelCause(t.Context())
+		late := queue(l, endsLate{ctx}, 1)[0]
+		giveUp(errEnough)
+		require.NoError(t, h.Release(t.Context()))
+		err := (<-late).err // its turn came no sooner than its end
+		require.ErrorIs(t, err, errEnough)
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		h = acquire(t, l, t.Context(), "k")
+
 		minute, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		waiters := queue(l, minute, 2)
@@ -461,7 +485,7 @@ func TestShareSaysWhatItWaitedFor(t *testing.T) {
 		silent, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		waiter, behind := queue(l, silent, 1)[0], queue(l, t.Context(), 1)[0]
-		_, err := l.TryAcquire(silent, "k")
+		_, err = l.TryAcquire(silent, "k")
 		require.NotErrorIs(t, err, dlock.ErrHeld, "it is asked, and nobody has said so")
 		require.ErrorContains(t, (<-waiter).err, "no answer from the lock service")
 		require.NoError(t, won(t, behind).Release(t.Context()), "the deadline of the one that asked was its own")

@@ -168,8 +168,8 @@ func (c *Clock) Rate(ctx context.Context, rate float64) (Heal, error) {
 	return injectClock(ctx, fmt.Sprintf("clock rate %v", rate), func() error { return c.run(rate) }, c.restore)
 }
 
-// Hold stops the clock; the heal is that of [Clock.Rate]. Jumps still move it, so events can coincide exactly with an expiry. A
-// server that waits for its wall clock to advance blocks.
+// Hold stops the clock; the heal works like that of [Clock.Rate]. Jumps still move it, so events can coincide exactly with an
+// expiry. A server that waits for its wall clock to advance blocks.
 func (c *Clock) Hold(ctx context.Context) (Heal, error) { return c.Rate(ctx, 0) }
 
 func (c *Clock) run(rate float64) error {

@@ -237,7 +237,7 @@ func TestClockNeverTorn(t *testing.T) {
 func compile(t *testing.T, source string) (program string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "program")
-	cc := exec.CommandContext(t.Context(), "cc", "-O2", "-x", "c", "-o", program, "-")
+	cc := exec.CommandContext(t.Context(), "cc", "-O2", "-pthread", "-x", "c", "-o", program, "-")
 	cc.Stdin = strings.NewReader(source)
 	output, err := cc.CombinedOutput()
 	require.NoError(t, err, "%s", output)

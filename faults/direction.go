@@ -43,6 +43,7 @@ type direction struct {
 	epoch     int                // counts the changes of flow
 	faulty    bool               // a fault has claimed the direction
 	holding   bool               // a pipe has kept a piece since the flow last changed
+	pieces    int                // received
 	remaining int                // pieces until target drops; 0: never
 	target    *direction         // this or the opposite direction
 	pipes     map[*pipe]struct{} // those that run
@@ -298,6 +299,7 @@ func (d *direction) drops() bool {
 
 // The caller holds d.mu.
 func (d *direction) count() {
+	d.pieces++
 	if d.remaining == 0 {
 		return
 	}

@@ -19,9 +19,15 @@ import (
 // runPipe returns a direction with one pipe, and send, which sends a piece. The pipe ends when in is closed and out is drained.
 func runPipe() (v *direction, send func(string), in chan<- *stream.StreamChunk, out <-chan *stream.StreamChunk) {
 	v = &direction{changed: make(chan struct{}), pipes: make(map[*pipe]struct{})}
+	send, in, out = v.run()
+	return v, send, in, out
+}
+
+// run runs a pipe of v.
+func (d *direction) run() (send func(string), in chan<- *stream.StreamChunk, out <-chan *stream.StreamChunk) {
 	from, to := make(chan *stream.StreamChunk), make(chan *stream.StreamChunk)
-	go v.Pipe(toxics.NewToxicStub(from, to))
-	return v, func(s string) { from <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }, from, to
+	go d.Pipe(toxics.NewToxicStub(from, to))
+	return func(s string) { from <- &stream.StreamChunk{Data: []byte(s), Timestamp: time.Now()} }, from, to
 }
 
 // The proxy may have taken a piece and not written it when a fault comes: the fault is in force once the piece is written, and
@@ -81,6 +87,33 @@ func TestDirectionAwaitsWriting(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What one connection has sent stays held when the hold comes into force on another.
+func TestHoldOfTwo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, send, in, out := runPipe()
+		sendOther, inOther, outOther := v.run()
+		send("a")
+		sendOther("a")
+		<-out // and neither is written until more is asked for
+		<-outOther
+		send("held")
+		inForce := make(chan error, 1)
+		go func() {
+			_, err := inject(t.Context(), "test", effect{v, hold, 0})
+			inForce <- err
+		}()
+		for _, out := range []<-chan *stream.StreamChunk{out, outOther} {
+			synctest.Wait()
+			require.Empty(t, (<-out).Data)
+		}
+		require.NoError(t, <-inForce)
+		require.NoError(t, v.held(t.Context()))
+		close(in)
+		close(inOther)
+		v.shut()
+	})
 }
 
 // If a socket accepts nothing, no fault can be in force, and none is left behind.
@@ -291,6 +324,26 @@ func TestRefuseAwaitsConnections(t *testing.T) {
 		_, err = link.Refuse(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, link.Close())
+	}
+}
+
+// Close, too.
+func TestCloseAwaitsConnections(t *testing.T) {
+	for _, way := range []stream.Direction{stream.Upstream, stream.Downstream} {
+		synctest.Test(t, func(t *testing.T) {
+			link, err := NewMemoryLink("mine", nil)
+			require.NoError(t, err)
+			source, _ := io.Pipe()
+			_, dest := io.Pipe()
+			link.proxy.Toxics.StartLink(link.server, "unlisted", source, dest, way)
+			synctest.Wait()
+			closed := make(chan error, 1)
+			go func() { closed <- link.Close() }()
+			synctest.Wait()
+			require.Empty(t, closed, "a connection is open")
+			require.NoError(t, source.Close())
+			require.NoError(t, <-closed)
+		})
 	}
 }
 

@@ -93,11 +93,18 @@ func (l *Link) both(f flow, by time.Duration) []effect {
 // Addr returns the address for clients.
 func (l *Link) Addr() string { return l.addr }
 
-// Connections returns how many are open.
+// Connections returns how many connections are open.
 func (l *Link) Connections() int {
 	l.requests.mu.Lock()
 	defer l.requests.mu.Unlock()
 	return len(l.requests.pipes)
+}
+
+// Messages returns how many messages clients have sent, as [Link.LoseRequestsFrom] counts them.
+func (l *Link) Messages() int {
+	l.requests.mu.Lock()
+	defer l.requests.mu.Unlock()
+	return l.requests.pieces
 }
 
 // Close stops listening, closes every connection and discards held bytes, within seconds. The heal of a fault in force then fails

@@ -11,8 +11,8 @@ import (
 )
 
 // NewMemoryLink returns a link to a server in this process: dial connects to it, and clients connect with [Link.Dial]. There are no
-// sockets, so the link also works in virtual time, in a bubble of testing/synctest. There are no buffers either: bytes are written when
-// the other side has read them. addr is what [Link.Addr] returns.
+// sockets, so the link also works in virtual time, in a bubble of testing/synctest. There are no buffers either: a write returns
+// when the other side has read its bytes. addr is what [Link.Addr] returns.
 func NewMemoryLink(addr string, dial func() (net.Conn, error)) (*Link, error) {
 	l, err := newLink(addr, addr)
 	if err != nil {

@@ -214,6 +214,7 @@ func TestLoseFrom(t *testing.T) {
 				require.False(t, l.Loses())
 				a.say(t, "3")
 				require.True(t, l.Loses())
+				require.Equal(t, 4, l.Messages())
 				b.say(t, "4")
 				require.Equal(t, []any{"01", "2", false, false}, []any{a.got, b.got, a.closed, b.closed})
 				require.NoError(t, heal(t.Context()))

@@ -3,8 +3,10 @@ package faults_test
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -50,6 +52,40 @@ func TestEveryThread(t *testing.T) {
 		require.NoError(t, faults.Kill(t.Context(), tk.pid()))
 		require.Empty(t, strings.Trim(threadStates(t, tk.pid()), "ZX"))
 	}
+}
+
+// headless ends its main thread, and has another that stays.
+const headless = `
+#include <pthread.h>
+#include <unistd.h>
+static void *stay(void *none) { for (;;) pause(); return none; }
+int main(void) {
+	pthread_t other;
+	pthread_create(&other, NULL, stay, NULL);
+	pthread_exit(NULL);
+}`
+
+// A process whose main thread has ended isn't gone, and can be stopped.
+func TestMainThreadEnded(t *testing.T) {
+	cmd := exec.CommandContext(context.Background(), compile(t, headless)) // ended below
+	cmd.SysProcAttr = dieWithParent()
+	require.NoError(t, cmd.Start())
+	pid := cmd.Process.Pid
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	states := func() string { // in whatever order
+		s := []byte(threadStates(t, pid))
+		slices.Sort(s)
+		return string(s)
+	}
+	await(t, "end of the main thread", func() bool { return states() == "SZ" })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	resume := inForce(t)(faults.Pause(ctx, pid))
+	require.Equal(t, "TZ", states())
+	require.NoError(t, resume(ctx))
+	require.NotContains(t, states(), "T")
+	require.NoError(t, faults.Kill(ctx, pid))
+	require.Empty(t, strings.Trim(states(), "XZ"))
 }
 
 // A process that couldn't be stopped, here because one of its threads is traced, isn't left to stop later.

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencelab/fencelab/reports/site"
 )
 
 // measured are a benchmark's metrics, by benchmark and unit.
@@ -17,24 +18,8 @@ func measured(t *testing.T, file string) map[string]map[string]float64 {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
-	require.NotContains(t, string(b), "FAIL", file)
-	require.NotContains(t, string(b), "SKIP", file)
-	processors := regexp.MustCompile(`-\d+$`)
-	all := map[string]map[string]float64{}
-	for line := range strings.Lines(string(b)) {
-		fields := strings.Fields(line)
-		if len(fields) < 4 || !strings.HasPrefix(line, "Benchmark") {
-			continue
-		}
-		name := processors.ReplaceAllString(strings.TrimPrefix(fields[0], "Benchmark"), "")
-		require.NotContains(t, all, name, "%s: recorded twice", file)
-		all[name] = map[string]float64{}
-		for i := 2; i+1 < len(fields); i += 2 {
-			all[name][fields[i+1]], err = strconv.ParseFloat(fields[i], 64)
-			require.NoError(t, err, line)
-		}
-	}
-	require.NotEmpty(t, all, file)
+	all, err := site.Benchmarks(b)
+	require.NoError(t, err, file)
 	return all
 }
 

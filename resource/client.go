@@ -25,7 +25,7 @@ type ClientOptions struct {
 	MaxBody int64
 	// AllowUnfenced accepts replies of a resource with fencing off, for experiments.
 	AllowUnfenced bool
-	// HTTPClient, if not nil, replaces a client with its own connection pool. Its CheckRedirect is ignored.
+	// HTTPClient, if not nil, replaces the default client, which has its own connection pool. Its CheckRedirect is ignored.
 	HTTPClient *http.Client
 }
 
@@ -33,7 +33,7 @@ type ClientOptions struct {
 //
 // It never sends a write twice: it treats redirects as errors and speaks HTTP/1.1. A transport that speaks HTTP/2 may retry a
 // request that the server has reset. No proxy may retry a PUT (nginx: proxy_next_upstream off): the first attempt may take
-// effect and the retry be refused because of a later token, and the [*StaleTokenError] would be wrong.
+// effect, and the retry may be refused because of a later token: the [*StaleTokenError] would then be wrong.
 type Client struct {
 	http          *http.Client
 	base          string
@@ -51,7 +51,7 @@ var _ Store = (*Client)(nil)
 // NewClient returns a client of the resource at baseURL, such as "http://127.0.0.1:8080". opts may be nil.
 func NewClient(baseURL string, opts *ClientOptions) (*Client, error) {
 	u, err := url.Parse(baseURL)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || strings.ContainsAny(baseURL, "?#") {
 		return nil, fmt.Errorf("resource: base URL %q is not of the form http://host:port or https://host:port", shown(baseURL))
 	}
 	var o ClientOptions
@@ -112,7 +112,7 @@ func (c *Client) ReadFenced(ctx context.Context, key string, f Fence) (Record, e
 	return c.do(ctx, http.MethodGet, key, f, nil)
 }
 
-// Close is [Store.Close]. It closes idle connections, those of [ClientOptions.HTTPClient] too.
+// Close is [Store.Close]. It closes idle connections, including those of [ClientOptions.HTTPClient].
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -202,7 +202,7 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	case resp.StatusCode == http.StatusNotFound && errMax == nil: // even for a fenced read, if a proxy dropped its token
 		return Record{}, cmp.Or(c.checkEnforced(resp.Header, f, maxFence), ErrNotFound)
 	case resp.StatusCode == http.StatusConflict && errSeen == nil:
-		if method == http.MethodPut && AdmitsWrite(seen, f) || method == http.MethodGet && AdmitsRead(seen, f) { // not a refusal of f
+		if AdmitsWrite(seen, f) || method == http.MethodGet && AdmitsRead(seen, f) { // not a refusal of f
 			return Record{}, mismatch(f, seen)
 		}
 		applied := resp.Header.Get(HeaderApplied)
@@ -217,17 +217,19 @@ func (c *Client) send(ctx context.Context, method, key string, f Fence, value []
 	if json.Unmarshal(body, &p) != nil || p.Error == "" {
 		switch to := resp.Header.Get("Location"); {
 		case resp.StatusCode == http.StatusRequestEntityTooLarge:
-			return Record{}, fmt.Errorf("%s: not from the resource: raise the limit of the proxy before it (nginx: client_max_body_size)", resp.Status)
+			return Record{}, fmt.Errorf("%s: not from the resource: raise the limit of the proxy in front of it (nginx: client_max_body_size)", resp.Status)
 		case resp.StatusCode/100 == 3 && to != "":
 			return Record{}, fmt.Errorf("%s to %q: redirects are not followed: correct the base URL", resp.Status, shown(to))
 		}
 		return Record{}, errors.New(resp.Status)
 	}
 	err = fmt.Errorf("%s: %s", resp.Status, p.Error)
-	switch resp.StatusCode {
-	case http.StatusRequestEntityTooLarge:
+	switch {
+	case resp.StatusCode == http.StatusBadRequest && p.Jump:
+		err = fmt.Errorf("%w: %w", ErrJump, err)
+	case resp.StatusCode == http.StatusRequestEntityTooLarge:
 		err = fmt.Errorf("%w: %w", ErrTooLarge, err)
-	case http.StatusInsufficientStorage:
+	case resp.StatusCode == http.StatusInsufficientStorage:
 		err = fmt.Errorf("%w: %w", ErrNoRoom, err)
 	}
 	return Record{}, err

@@ -37,6 +37,7 @@ func TestClientUnfencedWrite(t *testing.T) {
 	ctx := t.Context()
 	c := newClient(t, serve(t, resource.NewMemory(), nil), nil)
 	require.ErrorContains(t, c.WriteUnfenced(ctx, "k", nil), "400 Bad Request: X-Fence-Token is missing")
+	require.NotErrorIs(t, c.WriteUnfenced(ctx, "k", nil), resource.ErrJump)
 
 	url := serve(t, resource.NewMemory(), &resource.HandlerOptions{Unfenced: true})
 	c = newClient(t, url, nil)
@@ -326,6 +327,9 @@ func TestClientForeignAnswers(t *testing.T) {
 		"proxy's limit":   {status: 413, body: "<html>", want: "413 Request Entity Too Large: not from the resource: raise the limit of the proxy"},
 		"bad gateway":     {status: 502, body: `{"error":"upstream is down"}`, want: "502 Bad Gateway: upstream is down"},
 		"malformed fence": {status: 409, header: "X-Fence-Seen: nine", want: "409 Conflict"},
+		"another status":  {status: 500, header: "X-Fence-Seen: 9", body: `{"error":"the store failed"}`, want: "500 Internal Server Error: the store failed"},
+		"no sentence":     {status: 413, body: `{"message":"too big"}`, want: "not from the resource: raise the limit of the proxy"},
+		"created":         {status: 201, header: "Location: /r/k", want: "201 Created"},
 		"no content":      {status: 204, header: "X-Fence-Max: 5", want: "204 No Content"},
 		"endless page":    {status: 500, body: strings.Repeat("x", 5000), want: "larger than the limit of 4096 bytes"},
 	} {
@@ -343,6 +347,7 @@ func TestClientForeignAnswers(t *testing.T) {
 			for name, call := range calls {
 				err := call(t.Context())
 				require.ErrorContains(t, err, c.want, name)
+				require.Equal(t, strings.Contains(c.want, "redirects"), strings.Contains(err.Error(), "redirects"), name)
 				require.NotErrorIs(t, err, resource.ErrNotFound)
 				_, stale := errors.AsType[*resource.StaleTokenError](err)
 				require.False(t, stale)
@@ -371,9 +376,26 @@ func TestClientMaxBody(t *testing.T) {
 	require.ErrorContains(t, err, "413 Request Entity Too Large: the value is larger than the limit of 1048576 bytes")
 }
 
-// A transport may report the end of ctx with an error of its own.
+// A transport may report the end of ctx with an error of its own. An answer that says what happened stays as it is.
 func TestClientContext(t *testing.T) {
 	cause := errors.New("the lease is lost")
+	store, end := resource.NewMemory(), func() {}
+	require.NoError(t, store.Write(t.Context(), "k", five, nil))
+	h := newHandler(t, store, nil)
+	answered := newClient(t, "http://h", &resource.ClientOptions{HTTPClient: &http.Client{Transport: direct{
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h.ServeHTTP(w, r)
+			end()
+		}),
+	}}})
+	for _, c := range []struct {
+		call, key string
+		want      error
+	}{{"Read", "new", resource.ErrNotFound}, {"Write", "k", &resource.StaleTokenError{Key: "k", Seen: five, Got: at(4, 1)}}} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		end = func() { cancel(cause) }
+		require.Equal(t, c.want, eachcall.Of(answered, c.key, at(4, 1))[c.call](ctx))
+	}
 	for said, want := range map[error]string{
 		errors.New("canceled"): `resource: PUT "k": the lease is lost: Put "http://h/r/k": canceled`,
 		cause:                  `resource: PUT "k": Put "http://h/r/k": the lease is lost`,
@@ -415,13 +437,23 @@ type roundTrip func() error
 func (f roundTrip) RoundTrip(*http.Request) (*http.Response, error) { return nil, f() }
 
 func TestNewClientRefuses(t *testing.T) {
-	for _, url := range []string{"", "127.0.0.1:8080", "localhost", "ftp://h", "http://", "http://h/?q", "http://h/#f", "http://h:port"} {
+	for _, url := range []string{"", "127.0.0.1:8080", "localhost", "ftp://h", "http://", "http://h/?q", "http://h/#f", "http://h/?", "http://h#", "http://h:port"} {
 		_, err := resource.NewClient(url, nil)
 		require.Error(t, err, url)
 	}
 	_, err := resource.NewClient("http://h", &resource.ClientOptions{MaxBody: -1})
 	require.Error(t, err)
 	c := newClient(t, "http://127.0.0.1:1/", nil)
+	for _, call := range eachcall.Of(c, "", five) {
+		require.EqualError(t, call(t.Context()), "resource: key is empty", "it is not sent")
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for _, call := range eachcall.Of(c, "k", five) {
+		require.EqualError(t, call(ended), "resource: context canceled", "it is not sent")
+	}
+	_, err = c.ReadFenced(t.Context(), "k", resource.Fence{})
+	require.EqualError(t, err, "resource: fencing token is 0; tokens start at 1")
 	err = c.Write(t.Context(), "k", five, nil)
 	require.ErrorContains(t, err, `resource: PUT "k": Put "http://127.0.0.1:1/r/k": dial tcp 127.0.0.1:1`)
 }

@@ -54,7 +54,7 @@ type handler struct {
 // rewritten the path, and the request is refused.
 //
 // The reply to a stale token is 409 {"error":"stale fencing token","seen":N,"got":M,"seen_seq":1,"got_seq":1,"applied":false}.
-// A full store gets 507.
+// If the store is full, the reply is 507. To a token that [LimitJumps] refuses it is 400 {"error":"...","jump":true}.
 func NewHandler(store Store, opts *HandlerOptions) (http.Handler, error) {
 	h := &handler{store: store, write: store.Write}
 	if opts != nil {
@@ -226,7 +226,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		h.fail(w, http.StatusRequestEntityTooLarge, "nothing was written: "+sentence(err))
 	case errors.Is(err, ErrJump):
 		h.Logger.WarnContext(r.Context(), "fencing token too far ahead", "path", r.URL.Path, "error", err)
-		h.fail(w, http.StatusBadRequest, sentence(err))
+		h.answer(w, http.StatusBadRequest, problem{Error: sentence(err), Jump: true})
 	case errors.Is(err, ErrNoRoom):
 		h.Logger.ErrorContext(r.Context(), "the store has no room", "method", r.Method, "path", r.URL.Path, "error", err)
 		h.fail(w, http.StatusInsufficientStorage, "nothing was changed: the store has no room; its log says why")
@@ -243,7 +243,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 func (h *handler) fail(w http.ResponseWriter, status int, sentence string) {
-	h.answer(w, status, problem{sentence})
+	h.answer(w, status, problem{Error: sentence})
 }
 
 func (h *handler) answer(w http.ResponseWriter, status int, v any) {
@@ -253,7 +253,6 @@ func (h *handler) answer(w http.ResponseWriter, status int, v any) {
 	if err := enc.Encode(v); err != nil {
 		panic(err) // numbers and strings only
 	}
-	b.Truncate(b.Len() - 1) // the encoder's newline
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
 	w.WriteHeader(status)
@@ -266,7 +265,7 @@ func checkTarget(r *http.Request, key string) error {
 		return errors.New("the URL has a query: escape a ? in the key as %3F")
 	}
 	for _, escaped := range r.Header.Values(HeaderKey) {
-		if sent, err := url.PathUnescape(escaped); err != nil || sent != key {
+		if sent, _ := url.PathUnescape(escaped); sent != key { // after an error it is "", which is no key
 			return fmt.Errorf("%s is %.100q, and the key in the path is %.100q: a proxy changes the path",
 				HeaderKey, escaped, key)
 		}
@@ -318,7 +317,7 @@ func sentence(err error) string { return strings.TrimPrefix(err.Error(), "resour
 func acceptsRaw(h http.Header) bool {
 	for _, accept := range h.Values("Accept") {
 		for part := range strings.SplitSeq(accept, ",") {
-			if t, _, err := mime.ParseMediaType(part); err == nil && t == rawType {
+			if t, _, _ := mime.ParseMediaType(part); t == rawType {
 				return true
 			}
 		}

@@ -23,4 +23,5 @@ const (
 // problem is the body of every reply that is neither 200 nor 409.
 type problem struct {
 	Error string `json:"error"`
+	Jump  bool   `json:"jump,omitempty"` // 400: it is ErrJump
 }

@@ -12,7 +12,7 @@ var ErrJump = errors.New("resource: the fencing token is too far ahead")
 // LimitJumps wraps s to refuse a token that exceeds the greatest one seen for the key by more than maxJump. A token of 2^64-1, sent
 // by mistake, would otherwise lock the key for ever. Each call costs a read. Many small jumps still get through. maxJump must
 // exceed the first token for a key; 1<<48 is enough for etcd, Consul and ZooKeeper, whose tokens count all of their cluster's
-// changes, and for Redis whose counters are reaped.
+// changes, and for a Redis whose counters are reaped.
 func LimitJumps(s Store, maxJump uint64) Store { return &limited{s, maxJump} }
 
 type limited struct {
@@ -25,7 +25,7 @@ func (l *limited) check(ctx context.Context, key string, token uint64) error {
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}
-	if seen := rec.MaxFence.Token; token > seen && token-seen > l.most {
+	if seen := rec.MaxFence.Token; token-min(token, seen) > l.most {
 		return fmt.Errorf("%w: %d for %q, which has seen %d; the limit is %d more", ErrJump, token, key, seen, l.most)
 	}
 	return nil

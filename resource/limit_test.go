@@ -22,6 +22,7 @@ func TestLimitJumps(t *testing.T) {
 		_, err := c.ReadFenced(ctx, key, resource.Fence{Token: token})
 		for _, err := range []error{err, c.Write(ctx, key, at(token, 1), []byte("v"))} {
 			require.ErrorContains(t, err, "400 Bad Request: the fencing token is too far ahead: ")
+			require.ErrorIs(t, err, resource.ErrJump)
 		}
 		after, _ := under.Read(ctx, key)
 		require.Equal(t, before, after)

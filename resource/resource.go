@@ -37,14 +37,14 @@ var (
 )
 
 // Fence orders calls by Token, which comes from the lock's grant, and then by Seq, which counts the calls under one grant from 1.
-// Use a pair for one call only; repeating that call is fine. A fenced read may have Seq 0: it comes after every call of earlier grants, and any
-// call of its own may come before it.
+// Use a pair for one call only; repeating that call is fine. A fenced read may have Seq 0: it comes after every call of earlier
+// grants, and any call of its own grant may come before it.
 type Fence struct {
 	Token uint64
 	Seq   uint64
 }
 
-// NewFence makes a Fence of a token and a number, such as those that a lock's handle counts: NewFence(handle.Next()).
+// NewFence makes a Fence of a token and a call's number, as a lock's handle returns them: NewFence(handle.Next()).
 func NewFence(token, seq uint64) Fence { return Fence{Token: token, Seq: seq} }
 
 // Compare returns -1, 0 or +1 if f is less than, equal to or greater than g.
@@ -128,8 +128,8 @@ func (r Record) CheckRead(key string, f Fence) error {
 //     fence to its own and reads atomically, so that a later write with a lower fence is refused.
 //     [FencedReadRaises, FencedReadRefused, FencedReadOwnGrant, FencedReadSeq]
 //  4. Of any number of concurrent calls on a key, accepted writes' fences strictly increase and the greatest wins. [Concurrent]
-//  5. Keys are independent and may be anything that [CheckKey] admits. A value is any bytes, none included, and is copied
-//     in and out. [KeysIndependent, AnyKey, AnyValue, ValuesCopied]
+//  5. Keys are independent and may be anything that [CheckKey] admits. A value may be any bytes, including none, and is copied in
+//     and out. [KeysIndependent, AnyKey, AnyValue, ValuesCopied]
 //  6. A zero token, a zero sequence number and an invalid key are refused before anything is changed, but not with a
 //     [*StaleTokenError]. [ZeroTokenRefused, BadKeyRefused]
 //  7. A durable store acknowledges a call only once a crash can't undo it: value and fence survive reopening. [Durable]
@@ -141,8 +141,8 @@ func (r Record) CheckRead(key string, f Fence) error {
 //     rules above. [Overwrites]
 type Store interface {
 	// Write sets key's value if f is greater than every fence accepted for key. f.Token and f.Seq must be at least 1.
-	// After an error other than [*StaleTokenError], [ErrTooLarge] and [ErrNoRoom] the write may have taken effect: repeat
-	// the call to find out (rule 2). After a later fence the repeat can't tell; see also [ErrApplied].
+	// After an error other than [*StaleTokenError], [ErrTooLarge], [ErrNoRoom] and [ErrJump] the write may have taken effect: repeat
+	// the call to find out (rule 2). Once a later fence has been accepted, the repeat can't tell; see also [ErrApplied].
 	Write(ctx context.Context, key string, f Fence, value []byte) error
 	// Read returns key's record, or [ErrNotFound]. A holder that writes what it computes from the value must use ReadFenced.
 	Read(ctx context.Context, key string) (Record, error)
@@ -218,7 +218,7 @@ func CheckToken(token uint64) error {
 	return nil
 }
 
-// CheckFence returns an error if a part of f is 0.
+// CheckFence returns an error if f.Token or f.Seq is 0.
 func CheckFence(f Fence) error {
 	if f.Seq == 0 {
 		return cmp.Or(CheckToken(f.Token), errors.New("resource: sequence number is 0; a grant's first write is 1"))

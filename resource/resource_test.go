@@ -63,6 +63,7 @@ func TestStaleTokenError(t *testing.T) {
 	err.Applied = true
 	require.EqualError(t, err, `resource: stale fencing token for "k": seen 9, got 7 (already applied)`)
 	require.ErrorIs(t, err, resource.ErrApplied)
+	require.NotErrorIs(t, err, resource.ErrNotFound)
 	err = &resource.StaleTokenError{Key: "k", Seen: resource.Fence{Token: 7, Seq: 1}, Got: resource.Fence{Token: 7, Seq: 1}}
 	require.EqualError(t, err, `resource: stale fence for "k": seen 7, got 7: a further write under this token takes Seq 2`)
 	err.Applied = true

@@ -38,6 +38,7 @@ func TestTooEarly(t *testing.T) {
 		"before":                  {[]history.Event{granted(0, "A"), granted(9, "B")}, early},
 		"once":                    {[]history.Event{granted(0, "A"), granted(9, "B"), granted(9, "B")}, early},
 		"released":                {[]history.Event{granted(0, "A"), at(1, "A", history.Released), granted(9, "B")}, ""},
+		"has written":             {[]history.Event{granted(0, "A"), at(1, "A", history.Wrote), granted(9, "B")}, early},
 		"another has released":    {[]history.Event{granted(0, "A"), at(1, "B", history.Released), granted(9, "B")}, early},
 		"known to be lost":        {[]history.Event{granted(0, "A"), at(1, "A", history.Lost), granted(9, "B")}, ""},
 		"killed":                  {[]history.Event{granted(0, "A"), at(1, "A", "kill"), granted(9, "B")}, ""},

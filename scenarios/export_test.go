@@ -3,6 +3,7 @@ package scenarios
 import (
 	"context"
 
+	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/resource"
 	"github.com/fencelab/fencelab/scenarios/history"
 )
@@ -14,7 +15,14 @@ func Watch(f history.Fencing, s resource.Store, key string, tell func(history.Ev
 	return t.sync
 }
 
-const ChildEnv = childEnv
+// InjectLink injects the fault verb between a worker and a server of its lock's.
+func InjectLink(ctx context.Context, verb string, l *faults.Link) (faults.Heal, error) {
+	w := &worker{nodes: []Node{{Name: "server"}}, toLock: map[string]*faults.Link{"server": l}}
+	return injections[verb].links(ctx, w, Step{})
+}
+
+// NoChild undoes a call of Child, until it is called again.
+func NoChild() { childReady.Store(false) }
 
 // OpenOwn is openOwn.
 func OpenOwn(ctx context.Context, open OpenStore, s StoreSpec) (resource.Store, error) {

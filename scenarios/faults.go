@@ -24,14 +24,20 @@ type injection struct {
 // injections are those of [history.Faults], except faults of certain locks' servers: see [ServerSet].
 var injections = map[string]injection{
 	"pause": {
-		process: func(ctx context.Context, w *worker) (faults.Heal, error) { return faults.Pause(ctx, w.PID) },
+		process: func(ctx context.Context, w *worker) (heal faults.Heal, err error) {
+			err = w.With(func(pid int) (err error) {
+				heal, err = faults.Pause(ctx, pid)
+				return err
+			})
+			return heal, err
+		},
 		server: func(ctx context.Context, _ *testbed.Cluster, s *testbed.Server, _ Step) (faults.Heal, error) {
 			return s.Pause(ctx)
 		},
 	},
 	"kill": {
 		process: func(ctx context.Context, w *worker) (faults.Heal, error) { // at a checkpoint: it has said all that it has to say
-			if err := faults.Kill(ctx, w.PID); err != nil {
+			if err := w.With(func(pid int) error { return faults.Kill(ctx, pid) }); err != nil {
 				return nil, err
 			}
 			_, err := w.end()

@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"bytes"
 	"embed"
 	"errors"
 	"fmt"
@@ -55,7 +56,7 @@ func Load(folder fs.FS) ([]Scenario, error) {
 		if err == nil {
 			var s Scenario
 			if s, err = Parse(file, text); err == nil && len(s.Expect) == 0 {
-				err = fmt.Errorf("scenarios: %s: it expects no verdict; add a section such as %q", s.Name, "-- on: safe --")
+				err = fmt.Errorf("scenarios: %s: it expects no verdict; add a section such as %q", s.where(0), "-- on: safe --")
 			}
 			all = append(all, s)
 		}
@@ -83,10 +84,10 @@ func Load(folder fs.FS) ([]Scenario, error) {
 func Parse(file string, text []byte) (Scenario, error) {
 	s := Scenario{
 		Name: strings.TrimSuffix(path.Base(file), ".txt"), file: file, Workers: map[string]Worker{},
-		Expect: map[history.Fencing]history.Verdict{}, Traces: map[string]string{},
+		Expect: map[history.Fencing]history.Verdict{}, Traces: map[string]string{}, lines: map[string]int{},
 	}
 	var errs []error
-	archive := txtar.Parse(text)
+	archive := txtar.Parse(bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n")))
 	n, sentence := 0, true
 	check := func(err error) {
 		if err != nil {
@@ -97,6 +98,7 @@ func Parse(file string, text []byte) (Scenario, error) {
 		n++
 		words := strings.Fields(line)
 		switch {
+		case len(words) > 0 && strings.HasPrefix(words[0], "#"):
 		case sentence && s.Hazard != "" && len(words) > 0 && slices.Contains(beginnings(), words[0]):
 			check(fmt.Errorf("the sentence goes on with a line that begins with %q, as settings and steps do; put an empty line before, or "+
 				"break the sentence elsewhere", words[0]))
@@ -104,16 +106,16 @@ func Parse(file string, text []byte) (Scenario, error) {
 			s.Hazard = strings.TrimSpace(s.Hazard + " " + strings.TrimSpace(line))
 		case len(words) == 0:
 			sentence = sentence && s.Hazard == ""
-		case !strings.HasPrefix(words[0], "#"):
+		default:
 			check(s.line(words[0], words[1:], n))
 		}
 	}
 	for _, section := range archive.Files {
 		n++
-		check(s.section(section.Name, string(section.Data)))
+		check(s.section(section.Name, string(section.Data), n))
 		for line := range strings.Lines(string(section.Data)) {
 			if n++; strings.HasPrefix(strings.TrimSpace(line), "--") {
-				check(fmt.Errorf("%q begins no section, as %q does", strings.TrimSpace(line), "-- on: safe --"))
+				check(fmt.Errorf("%q doesn't begin a section; %q, for example, does", strings.TrimSpace(line), "-- on: safe --"))
 			}
 		}
 	}
@@ -170,11 +172,12 @@ func Format(s Scenario) []byte {
 	return txtar.Format(&archive)
 }
 
+// where is the place of an error; line 0 is the whole file.
 func (s *Scenario) where(line int) string {
-	if line == 0 {
+	if s.file == "" {
 		return s.Name
 	}
-	return fmt.Sprintf("%s:%d", s.file, line)
+	return fmt.Sprintf("%s:%d", s.file, max(line, 1))
 }
 
 var settings = []string{"locks", "variant", "tokens-lost", "min-ttl", "worker"}
@@ -191,9 +194,13 @@ func beginnings() []string {
 func (s *Scenario) line(first string, rest []string, n int) (err error) {
 	one := func() (string, error) {
 		if len(rest) != 1 {
-			return "", fmt.Errorf("%s is followed by one word, and here are %d", first, len(rest))
+			return "", fmt.Errorf("%s takes one word, not %d", first, len(rest))
 		}
 		return rest[0], nil
+	}
+	given := map[string]bool{"locks": s.Locks != nil, "variant": s.Variant != "", "tokens-lost": s.TokensLost, "min-ttl": s.MinTTL != 0}
+	if given[first] {
+		return fmt.Errorf("there is already a line %s", first)
 	}
 	switch first {
 	case "locks":
@@ -207,6 +214,7 @@ func (s *Scenario) line(first string, rest []string, n int) (err error) {
 			return errors.New("tokens-lost stands alone")
 		}
 	case "min-ttl":
+		s.lines[first] = n
 		text, err := one()
 		if err != nil {
 			return err
@@ -219,6 +227,7 @@ func (s *Scenario) line(first string, rest []string, n int) (err error) {
 		if _, ok := s.Workers[rest[0]]; ok {
 			return fmt.Errorf("worker %s has a line already; put all its options there", rest[0])
 		}
+		s.lines["worker "+rest[0]] = n
 		s.Workers[rest[0]], err = parseWorker(rest[1:])
 	default:
 		var st Step
@@ -241,6 +250,9 @@ func parseWorker(options []string) (w Worker, err error) {
 	flags := w.flags()
 	for _, option := range options {
 		if d, ok := strings.CutPrefix(option, "max-hold="); ok {
+			if w.MaxHold != 0 {
+				return w, errors.New("it has a max-hold already")
+			}
 			if err := w.MaxHold.UnmarshalText([]byte(d)); err != nil {
 				return w, err
 			}
@@ -277,12 +289,12 @@ func parseStep(verb string, rest []string) (Step, error) {
 
 const unfenced = "unfenced"
 
-func (s *Scenario) section(title, trace string) error {
+func (s *Scenario) section(title, trace string, n int) error {
 	mode, text, _ := strings.Cut(title, ": ")
 	if _, ok := s.Traces[mode]; ok {
 		return fmt.Errorf("there is a section %s already", mode)
 	}
-	s.Traces[mode] = trace
+	s.Traces[mode], s.lines["-- "+mode] = trace, n
 	if title == unfenced {
 		return nil
 	}

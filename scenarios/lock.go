@@ -50,7 +50,7 @@ func leased(h *dlock.Handle, err error) (Lease, error) {
 
 // Adapter is a [Lock] made of a client library's functions.
 type Adapter struct {
-	// Get acquires the lock of key. It waits for it until ctx ends, or returns at once.
+	// Get acquires the lock of key. With wait it waits until ctx ends; without, it returns at once.
 	Get func(ctx context.Context, key string, wait bool) (Grant, error)
 	// Held and Lost are the library's errors for a lock that another holder has, and for the release of a lease that was lost. Nil: Get
 	// and Grant.Release wrap dlock.ErrHeld and dlock.ErrLost.
@@ -66,7 +66,8 @@ type Grant struct {
 	Until   time.Time       // as Lease.Until; zero: unknown, and hazards don't run
 	Lost    <-chan struct{} // closed when the lease is lost. Nil: the library doesn't say, and a timer ends the lease at Until
 	Release func(ctx context.Context) error
-	// Renew restarts the lease, and returns its new Until. Nil: the library does that by itself, or never.
+	// Renew restarts the lease, and returns its new Until; Release may be called meanwhile. Nil: the library does that by itself, or
+	// never.
 	Renew func(ctx context.Context) (time.Time, error)
 }
 

@@ -160,6 +160,20 @@ func TestOwnStore(t *testing.T) {
 	}
 }
 
+// Refusals are counted from the last start, of a server as of the resource's process.
+func TestRefusedBeforeACrash(t *testing.T) {
+	for _, store := range []*scenarios.Store{onredis.Bolt, onServer(own, durableRedis(t))} {
+		r := onRedis(sharedRedis(t))
+		r.Store = store
+		o, err := r.Run(t.Context(), schedule(t, "worker A victim, run A until read, pause A, run B until done, resume A, run A until done, "+
+			"kill resource, restart resource"), history.FencingOn)
+		require.NoError(t, err)
+		require.Equal(t, history.Safe, o.Verdict, "%q", o.Findings)
+		require.Equal(t, 1, o.Refused)
+		require.Zero(t, o.Events[len(o.Events)-2].Refusals, "of the final value")
+	}
+}
+
 // Without a store the resource keeps its records in memory; only hazards that kill it don't apply.
 func TestWithoutStore(t *testing.T) {
 	o, err := playOver(t, nil, "PauseExceedsTTL", history.FencingOn)
@@ -678,9 +692,10 @@ func TestOwnLockIsVetted(t *testing.T) {
 	require.NotEqual(t, history.Safe, o.Verdict)
 }
 
-// A binary whose main doesn't call Child would start itself forever.
-func TestRunInAChild(t *testing.T) {
-	t.Setenv(scenarios.ChildEnv, "{}")
+// A binary whose main doesn't call Child isn't started again: it would do there all that it does here.
+func TestRunWithoutChild(t *testing.T) {
+	scenarios.NoChild()
+	defer scenarios.Child(nil)
 	r := scenarios.Runner{Service: &scenarios.Service{}}
 	o, err := r.Run(t.Context(), hazard(t, "PauseExceedsTTL"), history.FencingOn)
 	require.ErrorContains(t, err, "call scenarios.Child or ChildWithStore first in main or TestMain")

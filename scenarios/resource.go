@@ -116,7 +116,7 @@ func (h *httpResource) decided(m message) {
 }
 
 func (h *httpResource) kill(ctx context.Context) error {
-	if err := faults.Kill(ctx, h.process.PID); err != nil {
+	if err := h.process.With(func(pid int) error { return faults.Kill(ctx, pid) }); err != nil {
 		return err
 	}
 	last, err := h.process.end()

@@ -133,13 +133,13 @@ func TestRunFails(t *testing.T) {
 			last: "run Test, fencing on",
 		},
 		"a report that never comes, while another is frozen": {
-			steps: "worker A victim, run A until read, pause A, run B until checked, resume A, run A until done, run B until done",
-			want:  `step 3, run B until checked: B was done without reporting "checked"`,
+			steps: "worker A victim, run A until read, pause A, run B until lost, resume A, run A until done, run B until done",
+			want:  `step 3, run B until lost: B was done without reporting "lost"`,
 			last:  "B done",
 		},
 		"a report that never comes, while a write is held": {
-			steps: "worker A victim no-renew, run A until before-write, hold A, run A until sent, run B until held, deliver A, run A until done, run B until done",
-			want:  `step 4, run B until held: B was done without reporting "held"`,
+			steps: "worker A victim no-renew, run A until before-write, hold A, run A until sent, run B until lost, deliver A, run A until done, run B until done",
+			want:  `step 4, run B until lost: B was done without reporting "lost"`,
 			last:  "B done",
 		},
 		"a dead resource": {
@@ -238,7 +238,7 @@ func TestRunUndoes(t *testing.T) {
 		fails       string // the first time
 		want        []string
 	}{
-		{"pause redis, jump redis 5s, run A until checked, resume redis, run A until done", false, "", []string{"pause redis", "jump redis 5s", "resume redis"}},
+		{"pause redis, jump redis 5s, run A until lost, resume redis, run A until done", false, "", []string{"pause redis", "jump redis 5s", "resume redis"}},
 		{"pause redis, run A until done, resume redis", true, "", []string{"pause redis", "resume redis"}},
 		{"run A until done, kill redis", false, "", []string{"kill redis", "restart redis"}},
 		{"pause redis, resume redis, run A until done", false, "resume redis", []string{"pause redis", "resume redis", "resume redis"}},
@@ -364,10 +364,11 @@ func TestRunRefuses(t *testing.T) {
 	r = scenarios.Runner{Service: &scenarios.Service{Lock: "mine"}}
 	o, err = r.Run(t.Context(), s, history.FencingOn)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
-	require.ErrorContains(t, err, "step 2, cut A: mine has no Nodes to be cut off from")
+	require.ErrorContains(t, err, "scenarios: HolderPartitioned.txt:5: step 2, cut A: mine has no Nodes to be cut off from")
 	require.Equal(t, history.Inconclusive, o.Verdict)
 
 	_, err = onRedis(sharedRedis(t)).Run(t.Context(), schedule(t, "pause redis9, run A until done, resume redis9"), history.FencingOn)
+	require.ErrorContains(t, err, "scenarios: Test.txt:3: step 1, pause redis9: ")
 	require.ErrorContains(t, err, `has no server "redis9"`)
 }
 
@@ -459,6 +460,33 @@ func TestServiceIsTold(t *testing.T) {
 	}
 	_, err = r.Run(t.Context(), schedule(t, "jump redis 1s, run A until done"), history.FencingOn)
 	require.NoError(t, err)
+}
+
+// A history begins with what is run, and the victim's lease is at least as long as the hazard needs.
+func TestRunDescribed(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{0: 300 * time.Millisecond, 400 * time.Millisecond: 400 * time.Millisecond} {
+		r := onRedis(sharedRedis(t))
+		r.TTL, r.Pause = given, time.Second
+		r.Command = func(s scenarios.Scenario, f history.Fencing) string { return s.Name + " " + string(f) }
+		o, err := r.Run(t.Context(), schedule(t, "tokens-lost, min-ttl 300ms, worker A victim second, run A until done"), history.FencingWrites)
+		require.NoError(t, err)
+		key := o.Events[1].Key
+		require.Equal(t, &history.Run{
+			Scenario: "Test", Hazard: "It happens.", Fencing: history.FencingWrites, Lock: locks.Redis, Server: r.Service.Server,
+			Store: onredis.Bolt.Name, TTL: history.Duration(want), Pause: history.Duration(time.Second), Workers: []string{"A"},
+			Keys: []string{key, key + "/second"}, TokensLost: true, Command: "Test writes",
+		}, o.Events[0].Run)
+		require.Equal(t, history.Duration(want), o.Events[1].TTL, "A's grant")
+	}
+}
+
+// A worker that is refused on its first ledger leaves the second alone.
+func TestRefusedOnTheFirstLedger(t *testing.T) {
+	s := schedule(t, "worker A victim second, run A until before-write, pause A, run B until done, resume A, run A until done")
+	o, err := onRedis(sharedRedis(t)).Run(t.Context(), s, history.FencingOn)
+	require.NoError(t, err)
+	require.Equal(t, history.Safe, o.Verdict, "%q", o.Findings)
+	require.NotContains(t, strings.Join(history.Trace(o.Events), "\n"), "read #1, ledger 2")
 }
 
 // Pause is the minimum duration of freezes and delays.

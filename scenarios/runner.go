@@ -85,10 +85,9 @@ func (r *Runner) Run(ctx context.Context, s Scenario, f history.Fencing) (*Outco
 }
 
 func (r *Runner) check(s *Scenario, f history.Fencing, ttl time.Duration) error {
-	_, child := os.LookupEnv(childEnv)
 	switch {
-	case child: // it would start itself for ever
-		return errors.New("scenarios: this process was started to be a worker or the resource: call scenarios.Child or " +
+	case !IsChildReady(): // the binary, started again, would do all over what it does now, perhaps for ever
+		return errors.New("scenarios: workers and the resource are this binary, started again: call scenarios.Child or " +
 			"ChildWithStore first in main or TestMain")
 	case !slices.Contains(modes, f):
 		return fmt.Errorf("scenarios: there is no fencing mode %q; there are %v", f, modes)

@@ -61,13 +61,14 @@ type Scenario struct {
 	// tokens.
 	Traces map[string]string
 
-	file string // where it was read
+	file  string         // where it was read
+	lines map[string]int // of settings and sections, by their first words
 }
 
 // Worker describes a worker. The zero Worker's lease is renewed and outlives every run.
 type Worker struct {
-	// Victim gives the worker the run's TTL, so that its lease can expire. The run is inconclusive if another worker gets the lock
-	// before, unless the victim was killed, or reported that it released or lost the lock.
+	// Victim gives the worker the run's TTL, so that its lease can expire. The run is inconclusive if another worker gets the
+	// lock before it can have expired, unless the victim was killed, or reported that it released or lost the lock.
 	Victim bool
 	// NoRenew disables renewal. Otherwise only a real freeze can end the lease.
 	NoRenew bool
@@ -77,11 +78,11 @@ type Worker struct {
 	Try bool
 	// Idle keeps the worker from using the resource.
 	Idle bool
-	// Outlive makes the worker write only after its lease is lost. With renewal, the lease has been renewed once before the worker
-	// reports it, so that the schedule ends it.
+	// Outlive makes the worker write only after its lease is lost. With renewal, the worker reports its grant only once the lease
+	// has been renewed, so that only the schedule can end it.
 	Outlive bool
-	// MaxHold ends the renewals that long after the grant; 0: after the run. A victim whose lock another gets earlier wasn't
-	// renewed: the run is inconclusive.
+	// MaxHold ends the renewals that long after the grant; 0: after the run. If another worker gets a victim's lock earlier, the
+	// lease wasn't renewed, and the run is inconclusive.
 	MaxHold history.Duration
 	// Second makes the worker also append to a second ledger, under the same grant.
 	Second bool
@@ -188,24 +189,24 @@ func (s *Scenario) Check() error {
 		bad(0, "it has no steps")
 	}
 	if s.MinTTL < 0 {
-		bad(0, "min-ttl is %v; it must not be negative", time.Duration(s.MinTTL))
+		bad(s.lines["min-ttl"], "min-ttl is %v; it must not be negative", time.Duration(s.MinTTL))
 	}
 	for f, v := range s.Expect {
 		if !slices.Contains(modes, f) {
-			bad(0, "it expects something of fencing mode %q; there are %v", f, modes)
+			bad(s.lines["-- "+string(f)], "it expects something of fencing mode %q; there are %v", f, modes)
 		}
 		if v == history.Inconclusive {
-			bad(0, "it expects fencing %s to be inconclusive, which never passes; leave that mode out", f)
+			bad(s.lines["-- "+string(f)], "it expects fencing %s to be inconclusive, which never passes; leave that mode out", f)
 		}
 	}
 	workers := s.workers()
-	c := checker{scenario: s, inForce: map[string][]history.Fault{}, started: map[string]bool{}, done: map[string]bool{}, loose: map[string]string{}}
+	c := checker{scenario: s, inForce: map[string][]history.Fault{}, undos: map[string]bool{}, started: map[string]bool{}, done: map[string]bool{}, loose: map[string]string{}}
 	for name, w := range s.Workers {
 		if !slices.Contains(workers, name) {
-			bad(0, "worker %q is never run; add a run, or remove the worker", name)
+			bad(s.lines["worker "+name], "worker %q is never run; add a run, or remove the worker", name)
 		}
 		if w.MaxHold < 0 {
-			bad(0, "worker %s has a max-hold of %v; it must not be negative", name, time.Duration(w.MaxHold))
+			bad(s.lines["worker "+name], "worker %s has a max-hold of %v; it must not be negative", name, time.Duration(w.MaxHold))
 		}
 	}
 	for _, st := range s.Steps {
@@ -213,16 +214,24 @@ func (s *Scenario) Check() error {
 			bad(st.line, "%s: %w", st, err)
 		}
 	}
+	last := func(verb, target string) (line int) {
+		for _, st := range s.Steps {
+			if st.Verb == verb && st.Target == target {
+				line = st.line
+			}
+		}
+		return line
+	}
 	for _, target := range slices.Sorted(maps.Keys(c.inForce)) {
 		for _, f := range c.inForce[target] {
 			if !f.From { // what a worker can't reach doesn't matter once it has ended
-				bad(0, "the %s of %s is not over at the end; add %q", f.Name, target, Step{Verb: f.Undo, Target: target})
+				bad(last(f.Name, target), "the %s of %s is not over at the end; add %q", f.Name, target, Step{Verb: f.Undo, Target: target})
 			}
 		}
 	}
 	for _, name := range workers {
 		if !c.done[name] {
-			bad(0, "%s doesn't finish; add %q", name, Step{Verb: verbRun, Target: name, Until: history.Done})
+			bad(last(verbRun, name), "%s doesn't finish; add %q", name, Step{Verb: verbRun, Target: name, Until: history.Done})
 		}
 	}
 	if len(errs) > 0 {
@@ -244,6 +253,7 @@ type checker struct {
 	scenario *Scenario
 
 	inForce       map[string][]history.Fault // by worker or Resource
+	undos         map[string]bool            // what ends the faults of servers: "resume leader"
 	started, done map[string]bool
 
 	loose map[string]string // worker → the report of its last run, if the worker doesn't stop there
@@ -267,16 +277,20 @@ func (c *checker) step(st Step) error {
 		return errors.New("only a run has an until; remove it")
 	case !f.From && st.From != nil:
 		return errors.New("only what is between a worker and the lock's servers has a from; remove it")
-	case on != ofServer && st.Detail != "":
-		return errors.New("only a fault of a server has a detail; remove it")
 	case st.Verb != verbRun && f.Name == "":
 		return fmt.Errorf("no line begins with %q; these do: %s", st.Verb, strings.Join(beginnings(), ", "))
+	case st.Verb == verbRun && st.Detail != "":
+		return fmt.Errorf("write %q", Step{Verb: verbRun, Target: st.Target, Until: st.Detail})
+	case on != ofServer && st.Detail != "":
+		return fmt.Errorf("only a fault of a server has a detail; remove %q", st.Detail)
 	case st.Verb == verbRun && st.Target == Resource:
 		return errors.New("the resource runs by itself; remove the step")
 	case st.Verb != verbRun && !slices.Contains(verbs(on), st.Verb):
 		return fmt.Errorf("there is no %s of %v; there are %s", st.Verb, on, strings.Join(verbs(on), ", "))
+	case st.Verb == "jump" && !isDuration(st.Detail):
+		return errors.New("it must say how far; add a duration, such as 11m or -11m")
 	case c.done[st.Target]:
-		return errors.New("the worker is done by then; remove the step, or put it before")
+		return errors.New("the worker is done by then; remove the step, or move it up")
 	}
 	if err := c.ordered(st); err != nil {
 		return err
@@ -285,23 +299,38 @@ func (c *checker) step(st Step) error {
 		return c.run(st)
 	}
 	if on == ofServer {
-		return nil
+		return c.server(st, f)
 	}
 	return c.fault(st, f)
+}
+
+// server detects a second fault of a server before the end of the first: the next leader's would hide that of the one before, which
+// nothing would end.
+func (c *checker) server(st Step, f history.Fault) error {
+	undo := f.Undo + " " + st.Target
+	switch {
+	case undone(st.Verb) != nil:
+		delete(c.undos, st.Verb+" "+st.Target)
+	case c.undos[undo]:
+		return fmt.Errorf("there is no %s before this step; add one, or remove the step", undo)
+	case f.Undo != "":
+		c.undos[undo] = true
+	}
+	return nil
 }
 
 // ordered detects races of st with a running worker.
 func (c *checker) ordered(st Step) error {
 	if c.next != "" && (st.Verb != verbRun || st.Target != c.next) {
-		return fmt.Errorf("what %s sent has just been delivered, and this step would race with it; add a run of %s before", c.next, c.next)
+		return fmt.Errorf("what %s sent has just been delivered, and this step would race with it; add a run of %s first", c.next, c.next)
 	}
 	if injections[st.Verb].process != nil && c.loose[st.Target] != "" {
-		return fmt.Errorf("the worker doesn't stop at %q, so where the %s hits it is left to chance; add a run before", c.loose[st.Target], st.Verb)
+		return fmt.Errorf("the worker doesn't stop at %q, so where the %s hits it is left to chance; add a run first", c.loose[st.Target], st.Verb)
 	}
 	if st.Verb == verbRun && !c.started[st.Target] {
 		for name, at := range c.loose {
 			if at == history.Held {
-				return fmt.Errorf("%s waits for the lock already, and who gets it is left to chance; add a run of %s before", name, name)
+				return fmt.Errorf("%s waits for the lock already, and who gets it is left to chance; add a run of %s first", name, name)
 			}
 		}
 	}
@@ -314,11 +343,11 @@ func (c *checker) run(st Step) error {
 	}
 	switch {
 	case !slices.Contains(reports, st.Until):
-		return fmt.Errorf("until %q is no report; there are %v", st.Until, reports)
+		return fmt.Errorf("until %q is not a report; there are %v", st.Until, reports)
 	case in(history.Frozen):
-		return errors.New("the worker is frozen; let it go on before")
+		return errors.New("the worker is frozen; resume it first")
 	case st.Until == history.Sent && !in(history.Delayed):
-		return errors.New("the write's answer may come before this report; add a hold before")
+		return errors.New("the write's answer may come before this report; add a hold first")
 	}
 	c.started[st.Target] = true
 	c.done[st.Target] = st.Until == history.Done
@@ -327,7 +356,24 @@ func (c *checker) run(st Step) error {
 	if st.Until == history.Held || st.Until == history.Sent {
 		c.loose[st.Target] = st.Until
 	}
+	w := c.scenario.Workers[st.Target]
+	for report, option := range map[string]struct {
+		name  string
+		given bool
+	}{
+		history.Held: {"try", w.Try}, history.Checked: {"check", w.Check}, history.LostLease: {"check", w.Check},
+		history.ReleaseGap: {"get-then-del", w.GetThenDel},
+	} {
+		if st.Until == report && !option.given {
+			return fmt.Errorf("it never reports that; add %q to its line: worker %s %s", option.name, st.Target, option.name)
+		}
+	}
 	return nil
+}
+
+func isDuration(s string) bool {
+	_, err := time.ParseDuration(s)
+	return err == nil
 }
 
 func (c *checker) fault(st Step, f history.Fault) error {
@@ -340,16 +386,16 @@ func (c *checker) fault(st Step, f history.Fault) error {
 			return f.Undo == st.Verb
 		})
 		if len(c.inForce[st.Target]) == len(before) {
-			return fmt.Errorf("there is no %s of %s before; add one, or remove the step", strings.Join(what, " or "), st.Target)
+			return fmt.Errorf("there is no %s of %s before this step; add one, or remove the step", strings.Join(what, " or "), st.Target)
 		}
 		return nil
 	}
 	twice := slices.ContainsFunc(before, func(o history.Fault) bool { return o.Name == f.Name })
 	switch {
 	case injections[st.Verb].process != nil && st.Target != Resource && !c.started[st.Target]:
-		return errors.New("the worker isn't started by then; add a run before")
+		return errors.New("the worker hasn't started by then; add a run first")
 	case twice && !f.From: // these may be from other servers
-		return fmt.Errorf("there is no %s of %s before; add one, or remove the step", f.Undo, st.Target)
+		return fmt.Errorf("there is no %s of %s before this step; add one, or remove the step", f.Undo, st.Target)
 	case f.State == history.Down && st.Target != Resource:
 		c.done[st.Target] = true
 		delete(c.inForce, st.Target)

@@ -271,6 +271,7 @@ func requireLeases(t *testing.T, o *scenarios.Outcome) {
 			last = e
 		case e.Name == history.Lost:
 			lost = e
+			require.False(t, lost.Until.IsZero(), "the end of A's lease")
 			end := last.Time.Add(time.Duration(grant.TTL))
 			require.False(t, lost.Until.After(end), "A's lease was to last until %v, and can't have lasted longer than %v", lost.Until, end)
 		}

@@ -2,12 +2,16 @@ package scenarios_test
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/onredis"
 	"github.com/fencelab/fencelab/internal/redisclient"
@@ -15,6 +19,38 @@ import (
 	"github.com/fencelab/fencelab/scenarios/history"
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
+
+// A cut loses what is sent either way and closes nothing; a refuse closes the connection.
+func TestLinkFaults(t *testing.T) {
+	for verb, closes := range map[string]bool{"cut": false, "refuse": true} {
+		synctest.Test(t, func(t *testing.T) {
+			var ends []net.Conn // the client's and the server's
+			link, err := faults.NewMemoryLink("server", func() (net.Conn, error) {
+				ours, theirs := net.Pipe()
+				ends = append(ends, theirs)
+				return ours, nil
+			})
+			require.NoError(t, err)
+			client, err := link.Dial(t.Context())
+			require.NoError(t, err)
+			ends = append(ends, client)
+			heal, err := scenarios.InjectLink(t.Context(), verb, link)
+			require.NoError(t, err)
+			var got [2]string // by each end
+			for i, end := range ends {
+				go func() {
+					_, err := end.Read(make([]byte, 1))
+					got[i] = fmt.Sprint(err)
+				}()
+				_, err := end.Write([]byte("x"))
+				require.Equal(t, closes, err != nil, verb)
+			}
+			synctest.Wait()
+			require.Equal(t, map[bool][2]string{true: {"EOF", "EOF"}}[closes], got, verb)
+			require.NoError(t, errors.Join(heal(t.Context()), link.Close()))
+		})
+	}
+}
 
 // A promoted replica stays a primary, also in later runs on the same service.
 func TestFailoverIsForGood(t *testing.T) {

@@ -120,7 +120,7 @@ func (f *faulty) findLeader(ctx context.Context, st Step) error {
 
 func (f *faulty) one(ctx context.Context, s *testbed.Server, st Step) error {
 	if s.Provider == testbed.External { // an address alone doesn't permit losing its data
-		return fmt.Errorf("it is the user's, and not to be broken: %w", errors.ErrUnsupported)
+		return fmt.Errorf("it belongs to the user and must not be broken: %w", errors.ErrUnsupported)
 	}
 	if undone(st.Verb) != nil {
 		undo := f.undo[st.Verb+" "+s.Name]

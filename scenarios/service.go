@@ -33,8 +33,8 @@ type Service struct {
 	// Forget, if not nil, removes what the lock of key has on the servers, though it may be held, and nothing else: no other key, no
 	// session. It may be called while other keys are used.
 	Forget func(ctx context.Context, key string) error
-	// Fault carries out a step that affects a server; it may change Nodes. If this service can't have the fault, the error matches
-	// errors.ErrUnsupported. Nil: there are none.
+	// Fault carries out a step that affects a server; it may change Nodes. If the service doesn't support the fault, the error
+	// matches errors.ErrUnsupported. Nil: there are none.
 	Fault func(ctx context.Context, st Step) error
 }
 
@@ -69,7 +69,7 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 			sc.Name, cmp.Or(s.Server, s.Lock), f, errors.ErrUnsupported)
 	}
 	if !sc.On(s.Lock) {
-		return fmt.Errorf("scenarios: scenario %q is about other locks than %q: %s: %w",
+		return fmt.Errorf("scenarios: scenario %q doesn't apply to the lock %q, only to %s: %w",
 			sc.Name, s.Lock, strings.Join(sc.Locks, ", "), errors.ErrUnsupported)
 	}
 	for _, name := range slices.Sorted(maps.Keys(sc.Workers)) {
@@ -80,8 +80,8 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 	}
 	for i, st := range sc.Steps {
 		if fault(st.Verb).From && len(s.Nodes) == 0 {
-			return fmt.Errorf("scenarios: scenario %q: step %d, %s: %s has no Nodes to be cut off from: %w",
-				sc.Name, i+1, st, cmp.Or(s.Server, s.Lock), errors.ErrUnsupported)
+			return fmt.Errorf("scenarios: %s: step %d, %s: %s has no Nodes to be cut off from: %w",
+				sc.where(st.line), i+1, st, cmp.Or(s.Server, s.Lock), errors.ErrUnsupported)
 		}
 		names := st.From
 		if sc.kind(st.Target) == ofServer {
@@ -89,7 +89,7 @@ func (s *Service) check(sc *Scenario, f history.Fencing) error {
 		}
 		for _, name := range names {
 			if name != Leader && name != LockService && !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == name }) {
-				return fmt.Errorf("scenarios: scenario %q: step %d, %s: %s has no server %q", sc.Name, i+1, st, s.Server, name)
+				return fmt.Errorf("scenarios: %s: step %d, %s: %s has no server %q", sc.where(st.line), i+1, st, s.Server, name)
 			}
 		}
 	}
@@ -102,7 +102,7 @@ func hostPort(addr string) (string, error) {
 	}
 	u, err := url.Parse(addr)
 	if err != nil {
-		return "", errors.New("scenarios: the server's address is no URL") // it may hold a password
+		return "", errors.New("scenarios: the server's address is not a URL") // it may hold a password
 	}
 	if u.Port() == "" {
 		return "", fmt.Errorf("scenarios: the server's address has no port: %s", u.Redacted())

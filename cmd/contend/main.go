@@ -27,8 +27,8 @@ import (
 var command = cli.Command{
 	Name: "contend",
 	About: `
-Offers load to a lock and measures it: how long acquisitions wait, how many
-critical sections a second, who gets them, and in which order.
+Puts load on a lock and measures it: how long acquisitions wait, how many critical
+sections there are per second, who gets the lock, and in which order.
 
 In the open model arrivals come at -rate, whatever the lock does, and a wait counts
 from the moment at which the arrival was due. With -closed the contenders acquire,
@@ -39,16 +39,16 @@ nodes), redislock (bsm's), rueidislock, etcd-mutex (concurrency.Mutex) and zk-lo
 (go-zookeeper's). Those that poll do so every 10 ms, redsync-100ms and redislock-100ms
 every 100 ms. Its servers are those at -lock, or started with -testbed.
 
-Two are no locks, and show what is left to a lock on Redis. "ping" is a PING in the
-place of each acquisition and each release: the floor that network, scheduler and this
+Two aren't locks; they show the best that a lock on Redis could do. "ping" sends a PING
+for each acquisition and each release: the floor that network, scheduler and this
 program put under every wait. "baton" is the only element of a list, taken with BLPOP
-and given back with RPUSH: a FIFO queue without owner, lease and token, and so the most
+and given back with RPUSH: a FIFO queue without owner, lease or token, and so the most
 that a queue of go-redis clients can be expected to do on a hot key.
 
 With -experiment it runs the list of runs in DIR/config.json, on servers that it
-starts, and writes a line for each to DIR/data.jsonl: when all are done, and until then
-to data.jsonl.partial, which stays if the experiment ends before. -sweep NAME runs some of
-them, and leaves the others' lines as they are.
+starts, and writes a line for each to DIR/data.jsonl once all are done; until then they
+are in data.jsonl.partial, which stays if the experiment ends early. -sweep NAME runs
+some of them, and leaves the others' lines as they are.
 `,
 	Examples: `
   contend -testbed auto -closed -contenders 200                # a hot key on a Redis of its own
@@ -87,27 +87,27 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	lock := fs.String("lock", "", "`URL` of the lock service, redlock:// for redsync on several servers:\n"+locks.URLs+";\n"+
 		"empty: at its usual address on this host, as in deploy/compose.yaml")
 	provider := cli.Choice(&fs, "testbed", "where to get servers for this run alone;\n"+
-		"external: from the environment, FENCELAB_REDIS_ADDR and so on; -lock wins, but not its variable",
+		"external: from the environment, FENCELAB_REDIS_ADDR and so on; the flag -lock wins, its variable doesn't",
 		"none", string(testbed.Auto), string(testbed.Containers), string(testbed.Local), string(testbed.External), string(testbed.Embedded))
 	fs.IntVar(&c.Contenders, "contenders", 200, "how many acquisitions can be under way at a time")
 	fs.IntVar(&c.Connections, "connections", 0, "how many clients the contenders share; 0: each has one of its own")
-	fs.IntVar(&c.Processors, "processors", 0, "how many processors the load uses at a time; 0: all, for which it competes\nwith a server on the same host")
+	fs.IntVar(&c.Processors, "processors", 0, "how many processors the load uses at a time; 0: all; it then competes\nwith a server on the same host")
 	fs.Uint64Var(&c.Keys, "keys", 1, "how many keys there are; 1 is a hot key")
 	closed := fs.Bool("closed", false, "the closed model, instead of arrivals at -rate")
-	fs.Float64Var(&c.Rate, "rate", 1000, "arrivals per second, those of a Poisson process")
-	duration(&c.Work, "work", 0, "how long a holder holds")
+	fs.Float64Var(&c.Rate, "rate", 1000, "arrivals per second, of a Poisson process")
+	duration(&c.Work, "work", 0, "how long a holder keeps the lock")
 	duration(&c.TTL, "ttl", dlock.DefaultTTL, "how long a lease lasts")
 	duration(&c.Delay, "delay", 0, "added latency of each message between client and server, in each direction:\n"+
 		"half the round trip of the network that it simulates")
 	duration(&c.Warmup, "warmup", 2*time.Second, "load before the measurement")
 	duration(&c.Duration, "duration", 10*time.Second, "how long to measure")
 	fs.Uint64Var(&c.Seed, "seed", 1, "decides the keys and the arrivals")
-	fs.StringVar(&c.Prefix, "prefix", "contend/", "begins the name of every key; runs with the same one contend with each other")
+	fs.StringVar(&c.Prefix, "prefix", "contend/", "begins the name of every key; runs with the same prefix contend with each other")
 	output := fs.String("o", "", "the `file` for the result as JSON; -: standard output, in one line")
-	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
+	metrics := fs.String("metrics", "", "`host:port` for /metrics and /healthz; port 0 picks a free one, which is printed; empty: none")
 	experiment := fs.String("experiment", "", "the `directory` of an experiment: its config.json says what to run;\n"+
 		"other flags are ignored, except -sweep, -testbed and -seed, which overrides the file's")
-	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to run; the lines of the others' runs stay, and all must be there;\n"+
+	sweep := fs.String("sweep", "", "of an experiment, the `name` of the sweeps to run; all other sweeps' lines must be there, and stay;\n"+
 		"empty: all sweeps")
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err
@@ -154,7 +154,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	if *lock != "" {
 		spec, err := locks.Parse(*lock)
 		if service := bench.Service(*backend); err == nil && spec.Lock != service && (spec.Lock != locks.Redlock || *backend != "redsync") {
-			err = fmt.Errorf("it is of %s, and -backend %s needs %s", spec.Lock, *backend, service)
+			err = fmt.Errorf("it is a URL of %s, and -backend %s needs %s", spec.Lock, *backend, service)
 		}
 		if err != nil {
 			return fmt.Errorf("contend: -lock: %w", err)

@@ -29,7 +29,7 @@ var command = cli.Command{
 Runs one hazard with fencing off and with fencing on, on a real lock server and
 with real processes, prints what happened side by side, and draws it to scale.
 
-Redis comes from a container where a Docker engine answers, else from a local
+Redis comes from a container if a Docker engine answers, else from a local
 redis-server, else from an embedded one that needs nothing but this program.`,
 	Examples: `
   demo                                        # TTL 2 s, frozen for 5 s

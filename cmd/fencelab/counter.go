@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -30,26 +31,34 @@ func last(n uint64) resource.Record {
 	return resource.Record{MaxFence: resource.Fence{Token: n, Seq: 1}}
 }
 
+var errNotANumber = errors.New("is not a number")
+
 // counter is that of a redislock without a prefix. A reaped one restarts from fence-floor. In a Cluster none is reaped,
 // and a lock doesn't read the floor from another node.
 type counter struct{ *redis.Client }
 
-func (c counter) Read(ctx context.Context, key string) (rec resource.Record, err error) {
-	rec.MaxFence = resource.Fence{Seq: 1}
-	if rec.MaxFence.Token, err = c.Get(ctx, "fence:{"+key+"}").Uint64(); !errors.Is(err, redis.Nil) {
-		return rec, err
+func (c counter) Read(ctx context.Context, key string) (resource.Record, error) {
+	n, err := c.number(ctx, "fence:{"+key+"}")
+	if errors.Is(err, redis.Nil) {
+		n, err = c.number(ctx, "fence-floor")
+		if errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ") {
+			err = nil
+		}
 	}
-	rec.MaxFence.Token, err = c.Get(ctx, "fence-floor").Uint64()
-	if errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ") {
-		err = nil
+	return last(n), err
+}
+
+func (c counter) number(ctx context.Context, name string) (uint64, error) {
+	n, err := c.Get(ctx, name).Uint64()
+	if _, bad := errors.AsType[*strconv.NumError](err); bad || redis.HasErrorPrefix(err, "WRONGTYPE ") {
+		return 0, fmt.Errorf("%s %w", name, errNotANumber)
 	}
-	return rec, err
+	return n, err
 }
 
 // KEYS[3], if any, is fence-floor: the counter may be reaped between Read and set.
 var setCounter = redis.NewScript(`
-local last = redis.call('GET', KEYS[1]) or KEYS[3] and redis.call('GET', KEYS[3]) or 0
-if ARGV[2] == '1' or tonumber(last) < tonumber(ARGV[1]) then
+if ARGV[2] == '1' or tonumber(redis.call('GET', KEYS[1]) or KEYS[3] and redis.call('GET', KEYS[3]) or 0) < tonumber(ARGV[1]) then
   redis.call('SET', KEYS[1], ARGV[1])
   if redis.call('EXISTS', KEYS[2]) == 1 then
     redis.call('INCR', KEYS[1])
@@ -72,7 +81,7 @@ type row struct{ *pgx.Conn }
 func openRow(ctx context.Context, url string) (fence, error) {
 	config, err := pgxpool.ParseConfig(url) // as the lock does: the URL may have a pool's parameters
 	if err != nil {                         // which may quote a password
-		return nil, errors.New("the PostgreSQL address is no postgres:// URL, as in postgres://user@host:5432/db")
+		return nil, errors.New("the PostgreSQL address is not a postgres:// URL, as in postgres://user@host:5432/db")
 	}
 	c, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
@@ -109,7 +118,7 @@ type object struct{ onaws.Bucket }
 func openObject(at string) (fence, error) {
 	u, err := url.Parse(at)
 	if err != nil { // which would quote a secret
-		return nil, errors.New("the s3 address is no URL")
+		return nil, errors.New("the s3 address is not a URL")
 	}
 	config, err := onaws.Config(u, &http.Client{})
 	return object{onaws.OpenBucket(u, config)}, err
@@ -135,7 +144,7 @@ func (o object) get(ctx context.Context, key string) (h s3object.Lock, etag stri
 	}
 	err = errors.Join(json.NewDecoder(out.Body).Decode(&h), out.Body.Close())
 	if err != nil || h.Nonce == "" {
-		return h, "", errors.Join(fmt.Errorf("object %s/%s is no lock", o.Name, *o.name(key)), err)
+		return h, "", errors.Join(fmt.Errorf("object %s/%s is not a lock", o.Name, *o.name(key)), err)
 	}
 	now, ok := middleware.GetServerTime(out.ResultMetadata)
 	if ok && out.LastModified != nil && !h.Live(now, *out.LastModified) {

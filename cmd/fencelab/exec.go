@@ -28,7 +28,7 @@ var execCommand = cli.Command{
 	About: `
 Runs a command under a lock that is renewed every third of -ttl. The environment has
 FENCE_KEY, and FENCE_TOKEN and FENCE_SEQ for the command's first fenced read or write;
-for further ones it counts FENCE_SEQ up.
+the command must add 1 to FENCE_SEQ for each further one.
 
 If the lease can't be renewed, the command gets SIGTERM a sixth of -ttl before the
 lease ends, and SIGKILL a thirtieth before; if the lock service takes the lease away,
@@ -36,7 +36,7 @@ SIGKILL at once. A frozen machine misses these timers: the token protects the da
 
 Signals go to the command's process group, which can't read from a terminal, and to
 one that the command makes for itself, as timeout and setsid do. What is left of them
-when the command or fencelab ends, by kill -9 too, is killed.
+when the command or fencelab ends, even by kill -9, is killed.
 
 Exit codes: the command's; 128+N if signal N ended it, or the wait; 75 (-held-code)
 if another holds the lock; 124 if the lease was lost; 125 if fencelab failed;
@@ -102,7 +102,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	key := flags.String("key", "", "`key` of the lock")
 	flags.DurationVar(&o.TTL, "ttl", 20*time.Second, "how long a lease lasts unless it is renewed, and a dead holder blocks the key; at least 1s; "+
 		"with ZooKeeper at most half of the servers' maxSessionTimeout, 20s by default")
-	flags.DurationVar(&o.Renew.MaxHold, "max-hold", 24*time.Hour, "the longest time for which a lease is renewed; the command is stopped within a -ttl after it")
+	flags.DurationVar(&o.Renew.MaxHold, "max-hold", 24*time.Hour, "the longest time for which a lease is renewed; the command is stopped within one -ttl after that")
 	wait := flags.Duration("wait", 0, "how long to wait for the lock at most; 0: until it is free")
 	try := flags.Bool("n", false, "don't wait, and say nothing if another holds the lock")
 	held := flags.Int("held-code", exitHeld, "exit `code` if another holds the lock")
@@ -114,7 +114,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	case *url == "":
 		return errors.New("want -lock URL, or FENCELAB_LOCK in the environment: " + locks.URLs)
 	case *key == "":
-		return errors.New("want -key KEY: jobs with the same key never run at once")
+		return errors.New("want -key KEY: the same for all jobs that must not overlap")
 	case flags.NArg() == 0:
 		return errors.New("want a command: fencelab exec -lock URL -key KEY -- COMMAND [ARG...]")
 	case *wait < 0 || *try && *wait > 0:
@@ -161,7 +161,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		}
 	}()
 	if err := cli.Reach(ctx, backend.Ping); err != nil { // it would look like a lock that is held
-		return fmt.Errorf("%v doesn't answer: %w", spec, err)
+		return fmt.Errorf("can't use %v: %w (are the port, TLS and the password in the URL right?)", spec, err)
 	}
 	h, err := acquire(ctx, locker, *key, *try, *wait)
 	if errors.Is(err, dlock.ErrHeld) || errors.Is(err, dlock.ErrQueueFull) {
@@ -228,7 +228,7 @@ func acquire(ctx context.Context, l *dlock.Locker, key string, try bool, wait ti
 }
 
 // errStillRuns: the command has other privileges, for one.
-var errStillRuns = errors.New("it can't be killed, and still runs")
+var errStillRuns = errors.New("it can't be killed and is still running")
 
 // runUnder runs cmd under a lease, from begin on. The error has the exit code of a command that failed.
 func runUnder(ctx context.Context, h *dlock.Handle, cmd *exec.Cmd, maxHold time.Duration, begin func() error) (err error) {

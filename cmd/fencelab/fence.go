@@ -6,38 +6,49 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
 	"github.com/fencelab/fencelab/internal/open/stores"
 	"github.com/fencelab/fencelab/internal/redisclient"
 	"github.com/fencelab/fencelab/resource"
+	"github.com/fencelab/fencelab/resource/filestore"
 )
 
 const fenceAbout = `
-Shows or raises the fence of a store's key, or with -counter the last token of a
-lock at redis://, postgres:// or s3://. With -force it lowers them too: first stop all holders.`
+Shows or raises the fence of the resource KEY in a store, printed as TOKEN.SEQ, or with
+-counter the last token of the lock KEY at redis://, postgres:// or s3://. With -force it
+lowers them too: first stop all holders.`
 
 const fenceExamples = `
   fencelab fence show postgres://app@db/app acme
   fencelab fence set -counter redis://127.0.0.1:6379 billing/acme 10   # the lock has lost its tokens
-  fencelab fence set -force postgres://app@db/app acme 7               # the store has got a wrong token`
+  fencelab fence set -force postgres://app@db/app acme 7               # the store got a wrong token`
 
 const lastCounter = 1<<53 - 2 // the greatest that has a next token
 
 func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) {
-	if len(args) == 0 || args[0] != "show" && args[0] != "set" {
-		return misuse(errors.New("fencelab: want fence show or fence set ('fencelab -h' describes them)"))
+	switch {
+	case len(args) > 0 && (args[0] == "show" || args[0] == "set"):
+	case len(args) > 0 && slices.Contains(helpFlags, args[0]):
+		args = []string{"show|set", "-h"}
+	default:
+		return misuse(errors.New("fencelab: want fence show or fence set ('fencelab fence -h' describes them)"))
 	}
 	c := cli.Command{Name: "fencelab fence " + args[0], Args: "URL KEY", About: fenceAbout, Examples: fenceExamples}
 	var fs flag.FlagSet
 	token, force, n := bearer(&fs), false, 2
 	isCounter := fs.Bool("counter", false, "the last token of a lock instead of a store's fence")
-	set := args[0] == "set"
-	if set {
+	set := args[0] != "show"
+	if set { // or both, for help
 		fs.BoolVar(&force, "force", false, "also lower it, or create one for a key that has none")
 		c.Args, n = "URL KEY TOKEN", 3
+		if args[0] != "set" {
+			c.Args = "URL KEY [TOKEN]"
+		}
 	}
 	if args, err = parse(c, &fs, n, args[1:], stdout); err != nil {
 		return err
@@ -49,7 +60,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	var to uint64
 	if set {
 		if to, err = strconv.ParseUint(args[2], 10, 64); err != nil || to == 0 || *isCounter && to > lastCounter {
-			return misuse(fmt.Errorf("%s: %q is no token: want a number from 1, with -counter to %d", c.Name, args[2], uint64(lastCounter)))
+			return misuse(fmt.Errorf("%s: %q is not a token: want a number from 1, with -counter up to %d", c.Name, args[2], uint64(lastCounter)))
 		}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %v", probeTimeout))
@@ -60,11 +71,16 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	rec, err := f.Read(ctx, args[1])
-	old := rec.MaxFence
-	if errors.Is(err, resource.ErrNotFound) && set {
-		if err = nil; !force { // the key may be a typo
-			err = fmt.Errorf("%w; add -force to create it", resource.ErrNotFound)
-		}
+	old, unreadable := rec.MaxFence, errors.Is(err, errNotANumber)
+	switch notFound := errors.Is(err, resource.ErrNotFound); {
+	case notFound && !set:
+		err = fmt.Errorf("%w; want the resource's key, or -counter and the lock's", err)
+	case notFound && !force: // the key may be a typo
+		err = fmt.Errorf("%w; add -force to create it", err)
+	case unreadable && !force:
+		err = fmt.Errorf("%w; stop all holders and set the lock's counter: 'fencelab fence set -counter -force URL KEY TOKEN'", err)
+	case notFound, unreadable:
+		err = nil
 	}
 	switch {
 	case err != nil:
@@ -77,7 +93,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	case to < old.Token && !force:
 		err = fmt.Errorf("it is %v, and %d would lower it: stop all holders and add -force", old, to)
 	default:
-		if err = f.set(ctx, args[1], to, force && resource.Fence{Token: to}.Compare(old) < 0); err == nil {
+		if err = f.set(ctx, args[1], to, force && (unreadable || resource.Fence{Token: to}.Compare(old) < 0)); err == nil {
 			rec, err = f.Read(ctx, args[1]) // a holder may have raised it meanwhile
 		}
 		if err == nil {
@@ -100,6 +116,10 @@ type fence interface {
 }
 
 func openFence(ctx context.Context, url, token string, isCounter bool) (fence, error) {
+	if dir, ok := strings.CutPrefix(url, "file://"); ok && !isCounter {
+		s, err := filestore.Open(dir)
+		return files{s}, err
+	}
 	spec, err := locks.ParseURL(url)
 	switch {
 	case err != nil && (isCounter || !errors.Is(err, locks.ErrScheme)):
@@ -109,7 +129,7 @@ func openFence(ctx context.Context, url, token string, isCounter bool) (fence, e
 	case isCounter && spec.Lock == locks.S3:
 		return openObject(url)
 	case err == nil && spec.Lock != locks.Postgres && spec.Lock != locks.Redis && spec.Lock != locks.S3:
-		return nil, fmt.Errorf("%s has no counter to set: stop all holders and set the store's fence back: 'fencelab fence set -force STORE-URL KEY TOKEN'", spec.Lock)
+		return nil, fmt.Errorf("%s is not a store, and has no counter to set: stop all holders and set the store's fence back: 'fencelab fence set -force STORE-URL KEY TOKEN'", spec.Lock)
 	case isCounter:
 		c, err := redisclient.New(url)
 		return counter{c}, err
@@ -130,4 +150,14 @@ func (s store) set(ctx context.Context, key string, token uint64, lower bool) er
 		return fmt.Errorf("stop the resource, and lower it where the file is: 'resource -set-fence %s=%d'", key, token)
 	}
 	return setter.SetFence(ctx, key, token)
+}
+
+type files struct{ *filestore.Store }
+
+func (f files) set(ctx context.Context, key string, token uint64, lower bool) error {
+	if lower {
+		return f.SetFence(ctx, key, token)
+	}
+	_, err := f.ReadFenced(ctx, key, resource.Fence{Token: token})
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/fencelab/fencelab/internal/cli"
 	"github.com/fencelab/fencelab/internal/open/locks"
@@ -24,6 +25,8 @@ URLs of locks: ` + locks.URLs + `.
 URLs of stores: ` + stores.Addresses + `.
 `
 
+var helpFlags = []string{"-h", "-help", "--help"}
+
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "exec" {
 		catchSignals()
@@ -35,14 +38,14 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) == 0 {
 		args = []string{""}
 	}
-	switch args[0] {
-	case "exec":
+	switch {
+	case args[0] == "exec":
 		return runExec(ctx, args[1:], stdout)
-	case "probe":
+	case args[0] == "probe":
 		return runProbe(ctx, args[1:], stdout)
-	case "fence":
+	case args[0] == "fence":
 		return runFence(ctx, args[1:], stdout)
-	case "-h", "-help", "--help":
+	case slices.Contains(helpFlags, args[0]):
 		_, err := io.WriteString(stdout, usage)
 		return err
 	}

@@ -28,11 +28,11 @@ import (
 var probeCommand = cli.Command{
 	Name: "fencelab probe", Args: "URL",
 	About: `
-Says whether a lock service or a store can fence: one line a check, ok, warning or
+Says whether a lock service or a store can fence, one line per check: ok, warning or
 bad. It writes to stores at http://, dynamodb:// and s3:// only: a record with the
 key fencelab-probe, or an object that it deletes.
 
-Exit codes: 0 all is ok, or a warning; 1 something is bad; 2 wrong arguments.`,
+Exit codes: 0 nothing is bad; 1 something is bad; 2 wrong arguments.`,
 	Examples: `
   fencelab probe redis://127.0.0.1:6379
   fencelab probe 's3://bucket?endpoint=http://127.0.0.1:7070'`,
@@ -107,8 +107,12 @@ func (p *probe) expect(good bool, level, yes, no string) {
 func (p *probe) clock(now, sent time.Time) {
 	trip := time.Since(sent)
 	offset := now.Sub(sent.Add(trip / 2)).Round(time.Millisecond)
-	said := fmt.Sprintf("its clock is %v ahead of this machine's", offset)
-	p.expect(offset.Abs() <= time.Second+trip, warning, said, said+": run NTP; a server's clock that is set ends leases early or late")
+	side := "ahead of"
+	if offset < 0 {
+		side = "behind"
+	}
+	said := fmt.Sprintf("its clock is %v %s this machine's", offset.Abs(), side)
+	p.expect(offset.Abs() <= time.Second+trip, warning, said, said+": run NTP; a server clock that is set ends leases early or late")
 }
 
 func (p *probe) redis(ctx context.Context, addr string) error {
@@ -131,25 +135,37 @@ func (p *probe) redis(ctx context.Context, addr string) error {
 	for _, s := range sections {
 		maps.Copy(info, s)
 	}
+	tool := "redis-cli"
+	if c.Options().Network == "unix" {
+		tool += " -s " + c.Options().Addr
+	} else if host, port, err := net.SplitHostPort(c.Options().Addr); err == nil && (host != "127.0.0.1" && host != "localhost" || port != "6379") {
+		tool += " -h " + host + " -p " + port // or it would change the settings of another Redis
+	}
+	if c.Options().TLSConfig != nil {
+		tool += " --tls"
+	}
+	set := func(setting string) string {
+		return fmt.Sprintf("'%s CONFIG SET %s', then '%s CONFIG REWRITE'", tool, setting, tool)
+	}
 	fsync := "unknown"
 	if config, err := c.ConfigGet(ctx, "appendfsync").Result(); err == nil { // providers forbid it
 		fsync = config["appendfsync"]
 	}
-	p.expect(info["role"] != "slave", bad, "Redis "+info["redis_version"]+" at "+c.Options().Addr+" is no replica", "it is a replica: use the address of its primary")
+	p.expect(info["role"] != "slave", bad, "Redis "+info["redis_version"]+" at "+c.Options().Addr+" is not a replica", "it is a replica: use the address of its primary")
 	p.expect(info["connected_slaves"] == "0", warning, "it has no replicas", "it has replicas: a failover loses the tokens and fences that they lack")
 	p.expect(info["aof_enabled"] == "1", bad, "appendonly is yes",
-		"appendonly is no, so a restart loses tokens and fences: 'redis-cli CONFIG SET appendonly yes', then 'redis-cli CONFIG REWRITE'")
+		"appendonly is no, so a restart loses tokens and fences: "+set("appendonly yes"))
 	p.expect(fsync == "always", warning, "appendfsync is always", "appendfsync is "+fsync+
-		", and a crash loses tokens and fences unless it is always: 'redis-cli CONFIG SET appendfsync always', then 'redis-cli CONFIG REWRITE'")
+		", and a crash loses tokens and fences unless it is always: "+set("appendfsync always"))
 	p.expect(info["maxmemory"] == "0" || info["maxmemory_policy"] == "noeviction", bad, "it evicts no keys", "maxmemory-policy is "+
-		info["maxmemory_policy"]+", which evicts leases, tokens or fences: 'redis-cli CONFIG SET maxmemory-policy noeviction', then 'redis-cli CONFIG REWRITE'")
+		info["maxmemory_policy"]+", which evicts leases, tokens or fences: "+set("maxmemory-policy noeviction"))
 	return nil
 }
 
 func (p *probe) postgres(ctx context.Context, addr string) error {
 	config, err := pgx.ParseConfig(addr)
 	if err != nil {
-		return errors.New("the address is no postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
+		return errors.New("the address is not a postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
 	}
 	c, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
@@ -167,7 +183,7 @@ func (p *probe) postgres(ctx context.Context, addr string) error {
 		return err
 	}
 	p.clock(now, sent)
-	p.expect(!standby, bad, "PostgreSQL "+version+" is no standby", "it is a standby: use the address of its primary")
+	p.expect(!standby, bad, "PostgreSQL "+version+" is not a standby", "it is a standby: use the address of its primary")
 	p.expect(!lag, warning, "it has no asynchronous standby", "its standbys are asynchronous, so a failover loses tokens and fences: set synchronous_standby_names")
 	p.expect(fsync == "on", bad, "fsync is on", "fsync is off, so a crash loses tokens and fences: 'ALTER SYSTEM SET fsync = on', then 'SELECT pg_reload_conf()'")
 	p.expect(commit != "off", bad, "synchronous_commit is "+commit,

@@ -55,20 +55,20 @@ func startRedis(t *testing.T, args ...string) *testbed.Server {
 
 func TestProbeRedis(t *testing.T) {
 	s := startRedis(t)
-	requireProbe(t, 1, s.URL, `ok +its clock is -?[0-9.]+(µ|m)?s ahead`, `ok +Redis [0-9.]+ at 127.0.0.1:\d+ is no replica`,
-		`bad +appendonly is no, .*'redis-cli CONFIG SET appendonly yes'`, `warning +appendfsync is everysec`, "ok +it evicts no keys", "ok +it has no replicas")
+	requireProbe(t, 1, s.URL, `ok +its clock is [0-9.]+(µ|m)?s (ahead of|behind) this`, `ok +Redis [0-9.]+ at 127.0.0.1:\d+ is not a replica`,
+		`bad +appendonly is no, .*'redis-cli -h 127.0.0.1 -p \d+ CONFIG SET appendonly yes'`, `warning +appendfsync is everysec`, "ok +it evicts no keys", "ok +it has no replicas")
 	c, err := redisclient.New(s.URL)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	set := func(name, value string) { require.NoError(t, c.ConfigSet(t.Context(), name, value).Err()) }
 	set("appendonly", "yes")
-	requireProbe(t, 0, s.URL, "ok +appendonly is yes", `warning +appendfsync is everysec, .*'redis-cli CONFIG SET appendfsync always'`)
+	requireProbe(t, 0, s.URL, "ok +appendonly is yes", `warning +appendfsync is everysec, .*'redis-cli -h 127.0.0.1 -p \d+ CONFIG SET appendfsync always'`)
 	set("appendfsync", "always")
 	requireProbe(t, 0, s.URL, "ok +appendfsync is always")
 	set("maxmemory", "1gb")
 	requireProbe(t, 0, s.URL)
 	set("maxmemory-policy", "allkeys-lru")
-	requireProbe(t, 1, s.URL, `bad +maxmemory-policy is allkeys-lru, .*'redis-cli CONFIG SET maxmemory-policy noeviction'`)
+	requireProbe(t, 1, s.URL, `bad +maxmemory-policy is allkeys-lru, .*'redis-cli -h 127.0.0.1 -p \d+ CONFIG SET maxmemory-policy noeviction'`)
 	set("maxmemory-policy", "noeviction")
 	require.NoError(t, c.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">hunter2", "~*", "+@all", "-config").Err())
 	requireProbe(t, 0, "redis://app:hunter2@"+s.Addr, "warning +appendfsync is unknown")
@@ -85,13 +85,16 @@ func TestProbeRedis(t *testing.T) {
 	require.NotContains(t, out, "hunter2")
 }
 
-// An imitation with a clock that is an hour ahead.
+// Imitations with a clock that is an hour ahead, and an hour behind.
 func TestProbeClock(t *testing.T) {
 	s, err := testbed.StartRedis(t.Context(), &testbed.Options{Clock: true, Provider: testbed.Local})
 	s = testmain.Started(t, s, err)
 	_, err = s.Clock.Jump(t.Context(), 3600e9)
 	require.NoError(t, err)
 	requireProbe(t, 1, s.URL, `warning +its clock is (1h0m|59m59)\S*s ahead of this machine's: run NTP`)
+	_, err = s.Clock.Jump(t.Context(), -7200e9)
+	require.NoError(t, err)
+	requireProbe(t, 1, s.URL, `warning +its clock is (1h0m|59m59)\S*s behind this machine's: run NTP`)
 }
 
 func TestPostgres(t *testing.T) {
@@ -107,7 +110,7 @@ func TestPostgres(t *testing.T) {
 	}
 	out, _, err := tool(t, "probe", s.URL)
 	require.NoError(t, err)
-	require.Regexp(t, `(?m)^ok +PostgreSQL \d+.* is no standby$`, out)
+	require.Regexp(t, `(?m)^ok +PostgreSQL \d+.* is not a standby$`, out)
 	require.Regexp(t, `(?m)^ok +its clock is`, out)
 	require.Regexp(t, `(?m)^ok +it has no asynchronous standby`, out)
 	require.Regexp(t, `(?m)^(ok +fsync is on|bad +fsync is off, .*'ALTER SYSTEM SET fsync = on')`, out)

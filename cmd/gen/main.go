@@ -20,7 +20,7 @@ import (
 var command = cli.Command{
 	Name: "gen",
 	About: `
-Takes -keys locks, each of another key, with the names, leases and fencing tokens
+Takes -keys locks, each on its own key, with the names, leases and fencing tokens
 that the lock itself would use, and leaves them. Keys and owners follow from -seed:
 a second run finds its own locks, restarts their leases and adds nothing, and one
 that was interrupted is completed. (On etcd it finds them held, and leaves them.) A
@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return fmt.Errorf("gen: -lock: gen populates redis and etcd only, not %s", g.spec.Lock)
 	}
 	if g.set.N == 0 {
-		return fmt.Errorf("gen: how many locks is it to put into %v? Say so with -keys", g.spec)
+		return fmt.Errorf("gen: want -keys: how many locks to take on %v", g.spec)
 	}
 	for name, positive := range map[string]bool{"ttl": g.set.TTL > 0, "contenders": g.workers > 0} {
 		if !positive {

@@ -164,12 +164,12 @@ func TestEtcd(t *testing.T) {
 func TestErrors(t *testing.T) {
 	connect(t)
 	require.EqualError(t, run(t.Context(), nil, io.Discard),
-		"gen: how many locks is it to put into redis at 127.0.0.1:6379? Say so with -keys")
+		"gen: want -keys: how many locks to take on redis at 127.0.0.1:6379")
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"-keys", "0"}, "Say so with -keys"},
+		{[]string{"-keys", "0"}, "want -keys: how many locks"},
 		{[]string{"-ttl", "-1s"}, "gen: -ttl -1s: it must be more than 0 (the default is 1h0m0s)"},
 		{[]string{"-contenders", "0"}, "gen: -contenders 0: it must be"},
 		{[]string{"-ttl", "1us"}, "gen: after 0 locks: lock 1 of 1: dlock: invalid: redislock: TTL 1µs"},

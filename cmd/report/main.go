@@ -27,8 +27,8 @@ Judges each history, prints the verdicts, and writes one HTML page that draws th
 to scale. Runs of the same scenario share a time axis. "-" reads a history
 from standard input. No server is needed.
 
-With -matrix it writes no page but a file of one JSON line a run, and prints what the
-runs came to as a Markdown table of hazards and locks: ✕ violated, ✓ safe, ✓! safe
+With -matrix it writes a file with one JSON line per run instead of a page, and prints
+the verdicts as a Markdown table of hazards and locks: ✕ violated, ✓ safe, ✓! safe
 with the live holder refused, · not run, each with fencing off, on writes alone, and on.
 
 With -jepsen it prints one history as a Jepsen history, for other people's checkers. Each
@@ -39,9 +39,9 @@ their charts and tables there, and writes a site of all pages to the given folde
 its index.html; no server is needed.
 
 The exit code is 1 if a history with fencing on is violated, if any history is
-inconclusive, if one can't be read, or if the page can't be written. Else it is 0:
-what goes wrong without fencing, or with fencing on writes alone, is what such runs
-are there to show. The page is written whatever the verdicts are.`,
+inconclusive, if one can't be read, or if the page can't be written. Otherwise it is
+0: runs without fencing, or with fencing on writes alone, are there to show what goes
+wrong. The page is written whatever the verdicts are.`,
 	Examples: `
   report run.jsonl
   report -o pause.html pause-off.jsonl pause-on.jsonl
@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	case *web == "":
 		err = draw(ctx, fs.Args(), *matrix, *out, stdout)
 	case fs.NArg() > 0 || *matrix != "":
-		err = errors.New("-site is of the recorded results in -results: it takes neither histories nor -matrix")
+		err = errors.New("-site shows the recorded results in -results: it takes neither histories nor -matrix")
 	default:
 		err = build(*results, *web, stdout)
 	}
@@ -159,7 +159,7 @@ func build(results, web string, stdout io.Writer) error {
 	folder := os.DirFS(results)
 	pages, err := site.Pages(folder)
 	if err != nil {
-		return err
+		return fmt.Errorf("-results %s: %w", results, err)
 	}
 	changed, err := pages.Write(results)
 	if err != nil {

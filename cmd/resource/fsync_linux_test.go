@@ -19,7 +19,8 @@ import (
 func strace(t *testing.T, file string) []string {
 	t.Helper()
 	testbed.Need(t, testbed.Program("strace", "sudo apt-get install strace"))
-	return []string{"strace", "-f", "-y", "-e", "trace=write,pwrite64,fsync,fdatasync", "-o", file}
+	// -I2: otherwise strace blocks signals, and what a killed test sends it with its own death.
+	return []string{"strace", "-I2", "-f", "-y", "-e", "trace=write,pwrite64,fsync,fdatasync", "-o", file}
 }
 
 var (

@@ -24,7 +24,7 @@ var command = cli.Command{
 	Name: "resource",
 	About: `
 The resource that locks protect. It accepts a write only if its fencing token is
-greater than every token that it has accepted for the key; else it replies 409.
+greater than every token that it has accepted for the key; otherwise it replies 409.
 So a holder that was paused past its lease can't overwrite its successor's work.
 An accepted write survives a crash: it is on disk before the reply is sent.
 
@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		"refuse a token that exceeds the greatest one seen for its key by more than `N`;\na new key has seen 0; 0: no limit")
 	newFence := fs.String("set-fence", "", "with -store bolt: set the fence of a key, `KEY=TOKEN`, and exit; stop the server and the holders first")
 	fs.StringVar(&opts.Handler.Token, "token", "",
-		"bearer `token` that requests for /r/ must send; set it by the environment to hide it from ps")
+		"bearer `token` that requests for /r/ must send; set it in the environment to hide it from ps")
 	certFile := fs.String("tls-cert", "", "`path` of the TLS certificate in PEM; needs -tls-key")
 	keyFile := fs.String("tls-key", "", "`path` of the TLS certificate's key in PEM; needs -tls-cert")
 	opts.Logger = cli.Logger(&fs)
@@ -97,7 +97,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	var store resource.Store = resource.NewMemory()
 	if *storeKind == "bolt" {
 		if store, err = boltstore.Open(*file, &boltstore.Options{MaxUnwritten: *unwritten}); err != nil {
-			return errors.Join(err, ln.Close())
+			return errors.Join(fmt.Errorf("resource: -file: %w", err), ln.Close())
 		}
 	}
 	if *jump > 0 && !opts.Handler.Unfenced {

@@ -39,7 +39,7 @@ kill -CONT freeze it for real, renewals and all.`,
   sleep 1; worker -name B                  # its successor
   curl http://127.0.0.1:8080/r/demo        # who is in the ledger?
 
-  worker -name A -resource postgres        # straight to a table of the database, which is made if need be
+  worker -name A -resource postgres        # straight to a table of the database, which is created if necessary
 
   worker -n 0 -work 50ms -renew 1s -metrics 127.0.0.1:9100   # on and on, with metrics`,
 }
@@ -61,12 +61,12 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	fs.DurationVar(&w.lock.Renew.Every, "renew", 0, "time between renewals in the background; 0: none")
 	fs.DurationVar(&w.lock.Renew.MaxHold, "max-hold", time.Minute, "with -renew: the longest time for which a lease is renewed")
 	fs.DurationVar(&w.work, "work", 0, "how long the work takes, between read and write")
-	fs.DurationVar(&w.pause, "pause", 0, "a hold-up between read and write, after the work; renewals go on")
+	fs.DurationVar(&w.pause, "pause", 0, "a delay between read and write, after the work; renewals go on")
 	fs.DurationVar(&w.wait, "wait", 0, "how long to wait for the lock at most; 0: until interrupted")
 	fence := cli.Choice(&fs, "fence", "read and write with the token, write with it only,\nor send none (to a store, or a resource with -fence off)", "on", "writes", "off")
 	check := cli.Choice(&fs, "check", "check the lease right before the write, and give up if it is lost", "off", "on")
 	fs.IntVar(&w.n, "n", 1, "how many times to do the job; 0: until interrupted")
-	fs.StringVar(&w.metrics, "metrics", "", "`host:port` for /metrics and /healthz; port 0 takes a free one, which is printed; empty: none")
+	fs.StringVar(&w.metrics, "metrics", "", "`host:port` for /metrics and /healthz; port 0 picks a free one, which is printed; empty: none")
 	w.lock.Logger = cli.Logger(&fs)
 	if err := command.Parse(&fs, args, stdout); err != nil {
 		return err

@@ -188,7 +188,7 @@ func TestNobodyThere(t *testing.T) {
 		"s3://id:hunter2@bucket?endpoint=http://127.0.0.1:1":    "worker: -resource: ",
 		"dynamodb://id:hunter2@tab?endpoint=http://127.0.0.1:1": "worker: -resource: ",
 		"memcached://u:hunter2@127.0.0.1:1":                     `worker: -resource: stores: unknown URL scheme "memcached"; use one of http://HOST:PORT`,
-		"http://u:hunter2@host:port":                            "worker: -resource: stores: the address is no URL",
+		"http://u:hunter2@host:port":                            "worker: -resource: stores: the address is not a URL",
 		"mongo":                                                 `unknown URL scheme ""`,
 	} {
 		_, err := b.work(t, "-resource", addr)

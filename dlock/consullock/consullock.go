@@ -2,7 +2,7 @@
 //
 // A lock is a KV entry that exists while the lock is held. One transaction checks that the entry doesn't exist and acquires
 // it for a session. The token is the entry's ModifyIndex: the Raft index of that write. (LockIndex restarts at 1 whenever
-// the entry is deleted.) It goes back only when a snapshot is restored or the cluster is created again.
+// the entry is deleted.) The token goes back only when a snapshot is restored or the cluster is created again.
 //
 // # Leases and sessions
 //
@@ -14,14 +14,14 @@
 //
 // Deregistration of the agent's node ends a session sooner: through the catalog, by consul leave, or by SIGTERM to a client
 // agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may
-// be two holders. Deregister no node whose processes hold locks, or make the lock-delay as long as the leases.
+// be two holders. Don't deregister a node whose processes hold locks, or make the lock-delay as long as the leases.
 //
 // # Requests that arrive late
 //
-// A lock request without a reply may reach Consul long after its sender has given up. So every one requires that its
-// session isn't sealed: the entry {Prefix}=session/{ID} must not exist. Undoing a request seals its session and deletes the
-// entry in one transaction. Grants of a sealed session are still renewed; new ones use another. A request that a proxy
-// repeats recognises its own entry by its flags: a number that no other request of the session has.
+// A lock request without a reply may reach Consul long after its sender has given up. So each one requires that its session isn't
+// sealed: the entry {Prefix}=session/{ID} must not exist. Undoing a request seals its session and deletes the entry in one
+// transaction. Grants of a sealed session are still renewed; new ones use another. A request that a proxy repeats recognises its
+// own entry by its flags: a number that no other request of the session has.
 //
 // # Limits
 //
@@ -56,13 +56,13 @@ const (
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix precedes the names of all keys, "lock/" by default: letters, digits and any of ,-._/ without an empty
-	// segment, or a dot that begins one or follows another. Locks with different prefixes are independent, unless one prefix
-	// begins with the other: key "a/x" after "lock/" is key "x" after "lock/a/".
+	// Prefix precedes the names of all keys, "lock/" by default: letters, digits and any of ,-._/ but no empty segment, and no
+	// dot that begins a segment or follows another dot. Locks with different prefixes are independent, unless one prefix begins
+	// with the other: key "a/x" after "lock/" is key "x" after "lock/a/".
 	Prefix string
-	// MinSessionTTL is the shortest TTL of a session, 10 s by default; not less than the servers' session_ttl_min. It
-	// doesn't limit leases. The keys of a dead process are free after twice this time at the latest, or two and a half times
-	// the lease's TTL if that is more.
+	// MinSessionTTL is the shortest TTL of a session, 10 s by default; it must not be less than the servers' session_ttl_min. It
+	// doesn't limit leases. The keys of a dead process are free after twice this time at the latest, or two and a half times the
+	// lease's TTL if that is more.
 	MinSessionTTL time.Duration
 	// LockDelay is how long keys can't be locked after the end of the session that held them: 0 to 60 s. It doesn't apply
 	// after a release or the end of a lease, costs one more round trip, and must be set by all that lock the same keys.
@@ -358,7 +358,7 @@ func (b *Backend) remove(ctx context.Context, what id, l *lease, index uint64) e
 
 func (b *Backend) check(ttl time.Duration) error {
 	if ttl <= 0 || b.sessionTTL(ttl) > maxSession {
-		return fmt.Errorf("%w: consullock: TTL %v; it must be positive, and a session that is longer by a quarter at most %v",
+		return fmt.Errorf("%w: consullock: TTL %v; it must be positive, and a session, which is longer by a quarter, can last for at most %v",
 			dlock.ErrInvalid, ttl, maxSession)
 	}
 	if b.open.Err() != nil {

@@ -47,6 +47,15 @@ func TestReleaseCutShort(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
+// A timer that fires while its lease is renewed comes too early.
+func TestTimerOfARenewedLease(t *testing.T) {
+	b := over(t, link{locktest.NewWire(), newConsul(), "consul"}, nil)
+	g := locktest.Take(t, b, locktest.Request(time.Hour))
+	b.Fire(g)
+	require.NoError(t, b.Renew(t.Context(), g))
+	require.NoError(t, b.Close())
+}
+
 func conform(t *testing.T, o *consullock.Options) {
 	t.Helper()
 	dlocktest.Run(t, dlocktest.Harness{NoRepeats: true, New: func(t *testing.T) dlocktest.Service {
@@ -94,6 +103,13 @@ func TestNewRefuses(t *testing.T) {
 		require.NoError(t, err)
 		_, err = consullock.New(client, &o)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "%+v", o)
+	}
+	for _, o := range []consullock.Options{{MinSessionTTL: time.Millisecond}, {MinSessionTTL: 24 * time.Hour}, {LockDelay: time.Minute}} {
+		client, err := api.NewClient(api.DefaultConfig())
+		require.NoError(t, err)
+		b, err := consullock.New(client, &o)
+		require.NoError(t, err, "as long and as short as Consul allows: %+v", o)
+		require.NoError(t, b.Close())
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Dialer makes connections that lose messages: the [Link] of a client whose protocol has one request and reply at a time on
-// a connection, as those of Redis and PostgreSQL do. Give DialContext to the client library.
+// Dialer makes connections that lose messages: the [Link] of a client whose protocol has one request at a time on a connection,
+// such as those of Redis and PostgreSQL. Give DialContext to the client library.
 type Dialer struct {
 	dial    DialFunc
 	disturb func(request []byte) bool
@@ -26,9 +26,9 @@ type Dialer struct {
 // DialFunc is the type of (*net.Dialer).DialContext.
 type DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// NewDialer returns a Dialer on dial. disturb reports whether a write of the client's is a request of the Backend's, or one
-// that must pass: how a client begins a connection, the upload of a script or statement. So a request whose reply is lost
-// has always been carried out. Nil disturbs all.
+// NewDialer returns a Dialer on dial. disturb reports whether what the client writes is a request of the Backend, and not one
+// that must pass, such as a handshake or the upload of a script or statement. So a request whose reply is lost has always been
+// carried out. Nil disturbs every request.
 func NewDialer(dial DialFunc, disturb func(request []byte) bool) *Dialer {
 	if disturb == nil {
 		disturb = func([]byte) bool { return true }

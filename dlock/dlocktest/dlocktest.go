@@ -2,11 +2,11 @@
 // goes on after a failure where it can, for ten seconds; a call that outlives its context by ten seconds is a failure, too.
 //
 // No case sleeps. A lease has expired when a successor's Acquire is granted; times are compared by inequalities that hold
-// on a machine that stalls; a lock is claimed to be held only during a lease of an hour; a request that failed after more
-// time than its lease lasts is repeated. In a testing/synctest bubble (Harness.Virtual) the cases also check exact times.
+// on a machine that stalls; a lock is asserted to be held only during a lease of an hour; a request that takes longer than its
+// lease and fails is repeated. In a testing/synctest bubble (Harness.Virtual) the cases also check exact times.
 //
 // The kit cannot see whether tokens survive the loss of the server's data, a failover or a restart; whether the server's
-// clock may jump; whether an atomic step stays atomic when the server dies in its middle; or what happens with more than a
+// clock may jump; whether an atomic step stays atomic when the server dies in the middle of it; or what happens with more than a
 // dozen clients. Without a Link it skips the cases in which a message is lost or late.
 package dlocktest
 
@@ -28,12 +28,12 @@ import (
 
 // Harness describes the lock service under test.
 type Harness struct {
-	// New prepares a case: an empty service, or a running one, since every case uses its own keys. It cleans up by
-	// t.Cleanup. Required.
+	// New prepares a case: an empty service, or a running one, since every case uses its own keys. It cleans up with t.Cleanup.
+	// Required.
 	New func(t *testing.T) Service
 	// Virtual runs each case, New included, in a testing/synctest bubble. Otherwise cases run in parallel.
 	Virtual bool
-	// ShortTTL is a lease that a case waits for, once or twice. Default: 200 ms, or 1 s in virtual time. A client's timeouts
+	// ShortTTL is a lease whose end a case waits for, once or twice. Default: 200 ms, or 1 s in virtual time. A client's timeouts
 	// should be several times as long.
 	ShortTTL time.Duration
 	// Late is how long after its end a lease may block a waiter, in virtual time, if the service's clock or polls are coarse.
@@ -50,12 +50,12 @@ type Service struct {
 	Faulty func() (dlock.Backend, Link)
 	// Requests counts the requests of the case's Backends, which shows whether a waiter polls. Nil skips the case.
 	Requests func() int
-	// Advance advances the service's clock by d. Nil: it runs by itself, with the process's.
+	// Advance advances the service's clock by d. Nil: that clock runs by itself, along with the process's.
 	Advance func(d time.Duration)
 }
 
-// Link injects faults into a Backend's messages. Each func returns when the fault is in force, and the returned one when it
-// is healed, and may be called again. During a fault calls must fail soon: a lost message breaks the connection.
+// Link injects faults into a Backend's messages. Each func returns once the fault is in force. The returned func does so once the
+// fault is healed, and may be called again. During a fault calls must fail soon: a lost message breaks the connection.
 type Link struct {
 	LoseRequests func() (heal func())    // calls fail and never reach the service
 	LoseReplies  func() (heal func())    // calls take effect and fail

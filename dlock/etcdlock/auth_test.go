@@ -19,6 +19,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 	"github.com/fencelab/fencelab/internal/testmain"
 	"github.com/fencelab/fencelab/scenarios/testbed"
@@ -69,6 +70,32 @@ func tokenExpires(t *testing.T, secure bool, args ...string) {
 	got := locktest.Won(t, second)
 	require.NoError(t, waiter.Renew(t.Context(), got))
 	locktest.Release(t, waiter, got)
+}
+
+// What was refused need not be undone, which would be refused again and again.
+func TestNoPermission(t *testing.T) {
+	c := testmain.ServeCluster(t, testbed.StartEtcd, 1, &testbed.Options{Args: []string{"--bcrypt-cost", "4"}})
+	_, err := client(t, c, newLink()).UserAdd(t.Context(), "guest", "secret")
+	require.NoError(t, err)
+	enableAuth(t, c)
+	n := newNode(t, c, func(cfg *clientv3.Config) { cfg.Username, cfg.Password = "guest", "secret" })
+	r := locktest.Request(time.Hour)
+	_, err = n.Acquire(t.Context(), r)
+	require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+	require.ErrorIs(t, n.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}), dlock.ErrLost, "nothing was put")
+
+	answered, deliver := n.l.holdAnswer() // the refusal comes when the undo has begun
+	defer deliver()
+	before := n.l.sent(txn)
+	came := locktest.Acquire(t.Context(), n, locktest.Request(shortTTL))
+	locktest.Receive(t, answered)
+	locktest.Eventually(t, func() bool { return n.l.sent(txn) > before+1 })
+	deliver()
+	require.ErrorIs(t, locktest.Receive(t, came).Err, rpctypes.ErrPermissionDenied)
+	for try, sent := 0, -1; sent != n.l.sent(txn); time.Sleep(2 * time.Second) { // a retry comes within a second
+		require.Less(t, try, 5, "undone for ever")
+		try, sent = try+1, n.l.sent(txn)
+	}
 }
 
 // streamExpires returns when new watches are refused on a stream opened now. A request extends a simple token.

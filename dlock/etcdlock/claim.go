@@ -112,9 +112,17 @@ func (c *claim) expire() {
 	}
 	defer c.b.busy.Done()
 	wait.Retry(c.b.open, minPause, maxPause, func() bool {
+		select {
+		case <-c.ended: // the put was refused, late
+			return true
+		default:
+		}
 		ctx, cancel := context.WithTimeout(c.b.open, goodbye)
 		defer cancel()
 		_, err := c.b.remove(ctx, c, c.id.key, c.name, c.value, 0)
+		if errors.Is(err, rpctypes.ErrNoSpace) { // the key alone; if its put is still to come, a retry deletes it again
+			_, _ = c.b.c.Txn(ctx).If(clientv3.Compare(clientv3.Value(c.name), "=", c.value)).Then(clientv3.OpDelete(c.name)).Commit()
+		}
 		return err == nil
 	})
 }
@@ -197,6 +205,9 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 	case errors.Is(err, rpctypes.ErrNoSpace): // refused, or applied all the same; in either case nothing is in flight
 		c.to(queued, time.Time{})
 		c.leave(ctx)
+		return g, fmt.Errorf("joining the queue: %w", err)
+	case forbidden(err):
+		c.end()
 		return g, fmt.Errorf("joining the queue: %w", err)
 	case err != nil: // the timer cleans up, but not after Close
 		if c.b.open.Err() != nil {
@@ -355,8 +366,8 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 	}
 }
 
-// mayBeFirst waits until the claim's key is said to be first, or may be: the key before it, if known, is deleted, or no message
-// came for a while. The notice then has no revision.
+// mayBeFirst waits for a message that the claim's key is first, or until it may be: the key before it, if known, was deleted, or
+// no message came for a while. The notice then has no revision.
 func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -406,6 +417,13 @@ func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) 
 			}
 		}
 	}
+}
+
+// forbidden reports whether etcd has refused a put without applying anything, for example for lack of permission: an undo would
+// be refused, too.
+func forbidden(err error) bool {
+	e, ok := errors.AsType[rpctypes.EtcdError](err)
+	return ok && slices.Contains([]codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument}, e.Code())
 }
 
 func passing(err error) bool {
@@ -472,10 +490,10 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 	var waiters []position
 	if c != nil {
 		c.mu.Lock()
-		if (c.state == sent || c.state == undoing) && c.s.over.Err() == nil {
+		mine := fence == 0 || uint64(c.rev) == fence
+		if mine && (c.state == sent || c.state == undoing) && c.s.over.Err() == nil {
 			s = c.s
 		}
-		mine := fence == 0 || uint64(c.rev) == fence
 		if fence != 0 && mine {
 			waiters = c.waiters
 		}
@@ -490,7 +508,7 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 		moved := clientv3.OpPut(s.guard, "", clientv3.WithLease(s.id))
 		then, otherwise = append(then, moved), append(otherwise, moved)
 	}
-	sent := time.Now()
+	start := time.Now()
 	resp, err := b.c.Txn(ctx).If(cond).Then(then...).Else(otherwise...).Commit()
 	if s == nil && notifies && errors.Is(err, rpctypes.ErrNoSpace) { // without the message, which is a put
 		waiters = nil
@@ -501,6 +519,9 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 			c.end()
 			return false, full
 		}
+	}
+	if s != nil && errors.Is(err, rpctypes.ErrNoSpace) {
+		c.to(sent, time.Now()) // expire deletes the key alone, once no reply to the put can make it a grant
 	}
 	if s != nil && leaseGone(err) { // and all its keys
 		s.end()
@@ -515,7 +536,7 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 	}
 	c.end()
 	if resp.Succeeded {
-		b.handedOver(ctx, queue, name, waiters, resp.Responses[0], notifies, sent)
+		b.handedOver(ctx, queue, name, waiters, resp.Responses[0], notifies, start)
 	}
 	return resp.Succeeded, nil
 }

@@ -4,15 +4,15 @@
 //
 // A waiter puts a key {Prefix}lock/{KEY}/{LEASE}-{N}; the key created first has the lock. LEASE is the session, N tells a
 // Backend's keys apart; names are reused, since etcd keeps every name until compaction and reads all of them with the
-// queue. The token is the key's create revision. A restored snapshot takes tokens back, unless it is restored with a
-// revision bump (etcdutl snapshot restore --bump-revision).
+// queue. The token is the key's create revision. Restoring a snapshot sets tokens back, unless it is done with a revision bump
+// (etcdutl snapshot restore --bump-revision).
 //
 // The transaction that deletes the holder's key also writes a message to {Prefix}turn/{LEASE}, which the next waiter's
 // Backend watches. The message names the next 32 waiters, so a hand-over costs one commit and no read. A holder without that
 // list, or whose next waiter has left, reads the queue in its transaction and sends the message in a second one.
 //
-// The message is proof: nobody gets in front of the first key, and only its own Backend deletes it, or etcd with its
-// session, which a grant requires to be alive. A waiter without one for a second reads whether its key is first.
+// The message is proof: no key gets ahead of the first one, and only its own Backend deletes it, or etcd with its session, which
+// a grant requires to be alive. A waiter that gets no message for a second reads whether its key is first.
 //
 // # Leases
 //
@@ -30,7 +30,8 @@
 // A put without a reply may reach etcd long after its sender has given up. So every put is conditional on the revision of
 // its session's guard, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing such a put deletes the lock's key and
 // modifies the guard in one transaction. A deletion is conditional on the key's create revision or, if that isn't known, on
-// its unique value.
+// its unique value. When etcd has no space left, the guard can't be modified. The key is then deleted alone, and again if it
+// comes later, until the guard is modified within about a second after there is space again.
 //
 // If a put finds the guard's revision lower than before, or its own name taken, the store was restored from a snapshot or
 // changed by hand. The Backend then replaces the session, and all grants of the old one are lost.
@@ -38,8 +39,8 @@
 // # Limits
 //
 // With authentication, a client needs read and write permission for {Prefix}lock/, {Prefix}turn/ and {Prefix}session/.
-// While etcd has no space left, nothing can be acquired, but grants can be renewed and released. etcd's grpc-proxy is not
-// supported: it answers keep-alives by itself. A TTL must be longer than a round trip.
+// When etcd has no space left, nothing can be acquired, but grants can be renewed and released, and requests undone. etcd's
+// grpc-proxy is not supported: it answers keep-alives by itself. A TTL must be longer than a round trip.
 package etcdlock
 
 import (
@@ -47,6 +48,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"strings"
 	"sync"
@@ -107,8 +109,8 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 // queueOf is the prefix of all names in key's queue. No queue's prefix begins with another's: a slash in key is escaped.
 func queueOf(prefix, key string) string { return prefix + "lock/" + url.PathEscape(key) + "/" }
 
-// Acquire implements dlock.Backend. Waiters are served first come, first served, over all processes. It returns an error
-// that wraps dlock.ErrLost if the waiter's session has expired, or if etcd's replies take longer than the TTL.
+// Acquire implements dlock.Backend. Waiters are served first come, first served, across all processes. It returns an error that
+// wraps dlock.ErrLost if the waiter's session has expired, or if etcd's replies take longer than the TTL.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, true)
 }
@@ -137,6 +139,12 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlo
 			rest = min(2*rest, maxPause)
 		}
 		s, err := b.sessionFor(ctx, r.TTL)
+		if err == nil && s.dead() { // in an outage, puts whose undoing waits for its end would pile up
+			err = s.cover(ctx, time.Now(), 0)
+		}
+		if errors.Is(err, errExpired) {
+			continue
+		}
 		if err != nil {
 			return dlock.Grant{}, failed(ctx, err)
 		}
@@ -219,7 +227,7 @@ func (b *Backend) IsOwner(g dlock.Grant) clientv3.Cmp {
 	if name == "" {
 		name = queueOf(b.prefix, g.Key) // which no key has
 	}
-	return owns(name, g.Fence)
+	return owns(name, cmp.Or(g.Fence, math.MaxUint64)) // 0, as of a released handle's Next, would be that of a key that doesn't exist
 }
 
 // find returns g's claim, nil if it has ended, and its key's name and value, "" if they aren't known.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -103,22 +104,28 @@ func TestSessionOutlivesRenewals(t *testing.T) {
 
 // The session lasts from when the keep-alive left, however late the reply.
 func TestLateKeepAlive(t *testing.T) {
-	const ttl = 900 * time.Millisecond // of a session of 2 s
-	a := newNode(t, one)
-	a.take(t, locktest.Request(ttl))
-	defer a.l.inject(holdKeepAlives)()
-	before := len(a.l.keptAlive())
-	locktest.Eventually(t, func() bool { return len(a.l.keptAlive()) > before })
-	sent := a.l.keptAlive()[before]
-	time.Sleep(time.Until(sent.Add(800 * time.Millisecond))) // after a second it is given up
-	select {
-	case a.l.deliver <- struct{}{}:
-	case <-time.After(locktest.Timeout):
-		require.Fail(t, "no reply to deliver")
-	}
-	time.Sleep(time.Until(sent.Add(1200 * time.Millisecond)))
-	_, err := a.TryAcquire(t.Context(), locktest.Request(ttl))
-	require.ErrorContains(t, err, "keep-alive: ")
+	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
+		const ttl = 900 * time.Millisecond // of a session of 2 s
+		a := newNode(t, one)
+		a.take(t, locktest.Request(ttl))
+		defer a.l.inject(holdKeepAlives)()
+		before := len(a.l.keptAlive())
+		locktest.Eventually(t, func() bool { return len(a.l.keptAlive()) > before })
+		sent := a.l.keptAlive()[before]
+		time.Sleep(time.Until(sent.Add(800 * time.Millisecond))) // after a second it is given up
+		select {
+		case a.l.deliver <- struct{}{}:
+		case <-time.After(locktest.Timeout):
+			require.Fail(t, "no reply to deliver")
+		}
+		if len(a.l.keptAlive()) > before+1 {
+			return false // it has been given up, and the reply to the next one was delivered
+		}
+		time.Sleep(time.Until(sent.Add(1200 * time.Millisecond)))
+		_, err := a.TryAcquire(t.Context(), locktest.Request(ttl))
+		require.ErrorContains(t, err, "keep-alive: ")
+		return true
+	})
 }
 
 func TestRenewalTooLate(t *testing.T) {
@@ -150,8 +157,8 @@ func TestClosedDuringAPut(t *testing.T) {
 	came := locktest.Acquire(t.Context(), a, r)
 	locktest.Eventually(t, func() bool { return len(b.keysOf(t, r)) == 1 })
 	require.NoError(t, a.Close())
-	require.ErrorIs(t, locktest.Receive(t, came).Err, dlock.ErrClosed)
 	require.Empty(t, b.keysOf(t, r))
+	require.ErrorIs(t, locktest.Receive(t, came).Err, dlock.ErrClosed)
 }
 
 // The one answered last may have been sent first; its lease ends before the other's.
@@ -277,6 +284,32 @@ func TestUnreachableWithoutDeadline(t *testing.T) {
 		}
 		require.NoError(t, b.Close())
 		require.NoError(t, cl.Close())
+	})
+}
+
+// What isn't sent need not be undone once etcd is back. Should the session be over then, another is used.
+func TestNothingIsPutDuringAnOutage(t *testing.T) {
+	n, b := newNode(t, one), newNode(t, one)
+	r := locktest.Request(shortSession)
+	g := n.take(t, r)
+	kv := b.keyOf(t, r)
+	locktest.Release(t, n, g)
+	heal := n.l.inject(cut)
+	defer heal()
+	_, err := b.c.Revoke(t.Context(), clientv3.LeaseID(kv.Lease))
+	require.NoError(t, err)
+	time.Sleep(2100 * time.Millisecond) // the session lasts for 2 s
+	before := n.l.sent(txn)
+	for range 3 {
+		_, err := n.TryAcquire(t.Context(), locktest.Request(shortTTL))
+		require.ErrorContains(t, err, "keep-alive: ")
+	}
+	require.Equal(t, before, n.l.sent(txn))
+	heal()
+	locktest.Eventually(t, func() bool {
+		_, err := n.TryAcquire(t.Context(), locktest.Request(shortSession))
+		assert.NotErrorIs(t, err, dlock.ErrLost)
+		return err == nil
 	})
 }
 
@@ -570,10 +603,14 @@ func TestNew(t *testing.T) {
 }
 
 func TestNamesAreUsedAgain(t *testing.T) {
-	a := newNode(t, one)
+	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(time.Hour)
 	names := map[string]bool{}
 	for range 10 {
+		held := b.take(t, locktest.Next(r.Key, time.Hour))
+		_, err := a.TryAcquire(t.Context(), r)
+		require.ErrorIs(t, err, dlock.ErrHeld)
+		locktest.Release(t, b, held)
 		r.Owner = uuid.NewString()
 		g := a.take(t, r)
 		kv := a.keyOf(t, r)
@@ -628,6 +665,7 @@ func TestIsOwner(t *testing.T) {
 	require.True(t, write(g))
 	require.NoError(t, n.Release(t.Context(), g))
 	require.False(t, write(g))
+	require.False(t, write(dlock.Grant{Key: g.Key, Owner: g.Owner}), "no token: nobody's key is no reason to write")
 	again := n.take(t, r)
 	require.False(t, write(g), "the same owner's earlier grant")
 	require.True(t, write(dlock.Grant{Key: again.Key, Owner: again.Owner, Fence: again.Fence}))

@@ -132,7 +132,7 @@ func positions(queue string, kvs []*mvccpb.KeyValue) (q []position) {
 	return q
 }
 
-// notify tells c, which may be nil, that its key is the first of q, as of a request that left at that time.
+// notify tells c, which may be nil, that its key is the first of q, by the reply to a request that left at that time.
 func (c *claim) notify(q []position, at time.Time) {
 	if c == nil {
 		return

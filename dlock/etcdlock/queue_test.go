@@ -136,6 +136,18 @@ func TestExpiredWaiterNeverAcquires(t *testing.T) {
 	require.Greater(t, o.G.Fence, g.Fence)
 }
 
+// By somebody else. Its session is alive.
+func TestWaitersKeyDeleted(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	g := a.take(t, locktest.Request(time.Hour))
+	r, came := b.waits(t, g.Key, time.Hour)
+	kv := a.keyOf(t, r)
+	_, err := a.c.Delete(t.Context(), string(kv.Key))
+	require.NoError(t, err)
+	o := locktest.Receive(t, came)
+	require.ErrorIs(t, o.Err, dlock.ErrLost, "got token %d", o.G.Fence)
+}
+
 // It gives up when its session may be over. Keep-alives pause meanwhile.
 func TestWaiterCutOff(t *testing.T) {
 	t.Parallel() // it waits
@@ -196,6 +208,13 @@ func TestCompactedWhileWaiting(t *testing.T) {
 	require.NoError(t, err)
 	stillWaits(t, came, "acquired without a message")
 	heal()
+	locktest.Release(t, b, locktest.Won(t, came))
+
+	// Later messages arrive.
+	g = a.take(t, locktest.Next(g.Key, time.Hour))
+	_, came = b.waits(t, g.Key, time.Hour)
+	defer b.l.inject(blind)()
+	require.NoError(t, a.Release(t.Context(), g))
 	locktest.Won(t, came)
 }
 
@@ -209,6 +228,17 @@ func TestSessionLostWhileHeld(t *testing.T) {
 	require.ErrorIs(t, a.Release(t.Context(), g), dlock.ErrLost)
 	r.Owner = "next"
 	require.Greater(t, a.take(t, r).Fence, g.Fence, "with a new session")
+}
+
+// The first put finds that the session is gone; the second uses another.
+func TestSessionLostBeforeAPut(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	r := locktest.Request(time.Hour)
+	a.take(t, r)
+	b.revoke(t, r)
+	before := a.l.sent(txn)
+	a.take(t, locktest.Request(time.Hour))
+	require.LessOrEqual(t, a.l.sent(txn)-before, 2)
 }
 
 // The release that makes a waiter first notifies it, except for one in 32.
@@ -347,6 +377,60 @@ func TestNoSpace(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), c.take(t, locktest.Next(g.Key, time.Hour))))
 }
 
+// A request is undone at once, as far as that needs no put, and for good when there is space again.
+func TestNoSpaceForAnUndo(t *testing.T) {
+	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
+	guard := a.guardOf(t, a.take(t, locktest.Request(time.Hour))) // starts the session
+	g := b.take(t, locktest.Request(time.Hour))
+	r := locktest.Next(g.Key, time.Hour)
+	heal := a.l.inject(loseReplies)
+	_, err := a.Acquire(t.Context(), r)
+	require.Error(t, err)
+	heal()
+	kv := a.keyOf(t, r)
+	_, came := c.waits(t, g.Key, time.Hour)
+
+	full := noSpace(t, c.c)
+	undo := dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}
+	require.ErrorIs(t, a.Release(t.Context(), undo), rpctypes.ErrNoSpace, "the put may still arrive")
+	require.NoError(t, b.Release(t.Context(), g))
+	o := locktest.Won(t, came)
+
+	heal = a.l.inject(cut)
+	full()
+	arrives := func() bool {
+		put := clientv3.OpPut(string(kv.Key), string(kv.Value), clientv3.WithLease(clientv3.LeaseID(kv.Lease)))
+		resp, err := b.c.Txn(t.Context()).If(clientv3.Compare(clientv3.ModRevision(guard), "=", 0)).Then(put).Commit()
+		require.NoError(t, err)
+		return resp.Succeeded
+	}
+	require.True(t, arrives())
+	heal()
+	locktest.Eventually(t, func() bool { return len(b.keysOf(t, r)) == 0 })
+	require.False(t, arrives())
+	require.ErrorIs(t, a.Release(t.Context(), undo), dlock.ErrLost)
+	require.NoError(t, c.Release(t.Context(), o))
+}
+
+// No reply to its put makes it a grant any more.
+func TestNoSpaceForAnUndoInFlight(t *testing.T) {
+	a, b := newNode(t, one), newNode(t, one)
+	r := locktest.Request(time.Hour)
+	earlier := a.take(t, r) // starts the session
+	require.NoError(t, a.Release(t.Context(), earlier))
+	answered, deliver := a.l.holdAnswer()
+	defer deliver()
+	came := locktest.Acquire(t.Context(), a, r)
+	locktest.Receive(t, answered)
+	noSpace(t, b.c)
+	require.ErrorIs(t, a.Release(t.Context(), earlier), dlock.ErrLost)
+	require.NotEmpty(t, b.keysOf(t, r))
+	require.ErrorIs(t, a.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}), rpctypes.ErrNoSpace)
+	locktest.Eventually(t, func() bool { return len(b.keysOf(t, r)) == 0 })
+	deliver()
+	require.ErrorIs(t, locktest.Receive(t, came).Err, dlock.ErrLost)
+}
+
 // As when it crosses the quota.
 func TestNoSpaceButApplied(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
@@ -408,7 +492,7 @@ func messageBeforeTheWatch(t *testing.T) (took time.Duration) {
 	require.NoError(t, a.Release(t.Context(), first))
 	locktest.Eventually(t, func() bool {
 		resp, err := a.c.Get(t.Context(), fmt.Sprintf("turn/%x", kv.Lease))
-		return err == nil && len(resp.Kvs) == 1
+		return err == nil && len(resp.Kvs) == 1 && resp.Kvs[0].Lease == kv.Lease // it goes with the session
 	})
 	_, other := b.waits(t, second.Key, time.Hour)
 	began := time.Now()

@@ -34,6 +34,7 @@ func (n node) moveGuard(tb testing.TB, guard string, ttl time.Duration) int64 {
 	resp, err := n.c.Get(tb.Context(), guard)
 	require.NoError(tb, err)
 	require.Len(tb, resp.Kvs, 1)
+	require.Equal(tb, guard, fmt.Sprintf("session/%x", resp.Kvs[0].Lease), "it goes with the session")
 	return resp.Kvs[0].ModRevision
 }
 
@@ -162,6 +163,7 @@ func TestGuardMoves(t *testing.T) {
 	after := a.l.sent(txn)
 	require.Equal(t, 1, after-before, "repeated once")
 	require.Equal(t, held.Lost, o.Lost, "the same session")
+	require.Regexp(t, "-0$", o.State, "the same name")
 	require.NoError(t, a.Renew(t.Context(), held))
 	<-a.l.late
 }

@@ -106,7 +106,8 @@ func (s *session) every() time.Duration {
 func (s *session) covers(start time.Time, ttl time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return wait.Since(s.kept, start) <= s.s-ttl
+	after := s.kept.After(start) && ttl <= s.s // whatever has become of the wall clock meanwhile
+	return after || wait.Since(s.kept, start) <= s.s-ttl
 }
 
 // cover makes the lease last until start + ttl at least, if need be with a keep-alive, which callers share.

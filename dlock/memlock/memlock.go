@@ -46,7 +46,7 @@ func New() *Backend {
 	return &Backend{m: &memory{locks: map[string]*lock{}}, closed: make(chan struct{})}
 }
 
-// Client returns another Backend on the same memory, like another process. Each is closed by itself.
+// Client returns another Backend on the same memory, like another process. Each is closed separately.
 func (b *Backend) Client() *Backend { return &Backend{m: b.m, closed: make(chan struct{})} }
 
 // Acquire implements dlock.Backend.
@@ -190,7 +190,7 @@ func (m *memory) settle(l *lock) {
 
 func (m *memory) grant(l *lock, r dlock.Request) dlock.Grant {
 	start := time.Now()
-	if !m.held(l) || l.owner != r.Owner {
+	if !m.held(l) {
 		l.fence++
 		l.owner = r.Owner
 	}

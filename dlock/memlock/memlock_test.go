@@ -33,6 +33,33 @@ func TestConformance(t *testing.T) {
 	}})
 }
 
+// Nobody waits for it, so it is still there.
+func TestExpiredLeaseIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memlock.New()
+		g := locktest.Take(t, b, locktest.Request(time.Second))
+		time.Sleep(time.Second)
+		require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
+		require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
+	})
+}
+
+// The waiter's timer may be late.
+func TestTryAcquireDoesNotOvertake(t *testing.T) {
+	for range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			b := memlock.New()
+			g := locktest.Take(t, b, locktest.Request(time.Second))
+			came := locktest.Acquire(t.Context(), b, locktest.Next(g.Key, time.Hour))
+			synctest.Wait()
+			time.Sleep(time.Second)
+			_, err := b.TryAcquire(t.Context(), locktest.Next(g.Key, time.Hour))
+			require.ErrorIs(t, err, dlock.ErrHeld)
+			require.NoError(t, (<-came).Err)
+		})
+	}
+}
+
 // Its context ends just before: it has the lock, or has left.
 func TestGrantedWhileLeaving(t *testing.T) {
 	for range 100 { // the waiter may be faster

@@ -5,8 +5,8 @@
 // counter. Delete a row only together with the key's resource, which would refuse tokens from a counter that restarts at 1.
 //
 // A waiter is woken by a NOTIFY in the release's statement, or by a timer when the lease ends. All waiters of a
-// Backend share one LISTEN connection, which is tested every 5 s, and only one per key polls. PostgreSQL serialises commits
-// that notify, across the whole server: with a commit of a millisecond, all locks together can't be released more than a
+// Backend share one LISTEN connection, which is tested every 5 s, and only one waiter per key polls. PostgreSQL serialises
+// commits that notify, across the whole server: with a commit of a millisecond, all locks together can't be released more than a
 // thousand times a second.
 //
 // # Token durability
@@ -18,7 +18,8 @@
 // administrator's pg_cancel_backend goes unnoticed, and a failover forgets that token.
 //
 // The lease runs on the wall clock of the database's host: a clock set forward ends leases early, which costs exclusion but
-// no safety at a resource that checks tokens; one set back, or a promoted replica's that is behind, makes them last longer.
+// no safety at a resource that checks tokens; one that is set back, or a promoted replica's that is behind, makes them last
+// longer.
 //
 // # The connection pool
 //
@@ -28,15 +29,15 @@
 //
 // By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits
 // for a statement that is running or being committed. One that has not begun, for example because the server's process was
-// frozen, takes the lock when it does, and nobody holds it until that lease ends. With pgconn.CancelRequestContextWatcherHandler as
-// the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits for its answer, at most for DeadlineDelay, and
-// keeps the connection if the statement was cancelled. The waiter that polls likewise cancels a request without a reply after
-// 5 s, and retries on another connection, for a TTL, at least 15 s.
+// frozen, takes the lock when it does, and blocks others until that lease ends, though nobody holds it. With
+// pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits at most
+// DeadlineDelay for its answer, and keeps the connection if the statement was cancelled. The waiter that polls likewise cancels a
+// request without a reply after 5 s, and retries on another connection, for a TTL or 15 s, whichever is longer.
 //
 // # Outages
 //
-// A waiter retries for a TTL, at least 15 s, while PostgreSQL restarts or fails over: while connections break or are refused,
-// or the server is read-only. Other calls return the error at once.
+// A waiter retries for a TTL or 15 s, whichever is longer, while PostgreSQL restarts or fails over: while connections break or
+// are refused, or the server is read-only. Other calls return the error at once.
 package pglock
 
 import (
@@ -109,7 +110,7 @@ func (o *Options) table() (string, error) {
 	}
 	for _, name := range o.Table {
 		if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
-			return "", fmt.Errorf("%w: pglock: %q in table %q is no name: 1 to %d bytes without a zero",
+			return "", fmt.Errorf("%w: pglock: %q in table %q is not a valid name: 1 to %d bytes without a zero",
 				dlock.ErrInvalid, name, o.Table, maxName)
 		}
 	}

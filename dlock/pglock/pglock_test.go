@@ -252,6 +252,29 @@ func TestTables(t *testing.T) {
 	}
 }
 
+// The commit fails after the row was sent; then another is faster. The row is no grant.
+func TestRowOfAFailedCommit(t *testing.T) {
+	b, pool := newBackend(t)
+	r, name := locktest.Request(time.Hour), pgx.Identifier{uuid.NewString()}.Sanitize()
+	_, err := pool.Exec(t.Context(), strings.NewReplacer("NAME", name, "LATE", pgx.Identifier{uuid.NewString()}.Sanitize(), "KEY", r.Key).Replace(`
+		CREATE SEQUENCE NAME;
+		CREATE FUNCTION NAME() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF TG_WHEN = 'AFTER' THEN RAISE 'fails' USING ERRCODE = '40001'; END IF;
+			IF nextval('NAME') = 1 THEN RETURN NEW; END IF;
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER NAME BEFORE INSERT ON fencelab_lock FOR EACH ROW WHEN (NEW.key = 'KEY') EXECUTE FUNCTION NAME();
+		CREATE CONSTRAINT TRIGGER LATE AFTER INSERT ON fencelab_lock DEFERRABLE INITIALLY DEFERRED
+			FOR EACH ROW WHEN (NEW.key = 'KEY') EXECUTE FUNCTION NAME()`))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := pool.Exec(context.Background(), strings.ReplaceAll("DROP FUNCTION NAME CASCADE; DROP SEQUENCE NAME", "NAME", name))
+		require.NoError(t, err)
+	})
+	_, err = b.TryAcquire(t.Context(), r)
+	require.ErrorIs(t, err, dlock.ErrHeld)
+}
+
 // No connection to a server that is a standby now is used again.
 func TestStandby(t *testing.T) {
 	b, pool := newBackend(t, func(c *pgxpool.Config) { c.MaxConns = 2 })

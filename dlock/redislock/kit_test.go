@@ -138,7 +138,7 @@ func (q *queue) counting() (*redislock.Backend, *dlocktest.Dialer, func() int) {
 	return newBackend(q.T, q.s.client(q.T, l), q.s.options()), l, func() int { return int(all.Load()) }
 }
 
-func (q *queue) handedOver(b dlock.Backend, o *dlock.Options) *dlock.Handle {
+func (q *queue) handedOver(b dlock.Backend, o *dlock.Options, waits time.Duration) *dlock.Handle {
 	q.Helper()
 	l, err := dlock.New(b, o)
 	require.NoError(q, err)
@@ -152,6 +152,7 @@ func (q *queue) handedOver(b dlock.Backend, o *dlock.Options) *dlock.Handle {
 		got <- h
 	}()
 	q.queued(1)
+	time.Sleep(waits)
 	q.release()
 	return <-got
 }

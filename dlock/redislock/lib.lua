@@ -132,8 +132,9 @@ local function roll_call(entry, asker, place)
   local silent = queue .. ':silent' -- the channels that have not answered
   local mine = place and answer(place)
   local left = redis.pcall('PTTL', silent)
-  if type(left) ~= 'number' then -- a Cluster moves the slot, and this key is elsewhere
-    return GRACE
+  if type(left) ~= 'number' then
+    -- A Cluster moves the slot, and what hand_over writes may be elsewhere too. Or scripts may not use this key: no roll call.
+    return string.find(left.err, 'non local key', 1, true) and GRACE or 0
   end
   if left >= 0 and CALLED - left >= GRACE then
     local dead = {}

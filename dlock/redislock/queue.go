@@ -22,40 +22,40 @@ import (
 // lock pops the first waiter, mints its token, makes it the owner, and publishes the grant to the one Pub/Sub connection
 // that a Backend has for all its keys.
 //
-// What can fail, and the cost:
+// What can fail, and how long it delays the waiters:
 //
-//   - A waiter's process dies, or its connection breaks: none. The script skips a waiter that doesn't subscribe. In a
-//     Cluster a server can't tell, and the next case applies.
-//   - Waiters are frozen or cut off but seem to subscribe: one HandoffTTL together, and the time until a live waiter polls
-//     (30 s at most, if thousands wait). The first is granted the lock for a HandoffTTL. The next poll calls the roll: waiters
-//     of processes that don't poll within 300 ms are removed. They rejoin at the end.
-//   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is, and so do those
-//     before it that leave. After a hand-over it isn't told before the next renewal, so all poll: at random after half a
-//     HandoffTTL to a HandoffTTL, or, if they are many, 200 times a second together, up to every 30 s each.
+//   - A waiter's process dies, or its connection breaks: no delay. The script skips a waiter that doesn't subscribe. In a Cluster
+//     a server can't tell, and the next case applies.
+//   - Waiters are frozen or cut off but seem to subscribe: one HandoffTTL for all of them, plus the time until a live waiter
+//     polls (30 s at most, if thousands wait). The first is granted the lock for a HandoffTTL. The next poll calls the roll:
+//     waiters of processes that don't poll within 300 ms are removed. They rejoin at the end.
+//   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is, and so do waiters ahead
+//     of it that leave. After a hand-over it isn't told until the next renewal, so all waiters poll, each at random after half to
+//     one HandoffTTL. If they are many, they poll about 270 times a second in total, but each at least every 30 s.
 //   - A notification is lost with its connection. Over the next connection every waiter polls. A silent connection is
-//     pinged after 2 s and replaced 2 s later; so is one to a server other than the scripts', as after a failover.
+//     pinged after 2 s and replaced 2 s later; so is a connection to another server than the scripts use, as after a failover.
 //     The bus of a Cluster may lose a message: up to a HandoffTTL.
-//   - Waiters give up. They leave by a script, which is retried until the server responds, and hand on what they were granted.
-//   - A request arrives after its sender has gone. The orphaned waiter's process hands on what it is granted, except a lock
-//     that was free: that is locked for a TTL.
+//   - Waiters give up. They leave by a script, which is retried until the server responds, and hand over what they were granted.
+//   - A request arrives after its sender has gone. The orphaned waiter's process hands over what it is granted, except a lock
+//     that was free: that one stays locked for a TTL.
 //   - Redis restarts. Waiters retry, at most 2 s or a quarter of their TTL apart, whichever is less, for their TTL or slightly
 //     longer; the queue is as durable as the locks.
 //
 // A handed-over lease counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the waiter polls
-// first, which restarts the lease, and detects whether the lock is still its own.
+// first, which restarts the lease, and shows whether the lock is still its own.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
 	// HandoffTTL is the TTL of a handed-over lock until its first renewal: 10 s by default, and never longer than the TTL. A
-	// shorter one makes a dead waiter cost less, but a stall of Redis may then end a handed-over lease sooner than others.
-	// It should be many times a round trip.
+	// shorter one makes a dead waiter cost less. It counts from the waiter's last poll, so a stall of Redis at the hand-over may
+	// end the lease after half of it, sooner than one that was free. It should be many times a round trip.
 	HandoffTTL time.Duration
 }
 
 const (
 	longestPause = 30 * time.Second      // a waiter polls at least this often
 	kept         = 2 * time.Minute       // for how long the scripts keep a queue that nobody polls
-	pollRate     = 200                   // how often all waiters of a key together poll per second, if they are many
+	pollRate     = 200                   // how often all waiters of a key together poll per second at least, if they are many
 	retryPause   = 20 * time.Millisecond // a poll's doubles with each try
 	longestRetry = time.Second
 )
@@ -135,7 +135,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 		switch {
 		case err != nil:
 			return g, err
-		case n.first:
+		case n.first && failing.IsZero(): // else a poll is due, which the server may answer now
 			next = time.Now().Add(until(n.left))
 			continue
 		case n.token != 0 && n.token <= a.last:

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	minidriver "github.com/alicebob/miniredis/v2/server"
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -122,12 +124,19 @@ func TestManyUndone(t *testing.T) {
 	b, _, _ := newMini(t).backend(t)
 	key := locktest.Request(time.Hour).Key
 	var wg sync.WaitGroup
-	for range 32 {
+	for i := range 32 {
 		wg.Go(func() {
 			for range 200 {
-				err := b.Release(t.Context(), dlock.Grant{Key: key, Owner: uuid.NewString(), TTL: time.Hour})
-				if !errors.Is(err, dlock.ErrLost) {
-					t.Errorf("undo of nothing: %v", err)
+				r, want := locktest.Next(key, time.Hour), dlock.ErrLost
+				if i == 0 { // of those in a batch one may have the lock
+					want = nil
+					if _, err := b.TryAcquire(t.Context(), r); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+				if err := b.Release(t.Context(), dlock.Grant{Key: key, Owner: r.Owner, TTL: r.TTL}); !errors.Is(err, want) {
+					t.Errorf("undo: %v, want %v", err, want)
 				}
 			}
 		})
@@ -216,7 +225,7 @@ func TestStartOfAHandedOverLease(t *testing.T) {
 // The Locker renews it by itself.
 func TestHandedOverLockLasts(t *testing.T) {
 	virtually(t, func(q *queue) {
-		h := q.handedOver(q.backend(), &dlock.Options{TTL: time.Minute})
+		h := q.handedOver(q.backend(), &dlock.Options{TTL: time.Minute}, 0)
 		ttl := func() time.Duration { return q.c.PTTL(q.Context(), q.lock()).Val() }
 		require.Equal(q, time.Minute, h.TTL())
 		require.LessOrEqual(q, ttl(), handoff)
@@ -227,19 +236,31 @@ func TestHandedOverLockLasts(t *testing.T) {
 		require.NoError(q, h.Context().Err())
 		require.NoError(q, h.Release(q.Context()))
 	})
-}
-
-// A stall of Redis ends it no sooner than one that was free.
-func TestHandedOverLockBearsAStall(t *testing.T) {
 	virtually(t, func(q *queue) {
-		l := q.s.link()
-		h := q.handedOver(newBackend(q.T, q.s.client(q.T, l), nil), nil)
-		heal := l.Link().Cut()
-		time.Sleep(dlock.DefaultTTL * 9 / 10)
-		require.NoError(q, h.Context().Err())
-		heal()
+		h := q.handedOver(q.backend(), &dlock.Options{TTL: handoff}, 0)
+		time.Sleep(handoff / 2)
+		synctest.Wait()
+		require.LessOrEqual(q, q.c.PTTL(q.Context(), q.lock()).Val(), handoff/2, "it lasts for its TTL anyway: no renewal")
 		require.NoError(q, h.Release(q.Context()))
 	})
+}
+
+// A stall of Redis at the hand-over ends it sooner than one that was free, by the time since its waiter's last poll: half its TTL at most.
+func TestHandedOverLockBearsAStall(t *testing.T) {
+	for waited, less := range map[time.Duration]time.Duration{0: 0, 4900 * time.Millisecond: 4900 * time.Millisecond, 5100 * time.Millisecond: 0} {
+		virtually(t, func(q *queue) {
+			l := q.s.link()
+			h := q.handedOver(newBackend(q.T, q.s.client(q.T, l), nil), nil, waited)
+			heal := l.Link().Cut()
+			time.Sleep(dlock.DefaultTTL*49/50 - less)
+			require.NoError(q, h.Context().Err())
+			time.Sleep(dlock.DefaultTTL / 50)
+			require.ErrorIs(q, context.Cause(h.Context()), dlock.ErrLost)
+			heal()
+			_ = h.Release(q.Context())
+			time.Sleep(2 * time.Second) // until go-redis no longer tries to dial
+		})
+	}
 }
 
 // as returns the server for a user with rules, and an admin's client.
@@ -266,6 +287,38 @@ func TestUserWithoutPubSubCommand(t *testing.T) {
 		all := q.line(3)
 		q.release()
 		q.inOrder(all)
+	}
+}
+
+// Without queue:{KEY}:silent there is no roll call: the lease that has run out goes to the first waiter.
+func TestUserWithoutRollCall(t *testing.T) {
+	s, admin := as(t, "~lock:*", "~fence:*", "~queue:{*}", "~fence-floor", "&wake:*", "+@all", "-@dangerous")
+	q := hold(t, s)
+	q.c = admin
+	all := q.line(3)
+	require.NoError(t, q.c.Del(t.Context(), q.lock()).Err())
+	_, err := q.backend().TryAcquire(t.Context(), locktest.Next(q.key, time.Hour))
+	require.ErrorIs(t, err, dlock.ErrHeld)
+	q.inOrder(all)
+}
+
+// What Redis 6 and later say of a key that is elsewhere while a Cluster moves the slot. The lock could be there too.
+func TestNoRollCallWhileTheSlotMoves(t *testing.T) {
+	m := miniredis.RunT(t)
+	c := redis.NewClient(&redis.Options{Addr: m.Addr()})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	b := newBackend(t, c, nil)
+	require.NoError(t, c.RPush(t.Context(), "queue:{k}", "1000 wake:x x").Err())
+	for _, who := range []string{"Script", "@user_script: 132: Lua script"} {
+		m.Server().SetPreHook(func(p *minidriver.Peer, _ string, args ...string) bool {
+			if !slices.Equal(args, []string{"queue:{k}:silent"}) {
+				return false
+			}
+			p.WriteError("ERR " + who + " attempted to access a non local key in a cluster node")
+			return true
+		})
+		_, err := b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: "owner", TTL: time.Hour})
+		require.ErrorIs(t, err, dlock.ErrHeld)
 	}
 }
 

@@ -18,7 +18,7 @@ var floorScript = redis.NewScript("redis.call('GET', ARGV[1]) return 1")
 // of a key that is locked again may jump. It can't spare recently used counters: Redis keeps one idle time for all values
 // that are the same number below 10,000.
 //
-// Every client of these locks must know the floor: a release of this package from before Reap doesn't. Reap returns an
+// Every client of these locks must know the floor: versions of this package from before Reap don't. Reap returns an
 // error that wraps dlock.ErrInvalid where the acquire script can't read the floor, which it doesn't declare: in a Cluster, and in a
 // Dragonfly without allow-undeclared-keys. Don't move a reaped Redis's data to one of those: tokens of reaped keys would start at
 // 1 again.

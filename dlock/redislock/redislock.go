@@ -1,4 +1,4 @@
-// Package redislock is a dlock.Backend on one Redis: a server, a replicated one or a Cluster.
+// Package redislock is a dlock.Backend on one Redis: a server, with or without replicas, or a Cluster.
 //
 // One script takes the lock and mints the fencing token; release and renewal compare the owner atomically with their effect
 // (https://redis.io/docs/latest/commands/set/#patterns). Acquire of a held lock waits in a FIFO queue that all processes
@@ -23,7 +23,8 @@
 // the move, and TryAcquire returns the server's TRYAGAIN, MOVED or ASK.
 //
 // It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and
-// fence-floor, publish and subscribe on wake:*, and run PUBSUB. Without PUBSUB, dead waiters are not skipped at once.
+// fence-floor, publish and subscribe on wake:*, and run PUBSUB. Without PUBSUB, dead waiters are not skipped at once; where scripts may not
+// use queue:{KEY}:silent, which no call declares, there is no roll call.
 package redislock
 
 import (
@@ -70,7 +71,7 @@ type Mode int
 const (
 	// ModeQueue waits in a FIFO queue of all processes; see [Queue].
 	ModeQueue Mode = iota
-	// ModeSpin polls. It needs no Pub/Sub. It can't overtake the queue, except in the moment after a lease has expired.
+	// ModeSpin polls. It needs no Pub/Sub. It can't overtake the queue, except right after a lease has expired.
 	ModeSpin
 )
 
@@ -151,7 +152,7 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 }
 
 func (b *Backend) spin(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
-	for pause := b.o.Spin.Min; ; pause = min(2*pause, b.o.Spin.Max) {
+	for pause := b.o.Spin.Min; ; pause += min(pause, b.o.Spin.Max-pause) {
 		a, err := b.settled(ctx, r, outside)
 		if err != nil || a.token != 0 {
 			return a.grant(r), err
@@ -236,6 +237,9 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	}
 	keys := b.names(g.Key)
 	n, err := renewScript.Run(ctx, b.c, keys[:1], append(b.first, g.Owner, ms, keys[2])...).Int64()
+	if err == nil && n == 0 { // perhaps nobody releases it: a shared lease may be idle
+		b.sub.forget(g.Owner)
+	}
 	return owned(ctx, n, err)
 }
 

@@ -191,6 +191,7 @@ func TestNewRefuses(t *testing.T) {
 		{ring, redislock.Options{Mode: redislock.ModeSpin}, false},
 		{client: traced{c}, good: true},
 		{c, redislock.Options{Spin: redislock.Spin{Min: time.Second}}, true},
+		{c, redislock.Options{Queue: redislock.Queue{Max: 1, HandoffTTL: time.Millisecond}, Spin: redislock.Spin{Min: 1, Max: 1}}, true},
 		{c, redislock.Options{Prefix: "{app}"}, false},
 		{c, redislock.Options{Prefix: "a}"}, false},
 		{c, redislock.Options{Prefix: "my app:"}, false},

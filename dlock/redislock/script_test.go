@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"net"
 	"regexp"
 	"slices"
@@ -48,7 +49,7 @@ func TestScripts(t *testing.T) {
 				for _, option := range options {
 					switch name, value, _ := strings.Cut(option, "="); name {
 					case "spin":
-						o.Mode, o.Spin.Min = redislock.ModeSpin, time.Hour
+						o.Mode, o.Spin.Min = redislock.ModeSpin, math.MaxInt64
 					case "max":
 						_, err := fmt.Sscan(value, &o.Queue.Max)
 						require.NoError(t, err)

@@ -143,7 +143,7 @@ func (sub *subscriber) probe(s *subscription) {
 	}
 }
 
-// unheard handles a poll whose server knew of no subscription. One confirmed long before leads to another server.
+// unheard handles a poll whose server knew of no subscription. A subscription confirmed long before must be to another server.
 func (sub *subscriber) unheard(at time.Time) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()
@@ -200,11 +200,12 @@ func (sub *subscriber) key(lock string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(lock, sub.b.o.Prefix+"lock:{"), "}")
 }
 
-// notify replaces w's unread notice, unless that is of a later grant. sub.mu is held, so there is no other sender.
+// notify replaces w's unread notice, unless that is of a later grant, or makes w poll: a poll tells more than n. sub.mu is held,
+// so there is no other sender.
 func (w *waiter) notify(n notice) {
 	select {
 	case last := <-w.notices:
-		if last.token > n.token {
+		if last.token > n.token || n.first && !last.first {
 			n = last
 		}
 	default:

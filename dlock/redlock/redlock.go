@@ -2,7 +2,7 @@
 // (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/) with a fencing token.
 //
 // A request goes to all nodes at once; a quorum of N/2+1 grants the lock. A failed attempt is undone on every node, but
-// keeps its votes until NodeTimeout if a node is silent: for contended locks set it to a few round trips.
+// keeps its votes until NodeTimeout if a node is silent: for contended locks set NodeTimeout to a few round trips.
 //
 // A lease is valid for its TTL, minus the time the nodes took to answer, minus 1 % and 2 ms for clock drift. A Grant has
 // the full TTL and starts before the first request left; dlock.Locker subtracts the drift, but at most a quarter of the
@@ -21,15 +21,15 @@
 // As long as no node forgets a counter that it has acknowledged,
 //
 //   - no two owners get the same token: two quorums share a node, and a node accepts no number from two owners;
-//   - a grant requested after another was answered has the greater token: in phase one it hears from a node that had
-//     accepted the other's. Two concurrent grants may get their tokens in either order.
+//   - a grant requested after another was answered has the greater token: in phase one it hears from a node that had accepted the
+//     other's token. Two concurrent grants may get their tokens in either order.
 //
-// Neither depends on clocks, TTLs or the lock, nor on crashes, or lost, late or duplicated messages. Both fail when nodes
-// forget (a restart without the last writes, a failover to a lagging replica, an eviction, a FLUSHALL), or when clients are
-// given different nodes: a token is issued again, or is followed by a smaller one. With a token on exactly three of five
-// nodes, one forgetful node is enough if the two that know don't answer in time; with it on all five, it takes three. Use
-// appendonly yes, appendfsync always and maxmemory-policy noeviction. Bring a node that has lost data back only with the
-// counters of a quorum of the others. Or take the token from a consensus store.
+// Both hold whatever clocks, TTLs and the lock do, and despite crashes and lost, late or duplicated messages. Both fail when
+// nodes forget (a restart without the last writes, a failover to a lagging replica, an eviction, a FLUSHALL), or when clients are
+// given different nodes: a token is issued again, or is followed by a smaller one. With a token on exactly three of five nodes,
+// one forgetful node is enough if the two that know don't answer in time; with it on all five, it takes three. Use appendonly
+// yes, appendfsync always and maxmemory-policy noeviction. Bring a node that has lost data back only with the counters of a
+// quorum of the others. Or take the token from a consensus store.
 package redlock
 
 import (
@@ -37,6 +37,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -58,9 +59,9 @@ type Options struct {
 	// a quorum often answers later than that, nobody gets the lock: raise it, and the TTL with it.
 	NodeTimeout time.Duration
 	Spin        Spin // how Acquire waits for a lock that is held
-	// UnsafeCounters shows that a token that is often proposed is unsound: every node increments its own counter when it
-	// votes, and the token is the highest of the quorum. Counters drift apart, and a later quorum without the node that was
-	// ahead gets a smaller token or the same. Never use it to protect data, nor on keys that were used without it.
+	// UnsafeCounters demonstrates that an often-proposed token is unsound: every node increments its own counter when it votes,
+	// and the token is the highest of the quorum. Counters drift apart, and a later quorum without the node that was ahead gets a
+	// smaller token or the same. Never use it to protect data, or on keys that were used without it.
 	UnsafeCounters bool
 }
 
@@ -111,7 +112,7 @@ func New(nodes []redis.UniversalClient, opts *Options) (*Backend, error) {
 		if err := redisscript.Check(c); err != nil {
 			return nil, invalid("node %d: %w", i, err)
 		}
-		if j := slices.Index(nodes[:i], c); j >= 0 {
+		if j := slices.IndexFunc(nodes[:i], func(o redis.UniversalClient) bool { return reflect.ValueOf(c).Comparable() && o == c }); j >= 0 {
 			return nil, invalid("nodes %d and %d have the same client, and would vote twice", j, i)
 		}
 	}
@@ -152,7 +153,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 	giveUp := time.Now().Add(timeout)
 	late := 0
 	var last time.Time // when it was late
-	for pause := b.o.Spin.Min; ; pause = min(2*pause, b.o.Spin.Max) {
+	for pause := b.o.Spin.Min; ; pause += min(pause, b.o.Spin.Max-pause) {
 		a := &attempt{b: b, r: r, keys: keys, ttl: ttl, number: b.next(), timeout: timeout, holders: map[string]int{}}
 		token, err := a.run(ctx)
 		switch {
@@ -205,8 +206,8 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 }
 
 // Release implements dlock.Backend. It returns when a quorum has freed the lock, and frees the other nodes in the
-// background. Without a grant's State it undoes a request, and returns when a quorum has nothing of it left. After the end
-// of the validity it returns dlock.ErrLost: what it frees may have been locked by a late request.
+// background. Without a grant's State it undoes a request, and returns when a quorum has no trace of it. Once the lease's
+// validity has ended it returns dlock.ErrLost: what it frees may have been locked by a late request.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	number := b.next() // covers all that the owner has requested until now
 	why, over := undoing, false
@@ -354,7 +355,7 @@ func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecon
 // millis is ttl in Redis's unit. For a shorter TTL the Locker's margin would be smaller than drift.
 func millis(ttl time.Duration) (int64, error) {
 	if ttl%time.Millisecond != 0 || ttl/4 < drift(ttl) {
-		return 0, invalid("TTL %v; it must be whole milliseconds, the unit of Redis, and at least 9ms, for 2 ms and 1 %% are set aside for drift", ttl)
+		return 0, invalid("TTL %v; it must be whole milliseconds, the unit of Redis, and at least 9ms, because 2 ms and 1 %% are set aside for drift", ttl)
 	}
 	return ttl.Milliseconds(), nil
 }

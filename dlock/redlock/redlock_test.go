@@ -116,7 +116,13 @@ func TestNewRefuses(t *testing.T) {
 		_, err := redlock.New([]redis.UniversalClient{a, b}, &o)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "%+v", o)
 	}
-	backend, err := redlock.New([]redis.UniversalClient{a}, nil)
+	type wrapped struct { // it can't be compared
+		redis.UniversalClient
+		_ []string
+	}
+	_, err := redlock.New([]redis.UniversalClient{wrapped{UniversalClient: a}, wrapped{UniversalClient: b}}, nil)
+	require.NoError(t, err)
+	backend, err := redlock.New([]redis.UniversalClient{a}, &redlock.Options{Spin: redlock.Spin{Min: 1, Max: 1}})
 	require.NoError(t, err)
 	_, err = backend.TryAcquire(t.Context(), dlock.Request{Key: "}x", Owner: "o", TTL: time.Second})
 	require.ErrorIs(t, err, dlock.ErrInvalid, "its keys would share no slot of a Cluster")

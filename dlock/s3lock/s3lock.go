@@ -5,15 +5,16 @@
 // # Leases
 //
 // A lease begins at the object's Last-Modified and is compared with the Date of the same reply, so only S3's clocks matter. Both
-// timestamps have whole seconds: a dead holder blocks the key for its TTL plus up to 2 s, until the next poll. If S3's servers
-// disagree on the time, a lease may end early by the difference: two holders may then overlap, and only the token keeps data safe.
+// timestamps are in whole seconds: a dead holder blocks the key for its TTL plus up to 2 s, until the next poll. If S3's servers
+// disagree on the time, a lease may end early by the difference: two holders may then overlap, and only the token keeps data
+// safe.
 //
 // # Waiting
 //
 // S3 can't notify: a waiter polls with a GET, at first after an eighth to a quarter of [Options.Poll], later after half to all of
 // it: 4800 times an hour by default. Waiters are not served in order, and a client that takes the lock again at once may starve them.
-// Acquire, Renew and Release are a GET and a PUT each: too slow and expensive for a hot key. A waiter retries while requests fail, for
-// up to its TTL, unless S3 refuses them.
+// Acquire, Renew and Release take a GET and a PUT each: too slow and expensive for a hot key. A waiter retries while requests
+// fail, for up to its TTL, unless S3 refuses them.
 //
 // # Token durability
 //
@@ -194,7 +195,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		case lost == nil, late:
 			return record{Fence: l.Fence}, nil // another ETag, at least
 		case sent && !undo: // by the PUT that was refused, if the client has repeated it, or by another owner
-			return record{}, errors.New("s3lock: the lock is free or another's, since the release or before it")
+			return record{}, errors.New("s3lock: the lock is free or another's, and whether this release freed it is unknown")
 		}
 		return record{}, lost
 	})

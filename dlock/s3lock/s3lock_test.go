@@ -134,6 +134,8 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorContains(t, err, c.want)
 		require.ErrorIs(t, err, dlock.ErrInvalid)
 	}
+	_, err := s3lock.New(client, bucket, &s3lock.Options{Prefix: strings.Repeat("p", 824), Poll: time.Millisecond})
+	require.NoError(t, err, "what is allowed at most and at least")
 }
 
 func TestOpen(t *testing.T) {

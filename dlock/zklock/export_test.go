@@ -3,6 +3,8 @@ package zklock
 import (
 	"context"
 	"time"
+
+	"github.com/fencelab/fencelab/dlock"
 )
 
 // WatchAfter sets the age at which b watches its nodes.
@@ -33,5 +35,22 @@ func (b *Backend) Watches() int {
 	return len(b.watches)
 }
 
+// Expire is what g's timer calls.
+func Expire(g dlock.Grant) { g.State.(*lease).expire() }
+
+// Stall stops g's timer, as a machine that stands still does.
+func Stall(g dlock.Grant) { g.State.(*lease).timer.Stop() }
+
+// Ended reports whether g's watch alone says that its node is gone.
+func Ended(g dlock.Grant) bool {
+	l := g.State.(*lease)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !(&lease{fired: l.fired}).begin(time.Time{})
+}
+
 // Broken reports whether a request is repeated after err.
 var Broken = broken
+
+// CutShort is the error of a request whose context has ended with err.
+func CutShort(err error) error { return &cutShortError{error: err} }

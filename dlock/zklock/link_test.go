@@ -106,6 +106,20 @@ func (l *link) muffle(prefix string) {
 	l.mute = prefix
 }
 
+// once has f called before the next call of op is sent.
+func (l *link) once(op int32, f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.before = func(o int32) {
+		if o == op {
+			l.mu.Lock()
+			l.before = nil
+			l.mu.Unlock()
+			f()
+		}
+	}
+}
+
 func (l *link) losses() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,10 +2,10 @@
 // (https://zookeeper.apache.org/doc/current/recipes.html#sc_recipes_Locks).
 //
 // A key is a container node. A waiter creates an ephemeral sequential child, whose name carries the owner. The first child
-// has the lock. The second watches it, and each later one the node two ahead: a release wakes the new
-// holder and the new second, which need not read: no node can come before one that exists. The token is the czxid of the
-// holder's node or a later zxid before the next node's. Zxids grow even when sequence numbers restart, but go back when a
-// quorum is restored from an old backup.
+// has the lock. The second watches it, and each later one the node two ahead: a release wakes the new holder and the new second.
+// They need not read: no new node can come before an existing one. The token is the czxid of the holder's node or a later zxid
+// before the next node's. Zxids grow even when sequence numbers restart, but go back when a quorum is restored from an old
+// backup.
 //
 // # Leases
 //
@@ -23,19 +23,20 @@
 // The client's Close ends all its nodes at once, so close the Locker first, and the client after its critical sections. If
 // somebody else deletes a node, its Backend notices only once the node is 2 s old.
 //
-// A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may have agreed to less than
-// zk.Connect asked for: 20 ticks at most unless configured, 40 s. Half, because the leader counts from the last heartbeat
-// it knows of, and that may be a third of the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by
-// default; servers accept two.
+// A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may have agreed to less than zk.Connect
+// asked for: by default at most 20 ticks, 40 s. The limit is half because the leader counts from the last heartbeat it knows of,
+// and that may be a third of the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by default;
+// servers accept two.
 //
-// A dead holder, or a dead waiter that comes to the front, blocks others for its TTL; twice that if the waiter behind it
-// has just become the second because another left; and never longer than the session timeout, the bound for TryAcquire.
+// A dead holder, or a dead waiter that comes to the front, blocks others for its TTL, plus that of the waiter behind it if that
+// one has just become the second because another left; but never longer than the session timeout, which is the bound for
+// TryAcquire.
 //
 // # Connections
 //
 // Waiters survive the loss of a connection as long as the session does. When it has expired, Acquire returns an error that
 // wraps dlock.ErrLost. Every call returns with its context. go-zookeeper keeps a request for up to 7 session timeouts while
-// the server is frozen: a Backend leaves it 64 at most. A node whose create had no reply is deleted in the background.
+// the server is frozen: a Backend leaves it at most 64. A node whose create had no reply is deleted in the background.
 package zklock
 
 import (
@@ -57,8 +58,8 @@ import (
 
 // Options configure a [Backend].
 type Options struct {
-	// Root is the path of the node below which keys are, "/dlock" by default. It is created if need be. Locks with different
-	// roots are independent.
+	// Root is the path of the node that holds the keys, "/dlock" by default. It is created if need be. Locks with different roots
+	// are independent.
 	Root string
 	// ACL is the ACL of all nodes; by default everybody may do everything. Each client needs every permission.
 	ACL []zk.ACL
@@ -237,7 +238,7 @@ func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
 		b.mu.Unlock()
 	}
 	if ttl > timeout/2 {
-		return fmt.Errorf("%w: zklock: TTL %v is longer than half the session timeout, %v, to which the server has agreed (its maxSessionTimeout is the most)",
+		return fmt.Errorf("%w: zklock: TTL %v is longer than half the session timeout, %v, to which the server has agreed (its maxSessionTimeout is the limit)",
 			dlock.ErrInvalid, ttl, timeout)
 	}
 	return nil

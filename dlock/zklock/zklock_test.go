@@ -300,6 +300,19 @@ func TestCreateReplyLostAndNotUndone(t *testing.T) {
 	}
 }
 
+// The first create has no reply, and the next isn't sent.
+func TestCreateReplyLostAndNotRepeated(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	locktest.Release(t, a, a.take(t, key, long)) // its parent is there
+	heal := func() {}
+	a.link.once(opCreate, func() { heal = a.link.inject(cut, 0) })
+	_, err := a.Acquire(t.Context(), locktest.Next(key, long))
+	require.ErrorIs(t, err, zk.ErrNoServer)
+	require.Len(t, b.nodes(t, key), 1)
+	heal()
+	locktest.Eventually(t, func() bool { return len(b.nodes(t, key)) == 0 })
+}
+
 func TestContextEndsAfterCreate(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -729,6 +742,7 @@ func TestHolderDeadAndSecondGone(t *testing.T) {
 		locktest.Release(t, b, s.G)
 	}
 	locktest.Won(t, third)
+	require.GreaterOrEqual(t, time.Since(g.Start), moderate, "the third's own TTL ends nobody's lease")
 }
 
 // All its nodes go at once. Its waiter has not got the lock.
@@ -936,6 +950,46 @@ func TestNodeGoneBeforeTheGrant(t *testing.T) {
 	require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
 }
 
+// Nodes of others that come or go between two requests.
+func TestQueueChangesMeanwhile(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	g := a.take(t, key, long)
+	b.link.once(opGetData, func() { assert.NoError(t, a.Release(t.Context(), g)) }) // before it watches the first
+	won := locktest.Acquire(t.Context(), b, locktest.Next(key, long))
+	locktest.Release(t, b, locktest.Won(t, won))
+
+	b.link.once(opCreate, func() {
+		var err error
+		g, err = a.TryAcquire(t.Context(), locktest.Next(key, long))
+		assert.NoError(t, err)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), locktest.Timeout)
+	defer cancel()
+	_, err := b.TryAcquire(ctx, locktest.Next(key, long))
+	require.ErrorIs(t, err, dlock.ErrHeld)
+	require.Len(t, a.nodes(t, key), 1)
+	locktest.Release(t, a, g)
+
+	g = a.take(t, key, short)
+	zklock.Stall(g)
+	b.link.once(opDelete, func() { a.drop(t, key, g.Owner) }) // its lease is over
+	locktest.Won(t, locktest.Acquire(t.Context(), b, locktest.Next(key, long)))
+}
+
+// It gives up when it can't write, if it only tries.
+func TestLateWriteIsLost(t *testing.T) {
+	a := connect(t, server.Addr)
+	a.link.once(opCreate, func() {
+		time.Sleep(short) // so that it must write
+		a.link.once(opSetData, func() { a.link.inject(loseReplies, 0) })
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), locktest.Timeout)
+	defer cancel()
+	_, err := a.TryAcquire(ctx, locktest.Next(newKey(), short))
+	require.Error(t, err)
+	require.NoError(t, ctx.Err())
+}
+
 func TestNodeGoneBeforeItIsWatched(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	for _, age := range []time.Duration{short, long} { // the watch finds it gone, or a renewal
@@ -947,6 +1001,17 @@ func TestNodeGoneBeforeItIsWatched(t *testing.T) {
 		}
 		locktest.Receive(t, g.Lost)
 	}
+}
+
+// A grant must not overtake what the watch knows.
+func TestNodeGoneWhileWatched(t *testing.T) {
+	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+	a.WatchAfter(0)
+	g := a.take(t, key, long)
+	a.follows(t, key, g.Owner)
+	require.False(t, zklock.Ended(g))
+	b.drop(t, key, g.Owner)
+	locktest.Eventually(t, func() bool { return zklock.Ended(g) })
 }
 
 func TestNodeGoneWhileWaiting(t *testing.T) {
@@ -965,17 +1030,21 @@ func TestNodeGoneWhileWaiting(t *testing.T) {
 		require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
 	})
 	t.Run("second", func(t *testing.T) { // it is told
-		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-		b.WatchAfter(0)
-		g := a.take(t, key, long)
-		r := locktest.Next(key, long)
-		won := locktest.Acquire(t.Context(), b, r)
-		b.follows(t, key, g.Owner)
-		b.follows(t, key, r.Owner)
-		b.drop(t, key, r.Owner)
-		locktest.Release(t, a, g)
-		w := locktest.Receive(t, won)
-		require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
+		for _, released := range []bool{true, false} {
+			a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
+			b.WatchAfter(0)
+			g := a.take(t, key, long)
+			r := locktest.Next(key, long)
+			won := locktest.Acquire(t.Context(), b, r)
+			b.follows(t, key, g.Owner)
+			b.follows(t, key, r.Owner)
+			b.drop(t, key, r.Owner)
+			if released {
+				locktest.Release(t, a, g)
+			}
+			w := locktest.Receive(t, won)
+			require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
+		}
 	})
 }
 
@@ -1006,6 +1075,36 @@ func TestRenewalTooLate(t *testing.T) {
 	require.NoError(t, err)
 	locktest.Eventually(t, func() bool { return a.link.sent(opDelete) > 0 })
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
+	ctx, cancel := context.WithTimeout(t.Context(), locktest.Timeout)
+	defer cancel()
+	_, err = b.Acquire(ctx, locktest.Next(g.Key, long))
+	require.ErrorIs(t, err, zk.ErrNoAuth, "a waiter that can't delete it either")
+}
+
+// Renewals that overlap: the lease lasts until the later end.
+func TestEarlierRenewal(t *testing.T) {
+	a := connect(t, server.Addr)
+	g := a.take(t, newKey(), long)
+	early := g
+	early.TTL = time.Millisecond
+	require.NoError(t, a.Renew(t.Context(), early))
+	time.Sleep(50 * time.Millisecond)
+	require.NoError(t, a.Renew(t.Context(), g))
+	locktest.Release(t, a, g)
+}
+
+// It fires at the moment of a renewal, or of the release, or late.
+func TestTimer(t *testing.T) {
+	a := connect(t, server.Addr)
+	g := a.take(t, newKey(), long)
+	zklock.Expire(g)
+	require.NoError(t, a.Renew(t.Context(), g))
+	locktest.Release(t, a, g)
+
+	g = a.take(t, newKey(), short)
+	zklock.Stall(g)
+	time.Sleep(time.Until(g.Start.Add(short)))
+	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
 }
 
 // Even if its Backend is closed meanwhile.
@@ -1014,6 +1113,7 @@ func TestLeaseRunsOutWhileCutOff(t *testing.T) {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, short)
 		heal := a.link.inject(loseRequests, 0)
+		require.Error(t, a.Release(t.Context(), g)) // after which it isn't known to be lost
 		if closed {
 			require.NoError(t, a.Close())
 		}
@@ -1053,7 +1153,10 @@ func TestDeletionIsRefused(t *testing.T) {
 func TestDeletionIsNotRepeated(t *testing.T) {
 	for _, code := range []int32{-101, -102} { // there is no node, or no permission
 		a := connect(t, server.Addr)
-		a.cantDelete(t, newKey(), code, 0)
+		g := a.cantDelete(t, newKey(), code, 0)
+		if code == -101 {
+			locktest.Receive(t, g.Lost)
+		}
 		time.Sleep(short)
 		require.Equal(t, 1, a.link.sent(opDelete), code)
 	}
@@ -1078,8 +1181,9 @@ func TestRefusedDeletionEnds(t *testing.T) {
 		a, key := connect(t, server.Addr), newKey()
 		a.cantDelete(t, key, throttled, 1)
 		require.NoError(t, a.Close())
-		for sent := -1; sent != a.link.sent(opDelete); time.Sleep(2 * time.Second) { // a retry comes within a second
-			sent = a.link.sent(opDelete)
+		for try, sent := 0, -1; sent != a.link.sent(opDelete); time.Sleep(2 * time.Second) { // a retry comes within a second
+			require.Less(t, try, 5, "retried for ever")
+			try, sent = try+1, a.link.sent(opDelete)
 		}
 	})
 }
@@ -1095,7 +1199,7 @@ func TestLeaseRunsOutBesideSilentCreates(t *testing.T) {
 		defer heal()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		const many = 20 // more than clean up at once
+		const many = 64 // more than clean up at once, and as many as may be under way
 		var silent []<-chan locktest.Outcome
 		for range many {
 			silent = append(silent, locktest.Acquire(ctx, a, locktest.Next(other, long)))
@@ -1142,7 +1246,7 @@ func TestBroken(t *testing.T) {
 	} {
 		require.True(t, zklock.Broken(fmt.Errorf("zk: %w", err)), "%v", err)
 	}
-	for _, err := range []error{nil, zk.ErrNoNode, zk.ErrNoAuth, dlock.ErrHeld} {
+	for _, err := range []error{nil, zk.ErrNoNode, zk.ErrNoAuth, dlock.ErrHeld, zklock.CutShort(context.DeadlineExceeded)} {
 		require.False(t, zklock.Broken(err), "%v", err)
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -18,10 +20,14 @@ type Child struct {
 	group  int
 	exited chan struct{}
 	err    error
+
+	mu    sync.Mutex // the process isn't reaped while it is held
+	ended bool       // it may be reaped; only Linux tells in time
 }
 
-// Start starts cmd. If cmd.SysProcAttr has a Pgid, the child joins that process group.
-func Start(cmd *exec.Cmd) (*Child, error) {
+// Start starts cmd. If cmd.SysProcAttr has a Pgid, the child joins that process group. Once it has ended, the functions then are
+// called before Exited is closed.
+func Start(cmd *exec.Cmd, then ...func()) (*Child, error) {
 	attr := sysProcAttr()
 	if cmd.SysProcAttr != nil {
 		attr.Pgid = cmd.SysProcAttr.Pgid
@@ -38,14 +44,22 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 		if err != nil {
 			return
 		}
-		if pid := cmd.Process.Pid; attr.Pgid == 0 && awaitExit(pid) {
-			_ = syscall.Kill(-pid, syscall.SIGKILL)
+		if pid := cmd.Process.Pid; awaitExit(pid) {
+			c.mu.Lock()
+			c.ended = true
+			c.mu.Unlock()
+			if attr.Pgid == 0 {
+				_ = syscall.Kill(-pid, syscall.SIGKILL)
+			}
 		}
 		if cmd.WaitDelay == 0 {
 			cmd.WaitDelay = 5 * time.Second // for output that a process of another group holds open
 		}
 		if c.err = cmd.Wait(); errors.Is(c.err, exec.ErrWaitDelay) {
 			c.err = nil
+		}
+		for _, f := range then {
+			f()
 		}
 		close(c.exited)
 	}()
@@ -66,15 +80,25 @@ func (c *Child) Wait() error {
 	return c.err
 }
 
-// Kill kills the process group, even if stopped, and waits until the process is gone.
-func (c *Child) Kill() error {
+// With calls f with the PID, which on Linux isn't another process's meanwhile. If the process has ended, it returns os.ErrProcessDone.
+func (c *Child) With(f func(pid int) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	select {
 	case <-c.exited:
-		return nil
+		return os.ErrProcessDone
 	default:
 	}
-	err := syscall.Kill(-c.group, syscall.SIGKILL)
-	if err == nil || errors.Is(err, syscall.ESRCH) {
+	if c.ended {
+		return os.ErrProcessDone
+	}
+	return f(c.PID)
+}
+
+// Kill kills the process group, even if stopped, and waits until the process is gone.
+func (c *Child) Kill() error {
+	err := c.With(func(int) error { return syscall.Kill(-c.group, syscall.SIGKILL) })
+	if err == nil || errors.Is(err, syscall.ESRCH) || errors.Is(err, os.ErrProcessDone) {
 		<-c.exited
 		return nil
 	}

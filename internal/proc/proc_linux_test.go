@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -26,6 +29,55 @@ func TestGroupDiesWithLeader(t *testing.T) {
 	require.NoError(t, c.in.(*os.File).Close())
 	<-c.Exited()
 	c.requireGone(t)
+}
+
+// A process that has got the number of one that was reaped is spared, though the output of that isn't read to the end.
+func TestNumberUsedAgain(t *testing.T) {
+	const lastPID = "/proc/sys/kernel/ns_last_pid"
+	last, err := os.ReadFile(lastPID)
+	if err == nil {
+		err = os.WriteFile(lastPID, []byte(strings.TrimSpace(string(last))), 0) // anybody may open it
+	}
+	if err != nil {
+		t.Skip("needs root, to choose the number of a process: ", err)
+	}
+	cmd := command(waits, nil)
+	unread := make(chan struct{})
+	cmd.ExtraFiles, cmd.Stdin, cmd.Stdout, cmd.WaitDelay = nil, strings.NewReader(""), until(unread), time.Hour
+	c, err := proc.Start(cmd)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) }, time.Minute, time.Millisecond)
+
+	var other *exec.Cmd
+	for tries := 0; other == nil || other.Process.Pid != c.PID; tries++ { // somebody else may start processes
+		if tries == 1000 {
+			t.Skip("another process has the number")
+		}
+		require.NoError(t, os.WriteFile(lastPID, []byte(strconv.Itoa(c.PID-1)), 0))
+		other = exec.CommandContext(t.Context(), "sleep", "1h")
+		other.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		require.NoError(t, other.Start())
+		if other.Process.Pid != c.PID {
+			require.NoError(t, other.Process.Kill())
+			require.Error(t, other.Wait())
+		}
+	}
+	require.ErrorIs(t, c.With(func(int) error { return nil }), os.ErrProcessDone)
+	time.AfterFunc(100*time.Millisecond, func() { close(unread) })
+	require.NoError(t, c.Kill())
+	pid, err := syscall.Wait4(c.PID, nil, syscall.WNOHANG, nil)
+	require.NoError(t, err)
+	require.Zero(t, pid, "it has been killed")
+	require.NoError(t, other.Process.Kill())
+	require.Error(t, other.Wait())
+}
+
+// until is output that isn't read until it is closed.
+type until chan struct{}
+
+func (u until) Write(b []byte) (int, error) {
+	<-u
+	return len(b), nil
 }
 
 func gettid() int { return syscall.Gettid() }

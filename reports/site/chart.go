@@ -204,7 +204,7 @@ func (p *panel) draw(b *picture, top float64) float64 {
 	x, y := p.x, p.y
 	right := width - 10
 	for _, l := range p.lines {
-		if l.name != "" {
+		if l.name != "" && p.rows == nil {
 			right = min(right, width-26-letter*float64(len(l.name)))
 		}
 	}

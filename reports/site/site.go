@@ -24,6 +24,8 @@ var sources = []struct {
 	{"holder-killed", "runs.jsonl", blocked},
 	{"ten-million-keys", "data.jsonl", memory},
 	{"token-costs", "data.jsonl", tokens},
+	{"compare-and-swap", "bench.txt", updates},
+	{"store-costs", "bench.txt", storeCosts},
 }
 
 // Files are contents by path relative to a folder, with slashes.

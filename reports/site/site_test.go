@@ -276,3 +276,20 @@ func TestCharts(t *testing.T) {
 		require.NotContains(t, drawn, "Inf", name)
 	}
 }
+
+func TestBenchmarks(t *testing.T) {
+	const line = "BenchmarkA/x-2 \t 10\t 2.5 ns/op\t 7 writes/s\n"
+	got, err := Benchmarks([]byte("goos: linux\n" + line + "BenchmarkB\t1\t3 ns/op\nPASS\n"))
+	require.NoError(t, err)
+	require.Equal(t, map[string]map[string]float64{"A/x": {"ns/op": 2.5, "writes/s": 7}, "B": {"ns/op": 3}}, got)
+	for bad, want := range map[string]string{
+		"PASS\n":                  "there is no benchmark in it",
+		line + line:               "A/x is recorded twice",
+		line + "--- SKIP: B\n":    "not recorded to its end: --- SKIP: B",
+		line + "FAIL\n":           "not recorded to its end: FAIL",
+		"BenchmarkA 1 some ns/op": `A: strconv.ParseFloat: parsing "some"`,
+	} {
+		_, err := Benchmarks([]byte(bad))
+		require.ErrorContains(t, err, want, bad)
+	}
+}

@@ -4,7 +4,9 @@
 // It requires that
 //   - the file is on a local file system: on NFS and the like flock(2) may be a lease, and a paused process would overwrite its
 //     successor's file;
-//   - fsync reaches the disk. A restored backup brings old fences back.
+//   - fsync reaches the disk.
+//
+// A restored backup brings old fences back.
 //
 // On a full disk, writes, and fenced reads that would raise a fence, fail until there is room. If a commit's outcome is unknown, all
 // calls fail until the file is opened again.
@@ -79,6 +81,10 @@ func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir fun
 		opts = &Options{}
 	}
 	timeout := cmp.Or(opts.LockTimeout, time.Second)
+	path, err := filepath.Abs(path) // checkFile looks there even after a Chdir
+	if err != nil {
+		return nil, fmt.Errorf("boltstore: %w", err)
+	}
 	db, f, err := openFile(path, timeout)
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
@@ -171,7 +177,14 @@ func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) 
 	if err != nil {
 		return 0, err
 	}
-	dir, err := os.Open(filepath.Dir(db.Path()))
+	path, err := filepath.EvalSymlinks(db.Path()) // the directory that has the file, if the path is a link
+	if errors.Is(err, os.ErrNotExist) {
+		return last, nil // checkFile says what to do
+	}
+	if err != nil {
+		return 0, err
+	}
+	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return 0, err
 	}
@@ -255,7 +268,7 @@ func (s *Store) close() error {
 func (s *Store) checkFile(outcome error) error {
 	now, err := os.Stat(s.path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {
-		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it is open: stop this process and restore it", s.path, outcome)
+		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it was open: stop this process and restore it", s.path, outcome)
 	}
 	return nil // another error of Stat doesn't mean that the file is gone
 }
@@ -277,7 +290,7 @@ func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 		before--
 	}
 	if before != s.last && (s.committing == nil || before != s.last+1) {
-		return nil, errors.Join(fmt.Errorf("boltstore: %s: a file was copied over it while it is open: stop this process and restore it", s.path), tx.Rollback())
+		return nil, errors.Join(fmt.Errorf("boltstore: %s: a file was copied over it while it was open: stop this process and restore it", s.path), tx.Rollback())
 	}
 	return tx, nil
 }

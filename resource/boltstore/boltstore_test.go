@@ -101,6 +101,10 @@ func TestOpenRefuses(t *testing.T) {
 	open(t, locked)
 	_, err := boltstore.Open(locked, &boltstore.Options{LockTimeout: time.Millisecond})
 	require.ErrorContains(t, err, locked+" is locked by another process (waited 1ms): stop that process, or choose another file")
+	synctest.Test(t, func(t *testing.T) {
+		_, err := boltstore.Open(locked, nil)
+		require.ErrorContains(t, err, "(waited 1s)", "by default")
+	})
 	_, err = openCopy(t, make([]byte, 1<<16))
 	require.ErrorContains(t, err, "resource.db is damaged, or not a store's file")
 	for at, want := range map[int]string{20: "version mismatch", 40: "checksum error"} { // on both meta pages
@@ -116,8 +120,12 @@ func TestOpenRefuses(t *testing.T) {
 
 // TestOpenSyncs: the last process may have been killed between a write and its sync.
 func TestOpenSyncs(t *testing.T) {
-	path := newPath(t)
-	for _, fails := range []string{path, filepath.Dir(path), ""} {
+	link, dir := newPath(t), t.TempDir()
+	path := filepath.Join(dir, "resource.db")
+	require.NoError(t, os.Symlink(path, link)) // to a file that Open creates
+	dir, err := filepath.EvalSymlinks(dir)
+	require.NoError(t, err)
+	for _, fails := range []string{link, dir, ""} {
 		var synced []string
 		sync := func(name string) error {
 			if synced = append(synced, name); name == fails {
@@ -125,14 +133,17 @@ func TestOpenSyncs(t *testing.T) {
 			}
 			return nil
 		}
-		s, err := boltstore.OpenWith(path, nil, func(db *bolt.DB) error { return sync(db.Path()) }, func(dir *os.File) error { return sync(dir.Name()) })
+		s, err := boltstore.OpenWith(link, nil, func(db *bolt.DB) error {
+			require.False(t, db.NoSync || db.NoGrowSync, "commits are synced, too")
+			return sync(db.Path())
+		}, func(dir *os.File) error { return sync(dir.Name()) })
 		if fails != "" {
 			require.ErrorIs(t, err, io.EOF)
 			require.Equal(t, fails, synced[len(synced)-1])
 			continue
 		}
 		require.NoError(t, errors.Join(err, s.Close()))
-		require.Equal(t, []string{path, filepath.Dir(path)}, synced)
+		require.Equal(t, []string{link, dir}, synced)
 	}
 	info, err := os.Stat(path)
 	require.NoError(t, err)
@@ -328,11 +339,13 @@ func TestTornCommit(t *testing.T) {
 
 func TestFileGone(t *testing.T) {
 	path, ctx := newPath(t), t.Context()
-	s := open(t, path)
+	t.Chdir(filepath.Dir(path))
+	s := open(t, filepath.Base(path))
+	t.Chdir(t.TempDir()) // which doesn't move the file
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("v")))
 	refused := func() {
 		t.Helper()
-		const want = "nothing was changed: the file was removed or replaced while it is open: stop this process and restore it"
+		const want = "nothing was changed: the file was removed or replaced while it was open: stop this process and restore it"
 		for name, call := range eachcall.Of(s, "k", at(6)) {
 			require.ErrorContains(t, call(ctx), want, name)
 		}
@@ -357,7 +370,7 @@ func TestFileGoneMeanwhile(t *testing.T) {
 	path, ctx := newPath(t), t.Context()
 	s := open(t, path)
 	s.OnCommit(func(commit func() error) error { return errors.Join(os.Rename(path, path+".away"), commit()) })
-	const want = "no call is answered until the file is opened again: the file was removed or replaced while it is open"
+	const want = "all calls fail until the file is opened again: the file was removed or replaced while it was open"
 	err := s.Write(ctx, "k", at(5), nil)
 	require.ErrorContains(t, err, want, "the write may be lost")
 	require.NotErrorIs(t, err, resource.ErrNoRoom)
@@ -376,7 +389,7 @@ func TestOverwrittenInPlace(t *testing.T) {
 	backup := content(t, path)
 	require.NoError(t, s.Write(ctx, "k", at(7), nil))
 	now := content(t, path)
-	const want = "a file was copied over it while it is open: stop this process and restore it"
+	const want = "a file was copied over it while it was open: stop this process and restore it"
 	require.NoError(t, os.WriteFile(path, backup, 0o600))
 	_, err := s.Read(ctx, "k")
 	require.ErrorContains(t, err, want)

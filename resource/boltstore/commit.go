@@ -112,7 +112,7 @@ var (
 	// errUndone means that a commit failed and left nothing behind.
 	errUndone = errors.New("nothing was changed")
 	// errUnknown means that a commit may have left something behind.
-	errUnknown = errors.New("no call is answered until the file is opened again")
+	errUnknown = errors.New("all calls fail until the file is opened again")
 )
 
 // commit answers only after the commit, because a refusal too may depend on a write of its batch.

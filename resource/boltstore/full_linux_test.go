@@ -111,7 +111,7 @@ func TestCommitUncertain(t *testing.T) {
 	ctx := t.Context()
 	require.NoError(t, s.Write(ctx, "k", at(5), []byte("before")))
 	s.OnCommit(func(commit func() error) error { return errors.Join(commit(), errors.New("sync failed")) })
-	const want = "a commit failed; no call is answered until the file is opened again"
+	const want = "a commit failed; all calls fail until the file is opened again"
 	err := s.Write(ctx, "k", at(7), []byte("lost"))
 	require.ErrorContains(t, err, want)
 	require.NotErrorIs(t, err, resource.ErrNoRoom)
@@ -188,6 +188,6 @@ func TestReplacedWhileOpening(t *testing.T) {
 	require.NoError(t, os.Rename(path, path+".away"))
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	require.NoError(t, first.Close())
-	require.ErrorContains(t, <-opened, "the file was removed or replaced while it is open")
+	require.ErrorContains(t, <-opened, "the file was removed or replaced while it was open")
 	require.Empty(t, descriptors(t, path+".away"))
 }

@@ -1,12 +1,13 @@
 // Package cas is compare-and-swap on a version: it prevents lost updates without a lock or a token, however long a writer is
-// paused. [Update] reads a value with its version, computes, and writes if the version is still the same, else starts over.
+// paused. [Update] reads a value with its version, computes, and writes if the version is still the same; otherwise it starts
+// over.
 //
 // Prefer it to a lock if a critical section only replaces one value, and is short or rarely contended. Avoid it for side
 // effects such as a payment, which a losing attempt has already made; for expensive work, since N-1 of N concurrent writers
 // start over; and for values in several stores.
 //
 // Versions must only grow. If a record is deleted, or its server loses a write, a writer may find the version that it has read on
-// another value. Packages redisstore and pgstore say when servers lose writes.
+// a different value. Packages redisstore and pgstore say when servers lose writes.
 package cas
 
 import (
@@ -28,7 +29,7 @@ var ErrConflict = errors.New("cas: the version has changed")
 type Store interface {
 	// Get returns key's value and version, nil and 0 if there is none.
 	Get(ctx context.Context, key string) (value []byte, version int64, err error)
-	// Swap atomically sets key's value and increments its version if that equals version, else it returns [ErrConflict].
+	// Swap atomically sets key's value and increments its version if that equals version; otherwise it returns [ErrConflict].
 	// After any other error the swap may have taken effect.
 	Swap(ctx context.Context, key string, version int64, value []byte) error
 }
@@ -41,11 +42,11 @@ type Options struct {
 
 const maxDoublings = 6
 
-// Update replaces key's value, nil for a new key, by what change returns for it. It retries after conflicts until a swap
+// Update replaces key's value, nil for a new key, with what change returns for it. It retries after conflicts until a swap
 // succeeds, change returns an error, or ctx ends, and returns how often it called change. opts may be nil.
 //
-// After another error of a swap the change may have taken effect. To repeat Update safely, put a mark into the value, such as a
-// request's ID, by which change can detect that.
+// If a swap fails with any other error, the change may have taken effect. To repeat Update safely, put a mark into the value,
+// such as a request's ID, by which change can detect that.
 func Update(ctx context.Context, s Store, key string, change func(value []byte) ([]byte, error), opts *Options) (tries int, err error) {
 	if err := resource.CheckKey(key); err != nil {
 		return 0, fmt.Errorf("cas: %w", err)

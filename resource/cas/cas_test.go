@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -42,7 +43,7 @@ func newPostgres(tb testing.TB, set ...func(*pgxpool.Config)) cas.Postgres {
 	return cas.Postgres{Pool: testmain.Pool(tb, postgresServer, set...)}
 }
 
-// onStores runs test on each store, on PostgreSQL at each isolation level.
+// onStores runs test on each store, on PostgreSQL at each isolation level, and with values as text.
 func onStores(t *testing.T, test func(t *testing.T, s cas.Store)) {
 	t.Helper()
 	t.Run("redis", func(t *testing.T) { test(t, newRedis(t)) })
@@ -51,6 +52,12 @@ func onStores(t *testing.T, test func(t *testing.T, s cas.Store)) {
 			test(t, newPostgres(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level }))
 		})
 	}
+	t.Run("postgres/text", func(t *testing.T) {
+		test(t, newPostgres(t, func(c *pgxpool.Config) {
+			c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+			c.ConnConfig.RuntimeParams["bytea_output"] = "escape"
+		}))
+	})
 }
 
 func newKey() string { return "test/" + uuid.NewString() }

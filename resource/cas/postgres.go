@@ -3,6 +3,7 @@ package cas
 import (
 	"context"
 	_ "embed"
+	"encoding/hex"
 	"errors"
 
 	"github.com/jackc/pgx/v5"
@@ -28,14 +29,18 @@ func (p Postgres) Get(ctx context.Context, key string) (value []byte, version in
 	if err := check(key, 0); err != nil {
 		return nil, 0, err
 	}
+	var text string // bytea's would depend on the session's bytea_output
 	for {
-		err = p.Pool.QueryRow(ctx, "SELECT value, version FROM fencelab_cas WHERE key = $1", key).Scan(&value, &version)
+		err = p.Pool.QueryRow(ctx, "SELECT encode(value, 'hex'), version FROM fencelab_cas WHERE key = $1", key).Scan(&text, &version)
 		if !isConflict(err) {
 			break
 		}
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = nil
+		return nil, 0, nil
+	}
+	if err == nil {
+		value, err = hex.DecodeString(text)
 	}
 	return value, version, err
 }

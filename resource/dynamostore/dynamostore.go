@@ -6,7 +6,9 @@
 //     with eventual consistency (MREC, the default) stale writes get through
 //     (https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/V2globaltables_HowItWorks.html);
 //   - nobody else writes the attributes fence and value or deletes items, by hand or by TTL;
-//   - reads don't go through DynamoDB Accelerator (DAX). A restored backup brings old fences back.
+//   - reads don't go through DynamoDB Accelerator (DAX).
+//
+// A restored backup brings old fences back.
 package dynamostore
 
 import (
@@ -84,8 +86,8 @@ func CreateTable(ctx context.Context, client *dynamodb.Client, table string) err
 	return nil
 }
 
-// Write is [resource.Store.Write], also if the client retries a request. If the first reply is lost, repeating an earlier call
-// that was applied returns nil, not an error that matches [resource.ErrApplied]. Key and value must fit into 400 KB.
+// Write is [resource.Store.Write], even if the client retries a request. If the repeat of an applied call loses its first reply,
+// it returns nil, not an error that matches [resource.ErrApplied]. Key and value must fit into 400 KB.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckFence(f), checkSize(key, value)); err != nil {
 		return err

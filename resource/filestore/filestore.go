@@ -1,6 +1,6 @@
 // Package filestore is a gatekeeper for plain files: a [resource.Store] in a directory. A writer that has compared tokens may be
 // paused before its rename, and then replace its successor's file. So one process compares and renames, under a lock that
-// doesn't time out. Other processes use it by [resource.NewHandler].
+// doesn't time out. Other processes use it through [resource.NewHandler].
 //
 // It requires that
 //   - the directory is on a local file system: on a shared one flock(2) may be a lease, or missing. To replace a frozen
@@ -27,10 +27,10 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. The first line has a checksum of all that
-// follows, fence, state and key; the rest is the value.
+// Store is a [resource.Store] in a directory. A key's file is named by its SHA-256 in hex. The first line has a checksum of all
+// that follows, the fence, the state and the key; the rest is the value.
 type Store struct {
-	root   *os.Root // the locked directory, even if it is renamed
+	root   *os.Root // the locked directory
 	dir    *os.File // holds the lock
 	rename func(from, to string) error
 	sync   func(*os.File) error
@@ -49,6 +49,10 @@ var (
 // Open makes this process the gatekeeper of the existing directory at path, until [Store.Close] or the process's end. It fails
 // at once if there is another gatekeeper, even a frozen one.
 func Open(path string) (*Store, error) {
+	path, err := filepath.Abs(path) // checkDir looks there even after a Chdir
+	if err != nil {
+		return nil, fmt.Errorf("filestore: %w", err)
+	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, fmt.Errorf("filestore: %w", err)
@@ -164,6 +168,9 @@ func (s *Store) load(key string) (resource.Record, error) {
 	case s.failed != nil:
 		return resource.Record{}, s.failed
 	}
+	if err := s.checkDir("nothing was changed"); err != nil {
+		return resource.Record{}, err
+	}
 	b, err := s.root.ReadFile(file(key))
 	if errors.Is(err, fs.ErrNotExist) {
 		return resource.Record{}, nil
@@ -195,7 +202,21 @@ func (s *Store) replace(key string, rec resource.Record) error {
 		s.failed = fmt.Errorf("filestore: %s: the last write may not be on disk: check the disk, then open the store again: %w", s.root.Name(), err)
 		return s.failed
 	}
-	return nil
+	return s.checkDir("the last write may be lost") // who opens the path must find what is acknowledged
+}
+
+// checkDir returns an error if the directory no longer has its path. A store without its files must not take keys for new.
+func (s *Store) checkDir(outcome string) error {
+	open, err := s.dir.Stat()
+	if err != nil {
+		return fmt.Errorf("filestore: %w", err)
+	}
+	now, err := os.Stat(s.root.Name())
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(open, now) {
+		return fmt.Errorf("filestore: %s: %s: the directory was removed, renamed or replaced while it was open: stop this process and restore it",
+			s.root.Name(), outcome)
+	}
+	return nil // another error of Stat doesn't mean that the directory is gone
 }
 
 const unfinished = "new-" // begins the names of files that are not renamed yet, before a rand.Text

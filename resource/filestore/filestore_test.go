@@ -263,6 +263,7 @@ func TestSyncs(t *testing.T) {
 		_, err := s.ReadFenced(t.Context(), "k", resource.Fence{Token: 8})
 		require.NoError(t, err)
 	}
+	require.Equal(t, "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a", filepath.Base(s.File("k")))
 	require.Equal(t, []string{"sync 8aa8f142 7 written k\nby 7", "rename", "sync ", "sync 5d917dbf 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
@@ -392,18 +393,36 @@ func TestDescriptors(t *testing.T) {
 	require.Zero(t, opened())
 }
 
-// The gatekeeper keeps the directory that it has locked, even if another one gets its name.
+// A gatekeeper whose directory is gone, or is another's, refuses all calls until it is back.
 func TestDirectoryReplaced(t *testing.T) {
+	const changed = "the directory was removed, renamed or replaced while it was open: stop this process and restore it"
 	dir := filepath.Join(t.TempDir(), "data")
 	require.NoError(t, os.Mkdir(dir, 0o700))
-	first := open(t, filestore.Open, dir)
-	require.NoError(t, first.Write(t.Context(), "k", resource.Fence{Token: 1, Seq: 1}, []byte("first")))
+	t.Chdir(filepath.Dir(dir))
+	first := open(t, filestore.Open, "data")
+	t.Chdir(t.TempDir())
+	refuses := func(when string) {
+		t.Helper()
+		for _, key := range []string{"k", "new"} {
+			for name, call := range eachcall.Of(first, key, at(2)) {
+				require.ErrorContains(t, call(t.Context()), dir+": nothing was changed: "+changed, "%s, %s of %s", when, name, key)
+			}
+		}
+	}
+	require.NoError(t, first.Write(t.Context(), "k", at(1), []byte("first")))
 	require.NoError(t, os.Rename(dir, dir+".old"))
+	refuses("renamed")
 	require.NoError(t, os.Mkdir(dir, 0o700))
+	refuses("replaced")
 	second := open(t, filestore.Open, dir)
-	require.NoError(t, second.Write(t.Context(), "k", resource.Fence{Token: 3, Seq: 1}, []byte("second")))
-	require.NoError(t, first.Write(t.Context(), "k", resource.Fence{Token: 2, Seq: 1}, []byte("late")))
-	rec, err := second.Read(t.Context(), "k")
-	require.NoError(t, err)
-	require.Equal(t, "second", string(rec.Value))
+	require.NoError(t, second.Write(t.Context(), "k", at(3), []byte("second")))
+	refuses("another's")
+
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, os.Rename(dir+".old", dir))
+	requireHolds(t, first, "first", 1)
+	first.BeforeRename(func() error { return os.Rename(dir, dir+".old") })
+	require.ErrorContains(t, first.Write(t.Context(), "k", at(2), nil), dir+": the last write may be lost: "+changed)
+	require.NoError(t, os.RemoveAll(dir+".old"))
+	refuses("removed")
 }

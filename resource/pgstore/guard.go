@@ -18,7 +18,7 @@ type Tx interface {
 	Rollback(ctx context.Context) error
 }
 
-// SQL returns a transaction of database/sql as a [Tx]. Its driver is pgx's, package stdlib, or lib/pq.
+// SQL returns a transaction of database/sql as a [Tx]. Its driver must be pgx's package stdlib, or lib/pq.
 func SQL(tx *sql.Tx) Tx { return sqlTx{tx} }
 
 type sqlTx struct{ *sql.Tx }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -194,6 +195,41 @@ func TestGuardSQL(t *testing.T) {
 	})
 }
 
+// A temporary table that shadows the fences, empty or with a copy of them, must not take their place.
+func TestTemporaryTable(t *testing.T) {
+	for _, like := range []string{
+		"TABLE NAME (LIKE public.NAME INCLUDING ALL)",
+		"TABLE NAME (LIKE public.NAME INCLUDING ALL); INSERT INTO NAME TABLE public.NAME",
+		"VIEW NAME AS TABLE public.NAME",
+	} {
+		pool, key, ctx := testmain.Pool(t, server, func(c *pgxpool.Config) { c.MaxConns = 1 }), newKey(), t.Context()
+		o := newTable(t, pool)
+		name := o.Table[0]
+		s, named := newStore(t, pool, o), newStore(t, pool, &pgstore.Options{Table: pgx.Identifier{"public", name}})
+		require.NoError(t, s.Write(ctx, key, at(7), []byte("v")))
+		_, err := pool.Exec(ctx, "CREATE TEMPORARY "+strings.ReplaceAll(like, "NAME", name))
+		require.NoError(t, err)
+		for what, call := range map[string]func(resource.Fence) error{
+			"Guard": func(f resource.Fence) error { return s.Guard(ctx, begin(ctx, t, pool, pgx.ReadCommitted), key, f) },
+			"GuardOnce": func(f resource.Fence) error {
+				return s.GuardOnce(ctx, begin(ctx, t, pool, pgx.ReadCommitted), key, f, []byte("r"))
+			},
+			"GuardRead": func(f resource.Fence) error { return s.GuardRead(ctx, begin(ctx, t, pool, pgx.ReadCommitted), key, f) },
+			"Write":     func(f resource.Fence) error { return s.Write(ctx, key, f, []byte("v")) },
+			"ReadFenced": func(f resource.Fence) error {
+				_, err := s.ReadFenced(ctx, key, f)
+				return err
+			},
+		} {
+			for _, f := range []resource.Fence{at(6), at(7), at(8)} {
+				require.ErrorContains(t, call(f), "a temporary table shadows", "%s at %v under %s", what, f, like)
+			}
+		}
+		isStale(t, named.Write(ctx, key, at(6), nil), key, at(7), at(6), false)
+		require.NoError(t, named.Write(ctx, key, at(8), nil))
+	}
+}
+
 func TestGuardRefusesInvalid(t *testing.T) {
 	pool, key := testmain.Pool(t, server), newKey()
 	ended, end := context.WithCancelCause(t.Context())
@@ -352,6 +388,21 @@ func TestReadMeetsOwnWrite(t *testing.T) {
 		require.Equal(t, resource.Fence{Token: 7, Seq: 2}, rec.MaxFence)
 		require.Equal(t, resource.Fence{Token: 7, Seq: 2}, fenceOf(t, pool, key))
 	}
+}
+
+// What is refused whatever becomes of another's transaction doesn't wait for it, nor does a repeated read.
+func TestRefusalDoesNotWait(t *testing.T) {
+	pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
+	s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
+	require.NoError(t, s.Write(ctx, key, at(5), []byte("v")))
+	require.NoError(t, pgstore.Guard(ctx, begin(ctx, t, pool, pgx.ReadCommitted), key, at(7)))
+	isStale(t, s.Write(ctx, key, at(4), nil), key, at(5), at(4), false)
+	_, err := s.ReadFenced(ctx, key, resource.Fence{Token: 4})
+	isStale(t, err, key, at(5), resource.Fence{Token: 4}, false)
+	rec, err := s.ReadFenced(ctx, key, resource.Fence{Token: 5})
+	require.NoError(t, err)
+	require.Equal(t, resource.Record{Value: []byte("v"), MaxFence: at(5)}, rec)
+	require.Equal(t, "55P03", sqlState(s.Write(ctx, key, at(6), nil)), "others wait")
 }
 
 // A repeat of a Store's write is not taken for a guard's, or the reverse.

@@ -3,16 +3,20 @@
 //
 // It requires that
 //   - every writer uses the guard, and nobody deletes fences;
-//   - synchronous_commit is on. A restored backup brings old fences back;
-//   - no temporary table shadows the table of fences: where others' SQL runs, give [Options].Table a schema and use [Store.Guard];
+//   - synchronous_commit is on;
+//   - the search_path finds the same table of fences in all sessions. A temporary one is refused, but not by Read, Overwrite and
+//     SetFence. Where others' SQL runs, give [Options].Table a schema and use [Store.Guard];
 //   - a promoted standby has every committed transaction: list all that may be promoted in synchronous_standby_names
 //     (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION), and stop the old primary first.
+//
+// A restored backup brings old fences back.
 package pgstore
 
 import (
 	"context"
 	"database/sql"
 	_ "embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
@@ -192,7 +196,8 @@ func (s *Store) do(ctx context.Context, key string, invalid error, f func() erro
 type table struct{ write, raiseTo, read, overwrite, setFence string }
 
 func tableNamed(name string) table {
-	on := func(s string) string { return strings.ReplaceAll(s, defaultTable, name) }
+	literal := "E'" + strings.NewReplacer(`\`, `\\`, "'", "''").Replace(name) + "'"
+	on := strings.NewReplacer("'"+defaultTable+"'", literal, defaultTable, name).Replace
 	return table{write: on(writeSQL), raiseTo: on(raiseSQL), read: on(readSQL), overwrite: on(overwriteSQL), setFence: on(setFenceSQL)}
 }
 
@@ -240,13 +245,18 @@ func ask(f func() error) error {
 			return err
 		}
 	}
-	return errors.New("the fence was neither raised nor refused: a trigger or a rule interferes, or the row was deleted meanwhile")
+	return errors.New("the fence was neither raised nor refused: a temporary table shadows the table of fences (give it its schema, in " +
+		"Options.Table), a trigger or a rule interferes, or the row was deleted meanwhile")
 }
 
 func scan(row pgx.Row) (rec resource.Record, err error) {
 	var token, seq string
-	if err = row.Scan(&token, &seq, &rec.Value); err == nil {
+	var value *string
+	if err = row.Scan(&token, &seq, &value); err == nil {
 		rec.MaxFence, err = resource.ParseFence(token + "." + seq)
+	}
+	if err == nil && value != nil {
+		rec.Value, err = hex.DecodeString(*value)
 	}
 	return rec, err
 }

@@ -141,7 +141,7 @@ func TestNewRefuses(t *testing.T) {
 
 func TestTables(t *testing.T) {
 	pool := testmain.Pool(t, server)
-	schema := `an"odd schema'` + uuid.NewString()
+	schema := `an"odd\ schema'` + uuid.NewString()
 	_, err := pool.Exec(t.Context(), "CREATE SCHEMA "+pgx.Identifier{schema}.Sanitize())
 	require.NoError(t, err)
 	key := newKey()
@@ -180,7 +180,10 @@ func TestExecModes(t *testing.T) {
 		pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
 		t.Run(m.String(), func(t *testing.T) {
-			pool := testmain.Pool(t, server, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m })
+			pool := testmain.Pool(t, server, func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = m
+				c.ConnConfig.RuntimeParams["bytea_output"] = "escape" // shows where a value is sent as text
+			})
 			s, key, ctx := newStore(t, pool, nil), newKey(), t.Context()
 			top := resource.Fence{Token: 1<<64 - 1, Seq: 1<<64 - 2}
 			require.NoError(t, s.Overwrite(ctx, key, resource.Fence{}, []byte("\xff\x00'")))

@@ -1,8 +1,8 @@
-// Package redisstore is a [resource.Store] in Redis 4 or later, replicated or a Cluster too. A record is a hash, resource:{KEY},
-// with the fields token, seq and value.
+// Package redisstore is a [resource.Store] in Redis 4 or later, which may be replicated or a Cluster. A record is a hash,
+// resource:{KEY}, with the fields token, seq and value.
 //
 // A Redis that loses writes loses fences, and then a stale holder gets through:
-//   - A restart without persistence loses everything, with appendfsync everysec (the default) the last second. Use
+//   - A restart without persistence loses everything; with appendfsync everysec (the default) it loses the last second. Use
 //     appendonly yes and appendfsync always.
 //   - A failover loses what the new primary has not received. WAIT doesn't prevent that: it neither undoes the write if there
 //     are too few replicas nor keeps a lagging one from promotion.

@@ -153,6 +153,7 @@ func TestRecord(t *testing.T) {
 		"a negative token": {"HSET", "token", "-1", "seq", "1"},
 		"a large token":    {"HSET", "token", "99999999999999999999", "seq", "1"},
 		"only a token":     {"HSET", "token", "1"},
+		"only a seq":       {"HSET", "seq", "1"},
 		"no token":         {"HSET", "value", "v"},
 		"no seq":           {"HSET", "token", "1", "value", "v"},
 	} {

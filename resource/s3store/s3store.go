@@ -7,8 +7,8 @@
 //   - reads are strongly consistent, as in S3 since 2020, but not through a cache or a replica;
 //   - nobody else writes or deletes the objects, by hand, lifecycle rule or backup. A bucket policy can demand conditions of
 //     every PUT (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes-enforce.html);
-//   - the client may s3:GetObject, s3:PutObject, s3:ListBucket (else S3 answers 403 for a missing object) and, for
-//     [Store.Probe], s3:DeleteObject.
+//   - the client has the permissions s3:GetObject, s3:PutObject, s3:ListBucket (without it S3 answers 403 for a missing object)
+//     and, for [Store.Probe], s3:DeleteObject.
 package s3store
 
 import (
@@ -88,14 +88,14 @@ func New(client *s3.Client, bucket string, opts *Options) (*Store, error) {
 	return &Store{client: client, bucket: bucket, o: o}, nil
 }
 
-// Probe checks on a scratch object that the server honours If-None-Match and If-Match, else the error wraps [ErrNoConditions].
+// Probe checks on a scratch object that the server honours If-None-Match and If-Match; if not, the error wraps [ErrNoConditions].
 // It takes 20 requests, because one address may stand for several servers. It can't check that the server compares and writes
 // atomically; package storetest can.
 func (s *Store) Probe(ctx context.Context) error {
 	return failed(ctx, s3object.Probe(ctx, s.client, s.bucket, s.o.Prefix))
 }
 
-// Write is [resource.Store.Write], also if the client retries a request.
+// Write is [resource.Store.Write], even if the client retries a request.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	written := resource.Record{Value: append([]byte{}, value...), MaxFence: f}
 	var from *version
@@ -133,7 +133,8 @@ func (s *Store) Read(ctx context.Context, key string) (resource.Record, error) {
 	return v.rec, err
 }
 
-// Overwrite is [resource.Overwriter.Overwrite], but loses a fence that another process has raised since this Store last saw it.
+// Overwrite is [resource.Overwriter.Overwrite], but loses a fence that is raised meanwhile, or that another process has
+// raised since this Store last saw it.
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
 	if err := s.calls.Begin(ctx, key, resource.CheckOffered(f), s.checkSize(key, value)); err != nil {
 		return err

@@ -1,7 +1,6 @@
 package s3store_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -311,11 +310,17 @@ func TestObject(t *testing.T) {
 	require.Equal(t, s.Object(long+"1"), s.Object(strings.Clone(long)+"1"))
 }
 
-func TestFenceInMetadata(t *testing.T) {
+// TestStored pins the bytes of an object, and has its fence in the metadata.
+func TestStored(t *testing.T) {
 	s, _ := open(t, newPrefix())
-	require.NoError(t, s.Write(t.Context(), "k", resource.Fence{Token: 7, Seq: 2}, bytes.Repeat([]byte("v"), 10)))
-	name := s.Object("k")
-	head, err := newClient(endpoint, transport).HeadObject(t.Context(), &s3.HeadObjectInput{Bucket: &bucket, Key: &name})
-	require.NoError(t, err)
-	require.Equal(t, "7.2", head.Metadata["fence"])
+	_, err := s.ReadFenced(t.Context(), "read", resource.Fence{Token: 7})
+	require.NoError(t, errors.Join(err, s.Write(t.Context(), "written", resource.Fence{Token: 7, Seq: 2}, []byte("v\nv"))))
+	for key, want := range map[string][2]string{"read": {"7.0", "fencelab/1 7.0 none\n"}, "written": {"7.2", "fencelab/1 7.2\nv\nv"}} {
+		name := s.Object(key)
+		o, err := newClient(endpoint, transport).GetObject(t.Context(), &s3.GetObjectInput{Bucket: &bucket, Key: &name})
+		require.NoError(t, err)
+		body, err := io.ReadAll(o.Body)
+		require.NoError(t, errors.Join(err, o.Body.Close()))
+		require.Equal(t, want, [2]string{o.Metadata["fence"], string(body)})
+	}
 }

@@ -20,7 +20,7 @@ var rules = [...]string{
 	3: "ReadFenced takes effect if and only if AdmitsRead says so, and otherwise returns a *StaleTokenError. It raises the " +
 		"fence to its own and reads atomically, so that a later write with a lower fence is refused.",
 	4: "Of any number of concurrent calls on a key, accepted writes' fences strictly increase and the greatest wins.",
-	5: "Keys are independent and may be anything that CheckKey admits. A value is any bytes, none included, and is copied " +
+	5: "Keys are independent and may be anything that CheckKey admits. A value may be any bytes, including none, and is copied " +
 		"in and out.",
 	6: "A zero token, a zero sequence number and an invalid key are refused before anything is changed, but not with a " +
 		"*StaleTokenError.",
@@ -102,7 +102,7 @@ func seqOrders(ctx context.Context, s *store) {
 func fullRange(ctx context.Context, s *store) {
 	const top = math.MaxUint64
 	ladder := []resource.Fence{
-		at(1, 1), at(1, 1<<63), at(1, top), at(2, 1), at(1<<53, 1), at(1<<53+1, 1), at(1<<63-1, 1), at(1<<63, 1),
+		at(1, 1), at(1, 1<<63), at(1, top), at(2, 1), at(1e9, 1), at(1e10, 1), at(1<<53, 1), at(1<<53+1, 1), at(1<<63-1, 1), at(1<<63, 1),
 		at(top-1, top), at(top, 1), at(top, top-1), at(top, top),
 	}
 	for i, f := range ladder {
@@ -282,8 +282,10 @@ func zeroTokenRefused(ctx context.Context, s *store) {
 	for _, f := range []resource.Fence{at(0, 0), at(0, 1), at(1, 0)} {
 		s.invalid(ctx, fmt.Sprintf("Write at (%d, %d)", f.Token, f.Seq), key, s.Write(ctx, key, f, []byte("v")))
 	}
-	_, err := s.ReadFenced(ctx, key, at(0, 1))
-	s.invalid(ctx, "ReadFenced by 0", key, err)
+	for _, f := range []resource.Fence{at(0, 0), at(0, 1)} {
+		_, err := s.ReadFenced(ctx, key, f)
+		s.invalid(ctx, fmt.Sprintf("ReadFenced by (%d, %d)", f.Token, f.Seq), key, err)
+	}
 	s.writes(ctx, key, at(1, 1))
 }
 
@@ -303,7 +305,7 @@ func (s *store) invalid(ctx context.Context, call, key string, err error) {
 	if err == nil {
 		fail("%s: it was accepted", call)
 	}
-	if _, stale := errors.AsType[*resource.StaleTokenError](err); stale {
+	if _, stale := errors.AsType[*resource.StaleTokenError](err); stale || errors.Is(err, resource.ErrNotFound) {
 		fail("%s: got %w, want an error about the argument", call, err)
 	}
 	if key == "" {

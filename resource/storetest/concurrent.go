@@ -142,8 +142,8 @@ func watch(ctx context.Context, s *store) {
 	}
 }
 
-// Call is a call on a key, which took place between Begin and End: readings of a clock that differ for any two moments. Reads have
-// Seq 0, writes don't.
+// Call is a call on a key, which took place between Begin and End: readings of a clock that never shows the same value twice.
+// Reads have Seq 0, writes don't.
 type Call struct {
 	Fence      resource.Fence
 	Value      []byte // of a write
@@ -159,10 +159,10 @@ func (c *Call) String() string {
 	return fmt.Sprintf("Write at %v", c.Fence)
 }
 
-// Judge returns an error if no store that keeps the rules gives these answers to concurrent calls on a key that was empty before. By the
-// rules a store accepts calls in the order of their fences. Writes with the same fence must have the same value; at the same time they may
-// both be accepted, since a store that got no reply to one can't tell which of them took effect. Judge compares calls two by two, so it may
-// miss what only three or more show.
+// Judge returns an error if no store that keeps the rules could give these answers to concurrent calls on a key that was empty
+// before. By the rules a store accepts calls in the order of their fences. Writes with the same fence must have the same value;
+// at the same time they may both be accepted, since a store that got no reply to one can't tell which of them took effect. Judge
+// compares calls two by two, so it may miss what only three or more show.
 func Judge(calls []*Call) error {
 	for _, c := range calls {
 		stale, refused := errors.AsType[*resource.StaleTokenError](c.Err)
@@ -266,7 +266,7 @@ func (c *Call) accepted(calls []*Call) error {
 		return nil
 	}
 	for _, o := range calls {
-		if w := o.wrote(calls); o != c && (w.Token < c.Fence.Token || o.End < c.Begin) {
+		if w := o.wrote(calls); w.Token < c.Fence.Token || o.End < c.Begin {
 			least = least.Max(w)
 		}
 	}

@@ -45,10 +45,13 @@ func TestJudge(t *testing.T) {
 		}
 		return calls
 	}
+	wrong := read(3, at(1, 1), 3, 4)
+	wrong.Record.MaxFence.Seq = 5
 	for _, c := range []struct {
 		want  string
 		calls []*Call
 	}{
+		{"got fence 3.5, want 3.0", []*Call{accepted(at(1, 1), 1, 2), wrong}},
 		{"", []*Call{accepted(at(3, 1), 1, 4), accepted(at(1, 1), 2, 3), refused(at(2, 1), at(3, 1), 5, 6)}},
 		{"", []*Call{accepted(at(1, 1), 1, 2), read(1, at(1, 1), 3, 4), refused(at(1, 1), at(1, 1), 5, 6)}},
 		{"refused because of 1, which is less", []*Call{accepted(at(1, 1), 1, 2), refused(at(2, 1), at(1, 1), 5, 6)}},

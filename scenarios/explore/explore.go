@@ -4,22 +4,24 @@
 // Clients, their connections and the servers live in one testing/synctest bubble. A schedule lets one client make one call at a time,
 // and disturbs them in between: it freezes, kills and cuts off clients, loses and delays messages, repeats writes, ends contexts,
 // restarts servers. Each client has its own message latency, so no two events coincide, and with GOMAXPROCS=1 a schedule always runs
-// the same way. A connection delivers what is sent over it once and in order, as TCP does, so no reply comes twice; a server executes a
-// request twice if the client repeats it over another connection, having lost the first before the reply ([Report.Repeats]).
+// the same way. A connection delivers what is sent over it once and in order, as TCP does, so no reply comes twice; a server
+// executes a request twice if the client loses the connection before the reply and repeats the request over another
+// ([Report.Repeats]).
 //
 // Grants are checked as they are made and the history after each step, see [Finding]. When the schedule ends, all faults are lifted. Every
 // call must then return, a new client must be granted the lock, and then every live client that waits for it. A schedule that breaks
 // something is shrunk.
 //
-// What it can't see: what a server does when it loses power, or while it is down; a process that is frozen between two instructions (a
-// frozen client's code still runs, but none of its messages leaves and none reaches it); clocks that differ; a lease whose context
-// doesn't end when it is lost; what other random backoffs would do; what a lock on one key does to another key; clocks that are set back;
-// wrong errors after a server has had a fault. While a fault is in force, a dial fails at once, see [Client.Dial].
-// A lease that was running when a server lost its data or its clock jumped is excused: another may be granted beside it, with any token.
+// What it can't see: what a server does when it loses power, or what happens while it is down; a process that is frozen between
+// two instructions (a frozen client's code still runs, but none of its messages leaves and none reaches it); clocks that differ;
+// a lease whose context doesn't end when it is lost; what other random backoffs would do; what a lock on one key does to another
+// key; clocks that are set back; wrong errors after a server has had a fault. While a fault is in force, a dial fails at once,
+// see [Client.Dial]. A lease that was running when a server lost its data or its clock jumped is excused: another lease may be
+// granted beside it, with any token.
 //
 // Schedules are random, and the model is only their oracle: it has no network, no clock and no client code, which is where the
-// defects are, and its own runs are checked exhaustively. pgregory.net/rapid would replace the 30 lines that shrink a schedule. These
-// also work on a schedule that is read from a file, and don't stop at a time limit, so that each machine finds the same one.
+// defects are, and its own runs are checked exhaustively. pgregory.net/rapid would replace only the 30 lines that shrink a
+// schedule. Those lines also work on a schedule from a file, and have no time limit, so that each machine finds the same one.
 //
 // [Corrupted] and [Impossible] concern a history whose store is a resource.Memory; [WrongAnswer] concerns another store.
 package explore
@@ -206,6 +208,12 @@ func (f fencing) Write(ctx context.Context, key string, fence resource.Fence, va
 }
 
 func (w *world) run(s Schedule) Result {
+	w.t.Helper()
+	for i, st := range s {
+		if st.Server >= w.sys.Servers {
+			w.t.Fatalf("explore: step %d, %q: there are %d servers, which count from 0", i+1, st, w.sys.Servers)
+		}
+	}
 	w.serve(history.Run{TokensLost: true})
 	for i, st := range s {
 		w.step(st)

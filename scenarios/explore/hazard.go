@@ -195,9 +195,9 @@ func (y *story) rename() {
 	y.Workers = workers
 }
 
-// Play plays a hazard in virtual time, as a [scenarios.Runner] does with processes, and returns its history. It names the
-// lock's servers as the hazards do: redis, or redis1 to redis5. The error matches errors.ErrUnsupported if Play lacks an
-// option or a fault.
+// Play plays a hazard in virtual time, as a [scenarios.Runner] does with processes, and returns its history. The lock's servers
+// have the names that hazards use: redis, or redis1 to redis5. The error matches errors.ErrUnsupported if Play lacks an option or
+// a fault.
 func (sys *System) Play(t *testing.T, s scenarios.Scenario, f history.Fencing) (events []history.Event, err error) {
 	t.Helper()
 	in := *sys
@@ -292,11 +292,17 @@ func (w *world) play(st scenarios.Step) error {
 	if st.Verb == "run" {
 		return w.until(k, st.Until)
 	}
+	names := st.From
+	if k == nil {
+		names = []string{st.Target}
+	}
 	var servers []int
-	for _, name := range append(slices.Clone(st.From), st.Target) {
-		if n, ok := w.sys.server(name); ok {
-			servers = append(servers, n)
+	for _, name := range names {
+		n, ok := w.sys.server(name)
+		if !ok {
+			return fmt.Errorf("%s has no server %q: %w", w.sys.Name, name, errors.ErrUnsupported)
 		}
+		servers = append(servers, n)
 	}
 	if len(servers) == 0 {
 		servers = []int{All}
@@ -345,12 +351,15 @@ func (w *world) play(st scenarios.Step) error {
 
 // server is the number of the server that hazards call name.
 func (sys *System) server(name string) (n int, ok bool) {
-	if name == "redis" {
+	switch name {
+	case "redis":
 		return 0, sys.Servers == 1
+	case scenarios.LockService:
+		return All, true
 	}
 	digits, ok := strings.CutPrefix(name, "redis")
 	n, err := strconv.Atoi(digits)
-	return n - 1, ok && err == nil && n <= sys.Servers
+	return n - 1, ok && err == nil && 1 <= n && n <= sys.Servers
 }
 
 // until has a worker go on until it reports something.

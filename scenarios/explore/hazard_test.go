@@ -130,6 +130,17 @@ func TestHazards(t *testing.T) {
 	}
 }
 
+// A fault of a server that there is not hits no other.
+func TestPlayNoSuchServer(t *testing.T) {
+	for _, line := range []string{"jump redis6 20s", "wipe redis0", "cut A from redis1 redis6"} {
+		h, err := scenarios.Parse("X.txt", []byte("It happens.\n\nrun A until read\n"+line+"\nrun A until done\n"))
+		require.NoError(t, err)
+		_, err = systems[3].Play(t, h, history.FencingOn)
+		require.ErrorIs(t, err, errors.ErrUnsupported, line)
+		require.ErrorContains(t, err, "has no server")
+	}
+}
+
 func trace(events []history.Event) string {
 	return strings.Join(history.Trace(events), "\n") + "\n"
 }

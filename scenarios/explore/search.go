@@ -13,7 +13,7 @@ type Options struct {
 	Seed      uint64              // of the first schedule; each following one has the next
 	Schedules int                 // how many, if For is 0
 	Steps     int                 // of a schedule; 0: 24
-	For       time.Duration       // run schedules for so long
+	For       time.Duration       // how long to run schedules
 	Counts    func(Schedule) bool // whether one that breaks something counts; nil: each does
 	Best      int                 // how many schedules to shrink, of which the shortest is reported; 0: 1
 	Log       func(format string, args ...any)

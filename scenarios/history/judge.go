@@ -44,14 +44,14 @@ func (f fence) String() string {
 }
 
 // Judge judges a history. It keeps its own account of the greatest fence and of the ledger, from the resource's decisions, and
-// ignores times: the runner has put what they show into the history.
+// ignores times: the runner has recorded what they show as events.
 //
 // Violated, unless fencing is off and the history itself says that the hazard did not happen:
 //   - a write was accepted that had no token although fencing was on, or whose fence was not greater than those of all writes and
 //     fenced reads accepted before;
 //   - a fenced read was accepted after a read or write that fences it off;
 //   - an entry of an accepted write is missing from a later accepted write, a read, or the final value;
-//   - an entry appears twice, or although its write was refused;
+//   - an entry appears twice, or appears although its write was refused;
 //   - the resource forgot a fence that it had accepted.
 //
 // Otherwise inconclusive:
@@ -62,7 +62,7 @@ func (f fence) String() string {
 //   - the hazard did not happen: no holder acted after its successor's grant, or was killed before it; or the history says so;
 //   - tokens do not grow (or do, if the hazard is that they don't), are used without their grant, or are missing from a grant, with
 //     fencing on or if others have one;
-//   - the resource checked the fence in a mode without, or the reverse, or refused what the rule admits;
+//   - the resource checked the fence in a mode without fencing, or the reverse, or refused what the rule admits;
 //   - an accepted write is not the last ledger plus one entry, or a ledger is not the expected one;
 //   - decisions are missing that a worker reports or that the resource's fence or count of refusals implies.
 func Judge(events []Event) Result {

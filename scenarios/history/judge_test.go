@@ -236,6 +236,31 @@ func TestJudge(t *testing.T) {
 			}
 			return events
 		}},
+		{"safe-late-write-refused", "a refusal under nobody's token", func(events []history.Event) []history.Event {
+			for i := range events { // B has 3
+				e := &events[i]
+				e.Token, e.Seen = e.Token+e.Token/2, e.Seen+e.Seen/2
+			}
+			nobodys := events[13]
+			nobodys.Token, events[17].Refusals = 2, 2
+			return slices.Insert(events, 15, nobodys)
+		}},
+		{"safe-late-write-refused", "another ledger, without events", func(events []history.Event) []history.Event {
+			events[0].Run.Keys = []string{"k", "k2"}
+			return events
+		}},
+		{"safe-late-write-refused", "two doubts", func(events []history.Event) []history.Event {
+			return slices.Insert(events, 18, history.Event{Kind: history.KindDoubt, Detail: "one"}, history.Event{Kind: history.KindDoubt, Detail: "two"})
+		}},
+		{"safe-entry-refused-and-then-accepted", "an entry twice, and another between", func(events []history.Event) []history.Event {
+			events[len(events)-2].Value = "B\nA\nB\n"
+			return events
+		}},
+		{"safe-tokens-lost-successor-refused", "late is only a write of one that has released", func(events []history.Event) []history.Event {
+			events[7], events[8] = events[18], events[19]
+			events[7].Name = history.Released
+			return slices.Delete(slices.Delete(events, 17, 20), 14, 16)
+		}},
 		{"safe-late-write-refused", "a decision by a worker", change("resource", "", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a fault by a worker", change("controller", "pause", func(e *history.Event) { e.Actor = "A" })},
 		{"safe-late-write-refused", "a final by the resource", func(events []history.Event) []history.Event {
@@ -308,6 +333,13 @@ func TestTraceLines(t *testing.T) {
 	unranked.Token = 0
 	require.Equal(t, []string{"A acquired none", "A acquired #1"}, history.Trace([]history.Event{unranked, acquired}))
 	require.Equal(t, []string{"run controller "}, history.Trace([]history.Event{{Kind: history.KindRun, Actor: "controller"}}))
+	for want, e := range map[string]history.Event{
+		"jump redis 11m":              {Kind: history.KindFault, Name: "jump", Target: "redis", Detail: "11m"},
+		"cut A from redis1":           {Kind: history.KindFault, Name: "cut", Target: "A", Peers: []string{"redis1"}},
+		"the hazard never came about": {Kind: history.KindDoubt, Detail: "B was granted the lock too early"},
+	} {
+		require.Equal(t, []string{want}, history.Trace([]history.Event{e}))
+	}
 	require.Equal(t, []string{"rumour A x"}, history.Trace([]history.Event{{Kind: "rumour", Actor: "A", Name: "x"}}))
 	require.Empty(t, history.Trace(nil))
 }

@@ -10,6 +10,7 @@ import (
 )
 
 // A has read nothing, its write comes after B's, and C dies before it hears that its own was accepted. D's is refused.
+// E writes twice before it hears of the first, and builds on that. Nobody has announced X.
 func TestEncodeJepsen(t *testing.T) {
 	report := func(actor, name, value string) history.Event {
 		return history.Event{Actor: actor, Kind: history.KindReport, Name: name, Value: value}
@@ -23,18 +24,28 @@ func TestEncodeJepsen(t *testing.T) {
 		report("A", history.Read, ""), report("A", history.BeforeWrite, "A\n"),
 		report("B", history.Read, ""), report("B", history.BeforeWrite, "B\n"),
 		write("B\n", true), report("B", history.Wrote, "B\n"),
-		write("A\n", true), report("A", history.Wrote, "A\n"),
+		write("A\n", true),
 		report("C", history.Read, "A\n"), report("C", history.BeforeWrite, "A\nC\n"), write("A\nC\n", true),
 		report("D", history.Read, "A\n"), report("D", history.BeforeWrite, "A\nD\n"), write("A\nD\n", false),
-		{Kind: history.KindFinal, Key: "k", Value: "A\nC\n"},
+		report("E", history.Read, "A\nC\n"), report("E", history.BeforeWrite, "A\nC\nE\n"), report("A", history.Wrote, "A\n"), write("A\nC\nE\n", true),
+		report("E", history.BeforeWrite, "A\nC\nE\nE2\n"), write("A\nC\nE\nE2\n", true),
+		report("E", history.Wrote, "A\nC\nE\n"), report("E", history.Wrote, "A\nC\nE\nE2\n"),
+		write("A\nC\nE\nE2\nX\n", true),
+		{Kind: history.KindFinal, Key: "k", Value: "A\nC\nE\nE2\nX\n"},
 	}))
 	require.Equal(t, `{:index 0, :type :invoke, :process 1, :f :txn, :value [[:r "k" nil] [:append "k" "A"]]}
 {:index 1, :type :invoke, :process 0, :f :txn, :value [[:r "k" nil] [:append "k" "B"]]}
 {:index 2, :type :ok, :process 0, :f :txn, :value [[:r "k" []] [:append "k" "B"]]}
-{:index 3, :type :ok, :process 1, :f :txn, :value [[:r "k" []] [:append "k" "A"]]}
-{:index 4, :type :invoke, :process 2, :f :txn, :value [[:r "k" nil] [:append "k" "C"]]}
-{:index 5, :type :invoke, :process 3, :f :txn, :value [[:r "k" nil]]}
-{:index 6, :type :ok, :process 3, :f :txn, :value [[:r "k" ["A" "C"]]]}
-{:index 7, :type :info, :process 2, :f :txn, :value [[:r "k" nil] [:append "k" "C"]]}
+{:index 3, :type :invoke, :process 2, :f :txn, :value [[:r "k" nil] [:append "k" "C"]]}
+{:index 4, :type :invoke, :process 3, :f :txn, :value [[:r "k" nil] [:append "k" "E"]]}
+{:index 5, :type :ok, :process 1, :f :txn, :value [[:r "k" []] [:append "k" "A"]]}
+{:index 6, :type :invoke, :process 4, :f :txn, :value [[:r "k" nil] [:append "k" "E2"]]}
+{:index 7, :type :ok, :process 3, :f :txn, :value [[:r "k" ["A" "C"]] [:append "k" "E"]]}
+{:index 8, :type :ok, :process 4, :f :txn, :value [[:r "k" ["A" "C" "E"]] [:append "k" "E2"]]}
+{:index 9, :type :invoke, :process 5, :f :txn, :value [[:r "k" nil] [:append "k" "X"]]}
+{:index 10, :type :invoke, :process 6, :f :txn, :value [[:r "k" nil]]}
+{:index 11, :type :ok, :process 6, :f :txn, :value [[:r "k" ["A" "C" "E" "E2" "X"]]]}
+{:index 12, :type :info, :process 2, :f :txn, :value [[:r "k" nil] [:append "k" "C"]]}
+{:index 13, :type :info, :process 5, :f :txn, :value [[:r "k" nil] [:append "k" "X"]]}
 `, b.String())
 }

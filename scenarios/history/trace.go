@@ -34,7 +34,7 @@ func Trace(events []Event) []string {
 	lines := make([]string, 0, len(events))
 	for i := range events {
 		line := traceLine(&events[i], rank)
-		if n := slices.Index(keys, events[i].Key); n > 0 && events[i].Kind != KindReport {
+		if n := slices.Index(keys, events[i].Key); n > 0 {
 			line += fmt.Sprintf(", ledger %d", n+1)
 		}
 		if line != "" {

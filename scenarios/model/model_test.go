@@ -59,6 +59,7 @@ var guards = []struct {
 	{"the store accepts an equal fence", bounded(history.FencingOn, Config{AcceptEqual: true}), StaleWrite, false},
 	{"the store accepts an equal fence, and tokens regress", bounded(history.FencingOn, Config{AcceptEqual: true, Regress: true}), EntryLost, false},
 	{"the store ignores seq", bounded(history.FencingOn, Config{IgnoreSeq: true}), EntryLost, false},
+	{"the store refuses no fenced read", bounded(history.FencingOn, Config{StaleReads: true}), StaleWrite, false},
 	{"the fence is not durable", bounded(history.FencingOn, Config{ForgetFence: true}), EntryLost, false},
 	{"release without owner", bounded(history.FencingOn, Config{ReleaseAny: true}), fencing, true},
 	{"release without owner", bounded(history.FencingOn, Config{ReleaseAny: true}), TwoHolders, false},

@@ -166,7 +166,7 @@ func (r *replay) possible(e *history.Event, p *point) (ok bool, wanted func(*Ste
 		fenced := r.Fencing == history.FencingOn || r.Fencing == history.FencingWrites && !read
 		verbs := map[string][2]Verb{"read": {ReadRefused, Read}, "write": {Refuse, Accept}}[e.Op]
 		verb := verbs[map[bool]int{true: 1}[e.Accepted]]
-		return token >= 0 && remembers && e.Enforced == fenced && (e.Token != 0 || !fenced), func(s *Step) bool {
+		return remembers && e.Enforced == fenced && (e.Token != 0 || !fenced), func(s *Step) bool {
 			carried := s.Fence.Token == token && (read || s.Fence.Seq == int(e.Seq)) || e.Token == 0 && (read || !r.told)
 			return s.Verb == verb && carried && (s.Value == e.Value || verb == ReadRefused)
 		}

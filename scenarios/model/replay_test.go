@@ -298,7 +298,11 @@ func TestShortHistories(t *testing.T) {
 	start := []history.Event{{Kind: history.KindRun, Run: &history.Run{Fencing: history.FencingOff}}}
 	for name, events := range map[string][]history.Event{
 		"held though free":          {a, tell("A", history.Released, 1, ""), tell("B", history.Held, 0, "")},
+		"held after a late release": {a, b, tell("A", history.Released, 1, ""), tell("C", history.Held, 0, "")}, // which has found it free
 		"sent before it has read":   {a, tell("A", history.Sent, 1, "")},
+		"goes on after it failed":   {a, tell("A", history.Failed, 0, ""), tell("A", history.Released, 1, "")},
+		"checks no lease":           {tell("A", history.Checked, 0, "")},
+		"reads another ledger's":    {a, decide("read", ""), {Kind: history.KindDecision, Op: "read", Key: "k2", Accepted: true}, tell("B", history.Read, 0, "")},
 		"adds two entries":          {a, decide("read", ""), tell("A", history.Read, 1, ""), tell("A", history.BeforeWrite, 1, "x\ny\n")},
 		"reports another's token":   {a, b, tell("A", history.Released, 2, "")},
 		"a token that never was":    {tell("A", history.Acquired, 5, ""), {Kind: history.KindDecision, Op: "read", Token: 3, Accepted: true}},
@@ -309,8 +313,18 @@ func TestShortHistories(t *testing.T) {
 		_, err := Config{}.Replay(append(start, events...))
 		require.ErrorContains(t, err, fmt.Sprintf("event %d:", len(events)+1), name)
 	}
+	_, err := Config{}.Replay([]history.Event{
+		{Kind: history.KindRun, Run: &history.Run{Fencing: history.FencingOn}},
+		a,
+		{Kind: history.KindDecision, Op: "read", Accepted: true, Enforced: true},
+	})
+	require.ErrorContains(t, err, "event 3:", "a fence without a token")
+	// B may have lost its lease before A frees the lock, or not: then it has two holders.
+	broken, err := Config{ReleaseAny: true}.Replay(append(start, a, b, tell("A", history.ReleaseForeign, 1, ""), tell("C", history.Acquired, 3, "")))
+	require.NoError(t, err)
+	require.Zero(t, broken)
 	// A reads again after B has written, and the store gets no tokens: nothing is lost, and fences show nothing.
-	broken, err := Config{}.Replay(append(start, a, b, decide("read", ""), tell("B", history.Read, 2, ""), decide("write", "b\n"),
+	broken, err = Config{}.Replay(append(start, a, b, decide("read", ""), tell("B", history.Read, 2, ""), decide("write", "b\n"),
 		tell("B", history.Wrote, 2, "b\n"), decide("read", "b\n"), tell("A", history.Read, 1, "b\n"), decide("write", "b\na\n"), tell("A", history.Wrote, 1, "b\na\n")))
 	require.NoError(t, err)
 	require.Equal(t, Overtaken, broken)

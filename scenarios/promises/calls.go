@@ -53,7 +53,7 @@ func releaseRetried(c *check) {
 			c.cannot("after a release whose reply was lost its client got no lock: %v", err)
 		}
 		c.free(l)
-		sure = c.still(later, other, key, "a release whose reply had been lost was retried,")
+		sure = c.stays(later, other, key, "a release whose reply had been lost was retried,") // its client may retry it, too
 		c.free(later)
 		return sure
 	})
@@ -248,6 +248,7 @@ func acquireLate(c *check) {
 	c.failedAcquire()
 	c.lateGrant()
 	c.ownCleanup()
+	c.ownRetry()
 }
 
 // failedAcquire checks that an acquisition that fails leaves the holder alone.
@@ -313,6 +314,26 @@ func (c *check) ownCleanup() {
 			return sure
 		})
 	}
+}
+
+// ownRetry checks that a lease lasts as long as it says when an earlier request of its client, which got no reply, had got the lock.
+func (c *check) ownRetry() {
+	a, b, key := c.times(6), c.client(), newKey()
+	c.connect(a)
+	if !c.during(a, (*faults.Link).LoseReplies, trying(a, key)).returned {
+		return
+	}
+	l, err := c.try(a, key)
+	if err != nil || l.Until().IsZero() { // it is held, by nobody
+		c.free(l)
+		return
+	}
+	c.inject(a, (*faults.Link).Cut)
+	next, err := c.tryFor(time.Until(l.Until()), pause, b, key) // later grants prove nothing
+	if now := time.Now(); err == nil && lasts(l, now) {
+		c.breaks("after an acquisition that got no reply its client got the lock, and another was granted it %v before the end of that lease", l.Until().Sub(now))
+	}
+	c.free(next)
 }
 
 // stays is still, called for as long as a message may be on its way.
@@ -467,12 +488,26 @@ func (cl *client) connections() (n int) {
 	return n
 }
 
+// messages returns how many it has sent.
+func (cl *client) messages() (n int) {
+	for _, l := range cl.links {
+		n += l.Messages()
+	}
+	return n
+}
+
 func endsWithContext(c *check) {
 	for _, name := range []string{"TryAcquire", "Acquire", "Release", "TryAcquire cancelled", "Acquire cancelled", "Release cancelled"} {
 		name, cancelled := strings.CutSuffix(name, " cancelled")
 		a := c.client()
-		call := map[string]call{"TryAcquire": trying(a, newKey()), "Acquire": acquiring(a, newKey()), "Release": releasing(c.take(a, newKey()))}[name]
+		l := c.take(a, newKey())
+		call := map[string]call{"TryAcquire": trying(a, newKey()), "Acquire": acquiring(a, newKey()), "Release": releasing(l)}[name]
 		heal := c.inject(a, (*faults.Link).Cut)
+		others := []<-chan result{c.begin(2*patience, acquiring(a, newKey()))} // it may have to wait for them
+		if r, ok := l.(renewer); ok {
+			others = append(others, c.begin(2*patience, without(r.Renew)))
+		}
+		time.Sleep(pause)
 		if name == "Release" {
 			time.Sleep(c.k.TTL * 2 / 3) // a renewal is under way
 		}
@@ -482,13 +517,17 @@ func endsWithContext(c *check) {
 		}
 		switch r := returns(call); {
 		case !r.returned:
-			c.breaks("%s, while the servers were silent, hadn't returned %v after its context had ended", name, patience)
+			c.breaks("%s, while the servers were silent and other calls of its client waited, hadn't returned %v after its context had ended", name, patience)
 		case r.err == nil && r.lease != nil:
 			c.breaks("%s granted a lock while no server replied, or its client connects to other addresses than LockSpec.Addrs", name)
 		case r.err == nil && name == "Release":
 			c.notes("a release that reached no server returned no error: the lock may stay held for the rest of its lease")
 		}
 		heal()
+		for _, other := range others {
+			got, _ := (<-other).granted()
+			c.free(got)
+		}
 	}
 	alone := c.client()
 	c.inject(alone, (*faults.Link).Refuse)
@@ -627,6 +666,15 @@ func nothingLeft(c *check) {
 		}
 		return n
 	}
+	sends := func() int {
+		if a.ttl > patience/2 { // it would take minutes
+			return 0
+		}
+		before := a.messages()
+		time.Sleep(a.ttl)
+		return a.messages() - before
+	}
+	talk := sends()
 	for _, kind := range []struct {
 		what        string
 		times, each int // how often it is done, and how many that makes
@@ -688,10 +736,10 @@ func nothingLeft(c *check) {
 			}
 			lingers += max(c.k.TTL, c.k.Service.MinSession) // until the lease of each ends
 		}
-		// A client may keep a pool, as large as a slow machine has made it. It doesn't grow for ever.
+		// A client may keep a pool, as large as a slow machine has made it, and keep sessions alive. They don't grow for ever.
 		pool, pooled := 0, 0
 		for round := 1; ; round++ {
-			n := 0
+			n, last := 0, round == 3 || round == 2 && what == clients
 			pprof.Do(c.ctx, pprof.Labels("promises", mark), func(context.Context) {
 				for end := time.Now().Add(patience); n < kind.times && time.Now().Before(end); n++ {
 					kind.do()
@@ -706,7 +754,8 @@ func nothingLeft(c *check) {
 				return left - pool, connections() - before - pooled, where
 			}
 			left, open, where := count()
-			for began, least, since := time.Now(), math.MaxInt, time.Now(); left > few || open > most; {
+			began := time.Now()
+			for least, since := math.MaxInt, began; left > few || open > most; {
 				if left+open < least {
 					least, since = left+open, time.Now()
 				}
@@ -719,18 +768,29 @@ func nothingLeft(c *check) {
 				time.Sleep(patience / 20)
 				left, open, where = count()
 			}
-			if (left > most || open > most) && (round == 1 || round == 2 && what != clients) {
-				pool, pooled = pool+left, pooled+open
+			sent := 0
+			if what != clients {
+				if sent = sends() - talk; sent > most && last { // it may clean up, too
+					time.Sleep(lingers)
+					sent = sends() - talk
+				}
+			}
+			if (left > few || open > most || sent > most) && !last {
+				pool, pooled, talk = pool+max(left, 0), pooled+max(open, 0), talk+max(sent, 0)
 				continue
 			}
 			switch {
 			case left > most:
-				c.breaks("after %d %s, %d of the goroutines that they had started ran on, and none ended for %v; most are %s", n, what, left, lingers, where)
+				c.suspects(began, "after %d %s, %d of the goroutines that they had started ran on, and none ended for %v; most are %s", n, what, left, lingers, where)
 			case left > few:
 				c.unsure("%d %s in %v left %d goroutines: too few to tell", n, what, patience, left)
 			}
 			if open > most {
-				c.breaks("after %d %s, %d more connections to a server were open than before, and none was closed for %v", n, what, open, lingers)
+				c.suspects(began, "after %d %s, %d more connections to a server were open than before, and none was closed for %v", n, what, open, lingers)
+			}
+			if sent > most && open <= 0 { // a connection may send some by itself
+				c.suspects(began, "after each %d %s the idle client sent more messages than before, the last time %d more in %v", n, what, sent, a.ttl)
+				return // all else takes long
 			}
 			c.comesFree(a, newKey(), fmt.Sprintf("%d %s", n, what))
 			break

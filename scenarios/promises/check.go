@@ -41,6 +41,9 @@ type check struct {
 	why     string // it couldn't be checked
 	fact    string // no promise, and worth knowing
 	clients []*client
+	stalled atomic.Int64 // when the machine last did
+	ticked  atomic.Int64
+	skipped atomic.Bool // something that a stall may have caused
 
 	excluded bool // by the servers
 
@@ -164,7 +167,8 @@ func (c *check) clientOf(ttl time.Duration) *client {
 	return cl
 }
 
-func (c *check) open(ttl time.Duration) (*client, error) {
+// open opens a client, once prepare has been called with its links.
+func (c *check) open(ttl time.Duration, prepare ...func(cl *client) error) (*client, error) {
 	cl := &client{ttl: ttl}
 	c.mu.Lock()
 	c.clients = append(c.clients, cl)
@@ -179,6 +183,11 @@ func (c *check) open(ttl time.Duration) (*client, error) {
 		}
 		cl.links = append(cl.links, l)
 		spec.Addrs = append(spec.Addrs, addr)
+	}
+	for _, f := range prepare {
+		if err := f(cl); err != nil {
+			return cl, err
+		}
 	}
 	r := c.within(unjudged, func(ctx context.Context) (scenarios.Lease, error) {
 		var l scenarios.Lock
@@ -350,7 +359,7 @@ func (f lossFault) from(n int) linkFault {
 	return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return f(l, ctx, n) }
 }
 
-// delaying has replies take so much longer.
+// delaying delays replies by that much.
 func delaying(by time.Duration) linkFault {
 	return func(l *faults.Link, ctx context.Context) (faults.Heal, error) { return l.DelayReplies(ctx, by) }
 }
@@ -654,24 +663,74 @@ func (c *check) ends(l scenarios.Lease, limit time.Duration) bool {
 	return l.Context().Err() != nil
 }
 
-// repeatedly reports whether f finds the promise broken three times in a row: a stall of the machine may cause one.
+// watch notes the time of each tick, and when a goroutine that wanted to run had to wait for an eighth of a TTL: leases may then end for want of a processor.
+func (c *check) watch(done <-chan struct{}) {
+	for last := c.k.now(); ; {
+		c.ticked.Store(time.Now().UnixNano())
+		select {
+		case <-done:
+			return
+		case <-time.After(pause):
+		}
+		now := c.k.now()
+		if now.Sub(last) > pause+c.k.TTL/8 {
+			c.stalled.Store(time.Now().UnixNano())
+		}
+		last = now
+	}
+}
+
+// stalledSince reports whether the machine has stalled since t, or is about to be seen to have.
+func (c *check) stalledSince(t time.Time) bool {
+	return c.stalled.Load() >= t.UnixNano() || time.Now().UnixNano()-c.ticked.Load() > int64(pause+c.k.TTL/8)
+}
+
+// suspects breaks the promise, unless the machine has stalled since began, which may be the cause.
+func (c *check) suspects(began time.Time, format string, args ...any) {
+	if c.stalledSince(began) {
+		c.unsure("the machine stalled for more than %v, when "+format, append([]any{c.k.TTL / 8}, args...)...)
+		return
+	}
+	c.breaks(format, args...)
+}
+
+// tries is how often what a stall of the machine has spoilt is tried again.
+const tries = 10
+
+// repeatedly reports whether f finds the promise broken three times, and in between not once that it isn't.
 func (c *check) repeatedly(f func() (isBroken bool)) bool {
-	for range 3 {
+	found := 0
+	for range tries {
+		began := time.Now()
 		if c.isDecided() || !f() {
 			return false
 		}
+		if !c.stalledSince(began) {
+			found++
+		}
+		if found == 3 {
+			return true
+		}
 	}
-	return true
+	c.unsure("the machine stalled for more than %v, again and again", c.k.TTL/8)
+	return false
 }
 
-// thrice counts what a stall of the machine may cause once.
+// thrice counts what the servers may cause once.
 type thrice struct {
-	c *check
-	n int
+	c    *check
+	n    int
+	last time.Time // when it looked
 }
 
-// see breaks the promise if it is so for the third time.
+// see breaks the promise if it is so for the third time. Times when the machine stalled don't count.
 func (t *thrice) see(isSo bool, format string, args ...any) {
+	last := t.last
+	t.last = time.Now()
+	if isSo && t.c.stalledSince(last) {
+		t.c.skipped.Store(true)
+		return
+	}
 	if !isSo {
 		return
 	}
@@ -687,11 +746,13 @@ func endsAlone(l, another scenarios.Lease) bool {
 
 // often retries f while a stall of the machine spoils it.
 func (c *check) often(f func() (sure bool)) {
-	const tries = 10
 	for range tries {
 		if f() || c.isDecided() {
 			return
 		}
+	}
+	if c.skipped.Load() {
+		c.cannot("the machine stalled for more than %v, again and again", c.k.TTL/8)
 	}
 	c.cannot("the lease ran out, or TryAcquire failed, %d times before anything could be seen: set a longer Kit.TTL", tries)
 }

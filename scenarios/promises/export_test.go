@@ -1,6 +1,9 @@
 package promises
 
 import (
+	"sync"
+	"time"
+
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/scenarios"
 )
@@ -22,5 +25,18 @@ func Names() (all []string) {
 // Over has k use other links than [scenarios.Node.Link].
 func Over(k Kit, link func(scenarios.Node) (*faults.Link, string, error)) Kit {
 	k.link = link
+	return k
+}
+
+// Stalling has k see a machine that has stalled whenever it looks.
+func Stalling(k Kit) Kit {
+	now := time.Now()
+	var mu sync.Mutex
+	k.now = func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		now = now.Add(k.TTL)
+		return now
+	}
 	return k
 }

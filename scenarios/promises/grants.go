@@ -57,17 +57,19 @@ func (c *check) failedTries() {
 }
 
 func oneClient(c *check) {
-	a, key := c.lasting(), newKey()
+	a, other, key := c.lasting(), c.client(), newKey()
 	l := c.take(a, key)
 	if !c.within(5*pause, acquiring(a, key)).returned {
 		c.breaks("an acquisition of a lock that its own client held hadn't returned %v after its context had ended", patience)
 	}
+	c.stays(l, other, key, "a cancelled wait of its holder's client")
 	c.free(l)
 	c.refused(a, a, "two callers of one client")
 	c.contend(newKey(), c.overlap(pause/4), a, a, a, a, a, a)
 }
 
-// takeOver has several contend for locks whose leases have run out: one may take what another, who also saw that, has just got.
+// takeOver has several clients contend for locks whose leases have run out: one may take a lock that another, which saw the same,
+// has just got.
 func (c *check) takeOver() {
 	const locks = 16
 	dead, slow := c.client(), c.contenders(pause)
@@ -96,9 +98,9 @@ func (c *check) takeOver() {
 	}
 }
 
-// refused checks that b gets ErrHeld while a holds the lock, and that a can free it then.
+// refused checks that b gets ErrHeld while a holds the lock, which changes nothing, and that a can free it then.
 func (c *check) refused(a, b *client, who string) {
-	key := newKey()
+	other, key := c.client(), newKey()
 	l := c.take(a, key)
 	got, err := c.try(b, key)
 	for range 3 {
@@ -121,7 +123,9 @@ func (c *check) refused(a, b *client, who string) {
 	switch {
 	case err == nil && lasts(l, now):
 		c.breaks("%s held the lock at once", who)
-	case err != nil && !errors.Is(err, dlock.ErrHeld) && !c.isDecided():
+	case errors.Is(err, dlock.ErrHeld):
+		c.still(l, other, key, "a try that was refused")
+	case err != nil && !c.isDecided():
 		c.breaks("TryAcquire of a held lock returned %q, which doesn't wrap dlock.ErrHeld: if it is the library's error for that, set Adapter.Held", err)
 	}
 	c.free(got)
@@ -395,7 +399,9 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 	keys := []string{"/" + base + "x", " " + base + "x", "y/" + base + "x"}
 	for _, more := range append(collisions(base), "/x", ":x", ".x", "-x", "_x", " x", "+x", "x", "/X", "//x", "/x/", "%2Fx", "{x}", "{y}", "x ", "Aa", "BB",
 		"01", "e", "é", "e\u0301", "\x00y", "\x00z", "\xfey", "\xffy", "", "\n", "\r", "\t", "%", "*",
-		"?a", "?b", "#a", "#b", "Ab", "BA") {
+		"?a", "?b", "#a", "#b", "Ab", "BA", ",x", ";x", "=x", "&x", "|x", "@x", "$x", "\\x", "'x", "\"x",
+		// What a lock may keep beside its key.
+		":fence", ":token", ":counter", ":lock", "/lock", ".lock", "-lock", "_lock", ":owner", ":queue", ":waiters", ":channel", ":timeout") {
 		keys = append(keys, base+more)
 	}
 	for _, n := range []int{300, 512, 1024} { // a long key may be cut
@@ -441,9 +447,25 @@ func (c *check) refusedWhileOthersHeld(base string, clients ...*client) string {
 		return ""
 	}
 	l, err := c.try(clients[0], refused)
+	if ending, ok := strings.CutPrefix(refused, base); ok && errors.Is(err, dlock.ErrHeld) {
+		c.taken(base, ending)
+	}
 	if err != nil {
 		return ""
 	}
 	c.free(l)
 	return refused
+}
+
+// taken checks that a key which nobody holds comes free if it is possible as a key: the lock of base may keep something there.
+func (c *check) taken(base, ending string) {
+	cl, key := c.lasting(), base+ending
+	l, err := c.try(cl, newKey()+ending)
+	if err != nil { // an adapter may say so of any key that its lock can't have
+		return
+	}
+	c.free(l)
+	if err := c.wait(cl, key).pass(c.limitOf(cl)); err != nil { // longer than a lease that its own late request may have got
+		c.blocked(key, "after a grant of %q nobody had got %q in %v or more, which nobody held: %v", base, key, c.limitOf(cl), err)
+	}
 }

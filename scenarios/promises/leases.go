@@ -251,13 +251,20 @@ func renewedByHand(c *check) {
 	}
 	for what, fault := range map[string]linkFault{
 		"renewal of a lease that had run out": (*faults.Link).Cut, "renewal that arrived late": (*faults.Link).HoldRequests, lateReplies: holdReplies,
+		refusedRenewal: (*faults.Link).Refuse,
 	} {
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			old := c.take(a, key)
 			heal := c.inject(a, fault)
+			if what == refusedRenewal { // one that nevertheless counts makes a difference
+				time.Sleep(old.TTL() / 2)
+			}
 			late := c.begin(patience, without(old.(renewer).Renew))
 			later, err := c.acquire(b, key)
+			if now := time.Now(); err == nil && !old.Until().IsZero() && lasts(old, now) {
+				c.breaks("another client was granted the lock %v before the end of its holder's lease, whose renewal hadn't succeeded", old.Until().Sub(now))
+			}
 			heal()
 			<-late
 			if err != nil {
@@ -286,7 +293,7 @@ func renewedByHand(c *check) {
 	}
 }
 
-const lateReplies = "renewal whose replies were late"
+const lateReplies, refusedRenewal = "renewal whose replies were late", "renewal that was refused"
 
 // addUp checks that many renewals don't make a lease longer than one.
 func (c *check) addUp() {
@@ -338,7 +345,7 @@ func (c *check) endsByLoss(loss lossFault) bool {
 
 // renews checks that leases are renewed for as long as hold.
 func (c *check) renews(hold time.Duration) bool {
-	says := "hadn't been renewed; is Service.NoRenew missing?"
+	says, began := "hadn't been renewed; is Service.NoRenew missing?", time.Now()
 	for range 3 { // a stall of the machine may end one
 		l := c.take(c.times(3), newKey())
 		end, start := l.Until(), time.Now()
@@ -357,7 +364,7 @@ func (c *check) renews(hold time.Duration) bool {
 	if took := time.Since(asked); took > 2*c.k.TTL { // so do renewals
 		c.cannot("three leases ended, and a new client needs %v for a lock that nobody has touched", took)
 	}
-	c.breaks("three leases ended and %s", says)
+	c.suspects(began, "three leases ended and %s", says)
 	return false
 }
 
@@ -397,6 +404,7 @@ func (c *check) sameClient() {
 func (c *check) restarts() {
 	const moments = 10
 	var ended [moments]atomic.Int32
+	began := time.Now()
 	for n := int32(1); n <= 3; n++ {
 		c.each(moments, func(i int) {
 			a, other := c.times(3), c.times(3)
@@ -417,7 +425,7 @@ func (c *check) restarts() {
 		again := false
 		for i := range ended {
 			if ended[i].Load() == 3 {
-				c.breaks("three times a lease ended that its client had acquired %v after it had released its only one; that of another client was renewed", time.Duration(i)*c.k.TTL/moments)
+				c.suspects(began, "three times a lease ended that its client had acquired %v after it had released its only one; that of another client was renewed", time.Duration(i)*c.k.TTL/moments)
 			}
 			again = again || ended[i].Load() == n
 		}
@@ -428,7 +436,7 @@ func (c *check) restarts() {
 }
 
 // many checks that a client renews all its leases: in time though replies are slow, not one after the other, nor only as many as
-// some batch has room for. Each lasts for so many TTLs.
+// some batch has room for. Each lasts for that many TTLs.
 func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 	const few = 16
 	var says string
@@ -486,7 +494,7 @@ func (c *check) many(leases int, ttls time.Duration, delayed bool) {
 // keepsOn checks that call, by the holder's client a, doesn't end the renewals of key's lease. Another client holds held; old is an
 // earlier lease, which was released, or ran out.
 func (c *check) keepsOn(what string, ranOut bool, call func(a *client, key, held string, old scenarios.Lease)) {
-	ended := thrice{c: c}
+	ended := thrice{c: c, last: time.Now()}
 	c.often(func() (sure bool) {
 		a, b, key, held := c.times(3), c.times(3), newKey(), newKey()
 		old := c.take(a, key)
@@ -531,7 +539,7 @@ func holderReturns(c *check) {
 	for what, fault := range map[string]linkFault{
 		"came back": (*faults.Link).Cut, "sent late requests": (*faults.Link).HoldRequests, "got late replies": holdReplies,
 	} {
-		ended := thrice{c: c}
+		ended := thrice{c: c, last: time.Now()}
 		c.often(func() (sure bool) {
 			a, b, other, key := c.client(), c.lasting(), c.client(), newKey()
 			l := c.take(a, key)

@@ -3,8 +3,11 @@ package promises_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/fencelab/fencelab/dlock"
 	"github.com/fencelab/fencelab/scenarios"
@@ -12,13 +15,15 @@ import (
 
 // majority is a lock on most of several servers. Its token is that of the first which grants it.
 type majority struct {
-	locks []scenarios.Lock
-	limit time.Duration // of a request to one of them
-	renew int           // how many are enough to renew a lease
+	locks  []scenarios.Lock
+	limit  time.Duration // of a request to one of them
+	renew  int           // how many are enough to renew a lease
+	stops  time.Duration // for how long a release does at the first error
+	spares bool          // whether a release spares servers that didn't reply
 }
 
 func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), l *simple) (scenarios.Lock, error) {
-	m := majority{limit: s.TTL / 4, renew: 2}
+	m := majority{spares: l.spares, limit: s.TTL / 4, renew: 2, stops: time.Duration(l.releaseStops) * time.Second}
 	if l.unlimited {
 		m.limit = time.Hour
 	}
@@ -28,11 +33,14 @@ func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), 
 	for _, addr := range s.Addrs {
 		one := s
 		one.Addrs = []string{addr}
-		l, err := open(set)(ctx, one)
+		lock, err := open(set)(ctx, one)
+		if err == nil && l.opensAll {
+			err = lock.(*simple).redis.Ping(ctx).Err()
+		}
 		if err != nil {
 			return nil, err
 		}
-		m.locks = append(m.locks, l)
+		m.locks = append(m.locks, lock)
 	}
 	return m, nil
 }
@@ -40,6 +48,7 @@ func openMajority(ctx context.Context, s scenarios.LockSpec, set func(*simple), 
 func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, error) {
 	l, start := most{m: m}, time.Now()
 	var failed error
+	ctx = context.WithValue(ctx, valueKey{}, uuid.NewString())
 	for _, one := range m.locks {
 		short, cancel := context.WithTimeout(ctx, m.limit)
 		got, err := one.TryAcquire(short, key)
@@ -49,8 +58,8 @@ func (m majority) TryAcquire(ctx context.Context, key string) (scenarios.Lease, 
 			l.Lease = l.leases[0]
 			continue
 		}
-		if failed = err; errors.Is(err, dlock.ErrHeld) {
-			break // another who tried later mustn't get the others
+		if failed = err; !m.spares && isTimeout(err) {
+			l.perhaps = append(l.perhaps, one.(*simple).granted(ctx, key))
 		}
 	}
 	if len(l.leases) > len(m.locks)/2 {
@@ -74,7 +83,7 @@ func (m majority) Acquire(ctx context.Context, key string) (scenarios.Lease, err
 			return l, err
 		}
 		select {
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(10*time.Millisecond + rand.N(20*time.Millisecond)): //nolint:gosec // so that not all try at once
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -91,11 +100,13 @@ func (m majority) Close() (err error) {
 // most is a lease by most of the servers.
 type most struct {
 	scenarios.Lease
-	m      majority
-	leases []scenarios.Lease
-	until  atomic.Pointer[time.Time]
-	ctx    context.Context
-	timer  *time.Timer // ends ctx
+	m       majority
+	leases  []scenarios.Lease
+	perhaps []scenarios.Lease // of servers that didn't reply
+	until   atomic.Pointer[time.Time]
+	ctx     context.Context
+	timer   *time.Timer               // ends ctx
+	failed  atomic.Pointer[time.Time] // when a release did first
 }
 
 func (l *most) Until() time.Time { return *l.until.Load() }
@@ -120,8 +131,20 @@ func (l *most) Renew(ctx context.Context) error {
 }
 
 func (l *most) Release(ctx context.Context) (err error) {
+	for _, one := range l.perhaps {
+		short, cancel := context.WithTimeout(ctx, min(l.m.limit, time.Second))
+		_ = one.Release(short)
+		cancel()
+	}
 	for _, one := range l.leases {
 		err = errors.Join(err, one.Release(ctx))
+		if err == nil || errors.Is(err, dlock.ErrLost) {
+			continue
+		}
+		now := time.Now()
+		if l.failed.CompareAndSwap(nil, &now); now.Before(l.failed.Load().Add(l.m.stops)) {
+			return err
+		}
 	}
 	return err
 }

@@ -1,14 +1,15 @@
 // Package promises is the kit for any lock: it checks what users expect of one, with faults in the middle of calls, and runs the
 // hazards, which show what becomes of the data. For a dlock.Backend, dlock/dlocktest is stricter.
 //
-// Expiry is observed, as a successor's grant. A lock counts as held only while the holder's own lease says so. A call may take ten
-// seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus twenty seconds, or for twenty times
-// as long as a new client then needs for a free lock: a machine or servers that have stalled break no promise.
+// Expiry is observed, as a successor's grant. A lock counts as held only while the holder's own lease says so. A call may take
+// ten seconds longer than it was given, and a dead holder may block a lock for four times the TTL plus twenty seconds, or for
+// twenty times as long as a new client then needs for a free lock, so that a stall of the machine or of the servers breaks no
+// promise.
 //
-// It doesn't test failovers, clocks that jump during a lease, clients whose clocks differ, or servers that restart with their data. Of
-// keys that are hashed to 32 bits it finds collisions of CRC-32, FNV, Postgres's hashtext and the first 32 bits of MD5, of the key
-// alone; of keys hashed to 16 bits, half. A token that isn't minted with its grant is detected only when replies are late. "Breaks" is proved by what happened;
-// "keeps" only means that no run broke it.
+// It doesn't test failovers, clocks that jump during a lease, clients whose clocks differ, or servers that restart with their
+// data. Of locks that hash the key alone to 32 bits, it detects those that use CRC-32, FNV, Postgres's hashtext or the first 32
+// bits of MD5; of locks that hash it to 16 bits, half. A token that isn't minted with its grant is detected only when replies are
+// late. "Breaks" is proved by what happened; "keeps" only means that no run broke it.
 package promises
 
 import (
@@ -33,26 +34,27 @@ type Kit struct {
 	// [scenarios.LockService] and wipe of each node, the kit also restarts the servers without their data and sets their clocks: no
 	// other test may use them meanwhile. With Forget it also deletes locks that are held.
 	Service *scenarios.Service
-	// Open opens a client of the lock. Until of its leases may be zero; then only their Context counts. The hazards use what was given
-	// to [scenarios.Child].
+	// Open opens a client of the lock. Its leases' Until may be zero; then only their Context counts. The hazards use what was
+	// given to [scenarios.Child].
 	Open scenarios.Open
 	// Store is what the hazards' workers write to, as Runner.Store.
 	Store *scenarios.Store
 	// TTL is a short lease, several times a round trip. Default: one second. Set it to the lock's shortest lease, or twice its lock-delay,
 	// if that is longer.
 	TTL time.Duration
-	// Fixed says that the TTL can't be changed, or not to sixty times TTL.
+	// Fixed says that the TTL can't be changed, or can't be as long as sixty times TTL.
 	Fixed bool
 	// Only are the promises and hazards to check, by name. None: all.
 	Only []string
 	// Strict fails the test if a promise is broken, if data is lost although its token was checked on reads and writes, or if a check
-	// came to no result. It doesn't fail for what the lock, the servers or the platform rule out: those rows are Excluded. Nor does it
-	// if no hazard can run, see Report.NoHazards. By default everything is only reported.
+	// came to no result. It doesn't fail for what the lock, the servers or the platform rule out: those rows are Excluded. Nor
+	// does it fail if no hazard can run, see Report.NoHazards. By default everything is only reported.
 	Strict bool
 	// Module is the lock's Go module, whose version reports name.
 	Module string
 
 	link func(scenarios.Node) (*faults.Link, string, error) // scenarios.Node.Link
+	now  func() time.Time                                   // time.Now
 }
 
 const recordEnv = "FENCELAB_PROMISES"
@@ -85,6 +87,9 @@ func (k Kit) Check(ctx context.Context) (*Report, error) {
 	}
 	if k.link == nil {
 		k.link = scenarios.Node.Link
+	}
+	if k.now == nil {
+		k.now = time.Now
 	}
 	switch {
 	case k.Service == nil || k.Open == nil:
@@ -200,7 +205,11 @@ func (k Kit) check(ctx context.Context, p promise) (row Row) {
 		return row
 	}
 	c := &check{k: k, ctx: ctx, probing: make(chan struct{}, 1)}
+	done := make(chan struct{})
+	c.ticked.Store(time.Now().UnixNano())
+	go c.watch(done)
 	c.together(func() { p.check(c) })
+	close(done)
 	c.end()
 	c.mu.Lock() // a call that was given up may still run
 	defer c.mu.Unlock()

@@ -37,8 +37,8 @@ type Row struct {
 	Promise  string  `json:"promise"` // its name
 	Text     string  `json:"text"`    // the promise as a sentence
 	Verdict  Verdict `json:"verdict"`
-	Why      string  `json:"why,omitempty"` // what happened, why it can't be checked, or what is worth knowing though the promise is kept
-	Excluded bool    `json:"-"`             // the lock, the servers or the platform rule out that it is checked
+	Why      string  `json:"why,omitempty"` // what happened, why it can't be checked, or what is worth knowing although the promise is kept
+	Excluded bool    `json:"-"`             // the lock, the servers or the platform rule out a check
 
 	// Data is a hazard's verdict for each fencing mode in which it ran. A violated run lost data.
 	Data map[history.Fencing]history.Verdict `json:"data,omitempty"`
@@ -56,7 +56,7 @@ type Report struct {
 	Time     time.Time `json:"time"`
 	Rows     []Row     `json:"rows"`
 	Hazards  []Row     `json:"hazards,omitempty"`
-	// NoHazards is why none ran.
+	// NoHazards says why no hazard ran.
 	NoHazards string `json:"no_hazards,omitempty"`
 }
 
@@ -168,7 +168,7 @@ var modes = []struct {
 	{history.FencingOn, "on reads and writes", "With its token checked on reads and writes it lost data in %d of %d hazards", "on reads and writes, in %d of %d"},
 }
 
-// Headline says what came out in two sentences.
+// Headline sums up the report in two sentences.
 func (r *Report) Headline() string {
 	s := fmt.Sprintf("%s breaks %d of %d promises", r.Lock, r.Count(Broken), r.Count(Broken)+r.Count(Kept))
 	if n := r.Count(Unchecked); n > 0 {

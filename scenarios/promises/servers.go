@@ -105,35 +105,84 @@ func (c *check) spared() {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	failed := map[int]string{}
+	stuck, left := map[int]string{}, map[int]string{}
 	for i := range n {
-		for says, fault := range map[string]linkFault{
-			"was silent": (*faults.Link).Cut, "refused connections": (*faults.Link).Refuse,
+		for says, how := range map[string]struct {
+			fault linkFault
+			isNew bool // the client
+		}{
+			"was silent": {(*faults.Link).Cut, false}, "refused connections": {(*faults.Link).Refuse, false},
+			"refused connections of a new client": {(*faults.Link).Refuse, true},
 		} {
 			wg.Go(func() {
-				if why := c.spares(i, fault); why != nil {
+				if why := c.spares(i, how.fault, how.isNew); why != nil {
 					mu.Lock()
 					defer mu.Unlock()
 					failed[i] = fmt.Sprintf("server %d %s: %v", i+1, says, why)
 				}
 			})
 		}
+		wg.Go(func() {
+			if why := c.freesWithout(i); why != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				stuck[i] = fmt.Sprintf("server %d: %v", i+1, why)
+			}
+		})
+		if n > 4 { // without two of five, three are enough
+			continue
+		}
+		wg.Go(func() {
+			var why error
+			if c.repeatedly(func() bool { why = c.leavesNothing(i); return why != nil }) {
+				mu.Lock()
+				defer mu.Unlock()
+				left[i] = fmt.Sprintf("server %d: %v", i+1, why)
+			}
+		})
 	}
 	wg.Wait()
+	maps.DeleteFunc(stuck, func(i int, _ string) bool { return failed[i] != "" }) // it leads
+	if len(stuck) > 0 && !c.isUnsure() {
+		c.breaks("after a release while one of %d servers refused connections nobody got the lock in %v or more: %s",
+			n, c.limit(), slices.Min(slices.Collect(maps.Values(stuck))))
+	}
+	if len(left) > n/2 && !c.isUnsure() { // a connection of the holder's may be bad at its release
+		c.breaks("one of %d servers granted a lock and its reply was lost; after the release a client that another server refused hadn't got the lock in %v or more, "+
+			"though it got an unused one, three times, whichever of %d it was: %s", n, c.limit(), len(left), slices.Min(slices.Collect(maps.Values(left))))
+	}
 	if len(failed) > 1 && !c.isUnsure() {
 		c.breaks("while one of %d servers didn't answer, a client got no lock in %v or more, whichever of %d it was: %s",
 			n, c.limit(), len(failed), slices.Min(slices.Collect(maps.Values(failed))))
 	}
 }
 
-// spares returns why a client gets no lock without the i-th server.
-func (c *check) spares(i int, fault linkFault) error {
-	cl, err := c.open(c.k.TTL)
-	if err != nil {
-		c.unsure("%v", err)
-		return nil
+// spares returns why a client gets no lock without the i-th server, which it may have been connected to.
+func (c *check) spares(i int, fault linkFault, isNew bool) error {
+	lose := func(cl *client) error {
+		_, err := c.injected(&client{links: cl.links[i : i+1]}, fault)
+		return err
 	}
-	c.gets(cl) // it is connected
-	if _, err := c.injected(&client{links: cl.links[i : i+1]}, fault); err != nil {
+	var cl *client
+	var err error
+	if isNew {
+		for range 3 { // a stall may spoil one
+			if cl, err = c.open(c.k.TTL, lose); err == nil {
+				break
+			}
+			if unused := c.unused(); unused != nil {
+				c.unsure("a new client doesn't get a lock that nobody has touched: %v", unused)
+				return nil
+			}
+		}
+		if err != nil {
+			return err
+		}
+	} else if cl, err = c.open(c.k.TTL); err == nil {
+		c.gets(cl) // it is connected
+		err = lose(cl)
+	}
+	if err != nil {
 		c.unsure("%v", err)
 		return nil
 	}
@@ -150,6 +199,92 @@ func (c *check) spares(i int, fault linkFault) error {
 			return errors.New("its leases were over when it got them")
 		}
 	}
+}
+
+// freesWithout returns why nobody gets a lock that its holder released while the i-th server refused connections: a release may stop
+// there, and leave the lock on the others.
+func (c *check) freesWithout(i int) error {
+	if c.k.Fixed { // it comes free with its lease
+		return nil
+	}
+	key := newKey()
+	var b *client
+	var l scenarios.Lease
+	a, err := c.open(long * c.k.TTL)
+	if err == nil {
+		b, err = c.open(c.k.TTL)
+	}
+	if err == nil {
+		l, err = c.acquire(a, key)
+	}
+	if err == nil {
+		_, err = c.injected(&client{links: a.links[i : i+1]}, (*faults.Link).Refuse)
+	}
+	if err != nil {
+		c.unsure("%v", err)
+		return nil
+	}
+	for end := time.Now().Add(patience / 2); ; time.Sleep(5 * pause) { // its client may fail at once while it connects to another
+		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) || time.Now().After(end) {
+			break
+		}
+	}
+	if held := c.wait(b, key).pass(c.limit()); held != nil {
+		return fmt.Errorf("the release returned %s; then an acquisition: %w", fmt.Sprint(err), held)
+	}
+	return nil
+}
+
+// leavesNothing has the i-th server's reply to a grant be lost. It returns why, after the release, a client that the next server
+// refuses doesn't get the lock: the i-th may still keep it.
+func (c *check) leavesNothing(i int) error {
+	if c.k.Fixed { // it comes free with its lease
+		return nil
+	}
+	key := newKey()
+	var b *client
+	a, err := c.open(long * c.k.TTL)
+	if err == nil {
+		b, err = c.open(c.k.TTL)
+	}
+	if err != nil {
+		c.unsure("%v", err)
+		return nil
+	}
+	c.gets(a) // it is connected, as b is below
+	heal, err := c.injected(&client{links: a.links[i : i+1]}, (*faults.Link).LoseReplies)
+	if err != nil {
+		c.unsure("%v", err)
+		return nil
+	}
+	l, err := c.within(patience, acquiring(a, key)).granted()
+	heal()
+	if err != nil {
+		return nil //nolint:nilerr // it needs that server
+	}
+	before := a.links[i].Messages()
+	for range 3 { // it is connected to all again
+		c.gets(a)
+	}
+	if a.links[i].Messages() == before { // or avoids that server for a while
+		return nil
+	}
+	for range 3 {
+		if err = c.do(l.Release); err == nil || errors.Is(err, dlock.ErrLost) {
+			break
+		}
+	}
+	refusing := (i + 1) % len(b.links)
+	if c.gets(b); err == nil {
+		_, err = c.injected(&client{links: b.links[refusing : refusing+1]}, (*faults.Link).Refuse)
+	}
+	if err != nil || !c.gets(b) {
+		return nil //nolint:nilerr // the release failed, or b needs that server
+	}
+	if err = c.wait(b, key).pass(c.limit()); err == nil || !c.gets(b) {
+		return nil
+	}
+	return err
 }
 
 // oneInCommon wipes the only server that both clients reach.
@@ -209,7 +344,7 @@ func (c *check) forget(keys ...string) {
 
 // lost checks what follows when lose has removed the locks of keys, and perhaps all else, from the servers.
 func (c *check) lost(after string, lose func(keys ...string)) {
-	stopped := thrice{c: c}
+	stopped := thrice{c: c, last: time.Now()}
 	renewed := func(cl *client) (lasts bool) {
 		for range 2 { // the first may have belonged to a session that was lost, too
 			l, err := c.acquire(cl, newKey())
@@ -227,10 +362,16 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 	c.often(func() (sure bool) {
 		keeper := c.times(3)
 		c.connect(keeper)
-		key, brief, known := newKey(), newKey(), newKey()
+		key, brief, known, queued := newKey(), newKey(), newKey(), newKey()
 		old, told, early, other := c.take(c.lasting(), key), c.take(c.client(), brief), c.lasting(), c.client()
 		c.free(c.take(early, known)) // it is connected
-		lose(key, brief, known)
+		c.take(c.lasting(), queued)
+		waiting := c.lasting()
+		c.connect(waiting)
+		waits := c.wait(waiting, queued)
+		defer waits.stop()
+		time.Sleep(5 * pause)
+		lose(key, brief, known, queued)
 		if c.wait(early, newKey()).pass(patience/5) != nil {
 			c.client() // opening it creates what the servers need, such as a table
 		}
@@ -241,6 +382,8 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 		kept := sync.OnceValue(func() bool { return <-goesOn })
 		defer kept()
 		c.comesFree(early, known, after+", for a client that had had the lock before,")
+		served := make(chan error, 1)
+		go func() { served <- waits.pass(c.limitOf(early)) }()
 		later, err := c.acquire(early, key)
 		if err != nil {
 			if _, failed := c.try(other, key); errors.Is(failed, dlock.ErrHeld) && lasts(old, time.Now()) {
@@ -279,6 +422,9 @@ func (c *check) lost(after string, lose func(keys ...string)) {
 			}
 		}
 		c.comesFree(other, key, after+", and a connected client had got the lock and released it,")
+		if err := <-served; err != nil && c.freed(other, queued) {
+			c.blocked(queued, "after %s one who waited for a lock hadn't got it in %v or more, and it was free: %v", after, c.limitOf(early), err)
+		}
 		if c.wait(early, brief).pass(c.limitOf(early)) != nil { // its holder may have renewed it since
 			return sure
 		}

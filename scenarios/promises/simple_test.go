@@ -1,11 +1,13 @@
 package promises_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,74 +26,79 @@ type simple struct {
 	redis *redis.Client
 	ttl   time.Duration
 
-	plainDelete  bool // a release deletes the key, whoever has it
-	oneOwner     bool // all grants of a client have one owner
-	lateUntil    bool // a lease is counted from its reply
-	queued       bool // the server counts a lease from when its client began to wait
-	seconds      bool // TTLs above a second are truncated to seconds
-	noTTL        bool // leases never end
-	patternHeld  bool // a key that begins with a held one is held
-	randomTokens bool // tokens don't grow
-	deaf         bool // calls don't end with their contexts
-	deafClose    bool // Close releases what is held, and waits for it
-	queue        bool // waiters queue, and leave only if the server replies
-	opaque       bool // TryAcquire's error doesn't say that the lock is held
-	neverEnds    bool // a lease's context doesn't end
-	tied         bool // a lease's context ends with that of its acquisition
-	loadedOnce   bool // the release's script is loaded when the client opens
-	pings        int  // an acquisition sends so many more messages
-	ttlAgain     bool // and then two that set the TTL again
-	claimsTwice  bool // an acquisition first marks the key in another message, without a TTL
-	sweeps       bool // who finds that a lease has run out frees the lock in another message
-	everybody    bool // TryAcquire always succeeds
-	getThenSet   bool // a waiter checks the key, and then sets it
-	oneLock      bool // all keys are one
-	endless      bool // Until is zero
-	releaseOnce  bool // all grants of a client have one owner; a lease that ran out isn't released, nor one twice unless the reply was lost
-	saysNothing  bool // a release returns no error
-	sendsOnce    bool // all grants of a client have one owner; a release is sent once, unless the lease has run out
-	shortForEver bool // a TTL below a millisecond is none, and its grant is an error
-	absolute     bool // the server is told when the lease ends by the client's clock
-	tokenOwner   bool // a grant's owner is its token
-	reentrant    bool // a client that holds the lock gets it again
-	tokenAfter   bool // the token is minted in another message, after the grant
-	tokenRead    bool // the token is read in another message, after the grant
-	clockToken   bool // the token is the server's time
-	tokenFirst   bool // the token is minted in another message, before the wait
-	tokenByOwner bool // the token grows when the lock changes hands between clients
-	tokenEnds    bool // the token's counter ends with the lease
-	single       bool // a grant frees what its client held, as MySQL's GET_LOCK once did
-	short        bool // a TTL has 32 bits
-	subscribed   bool // waiters try again when a message says so, or the lease has run out
-	session      bool // a lock is free if its holder isn't connected any more
-	anyServer    bool // any server that can be reached will do
-	leaks        bool // each call leaves a goroutine
-	leaksClosed  bool // a closed client leaves a goroutine
-	waitsOn      bool // an acquisition of a closed client waits on
-	late         bool // a release does nothing if its context has ended
-	asksFirst    bool // a release asks in another message who has the lock
-	tryTakes     bool // a failed try leaves its owner
-	tryExtends   bool // a failed try prolongs the lease
-	tryConnects  bool // a failed try leaves a connection
-	majority     bool // on several servers, whose tokens differ
-	unlimited    bool // and its requests to one of them have no time limit of their own
-	anyRenewal   bool // and one of them is enough to renew a lease
-	asleep       bool // waiters try again only when a message says so
-	oneCall      bool // an acquisition that waits keeps its client's others waiting
-	pooled       bool // waiters and renewals share ten connections
-	onlyDeadline bool // cancelling its context doesn't end a call
-	noRelease    bool // a release does nothing
-	dropsGrant   bool // a wait that is cancelled as it is granted the lock keeps it
-	waitCloses   bool // a cancelled wait ends what its client holds, as the end of a session does
-	panics       bool // the second release of a lease panics
-	tryDeletes   bool // a try that gets no reply deletes the lock, whoever has it
-	lateDeletes  bool // a grant that comes after its lease deletes the lock, whoever has it
-	lateWaited   bool // a lease that was waited for is counted from its reply
-	cleansUp     bool // all grants of a client have one owner, and a try that failed is undone for a while
-	callTime     bool // the token is the client's time before its request
-	lost         bool // a release is forgotten if the client is closed within half a second
-	tires        bool // the 20th release of a lock does nothing
-	mutexes      bool // a client has a mutex for each key, which an acquisition that fails leaves locked
+	plainDelete  bool   // a release deletes the key, whoever has it
+	oneOwner     bool   // all grants of a client have one owner
+	lateUntil    bool   // a lease is counted from its reply
+	queued       bool   // the server counts a lease from when its client began to wait
+	seconds      bool   // TTLs above a second are truncated to seconds
+	noTTL        bool   // leases never end
+	patternHeld  bool   // a key that begins with a held one is held
+	randomTokens bool   // tokens don't grow
+	deaf         bool   // calls don't end with their contexts
+	deafClose    bool   // Close releases what is held, and waits for it
+	queue        bool   // waiters queue, and leave only if the server replies
+	opaque       bool   // TryAcquire's error doesn't say that the lock is held
+	neverEnds    bool   // a lease's context doesn't end
+	tied         bool   // a lease's context ends with that of its acquisition
+	loadedOnce   bool   // the release's script is loaded when the client opens
+	pings        int    // an acquisition sends so many more messages
+	ttlAgain     bool   // and then two that set the TTL again
+	claimsTwice  bool   // an acquisition first marks the key in another message, without a TTL
+	sweeps       bool   // who finds that a lease has run out frees the lock in another message
+	everybody    bool   // TryAcquire always succeeds
+	getThenSet   bool   // a waiter checks the key, and then sets it
+	oneLock      bool   // all keys are one
+	endless      bool   // Until is zero
+	releaseOnce  bool   // all grants of a client have one owner; a lease that ran out isn't released, nor one twice unless the reply was lost
+	saysNothing  bool   // a release returns no error
+	sendsOnce    bool   // all grants of a client have one owner; a release is sent once, unless the lease has run out
+	shortForEver bool   // a TTL below a millisecond is none, and its grant is an error
+	absolute     bool   // the server is told when the lease ends by the client's clock
+	tokenOwner   bool   // a grant's owner is its token
+	reentrant    bool   // a client that holds the lock gets it again
+	tokenAfter   bool   // the token is minted in another message, after the grant
+	tokenRead    bool   // the token is read in another message, after the grant
+	clockToken   bool   // the token is the server's time
+	tokenFirst   bool   // the token is minted in another message, before the wait
+	tokenByOwner bool   // the token grows when the lock changes hands between clients
+	tokenEnds    bool   // the token's counter ends with the lease
+	single       bool   // a grant frees what its client held, as MySQL's GET_LOCK once did
+	short        bool   // a TTL has 32 bits
+	subscribed   bool   // waiters try again when a message says so, or the lease has run out
+	session      bool   // a lock is free if its holder isn't connected any more
+	anyServer    bool   // any server that can be reached will do
+	leaks        bool   // each call leaves a goroutine
+	leaksClosed  bool   // a closed client leaves a goroutine
+	waitsOn      bool   // an acquisition of a closed client waits on
+	late         bool   // a release does nothing if its context has ended
+	asksFirst    bool   // a release asks in another message who has the lock
+	tryTakes     bool   // a failed try leaves its owner
+	tryExtends   bool   // a failed try prolongs the lease
+	tryConnects  bool   // a failed try leaves a connection
+	majority     bool   // on several servers, whose tokens differ
+	unlimited    bool   // and its requests to one of them have no time limit of their own
+	anyRenewal   bool   // and one of them is enough to renew a lease
+	opensAll     bool   // and a client needs all of them to open
+	releaseStops int    // and a release stops at an error, for so many seconds after the first
+	alone        bool   // an acquisition waits for its client's others, whether its context ends or not
+	busy         bool   // a release waits for a renewal by hand, likewise
+	counter      string // what follows the key in that of its token
+	asleep       bool   // waiters try again only when a message says so
+	oneCall      bool   // an acquisition that waits keeps its client's others waiting
+	pooled       bool   // waiters and renewals share ten connections
+	onlyDeadline bool   // cancelling its context doesn't end a call
+	noRelease    bool   // a release does nothing
+	dropsGrant   bool   // a wait that is cancelled as it is granted the lock keeps it
+	waitCloses   bool   // a cancelled wait ends what its client holds, as the end of a session does
+	panics       bool   // the second release of a lease panics
+	tryDeletes   bool   // a try that gets no reply deletes the lock, whoever has it
+	lateDeletes  bool   // a grant that comes after its lease deletes the lock, whoever has it
+	lateWaited   bool   // a lease that was waited for is counted from its reply
+	cleansUp     bool   // all grants of a client have one owner, and a try that failed is undone for a while
+	callTime     bool   // the token is the client's time before its request
+	lost         bool   // a release is forgotten if the client is closed within half a second
+	tires        bool   // the 20th release of a lock does nothing
+	mutexes      bool   // a client has a mutex for each key, which an acquisition that fails leaves locked
 	mutex        sync.Map
 	tried        atomic.Value // the last key that a try found held
 	calls        chan struct{}
@@ -107,10 +114,10 @@ type simple struct {
 	kept         atomic.Int32
 	tryWaits     int // so many tries of a client wait for five seconds
 	tries        atomic.Int32
-	failsOpen    bool // an acquisition that gets no reply is granted
-	hectic       bool // waiters poll every millisecond
-	fromWait     bool // the holder counts a lease from when it began to wait
-	leavesAll    bool // a waiter that leaves ends the subscription of its client's others, which wait for the lease's end then
+	failsOpen    bool          // an acquisition that gets no reply is granted
+	polls        time.Duration // how often waiters ask whether the lock is free; 0: 10 ms
+	fromWait     bool          // the holder counts a lease from when it began to wait
+	leavesAll    bool          // a waiter that leaves ends the subscription of its client's others, which wait for the lease's end then
 	left         sync.Map
 	forgets      bool // waiters queue, and lose their place after four seconds
 	timers       bool // the time of a lease that was released ends its client's next
@@ -144,6 +151,8 @@ type simple struct {
 	room       int32    // if not 0, how many leases are renewed
 	renewed    atomic.Int32
 	script     *redis.Script // of renewals
+	hopes      bool          // a renewal by hand that fails prolongs the lease for its holder
+	spares     bool          // a majority's release spares the servers that didn't reply
 	closeStays bool          // a lease that is held when its client is closed leaves a goroutine
 	renewOnce  bool          // the renewals' script is loaded when the client opens
 
@@ -152,6 +161,7 @@ type simple struct {
 	losses   atomic.Int32
 	owner    string
 	data     string // names the server's data
+	heldMu   sync.Mutex
 	held     []*lease
 	sessions []*redis.PubSub
 	closed   chan struct{}
@@ -194,16 +204,17 @@ const (
 )
 
 type lease struct {
-	s      *simple
-	key    string
-	value  string
-	freed  bool
-	renews atomic.Int32 // with replies
-	fence  uint64
-	until  atomic.Pointer[time.Time]
-	ctx    context.Context
-	cancel context.CancelFunc
-	timer  *time.Timer // calls cancel, unless the lock renews its leases
+	s        *simple
+	key      string
+	value    string
+	freed    atomic.Bool
+	renews   atomic.Int32  // with replies
+	renewing chan struct{} // has room for one
+	fence    uint64
+	until    atomic.Pointer[time.Time]
+	ctx      context.Context
+	cancel   context.CancelFunc
+	timer    *time.Timer // calls cancel, unless the lock renews its leases
 }
 
 // byHand says what a renewal that the holder asks for does wrong.
@@ -220,7 +231,10 @@ const (
 )
 
 // Renew restarts the lease.
-func (l *lease) Renew(ctx context.Context) error {
+func (l *lease) Renew(ctx context.Context) (err error) {
+	if l.s.busy {
+		defer keeps(ctx, l.renewing, &err)()
+	}
 	start, ttl, script := time.Now(), l.s.ttl.Milliseconds(), renew
 	switch l.s.byHand {
 	case handRight, handLate:
@@ -245,7 +259,7 @@ func (l *lease) Renew(ctx context.Context) error {
 	if l.s.byHand == handLate {
 		start = time.Now()
 	}
-	if until := start.Add(l.s.ttl); err == nil && (l.timer == nil || l.timer.Stop()) {
+	if until := start.Add(l.s.ttl); (err == nil || l.s.hopes && !errors.Is(err, dlock.ErrLost)) && (l.timer == nil || l.timer.Stop()) {
 		l.until.Store(&until)
 		if l.timer != nil {
 			l.timer.Reset(time.Until(until))
@@ -258,7 +272,7 @@ var (
 	acquire = redis.NewScript(`
 		if redis.call('exists', KEYS[1]) == 1 and not (ARGV[3] == '1' and redis.call('get', KEYS[1]) == ARGV[1]) then return 0 end
 		local same = ARGV[5] ~= '' and redis.call('getset', KEYS[1] .. ':last', ARGV[5]) == ARGV[5]
-		local fence = ARGV[4] == '1' or redis.call('incrby', KEYS[1] .. ':fence', same and 0 or 1)
+		local fence = ARGV[4] == '1' or redis.call('incrby', KEYS[1] .. ARGV[7], same and 0 or 1)
 		local time = redis.call('time')
 		if ARGV[6] ~= '' then fence = time[1] * 1000000 + time[2] + ARGV[6] end
 		if ARGV[1] == '' then ARGV[1] = fence end
@@ -402,6 +416,17 @@ func (s *simple) TryAcquire(ctx context.Context, key string) (scenarios.Lease, e
 	return l, err
 }
 
+// keeps waits for a turn, which ends with the call, or, if that gets no reply, with its context.
+func keeps(ctx context.Context, turn chan struct{}, err *error) (end func()) {
+	turn <- struct{}{}
+	return func() {
+		if isTimeout(*err) {
+			<-ctx.Done()
+		}
+		<-turn
+	}
+}
+
 // insist calls f again and again, until it succeeds.
 func (s *simple) insist(ctx context.Context, f func(ctx context.Context) error) {
 	for range 30 {
@@ -414,11 +439,17 @@ func (s *simple) insist(ctx context.Context, f func(ctx context.Context) error) 
 	}
 }
 
-func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
+func (s *simple) try(ctx context.Context, key string) (_ scenarios.Lease, err error) {
 	if s.leaks || s.keeps && s.kept.Add(1) <= 80 {
 		go func() { <-s.closed }()
 	}
+	if s.alone {
+		defer keeps(ctx, s.calls, &err)()
+	}
 	value, ttl, start := uuid.NewString(), s.ttl, time.Now()
+	if given, ok := ctx.Value(valueKey{}).(string); ok {
+		value = given
+	}
 	if s.oneLock {
 		key = "all"
 	}
@@ -498,7 +529,7 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		}
 	}
 	call := func(ctx context.Context) (uint64, error) {
-		return acquire.Run(ctx, s.redis, []string{key}, value, ms, s.reentrant, s.tokenAfter, last, ahead).Uint64()
+		return acquire.Run(ctx, s.redis, []string{key}, value, ms, s.reentrant, s.tokenAfter, last, ahead, cmp.Or(s.counter, ":number")).Uint64()
 	}
 	if s.mixes {
 		call = s.mixed(call)
@@ -508,7 +539,7 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		if s.repeats {
 			value = uuid.NewString()
 		}
-		fence, err = acquire.Run(ctx, s.redis, []string{key}, value, ms, s.counts, s.tokenAfter, last, ahead).Uint64()
+		fence, err = acquire.Run(ctx, s.redis, []string{key}, value, ms, s.counts, s.tokenAfter, last, ahead, ":number").Uint64()
 		if s.counts && err == nil {
 			err = s.redis.Incr(ctx, key+":holds").Err()
 		}
@@ -525,12 +556,12 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		}
 	}
 	if s.tokenAfter && fence > 0 {
-		if fence, err = s.redis.Incr(ctx, key+":fence").Uint64(); err != nil {
+		if fence, err = s.redis.Incr(ctx, key+":number").Uint64(); err != nil {
 			return nil, err
 		}
 	}
 	if s.tokenRead && fence > 0 {
-		if fence, err = s.redis.Get(ctx, key+":fence").Uint64(); err != nil {
+		if fence, err = s.redis.Get(ctx, key+":number").Uint64(); err != nil {
 			return nil, err
 		}
 	}
@@ -551,7 +582,7 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		fence = first
 	}
 	if s.tokenEnds {
-		s.redis.PExpire(ctx, key+":fence", 2*ttl)
+		s.redis.PExpire(ctx, key+":number", 2*ttl)
 	}
 	if s.session {
 		sub := s.redis.Subscribe(ctx, key+":holder")
@@ -585,7 +616,7 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 	if s.randomTokens {
 		fence = 1 + uint64(time.Now().UnixNano()%1000)
 	}
-	l := &lease{s: s, key: key, value: value, fence: max(fence, 1)}
+	l := &lease{s: s, key: key, value: value, fence: max(fence, 1), renewing: make(chan struct{}, 1)}
 	if s.single {
 		if before := s.only.Swap(l); before != nil {
 			release.Run(ctx, s.redis, []string{before.key}, before.value)
@@ -624,7 +655,9 @@ func (s *simple) try(ctx context.Context, key string) (scenarios.Lease, error) {
 		})
 	}
 	if s.deafClose || s.closeFrees || s.waitCloses || s.releases != nil || s.renewal == renewForEver {
+		s.heldMu.Lock()
 		s.held = append(s.held, l)
+		s.heldMu.Unlock()
 	}
 	return l, nil
 }
@@ -666,6 +699,7 @@ func (s *simple) chat(ctx context.Context, key string) error {
 type (
 	tokenKey  struct{}
 	waitedKey struct{}
+	valueKey  struct{}
 )
 
 func (s *simple) mint(ctx context.Context, key string) uint64 {
@@ -837,7 +871,7 @@ func (s *simple) expects(ctx context.Context, key string) (takes func() bool) {
 func deletesPrefix(ctx context.Context, l *lease, release func() error) error {
 	err := release()
 	for _, key := range l.s.redis.Keys(ctx, "*").Val() {
-		if strings.HasPrefix(key, l.key) && !strings.HasSuffix(key, ":fence") {
+		if strings.HasPrefix(key, l.key) && !strings.HasSuffix(key, ":number") {
 			l.s.redis.Del(ctx, key)
 		}
 	}
@@ -848,7 +882,7 @@ func deletesPrefix(ctx context.Context, l *lease, release func() error) error {
 func freesOthers(ctx context.Context, l *lease, free func() error) error {
 	err := free()
 	if err != nil && !errors.Is(err, dlock.ErrLost) {
-		for _, other := range l.s.held {
+		for _, other := range l.s.allHeld() {
 			go release.Run(context.WithoutCancel(ctx), l.s.redis, []string{other.key}, other.value)
 		}
 	}
@@ -928,6 +962,7 @@ func grantsRefused(ctx context.Context, s *simple, key string, acquire func() (s
 func (s *simple) granted(ctx context.Context, key string) *lease {
 	until := time.Now().Add(s.ttl)
 	l := &lease{s: s, key: key, fence: 1}
+	l.value, _ = ctx.Value(valueKey{}).(string)
 	l.until.Store(&until)
 	l.ctx, l.cancel = context.WithDeadline(context.WithoutCancel(ctx), until)
 	return l
@@ -1010,10 +1045,7 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 		if s.observes != nil && takes == nil {
 			takes = s.observes(s, ctx, key)
 		}
-		again := 10 * time.Millisecond
-		if s.hectic {
-			again = time.Millisecond
-		}
+		again := cmp.Or(s.polls, 10*time.Millisecond)
 		var messages <-chan *redis.Message
 		if s.subscribed || s.asleep {
 			sub := s.redis.Subscribe(ctx, key+":free")
@@ -1047,7 +1079,7 @@ func (s *simple) acquire(ctx context.Context, key string) (_ scenarios.Lease, er
 					s.left.Store(key, time.Now())
 				}
 				if s.waitCloses {
-					for _, l := range s.held {
+					for _, l := range s.allHeld() {
 						release.Run(context.WithoutCancel(ctx), s.redis, []string{l.key}, l.value)
 					}
 				}
@@ -1063,30 +1095,37 @@ func (s *simple) line(ctx context.Context, key string) (scenarios.Lease, error) 
 	if s.forgets {
 		s.redis.Set(ctx, key+":"+me, 1, 4*time.Second)
 	}
-	if err := s.redis.RPush(ctx, key+":queue", me).Err(); err != nil {
+	if err := s.redis.RPush(ctx, key+":line", me).Err(); err != nil {
 		return nil, err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
 		defer cancel()
-		_ = s.redis.LRem(ctx, key+":queue", 1, me).Err()
+		_ = s.redis.LRem(ctx, key+":line", 1, me).Err()
 	}()
 	for {
-		if first, err := s.redis.LIndex(ctx, key+":queue", 0).Result(); err != nil && (!s.forgets || !errors.Is(err, redis.Nil)) {
+		if first, err := s.redis.LIndex(ctx, key+":line", 0).Result(); err != nil && (!s.forgets || !errors.Is(err, redis.Nil)) {
 			return nil, err
 		} else if s.forgets && first != me && first != "" && s.redis.Exists(ctx, key+":"+first).Val() == 0 && ctx.Err() == nil {
-			s.redis.LRem(ctx, key+":queue", 1, first)
+			s.redis.LRem(ctx, key+":line", 1, first)
 		} else if first == me {
 			if l, err := s.try(ctx, key); !errors.Is(err, dlock.ErrHeld) {
 				return l, err
 			}
 		}
 		select {
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(11 * time.Millisecond): // not when the servers lose their data: a try could follow a look from before
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// allHeld returns the leases that its defect needs.
+func (s *simple) allHeld() []*lease {
+	s.heldMu.Lock()
+	defer s.heldMu.Unlock()
+	return slices.Clone(s.held)
 }
 
 func (s *simple) Close() error {
@@ -1095,7 +1134,7 @@ func (s *simple) Close() error {
 		_ = sub.Close()
 	}
 	if s.deafClose || s.closeFrees {
-		for _, l := range s.held {
+		for _, l := range s.allHeld() {
 			if s.closeFrees {
 				release.Run(context.Background(), s.redis, []string{l.key}, l.value)
 			} else {
@@ -1104,7 +1143,7 @@ func (s *simple) Close() error {
 		}
 	}
 	if s.renewal == renewForEver {
-		for _, l := range s.held {
+		for _, l := range s.allHeld() {
 			l.cancel()
 		}
 		return nil // the renewals end with the server
@@ -1129,14 +1168,17 @@ func (l *lease) Release(ctx context.Context) error {
 	return l.release(ctx)
 }
 
-func (l *lease) release(ctx context.Context) error {
-	if l.s.perKey && !l.freed {
+func (l *lease) release(ctx context.Context) (err error) {
+	if l.s.busy {
+		defer keeps(ctx, l.renewing, &err)()
+	}
+	if l.s.perKey && !l.freed.Load() {
 		l.s.leases.Delete(l.key)
 	}
 	if l.s.late && ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if l.s.panics && l.freed {
+	if l.s.panics && l.freed.Load() {
 		panic("close of closed channel")
 	}
 	if l.s.renewal == renewDespite && l.ctx.Err() != nil {
@@ -1147,9 +1189,9 @@ func (l *lease) release(ctx context.Context) error {
 	}
 	l.s.released.Add(1)
 	l.s.lastRelease.Store(time.Now().UnixNano())
-	if own, ok := l.s.mutex.Load(l.key); l.s.own && ok && !l.freed {
+	if own, ok := l.s.mutex.Load(l.key); l.s.own && ok && !l.freed.Load() {
 		<-own.(chan struct{})
-		l.freed = true
+		l.freed.Store(true)
 	}
 	if l.s.lost {
 		go func() {
@@ -1167,19 +1209,19 @@ func (l *lease) release(ctx context.Context) error {
 	if l.s.counts && l.s.redis.Decr(ctx, l.key+":holds").Val() >= 0 {
 		return nil
 	}
-	if (l.s.releaseOnce || l.s.sendsOnce) && (l.freed || time.Now().After(l.Until())) {
+	if (l.s.releaseOnce || l.s.sendsOnce) && (l.freed.Load() || time.Now().After(l.Until())) {
 		return dlock.ErrLost
 	}
-	if l.s.oneRelease && l.freed {
+	if l.s.oneRelease && l.freed.Load() {
 		return nil
 	}
-	l.freed = l.s.sendsOnce || l.s.oneRelease
+	l.freed.Store(l.s.sendsOnce || l.s.oneRelease)
 	l.s.mutex.Delete(l.key)
 	if l.s.subscribed || l.s.asleep {
 		defer l.s.redis.Publish(ctx, l.key+":free", 1)
 	}
-	if l.s.bucketed && !l.freed {
-		l.freed = true
+	if l.s.bucketed && !l.freed.Load() {
+		l.freed.Store(true)
 		if l.s.holds[crc32.ChecksumIEEE([]byte(l.key))%256].Add(-1) > 0 {
 			return nil
 		}
@@ -1219,7 +1261,9 @@ func (l *lease) release(ctx context.Context) error {
 		return err
 	}
 	n, err := run(l.s.call(ctx), l.s.redis, []string{l.key}, l.version()).Int()
-	l.freed = l.freed || err == nil
+	if err == nil {
+		l.freed.Store(true)
+	}
 	if l.s.saysNothing {
 		return nil
 	}
@@ -1230,4 +1274,155 @@ func (l *lease) release(ctx context.Context) error {
 		err = fmt.Errorf("%w: another has it", dlock.ErrLost)
 	}
 	return err
+}
+
+// registers has waiters enter the server's list of those that wait, once, and look whether they are on it before each try.
+func registers(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	list, me := key+":list", uuid.NewString()
+	defer s.redis.SRem(context.WithoutCancel(ctx), list, me)
+	err := s.redis.SAdd(ctx, list, me).Err()
+	for err == nil {
+		var listed bool
+		if listed, err = s.redis.SIsMember(ctx, list, me).Result(); listed {
+			l, err := s.TryAcquire(ctx, key)
+			if !errors.Is(err, dlock.ErrHeld) {
+				return l, err
+			}
+		}
+		select {
+		case <-time.After(23 * time.Millisecond): // as in line
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return nil, err
+}
+
+// misses has a waiter ask for messages after a try that was refused. It tries again when one comes, or it had to connect again.
+func misses(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	for {
+		l, err := s.TryAcquire(ctx, key)
+		if !errors.Is(err, dlock.ErrHeld) {
+			return l, err
+		}
+		left := s.redis.PTTL(ctx, key).Val()
+		sub := s.redis.Subscribe(ctx, key+":free")
+		if _, err = sub.Receive(ctx); err == nil {
+			select {
+			case <-sub.ChannelWithSubscriptions():
+			case <-time.After(left):
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+		}
+		if err = errors.Join(err, sub.Close()); err != nil {
+			return nil, err
+		}
+	}
+}
+
+var says = redis.NewScript(`
+	if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
+	redis.call('publish', KEYS[1] .. ':free', 1) return redis.call('del', KEYS[1])`)
+
+// tells has a release tell those who wait.
+func tells(ctx context.Context, l *lease, _ func() error) error {
+	n, err := says.Run(ctx, l.s.redis, []string{l.key}, l.value).Int()
+	if err == nil {
+		l.cancel()
+	}
+	if err == nil && n == 0 {
+		err = dlock.ErrLost
+	}
+	return err
+}
+
+// endsOthers has a waiter that is served end the subscription of its client's others, which then wait for the lease's end.
+func endsOthers(ctx context.Context, s *simple, key string, _ func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+	began, due := time.Now(), time.Time{}
+	for {
+		l, err := s.TryAcquire(ctx, key)
+		if !errors.Is(err, dlock.ErrHeld) {
+			if err == nil && !due.IsZero() {
+				s.left.Store(key, time.Now())
+			}
+			return l, err
+		}
+		if due.IsZero() {
+			due = time.Now().Add(s.redis.PTTL(ctx, key).Val())
+		}
+		for isHeld := true; isHeld; {
+			select {
+			case <-time.After(10 * time.Millisecond):
+				if left, ok := s.left.Load(key); !ok || left.(time.Time).Before(began) || time.Now().After(due) {
+					isHeld = s.redis.Exists(ctx, key).Val() > 0
+				}
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+	}
+}
+
+// asksOn has timers go on renewing a lease that has been released, in vain.
+func asksOn(ctx context.Context, l *lease, free func() error) error {
+	var again func()
+	again = func() {
+		select {
+		case <-l.s.closed:
+		default:
+			short, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.s.ttl)
+			defer cancel()
+			renew.Run(short, l.s.redis, []string{l.key}, l.value, l.s.ttl.Milliseconds())
+			time.AfterFunc(l.s.ttl/3, again)
+		}
+	}
+	time.AfterFunc(l.s.ttl/3, again)
+	return free()
+}
+
+// insists has a release that failed delete the lock later, whoever has it.
+func insists(ctx context.Context, l *lease, free func() error) error {
+	err := free()
+	if err != nil && !errors.Is(err, dlock.ErrLost) {
+		go l.s.insist(context.WithoutCancel(ctx), func(ctx context.Context) error { return l.s.redis.Del(ctx, l.key).Err() })
+	}
+	return err
+}
+
+// endsOwn has a wait that is cancelled, or a try that is refused, release the lock if its own client has it.
+func endsOwn(s *simple, tries bool) {
+	s.tryCalls = func(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+		l, err := try(ctx)
+		s.ends(ctx, key, l, err, tries)
+		return l, err
+	}
+	s.acquires = func(ctx context.Context, s *simple, key string, acquire func() (scenarios.Lease, error)) (scenarios.Lease, error) {
+		l, err := acquire()
+		s.ends(ctx, key, l, err, !tries)
+		return l, err
+	}
+}
+
+func (s *simple) ends(ctx context.Context, key string, l scenarios.Lease, err error, isSo bool) {
+	if own, ok := s.latest.Load(key); err == nil {
+		s.latest.Store(key, l.(*lease).value)
+	} else if ok && isSo {
+		release.Run(context.WithoutCancel(ctx), s.redis, []string{key}, own)
+	}
+}
+
+// recognizes takes what an earlier try got, whose reply was lost, for a new lease.
+func recognizes(ctx context.Context, s *simple, key string, try func(context.Context) (scenarios.Lease, error)) (scenarios.Lease, error) {
+	value := uuid.NewString()
+	l, err := try(context.WithValue(ctx, valueKey{}, value))
+	if err != nil && !errors.Is(err, dlock.ErrHeld) {
+		s.latest.Store(key, value)
+	}
+	if own, ok := s.latest.Load(key); ok && errors.Is(err, dlock.ErrHeld) && s.redis.Get(ctx, key).Val() == own {
+		again := s.granted(context.WithValue(ctx, valueKey{}, own), key)
+		again.fence, err = s.redis.Get(ctx, key+":number").Uint64()
+		return again, err
+	}
+	return l, err
 }

@@ -30,16 +30,16 @@ import (
 )
 
 const (
-	engineTimeout = 30 * time.Second // for an engine to answer, and for what a busy one does in seconds
+	engineTimeout = 30 * time.Second // for an engine to answer
 	pullTimeout   = 5 * time.Minute
-	createTimeout = 2 * time.Minute // to create and start a container and testcontainers' reaper
+	changeTimeout = 2 * time.Minute // to create, start or remove what a busy engine takes seconds for
 )
 
 type containers struct {
 	group   *group
 	engine  *testcontainers.DockerProvider
 	docker  client.APIClient
-	near    bool   // the engine runs on this machine
+	host    string // where clients reach published ports
 	network string // id; empty: none
 	all     []*container
 }
@@ -105,11 +105,9 @@ func newContainers(ctx context.Context, g *group, o *Options) (all []host, remov
 			err = errors.Join(err, c.remove()) //nolint:contextcheck // whatever has become of ctx
 		}
 	}()
-	at, err := engine.DaemonHost(ctx)
-	if err != nil {
-		return nil, nil, fmt.Errorf("find the Docker engine's host: %w", err)
+	if c.host, err = publishedAt(ctx, engine); err != nil {
+		return nil, nil, err
 	}
-	c.near = at == "localhost"
 	if err := watch(c.docker.DaemonHost()); err != nil {
 		return nil, nil, err
 	}
@@ -130,10 +128,33 @@ func newContainers(ctx context.Context, g *group, o *Options) (all []host, remov
 	return all, c.remove, err
 }
 
+// publishedAt returns the host at which clients reach published ports. In a container with the engine's socket, testcontainers
+// guesses a gateway, which is wrong if the engine runs in the same container; the engine then has this host's name.
+func publishedAt(ctx context.Context, engine *testcontainers.DockerProvider) (string, error) {
+	host, err := engine.DaemonHost(ctx)
+	if err != nil {
+		return "", fmt.Errorf("find the Docker engine's host: %w", err)
+	}
+	if host == "localhost" {
+		return loopback, nil
+	}
+	if os.Getenv("TESTCONTAINERS_HOST_OVERRIDE") != "" || !strings.HasPrefix(engine.Client().DaemonHost(), "unix://") {
+		return host, nil // it is no guess, and another machine may have the same name
+	}
+	info, err := engine.Client().Info(ctx, client.InfoOptions{})
+	if err != nil {
+		return "", fmt.Errorf("ask the Docker engine for its host's name: %w", err)
+	}
+	if name, err := os.Hostname(); err == nil && info.Info.Name == name {
+		return loopback, nil
+	}
+	return host, nil
+}
+
 // link creates a network on which servers know each other by name. Clients use another one.
 func (c *containers) link(ctx context.Context) error {
 	// Not cut short, or nobody might learn the id.
-	createCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
+	createCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
 	made, err := c.docker.NetworkCreate(createCtx, newName(), client.NetworkCreateOptions{
 		Driver: "bridge", Internal: true, Labels: map[string]string{labelOwner: owner},
@@ -165,7 +186,7 @@ func (c *containers) remove() error {
 	if c.network == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), changeTimeout)
 	defer cancel()
 	for _, s := range c.group.join {
 		s.mu.Lock()
@@ -263,7 +284,7 @@ func (c *container) run(ctx context.Context, image string, cmd command) error {
 	labels := map[string]string{labelOwner: owner}
 	port := fmt.Sprintf("%d/tcp", c.group.ports[0])
 	binding := network.PortBinding{HostPort: strconv.Itoa(c.hostPort)}
-	if c.near { // for a remote engine, loopback would be out of reach
+	if c.host == loopback { // where the port is reserved; a remote engine's would be out of reach
 		binding.HostIP = netip.MustParseAddr(loopback)
 	}
 	env := make(map[string]string)
@@ -284,7 +305,7 @@ func (c *container) run(ctx context.Context, image string, cmd command) error {
 		}
 		return nil
 	}
-	runCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	runCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
 	made, err := testcontainers.Run(runCtx, image,
 		testcontainers.WithCmd(cmd.Args...),
@@ -332,7 +353,7 @@ func (c *container) kill(ctx context.Context) error {
 	if c.made == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	id := c.made.GetContainerID()
 	wait := c.docker.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: dockercontainer.WaitConditionNotRunning})
@@ -371,7 +392,7 @@ func (c *container) wipe(ctx context.Context) error {
 	if err := c.removeContainer(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
 	_, err := c.docker.VolumeRemove(ctx, c.volume, client.VolumeRemoveOptions{Force: true})
 	return leftBehind(err, "volume rm", c.volume)
@@ -383,7 +404,7 @@ func (c *container) removeContainer(ctx context.Context) error {
 	if c.made == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
 	id := c.made.GetContainerID()
 	_, err := c.docker.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
@@ -394,19 +415,7 @@ func (c *container) removeContainer(ctx context.Context) error {
 	return nil
 }
 
-// addrs also returns the loopback address, unless testcontainers does: its own guess is wrong if the engine runs in its container.
-func (c *container) addrs(ctx context.Context) ([]string, error) {
-	host, err := c.made.Host(ctx)
-	if err != nil {
-		return nil, err
-	}
-	port := strconv.Itoa(c.hostPort)
-	addrs := []string{net.JoinHostPort(host, port)}
-	if host != "localhost" {
-		addrs = slices.Insert(addrs, 0, net.JoinHostPort(loopback, port))
-	}
-	return addrs, nil
-}
+func (c *container) addr() string { return net.JoinHostPort(c.host, strconv.Itoa(c.hostPort)) }
 
 func (c *container) ended(ctx context.Context) error {
 	state, err := c.made.State(ctx)

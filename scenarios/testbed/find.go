@@ -43,7 +43,7 @@ func Need(t interface {
 	}
 }
 
-// Program returns an error, for [Need], if a program isn't in PATH; get installs it.
+// Program returns an error, for [Need], if a program isn't in PATH; get is the command that installs it.
 func Program(name, get string) error {
 	_, err := exec.LookPath(name)
 	if err != nil {

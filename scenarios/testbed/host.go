@@ -10,7 +10,7 @@ import (
 type host interface {
 	place() placement                               // without what the group and the user add
 	peer(name string) peer                          // as servers of its network see it
-	addrs(ctx context.Context) ([]string, error)    // possible addresses for clients
+	addr() string                                   // for clients
 	start(ctx context.Context, c command) error     // returns before the server answers
 	once(ctx context.Context, c command) error      // runs a command to its end, while the server is down
 	ended(ctx context.Context) error                // a [permanent] error with the end of its log, if it has ended

@@ -93,12 +93,16 @@ func TestChildForgotten(t *testing.T) {
 	t.Setenv("TMPDIR", tmp)
 	s := startRedis(t, &testbed.Options{Provider: testbed.Local})
 	file := filepath.Join(tmp, entries(t, tmp)[0], "child")
-	for range 2 {
+	for _, byItself := range []bool{false, true, false} {
 		b, err := os.ReadFile(file)
 		require.NoError(t, err)
 		pid, err := strconv.Atoi(string(b))
 		require.NoError(t, err)
 		require.NoError(t, syscall.Kill(pid, 0))
+		if byItself {
+			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+			require.Eventually(t, func() bool { _, err := os.Stat(file); return os.IsNotExist(err) }, time.Minute, time.Millisecond)
+		}
 		require.NoError(t, s.Kill(t.Context()))
 		require.NoFileExists(t, file)
 		require.NoError(t, s.Restart(t.Context(), testbed.RestartOptions{}))

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 
 	"github.com/fencelab/fencelab/faults"
 	"github.com/fencelab/fencelab/internal/proc"
@@ -67,9 +68,7 @@ func (p *process) place() placement {
 func (p *process) peer(name string) peer { return peer{Name: name, Host: loopback, Ports: p.ports} }
 func (p *process) data() string          { return filepath.Join(p.dir, "data") }
 
-func (p *process) addrs(context.Context) ([]string, error) {
-	return []string{net.JoinHostPort(loopback, strconv.Itoa(p.ports[0]))}, nil
-}
+func (p *process) addr() string { return net.JoinHostPort(loopback, strconv.Itoa(p.ports[0])) }
 
 func (p *process) start(_ context.Context, c command) error {
 	for path, data := range c.Files {
@@ -85,12 +84,22 @@ func (p *process) start(_ context.Context, c command) error {
 	cmd := exec.Command(cmp.Or(c.Path, p.path)) //nolint:noctx // it outlives the context of its start; kill ends it
 	cmd.Args, cmd.Dir, cmd.Stdout, cmd.Stderr = c.Args, p.dir, log, log
 	cmd.Env = append(os.Environ(), c.Env...)
-	child, err := proc.Start(cmd)
-	if err != nil {
-		return err
+	var written sync.Mutex // the watchdog must not kill who has the child's number next: the file goes after it is written
+	written.Lock()
+	child, err := proc.Start(cmd, func() {
+		written.Lock()
+		defer written.Unlock()
+		_ = os.Remove(p.childFile())
+	})
+	if err == nil {
+		err = os.WriteFile(p.childFile(), []byte(strconv.Itoa(child.PID)), 0o600)
 	}
-	if err := os.WriteFile(p.childFile(), []byte(strconv.Itoa(child.PID)), 0o600); err != nil {
-		return errors.Join(err, child.Kill())
+	written.Unlock()
+	if err != nil {
+		if child != nil {
+			err = errors.Join(err, child.Kill())
+		}
+		return err
 	}
 	p.child = child
 	return nil
@@ -137,17 +146,18 @@ func (p *process) kill(ctx context.Context) error {
 	}
 	select {
 	case <-p.child.Exited():
-		return os.RemoveAll(p.childFile()) // its pid may have been reused
+		return nil
 	default:
 	}
-	under, err := descendants(p.child.PID)
-	if err != nil {
+	var under []int
+	err := p.child.With(func(pid int) (err error) {
+		under, err = descendants(pid)
+		return err
+	})
+	if err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
 	if err := p.child.Kill(); err != nil {
-		return err
-	}
-	if err := os.RemoveAll(p.childFile()); err != nil {
 		return err
 	}
 	for _, pid := range under {
@@ -158,8 +168,16 @@ func (p *process) kill(ctx context.Context) error {
 	return nil
 }
 
-// pause freezes parents first: a frozen one starts no others.
-func (p *process) pause(ctx context.Context) (faults.Heal, error) {
+func (p *process) pause(ctx context.Context) (heal faults.Heal, err error) {
+	err = p.child.With(func(pid int) (err error) {
+		heal, err = pauseTree(ctx, pid)
+		return err
+	})
+	return heal, err
+}
+
+// pauseTree freezes parents first: a frozen one starts no others.
+func pauseTree(ctx context.Context, root int) (faults.Heal, error) {
 	var heals []faults.Heal
 	heal := func(ctx context.Context) error {
 		for i, heal := range heals {
@@ -170,7 +188,7 @@ func (p *process) pause(ctx context.Context) (faults.Heal, error) {
 		return nil
 	}
 	seen := make(map[int]bool)
-	for pids := []int{p.child.PID}; len(pids) > 0; {
+	for pids := []int{root}; len(pids) > 0; {
 		pid := pids[0]
 		pids = pids[1:]
 		if seen[pid] {
@@ -183,7 +201,7 @@ func (p *process) pause(ctx context.Context) (faults.Heal, error) {
 		}
 		if err == nil || errors.Is(err, os.ErrProcessDone) && len(heals) > 0 { // a descendant may end
 			var under []int
-			under, err = descendants(p.child.PID)
+			under, err = descendants(root)
 			pids = append(pids, under...)
 		}
 		if err != nil {

@@ -1,6 +1,7 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,8 +142,8 @@ func (s *Server) Restart(ctx context.Context, o RestartOptions) error {
 // change calls f with s.mu held. f's context also ends with Close.
 func (s *Server) change(ctx context.Context, verb string, f func(context.Context) error) error {
 	if s.host == nil {
-		return s.serverType.cannot(s.Provider, fmt.Errorf("testbed: %s %s: a server of provider %s is out of reach: %w",
-			verb, s.Name, s.Provider, errors.ErrUnsupported))
+		return s.serverType.cannot(s.Provider, fmt.Errorf("testbed: %s %s: a server of provider %s is out of reach (%s=%s starts one that isn't): %w",
+			verb, s.Name, s.Provider, EnvProvider, Local, errors.ErrUnsupported))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,32 +206,19 @@ func (s *Server) begin(ctx context.Context) error {
 func (s *Server) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	addrs := []string{s.Addr}
-	if s.Addr == "" {
-		var err error
-		if addrs, err = s.host.addrs(ctx); err != nil {
-			return errors.Join(err, s.host.ended(ctx))
-		}
-	}
+	addr := s.host.addr()
+	url := fmt.Sprintf(s.serverType.url, addr)
 	err := poll(ctx, func(ctx context.Context) error {
-		var errs []error
-		for _, addr := range addrs {
-			tryCtx, cancel := context.WithTimeout(ctx, time.Second/time.Duration(len(addrs)))
-			url := fmt.Sprintf(s.serverType.url, addr)
-			version, err := s.serverType.ready(tryCtx, addr, url, s.placement().Provider == Local)
-			cancel()
-			if err == nil {
-				if s.Addr == "" { // set once: it is read without a lock
-					s.Addr, s.URL, s.Version = addr, url, version
-				}
-				return nil
-			}
-			errs = append(errs, err)
+		tryCtx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		version, err := s.serverType.ready(tryCtx, addr, url, s.placement().Provider == Local)
+		if err != nil {
+			return cmp.Or(s.host.ended(ctx), err)
 		}
-		if err := s.host.ended(ctx); err != nil {
-			return err
+		if s.Addr == "" { // set once: it is read without a lock
+			s.Addr, s.URL, s.Version = addr, url, version
 		}
-		return errors.Join(errs...)
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("does not answer: %w", err)

@@ -1,5 +1,6 @@
-// Package testbed starts the real servers that scenarios run against. No server outlives the process: where it ends without a Close,
-// however that comes about, a watchdog removes its servers and directories within seconds; those in containers need a docker command for that.
+// Package testbed starts the real servers that scenarios run against. No server outlives the process: if the process ends without
+// a Close, for whatever reason, a watchdog removes its servers and directories within seconds. To remove containers it needs the
+// docker command.
 //
 // The environment chooses the [Provider] of servers:
 //
@@ -8,8 +9,9 @@
 //	FENCELAB_REDIS_SERVER   local: the path of redis-server
 //	FENCELAB_REDIS_ADDR     external: host:port, or a redis:// or rediss:// URL; of several servers, separated by commas
 //
-// Others are ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and DYNAMODB (minidyn). The
-// last two have http:// or https:// URLs, with credentials or those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+// The same exist for ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and DYNAMODB
+// (minidyn). The last two have http:// or https:// URLs, with credentials or those of AWS_ACCESS_KEY_ID and
+// AWS_SECRET_ACCESS_KEY.
 package testbed
 
 import (

@@ -22,7 +22,7 @@ func openConsul(_ context.Context, s Spec) (*Backend, error) {
 	transport := &http.Transport{DialContext: s.Dial}
 	c, err := api.NewClient(&api.Config{Address: addr, HttpClient: &http.Client{Transport: transport}})
 	if err != nil {
-		return nil, errors.New("locks: the Consul address is no URL")
+		return nil, errors.New("locks: the Consul address is not a URL")
 	}
 	b, err := consullock.New(c, &consullock.Options{MinSessionTTL: s.MinSession})
 	return opened(b, err, client{

@@ -42,7 +42,7 @@ func TestOpenRefuses(t *testing.T) {
 		{locks.Spec{Lock: "memcached"}, `there is no lock "memcached"; there are consul, etcd, postgres, redis, redlock, s3, zookeeper`},
 		{locks.Spec{Lock: locks.Redis, Addrs: []string{"a:1", "b:1"}}, "redis is one server, and there are 2 addresses"},
 		{locks.Spec{Lock: locks.Redis, Addrs: []string{"redis://:" + secret + "@host:port"}}, "no redis:// URL"},
-		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"127.0.0.1:5432"}}, "is no postgres:// URL, as in"},
+		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"127.0.0.1:5432"}}, "is not a postgres:// URL, as in"},
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:7070/a/b"}}, "is not like s3://[ID:SECRET@]BUCKET"},
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:port"}}, "is not like s3://[ID:SECRET@]BUCKET"},
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"127.0.0.1:7070"}}, "is not like s3://[ID:SECRET@]BUCKET"},
@@ -50,7 +50,7 @@ func TestOpenRefuses(t *testing.T) {
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"s3://:" + secret + "@bucket"}}, "there are no credentials for s3://:xxxxx@bucket"},
 		{locks.Spec{Lock: locks.Redlock, Addrs: []string{"a:1", " a:1", "b:1"}}, "one is empty or there twice"},
 		{locks.Spec{Lock: locks.Etcd, Addrs: []string{"a:1", ""}}, "one is empty or there twice"},
-		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"postgres://u:" + secret + "@host:port/db"}}, "no postgres:// URL"},
+		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"postgres://u:" + secret + "@host:port/db"}}, "not a postgres:// URL"},
 	} {
 		c.spec.TTL = time.Second
 		b, err := locks.Open(t.Context(), c.spec)
@@ -90,8 +90,8 @@ func TestParseURL(t *testing.T) {
 		"s4://u:hunter2@bucket":    "use one of redis://HOST:PORT",
 		"etcd://u:hunter2@h:1":     "a URL of etcd is etcd://HOST:PORT alone, without a user",
 		"consul://h:1/path":        "a URL of consul is consul://HOST:PORT alone",
-		"redlock://:hunter2@a:1,b": `a URL of redlock is redlock://HOST:PORT, and "b" is no HOST:PORT`,
-		"zookeeper://":             `and "" is no HOST:PORT`,
+		"redlock://:hunter2@a:1,b": `a URL of redlock is redlock://HOST:PORT, and "b" is not HOST:PORT`,
+		"zookeeper://":             `and "" is not HOST:PORT`,
 	} {
 		_, err := locks.ParseURL(url)
 		require.ErrorContains(t, err, want, url)

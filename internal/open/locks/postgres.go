@@ -19,11 +19,11 @@ func openPostgres(ctx context.Context, s Spec) (*Backend, error) {
 		return nil, err
 	}
 	if !strings.Contains(addr, "=") && !strings.Contains(addr, "://") { // pgx takes a bare word for something else
-		return nil, fmt.Errorf("locks: the PostgreSQL address %q is no postgres:// URL, as in postgres://user@host:5432/db", addr)
+		return nil, fmt.Errorf("locks: the PostgreSQL address %q is not a postgres:// URL, as in postgres://user@host:5432/db", addr)
 	}
 	config, err := pgxpool.ParseConfig(addr)
 	if err != nil {
-		return nil, errors.New("locks: the PostgreSQL address is no postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
+		return nil, errors.New("locks: the PostgreSQL address is not a postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
 	}
 	if s.Dial != nil {
 		config.ConnConfig.DialFunc = s.Dial

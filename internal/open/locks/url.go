@@ -54,7 +54,7 @@ func ParseURL(u string) (Spec, error) {
 	}
 	for host := range strings.SplitSeq(hosts, ",") {
 		if _, _, err := net.SplitHostPort(host); err != nil {
-			return Spec{}, fmt.Errorf("locks: a URL of %s is %s://HOST:PORT, and %q is no HOST:PORT", spec.Lock, name, host)
+			return Spec{}, fmt.Errorf("locks: a URL of %s is %s://HOST:PORT, and %q is not HOST:PORT", spec.Lock, name, host)
 		}
 		spec.Addrs = append(spec.Addrs, strings.TrimRight(prefix+user+host+tail, "/"))
 	}

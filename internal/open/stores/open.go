@@ -39,7 +39,7 @@ func httpClient(fresh bool) (*http.Client, *http.Transport) {
 func openPostgres(ctx context.Context, addr string, o Options) (*Store, error) {
 	config, err := pgxpool.ParseConfig(addr)
 	if err != nil {
-		return nil, errors.New("stores: the PostgreSQL address is no postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
+		return nil, errors.New("stores: the PostgreSQL address is not a postgres:// URL, as in postgres://user@host:5432/db") // it may hold a password
 	}
 	// A call is one message: no prepared statements, no pings.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec

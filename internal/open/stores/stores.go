@@ -35,12 +35,13 @@ func Names() []string { return []string{HTTP, Postgres, Redis, S3, DynamoDB} }
 // Addr returns a store's default address.
 func Addr(name string) string { return usual[name] }
 
-// Redacted removes the password.
+// Redacted removes the password, and the parameters: PostgreSQL's may have it too.
 func Redacted(addr string) string {
 	u, err := url.Parse(addr)
 	if err != nil {
-		return "an address that is no URL"
+		return "an address that is not a URL"
 	}
+	u.RawQuery = ""
 	return u.Redacted()
 }
 
@@ -86,7 +87,7 @@ func Open(ctx context.Context, addr string, o Options) (*Store, error) {
 	// A parser's error may quote a password.
 	u, err := url.Parse(addr)
 	if err != nil {
-		return nil, fmt.Errorf("stores: the address is no URL; it is %s", Addresses)
+		return nil, fmt.Errorf("stores: the address is not a URL; it is %s", Addresses)
 	}
 	switch u.Scheme {
 	case "http", "https":

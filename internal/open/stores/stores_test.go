@@ -294,21 +294,22 @@ func TestOpenRefuses(t *testing.T) {
 	const secret = "hunter2"
 	for addr, want := range map[string]string{
 		"redis": `unknown URL scheme ""; use one of http://HOST:PORT`,
-		"s3+http://id:" + secret + "@host/bucket":   `unknown URL scheme "s3+http"`,
-		"s3://id:" + secret + "@/?region=here":      "the s3 address is not of the form s3://[ID:SECRET@]NAME?endpoint=URL&region=NAME",
-		"s3://id:" + secret + "@bucket?end=here":    "the s3 address is not of the form",
-		"dynamodb://id:" + secret + "@table/prefix": "the dynamodb address is not of the form",
-		"s3://b?endpoint=http://u:" + secret + "@h": "the endpoint of s3 is not of the form http://HOST:PORT",
-		"s3://id:" + secret + "@b?endpoint=h:1":     "the endpoint of s3 is not of the form http://HOST:PORT",
-		"s3://bucket?endpoint=http://host":          "there are no credentials for s3://bucket?endpoint=http://host: put them into the address, or set AWS_ACCESS_KEY_ID",
-		"dynamodb://table":                          "there are no credentials",
-		"postgres://u:" + secret + "@host:port/db":  "the address is no URL",
-		"http://host:1/?q":                          "is not of the form http://host:port",
+		"s3+http://id:" + secret + "@host/bucket":       `unknown URL scheme "s3+http"`,
+		"s3://id:" + secret + "@/?region=here":          "the s3 address is not of the form s3://[ID:SECRET@]NAME?endpoint=URL&region=NAME",
+		"s3://id:" + secret + "@bucket?end=here":        "the s3 address is not of the form",
+		"dynamodb://id:" + secret + "@table/prefix":     "the dynamodb address is not of the form",
+		"s3://b?endpoint=http://u:" + secret + "@h":     "the endpoint of s3 is not of the form http://HOST:PORT",
+		"s3://id:" + secret + "@b?endpoint=h:1":         "the endpoint of s3 is not of the form http://HOST:PORT",
+		"s3://bucket?endpoint=http://host":              "there are no credentials for s3://bucket?endpoint=http://host: put them into the address, or set AWS_ACCESS_KEY_ID",
+		"dynamodb://table":                              "there are no credentials",
+		"postgres://u:" + secret + "@host:port/db":      "the address is not a URL",
+		"postgres://h/db?sslmode=zz&password=" + secret: "not a postgres:// URL",
+		"http://host:1/?q":                              "is not of the form http://host:port",
 	} {
 		t.Setenv("AWS_ACCESS_KEY_ID", "")
 		s, err := stores.Open(t.Context(), addr, stores.Options{})
 		require.ErrorContains(t, err, want, addr)
-		require.NotContains(t, err.Error(), secret)
+		require.NotContains(t, err.Error()+stores.Redacted(addr), secret)
 		require.Nil(t, s)
 	}
 }
