@@ -20,7 +20,7 @@ import (
 const MaxKeyLen = 512
 
 var (
-	// ErrNotFound is returned for a key that was never written, nor read with a fence.
+	// ErrNotFound is returned for a key that has neither been written nor read with a fence.
 	ErrNotFound = errors.New("resource: key not found")
 	// ErrClosed is returned by every call on a closed [Store].
 	ErrClosed = errors.New("resource: store is closed")

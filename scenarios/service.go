@@ -105,7 +105,7 @@ func hostPort(addr string) (string, error) {
 		return "", errors.New("scenarios: the server's address is not a URL") // it may hold a password
 	}
 	if u.Port() == "" {
-		return "", fmt.Errorf("scenarios: the server's address has no port: %s", u.Redacted())
+		return "", fmt.Errorf("scenarios: the server's address has no port: %s", u.Host) // the rest may hold a password
 	}
 	return u.Host, nil
 }

@@ -38,9 +38,9 @@ var errNotANumber = errors.New("is not a number")
 type counter struct{ *redis.Client }
 
 func (c counter) Read(ctx context.Context, key string) (resource.Record, error) {
-	n, err := c.number(ctx, "fence:{"+key+"}")
+	n, err := c.number(ctx, "fence:{"+key+"}", "set the lock's counter: 'fencelab fence set -counter -force URL KEY TOKEN'")
 	if errors.Is(err, redis.Nil) {
-		n, err = c.number(ctx, "fence-floor")
+		n, err = c.number(ctx, "fence-floor", "set it to the greatest token that any store has seen: 'redis-cli SET fence-floor TOKEN'")
 		if errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ") {
 			err = nil
 		}
@@ -48,10 +48,10 @@ func (c counter) Read(ctx context.Context, key string) (resource.Record, error) 
 	return last(n), err
 }
 
-func (c counter) number(ctx context.Context, name string) (uint64, error) {
+func (c counter) number(ctx context.Context, name, remedy string) (uint64, error) {
 	n, err := c.Get(ctx, name).Uint64()
 	if _, bad := errors.AsType[*strconv.NumError](err); bad || redis.HasErrorPrefix(err, "WRONGTYPE ") {
-		return 0, fmt.Errorf("%s %w", name, errNotANumber)
+		return 0, fmt.Errorf("%s %w; stop all holders and %s", name, errNotANumber, remedy)
 	}
 	return n, err
 }

@@ -20,8 +20,10 @@ import (
 
 const fenceAbout = `
 Shows or raises the fence of the resource KEY in a store, printed as TOKEN.SEQ, or with
--counter the last token of the lock KEY at redis://, postgres:// or s3://. With -force it
-lowers them too: first stop all holders.`
+-counter the last token of the lock KEY at redis://, postgres:// or s3://. A
+filestore, with its gatekeeper stopped, is file://DIRECTORY. With -force it also lowers
+them, creates missing ones, and replaces a Redis counter that isn't a number: first stop
+all holders.`
 
 const fenceExamples = `
   fencelab fence show postgres://app@db/app acme
@@ -44,7 +46,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	isCounter := fs.Bool("counter", false, "the last token of a lock instead of a store's fence")
 	set := args[0] != "show"
 	if set { // or both, for help
-		fs.BoolVar(&force, "force", false, "also lower it, or create one for a key that has none")
+		fs.BoolVar(&force, "force", false, "also lower it, create it for a key that has none, or replace a Redis counter that isn't a number")
 		c.Args, n = "URL KEY TOKEN", 3
 		if args[0] != "set" {
 			c.Args = "URL KEY [TOKEN]"
@@ -72,14 +74,16 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	defer func() { err = errors.Join(err, f.Close()) }()
 	rec, err := f.Read(ctx, args[1])
 	old, unreadable := rec.MaxFence, errors.Is(err, errNotANumber)
+	before := old.String()
+	if unreadable {
+		before = "not a number"
+	}
 	switch notFound := errors.Is(err, resource.ErrNotFound); {
 	case notFound && !set:
 		err = fmt.Errorf("%w; want the resource's key, or -counter and the lock's", err)
 	case notFound && !force: // the key may be a typo
 		err = fmt.Errorf("%w; add -force to create it", err)
-	case unreadable && !force:
-		err = fmt.Errorf("%w; stop all holders and set the lock's counter: 'fencelab fence set -counter -force URL KEY TOKEN'", err)
-	case notFound, unreadable:
+	case notFound, unreadable && force:
 		err = nil
 	}
 	switch {
@@ -97,7 +101,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 			rec, err = f.Read(ctx, args[1]) // a holder may have raised it meanwhile
 		}
 		if err == nil {
-			_, err = fmt.Fprintf(stdout, "%s was %v and is %v\n", what, old, rec.MaxFence)
+			_, err = fmt.Fprintf(stdout, "%s was %s and is %v\n", what, before, rec.MaxFence)
 		}
 	}
 	if err != nil {

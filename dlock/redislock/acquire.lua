@@ -2,7 +2,8 @@
 -- ARGV: owner, TTL in ms; and from a waiter: its place, the most that may wait, and anything if it may be in the queue already.
 -- Returns {token}, or {token, 1} if the lock was the owner's already; {0, ms until the lease ends, position from 1, length of
 -- the queue, the last token, subscribers of the asker} if it is held; {-1} if too many wait. A waiter that joins behind
--- others gets -1 for the ms: it needn't know, and the last token is 0 to all that join. Without a queue it is all 0.
+-- others gets -1 for the ms: it needn't know, and the last token is 0 to all that join. A request that doesn't wait
+-- gets 0 for all but the ms.
 -- mint, hand_over and roll_call are in lib.lua.
 local owner, ttl, place, most, again = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
@@ -39,21 +40,21 @@ end
 if not place then
   return {0, pause or redis.call('PTTL', lock), 0, 0, 0, 0}
 end
-local position, last, heard, left = nil, 0, 1, -1
+local position, length, last, heard, left = nil, nil, 0, 1, -1
 local channel = answer(place) -- also one that joins: it may have had no waiter when it was called
 if again then
   heard = subscribers(channel)
   position = redis.call('LPOS', queue, place .. owner)
   last = tonumber(redis.call('GET', fence)) or 0
 end
-local length = redis.call('LLEN', queue)
 if position then
-  position = position + 1
+  position, length = position + 1, redis.call('LLEN', queue)
 else
-  if length >= tonumber(most) then
+  length = redis.call('RPUSH', queue, place .. owner)
+  if length > tonumber(most) then
+    redis.call('RPOP', queue)
     return {-1}
   end
-  length = redis.call('RPUSH', queue, place .. owner)
   position = length
 end
 if again or position == 1 then

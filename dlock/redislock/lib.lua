@@ -9,7 +9,8 @@ local ENTRY = '^(%d+) (%S+) (.*)$'
 -- How long a queue is kept that nobody has polled, in ms. Waiters poll more often than that.
 local KEPT = 120000
 
--- unreadable tells the user's lack of permission, in the words of Redis 6, 7 and later, from the key's being elsewhere.
+-- unreadable reports whether the user lacks permission (in the words of Redis 6, 7 and later) or the key has the wrong type, rather
+-- than that the key is on another server.
 local function unreadable(err)
   for _, says in ipairs({'NOPERM', 'ACL failure', "executing the script can't", 'WRONGTYPE'}) do
     if string.find(err, says, 1, true) then
@@ -34,9 +35,15 @@ local function mint()
   end
   if token == 1 then
     local least = redis.pcall('GET', floor)
-    if type(least) == 'table' and unreadable(least.err) then
+    local refused, bad = type(least) == 'table' and least.err, nil
+    if refused and string.find(refused, 'WRONGTYPE', 1, true) or type(least) == 'string' and not string.find(least, '^%d+$') then
+      bad = 'ERR ' .. floor .. ', where counters start, is not a number'
+    elseif refused and unreadable(refused) then
+      bad = 'NOPERM ' .. floor .. ', where counters start: ' .. refused
+    end
+    if bad then
       redis.call('DEL', fence) -- or the next call would start from 1
-      return nil, 'NOPERM ' .. floor .. ', where counters start: ' .. least.err
+      return nil, bad
     end
     if type(least) == 'string' then
       redis.call('SET', fence, least)

@@ -94,6 +94,23 @@ func TestReap(t *testing.T) {
 // traced is a client of the user's own kind.
 type traced struct{ redis.UniversalClient }
 
+// A script that fails halfway keeps what it has written.
+func TestFloorThatIsNotANumber(t *testing.T) {
+	r := newReaping(t)
+	floor := r.prefix + "fence-floor"
+	for _, bad := range []redis.Cmder{r.c.Set(t.Context(), floor, "20.", 0), r.c.LPush(t.Context(), floor+"s", 1)} {
+		require.NoError(t, bad.Err())
+		for range 2 {
+			_, err := r.b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: uuid.NewString(), TTL: time.Hour})
+			require.ErrorContains(t, err, floor+", where counters start, is not a number")
+			require.Empty(t, r.counter("k"))
+		}
+		r.c.Rename(t.Context(), floor+"s", floor)
+	}
+	require.NoError(t, r.c.Set(t.Context(), floor, 20, 0).Err())
+	require.EqualValues(t, 21, r.use("k"))
+}
+
 // It doesn't use up those of all other keys.
 func TestReapSparesTheUsedUp(t *testing.T) {
 	r := newReaping(t)

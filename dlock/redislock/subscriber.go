@@ -200,12 +200,12 @@ func (sub *subscriber) key(lock string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(lock, sub.b.o.Prefix+"lock:{"), "}")
 }
 
-// notify replaces w's unread notice, unless that is of a later grant, or makes w poll: a poll tells more than n. sub.mu is held,
-// so there is no other sender.
+// notify replaces w's unread notice, unless that tells more: a later grant does, and a poll more than for how long a lease lasts. Nothing
+// replaces n if it makes w poll, which finds the grant, too. sub.mu is held, so there is no other sender.
 func (w *waiter) notify(n notice) {
 	select {
 	case last := <-w.notices:
-		if last.token > n.token || n.first && !last.first {
+		if n != (notice{}) && (last.token > n.token || n.first && !last.first) {
 			n = last
 		}
 	default:

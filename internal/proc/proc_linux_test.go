@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -46,6 +47,11 @@ func TestNumberUsedAgain(t *testing.T) {
 	cmd.ExtraFiles, cmd.Stdin, cmd.Stdout, cmd.WaitDelay = nil, strings.NewReader(""), until(unread), time.Hour
 	c, err := proc.Start(cmd)
 	require.NoError(t, err)
+	read := sync.OnceFunc(func() { close(unread) })
+	t.Cleanup(func() {
+		read()
+		<-c.Exited()
+	})
 	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) }, time.Minute, time.Millisecond)
 
 	var other *exec.Cmd
@@ -63,7 +69,7 @@ func TestNumberUsedAgain(t *testing.T) {
 		}
 	}
 	require.ErrorIs(t, c.With(func(int) error { return nil }), os.ErrProcessDone)
-	time.AfterFunc(100*time.Millisecond, func() { close(unread) })
+	time.AfterFunc(100*time.Millisecond, read)
 	require.NoError(t, c.Kill())
 	pid, err := syscall.Wait4(c.PID, nil, syscall.WNOHANG, nil)
 	require.NoError(t, err)

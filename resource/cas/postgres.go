@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -45,10 +46,15 @@ func (p Postgres) Get(ctx context.Context, key string) (value []byte, version in
 	return value, version, err
 }
 
-// Swap is [Store.Swap].
+const maxValue = 256 << 20 // in bytes: Get sends it as hex, and PostgreSQL's texts end at 1 GB
+
+// Swap is [Store.Swap]. A value has at most 256 MiB.
 func (p Postgres) Swap(ctx context.Context, key string, version int64, value []byte) error {
 	if err := check(key, version); err != nil {
 		return err
+	}
+	if len(value) > maxValue {
+		return fmt.Errorf("cas: the value of %q has %d bytes, at most %d can be read", key, len(value), maxValue)
 	}
 	if value == nil {
 		value = []byte{}

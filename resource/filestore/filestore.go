@@ -49,6 +49,9 @@ var (
 // Open makes this process the gatekeeper of the existing directory at path, until [Store.Close] or the process's end. It fails
 // at once if there is another gatekeeper, even a frozen one.
 func Open(path string) (*Store, error) {
+	if path == "" { // not the working directory, where all keys would be new
+		return nil, errors.New("filestore: the directory's path is empty")
+	}
 	path, err := filepath.Abs(path) // checkDir looks there even after a Chdir
 	if err != nil {
 		return nil, fmt.Errorf("filestore: %w", err)

@@ -224,6 +224,8 @@ func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	_, err := filestore.Open(filepath.Join(dir, "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = filestore.Open("")
+	require.ErrorContains(t, err, "path is empty")
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, err = filestore.Open(file)

@@ -222,12 +222,30 @@ func TestTemporaryTable(t *testing.T) {
 			},
 		} {
 			for _, f := range []resource.Fence{at(6), at(7), at(8)} {
-				require.ErrorContains(t, call(f), "a temporary table shadows", "%s at %v under %s", what, f, like)
+				require.ErrorContains(t, call(f), "or a temporary one shadows it", "%s at %v under %s", what, f, like)
 			}
 		}
 		isStale(t, named.Write(ctx, key, at(6), nil), key, at(7), at(6), false)
 		require.NoError(t, named.Write(ctx, key, at(8), nil))
 	}
+}
+
+func TestValueThatCouldNotBeRead(t *testing.T) {
+	pool := testmain.Pool(t, server)
+	s := newStore(t, pool, newTable(t, pool))
+	large := make([]byte, 256<<20+1)
+	require.ErrorIs(t, s.Write(t.Context(), newKey(), at(7), large), resource.ErrTooLarge)
+	require.ErrorIs(t, s.Overwrite(t.Context(), newKey(), at(7), large), resource.ErrTooLarge)
+}
+
+// After a crash it is empty.
+func TestUnloggedTable(t *testing.T) {
+	pool := testmain.Pool(t, server)
+	o := newTable(t, pool)
+	s := newStore(t, pool, o)
+	_, err := pool.Exec(t.Context(), "ALTER TABLE "+o.Table.Sanitize()+" SET UNLOGGED")
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Write(t.Context(), newKey(), at(7), nil), "the table of fences is unlogged")
 }
 
 func TestGuardRefusesInvalid(t *testing.T) {

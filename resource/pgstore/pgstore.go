@@ -1,11 +1,11 @@
-// Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store]. A fence is a row,
-// compared once it is locked. The lock lasts until the transaction ends, so transactions take effect in the order of their fences.
+// Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store]. A fence is a row
+// of fencelab_fence, which [CreateSchema] or running [Schema] creates; it is compared once it is locked. The lock lasts until the transaction ends, so transactions take effect in the order of their fences.
 //
 // It requires that
 //   - every writer uses the guard, and nobody deletes fences;
 //   - synchronous_commit is on;
-//   - the search_path finds the same table of fences in all sessions. A temporary one is refused, but not by Read, Overwrite and
-//     SetFence. Where others' SQL runs, give [Options].Table a schema and use [Store.Guard];
+//   - the search_path finds the same table of fences in all sessions. A temporary or unlogged one is refused, but not by Read,
+//     Overwrite and SetFence. Where others' SQL runs, give [Options].Table a schema and use [Store.Guard];
 //   - a promoted standby has every committed transaction: list all that may be promoted in synchronous_standby_names
 //     (https://www.postgresql.org/docs/current/warm-standby.html#SYNCHRONOUS-REPLICATION), and stop the old primary first.
 //
@@ -13,6 +13,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	_ "embed"
@@ -121,14 +122,24 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	return &Store{pool: pool, t: tableNamed(name)}, nil
 }
 
-// Write is [resource.Store.Write].
+// maxValue is the size of the largest value in bytes: reads send it as hex, and PostgreSQL's texts end at 1 GB.
+const maxValue = 256 << 20
+
+func fits(key string, value []byte) error {
+	if len(value) > maxValue {
+		return fmt.Errorf("%w: that of %q has %d bytes, at most %d can be read", resource.ErrTooLarge, key, len(value), maxValue)
+	}
+	return nil
+}
+
+// Write is [resource.Store.Write]. A value has at most 256 MiB.
 func (s *Store) Write(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	return s.do(ctx, key, resource.CheckFence(f), func() error { return s.t.accept(ctx, s.pool, key, f, orEmpty(value), nil) })
+	return s.do(ctx, key, cmp.Or(resource.CheckFence(f), fits(key, value)), func() error { return s.t.accept(ctx, s.pool, key, f, orEmpty(value), nil) })
 }
 
 // Overwrite is [resource.Overwriter.Overwrite].
 func (s *Store) Overwrite(ctx context.Context, key string, f resource.Fence, value []byte) error {
-	return s.do(ctx, key, resource.CheckOffered(f), func() error {
+	return s.do(ctx, key, cmp.Or(resource.CheckOffered(f), fits(key, value)), func() error {
 		_, err := s.pool.Exec(ctx, s.t.overwrite, key, number(f.Token), number(f.Seq), orEmpty(value))
 		return err
 	})
@@ -245,8 +256,8 @@ func ask(f func() error) error {
 			return err
 		}
 	}
-	return errors.New("the fence was neither raised nor refused: a temporary table shadows the table of fences (give it its schema, in " +
-		"Options.Table), a trigger or a rule interferes, or the row was deleted meanwhile")
+	return errors.New("the fence was neither raised nor refused: the table of fences is unlogged, or a temporary one shadows it (give it " +
+		"its schema, in Options.Table), a trigger or a rule interferes, or the row was deleted meanwhile")
 }
 
 func scan(row pgx.Row) (rec resource.Record, err error) {
@@ -272,7 +283,7 @@ func orEmpty(value []byte) []byte {
 
 func failed(ctx context.Context, err error) error {
 	if code(err) == "42P01" {
-		err = fmt.Errorf("the table of fences is missing; see CreateSchema: %w", err)
+		err = fmt.Errorf("the table of fences is missing; create it with pgstore.CreateSchema or resource/pgstore/schema.sql: %w", err)
 	}
 	if code(err) == "53100" { // its disk is full
 		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)

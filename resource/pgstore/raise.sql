@@ -1,9 +1,9 @@
 -- Raises the fence of a key, unless an equal or greater one is accepted, and reads the key.
 -- $1: key, $2: token, $3: seq, $4: whether to return the value.
 -- One row: the fence and the value; whether that fence refuses the call, the caller says.
--- No row: a concurrent one was faster, or a temporary table or view shadows the table.
-WITH lasting AS MATERIALIZED ( -- no row for a temporary table
-  SELECT FROM pg_catalog.pg_class WHERE oid = 'fencelab_fence'::regclass AND relpersistence <> 't'
+-- No row: a concurrent one was faster, or the table is temporary, unlogged or a view.
+WITH lasting AS MATERIALIZED ( -- no row for a temporary or unlogged table
+  SELECT FROM pg_catalog.pg_class WHERE oid = 'fencelab_fence'::regclass AND relpersistence = 'p'
 ), held AS MATERIALIZED ( -- a first check, as in write.sql
   SELECT token, seq, CASE WHEN token = $2::numeric AND $4::boolean THEN value END AS value
   FROM fencelab_fence

@@ -1,9 +1,9 @@
 -- Raises the fence of a key to a greater one, and sets the value or the request.
 -- $1: key, $2: token, $3: seq, $4: value, NULL to leave it alone, $5: request, empty for none, NULL with a value.
 -- One row: NULLs if accepted, else the fence seen and whether it is this very write.
--- No row: a concurrent one was faster, or a temporary table or view shadows the table.
-WITH lasting AS MATERIALIZED ( -- no row for a temporary table
-  SELECT FROM pg_catalog.pg_class WHERE oid = 'fencelab_fence'::regclass AND relpersistence <> 't'
+-- No row: a concurrent one was faster, or the table is temporary, unlogged or a view.
+WITH lasting AS MATERIALIZED ( -- no row for a temporary or unlogged table
+  SELECT FROM pg_catalog.pg_class WHERE oid = 'fencelab_fence'::regclass AND relpersistence = 'p'
 ), held AS MATERIALIZED (
   -- A first check on the statement's snapshot, so that a refusal writes nothing and reports what it has seen. The one that
   -- counts is the WHERE of the update, which PostgreSQL evaluates on the newest version of the row, once it has locked it.
