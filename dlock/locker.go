@@ -19,8 +19,8 @@ const DefaultTTL = 10 * time.Second
 // Options configure a [Locker].
 type Options struct {
 	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at least 1 ms
-	// (nil Options have DefaultTTL). With fencing it affects liveness only. After a wait, less may be left until the first renewal:
-	// with redislock half of the TTL or of Queue.HandoffTTL, whichever is shorter. The Locker renews such a lease halfway to its
+	// (nil Options have DefaultTTL). With fencing it affects liveness only. A lease that was waited for may last for less until its first renewal:
+	// with redislock, for as little as half of the TTL or of Queue.HandoffTTL, whichever is shorter. The Locker renews such a lease halfway to its
 	// end, unless it has been released.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.

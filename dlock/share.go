@@ -345,7 +345,7 @@ func (ls *lease) free() {
 	}
 	_, err := ls.release(ls.ctx) // if the outcome is unknown, it is undone in the background, and err isn't ErrLost
 	if errors.Is(err, ErrLost) {
-		ls.l.log.Warn("dlock: a shared lease was lost before its release; its critical sections may have overlapped another holder's",
+		ls.l.log.Warn("dlock: a shared lease was lost before its release; its critical sections may have overlapped with another holder's",
 			"key", ls.g.Key, "fence", ls.g.Fence, "err", err)
 	}
 }

@@ -276,7 +276,7 @@ func TestShareKeptLeaseIsFoundLost(t *testing.T) {
 			}
 			require.Equal(t, 1, strings.Count(log.String(), "\n"))
 			require.Contains(t, log.String(), "level=WARN")
-			require.Contains(t, log.String(), "may have overlapped another holder's")
+			require.Contains(t, log.String(), "may have overlapped with another holder's")
 			require.Contains(t, log.String(), "key=k fence=1 ")
 		})
 	}

@@ -68,7 +68,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return fmt.Errorf("demo: -pause is %v; it must exceed the -ttl of %v, or be 0", *pause, *ttl)
 	}
 	if dir, err := os.Stat(filepath.Dir(*page)); err != nil || !dir.IsDir() {
-		return fmt.Errorf("demo: %s is no directory; choose another file with -o", filepath.Dir(*page))
+		return fmt.Errorf("demo: %s is not a directory; choose another file with -o", filepath.Dir(*page))
 	}
 
 	if *record != "" {

@@ -101,7 +101,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	url := flags.String("lock", "", "`URL` of the lock: "+locks.URLs)
 	key := flags.String("key", "", "`key` of the lock")
 	flags.DurationVar(&o.TTL, "ttl", 20*time.Second, "how long a lease lasts unless it is renewed, and a dead holder blocks the key; at least 1s; "+
-		"with ZooKeeper at most half of the servers' maxSessionTimeout, 20s by default")
+		"with ZooKeeper at most half of the servers' maxSessionTimeout, that is 20s with their default of 40s")
 	flags.DurationVar(&o.Renew.MaxHold, "max-hold", 24*time.Hour, "the longest time for which a lease is renewed; the command is stopped within one -ttl after that")
 	wait := flags.Duration("wait", 0, "how long to wait for the lock at most; 0: until it is free")
 	try := flags.Bool("n", false, "don't wait, and say nothing if another holds the lock")
@@ -182,7 +182,7 @@ func runExec(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	switch failed := h.Release(ctx); {
 	case failed == nil, errors.Is(err, dlock.ErrLost):
 	case errors.Is(failed, dlock.ErrLost):
-		return exit(exitLost, fmt.Errorf("the command has ended, and may have overlapped another holder's: %w", failed))
+		return exit(exitLost, fmt.Errorf("the command has ended, but may have overlapped with another holder's: %w", failed))
 	default:
 		o.Logger.Warn("the lock could not be released; it is free when its lease ends", "err", failed)
 	}

@@ -112,7 +112,7 @@ func (p *probe) clock(now, sent time.Time) {
 		side = "behind"
 	}
 	said := fmt.Sprintf("its clock is %v %s this machine's", offset.Abs(), side)
-	p.expect(offset.Abs() <= time.Second+trip, warning, said, said+": run NTP; a server clock that is set ends leases early or late")
+	p.expect(offset.Abs() <= time.Second+trip, warning, said, said+": run NTP; a server clock that jumps ends leases early or late")
 }
 
 func (p *probe) redis(ctx context.Context, addr string) error {
@@ -136,9 +136,7 @@ func (p *probe) redis(ctx context.Context, addr string) error {
 		maps.Copy(info, s)
 	}
 	tool := "redis-cli"
-	if c.Options().Network == "unix" {
-		tool += " -s " + c.Options().Addr
-	} else if host, port, err := net.SplitHostPort(c.Options().Addr); err == nil && (host != "127.0.0.1" && host != "localhost" || port != "6379") {
+	if host, port, err := net.SplitHostPort(c.Options().Addr); err == nil && (host != "127.0.0.1" && host != "localhost" || port != "6379") {
 		tool += " -h " + host + " -p " + port // or it would change the settings of another Redis
 	}
 	if c.Options().TLSConfig != nil {
@@ -261,7 +259,7 @@ func refusesStale(ctx context.Context, s *stores.Store) error {
 	}
 	seen := rec.MaxFence.Token
 	if seen > math.MaxUint64-2 {
-		return fmt.Errorf("the fence of %s is %d, which leaves no newer tokens to try: lower it: 'fencelab fence set -force URL %[1]s 1', "+
+		return fmt.Errorf("the fence of %s is %d, so there is no newer token to try; lower it with 'fencelab fence set -force URL %[1]s 1', "+
 			"or for http 'resource -set-fence %[1]s=1'", key, seen)
 	}
 	token := seen + 2

@@ -185,7 +185,7 @@ func (w *worker) jobs(ctx context.Context, l *dlock.Locker, store *stores.Store)
 	case errors.Is(refusal, errGaveUp):
 		return fmt.Errorf("worker: %w (-check): set a longer -ttl, or -renew", refusal)
 	default:
-		return fmt.Errorf("worker: %w (that is fencing at work if another worker has written; if not, the tokens before came "+
+		return fmt.Errorf("worker: %w (that is fencing at work if another worker has written; if not, earlier tokens came "+
 			"from another lock service, or this one has lost its own: %s)", refusal, w.recovery(refusal))
 	}
 }

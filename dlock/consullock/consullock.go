@@ -9,8 +9,8 @@
 // Consul has no lease on a key, only sessions, which it ends between one and two TTLs after the last renewal. So two clocks
 // bound a grant. A timer of the Backend deletes the entry once the lease's TTL has passed without a renewal. If the process
 // is dead, frozen, cut off or closed, its session ends, at the latest two session TTLs after its last renewal or after a
-// change of leader. The session's TTL is longer by a quarter, and no grant is given or renewed that the session, as last
-// renewed, doesn't cover. All grants of a Backend with one TTL share a session.
+// change of leader. The session's TTL is longer by a quarter, and no grant is given or renewed unless the session, as last
+// renewed, outlasts it. All grants of a Backend with one TTL share a session.
 //
 // Deregistration of the agent's node ends a session sooner: through the catalog, by consul leave, or by SIGTERM to a client
 // agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may

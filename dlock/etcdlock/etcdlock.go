@@ -11,8 +11,8 @@
 // Backend watches. The message names the next 32 waiters, so a hand-over costs one commit and no read. A holder without that
 // list, or whose next waiter has left, reads the queue in its transaction and sends the message in a second one.
 //
-// The message is proof: no key gets ahead of the first one, and only its own Backend deletes it, or etcd with its session, which
-// a grant requires to be alive. A waiter that gets no message for a second reads whether its key is first.
+// The message is proof: no key gets ahead of the first one, and it is deleted only by its own Backend, or by etcd
+// when its session ends; a grant requires a live session. A waiter that gets no message for a second reads whether its key is first.
 //
 // # Leases
 //
@@ -96,7 +96,7 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	}
 	o := cmp.Or(opts, &Options{})
 	if strings.Contains(o.Prefix, "lock/") { // else a key of one prefix could be in a queue of another
-		return nil, fmt.Errorf(`%w: etcdlock: prefix %q contains "lock/", which ends a prefix`, dlock.ErrInvalid, o.Prefix)
+		return nil, fmt.Errorf(`%w: etcdlock: prefix %q contains "lock/", which marks where a prefix ends`, dlock.ErrInvalid, o.Prefix)
 	}
 	b := &Backend{
 		c: client, prefix: o.Prefix,

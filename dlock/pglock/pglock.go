@@ -14,8 +14,8 @@
 // The token is as durable as its transaction. With synchronous_commit = off, after a failover to a lagging asynchronous
 // replica, or after a restore from a backup, the last tokens are issued again: keep synchronous_commit on, and list
 // replicas that may be promoted in synchronous_standby_names. PostgreSQL reports a commit that is cancelled while it waits
-// for a standby as a success, with a warning. If the end of its context cancelled it, it is no grant here; an
-// administrator's pg_cancel_backend goes unnoticed, and a failover forgets that token.
+// for a standby as a success, with a warning. If it was cancelled because its context ended, it isn't taken for a
+// grant; if an administrator's pg_cancel_backend cancelled it, nothing shows that, and a failover forgets the token.
 //
 // The lease runs on the wall clock of the database's host: a clock set forward ends leases early, which costs exclusion but
 // no safety at a resource that checks tokens; one that is set back, or a promoted replica's that is behind, makes them last
@@ -25,7 +25,8 @@
 //
 // Behind a proxy that pools by transaction no notification arrives: a waiter polls when the holder's lease ends, and once a
 // minute. In a database whose encoding isn't UTF8 all clients must have the same client_encoding, or one key may have two
-// rows.
+// rows. All sessions must find the same table: a temporary one of that name would hide it from its session, which could then
+// get locks that others hold. Give Options.Table its schema where that can happen.
 //
 // By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits
 // for a statement that is running or being committed. One that has not begun, for example because the server's process was
@@ -165,7 +166,7 @@ func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 		return nil, fmt.Errorf("%w: pglock: pool is nil", dlock.ErrInvalid)
 	}
 	if pool.Config().ConnConfig.OnNotification != nil {
-		return nil, fmt.Errorf("%w: pglock: the pool's OnNotification takes away the notifications that waiters need", dlock.ErrInvalid)
+		return nil, fmt.Errorf("%w: pglock: the pool's OnNotification intercepts the notifications that waiters need", dlock.ErrInvalid)
 	}
 	table, err := opts.table()
 	if err != nil {
@@ -383,7 +384,7 @@ func gaveUp(ctx context.Context) error { return fmt.Errorf("pglock: waiting: %w"
 func failed(ctx context.Context, err error) error {
 	switch code(err) {
 	case "42P01":
-		err = fmt.Errorf("the table of locks is missing; see CreateSchema: %w", err)
+		err = fmt.Errorf("the table of locks is missing; create it with pglock.CreateSchema or dlock/pglock/schema.sql: %w", err)
 	case "22P05", "22021":
 		err = fmt.Errorf("%w: the key cannot be written in the database's encoding: %w", dlock.ErrInvalid, err)
 	}

@@ -1,5 +1,5 @@
--- One row a lock. It is made by the first acquisition of its key, or by the undoing of one, and stays: its counter is
--- where tokens come from.
+-- One row per lock. It is created by the first acquisition of its key, or by the undoing of one, and stays: its counter
+-- is where tokens come from.
 CREATE TABLE IF NOT EXISTS fencelab_lock (
   key     text COLLATE "C" PRIMARY KEY, -- compared by its bytes
   owner   text,                         -- NULL: nobody's

@@ -24,9 +24,9 @@ import (
 //
 // What can fail, and how long it delays the waiters:
 //
-//   - A waiter's process dies, or its connection breaks: no delay. The script skips a waiter that doesn't subscribe. In a Cluster
+//   - A waiter's process dies, or its connection breaks: no delay. The script skips a waiter that isn't subscribed. In a Cluster
 //     a server can't tell, and the next case applies.
-//   - Waiters are frozen or cut off but seem to subscribe: one HandoffTTL for all of them, plus the time until a live waiter
+//   - Waiters are frozen or cut off but still appear subscribed: one HandoffTTL for all of them, plus the time until a live waiter
 //     polls (30 s at most, if thousands wait). The first is granted the lock for a HandoffTTL. The next poll calls the roll:
 //     waiters of processes that don't poll within 300 ms are removed. They rejoin at the end.
 //   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is, and so do waiters ahead
@@ -34,7 +34,7 @@ import (
 //     one HandoffTTL. If they are many, they poll about 270 times a second in total, but each at least every 30 s.
 //   - A notification is lost with its connection. Over the next connection every waiter polls. A silent connection is
 //     pinged after 2 s and replaced 2 s later; so is a connection to another server than the scripts use, as after a failover.
-//     The bus of a Cluster may lose a message: up to a HandoffTTL.
+//     A Cluster's bus may lose a message, which costs up to a HandoffTTL.
 //   - Waiters give up. They leave by a script, which is retried until the server responds, and hand over what they were granted.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands over what it is granted, except a lock
 //     that was free: that one stays locked for a TTL.

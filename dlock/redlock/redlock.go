@@ -29,7 +29,7 @@
 // given different nodes: a token is issued again, or is followed by a smaller one. With a token on exactly three of five nodes,
 // one forgetful node is enough if the two that know don't answer in time; with it on all five, it takes three. Use appendonly
 // yes, appendfsync always and maxmemory-policy noeviction. Bring a node that has lost data back only with the counters of a
-// quorum of the others. Or take the token from a consensus store.
+// quorum of the others. Or use a lock on a consensus store.
 package redlock
 
 import (

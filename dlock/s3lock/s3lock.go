@@ -195,7 +195,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 		case lost == nil, late:
 			return record{Fence: l.Fence}, nil // another ETag, at least
 		case sent && !undo: // by the PUT that was refused, if the client has repeated it, or by another owner
-			return record{}, errors.New("s3lock: the lock is free or another's, and whether this release freed it is unknown")
+			return record{}, errors.New("s3lock: the lock is free or held by another owner; it is unknown whether this release freed it")
 		}
 		return record{}, lost
 	})

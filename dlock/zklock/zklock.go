@@ -36,7 +36,7 @@
 //
 // Waiters survive the loss of a connection as long as the session does. When it has expired, Acquire returns an error that
 // wraps dlock.ErrLost. Every call returns with its context. go-zookeeper keeps a request for up to 7 session timeouts while
-// the server is frozen: a Backend leaves it at most 64. A node whose create had no reply is deleted in the background.
+// the server is frozen, so a Backend never has more than 64 under way. A node whose create had no reply is deleted in the background.
 package zklock
 
 import (

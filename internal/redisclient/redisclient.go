@@ -35,7 +35,7 @@ func Options(addr string, dial Dial) (*redis.Options, error) {
 			if strings.Contains(err.Error(), "unexpected option") && !strings.Contains(err.Error(), "@") {
 				return nil, fmt.Errorf("the Redis URL: %w", err)
 			}
-			return nil, errors.New("the Redis address is no redis:// URL, as in redis://user:password@host:6379/0") // it may hold a password
+			return nil, errors.New("the Redis address is not a redis:// URL, as in redis://user:password@host:6379/0") // it may hold a password
 		}
 	}
 	o.ContextTimeoutEnabled = true

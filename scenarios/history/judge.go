@@ -54,12 +54,13 @@ func (f fence) String() string {
 //   - an entry appears twice, or appears although its write was refused;
 //   - the resource forgot a fence that it had accepted.
 //
-// Otherwise inconclusive:
+// Inconclusive, if it isn't violated and any of these holds (otherwise it is safe):
 //   - the history is incomplete, covers several runs, undeclared keys or undeclared workers, or has unknown events;
 //   - a decision is not the resource's, or a fault or final value not the controller's;
 //   - a worker has not ended, or has failed;
 //   - fewer than two grants, or grants of different locks or to a worker that has the lock, or no accepted write;
-//   - the hazard did not happen: no holder acted after its successor's grant, or was killed before it; or the history says so;
+//   - the hazard did not happen: no holder acted after its successor's grant, and none was killed before that grant; or the
+//     history says so;
 //   - tokens do not grow (or do, if the hazard is that they don't), are used without their grant, or are missing from a grant, with
 //     fencing on or if others have one;
 //   - the resource checked the fence in a mode without fencing, or the reverse, or refused what the rule admits;

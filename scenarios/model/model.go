@@ -1,4 +1,4 @@
-// Package model is the protocol of lock and fence, small enough to visit every state. There is no clock: a lease may expire at any
+// Package model is the protocol of lock and fence, small enough that every state can be visited. There is no clock: a lease may expire at any
 // time, and its holder isn't told. Paused and killed workers take no steps.
 package model
 

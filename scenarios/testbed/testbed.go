@@ -9,7 +9,7 @@
 //	FENCELAB_REDIS_SERVER   local: the path of redis-server
 //	FENCELAB_REDIS_ADDR     external: host:port, or a redis:// or rediss:// URL; of several servers, separated by commas
 //
-// The same exist for ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and DYNAMODB
+// The same variables exist for ETCD, ZOOKEEPER (zkServer.sh), CONSUL, POSTGRES (postgres, beside initdb), S3 (versitygw) and DYNAMODB
 // (minidyn). The last two have http:// or https:// URLs, with credentials or those of AWS_ACCESS_KEY_ID and
 // AWS_SECRET_ACCESS_KEY.
 package testbed

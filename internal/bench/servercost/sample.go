@@ -155,7 +155,7 @@ func parseInfo(info map[string]map[string]string) (s RedisSample, err error) {
 	number := func(section, name string) float64 {
 		v, perr := strconv.ParseFloat(info[section][name], 64)
 		if perr != nil {
-			err = errors.Join(err, fmt.Errorf("INFO says %s:%s, which is no number", name, info[section][name]))
+			err = errors.Join(err, fmt.Errorf("INFO says %s:%s, which is not a number", name, info[section][name]))
 		}
 		return v
 	}

@@ -116,7 +116,7 @@ func Open(ctx context.Context, s Spec) (*Backend, error) {
 	for i, addr := range s.Addrs {
 		addr = strings.TrimSpace(addr)
 		if addr == "" || slices.Contains(s.Addrs[:i], addr) {
-			return nil, fmt.Errorf("locks: of the addresses of %v, one is empty or there twice", s)
+			return nil, fmt.Errorf("locks: the addresses of %v include an empty or repeated one", s)
 		}
 		s.Addrs[i] = addr
 	}
@@ -125,7 +125,7 @@ func Open(ctx context.Context, s Spec) (*Backend, error) {
 
 func (s Spec) one() (string, error) {
 	if len(s.Addrs) != 1 {
-		return "", fmt.Errorf("locks: %s is one server, and there are %d addresses", s.Lock, len(s.Addrs))
+		return "", fmt.Errorf("locks: %s takes one server, but %d addresses were given", s.Lock, len(s.Addrs))
 	}
 	return s.Addrs[0], nil
 }

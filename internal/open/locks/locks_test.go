@@ -40,16 +40,16 @@ func TestOpenRefuses(t *testing.T) {
 		want string
 	}{
 		{locks.Spec{Lock: "memcached"}, `there is no lock "memcached"; there are consul, etcd, postgres, redis, redlock, s3, zookeeper`},
-		{locks.Spec{Lock: locks.Redis, Addrs: []string{"a:1", "b:1"}}, "redis is one server, and there are 2 addresses"},
-		{locks.Spec{Lock: locks.Redis, Addrs: []string{"redis://:" + secret + "@host:port"}}, "no redis:// URL"},
+		{locks.Spec{Lock: locks.Redis, Addrs: []string{"a:1", "b:1"}}, "redis takes one server, but 2 addresses were given"},
+		{locks.Spec{Lock: locks.Redis, Addrs: []string{"redis://:" + secret + "@host:port"}}, "not a redis:// URL"},
 		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"127.0.0.1:5432"}}, "is not a postgres:// URL, as in"},
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:7070/a/b"}}, "is not like s3://[ID:SECRET@]BUCKET"},
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"http://id:" + secret + "@host:port"}}, "is not like s3://[ID:SECRET@]BUCKET"},
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"127.0.0.1:7070"}}, "is not like s3://[ID:SECRET@]BUCKET"},
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"s3://id:" + secret + "@bucket?endpoint=h:1"}}, "the endpoint of s3 is not of the form http://HOST:PORT"},
 		{locks.Spec{Lock: locks.S3, Addrs: []string{"s3://:" + secret + "@bucket"}}, "there are no credentials for s3://:xxxxx@bucket"},
-		{locks.Spec{Lock: locks.Redlock, Addrs: []string{"a:1", " a:1", "b:1"}}, "one is empty or there twice"},
-		{locks.Spec{Lock: locks.Etcd, Addrs: []string{"a:1", ""}}, "one is empty or there twice"},
+		{locks.Spec{Lock: locks.Redlock, Addrs: []string{"a:1", " a:1", "b:1"}}, "include an empty or repeated one"},
+		{locks.Spec{Lock: locks.Etcd, Addrs: []string{"a:1", ""}}, "include an empty or repeated one"},
 		{locks.Spec{Lock: locks.Postgres, Addrs: []string{"postgres://u:" + secret + "@host:port/db"}}, "not a postgres:// URL"},
 	} {
 		c.spec.TTL = time.Second

@@ -9,8 +9,8 @@ import (
 )
 
 // URLs lists [ParseURL]'s URLs.
-const URLs = "redis://HOST:PORT, redlock://HOST:PORT,HOST:PORT,..., etcd://HOST:PORT,..., zookeeper://HOST:PORT,..., consul://HOST:PORT,\n" +
-	"postgres://USER@HOST:PORT/DB or s3://[ID:SECRET@]BUCKET[/PREFIX]?endpoint=URL&region=NAME; with TLS rediss, redlocks, etcds, consuls\n" +
+const URLs = "redis://[USER:PASSWORD@]HOST:PORT[/DB], redlock://HOST:PORT,HOST:PORT,..., etcd://HOST:PORT,..., zookeeper://HOST:PORT,..., consul://HOST:PORT,\n" +
+	"postgres://USER[:PASSWORD]@HOST:PORT/DB or s3://[ID:SECRET@]BUCKET[/PREFIX]?endpoint=URL&region=NAME; with TLS rediss, redlocks, etcds, consuls\n" +
 	"or ?sslmode=verify-full"
 
 // ErrScheme is wrapped by [ParseURL]'s error for a URL whose scheme is no lock's.

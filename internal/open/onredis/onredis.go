@@ -34,7 +34,7 @@ func Backend(_ context.Context, s scenarios.LockSpec) (dlock.Backend, error) {
 		return nil, fmt.Errorf("there is no variant %q of %s", s.Variant, s.Lock)
 	}
 	if len(s.Addrs) != 1 {
-		return nil, fmt.Errorf("%s is one server, and there are %d addresses", s.Lock, len(s.Addrs))
+		return nil, fmt.Errorf("%s takes one server, but %d addresses were given", s.Lock, len(s.Addrs))
 	}
 	client, err := redisclient.New(s.Addrs[0])
 	if err != nil {

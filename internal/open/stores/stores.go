@@ -46,7 +46,8 @@ func Redacted(addr string) string {
 }
 
 // Addresses lists [Open]'s addresses.
-const Addresses = "http://HOST:PORT, postgres://USER@HOST:PORT/DB, redis://HOST:PORT, s3://[ID:SECRET@]BUCKET[/PREFIX] or\n" +
+const Addresses = "http://HOST:PORT, postgres://USER[:PASSWORD]@HOST:PORT/DB,\n" +
+	"redis://[USER:PASSWORD@]HOST:PORT[/DB], s3://[ID:SECRET@]BUCKET[/PREFIX] or\n" +
 	"dynamodb://[ID:SECRET@]TABLE, the last two with ?endpoint=URL and &region=NAME, by default the environment's, or else Amazon's"
 
 // Options are the optional settings of [Open].
