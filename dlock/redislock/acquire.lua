@@ -4,7 +4,7 @@
 -- the queue, the last token, subscribers of the asker} if it is held; {-1} if too many wait. A waiter that joins behind
 -- others gets -1 for the ms: it needn't know, and the last token is 0 to all that join. A request that doesn't wait
 -- gets 0 for all but the ms.
--- mint, hand_over and roll_call are in lib.lua.
+-- mint and hand_over are in lib.lua, roll_call and answer in queue.lua.
 local owner, ttl, place, most, again = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local holder = redis.call('GET', lock)

@@ -49,10 +49,10 @@ import (
 var lua embed.FS
 
 var (
-	acquireScript = redisscript.Load(lua, "lib.lua", "acquire.lua")
-	renewScript   = redisscript.Load(lua, "lib.lua", "renew.lua")
+	acquireScript = redisscript.Load(lua, "lib.lua", "queue.lua", "acquire.lua")
+	renewScript   = redisscript.Load(lua, "lib.lua", "queue.lua", "renew.lua")
 	releaseScript = redisscript.Load(lua, "lib.lua", "release.lua")
-	leaveScript   = redisscript.Load(lua, "lib.lua", "leave.lua")
+	leaveScript   = redisscript.Load(lua, "lib.lua", "queue.lua", "leave.lua")
 	freeScript    = redisscript.Load(lua, "free.lua")
 	reapScript    = redisscript.Load(lua, "reap.lua")
 )

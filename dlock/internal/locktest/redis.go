@@ -16,15 +16,17 @@ type RedisHook struct {
 	Suffix string // of kinds
 }
 
-// RedisKinds returns the names of scripts by hash and by text: files NAME.lua, after one that all begin with.
+// RedisKinds returns the names of scripts by hash and by text: files NAME.lua, which may begin with lib.lua, or with it and
+// queue.lua.
 func RedisKinds(t *testing.T, names ...string) map[any]string {
 	t.Helper()
 	kinds := map[any]string{}
 	lib, _ := os.ReadFile("lib.lua")
+	queue, _ := os.ReadFile("queue.lua")
 	for _, name := range names {
 		src, err := os.ReadFile(name + ".lua")
 		require.NoError(t, err)
-		for _, text := range []string{string(src), string(lib) + string(src)} {
+		for _, text := range []string{string(src), string(lib) + string(src), string(lib) + string(queue) + string(src)} {
 			kinds[text], kinds[redis.NewScript(text).Hash()] = name, name
 		}
 	}
