@@ -266,11 +266,16 @@ func (s *Store) close() error {
 
 // checkFile returns an error that wraps outcome unless path is still the open file's.
 func (s *Store) checkFile(outcome error) error {
-	now, err := os.Stat(s.path)
-	if errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(s.file, now) {
+	there, err := isAt(s.file, s.path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !there {
 		return fmt.Errorf("boltstore: %s: %w: the file was removed or replaced while it was open: stop this process and restore it", s.path, outcome)
 	}
-	return nil // another error of Stat doesn't mean that the file is gone
+	return nil // another error doesn't mean that the file is gone
+}
+
+func isAtByStat(file os.FileInfo, path string) (bool, error) {
+	now, err := os.Stat(path)
+	return err == nil && os.SameFile(file, now), err
 }
 
 // begin begins a transaction. The file's last one must be the store's last, else a file was copied over the open one. Callers
