@@ -40,7 +40,7 @@ type counter struct{ *redis.Client }
 func (c counter) Read(ctx context.Context, key string) (resource.Record, error) {
 	n, err := c.number(ctx, "fence:{"+key+"}", "set the lock's counter: 'fencelab fence set -counter -force URL KEY TOKEN'")
 	if errors.Is(err, redis.Nil) {
-		n, err = c.number(ctx, "fence-floor", "set it to the greatest token that any store has seen: 'redis-cli SET fence-floor TOKEN'")
+		n, err = c.number(ctx, "fence-floor", "set it to the greatest token that any store has seen, at most 2^53 - 2: 'redis-cli SET fence-floor TOKEN'")
 		if errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "MOVED ") || redis.HasErrorPrefix(err, "ASK ") {
 			err = nil
 		}

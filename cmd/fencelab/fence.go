@@ -21,9 +21,9 @@ import (
 const fenceAbout = `
 Shows or raises the fence of the resource KEY in a store, printed as TOKEN.SEQ, or with
 -counter the last token of the lock KEY at redis://, postgres:// or s3://. A
-filestore, with its gatekeeper stopped, is file://DIRECTORY. With -force it also lowers
-them, creates missing ones, and replaces a Redis counter that isn't a number: first stop
-all holders.`
+filestore, with its gatekeeper stopped, is file://DIRECTORY. With -force it also
+creates a missing one and, once you have stopped all holders, lowers one or replaces a
+Redis counter that isn't a number.`
 
 const fenceExamples = `
   fencelab fence show postgres://app@db/app acme
@@ -74,9 +74,9 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 	defer func() { err = errors.Join(err, f.Close()) }()
 	rec, err := f.Read(ctx, args[1])
 	old, unreadable := rec.MaxFence, errors.Is(err, errNotANumber)
-	before := old.String()
-	if unreadable {
-		before = "not a number"
+	before := "was " + old.String()
+	if unreadable { // or fence-floor, which still is then
+		before = "couldn't be read"
 	}
 	switch notFound := errors.Is(err, resource.ErrNotFound); {
 	case notFound && !set:
@@ -101,7 +101,7 @@ func runFence(ctx context.Context, args []string, stdout io.Writer) (err error) 
 			rec, err = f.Read(ctx, args[1]) // a holder may have raised it meanwhile
 		}
 		if err == nil {
-			_, err = fmt.Fprintf(stdout, "%s was %s and is %v\n", what, before, rec.MaxFence)
+			_, err = fmt.Fprintf(stdout, "%s %s and is %v\n", what, before, rec.MaxFence)
 		}
 	}
 	if err != nil {

@@ -26,7 +26,8 @@
 // Behind a proxy that pools by transaction no notification arrives: a waiter polls when the holder's lease ends, and once a
 // minute. In a database whose encoding isn't UTF8 all clients must have the same client_encoding, or one key may have two
 // rows. All sessions must find the same table: a temporary one of that name would hide it from its session, which could then
-// get locks that others hold. Give Options.Table its schema where that can happen.
+// get locks that others hold. Give Options.Table its schema where that can happen. Nor may the table be unlogged: after a crash
+// it is empty.
 //
 // By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits
 // for a statement that is running or being committed. One that has not begun, for example because the server's process was
@@ -384,7 +385,7 @@ func gaveUp(ctx context.Context) error { return fmt.Errorf("pglock: waiting: %w"
 func failed(ctx context.Context, err error) error {
 	switch code(err) {
 	case "42P01":
-		err = fmt.Errorf("the table of locks is missing; create it with pglock.CreateSchema or dlock/pglock/schema.sql: %w", err)
+		err = fmt.Errorf("the table of locks is missing; create it with pglock.CreateSchema, or the default one with dlock/pglock/schema.sql: %w", err)
 	case "22P05", "22021":
 		err = fmt.Errorf("%w: the key cannot be written in the database's encoding: %w", dlock.ErrInvalid, err)
 	}

@@ -40,21 +40,21 @@ end
 if not place then
   return {0, pause or redis.call('PTTL', lock), 0, 0, 0, 0}
 end
-local position, length, last, heard, left = nil, nil, 0, 1, -1
+local position, last, heard, left = nil, 0, 1, -1
 local channel = answer(place) -- also one that joins: it may have had no waiter when it was called
 if again then
   heard = subscribers(channel)
   position = redis.call('LPOS', queue, place .. owner)
   last = tonumber(redis.call('GET', fence)) or 0
 end
+local length = redis.call('LLEN', queue)
 if position then
-  position, length = position + 1, redis.call('LLEN', queue)
+  position = position + 1
 else
-  length = redis.call('RPUSH', queue, place .. owner)
-  if length > tonumber(most) then
-    redis.call('RPOP', queue)
+  if length >= tonumber(most) then -- before it is changed: a refusal costs no sync
     return {-1}
   end
+  length = redis.call('RPUSH', queue, place .. owner)
   position = length
 end
 if again or position == 1 then

@@ -9,10 +9,10 @@ local ENTRY = '^(%d+) (%S+) (.*)$'
 -- How long a queue is kept that nobody has polled, in ms. Waiters poll more often than that.
 local KEPT = 120000
 
--- unreadable reports whether the user lacks permission (in the words of Redis 6, 7 and later) or the key has the wrong type, rather
--- than that the key is on another server.
+-- unreadable reports whether the user lacks permission, in the words of Redis 6, 7 and later, rather than that the key is on another
+-- server.
 local function unreadable(err)
-  for _, says in ipairs({'NOPERM', 'ACL failure', "executing the script can't", 'WRONGTYPE'}) do
+  for _, says in ipairs({'NOPERM', 'ACL failure', "executing the script can't"}) do
     if string.find(err, says, 1, true) then
       return true
     end
@@ -36,8 +36,9 @@ local function mint()
   if token == 1 then
     local least = redis.pcall('GET', floor)
     local refused, bad = type(least) == 'table' and least.err, nil
-    if refused and string.find(refused, 'WRONGTYPE', 1, true) or type(least) == 'string' and not string.find(least, '^%d+$') then
-      bad = 'ERR ' .. floor .. ', where counters start, is not a number'
+    local start = type(least) == 'string' and (string.match(least, '^%d+$') and tonumber(least) or 2^53)
+    if refused and string.find(refused, 'WRONGTYPE', 1, true) or start and (start > 2^53 - 2 or string.format('%.0f', start) ~= least) then
+      bad = 'ERR ' .. floor .. ', where counters start, is not a number from 0 to 2^53 - 2'
     elseif refused and unreadable(refused) then
       bad = 'NOPERM ' .. floor .. ', where counters start: ' .. refused
     end

@@ -2,6 +2,9 @@
 -- to the greatest of them: no token goes backwards. KEYS: floor, then counter, lock and queue of each key.
 -- Returns how many were deleted.
 local floor = tonumber(redis.call('GET', KEYS[1]) or 0)
+if not floor then
+  return redis.error_reply('ERR ' .. KEYS[1] .. ', where counters start, is not a number')
+end
 local gone = {}
 for i = 2, #KEYS, 3 do
   if redis.call('EXISTS', KEYS[i + 1], KEYS[i + 2]) == 0 then

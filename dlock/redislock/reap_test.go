@@ -98,15 +98,24 @@ type traced struct{ redis.UniversalClient }
 func TestFloorThatIsNotANumber(t *testing.T) {
 	r := newReaping(t)
 	floor := r.prefix + "fence-floor"
-	for _, bad := range []redis.Cmder{r.c.Set(t.Context(), floor, "20.", 0), r.c.LPush(t.Context(), floor+"s", 1)} {
-		require.NoError(t, bad.Err())
+	refused := func(bad string) {
 		for range 2 {
 			_, err := r.b.TryAcquire(t.Context(), dlock.Request{Key: "k", Owner: uuid.NewString(), TTL: time.Hour})
-			require.ErrorContains(t, err, floor+", where counters start, is not a number")
-			require.Empty(t, r.counter("k"))
+			require.ErrorContains(t, err, floor+", where counters start, is not a number", bad)
+			require.Empty(t, r.counter("k"), bad)
 		}
-		r.c.Rename(t.Context(), floor+"s", floor)
 	}
+	for _, bad := range []string{"20.", "", "020", "-1", "9007199254740991", "18446744073709551615"} {
+		require.NoError(t, r.c.Set(t.Context(), floor, bad, 0).Err())
+		refused(bad)
+	}
+	require.NoError(t, r.c.Set(t.Context(), floor, "abc", 0).Err())
+	r.set("other", "5")
+	_, err := r.b.Reap(t.Context())
+	require.ErrorContains(t, err, floor+", where counters start, is not a number")
+	require.NoError(t, r.c.Del(t.Context(), floor).Err())
+	require.NoError(t, r.c.LPush(t.Context(), floor, 1).Err())
+	refused("a list")
 	require.NoError(t, r.c.Set(t.Context(), floor, 20, 0).Err())
 	require.EqualValues(t, 21, r.use("k"))
 }

@@ -100,6 +100,11 @@ func TestSwap(t *testing.T) {
 	}
 }
 
+func TestValueThatCouldNotBeRead(t *testing.T) {
+	err := cas.Postgres{}.Swap(t.Context(), "k", 0, make([]byte, 256<<20+1))
+	require.ErrorContains(t, err, "at most 268435456 are allowed")
+}
+
 // A read, too, may fail to serialize.
 func TestGetRetries(t *testing.T) {
 	admin, name, ctx := newPostgres(t).Pool, "retries_"+strings.ReplaceAll(uuid.NewString(), "-", ""), t.Context()

@@ -46,7 +46,7 @@ func (p Postgres) Get(ctx context.Context, key string) (value []byte, version in
 	return value, version, err
 }
 
-const maxValue = 256 << 20 // in bytes: Get sends it as hex, and PostgreSQL's texts end at 1 GB
+const maxValue = 256 << 20 // in bytes, half of what PostgreSQL can send as hex, as Get does
 
 // Swap is [Store.Swap]. A value has at most 256 MiB.
 func (p Postgres) Swap(ctx context.Context, key string, version int64, value []byte) error {
@@ -54,7 +54,7 @@ func (p Postgres) Swap(ctx context.Context, key string, version int64, value []b
 		return err
 	}
 	if len(value) > maxValue {
-		return fmt.Errorf("cas: the value of %q has %d bytes, at most %d can be read", key, len(value), maxValue)
+		return fmt.Errorf("cas: the value of %q has %d bytes, at most %d are allowed", key, len(value), maxValue)
 	}
 	if value == nil {
 		value = []byte{}

@@ -246,6 +246,8 @@ func TestUnloggedTable(t *testing.T) {
 	_, err := pool.Exec(t.Context(), "ALTER TABLE "+o.Table.Sanitize()+" SET UNLOGGED")
 	require.NoError(t, err)
 	require.ErrorContains(t, s.Write(t.Context(), newKey(), at(7), nil), "the table of fences is unlogged")
+	_, err = s.ReadFenced(t.Context(), newKey(), at(7))
+	require.ErrorContains(t, err, "the table of fences is unlogged")
 }
 
 func TestGuardRefusesInvalid(t *testing.T) {

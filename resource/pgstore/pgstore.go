@@ -122,12 +122,12 @@ func New(pool *pgxpool.Pool, opts *Options) (*Store, error) {
 	return &Store{pool: pool, t: tableNamed(name)}, nil
 }
 
-// maxValue is the size of the largest value in bytes: reads send it as hex, and PostgreSQL's texts end at 1 GB.
+// maxValue is the size of the largest value in bytes, half of what PostgreSQL can send as hex, as reads do.
 const maxValue = 256 << 20
 
 func fits(key string, value []byte) error {
 	if len(value) > maxValue {
-		return fmt.Errorf("%w: that of %q has %d bytes, at most %d can be read", resource.ErrTooLarge, key, len(value), maxValue)
+		return fmt.Errorf("%w: that of %q has %d bytes, at most %d are allowed", resource.ErrTooLarge, key, len(value), maxValue)
 	}
 	return nil
 }
@@ -283,7 +283,7 @@ func orEmpty(value []byte) []byte {
 
 func failed(ctx context.Context, err error) error {
 	if code(err) == "42P01" {
-		err = fmt.Errorf("the table of fences is missing; create it with pgstore.CreateSchema or resource/pgstore/schema.sql: %w", err)
+		err = fmt.Errorf("the table of fences is missing; create it with pgstore.CreateSchema, or the default one with resource/pgstore/schema.sql: %w", err)
 	}
 	if code(err) == "53100" { // its disk is full
 		err = fmt.Errorf("%w: %w", resource.ErrNoRoom, err)

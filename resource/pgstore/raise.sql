@@ -1,7 +1,7 @@
 -- Raises the fence of a key, unless an equal or greater one is accepted, and reads the key.
 -- $1: key, $2: token, $3: seq, $4: whether to return the value.
 -- One row: the fence and the value; whether that fence refuses the call, the caller says.
--- No row: a concurrent one was faster, or the table is temporary, unlogged or a view.
+-- No row: a concurrent one was faster, the table is unlogged, or a temporary table or view shadows it.
 WITH lasting AS MATERIALIZED ( -- no row for a temporary or unlogged table
   SELECT FROM pg_catalog.pg_class WHERE oid = 'fencelab_fence'::regclass AND relpersistence = 'p'
 ), held AS MATERIALIZED ( -- a first check, as in write.sql

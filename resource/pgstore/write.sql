@@ -1,7 +1,7 @@
 -- Raises the fence of a key to a greater one, and sets the value or the request.
 -- $1: key, $2: token, $3: seq, $4: value, NULL to leave it alone, $5: request, empty for none, NULL with a value.
 -- One row: NULLs if accepted, else the fence seen and whether it is this very write.
--- No row: a concurrent one was faster, or the table is temporary, unlogged or a view.
+-- No row: a concurrent one was faster, the table is unlogged, or a temporary table or view shadows it.
 WITH lasting AS MATERIALIZED ( -- no row for a temporary or unlogged table
   SELECT FROM pg_catalog.pg_class WHERE oid = 'fencelab_fence'::regclass AND relpersistence = 'p'
 ), held AS MATERIALIZED (

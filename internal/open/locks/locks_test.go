@@ -85,9 +85,9 @@ func TestParseURL(t *testing.T) {
 		require.Equal(t, want.says, s.String())
 	}
 	for url, want := range map[string]string{
-		"":                         "use one of redis://HOST:PORT",
-		"hunter2":                  "use one of redis://HOST:PORT",
-		"s4://u:hunter2@bucket":    "use one of redis://HOST:PORT",
+		"":                         "use one of redis://[USER:PASSWORD@]HOST:PORT",
+		"hunter2":                  "use one of redis://[USER:PASSWORD@]HOST:PORT",
+		"s4://u:hunter2@bucket":    "use one of redis://[USER:PASSWORD@]HOST:PORT",
 		"etcd://u:hunter2@h:1":     "a URL of etcd is etcd://HOST:PORT alone, without a user",
 		"consul://h:1/path":        "a URL of consul is consul://HOST:PORT alone",
 		"redlock://:hunter2@a:1,b": `a URL of redlock is redlock://HOST:PORT, and "b" is not HOST:PORT`,
