@@ -13,11 +13,12 @@
 //	fence-floor         counter: the greatest token that [Backend.Reap] has deleted
 //	wake:UUID           Pub/Sub channel of a Backend
 //
-// The counter is as durable as the Redis: a restart without persistence, a failover to a lagging replica, an eviction or a FLUSHALL
-// can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or use a lock on a consensus
-// store (etcdlock, zklock, consullock). To repair a counter, INCRBY fence:{KEY} by one more than the difference of the tokens in the resource's error: a holder
-// that repeats its request gets the counter itself. Don't use SET, which could lower it. If there is no counter, INCRBY fence-floor
-// by the token that the resource has seen, since missing counters start there; in a Cluster, INCRBY the counter itself.
+// The counter is as durable as the Redis: a restart without persistence, a failover to a lagging replica, an eviction or a
+// FLUSHALL can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or use a lock on a
+// consensus store (etcdlock, zklock, consullock). To repair a counter, INCRBY fence:{KEY} by one more than the difference of
+// the tokens in the resource's error: a holder that repeats its request gets the counter itself. Don't use SET, which could
+// lower it. If there is no counter, INCRBY fence-floor by the token that the resource has seen, since missing counters start
+// there; in a Cluster, INCRBY the counter itself.
 //
 // While a Cluster moves a key's slot, its lock can be renewed and released, but not granted: Acquire waits for the end of
 // the move, and TryAcquire returns the server's TRYAGAIN, MOVED or ASK.

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isAt reports whether file is at path. It asks for the inode alone: once a process has asked for its times, Linux 6.13 and later note
-// the exact time of the next write, and the sync of that takes longer, by a fifth where it takes 0.1 ms.
+// isAt reports whether file is at path. It asks for the inode alone: once a process has asked for a file's times, Linux 6.13
+// and later give the next write an exact time, and its sync takes longer.
 func isAt(file os.FileInfo, path string) (bool, error) {
 	var now unix.Statx_t
 	was, ok := file.Sys().(*syscall.Stat_t)

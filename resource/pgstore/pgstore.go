@@ -1,5 +1,6 @@
 // Package pgstore is fencing in PostgreSQL 12 or later: [Guard] for transactions of your own, and [Store]. A fence is a row
-// of fencelab_fence, which [CreateSchema] or running [Schema] creates; it is compared once it is locked. The lock lasts until the transaction ends, so transactions take effect in the order of their fences.
+// of the table fencelab_fence, which [CreateSchema] creates, or [Schema] in your migrations. It is compared once it is locked. The
+// lock lasts until the transaction ends, so transactions take effect in the order of their fences.
 //
 // It requires that
 //   - every writer uses the guard, and nobody deletes fences;
