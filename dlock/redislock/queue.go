@@ -83,6 +83,7 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 	defer b.sub.drop(w)
 	a, err := b.settled(ctx, r, joining)
 	if err != nil && !answered(err) && ctx.Err() == nil && b.open.Err() == nil {
+		w.late = true
 		a, err = b.settled(ctx, r, queued)
 	}
 	if err != nil || a.token != 0 {
@@ -91,7 +92,7 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 	if g, err = b.await(ctx, r, w, a); err != nil && !errors.Is(err, dlock.ErrQueueFull) {
 		b.sub.mu.Lock()
 		defer b.sub.mu.Unlock()
-		b.sub.scheduleLeave(r.Key, r.Owner, r.TTL) //nolint:contextcheck // ctx's end is a reason to leave the queue
+		b.sub.scheduleLeave(r.Key, r.Owner, r.TTL).last[r.Owner] = !w.late //nolint:contextcheck // ctx's end is a reason to leave the queue
 	}
 	return g, err
 }
@@ -156,6 +157,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 			a, failing, retry, next = later, time.Time{}, 0, time.Now().Add(b.pause(later))
 			continue
 		}
+		w.late = true
 		failing = cmp.Or(failing, time.Now())
 		if answered(err) || ctx.Err() != nil || b.open.Err() != nil || time.Since(failing) > r.TTL {
 			return g, err
@@ -202,6 +204,7 @@ func answered(err error) bool {
 // is retried until the server responds, or the queue has expired; after Close, it is tried once.
 type batch struct {
 	entries map[string]string // in the queue, by owner
+	last    map[string]bool   // owners whose requests were all answered: while this is sent, they needn't leave again
 	began   time.Time
 	sent    bool
 	done    chan struct{}
@@ -219,16 +222,16 @@ const (
 // that Close waits for. ttl is the request's, which identifies its entry, or 0 if only its lock is known.
 func (sub *subscriber) scheduleLeave(key, owner string, ttl time.Duration) *batch {
 	all, running := sub.leaving[key]
-	i := slices.IndexFunc(all, func(l *batch) bool { return !l.sent && l.entries[owner] != "" })
+	i := slices.IndexFunc(all, func(l *batch) bool { return l.entries[owner] != "" && (!l.sent || l.last[owner]) })
 	if i < 0 {
 		i = len(all) - 1
 		if i < 0 || all[i].sent || len(all[i].entries) == leaveBatch {
-			all = append(all, &batch{entries: map[string]string{}, began: time.Now(), done: make(chan struct{})})
+			all = append(all, &batch{entries: map[string]string{}, last: map[string]bool{}, began: time.Now(), done: make(chan struct{})})
 			sub.leaving[key] = all
 			i++
 		}
 	}
-	if all[i].entries[owner] == "" || ttl != 0 {
+	if !all[i].sent && (all[i].entries[owner] == "" || ttl != 0) {
 		all[i].entries[owner] = sub.b.entryPrefix(ttl) + owner
 	}
 	if !running {

@@ -48,6 +48,7 @@ type subscription struct {
 type waiter struct {
 	key, owner string
 	notices    chan notice // the last, if it is unread
+	late       bool        // a request was not answered, and may still arrive
 }
 
 // notice is a message to a waiter; the zero value makes it poll.
