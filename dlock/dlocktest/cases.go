@@ -142,8 +142,8 @@ func tokensSurviveExpiry(e *env) {
 	}
 }
 
-// lateGrant has a take a key over a link that holds the reply back until b has taken it too, after a's lease has expired.
-// It returns both results, and whether a detected that its grant came too late, and got another one after b's.
+// lateGrant has a take a key over a link that holds the reply until b has taken it too, after a's lease has expired. It returns
+// both results, and whether a detected that its grant came too late, and got another after b's.
 func lateGrant(e *env) (first, second granted, again bool) {
 	a, hold := e.faulty(repliesHeld)
 	b := e.backend()
@@ -156,7 +156,7 @@ func lateGrant(e *env) (first, second granted, again bool) {
 		late := e.acquiring(ctx, a, r)
 		e.pass(e.short / 4)
 		g, err := b.TryAcquire(e.ctx, request(r.Key, long))
-		if err == nil && !e.virtual { // a's request was too late, or its lease has run out already: start over
+		if err == nil && !e.virtual { // a's request came too late, or its lease is over already: start over
 			e.release(b, g)
 			cancel()
 			deliver()
@@ -186,7 +186,7 @@ func lateGrant(e *env) (first, second granted, again bool) {
 func tokenMintedWithGrant(e *env) {
 	first, second, again := lateGrant(e)
 	switch {
-	case first.err != nil: // no grant, no token
+	case first.err != nil:
 		return
 	case again:
 		assert.Greater(e, first.g.Fence, second.g.Fence, "token of a grant after the other's release")
@@ -195,9 +195,9 @@ func tokenMintedWithGrant(e *env) {
 	assert.Less(e, first.g.Fence, second.g.Fence, "token of a grant whose reply came late")
 }
 
-// handedOver has b wait for a key with the given TTL, and get it when its holder releases it. Nobody renews b's lease, and
-// it must last as long as b was told. If hold isn't nil it holds b's replies, and b learns of its grant late. The longer of the two
-// leases matters only if it is provisional.
+// handedOver has b wait for a key, and get it when its holder releases it. Nobody renews b's lease, which must last as long as b
+// was told. hold, unless nil, holds b's replies, so that b learns of its grant late. With ttl > e.short only a provisional lease
+// is checked.
 func handedOver(e *env, b dlock.Backend, hold func() (deliver func()), ttl time.Duration) {
 	a, c := e.backend(), e.backend()
 	for {
@@ -301,7 +301,7 @@ func waiterOutlivesHolder(e *env) {
 	e.pass(e.short)
 	w := e.won(won)
 	if e.Advance != nil {
-		return // the Locker's timer and the server's clock have nothing to do with each other
+		return // the Locker's timer doesn't follow the service's clock
 	}
 	e.checkOver(g.Start, g.TTL, w.at)
 
@@ -316,7 +316,7 @@ func waiterOutlivesHolder(e *env) {
 
 func waiterCancelled(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
-	// The cause may be another lock's error: an errgroup's, say.
+	// The cause may be another lock's error, as in an errgroup.
 	why := fmt.Errorf("the caller has had enough: %w, %w, %w", dlock.ErrHeld, dlock.ErrLost, dlock.ErrQueueFull)
 	ended, end := context.WithCancelCause(e.ctx)
 	end(why)
@@ -365,8 +365,7 @@ func waiterCancelled(e *env) {
 	w = e.won(e.acquiring(e.ctx, b, request(key, long)))
 }
 
-// waitersCutOff starts so many waiters that a one-second hand-over to each dead one would exceed the case's
-// time.
+// waitersCutOff starts so many waiters that a one-second hand-over to each dead one would exceed the case's time.
 func waitersCutOff(e *env) {
 	const waiters = 200
 	a, loseRequests := e.faulty(requestsLost)
@@ -415,7 +414,7 @@ func waiterIsTold(e *env) {
 	e.release(b, w.g)
 	before = e.Requests()
 	e.pass(e.short)
-	passing := e.Requests() - before // the kit's own, sent to let time pass
+	passing := e.Requests() - before // the kit's own, to let time pass
 	assert.LessOrEqual(e, spent, times*(passing+2), "requests while a waiter waits for %d times the short TTL", times)
 }
 
@@ -508,7 +507,7 @@ func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Ba
 	e.pass(e.short)
 	e.won(won)
 	deliver()
-	<-answer // whatever it is: the outcome is what counts
+	<-answer // only the outcome counts
 	return b, key
 }
 
@@ -549,7 +548,7 @@ func releaseRepeated(e *env) {
 	second := e.take(a, key, long)
 	assert.ErrorIs(e, a.Release(e.ctx, first), dlock.ErrLost, "Release of an earlier grant, repeated")
 	e.checkHeld(b, key)
-	// By rule 9 this undoes an acquire; there may be something to undo, such as a vote on a node that the release is yet to reach.
+	// By rule 9 this undoes an acquire, and there may be something to undo, such as a vote that the release hasn't reached yet.
 	if err := a.Release(e.ctx, dlock.Grant{Key: key, Owner: first.Owner, TTL: long}); err != nil {
 		assert.ErrorIs(e, err, dlock.ErrLost, "Release of an earlier grant, as of an acquire without a reply")
 	}

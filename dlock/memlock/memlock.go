@@ -33,12 +33,12 @@ type lock struct {
 	owner   string    // the last owner; "" once it has released
 	until   time.Time // when the owner's lease runs out
 	waiters []*waiter // in order of arrival
-	alarm   time.Time // when the next timer will call settle; zero: there is none
+	alarm   time.Time // when the next timer calls settle; zero: none
 }
 
 type waiter struct {
 	r       dlock.Request
-	granted chan dlock.Grant // has room for the grant
+	granted chan dlock.Grant
 }
 
 // New returns a Backend with its own memory.
@@ -168,7 +168,7 @@ func (m *memory) settle(l *lock) {
 		m.grant(l, l.waiters[0].r)
 	}
 	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
-		if w.r.Owner != l.owner { // a request may have been repeated while it waited
+		if w.r.Owner != l.owner { // a request may be repeated while it waits
 			return false
 		}
 		w.granted <- m.grant(l, w.r)

@@ -108,7 +108,7 @@ func (sub *subscriber) read(o *opening) error {
 	defer s.cancel(nil)
 	sub.busy.Go(func() { sub.probe(s) })
 	sub.mu.Lock()
-	clear(sub.taken) // what was sent to earlier subscriptions is not read any more
+	clear(sub.taken) // messages to earlier subscriptions aren't read any more
 	sub.mu.Unlock()
 	err := s.ps.Subscribe(s.ctx, sub.channel)
 	for err == nil {
@@ -118,7 +118,7 @@ func (sub *subscriber) read(o *opening) error {
 		switch m := msg.(type) {
 		case *redis.Message:
 			sub.deliver(m.Payload)
-			runtime.Gosched() // the waiter first: the next read would find nothing yet
+			runtime.Gosched() // let the waiter run first: the next read would find nothing yet
 		case *redis.Subscription:
 			sub.confirmed(s, o)
 		}
@@ -200,8 +200,8 @@ func (sub *subscriber) key(lock string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(lock, sub.b.o.Prefix+"lock:{"), "}")
 }
 
-// notify replaces w's unread notice, unless that tells more: a later grant does, and a poll more than for how long a lease lasts. Nothing
-// replaces n if it makes w poll, which finds the grant, too. sub.mu is held, so there is no other sender.
+// notify replaces w's unread notice unless that tells more: a later grant, or a poll where n only says how long a lease lasts. A
+// poll replaces any, since it finds the grant too. sub.mu is held, so there is no other sender.
 func (w *waiter) notify(n notice) {
 	select {
 	case last := <-w.notices:

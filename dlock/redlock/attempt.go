@@ -37,7 +37,7 @@ type attempt struct {
 	own                   bool // this owner wrote token, on one node at least
 	holders               map[string]int
 	held                  bool        // another owner has a quorum
-	frees                 []time.Time // when leases on nodes that refused end; those without an end are left out
+	frees                 []time.Time // when the leases on nodes that refused end, if they do
 }
 
 // phaseOne is the state of phase one on a node. Phase two and a release wait for it: on another connection they could overtake
@@ -52,7 +52,7 @@ func (a *attempt) run(ctx context.Context) (token uint64, err error) {
 	if ctx.Err() != nil {
 		return 0, ended(ctx)
 	}
-	a.start = time.Now() // before the requests leave: no node can start the lease earlier
+	a.start = time.Now() // before the requests are sent: no node can start the lease earlier
 	defer func() {
 		if err != nil {
 			a.undo(ctx)
@@ -167,7 +167,7 @@ func (a *attempt) mint(ctx context.Context) (uint64, error) {
 	}
 }
 
-// write writes token to a quorum. If counters that are ahead prevent that, it returns the highest of them.
+// write writes token to a quorum, or returns the highest of the counters that are ahead and prevent that.
 func (a *attempt) write(ctx context.Context, token uint64) (top uint64, err error) {
 	type reply struct {
 		written

@@ -75,8 +75,8 @@ func mintOn(
 
 const maxReleases = 3 // to a node whose connections break
 
-// releaseOn reports whether the owner had the lock. It repeats the script itself instead of go-redis: after a lost reply, a
-// script that finds nothing doesn't say who had it.
+// releaseOn reports whether the owner had the lock. It retries itself, not through go-redis: a retry that finds nothing after a
+// lost reply leaves that unknown.
 func releaseOn(ctx context.Context, c redis.UniversalClient, lock, owner string, attempt int64) (owned bool, err error) {
 	for range maxReleases {
 		n, failure := releaseScript.Run(ctx, redisscript.Once{UniversalClient: c}, []string{lock}, owner, attempt).Int64()
