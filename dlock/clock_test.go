@@ -50,8 +50,7 @@ func held(t *testing.T, f func(t *testing.T, l *Locker, h *Handle)) {
 	})
 }
 
-// suspend simulates the suspension of the machine: the wall clock has moved, the monotonic clock has not, and no timer has
-// run.
+// suspend simulates a suspended machine: the wall clock has moved, the monotonic clock has not, and no timer has run.
 func suspend(h *Handle, d time.Duration) {
 	h.ls.mu.Lock()
 	defer h.ls.mu.Unlock()
@@ -65,7 +64,7 @@ func TestSuspendedMachine(t *testing.T) {
 			suspend(h, end-1)
 			require.NoError(t, h.Context().Err(), "a moment before the end")
 			suspend(h, 1)
-			// Not even the timer's turn is needed.
+			// Without the timer.
 			require.ErrorIs(t, h.Context().Err(), context.Canceled)
 			require.ErrorIs(t, context.Cause(h.Context()), ErrLost)
 		})
@@ -107,7 +106,6 @@ func TestSuspendedMachine(t *testing.T) {
 	})
 }
 
-// Until counts the time for which the machine was suspended, and so do renewals.
 func TestSuspendedMachineUntil(t *testing.T) {
 	held(t, func(t *testing.T, _ *Locker, h *Handle) {
 		until := h.Until()
@@ -150,7 +148,7 @@ func TestSuspendedMachineUntil(t *testing.T) {
 	}
 }
 
-// Calls may come before its timers have run. The loss is reported once; a late answer to a renewal doesn't extend the lease.
+// Calls may come before its timers have run. A late reply to a renewal doesn't extend the lease.
 func TestFrozenProcess(t *testing.T) {
 	for name, call := range map[string]func(h *Handle){
 		"done": func(h *Handle) {

@@ -109,7 +109,7 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// A loss of which the lock service tells, and one that time tells, are counted and logged once.
+// Every loss is counted and logged once, whether the lock service or the clock shows it.
 func TestLossIsReported(t *testing.T) {
 	for _, told := range []bool{true, false} {
 		faked(t, func(t *testing.T, f *fake) {

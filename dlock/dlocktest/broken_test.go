@@ -36,7 +36,7 @@ func TestRulesInStep(t *testing.T) {
 	want := map[string]int{}
 	number := regexp.MustCompile(`^\s*(\d+)\. `)
 	names := regexp.MustCompile(`\[([A-Z][A-Za-z]+(?:,\s+[A-Z][A-Za-z]+)*)\]`)
-	var rules []string // one a rule
+	var rules []string
 	for line := range strings.Lines(doc) {
 		if number.MatchString(line) {
 			rules = append(rules, "")
@@ -306,7 +306,7 @@ type breaker struct {
 	bound, open    bool
 }
 
-// books is what the clients of a broken service know of each other.
+// books is what the clients of a broken service share.
 type books struct {
 	mu     sync.Mutex
 	last   map[string]dlock.Grant // by key
@@ -496,7 +496,7 @@ func TestBroken(t *testing.T) {
 
 const neverReturns = "never returns"
 
-// A call that never returns is a failure, and the case ends before the test's time.
+// A call that never returns fails, and the case ends before the test's time.
 func TestNeverReturns(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$/^TryHeld$", "-test.timeout=40s")
