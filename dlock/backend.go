@@ -80,8 +80,8 @@ type Grant struct {
 	// released.
 	Provisional time.Duration
 
-	// Lost, if not nil, is closed when the backend learns that the lease is gone, for example because its session has expired.
-	// The Locker's timer ends the lease even without it.
+	// Lost, if not nil, is closed when the backend learns that the lease is gone. The Locker's timer ends the lease even without
+	// it.
 	Lost <-chan struct{}
 	// State is the backend's own, passed back to Renew and Release; nil in a Release that undoes a request without a grant.
 	State any

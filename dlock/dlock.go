@@ -3,8 +3,7 @@
 // The lock alone doesn't protect data: a holder that is frozen, cut off or slow for longer than its TTL continues after its
 // successor has begun. The token does, a number that grows with every grant of a key: send it with every write, and with every
 // read that a write depends on, and let the resource refuse a token older than one that it has accepted (M. Kleppmann, "How to do
-// distributed locking", 2016). The TTL then affects liveness only. [Handle.Next] also numbers the calls under one token; package
-// resource orders them by both.
+// distributed locking", 2016). The TTL then affects liveness only. [Handle.Next] also numbers the calls under one token.
 //
 //	err := locker.Do(ctx, "billing/acme", func(ctx context.Context, h *dlock.Handle) error {
 //		token, seq := h.Next()

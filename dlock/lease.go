@@ -21,7 +21,7 @@ type Handle struct {
 
 	releasing chan struct{} // held by one call of Release at a time
 	dropped   bool          // no longer counted in ls.holds; written under ls.mu
-	last      bool          // was the last to be dropped, which sends the release
+	last      bool          // the last to be dropped, which sends the release
 	done      bool
 	err       error // what Release returns once done
 }
@@ -49,8 +49,8 @@ func (h *Handle) Next() (token, seq uint64) {
 	return h.ls.g.Fence, h.ls.calls
 }
 
-// TTL is how long the lease lasts from the grant and from each renewal. A lease handed over by another holder may be shorter
-// until its first renewal, which is automatic.
+// TTL is how long the lease lasts from the grant and from each renewal. After a hand-over it may be shorter until the first
+// renewal, which is automatic.
 func (h *Handle) TTL() time.Duration { return h.ls.g.TTL }
 
 // AcquiredAt is when the lease began, on this process's clock: just before the winning request was sent.
@@ -96,13 +96,12 @@ func (h *Handle) ended() error { return context.Cause(h.ctx) }
 //
 // If the lock was no longer this handle's, nothing changes, release_by_non_owner_total counts it, and the error wraps [ErrLost]:
 // the critical section may have overlapped with another holder's. If nobody answers, the error wraps ErrLost only if the lease
-// had already ended; the lock is freed in the background or expires, and Release may be called again. If a first request got no
-// answer and a second finds the lock gone, Release returns nil: presumably the first removed it, although a failover looks the
-// same.
+// had already ended; the lock is then freed in the background or expires. If a first request got no answer and a second finds the
+// lock gone, Release returns nil: presumably the first removed it, although a failover looks the same.
 //
 // It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have ended, but at most
-// until a second after [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second. With a
-// ctx that cannot end, such as context.Background(), a client library that ignores deadlines may take until its own timeouts.
+// until a second after [Locker.Close]. If ctx has already ended, as in a deferred call, it still tries for a second. With a ctx
+// that cannot end, a client library that ignores deadlines may take until its own timeouts.
 //
 // Release doesn't revoke the token, which stays valid until a successor has used its own: wait for the answers to all writes
 // first.
@@ -159,7 +158,7 @@ type lease struct {
 	g    Grant
 	born time.Time // when the grant arrived; MaxHold counts from here
 
-	ctx    context.Context // ends with the lease
+	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	mu        sync.Mutex
@@ -214,7 +213,7 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:context
 	return ls
 }
 
-// begin returns the first handle, or nil if the grant has come too late: then nobody has held the lock, and no loss is reported.
+// begin returns the first handle, or nil if the grant came too late: nobody has held the lock, so no loss is reported.
 func (ls *lease) begin(ctx context.Context) *Handle {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -288,7 +287,7 @@ func (c *leaseContext) reenter(ctx context.Context) (h *Handle, held bool) {
 	return ls.handle(ctx), true
 }
 
-// drop ends h's context and removes its hold. It reports whether the lock must be released, and why the lease was lost before.
+// drop ends h's context and hold. It reports whether the lock must be released, and why the lease was lost before.
 func (h *Handle) drop() (last bool, lost error) {
 	ls := h.ls
 	ls.mu.Lock()
@@ -322,7 +321,7 @@ func (ls *lease) retire() bool {
 	return mine
 }
 
-// age is by the clock that shows more: the monotonic one stops while the machine is suspended, the wall clock may be set back.
+// age is by the faster clock: the monotonic one stops while the machine is suspended, the wall clock may be set back.
 func (ls *lease) age(now time.Time) time.Duration {
 	return max(now.Sub(ls.start), now.Round(0).Sub(ls.wall))
 }
@@ -386,7 +385,7 @@ func (ls *lease) expire() (lost error) {
 	return lost
 }
 
-// report counts and logs a loss, if lost isn't nil. ls.mu is not held: the logger is the user's.
+// report counts and logs a loss, if any. ls.mu is not held: the logger is the user's.
 func (ls *lease) report(lost error) {
 	if lost == nil {
 		return
@@ -399,8 +398,7 @@ func (ls *lease) report(lost error) {
 	ls.l.log.Warn(ErrLost.Error(), attrs...)
 }
 
-// end ends the lease and reports whether it was the first to do so. ls.mu is held, so whoever sees the lease over sees an ended
-// context too.
+// end reports whether it was the first. ls.mu is held, so whoever sees the lease over sees an ended context too.
 func (ls *lease) end(why error) bool {
 	if ls.over != nil {
 		return false
@@ -570,7 +568,7 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	return true, err
 }
 
-// await returns when f does, when ctx ends, or grace after the Locker's end, whichever is first.
+// await returns when f or ctx ends, or grace after the Locker's end.
 func (l *Locker) await(ctx context.Context, grace time.Duration, f func() error) error {
 	replied := make(chan error, 1)
 	l.run(func() { replied <- f() })
@@ -600,9 +598,9 @@ type heldKey struct {
 
 // leaseContext checks the clocks on every call: after a freeze the caller may run before the timer.
 type leaseContext struct {
-	valuesContext // ends with the handle
-	ls            *lease
-	section       int
+	valuesContext
+	ls      *lease
+	section int
 }
 
 func (c *leaseContext) Err() error {

@@ -18,15 +18,15 @@ const DefaultTTL = 10 * time.Second
 
 // Options configure a [Locker].
 type Options struct {
-	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at least 1
-	// ms (nil Options have DefaultTTL). With fencing it affects liveness only. A lease that was waited for may be shorter until
-	// its first renewal: with redislock, as short as half of the TTL or of Queue.HandoffTTL, whichever is less. The Locker renews
-	// such a lease halfway through, unless it has been released.
+	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at least
+	// 1 ms (nil Options have DefaultTTL). A lease that was waited for may be shorter until its first renewal: with redislock, as
+	// short as half of the TTL or of Queue.HandoffTTL, whichever is less. The Locker renews it halfway through, unless it has
+	// been released.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
-	// Reentrant lets a context that descends from a handle's context acquire that handle's key again. The inner handle has the
-	// same token; the lock is freed when every handle has been released.
+	// Reentrant lets a context that descends from a handle's acquire the key again. The inner handle has the same token; the lock
+	// is freed when every handle has been released.
 	Reentrant bool
 	// Share, if Sections is set, lets goroutines of this process share leases.
 	Share Share
@@ -42,8 +42,8 @@ type Renew struct {
 	// Every is the time between renewals; a third of the TTL is usual. 0: none, except that a lease that was waited for may be
 	// renewed once.
 	Every time.Duration
-	// MaxHold is the time after its grant for which a lease is renewed, so that a stuck holder doesn't hold for ever; the lease
-	// then ends within one more TTL. Required with Every. It limits [Handle.Renew] too; 0: no limit.
+	// MaxHold is the time after its grant for which a lease is renewed, so that a stuck holder loses it within one more TTL.
+	// Required with Every. It limits [Handle.Renew] too; 0: no limit.
 	MaxHold time.Duration
 }
 
@@ -128,10 +128,9 @@ func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
 	return l.acquire(ctx, key, false)
 }
 
-// Do calls f while it holds key, with the handle's context, which here also ends when ctx ends. It returns the error of
+// Do calls f while it holds key, with a context that ends with the handle's and with ctx. It returns the error of
 // [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease. [ErrLost] then means that f may
-// have overlapped with another holder, and only the fencing token kept their writes apart. Only the resource's replies to f say
-// whether f's writes took effect.
+// have overlapped with another holder. Only the resource's replies to f say whether f's writes took effect.
 func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {
 	h, err := l.Acquire(ctx, key)
 	if err != nil {
@@ -152,8 +151,7 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 	return f(&leaseContext{valuesContext{deadlineContext{fctx, ctx}, context.WithoutCancel(h.Context())}, h.ls, h.section}, h) //nolint:contextcheck // it has ctx's end
 }
 
-// deadlineContext has the deadline of another context, whose end ends it: some clients, such as go-redis, check only the
-// deadline.
+// deadlineContext adds the deadline of a context whose end ends it: some clients, such as go-redis, check only the deadline.
 type deadlineContext struct {
 	context.Context
 	until context.Context
@@ -162,8 +160,7 @@ type deadlineContext struct {
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.until.Deadline() }
 
 // Close stops the Locker's background work, waits for it, and closes the backend. Calls that wait return [ErrClosed]. Held leases
-// are neither released nor renewed, and expire; those kept for the next caller (see [Share]) are released. Close may be called
-// again.
+// expire; those kept for the next caller (see [Share]) are released. Close may be called again.
 func (l *Locker) Close() error {
 	l.shared.close()
 	l.mu.Lock()
@@ -290,7 +287,6 @@ func (l *Locker) grant(ctx context.Context, key string, wait bool, held *atomic.
 	return nil, fmt.Errorf("%w: its grant took longer to arrive than it lasts (TTL %v); set a longer TTL", ErrRequestLost, l.o.TTL)
 }
 
-// gaveUp is the error of a wait that ctx has ended.
 func gaveUp(held bool, why error) error {
 	if held {
 		return fmt.Errorf("%w: %w", ErrHeld, why)
@@ -298,8 +294,7 @@ func gaveUp(held bool, why error) error {
 	return fmt.Errorf("no answer from the lock service: %w", why)
 }
 
-// request returns when ctx or the Locker ends: a client library may ignore the context while it waits for a reply. A request
-// whose outcome is unknown is undone.
+// request returns when ctx or the Locker ends, even if the client library doesn't. A request whose outcome is unknown is undone.
 func (l *Locker) request(ctx context.Context, r Request, wait bool) (Grant, error) {
 	f := l.b.Acquire
 	if !wait {
@@ -365,7 +360,7 @@ func (l *Locker) answer(ctx, call context.Context, r Request, g Grant, err error
 }
 
 // unknown reports whether err, from a backend's call with ctx, leaves open whether the call took effect. After ctx's end err may
-// be just ctx's cause, which can be any error, even another lock's ErrLost.
+// be just ctx's cause, even another lock's ErrLost.
 func unknown(ctx context.Context, err error) bool {
 	if err == nil {
 		return false
@@ -385,7 +380,7 @@ const (
 	undoMost     = 256 // at once; others wait
 )
 
-// undo releases what a request may have left, until its lease has expired. It ignores ctx's end, which is often why it is called.
+// undo releases what a request may have left, until its lease has expired. It ignores ctx's end, often the reason for the call.
 func (l *Locker) undo(ctx context.Context, g Grant) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.TTL)
 	defer cancel()

@@ -20,10 +20,9 @@ import (
 // waits for the lock service, those behind it wait too; if it gives up, the next one sends its own request, behind the other
 // processes' waiters. If the lock service fails, all of them fail.
 //
-// The loss of the lease ends the critical section under way. A Release that passes the lease on doesn't contact the service: a
-// loss is detected by a renewal, by [Grant].Lost or by the final Release. A lease that was waited for may be renewed once as it
-// arrives. Without Options.Renew a critical section may begin with half of the TTL left. If a process exits without
-// [Locker.Close], the leases that it keeps block others for their TTL.
+// The loss of the lease ends the critical section under way. A Release that passes the lease on doesn't contact the service, so a
+// loss is detected by a renewal, by [Grant].Lost or by the final Release. Without Options.Renew a critical section may begin with
+// half of the TTL left. If a process exits without [Locker.Close], the leases that it keeps block others for their TTL.
 type Share struct {
 	// Sections is the greatest number of critical sections under one lease. 0: leases aren't shared.
 	Sections int
@@ -72,7 +71,6 @@ type handed struct {
 	err error
 }
 
-// share returns a handle on a lease that this process has, or on a new one.
 func (l *Locker) share(ctx context.Context, key string, wait bool) (*Handle, error) {
 	t, ls, err := l.shared.await(ctx, l.open, key, wait)
 	switch {
@@ -132,7 +130,7 @@ func (s *shared) await(ctx, open context.Context, key string, wait bool) (*turn,
 		s.mu.Unlock()
 		return t, nil, nil
 	case t.idle != nil:
-		t.idle.Stop() // if it is too late, the timer sees that idle is nil
+		t.idle.Stop() // if too late, the timer sees that idle is nil
 		ls := t.lease
 		t.lease, t.idle = nil, nil
 		s.mu.Unlock()
@@ -199,7 +197,7 @@ func (s *shared) failed(ctx context.Context, key string, err error) {
 	s.next(key)
 }
 
-// ended gives the turn to the next waiter if it belongs to ls.
+// ended passes the turn on if it belongs to ls.
 func (s *shared) ended(key string, ls *lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +226,7 @@ func (t *turn) give(h handed) {
 	t.queue = t.queue[1:]
 }
 
-// pass hands a lease that nobody holds to the next waiter, or keeps it for a while, and reports whether it did either.
+// pass hands a lease that nobody holds to the next waiter, or keeps it for a while. It reports whether it did either.
 func (s *shared) pass(ls *lease) bool {
 	idle := ls.keptFor()
 	s.mu.Lock()
@@ -290,7 +288,6 @@ func (s *shared) close() {
 
 const freeMost = 64 // leases that close releases at once
 
-// keptFor is how long the lease may be kept for the next caller.
 func (ls *lease) keptFor() time.Duration {
 	s := ls.l.o.Share
 	d := min(s.Idle, s.For-time.Since(ls.born))
@@ -324,7 +321,6 @@ func (ls *lease) refresh(ctx context.Context) {
 	}
 }
 
-// section begins the next critical section, unless the lease is too old or has ended.
 func (ls *lease) section(ctx context.Context) *Handle {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()

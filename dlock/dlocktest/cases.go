@@ -101,7 +101,7 @@ func exclusive(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
 	e.take(a, key, long)
 	e.checkHeld(b, key)
-	e.checkHeld(a, key) // it's the owner that counts, not the client
+	e.checkHeld(a, key) // the owner counts, not the client
 	e.contend(newKey())
 }
 
@@ -177,7 +177,7 @@ func lateGrant(e *env) (first, second granted, again bool) {
 			again = first.g.Start.After(second.at)
 		}
 		if e.virtual {
-			assert.NoError(e, first.err) // elsewhere its client may have given up
+			assert.NoError(e, first.err) // elsewhere a's client may have given up
 		}
 		return first, second, again
 	}
@@ -195,9 +195,8 @@ func tokenMintedWithGrant(e *env) {
 	assert.Less(e, first.g.Fence, second.g.Fence, "token of a grant whose reply came late")
 }
 
-// handedOver has b wait for a key, and get it when its holder releases it. Nobody renews b's lease, which must last as long as b
-// was told. hold, unless nil, holds b's replies, so that b learns of its grant late. With ttl > e.short only a provisional lease
-// is checked.
+// handedOver has b wait for a key until its holder releases it. Nobody renews b's lease, which must last as long as b was told.
+// If hold isn't nil, b learns of its grant late. With ttl > e.short only a provisional lease is checked.
 func handedOver(e *env, b dlock.Backend, hold func() (deliver func()), ttl time.Duration) {
 	a, c := e.backend(), e.backend()
 	for {
@@ -239,7 +238,7 @@ func handedOver(e *env, b dlock.Backend, hold func() (deliver func()), ttl time.
 
 func startBeforeRequest(e *env) {
 	if e.Advance != nil {
-		return // the service's own clock can't be compared with ours
+		return // the service's clock can't be compared with ours
 	}
 	ttls := []time.Duration{e.short, e.short + 4*time.Second} // shorter than a provisional lease usually is, and longer
 	b := e.backend()
@@ -494,7 +493,7 @@ func renewByNonOwner(e *env) {
 	e.checkFree(a, key)
 }
 
-// successor has b take over a's short lease on key while the reply to a's call f is held back, and then delivers the reply.
+// successor has b take over a's short lease on key while the reply to a's call f is held.
 func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Backend, key string) {
 	a, hold := e.faulty(repliesHeld)
 	b, key = e.backend(), newKey()
@@ -834,6 +833,6 @@ func closed(e *env) {
 	assert.ErrorIs(e, a.Renew(e.ctx, g), dlock.ErrClosed, "Renew")
 	assert.ErrorIs(e, a.Release(e.ctx, g), dlock.ErrClosed, "Release")
 	e.checkHeld(b, key)
-	e.release(b, g) // it's the owner that counts, not the client
+	e.release(b, g) // the owner counts, not the client
 	e.checkFree(b, key)
 }

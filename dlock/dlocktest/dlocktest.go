@@ -44,7 +44,7 @@ type Harness struct {
 
 // Service is the lock service of one case.
 type Service struct {
-	// Backend returns a Backend with its own client. The kit closes it; the client is the harness's. Required.
+	// Backend returns a Backend with its own client, which stays the harness's; the kit closes the Backend. Required.
 	Backend func() dlock.Backend
 	// Faulty returns a Backend and the link between it and the service. Nil skips the cases that need one.
 	Faulty func() (dlock.Backend, Link)
@@ -83,9 +83,7 @@ func Run(t *testing.T, h Harness) {
 }
 
 const (
-	// long doesn't expire while a case runs.
-	long = time.Hour
-	// patience ends a case that hangs.
+	long     = time.Hour
 	patience = 2 * time.Minute
 	// grace is how much longer a case goes on after its first failure, and a call may last after its context's end.
 	grace = 10 * time.Second
@@ -103,7 +101,6 @@ type env struct {
 	late    time.Duration
 }
 
-// Errorf is what assertions call.
 func (e *env) Errorf(format string, args ...any) {
 	e.Helper()
 	e.T.Errorf("%s"+format, append([]any{e.rule}, args...)...)
@@ -304,7 +301,7 @@ func (e *env) checkGrant(r dlock.Request, g dlock.Grant) {
 	assert.NotZero(e, g.Fence, "the grant's token")
 }
 
-// checkHeld checks that another owner doesn't get key. The holder's lease must be a long one.
+// checkHeld checks that another owner doesn't get key. The holder's lease must be long.
 func (e *env) checkHeld(b dlock.Backend, key string) {
 	e.Helper()
 	g, err := b.TryAcquire(e.ctx, request(key, long))

@@ -30,8 +30,8 @@ type memory struct {
 // lock is one key. It is never removed, since its counter must only grow.
 type lock struct {
 	fence   uint64    // the last token
-	owner   string    // the last owner; "" once it has released
-	until   time.Time // when the owner's lease runs out
+	owner   string    // "" once it has released
+	until   time.Time // when the lease ends
 	waiters []*waiter // in order of arrival
 	alarm   time.Time // when the next timer calls settle; zero: none
 }
@@ -159,7 +159,7 @@ func (m *memory) lock(key string) *lock {
 
 func (m *memory) held(l *lock) bool { return l.owner != "" && time.Now().Before(l.until) }
 
-// settle grants a free lock to the first waiter, and sets a timer for the end of the lease.
+// settle grants a free lock to the first waiter, and sets a timer for the lease's end.
 func (m *memory) settle(l *lock) {
 	if len(l.waiters) == 0 {
 		return

@@ -29,19 +29,19 @@ import (
 //     polls (30 s at most, if thousands wait). The first is granted the lock for a HandoffTTL. The next poll calls the roll:
 //     waiters of processes that don't poll within 300 ms are removed, and rejoin at the end.
 //   - The holder dies. The first waiter polls when the lease is over; renewals, and waiters ahead of it that leave, tell it when
-//     that is. After a hand-over it isn't told until the next renewal, so all waiters poll, each at random after half to one
-//     HandoffTTL; if there are many, about 270 times a second in total, but each at least every 30 s.
+//     that is. After a hand-over, until the next renewal, all waiters poll, each at random after half to one HandoffTTL; if there
+//     are many, about 270 times a second in total, but each at least every 30 s.
 //   - A notification is lost with its connection. Every waiter polls over the next one. A silent connection is pinged after 2 s
 //     and replaced 2 s later; so is one to another server than the scripts use, as after a failover. A Cluster's bus may lose a
 //     message, which costs up to a HandoffTTL.
 //   - Waiters give up. They leave by a script, which is retried until the server responds, and hand over what they were granted.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands over what it is granted, except a lock
-//     that was free: that one stays locked for a TTL.
-//   - Redis restarts. Waiters retry for about their TTL, at most 2 s or a quarter of it apart, whichever is less. The queue is as
-//     durable as the locks.
+//     that was free, which stays locked for a TTL.
+//   - Redis restarts. Waiters retry for about their TTL, at most 2 s or a quarter of it apart. The queue is as durable as the
+//     locks.
 //
 // A handed-over lease counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the waiter polls first,
-// which restarts the lease and shows whether the lock is still its own.
+// which restarts the lease.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
@@ -53,8 +53,8 @@ type Queue struct {
 
 const (
 	longestPause = 30 * time.Second      // a waiter polls at least this often
-	kept         = 2 * time.Minute       // for how long the scripts keep a queue that nobody polls
-	pollRate     = 200                   // polls per second of all waiters of a key, at least, if there are many
+	kept         = 2 * time.Minute       // the scripts keep a queue that nobody polls
+	pollRate     = 200                   // polls per second of all waiters of a key, at least, if many
 	retryPause   = 20 * time.Millisecond // a poll's doubles with each try
 	longestRetry = time.Second
 )
@@ -95,7 +95,7 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 	return g, err
 }
 
-// settled polls until the script's keys are on one server: while a Cluster moves their slot, it refuses the script.
+// settled polls until the script's keys are on one server: a Cluster that moves their slot refuses the script.
 func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer, error) {
 	redirects := 0
 	for pause := retryPause; ; pause = min(2*pause, longestRetry) {
@@ -117,8 +117,8 @@ func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer
 	}
 }
 
-// tryAgain and redirected report whether a Cluster has refused a script because it moves the slot, or has just moved it; go-redis has then
-// followed as many redirects as it does.
+// tryAgain and redirected report whether a Cluster refused a script because it moves the slot, or has just moved it; go-redis has
+// then followed as many redirects as it does.
 func tryAgain(err error) bool { return err != nil && redis.HasErrorPrefix(err, "TRYAGAIN ") }
 
 func redirected(err error) bool {
@@ -159,7 +159,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 		if answered(err) || ctx.Err() != nil || b.open.Err() != nil || time.Since(failing) > r.TTL {
 			return g, err
 		}
-		// All waiters retry: they must not swamp a server that starts.
+		// All waiters retry, and must not swamp a server that starts.
 		retry = min(max(2*retry, retryPause), max(r.TTL/8, retryPause), longestRetry)
 		next = time.Now().Add(retry + jitter.N(retry))
 	}

@@ -15,9 +15,8 @@
 //
 // The counter is as durable as the Redis: a restart without persistence, a failover to a lagging replica, an eviction or a
 // FLUSHALL can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or a lock on a consensus
-// store (etcdlock, zklock, consullock). To repair a counter, INCRBY fence:{KEY} by one more than the difference of the tokens in
-// the resource's error (a holder that repeats its request gets the counter itself); SET could lower it. If there is no counter,
-// INCRBY fence-floor, where missing counters start, by the token that the resource has seen; in a Cluster, the counter itself.
+// store (etcdlock, zklock, consullock). docs/operations.md says how to repair a counter: by INCRBY, never SET, which could lower
+// it.
 //
 // While a Cluster moves a key's slot, its lock can be renewed and released, but not granted: Acquire waits for the end of
 // the move, and TryAcquire returns the server's TRYAGAIN, MOVED or ASK.
@@ -168,7 +167,7 @@ func (b *Backend) spin(ctx context.Context, r dlock.Request) (dlock.Grant, error
 }
 
 type answer struct {
-	at               time.Time // when the request was sent: the server cannot have started the lease earlier
+	at               time.Time // when the request was sent: the server can't start the lease earlier
 	token            uint64    // 0: the lock is held
 	left             time.Duration
 	position, length int64  // of a waiter in the queue, from 1, and of the queue
@@ -243,7 +242,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	return owned(ctx, n, err)
 }
 
-// Release implements dlock.Backend. Without a token, which undoes a request, it also removes g's owner from the queue.
+// Release implements dlock.Backend. Without a token it undoes a request, and also removes g's owner from the queue.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if _, err := b.check(g.Key, time.Millisecond); err != nil {
 		return err

@@ -39,7 +39,7 @@ type opening struct {
 // subscription is one connection. It is read without a deadline: one that passes within a message desynchronises go-redis.
 type subscription struct {
 	ps     *redis.PubSub
-	ctx    context.Context // ps is closed when it ends
+	ctx    context.Context // when it ends, ps is closed
 	cancel context.CancelCauseFunc
 	silent atomic.Bool // since the last probe
 	since  time.Time   // when it was confirmed
@@ -200,8 +200,8 @@ func (sub *subscriber) key(lock string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(lock, sub.b.o.Prefix+"lock:{"), "}")
 }
 
-// notify replaces w's unread notice unless that tells more: a later grant, or a poll where n only says how long a lease lasts. A
-// poll replaces any, since it finds the grant too. sub.mu is held, so there is no other sender.
+// notify replaces w's unread notice, unless that is a later grant, or a poll and n only says how long the lease lasts. A poll
+// replaces any, since it finds the grant too. sub.mu is held, so there is no other sender.
 func (w *waiter) notify(n notice) {
 	select {
 	case last := <-w.notices:

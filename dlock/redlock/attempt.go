@@ -23,14 +23,13 @@ type attempt struct {
 	r       dlock.Request
 	keys    []string // lock and fence counter
 	ttl     int64    // in ms
-	number  int64    // greater than that of every earlier attempt of the same owner
+	number  int64    // greater than in the owner's earlier attempts
 	timeout time.Duration
 	start   time.Time
 	renewed atomic.Pointer[time.Time] // when the last renewal that a quorum granted was sent
 	nodes   []phaseOne
 	undone  bool
 
-	// The nodes' replies.
 	took, refused, failed int
 	again                 bool // this owner already had the lock on a node
 	token                 uint64
@@ -52,7 +51,7 @@ func (a *attempt) run(ctx context.Context) (token uint64, err error) {
 	if ctx.Err() != nil {
 		return 0, ended(ctx)
 	}
-	a.start = time.Now() // before the requests are sent: no node can start the lease earlier
+	a.start = time.Now() // before the requests are sent: no node starts the lease earlier
 	defer func() {
 		if err != nil {
 			a.undo(ctx)
@@ -167,7 +166,7 @@ func (a *attempt) mint(ctx context.Context) (uint64, error) {
 	}
 }
 
-// write writes token to a quorum, or returns the highest of the counters that are ahead and prevent that.
+// write writes token to a quorum, or returns the highest counter if counters that are ahead prevent that.
 func (a *attempt) write(ctx context.Context, token uint64) (top uint64, err error) {
 	type reply struct {
 		written
@@ -202,7 +201,7 @@ func (a *attempt) write(ctx context.Context, token uint64) (top uint64, err erro
 	return 0, nil
 }
 
-// undo frees in the background what the attempt has taken or may still take. ctx has often ended by then.
+// undo frees in the background what the attempt has taken or may still take.
 func (a *attempt) undo(ctx context.Context) {
 	if a.undone {
 		return

@@ -110,7 +110,7 @@ type answer[T any] struct {
 
 var errNoAnswer = errors.New("no reply in time")
 
-// broadcast calls f for all nodes at once. The calls don't end with ctx: their outcome must become known. Close waits for them.
+// broadcast calls f for all nodes. The calls don't end with ctx: their outcome must become known. Close waits for them.
 func broadcast[T any](ctx context.Context, b *Backend, timeout time.Duration, f func(ctx context.Context, node int) (T, error)) *poll[T] {
 	p := &poll[T]{b: b, answers: make(chan answer[T], len(b.nodes)), left: len(b.nodes)}
 	ctx, p.cancel = context.WithTimeout(context.WithoutCancel(ctx), timeout)

@@ -58,8 +58,8 @@ type Options struct {
 	NodeTimeout time.Duration
 	Spin        Spin // how Acquire waits for a lock that is held
 	// UnsafeCounters demonstrates an often-proposed, unsound token: every node increments its own counter when it votes, and the
-	// token is the highest of the quorum. Counters drift apart, and a later quorum without the node that was ahead gets a smaller
-	// token or the same. Never use it to protect data, or on keys that were used without it.
+	// token is the highest of the quorum. A later quorum without the node that was ahead gets a smaller token or the same. Never
+	// use it to protect data, or on keys that were used without it.
 	UnsafeCounters bool
 }
 
@@ -87,8 +87,8 @@ type lockOf struct{ key, owner string }
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on independent nodes, one client each, which stay the caller's to close. An odd number is best:
-// four nodes tolerate no more failures than three. New sends nothing.
+// New returns a Backend on independent nodes, one client each, which the caller closes. An odd number is best: four nodes
+// tolerate no more failures than three. New sends nothing.
 func New(nodes []redis.UniversalClient, opts *Options) (*Backend, error) {
 	o := *cmp.Or(opts, &Options{})
 	o.Spin.Min = cmp.Or(o.Spin.Min, 2*time.Millisecond)
@@ -128,8 +128,8 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	return b.acquire(ctx, r, true)
 }
 
-// TryAcquire implements dlock.Backend. It returns dlock.ErrHeld when a quorum names the same other owner. When no owner has
-// a quorum, because the vote was split or a release is in flight, it retries for up to NodeTimeout.
+// TryAcquire implements dlock.Backend. It returns dlock.ErrHeld when a quorum names the same other owner. While no owner has a
+// quorum (a split vote, a release in flight), it retries for up to NodeTimeout.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, false)
 }
@@ -316,8 +316,8 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// enter begins a call, which Close waits for until done is called. Its context also ends with the Backend. The hash tag
-// keeps the key's names in one slot if a node is a Cluster.
+// enter begins a call, which Close waits for until done is called. Its context also ends with the Backend. The hash tag keeps a
+// key's names in one slot of a Cluster.
 func (b *Backend) enter(ctx context.Context, key string) (_ context.Context, names []string, done func(), err error) {
 	if strings.HasPrefix(key, "}") { // "{}" is no hash tag
 		return nil, nil, nil, invalid("key %q begins with a closing brace", key)

@@ -66,7 +66,7 @@ var errBrokenOff = errors.New("the reply broke off")
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix begins the names of all objects, "lock/" by default. The rest is the key, written as s3store.Store.Object writes it.
+	// Prefix begins the names of all objects, "lock/" by default; the key follows, written as s3store.Store.Object writes it.
 	// Locks with different prefixes are independent if neither prefix is the beginning of the other.
 	Prefix string
 	// Poll is the longest time between two polls of a waiter; 1 s by default.
@@ -186,7 +186,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	_, _, err := b.update(ctx, g.Key, func(l lock) (record, error) {
 		sent := before != nil
 		lost = l.heldBy(g.Owner)
-		// A late PUT's condition may hold: the request's, or a renewal's of a lease that has run out.
+		// A late PUT's condition may hold: the request's, or that of a renewal of an expired lease.
 		late := undo && !l.live && (!sent || before.etag == l.etag) || l.Held && l.Owner == g.Owner
 		before = &l
 		switch {

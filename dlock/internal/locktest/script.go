@@ -121,7 +121,6 @@ type result struct {
 	text  string
 }
 
-// run returns the text with the requests that were sent.
 func (s *script) run(text string) string {
 	lines, width := strings.Split(strings.TrimSuffix(text, "\n"), "\n"), 0
 	for _, l := range lines {

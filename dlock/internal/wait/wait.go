@@ -27,7 +27,7 @@ func Retry(ctx context.Context, least, most time.Duration, f func() (done bool))
 	}
 }
 
-// Since is by the clock that shows more: the monotonic one stops while the machine is suspended, the wall clock may be set back.
+// Since is by the faster clock: the monotonic one stops while the machine is suspended, the wall clock may be set back.
 func Since(then, now time.Time) time.Duration {
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
 }
@@ -45,8 +45,8 @@ func NewTurn(limit time.Duration) Turn {
 	return t
 }
 
-// Do calls f. If f exceeds its time limit, its context ends, and it is retried after the other callers; the next one gets twice
-// the time, at most longest, until a success resets the limit. With one short limit, many callers could keep one another from a
+// Do calls f. If f exceeds its time limit, its context ends, the next caller gets twice the time, at most longest, until a
+// success resets the limit, and f is retried after the others. With one short limit, many callers could keep one another from a
 // slow server.
 func (t Turn) Do(ctx context.Context, limit, longest time.Duration, f func(context.Context) error) error {
 	for {
