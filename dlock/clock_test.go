@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// instant grants every lease at once, and renews it after a time.
 type instant struct {
 	Backend
 	renewal  time.Duration
@@ -64,7 +63,6 @@ func TestSuspendedMachine(t *testing.T) {
 			suspend(h, end-1)
 			require.NoError(t, h.Context().Err(), "a moment before the end")
 			suspend(h, 1)
-			// Without the timer.
 			require.ErrorIs(t, h.Context().Err(), context.Canceled)
 			require.ErrorIs(t, context.Cause(h.Context()), ErrLost)
 		})
@@ -116,7 +114,7 @@ func TestSuspendedMachineUntil(t *testing.T) {
 		<-h.Context().Done()
 		require.Less(t, time.Since(h.Until()), recheck)
 	})
-	synctest.Test(t, func(t *testing.T) { // a renewed lease is as old as the request, by both clocks
+	synctest.Test(t, func(t *testing.T) {
 		l, err := New(instant{renewal: 3 * time.Second}, &Options{TTL: ttl})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, l.Close()) }()

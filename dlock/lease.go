@@ -15,7 +15,7 @@ const recheck = time.Second
 // Handle is one acquisition of a lock. It is never reused and its token never changes.
 type Handle struct {
 	ls      *lease
-	section int // its number under the lease
+	section int
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 
@@ -443,7 +443,7 @@ func (ls *lease) renew(ctx context.Context) error {
 		ls.lose(why)
 	}
 	if err != nil {
-		if over := ls.ended(); errors.Is(over, ErrReleased) { // released during the call
+		if over := ls.ended(); errors.Is(over, ErrReleased) { // - 176t -
 			return over
 		}
 		return ls.unanswered(ctx, err)

@@ -250,8 +250,7 @@ func TestRenewCappedByHand(t *testing.T) {
 	})
 }
 
-// A failed renewal leaves time for another, and the lease unchanged. It is retried after Every, however often the clock is
-// checked.
+// A failed renewal is retried after Every, however often the clock is checked.
 func TestRenewFails(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.renew = firstHangs()
@@ -348,7 +347,6 @@ func TestSlowRenewal(t *testing.T) {
 	}
 }
 
-// The first renewal is answered last.
 func TestRenewalsOvertakeEachOther(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		var renewals atomic.Int32
@@ -418,7 +416,7 @@ func TestReleaseByNonOwner(t *testing.T) {
 			faked(t, func(t *testing.T, f *fake) {
 				h, reg := hold(t, f, time.Minute)
 				switch name {
-				case "taken": // the lease has run out
+				case "taken":
 					next := acquire(t, newLocker(t, f.Client(), nil), t.Context(), "k")
 					defer func() { require.NoError(t, next.Release(t.Context())) }()
 				case "gone": // only the release detects it
@@ -483,7 +481,6 @@ func TestReleaseGoesOnInTheBackground(t *testing.T) {
 	})
 }
 
-// Only the holder's clock shows whether the lease was lost.
 func TestNoAnswerTellsTheLoss(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.release = fails
@@ -549,7 +546,6 @@ func TestReleaseDuringAnother(t *testing.T) {
 	})
 }
 
-// Without deadlines a renewal ends with the lease, a release a second later, and Close ends both.
 func TestSilence(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.renew, f.release = hangs, hangs
@@ -591,7 +587,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// Closing a Locker while it renews is nothing to warn of.
+// It is nothing to warn of.
 func TestCloseDuringARenewal(t *testing.T) {
 	for _, acquired := range []acquireHook{nil, provisional(2 * time.Second)} { // keepAlive renews it, or confirm
 		faked(t, func(t *testing.T, f *fake) {

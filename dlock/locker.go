@@ -58,13 +58,13 @@ type Locker struct {
 	close context.CancelCauseFunc
 
 	mu      sync.Mutex
-	busy    sync.WaitGroup // calls and background work
-	undoing chan struct{}  // has room for undoMost clean-ups
+	busy    sync.WaitGroup
+	undoing chan struct{} // has room for undoMost clean-ups
 
 	shared shared
 
-	tasks chan func()  // to idle workers
-	idle  atomic.Int32 // workers that wait for a task
+	tasks chan func()
+	idle  atomic.Int32 // waiting for a task
 }
 
 // New returns a Locker that owns b: its Close closes b. If New fails, b is still the caller's. Options that cannot work give an

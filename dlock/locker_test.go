@@ -142,7 +142,6 @@ func TestUndoEndsWithTheLease(t *testing.T) {
 	})
 }
 
-// Clean-ups of failed calls are bounded, and none is dropped without a log.
 func TestUndoIsBounded(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = acquireReplyLost
@@ -160,7 +159,7 @@ func TestUndoIsBounded(t *testing.T) {
 		fail()
 		require.Equal(t, 256, f.count("release"))
 		f.set(func() { f.release, f.acquire = nil, nil })
-		time.Sleep(10 * time.Second) // well within the TTL
+		time.Sleep(10 * time.Second)
 		for i := range calls {
 			require.True(t, f.free(t, fmt.Sprint(i)))
 		}
@@ -490,7 +489,7 @@ func TestDoTellsTheLoss(t *testing.T) {
 	})
 }
 
-// There is nothing to undo. To the caller of Acquire ErrLost would mean the loss of a lease.
+// To the caller of Acquire ErrLost would mean the loss of a lease.
 func TestRefusalIsNotUndone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		deadline, stop := context.WithTimeout(t.Context(), time.Hour)
@@ -558,7 +557,7 @@ func TestNoAnswer(t *testing.T) {
 		h := acquire(t, l, t.Context(), "k")
 		hang := func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
 			<-ctx.Done()
-			time.Sleep(time.Second) // like a client that ignores ctx
+			time.Sleep(time.Second) // ignores ctx
 			return ctx.Err()
 		}
 		f.set(func() {
@@ -588,7 +587,7 @@ func TestClose(t *testing.T) {
 			TTL: time.Minute, Registerer: reg, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour},
 		})
 		lost := make(chan struct{})
-		f.acquire = granting(func(g *dlock.Grant) { g.Lost = lost }) // watched in the background
+		f.acquire = granting(func(g *dlock.Grant) { g.Lost = lost })
 		h := acquire(t, l, t.Context(), "k")
 		waits := acquiring(l, t.Context(), "k")
 		time.Sleep(1500 * time.Millisecond)

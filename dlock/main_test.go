@@ -188,7 +188,6 @@ func (f *fake) tell(
 	return h(ctx, g, next)
 }
 
-// set changes hooks while the Backend is in use.
 func (f *fake) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -60,7 +60,7 @@ type shared struct {
 // one or has just been handed one. If idle isn't nil, nobody has the turn. When lease ends, the next waiter gets it.
 type turn struct {
 	lease *lease
-	idle  *time.Timer // releases lease
+	idle  *time.Timer
 	queue []chan handed
 	held  atomic.Bool // somebody has the lock
 }

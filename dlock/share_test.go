@@ -25,7 +25,6 @@ type section struct {
 	err error
 }
 
-// queue has n goroutines acquire k, one after the other.
 func queue(l *dlock.Locker, ctx context.Context, n int) []chan section { //nolint:revive // l first
 	var waiters []chan section
 	for range n {
@@ -220,7 +219,6 @@ func TestShareOfALeaseThatExpiresWhileItIsKept(t *testing.T) {
 	})
 }
 
-// The loss of a lease that nobody holds isn't reported.
 func TestShareKeptLeaseIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f, lost := newFake(), make(chan struct{})
@@ -310,7 +308,6 @@ func TestShareAfterAPanic(t *testing.T) {
 	})
 }
 
-// After one failed request all waiters get the error.
 func TestShareFails(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
@@ -496,7 +493,7 @@ func TestShareWaitersGiveUp(t *testing.T) {
 		asking, giveUp := context.WithCancelCause(t.Context())
 		asks, waits := queue(l, asking, 2), queue(l, t.Context(), 1)
 		giveUp(cause)
-		for _, w := range asks { // the first has sent a request, the second waits for the first
+		for _, w := range asks {
 			err := (<-w).err
 			require.ErrorIs(t, err, cause)
 			require.ErrorIs(t, err, dlock.ErrHeld)

@@ -282,7 +282,7 @@ func waiterWakes(e *env) {
 			return w
 		})
 	}
-	e.pass(e.short / 4) // let them queue up
+	e.pass(e.short / 4)
 	e.release(a, g)
 	for range waiters {
 		w := <-won
@@ -335,7 +335,7 @@ func waiterCancelled(e *env) {
 	case <-e.ctx.Done():
 		assert.Fail(e, "Acquire of a key that is held didn't call NoteHeld")
 	}
-	e.pass(e.short / 4) // let it queue up
+	e.pass(e.short / 4)
 	stays := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short / 4)
 	cancel(why)
@@ -380,7 +380,7 @@ func waitersCutOff(e *env) {
 			return err
 		}))
 	}
-	e.pass(e.short) // let them queue up
+	e.pass(e.short)
 	heal := loseRequests()
 	defer heal()
 	cancel()
@@ -401,7 +401,7 @@ func waiterIsTold(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
 	g := e.take(a, key, long)
 	won := e.acquiring(e.ctx, b, request(key, long))
-	e.pass(e.short / 4) // let it queue up
+	e.pass(e.short / 4)
 	const times = 20
 	before := e.Requests()
 	for range times {
@@ -512,7 +512,7 @@ func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Ba
 
 func renewAtomic(e *env) {
 	b, key := successor(e, func(a dlock.Backend, g dlock.Grant) error { return a.Renew(e.ctx, g) })
-	e.pass(2 * e.short) // had it changed the successor's lease, that would be over now
+	e.pass(2 * e.short)
 	e.checkHeld(b, key)
 }
 
@@ -822,7 +822,7 @@ func closed(e *env) {
 	a, b, key := e.Backend(), e.backend(), newKey()
 	g := e.take(a, key, long)
 	waits := e.acquiring(e.ctx, a, request(key, long))
-	e.pass(e.short / 4) // let it queue up
+	e.pass(e.short / 4)
 	assert.NoError(e, a.Close())
 	assert.ErrorIs(e, (<-waits).err, dlock.ErrClosed, "Acquire that waited when the Backend was closed")
 	assert.NoError(e, a.Close(), "Close again")

@@ -18,9 +18,9 @@ type Dialer struct {
 
 	mu    sync.Mutex
 	fault fault
-	held  chan struct{}      // closed on delivery
-	lost  int                // requests and replies
-	conns map[*conn]struct{} // that are open
+	held  chan struct{} // closed on delivery
+	lost  int
+	conns map[*conn]struct{} // open
 }
 
 // DialFunc is the type of (*net.Dialer).DialContext.

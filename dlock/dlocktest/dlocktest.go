@@ -1,9 +1,9 @@
 // Package dlocktest checks that a dlock.Backend keeps the rules in the comment of dlock.Backend. A failure prints the rule. A
 // case goes on after a failure where it can, for ten seconds; a call that outlives its context by ten seconds fails.
 //
-// No case sleeps. A lease has expired when a successor's Acquire is granted; times are compared by inequalities that hold on a
-// machine that stalls; a lock is asserted to be held only during a lease of an hour; a request that takes longer than its lease
-// and fails is repeated. In a testing/synctest bubble (Harness.Virtual) exact times are checked, too.
+// No case sleeps: a lease has expired when a successor's Acquire is granted. Times are compared by inequalities that hold on a
+// machine that stalls; a request that takes longer than its lease and fails is repeated. With Harness.Virtual exact times are
+// checked, too.
 //
 // The kit cannot see whether tokens survive a failover, a restart or the loss of the server's data, whether the server's clock
 // may jump, whether an atomic step stays atomic if the server dies in the middle of it, or what happens with more than a dozen

@@ -25,7 +25,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// The tests of package dlocktest also run it over a link that fails.
+// Package dlocktest's tests also run it over a link that fails.
 func TestConformance(t *testing.T) {
 	dlocktest.Run(t, dlocktest.Harness{Virtual: true, New: func(*testing.T) dlocktest.Service {
 		m := memlock.New()

@@ -80,7 +80,6 @@ func (q *queue) line(n int) []waiting {
 	return all
 }
 
-// wins checks that w is granted the token.
 func (w waiting) wins(token uint64) locktest.Outcome {
 	w.q.Helper()
 	o := locktest.Receive(w.q, w.came)
@@ -89,7 +88,7 @@ func (w waiting) wins(token uint64) locktest.Outcome {
 	return o
 }
 
-// inOrder checks that all are granted the lock in that order, from the second token on.
+// inOrder checks that all are granted the lock in order, from the second token on.
 func (q *queue) inOrder(all []waiting) {
 	q.Helper()
 	for i, w := range all {

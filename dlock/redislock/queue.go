@@ -28,12 +28,12 @@ import (
 //   - Waiters are frozen or cut off but still appear subscribed: one HandoffTTL for all of them, plus the time until a live waiter
 //     polls (30 s at most, if thousands wait). The first is granted the lock for a HandoffTTL. The next poll calls the roll:
 //     waiters of processes that don't poll within 300 ms are removed, and rejoin at the end.
-//   - The holder dies. The first waiter polls when the lease is over; renewals, and waiters ahead of it that leave, tell it when
-//     that is. After a hand-over, until the next renewal, all waiters poll, each at random after half to one HandoffTTL; if there
-//     are many, about 270 times a second in total, but each at least every 30 s.
-//   - A notification is lost with its connection. Every waiter polls over the next one. A silent connection is pinged after 2 s
-//     and replaced 2 s later; so is one to another server than the scripts use, as after a failover. A Cluster's bus may lose a
-//     message, which costs up to a HandoffTTL.
+//   - The holder dies. The first waiter polls when the lease is over; renewals, and waiters ahead of it that leave, tell it when.
+//     After a hand-over, until the next renewal, all waiters poll, each after half to one HandoffTTL at random; if there are
+//     many, about 270 times a second in total, but each at least every 30 s.
+//   - A notification is lost with its connection. Every waiter polls over the next one. A connection is pinged after 2 s of
+//     silence and replaced 2 s later; so is one to another server than the scripts use, as after a failover. A Cluster's bus may
+//     lose a message, which costs up to a HandoffTTL.
 //   - Waiters give up. They leave by a script, which is retried until the server responds, and hand over what they were granted.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands over what it is granted, except a lock
 //     that was free, which stays locked for a TTL.
@@ -117,8 +117,8 @@ func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer
 	}
 }
 
-// tryAgain and redirected report whether a Cluster refused a script because it moves the slot, or has just moved it; go-redis has
-// then followed as many redirects as it does.
+// tryAgain and redirected report whether a Cluster refused a script because it moves the slot, or has just moved it, after all
+// redirects that go-redis follows.
 func tryAgain(err error) bool { return err != nil && redis.HasErrorPrefix(err, "TRYAGAIN ") }
 
 func redirected(err error) bool {

@@ -43,7 +43,6 @@ func TestRollCallKeepsTheOrder(t *testing.T) {
 	q.inOrder(all)
 }
 
-// many has n waiters join, each by acquire.
 func (q *queue) many(n int, acquire func(ctx context.Context, i int)) (giveUp func()) {
 	q.Helper()
 	ctx, cancel := context.WithCancel(q.Context())
@@ -261,7 +260,7 @@ func TestHandedOverLockBearsAStall(t *testing.T) {
 	}
 }
 
-// as returns the server for a user with rules, and an admin's client.
+// as returns the server for a user with these rules, and an admin's client.
 func as(t *testing.T, rules ...any) (redisServer, *redis.Client) {
 	t.Helper()
 	testbed.Need(t, server.Real()) // ACL

@@ -243,7 +243,7 @@ func (sub *subscriber) take(owner string) {
 	sub.taken[owner] = true
 }
 
-// forget is the reverse of take.
+// - 45t -
 func (sub *subscriber) forget(owner string) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()

@@ -104,7 +104,6 @@ func (n node) link() *dlocktest.Dialer {
 	return dlocktest.NewDialer(n.dial, dlocktest.RedisScripts)
 }
 
-// proc is a Backend with a client and a link for each node.
 type proc struct {
 	*redlock.Backend
 	links   []*dlocktest.Dialer
@@ -130,7 +129,7 @@ func (ns nodes) proc(t *testing.T, o redlock.Options) proc {
 	return p
 }
 
-// link returns faults on the way to the first n nodes.
+// link's faults hit the first n nodes.
 func (p proc) link(n int) dlocktest.Link {
 	all := func(f func(dlocktest.Link) func() func()) func() func() {
 		return func() func() {

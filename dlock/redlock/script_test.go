@@ -19,13 +19,13 @@ import (
 // A request's kind is its script and its node: acquire/0. A client is opened with nodes=N, 5 unless given, and Options. Steps on
 // the nodes, whose numbers are written without a space, all of them as *:
 //
-//		has K, tokens K              each node's owner of the key, and its counter
-//		set K NODES OWNER [TTL]      another Backend's lock
-//		delete K NODES
-//		count K NODES TOKEN          the counter, written for another owner
-//		jump NODES TIME              the clock
-//	 loose                        owners of given-up attempts with requests in flight, of all clients
-//		forget NODES
+//	has K, tokens K              each node's owner of the key, and its counter
+//	set K NODES OWNER [TTL]      another Backend's lock
+//	delete K NODES
+//	count K NODES TOKEN          the counter, written for another owner
+//	jump NODES TIME              the clock
+//	loose                        owners of given-up attempts with requests in flight, of all clients
+//	forget NODES
 func TestScripts(t *testing.T) {
 	kinds := locktest.RedisKinds(t, "acquire", "mint", "release", "renew", "unsafe")
 	locktest.Scripts(t, "testdata/scripts.txt", true, func(t *testing.T) locktest.Bench {

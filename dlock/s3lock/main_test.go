@@ -45,7 +45,6 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// site is an S3 server, real or fake, with the bucket.
 type site struct {
 	url, id, secret string
 	http.RoundTripper

@@ -1,6 +1,5 @@
-// Package s3lock is a dlock.Backend in a bucket of Amazon S3, or of a server with its protocol, for data that is in S3 anyway: it
-// needs no other service. A lock is one JSON object (owner, fencing token, TTL, whether it is held), written by conditional PUTs
-// only and never deleted.
+// Package s3lock is a dlock.Backend in a bucket of Amazon S3, or of a server with its protocol, for data that is in S3 anyway. A
+// lock is one JSON object (owner, fencing token, TTL, whether it is held), written by conditional PUTs only and never deleted.
 //
 // # Leases
 //
