@@ -443,7 +443,7 @@ func (ls *lease) renew(ctx context.Context) error {
 		ls.lose(why)
 	}
 	if err != nil {
-		if over := ls.ended(); errors.Is(over, ErrReleased) { // - 176t -
+		if over := ls.ended(); errors.Is(over, ErrReleased) {
 			return over
 		}
 		return ls.unanswered(ctx, err)

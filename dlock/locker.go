@@ -25,8 +25,8 @@ type Options struct {
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
-	// Reentrant lets a context that descends from a handle's acquire the key again. The inner handle has the same token; the lock
-	// is freed when every handle has been released.
+	// Reentrant lets a context that descends from a handle's context acquire its key again. The inner handle has the same token;
+	// the lock is freed when every handle has been released.
 	Reentrant bool
 	// Share, if Sections is set, lets goroutines of this process share leases.
 	Share Share
@@ -114,9 +114,9 @@ func margin(ttl time.Duration) time.Duration {
 
 // Acquire waits until key is granted or ctx ends, and returns a handle that the caller must Release.
 //
-// Its error wraps [ErrClosed], [ErrNotReentrant], [ErrRequestLost], the backend's error or, when ctx ends, ctx's cause and, if
-// the lock service has said that another holds the lock, [ErrHeld]; if not, the service has not answered. After an error nothing
-// stays locked for longer than one TTL: a request whose outcome is unknown is undone in the background.
+// Its error wraps [ErrClosed], [ErrNotReentrant], [ErrRequestLost], the backend's error or, when ctx ends, ctx's cause. It then
+// wraps [ErrHeld] too if the lock service has said that another holds the lock; otherwise the service has not answered. After an
+// error nothing stays locked for longer than one TTL: a request whose outcome is unknown is undone in the background.
 //
 // The end of ctx after Acquire has returned doesn't affect the lease; see [Handle.Context].
 func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
@@ -160,7 +160,7 @@ type deadlineContext struct {
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.until.Deadline() }
 
 // Close stops the Locker's background work, waits for it, and closes the backend. Calls that wait return [ErrClosed]. Held leases
-// expire; those kept for the next caller (see [Share]) are released. Close may be called again.
+// aren't released, and expire; those kept for the next caller (see [Share]) are released. Close may be called again.
 func (l *Locker) Close() error {
 	l.shared.close()
 	l.mu.Lock()

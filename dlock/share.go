@@ -197,7 +197,6 @@ func (s *shared) failed(ctx context.Context, key string, err error) {
 	s.next(key)
 }
 
-// ended passes the turn on if it belongs to ls.
 func (s *shared) ended(key string, ls *lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -54,8 +54,8 @@ type Service struct {
 	Advance func(d time.Duration)
 }
 
-// Link injects faults into a Backend's messages. Each func returns once the fault is in force. The returned func heals it, and
-// may be called again. During a fault calls must fail soon: a lost message breaks the connection.
+// Link injects faults into a Backend's messages. Each func returns once the fault is in force, and the func that it returns once
+// the fault is healed; that one may be called again. During a fault calls must fail soon: a lost message breaks the connection.
 type Link struct {
 	LoseRequests func() (heal func())    // calls fail and never reach the service
 	LoseReplies  func() (heal func())    // calls take effect and fail
@@ -285,7 +285,6 @@ func (e *env) await(b dlock.Backend, key string) (dlock.Grant, time.Time) {
 	return w.g, w.at
 }
 
-// won returns the outcome of an Acquire, which must be a grant.
 func (e *env) won(c <-chan granted) granted {
 	e.Helper()
 	w := <-c
@@ -374,7 +373,7 @@ func begin[T any](e *env, f func() T) <-chan T {
 type granted struct {
 	g    dlock.Grant
 	err  error
-	at   time.Time // when the grant was known
+	at   time.Time
 	done time.Time // when it was renewed, if it was provisional
 }
 

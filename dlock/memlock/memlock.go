@@ -32,7 +32,7 @@ type lock struct {
 	fence   uint64    // the last token
 	owner   string    // "" once it has released
 	until   time.Time // when the lease ends
-	waiters []*waiter // in order of arrival
+	waiters []*waiter
 	alarm   time.Time // when the next timer calls settle; zero: none
 }
 
@@ -75,7 +75,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	b.m.mu.Lock()
 	defer b.m.mu.Unlock()
 	select {
-	case g := <-w.granted: // just now
+	case g := <-w.granted:
 		return g, nil
 	default:
 	}

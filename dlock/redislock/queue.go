@@ -37,8 +37,8 @@ import (
 //   - Waiters give up. They leave by a script, which is retried until the server responds, and hand over what they were granted.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands over what it is granted, except a lock
 //     that was free, which stays locked for a TTL.
-//   - Redis restarts. Waiters retry for about their TTL, at most 2 s or a quarter of it apart. The queue is as durable as the
-//     locks.
+//   - Redis restarts. Waiters retry for about their TTL, at most 2 s or a quarter of it apart, whichever is less. The queue is as
+//     durable as the locks.
 //
 // A handed-over lease counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the waiter polls first,
 // which restarts the lease.
@@ -53,7 +53,7 @@ type Queue struct {
 
 const (
 	longestPause = 30 * time.Second      // a waiter polls at least this often
-	kept         = 2 * time.Minute       // the scripts keep a queue that nobody polls
+	kept         = 2 * time.Minute       // how long the scripts keep a queue that nobody polls
 	pollRate     = 200                   // polls per second of all waiters of a key, at least, if many
 	retryPause   = 20 * time.Millisecond // a poll's doubles with each try
 	longestRetry = time.Second
@@ -209,7 +209,7 @@ type batch struct {
 }
 
 const (
-	leaveTimeout = time.Second // of one try
+	leaveTimeout = time.Second
 	leavePause   = 50 * time.Millisecond
 	leaveBatch   = 1000 // owners of one script
 )

@@ -83,10 +83,10 @@ type Spin struct{ Min, Max time.Duration }
 type Backend struct {
 	c     redis.UniversalClient
 	o     Options
-	floor string // the name of the counters' floor
-	first []any  // every script's first arguments: floor, "1" if its server knows all subscribers. No spare capacity: append copies it
+	floor string
+	first []any // every script's first arguments: floor, "1" if its server knows all subscribers. No spare capacity: append copies it
 	sub   *subscriber
-	open  context.Context // ends with the Backend
+	open  context.Context
 	close context.CancelFunc
 }
 

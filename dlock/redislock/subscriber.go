@@ -52,8 +52,8 @@ type waiter struct {
 
 // notice is a message to a waiter; the zero value makes it poll.
 type notice struct {
-	token uint64 // of its grant
-	first bool   // first in the queue, and the lock is held for left
+	token uint64
+	first bool // first in the queue, and the lock is held for left
 	left  time.Duration
 }
 
@@ -243,7 +243,6 @@ func (sub *subscriber) take(owner string) {
 	sub.taken[owner] = true
 }
 
-// - 45t -
 func (sub *subscriber) forget(owner string) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()

@@ -94,12 +94,12 @@ func releaseOn(ctx context.Context, c redis.UniversalClient, lock, owner string,
 // poll is a request that was sent to all nodes.
 type poll[T any] struct {
 	b       *Backend
-	answers chan answer[T]  // buffered for all nodes
+	answers chan answer[T]
 	end     <-chan struct{} // the timeout
 	cancel  context.CancelFunc
-	left    int   // replies that next has not returned
-	failed  int   // nodes
-	failure error // the first node's
+	left    int // replies that next has not returned
+	failed  int // nodes
+	failure error
 }
 
 type answer[T any] struct {

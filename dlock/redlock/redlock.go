@@ -54,7 +54,7 @@ type Options struct {
 	Prefix string // before the names of all keys; "" by default. Locks with different prefixes are independent.
 	// NodeTimeout is how long each phase waits for a node's reply; by default a twentieth of the TTL, from 1 ms to 1 s. Keep it
 	// small against the TTL: waiting for a dead node uses up the lease. If a quorum often answers later, nobody gets the lock:
-	// raise both.
+	// raise it, and the TTL with it.
 	NodeTimeout time.Duration
 	Spin        Spin // how Acquire waits for a lock that is held
 	// UnsafeCounters demonstrates an often-proposed, unsound token: every node increments its own counter when it votes, and the
@@ -74,8 +74,8 @@ type Backend struct {
 	nodes  []redis.UniversalClient
 	quorum int
 	o      Options
-	busy   sync.WaitGroup  // calls and requests in flight
-	open   context.Context // ends with ErrClosed
+	busy   sync.WaitGroup
+	open   context.Context
 	close  context.CancelCauseFunc
 
 	mu     sync.Mutex

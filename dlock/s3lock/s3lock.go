@@ -312,7 +312,6 @@ func (b *Backend) put(ctx context.Context, key string, r record, etag string) er
 	return err
 }
 
-// pause waits for a random time between half of d and d.
 func (b *Backend) pause(ctx context.Context, d time.Duration) error {
 	ctx, end := wait.Both(ctx, b.open)
 	defer end()

@@ -27,7 +27,8 @@ func Retry(ctx context.Context, least, most time.Duration, f func() (done bool))
 	}
 }
 
-// Since is by the faster clock: the monotonic one stops while the machine is suspended, the wall clock may be set back.
+// Since is the time since then by the faster clock: the monotonic one stops while the machine is suspended, the wall clock may be
+// set back.
 func Since(then, now time.Time) time.Duration {
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
 }
