@@ -587,7 +587,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// It is nothing to warn of.
+// A renewal that Close ends is not logged.
 func TestCloseDuringARenewal(t *testing.T) {
 	for _, acquired := range []acquireHook{nil, provisional(2 * time.Second)} { // keepAlive renews it, or confirm
 		faked(t, func(t *testing.T, f *fake) {
