@@ -23,7 +23,7 @@ type Handle struct {
 	dropped   bool          // no longer counted in ls.holds; written under ls.mu
 	last      bool          // the last to be dropped, which sends the release
 	done      bool
-	err       error // what Release returns once done
+	err       error
 }
 
 // Key is the locked key.
@@ -172,8 +172,8 @@ type lease struct {
 	capped    bool  // MaxHold has stopped the renewals
 	timer     *time.Timer
 
-	calls    uint64 // the last number that Next returned
-	sections int    // critical sections so far; more than one only if shared
+	calls    uint64
+	sections int // critical sections so far; more than one only if shared
 
 	unsure bool // a release was sent whose outcome is unknown; used by the last handle's Release only
 }
@@ -213,7 +213,7 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:context
 	return ls
 }
 
-// begin returns the first handle, or nil if the grant came too late: nobody has held the lock, so no loss is reported.
+// begin returns the first handle, or nil if the grant came too late; nobody has held it, so no loss is reported.
 func (ls *lease) begin(ctx context.Context) *Handle {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -287,7 +287,7 @@ func (c *leaseContext) reenter(ctx context.Context) (h *Handle, held bool) {
 	return ls.handle(ctx), true
 }
 
-// drop ends h's context and hold. It reports whether the lock must be released, and why the lease was lost before.
+// drop ends h's context and hold. last: the lock must be released; lost: why the lease ended before.
 func (h *Handle) drop() (last bool, lost error) {
 	ls := h.ls
 	ls.mu.Lock()
@@ -309,7 +309,6 @@ func (h *Handle) drop() (last bool, lost error) {
 	return last, lost
 }
 
-// retire ends a lease that nobody holds, and reports whether it had not ended before.
 func (ls *lease) retire() bool {
 	ls.mu.Lock()
 	ls.heldToEnd = ls.end(ErrReleased)
@@ -385,7 +384,7 @@ func (ls *lease) expire() (lost error) {
 	return lost
 }
 
-// report counts and logs a loss, if any. ls.mu is not held: the logger is the user's.
+// report is called without ls.mu: the logger is the user's.
 func (ls *lease) report(lost error) {
 	if lost == nil {
 		return
@@ -514,7 +513,6 @@ func (ls *lease) keepAlive() {
 	}
 }
 
-// release reports whether the outcome is known.
 func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	if !ls.l.enter() {
 		return false, ls.unanswered(ctx, ErrClosed)

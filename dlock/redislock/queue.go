@@ -272,7 +272,6 @@ func (sub *subscriber) sendBatches(key string) {
 	}
 }
 
-// leave returns the owner whose lock the script handed on.
 func (b *Backend) leave(key string, l *batch) (holder string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()

@@ -17,7 +17,6 @@ var errLate = errors.New("redlock: the nodes took so long to reply that the leas
 // maxToken is the largest integer that a script can count to: Lua's numbers are doubles.
 const maxToken = 1<<53 - 1
 
-// attempt ends as a grant or is undone on every node.
 type attempt struct {
 	b       *Backend
 	r       dlock.Request

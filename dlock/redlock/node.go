@@ -91,7 +91,7 @@ func releaseOn(ctx context.Context, c redis.UniversalClient, lock, owner string,
 	return false, err
 }
 
-// poll is a request that was sent to all nodes.
+// poll is a request to all nodes.
 type poll[T any] struct {
 	b       *Backend
 	answers chan answer[T]

@@ -288,7 +288,6 @@ func (b *Backend) inFlight(g dlock.Grant) []*attempt {
 	return all
 }
 
-// givenUp notes an attempt until its requests of phase one are answered.
 func (b *Backend) givenUp(a *attempt) {
 	of := lockOf{a.r.Key, a.r.Owner}
 	b.mu.Lock()

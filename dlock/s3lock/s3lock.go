@@ -22,9 +22,8 @@
 //
 // # Requirements
 //
-// As for package s3store: the server compares and writes atomically, reads are strongly consistent and not cached, and nobody
-// else writes the objects. The client needs s3:GetObject, s3:PutObject, s3:ListBucket (without it S3 answers 403 for a missing
-// object) and, for [Open], s3:DeleteObject. In a versioned bucket each renewal makes a version: let noncurrent ones expire.
+// The requirements and the permissions are those of package s3store. In a versioned bucket each renewal makes a version: let
+// noncurrent ones expire.
 package s3lock
 
 import (
