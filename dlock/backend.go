@@ -5,16 +5,15 @@ import (
 	"time"
 )
 
-// Backend is a driver: the operations in which lock services differ. [Locker] adds what all of them share.
+// Backend is a driver for a lock service. [Locker] adds what all backends share.
 //
 // An implementation must keep these rules; package dlocktest checks each under the name in brackets:
 //
 //  1. A key has at most one live grant, until its TTL has run out on the server's clock [Exclusive].
-//  2. A grant's Fence is at least 1 and strictly greater than that of every earlier grant of the key, however those
-//     ended [TokensIncrease, TokensSurviveExpiry]. It is minted no later than the grant, never read afterwards
-//     [TokenMintedWithGrant].
-//  3. A grant's Start is not later than the moment at which the server began to count its TTL, or that of its
-//     Provisional lease. In practice it is the time just before the request was sent, never that of the reply [StartBeforeRequest].
+//  2. A grant's Fence is at least 1 and greater than that of every earlier grant of the key, however those ended
+//     [TokensIncrease, TokensSurviveExpiry]. It is minted no later than the grant, never read afterwards [TokenMintedWithGrant].
+//  3. A grant's Start is no later than the moment at which the server began to count its TTL or Provisional: in practice,
+//     just before the request was sent [StartBeforeRequest].
 //  4. TryAcquire of a held key returns [ErrHeld] and leaves nothing behind [TryHeld].
 //  5. Acquire returns once granted: after a release [WaiterWakes] or an expiry [WaiterOutlivesHolder]. When ctx ends
 //     first, it returns an error that wraps ctx's cause, and the waiter blocks nobody [WaiterCancelled], nor do many waiters
@@ -41,8 +40,8 @@ import (
 //
 // An Acquire whose error wraps [ErrLost] has lost its place in the queue; the Locker's caller gets [ErrRequestLost].
 //
-// Methods may be called from any number of goroutines. A call that waits for another holder returns soon after ctx ends;
-// one that waits for a reply may last until the client library's own timeout.
+// Methods may be called concurrently. A call that waits for another holder returns soon after ctx ends; one that waits for a
+// reply may last until the client library's own timeout.
 type Backend interface {
 	Acquire(ctx context.Context, r Request) (Grant, error)
 	TryAcquire(ctx context.Context, r Request) (Grant, error)
@@ -74,15 +73,15 @@ type Grant struct {
 	Owner string
 	Fence uint64        // the fencing token
 	TTL   time.Duration // the lease as granted; a server may have raised it
-	Start time.Time     // not later than the moment at which the server began to count TTL; see rule 3
+	Start time.Time     // no later than when the server began to count TTL; see rule 3
 
-	// Provisional, if not 0, is how long the lease lasts until its first renewal; from then on it lasts for TTL, which is
-	// longer. So a lock handed to a waiter that is gone is soon free again. The Locker renews it after half of that time, unless
-	// the lock has been released.
+	// Provisional, if not 0, is how long the lease lasts until its first renewal; from then on it lasts for TTL, which is longer.
+	// So a lock handed to a dead waiter is soon free again. The Locker renews it halfway through, unless the lock has been
+	// released.
 	Provisional time.Duration
 
-	// Lost, if not nil, is closed when the backend learns that the lease is gone, for example because its session has
-	// expired. The Locker's own timer ends the lease in time even without it.
+	// Lost, if not nil, is closed when the backend learns that the lease is gone. The Locker's timer ends the lease even without
+	// it.
 	Lost <-chan struct{}
 	// State is the backend's own, passed back to Renew and Release; nil in a Release that undoes a request without a grant.
 	State any

@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// instant grants every lease at once, and renews it after a time.
 type instant struct {
 	Backend
 	renewal  time.Duration
@@ -50,8 +49,7 @@ func held(t *testing.T, f func(t *testing.T, l *Locker, h *Handle)) {
 	})
 }
 
-// suspend simulates the suspension of the machine: the wall clock has moved, the monotonic clock has not, and no timer has
-// run.
+// suspend simulates a suspended machine: the wall clock has moved, the monotonic clock has not, and no timer has run.
 func suspend(h *Handle, d time.Duration) {
 	h.ls.mu.Lock()
 	defer h.ls.mu.Unlock()
@@ -65,7 +63,6 @@ func TestSuspendedMachine(t *testing.T) {
 			suspend(h, end-1)
 			require.NoError(t, h.Context().Err(), "a moment before the end")
 			suspend(h, 1)
-			// Not even the timer's turn is needed.
 			require.ErrorIs(t, h.Context().Err(), context.Canceled)
 			require.ErrorIs(t, context.Cause(h.Context()), ErrLost)
 		})
@@ -107,7 +104,6 @@ func TestSuspendedMachine(t *testing.T) {
 	})
 }
 
-// Until counts the time for which the machine was suspended, and so do renewals.
 func TestSuspendedMachineUntil(t *testing.T) {
 	held(t, func(t *testing.T, _ *Locker, h *Handle) {
 		until := h.Until()
@@ -118,7 +114,7 @@ func TestSuspendedMachineUntil(t *testing.T) {
 		<-h.Context().Done()
 		require.Less(t, time.Since(h.Until()), recheck)
 	})
-	synctest.Test(t, func(t *testing.T) { // a renewed lease is as old as the request, by both clocks
+	synctest.Test(t, func(t *testing.T) {
 		l, err := New(instant{renewal: 3 * time.Second}, &Options{TTL: ttl})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, l.Close()) }()
@@ -150,7 +146,7 @@ func TestSuspendedMachineUntil(t *testing.T) {
 	}
 }
 
-// Calls may come before its timers have run. The loss is reported once; a late answer to a renewal doesn't extend the lease.
+// Calls may come before its timers have run. A late reply to a renewal doesn't extend the lease.
 func TestFrozenProcess(t *testing.T) {
 	for name, call := range map[string]func(h *Handle){
 		"done": func(h *Handle) {

@@ -88,7 +88,7 @@ func TestMetrics(t *testing.T) {
 		time.AfterFunc(time.Second/4, func() { _ = h.Release(context.Background()) })
 		h = acquire(t, b, t.Context(), "k")
 		<-h.Context().Done()
-		time.Sleep(time.Second) // virtual
+		time.Sleep(time.Second)
 		require.ErrorIs(t, h.Release(t.Context()), dlock.ErrLost)
 
 		for name, want := range map[string]float64{
@@ -109,7 +109,6 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// A loss of which the lock service tells, and one that time tells, are counted and logged once.
 func TestLossIsReported(t *testing.T) {
 	for _, told := range []bool{true, false} {
 		faked(t, func(t *testing.T, f *fake) {

@@ -15,15 +15,15 @@ const recheck = time.Second
 // Handle is one acquisition of a lock. It is never reused and its token never changes.
 type Handle struct {
 	ls      *lease
-	section int // its number under the lease
+	section int
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 
-	releasing chan struct{} // has room for one call of Release
-	dropped   bool          // no longer counted in the lease's holds; ls.mu guards it too
-	last      bool          // was the last to be dropped: it sends the release
+	releasing chan struct{} // held by one call of Release at a time
+	dropped   bool          // no longer counted in ls.holds; written under ls.mu
+	last      bool          // the last to be dropped, which sends the release
 	done      bool
-	err       error // what Release returns once done
+	err       error
 }
 
 // Key is the locked key.
@@ -36,9 +36,9 @@ func (h *Handle) Owner() string { return h.ls.g.Owner }
 // every write.
 func (h *Handle) Fence() uint64 { return h.ls.g.Fence }
 
-// Next returns the token and the number of the grant's next call to a store: 1, 2, and so on, over all handles of a lease that is
-// re-entered or shared. A store orders calls by both, so send them in this order. To learn whether a write took effect, repeat
-// it with the same pair. After Release it returns zeros, which stores refuse.
+// Next returns the token and the number of the grant's next call to a store: 1, 2, and so on, over all handles of a re-entered or
+// shared lease. A store orders calls by both, so send them in this order. To learn whether a write took effect, repeat it with
+// the same pair. After Release it returns zeros, which stores refuse.
 func (h *Handle) Next() (token, seq uint64) {
 	h.ls.mu.Lock()
 	defer h.ls.mu.Unlock()
@@ -49,15 +49,15 @@ func (h *Handle) Next() (token, seq uint64) {
 	return h.ls.g.Fence, h.ls.calls
 }
 
-// TTL is how long the lease lasts, from the grant and from each renewal. A lease handed over by another holder may last for
-// less until its first renewal, which is automatic.
+// TTL is how long the lease lasts from the grant and from each renewal. After a hand-over it may be shorter until the first
+// renewal, which is automatic.
 func (h *Handle) TTL() time.Duration { return h.ls.g.TTL }
 
 // AcquiredAt is when the lease began, on this process's clock: just before the winning request was sent.
 func (h *Handle) AcquiredAt() time.Time { return h.ls.g.Start }
 
-// Until is when the lease must be presumed lost unless it is renewed: its last start, plus the TTL, minus a margin for
-// clock drift (1 % and 2 ms). If the machine has been suspended since, or the wall clock set forward, it is that much sooner.
+// Until is when the lease must be presumed lost unless it is renewed: its last start plus the TTL, minus a margin for clock drift
+// (1 % and 2 ms). It is sooner if the machine has since been suspended or the wall clock set forward.
 func (h *Handle) Until() time.Time {
 	h.ls.mu.Lock()
 	defer h.ls.mu.Unlock()
@@ -70,15 +70,14 @@ func (h *Handle) Until() time.Time {
 }
 
 // Context ends when the lease must be presumed lost, with a cause that wraps [ErrLost], or is released, with the cause
-// [ErrReleased]. A local timer ends it, whatever the network does. Its Err method checks the clock itself, so a process
-// that wakes from a long freeze sees the end at once; derived contexts learn of it from the timer.
+// [ErrReleased]. A local timer ends it, whatever the network does. Its Err method checks the clock itself, so a process that
+// wakes from a freeze sees the end at once; derived contexts end by the timer.
 //
 // It has the values of the context given to Acquire, but not its end.
 func (h *Handle) Context() context.Context { return h.ctx }
 
-// Renew makes the lease run for its TTL from now. It returns an error that wraps [ErrLost] if the lease is gone, or ends
-// before there is an answer, and [ErrMaxHold] if it was held for the longest time allowed. After any other error the old
-// lease continues unchanged.
+// Renew makes the lease run for its TTL from now. Its error wraps [ErrLost] if the lease is gone or ends before there is an
+// answer, and [ErrMaxHold] if it was held for the longest time allowed. After any other error the old lease continues unchanged.
 func (h *Handle) Renew(ctx context.Context) error {
 	err := h.ended()
 	if err == nil {
@@ -92,19 +91,17 @@ func (h *Handle) Renew(ctx context.Context) error {
 
 func (h *Handle) ended() error { return context.Cause(h.ctx) }
 
-// Release frees the lock; it ends the handle's context first. Once the lock service has answered, calling it again returns the same
+// Release ends the handle's context, then frees the lock. Once the lock service has answered, calling it again returns the same
 // result; until then it tries again.
 //
-// If the lock was no longer this handle's, nothing changes, release_by_non_owner_total counts it, and the error wraps
-// [ErrLost]: the critical section may have overlapped with another holder's. If nobody answers, the error wraps ErrLost only if the
-// lease had already ended; either way the lock is freed in the background or expires by its TTL, and Release may be called again.
-// Release also returns nil if a first request got no answer and a second finds the lock gone: presumably the first removed it,
-// although a failover in between looks the same.
+// If the lock was no longer this handle's, nothing changes, release_by_non_owner_total counts it, and the error wraps [ErrLost]:
+// the critical section may have overlapped with another holder's. If nobody answers, the error wraps ErrLost only if the lease
+// had already ended; the lock is then freed in the background or expires. If a first request got no answer and a second finds the
+// lock gone, Release returns nil: presumably the first removed it, although a failover looks the same.
 //
-// It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have ended, but not for
-// longer than a second after [Locker.Close]. If ctx has already ended, as in a deferred call, Release still tries for a second.
-// With a ctx that cannot end, such as context.Background(), a client library that ignores deadlines may take until its own
-// timeouts.
+// It waits for an answer until ctx ends or, if ctx has no deadline, until a second after the lease would have ended, but at most
+// until a second after [Locker.Close]. If ctx has already ended, as in a deferred call, it still tries for a second. With a ctx
+// that cannot end, a client library that ignores deadlines may take until its own timeouts.
 //
 // Release doesn't revoke the token, which stays valid until a successor has used its own: wait for the answers to all writes
 // first.
@@ -159,39 +156,39 @@ func tryingOn(ctx context.Context) (context.Context, context.CancelFunc) {
 type lease struct {
 	l    *Locker
 	g    Grant
-	born time.Time // when the grant was known; MaxHold counts from here
+	born time.Time // when the grant arrived; MaxHold counts from here
 
-	ctx    context.Context // ends with the lease
+	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	mu        sync.Mutex
 	limit     time.Duration // the age at which the lease is presumed lost
-	confirmAt time.Duration // the age at which a provisional or old lease is renewed for the first time; 0: neither, or already renewed
-	start     time.Time     // of the current period: when its request left
+	confirmAt time.Duration // the age at which a provisional or old lease is first renewed; 0: neither, or renewed
+	start     time.Time     // when the current period's request was sent
 	wall      time.Time     // start on the wall clock alone
 	holds     int
-	over      error // why it was lost or released: ctx has ended, start and timer don't change any more
+	over      error // why it was lost or released; once set, ctx has ended, and start and timer don't change
 	heldToEnd bool  // over by the last release, and not lost before
 	capped    bool  // MaxHold has stopped the renewals
 	timer     *time.Timer
 
-	calls    uint64 // the last number that Next has given
-	sections int    // critical sections so far; more than one only if leases are shared
+	calls    uint64
+	sections int // critical sections so far; more than one only if shared
 
-	unsure bool // a release was sent whose outcome isn't known; belongs to the last handle's Release
+	unsure bool // a release was sent whose outcome is unknown; used by the last handle's Release only
 }
 
 // newLease takes over a grant. Its age counts from g.Start, so a slow reply shortens the lease.
 func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:contextcheck // the lease outlives ctx
 	ls := &lease{l: l, g: g, limit: g.TTL - margin(g.TTL), start: g.Start, wall: g.Start.Round(0), born: time.Now()}
 	switch p, age := g.Provisional, ls.age(ls.born); {
-	case p != 0: // a negative one has expired; it doesn't mean the whole TTL
+	case p != 0: // a negative one has expired
 		ls.limit, ls.confirmAt = p-margin(p), p/2
 	case age >= ls.limit/8: // it was waited for, and is as old as the waiter's last request
 		ls.confirmAt = (age + ls.limit) / 2
 	}
 	if l.o.Share.Sections > 0 {
-		ctx = l.open // the first holder's values aren't the next one's
+		ctx = l.open // the next holder must not get the first one's values
 	}
 	ls.ctx, ls.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	ls.mu.Lock()
@@ -216,7 +213,7 @@ func newLease(ctx context.Context, l *Locker, g Grant) *lease { //nolint:context
 	return ls
 }
 
-// begin returns the first handle, or nil if the grant has come too late. Then nobody has held the lock, and no loss is reported.
+// begin returns the first handle, or nil if the grant came too late; nobody has held it, so no loss is reported.
 func (ls *lease) begin(ctx context.Context) *Handle {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -227,7 +224,6 @@ func (ls *lease) begin(ctx context.Context) *Handle {
 	return ls.handle(ctx)
 }
 
-// confirm retries the first renewal of a lease until that succeeds or the lease is over.
 func (ls *lease) confirm() {
 	defer ls.l.busy.Done()
 	for {
@@ -291,7 +287,7 @@ func (c *leaseContext) reenter(ctx context.Context) (h *Handle, held bool) {
 	return ls.handle(ctx), true
 }
 
-// drop ends h's context and removes its hold. It reports whether the lock is to be released, and why the lease was lost before.
+// drop ends h's context and hold. last: the lock must be released; lost: why the lease ended before.
 func (h *Handle) drop() (last bool, lost error) {
 	ls := h.ls
 	ls.mu.Lock()
@@ -303,7 +299,7 @@ func (h *Handle) drop() (last bool, lost error) {
 	young := last && ls.young()
 	ls.mu.Unlock()
 	ls.report(expired)
-	h.cancel(ErrReleased) // this section is over before the next begins
+	h.cancel(ErrReleased) // this critical section must end before the next begins
 	if young && ls.l.shared.pass(ls) {
 		return false, nil
 	}
@@ -313,7 +309,6 @@ func (h *Handle) drop() (last bool, lost error) {
 	return last, lost
 }
 
-// retire ends a lease that nobody holds, and reports whether it had not ended before.
 func (ls *lease) retire() bool {
 	ls.mu.Lock()
 	ls.heldToEnd = ls.end(ErrReleased)
@@ -325,8 +320,7 @@ func (ls *lease) retire() bool {
 	return mine
 }
 
-// age is the larger of what the monotonic clock says, which stops while the machine is suspended, and what the wall clock
-// says, which may be set back.
+// age is by the faster clock: the monotonic one stops while the machine is suspended, the wall clock may be set back.
 func (ls *lease) age(now time.Time) time.Duration {
 	return max(now.Sub(ls.start), now.Round(0).Sub(ls.wall))
 }
@@ -346,7 +340,6 @@ func (ls *lease) left() time.Duration {
 	return ls.limit - ls.age(time.Now())
 }
 
-// due reports whether it is time for the next renewal.
 func (ls *lease) due() bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -376,7 +369,7 @@ func (ls *lease) lose(why error) {
 	}
 }
 
-// expire ends the lease if its time is up, and returns what to report: nothing if nobody held it. ls.mu is held.
+// expire ends the lease if its time is up, and returns the loss to report: nil if nobody held it. ls.mu is held.
 func (ls *lease) expire() (lost error) {
 	if ls.over == nil && ls.age(time.Now()) >= ls.limit {
 		lost = ErrLost
@@ -391,21 +384,20 @@ func (ls *lease) expire() (lost error) {
 	return lost
 }
 
-// report counts and logs a loss, if lost isn't nil. ls.mu is not held: the logger is the user's.
+// report is called without ls.mu: the logger is the user's.
 func (ls *lease) report(lost error) {
 	if lost == nil {
 		return
 	}
 	ls.l.m.lost.Inc()
 	attrs := []any{"key", ls.g.Key, "fence", ls.g.Fence, "ttl", ls.g.TTL}
-	if !errors.Is(ErrLost, lost) { // it isn't ErrLost itself, and so says why
+	if !errors.Is(ErrLost, lost) { // lost says why
 		attrs = append(attrs, "err", lost)
 	}
 	ls.l.log.Warn(ErrLost.Error(), attrs...)
 }
 
-// end ends the lease, and reports whether it was the first to do so. ls.mu is held: whoever sees that the lease is over
-// sees an ended context too.
+// end reports whether it was the first. ls.mu is held, so whoever sees the lease over sees an ended context too.
 func (ls *lease) end(why error) bool {
 	if ls.over != nil {
 		return false
@@ -440,23 +432,23 @@ func (ls *lease) renew(ctx context.Context) error {
 	defer cancel(nil)
 	defer context.AfterFunc(ls.ctx, func() { cancel(context.Cause(ls.ctx)) })() //nolint:contextcheck // it ends with both
 
-	start := time.Now() // before the request leaves, as for the grant
+	start := time.Now() // before the request is sent, as for the grant
 	err := ls.l.await(ctx, 0, func() error { return ls.l.b.Renew(ctx, ls.g) })
 	if errors.Is(err, ErrLost) && !unknown(ctx, err) {
 		why := err
-		if errors.Is(ErrLost, why) { // it is ErrLost itself, and doesn't say why
+		if errors.Is(ErrLost, why) { // err doesn't say why
 			why = errors.New("the lock service gave it to another owner or let it run out")
 		}
 		ls.lose(why)
 	}
 	if err != nil {
-		if over := ls.ended(); errors.Is(over, ErrReleased) { // during the call
+		if over := ls.ended(); errors.Is(over, ErrReleased) {
 			return over
 		}
 		return ls.unanswered(ctx, err)
 	}
 	ls.mu.Lock()
-	lost := ls.expire() // an answer that comes too late renews nothing: an ended context cannot be taken back
+	lost := ls.expire() // a late reply renews nothing: an ended context stays ended
 	over := ls.over
 	if over == nil && !start.Before(ls.start) {
 		ls.start, ls.wall = start, start.Round(0)
@@ -471,7 +463,7 @@ func (ls *lease) renew(ctx context.Context) error {
 	return nil
 }
 
-// unanswered makes the error of a call wrap ErrLost if this lease is lost, and only then: ctx may have ended with another one's.
+// unanswered makes a call's error wrap ErrLost if this lease is lost, and only then: ctx may have ended with another lease.
 func (ls *lease) unanswered(ctx context.Context, err error) error {
 	switch over := ls.ended(); {
 	case errors.Is(over, ErrLost) == errors.Is(err, ErrLost):
@@ -521,7 +513,6 @@ func (ls *lease) keepAlive() {
 	}
 }
 
-// release reports whether the outcome is known.
 func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	if !ls.l.enter() {
 		return false, ls.unanswered(ctx, ErrClosed)
@@ -529,7 +520,7 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	defer ls.l.busy.Done()
 	ctx, cancel := tryingOn(ctx)
 	defer cancel()
-	endless := ctx.Done() == nil // then only the call is awaited, and a goroutine for it would take a quarter of a release's time
+	endless := ctx.Done() == nil // then no second goroutine: it would take a quarter of a release's time
 	limit := max(ls.left(), 0) + undoTry
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = time.Until(deadline)
@@ -558,7 +549,7 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 	}
 	switch {
 	case err == nil:
-	case ls.l.open.Err() != nil && errors.Is(err, ErrClosed): // it runs out by itself
+	case ls.l.open.Err() != nil && errors.Is(err, ErrClosed): // the lease expires by itself
 		err = ls.unanswered(ctx, err)
 	case unknown(ctx, err):
 		ls.l.busy.Go(func() { ls.l.undo(ctx, ls.g) })
@@ -568,14 +559,14 @@ func (ls *lease) release(ctx context.Context) (known bool, err error) {
 		ls.l.m.nonOwnerApplied.Inc()
 		err = fmt.Errorf("%w: %w", ErrLost, err)
 	case errors.Is(err, ErrLost) && ls.unsure && ls.heldToEnd:
-		err = nil // the lease was held when the first request left; that request took it, or it ran out since
+		err = nil // the lease was held when the first request was sent, which removed it, or it has expired since
 	case errors.Is(err, ErrLost):
 		ls.l.m.nonOwner.Inc()
 	}
 	return true, err
 }
 
-// await returns when f does, when ctx ends, or grace after the Locker's end, whichever is first.
+// await returns when f or ctx ends, or grace after the Locker's end.
 func (l *Locker) await(ctx context.Context, grace time.Duration, f func() error) error {
 	replied := make(chan error, 1)
 	l.run(func() { replied <- f() })
@@ -603,11 +594,11 @@ type heldKey struct {
 	key string
 }
 
-// leaseContext checks the clocks on every call: after a freeze, the caller may be faster than the timer.
+// leaseContext checks the clocks on every call: after a freeze the caller may run before the timer.
 type leaseContext struct {
-	valuesContext // ends with the handle
-	ls            *lease
-	section       int
+	valuesContext
+	ls      *lease
+	section int
 }
 
 func (c *leaseContext) Err() error {
@@ -627,7 +618,7 @@ func (c *leaseContext) Value(key any) any {
 	return c.valuesContext.Value(key)
 }
 
-// valuesContext has the end of one context and the values of another, which doesn't end.
+// valuesContext has the end of one context and the values of another.
 type valuesContext struct {
 	context.Context
 	values context.Context

@@ -35,7 +35,7 @@ func TestLossWithoutIO(t *testing.T) {
 	}
 }
 
-// It is released and requested again, but not for ever.
+// A late grant is released and requested again, but not for ever.
 func TestGrantArrivesTooLate(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		slow := 2
@@ -114,7 +114,6 @@ func TestRenewExtends(t *testing.T) {
 	})
 }
 
-// provisional makes grants provisional.
 func provisional(lease time.Duration) acquireHook {
 	return func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
 		g, err := next(ctx, dlock.Request{Key: r.Key, Owner: r.Owner, TTL: lease})
@@ -133,7 +132,7 @@ func TestProvisionalLease(t *testing.T) {
 		tries   int                                          // 3: or more
 		lasts   time.Duration
 	}{
-		"confirmed":              {tries: 1, lasts: half + limit(time.Hour)}, // only the first is the Locker's own
+		"confirmed":              {tries: 1, lasts: half + limit(time.Hour)}, // only the first renewal is the Locker's own
 		"at the second try":      {renew: firstLost(true), tries: 2, lasts: half + left/8 + limit(time.Hour)},
 		"no answer to the first": {renew: firstHangs(), tries: 2, lasts: half + left/2 + left/8 + limit(time.Hour)},
 		"it cannot be":           {renew: fails, tries: 3, lasts: limit(lease)},
@@ -169,7 +168,7 @@ func TestProvisionalLease(t *testing.T) {
 	}
 }
 
-// A waiter's lease is as old as its last request. It is renewed halfway to its end, unless it is fresh.
+// A waiter's lease is as old as its last request. It is renewed halfway, unless it is fresh.
 func TestWaitersLease(t *testing.T) {
 	const ttl = time.Minute
 	for name, c := range map[string]struct {
@@ -234,7 +233,7 @@ func TestRenewInBackground(t *testing.T) {
 	})
 }
 
-// MaxHold counts from the moment at which the grant was known.
+// MaxHold counts from the grant's arrival.
 func TestRenewCappedByHand(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = granting(func(*dlock.Grant) { time.Sleep(100 * time.Millisecond) })
@@ -251,7 +250,7 @@ func TestRenewCappedByHand(t *testing.T) {
 	})
 }
 
-// It leaves time for another, and the lease unchanged. It is tried again after Every, however often the clock is checked.
+// A failed renewal is retried after Every, however often the clock is checked.
 func TestRenewFails(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.renew = firstHangs()
@@ -295,7 +294,7 @@ func TestRenewSlowly(t *testing.T) {
 	})
 }
 
-// The cause of a context may be another lock's loss, which must not pass for this one's.
+// A context's cause may be another lock's loss, which must not pass for this one's.
 func TestRenewWithAContextLostElsewhere(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.renew = func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
@@ -306,7 +305,7 @@ func TestRenewWithAContextLostElsewhere(t *testing.T) {
 		l := newLocker(t, f, nil)
 		a := acquire(t, newLocker(t, f.Client(), &dlock.Options{TTL: time.Second}), t.Context(), "a")
 		b := acquire(t, l, t.Context(), "b")
-		for range 2 { // it ends during the call, and before
+		for range 2 { // its context ends during the call, and before
 			err := b.Renew(a.Context())
 			require.ErrorIs(t, err, context.Canceled)
 			require.NotErrorIs(t, err, dlock.ErrLost)
@@ -329,7 +328,7 @@ func TestRenewWithAContextLostElsewhere(t *testing.T) {
 	})
 }
 
-// The server may count from the request; a reply after the lease's end revives nothing.
+// A renewed lease counts from the request; a reply after the lease's end revives nothing.
 func TestSlowRenewal(t *testing.T) {
 	for held, late := range map[time.Duration]bool{100 * time.Millisecond: false, 800 * time.Millisecond: true} {
 		faked(t, func(t *testing.T, f *fake) {
@@ -348,7 +347,6 @@ func TestSlowRenewal(t *testing.T) {
 	}
 }
 
-// The renewal that left first is answered last.
 func TestRenewalsOvertakeEachOther(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		var renewals atomic.Int32
@@ -409,7 +407,6 @@ func TestRelease(t *testing.T) {
 	})
 }
 
-// Somebody else's by now, gone from the service, or freed under another holder.
 func TestReleaseByNonOwner(t *testing.T) {
 	for name, want := range map[string]struct {
 		err     error
@@ -419,7 +416,7 @@ func TestReleaseByNonOwner(t *testing.T) {
 			faked(t, func(t *testing.T, f *fake) {
 				h, reg := hold(t, f, time.Minute)
 				switch name {
-				case "taken": // the lease has run out
+				case "taken":
 					next := acquire(t, newLocker(t, f.Client(), nil), t.Context(), "k")
 					defer func() { require.NoError(t, next.Release(t.Context())) }()
 				case "gone": // only the release detects it
@@ -440,7 +437,7 @@ func TestReleaseByNonOwner(t *testing.T) {
 	}
 }
 
-// The second request finds the lock free: it was this handle's to the end, unless it was lost before.
+// The second request finds the lock free, which is a loss only if the lease had ended before.
 func TestReleaseReplyLost(t *testing.T) {
 	for name, lost := range map[string]func(f *fake, h *dlock.Handle){
 		"held to the end": nil,
@@ -484,7 +481,6 @@ func TestReleaseGoesOnInTheBackground(t *testing.T) {
 	})
 }
 
-// Nobody answers: only the holder's clock shows whether the lease was lost.
 func TestNoAnswerTellsTheLoss(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.release = fails
@@ -550,7 +546,6 @@ func TestReleaseDuringAnother(t *testing.T) {
 	})
 }
 
-// Without deadlines a renewal ends with the lease, a release a second later, and Close ends both.
 func TestSilence(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.renew, f.release = hangs, hangs
@@ -592,7 +587,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// To Close a Locker while it renews is no failure of the lock service, and nothing to warn of.
+// A renewal that Close ends is not logged.
 func TestCloseDuringARenewal(t *testing.T) {
 	for _, acquired := range []acquireHook{nil, provisional(2 * time.Second)} { // keepAlive renews it, or confirm
 		faked(t, func(t *testing.T, f *fake) {
@@ -615,7 +610,6 @@ func TestCloseDuringARenewal(t *testing.T) {
 
 var errEnough = errors.New("the caller has had enough")
 
-// ended is a context that has ended.
 func ended(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -623,7 +617,7 @@ func ended(t *testing.T) context.Context {
 	return ctx
 }
 
-// A release whose call has panicked may or may not have freed the lock: the next one asks.
+// A release that panicked may or may not have freed the lock: the next one asks.
 func TestReleasePanics(t *testing.T) {
 	for _, sent := range []bool{false, true} {
 		faked(t, func(t *testing.T, f *fake) {

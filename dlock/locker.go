@@ -18,15 +18,15 @@ const DefaultTTL = 10 * time.Second
 
 // Options configure a [Locker].
 type Options struct {
-	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at least 1 ms
-	// (nil Options have DefaultTTL). With fencing it affects liveness only. A lease that was waited for may last for less until its first renewal:
-	// with redislock, for as little as half of the TTL or of Queue.HandoffTTL, whichever is shorter. The Locker renews such a lease halfway to its
-	// end, unless it has been released.
+	// TTL is how long a grant lasts unless it is renewed, and so how long a crashed holder blocks the key. Required, at least
+	// 1 ms (nil Options have DefaultTTL). A lease that was waited for may be shorter until its first renewal: with redislock, as
+	// short as half of the TTL or of Queue.HandoffTTL, whichever is less. The Locker renews it halfway through, unless it has
+	// been released.
 	TTL time.Duration
 	// Renew, if Every is set, renews leases in the background.
 	Renew Renew
-	// Reentrant lets a context that descends from a handle's context acquire that handle's key again. The inner handle has
-	// the same token; the lock is freed when every handle has been released.
+	// Reentrant lets a context that descends from a handle's context acquire its key again. The inner handle has the same token;
+	// the lock is freed when every handle has been released.
 	Reentrant bool
 	// Share, if Sections is set, lets goroutines of this process share leases.
 	Share Share
@@ -36,18 +36,18 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Renew configures background renewal. A live holder then loses its lease less often, but the window never closes: what freezes
-// the holder freezes its renewals too.
+// Renew configures background renewal. A live holder then loses its lease less often, but still can: what freezes the holder
+// freezes its renewals too.
 type Renew struct {
 	// Every is the time between renewals; a third of the TTL is usual. 0: none, except that a lease that was waited for may be
 	// renewed once.
 	Every time.Duration
-	// MaxHold is the longest time for which a lease is renewed, from its grant, so that a stuck holder doesn't hold for
-	// ever; the lease then ends within one more TTL. Required with Every. It limits [Handle.Renew] too; 0: no limit.
+	// MaxHold is the time after its grant for which a lease is renewed, so that a stuck holder loses it within one more TTL.
+	// Required with Every. It limits [Handle.Renew] too; 0: no limit.
 	MaxHold time.Duration
 }
 
-// Locker grants leases on keys. Its methods may be called from any number of goroutines.
+// Locker grants leases on keys. Its methods may be called concurrently.
 type Locker struct {
 	b   Backend
 	o   Options
@@ -58,17 +58,17 @@ type Locker struct {
 	close context.CancelCauseFunc
 
 	mu      sync.Mutex
-	busy    sync.WaitGroup // calls and background work
-	undoing chan struct{}  // has room for the clean-ups
+	busy    sync.WaitGroup
+	undoing chan struct{} // has room for undoMost clean-ups
 
 	shared shared
 
-	tasks chan func()  // to idle workers
-	idle  atomic.Int32 // workers that wait for a task
+	tasks chan func()
+	idle  atomic.Int32 // waiting for a task
 }
 
-// New returns a Locker that owns b; its Close closes b. If New fails, b is still the caller's. It returns an error that wraps
-// [ErrInvalid] for options that cannot work. Nil options mean a TTL of [DefaultTTL] and no renewal.
+// New returns a Locker that owns b: its Close closes b. If New fails, b is still the caller's. Options that cannot work give an
+// error that wraps [ErrInvalid]; nil options mean a TTL of [DefaultTTL] and no renewal.
 func New(b Backend, opts *Options) (*Locker, error) {
 	if b == nil {
 		return nil, fmt.Errorf("%w: backend is nil", ErrInvalid)
@@ -105,19 +105,18 @@ func New(b Backend, opts *Options) (*Locker, error) {
 	return l, nil
 }
 
-// margin is how much earlier than the server a holder presumes its lease expired, since its clock may run slower. 1 % and 2
-// ms are Redlock's figures for drift and for the server's resolution
-// (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/); never more than a quarter of the TTL.
+// margin is how much earlier than the server a holder presumes its lease expired, since its clock may run slower: 1 % and 2 ms,
+// Redlock's figures for drift and for the server's resolution
+// (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), but at most a quarter of the TTL.
 func margin(ttl time.Duration) time.Duration {
 	return min(ttl/100+2*time.Millisecond, ttl/4)
 }
 
 // Acquire waits until key is granted or ctx ends, and returns a handle that the caller must Release.
 //
-// Its error wraps [ErrClosed], [ErrNotReentrant], [ErrRequestLost], the backend's error or, when ctx ends, ctx's cause: it fails
-// closed when the lock service cannot be reached. When ctx ends, the error wraps [ErrHeld] too if the lock service has said that
-// another holds the lock; otherwise the service has not answered. After an error nothing stays locked for longer than one TTL: a
-// request whose outcome is unknown is undone in the background.
+// Its error wraps [ErrClosed], [ErrNotReentrant], [ErrRequestLost], the backend's error or, when ctx ends, ctx's cause. It then
+// wraps [ErrHeld] too if the lock service has said that another holds the lock; otherwise the service has not answered. After an
+// error nothing stays locked for longer than one TTL: a request whose outcome is unknown is undone in the background.
 //
 // The end of ctx after Acquire has returned doesn't affect the lease; see [Handle.Context].
 func (l *Locker) Acquire(ctx context.Context, key string) (*Handle, error) {
@@ -129,10 +128,9 @@ func (l *Locker) TryAcquire(ctx context.Context, key string) (*Handle, error) {
 	return l.acquire(ctx, key, false)
 }
 
-// Do calls f while it holds key. The context that f gets is the handle's, and ends when ctx ends too. Do returns the error
-// of [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease. [ErrLost] then means
-// that f may have overlapped with another holder, and only the fencing token kept their writes apart. Only the resource's
-// replies to f say whether f's writes took effect.
+// Do calls f while it holds key, with a context that ends with the handle's and with ctx. It returns the error of
+// [Locker.Acquire], or f's error joined with that of [Handle.Release] or the loss of the lease. [ErrLost] then means that f may
+// have overlapped with another holder. Only the resource's replies to f say whether f's writes took effect.
 func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context, h *Handle) error) (err error) {
 	h, err := l.Acquire(ctx, key)
 	if err != nil {
@@ -153,7 +151,7 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context,
 	return f(&leaseContext{valuesContext{deadlineContext{fctx, ctx}, context.WithoutCancel(h.Context())}, h.ls, h.section}, h) //nolint:contextcheck // it has ctx's end
 }
 
-// deadlineContext has the deadline of another context, whose end ends it: some clients, such as go-redis, check nothing else.
+// deadlineContext adds the deadline of a context whose end ends it: some clients, such as go-redis, check only the deadline.
 type deadlineContext struct {
 	context.Context
 	until context.Context
@@ -161,9 +159,8 @@ type deadlineContext struct {
 
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.until.Deadline() }
 
-// Close stops the Locker's background work, waits for it, and closes the backend. Calls that wait return [ErrClosed].
-// Leases that are still held are not released or renewed, and expire; those that are only kept for the next caller (see [Share])
-// are released. Close may be called again.
+// Close stops the Locker's background work, waits for it, and closes the backend. Calls that wait return [ErrClosed]. Held leases
+// aren't released, and expire; those kept for the next caller (see [Share]) are released. Close may be called again.
 func (l *Locker) Close() error {
 	l.shared.close()
 	l.mu.Lock()
@@ -186,8 +183,7 @@ func (l *Locker) enter() bool {
 
 const maxIdle = 16
 
-// run calls f in another goroutine, an idle one if possible: growing a new one's stack takes longer than the rest of an
-// Acquire.
+// run calls f in another goroutine, an idle one if possible: growing a new stack takes longer than the rest of an Acquire.
 func (l *Locker) run(f func()) {
 	select {
 	case l.tasks <- f:
@@ -260,13 +256,13 @@ func (l *Locker) take(ctx context.Context, key string, wait bool) (*Handle, erro
 // maxAttempts is how often an acquisition is tried when its grants arrive too late.
 const maxAttempts = 3
 
-// grant asks the lock service. It sets held, unless that is nil, when another holds the lock.
+// grant requests a lease. It sets held, unless that is nil, when another holds the lock.
 func (l *Locker) grant(ctx context.Context, key string, wait bool, held *atomic.Bool) (*Handle, error) {
 	if held == nil && ctx.Done() != nil {
 		held = new(atomic.Bool)
 	}
 	for range maxAttempts {
-		if ctx.Err() != nil { // since the last attempt: another would only have to be undone
+		if ctx.Err() != nil { // ended since the last attempt
 			return nil, cause(ctx)
 		}
 		r := Request{Key: key, Owner: uuid.NewString(), TTL: l.o.TTL}
@@ -291,7 +287,6 @@ func (l *Locker) grant(ctx context.Context, key string, wait bool, held *atomic.
 	return nil, fmt.Errorf("%w: its grant took longer to arrive than it lasts (TTL %v); set a longer TTL", ErrRequestLost, l.o.TTL)
 }
 
-// gaveUp is the error of a wait that ctx has ended.
 func gaveUp(held bool, why error) error {
 	if held {
 		return fmt.Errorf("%w: %w", ErrHeld, why)
@@ -299,14 +294,13 @@ func gaveUp(held bool, why error) error {
 	return fmt.Errorf("no answer from the lock service: %w", why)
 }
 
-// request doesn't wait for the backend beyond ctx's or the Locker's end: a client library may ignore the context while it waits for a
-// reply. A request whose outcome is unknown is undone.
+// request returns when ctx or the Locker ends, even if the client library doesn't. A request whose outcome is unknown is undone.
 func (l *Locker) request(ctx context.Context, r Request, wait bool) (Grant, error) {
 	f := l.b.Acquire
 	if !wait {
 		f = l.b.TryAcquire
 	}
-	if ctx.Done() == nil { // then nobody waits but Close, and it waits for the answer anyway
+	if ctx.Done() == nil { // then only Close could interrupt the call, and it waits for the reply anyway
 		call := &valuesContext{l.open, ctx}
 		g, err := f(call, r) //nolint:contextcheck // call has all that ctx has: its values
 		g, err = l.answer(ctx, call, r, g, err)
@@ -359,14 +353,14 @@ func (l *Locker) answer(ctx, call context.Context, r Request, g Grant, err error
 	switch {
 	case ctx.Err() != nil:
 		err = withCause(ctx, err)
-	case errors.Is(err, ErrLost): // a waiter's: there is no lease yet, and whoever called has done nothing under it
+	case errors.Is(err, ErrLost): // a waiter's, which had no lease yet
 		err = fmt.Errorf("%w: %v", ErrRequestLost, err) //nolint:errorlint // not to wrap it is the point
 	}
 	return Grant{}, err
 }
 
-// unknown reports whether err, from a backend's call with ctx, leaves open whether the call took effect. After ctx's end
-// err may be just ctx's cause, and that can be any error: another lock's ErrLost, for one.
+// unknown reports whether err, from a backend's call with ctx, leaves open whether the call took effect. After ctx's end err may
+// be just ctx's cause, even another lock's ErrLost.
 func unknown(ctx context.Context, err error) bool {
 	if err == nil {
 		return false
@@ -386,7 +380,7 @@ const (
 	undoMost     = 256 // at once; others wait
 )
 
-// undo releases what a request may have left, until its lease has expired. It ignores ctx's end, which is often why it is called.
+// undo releases what a request may have left, until its lease has expired. It ignores ctx's end, often the reason for the call.
 func (l *Locker) undo(ctx context.Context, g Grant) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.TTL)
 	defer cancel()
@@ -426,7 +420,7 @@ func (l *Locker) tryUndo(ctx context.Context, g Grant) error {
 		select {
 		case <-ctx.Done():
 			return err
-		case <-l.open.Done(): // a closed Locker tries once, and doesn't stay for the rest of the lease
+		case <-l.open.Done(): // a closed Locker tries only once
 			return err
 		case <-time.After(pause):
 		}

@@ -26,7 +26,7 @@ type endsLate struct{ context.Context }
 
 func (endsLate) Done() <-chan struct{} { return make(chan struct{}) }
 
-// go-redis's errors, for one, hide it.
+// Some clients' errors hide it, such as go-redis's.
 func TestCauseHiddenByTheBackend(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		for _, answer := range []error{context.Canceled, errEnough, dlock.ErrQueueFull, dlock.ErrInvalid} {
@@ -142,7 +142,6 @@ func TestUndoEndsWithTheLease(t *testing.T) {
 	})
 }
 
-// The clean-ups of many failed calls don't pile up, and none is dropped without a log.
 func TestUndoIsBounded(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = acquireReplyLost
@@ -160,7 +159,7 @@ func TestUndoIsBounded(t *testing.T) {
 		fail()
 		require.Equal(t, 256, f.count("release"))
 		f.set(func() { f.release, f.acquire = nil, nil })
-		time.Sleep(10 * time.Second) // well within the TTL
+		time.Sleep(10 * time.Second)
 		for i := range calls {
 			require.True(t, f.free(t, fmt.Sprint(i)))
 		}
@@ -400,7 +399,7 @@ func TestDo(t *testing.T) {
 	})
 }
 
-// A process that was frozen finds a grant that is over, and its context, too: another request would only have to be undone.
+// A frozen process may find both its grant and its context over: another request would only have to be undone.
 func TestNoRequestAfterTheContext(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -430,7 +429,7 @@ func (c crowd) AfterFunc(func()) (stop func() bool) {
 	}
 }
 
-// A service's context may outlive any number of calls: what a call leaves with it is never collected.
+// A service's context may outlive any number of calls, and must not keep what they leave.
 func TestDoLeavesNothingWithItsContext(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx := crowd{endsLate{t.Context()}, new(atomic.Int32)}
@@ -490,7 +489,7 @@ func TestDoTellsTheLoss(t *testing.T) {
 	})
 }
 
-// The lock service has said that there is nothing to undo. To the caller of Acquire ErrLost would mean the loss of a lease.
+// To the caller of Acquire ErrLost would mean the loss of a lease.
 func TestRefusalIsNotUndone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		deadline, stop := context.WithTimeout(t.Context(), time.Hour)
@@ -515,7 +514,7 @@ func TestRefusalIsNotUndone(t *testing.T) {
 	})
 }
 
-// Goroutines that have made a call wait for the next one: some, and not as many as there were calls at once.
+// Some goroutines wait for the next call, not as many as there were calls at once.
 func TestIdleWorkers(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Hour})
@@ -558,7 +557,7 @@ func TestNoAnswer(t *testing.T) {
 		h := acquire(t, l, t.Context(), "k")
 		hang := func(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
 			<-ctx.Done()
-			time.Sleep(time.Second) // like a client that doesn't look at ctx
+			time.Sleep(time.Second) // ignores ctx
 			return ctx.Err()
 		}
 		f.set(func() {
@@ -588,7 +587,7 @@ func TestClose(t *testing.T) {
 			TTL: time.Minute, Registerer: reg, Renew: dlock.Renew{Every: time.Second, MaxHold: time.Hour},
 		})
 		lost := make(chan struct{})
-		f.acquire = granting(func(g *dlock.Grant) { g.Lost = lost }) // watched in the background
+		f.acquire = granting(func(g *dlock.Grant) { g.Lost = lost })
 		h := acquire(t, l, t.Context(), "k")
 		waits := acquiring(l, t.Context(), "k")
 		time.Sleep(1500 * time.Millisecond)
@@ -614,7 +613,7 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// A call that waits ends, whatever the backend says, and what it was granted is undone.
+// A call that waits ends, whatever the backend says, and its grant is undone.
 func TestCloseEndsCalls(t *testing.T) {
 	granted := func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
 		_, err := next(ctx, r)

@@ -25,7 +25,6 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 	synctest.Test(t, f)
 }
 
-// faked runs f in a bubble with a fake.
 func faked(t *testing.T, f func(t *testing.T, f *fake)) {
 	t.Helper()
 	bubble(t, func(t *testing.T) { f(t, newFake()) })
@@ -46,7 +45,6 @@ func acquire(t *testing.T, l *dlock.Locker, ctx context.Context, key string) *dl
 	return h
 }
 
-// acquiring calls Acquire in the background.
 func acquiring(l *dlock.Locker, ctx context.Context, key string) <-chan error { //nolint:revive // l first
 	done := make(chan error, 1)
 	go func() {
@@ -56,7 +54,6 @@ func acquiring(l *dlock.Locker, ctx context.Context, key string) <-chan error { 
 	return done
 }
 
-// hold has a new Locker on f acquire k.
 func hold(t *testing.T, f *fake, ttl time.Duration) (*dlock.Handle, *prometheus.Registry) {
 	t.Helper()
 	return holdWith(t, f, &dlock.Options{TTL: ttl})
@@ -101,7 +98,6 @@ func acquireReplyLost(ctx context.Context, r dlock.Request, next acquireFunc) (d
 	return dlock.Grant{}, errors.Join(errNetwork, err)
 }
 
-// granting changes grants.
 func granting(change func(g *dlock.Grant)) acquireHook {
 	return func(ctx context.Context, r dlock.Request, next acquireFunc) (dlock.Grant, error) {
 		g, err := next(ctx, r)
@@ -117,7 +113,6 @@ func hangs(ctx context.Context, _ dlock.Grant, _ grantFunc) error {
 	return ctx.Err()
 }
 
-// repliesAfter delays replies.
 func repliesAfter(d time.Duration) grantHook {
 	return func(ctx context.Context, g dlock.Grant, next grantFunc) error {
 		err := next(ctx, g)
@@ -126,7 +121,6 @@ func repliesAfter(d time.Duration) grantHook {
 	}
 }
 
-// firstHangs leaves the first call without an answer.
 func firstHangs() grantHook {
 	var called atomic.Bool
 	return func(ctx context.Context, g dlock.Grant, next grantFunc) error {
@@ -194,7 +188,6 @@ func (f *fake) tell(
 	return h(ctx, g, next)
 }
 
-// set changes hooks while the Backend is in use.
 func (f *fake) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

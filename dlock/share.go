@@ -10,27 +10,26 @@ import (
 	"time"
 )
 
-// Share lets the goroutines of a process that want the same key pass one lease on among themselves, first come, first served, so
-// that a local hand-over costs no round trip (cohort locking: D. Dice, V. J. Marathe, N. Shavit, "Lock Cohorting", 2012). Each
-// critical section has its own [Handle]. They share the token, and [Handle.Next] keeps counting, so a store orders all of them.
-// Read and write with Next: with the token alone, a store refuses the writes of the second critical section.
+// Share lets the goroutines of a process pass a lease on among themselves, first come, first served, without a round trip (cohort
+// locking: D. Dice, V. J. Marathe, N. Shavit, "Lock Cohorting", 2012). Each critical section has its own [Handle]. They share the
+// token, and [Handle.Next] keeps counting, so a store orders all of them. Read and write with Next: with the token alone, a store
+// refuses the writes of the second critical section.
 //
-// The bounds keep a process from holding the lock for too long. If the lock is first come, first served, a waiter in another
-// process waits for at most Sections critical sections, or until the lease is For old and the critical section under way ends. The
-// lease may be idle for part of that time. While one goroutine waits for the lock service, those behind it wait too; if it gives
-// up, the next one sends its own request, behind the other processes' waiters. If the lock service fails, all of them fail.
+// If the lock is first come, first served, a waiter in another process waits for at most Sections critical sections, or until the
+// lease is For old and the critical section under way ends. The lease may be idle for part of that time. While one goroutine
+// waits for the lock service, those behind it wait too; if it gives up, the next one sends its own request, behind the other
+// processes' waiters. If the lock service fails, all of them fail.
 //
-// The loss of the lease ends the critical section under way. A Release that passes the lease on doesn't contact the service: a loss
-// is detected by a renewal, by [Grant].Lost or by the final Release. A lease that was waited for may be renewed once as it arrives.
-// Without Options.Renew a critical section may begin with half of the TTL left. If a process exits without [Locker.Close], the
-// leases that it keeps block others for their TTL.
+// The loss of the lease ends the critical section under way. A Release that passes the lease on doesn't contact the service, so a
+// loss is detected by a renewal, by [Grant].Lost or by the final Release. Without Options.Renew a critical section may begin with
+// half of the TTL left. If a process exits without [Locker.Close], the leases that it keeps block others for their TTL.
 type Share struct {
 	// Sections is the greatest number of critical sections under one lease. 0: leases aren't shared.
 	Sections int
-	// For is the age at which a lease is no longer passed on; nor is one that has less than half of its time left. Required with
+	// For is the age at which a lease is no longer passed on; nor is one with less than half of its time left. Required with
 	// Sections, and less than Renew.MaxHold.
 	For time.Duration
-	// Idle is how long a lease that nobody here waits for is kept for the next caller. 0: it is released at once.
+	// Idle is how long a lease without local waiters is kept for the next caller. 0: it is released at once.
 	Idle time.Duration
 }
 
@@ -57,12 +56,11 @@ type shared struct {
 	closed  bool
 }
 
-// turn is the right to use a key, which goroutines get in FIFO order. The one that has it holds lease or, if lease is nil, is
-// requesting one or has just been handed one. If idle isn't nil, nobody has the turn. When lease ends, the turn goes to the next
-// waiter.
+// turn is the right to use a key, which goroutines get in FIFO order. Its owner holds lease or, if lease is nil, is requesting
+// one or has just been handed one. If idle isn't nil, nobody has the turn. When lease ends, the next waiter gets it.
 type turn struct {
 	lease *lease
-	idle  *time.Timer // releases lease
+	idle  *time.Timer
 	queue []chan handed
 	held  atomic.Bool // somebody has the lock
 }
@@ -73,7 +71,6 @@ type handed struct {
 	err error
 }
 
-// share returns a handle on a lease that this process has, or on a new one.
 func (l *Locker) share(ctx context.Context, key string, wait bool) (*Handle, error) {
 	t, ls, err := l.shared.await(ctx, l.open, key, wait)
 	switch {
@@ -87,7 +84,7 @@ func (l *Locker) share(ctx context.Context, key string, wait bool) (*Handle, err
 	if h := l.shared.goesOn(ctx, t, ls); h != nil {
 		return h, nil
 	}
-	// It is too old, or has ended just now. If it is still held, the request had better come after its release.
+	// It is too old or has just ended. If it is still held, release it before the next request.
 	freed := make(chan struct{})
 	l.busy.Go(func() {
 		ls.free()
@@ -100,7 +97,7 @@ func (l *Locker) share(ctx context.Context, key string, wait bool) (*Handle, err
 	return l.ask(ctx, t, key, wait)
 }
 
-// ask asks the lock service in t's turn, unless ctx has ended before the turn came.
+// ask requests a lease for the owner of t, unless ctx has ended meanwhile.
 func (l *Locker) ask(ctx context.Context, t *turn, key string, wait bool) (h *Handle, err error) {
 	defer func() { // also when the backend panics
 		if h == nil {
@@ -121,7 +118,7 @@ func (l *Locker) ask(ctx context.Context, t *turn, key string, wait bool) (h *Ha
 	return h, err
 }
 
-// await returns when the caller has the key's turn, with the lease if there is one. If there is no turn, the caller sends a
+// await waits for the key's turn, and returns it with the lease if there is one. If it returns no turn, the caller sends a
 // request of its own.
 func (s *shared) await(ctx, open context.Context, key string, wait bool) (*turn, *lease, error) {
 	s.mu.Lock()
@@ -133,7 +130,7 @@ func (s *shared) await(ctx, open context.Context, key string, wait bool) (*turn,
 		s.mu.Unlock()
 		return t, nil, nil
 	case t.idle != nil:
-		t.idle.Stop() // if it is too late, the timer sees that idle is nil
+		t.idle.Stop() // if too late, the timer sees that idle is nil
 		ls := t.lease
 		t.lease, t.idle = nil, nil
 		s.mu.Unlock()
@@ -158,7 +155,7 @@ func (s *shared) await(ctx, open context.Context, key string, wait bool) (*turn,
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := slices.Index(t.queue, mine)
-	if i < 0 { // the turn has come meanwhile, and somebody must take it
+	if i < 0 { // the turn has come meanwhile and must be taken
 		got := <-mine
 		return t, got.ls, got.err
 	}
@@ -169,7 +166,6 @@ func (s *shared) await(ctx, open context.Context, key string, wait bool) (*turn,
 	return nil, nil, gaveUp(t.held.Load(), cause(ctx))
 }
 
-// began records the lease of the goroutine that has the key's turn.
 func (s *shared) began(t *turn, ls *lease) {
 	s.mu.Lock()
 	t.lease = ls
@@ -178,7 +174,7 @@ func (s *shared) began(t *turn, ls *lease) {
 	context.AfterFunc(ls.ctx, func() { s.ended(ls.g.Key, ls) })
 }
 
-// goesOn begins the next critical section under ls, for the goroutine that was handed ls with the turn.
+// goesOn begins the next critical section under ls, which came with the turn.
 func (s *shared) goesOn(ctx context.Context, t *turn, ls *lease) *Handle {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,8 +185,8 @@ func (s *shared) goesOn(ctx context.Context, t *turn, ls *lease) *Handle {
 	return h
 }
 
-// failed passes the turn on to the next waiter after a failed request. If the lock service is at fault, all waiters get the
-// error: if each asked in turn, the last would wait for the sum of their time limits.
+// failed passes the turn on after a failed request. If the lock service is at fault, all waiters get the error: if each asked in
+// turn, the last would wait for the sum of their time limits.
 func (s *shared) failed(ctx context.Context, key string, err error) {
 	all := err != nil && ctx.Err() == nil && !slices.ContainsFunc([]error{ErrHeld, ErrQueueFull, ErrRequestLost}, func(own error) bool { return errors.Is(err, own) })
 	s.mu.Lock()
@@ -201,7 +197,6 @@ func (s *shared) failed(ctx context.Context, key string, err error) {
 	s.next(key)
 }
 
-// ended gives the turn to the next in line if it belongs to ls.
 func (s *shared) ended(key string, ls *lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,14 +225,14 @@ func (t *turn) give(h handed) {
 	t.queue = t.queue[1:]
 }
 
-// pass hands a lease that nobody holds to the next waiter, or keeps it for a while, and reports whether it did either.
+// pass hands a lease that nobody holds to the next waiter, or keeps it for a while. It reports whether it did either.
 func (s *shared) pass(ls *lease) bool {
 	idle := ls.keptFor()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.keys[ls.g.Key]
 	switch {
-	case s.closed || t == nil || t.lease != ls: // it ends, has ended just now, or was never in turn
+	case s.closed || t == nil || t.lease != ls: // closed, just ended, or a lease without a turn
 		return false
 	case len(t.queue) > 0:
 		t.lease = nil
@@ -264,7 +259,7 @@ func (s *shared) pass(ls *lease) bool {
 	return true
 }
 
-// close releases the leases that are kept, as far as a second allows.
+// close releases the kept leases, as far as a second allows.
 func (s *shared) close() {
 	var kept []*lease
 	s.mu.Lock()
@@ -292,7 +287,6 @@ func (s *shared) close() {
 
 const freeMost = 64 // leases that close releases at once
 
-// keptFor is for how long the lease may be kept for the next caller.
 func (ls *lease) keptFor() time.Duration {
 	s := ls.l.o.Share
 	d := min(s.Idle, s.For-time.Since(ls.born))
@@ -310,8 +304,8 @@ func (ls *lease) young() bool {
 	return ls.over == nil && ls.sections < s.Sections && time.Since(ls.born) < s.For && ls.limit-ls.age(time.Now()) >= ls.limit/2
 }
 
-// refresh renews a lease that isn't fresh: a waiter's is provisional, or as old as its last request to the lock service. Otherwise it
-// would be passed on for less time than those of processes that need not wait, or not at all.
+// refresh renews a lease that isn't fresh: a waiter's is provisional, or as old as its last request. Otherwise it would be passed
+// on for less time than the leases of processes that needn't wait, or not at all.
 func (ls *lease) refresh(ctx context.Context) {
 	ls.mu.Lock()
 	fresh := ls.confirmAt == 0
@@ -326,7 +320,6 @@ func (ls *lease) refresh(ctx context.Context) {
 	}
 }
 
-// section begins the next critical section, unless the lease is too old or has ended.
 func (ls *lease) section(ctx context.Context) *Handle {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()

@@ -20,13 +20,11 @@ import (
 
 func sharing(s dlock.Share) *dlock.Options { return &dlock.Options{TTL: time.Hour, Share: s} }
 
-// section is a critical section of a goroutine that waits for k.
 type section struct {
 	h   *dlock.Handle
 	err error
 }
 
-// queue has n goroutines ask for k, one after the other.
 func queue(l *dlock.Locker, ctx context.Context, n int) []chan section { //nolint:revive // l first
 	var waiters []chan section
 	for range n {
@@ -41,7 +39,6 @@ func queue(l *dlock.Locker, ctx context.Context, n int) []chan section { //nolin
 	return waiters
 }
 
-// won is the handle of a section that has its turn.
 func won(t *testing.T, c <-chan section) *dlock.Handle {
 	t.Helper()
 	got := <-c
@@ -67,7 +64,7 @@ func TestShare(t *testing.T) {
 			require.Equal(t, pair(0, 0), pair(before.Next()), "its section is over")
 			require.ErrorIs(t, before.Renew(t.Context()), dlock.ErrReleased)
 			synctest.Wait()
-			if i == 2 { // three sections are over: another process has its turn
+			if i == 2 { // after three sections another process gets the lock
 				require.NoError(t, <-foreign)
 				require.Empty(t, w)
 				time.Sleep(dlock.DefaultTTL)
@@ -83,8 +80,7 @@ func TestShare(t *testing.T) {
 	})
 }
 
-// A lease that is shared is not renewed by hand-overs, and isn't passed on shortly before its end. For counts from the moment at which
-// the grant was known.
+// A shared lease isn't renewed by hand-overs, nor passed on shortly before its end. For counts from the grant's arrival.
 func TestShareEnds(t *testing.T) {
 	at := func(age time.Duration) func(*dlock.Grant) {
 		return func(*dlock.Grant) { time.Sleep(10*time.Millisecond + age) }
@@ -124,7 +120,7 @@ func TestShareEnds(t *testing.T) {
 	}
 }
 
-// A renewal without an answer leaves the caller half of the rest. It is worth a warning, unless the caller or Close has ended it.
+// A renewal without an answer leaves the caller half of the rest. It is logged, unless the caller or Close has ended it.
 func TestShareOfALeaseThatCannotBeRenewed(t *testing.T) {
 	const age = 5 * time.Second
 	for end, after := range map[string]time.Duration{"silence": (limit(10*time.Second) - age) / 2, "the context": time.Second, "Close": time.Second} {
@@ -157,7 +153,7 @@ func TestShareIdle(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 3, For: time.Minute, Idle: time.Second}))
 		h := acquire(t, l, t.Context(), "k")
-		f.set(func() { f.acquire = acquireFails }) // it isn't asked
+		f.set(func() { f.acquire = acquireFails }) // no request is sent
 		_, err := l.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		for range 2 {
@@ -193,10 +189,10 @@ func TestShareIdle(t *testing.T) {
 	})
 }
 
-// A caller comes in the moment in which the kept lease's time is over.
+// A caller comes at the instant at which the kept lease's time is over.
 func TestShareIdleTimerIsLate(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		for range 100 { // what is due at one instant happens in any order
+		for range 100 { // simultaneous events come in any order
 			f := newFake()
 			l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Second}))
 			require.NoError(t, acquire(t, l, t.Context(), "k").Release(t.Context()))
@@ -223,7 +219,6 @@ func TestShareOfALeaseThatExpiresWhileItIsKept(t *testing.T) {
 	})
 }
 
-// The loss of a lease that nobody holds is none.
 func TestShareKeptLeaseIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f, lost := newFake(), make(chan struct{})
@@ -252,7 +247,6 @@ func TestShareKeptLeaseIsLost(t *testing.T) {
 	})
 }
 
-// If the release of a lease that was kept finds it lost, the sections that relied on it are over: the log says so.
 func TestShareKeptLeaseIsFoundLost(t *testing.T) {
 	for _, taken := range []bool{false, true} {
 		faked(t, func(t *testing.T, f *fake) {
@@ -282,7 +276,7 @@ func TestShareKeptLeaseIsFoundLost(t *testing.T) {
 	}
 }
 
-// A section has the values of its own context, and no other's: with those of the first holder it could re-enter its locks.
+// A section has its own context's values only: with those of the first holder it could re-enter that holder's locks.
 func TestShareContextValues(t *testing.T) {
 	for _, reentrant := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {
@@ -314,7 +308,6 @@ func TestShareAfterAPanic(t *testing.T) {
 	})
 }
 
-// A lock service that fails after a while is asked once, and all are told.
 func TestShareFails(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		f.acquire = func(context.Context, dlock.Request, acquireFunc) (dlock.Grant, error) {
@@ -330,7 +323,7 @@ func TestShareFails(t *testing.T) {
 	})
 }
 
-// What concerns one request alone isn't told to the others, who ask for themselves.
+// An error that concerns one request alone isn't passed to the others, who send their own.
 func TestShareFailsForOne(t *testing.T) {
 	for _, why := range []error{dlock.ErrLost, dlock.ErrQueueFull, dlock.ErrHeld} {
 		faked(t, func(t *testing.T, f *fake) {
@@ -350,7 +343,7 @@ func TestShareFailsForOne(t *testing.T) {
 	}
 }
 
-// A caller who finds a kept lease too old keeps its turn while that is released, but not beyond its context.
+// A caller that finds a kept lease too old keeps its turn while that is released, but not beyond its context.
 func TestShareOldLease(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		faked(t, func(t *testing.T, f *fake) {
@@ -386,7 +379,7 @@ func TestShareOldLease(t *testing.T) {
 	}
 }
 
-// A section that never ends, such as that of a goroutine that is stuck, holds up the others until the lease ends.
+// A stuck section holds up the others until the lease ends.
 func TestShareLost(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLocker(t, memlock.New(), &dlock.Options{TTL: time.Second, Share: dlock.Share{Sections: 9, For: time.Minute}})
@@ -418,10 +411,10 @@ func TestShareLostByTheService(t *testing.T) {
 	})
 }
 
-// The lease is lost as it is passed on: the one that was handed it asks, and nobody else.
+// If the lease is lost as it is passed on, only the goroutine that gets it sends a request.
 func TestShareLostOnTheWay(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		for range 100 { // the next section may begin before
+		for range 100 { // the next section may begin before the loss
 			f, lost := newFake(), make(chan struct{})
 			f.acquire = granting(func(g *dlock.Grant) {
 				if g.Fence == 1 {
@@ -460,7 +453,7 @@ func TestShareSaysWhatItWaitedFor(t *testing.T) {
 		late := queue(l, endsLate{ctx}, 1)[0]
 		giveUp(errEnough)
 		require.NoError(t, h.Release(t.Context()))
-		err := (<-late).err // its turn came no sooner than its end
+		err := (<-late).err // its turn came no sooner than its context's end
 		require.ErrorIs(t, err, errEnough)
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		h = acquire(t, l, t.Context(), "k")
@@ -477,7 +470,7 @@ func TestShareSaysWhatItWaitedFor(t *testing.T) {
 			}
 		})
 		require.NoError(t, h.Release(t.Context()))
-		for _, w := range waiters { // the first asks the lock service, the second waits for it
+		for _, w := range waiters { // the first has sent a request, the second waits for the first
 			err := (<-w).err
 			require.ErrorContains(t, err, "no answer from the lock service")
 			require.NotErrorIs(t, err, dlock.ErrHeld)
@@ -500,7 +493,7 @@ func TestShareWaitersGiveUp(t *testing.T) {
 		asking, giveUp := context.WithCancelCause(t.Context())
 		asks, waits := queue(l, asking, 2), queue(l, t.Context(), 1)
 		giveUp(cause)
-		for _, w := range asks { // the first asks the lock service, the second waits for the first
+		for _, w := range asks {
 			err := (<-w).err
 			require.ErrorIs(t, err, cause)
 			require.ErrorIs(t, err, dlock.ErrHeld)
@@ -532,7 +525,7 @@ func TestShareClose(t *testing.T) {
 	})
 }
 
-// It takes a few seconds, however many are kept.
+// Close takes a few seconds, however many leases are kept.
 func TestShareCloseWhileTheServiceIsSilent(t *testing.T) {
 	faked(t, func(t *testing.T, f *fake) {
 		l := newLocker(t, f, sharing(dlock.Share{Sections: 9, For: time.Minute, Idle: time.Minute}))

@@ -36,7 +36,7 @@ func TestRulesInStep(t *testing.T) {
 	want := map[string]int{}
 	number := regexp.MustCompile(`^\s*(\d+)\. `)
 	names := regexp.MustCompile(`\[([A-Z][A-Za-z]+(?:,\s+[A-Z][A-Za-z]+)*)\]`)
-	var rules []string // one a rule
+	var rules []string
 	for line := range strings.Lines(doc) {
 		if number.MatchString(line) {
 			rules = append(rules, "")
@@ -293,7 +293,6 @@ var broken = []struct {
 	{"works after Close", func(b *breaker) { b.open = true }, []string{"Closed"}, nil},
 }
 
-// breaker is a client of a broken service.
 type breaker struct {
 	dlock.Backend
 	*books
@@ -306,7 +305,6 @@ type breaker struct {
 	bound, open    bool
 }
 
-// books is what the clients of a broken service know of each other.
 type books struct {
 	mu     sync.Mutex
 	last   map[string]dlock.Grant // by key
@@ -330,7 +328,6 @@ func breaking(brk func(*breaker)) func() func(dlock.Backend) dlock.Backend {
 	}
 }
 
-// insteadOfDoubt replaces the error of a call whose outcome is unknown.
 func insteadOfDoubt(f func(context.Context, dlock.Grant) error, instead error) func(context.Context, dlock.Grant) error {
 	return func(ctx context.Context, g dlock.Grant) error {
 		err := f(ctx, g)
@@ -496,7 +493,6 @@ func TestBroken(t *testing.T) {
 
 const neverReturns = "never returns"
 
-// A call that never returns is a failure, and the case ends before the test's time.
 func TestNeverReturns(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$/^TryHeld$", "-test.timeout=40s")

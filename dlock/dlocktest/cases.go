@@ -101,7 +101,7 @@ func exclusive(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
 	e.take(a, key, long)
 	e.checkHeld(b, key)
-	e.checkHeld(a, key) // it's the owner that counts, not the client
+	e.checkHeld(a, key) // the owner counts, not the client
 	e.contend(newKey())
 }
 
@@ -142,8 +142,8 @@ func tokensSurviveExpiry(e *env) {
 	}
 }
 
-// lateGrant has a take a key over a link that holds the reply back until b has taken it too, after a's lease has expired.
-// It returns both results, and whether a detected that its grant came too late, and got another one after b's.
+// lateGrant has a take a key over a link that holds the reply until b has taken it too, after a's lease has expired. It returns
+// both results, and whether a detected that its grant came too late, and got another after b's.
 func lateGrant(e *env) (first, second granted, again bool) {
 	a, hold := e.faulty(repliesHeld)
 	b := e.backend()
@@ -156,7 +156,7 @@ func lateGrant(e *env) (first, second granted, again bool) {
 		late := e.acquiring(ctx, a, r)
 		e.pass(e.short / 4)
 		g, err := b.TryAcquire(e.ctx, request(r.Key, long))
-		if err == nil && !e.virtual { // a's request was too late, or its lease has run out already: start over
+		if err == nil && !e.virtual { // a's request came too late, or its lease is over already: start over
 			e.release(b, g)
 			cancel()
 			deliver()
@@ -177,7 +177,7 @@ func lateGrant(e *env) (first, second granted, again bool) {
 			again = first.g.Start.After(second.at)
 		}
 		if e.virtual {
-			assert.NoError(e, first.err) // elsewhere its client may have given up
+			assert.NoError(e, first.err) // elsewhere a's client may have given up
 		}
 		return first, second, again
 	}
@@ -186,7 +186,7 @@ func lateGrant(e *env) (first, second granted, again bool) {
 func tokenMintedWithGrant(e *env) {
 	first, second, again := lateGrant(e)
 	switch {
-	case first.err != nil: // no grant, no token
+	case first.err != nil:
 		return
 	case again:
 		assert.Greater(e, first.g.Fence, second.g.Fence, "token of a grant after the other's release")
@@ -195,9 +195,8 @@ func tokenMintedWithGrant(e *env) {
 	assert.Less(e, first.g.Fence, second.g.Fence, "token of a grant whose reply came late")
 }
 
-// handedOver has b wait for a key with the given TTL, and get it when its holder releases it. Nobody renews b's lease, and
-// it must last as long as b was told. If hold isn't nil it holds b's replies, and b learns of its grant late. The longer of the two
-// leases matters only if it is provisional.
+// handedOver has b wait for a key until its holder releases it. Nobody renews b's lease, which must last as long as b was told.
+// If hold isn't nil, b learns of its grant late. With ttl > e.short only a provisional lease is checked.
 func handedOver(e *env, b dlock.Backend, hold func() (deliver func()), ttl time.Duration) {
 	a, c := e.backend(), e.backend()
 	for {
@@ -239,7 +238,7 @@ func handedOver(e *env, b dlock.Backend, hold func() (deliver func()), ttl time.
 
 func startBeforeRequest(e *env) {
 	if e.Advance != nil {
-		return // the service's own clock can't be compared with ours
+		return // the service's clock can't be compared with ours
 	}
 	ttls := []time.Duration{e.short, e.short + 4*time.Second} // shorter than a provisional lease usually is, and longer
 	b := e.backend()
@@ -283,7 +282,7 @@ func waiterWakes(e *env) {
 			return w
 		})
 	}
-	e.pass(e.short / 4) // let them queue up
+	e.pass(e.short / 4)
 	e.release(a, g)
 	for range waiters {
 		w := <-won
@@ -301,7 +300,7 @@ func waiterOutlivesHolder(e *env) {
 	e.pass(e.short)
 	w := e.won(won)
 	if e.Advance != nil {
-		return // the Locker's timer and the server's clock have nothing to do with each other
+		return // the Locker's timer doesn't follow the service's clock
 	}
 	e.checkOver(g.Start, g.TTL, w.at)
 
@@ -316,7 +315,7 @@ func waiterOutlivesHolder(e *env) {
 
 func waiterCancelled(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
-	// The cause may be another lock's error: an errgroup's, say.
+	// The cause may be another lock's error, as in an errgroup.
 	why := fmt.Errorf("the caller has had enough: %w, %w, %w", dlock.ErrHeld, dlock.ErrLost, dlock.ErrQueueFull)
 	ended, end := context.WithCancelCause(e.ctx)
 	end(why)
@@ -336,7 +335,7 @@ func waiterCancelled(e *env) {
 	case <-e.ctx.Done():
 		assert.Fail(e, "Acquire of a key that is held didn't call NoteHeld")
 	}
-	e.pass(e.short / 4) // let it queue up
+	e.pass(e.short / 4)
 	stays := e.acquiring(e.ctx, b, request(key, long))
 	e.pass(e.short / 4)
 	cancel(why)
@@ -365,8 +364,7 @@ func waiterCancelled(e *env) {
 	w = e.won(e.acquiring(e.ctx, b, request(key, long)))
 }
 
-// waitersCutOff starts so many waiters that a one-second hand-over to each dead one would exceed the case's
-// time.
+// waitersCutOff starts so many waiters that a one-second hand-over to each dead one would exceed the case's time.
 func waitersCutOff(e *env) {
 	const waiters = 200
 	a, loseRequests := e.faulty(requestsLost)
@@ -382,7 +380,7 @@ func waitersCutOff(e *env) {
 			return err
 		}))
 	}
-	e.pass(e.short) // let them queue up
+	e.pass(e.short)
 	heal := loseRequests()
 	defer heal()
 	cancel()
@@ -403,7 +401,7 @@ func waiterIsTold(e *env) {
 	a, b, key := e.backend(), e.backend(), newKey()
 	g := e.take(a, key, long)
 	won := e.acquiring(e.ctx, b, request(key, long))
-	e.pass(e.short / 4) // let it queue up
+	e.pass(e.short / 4)
 	const times = 20
 	before := e.Requests()
 	for range times {
@@ -415,7 +413,7 @@ func waiterIsTold(e *env) {
 	e.release(b, w.g)
 	before = e.Requests()
 	e.pass(e.short)
-	passing := e.Requests() - before // the kit's own, sent to let time pass
+	passing := e.Requests() - before // the kit's own, to let time pass
 	assert.LessOrEqual(e, spent, times*(passing+2), "requests while a waiter waits for %d times the short TTL", times)
 }
 
@@ -495,7 +493,7 @@ func renewByNonOwner(e *env) {
 	e.checkFree(a, key)
 }
 
-// successor has b take over a's short lease on key while the reply to a's call f is held back, and then delivers the reply.
+// successor has b take over a's short lease on key while the reply to a's call f is held.
 func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Backend, key string) {
 	a, hold := e.faulty(repliesHeld)
 	b, key = e.backend(), newKey()
@@ -508,13 +506,13 @@ func successor(e *env, f func(a dlock.Backend, g dlock.Grant) error) (b dlock.Ba
 	e.pass(e.short)
 	e.won(won)
 	deliver()
-	<-answer // whatever it is: the outcome is what counts
+	<-answer // only the outcome counts
 	return b, key
 }
 
 func renewAtomic(e *env) {
 	b, key := successor(e, func(a dlock.Backend, g dlock.Grant) error { return a.Renew(e.ctx, g) })
-	e.pass(2 * e.short) // had it changed the successor's lease, that would be over now
+	e.pass(2 * e.short)
 	e.checkHeld(b, key)
 }
 
@@ -549,7 +547,7 @@ func releaseRepeated(e *env) {
 	second := e.take(a, key, long)
 	assert.ErrorIs(e, a.Release(e.ctx, first), dlock.ErrLost, "Release of an earlier grant, repeated")
 	e.checkHeld(b, key)
-	// By rule 9 this undoes an acquire; there may be something to undo, such as a vote on a node that the release is yet to reach.
+	// By rule 9 this undoes an acquire, and there may be something to undo, such as a vote that the release hasn't reached yet.
 	if err := a.Release(e.ctx, dlock.Grant{Key: key, Owner: first.Owner, TTL: long}); err != nil {
 		assert.ErrorIs(e, err, dlock.ErrLost, "Release of an earlier grant, as of an acquire without a reply")
 	}
@@ -824,7 +822,7 @@ func closed(e *env) {
 	a, b, key := e.Backend(), e.backend(), newKey()
 	g := e.take(a, key, long)
 	waits := e.acquiring(e.ctx, a, request(key, long))
-	e.pass(e.short / 4) // let it queue up
+	e.pass(e.short / 4)
 	assert.NoError(e, a.Close())
 	assert.ErrorIs(e, (<-waits).err, dlock.ErrClosed, "Acquire that waited when the Backend was closed")
 	assert.NoError(e, a.Close(), "Close again")
@@ -835,6 +833,6 @@ func closed(e *env) {
 	assert.ErrorIs(e, a.Renew(e.ctx, g), dlock.ErrClosed, "Renew")
 	assert.ErrorIs(e, a.Release(e.ctx, g), dlock.ErrClosed, "Release")
 	e.checkHeld(b, key)
-	e.release(b, g) // it's the owner that counts, not the client
+	e.release(b, g) // the owner counts, not the client
 	e.checkFree(b, key)
 }

@@ -18,17 +18,17 @@ type Dialer struct {
 
 	mu    sync.Mutex
 	fault fault
-	held  chan struct{}      // closed on delivery
-	lost  int                // requests and replies
-	conns map[*conn]struct{} // that are open
+	held  chan struct{} // closed on delivery
+	lost  int
+	conns map[*conn]struct{} // open
 }
 
 // DialFunc is the type of (*net.Dialer).DialContext.
 type DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// NewDialer returns a Dialer on dial. disturb reports whether what the client writes is a request of the Backend, and not one
-// that must pass, such as a handshake or the upload of a script or statement. So a request whose reply is lost has always been
-// carried out. Nil disturbs every request.
+// NewDialer returns a Dialer on dial. disturb reports whether what the client writes is a request of the Backend, not one that
+// must pass, such as a handshake or the upload of a script or statement: a request whose reply is lost must have been carried
+// out. Nil disturbs every request.
 func NewDialer(dial DialFunc, disturb func(request []byte) bool) *Dialer {
 	if disturb == nil {
 		disturb = func([]byte) bool { return true }
@@ -132,7 +132,7 @@ type conn struct {
 	closed    chan struct{}
 
 	mu       sync.Mutex
-	disturb  bool // the reply that is waited for is one to disturb
+	disturb  bool // whether to disturb the awaited reply
 	deadline time.Time
 	reset    chan struct{} // closed when the deadline changes
 }
@@ -192,7 +192,7 @@ func (c *conn) Read(b []byte) (int, error) {
 		if err := c.await(held); err != nil {
 			return 0, err
 		}
-	default: // requests are what it disturbs
+	default: // it disturbs requests
 	}
 	return n, nil
 }

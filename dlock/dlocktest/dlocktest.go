@@ -1,13 +1,13 @@
-// Package dlocktest checks that a dlock.Backend keeps the rules in the comment of dlock.Backend. Each failure prints the rule. A case
-// goes on after a failure where it can, for ten seconds; a call that outlives its context by ten seconds is a failure, too.
+// Package dlocktest checks that a dlock.Backend keeps the rules in the comment of dlock.Backend. A failure prints the rule. A
+// case goes on after a failure where it can, for ten seconds; a call that outlives its context by ten seconds fails.
 //
-// No case sleeps. A lease has expired when a successor's Acquire is granted; times are compared by inequalities that hold
-// on a machine that stalls; a lock is asserted to be held only during a lease of an hour; a request that takes longer than its
-// lease and fails is repeated. In a testing/synctest bubble (Harness.Virtual) the cases also check exact times.
+// No case sleeps: a lease has expired when a successor's Acquire is granted. Times are compared by inequalities that hold on a
+// machine that stalls; a request that takes longer than its lease and fails is repeated. With Harness.Virtual exact times are
+// checked, too.
 //
-// The kit cannot see whether tokens survive the loss of the server's data, a failover or a restart; whether the server's
-// clock may jump; whether an atomic step stays atomic when the server dies in the middle of it; or what happens with more than a
-// dozen clients. Without a Link it skips the cases in which a message is lost or late.
+// The kit cannot see whether tokens survive a failover, a restart or the loss of the server's data, whether the server's clock
+// may jump, whether an atomic step stays atomic if the server dies in the middle of it, or what happens with more than a dozen
+// clients. Without a Link it skips the cases in which a message is lost or late.
 package dlocktest
 
 import (
@@ -44,18 +44,18 @@ type Harness struct {
 
 // Service is the lock service of one case.
 type Service struct {
-	// Backend returns a Backend with a client of its own. The kit closes it; the client is the harness's. Required.
+	// Backend returns a Backend with its own client, which stays the harness's; the kit closes the Backend. Required.
 	Backend func() dlock.Backend
 	// Faulty returns a Backend and the link between it and the service. Nil skips the cases that need one.
 	Faulty func() (dlock.Backend, Link)
 	// Requests counts the requests of the case's Backends, which shows whether a waiter polls. Nil skips the case.
 	Requests func() int
-	// Advance advances the service's clock by d. Nil: that clock runs by itself, along with the process's.
+	// Advance advances the service's clock by d. Nil: that clock runs by itself, with the process's.
 	Advance func(d time.Duration)
 }
 
-// Link injects faults into a Backend's messages. Each func returns once the fault is in force. The returned func does so once the
-// fault is healed, and may be called again. During a fault calls must fail soon: a lost message breaks the connection.
+// Link injects faults into a Backend's messages. Each func returns once the fault is in force, and the func that it returns once
+// the fault is healed; that one may be called again. During a fault calls must fail soon: a lost message breaks the connection.
 type Link struct {
 	LoseRequests func() (heal func())    // calls fail and never reach the service
 	LoseReplies  func() (heal func())    // calls take effect and fail
@@ -83,9 +83,7 @@ func Run(t *testing.T, h Harness) {
 }
 
 const (
-	// long doesn't expire while a case runs.
-	long = time.Hour
-	// patience ends a case that hangs.
+	long     = time.Hour
 	patience = 2 * time.Minute
 	// grace is how much longer a case goes on after its first failure, and a call may last after its context's end.
 	grace = 10 * time.Second
@@ -103,7 +101,6 @@ type env struct {
 	late    time.Duration
 }
 
-// Errorf is what assertions call.
 func (e *env) Errorf(format string, args ...any) {
 	e.Helper()
 	e.T.Errorf("%s"+format, append([]any{e.rule}, args...)...)
@@ -145,7 +142,7 @@ func (e *env) backend() dlock.Backend {
 	return b
 }
 
-// bounded is a Backend whose calls return, at the latest, some time after their context has ended.
+// bounded is a Backend whose calls must return within grace of their context's end.
 type bounded struct {
 	dlock.Backend
 	e *env
@@ -197,7 +194,7 @@ func (b bounded) Close() error {
 	return err
 }
 
-// faulty is backend with a fault of its link. It skips the case if the harness has no link, or the link no such fault.
+// faulty is backend with a fault of its link. It skips the case if there is no such link or fault.
 func (e *env) faulty(f faultOf) (b dlock.Backend, inject func() (heal func())) {
 	e.Helper()
 	if e.Faulty == nil {
@@ -239,7 +236,7 @@ func (e *env) try(b dlock.Backend, r dlock.Request) dlock.Grant {
 	return g
 }
 
-// tryShort calls TryAcquire, again if the machine was too slow for the lease. The earlier call's lease may block it for a while.
+// tryShort repeats TryAcquire while the machine is too slow for the lease. The earlier call's lease may block it for a while.
 func (e *env) tryShort(b dlock.Backend, r dlock.Request) (dlock.Grant, error) {
 	var said error
 	for {
@@ -247,7 +244,7 @@ func (e *env) tryShort(b dlock.Backend, r dlock.Request) (dlock.Grant, error) {
 		g, err := b.TryAcquire(e.ctx, r)
 		switch {
 		case err != nil && said != nil && e.ctx.Err() != nil:
-			return g, said // and not that the case's time is over
+			return g, said // not that the case's time is over
 		case said != nil && errors.Is(err, dlock.ErrHeld):
 		case err == nil, errors.Is(err, dlock.ErrInvalid), errors.Is(err, dlock.ErrHeld), !e.slow(began, time.Now(), r.TTL):
 			return g, err
@@ -274,8 +271,8 @@ func (e *env) hold(b dlock.Backend, key string, o *dlock.Options) *dlock.Handle 
 	}
 }
 
-// slow reports whether a call took so long that a lease of ttl may have ended before it was known, for which a Backend may
-// return an error. It may set aside for drift what the Locker does, 1 % and 2 ms.
+// slow reports whether a call took so long that a lease of ttl may have ended meanwhile, for which a Backend may return an error.
+// It may set aside for drift what the Locker does, 1 % and 2 ms.
 func (e *env) slow(from, to time.Time, ttl time.Duration) bool {
 	return !e.virtual && e.Advance == nil && to.Sub(from) >= ttl-ttl/100-2*time.Millisecond && e.ctx.Err() == nil
 }
@@ -288,7 +285,6 @@ func (e *env) await(b dlock.Backend, key string) (dlock.Grant, time.Time) {
 	return w.g, w.at
 }
 
-// won returns what an Acquire came to, which must be a grant.
 func (e *env) won(c <-chan granted) granted {
 	e.Helper()
 	w := <-c
@@ -304,7 +300,7 @@ func (e *env) checkGrant(r dlock.Request, g dlock.Grant) {
 	assert.NotZero(e, g.Fence, "the grant's token")
 }
 
-// checkHeld checks that another owner doesn't get key. The holder's lease must be a long one.
+// checkHeld checks that another owner doesn't get key. The holder's lease must be long.
 func (e *env) checkHeld(b dlock.Backend, key string) {
 	e.Helper()
 	g, err := b.TryAcquire(e.ctx, request(key, long))
@@ -340,8 +336,8 @@ func (e *env) slack(ttl time.Duration) time.Duration {
 	return ttl/100 + 2*time.Millisecond
 }
 
-// checkOver checks that a lease which began not before start lasted for ttl, and in virtual time not longer: the
-// successor's grant was known at end.
+// checkOver checks that a lease that began at start or later lasted for ttl, and in virtual time no longer. The successor's grant
+// was known at end.
 func (e *env) checkOver(start time.Time, ttl time.Duration, end time.Time) {
 	e.Helper()
 	got := end.Sub(start)
@@ -351,8 +347,7 @@ func (e *env) checkOver(start time.Time, ttl time.Duration, end time.Time) {
 	}
 }
 
-// pass lets d pass on the service's clock, by waiting for a lease of d to expire. Nothing may depend on that much time
-// having passed for other events.
+// pass lets d pass on the service's clock, by waiting for a lease of d to expire. That much time need not pass elsewhere.
 func (e *env) pass(d time.Duration) {
 	e.Helper()
 	if e.Advance != nil {
@@ -378,12 +373,11 @@ func begin[T any](e *env, f func() T) <-chan T {
 type granted struct {
 	g    dlock.Grant
 	err  error
-	at   time.Time // when the grant was known
+	at   time.Time
 	done time.Time // when it was renewed, if it was provisional
 }
 
-// acquire calls Acquire, and renews a provisional grant at once, as the Locker does in time. It retries if the machine was
-// too slow for that.
+// acquire calls Acquire, and renews a provisional grant at once. It retries if the machine was too slow for that.
 func (e *env) acquire(ctx context.Context, b dlock.Backend, r dlock.Request) granted {
 	for {
 		g, err := b.Acquire(ctx, r)

@@ -26,8 +26,8 @@ func TestMemlock(t *testing.T) {
 	})
 }
 
-// stalled hands a lock over for a short time, and its machine stalls for longer: before every other such grant is known,
-// and before every release of what Acquire got, so that others wait.
+// stalled stalls for longer than a hand-over lasts: before every other such grant is known, and before every release of what
+// Acquire got, so that others wait.
 type stalled struct {
 	dlock.Backend
 	late atomic.Bool
@@ -66,7 +66,6 @@ func (s *stalled) Release(ctx context.Context, g dlock.Grant) error {
 	return s.Backend.Release(ctx, g)
 }
 
-// memory makes services on memlock, whose Backends are wrapped.
 func memory(wrapping func() func(dlock.Backend) dlock.Backend) func(*testing.T) dlocktest.Service {
 	return func(*testing.T) dlocktest.Service {
 		wrap := func(b dlock.Backend) dlock.Backend { return b }

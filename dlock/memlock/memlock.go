@@ -30,15 +30,15 @@ type memory struct {
 // lock is one key. It is never removed, since its counter must only grow.
 type lock struct {
 	fence   uint64    // the last token
-	owner   string    // the last owner; "" once it has released
-	until   time.Time // when the owner's lease runs out
-	waiters []*waiter // in order of arrival
-	alarm   time.Time // when the next timer will call settle; zero: there is none
+	owner   string    // "" once it has released
+	until   time.Time // when the lease ends
+	waiters []*waiter
+	alarm   time.Time // when the next timer calls settle; zero: none
 }
 
 type waiter struct {
 	r       dlock.Request
-	granted chan dlock.Grant // has room for the grant
+	granted chan dlock.Grant
 }
 
 // New returns a Backend with its own memory.
@@ -75,7 +75,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	b.m.mu.Lock()
 	defer b.m.mu.Unlock()
 	select {
-	case g := <-w.granted: // just now
+	case g := <-w.granted:
 		return g, nil
 	default:
 	}
@@ -159,7 +159,7 @@ func (m *memory) lock(key string) *lock {
 
 func (m *memory) held(l *lock) bool { return l.owner != "" && time.Now().Before(l.until) }
 
-// settle grants a free lock to the first waiter, and sets a timer for the end of the lease.
+// settle grants a free lock to the first waiter, and sets a timer for the lease's end.
 func (m *memory) settle(l *lock) {
 	if len(l.waiters) == 0 {
 		return
@@ -168,7 +168,7 @@ func (m *memory) settle(l *lock) {
 		m.grant(l, l.waiters[0].r)
 	}
 	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool {
-		if w.r.Owner != l.owner { // a request may have been repeated while it waited
+		if w.r.Owner != l.owner { // a request may be repeated while it waits
 			return false
 		}
 		w.granted <- m.grant(l, w.r)

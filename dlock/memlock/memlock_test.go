@@ -14,7 +14,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/memlock"
 )
 
-// Before a test in which a lease that never ends would be waited for.
+// Runs first: later tests would hang if a lease never ended.
 func TestScripts(t *testing.T) {
 	locktest.Scripts(t, "testdata/scripts.txt", true, func(*testing.T) locktest.Bench {
 		b := memlock.New()
@@ -25,7 +25,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// Package dlocktest also runs it over a link that fails.
+// Package dlocktest's tests also run it over a link that fails.
 func TestConformance(t *testing.T) {
 	dlocktest.Run(t, dlocktest.Harness{Virtual: true, New: func(*testing.T) dlocktest.Service {
 		m := memlock.New()
@@ -33,7 +33,7 @@ func TestConformance(t *testing.T) {
 	}})
 }
 
-// Nobody waits for it, so it is still there.
+// Nobody waits for it, so its record is still there.
 func TestExpiredLeaseIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := memlock.New()
@@ -60,7 +60,7 @@ func TestTryAcquireDoesNotOvertake(t *testing.T) {
 	}
 }
 
-// Its context ends just before: it has the lock, or has left.
+// The waiter's context ends just before its grant: it has the lock, or has left.
 func TestGrantedWhileLeaving(t *testing.T) {
 	for range 100 { // the waiter may be faster
 		synctest.Test(t, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestGrantedWhileLeaving(t *testing.T) {
 	}
 }
 
-// Some wait with the same request, which was repeated.
+// Some wait with the same, repeated request.
 func TestRequestRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := memlock.New()

@@ -20,9 +20,9 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// BenchmarkPair takes a free lock and releases it: by two plain commands (no token, and a release that doesn't compare the owner), and
-// by libraries, over one connection each. It alternates them, so that a busy machine slows all alike, and reports medians (SetDel's in
-// µs, the others' as multiples of it) and allocations.
+// BenchmarkPair takes and releases a free lock over one connection: by two plain commands (no token, and a release that doesn't
+// compare the owner), and by libraries. It alternates them, so that a busy machine slows all alike, and reports medians (SetDel's
+// in µs, the others' as multiples of it) and allocations.
 func BenchmarkPair(b *testing.B) {
 	testbed.Need(b, server.Real())
 	const ttl = 10 * time.Second
@@ -89,13 +89,13 @@ func BenchmarkPair(b *testing.B) {
 	}}}
 	times, ctx := make([][]time.Duration, len(all)), context.WithoutCancel(b.Context()) // a Locker needn't watch it
 	for b.Loop() {
-		for _, i := range rand.Perm(len(all)) { // who comes after a slow one pays for it
+		for _, i := range rand.Perm(len(all)) { // the one after a slow one pays for it
 			began := time.Now()
 			require.NoError(b, all[i].do(ctx))
 			times[i] = append(times[i], time.Since(began))
 		}
 	}
-	b.ReportMetric(0, "ns/op") // the sum of all: meaningless
+	b.ReportMetric(0, "ns/op") // the sum of all
 	var yard float64
 	for i, p := range all {
 		slices.Sort(times[i])

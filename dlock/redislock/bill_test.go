@@ -28,7 +28,7 @@ func opened(t *testing.T) (*redis.Client, *dlock.Locker, *redisstore.Store) {
 	return client, locker, accounts
 }
 
-// With an invoice that is a line or isn't, again, and after an error. Each is billed once.
+// Each invoice, one line or not, is billed once, also when repeated.
 func TestBillOnce(t *testing.T) {
 	for _, fault := range []string{"none", "reply lost", "request lost", "request late"} {
 		t.Run(fault, func(t *testing.T) {
@@ -62,7 +62,6 @@ func TestBillOnce(t *testing.T) {
 
 var errFault = errors.New("the connection broke")
 
-// writeFault breaks the next write to the store, once.
 type writeFault struct {
 	fault string
 	late  func() ([]string, error) // sends the write that was held back

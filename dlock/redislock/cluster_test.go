@@ -44,7 +44,7 @@ func startNode(t *testing.T, i, n int) node {
 	return node{c, s, id, bus}
 }
 
-// ready returns when the node knows so many nodes, and serves.
+// ready waits until the node serves and knows so many nodes.
 func (n node) ready(t *testing.T, nodes int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -70,8 +70,7 @@ func startCluster(t *testing.T) (nodes []node) {
 	return nodes
 }
 
-// busPort returns a free port that no client is given as its own end. By default it would be the node's plus 10,000, which
-// may be none.
+// busPort returns a free port outside the range given to clients. The default, the node's plus 10,000, may not exist.
 func busPort(t *testing.T) string {
 	t.Helper()
 	for {
@@ -84,7 +83,6 @@ func busPort(t *testing.T) string {
 	}
 }
 
-// move is a slot on its way between nodes.
 type move struct {
 	nodes    []node
 	slot     int64
@@ -112,7 +110,6 @@ func (m move) keys(t *testing.T, keys ...string) {
 	}
 }
 
-// end moves what is left, and the slot.
 func (m move) end(t *testing.T) {
 	t.Helper()
 	m.keys(t, m.from.ClusterGetKeysInSlot(t.Context(), int(m.slot), 100).Val()...)
@@ -131,7 +128,7 @@ func TestConformanceCluster(t *testing.T) {
 			Dialer:        l.DialContext,
 			DialerRetries: 1,
 			DialTimeout:   patience, ReadTimeout: patience, WriteTimeout: patience, ContextTimeoutEnabled: true,
-			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the address that the node has for itself
+			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // not the node's own address
 				return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: n.Addr}}}}, nil
 			},
 		})
@@ -171,7 +168,7 @@ func TestSlotMoves(t *testing.T) {
 		var refused atomic.Int64
 		c.AddHook(hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
-			// Every second is a redirect: that is what go-redis returns if the slot has moved when it has no attempt left.
+			// Every second is a redirect, as go-redis returns if the slot has moved when it has no attempt left.
 			if redis.HasErrorPrefix(err, "TRYAGAIN") && refused.Add(1)%2 == 0 {
 				err = redirect([]string{"MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"}[refused.Load()/2%2])
 				cmd.SetErr(err)
@@ -221,7 +218,7 @@ func TestSlotMoves(t *testing.T) {
 			require.ErrorContains(t, err, "MOVED")
 		}
 	})
-	t.Run("waiter", func(t *testing.T) { // it came before
+	t.Run("waiter", func(t *testing.T) { // from before the move
 		q := held(t)
 		b, _ := open(redislock.ModeQueue)
 		w := q.acquire(b, "next")

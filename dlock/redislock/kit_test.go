@@ -35,7 +35,7 @@ func hold(t *testing.T, s redisServer) *queue {
 	return &queue{T: t, s: s, c: c, key: g.Key, holder: b, g: g}
 }
 
-// virtually runs f in a bubble with a Redis, on a lock that is held.
+// virtually runs f in a bubble, on a held lock of a Redis.
 func virtually(t *testing.T, f func(q *queue)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -51,7 +51,6 @@ func (q *queue) backend() *redislock.Backend {
 	return b
 }
 
-// waiting is a call of Acquire for the lock.
 type waiting struct {
 	q     *queue
 	b     *redislock.Backend
@@ -63,7 +62,7 @@ func (q *queue) acquire(b *redislock.Backend, owner string) waiting {
 	return waiting{q, b, owner, locktest.Acquire(q.Context(), b, dlock.Request{Key: q.key, Owner: owner, TTL: time.Hour})}
 }
 
-// join has b wait, and returns once it is in the queue.
+// join returns once b is in the queue.
 func (q *queue) join(b *redislock.Backend, owner string) waiting {
 	q.Helper()
 	n := q.len()
@@ -81,7 +80,6 @@ func (q *queue) line(n int) []waiting {
 	return all
 }
 
-// wins returns what w is granted, and checks the token.
 func (w waiting) wins(token uint64) locktest.Outcome {
 	w.q.Helper()
 	o := locktest.Receive(w.q, w.came)
@@ -90,7 +88,7 @@ func (w waiting) wins(token uint64) locktest.Outcome {
 	return o
 }
 
-// inOrder checks that all are granted the lock in that order, from the second token on.
+// inOrder checks that all are granted the lock in order, from the second token on.
 func (q *queue) inOrder(all []waiting) {
 	q.Helper()
 	for i, w := range all {
@@ -108,7 +106,7 @@ func (q *queue) queued(n int) {
 	require.Eventually(q, func() bool { return q.len() == n }, 30*time.Second, time.Millisecond, "%d waiters", n)
 }
 
-// add queues a waiter that doesn't exist, of a process with that channel.
+// add queues a waiter that doesn't exist.
 func (q *queue) add(channel, owner string) {
 	q.Helper()
 	require.NoError(q, q.c.RPush(q.Context(), q.list(), "1000 "+channel+" "+owner).Err())
@@ -119,14 +117,14 @@ func (q *queue) release() {
 	locktest.Release(q, q.holder, q.g)
 }
 
-// listener returns a Backend whose link disturbs its subscription alone.
+// listener's link disturbs only its subscription.
 func (q *queue) listener() (*redislock.Backend, *dlocktest.Dialer) {
 	q.Helper()
 	l := dlocktest.NewDialer(q.s.dial, func(request []byte) bool { return bytes.Contains(request, []byte("subscribe")) })
 	return newBackend(q.T, q.s.client(q.T, l), q.s.options()), l
 }
 
-// counting returns a Backend, a link that disturbs scripts, and their number.
+// counting's link disturbs scripts; the func counts them.
 func (q *queue) counting() (*redislock.Backend, *dlocktest.Dialer, func() int) {
 	q.Helper()
 	var all atomic.Int64
@@ -157,7 +155,6 @@ func (q *queue) handedOver(b dlock.Backend, o *dlock.Options, waits time.Duratio
 	return <-got
 }
 
-// hook is called for each command.
 type hook func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error
 
 func (hook) DialHook(next redis.DialHook) redis.DialHook { return next }

@@ -7,7 +7,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// server is the Redis of all tests.
 var server *testbed.Server
 
 func TestMain(m *testing.M) { testmain.Run(m, testmain.Redis(&server)) }

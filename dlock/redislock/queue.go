@@ -18,44 +18,43 @@ import (
 	"github.com/fencelab/fencelab/internal/redisscript"
 )
 
-// Queue is a FIFO queue: a Redis list. The script that finds the lock held appends the waiter. The script that releases the
-// lock pops the first waiter, mints its token, makes it the owner, and publishes the grant to the one Pub/Sub connection
-// that a Backend has for all its keys.
+// Queue is a FIFO queue: a Redis list. The script that finds the lock held appends the waiter. The script that releases the lock
+// pops the first waiter, mints its token, makes it the owner, and publishes the grant to its Backend's one Pub/Sub connection.
 //
 // What can fail, and how long it delays the waiters:
 //
-//   - A waiter's process dies, or its connection breaks: no delay. The script skips a waiter that isn't subscribed. In a Cluster
+//   - A waiter's process dies, or its connection breaks: no delay. The script skips waiters that aren't subscribed. In a Cluster
 //     a server can't tell, and the next case applies.
 //   - Waiters are frozen or cut off but still appear subscribed: one HandoffTTL for all of them, plus the time until a live waiter
 //     polls (30 s at most, if thousands wait). The first is granted the lock for a HandoffTTL. The next poll calls the roll:
-//     waiters of processes that don't poll within 300 ms are removed. They rejoin at the end.
-//   - The holder dies. The first waiter polls when the lease is over; each renewal tells it when that is, and so do waiters ahead
-//     of it that leave. After a hand-over it isn't told until the next renewal, so all waiters poll, each at random after half to
-//     one HandoffTTL. If they are many, they poll about 270 times a second in total, but each at least every 30 s.
-//   - A notification is lost with its connection. Over the next connection every waiter polls. A silent connection is
-//     pinged after 2 s and replaced 2 s later; so is a connection to another server than the scripts use, as after a failover.
-//     A Cluster's bus may lose a message, which costs up to a HandoffTTL.
+//     waiters of processes that don't poll within 300 ms are removed, and rejoin at the end.
+//   - The holder dies. The first waiter polls when the lease is over; renewals, and waiters ahead of it that leave, tell it when.
+//     After a hand-over, until the next renewal, all waiters poll, each after half to one HandoffTTL at random; if there are
+//     many, about 270 times a second in total, but each at least every 30 s.
+//   - A notification is lost with its connection. Every waiter polls over the next one. A connection is pinged after 2 s of
+//     silence and replaced 2 s later; so is one to another server than the scripts use, as after a failover. A Cluster's bus may
+//     lose a message, which costs up to a HandoffTTL.
 //   - Waiters give up. They leave by a script, which is retried until the server responds, and hand over what they were granted.
 //   - A request arrives after its sender has gone. The orphaned waiter's process hands over what it is granted, except a lock
-//     that was free: that one stays locked for a TTL.
-//   - Redis restarts. Waiters retry, at most 2 s or a quarter of their TTL apart, whichever is less, for their TTL or slightly
-//     longer; the queue is as durable as the locks.
+//     that was free, which stays locked for a TTL.
+//   - Redis restarts. Waiters retry for about their TTL, at most 2 s or a quarter of it apart, whichever is less. The queue is as
+//     durable as the locks.
 //
-// A handed-over lease counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the waiter polls
-// first, which restarts the lease, and shows whether the lock is still its own.
+// A handed-over lease counts from its waiter's last poll. If that is more than half a HandoffTTL ago, the waiter polls first,
+// which restarts the lease.
 type Queue struct {
 	// Max is how many may wait for a key, 10,000 by default; one more is refused with [dlock.ErrQueueFull].
 	Max int
 	// HandoffTTL is the TTL of a handed-over lock until its first renewal: 10 s by default, and never longer than the TTL. A
-	// shorter one makes a dead waiter cost less. It counts from the waiter's last poll, so a stall of Redis at the hand-over may
-	// end the lease after half of it, sooner than one that was free. It should be many times a round trip.
+	// shorter one makes a dead waiter cost less. It should be many times a round trip: it counts from the waiter's last poll, so
+	// a stall of Redis at the hand-over may end the lease after half of it.
 	HandoffTTL time.Duration
 }
 
 const (
 	longestPause = 30 * time.Second      // a waiter polls at least this often
-	kept         = 2 * time.Minute       // for how long the scripts keep a queue that nobody polls
-	pollRate     = 200                   // how often all waiters of a key together poll per second at least, if they are many
+	kept         = 2 * time.Minute       // how long the scripts keep a queue that nobody polls
+	pollRate     = 200                   // polls per second of all waiters of a key, at least, if many
 	retryPause   = 20 * time.Millisecond // a poll's doubles with each try
 	longestRetry = time.Second
 )
@@ -67,7 +66,7 @@ func (b *Backend) entryPrefix(ttl time.Duration) string {
 }
 
 func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, err error) {
-	if !b.sub.isOpen() { // only those that have to wait need a subscription
+	if !b.sub.isOpen() { // only waiters need a subscription
 		a, err := b.settled(ctx, r, outside)
 		if err != nil || a.token != 0 {
 			return a.grant(r), err
@@ -97,7 +96,7 @@ func (b *Backend) queue(ctx context.Context, r dlock.Request) (g dlock.Grant, er
 	return g, err
 }
 
-// settled polls until the script's keys are on one server: while a Cluster moves their slot, it refuses the script.
+// settled polls until the script's keys are on one server: a Cluster that moves their slot refuses the script.
 func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer, error) {
 	redirects := 0
 	for pause := retryPause; ; pause = min(2*pause, longestRetry) {
@@ -119,8 +118,8 @@ func (b *Backend) settled(ctx context.Context, r dlock.Request, p phase) (answer
 	}
 }
 
-// tryAgain and redirected report whether a Cluster has refused a script because it moves the slot, or has just moved it; go-redis has then
-// followed as many redirects as it does.
+// tryAgain and redirected report whether a Cluster refused a script because it moves the slot, or has just moved it, after all
+// redirects that go-redis follows.
 func tryAgain(err error) bool { return err != nil && redis.HasErrorPrefix(err, "TRYAGAIN ") }
 
 func redirected(err error) bool {
@@ -149,7 +148,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 			}
 			return g, nil
 		}
-		later, err := b.settled(ctx, r, queued) // also if so much of a handed-over lease may have passed
+		later, err := b.settled(ctx, r, queued) // also if too much of a handed-over lease may have passed
 		if err == nil && later.token != 0 {
 			return later.grant(r), nil
 		}
@@ -162,7 +161,7 @@ func (b *Backend) await(ctx context.Context, r dlock.Request, w *waiter, a answe
 		if answered(err) || ctx.Err() != nil || b.open.Err() != nil || time.Since(failing) > r.TTL {
 			return g, err
 		}
-		// All waiters do so: a server that starts must not drown in their polls.
+		// All waiters retry, and must not swamp a server that starts.
 		retry = min(max(2*retry, retryPause), max(r.TTL/8, retryPause), longestRetry)
 		next = time.Now().Add(retry + jitter.N(retry))
 	}
@@ -200,8 +199,8 @@ func answered(err error) bool {
 		code == "ERR" && !strings.HasPrefix(rest, "max number of clients") && !written.MatchString(rest)
 }
 
-// batch is a set of owners that leave a key's queue by one script, which hands on the lock if one of them has it. The script
-// is retried until the server responds, or the queue has expired; after Close, it is tried once.
+// batch is a set of owners that leave a key's queue by one script, which hands on the lock if one of them has it. It is retried
+// until the server responds or the queue has expired; after Close, it is tried once.
 type batch struct {
 	entries map[string]string // in the queue, by owner
 	last    map[string]bool   // owners whose requests were all answered: while this is sent, they needn't leave again
@@ -213,13 +212,13 @@ type batch struct {
 }
 
 const (
-	leaveTimeout = time.Second // of one try
+	leaveTimeout = time.Second
 	leavePause   = 50 * time.Millisecond
 	leaveBatch   = 1000 // owners of one script
 )
 
-// scheduleLeave returns the batch by which owner leaves key's queue. sub.mu is held, and the Backend open or the caller one
-// that Close waits for. ttl is the request's, which identifies its entry, or 0 if only its lock is known.
+// scheduleLeave returns the batch by which owner leaves key's queue. sub.mu is held, and the Backend is open or Close waits for
+// the caller. ttl is the request's, which identifies its entry, or 0 if only its lock is known.
 func (sub *subscriber) scheduleLeave(key, owner string, ttl time.Duration) *batch {
 	all, running := sub.leaving[key]
 	i := slices.IndexFunc(all, func(l *batch) bool { return l.entries[owner] != "" && (!l.sent || l.last[owner]) })
@@ -276,7 +275,6 @@ func (sub *subscriber) sendBatches(key string) {
 	}
 }
 
-// leave returns the owner whose lock the script handed on.
 func (b *Backend) leave(key string, l *batch) (holder string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()

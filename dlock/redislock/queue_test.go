@@ -31,7 +31,7 @@ const (
 
 func TestRollCallKeepsTheOrder(t *testing.T) {
 	q := hold(t, onServer(t, server))
-	ps := q.c.Subscribe(t.Context(), "wake:frozen") // the first hears, and does nothing
+	ps := q.c.Subscribe(t.Context(), "wake:frozen") // the first waiter subscribes but doesn't respond
 	defer func() { require.NoError(t, ps.Close()) }()
 	_, err := ps.Receive(t.Context())
 	require.NoError(t, err)
@@ -43,7 +43,6 @@ func TestRollCallKeepsTheOrder(t *testing.T) {
 	q.inOrder(all)
 }
 
-// many has n waiters join, each by acquire.
 func (q *queue) many(n int, acquire func(ctx context.Context, i int)) (giveUp func()) {
 	q.Helper()
 	ctx, cancel := context.WithCancel(q.Context())
@@ -61,7 +60,7 @@ func (q *queue) many(n int, acquire func(ctx context.Context, i int)) (giveUp fu
 	}
 }
 
-// Waiters that give up while Redis doesn't serve leave soon after it does, by a few scripts, and cost the next one nothing.
+// Waiters that give up while Redis doesn't respond leave soon after it does, by a few scripts, without delaying the next one.
 func TestManyGiveUp(t *testing.T) {
 	virtually(t, func(q *queue) {
 		const waiters = 1200
@@ -89,7 +88,7 @@ func TestManyGiveUp(t *testing.T) {
 	})
 }
 
-// It tries each batch once more, or one if the server doesn't serve.
+// Close tries each batch once more, or only one if the server doesn't respond.
 func TestCloseWhileTheyLeave(t *testing.T) {
 	for _, serves := range []bool{true, false} {
 		virtually(t, func(q *queue) {
@@ -144,7 +143,6 @@ func TestManyUndone(t *testing.T) {
 	wg.Wait()
 }
 
-// The waiter is granted the lock, and the others after it.
 func TestNotificationLost(t *testing.T) {
 	q := hold(t, onServer(t, server))
 	deaf, link := q.listener()
@@ -160,7 +158,7 @@ func TestNotificationLost(t *testing.T) {
 	w.wins(3)
 }
 
-// What Redis answers of a counter is passed on: go-redis repeats some, and leaves a server that is a replica now.
+// Redis's errors about a counter are passed on: go-redis retries some, and leaves a server that is a replica now.
 func TestErrorsOfTheCounter(t *testing.T) {
 	srv := testmain.Own(t, testbed.StartRedis, &testbed.Options{Args: []string{"--min-replicas-to-write", "1"}})
 	testbed.Need(t, srv.Real())
@@ -187,13 +185,13 @@ func TestSubscriberOfAnotherServer(t *testing.T) {
 	w := q.line(1)[0]
 	q.release()
 	w.wins(2)
-	require.NoError(t, q.c.Publish(t.Context(), "done", "done").Err()) // behind all that was said before
+	require.NoError(t, q.c.Publish(t.Context(), "done", "done").Err()) // after all earlier messages
 	msg, err := sub.ReceiveMessage(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, "done", msg.Payload, "what a waiter that was passed over has heard")
 }
 
-// It counts from its waiter's last poll, and from a new one if that is long ago.
+// A handed-over lease counts from its waiter's last poll, or from a new one if that is long ago.
 func TestStartOfAHandedOverLease(t *testing.T) {
 	for _, waited := range []time.Duration{0, handoff / 2, handoff/2 + 1, handoff - 1, handoff, 2 * handoff} {
 		virtually(t, func(q *queue) {
@@ -222,7 +220,6 @@ func TestStartOfAHandedOverLease(t *testing.T) {
 	}
 }
 
-// The Locker renews it by itself.
 func TestHandedOverLockLasts(t *testing.T) {
 	virtually(t, func(q *queue) {
 		h := q.handedOver(q.backend(), &dlock.Options{TTL: time.Minute}, 0)
@@ -245,7 +242,7 @@ func TestHandedOverLockLasts(t *testing.T) {
 	})
 }
 
-// A stall of Redis at the hand-over ends it sooner than one that was free, by the time since its waiter's last poll: half its TTL at most.
+// A stall of Redis at the hand-over ends the lease sooner by the time since its waiter's last poll: half its TTL at most.
 func TestHandedOverLockBearsAStall(t *testing.T) {
 	for waited, less := range map[time.Duration]time.Duration{0: 0, 4900 * time.Millisecond: 4900 * time.Millisecond, 5100 * time.Millisecond: 0} {
 		virtually(t, func(q *queue) {
@@ -263,7 +260,7 @@ func TestHandedOverLockBearsAStall(t *testing.T) {
 	}
 }
 
-// as returns the server for a user with rules, and an admin's client.
+// as returns the server for a user with these rules, and an admin's client.
 func as(t *testing.T, rules ...any) (redisServer, *redis.Client) {
 	t.Helper()
 	testbed.Need(t, server.Real()) // ACL
@@ -290,7 +287,7 @@ func TestUserWithoutPubSubCommand(t *testing.T) {
 	}
 }
 
-// Without queue:{KEY}:silent there is no roll call: the lease that has run out goes to the first waiter.
+// Without queue:{KEY}:silent there is no roll call: an expired lease goes to the first waiter.
 func TestUserWithoutRollCall(t *testing.T) {
 	s, admin := as(t, "~lock:*", "~fence:*", "~queue:{*}", "~fence-floor", "&wake:*", "+@all", "-@dangerous")
 	q := hold(t, s)
@@ -302,7 +299,7 @@ func TestUserWithoutRollCall(t *testing.T) {
 	q.inOrder(all)
 }
 
-// What Redis 6 and later say of a key that is elsewhere while a Cluster moves the slot. The lock could be there too.
+// The errors of Redis 6 and later for a key that is elsewhere while a Cluster moves the slot. The lock could be there too.
 func TestNoRollCallWhileTheSlotMoves(t *testing.T) {
 	m := miniredis.RunT(t)
 	c := redis.NewClient(&redis.Options{Addr: m.Addr()})
@@ -335,7 +332,7 @@ func TestUserWhoMayNotPublish(t *testing.T) {
 	require.Greater(t, locktest.Won(t, w.came).Fence, uint64(1))
 }
 
-// So do the locks and the queue, as far as Redis keeps them.
+// Locks and the queue survive as far as Redis keeps them.
 func TestRedisRestarts(t *testing.T) {
 	srv := testmain.Own(t, testbed.StartRedis, &testbed.Options{Args: []string{"--appendonly", "yes", "--appendfsync", "always"}})
 	q := hold(t, onServer(t, srv))
@@ -351,7 +348,7 @@ func TestRedisRestarts(t *testing.T) {
 		}
 	}
 	release(q.holder, q.g)
-	// They may ask in another order than that of the queue, but nobody is lost and nobody is granted twice.
+	// They may poll in another order than the queue's, but each is granted once.
 	var wg sync.WaitGroup
 	tokens := make([]uint64, len(all))
 	for i, w := range all {

@@ -13,13 +13,13 @@ const reapBatch = 500
 
 var floorScript = redis.NewScript("redis.call('GET', ARGV[1]) return 1")
 
-// Reap deletes the fence counters of free keys, and returns how many. It may run at any time, and again after an error. No token goes
-// backwards: the script raises fence-floor to the greatest counter that it deletes, and a missing counter starts from there. So tokens
-// of a key that is locked again may jump. It can't spare recently used counters: Redis keeps one idle time for all values
+// Reap deletes the fence counters of free keys, and returns how many. It may run at any time, and again after an error. No token
+// goes backwards: the script raises fence-floor to the greatest counter that it deletes, and missing counters start there, so
+// tokens of a key that is locked again may jump. It can't spare recently used counters: Redis keeps one idle time for all values
 // that are the same number below 10,000.
 //
-// Every client of these locks must know the floor: versions of this package from before Reap don't. Reap returns an
-// error that wraps dlock.ErrInvalid where the acquire script can't read the floor, which it doesn't declare: in a Cluster, and in a
+// All clients of these locks must know the floor: versions of this package from before Reap don't. Reap returns an error that
+// wraps dlock.ErrInvalid where the acquire script can't read the floor, which it doesn't declare: in a Cluster, and in a
 // Dragonfly without allow-undeclared-keys. Don't move a reaped Redis's data to one of those: tokens of reaped keys would start at
 // 1 again.
 func (b *Backend) Reap(ctx context.Context) (int64, error) {

@@ -29,7 +29,7 @@ type reaping struct {
 func newReaping(t *testing.T) reaping {
 	t.Helper()
 	_, c, _ := onServer(t, server).backend(t)
-	prefix := "reap[*]?/" + uuid.NewString() + ":" // SCAN's patterns must not take it for one
+	prefix := "reap[*]?/" + uuid.NewString() + ":" // not a pattern to SCAN
 	return reaping{t, newBackend(t, c, &redislock.Options{Prefix: prefix}), c, prefix}
 }
 
@@ -85,7 +85,7 @@ func TestReap(t *testing.T) {
 	r.b = newBackend(t, traced{r.c}, &redislock.Options{Prefix: r.prefix})
 	require.EqualValues(t, 11, r.use("by a client of the user's own kind"))
 
-	// A key whose lease has expired, and that has a waiter.
+	// An expired lock with a waiter.
 	require.NoError(t, r.c.RPush(t.Context(), r.prefix+"queue:{k7}", "1000 wake:x somebody").Err())
 	r.reap(2)
 	require.Equal(t, "11", r.counter("k7"))
@@ -120,7 +120,7 @@ func TestFloorThatIsNotANumber(t *testing.T) {
 	require.EqualValues(t, 21, r.use("k"))
 }
 
-// It doesn't use up those of all other keys.
+// With a floor near the maximum, other keys would run out of tokens.
 func TestReapSparesTheUsedUp(t *testing.T) {
 	r := newReaping(t)
 	r.set("last", "9007199254740991")
@@ -161,7 +161,7 @@ func TestReapWhileLocksAreTaken(t *testing.T) {
 	}
 }
 
-// Who may not read the floor gets no token from below it.
+// A user who may not read the floor gets no token from below it.
 func TestReapedForUserWhoMayNotReadFloor(t *testing.T) {
 	prefix := uuid.NewString() + ":"
 	mute, admin := as(t, "~"+prefix+"lock:*", "~"+prefix+"fence:*", "~"+prefix+"queue:*", "&"+prefix+"wake:*", "+@all")
@@ -190,12 +190,11 @@ func TestReapedForUserWhoMayNotReadFloor(t *testing.T) {
 	require.Greater(t, token, uint64(7))
 }
 
-// Tokens would start at 1 again.
 func TestReapWhereScriptsCannotReadTheFloor(t *testing.T) {
 	r := newReaping(t)
 	r.use("k")
 	b := newBackend(t, r.c, &redislock.Options{Prefix: r.prefix})
-	// It refuses scripts that have a key as an argument and not among their keys, as Dragonfly does.
+	// It refuses undeclared keys, as Dragonfly does.
 	r.c.AddHook(hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		if args, floor := cmd.Args(), any(r.prefix+"fence-floor"); strings.HasPrefix(cmd.Name(), "eval") {
 			n := 3 + args[2].(int)

@@ -1,10 +1,10 @@
 // Package redislock is a dlock.Backend on one Redis: a server, with or without replicas, or a Cluster.
 //
-// One script takes the lock and mints the fencing token; release and renewal compare the owner atomically with their effect
-// (https://redis.io/docs/latest/commands/set/#patterns). Acquire of a held lock waits in a FIFO queue that all processes
-// share, see [Queue]; [ModeSpin] polls instead.
+// One script takes the lock and mints the fencing token; release and renewal check the owner atomically
+// (https://redis.io/docs/latest/commands/set/#patterns). Acquire of a held lock waits in a FIFO queue that all processes share,
+// see [Queue]; [ModeSpin] polls instead.
 //
-// The keys; each begins with [Options.Prefix], and the hash tag keeps those of a lock in one slot of a Cluster:
+// The keys, after [Options.Prefix]; the hash tag keeps those of a lock in one slot of a Cluster:
 //
 //	lock:{KEY}          string with a TTL, the owner: the lock
 //	fence:{KEY}         counter, never expires: the last token
@@ -14,17 +14,15 @@
 //	wake:UUID           Pub/Sub channel of a Backend
 //
 // The counter is as durable as the Redis: a restart without persistence, a failover to a lagging replica, an eviction or a
-// FLUSHALL can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or use a lock on a
-// consensus store (etcdlock, zklock, consullock). To repair a counter, INCRBY fence:{KEY} by one more than the difference of
-// the tokens in the resource's error: a holder that repeats its request gets the counter itself. Don't use SET, which could
-// lower it. If there is no counter, INCRBY fence-floor by the token that the resource has seen, since missing counters start
-// there; in a Cluster, INCRBY the counter itself.
+// FLUSHALL can set it back. Use appendonly yes, appendfsync always and maxmemory-policy noeviction, or a lock on a consensus
+// store (etcdlock, zklock, consullock). docs/operations.md says how to repair a counter: by INCRBY, never SET, which could lower
+// it.
 //
 // While a Cluster moves a key's slot, its lock can be renewed and released, but not granted: Acquire waits for the end of
 // the move, and TryAcquire returns the server's TRYAGAIN, MOVED or ASK.
 //
-// It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and
-// fence-floor, publish and subscribe on wake:*, and run PUBSUB. Without PUBSUB, dead waiters are not skipped at once; where scripts may not
+// It needs Redis 6.0.6 or later (LPOS), and a user that may run scripts on the keys lock:*, fence:*, queue:* and fence-floor,
+// publish and subscribe on wake:*, and run PUBSUB. Without PUBSUB, dead waiters are not skipped at once; where scripts may not
 // use queue:{KEY}:silent, which no call declares, there is no roll call.
 package redislock
 
@@ -76,8 +74,8 @@ const (
 	ModeSpin
 )
 
-// Spin polls after a random backoff that grows from Min to Max, or when the holder's lease ends, if that is sooner. It is
-// unfair: the first to poll after a release gets the lock. Defaults: 2 ms, and 100 ms or Min if that is longer.
+// Spin polls after a random backoff that grows from Min to Max, or sooner if the holder's lease ends. It is unfair: the first to
+// poll after a release gets the lock. Defaults: 2 ms, and 100 ms or Min if that is longer.
 type Spin struct{ Min, Max time.Duration }
 
 // Backend implements dlock.Backend on any redis.UniversalClient except a redis.Ring or a struct around one. A client with
@@ -85,10 +83,10 @@ type Spin struct{ Min, Max time.Duration }
 type Backend struct {
 	c     redis.UniversalClient
 	o     Options
-	floor string // the name of the counters' floor
-	first []any  // how each script's arguments begin: floor, "1" if its server knows all subscribers. Without spare capacity: append copies it
+	floor string
+	first []any // every script's first arguments: floor, "1" if its server knows all subscribers. No spare capacity: append copies it
 	sub   *subscriber
-	open  context.Context // ends with the Backend
+	open  context.Context
 	close context.CancelFunc
 }
 
@@ -169,7 +167,7 @@ func (b *Backend) spin(ctx context.Context, r dlock.Request) (dlock.Grant, error
 }
 
 type answer struct {
-	at               time.Time // when the request left: the server cannot have started the lease earlier
+	at               time.Time // when the request was sent: the server can't start the lease earlier
 	token            uint64    // 0: the lock is held
 	left             time.Duration
 	position, length int64  // of a waiter in the queue, from 1, and of the queue
@@ -244,7 +242,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	return owned(ctx, n, err)
 }
 
-// Release implements dlock.Backend. Without a token, which undoes a request, it also removes g's owner from the queue.
+// Release implements dlock.Backend. Without a token it undoes a request, and also removes g's owner from the queue.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	if _, err := b.check(g.Key, time.Millisecond); err != nil {
 		return err

@@ -32,17 +32,15 @@ func TestConformance(t *testing.T) {
 	}})
 }
 
-// patience is how long a real server may take to answer.
 const patience = 30 * time.Second
 
 type redisServer struct {
 	dial    dlocktest.DialFunc // whatever the address
 	opts    redis.Options      // what it takes to log in
-	handoff time.Duration      // Queue.HandoffTTL: long where a machine that stalls must not cost a waiter its turn
+	handoff time.Duration      // Queue.HandoffTTL: long where a stall must not cost a waiter its turn
 	count   func() int         // the commands so far; nil: nobody counts them
 }
 
-// newMini starts a Redis in the process.
 func newMini(t *testing.T) redisServer {
 	t.Helper()
 	m := miniredis.NewMiniRedis()
@@ -57,11 +55,11 @@ func newMini(t *testing.T) redisServer {
 	}}
 }
 
-// socket is the client's end of a pipe with a buffer, as a kernel's has. Otherwise the server blocks in the middle of an
-// answer, and a publisher to the same client waits for a mutex, which keeps a bubble's time from advancing.
+// socket is the client's end of a pipe with a buffer. Without one the server blocks in the middle of an answer, and a publisher
+// to the same client waits for a mutex, which stops a bubble's time.
 type socket struct {
 	net.Conn          // to the server
-	from     net.Conn // the end of a second pipe: what has come from the server
+	from     net.Conn // what has come from the server
 }
 
 func newSocket(server net.Conn) socket {
@@ -108,25 +106,24 @@ func onServer(t *testing.T, s *testbed.Server) redisServer {
 		dial: func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", s.Addr) },
 		opts: redis.Options{
 			Username: o.Username, Password: o.Password, DB: o.DB,
-			DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience, // a machine may stall for longer than by default
+			DialTimeout: patience, ReadTimeout: patience, WriteTimeout: patience, // a stall may be longer than the defaults
 			ContextTimeoutEnabled: true,
 		},
 		handoff: time.Minute,
 	}
 }
 
-// link returns a link that disturbs scripts alone.
+// link disturbs scripts only.
 func (s redisServer) link() *dlocktest.Dialer {
 	return dlocktest.NewDialer(s.dial, dlocktest.RedisScripts)
 }
 
-// client returns a client with go-redis's defaults, but for the half second for which it dials a dead server, and for its
-// patience with a real one.
+// client has go-redis's defaults, except for dial retries and a real server's timeouts.
 func (s redisServer) client(t *testing.T, l *dlocktest.Dialer) *redis.Client {
 	t.Helper()
 	o := s.opts
 	o.DialerRetries = 1
-	o.Addr, o.Dialer = "127.0.0.1:1", l.DialContext // an address that is no name, so that nothing looks it up
+	o.Addr, o.Dialer = "127.0.0.1:1", l.DialContext // not a name, so that nothing looks it up
 	c := redis.NewClient(&o)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
@@ -216,7 +213,7 @@ func TestNames(t *testing.T) {
 	for _, prefix := range []string{"", "app:"} {
 		b := newBackend(t, c, &redislock.Options{Prefix: prefix})
 		lock, fence := prefix+"lock:{"+r.Key+"}", prefix+"fence:{"+r.Key+"}"
-		g := locktest.Take(t, b, r) // prefixes are apart
+		g := locktest.Take(t, b, r)
 		defer locktest.Release(t, b, g)
 		require.EqualValues(t, 1, g.Fence)
 		require.Equal(t, []any{r.Owner, "1"}, c.MGet(t.Context(), lock, fence).Val())
@@ -231,8 +228,8 @@ func TestScriptsFlushed(t *testing.T) {
 	locktest.UseOnce(t, b, func() { require.NoError(t, c.ScriptFlush(t.Context()).Err()) })
 }
 
-// A client repeats an acquisition, which must not find itself in the way, but no release: the Locker does that
-// (ReleaseReplyLost in the kit).
+// go-redis repeats an acquisition, which must not wait for itself, but no release: the Locker does that (ReleaseReplyLost in the
+// kit).
 func TestReplyLost(t *testing.T) {
 	s := onServer(t, server)
 	s.warm(t)

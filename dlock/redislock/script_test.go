@@ -22,11 +22,11 @@ import (
 	"github.com/fencelab/fencelab/dlock/redislock"
 )
 
-// A client is opened with spin, max=N, handoff=TIME, or cluster: then its server knows no subscriptions. What its subscription sends
-// is of kind subscribe, and each byte that it receives of kind message; an answer is sent instead.
+// A client is opened with spin, max=N, handoff=TIME, or cluster: then its server knows no subscriptions. What its subscription
+// sends is of kind subscribe, and each byte that it receives of kind message; an answer is sent instead.
 //
-// The step redis sends a command, with _ for spaces, where wake is the channel of the first waiter, wake1 of the second; it shows
-// channels by number. It doesn't wait for requests under way, as only virtual time could.
+// The step redis sends a command, with _ for spaces, where wake and wake1 are the channels of the first two waiters; it shows
+// channels by number. It doesn't wait for requests under way.
 func TestScripts(t *testing.T) {
 	kinds := locktest.RedisKinds(t, "acquire", "renew", "release", "leave")
 	channel := regexp.MustCompile(`(\d+ )?wake:[0-9a-f-]{36}`)
@@ -104,7 +104,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// subscription is a connection to Redis. As soon as it subscribes, it has the faults of a Wire.
+// subscription is a connection to Redis that has a Wire's faults once it subscribes.
 type subscription struct {
 	net.Conn
 	wire  *locktest.Wire
@@ -134,7 +134,7 @@ func (c *subscription) Write(b []byte) (int, error) {
 	})
 }
 
-// Read returns one byte of a subscription's, so that its deadline may pass within a message.
+// Read returns one byte at a time, so that a deadline may pass within a message.
 func (c *subscription) Read(b []byte) (int, error) {
 	if !c.on.Load() {
 		return c.Conn.Read(b)

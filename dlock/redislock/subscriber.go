@@ -17,7 +17,7 @@ import (
 	"github.com/fencelab/fencelab/dlock"
 )
 
-// subscriber notifies a Backend's waiters, over one subscription at a time.
+// subscriber has one subscription at a time.
 type subscriber struct {
 	b       *Backend
 	channel string
@@ -39,7 +39,7 @@ type opening struct {
 // subscription is one connection. It is read without a deadline: one that passes within a message desynchronises go-redis.
 type subscription struct {
 	ps     *redis.PubSub
-	ctx    context.Context // ps is closed when it ends
+	ctx    context.Context // when it ends, ps is closed
 	cancel context.CancelCauseFunc
 	silent atomic.Bool // since the last probe
 	since  time.Time   // when it was confirmed
@@ -53,8 +53,8 @@ type waiter struct {
 
 // notice is a message to a waiter; the zero value makes it poll.
 type notice struct {
-	token uint64 // of its grant
-	first bool   // first in the queue, and the lock is held for left
+	token uint64
+	first bool // first in the queue, and the lock is held for left
 	left  time.Duration
 }
 
@@ -109,7 +109,7 @@ func (sub *subscriber) read(o *opening) error {
 	defer s.cancel(nil)
 	sub.busy.Go(func() { sub.probe(s) })
 	sub.mu.Lock()
-	clear(sub.taken) // what was sent to earlier subscriptions is not read any more
+	clear(sub.taken) // messages to earlier subscriptions aren't read any more
 	sub.mu.Unlock()
 	err := s.ps.Subscribe(s.ctx, sub.channel)
 	for err == nil {
@@ -119,7 +119,7 @@ func (sub *subscriber) read(o *opening) error {
 		switch m := msg.(type) {
 		case *redis.Message:
 			sub.deliver(m.Payload)
-			runtime.Gosched() // the waiter first: the next read would find nothing yet
+			runtime.Gosched() // let the waiter run first: the next read would find nothing yet
 		case *redis.Subscription:
 			sub.confirmed(s, o)
 		}
@@ -201,8 +201,8 @@ func (sub *subscriber) key(lock string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(lock, sub.b.o.Prefix+"lock:{"), "}")
 }
 
-// notify replaces w's unread notice, unless that tells more: a later grant does, and a poll more than for how long a lease lasts. Nothing
-// replaces n if it makes w poll, which finds the grant, too. sub.mu is held, so there is no other sender.
+// notify replaces w's unread notice, unless that is a later grant, or a poll and n only says how long the lease lasts. A poll
+// replaces any, since it finds the grant too. sub.mu is held, so there is no other sender.
 func (w *waiter) notify(n notice) {
 	select {
 	case last := <-w.notices:
@@ -244,7 +244,6 @@ func (sub *subscriber) take(owner string) {
 	sub.taken[owner] = true
 }
 
-// forget is the reverse of take.
 func (sub *subscriber) forget(owner string) {
 	sub.mu.Lock()
 	defer sub.mu.Unlock()

@@ -17,27 +17,25 @@ var errLate = errors.New("redlock: the nodes took so long to reply that the leas
 // maxToken is the largest integer that a script can count to: Lua's numbers are doubles.
 const maxToken = 1<<53 - 1
 
-// attempt ends as a grant or is undone on every node.
 type attempt struct {
 	b       *Backend
 	r       dlock.Request
 	keys    []string // lock and fence counter
 	ttl     int64    // in ms
-	number  int64    // greater than that of every earlier attempt of the same owner
+	number  int64    // greater than in the owner's earlier attempts
 	timeout time.Duration
 	start   time.Time
 	renewed atomic.Pointer[time.Time] // when the last renewal that a quorum granted was sent
 	nodes   []phaseOne
 	undone  bool
 
-	// The nodes' replies.
 	took, refused, failed int
 	again                 bool // this owner already had the lock on a node
 	token                 uint64
 	own                   bool // this owner wrote token, on one node at least
 	holders               map[string]int
 	held                  bool        // another owner has a quorum
-	frees                 []time.Time // when leases on nodes that refused end; those without an end are left out
+	frees                 []time.Time // when the leases on nodes that refused end, if they do
 }
 
 // phaseOne is the state of phase one on a node. Phase two and a release wait for it: on another connection they could overtake
@@ -52,7 +50,7 @@ func (a *attempt) run(ctx context.Context) (token uint64, err error) {
 	if ctx.Err() != nil {
 		return 0, ended(ctx)
 	}
-	a.start = time.Now() // before the requests leave: no node can start the lease earlier
+	a.start = time.Now() // before the requests are sent: no node starts the lease earlier
 	defer func() {
 		if err != nil {
 			a.undo(ctx)
@@ -167,7 +165,7 @@ func (a *attempt) mint(ctx context.Context) (uint64, error) {
 	}
 }
 
-// write writes token to a quorum. If counters that are ahead prevent that, it returns the highest of them.
+// write writes token to a quorum, or returns the highest counter if counters that are ahead prevent that.
 func (a *attempt) write(ctx context.Context, token uint64) (top uint64, err error) {
 	type reply struct {
 		written
@@ -202,7 +200,7 @@ func (a *attempt) write(ctx context.Context, token uint64) (top uint64, err erro
 	return 0, nil
 }
 
-// undo frees in the background what the attempt has taken or may still take. ctx has often ended by then.
+// undo frees in the background what the attempt has taken or may still take.
 func (a *attempt) undo(ctx context.Context) {
 	if a.undone {
 		return

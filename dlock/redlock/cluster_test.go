@@ -24,7 +24,7 @@ type node struct {
 	opts redis.Options      // what it takes to log in
 	mini *miniredis.Miniredis
 	dead *atomic.Bool // refuses connections
-	hole *atomic.Bool // takes what it is sent, and is never heard of again
+	hole *atomic.Bool // accepts requests, never replies
 }
 
 type nodes []node
@@ -54,11 +54,10 @@ func (c holeConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// minis starts Redis nodes in the process.
 func minis(t *testing.T, n int) nodes {
 	t.Helper()
 	ns := make(nodes, n)
-	t.Cleanup(func() { time.Sleep(2 * time.Second) }) // go-redis's pool dials a dead node once a second, and then sees that it is closed
+	t.Cleanup(func() { time.Sleep(2 * time.Second) }) // until go-redis's pool, which dials a dead node once a second, sees that it is closed
 	for i := range ns {
 		m := miniredis.NewMiniRedis()
 		m.ClockTTL(true)
@@ -88,31 +87,30 @@ func onServer(t *testing.T, s *testbed.Server) node {
 	})
 }
 
-// client returns a client with go-redis's defaults, but for the half second for which it dials a dead server.
+// client has go-redis's defaults, except for dial retries.
 func (n node) client(t *testing.T, dial dlocktest.DialFunc) *redis.Client {
 	t.Helper()
 	o := n.opts
 	o.DialerRetries = 1
 	o.ContextTimeoutEnabled = true
-	o.Addr, o.Dialer = "127.0.0.1:1", dial // an address that is no name, so that nothing looks it up
+	o.Addr, o.Dialer = "127.0.0.1:1", dial // not a name, so that nothing looks it up
 	c := redis.NewClient(&o)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
 }
 
-// link returns a link that disturbs scripts alone.
+// link disturbs scripts only.
 func (n node) link() *dlocktest.Dialer {
 	return dlocktest.NewDialer(n.dial, dlocktest.RedisScripts)
 }
 
-// proc is a process: a Backend with a client and a link for each node.
 type proc struct {
 	*redlock.Backend
 	links   []*dlocktest.Dialer
 	clients []*redis.Client
 }
 
-// patient is for tests that aren't about the node timeout: no stall of the machine matters.
+// patient is for tests that aren't about the node timeout.
 var patient = redlock.Options{NodeTimeout: 10 * time.Second}
 
 func (ns nodes) proc(t *testing.T, o redlock.Options) proc {
@@ -131,7 +129,7 @@ func (ns nodes) proc(t *testing.T, o redlock.Options) proc {
 	return p
 }
 
-// link returns faults on the way to the first n nodes.
+// link's faults hit the first n nodes.
 func (p proc) link(n int) dlocktest.Link {
 	all := func(f func(dlocktest.Link) func() func()) func() func() {
 		return func() func() {
@@ -162,9 +160,9 @@ func (ns nodes) warm(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-// service's faults hit the first n nodes. If these are not all, requests that are lost on the way to them have an effect on
-// the others, so only replies can be disturbed. A frozen node is waited for when the others disagree, so the timeout must
-// be short, and replies cannot be held for longer than leases.
+// service's faults hit the first n nodes. If these are not all, lost requests still reach the others, so only replies can be
+// disturbed. A frozen node is waited for when the others disagree: the timeout must be short, and replies cannot be held for
+// longer than leases.
 func (ns nodes) service(t *testing.T, n int, frozen bool) dlocktest.Service {
 	t.Helper()
 	ns.warm(t)

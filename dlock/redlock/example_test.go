@@ -26,7 +26,7 @@ func ExampleNew() {
 		defer func() { _ = client.Close() }()
 		nodes = append(nodes, client)
 	}
-	// By default a node has a second to answer, at most. A machine that is busy with other things may need longer.
+	// The default is at most a second; a busy machine may need longer.
 	backend, err := redlock.New(nodes, &redlock.Options{NodeTimeout: 10 * time.Second})
 	if err != nil {
 		log.Fatal(err)

@@ -1,6 +1,6 @@
 package redlock
 
-// Loose is the number of owners with requests in flight that belong to attempts which were given up.
+// Loose is the number of owners of given-up attempts with requests in flight.
 func (b *Backend) Loose() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -75,8 +75,8 @@ func mintOn(
 
 const maxReleases = 3 // to a node whose connections break
 
-// releaseOn reports whether the owner had the lock. It repeats the script itself instead of go-redis: after a lost reply, a
-// script that finds nothing doesn't say who had it.
+// releaseOn reports whether the owner had the lock. It retries itself, not through go-redis: a retry that finds nothing after a
+// lost reply leaves that unknown.
 func releaseOn(ctx context.Context, c redis.UniversalClient, lock, owner string, attempt int64) (owned bool, err error) {
 	for range maxReleases {
 		n, failure := releaseScript.Run(ctx, redisscript.Once{UniversalClient: c}, []string{lock}, owner, attempt).Int64()
@@ -91,15 +91,15 @@ func releaseOn(ctx context.Context, c redis.UniversalClient, lock, owner string,
 	return false, err
 }
 
-// poll is a request that was sent to all nodes.
+// poll is a request to all nodes.
 type poll[T any] struct {
 	b       *Backend
-	answers chan answer[T]  // buffered for all nodes
+	answers chan answer[T]
 	end     <-chan struct{} // the timeout
 	cancel  context.CancelFunc
-	left    int   // replies that next has not returned
-	failed  int   // nodes
-	failure error // the first node's
+	left    int // replies that next has not returned
+	failed  int // nodes
+	failure error
 }
 
 type answer[T any] struct {
@@ -110,7 +110,7 @@ type answer[T any] struct {
 
 var errNoAnswer = errors.New("no reply in time")
 
-// broadcast calls f for all nodes at once. The calls don't end with ctx: their outcome must become known. Close waits for them.
+// broadcast calls f for all nodes. The calls don't end with ctx: their outcome must become known. Close waits for them.
 func broadcast[T any](ctx context.Context, b *Backend, timeout time.Duration, f func(ctx context.Context, node int) (T, error)) *poll[T] {
 	p := &poll[T]{b: b, answers: make(chan answer[T], len(b.nodes)), left: len(b.nodes)}
 	ctx, p.cancel = context.WithTimeout(context.WithoutCancel(ctx), timeout)

@@ -4,32 +4,30 @@
 // A request goes to all nodes at once; a quorum of N/2+1 grants the lock. A failed attempt is undone on every node, but
 // keeps its votes until NodeTimeout if a node is silent: for contended locks set NodeTimeout to a few round trips.
 //
-// A lease is valid for its TTL, minus the time the nodes took to answer, minus 1 % and 2 ms for clock drift. A Grant has
-// the full TTL and starts before the first request left; dlock.Locker subtracts the drift, but at most a quarter of the
-// TTL, so a TTL below 9 ms is refused. A node whose clock jumps, or that restarts without its data, votes for a second
-// owner while the first still counts on its vote.
+// A lease is valid for its TTL, minus the time the nodes took to answer, minus 1 % and 2 ms for clock drift. A TTL below 9 ms is
+// refused. A node whose clock jumps, or that restarts without its data, votes for a second owner while the first still counts on
+// its vote.
 //
 // # The token
 //
 // Each node keeps a counter, redlock:fence:{KEY}: a number, and the owner who wrote it. A grant takes two round trips:
 //
 //  1. The lock is taken on a quorum, whose replies carry their counters.
-//  2. The highest counter plus one is written to a quorum. A node accepts it only while it still has this attempt's lock,
+//  2. The highest counter plus one is written to a quorum. A node accepts it only while this attempt has the node's lock,
 //     and only if it is greater than its counter, or equal and written by the same owner. If nodes are ahead, a higher
 //     number is tried.
 //
-// As long as no node forgets a counter that it has acknowledged,
+// As long as no node forgets a counter that it has acknowledged, and whatever clocks, TTLs, crashes, and lost, late or duplicated
+// messages do,
 //
 //   - no two owners get the same token: two quorums share a node, and a node accepts no number from two owners;
-//   - a grant requested after another was answered has the greater token: in phase one it hears from a node that had accepted the
-//     other's token. Two concurrent grants may get their tokens in either order.
+//   - a grant requested after another was answered has the greater token: phase one hears from a node that has accepted the
+//     other's. Two concurrent grants may get their tokens in either order.
 //
-// Both hold whatever clocks, TTLs and the lock do, and despite crashes and lost, late or duplicated messages. Both fail when
-// nodes forget (a restart without the last writes, a failover to a lagging replica, an eviction, a FLUSHALL), or when clients are
-// given different nodes: a token is issued again, or is followed by a smaller one. With a token on exactly three of five nodes,
-// one forgetful node is enough if the two that know don't answer in time; with it on all five, it takes three. Use appendonly
-// yes, appendfsync always and maxmemory-policy noeviction. Bring a node that has lost data back only with the counters of a
-// quorum of the others. Or use a lock on a consensus store.
+// Both fail when nodes forget (a restart without the last writes, a failover to a lagging replica, an eviction, a FLUSHALL) or
+// when clients are given different nodes: tokens repeat or regress. One forgetful node of five can be enough. Use appendonly yes,
+// appendfsync always and maxmemory-policy noeviction, and bring a node that has lost data back only with the counters of a quorum
+// of the others. Or use a lock on a consensus store.
 package redlock
 
 import (
@@ -54,30 +52,30 @@ import (
 // Options configure a [Backend]. All clients of a lock must be given the same nodes, and the same Prefix.
 type Options struct {
 	Prefix string // before the names of all keys; "" by default. Locks with different prefixes are independent.
-	// NodeTimeout is how long each phase waits for a node's reply. Keep it small against the TTL: waiting for a dead node
-	// uses up the lease. Default: a twentieth of the TTL, at least 1 ms and at most 1 s. Where nodes or client are so busy that
-	// a quorum often answers later than that, nobody gets the lock: raise it, and the TTL with it.
+	// NodeTimeout is how long each phase waits for a node's reply; by default a twentieth of the TTL, from 1 ms to 1 s. Keep it
+	// small against the TTL: waiting for a dead node uses up the lease. If a quorum often answers later, nobody gets the lock:
+	// raise it, and the TTL with it.
 	NodeTimeout time.Duration
 	Spin        Spin // how Acquire waits for a lock that is held
-	// UnsafeCounters demonstrates that an often-proposed token is unsound: every node increments its own counter when it votes,
-	// and the token is the highest of the quorum. Counters drift apart, and a later quorum without the node that was ahead gets a
-	// smaller token or the same. Never use it to protect data, or on keys that were used without it.
+	// UnsafeCounters demonstrates an often-proposed, unsound token: every node increments its own counter when it votes, and the
+	// token is the highest of the quorum. A later quorum without the node that was ahead gets a smaller token or the same. Never
+	// use it to protect data, or on keys that were used without it.
 	UnsafeCounters bool
 }
 
-// Spin is how Acquire retries: after a random backoff, which resolves split votes, below a limit that doubles from Min to
-// Max, or when enough of the leases in its way have ended, if that is sooner. It is unfair: the first to retry after a
-// release wins. Min should be a few round trips. Defaults: 2 ms, and 100 ms or Min if that is longer.
+// Spin is how Acquire retries: after a random backoff, which resolves split votes, below a limit that doubles from Min to Max, or
+// sooner if enough of the leases in its way have ended. It is unfair: the first to retry after a release wins. Min should be a
+// few round trips. Defaults: 2 ms, and 100 ms or Min if that is longer.
 type Spin struct{ Min, Max time.Duration }
 
-// Backend implements dlock.Backend on any redis.UniversalClient but a redis.Ring. Set ContextTimeoutEnabled on the clients: without it a
-// request to a silent node holds its connection, and delays Close, until the client's own timeouts.
+// Backend implements dlock.Backend on any redis.UniversalClient but a redis.Ring. Set ContextTimeoutEnabled on the clients:
+// otherwise a request to a silent node holds its connection, and delays Close, until the client's own timeouts.
 type Backend struct {
 	nodes  []redis.UniversalClient
 	quorum int
 	o      Options
-	busy   sync.WaitGroup  // calls and requests in flight
-	open   context.Context // ends with ErrClosed
+	busy   sync.WaitGroup
+	open   context.Context
 	close  context.CancelCauseFunc
 
 	mu     sync.Mutex
@@ -89,8 +87,8 @@ type lockOf struct{ key, owner string }
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on independent nodes, one client each, which stay the caller's to close. An odd number is best:
-// four nodes tolerate no more failures than three. New sends nothing.
+// New returns a Backend on independent nodes, one client each, which the caller closes. An odd number is best: four nodes
+// tolerate no more failures than three. New sends nothing.
 func New(nodes []redis.UniversalClient, opts *Options) (*Backend, error) {
 	o := *cmp.Or(opts, &Options{})
 	o.Spin.Min = cmp.Or(o.Spin.Min, 2*time.Millisecond)
@@ -130,13 +128,13 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	return b.acquire(ctx, r, true)
 }
 
-// TryAcquire implements dlock.Backend. It returns dlock.ErrHeld when a quorum names the same other owner. When no owner has
-// a quorum, because the vote was split or a release is in flight, it retries for up to NodeTimeout.
+// TryAcquire implements dlock.Backend. It returns dlock.ErrHeld when a quorum names the same other owner. While no owner has a
+// quorum (a split vote, a release in flight), it retries for up to NodeTimeout.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, false)
 }
 
-// maxLate limits attempts that win too late to be used, in a row with no other holder between them for a TTL.
+// maxLate limits the attempts that win too late to be used. Seeing another holder more than a TTL later resets the count.
 const maxLate = 3
 
 func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (dlock.Grant, error) {
@@ -152,7 +150,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 	timeout := b.timeout(r.TTL)
 	giveUp := time.Now().Add(timeout)
 	late := 0
-	var last time.Time // when it was late
+	var last time.Time // of the last late attempt
 	for pause := b.o.Spin.Min; ; pause += min(pause, b.o.Spin.Max-pause) {
 		a := &attempt{b: b, r: r, keys: keys, ttl: ttl, number: b.next(), timeout: timeout, holders: map[string]int{}}
 		token, err := a.run(ctx)
@@ -164,7 +162,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 			last = time.Now()
 		case errors.Is(err, dlock.ErrHeld):
 			r.NoteHeld()
-			if time.Since(last) > r.TTL { // during a long wait that may happen now and then
+			if time.Since(last) > r.TTL { // late wins are normal in a long wait
 				late = 0
 			}
 		default:
@@ -183,8 +181,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, patient bool) (d
 	}
 }
 
-// Renew implements dlock.Backend. It needs a quorum. After an error a minority may have been renewed, which extends no
-// lease.
+// Renew implements dlock.Backend. It needs a quorum. After an error a minority may have been renewed, which extends no lease.
 func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	ttl, err := millis(g.TTL)
 	if err != nil {
@@ -205,9 +202,9 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	return err
 }
 
-// Release implements dlock.Backend. It returns when a quorum has freed the lock, and frees the other nodes in the
-// background. Without a grant's State it undoes a request, and returns when a quorum has no trace of it. Once the lease's
-// validity has ended it returns dlock.ErrLost: what it frees may have been locked by a late request.
+// Release implements dlock.Backend. It returns when a quorum has freed the lock, and frees the other nodes in the background.
+// Without g.State it undoes a request, and returns when a quorum has no trace of it. Once the lease has ended it returns
+// dlock.ErrLost: what it frees may have been locked by a late request.
 func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	number := b.next() // covers all that the owner has requested until now
 	why, over := undoing, false
@@ -291,7 +288,6 @@ func (b *Backend) inFlight(g dlock.Grant) []*attempt {
 	return all
 }
 
-// givenUp notes an attempt until its requests of phase one have been answered.
 func (b *Backend) givenUp(a *attempt) {
 	of := lockOf{a.r.Key, a.r.Owner}
 	b.mu.Lock()
@@ -310,7 +306,7 @@ func (b *Backend) givenUp(a *attempt) {
 	})
 }
 
-// Close implements dlock.Backend. It waits for requests in flight, and those that undo failed attempts.
+// Close implements dlock.Backend. It waits for requests in flight and for failed attempts to be undone.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	b.close(dlock.ErrClosed)
@@ -319,8 +315,8 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// enter begins a call, which Close waits for until done is called. Its context also ends with the Backend. The hash tag
-// keeps the key's names in one slot if a node is a Cluster.
+// enter begins a call, which Close waits for until done is called. Its context also ends with the Backend. The hash tag keeps a
+// key's names in one slot of a Cluster.
 func (b *Backend) enter(ctx context.Context, key string) (_ context.Context, names []string, done func(), err error) {
 	if strings.HasPrefix(key, "}") { // "{}" is no hash tag
 		return nil, nil, nil, invalid("key %q begins with a closing brace", key)

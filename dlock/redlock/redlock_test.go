@@ -88,7 +88,7 @@ func TestReleaseReplyLost(t *testing.T) {
 
 func TestScriptsFlushed(t *testing.T) {
 	p := onServers(t).proc(t, patient)
-	locktest.UseOnce(t, p, func() { // every server may lose scripts at any time
+	locktest.UseOnce(t, p, func() { // servers may lose scripts at any time
 		for _, c := range p.clients {
 			require.NoError(t, c.ScriptFlush(t.Context()).Err())
 		}
@@ -116,7 +116,7 @@ func TestNewRefuses(t *testing.T) {
 		_, err := redlock.New([]redis.UniversalClient{a, b}, &o)
 		require.ErrorIs(t, err, dlock.ErrInvalid, "%+v", o)
 	}
-	type wrapped struct { // it can't be compared
+	type wrapped struct { // not comparable
 		redis.UniversalClient
 		_ []string
 	}

@@ -24,7 +24,7 @@ import (
 //	delete K NODES
 //	count K NODES TOKEN          the counter, written for another owner
 //	jump NODES TIME              the clock
-//	loose                        owners of attempts that were given up with requests in flight, of all clients
+//	loose                        owners of given-up attempts with requests in flight, of all clients
 //	forget NODES
 func TestScripts(t *testing.T) {
 	kinds := locktest.RedisKinds(t, "acquire", "mint", "release", "renew", "unsafe")

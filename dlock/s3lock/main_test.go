@@ -29,7 +29,6 @@ import (
 
 const bucket = "fencelab"
 
-// server is the S3 server of the tests that need one, unless it is missing.
 var (
 	server  *testbed.Server
 	missing error
@@ -46,7 +45,6 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// site is an S3 server, real or in the process, with the bucket.
 type site struct {
 	url, id, secret string
 	http.RoundTripper

@@ -1,32 +1,28 @@
-// Package s3lock is a dlock.Backend in a bucket of Amazon S3, or of a server with its protocol, for data that is in S3 anyway: it
-// needs no other service. A lock is one object, written by conditional PUTs only and never deleted. Its content is JSON: the owner,
-// the fencing token, the TTL and whether it is held.
+// Package s3lock is a dlock.Backend in a bucket of Amazon S3, or of a server with its protocol, for data that is in S3 anyway. A
+// lock is one JSON object (owner, fencing token, TTL, whether it is held), written by conditional PUTs only and never deleted.
 //
 // # Leases
 //
 // A lease begins at the object's Last-Modified and is compared with the Date of the same reply, so only S3's clocks matter. Both
-// timestamps are in whole seconds: a dead holder blocks the key for its TTL plus up to 2 s, until the next poll. If S3's servers
-// disagree on the time, a lease may end early by the difference: two holders may then overlap, and only the token keeps data
-// safe.
+// are in whole seconds: a dead holder blocks the key for its TTL plus up to 2 s, until the next poll. If S3's servers disagree on
+// the time, a lease may end early by the difference: two holders may then overlap, and only the token keeps data safe.
 //
 // # Waiting
 //
-// S3 can't notify: a waiter polls with a GET, at first after an eighth to a quarter of [Options.Poll], later after half to all of
-// it: 4800 times an hour by default. Waiters are not served in order, and a client that takes the lock again at once may starve them.
-// Acquire, Renew and Release take a GET and a PUT each: too slow and expensive for a hot key. A waiter retries while requests
-// fail, for up to its TTL, unless S3 refuses them.
+// S3 can't notify: a waiter polls with a GET, first after an eighth to a quarter of [Options.Poll], later after half to all of
+// it, 4800 times an hour by default. Waiters are not served in order, and a client that takes the lock again at once may starve
+// them. Acquire, Renew and Release take a GET and a PUT each: too slow and expensive for a hot key. A waiter retries failed
+// requests for up to its TTL, unless S3 refuses them.
 //
 // # Token durability
 //
-// The token is a counter in the object. It restarts if the object is deleted, by hand or by a lifecycle rule, and is set back if an
-// older version is restored or a replica in another region takes over: then a store that checks tokens refuses the new holders.
+// The token is a counter in the object. It restarts if the object is deleted, by hand or by a lifecycle rule, and regresses if an
+// older version is restored or a replica in another region takes over: a store that checks tokens then refuses the new holders.
 // Delete the object only together with the key's resource.
 //
 // # Requirements
 //
-// As for package s3store: the server compares and writes atomically, reads are strongly consistent and not served from a
-// cache, and nobody else writes the objects. The client needs the permissions s3:GetObject, s3:PutObject, s3:ListBucket (without it
-// S3 answers 403 for a missing object) and, for [Open], s3:DeleteObject. In a versioned bucket each renewal makes a version: let
+// The requirements and the permissions are those of package s3store. In a versioned bucket each renewal makes a version: let
 // noncurrent ones expire.
 package s3lock
 
@@ -58,7 +54,7 @@ const (
 	maxIdle = 8    // PUTs whose condition failed although the object didn't change, before a call gives up
 	minIdle = 5 * time.Millisecond
 
-	answerTimeout = 20 * time.Second // for one GET or PUT; the client itself may wait for a silent server for ever
+	answerTimeout = 20 * time.Second // for one GET or PUT; the client itself may wait for ever
 )
 
 // ErrNoConditions is wrapped by the error of [Open] if the server ignores the conditions of a PUT.
@@ -68,7 +64,7 @@ var errBrokenOff = errors.New("the reply broke off")
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix begins the names of all objects, "lock/" by default. The rest is the key, written as s3store.Store.Object writes it.
+	// Prefix begins the names of all objects, "lock/" by default; the key follows, written as s3store.Store.Object writes it.
 	// Locks with different prefixes are independent if neither prefix is the beginning of the other.
 	Prefix string
 	// Poll is the longest time between two polls of a waiter; 1 s by default.
@@ -81,13 +77,13 @@ type Backend struct {
 	bucket string
 	o      Options
 
-	open  context.Context // ends with Close, with the cause dlock.ErrClosed
+	open  context.Context // ends on Close, with the cause dlock.ErrClosed
 	close context.CancelCauseFunc
 }
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// Open is [New], but first checks with about 20 requests, on a scratch object, that the server honours the conditions of a PUT.
+// Open is [New], but first checks with about 20 requests on a scratch object that the server honours the conditions of a PUT.
 func Open(ctx context.Context, client *s3.Client, bucket string, opts *Options) (*Backend, error) {
 	b, err := New(client, bucket, opts)
 	if err != nil {
@@ -188,12 +184,12 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	_, _, err := b.update(ctx, g.Key, func(l lock) (record, error) {
 		sent := before != nil
 		lost = l.heldBy(g.Owner)
-		// The condition of a late PUT may hold: the request's, or a renewal's of a lease that has run out.
+		// A late PUT's condition may hold: the request's, or that of a renewal of an expired lease.
 		late := undo && !l.live && (!sent || before.etag == l.etag) || l.Held && l.Owner == g.Owner
 		before = &l
 		switch {
 		case lost == nil, late:
-			return record{Fence: l.Fence}, nil // another ETag, at least
+			return record{Fence: l.Fence}, nil // at least the ETag changes
 		case sent && !undo: // by the PUT that was refused, if the client has repeated it, or by another owner
 			return record{}, errors.New("s3lock: the lock is free or held by another owner; it is unknown whether this release freed it")
 		}
@@ -231,8 +227,8 @@ func (l lock) heldBy(owner string) error {
 	return nil
 }
 
-// update replaces a key's record by what next returns for it, unless that has an error. It returns the record written, and a time
-// just before the request.
+// update replaces a key's record by what next returns, unless that is an error. It returns the record written and a time just
+// before the request.
 func (b *Backend) update(ctx context.Context, key string, next func(lock) (record, error)) (r record, start time.Time, err error) {
 	var refused error
 	var nonce, etag string
@@ -245,7 +241,7 @@ func (b *Backend) update(ctx context.Context, key string, next func(lock) (recor
 			return r, start, nil
 		}
 		if idle++; refused == nil || l.etag != etag {
-			// A repeated PUT that is still under way can't be applied any more. Otherwise it may be, so the next is the same.
+			// With a new ETag, no earlier PUT can be applied any more. With the same one it can, so the next PUT is the same.
 			idle, nonce, etag, start = 0, rand.Text(), l.etag, time.Now()
 		}
 		if idle == maxIdle {
@@ -315,7 +311,6 @@ func (b *Backend) put(ctx context.Context, key string, r record, etag string) er
 	return err
 }
 
-// pause waits for a random time between half of d and d.
 func (b *Backend) pause(ctx context.Context, d time.Duration) error {
 	ctx, end := wait.Both(ctx, b.open)
 	defer end()

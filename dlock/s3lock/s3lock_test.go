@@ -18,7 +18,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/s3lock"
 )
 
-// The kit's short leases must be longer than the steps of the server's clock.
+// The server's clock has steps of a second.
 const short = 2 * time.Second
 
 func TestConformance(t *testing.T) {
@@ -47,8 +47,8 @@ func service(t *testing.T, s site) dlocktest.Service {
 	}
 }
 
-// Clients repeat no requests, unless they are opened with retries. Further steps: put K [BODY [SPACES]], delete K, and omit HEADER
-// of replies.
+// Clients repeat no requests, unless opened with retries. Further steps: put K [BODY [SPACES]], delete K, and omit HEADER of
+// replies.
 func TestScripts(t *testing.T) {
 	locktest.Scripts(t, "testdata/scripts.txt", true, func(t *testing.T) locktest.Bench {
 		s, f := newSite(t)
@@ -100,7 +100,7 @@ func TestWholeSeconds(t *testing.T) {
 			why := fmt.Sprintf("%v at %v", c.ttl, c.began)
 			time.Sleep(c.began)
 			g, renewed := locktest.Take(t, b, locktest.Request(c.ttl)), locktest.Take(t, b, locktest.Request(1000*time.Hour))
-			renewed.TTL = c.ttl // that of the renewal counts
+			renewed.TTL = c.ttl // the renewal's counts
 			time.Sleep(c.blocks - 1)
 			_, err := other.TryAcquire(t.Context(), locktest.Next(g.Key, c.ttl))
 			require.ErrorIs(t, err, dlock.ErrHeld, why)

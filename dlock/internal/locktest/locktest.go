@@ -103,7 +103,7 @@ func Release(tb testing.TB, b dlock.Backend, g dlock.Grant) {
 	require.NoError(tb, b.Release(tb.Context(), g))
 }
 
-// Undisturbed repeats a test until it reports that no stall of the machine disturbed it.
+// Undisturbed repeats a test until no stall of the machine disturbed it.
 func Undisturbed(t *testing.T, f func(t *testing.T) (done bool)) {
 	t.Helper()
 	for began := time.Now(); !f(t); {

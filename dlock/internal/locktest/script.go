@@ -37,8 +37,8 @@ type Bench struct {
 	Text  func(err error) string                          // of an error that Scripts doesn't know; nil: all of it
 }
 
-// Scripts runs the scripts of a txtar file, each on a Bench of its own. A line is a step. It ends when all goroutines wait,
-// and shows its result and the requests that each client sent:
+// Scripts runs the scripts of a txtar file, each on a Bench of its own. A line is a step. It ends when all goroutines wait, and
+// shows its result and the requests that each client sent:
 //
 //	a try k 10s    => #1 | a create lock 2*watch
 //	b wait k       => | b create lock poll read 2*watch
@@ -59,7 +59,7 @@ type Bench struct {
 //	cut, heal, deliver         loses all, also what is under way; ends the faults; sends what is held or late
 //
 // And advance TIME. If virtual is false, only results are checked, and scripts are skipped that advance or that have a step
-// that the Bench doesn't know.
+// unknown to the Bench.
 func Scripts(t *testing.T, file string, virtual bool, bench func(t *testing.T) Bench) {
 	t.Helper()
 	all, err := txtar.ParseFile(file)
@@ -121,7 +121,6 @@ type result struct {
 	text  string
 }
 
-// run returns the text with the requests that were sent.
 func (s *script) run(text string) string {
 	lines, width := strings.Split(strings.TrimSuffix(text, "\n"), "\n"), 0
 	for _, l := range lines {

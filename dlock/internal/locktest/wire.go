@@ -201,7 +201,7 @@ func (w *Wire) inject(f *fault) {
 	}
 }
 
-// deliver sends what is late, and then what is held.
+// deliver sends late requests before held ones.
 func (w *Wire) deliver() {
 	w.mu.Lock()
 	late, held := w.late, w.held

@@ -27,8 +27,8 @@ func Retry(ctx context.Context, least, most time.Duration, f func() (done bool))
 	}
 }
 
-// Since is the larger of what the monotonic clock says, which stops while the machine is suspended, and what the wall clock
-// says, which may be set back.
+// Since is the time since then by the faster clock: the monotonic one stops while the machine is suspended, the wall clock may be
+// set back.
 func Since(then, now time.Time) time.Duration {
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
 }
@@ -46,9 +46,9 @@ func NewTurn(limit time.Duration) Turn {
 	return t
 }
 
-// Do calls f. If f exceeds its time limit, its context ends, and the next caller gets the turn and twice the time, at most
-// longest, until a success resets the limit; f is retried after the others. With one short limit, many callers could keep
-// one another from a slow server.
+// Do calls f. If f exceeds its time limit, its context ends, the next caller gets twice the time, at most longest, until a
+// success resets the limit, and f is retried after the others. With one short limit, many callers could keep one another from a
+// slow server.
 func (t Turn) Do(ctx context.Context, limit, longest time.Duration, f func(context.Context) error) error {
 	for {
 		var may time.Duration

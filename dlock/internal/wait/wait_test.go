@@ -72,7 +72,7 @@ func TestTurn(t *testing.T) {
 	})
 }
 
-// The server takes longer than the first limit; together they wait only that long.
+// The server takes longer than the first limit, but the callers together wait only for that and for its reply.
 func TestTurnOfMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turn, began := wait.NewTurn(time.Second), time.Now()
