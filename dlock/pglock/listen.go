@@ -10,17 +10,17 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// queue is the calls of Acquire that wait for a key.
+// queue is a key's waiters.
 type queue struct {
-	n    int           // how many there are; Backend.mu guards it
+	n    int           // guarded by Backend.mu
 	turn chan struct{} // full while one polls
 	wake chan struct{} // full when it is time to poll
-	// failing is when polls began to fail, zero if they don't. Only the waiter that polls uses it. The next one continues from
-	// it; otherwise the waiters would sit out an outage one after the other, each for its TTL.
+	// failing is when polls began to fail, zero if they don't; for the polling waiter. The next one continues from it, or the
+	// waiters would sit out an outage one after the other, each for its TTL.
 	failing time.Time
 }
 
-// join enters key's queue, and starts to listen if that is the first wait.
+// join enters key's queue, and starts the listener if it is the first.
 func (b *Backend) join(key string) *queue {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,8 +74,8 @@ const (
 	goodbye       = time.Second // how long closing an unneeded connection may take
 )
 
-// listen wakes waiters until the Backend is closed. Notifications may be missed while nobody listens, so it wakes all when
-// the connection is ready, and when there is none.
+// listen wakes waiters until Close. It misses notifications while no connection listens, so it wakes all waiters when one begins
+// to, and when it is lost or can't be had.
 func (b *Backend) listen() {
 	patience := b.patience
 	for pause := retryPause; b.open.Err() == nil; pause = min(2*pause, retryMaxPause) {
@@ -89,20 +89,20 @@ func (b *Backend) listen() {
 	}
 }
 
-// listenOnce listens until the connection is lost, or the server doesn't answer within patience. It reports whether it listened.
+// listenOnce listens until the connection is lost, or the server doesn't reply within patience. It reports whether it listened.
 func (b *Backend) listenOnce(patience time.Duration) bool {
 	pooled, err := b.pool.Acquire(b.open)
 	if err != nil {
 		return false
 	}
-	c := pooled.Hijack() // it never returns to the pool, and mustn't count towards MaxConns
+	c := pooled.Hijack() // it never returns to the pool, nor counts towards MaxConns
 	conn := c.PgConn().Conn()
-	// Ended by its context, a call could first ask the server to cancel, and wait for that: see the package comment.
+	// Calls end by a read deadline: at a context's end pgx may ask the server to cancel, and wait for that.
 	listening := context.WithoutCancel(b.open)
 	end := func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) }
 	stop := context.AfterFunc(b.open, end)
 	ask := func(sql string) error {
-		_ = conn.SetReadDeadline(time.Now().Add(patience)) // for the answer, and for notifications
+		_ = conn.SetReadDeadline(time.Now().Add(patience)) // for the reply, and for notifications
 		if b.open.Err() != nil {                           // it may have replaced Close's
 			end()
 		}
@@ -128,7 +128,7 @@ func (b *Backend) listenOnce(patience time.Duration) bool {
 		switch {
 		case err == nil:
 			b.wake(n.Payload)
-		// An idle connection may be dead, and nobody says so: behind a NAT, or if the server's host is gone.
+		// An idle connection may be dead without an error: behind a NAT, or if the server's host is gone.
 		case !pgconn.Timeout(err), b.open.Err() != nil, ask("SELECT 1") != nil:
 			return true
 		}
