@@ -1,8 +1,8 @@
 // Package consullock is a dlock.Backend on HashiCorp Consul.
 //
 // A lock is a KV entry that exists while the lock is held. One transaction checks that it doesn't exist and acquires it for a
-// session. The token is its ModifyIndex: the Raft index of that write. (LockIndex restarts at 1 when the entry is deleted.) The
-// token goes back only when a snapshot is restored or the cluster is created again.
+// session. The token is its ModifyIndex, the Raft index of that write. (LockIndex restarts at 1 when the entry is deleted.) It
+// goes back only when a snapshot is restored or the cluster is created again.
 //
 // # Leases and sessions
 //
@@ -10,10 +10,10 @@
 // a grant. A timer of the Backend deletes the entry once the lease's TTL has passed without a renewal. If the process is dead,
 // frozen, cut off or closed, its session ends, at the latest two session TTLs after its last renewal or a change of leader. All
 // grants of a Backend with one TTL share a session. Its TTL is longer by a quarter, and a grant is given or renewed only if the
-// session, as last renewed, outlasts it.
+// session outlasts it.
 //
-// Deregistration of the agent's node ends a session sooner: through the catalog, by consul leave, or by SIGTERM to a client agent
-// unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may be two
+// A session ends sooner if the agent's node is deregistered: through the catalog, by consul leave, or by SIGTERM to a client
+// agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may be two
 // holders. Don't deregister a node whose processes hold locks, or set a LockDelay as long as the leases.
 //
 // # Requests that arrive late
@@ -45,27 +45,26 @@ import (
 )
 
 const (
-	maxSession   = 24 * time.Hour   // Consul's longest session TTL
-	maxLockDelay = 60 * time.Second // Consul's longest lock-delay
+	maxSession   = 24 * time.Hour
+	maxLockDelay = 60 * time.Second
 
 	longPoll  = time.Minute            // for a blocking query; Consul adds up to a sixteenth
 	delayPoll = 100 * time.Millisecond // during a lock-delay, whose end Consul doesn't report
-	failPause = 100 * time.Millisecond // before a waiter retries
-	grace     = 5 * time.Second        // for a reply, beyond a blocking query's time, if other calls wait for it
+	failPause = 100 * time.Millisecond
+	grace     = 5 * time.Second // for a reply that others wait for, on top of a blocking query's time
 )
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix precedes the names of all keys, "lock/" by default: letters, digits and ,-._/ without empty segments, and without a
-	// dot at the start of a segment or after another dot. Locks with different prefixes are independent, unless one prefix begins
-	// with the other: key "a/x" after "lock/" is key "x" after "lock/a/".
+	// Prefix precedes the names of all keys, "lock/" by default: letters, digits and ,-._/ without empty segments or a dot at the
+	// start of a segment or after another dot. Locks with different prefixes are independent, unless one prefix begins with the
+	// other: key "a/x" after "lock/" is key "x" after "lock/a/".
 	Prefix string
 	// MinSessionTTL is the shortest TTL of a session, 10 s by default, at least the servers' session_ttl_min. It doesn't limit
-	// leases. The keys of a dead process are free after at most twice this time or 2.5 times the lease's TTL, whichever is
-	// longer.
+	// leases. A dead process's keys are free after at most twice this time or 2.5 times the lease's TTL, whichever is longer.
 	MinSessionTTL time.Duration
 	// LockDelay is how long keys can't be locked after the end of their holder's session: 0 to 60 s. It doesn't apply after a
-	// release or the end of a lease, costs one more round trip, and must be set by all clients that lock the same keys.
+	// release or the end of a lease, costs a round trip, and must be set by all clients that lock the same keys.
 	LockDelay time.Duration
 }
 
@@ -78,11 +77,11 @@ type Backend struct {
 	close context.CancelCauseFunc
 
 	mu       sync.Mutex
-	busy     sync.WaitGroup             // background work
+	busy     sync.WaitGroup
 	sessions map[time.Duration]*session // for new grants, by TTL
-	leases   map[id]*lease              // that are held, or may be
-	requests uint64                     // lock requests so far
-	waiting  map[string]*queue          // by key
+	leases   map[id]*lease              // held, or perhaps held
+	requests uint64
+	waiting  map[string]*queue // by key
 }
 
 var _ dlock.Backend = (*Backend)(nil)
@@ -115,7 +114,7 @@ func New(client *api.Client, opts *Options) (*Backend, error) {
 // Acquire implements dlock.Backend.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	g, _, err := b.try(ctx, r)
-	switch { // after ctx's end err may wrap its cause: any error
+	switch { // after ctx's end err may wrap any cause
 	case err == nil, ctx.Err() == nil && !errors.Is(err, dlock.ErrHeld):
 		return g, err
 	case ctx.Err() != nil:
@@ -139,7 +138,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 			index, poll, err = since(index, now), longPoll, dlock.ErrHeld
 			if e == nil {
 				var delayed bool
-				once, cancel := context.WithTimeoutCause(ctx, grace, wait.ErrNoAnswer) // the key's other waiters depend on it
+				once, cancel := context.WithTimeoutCause(ctx, grace, wait.ErrNoAnswer) // other waiters depend on it
 				g, delayed, err = b.try(once, r)
 				cancel()
 				if delayed {
@@ -345,7 +344,7 @@ func (b *Backend) remove(ctx context.Context, what id, l *lease, index uint64) e
 				return nil
 			}
 			seals = false // retry: the request may have arrived before the seal
-		case no.noSession(), no.lockDelay(): // its entries went with it, perhaps the seal too
+		case no.noSession(), no.lockDelay(): // its entries are gone, perhaps the seal too
 			b.end(l.s) //nolint:contextcheck // it outlives ctx
 			return dlock.ErrLost
 		case !no.changed():
@@ -387,7 +386,7 @@ func (b *Backend) locked(f func()) {
 
 func (b *Backend) name(key string) string { return b.o.Prefix + clean(key) }
 
-// sealOf returns the name of s's seal, which is no key's: clean never writes "=s".
+// No key has a seal's name: clean never writes "=s".
 func (b *Backend) sealOf(s *session) string { return b.o.Prefix + "=session/" + s.id }
 
 // clean escapes what a URL's path would change, and what Consul 1.21.5 refuses: all but ^[a-zA-Z0-9,_./\-?&=]+$, and two dots in
@@ -416,10 +415,10 @@ func clean(key string) string {
 }
 
 type queue struct {
-	n      int           // of calls; guarded by Backend.mu
+	n      int           // guarded by Backend.mu
 	poller chan struct{} // full while one polls
-	// failing is when polls began to fail, zero if they don't. The next poller continues from it, or the waiters would sit out
-	// the failure one after the other, each for its TTL.
+	// failing is when polls began to fail, zero if they don't. It outlives a poller, or each waiter would sit out a failure for
+	// its TTL, one after the other.
 	failing time.Time
 }
 

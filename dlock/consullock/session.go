@@ -17,10 +17,10 @@ type session struct {
 	over   context.Context // ends when it is known to have ended, or is destroyed
 	finish context.CancelFunc
 	sealed bool // lock requests on it fail, even one in flight
-	leases int  // that are held, or may be
+	leases int  // held, or perhaps held
 
-	busy  wait.Turn // of the call that creates or renews it
-	id    string    // "" until it is created; then constant
+	busy  wait.Turn
+	id    string    // "" until it is created
 	since time.Time // when the last successful creation or renewal was sent
 }
 
@@ -53,7 +53,7 @@ func patience(ttl time.Duration) time.Duration { return min(max(ttl/8, time.Seco
 // doesn't block the renewal of the session's other leases.
 func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (start time.Time, err error) {
 	err = s.busy.Do(ctx, patience(s.ttl), s.ttl, func(ctx context.Context) (err error) {
-		start = time.Now() // before the request leaves: the server can't count from earlier
+		start = time.Now() // before the request leaves
 		switch {
 		case s.over.Err() != nil:
 			return errGone
@@ -123,7 +123,7 @@ func (b *Backend) watch(s *session, id string) {
 		case err != nil:
 			index = 0
 			wait.For(ctx, time.Second)
-		case e == nil && meta.ResultsFilteredByACLs: // ACLs may hide it: Renew will tell
+		case e == nil && meta.ResultsFilteredByACLs: // Renew will tell
 			index = 0
 			wait.For(ctx, time.Second)
 		case e == nil:
@@ -144,7 +144,7 @@ func (b *Backend) retire(s *session) {
 	})
 }
 
-// discard destroys s if it is retired and has no leases. If the request fails, it expires. b.mu is held.
+// discard destroys s if it is retired and has no leases. b.mu is held.
 func (b *Backend) discard(s *session) {
 	if b.sessions[s.ttl] == s || s.leases > 0 || s.over.Err() != nil || b.open.Err() != nil {
 		return
@@ -181,12 +181,12 @@ type lease struct {
 	id
 	b       *Backend
 	s       *session
-	flags   uint64    // of the entry; no other request of s has them
-	index   uint64    // of the write that took the key; 0 while there is no reply
-	expires time.Time // when the timer fires
+	flags   uint64 // of the entry; unique in s
+	index   uint64 // of the write that took the key; 0 until the reply
+	expires time.Time
 	timer   *time.Timer
-	ending  bool // it has expired, and the entry is being deleted
-	over    bool // it isn't held, and never will be; s doesn't count it
+	ending  bool // expired; the entry is being deleted
+	over    bool // not held, and never will be; s doesn't count it
 }
 
 func (l *lease) wrote(e *api.KVPair) bool {
@@ -243,12 +243,12 @@ func (b *Backend) forget(l *lease) {
 }
 
 const (
-	expireTry      = 5 * time.Second // one try's timeout
+	expireTry      = 5 * time.Second
 	expirePause    = 50 * time.Millisecond
 	expireMaxPause = time.Second
 )
 
-// expire deletes l's entry. It retries until that succeeds, or the session has ended.
+// expire retries until it has deleted l's entry, or the session has ended.
 func (b *Backend) expire(l *lease) {
 	b.mu.Lock()
 	if l.ending || l.over || b.open.Err() != nil || time.Now().Before(l.expires) { // it was just renewed

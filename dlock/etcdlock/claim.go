@@ -25,11 +25,11 @@ type id struct{ key, owner string }
 type state int
 
 const (
-	sent    state = iota // the put has left: the key may exist now or later
+	sent    state = iota // the key may exist now or later
 	queued               // the key exists and isn't first
 	held                 // the key is first: it has the lock
 	leaving              // the key is being deleted
-	undoing              // the same, and its put may still arrive
+	undoing              // the same, but its put may still arrive
 	gone                 // there is no key, and none will come
 )
 
@@ -46,19 +46,19 @@ type claim struct {
 	b        *Backend
 	id       id
 	s        *session
-	queue    string        // prefix of its queue
-	name     string        // of its key; no other claim of this Backend has it
-	value    string        // of its key, unique
-	notified chan struct{} // full if there is a notice
+	queue    string
+	name     string // its key's; unique in this Backend
+	value    string // its key's, unique
+	notified chan struct{}
 	ended    chan struct{} // closed when the key is gone
 
 	mu      sync.Mutex
 	state   state
 	expires time.Time // when the timer deletes the key, unless zero
 	timer   *time.Timer
-	rev     int64      // create revision of the key, once it has had the lock
-	notice  notice     // the last one
-	waiters []position // behind the key that has the lock, as far as known
+	rev     int64 // its key's create revision, once it has had the lock
+	notice  notice
+	waiters []position // behind the holder's key, as far as known
 }
 
 func (b *Backend) claim(r dlock.Request, s *session) *claim {
@@ -113,14 +113,14 @@ func (c *claim) expire() {
 	defer c.b.busy.Done()
 	wait.Retry(c.b.open, minPause, maxPause, func() bool {
 		select {
-		case <-c.ended: // the put was refused, late
+		case <-c.ended: // the put was refused late
 			return true
 		default:
 		}
 		ctx, cancel := context.WithTimeout(c.b.open, goodbye)
 		defer cancel()
 		_, err := c.b.remove(ctx, c, c.id.key, c.name, c.value, 0)
-		if errors.Is(err, rpctypes.ErrNoSpace) { // the key alone; if its put is still to come, a retry deletes it again
+		if errors.Is(err, rpctypes.ErrNoSpace) { // if its put is still to come, a retry deletes the key again
 			_, _ = c.b.c.Txn(ctx).If(clientv3.Compare(clientv3.Value(c.name), "=", c.value)).Then(clientv3.OpDelete(c.name)).Commit()
 		}
 		return err == nil
@@ -141,7 +141,6 @@ func (c *claim) end() {
 	}
 }
 
-// undone waits a reasonable time for the key to be gone, and reports whether it is.
 func (c *claim) undone(ctx context.Context) bool {
 	after := time.NewTimer(3 * goodbye)
 	defer after.Stop()
@@ -169,7 +168,6 @@ func (c *claim) holds(fence uint64) bool {
 	return c.state == held && uint64(c.rev) == fence && c.s.over.Err() == nil
 }
 
-// renewed reports false if the timer was faster.
 func (c *claim) renewed(fence uint64, expires time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,7 +178,7 @@ func (c *claim) renewed(fence uint64, expires time.Time) bool {
 }
 
 var (
-	errAgain = errors.New("nothing was put") // another claim may do better
+	errAgain = errors.New("nothing was put")
 	errLate  = fmt.Errorf("%w in time", errAgain)
 )
 
@@ -188,7 +186,7 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 	s, ttl := c.s, r.TTL
 	var guard int64
 	s.locked(func() { guard = s.rev }) // before the timer starts: its undo must make this put fail
-	start := time.Now()                // before the request leaves: the lease can't start earlier
+	start := time.Now()                // before the request leaves
 	c.to(sent, start.Add(max(ttl, minUnanswered)))
 	a, err := c.put(ctx, guard, queue)
 	again := errAgain
@@ -202,7 +200,7 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 		c.end()
 		s.end()
 		return g, again
-	case errors.Is(err, rpctypes.ErrNoSpace): // refused, or applied all the same; nothing is in flight
+	case errors.Is(err, rpctypes.ErrNoSpace): // refused or applied, but not in flight
 		c.to(queued, time.Time{})
 		c.leave(ctx)
 		return g, fmt.Errorf("joining the queue: %w", err)
@@ -238,21 +236,21 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 }
 
 type answer struct {
-	rev    int64  // create revision of the claim's key, 0 if there is none
-	first  bool   // the claim's key is first
+	rev    int64 // create revision of the claim's key; 0: none
+	first  bool
 	before string // else the key before it, if known
-	since  int64  // create revision of that
+	since  int64  // its create revision
 	at     int64  // revision of this state
-	held   bool   // another has the lock, and the claim's key was not put
+	held   bool   // by another; nothing was put
 	stale  bool   // nothing was put: the session's guard is at another revision:
-	guard  int64  // 0 if there is no such key; -1: the name of the claim's key is taken
+	guard  int64  // 0: no such key; -1: the claim's name is taken
 }
 
-// put appends the claim's key to the queue; without join, only if the queue is empty.
+// put appends the claim's key to the queue; without join, only if it is empty.
 func (c *claim) put(ctx context.Context, guard int64, join bool) (a answer, err error) {
 	absent := clientv3.Compare(clientv3.CreateRevision(c.name), "=", 0)
 	if !join {
-		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // holds if there is no key at all
+		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // no key at all
 	}
 	first := clientv3.OpGet(c.queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...)
 	anyone := clientv3.OpGet(c.queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1)) // sorting is slow
@@ -271,7 +269,7 @@ func (c *claim) put(ctx context.Context, guard int64, join bool) (a answer, err 
 	}
 	a.at = resp.Header.Revision
 	if resp.Succeeded {
-		a.rev = resp.Header.Revision // the transaction created the key
+		a.rev = resp.Header.Revision
 		a.first = len(resp.Responses[0].GetResponseRange().GetKvs()) == 0
 		return a, nil
 	}
@@ -326,7 +324,7 @@ func (c *claim) exists(ctx context.Context, a answer) bool {
 const minUnanswered = 100 * time.Millisecond
 
 const (
-	minPause = 20 * time.Millisecond // between retries; doubles with each
+	minPause = 20 * time.Millisecond // doubles with each retry
 	maxPause = time.Second
 )
 
@@ -366,8 +364,8 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 	}
 }
 
-// mayBeFirst waits for a message that the claim's key is first. It returns a notice without a revision if the key may be first:
-// the key before it, if known, was deleted, or no message came for a while.
+// mayBeFirst waits for a message that the claim's key is first. The notice has no revision if it only may be first: the key
+// before it, if known, was deleted, or no message came for a while.
 func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -419,7 +417,7 @@ func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) 
 	}
 }
 
-// forbidden reports whether etcd has refused a put without applying it, for example for lack of permission: it would refuse the
+// forbidden reports whether etcd has refused a put without applying it, for example for lack of permission. It would refuse the
 // undo, too.
 func forbidden(err error) bool {
 	e, ok := errors.AsType[rpctypes.EtcdError](err)
@@ -433,9 +431,8 @@ func passing(err error) bool {
 	return status.Code(err) == codes.Unavailable
 }
 
-// watching returns a context for a watch, which then leaves a member without a leader. Pass the error that ended the watch to
-// refused: etcd refuses every watch on a stream whose token has expired, and the client opens a new stream only for other
-// metadata.
+// watching returns a context for a watch, which then leaves a member without a leader. Pass the watch's error to refused: etcd
+// refuses every watch on a stream whose token has expired, and other metadata makes the client open a new stream.
 func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func(error)) {
 	n := b.stream.Load()
 	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "fencelab-stream", strconv.FormatInt(n, 10))
@@ -446,7 +443,7 @@ func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func
 	}
 }
 
-// staleToken reports whether a watch's err may pass with another token. A watch gets it as text.
+// staleToken reports whether a watch's err, which is text, may pass with another token.
 func staleToken(err error) bool {
 	return err != nil && slices.ContainsFunc([]error{rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty},
 		func(e error) bool { return strings.HasSuffix(err.Error(), rpctypes.ErrorDesc(e)) })

@@ -11,16 +11,16 @@
 // watches. It names the next 32 waiters, so a hand-over costs one commit and no read. A holder without that list, or whose next
 // waiter has left, reads the queue in its transaction and sends the message in a second one.
 //
-// The message is proof: a key that is first stays first until its own Backend deletes it, or etcd does when its session ends, and
-// a grant requires a live session. A waiter that gets no message for a second reads whether its key is first.
+// The message is proof: the first key stays first until its Backend deletes it or its session ends, and a grant requires a live
+// session. A waiter that gets no message for a second reads whether its key is first.
 //
 // # Leases
 //
 // Two clocks bound a grant. A timer in the Backend deletes the key at Start + TTL unless it is renewed. If the process is dead,
-// frozen or cut off, the key goes with the session, a lease in etcd that all grants of one TTL share. It lasts for S, whole
-// seconds: the TTL and an eighth more (at least 1 s, at most 10 s) rounded up, or the server's minimum if that is longer. A grant
-// is given or renewed only if the last answered keep-alive was sent at most S - TTL ago, so that the session outlasts the TTL.
-// Keep-alives are frequent enough for that, so a renewal needs no commit.
+// frozen or cut off, the key goes with the session, a lease in etcd that all grants of one TTL share. It lasts for S: the TTL and
+// an eighth more (at least 1 s, at most 10 s) rounded up to seconds, or the server's minimum if that is longer. A grant is given
+// or renewed only if the last answered keep-alive was sent at most S - TTL ago. Keep-alives are frequent enough for that, so a
+// renewal needs no commit.
 //
 // A dead holder blocks a key for at most S after its last keep-alive, 500 ms for etcd's checks, and a second until a waiter
 // reads; a change of etcd's leader restarts S.
@@ -30,8 +30,8 @@
 // A put without a reply may reach etcd long after its sender has given up. So every put is conditional on the revision of its
 // session's guard, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing such a put deletes the lock's key and modifies
 // the guard in one transaction. A deletion is conditional on the key's create revision or, if unknown, on its unique value. While
-// etcd has no space left, the guard can't be modified: the key is deleted alone, and again if it arrives later. The guard is
-// modified within about a second after there is space again.
+// etcd has no space left, the key is deleted alone, and again if it arrives later; the guard is modified within about a second
+// after there is space again.
 //
 // If a put finds the guard's revision lower than before, or its own name taken, the store was restored from a snapshot or changed
 // by hand. The Backend then replaces the session, and all grants of the old one are lost.
@@ -40,7 +40,7 @@
 //
 // With authentication, a client needs read and write permission for {Prefix}lock/, {Prefix}turn/ and {Prefix}session/. When etcd
 // has no space left, nothing can be acquired, but grants can be renewed and released, and requests undone. etcd's grpc-proxy is
-// not supported: it answers keep-alives by itself. A TTL must be longer than a round trip.
+// not supported: it answers keep-alives itself. A TTL must be longer than a round trip.
 package etcdlock
 
 import (
@@ -81,9 +81,9 @@ type Backend struct {
 	mu       sync.Mutex
 	busy     sync.WaitGroup // calls and clean-ups
 	claims   map[id]*claim
-	names    map[string]*claim // by the name of their key in etcd
-	lives    uint64            // claims so far
-	sessions map[int64]*slot   // by S as requested, in seconds
+	names    map[string]*claim // by their key's name in etcd
+	lives    uint64
+	sessions map[int64]*slot // by requested S in seconds
 }
 
 var _ dlock.Backend = (*Backend)(nil)
@@ -95,7 +95,7 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 		return nil, fmt.Errorf("%w: etcdlock: client is nil", dlock.ErrInvalid)
 	}
 	o := cmp.Or(opts, &Options{})
-	if strings.Contains(o.Prefix, "lock/") { // else a key of one prefix could be in a queue of another
+	if strings.Contains(o.Prefix, "lock/") { // else one prefix's key could be in another's queue
 		return nil, fmt.Errorf(`%w: etcdlock: prefix %q contains "lock/", which marks where a prefix ends`, dlock.ErrInvalid, o.Prefix)
 	}
 	b := &Backend{
@@ -106,7 +106,7 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
-// queueOf returns the prefix of key's queue. None begins with another, since a slash in key is escaped.
+// No queue's prefix begins with another's, since a slash in key is escaped.
 func queueOf(prefix, key string) string { return prefix + "lock/" + url.PathEscape(key) + "/" }
 
 // Acquire implements dlock.Backend. Waiters form one FIFO queue across all processes. The error wraps dlock.ErrLost if the
@@ -120,7 +120,7 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return b.acquire(ctx, r, false)
 }
 
-// maxLate limits the puts of one call whose replies come too late.
+// maxLate limits a call's puts whose replies come too late.
 const maxLate = 3
 
 func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlock.Grant, error) {
@@ -139,7 +139,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlo
 			rest = min(2*rest, maxPause)
 		}
 		s, err := b.sessionFor(ctx, r.TTL)
-		if err == nil && s.dead() { // puts that can't be undone yet would pile up in an outage
+		if err == nil && s.dead() { // in an outage, puts that can't be undone would pile up
 			err = s.cover(ctx, time.Now(), 0)
 		}
 		if errors.Is(err, errExpired) {
@@ -227,7 +227,7 @@ func (b *Backend) IsOwner(g dlock.Grant) clientv3.Cmp {
 	if name == "" {
 		name = queueOf(b.prefix, g.Key) // which no key has
 	}
-	return owns(name, cmp.Or(g.Fence, math.MaxUint64)) // 0, as from a released handle's Next, would match a key that doesn't exist
+	return owns(name, cmp.Or(g.Fence, math.MaxUint64)) // 0, as from a released handle's Next, would match a missing key
 }
 
 // find returns g's claim, nil if it has ended, and its key's name and value, "" if unknown.

@@ -20,14 +20,14 @@ const (
 	// longQuietTime is the same for a waiter that watches the key before its own. It then reads both keys: in a store restored to
 	// an earlier revision, a watch sees nothing until its first revision comes again.
 	longQuietTime = 10 * time.Second
-	// messageTime is how long a waiter waits for a message after the key before its own was deleted.
+	// messageTime is the same once the key before its own was deleted.
 	messageTime = 20 * time.Millisecond
 	// most is how many waiters a message names: every 32nd hand-over takes two commits.
 	most = 32
 )
 
 type position struct {
-	name string // without the queue's prefix: {LEASE}-{N}
+	name string // {LEASE}-{N}
 	rev  int64
 }
 
@@ -36,7 +36,7 @@ func (p position) in(queue string) clientv3.Cmp { return owns(queue+p.name, uint
 type notice struct {
 	rev     int64      // the key's create revision; 0: it isn't first
 	at      time.Time  // when it became first, at the latest
-	waiters []position // behind it, in order, as far as known; any may have left
+	waiters []position // behind it, as far as known; any may have left
 }
 
 func (b *Backend) messages(id clientv3.LeaseID) string { return fmt.Sprintf("%sturn/%x", b.prefix, id) }
@@ -75,7 +75,7 @@ func (b *Backend) claimOf(queue string, p position) *claim {
 }
 
 // handOver returns an operation for the transaction that deletes the holder's key. It notifies the first waiter or, if that has
-// left, reads the first keys of the queue. A claim of this Backend needs no message.
+// left, reads the queue. A claim of this Backend needs no message.
 func (b *Backend) handOver(queue string, waiters []position) (op clientv3.Op, notifies bool) {
 	read := clientv3.OpGet(queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1+most))
@@ -106,7 +106,7 @@ func (b *Backend) handedOver(
 	}
 	q := positions(queue, answer.GetResponseRange().GetKvs())
 	if len(q) < 2 || queue+q[0].name != name {
-		return // nobody waits, or the key was not the first
+		return // nobody waits, or the key wasn't first
 	}
 	q = q[1:]
 	if c := b.claimOf(queue, q[0]); c != nil {
@@ -170,7 +170,7 @@ func (s *session) listen(b *Backend, rev int64) (all bool) {
 	return s.from <= rev
 }
 
-// receive delivers messages from revision rev on. Waiters tolerate the loss of some, by compaction or a restore.
+// Waiters tolerate the loss of messages by compaction or a restore.
 func (s *session) receive(b *Backend, rev int64) {
 	ctx, end := wait.Both(b.open, s.over)
 	defer end()

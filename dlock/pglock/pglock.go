@@ -1,42 +1,41 @@
 // Package pglock is a dlock.Backend on PostgreSQL 12 or later: one row per lock.
 //
-// The row holds the owner, the end of its lease by the database's clock, and a counter, which is the fencing token. Each
-// operation is one statement, which compares the owner atomically. A release keeps the row. Delete it only together with the
-// key's resource, which would refuse tokens from a counter that restarts at 1.
+// A row holds the owner, the end of its lease by the database's clock, and a counter, the fencing token. A release keeps the row.
+// Delete it only together with the key's resource, which would refuse tokens from a counter that restarts at 1.
 //
-// A release notifies waiters with NOTIFY, and a timer wakes them when the lease ends. All waiters of a Backend share one LISTEN
-// connection, which is tested every 5 s, and only one waiter per key polls. PostgreSQL serialises commits that notify, across the
-// whole server: if a commit takes 1 ms, all locks together can be released at most 1000 times a second.
+// Waiters are woken by a NOTIFY in the release, or by a timer when the lease ends. A Backend has one LISTEN connection, tested
+// every 5 s, and one waiter per key polls. PostgreSQL serialises commits that notify, across the whole server: at 1 ms per
+// commit, all locks together allow 1000 releases a second.
 //
 // # Token durability
 //
 // The token is as durable as its transaction. With synchronous_commit = off, after a failover to a lagging asynchronous replica,
 // or after a restore from a backup, the last tokens are issued again: keep synchronous_commit on, and list replicas that may be
-// promoted in synchronous_standby_names. PostgreSQL reports a commit that is cancelled while it waits for a standby as a success,
-// with a warning. If the call's context ended, that isn't taken for a grant; if an administrator's pg_cancel_backend cancelled
-// it, nothing shows that, and a failover forgets the token.
+// promoted in synchronous_standby_names. PostgreSQL reports success, with a warning, for a commit that is cancelled while it
+// waits for a standby. If the call's context ended, that isn't taken for a grant; if pg_cancel_backend cancelled it, nothing
+// shows that, and a failover forgets the token.
 //
-// Leases run on the wall clock of the database's host. Setting it forward ends leases early, which costs exclusion but no safety
-// at a resource that checks tokens. Setting it back, or promoting a replica whose clock is behind, makes them last longer.
+// Leases run on the database host's wall clock. Setting it forward ends leases early, which costs exclusion but no safety at a
+// resource that checks tokens. Setting it back, or promoting a replica whose clock is behind, prolongs them.
 //
 // # The connection pool
 //
 // Behind a proxy that pools by transaction no notification arrives: a waiter polls when the holder's lease ends, and once a
-// minute. Unless the database's encoding is UTF8, all clients must have the same client_encoding, or one key may have two rows.
-// All sessions must find the same table: a session with a temporary table of that name would get locks that others hold. Give
-// Options.Table its schema where that can happen. The table must not be unlogged: a crash empties it.
+// minute. Unless the database's encoding is UTF8, all clients need the same client_encoding, or one key may have two rows. A
+// session with a temporary table of the same name would get locks that others hold: where that can happen, set the schema in
+// Options.Table. The table must not be unlogged: a crash empties it.
 //
-// By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits for a
-// statement that is running or being committed. One that begins later, for example because the server's process was frozen, takes
-// the lock, and blocks others until that lease ends, though nobody holds it. With pgconn.CancelRequestContextWatcherHandler as
-// the pool's BuildContextWatcherHandler, pgx asks the server to cancel, waits at most DeadlineDelay, and keeps the connection if
-// the statement was cancelled. The polling waiter likewise cancels a request without a reply after 5 s, and retries on another
+// By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits for one
+// that is running or being committed. One that begins later, for example because the server's process was frozen, takes the lock
+// and blocks others until that lease ends. With pgconn.CancelRequestContextWatcherHandler as the pool's
+// BuildContextWatcherHandler, pgx asks the server to cancel, waits at most DeadlineDelay, and keeps the connection if the
+// statement was cancelled. The polling waiter likewise cancels a request after 5 s without a reply, and retries on another
 // connection.
 //
 // # Outages
 //
 // A waiter retries for a TTL or 15 s, whichever is longer, while the server doesn't reply, breaks or refuses connections, or is
-// read-only, as during a restart or failover. Other calls return the error at once.
+// read-only. Other calls return the error at once.
 package pglock
 
 import (
@@ -60,7 +59,7 @@ import (
 	"github.com/fencelab/fencelab/internal/jitter"
 )
 
-// Schema is the statement that creates the table of locks, under its default name, fencelab_lock. It may be run again.
+// Schema creates the table of locks, under its default name, fencelab_lock. It may be run again.
 //
 //go:embed schema.sql
 var Schema string
@@ -78,16 +77,14 @@ var (
 
 const (
 	defaultTable = "fencelab_lock"
-	// channel is shared by all tables, since a table's name can be spelled in several ways. A release in another table causes a
-	// needless poll. The payload is the key.
+	// channel is shared by all tables, since a table's name has several spellings. The payload is the key.
 	channel = "fencelab_released"
 	// maxName is the longest name in PostgreSQL, in bytes.
 	maxName = 63
-	// recheck limits how long a waiter relies on the holder's lease: the database's clock may be set, and timers stop while a
-	// machine is suspended.
+	// recheck limits the wait for a lease's end: the database's clock may be set, and timers stop while a machine is suspended.
 	recheck = time.Minute
-	// patience is how long a polling waiter waits for a reply before it retries. It doubles each time, up to recheck. It is also
-	// how often the LISTEN connection is tested.
+	// patience is how long a polling waiter waits for a reply before it retries; it doubles each time, up to recheck. The LISTEN
+	// connection is tested as often.
 	patience = 5 * time.Second
 )
 
@@ -95,7 +92,7 @@ var errSilent = errors.New("pglock: no answer in time")
 
 // Options configure a [Backend].
 type Options struct {
-	// Table is the table of locks: a name, or a schema and a name. Default: fencelab_lock, as found by the search_path.
+	// Table is the table of locks: a name, or a schema and a name. Default: fencelab_lock, found by the search_path.
 	Table pgx.Identifier
 }
 
@@ -141,23 +138,22 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 // Backend implements dlock.Backend.
 type Backend struct {
 	pool                          *pgxpool.Pool
-	acquire, renew, release, undo string // statements
+	acquire, renew, release, undo string
 	patience, recheck             time.Duration
 
 	open  context.Context // ends with Close
 	close context.CancelFunc
 
 	mu      sync.Mutex
-	busy    sync.WaitGroup    // the listener
-	listens bool              // it has been started
+	busy    sync.WaitGroup
+	listens bool
 	waiting map[string]*queue // by key
 }
 
 var _ dlock.Backend = (*Backend)(nil)
 
 // New returns a Backend on pool, which stays the caller's to close. It sends nothing: the table must exist, see [Schema] and
-// [CreateSchema]. From the first wait in Acquire until Close, the Backend has one connection beyond the pool's MaxConns, made by
-// the pool.
+// [CreateSchema]. From its first wait until Close, the Backend has one connection beyond the pool's MaxConns.
 func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 	if pool == nil {
 		return nil, fmt.Errorf("%w: pglock: pool is nil", dlock.ErrInvalid)
@@ -195,7 +191,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	r.NoteHeld()
 	q := b.join(r.Key)
 	defer b.leave(r.Key, q)
-	select { // one waiter per key polls
+	select {
 	case q.turn <- struct{}{}:
 		defer func() { <-q.turn }()
 	case <-ctx.Done():
@@ -204,7 +200,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		return g, dlock.ErrClosed
 	}
 	for {
-		// Joining comes first, so that no release is missed.
+		// Join first, or a release may be missed.
 		g, left, err := b.poll(ctx, q, r)
 		if !errors.Is(err, dlock.ErrHeld) {
 			return g, err
@@ -215,8 +211,8 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	}
 }
 
-// poll retries try on other connections, since the key's other waiters depend on it; a repeated request is the same acquisition.
-// It gives up after a TTL without a reply, or with failures only, but not before 15 s.
+// poll retries try on other connections; a repeated request is the same acquisition. It gives up after a TTL or 15 s, whichever
+// is longer, without a reply or with failures only.
 func (b *Backend) poll(ctx context.Context, q *queue, r dlock.Request) (dlock.Grant, time.Duration, error) {
 	began := time.Now()
 	for d, pause := b.patience, retryPause; ; pause = min(2*pause, retryMaxPause) {
@@ -280,7 +276,7 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 	var start time.Time
 	err = b.do(ctx, func(c *pgxpool.Conn) error {
 		fence, micros = nil, nil
-		start = time.Now() // before the request leaves: the lease can't start earlier
+		start = time.Now() // before the request leaves
 		err := c.QueryRow(ctx, b.acquire, r.Key, r.Owner, r.TTL).Scan(&fence, &micros)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
@@ -290,7 +286,7 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 	switch {
 	case err != nil:
 		return g, 0, err
-	case fence != nil && ctx.Err() != nil: // it may have cut short the commit's wait for a standby
+	case fence != nil && ctx.Err() != nil: // it may have cut short the wait for a standby
 		return g, 0, failed(ctx, ctx.Err())
 	case fence != nil:
 		return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(*fence), TTL: r.TTL, Start: start}, 0, nil
@@ -333,7 +329,7 @@ func (b *Backend) update(ctx context.Context, sql string, args ...any) error {
 }
 
 func (b *Backend) check(ttl time.Duration) error {
-	// With rounding, the database's lease would differ from the holder's.
+	// Rounding would make the database's lease differ from the holder's.
 	if ttl <= 0 || ttl%time.Microsecond != 0 {
 		return fmt.Errorf("%w: pglock: TTL %v is not a whole number of microseconds, the unit of PostgreSQL; at least 1µs",
 			dlock.ErrInvalid, ttl)
@@ -344,8 +340,7 @@ func (b *Backend) check(ttl time.Duration) error {
 	return nil
 }
 
-// do runs a statement, and again after a serialization failure (default_transaction_isolation above READ COMMITTED): each of them
-// means that another transaction has succeeded.
+// do retries after a serialization failure (isolation above READ COMMITTED): each means that another transaction succeeded.
 func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 	c, err := b.pool.Acquire(ctx)
 	if err != nil {
@@ -377,7 +372,6 @@ func (b *Backend) Close() error {
 
 func gaveUp(ctx context.Context) error { return fmt.Errorf("pglock: waiting: %w", context.Cause(ctx)) }
 
-// failed wraps a client's error, nil as nil.
 func failed(ctx context.Context, err error) error {
 	switch code(err) {
 	case "42P01":

@@ -19,7 +19,7 @@ const (
 // cutShortError is the error of a request cut short by its context.
 type cutShortError struct {
 	error
-	answered context.Context // not nil: the request may still arrive; ends when the client has its reply
+	answered context.Context // if set, the request may still arrive; ends with the client's reply
 }
 
 func (c *cutShortError) Unwrap() error { return c.error }

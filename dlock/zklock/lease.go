@@ -25,7 +25,7 @@ const (
 )
 
 const (
-	minPause  = 20 * time.Millisecond // before a failed request is retried; doubles with each
+	minPause  = 20 * time.Millisecond // doubles with each retry
 	maxPause  = time.Second
 	maxUnsure = 3 // pauses in a row that find the client disconnected: an open client would be connecting
 
@@ -36,12 +36,12 @@ const (
 type lease struct {
 	b     *Backend
 	node  node
-	token int64           // see number
+	token int64
 	gone  context.Context // ends when the node is known to be gone
 	lose  context.CancelFunc
 
 	mu      sync.Mutex
-	guard   *time.Timer     // until it is watched
+	guard   *time.Timer     // starts the watch
 	fired   <-chan zk.Event // by the node's end; nil: not watched yet
 	expires time.Time       // zero: not granted yet
 	timer   *time.Timer     // deletes the node at expires
@@ -58,7 +58,6 @@ func (b *Backend) own(n node) *lease {
 	return l
 }
 
-// watch returns when the node is gone or its client closed.
 func (l *lease) watch() {
 	// A watch on its children, which a renewal doesn't trigger.
 	var r reply
@@ -126,7 +125,7 @@ func (l *lease) expire() {
 	}
 }
 
-// remove deletes the node. If that takes long, it continues in the background.
+// remove continues in the background if it takes long.
 func (b *Backend) remove(l *lease) {
 	l.end()
 	ctx, done := context.WithTimeout(b.always, goodbye)
@@ -193,7 +192,7 @@ func (b *Backend) repeat(ctx context.Context, l *lease, f func() error, again fu
 		case <-ctx.Done():
 			return fmt.Errorf("waiting: %w", ctx.Err())
 		}
-		// Checked after every pause: a client whose connections break is disconnected for a moment, repeatedly.
+		// After every pause, since a client whose connections break is often disconnected for a moment.
 		unsure++
 		if b.c.State() != zk.StateDisconnected {
 			unsure = 0
@@ -210,7 +209,7 @@ func (b *Backend) repeat(ctx context.Context, l *lease, f func() error, again fu
 type wanted struct {
 	dlock.Request
 	queue bool      // else dlock.ErrHeld
-	start time.Time // before the request that created or wrote the node
+	start time.Time // before the node's last write
 	late  bool      // it has had to wait
 }
 
@@ -285,10 +284,10 @@ type watched struct {
 // watch is a watch on a node. The client can't remove a watch, so waiters share it.
 type watch struct {
 	of      watched
-	version int32         // of a head's data
-	ttl     time.Duration // of a head; 0 if it has none
-	ours    bool          // a head of this session's
-	fired   chan struct{} // closed when event is there
+	version int32         // a head's
+	ttl     time.Duration // a head's; 0: none
+	ours    bool          // a head of this session
+	fired   chan struct{} // closed when event is set
 	event   zk.Event
 }
 
@@ -306,7 +305,7 @@ func (b *Backend) await(ctx context.Context, l *lease, path string, head bool, w
 	ttl := w.TTL
 	if head {
 		ttl = at.ttl
-		if err := b.refresh(ctx, l, w); err != nil { // while the head has the lock, so that nobody waits for this
+		if err := b.refresh(ctx, l, w); err != nil { // while the head has the lock, so that nobody waits for it
 			return false, err
 		}
 	}
@@ -358,7 +357,7 @@ func (b *Backend) watch(ctx context.Context, of watched) (*watch, error) {
 		w.ttl, _ = time.ParseDuration(string(r.data)) // a node without a TTL never expires
 	}
 	b.mu.Lock()
-	b.watches[of] = w // if there is another by now, it ends as this one does
+	b.watches[of] = w // another one ends as this one does
 	b.mu.Unlock()
 	go func() {
 		w.event = <-r.fired

@@ -15,14 +15,14 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// place is where an owner's nodes for a key are: children of parent named owner + ":" + the sequence number.
+// place is where an owner's nodes for a key are: children of parent named owner + ":" + sequence number.
 type place struct{ parent, owner string }
 
 func (b *Backend) place(key, owner string) place {
 	return place{b.root + "/" + escape(key), escape(owner)}
 }
 
-// escape leaves only letters, digits and -_~%+: ZooKeeper refuses some characters, and "." and "..".
+// ZooKeeper refuses some characters, and "." and "..".
 func escape(s string) string { return strings.ReplaceAll(url.QueryEscape(s), ".", "%2E") }
 
 type node struct {
@@ -34,7 +34,7 @@ type node struct {
 
 func (n node) path() string { return n.parent + "/" + n.name }
 
-// queue returns a key's queue, in order, and the zxid of the last transaction that created or deleted a node of it, 0 if unknown.
+// queue returns a key's queue, in order, and the zxid of the last creation or deletion in it, 0 if unknown.
 func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed int64, err error) {
 	r, err := b.children(ctx, parent)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -76,14 +76,14 @@ func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed i
 
 func (b *Backend) held(ctx context.Context, parent string) (bool, error) {
 	q, _, err := b.queue(ctx, parent)
-	if err == nil && len(q) > 0 { // it is, or was a moment ago
+	if err == nil && len(q) > 0 {
 		q, err = b.look(ctx, parent)
 	}
 	return len(q) > 0, err
 }
 
-// look returns the queue as of its call, or later; the client's server may lag. A sync isn't enough, since the leader ignores it.
-// But writes are ordered, so look writes with a version that must fail.
+// look returns the queue as of its call, or later. The client's server may lag, and the leader ignores a sync. But writes are
+// ordered, so look sends one whose version must fail.
 func (b *Backend) look(ctx context.Context, parent string) ([]node, error) {
 	switch err := b.setData(ctx, parent, nil, math.MaxInt32); {
 	case errors.Is(err, zk.ErrNoNode):
@@ -163,7 +163,7 @@ func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64)
 	return nil
 }
 
-// create creates a node at the end of p's queue, and its parent if need be. It repeats a create without a reply. sent says that
+// create appends a node to p's queue, and creates its parent if need be. It repeats a create without a reply. sent says that
 // there may be a node.
 func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (path string, sent bool, err error) {
 	for range 3 {
@@ -177,7 +177,7 @@ func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (path 
 		if !errors.Is(err, zk.ErrNoNode) {
 			return r.path, sent, err
 		}
-		// A container: the server deletes it some time after its last child.
+		// The server deletes a container some time after its last child.
 		if err := b.createNode(ctx, p.parent, zk.FlagContainer); err != nil {
 			return "", sent, err
 		}

@@ -20,13 +20,12 @@
 // provisional (see dlock.Grant). If less than a quarter would be left, the waiter writes its node again, if possible while it is
 // the second.
 //
-// The client's Close deletes all its nodes, so close the Locker first, and the client after its critical sections. If another
-// client deletes a node, its Backend notices only once the node is 2 s old.
+// The client's Close deletes all its nodes: close the Locker first, and the client after its critical sections. If another client
+// deletes a node, its Backend notices only once the node is 2 s old.
 //
 // A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may agree to less than zk.Connect asked
-// for: by default at most 20 ticks, 40 s. The limit is half because the leader counts from the last heartbeat it knows of, which
-// may be a third of the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by default; servers
-// accept two.
+// for: by default at most 20 ticks, 40 s. The limit is half because the last heartbeat that the leader knows of may be a third of
+// the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by default; servers accept two.
 //
 // A dead holder, or a dead waiter that comes to the front, blocks others for its TTL, plus that of the waiter behind it if that
 // one has just become the second because another left; but never longer than the session timeout, which is the bound for
@@ -77,12 +76,12 @@ type Backend struct {
 	open   context.Context // ends with dlock.ErrClosed
 	close  context.CancelCauseFunc
 
-	inFlight chan struct{} // one for each request that a context's end may cut short
+	inFlight chan struct{} // a semaphore for requests that a context may cut short
 
 	mu      sync.Mutex
-	session int64              // the session whose timeout is known
-	timeout time.Duration      // of that session
-	watches map[watched]*watch // those that haven't fired
+	session int64 // whose timeout is known
+	timeout time.Duration
+	watches map[watched]*watch // not yet fired
 	chores  []func()
 	workers int
 }
@@ -113,8 +112,8 @@ func New(client *zk.Conn, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
-// sessionTimeout is the session timeout in ms that the server has agreed to. The client has no method for it, and writes the
-// field without a lock on connecting: read it only between a reply and the next request.
+// sessionTimeout is the negotiated session timeout in ms. The client has no method for it, and writes the field without a lock on
+// connecting: read it only between a reply and the next request.
 func sessionTimeout(c *zk.Conn) reflect.Value {
 	return reflect.ValueOf(c).Elem().FieldByName("sessionTimeoutMs")
 }
@@ -148,7 +147,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (g d
 			return g, failed(ctx, err)
 		}
 	}
-	w := wanted{Request: r, queue: queue, start: time.Now()} // before the request leaves: nobody counts from earlier
+	w := wanted{Request: r, queue: queue, start: time.Now()} // before the request leaves
 	l, q, err := b.join(ctx, p, r.TTL)
 	if err != nil {
 		return g, failed(ctx, err)
@@ -229,7 +228,7 @@ func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
 	known, timeout := id != 0 && id == b.session, b.timeout
 	b.mu.Unlock()
 	if !known {
-		if _, err := b.exists(ctx, b.root); err != nil { // a reply: there is a session, with a timeout
+		if _, err := b.exists(ctx, b.root); err != nil { // a reply: the session has a timeout
 			return err
 		}
 		timeout = time.Duration(sessionTimeout(b.c).Int()) * time.Millisecond
