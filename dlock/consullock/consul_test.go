@@ -49,7 +49,6 @@ func (s *consul) wrote(path string) {
 	s.written = make(chan struct{})
 }
 
-// restore sets the index back.
 func (s *consul) restore() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +193,7 @@ func (s *consul) txn(req *http.Request) (*http.Response, error) {
 	no := func(what string, args ...any) {
 		answer.Errors = append(answer.Errors, &api.TxnError{What: fmt.Sprintf(what, args...)})
 	}
-	for _, op := range ops { // checks
+	for _, op := range ops {
 		switch e := s.entries[op.KV.Key]; {
 		case op.KV.Verb == api.KVCheckNotExists && e != nil:
 			no("key %q exists", op.KV.Key)

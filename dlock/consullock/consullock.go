@@ -81,7 +81,7 @@ type Backend struct {
 	sessions map[time.Duration]*session // for new grants, by TTL
 	leases   map[id]*lease              // held, or perhaps held
 	requests uint64
-	waiting  map[string]*queue // by key
+	waiting  map[string]*queue
 }
 
 var _ dlock.Backend = (*Backend)(nil)

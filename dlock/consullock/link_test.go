@@ -12,7 +12,6 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// link leads to a Consul. Its wire has the faults.
 type link struct {
 	*locktest.Wire
 	base http.RoundTripper

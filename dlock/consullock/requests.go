@@ -88,7 +88,7 @@ func (b *Backend) read(ctx context.Context, key string, after uint64, poll time.
 	return e, meta.LastIndex, nil
 }
 
-// query makes a blocking query unless after is 0. If poll is 0, only ctx bounds it.
+// query returns the options of a blocking query, or of a plain read if after is 0. If poll is 0, only ctx bounds it.
 func query(ctx context.Context, after uint64, poll time.Duration) (*api.QueryOptions, context.CancelFunc) {
 	cancel := context.CancelFunc(func() {})
 	if poll != 0 {

@@ -50,7 +50,7 @@ func (b *Backend) cover(ctx context.Context, ttl time.Duration) (s *session, sta
 func patience(ttl time.Duration) time.Duration { return min(max(ttl/8, time.Second), grace) }
 
 // extend creates or renews s, unless it already lasts until start + ttl. It returns errGone if s has ended. A slow request
-// doesn't block the renewal of the session's other leases.
+// doesn't keep the session's other leases from being renewed.
 func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (start time.Time, err error) {
 	err = s.busy.Do(ctx, patience(s.ttl), s.ttl, func(ctx context.Context) (err error) {
 		start = time.Now() // before the request leaves

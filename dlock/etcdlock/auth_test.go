@@ -51,11 +51,11 @@ func tokenExpires(t *testing.T, secure bool, args ...string) {
 	_, first := waiter.waits(t, key, time.Hour) // its watch stays open, and so does the stream
 	streamExpires(t, waiter.c)
 	before := waiter.l.sent(opened)
-	r := locktest.Request(time.Minute) // another session, with another watch of messages
+	r := locktest.Request(time.Minute) // another session, with its own watch of messages
 	r.Key = key
 	second := locktest.Acquire(t.Context(), waiter, r)
 	deadline := time.After(30 * time.Second)
-	for waiter.l.sent(opened) < before+2 { // its messages, and the key before its own
+	for waiter.l.sent(opened) < before+2 { // messages, and the key before its own
 		select {
 		case got := <-second:
 			require.Fail(t, "the waiter is gone", "%v", got.Err)
@@ -129,7 +129,7 @@ func enableAuth(t *testing.T, c *testbed.Cluster) {
 // behindTLS puts a TLS proxy in front of a server, and returns its URL and the clients' configuration.
 func behindTLS(t *testing.T, upstream string) (string, *tls.Config) {
 	t.Helper()
-	web := httptest.NewTLSServer(nil) // for its certificate
+	web := httptest.NewTLSServer(nil)
 	defer web.Close()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: web.TLS.Certificates, NextProtos: []string{"h2"}})
 	require.NoError(t, err)

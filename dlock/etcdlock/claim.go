@@ -364,8 +364,8 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 	}
 }
 
-// mayBeFirst waits for a message that the claim's key is first. The notice has no revision if it only may be first: the key
-// before it, if known, was deleted, or no message came for a while.
+// mayBeFirst waits for a message that the claim's key is first. It also returns, without a revision, when the key may be first:
+// the key before it, if known, was deleted, or no message came for a while.
 func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -417,8 +417,7 @@ func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) 
 	}
 }
 
-// forbidden reports whether etcd has refused a put without applying it, for example for lack of permission. It would refuse the
-// undo, too.
+// forbidden reports whether etcd has refused a put without applying it, as for lack of permission. It would refuse the undo, too.
 func forbidden(err error) bool {
 	e, ok := errors.AsType[rpctypes.EtcdError](err)
 	return ok && slices.Contains([]codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument}, e.Code())

@@ -134,7 +134,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlo
 	defer leave()
 	rest, late := minPause, 0
 	for try := 0; ; try++ {
-		if try > 1 { // the first retry is at once
+		if try > 1 {
 			wait.For(ctx, rest)
 			rest = min(2*rest, maxPause)
 		}

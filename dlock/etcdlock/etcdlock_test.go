@@ -54,7 +54,6 @@ func newBackend(tb testing.TB, c *clientv3.Client, o *etcdlock.Options) *etcdloc
 	return b
 }
 
-// client returns a client with default options, but a short timeout.
 func client(tb testing.TB, c *testbed.Cluster, l *link, set ...func(*clientv3.Config)) *clientv3.Client {
 	tb.Helper()
 	cfg := clientv3.Config{

@@ -148,7 +148,7 @@ func TestRenewalTooLate(t *testing.T) {
 	})
 }
 
-// Its reply is still to come, and no timer runs any more.
+// The put's reply is still to come, and no timer runs any more.
 func TestClosedDuringAPut(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	a.take(t, locktest.Request(time.Hour)) // keeps the session
@@ -161,7 +161,7 @@ func TestClosedDuringAPut(t *testing.T) {
 	require.ErrorIs(t, locktest.Receive(t, came).Err, dlock.ErrClosed)
 }
 
-// The reply to the earlier one comes last.
+// The earlier renewal's reply comes last.
 func TestEarlierRenewal(t *testing.T) {
 	a := newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -223,7 +223,6 @@ func TestLeaseStartsBeforeThePut(t *testing.T) {
 	require.False(t, locktest.Won(t, came).Start.After(applied))
 }
 
-// Whether the puts were applied or not.
 func TestRepliesSlowerThanTheTTL(t *testing.T) {
 	for _, late := range []fault{answerLate, sendLate} {
 		for _, acquire := range []func(*etcdlock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
@@ -247,7 +246,7 @@ func TestRepliesSlowerThanTheTTL(t *testing.T) {
 	}
 }
 
-// The next put doesn't wait for the undo of the one before, which is lost three times, or always.
+// The next put doesn't wait for the last one's undo, which is lost three times, or always.
 func TestUndoSlowerThanTheReply(t *testing.T) {
 	for f, ttl := range map[fault]time.Duration{undoLost: 500 * time.Millisecond, undoNever: shortTTL} {
 		a := newNode(t, one)
@@ -370,7 +369,7 @@ func TestLatePutNotUndone(t *testing.T) {
 	require.Empty(t, b.keysOf(t, r), "the late put's key")
 }
 
-// Its name is in use again; the new key stays.
+// The key's name is in use again; the new key stays.
 func TestLateDelete(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) { lateDelete(t, "next") })
 	t.Run("the same owner", func(t *testing.T) { lateDelete(t, "") })
@@ -399,7 +398,7 @@ func lateDelete(t *testing.T, owner string) {
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// It is retried in the background after another client has deleted the key.
+// The deletion is retried although another client has deleted the key.
 func TestRepeatedDelete(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) { repeatedDelete(t, "next") })
 	t.Run("the same owner", func(t *testing.T) { repeatedDelete(t, "") })
@@ -457,7 +456,7 @@ func TestKeepAlivesAreFew(t *testing.T) {
 			for _, ttl := range c.ttls {
 				a.take(t, locktest.Request(ttl))
 			}
-			for i := 2; ; i++ { // the first two may come before the last TTL is known
+			for i := 2; ; i++ { // the last TTL may not be known before
 				locktest.Eventually(t, func() bool { return len(a.l.keptAlive()) > i }, 30*time.Second, 10*time.Millisecond)
 				kept := a.l.keptAlive()
 				gap := kept[i].Sub(kept[i-1])
@@ -465,7 +464,7 @@ func TestKeepAlivesAreFew(t *testing.T) {
 				if gap < c.most {
 					return
 				}
-				require.Less(t, i, 15, "the last of several gaps that are too long: %v", gap) // the machine may have stalled once
+				require.Less(t, i, 15, "the last of several gaps that are too long: %v", gap) // the machine may have stalled
 			}
 		})
 	}
@@ -533,7 +532,7 @@ func TestCloseRevokesIdleSessions(t *testing.T) {
 	})
 }
 
-// A put may be applied just before etcd detects its session's end. The grant's keep-alive reveals it.
+// The put is applied just before etcd detects the session's end. The grant's keep-alive reveals it.
 func TestSessionEndsUnderAGrant(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 0) })
 	// The first deletion fails; the retry leaves the next key alone.

@@ -26,7 +26,7 @@ type link struct {
 	writes  int
 	kept    []time.Time              // when keep-alives were sent
 	late    chan struct{}            // closed when a held request has arrived
-	after   func()                   // if not nil, called once, after a transaction
+	after   func()                   // called once, after a transaction
 	refuse  int                      // transactions to refuse
 	undone  map[string]chan struct{} // by a key's value: its deletion was answered
 	deliver chan struct{}            // lets one keep-alive's reply pass
@@ -88,7 +88,6 @@ func (l *link) faults() dlocktest.Link {
 	return locktest.Link(l.inject, loseRequests, loseReplies, holdReplies, cut)
 }
 
-// inject also breaks open streams.
 func (l *link) inject(f fault) (heal func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,7 +130,7 @@ func (l *link) whatIsAfter(method string) (after func()) {
 	return after
 }
 
-// sent counts a method's calls, or one of watches, opened and events.
+// sent counts a method's calls, or watches, opened or events.
 func (l *link) sent(what string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +175,7 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		}
 	case delayOneRequest:
 		<-changed
-	case holdOneRequest: // it arrives late, whatever its sender has done meanwhile
+	case holdOneRequest: // it arrives late, whatever its sender does
 		go func() {
 			<-changed
 			_ = invoke(context.WithoutCancel(ctx), method, req, &pb.TxnResponse{}, cc)
@@ -274,7 +273,7 @@ func puts(r *pb.TxnRequest) bool {
 	})
 }
 
-// stream breaks streams by their contexts, since the client library uses them at any time.
+// stream breaks streams by their contexts, since the client library may use them at any time.
 func (l *link) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {

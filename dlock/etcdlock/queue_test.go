@@ -38,7 +38,7 @@ func newNode(tb testing.TB, c *testbed.Cluster, set ...func(*clientv3.Config)) n
 	return node{b, l, cl}
 }
 
-// take takes a free key. It retries if a stall of the machine delays a short session's keep-alive, or the reply.
+// take retries if a stall of the machine delays a short session's keep-alive, or the reply.
 func (n node) take(tb testing.TB, r dlock.Request) dlock.Grant {
 	tb.Helper()
 	for began := time.Now(); ; {
@@ -135,7 +135,7 @@ func TestExpiredWaiterNeverAcquires(t *testing.T) {
 	require.Greater(t, o.G.Fence, g.Fence)
 }
 
-// By another client, while its session is alive.
+// By another client; its session is alive.
 func TestWaitersKeyDeleted(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -147,7 +147,7 @@ func TestWaitersKeyDeleted(t *testing.T) {
 	require.ErrorIs(t, o.Err, dlock.ErrLost, "got token %d", o.G.Fence)
 }
 
-// It gives up when its session may be over. Keep-alives pause meanwhile.
+// The waiter gives up when its session may be over. Keep-alives pause meanwhile.
 func TestWaiterCutOff(t *testing.T) {
 	t.Parallel()
 	a, b := newNode(t, one), newNode(t, one)
@@ -182,7 +182,7 @@ func TestLastLeaves(t *testing.T) {
 	c.watches(t, 1)
 	cancel()
 	require.ErrorIs(t, locktest.Receive(t, third).Err, context.Canceled)
-	require.NoError(t, c.Close()) // waits for background work
+	require.NoError(t, c.Close())
 	stillWaits(t, second, "acquired while another holds")
 	for _, r := range []dlock.Request{r, {Key: g.Key, Owner: g.Owner}} {
 		kv := a.keyOf(t, r)
@@ -241,7 +241,7 @@ func TestSessionLostBeforeAPut(t *testing.T) {
 // The release that makes a waiter first notifies it, except for one in 32.
 func TestNoHerd(t *testing.T) {
 	const waiters = 50
-	n := newNode(t, one) // one client, so that there is one count
+	n := newNode(t, one) // for one count
 	nodes := make([]*etcdlock.Backend, waiters)
 	for i := range nodes {
 		nodes[i] = newBackend(t, n.c, nil)
@@ -308,7 +308,7 @@ func TestToldByRelease(t *testing.T) {
 		require.False(t, o.G.Start.After(o.At))
 		before := w.l.sent(txn)
 		require.NoError(t, w.Release(t.Context(), o.G))
-		require.NoError(t, w.Close()) // waits for background work
+		require.NoError(t, w.Close())
 		after := w.l.sent(txn)
 		require.Equal(t, 1, after-before, "transactions")
 		last = o.G
@@ -408,7 +408,7 @@ func TestNoSpaceForAnUndo(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), o))
 }
 
-// A reply to its put no longer makes it a grant.
+// A reply to the put no longer makes it a grant.
 func TestNoSpaceForAnUndoInFlight(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(time.Hour)
@@ -427,7 +427,6 @@ func TestNoSpaceForAnUndoInFlight(t *testing.T) {
 	require.ErrorIs(t, locktest.Receive(t, came).Err, dlock.ErrLost)
 }
 
-// As when it crosses the quota.
 func TestNoSpaceButApplied(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	r := locktest.Request(time.Hour)
@@ -523,7 +522,7 @@ func TestOtherMessages(t *testing.T) {
 	locktest.Won(t, came)
 }
 
-// It says whether the call waited for another holder or for etcd.
+// The error says whether the call waited for another holder or for etcd.
 func TestDeadline(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))

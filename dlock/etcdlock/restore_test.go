@@ -65,7 +65,7 @@ func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Gr
 	return g
 }
 
-// snapshot takes a snapshot of c. restore returns when n's client has connected to the restored cluster.
+// snapshot returns a func that restores c, and waits until n's client has connected.
 func (n node) snapshot(t *testing.T, c *testbed.Cluster, bump uint64) (restore func()) {
 	t.Helper()
 	rd, err := n.c.Snapshot(t.Context())
@@ -105,7 +105,7 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
-// It is deleted with its session.
+// The key is deleted with its session.
 func TestDeletedKeyIsBack(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(shortSession)

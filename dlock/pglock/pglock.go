@@ -26,11 +26,10 @@
 // Options.Table. The table must not be unlogged: a crash empties it.
 //
 // By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits for one
-// that is running or being committed. One that begins later, for example because the server's process was frozen, takes the lock
-// and blocks others until that lease ends. With pgconn.CancelRequestContextWatcherHandler as the pool's
-// BuildContextWatcherHandler, pgx asks the server to cancel, waits at most DeadlineDelay, and keeps the connection if the
-// statement was cancelled. The polling waiter likewise cancels a request after 5 s without a reply, and retries on another
-// connection.
+// that is running or being committed. One that begins later, for example in a frozen server process, takes the lock and blocks
+// others until that lease ends. With pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler, pgx asks
+// the server to cancel, waits at most DeadlineDelay, and keeps the connection if the statement was cancelled. The polling waiter
+// likewise cancels a request after 5 s without a reply, and retries on another connection.
 //
 // # Outages
 //
@@ -59,7 +58,7 @@ import (
 	"github.com/fencelab/fencelab/internal/jitter"
 )
 
-// Schema creates the table of locks, under its default name, fencelab_lock. It may be run again.
+// Schema is the SQL that creates the table of locks, under its default name, fencelab_lock. It may be run again.
 //
 //go:embed schema.sql
 var Schema string
@@ -79,7 +78,6 @@ const (
 	defaultTable = "fencelab_lock"
 	// channel is shared by all tables, since a table's name has several spellings. The payload is the key.
 	channel = "fencelab_released"
-	// maxName is the longest name in PostgreSQL, in bytes.
 	maxName = 63
 	// recheck limits the wait for a lease's end: the database's clock may be set, and timers stop while a machine is suspended.
 	recheck = time.Minute
@@ -141,13 +139,13 @@ type Backend struct {
 	acquire, renew, release, undo string
 	patience, recheck             time.Duration
 
-	open  context.Context // ends with Close
+	open  context.Context
 	close context.CancelFunc
 
 	mu      sync.Mutex
 	busy    sync.WaitGroup
 	listens bool
-	waiting map[string]*queue // by key
+	waiting map[string]*queue
 }
 
 var _ dlock.Backend = (*Backend)(nil)

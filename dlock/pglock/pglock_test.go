@@ -61,7 +61,6 @@ func newDialer() dialer {
 
 func (d dialer) over(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext }
 
-// newPool returns a pool of one connection.
 func newPool(t *testing.T, set ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	return testmain.Pool(t, server, append([]func(*pgxpool.Config){func(c *pgxpool.Config) { c.MaxConns = 1 }}, set...)...)
@@ -81,7 +80,6 @@ func open(t *testing.T, pool *pgxpool.Pool, o *pglock.Options) *pglock.Backend {
 	return b
 }
 
-// start starts a server for this test; there is for pools on it.
 func start(t *testing.T, args ...string) (s *testbed.Server, there func(*pgxpool.Config)) {
 	t.Helper()
 	s = testmain.Own(t, testbed.StartPostgres, &testbed.Options{Args: args})
@@ -92,7 +90,6 @@ func start(t *testing.T, args ...string) (s *testbed.Server, there func(*pgxpool
 	}
 }
 
-// listener returns the PID of app's LISTEN connection.
 func listener(t *testing.T, watch *pgxpool.Pool, app string) int32 {
 	t.Helper()
 	rows, err := watch.Query(t.Context(), "SELECT pid FROM pg_stat_activity WHERE application_name = $1 AND query LIKE 'LISTEN %'", app)
@@ -107,7 +104,6 @@ func named() (app string, set func(*pgxpool.Config)) {
 	return app, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = app }
 }
 
-// spy reports a pool's statements.
 type spy struct {
 	asked chan string // each, once answered
 
@@ -432,7 +428,6 @@ func awaitBlocked(t *testing.T) {
 	require.Eventually(t, blocked(t, "Takes the lock"), 30*time.Second, 5*time.Millisecond)
 }
 
-// blocked returns a func that reports whether a statement that contains text waits.
 func blocked(t *testing.T, text string) func() bool {
 	t.Helper()
 	pool := newPool(t)
@@ -443,7 +438,6 @@ func blocked(t *testing.T, text string) func() bool {
 	}
 }
 
-// Not when the request was sent or began to wait.
 func TestLeaseBeginsAfterTheWaitForTheRow(t *testing.T) {
 	b, _ := newBackend(t)
 	r := locktest.Request(time.Hour)
@@ -553,7 +547,7 @@ func TestListenerSlow(t *testing.T) {
 	locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
 	locktest.Eventually(t, func() bool {
 		for len(c.asked) > 0 {
-			if <-c.asked == "SELECT 1" { // it listens, and tests the connection
+			if <-c.asked == "SELECT 1" {
 				return true
 			}
 		}
@@ -586,7 +580,6 @@ func TestRecheck(t *testing.T) {
 	locktest.Won(t, won)
 }
 
-// A release costs the same with fifty waiters as with two.
 func TestFiftyWaiters(t *testing.T) {
 	const waiters = 50
 	app, name := named()

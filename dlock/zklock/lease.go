@@ -139,8 +139,8 @@ func (b *Backend) remove(l *lease) {
 	<-ctx.Done()
 }
 
-// clean deletes what a create without a reply may have left at p, once the client knows its outcome. It occupies no worker until
-// then: expiring leases need them.
+// clean deletes what a create without a reply may have left at p, once the client knows its outcome. Until then it occupies no
+// worker, since expiring leases need the workers.
 func (b *Backend) clean(p place, create error) {
 	sweep := func() {
 		b.chore(func() {

@@ -33,27 +33,26 @@ const (
 	opClose           = -11
 )
 
-// link loses calls, and loses or holds the replies to writes. Handshakes, heartbeats and the setting of watches again pass unless
-// it is cut.
+// link loses calls, and loses or holds the replies to writes. Unless it is cut, handshakes, heartbeats and renewed watches pass.
 type link struct {
 	addr string
-	name string // a label of the client's goroutines
+	name string // labels the client's goroutines
 
 	mu     sync.Mutex
 	fault  fault
-	op     int32          // for loseOneReply
-	held   chan struct{}  // closed on delivery
+	op     int32 // for loseOneReply
+	held   chan struct{}
 	lost   int            // calls without request or reply
 	pause  time.Duration  // before the client reconnects, as for a slow DNS
 	refuse int32          // reply code for deletes, unless 0
 	mute   string         // prefix of watched paths whose events are lost, unless empty
 	before func(op int32) // called before a call is sent, unless nil
-	calls  map[int32]int  // by operation
+	calls  map[int32]int
 	conns  map[*conn]struct{}
-	watch  map[string]struct{} // watched paths
-	id     int64               // the session's
-	agrees time.Duration       // the session timeout that the client is told, unless 0
-	passwd []byte              // the session's
+	watch  map[string]struct{}
+	id     int64         // the session's
+	agrees time.Duration // the session timeout that the client is told, unless 0
+	passwd []byte        // the session's
 }
 
 type fault int
@@ -106,7 +105,6 @@ func (l *link) muffle(prefix string) {
 	l.mute = prefix
 }
 
-// once has f called before the next call of op is sent.
 func (l *link) once(op int32, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,7 +166,7 @@ func (l *link) Dial(network, _ string, timeout time.Duration) (net.Conn, error) 
 	return c, nil
 }
 
-// The link is also a zk.HostProvider: the default one waits for a second before it reconnects to the only server.
+// A zk.HostProvider, since the default one waits for a second before it reconnects to the only server.
 
 func (l *link) Init([]string) error { return nil }
 func (l *link) Len() int            { return 1 }
@@ -181,7 +179,7 @@ func (l *link) Next() (addr string, _ bool) {
 }
 func (l *link) Connected() {}
 
-// conn carries frames, a length and so many bytes. The client writes each at once.
+// conn carries frames: a length and so many bytes, in one write.
 type conn struct {
 	net.Conn
 	l         *link
@@ -201,8 +199,8 @@ type conn struct {
 
 type request struct {
 	op     int32
-	watch  string // watched path
-	refuse int32  // reply code, unless 0
+	watch  string
+	refuse int32 // reply code, unless 0
 }
 
 func (c *conn) Close() error {
@@ -272,7 +270,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// next returns the next frame when it may arrive.
+// next returns a frame when it may arrive.
 func (c *conn) next() ([]byte, error) {
 	head := make([]byte, 4)
 	if _, err := io.ReadFull(c.Conn, head); err != nil {
@@ -364,8 +362,8 @@ func (l *link) watches(prefix string) bool {
 	return false
 }
 
-// waitReady waits until the client has set its watches again. For that the client reads the last zxid without a lock, a data
-// race, though harmless, with an earlier reply.
+// waitReady waits until the client has set its watches again. An earlier reply would race with that, since the client reads the
+// last zxid without a lock.
 func (c *conn) waitReady() {
 	var profile bytes.Buffer
 	for {
@@ -392,7 +390,7 @@ func (c *conn) breaks() error {
 	return &net.OpError{Op: "link", Net: "tcp", Err: net.ErrClosed} // as if the other side had closed
 }
 
-// endSession ends a cut-off client's session, on a connection with its id and password.
+// endSession ends a cut-off client's session from another connection.
 func (l *link) endSession(ctx context.Context) error {
 	l.mu.Lock()
 	id, passwd := l.id, l.passwd
@@ -404,8 +402,8 @@ func (l *link) endSession(ctx context.Context) error {
 	defer func() { _ = c.Close() }()
 	hello := make([]byte, 0, 64)
 	hello = binary.BigEndian.AppendUint32(hello, 44)
-	hello = binary.BigEndian.AppendUint32(hello, 0) // version
-	hello = binary.BigEndian.AppendUint64(hello, 0) // last zxid seen
+	hello = binary.BigEndian.AppendUint32(hello, 0)
+	hello = binary.BigEndian.AppendUint64(hello, 0)
 	hello = binary.BigEndian.AppendUint32(hello, uint32(maxTimeout.Milliseconds()))
 	hello = binary.BigEndian.AppendUint64(hello, uint64(id))
 	hello = binary.BigEndian.AppendUint32(hello, uint32(len(passwd)))

@@ -28,8 +28,7 @@
 // the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by default; servers accept two.
 //
 // A dead holder, or a dead waiter that comes to the front, blocks others for its TTL, plus that of the waiter behind it if that
-// one has just become the second because another left; but never longer than the session timeout, which is the bound for
-// TryAcquire.
+// one has just become the second because another left; but at most for the session timeout, which is the bound for TryAcquire.
 //
 // # Connections
 //

@@ -29,16 +29,16 @@ import (
 )
 
 const (
-	long  = time.Hour              // outlasts a test
-	short = 300 * time.Millisecond // expires within a test
-	soon  = 30 * time.Second       // timeout
+	long  = time.Hour
+	short = 300 * time.Millisecond
+	soon  = 30 * time.Second
 )
 
 func TestConformance(t *testing.T) {
 	dlocktest.Run(t, dlocktest.Harness{NoRepeats: true, New: func(t *testing.T) dlocktest.Service { return service(t, server) }})
 }
 
-// Servers of an ensemble lag behind each other.
+// Its servers lag behind each other.
 func TestConformanceEnsemble(t *testing.T) {
 	if server.Provider == testbed.External {
 		t.Skip("the external ensemble has been tested already")
@@ -211,7 +211,6 @@ func TestTTLLongerThanTheSession(t *testing.T) {
 	_, err = b.TryAcquire(t.Context(), locktest.Next(newKey(), maxTimeout))
 	require.ErrorIs(t, err, dlock.ErrInvalid)
 
-	// After reconnecting, the new session's timeout counts.
 	a := connect(t, server.Addr)
 	a.take(t, newKey(), most)
 	heal := a.expire(t)
@@ -364,7 +363,7 @@ func TestTokenByQueue(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrLost, "all nodes are gone")
 }
 
-// Its nodes are numbered from 0 again, but its tokens grow.
+// Sequence numbers restart at 0, but tokens grow.
 func TestParentDeleted(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	var last uint64
@@ -534,7 +533,7 @@ func TestStart(t *testing.T) {
 		released := time.Now()
 		locktest.Release(t, a, g)
 		w := locktest.Won(t, won)
-		if time.Since(released) >= moderate/8 { // it may be provisional
+		if time.Since(released) >= moderate/8 { // maybe provisional
 			return false
 		}
 		for len(written) > 1 {
@@ -560,7 +559,7 @@ func (p party) sends(op int32) <-chan time.Time {
 	return sent
 }
 
-// It counts from before its node was created, and is granted without a request; a renewal extends it to its TTL.
+// A provisional lease counts from before its node was created, needs no request, and is extended to its TTL by a renewal.
 func TestProvisional(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -615,7 +614,7 @@ func TestSlowGrantIsNotProvisional(t *testing.T) {
 			require.Zero(t, g.Provisional)
 			require.False(t, g.Start.Before(asked))
 			age := time.Since(g.Start)
-			if time.Since(asked) > moderate/2 { // too slow: it may have written again
+			if time.Since(asked) > moderate/2 { // too slow: it may have written
 				return false
 			}
 			require.Greater(t, age, moderate/8)
@@ -670,7 +669,7 @@ func TestProvisionalIsConfirmed(t *testing.T) {
 	})
 }
 
-// It writes its node while it is the second, and needs no request when it is first.
+// A waiter writes its node while it is second, and needs no request when it is first.
 func TestSecondWrites(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -736,7 +735,7 @@ func TestHolderDeadAndSecondGone(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(g.Start), moderate, "the third's own TTL ends nobody's lease")
 }
 
-// The server deletes its nodes in any order. Its waiter isn't granted the lock.
+// Whatever the order in which the server deletes the nodes, the client's waiter isn't granted the lock.
 func TestClientClosedUnderBoth(t *testing.T) {
 	for range 10 {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -768,7 +767,7 @@ func TestOneClient(t *testing.T) {
 	require.Error(t, b.Renew(ctx, w), "another client's renewal doesn't prove that the session lives")
 }
 
-// If the reply to its write as the first comes after its TTL, its grant says that the lease is over.
+// If the reply to its write as the first comes after the TTL, the grant says that the lease is over.
 func TestLateReplyAfterWaiting(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -800,7 +799,7 @@ func TestLateReplyAfterWaiting(t *testing.T) {
 	})
 }
 
-// The number of goroutines is bounded.
+// The number of goroutines stays bounded.
 func TestFrozenServer(t *testing.T) {
 	h, p := connect(t, server.Addr), connect(t, server.Addr)
 	key := newKey()
@@ -879,7 +878,7 @@ func TestWatchesAreShared(t *testing.T) {
 	locktest.Eventually(t, func() bool { return p.Watches() == 0 })
 }
 
-// Its client isn't taken for closed.
+// The client isn't taken for closed.
 func TestConnectionsThatDoNotLast(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	b.link.mu.Lock()
@@ -941,7 +940,6 @@ func TestNodeGoneBeforeTheGrant(t *testing.T) {
 	require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
 }
 
-// Other nodes come or go between two requests.
 func TestQueueChangesMeanwhile(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
@@ -1056,7 +1054,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	require.Greater(t, b.take(t, key, long).Fence, g.Fence)
 }
 
-// Even if its node can't be deleted.
+// Even if the node can't be deleted.
 func TestRenewalTooLate(t *testing.T) {
 	a := connect(t, server.Addr)
 	b, err := zklock.New(a.conn, &zklock.Options{Root: "/" + uuid.NewString(), ACL: zk.WorldACL(zk.PermAll &^ zk.PermDelete)})
@@ -1083,7 +1081,7 @@ func TestEarlierRenewal(t *testing.T) {
 	locktest.Release(t, a, g)
 }
 
-// It fires during a renewal or the release, or late.
+// The timer fires during a renewal or the release, or late.
 func TestTimer(t *testing.T) {
 	a := connect(t, server.Addr)
 	g := a.take(t, newKey(), long)
@@ -1176,7 +1174,6 @@ func TestRefusedDeletionEnds(t *testing.T) {
 	})
 }
 
-// They don't delay the deletion of expired leases.
 func TestLeaseRunsOutBesideSilentCreates(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, key, other := connect(t, server.Addr), connect(t, server.Addr), newKey(), newKey()
@@ -1216,7 +1213,7 @@ func TestHolderDeadAfterRenewals(t *testing.T) {
 		now := time.Now()
 		err := a.Renew(t.Context(), g)
 		if errors.Is(err, dlock.ErrLost) {
-			break // the machine was too slow
+			break // too slow
 		}
 		require.NoError(t, err)
 		renewed = now

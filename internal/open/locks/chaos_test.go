@@ -32,8 +32,8 @@ var (
 const (
 	ttl     = 500 * time.Millisecond
 	keys    = 3
-	clients = 4                // at a time, as if each were a process
-	callers = 4                // of each client
+	clients = 4 // at a time, as if each were a process
+	callers = 4
 	slack   = 20 * time.Second // for a busy machine, beyond a lock's promise
 )
 
@@ -97,7 +97,6 @@ func (w *world) note(kind, format string, args ...any) {
 	w.events = append(w.events[max(0, len(w.events)-200):], event)
 }
 
-// fail reports the first failure with the events before it.
 func (w *world) fail(format string, args ...any) {
 	w.note("FAILED", format, args...)
 	w.mu.Lock()
@@ -496,7 +495,6 @@ func (c *client) repeat(r *rand.Rand) {
 	}
 }
 
-// breaks injects a fault into one link, or all.
 func (c *client) breaks(r *rand.Rand, during time.Duration) {
 	if !c.broken.TryLock() {
 		return
@@ -565,11 +563,10 @@ func (n *conn) Close() error {
 	return n.TCPConn.Close()
 }
 
-// cut closes one connection, or all, as the server would.
 func (c *client) cut(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for n := range c.conns { // in any order
+	for n := range c.conns {
 		c.w.note("cut connection", "%s", c.name)
 		if _, _ = n.CloseRead(), n.CloseWrite(); !all {
 			return

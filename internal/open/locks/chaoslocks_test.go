@@ -91,7 +91,6 @@ func (l chaosLock) startServers(t *testing.T) []*testbed.Server {
 	return all
 }
 
-// startRedis starts Redis servers that survive a kill with their data.
 func startRedis(n int) func(context.Context) ([]*testbed.Server, error) {
 	return func(ctx context.Context) ([]*testbed.Server, error) {
 		return testbed.StartRedisNodes(ctx, n, &testbed.Options{

@@ -16,7 +16,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/zklock"
 )
 
-// usualSession is the minimum session timeout, as reconnecting takes time. zklock's waiters end a dead holder's lease by its TTL.
+// usualSession allows for reconnecting. zklock's waiters end a dead holder's lease by its TTL.
 const usualSession = 10 * time.Second
 
 func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {

@@ -35,7 +35,7 @@ func Names() []string { return []string{HTTP, Postgres, Redis, S3, DynamoDB} }
 // Addr returns a store's default address.
 func Addr(name string) string { return usual[name] }
 
-// Redacted removes the password, and the parameters, where PostgreSQL's may be too.
+// Redacted removes the password, and the parameters, where PostgreSQL's may be.
 func Redacted(addr string) string {
 	u, err := url.Parse(addr)
 	if err != nil {

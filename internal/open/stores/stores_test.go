@@ -26,7 +26,6 @@ func TestMain(m *testing.M) {
 	testmain.Run(m)
 }
 
-// servers start what a store needs, and return its address.
 var servers = map[string]func(t *testing.T) string{
 	stores.HTTP: func(t *testing.T) string {
 		t.Helper()
@@ -96,7 +95,7 @@ func TestOpen(t *testing.T) {
 	})
 }
 
-// relay is a proxy that counts connections and round trips.
+// relay counts connections and round trips.
 type relay struct {
 	net.Listener
 	to string
@@ -104,8 +103,8 @@ type relay struct {
 
 	mu     sync.Mutex
 	opened int
-	trips  int  // from client to server
-	spoke  bool // last bytes were the client's
+	trips  int // from client to server
+	spoke  bool
 }
 
 func newRelay(t *testing.T, to string) *relay {
