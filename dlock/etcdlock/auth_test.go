@@ -126,7 +126,7 @@ func enableAuth(t *testing.T, c *testbed.Cluster) {
 	require.NoError(t, err)
 }
 
-// behindTLS puts a TLS proxy in front of a server, and returns its URL and the clients' configuration.
+// behindTLS puts a TLS proxy in front of a server.
 func behindTLS(t *testing.T, upstream string) (string, *tls.Config) {
 	t.Helper()
 	web := httptest.NewTLSServer(nil)

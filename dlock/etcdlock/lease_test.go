@@ -27,7 +27,6 @@ import (
 
 func queue(key string) string { return "lock/" + url.PathEscape(key) + "/" }
 
-// Without keep-alives no grant may outlive the session.
 func TestSessionOutlivesGrants(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		const ttl = 900 * time.Millisecond
@@ -172,7 +171,7 @@ func TestEarlierRenewal(t *testing.T) {
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// The key expires, though nobody undoes it and the session is alive.
+// Nobody undoes it, and the session is alive.
 func TestOrphanRunsOut(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b := newNode(t, one), newNode(t, one)
@@ -194,7 +193,7 @@ func TestOrphanRunsOut(t *testing.T) {
 	})
 }
 
-// The key of a put whose reply is late expires. The call then waits with another key.
+// The late put's key expires. The call then waits with another.
 func TestAnswerLate(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Next(b.take(t, locktest.Request(time.Hour)).Key, shortTTL)
@@ -286,7 +285,7 @@ func TestUnreachableWithoutDeadline(t *testing.T) {
 	})
 }
 
-// So nothing must be undone once etcd is back. If the session is over by then, another is used.
+// If the session is over once etcd is back, another is used.
 func TestNothingIsPutDuringAnOutage(t *testing.T) {
 	n, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(shortSession)
@@ -532,7 +531,7 @@ func TestCloseRevokesIdleSessions(t *testing.T) {
 	})
 }
 
-// The put is applied just before etcd detects the session's end. The grant's keep-alive reveals it.
+// The grant's keep-alive reveals the session's end.
 func TestSessionEndsUnderAGrant(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 0) })
 	// The first deletion fails; the retry leaves the next key alone.
@@ -637,7 +636,6 @@ func TestStaleGrantOfAName(t *testing.T) {
 	})
 }
 
-// A late call for the owner's earlier grant leaves the present one renewable.
 func TestEarlierGrant(t *testing.T) {
 	n := newNode(t, one)
 	r := locktest.Request(time.Hour)

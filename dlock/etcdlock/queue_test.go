@@ -59,7 +59,7 @@ func (n node) starts(tb testing.TB, ttl time.Duration) {
 	}
 }
 
-// shortSession is a TTL whose session a stall of the machine may end.
+// shortSession is so short that a stall of the machine may end the session.
 const shortSession = time.Second
 
 // waits has n wait for key, and returns when it watches.
@@ -147,7 +147,7 @@ func TestWaitersKeyDeleted(t *testing.T) {
 	require.ErrorIs(t, o.Err, dlock.ErrLost, "got token %d", o.G.Fence)
 }
 
-// The waiter gives up when its session may be over. Keep-alives pause meanwhile.
+// The waiter gives up when its session may be over.
 func TestWaiterCutOff(t *testing.T) {
 	t.Parallel()
 	a, b := newNode(t, one), newNode(t, one)
@@ -227,7 +227,6 @@ func TestSessionLostWhileHeld(t *testing.T) {
 	require.Greater(t, a.take(t, r).Fence, g.Fence, "with a new session")
 }
 
-// The first put finds that the session is gone; the second uses another.
 func TestSessionLostBeforeAPut(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(time.Hour)
@@ -278,8 +277,8 @@ func TestNoHerd(t *testing.T) {
 	require.IsIncreasing(t, tokens, "first come, first served")
 	newTxns, asked, told := n.l.sent(txn), n.l.sent(watches), n.l.sent(events)
 	newReads := n.l.sent(read)
-	// On a slow machine each may read, watch the key before its own, and read again. If it becomes first this way, it doesn't
-	// know who is next, and its release takes two transactions.
+	// On a slow machine each may read, watch the key before its own, and read again. Its release then takes two transactions,
+	// since it doesn't know who is next.
 	require.GreaterOrEqual(t, newTxns-txns, 2*waiters+1, "transactions: a put and a release for each, the first release")
 	require.LessOrEqual(t, newTxns-txns, 2*waiters+1+2+newReads-reads, "transactions: those, and two messages")
 	require.LessOrEqual(t, newReads-reads, 2*waiters, "reads")

@@ -38,8 +38,8 @@ func (n node) moveGuard(tb testing.TB, guard string, ttl time.Duration) int64 {
 	return resp.Kvs[0].ModRevision
 }
 
-// goesOn checks that n, whose guard was lost, acquires a free key with few requests, that a holder in the store learns of its
-// loss, and that its key isn't granted before its time.
+// goesOn checks that n, whose guard was lost, needs few requests to acquire a free key, that a holder in the store learns of its
+// loss, and that its key isn't granted too early.
 func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Grant {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -168,7 +168,7 @@ func TestGuardMoves(t *testing.T) {
 	<-a.l.late
 }
 
-// By another put's undo. The next put knows that, or learns it if the undo's reply is lost.
+// The next put knows the undo, or learns of it if its reply is lost.
 func TestGuardMovedBefore(t *testing.T) {
 	a := newNode(t, one)
 	ctx, cancel := context.WithTimeout(t.Context(), locktest.Timeout)

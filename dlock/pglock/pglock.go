@@ -11,9 +11,8 @@
 //
 // The token is as durable as its transaction. With synchronous_commit = off, after a failover to a lagging asynchronous replica,
 // or after a restore from a backup, the last tokens are issued again: keep synchronous_commit on, and list replicas that may be
-// promoted in synchronous_standby_names. PostgreSQL reports success, with a warning, for a commit that is cancelled while it
-// waits for a standby. If the call's context ended, that isn't taken for a grant; if pg_cancel_backend cancelled it, nothing
-// shows that, and a failover forgets the token.
+// promoted in synchronous_standby_names. If pg_cancel_backend cancels a commit that waits for a standby, PostgreSQL reports
+// success with a warning, and a failover forgets the token.
 //
 // Leases run on the database host's wall clock. Setting it forward ends leases early, which costs exclusion but no safety at a
 // resource that checks tokens. Setting it back, or promoting a replica whose clock is behind, prolongs them.
@@ -21,9 +20,9 @@
 // # The connection pool
 //
 // Behind a proxy that pools by transaction no notification arrives: a waiter polls when the holder's lease ends, and once a
-// minute. Unless the database's encoding is UTF8, all clients need the same client_encoding, or one key may have two rows. A
-// session with a temporary table of the same name would get locks that others hold: where that can happen, set the schema in
-// Options.Table. The table must not be unlogged: a crash empties it.
+// minute. Unless the database's encoding is UTF8, all clients need the same client_encoding, or one key may have two rows. All
+// sessions must find the same table: one with a temporary table of that name would get locks that others hold. Where that can
+// happen, set the schema in Options.Table. The table must not be unlogged: a crash empties it.
 //
 // By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits for one
 // that is running or being committed. One that begins later, for example in a frozen server process, takes the lock and blocks

@@ -270,7 +270,6 @@ func TestRowOfAFailedCommit(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrHeld)
 }
 
-// Connections to a server that is now a standby are not reused.
 func TestStandby(t *testing.T) {
 	b, pool := newBackend(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
 	var all []*pgxpool.Conn
@@ -410,7 +409,7 @@ func TestExpiredIsLost(t *testing.T) {
 	require.Equal(t, expires, read(t, pool, g.Key).Expires)
 }
 
-// lockRow creates and locks r.Key's row, so that b's next request waits.
+// lockRow locks r.Key's row, so that b's next request waits.
 func lockRow(t *testing.T, b dlock.Backend, r dlock.Request) (unlock func()) {
 	t.Helper()
 	require.NoError(t, b.Release(t.Context(), locktest.Take(t, b, r)))
@@ -696,7 +695,6 @@ func TestClosedBeforeListening(t *testing.T) {
 	require.NoError(t, locktest.Receive(t, closed))
 }
 
-// Only the polling waiter has to wait for a silent server.
 func TestClosedWhileSilent(t *testing.T) {
 	d := newDialer()
 	c := newContest(t, d.over)
@@ -713,7 +711,6 @@ func TestClosedWhileSilent(t *testing.T) {
 	locktest.Receive(t, first)
 }
 
-// counted counts the dials.
 func (d dialer) counted() (dials *atomic.Int32, set func(*pgxpool.Config)) {
 	dials = new(atomic.Int32)
 	return dials, func(c *pgxpool.Config) {
@@ -868,7 +865,6 @@ func TestWaitersGiveUp(t *testing.T) {
 	require.Less(t, dials.Load()-before, int32(50), "the listener and the waiter pause, longer each time")
 }
 
-// The lock was granted, but no reply arrives.
 func TestEndedWhileFailing(t *testing.T) {
 	d := newDialer()
 	dials, set := d.counted()

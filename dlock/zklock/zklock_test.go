@@ -295,7 +295,6 @@ func TestCreateReplyLostAndNotUndone(t *testing.T) {
 	}
 }
 
-// The first create has no reply, and the next isn't sent.
 func TestCreateReplyLostAndNotRepeated(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	locktest.Release(t, a, a.take(t, key, long)) // creates the parent
@@ -546,7 +545,6 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// sends returns the times at which p sends an operation.
 func (p party) sends(op int32) <-chan time.Time {
 	sent := make(chan time.Time, 8)
 	p.link.mu.Lock()
@@ -735,7 +733,7 @@ func TestHolderDeadAndSecondGone(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(g.Start), moderate, "the third's own TTL ends nobody's lease")
 }
 
-// Whatever the order in which the server deletes the nodes, the client's waiter isn't granted the lock.
+// In whatever order the server deletes the nodes, the client's waiter isn't granted the lock.
 func TestClientClosedUnderBoth(t *testing.T) {
 	for range 10 {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -767,7 +765,7 @@ func TestOneClient(t *testing.T) {
 	require.Error(t, b.Renew(ctx, w), "another client's renewal doesn't prove that the session lives")
 }
 
-// If the reply to its write as the first comes after the TTL, the grant says that the lease is over.
+// If the reply to its write as the first comes after the TTL, the grant says so.
 func TestLateReplyAfterWaiting(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -965,7 +963,6 @@ func TestQueueChangesMeanwhile(t *testing.T) {
 	locktest.Won(t, locktest.Acquire(t.Context(), b, locktest.Next(key, long)))
 }
 
-// TryAcquire gives up when it can't write.
 func TestLateWriteIsLost(t *testing.T) {
 	a := connect(t, server.Addr)
 	a.link.once(opCreate, func() {
@@ -1114,7 +1111,7 @@ func TestLeaseRunsOutWhileCutOff(t *testing.T) {
 
 const throttled = -127 // unknown to the client
 
-// cantDelete returns an expired lease after that many deletes of its node have been refused.
+// cantDelete returns an expired lease after so many deletes have been refused.
 func (p party) cantDelete(t *testing.T, key string, code int32, times int) dlock.Grant {
 	t.Helper()
 	p.WatchAfter(long)

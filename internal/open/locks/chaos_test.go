@@ -37,9 +37,9 @@ const (
 	slack   = 20 * time.Second // for a busy machine, beyond a lock's promise
 )
 
-// TestChaos injects random faults into each lock. A seed repeats the faults, not the servers' reactions. There must never be two
-// holders at a time, a token that doesn't grow, a stale grant renewed or released, a waiter stuck after the faults, or anything
-// left in the process or on the servers.
+// TestChaos injects random faults. A seed repeats the faults, not the servers' reactions. There must never be two holders at a
+// time, a token that doesn't grow, a stale grant renewed or released, a waiter stuck after the faults, or anything left in the
+// process or on the servers.
 func TestChaos(t *testing.T) {
 	for _, l := range chaosLocks {
 		t.Run(l.name, func(t *testing.T) {

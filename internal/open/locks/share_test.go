@@ -16,8 +16,8 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// TestShare shares leases of every lock. A late write of an earlier section is refused despite its current token, and on a FIFO
-// lock a busy process doesn't starve another.
+// TestShare also checks that a section's late write is refused despite its current token, and that on a FIFO lock a busy process
+// doesn't starve another.
 func TestShare(t *testing.T) {
 	const ttl = 20 * time.Second
 	for _, lock := range chaosLocks {
