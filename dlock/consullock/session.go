@@ -144,7 +144,7 @@ func (b *Backend) retire(s *session) {
 	})
 }
 
-// discard destroys s if it is retired and has no leases. b.mu is held.
+// discard destroys s if it is retired and has no leases. If the request fails, s expires. b.mu is held.
 func (b *Backend) discard(s *session) {
 	if b.sessions[s.ttl] == s || s.leases > 0 || s.over.Err() != nil || b.open.Err() != nil {
 		return

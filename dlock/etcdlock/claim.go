@@ -120,7 +120,7 @@ func (c *claim) expire() {
 		ctx, cancel := context.WithTimeout(c.b.open, goodbye)
 		defer cancel()
 		_, err := c.b.remove(ctx, c, c.id.key, c.name, c.value, 0)
-		if errors.Is(err, rpctypes.ErrNoSpace) { // if its put is still to come, a retry deletes the key again
+		if errors.Is(err, rpctypes.ErrNoSpace) { // the key alone; if its put is still to come, a retry deletes it again
 			_, _ = c.b.c.Txn(ctx).If(clientv3.Compare(clientv3.Value(c.name), "=", c.value)).Then(clientv3.OpDelete(c.name)).Commit()
 		}
 		return err == nil
@@ -269,7 +269,7 @@ func (c *claim) put(ctx context.Context, guard int64, join bool) (a answer, err 
 	}
 	a.at = resp.Header.Revision
 	if resp.Succeeded {
-		a.rev = resp.Header.Revision
+		a.rev = resp.Header.Revision // the transaction created the key
 		a.first = len(resp.Responses[0].GetResponseRange().GetKvs()) == 0
 		return a, nil
 	}

@@ -36,7 +36,7 @@ func (p position) in(queue string) clientv3.Cmp { return owns(queue+p.name, uint
 type notice struct {
 	rev     int64      // the key's create revision; 0: it isn't first
 	at      time.Time  // when it became first, at the latest
-	waiters []position // behind it, as far as known; any may have left
+	waiters []position // behind it, in order, as far as known; any may have left
 }
 
 func (b *Backend) messages(id clientv3.LeaseID) string { return fmt.Sprintf("%sturn/%x", b.prefix, id) }

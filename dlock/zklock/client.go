@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// maxInFlight limits the client's requests in flight. A frozen server holds each for minutes, and with it a goroutine.
+	// maxInFlight limits the client's requests in flight. A frozen server holds each for minutes, and with it a goroutine,
+	// although the call has returned.
 	maxInFlight = 64
 	maxWorkers  = 8
 	// goodbye is how long a call waits, after its context's end, for its node to be deleted.

@@ -22,7 +22,7 @@ func (b *Backend) place(key, owner string) place {
 	return place{b.root + "/" + escape(key), escape(owner)}
 }
 
-// ZooKeeper refuses some characters, and "." and "..".
+// escape leaves only letters, digits and -_~%+: ZooKeeper refuses some characters, and "." and "..".
 func escape(s string) string { return strings.ReplaceAll(url.QueryEscape(s), ".", "%2E") }
 
 type node struct {
@@ -76,7 +76,7 @@ func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed i
 
 func (b *Backend) held(ctx context.Context, parent string) (bool, error) {
 	q, _, err := b.queue(ctx, parent)
-	if err == nil && len(q) > 0 {
+	if err == nil && len(q) > 0 { // it is, or was a moment ago
 		q, err = b.look(ctx, parent)
 	}
 	return len(q) > 0, err

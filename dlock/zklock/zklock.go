@@ -12,7 +12,7 @@
 // ZooKeeper nodes have no TTL, only a session timeout for all nodes of a client. So three things end a lease:
 //
 //   - Its own Backend deletes the node at Start + TTL unless it was renewed.
-//   - The waiter behind the first node deletes it once its version has not changed for the TTL that it holds. A renewal writes
+//   - The waiter behind the first node deletes it once its version has not changed for the TTL stored in it. A renewal writes
 //     the node. Only intervals are compared, never two machines' clocks.
 //   - ZooKeeper deletes the node when its session ends.
 //

@@ -64,7 +64,7 @@ var chaosLocks = []chaosLock{
 	{"postgres", startOne(testbed.StartPostgres), openByName(locks.Postgres), leftOnPostgres, ttl + waiterRetry},
 	{
 		"s3", startOne(testbed.StartS3), openByName(locks.S3),
-		func(context.Context, []*testbed.Server) error { return nil }, ttl + 3*time.Second, // a poll by the server's clock
+		func(context.Context, []*testbed.Server) error { return nil }, ttl + 3*time.Second, // a poll after the end by the server's clock
 	},
 	{
 		"memory", func(context.Context) ([]*testbed.Server, error) { return nil, nil },
