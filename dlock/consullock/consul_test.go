@@ -21,9 +21,9 @@ type consul struct {
 	written  chan struct{} // closed when index grows
 	entries  map[string]*api.KVPair
 	sessions map[string]*session
-	changed  map[string]uint64    // by the path of an entry or session: the index
-	delayed  map[string]time.Time // when the lock-delay of an entry ends
-	watches  int                  // blocking queries for sessions that are under way
+	changed  map[string]uint64    // index by path of an entry or session
+	delayed  map[string]time.Time // end of an entry's lock-delay
+	watches  int                  // blocking queries for sessions in progress
 }
 
 type session struct {
@@ -49,7 +49,6 @@ func (s *consul) wrote(path string) {
 	s.written = make(chan struct{})
 }
 
-// restore has the index go back.
 func (s *consul) restore() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,7 +160,6 @@ func (s *consul) session(id string) []*session {
 	return []*session{s.sessions[id]}
 }
 
-// waits is a blocking query.
 func (s *consul) waits(req *http.Request, path string) error {
 	q := req.URL.Query()
 	after, _ := strconv.ParseUint(q.Get("index"), 10, 64)
@@ -195,7 +193,7 @@ func (s *consul) txn(req *http.Request) (*http.Response, error) {
 	no := func(what string, args ...any) {
 		answer.Errors = append(answer.Errors, &api.TxnError{What: fmt.Sprintf(what, args...)})
 	}
-	for _, op := range ops { // whether it can be done
+	for _, op := range ops {
 		switch e := s.entries[op.KV.Key]; {
 		case op.KV.Verb == api.KVCheckNotExists && e != nil:
 			no("key %q exists", op.KV.Key)

@@ -1,32 +1,32 @@
 // Package consullock is a dlock.Backend on HashiCorp Consul.
 //
-// A lock is a KV entry that exists while the lock is held. One transaction checks that the entry doesn't exist and acquires
-// it for a session. The token is the entry's ModifyIndex: the Raft index of that write. (LockIndex restarts at 1 whenever
-// the entry is deleted.) The token goes back only when a snapshot is restored or the cluster is created again.
+// A lock is a KV entry that exists while the lock is held. One transaction checks that it doesn't exist and acquires it for a
+// session. The token is its ModifyIndex, the Raft index of that write. (LockIndex restarts at 1 when the entry is deleted.) It
+// goes back only when a snapshot is restored or the cluster is created again.
 //
 // # Leases and sessions
 //
-// Consul has no lease on a key, only sessions, which it ends between one and two TTLs after the last renewal. So two clocks
-// bound a grant. A timer of the Backend deletes the entry once the lease's TTL has passed without a renewal. If the process
-// is dead, frozen, cut off or closed, its session ends, at the latest two session TTLs after its last renewal or after a
-// change of leader. The session's TTL is longer by a quarter, and no grant is given or renewed unless the session, as last
-// renewed, outlasts it. All grants of a Backend with one TTL share a session.
+// Consul has no lease on a key, only sessions, which it ends between one and two TTLs after the last renewal. So two clocks bound
+// a grant. A timer of the Backend deletes the entry once the lease's TTL has passed without a renewal. If the process is dead,
+// frozen, cut off or closed, its session ends, at the latest two session TTLs after its last renewal or a change of leader. All
+// grants of a Backend with one TTL share a session. Its TTL is longer by a quarter, and a grant is given or renewed only if the
+// session outlasts it.
 //
-// Deregistration of the agent's node ends a session sooner: through the catalog, by consul leave, or by SIGTERM to a client
-// agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may
-// be two holders. Don't deregister a node whose processes hold locks, or make the lock-delay as long as the leases.
+// A session ends sooner if the agent's node is deregistered: through the catalog, by consul leave, or by SIGTERM to a client
+// agent unless leave_on_terminate is false. Until the holder learns of it, from [dlock.Grant].Lost or a renewal, there may be two
+// holders. Don't deregister a node whose processes hold locks, or set a LockDelay as long as the leases.
 //
 // # Requests that arrive late
 //
-// A lock request without a reply may reach Consul long after its sender has given up. So each one requires that its session isn't
-// sealed: the entry {Prefix}=session/{ID} must not exist. Undoing a request seals its session and deletes the entry in one
+// A lock request without a reply may reach Consul long after its sender has given up. So each one requires that its session's
+// seal, the entry {Prefix}=session/{ID}, doesn't exist. Undoing a request seals its session and deletes the entry in one
 // transaction. Grants of a sealed session are still renewed; new ones use another. A request that a proxy repeats recognises its
-// own entry by its flags: a number that no other request of the session has.
+// own entry by its flags, a number unique in the session.
 //
 // # Limits
 //
-// A Backend has one blocking query for each key with waiters and one for each session; an agent takes 200 connections from
-// one address unless http_max_conns_per_client says otherwise. A waiter retries while Consul fails, for up to its TTL.
+// A Backend has one blocking query for each key with waiters and for each session; an agent takes 200 connections from one
+// address by default (http_max_conns_per_client). A waiter retries while Consul fails, for up to its TTL.
 package consullock
 
 import (
@@ -45,31 +45,30 @@ import (
 )
 
 const (
-	maxSession   = 24 * time.Hour   // Consul's longest session TTL
-	maxLockDelay = 60 * time.Second // Consul's longest lock-delay
+	maxSession   = 24 * time.Hour
+	maxLockDelay = 60 * time.Second
 
 	longPoll  = time.Minute            // for a blocking query; Consul adds up to a sixteenth
 	delayPoll = 100 * time.Millisecond // during a lock-delay, whose end Consul doesn't report
-	failPause = 100 * time.Millisecond // before a waiter retries
-	grace     = 5 * time.Second        // for a reply, beyond a blocking query's time, while other calls wait for it
+	failPause = 100 * time.Millisecond
+	grace     = 5 * time.Second // for a reply that others wait for, on top of a blocking query's time
 )
 
 // Options configure a [Backend].
 type Options struct {
-	// Prefix precedes the names of all keys, "lock/" by default: letters, digits and any of ,-._/ but no empty segment, and no
-	// dot that begins a segment or follows another dot. Locks with different prefixes are independent, unless one prefix begins
-	// with the other: key "a/x" after "lock/" is key "x" after "lock/a/".
+	// Prefix precedes the names of all keys, "lock/" by default: letters, digits and ,-._/ without empty segments or a dot at the
+	// start of a segment or after another dot. Locks with different prefixes are independent, unless one prefix begins with the
+	// other: key "a/x" after "lock/" is key "x" after "lock/a/".
 	Prefix string
-	// MinSessionTTL is the shortest TTL of a session, 10 s by default; it must not be less than the servers' session_ttl_min. It
-	// doesn't limit leases. The keys of a dead process are free after twice this time at the latest, or two and a half times the
-	// lease's TTL if that is more.
+	// MinSessionTTL is the shortest TTL of a session, 10 s by default, at least the servers' session_ttl_min. It doesn't limit
+	// leases. A dead process's keys are free after at most twice this time or 2.5 times the lease's TTL, whichever is longer.
 	MinSessionTTL time.Duration
-	// LockDelay is how long keys can't be locked after the end of the session that held them: 0 to 60 s. It doesn't apply
-	// after a release or the end of a lease, costs one more round trip, and must be set by all that lock the same keys.
+	// LockDelay is how long keys can't be locked after the end of their holder's session: 0 to 60 s. It doesn't apply after a
+	// release or the end of a lease, costs a round trip, and must be set by all clients that lock the same keys.
 	LockDelay time.Duration
 }
 
-// Backend implements dlock.Backend. A grant is renewed by the Backend that gave it.
+// Backend implements dlock.Backend. Only the Backend that gave a grant can renew it.
 type Backend struct {
 	c *api.Client
 	o Options
@@ -78,17 +77,17 @@ type Backend struct {
 	close context.CancelCauseFunc
 
 	mu       sync.Mutex
-	busy     sync.WaitGroup             // background work
+	busy     sync.WaitGroup
 	sessions map[time.Duration]*session // for new grants, by TTL
-	leases   map[id]*lease              // that are held, or may be
-	requests uint64                     // lock requests so far
-	waiting  map[string]*queue          // by key
+	leases   map[id]*lease              // held, or perhaps held
+	requests uint64
+	waiting  map[string]*queue
 }
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on client, which stays the caller's. It sends nothing. The client's token needs key:write for the
-// prefix, and session:write and session:read for the node of its agent.
+// New returns a Backend on client, which stays the caller's. It sends nothing. The client's token needs key:write for the prefix,
+// and session:write and session:read for its agent's node.
 func New(client *api.Client, opts *Options) (*Backend, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: consullock: client is nil", dlock.ErrInvalid)
@@ -115,7 +114,7 @@ func New(client *api.Client, opts *Options) (*Backend, error) {
 // Acquire implements dlock.Backend.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	g, _, err := b.try(ctx, r)
-	switch { // an error after ctx's end may wrap its cause, and with that anything
+	switch { // after ctx's end err may wrap any cause
 	case err == nil, ctx.Err() == nil && !errors.Is(err, dlock.ErrHeld):
 		return g, err
 	case ctx.Err() != nil:
@@ -139,7 +138,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 			index, poll, err = since(index, now), longPoll, dlock.ErrHeld
 			if e == nil {
 				var delayed bool
-				once, cancel := context.WithTimeoutCause(ctx, grace, wait.ErrNoAnswer) // all others on the key wait meanwhile
+				once, cancel := context.WithTimeoutCause(ctx, grace, wait.ErrNoAnswer) // other waiters depend on it
 				g, delayed, err = b.try(once, r)
 				cancel()
 				if delayed {
@@ -172,12 +171,12 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return g, err
 }
 
-// try reports with dlock.ErrHeld whether a lock-delay is why.
+// try reports, with dlock.ErrHeld, whether a lock-delay is the reason.
 func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, delayed bool, err error) {
 	if err := b.check(r.TTL); err != nil {
 		return g, false, err
 	}
-	// Later a grant would be worth nothing, and a frozen server may never answer.
+	// A later grant would have expired, and a frozen server may never reply.
 	ctx, cancel := context.WithTimeoutCause(ctx, max(r.TTL, 3*grace), wait.ErrNoAnswer)
 	defer cancel()
 	for {
@@ -197,7 +196,7 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, dela
 		l := b.begin(r.Key, r.Owner, s, start.Add(r.TTL)) //nolint:contextcheck // it outlives ctx
 		index, no, err := b.lock(ctx, l)
 		switch {
-		case err != nil: // it may take effect yet
+		case err != nil: // it may still be applied
 			b.locked(func() { b.expireAt(l, time.Now()) })
 			return g, false, err
 		case no == nil:
@@ -230,7 +229,7 @@ func (b *Backend) lock(ctx context.Context, l *lease) (index uint64, no refusal,
 	case !no.exists(name), no.heldElsewhere(name), b.heldBeside(l):
 		return 0, no, nil
 	}
-	// The session has the key already: for l, if the request was repeated on its way, or for another owner.
+	// This session has the key already: for l, if the request was repeated in transit, or for another owner.
 	e, _, err := b.read(ctx, l.key, 0, 0)
 	switch {
 	case err != nil:
@@ -301,9 +300,9 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return err
 }
 
-// remove deletes the entry of a grant or request, and returns dlock.ErrLost if there is none. l may be nil. index is that
-// of the write that took the key, 0 if it isn't known. If l's request has no reply, the transaction also seals its session,
-// so that the request fails from then on.
+// remove deletes the entry of a grant or request, or returns dlock.ErrLost if there is none. l may be nil. index is that of the
+// write that took the key, 0 if unknown. If l's request has no reply, the transaction also seals its session, so that the request
+// can't succeed later.
 func (b *Backend) remove(ctx context.Context, what id, l *lease, index uint64) error {
 	seals := false
 	if l != nil && index == 0 {
@@ -345,7 +344,7 @@ func (b *Backend) remove(ctx context.Context, what id, l *lease, index uint64) e
 				return nil
 			}
 			seals = false // retry: the request may have arrived before the seal
-		case no.noSession(), no.lockDelay(): // with its entries, and the seal may be one of them
+		case no.noSession(), no.lockDelay(): // its entries are gone, perhaps the seal too
 			b.end(l.s) //nolint:contextcheck // it outlives ctx
 			return dlock.ErrLost
 		case !no.changed():
@@ -387,11 +386,11 @@ func (b *Backend) locked(f func()) {
 
 func (b *Backend) name(key string) string { return b.o.Prefix + clean(key) }
 
-// sealOf returns the name of s's seal. No key has it: after an equals sign clean writes two hexadecimal digits, or nothing.
+// No key has a seal's name: clean never writes "=s".
 func (b *Backend) sealOf(s *session) string { return b.o.Prefix + "=session/" + s.id }
 
-// clean escapes what a URL's path would change, or what Consul 1.21.5 refuses: all that isn't of ^[a-zA-Z0-9,_./\-?&=]+$,
-// and two dots in a row. Different keys have different names.
+// clean escapes what a URL's path would change, and what Consul 1.21.5 refuses: all but ^[a-zA-Z0-9,_./\-?&=]+$, and two dots in
+// a row. Different keys have different names.
 func clean(key string) string {
 	var name strings.Builder
 	name.Grow(len(key))
@@ -416,10 +415,10 @@ func clean(key string) string {
 }
 
 type queue struct {
-	n      int           // of calls; guarded by Backend.mu
+	n      int           // guarded by Backend.mu
 	poller chan struct{} // full while one polls
-	// failing is when polls began to fail, zero if they don't. The next poller continues from it; otherwise the waiters
-	// would sit out the failure one after the other, each for its TTL.
+	// failing is when polls began to fail, zero if they don't. It outlives a poller, or each waiter would sit out a failure for
+	// its TTL, one after the other.
 	failing time.Time
 }
 

@@ -18,7 +18,7 @@ import (
 
 func TestConformance(t *testing.T) { conform(t, nil) }
 
-// Sessions are hardly longer than leases, so renewed and ended all the time.
+// Sessions are hardly longer than leases, so they are often renewed and ended.
 func TestConformanceShortSessions(t *testing.T) {
 	conform(t, &consullock.Options{MinSessionTTL: 10 * time.Millisecond})
 }
@@ -34,7 +34,7 @@ func TestConformanceVirtual(t *testing.T) {
 	}})
 }
 
-// The context of a release may have ended with another lock's loss.
+// A release's context may end with another lock's loss.
 func TestReleaseCutShort(t *testing.T) {
 	b := over(t, toServer(t), nil)
 	g, err := b.TryAcquire(t.Context(), locktest.Request(time.Hour))
@@ -47,7 +47,6 @@ func TestReleaseCutShort(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
-// A timer that fires while its lease is renewed comes too early.
 func TestTimerOfARenewedLease(t *testing.T) {
 	b := over(t, link{locktest.NewWire(), newConsul(), "consul"}, nil)
 	g := locktest.Take(t, b, locktest.Request(time.Hour))
@@ -116,7 +115,7 @@ func TestNewRefuses(t *testing.T) {
 func TestNames(t *testing.T) {
 	b := over(t, toServer(t), &consullock.Options{Prefix: "app/locks-"})
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
-	allowed := regexp.MustCompile(`^[a-zA-Z0-9,_./\-?&=]+$`) // by Consul 1.21.5
+	allowed := regexp.MustCompile(`^[a-zA-Z0-9,_./\-?&=]+$`)
 	for key, name := range map[string]string{
 		"plain-" + uuid.NewString(): "", "a/b": "a/b", "a//b": "a/=/b", "/": "=/=", "=": "=3D", "%": "=25", "../.": "=2E=2E/=2E",
 		"a.b": "a.b", "a..b": "a.=2Eb", "x y?z": "x=20y=3Fz", "A,b_Z:": "A,b_Z=3A", "\u00e9": "=C3=A9", "=/": "=3D/=",

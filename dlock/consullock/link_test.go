@@ -12,15 +12,14 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// link is the way of a client. Its wire has the faults.
 type link struct {
 	*locktest.Wire
 	base http.RoundTripper
 	url  string
 }
 
-// transactions are the requests that a dlocktest.Link disturbs. A client makes and renews sessions and reads entries before
-// them, so a transaction whose reply is lost has been carried out.
+// transactions are the requests that a dlocktest.Link disturbs. Session requests and reads come before them, so a transaction
+// whose reply is lost has been applied.
 var transactions = []string{"lock", "unlock", "check", "seal", "unlock+seal"}
 
 func clientOver(tb testing.TB, l link) *api.Client {
@@ -33,7 +32,7 @@ func clientOver(tb testing.TB, l link) *api.Client {
 	return c
 }
 
-// kind is what a request is for: create, renew, destroy or watch a session; read an entry or poll it; or a transaction.
+// kind is what a request does: create, renew, destroy or watch a session; read or poll an entry; or a transaction.
 func kind(req *http.Request, body []byte) string {
 	path := strings.Split(strings.TrimPrefix(req.URL.Path, "/v1/"), "/")
 	switch {

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// server is the Consul of the tests that need one, unless it is missing.
+// server is nil if missing says why.
 var (
 	server  *testbed.Server
 	missing error

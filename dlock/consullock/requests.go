@@ -14,13 +14,13 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// txn returns the index of the last entry in the answer; a deletion has none.
+// txn returns the index of the last entry in the reply; a deletion has none.
 func (b *Backend) txn(ctx context.Context, ops ...*api.KVTxnOp) (index uint64, no refusal, err error) {
 	all := make(api.TxnOps, len(ops))
 	for i, op := range ops {
 		all[i] = &api.TxnOp{KV: op}
 	}
-	// Consistent is for transactions that only read: the leader checks that it still leads.
+	// For read-only transactions: the leader checks that it still leads.
 	ok, answer, _, err := b.c.Txn().Txn(all, (&api.QueryOptions{RequireConsistent: true}).WithContext(ctx))
 	switch {
 	case err != nil:
@@ -77,7 +77,7 @@ func retryable(err error) bool {
 	return !ok || status.Code >= http.StatusInternalServerError || status.Code == http.StatusTooManyRequests
 }
 
-// read returns the entry of key, nil if there is none, and its index. It waits up to poll for an index greater than after.
+// read returns key's entry, nil if there is none, and its index. It waits up to poll for an index greater than after.
 func (b *Backend) read(ctx context.Context, key string, after uint64, poll time.Duration) (*api.KVPair, uint64, error) {
 	q, cancel := query(ctx, after, poll)
 	defer cancel()
@@ -88,7 +88,7 @@ func (b *Backend) read(ctx context.Context, key string, after uint64, poll time.
 	return e, meta.LastIndex, nil
 }
 
-// query is the options of a read: a blocking query unless after is 0. If poll is 0, only ctx bounds it.
+// query returns the options of a blocking query, or of a plain read if after is 0. If poll is 0, only ctx bounds it.
 func query(ctx context.Context, after uint64, poll time.Duration) (*api.QueryOptions, context.CancelFunc) {
 	cancel := context.CancelFunc(func() {})
 	if poll != 0 {
@@ -102,7 +102,7 @@ func query(ctx context.Context, after uint64, poll time.Duration) (*api.QueryOpt
 	return q.WithContext(ctx), cancel
 }
 
-// since returns the next blocking query's index: 0, which is answered at once, if indexes went backwards, as after a restore
+// since returns the next blocking query's index: 0, answered at once, if indexes went backwards, as after a restore
 // (https://developer.hashicorp.com/consul/api-docs/features/blocking).
 func since(last, now uint64) uint64 {
 	if now < last {

@@ -26,7 +26,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// They are as they are in virtual time.
+// Consul's results are those in virtual time.
 func TestScriptsOnConsul(t *testing.T) {
 	locktest.Scripts(t, "testdata/scripts.txt", false, func(t *testing.T) locktest.Bench {
 		unique := uuid.NewString()
@@ -34,8 +34,8 @@ func TestScriptsOnConsul(t *testing.T) {
 	})
 }
 
-// bench adds steps: show K, put K VALUE, delete K (entries); session S, seal S, sealed S, destroy S, where S is s1 if it is the
-// first that has been shown; and in virtual time sessions, and restore, of an empty snapshot's index.
+// bench adds steps: show K, put K VALUE, delete K (entries); session S, seal S, sealed S, destroy S, where S is s1 for the first
+// one shown; and in virtual time sessions, and restore, to an empty snapshot's index.
 func bench(t *testing.T, to func() link, key func(string) string) locktest.Bench {
 	c := clientOver(t, to())
 	var ids []string

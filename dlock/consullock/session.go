@@ -11,17 +11,17 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// session is a Consul session, perhaps not yet created. Backend.mu guards the first part, and busy the second.
+// session is a Consul session, perhaps not yet created. Backend.mu guards the first group of fields, busy the second.
 type session struct {
 	ttl    time.Duration
 	over   context.Context // ends when it is known to have ended, or is destroyed
 	finish context.CancelFunc
-	sealed bool // no request is granted on it any more, not even one in flight
-	leases int  // that are held, or may be
+	sealed bool // lock requests on it fail, even one in flight
+	leases int  // held, or perhaps held
 
-	busy  wait.Turn // of the call that creates or renews it
-	id    string    // "" before it has been created; then it doesn't change
-	since time.Time // when the last request left that is known to have restarted it
+	busy  wait.Turn
+	id    string    // "" until it is created
+	since time.Time // when the last successful creation or renewal was sent
 }
 
 var errGone = errors.New("consullock: the session has ended")
@@ -49,11 +49,11 @@ func (b *Backend) cover(ctx context.Context, ttl time.Duration) (s *session, sta
 
 func patience(ttl time.Duration) time.Duration { return min(max(ttl/8, time.Second), grace) }
 
-// extend creates or renews s, unless it lasts until start + ttl already. It returns errGone if s has ended. A slow request
+// extend creates or renews s, unless it already lasts until start + ttl. It returns errGone if s has ended. A slow request
 // doesn't keep the session's other leases from being renewed.
 func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (start time.Time, err error) {
 	err = s.busy.Do(ctx, patience(s.ttl), s.ttl, func(ctx context.Context) (err error) {
-		start = time.Now() // before the request leaves: the server cannot count from earlier
+		start = time.Now() // before the request leaves
 		switch {
 		case s.over.Err() != nil:
 			return errGone
@@ -77,7 +77,7 @@ func (b *Backend) extend(ctx context.Context, s *session, ttl time.Duration) (st
 	return start, err
 }
 
-// create leaves an unused session, which expires, if the reply is lost.
+// create leaves a session that expires unused if the reply is lost.
 func (b *Backend) create(ctx context.Context, s *session) error {
 	var made struct{ ID string }
 	// Not through api.Session, which omits a LockDelay of 0; the server's default is 15 s.
@@ -123,7 +123,7 @@ func (b *Backend) watch(s *session, id string) {
 		case err != nil:
 			index = 0
 			wait.For(ctx, time.Second)
-		case e == nil && meta.ResultsFilteredByACLs: // ACLs may hide it: Renew will tell
+		case e == nil && meta.ResultsFilteredByACLs: // Renew will tell
 			index = 0
 			wait.For(ctx, time.Second)
 		case e == nil:
@@ -144,7 +144,7 @@ func (b *Backend) retire(s *session) {
 	})
 }
 
-// discard destroys s if it is retired and has no leases. If the request fails, it expires. b.mu is held.
+// discard destroys s if it is retired and has no leases. If the request fails, s expires. b.mu is held.
 func (b *Backend) discard(s *session) {
 	if b.sessions[s.ttl] == s || s.leases > 0 || s.over.Err() != nil || b.open.Err() != nil {
 		return
@@ -176,18 +176,17 @@ func (b *Backend) end(s *session) {
 
 type id struct{ key, owner string }
 
-// lease is a key that this Backend holds, or may hold: its request was sent, and not refused. Backend.mu guards what
-// changes.
+// lease is a key that this Backend holds, or may hold. Backend.mu guards what changes.
 type lease struct {
 	id
 	b       *Backend
 	s       *session
-	flags   uint64    // of the entry; no other request of s has them
-	index   uint64    // of the write that took the key; 0 while there is no reply
-	expires time.Time // when the timer fires
+	flags   uint64 // of the entry; unique in s
+	index   uint64 // of the write that took the key; 0 until the reply
+	expires time.Time
 	timer   *time.Timer
-	ending  bool // it has expired, and the entry is being deleted
-	over    bool // it isn't held, and never will be; s doesn't count it
+	ending  bool // expired; the entry is being deleted
+	over    bool // not held, and never will be; s doesn't count it
 }
 
 func (l *lease) wrote(e *api.KVPair) bool {
@@ -215,7 +214,7 @@ func (b *Backend) expireAt(l *lease, at time.Time) {
 	}
 }
 
-// keep has l expire at that time or later. It reports false if l has expired.
+// keep extends l to at least that time. It reports false if l has expired.
 func (b *Backend) keep(l *lease, at time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -244,15 +243,15 @@ func (b *Backend) forget(l *lease) {
 }
 
 const (
-	expireTry      = 5 * time.Second // one try's timeout
+	expireTry      = 5 * time.Second
 	expirePause    = 50 * time.Millisecond
 	expireMaxPause = time.Second
 )
 
-// expire deletes l's entry, long before its session would. It retries until that succeeds, or the session has ended.
+// expire retries until it has deleted l's entry, or the session has ended.
 func (b *Backend) expire(l *lease) {
 	b.mu.Lock()
-	if l.ending || l.over || b.open.Err() != nil || time.Now().Before(l.expires) { // renewed at this moment
+	if l.ending || l.over || b.open.Err() != nil || time.Now().Before(l.expires) { // it was just renewed
 		b.mu.Unlock()
 		return
 	}

@@ -25,7 +25,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// etcd refuses new watches on a stream whose token has expired.
 func TestTokenExpires(t *testing.T) {
 	simple := []string{"--auth-token", "simple", "--auth-token-ttl", "1"}
 	t.Run("simple", func(t *testing.T) { tokenExpires(t, false, simple...) })
@@ -36,7 +35,7 @@ func TestTokenExpires(t *testing.T) {
 func tokenExpires(t *testing.T, secure bool, args ...string) {
 	t.Helper()
 	c := testmain.ServeCluster(t, testbed.StartEtcd, 1, &testbed.Options{
-		Provider: testbed.Local, // where it can read a key file of this test's
+		Provider: testbed.Local, // can read a key file of this test
 		Args:     append(args, "--bcrypt-cost", "4", "--election-timeout", "5000"),
 	})
 	enableAuth(t, c)
@@ -49,14 +48,14 @@ func tokenExpires(t *testing.T, secure bool, args ...string) {
 	holder, waiter := newNode(t, c, login), newNode(t, c, login)
 	key := "test/" + uuid.NewString()
 	g := holder.take(t, locktest.Next(key, time.Hour))
-	_, first := waiter.waits(t, key, time.Hour) // its watch stays open, and with it the stream
+	_, first := waiter.waits(t, key, time.Hour) // its watch stays open, and so does the stream
 	streamExpires(t, waiter.c)
 	before := waiter.l.sent(opened)
-	r := locktest.Request(time.Minute) // another session, with another watch of messages
+	r := locktest.Request(time.Minute) // another session, with its own watch of messages
 	r.Key = key
 	second := locktest.Acquire(t.Context(), waiter, r)
 	deadline := time.After(30 * time.Second)
-	for waiter.l.sent(opened) < before+2 { // its messages, and the key before its own
+	for waiter.l.sent(opened) < before+2 { // messages, and the key before its own
 		select {
 		case got := <-second:
 			require.Fail(t, "the waiter is gone", "%v", got.Err)
@@ -72,7 +71,7 @@ func tokenExpires(t *testing.T, secure bool, args ...string) {
 	locktest.Release(t, waiter, got)
 }
 
-// What was refused need not be undone, which would be refused again and again.
+// A refused put must not be undone, which would be refused, too.
 func TestNoPermission(t *testing.T) {
 	c := testmain.ServeCluster(t, testbed.StartEtcd, 1, &testbed.Options{Args: []string{"--bcrypt-cost", "4"}})
 	_, err := client(t, c, newLink()).UserAdd(t.Context(), "guest", "secret")
@@ -84,7 +83,7 @@ func TestNoPermission(t *testing.T) {
 	require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 	require.ErrorIs(t, n.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}), dlock.ErrLost, "nothing was put")
 
-	answered, deliver := n.l.holdAnswer() // the refusal comes when the undo has begun
+	answered, deliver := n.l.holdAnswer() // the refusal comes after the undo has begun
 	defer deliver()
 	before := n.l.sent(txn)
 	came := locktest.Acquire(t.Context(), n, locktest.Request(shortTTL))
@@ -92,7 +91,7 @@ func TestNoPermission(t *testing.T) {
 	locktest.Eventually(t, func() bool { return n.l.sent(txn) > before+1 })
 	deliver()
 	require.ErrorIs(t, locktest.Receive(t, came).Err, rpctypes.ErrPermissionDenied)
-	for try, sent := 0, -1; sent != n.l.sent(txn); time.Sleep(2 * time.Second) { // a retry comes within a second
+	for try, sent := 0, -1; sent != n.l.sent(txn); time.Sleep(2 * time.Second) { // retries come within a second
 		require.Less(t, try, 5, "undone for ever")
 		try, sent = try+1, n.l.sent(txn)
 	}
@@ -127,10 +126,10 @@ func enableAuth(t *testing.T, c *testbed.Cluster) {
 	require.NoError(t, err)
 }
 
-// behindTLS puts a proxy that speaks TLS in front of a server, and returns its URL and how clients trust it.
+// behindTLS puts a TLS proxy in front of a server.
 func behindTLS(t *testing.T, upstream string) (string, *tls.Config) {
 	t.Helper()
-	web := httptest.NewTLSServer(nil) // for its certificate
+	web := httptest.NewTLSServer(nil)
 	defer web.Close()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: web.TLS.Certificates, NextProtos: []string{"h2"}})
 	require.NoError(t, err)

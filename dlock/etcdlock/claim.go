@@ -25,11 +25,11 @@ type id struct{ key, owner string }
 type state int
 
 const (
-	sent    state = iota // the put has left: the key may exist, now or later
-	queued               // the key exists and is not the first
-	held                 // the key is the first: it has the lock
+	sent    state = iota // the key may exist now or later
+	queued               // the key exists and isn't first
+	held                 // the key is first: it has the lock
 	leaving              // the key is being deleted
-	undoing              // the same, and its put may still arrive
+	undoing              // the same, but its put may still arrive
 	gone                 // there is no key, and none will come
 )
 
@@ -41,24 +41,24 @@ var next = map[state][]state{
 	undoing: {gone},
 }
 
-// claim is a key in a queue, from before its put leaves until the key is known to be gone.
+// claim is a key in a queue, from before its put until it is known to be gone.
 type claim struct {
 	b        *Backend
 	id       id
 	s        *session
-	queue    string        // prefix of its queue
-	name     string        // of its key; no other claim of this Backend has it
-	value    string        // of its key, unique
-	notified chan struct{} // full if there is a notice
+	queue    string
+	name     string // its key's; unique in this Backend
+	value    string // its key's, unique
+	notified chan struct{}
 	ended    chan struct{} // closed when the key is gone
 
 	mu      sync.Mutex
 	state   state
-	expires time.Time // when the timer deletes the key; zero: never
+	expires time.Time // when the timer deletes the key, unless zero
 	timer   *time.Timer
-	rev     int64      // create revision of the key, once it has had the lock
-	notice  notice     // the last one
-	waiters []position // behind the key that has the lock, as far as is known
+	rev     int64 // its key's create revision, once it has had the lock
+	notice  notice
+	waiters []position // behind the holder's key, as far as known
 }
 
 func (b *Backend) claim(r dlock.Request, s *session) *claim {
@@ -113,7 +113,7 @@ func (c *claim) expire() {
 	defer c.b.busy.Done()
 	wait.Retry(c.b.open, minPause, maxPause, func() bool {
 		select {
-		case <-c.ended: // the put was refused, late
+		case <-c.ended: // the put was refused late
 			return true
 		default:
 		}
@@ -127,7 +127,7 @@ func (c *claim) expire() {
 	})
 }
 
-// end forgets the claim, which may be nil: its key is gone.
+// end forgets the claim, whose key is gone. c may be nil.
 func (c *claim) end() {
 	if c == nil || !c.to(gone, time.Time{}) {
 		return
@@ -141,7 +141,6 @@ func (c *claim) end() {
 	}
 }
 
-// undone waits for the key to be gone, for a reasonable time, and reports whether it is.
 func (c *claim) undone(ctx context.Context) bool {
 	after := time.NewTimer(3 * goodbye)
 	defer after.Stop()
@@ -169,26 +168,25 @@ func (c *claim) holds(fence uint64) bool {
 	return c.state == held && uint64(c.rev) == fence && c.s.over.Err() == nil
 }
 
-// renewed reports false if the timer was faster.
 func (c *claim) renewed(fence uint64, expires time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if uint64(c.rev) != fence {
 		return false
 	}
-	return !expires.After(c.expires) || c.move(held, expires) // a later renewal may have been answered before
+	return !expires.After(c.expires) || c.move(held, expires) // a later renewal's reply may have come first
 }
 
 var (
-	errAgain = errors.New("nothing was put") // another claim may do better
+	errAgain = errors.New("nothing was put")
 	errLate  = fmt.Errorf("%w in time", errAgain)
 )
 
 func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.Grant, err error) {
 	s, ttl := c.s, r.TTL
 	var guard int64
-	s.locked(func() { guard = s.rev }) // before the timer starts, whose undo must make this put fail
-	start := time.Now()                // before the request leaves: the server cannot start the lease earlier
+	s.locked(func() { guard = s.rev }) // before the timer starts: its undo must make this put fail
+	start := time.Now()                // before the request leaves
 	c.to(sent, start.Add(max(ttl, minUnanswered)))
 	a, err := c.put(ctx, guard, queue)
 	again := errAgain
@@ -202,7 +200,7 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 		c.end()
 		s.end()
 		return g, again
-	case errors.Is(err, rpctypes.ErrNoSpace): // refused, or applied all the same; in either case nothing is in flight
+	case errors.Is(err, rpctypes.ErrNoSpace): // refused or applied, but not in flight
 		c.to(queued, time.Time{})
 		c.leave(ctx)
 		return g, fmt.Errorf("joining the queue: %w", err)
@@ -226,7 +224,7 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 		return g, dlock.ErrHeld
 	case a.first:
 		g, err = c.grant(ctx, notice{rev: a.rev, at: start}, ttl)
-		if errors.Is(err, errExpired) { // the put arrived before etcd noticed that the session was over
+		if errors.Is(err, errExpired) { // the put arrived before etcd noticed the session's end
 			err = again
 		}
 		return g, err
@@ -238,21 +236,21 @@ func (c *claim) take(ctx context.Context, r dlock.Request, queue bool) (g dlock.
 }
 
 type answer struct {
-	rev    int64  // create revision of the claim's key, 0 if there is none
-	first  bool   // the claim's key is first
+	rev    int64 // create revision of the claim's key; 0: none
+	first  bool
 	before string // else the key before it, if known
-	since  int64  // create revision of that
+	since  int64  // its create revision
 	at     int64  // revision of this state
-	held   bool   // another has the lock, and the claim's key was not put
-	stale  bool   // nothing was put, for the session's guard is at another revision:
-	guard  int64  // 0 if there is no such key; -1: the name of the claim's key is taken
+	held   bool   // by another; nothing was put
+	stale  bool   // nothing was put: the session's guard is at another revision:
+	guard  int64  // 0: no such key; -1: the claim's name is taken
 }
 
-// put appends the claim's key to the queue; without join, only if the queue is empty.
+// put appends the claim's key to the queue; without join, only if it is empty.
 func (c *claim) put(ctx context.Context, guard int64, join bool) (a answer, err error) {
 	absent := clientv3.Compare(clientv3.CreateRevision(c.name), "=", 0)
 	if !join {
-		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // holds if there is no key at all
+		absent = clientv3.Compare(clientv3.CreateRevision(c.queue), "=", 0).WithPrefix() // no key at all
 	}
 	first := clientv3.OpGet(c.queue, append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...)
 	anyone := clientv3.OpGet(c.queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(1)) // sorting is slow
@@ -271,14 +269,14 @@ func (c *claim) put(ctx context.Context, guard int64, join bool) (a answer, err 
 	}
 	a.at = resp.Header.Revision
 	if resp.Succeeded {
-		a.rev = resp.Header.Revision // the transaction has created the key, so this is its create revision
+		a.rev = resp.Header.Revision // the transaction created the key
 		a.first = len(resp.Responses[0].GetResponseRange().GetKvs()) == 0
 		return a, nil
 	}
 	own, sess := resp.Responses[0].GetResponseRange().Kvs, resp.Responses[1].GetResponseRange().Kvs
 	queue := resp.Responses[2].GetResponseRange().Kvs
 	switch {
-	case len(own) > 0: // a key that was deleted is back: the store was restored
+	case len(own) > 0: // a deleted key is back: the store was restored
 		a.stale, a.guard = true, -1
 	case len(queue) > 0 && !join:
 		a.held = true
@@ -321,12 +319,12 @@ func (c *claim) exists(ctx context.Context, a answer) bool {
 	return true
 }
 
-// minUnanswered is the shortest time after which a put without a reply is undone: with a shorter TTL, every slow put would
-// be undone before it arrives.
+// minUnanswered is the shortest time after which a put without a reply is undone: with a shorter TTL, every slow put would be
+// undone before it arrives.
 const minUnanswered = 100 * time.Millisecond
 
 const (
-	minPause = 20 * time.Millisecond // between retries; doubles with each
+	minPause = 20 * time.Millisecond // doubles with each retry
 	maxPause = time.Second
 )
 
@@ -340,7 +338,7 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 		if complete {
 			n, err = c.mayBeFirst(ctx, a)
 		}
-		complete = true // the read below is later than the start of the watch
+		complete = true // the read below is later than the watch's start
 		if err == nil && n.rev != 0 {
 			return c.grant(ctx, n, ttl)
 		}
@@ -366,8 +364,8 @@ func (c *claim) wait(ctx context.Context, ttl time.Duration, a answer) (dlock.Gr
 	}
 }
 
-// mayBeFirst waits for a message that the claim's key is first, or until it may be: the key before it, if known, was deleted, or
-// no message came for a while. The notice then has no revision.
+// mayBeFirst waits for a message that the claim's key is first. It also returns, without a revision, when the key may be first:
+// the key before it, if known, was deleted, or no message came for a while.
 func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -380,7 +378,7 @@ func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) 
 		quiet.Reset(longQuietTime)
 		watched, refused := c.b.watching(ctx)
 		defer func() { refused(err) }()
-		go func() { // Watch returns when the server has answered, which may be late
+		go func() { // Watch returns only when the server replies
 			opened <- c.b.c.Watch(watched, a.before, clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
 		}()
 	}
@@ -419,8 +417,7 @@ func (c *claim) mayBeFirst(ctx context.Context, a answer) (n notice, err error) 
 	}
 }
 
-// forbidden reports whether etcd has refused a put without applying anything, for example for lack of permission: an undo would
-// be refused, too.
+// forbidden reports whether etcd has refused a put without applying it, as for lack of permission. It would refuse the undo, too.
 func forbidden(err error) bool {
 	e, ok := errors.AsType[rpctypes.EtcdError](err)
 	return ok && slices.Contains([]codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument}, e.Code())
@@ -433,8 +430,8 @@ func passing(err error) bool {
 	return status.Code(err) == codes.Unavailable
 }
 
-// watching returns the context of a watch, which leaves a member without a leader. Pass the error that ended it to refused:
-// etcd refuses every watch on a stream whose token has expired. The client opens a new stream for other metadata.
+// watching returns a context for a watch, which then leaves a member without a leader. Pass the watch's error to refused: etcd
+// refuses every watch on a stream whose token has expired, and other metadata makes the client open a new stream.
 func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func(error)) {
 	n := b.stream.Load()
 	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "fencelab-stream", strconv.FormatInt(n, 10))
@@ -445,7 +442,7 @@ func (b *Backend) watching(ctx context.Context) (_ context.Context, refused func
 	}
 }
 
-// staleToken reports whether err, of a watch, may pass with another token. A watch gets it as text.
+// staleToken reports whether a watch's err, which is text, may pass with another token.
 func staleToken(err error) bool {
 	return err != nil && slices.ContainsFunc([]error{rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty},
 		func(e error) bool { return strings.HasSuffix(err.Error(), rpctypes.ErrorDesc(e)) })
@@ -478,12 +475,12 @@ func (c *claim) leave(ctx context.Context) {
 	}
 }
 
-// remove deletes a key that was created at the revision fence or, if that is 0, has the value, and reports whether it did.
-// It notifies the next waiter. A put of c, which may be nil, that is still in flight will fail.
+// remove deletes a key that was created at the revision fence or, if that is 0, has the value, and reports whether it did. It
+// notifies the next waiter. If c's put is in flight, it will fail. c may be nil.
 func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string, fence uint64) (had bool, err error) {
 	queue := queueOf(b.prefix, key)
 	cond := owns(name, fence)
-	if fence == 0 { // another key may have the name when this arrives
+	if fence == 0 { // another key may have this name by then
 		cond = clientv3.Compare(clientv3.Value(name), "=", value)
 	}
 	var s *session // of a put that may still arrive
@@ -515,7 +512,7 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 		next, notifies = b.handOver(queue, nil)
 		full := err
 		resp, err = b.c.Txn(ctx).If(cond).Then(next, clientv3.OpDelete(name)).Commit()
-		if err == nil && !resp.Succeeded { // the first was applied, or the key was gone before
+		if err == nil && !resp.Succeeded { // the first was applied, or the key was gone
 			c.end()
 			return false, full
 		}
@@ -523,7 +520,7 @@ func (b *Backend) remove(ctx context.Context, c *claim, key, name, value string,
 	if s != nil && errors.Is(err, rpctypes.ErrNoSpace) {
 		c.to(sent, time.Now()) // expire deletes the key alone, once no reply to the put can make it a grant
 	}
-	if s != nil && leaseGone(err) { // and all its keys
+	if s != nil && leaseGone(err) { // with all its keys
 		s.end()
 		c.end()
 		return false, nil

@@ -3,44 +3,44 @@
 // # The queue
 //
 // A waiter puts a key {Prefix}lock/{KEY}/{LEASE}-{N}; the key created first has the lock. LEASE is the session, N tells a
-// Backend's keys apart; names are reused, since etcd keeps every name until compaction and reads all of them with the
-// queue. The token is the key's create revision. Restoring a snapshot sets tokens back, unless it is done with a revision bump
-// (etcdutl snapshot restore --bump-revision).
+// Backend's keys apart. Names are reused, since etcd keeps every name until compaction and reads all of them with the queue. The
+// token is the key's create revision. Restoring a snapshot sets tokens back, unless it bumps the revision (etcdutl snapshot
+// restore --bump-revision).
 //
-// The transaction that deletes the holder's key also writes a message to {Prefix}turn/{LEASE}, which the next waiter's
-// Backend watches. The message names the next 32 waiters, so a hand-over costs one commit and no read. A holder without that
-// list, or whose next waiter has left, reads the queue in its transaction and sends the message in a second one.
+// The transaction that deletes the holder's key also writes a message to {Prefix}turn/{LEASE}, which the next waiter's Backend
+// watches. It names the next 32 waiters, so a hand-over costs one commit and no read. A holder without that list, or whose next
+// waiter has left, reads the queue in its transaction and sends the message in a second one.
 //
-// The message is proof: no key gets ahead of the first one, and it is deleted only by its own Backend, or by etcd
-// when its session ends; a grant requires a live session. A waiter that gets no message for a second reads whether its key is first.
+// The message is proof: the first key stays first until its Backend deletes it or its session ends, and a grant requires a live
+// session. A waiter that gets no message for a second reads whether its key is first.
 //
 // # Leases
 //
-// Two clocks bound a grant. A timer in the Backend deletes the key at Start + TTL unless it is renewed. If the process is
-// dead, frozen or cut off, the key goes with the session, a lease in etcd that all grants of one TTL share. It lasts for S,
-// whole seconds: the TTL and an eighth more (at least 1 s, at most 10 s) rounded up, or the server's minimum if that is
-// longer. A grant is given or renewed only if the session will outlast the TTL: a keep-alive that was answered was sent at most
-// S - TTL ago. Keep-alives are frequent enough for that, so a renewal needs no commit.
+// Two clocks bound a grant. A timer in the Backend deletes the key at Start + TTL unless it is renewed. If the process is dead,
+// frozen or cut off, the key goes with the session, a lease in etcd that all grants of one TTL share. It lasts for S: the TTL and
+// an eighth more (at least 1 s, at most 10 s) rounded up to seconds, or the server's minimum if that is longer. A grant is given
+// or renewed only if the last answered keep-alive was sent at most S - TTL ago. Keep-alives are frequent enough for that, so a
+// renewal needs no commit.
 //
 // A dead holder blocks a key for at most S after its last keep-alive, 500 ms for etcd's checks, and a second until a waiter
 // reads; a change of etcd's leader restarts S.
 //
 // # Requests that arrive late
 //
-// A put without a reply may reach etcd long after its sender has given up. So every put is conditional on the revision of
-// its session's guard, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing such a put deletes the lock's key and
-// modifies the guard in one transaction. A deletion is conditional on the key's create revision or, if that isn't known, on
-// its unique value. When etcd has no space left, the guard can't be modified. The key is then deleted alone, and again if it
-// comes later, until the guard is modified within about a second after there is space again.
+// A put without a reply may reach etcd long after its sender has given up. So every put is conditional on the revision of its
+// session's guard, {Prefix}session/{LEASE}, which doesn't exist at first. Undoing such a put deletes the lock's key and modifies
+// the guard in one transaction. A deletion is conditional on the key's create revision or, if unknown, on its unique value. While
+// etcd has no space left, the key is deleted alone, and again if it arrives later; the guard is modified within about a second
+// after there is space again.
 //
-// If a put finds the guard's revision lower than before, or its own name taken, the store was restored from a snapshot or
-// changed by hand. The Backend then replaces the session, and all grants of the old one are lost.
+// If a put finds the guard's revision lower than before, or its own name taken, the store was restored from a snapshot or changed
+// by hand. The Backend then replaces the session, and all grants of the old one are lost.
 //
 // # Limits
 //
-// With authentication, a client needs read and write permission for {Prefix}lock/, {Prefix}turn/ and {Prefix}session/.
-// When etcd has no space left, nothing can be acquired, but grants can be renewed and released, and requests undone. etcd's
-// grpc-proxy is not supported: it answers keep-alives by itself. A TTL must be longer than a round trip.
+// With authentication, a client needs read and write permission for {Prefix}lock/, {Prefix}turn/ and {Prefix}session/. When etcd
+// has no space left, nothing can be acquired, but grants can be renewed and released, and requests undone. etcd's grpc-proxy is
+// not supported: it answers keep-alives itself. A TTL must be longer than a round trip.
 package etcdlock
 
 import (
@@ -68,7 +68,7 @@ type Options struct {
 	Prefix string
 }
 
-// Backend implements dlock.Backend. A grant is renewed only by the Backend that gave it.
+// Backend implements dlock.Backend. Only the Backend that gave a grant can renew it.
 type Backend struct {
 	c      *clientv3.Client
 	prefix string
@@ -81,21 +81,21 @@ type Backend struct {
 	mu       sync.Mutex
 	busy     sync.WaitGroup // calls and clean-ups
 	claims   map[id]*claim
-	names    map[string]*claim // by the name of their key in etcd
-	lives    uint64            // claims so far
-	sessions map[int64]*slot   // by S as requested, in seconds
+	names    map[string]*claim // by their key's name in etcd
+	lives    uint64
+	sessions map[int64]*slot // by requested S in seconds
 }
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on client, which stays the caller's to close. It sends nothing. Set the client's DialKeepAliveTime
-// and DialKeepAliveTimeout, or calls without a deadline wait for a silent server for ever.
+// New returns a Backend on client, which stays the caller's to close. It sends nothing. Set the client's DialKeepAliveTime and
+// DialKeepAliveTimeout, or calls without a deadline wait forever for a silent server.
 func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: etcdlock: client is nil", dlock.ErrInvalid)
 	}
 	o := cmp.Or(opts, &Options{})
-	if strings.Contains(o.Prefix, "lock/") { // else a key of one prefix could be in a queue of another
+	if strings.Contains(o.Prefix, "lock/") { // else one prefix's key could be in another's queue
 		return nil, fmt.Errorf(`%w: etcdlock: prefix %q contains "lock/", which marks where a prefix ends`, dlock.ErrInvalid, o.Prefix)
 	}
 	b := &Backend{
@@ -106,21 +106,21 @@ func New(client *clientv3.Client, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
-// queueOf is the prefix of all names in key's queue. No queue's prefix begins with another's: a slash in key is escaped.
+// No queue's prefix begins with another's, since a slash in key is escaped.
 func queueOf(prefix, key string) string { return prefix + "lock/" + url.PathEscape(key) + "/" }
 
-// Acquire implements dlock.Backend. Waiters are served first come, first served, across all processes. It returns an error that
-// wraps dlock.ErrLost if the waiter's session has expired, or if etcd's replies take longer than the TTL.
+// Acquire implements dlock.Backend. Waiters form one FIFO queue across all processes. The error wraps dlock.ErrLost if the
+// waiter's session has expired, or etcd's replies take longer than the TTL.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, true)
 }
 
-// TryAcquire implements dlock.Backend. A key that others wait for is held, too.
+// TryAcquire implements dlock.Backend. A key with waiters counts as held.
 func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, false)
 }
 
-// maxLate limits the puts of one call that are answered too late to be used.
+// maxLate limits a call's puts whose replies come too late.
 const maxLate = 3
 
 func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlock.Grant, error) {
@@ -134,12 +134,12 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlo
 	defer leave()
 	rest, late := minPause, 0
 	for try := 0; ; try++ {
-		if try > 1 { // the first retry is at once
+		if try > 1 {
 			wait.For(ctx, rest)
 			rest = min(2*rest, maxPause)
 		}
 		s, err := b.sessionFor(ctx, r.TTL)
-		if err == nil && s.dead() { // in an outage, puts whose undoing waits for its end would pile up
+		if err == nil && s.dead() { // in an outage, puts that can't be undone would pile up
 			err = s.cover(ctx, time.Now(), 0)
 		}
 		if errors.Is(err, errExpired) {
@@ -152,7 +152,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (dlo
 		g, err := c.take(ctx, r, queue)
 		if errors.Is(err, errLate) {
 			late++
-			if !c.undone(ctx) { // the next put would find this one's key in front of it
+			if !c.undone(ctx) { // its key would be ahead of the next put's
 				late = maxLate
 			}
 			if late == maxLate && ctx.Err() == nil {
@@ -184,7 +184,7 @@ func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if err := c.s.cover(ctx, start, g.TTL); err != nil {
 		return failed(ctx, err)
 	}
-	// The read makes it linearizable; it writes nothing.
+	// The read makes it linearizable.
 	resp, err := b.c.Txn(ctx).If(owns(name, g.Fence)).Then(clientv3.OpGet(name, clientv3.WithCountOnly())).Commit()
 	if err != nil {
 		return failed(ctx, err)
@@ -220,17 +220,17 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return nil
 }
 
-// IsOwner is a condition that holds while g is held: with it a transaction writes to the same etcd only for the lock's
-// holder. A grant of this Backend needs no more than Key, Owner and Fence, which a dlock.Handle has.
+// IsOwner returns a condition that holds while g is held: a transaction with it writes to the same etcd only for the holder. A
+// grant of this Backend needs only Key, Owner and Fence, which a dlock.Handle has.
 func (b *Backend) IsOwner(g dlock.Grant) clientv3.Cmp {
 	_, name, _ := b.find(g)
 	if name == "" {
 		name = queueOf(b.prefix, g.Key) // which no key has
 	}
-	return owns(name, cmp.Or(g.Fence, math.MaxUint64)) // 0, as of a released handle's Next, would be that of a key that doesn't exist
+	return owns(name, cmp.Or(g.Fence, math.MaxUint64)) // 0, as from a released handle's Next, would match a missing key
 }
 
-// find returns g's claim, nil if it has ended, and its key's name and value, "" if they aren't known.
+// find returns g's claim, nil if it has ended, and its key's name and value, "" if unknown.
 func (b *Backend) find(g dlock.Grant) (c *claim, name, value string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -249,8 +249,8 @@ func owns(name string, fence uint64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(name), "=", int64(fence))
 }
 
-// Close implements dlock.Backend. Waiting calls leave the queue and return dlock.ErrClosed. Grants end with their sessions,
-// which are no longer kept alive; unused sessions are revoked. It takes a second or two if the server doesn't answer.
+// Close implements dlock.Backend. Waiting calls leave the queue and return dlock.ErrClosed. Grants end with their sessions, which
+// are no longer kept alive; unused sessions are revoked. It takes a second or two if the server doesn't reply.
 func (b *Backend) Close() error {
 	b.closeOnce.Do(func() {
 		b.mu.Lock()
@@ -293,7 +293,7 @@ func (b *Backend) enter(ctx context.Context) (call context.Context, leave func()
 	}, nil
 }
 
-// begin registers work that Close waits for. It reports false on a closed Backend.
+// begin registers work that Close waits for. It reports false once the Backend is closed.
 func (b *Backend) begin() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

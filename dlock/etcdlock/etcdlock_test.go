@@ -26,7 +26,7 @@ func TestConformance(t *testing.T) {
 }
 
 func harness(c *testbed.Cluster) dlocktest.Harness {
-	// clientv3 repeats by itself only what was not sent.
+	// clientv3 retries only what was not sent.
 	return dlocktest.Harness{ShortTTL: shortTTL, NoRepeats: true, New: func(t *testing.T) dlocktest.Service {
 		return dlocktest.Service{
 			Backend: func() dlock.Backend { return newBackend(t, client(t, c, newLink()), nil) },
@@ -34,10 +34,10 @@ func harness(c *testbed.Cluster) dlocktest.Harness {
 				l := newLink()
 				b := newBackend(t, client(t, c, l), nil)
 				for _, ttl := range []time.Duration{shortTTL, time.Hour} {
-					r := locktest.Request(ttl) // so that a fault meets a claim and not the start of its session
+					r := locktest.Request(ttl) // a fault must hit a claim, not the start of its session
 					g, err := b.TryAcquire(t.Context(), r)
 					require.NoError(t, err)
-					if err := b.Release(t.Context(), g); !errors.Is(err, dlock.ErrLost) { // it may have run out
+					if err := b.Release(t.Context(), g); !errors.Is(err, dlock.ErrLost) { // it may have expired
 						require.NoError(t, err)
 					}
 				}
@@ -54,7 +54,6 @@ func newBackend(tb testing.TB, c *clientv3.Client, o *etcdlock.Options) *etcdloc
 	return b
 }
 
-// client returns a client with default options, except that it gives up soon.
 func client(tb testing.TB, c *testbed.Cluster, l *link, set ...func(*clientv3.Config)) *clientv3.Client {
 	tb.Helper()
 	cfg := clientv3.Config{

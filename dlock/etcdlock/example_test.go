@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/etcdlock"
 )
 
-// Data in the same etcd needs no resource that enforces tokens: the transaction that writes it does.
+// Data in the same etcd needs no other resource: the transaction that writes it checks the token.
 func ExampleBackend_IsOwner() {
 	client, err := clientv3.New(clientv3.Config{Endpoints: one.Addrs()})
 	if err != nil {

@@ -27,7 +27,6 @@ import (
 
 func queue(key string) string { return "lock/" + url.PathEscape(key) + "/" }
 
-// Without keep-alives grants are refused before one would outlive the session.
 func TestSessionOutlivesGrants(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		const ttl = 900 * time.Millisecond
@@ -48,7 +47,7 @@ func TestSessionOutlivesGrants(t *testing.T) {
 				break
 			}
 			if g.Lost != last.Lost {
-				break // the session went away while grants on it were given
+				break // the session ended meanwhile
 			}
 			last = g
 		}
@@ -84,7 +83,7 @@ func TestSessionOutlivesRenewals(t *testing.T) {
 			<-tick.C
 			renewed := time.Now()
 			err := a.Renew(t.Context(), g)
-			if err != nil && time.Since(last) >= ttl { // the lease has run out
+			if err != nil && time.Since(last) >= ttl { // the lease has expired
 				locktest.Won(t, won)
 				return false
 			}
@@ -102,24 +101,24 @@ func TestSessionOutlivesRenewals(t *testing.T) {
 	})
 }
 
-// The session lasts from when the keep-alive left, however late the reply.
+// The session lasts from when the keep-alive was sent.
 func TestLateKeepAlive(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
-		const ttl = 900 * time.Millisecond // of a session of 2 s
+		const ttl = 900 * time.Millisecond // S is 2 s
 		a := newNode(t, one)
 		a.take(t, locktest.Request(ttl))
 		defer a.l.inject(holdKeepAlives)()
 		before := len(a.l.keptAlive())
 		locktest.Eventually(t, func() bool { return len(a.l.keptAlive()) > before })
 		sent := a.l.keptAlive()[before]
-		time.Sleep(time.Until(sent.Add(800 * time.Millisecond))) // after a second it is given up
+		time.Sleep(time.Until(sent.Add(800 * time.Millisecond))) // it is given up after a second
 		select {
 		case a.l.deliver <- struct{}{}:
 		case <-time.After(locktest.Timeout):
 			require.Fail(t, "no reply to deliver")
 		}
 		if len(a.l.keptAlive()) > before+1 {
-			return false // it has been given up, and the reply to the next one was delivered
+			return false // it was given up, and the next one's reply delivered
 		}
 		time.Sleep(time.Until(sent.Add(1200 * time.Millisecond)))
 		_, err := a.TryAcquire(t.Context(), locktest.Request(ttl))
@@ -140,7 +139,7 @@ func TestRenewalTooLate(t *testing.T) {
 		require.NoError(t, err)
 		deliver()
 		err = <-renewed
-		if err != nil && strings.Contains(err.Error(), "keep-alive: ") { // it came to no read
+		if err != nil && strings.Contains(err.Error(), "keep-alive: ") { // nothing was read
 			return false
 		}
 		require.ErrorIs(t, err, dlock.ErrLost)
@@ -148,7 +147,7 @@ func TestRenewalTooLate(t *testing.T) {
 	})
 }
 
-// Its reply is still to come, and no timer runs any more.
+// The put's reply is still to come, and no timer runs any more.
 func TestClosedDuringAPut(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	a.take(t, locktest.Request(time.Hour)) // keeps the session
@@ -161,7 +160,7 @@ func TestClosedDuringAPut(t *testing.T) {
 	require.ErrorIs(t, locktest.Receive(t, came).Err, dlock.ErrClosed)
 }
 
-// The one answered last may have been sent first; its lease ends before the other's.
+// The earlier renewal's reply comes last.
 func TestEarlierRenewal(t *testing.T) {
 	a := newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -172,11 +171,11 @@ func TestEarlierRenewal(t *testing.T) {
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// The key expires, though nobody undoes it and the session is alive.
+// Nobody undoes it, and the session is alive.
 func TestOrphanRunsOut(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b := newNode(t, one), newNode(t, one)
-		held := a.take(t, locktest.Request(shortTTL)) // the same session
+		held := a.take(t, locktest.Request(shortTTL)) // keeps the session
 		r := locktest.Request(shortTTL)
 		heal := a.l.inject(loseReplies)
 		_, err := a.TryAcquire(t.Context(), r)
@@ -194,7 +193,7 @@ func TestOrphanRunsOut(t *testing.T) {
 	})
 }
 
-// The key of a put whose reply is late expires. The call then waits with another key.
+// The late put's key expires. The call then waits with another.
 func TestAnswerLate(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Next(b.take(t, locktest.Request(time.Hour)).Key, shortTTL)
@@ -223,7 +222,6 @@ func TestLeaseStartsBeforeThePut(t *testing.T) {
 	require.False(t, locktest.Won(t, came).Start.After(applied))
 }
 
-// Whether they were applied or came too late for that.
 func TestRepliesSlowerThanTheTTL(t *testing.T) {
 	for _, late := range []fault{answerLate, sendLate} {
 		for _, acquire := range []func(*etcdlock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
@@ -247,7 +245,7 @@ func TestRepliesSlowerThanTheTTL(t *testing.T) {
 	}
 }
 
-// The call's next put doesn't wait for the key of the one before, whose undo is lost: three times, or for ever.
+// The next put doesn't wait for the last one's undo, which is lost three times, or always.
 func TestUndoSlowerThanTheReply(t *testing.T) {
 	for f, ttl := range map[fault]time.Duration{undoLost: 500 * time.Millisecond, undoNever: shortTTL} {
 		a := newNode(t, one)
@@ -266,7 +264,7 @@ func TestUndoSlowerThanTheReply(t *testing.T) {
 	}
 }
 
-// The client waits for a server that it can't connect to until the context ends, and this one doesn't.
+// The client would wait for an unreachable server until the context ends.
 func TestUnreachableWithoutDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := errors.New("refused")
@@ -287,7 +285,7 @@ func TestUnreachableWithoutDeadline(t *testing.T) {
 	})
 }
 
-// What isn't sent need not be undone once etcd is back. Should the session be over then, another is used.
+// If the session is over once etcd is back, another is used.
 func TestNothingIsPutDuringAnOutage(t *testing.T) {
 	n, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(shortSession)
@@ -298,7 +296,7 @@ func TestNothingIsPutDuringAnOutage(t *testing.T) {
 	defer heal()
 	_, err := b.c.Revoke(t.Context(), clientv3.LeaseID(kv.Lease))
 	require.NoError(t, err)
-	time.Sleep(2100 * time.Millisecond) // the session lasts for 2 s
+	time.Sleep(2100 * time.Millisecond) // S is 2 s
 	before := n.l.sent(txn)
 	for range 3 {
 		_, err := n.TryAcquire(t.Context(), locktest.Request(shortTTL))
@@ -325,7 +323,6 @@ func TestStuckSession(t *testing.T) {
 	locktest.Won(t, first)
 }
 
-// Later puts of the same session succeed.
 func TestLatePut(t *testing.T) {
 	for _, acquire := range []func(*etcdlock.Backend, context.Context, dlock.Request) (dlock.Grant, error){
 		(*etcdlock.Backend).TryAcquire, (*etcdlock.Backend).Acquire,
@@ -351,9 +348,8 @@ func TestLatePut(t *testing.T) {
 	}
 }
 
-// Only the timer undoes it.
 func TestLatePutNotUndone(t *testing.T) {
-	t.Parallel() // it waits
+	t.Parallel()
 	const ttl = 5 * time.Second
 	a, b := newNode(t, one), newNode(t, one)
 	guard := a.guardOf(t, a.take(t, locktest.Request(ttl))) // starts the session
@@ -372,7 +368,7 @@ func TestLatePutNotUndone(t *testing.T) {
 	require.Empty(t, b.keysOf(t, r), "the late put's key")
 }
 
-// Its name is in use again; the new key stays.
+// The key's name is in use again; the new key stays.
 func TestLateDelete(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) { lateDelete(t, "next") })
 	t.Run("the same owner", func(t *testing.T) { lateDelete(t, "") })
@@ -401,7 +397,7 @@ func lateDelete(t *testing.T, owner string) {
 	require.NoError(t, a.Renew(t.Context(), g))
 }
 
-// It is retried in the background after somebody else has deleted the key.
+// The deletion is retried although another client has deleted the key.
 func TestRepeatedDelete(t *testing.T) {
 	t.Run("another owner", func(t *testing.T) { repeatedDelete(t, "next") })
 	t.Run("the same owner", func(t *testing.T) { repeatedDelete(t, "") })
@@ -421,9 +417,9 @@ func repeatedDelete(t *testing.T, owner string) {
 
 	calls := a.l.sent(txn)
 	a.l.mu.Lock()
-	a.l.refuse = 1 // what the waiter sends when it leaves
+	a.l.refuse = 1 // the waiter's request on leaving
 	a.l.mu.Unlock()
-	deliver := a.l.inject(delayOneRequest) // what its timer sends then
+	deliver := a.l.inject(delayOneRequest) // then its timer's
 	defer deliver()
 	cancel()
 	require.ErrorIs(t, (<-left).Err, context.Canceled)
@@ -444,11 +440,11 @@ func repeatedDelete(t *testing.T, owner string) {
 
 func TestKeepAlivesAreFew(t *testing.T) {
 	for name, c := range map[string]struct {
-		ttls        []time.Duration // all of one session, of 12 s if they are of about 10 s
+		ttls        []time.Duration // all of one session, of 12 s if they are about 10 s
 		least, most time.Duration   // between keep-alives; at most S - TTL
 	}{
 		"one TTL":      {[]time.Duration{10 * time.Second}, 1300 * time.Millisecond, 2 * time.Second},
-		"a short one":  {[]time.Duration{shortTTL}, 400 * time.Millisecond, time.Second}, // of a session of 2 s
+		"a short one":  {[]time.Duration{shortTTL}, 400 * time.Millisecond, time.Second}, // S is 2 s
 		"an hour":      {[]time.Duration{time.Hour}, 1800 * time.Millisecond, 2400 * time.Millisecond},
 		"a longer one": {[]time.Duration{9800 * time.Millisecond, 10660 * time.Millisecond}, 900 * time.Millisecond, 1340 * time.Millisecond},
 		"the longest":  {[]time.Duration{10660 * time.Millisecond, 9800 * time.Millisecond}, 900 * time.Millisecond, 1340 * time.Millisecond},
@@ -459,7 +455,7 @@ func TestKeepAlivesAreFew(t *testing.T) {
 			for _, ttl := range c.ttls {
 				a.take(t, locktest.Request(ttl))
 			}
-			for i := 2; ; i++ { // the first may have been on its way to the second before the last TTL was known
+			for i := 2; ; i++ { // the last TTL may not be known before
 				locktest.Eventually(t, func() bool { return len(a.l.keptAlive()) > i }, 30*time.Second, 10*time.Millisecond)
 				kept := a.l.keptAlive()
 				gap := kept[i].Sub(kept[i-1])
@@ -467,13 +463,12 @@ func TestKeepAlivesAreFew(t *testing.T) {
 				if gap < c.most {
 					return
 				}
-				require.Less(t, i, 15, "the last of several gaps that are too long: %v", gap) // a machine that stalls does so once
+				require.Less(t, i, 15, "the last of several gaps that are too long: %v", gap) // the machine may have stalled
 			}
 		})
 	}
 }
 
-// It is what a dead holder costs.
 func TestSessionLength(t *testing.T) {
 	n := newNode(t, one)
 	for ttl, want := range map[time.Duration]int64{
@@ -528,7 +523,7 @@ func TestCloseRevokesIdleSessions(t *testing.T) {
 		require.Positive(t, left.TTL)
 		left, err = n.c.TimeToLive(t.Context(), idleLease)
 		require.NoError(t, err)
-		if left.TTL != -1 && took >= time.Second { // Close gives up then
+		if left.TTL != -1 && took >= time.Second { // Close has given up
 			return false
 		}
 		require.EqualValues(t, -1, left.TTL)
@@ -536,7 +531,7 @@ func TestCloseRevokesIdleSessions(t *testing.T) {
 	})
 }
 
-// A put may be applied just before etcd detects that its session is over. The grant's keep-alive reveals it.
+// The grant's keep-alive reveals the session's end.
 func TestSessionEndsUnderAGrant(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) bool { return sessionEndsUnderAGrant(t, 0) })
 	// The first deletion fails; the retry leaves the next key alone.
@@ -552,7 +547,7 @@ func sessionEndsUnderAGrant(t *testing.T, refuse int) bool {
 	r := locktest.Request(ttl)
 	heal := a.l.inject(cutKeepAlives)
 	defer heal()
-	time.Sleep(1200 * time.Millisecond) // now the last keep-alive doesn't cover a grant
+	time.Sleep(1200 * time.Millisecond) // too long for the last keep-alive to cover a grant
 	a.l.mu.Lock()
 	a.l.after = func() {
 		if kvs := b.keysOf(t, r); len(kvs) == 1 {
@@ -625,13 +620,13 @@ func TestStaleGrantOfAName(t *testing.T) {
 		a, b := newNode(t, one), newNode(t, one)
 		r := locktest.Request(shortTTL)
 		first := a.take(t, r)
-		mid, err := b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "between", TTL: time.Hour}) // first has run out
+		mid, err := b.Acquire(t.Context(), dlock.Request{Key: r.Key, Owner: "between", TTL: time.Hour}) // first has expired
 		require.NoError(t, err)
 		require.NoError(t, b.Release(t.Context(), mid))
 		r.Owner = "next"
 		r.TTL = shortSession // the same S
 		second := a.take(t, r)
-		if first.State != second.State && time.Since(first.Start) > shortSession { // the session was another
+		if first.State != second.State && time.Since(first.Start) > shortSession { // another session
 			return false
 		}
 		require.Equal(t, first.State, second.State)
@@ -641,7 +636,6 @@ func TestStaleGrantOfAName(t *testing.T) {
 	})
 }
 
-// A late call for the same owner's earlier grant leaves the present one renewable.
 func TestEarlierGrant(t *testing.T) {
 	n := newNode(t, one)
 	r := locktest.Request(time.Hour)

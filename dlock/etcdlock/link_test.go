@@ -20,16 +20,16 @@ import (
 type link struct {
 	mu      sync.Mutex
 	fault   fault
-	changed chan struct{}            // closed when the fault ends
-	broken  chan struct{}            // closed when what is open breaks
-	calls   map[string]int           // by method, and what else is counted
-	writes  int                      // transactions that could write
-	kept    []time.Time              // when keep-alives left
-	late    chan struct{}            // closed when a request that was held has arrived
-	after   func()                   // if not nil, called once, when a transaction has been answered
-	refuse  int                      // so many transactions are
-	undone  map[string]chan struct{} // by the value of a key, when its deletion has been answered
-	deliver chan struct{}            // lets the reply to one keep-alive pass
+	changed chan struct{}  // closed when the fault ends
+	broken  chan struct{}  // closed when open streams break
+	calls   map[string]int // by method, and other counts
+	writes  int
+	kept    []time.Time              // when keep-alives were sent
+	late    chan struct{}            // closed when a held request has arrived
+	after   func()                   // called once, after a transaction
+	refuse  int                      // transactions to refuse
+	undone  map[string]chan struct{} // by a key's value: its deletion was answered
+	deliver chan struct{}            // lets one keep-alive's reply pass
 }
 
 type fault int
@@ -41,19 +41,19 @@ const (
 	holdReplies
 	cut
 	holdOneRequest
-	cutKeepAlives  // only these
+	cutKeepAlives
 	holdKeepAlives // their replies, until one is asked for
-	cutWatches     // only these
-	blind          // reads fail
-	deaf           // and watches, too
-	forgetLeases   // as transactions find out
+	cutWatches
+	blind        // reads fail
+	deaf         // and watches, too
+	forgetLeases // as seen by transactions
 	delayOneRequest
-	answerLate // puts are answered when they have been undone
+	answerLate // puts are answered once undone
 	sendLate   // and sent only then
-	undoLost   // the first put is answered when its deletion has been lost once, which is lost three times
-	undoNever  // which is always lost
+	undoLost   // the first put is answered when its deletion was lost once; that is lost three times
+	undoNever  // that is always lost
 	holdGrant  // one request for a session isn't answered
-	fillDisk   // a transaction that puts is applied, and answered that there is no room, as when it crosses etcd's quota
+	fillDisk   // a put is applied, and answered that there is no space, as when it crosses etcd's quota
 )
 
 const (
@@ -62,9 +62,9 @@ const (
 	txn       = "/etcdserverpb.KV/Txn"
 	grant     = "/etcdserverpb.Lease/LeaseGrant"
 	read      = "/etcdserverpb.KV/Range"
-	watches   = "watches" // asked for
-	opened    = "opened"  // of these
-	events    = "events"  // that watches have told
+	watches   = "watches" // requested
+	opened    = "opened"
+	events    = "events" // received by watches
 )
 
 func (f fault) cuts(method string) bool {
@@ -88,7 +88,6 @@ func (l *link) faults() dlocktest.Link {
 	return locktest.Link(l.inject, loseRequests, loseReplies, holdReplies, cut)
 }
 
-// inject breaks open streams, too.
 func (l *link) inject(f fault) (heal func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,7 +130,7 @@ func (l *link) whatIsAfter(method string) (after func()) {
 	return after
 }
 
-// sent counts a method's calls, or one of watches, opened and events.
+// sent counts a method's calls, or watches, opened or events.
 func (l *link) sent(what string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +175,7 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 		}
 	case delayOneRequest:
 		<-changed
-	case holdOneRequest: // it arrives late, whatever its sender has done meanwhile
+	case holdOneRequest: // it arrives late, whatever its sender does
 		go func() {
 			<-changed
 			_ = invoke(context.WithoutCancel(ctx), method, req, &pb.TxnResponse{}, cc)
@@ -201,7 +200,7 @@ func (l *link) unary(ctx context.Context, method string, req, reply any, cc *grp
 			<-ctx.Done()
 			return status.FromContextError(ctx.Err()).Err()
 		}
-	default: // nothing happens to it
+	default:
 	}
 	err := invoke(ctx, method, req, reply, cc, opts...)
 	if after := l.whatIsAfter(method); after != nil {
@@ -233,7 +232,6 @@ func (l *link) first() bool {
 	return l.sent("late") == 0
 }
 
-// lost counts a lost request, and reports whether it is the nth.
 func (l *link) lost(n int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -241,7 +239,7 @@ func (l *link) lost(n int) bool {
 	return l.calls["lost"] == n
 }
 
-// untilUndone delays a put until the deletion of its key has been answered; the deletion calls it too.
+// untilUndone delays a put until its key's deletion has been answered; the deletion calls it too.
 func (l *link) untilUndone(ctx context.Context, r *pb.TxnRequest) {
 	undone := func(value []byte) chan struct{} {
 		l.mu.Lock()
@@ -254,7 +252,7 @@ func (l *link) untilUndone(ctx context.Context, r *pb.TxnRequest) {
 	if undoes(r) {
 		select {
 		case undone(r.Compare[0].GetValue()) <- struct{}{}:
-		default: // it has been repeated
+		default: // a repeated deletion
 		}
 		return
 	}
@@ -275,7 +273,7 @@ func puts(r *pb.TxnRequest) bool {
 	})
 }
 
-// stream breaks streams by their contexts: the client library uses them at any time.
+// stream breaks streams by their contexts, since the client library may use them at any time.
 func (l *link) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {

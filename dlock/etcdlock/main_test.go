@@ -9,7 +9,7 @@ import (
 
 var one, three *testbed.Cluster
 
-// steady has a stable leader: by default a member that is stopped for 700 ms loses an election.
+// steady has a stable leader: by default a member that stops for 700 ms loses an election.
 var steady = &testbed.Options{Args: []string{"--election-timeout", "5000"}}
 
 func TestMain(m *testing.M) {

@@ -17,26 +17,26 @@ import (
 const (
 	// quietTime is how long a waiter waits for a message before it reads.
 	quietTime = time.Second
-	// longQuietTime is the same for a waiter that watches the key before its own. It then reads both keys: in a store
-	// restored to an earlier revision, the watch sees nothing until its first revision comes again.
+	// longQuietTime is the same for a waiter that watches the key before its own. It then reads both keys: in a store restored to
+	// an earlier revision, a watch sees nothing until its first revision comes again.
 	longQuietTime = 10 * time.Second
-	// messageTime is how long a waiter waits for a message after the key before its own was deleted.
+	// messageTime is the same once the key before its own was deleted.
 	messageTime = 20 * time.Millisecond
-	// most is how many waiters a message names. One hand-over in so many takes two commits.
+	// most is how many waiters a message names: every 32nd hand-over takes two commits.
 	most = 32
 )
 
 type position struct {
-	name string // without the queue's prefix: {LEASE}-{N}
-	rev  int64  // its create revision
+	name string // {LEASE}-{N}
+	rev  int64
 }
 
 func (p position) in(queue string) clientv3.Cmp { return owns(queue+p.name, uint64(p.rev)) }
 
 type notice struct {
-	rev     int64      // the key's create revision; 0: it isn't the first
+	rev     int64      // the key's create revision; 0: it isn't first
 	at      time.Time  // when it became first, at the latest
-	waiters []position // behind it, in order, as far as is known; any of them may have left
+	waiters []position // behind it, in order, as far as known; any may have left
 }
 
 func (b *Backend) messages(id clientv3.LeaseID) string { return fmt.Sprintf("%sturn/%x", b.prefix, id) }
@@ -74,8 +74,8 @@ func (b *Backend) claimOf(queue string, p position) *claim {
 	return b.names[queue+p.name]
 }
 
-// handOver returns an operation for the transaction that deletes the holder's key. It notifies the first waiter, if that
-// is still there, or else reads the first keys of the queue. A claim of this Backend needs no message.
+// handOver returns an operation for the transaction that deletes the holder's key. It notifies the first waiter or, if that has
+// left, reads the queue. A claim of this Backend needs no message.
 func (b *Backend) handOver(queue string, waiters []position) (op clientv3.Op, notifies bool) {
 	read := clientv3.OpGet(queue, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1+most))
@@ -106,7 +106,7 @@ func (b *Backend) handedOver(
 	}
 	q := positions(queue, answer.GetResponseRange().GetKvs())
 	if len(q) < 2 || queue+q[0].name != name {
-		return // nobody waits, or the key was not the first
+		return // nobody waits, or the key wasn't first
 	}
 	q = q[1:]
 	if c := b.claimOf(queue, q[0]); c != nil {
@@ -132,7 +132,7 @@ func positions(queue string, kvs []*mvccpb.KeyValue) (q []position) {
 	return q
 }
 
-// notify tells c, which may be nil, that its key is the first of q, by the reply to a request that left at that time.
+// notify tells c, which may be nil, that its key is first in q, as of a request that left at that time.
 func (c *claim) notify(q []position, at time.Time) {
 	if c == nil {
 		return
@@ -155,7 +155,7 @@ func (c *claim) noticeOf(rev int64) notice {
 	return c.notice
 }
 
-// listen watches the session's messages, from the first call's revision on, and reports whether none since rev is missed.
+// listen watches the session's messages from the first call's revision on, and reports whether it misses none since rev.
 func (s *session) listen(b *Backend, rev int64) (all bool) {
 	s.listens.Do(func() {
 		s.from = rev
@@ -170,14 +170,14 @@ func (s *session) listen(b *Backend, rev int64) (all bool) {
 	return s.from <= rev
 }
 
-// receive delivers messages from revision rev on. Waiters tolerate those that etcd has compacted or lost in a restore.
+// Waiters tolerate the loss of messages by compaction or a restore.
 func (s *session) receive(b *Backend, rev int64) {
 	ctx, end := wait.Both(b.open, s.over)
 	defer end()
 	for rest := minPause; ctx.Err() == nil; rest = min(2*rest, maxPause) {
 		var err error
 		watched, refused := b.watching(ctx)
-		// One watch for the session's lifetime: opening one takes etcd longer than a hand-over.
+		// One watch for the session's lifetime: opening one takes longer than a hand-over.
 		for resp := range b.c.Watch(watched, b.messages(s.id), clientv3.WithRev(rev), clientv3.WithFilterDelete()) {
 			now := time.Now()
 			for _, e := range resp.Events {

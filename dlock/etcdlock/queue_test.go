@@ -38,7 +38,7 @@ func newNode(tb testing.TB, c *testbed.Cluster, set ...func(*clientv3.Config)) n
 	return node{b, l, cl}
 }
 
-// take has n take a free key. It retries when a stall of the machine delays a short session's keep-alive, or the reply.
+// take retries if a stall of the machine delays a short session's keep-alive, or the reply.
 func (n node) take(tb testing.TB, r dlock.Request) dlock.Grant {
 	tb.Helper()
 	for began := time.Now(); ; {
@@ -54,12 +54,12 @@ func (n node) take(tb testing.TB, r dlock.Request) dlock.Grant {
 
 func (n node) starts(tb testing.TB, ttl time.Duration) {
 	tb.Helper()
-	if err := n.Release(tb.Context(), n.take(tb, locktest.Request(ttl))); !errors.Is(err, dlock.ErrLost) { // it may have run out
+	if err := n.Release(tb.Context(), n.take(tb, locktest.Request(ttl))); !errors.Is(err, dlock.ErrLost) { // it may have expired
 		require.NoError(tb, err)
 	}
 }
 
-// shortSession is a TTL whose session a stall of the machine may end.
+// shortSession is so short that a stall of the machine may end the session.
 const shortSession = time.Second
 
 // waits has n wait for key, and returns when it watches.
@@ -98,7 +98,6 @@ func (n node) keysOf(tb testing.TB, r dlock.Request) (keys []*mvccpb.KeyValue) {
 	return keys
 }
 
-// keyOf returns r's only key.
 func (n node) keyOf(tb testing.TB, r dlock.Request) *mvccpb.KeyValue {
 	tb.Helper()
 	keys := n.keysOf(tb, r)
@@ -136,7 +135,7 @@ func TestExpiredWaiterNeverAcquires(t *testing.T) {
 	require.Greater(t, o.G.Fence, g.Fence)
 }
 
-// By somebody else. Its session is alive.
+// By another client; its session is alive.
 func TestWaitersKeyDeleted(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -148,9 +147,9 @@ func TestWaitersKeyDeleted(t *testing.T) {
 	require.ErrorIs(t, o.Err, dlock.ErrLost, "got token %d", o.G.Fence)
 }
 
-// It gives up when its session may be over. Keep-alives pause meanwhile.
+// The waiter gives up when its session may be over.
 func TestWaiterCutOff(t *testing.T) {
-	t.Parallel() // it waits
+	t.Parallel()
 	a, b := newNode(t, one), newNode(t, one)
 	_, came := a.waits(t, b.take(t, locktest.Request(time.Hour)).Key, shortTTL)
 	before := a.l.sent(keepAlive)
@@ -159,16 +158,15 @@ func TestWaiterCutOff(t *testing.T) {
 	require.Less(t, a.l.sent(keepAlive)-before, 100)
 }
 
-// The next one must not take itself for the first.
 func TestPredecessorLeaves(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
 	r, middle := b.waits(t, g.Key, time.Hour)
 	_, last := c.waits(t, g.Key, time.Hour)
-	c.watches(t, 2) // nobody has told it anything, so it watches the one before
+	c.watches(t, 2) // without a message, it watches the key before its own
 	a.revoke(t, r)
 	require.ErrorIs(t, (<-middle).Err, dlock.ErrLost)
-	locktest.Eventually(t, func() bool { return c.l.sent(watches) >= 3 || len(last) > 0 }) // c has moved up, or thinks that it is first
+	locktest.Eventually(t, func() bool { return c.l.sent(watches) >= 3 || len(last) > 0 }) // c has moved up, or believes that it is first
 	stillWaits(t, last, "acquired while another holds")
 	require.NoError(t, a.Release(t.Context(), g))
 	o := locktest.Won(t, last)
@@ -184,7 +182,7 @@ func TestLastLeaves(t *testing.T) {
 	c.watches(t, 1)
 	cancel()
 	require.ErrorIs(t, locktest.Receive(t, third).Err, context.Canceled)
-	require.NoError(t, c.Close()) // what it does in the background is done
+	require.NoError(t, c.Close())
 	stillWaits(t, second, "acquired while another holds")
 	for _, r := range []dlock.Request{r, {Key: g.Key, Owner: g.Owner}} {
 		kv := a.keyOf(t, r)
@@ -210,7 +208,6 @@ func TestCompactedWhileWaiting(t *testing.T) {
 	heal()
 	locktest.Release(t, b, locktest.Won(t, came))
 
-	// Later messages arrive.
 	g = a.take(t, locktest.Next(g.Key, time.Hour))
 	_, came = b.waits(t, g.Key, time.Hour)
 	defer b.l.inject(blind)()
@@ -230,7 +227,6 @@ func TestSessionLostWhileHeld(t *testing.T) {
 	require.Greater(t, a.take(t, r).Fence, g.Fence, "with a new session")
 }
 
-// The first put finds that the session is gone; the second uses another.
 func TestSessionLostBeforeAPut(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(time.Hour)
@@ -244,7 +240,7 @@ func TestSessionLostBeforeAPut(t *testing.T) {
 // The release that makes a waiter first notifies it, except for one in 32.
 func TestNoHerd(t *testing.T) {
 	const waiters = 50
-	n := newNode(t, one) // one client, so that there is one count
+	n := newNode(t, one) // for one count
 	nodes := make([]*etcdlock.Backend, waiters)
 	for i := range nodes {
 		nodes[i] = newBackend(t, n.c, nil)
@@ -281,8 +277,8 @@ func TestNoHerd(t *testing.T) {
 	require.IsIncreasing(t, tokens, "first come, first served")
 	newTxns, asked, told := n.l.sent(txn), n.l.sent(watches), n.l.sent(events)
 	newReads := n.l.sent(read)
-	// On a slow machine each may read, watch the key before its own, and read again. One that becomes first this way doesn't
-	// know who is next, and its release takes two transactions.
+	// On a slow machine each may read, watch the key before its own, and read again. Its release then takes two transactions,
+	// since it doesn't know who is next.
 	require.GreaterOrEqual(t, newTxns-txns, 2*waiters+1, "transactions: a put and a release for each, the first release")
 	require.LessOrEqual(t, newTxns-txns, 2*waiters+1+2+newReads-reads, "transactions: those, and two messages")
 	require.LessOrEqual(t, newReads-reads, 2*waiters, "reads")
@@ -290,7 +286,6 @@ func TestNoHerd(t *testing.T) {
 	require.LessOrEqual(t, told, 2*waiters, "events")
 }
 
-// No reads, and one transaction for each release.
 func TestToldByRelease(t *testing.T) {
 	a, b, c, d := newNode(t, one), newNode(t, one), newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
@@ -312,7 +307,7 @@ func TestToldByRelease(t *testing.T) {
 		require.False(t, o.G.Start.After(o.At))
 		before := w.l.sent(txn)
 		require.NoError(t, w.Release(t.Context(), o.G))
-		require.NoError(t, w.Close()) // what it does in the background is done
+		require.NoError(t, w.Close())
 		after := w.l.sent(txn)
 		require.Equal(t, 1, after-before, "transactions")
 		last = o.G
@@ -357,14 +352,14 @@ func TestMessageLost(t *testing.T) {
 	require.Greater(t, o.Fence, g.Fence)
 }
 
-// Puts, and so messages, are refused. A lock can still be released, and the next waiter reads.
+// Messages, which are puts, are refused; the next waiter reads.
 func TestNoSpace(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
 	_, second := b.waits(t, g.Key, time.Hour)
 	_, third := c.waits(t, g.Key, time.Hour)
 	require.NoError(t, a.Release(t.Context(), g))
-	o := locktest.Won(t, second) // knows who follows
+	o := locktest.Won(t, second) // it knows the next waiter
 	full := noSpace(t, c.c)
 	require.NoError(t, b.Release(t.Context(), o))
 	o = locktest.Won(t, third)
@@ -377,7 +372,7 @@ func TestNoSpace(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), c.take(t, locktest.Next(g.Key, time.Hour))))
 }
 
-// A request is undone at once, as far as that needs no put, and for good when there is space again.
+// A request is undone at once, as far as that needs no put, and entirely when there is space again.
 func TestNoSpaceForAnUndo(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	guard := a.guardOf(t, a.take(t, locktest.Request(time.Hour))) // starts the session
@@ -412,7 +407,7 @@ func TestNoSpaceForAnUndo(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), o))
 }
 
-// No reply to its put makes it a grant any more.
+// A reply to the put no longer makes it a grant.
 func TestNoSpaceForAnUndoInFlight(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(time.Hour)
@@ -431,7 +426,6 @@ func TestNoSpaceForAnUndoInFlight(t *testing.T) {
 	require.ErrorIs(t, locktest.Receive(t, came).Err, dlock.ErrLost)
 }
 
-// As when it crosses the quota.
 func TestNoSpaceButApplied(t *testing.T) {
 	a, b, c := newNode(t, one), newNode(t, one), newNode(t, one)
 	r := locktest.Request(time.Hour)
@@ -444,7 +438,7 @@ func TestNoSpaceButApplied(t *testing.T) {
 	_, second := a.waits(t, g.Key, time.Hour)
 	_, third := c.waits(t, g.Key, time.Hour)
 	require.NoError(t, b.Release(t.Context(), g))
-	o := locktest.Won(t, second) // knows who follows
+	o := locktest.Won(t, second) // it knows the next waiter
 	heal = a.l.inject(fillDisk)
 	err = a.Release(t.Context(), o)
 	require.Error(t, err, "it may have been another's")
@@ -475,7 +469,7 @@ func TestMessageBeforeTheWatch(t *testing.T) {
 		if took < time.Second {
 			return
 		}
-		require.Less(t, try, 5, "it took %v to look, again and again", took) // a machine that stalls does so now and then
+		require.Less(t, try, 5, "it took %v to look, again and again", took) // the machine may have stalled
 	}
 }
 
@@ -521,20 +515,20 @@ func TestOtherMessages(t *testing.T) {
 		require.NoError(t, err)
 	}
 	locktest.Eventually(t, func() bool { return b.l.sent(events) == before+len(messages) })
-	require.NoError(t, a.Renew(t.Context(), g)) // a moment later
+	require.NoError(t, a.Renew(t.Context(), g))
 	stillWaits(t, came, "acquired while another holds")
 	require.NoError(t, a.Release(t.Context(), g))
 	locktest.Won(t, came)
 }
 
-// It says whether the call waited for another holder or for etcd.
+// The error says whether the call waited for another holder or for etcd.
 func TestDeadline(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))
 	b.take(t, locktest.Request(time.Hour)) // starts the session
 	tells := func(want, never string) {
 		t.Helper()
-		for limit := shortTTL; ; limit *= 2 { // it may be too short to get as far as that
+		for limit := shortTTL; ; limit *= 2 { // it may be too short to get that far
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			_, err := b.Acquire(ctx, dlock.Request{Key: g.Key, Owner: "waiter", TTL: time.Hour})
 			cancel()
@@ -576,7 +570,7 @@ func TestLeaderKilledWhileWaiting(t *testing.T) {
 	require.Greater(t, o.Fence, g.Fence)
 }
 
-// Of the same Backend, without a watch.
+// Waiters of the same Backend need no watch.
 func TestHandOver(t *testing.T) {
 	a := newNode(t, one)
 	g := a.take(t, locktest.Request(time.Hour))

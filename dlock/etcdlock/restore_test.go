@@ -38,8 +38,8 @@ func (n node) moveGuard(tb testing.TB, guard string, ttl time.Duration) int64 {
 	return resp.Kvs[0].ModRevision
 }
 
-// goesOn checks that n, whose guard was lost, acquires a free key with few requests, that a holder in the store learns of
-// its loss, and that its key isn't granted before its time.
+// goesOn checks that n, whose guard was lost, needs few requests to acquire a free key, that a holder in the store learns of its
+// loss, and that its key isn't granted too early.
 func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Grant {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -65,7 +65,7 @@ func (n node) goesOn(t *testing.T, held dlock.Grant, ttl time.Duration) dlock.Gr
 	return g
 }
 
-// snapshot takes one of c. restore returns when n's client has connected to what was restored from it.
+// snapshot returns a func that restores c, and waits until n's client has connected.
 func (n node) snapshot(t *testing.T, c *testbed.Cluster, bump uint64) (restore func()) {
 	t.Helper()
 	rd, err := n.c.Snapshot(t.Context())
@@ -105,7 +105,7 @@ func TestRestoredSnapshot(t *testing.T) {
 	}
 }
 
-// It goes with its session.
+// The key is deleted with its session.
 func TestDeletedKeyIsBack(t *testing.T) {
 	a, b := newNode(t, one), newNode(t, one)
 	r := locktest.Request(shortSession)
@@ -134,9 +134,9 @@ func TestWatchAfterARestore(t *testing.T) {
 		_, err := a.c.Put(t.Context(), "test/unrelated", "")
 		require.NoError(t, err)
 	}
-	b.watches(t, 2) // the key before its own, from after these
+	b.watches(t, 2) // the key before its own, from a later revision
 	restore()
-	a.revoke(t, dlock.Request{Key: g.Key, Owner: g.Owner}) // so that it tells nobody
+	a.revoke(t, dlock.Request{Key: g.Key, Owner: g.Owner}) // so that nobody is notified
 	locktest.Won(t, came)
 }
 
@@ -168,7 +168,7 @@ func TestGuardMoves(t *testing.T) {
 	<-a.l.late
 }
 
-// By the undoing of another put. The next one knows it, or learns it if the reply to the undoing is lost.
+// The next put knows the undo, or learns of it if its reply is lost.
 func TestGuardMovedBefore(t *testing.T) {
 	a := newNode(t, one)
 	ctx, cancel := context.WithTimeout(t.Context(), locktest.Timeout)

@@ -15,37 +15,37 @@ import (
 )
 
 const (
-	minSlack = time.Second      // S is longer than the TTL by at least this
+	minSlack = time.Second      // S exceeds the TTL by at least this
 	maxSlack = 10 * time.Second // and by at most this and a second, unless the server's minimum is longer
-	maxEvery = 2 * time.Second  // the longest time between keep-alives
+	maxEvery = 2 * time.Second  // between keep-alives
 	mostS    = 9_000_000_000    // seconds; etcd's limit
-	patience = time.Second      // for a reply that others wait for; every() for a keep-alive's, if longer
-	goodbye  = time.Second      // for what is done after a call's context has ended
-	greeting = 20 * time.Second // for a session to begin; the client itself waits for an unreachable server for ever
+	patience = time.Second      // for a reply that others wait for
+	goodbye  = time.Second      // for work after a call's context has ended
+	greeting = 20 * time.Second // for a session to begin; the client would wait forever for an unreachable server
 )
 
 type session struct {
 	id    clientv3.LeaseID
-	guard string        // the key on whose revision puts are conditional
-	s     time.Duration // S, as the server has granted it
+	guard string        // puts are conditional on this key's revision
+	s     time.Duration // S, as granted
 
-	over    context.Context // ends when the server has said that the lease is gone, or has forgotten its guard
+	over    context.Context // ends when the server has lost the lease or its guard
 	end     func()
 	listens sync.Once
-	from    int64         // messages are watched from this revision on; written by listens
+	from    int64         // first revision watched for messages; set by listens
 	poke    chan struct{} // requests a keep-alive
 	stopped chan struct{} // closed when no more keep-alives are sent
 
 	mu    sync.Mutex
 	ttl   time.Duration // the longest of its claims
-	kept  time.Time     // when the last request left that is known to have restarted the lease
+	kept  time.Time     // when the last successful keep-alive was sent
 	err   error         // of the last keep-alive
-	round chan struct{} // closed, and replaced, after each keep-alive
-	rev   int64         // guard's revision
+	round chan struct{} // closed and replaced after each keep-alive
+	rev   int64         // the guard's
 }
 
 type slot struct {
-	busy wait.Turn // of the call that creates the session
+	busy wait.Turn
 	s    *session
 }
 
@@ -95,8 +95,8 @@ func (s *session) locked(f func()) {
 	f()
 }
 
-// every is the time between keep-alives: short enough for the last one to cover any grant's TTL, and for the session to
-// survive three failures; not shorter, since those of hundreds of waiters compete with the lock's own requests.
+// every is the interval of keep-alives. Each must cover any grant's TTL, and the session survive three failures; but those of
+// hundreds of waiters compete with the lock's requests.
 func (s *session) every() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,11 +106,11 @@ func (s *session) every() time.Duration {
 func (s *session) covers(start time.Time, ttl time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	after := s.kept.After(start) && ttl <= s.s // whatever has become of the wall clock meanwhile
+	after := s.kept.After(start) && ttl <= s.s // whatever the wall clock says
 	return after || wait.Since(s.kept, start) <= s.s-ttl
 }
 
-// cover makes the lease last until start + ttl at least, if need be with a keep-alive, which callers share.
+// cover makes the lease last at least until start + ttl, if need be with a keep-alive, which callers share.
 func (s *session) cover(ctx context.Context, start time.Time, ttl time.Duration) error {
 	for {
 		s.mu.Lock()
@@ -147,8 +147,8 @@ func (s *session) dead() bool { return !s.covers(time.Now(), 0) }
 
 func (s *session) guardedBy(rev int64) { s.locked(func() { s.rev = max(s.rev, rev) }) }
 
-// keep sends keep-alives until ctx ends or the session is over. The client's own KeepAlive doesn't say when a request left,
-// and its KeepAliveOnce repeats a failing one without a pause.
+// keep doesn't use the client's KeepAlive, which doesn't say when a request left, nor KeepAliveOnce, which repeats a failing one
+// without a pause.
 func (s *session) keep(ctx context.Context, lc pb.LeaseClient) {
 	defer close(s.stopped)
 	ctx, end := wait.Both(ctx, s.over)

@@ -20,7 +20,7 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	defer pool.Close()
-	if err := pglock.CreateSchema(ctx, pool, nil); err != nil { // or run pglock.Schema with the other migrations
+	if err := pglock.CreateSchema(ctx, pool, nil); err != nil { // or run pglock.Schema with your migrations
 		log.Fatal(err)
 	}
 	backend, err := pglock.New(pool, nil)

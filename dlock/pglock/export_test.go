@@ -2,13 +2,13 @@ package pglock
 
 import "time"
 
-// Patience says how long a waiter of b's first waits for an answer.
+// Patience sets how long a waiter of b first waits for a reply.
 func (b *Backend) Patience(d time.Duration) { b.patience = d }
 
-// Recheck says how long a waiter of b's relies on a lease.
+// Recheck sets how long a waiter of b relies on a lease.
 func (b *Backend) Recheck(d time.Duration) { b.recheck = d }
 
-// Waiting is the number of keys for which calls wait.
+// Waiting returns the number of keys with waiters.
 func (b *Backend) Waiting() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

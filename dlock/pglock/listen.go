@@ -10,17 +10,15 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/wait"
 )
 
-// queue is the calls of Acquire that wait for a key.
 type queue struct {
-	n    int           // how many there are; Backend.mu guards it
+	n    int           // guarded by Backend.mu
 	turn chan struct{} // full while one polls
 	wake chan struct{} // full when it is time to poll
-	// failing is when polls began to fail, zero if they don't. Only the waiter that polls uses it. The next one continues from
-	// it; otherwise the waiters would sit out an outage one after the other, each for its TTL.
+	// failing is when polls began to fail, zero if they don't. Only the polling waiter uses it. It outlives that waiter, or each
+	// would sit out an outage for its TTL, one after the other.
 	failing time.Time
 }
 
-// join enters key's queue, and starts to listen if that is the first wait.
 func (b *Backend) join(key string) *queue {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -69,13 +67,12 @@ func (q *queue) notify() {
 }
 
 const (
-	retryPause    = 50 * time.Millisecond // before the second try to listen or to poll; doubles with each
+	retryPause    = 50 * time.Millisecond // doubles up to retryMaxPause
 	retryMaxPause = time.Second
-	goodbye       = time.Second // how long closing an unneeded connection may take
+	goodbye       = time.Second // for closing the LISTEN connection
 )
 
-// listen wakes waiters until the Backend is closed. Notifications may be missed while nobody listens, so it wakes all when
-// the connection is ready, and when there is none.
+// listen wakes waiters until Close: all of them when it starts or stops listening, since notifications are missed in between.
 func (b *Backend) listen() {
 	patience := b.patience
 	for pause := retryPause; b.open.Err() == nil; pause = min(2*pause, retryMaxPause) {
@@ -89,20 +86,20 @@ func (b *Backend) listen() {
 	}
 }
 
-// listenOnce listens until the connection is lost, or the server doesn't answer within patience. It reports whether it listened.
+// listenOnce returns when the connection is lost or doesn't reply within patience. It reports whether it listened.
 func (b *Backend) listenOnce(patience time.Duration) bool {
 	pooled, err := b.pool.Acquire(b.open)
 	if err != nil {
 		return false
 	}
-	c := pooled.Hijack() // it never returns to the pool, and mustn't count towards MaxConns
+	c := pooled.Hijack() // so that it doesn't count towards MaxConns
 	conn := c.PgConn().Conn()
-	// Ended by its context, a call could first ask the server to cancel, and wait for that: see the package comment.
+	// Calls end by a read deadline: when a context ends, pgx may ask the server to cancel, and wait for that.
 	listening := context.WithoutCancel(b.open)
 	end := func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) }
 	stop := context.AfterFunc(b.open, end)
 	ask := func(sql string) error {
-		_ = conn.SetReadDeadline(time.Now().Add(patience)) // for the answer, and for notifications
+		_ = conn.SetReadDeadline(time.Now().Add(patience)) // for replies and notifications
 		if b.open.Err() != nil {                           // it may have replaced Close's
 			end()
 		}
@@ -128,7 +125,7 @@ func (b *Backend) listenOnce(patience time.Duration) bool {
 		switch {
 		case err == nil:
 			b.wake(n.Payload)
-		// An idle connection may be dead, and nobody says so: behind a NAT, or if the server's host is gone.
+		// Behind a NAT, or if the server's host is gone, a dead connection reports no error.
 		case !pgconn.Timeout(err), b.open.Err() != nil, ask("SELECT 1") != nil:
 			return true
 		}

@@ -11,7 +11,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// server is the PostgreSQL of all tests.
 var server *testbed.Server
 
 func TestMain(m *testing.M) {

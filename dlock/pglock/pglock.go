@@ -1,45 +1,39 @@
 // Package pglock is a dlock.Backend on PostgreSQL 12 or later: one row per lock.
 //
-// The row holds the owner, the end of its lease on the database's clock, and a counter, which is the fencing token. Each
-// operation is one statement, which compares the owner atomically with its effect. A release keeps the row with its
-// counter. Delete a row only together with the key's resource, which would refuse tokens from a counter that restarts at 1.
+// A row holds the owner, the end of its lease by the database's clock, and a counter, the fencing token. A release keeps the row.
+// Delete it only together with the key's resource, which would refuse tokens from a counter that restarts at 1.
 //
-// A waiter is woken by a NOTIFY in the release's statement, or by a timer when the lease ends. All waiters of a
-// Backend share one LISTEN connection, which is tested every 5 s, and only one waiter per key polls. PostgreSQL serialises
-// commits that notify, across the whole server: with a commit of a millisecond, all locks together can't be released more than a
-// thousand times a second.
+// Waiters are woken by a NOTIFY in the release, or by a timer when the lease ends. A Backend has one LISTEN connection, tested
+// every 5 s, and one waiter per key polls. PostgreSQL serialises commits that notify, across the whole server: at 1 ms per
+// commit, all locks together allow 1000 releases a second.
 //
 // # Token durability
 //
-// The token is as durable as its transaction. With synchronous_commit = off, after a failover to a lagging asynchronous
-// replica, or after a restore from a backup, the last tokens are issued again: keep synchronous_commit on, and list
-// replicas that may be promoted in synchronous_standby_names. PostgreSQL reports a commit that is cancelled while it waits
-// for a standby as a success, with a warning. If it was cancelled because its context ended, it isn't taken for a
-// grant; if an administrator's pg_cancel_backend cancelled it, nothing shows that, and a failover forgets the token.
+// The token is as durable as its transaction. With synchronous_commit = off, after a failover to a lagging asynchronous replica,
+// or after a restore from a backup, the last tokens are issued again: keep synchronous_commit on, and list replicas that may be
+// promoted in synchronous_standby_names. If pg_cancel_backend cancels a commit that waits for a standby, PostgreSQL reports
+// success with a warning, and a failover forgets the token.
 //
-// The lease runs on the wall clock of the database's host: a clock set forward ends leases early, which costs exclusion but
-// no safety at a resource that checks tokens; one that is set back, or a promoted replica's that is behind, makes them last
-// longer.
+// Leases run on the database host's wall clock. Setting it forward ends leases early, which costs exclusion but no safety at a
+// resource that checks tokens. Setting it back, or promoting a replica whose clock is behind, prolongs them.
 //
 // # The connection pool
 //
 // Behind a proxy that pools by transaction no notification arrives: a waiter polls when the holder's lease ends, and once a
-// minute. In a database whose encoding isn't UTF8 all clients must have the same client_encoding, or one key may have two
-// rows. All sessions must find the same table: a temporary one of that name would hide it from its session, which could then
-// get locks that others hold. Give Options.Table its schema where that can happen. Nor may the table be unlogged: after a crash
-// it is empty.
+// minute. Unless the database's encoding is UTF8, all clients need the same client_encoding, or one key may have two rows. All
+// sessions must find the same table: one with a temporary table of that name would get locks that others hold. Where that can
+// happen, set the schema in Options.Table. The table must not be unlogged: a crash empties it.
 //
-// By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits
-// for a statement that is running or being committed. One that has not begun, for example because the server's process was
-// frozen, takes the lock when it does, and blocks others until that lease ends, though nobody holds it. With
-// pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler pgx asks the server to cancel, waits at most
-// DeadlineDelay for its answer, and keeps the connection if the statement was cancelled. The waiter that polls likewise cancels a
-// request without a reply after 5 s, and retries on another connection, for a TTL or 15 s, whichever is longer.
+// By default pgx closes a connection whose context ends before the reply, and the statement may still run. The undo waits for one
+// that is running or being committed. One that begins later, for example in a frozen server process, takes the lock and blocks
+// others until that lease ends. With pgconn.CancelRequestContextWatcherHandler as the pool's BuildContextWatcherHandler, pgx asks
+// the server to cancel, waits at most DeadlineDelay, and keeps the connection if the statement was cancelled. The polling waiter
+// likewise cancels a request after 5 s without a reply, and retries on another connection.
 //
 // # Outages
 //
-// A waiter retries for a TTL or 15 s, whichever is longer, while PostgreSQL restarts or fails over: while connections break or
-// are refused, or the server is read-only. Other calls return the error at once.
+// A waiter retries for a TTL or 15 s, whichever is longer, while the server doesn't reply, breaks or refuses connections, or is
+// read-only. Other calls return the error at once.
 package pglock
 
 import (
@@ -63,7 +57,7 @@ import (
 	"github.com/fencelab/fencelab/internal/jitter"
 )
 
-// Schema is the statement that creates the table of locks, under its default name, fencelab_lock. It may be run again.
+// Schema is the SQL that creates the table of locks, under its default name, fencelab_lock. It may be run again.
 //
 //go:embed schema.sql
 var Schema string
@@ -81,16 +75,13 @@ var (
 
 const (
 	defaultTable = "fencelab_lock"
-	// channel is the NOTIFY channel of all tables, with the key as payload: spellings of a table's name vary. A waiter
-	// whose key was released in another table polls in vain.
+	// channel is shared by all tables, since a table's name has several spellings. The payload is the key.
 	channel = "fencelab_released"
-	// maxName is the longest name in PostgreSQL, in bytes.
 	maxName = 63
-	// recheck limits how long a waiter relies on the holder's lease: the database's clock may be set, and timers don't run while
-	// a machine is suspended.
+	// recheck limits the wait for a lease's end: the database's clock may be set, and timers stop while a machine is suspended.
 	recheck = time.Minute
-	// patience is how long a polling waiter waits for an answer before it retries. It doubles each time, up to recheck. The
-	// LISTEN connection is tested as often.
+	// patience is how long a polling waiter waits for a reply before it retries; it doubles each time, up to recheck. The LISTEN
+	// connection is tested as often.
 	patience = 5 * time.Second
 )
 
@@ -98,8 +89,7 @@ var errSilent = errors.New("pglock: no answer in time")
 
 // Options configure a [Backend].
 type Options struct {
-	// Table is the name of the table of locks, with its schema if it has two parts. Default: fencelab_lock, as found by the
-	// connection's search_path.
+	// Table is the table of locks: a name, or a schema and a name. Default: fencelab_lock, found by the search_path.
 	Table pgx.Identifier
 }
 
@@ -121,7 +111,7 @@ func (o *Options) table() (string, error) {
 
 func forTable(sql, table string) string { return strings.ReplaceAll(sql, defaultTable, table) }
 
-// CreateSchema creates the table of locks unless it exists. Any number of processes may do so at once.
+// CreateSchema creates the table of locks unless it exists. It may run concurrently.
 func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error {
 	table, err := opts.table()
 	if err != nil {
@@ -145,23 +135,22 @@ func CreateSchema(ctx context.Context, pool *pgxpool.Pool, opts *Options) error 
 // Backend implements dlock.Backend.
 type Backend struct {
 	pool                          *pgxpool.Pool
-	acquire, renew, release, undo string // statements
+	acquire, renew, release, undo string
 	patience, recheck             time.Duration
 
-	open  context.Context // ends with Close
+	open  context.Context
 	close context.CancelFunc
 
 	mu      sync.Mutex
-	busy    sync.WaitGroup    // the listener
-	listens bool              // it has been started
-	waiting map[string]*queue // by key
+	busy    sync.WaitGroup
+	listens bool
+	waiting map[string]*queue
 }
 
 var _ dlock.Backend = (*Backend)(nil)
 
-// New returns a Backend on pool, which stays the caller's to close. It sends nothing: the table must exist, see [Schema]
-// and [CreateSchema]. Once a call of Acquire has had to wait, the Backend has one connection more than the pool's MaxConns,
-// made by the pool, until Close.
+// New returns a Backend on pool, which stays the caller's to close. It sends nothing: the table must exist, see [Schema] and
+// [CreateSchema]. From its first wait until Close, the Backend has one connection beyond the pool's MaxConns.
 func New(pool *pgxpool.Pool, opts *Options) (*Backend, error) {
 	if pool == nil {
 		return nil, fmt.Errorf("%w: pglock: pool is nil", dlock.ErrInvalid)
@@ -199,7 +188,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	r.NoteHeld()
 	q := b.join(r.Key)
 	defer b.leave(r.Key, q)
-	select { // one waiter per key polls; the others wait here
+	select {
 	case q.turn <- struct{}{}:
 		defer func() { <-q.turn }()
 	case <-ctx.Done():
@@ -208,7 +197,7 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 		return g, dlock.ErrClosed
 	}
 	for {
-		// Poll only after joining the queue: a release from here on wakes it.
+		// Join first, or a release may be missed.
 		g, left, err := b.poll(ctx, q, r)
 		if !errors.Is(err, dlock.ErrHeld) {
 			return g, err
@@ -219,8 +208,8 @@ func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, er
 	}
 }
 
-// poll is try for the waiter that polls. The others wait for it, so it relies neither on one connection nor on the first
-// answer; a repeated request is the same acquisition. It gives up after a TTL of silence or of failures, at least 15 s.
+// poll retries try on other connections; a repeated request is the same acquisition. It gives up after a TTL or 15 s, whichever
+// is longer, without a reply or with failures only.
 func (b *Backend) poll(ctx context.Context, q *queue, r dlock.Request) (dlock.Grant, time.Duration, error) {
 	began := time.Now()
 	for d, pause := b.patience, retryPause; ; pause = min(2*pause, retryMaxPause) {
@@ -272,19 +261,19 @@ func (b *Backend) TryAcquire(ctx context.Context, r dlock.Request) (dlock.Grant,
 	return g, err
 }
 
-// try polls once. With dlock.ErrHeld it returns the rest of the holder's lease; 0 if that isn't known.
+// try polls once. With dlock.ErrHeld it returns the rest of the holder's lease, 0 if unknown.
 func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left time.Duration, err error) {
 	if err := b.check(r.TTL); err != nil {
 		return g, 0, err
 	}
-	// Later a grant would be worth nothing, and a frozen server may never answer.
+	// A later grant would have expired, and a frozen server may never reply.
 	ctx, cancel := context.WithTimeoutCause(ctx, max(r.TTL, 3*b.patience), errSilent)
 	defer cancel()
 	var fence, micros *int64
 	var start time.Time
 	err = b.do(ctx, func(c *pgxpool.Conn) error {
 		fence, micros = nil, nil
-		start = time.Now() // before the request leaves: the database cannot start the lease earlier
+		start = time.Now() // before the request leaves
 		err := c.QueryRow(ctx, b.acquire, r.Key, r.Owner, r.TTL).Scan(&fence, &micros)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
@@ -294,7 +283,7 @@ func (b *Backend) try(ctx context.Context, r dlock.Request) (g dlock.Grant, left
 	switch {
 	case err != nil:
 		return g, 0, err
-	case fence != nil && ctx.Err() != nil: // the end may have cut short the commit's wait for a synchronous standby
+	case fence != nil && ctx.Err() != nil: // it may have cut short the wait for a standby
 		return g, 0, failed(ctx, ctx.Err())
 	case fence != nil:
 		return dlock.Grant{Key: r.Key, Owner: r.Owner, Fence: uint64(*fence), TTL: r.TTL, Start: start}, 0, nil
@@ -337,7 +326,7 @@ func (b *Backend) update(ctx context.Context, sql string, args ...any) error {
 }
 
 func (b *Backend) check(ttl time.Duration) error {
-	// Rounding would make the database's lease shorter, or longer, than the holder believes.
+	// Rounding would make the database's lease differ from the holder's.
 	if ttl <= 0 || ttl%time.Microsecond != 0 {
 		return fmt.Errorf("%w: pglock: TTL %v is not a whole number of microseconds, the unit of PostgreSQL; at least 1µs",
 			dlock.ErrInvalid, ttl)
@@ -348,8 +337,7 @@ func (b *Backend) check(ttl time.Duration) error {
 	return nil
 }
 
-// do runs a statement, again after a serialization failure, which happens under default_transaction_isolation above READ
-// COMMITTED: each time another has succeeded.
+// do retries after a serialization failure (isolation above READ COMMITTED): each means that another transaction succeeded.
 func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 	c, err := b.pool.Acquire(ctx)
 	if err != nil {
@@ -365,7 +353,7 @@ func (b *Backend) do(ctx context.Context, f func(*pgxpool.Conn) error) error {
 	case code(err) == "25006": // the server is now a standby; its name may resolve to the new primary
 		b.pool.Reset()
 	case ctx.Err() != nil && code(err) != "57014": // a late cancel request would hit the next statement
-		_ = c.Conn().Close(context.WithoutCancel(ctx)) // this waits for nobody
+		_ = c.Conn().Close(context.WithoutCancel(ctx)) // doesn't wait for the server
 	}
 	return failed(ctx, err)
 }
@@ -381,7 +369,6 @@ func (b *Backend) Close() error {
 
 func gaveUp(ctx context.Context) error { return fmt.Errorf("pglock: waiting: %w", context.Cause(ctx)) }
 
-// failed wraps a client's error, if there is one. After ctx's end that is ctx.Err at best, without the cause.
 func failed(ctx context.Context, err error) error {
 	switch code(err) {
 	case "42P01":

@@ -45,14 +45,14 @@ func conform(t *testing.T, set func(*pgxpool.Config)) {
 			Faulty: func() (dlock.Backend, dlocktest.Link) {
 				d := newDialer()
 				b, _ := newBackend(t, set, d.over)
-				locktest.UseOnce(t, b, func() {}) // so that a fault hits the run of a statement, and not its preparation
+				locktest.UseOnce(t, b, func() {}) // a fault must hit the statement's run, not its preparation
 				return b, d.Link()
 			},
 		}
 	}})
 }
 
-// dialer disturbs prepared statements: pgx sends them with a Bind message first.
+// dialer disturbs prepared statements, which begin with a Bind message.
 type dialer struct{ *dlocktest.Dialer }
 
 func newDialer() dialer {
@@ -61,7 +61,6 @@ func newDialer() dialer {
 
 func (d dialer) over(c *pgxpool.Config) { c.ConnConfig.DialFunc = d.DialContext }
 
-// newPool returns a pool of one connection, which all calls share.
 func newPool(t *testing.T, set ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	return testmain.Pool(t, server, append([]func(*pgxpool.Config){func(c *pgxpool.Config) { c.MaxConns = 1 }}, set...)...)
@@ -81,7 +80,6 @@ func open(t *testing.T, pool *pgxpool.Pool, o *pglock.Options) *pglock.Backend {
 	return b
 }
 
-// start starts a server of the test's own. there is for pools on it.
 func start(t *testing.T, args ...string) (s *testbed.Server, there func(*pgxpool.Config)) {
 	t.Helper()
 	s = testmain.Own(t, testbed.StartPostgres, &testbed.Options{Args: args})
@@ -92,7 +90,6 @@ func start(t *testing.T, args ...string) (s *testbed.Server, there func(*pgxpool
 	}
 }
 
-// listener returns the process of app's LISTEN connection.
 func listener(t *testing.T, watch *pgxpool.Pool, app string) int32 {
 	t.Helper()
 	rows, err := watch.Query(t.Context(), "SELECT pid FROM pg_stat_activity WHERE application_name = $1 AND query LIKE 'LISTEN %'", app)
@@ -107,14 +104,13 @@ func named() (app string, set func(*pgxpool.Config)) {
 	return app, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = app }
 }
 
-// spy reports a pool's statements.
 type spy struct {
-	asked chan string // each, once it has been answered
+	asked chan string // each, once answered
 
 	mu       sync.Mutex
 	slow     time.Duration // before LISTEN is sent
-	deaf     chan struct{} // if not nil, LISTEN isn't sent before it is closed
-	wanted   chan struct{} // LISTEN waits for that
+	deaf     chan struct{} // if not nil, LISTEN waits until it is closed
+	wanted   chan struct{} // full when LISTEN waits
 	listener net.Conn      // the last to LISTEN
 }
 
@@ -151,8 +147,7 @@ func (s *spy) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEn
 	s.asked <- ctx.Value(s).(string)
 }
 
-// settled waits until the first waiter has been refused for the last time before it sleeps: at once, in the queue, and when
-// LISTEN is in force.
+// settled waits until the first waiter sleeps. It is refused at once, in the queue, and when LISTEN is in force.
 func (s *spy) settled() {
 	for range 4 {
 		<-s.asked
@@ -164,7 +159,7 @@ type contest struct {
 	*testing.T
 	a, b  *pglock.Backend
 	watch *pgxpool.Pool // a's
-	*spy                // on b
+	*spy                // b's
 	g     dlock.Grant
 }
 
@@ -187,7 +182,7 @@ func (c contest) first(r dlock.Request) <-chan locktest.Outcome {
 
 func (c contest) another(ttl time.Duration) <-chan locktest.Outcome {
 	won := locktest.Acquire(c.Context(), c.b, c.next(ttl))
-	<-c.asked // it has been refused, and queues up
+	<-c.asked // refused
 	return won
 }
 
@@ -252,7 +247,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// The commit fails after the row was sent; then another is faster. The row is no grant.
+// The commit fails after the row was sent; then another is faster.
 func TestRowOfAFailedCommit(t *testing.T) {
 	b, pool := newBackend(t)
 	r, name := locktest.Request(time.Hour), pgx.Identifier{uuid.NewString()}.Sanitize()
@@ -275,7 +270,6 @@ func TestRowOfAFailedCommit(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrHeld)
 }
 
-// No connection to a server that is a standby now is used again.
 func TestStandby(t *testing.T) {
 	b, pool := newBackend(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
 	var all []*pgxpool.Conn
@@ -295,7 +289,6 @@ func TestStandby(t *testing.T) {
 	locktest.Take(t, b, r)
 }
 
-// Who may use the table needs no right to create one.
 func TestCreateSchemaWithoutRights(t *testing.T) {
 	admin, name := newPool(t), "least_"+strings.ReplaceAll(uuid.NewString(), "-", "")
 	o := &pglock.Options{Table: pgx.Identifier{name, "locks"}}
@@ -309,7 +302,7 @@ func TestCreateSchemaWithoutRights(t *testing.T) {
 		require.NoError(t, err)
 	})
 	pool := newPool(t)
-	_, err = pool.Exec(t.Context(), "SET ROLE "+name) // of the only connection
+	_, err = pool.Exec(t.Context(), "SET ROLE "+name) // on the only connection
 	require.NoError(t, err)
 	require.NoError(t, pglock.CreateSchema(t.Context(), pool, o))
 	locktest.Take(t, open(t, pool, o), locktest.Request(time.Hour))
@@ -330,7 +323,7 @@ func TestCreateSchemaAtOnce(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Under the simple protocol all values are text.
+// The simple protocol sends all values as text.
 func TestTextFormats(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
@@ -361,7 +354,7 @@ func TestTextFormats(t *testing.T) {
 						case <-time.After(20 * time.Millisecond):
 						}
 						require.NoError(t, holder.Release(t.Context(), g))
-					} // else it runs out
+					} // else it expires
 					w := locktest.Won(t, won)
 					require.Less(t, len(s.asked), 10)
 					require.NoError(t, b.Renew(t.Context(), w))
@@ -386,7 +379,7 @@ func TestCounterExhausted(t *testing.T) {
 	require.Nil(t, read(t, pool, r.Key).Owner)
 }
 
-// The lease runs on the database's clock, exact to the microsecond.
+// To the microsecond, on the database's clock.
 func TestExpiryIsExact(t *testing.T) {
 	b, pool := newBackend(t)
 	for _, ttl := range []time.Duration{time.Microsecond, 1234567 * time.Microsecond, 400 * 24 * time.Hour, 200 * 365 * 24 * time.Hour} {
@@ -407,7 +400,7 @@ func TestExpiryIsExact(t *testing.T) {
 func TestExpiredIsLost(t *testing.T) {
 	b, pool := newBackend(t)
 	g := locktest.Take(t, b, locktest.Request(time.Microsecond))
-	expires := read(t, pool, g.Key).Expires // asked later than granted: a microsecond has gone
+	expires := read(t, pool, g.Key).Expires // later than the grant: the microsecond has passed
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrLost)
 	require.ErrorIs(t, b.Release(t.Context(), g), dlock.ErrLost)
 	for _, key := range []string{g.Key, g.Key + "new"} {
@@ -416,7 +409,7 @@ func TestExpiredIsLost(t *testing.T) {
 	require.Equal(t, expires, read(t, pool, g.Key).Expires)
 }
 
-// lockRow makes and locks a row for r's key, so that b's next request waits.
+// lockRow locks r.Key's row, so that b's next request waits.
 func lockRow(t *testing.T, b dlock.Backend, r dlock.Request) (unlock func()) {
 	t.Helper()
 	require.NoError(t, b.Release(t.Context(), locktest.Take(t, b, r)))
@@ -434,7 +427,6 @@ func awaitBlocked(t *testing.T) {
 	require.Eventually(t, blocked(t, "Takes the lock"), 30*time.Second, 5*time.Millisecond)
 }
 
-// blocked returns a func that reports whether a statement that contains text waits.
 func blocked(t *testing.T, text string) func() bool {
 	t.Helper()
 	pool := newPool(t)
@@ -445,7 +437,6 @@ func blocked(t *testing.T, text string) func() bool {
 	}
 }
 
-// Not when its request left or began to wait for the row.
 func TestLeaseBeginsAfterTheWaitForTheRow(t *testing.T) {
 	b, _ := newBackend(t)
 	r := locktest.Request(time.Hour)
@@ -461,7 +452,6 @@ func TestLeaseBeginsAfterTheWaitForTheRow(t *testing.T) {
 	require.False(t, began.Before(freed), "the lease began %v before it could be granted", freed.Sub(began))
 }
 
-// No row version, no transaction ID, no WAL.
 func TestTryInVainWritesNothing(t *testing.T) {
 	b, pool := newBackend(t)
 	r := locktest.Request(time.Hour)
@@ -498,9 +488,9 @@ func TestListenerKilled(t *testing.T) {
 	defer heal()
 	_, err := c.watch.Exec(t.Context(), "SELECT pg_terminate_backend($1, 10000)", pid)
 	require.NoError(t, err)
-	<-c.asked // the waiter has polled
+	<-c.asked
 	<-c.wanted
-	c.release() // nobody hears it
+	c.release() // nobody is notified
 	heal()
 	w := locktest.Won(t, won)
 	for len(c.asked) > 0 {
@@ -514,7 +504,7 @@ func TestListenerKilled(t *testing.T) {
 	locktest.Won(t, won)
 }
 
-// mutable is a connection that stands, and on which nothing arrives once it is muted.
+// mutable is a connection on which nothing arrives once it is muted.
 type mutable struct {
 	net.Conn
 	mute atomic.Bool
@@ -529,7 +519,7 @@ func (m *mutable) Read(b []byte) (int, error) {
 	}
 }
 
-// A connection that lives is tested while it is silent; one that doesn't answer is replaced.
+// An idle connection is tested; one that doesn't reply is replaced.
 func TestListenerSilent(t *testing.T) {
 	c := newContest(t, func(o *pgxpool.Config) {
 		o.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -539,7 +529,7 @@ func TestListenerSilent(t *testing.T) {
 	})
 	c.b.Patience(time.Second)
 	won := c.first(c.next(time.Hour))
-	for <-c.asked != "SELECT 1" { // a stall of the machine may replace the connection
+	for <-c.asked != "SELECT 1" { // a stall may replace the connection
 		continue
 	}
 	c.mu.Lock()
@@ -549,7 +539,6 @@ func TestListenerSilent(t *testing.T) {
 	locktest.Won(t, won)
 }
 
-// A server that takes longer to LISTEN than the first patience gets more.
 func TestListenerSlow(t *testing.T) {
 	c := newContest(t)
 	c.b.Patience(200 * time.Millisecond)
@@ -557,7 +546,7 @@ func TestListenerSlow(t *testing.T) {
 	locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
 	locktest.Eventually(t, func() bool {
 		for len(c.asked) > 0 {
-			if <-c.asked == "SELECT 1" { // it listens, and tests the connection
+			if <-c.asked == "SELECT 1" {
 				return true
 			}
 		}
@@ -574,13 +563,12 @@ func TestOtherKey(t *testing.T) {
 	<-c.asked // in the queue
 	c.release()
 	locktest.Won(t, first)
-	locktest.Take(t, c.b, locktest.Request(time.Hour)) // by the one connection, after what was asked before
+	locktest.Take(t, c.b, locktest.Request(time.Hour)) // on the one connection, after earlier statements
 	require.Len(t, c.asked, 2, "the waiter for the other key sleeps on")
 	locktest.Release(t, c.a, other)
 	locktest.Won(t, second)
 }
 
-// Without a notification, and long before the lease ends.
 func TestRecheck(t *testing.T) {
 	c := newContest(t)
 	c.b.Recheck(20 * time.Millisecond)
@@ -591,7 +579,6 @@ func TestRecheck(t *testing.T) {
 	locktest.Won(t, won)
 }
 
-// A release costs the same with fifty waiters as with two.
 func TestFiftyWaiters(t *testing.T) {
 	const waiters = 50
 	app, name := named()
@@ -601,7 +588,7 @@ func TestFiftyWaiters(t *testing.T) {
 		won := locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
 		go func() { all <- <-won }()
 	}
-	for range waiters + 3 { // each polls once, the first again in the queue, then it listens, then the first polls again
+	for range waiters + 3 { // each polls once, the first again in the queue; LISTEN; the first again
 		<-c.asked
 	}
 	c.release()
@@ -612,7 +599,7 @@ func TestFiftyWaiters(t *testing.T) {
 		last = w.Fence
 		locktest.Release(t, c.a, w)
 	}
-	listener(t, c.watch, app) // one
+	listener(t, c.watch, app) // only one
 	require.LessOrEqual(t, len(c.asked), 3*waiters, "statements for %d grants", waiters)
 	require.Zero(t, c.b.Waiting())
 }
@@ -631,22 +618,22 @@ func TestTurnIsHandedOn(t *testing.T) {
 	locktest.Won(t, second)
 }
 
-// The new holder, of the waiters' own Backend, dies.
+// The new holder, of the same Backend, dies.
 func TestWaitersLearnOfTheNewHolder(t *testing.T) {
 	c := newContest(t)
 	const ttl = 50 * time.Millisecond
 	won := []<-chan locktest.Outcome{c.first(c.next(ttl)), c.another(ttl), c.another(ttl)}
 	c.release()
-	for _, w := range won { // none of them releases
+	for _, w := range won {
 		locktest.Won(t, w)
 	}
 }
 
-// It retries on another connection, although it had been granted the lock.
+// The lock was granted on it.
 func TestSilentConnection(t *testing.T) {
 	d := newDialer()
 	c := newContest(t, d.over)
-	c.b.Patience(3 * time.Second) // nothing else takes so long
+	c.b.Patience(3 * time.Second) // longer than anything else takes
 	first := c.next(time.Hour)
 	won := c.first(first)
 	behind := c.another(time.Hour)
@@ -665,7 +652,7 @@ func TestSilentConnection(t *testing.T) {
 	locktest.Won(t, behind)
 }
 
-// It is asked again after one patience and given up after three, even if the TTL is shorter.
+// A waiter retries after one patience and gives up after three, even with a shorter TTL.
 func TestSilentServer(t *testing.T) {
 	d := newDialer()
 	c := newContest(t, d.over)
@@ -681,7 +668,6 @@ func TestSilentServer(t *testing.T) {
 	require.LessOrEqual(t, d.Lost(), 2, "the second request has twice the time")
 }
 
-// A context without a deadline doesn't make a try wait for ever.
 func TestSilentTry(t *testing.T) {
 	d := newDialer()
 	b, _ := newBackend(t, d.over)
@@ -693,7 +679,7 @@ func TestSilentTry(t *testing.T) {
 	}
 }
 
-// Waiters don't wait for the listener, which isn't ready yet.
+// The listener isn't ready yet.
 func TestClosedBeforeListening(t *testing.T) {
 	c := newContest(t)
 	heal := c.deafen()
@@ -709,7 +695,6 @@ func TestClosedBeforeListening(t *testing.T) {
 	require.NoError(t, locktest.Receive(t, closed))
 }
 
-// Only the waiter that polls is kept by a silent server.
 func TestClosedWhileSilent(t *testing.T) {
 	d := newDialer()
 	c := newContest(t, d.over)
@@ -726,7 +711,6 @@ func TestClosedWhileSilent(t *testing.T) {
 	locktest.Receive(t, first)
 }
 
-// counted counts the connections that are asked for.
 func (d dialer) counted() (dials *atomic.Int32, set func(*pgxpool.Config)) {
 	dials = new(atomic.Int32)
 	return dials, func(c *pgxpool.Config) {
@@ -737,7 +721,7 @@ func (d dialer) counted() (dials *atomic.Int32, set func(*pgxpool.Config)) {
 	}
 }
 
-// Also if the server had granted it the lock.
+// Even if the server had granted the lock.
 func TestWaitersBearABrokenLink(t *testing.T) {
 	d := newDialer()
 	link := d.Link()
@@ -787,7 +771,7 @@ func TestWaitersBearARestart(t *testing.T) {
 	require.EqualValues(t, 3, locktest.Won(t, behind).Fence)
 }
 
-// A waiter retries after an error that may pass by itself, with pauses that grow, and returns any other at once.
+// Temporary errors are retried with growing pauses, others returned at once.
 func TestErrorsWhileWaiting(t *testing.T) {
 	for state, passes := range map[string]bool{"57P03": true, "25006": true, "42501": false, "28P01": false} {
 		t.Run(state, func(t *testing.T) {
@@ -810,7 +794,7 @@ func TestErrorsWhileWaiting(t *testing.T) {
 			c.release()
 			if passes {
 				locktest.Won(t, won)
-				require.Greater(t, time.Since(released), 700*time.Millisecond) // at least half of 50, 100, 200, 400, and 800 ms
+				require.Greater(t, time.Since(released), 700*time.Millisecond) // at least half of 50, 100, 200, 400 and 800 ms
 				return
 			}
 			var e *pgconn.PgError
@@ -829,7 +813,7 @@ func TestPasses(t *testing.T) {
 		"22021": false, "25001": false, "28000": false, "28P01": false, "3D000": false, "40P01": false, "42501": false, "42P01": false,
 		"53100": false, "57014": false, "57P04": false, "XX000": false,
 	}
-	// dial is what pgx makes of an error that comes while it connects.
+	// dial returns what pgx makes of an error while connecting.
 	dial := func(err error) error {
 		c, perr := pgconn.ParseConfig("postgres://h/d?sslmode=disable")
 		require.NoError(t, perr)
@@ -856,7 +840,7 @@ type notSentError struct{}
 func (notSentError) Error() string     { return "conn closed" }
 func (notSentError) SafeToRetry() bool { return true }
 
-// Each after its TTL, or three times its patience if that is more, since the last answer.
+// Each after its TTL, or three times its patience if that is longer, since the last reply.
 func TestWaitersGiveUp(t *testing.T) {
 	d := newDialer()
 	dials, set := d.counted()
@@ -881,7 +865,6 @@ func TestWaitersGiveUp(t *testing.T) {
 	require.Less(t, dials.Load()-before, int32(50), "the listener and the waiter pause, longer each time")
 }
 
-// The server has granted it the lock, but no reply arrives.
 func TestEndedWhileFailing(t *testing.T) {
 	d := newDialer()
 	dials, set := d.counted()
@@ -905,7 +888,7 @@ func TestEndedWhileFailing(t *testing.T) {
 	cancel(why)
 	require.ErrorIs(t, locktest.Receive(t, left), why)
 	heal()
-	w := locktest.Won(t, behind) // the lease doesn't last
+	w := locktest.Won(t, behind) // the lease expires
 	require.EqualValues(t, 3, w.Fence)
 
 	waits := locktest.Acquire(t.Context(), c.b, c.next(time.Hour))
@@ -917,7 +900,7 @@ func TestEndedWhileFailing(t *testing.T) {
 	require.ErrorIs(t, locktest.Receive(t, waits).Err, dlock.ErrClosed)
 }
 
-// The row isn't visible yet: its commit takes long.
+// Its commit takes long.
 func TestUndoOfAnUncommittedRow(t *testing.T) {
 	for _, isolation := range []string{"read committed", "serializable"} {
 		t.Run(isolation, func(t *testing.T) {
@@ -948,7 +931,7 @@ func cancels(c *pgxpool.Config) {
 	}
 }
 
-// As the package comment advises.
+// As the package doc advises.
 func TestCancelledRequest(t *testing.T) {
 	b, pool := newBackend(t, cancels)
 	r := locktest.Request(time.Hour)
@@ -962,7 +945,7 @@ func TestCancelledRequest(t *testing.T) {
 		failed <- err
 	}()
 	awaitBlocked(t)
-	why := fmt.Errorf("another lock: %w", dlock.ErrHeld) // it isn't the server's answer, after which it would listen
+	why := fmt.Errorf("another lock: %w", dlock.ErrHeld) // not the server's answer, after which it would listen
 	cancel(why)
 	require.ErrorIs(t, <-failed, why)
 	unlock()
@@ -970,7 +953,7 @@ func TestCancelledRequest(t *testing.T) {
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount())
 }
 
-// ends cancels when a statement has been answered.
+// ends cancels once a statement has been answered.
 type ends struct{ cancel context.CancelFunc }
 
 func (ends) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -979,7 +962,7 @@ func (ends) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQuerySt
 
 func (e ends) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) { e.cancel() }
 
-// A request to cancel may reach the server after the answer, and would then cancel what comes next on the connection.
+// A cancel request may arrive after the reply, and would cancel the connection's next statement.
 func TestAnsweredBeforeCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -990,7 +973,7 @@ func TestAnsweredBeforeCancelled(t *testing.T) {
 	require.EqualValues(t, 2, pool.Stat().NewConnsCount())
 }
 
-// There is no statement to cancel while a connection listens, so asking for that is waiting for nothing.
+// A listening connection has no statement to cancel, so it must not wait for that.
 func TestClosedWhileListening(t *testing.T) {
 	var dialled, open atomic.Int32
 	c := newContest(t, cancels, func(c *pgxpool.Config) {
@@ -1024,7 +1007,7 @@ func (c slowlyClosed) Close() error {
 	return c.Conn.Close()
 }
 
-// It is a success to PostgreSQL, but a standby that is promoted would issue the token again.
+// PostgreSQL reports success, but a promoted standby would issue the token again.
 func TestCancelledBeforeReplicated(t *testing.T) {
 	_, there := start(t, "-c", "synchronous_standby_names=nobody")
 	watch := newPool(t, there, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })

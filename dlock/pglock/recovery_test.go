@@ -12,7 +12,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/internal/locktest"
 )
 
-// TestRaiseCounter runs the statement of docs/operations.md for tokens that have regressed.
+// TestRaiseCounter runs the statement in docs/operations.md for regressed tokens.
 func TestRaiseCounter(t *testing.T) {
 	page, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)

@@ -13,14 +13,14 @@ const (
 	// although the call has returned.
 	maxInFlight = 64
 	maxWorkers  = 8
-	// goodbye is how long a call waits, after its context's end, for its node to be deleted in the background.
+	// goodbye is how long a call waits, after its context's end, for its node to be deleted.
 	goodbye = 250 * time.Millisecond
 )
 
-// cutShortError is the error of a request that a context's end has cut short.
+// cutShortError is the error of a request cut short by its context.
 type cutShortError struct {
 	error
-	answered context.Context // not nil: the request may still arrive; ends when the client has its reply
+	answered context.Context // if set, the request may still arrive; ends with the client's reply
 }
 
 func (c *cutShortError) Unwrap() error { return c.error }
@@ -34,8 +34,8 @@ type reply struct {
 	fired <-chan zk.Event
 }
 
-// call runs f and returns its reply. If ctx ends first, the error wraps ctx's Err but not its cause, which may be any error,
-// even one of ZooKeeper's replies. [failed] adds the cause for the caller.
+// call returns f's reply. If ctx ends first, the error wraps ctx's Err but not its cause, which may be any error, even one of
+// ZooKeeper's replies. [failed] adds the cause.
 func (b *Backend) call(ctx context.Context, f func() (reply, error)) (reply, error) {
 	if ctx.Done() == nil {
 		return f()

@@ -10,7 +10,7 @@ import (
 // WatchAfter sets the age at which b watches its nodes.
 func (b *Backend) WatchAfter(age time.Duration) { b.unwatched = age }
 
-// Place creates a node of owner's for key. token reads the queue and returns the token.
+// Place creates a node for key. token reads the queue and returns the token.
 func (b *Backend) Place(key, owner string) (token func() (uint64, error), err error) {
 	p := b.place(key, owner)
 	made, _, err := b.create(context.Background(), p, time.Hour)
@@ -38,10 +38,10 @@ func (b *Backend) Watches() int {
 // Expire is what g's timer calls.
 func Expire(g dlock.Grant) { g.State.(*lease).expire() }
 
-// Stall stops g's timer, as a machine that stands still does.
+// Stall stops g's timer, like a machine that stalls.
 func Stall(g dlock.Grant) { g.State.(*lease).timer.Stop() }
 
-// Ended reports whether g's watch alone says that its node is gone.
+// Ended reports whether g's watch says that its node is gone, and nothing else does yet.
 func Ended(g dlock.Grant) bool {
 	l := g.State.(*lease)
 	l.mu.Lock()

@@ -16,8 +16,8 @@ import (
 
 var errGone = fmt.Errorf("%w: its node is gone: the session has expired, or the lease has run out", dlock.ErrLost)
 
-// A waiter's lease counts from before its node was written. When it is granted, up to an eighth of its TTL may have passed;
-// or up to three quarters, if it is provisional.
+// A waiter's lease counts from before its node was written. At its grant up to an eighth of the TTL may have passed; up to three
+// quarters if it is provisional.
 const (
 	maxWaited = 8  // of the TTL
 	minRest   = 4  // of the TTL
@@ -25,26 +25,26 @@ const (
 )
 
 const (
-	minPause  = 20 * time.Millisecond // before a failed request is sent again; doubles with each
+	minPause  = 20 * time.Millisecond // doubles with each retry
 	maxPause  = time.Second
 	maxUnsure = 3 // pauses in a row that find the client disconnected: an open client would be connecting
 
-	unwatched = 2 * time.Second // a node's age when its Backend watches it; most are gone by then, which saves a request
+	unwatched = 2 * time.Second // a node's age when its Backend watches it; most are gone by then
 )
 
-// lease is a node of ours, from when its name is known until it is gone.
+// lease is a node of this Backend, from when its name is known until it is gone.
 type lease struct {
 	b     *Backend
 	node  node
-	token int64           // see number
+	token int64
 	gone  context.Context // ends when the node is known to be gone
 	lose  context.CancelFunc
 
 	mu      sync.Mutex
-	guard   *time.Timer     // until it is watched
-	fired   <-chan zk.Event // by the end of the node; nil: it isn't watched yet
+	guard   *time.Timer     // starts the watch
+	fired   <-chan zk.Event // by the node's end; nil: not watched yet
 	expires time.Time       // zero: not granted yet
-	timer   *time.Timer     // deletes the node then
+	timer   *time.Timer     // deletes the node at expires
 	over    bool            // run out, released or gone
 }
 
@@ -58,9 +58,8 @@ func (b *Backend) own(n node) *lease {
 	return l
 }
 
-// watch returns when the node is gone or its client closed.
 func (l *lease) watch() {
-	// A watch of its children doesn't fire when it is renewed.
+	// A watch on its children, which a renewal doesn't trigger.
 	var r reply
 	err := l.b.insist(l.b.always, l, func() (err error) { r, err = l.b.childrenW(l.b.always, l.node.path()); return err })
 	if err == nil {
@@ -79,7 +78,7 @@ func (l *lease) vanish() {
 	l.lose()
 }
 
-// write writes ttl to the node, which proves that it and its session existed, and restarts the TTL for the waiter behind.
+// write writes ttl to the node. That proves that it and its session existed, and restarts the TTL for the waiter behind.
 func (b *Backend) write(ctx context.Context, l *lease, ttl time.Duration) error {
 	err := b.setData(ctx, l.node.path(), []byte(ttl.String()), -1)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -89,7 +88,7 @@ func (b *Backend) write(ctx context.Context, l *lease, ttl time.Duration) error 
 	return err
 }
 
-// begin makes the lease last until then at least. It reports false if it is over.
+// begin makes the lease last at least until then. It reports false if it is over.
 func (l *lease) begin(until time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,7 +125,7 @@ func (l *lease) expire() {
 	}
 }
 
-// remove deletes the node. If that takes long, it continues in the background.
+// remove continues in the background if it takes long.
 func (b *Backend) remove(l *lease) {
 	l.end()
 	ctx, done := context.WithTimeout(b.always, goodbye)
@@ -140,8 +139,8 @@ func (b *Backend) remove(l *lease) {
 	<-ctx.Done()
 }
 
-// clean deletes what a create without a reply may have left at p, once the client knows the create's outcome. It doesn't
-// occupy a worker until then: leases that expire meanwhile need the workers.
+// clean deletes what a create without a reply may have left at p, once the client knows its outcome. Until then it occupies no
+// worker, since expiring leases need the workers.
 func (b *Backend) clean(p place, create error) {
 	sweep := func() {
 		b.chore(func() {
@@ -155,11 +154,11 @@ func (b *Backend) clean(p place, create error) {
 	sweep()
 }
 
-// persist is insist for a deletion. Other refusals by ZooKeeper, such as throttling, may be temporary: f is then retried
-// until the session has ended or the Backend is closed.
+// persist is insist for a deletion. It also retries after other refusals, such as throttling, until the session has ended or the
+// Backend is closed.
 func (b *Backend) persist(l *lease, f func() error) error {
 	session := b.c.SessionID()
-	ended := func() bool { return b.c.SessionID() != session } // and with it the node
+	ended := func() bool { return b.c.SessionID() != session } // and the node with it
 	err := b.repeat(b.always, l, f, func(err error) bool {
 		done := err == nil || errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrNoAuth)
 		return broken(err) || !done && !ended() && b.open.Err() == nil
@@ -170,7 +169,7 @@ func (b *Backend) persist(l *lease, f func() error) error {
 	return err
 }
 
-// insist repeats f while its connection is broken, until ctx ends, l's node is gone, or the client is closed. l may be nil.
+// insist retries f while its connection is broken, until ctx ends, l's node is gone, or the client is closed. l may be nil.
 func (b *Backend) insist(ctx context.Context, l *lease, f func() error) error {
 	return b.repeat(ctx, l, f, broken)
 }
@@ -193,7 +192,7 @@ func (b *Backend) repeat(ctx context.Context, l *lease, f func() error, again fu
 		case <-ctx.Done():
 			return fmt.Errorf("waiting: %w", ctx.Err())
 		}
-		// Checked after every pause: a client whose connections break is disconnected for a moment, again and again.
+		// After every pause, since a client whose connections break is often disconnected for a moment.
 		unsure++
 		if b.c.State() != zk.StateDisconnected {
 			unsure = 0
@@ -210,12 +209,12 @@ func (b *Backend) repeat(ctx context.Context, l *lease, f func() error, again fu
 type wanted struct {
 	dlock.Request
 	queue bool      // else dlock.ErrHeld
-	start time.Time // before the request that created or wrote the node
+	start time.Time // before the node's last write
 	late  bool      // it has had to wait
 }
 
-// win returns l's grant when its node is the first of q, its queue. A waiter waits for the end of the last node but one
-// before its own, and is then the second at the latest. Then it waits for the end of the first.
+// win returns l's grant when its node is the first of q, its queue. A waiter waits for the end of the node two ahead, which makes
+// it the second at the latest, and then for the end of the first.
 func (b *Backend) win(ctx context.Context, l *lease, q []node, w wanted) (g dlock.Grant, err error) {
 	for first := false; !first; {
 		i := slices.IndexFunc(q, func(n node) bool { return n.name == l.node.name })
@@ -243,8 +242,8 @@ func (b *Backend) win(ctx context.Context, l *lease, q []node, w wanted) (g dloc
 	return b.grant(ctx, l, w)
 }
 
-// grant begins the lease of the first node of a queue. The node need not be read: it was written within the TTL, and before
-// start + TTL neither its session, nor the waiter behind, nor this Backend ends it. If somebody else did, Lost is closed.
+// grant begins the lease of the first node of a queue, without reading it: it was written within the TTL, and before start + TTL
+// neither its session, nor the waiter behind, nor this Backend ends it. If another client did, Lost is closed.
 func (b *Backend) grant(ctx context.Context, l *lease, w wanted) (g dlock.Grant, err error) {
 	if err := b.refresh(ctx, l, &w); err != nil {
 		return g, err
@@ -282,19 +281,18 @@ type watched struct {
 	head bool // every change, not only the end
 }
 
-// watch is a watch on a node that waiters wait for. The client can't remove a watch, so they share it.
+// watch is a watch on a node. The client can't remove a watch, so waiters share it.
 type watch struct {
 	of      watched
-	version int32         // of a head's data
-	ttl     time.Duration // of a head; 0 if it has none
-	ours    bool          // a head of this session's
-	fired   chan struct{} // closed when event is there
+	version int32         // a head's
+	ttl     time.Duration // a head's; 0: none
+	ours    bool          // a head of this session
+	fired   chan struct{} // closed when event is set
 	event   zk.Event
 }
 
-// await waits until the queue must be read again: a node before l's is gone; the head was renewed or has expired; or the
-// own node may be the head. It reports whether l's node is now the first: the next after the head, which is gone, but not
-// with l's own session.
+// await waits until the queue must be read again: a node before l's is gone; the head was renewed or has expired; or l's node may
+// be the head. It reports whether l's node is now the first: it followed the head, which is gone, but not with l's own session.
 func (b *Backend) await(ctx context.Context, l *lease, path string, head bool, w *wanted) (first bool, err error) {
 	var at *watch
 	err = b.insist(ctx, l, func() (err error) { at, err = b.watch(ctx, watched{path, head}); return err })
@@ -307,7 +305,7 @@ func (b *Backend) await(ctx context.Context, l *lease, path string, head bool, w
 	ttl := w.TTL
 	if head {
 		ttl = at.ttl
-		if err := b.refresh(ctx, l, w); err != nil { // while the head has the lock, and nobody waits for this
+		if err := b.refresh(ctx, l, w); err != nil { // while the head has the lock, so that nobody waits for it
 			return false, err
 		}
 	}
@@ -322,8 +320,8 @@ func (b *Backend) await(ctx context.Context, l *lease, path string, head bool, w
 		if !head {
 			return false, nil
 		}
-		// A renewed head has another version, even if the watch hasn't said so: one that is set again after a reconnection
-		// may miss a change.
+		// A renewed head has another version, even if the watch hasn't fired: one that is set again on reconnecting may miss a
+		// change.
 		err := b.deleteAt(ctx, path, at.version)
 		if err == nil || errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion) {
 			b.unwatch(at)
@@ -356,10 +354,10 @@ func (b *Backend) watch(ctx context.Context, of watched) (*watch, error) {
 	w = &watch{of: of, fired: make(chan struct{})}
 	if of.head {
 		w.version, w.ours = r.stat.Version, r.stat.EphemeralOwner == b.c.SessionID()
-		w.ttl, _ = time.ParseDuration(string(r.data)) // a foreign node never runs out
+		w.ttl, _ = time.ParseDuration(string(r.data)) // a node without a TTL never expires
 	}
 	b.mu.Lock()
-	b.watches[of] = w // if there is another by now, it ends as this one does
+	b.watches[of] = w // another one ends as this one does
 	b.mu.Unlock()
 	go func() {
 		w.event = <-r.fired

@@ -33,27 +33,26 @@ const (
 	opClose           = -11
 )
 
-// link loses calls, and loses or holds the replies to writes. Handshakes, heartbeats and the renewal of watches pass unless
-// it is cut.
+// link loses calls, and loses or holds the replies to writes. Unless it is cut, handshakes, heartbeats and renewed watches pass.
 type link struct {
 	addr string
-	name string // the client's goroutines have it as a label
+	name string // labels the client's goroutines
 
 	mu     sync.Mutex
 	fault  fault
-	op     int32          // the one that loseOneReply is for
-	held   chan struct{}  // closed on delivery
-	lost   int            // calls whose request or reply was lost
-	pause  time.Duration  // before the client connects again, as to look up a name
-	refuse int32          // the code with which deletes are refused, unless it is 0
-	mute   string         // events of watched paths that begin with it are lost, unless it is empty
-	before func(op int32) // if not nil, called before a call is sent
-	calls  map[int32]int  // by operation
+	op     int32 // for loseOneReply
+	held   chan struct{}
+	lost   int            // calls without request or reply
+	pause  time.Duration  // before the client reconnects, as for a slow DNS
+	refuse int32          // reply code for deletes, unless 0
+	mute   string         // prefix of watched paths whose events are lost, unless empty
+	before func(op int32) // called before a call is sent, unless nil
+	calls  map[int32]int
 	conns  map[*conn]struct{}
-	watch  map[string]struct{} // paths that are watched
-	id     int64               // the session
-	agrees time.Duration       // the session timeout that the client is told, unless it is 0
-	passwd []byte              // with which a client proves that it is its own
+	watch  map[string]struct{}
+	id     int64         // the session's
+	agrees time.Duration // the session timeout that the client is told, unless 0
+	passwd []byte        // the session's
 }
 
 type fault int
@@ -106,7 +105,6 @@ func (l *link) muffle(prefix string) {
 	l.mute = prefix
 }
 
-// once has f called before the next call of op is sent.
 func (l *link) once(op int32, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,7 +124,7 @@ func (l *link) losses() int {
 	return l.lost
 }
 
-// sent counts calls of op, or all if that is 0.
+// sent counts calls of op, or all if it is 0.
 func (l *link) sent(op int32) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,7 +166,7 @@ func (l *link) Dial(network, _ string, timeout time.Duration) (net.Conn, error) 
 	return c, nil
 }
 
-// The link is its client's zk.HostProvider too: the default one waits for a second before it reconnects to the only server.
+// A zk.HostProvider, since the default one waits for a second before it reconnects to the only server.
 
 func (l *link) Init([]string) error { return nil }
 func (l *link) Len() int            { return 1 }
@@ -181,28 +179,28 @@ func (l *link) Next() (addr string, _ bool) {
 }
 func (l *link) Connected() {}
 
-// conn carries frames, each of which the client writes at once: a length and so many bytes.
+// conn carries frames: a length and so many bytes, in one write.
 type conn struct {
 	net.Conn
 	l         *link
-	greeted   bool // the frame that begins a session has been sent
+	greeted   bool // the first frame has been sent
 	welcomed  bool // and answered
 	rest      []byte
-	rewatches bool // the client has watches to set again, as far as is known
-	rewrote   bool // it has; for the goroutine that writes
+	rewatches bool // the client may have watches to set again
+	rewrote   bool // it has; for the writer
 	doomed    bool // breaks once it has
-	ready     bool // the client is past that point; for the goroutine that reads
+	ready     bool // the client is past that point; for the reader
 	closeOnce sync.Once
 	closed    chan struct{}
 
 	mu   sync.Mutex
-	call map[int32]request // those that wait for replies, by their numbers
+	call map[int32]request // in flight, by number
 }
 
 type request struct {
 	op     int32
-	watch  string // the path that it watches
-	refuse int32  // the reply's code, unless it is 0
+	watch  string
+	refuse int32 // reply code, unless 0
 }
 
 func (c *conn) Close() error {
@@ -239,7 +237,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	case (lost || c.doomed) && c.rewatches && !c.rewrote: // not before it has set its watches; see waitReady
 		if !c.doomed {
 			c.doomed = true
-			time.AfterFunc(time.Second, func() { _ = c.Close() }) // it didn't know of the watch yet
+			time.AfterFunc(time.Second, func() { _ = c.Close() }) // in case it didn't know of the watch yet
 		}
 		return len(b), nil
 	case lost || c.doomed:
@@ -272,7 +270,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// next returns the next frame when it may arrive.
+// next returns a frame when it may arrive.
 func (c *conn) next() ([]byte, error) {
 	head := make([]byte, 4)
 	if _, err := io.ReadFull(c.Conn, head); err != nil {
@@ -315,7 +313,7 @@ func (c *conn) next() ([]byte, error) {
 	f, held, mute := c.l.fault, c.l.held, c.l.mute
 	muted := false
 	switch {
-	case xid == -1: // a watch has fired: a header, a type, a state, and the path
+	case xid == -1: // a watch has fired: header, type, state, path
 		path := text(frame[28:])
 		delete(c.l.watch, path)
 		muted = mute != "" && strings.HasPrefix(path, mute)
@@ -364,8 +362,8 @@ func (l *link) watches(prefix string) bool {
 	return false
 }
 
-// waitReady waits until the client has set its watches again on a new connection. It reads the last zxid for that without a
-// lock: a data race, though harmless, unless no reply comes before.
+// waitReady waits until the client has set its watches again. An earlier reply would race with that, since the client reads the
+// last zxid without a lock.
 func (c *conn) waitReady() {
 	var profile bytes.Buffer
 	for {
@@ -392,7 +390,7 @@ func (c *conn) breaks() error {
 	return &net.OpError{Op: "link", Net: "tcp", Err: net.ErrClosed} // as if the other side had closed
 }
 
-// endSession ends the session of a client that is cut off, by a connection that claims to be the same client.
+// endSession ends a cut-off client's session from another connection.
 func (l *link) endSession(ctx context.Context) error {
 	l.mu.Lock()
 	id, passwd := l.id, l.passwd
@@ -404,8 +402,8 @@ func (l *link) endSession(ctx context.Context) error {
 	defer func() { _ = c.Close() }()
 	hello := make([]byte, 0, 64)
 	hello = binary.BigEndian.AppendUint32(hello, 44)
-	hello = binary.BigEndian.AppendUint32(hello, 0) // version
-	hello = binary.BigEndian.AppendUint64(hello, 0) // last zxid seen
+	hello = binary.BigEndian.AppendUint32(hello, 0)
+	hello = binary.BigEndian.AppendUint64(hello, 0)
 	hello = binary.BigEndian.AppendUint32(hello, uint32(maxTimeout.Milliseconds()))
 	hello = binary.BigEndian.AppendUint64(hello, uint64(id))
 	hello = binary.BigEndian.AppendUint32(hello, uint32(len(passwd)))

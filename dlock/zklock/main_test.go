@@ -10,7 +10,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// maxTimeout is the longest session timeout that the server agrees to. The kit asks for leases of an hour.
+// maxTimeout allows for the kit's leases of an hour.
 const maxTimeout = 3 * time.Hour
 
 var (

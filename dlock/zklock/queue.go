@@ -15,14 +15,14 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// place is where an owner's nodes for a key are: children of parent named owner + ":" + the sequence number.
+// place is where an owner's nodes for a key are: children of parent named owner + ":" + sequence number.
 type place struct{ parent, owner string }
 
 func (b *Backend) place(key, owner string) place {
 	return place{b.root + "/" + escape(key), escape(owner)}
 }
 
-// escape turns any text into letters, digits and -_~%+. ZooKeeper refuses some characters, and "." and "..".
+// escape leaves only letters, digits and -_~%+: ZooKeeper refuses some characters, and "." and "..".
 func escape(s string) string { return strings.ReplaceAll(url.QueryEscape(s), ".", "%2E") }
 
 type node struct {
@@ -34,8 +34,7 @@ type node struct {
 
 func (n node) path() string { return n.parent + "/" + n.name }
 
-// queue returns the queue of a key, in order, and the zxid of the last transaction that created or deleted a node of it, 0
-// if that isn't known.
+// queue returns a key's queue, in order, and the zxid of the last creation or deletion in it, 0 if unknown.
 func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed int64, err error) {
 	r, err := b.children(ctx, parent)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -58,8 +57,8 @@ func (b *Backend) queue(ctx context.Context, parent string) (q []node, changed i
 		slices.SortFunc(q, func(m, n node) int { return cmp.Compare(m.seq, n.seq) })
 		return q, r.stat.Pzxid, nil
 	}
-	// The parent's 32-bit counter wraps around, and the server may then issue a number several times. The zxids give the
-	// order, by a request for each node.
+	// The parent's 32-bit counter wraps around, and the server may then issue a number several times. The zxids give the order,
+	// at a request per node.
 	live := q[:0]
 	for _, n := range q {
 		r, err := b.exists(ctx, n.path())
@@ -83,8 +82,8 @@ func (b *Backend) held(ctx context.Context, parent string) (bool, error) {
 	return len(q) > 0, err
 }
 
-// look returns the queue as it was when look was called, or later; the client's server may lag. A sync isn't enough: the
-// leader ignores it. But writes are in order, so look writes with a version that must fail.
+// look returns the queue as of its call, or later. The client's server may lag, and the leader ignores a sync. But writes are
+// ordered, so look sends one whose version must fail.
 func (b *Backend) look(ctx context.Context, parent string) ([]node, error) {
 	switch err := b.setData(ctx, parent, nil, math.MaxInt32); {
 	case errors.Is(err, zk.ErrNoNode):
@@ -129,7 +128,7 @@ func (b *Backend) join(ctx context.Context, p place, ttl time.Duration) (l *leas
 		return nil, nil, err
 	}
 	l = b.own(node{parent: p.parent, name: path[len(p.parent)+1:]})
-	// This client now sees every node that was created before. The owner's other nodes are of creates without a reply.
+	// This client now sees every earlier node. The owner's other nodes come from creates without a reply.
 	var changed int64
 	if err = thrice(func() (err error) { q, changed, err = b.queue(ctx, p.parent); return err }); err == nil {
 		_, err = b.sweep(ctx, q, p.owner, l.node.name)
@@ -145,8 +144,8 @@ func (b *Backend) join(ctx context.Context, p place, ttl time.Duration) (l *leas
 	return l, q, nil
 }
 
-// number sets l's token: the zxid of its node's creation, or a later one before the next node was created. If the node is
-// the last in q, the queue's last change qualifies.
+// number sets l's token: the zxid of its node's creation, or a later one before the next node's. If the node is the last in q,
+// the queue's last change qualifies.
 func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64) error {
 	if len(q) > 0 && changed != 0 && q[len(q)-1].name == l.node.name {
 		l.token = changed
@@ -164,8 +163,8 @@ func (b *Backend) number(ctx context.Context, l *lease, q []node, changed int64)
 	return nil
 }
 
-// create creates a node at the end of p's queue, and its parent if need be. A create without a reply is repeated. sent says
-// that there may be a node.
+// create appends a node to p's queue, and creates its parent if need be. It repeats a create without a reply. sent says that
+// there may be a node.
 func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (path string, sent bool, err error) {
 	for range 3 {
 		var r reply
@@ -178,7 +177,7 @@ func (b *Backend) create(ctx context.Context, p place, ttl time.Duration) (path 
 		if !errors.Is(err, zk.ErrNoNode) {
 			return r.path, sent, err
 		}
-		// A container: the server deletes it some time after its last child.
+		// The server deletes a container some time after its last child.
 		if err := b.createNode(ctx, p.parent, zk.FlagContainer); err != nil {
 			return "", sent, err
 		}

@@ -1,9 +1,9 @@
 // Package zklock is a dlock.Backend on ZooKeeper 3.5 or later, by its recipe for locks
 // (https://zookeeper.apache.org/doc/current/recipes.html#sc_recipes_Locks).
 //
-// A key is a container node. A waiter creates an ephemeral sequential child, whose name carries the owner. The first child
-// has the lock. The second watches it, and each later one the node two ahead: a release wakes the new holder and the new second.
-// They need not read: no new node can come before an existing one. The token is the czxid of the holder's node or a later zxid
+// A key is a container node. A waiter creates an ephemeral sequential child, whose name carries the owner. The first child has
+// the lock. The second watches it, and each later one the node two ahead: a release wakes the new holder and the new second. They
+// need not read, since no new node can come before an existing one. The token is the czxid of the holder's node or a later zxid
 // before the next node's. Zxids grow even when sequence numbers restart, but go back when a quorum is restored from an old
 // backup.
 //
@@ -11,32 +11,30 @@
 //
 // ZooKeeper nodes have no TTL, only a session timeout for all nodes of a client. So three things end a lease:
 //
-//   - Its own Backend deletes the node at Start + TTL, unless it was renewed.
-//   - The waiter behind the first node deletes it once its version has not changed for the TTL that the node holds.
-//     A renewal writes the node. Only intervals are compared, never two machines' clocks.
-//   - ZooKeeper deletes the node when its session has ended.
+//   - Its own Backend deletes the node at Start + TTL unless it was renewed.
+//   - The waiter behind the first node deletes it once its version has not changed for the TTL stored in it. A renewal writes
+//     the node. Only intervals are compared, never two machines' clocks.
+//   - ZooKeeper deletes the node when its session ends.
 //
-// A waiter's lease counts from the write that created its node. If more than an eighth is gone when it is granted, it is
-// provisional (see dlock.Grant). If less than a quarter would be left, the waiter writes its node again, if possible as the
-// second, while nobody waits.
+// A waiter's lease counts from the write that created its node. If more than an eighth has passed when it is granted, it is
+// provisional (see dlock.Grant). If less than a quarter would be left, the waiter writes its node again, if possible while it is
+// the second.
 //
-// The client's Close ends all its nodes at once, so close the Locker first, and the client after its critical sections. If
-// somebody else deletes a node, its Backend notices only once the node is 2 s old.
+// The client's Close deletes all its nodes: close the Locker first, and the client after its critical sections. If another client
+// deletes a node, its Backend notices only once the node is 2 s old.
 //
-// A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may have agreed to less than zk.Connect
-// asked for: by default at most 20 ticks, 40 s. The limit is half because the leader counts from the last heartbeat it knows of,
-// and that may be a third of the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by default;
-// servers accept two.
+// A TTL longer than half the session timeout is refused with dlock.ErrInvalid. The server may agree to less than zk.Connect asked
+// for: by default at most 20 ticks, 40 s. The limit is half because the last heartbeat that the leader knows of may be a third of
+// the timeout and half a tick old. So the timeout should be at least three ticks, 6 s by default; servers accept two.
 //
 // A dead holder, or a dead waiter that comes to the front, blocks others for its TTL, plus that of the waiter behind it if that
-// one has just become the second because another left; but never longer than the session timeout, which is the bound for
-// TryAcquire.
+// one has just become the second because another left; but at most for the session timeout, which is the bound for TryAcquire.
 //
 // # Connections
 //
-// Waiters survive the loss of a connection as long as the session does. When it has expired, Acquire returns an error that
-// wraps dlock.ErrLost. Every call returns with its context. go-zookeeper keeps a request for up to 7 session timeouts while
-// the server is frozen, so a Backend never has more than 64 under way. A node whose create had no reply is deleted in the background.
+// Waiters survive the loss of a connection while the session lasts. After that, Acquire returns an error that wraps
+// dlock.ErrLost. Every call returns with its context. go-zookeeper keeps a request for up to 7 session timeouts while the server
+// is frozen, so a Backend has at most 64 in flight. A node whose create had no reply is deleted in the background.
 package zklock
 
 import (
@@ -58,10 +56,10 @@ import (
 
 // Options configure a [Backend].
 type Options struct {
-	// Root is the path of the node that holds the keys, "/dlock" by default. It is created if need be. Locks with different roots
-	// are independent.
+	// Root is the path of the node that holds the keys, "/dlock" by default, created if need be. Locks with different roots are
+	// independent.
 	Root string
-	// ACL is the ACL of all nodes; by default everybody may do everything. Each client needs every permission.
+	// ACL is the ACL of all nodes, by default open to everybody. Each client needs every permission.
 	ACL []zk.ACL
 }
 
@@ -77,12 +75,12 @@ type Backend struct {
 	open   context.Context // ends with dlock.ErrClosed
 	close  context.CancelCauseFunc
 
-	inFlight chan struct{} // has one for each request that a context's end may cut short
+	inFlight chan struct{} // a semaphore for requests that a context may cut short
 
 	mu      sync.Mutex
-	session int64              // the session whose timeout is known
-	timeout time.Duration      // of that session
-	watches map[watched]*watch // those that haven't fired
+	session int64 // whose timeout is known
+	timeout time.Duration
+	watches map[watched]*watch // not yet fired
 	chores  []func()
 	workers int
 }
@@ -113,13 +111,13 @@ func New(client *zk.Conn, opts *Options) (*Backend, error) {
 	return b, nil
 }
 
-// sessionTimeout is the session timeout in ms that the server has agreed to. The client has no method for it, and writes
-// the field without a lock whenever it connects: read it only between the reply to a request and the next request.
+// sessionTimeout is the negotiated session timeout in ms. The client has no method for it, and writes the field without a lock on
+// connecting: read it only between a reply and the next request.
 func sessionTimeout(c *zk.Conn) reflect.Value {
 	return reflect.ValueOf(c).Elem().FieldByName("sessionTimeoutMs")
 }
 
-// Acquire implements dlock.Backend. Waiters are served first come, first served.
+// Acquire implements dlock.Backend. Waiters form a FIFO queue.
 func (b *Backend) Acquire(ctx context.Context, r dlock.Request) (dlock.Grant, error) {
 	return b.acquire(ctx, r, true)
 }
@@ -148,7 +146,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (g d
 			return g, failed(ctx, err)
 		}
 	}
-	w := wanted{Request: r, queue: queue, start: time.Now()} // before the request leaves: nobody counts from earlier
+	w := wanted{Request: r, queue: queue, start: time.Now()} // before the request leaves
 	l, q, err := b.join(ctx, p, r.TTL)
 	if err != nil {
 		return g, failed(ctx, err)
@@ -162,7 +160,7 @@ func (b *Backend) acquire(ctx context.Context, r dlock.Request, queue bool) (g d
 	return g, nil
 }
 
-// Renew implements dlock.Backend. If it fails without ErrLost, the lease may last until one TTL from now.
+// Renew implements dlock.Backend. If it fails without ErrLost, the lease may still last until a TTL from now.
 func (b *Backend) Renew(ctx context.Context, g dlock.Grant) error {
 	if err := b.enter(ctx); err != nil {
 		return err
@@ -204,7 +202,7 @@ func (b *Backend) Release(ctx context.Context, g dlock.Grant) error {
 	return nil
 }
 
-// Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. Leases expire as they would have.
+// Close implements dlock.Backend. Waiting calls of Acquire return dlock.ErrClosed. Leases still expire on time.
 func (b *Backend) Close() error {
 	b.close(dlock.ErrClosed)
 	return nil
@@ -229,7 +227,7 @@ func (b *Backend) check(ctx context.Context, ttl time.Duration) error {
 	known, timeout := id != 0 && id == b.session, b.timeout
 	b.mu.Unlock()
 	if !known {
-		if _, err := b.exists(ctx, b.root); err != nil { // a reply: there is a session, with a timeout
+		if _, err := b.exists(ctx, b.root); err != nil { // a reply: the session has a timeout
 			return err
 		}
 		timeout = time.Duration(sessionTimeout(b.c).Int()) * time.Millisecond

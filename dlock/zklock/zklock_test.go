@@ -29,22 +29,22 @@ import (
 )
 
 const (
-	long  = time.Hour              // doesn't run out while a test runs
-	short = 300 * time.Millisecond // is waited for
-	soon  = 30 * time.Second       // ends a test that fails
+	long  = time.Hour
+	short = 300 * time.Millisecond
+	soon  = 30 * time.Second
 )
 
 func TestConformance(t *testing.T) {
 	dlocktest.Run(t, dlocktest.Harness{NoRepeats: true, New: func(t *testing.T) dlocktest.Service { return service(t, server) }})
 }
 
-// Servers of an ensemble lag behind each other.
+// Its servers lag behind each other.
 func TestConformanceEnsemble(t *testing.T) {
 	if server.Provider == testbed.External {
 		t.Skip("the external ensemble has been tested already")
 	}
 	o := options()
-	o.Args = append(o.Args, "syncLimit=100") // ticks; on a machine that stalls, nobody may be given up
+	o.Args = append(o.Args, "syncLimit=100") // ticks; a slow machine must not lose a member
 	c := testmain.ServeCluster(t, testbed.StartZooKeeper, 3, o)
 	t.Run("kit", func(t *testing.T) {
 		dlocktest.Run(t, dlocktest.Harness{NoRepeats: true, New: func(t *testing.T) dlocktest.Service { return service(t, c.Servers...) }})
@@ -100,7 +100,7 @@ func client(tb testing.TB, l *link, timeout time.Duration) (c *zk.Conn) {
 	var err error
 	pprof.Do(context.Background(), pprof.Labels("client", l.name), func(context.Context) {
 		c, _, err = zk.Connect([]string{l.addr}, timeout, zk.WithDialer(l.Dial), zk.WithHostProvider(l), zk.WithLogger(silence{}),
-			zk.WithMaxBufferSize(1<<20), zk.WithMaxConnBufferSize(1<<16)) // else a client has buffers of 3 MiB
+			zk.WithMaxBufferSize(1<<20), zk.WithMaxConnBufferSize(1<<16)) // 3 MiB by default
 	})
 	require.NoError(tb, err)
 	tb.Cleanup(c.Close)
@@ -128,7 +128,7 @@ func (p party) take(t *testing.T, key string, ttl time.Duration) dlock.Grant {
 	return g
 }
 
-// release releases a moderate lease, which a stall of the machine may have ended.
+// release releases a moderate lease, which may have expired on a slow machine.
 func (p party) release(t *testing.T, g dlock.Grant) {
 	t.Helper()
 	lasts := g.TTL
@@ -140,7 +140,6 @@ func (p party) release(t *testing.T, g dlock.Grant) {
 	}
 }
 
-// waits has p wait for g's key, while g's owner has the lock.
 func (p party) waits(t *testing.T, g dlock.Grant, ttl time.Duration) <-chan locktest.Outcome {
 	t.Helper()
 	won := locktest.Acquire(t.Context(), p, locktest.Next(g.Key, ttl))
@@ -174,7 +173,6 @@ func (p party) follows(t *testing.T, key, owner string) {
 	locktest.Eventually(t, func() bool { return p.link.watches(nodePrefix(key, owner)) })
 }
 
-// expire cuts p off and ends its session.
 func (p party) expire(t *testing.T) (heal func()) {
 	t.Helper()
 	heal = p.link.inject(cut, 0)
@@ -207,14 +205,12 @@ func TestTTLLongerThanTheSession(t *testing.T) {
 	require.ErrorIs(t, b.Renew(t.Context(), g), dlock.ErrInvalid)
 	locktest.Release(t, b, g)
 
-	// What the server agrees to counts.
 	c = client(t, newLink(server.Addr), 2*maxTimeout)
 	b, err = zklock.New(c, nil)
 	require.NoError(t, err)
 	_, err = b.TryAcquire(t.Context(), locktest.Next(newKey(), maxTimeout))
 	require.ErrorIs(t, err, dlock.ErrInvalid)
 
-	// Also what it agrees to when the session is another.
 	a := connect(t, server.Addr)
 	a.take(t, newKey(), most)
 	heal := a.expire(t)
@@ -247,7 +243,7 @@ func TestNodes(t *testing.T) {
 	require.Equal(t, 2, a.link.sent(opCreateContainer), "its parent is a container, for which there was no root at first")
 	_, err = a.TryAcquire(t.Context(), r)
 	require.NoError(t, err, "roots are apart")
-	for _, foreign := range []string{"/7", "/x:y"} { // names that have no owner, or no number
+	for _, foreign := range []string{"/7", "/x:y"} { // without an owner, or without a number
 		_, err := a.conn.Create(parent+foreign, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
 		require.NoError(t, err)
 	}
@@ -258,7 +254,7 @@ func TestNodes(t *testing.T) {
 
 func TestCreateReplyLost(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
-	locktest.Release(t, a, a.take(t, key, long)) // its parent is there
+	locktest.Release(t, a, a.take(t, key, long)) // creates the parent
 	for _, acquire := range []func(context.Context, dlock.Request) (dlock.Grant, error){a.TryAcquire, a.Acquire} {
 		lost := a.link.losses()
 		defer a.link.inject(loseOneReply, opCreate)()
@@ -277,11 +273,10 @@ func TestCreateReplyLost(t *testing.T) {
 	}
 }
 
-// Also if the deletion that undoes it is refused for a while.
 func TestCreateReplyLostAndNotUndone(t *testing.T) {
 	for _, refused := range []int32{0, throttled} {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-		locktest.Release(t, a, a.take(t, key, long)) // its parent is there
+		locktest.Release(t, a, a.take(t, key, long)) // creates the parent
 		deletes := a.link.sent(opDelete)
 		heal := a.link.inject(loseReplies, 0)
 		a.link.refuseDeletes(refused)
@@ -300,10 +295,9 @@ func TestCreateReplyLostAndNotUndone(t *testing.T) {
 	}
 }
 
-// The first create has no reply, and the next isn't sent.
 func TestCreateReplyLostAndNotRepeated(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-	locktest.Release(t, a, a.take(t, key, long)) // its parent is there
+	locktest.Release(t, a, a.take(t, key, long)) // creates the parent
 	heal := func() {}
 	a.link.once(opCreate, func() { heal = a.link.inject(cut, 0) })
 	_, err := a.Acquire(t.Context(), locktest.Next(key, long))
@@ -324,13 +318,13 @@ func TestContextEndsAfterCreate(t *testing.T) {
 	}
 	a.link.mu.Unlock()
 	g, err := a.Acquire(ctx, locktest.Next(key, long))
-	if err == nil { // the reply was there as soon as the context's end
+	if err == nil { // the reply came just in time
 		locktest.Release(t, a, g)
 	}
 	locktest.Eventually(t, func() bool { return len(a.nodes(t, key)) == 0 })
 }
 
-// The last in the queue needs no read for its own.
+// The token of the last in the queue needs no request.
 func TestTokenByQueue(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	var tokens []func() (uint64, error)
@@ -342,7 +336,7 @@ func TestTokenByQueue(t *testing.T) {
 	place("first")
 	place("second")
 	place("gone")
-	a.drop(t, key, "gone") // after it the queue has changed, and the second is the last
+	a.drop(t, key, "gone") // changes the queue, of which the second is the last
 	asked := a.link.sent(opExists)
 	first, err := tokens[0]()
 	require.NoError(t, err)
@@ -368,7 +362,7 @@ func TestTokenByQueue(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrLost, "all nodes are gone")
 }
 
-// Its nodes are numbered from 0 again. Its tokens grow.
+// Sequence numbers restart at 0, but tokens grow.
 func TestParentDeleted(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	var last uint64
@@ -384,20 +378,20 @@ func TestParentDeleted(t *testing.T) {
 	}
 }
 
-// It yields 2147483647 several times, and negative numbers.
+// The counter yields 2147483647 several times, and negative numbers.
 func TestSequenceOverflow(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	locktest.Release(t, a, a.take(t, key, long))
 	for _, seq := range []int64{math.MaxInt32, math.MinInt32} {
 		g := a.take(t, key, long)
 		node := "/dlock/" + key + "/other:" + fmt.Sprintf("%010d", seq)
-		_, err := a.conn.Create(node, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)) // without a TTL it doesn't run out
+		_, err := a.conn.Create(node, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)) // without a TTL it never expires
 		require.NoError(t, err)
 		sent := b.link.sent(opCreate)
 		_, err = b.TryAcquire(t.Context(), locktest.Next(key, long))
 		require.ErrorIs(t, err, dlock.ErrHeld)
 		require.Equal(t, sent, b.link.sent(opCreate))
-		won := b.waits(t, g, long) // its node has a smaller number than the one before it, or a greater one
+		won := b.waits(t, g, long) // its number is less or greater than that of the node before it
 		locktest.Release(t, a, g)
 		b.follows(t, key, "other")
 		require.Empty(t, won)
@@ -408,7 +402,6 @@ func TestSequenceOverflow(t *testing.T) {
 	}
 }
 
-// The next one must not take itself for the first.
 func TestWaiterInTheMiddleGone(t *testing.T) {
 	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
@@ -430,7 +423,7 @@ func TestWaiterInTheMiddleGone(t *testing.T) {
 
 func TestConnectionLostWhileWaiting(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-	for _, meanwhile := range []bool{false, true} { // the lock is released while the waiter is cut off
+	for _, meanwhile := range []bool{false, true} { // whether the lock is released while the waiter is cut off
 		g := a.take(t, key, long)
 		won := b.waits(t, g, long)
 		heal := b.link.inject(cut, 0)
@@ -450,7 +443,6 @@ func TestConnectionLostWhileWaiting(t *testing.T) {
 	}
 }
 
-// ZooKeeper's error as a cause is no answer of the server.
 func TestCauseIsNoAnswer(t *testing.T) {
 	a, key := connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
@@ -469,7 +461,7 @@ func TestReplyLostAfterWaiting(t *testing.T) {
 	for _, op := range []int32{opSetData, opGetChildren, opGetData} {
 		first := a.take(t, key, long)
 		leave := func() { locktest.Release(t, a, first) }
-		if op != opSetData { // these are the questions of the one that becomes the second
+		if op != opSetData { // requests of a waiter that becomes the second
 			ctx, cancel := context.WithCancel(t.Context())
 			r := locktest.Next(key, long)
 			second := locktest.Acquire(ctx, c, r)
@@ -484,7 +476,7 @@ func TestReplyLostAfterWaiting(t *testing.T) {
 			}
 		}
 		r := locktest.Next(key, long)
-		if op == opSetData { // it has waited for too long
+		if op == opSetData { // it must write
 			r.TTL = moderate
 		}
 		won := locktest.Acquire(t.Context(), b, r)
@@ -512,7 +504,7 @@ func TestSessionExpires(t *testing.T) {
 	next := c.waits(t, g, long)
 
 	heal := b.expire(t)
-	locktest.Release(t, a, before) // it would be the waiter's turn, if it weren't dead
+	locktest.Release(t, a, before) // the dead waiter is next
 	w := locktest.Won(t, next)
 	require.Greater(t, w.Fence, g.Fence)
 	after := a.take(t, waited, long)
@@ -529,7 +521,6 @@ func TestSessionExpires(t *testing.T) {
 	require.NoError(t, b.Release(t.Context(), b.take(t, waited, long)), "the new session works")
 }
 
-// It is before the write that counts, but not long before.
 func TestStart(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -541,7 +532,7 @@ func TestStart(t *testing.T) {
 		released := time.Now()
 		locktest.Release(t, a, g)
 		w := locktest.Won(t, won)
-		if time.Since(released) >= moderate/8 { // it may be provisional
+		if time.Since(released) >= moderate/8 { // maybe provisional
 			return false
 		}
 		for len(written) > 1 {
@@ -554,7 +545,6 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// sends returns a channel of the times at which p sends an operation.
 func (p party) sends(op int32) <-chan time.Time {
 	sent := make(chan time.Time, 8)
 	p.link.mu.Lock()
@@ -567,7 +557,7 @@ func (p party) sends(op int32) <-chan time.Time {
 	return sent
 }
 
-// It counts from before its node was created, and is granted without a request; a renewal extends it to its TTL.
+// A provisional lease counts from before its node was created, needs no request, and is extended to its TTL by a renewal.
 func TestProvisional(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -581,7 +571,7 @@ func TestProvisional(t *testing.T) {
 		locktest.Release(t, a, g)
 		w := locktest.Won(t, won)
 		now := b.link.sent(0)
-		if time.Since(asked) > moderate/2 { // so that it may have had to write, or have hardly anything left
+		if time.Since(asked) > moderate/2 { // too slow: it may have written, or have little left
 			return false
 		}
 		require.Equal(t, sent, now)
@@ -605,7 +595,6 @@ func TestProvisional(t *testing.T) {
 	})
 }
 
-// However slow the replies.
 func TestSlowGrantIsNotProvisional(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, key := connect(t, server.Addr), newKey()
@@ -623,7 +612,7 @@ func TestSlowGrantIsNotProvisional(t *testing.T) {
 			require.Zero(t, g.Provisional)
 			require.False(t, g.Start.Before(asked))
 			age := time.Since(g.Start)
-			if time.Since(asked) > moderate/2 { // so that it may have written again, for hardly anything was left
+			if time.Since(asked) > moderate/2 { // too slow: it may have written
 				return false
 			}
 			require.Greater(t, age, moderate/8)
@@ -642,7 +631,7 @@ func TestProvisionalEnds(t *testing.T) {
 	w := locktest.Won(t, won)
 	next := locktest.Acquire(t.Context(), a, locktest.Next(key, long))
 	end := w.Start.Add(cmp.Or(w.Provisional, w.TTL))
-	time.Sleep(time.Until(end) + moderate/50) // and 1 % of the wait more
+	time.Sleep(time.Until(end) + moderate/50) // plus 1 % for drift
 	require.ErrorIs(t, b.Renew(t.Context(), w), dlock.ErrLost)
 	require.GreaterOrEqual(t, locktest.Receive(t, next).At, end)
 }
@@ -666,7 +655,7 @@ func TestProvisionalIsConfirmed(t *testing.T) {
 		locktest.Release(t, a, g)
 		h := locktest.Receive(t, won)
 		first := h.Until()
-		slow := func() bool { return time.Since(asked) > moderate*3/4 } // for then it may have had to write, or lost the lease
+		slow := func() bool { return time.Since(asked) > moderate*3/4 } // it may have written, or lost the lease
 		locktest.Eventually(t, func() bool { return h.Until().After(first) || slow() })
 		sent, err := b.link.sent(opSetData), h.Release(t.Context())
 		if slow() {
@@ -678,7 +667,7 @@ func TestProvisionalIsConfirmed(t *testing.T) {
 	})
 }
 
-// It writes its node as the second, and needs no request when it is first.
+// A waiter writes its node while it is second, and needs no request when it is first.
 func TestSecondWrites(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -698,7 +687,7 @@ func TestSecondWrites(t *testing.T) {
 		require.Empty(t, second)
 		locktest.Release(t, b, f)
 		locktest.Won(t, second)
-		if time.Since(asked) >= moderate { // after its TTL it looks whether it is the second, and it may have had to write again
+		if time.Since(asked) >= moderate { // too slow: it may have read or written again
 			return false
 		}
 		require.Equal(t, 1, c.link.sent(opSetData))
@@ -708,7 +697,6 @@ func TestSecondWrites(t *testing.T) {
 	})
 }
 
-// It blocks others for its own TTL only.
 func TestWaiterDead(t *testing.T) {
 	a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
@@ -716,7 +704,7 @@ func TestWaiterDead(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	dead := locktest.Acquire(ctx, b, r)
 	b.follows(t, key, g.Owner)
-	last := c.waits(t, g, long) // its own TTL is not what it waits for
+	last := c.waits(t, g, long) // a long TTL, so it doesn't wait for its own
 	heal := b.link.inject(cut, 0)
 	b.link.drop()
 	locktest.Release(t, a, g)
@@ -738,16 +726,16 @@ func TestHolderDeadAndSecondGone(t *testing.T) {
 	third := locktest.Acquire(t.Context(), c, locktest.Next(key, short))
 	c.follows(t, key, g.Owner)
 	cancel()
-	if s := locktest.Receive(t, second); s.Err == nil { // the machine stood still for the holder's TTL
+	if s := locktest.Receive(t, second); s.Err == nil { // the machine stalled for the holder's TTL
 		locktest.Release(t, b, s.G)
 	}
 	locktest.Won(t, third)
 	require.GreaterOrEqual(t, time.Since(g.Start), moderate, "the third's own TTL ends nobody's lease")
 }
 
-// All its nodes go at once. Its waiter has not got the lock.
+// In whatever order the server deletes the nodes, the client's waiter isn't granted the lock.
 func TestClientClosedUnderBoth(t *testing.T) {
-	for range 10 { // the server ends the nodes in any order
+	for range 10 {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, long)
 		waits := a.waits(t, g, long)
@@ -777,7 +765,7 @@ func TestOneClient(t *testing.T) {
 	require.Error(t, b.Renew(ctx, w), "another client's renewal doesn't prove that the session lives")
 }
 
-// If the reply to its write as the first comes after its TTL, it has lost the lock; its grant says so.
+// If the reply to its write as the first comes after the TTL, the grant says so.
 func TestLateReplyAfterWaiting(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -786,14 +774,14 @@ func TestLateReplyAfterWaiting(t *testing.T) {
 		won := locktest.Acquire(t.Context(), b, r)
 		b.follows(t, key, g.Owner)
 		next := c.waits(t, g, long)
-		time.Sleep(short) // it must write now
+		time.Sleep(short) // so that it must write
 		heal := b.link.inject(holdReplies, 0)
 		locktest.Release(t, a, g)
 		n := locktest.Won(t, next)
 		taken := time.Now()
 		heal()
 		w := locktest.Receive(t, won)
-		if errors.Is(w.Err, dlock.ErrLost) { // the one behind was faster than its write
+		if errors.Is(w.Err, dlock.ErrLost) { // the one behind was faster
 			return false
 		}
 		require.NoError(t, w.Err)
@@ -809,7 +797,7 @@ func TestLateReplyAfterWaiting(t *testing.T) {
 	})
 }
 
-// The number of goroutines is bounded, whatever is called meanwhile.
+// The number of goroutines stays bounded.
 func TestFrozenServer(t *testing.T) {
 	h, p := connect(t, server.Addr), connect(t, server.Addr)
 	key := newKey()
@@ -857,7 +845,7 @@ func TestFrozenServer(t *testing.T) {
 		"what is under way has 64 and 8 goroutines at most; 50 waited before")
 
 	thaw()
-	for _, r := range requests { // as the Locker does
+	for _, r := range requests {
 		if err := p.Release(t.Context(), dlock.Grant{Key: r.Key, Owner: r.Owner, TTL: r.TTL}); !errors.Is(err, dlock.ErrLost) {
 			require.NoError(t, err)
 		}
@@ -888,7 +876,7 @@ func TestWatchesAreShared(t *testing.T) {
 	locktest.Eventually(t, func() bool { return p.Watches() == 0 })
 }
 
-// It isn't taken for a closed one.
+// The client isn't taken for closed.
 func TestConnectionsThatDoNotLast(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	b.link.mu.Lock()
@@ -921,7 +909,7 @@ func TestShortWait(t *testing.T) {
 	require.Zero(t, b.link.sent(opSetData))
 	locktest.Release(t, b, w)
 	locktest.Receive(t, w.Lost)
-	// What it asked for by opExists is the session's timeout; its token it saw in the queue.
+	// opExists is for the session timeout.
 	for op, want := range map[int32]int{opCreate: 1, opExists: 1, opGetChildren: 1, opGetData: 1, opDelete: 1} {
 		require.Equal(t, want, b.link.sent(op), "requests of kind %d", op)
 	}
@@ -950,7 +938,6 @@ func TestNodeGoneBeforeTheGrant(t *testing.T) {
 	require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
 }
 
-// Nodes of others that come or go between two requests.
 func TestQueueChangesMeanwhile(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
@@ -972,11 +959,10 @@ func TestQueueChangesMeanwhile(t *testing.T) {
 
 	g = a.take(t, key, short)
 	zklock.Stall(g)
-	b.link.once(opDelete, func() { a.drop(t, key, g.Owner) }) // its lease is over
+	b.link.once(opDelete, func() { a.drop(t, key, g.Owner) }) // as if its lease had expired
 	locktest.Won(t, locktest.Acquire(t.Context(), b, locktest.Next(key, long)))
 }
 
-// It gives up when it can't write, if it only tries.
 func TestLateWriteIsLost(t *testing.T) {
 	a := connect(t, server.Addr)
 	a.link.once(opCreate, func() {
@@ -992,7 +978,7 @@ func TestLateWriteIsLost(t *testing.T) {
 
 func TestNodeGoneBeforeItIsWatched(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
-	for _, age := range []time.Duration{short, long} { // the watch finds it gone, or a renewal
+	for _, age := range []time.Duration{short, long} { // detected by the watch, or by a renewal
 		a.WatchAfter(age)
 		g := a.take(t, key, long)
 		b.drop(t, key, g.Owner)
@@ -1003,7 +989,6 @@ func TestNodeGoneBeforeItIsWatched(t *testing.T) {
 	}
 }
 
-// A grant must not overtake what the watch knows.
 func TestNodeGoneWhileWatched(t *testing.T) {
 	a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 	a.WatchAfter(0)
@@ -1015,7 +1000,7 @@ func TestNodeGoneWhileWatched(t *testing.T) {
 }
 
 func TestNodeGoneWhileWaiting(t *testing.T) {
-	t.Run("third", func(t *testing.T) { // it isn't told: it looks
+	t.Run("third", func(t *testing.T) { // it reads the queue
 		a, b, c, key := connect(t, server.Addr), connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, long)
 		middle := c.waits(t, g, long)
@@ -1029,7 +1014,7 @@ func TestNodeGoneWhileWaiting(t *testing.T) {
 		w := locktest.Receive(t, won)
 		require.ErrorIs(t, w.Err, dlock.ErrLost, "got token %d", w.G.Fence)
 	})
-	t.Run("second", func(t *testing.T) { // it is told
+	t.Run("second", func(t *testing.T) { // it is notified
 		for _, released := range []bool{true, false} {
 			a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 			b.WatchAfter(0)
@@ -1066,7 +1051,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	require.Greater(t, b.take(t, key, long).Fence, g.Fence)
 }
 
-// Even if its node can't be deleted.
+// Even if the node can't be deleted.
 func TestRenewalTooLate(t *testing.T) {
 	a := connect(t, server.Addr)
 	b, err := zklock.New(a.conn, &zklock.Options{Root: "/" + uuid.NewString(), ACL: zk.WorldACL(zk.PermAll &^ zk.PermDelete)})
@@ -1081,7 +1066,7 @@ func TestRenewalTooLate(t *testing.T) {
 	require.ErrorIs(t, err, zk.ErrNoAuth, "a waiter that can't delete it either")
 }
 
-// Renewals that overlap: the lease lasts until the later end.
+// The lease lasts until the later end.
 func TestEarlierRenewal(t *testing.T) {
 	a := connect(t, server.Addr)
 	g := a.take(t, newKey(), long)
@@ -1093,7 +1078,7 @@ func TestEarlierRenewal(t *testing.T) {
 	locktest.Release(t, a, g)
 }
 
-// It fires at the moment of a renewal, or of the release, or late.
+// The timer fires during a renewal or the release, or late.
 func TestTimer(t *testing.T) {
 	a := connect(t, server.Addr)
 	g := a.take(t, newKey(), long)
@@ -1107,13 +1092,12 @@ func TestTimer(t *testing.T) {
 	require.ErrorIs(t, a.Renew(t.Context(), g), dlock.ErrLost)
 }
 
-// Even if its Backend is closed meanwhile.
 func TestLeaseRunsOutWhileCutOff(t *testing.T) {
 	for _, closed := range []bool{false, true} {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.take(t, key, short)
 		heal := a.link.inject(loseRequests, 0)
-		require.Error(t, a.Release(t.Context(), g)) // after which it isn't known to be lost
+		require.Error(t, a.Release(t.Context(), g)) // so that it isn't known to be lost
 		if closed {
 			require.NoError(t, a.Close())
 		}
@@ -1125,9 +1109,9 @@ func TestLeaseRunsOutWhileCutOff(t *testing.T) {
 	}
 }
 
-const throttled = -127 // which the client doesn't know
+const throttled = -127 // unknown to the client
 
-// cantDelete returns a lease that has run out, when deletes of its node have been refused so many times.
+// cantDelete returns an expired lease after so many deletes have been refused.
 func (p party) cantDelete(t *testing.T, key string, code int32, times int) dlock.Grant {
 	t.Helper()
 	p.WatchAfter(long)
@@ -1138,7 +1122,7 @@ func (p party) cantDelete(t *testing.T, key string, code int32, times int) dlock
 }
 
 func TestDeletionIsRefused(t *testing.T) {
-	for _, code := range []int32{throttled, -1, -7} { // a system error, a timeout
+	for _, code := range []int32{throttled, -1, -7} { // system error, timeout
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
 		g := a.cantDelete(t, key, code, 4)
 		require.Greater(t, time.Since(g.Start), short+(20+40+80+160)*time.Millisecond, "the pauses double")
@@ -1151,7 +1135,7 @@ func TestDeletionIsRefused(t *testing.T) {
 }
 
 func TestDeletionIsNotRepeated(t *testing.T) {
-	for _, code := range []int32{-101, -102} { // there is no node, or no permission
+	for _, code := range []int32{-101, -102} { // no node, no permission
 		a := connect(t, server.Addr)
 		g := a.cantDelete(t, newKey(), code, 0)
 		if code == -101 {
@@ -1162,7 +1146,6 @@ func TestDeletionIsNotRepeated(t *testing.T) {
 	}
 }
 
-// Whatever the replies.
 func TestRefusedDeletionEnds(t *testing.T) {
 	t.Run("session", func(t *testing.T) {
 		a, b, key := connect(t, server.Addr), connect(t, server.Addr), newKey()
@@ -1181,25 +1164,24 @@ func TestRefusedDeletionEnds(t *testing.T) {
 		a, key := connect(t, server.Addr), newKey()
 		a.cantDelete(t, key, throttled, 1)
 		require.NoError(t, a.Close())
-		for try, sent := 0, -1; sent != a.link.sent(opDelete); time.Sleep(2 * time.Second) { // a retry comes within a second
+		for try, sent := 0, -1; sent != a.link.sent(opDelete); time.Sleep(2 * time.Second) { // retries come within a second
 			require.Less(t, try, 5, "retried for ever")
 			try, sent = try+1, a.link.sent(opDelete)
 		}
 	})
 }
 
-// They don't delay the deletion of expired leases.
 func TestLeaseRunsOutBesideSilentCreates(t *testing.T) {
 	locktest.Undisturbed(t, func(t *testing.T) (done bool) {
 		a, b, key, other := connect(t, server.Addr), connect(t, server.Addr), newKey(), newKey()
-		locktest.Release(t, a, a.take(t, other, long)) // its parent is there
+		locktest.Release(t, a, a.take(t, other, long)) // creates the parent
 		g := a.take(t, key, moderate)
 		sent := a.link.sent(opCreate)
 		heal := a.link.inject(holdReplies, 0)
 		defer heal()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		const many = 64 // more than clean up at once, and as many as may be under way
+		const many = 64 // more than the workers, and the most in flight
 		var silent []<-chan locktest.Outcome
 		for range many {
 			silent = append(silent, locktest.Acquire(ctx, a, locktest.Next(other, long)))
@@ -1228,7 +1210,7 @@ func TestHolderDeadAfterRenewals(t *testing.T) {
 		now := time.Now()
 		err := a.Renew(t.Context(), g)
 		if errors.Is(err, dlock.ErrLost) {
-			break // the machine was too slow
+			break // too slow
 		}
 		require.NoError(t, err)
 		renewed = now
@@ -1273,14 +1255,13 @@ func TestRenewalUnseen(t *testing.T) {
 	})
 }
 
-// The new holder sends nothing.
 func TestNoHerd(t *testing.T) {
 	const waiters = 30
 	a, key := connect(t, server.Addr), newKey()
 	g := a.take(t, key, long)
 	all := make([]party, waiters)
 	won := make([]<-chan locktest.Outcome, waiters)
-	owners := []string{g.Owner, g.Owner} // of the first, and of those before the last
+	owners := []string{g.Owner, g.Owner} // watched by the second, and by each third
 	for i := range all {
 		all[i] = connect(t, server.Addr)
 		all[i].WatchAfter(long)
@@ -1295,7 +1276,7 @@ func TestNoHerd(t *testing.T) {
 		}
 		return n
 	}
-	for i := range all { // first come, first served
+	for i := range all {
 		before := sent()
 		if i == 0 {
 			locktest.Release(t, a, g)
@@ -1308,7 +1289,7 @@ func TestNoHerd(t *testing.T) {
 		if i+1 < waiters {
 			locktest.Eventually(t, func() bool { return sent()[i+1] >= before[i+1]+2 })
 			all[i+1].follows(t, key, g.Owner)
-			before[i+1] += 2 // it looks at the queue, and at its first
+			before[i+1] += 2 // it reads the queue and the first node
 		}
 		require.Equal(t, before, sent(), "requests of the waiters when %d was granted the lock", i)
 	}

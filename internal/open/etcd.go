@@ -11,7 +11,7 @@ import (
 	"github.com/fencelab/fencelab/scenarios/testbed"
 )
 
-// bumped is the detail of a restore that raises etcd's revision above every revision issued after the snapshot
+// bumped is the detail of a restore that raises etcd's revision above every one issued after the snapshot
 // (https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump).
 const (
 	bumped = "bumped"

@@ -18,10 +18,10 @@ type onServer = map[string]func(ctx context.Context, s *testbed.Server, st scena
 // Servers are a lock's servers.
 type Servers struct {
 	scenarios.ServerSet
-	Replica *testbed.Server // of the one Redis, for lag and failover
+	Replica *testbed.Server // of a single Redis, for lag and failover
 }
 
-// Start starts the servers of a lock: five Redlock nodes, a cluster of n members of etcd or ZooKeeper, one server of the others.
+// Start starts a lock's servers: five Redlock nodes, a cluster of n members of etcd or ZooKeeper, one server of the others.
 func Start(ctx context.Context, lock string, n int, o *testbed.Options) (Servers, error) {
 	s := scenarios.ServerSet{Lock: lock}
 	var err error
@@ -79,7 +79,7 @@ func (s Servers) On() *scenarios.Service {
 	}
 	svc := s.ServerSet.On()
 	if s.Lock == locks.ZooKeeper {
-		// go-zookeeper 1.0.4 has a data race of its own: a new connection reads Conn.lastZxid while another goroutine writes it.
+		// go-zookeeper 1.0.4 has a data race: a new connection reads Conn.lastZxid while another goroutine writes it.
 		svc.Env = []string{"GORACE=" + os.Getenv("GORACE") + " atexit_sleep_ms=0 exitcode=0"}
 	}
 	if s.Lock == locks.Consul && s.Servers[0].Provider != testbed.External {

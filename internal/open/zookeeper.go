@@ -16,7 +16,7 @@ import (
 
 const zkRoot = "/dlock"
 
-// reapZooKeeper deletes the parents of unused locks, as ZooKeeper does some time later.
+// reapZooKeeper deletes the parents of unused locks, as ZooKeeper does later.
 func reapZooKeeper(ctx context.Context, s *testbed.Server, _ scenarios.Step) error {
 	c, events, err := zk.Connect([]string{s.Addr}, 10*time.Second, zk.WithLogInfo(false), zk.WithLogger(log.New(io.Discard, "", 0)))
 	if err != nil {

@@ -32,14 +32,14 @@ var (
 const (
 	ttl     = 500 * time.Millisecond
 	keys    = 3
-	clients = 4                // at a time, each as if in a process of its own
-	callers = 4                // of each
-	slack   = 20 * time.Second // for a busy machine, beyond the time that a lock promises
+	clients = 4 // at a time, as if each were a process
+	callers = 4
+	slack   = 20 * time.Second // for a busy machine, beyond a lock's promise
 )
 
-// TestChaos injects random faults into each lock. A seed repeats the faults, not the servers' reactions. In any case there must not
-// be two holders at a time, a token that doesn't grow, a stale grant that is renewed or released, a waiter that is stuck once the
-// faults are over, or anything left in the process or on the servers.
+// TestChaos injects random faults. A seed repeats the faults, not the servers' reactions. There must never be two holders at a
+// time, a token that doesn't grow, a stale grant renewed or released, a waiter stuck after the faults, or anything left in the
+// process or on the servers.
 func TestChaos(t *testing.T) {
 	for _, l := range chaosLocks {
 		t.Run(l.name, func(t *testing.T) {
@@ -64,7 +64,6 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// world is a lock with its servers and clients, and the events so far.
 type world struct {
 	chaosLock
 	t       *testing.T
@@ -90,7 +89,6 @@ func key(i int) string { return fmt.Sprintf("chaos/%d", i) }
 
 func (w *world) rand(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(w.seed, stream)) }
 
-// note records an event and counts its kind.
 func (w *world) note(kind, format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,7 +97,6 @@ func (w *world) note(kind, format string, args ...any) {
 	w.events = append(w.events[max(0, len(w.events)-200):], event)
 }
 
-// fail reports the first failure with the events before it.
 func (w *world) fail(format string, args ...any) {
 	w.note("FAILED", format, args...)
 	w.mu.Lock()
@@ -132,10 +129,9 @@ func (w *world) gone(where string, limit time.Duration, find func(ctx context.Co
 	}
 }
 
-// granted compares a grant with earlier ones.
 func (w *world) granted(c *client, h *dlock.Handle) {
 	key := h.Key()
-	token, seq := h.Next() // the number tells the sections of a shared lease apart
+	token, seq := h.Next() // seq tells the sections of a shared lease apart
 	name := fmt.Sprintf("%s #%d.%d", key, token, seq)
 	w.note("grant", "%s has %s", c.name, name)
 	w.mu.Lock()
@@ -157,7 +153,6 @@ func (w *world) granted(c *client, h *dlock.Handle) {
 	}
 }
 
-// disturb lets clients work under faults, and returns when the faults are over.
 func (w *world) disturb() {
 	var under sync.WaitGroup
 	for i := range w.slots {
@@ -181,7 +176,7 @@ func (w *world) fault(r *rand.Rand) {
 		w.replace(slot, "crash", r)
 	case n == 1:
 		w.replace(slot, "close", r)
-	case c == nil || len(c.links) == 0: // being replaced, or without links
+	case c == nil || len(c.links) == 0: // being replaced
 	case n < 4:
 		w.stop(r.IntN(len(w.servers)), r.IntN(4) == 0, during)
 	case n < 12:
@@ -191,7 +186,6 @@ func (w *world) fault(r *rand.Rand) {
 	}
 }
 
-// stop freezes a server for a while, or kills it.
 func (w *world) stop(i int, kill bool, during time.Duration) {
 	if !w.stopped[i].TryLock() {
 		return
@@ -217,7 +211,7 @@ func (w *world) stop(i int, kill bool, during time.Duration) {
 	w.note("healed", "%s", s.Name)
 }
 
-// replace ends a slot's client and opens another. One that crashes is cut off first.
+// replace ends a slot's client and opens another. A crash cuts the old one off first.
 func (w *world) replace(slot int, how string, r *rand.Rand) {
 	s := &w.slots[slot]
 	if !s.TryLock() {
@@ -276,14 +270,13 @@ func (w *world) drain() {
 	})
 }
 
-// client is a Locker that owns its client library.
 type client struct {
 	*dlock.Locker
 	w       *world
 	name    string
 	backend backend
 	links   []*faults.Link // to all servers
-	broken  sync.Mutex     // held while a fault affects them
+	broken  sync.Mutex     // held during a fault
 	working sync.WaitGroup
 
 	mu     sync.Mutex
@@ -293,7 +286,7 @@ type client struct {
 	grants []dlock.Grant
 }
 
-// backend records grants, and is closed with its client library.
+// backend records grants, and closes its client library.
 type backend struct {
 	dlock.Backend
 	close func() error
@@ -352,7 +345,7 @@ func (w *world) connect(ctx context.Context, r *rand.Rand) (_ *client, err error
 	return c, err
 }
 
-// end closes the Locker and, once nothing is held, the client library: closing some releases all locks.
+// end closes the client library only once nothing is held, since closing some releases all locks.
 func (c *client) end() {
 	c.w.inTime("closed", func(context.Context) {
 		if err := c.Close(); err != nil {
@@ -369,7 +362,6 @@ func (c *client) end() {
 	c.hangUp()
 }
 
-// hangUp cuts the client off permanently.
 func (c *client) hangUp() {
 	c.mu.Lock()
 	c.hungUp = true
@@ -396,7 +388,7 @@ func (c *client) work(r *rand.Rand) {
 		case err != nil:
 			c.w.note("error", "%s: %v", c.name, err)
 			time.Sleep(time.Duration(r.Int64N(int64(pause))))
-			if calm { // on a busy machine, servers may be slow because all try again at once
+			if calm { // servers may be slow because all retry at once
 				pause = min(2*pause, 4*ttl)
 			}
 		}
@@ -408,7 +400,7 @@ func (c *client) work(r *rand.Rand) {
 
 func (c *client) acquire(r *rand.Rand, calm bool) (h *dlock.Handle, err error) {
 	key, take, how, d := key(r.IntN(keys)), c.Acquire, r.IntN(4), time.Duration(r.Int64N(int64(ttl)))
-	ctx, cancel := context.Background(), func() {} // no end is another way through the Locker
+	ctx, cancel := context.Background(), func() {} // a context that never ends takes another path through the Locker
 	end := time.Now().Add(d)
 	switch {
 	case calm || how == 0:
@@ -449,7 +441,7 @@ func (c *client) hold(r *rand.Rand, h *dlock.Handle) bool {
 	switch how := r.IntN(60); {
 	case c.w.calm.Err() != nil:
 	case how < 3:
-		return false // forgotten
+		return false
 	case how < 6:
 		sleep(3 * ttl) // longer than the lease
 	case how == 6:
@@ -503,7 +495,6 @@ func (c *client) repeat(r *rand.Rand) {
 	}
 }
 
-// breaks injects a fault into one link, or all.
 func (c *client) breaks(r *rand.Rand, during time.Duration) {
 	if !c.broken.TryLock() {
 		return
@@ -572,11 +563,10 @@ func (n *conn) Close() error {
 	return n.TCPConn.Close()
 }
 
-// cut closes one connection, or all, as the server would.
 func (c *client) cut(all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for n := range c.conns { // in any order
+	for n := range c.conns {
 		c.w.note("cut connection", "%s", c.name)
 		if _, _ = n.CloseRead(), n.CloseWrite(); !all {
 			return

@@ -38,17 +38,17 @@ type chaosLock struct {
 	start func(ctx context.Context) ([]*testbed.Server, error)
 	open  func(ctx context.Context, s locks.Spec, r *rand.Rand) (backend, error)
 	left  func(ctx context.Context, all []*testbed.Server) error
-	// bound is the time after the last fault, by the documentation, in which waiters get the lock and everything is cleaned up.
+	// bound is the documented time after the last fault in which waiters get the lock and everything is cleaned up.
 	bound time.Duration
 }
 
 const (
 	zkSession    = 2 * ttl
-	zkRequest    = 7 * zkSession   // go-zookeeper's timeout with a server that was frozen
+	zkRequest    = 7 * zkSession   // go-zookeeper's timeout with a frozen server
 	etcdSession  = 2 * time.Second // the TTL and a second, in whole seconds
 	silence      = 4 * time.Second // until redislock replaces a subscription
 	handOver     = ttl + ttl       // to a dead waiter: redislock's handoff TTL, and a poll
-	redisRequest = 9 * time.Second // go-redis's timeouts: for a connection of the pool, and a reply
+	redisRequest = 9 * time.Second // go-redis's timeouts, for a pooled connection and a reply
 	waiterRetry  = 5 * time.Second // pglock's and consullock's wait for a reply
 )
 
@@ -64,7 +64,7 @@ var chaosLocks = []chaosLock{
 	{"postgres", startOne(testbed.StartPostgres), openByName(locks.Postgres), leftOnPostgres, ttl + waiterRetry},
 	{
 		"s3", startOne(testbed.StartS3), openByName(locks.S3),
-		func(context.Context, []*testbed.Server) error { return nil }, ttl + 3*time.Second, // a poll after the server's clock
+		func(context.Context, []*testbed.Server) error { return nil }, ttl + 3*time.Second, // a poll after the end by the server's clock
 	},
 	{
 		"memory", func(context.Context) ([]*testbed.Server, error) { return nil, nil },
@@ -91,7 +91,6 @@ func (l chaosLock) startServers(t *testing.T) []*testbed.Server {
 	return all
 }
 
-// startRedis starts Redis servers that keep their data over a kill.
 func startRedis(n int) func(context.Context) ([]*testbed.Server, error) {
 	return func(ctx context.Context) ([]*testbed.Server, error) {
 		return testbed.StartRedisNodes(ctx, n, &testbed.Options{
@@ -166,7 +165,7 @@ func errLeft(names []string) error {
 	return nil
 }
 
-// leftOnRedis ignores counters, and the keys of roll calls, which expire within a minute.
+// leftOnRedis ignores counters, and roll-call keys, which expire within a minute.
 func leftOnRedis(ctx context.Context, all []*testbed.Server) error {
 	var left []string
 	for _, s := range all {
@@ -215,7 +214,7 @@ func leftOnEtcd(ctx context.Context, all []*testbed.Server) error {
 	return errLeft(left)
 }
 
-// leftOnZooKeeper ignores the parents, which ZooKeeper removes. It asks each member: what only one has is ZooKeeper's own defect.
+// leftOnZooKeeper ignores parents, which ZooKeeper removes. It asks each member: what only one has is ZooKeeper's own defect.
 func leftOnZooKeeper(_ context.Context, all []*testbed.Server) error {
 	var left []string
 	for _, s := range all {
@@ -252,7 +251,7 @@ func leftOnConsul(ctx context.Context, all []*testbed.Server) error {
 	}
 	sessions, _, err := c.Session().List(q)
 	for _, s := range sessions {
-		if s.TTL != "" { // others are of the testbed's readiness check
+		if s.TTL != "" { // others belong to the testbed's readiness check
 			left = append(left, "session "+s.ID)
 		}
 	}

@@ -29,15 +29,15 @@ const (
 // Spec selects a lock and its servers.
 type Spec struct {
 	Lock  string
-	Addrs []string      // host:port, or URLs; none: the lock's default addresses
+	Addrs []string      // host:port, or URLs; none: the default addresses
 	TTL   time.Duration // of the leases
 	// Dial, if not nil, connects to servers.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// MinSession is Consul's shortest session, or the ZooKeeper session timeout to request; 0: the default.
+	// MinSession is Consul's shortest session, or ZooKeeper's requested session timeout; 0: the default.
 	MinSession time.Duration
 }
 
-// Backend is a backend that owns its client.
+// Backend owns its client.
 type Backend struct {
 	dlock.Backend
 	client client
@@ -57,8 +57,8 @@ func (b *Backend) Ping(ctx context.Context) error { return b.client.ping(ctx) }
 const answerTimeout = 5 * time.Second
 
 type opener struct {
-	addrs   []string          // the default
-	schemes map[string]string // of URLs, and what each server's address begins with
+	addrs   []string
+	schemes map[string]string // URL schemes, with the prefix of each server's address
 	open    func(ctx context.Context, s Spec) (*Backend, error)
 }
 
@@ -87,10 +87,10 @@ var openers = map[string]opener{
 // Names returns all locks.
 func Names() []string { return slices.Sorted(maps.Keys(openers)) }
 
-// Addrs returns the default addresses of a lock.
+// Addrs returns a lock's default addresses.
 func Addrs(lock string) []string { return openers[lock].addrs }
 
-// Reach is Open with a limit in time: five seconds, and a minute for S3, to which s3lock.Open sends about twenty requests in turn.
+// Reach is Open within five seconds, or a minute for S3, where s3lock.Open sends about twenty requests.
 func Reach(ctx context.Context, s Spec) (b *Backend, err error) {
 	limit := cli.ReachTimeout
 	if s.Lock == S3 {

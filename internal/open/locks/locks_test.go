@@ -99,7 +99,7 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// A lock and a store may be in the same bucket, below the same prefix.
+// A lock and a store may share a bucket and prefix.
 func TestS3URL(t *testing.T) {
 	s := testmain.Serve(t, testbed.StartS3, &testbed.Options{AllowEmbedded: true})
 	url := onaws.On(onaws.S3, "bucket", s.URL)
@@ -123,7 +123,7 @@ func TestS3URL(t *testing.T) {
 	require.NoError(t, b.Release(t.Context(), g))
 }
 
-// A majority of a Redlock's nodes answers for it, and nodes that are silent keep nobody waiting, wherever they are in the list.
+// A majority of nodes is enough, and silent nodes delay nobody, wherever they are in the list.
 func TestRedlockPing(t *testing.T) {
 	const limit = 5 * time.Second
 	for _, c := range []struct {
@@ -176,7 +176,7 @@ func TestRedlockPing(t *testing.T) {
 	}
 }
 
-// go-zookeeper's requests know no context, and one without a reply lasts for minutes: pings share one.
+// go-zookeeper's requests take no context, and one without a reply lasts for minutes: pings share one.
 func TestZooKeeperPing(t *testing.T) {
 	cluster := testmain.ServeCluster(t, testbed.StartZooKeeper, 1, nil)
 	link, err := faults.NewLink(cluster.Servers[0].Addr)

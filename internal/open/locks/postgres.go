@@ -18,7 +18,7 @@ func openPostgres(ctx context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !strings.Contains(addr, "=") && !strings.Contains(addr, "://") { // pgx takes a bare word for something else
+	if !strings.Contains(addr, "=") && !strings.Contains(addr, "://") { // pgx would misread a bare word
 		return nil, fmt.Errorf("locks: the PostgreSQL address %q is not a postgres:// URL, as in postgres://user@host:5432/db", addr)
 	}
 	config, err := pgxpool.ParseConfig(addr)
@@ -40,7 +40,7 @@ func openPostgres(ctx context.Context, s Spec) (*Backend, error) {
 	return opened(b, err, c)
 }
 
-// closePool waits for three seconds at most. Where a call was given up, pgx takes fifteen to ask a silent server to cancel it.
+// closePool waits at most three seconds. After a cancelled call, pgx may take fifteen to ask a silent server to cancel it.
 func closePool(pool *pgxpool.Pool) error {
 	closed := make(chan struct{})
 	go func() {

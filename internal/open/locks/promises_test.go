@@ -16,7 +16,6 @@ import (
 	"github.com/fencelab/fencelab/scenarios/promises"
 )
 
-// closing is a backend that also closes its client.
 type closing struct {
 	dlock.Backend
 	client func() error
@@ -24,11 +23,11 @@ type closing struct {
 
 func (c closing) Close() error { return errors.Join(c.Backend.Close(), c.client()) }
 
-// Our locks keep every promise; redlock, all but the one that its documentation excludes.
+// Our locks keep every promise; redlock all but what its documentation excludes.
 func TestPromises(t *testing.T) {
 	for _, l := range chaosLocks {
 		if l.name == "memory" {
-			continue // it has no servers
+			continue
 		}
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()
@@ -53,7 +52,7 @@ func TestPromises(t *testing.T) {
 						// The default, a twentieth of the TTL, is too short on a busy machine.
 						return locks.OpenRedlock(ctx, spec, &redlock.Options{NodeTimeout: 2 * time.Second})
 					}
-					if l.name == locks.Postgres { // up to 16 of its calls are under way at once; the usual pool has four connections
+					if l.name == locks.Postgres { // up to 16 calls run at once; the default pool has four connections
 						sep := "?"
 						if strings.Contains(s.Addrs[0], sep) {
 							sep = "&"

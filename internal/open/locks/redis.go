@@ -62,7 +62,7 @@ func OpenRedlock(_ context.Context, s Spec, opts *redlock.Options) (*Backend, er
 		if err != nil {
 			return nil, errors.Join(err, all.close())
 		}
-		o.MaxRetries, o.DialerRetries = -1, 1 // a node that fails is outvoted until the next attempt
+		o.MaxRetries, o.DialerRetries = -1, 1 // a failing node is outvoted until the next attempt
 		c := redis.NewClient(o)
 		clients, nodes = append(clients, c), append(nodes, c)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelab/fencelab/internal/open/onaws"
 )
 
-// openS3 takes a server's address too, and then creates the bucket "locks" on it.
+// openS3 also takes a server's address, and then creates the bucket "locks" on it.
 func openS3(ctx context.Context, s Spec) (*Backend, error) {
 	addr, err := s.one()
 	if err != nil {

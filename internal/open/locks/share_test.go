@@ -16,8 +16,8 @@ import (
 	"github.com/fencelab/fencelab/resource"
 )
 
-// TestShare shares leases of every lock. A write of an earlier section that arrives late is refused, though the token is the
-// same. If the lock is first come, first served, a busy process doesn't starve another.
+// TestShare also checks that a section's late write is refused despite its current token, and that on a FIFO lock a busy process
+// doesn't starve another.
 func TestShare(t *testing.T) {
 	const ttl = 20 * time.Second
 	for _, lock := range chaosLocks {
@@ -46,7 +46,7 @@ func TestShare(t *testing.T) {
 			require.NoError(t, err)
 			_, err = store.ReadFenced(t.Context(), "late", resource.NewFence(first.Next()))
 			require.NoError(t, err)
-			late := resource.NewFence(first.Next()) // of a write that isn't sent before the section ends
+			late := resource.NewFence(first.Next()) // for a write after the section's end
 			require.NoError(t, first.Release(t.Context()))
 			require.NoError(t, l.Do(t.Context(), "late", func(ctx context.Context, h *dlock.Handle) error {
 				require.Equal(t, late.Token, h.Fence())
@@ -57,7 +57,7 @@ func TestShare(t *testing.T) {
 			}))
 
 			if !slices.Contains([]string{locks.Redis, locks.Etcd, locks.ZooKeeper, "memory"}, lock.name) {
-				return // not first come, first served
+				return // no FIFO queue
 			}
 			var sections atomic.Int64
 			var goroutines sync.WaitGroup

@@ -16,7 +16,7 @@ const URLs = "redis://[USER:PASSWORD@]HOST:PORT[/DB], redlock://HOST:PORT,HOST:P
 // ErrScheme is wrapped by [ParseURL]'s error for a URL whose scheme is no lock's.
 var ErrScheme = errors.New("locks: unknown URL scheme")
 
-// Parse returns the lock of a URL, or of a name, at its usual address on this host.
+// Parse returns the lock of a URL, or of a name, at its default addresses.
 func Parse(lock string) (Spec, error) {
 	if addrs := Addrs(lock); addrs != nil {
 		return Spec{Lock: lock, Addrs: slices.Clone(addrs)}, nil
@@ -28,7 +28,7 @@ func Parse(lock string) (Spec, error) {
 	return spec, err
 }
 
-// ParseURL returns the lock and the servers of a URL, one of [URLs]. Errors don't quote it: it may hold a password.
+// ParseURL returns the lock and servers of a URL, one of [URLs]. Errors don't quote it: it may hold a password.
 func ParseURL(u string) (Spec, error) {
 	name, rest, isURL := strings.Cut(u, "://")
 	spec, prefix := Spec{}, ""

@@ -16,7 +16,7 @@ import (
 	"github.com/fencelab/fencelab/dlock/zklock"
 )
 
-// usualSession is the minimum session timeout, as reconnecting takes time. zklock's waiters end a dead holder's lease by its TTL.
+// usualSession allows for reconnecting. zklock's waiters end a dead holder's lease by its TTL.
 const usualSession = 10 * time.Second
 
 func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
@@ -24,7 +24,7 @@ func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("locks: zookeeper: %w", err)
 	}
-	var pings singleflight.Group // go-zookeeper's calls know no context
+	var pings singleflight.Group // go-zookeeper's calls take no context
 	c := client{
 		ping: func(ctx context.Context) error {
 			select {
@@ -42,7 +42,7 @@ func openZooKeeper(ctx context.Context, s Spec) (*Backend, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout,
 		fmt.Errorf("no server answered within %v at %s", answerTimeout, strings.Join(s.Addrs, ", ")))
 	defer cancel()
-	for { // zklock needs the session timeout that the server has granted
+	for { // zklock needs the session timeout
 		select {
 		case e := <-events:
 			if e.State != zk.StateHasSession {

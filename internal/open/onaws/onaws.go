@@ -1,4 +1,4 @@
-// Package onaws reads the addresses of buckets and tables, on Amazon's servers or others with their protocols.
+// Package onaws reads the addresses of buckets and tables, on Amazon's or compatible servers.
 package onaws
 
 import (
@@ -33,7 +33,7 @@ func On(scheme, name, server string) string {
 	return to.String()
 }
 
-// Config returns u's configuration; what u lacks comes from the environment. Errors don't quote u, which may hold a secret.
+// Config returns u's configuration, completed from the environment. Errors don't quote u, which may hold a secret.
 func Config(u *url.URL, client *http.Client) (aws.Config, error) {
 	q := u.Query()
 	config := aws.Config{Region: cmp.Or(q.Get("region"), os.Getenv("AWS_REGION"), "us-east-1"), HTTPClient: client}
@@ -67,7 +67,7 @@ func Config(u *url.URL, client *http.Client) (aws.Config, error) {
 type Bucket struct {
 	Client *s3.Client
 	Name   string
-	Prefix string // empty, or with a slash at its end
+	Prefix string // empty, or ends with a slash
 	region string
 }
 
@@ -83,7 +83,7 @@ func OpenBucket(u *url.URL, config aws.Config) Bucket {
 	return Bucket{client, u.Host, prefix, config.Region}
 }
 
-// Check returns an error if the bucket doesn't exist or the server doesn't answer.
+// Check returns an error if the bucket doesn't exist or the server doesn't reply.
 func (b Bucket) Check(ctx context.Context) error {
 	_, err := b.Client.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &b.Name})
 	if _, missing := errors.AsType[*types.NotFound](err); missing {
@@ -102,7 +102,7 @@ func (b Bucket) Create(ctx context.Context) error {
 		in.CreateBucketConfiguration = &types.CreateBucketConfiguration{LocationConstraint: types.BucketLocationConstraint(b.region)}
 	}
 	_, err := b.Client.CreateBucket(ctx, in)
-	_, exists := errors.AsType[*types.BucketAlreadyOwnedByYou](err) // created by another process meanwhile
+	_, exists := errors.AsType[*types.BucketAlreadyOwnedByYou](err) // by another process meanwhile
 	if err != nil && !exists {
 		return fmt.Errorf("create bucket %s: %w", b.Name, err)
 	}

@@ -1,4 +1,4 @@
-// Package onredis provides package redislock's lock, its Redis's faults, and a durable resource to package scenarios.
+// Package onredis provides redislock's lock, its Redis's faults, and a durable resource to package scenarios.
 package onredis
 
 import (
@@ -193,7 +193,6 @@ func lag(ctx context.Context, s, replica *testbed.Server) error {
 		if n != 1 {
 			return fmt.Errorf("%d replicas have all that it has, want 1", n)
 		}
-		// The replica now follows nobody.
 		return with(replica.URL, func(c *redis.Client) error { return c.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err() })
 	})
 }

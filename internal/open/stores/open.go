@@ -44,7 +44,7 @@ func openPostgres(ctx context.Context, addr string, o Options) (*Store, error) {
 	// A call is one message: no prepared statements, no pings.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	if o.Fresh { // only then: with an AfterRelease, a connection returns to the pool a moment later
+	if o.Fresh { // only then, since it delays a connection's return to the pool
 		config.AfterRelease = func(*pgx.Conn) bool { return false }
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)

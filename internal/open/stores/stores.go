@@ -20,7 +20,7 @@ const (
 	DynamoDB = onaws.DynamoDB
 )
 
-// usual are the addresses in deploy/compose.yaml.
+// usual is the addresses in deploy/compose.yaml.
 var usual = map[string]string{
 	HTTP:     "http://127.0.0.1:8080",
 	Postgres: "postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable",
@@ -29,13 +29,13 @@ var usual = map[string]string{
 	DynamoDB: "dynamodb://id:secret@fencelab?endpoint=http://127.0.0.1:8000",
 }
 
-// Names returns the names of the stores.
+// Names returns all stores.
 func Names() []string { return []string{HTTP, Postgres, Redis, S3, DynamoDB} }
 
 // Addr returns a store's default address.
 func Addr(name string) string { return usual[name] }
 
-// Redacted removes the password, and the parameters: PostgreSQL's may have it too.
+// Redacted removes the password, and the parameters, where PostgreSQL's may be.
 func Redacted(addr string) string {
 	u, err := url.Parse(addr)
 	if err != nil {
@@ -60,7 +60,7 @@ type Options struct {
 	Prepared bool
 }
 
-// Store is a store that owns its client. Calls are bounded by their contexts only, and writes are not retried.
+// Store owns its client. Only contexts bound its calls, and writes are not retried.
 type Store struct {
 	resource.Store
 

@@ -26,7 +26,6 @@ func TestMain(m *testing.M) {
 	testmain.Run(m)
 }
 
-// servers start what the stores need, and return their addresses.
 var servers = map[string]func(t *testing.T) string{
 	stores.HTTP: func(t *testing.T) string {
 		t.Helper()
@@ -69,7 +68,7 @@ func everyStore(t *testing.T, f func(t *testing.T, addr string, s *stores.Store)
 
 func at(token uint64) resource.Fence { return resource.Fence{Token: token, Seq: 1} }
 
-// An opened store fences, except WriteUnfenced, and existing data is opened again.
+// A store fences, except in WriteUnfenced, and opens existing data.
 func TestOpen(t *testing.T) {
 	everyStore(t, func(t *testing.T, addr string, s *stores.Store) {
 		ctx := t.Context()
@@ -96,16 +95,16 @@ func TestOpen(t *testing.T) {
 	})
 }
 
-// relay is a proxy that counts connections and round trips.
+// relay counts connections and round trips.
 type relay struct {
 	net.Listener
 	to string
 	wg sync.WaitGroup
 
 	mu     sync.Mutex
-	opened int  // connections
-	trips  int  // changes of direction to the server
-	spoke  bool // the last bytes were the client's
+	opened int
+	trips  int // from client to server
+	spoke  bool
 }
 
 func newRelay(t *testing.T, to string) *relay {
@@ -193,14 +192,14 @@ func through(t *testing.T, addr string, o stores.Options) (*relay, *stores.Store
 	return r, s
 }
 
-// A write on an open connection is one round trip: what a slow network holds is the write itself.
+// Otherwise a slow network could hold something other than the write.
 func TestAWriteIsOneTrip(t *testing.T) {
 	everyStore(t, func(t *testing.T, addr string, direct *stores.Store) {
 		ctx := t.Context()
 		if direct.Name != stores.HTTP {
 			require.NoError(t, direct.WriteUnfenced(ctx, "k", []byte{}))
 		}
-		require.NoError(t, direct.Write(ctx, "other", at(1), nil)) // Redis has the script
+		require.NoError(t, direct.Write(ctx, "other", at(1), nil)) // Redis now has the script
 		r, s := through(t, addr, stores.Options{Prepared: true})
 		_, err := s.Read(ctx, "k")
 		if err != nil {
@@ -212,18 +211,17 @@ func TestAWriteIsOneTrip(t *testing.T) {
 			func() error { return s.WriteUnfenced(ctx, "k", []byte("three")) },
 		} {
 			if i == 2 && s.Name == stores.HTTP {
-				break // which has no unfenced writes unless it is told to
+				break // it has no unfenced writes by default
 			}
 			opened, trips := r.counts(t, write)
 			require.Equal(t, 1, trips, "round trips of write %d", i+1)
-			if s.Name == stores.Postgres || s.Name == stores.Redis { // a new connection of HTTP's has no greeting
+			if s.Name == stores.Postgres || s.Name == stores.Redis { // a new HTTP connection has no greeting
 				require.Zero(t, opened, "connections for write %d", i+1)
 			}
 		}
 	})
 }
 
-// A write whose connection breaks is sent once.
 func TestAWriteIsSentOnce(t *testing.T) {
 	for name, addr := range map[string]string{
 		stores.HTTP: "http://%s", stores.S3: "s3://id:secret@name?endpoint=http://%s", stores.DynamoDB: "dynamodb://id:secret@name?endpoint=http://%s",
@@ -231,7 +229,7 @@ func TestAWriteIsSentOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var writes atomic.Int32
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.Method == http.MethodGet { // S3's, whose object doesn't exist
+				if r.Method == http.MethodGet { // for S3: no such object
 					w.WriteHeader(http.StatusNotFound)
 					_, _ = io.WriteString(w, "<Error><Code>NoSuchKey</Code></Error>")
 					return
@@ -254,7 +252,7 @@ func TestAWriteIsSentOnce(t *testing.T) {
 	}
 }
 
-// A server with HTTP/2, over which the default transport sends some writes twice, gets HTTP/1.1.
+// Over HTTP/2 the default transport sends some writes twice.
 func TestHTTP1(t *testing.T) {
 	h, err := resource.NewHandler(resource.NewMemory(), nil)
 	require.NoError(t, err)
@@ -278,7 +276,6 @@ func TestHTTP1(t *testing.T) {
 	require.Equal(t, "HTTP/1.1", proto)
 }
 
-// Each call of a fresh store has its own connection.
 func TestFresh(t *testing.T) {
 	everyStore(t, func(t *testing.T, addr string, _ *stores.Store) {
 		r, s := through(t, addr, stores.Options{Prepared: true, Fresh: true})
