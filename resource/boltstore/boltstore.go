@@ -2,14 +2,14 @@
 // writers share one sync.
 //
 // It requires that
-//   - the file is on a local file system: on NFS and the like flock(2) may be a lease, and a paused process would overwrite its
-//     successor's file;
+//   - the file is on a local file system: elsewhere flock(2) may be a lease, and a paused process would overwrite its successor's
+//     file;
 //   - fsync reaches the disk.
 //
 // A restored backup brings old fences back.
 //
-// On a full disk, writes, and fenced reads that would raise a fence, fail until there is room. If a commit's outcome is unknown, all
-// calls fail until the file is opened again.
+// On a full disk, calls that would change the file fail until there is room. If a commit's outcome is unknown, all calls fail
+// until the file is opened again.
 package boltstore
 
 import (
@@ -35,16 +35,16 @@ import (
 
 var bucket = []byte("records.v1")
 
-// MaxValue is the largest value in bytes: bbolt puts up to four on a page, and on 32-bit machines panics if a page
-// exceeds 256 MiB.
+// MaxValue is the largest value in bytes: bbolt puts up to four on a page, and on 32-bit machines panics if a page exceeds 256
+// MiB.
 const MaxValue = 64<<20 - 1<<10
 
 // Options are the optional settings of [Open].
 type Options struct {
 	// LockTimeout is how long Open waits for another process to close the file; 1 s if zero.
 	LockTimeout time.Duration
-	// MaxUnwritten limits the keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero.
-	// Beyond it fenced reads of new keys return [resource.ErrNoRoom].
+	// MaxUnwritten limits the keys that only fenced reads have touched, so that reads can't fill the disk; 1<<20 if zero. Beyond
+	// it fenced reads of new keys return [resource.ErrNoRoom].
 	MaxUnwritten uint64
 }
 
@@ -61,9 +61,9 @@ type Store struct {
 	calls  calls.Calls
 
 	mu         sync.RWMutex
-	failed     error  // of a commit with an unknown outcome; every later call returns it
-	committing *batch // what is being committed now, or nil
-	last       int    // the id of the last transaction that was committed
+	failed     error  // of a commit with an unknown outcome; all later calls return it
+	committing *batch // being committed; may be nil
+	last       int    // id of the last committed transaction
 }
 
 var (
@@ -71,7 +71,7 @@ var (
 	_ resource.FenceSetter = (*Store)(nil)
 )
 
-// Open opens the file at path, or creates it. Only one process can have it open. opts may be nil.
+// Open opens or creates the file at path. Only one process can have it open. opts may be nil.
 func Open(path string, opts *Options) (*Store, error) {
 	return open(path, opts, (*bolt.DB).Sync, (*os.File).Sync)
 }
@@ -104,7 +104,7 @@ func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir fun
 		}
 		return nil, errors.Join(err, db.Close())
 	}
-	file, err := f.Stat() // not the path's, which may have been replaced while bbolt waited for the lock
+	file, err := f.Stat() // not the path's: it may have been replaced while bbolt waited for the lock
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("boltstore: %w", err), db.Close())
 	}
@@ -122,7 +122,7 @@ func open(path string, opts *Options, syncFile func(*bolt.DB) error, syncDir fun
 
 func openFile(path string, timeout time.Duration) (db *bolt.DB, f *os.File, err error) {
 	defer func() {
-		if db == nil && f != nil { // after a panic it is open and mapped
+		if db == nil && f != nil { // after a panic f is open and mapped
 			unlockFile(f)
 			_ = f.Close()
 		}
@@ -151,9 +151,9 @@ func undamaged(path string, err *error) func() {
 	}
 }
 
-// prepare syncs file and directory and creates the bucket. After a crash, the page cache may show a commit that isn't on disk.
-// It must be synced before the next write, because bbolt reuses the pages of the commit before, which may be the last on disk.
-// It returns the last transaction's id.
+// prepare syncs file and directory, creates the bucket and returns the last transaction's id. After a crash, the page cache may
+// show a commit that isn't on disk. It must be synced before the next write: bbolt reuses the pages of the commit before, which
+// may be the last on disk.
 func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) error) (last int, err error) {
 	defer undamaged(db.Path(), &err)()
 	if err := syncFile(db); err != nil {
@@ -162,12 +162,12 @@ func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) 
 	var ready bool
 	err = db.View(func(tx *bolt.Tx) error {
 		last, ready = tx.ID(), tx.Bucket(bucket) != nil
-		if !ready && tx.ID() > 1 { // a new file has 1
+		if !ready && tx.ID() > 1 { // a new file's id is 1
 			return fmt.Errorf("boltstore: %s %w: it is in use and has no bucket %s", db.Path(), errDamaged, bucket)
 		}
 		return nil
 	})
-	if err == nil && !ready { // write only if needed: a file on a full disk must open
+	if err == nil && !ready { // a file on a full disk must open
 		err = db.Update(func(tx *bolt.Tx) error {
 			last = tx.ID()
 			_, err := tx.CreateBucket(bucket)
@@ -177,9 +177,9 @@ func prepare(db *bolt.DB, syncFile func(*bolt.DB) error, syncDir func(*os.File) 
 	if err != nil {
 		return 0, err
 	}
-	path, err := filepath.EvalSymlinks(db.Path()) // the directory that has the file, if the path is a link
+	path, err := filepath.EvalSymlinks(db.Path()) // the path may be a link
 	if errors.Is(err, os.ErrNotExist) {
-		return last, nil // checkFile says what to do
+		return last, nil // checkFile returns an error
 	}
 	if err != nil {
 		return 0, err
@@ -238,7 +238,7 @@ func (s *Store) Read(ctx context.Context, key string) (_ resource.Record, err er
 	if err != nil {
 		return resource.Record{}, err
 	}
-	defer func() { _ = tx.Rollback() }() // of a read transaction: can't fail
+	defer func() { _ = tx.Rollback() }() // can't fail
 	if err := s.checkFile(errUndone); err != nil {
 		return resource.Record{}, err
 	}
@@ -300,7 +300,7 @@ func (s *Store) begin(writable bool) (tx *bolt.Tx, err error) {
 	return tx, nil
 }
 
-// unlock unlocks what db.Begin keeps locked when it panics: every later call and Close would hang. bbolt offers no other way.
+// unlock unlocks what db.Begin keeps locked when it panics, or every later call and Close would hang. bbolt has no API for it.
 func unlock(db *bolt.DB, writable bool) {
 	field := func(name string) reflect.Value { return reflect.ValueOf(db).Elem().FieldByName(name).Addr() }
 	if writable {
@@ -313,8 +313,8 @@ func unlock(db *bolt.DB, writable bool) {
 
 // load returns key's record; its Value is valid until tx ends.
 //
-// A damaged key can hide its record, or lead bbolt's binary search to another page. But if the search misses a stored key, one
-// of the two records beside the place where it ends is damaged, or the two aren't on both sides of the key.
+// A damaged key can hide its record, or lead bbolt's binary search to another page. But if the search misses a stored key, one of
+// the two records where it ends is damaged, or the two aren't on both sides of the key.
 func (s *Store) load(tx *bolt.Tx, key string) (rec resource.Record, found bool, err error) {
 	c := tx.Bucket(bucket).Cursor()
 	k, v := c.Seek([]byte(key))

@@ -28,7 +28,7 @@ import (
 	"github.com/fencelab/fencelab/resource/storetest"
 )
 
-// gatekeeper is set for a child process, to its directory.
+// gatekeeper names a child process's directory.
 const gatekeeper = "FENCELAB_TEST_GATEKEEPER"
 
 func TestMain(m *testing.M) {
@@ -82,7 +82,6 @@ func open(t *testing.T, with func(string) (*filestore.Store, error), dir string)
 	return s
 }
 
-// Two writers meet at the gatekeeper. In either order, 7 never replaces what 8 wrote.
 func TestGatekeeper(t *testing.T) {
 	s := open(t, filestore.Open, t.TempDir())
 	checked, wake := make(chan struct{}), make(chan struct{})
@@ -98,11 +97,11 @@ func TestGatekeeper(t *testing.T) {
 	}
 	seven := write(7)
 	<-checked
-	eight := write(8) // can't be checked before 7 is renamed
+	eight := write(8) // waits for the rename of 7
 	wake <- struct{}{}
 	require.NoError(t, <-seven)
 	<-checked
-	late := write(7) // nor can this be before 8 is
+	late := write(7) // waits for the rename of 8
 	wake <- struct{}{}
 	require.NoError(t, <-eight)
 	stale, ok := errors.AsType[*resource.StaleTokenError](<-late)
@@ -111,7 +110,6 @@ func TestGatekeeper(t *testing.T) {
 	requireHolds(t, s, "by 8", 8)
 }
 
-// A call that waits for another one ends with its ctx, and changes nothing.
 func TestContextEndsInQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, filestore.Open, t.TempDir())
@@ -147,11 +145,10 @@ func requireHolds(t *testing.T, s *filestore.Store, value string, token uint64) 
 	require.Equal(t, at(token), rec.MaxFence)
 }
 
-// A gatekeeper that is frozen between check and rename keeps others out until it ends.
 func TestFrozenGatekeeper(t *testing.T) {
 	for name, end := range map[string]struct {
 		how   func(t *testing.T, c *proc.Child, stdin io.Writer, wake faults.Heal)
-		value string // what the next gatekeeper finds
+		value string // that the next gatekeeper finds
 		token uint64
 	}{
 		"Killed": {func(t *testing.T, c *proc.Child, _ io.Writer, _ faults.Heal) {
@@ -235,7 +232,6 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "another gatekeeper")
 }
 
-// Open removes only what a gatekeeper left.
 func TestOpenRemoves(t *testing.T) {
 	dir, left := t.TempDir(), "new-"+rand.Text()
 	kept := []string{"my " + left, left + ".odt", "new-report.odt", "new-" + strings.Repeat("1", len(rand.Text()))}
@@ -269,7 +265,7 @@ func TestSyncs(t *testing.T) {
 	require.Equal(t, []string{"sync 8aa8f142 7 written k\nby 7", "rename", "sync ", "sync 5d917dbf 8.0 written k\nby 7", "rename", "sync "}, did)
 }
 
-// What fails before the rename leaves the record as it was, and no file behind.
+// Before the rename, a failure changes nothing and leaves no file.
 func TestFailsBeforeRename(t *testing.T) {
 	broken := errors.New("input/output error")
 	sync := func(err error) func(s *filestore.Store) (heal func()) {
@@ -290,7 +286,7 @@ func TestFailsBeforeRename(t *testing.T) {
 			dir := t.TempDir()
 			s := open(t, filestore.Open, dir)
 			require.NoError(t, s.Write(t.Context(), "k", at(7), []byte("by 7")))
-			if name != "write" { // the record of a read is small
+			if name != "write" { // a read's record is small
 				heal := c.fail(s)
 				_, err := s.ReadFenced(t.Context(), "k", at(8))
 				heal()
@@ -309,7 +305,7 @@ func TestFailsBeforeRename(t *testing.T) {
 	}
 }
 
-// limitFiles limits the size of what this process writes.
+// limitFiles limits the size of files that this process writes.
 func limitFiles(t *testing.T, size uint64) (heal func()) {
 	t.Helper()
 	signal.Ignore(syscall.SIGXFSZ)
@@ -358,12 +354,11 @@ func TestDamagedRecord(t *testing.T) {
 		}
 		require.NoError(t, s.Write(t.Context(), "other", at(uint64(i+1)), nil))
 	}
-	require.NoError(t, os.Mkdir(s.File("unreadable"), 0o700)) // which is not a new key's
+	require.NoError(t, os.Mkdir(s.File("unreadable"), 0o700)) // not a new key
 	_, err = s.Read(t.Context(), "unreadable")
 	require.ErrorContains(t, err, "is a directory")
 }
 
-// Neither a closed nor a refused gatekeeper keeps the directory open, and a write keeps no file open, which only its owner can read.
 func TestDescriptors(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)
@@ -395,7 +390,6 @@ func TestDescriptors(t *testing.T) {
 	require.Zero(t, opened())
 }
 
-// A gatekeeper whose directory is gone, or is another's, refuses all calls until it is back.
 func TestDirectoryReplaced(t *testing.T) {
 	const changed = "the directory was removed, renamed or replaced while it was open: stop this process and restore it"
 	dir := filepath.Join(t.TempDir(), "data")

@@ -122,8 +122,8 @@ func (s *store) reopen() {
 	s.openAnother()
 }
 
-// next returns one of the two stores, by the Thue-Morse sequence: each kind of call uses both stores, after a call of the same
-// store and after one of the other.
+// next picks one of the two stores by the Thue-Morse sequence: each kind of call uses both stores, after a call of the same store
+// and after one of the other.
 func (s *store) next() resource.Store {
 	if n := s.calls.Add(1); s.another != nil && bits.OnesCount64(n)%2 == 0 {
 		return s.another
@@ -151,7 +151,6 @@ func (s *store) Close() error {
 	return err
 }
 
-// writes writes to key at each fence, with the fence's text as the value.
 func (s *store) writes(ctx context.Context, key string, fences ...resource.Fence) {
 	for _, f := range fences {
 		s.writesValue(ctx, key, f, valueOf(f))
@@ -172,14 +171,13 @@ func (s *store) reads(ctx context.Context, key string, f resource.Fence) resourc
 	return rec
 }
 
-// readsRecord reads with the token of want, which must be what it gets.
+// readsRecord checks that a fenced read with want's token returns want.
 func (s *store) readsRecord(ctx context.Context, key string, want resource.Record) {
 	if err := same(s.reads(ctx, key, at(want.MaxFence.Token, 0)), want); err != nil {
 		fail("key %.40q: ReadFenced by %d: %w", key, want.MaxFence.Token, err)
 	}
 }
 
-// refused checks that a write is refused, and changes nothing.
 func (s *store) refused(ctx context.Context, key string, got resource.Fence, value []byte, applied bool) {
 	before := s.record(ctx, key)
 	err := s.Write(ctx, key, got, value)
@@ -204,7 +202,7 @@ func (s *store) holds(ctx context.Context, key string, want resource.Record) {
 	}
 }
 
-// record is Read with the zero record for a key that doesn't exist.
+// record returns the zero record for a key that doesn't exist.
 func (s *store) record(ctx context.Context, key string) resource.Record {
 	rec, err := s.Read(ctx, key)
 	switch {
@@ -239,7 +237,6 @@ func same(got, want resource.Record) error {
 	return nil
 }
 
-// text is err's message, or "no error".
 func text(err error) string {
 	if err == nil {
 		return "no error"
