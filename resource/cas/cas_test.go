@@ -29,7 +29,7 @@ func newRedis(tb testing.TB, set ...func(*redis.Options)) cas.Redis {
 	o, err := redis.ParseURL(redisServer.URL)
 	require.NoError(tb, err)
 	o.ContextTimeoutEnabled = true
-	o.ReadTimeout = -1 // none: a swap isn't repeated, so that a machine that stands still for longer would fail its test
+	o.ReadTimeout = -1 // none: swaps aren't repeated, so a long stall of the machine would fail its test
 	for _, f := range set {
 		f(o)
 	}
@@ -43,7 +43,7 @@ func newPostgres(tb testing.TB, set ...func(*pgxpool.Config)) cas.Postgres {
 	return cas.Postgres{Pool: testmain.Pool(tb, postgresServer, set...)}
 }
 
-// onStores runs test on each store, on PostgreSQL at each isolation level, and with values as text.
+// onStores runs test on Redis, and on PostgreSQL at each isolation level and with values as text.
 func onStores(t *testing.T, test func(t *testing.T, s cas.Store)) {
 	t.Helper()
 	t.Run("redis", func(t *testing.T) { test(t, newRedis(t)) })
@@ -165,7 +165,7 @@ func (c *conflicts) Swap(context.Context, string, int64, []byte) error {
 	return nil
 }
 
-// The longest of many random waits is near its limit, which doubles six times. In virtual time.
+// The longest of many random waits is near its limit, which doubles six times.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var longest [9]time.Duration
@@ -193,7 +193,7 @@ func TestFrozenWriter(t *testing.T) {
 		ctx, key := t.Context(), newKey()
 		frozen := true
 		tries, err := cas.Update(ctx, s, key, func(value []byte) ([]byte, error) {
-			if frozen { // and its successor comes and goes
+			if frozen { // its successor comes and goes
 				frozen = false
 				require.NoError(t, s.Swap(ctx, key, 0, []byte("B")))
 			}
@@ -272,7 +272,7 @@ func TestUpdateEnds(t *testing.T) {
 	require.Equal(t, "1", string(value))
 
 	over := errors.New("over")
-	for _, opts := range []*cas.Options{nil, {Backoff: time.Hour}} { // an end while it waits, too
+	for _, opts := range []*cas.Options{nil, {Backoff: time.Hour}} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		ends := func(context.Context, string, int64, []byte) error {
 			cancel(over)
@@ -292,7 +292,8 @@ func TestUpdateEnds(t *testing.T) {
 	require.ErrorContains(t, err, "must not be negative")
 }
 
-// While Redis is silent, a call ends with its ctx, which has no deadline. A swap may then still be sent, with the value that it had.
+// While Redis is silent, a call ends with its ctx, which has no deadline. A swap may still be sent later, with the value that it
+// had.
 func TestSilent(t *testing.T) {
 	over := errors.New("over")
 	silent := func(call func(ctx context.Context, s cas.Redis, key string) error) (cas.Redis, string) {
@@ -334,7 +335,7 @@ func TestSilent(t *testing.T) {
 	require.True(t, bytes.Equal(bytes.Repeat([]byte("v"), 1<<20), got), "the value is torn")
 }
 
-// The reply to a swap is lost. A client that retried it would find a conflict with itself.
+// A client that retried the swap would find a conflict with itself.
 func TestReplyLost(t *testing.T) {
 	d := dlocktest.NewDialer(new(net.Dialer).DialContext, dlocktest.RedisScripts)
 	s := newRedis(t, func(o *redis.Options) { o.Dialer, o.MaxRetries = d.DialContext, 3 })

@@ -19,10 +19,10 @@ var swapLua string
 
 var swapScript = redis.NewScript(swapLua)
 
-// Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value. While Redis is silent a call ends with
-// its ctx, but keeps its connection until the client's timeout.
+// Redis is a [Store] in Redis 4 or later: a hash cas:{KEY} with the fields version and value. While Redis is silent a call ends
+// with its ctx, but keeps its connection until the client's timeout.
 type Redis struct {
-	// Client is closed by the caller. It must not be a *redis.Ring, or cache on the client side.
+	// Client is closed by the caller. It must not be a *redis.Ring or cache on the client side.
 	Client redis.UniversalClient
 }
 
