@@ -121,7 +121,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return errors.New("contend: -sweep is for an experiment: give its directory with -experiment")
 	}
 	if *experiment != "" {
-		from := testbed.Provider("") // from the environment
+		from := testbed.Provider("")
 		if *provider != "none" {
 			from = testbed.Provider(*provider)
 		}
@@ -149,7 +149,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	}
 	j := bench.Job{Config: c, Prefix: c.Prefix}
 	if *provider != "none" && *lock == os.Getenv("FENCELAB_LOCK") {
-		*lock = "" // the variable is that of cron jobs, whose servers this load must not meet by accident
+		*lock = "" // the variable is for cron jobs, whose servers this load must not hit by accident
 	}
 	if *lock != "" {
 		spec, err := locks.Parse(*lock)
@@ -217,7 +217,7 @@ func reach(ctx context.Context, j bench.Job) error {
 	if len(addrs) == 0 {
 		addrs = locks.Addrs(service)
 	}
-	if service == locks.Redis && len(addrs) > 1 { // redsync's
+	if service == locks.Redis && len(addrs) > 1 { // redsync
 		service = locks.Redlock
 	}
 	spec := locks.Spec{Lock: service, Addrs: addrs, TTL: j.Config.TTL.D()}

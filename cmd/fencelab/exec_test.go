@@ -39,7 +39,7 @@ func (r *renewing) Renew(ctx context.Context, g dlock.Grant) error {
 	return r.Backend.Renew(ctx, g)
 }
 
-// It gives up a command that SIGKILL doesn't end, such as one with other rights. In virtual time.
+// Such a command may have other privileges.
 func TestSuperviseGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := dlock.New(memlock.New(), &dlock.Options{TTL: 30 * time.Second})
@@ -60,8 +60,8 @@ func TestSuperviseGivesUp(t *testing.T) {
 	})
 }
 
-// A command that ignores SIGTERM gets it when two renewals have failed, and SIGKILL before the lease ends; if the lease is taken
-// away, SIGKILL at once. In virtual time.
+// A command that ignores SIGTERM gets it when two renewals have failed, and SIGKILL before the lease ends, or at once if the
+// lease is taken away.
 func TestSupervise(t *testing.T) {
 	silent := errors.New("no answer")
 	for want, c := range map[string]struct {
@@ -100,7 +100,7 @@ func TestSupervise(t *testing.T) {
 	}
 }
 
-// A lease that ends while the guard starts was not lost by a command: there was none.
+// No command lost a lease that ended while the guard started.
 func TestOverBeforeTheCommand(t *testing.T) {
 	o := &dlock.Options{TTL: 2 * time.Millisecond, Renew: dlock.Renew{Every: time.Millisecond, MaxHold: 1}}
 	l, err := dlock.New(memlock.New(), o)
@@ -121,7 +121,7 @@ func TestOverBeforeTheCommand(t *testing.T) {
 	}
 }
 
-// A signal ends a start that would take for ever, and is the command's if it comes after.
+// A signal ends a start that would take for ever; a later one is the command's.
 func TestUntilSignal(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	ctx, begin := untilSignal(t.Context(), signals)
@@ -131,7 +131,7 @@ func TestUntilSignal(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, exitSignal+int(syscall.SIGHUP), coded.Code)
 
-	for range 100 { // both are ready
+	for range 100 {
 		_, begin = untilSignal(t.Context(), signals)
 		signals <- syscall.SIGTERM
 		require.Error(t, begin())
@@ -146,7 +146,7 @@ func TestUntilSignal(t *testing.T) {
 	require.Len(t, signals, 1)
 }
 
-// An S3 lock is opened in some twenty requests, which may take longer than other servers have for an answer.
+// Opening an S3 lock takes some twenty requests, and may exceed other servers' timeout.
 func TestSlowS3(t *testing.T) {
 	t.Parallel()
 	server := testmain.Serve(t, testbed.StartS3, nil)

@@ -1,5 +1,5 @@
-// Command fencelab runs commands under a lock, says whether services can fence, and shows and sets fences. See cmd/README.md, and -h of
-// each.
+// Command fencelab runs commands under a lock, says whether services can fence, and shows and sets fences. See cmd/README.md, and
+// -h of each.
 package main
 
 import (

@@ -93,7 +93,6 @@ type probe struct {
 	err error // of out
 }
 
-// expect prints yes if good, else no at the level.
 func (p *probe) expect(good bool, level, yes, no string) {
 	if good {
 		level, no = "ok", yes
@@ -137,7 +136,7 @@ func (p *probe) redis(ctx context.Context, addr string) error {
 	}
 	tool := "redis-cli"
 	if host, port, err := net.SplitHostPort(c.Options().Addr); err == nil && (host != "127.0.0.1" && host != "localhost" || port != "6379") {
-		tool += " -h " + host + " -p " + port // or it would change the settings of another Redis
+		tool += " -h " + host + " -p " + port // or it would change another Redis's settings
 	}
 	if c.Options().TLSConfig != nil {
 		tool += " --tls"
@@ -245,7 +244,6 @@ func (p *probe) zooKeeper(ctx context.Context, addr string) error {
 	return nil
 }
 
-// refusesStale checks that a store refuses a stale token.
 func refusesStale(ctx context.Context, s *stores.Store) error {
 	if s3, ok := s.Store.(interface {
 		Probe(ctx context.Context) error
@@ -269,7 +267,7 @@ func refusesStale(ctx context.Context, s *stores.Store) error {
 		err = cmp.Or(s.Write(ctx, key, resource.NewFence(token, 1), nil), errors.New("it accepted a stale token"))
 	}
 	if stale, refused := errors.AsType[*resource.StaleTokenError](err); refused && stale.Seen.Token >= token {
-		return nil // even of the first write: another probe was faster
+		return nil // even the first write: another probe was faster
 	}
 	return err
 }

@@ -14,7 +14,6 @@ import (
 
 const histories = "../../reports/testdata/"
 
-// As a CI job sees it.
 func TestExit(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, from string, change func(string) string) string {
@@ -38,7 +37,7 @@ func TestExit(t *testing.T) {
 	for name, c := range map[string]struct {
 		args   []string
 		stdout string
-		err    string // "": success
+		err    string
 		page   bool
 	}{
 		"safe and, unfenced, violated": {
@@ -99,7 +98,7 @@ func TestMatrix(t *testing.T) {
 	require.ErrorContains(t, err, "no such file")
 }
 
-// What the site and the results' charts are, package site tests.
+// Package site tests the contents of site and charts.
 func TestSite(t *testing.T) {
 	results, web := filepath.Join(t.TempDir(), "results"), filepath.Join(t.TempDir(), "web")
 	require.NoError(t, os.CopyFS(results, os.DirFS("../../reports/results")))

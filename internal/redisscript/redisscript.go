@@ -24,8 +24,8 @@ func Load(files embed.FS, names ...string) *redis.Script {
 	return redis.NewScript(src.String())
 }
 
-// Check returns an error if client caches records, or is a ring: when a key's server doesn't answer, a ring sends the key to
-// another server, where the record is missing or old.
+// Check returns an error if client caches records, or is a ring, which moves the keys of a silent server to another one, where
+// records are missing or old.
 func Check(client redis.UniversalClient) error {
 	if IsRing(client) {
 		return errors.New("a redis.Ring moves keys to other servers when one doesn't answer, and their records stay behind: " +
@@ -69,8 +69,8 @@ func within(client reflect.Value, is func(reflect.Value) bool) bool {
 	return false
 }
 
-// Once is a client for [redis.Script.Run] without go-redis's retries. A script repeated after a lost reply would find its
-// own effect: a lock that it has released, or a record that it has written. Only the caller can tell.
+// Once is a client for [redis.Script.Run] without go-redis's retries. A script repeated after a lost reply would find its own
+// effect, such as a lock that it has released. Only the caller can tell.
 type Once struct{ redis.UniversalClient }
 
 type cmd struct{ *redis.Cmd }
@@ -84,7 +84,7 @@ func (c Once) do(ctx context.Context, name, what string, keys []string, args []a
 		a = append(a, k)
 	}
 	run := redis.NewCmd(ctx, append(a, args...)...)
-	run.SetFirstKeyPos(3) // where a Cluster client looks for the slot
+	run.SetFirstKeyPos(3) // where a Cluster client finds the slot
 	_ = c.Process(ctx, cmd{run})
 	return run
 }

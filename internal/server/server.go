@@ -36,13 +36,13 @@ type Options struct {
 	RequestTimeout time.Duration
 	// nil: plain HTTP.
 	TLS *tls.Config
-	// nil: nothing is logged.
+	// nil: no logs.
 	Logger *slog.Logger
 }
 
-// Serve serves store on ln until ctx ends: /r/ by [resource.NewHandler], /metrics for Prometheus, and /healthz, which
-// reads from the store. The last two need no bearer token, so they reveal no details. Requests in flight have 10 s to
-// finish. Serve closes ln and store.
+// Serve serves store on ln until ctx ends: /r/ by [resource.NewHandler], /metrics for Prometheus, and /healthz, which reads from
+// the store. The last two need no bearer token, so they reveal no details. Requests in flight have 10 s to finish. Serve closes
+// ln and store.
 func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Options) (err error) {
 	defer func() { err = errors.Join(err, store.Close()) }()
 	reg := prometheus.NewRegistry()
@@ -61,8 +61,8 @@ func Serve(ctx context.Context, ln net.Listener, store resource.Store, opts Opti
 	return run(ctx, ln, opts, mux(reg, health, handler, opts.Logger))
 }
 
-// StartMetrics serves only /metrics and /healthz on ln until stop, which closes ln. health returns an error if the command
-// can't work.
+// StartMetrics serves only /metrics and /healthz on ln until stop, which closes ln. health returns an error if the command can't
+// work.
 func StartMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, health func(context.Context) error, log *slog.Logger) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	served := make(chan error, 1)

@@ -78,7 +78,7 @@ func TestHealth(t *testing.T) {
 	require.Contains(t, log.String(), `error="resource: store is closed"`)
 }
 
-// TestServeRefuses checks that after any error at the start, listener and store are closed.
+// TestServeRefuses: after an error at the start, listener and store are closed.
 func TestServeRefuses(t *testing.T) {
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
